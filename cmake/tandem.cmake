@@ -1,0 +1,81 @@
+# How every target of the project is declared: one warning set, one include
+# root, one place where tests get their label, time limit and test data.
+
+set(TANDEM_WARNINGS -Wall -Wextra -Wvla -Wshadow -Wnon-virtual-dtor
+    -Woverloaded-virtual -Wundef -Wno-unused-parameter -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  list(APPEND TANDEM_WARNINGS -Wthread-safety)
+endif()
+
+# tandem_library(NAME SRCS ... [DEPS ...] [INTERFACE])
+function(tandem_library name)
+  cmake_parse_arguments(ARG "INTERFACE" "" "SRCS;DEPS" ${ARGN})
+  if(ARG_INTERFACE)
+    add_library(${name} INTERFACE)
+    target_include_directories(${name} INTERFACE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${name} INTERFACE ${ARG_DEPS})
+    return()
+  endif()
+  add_library(${name} STATIC ${ARG_SRCS})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+  target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+endfunction()
+
+# tandem_binary(NAME SRCS ... [DEPS ...]): lands in <build>/bin
+function(tandem_binary name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endfunction()
+
+# tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
+# One ctest entry per binary: a run of thousands of tiny processes would cost
+# more than the tests. LABELS: unit (default), golden, integration, fault, sim.
+function(tandem_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock
+                        GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+  target_compile_definitions(${name} PRIVATE
+    TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+    TANDEM_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}"
+                       TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# tandem_fuzzer(NAME SRCS ... [DEPS ...] CORPUS dir): with clang and
+# TANDEM_FUZZ=ON a libFuzzer binary; always a plain test that runs the corpus
+# (tests/fuzz_main.cc calls LLVMFuzzerTestOneInput on every file).
+function(tandem_fuzzer name)
+  cmake_parse_arguments(ARG "" "CORPUS" "SRCS;DEPS" ${ARGN})
+  add_executable(${name}_corpus ${ARG_SRCS}
+                 ${PROJECT_SOURCE_DIR}/tests/fuzz_main.cc)
+  target_link_libraries(${name}_corpus PRIVATE ${ARG_DEPS})
+  target_compile_options(${name}_corpus PRIVATE ${TANDEM_WARNINGS})
+  set_target_properties(${name}_corpus PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${name}_corpus COMMAND ${name}_corpus ${ARG_CORPUS})
+  set_tests_properties(${name}_corpus PROPERTIES LABELS unit TIMEOUT 300)
+  if(TANDEM_FUZZ)
+    add_executable(${name} ${ARG_SRCS})
+    target_link_libraries(${name} PRIVATE ${ARG_DEPS} -fsanitize=fuzzer)
+    target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS}
+                           -fsanitize=fuzzer-no-link)
+    set_target_properties(${name} PROPERTIES
+      RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+  endif()
+endfunction()
