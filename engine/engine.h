@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both workers run: sequences that grow block by block, one mixed step
+// after the other. Plain single-threaded code on the worker's Loop; the
+// arithmetic is behind Executor.
+//
+// A sequence is added with a history (prompt and output so far, all inputs)
+// and the blocks that already hold its first `computed` positions. Every step
+// takes from each running sequence its uncomputed positions, at most the
+// step's token budget in all (a chunk of a prompt and the one new token of a
+// decode are the same thing), draws a token where a history ends, and reports
+// it. A sequence that meets a stopping rule is finished: it stays, without
+// computing, until retired.
+
+#ifndef TANDEM_ENGINE_ENGINE_H_
+#define TANDEM_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "engine/executor.h"
+#include "engine/kv_pool.h"
+
+namespace tandem::engine {
+
+using SequenceId = uint64_t;
+
+enum class Finish { kStop, kLength };
+
+struct Stopping {
+  int max_tokens = 1;  // new tokens, counted from the end of the prompt
+  int min_tokens = 0;
+  std::vector<int32_t> stop_token_ids;
+};
+
+struct SequenceSpec {
+  std::vector<int32_t> history;  // prompt, then output so far
+  int prompt_tokens = 0;
+  Sampling sampling;
+  Stopping stopping;
+  BlockHash root;        // where its block hashes start (tenant salt)
+  bool cache_blocks = true;  // full blocks may be found by others
+  absl::Time admitted;   // age, for preemption: the youngest goes first
+  // Sample one token and finish (what a prefill worker does); its KV stays.
+  bool first_token_only = false;
+  bool alone = false;    // a suspect: shares its steps with nobody
+};
+
+struct EngineOptions {
+  int max_num_seqs = 64;             // sequences per step at most
+  int max_num_batched_tokens = 512;  // rows per step at most
+  int max_model_len = 0;             // positions per sequence
+  bool prefix_caching = true;
+};
+
+class EngineListener {
+ public:
+  virtual ~EngineListener() = default;
+  // `token` stands at `position` (from the prompt's start). `finish` is set
+  // when it is the last; `stop_token` where a stop token caused it.
+  virtual void OnToken(SequenceId sequence, int position,
+                       const SampledToken& token,
+                       std::optional<Finish> finish) = 0;
+  // A step runs positions [begin, end) of the sequence, and their KV is there
+  // for layers [0, layers_done).
+  virtual void OnComputed(SequenceId sequence, int begin, int end,
+                          int layers_done) = 0;
+  // The pool ran out and this sequence gave its blocks back. It is gone from
+  // the engine, as after Retire.
+  virtual void OnPreempted(SequenceId sequence) = 0;
+  // Blocks are short by `blocks`: the owner may free some (revoke grants
+  // without progress) before a sequence is preempted. True: try again.
+  virtual bool OnBlocksShort(int blocks) = 0;
+  // The device failed the step; the listed sequences are gone.
+  virtual void OnStepFailed(const std::vector<SequenceId>& sequences,
+                            const absl::Status& status) = 0;
+};
+
+// Counters of the steps so far, for metrics, load reports and liveness.
+struct EngineStats {
+  int64_t steps = 0;
+  int64_t prefill_tokens = 0;  // computed positions that sampled nothing
+  int64_t decode_tokens = 0;   // computed positions that sampled
+  int64_t preemptions = 0;
+  int running = 0;             // sequences with something to compute
+  int paused = 0;
+  int pending_tokens = 0;      // uncomputed positions of running sequences
+  double step_seconds = 0;     // smoothed
+  double tokens_per_second = 0;  // smoothed, over steps with prefill rows
+  bool step_in_flight = false;
+  absl::Time step_started;
+};
+
+class Engine final : private StepListener {
+ public:
+  Engine(const EngineOptions& options, Loop* loop, Executor* executor,
+         KvPool* pool, EngineListener* listener);
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Adds a sequence. `blocks` hold positions [0, computed) of its history
+  // (from the prefix cache, or landed by a handoff), block i the positions
+  // from i * block_size on; computed < history.size(). Starts a step if none
+  // runs. Errors: INVALID_ARGUMENT (history or limits), nothing changed.
+  absl::Status Add(SequenceId id, SequenceSpec spec,
+                   std::vector<BlockRef> blocks, int computed);
+
+  // Ends a sequence in any state; its full blocks go to the prefix cache and
+  // the rest back to the pool, as soon as no step in flight uses them.
+  // Idempotent; unknown ids are no-ops.
+  void Retire(SequenceId id);
+
+  // A paused sequence computes nothing and is preempted first.
+  void Pause(SequenceId id, bool paused);
+
+  bool contains(SequenceId id) const;
+  // The sequence's blocks in order, e.g. for gathers. Valid until it is
+  // retired or preempted, or the next step is planned.
+  absl::Span<const int32_t> block_table(SequenceId id) const;
+  // References to the blocks of [0, positions): pins them beyond Retire.
+  std::vector<BlockRef> ShareBlocks(SequenceId id, int positions) const;
+
+  const EngineStats& stats() const { return stats_; }
+
+ private:
+  struct Sequence;
+
+  void OnLayersDone(uint64_t step_id, int layers_done) override;
+  void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
+
+  EngineOptions options_;
+  Loop* const loop_;
+  Executor* const executor_;
+  KvPool* const pool_;
+  EngineListener* const listener_;
+  EngineStats stats_;
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_ENGINE_H_

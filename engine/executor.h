@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The line between deciding and computing. The scheduler (engine/engine.h)
+// decides what a step holds and hands it to an Executor, which runs it on a
+// device and reports back on the scheduler's Loop. The simulation has an
+// executor of its own whose "KV" is a hash of history, so that every wrong,
+// stale or foreign block shows as a wrong token.
+
+#ifndef TANDEM_ENGINE_EXECUTOR_H_
+#define TANDEM_ENGINE_EXECUTOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+
+namespace tandem::engine {
+
+// Effective sampling values of one sequence; see generation.proto.
+struct Sampling {
+  float temperature = 0;
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+  uint32_t sequence_index = 0;
+  int32_t logprobs = -1;
+};
+
+struct TopLogprob {
+  int32_t token_id;
+  float logprob;
+};
+
+struct SampledToken {
+  int32_t token_id = 0;
+  float logprob = 0;
+  int32_t rank = 0;
+  std::vector<TopLogprob> top;  // empty unless asked for
+};
+
+// One sequence's part of a step: positions [position, position + tokens).
+struct StepEntry {
+  uint64_t sequence = 0;                // the scheduler's tag
+  int position = 0;
+  absl::Span<const int32_t> tokens;     // ids at those positions
+  absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
+  bool sample = false;                  // draw the token that follows
+  Sampling sampling;
+  absl::Span<const int32_t> banned_ids;  // may not be drawn (min_tokens)
+};
+
+// A mixed batch: prefill chunks and decodes are the same thing with other
+// ranges. Entries of one step never share a block that one of them writes.
+struct Step {
+  uint64_t id = 0;  // ascending
+  std::vector<StepEntry> entries;
+};
+
+// Tokens in the order of the entries that sample.
+struct StepResult {
+  std::vector<SampledToken> tokens;
+};
+
+class StepListener {
+ public:
+  virtual ~StepListener() = default;
+  // KV of the step's positions is written for layers [0, layers_done), and
+  // may be gathered. Ascending; the last one comes before OnStepDone.
+  virtual void OnLayersDone(uint64_t step_id, int layers_done) = 0;
+  virtual void OnStepDone(uint64_t step_id,
+                          absl::StatusOr<StepResult> result) = 0;
+};
+
+// Where KV is read from or written to, for a handoff.
+struct KvPart {
+  absl::Span<const int32_t> block_table;  // valid until `done` runs
+  int position_begin = 0;
+  int position_end = 0;
+  int layer_begin = 0;
+  int layer_end = 0;
+  int head_begin = 0;
+  int head_end = 0;
+};
+
+// Called on the loop, and calls back there; never inside the call.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // `step` and all that it points to live until OnStepDone. Steps run in
+  // order; a second may be submitted while one runs. Blocks named by a step
+  // that has not finished are held by it: they are neither freed nor reused.
+  virtual void Submit(const Step* step, StepListener* listener) = 0;
+
+  // Puts the part's bytes, as wire elements, into `staging`, and digests
+  // them. Reads only what OnLayersDone has reported.
+  virtual void Gather(const KvPart& part, kernels::DType wire,
+                      uint64_t digest_key, std::byte* staging,
+                      absl::AnyInvocable<void(kernels::KvDigest)> done) = 0;
+  virtual void Scatter(const KvPart& part, kernels::DType wire,
+                       const std::byte* staging,
+                       absl::AnyInvocable<void()> done) = 0;
+  virtual void Digest(const KvPart& part, kernels::DType wire,
+                      uint64_t digest_key,
+                      absl::AnyInvocable<void(kernels::KvDigest)> done) = 0;
+
+  virtual const kernels::KvShape& kv_shape() const = 0;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_EXECUTOR_H_

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one interface of tensor operations. engine/ is written against it and
+// knows no device; kernels/cpu/ implements it, kernels/cuda/ will.
+//
+// Memory and time. All pointers in operation arguments are device pointers
+// (Buffer::data()); on a GPU the host cannot read them. Operations are put on
+// a Queue, run in its order after the call returned, allocate nothing and
+// return nothing to the host: results are fetched with CopyToHost and seen
+// after a Callback on the same queue ran. Whatever an argument points to
+// (device memory, and host memory where an argument says so) must live until
+// then.
+//
+// Numerics (DESIGN.md section 8, rule 7). Activations are f32. Each output of
+// a product is one chain of fused multiply-adds over its inputs in ascending
+// order; attention sums keys in ascending position, cut at absolute multiples
+// of kAttentionSegment and merged in ascending order. No result depends on
+// the batch, the chunking, the thread count or the instruction set. Denormals
+// are flushed to zero.
+
+#ifndef TANDEM_KERNELS_BACKEND_H_
+#define TANDEM_KERNELS_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "kernels/types.h"
+
+namespace tandem::kernels {
+
+// Keys are cut here: a segment's partial softmax is finished before the next
+// one's is merged in. Part of the numerics fingerprint.
+inline constexpr int kAttentionSegment = 512;
+
+// Most alternatives that Sample reports per row.
+inline constexpr int kMaxTopLogprobs = 20;
+
+// Owns device memory; frees it on destruction. REQUIRES then: no queued
+// operation uses it any more.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ protected:
+  Buffer(std::byte* data, size_t size) : data_(data), size_(size) {}
+
+ private:
+  std::byte* const data_;
+  const size_t size_;
+};
+
+// A weight matrix [rows = outputs, cols = inputs] in the backend's own layout.
+class Matrix {
+ public:
+  virtual ~Matrix() = default;
+  int rows() const { return rows_; }
+  int cols() const { return cols_; }
+  DType dtype() const { return dtype_; }
+
+ protected:
+  Matrix(int rows, int cols, DType dtype)
+      : rows_(rows), cols_(cols), dtype_(dtype) {}
+
+ private:
+  const int rows_;
+  const int cols_;
+  const DType dtype_;
+};
+
+// Device work in order. Methods are called from one thread at a time.
+// Different queues run side by side.
+class Queue {
+ public:
+  virtual ~Queue() = default;  // waits for what was put on it
+
+  // Runs `callback` on a thread of the backend when everything put on the
+  // queue before has finished. It must not block and may not put work on any
+  // queue: it posts to a loop.
+  virtual void Callback(absl::AnyInvocable<void()> callback) = 0;
+
+  // The work put on this queue from now on starts after everything put on
+  // `other` so far.
+  virtual void WaitFor(Queue& other) = 0;
+
+  // Blocks the calling thread. For loading and tests.
+  virtual void Synchronize() = 0;
+};
+
+// Shape of a paged KV cache. Blocks are numbered 0 .. num_blocks-1; the order
+// of bytes within one is the backend's own and never leaves it.
+struct KvShape {
+  int num_layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;     // multiple of 8, at most 256
+  int block_size = 16;  // positions; a multiple of 8
+  int num_blocks = 0;
+  DType dtype = DType::kF32;  // kF32 or kBF16
+
+  int64_t bytes_per_position() const {
+    return int64_t{2} * num_layers * kv_heads * head_dim *
+           static_cast<int64_t>(SizeOf(dtype));
+  }
+};
+
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  const KvShape& shape() const { return shape_; }
+
+ protected:
+  explicit KvCache(const KvShape& shape) : shape_(shape) {}
+
+ private:
+  const KvShape shape_;
+};
+
+// One sequence's rows within a step: consecutive positions.
+struct RowSpan {
+  int32_t first_row;       // in the step's row arrays
+  int32_t num_rows;
+  int32_t first_position;  // of first_row; the rest ascend by one
+  int32_t block_table;     // offset of its block table in Rows::block_tables
+};
+
+// What a step's operations know about their rows. The arrays are device
+// memory, uploaded once per step; the counts are host values.
+struct Rows {
+  int num_rows = 0;
+  int num_spans = 0;
+  const int32_t* token_ids = nullptr;     // [num_rows]
+  const int32_t* positions = nullptr;     // [num_rows]
+  const int32_t* slots = nullptr;         // [num_rows] block * block_size + offset
+  const RowSpan* spans = nullptr;         // [num_spans], first_row ascending
+  const int32_t* block_tables = nullptr;  // concatenated; block ids in order
+  // HOST memory, valid until the step's last operation ran: the same spans,
+  // from which a backend plans its work.
+  const RowSpan* host_spans = nullptr;    // [num_spans]
+};
+
+// Rotary embedding, half-split pairs (i, i + head_dim / 2) as in Hugging Face.
+struct RopeTable {
+  const float* cos = nullptr;  // [max_positions, head_dim / 2]
+  const float* sin = nullptr;  // [max_positions, head_dim / 2]
+};
+
+// Part of one sequence's KV: what a gather reads and a scatter writes.
+struct KvRange {
+  // HOST memory, valid until the operation ran. block_table[i] holds
+  // positions [i * block_size, (i + 1) * block_size).
+  const int32_t* block_table = nullptr;
+  int position_begin = 0;
+  int position_end = 0;
+  int layer_begin = 0;
+  int layer_end = 0;
+  int head_begin = 0;
+  int head_end = 0;
+
+  int64_t elements(int head_dim) const {
+    return int64_t{2} * (layer_end - layer_begin) *
+           (position_end - position_begin) * (head_end - head_begin) *
+           head_dim;
+  }
+};
+
+// A 128-bit digest of KV bytes that adds up: the digest of a range is the sum
+// (each half modulo 2^64) over its (layer, position) rows, so slices may be
+// digested in any order. kernels/kv_digest.h has the definition.
+struct KvDigest {
+  uint64_t low = 0;
+  uint64_t high = 0;
+
+  KvDigest& operator+=(const KvDigest& other) {
+    low += other.low;
+    high += other.high;
+    return *this;
+  }
+  bool operator==(const KvDigest&) const = default;
+};
+
+// How one row's next token is chosen. Device memory, one per sampled row.
+struct SampleParams {
+  float temperature = 0;  // 0: greedy, ties to the lowest id
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;      // 0: all
+  uint64_t seed = 0;
+  uint32_t sequence_index = 0;
+  int32_t position = 0;   // of the token to be drawn
+  int32_t logprobs = -1;  // -1: none; n: that of the chosen one and n others
+  int32_t min_tokens_left = 0;  // > 0: banned_ids may not be drawn
+};
+
+// What Sample writes per row.
+struct SampleResult {
+  int32_t token_id;
+  float logprob;  // natural log, before temperature and filters
+  int32_t rank;   // 1 is the most probable
+  int32_t num_top;
+  int32_t top_ids[kMaxTopLogprobs];
+  float top_logprobs[kMaxTopLogprobs];
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu (avx512, 2 threads)": for people.
+  virtual std::string description() const = 0;
+  // What the bits of results depend on, for the fingerprint: "cpu-1".
+  virtual std::string numerics() const = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) = 0;
+  virtual std::unique_ptr<Queue> NewQueue(std::string_view name) = 0;
+
+  // Converts a checkpoint matrix into the backend's layout. `dtype` kF32 or
+  // kBF16 is how it is kept (f16 sources widen to f32). Blocks the caller.
+  virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
+      const HostTensor& source, DType dtype) = 0;
+  // Zeroed.
+  virtual absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
+      const KvShape& shape) = 0;
+
+  // ---- Copies. `host` must live until the copy ran.
+  virtual void CopyToDevice(Queue& queue, void* device, const void* host,
+                            size_t bytes) = 0;
+  virtual void CopyToHost(Queue& queue, void* host, const void* device,
+                          size_t bytes) = 0;
+
+  // ---- The transformer. f32 activations, row-major, rows contiguous.
+
+  // out [num_rows, table.cols()] = table rows at rows.token_ids.
+  virtual void Embed(Queue& queue, const Rows& rows, const Matrix& table,
+                     float* out) = 0;
+
+  // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight; all [num_rows, dim].
+  // With `delta`, first x += delta (the residual), in place.
+  virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps,
+                       float* x, const float* delta, const float* weight,
+                       float* out) = 0;
+
+  // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
+  // `bias` [w.rows()] may be null; it is added after the chain.
+  virtual void MatMul(Queue& queue, int num_rows, const float* x,
+                      const Matrix& w, const float* bias, float* out) = 0;
+
+  // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V.
+  // Rotates Q in place and writes rotated K, and V, to the cache's `layer` at
+  // rows.slots, rounded to the cache's type.
+  virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
+                          const RopeTable& rope, float* qkv, KvCache& cache,
+                          int layer) = 0;
+
+  // Causal attention of every row over positions 0 .. its own, read from the
+  // cache. q as RopeAppend left it (rows of qkv, stride q_stride floats);
+  // out [num_rows, heads * head_dim].
+  virtual void Attention(Queue& queue, const Rows& rows, int heads,
+                         float scale, const float* q, int64_t q_stride,
+                         const KvCache& cache, int layer, float* out) = 0;
+
+  // gate_up [num_rows, 2 * dim], gate first; out = silu(gate) * up.
+  virtual void SiluMul(Queue& queue, int num_rows, int dim,
+                       const float* gate_up, float* out) = 0;
+
+  // out[i] = x[row_ids[i]], rows of dim floats; row_ids [count], device.
+  virtual void GatherRows(Queue& queue, int count, int dim,
+                          const int32_t* row_ids, const float* x,
+                          float* out) = 0;
+
+  // Draws one token per row of logits [count, vocab] (left unchanged).
+  // params, results [count]; banned_ids [num_banned] apply to rows with
+  // min_tokens_left > 0. All device memory.
+  virtual void Sample(Queue& queue, int count, int vocab, const float* logits,
+                      const SampleParams* params, const int32_t* banned_ids,
+                      int num_banned, SampleResult* results) = 0;
+
+  // ---- KV for handoffs. On the wire a slice is, for each layer, for each
+  // position: K of the heads in range, then V of them, as `wire` elements.
+  // `staging` is memory of a handoff slab; the digest is of the wire bytes,
+  // keyed, and written to `digest` (HOST memory) by the time a later
+  // Callback runs.
+  virtual void KvGather(Queue& queue, const KvCache& cache,
+                        const KvRange& range, DType wire, uint64_t digest_key,
+                        std::byte* staging, KvDigest* digest) = 0;
+  virtual void KvScatter(Queue& queue, KvCache& cache, const KvRange& range,
+                         DType wire, const std::byte* staging) = 0;
+  // The digest that KvGather of this range would give.
+  virtual void KvDigestOf(Queue& queue, const KvCache& cache,
+                          const KvRange& range, DType wire,
+                          uint64_t digest_key, KvDigest* digest) = 0;
+  // Copies whole blocks (copy-on-write of forks), all layers.
+  virtual void KvCopyBlock(Queue& queue, KvCache& cache, int from_block,
+                           int to_block) = 0;
+};
+
+}  // namespace tandem::kernels
+
+#endif  // TANDEM_KERNELS_BACKEND_H_
