@@ -1,0 +1,2 @@
+# Block accounting and scheduling: plain single-threaded code.
+find_package(OpenSSL REQUIRED)

@@ -1,0 +1,1 @@
+# Block accounting and scheduling.
