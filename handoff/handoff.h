@@ -11,10 +11,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
-#include <tuple>
+#include <utility>
 
-#include "absl/types/span.h"
+#include "absl/time/time.h"
 #include "common/stream.h"
 #include "kernels/backend.h"
 #include "tandem/v1/handoff.pb.h"
@@ -74,13 +75,35 @@ struct HandoffTimings {
   std::string way;
 };
 
+// What has happened so far, for metrics. Only ever grows.
+struct HandoffCounters {
+  struct Way {
+    int64_t committed = 0;
+    int64_t failed = 0;     // by this end or the other, a lost link included
+    int64_t cancelled = 0;  // Sender::Cancel, Receiver::EndAttempt
+    int64_t slices = 0;     // sent, or landed
+    int64_t bytes = 0;      // of those slices
+  };
+  std::map<std::string, Way> ways;  // "": attempts that ended without a way
+  int64_t links = 0;                // established
+  int64_t links_lost = 0;           // other than by being idle
+  int64_t links_refused = 0;        // incarnation, version or fingerprint
+  int64_t ways_failed = 0;          // could not be set up for a link
+  int64_t offers_refused = 0;
+  int64_t slices_refused = 0;  // fitted no live grant; payload untouched
+  int64_t late_messages = 0;   // named an ended attempt or a dead credit
+  int64_t duplicates = 0;      // said again what was already done
+  int64_t quarantines = 0;     // slabs that went through it
+  int64_t arenas_dropped = 0;  // quarantine outlived its deadline
+};
+
 // States of a slab; the sum is the arena's size.
 struct SlabCounts {
   int total = 0;
   int free = 0;
-  int granted = 0;     // a credit is out
-  int in_flight = 0;   // filled, being gathered, sent or scattered
-  int quarantined = 0; // may still be written by a peer
+  int granted = 0;      // a credit is out
+  int in_flight = 0;    // being gathered, sent or scattered
+  int quarantined = 0;  // may still be written by a peer
 };
 
 }  // namespace tandem::handoff

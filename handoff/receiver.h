@@ -7,6 +7,7 @@
 #ifndef TANDEM_HANDOFF_RECEIVER_H_
 #define TANDEM_HANDOFF_RECEIVER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "common/random.h"
 #include "handoff/handoff.h"
 #include "handoff/ticket.h"
+#include "handoff/way.h"
 
 namespace tandem::handoff {
 
@@ -26,14 +28,15 @@ struct ReceiverOptions {
   std::map<std::string, std::string> fingerprint;
   std::string host_id;
   std::vector<std::string> ways = {"shm", "grpc"};
-  std::string kv_dtype;            // "f32" or "bf16": wanted on the wire
+  std::string kv_dtype;  // "f32" or "bf16": wanted on the wire
   bool mixed_numerics = false;
   int num_layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
   int64_t slab_bytes = 1 << 20;
-  int slabs_per_peer = 8;          // credits outstanding per pair at most
-  int num_slabs = 64;              // over all peers at most
+  int slabs_per_peer = 8;  // credits outstanding per pair at most
+  int num_slabs = 64;      // over all peers at most
+  int max_links = 256;
   absl::Duration silence = absl::Seconds(4);
   absl::Duration transfer_timeout = absl::Seconds(10);
   absl::Duration quarantine_timeout = absl::Seconds(30);
@@ -45,9 +48,10 @@ class ReceiverDelegate {
 
   enum class Verdict { kGranted, kStart, kWait };
   // A first offer with a valid ticket of a live attempt. The delegate grants
-  // at once (filling `grant`) or later through Receiver::Grant. `sender` and
-  // `mixed` (the sender's kv_dtype where it differs, else empty) are given.
-  // An error refuses the offer for good.
+  // at once (filling in `grant`'s positions and, if not all, heads; the rest
+  // is the receiver's) or later through GrantLater. `mixed` is empty, or the
+  // sender's kv_dtype if its numerics differ from ours. An error refuses the
+  // offer for good: the attempt has ended, and OnFailed does not follow.
   virtual absl::StatusOr<Verdict> OnOffer(const Ticket& ticket,
                                           const v1::HandoffOffer& offer,
                                           const std::string& mixed,
@@ -61,11 +65,13 @@ class ReceiverDelegate {
   virtual void Digest(const Attempt& attempt, const struct Grant& grant,
                       absl::AnyInvocable<void(kernels::KvDigest)> done) = 0;
   // Everything landed and the digest matches. OK: acknowledged to the sender;
-  // an error ends the attempt.
+  // an error is told to it. Either way the attempt has ended, and OnFailed
+  // does not follow.
   virtual absl::Status OnCommit(const Attempt& attempt,
                                 const FirstToken& first) = 0;
   // The attempt is over without a commit (link lost, no progress, refused
-  // manifest or digest, withdrawn). Not called after EndAttempt.
+  // manifest or digest, withdrawn, ticket expired). Not called after
+  // EndAttempt.
   virtual void OnFailed(const Attempt& attempt, const absl::Status& status,
                         const std::string& failed_way) = 0;
   // A quarantine outlived its deadline and its memory cannot be replaced: the
@@ -73,17 +79,26 @@ class ReceiverDelegate {
   virtual void OnFatal(const absl::Status& status) = 0;
 };
 
+// Delegates may call back into the receiver, but not destroy it.
 class Receiver {
  public:
   Receiver(const ReceiverOptions& options, Loop* loop, Random* random,
            ReceiverDelegate* delegate);
+  // Closes all links. REQUIRES: no Scatter or Digest is running any more
+  // (their `done` may still run later: it does nothing).
   ~Receiver();
+
+  // A way that this process has beside "grpc", which is built in. It is used
+  // if options.ways names it. REQUIRES: no link was added yet.
+  void AddWay(std::unique_ptr<ReceiverWay> way);
 
   // Registers an attempt and returns its ticket (ticket.h). From here on
   // offers for it are answered.
   std::string IssueTicket(const Attempt& attempt, const v1::WorkerRef& sender,
                           int max_positions, absl::Duration lifetime);
-  // Answers an offer that was told to wait or start.
+  // Answers an offer that was told to wait (StartLater), or to wait or start
+  // (GrantLater). No-ops for attempts that have ended.
+  void StartLater(const Attempt& attempt);
   void GrantLater(const Attempt& attempt, const struct Grant& grant);
   // Ends the attempt in any state: late messages for it are counted no-ops.
   // Idempotent.
@@ -94,7 +109,10 @@ class Receiver {
 
   SlabCounts slabs() const;
   int tickets() const;  // issued, not ended
-  int links() const;
+  int links() const;    // established and not lost
+  const HandoffCounters& counters() const;
+  // Slab states and their sums agree: for tests and debug builds.
+  absl::Status CheckInvariants() const;
   // Progress since the grant: nothing landed yet may be revoked first.
   bool has_landed(const Attempt& attempt) const;
 

@@ -19,20 +19,24 @@
 #include "common/loop.h"
 #include "common/random.h"
 #include "handoff/handoff.h"
+#include "handoff/way.h"
 
 namespace tandem::handoff {
 
 struct SenderOptions {
-  v1::LinkHello hello;  // without receiver_incarnation, which each link adds
+  // Without receiver_incarnation, which each link adds. Protocol versions
+  // left at 0 are those of handoff.h.
+  v1::LinkHello hello;
   int num_layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
   int64_t staging_bytes = 64 << 20;  // own slabs, for ways without shared ones
-  absl::Duration link_timeout = absl::Seconds(5);     // dial and hello
-  absl::Duration silence = absl::Seconds(4);          // of a link: it is lost
+  int64_t slab_bytes = 1 << 20;      // of one own slab
+  absl::Duration link_timeout = absl::Seconds(5);       // dial and hello
+  absl::Duration silence = absl::Seconds(4);            // of a link: it is lost
   absl::Duration transfer_timeout = absl::Seconds(10);  // without progress
-  absl::Duration idle_timeout = absl::Minutes(10);    // of an unused link
-  absl::Duration repeat = absl::Milliseconds(500);    // offers, commits
+  absl::Duration idle_timeout = absl::Minutes(10);      // of an unused link
+  absl::Duration repeat = absl::Milliseconds(500);      // offers, commits
 };
 
 class SenderDelegate {
@@ -56,6 +60,8 @@ class SenderDelegate {
                         const std::string& failed_way) = 0;
 };
 
+// Delegates may call back into the sender, but not destroy it. Answers and
+// ends are never told from inside Offer, Computed, Commit or Cancel.
 class Sender {
  public:
   // Opens a stream to a decode worker. The simulation and the binaries differ
@@ -65,7 +71,13 @@ class Sender {
 
   Sender(const SenderOptions& options, Loop* loop, Random* random, Dial dial,
          SenderDelegate* delegate);
+  // Closes all links. REQUIRES: no Gather is running any more (its `done` may
+  // still run later: it does nothing).
   ~Sender();
+
+  // A way that this process has beside "grpc", which is built in. It is used
+  // if hello.ways names it. REQUIRES: nothing was offered yet.
+  void AddWay(std::unique_ptr<SenderWay> way);
 
   // Opens the attempt: links to `receiver` if need be and offers. `ticket` is
   // opaque. Ways in `avoid_ways` are not used (fails if none is left).
@@ -89,7 +101,10 @@ class Sender {
 
   SlabCounts slabs() const;
   int attempts() const;
-  int links() const;
+  int links() const;  // established and not lost
+  const HandoffCounters& counters() const;
+  // Slab states and their sums agree: for tests and debug builds.
+  absl::Status CheckInvariants() const;
   // Elements not yet sent that wait for a grant or credit, as positions: the
   // prefill worker bounds them per decode worker.
   int waiting_positions(const std::string& worker_id) const;

@@ -24,7 +24,7 @@ struct Ticket {
   std::string receiver_incarnation;
   std::string fingerprint;  // hash of the receiver's fingerprint map
   int32_t max_positions = 0;
-  absl::Time expires;       // on the issuer's own clock, which alone reads it
+  absl::Time expires;  // on the issuer's own clock, which alone reads it
 };
 
 // `key` is 32 bytes.

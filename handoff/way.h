@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a way of moving slabs must do on each side. A way is one folder beside
+// this file (handoff/grpc, handoff/shm): the state machines of sender.cc and
+// receiver.cc know only these interfaces. A Way belongs to a process, a
+// Channel to one link; all methods are called, and all callbacks run, on the
+// worker's loop. Blocking work is a way's own business, on its own thread.
+//
+// The order of a slice's events, whatever the way:
+//   credit (receiver's slab granted) -> gather into Staging or an own slab ->
+//   SenderChannel::Send -> Slice message -> ReceiverChannel::Receive ->
+//   scatter -> ReceiverChannel::Release.
+
+#ifndef TANDEM_HANDOFF_WAY_H_
+#define TANDEM_HANDOFF_WAY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tandem/v1/handoff.pb.h"
+
+namespace tandem::handoff {
+
+// ---- The prefill worker's side.
+
+// Outlives its link while gathers into its memory run. Its destruction tells
+// the receiver, if it can still be told, that no store is outstanding.
+class SenderChannel {
+ public:
+  virtual ~SenderChannel() = default;
+
+  // Memory that a gather fills for the receiver's slab `slab`; null if the
+  // way wants the bytes in one of the sender's own slabs.
+  virtual std::byte* Staging(uint32_t slab) = 0;
+
+  // `staging` holds the slice. Completes `slice` (whose names are filled in)
+  // and calls `ready` when the message may be sent: at once or later; an
+  // error fails the attempt and names the way as broken. `staging` is not
+  // read any more once `ready` ran.
+  virtual void Send(
+      v1::Slice slice, const std::byte* staging, size_t bytes,
+      absl::AnyInvocable<void(absl::StatusOr<v1::Slice>)> ready) = 0;
+};
+
+class SenderWay {
+ public:
+  virtual ~SenderWay() = default;
+  virtual std::string_view name() const = 0;
+  // The receiver of a new link offers this way. `done` runs once, within
+  // `timeout`, or never if the way is destroyed first.
+  virtual void Connect(
+      const v1::LinkWelcome& welcome, absl::Duration timeout,
+      absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<SenderChannel>>)>
+          done) = 0;
+};
+
+// ---- The decode worker's side.
+
+class ReceiverChannel {
+ public:
+  // REQUIRES: every slab received was released.
+  virtual ~ReceiverChannel() = default;
+
+  // The sender has all it needs to use this way.
+  virtual bool ready() const = 0;
+
+  // A Slice message fits a live grant and its credit. Checks what it carries
+  // against `bytes` and calls `landed` with the slab's memory, at once or
+  // later; that memory stays until Release.
+  virtual void Receive(
+      uint32_t slab, v1::Slice* slice, int64_t bytes,
+      absl::AnyInvocable<void(absl::StatusOr<const std::byte*>)> landed) = 0;
+  virtual void Release(uint32_t slab) = 0;
+
+  // The link is lost. Calls `quiet` (at once or later, at most once) when it
+  // is proved that the peer has no store outstanding and will begin none.
+  virtual void LinkLost(absl::AnyInvocable<void()> quiet) = 0;
+
+  // No proof came in time: gives the memory up and replaces it. An error
+  // means that it cannot be replaced. `quiet` is not called any more.
+  virtual absl::Status Drop() = 0;
+};
+
+class ReceiverWay {
+ public:
+  virtual ~ReceiverWay() = default;
+  virtual std::string_view name() const = 0;
+  // For a new link: what `welcome` says of this way is filled in. An error
+  // leaves the way out of this link.
+  virtual absl::StatusOr<std::unique_ptr<ReceiverChannel>> NewChannel(
+      const v1::LinkHello& hello, int slabs, int64_t slab_bytes,
+      v1::LinkWelcome* welcome) = 0;
+};
+
+}  // namespace tandem::handoff
+
+#endif  // TANDEM_HANDOFF_WAY_H_
