@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attempts from their offer to their commit, local prefills, and the engine's
+// events. See core.h.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "decode_worker/call.h"
+#include "decode_worker/core.h"
+#include "worker/convert.h"
+
+namespace tandem::decode_worker {
+
+DecodeCore::Call* DecodeCore::FindAttempt(const handoff::Attempt& attempt) {
+  const auto it = attempts_.find(attempt.number);
+  if (it == attempts_.end()) return nullptr;
+  Call* const call = calls_.at(it->second).get();
+  return call->request_id == attempt.request_id ? call : nullptr;
+}
+
+// ---- Free blocks: who gets them.
+
+void DecodeCore::ScheduleUseFreeBlocks() {
+  if (use_free_blocks_scheduled_) return;
+  use_free_blocks_scheduled_ = true;
+  loop_->Post([this] {
+    use_free_blocks_scheduled_ = false;
+    UseFreeBlocks();
+  });
+}
+
+void DecodeCore::UseFreeBlocks() {
+  // Oldest first, and nobody overtakes: a large one would wait for ever.
+  std::vector<Call*> waiting;
+  for (const auto& [id, call] : calls_) {
+    const bool offer = call->phase == Phase::kRemote &&
+                       call->landing.offered && !call->landing.granted;
+    if (offer || call->phase == Phase::kLocal) waiting.push_back(call.get());
+  }
+  std::sort(waiting.begin(), waiting.end(), [](const Call* a, const Call* b) {
+    return std::tie(a->admitted, a->id) < std::tie(b->admitted, b->id);
+  });
+  for (Call* const call : waiting) {
+    if (call->phase == Phase::kLocal) {
+      if (!TryLocal(call)) return;
+      continue;
+    }
+    if (!TryGrant(call)) return;
+    receiver_.GrantLater(
+        {call->request_id, call->sequence_index, call->attempt},
+        call->landing.grant);
+  }
+}
+
+bool DecodeCore::TryGrant(Call* call) {
+  Landing& landing = call->landing;
+  const int positions = static_cast<int>(call->history.size());
+  if (call->use_prefix_cache) {
+    const auto hashes = engine::HashBlocks(Root(*call, landing.formats),
+                                           call->history, pool_->block_size());
+    landing.matched = pool_->Match(hashes);
+  }
+  const int matched = static_cast<int>(landing.matched.size());
+  const int wanted = BlocksFor(positions) - matched;
+  // One block for each running sequence stays: a grant that makes the next
+  // step preempt somebody has won nothing.
+  if (pool_->available() - wanted < engine_.stats().running) {
+    if (engine_.stats().running > 0 || pool_->available() < wanted) {
+      landing.matched.clear();
+      return false;
+    }
+  }
+  landing.reserved = pool_->Reserve(wanted);
+  if (!landing.reserved.has_value()) {
+    landing.matched.clear();
+    return false;
+  }
+  landing.block_table.clear();
+  for (const engine::BlockRef& block : landing.matched) {
+    landing.block_table.push_back(block.id());
+  }
+  landing.block_table.insert(landing.block_table.end(),
+                             landing.reserved->ids().begin(),
+                             landing.reserved->ids().end());
+  const kernels::KvShape& shape = executor_->kv_shape();
+  landing.grant.position_begin =
+      std::min(matched * pool_->block_size(), positions);
+  landing.grant.position_end = positions;
+  landing.grant.head_begin = 0;
+  landing.grant.head_end = shape.kv_heads;
+  landing.grant.wire = shape.dtype;
+  landing.grant.digest_key = random_->Next();
+  landing.granted = true;
+  counters_.history_positions += positions;
+  counters_.cached_positions += landing.grant.position_begin;
+  call->cached_tokens = landing.grant.position_begin;
+  return true;
+}
+
+bool DecodeCore::TryLocal(Call* call) {
+  const int positions = static_cast<int>(call->history.size());
+  std::vector<engine::BlockRef> matched;
+  if (call->use_prefix_cache) {
+    auto hashes = engine::HashBlocks(Root(*call, ""), call->history,
+                                     pool_->block_size());
+    // The last position is always computed: its logits give the next token.
+    hashes.resize(std::min<size_t>(hashes.size(),
+                                   (positions - 1) / pool_->block_size()));
+    matched = pool_->Match(hashes);
+  }
+  const int wanted =
+      BlocksFor(positions + 1) - static_cast<int>(matched.size());
+  if (pool_->available() < wanted + engine_.stats().running &&
+      (engine_.stats().running > 0 || pool_->available() < wanted)) {
+    return false;
+  }
+  const int computed = static_cast<int>(matched.size()) * pool_->block_size();
+  counters_.history_positions += positions;
+  counters_.cached_positions += computed;
+  call->cached_tokens = computed;
+  call->local_started = loop_->Now();
+  call->phase = Phase::kRunning;
+  engine::SequenceSpec spec;
+  spec.history = call->history;
+  spec.prompt_tokens = call->prompt_tokens;
+  spec.sampling = call->sampling;
+  spec.stopping = call->stopping;
+  spec.root = Root(*call, "");
+  spec.cache_blocks = call->use_prefix_cache;
+  spec.admitted = call->admitted;
+  spec.alone = call->suspect;
+  const absl::Status status =
+      engine_.Add(call->id, std::move(spec), std::move(matched), computed);
+  if (!status.ok()) {
+    Retire(call->id, status);
+  } else if (call->paused) {
+    engine_.Pause(call->id, true);
+  }
+  return true;
+}
+
+// True if running sequences are expected to end, and give back enough, within
+// the time.
+bool DecodeCore::RoomIsExpected(int blocks, absl::Duration within) const {
+  const double step = engine_.stats().step_seconds;
+  const double steps =
+      step > 0 ? absl::ToDoubleSeconds(within) / step : 0;
+  int expected = pool_->available();
+  for (const auto& [id, call] : calls_) {
+    if (call->phase != Phase::kRunning) continue;
+    const int positions = static_cast<int>(call->history.size());
+    const int left =
+        call->prompt_tokens + call->stopping.max_tokens - positions;
+    if (left <= steps) expected += BlocksFor(positions);
+  }
+  return expected >= blocks;
+}
+
+// ---- handoff::ReceiverDelegate
+
+absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
+    const handoff::Ticket& ticket, const v1::HandoffOffer& offer,
+    const std::string& mixed, handoff::Grant* grant) {
+  Call* const call = FindAttempt(ticket.attempt);
+  if (call == nullptr) {
+    return absl::FailedPreconditionError("the attempt has ended");
+  }
+  const int positions = static_cast<int>(call->history.size());
+  if (offer.positions() != positions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("offer.positions is ", offer.positions(),
+                     ", the attempt's history has ", positions));
+  }
+  Landing& landing = call->landing;
+  if (landing.granted) {  // the same offer over a new link
+    *grant = landing.grant;
+    return Verdict::kGranted;
+  }
+  landing.offered = true;
+  if (!mixed.empty()) {
+    landing.formats = absl::StrCat(mixed, ">", options_.receiver.kv_dtype);
+  }
+  call->formats = landing.formats;
+  UseFreeBlocks();
+  if (landing.granted) {
+    *grant = landing.grant;
+    return Verdict::kGranted;
+  }
+  const bool soon = RoomIsExpected(
+      BlocksFor(positions), absl::Milliseconds(offer.expected_prefill_ms()));
+  return soon ? Verdict::kStart : Verdict::kWait;
+}
+
+void DecodeCore::Scatter(const handoff::Attempt& attempt,
+                         const handoff::SliceRange& range,
+                         const handoff::Grant& grant,
+                         const std::byte* staging,
+                         absl::AnyInvocable<void()> done) {
+  Call* const call = FindAttempt(attempt);
+  // The table and the hold live until the device is through with them.
+  struct Held {
+    std::vector<int32_t> block_table;
+    engine::BlockHold hold;
+  };
+  auto held = std::make_unique<Held>(
+      Held{call->landing.block_table, call->landing.reserved->Hold()});
+  engine::KvPart part;
+  part.block_table = held->block_table;
+  part.position_begin = range.position_begin;
+  part.position_end = range.position_end;
+  part.layer_begin = range.layer_begin;
+  part.layer_end = range.layer_end;
+  part.head_begin = grant.head_begin;
+  part.head_end = grant.head_end;
+  executor_->Scatter(part, grant.wire, staging,
+                     [held = std::move(held), done = std::move(done),
+                      this]() mutable {
+                       held.reset();
+                       done();
+                       ScheduleUseFreeBlocks();
+                     });
+}
+
+void DecodeCore::Digest(const handoff::Attempt& attempt,
+                        const handoff::Grant& grant,
+                        absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  Call* const call = FindAttempt(attempt);
+  struct Held {
+    std::vector<int32_t> block_table;
+    engine::BlockHold hold;
+  };
+  auto held = std::make_unique<Held>(
+      Held{call->landing.block_table, call->landing.reserved->Hold()});
+  engine::KvPart part;
+  part.block_table = held->block_table;
+  part.position_begin = grant.position_begin;
+  part.position_end = grant.position_end;
+  part.layer_begin = 0;
+  part.layer_end = executor_->kv_shape().num_layers;
+  part.head_begin = grant.head_begin;
+  part.head_end = grant.head_end;
+  executor_->Digest(part, grant.wire, grant.digest_key,
+                    [held = std::move(held), done = std::move(done),
+                     this](kernels::KvDigest digest) mutable {
+                      held.reset();
+                      done(digest);
+                      ScheduleUseFreeBlocks();
+                    });
+}
+
+absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
+                                  const handoff::FirstToken& first) {
+  Call* const call = FindAttempt(attempt);
+  if (call == nullptr) {
+    return absl::FailedPreconditionError("the attempt has ended");
+  }
+  const int positions = static_cast<int>(call->history.size());
+  const absl::Status bad =
+      first.position == positions
+          ? absl::OkStatus()
+          : absl::InvalidArgumentError(absl::StrCat(
+                "first_position is ", first.position, ", expected ",
+                positions));
+  if (!bad.ok()) {
+    EndAttempt(call, bad);
+    ReportDead(call, bad, /*preempted=*/false, "");
+    return bad;
+  }
+  ++counters_.commits;
+  attempts_.erase(call->attempt);
+  std::vector<engine::BlockRef> blocks = std::move(call->landing.matched);
+  for (engine::BlockRef& block : std::move(*call->landing.reserved).Commit()) {
+    blocks.push_back(std::move(block));
+  }
+  call->landing = Landing();
+  call->phase = Phase::kRunning;
+  call->decode_started = loop_->Now();
+  call->history.push_back(first.token.token_id());
+
+  engine::SequenceSpec spec;
+  spec.history = call->history;
+  spec.prompt_tokens = call->prompt_tokens;
+  spec.sampling = call->sampling;
+  spec.stopping = call->stopping;
+  spec.root = Root(*call, call->formats);
+  spec.cache_blocks = call->use_prefix_cache;
+  spec.admitted = call->admitted;
+  spec.alone = call->suspect;
+  const absl::Status added =
+      engine_.Add(call->id, std::move(spec), std::move(blocks), positions);
+  if (!added.ok()) {
+    Retire(call->id, added);
+    return added;
+  }
+  SendTokens(call, first.position, first.token);
+  return absl::OkStatus();
+}
+
+void DecodeCore::OnFailed(const handoff::Attempt& attempt,
+                          const absl::Status& status,
+                          const std::string& failed_way) {
+  Call* const call = FindAttempt(attempt);
+  if (call == nullptr) return;
+  attempts_.erase(call->attempt);
+  call->landing = Landing();
+  ReportDead(call, status, /*preempted=*/false, failed_way);
+  ScheduleUseFreeBlocks();
+}
+
+void DecodeCore::OnFatal(const absl::Status& status) {
+  // Memory that a peer may still write cannot be reused, and cannot be
+  // replaced: only a fresh process is safe.
+  fatal_ = status;
+  loop_->Post([this, status] { CloseAll(status); });
+}
+
+// ---- engine::EngineListener
+
+void DecodeCore::SendTokens(Call* call, int position, v1::Token token) {
+  if (!call->started_said) {
+    call->started_said = true;
+    v1::DecodeResponse response;
+    response.mutable_started()->set_attempt(call->attempt);
+    Say(call, std::move(response));
+  }
+  v1::DecodeResponse response;
+  response.mutable_tokens()->set_position(position);
+  *response.mutable_tokens()->add_tokens() = std::move(token);
+  Say(call, std::move(response));
+}
+
+void DecodeCore::OnToken(CallId id, int position,
+                         const engine::SampledToken& token,
+                         std::optional<engine::Finish> finish) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  if (call->local && !call->started_said) call->decode_started = loop_->Now();
+  call->history.push_back(token.token_id);
+  SendTokens(call, position, worker::ToWire(token));
+  if (finish.has_value()) {
+    v1::DecodeResponse response;
+    v1::DecodeFinished* const finished = response.mutable_finished();
+    finished->set_reason(worker::ToWire(*finish));
+    finished->set_stop_token_id(
+        *finish == engine::Finish::kStop
+            ? worker::StopTokenOf(call->stopping, token.token_id)
+            : -1);
+    finished->set_decode_us(
+        absl::ToInt64Microseconds(loop_->Now() - call->decode_started));
+    if (call->local) {
+      finished->set_local_queue_us(absl::ToInt64Microseconds(
+          call->local_started - call->local_since));
+      finished->set_local_prefill_us(absl::ToInt64Microseconds(
+          call->decode_started - call->local_started));
+    }
+    finished->set_cached_tokens(call->cached_tokens);
+    finished->set_preemptions(call->preemptions);
+    Say(call, std::move(response));
+    ++counters_.finished;
+    call->phase = Phase::kFinishing;
+    Retire(id, absl::OkStatus());
+    return;
+  }
+  if (!call->paused && call->stream->unsent() > options_.max_unsent) {
+    call->paused = true;
+    call->paused_since = loop_->Now();
+    engine_.Pause(id, true);
+  }
+}
+
+void DecodeCore::OnPreempted(CallId id) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  if (++call->preemptions > options_.max_preemptions) {
+    Retire(id, MakeError(absl::StatusCode::kResourceExhausted, "PREEMPTED",
+                         absl::StrCat("preempted ", call->preemptions,
+                                      " times for want of blocks")));
+    return;
+  }
+  const int history = static_cast<int>(call->history.size());
+  if (call->local || history <= options_.local_recompute_tokens) {
+    // Short enough to recompute here; or the router has chosen this worker.
+    call->phase = Phase::kLocal;
+    return;
+  }
+  ReportDead(call,
+             absl::ResourceExhaustedError("preempted: the KV pool is full"),
+             /*preempted=*/true, "");
+}
+
+bool DecodeCore::OnBlocksShort(int blocks) {
+  // The youngest grants first, and only those to which nothing came yet.
+  bool freed = false;
+  std::vector<Call*> granted;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kRemote && call->landing.granted) {
+      granted.push_back(call.get());
+    }
+  }
+  std::sort(granted.begin(), granted.end(), [](const Call* a, const Call* b) {
+    return a->admitted > b->admitted;
+  });
+  for (Call* const call : granted) {
+    if (pool_->available() >= blocks) break;
+    if (receiver_.has_landed(
+            {call->request_id, call->sequence_index, call->attempt})) {
+      continue;
+    }
+    ++counters_.grants_revoked;
+    const absl::Status why =
+        absl::ResourceExhaustedError("the grant was revoked: blocks are short");
+    EndAttempt(call, why);
+    ReportDead(call, why, /*preempted=*/true, "");
+    freed = true;
+  }
+  return freed;
+}
+
+void DecodeCore::OnStepFailed(const std::vector<CallId>& ids,
+                              const absl::Status& status) {
+  for (const CallId id : ids) Retire(id, status);
+}
+
+}  // namespace tandem::decode_worker

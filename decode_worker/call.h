@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// One router's call of the decode worker: one sequence, from its admission to
+// its last token. Private to decode_worker/.
+
+#ifndef TANDEM_DECODE_WORKER_CALL_H_
+#define TANDEM_DECODE_WORKER_CALL_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_worker/core.h"
+
+namespace tandem::decode_worker {
+
+struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
+  Call(DecodeCore* core_in, CallId id_in, std::unique_ptr<DecodeStream> s)
+      : core(core_in), id(id_in), stream(std::move(s)) {}
+
+  void OnMessage(v1::DecodeRequest message) override {
+    core->OnMessage(this, std::move(message));
+  }
+  void OnDrained() override;
+  void OnClosed(absl::Status status) override { core->Retire(id, status); }
+
+  bool remote_or_idle() const {
+    return phase == Phase::kRemote || phase == Phase::kIdle;
+  }
+
+  DecodeCore* const core;
+  const CallId id;
+  std::unique_ptr<DecodeStream> stream;
+  worker::CallTimes times;
+  Phase phase = Phase::kNew;
+
+  // The request.
+  std::string request_key;  // id and sequence index
+  std::string request_id;
+  uint32_t sequence_index = 0;
+  std::vector<int32_t> history;  // prompt, then output so far
+  int prompt_tokens = 0;
+  engine::Sampling sampling;
+  engine::Stopping stopping;
+  std::string cache_salt;
+  bool use_prefix_cache = true;
+  bool suspect = false;
+  absl::Time admitted;           // anywhere, for age
+
+  // The attempt.
+  uint32_t attempt = 0;          // the last one opened
+  Landing landing;
+  std::string formats;           // of the blocks it runs on
+
+  // The stream of tokens.
+  bool paused = false;
+  absl::Time paused_since;
+  absl::Time local_since;        // queued for a local prefill
+  absl::Time local_started;
+  absl::Time decode_started;
+  bool local = false;            // the live or last attempt was local
+  bool started_said = false;     // for the live attempt
+  int cached_tokens = 0;
+  int preemptions = 0;
+};
+
+}  // namespace tandem::decode_worker
+
+#endif  // TANDEM_DECODE_WORKER_CALL_H_

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls and commands: admission, retries, ends. See core.h.
+
+#include "decode_worker/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "decode_worker/call.h"
+#include "worker/convert.h"
+
+namespace tandem::decode_worker {
+namespace {
+
+std::string RequestKey(const std::string& request_id, uint32_t index) {
+  return absl::StrCat(request_id, "/", index);
+}
+
+}  // namespace
+
+DecodeCore::DecodeCore(const DecodeOptions& options, Loop* loop,
+                       Random* random, engine::Executor* executor,
+                       engine::KvPool* pool)
+    : options_(options),
+      loop_(loop),
+      random_(random),
+      executor_(executor),
+      pool_(pool),
+      engine_(options.engine, loop, executor, pool, this),
+      receiver_(options.receiver, loop, random, this),
+      // From anywhere: two decode workers of one request hardly ever agree.
+      next_attempt_(static_cast<uint32_t>(random->Below(1u << 30)) + 1),
+      clock_(loop, [this](bool judge) { Tick(judge); }) {}
+
+DecodeCore::~DecodeCore() {
+  CloseAll(absl::UnavailableError("the decode worker is shutting down"));
+}
+
+void DecodeCore::AddCall(std::unique_ptr<DecodeStream> stream) {
+  const CallId id = next_call_++;
+  auto call = std::make_unique<Call>(this, id, std::move(stream));
+  call->times = {loop_->Now(), loop_->Now(), absl::InfiniteFuture()};
+  Call* const raw = call.get();
+  calls_.emplace(id, std::move(call));
+  raw->stream->Start(raw);
+}
+
+void DecodeCore::AddLink(std::unique_ptr<handoff::ReceiverStream> stream) {
+  receiver_.AddLink(std::move(stream));
+}
+
+void DecodeCore::CloseAll(const absl::Status& status) {
+  while (!calls_.empty()) Retire(calls_.begin()->first, status);
+}
+
+void DecodeCore::OnMessage(Call* call, v1::DecodeRequest message) {
+  call->times.heard = loop_->Now();
+  switch (message.command_case()) {
+    case v1::DecodeRequest::kOpen: {
+      const CallId id = call->id;
+      if (call->phase != Phase::kNew) {
+        Retire(id, absl::InvalidArgumentError("a second open on one call"));
+        return;
+      }
+      const absl::Status status = Open(call, message.open());
+      if (!status.ok()) {
+        ++counters_.refused;
+        Retire(id, status);
+      }
+      return;
+    }
+    case v1::DecodeRequest::kRetry:
+      Retry(call, message.retry());
+      return;
+    case v1::DecodeRequest::kBeat:
+    case v1::DecodeRequest::COMMAND_NOT_SET:
+      return;
+  }
+}
+
+absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
+  if (open.decode_incarnation() != options_.incarnation) {
+    return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTED",
+                     "this decode worker has restarted since the router "
+                     "registered it");
+  }
+  if (draining_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "this decode worker is draining");
+  }
+  const int max_model_len = options_.engine.max_model_len;
+  absl::Status status = worker::CheckOpen(
+      open.request_id(), open.prompt_token_ids_size(),
+      open.output_token_ids_size(), open.sampling(), open.stopping(),
+      open.deadline_ms(), max_model_len);
+  if (!status.ok()) return status;
+  if (static_cast<int>(calls_.size()) > options_.max_calls) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+        absl::StrCat("this decode worker serves its maximum of ",
+                     options_.max_calls, " sequences"));
+  }
+  // What is in use, what was promised, and what this one may come to.
+  const engine::KvPoolCounts counts = pool_->counts();
+  int expected = 0;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kRemote && !call->landing.granted) {
+      expected += ExpectedBlocks(*call);
+    } else if (call->phase == Phase::kLocal || call->phase == Phase::kIdle) {
+      expected += ExpectedBlocks(*call);
+    }
+  }
+  const int in_use = counts.live + counts.reserved;
+  const int history = open.prompt_token_ids_size() +
+                      open.output_token_ids_size();
+  const int wanted = BlocksFor(
+      std::min(history + options_.expected_new_tokens, max_model_len));
+  const double limit = options_.admission_factor * counts.total;
+  if (in_use + expected > 0 && in_use + expected + wanted > limit) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
+        absl::StrCat(in_use, " blocks in use and ", expected,
+                     " expected leave no room for ", wanted, " of ",
+                     counts.total));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
+  // A second call for a live sequence retires the first: its router has
+  // given that one up.
+  const std::string key =
+      RequestKey(open.request_id(), open.sequence_index());
+  if (const auto it = by_request_.find(key); it != by_request_.end()) {
+    Retire(it->second, absl::AbortedError("a newer call took the sequence"));
+  }
+  absl::Status status = Admit(open);
+  if (!status.ok()) return status;
+
+  ++counters_.calls;
+  call->request_key = key;
+  call->request_id = open.request_id();
+  call->sequence_index = open.sequence_index();
+  call->history = worker::Join(open.prompt_token_ids(),
+                               open.output_token_ids());
+  call->prompt_tokens = open.prompt_token_ids_size();
+  call->sampling = worker::ToEngine(open.sampling(), open.sequence_index());
+  call->stopping = worker::ToEngine(open.stopping());
+  call->cache_salt = open.cache_salt();
+  call->use_prefix_cache = !open.bypass_prefix_cache();
+  call->suspect = open.suspect();
+  call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
+  call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
+  by_request_[key] = call->id;
+  StartAttempt(call,
+               open.has_prefill_worker() ? &open.prefill_worker() : nullptr);
+  return absl::OkStatus();
+}
+
+void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
+  call->attempt = next_attempt_++;
+  call->started_said = false;
+  call->formats.clear();
+  call->landing = Landing();
+  call->local = prefill == nullptr;
+  v1::DecodeResponse response;
+  v1::AttemptOpened* const opened = response.mutable_opened();
+  opened->set_attempt(call->attempt);
+  if (call->use_prefix_cache) {
+    const auto hashes = engine::HashBlocks(Root(*call, ""), call->history,
+                                           pool_->block_size());
+    opened->set_cached_tokens(pool_->Lookup(hashes) * pool_->block_size());
+  }
+  if (prefill != nullptr) {
+    ++counters_.attempts_remote;
+    call->phase = Phase::kRemote;
+    attempts_[call->attempt] = call->id;
+    opened->set_ticket(receiver_.IssueTicket(
+        {call->request_id, call->sequence_index, call->attempt}, *prefill,
+        static_cast<int>(call->history.size()),
+        call->times.deadline - loop_->Now()));
+    Say(call, std::move(response));
+    return;
+  }
+  ++counters_.attempts_local;
+  call->phase = Phase::kLocal;
+  call->local_since = loop_->Now();
+  Say(call, std::move(response));
+  ScheduleUseFreeBlocks();
+}
+
+void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
+  if (call->phase == Phase::kNew || call->phase == Phase::kFinishing) return;
+  if (retry.attempt() != call->attempt) return;  // about one that is history
+  if (call->phase == Phase::kRunning || call->phase == Phase::kLocal) {
+    // It committed, or needs no prefill worker: nothing was lost.
+    if (call->phase == Phase::kRunning && call->started_said) {
+      v1::DecodeResponse response;
+      response.mutable_started()->set_attempt(call->attempt);
+      Say(call, std::move(response));
+    }
+    return;
+  }
+  // The router's tokens are the truth: a first token that it delivered is an
+  // input now, never sampled again.
+  const int held = retry.output_token_ids_size();
+  const int known = static_cast<int>(call->history.size()) -
+                    call->prompt_tokens;
+  if (held < known ||
+      call->prompt_tokens + held >= options_.engine.max_model_len ||
+      held >= call->stopping.max_tokens) {
+    Retire(call->id, absl::InvalidArgumentError(absl::StrCat(
+                         "retry.output_token_ids holds ", held,
+                         " tokens where this worker knows ", known)));
+    return;
+  }
+  EndAttempt(call, absl::AbortedError("retried by the router"));
+  call->history.resize(call->prompt_tokens);
+  call->history.insert(call->history.end(), retry.output_token_ids().begin(),
+                       retry.output_token_ids().end());
+  call->suspect = call->suspect || retry.suspect();
+  StartAttempt(call, retry.has_prefill_worker() ? &retry.prefill_worker()
+                                                : nullptr);
+}
+
+void DecodeCore::EndAttempt(Call* call, const absl::Status& why) {
+  if (call->phase == Phase::kRemote) {
+    attempts_.erase(call->attempt);
+    receiver_.EndAttempt(
+        {call->request_id, call->sequence_index, call->attempt}, why);
+    // Scatters still queued hold their blocks by themselves.
+    call->landing = Landing();
+    ScheduleUseFreeBlocks();
+  }
+  if (call->phase == Phase::kRemote || call->phase == Phase::kLocal) {
+    call->phase = Phase::kIdle;
+  }
+}
+
+void DecodeCore::ReportDead(Call* call, const absl::Status& why,
+                            bool preempted, const std::string& failed_way) {
+  ++counters_.attempts_dead;
+  call->phase = Phase::kIdle;
+  v1::DecodeResponse response;
+  v1::AttemptDead* const dead = response.mutable_dead();
+  dead->set_attempt(call->attempt);
+  dead->set_code(static_cast<int>(why.code()));
+  dead->set_message(std::string(why.message()));
+  dead->set_preempted(preempted);
+  dead->set_failed_way(failed_way);
+  Say(call, std::move(response));
+}
+
+void DecodeCore::Retire(CallId id, const absl::Status& status) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  const std::unique_ptr<Call> call = std::move(it->second);
+  calls_.erase(it);
+  EndAttempt(call.get(), status.ok() ? absl::CancelledError("ended") : status);
+  engine_.Retire(id);
+  const auto by_request = by_request_.find(call->request_key);
+  if (by_request != by_request_.end() && by_request->second == id) {
+    by_request_.erase(by_request);
+  }
+  call->stream->Close(status);
+  ScheduleUseFreeBlocks();
+}
+
+void DecodeCore::Say(Call* call, v1::DecodeResponse response) {
+  call->times.said = loop_->Now();
+  call->stream->Send(std::move(response));
+}
+
+void DecodeCore::Call::OnDrained() {
+  if (!paused) return;
+  paused = false;
+  core->engine_.Pause(id, false);
+}
+
+void DecodeCore::Tick(bool judge) {
+  const absl::Time now = loop_->Now();
+  std::vector<std::pair<CallId, absl::Status>> ended;
+  for (const auto& [id, call] : calls_) {
+    if (now >= call->times.deadline) {
+      ended.emplace_back(
+          id, absl::DeadlineExceededError("the request's deadline passed"));
+    } else if (judge && now - call->times.heard > options_.lease) {
+      ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
+                                 "nothing heard from the router for ",
+                                 absl::FormatDuration(options_.lease))));
+    } else if (call->paused &&
+               now - call->paused_since > options_.stall_limit) {
+      ended.emplace_back(
+          id, MakeError(absl::StatusCode::kResourceExhausted, "SLOW_READER",
+                        absl::StrCat("the reader took no token for ",
+                                     absl::FormatDuration(
+                                         options_.stall_limit))));
+    } else if (now - call->times.said >= worker::kBeat &&
+               call->phase != Phase::kNew && call->stream->unsent() == 0) {
+      v1::DecodeResponse response;
+      response.mutable_beat();
+      Say(call.get(), std::move(response));
+    }
+  }
+  for (const auto& [id, status] : ended) Retire(id, status);
+  UseFreeBlocks();
+}
+
+int DecodeCore::BlocksFor(int positions) const {
+  return (positions + pool_->block_size() - 1) / pool_->block_size();
+}
+
+int DecodeCore::ExpectedBlocks(const Call& call) const {
+  const int history = static_cast<int>(call.history.size());
+  return BlocksFor(std::min(history + options_.expected_new_tokens,
+                            options_.engine.max_model_len));
+}
+
+engine::BlockHash DecodeCore::Root(const Call& call,
+                                   const std::string& formats) const {
+  return engine::RootHash(call.cache_salt, pool_->block_size(), formats);
+}
+
+v1::WorkerLoad DecodeCore::Load() const {
+  const engine::EngineStats& stats = engine_.stats();
+  const engine::KvPoolCounts counts = pool_->counts();
+  const handoff::SlabCounts slabs = receiver_.slabs();
+  v1::WorkerLoad load;
+  load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
+                           : v1::WORKER_STATE_READY);
+  load.set_running(stats.running);
+  load.set_waiting(static_cast<int>(calls_.size()) - stats.running);
+  load.set_queued_tokens(stats.pending_tokens);
+  load.set_blocks_free(counts.free);
+  load.set_blocks_reserved(counts.reserved);
+  load.set_blocks_live(counts.live);
+  load.set_blocks_cached(counts.cached);
+  load.set_slabs_free(slabs.free);
+  load.set_slabs_granted(slabs.granted);
+  load.set_slabs_in_flight(slabs.in_flight);
+  load.set_slabs_quarantined(slabs.quarantined);
+  load.set_tickets(receiver_.tickets());
+  load.set_streams(static_cast<int>(calls_.size()));
+  load.set_prefill_tokens_per_second(stats.tokens_per_second);
+  load.set_step_seconds(stats.step_seconds);
+  load.set_steps(stats.steps);
+  return load;
+}
+
+}  // namespace tandem::decode_worker

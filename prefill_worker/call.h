@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// One router's call of the prefill worker: one attempt, from the queue to the
+// acknowledged commit. Private to prefill_worker/.
+
+#ifndef TANDEM_PREFILL_WORKER_CALL_H_
+#define TANDEM_PREFILL_WORKER_CALL_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "prefill_worker/core.h"
+
+namespace tandem::prefill_worker {
+
+struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
+  Call(PrefillCore* core_in, CallId id_in, std::unique_ptr<PrefillStream> s)
+      : core(core_in), id(id_in), stream(std::move(s)) {}
+
+  void OnMessage(v1::PrefillRequest message) override {
+    core->OnMessage(this, std::move(message));
+  }
+  void OnClosed(absl::Status status) override { core->Retire(id, status); }
+
+  PrefillCore* const core;
+  const CallId id;
+  std::unique_ptr<PrefillStream> stream;
+  worker::CallTimes times;
+  Phase phase = Phase::kNew;
+
+  v1::PrefillOpen open;
+  std::vector<int32_t> history;
+  engine::Stopping stopping;
+  absl::Time admitted;       // anywhere, for age
+
+  absl::Time queued;
+  absl::Time started;        // computing
+  absl::Time first_token;
+  bool may_compute = false;  // granted, or told to start
+  bool granted = false;
+  int promised_blocks = 0;   // that the engine has not taken yet
+  int computed_layers = 0;   // of the chunk in the running step
+};
+
+}  // namespace tandem::prefill_worker
+
+#endif  // TANDEM_PREFILL_WORKER_CALL_H_

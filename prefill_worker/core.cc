@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prefill_worker/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "prefill_worker/call.h"
+#include "worker/convert.h"
+
+namespace tandem::prefill_worker {
+
+PrefillCore::PrefillCore(const PrefillOptions& options, Loop* loop,
+                         Random* random, engine::Executor* executor,
+                         engine::KvPool* pool, handoff::Sender::Dial dial)
+    : options_(options),
+      loop_(loop),
+      executor_(executor),
+      pool_(pool),
+      engine_(options.engine, loop, executor, pool, this),
+      sender_(options.sender, loop, random, std::move(dial), this),
+      clock_(loop, [this](bool judge) { Tick(judge); }) {}
+
+PrefillCore::~PrefillCore() {
+  CloseAll(absl::UnavailableError("the prefill worker is shutting down"));
+}
+
+void PrefillCore::AddCall(std::unique_ptr<PrefillStream> stream) {
+  const CallId id = next_call_++;
+  auto call = std::make_unique<Call>(this, id, std::move(stream));
+  call->times = {loop_->Now(), loop_->Now(), absl::InfiniteFuture()};
+  Call* const raw = call.get();
+  calls_.emplace(id, std::move(call));
+  raw->stream->Start(raw);
+}
+
+void PrefillCore::CloseAll(const absl::Status& status) {
+  while (!calls_.empty()) Retire(calls_.begin()->first, status);
+}
+
+void PrefillCore::OnMessage(Call* call, v1::PrefillRequest message) {
+  call->times.heard = loop_->Now();
+  if (!message.has_open()) return;  // a beat
+  const CallId id = call->id;
+  absl::Status status =
+      call->phase == Phase::kNew
+          ? Open(call, std::move(*message.mutable_open()))
+          : absl::InvalidArgumentError("a second open on one call");
+  if (!status.ok()) {
+    ++counters_.refused;
+    Retire(id, status);
+  }
+}
+
+absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
+  if (open.prefill_incarnation() != options_.incarnation) {
+    return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTED",
+                     "this prefill worker has restarted since the router "
+                     "registered it");
+  }
+  if (draining_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "this prefill worker is draining");
+  }
+  absl::Status status = worker::CheckOpen(
+      open.request_id(), open.prompt_token_ids_size(),
+      open.output_token_ids_size(), open.sampling(), open.stopping(),
+      open.deadline_ms(), options_.engine.max_model_len);
+  if (!status.ok()) return status;
+  const int positions =
+      open.prompt_token_ids_size() + open.output_token_ids_size();
+  // A history that the pool can never hold would wait for ever.
+  if (BlocksFor(positions + 1) > pool_->counts().total) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a history of ", positions, " tokens does not fit into ",
+                     pool_->counts().total, " blocks"));
+  }
+  int queued = 0;
+  for (const auto& [id, other] : calls_) queued += other->phase == Phase::kQueued;
+  if (queued >= options_.max_queue ||
+      (queued > 0 && queued_tokens_ + positions > options_.max_queued_tokens)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                     absl::StrCat(queued, " prompts with ", queued_tokens_,
+                                  " tokens are queued here already"));
+  }
+  ++counters_.calls;
+  call->history = worker::Join(open.prompt_token_ids(),
+                               open.output_token_ids());
+  call->stopping = worker::ToEngine(open.stopping());
+  call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
+  call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
+  call->queued = loop_->Now();
+  call->open = std::move(open);
+  if (!attempts_.emplace(AttemptOf(*call), call->id).second) {
+    return absl::AlreadyExistsError("the attempt is being prefilled here");
+  }
+  call->phase = Phase::kQueued;
+  queued_tokens_ += positions;
+  ScheduleAdvance();
+  return absl::OkStatus();
+}
+
+void PrefillCore::ScheduleAdvance() {
+  if (advance_scheduled_) return;
+  advance_scheduled_ = true;
+  loop_->Post([this] {
+    advance_scheduled_ = false;
+    Advance();
+  });
+}
+
+void PrefillCore::Advance() {
+  int offered = 0;
+  for (const auto& [id, call] : calls_) offered += call->phase == Phase::kOffered;
+  std::vector<Call*> queued, waiting;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kQueued) queued.push_back(call.get());
+  }
+  const auto older = [](const Call* a, const Call* b) {
+    return std::tie(a->admitted, a->id) < std::tie(b->admitted, b->id);
+  };
+  std::sort(queued.begin(), queued.end(), older);
+  for (Call* const call : queued) {
+    if (offered++ >= options_.max_offered) break;
+    Offer(call);
+  }
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kOffered && call->may_compute) {
+      waiting.push_back(call.get());
+    }
+  }
+  std::sort(waiting.begin(), waiting.end(), older);
+  for (Call* const call : waiting) {
+    if (!TryCompute(call)) return;
+  }
+}
+
+void PrefillCore::Offer(Call* call) {
+  call->phase = Phase::kOffered;
+  const int positions = static_cast<int>(call->history.size());
+  queued_tokens_ -= positions;
+  int cached = 0;
+  if (!call->open.bypass_prefix_cache()) {
+    const auto hashes = engine::HashBlocks(
+        engine::RootHash(call->open.cache_salt(), pool_->block_size(), ""),
+        call->history, pool_->block_size());
+    cached = pool_->Lookup(hashes) * pool_->block_size();
+  }
+  sender_.Offer(AttemptOf(*call), call->open.decode_worker(),
+                call->open.ticket(), positions, cached,
+                ExpectedPrefill(positions - cached),
+                {call->open.avoid_ways().begin(),
+                 call->open.avoid_ways().end()});
+}
+
+bool PrefillCore::TryCompute(Call* call) {
+  const int positions = static_cast<int>(call->history.size());
+  const engine::BlockHash root =
+      engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
+  std::vector<engine::BlockRef> matched;
+  if (!call->open.bypass_prefix_cache()) {
+    auto hashes =
+        engine::HashBlocks(root, call->history, pool_->block_size());
+    // The last position is always computed: its logits give the first token.
+    hashes.resize(std::min<size_t>(hashes.size(),
+                                   (positions - 1) / pool_->block_size()));
+    matched = pool_->Match(hashes);
+  }
+  // All its blocks must fit beside what the others were promised, so that
+  // nothing that was computed is ever preempted.
+  const int wanted = BlocksFor(positions) - static_cast<int>(matched.size());
+  if (pool_->available() - promised_blocks_ < wanted) return false;
+
+  const int cached = static_cast<int>(matched.size()) * pool_->block_size();
+  counters_.history_positions += positions;
+  counters_.cached_positions += cached;
+  call->phase = Phase::kComputing;
+  call->started = loop_->Now();
+  call->promised_blocks = wanted;
+  promised_blocks_ += wanted;
+
+  engine::SequenceSpec spec;
+  spec.history = call->history;
+  spec.prompt_tokens = call->open.prompt_token_ids_size();
+  spec.sampling = worker::ToEngine(call->open.sampling(),
+                                   call->open.sequence_index());
+  spec.stopping = call->stopping;
+  spec.root = root;
+  spec.cache_blocks = !call->open.bypass_prefix_cache();
+  spec.admitted = call->admitted;
+  spec.first_token_only = true;
+  spec.alone = call->open.suspect();
+  const CallId id = call->id;
+  const absl::Status status =
+      engine_.Add(id, std::move(spec), std::move(matched), cached);
+  if (!status.ok()) {
+    Retire(id, status);
+    return true;
+  }
+  v1::PrefillResponse response;
+  response.mutable_started()->set_cached_tokens(cached);
+  response.mutable_started()->set_queue_us(
+      absl::ToInt64Microseconds(call->started - call->queued));
+  Say(call, std::move(response));
+  if (cached > 0) {
+    sender_.Computed(AttemptOf(*call),
+                     {0, executor_->kv_shape().num_layers, 0, cached});
+  }
+  return true;
+}
+
+// KV that waits for a slow decode worker must not take the pool from others:
+// beyond its share the youngest such attempt ends, and its blocks become
+// evictable.
+void PrefillCore::BoundWaiting() {
+  struct Waiting {
+    int blocks = 0;
+    Call* youngest = nullptr;
+  };
+  std::map<std::string, Waiting> by_worker;
+  for (const auto& [id, call] : calls_) {
+    const bool held = call->phase == Phase::kSending ||
+                      (call->phase == Phase::kComputing && !call->granted);
+    if (!held) continue;
+    Waiting& waiting = by_worker[call->open.decode_worker().worker_id()];
+    waiting.blocks += BlocksFor(static_cast<int>(call->history.size()));
+    if (waiting.youngest == nullptr ||
+        call->admitted >= waiting.youngest->admitted) {
+      waiting.youngest = call.get();
+    }
+  }
+  const double limit = options_.waiting_share * pool_->counts().total;
+  for (const auto& [worker, waiting] : by_worker) {
+    const int alone =
+        BlocksFor(static_cast<int>(waiting.youngest->history.size()));
+    // A single attempt may be larger than the share: there is no other way.
+    if (waiting.blocks <= limit || waiting.blocks == alone) continue;
+    if (waiting.youngest->phase != Phase::kSending) continue;
+    ++counters_.waiting_failed;
+    Retire(waiting.youngest->id,
+           MakeError(absl::StatusCode::kResourceExhausted, "HANDOFF_BACKLOG",
+                     absl::StrCat("KV waiting for decode worker ", worker,
+                                  " fills its share of the pool")));
+  }
+}
+
+void PrefillCore::Retire(CallId id, const absl::Status& status) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  const std::unique_ptr<Call> call = std::move(it->second);
+  calls_.erase(it);
+  if (call->phase == Phase::kQueued) {
+    queued_tokens_ -= static_cast<int64_t>(call->history.size());
+  }
+  promised_blocks_ -= call->promised_blocks;
+  const handoff::Attempt attempt = AttemptOf(*call);
+  const auto entry = attempts_.find(attempt);
+  if (entry != attempts_.end() && entry->second == id) {
+    attempts_.erase(entry);
+    sender_.Cancel(attempt);
+  }
+  engine_.Retire(id);
+  ++(status.ok() ? counters_.finished : counters_.failed);
+  call->stream->Close(status);
+  ScheduleAdvance();
+}
+
+void PrefillCore::Say(Call* call, v1::PrefillResponse response) {
+  call->times.said = loop_->Now();
+  call->stream->Send(std::move(response));
+}
+
+void PrefillCore::SendDone(Call* call,
+                           const handoff::HandoffTimings& timings) {
+  v1::PrefillResponse response;
+  v1::PrefillDone* const done = response.mutable_done();
+  done->set_prefill_us(
+      absl::ToInt64Microseconds(call->first_token - call->started));
+  done->set_handoff_us(absl::ToInt64Microseconds(timings.transfer));
+  done->set_handoff_exposed_us(absl::ToInt64Microseconds(timings.exposed));
+  done->set_handoff_bytes(timings.bytes);
+  done->set_way(timings.way);
+  Say(call, std::move(response));
+}
+
+void PrefillCore::Tick(bool judge) {
+  const absl::Time now = loop_->Now();
+  std::vector<std::pair<CallId, absl::Status>> ended;
+  for (const auto& [id, call] : calls_) {
+    if (now >= call->times.deadline) {
+      ended.emplace_back(
+          id, absl::DeadlineExceededError("the request's deadline passed"));
+    } else if (judge && now - call->times.heard > options_.lease) {
+      ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
+                                 "nothing heard from the router for ",
+                                 absl::FormatDuration(options_.lease))));
+    } else if (now - call->times.said >= worker::kBeat &&
+               call->phase != Phase::kNew && call->stream->unsent() == 0) {
+      v1::PrefillResponse response;
+      response.mutable_beat();
+      Say(call.get(), std::move(response));
+    }
+  }
+  for (const auto& [id, status] : ended) Retire(id, status);
+  BoundWaiting();
+  Advance();
+}
+
+int PrefillCore::BlocksFor(int positions) const {
+  return (positions + pool_->block_size() - 1) / pool_->block_size();
+}
+
+absl::Duration PrefillCore::ExpectedPrefill(int positions) const {
+  const double rate = engine_.stats().tokens_per_second;
+  if (rate <= 0) return absl::ZeroDuration();
+  return absl::Seconds((positions + engine_.stats().pending_tokens) / rate);
+}
+
+handoff::Attempt PrefillCore::AttemptOf(const Call& call) {
+  return {call.open.request_id(), call.open.sequence_index(),
+          call.open.attempt()};
+}
+
+PrefillCore::Call* PrefillCore::FindAttempt(const handoff::Attempt& attempt) {
+  const auto it = attempts_.find(attempt);
+  return it == attempts_.end() ? nullptr : calls_.at(it->second).get();
+}
+
+v1::WorkerLoad PrefillCore::Load() const {
+  const engine::EngineStats& stats = engine_.stats();
+  const engine::KvPoolCounts counts = pool_->counts();
+  const handoff::SlabCounts slabs = sender_.slabs();
+  v1::WorkerLoad load;
+  load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
+                           : v1::WORKER_STATE_READY);
+  int waiting = 0;
+  for (const auto& [id, call] : calls_) {
+    waiting += call->phase == Phase::kQueued || call->phase == Phase::kOffered;
+  }
+  load.set_running(static_cast<int>(calls_.size()) - waiting);
+  load.set_waiting(waiting);
+  load.set_queued_tokens(
+      static_cast<int32_t>(queued_tokens_ + stats.pending_tokens));
+  load.set_blocks_free(counts.free);
+  load.set_blocks_reserved(counts.reserved);
+  load.set_blocks_live(counts.live);
+  load.set_blocks_cached(counts.cached);
+  load.set_slabs_free(slabs.free);
+  load.set_slabs_granted(slabs.granted);
+  load.set_slabs_in_flight(slabs.in_flight);
+  load.set_slabs_quarantined(slabs.quarantined);
+  load.set_tickets(sender_.attempts());
+  load.set_streams(static_cast<int>(calls_.size()));
+  load.set_prefill_tokens_per_second(stats.tokens_per_second);
+  load.set_step_seconds(stats.step_seconds);
+  load.set_steps(stats.steps);
+  return load;
+}
+
+// ---- engine::EngineListener
+
+void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  // The engine has taken the blocks up to `end`.
+  const int layers = executor_->kv_shape().num_layers;
+  sender_.Computed(AttemptOf(*call),
+                   {call->computed_layers, layers_done, begin, end});
+  call->computed_layers = layers_done == layers ? 0 : layers_done;
+  const int left = BlocksFor(static_cast<int>(call->history.size())) -
+                   BlocksFor(end);
+  const int promised = std::min(call->promised_blocks, left);
+  promised_blocks_ -= call->promised_blocks - promised;
+  call->promised_blocks = promised;
+}
+
+void PrefillCore::OnToken(CallId id, int position,
+                          const engine::SampledToken& token,
+                          std::optional<engine::Finish> finish) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  call->first_token = loop_->Now();
+  call->phase = Phase::kSending;
+  v1::PrefillResponse response;
+  v1::PrefillFirstToken* const first = response.mutable_first_token();
+  first->set_position(position);
+  *first->mutable_token() = worker::ToWire(token);
+  first->set_stop_token_id(-1);
+  if (finish.has_value()) {
+    first->set_finish_reason(worker::ToWire(*finish));
+    if (*finish == engine::Finish::kStop) {
+      first->set_stop_token_id(
+          worker::StopTokenOf(call->stopping, token.token_id));
+    }
+  }
+  Say(call, std::move(response));
+  if (finish.has_value()) {
+    // Nothing is left to decode: no commit, and what landed is dropped.
+    SendDone(call, handoff::HandoffTimings());
+    Retire(id, absl::OkStatus());
+    return;
+  }
+  sender_.Commit(AttemptOf(*call), {position, worker::ToWire(token)});
+  ScheduleAdvance();
+}
+
+void PrefillCore::OnPreempted(CallId id) {
+  Retire(id, MakeError(absl::StatusCode::kResourceExhausted, "PREEMPTED",
+                       "the prefill worker's KV pool is full"));
+}
+
+void PrefillCore::OnStepFailed(const std::vector<CallId>& ids,
+                               const absl::Status& status) {
+  for (const CallId id : ids) Retire(id, status);
+}
+
+// ---- handoff::SenderDelegate
+
+void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
+                           const handoff::Grant& grant) {
+  Call* const call = FindAttempt(attempt);
+  if (call == nullptr) return;
+  call->granted = answer == Answer::kGranted;
+  call->may_compute = answer != Answer::kWait;
+  if (call->may_compute) ScheduleAdvance();
+}
+
+void PrefillCore::Gather(const handoff::Attempt& attempt,
+                         const handoff::SliceRange& range,
+                         const handoff::Grant& grant, std::byte* staging,
+                         absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  Call* const call = FindAttempt(attempt);
+  // The blocks and the table live until the device is through with them,
+  // whatever becomes of the attempt.
+  struct Held {
+    std::vector<engine::BlockRef> blocks;
+    std::vector<int32_t> block_table;
+  };
+  auto held = std::make_unique<Held>();
+  held->blocks = engine_.ShareBlocks(call->id, range.position_end);
+  for (const engine::BlockRef& block : held->blocks) {
+    held->block_table.push_back(block.id());
+  }
+  engine::KvPart part;
+  part.block_table = held->block_table;
+  part.position_begin = range.position_begin;
+  part.position_end = range.position_end;
+  part.layer_begin = range.layer_begin;
+  part.layer_end = range.layer_end;
+  part.head_begin = grant.head_begin;
+  part.head_end = grant.head_end;
+  executor_->Gather(part, grant.wire, grant.digest_key, staging,
+                    [held = std::move(held), done = std::move(done),
+                     this](kernels::KvDigest digest) mutable {
+                      held.reset();
+                      done(digest);
+                      ScheduleAdvance();
+                    });
+}
+
+void PrefillCore::OnAcknowledged(const handoff::Attempt& attempt,
+                                 const handoff::HandoffTimings& timings) {
+  Call* const call = FindAttempt(attempt);
+  if (call == nullptr) return;
+  attempts_.erase(attempt);
+  SendDone(call, timings);
+  Retire(call->id, absl::OkStatus());
+}
+
+void PrefillCore::OnFailed(const handoff::Attempt& attempt,
+                           const absl::Status& status,
+                           const std::string& failed_way) {
+  Call* const call = FindAttempt(attempt);
+  if (call == nullptr) return;
+  attempts_.erase(attempt);
+  Retire(call->id,
+         MakeError(status.code(), "HANDOFF_FAILED", status.message(),
+                   {{"way", failed_way}}));
+}
+
+}  // namespace tandem::prefill_worker

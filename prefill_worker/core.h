@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill worker's decisions: queue prompts, offer the one at the head to
+// its decode worker, run it in chunks, pass every layer group of every chunk
+// to the handoff while the next one computes, return the first token at once,
+// and stay with the attempt until its commit is acknowledged. DESIGN.md
+// section 4, steps 3 to 5.
+//
+// One call is one attempt. Its phases:
+//
+//   queued     waits for its turn
+//   offered    at the head; the decode worker is asked
+//   computing  in the engine
+//   sending    first token out; KV and commit on their way
+//
+// A call holds its blocks (through the engine's sequence) until it ends; then
+// they are ordinary prefix cache.
+
+#ifndef TANDEM_PREFILL_WORKER_CORE_H_
+#define TANDEM_PREFILL_WORKER_CORE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "common/random.h"
+#include "common/stream.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
+#include "engine/kv_pool.h"
+#include "handoff/sender.h"
+#include "tandem/v1/prefill.pb.h"
+#include "tandem/v1/registry.pb.h"
+#include "worker/call_clock.h"
+
+namespace tandem::prefill_worker {
+
+using PrefillStream = Stream<v1::PrefillResponse, v1::PrefillRequest>;
+
+struct PrefillOptions {
+  std::string incarnation;  // 16 bytes
+  engine::EngineOptions engine;
+  handoff::SenderOptions sender;
+  int max_queue = 256;              // calls that wait for their turn
+  int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
+  int max_offered = 16;             // asked for, or told to wait, at once
+  // KV that waits for a grant or credit fills at most this share of the pool
+  // per decode worker.
+  double waiting_share = 0.5;
+  absl::Duration lease = absl::Seconds(4);  // of a silent router
+};
+
+struct PrefillCounters {
+  int64_t calls = 0;
+  int64_t refused = 0;
+  int64_t finished = 0;
+  int64_t failed = 0;
+  int64_t cached_positions = 0;
+  int64_t history_positions = 0;
+  int64_t waiting_failed = 0;  // ended by waiting_share
+};
+
+class PrefillCore final : private engine::EngineListener,
+                          private handoff::SenderDelegate {
+ public:
+  PrefillCore(const PrefillOptions& options, Loop* loop, Random* random,
+              engine::Executor* executor, engine::KvPool* pool,
+              handoff::Sender::Dial dial);
+  ~PrefillCore() override;
+
+  void AddCall(std::unique_ptr<PrefillStream> stream);
+
+  // Takes no new call from here on; queued ones are still served.
+  void Drain() { draining_ = true; }
+  bool idle() const { return calls_.empty(); }
+  void CloseAll(const absl::Status& status);
+
+  v1::WorkerLoad Load() const;
+  const PrefillCounters& counters() const { return counters_; }
+  const engine::EngineStats& engine_stats() const { return engine_.stats(); }
+  const handoff::Sender& sender() const { return sender_; }
+
+ private:
+  using CallId = engine::SequenceId;
+  enum class Phase { kNew, kQueued, kOffered, kComputing, kSending };
+  struct Call;
+
+  void OnMessage(Call* call, v1::PrefillRequest message);
+  absl::Status Open(Call* call, v1::PrefillOpen open);
+  // Offers from the queue's head, and starts what may compute.
+  void Advance();
+  void ScheduleAdvance();
+  void Offer(Call* call);
+  bool TryCompute(Call* call);
+  void BoundWaiting();
+  void Retire(CallId id, const absl::Status& status);
+  void Say(Call* call, v1::PrefillResponse response);
+  void SendDone(Call* call, const handoff::HandoffTimings& timings);
+  void Tick(bool judge);
+  int BlocksFor(int positions) const;
+  absl::Duration ExpectedPrefill(int positions) const;
+  Call* FindAttempt(const handoff::Attempt& attempt);
+  static handoff::Attempt AttemptOf(const Call& call);
+
+  // engine::EngineListener
+  void OnToken(CallId id, int position, const engine::SampledToken& token,
+               std::optional<engine::Finish> finish) override;
+  void OnComputed(CallId id, int begin, int end, int layers_done) override;
+  void OnPreempted(CallId id) override;
+  bool OnBlocksShort(int blocks) override { return false; }
+  void OnStepFailed(const std::vector<CallId>& ids,
+                    const absl::Status& status) override;
+
+  // handoff::SenderDelegate
+  void OnAnswer(const handoff::Attempt& attempt, Answer answer,
+                const handoff::Grant& grant) override;
+  void Gather(const handoff::Attempt& attempt,
+              const handoff::SliceRange& range, const handoff::Grant& grant,
+              std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  void OnAcknowledged(const handoff::Attempt& attempt,
+                      const handoff::HandoffTimings& timings) override;
+  void OnFailed(const handoff::Attempt& attempt, const absl::Status& status,
+                const std::string& failed_way) override;
+
+  const PrefillOptions options_;
+  Loop* const loop_;
+  engine::Executor* const executor_;
+  engine::KvPool* const pool_;
+  engine::Engine engine_;
+  handoff::Sender sender_;
+  PrefillCounters counters_;
+  bool draining_ = false;
+  bool advance_scheduled_ = false;
+  CallId next_call_ = 1;
+  int promised_blocks_ = 0;      // of computing calls, not yet allocated
+  int64_t queued_tokens_ = 0;
+  std::map<CallId, std::unique_ptr<Call>> calls_;  // in order of arrival
+  // Live attempts: (request, sequence, number) of one decode worker is unique,
+  // and so is the decode worker's incarnation within the request.
+  absl::flat_hash_map<handoff::Attempt, CallId> attempts_;
+  worker::CallClock clock_;
+};
+
+}  // namespace tandem::prefill_worker
+
+#endif  // TANDEM_PREFILL_WORKER_CORE_H_

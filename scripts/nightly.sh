@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What takes longer than CI may: clang-tidy over every file, fuzzing with
+# fresh inputs, and the simulation over many more seeds.
+#
+#   scripts/nightly.sh [MINUTES per fuzz target, default 10]
+source "$(dirname "$0")/lib.sh"
+minutes=${1:-10}
+
+"$ROOT/scripts/setup.sh" --tests
+build release
+"$ROOT/scripts/lint.sh" --all
+build asan
+for fuzzer in "$BUILD"/asan/fuzz/*; do
+  [ -x "$fuzzer" ] || continue
+  name=$(basename "$fuzzer")
+  mkdir -p "$BUILD/corpus/$name"
+  step "fuzz-$name" "fuzz $name for $minutes min" \
+    "$fuzzer" -max_total_time=$((minutes * 60)) -timeout=1 -rss_limit_mb=512 \
+    "$BUILD/corpus/$name"
+done
+step simulation "simulation, 200 000 seeds" \
+  env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what the build and the tests need and this machine lacks: Debian
+# packages, a recent cargo, Python packages in build/venv. Does nothing, in
+# under a second, where all is there.
+source "$(dirname "$0")/lib.sh"
+
+PACKAGES=(
+  cmake ninja-build g++ ccache pkg-config git ca-certificates
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
+  libabsl-dev libhwy-dev libcli11-dev libspdlog-dev libboost-dev
+  nlohmann-json3-dev prometheus-cpp-dev libssl-dev zlib1g-dev
+  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv
+)
+# Only the tests' other compilers and checkers.
+TEST_PACKAGES=(
+  clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 spin gcc
+  openssl iproute2 procps
+)
+[ "${1:-}" = --tests ] && PACKAGES+=("${TEST_PACKAGES[@]}")
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null |
+      grep -q 'install ok installed' || echo "$package"
+  done
+}
+
+install_packages() {
+  export DEBIAN_FRONTEND=noninteractive
+  as_root apt-get update -qq &&
+    as_root apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# Another Boost that the user has is as good: only its headers are needed.
+if [ -e /usr/include/boost/beast.hpp ]; then
+  PACKAGES=("${PACKAGES[@]/libboost-dev/}")
+fi
+mapfile -t missing < <(missing_packages ${PACKAGES[@]})
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null ||
+    die "this script knows Debian's apt only; install by hand: ${missing[*]}"
+  if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+    die "needs root or sudo without a password to install: ${missing[*]}"
+  fi
+  step apt "install ${#missing[@]} Debian packages" \
+    install_packages "${missing[@]}"
+fi
+
+# The tokenizers crate needs cargo 1.85; Debian has it as cargo-web.
+cargo_is_recent() {
+  local version
+  version=$(cargo --version 2>/dev/null | sed 's/cargo \([0-9.]*\).*/\1/')
+  [ -n "$version" ] && [ "$(printf '%s\n' 1.85 "$version" | sort -V |
+    head -n 1)" = 1.85 ]
+}
+if ! cargo_is_recent; then
+  step cargo "install cargo-web" install_packages cargo-web
+  cargo_is_recent || die "cargo 1.85 or newer is needed and cargo-web did not
+bring it: $(cargo --version 2>&1 | head -n 1)"
+fi
+
+# Python: googleapis' protos to build; numpy for live comparisons in tests.
+requirements=$ROOT/scripts/requirements.txt
+if ! cmp -s "$requirements" "$BUILD/venv/installed.txt"; then
+  make_venv() {
+    python3 -m venv "$BUILD/venv" &&
+      "$BUILD/venv/bin/pip" install -q --disable-pip-version-check \
+        -r "$requirements" &&
+      cp "$requirements" "$BUILD/venv/installed.txt"
+  }
+  step venv "Python packages (build/venv)" make_venv
+fi

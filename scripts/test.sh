@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that CI runs, in its order; each stage prints its minutes.
+#
+#   scripts/test.sh                 all stages
+#   scripts/test.sh release lint    only these
+#   scripts/test.sh --oracles       compare live with transformers (gigabytes)
+#
+# release  build and all tests          asan  address and undefined behaviour
+# tsan     threads, below the gRPC line  lint  formats and clang-tidy
+#
+# TANDEM_TEST_DATA names a folder with further models and traces; without it
+# the tests that need it are skipped, visibly.
+source "$(dirname "$0")/lib.sh"
+
+STAGES=()
+for argument in "$@"; do
+  case $argument in
+    release | asan | tsan | lint) STAGES+=("$argument") ;;
+    --oracles) STAGES+=(oracles) ;;
+    -h | --help)
+      sed -n '3,15s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
+    *) die "unknown stage '$argument' (release, asan, tsan, lint, --oracles)" ;;
+  esac
+done
+[ ${#STAGES[@]} -gt 0 ] || STAGES=(release asan tsan lint)
+
+"$ROOT/scripts/setup.sh" --tests
+
+# run_tests PRESET CTEST-ARGUMENTS...: failures are shown, not only counted.
+run_tests() {
+  local preset=$1 start=$SECONDS
+  shift
+  say "tests ($preset)"
+  ctest --test-dir "$BUILD/$preset" --output-on-failure --no-tests=error \
+    --timeout 600 "$@" </dev/null 2>&1 | tee "$LOGS/ctest-$preset.log" |
+    sed -u -n '/Test  *#.*Passed/!p'
+  grep -hE '\[  SKIPPED \]|Skipped$' "$BUILD/$preset"/Testing/Temporary/LastTest.log \
+    >"$LOGS/skipped-$preset.log" 2>/dev/null || true
+  printf 'tests (%s): %d gtest cases skipped, %d s\n' "$preset" \
+    "$(grep -cE '^\[  SKIPPED \] [A-Za-z/0-9_.]+ \(' \
+      "$LOGS/skipped-$preset.log" || true)" $((SECONDS - start)) >&2
+}
+
+stage_release() {
+  build release
+  run_tests release
+}
+
+stage_asan() {
+  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  build asan
+  run_tests asan -LE no-sanitizer
+}
+
+stage_tsan() {
+  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  build tsan tsan-tests
+  run_tests tsan -L tsan
+}
+
+stage_lint() { "$ROOT/scripts/lint.sh"; }
+
+stage_oracles() {
+  local venv=$BUILD/oracle-venv
+  if [ ! -e "$venv/ready" ]; then
+    make_oracles() {
+      python3 -m venv "$venv" && "$venv/bin/pip" install -q \
+        -r "$ROOT/tools/oracle/requirements.txt" && touch "$venv/ready"
+    }
+    step oracles "transformers and torch (build/oracle-venv)" make_oracles
+  fi
+  build release
+  "$venv/bin/python" "$ROOT/tools/oracle/compare_live.py" "$BUILD/release"
+}
+
+for stage in "${STAGES[@]}"; do
+  say "== $stage"
+  start=$SECONDS
+  "stage_$stage"
+  minutes=$(((SECONDS - start) * 10 / 60))
+  SUMMARY+=("$(printf '%-8s %3d.%d min' "$stage" $((minutes / 10)) \
+    $((minutes % 10)))")
+done
+say "all stages passed"
+printf '%s\n' "${SUMMARY[@]}"

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/convert.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::worker {
+
+engine::Sampling ToEngine(const v1::SamplingParams& params,
+                          uint32_t sequence_index) {
+  engine::Sampling sampling;
+  sampling.temperature = params.temperature();
+  sampling.top_p = params.top_p();
+  sampling.min_p = params.min_p();
+  sampling.top_k = params.top_k();
+  sampling.seed = params.seed();
+  sampling.sequence_index = sequence_index;
+  sampling.logprobs = params.logprobs();
+  return sampling;
+}
+
+engine::Stopping ToEngine(const v1::StoppingParams& params) {
+  engine::Stopping stopping;
+  stopping.max_tokens = params.max_tokens();
+  stopping.min_tokens = params.min_tokens();
+  stopping.stop_token_ids.assign(params.stop_token_ids().begin(),
+                                 params.stop_token_ids().end());
+  return stopping;
+}
+
+v1::Token ToWire(const engine::SampledToken& token) {
+  v1::Token wire;
+  wire.set_token_id(token.token_id);
+  wire.set_logprob(token.logprob);
+  wire.set_rank(token.rank);
+  for (const engine::TopLogprob& top : token.top) {
+    v1::TopLogprob* const entry = wire.add_top();
+    entry->set_token_id(top.token_id);
+    entry->set_logprob(top.logprob);
+  }
+  return wire;
+}
+
+v1::FinishReason ToWire(engine::Finish finish) {
+  return finish == engine::Finish::kStop ? v1::FINISH_REASON_STOP
+                                         : v1::FINISH_REASON_LENGTH;
+}
+
+int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id) {
+  const auto& ids = stopping.stop_token_ids;
+  return std::find(ids.begin(), ids.end(), token_id) != ids.end() ? token_id
+                                                                  : -1;
+}
+
+absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
+                       int output_tokens, const v1::SamplingParams& sampling,
+                       const v1::StoppingParams& stopping, int64_t deadline_ms,
+                       int max_model_len) {
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(parts...));
+  };
+  if (request_id.size() != 16) {
+    return refuse("request_id has ", request_id.size(), " bytes, expected 16");
+  }
+  if (prompt_tokens < 1) return refuse("prompt_token_ids is empty");
+  if (output_tokens < 0 || prompt_tokens + output_tokens >= max_model_len) {
+    return refuse("prompt_token_ids and output_token_ids hold ",
+                  prompt_tokens + output_tokens,
+                  " tokens; this worker takes at most ", max_model_len - 1);
+  }
+  if (!(sampling.temperature() >= 0 && sampling.temperature() <= 2)) {
+    return refuse("sampling.temperature is ", sampling.temperature(),
+                  ", expected 0 to 2");
+  }
+  if (!(sampling.top_p() > 0 && sampling.top_p() <= 1)) {
+    return refuse("sampling.top_p is ", sampling.top_p(),
+                  ", expected above 0, at most 1");
+  }
+  if (!(sampling.min_p() >= 0 && sampling.min_p() <= 1)) {
+    return refuse("sampling.min_p is ", sampling.min_p(), ", expected 0 to 1");
+  }
+  if (sampling.top_k() < 0) {
+    return refuse("sampling.top_k is ", sampling.top_k(),
+                  ", expected 0 (all) or more");
+  }
+  if (sampling.logprobs() < -1 ||
+      sampling.logprobs() > kernels::kMaxTopLogprobs) {
+    return refuse("sampling.logprobs is ", sampling.logprobs(),
+                  ", expected -1 to ", kernels::kMaxTopLogprobs);
+  }
+  if (stopping.max_tokens() <= output_tokens) {
+    return refuse("stopping.max_tokens is ", stopping.max_tokens(),
+                  ", expected more than the ", output_tokens,
+                  " tokens already there");
+  }
+  if (stopping.min_tokens() < 0 ||
+      stopping.min_tokens() > stopping.max_tokens()) {
+    return refuse("stopping.min_tokens is ", stopping.min_tokens(),
+                  ", expected 0 to ", stopping.max_tokens());
+  }
+  if (deadline_ms <= 0) return refuse("deadline_ms is ", deadline_ms);
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::worker

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the wire's messages and the engine's structs, for both workers.
+
+#ifndef TANDEM_WORKER_CONVERT_H_
+#define TANDEM_WORKER_CONVERT_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tandem/v1/generation.pb.h"
+
+namespace tandem::worker {
+
+engine::Sampling ToEngine(const v1::SamplingParams& params,
+                          uint32_t sequence_index);
+engine::Stopping ToEngine(const v1::StoppingParams& params);
+v1::Token ToWire(const engine::SampledToken& token);
+v1::FinishReason ToWire(engine::Finish finish);
+
+// The token's id if it is one of the request's stop tokens, else -1.
+int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id);
+
+// Prompt and output as one history.
+template <typename Repeated>
+std::vector<int32_t> Join(const Repeated& prompt, const Repeated& output) {
+  std::vector<int32_t> history;
+  history.reserve(prompt.size() + output.size());
+  history.insert(history.end(), prompt.begin(), prompt.end());
+  history.insert(history.end(), output.begin(), output.end());
+  return history;
+}
+
+// What every open message must satisfy, whichever worker it reaches: lengths,
+// ids, ranges. INVALID_ARGUMENT names the field.
+absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
+                       int output_tokens, const v1::SamplingParams& sampling,
+                       const v1::StoppingParams& stopping, int64_t deadline_ms,
+                       int max_model_len);
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_CONVERT_H_

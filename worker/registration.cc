@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/registration.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tandem::worker {
+namespace {
+
+// Slow readers lose the increments and get everything anew: the queue to a
+// router is bounded by a few messages.
+constexpr size_t kMaxUnsent = 16;
+
+}  // namespace
+
+struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
+  Link(Registration* owner_in, std::string endpoint_in)
+      : owner(owner_in), endpoint(std::move(endpoint_in)), redial(owner->loop_) {}
+
+  void OnMessage(v1::RegisterResponse message) override {
+    heard = owner->loop_->Now();
+    if (message.has_welcome()) {
+      welcomed = true;
+      backoff = owner->options_.min_backoff;
+    }
+  }
+  void OnClosed(absl::Status status) override { owner->Lost(this, status); }
+
+  Registration* const owner;
+  const std::string endpoint;
+  std::unique_ptr<RegistryStream> stream;
+  Timer redial;
+  absl::Duration backoff;
+  absl::Time heard;
+  bool welcomed = false;
+  bool cache_known = false;  // the router holds our cache's hashes
+};
+
+Registration::Registration(const RegistrationOptions& options, Loop* loop,
+                           Random* random, Dial dial,
+                           std::function<v1::WorkerLoad()> load,
+                           engine::KvPool* pool, OnTrouble on_trouble)
+    : options_(options),
+      loop_(loop),
+      random_(random),
+      dial_(std::move(dial)),
+      load_(std::move(load)),
+      pool_(pool),
+      on_trouble_(std::move(on_trouble)),
+      tick_(loop) {
+  tick_.Start(options_.load_interval, [this] { Tick(); });
+}
+
+Registration::~Registration() = default;
+
+void Registration::SetRouters(const std::vector<std::string>& endpoints) {
+  for (auto it = links_.begin(); it != links_.end();) {
+    const bool named = std::find(endpoints.begin(), endpoints.end(),
+                                 it->first) != endpoints.end();
+    it = named ? std::next(it) : links_.erase(it);
+  }
+  for (const std::string& endpoint : endpoints) {
+    std::unique_ptr<Link>& link = links_[endpoint];
+    if (link != nullptr) continue;
+    link = std::make_unique<Link>(this, endpoint);
+    link->backoff = options_.min_backoff;
+    Connect(link.get());
+  }
+}
+
+void Registration::Connect(Link* link) {
+  link->welcomed = false;
+  link->cache_known = false;
+  link->heard = loop_->Now();
+  link->stream = dial_(link->endpoint);
+  link->stream->Start(link);
+  v1::RegisterRequest hello;
+  *hello.mutable_hello() = options_.hello;
+  link->stream->Send(std::move(hello));
+  v1::RegisterRequest load;
+  *load.mutable_load() = load_();
+  link->stream->Send(std::move(load));
+}
+
+void Registration::Lost(Link* link, const absl::Status& status) {
+  link->stream.reset();
+  on_trouble_(link->endpoint, status);
+  const absl::Duration delay =
+      link->backoff * (0.75 + 0.5 * random_->Uniform());
+  link->backoff = std::min(link->backoff * 2, options_.max_backoff);
+  link->redial.Start(delay, [this, link] { Connect(link); });
+}
+
+void Registration::SayLoad() {
+  const v1::WorkerLoad load = load_();
+  const engine::CacheChanges changes = pool_->TakeChanges();
+  for (const auto& [endpoint, link] : links_) {
+    if (link->stream == nullptr) continue;
+    if (link->stream->unsent() > kMaxUnsent) {
+      link->cache_known = false;
+      continue;
+    }
+    v1::RegisterRequest message;
+    *message.mutable_load() = load;
+    link->stream->Send(std::move(message));
+    v1::RegisterRequest cache;
+    if (!link->cache_known) {
+      link->cache_known = true;
+      cache.mutable_cache()->set_reset(true);
+      for (const uint64_t hash : pool_->CachedHashes()) {
+        cache.mutable_cache()->add_added(hash);
+      }
+    } else if (changes.added.empty() && changes.removed.empty()) {
+      continue;
+    } else {
+      cache.mutable_cache()->mutable_added()->Add(changes.added.begin(),
+                                                  changes.added.end());
+      cache.mutable_cache()->mutable_removed()->Add(changes.removed.begin(),
+                                                    changes.removed.end());
+    }
+    link->stream->Send(std::move(cache));
+  }
+}
+
+void Registration::Tick() {
+  tick_.Start(options_.load_interval, [this] { Tick(); });
+  SayLoad();
+  for (const auto& [endpoint, link] : links_) {
+    if (link->stream != nullptr &&
+        loop_->Now() - link->heard > options_.silence) {
+      Lost(link.get(), absl::UnavailableError("the router went silent"));
+    }
+  }
+}
+
+int Registration::connected() const {
+  return static_cast<int>(std::count_if(
+      links_.begin(), links_.end(),
+      [](const auto& entry) { return entry.second->welcomed &&
+                                     entry.second->stream != nullptr; }));
+}
+
+}  // namespace tandem::worker

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's registration with every router (DESIGN.md section 6): one stream
+// to each, on which it says what it is, its load several times a second, and
+// what its prefix cache gained and lost. A broken stream is dialled again
+// with back-off and jitter, and then says everything anew.
+
+#ifndef TANDEM_WORKER_REGISTRATION_H_
+#define TANDEM_WORKER_REGISTRATION_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "common/random.h"
+#include "common/stream.h"
+#include "engine/kv_pool.h"
+#include "tandem/v1/registry.pb.h"
+
+namespace tandem::worker {
+
+using RegistryStream = Stream<v1::RegisterRequest, v1::RegisterResponse>;
+
+struct RegistrationOptions {
+  v1::WorkerHello hello;
+  absl::Duration load_interval = absl::Milliseconds(250);
+  absl::Duration silence = absl::Seconds(4);       // of a router
+  absl::Duration min_backoff = absl::Milliseconds(100);
+  absl::Duration max_backoff = absl::Seconds(5);
+};
+
+class Registration {
+ public:
+  using Dial = std::function<std::unique_ptr<RegistryStream>(
+      const std::string& endpoint)>;
+  // Told when a router refuses (fingerprint, version) or is lost.
+  using OnTrouble =
+      std::function<void(const std::string& endpoint, const absl::Status&)>;
+
+  Registration(const RegistrationOptions& options, Loop* loop, Random* random,
+               Dial dial, std::function<v1::WorkerLoad()> load,
+               engine::KvPool* pool, OnTrouble on_trouble);
+  ~Registration();
+
+  // The routers to register with: those no longer named are left.
+  void SetRouters(const std::vector<std::string>& endpoints);
+
+  // Sends the load now, e.g. when a drain begins.
+  void SayLoad();
+
+  int connected() const;  // routers that welcomed this worker
+
+ private:
+  struct Link;
+  void Connect(Link* link);
+  void Lost(Link* link, const absl::Status& status);
+  void Tick();
+
+  const RegistrationOptions options_;
+  Loop* const loop_;
+  Random* const random_;
+  Dial dial_;
+  std::function<v1::WorkerLoad()> load_;
+  engine::KvPool* const pool_;
+  OnTrouble on_trouble_;
+  std::map<std::string, std::unique_ptr<Link>> links_;
+  Timer tick_;
+};
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_REGISTRATION_H_
