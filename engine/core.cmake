@@ -1,2 +1,16 @@
-# Block accounting and scheduling: plain single-threaded code.
+# Block accounting and scheduling: plain single-threaded code that knows no
+# tensors. tandem_engine_testing is a device whose KV is a hash of history.
 find_package(OpenSSL REQUIRED)
+
+tandem_library(tandem_engine_core
+  SRCS block_hash.cc engine.cc kv_pool.cc scheduler.cc
+  DEPS tandem_common OpenSSL::Crypto absl::flat_hash_map absl::any_invocable
+       absl::span absl::status absl::statusor absl::strings absl::time)
+
+if(NOT TARGET tandem_common_testing)
+  add_subdirectory(${PROJECT_SOURCE_DIR}/common/testing
+                   ${PROJECT_BINARY_DIR}/common/testing)
+endif()
+tandem_library(tandem_engine_testing
+  SRCS testing/fake_executor.cc testing/fake_model.cc
+  DEPS tandem_engine_core tandem_common_testing)

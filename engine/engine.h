@@ -23,7 +23,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/loop.h"
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
@@ -45,12 +47,12 @@ struct SequenceSpec {
   int prompt_tokens = 0;
   Sampling sampling;
   Stopping stopping;
-  BlockHash root;        // where its block hashes start (tenant salt)
+  BlockHash root;            // where its block hashes start (tenant salt)
   bool cache_blocks = true;  // full blocks may be found by others
-  absl::Time admitted;   // age, for preemption: the youngest goes first
+  absl::Time admitted;       // age, for preemption: the youngest goes first
   // Sample one token and finish (what a prefill worker does); its KV stays.
   bool first_token_only = false;
-  bool alone = false;    // a suspect: shares its steps with nobody
+  bool alone = false;  // a suspect: shares its steps with nobody
 };
 
 struct EngineOptions {
@@ -60,6 +62,8 @@ struct EngineOptions {
   bool prefix_caching = true;
 };
 
+// Callbacks may call every method of the engine but its destructor. A
+// sequence that was retired, by whomever, is not heard of again.
 class EngineListener {
  public:
   virtual ~EngineListener() = default;
@@ -73,10 +77,11 @@ class EngineListener {
   virtual void OnComputed(SequenceId sequence, int begin, int end,
                           int layers_done) = 0;
   // The pool ran out and this sequence gave its blocks back. It is gone from
-  // the engine, as after Retire.
+  // the engine, as after Retire. Its tokens so far were all reported.
   virtual void OnPreempted(SequenceId sequence) = 0;
   // Blocks are short by `blocks`: the owner may free some (revoke grants
-  // without progress) before a sequence is preempted. True: try again.
+  // without progress) before a sequence is preempted. True: try again; but
+  // where nothing became available, sequences are preempted all the same.
   virtual bool OnBlocksShort(int blocks) = 0;
   // The device failed the step; the listed sequences are gone.
   virtual void OnStepFailed(const std::vector<SequenceId>& sequences,
@@ -89,10 +94,10 @@ struct EngineStats {
   int64_t prefill_tokens = 0;  // computed positions that sampled nothing
   int64_t decode_tokens = 0;   // computed positions that sampled
   int64_t preemptions = 0;
-  int running = 0;             // sequences with something to compute
+  int running = 0;  // sequences with something to compute
   int paused = 0;
-  int pending_tokens = 0;      // uncomputed positions of running sequences
-  double step_seconds = 0;     // smoothed
+  int pending_tokens = 0;        // uncomputed positions of running sequences
+  double step_seconds = 0;       // smoothed
   double tokens_per_second = 0;  // smoothed, over steps with prefill rows
   bool step_in_flight = false;
   absl::Time step_started;
@@ -100,8 +105,16 @@ struct EngineStats {
 
 class Engine final : private StepListener {
  public:
+  // Whether these options can run on that pool: one sequence of
+  // max_model_len must fit, so that the oldest one can always finish.
+  static absl::Status Validate(const EngineOptions& options,
+                               const KvPool& pool);
+
+  // REQUIRES: Validate(options, *pool) is OK. All outlive the engine.
   Engine(const EngineOptions& options, Loop* loop, Executor* executor,
          KvPool* pool, EngineListener* listener);
+  // Gives all blocks back. REQUIRES: no step is in flight, or the executor
+  // runs nothing any more.
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -109,40 +122,111 @@ class Engine final : private StepListener {
   // Adds a sequence. `blocks` hold positions [0, computed) of its history
   // (from the prefix cache, or landed by a handoff), block i the positions
   // from i * block_size on; computed < history.size(). Starts a step if none
-  // runs. Errors: INVALID_ARGUMENT (history or limits), nothing changed.
+  // runs, after the task that runs now, so that sequences added together
+  // start together. Blocks from computed on will be written: REQUIRES that
+  // nobody else refers to them and that they are not published.
+  // Errors: INVALID_ARGUMENT (history or limits), nothing changed.
   absl::Status Add(SequenceId id, SequenceSpec spec,
                    std::vector<BlockRef> blocks, int computed);
 
   // Ends a sequence in any state; its full blocks go to the prefix cache and
   // the rest back to the pool, as soon as no step in flight uses them.
-  // Idempotent; unknown ids are no-ops.
+  // Idempotent; unknown ids are no-ops. The id may be used again at once.
   void Retire(SequenceId id);
 
   // A paused sequence computes nothing and is preempted first.
   void Pause(SequenceId id, bool paused);
 
-  bool contains(SequenceId id) const;
+  bool contains(SequenceId id) const { return sequences_.contains(id); }
   // The sequence's blocks in order, e.g. for gathers. Valid until it is
-  // retired or preempted, or the next step is planned.
+  // retired or preempted, or the next step is planned. Empty if unknown.
   absl::Span<const int32_t> block_table(SequenceId id) const;
   // References to the blocks of [0, positions): pins them beyond Retire.
+  // REQUIRES: contains(id), and it has blocks for that many positions.
   std::vector<BlockRef> ShareBlocks(SequenceId id, int positions) const;
+  // How many positions of the sequence hold finished KV. -1 if unknown.
+  int computed(SequenceId id) const;
 
   const EngineStats& stats() const { return stats_; }
+  // The stats against a recount, every block table against its references:
+  // INTERNAL with the first contradiction. For tests.
+  absl::Status CheckInvariants() const;
 
  private:
-  struct Sequence;
+  struct Sequence;  // engine/sequence.h
+
+  // A step's entries, and whose they are. Kept from step to step, so that
+  // planning allocates nothing once the vectors have grown.
+  struct Plan {
+    struct Part {
+      Sequence* sequence;
+      int tokens;
+    };
+    std::vector<Part> parts;
+    int rows = 0;  // of all parts
+    Step step;
+  };
+  enum class Kind { kShared, kAlone };
+  enum class Room { kFound, kNone, kReplan };
 
   void OnLayersDone(uint64_t step_id, int layers_done) override;
   void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
 
-  EngineOptions options_;
+  // engine.cc: what becomes of sequences.
+  absl::Status CheckSpec(const SequenceSpec& spec,
+                         absl::Span<const BlockRef> blocks, int computed) const;
+  void Enlist(std::unique_ptr<Sequence> sequence);
+  std::unique_ptr<Sequence> Detach(Sequence* sequence);
+  // Detaches it and gives its blocks back, now or when the step that uses
+  // them is done.
+  void Remove(Sequence* sequence);
+  void Release(Sequence* sequence);
+  void PublishFullBlocks(Sequence* sequence);
+  void ApplyResult(const StepResult& result);
+  void AppendToken(Sequence* sequence, int32_t token);
+  void DeliverTokens(const StepResult& result);
+  void FailStep(const absl::Status& status);
+  void FinishStep();
+  void RecordStepTime(absl::Duration duration);
+  void Count(const Sequence& sequence, int sign);
+
+  // scheduler.cc: what the next step holds.
+  void SchedulePlan();
+  void StartStep();
+  bool ComposeAny(Plan* plan);
+  // Fills plan->parts. kReplan: the listener changed the sequences meanwhile.
+  Room Compose(Kind kind, Plan* plan);
+  Room TryPart(Sequence* sequence, int max_tokens, Plan* plan);
+  Room MakeRoom(Sequence* sequence, int missing, Plan* plan);
+  Sequence* PickVictim(const Sequence& requester) const;
+  void Preempt(Sequence* victim, Plan* plan);
+  void FillEntries(Plan* plan);
+  void DeliverPreempted();
+
+  const EngineOptions options_;
   Loop* const loop_;
   Executor* const executor_;
   KvPool* const pool_;
   EngineListener* const listener_;
   EngineStats stats_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::vector<Sequence*> by_age_;  // oldest first
+  // Retired while the running step uses them.
+  std::vector<std::unique_ptr<Sequence>> leaving_;
+  // Two, so that the plan of a finished step can be read while the next one
+  // is made.
+  Plan plans_[2];
+  Plan* running_ = nullptr;  // its step is in flight, or being reported
+  uint64_t last_step_id_ = 0;
+  uint64_t last_serial_ = 0;
+  Kind last_kind_ = Kind::kAlone;
+  uint64_t changes_ = 0;  // of the set of sequences, or of who is paused
+  bool may_ask_ = false;  // OnBlocksShort, within one planning
+  bool planning_ = false;
+  std::vector<uint64_t> writers_;  // [num_blocks] serial of who may write it
+  std::vector<Sequence*> candidates_;                 // of the plan being made
+  std::vector<std::unique_ptr<Sequence>> preempted_;  // to be reported
+  Timer plan_timer_;
 };
 
 }  // namespace tandem::engine

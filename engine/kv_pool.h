@@ -10,10 +10,14 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 
 namespace tandem::engine {
@@ -54,7 +58,7 @@ class BlockRef {
 
   explicit operator bool() const { return pool_ != nullptr; }
   int32_t id() const { return id_; }
-  BlockRef Share() const;  // one more reference
+  BlockRef Share() const;  // one more reference; REQUIRES: not empty
 
  private:
   friend class KvPool;
@@ -64,9 +68,31 @@ class BlockRef {
   int32_t id_ = -1;
 };
 
+// Gives references back from the last to the first, so that of one prefix the
+// deepest block is evicted first and its head lives longest. Plain
+// destruction of the vector is as right, but wears the cache down faster.
+void ReleaseBlocks(std::vector<BlockRef> blocks);
+
+// Keeps blocks of a reservation from being reused while device work (a
+// scatter) is queued on them, whatever becomes of the reservation meanwhile.
+class BlockHold {
+ public:
+  BlockHold() = default;
+  BlockHold(BlockHold&& other) noexcept;
+  BlockHold& operator=(BlockHold&& other) noexcept;
+  ~BlockHold();
+
+  explicit operator bool() const { return pool_ != nullptr; }
+
+ private:
+  friend class Reservation;
+  KvPool* pool_ = nullptr;
+  std::vector<int32_t> ids_;
+};
+
 // Blocks promised to a handoff, all or nothing. Destroyed, they return to
-// free (never to the prefix cache: nothing proved their content). REQUIRES
-// then: no scatter into them is queued; hold `Pin()`s for those.
+// free (never to the prefix cache: nothing proved their content), each as
+// soon as no BlockHold keeps it; until then it stays reserved.
 class Reservation {
  public:
   Reservation() = default;
@@ -74,7 +100,10 @@ class Reservation {
   Reservation& operator=(Reservation&& other) noexcept;
   ~Reservation();
 
+  explicit operator bool() const { return pool_ != nullptr; }
   const std::vector<int32_t>& ids() const { return ids_; }
+  // For a scatter into ids()[begin, end).
+  BlockHold Hold(int begin, int end) const;
   // The commit was checked: they become live references, in order.
   std::vector<BlockRef> Commit() &&;
 
@@ -92,26 +121,30 @@ struct KvPoolCounts {
   int cached = 0;  // free + reserved + live + cached == total
 };
 
-// What changed in the prefix cache since the last TakeChanges.
+// What changed in the prefix cache since the last TakeChanges, net: a block
+// that came and went in between is in neither list. Both ascend.
 struct CacheChanges {
-  std::vector<uint64_t> added;    // BlockHash::Short()
+  std::vector<uint64_t> added;  // BlockHash::Short()
   std::vector<uint64_t> removed;
 };
 
 class KvPool {
  public:
   KvPool(int num_blocks, int block_size);
-  ~KvPool();  // CHECKs that every reference was given back
+  ~KvPool();  // CHECKs that every reference, hold and reservation came back
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
-  int block_size() const;
+  int num_blocks() const { return static_cast<int>(blocks_.size()); }
+  int block_size() const { return block_size_; }
   // Free or evictable: what Allocate and Reserve could still give.
-  int available() const;
+  int available() const { return counts_.free + counts_.cached; }
 
   // `count` live blocks, evicting cached ones as needed; empty if short
   // (all or nothing).
   std::vector<BlockRef> Allocate(int count);
+  // As Allocate, appended to `blocks`. False, and nothing changed, if short.
+  bool AllocateInto(int count, std::vector<BlockRef>* blocks);
   // As Allocate, but in state reserved. nullopt if short.
   std::optional<Reservation> Reserve(int count);
 
@@ -124,15 +157,74 @@ class KvPool {
   // one stays the one found, and this one becomes free when released.
   void Publish(const BlockRef& block, const BlockHash& hash);
 
+  // Whether the block is found by a hash: then its content is settled.
+  bool published(const BlockRef& block) const;
+  // References to the block, without holds.
+  int references(const BlockRef& block) const;
+
   // Drops all cached blocks that nobody holds.
   void ClearCache();
 
-  KvPoolCounts counts() const;
+  // Calls `wake` once, when the next block becomes free or evictable. It may
+  // not use the pool: it puts a task on a loop. Replaces the one before; an
+  // empty one cancels. For whoever found too few blocks available.
+  void WakeWhenAvailable(absl::AnyInvocable<void()> wake);
+
+  KvPoolCounts counts() const { return counts_; }
   CacheChanges TakeChanges();
-  std::vector<uint64_t> CachedHashes() const;  // for a full re-publish
+  // All that can be found, ascending: for a full re-publish. Equal to the
+  // sum of all changes once TakeChanges has been called.
+  std::vector<uint64_t> CachedHashes() const;
   // Every block in exactly one state, sums right, references as counted:
   // INTERNAL with the first contradiction. Cheap enough for every test.
   absl::Status CheckInvariants() const;
+
+ private:
+  friend class BlockRef;
+  friend class BlockHold;
+  friend class Reservation;
+
+  enum class State : uint8_t { kFree, kReserved, kLive, kCached };
+
+  struct Block {
+    State state = State::kFree;
+    bool promised = false;   // a Reservation owns it
+    bool published = false;  // found_[hash] is this block
+    int32_t references = 0;  // BlockRefs
+    int32_t holds = 0;       // BlockHolds
+    // Neighbours in the list of cached blocks; `next` alone in the free one.
+    int32_t previous = -1;
+    int32_t next = -1;
+    BlockHash hash;
+  };
+
+  int& Count(State state);
+  void MoveTo(int32_t id, State state);
+  // Takes a free block or evicts the least recently used one.
+  int32_t Take(State state);
+  void Unlink(int32_t id);
+  void Forget(int32_t id);  // no longer found by its hash
+  void NoteChange(const BlockHash& hash, int change);
+  BlockRef AddReference(int32_t id);
+  void DropReference(int32_t id);
+  void DropHold(int32_t id);
+  void Abandon(int32_t id);
+  // Nothing keeps the block any more: it becomes cached or free.
+  void SettleIfUnused(int32_t id);
+
+  const int block_size_;
+  std::vector<Block> blocks_;
+  KvPoolCounts counts_;
+  int64_t outstanding_references_ = 0;
+  int64_t outstanding_holds_ = 0;
+  int32_t free_head_ = -1;  // a stack: the block used last is warm
+  int32_t oldest_ = -1;     // cached blocks, by when they were released
+  int32_t newest_ = -1;
+  absl::flat_hash_map<BlockHash, int32_t> found_;
+  // Net change per short hash since TakeChanges, never zero. At most what
+  // was published then and is published now, so it cannot grow on.
+  absl::flat_hash_map<uint64_t, int> changes_;
+  absl::AnyInvocable<void()> wake_;
 };
 
 }  // namespace tandem::engine

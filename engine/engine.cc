@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of sequences: they are added, get their tokens, finish, fail
+// and are retired. What a step holds is decided in scheduler.cc.
+
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "engine/sequence.h"
+
+namespace tandem::engine {
+namespace {
+
+constexpr double kSmoothing = 0.1;  // weight of the newest step
+
+void Smooth(double sample, double* average) {
+  *average = *average == 0 ? sample
+                           : (1 - kSmoothing) * *average + kSmoothing * sample;
+}
+
+int CeilDiv(int64_t value, int64_t by) {
+  return static_cast<int>((value + by - 1) / by);
+}
+
+bool Contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+absl::Status Engine::Validate(const EngineOptions& options,
+                              const KvPool& pool) {
+  const auto refuse = [](const char* what, int value, const char* expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is ", value, ", expected ", expected));
+  };
+  if (options.max_num_seqs < 1) {
+    return refuse("max_num_seqs", options.max_num_seqs, "at least 1");
+  }
+  if (options.max_num_batched_tokens < 1) {
+    return refuse("max_num_batched_tokens", options.max_num_batched_tokens,
+                  "at least 1");
+  }
+  if (options.max_model_len < 2) {
+    return refuse("max_model_len", options.max_model_len, "at least 2");
+  }
+  const int needed = CeilDiv(options.max_model_len, pool.block_size());
+  if (needed > pool.num_blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_model_len is ", options.max_model_len, ", which takes ", needed,
+        " KV blocks of ", pool.block_size(), ", but the pool has ",
+        pool.num_blocks(), ": lower max_model_len or give KV more memory"));
+  }
+  return absl::OkStatus();
+}
+
+Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
+               KvPool* pool, EngineListener* listener)
+    : options_(options),
+      loop_(loop),
+      executor_(executor),
+      pool_(pool),
+      listener_(listener),
+      writers_(static_cast<size_t>(pool->num_blocks()), 0),
+      plan_timer_(loop) {
+  TANDEM_CHECK(Validate(options, *pool).ok(), "see Engine::Validate");
+  const size_t sequences = static_cast<size_t>(options.max_num_seqs);
+  for (Plan& plan : plans_) {
+    plan.parts.reserve(sequences);
+    plan.step.entries.reserve(sequences);
+  }
+}
+
+Engine::~Engine() {
+  pool_->WakeWhenAvailable(nullptr);
+  for (Sequence* sequence : by_age_) Release(sequence);
+  for (const auto& sequence : leaving_) Release(sequence.get());
+}
+
+// ---- Coming and going
+
+absl::Status Engine::CheckSpec(const SequenceSpec& spec,
+                               absl::Span<const BlockRef> blocks,
+                               int computed) const {
+  const int64_t length = static_cast<int64_t>(spec.history.size());
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(parts...));
+  };
+  if (length == 0) return refuse("history is empty, expected a token");
+  if (length >= options_.max_model_len) {
+    return refuse("history has ", length, " tokens, expected less than ",
+                  "max_model_len, ", options_.max_model_len);
+  }
+  if (spec.prompt_tokens < 0 || spec.prompt_tokens > length) {
+    return refuse("prompt_tokens is ", spec.prompt_tokens,
+                  ", expected 0 to the history's ", length);
+  }
+  if (spec.stopping.max_tokens <= length - spec.prompt_tokens) {
+    return refuse("max_tokens is ", spec.stopping.max_tokens,
+                  ", expected more than the ", length - spec.prompt_tokens,
+                  " that the history has behind its prompt");
+  }
+  if (computed < 0 || computed >= length) {
+    return refuse("computed is ", computed, ", expected 0 to ", length - 1);
+  }
+  const int least = CeilDiv(computed, pool_->block_size());
+  const int most = CeilDiv(options_.max_model_len, pool_->block_size());
+  const int given = static_cast<int>(blocks.size());
+  if (given < least || given > most) {
+    return refuse("got ", given, " blocks for ", computed,
+                  " computed positions, expected ", least, " to ", most);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
+                         std::vector<BlockRef> blocks, int computed) {
+  if (sequences_.contains(id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sequence ", id, " is there already: retire it first"));
+  }
+  const absl::Status status = CheckSpec(spec, blocks, computed);
+  if (!status.ok()) return status;
+
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->serial = ++last_serial_;
+  sequence->spec = std::move(spec);
+  sequence->blocks = std::move(blocks);
+  sequence->computed = computed;
+  sequence->tail = sequence->spec.root;
+  // All it may grow to, so that no token reallocates and spans stay valid.
+  const int64_t most = std::min<int64_t>(
+      options_.max_model_len, int64_t{sequence->spec.prompt_tokens} +
+                                  sequence->spec.stopping.max_tokens);
+  const int most_blocks = CeilDiv(most, pool_->block_size());
+  sequence->spec.history.reserve(static_cast<size_t>(most));
+  sequence->blocks.reserve(static_cast<size_t>(most_blocks));
+  sequence->table.reserve(static_cast<size_t>(most_blocks));
+  for (const BlockRef& block : sequence->blocks) {
+    if (static_cast<int>(sequence->table.size()) >=
+        computed / pool_->block_size()) {
+      TANDEM_CHECK(pool_->references(block) == 1 && !pool_->published(block),
+                   "a block that will be written belongs to others as well");
+      writers_[block.id()] = sequence->serial;
+    }
+    sequence->table.push_back(block.id());
+  }
+  PublishFullBlocks(sequence.get());
+  Enlist(std::move(sequence));
+  SchedulePlan();
+  return absl::OkStatus();
+}
+
+void Engine::Enlist(std::unique_ptr<Sequence> sequence) {
+  Sequence* const added = sequence.get();
+  by_age_.insert(std::upper_bound(by_age_.begin(), by_age_.end(), added,
+                                  [](const Sequence* a, const Sequence* b) {
+                                    return a->older_than(*b);
+                                  }),
+                 added);
+  sequences_.emplace(added->id, std::move(sequence));
+  Count(*added, 1);
+  ++changes_;
+}
+
+void Engine::Retire(SequenceId id) {
+  // Preempted, and its owner gave it up before being told.
+  std::erase_if(preempted_, [id](const auto& s) { return s->id == id; });
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return;
+  Remove(it->second.get());
+  SchedulePlan();
+}
+
+std::unique_ptr<Engine::Sequence> Engine::Detach(Sequence* sequence) {
+  Count(*sequence, -1);
+  ++changes_;
+  std::erase(by_age_, sequence);
+  sequence->retired = true;
+  return std::move(sequences_.extract(sequence->id).mapped());
+}
+
+void Engine::Remove(Sequence* sequence) {
+  std::unique_ptr<Sequence> detached = Detach(sequence);
+  if (running_ != nullptr && sequence->in_step > 0) {
+    leaving_.push_back(std::move(detached));
+  } else {
+    Release(sequence);
+  }
+}
+
+void Engine::Release(Sequence* sequence) {
+  // From the last to the first: see ReleaseBlocks.
+  while (!sequence->blocks.empty()) sequence->blocks.pop_back();
+  sequence->table.clear();
+}
+
+void Engine::Pause(SequenceId id, bool paused) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end() || it->second->paused == paused) return;
+  Count(*it->second, -1);
+  it->second->paused = paused;
+  Count(*it->second, 1);
+  ++changes_;
+  SchedulePlan();
+}
+
+absl::Span<const int32_t> Engine::block_table(SequenceId id) const {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return {};
+  return it->second->table;
+}
+
+std::vector<BlockRef> Engine::ShareBlocks(SequenceId id, int positions) const {
+  const auto it = sequences_.find(id);
+  TANDEM_CHECK(it != sequences_.end(), "only a sequence here has blocks");
+  const std::vector<BlockRef>& blocks = it->second->blocks;
+  const size_t count =
+      static_cast<size_t>(CeilDiv(positions, pool_->block_size()));
+  TANDEM_CHECK(count <= blocks.size(), "these positions have no blocks yet");
+  std::vector<BlockRef> shared;
+  shared.reserve(count);
+  for (size_t i = 0; i < count; ++i) shared.push_back(blocks[i].Share());
+  return shared;
+}
+
+int Engine::computed(SequenceId id) const {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? -1 : it->second->computed;
+}
+
+void Engine::Count(const Sequence& sequence, int sign) {
+  if (sequence.finished) return;
+  if (sequence.paused) {
+    stats_.paused += sign;
+  } else {
+    stats_.running += sign;
+    stats_.pending_tokens += sign * sequence.uncomputed();
+  }
+}
+
+// ---- A step's results
+
+void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
+  TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
+               "layers of a step that is not in flight");
+  // By value: the listener may retire the sequence, but parts stay.
+  for (const Plan::Part part : running_->parts) {
+    const Sequence& sequence = *part.sequence;
+    if (sequence.retired) continue;
+    listener_->OnComputed(sequence.id, sequence.computed,
+                          sequence.computed + part.tokens, layers_done);
+  }
+}
+
+void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
+  TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
+               "the end of a step that is not in flight");
+  stats_.step_in_flight = false;
+  if (result.ok()) {
+    // First all sequences, then the listener: whatever it asks or changes, it
+    // meets the state after the step.
+    RecordStepTime(loop_->Now() - stats_.step_started);
+    ApplyResult(*result);
+    DeliverTokens(*result);
+  } else {
+    FailStep(result.status());
+  }
+  FinishStep();
+  StartStep();
+}
+
+void Engine::ApplyResult(const StepResult& result) {
+  ++stats_.steps;
+  size_t drawn = 0;
+  for (size_t i = 0; i < running_->parts.size(); ++i) {
+    Sequence* const sequence = running_->parts[i].sequence;
+    const int tokens = running_->parts[i].tokens;
+    const bool samples = running_->step.entries[i].sample;
+    stats_.prefill_tokens += tokens - (samples ? 1 : 0);
+    stats_.decode_tokens += samples ? 1 : 0;
+    TANDEM_CHECK(!samples || drawn < result.tokens.size(),
+                 "a step drew less tokens than it was asked for");
+    const size_t token = drawn;
+    drawn += samples ? 1 : 0;
+    // The KV of a retired sequence is as good as any: others may want it.
+    if (!sequence->retired) Count(*sequence, -1);
+    sequence->computed += tokens;
+    PublishFullBlocks(sequence);
+    if (samples && !sequence->retired) {
+      AppendToken(sequence, result.tokens[token].token_id);
+    }
+    if (!sequence->retired) Count(*sequence, 1);
+  }
+  TANDEM_CHECK(drawn == result.tokens.size(),
+               "a step drew more tokens than it was asked for");
+}
+
+void Engine::AppendToken(Sequence* sequence, int32_t token) {
+  const Stopping& stopping = sequence->spec.stopping;
+  // Before min_tokens they were banned, so that none can stand here.
+  const bool may_stop = sequence->new_tokens() >= stopping.min_tokens;
+  sequence->spec.history.push_back(token);
+  sequence->finish.reset();
+  if (may_stop && Contains(stopping.stop_token_ids, token)) {
+    sequence->finish = Finish::kStop;
+  } else if (sequence->new_tokens() >= stopping.max_tokens ||
+             sequence->length() >= options_.max_model_len) {
+    sequence->finish = Finish::kLength;
+  }
+  sequence->finished =
+      sequence->finish.has_value() || sequence->spec.first_token_only;
+}
+
+void Engine::DeliverTokens(const StepResult& result) {
+  size_t drawn = 0;
+  for (size_t i = 0; i < running_->parts.size(); ++i) {
+    if (!running_->step.entries[i].sample) continue;
+    const SampledToken& token = result.tokens[drawn++];
+    const Sequence& sequence = *running_->parts[i].sequence;
+    if (sequence.retired) continue;
+    listener_->OnToken(sequence.id, sequence.length() - 1, token,
+                       sequence.finish);
+  }
+}
+
+void Engine::FailStep(const absl::Status& status) {
+  std::vector<SequenceId> failed;
+  for (const Plan::Part& part : running_->parts) {
+    if (part.sequence->retired) continue;
+    failed.push_back(part.sequence->id);
+    Remove(part.sequence);
+  }
+  // Their blocks come back before the listener hears of it.
+  FinishStep();
+  listener_->OnStepFailed(failed, status);
+}
+
+void Engine::FinishStep() {
+  if (running_ == nullptr) return;
+  for (const Plan::Part& part : running_->parts) part.sequence->in_step = 0;
+  running_ = nullptr;
+  for (const auto& sequence : leaving_) Release(sequence.get());
+  leaving_.clear();
+}
+
+void Engine::PublishFullBlocks(Sequence* sequence) {
+  if (!options_.prefix_caching || !sequence->spec.cache_blocks) return;
+  const int size = pool_->block_size();
+  while ((sequence->published + 1) * size <= sequence->computed) {
+    const size_t index = static_cast<size_t>(sequence->published++);
+    sequence->tail = ChildHash(sequence->tail,
+                               absl::MakeConstSpan(sequence->spec.history)
+                                   .subspan(index * static_cast<size_t>(size),
+                                            static_cast<size_t>(size)));
+    pool_->Publish(sequence->blocks[index], sequence->tail);
+  }
+}
+
+void Engine::RecordStepTime(absl::Duration duration) {
+  const double seconds = absl::ToDoubleSeconds(duration);
+  if (seconds <= 0) return;
+  Smooth(seconds, &stats_.step_seconds);
+  int rows = 0;
+  bool prefill = false;
+  for (size_t i = 0; i < running_->parts.size(); ++i) {
+    const int tokens = running_->parts[i].tokens;
+    rows += tokens;
+    prefill |= tokens > 1 || !running_->step.entries[i].sample;
+  }
+  if (prefill) Smooth(rows / seconds, &stats_.tokens_per_second);
+}
+
+absl::Status Engine::CheckInvariants() const {
+  EngineStats recount;
+  for (size_t i = 0; i < by_age_.size(); ++i) {
+    const Sequence& sequence = *by_age_[i];
+    const auto broken = [&](const char* what) {
+      return absl::InternalError(
+          absl::StrCat("sequence ", sequence.id, ": ", what));
+    };
+    if (i > 0 && !by_age_[i - 1]->older_than(sequence)) {
+      return broken("stands before an older one");
+    }
+    if (sequence.retired) return broken("is retired and still listed");
+    if (!sequence.finished && !sequence.paused) {
+      ++recount.running;
+      recount.pending_tokens += sequence.uncomputed();
+    }
+    recount.paused += !sequence.finished && sequence.paused;
+    if (sequence.table.size() != sequence.blocks.size()) {
+      return broken("its block table differs from its references");
+    }
+    for (size_t b = 0; b < sequence.blocks.size(); ++b) {
+      if (sequence.blocks[b].id() != sequence.table[b]) {
+        return broken("its block table differs from its references");
+      }
+    }
+    if (CeilDiv(sequence.computed, pool_->block_size()) >
+        static_cast<int>(sequence.blocks.size())) {
+      return broken("has computed positions without blocks");
+    }
+    if (sequence.uncomputed() < 1) return broken("has nothing to compute");
+  }
+  if (by_age_.size() != sequences_.size() ||
+      recount.running != stats_.running || recount.paused != stats_.paused ||
+      recount.pending_tokens != stats_.pending_tokens) {
+    return absl::InternalError("the stats differ from a recount");
+  }
+  if (running_ == nullptr && !leaving_.empty()) {
+    return absl::InternalError("sequences are leaving, but no step runs");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::engine

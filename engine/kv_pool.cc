@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/kv_pool.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tandem::engine {
+
+// ---- BlockRef, BlockHold, Reservation
+
+BlockRef::BlockRef(BlockRef&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)),
+      id_(std::exchange(other.id_, -1)) {}
+
+BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
+  // Through a local: the old reference is given back last, and assigning to
+  // itself changes nothing.
+  BlockRef taken(std::move(other));
+  std::swap(pool_, taken.pool_);
+  std::swap(id_, taken.id_);
+  return *this;
+}
+
+BlockRef::~BlockRef() {
+  if (pool_ != nullptr) pool_->DropReference(id_);
+}
+
+BlockRef BlockRef::Share() const {
+  TANDEM_CHECK(pool_ != nullptr, "an empty BlockRef has nothing to share");
+  return pool_->AddReference(id_);
+}
+
+void ReleaseBlocks(std::vector<BlockRef> blocks) {
+  while (!blocks.empty()) blocks.pop_back();
+}
+
+BlockHold::BlockHold(BlockHold&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), ids_(std::move(other.ids_)) {
+  other.ids_.clear();
+}
+
+BlockHold& BlockHold::operator=(BlockHold&& other) noexcept {
+  BlockHold taken(std::move(other));
+  std::swap(pool_, taken.pool_);
+  std::swap(ids_, taken.ids_);
+  return *this;
+}
+
+BlockHold::~BlockHold() {
+  if (pool_ == nullptr) return;
+  for (const int32_t id : ids_) pool_->DropHold(id);
+}
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), ids_(std::move(other.ids_)) {
+  other.ids_.clear();
+}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  Reservation taken(std::move(other));
+  std::swap(pool_, taken.pool_);
+  std::swap(ids_, taken.ids_);
+  return *this;
+}
+
+Reservation::~Reservation() {
+  if (pool_ == nullptr) return;
+  for (const int32_t id : ids_) pool_->Abandon(id);
+}
+
+BlockHold Reservation::Hold(int begin, int end) const {
+  TANDEM_CHECK(
+      0 <= begin && begin <= end && end <= static_cast<int>(ids_.size()),
+      "a hold is for blocks of its reservation");
+  BlockHold hold;
+  hold.pool_ = pool_;
+  hold.ids_.assign(ids_.begin() + begin, ids_.begin() + end);
+  for (const int32_t id : hold.ids_) {
+    ++pool_->blocks_[id].holds;
+    ++pool_->outstanding_holds_;
+  }
+  return hold;
+}
+
+std::vector<BlockRef> Reservation::Commit() && {
+  std::vector<BlockRef> references;
+  references.reserve(ids_.size());
+  for (const int32_t id : ids_) {
+    pool_->blocks_[id].promised = false;
+    pool_->MoveTo(id, KvPool::State::kLive);
+    references.push_back(pool_->AddReference(id));
+  }
+  ids_.clear();
+  pool_ = nullptr;
+  return references;
+}
+
+// ---- KvPool
+
+KvPool::KvPool(int num_blocks, int block_size)
+    : block_size_(block_size), blocks_(static_cast<size_t>(num_blocks)) {
+  TANDEM_CHECK(num_blocks > 0 && block_size > 0, "an empty pool serves nobody");
+  counts_.total = counts_.free = num_blocks;
+  for (int32_t id = num_blocks; id-- > 0;) {
+    blocks_[id].next = std::exchange(free_head_, id);
+  }
+  found_.reserve(blocks_.size());
+  changes_.reserve(2 * blocks_.size());
+}
+
+KvPool::~KvPool() {
+  TANDEM_CHECK(outstanding_references_ == 0, "a BlockRef outlives its pool");
+  TANDEM_CHECK(outstanding_holds_ == 0, "a BlockHold outlives its pool");
+  TANDEM_CHECK(counts_.reserved == 0, "a Reservation outlives its pool");
+}
+
+bool KvPool::AllocateInto(int count, std::vector<BlockRef>* blocks) {
+  if (count > available()) return false;
+  for (int i = 0; i < count; ++i) {
+    blocks->push_back(AddReference(Take(State::kLive)));
+  }
+  return true;
+}
+
+std::vector<BlockRef> KvPool::Allocate(int count) {
+  std::vector<BlockRef> blocks;
+  if (count > available()) return blocks;
+  blocks.reserve(static_cast<size_t>(count));
+  AllocateInto(count, &blocks);
+  return blocks;
+}
+
+std::optional<Reservation> KvPool::Reserve(int count) {
+  if (count > available()) return std::nullopt;
+  Reservation reservation;
+  reservation.pool_ = this;
+  reservation.ids_.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    const int32_t id = Take(State::kReserved);
+    blocks_[id].promised = true;
+    reservation.ids_.push_back(id);
+  }
+  return reservation;
+}
+
+std::vector<BlockRef> KvPool::Match(absl::Span<const BlockHash> hashes) {
+  std::vector<BlockRef> blocks;
+  for (const BlockHash& hash : hashes) {
+    const auto it = found_.find(hash);
+    if (it == found_.end()) break;
+    if (blocks_[it->second].state == State::kCached) {
+      MoveTo(it->second, State::kLive);
+    }
+    blocks.push_back(AddReference(it->second));
+  }
+  return blocks;
+}
+
+int KvPool::Lookup(absl::Span<const BlockHash> hashes) const {
+  int count = 0;
+  for (const BlockHash& hash : hashes) {
+    if (!found_.contains(hash)) break;
+    ++count;
+  }
+  return count;
+}
+
+void KvPool::Publish(const BlockRef& block, const BlockHash& hash) {
+  TANDEM_CHECK(block.pool_ == this, "a block of another pool");
+  Block& entry = blocks_[block.id_];
+  if (entry.published) {
+    TANDEM_CHECK(entry.hash == hash, "a published block has other content");
+    return;
+  }
+  if (!found_.try_emplace(hash, block.id_).second) return;
+  entry.published = true;
+  entry.hash = hash;
+  NoteChange(hash, 1);
+}
+
+bool KvPool::published(const BlockRef& block) const {
+  return blocks_[block.id_].published;
+}
+
+int KvPool::references(const BlockRef& block) const {
+  return blocks_[block.id_].references;
+}
+
+void KvPool::ClearCache() {
+  while (oldest_ >= 0) {
+    const int32_t id = oldest_;
+    Forget(id);
+    MoveTo(id, State::kFree);
+  }
+}
+
+void KvPool::WakeWhenAvailable(absl::AnyInvocable<void()> wake) {
+  wake_ = std::move(wake);
+}
+
+CacheChanges KvPool::TakeChanges() {
+  CacheChanges changes;
+  for (const auto& [hash, change] : changes_) {
+    (change > 0 ? changes.added : changes.removed).push_back(hash);
+  }
+  changes_.clear();
+  std::sort(changes.added.begin(), changes.added.end());
+  std::sort(changes.removed.begin(), changes.removed.end());
+  return changes;
+}
+
+std::vector<uint64_t> KvPool::CachedHashes() const {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(found_.size());
+  for (const auto& [hash, id] : found_) hashes.push_back(hash.Short());
+  std::sort(hashes.begin(), hashes.end());
+  return hashes;
+}
+
+// ---- The four states
+
+int& KvPool::Count(State state) {
+  switch (state) {
+    case State::kFree:
+      return counts_.free;
+    case State::kReserved:
+      return counts_.reserved;
+    case State::kLive:
+      return counts_.live;
+    case State::kCached:
+      return counts_.cached;
+  }
+  std::abort();
+}
+
+// The only place where a block changes its state: lists and counts follow.
+void KvPool::MoveTo(int32_t id, State state) {
+  Block& block = blocks_[id];
+  if (block.state == State::kCached) Unlink(id);
+  --Count(block.state);
+  ++Count(state);
+  block.state = state;
+  if (state == State::kFree) {
+    block.next = std::exchange(free_head_, id);
+  } else if (state == State::kCached) {
+    block.previous = std::exchange(newest_, id);
+    block.next = -1;
+    (block.previous >= 0 ? blocks_[block.previous].next : oldest_) = id;
+  }
+  if (state == State::kFree || state == State::kCached) {
+    if (wake_) std::exchange(wake_, nullptr)();
+  }
+}
+
+void KvPool::Unlink(int32_t id) {
+  Block& block = blocks_[id];
+  (block.previous >= 0 ? blocks_[block.previous].next : oldest_) = block.next;
+  (block.next >= 0 ? blocks_[block.next].previous : newest_) = block.previous;
+  block.previous = block.next = -1;
+}
+
+int32_t KvPool::Take(State state) {
+  int32_t id = free_head_;
+  if (id >= 0) {
+    free_head_ = std::exchange(blocks_[id].next, -1);
+  } else {
+    id = oldest_;
+    TANDEM_CHECK(id >= 0, "callers look at available() first");
+    Forget(id);
+  }
+  MoveTo(id, state);
+  return id;
+}
+
+void KvPool::Forget(int32_t id) {
+  Block& block = blocks_[id];
+  if (!block.published) return;
+  found_.erase(block.hash);
+  NoteChange(block.hash, -1);
+  block.published = false;
+}
+
+void KvPool::NoteChange(const BlockHash& hash, int change) {
+  const auto it = changes_.try_emplace(hash.Short(), 0).first;
+  it->second += change;
+  if (it->second == 0) changes_.erase(it);
+}
+
+BlockRef KvPool::AddReference(int32_t id) {
+  TANDEM_CHECK(blocks_[id].state == State::kLive,
+               "only live blocks are shared");
+  ++blocks_[id].references;
+  ++outstanding_references_;
+  return BlockRef(this, id);
+}
+
+void KvPool::DropReference(int32_t id) {
+  --blocks_[id].references;
+  --outstanding_references_;
+  SettleIfUnused(id);
+}
+
+void KvPool::DropHold(int32_t id) {
+  --blocks_[id].holds;
+  --outstanding_holds_;
+  SettleIfUnused(id);
+}
+
+void KvPool::Abandon(int32_t id) {
+  blocks_[id].promised = false;
+  SettleIfUnused(id);
+}
+
+void KvPool::SettleIfUnused(int32_t id) {
+  const Block& block = blocks_[id];
+  if (block.references > 0 || block.holds > 0 || block.promised) return;
+  MoveTo(id, block.published ? State::kCached : State::kFree);
+}
+
+absl::Status KvPool::CheckInvariants() const {
+  const auto broken = [](int32_t id, std::string_view what) {
+    return absl::InternalError(absl::StrCat(
+        "KV block ", id, ": ", absl::string_view(what.data(), what.size())));
+  };
+  // 0: in no list; 1: in the free one; 2: in the cached one.
+  std::vector<uint8_t> listed(blocks_.size(), 0);
+  size_t steps = 0;
+  for (int32_t id = free_head_; id >= 0; id = blocks_[id].next) {
+    if (++steps > blocks_.size()) return broken(id, "the free list is a ring");
+    listed[id] = 1;
+  }
+  steps = 0;
+  for (int32_t id = oldest_, previous = -1; id >= 0;
+       previous = id, id = blocks_[id].next) {
+    if (++steps > blocks_.size()) return broken(id, "the LRU list is a ring");
+    if (listed[id] != 0) return broken(id, "is in two lists");
+    if (blocks_[id].previous != previous) return broken(id, "LRU links differ");
+    if (blocks_[id].next < 0 && newest_ != id) {
+      return broken(id, "the LRU list does not end at the newest");
+    }
+    listed[id] = 2;
+  }
+  KvPoolCounts sums;
+  sums.total = static_cast<int>(blocks_.size());
+  int64_t references = 0;
+  int64_t holds = 0;
+  size_t published = 0;
+  for (int32_t id = 0; id < sums.total; ++id) {
+    const Block& block = blocks_[id];
+    references += block.references;
+    holds += block.holds;
+    published += block.published;
+    if (block.references < 0 || block.holds < 0) {
+      return broken(id, "was given back twice");
+    }
+    const bool used = block.references > 0 || block.holds > 0;
+    bool right = false;
+    switch (block.state) {
+      case State::kFree:
+        ++sums.free;
+        right = listed[id] == 1 && !used && !block.promised && !block.published;
+        break;
+      case State::kReserved:
+        ++sums.reserved;
+        right = listed[id] == 0 && block.references == 0 &&
+                (block.promised || block.holds > 0) && !block.published;
+        break;
+      case State::kLive:
+        ++sums.live;
+        right = listed[id] == 0 && used && !block.promised;
+        break;
+      case State::kCached:
+        ++sums.cached;
+        right = listed[id] == 2 && !used && !block.promised && block.published;
+        break;
+    }
+    if (!right) {
+      return broken(id,
+                    absl::StrCat("state ", static_cast<int>(block.state),
+                                 " contradicts its holders (", block.references,
+                                 " references, ", block.holds, " holds)"));
+    }
+    if (block.published) {
+      const auto it = found_.find(block.hash);
+      if (it == found_.end() || it->second != id) {
+        return broken(id, "its hash finds another block");
+      }
+    }
+  }
+  if (sums.free != counts_.free || sums.reserved != counts_.reserved ||
+      sums.live != counts_.live || sums.cached != counts_.cached ||
+      sums.total != counts_.total) {
+    return broken(-1, "the counts are not the sums over the blocks");
+  }
+  if (references != outstanding_references_ || holds != outstanding_holds_) {
+    return broken(-1, "references or holds are lost");
+  }
+  if (published != found_.size()) {
+    return broken(-1, "a hash finds a block that is not published");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::engine

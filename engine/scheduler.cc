@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the next step holds. In order of age: first the sequences that compute
+// one position (decodes), then chunks of the others, within the step's limits
+// of sequences and rows. The oldest runnable sequence always has a place, so
+// that a stream of younger decodes cannot starve an old prompt. Suspects
+// (`alone`) and all others take turns.
+//
+// Blocks are taken when a step needs them. Where not even one row fits, the
+// pool has evicted all it could already; then the owner may give some back,
+// then paused sequences lose theirs, then the youngest. The oldest runnable
+// one is never preempted: it waits until others (handoffs, gathers) let go.
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "engine/engine.h"
+#include "engine/sequence.h"
+
+namespace tandem::engine {
+
+void Engine::SchedulePlan() {
+  if (running_ != nullptr || planning_ || plan_timer_.running()) return;
+  if (stats_.running == 0) return;
+  plan_timer_.Start(absl::ZeroDuration(), [this] { StartStep(); });
+}
+
+void Engine::StartStep() {
+  // A callback of the step just done may have scheduled a planning.
+  if (running_ != nullptr || planning_) return;
+  plan_timer_.Stop();
+  Plan* const plan = &plans_[last_step_id_ % 2];
+  planning_ = true;
+  may_ask_ = true;
+  const uint64_t before = changes_;
+  const bool composed = ComposeAny(plan);
+  planning_ = false;
+  if (composed) {
+    pool_->WakeWhenAvailable(nullptr);
+    FillEntries(plan);
+    plan->step.id = ++last_step_id_;
+    running_ = plan;
+    stats_.step_in_flight = true;
+    stats_.step_started = loop_->Now();
+    executor_->Submit(&plan->step, this);
+  } else if (changes_ != before) {
+    SchedulePlan();  // sequences came or went while this was planned
+  } else if (stats_.running > 0) {
+    // All blocks are with others: the next one that they free goes on.
+    pool_->WakeWhenAvailable([this] { SchedulePlan(); });
+  }
+  DeliverPreempted();
+}
+
+// The other kind than last time goes first.
+bool Engine::ComposeAny(Plan* plan) {
+  const Kind first = last_kind_ == Kind::kShared ? Kind::kAlone : Kind::kShared;
+  const Kind second = first == Kind::kShared ? Kind::kAlone : Kind::kShared;
+  for (const Kind kind : {first, second}) {
+    while (Compose(kind, plan) == Room::kReplan) {
+    }
+    if (plan->parts.empty()) continue;
+    last_kind_ = kind;
+    return true;
+  }
+  return false;
+}
+
+Engine::Room Engine::Compose(Kind kind, Plan* plan) {
+  plan->parts.clear();
+  plan->rows = 0;
+  candidates_.clear();
+  const bool alone = kind == Kind::kAlone;
+  Sequence* oldest = nullptr;
+  for (const bool decodes : {true, false}) {
+    for (Sequence* sequence : by_age_) {
+      if (!sequence->runnable() || sequence->spec.alone != alone) continue;
+      if (oldest == nullptr) oldest = sequence;
+      if ((sequence->uncomputed() == 1) == decodes) {
+        candidates_.push_back(sequence);
+      }
+    }
+  }
+  if (oldest == nullptr) return Room::kNone;
+  if (alone) return TryPart(oldest, options_.max_num_batched_tokens, plan);
+
+  // A row and a place for the oldest until its turn comes.
+  int kept = 1;
+  for (Sequence* sequence : candidates_) {
+    if (sequence->retired) continue;  // preempted for one before it
+    if (sequence == oldest) kept = 0;
+    const int rows = options_.max_num_batched_tokens - kept - plan->rows;
+    const int places =
+        options_.max_num_seqs - kept - static_cast<int>(plan->parts.size());
+    if (rows < 1 || places < 1) continue;
+    if (TryPart(sequence, rows, plan) == Room::kReplan) return Room::kReplan;
+  }
+  return Room::kFound;
+}
+
+Engine::Room Engine::TryPart(Sequence* sequence, int max_tokens, Plan* plan) {
+  const int64_t size = pool_->block_size();
+  const int wanted = std::min(max_tokens, sequence->uncomputed());
+  const auto fitting = [&] {
+    const int64_t blocks =
+        static_cast<int64_t>(sequence->blocks.size()) + pool_->available();
+    return std::min<int64_t>(wanted, blocks * size - sequence->computed);
+  };
+  const auto blocks_for = [&](int64_t tokens) {
+    return static_cast<int>((sequence->computed + tokens + size - 1) / size) -
+           static_cast<int>(sequence->blocks.size());
+  };
+  if (fitting() < 1) {
+    const Room room = MakeRoom(sequence, blocks_for(wanted), plan);
+    if (room != Room::kFound) return room;
+  }
+  const int tokens = static_cast<int>(fitting());
+  const int missing = blocks_for(tokens);
+  if (missing > 0) {
+    TANDEM_CHECK(pool_->AllocateInto(missing, &sequence->blocks),
+                 "a chunk is cut to what is available");
+    for (size_t i = sequence->table.size(); i < sequence->blocks.size(); ++i) {
+      sequence->table.push_back(sequence->blocks[i].id());
+      writers_[sequence->table[i]] = sequence->serial;
+    }
+  }
+  plan->parts.push_back({sequence, tokens});
+  plan->rows += tokens;
+  return Room::kFound;
+}
+
+// Until one block is available. REQUIRES: none is.
+Engine::Room Engine::MakeRoom(Sequence* sequence, int missing, Plan* plan) {
+  while (pool_->available() == 0) {
+    if (may_ask_) {
+      const uint64_t before = changes_;
+      const bool freed = listener_->OnBlocksShort(missing);
+      may_ask_ = freed && pool_->available() > 0;
+      if (changes_ != before) return Room::kReplan;
+      continue;
+    }
+    Sequence* const victim = PickVictim(*sequence);
+    if (victim == nullptr) return Room::kNone;
+    Preempt(victim, plan);
+    if (victim == sequence) return Room::kNone;
+  }
+  return Room::kFound;
+}
+
+// Whose blocks `requester` may have: nobody's who is older, unless paused.
+// May be the requester itself.
+Engine::Sequence* Engine::PickVictim(const Sequence& requester) const {
+  for (size_t i = by_age_.size(); i-- > 0;) {
+    Sequence* const sequence = by_age_[i];
+    if (sequence->paused && !sequence->finished && !sequence->blocks.empty()) {
+      return sequence;
+    }
+  }
+  const auto oldest =
+      std::find_if(by_age_.begin(), by_age_.end(),
+                   [](const Sequence* s) { return s->runnable(); });
+  for (size_t i = by_age_.size(); i-- > 0;) {
+    Sequence* const sequence = by_age_[i];
+    if (!sequence->runnable() || sequence->blocks.empty()) continue;
+    if (sequence == *oldest || sequence->older_than(requester)) return nullptr;
+    return sequence;
+  }
+  return nullptr;
+}
+
+void Engine::Preempt(Sequence* victim, Plan* plan) {
+  const auto part = std::find_if(
+      plan->parts.begin(), plan->parts.end(),
+      [victim](const Plan::Part& p) { return p.sequence == victim; });
+  if (part != plan->parts.end()) {
+    plan->rows -= part->tokens;
+    plan->parts.erase(part);
+  }
+  ++stats_.preemptions;
+  preempted_.push_back(Detach(victim));
+  Release(victim);
+}
+
+void Engine::DeliverPreempted() {
+  while (!preempted_.empty()) {
+    const SequenceId id = preempted_.front()->id;
+    preempted_.erase(preempted_.begin());
+    listener_->OnPreempted(id);
+  }
+}
+
+void Engine::FillEntries(Plan* plan) {
+  plan->step.entries.resize(plan->parts.size());
+  const int size = pool_->block_size();
+  for (size_t i = 0; i < plan->parts.size(); ++i) {
+    const auto [sequence, tokens] = plan->parts[i];
+    const int end = sequence->computed + tokens;
+    const size_t blocks = static_cast<size_t>((end + size - 1) / size);
+    for (size_t b = static_cast<size_t>(sequence->computed / size); b < blocks;
+         ++b) {
+      TANDEM_CHECK(writers_[sequence->table[b]] == sequence->serial &&
+                       !pool_->published(sequence->blocks[b]),
+                   "a step would write into a block of others");
+    }
+    sequence->in_step = tokens;
+    StepEntry& entry = plan->step.entries[i];
+    entry.sequence = sequence->id;
+    entry.position = sequence->computed;
+    entry.tokens = absl::MakeConstSpan(sequence->spec.history)
+                       .subspan(static_cast<size_t>(sequence->computed),
+                                static_cast<size_t>(tokens));
+    entry.block_table = absl::MakeConstSpan(sequence->table).subspan(0, blocks);
+    entry.sample = end == sequence->length();
+    entry.sampling = sequence->spec.sampling;
+    const Stopping& stopping = sequence->spec.stopping;
+    entry.banned_ids = {};
+    if (sequence->new_tokens() < stopping.min_tokens) {
+      entry.banned_ids = stopping.stop_token_ids;
+    }
+  }
+}
+
+}  // namespace tandem::engine

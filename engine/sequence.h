@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// One sequence as the scheduler knows it: private to Engine.
+
+#ifndef TANDEM_ENGINE_SEQUENCE_H_
+#define TANDEM_ENGINE_SEQUENCE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace tandem::engine {
+
+struct Engine::Sequence {
+  SequenceId id = 0;
+  uint64_t serial = 0;  // order of Add: breaks ties of age, never used twice
+  SequenceSpec spec;    // its history grows with every token
+  std::vector<BlockRef> blocks;
+  std::vector<int32_t> table;  // ids of `blocks`
+  int computed = 0;            // KV of [0, computed) is there
+  int in_step = 0;             // positions that the running step adds
+  bool paused = false;
+  bool finished = false;  // keeps its blocks, computes nothing
+  bool retired = false;   // in leaving_
+  // What the step just done drew for it, until it is reported.
+  std::optional<Finish> finish;
+  // Blocks [0, published) were published; `tail` is the hash of the last.
+  int published = 0;
+  BlockHash tail;
+
+  int length() const { return static_cast<int>(spec.history.size()); }
+  int uncomputed() const { return length() - computed; }
+  int new_tokens() const { return length() - spec.prompt_tokens; }
+  bool runnable() const { return !finished && !paused; }
+  bool older_than(const Sequence& other) const {
+    return spec.admitted != other.spec.admitted
+               ? spec.admitted < other.spec.admitted
+               : serial < other.serial;
+  }
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_SEQUENCE_H_

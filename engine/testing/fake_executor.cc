@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/testing/fake_executor.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tandem::engine {
+namespace {
+
+constexpr size_t kMaxViolations = 16;
+
+kernels::KvDigest RowDigest(uint64_t key, uint64_t word, int layer,
+                            int position) {
+  const uint64_t place =
+      static_cast<uint64_t>(layer) << 32 | static_cast<uint32_t>(position);
+  const uint64_t low = Mix64(key ^ Mix64(word ^ Mix64(place)));
+  return {low, Mix64(low ^ key)};
+}
+
+}  // namespace
+
+FakeExecutor::FakeExecutor(const FakeExecutorOptions& options, Loop* loop)
+    : options_(options),
+      random_(options.seed),
+      writers_(static_cast<size_t>(options.num_blocks)),
+      step_timer_(loop),
+      copy_timer_(loop) {
+  shape_.num_layers = options.model.num_layers;
+  shape_.kv_heads = 1;
+  shape_.head_dim = static_cast<int>(4 / kernels::SizeOf(options.dtype));
+  shape_.block_size = options.block_size;
+  shape_.num_blocks = options.num_blocks;
+  shape_.dtype = options.dtype;
+  words_.resize(static_cast<size_t>(options.model.num_layers) *
+                static_cast<size_t>(options.num_blocks) *
+                static_cast<size_t>(options.block_size));
+}
+
+uint64_t& FakeExecutor::WordAt(absl::Span<const int32_t> block_table,
+                               int position, int layer) {
+  const size_t size = static_cast<size_t>(shape_.block_size);
+  const size_t at = static_cast<size_t>(position);
+  const size_t block = static_cast<size_t>(block_table[at / size]);
+  return words_[(static_cast<size_t>(layer) *
+                     static_cast<size_t>(shape_.num_blocks) +
+                 block) *
+                    size +
+                at % size];
+}
+
+void FakeExecutor::Violation(std::string what) {
+  if (violations_.size() < kMaxViolations) {
+    violations_.push_back(std::move(what));
+  }
+}
+
+// ---- Steps
+
+void FakeExecutor::Submit(const Step* step, StepListener* listener) {
+  submitted_.push_back({step, listener});
+  if (submitted_.size() == 1) StartStep();
+}
+
+bool FakeExecutor::CheckEntry(const StepEntry& entry) {
+  const int end = entry.position + static_cast<int>(entry.tokens.size());
+  const int64_t covered =
+      static_cast<int64_t>(entry.block_table.size()) * shape_.block_size;
+  if (entry.position < 0 || entry.tokens.empty() || end > covered) {
+    Violation(absl::StrCat("sequence ", entry.sequence, ": positions [",
+                           entry.position, ", ", end, ") but blocks for ",
+                           covered));
+    return false;
+  }
+  for (const int32_t block : entry.block_table) {
+    if (block >= 0 && block < shape_.num_blocks) continue;
+    Violation(absl::StrCat("sequence ", entry.sequence, ": no block ", block));
+    return false;
+  }
+  return true;
+}
+
+bool FakeExecutor::CheckStep(const Step& step) {
+  for (const StepEntry& entry : step.entries) {
+    if (!CheckEntry(entry)) return false;
+  }
+  const size_t size = static_cast<size_t>(shape_.block_size);
+  for (size_t i = 0; i < step.entries.size(); ++i) {
+    const StepEntry& entry = step.entries[i];
+    const size_t begin = static_cast<size_t>(entry.position) / size;
+    const size_t end =
+        (static_cast<size_t>(entry.position) + entry.tokens.size() - 1) / size;
+    for (size_t b = begin; b <= end; ++b) {
+      Writer& writer = writers_[static_cast<size_t>(entry.block_table[b])];
+      if (writer.step == step.id) {
+        Violation(absl::StrCat("block ", entry.block_table[b],
+                               " is written twice in step ", step.id));
+      }
+      writer = {step.id, i};
+    }
+  }
+  for (size_t i = 0; i < step.entries.size(); ++i) {
+    for (const int32_t block : step.entries[i].block_table) {
+      const Writer& writer = writers_[static_cast<size_t>(block)];
+      if (writer.step != step.id || writer.entry == i) continue;
+      Violation(absl::StrCat("block ", block, " is read and written by two ",
+                             "sequences in step ", step.id));
+    }
+  }
+  return true;
+}
+
+void FakeExecutor::StartStep() {
+  const Step& step = *submitted_.front().step;
+  TANDEM_CHECK(CheckStep(step), violations_.back().c_str());
+  int64_t rows = 0;
+  for (const StepEntry& entry : step.entries) {
+    const int tokens = static_cast<int>(entry.tokens.size());
+    rows += tokens;
+    for (int layer = 0; layer < shape_.num_layers; ++layer) {
+      for (int i = 0; i < tokens; ++i) {
+        WordAt(entry.block_table, entry.position + i, layer) = random_.Next();
+      }
+    }
+  }
+  rows_ += rows;
+  layers_done_ = 0;
+  per_layer_ = (options_.step_base + rows * options_.step_per_row +
+                options_.step_jitter * random_.Uniform()) /
+               shape_.num_layers;
+  step_timer_.Start(per_layer_, [this] { RunLayer(); });
+}
+
+void FakeExecutor::RunLayer() {
+  const Submitted running = submitted_.front();
+  const int layer = layers_done_++;
+  for (const StepEntry& entry : running.step->entries) {
+    uint64_t word = entry.position == 0
+                        ? options_.model.RootWord(layer)
+                        : WordAt(entry.block_table, entry.position - 1, layer);
+    int position = entry.position;
+    for (const int32_t token : entry.tokens) {
+      word = options_.model.Word(word, token, position, layer);
+      WordAt(entry.block_table, position++, layer) = word;
+    }
+  }
+  if (layers_done_ < shape_.num_layers) {
+    step_timer_.Start(per_layer_, [this] { RunLayer(); });
+  } else {
+    step_timer_.Start(absl::ZeroDuration(), [this] { EndStep(); });
+  }
+  running.listener->OnLayersDone(running.step->id, layers_done_);
+}
+
+void FakeExecutor::EndStep() {
+  const Submitted ended = submitted_.front();
+  StepResult result;
+  for (const StepEntry& entry : ended.step->entries) {
+    if (entry.sample) result.tokens.push_back(DrawToken(entry));
+  }
+  ++steps_;
+  submitted_.pop_front();
+  if (!submitted_.empty()) StartStep();
+  const absl::Status failure = std::exchange(failure_, absl::OkStatus());
+  if (failure.ok()) {
+    ended.listener->OnStepDone(ended.step->id, std::move(result));
+  } else {
+    ended.listener->OnStepDone(ended.step->id, failure);
+  }
+}
+
+SampledToken FakeExecutor::DrawToken(const StepEntry& entry) {
+  const int end = entry.position + static_cast<int>(entry.tokens.size());
+  uint64_t fold = 0;
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    for (int position = 0; position < end; ++position) {
+      fold ^= FakeModel::Fold(WordAt(entry.block_table, position, layer),
+                              position, layer);
+    }
+  }
+  SampledToken token;
+  token.token_id =
+      options_.model.Draw(fold, entry.sampling, end, entry.banned_ids);
+  token.logprob = -static_cast<float>(Mix64(fold) % 1024) / 256;
+  token.rank = 1;
+  for (int i = 0; i < entry.sampling.logprobs; ++i) {
+    token.top.push_back({(token.token_id + i) % options_.model.vocab_size,
+                         token.logprob - static_cast<float>(i)});
+  }
+  return token;
+}
+
+// ---- KV for handoffs
+
+bool FakeExecutor::CheckPart(const KvPart& part, kernels::DType wire) {
+  const int64_t covered =
+      static_cast<int64_t>(part.block_table.size()) * shape_.block_size;
+  bool right = part.position_begin >= 0 &&
+               part.position_begin <= part.position_end &&
+               part.position_end <= covered && part.layer_begin >= 0 &&
+               part.layer_begin <= part.layer_end &&
+               part.layer_end <= shape_.num_layers && part.head_begin == 0 &&
+               part.head_end == 1 && wire == shape_.dtype;
+  for (const int32_t block : part.block_table) {
+    right &= block >= 0 && block < shape_.num_blocks;
+  }
+  if (!right) Violation("a part of the KV that is not there");
+  return right;
+}
+
+template <typename Visit>
+void FakeExecutor::ForEachRow(const KvPart& part, Visit visit) {
+  for (int layer = part.layer_begin; layer < part.layer_end; ++layer) {
+    for (int p = part.position_begin; p < part.position_end; ++p) {
+      visit(WordAt(part.block_table, p, layer), layer, p);
+    }
+  }
+}
+
+void FakeExecutor::Enqueue(const KvPart& part, absl::AnyInvocable<void()> run) {
+  const int64_t rows = int64_t{part.layer_end - part.layer_begin} *
+                       (part.position_end - part.position_begin);
+  copies_.push_back({rows, std::move(run)});
+  if (copies_.size() == 1) StartCopy();
+}
+
+void FakeExecutor::StartCopy() {
+  copy_timer_.Start(
+      options_.copy_base + copies_.front().rows * options_.copy_per_row,
+      [this] {
+        Copy copy = std::move(copies_.front());
+        copies_.pop_front();
+        if (!copies_.empty()) StartCopy();
+        copy.run();
+      });
+}
+
+void FakeExecutor::Gather(const KvPart& part, kernels::DType wire,
+                          uint64_t digest_key, std::byte* staging,
+                          absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  TANDEM_CHECK(CheckPart(part, wire), "Gather");
+  Enqueue(part,
+          [this, part, digest_key, staging, done = std::move(done)]() mutable {
+            kernels::KvDigest digest;
+            std::byte* out = staging;
+            ForEachRow(part, [&](uint64_t& word, int layer, int position) {
+              std::memcpy(out, &word, sizeof(word));
+              out += sizeof(word);
+              digest += RowDigest(digest_key, word, layer, position);
+            });
+            done(digest);
+          });
+}
+
+void FakeExecutor::Scatter(const KvPart& part, kernels::DType wire,
+                           const std::byte* staging,
+                           absl::AnyInvocable<void()> done) {
+  TANDEM_CHECK(CheckPart(part, wire), "Scatter");
+  Enqueue(part, [this, part, staging, done = std::move(done)]() mutable {
+    const std::byte* in = staging;
+    ForEachRow(part, [&](uint64_t& word, int layer, int position) {
+      std::memcpy(&word, in, sizeof(word));
+      in += sizeof(word);
+    });
+    if (!submitted_.empty()) {
+      const int size = shape_.block_size;
+      for (int p = part.position_begin; p < part.position_end; ++p) {
+        const int32_t block = part.block_table[static_cast<size_t>(p / size)];
+        for (const StepEntry& entry : submitted_.front().step->entries) {
+          for (const int32_t used : entry.block_table) {
+            if (used != block) continue;
+            Violation(absl::StrCat("a scatter landed in block ", block,
+                                   ", which sequence ", entry.sequence,
+                                   " is using"));
+          }
+        }
+      }
+    }
+    done();
+  });
+}
+
+void FakeExecutor::Digest(const KvPart& part, kernels::DType wire,
+                          uint64_t digest_key,
+                          absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  TANDEM_CHECK(CheckPart(part, wire), "Digest");
+  Enqueue(part, [this, part, digest_key, done = std::move(done)]() mutable {
+    kernels::KvDigest digest;
+    ForEachRow(part, [&](uint64_t& word, int layer, int position) {
+      digest += RowDigest(digest_key, word, layer, position);
+    });
+    done(digest);
+  });
+}
+
+}  // namespace tandem::engine

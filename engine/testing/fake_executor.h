@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device for tests and simulations: runs FakeModel on virtual time, its KV
+// in numbered blocks like a real one. A step's words are computed from what
+// the block table finds in the cache, layer by layer, and positions hold
+// rubbish from the step's start until their layer is done; gathers and
+// scatters touch memory when they finish, not when they are asked for. So a
+// block that is reused too early, or read too early, shows as a wrong token.
+//
+// On the wire a position has 8 bytes per layer, which kv_shape() says in its
+// own way (one head; head_dim 1 as f32, 2 as bf16).
+
+#ifndef TANDEM_ENGINE_TESTING_FAKE_EXECUTOR_H_
+#define TANDEM_ENGINE_TESTING_FAKE_EXECUTOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "common/random.h"
+#include "engine/executor.h"
+#include "engine/testing/fake_model.h"
+
+namespace tandem::engine {
+
+struct FakeExecutorOptions {
+  FakeModel model;
+  int num_blocks = 64;
+  int block_size = 16;
+  kernels::DType dtype = kernels::DType::kF32;
+  uint64_t seed = 1;  // of the jitter
+  // A step takes base + rows * per_row + jitter, uniform in [0, jitter).
+  absl::Duration step_base = absl::Milliseconds(1);
+  absl::Duration step_per_row = absl::Microseconds(20);
+  absl::Duration step_jitter = absl::ZeroDuration();
+  // A gather, scatter or digest takes base + rows * per_row, where a row is
+  // one position of one layer. They run in order, beside the steps.
+  absl::Duration copy_base = absl::Microseconds(20);
+  absl::Duration copy_per_row = absl::Microseconds(1);
+};
+
+// Destroyed, it runs nothing any more and calls nobody.
+class FakeExecutor final : public Executor {
+ public:
+  FakeExecutor(const FakeExecutorOptions& options, Loop* loop);
+
+  void Submit(const Step* step, StepListener* listener) override;
+  void Gather(const KvPart& part, kernels::DType wire, uint64_t digest_key,
+              std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  void Scatter(const KvPart& part, kernels::DType wire,
+               const std::byte* staging,
+               absl::AnyInvocable<void()> done) override;
+  void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  const kernels::KvShape& kv_shape() const override { return shape_; }
+
+  // The next step that ends, ends with this.
+  void FailNextStep(absl::Status status) { failure_ = std::move(status); }
+
+  // Broken promises of the caller, in words; the first 16. Tests expect none.
+  const std::vector<std::string>& violations() const { return violations_; }
+  int64_t steps() const { return steps_; }
+  int64_t rows() const { return rows_; }
+
+ private:
+  struct Submitted {
+    const Step* step;
+    StepListener* listener;
+  };
+  struct Copy {
+    int64_t rows;
+    absl::AnyInvocable<void()> run;
+  };
+
+  uint64_t& WordAt(absl::Span<const int32_t> block_table, int position,
+                   int layer);
+  void Violation(std::string what);
+  // False: it would touch memory that is not there.
+  bool CheckEntry(const StepEntry& entry);
+  bool CheckStep(const Step& step);
+  bool CheckPart(const KvPart& part, kernels::DType wire);
+  void StartStep();
+  void RunLayer();
+  void EndStep();
+  SampledToken DrawToken(const StepEntry& entry);
+  void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
+  void StartCopy();
+  template <typename Visit>  // (uint64_t& word, int layer, int position)
+  void ForEachRow(const KvPart& part, Visit visit);
+
+  const FakeExecutorOptions options_;
+  kernels::KvShape shape_;
+  std::vector<uint64_t> words_;  // [num_layers, num_blocks, block_size]
+  SeededRandom random_;
+  std::deque<Submitted> submitted_;  // the front one runs
+  int layers_done_ = 0;              // of the front one
+  absl::Duration per_layer_;
+  std::deque<Copy> copies_;  // the front one runs
+  absl::Status failure_;
+  std::vector<std::string> violations_;
+  int64_t steps_ = 0;
+  int64_t rows_ = 0;
+  // Which entry of which step wrote a block last.
+  struct Writer {
+    uint64_t step = 0;
+    size_t entry = 0;
+  };
+  std::vector<Writer> writers_;  // [num_blocks]
+  Timer step_timer_;
+  Timer copy_timer_;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_TESTING_FAKE_EXECUTOR_H_

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/testing/fake_model.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace tandem::engine {
+namespace {
+
+bool Contains(absl::Span<const int32_t> ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+uint64_t Pack(int high, int low) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
+         static_cast<uint32_t>(low);
+}
+
+}  // namespace
+
+uint64_t Mix64(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+uint64_t FakeModel::RootWord(int layer) const {
+  return Mix64(weights ^ Mix64(static_cast<uint64_t>(layer)));
+}
+
+uint64_t FakeModel::Word(uint64_t previous, int32_t token, int position,
+                         int layer) const {
+  return Mix64(previous ^ Mix64(Pack(token, position) ^
+                                Mix64(weights + static_cast<uint64_t>(layer))));
+}
+
+uint64_t FakeModel::Fold(uint64_t word, int position, int layer) {
+  return Mix64(word ^ Pack(layer, position));
+}
+
+int32_t FakeModel::Draw(uint64_t fold, const Sampling& sampling, int position,
+                        absl::Span<const int32_t> banned) const {
+  uint64_t state = fold ^ Mix64(static_cast<uint64_t>(position));
+  if (sampling.temperature > 0) {
+    state ^= Mix64(sampling.seed ^ Mix64(sampling.sequence_index));
+  }
+  const uint64_t drawn = Mix64(state) % static_cast<uint64_t>(vocab_size);
+  int32_t token = static_cast<int32_t>(drawn);
+  for (int i = 0; i < vocab_size && Contains(banned, token); ++i) {
+    token = (token + 1) % vocab_size;
+  }
+  return token;
+}
+
+FakeHistory::FakeHistory(const FakeModel& model) : model_(model) {
+  for (int layer = 0; layer < model_.num_layers; ++layer) {
+    words_.push_back(model_.RootWord(layer));
+  }
+}
+
+void FakeHistory::Append(absl::Span<const int32_t> tokens) {
+  for (const int32_t token : tokens) {
+    for (int layer = 0; layer < model_.num_layers; ++layer) {
+      uint64_t& word = words_[static_cast<size_t>(layer)];
+      word = model_.Word(word, token, position_, layer);
+      fold_ ^= FakeModel::Fold(word, position_, layer);
+    }
+    ++position_;
+  }
+}
+
+std::vector<int32_t> Expected(const FakeModel& model,
+                              absl::Span<const int32_t> history, int count,
+                              const Sampling& sampling) {
+  FakeHistory run(model);
+  run.Append(history);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back(run.Next(sampling));
+    run.Append(absl::MakeConstSpan(&tokens.back(), 1));
+  }
+  return tokens;
+}
+
+std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
+                                       absl::Span<const int32_t> history,
+                                       int prompt_tokens,
+                                       const Sampling& sampling,
+                                       const Stopping& stopping,
+                                       int max_model_len) {
+  FakeHistory run(model);
+  run.Append(history);
+  std::vector<int32_t> tokens;
+  const int before = static_cast<int>(history.size());
+  for (int length = before;
+       length < max_model_len && length - prompt_tokens < stopping.max_tokens;
+       ++length) {
+    const bool may_stop = length - prompt_tokens >= stopping.min_tokens;
+    tokens.push_back(run.Next(
+        sampling, may_stop ? absl::Span<const int32_t>()
+                           : absl::MakeConstSpan(stopping.stop_token_ids)));
+    run.Append(absl::MakeConstSpan(&tokens.back(), 1));
+    if (may_stop && Contains(stopping.stop_token_ids, tokens.back())) break;
+  }
+  return tokens;
+}
+
+}  // namespace tandem::engine

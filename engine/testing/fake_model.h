@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A language model made of hashes. The "KV" of a position is one 64-bit word
+// per layer: the hash of the word before it, the token, the position and the
+// layer. The next token is a hash over the words of all positions and layers.
+// So whatever is wrong anywhere in a sequence's KV (a stale block, a foreign
+// one, a slice that never landed) changes all tokens that follow; and
+// Expected() tells the right ones from the tokens alone, knowing no blocks.
+
+#ifndef TANDEM_ENGINE_TESTING_FAKE_MODEL_H_
+#define TANDEM_ENGINE_TESTING_FAKE_MODEL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
+
+namespace tandem::engine {
+
+// A good mixer (that of SplitMix64): every bit of the result depends on all.
+uint64_t Mix64(uint64_t value);
+
+struct FakeModel {
+  int num_layers = 4;
+  int vocab_size = 500;
+  uint64_t weights = 1;  // other weights, other tokens
+
+  // What stands before position 0.
+  uint64_t RootWord(int layer) const;
+  uint64_t Word(uint64_t previous, int32_t token, int position,
+                int layer) const;
+  // One position's and layer's share of the sum that a draw depends on.
+  static uint64_t Fold(uint64_t word, int position, int layer);
+  // The token at `position`, given the sum (xor) of all shares before it.
+  // Temperature 0 ignores the seed, as sampling does.
+  int32_t Draw(uint64_t fold, const Sampling& sampling, int position,
+               absl::Span<const int32_t> banned) const;
+};
+
+// The model run over a history, token by token.
+class FakeHistory {
+ public:
+  explicit FakeHistory(const FakeModel& model);
+  void Append(absl::Span<const int32_t> tokens);
+  int32_t Next(const Sampling& sampling,
+               absl::Span<const int32_t> banned = {}) const {
+    return model_.Draw(fold_, sampling, position_, banned);
+  }
+
+ private:
+  const FakeModel model_;
+  int position_ = 0;
+  uint64_t fold_ = 0;
+  std::vector<uint64_t> words_;  // [num_layers], of the last position
+};
+
+// The `count` tokens that follow `history`.
+std::vector<int32_t> Expected(const FakeModel& model,
+                              absl::Span<const int32_t> history, int count,
+                              const Sampling& sampling);
+// The tokens that follow until a rule stops them.
+std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
+                                       absl::Span<const int32_t> history,
+                                       int prompt_tokens,
+                                       const Sampling& sampling,
+                                       const Stopping& stopping,
+                                       int max_model_len);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_TESTING_FAKE_MODEL_H_
