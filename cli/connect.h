@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the command line reaches a router.
+
+#ifndef TANDEM_CLI_CONNECT_H_
+#define TANDEM_CLI_CONNECT_H_
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/statusor.h"
+
+namespace tandem::cli {
+
+struct ConnectFlags {
+  std::string address;  // host:port
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_ca;
+};
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
+    const ConnectFlags& flags);
+
+}  // namespace tandem::cli
+
+#endif  // TANDEM_CLI_CONNECT_H_

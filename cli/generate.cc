@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/generate.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/rpc/status.h"
+#include "tandem/v1/inference.grpc.pb.h"
+
+namespace tandem::cli {
+namespace {
+
+using nlohmann::json;
+
+double Milliseconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) * 1e3 +
+         static_cast<double>(duration.nanos()) * 1e-6;
+}
+
+// "FINISH_REASON_STOP" is "stop" to OpenAI's users.
+std::string ReasonName(v1::FinishReason reason) {
+  std::string name = v1::FinishReason_Name(reason);
+  name = name.substr(std::string("FINISH_REASON_").size());
+  for (char& c : name) c = static_cast<char>(std::tolower(c));
+  return name;
+}
+
+json LogprobsJson(const v1::GeneratedSequence& sequence) {
+  json records = json::array();
+  for (const v1::TokenLogprob& token : sequence.logprobs()) {
+    json record = {{"token_id", token.token_id()},
+                   {"token", token.token()},
+                   {"logprob", token.logprob()},
+                   {"rank", token.rank()},
+                   {"top", json::array()}};
+    for (const v1::TokenAlternative& top : token.top()) {
+      record["top"].push_back({{"token_id", top.token_id()},
+                               {"token", top.token()},
+                               {"logprob", top.logprob()}});
+    }
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+json TimingsJson(const v1::Timings& timings) {
+  return {{"queue_ms", Milliseconds(timings.queue())},
+          {"prefill_ms", Milliseconds(timings.prefill())},
+          {"handoff_ms", Milliseconds(timings.handoff())},
+          {"handoff_exposed_ms", Milliseconds(timings.handoff_exposed())},
+          {"time_to_first_token_ms",
+           Milliseconds(timings.time_to_first_token())},
+          {"time_per_output_token_ms",
+           Milliseconds(timings.time_per_output_token())},
+          {"decode_ms", Milliseconds(timings.decode())},
+          {"total_ms", Milliseconds(timings.total())},
+          {"kv_bytes", timings.kv_bytes()},
+          {"way", timings.way()},
+          {"retries", timings.retries()},
+          {"preemptions", timings.preemptions()}};
+}
+
+// SIGINT cancels the call; the server frees what it held within a step.
+std::atomic<bool> interrupted = false;
+
+// Reads the stream; prints text as it comes unless it is wanted as JSON.
+void Collect(grpc::ClientReader<v1::GenerateResponse>* reader,
+             bool print, v1::GenerateOnceResponse* whole) {
+  v1::GeneratedSequence* const sequence = whole->add_sequences();
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (!response.request_id().empty()) {
+      whole->set_request_id(response.request_id());
+    }
+    switch (response.event_case()) {
+      case v1::GenerateResponse::kStarted:
+        *whole->mutable_started() = response.started();
+        break;
+      case v1::GenerateResponse::kDelta: {
+        const v1::GenerateDelta& delta = response.delta();
+        if (print) std::cout << delta.text() << std::flush;
+        sequence->mutable_text()->append(delta.text());
+        sequence->mutable_token_ids()->MergeFrom(delta.token_ids());
+        sequence->mutable_logprobs()->MergeFrom(delta.logprobs());
+        break;
+      }
+      case v1::GenerateResponse::kFinished:
+        *sequence->mutable_finished() = response.finished();
+        break;
+      case v1::GenerateResponse::kDone:
+        *whole->mutable_done() = response.done();
+        break;
+      case v1::GenerateResponse::EVENT_NOT_SET:
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+std::string ToJson(const v1::GenerateOnceResponse& response) {
+  const v1::GeneratedSequence& sequence = response.sequences(0);
+  const v1::Usage& usage = response.done().usage();
+  json object = {
+      {"request_id", response.request_id()},
+      {"model", response.started().model()},
+      {"text", sequence.text()},
+      {"token_ids", sequence.token_ids()},
+      {"prompt_token_ids", response.started().prompt_token_ids()},
+      {"finish_reason", ReasonName(sequence.finished().finish_reason())},
+      {"usage",
+       {{"prompt_tokens", usage.prompt_tokens()},
+        {"completion_tokens", usage.completion_tokens()},
+        {"total_tokens", usage.total_tokens()},
+        {"cached_tokens", usage.cached_tokens()}}},
+      {"timings", TimingsJson(response.done().timings())},
+      {"workers",
+       {{"prefill", response.done().workers().prefill()},
+        {"decode", response.done().workers().decode()}}}};
+  if (sequence.logprobs_size() > 0) {
+    object["logprobs"] = LogprobsJson(sequence);
+  }
+  // Bytes of a token need not be a whole character.
+  return object.dump(1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string TimingsTable(const v1::GenerateDone& done) {
+  const v1::Usage& usage = done.usage();
+  const v1::Timings& t = done.timings();
+  const bool split = !done.workers().prefill().empty();
+  const auto line = [](std::string_view name, std::string value) {
+    return absl::StrFormat("  %-12s %s\n", std::string(name), value);
+  };
+  const auto ms = [](const google::protobuf::Duration& duration) {
+    return absl::StrFormat("%10.2f ms", Milliseconds(duration));
+  };
+  std::string table;
+  table += line("prompt", absl::StrFormat("%7d tokens, %d of them cached",
+                                          usage.prompt_tokens(),
+                                          usage.cached_tokens()));
+  table += line("generated",
+                absl::StrFormat("%7d tokens", usage.completion_tokens()));
+  table += line("queue", ms(t.queue()));
+  table += line("prefill", ms(t.prefill()));
+  table += line("handoff",
+                split ? absl::StrCat(ms(t.handoff()), ", ",
+                                     absl::StrFormat(
+                                         "%.2f",
+                                         Milliseconds(t.handoff_exposed())),
+                                     " ms of it not hidden")
+                      : "         - (the decode worker prefilled)");
+  table += line("decode", ms(t.decode()));
+  table += line("TTFT", ms(t.time_to_first_token()));
+  table += line("TPOT", ms(t.time_per_output_token()));
+  table += line("KV moved", absl::StrFormat("%7d bytes%s", t.kv_bytes(),
+                                            t.way().empty()
+                                                ? ""
+                                                : " by way of " + t.way()));
+  table += line("workers", absl::StrCat("prefill ",
+                                        split ? done.workers().prefill() : "-",
+                                        ", decode ", done.workers().decode()));
+  return table;
+}
+
+absl::Status Generate(const GenerateFlags& flags) {
+  v1::GenerateRequest request = flags.request;
+  std::string prompt = flags.prompt;
+  if (!flags.prompt_given) {
+    if (isatty(STDIN_FILENO)) {
+      std::cerr << "Reading the prompt from the terminal; end with Ctrl-D.\n";
+    }
+    prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  if (flags.chat) {
+    if (!flags.system.empty()) {
+      v1::ChatMessage* const system = request.mutable_chat()->add_messages();
+      system->set_role("system");
+      system->set_content(flags.system);
+    }
+    v1::ChatMessage* const user = request.mutable_chat()->add_messages();
+    user->set_role("user");
+    user->set_content(prompt);
+  } else {
+    request.set_text(prompt);
+  }
+  request.mutable_output()->set_return_token_ids(flags.json);
+
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+      Connect(flags.router);
+  if (!channel.ok()) return channel.status();
+  const auto stub = v1::InferenceService::NewStub(*channel);
+  grpc::ClientContext context;
+  context.set_deadline(
+      std::chrono::system_clock::now() +
+      std::chrono::milliseconds(
+          static_cast<int64_t>(flags.timeout_seconds * 1e3)));
+  // A reader that waits is woken by a thread: TryCancel is no signal handler's
+  // business.
+  std::signal(SIGINT, [](int) { interrupted = true; });
+  std::atomic<bool> finished = false;
+  std::thread canceller([&] {
+    while (!finished) {
+      if (interrupted) context.TryCancel();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+
+  v1::GenerateOnceResponse whole;
+  const auto reader = stub->Generate(&context, request);
+  Collect(reader.get(), !flags.json, &whole);
+  finished = true;
+  canceller.join();
+  const absl::Status status = rpc::FromGrpc(reader->Finish(), context);
+  if (!status.ok()) {
+    if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
+    return status;
+  }
+  if (flags.json) {
+    std::cout << ToJson(whole) << "\n";
+  } else {
+    std::cout << "\n";
+  }
+  if (flags.timings) std::cerr << TimingsTable(whole.done());
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxLine = 16 << 10;
+
+std::string HowItEnded(int wait_status) {
+  if (WIFSIGNALED(wait_status)) {
+    return absl::StrCat("was killed by signal ", WTERMSIG(wait_status), " (",
+                        strsignal(WTERMSIG(wait_status)), ")");
+  }
+  return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status));
+}
+
+}  // namespace
+
+struct Supervisor::Child {
+  ChildSpec spec;
+  pid_t pid = -1;
+  int output = -1;  // read end of its standard output and error
+  std::string partial;
+  std::string last_line;
+  Clock::time_point started;
+  Clock::time_point start_at;  // when to try again
+  int deaths = 0;              // in a row, young
+  bool stopping = false;
+};
+
+Supervisor::~Supervisor() { KillAll(); }
+
+void Supervisor::Add(ChildSpec spec) {
+  auto child = std::make_unique<Child>();
+  child->spec = std::move(spec);
+  children_.push_back(std::move(child));
+}
+
+absl::Status Supervisor::StartAll() {
+  for (const auto& child : children_) {
+    absl::Status status = Start(child.get());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Start(Child* child) {
+  int pipe_fds[2];
+  if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
+    return absl::InternalError(absl::StrCat("pipe: ", std::strerror(errno)));
+  }
+  std::vector<char*> argv;
+  for (std::string& argument : child->spec.argv) {
+    argv.push_back(argument.data());
+  }
+  argv.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+    return absl::InternalError(absl::StrCat("fork: ", std::strerror(errno)));
+  }
+  if (pid == 0) {
+    // Only what is safe between fork and exec.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    setpgid(0, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    const int null = open("/dev/null", O_RDONLY);
+    dup2(null, STDIN_FILENO);
+    dup2(pipe_fds[1], STDOUT_FILENO);
+    dup2(pipe_fds[1], STDERR_FILENO);
+    execv(argv[0], argv.data());
+    const char* const what = "cannot be executed\n";
+    (void)!write(STDERR_FILENO, what, std::strlen(what));
+    _exit(127);
+  }
+  close(pipe_fds[1]);
+  fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
+  child->pid = pid;
+  child->output = pipe_fds[0];
+  child->partial.clear();
+  child->started = Clock::now();
+  return absl::OkStatus();
+}
+
+void Supervisor::ReadLines(Child* child) {
+  char buffer[4096];
+  ssize_t count;
+  while ((count = read(child->output, buffer, sizeof buffer)) > 0) {
+    child->partial.append(buffer, static_cast<size_t>(count));
+    size_t end;
+    while ((end = child->partial.find('\n')) != std::string::npos ||
+           child->partial.size() > kMaxLine) {
+      end = std::min(end, child->partial.size());
+      child->last_line = child->partial.substr(0, end);
+      child->partial.erase(0, end + 1);
+      on_line_(child->spec.name, child->last_line);
+    }
+  }
+}
+
+absl::Status Supervisor::Died(Child* child, int wait_status) {
+  ReadLines(child);
+  if (!child->partial.empty()) {
+    child->last_line = std::exchange(child->partial, "");
+    on_line_(child->spec.name, child->last_line);
+  }
+  close(std::exchange(child->output, -1));
+  child->pid = -1;
+  if (child->stopping) return absl::OkStatus();
+  const bool young = Clock::now() - child->started < kHealthyAge;
+  child->deaths = young ? child->deaths + 1 : 1;
+  const std::string how = HowItEnded(wait_status);
+  // Exit code 2 is a usage error: it will not get better.
+  const bool hopeless = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 2;
+  if (child->deaths >= kMaxDeaths || hopeless) {
+    return absl::AbortedError(
+        absl::StrCat(child->spec.name, " ", how, ": ", child->last_line));
+  }
+  ++restarts_;
+  const auto delay = std::chrono::milliseconds(100 << child->deaths);
+  on_line_(child->spec.name,
+           absl::StrCat(how, "; starting it again in ", delay.count(), " ms"));
+  child->start_at = Clock::now() + delay;
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Reap() {
+  for (const auto& child : children_) {
+    int wait_status;
+    if (child->pid > 0 &&
+        waitpid(child->pid, &wait_status, WNOHANG) == child->pid) {
+      absl::Status status = Died(child.get(), wait_status);
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Poll(std::chrono::milliseconds timeout) {
+  std::vector<pollfd> fds;
+  for (const auto& child : children_) {
+    if (child->output >= 0) fds.push_back({child->output, POLLIN, 0});
+  }
+  // A child's death closes its pipe, so it wakes this too.
+  poll(fds.data(), fds.size(), static_cast<int>(timeout.count()));
+  for (const auto& child : children_) {
+    if (child->output >= 0) ReadLines(child.get());
+  }
+  absl::Status status = Reap();
+  for (const auto& child : children_) {
+    if (!status.ok()) break;
+    if (child->pid < 0 && !child->stopping &&
+        Clock::now() >= child->start_at) {
+      status = Start(child.get());
+    }
+  }
+  return status;
+}
+
+void Supervisor::Stop(const std::string& prefix,
+                      std::chrono::milliseconds grace) {
+  std::vector<Child*> stopping;
+  for (const auto& child : children_) {
+    if (child->spec.name.compare(0, prefix.size(), prefix) != 0) continue;
+    child->stopping = true;
+    if (child->pid > 0) {
+      kill(child->pid, SIGTERM);
+      stopping.push_back(child.get());
+    }
+  }
+  const auto end = Clock::now() + grace;
+  const auto any_left = [&] {
+    return std::any_of(stopping.begin(), stopping.end(),
+                       [](const Child* child) { return child->pid > 0; });
+  };
+  while (any_left() && Clock::now() < end) {
+    (void)Poll(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (Child* const child : stopping) {
+    if (child->pid > 0) kill(child->pid, SIGKILL);
+  }
+  while (any_left()) (void)Poll(std::chrono::milliseconds(20));
+}
+
+void Supervisor::KillAll() {
+  for (const auto& child : children_) {
+    child->stopping = true;
+    if (child->pid > 0) {
+      kill(child->pid, SIGKILL);
+      int wait_status;
+      waitpid(child->pid, &wait_status, 0);
+      (void)Died(child.get(), wait_status);
+    }
+  }
+}
+
+pid_t Supervisor::pid(const std::string& name) const {
+  for (const auto& child : children_) {
+    if (child->spec.name == name) return child->pid;
+  }
+  return -1;
+}
+
+}  // namespace tandem::cli
