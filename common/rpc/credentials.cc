@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/rpc/credentials.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+
+namespace tandem::rpc {
+namespace {
+
+absl::StatusOr<std::string> ReadPem(std::string_view flag,
+                                    const std::string& path,
+                                    std::string_view marker) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE",
+                     absl::StrCat(std::string(flag), ": cannot read ", path,
+                                  ": ", std::strerror(errno)));
+  }
+  std::string text((std::istreambuf_iterator<char>(file)),
+                   std::istreambuf_iterator<char>());
+  if (text.find(marker) == std::string::npos) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "TLS_FILE",
+        absl::StrCat(std::string(flag), ": ", path, " holds no PEM block '",
+                     std::string(marker), "'"));
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
+                                            const std::string& key_path,
+                                            const std::string& ca_path) {
+  if (cert_path.empty() != key_path.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_PAIR",
+                     "--tls-cert and --tls-key come together: set both or "
+                     "neither");
+  }
+  Credentials tls;
+  auto cert = ReadPem("--tls-cert", cert_path, "-----BEGIN CERTIFICATE-----");
+  if (!cert.ok()) return cert.status();
+  auto key = ReadPem("--tls-key", key_path, "PRIVATE KEY-----");
+  if (!key.ok()) return key.status();
+  auto ca = ReadPem("--tls-ca", ca_path, "-----BEGIN CERTIFICATE-----");
+  if (!ca.ok()) return ca.status();
+  tls.cert = *std::move(cert);
+  tls.key = *std::move(key);
+  tls.ca = *std::move(ca);
+  return tls;
+}
+
+std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls) {
+  if (tls.cert.empty()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(
+      tls.ca.empty()
+          ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+          : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = tls.ca;
+  options.pem_key_cert_pairs.push_back({tls.key, tls.cert});
+  return grpc::SslServerCredentials(options);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls) {
+  if (!tls.tls()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = tls.ca;
+  options.pem_private_key = tls.key;
+  options.pem_cert_chain = tls.cert;
+  return grpc::SslCredentials(options);
+}
+
+}  // namespace tandem::rpc

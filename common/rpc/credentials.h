@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// One set of PEM files for all that a process listens on and calls:
+// --tls-cert, --tls-key, --tls-ca.
+//
+//   cert + key + ca   mutual TLS: both ends must show a certificate of `ca`
+//   cert + key        server: TLS without client certificates
+//   ca                client: TLS, server checked against `ca`
+//   none              plain text: for loopback and tests only
+
+#ifndef TANDEM_COMMON_RPC_CREDENTIALS_H_
+#define TANDEM_COMMON_RPC_CREDENTIALS_H_
+
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace tandem::rpc {
+
+// PEM texts, not paths.
+struct Credentials {
+  std::string cert;  // chain, leaf first
+  std::string key;
+  std::string ca;
+
+  bool tls() const { return !cert.empty() || !ca.empty(); }
+  bool mutual() const { return !cert.empty() && !ca.empty(); }
+};
+
+// Reads the files; an empty path leaves its part empty. A certificate without
+// a key, or the reverse, is an INVALID_ARGUMENT that names the flag.
+absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
+                                            const std::string& key_path,
+                                            const std::string& ca_path);
+
+std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls);
+std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls);
+
+}  // namespace tandem::rpc
+
+#endif  // TANDEM_COMMON_RPC_CREDENTIALS_H_

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server_builder.h>
+
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+
+namespace tandem::rpc {
+namespace {
+
+// Both are switches of the whole process that must come before the first
+// Build.
+void EnableStandardServices() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+}
+
+void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
+  // Two processes on one port would each get half of the calls.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Clients ping every 30 s through silent prefills; the default would answer
+  // that with GOAWAY too_many_pings.
+  builder->AddChannelArgument(
+      GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                              options.max_concurrent_streams);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8192);
+  if (options.max_connection_age != absl::InfiniteDuration()) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                                static_cast<int>(absl::ToInt64Milliseconds(
+                                    options.max_connection_age)));
+    builder->AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(options.age_grace)));
+  }
+  builder->SetMaxReceiveMessageSize(options.max_receive_bytes);
+  builder->SetMaxSendMessageSize(-1);
+  grpc::ResourceQuota quota("tandem");
+  quota.Resize(options.memory_bytes).SetMaxThreads(options.max_threads);
+  builder->SetResourceQuota(quota);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(
+    const ServerOptions& options, const std::vector<grpc::Service*>& services) {
+  EnableStandardServices();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options.address, ServerSide(options.tls), &port);
+  SetLimits(options, &builder);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+
+  std::unique_ptr<Server> server(new Server());
+  server->server_ = builder.BuildAndStart();
+  const bool unix_socket = options.address.rfind("unix:", 0) == 0;
+  if (server->server_ == nullptr || (port == 0 && !unix_socket)) {
+    server->shut_down_ = server->server_ == nullptr;
+    return MakeError(
+        absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
+        absl::StrCat("cannot listen on ", options.address,
+                     ": in use, not an address of this host, or its "
+                     "certificate and key do not fit"));
+  }
+  server->address_ = options.address;
+  if (!unix_socket) {
+    server->port_ = port;
+    server->address_ = absl::StrCat(
+        options.address.substr(0, options.address.rfind(':')), ":", port);
+  }
+  return server;
+}
+
+Server::~Server() { Shutdown(absl::ZeroDuration()); }
+
+void Server::SetServing(const std::string& service, bool serving) {
+  server_->GetHealthCheckService()->SetServingStatus(service, serving);
+}
+
+void Server::Shutdown(absl::Duration grace) {
+  if (std::exchange(shut_down_, true)) return;
+  server_->GetHealthCheckService()->Shutdown();
+  server_->Shutdown(std::chrono::system_clock::now() +
+                    absl::ToChronoMilliseconds(grace));
+  server_->Wait();
+}
+
+}  // namespace tandem::rpc

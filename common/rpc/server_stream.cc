@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/rpc/server_stream.h"
+
+#include <chrono>
+
+namespace tandem::rpc {
+namespace {
+
+constexpr char kRequestId[] = "x-request-id";
+constexpr size_t kMaxRequestIdBytes = 128;
+
+}  // namespace
+
+std::string_view CallInfo::Find(std::string_view key) const {
+  for (const auto& [name, value] : metadata) {
+    if (name == key) return value;
+  }
+  return {};
+}
+
+CallInfo MakeCallInfo(const grpc::CallbackServerContext& context) {
+  CallInfo info;
+  info.peer = context.peer();
+  // gRPC's "none" is the end of the clock's range.
+  const auto deadline = context.deadline();
+  info.time_left =
+      deadline == std::chrono::system_clock::time_point::max()
+          ? absl::InfiniteDuration()
+          : absl::FromChrono(deadline - std::chrono::system_clock::now());
+  for (const auto& [key, value] : context.client_metadata()) {
+    info.metadata.emplace_back(std::string(key.data(), key.size()),
+                               std::string(value.data(), value.size()));
+  }
+  const auto auth = context.auth_context();
+  if (auth != nullptr && auth->IsPeerAuthenticated()) {
+    for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
+      info.identities.emplace_back(name.data(), name.size());
+    }
+  }
+  return info;
+}
+
+void EchoRequestId(const CallInfo& info, grpc::CallbackServerContext* context) {
+  const std::string_view id = info.Find(kRequestId);
+  if (id.empty() || id.size() > kMaxRequestIdBytes) return;
+  context->AddInitialMetadata(kRequestId, std::string(id));
+}
+
+absl::Status CancelReason(const grpc::CallbackServerContext& context) {
+  if (context.deadline() <= std::chrono::system_clock::now()) {
+    return absl::DeadlineExceededError("the caller's deadline passed");
+  }
+  return absl::CancelledError("the caller went away or cancelled");
+}
+
+}  // namespace tandem::rpc
