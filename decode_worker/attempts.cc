@@ -161,6 +161,18 @@ bool DecodeCore::RoomIsExpected(int blocks, absl::Duration within) const {
 
 // ---- handoff::ReceiverDelegate
 
+// The table and the reserved blocks of a landing, for as long as the device
+// works on them, whatever becomes of the attempt.
+struct DecodeCore::HeldBlocks {
+  explicit HeldBlocks(const Landing& landing)
+      : block_table(landing.block_table),
+        hold(landing.reserved->Hold(
+            0, static_cast<int>(landing.reserved->ids().size()))) {}
+
+  std::vector<int32_t> block_table;
+  engine::BlockHold hold;
+};
+
 absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     const handoff::Ticket& ticket, const v1::HandoffOffer& offer,
     const std::string& mixed, handoff::Grant* grant) {
@@ -200,13 +212,7 @@ void DecodeCore::Scatter(const handoff::Attempt& attempt,
                          const std::byte* staging,
                          absl::AnyInvocable<void()> done) {
   Call* const call = FindAttempt(attempt);
-  // The table and the hold live until the device is through with them.
-  struct Held {
-    std::vector<int32_t> block_table;
-    engine::BlockHold hold;
-  };
-  auto held = std::make_unique<Held>(
-      Held{call->landing.block_table, call->landing.reserved->Hold()});
+  auto held = std::make_unique<HeldBlocks>(call->landing);
   engine::KvPart part;
   part.block_table = held->block_table;
   part.position_begin = range.position_begin;
@@ -228,12 +234,7 @@ void DecodeCore::Digest(const handoff::Attempt& attempt,
                         const handoff::Grant& grant,
                         absl::AnyInvocable<void(kernels::KvDigest)> done) {
   Call* const call = FindAttempt(attempt);
-  struct Held {
-    std::vector<int32_t> block_table;
-    engine::BlockHold hold;
-  };
-  auto held = std::make_unique<Held>(
-      Held{call->landing.block_table, call->landing.reserved->Hold()});
+  auto held = std::make_unique<HeldBlocks>(call->landing);
   engine::KvPart part;
   part.block_table = held->block_table;
   part.position_begin = grant.position_begin;

@@ -307,6 +307,15 @@ void DecodeCore::Tick(bool judge) {
   }
   for (const auto& [id, status] : ended) Retire(id, status);
   UseFreeBlocks();
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kRemote && call->landing.offered &&
+        !call->landing.granted &&
+        RoomIsExpected(BlocksFor(static_cast<int>(call->history.size())),
+                       worker::kBeat)) {
+      receiver_.StartLater(
+          {call->request_id, call->sequence_index, call->attempt});
+    }
+  }
 }
 
 int DecodeCore::BlocksFor(int positions) const {

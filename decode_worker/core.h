@@ -114,6 +114,7 @@ class DecodeCore final : private engine::EngineListener,
   };
 
   struct Call;
+  struct HeldBlocks;
 
   void OnMessage(Call* call, v1::DecodeRequest message);
   absl::Status Open(Call* call, const v1::DecodeOpen& open);

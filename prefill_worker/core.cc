@@ -477,7 +477,8 @@ void PrefillCore::OnFailed(const handoff::Attempt& attempt,
   if (call == nullptr) return;
   attempts_.erase(attempt);
   Retire(call->id,
-         MakeError(status.code(), "HANDOFF_FAILED", status.message(),
+         MakeError(status.code(), "HANDOFF_FAILED",
+                   std::string(status.message()),
                    {{"way", failed_way}}));
 }
 

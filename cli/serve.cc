@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/serve.h"
+
+#include <netdb.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/status.h"
+#include "cli/supervisor.h"
+
+namespace tandem::cli {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+volatile sig_atomic_t signals_seen = 0;
+volatile sig_atomic_t last_signal = 0;
+
+void OnSignal(int number) {
+  signals_seen = signals_seen + 1;
+  last_signal = number;
+}
+
+void InstallHandlers() {
+  struct sigaction action;
+  std::memset(&action, 0, sizeof action);
+  action.sa_handler = OnSignal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+int AvailableCores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::string SiblingBinary(const std::string& name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / name).string();
+}
+
+// Child lines with their name before them, in a colour of its own on a
+// terminal.
+class Printer {
+ public:
+  void operator()(const std::string& name, const std::string& text) {
+    if (!colour_) {
+      std::cerr << absl::StrFormat("%-9s | %s\n", name, text);
+      return;
+    }
+    const auto [it, added] =
+        colours_.emplace(name, 31 + static_cast<int>(colours_.size()) % 6);
+    std::cerr << absl::StrFormat("\033[%dm%-9s |\033[0m %s\n", it->second,
+                                 name, text);
+  }
+
+ private:
+  const bool colour_ =
+      isatty(STDERR_FILENO) && std::getenv("NO_COLOR") == nullptr;
+  std::map<std::string, int> colours_;
+};
+
+struct Ports {
+  int internal = 0;
+  int admin = 0;
+};
+
+std::string Bracketed(const std::string& host) {
+  return host.find(':') == std::string::npos ? host
+                                             : absl::StrCat("[", host, "]");
+}
+
+void AddTls(const ServeFlags& flags, std::vector<std::string>* argv) {
+  const auto add = [argv](const char* flag, const std::string& value) {
+    if (!value.empty()) argv->insert(argv->end(), {flag, value});
+  };
+  add("--tls-cert", flags.tls_cert);
+  add("--tls-key", flags.tls_key);
+  add("--tls-ca", flags.tls_ca);
+}
+
+void AddChildren(const ServeFlags& flags, const Ports& ports,
+                 Supervisor* supervisor) {
+  const std::string timeout =
+      absl::StrCat(flags.shutdown_timeout_seconds, "s");
+  std::vector<std::string> common = {"--shutdown-timeout", timeout};
+  if (!flags.served_model_name.empty()) {
+    common.insert(common.end(),
+                  {"--served-model-name", flags.served_model_name});
+  }
+  AddTls(flags, &common);
+
+  ChildSpec router{"router",
+                   {SiblingBinary("tandem-router"), flags.model_dir, "--host",
+                    flags.host, "--grpc-port", absl::StrCat(flags.grpc_port),
+                    "--port", absl::StrCat(flags.http_port), "--internal-port",
+                    absl::StrCat(ports.internal), "--admin-port",
+                    absl::StrCat(ports.admin)}};
+  router.argv.insert(router.argv.end(), common.begin(), common.end());
+  router.argv.insert(router.argv.end(), flags.router_arguments.begin(),
+                     flags.router_arguments.end());
+  supervisor->Add(std::move(router));
+
+  const int workers = flags.prefill + flags.decode;
+  const int threads = flags.threads > 0
+                          ? flags.threads
+                          : std::max(1, AvailableCores() / workers);
+  const auto add_worker = [&](const std::string& name,
+                              const std::string& binary) {
+    ChildSpec worker{name,
+                     {SiblingBinary(binary), flags.model_dir, "--router",
+                      absl::StrCat("127.0.0.1:", ports.internal),
+                      "--worker-id", name, "--threads",
+                      absl::StrCat(threads)}};
+    worker.argv.insert(worker.argv.end(), common.begin(), common.end());
+    worker.argv.insert(worker.argv.end(), flags.worker_arguments.begin(),
+                       flags.worker_arguments.end());
+    supervisor->Add(std::move(worker));
+  };
+  for (int i = 0; i < flags.prefill; ++i) {
+    add_worker(absl::StrCat("prefill-", i), "tandem-prefill");
+  }
+  for (int i = 0; i < flags.decode; ++i) {
+    add_worker(absl::StrCat("decode-", i), "tandem-decode");
+  }
+}
+
+bool AllReady(const ServeFlags& flags,
+              const v1::GetClusterStateResponse& state) {
+  int prefill = 0, decode = 0;
+  for (const v1::WorkerStatus& worker : state.workers()) {
+    if (!worker.placeable()) continue;
+    prefill += worker.hello().role() == v1::WORKER_ROLE_PREFILL;
+    decode += worker.hello().role() == v1::WORKER_ROLE_DECODE;
+  }
+  return prefill >= flags.prefill && decode >= flags.decode;
+}
+
+std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
+                       const v1::GetClusterStateResponse& state,
+                       double seconds) {
+  const std::string host = Bracketed(flags.host);
+  int64_t decode_tokens = 0;
+  int max_len = 0;
+  std::string kv;
+  for (const v1::WorkerStatus& worker : state.workers()) {
+    const v1::WorkerHello& hello = worker.hello();
+    if (hello.role() != v1::WORKER_ROLE_DECODE) continue;
+    decode_tokens += int64_t{hello.num_blocks()} * hello.block_size();
+    max_len = hello.max_model_len();
+    kv = hello.kv_dtype();
+  }
+  std::string block = absl::StrFormat(
+      "\nTandem is ready (%.1f s): %s, %d prefill and %d decode worker%s\n",
+      seconds, state.model(), flags.prefill, flags.decode,
+      flags.decode == 1 ? "" : "s");
+  absl::StrAppendFormat(
+      &block,
+      "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
+      decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
+  absl::StrAppendFormat(&block, "  gRPC      %s:%d\n", host, flags.grpc_port);
+  absl::StrAppendFormat(&block, "  HTTP      http://%s:%d/metrics, /health\n",
+                        host, flags.http_port);
+  absl::StrAppendFormat(&block, "  admin     127.0.0.1:%d\n", ports.admin);
+  const std::string at_router =
+      flags.grpc_port == 50051
+          ? ""
+          : absl::StrFormat(" --router %s:%d", host, flags.grpc_port);
+  absl::StrAppend(&block, "  try       tandem generate", at_router,
+                  " \"Once upon a time\"\n            tandem status --admin "
+                  "127.0.0.1:", ports.admin, "\n");
+  return block;
+}
+
+absl::StatusOr<Ports> ChoosePorts(const ServeFlags& flags) {
+  Ports ports;
+  absl::StatusOr<int> internal = FreePort("127.0.0.1");
+  if (!internal.ok()) return internal.status();
+  ports.internal = *internal;
+  ports.admin = flags.admin_port;
+  if (ports.admin == 0) {
+    absl::StatusOr<int> admin = FreePort("127.0.0.1");
+    if (!admin.ok()) return admin.status();
+    ports.admin = *admin;
+  }
+  return ports;
+}
+
+// The router first, since what it accepted still needs the workers.
+void StopAll(const ServeFlags& flags, Supervisor* supervisor) {
+  const milliseconds grace(
+      static_cast<int64_t>(flags.shutdown_timeout_seconds * 1000) + 2000);
+  for (const char* const role : {"router", "prefill", "decode"}) {
+    if (signals_seen > 1) break;
+    supervisor->Stop(role, grace);
+  }
+  supervisor->KillAll();
+}
+
+}  // namespace
+
+absl::StatusOr<int> FreePort(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", host, "' is no address of this machine"));
+  }
+  int port = 0;
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0) {
+    sockaddr_storage bound;
+    socklen_t length = sizeof bound;
+    char service[16];
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, nullptr, 0,
+                    service, sizeof service, NI_NUMERICSERV) == 0) {
+      port = std::atoi(service);
+    }
+  }
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  if (port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("no free port to be had on ", host));
+  }
+  return port;
+}
+
+absl::StatusOr<int> Serve(const ServeFlags& flags) {
+  std::error_code error;
+  const std::filesystem::path config =
+      std::filesystem::path(flags.model_dir) / "config.json";
+  if (!std::filesystem::exists(config, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", flags.model_dir,
+                     "' is no model directory: it holds no config.json"));
+  }
+  absl::StatusOr<Ports> ports = ChoosePorts(flags);
+  if (!ports.ok()) return ports.status();
+  InstallHandlers();
+  Supervisor supervisor{Printer()};
+  AddChildren(flags, *ports, &supervisor);
+  absl::Status status = supervisor.StartAll();
+  if (!status.ok()) return status;
+
+  const ConnectFlags admin{absl::StrCat("127.0.0.1:", ports->admin),
+                           flags.tls_cert, flags.tls_key, flags.tls_ca};
+  const auto started = steady_clock::now();
+  auto next_look = started + milliseconds(100);
+  bool ready = false;
+  while (signals_seen == 0) {
+    status = supervisor.Poll(milliseconds(ready ? 200 : 50));
+    if (!status.ok()) {
+      supervisor.KillAll();
+      return status;
+    }
+    if (ready || steady_clock::now() < next_look) continue;
+    next_look = steady_clock::now() + milliseconds(100);
+    const auto state = FetchClusterState(admin);
+    if (!state.ok() || !AllReady(flags, *state)) continue;
+    ready = true;
+    const std::chrono::duration<double> took = steady_clock::now() - started;
+    std::cout << ReadyBlock(flags, *ports, *state, took.count()) << std::flush;
+  }
+  std::cerr << "\nDraining; press Ctrl-C again to stop at once.\n";
+  StopAll(flags, &supervisor);
+  return 128 + last_signal;
+}
+
+}  // namespace tandem::cli

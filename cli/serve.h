@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// `tandem serve MODEL_DIR`: a local cluster as child processes of one command:
+// a router, prefill workers, decode workers. Prints one ready block, restarts
+// what dies, drains on the first Ctrl-C, kills on the second, leaves nothing.
+
+#ifndef TANDEM_CLI_SERVE_H_
+#define TANDEM_CLI_SERVE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tandem::cli {
+
+struct ServeFlags {
+  std::string model_dir;
+  std::string served_model_name;  // empty: the directory's name
+  int prefill = 1;
+  int decode = 1;
+  std::string host = "127.0.0.1";
+  int grpc_port = 50051;
+  int http_port = 8000;
+  int admin_port = 0;             // 0: a free one
+  int threads = 0;                // per worker; 0: the cores, divided
+  double shutdown_timeout_seconds = 30;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_ca;
+  std::vector<std::string> router_arguments;  // passed on as they are
+  std::vector<std::string> worker_arguments;
+};
+
+// Runs until a signal. Returns the process's exit code: 130 or 143 after a
+// drained signal, 1 if a child cannot be kept alive.
+absl::StatusOr<int> Serve(const ServeFlags& flags);
+
+// A port that was free a moment ago, on `host`.
+absl::StatusOr<int> FreePort(const std::string& host);
+
+}  // namespace tandem::cli
+
+#endif  // TANDEM_CLI_SERVE_H_

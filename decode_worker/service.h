@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode worker's gRPC face: calls and links become streams of its core.
+
+#ifndef TANDEM_DECODE_WORKER_SERVICE_H_
+#define TANDEM_DECODE_WORKER_SERVICE_H_
+
+#include "common/loop.h"
+#include "common/rpc/server_stream.h"
+#include "decode_worker/core.h"
+#include "tandem/v1/decode.grpc.pb.h"
+#include "tandem/v1/handoff.grpc.pb.h"
+
+namespace tandem::decode_worker {
+
+// `core` is used on `loop` only; both outlive the server.
+class DecodeServer final : public v1::DecodeService::CallbackService {
+ public:
+  DecodeServer(Loop* loop, DecodeCore* core)
+      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+          core->AddCall(std::move(stream));
+        }) {}
+
+  grpc::ServerBidiReactor<v1::DecodeRequest, v1::DecodeResponse>* Decode(
+      grpc::CallbackServerContext* context) override {
+    return rpc::ServeBidi<v1::DecodeResponse, v1::DecodeRequest>(
+        loop_, context, &accept_);
+  }
+
+ private:
+  Loop* const loop_;
+  const rpc::Accept<v1::DecodeResponse, v1::DecodeRequest> accept_;
+};
+
+class HandoffServer final : public v1::HandoffService::CallbackService {
+ public:
+  HandoffServer(Loop* loop, DecodeCore* core)
+      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+          core->AddLink(std::move(stream));
+        }) {}
+
+  grpc::ServerBidiReactor<v1::LinkRequest, v1::LinkResponse>* Link(
+      grpc::CallbackServerContext* context) override {
+    return rpc::ServeBidi<v1::LinkResponse, v1::LinkRequest>(loop_, context,
+                                                             &accept_);
+  }
+
+ private:
+  Loop* const loop_;
+  const rpc::Accept<v1::LinkResponse, v1::LinkRequest> accept_;
+};
+
+}  // namespace tandem::decode_worker
+
+#endif  // TANDEM_DECODE_WORKER_SERVICE_H_

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// From flags to a worker's running engine parts: device, model, KV memory,
+// fingerprint, and what the worker says of itself to routers. The same for
+// both roles; what differs is decided in their mains.
+
+#ifndef TANDEM_WORKER_BRINGUP_H_
+#define TANDEM_WORKER_BRINGUP_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "engine/device_executor.h"
+#include "engine/engine.h"
+#include "engine/fingerprint.h"
+#include "engine/kv_pool.h"
+#include "engine/model.h"
+#include "kernels/backend.h"
+#include "tandem/v1/registry.pb.h"
+
+namespace tandem::worker {
+
+// Flags of both workers, with the names that users of vLLM and llama.cpp
+// know. docs/operations.md explains each.
+struct WorkerFlags {
+  std::string model_dir;
+  std::string served_model_name;    // empty: the directory's name
+  std::string worker_id;            // empty: drawn
+  std::vector<std::string> routers;  // host:port of their internal listeners
+  std::string host = "127.0.0.1";
+  int grpc_port = 0;                // 0: a free one
+  int http_port = 0;
+  std::string advertise_host;       // empty: host
+  int threads = 0;                  // 0: all cores of this process
+  std::string dtype = "auto";       // of weights: auto, f32, bf16
+  std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
+  int max_model_len = 0;            // 0: what the model and the pool allow
+  int max_num_seqs = 64;
+  int max_num_batched_tokens = 512;
+  int block_size = 16;
+  int num_blocks = 0;               // 0: from kv_cache_bytes
+  int64_t kv_cache_bytes = int64_t{1} << 30;
+  bool prefix_caching = true;
+  int layers_per_group = 0;         // of a handoff; 0: so that 8 groups result
+  std::string handoff = "auto";     // auto, shm, grpc
+  bool mixed_numerics = false;
+  int64_t slab_bytes = 1 << 20;
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  absl::Duration lease = absl::Seconds(4);
+};
+
+// Fields in order of construction: later ones use earlier ones.
+struct WorkerParts {
+  std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<engine::Model> model;
+  std::unique_ptr<engine::DeviceExecutor> executor;
+  std::unique_ptr<engine::KvPool> pool;
+  engine::EngineOptions engine_options;
+  engine::FingerprintParts fingerprint;
+  std::string kv_dtype;
+  std::string incarnation;  // 16 random bytes
+  std::string host_id;
+  std::vector<std::string> ways;
+  v1::WorkerHello hello;    // without endpoints
+};
+
+// Loads everything, with progress on standard error. `loop` is where the
+// executor reports. Errors say what to change.
+absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
+                                    v1::WorkerRole role, Loop* loop);
+
+// Equal in all processes that share memory: the kernel's boot id and the
+// network namespace's abstract sockets.
+std::string HostId();
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_BRINGUP_H_
