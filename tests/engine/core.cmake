@@ -1,1 +1,7 @@
 # Block accounting and scheduling.
+tandem_test(kv_pool_test SRCS kv_pool_test.cc DEPS tandem_engine_core)
+tandem_test(block_hash_test SRCS block_hash_test.cc DEPS tandem_engine_core)
+tandem_test(virtual_loop_test SRCS virtual_loop_test.cc
+            DEPS tandem_common_testing)
+tandem_test(fake_executor_test SRCS fake_executor_test.cc
+            DEPS tandem_engine_testing)
