@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/chat_template.h"
+
+#include "text/ffi.h"
+#include "text/files.h"
+#include "text/tokenizer.h"
+
+namespace tandem::text {
+
+void ChatTemplate::Free::operator()(ffi::ChatTemplateHandle* handle) const {
+  ffi::tandem_text_template_free(handle);
+}
+
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+absl::StatusOr<ChatTemplate> ChatTemplate::Load(
+    const std::string& model_dir, const ChatTemplateLimits& limits) {
+  auto config = ReadOptionalModelFile(model_dir + "/tokenizer_config.json",
+                                      kMaxConfigBytes);
+  if (!config.ok()) return config.status();
+  auto special_map = ReadOptionalModelFile(
+      model_dir + "/special_tokens_map.json", kMaxConfigBytes);
+  if (!special_map.ok()) return special_map.status();
+  auto jinja = ReadOptionalModelFile(model_dir + "/chat_template.jinja",
+                                     kMaxConfigBytes);
+  if (!jinja.ok()) return jinja.status();
+  ffi::ChatTemplateHandle* handle = nullptr;
+  std::string error;
+  const int32_t kind = ffi::tandem_text_template_new(
+      ffi::Borrow(*config), ffi::Borrow(*special_map), ffi::Borrow(*jinja),
+      {.fuel = limits.fuel,
+       .max_output_bytes = limits.max_output_bytes,
+       .max_work_bytes = limits.max_work_bytes,
+       .max_template_bytes = limits.max_template_bytes},
+      &handle, ffi::Into(error));
+  if (kind != 0) return ffi::ToStatus(kind, model_dir, error);
+  return ChatTemplate(handle);
+}
+
+absl::StatusOr<std::string> ChatTemplate::Render(
+    const ChatTemplateInput& input) const {
+  const ffi::RenderArguments arguments = {
+      .messages_json = ffi::Borrow(input.messages_json),
+      .tools_json = ffi::Borrow(input.tools_json),
+      .extra_json = ffi::Borrow(input.extra_json),
+      .now_unix_s = input.now_unix_s,
+      .add_generation_prompt = input.add_generation_prompt,
+      .continue_final_message = input.continue_final_message,
+  };
+  std::string prompt;
+  std::string error;
+  const int32_t kind = ffi::tandem_text_template_render(
+      handle_.get(), &arguments, ffi::Into(prompt), ffi::Into(error));
+  if (kind != 0) return ffi::ToStatus(kind, "", error);
+  return prompt;
+}
+
+}  // namespace tandem::text

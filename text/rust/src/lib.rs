@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The C face of the crate; text/ffi.h declares the same functions for C++.
+//!
+//! Rules that hold for every function here:
+//! - Input pointers are borrowed for the call only. `(null, 0)` is an empty
+//!   input. Results leave through a `Sink` that the caller passes, so nothing
+//!   allocated here is ever freed elsewhere; only the two handles have owners
+//!   (the C++ classes), who give them back to their `_free` function.
+//! - A handle may be used from many threads at once, `_free` excepted.
+//! - No panic leaves: it becomes `INTERNAL`. Its message may quote the text
+//!   being worked on, so only its place in the source is reported.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod decode_table;
+mod python;
+mod python_filters;
+mod sandbox;
+mod template;
+mod tokenizer;
+mod validate;
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Once;
+
+use template::{ChatTemplate, Limits, RenderInput};
+use tokenizer::TextTokenizer;
+
+/// Why a call failed; the values are `ErrorKind` of text/ffi.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Kind {
+    InvalidArgument = 1,
+    ResourceExhausted = 2,
+    NotFound = 3,
+    Internal = 4,
+}
+
+#[derive(Debug)]
+pub struct Failure {
+    pub kind: Kind,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn invalid(message: impl Into<String>) -> Failure {
+        Failure { kind: Kind::InvalidArgument, message: message.into() }
+    }
+}
+
+pub type Outcome<T> = Result<T, Failure>;
+
+/// Takes bytes that are borrowed for the duration of `put` only.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Sink {
+    context: *mut c_void,
+    put: extern "C" fn(context: *mut c_void, data: *const c_void, len: usize),
+}
+
+impl Sink {
+    fn text(&self, text: &str) {
+        (self.put)(self.context, text.as_ptr().cast(), text.len());
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Bytes {
+    data: *const u8,
+    len: usize,
+}
+
+impl Bytes {
+    /// # Safety
+    /// `data` points to `len` readable bytes that live for `'a`, or is null.
+    unsafe fn get<'a>(self) -> &'a [u8] {
+        if self.data.is_null() {
+            return &[];
+        }
+        // SAFETY: the caller's promise above.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+fn utf8<'a>(bytes: &'a [u8], what: &str) -> Outcome<&'a str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        Failure::invalid(format!(
+            "{what} is not valid UTF-8 (byte {})",
+            error.valid_up_to()
+        ))
+    })
+}
+
+thread_local! {
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+    static PANIC_PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs `body`; an error or a panic goes to `error`, its kind is returned.
+fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let outer = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !GUARDED.with(Cell::get) {
+                return outer(info);
+            }
+            let place = info.location().map(|at| format!("{}:{}", at.file(), at.line()));
+            PANIC_PLACE.with(|slot| *slot.borrow_mut() = place.unwrap_or_default());
+        }));
+    });
+    GUARDED.with(|flag| flag.set(true));
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    GUARDED.with(|flag| flag.set(false));
+    let failure = match outcome {
+        Ok(Ok(())) => return 0,
+        Ok(Err(failure)) => failure,
+        Err(payload) => {
+            // Dropping a payload may itself panic; a leak of a few bytes on
+            // the way out of a bug is the better end.
+            std::mem::forget(payload);
+            let place = PANIC_PLACE.with(|slot| slot.borrow().clone());
+            // Only the crate's folder on: the rest is the builder's machine.
+            let place = place.rsplit_once("/registry/src/").map_or(place.as_str(), |x| x.1);
+            Failure {
+                kind: Kind::Internal,
+                message: format!("a library failed on this input (panic at {place})"),
+            }
+        }
+    };
+    error.text(&failure.message);
+    failure.kind as i32
+}
+
+/// Parses `json` (tokenizer.json) and gives a handle through `out`, owned by
+/// the caller until `tandem_text_tokenizer_free`.
+///
+/// # Safety
+/// `json` is readable; `out` is writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_tokenizer_new(
+    json: Bytes,
+    out: *mut *mut TextTokenizer,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: borrowed for this call, see above.
+        let json = utf8(unsafe { json.get() }, "the file")?;
+        let made = Box::new(TextTokenizer::from_json(json)?);
+        // SAFETY: `out` is writable by contract.
+        unsafe { *out = Box::into_raw(made) };
+        Ok(())
+    })
+}
+
+/// Ends a handle; null is allowed.
+///
+/// # Safety
+/// `handle` came from `tandem_text_tokenizer_new`, is given back once and is
+/// in use nowhere.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_tokenizer_free(handle: *mut TextTokenizer) {
+    if !handle.is_null() {
+        // SAFETY: made by Box::into_raw, given back once.
+        let owned = unsafe { Box::from_raw(handle) };
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
+    }
+}
+
+/// Lends the decode table; its pointers live as long as the handle.
+///
+/// # Safety
+/// `handle` is live.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_tokenizer_table(
+    handle: *const TextTokenizer,
+) -> decode_table::TableView {
+    // SAFETY: live by contract; only shared access.
+    unsafe { &*handle }.table.view()
+}
+
+/// Encodes `text`; `ids` receives int32 ids, its length in ids.
+///
+/// # Safety
+/// `handle` is live, `text` readable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_tokenizer_encode(
+    handle: *const TextTokenizer,
+    text: Bytes,
+    add_special_tokens: bool,
+    ids: Sink,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: live and borrowed for this call.
+        let (tokenizer, text) = unsafe { (&*handle, text.get()) };
+        let text = utf8(text, "the text to encode")?;
+        let encoded = tokenizer.encode(text, add_special_tokens)?;
+        (ids.put)(ids.context, encoded.as_ptr().cast(), encoded.len());
+        Ok(())
+    })
+}
+
+/// The id of exactly this token, or -1.
+///
+/// # Safety
+/// `handle` is live, `token` readable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_tokenizer_token_to_id(
+    handle: *const TextTokenizer,
+    token: Bytes,
+) -> i32 {
+    // SAFETY: live and borrowed for this call.
+    let (tokenizer, token) = unsafe { (&*handle, token.get()) };
+    let find = || {
+        let token = std::str::from_utf8(token).ok()?;
+        tokenizer.token_to_id(token)
+    };
+    catch_unwind(AssertUnwindSafe(find)).ok().flatten().map_or(-1, |id| id as i32)
+}
+
+/// Reads special token `name` ("bos_token") of a tokenizer_config.json or a
+/// special_tokens_map.json; `token` is not called where the file has none.
+///
+/// # Safety
+/// `json` and `name` are readable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_config_token(
+    json: Bytes,
+    name: Bytes,
+    token: Sink,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: borrowed for this call.
+        let (json, name) = unsafe { (json.get(), name.get()) };
+        let config = template::parse_object(utf8(json, "the file")?, "")?;
+        if let Some(found) = template::special_token(&config, utf8(name, "the name")?)? {
+            token.text(&found);
+        }
+        Ok(())
+    })
+}
+
+/// Compiles the chat templates of a model: `config` is tokenizer_config.json,
+/// `special_map` special_tokens_map.json, `jinja` chat_template.jinja, each
+/// empty where the model has none. The handle is the caller's.
+///
+/// # Safety
+/// Inputs are readable, `out` is writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_template_new(
+    config: Bytes,
+    special_map: Bytes,
+    jinja: Bytes,
+    limits: Limits,
+    out: *mut *mut ChatTemplate,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: borrowed for this call.
+        let (config, map, jinja) = unsafe { (config.get(), special_map.get(), jinja.get()) };
+        let made = Box::new(ChatTemplate::new(
+            utf8(config, "tokenizer_config.json")?,
+            utf8(map, "special_tokens_map.json")?,
+            utf8(jinja, "chat_template.jinja")?,
+            limits,
+        )?);
+        // SAFETY: `out` is writable by contract.
+        unsafe { *out = Box::into_raw(made) };
+        Ok(())
+    })
+}
+
+/// Ends a handle; null is allowed.
+///
+/// # Safety
+/// As for `tandem_text_tokenizer_free`.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_template_free(handle: *mut ChatTemplate) {
+    if !handle.is_null() {
+        // SAFETY: made by Box::into_raw, given back once.
+        let owned = unsafe { Box::from_raw(handle) };
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
+    }
+}
+
+/// What a render takes; all borrowed for the call, JSON where named so.
+#[repr(C)]
+pub struct RenderArguments {
+    messages_json: Bytes,
+    tools_json: Bytes,
+    extra_json: Bytes,
+    now_unix_s: i64,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+}
+
+/// Renders; `prompt` receives the text.
+///
+/// # Safety
+/// `handle` is live, `arguments` and what it points to are readable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_template_render(
+    handle: *const ChatTemplate,
+    arguments: *const RenderArguments,
+    prompt: Sink,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: live and borrowed for this call.
+        let (template, arguments) = unsafe { (&*handle, &*arguments) };
+        // SAFETY: as above.
+        let (messages, tools, extra) = unsafe {
+            (
+                arguments.messages_json.get(),
+                arguments.tools_json.get(),
+                arguments.extra_json.get(),
+            )
+        };
+        let text = template.render(&RenderInput {
+            messages: utf8(messages, "messages")?,
+            tools: utf8(tools, "tools")?,
+            extra: utf8(extra, "chat_template_kwargs")?,
+            now_unix_s: arguments.now_unix_s,
+            add_generation_prompt: arguments.add_generation_prompt,
+            continue_final_message: arguments.continue_final_message,
+        })?;
+        prompt.text(&text);
+        Ok(())
+    })
+}

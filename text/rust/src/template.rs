@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chat templates as `transformers` renders them: trim_blocks, lstrip_blocks,
+//! loop controls, `tojson` without HTML escapes, `raise_exception`,
+//! `strftime_now`, Python's string methods. Bounds are in sandbox.rs.
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+
+use minijinja::machinery::{self, CodeGenerator, Instructions, Vm, WhitespaceConfig};
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
+
+use crate::validate::shorten;
+use crate::{python_filters, sandbox, Failure, Kind, Outcome};
+
+/// See ChatTemplateLimits in text/chat_template.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub fuel: u64,
+    pub max_output_bytes: u64,
+    pub max_work_bytes: u64,
+    pub max_template_bytes: u64,
+}
+
+/// Recursion of macros and loops; a macro call counts four times.
+const MAX_RECURSION: usize = 200;
+/// How often a template may use each byte of its input before the fixed
+/// budgets are touched: long prompts are not an attack.
+const WORK_PER_INPUT_BYTE: u64 = 64;
+const OUTPUT_PER_INPUT_BYTE: u64 = 2;
+
+const TOKEN_NAMES: [&str; 7] = [
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+];
+
+pub struct RenderInput<'a> {
+    pub messages: &'a str,
+    pub tools: &'a str,
+    pub extra: &'a str,
+    pub now_unix_s: i64,
+    pub add_generation_prompt: bool,
+    pub continue_final_message: bool,
+}
+
+/// A compiled program and the source that it borrows from, freed after it.
+struct Program {
+    instructions: ManuallyDrop<Instructions<'static>>,
+    source: *mut str,
+}
+
+// SAFETY: `source` is owned and never written; `Instructions` is Send + Sync.
+unsafe impl Send for Program {}
+// SAFETY: as above.
+unsafe impl Sync for Program {}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, here, before the source it borrows from;
+        // `source` came from Box::into_raw.
+        unsafe {
+            ManuallyDrop::drop(&mut self.instructions);
+            drop(Box::from_raw(self.source));
+        }
+    }
+}
+
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    programs: BTreeMap<String, Program>,
+    tokens: Map<String, Json>,
+    limits: Limits,
+}
+
+pub fn parse_object(json: &str, what: &str) -> Outcome<Map<String, Json>> {
+    let prefix = if what.is_empty() { String::new() } else { format!("{what}: ") };
+    serde_json::from_str(json)
+        .map_err(|error| Failure::invalid(format!("{prefix}{}", shorten(&error.to_string()))))
+}
+
+/// A special token: a string, or an object with `content`; null is none.
+pub fn special_token(config: &Map<String, Json>, name: &str) -> Outcome<Option<String>> {
+    match config.get(name) {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::String(text)) => Ok(Some(text.clone())),
+        Some(Json::Object(token)) => match token.get("content") {
+            Some(Json::String(text)) => Ok(Some(text.clone())),
+            _ => Err(Failure::invalid(format!("{name}.content: is not a string"))),
+        },
+        Some(_) => Err(Failure::invalid(format!("{name}: is neither a string nor an object"))),
+    }
+}
+
+impl ChatTemplate {
+    pub fn new(config: &str, special_map: &str, jinja: &str, limits: Limits) -> Outcome<ChatTemplate> {
+        let read = |json: &str, what: &str| match json {
+            "" => Ok(Map::new()),
+            json => parse_object(json, what),
+        };
+        let config = read(config, "tokenizer_config.json")?;
+        let special_map = read(special_map, "special_tokens_map.json")?;
+        let mut tokens = Map::new();
+        for name in TOKEN_NAMES {
+            let in_file = |map, file| {
+                special_token(map, name).map_err(|failure| {
+                    Failure::invalid(format!("{file}: {}", failure.message))
+                })
+            };
+            let found = match in_file(&config, "tokenizer_config.json")? {
+                Some(token) => Some(token),
+                None => in_file(&special_map, "special_tokens_map.json")?,
+            };
+            if let Some(token) = found {
+                tokens.insert(name.into(), token.into());
+            }
+        }
+        let mut made = ChatTemplate {
+            environment: environment(limits),
+            programs: BTreeMap::new(),
+            tokens,
+            limits,
+        };
+        if !jinja.is_empty() {
+            made.add("default", jinja, "chat_template.jinja")?;
+            return Ok(made);
+        }
+        let field = "tokenizer_config.json: chat_template";
+        match config.get("chat_template") {
+            None | Some(Json::Null) => {
+                return Err(Failure {
+                    kind: Kind::NotFound,
+                    message: "the model has no chat template: neither chat_template.jinja nor \
+                              chat_template in tokenizer_config.json"
+                        .into(),
+                })
+            }
+            Some(Json::String(source)) => made.add("default", source, field)?,
+            Some(Json::Array(list)) => {
+                for (index, entry) in list.iter().enumerate() {
+                    let (Some(name), Some(source)) =
+                        (entry["name"].as_str(), entry["template"].as_str())
+                    else {
+                        return Err(Failure::invalid(format!(
+                            "{field}[{index}]: needs the strings name and template"
+                        )));
+                    };
+                    made.add(name, source, &format!("{field}[{index}]"))?;
+                }
+            }
+            Some(_) => return Err(Failure::invalid(format!("{field}: is neither a string nor a list"))),
+        }
+        Ok(made)
+    }
+
+    fn add(&mut self, name: &str, source: &str, field: &str) -> Outcome<()> {
+        if source.len() as u64 > self.limits.max_template_bytes {
+            return Err(Failure::invalid(format!(
+                "{field}: {} bytes, the limit is {}",
+                source.len(),
+                self.limits.max_template_bytes
+            )));
+        }
+        sandbox::set_budget(self.limits.max_work_bytes);
+        let program = compile(source)
+            .map_err(|error| Failure::invalid(format!("{field}: {}", describe(&error))))?;
+        self.programs.insert(name.into(), program);
+        Ok(())
+    }
+
+    /// The template that `transformers` would take.
+    fn choose(&self, has_tools: bool) -> Outcome<&Program> {
+        let tool_use = has_tools.then(|| self.programs.get("tool_use")).flatten();
+        tool_use.or_else(|| self.programs.get("default")).ok_or_else(|| {
+            Failure::invalid("tokenizer_config.json: chat_template has no entry named \"default\"")
+        })
+    }
+
+    pub fn render(&self, input: &RenderInput) -> Outcome<String> {
+        let messages: Json = parse(input.messages, "messages")?;
+        let Some(list) = messages.as_array().filter(|x| x.iter().all(Json::is_object)) else {
+            return Err(Failure::invalid("messages: must be a list of objects"));
+        };
+        if input.continue_final_message && input.add_generation_prompt {
+            return Err(Failure::invalid(
+                "continue_final_message: excludes add_generation_prompt",
+            ));
+        }
+        let tail = input.continue_final_message.then(|| final_text(list)).transpose()?;
+        let tools: Json = if input.tools.is_empty() { Json::Null } else { parse(input.tools, "tools")? };
+        let has_tools = match &tools {
+            Json::Null => false,
+            Json::Array(list) => !list.is_empty(),
+            _ => return Err(Failure::invalid("tools: must be a list")),
+        };
+        let mut variables = self.tokens.clone();
+        variables.insert("documents".into(), Json::Null);
+        if !input.extra.is_empty() {
+            for (key, value) in parse_object(input.extra, "chat_template_kwargs")? {
+                check_name(&key)?;
+                variables.insert(key, value);
+            }
+        }
+        variables.insert("messages".into(), messages);
+        variables.insert("tools".into(), if has_tools { tools } else { Json::Null });
+        variables.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
+        let program = self.choose(has_tools)?;
+        let text = self.run(program, &variables, input)?;
+        match tail {
+            Some(tail) => cut_after(text, &tail),
+            None => Ok(text),
+        }
+    }
+
+    fn run(&self, program: &Program, variables: &Map<String, Json>, input: &RenderInput) -> Outcome<String> {
+        let given = (input.messages.len() + input.tools.len() + input.extra.len()) as u64;
+        sandbox::set_budget(self.limits.max_work_bytes + given * WORK_PER_INPUT_BYTE);
+        python_filters::set_now(input.now_unix_s);
+        let mut text = String::new();
+        Vm::new(&self.environment)
+            .eval(
+                &program.instructions,
+                Value::from_serialize(variables),
+                &BTreeMap::new(),
+                &mut machinery::make_string_output(&mut text),
+                AutoEscape::None,
+            )
+            .map_err(|error| {
+                let kind = match error.kind() {
+                    ErrorKind::OutOfFuel => Kind::ResourceExhausted,
+                    _ => Kind::InvalidArgument,
+                };
+                Failure { kind, message: format!("chat template: {}", describe(&error)) }
+            })?;
+        let limit = self.limits.max_output_bytes + given * OUTPUT_PER_INPUT_BYTE;
+        if text.len() as u64 > limit {
+            return Err(Failure {
+                kind: Kind::ResourceExhausted,
+                message: format!(
+                    "chat template: made {} bytes of {given} bytes of input, the limit is {limit}",
+                    text.len()
+                ),
+            });
+        }
+        Ok(text)
+    }
+}
+
+fn parse(json: &str, what: &str) -> Outcome<Json> {
+    serde_json::from_str(json)
+        .map_err(|error| Failure::invalid(format!("{what}: {}", shorten(&error.to_string()))))
+}
+
+/// Extra variables must be names that a template can use, and no others: the
+/// sandbox's functions live in the same space.
+fn check_name(key: &str) -> Outcome<()> {
+    let is_name = key.chars().all(|c| c == '_' || c.is_ascii_alphanumeric())
+        && key.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic());
+    let is_ours = matches!(key, "messages" | "tools" | "add_generation_prompt" | "raise_exception")
+        || TOKEN_NAMES.contains(&key);
+    if is_name && !is_ours {
+        return Ok(());
+    }
+    Err(Failure::invalid(format!(
+        "chat_template_kwargs: \"{}\" cannot be set",
+        shorten(key)
+    )))
+}
+
+fn environment(limits: Limits) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_fuel(Some(limits.fuel));
+    environment.set_recursion_limit(MAX_RECURSION);
+    python_filters::install(&mut environment);
+    sandbox::install(&mut environment);
+    environment
+}
+
+fn compile(source: &str) -> Result<Program, Error> {
+    let owned: *mut str = Box::into_raw(without_generation_tags(source).into_boxed_str());
+    /// Frees the source unless a Program has taken it over.
+    struct Unowned(*mut str);
+    impl Drop for Unowned {
+        fn drop(&mut self) {
+            // SAFETY: from Box::into_raw above, and nothing borrows it any
+            // more: whoever did was dropped before this guard.
+            drop(unsafe { Box::from_raw(self.0) });
+        }
+    }
+    let guard = Unowned(owned);
+    // SAFETY: lives until the guard or the Program frees it, after the last
+    // borrow; nobody writes to it.
+    let text: &'static str = unsafe { &*owned };
+    let spaces = WhitespaceConfig {
+        keep_trailing_newline: false,
+        lstrip_blocks: true,
+        trim_blocks: true,
+    };
+    let program = {
+        let parsed = machinery::parse(text, "chat_template", Default::default(), spaces)?;
+        sandbox::check_constants(&parsed)?;
+        let mut generator = CodeGenerator::new("chat_template", text);
+        generator.compile_stmt(&parsed);
+        let (instructions, _) = generator.finish();
+        sandbox::bounded(&instructions)
+    };
+    std::mem::forget(guard);
+    Ok(Program { instructions: ManuallyDrop::new(program), source: owned })
+}
+
+/// `{% generation %}` marks the assistant's text for training masks; here it
+/// is a block that always runs.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(end) = rest[start..].find("%}").map(|x| start + x) else {
+            break;
+        };
+        let inside = &rest[start + 2..end];
+        let word = inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
+        out.push_str(&rest[..start + 2]);
+        match word {
+            "generation" => out.push_str(&inside.replace(word, " if true ")),
+            "endgeneration" => out.push_str(&inside.replace(word, " endif ")),
+            _ => out.push_str(inside),
+        }
+        out.push_str("%}");
+        rest = &rest[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The engine's message and line, without quotes of the template.
+fn describe(error: &Error) -> String {
+    let what = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, None) => "the template ran out of fuel (an endless loop?)".into(),
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_string(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
+    };
+    let mut text: String = what.chars().take(500).collect();
+    if let Some(line) = error.line().filter(|line| *line > 0) {
+        text.push_str(&format!(" (line {line})"));
+    }
+    text
+}
+
+/// The text of the last message, which the prompt is to end with.
+fn final_text(messages: &[Json]) -> Outcome<String> {
+    let content = messages.last().map_or(&Json::Null, |message| &message["content"]);
+    let text = match content {
+        Json::String(text) => Some(text.as_str()),
+        Json::Array(parts) => parts.iter().rev().find_map(|part| part["text"].as_str()),
+        _ => None,
+    };
+    text.map(str::to_owned).ok_or_else(|| {
+        Failure::invalid("continue_final_message: the last message has no text content")
+    })
+}
+
+/// Cuts what the template puts behind the final message, keeping the spaces
+/// around that message as far as the template kept them.
+fn cut_after(mut text: String, tail: &str) -> Outcome<String> {
+    let Some(start) = text.rfind(tail.trim()) else {
+        return Err(Failure::invalid(
+            "continue_final_message: the template leaves out the last message",
+        ));
+    };
+    let whole = tail.trim_start();
+    let kept = if text[start..].starts_with(whole) { whole.len() } else { tail.trim().len() };
+    text.truncate(start + kept);
+    Ok(text)
+}

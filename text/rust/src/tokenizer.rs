@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One loaded tokenizer: the `tokenizers` crate for encoding, our own table
+//! for decoding (decode_table.rs says why).
+
+use tokenizers::Tokenizer;
+
+use crate::decode_table::DecodeTable;
+use crate::validate::{self, shorten};
+use crate::{Failure, Kind, Outcome};
+
+pub struct TextTokenizer {
+    inner: Tokenizer,
+    pub table: DecodeTable,
+}
+
+impl TextTokenizer {
+    pub fn from_json(json: &str) -> Outcome<TextTokenizer> {
+        let checked = validate::check(json)?;
+        let mut inner: Tokenizer = json
+            .parse()
+            .map_err(|error| Failure::invalid(shorten(&format!("{error}"))))?;
+        // A file may cut or pad what it encodes; neither is the file's
+        // business when a prompt is served whole.
+        inner
+            .with_truncation(None)
+            .map_err(|error| Failure::invalid(format!("truncation: {error}")))?;
+        inner.with_padding(None);
+        for (index, token) in checked.added_tokens.iter().enumerate() {
+            // The crate gives unknown added tokens the next free id, whatever
+            // the file says; the model was trained on what the file says.
+            let given = inner.token_to_id(&token.content);
+            if given != Some(token.id.0) {
+                return Err(Failure::invalid(format!(
+                    "added_tokens[{index}].id: {} for \"{}\", but its place in the vocabulary \
+                     gives it {}",
+                    token.id.0,
+                    shorten(&token.content),
+                    given.map_or("none".into(), |id| id.to_string()),
+                )));
+            }
+        }
+        let table = DecodeTable::new(&inner, &checked.decoder)?;
+        Ok(TextTokenizer { inner, table })
+    }
+
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Outcome<Vec<i32>> {
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special_tokens)
+            // The crate's message may quote the text.
+            .map_err(|_| Failure {
+                kind: Kind::InvalidArgument,
+                message: "the tokenizer cannot encode this text (no unknown token?)".into(),
+            })?;
+        Ok(encoding.get_ids().iter().map(|id| *id as i32).collect())
+    }
+
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+}
