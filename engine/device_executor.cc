@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/device_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::engine {
+
+using kernels::DType;
+using kernels::KvDigest;
+using kernels::KvRange;
+using kernels::SampleResult;
+
+// A gather, scatter or digest under way: where the device puts its digest.
+struct DeviceExecutor::Transfer {
+  DeviceExecutor* executor;
+  KvDigest digest;
+  absl::AnyInvocable<void(KvDigest)> done;
+};
+
+namespace {
+
+KvRange RangeOf(const KvPart& part) {
+  return {part.block_table.data(), part.position_begin, part.position_end,
+          part.layer_begin,        part.layer_end,      part.head_begin,
+          part.head_end};
+}
+
+absl::Status OutOfRange(std::string_view what, int64_t value, int64_t min,
+                        int64_t max) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step: ", std::string(what), " ", value, " is outside ", min, " to ",
+      max));
+}
+
+SampledToken ToToken(const SampleResult& result) {
+  SampledToken token{result.token_id, result.logprob, result.rank, {}};
+  token.top.reserve(result.num_top);
+  for (int i = 0; i < result.num_top; ++i) {
+    token.top.push_back({result.top_ids[i], result.top_logprobs[i]});
+  }
+  return token;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceExecutor>> DeviceExecutor::Create(
+    const DeviceExecutorOptions& options, const Model* model,
+    kernels::Backend* backend, Loop* loop) {
+  if (options.max_rows < 1 || options.max_sequences < 1 ||
+      options.max_sequences > options.max_rows || options.num_blocks < 1 ||
+      options.block_size < 8 || options.block_size % 8 != 0 ||
+      options.layers_per_group < 0 || options.max_banned_ids < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "executor: max_rows ", options.max_rows, ", max_sequences ",
+        options.max_sequences, ", num_blocks ", options.num_blocks,
+        ", block_size ", options.block_size, ", layers_per_group ",
+        options.layers_per_group, ", max_banned_ids ", options.max_banned_ids,
+        ": all must be positive (the last two may be 0), max_sequences at "
+        "most max_rows, block_size a multiple of 8"));
+  }
+  std::unique_ptr<DeviceExecutor> executor(
+      new DeviceExecutor(options, model, backend, loop));
+  const absl::Status status = executor->Initialize();
+  if (!status.ok()) return status;
+  return executor;
+}
+
+absl::Status DeviceExecutor::Initialize() {
+  const ModelSpec& spec = model_->spec();
+  absl::StatusOr<std::unique_ptr<kernels::KvCache>> cache =
+      backend_->NewKvCache({.num_layers = spec.layers,
+                            .kv_heads = spec.kv_heads,
+                            .head_dim = spec.head_dim,
+                            .block_size = options_.block_size,
+                            .num_blocks = options_.num_blocks,
+                            .dtype = options_.kv_dtype});
+  if (!cache.ok()) return cache.status();
+  cache_ = *std::move(cache);
+  absl::StatusOr<Workspace> workspace = Workspace::Create(
+      spec, options_.max_rows, options_.max_sequences, backend_);
+  if (!workspace.ok()) return workspace.status();
+  workspace_ = std::make_unique<Workspace>(*std::move(workspace));
+
+  const int block_size = options_.block_size;
+  const StepLimits limits{
+      .rows = options_.max_rows,
+      .entries = options_.max_sequences,
+      .blocks_per_entry = (model_->max_positions() + block_size - 1) / block_size,
+      .banned_per_entry = options_.max_banned_ids};
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
+      backend_->Allocate(StepPlan::MaxBytes(limits));
+  if (!plan.ok()) return plan.status();
+  device_plan_ = *std::move(plan);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> results =
+      backend_->Allocate(sizeof(SampleResult) * options_.max_sequences);
+  if (!results.ok()) return results.status();
+  device_results_ = *std::move(results);
+  for (Flight& flight : flights_) {
+    flight.executor = this;
+    flight.plan.Reserve(limits);
+    flight.results.resize(options_.max_sequences);
+  }
+  last_step_.resize(options_.num_blocks);
+  last_scatter_.resize(options_.num_blocks);
+  compute_ = backend_->NewQueue("compute");
+  transfer_ = backend_->NewQueue("transfer");
+  return absl::OkStatus();
+}
+
+DeviceExecutor::~DeviceExecutor() {
+  if (compute_ != nullptr) compute_->Synchronize();
+  if (transfer_ != nullptr) transfer_->Synchronize();
+}
+
+absl::Status DeviceExecutor::Check(const Step& step) const {
+  int64_t rows = 0;
+  for (const StepEntry& entry : step.entries) {
+    const absl::Status status = CheckEntry(entry);
+    if (!status.ok()) return status;
+    rows += static_cast<int64_t>(entry.tokens.size());
+  }
+  if (rows < 1 || rows > options_.max_rows) {
+    return OutOfRange("rows", rows, 1, options_.max_rows);
+  }
+  const auto entries = static_cast<int64_t>(step.entries.size());
+  if (entries > options_.max_sequences) {
+    return OutOfRange("entries", entries, 1, options_.max_sequences);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
+  const auto count = static_cast<int64_t>(entry.tokens.size());
+  if (count < 1) return OutOfRange("an entry's tokens", count, 1, INT32_MAX);
+  if (entry.position < 0 || entry.position + count > model_->max_positions()) {
+    return OutOfRange("an entry's last position", entry.position + count - 1,
+                      count - 1, model_->max_positions() - 1);
+  }
+  const int block_size = options_.block_size;
+  const int64_t needed = (entry.position + count + block_size - 1) / block_size;
+  const int64_t most = (model_->max_positions() + block_size - 1) / block_size;
+  const auto blocks = static_cast<int64_t>(entry.block_table.size());
+  if (blocks < needed || blocks > most) {
+    return OutOfRange("an entry's blocks", blocks, needed, most);
+  }
+  for (const int32_t block : entry.block_table) {
+    if (block < 0 || block >= options_.num_blocks) {
+      return OutOfRange("block", block, 0, options_.num_blocks - 1);
+    }
+  }
+  const int vocab = model_->spec().vocab_size;
+  for (const int32_t token : entry.tokens) {
+    if (token < 0 || token >= vocab) {
+      return OutOfRange("token id", token, 0, vocab - 1);
+    }
+  }
+  const auto banned = static_cast<int64_t>(entry.banned_ids.size());
+  if (banned > options_.max_banned_ids) {
+    return OutOfRange("an entry's banned ids", banned, 0,
+                      options_.max_banned_ids);
+  }
+  if (entry.sampling.logprobs > kernels::kMaxTopLogprobs) {
+    return OutOfRange("logprobs", entry.sampling.logprobs, -1,
+                      kernels::kMaxTopLogprobs);
+  }
+  return absl::OkStatus();
+}
+
+void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
+  absl::Status status = Check(*step);
+  const auto free =
+      std::find_if(flights_.begin(), flights_.end(),
+                   [](const Flight& flight) { return flight.step == nullptr; });
+  if (status.ok() && free == flights_.end()) {
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "step: ", kStepsInFlight, " steps are in flight already"));
+  }
+  if (!status.ok()) {
+    loop_->Post([id = step->id, listener, status] {
+      listener->OnStepDone(id, status);
+    });
+    return;
+  }
+  free->step = step;
+  free->listener = listener;
+  WaitForScatters(*step);
+  Run(*free);
+}
+
+// Puts the whole step on the queue.
+void DeviceExecutor::Run(Flight& flight) {
+  StepPlan& plan = flight.plan;
+  plan.Fill(*flight.step, options_.block_size);
+  std::byte* device = device_plan_->data();
+  backend_->CopyToDevice(*compute_, device, plan.data(), plan.size());
+  const int layers = model_->spec().layers;
+  const int group =
+      options_.layers_per_group == 0 ? layers : options_.layers_per_group;
+  Forward(*model_, plan.DeviceRows(device),
+          {plan.drawn(), plan.DeviceRowIds(device)}, *backend_, *compute_,
+          *cache_, *workspace_, [&](int written) {
+            if (written % group == 0 || written == layers) {
+              ReportLayers(flight, written);
+            }
+          });
+  if (plan.drawn() > 0) DrawTokens(flight);
+  compute_->Callback([&flight] {
+    flight.executor->loop_->Post([&flight] { flight.executor->Finish(flight); });
+  });
+}
+
+void DeviceExecutor::DrawTokens(Flight& flight) {
+  const StepPlan& plan = flight.plan;
+  const std::byte* device = device_plan_->data();
+  auto* results = reinterpret_cast<SampleResult*>(device_results_->data());
+  const int vocab = model_->spec().vocab_size;
+  for (const DrawGroup& group : plan.groups()) {
+    backend_->Sample(
+        *compute_, group.count, vocab,
+        workspace_->logits + static_cast<int64_t>(group.first) * vocab,
+        plan.DeviceParams(device) + group.first,
+        reinterpret_cast<const int32_t*>(device + group.banned_offset),
+        static_cast<int>(group.banned.size()), results + group.first);
+  }
+  backend_->CopyToHost(*compute_, flight.results.data(), results,
+                       sizeof(SampleResult) * plan.drawn());
+  if (!probe_) return;
+  flight.logits.resize(static_cast<size_t>(plan.drawn()) * vocab);
+  backend_->CopyToHost(*compute_, flight.logits.data(), workspace_->logits,
+                       flight.logits.size() * sizeof(float));
+}
+
+void DeviceExecutor::ReportLayers(Flight& flight, int layers) {
+  compute_->Callback([&flight, layers] {
+    flight.executor->loop_->Post([&flight, layers] {
+      flight.listener->OnLayersDone(flight.step->id, layers);
+    });
+  });
+}
+
+// On the loop. The flight is free before the listener, who may submit, runs.
+void DeviceExecutor::Finish(Flight& flight) {
+  ++steps_finished_;
+  const uint64_t id = flight.step->id;
+  StepListener* listener = flight.listener;
+  const int vocab = model_->spec().vocab_size;
+  StepResult result;
+  result.tokens.reserve(flight.plan.drawn());
+  for (const int at : flight.plan.draw_order()) {
+    if (probe_) {
+      probe_(id, static_cast<int>(result.tokens.size()),
+             absl::MakeConstSpan(flight.logits)
+                 .subspan(static_cast<size_t>(at) * vocab, vocab));
+    }
+    result.tokens.push_back(ToToken(flight.results[at]));
+  }
+  flight.step = nullptr;
+  listener->OnStepDone(id, std::move(result));
+}
+
+void DeviceExecutor::WaitForScatters(const Step& step) {
+  ++steps_issued_;
+  uint64_t newest = 0;
+  for (const StepEntry& entry : step.entries) {
+    for (const int32_t block : entry.block_table) {
+      newest = std::max(newest, last_scatter_[block]);
+      last_step_[block] = steps_issued_;
+    }
+  }
+  if (newest > transfers_finished_) compute_->WaitFor(*transfer_);
+}
+
+absl::Span<const int32_t> DeviceExecutor::BlocksOf(const KvPart& part) const {
+  const int block_size = options_.block_size;
+  const int first = part.position_begin / block_size;
+  const int last = (part.position_end + block_size - 1) / block_size;
+  return part.block_table.subspan(first, last - first);
+}
+
+void DeviceExecutor::WaitForSteps(const KvPart& part) {
+  uint64_t newest = 0;
+  for (const int32_t block : BlocksOf(part)) {
+    newest = std::max(newest, last_step_[block]);
+    last_scatter_[block] = transfers_issued_ + 1;
+  }
+  if (newest > steps_finished_) transfer_->WaitFor(*compute_);
+}
+
+// After the operation itself is on the queue.
+void DeviceExecutor::FinishTransfer(std::unique_ptr<Transfer> transfer) {
+  ++transfers_issued_;
+  transfer_->Callback([transfer = std::move(transfer)]() mutable {
+    Loop* loop = transfer->executor->loop_;
+    loop->Post([transfer = std::move(transfer)] {
+      ++transfer->executor->transfers_finished_;
+      transfer->done(transfer->digest);
+    });
+  });
+}
+
+void DeviceExecutor::Gather(const KvPart& part, DType wire,
+                            uint64_t digest_key, std::byte* staging,
+                            absl::AnyInvocable<void(KvDigest)> done) {
+  auto transfer =
+      std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
+  backend_->KvGather(*transfer_, *cache_, RangeOf(part), wire, digest_key,
+                     staging, &transfer->digest);
+  FinishTransfer(std::move(transfer));
+}
+
+void DeviceExecutor::Scatter(const KvPart& part, DType wire,
+                             const std::byte* staging,
+                             absl::AnyInvocable<void()> done) {
+  WaitForSteps(part);
+  auto transfer = std::make_unique<Transfer>(
+      Transfer{this, {}, [done = std::move(done)](KvDigest) mutable {
+                 done();
+               }});
+  backend_->KvScatter(*transfer_, *cache_, RangeOf(part), wire, staging);
+  FinishTransfer(std::move(transfer));
+}
+
+void DeviceExecutor::Digest(const KvPart& part, DType wire,
+                            uint64_t digest_key,
+                            absl::AnyInvocable<void(KvDigest)> done) {
+  auto transfer =
+      std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
+  backend_->KvDigestOf(*transfer_, *cache_, RangeOf(part), wire, digest_key,
+                       &transfer->digest);
+  FinishTransfer(std::move(transfer));
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Executor of real workers: runs steps of a Model on a Backend.
+//
+// Two queues. Steps go on `compute` in order: one upload of everything the
+// step's operations need to know about their rows, the forward pass, the
+// drawing of tokens, one copy back. Gathers, scatters and digests go on
+// `transfer` beside them. They meet only where both touch a block: a step
+// waits for an unfinished scatter into a block that it names, and a scatter
+// waits for an unfinished step that names its block. A gather waits for
+// nothing, since it may read only what OnLayersDone has reported.
+//
+// Memory is sized once for the largest step. Two steps may be in flight, each
+// with its own host memory, so that the second is prepared and queued while
+// the first one runs.
+
+#ifndef TANDEM_ENGINE_DEVICE_EXECUTOR_H_
+#define TANDEM_ENGINE_DEVICE_EXECUTOR_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/loop.h"
+#include "engine/executor.h"
+#include "engine/forward.h"
+#include "engine/model.h"
+#include "engine/step_layout.h"
+#include "kernels/backend.h"
+
+namespace tandem::engine {
+
+struct DeviceExecutorOptions {
+  int max_rows = 512;       // positions per step at most
+  int max_sequences = 64;   // entries per step at most
+  int block_size = 16;      // positions per KV block; a multiple of 8
+  int num_blocks = 0;       // of the KV cache
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  // OnLayersDone after so many layers each; 0: once, after the last.
+  int layers_per_group = 0;
+  int max_banned_ids = 256;  // per entry at most
+};
+
+class DeviceExecutor final : public Executor {
+ public:
+  // All three outlive the executor.
+  static absl::StatusOr<std::unique_ptr<DeviceExecutor>> Create(
+      const DeviceExecutorOptions& options, const Model* model,
+      kernels::Backend* backend, Loop* loop);
+
+  // Waits for the device. REQUIRES: nothing is in flight, or the loop has
+  // stopped (and so destroys, unrun, what was posted to it).
+  ~DeviceExecutor() override;
+
+  // A step that breaks a limit or names what is not there ends with
+  // OnStepDone(INVALID_ARGUMENT) and touches nothing. REQUIRES: at most
+  // kStepsInFlight - 1 others are unfinished.
+  void Submit(const Step* step, StepListener* listener) override;
+  void Gather(const KvPart& part, kernels::DType wire, uint64_t digest_key,
+              std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  void Scatter(const KvPart& part, kernels::DType wire,
+               const std::byte* staging,
+               absl::AnyInvocable<void()> done) override;
+  void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  const kernels::KvShape& kv_shape() const override { return cache_->shape(); }
+
+  // For tools and tests: called on the loop before OnStepDone, with the
+  // logits [vocab] of each entry that sampled, in the order of the tokens.
+  using LogitsProbe =
+      absl::AnyInvocable<void(uint64_t step_id, int index,
+                              absl::Span<const float> logits)>;
+  void set_logits_probe(LogitsProbe probe) { probe_ = std::move(probe); }
+
+  static constexpr int kStepsInFlight = 2;
+
+ private:
+  // Host side of one step in flight. Addresses in it stay put.
+  struct Flight {
+    DeviceExecutor* executor = nullptr;
+    const Step* step = nullptr;  // null: free
+    StepListener* listener = nullptr;
+    StepPlan plan;
+    std::vector<kernels::SampleResult> results;  // in drawing order
+    std::vector<float> logits;                   // for the probe
+  };
+  struct Transfer;
+
+  DeviceExecutor(const DeviceExecutorOptions& options, const Model* model,
+                 kernels::Backend* backend, Loop* loop)
+      : options_(options), model_(model), backend_(backend), loop_(loop) {}
+
+  absl::Status Initialize();
+  absl::Status Check(const Step& step) const;
+  absl::Status CheckEntry(const StepEntry& entry) const;
+  void Run(Flight& flight);
+  void DrawTokens(Flight& flight);
+  void Finish(Flight& flight);
+  void ReportLayers(Flight& flight, int layers);
+  void WaitForScatters(const Step& step);
+  void WaitForSteps(const KvPart& part);
+  absl::Span<const int32_t> BlocksOf(const KvPart& part) const;
+  void FinishTransfer(std::unique_ptr<Transfer> transfer);
+
+  const DeviceExecutorOptions options_;
+  const Model* const model_;
+  kernels::Backend* const backend_;
+  Loop* const loop_;
+  std::unique_ptr<kernels::KvCache> cache_;
+  std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<kernels::Buffer> device_plan_;     // one step's StepPlan
+  std::unique_ptr<kernels::Buffer> device_results_;  // [max_sequences]
+  std::array<Flight, kStepsInFlight> flights_;
+  LogitsProbe probe_;
+
+  // The last step and transfer that touched each block, and how many of each
+  // have finished: what tells whether queues must meet.
+  std::vector<uint64_t> last_step_;     // [num_blocks]
+  std::vector<uint64_t> last_scatter_;  // [num_blocks]
+  uint64_t steps_issued_ = 0;
+  uint64_t steps_finished_ = 0;
+  uint64_t transfers_issued_ = 0;
+  uint64_t transfers_finished_ = 0;
+
+  // Last: their destructors wait for work that uses the members above.
+  std::unique_ptr<kernels::Queue> compute_;
+  std::unique_ptr<kernels::Queue> transfer_;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_DEVICE_EXECUTOR_H_

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass that all families share: a mixed batch of rows in, KV in
+// the cache, logits of the rows that are sampled out. Prefill chunks and
+// decodes are rows alike.
+
+#ifndef TANDEM_ENGINE_FORWARD_H_
+#define TANDEM_ENGINE_FORWARD_H_
+
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "engine/model.h"
+#include "kernels/backend.h"
+
+namespace tandem::engine {
+
+// Device memory of a forward pass, sized once for the largest step.
+class Workspace {
+ public:
+  static absl::StatusOr<Workspace> Create(const ModelSpec& spec, int max_rows,
+                                          int max_sampled,
+                                          kernels::Backend* backend);
+
+  float* x = nullptr;          // [max_rows, hidden], the residual stream
+  float* normed = nullptr;     // [max_rows, hidden]
+  float* qkv = nullptr;        // [max_rows, qkv_rows]
+  float* attention = nullptr;  // [max_rows, heads * head_dim]
+  float* delta = nullptr;      // [max_rows, hidden], not yet added to x
+  float* gate_up = nullptr;    // [max_rows, 2 * intermediate]
+  float* activated = nullptr;  // [max_rows, intermediate]
+  // Rows that are sampled, from the last layer's attention on.
+  float* sampled_x = nullptr;          // [max_sampled, hidden]
+  float* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
+  float* logits = nullptr;             // [max_sampled, vocab]
+
+ private:
+  std::unique_ptr<kernels::Buffer> buffer_;
+};
+
+// Which of the step's rows get logits.
+struct SampledRows {
+  int count = 0;
+  const int32_t* row_ids = nullptr;  // [count], device
+};
+
+// Issues the pass on `queue`. `kv_written(n)` is called when the KV of layers
+// [0, n) has been issued. Logits are in workspace.logits, in the order of
+// `sampled`.
+void Forward(const Model& model, const kernels::Rows& rows,
+             const SampledRows& sampled, kernels::Backend& backend,
+             kernels::Queue& queue, kernels::KvCache& cache,
+             Workspace& workspace, absl::FunctionRef<void(int)> kv_written);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_FORWARD_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/safetensors.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/json.h"
+
+namespace tandem::engine {
+namespace {
+
+absl::Status Invalid(const std::string& path, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
+// A plain file name: it cannot leave the model directory.
+bool IsPlainName(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.size() <= 255 &&
+         name.find('/') == name.npos && name.find('\0') == name.npos;
+}
+
+bool ByName(const TensorInfo& a, const TensorInfo& b) {
+  return a.name < b.name;
+}
+
+}  // namespace
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
+  Checkpoint checkpoint;
+  const std::string single = directory + "/model.safetensors";
+  const std::string index = directory + "/model.safetensors.index.json";
+  absl::Status status;
+  if (FileExists(single)) {
+    checkpoint.main_path_ = single;
+    status = checkpoint.AddFile(single);
+  } else if (FileExists(index)) {
+    checkpoint.main_path_ = index;
+    status = checkpoint.OpenShards(directory);
+  } else {
+    return absl::NotFoundError(absl::StrCat(
+        directory,
+        ": neither model.safetensors nor model.safetensors.index.json is "
+        "there; other checkpoint formats are not read"));
+  }
+  if (!status.ok()) return status;
+  std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(), ByName);
+  for (const TensorInfo& tensor : checkpoint.tensors_) {
+    checkpoint.total_bytes_ += tensor.end - tensor.begin;
+  }
+  return checkpoint;
+}
+
+absl::Status Checkpoint::AddFile(const std::string& path) {
+  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<std::vector<TensorInfo>> tensors =
+      ParseSafetensors(path, {file->data(), file->size()});
+  if (!tensors.ok()) return tensors.status();
+  for (TensorInfo& tensor : *tensors) {
+    tensor.shard = static_cast<int>(files_.size());
+    tensors_.push_back(std::move(tensor));
+  }
+  files_.push_back(*std::move(file));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::OpenShards(const std::string& directory) {
+  const absl::StatusOr<std::string> text = ReadFile(main_path_, kMaxIndexBytes);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<nlohmann::json> index = ParseJson(main_path_, *text);
+  if (!index.ok()) return index.status();
+  const auto map = index->is_object() ? index->find("weight_map") : index->end();
+  if (!index->is_object() || map == index->end() || !map->is_object() ||
+      map->empty()) {
+    return Invalid(main_path_,
+                   "weight_map: must be an object of tensor names and file "
+                   "names");
+  }
+  // Shards in the order of their names; each must hold what it is said to.
+  absl::flat_hash_map<std::string, std::string> wanted;
+  std::vector<std::string> shards;
+  for (const auto& [tensor, value] : map->items()) {
+    const std::string* shard = value.get_ptr<const std::string*>();
+    if (shard == nullptr || !IsPlainName(*shard)) {
+      return Invalid(main_path_,
+                     absl::StrCat("weight_map: tensor ", Quote(tensor), ": ",
+                                  shard == nullptr ? "the value" : Quote(*shard),
+                                  " must be the name of a file in the same "
+                                  "directory"));
+    }
+    wanted.emplace(tensor, *shard);
+    shards.push_back(*shard);
+  }
+  std::sort(shards.begin(), shards.end());
+  shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
+  if (shards.size() > kMaxShards) {
+    return Invalid(main_path_, absl::StrCat("weight_map: ", shards.size(),
+                                            " files; at most ", kMaxShards));
+  }
+  for (const std::string& shard : shards) {
+    const absl::Status status = AddFile(absl::StrCat(directory, "/", shard));
+    if (!status.ok()) return status;
+  }
+  size_t found = 0;
+  for (const TensorInfo& tensor : tensors_) {
+    const auto entry = wanted.find(tensor.name);
+    if (entry == wanted.end() || entry->second != shards[tensor.shard]) {
+      return Invalid(path(tensor),
+                     absl::StrCat("tensor ", Quote(tensor.name),
+                                  " is not in this file by ", main_path_));
+    }
+    ++found;
+  }
+  if (found == wanted.size()) return absl::OkStatus();
+  for (const TensorInfo& tensor : tensors_) wanted.erase(tensor.name);
+  return Invalid(
+      main_path_,
+      absl::StrCat("weight_map: tensor ",
+                   Quote(std::min_element(wanted.begin(), wanted.end())->first),
+                   " is not in the file named for it"));
+}
+
+const TensorInfo* Checkpoint::Find(std::string_view name) const {
+  const auto tensor = std::lower_bound(
+      tensors_.begin(), tensors_.end(), name,
+      [](const TensorInfo& a, std::string_view b) { return a.name < b; });
+  return tensor != tensors_.end() && tensor->name == name ? &*tensor : nullptr;
+}
+
+absl::Span<const std::byte> Checkpoint::bytes(const TensorInfo& tensor) const {
+  return {files_[tensor.shard].data() + tensor.begin,
+          static_cast<size_t>(tensor.end - tensor.begin)};
+}
+
+const std::string& Checkpoint::path(const TensorInfo& tensor) const {
+  return files_[tensor.shard].path();
+}
+
+absl::StatusOr<kernels::HostTensor> Checkpoint::Typed(
+    std::string_view name, absl::Span<const int64_t> shape) const {
+  const TensorInfo* tensor = Find(name);
+  if (tensor == nullptr) {
+    return Invalid(main_path_, absl::StrCat("tensor ", Quote(name),
+                                            " is missing; config.json asks "
+                                            "for it"));
+  }
+  const std::optional<kernels::DType> dtype = tensor->float_dtype();
+  if (!dtype) {
+    return Invalid(path(*tensor),
+                   absl::StrCat("tensor ", Quote(name), ": dtype ",
+                                std::string(tensor->dtype),
+                                "; weights must be F32, BF16 or F16"));
+  }
+  if (absl::MakeConstSpan(tensor->shape) != shape) {
+    return Invalid(path(*tensor),
+                   absl::StrCat("tensor ", Quote(name), ": shape [",
+                                absl::StrJoin(tensor->shape, ", "),
+                                "], but config.json asks for [",
+                                absl::StrJoin(shape, ", "), "]"));
+  }
+  return kernels::HostTensor{bytes(*tensor).data(), *dtype,
+                             shape.size() == 2 ? shape[0] : 1, shape.back()};
+}
+
+absl::StatusOr<kernels::HostTensor> Checkpoint::Matrix(std::string_view name,
+                                                       int64_t rows,
+                                                       int64_t cols) const {
+  return Typed(name, {rows, cols});
+}
+
+absl::StatusOr<kernels::HostTensor> Checkpoint::Vector(std::string_view name,
+                                                       int64_t cols) const {
+  return Typed(name, {cols});
+}
+
+}  // namespace tandem::engine

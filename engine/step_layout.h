@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step's operations know about their rows, laid out in one piece of
+// memory that goes to the device in one copy:
+//
+//   token_ids [rows], positions [rows], slots [rows], spans [entries],
+//   block_tables [sum], row_ids [drawn], params [drawn], banned_ids [sum]
+//
+// each aligned to 64 bytes. Entries that draw a token are ordered by their
+// banned ids, so that each run of equal ones is one Sample operation: almost
+// always a single one.
+
+#ifndef TANDEM_ENGINE_STEP_LAYOUT_H_
+#define TANDEM_ENGINE_STEP_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/executor.h"
+#include "kernels/backend.h"
+
+namespace tandem::engine {
+
+// The largest step that a plan must hold.
+struct StepLimits {
+  int rows = 0;
+  int entries = 0;
+  int blocks_per_entry = 0;
+  int banned_per_entry = 0;
+};
+
+// A run of drawing rows with the same banned ids.
+struct DrawGroup {
+  absl::Span<const int32_t> banned;  // the step's own
+  int first = 0;         // in drawing order
+  int count = 0;
+  size_t banned_offset = 0;  // bytes into the plan
+};
+
+class StepPlan {
+ public:
+  // Bytes that a step within the limits takes at most.
+  static size_t MaxBytes(const StepLimits& limits);
+
+  void Reserve(const StepLimits& limits);
+
+  // Lays out a step within the limits. Allocates nothing.
+  void Fill(const Step& step, int block_size);
+
+  const std::byte* data() const { return bytes_.data(); }
+  size_t size() const { return size_; }
+
+  // With pointers into a copy of the plan on the device at `device`.
+  kernels::Rows DeviceRows(const std::byte* device) const;
+  const int32_t* DeviceRowIds(const std::byte* device) const;
+  const kernels::SampleParams* DeviceParams(const std::byte* device) const;
+  absl::Span<const DrawGroup> groups() const { return groups_; }
+
+  int drawn() const { return static_cast<int>(draw_order_.size()); }
+  // Position in drawing order of the i-th entry that draws.
+  absl::Span<const int> draw_order() const { return draw_order_; }
+
+ private:
+  template <typename T>
+  T* Place(size_t count, size_t* offset);
+  void FillRows(const Step& step, int block_size);
+  void FillDraws(const Step& step);
+  void GroupDraws(const Step& step);
+
+  std::vector<std::byte> bytes_;
+  size_t size_ = 0;
+  int rows_ = 0;
+  int entries_ = 0;
+  size_t token_ids_ = 0;  // offsets
+  size_t positions_ = 0;
+  size_t slots_ = 0;
+  size_t spans_ = 0;
+  size_t tables_ = 0;
+  size_t row_ids_ = 0;
+  size_t params_ = 0;
+  std::vector<DrawGroup> groups_;
+  std::vector<int> group_of_;    // of the i-th entry that draws
+  std::vector<int> draw_order_;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_STEP_LAYOUT_H_

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint values to f32, exactly.
+
+#ifndef TANDEM_ENGINE_WIDEN_H_
+#define TANDEM_ENGINE_WIDEN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/types.h"
+
+namespace tandem::engine {
+
+float WidenBF16(uint16_t bits);
+float WidenF16(uint16_t bits);
+
+// Appends the tensor's values as `dtype`, its own or kF32.
+void Append(const kernels::HostTensor& tensor, kernels::DType dtype,
+            std::vector<std::byte>& out);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_WIDEN_H_

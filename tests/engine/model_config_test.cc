@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a config says is read as `transformers` reads it; what cannot be
+// served right is refused with file, field, value and range.
+
+#include "engine/model_config.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/engine/temp_dir.h"
+
+namespace tandem::engine {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+json Llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"vocab_size", 100}};
+}
+
+json Mistral() {
+  json config = Llama();
+  config["architectures"] = {"MistralForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["max_position_embeddings"] = 1024;
+  config["sliding_window"] = nullptr;
+  return config;
+}
+
+absl::StatusOr<ModelSpec> Parse(const json& config, std::string generation = "") {
+  return ParseModelSpec("d/config.json", config.dump(),
+                        "d/generation_config.json", generation);
+}
+
+json With(json config, const json& changes) {
+  config.update(changes);
+  return config;
+}
+
+TEST(ModelConfig, AbsentKeysMeanWhatTransformersTakesThemFor) {
+  const auto spec = Parse(Llama());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->kv_heads, 4);
+  EXPECT_EQ(spec->head_dim, 16);
+  EXPECT_EQ(spec->max_positions, 2048);
+  EXPECT_EQ(spec->norm_eps, 1e-6);
+  EXPECT_EQ(spec->rope.theta, 10000);
+  EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kDefault);
+  EXPECT_FALSE(spec->tied_head);
+  EXPECT_FALSE(spec->attention_bias);
+  EXPECT_FALSE(spec->bos_id.has_value());
+  EXPECT_TRUE(spec->eos_ids.empty());
+  EXPECT_EQ(spec->qkv_rows(), 12 * 16);
+}
+
+TEST(ModelConfig, ReadsScaledRopeOldAndNew) {
+  const json scaling = {{"factor", 8.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 8192},
+                        {"rope_type", "llama3"}};
+  const auto old = Parse(
+      With(Llama(), {{"rope_theta", 500000.0}, {"rope_scaling", scaling}}));
+  json both = scaling;
+  both["rope_theta"] = 500000.0;
+  const auto renewed = Parse(With(Llama(), {{"rope_parameters", both}}));
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(old->rope.kind, RopeSpec::Kind::kLlama3);
+  EXPECT_EQ(old->rope.theta, 500000);
+  EXPECT_EQ(old->rope.factor, 8);
+  EXPECT_EQ(old->rope.original_max_positions, 8192);
+  EXPECT_EQ(old->Canonical(), renewed->Canonical());
+}
+
+TEST(ModelConfig, EndIdsAreOneOrMany) {
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", 7}}))->eos_ids,
+              ElementsAre(7));
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", {7, 9}}}))->eos_ids,
+              ElementsAre(7, 9));
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", nullptr}}))->eos_ids,
+              ElementsAre());
+}
+
+TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
+  const auto spec =
+      Parse(With(Llama(), {{"eos_token_id", 7}, {"bos_token_id", 1}}),
+            R"({"eos_token_id":[8,9],"do_sample":true,"temperature":0.6,
+                "top_p":0.9,"top_k":50,"min_p":0.05,"unknown":{"a":[1]}})");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->eos_ids, ElementsAre(8, 9));
+  EXPECT_EQ(spec->bos_id, 1);
+  EXPECT_EQ(spec->sampling.do_sample, true);
+  EXPECT_EQ(spec->sampling.temperature, 0.6);
+  EXPECT_EQ(spec->sampling.top_p, 0.9);
+  EXPECT_EQ(spec->sampling.min_p, 0.05);
+  EXPECT_EQ(spec->sampling.top_k, 50);
+}
+
+TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
+  const std::pair<const char*, json> kConfigs[] = {
+      {"unknown keys",
+       With(Llama(), {{"auto_map", {{"x", "y.py"}}}, {"pad", nullptr}})},
+      {"no architectures, but a type",
+       [] {
+         json config = With(Llama(), {{"model_type", "llama"}});
+         config.erase("architectures");
+         return config;
+       }()},
+      {"a Mistral without window", Mistral()},
+      {"a window as long as the context",
+       With(Mistral(), {{"sliding_window", 1024}})},
+      {"wide heads", With(Llama(), {{"head_dim", 32}})},
+      {"heads that do not divide the width, with head_dim",
+       With(Llama(), {{"num_attention_heads", 5}, {"head_dim", 16}})},
+      {"rope of kind default",
+       With(Llama(), {{"rope_scaling", {{"type", "default"}}}})}};
+  for (const auto& [why, config] : kConfigs) {
+    EXPECT_TRUE(Parse(config).ok()) << why << ": " << Parse(config).status();
+  }
+}
+
+TEST(ModelConfig, CanonicalTextIgnoresHowFilesAreWritten) {
+  const auto spec = Parse(Llama());
+  EXPECT_EQ(Parse(With(Llama(), {{"head_dim", 16},
+                                 {"num_key_value_heads", 4},
+                                 {"rope_theta", 1e4},
+                                 {"torch_dtype", "bfloat16"}}))
+                ->Canonical(),
+            spec->Canonical());
+  EXPECT_NE(Parse(With(Llama(), {{"rms_norm_eps", 1e-5}}))->Canonical(),
+            spec->Canonical());
+}
+
+struct Hostile {
+  const char* why;
+  json config;
+  const char* complaint;
+};
+
+json Without(json config, const char* key) {
+  config.erase(key);
+  return config;
+}
+
+json Scaling(const json& changes) {
+  json scaling = {{"factor", 8.0},
+                  {"low_freq_factor", 1.0},
+                  {"high_freq_factor", 4.0},
+                  {"original_max_position_embeddings", 8192},
+                  {"rope_type", "llama3"}};
+  scaling.update(changes);
+  return {{"rope_scaling", scaling}};
+}
+
+std::vector<Hostile> HostileConfigs() {
+  const auto llama = [](const json& changes) {
+    return With(Llama(), changes);
+  };
+  const auto mistral = [](const json& changes) {
+    return With(Mistral(), changes);
+  };
+  return {
+      {"an array", json::array(), "must be a JSON object"},
+      {"a string", "config", "must be a JSON object"},
+      {"nothing", json::object(), "architectures: missing"},
+      {"another family", llama({{"architectures", {"Qwen3ForCausalLM"}}}),
+       "architectures: \"Qwen3ForCausalLM\"; must be one of "
+       "LlamaForCausalLM, MistralForCausalLM"},
+      {"a family that is a number", llama({{"architectures", {7}}}),
+       "architectures: 7"},
+      {"two families",
+       llama({{"architectures", {"LlamaForCausalLM", "MistralForCausalLM"}}}),
+       "architectures: an array of 2"},
+      {"a family that is a string",
+       llama({{"architectures", "LlamaForCausalLM"}}), "architectures:"},
+      {"another type and no family",
+       With(Without(Llama(), "architectures"), {{"model_type", "gpt2"}}),
+       "model_type: \"gpt2\""},
+      {"no width", Without(Llama(), "hidden_size"),
+       "hidden_size: missing; must be a whole number from 8 to 1048576"},
+      {"width 0", llama({{"hidden_size", 0}}), "hidden_size: 0; must be"},
+      {"negative width", llama({{"hidden_size", -64}}), "hidden_size: -64"},
+      {"width as text", llama({{"hidden_size", "64"}}), "hidden_size: \"64\""},
+      {"width as fraction", llama({{"hidden_size", 64.0}}),
+       "hidden_size: 64.0"},
+      {"width as list", llama({{"hidden_size", {64}}}),
+       "hidden_size: an array of 1"},
+      {"width true", llama({{"hidden_size", true}}), "hidden_size: true"},
+      {"width beyond the limit", llama({{"hidden_size", 1 << 21}}),
+       "hidden_size: 2097152"},
+      {"width beyond 63 bits", llama({{"hidden_size", UINT64_MAX}}),
+       "hidden_size: 18446744073709551615"},
+      {"width that wraps to 64",
+       llama({{"hidden_size", (uint64_t{1} << 32) + 64}}),
+       "hidden_size: 4294967360"},
+      {"10^18 layers", llama({{"num_hidden_layers", 1000000000000000000}}),
+       "num_hidden_layers: 1000000000000000000; must be a whole number from "
+       "1 to 1024"},
+      {"no layers", llama({{"num_hidden_layers", 0}}), "num_hidden_layers: 0"},
+      {"no heads", llama({{"num_attention_heads", 0}}),
+       "num_attention_heads: 0"},
+      {"heads that do not divide the width",
+       llama({{"num_attention_heads", 5}}),
+       "num_attention_heads: 5; must be a divisor of hidden_size, 64"},
+      {"KV heads 0", llama({{"num_key_value_heads", 0}}),
+       "num_key_value_heads: 0"},
+      {"KV heads that do not divide", llama({{"num_key_value_heads", 3}}),
+       "num_key_value_heads: 3; must be a divisor of num_attention_heads, 4"},
+      {"more KV heads than heads", llama({{"num_key_value_heads", 8}}),
+       "num_key_value_heads: 8"},
+      {"odd head_dim", llama({{"head_dim", 15}}),
+       "head_dim: 15; must be a multiple of 8 from 8 to 256"},
+      {"even head_dim that is no multiple of 8", llama({{"head_dim", 20}}),
+       "head_dim: 20"},
+      {"head_dim 0", llama({{"head_dim", 0}}), "head_dim: 0"},
+      {"huge head_dim", llama({{"head_dim", 512}}), "head_dim: 512"},
+      {"implied head_dim of 4", llama({{"num_attention_heads", 16}}),
+       "hidden_size / num_attention_heads: 4"},
+      {"no vocabulary", llama({{"vocab_size", 0}}), "vocab_size: 0"},
+      {"endless vocabulary", llama({{"vocab_size", 1LL << 40}}),
+       "vocab_size: 1099511627776"},
+      {"no positions", llama({{"max_position_embeddings", 0}}),
+       "max_position_embeddings: 0"},
+      {"endless positions", llama({{"max_position_embeddings", 1LL << 33}}),
+       "max_position_embeddings: 8589934592"},
+      {"epsilon 0", llama({{"rms_norm_eps", 0}}), "rms_norm_eps: 0"},
+      {"negative epsilon", llama({{"rms_norm_eps", -1e-5}}), "rms_norm_eps:"},
+      {"huge epsilon", llama({{"rms_norm_eps", 1e300}}), "rms_norm_eps:"},
+      {"theta 0", llama({{"rope_theta", 0}}), "rope_theta: 0"},
+      {"negative theta", llama({{"rope_theta", -10000.0}}), "rope_theta:"},
+      {"rope scaling as text", llama({{"rope_scaling", "llama3"}}),
+       "rope_scaling: \"llama3\"; must be an object or null"},
+      {"yarn", llama(Scaling({{"rope_type", "yarn"}})),
+       "rope_scaling.rope_type: \"yarn\"; must be default or llama3"},
+      {"linear, old key",
+       llama({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
+       "rope_scaling.rope_type: \"linear\""},
+      {"factor missing", llama({{"rope_scaling", {{"rope_type", "llama3"}}}}),
+       "rope_scaling.factor: missing"},
+      {"factor 0", llama(Scaling({{"factor", 0}})), "rope_scaling.factor: 0"},
+      {"equal band limits", llama(Scaling({{"high_freq_factor", 1.0}})),
+       "rope_scaling.high_freq_factor: 1; must be above"},
+      {"original context 0",
+       llama(Scaling({{"original_max_position_embeddings", 0}})),
+       "rope_scaling.original_max_position_embeddings: 0"},
+      {"rope of a part", llama(Scaling({{"partial_rotary_factor", 0.5}})),
+       "partial_rotary_factor"},
+      {"another activation", llama({{"hidden_act", "gelu"}}),
+       "hidden_act: \"gelu\"; must be silu"},
+      {"quantised", llama({{"quantization_config", {{"bits", 4}}}}),
+       "quantization_config"},
+      {"bias as text", llama({{"attention_bias", "yes"}}),
+       "attention_bias: \"yes\"; must be true or false"},
+      {"a window", mistral({{"sliding_window", 512}}),
+       "sliding_window: 512; must be null, or at least "
+       "max_position_embeddings, 1024"},
+      {"the family's own window",
+       Without(mistral({{"max_position_embeddings", 32768}}),
+               "sliding_window"),
+       "sliding_window: 4096 by default"},
+      {"window 0", mistral({{"sliding_window", 0}}), "sliding_window: 0"},
+      {"end id beyond the vocabulary", llama({{"eos_token_id", 100}}),
+       "eos_token_id: 100; must be a whole number from 0 to 99"},
+      {"negative end id", llama({{"eos_token_id", {1, -1}}}),
+       "eos_token_id: -1"},
+      {"end id as text", llama({{"eos_token_id", "</s>"}}),
+       "eos_token_id: \"</s>\""},
+      {"nested end ids", llama({{"eos_token_id", {{1}}}}), "eos_token_id:"},
+      {"too many end ids", llama({{"eos_token_id", std::vector<int>(257, 1)}}),
+       "eos_token_id: an array of 257"},
+      {"begin id beyond the vocabulary", llama({{"bos_token_id", 1000}}),
+       "bos_token_id: 1000"},
+  };
+}
+
+TEST(ModelConfig, HostileConfigsAreRefusedByFieldAndRange) {
+  for (const Hostile& hostile : HostileConfigs()) {
+    const absl::Status status = Parse(hostile.config).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument)
+        << hostile.why;
+    const std::string message(status.message());
+    EXPECT_THAT(message, testing::StartsWith("d/config.json: ")) << hostile.why;
+    EXPECT_THAT(message, HasSubstr(hostile.complaint)) << hostile.why;
+  }
+}
+
+TEST(ModelConfig, TextThatIsNoJsonIsRefused) {
+  const std::pair<const char*, std::string> kTexts[] = {
+      {"empty", ""},
+      {"text after a NUL", std::string("{}\0{", 4)},
+      {"cut short", R"({"hidden_size": 6)"},
+      {"NaN", R"({"rms_norm_eps": NaN})"},
+      {"infinity", R"({"rope_theta": Infinity})"},
+      {"beyond a double", R"({"rope_theta": 1e400})"},
+      {"bad UTF-8", "{\"a\": \"\xff\"}"},
+      {"depth bomb", std::string(500000, '[')},
+      {"depth bomb in a key",
+       R"({"architectures":)" + std::string(500000, '[')}};
+  for (const auto& [why, text] : kTexts) {
+    const absl::Status status =
+        ParseModelSpec("d/config.json", text, "", "").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("d/config.json: not valid JSON"))
+        << why;
+  }
+}
+
+TEST(ModelConfig, HostileGenerationConfigsAreRefused) {
+  const std::pair<const char*, const char*> kTexts[] = {
+      {"[]", "must be a JSON object"},
+      {"{", "not valid JSON"},
+      {R"({"temperature": -1})", "temperature: -1"},
+      {R"({"temperature": "hot"})", "temperature: \"hot\""},
+      {R"({"top_p": 1.5})", "top_p: 1.5; must be a number from 0 to 1"},
+      {R"({"top_k": -1})", "top_k: -1"},
+      {R"({"top_k": 1e3})", "top_k: 1000.0"},
+      {R"({"min_p": 2})", "min_p: 2"},
+      {R"({"do_sample": 1})", "do_sample: 1"},
+      {R"({"eos_token_id": 100})", "eos_token_id: 100"}};
+  for (const auto& [text, complaint] : kTexts) {
+    const std::string message(Parse(Llama(), text).status().message());
+    EXPECT_THAT(message, testing::StartsWith("d/generation_config.json: "));
+    EXPECT_THAT(message, HasSubstr(complaint)) << text;
+  }
+}
+
+TEST(ModelConfig, FilesOfTheDirectoryAreRead) {
+  TempDir dir;
+  EXPECT_EQ(LoadModelSpec(dir.path()).status().code(),
+            absl::StatusCode::kNotFound);
+  dir.Write("config.json", Llama().dump());
+  EXPECT_TRUE(LoadModelSpec(dir.path()).ok());
+  dir.Write("generation_config.json", R"({"eos_token_id":5})");
+  EXPECT_THAT(LoadModelSpec(dir.path())->eos_ids, ElementsAre(5));
+  dir.Write("generation_config.json", "");
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("generation_config.json: not valid JSON"));
+  dir.Write("config.json", std::string(kMaxConfigBytes + 1, ' '));
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("at most 1048576 are read"));
+}
+
+}  // namespace
+}  // namespace tandem::engine
