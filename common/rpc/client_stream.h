@@ -38,8 +38,8 @@ struct CallOptions {
   // From now; there is no default. absl::InfiniteDuration() is for streams
   // that live as long as their ends, and says so where it is written.
   absl::Duration timeout;
-  std::string peer;  // the address dialled, for logs
-  std::vector<std::pair<std::string, std::string>> metadata;
+  std::string peer = "";  // the address dialled, for logs
+  std::vector<std::pair<std::string, std::string>> metadata = {};
 };
 
 template <typename Out, typename In>

@@ -154,7 +154,7 @@ inline std::unique_ptr<ClientSideStream> OpenChat(
     absl::Duration timeout = absl::Seconds(60)) {
   auto stub = EchoService::NewStub(channel);
   return OpenBidi<EchoRequest, EchoResponse>(
-      loop, {.timeout = timeout, .peer = "server", .metadata = {}},
+      loop, {.timeout = timeout, .peer = "server"},
       [stub = std::move(stub)](auto* context, auto* reactor) {
         stub->async()->Chat(context, reactor);
       });

@@ -364,8 +364,7 @@ TEST_F(StreamTest, UnaryDeliversOneMessageOrAnError) {
   OnClient([&] {
     for (ClientRecorder* r : {&good, &bad}) {
       r->stream = OpenUnary<EchoRequest, EchoResponse>(
-          &client_loop_,
-          {.timeout = absl::Seconds(60), .peer = "", .metadata = {}},
+          &client_loop_, {.timeout = absl::Seconds(60), .peer = ""},
           [stub = EchoService::NewStub(channel_)](auto* context, auto* request,
                                                   auto* response, auto done) {
             stub->async()->Once(context, request, response, std::move(done));

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+// CLI11 parses; the help, the errors and the checks are ours. CLI11 throws: no
+// exception leaves this file.
+#include "common/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/version.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kColumns = 100;
+
+std::string EnvironmentName(const std::string& flag) {
+  std::string name = "TANDEM_";
+  for (char c : flag) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  }
+  return name;
+}
+
+template <typename T>
+absl::StatusOr<T> ParseNumber(std::string_view text, std::string_view what,
+                              T min, T max) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || !(value >= min) ||
+      !(value <= max)) {
+    const bool bounded = min > std::numeric_limits<T>::lowest() ||
+                         max < std::numeric_limits<T>::max();
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(text), "' is not ", std::string(what),
+                     bounded ? absl::StrCat(" from ", min, " to ", max) : ""));
+  }
+  return value;
+}
+
+// The doubles of flags are bounded by infinity when they are not bounded.
+absl::StatusOr<double> ParseDouble(std::string_view text, double min,
+                                   double max) {
+  auto value = ParseNumber<double>(text, "a number", min, max);
+  if (value.ok() && !(*value > -std::numeric_limits<double>::infinity() &&
+                      *value < std::numeric_limits<double>::infinity())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(text), "' is not a finite number"));
+  }
+  return value;
+}
+
+absl::StatusOr<int64_t> ParseInt(std::string_view text, Range range) {
+  return ParseNumber<int64_t>(text, "a whole number", range.min, range.max);
+}
+
+int EditDistance(const std::string& a, const std::string& b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = std::exchange(row[0], static_cast<int>(i));
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// Appends `text` in lines of at most kColumns, each after `indent` spaces.
+// The first line goes on at `column`.
+void AppendWrapped(std::string* out, const std::string& text, size_t indent,
+                   size_t column) {
+  bool line_start = column <= indent;
+  for (absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (!line_start && column + 1 + word.size() > kColumns) {
+      absl::StrAppend(out, "\n", std::string(indent, ' '));
+      column = indent;
+      line_start = true;
+    }
+    if (!line_start) {
+      out->push_back(' ');
+      ++column;
+    }
+    out->append(word.data(), word.size());
+    column += word.size();
+    line_start = false;
+  }
+  out->push_back('\n');
+}
+
+bool IsSecret(const std::string& name) {
+  return name.find("api-key") != std::string::npos ||
+         name.find("token-file") != std::string::npos;
+}
+
+}  // namespace
+
+CommandLine::CommandLine(std::string name, std::string description)
+    : name_(std::move(name)),
+      owned_app_(std::make_unique<CLI::App>(std::move(description), name_)),
+      app_(owned_app_.get()) {
+  app_->set_help_flag("-h,--help", "");
+  app_->set_version_flag("--version", absl::StrCat(name_, " ", kVersion));
+}
+
+CommandLine::CommandLine(std::string name, CLI::App* app)
+    : name_(std::move(name)), app_(app) {}
+
+CommandLine::~CommandLine() = default;
+
+void CommandLine::AddFlag(const std::string& name, const std::string& type,
+                          const std::string& help,
+                          std::function<std::string()> text, Setter set) {
+  Flag flag{.name = name,
+            .type = type,
+            .help = help,
+            .group = group_,
+            .default_text = text(),
+            .text = std::move(text)};
+  flag.option =
+      app_->add_option("--" + name, [](const CLI::results_t&) { return true; });
+  flag.option->envname(EnvironmentName(name));
+  // Checks run once per value, in order, whatever source it came from.
+  flag.option->check([set = std::move(set)](const std::string& value) {
+    const absl::Status status = set(value);
+    return std::string(status.message());
+  });
+  flag.option->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  flags_.push_back(std::move(flag));
+}
+
+void CommandLine::Add(const std::string& name, std::string* value,
+                      const std::string& help) {
+  AddFlag(
+      name, "TEXT", help, [value] { return *value; },
+      [value](std::string_view text) {
+        *value = text;
+        return absl::OkStatus();
+      });
+}
+
+void CommandLine::Add(const std::string& name, bool* value,
+                      const std::string& help) {
+  Flag flag{.name = name,
+            .type = "",
+            .help = help,
+            .group = group_,
+            .default_text = *value ? "on" : "off",
+            .text = [value] { return *value ? "on" : "off"; }};
+  flag.option = app_->add_flag("--" + name + ",!--no-" + name, *value);
+  flag.option->envname(EnvironmentName(name));
+  flags_.push_back(std::move(flag));
+}
+
+void CommandLine::Add(const std::string& name, double* value,
+                      const std::string& help, double min, double max) {
+  AddFlag(
+      name, "NUMBER", help, [value] { return absl::StrCat(*value); },
+      [value, min, max](std::string_view text) {
+        auto parsed = ParseDouble(text, min, max);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void CommandLine::Add(const std::string& name, std::optional<double>* value,
+                      const std::string& help, double min, double max) {
+  AddFlag(
+      name, "NUMBER", help,
+      [value] { return value->has_value() ? absl::StrCat(**value) : ""; },
+      [value, min, max](std::string_view text) {
+        auto parsed = ParseDouble(text, min, max);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void CommandLine::AddInt(const std::string& name, int* value,
+                         const std::string& help, Range range) {
+  range.min = std::max<int64_t>(range.min, std::numeric_limits<int>::min());
+  range.max = std::min<int64_t>(range.max, std::numeric_limits<int>::max());
+  AddFlag(
+      name, "INT", help, [value] { return absl::StrCat(*value); },
+      [value, range](std::string_view text) {
+        auto parsed = ParseInt(text, range);
+        if (parsed.ok()) *value = static_cast<int>(*parsed);
+        return parsed.status();
+      });
+}
+
+void CommandLine::AddInt(const std::string& name, int64_t* value,
+                         const std::string& help, Range range) {
+  AddFlag(
+      name, "INT", help, [value] { return absl::StrCat(*value); },
+      [value, range](std::string_view text) {
+        auto parsed = ParseInt(text, range);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void CommandLine::AddInt(const std::string& name, std::optional<int64_t>* value,
+                         const std::string& help, Range range) {
+  AddFlag(
+      name, "INT", help,
+      [value] { return value->has_value() ? absl::StrCat(**value) : ""; },
+      [value, range](std::string_view text) {
+        auto parsed = ParseInt(text, range);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void CommandLine::AddDuration(const std::string& name, absl::Duration* value,
+                              const std::string& help) {
+  AddFlag(
+      name, "DURATION", help, [value] { return absl::FormatDuration(*value); },
+      [value](std::string_view text) {
+        auto parsed = ParseDuration(text);
+        if (parsed.ok()) *value = *parsed;
+        return parsed.status();
+      });
+}
+
+void CommandLine::AddBytes(const std::string& name, int64_t* value,
+                           const std::string& help, Range range) {
+  AddFlag(
+      name, "SIZE", help, [value] { return FormatBytes(*value); },
+      [value, range](std::string_view text) -> absl::Status {
+        auto parsed = ParseBytes(text);
+        if (!parsed.ok()) return parsed.status();
+        if (*parsed < range.min || *parsed > range.max) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "'", std::string(text), "' is not from ", FormatBytes(range.min),
+              " to ", FormatBytes(range.max)));
+        }
+        *value = *parsed;
+        return absl::OkStatus();
+      });
+}
+
+void CommandLine::AddChoice(const std::string& name, std::string* value,
+                            const std::vector<std::string>& choices,
+                            const std::string& help) {
+  AddFlag(
+      name, absl::StrJoin(choices, "|"), help, [value] { return *value; },
+      [value, choices](std::string_view text) -> absl::Status {
+        if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("'", std::string(text), "' is none of ",
+                           absl::StrJoin(choices, ", ")));
+        }
+        *value = text;
+        return absl::OkStatus();
+      });
+}
+
+void CommandLine::AddList(const std::string& name,
+                          std::vector<std::string>* value,
+                          const std::string& help) {
+  AddFlag(
+      name, "TEXT,...", help, [value] { return absl::StrJoin(*value, ","); },
+      [value, first = true](std::string_view text) mutable {
+        if (std::exchange(first, false)) value->clear();
+        value->emplace_back(text);
+        return absl::OkStatus();
+      });
+  flags_.back()
+      .option->expected(1, 1 << 20)
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void CommandLine::AddPositional(const std::string& name, std::string* value,
+                                const std::string& help, bool required) {
+  Flag flag{.name = name,
+            .type = "",
+            .help = help,
+            .group = "Arguments",
+            .default_text = *value,
+            .text = [value] { return *value; },
+            .positional = true};
+  flag.option = app_->add_option(name, *value);
+  flag.option->required(required);
+  flags_.push_back(std::move(flag));
+}
+
+CommandLine* CommandLine::AddCommand(const std::string& name,
+                                     const std::string& description) {
+  CLI::App* app = app_->add_subcommand(name, description);
+  app->set_help_flag("-h,--help", "");
+  app_->require_subcommand(1);
+  commands_.emplace_back(new CommandLine(name_ + " " + name, app));
+  return commands_.back().get();
+}
+
+CommandLine* CommandLine::chosen() const {
+  for (const auto& command : commands_) {
+    if (command->app_->parsed()) return command.get();
+  }
+  return nullptr;
+}
+
+const CommandLine& CommandLine::Deepest() const {
+  const CommandLine* command = chosen();
+  return command == nullptr ? *this : command->Deepest();
+}
+
+std::string CommandLine::Suggestion(const std::string& unknown) const {
+  std::vector<std::string> known = {"--help"};
+  for (const CommandLine* line : {this, &Deepest()}) {
+    for (const Flag& flag : line->flags_) {
+      if (!flag.positional) known.push_back("--" + flag.name);
+      if (flag.type.empty()) known.push_back("--no-" + flag.name);
+    }
+    for (const auto& command : line->commands_) {
+      known.push_back(command->app_->get_name());
+    }
+  }
+  const std::string typed = unknown.substr(0, unknown.find('='));
+  std::string best;
+  // A third of the letters wrong is a typo, more is something else.
+  int limit = std::max<int>(2, static_cast<int>(typed.size()) / 3) + 1;
+  for (const std::string& name : known) {
+    const int distance = EditDistance(typed, name);
+    if (distance < limit) {
+      limit = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+std::string CommandLine::Stray(const std::string& word) const {
+  const std::string nearest = Suggestion(word);
+  return absl::StrCat(
+      word.rfind('-', 0) == 0 ? "unknown flag " : "unexpected argument ", word,
+      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
+}
+
+std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {
+  std::string error;
+  try {
+    app_->parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(Deepest().Help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::CallForVersion& version) {
+    absl::PrintF("%s\n", version.what());
+    return 0;
+  } catch (const CLI::ParseError& parse_error) {
+    // CLI11 tells of a missing subcommand before it tells of the word that was
+    // meant as one.
+    const auto extras = app_->remaining(/*recurse=*/true);
+    const auto code = static_cast<CLI::ExitCodes>(parse_error.get_exit_code());
+    const bool stray = code == CLI::ExitCodes::ExtrasError ||
+                       code == CLI::ExitCodes::RequiredError;
+    const auto flag =
+        std::find_if(extras.begin(), extras.end(),
+                     [](const auto& word) { return word.rfind('-', 0) == 0; });
+    error = !stray || extras.empty() ? parse_error.what()
+            : flag != extras.end()   ? Stray(*flag)
+                                     : Stray(extras.front());
+  }
+  absl::FPrintF(stderr, "%s: %s (see %s --help)\n", name_, error,
+                Deepest().name_);
+  return 2;
+}
+
+bool CommandLine::given(const std::string& name) const {
+  for (const CommandLine* line : {this, &Deepest()}) {
+    for (const Flag& flag : line->flags_) {
+      if (flag.name == name && flag.option->count() > 0) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::pair<std::string, std::string>> CommandLine::NonDefaults()
+    const {
+  std::vector<std::pair<std::string, std::string>> changed;
+  for (const Flag& flag : flags_) {
+    const std::string text = flag.text();
+    if (text == flag.default_text) continue;
+    changed.emplace_back(flag.name, IsSecret(flag.name) ? "(set)" : text);
+  }
+  if (const CommandLine* command = chosen(); command != nullptr) {
+    for (auto& pair : command->NonDefaults())
+      changed.push_back(std::move(pair));
+  }
+  return changed;
+}
+
+std::string CommandLine::Help() const {
+  std::string out;
+  if (!examples_.empty()) {
+    out += "Examples:\n";
+    for (const std::string& example : examples_) {
+      absl::StrAppend(&out, "  ", example, "\n");
+    }
+    out += "\n";
+  }
+  absl::StrAppend(&out, "Usage: ", name_, commands_.empty() ? "" : " COMMAND");
+  for (const Flag& flag : flags_) {
+    if (!flag.positional) continue;
+    const bool required = flag.option->get_required();
+    absl::StrAppend(&out, required ? " " : " [", flag.name,
+                    required ? "" : "]");
+  }
+  out += " [FLAGS]\n";
+  AppendWrapped(&out, app_->get_description(), 0, 0);
+  if (!commands_.empty()) {
+    out += "\nCommands:\n";
+    for (const auto& command : commands_) {
+      const std::string left =
+          absl::StrFormat("  %-12s ", command->app_->get_name());
+      out += left;
+      AppendWrapped(&out, command->app_->get_description(), 15, 15);
+    }
+  }
+  std::vector<std::string> groups;
+  for (const Flag& flag : flags_) {
+    if (std::find(groups.begin(), groups.end(), flag.group) == groups.end()) {
+      groups.push_back(flag.group);
+    }
+  }
+  for (const std::string& group : groups) {
+    absl::StrAppend(&out, "\n", group, ":\n");
+    for (const Flag& flag : flags_) {
+      if (flag.group != group) continue;
+      std::string left =
+          flag.positional
+              ? absl::StrCat("  ", flag.name)
+              : absl::StrCat("  --", flag.type.empty() ? "[no-]" : "",
+                             flag.name, flag.type.empty() ? "" : " ",
+                             flag.type);
+      absl::StrAppend(&out, left, "\n      ");
+      std::string right = flag.help;
+      if (!flag.default_text.empty()) {
+        absl::StrAppend(&right, " [", flag.default_text, "]");
+      }
+      if (!flag.positional) {
+        absl::StrAppend(&right, " (", EnvironmentName(flag.name), ")");
+      }
+      AppendWrapped(&out, right, 6, 6);
+    }
+  }
+  return out;
+}
+
+}  // namespace tandem

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Command lines. Every flag is --kebab-case with the environment variable
+// TANDEM_KEBAB_CASE beside it; the command line wins over the environment, the
+// environment over the default. Values are checked when they are parsed.
+//
+//   CommandLine line("tandem-decode", "Generates tokens from handed-over KV.");
+//   line.Group("Serving");
+//   line.Add("host", &options.host, "Address to listen on");
+//   line.AddInt("max-num-seqs", &options.max_num_seqs, "Sequences", {1, 4096});
+//   if (auto code = line.Parse(argc, argv)) return *code;
+//   LogInfo("starting", line.NonDefaults()...);
+//
+// A value's default is what its variable holds when the flag is added.
+// Variables must outlive Parse.
+
+#ifndef TANDEM_COMMON_FLAGS_H_
+#define TANDEM_COMMON_FLAGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace tandem {
+
+struct Range {
+  int64_t min = std::numeric_limits<int64_t>::min();
+  int64_t max = std::numeric_limits<int64_t>::max();
+};
+
+struct Endpoint {
+  std::string host;  // without the brackets of an IPv6 address
+  int port = 0;
+
+  std::string ToString() const;
+};
+
+// "30s", "500ms", "1m30s", "inf"; "64MiB", "1GiB", "500KB", "4096";
+// "host:port", "[::1]:50051". INVALID_ARGUMENT says what is expected.
+absl::StatusOr<absl::Duration> ParseDuration(std::string_view text);
+absl::StatusOr<int64_t> ParseBytes(std::string_view text);
+absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text);
+std::string FormatBytes(int64_t bytes);  // the shortest that parses back
+
+class CommandLine {
+ public:
+  CommandLine(std::string name, std::string description);
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  // The heading of the flags that follow, in the help.
+  void Group(std::string title) { group_ = std::move(title); }
+  // Shown first in the help, one command a line.
+  void Example(std::string command) { examples_.push_back(std::move(command)); }
+
+  // `name` without dashes.
+  void Add(const std::string& name, std::string* value,
+           const std::string& help);
+  void Add(const std::string& name, bool* value, const std::string& help);
+  void Add(const std::string& name, double* value, const std::string& help,
+           double min = -std::numeric_limits<double>::infinity(),
+           double max = std::numeric_limits<double>::infinity());
+  void AddInt(const std::string& name, int* value, const std::string& help,
+              Range range = {});
+  void AddInt(const std::string& name, int64_t* value, const std::string& help,
+              Range range = {});
+  // Unset unless given: for what must be told from its default.
+  void AddInt(const std::string& name, std::optional<int64_t>* value,
+              const std::string& help, Range range = {});
+  void Add(const std::string& name, std::optional<double>* value,
+           const std::string& help,
+           double min = -std::numeric_limits<double>::infinity(),
+           double max = std::numeric_limits<double>::infinity());
+  void AddDuration(const std::string& name, absl::Duration* value,
+                   const std::string& help);
+  void AddBytes(const std::string& name, int64_t* value,
+                const std::string& help, Range range = {0});
+  void AddChoice(const std::string& name, std::string* value,
+                 const std::vector<std::string>& choices,
+                 const std::string& help);
+  // May be given several times, or once with commas.
+  void AddList(const std::string& name, std::vector<std::string>* value,
+               const std::string& help);
+  // In the order added; `name` as the help shows it.
+  void AddPositional(const std::string& name, std::string* value,
+                     const std::string& help, bool required);
+
+  // A subcommand; owned by this. Exactly one must be given, once there is any.
+  CommandLine* AddCommand(const std::string& name,
+                          const std::string& description);
+  // The subcommand that was given, or null.
+  CommandLine* chosen() const;
+  const std::string& name() const { return name_; }
+
+  // The code to exit with, if the process is to end: 0 after --help or
+  // --version, 2 after one line on stderr about what is wrong.
+  std::optional<int> Parse(int argc, const char* const* argv);
+
+  // Was the flag given, on the command line or in the environment?
+  bool given(const std::string& name) const;
+  // Flags that differ from their defaults, with the subcommand's, as text for
+  // the start-up log. Keys and tokens read "(set)".
+  std::vector<std::pair<std::string, std::string>> NonDefaults() const;
+  std::string Help() const;
+
+ private:
+  using Setter = std::function<absl::Status(std::string_view)>;
+  struct Flag {
+    std::string name;
+    std::string type;  // for the help: INT, TEXT, ...
+    std::string help;
+    std::string group;
+    std::string default_text;
+    std::function<std::string()> text;
+    CLI::Option* option = nullptr;  // the App's
+    bool positional = false;
+  };
+
+  CommandLine(std::string name, CLI::App* app);
+  void AddFlag(const std::string& name, const std::string& type,
+               const std::string& help, std::function<std::string()> text,
+               Setter set);
+  std::string Stray(const std::string& word) const;
+  std::string Suggestion(const std::string& unknown) const;
+  const CommandLine& Deepest() const;
+
+  const std::string name_;
+  std::string group_ = "Options";
+  std::vector<std::string> examples_;
+  std::vector<Flag> flags_;
+  std::vector<std::unique_ptr<CommandLine>> commands_;
+  std::unique_ptr<CLI::App> owned_app_;  // of the top line
+  CLI::App* app_;
+};
+
+// Flags that several binaries share.
+
+struct LogFlags {
+  std::string level = "info";
+  std::string format = "auto";
+
+  void AddTo(CommandLine* line);
+};
+
+struct TlsFlags {
+  std::string cert, key, ca;
+
+  void AddTo(CommandLine* line);
+};
+
+struct ListenFlags {
+  std::string host = "127.0.0.1";
+
+  void AddTo(CommandLine* line);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_FLAGS_H_

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/lifecycle.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/utf8.h"
+
+namespace tandem {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+SignalWatcher::SignalWatcher() {
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+  stop_fd_ = eventfd(0, EFD_CLOEXEC);
+  // Without descriptors at the very start nothing else would work either.
+  if (signal_fd_ < 0 || stop_fd_ < 0) std::abort();
+  thread_ = std::thread([this] { Run(); });
+}
+
+SignalWatcher::~SignalWatcher() {
+  const uint64_t one = 1;
+  while (write(stop_fd_, &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+  close(signal_fd_);
+  close(stop_fd_);
+}
+
+void SignalWatcher::Run() {
+  pthread_setname_np(pthread_self(), "signals");
+  for (;;) {
+    pollfd fds[] = {{signal_fd_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+    if (poll(fds, 2, -1) < 0) continue;  // EINTR
+    if (fds[1].revents != 0) return;
+    signalfd_siginfo info;
+    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
+    const int number = static_cast<int>(info.ssi_signo);
+    int none = 0;
+    if (!signal_.compare_exchange_strong(none, number)) {
+      static constexpr char kLine[] = "second signal: ending at once\n";
+      (void)!write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+      _exit(128 + number);
+    }
+    Deliver();
+  }
+}
+
+void SignalWatcher::OnDrain(Loop* loop, Loop::Task drain) {
+  {
+    MutexLock lock(&mutex_);
+    loop_ = loop;
+    drain_ = std::move(drain);
+  }
+  if (signal_ != 0) Deliver();
+}
+
+void SignalWatcher::Deliver() {
+  Loop::Task drain;
+  Loop* loop;
+  {
+    MutexLock lock(&mutex_);
+    loop = loop_;
+    drain = std::exchange(drain_, nullptr);
+  }
+  if (drain) loop->Post(std::move(drain));
+}
+
+int SignalWatcher::ExitCode(int code) const {
+  return code == kExitOk && signal_ != 0 ? 128 + signal_ : code;
+}
+
+void ResetSignalsInChild() {
+  const sigset_t set = StopSignals();
+  // In a forked child of many threads: sigprocmask is on POSIX's list,
+  // pthread_sigmask is the same call.
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+}
+
+void DieWithParent(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(kExitFailed);
+}
+
+int ReportFailure(std::string_view program, const absl::Status& status) {
+  const std::string line = absl::StrCat(
+      std::string(program), ": error: ",
+      JsonEscaped(
+          std::string_view(status.message().data(), status.message().size()),
+          /*quotes=*/false),
+      "\n");
+  std::fflush(stdout);
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+  return kExitFailed;
+}
+
+absl::Status Watchdog::Check(absl::Time now) const {
+  const absl::Duration since_beat = now - absl::FromUnixNanos(beat_);
+  if (since_beat > limit_) {
+    return absl::UnavailableError(absl::StrFormat(
+        "the loop has not run for %.1f s", absl::ToDoubleSeconds(since_beat)));
+  }
+  const absl::Duration since_progress = now - absl::FromUnixNanos(progress_);
+  if (has_work_ && since_progress > limit_) {
+    return absl::UnavailableError(
+        absl::StrFormat("work is waiting, but no step has ended for %.1f s",
+                        absl::ToDoubleSeconds(since_progress)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a process ends, and how others tell that it still lives.
+//
+//   int main(int argc, char** argv) {
+//     SignalWatcher signals;             // before any thread starts
+//     ThreadLoop loop("decode");
+//     ...
+//     signals.OnDrain(&loop, [&] { core.Drain(); });
+//     core.WaitUntilDrained();
+//     return signals.ExitCode(kExitOk);  // 143 after SIGTERM, 130 after SIGINT
+//   }
+//
+// Exit codes: 0 fine; 1 failed, the last line on stderr being the root cause;
+// 2 usage; 130 and 143 by signal, after the drain or by a second signal.
+
+#ifndef TANDEM_COMMON_LIFECYCLE_H_
+#define TANDEM_COMMON_LIFECYCLE_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "common/mutex.h"
+
+namespace tandem {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+// Takes SIGTERM and SIGINT from the moment of its construction, in every
+// thread started later, and ignores SIGPIPE. The first signal drains; the
+// second ends the process at once. One per process.
+class SignalWatcher {
+ public:
+  SignalWatcher();
+  ~SignalWatcher();
+  SignalWatcher(const SignalWatcher&) = delete;
+  SignalWatcher& operator=(const SignalWatcher&) = delete;
+
+  // Posts `drain` to `loop` at the first signal, or now if it came already.
+  // `loop` outlives this. Called once.
+  void OnDrain(Loop* loop, Loop::Task drain);
+
+  // The first signal; 0 for none yet.
+  int signal() const { return signal_.load(); }
+
+  // `code`, or 128 + signal where a signal asked for the end and all went
+  // well.
+  int ExitCode(int code) const;
+
+ private:
+  void Run();
+  void Deliver();
+
+  int signal_fd_ = -1;
+  int stop_fd_ = -1;
+  std::atomic<int> signal_ = 0;
+  Mutex mutex_;
+  Loop* loop_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  Loop::Task drain_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+// In a child between fork and exec: undoes what SignalWatcher did to the
+// signal mask, which exec would hand on. Async-signal-safe.
+void ResetSignalsInChild();
+
+// In a child between fork and exec: SIGKILL for it when `parent` dies, and
+// at once if it has died already. Async-signal-safe.
+void DieWithParent(pid_t parent);
+
+// Prints "NAME: error: MESSAGE" as the last line on stderr; returns 1.
+int ReportFailure(std::string_view program, const absl::Status& status);
+
+// Liveness, asked by /health from any thread. Sick when the loop does not
+// beat, or when it has work and makes no progress, for `limit`.
+class Watchdog {
+ public:
+  Watchdog(absl::Duration limit, absl::Time now)
+      : limit_(limit), beat_(ToNanos(now)), progress_(ToNanos(now)) {}
+
+  // The loop, about once a second.
+  void Beat(absl::Time now) { beat_ = ToNanos(now); }
+  // After every step; `has_work`: more is waiting or running.
+  void Progress(absl::Time now, bool has_work) {
+    progress_ = ToNanos(now);
+    has_work_ = has_work;
+  }
+  // Work came to an idle loop: its time counts from now.
+  void WorkArrived(absl::Time now) {
+    if (!has_work_.exchange(true)) progress_ = ToNanos(now);
+  }
+
+  // OK or UNAVAILABLE with what has not happened for how long.
+  absl::Status Check(absl::Time now) const;
+
+ private:
+  static int64_t ToNanos(absl::Time time) { return absl::ToUnixNanos(time); }
+
+  const absl::Duration limit_;
+  std::atomic<int64_t> beat_;
+  std::atomic<int64_t> progress_;
+  std::atomic<bool> has_work_ = false;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_LIFECYCLE_H_

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Strings on their way into JSON, logs and terminals.
+
+#ifndef TANDEM_COMMON_UTF8_H_
+#define TANDEM_COMMON_UTF8_H_
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+// Bytes of the well-formed UTF-8 character that `text` starts with; 0 if it
+// starts with none (overlong, surrogate, cut short).
+size_t Utf8Length(std::string_view text);
+
+// Escapes what JSON wants escaped and replaces malformed UTF-8 by U+FFFD.
+// `quotes`: also escape " and \; without it the result only has no control
+// characters, for terminals.
+std::string JsonEscaped(std::string_view text, bool quotes = true);
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_UTF8_H_

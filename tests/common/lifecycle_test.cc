@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each signal test runs in a forked child: a process has one SignalWatcher and
+// ends by its signals.
+#include "common/lifecycle.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "common/thread_loop.h"
+#include "gtest/gtest.h"
+
+namespace tandem {
+namespace {
+
+// The exit status of a child that runs `body`; -signal if one ended it.
+int InChild(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+int DrainAfter(int number) {
+  SignalWatcher signals;
+  ThreadLoop loop("test");
+  std::atomic<bool> drained = false;
+  signals.OnDrain(&loop, [&] { drained = true; });
+  kill(getpid(), number);
+  for (int i = 0; i < 2000 && !drained; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return drained ? signals.ExitCode(kExitOk) : 99;
+}
+
+TEST(SignalWatcherTest, TheFirstSignalDrainsAndNamesTheExitCode) {
+  EXPECT_EQ(InChild([] { return DrainAfter(SIGTERM); }), 143);
+  EXPECT_EQ(InChild([] { return DrainAfter(SIGINT); }), 130);
+}
+
+TEST(SignalWatcherTest, FailuresAndQuietEndsKeepTheirCodes) {
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              return signals.ExitCode(kExitOk);
+            }),
+            0);
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              kill(getpid(), SIGTERM);
+              while (signals.signal() == 0) usleep(1000);
+              return signals.ExitCode(kExitFailed);
+            }),
+            1);
+}
+
+TEST(SignalWatcherTest, TheSecondSignalEndsAtOnce) {
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              ThreadLoop loop("test");
+              signals.OnDrain(&loop, [] {});
+              kill(getpid(), SIGTERM);
+              while (signals.signal() == 0) usleep(1000);
+              kill(getpid(), SIGINT);
+              sleep(20);
+              return 99;
+            }),
+            130);
+}
+
+TEST(SignalWatcherTest, ASignalBeforeOnDrainIsNotLost) {
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              kill(getpid(), SIGTERM);
+              while (signals.signal() == 0) usleep(1000);
+              ThreadLoop loop("test");
+              std::atomic<bool> drained = false;
+              signals.OnDrain(&loop, [&] { drained = true; });
+              loop.RunSync([] {});
+              return drained ? 0 : 99;
+            }),
+            0);
+}
+
+TEST(SignalWatcherTest, ChildrenGetTheirSignalsBack) {
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              const pid_t pid = fork();
+              if (pid == 0) {
+                ResetSignalsInChild();
+                execlp("sleep", "sleep", "20", nullptr);
+                _exit(98);
+              }
+              usleep(100'000);
+              kill(pid, SIGTERM);
+              int status = 0;
+              waitpid(pid, &status, 0);
+              return WIFSIGNALED(status) ? WTERMSIG(status) : 99;
+            }),
+            SIGTERM);
+}
+
+TEST(LifecycleTest, AChildDiesWithItsParent) {
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    const pid_t self = getpid();
+    if (fork() == 0) {
+      DieWithParent(self);
+      sleep(20);  // holds the pipe's write end until it dies
+      _exit(0);
+    }
+    usleep(100'000);
+    _exit(0);
+  }
+  close(pipe_fds[1]);
+  waitpid(parent, nullptr, 0);
+  const auto start = std::chrono::steady_clock::now();
+  char byte;
+  EXPECT_EQ(read(pipe_fds[0], &byte, 1), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+  close(pipe_fds[0]);
+}
+
+TEST(LifecycleTest, FailureIsOneLineWithTheRootCause) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(ReportFailure("tandem-decode",
+                          absl::NotFoundError("config.json:\nno such file")),
+            1);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "tandem-decode: error: config.json:\\nno such file\n");
+}
+
+TEST(WatchdogTest, SickOnlyWithoutBeatsOrWithWorkAndNoProgress) {
+  const absl::Time start = absl::UnixEpoch();
+  const auto at = [&](int seconds) { return start + absl::Seconds(seconds); };
+  Watchdog watchdog(absl::Seconds(10), start);
+  EXPECT_TRUE(watchdog.Check(at(10)).ok());
+  EXPECT_EQ(watchdog.Check(at(11)).message(),
+            "the loop has not run for 11.0 s");
+  watchdog.Beat(at(100));
+  EXPECT_TRUE(watchdog.Check(at(100)).ok());  // idle is fine for ever
+  watchdog.WorkArrived(at(100));
+  watchdog.WorkArrived(at(105));  // the first one counts
+  watchdog.Beat(at(111));
+  EXPECT_TRUE(watchdog.Check(at(110)).ok());
+  EXPECT_EQ(watchdog.Check(at(111)).message(),
+            "work is waiting, but no step has ended for 11.0 s");
+  watchdog.Progress(at(111), /*has_work=*/true);
+  EXPECT_TRUE(watchdog.Check(at(111)).ok());
+  watchdog.Progress(at(112), /*has_work=*/false);
+  watchdog.Beat(at(200));
+  EXPECT_TRUE(watchdog.Check(at(200)).ok());
+}
+
+}  // namespace
+}  // namespace tandem
