@@ -45,6 +45,8 @@ struct Supervisor::Child {
   bool stopping = false;
 };
 
+Supervisor::Supervisor(OnLine line) : on_line_(std::move(line)) {}
+
 Supervisor::~Supervisor() { KillAll(); }
 
 void Supervisor::Add(ChildSpec spec) {

@@ -32,7 +32,7 @@ class Supervisor {
   using OnLine =
       std::function<void(const std::string& name, const std::string& text)>;
 
-  explicit Supervisor(OnLine line) : on_line_(std::move(line)) {}
+  explicit Supervisor(OnLine line);
   ~Supervisor();  // kills what still runs
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;

@@ -85,6 +85,11 @@ class DecodeCore final : private engine::EngineListener,
   // A prefill worker's link.
   void AddLink(std::unique_ptr<handoff::ReceiverStream> stream);
 
+  // A way beside "grpc". REQUIRES: nothing was linked yet.
+  void AddWay(std::unique_ptr<handoff::ReceiverWay> way) {
+    receiver_.AddWay(std::move(way));
+  }
+
   // Takes no new call from here on. idle() tells when all are done.
   void Drain() { draining_ = true; }
   bool idle() const { return calls_.empty(); }

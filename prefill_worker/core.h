@@ -74,6 +74,11 @@ class PrefillCore final : private engine::EngineListener,
 
   void AddCall(std::unique_ptr<PrefillStream> stream);
 
+  // A way beside "grpc". REQUIRES: nothing was linked yet.
+  void AddWay(std::unique_ptr<handoff::SenderWay> way) {
+    sender_.AddWay(std::move(way));
+  }
+
   // Takes no new call from here on; queued ones are still served.
   void Drain() { draining_ = true; }
   bool idle() const { return calls_.empty(); }

@@ -164,6 +164,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const auto kv_flag = ParseDType("--kv-cache-dtype", flags.kv_cache_dtype);
   if (!kv_flag.ok()) return kv_flag.status();
 
+  if (flags.block_size % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--block-size is ", flags.block_size, ", expected a multiple of 8"));
+  }
+
   absl::StatusOr<engine::ModelSpec> spec =
       engine::LoadModelSpec(flags.model_dir);
   if (!spec.ok()) return spec.status();
@@ -180,10 +185,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
-  Progress loading("loading weights", checkpoint->total_bytes());
+  const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());
+  Progress loading({.what = "loading weights",
+                    .total_bytes = bytes,
+                    .tty = IsTerminal(stderr)});
   absl::StatusOr<std::unique_ptr<engine::Model>> model = engine::Model::Load(
       *spec, *checkpoint, load, parts.backend.get(),
-      [&](uint64_t done, uint64_t total) { loading.Update(done); });
+      [&](uint64_t done, uint64_t total) { loading.Update(static_cast<int64_t>(done)); });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
 
@@ -193,11 +201,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   absl::StatusOr<KvPlan> plan = PlanKv(flags, *spec, kv_dtype);
   if (!plan.ok()) return plan.status();
 
-  Progress hashing("checking weights", checkpoint->total_bytes());
+  Progress hashing({.what = "checking weights",
+                    .total_bytes = bytes,
+                    .tty = IsTerminal(stderr)});
   absl::StatusOr<engine::FingerprintParts> fingerprint = engine::Fingerprint(
       flags.model_dir, *checkpoint, *parts.model, *parts.backend, kv_dtype,
       std::max(1, flags.threads),
-      [&](uint64_t done, uint64_t total) { hashing.Update(done); });
+      [&](uint64_t done, uint64_t total) { hashing.Update(static_cast<int64_t>(done)); });
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);
 

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// tandem: the command line for people. Subcommands are files beside this one.
+
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "cli/generate.h"
+#include "cli/serve.h"
+#include "cli/status.h"
+#include "common/flags.h"
+#include "common/lifecycle.h"
+
+namespace tandem::cli {
+namespace {
+
+// Flags as they are parsed; only those that were given go into the request,
+// so that the server's defaults stay the server's.
+struct SamplingFlags {
+  std::optional<double> temperature, top_p, min_p, max_time_seconds;
+  std::optional<int64_t> top_k, seed, max_tokens, min_tokens, logprobs;
+  std::vector<std::string> stop;
+  std::vector<std::string> stop_token_ids;
+  bool ignore_eos = false;
+  bool include_stop = false;
+  bool bypass_prefix_cache = false;
+  std::string cache_salt;
+  std::string placement = "auto";
+  std::string request_id;
+  std::string model;
+
+  void AddTo(CommandLine* line);
+  absl::Status Fill(v1::GenerateRequest* request) const;
+};
+
+void SamplingFlags::AddTo(CommandLine* line) {
+  line->Group("Sampling");
+  line->Add("temperature", &temperature, "0 is greedy", 0, 2);
+  line->Add("top-p", &top_p, "Smallest set with this probability", 0, 1);
+  line->AddInt("top-k", &top_k, "The k most probable; 0 or -1: all");
+  line->Add("min-p", &min_p, "Share of the most probable token", 0, 1);
+  line->AddInt("seed", &seed, "Equal seeds give equal outputs");
+  line->Group("Stopping");
+  line->AddInt("max-tokens", &max_tokens, "New tokens at most");
+  line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
+  line->AddList("stop", &stop, "Text that ends the output");
+  line->AddList("stop-token-ids", &stop_token_ids, "Ids that end the output");
+  line->Add("ignore-eos", &ignore_eos, "Go on past the model's end token");
+  line->Add("include-stop-str-in-output", &include_stop,
+            "Keep what ended the output");
+  line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit");
+  line->Group("Request");
+  line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
+               {0, 20});
+  line->AddChoice("placement", &placement, {"auto", "split", "local"},
+                  "Prefill on a prefill worker (split) or in place (local)");
+  line->Add("bypass-prefix-cache", &bypass_prefix_cache,
+            "Compute the whole prompt");
+  line->Add("cache-salt", &cache_salt, "Share prefixes only with this salt");
+  line->Add("request-id", &request_id, "Your name for this request");
+  line->Add("model", &model, "Served model; empty: the only one");
+}
+
+absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
+  v1::SamplingOptions* const sampling = request->mutable_sampling();
+  if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
+  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
+  if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
+  if (top_k) sampling->set_top_k(static_cast<int32_t>(*top_k));
+  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
+  v1::StoppingOptions* const stopping = request->mutable_stopping();
+  if (max_tokens) stopping->set_max_tokens(static_cast<int32_t>(*max_tokens));
+  if (min_tokens) stopping->set_min_tokens(static_cast<int32_t>(*min_tokens));
+  for (const std::string& text : stop) stopping->add_stop(text);
+  for (const std::string& text : stop_token_ids) {
+    uint32_t id;
+    if (!absl::SimpleAtoi(text, &id)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--stop-token-ids: '", text, "' is no token id"));
+    }
+    stopping->add_stop_token_ids(id);
+  }
+  if (ignore_eos) stopping->set_ignore_eos(true);
+  if (include_stop) stopping->set_include_stop_str_in_output(true);
+  if (max_time_seconds) {
+    const int64_t nanos = static_cast<int64_t>(*max_time_seconds * 1e9);
+    stopping->mutable_max_time()->set_seconds(nanos / 1'000'000'000);
+    stopping->mutable_max_time()->set_nanos(
+        static_cast<int32_t>(nanos % 1'000'000'000));
+  }
+  if (logprobs) {
+    request->mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
+  }
+  request->set_placement(placement == "split"   ? v1::PLACEMENT_SPLIT
+                         : placement == "local" ? v1::PLACEMENT_LOCAL
+                                                : v1::PLACEMENT_AUTO);
+  if (bypass_prefix_cache) {
+    request->mutable_cache()->set_bypass_prefix_cache(true);
+  }
+  if (!cache_salt.empty()) {
+    request->mutable_cache()->set_cache_salt(cache_salt);
+  }
+  request->set_request_id(request_id);
+  request->set_model(model);
+  return absl::OkStatus();
+}
+
+struct ServeCommand {
+  ServeFlags flags;
+  TlsFlags tls;
+  LogFlags log;
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  // Handed on to the children where given.
+  std::string policy = "prefix_aware";
+  std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
+  int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
+  int block_size = 16;
+  int64_t kv_bytes = int64_t{1} << 30;
+
+  void AddTo(CommandLine* line);
+  void Complete(const CommandLine& line);
+};
+
+void ServeCommand::AddTo(CommandLine* line) {
+  line->Example("tandem serve models/tales --prefill 2 --decode 2");
+  line->AddPositional("MODEL_DIR", &flags.model_dir,
+                      "Hugging Face directory with the model", true);
+  line->Group("Cluster");
+  line->AddInt("prefill", &flags.prefill, "Prefill workers", {0, 64});
+  line->AddInt("decode", &flags.decode, "Decode workers", {1, 64});
+  line->Add("served-model-name", &flags.served_model_name,
+            "Name of the model in the API; the directory's by default");
+  line->AddChoice("policy", &policy,
+                  {"prefix_aware", "least_loaded", "round_robin"},
+                  "How requests are placed");
+  line->AddDuration("shutdown-timeout", &shutdown_timeout,
+                    "For the drain after Ctrl-C");
+  line->Group("Listening");
+  line->Add("host", &flags.host, "Address of the public ports");
+  line->AddInt("grpc-port", &flags.grpc_port, "Public gRPC", {1, 65535});
+  line->AddInt("port", &flags.http_port, "HTTP: /metrics and /health",
+               {0, 65535});
+  line->AddInt("admin-port", &flags.admin_port,
+               "Admin gRPC on loopback; 0 takes a free one", {0, 65535});
+  line->Group("Workers");
+  line->AddInt("threads", &flags.threads,
+               "Per worker; 0 divides the cores among them", {0, 1024});
+  line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
+                  "Format of the weights");
+  line->AddChoice("kv-cache-dtype", &kv_dtype, {"auto", "f32", "bf16"},
+                  "Format of the KV cache");
+  line->AddInt("max-model-len", &max_model_len, "Positions per sequence",
+               {0, 1 << 24});
+  line->AddInt("max-num-seqs", &max_num_seqs, "Sequences per step", {1, 4096});
+  line->AddInt("max-num-batched-tokens", &max_batched, "Positions per step",
+               {1, 1 << 20});
+  line->AddInt("block-size", &block_size, "Positions per KV block", {8, 256});
+  line->AddBytes("kv-cache-memory-bytes", &kv_bytes, "Per worker, at most");
+  line->AddChoice("handoff", &handoff, {"auto", "shm", "grpc"},
+                  "How KV moves");
+  line->Group("TLS");
+  tls.AddTo(line);
+  line->Group("Logs");
+  log.AddTo(line);
+}
+
+void ServeCommand::Complete(const CommandLine& line) {
+  flags.tls_cert = tls.cert;
+  flags.tls_key = tls.key;
+  flags.tls_ca = tls.ca;
+  flags.shutdown_timeout_seconds = absl::ToDoubleSeconds(shutdown_timeout);
+  const auto both = [&](const char* name, const std::string& value) {
+    if (!line.given(name)) return;
+    for (auto* arguments : {&flags.router_arguments,
+                            &flags.worker_arguments}) {
+      arguments->insert(arguments->end(), {absl::StrCat("--", name), value});
+    }
+  };
+  const auto worker = [&](const char* name, const std::string& value) {
+    if (!line.given(name)) return;
+    flags.worker_arguments.insert(flags.worker_arguments.end(),
+                                  {absl::StrCat("--", name), value});
+  };
+  both("log-level", log.level);
+  both("log-format", log.format);
+  if (line.given("policy")) {
+    flags.router_arguments.insert(flags.router_arguments.end(),
+                                  {"--policy", policy});
+  }
+  worker("dtype", dtype);
+  worker("kv-cache-dtype", kv_dtype);
+  worker("max-model-len", absl::StrCat(max_model_len));
+  worker("max-num-seqs", absl::StrCat(max_num_seqs));
+  worker("max-num-batched-tokens", absl::StrCat(max_batched));
+  worker("block-size", absl::StrCat(block_size));
+  worker("kv-cache-memory-bytes", absl::StrCat(kv_bytes));
+  worker("handoff", handoff);
+}
+
+int RunTandem(int argc, char** argv) {
+  CommandLine line("tandem",
+                   "Serves large language models with prefill and decode on "
+                   "separate workers.");
+  line.Example("tandem serve models/tales");
+  line.Example("tandem generate \"Once upon a time\"");
+  line.Example("tandem status --admin 127.0.0.1:50053");
+
+  ServeCommand serve;
+  CommandLine* const serve_line = line.AddCommand(
+      "serve", "Start a local cluster: a router and its workers");
+  serve.AddTo(serve_line);
+
+  GenerateFlags generate;
+  generate.router.address = "127.0.0.1:50051";
+  SamplingFlags sampling;
+  TlsFlags generate_tls;
+  CommandLine* const generate_line =
+      line.AddCommand("generate", "Generate from a prompt, streaming");
+  generate_line->Example("tandem generate --temperature 0 \"Once upon a time\"");
+  generate_line->Example("echo Hello | tandem generate --chat --json");
+  generate_line->AddPositional(
+      "PROMPT", &generate.prompt,
+      "Text; read from standard input if not given", false);
+  generate_line->Group("Router");
+  generate_line->Add("router", &generate.router.address,
+                     "The router's gRPC address");
+  generate_line->Add("timeout", &generate.timeout_seconds,
+                     "Deadline in seconds", 0.001, 1e6);
+  generate_line->Group("Prompt");
+  generate_line->Add("chat", &generate.chat,
+                     "The prompt is a user's message to the chat template");
+  generate_line->Add("system", &generate.system,
+                     "A system message before it");
+  sampling.AddTo(generate_line);
+  generate_line->Group("Output");
+  generate_line->Add("json", &generate.json, "One JSON object at the end");
+  generate_line->Add("timings", &generate.timings,
+                     "A table of times on standard error");
+  generate_line->Group("TLS");
+  generate_tls.AddTo(generate_line);
+
+  StatusFlags status_flags;
+  status_flags.admin.address = "127.0.0.1:50053";
+  TlsFlags status_tls;
+  CommandLine* const status_line =
+      line.AddCommand("status", "Workers, load and blocks of a cluster");
+  status_line->Group("Router");
+  status_line->Add("admin", &status_flags.admin.address,
+                   "The router's admin address");
+  status_line->Add("json", &status_flags.json, "All of it, as JSON");
+  status_line->Group("TLS");
+  status_tls.AddTo(status_line);
+
+  if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
+  const CommandLine* const chosen = line.chosen();
+  if (chosen == serve_line) {
+    serve.Complete(*serve_line);
+    const absl::StatusOr<int> code = Serve(serve.flags);
+    return code.ok() ? *code : ReportFailure("tandem serve", code.status());
+  }
+  absl::Status status;
+  if (chosen == generate_line) {
+    generate.prompt_given = generate_line->given("PROMPT");
+    generate.router.tls_cert = generate_tls.cert;
+    generate.router.tls_key = generate_tls.key;
+    generate.router.tls_ca = generate_tls.ca;
+    status = sampling.Fill(&generate.request);
+    if (status.ok()) status = Generate(generate);
+  } else {
+    status_flags.admin.tls_cert = status_tls.cert;
+    status_flags.admin.tls_key = status_tls.key;
+    status_flags.admin.tls_ca = status_tls.ca;
+    status = ShowStatus(status_flags);
+  }
+  if (status.ok()) return kExitOk;
+  return ReportFailure(absl::StrCat("tandem ", chosen->name()), status);
+}
+
+}  // namespace
+}  // namespace tandem::cli
+
+int main(int argc, char** argv) { return tandem::cli::RunTandem(argc, argv); }

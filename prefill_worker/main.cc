@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// tandem-prefill: a prompt in, its KV and first token out.
+
+#include <algorithm>
+#include <memory>
+
+#include "handoff/shm/shm_way.h"
+#include "prefill_worker/core.h"
+#include "prefill_worker/service.h"
+#include "worker/load_metrics.h"
+#include "worker/process.h"
+
+namespace tandem::prefill_worker {
+namespace {
+
+struct Flags {
+  int max_queue = 256;
+  double waiting_share = 0.5;
+};
+Flags flags;  // read once, by Parse
+
+class PrefillRole final : public worker::Role {
+ public:
+  explicit PrefillRole(const worker::RoleContext& context)
+      : channels_(context.tls),
+        core_(MakeOptions(context), context.loop, context.random,
+              context.executor, context.parts.pool.get(),
+              LinkDialer(context.loop, &channels_)),
+        prefill_(context.loop, &core_),
+        metrics_(context.metrics, context.parts.hello) {
+    const auto& ways = context.parts.ways;
+    if (std::find(ways.begin(), ways.end(), "shm") != ways.end()) {
+      core_.AddWay(handoff::NewShmSenderWay(context.loop));
+    }
+  }
+
+  std::vector<grpc::Service*> services() override { return {&prefill_}; }
+  v1::WorkerLoad Load() const override { return core_.Load(); }
+  void Drain() override { core_.Drain(); }
+  bool idle() const override { return core_.idle(); }
+  void CloseAll(const absl::Status& status) override {
+    core_.CloseAll(status);
+  }
+  void UpdateMetrics() override {
+    metrics_.Update(core_.Load(), core_.engine_stats(),
+                    core_.sender().counters(),
+                    core_.counters().history_positions,
+                    core_.counters().cached_positions);
+  }
+
+ private:
+  static PrefillOptions MakeOptions(const worker::RoleContext& context) {
+    const kernels::KvShape& shape = context.executor->kv_shape();
+    PrefillOptions options;
+    options.incarnation = context.parts.incarnation;
+    options.engine = context.parts.engine_options;
+    options.max_queue = flags.max_queue;
+    options.waiting_share = flags.waiting_share;
+    options.lease = context.flags.lease;
+    v1::LinkHello& hello = options.sender.hello;
+    *hello.mutable_sender() = context.parts.hello.worker();
+    for (const auto& [name, value] : context.parts.fingerprint) {
+      (*hello.mutable_fingerprint())[name] = value;
+    }
+    hello.set_host_id(context.parts.host_id);
+    for (const std::string& way : context.parts.ways) hello.add_ways(way);
+    hello.set_kv_dtype(context.parts.kv_dtype);
+    hello.set_mixed_numerics(context.flags.mixed_numerics);
+    options.sender.num_layers = shape.num_layers;
+    options.sender.kv_heads = shape.kv_heads;
+    options.sender.head_dim = shape.head_dim;
+    options.sender.slab_bytes = context.flags.slab_bytes;
+    return options;
+  }
+
+  worker::Channels channels_;
+  PrefillCore core_;
+  PrefillServer prefill_;
+  worker::LoadMetrics metrics_;
+};
+
+}  // namespace
+}  // namespace tandem::prefill_worker
+
+int main(int argc, char** argv) {
+  using namespace tandem;  // NOLINT(google-build-using-namespace)
+  worker::RoleSpec spec;
+  spec.binary = "tandem-prefill";
+  spec.description =
+      "Prefill worker: runs prompts and hands their KV caches to decode "
+      "workers.";
+  spec.role = v1::WORKER_ROLE_PREFILL;
+  spec.health_services = {"tandem.v1.PrefillService"};
+  spec.add_flags = [](CommandLine* line) {
+    line->Group("Queue");
+    line->AddInt("max-queue", &prefill_worker::flags.max_queue,
+                 "Prompts that wait", {1, 65536});
+    line->Add("handoff-waiting-share", &prefill_worker::flags.waiting_share,
+              "Share of the KV blocks that may wait for one decode worker",
+              0.01, 1);
+  };
+  spec.make = [](const worker::RoleContext& context) {
+    return std::make_unique<prefill_worker::PrefillRole>(context);
+  };
+  return worker::RunWorker(argc, argv, spec);
+}

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulation's network: streams between processes on virtual time, with
+// delay, loss, duplication, reordering, partitions and crashes, all drawn from
+// one seed. The cores see it through common/stream.h and cannot tell.
+//
+// A connection is TCP-like unless `messy`: what is lost breaks it. A messy one
+// (handoff links, whose protocol promises to bear it) also loses, repeats and
+// swaps single messages.
+
+#ifndef TANDEM_TESTS_SIMULATION_NETWORK_H_
+#define TANDEM_TESTS_SIMULATION_NETWORK_H_
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "common/random.h"
+#include "common/stream.h"
+#include "common/testing/virtual_loop.h"
+
+namespace tandem::simulation {
+
+struct NetworkOptions {
+  absl::Duration min_delay = absl::Microseconds(50);
+  absl::Duration max_delay = absl::Milliseconds(2);
+  double break_probability = 0;      // per message, any connection
+  double lose_probability = 0;       // per message, messy connections
+  double duplicate_probability = 0;  // per message, messy connections
+  double reorder_probability = 0;    // per message, messy connections
+  size_t window = 32;                // messages on the way before unsent() grows
+};
+
+// A process: where its loop runs, and whether it still does. The simulation
+// makes a new one for every start.
+struct Host {
+  Host(VirtualLoop* world, std::string name_in)
+      : name(std::move(name_in)), loop(world) {}
+
+  const std::string name;
+  VirtualProcess loop;
+  bool alive = true;
+};
+
+class Connection;
+
+class Network {
+ public:
+  Network(VirtualLoop* world, Random* random, NetworkOptions options)
+      : world_(world), random_(random), options_(options) {}
+
+  // Connects `client` with `server`; `accept` is told of the server's end on
+  // the server's loop, unless the connection broke before.
+  template <typename Request, typename Response>
+  std::unique_ptr<Stream<Request, Response>> Connect(
+      const std::shared_ptr<Host>& client, const std::shared_ptr<Host>& server,
+      bool messy,
+      std::function<void(std::unique_ptr<Stream<Response, Request>>)> accept);
+
+  NetworkOptions& options() { return options_; }
+
+  // Nothing passes between the two until healed; nothing is told of it.
+  void Partition(const std::string& a, const std::string& b) {
+    cut_.insert({std::min(a, b), std::max(a, b)});
+  }
+  void Heal() {
+    cut_.clear();
+    for (const auto& connection : AliveConnections()) Resume(connection);
+  }
+  bool IsCut(const std::string& a, const std::string& b) const {
+    return cut_.contains({std::min(a, b), std::max(a, b)});
+  }
+
+  // The process is gone: its peers learn it from their broken streams.
+  void Crash(const std::shared_ptr<Host>& host);
+
+  absl::Duration Delay() {
+    return options_.min_delay + (options_.max_delay - options_.min_delay) *
+                                    random_->Uniform();
+  }
+  bool Chance(double probability) {
+    return probability > 0 && random_->Uniform() < probability;
+  }
+  VirtualLoop* world() { return world_; }
+  Random* random() { return random_; }
+  int64_t delivered = 0;
+  int64_t broken = 0;
+  int64_t lost = 0;
+  int64_t duplicated = 0;
+  int64_t reordered = 0;
+
+ private:
+  friend class Connection;
+  std::vector<std::shared_ptr<Connection>> AliveConnections();
+  static void Resume(const std::shared_ptr<Connection>& connection);
+
+  VirtualLoop* const world_;
+  Random* const random_;
+  NetworkOptions options_;
+  std::set<std::pair<std::string, std::string>> cut_;
+  std::vector<std::weak_ptr<Connection>> connections_;
+};
+
+// What both directions share: who is connected and whether it broke.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Network* network, std::shared_ptr<Host> client,
+             std::shared_ptr<Host> server, bool messy)
+      : network_(network),
+        hosts_{std::move(client), std::move(server)},
+        messy_(messy) {}
+  virtual ~Connection() = default;
+
+  // Both ends hear `status`, each after a delay, once what was delivered
+  // before is handled.
+  void Break(const absl::Status& status) {
+    if (broken_) return;
+    broken_ = true;
+    break_status_ = status;
+    ++network_->broken;
+    for (int side = 0; side < 2; ++side) TellClosed(side, status);
+  }
+  // An end that started late hears what it missed.
+  void TellIfBroken(int side) {
+    if (broken_) TellClosed(side, break_status_);
+  }
+  bool involves(const Host* host) const {
+    return hosts_[0].get() == host || hosts_[1].get() == host;
+  }
+  virtual void Pump(int to_side) = 0;
+  void PumpBoth() {
+    Pump(0);
+    Pump(1);
+  }
+
+ protected:
+  virtual void TellClosed(int side, const absl::Status& status) = 0;
+  bool cut() const {
+    return network_->IsCut(hosts_[0]->name, hosts_[1]->name);
+  }
+
+  Network* const network_;
+  const std::shared_ptr<Host> hosts_[2];  // client, server
+  const bool messy_;
+  bool broken_ = false;
+  absl::Status break_status_;
+};
+
+inline std::vector<std::shared_ptr<Connection>> Network::AliveConnections() {
+  std::vector<std::shared_ptr<Connection>> alive;
+  std::erase_if(connections_, [&](const std::weak_ptr<Connection>& weak) {
+    std::shared_ptr<Connection> connection = weak.lock();
+    if (connection == nullptr) return true;
+    alive.push_back(std::move(connection));
+    return false;
+  });
+  return alive;
+}
+
+inline void Network::Resume(const std::shared_ptr<Connection>& connection) {
+  connection->PumpBoth();
+}
+
+inline void Network::Crash(const std::shared_ptr<Host>& host) {
+  host->alive = false;
+  host->loop.Stop();
+  for (const auto& connection : AliveConnections()) {
+    if (connection->involves(host.get())) {
+      connection->Break(absl::UnavailableError("connection reset"));
+    }
+  }
+}
+
+// One direction: messages on their way to `handler`'s side.
+template <typename Message>
+struct Direction {
+  std::deque<Message> queue;      // accepted by Send, not yet handled
+  StreamHandler<Message>* handler = nullptr;
+  bool paused = false;
+  bool delivering = false;        // a delivery is scheduled
+  bool closed_told = false;
+  bool has_close = false;         // the sender closed after the queue
+  absl::Status close_status;
+  bool open = true;               // the receiving end still exists
+};
+
+template <typename Request, typename Response>
+class TypedConnection final : public Connection {
+ public:
+  using Connection::Connection;
+
+  // Directions by receiving side: 0 the client's, 1 the server's.
+  Direction<Response>& to(std::integral_constant<int, 0>) { return responses_; }
+  Direction<Request>& to(std::integral_constant<int, 1>) { return requests_; }
+
+  template <int kTo>
+  auto& direction() {
+    return to(std::integral_constant<int, kTo>());
+  }
+
+  void Pump(int to_side) override {
+    if (to_side == 0) {
+      Schedule<0>();
+    } else {
+      Schedule<1>();
+    }
+  }
+
+  template <int kTo, typename Message>
+  void Send(Message message) {
+    auto& there = direction<kTo>();
+    auto& here = direction<1 - kTo>();
+    if (broken_ || !here.open || there.has_close) return;
+    if (network_->Chance(network_->options_.break_probability)) {
+      Break(absl::UnavailableError("connection lost"));
+      return;
+    }
+    if (messy_ && network_->Chance(network_->options_.lose_probability)) {
+      ++network_->lost;
+      return;
+    }
+    if (messy_ && network_->Chance(network_->options_.duplicate_probability)) {
+      ++network_->duplicated;
+      there.queue.push_back(message);
+    }
+    there.queue.push_back(std::move(message));
+    if (messy_ && there.queue.size() > 1 &&
+        network_->Chance(network_->options_.reorder_probability)) {
+      ++network_->reordered;
+      const size_t i = network_->random_->Below(there.queue.size() - 1);
+      std::swap(there.queue[i], there.queue.back());
+    }
+    Schedule<kTo>();
+  }
+
+  // The end `1 - kTo` says no more; `status` follows what is queued.
+  template <int kTo>
+  void CloseFrom(const absl::Status& status) {
+    auto& there = direction<kTo>();
+    if (!there.has_close) {
+      there.has_close = true;
+      there.close_status = status;
+    }
+    direction<1 - kTo>().open = false;
+    direction<1 - kTo>().handler = nullptr;
+    direction<1 - kTo>().queue.clear();
+    Schedule<kTo>();
+  }
+
+  template <int kTo>
+  void Schedule() {
+    auto& there = direction<kTo>();
+    if (there.delivering || !there.open || broken_) return;
+    if (there.handler == nullptr || cut()) return;
+    if (there.queue.empty() ? !there.has_close : there.paused) return;
+    there.delivering = true;
+    // The world's loop, then the process's: a crashed one never runs it.
+    hosts_[kTo]->loop.After(
+        network_->Delay(),
+        [self = this->shared_from_this(), this] { Deliver<kTo>(); });
+  }
+
+ protected:
+  void TellClosed(int side, const absl::Status& status) override {
+    hosts_[side]->loop.After(
+        network_->Delay(),
+        [self = this->shared_from_this(), this, side, status] {
+          if (side == 0) {
+            Closed<0>(status);
+          } else {
+            Closed<1>(status);
+          }
+        });
+  }
+
+ private:
+  template <int kTo>
+  void Deliver() {
+    auto& there = direction<kTo>();
+    there.delivering = false;
+    if (there.handler == nullptr || !there.open || broken_ || cut()) return;
+    if (!there.queue.empty()) {
+      if (there.paused) return;
+      auto message = std::move(there.queue.front());
+      there.queue.pop_front();
+      ++network_->delivered;
+      const bool drained = there.queue.empty();
+      there.handler->OnMessage(std::move(message));
+      // The sender learns that its queue is empty.
+      auto& back = direction<1 - kTo>();
+      if (drained && back.open && back.handler != nullptr && !broken_) {
+        hosts_[1 - kTo]->loop.Post(
+            [self = this->shared_from_this(), this] { Drained<1 - kTo>(); });
+      }
+      Schedule<kTo>();
+      return;
+    }
+    if (there.has_close) Closed<kTo>(there.close_status);
+  }
+
+  template <int kSide>
+  void Drained() {
+    auto& mine = direction<kSide>();
+    if (mine.open && mine.handler != nullptr && !broken_ &&
+        direction<1 - kSide>().queue.empty()) {
+      mine.handler->OnDrained();
+    }
+  }
+
+  template <int kSide>
+  void Closed(const absl::Status& status) {
+    auto& mine = direction<kSide>();
+    if (mine.closed_told || !mine.open || mine.handler == nullptr) return;
+    mine.closed_told = true;
+    auto* const handler = std::exchange(mine.handler, nullptr);
+    mine.open = false;
+    handler->OnClosed(status);
+  }
+
+  Direction<Response> responses_;
+  Direction<Request> requests_;
+};
+
+// One end's handle. kSide: 0 client, 1 server.
+template <typename Request, typename Response, int kSide>
+class SimulatedStream final
+    : public Stream<std::conditional_t<kSide == 0, Request, Response>,
+                    std::conditional_t<kSide == 0, Response, Request>> {
+ public:
+  using Out = std::conditional_t<kSide == 0, Request, Response>;
+  using In = std::conditional_t<kSide == 0, Response, Request>;
+  using Pair = TypedConnection<Request, Response>;
+
+  SimulatedStream(std::shared_ptr<Pair> pair, std::string peer, size_t window)
+      : pair_(std::move(pair)), peer_(std::move(peer)), window_(window) {}
+  ~SimulatedStream() override {
+    if (!closed_) Close(absl::CancelledError("stream dropped"));
+  }
+
+  void Start(StreamHandler<In>* handler) override {
+    pair_->template direction<kSide>().handler = handler;
+    pair_->TellIfBroken(kSide);
+    pair_->Pump(kSide);
+  }
+  void Send(Out message) override {
+    if (!closed_) pair_->template Send<1 - kSide>(std::move(message));
+  }
+  size_t unsent() const override {
+    const size_t queued = pair_->template direction<1 - kSide>().queue.size();
+    return queued > window_ ? queued - window_ : 0;
+  }
+  void PauseReading(bool paused) override {
+    pair_->template direction<kSide>().paused = paused;
+    if (!paused) pair_->Pump(kSide);
+  }
+  void Close(absl::Status status) override {
+    if (closed_) return;
+    closed_ = true;
+    if (kSide == 0) status = absl::CancelledError("cancelled by the caller");
+    pair_->template CloseFrom<1 - kSide>(status);
+  }
+  std::string peer() const override { return peer_; }
+
+ private:
+  const std::shared_ptr<Pair> pair_;
+  const std::string peer_;
+  const size_t window_;
+  bool closed_ = false;
+};
+
+template <typename Request, typename Response>
+std::unique_ptr<Stream<Request, Response>> Network::Connect(
+    const std::shared_ptr<Host>& client, const std::shared_ptr<Host>& server,
+    bool messy,
+    std::function<void(std::unique_ptr<Stream<Response, Request>>)> accept) {
+  auto pair = std::make_shared<TypedConnection<Request, Response>>(
+      this, client, server, messy);
+  connections_.push_back(pair);
+  auto end = std::make_unique<SimulatedStream<Request, Response, 0>>(
+      pair, server->name, options_.window);
+  if (!server->alive) {
+    pair->Break(absl::UnavailableError("connection refused"));
+    return end;
+  }
+  server->loop.After(
+      Delay(), [pair, accept = std::move(accept), name = client->name,
+                window = options_.window]() {
+        accept(std::make_unique<SimulatedStream<Request, Response, 1>>(
+            pair, name, window));
+      });
+  return end;
+}
+
+}  // namespace tandem::simulation
+
+#endif  // TANDEM_TESTS_SIMULATION_NETWORK_H_

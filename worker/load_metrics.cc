@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/load_metrics.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::worker {
+
+LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
+    : metrics_(metrics),
+      direction_(hello.role() == v1::WORKER_ROLE_PREFILL ? "sent"
+                                                         : "received"),
+      running_(metrics->AddGauge("tandem_num_requests_running",
+                                 "Sequences in steps")),
+      waiting_(metrics->AddGauge("tandem_num_requests_waiting",
+                                 "Sequences queued or waiting for their KV")),
+      usage_(metrics->AddGauge("tandem_kv_cache_usage_ratio",
+                               "Blocks in use, of all")),
+      blocks_(metrics->AddGauges("tandem_kv_blocks",
+                                 "KV blocks by state; the sum is constant",
+                                 "state", 4)),
+      slabs_(metrics->AddGauges("tandem_kv_slabs",
+                                "Handoff slabs by state", "state", 4)),
+      tickets_(metrics->AddGauge("tandem_handoff_tickets",
+                                 "Attempts of handoffs that have not ended",
+                                 {{"state", "granted"}})),
+      prefill_tokens_(metrics->AddCounter("tandem_prompt_tokens_total",
+                                          "Prompt positions by source",
+                                          {{"source", "computed"}})),
+      cached_tokens_(metrics->AddCounter("tandem_prompt_tokens_total",
+                                         "Prompt positions by source",
+                                         {{"source", "cached"}})),
+      generated_tokens_(metrics->AddCounter("tandem_generation_tokens_total",
+                                            "Tokens drawn")),
+      queries_(metrics->AddCounter(
+          "tandem_prefix_cache_queries_tokens_total",
+          "Positions looked up in the prefix cache")),
+      hits_(metrics->AddCounter("tandem_prefix_cache_hits_tokens_total",
+                                "Positions found there")),
+      preemptions_(metrics->AddCounter("tandem_preemptions_total",
+                                       "Sequences that gave way",
+                                       {{"reason", "blocks"}})),
+      late_(metrics->AddCounter("tandem_handoff_late_messages_total",
+                                "Messages about attempts that had ended")),
+      refused_(metrics->AddCounter("tandem_handoff_slices_refused_total",
+                                   "Slices that fitted no live grant")) {
+  metrics
+      ->AddGauge("tandem_cache_config_info", "How the KV cache is laid out",
+                 {{"block_size", absl::StrCat(hello.block_size())},
+                  {"num_blocks", absl::StrCat(hello.num_blocks())},
+                  {"dtype", hello.kv_dtype()}})
+      .Set(1);
+  metrics
+      ->AddGauge("tandem_build_info", "This binary",
+                 {{"version", TANDEM_VERSION}})
+      .Set(1);
+}
+
+void LoadMetrics::Update(const v1::WorkerLoad& load,
+                         const engine::EngineStats& stats,
+                         const handoff::HandoffCounters& handoffs,
+                         int64_t history_positions,
+                         int64_t cached_positions) {
+  running_.Set(load.running());
+  waiting_.Set(load.waiting());
+  const double in_use = load.blocks_reserved() + load.blocks_live();
+  const double total =
+      in_use + load.blocks_free() + load.blocks_cached();
+  usage_.Set(total > 0 ? in_use / total : 0);
+  blocks_["free"].Set(load.blocks_free());
+  blocks_["reserved"].Set(load.blocks_reserved());
+  blocks_["live"].Set(load.blocks_live());
+  blocks_["cached"].Set(load.blocks_cached());
+  slabs_["free"].Set(load.slabs_free());
+  slabs_["granted"].Set(load.slabs_granted());
+  slabs_["in_flight"].Set(load.slabs_in_flight());
+  slabs_["quarantined"].Set(load.slabs_quarantined());
+  tickets_.Set(load.tickets());
+  prefill_tokens_.Set(stats.prefill_tokens);
+  generated_tokens_.Set(stats.decode_tokens);
+  cached_tokens_.Set(cached_positions);
+  queries_.Set(history_positions);
+  hits_.Set(cached_positions);
+  preemptions_.Set(stats.preemptions);
+  UpdateHandoffs(handoffs);
+}
+
+void LoadMetrics::Told(const std::string& way, const char* outcome,
+                       int64_t total) {
+  const std::string key = absl::StrCat(way, "/", outcome);
+  auto it = handoffs_.find(key);
+  if (it == handoffs_.end()) {
+    it = handoffs_
+             .emplace(key, GrowingCounter(metrics_->AddCounter(
+                               "tandem_handoff_total", "Handoffs ended",
+                               {{"way", way}, {"outcome", outcome}})))
+             .first;
+  }
+  it->second.Set(total);
+}
+
+void LoadMetrics::UpdateHandoffs(const handoff::HandoffCounters& handoffs) {
+  late_.Set(handoffs.late_messages);
+  refused_.Set(handoffs.slices_refused);
+  for (const auto& [name, way] : handoffs.ways) {
+    const std::string label = name.empty() ? "none" : name;
+    Told(label, "ok", way.committed);
+    Told(label, "failed", way.failed);
+    Told(label, "cancelled", way.cancelled);
+    auto it = bytes_.find(label);
+    if (it == bytes_.end()) {
+      it = bytes_
+               .emplace(label, GrowingCounter(metrics_->AddCounter(
+                                   "tandem_handoff_bytes_total",
+                                   "KV bytes of slices",
+                                   {{"way", label},
+                                    {"direction", direction_}})))
+               .first;
+    }
+    it->second.Set(way.bytes);
+  }
+}
+
+}  // namespace tandem::worker

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// An Executor that passes everything on and observes each step: its duration
+// and its rows, by phase. Also what liveness is judged by.
+
+#ifndef TANDEM_WORKER_MEASURED_EXECUTOR_H_
+#define TANDEM_WORKER_MEASURED_EXECUTOR_H_
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "common/lifecycle.h"
+#include "common/loop.h"
+#include "common/metrics.h"
+#include "engine/executor.h"
+
+namespace tandem::worker {
+
+class MeasuredExecutor final : public engine::Executor {
+ public:
+  MeasuredExecutor(engine::Executor* inner, Loop* loop, Metrics* metrics,
+                   Watchdog* watchdog)
+      : inner_(inner),
+        loop_(loop),
+        watchdog_(watchdog),
+        duration_(metrics->AddHistograms(
+            "tandem_step_duration_seconds", "One forward pass of a batch",
+            kStageTimeBuckets, "phase", 3)),
+        tokens_(metrics->AddHistograms("tandem_step_batch_tokens",
+                                       "Positions computed per step",
+                                       TokenCountBuckets(8192), "phase", 3)) {}
+
+  void Submit(const engine::Step* step,
+              engine::StepListener* listener) override {
+    watchdog_->WorkArrived(loop_->Now());
+    auto observer = std::make_unique<Observer>(this, listener);
+    Observer* const raw = observer.get();
+    raw->begun = loop_->Now();
+    bool prefill = false, decode = false;
+    for (const engine::StepEntry& entry : step->entries) {
+      raw->rows += static_cast<int>(entry.tokens.size());
+      (entry.tokens.size() > 1 ? prefill : decode) = true;
+    }
+    raw->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
+    in_flight_.emplace(step->id, std::move(observer));
+    inner_->Submit(step, raw);
+  }
+  void Gather(const engine::KvPart& part, kernels::DType wire,
+              uint64_t digest_key, std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override {
+    inner_->Gather(part, wire, digest_key, staging, std::move(done));
+  }
+  void Scatter(const engine::KvPart& part, kernels::DType wire,
+               const std::byte* staging,
+               absl::AnyInvocable<void()> done) override {
+    inner_->Scatter(part, wire, staging, std::move(done));
+  }
+  void Digest(const engine::KvPart& part, kernels::DType wire,
+              uint64_t digest_key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override {
+    inner_->Digest(part, wire, digest_key, std::move(done));
+  }
+  const kernels::KvShape& kv_shape() const override {
+    return inner_->kv_shape();
+  }
+
+ private:
+  struct Observer final : engine::StepListener {
+    Observer(MeasuredExecutor* o, engine::StepListener* l)
+        : owner(o), listener(l) {}
+    void OnLayersDone(uint64_t step_id, int layers_done) override {
+      owner->watchdog_->Progress(owner->loop_->Now(), true);
+      listener->OnLayersDone(step_id, layers_done);
+    }
+    void OnStepDone(uint64_t step_id,
+                    absl::StatusOr<engine::StepResult> result) override {
+      const absl::Duration took = owner->loop_->Now() - begun;
+      owner->duration_[phase].Observe(absl::ToDoubleSeconds(took));
+      owner->tokens_[phase].Observe(rows);
+      const auto self = owner->in_flight_.extract(step_id);
+      owner->watchdog_->Progress(owner->loop_->Now(),
+                                 !owner->in_flight_.empty());
+      listener->OnStepDone(step_id, std::move(result));
+    }
+
+    MeasuredExecutor* const owner;
+    engine::StepListener* const listener;
+    absl::Time begun;
+    int rows = 0;
+    const char* phase = "";
+  };
+
+  engine::Executor* const inner_;
+  Loop* const loop_;
+  Watchdog* const watchdog_;
+  HistogramSet& duration_;
+  HistogramSet& tokens_;
+  std::map<uint64_t, std::unique_ptr<Observer>> in_flight_;
+};
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_MEASURED_EXECUTOR_H_

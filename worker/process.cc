@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/process.h"
+
+#include <future>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/http/listener.h"
+#include "common/lifecycle.h"
+#include "common/log.h"
+#include "common/rpc/client_stream.h"
+#include "common/rpc/server.h"
+#include "common/thread_loop.h"
+#include "tandem/v1/registry.grpc.pb.h"
+#include "worker/registration.h"
+#include "worker/resolver.h"
+
+namespace tandem::worker {
+namespace {
+
+constexpr absl::Duration kResolveInterval = absl::Seconds(5);
+constexpr absl::Duration kStuckAfter = absl::Seconds(60);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+
+struct AllFlags {
+  WorkerFlags worker;
+  LogFlags log;
+  TlsFlags tls;
+};
+
+void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
+  WorkerFlags& worker = flags->worker;
+  line->AddPositional("MODEL_DIR", &worker.model_dir,
+                      "Hugging Face directory with the model", true);
+  line->Group("Cluster");
+  line->AddList("router", &worker.routers,
+                "Internal endpoints (host:port) of the routers to register "
+                "with: addresses or DNS names");
+  line->Add("worker-id", &worker.worker_id,
+            "Unique, stable name in the cluster; drawn if empty");
+  line->Add("served-model-name", &worker.served_model_name,
+            "Name of the model in the API; the directory's by default");
+  line->Add("host", &worker.host, "Address to listen on");
+  line->AddInt("grpc-port", &worker.grpc_port, "0 takes a free one",
+               {0, 65535});
+  line->AddInt("port", &worker.http_port,
+               "HTTP: /metrics and /health; 0 takes a free one", {0, 65535});
+  line->Add("advertise-host", &worker.advertise_host,
+            "What others dial, where it is not --host");
+  line->AddDuration("shutdown-timeout", &worker.shutdown_timeout,
+                    "For the drain after SIGTERM; then sequences move");
+  line->AddDuration("lease", &worker.lease,
+                    "Silence of a router after which its calls end");
+  line->Group("Model and memory");
+  line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
+  line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16"},
+                  "Format of the weights; auto is the checkpoint's");
+  line->AddChoice("kv-cache-dtype", &worker.kv_cache_dtype,
+                  {"auto", "f32", "bf16"},
+                  "Format of the KV cache; auto is that of the weights");
+  line->AddInt("max-model-len", &worker.max_model_len,
+               "Positions per sequence; 0: as the model and the KV cache allow",
+               {0, 1 << 24});
+  line->AddInt("max-num-seqs", &worker.max_num_seqs, "Sequences per step",
+               {1, 4096});
+  line->AddInt("max-num-batched-tokens", &worker.max_num_batched_tokens,
+               "Positions per step: the size of a prefill chunk",
+               {1, 1 << 20});
+  line->AddInt("block-size", &worker.block_size,
+               "Positions per KV block, a multiple of 8", {8, 256});
+  line->AddBytes("kv-cache-memory-bytes", &worker.kv_cache_bytes,
+                 "KV cache at most; less where every slot fits in less");
+  line->AddInt("num-kv-blocks", &worker.num_blocks,
+               "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
+  line->Add("enable-prefix-caching", &worker.prefix_caching,
+            "Keep full blocks for later prompts that start alike");
+  line->Group("Handoff");
+  line->AddChoice("handoff", &worker.handoff, {"auto", "shm", "grpc"},
+                  "How KV moves; auto: shared memory on one host, else gRPC");
+  line->AddBytes("handoff-slab-bytes", &worker.slab_bytes,
+                 "Size of a staging buffer", {1 << 12, 3 << 20});
+  line->AddInt("handoff-layers-per-group", &worker.layers_per_group,
+               "Layers that move together; 0: an eighth of the model",
+               {0, 1024});
+  line->Add("mixed-numerics", &worker.mixed_numerics,
+            "Accept pairs that differ in KV format (not reproducible)");
+}
+
+absl::StatusOr<std::vector<Endpoint>> ParseRouters(
+    const std::vector<std::string>& routers) {
+  std::vector<Endpoint> endpoints;
+  for (const std::string& text : routers) {
+    absl::StatusOr<Endpoint> endpoint = ParseEndpoint(text);
+    if (!endpoint.ok()) return endpoint.status();
+    endpoints.push_back(*std::move(endpoint));
+  }
+  if (endpoints.empty()) {
+    return absl::InvalidArgumentError(
+        "--router is empty: name the router's internal endpoint, host:port");
+  }
+  return endpoints;
+}
+
+// One worker process, from bring-up to the end of its drain. Members in order
+// of construction; the loop stops before what its tasks use goes away.
+class Process {
+ public:
+  Process(const RoleSpec& spec, const AllFlags& flags, SignalWatcher* signals)
+      : spec_(spec), flags_(flags), signals_(signals) {}
+
+  absl::Status Run() {
+    absl::Status status = Start();
+    if (status.ok()) status = WaitUntilDrained();
+    Stop();
+    return status;
+  }
+
+ private:
+  absl::Status Start();
+  absl::Status StartRole();
+  absl::Status StartServers();
+  void StartRegistration(std::vector<Endpoint> routers);
+  void EachSecond();
+  void Drain();
+  void PollDrained();
+  void Finish(const absl::Status& status);
+  absl::Status WaitUntilDrained() { return finished_.get_future().get(); }
+  void Stop();
+  std::unique_ptr<RegistryStream> DialRouter(const std::string& endpoint);
+
+  const RoleSpec& spec_;
+  const AllFlags& flags_;
+  SignalWatcher* const signals_;
+  rpc::Credentials tls_;
+  SystemRandom random_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<http::Listener> http_;
+  std::unique_ptr<ThreadLoop> loop_;
+  WorkerParts parts_;
+  std::unique_ptr<MeasuredExecutor> executor_;
+  std::unique_ptr<Role> role_;
+  std::unique_ptr<rpc::Server> server_;
+  std::map<std::string, std::string> tls_names_;  // by router address
+  std::unique_ptr<Registration> registration_;
+  std::unique_ptr<Resolver> resolver_;
+  std::unique_ptr<Timer> second_;
+  std::unique_ptr<Timer> drain_poll_;
+  std::atomic<bool> ready_ = false;
+  absl::Time drain_ends_;
+  bool finished_told_ = false;
+  std::promise<absl::Status> finished_;
+};
+
+absl::Status Process::Start() {
+  const absl::Time begun = absl::Now();
+  absl::StatusOr<std::vector<Endpoint>> routers =
+      ParseRouters(flags_.worker.routers);
+  if (!routers.ok()) return routers.status();
+  absl::StatusOr<rpc::Credentials> tls = rpc::LoadCredentials(
+      flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
+  if (!tls.ok()) return tls.status();
+  tls_ = *std::move(tls);
+  loop_ = std::make_unique<ThreadLoop>(
+      spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode");
+  absl::StatusOr<WorkerParts> parts =
+      BringUp(flags_.worker, spec_.role, loop_.get());
+  if (!parts.ok()) return parts.status();
+  parts_ = *std::move(parts);
+  absl::Status status = StartRole();
+  if (status.ok()) status = StartServers();
+  if (!status.ok()) return status;
+  StartRegistration(*std::move(routers));
+  metrics_
+      ->AddGauge("tandem_startup_seconds", "Start to registered",
+                 {{"phase", "total"}})
+      .Set(absl::ToDoubleSeconds(absl::Now() - begun));
+  const kernels::KvShape& shape = parts_.executor->kv_shape();
+  LogInfo("ready",
+          {{"endpoint", parts_.hello.worker().endpoint()},
+           {"http", parts_.hello.http_endpoint()},
+           {"device", parts_.backend->description()},
+           {"kv_tokens", int64_t{shape.num_blocks} * shape.block_size},
+           {"kv_dtype", parts_.kv_dtype},
+           {"max_model_len", parts_.engine_options.max_model_len},
+           {"took", absl::Now() - begun}});
+  signals_->OnDrain(loop_.get(), [this] { Drain(); });
+  return absl::OkStatus();
+}
+
+absl::Status Process::StartRole() {
+  InitLog({.format = flags_.log.format,
+           .level = flags_.log.level,
+           .role = spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill"
+                                                         : "decode",
+           .worker = parts_.hello.worker().worker_id()})
+      .IgnoreError();
+  metrics_ = std::make_unique<Metrics>(
+      spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode",
+      parts_.hello.model());
+  watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
+  executor_ = std::make_unique<MeasuredExecutor>(
+      parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get());
+  absl::Status made = absl::CancelledError("the loop stopped");
+  loop_->RunSync([&] {
+    role_ = spec_.make({flags_.worker, parts_, executor_.get(), loop_.get(),
+                        &random_, metrics_.get(), tls_});
+    made = absl::OkStatus();
+  });
+  return made;
+}
+
+absl::Status Process::StartServers() {
+  http::ListenerOptions http;
+  http.host = flags_.worker.host;
+  http.port = flags_.worker.http_port;
+  absl::StatusOr<std::unique_ptr<http::Listener>> listener =
+      http::Listener::Start(http);
+  if (!listener.ok()) return listener.status();
+  http_ = *std::move(listener);
+  http_->ServeMetrics(metrics_.get());
+  http_->ServeHealth([this]() -> absl::Status {
+    if (!ready_) return absl::UnavailableError("starting or draining");
+    return watchdog_->Check(loop_->Now());
+  });
+
+  rpc::ServerOptions grpc;
+  grpc.address =
+      Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
+  grpc.tls = tls_;
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server =
+      rpc::Server::Start(grpc, role_->services());
+  if (!server.ok()) return server.status();
+  server_ = *std::move(server);
+  for (const std::string& service : spec_.health_services) {
+    server_->SetServing(service, true);
+  }
+  const std::string host = flags_.worker.advertise_host.empty()
+                               ? flags_.worker.host
+                               : flags_.worker.advertise_host;
+  parts_.hello.mutable_worker()->set_endpoint(
+      Endpoint{host, server_->port()}.ToString());
+  parts_.hello.set_http_endpoint(Endpoint{host, http_->port()}.ToString());
+  return absl::OkStatus();
+}
+
+std::unique_ptr<RegistryStream> Process::DialRouter(
+    const std::string& endpoint) {
+  rpc::ChannelOptions options;
+  if (tls_.tls()) options.tls_server_name = tls_names_[endpoint];
+  auto stub = std::make_shared<v1::RegistryService::Stub>(
+      rpc::MakeChannel(endpoint, tls_, options));
+  // The registration is the lease: it lives as long as both ends.
+  return rpc::OpenBidi<v1::RegisterRequest, v1::RegisterResponse>(
+      loop_.get(), {.timeout = absl::InfiniteDuration(), .peer = endpoint},
+      [stub](auto* context, auto* reactor) {
+        stub->async()->Register(context, reactor);
+      });
+}
+
+void Process::StartRegistration(std::vector<Endpoint> routers) {
+  RegistrationOptions options;
+  options.hello = parts_.hello;
+  loop_->RunSync([&] {
+    registration_ = std::make_unique<Registration>(
+        options, loop_.get(), &random_,
+        [this](const std::string& endpoint) { return DialRouter(endpoint); },
+        [this] { return role_->Load(); }, parts_.pool.get(),
+        [](const std::string& endpoint, const absl::Status& status) {
+          static LogLimiter limiter(absl::Seconds(10));
+          int64_t hidden;
+          if (limiter.Allow(absl::Now(), &hidden)) {
+            LogWarning("router lost", {{"router", endpoint},
+                                       {"status", status},
+                                       {"hidden", hidden}});
+          }
+        });
+    second_ = std::make_unique<Timer>(loop_.get());
+    drain_poll_ = std::make_unique<Timer>(loop_.get());
+    EachSecond();
+  });
+  ready_ = true;
+  resolver_ = std::make_unique<Resolver>(
+      std::move(routers), kResolveInterval, loop_.get(),
+      [this](const std::map<std::string, std::string>& found) {
+        tls_names_ = found;
+        std::vector<std::string> endpoints;
+        for (const auto& [address, name] : found) {
+          endpoints.push_back(address);
+        }
+        registration_->SetRouters(endpoints);
+      });
+}
+
+void Process::EachSecond() {
+  second_->Start(absl::Seconds(1), [this] { EachSecond(); });
+  watchdog_->Beat(loop_->Now());
+  role_->UpdateMetrics();
+  if (!role_->fatal().ok()) Finish(role_->fatal());
+}
+
+void Process::Drain() {
+  LogInfo("draining", {{"timeout", flags_.worker.shutdown_timeout}});
+  ready_ = false;
+  for (const std::string& service : spec_.health_services) {
+    server_->SetServing(service, false);
+  }
+  role_->Drain();
+  registration_->SayLoad();
+  drain_ends_ = loop_->Now() + flags_.worker.shutdown_timeout;
+  PollDrained();
+}
+
+void Process::PollDrained() {
+  if (role_->idle()) {
+    Finish(absl::OkStatus());
+    return;
+  }
+  if (loop_->Now() >= drain_ends_) {
+    role_->CloseAll(absl::UnavailableError(
+        "this worker is going away: the drain's time is over"));
+    Finish(absl::OkStatus());
+    return;
+  }
+  drain_poll_->Start(kDrainPoll, [this] { PollDrained(); });
+}
+
+void Process::Finish(const absl::Status& status) {
+  if (std::exchange(finished_told_, true)) return;
+  finished_.set_value(status);
+}
+
+void Process::Stop() {
+  resolver_.reset();
+  if (loop_ != nullptr && role_ != nullptr) {
+    loop_->RunSync([&] {
+      second_.reset();
+      drain_poll_.reset();
+      registration_.reset();
+      role_->CloseAll(absl::UnavailableError("this worker is going away"));
+    });
+  }
+  // Streams that were just closed still have their last word to write.
+  if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
+  http_.reset();
+  if (loop_ != nullptr) loop_->Stop();
+  role_.reset();
+  server_.reset();
+  executor_.reset();
+  parts_.pool.reset();
+  parts_.executor.reset();
+}
+
+}  // namespace
+
+int RunWorker(int argc, char** argv, const RoleSpec& spec) {
+  AllFlags flags;
+  CommandLine line(spec.binary, spec.description);
+  line.Example(absl::StrCat(spec.binary,
+                            " models/tales --router 127.0.0.1:50052"));
+  AddWorkerFlags(&line, &flags);
+  if (spec.add_flags) spec.add_flags(&line);
+  line.Group("TLS");
+  flags.tls.AddTo(&line);
+  line.Group("Logs");
+  flags.log.AddTo(&line);
+  if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
+  const absl::Status logging =
+      InitLog({.format = flags.log.format,
+               .level = flags.log.level,
+               .role = spec.binary.substr(spec.binary.find('-') + 1),
+               .worker = flags.worker.worker_id});
+  if (!logging.ok()) return ReportFailure(spec.binary, logging);
+  for (const auto& [name, value] : line.NonDefaults()) {
+    LogDebug("flag", {{name, value}});
+  }
+  SignalWatcher signals;
+  Process process(spec, flags, &signals);
+  const absl::Status status = process.Run();
+  if (!status.ok()) return ReportFailure(spec.binary, status);
+  return signals.ExitCode(kExitOk);
+}
+
+}  // namespace tandem::worker

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frame of both worker binaries: flags, signals, loop, bring-up, servers,
+// registration, metrics, drain, exit code. What a role decides is behind Role.
+
+#ifndef TANDEM_WORKER_PROCESS_H_
+#define TANDEM_WORKER_PROCESS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "common/flags.h"
+#include "common/loop.h"
+#include "common/metrics.h"
+#include "common/random.h"
+#include "common/rpc/credentials.h"
+#include "worker/bringup.h"
+#include "worker/measured_executor.h"
+
+namespace tandem::worker {
+
+// Made, used and destroyed on the loop, except `services`.
+class Role {
+ public:
+  virtual ~Role() = default;
+  virtual std::vector<grpc::Service*> services() = 0;
+  virtual v1::WorkerLoad Load() const = 0;
+  virtual void Drain() = 0;
+  virtual bool idle() const = 0;
+  virtual void CloseAll(const absl::Status& status) = 0;
+  // Not OK: the process must end with it.
+  virtual absl::Status fatal() const { return absl::OkStatus(); }
+  // Once a second.
+  virtual void UpdateMetrics() = 0;
+};
+
+struct RoleContext {
+  const WorkerFlags& flags;
+  WorkerParts& parts;
+  engine::Executor* executor;  // measured
+  Loop* loop;
+  Random* random;
+  Metrics* metrics;
+  const rpc::Credentials& tls;
+};
+
+struct RoleSpec {
+  std::string binary;       // "tandem-decode"
+  std::string description;
+  v1::WorkerRole role;
+  std::vector<std::string> health_services;  // "tandem.v1.DecodeService"
+  // Flags of this role alone.
+  std::function<void(CommandLine*)> add_flags;
+  std::function<std::unique_ptr<Role>(const RoleContext&)> make;
+};
+
+// From main's arguments to its exit code.
+int RunWorker(int argc, char** argv, const RoleSpec& spec);
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_PROCESS_H_
