@@ -49,6 +49,8 @@ struct SliceRange {
   int layer_end = 0;
   int position_begin = 0;
   int position_end = 0;
+
+  bool operator==(const SliceRange&) const = default;
 };
 
 // What the receiver wants, and how.

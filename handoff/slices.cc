@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "handoff/slices.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace tandem::handoff {
+
+int64_t Rows(const SliceRange& range) {
+  return int64_t{range.layer_end - range.layer_begin} *
+         (range.position_end - range.position_begin);
+}
+
+int64_t RowBytes(const Grant& grant, int head_dim) {
+  return int64_t{2} * (grant.head_end - grant.head_begin) * head_dim *
+         static_cast<int64_t>(kernels::SizeOf(grant.wire));
+}
+
+SliceRange Clip(const SliceRange& range, const Grant& grant) {
+  SliceRange clipped = range;
+  clipped.position_begin =
+      std::max(range.position_begin, grant.position_begin);
+  clipped.position_end = std::max(
+      clipped.position_begin, std::min(range.position_end, grant.position_end));
+  return clipped;
+}
+
+std::vector<SliceRange> Cut(const SliceRange& range, int64_t max_rows) {
+  std::vector<SliceRange> slices;
+  const int layers = range.layer_end - range.layer_begin;
+  const int positions = range.position_end - range.position_begin;
+  if (layers <= 0 || positions <= 0) return slices;
+  const int layer_step =
+      static_cast<int>(std::min<int64_t>(layers, max_rows));
+  const int position_step = static_cast<int>(
+      std::clamp<int64_t>(max_rows / layer_step, 1, positions));
+  for (int p = range.position_begin; p < range.position_end;
+       p += position_step) {
+    for (int l = range.layer_begin; l < range.layer_end; l += layer_step) {
+      slices.push_back({l, std::min(l + layer_step, range.layer_end), p,
+                        std::min(p + position_step, range.position_end)});
+    }
+  }
+  return slices;
+}
+
+bool Coverage::Overlaps(int layer, int begin, int end) const {
+  auto found = layers_.find(layer);
+  if (found == layers_.end()) return false;
+  auto next = found->second.lower_bound(begin);
+  if (next != found->second.end() && next->first < end) return true;
+  return next != found->second.begin() && std::prev(next)->second > begin;
+}
+
+bool Coverage::Add(const SliceRange& range) {
+  for (int l = range.layer_begin; l < range.layer_end; ++l) {
+    if (Overlaps(l, range.position_begin, range.position_end)) return false;
+  }
+  for (int l = range.layer_begin; l < range.layer_end; ++l) {
+    std::map<int, int>& intervals = layers_[l];
+    int begin = range.position_begin;
+    int end = range.position_end;
+    auto next = intervals.lower_bound(begin);
+    if (next != intervals.end() && next->first == end) {
+      end = next->second;
+      next = intervals.erase(next);
+    }
+    if (next != intervals.begin() && std::prev(next)->second == begin) {
+      begin = std::prev(next)->first;
+    }
+    intervals[begin] = end;
+  }
+  rows_ += Rows(range);
+  return true;
+}
+
+}  // namespace tandem::handoff

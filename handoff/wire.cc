@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "handoff/wire.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tandem::handoff {
+namespace {
+
+constexpr std::string_view kNumerics = "numerics";
+
+// Fingerprints are hashes and short words; anything longer is cut for people.
+std::string Shown(const std::string* value) {
+  if (value == nullptr) return "nothing";
+  constexpr size_t kLongest = 80;
+  if (value->size() <= kLongest) return absl::StrCat("'", *value, "'");
+  return absl::StrCat("'", value->substr(0, kLongest), "...'");
+}
+
+}  // namespace
+
+Attempt FromKey(const v1::AttemptKey& key) {
+  return {key.request_id(), key.sequence_index(), key.attempt()};
+}
+
+void ToKey(const Attempt& attempt, v1::AttemptKey* key) {
+  key->set_request_id(attempt.request_id);
+  key->set_sequence_index(attempt.sequence_index);
+  key->set_attempt(attempt.number);
+}
+
+absl::Status FailureFrom(int32_t code, const std::string& message) {
+  // A peer's text: bounded before it goes into logs.
+  constexpr size_t kLongest = 512;
+  const bool known = code > 0 && code <= 16;
+  return absl::Status(
+      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+      message.substr(0, kLongest));
+}
+
+std::string Message(const absl::Status& status) {
+  const absl::string_view message = status.message();
+  return std::string(message.data(), message.size());
+}
+
+std::optional<kernels::DType> ParseDType(std::string_view name) {
+  for (kernels::DType type : {kernels::DType::kF32, kernels::DType::kBF16}) {
+    if (name == kernels::Name(type)) return type;
+  }
+  return std::nullopt;
+}
+
+std::string HashFingerprint(
+    const std::map<std::string, std::string>& fingerprint) {
+  std::string text;
+  for (const auto& [field, value] : fingerprint) {
+    absl::StrAppend(&text, field.size(), ":", field, value.size(), ":", value);
+  }
+  std::string hash(32, '\0');
+  unsigned int size = 0;
+  if (EVP_Digest(text.data(), text.size(),
+                 reinterpret_cast<unsigned char*>(hash.data()), &size,
+                 EVP_sha256(), nullptr) != 1) {
+    return "";
+  }
+  return hash;
+}
+
+Compatibility Compare(const v1::LinkHello& hello,
+                      const std::map<std::string, std::string>& fingerprint,
+                      std::string_view kv_dtype, bool mixed_numerics) {
+  std::set<std::string> fields;
+  for (const auto& [field, value] : fingerprint) fields.insert(field);
+  for (const auto& [field, value] : hello.fingerprint()) fields.insert(field);
+  const auto shown = [](const std::string& field, const std::string* sender,
+                        const std::string* receiver) {
+    return absl::StrCat("'", field, "' is ", Shown(sender),
+                        " on the prefill worker and ", Shown(receiver),
+                        " on the decode worker");
+  };
+  std::vector<std::string> differences;
+  std::vector<std::string> numeric;  // that --mixed-numerics would allow
+  for (const std::string& field : fields) {
+    auto ours = fingerprint.find(field);
+    auto theirs = hello.fingerprint().find(field);
+    const std::string* receiver =
+        ours == fingerprint.end() ? nullptr : &ours->second;
+    const std::string* sender =
+        theirs == hello.fingerprint().end() ? nullptr : &theirs->second;
+    if (sender != nullptr && receiver != nullptr && *sender == *receiver) {
+      continue;
+    }
+    (field == kNumerics ? numeric : differences)
+        .push_back(shown(field, sender, receiver));
+  }
+  if (hello.kv_dtype() != kv_dtype) {
+    const std::string receiver(kv_dtype);
+    numeric.push_back(shown("kv_dtype", &hello.kv_dtype(), &receiver));
+  }
+  Compatibility result;
+  result.mixed = !numeric.empty();
+  const bool allowed = mixed_numerics && hello.mixed_numerics();
+  if (!numeric.empty() && !allowed) {
+    numeric.back() +=
+        " (--mixed-numerics on both workers would allow this pair)";
+    differences.insert(differences.end(), numeric.begin(), numeric.end());
+  }
+  if (!ParseDType(hello.kv_dtype()).has_value()) {
+    differences.push_back(absl::StrCat("'kv_dtype' of the prefill worker is ",
+                                       Shown(&hello.kv_dtype()),
+                                       ", which is none of f32, bf16"));
+  }
+  if (!differences.empty()) {
+    result.status = absl::FailedPreconditionError(
+        absl::StrCat("fingerprints differ: ", absl::StrJoin(differences, "; "),
+                     ". Start both workers with the same model and flags."));
+  }
+  return result;
+}
+
+absl::StatusOr<uint32_t> NegotiateProtocol(uint32_t peer_min,
+                                           uint32_t peer_max) {
+  const uint32_t version = std::min(peer_max, kProtocolMax);
+  if (version < std::max(peer_min, kProtocolMin)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no common handoff protocol: the prefill worker speaks ", peer_min,
+        " to ", peer_max, ", the decode worker ", kProtocolMin, " to ",
+        kProtocolMax, ". Upgrade the older one."));
+  }
+  return version;
+}
+
+}  // namespace tandem::handoff
