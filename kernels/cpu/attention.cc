@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of a few queries that share one KV head over a paged cache, on
+// one thread. Keys are cut at absolute multiples of kAttentionSegment; per
+// segment and query:
+//
+//   score  one chain over dimensions, times the scale
+//   max, weights exp(score - max), their sum by position modulo 16
+//   values one chain over positions per dimension
+//
+// and segments are merged in ascending order by Merge(). How many queries are
+// worked on together, where blocks end, and which thread does it never show.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention.cc"
+#include "hwy/foreach_target.h"  // re-includes this file per target
+// clang-format off
+#include "kernels/cpu/chains-inl.h"
+// clang-format on
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu/kernel_table.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+// A segment's scores may begin inside a block and end inside a unit.
+inline constexpr int kScoreStride = kAttentionSegment + kMaxBlockSize + 48;
+inline constexpr int kHeadStride = kMaxHeadDim + 16;
+
+struct Workspace {
+  float q[kMaxQueries][kHeadStride];
+  float scores[kMaxQueries][kScoreStride];
+  float values[kMaxQueries][kHeadStride];   // of one segment
+  float merged[kMaxQueries][kHeadStride];
+  SoftmaxState segment_state[kMaxQueries];
+  SoftmaxState merged_state[kMaxQueries];
+};
+static_assert(sizeof(Workspace) <= kAttentionScratchBytes);
+
+// Where one sequence's blocks of one KV head lie.
+struct Pages {
+  const KvLayout* layout;
+  const std::byte* layer;
+  const int32_t* table;
+  int head;
+
+  const std::byte* K(int block) const {
+    return layer + table[block] * layout->block_bytes + layout->KHead(head);
+  }
+  const std::byte* V(int block) const {
+    return layer + table[block] * layout->block_bytes + layout->VHead(head);
+  }
+};
+
+constexpr int AttentionUnits(int rows) { return HWY_MIN(4, UnitsFor(rows)); }
+
+// Scores of R queries with positions [begin, end), begin at a block's start;
+// scores + (position - begin).
+template <typename W, int R>
+void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
+               int end, float* scores) {
+  constexpr int U = AttentionUnits(R);
+  const KvLayout& layout = *pages.layout;
+  const F32 d;
+  const Vec factor = hn::Set(d, scale);
+  int position = begin;
+  while (position < end) {
+    const std::byte* w[U] = {};
+    int column[U] = {};
+    int units = 0;
+    while (units < U && position < end) {
+      const int slot = position % layout.block_size;
+      w[units] = pages.K(position / layout.block_size) + slot * 4;
+      column[units++] = position - begin;
+      position += std::min(16, layout.block_size - slot);
+    }
+    for (int u = units; u < U; ++u) w[u] = w[0];  // computed, not stored
+    Chains<R, U> chains;
+    chains.Clear();
+    Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
+                  layout.head_dim, 0);
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      if (u < units) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          TANDEM_PARTS(i) {
+            hn::StoreU(hn::Mul(chains.v[r][u * kParts + i], factor), d,
+                       scores + r * kScoreStride + column[u] + i * kLanes);
+          }
+        }
+      }
+    }
+  }
+}
+
+// values [R][width] (+)= weights of positions [begin, end) times V; `weights`
+// is at position begin, which is even.
+template <typename W, int R>
+void ValueTile(const Pages& pages, const float* weights, int begin, int end,
+               bool first, float* values) {
+  constexpr int U = AttentionUnits(R);
+  const KvLayout& layout = *pages.layout;
+  const int64_t stride = int64_t{layout.width} * 4;
+  const int width_units = layout.width / 16;
+  for (int unit = 0; unit < width_units; unit += U) {
+    const int units = std::min(U, width_units - unit);
+    Chains<R, U> chains;
+    if (first) {
+      chains.Clear();
+    } else {
+      chains.Load(values + unit * 16, kHeadStride);
+    }
+    for (int position = begin; position < end;) {
+      const int slot = position % layout.block_size;
+      const int count = std::min(layout.block_size - slot, end - position);
+      const int step = std::is_same_v<W, Bf16Weights> ? slot / 2 : slot;
+      const std::byte* const base =
+          pages.V(position / layout.block_size) + step * stride;
+      const std::byte* w[U] = {};
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        w[u] = base + (unit + (u < units ? u : 0)) * 64;
+      }
+      Advance<R, U>(W(), chains, weights + (position - begin), kScoreStride, w,
+                    stride, count, 0);
+      position += count;
+    }
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      if (u < units) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          TANDEM_PARTS(i) {
+            hn::StoreU(chains.v[r][u * kParts + i], F32(),
+                       values + r * kHeadStride + (unit + u) * 16 + i * kLanes);
+          }
+        }
+      }
+    }
+  }
+}
+
+using ScoreFn = void (*)(const Pages&, const float*, float, int, int, float*);
+using ValueFn = void (*)(const Pages&, const float*, int, int, bool, float*);
+template <typename W>
+struct Tiles {
+#define TANDEM_TILES(fn)                                                   \
+  {                                                                        \
+    nullptr, fn<W, 1>, fn<W, 2>, fn<W, 3>, fn<W, 4>, fn<W, 5>, fn<W, 6>,   \
+        fn<W, HWY_MIN(7, kMaxRows)>, fn<W, HWY_MIN(8, kMaxRows)>,          \
+        fn<W, HWY_MIN(9, kMaxRows)>, fn<W, HWY_MIN(10, kMaxRows)>,         \
+        fn<W, HWY_MIN(11, kMaxRows)>, fn<W, HWY_MIN(12, kMaxRows)>         \
+  }
+  static constexpr ScoreFn kScore[] = TANDEM_TILES(ScoreTile);
+  static constexpr ValueFn kValue[] = TANDEM_TILES(ValueTile);
+#undef TANDEM_TILES
+};
+
+// Turns `count` scores into weights in place.
+SoftmaxState Softmax(float* scores, int count) {
+  const int padded = (count + 15) / 16 * 16;
+  for (int i = count; i < padded; ++i) {
+    scores[i] = -std::numeric_limits<float>::infinity();
+  }
+  F16 most = Load16(scores);
+  for (int i = 16; i < padded; i += 16) most = Max(most, Load16(scores + i));
+  const float maximum = Max16(most);
+  const F16 shift = Set16(maximum);
+  F16 sums = Set16(0.0f);
+  for (int i = 0; i < padded; i += 16) {
+    const F16 weight = Exp(Sub(Load16(scores + i), shift));
+    sums = Add(sums, weight);
+    Store16(weight, scores + i);
+  }
+  return {maximum, Sum16(sums)};
+}
+
+// Folds a later segment into what was merged so far.
+void Merge(SoftmaxState& state, float* values, const SoftmaxState& next,
+           const float* next_values, int width) {
+  const float maximum = std::max(state.maximum, next.maximum);
+  const float old_weight = Exp1(state.maximum - maximum);
+  const float new_weight = Exp1(next.maximum - maximum);
+  state.sum = state.sum * old_weight + next.sum * new_weight;
+  state.maximum = maximum;
+  const F16 a = Set16(old_weight);
+  const F16 b = Set16(new_weight);
+  for (int i = 0; i < width; i += 16) {
+    Store16(Fma(Load16(next_values + i), b, Mul(Load16(values + i), a)),
+            values + i);
+  }
+}
+
+void Finish(const SoftmaxState& state, const float* values, int head_dim,
+            float* out) {
+  const F16 factor = Set16(1.0f / state.sum);
+  int i = 0;
+  for (; i + 16 <= head_dim; i += 16) {
+    Store16(Mul(Load16(values + i), factor), out + i);
+  }
+  if (i < head_dim) {
+    StoreFirst16(Mul(LoadFirst16(values + i, head_dim - i), factor), out + i,
+                 head_dim - i);
+  }
+}
+
+// One segment of all queries of a piece: states and values of those that
+// reach it.
+template <typename W>
+void Segment(const AttentionPiece& p, const Pages& pages, int segment,
+             Workspace& ws) {
+  const int queries = p.rows * p.group;
+  const int start = segment * kAttentionSegment;
+  const int lead = start % p.layout->block_size;
+  const auto keys = [&](int query) {
+    const int position = p.first_position + query / p.group;
+    return std::min(kAttentionSegment, position + 1 - start);
+  };
+  const int tiles = (queries + kMaxRows - 1) / kMaxRows;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int begin = queries * tile / tiles;
+    const int end = queries * (tile + 1) / tiles;
+    if (keys(end - 1) <= 0) continue;
+    Tiles<W>::kScore[end - begin](pages, ws.q[begin], p.scale, start - lead,
+                                  start + keys(end - 1), ws.scores[begin]);
+    for (int i = begin; i < end; ++i) {
+      if (keys(i) > 0) {
+        ws.segment_state[i] = Softmax(ws.scores[i] + lead, keys(i));
+      }
+    }
+    // All queries together as far as the shortest goes, then each alone.
+    const int common = std::max(0, keys(begin)) / 2 * 2;
+    if (common > 0) {
+      Tiles<W>::kValue[end - begin](pages, ws.scores[begin] + lead, start,
+                                    start + common, true, ws.values[begin]);
+    }
+    for (int i = begin; i < end; ++i) {
+      if (keys(i) > common) {
+        Tiles<W>::kValue[1](pages, ws.scores[i] + lead + common,
+                            start + common, start + keys(i), common == 0,
+                            ws.values[i]);
+      }
+    }
+  }
+}
+
+template <typename W>
+void AttendOf(const AttentionPiece& p) {
+  Workspace& ws = *reinterpret_cast<Workspace*>(p.scratch);
+  const KvLayout& layout = *p.layout;
+  const Pages pages{&layout, p.layer, p.block_table, p.kv_head};
+  const int queries = p.rows * p.group;
+  const auto head = [&](auto* base, int64_t stride, int query) {
+    return base + query / p.group * stride +
+           query % p.group * int64_t{layout.head_dim};
+  };
+  for (int i = 0; i < queries; ++i) {
+    std::memcpy(ws.q[i], head(p.q, p.q_stride, i),
+                static_cast<size_t>(layout.head_dim) * sizeof(float));
+  }
+  for (int segment = p.segment_begin; segment < p.segment_end; ++segment) {
+    Segment<W>(p, pages, segment, ws);
+    for (int i = 0; i < queries; ++i) {
+      const int position = p.first_position + i / p.group;
+      if (position < segment * kAttentionSegment) continue;
+      if (p.partial_states != nullptr) {
+        const int64_t index =
+            int64_t{segment - p.segment_begin} * queries + i;
+        p.partial_states[index] = ws.segment_state[i];
+        std::memcpy(p.partial_sums + index * layout.width, ws.values[i],
+                    static_cast<size_t>(layout.width) * sizeof(float));
+      } else if (segment == 0) {
+        ws.merged_state[i] = ws.segment_state[i];
+        std::memcpy(ws.merged[i], ws.values[i],
+                    static_cast<size_t>(layout.width) * sizeof(float));
+      } else {
+        Merge(ws.merged_state[i], ws.merged[i], ws.segment_state[i],
+              ws.values[i], layout.width);
+      }
+    }
+  }
+  if (p.partial_states != nullptr) return;
+  for (int i = 0; i < queries; ++i) {
+    Finish(ws.merged_state[i], ws.merged[i], layout.head_dim,
+           head(p.out, p.out_stride, i));
+  }
+}
+
+void Attend(const AttentionPiece& p) {
+  if (p.layout->type == DType::kF32) {
+    AttendOf<F32Weights>(p);
+  } else {
+    AttendOf<Bf16Weights>(p);
+  }
+}
+
+void MergeSegments(const MergePiece& p) {
+  alignas(64) float values[kMaxHeadDim];
+  SoftmaxState state = p.states[0];
+  std::memcpy(values, p.sums, static_cast<size_t>(p.width) * sizeof(float));
+  for (int segment = 1; segment < p.segments; ++segment) {
+    const int64_t index = int64_t{segment} * p.stride;
+    Merge(state, values, p.states[index], p.sums + index * p.width, p.width);
+  }
+  Finish(state, values, p.head_dim, p.out);
+}
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tandem::kernels::cpu {
+
+void AddAttention(KernelTable& table) {
+  const bool wide = table.isa == Isa::kAvx512;
+  table.attention = wide ? N_AVX3::Attend : N_AVX2::Attend;
+  table.merge_segments = wide ? N_AVX3::MergeSegments : N_AVX2::MergeSegments;
+}
+
+}  // namespace tandem::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu/attention_plan.h"
+
+#include <algorithm>
+
+namespace tandem::kernels::cpu {
+namespace {
+
+// One tile of queries: rows of one span, query heads of one KV head.
+struct Task {
+  int32_t span;
+  int32_t row;       // within the span
+  int32_t rows;
+  int32_t kv_head;
+  int32_t group_begin;
+  int32_t group;
+  int32_t segments;
+  int32_t partial;   // index of its first partial, counted in queries
+};
+
+// Tasks are planned and run in batches of at most this many; their list and
+// the partials share the team's scratch.
+inline constexpr int kBatch = 16384;
+inline constexpr size_t kListBytes = kBatch * sizeof(Task);
+
+// How many tasks per thread make splitting by segments pointless.
+inline constexpr int kTasksPerThread = 4;
+
+class Planner {
+ public:
+  Planner(const KernelTable& table, ThreadPool::Team& team,
+          const AttentionStep& step)
+      : table_(table),
+        team_(team),
+        step_(step),
+        layout_(step.cache->layout()),
+        tasks_(reinterpret_cast<Task*>(team.team_scratch())) {}
+
+  void Run() {
+    const int group = step_.heads / layout_.kv_heads;
+    const int group_tile = std::min(group, kMaxQueries);
+    const int row_tile = std::max(1, kMaxQueries / group);
+    for (int i = 0; i < step_.rows.num_spans; ++i) {
+      const RowSpan& span = step_.rows.host_spans[i];
+      for (int row = 0; row < span.num_rows; row += row_tile) {
+        const int rows = std::min(row_tile, span.num_rows - row);
+        const int last = span.first_position + row + rows - 1;
+        for (int head = 0; head < layout_.kv_heads; ++head) {
+          for (int begin = 0; begin < group; begin += group_tile) {
+            if (count_ == kBatch) Flush();
+            tasks_[count_++] = {i, row, rows, head, begin,
+                                std::min(group_tile, group - begin),
+                                last / kAttentionSegment + 1, 0};
+          }
+        }
+      }
+    }
+    Flush();
+  }
+
+ private:
+  AttentionPiece Piece(const Task& task, int member) const {
+    const RowSpan& span = step_.rows.host_spans[task.span];
+    const int64_t row = span.first_row + task.row;
+    const int64_t head =
+        int64_t{task.kv_head} * (step_.heads / layout_.kv_heads) +
+        task.group_begin;
+    const int64_t out_stride = int64_t{step_.heads} * layout_.head_dim;
+    AttentionPiece piece{};
+    piece.q = step_.q + row * step_.q_stride + head * layout_.head_dim;
+    piece.q_stride = step_.q_stride;
+    piece.rows = task.rows;
+    piece.group = task.group;
+    piece.first_position = span.first_position + task.row;
+    piece.kv_head = task.kv_head;
+    piece.scale = step_.scale;
+    piece.layout = &layout_;
+    piece.layer = step_.cache->Layer(step_.layer);
+    piece.block_table = step_.rows.block_tables + span.block_table;
+    piece.segment_begin = 0;
+    piece.segment_end = task.segments;
+    piece.out = step_.out + row * out_stride + head * layout_.head_dim;
+    piece.out_stride = out_stride;
+    piece.scratch = team_.member_scratch(member);
+    return piece;
+  }
+
+  // Gives every task room for its partials; false if there is too little of
+  // it, or if splitting would not help.
+  bool PlanSegments() {
+    if (team_.threads() == 1 || count_ >= kTasksPerThread * team_.threads()) {
+      return false;
+    }
+    int64_t partials = 0;
+    num_items_ = 0;
+    for (int i = 0; i < count_; ++i) {
+      tasks_[i].partial = static_cast<int32_t>(partials);
+      partials += int64_t{tasks_[i].segments} * tasks_[i].rows *
+                  tasks_[i].group;
+      num_items_ += tasks_[i].segments;
+    }
+    const int64_t bytes =
+        partials * static_cast<int64_t>(
+                       sizeof(SoftmaxState) +
+                       static_cast<size_t>(layout_.width) * sizeof(float));
+    if (num_items_ == count_ ||
+        bytes > static_cast<int64_t>(ThreadPool::kTeamScratchBytes -
+                                     kListBytes)) {
+      return false;
+    }
+    states_ = reinterpret_cast<SoftmaxState*>(team_.team_scratch() +
+                                              kListBytes);
+    sums_ = reinterpret_cast<float*>(states_ + partials);
+    return true;
+  }
+
+  void Flush() {
+    if (count_ == 0) return;
+    if (PlanSegments()) {
+      RunSegments();
+    } else {
+      // The longest contexts come last in a prefill: start with them.
+      team_.ForEach(count_, [&](int task, int member) {
+        table_.attention(Piece(tasks_[count_ - 1 - task], member));
+      });
+    }
+    count_ = 0;
+  }
+
+  void RunSegments() {
+    team_.ForEach(num_items_, [&](int item, int member) {
+      int task = 0;
+      while (item >= tasks_[task].segments) item -= tasks_[task++].segments;
+      const int queries = tasks_[task].rows * tasks_[task].group;
+      const int64_t partial = tasks_[task].partial + int64_t{item} * queries;
+      AttentionPiece piece = Piece(tasks_[task], member);
+      piece.segment_begin = item;
+      piece.segment_end = item + 1;
+      piece.partial_states = states_ + partial;
+      piece.partial_sums = sums_ + partial * layout_.width;
+      table_.attention(piece);
+    });
+    team_.ForEach(count_, [&](int index, int member) {
+      const Task& task = tasks_[index];
+      const AttentionPiece piece = Piece(task, member);
+      for (int i = 0; i < task.rows * task.group; ++i) {
+        const int position = piece.first_position + i / task.group;
+        MergePiece merge{};
+        merge.states = states_ + task.partial + i;
+        merge.sums = sums_ + int64_t{task.partial + i} * layout_.width;
+        merge.segments = position / kAttentionSegment + 1;
+        merge.stride = task.rows * task.group;
+        merge.head_dim = layout_.head_dim;
+        merge.width = layout_.width;
+        merge.out = piece.out + i / task.group * piece.out_stride +
+                    i % task.group * int64_t{layout_.head_dim};
+        table_.merge_segments(merge);
+      }
+    });
+  }
+
+  const KernelTable& table_;
+  ThreadPool::Team& team_;
+  const AttentionStep& step_;
+  const KvLayout& layout_;
+  Task* const tasks_;
+  int count_ = 0;
+  int num_items_ = 0;
+  SoftmaxState* states_ = nullptr;
+  float* sums_ = nullptr;
+};
+
+}  // namespace
+
+void RunAttention(const KernelTable& table, ThreadPool::Team& team,
+                  const AttentionStep& step) {
+  Planner(table, team, step).Run();
+}
+
+}  // namespace tandem::kernels::cpu

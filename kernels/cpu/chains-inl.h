@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loop of matrix products and of both products in attention: R rows
+// of activations against U units of 16 outputs, each output one chain of
+// fused multiply-adds over its inputs in ascending order. Accumulators come
+// in and go out, so a chain may be cut anywhere without changing a bit.
+
+#if defined(TANDEM_KERNELS_CPU_CHAINS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TANDEM_KERNELS_CPU_CHAINS_INL_H_
+#undef TANDEM_KERNELS_CPU_CHAINS_INL_H_
+#else
+#define TANDEM_KERNELS_CPU_CHAINS_INL_H_
+#endif
+
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+// Accumulators are at most 24 registers with AVX-512 and 12 with AVX2, which
+// leaves room for weights, a broadcast and the mask.
+inline constexpr int kMaxRows = kParts == 1 ? 12 : 6;
+
+// Units that go with R rows: as many as the registers hold, at most eight.
+constexpr int UnitsFor(int rows) {
+  if (kParts == 1) return rows <= 3 ? 8 : rows <= 6 ? 4 : 2;
+  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+}
+
+// Never faults, so it may point beyond the end.
+HWY_INLINE void PrefetchLine(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+struct Bf16Weights {};
+struct F32Weights {};
+
+template <int R, int U>
+struct Chains {
+  Vec v[R][U * kParts];
+
+  HWY_INLINE void Clear() {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) v[r][i] = hn::Zero(F32());
+    }
+  }
+  HWY_INLINE void Load(const float* from, int64_t stride) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        v[r][i] = hn::LoadU(F32(), from + r * stride + i * kLanes);
+      }
+    }
+  }
+  HWY_INLINE void Store(float* to, int64_t stride) const {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        hn::StoreU(v[r][i], F32(), to + r * stride + i * kLanes);
+      }
+    }
+  }
+};
+
+// One unit's 16 pairs at `w`: inputs 2p (low halves), then 2p + 1.
+template <int R, int U>
+HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
+                         int64_t a_stride, const std::byte* w, bool odd) {
+  const U32 du;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    if (half == 1 && odd) return;
+    Vec weights[kParts];
+    TANDEM_PARTS(i) {
+      const auto raw = hn::LoadU(
+          du, reinterpret_cast<const uint32_t*>(w) + i * kLanes);
+      weights[i] = hn::BitCast(
+          F32(), half == 0 ? hn::ShiftLeft<16>(raw)
+                           : hn::And(raw, hn::Set(du, 0xffff0000u)));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec x = hn::Set(F32(), a[r * a_stride + half]);
+      TANDEM_PARTS(i) {
+        Vec& chain = chains.v[r][unit * kParts + i];
+        chain = hn::MulAdd(x, weights[i], chain);
+      }
+    }
+  }
+}
+
+// Both units of a panel: a broadcast serves two products.
+template <int R, int U>
+HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
+                          int64_t a_stride, const std::byte* w0,
+                          const std::byte* w1, bool odd) {
+  const U32 du;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    if (half == 1 && odd) return;
+    Vec weights[2 * kParts];
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kParts; ++i) {
+      const std::byte* const w = i < kParts ? w0 : w1;
+      const auto raw = hn::LoadU(
+          du, reinterpret_cast<const uint32_t*>(w) + (i % kParts) * kLanes);
+      weights[i] = hn::BitCast(
+          F32(), half == 0 ? hn::ShiftLeft<16>(raw)
+                           : hn::And(raw, hn::Set(du, 0xffff0000u)));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec x = hn::Set(F32(), a[r * a_stride + half]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kParts; ++i) {
+        chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+      }
+    }
+  }
+}
+
+// Weights of unit u at w[u] + p * w_stride bytes for pair p. Lines at
+// `ahead` bytes beyond are prefetched unless it is zero.
+template <int R, int U>
+HWY_INLINE void Advance(Bf16Weights, Chains<R, U>& chains, const float* a,
+                        int64_t a_stride, const std::byte* const* w,
+                        int64_t w_stride, int inputs, int64_t ahead) {
+  const std::byte* unit[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) unit[u] = w[u];
+  const int pairs = inputs / 2;
+  int64_t offset = 0;
+  for (int p = 0; p < pairs; ++p, offset += w_stride, a += 2) {
+    if (ahead != 0) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        PrefetchLine(unit[u] + offset + ahead);
+      }
+    }
+    if constexpr (U == 2) {
+      StepPair2<R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset,
+                      false);
+    } else {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        StepPair<R, U>(chains, u, a, a_stride, unit[u] + offset, false);
+      }
+    }
+  }
+  if (inputs % 2 != 0) {
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      StepPair<R, U>(chains, u, a, a_stride, unit[u] + offset, true);
+    }
+  }
+}
+
+// Weights of unit u at w[u] + k * w_stride bytes for input k.
+template <int R, int U>
+HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
+                        int64_t a_stride, const std::byte* const* w,
+                        int64_t w_stride, int inputs, int64_t ahead) {
+  const std::byte* unit[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) unit[u] = w[u];
+  int64_t offset = 0;
+  for (int k = 0; k < inputs; ++k, offset += w_stride, ++a) {
+    Vec weights[U * kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      weights[i] = hn::LoadU(
+          F32(), reinterpret_cast<const float*>(unit[i / kParts] + offset) +
+                     (i % kParts) * kLanes);
+    }
+    if (ahead != 0) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + offset + ahead);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec x = hn::Set(F32(), a[r * a_stride]);
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+      }
+    }
+  }
+}
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Puts each operation on its queue and splits it over the team. Products,
+// attention, sampling and big element-wise operations use the team; handoff
+// operations (gather, scatter, digest) stay on their queue's own thread, so
+// that a second queue works beside the first.
+
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/cpu_queue.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kv_layout.h"
+#include "kernels/cpu/packed_matrix.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/kv_digest.h"
+
+namespace tandem::kernels {
+namespace {
+
+using cpu::CpuKvCache;
+using cpu::CpuQueue;
+using cpu::DeviceMemory;
+using cpu::KernelTable;
+using cpu::KvLayout;
+using cpu::PackedMatrix;
+using cpu::ThreadPool;
+
+inline constexpr int kMaxThreads = 256;
+// Below this many elements (or products) a fork costs more than it saves.
+inline constexpr int64_t kForkElements = 16384;
+inline constexpr int64_t kForkProducts = 65536;
+
+class CpuBuffer final : public Buffer {
+ public:
+  CpuBuffer(DeviceMemory memory, size_t size)
+      : Buffer(memory.data(), size), memory_(std::move(memory)) {}
+
+ private:
+  const DeviceMemory memory_;
+};
+
+// Rows [0, count) in even shares, on the whole team if they are big enough.
+template <typename Body>
+void ForRows(ThreadPool& pool, int count, int64_t elements_per_row,
+             const Body& body) {
+  if (pool.threads() == 1 || count * elements_per_row < kForkElements) {
+    for (int row = 0; row < count; ++row) body(row);
+    return;
+  }
+  ThreadPool::Team team(&pool);
+  const int shares = std::min(team.threads() * 4, count);
+  team.ForEach(shares, [&](int share, int) {
+    const int end = static_cast<int>(int64_t{count} * (share + 1) / shares);
+    for (int row = static_cast<int>(int64_t{count} * share / shares);
+         row < end; ++row) {
+      body(row);
+    }
+  });
+}
+
+// Threads over (outputs, rows) such that the largest share is smallest.
+struct Split {
+  int outputs;
+  int rows;
+};
+
+Split SplitMatMul(int threads, int panels, int rows) {
+  Split best{1, 1};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int by_rows = 1; by_rows <= threads; ++by_rows) {
+    // A share of few rows would read the weights for too little work.
+    if (by_rows > 1 && rows / by_rows < 32) break;
+    const int by_outputs = std::min(threads / by_rows, panels);
+    const int64_t share = int64_t{(panels + by_outputs - 1) / by_outputs} *
+                          ((rows + by_rows - 1) / by_rows);
+    if (share < least) {
+      least = share;
+      best = {by_outputs, by_rows};
+    }
+  }
+  return best;
+}
+
+absl::Status CheckShape(const KvShape& shape) {
+  if (shape.num_layers < 1 || shape.kv_heads < 1 || shape.num_blocks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache of ", shape.num_layers, " layers, ", shape.kv_heads,
+        " heads, ", shape.num_blocks, " blocks: each must be at least 1"));
+  }
+  if (shape.head_dim < 8 || shape.head_dim > cpu::kMaxHeadDim ||
+      shape.head_dim % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim is ", shape.head_dim,
+                     ", expected a multiple of 8 from 8 to 256"));
+  }
+  if (shape.block_size < 8 || shape.block_size > cpu::kMaxBlockSize ||
+      shape.block_size % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_size is ", shape.block_size,
+                     ", expected a multiple of 8 from 8 to 256"));
+  }
+  if (shape.dtype == DType::kF16) {
+    return absl::InvalidArgumentError(
+        "KV cache type is f16, expected f32 or bf16");
+  }
+  if (int64_t{2} * shape.kv_heads * shape.head_dim * 4 >
+      static_cast<int64_t>(CpuQueue::kScratchBytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV of ", shape.kv_heads, " heads of ", shape.head_dim,
+                     " dimensions is larger than 1 MiB a position"));
+  }
+  return absl::OkStatus();
+}
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const KernelTable& table, int threads,
+             std::chrono::nanoseconds spin, cpu::DeviceAllocator* allocator)
+      : table_(table), allocator_(allocator), pool_(threads, spin) {}
+
+  std::string description() const override {
+    return absl::StrCat("cpu (", std::string(cpu::Name(table_.isa)), ", ",
+                        pool_.threads(),
+                        pool_.threads() == 1 ? " thread)" : " threads)");
+  }
+  std::string numerics() const override { return "cpu-1"; }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
+    absl::StatusOr<DeviceMemory> memory =
+        DeviceMemory::Make(*allocator_, bytes);
+    if (!memory.ok()) return memory.status();
+    return std::unique_ptr<Buffer>(
+        std::make_unique<CpuBuffer>(*std::move(memory), bytes));
+  }
+  std::unique_ptr<Queue> NewQueue(std::string_view name) override {
+    return std::make_unique<CpuQueue>(name, pool_.spin());
+  }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
+                                                     DType dtype) override {
+    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
+        source.rows > kMost || source.cols > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
+                       " columns cannot be packed"));
+    }
+    if (dtype == DType::kF16) {
+      return absl::InvalidArgumentError(
+          "matrices are kept as f32 or bf16, not f16");
+    }
+    const int panels = PackedMatrix::Panels(static_cast<int>(source.rows));
+    const int64_t panel_bytes =
+        PackedMatrix::PanelBytes(static_cast<int>(source.cols), dtype);
+    absl::StatusOr<DeviceMemory> memory = DeviceMemory::Make(
+        *allocator_, static_cast<size_t>(panels * panel_bytes));
+    if (!memory.ok()) return memory.status();
+    std::byte* const data = memory->data();
+    {
+      ThreadPool::Team team(&pool_);
+      team.ForEach(panels, [&](int panel, int) {
+        cpu::PackPanel(source, dtype, panel, data + panel * panel_bytes);
+      });
+    }
+    return std::unique_ptr<Matrix>(std::make_unique<PackedMatrix>(
+        static_cast<int>(source.rows), static_cast<int>(source.cols), dtype,
+        *std::move(memory)));
+  }
+
+  absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
+      const KvShape& shape) override {
+    if (absl::Status status = CheckShape(shape); !status.ok()) return status;
+    const KvLayout layout(shape);
+    absl::StatusOr<DeviceMemory> memory = DeviceMemory::Make(
+        *allocator_,
+        static_cast<size_t>(layout.layer_bytes * shape.num_layers));
+    if (!memory.ok()) return memory.status();
+    return std::unique_ptr<KvCache>(
+        std::make_unique<CpuKvCache>(shape, *std::move(memory)));
+  }
+
+  void CopyToDevice(Queue& queue, void* device, const void* host,
+                    size_t bytes) override {
+    Put(queue, [device, host, bytes] { std::memcpy(device, host, bytes); });
+  }
+  void CopyToHost(Queue& queue, void* host, const void* device,
+                  size_t bytes) override {
+    Put(queue, [device, host, bytes] { std::memcpy(host, device, bytes); });
+  }
+
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
+             float* out) override {
+    const PackedMatrix& packed = static_cast<const PackedMatrix&>(table);
+    Put(queue, [this, &packed, ids = rows.token_ids, count = rows.num_rows,
+                out] {
+      const int cols = packed.cols();
+      ForRows(pool_, count, cols, [&](int row) {
+        cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
+                       out + int64_t{row} * cols);
+      });
+    });
+  }
+
+  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
+               const float* delta, const float* weight, float* out) override {
+    Put(queue, [=, this] {
+      ForRows(pool_, num_rows, dim, [&](int row) {
+        const int64_t at = int64_t{row} * dim;
+        table_.rms_norm(dim, eps, x + at,
+                        delta == nullptr ? nullptr : delta + at, weight,
+                        out + at);
+      });
+    });
+  }
+
+  void MatMul(Queue& queue, int num_rows, const float* x, const Matrix& w,
+              const float* bias, float* out) override {
+    const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
+    Put(queue, [this, num_rows, x, &packed, bias, out] {
+      RunMatMul(num_rows, x, packed, bias, out);
+    });
+  }
+
+  void RopeAppend(Queue& queue, const Rows& rows, int heads,
+                  const RopeTable& rope, float* qkv, KvCache& cache,
+                  int layer) override {
+    const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
+    Put(queue, [this, count = rows.num_rows, positions = rows.positions,
+                slots = rows.slots, heads, rope, qkv, &kv, layer] {
+      const KvLayout& layout = kv.layout();
+      const int half = layout.head_dim / 2;
+      const int64_t stride =
+          int64_t{heads + 2 * layout.kv_heads} * layout.head_dim;
+      ForRows(pool_, count, stride, [&](int row) {
+        const int slot = slots[row];
+        const int64_t angle = int64_t{positions[row]} * half;
+        table_.rope_append({.qkv = qkv + row * stride,
+                            .heads = heads,
+                            .kv_heads = layout.kv_heads,
+                            .head_dim = layout.head_dim,
+                            .cos = rope.cos + angle,
+                            .sin = rope.sin + angle,
+                            .layout = &layout,
+                            .block = kv.Block(layer, slot / layout.block_size),
+                            .slot = slot % layout.block_size});
+      });
+    });
+  }
+
+  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
+                 const float* q, int64_t q_stride, const KvCache& cache,
+                 int layer, float* out) override {
+    const cpu::AttentionStep step{
+        rows,   heads, scale, q, q_stride,
+        &static_cast<const CpuKvCache&>(cache), layer, out};
+    Put(queue, [this, step] {
+      ThreadPool::Team team(&pool_);
+      cpu::RunAttention(table_, team, step);
+    });
+  }
+
+  void SiluMul(Queue& queue, int num_rows, int dim, const float* gate_up,
+               float* out) override {
+    Put(queue, [=, this] {
+      ForRows(pool_, num_rows, dim, [&](int row) {
+        const float* const gate = gate_up + int64_t{row} * 2 * dim;
+        table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
+      });
+    });
+  }
+
+  void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
+                  const float* x, float* out) override {
+    Put(queue, [=] {
+      for (int i = 0; i < count; ++i) {
+        std::memcpy(out + int64_t{i} * dim, x + int64_t{row_ids[i]} * dim,
+                    static_cast<size_t>(dim) * sizeof(float));
+      }
+    });
+  }
+
+  void Sample(Queue& queue, int count, int vocab, const float* logits,
+              const SampleParams* params, const int32_t* banned_ids,
+              int num_banned, SampleResult* results) override {
+    Put(queue, [=, this] {
+      ThreadPool::Team team(&pool_);
+      team.ForEach(count, [&](int row, int member) {
+        table_.sample({.logits = logits + int64_t{row} * vocab,
+                       .vocab = vocab,
+                       .params = params + row,
+                       .banned_ids = banned_ids,
+                       .num_banned = num_banned,
+                       .result = results + row,
+                       .scratch = team.member_scratch(member)});
+      });
+    });
+  }
+
+  void KvGather(Queue& queue, const KvCache& cache, const KvRange& range,
+                DType wire, uint64_t digest_key, std::byte* staging,
+                KvDigest* digest) override {
+    PutRead(queue, cache, range, wire, digest_key, staging, digest);
+  }
+
+  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range,
+                 DType wire, const std::byte* staging) override {
+    const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
+    Put(queue, [&kv, range, wire, staging] {
+      const KvLayout& layout = kv.layout();
+      const int64_t row_bytes = RowBytes(layout, range, wire);
+      const std::byte* row = staging;
+      for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
+        for (int position = range.position_begin;
+             position < range.position_end; ++position, row += row_bytes) {
+          cpu::WriteKvRow(
+              layout,
+              kv.Block(layer, range.block_table[position / layout.block_size]),
+              position % layout.block_size, range.head_begin, range.head_end,
+              wire, row);
+        }
+      }
+    });
+  }
+
+  void KvDigestOf(Queue& queue, const KvCache& cache, const KvRange& range,
+                  DType wire, uint64_t digest_key, KvDigest* digest) override {
+    PutRead(queue, cache, range, wire, digest_key, nullptr, digest);
+  }
+
+  void KvCopyBlock(Queue& queue, KvCache& cache, int from_block,
+                   int to_block) override {
+    const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
+    Put(queue, [&kv, from_block, to_block] {
+      for (int layer = 0; layer < kv.shape().num_layers; ++layer) {
+        std::memcpy(kv.Block(layer, to_block), kv.Block(layer, from_block),
+                    static_cast<size_t>(kv.layout().block_bytes));
+      }
+    });
+  }
+
+ private:
+  template <typename Closure>
+  static void Put(Queue& queue, Closure closure) {
+    static_cast<CpuQueue&>(queue).Put(std::move(closure));
+  }
+
+  static int64_t RowBytes(const KvLayout& layout, const KvRange& range,
+                          DType wire) {
+    return int64_t{2} * (range.head_end - range.head_begin) *
+           layout.head_dim * static_cast<int64_t>(SizeOf(wire));
+  }
+
+  void RunMatMul(int num_rows, const float* x, const PackedMatrix& w,
+                 const float* bias, float* out) {
+    cpu::MatMulPiece piece{};
+    piece.x = x;
+    piece.w = w.data();
+    piece.bias = bias;
+    piece.out = out;
+    piece.k = w.cols();
+    piece.n = w.rows();
+    piece.type = w.dtype();
+    const int panels = w.panels();
+    const int64_t products = int64_t{num_rows} * w.rows() * w.cols();
+    ThreadPool::Team team(&pool_);
+    const Split split =
+        products < kForkProducts
+            ? Split{1, 1}
+            : SplitMatMul(team.threads(), panels, num_rows);
+    const auto run = [&](int share, int member) {
+      cpu::MatMulPiece mine = piece;
+      const int column = share % split.outputs;
+      const int row = share / split.outputs;
+      const auto cut = [](int count, int part, int parts) {
+        return static_cast<int>(int64_t{count} * part / parts);
+      };
+      mine.panel_begin = cut(panels, column, split.outputs);
+      mine.panel_end = cut(panels, column + 1, split.outputs);
+      mine.row_begin = cut(num_rows, row, split.rows);
+      mine.row_end = cut(num_rows, row + 1, split.rows);
+      mine.scratch = team.member_scratch(member);
+      table_.matmul(mine);
+    };
+    const int shares = split.outputs * split.rows;
+    if (shares == 1) {
+      run(0, 0);
+      return;
+    }
+    team.Run([&](int member) {
+      if (member < shares) run(member, member);
+    });
+  }
+
+  // Gather with `staging`, digest alone without.
+  void PutRead(Queue& queue, const KvCache& cache, const KvRange& range,
+               DType wire, uint64_t digest_key, std::byte* staging,
+               KvDigest* digest) {
+    CpuQueue& own = static_cast<CpuQueue&>(queue);
+    const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
+    own.Put([this, &own, &kv, range, wire, digest_key, staging, digest] {
+      const KvLayout& layout = kv.layout();
+      const DigestKeys keys(digest_key);
+      const int64_t row_bytes = RowBytes(layout, range, wire);
+      KvDigest sum;
+      std::byte* row = staging != nullptr ? staging : own.scratch();
+      for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
+        for (int position = range.position_begin;
+             position < range.position_end; ++position) {
+          cpu::ReadKvRow(
+              layout,
+              kv.Block(layer, range.block_table[position / layout.block_size]),
+              position % layout.block_size, range.head_begin, range.head_end,
+              wire, row);
+          sum += table_.digest_row(reinterpret_cast<const uint32_t*>(row),
+                                   static_cast<int>(row_bytes / 4), keys.low,
+                                   keys.high, digest_key, layer, position);
+          if (staging != nullptr) row += row_bytes;
+        }
+      }
+      *digest = sum;
+    });
+  }
+
+  const KernelTable table_;
+  cpu::DeviceAllocator* const allocator_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
+    const CpuOptions& options) {
+  absl::StatusOr<KernelTable> table =
+      cpu::MakeKernelTable(options.instruction_set);
+  if (!table.ok()) return table.status();
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads,
+                     ", expected 0 (all CPUs) to ", kMaxThreads));
+  }
+  if (options.spin_microseconds < 0 || options.spin_microseconds > 1000000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spin_microseconds is ", options.spin_microseconds,
+                     ", expected 0 to 1000000"));
+  }
+  const int threads =
+      options.threads > 0
+          ? options.threads
+          : std::min(cpu::AvailableCpus(), kMaxThreads);
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(
+      *table, threads, std::chrono::microseconds(options.spin_microseconds),
+      options.allocator != nullptr ? options.allocator : &cpu::HostMemory()));
+}
+
+}  // namespace tandem::kernels

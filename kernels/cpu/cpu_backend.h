@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend for x86-64 CPUs with AVX2 or AVX-512, chosen at run time; both
+// give the same bits.
+
+#ifndef TANDEM_KERNELS_CPU_CPU_BACKEND_H_
+#define TANDEM_KERNELS_CPU_CPU_BACKEND_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/allocator.h"
+
+namespace tandem::kernels {
+
+struct CpuOptions {
+  // Threads that compute, the queue's own included. 0: one per CPU that this
+  // process may run on.
+  int threads = 0;
+  // How long an idle thread waits awake before it sleeps. Ignored where there
+  // are fewer CPUs than threads.
+  int spin_microseconds = 50;
+  // "auto", "avx2" or "avx512".
+  std::string instruction_set = "auto";
+  // Source of all memory that operations touch; must outlive the backend and
+  // everything made by it. Null: anonymous memory.
+  cpu::DeviceAllocator* allocator = nullptr;
+};
+
+// FAILED_PRECONDITION: this CPU lacks the instruction set (AVX2 and FMA at
+// the least). INVALID_ARGUMENT: an option is out of range.
+absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
+    const CpuOptions& options);
+
+}  // namespace tandem::kernels
+
+#endif  // TANDEM_KERNELS_CPU_CPU_BACKEND_H_

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norm, activation, rotary embedding: one row each.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cc"
+#include "hwy/foreach_target.h"  // re-includes this file per target
+// clang-format off
+#include "kernels/cpu/simd-inl.h"
+// clang-format on
+
+#include <cmath>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/kernel_table.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+// Squares are summed by index modulo 16, then over the fixed tree.
+void RmsNormRow(int dim, float eps, float* x, const float* delta,
+                const float* weight, float* out) {
+  F16 squares = Set16(0.0f);
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    F16 v = Load16(x + i);
+    if (delta != nullptr) {
+      v = Add(v, Load16(delta + i));
+      Store16(v, x + i);
+    }
+    squares = Fma(v, v, squares);
+  }
+  if (i < dim) {
+    F16 v = LoadFirst16(x + i, dim - i);
+    if (delta != nullptr) {
+      v = Add(v, LoadFirst16(delta + i, dim - i));
+      StoreFirst16(v, x + i, dim - i);
+    }
+    squares = Fma(v, v, squares);
+  }
+  const float mean = Sum16(squares) / static_cast<float>(dim);
+  const F16 scale = Set16(1.0f / std::sqrt(mean + eps));
+  for (i = 0; i + 16 <= dim; i += 16) {
+    Store16(Mul(Mul(Load16(x + i), scale), Load16(weight + i)), out + i);
+  }
+  if (i < dim) {
+    StoreFirst16(Mul(Mul(LoadFirst16(x + i, dim - i), scale),
+                     LoadFirst16(weight + i, dim - i)),
+                 out + i, dim - i);
+  }
+}
+
+HWY_INLINE F16 SiluTimes(const F16& gate, const F16& up) {
+  const F16 one = Set16(1.0f);
+  const F16 e = Exp(Sub(Set16(0.0f), gate));
+  return Mul(Div(gate, Add(one, e)), up);
+}
+
+void SiluMulRow(int dim, const float* gate, const float* up, float* out) {
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    Store16(SiluTimes(Load16(gate + i), Load16(up + i)), out + i);
+  }
+  if (i < dim) {
+    StoreFirst16(SiluTimes(LoadFirst16(gate + i, dim - i),
+                           LoadFirst16(up + i, dim - i)),
+                 out + i, dim - i);
+  }
+}
+
+void ExpRow(int count, const float* x, float* out) {
+  int i = 0;
+  for (; i + 16 <= count; i += 16) Store16(Exp(Load16(x + i)), out + i);
+  if (i < count) {
+    StoreFirst16(Exp(LoadFirst16(x + i, count - i)), out + i, count - i);
+  }
+}
+
+// In place; each product is rounded, as in the usual formula.
+void Rotate(int half, const float* cos, const float* sin, float* head) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i];
+    const float b = head[i + half];
+    head[i] = a * cos[i] - b * sin[i];
+    head[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+void RopeAppendRow(const RopePiece& p) {
+  const int half = p.head_dim / 2;
+  for (int h = 0; h < p.heads + p.kv_heads; ++h) {
+    Rotate(half, p.cos, p.sin, p.qkv + h * p.head_dim);
+  }
+  const float* const k = p.qkv + p.heads * p.head_dim;
+  const float* const v = k + p.kv_heads * p.head_dim;
+  const KvLayout& layout = *p.layout;
+  for (int h = 0; h < p.kv_heads; ++h) {
+    for (int i = 0; i < p.head_dim; ++i) {
+      std::byte* const k_at = p.block + layout.K(h, p.slot, i);
+      std::byte* const v_at = p.block + layout.V(h, p.slot, i);
+      const float key = k[h * p.head_dim + i];
+      const float value = v[h * p.head_dim + i];
+      if (layout.type == DType::kF32) {
+        *reinterpret_cast<float*>(k_at) = key;
+        *reinterpret_cast<float*>(v_at) = value;
+      } else {
+        *reinterpret_cast<uint16_t*>(k_at) = Bf16FromFloat(key);
+        *reinterpret_cast<uint16_t*>(v_at) = Bf16FromFloat(value);
+      }
+    }
+  }
+}
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tandem::kernels::cpu {
+
+void AddElementwise(KernelTable& table) {
+  const bool wide = table.isa == Isa::kAvx512;
+  table.rms_norm = wide ? N_AVX3::RmsNormRow : N_AVX2::RmsNormRow;
+  table.silu_mul = wide ? N_AVX3::SiluMulRow : N_AVX2::SiluMulRow;
+  table.exp = wide ? N_AVX3::ExpRow : N_AVX2::ExpRow;
+  table.rope_append = wide ? N_AVX3::RopeAppendRow : N_AVX2::RopeAppendRow;
+}
+
+}  // namespace tandem::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic, one table of functions per instruction set. Functions here
+// run on one thread, allocate nothing and decide nothing about threads;
+// cpu_backend.cc and attention_plan.cc choose and split.
+//
+// Kernels that Highway cannot express (integer dot products with VNNI) become
+// files of their own, compiled with -mavx512vnni by a source property in
+// kernels/CMakeLists.txt; MakeKernelTable asks cpuid and replaces single
+// entries. A matrix type brings its own entry, so no caller changes.
+
+#ifndef TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
+#define TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/kv_layout.h"
+
+namespace tandem::kernels::cpu {
+
+enum class Isa { kAvx2, kAvx512 };
+
+constexpr std::string_view Name(Isa isa) {
+  return isa == Isa::kAvx2 ? "avx2" : "avx512";
+}
+
+// A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
+// [panel_begin, panel_end) for rows [row_begin, row_end).
+struct MatMulPiece {
+  const float* x;        // [rows, k]
+  const std::byte* w;    // packed_matrix.h
+  const float* bias;     // [n] or null
+  float* out;            // [rows, n]
+  int k;
+  int n;
+  DType type;
+  int panel_begin;
+  int panel_end;
+  int row_begin;
+  int row_end;
+  std::byte* scratch;    // kMatMulScratchBytes, 64-byte aligned
+};
+inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
+
+// Running softmax of one query: weights relative to exp(maximum), their sum,
+// and (elsewhere) the weighted sum of V. Segments are merged in order.
+struct SoftmaxState {
+  float maximum;
+  float sum;
+};
+
+// Queries of one KV head of one sequence: `rows` consecutive rows times
+// `group` query heads that share it; query i = row i / group, head i % group.
+inline constexpr int kMaxQueries = 12;
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxBlockSize = 256;
+
+struct AttentionPiece {
+  const float* q;         // first row's first head
+  int64_t q_stride;       // floats from row to row
+  int rows;
+  int group;              // rows * group <= kMaxQueries
+  int first_position;     // of the first row
+  int kv_head;
+  float scale;
+  const KvLayout* layout;
+  const std::byte* layer;        // of the cache
+  const int32_t* block_table;    // of the sequence
+  int segment_begin;
+  int segment_end;
+  // Either the finished sums of every query go to `out` ...
+  float* out;                    // first row's first head
+  int64_t out_stride;
+  // ... or each segment's own go here: [segments][rows * group] states and
+  // [segments][rows * group][width] sums.
+  SoftmaxState* partial_states;
+  float* partial_sums;
+  std::byte* scratch;            // kAttentionScratchBytes
+};
+inline constexpr size_t kAttentionScratchBytes = size_t{256} << 10;
+
+// What MergeSegments folds: one query's partials, `stride` queries apart.
+struct MergePiece {
+  const SoftmaxState* states;
+  const float* sums;
+  int segments;
+  int stride;
+  int head_dim;
+  int width;
+  float* out;             // [head_dim]
+};
+
+struct SamplePiece {
+  const float* logits;    // [vocab]
+  int vocab;
+  const SampleParams* params;
+  const int32_t* banned_ids;
+  int num_banned;
+  SampleResult* result;
+  std::byte* scratch;     // kSampleScratchBytes
+};
+inline constexpr int kMaxVocab = 1 << 20;
+inline constexpr size_t kSampleScratchBytes =
+    size_t{kMaxVocab} * 8 + (size_t{1} << 20);
+
+struct RopePiece {
+  float* qkv;             // one row
+  int heads;
+  int kv_heads;
+  int head_dim;
+  const float* cos;       // [head_dim / 2]
+  const float* sin;
+  const KvLayout* layout;
+  std::byte* block;
+  int slot;
+};
+
+struct KernelTable {
+  Isa isa;
+  void (*matmul)(const MatMulPiece& piece);
+  void (*attention)(const AttentionPiece& piece);
+  void (*merge_segments)(const MergePiece& piece);
+  void (*sample)(const SamplePiece& piece);
+  void (*rope_append)(const RopePiece& piece);
+  // One row of each.
+  void (*rms_norm)(int dim, float eps, float* x, const float* delta,
+                   const float* weight, float* out);
+  void (*silu_mul)(int dim, const float* gate, const float* up, float* out);
+  // out[i] = exp(x[i]) as attention and sampling compute it. For tests.
+  void (*exp)(int count, const float* x, float* out);
+  // kv_digest.h's sum over one row's words.
+  KvDigest (*digest_row)(const uint32_t* words, int count,
+                         const uint32_t* low_keys, const uint32_t* high_keys,
+                         uint64_t key, int layer, int position);
+};
+
+// FAILED_PRECONDITION where this CPU lacks the instruction set; "auto" takes
+// the best one.
+absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set);
+
+// Filled in by one file each.
+void AddMatMul(KernelTable& table);
+void AddAttention(KernelTable& table);
+void AddSample(KernelTable& table);
+void AddElementwise(KernelTable& table);
+void AddKvRows(KernelTable& table);
+
+}  // namespace tandem::kernels::cpu
+
+#endif  // TANDEM_KERNELS_CPU_KERNEL_TABLE_H_

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one layout of weights on CPUs. Outputs lie in panels of 32 (the last
+// one padded with zeros), inputs in ascending order within a panel:
+//
+//   f32   [panels][cols][32]
+//   bf16  [panels][(cols + 1) / 2][2 halves][16 outputs][2 inputs]
+//
+// A 32-bit lane of bf16 holds two inputs of one output: the even one widens
+// by a shift, the odd one by a mask. Every product, however many rows it has,
+// reads this layout and sums each output over its inputs in order, so all of
+// them give the same bits.
+
+#ifndef TANDEM_KERNELS_CPU_PACKED_MATRIX_H_
+#define TANDEM_KERNELS_CPU_PACKED_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/allocator.h"
+
+namespace tandem::kernels::cpu {
+
+inline constexpr int kPanel = 32;
+
+class PackedMatrix final : public Matrix {
+ public:
+  PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory)
+      : Matrix(rows, cols, dtype), memory_(std::move(memory)) {}
+
+  static int64_t PanelBytes(int cols, DType dtype) {
+    return dtype == DType::kF32 ? int64_t{cols} * kPanel * 4
+                                : int64_t{(cols + 1) / 2} * kPanel * 4;
+  }
+  static int Panels(int rows) { return (rows + kPanel - 1) / kPanel; }
+
+  int panels() const { return Panels(rows()); }
+  int64_t panel_bytes() const { return PanelBytes(cols(), dtype()); }
+  const std::byte* data() const { return memory_.data(); }
+
+ private:
+  const DeviceMemory memory_;
+};
+
+// Writes panel `panel` of `source` into `target` [PanelBytes], zero padded.
+void PackPanel(const HostTensor& source, DType dtype, int panel,
+               std::byte* target);
+
+// out [cols] = row `row` of a packed matrix, widened.
+void UnpackRow(const std::byte* data, int cols, DType dtype, int64_t row,
+               float* out);
+
+}  // namespace tandem::kernels::cpu
+
+#endif  // TANDEM_KERNELS_CPU_PACKED_MATRIX_H_

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws one token from one row of logits, as kernels/sampling.h says. The
+// vocabulary is never sorted: ids fall into buckets by how much less likely
+// they are than the best one, integer weights are summed per bucket, and only
+// a bucket that a limit (top-k, top-p, min-p, the draw) falls into is sorted.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/sample.cc"
+#include "hwy/foreach_target.h"  // re-includes this file per target
+// clang-format off
+#include "kernels/cpu/simd-inl.h"
+// clang-format on
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/sampling.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+// Weights reach zero at exp(-27.73) = 2^-40; a 64th of a nat per bucket.
+inline constexpr float kBucketsPerNat = 64.0f;
+inline constexpr int kBuckets = 28 * 64;
+inline constexpr int kChunk = 512;
+
+struct Candidate {
+  float logit;
+  int32_t id;
+};
+
+// The order that everything here means by "first".
+inline bool Before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+float MaxLogit(const float* logits, int vocab) {
+  const float low = -std::numeric_limits<float>::infinity();
+  F16 most = Set16(low);
+  int i = 0;
+  for (; i + 16 <= vocab; i += 16) most = Max(most, Load16(logits + i));
+  float r = Max16(most);
+  for (; i < vocab; ++i) r = logits[i] > r ? logits[i] : r;
+  return r;
+}
+
+int FirstAt(const float* logits, int vocab, float value) {
+  for (int i = 0; i < vocab; ++i) {
+    if (logits[i] == value) return i;
+  }
+  return 0;  // only NaN everywhere comes here
+}
+
+// y and weights of one chunk, as step 4 says.
+struct Weights {
+  alignas(64) float y[kChunk];
+  alignas(64) float w[kChunk];
+
+  HWY_INLINE void Of(const float* logits, int count, float best,
+                     float temperature) {
+    const F16 top = Set16(best);
+    const F16 divisor = Set16(temperature);
+    const F16 zero = Set16(0.0f);
+    for (int i = 0; i < count; i += 16) {
+      const F16 x = i + 16 <= count ? Load16(logits + i)
+                                    : LoadFirst16(logits + i, count - i);
+      const F16 distance = Div(Sub(top, x), divisor);
+      Store16(distance, y + i);
+      Store16(Exp(Sub(zero, distance)), w + i);
+    }
+  }
+};
+
+HWY_INLINE uint64_t Integer(float weight) {
+  return static_cast<uint64_t>(
+      static_cast<int64_t>(weight * static_cast<float>(kSampleWeightOne)));
+}
+
+HWY_INLINE int BucketOf(float y) {
+  const float scaled = y * kBucketsPerNat;
+  return scaled < static_cast<float>(kBuckets - 1) ? static_cast<int>(scaled)
+                                                   : kBuckets - 1;
+}
+
+struct Sampler {
+  const float* logits;
+  int vocab;
+  const int32_t* banned;
+  int num_banned;
+  float best;
+  float temperature;
+  uint64_t total[kBuckets];
+  int32_t count[kBuckets];
+  // One bucket in order, and each of its weights.
+  int sorted_bucket;
+  int num_sorted;
+  Candidate* sorted;
+
+  bool Banned(int id) const {
+    for (int i = 0; i < num_banned; ++i) {
+      if (banned[i] == id) return true;
+    }
+    return false;
+  }
+
+  void Fill() {
+    std::memset(total, 0, sizeof(total));
+    std::memset(count, 0, sizeof(count));
+    sorted_bucket = -1;
+    Weights chunk;
+    for (int begin = 0; begin < vocab; begin += kChunk) {
+      const int size = std::min(kChunk, vocab - begin);
+      chunk.Of(logits + begin, size, best, temperature);
+      for (int i = 0; i < size; ++i) {
+        const uint64_t weight = Integer(chunk.w[i]);
+        if (weight == 0) continue;
+        if (num_banned > 0 && Banned(begin + i)) continue;
+        const int bucket = BucketOf(chunk.y[i]);
+        total[bucket] += weight;
+        ++count[bucket];
+      }
+    }
+  }
+
+  void Sort(int bucket) {
+    if (sorted_bucket == bucket) return;
+    sorted_bucket = bucket;
+    num_sorted = 0;
+    Weights chunk;
+    for (int begin = 0; begin < vocab; begin += kChunk) {
+      const int size = std::min(kChunk, vocab - begin);
+      chunk.Of(logits + begin, size, best, temperature);
+      for (int i = 0; i < size; ++i) {
+        if (Integer(chunk.w[i]) == 0 || BucketOf(chunk.y[i]) != bucket) {
+          continue;
+        }
+        if (num_banned > 0 && Banned(begin + i)) continue;
+        sorted[num_sorted++] = {logits[begin + i], begin + i};
+      }
+    }
+    std::sort(sorted, sorted + num_sorted, Before);
+  }
+
+  uint64_t WeightOf(const Candidate& candidate) const {
+    const float y = (best - candidate.logit) / temperature;
+    return Integer(Exp1(0.0f - y));
+  }
+};
+
+// What stays of the order: all of the buckets before `bucket`, and the first
+// `extra` of that one.
+struct Prefix {
+  int bucket;
+  int extra;
+  uint64_t weight;
+};
+
+// The longest prefix, at most `limit`, whose members satisfy
+// keep(members before it, weight before it, own weight). All members of a
+// bucket that `whole` accepts (by what its last one would see, at the worst)
+// are taken unsorted.
+template <typename Keep, typename Whole>
+Prefix Take(Sampler& sampler, const Prefix& limit, const Keep& keep,
+            const Whole& whole) {
+  int64_t members = 0;
+  uint64_t weight = 0;
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    if (bucket > limit.bucket ||
+        (bucket == limit.bucket && limit.extra == 0)) {
+      break;
+    }
+    const bool partial = bucket == limit.bucket;
+    const int available = partial ? limit.extra : sampler.count[bucket];
+    if (available == 0) continue;
+    if (!partial && whole(members + available, weight + sampler.total[bucket],
+                          bucket)) {
+      members += available;
+      weight += sampler.total[bucket];
+      continue;
+    }
+    sampler.Sort(bucket);
+    for (int i = 0; i < available; ++i) {
+      const uint64_t own = sampler.WeightOf(sampler.sorted[i]);
+      if (!keep(members, weight, own)) return {bucket, i, weight};
+      ++members;
+      weight += own;
+    }
+  }
+  return {limit.bucket, limit.extra, weight};
+}
+
+int Draw(Sampler& sampler, const SampleParams& params) {
+  sampler.Fill();
+  Prefix kept{kBuckets, 0, 0};
+  for (int i = 0; i < kBuckets; ++i) kept.weight += sampler.total[i];
+  if (params.top_k > 0) {
+    const int64_t most = params.top_k;
+    kept = Take(
+        sampler, kept,
+        [&](int64_t members, uint64_t, uint64_t) { return members < most; },
+        [&](int64_t members, uint64_t, int) { return members <= most; });
+  }
+  if (params.top_p < 1.0f) {
+    const double enough = static_cast<double>(params.top_p) *
+                          static_cast<double>(kept.weight);
+    kept = Take(
+        sampler, kept,
+        [&](int64_t members, uint64_t weight, uint64_t) {
+          return members == 0 || static_cast<double>(weight) < enough;
+        },
+        [&](int64_t, uint64_t weight, int) {
+          return static_cast<double>(weight) < enough;
+        });
+  }
+  if (params.min_p > 0.0f) {
+    const double least = static_cast<double>(params.min_p) * kSampleWeightOne;
+    // The last of a bucket weighs at least exp(-(bucket + 1) / 64), but for
+    // rounding: a bucket more is margin enough.
+    kept = Take(
+        sampler, kept,
+        [&](int64_t members, uint64_t, uint64_t own) {
+          return members == 0 || static_cast<double>(own) >= least;
+        },
+        [&](int64_t, uint64_t, int bucket) {
+          return std::exp(-(bucket + 2) / double{kBucketsPerNat}) *
+                     kSampleWeightOne >=
+                 least;
+        });
+  }
+  const uint64_t bits =
+      SampleBits(params.seed, params.sequence_index, params.position);
+  const uint64_t target = static_cast<uint64_t>(
+      (static_cast<unsigned __int128>(kept.weight) * bits) >> 64);
+  uint64_t weight = 0;
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    if (weight + sampler.total[bucket] <= target) {
+      weight += sampler.total[bucket];
+      continue;
+    }
+    sampler.Sort(bucket);
+    for (int i = 0; i < sampler.num_sorted; ++i) {
+      weight += sampler.WeightOf(sampler.sorted[i]);
+      if (weight > target) return sampler.sorted[i].id;
+    }
+  }
+  return FirstAt(sampler.logits, sampler.vocab, sampler.best);
+}
+
+void LogProbs(const SamplePiece& p, float best, SampleResult& result) {
+  Weights chunk;
+  uint64_t sum = 0;
+  const Candidate chosen{p.logits[result.token_id], result.token_id};
+  int32_t before = 0;
+  const int wanted =
+      std::min({p.params->logprobs, kMaxTopLogprobs, p.vocab});
+  Candidate top[kMaxTopLogprobs + 1];
+  int num_top = 0;
+  for (int begin = 0; begin < p.vocab; begin += kChunk) {
+    const int size = std::min(kChunk, p.vocab - begin);
+    chunk.Of(p.logits + begin, size, best, 1.0f);
+    for (int i = 0; i < size; ++i) sum += Integer(chunk.w[i]);
+    for (int i = 0; i < size; ++i) {
+      const Candidate own{p.logits[begin + i], begin + i};
+      before += Before(own, chosen) ? 1 : 0;
+      if (wanted == 0) continue;
+      if (num_top == wanted && !Before(own, top[num_top - 1])) continue;
+      int at = num_top;
+      while (at > 0 && Before(own, top[at - 1])) --at;
+      for (int j = num_top; j > at; --j) top[j] = top[j - 1];
+      top[at] = own;
+      if (num_top < wanted) ++num_top;
+    }
+  }
+  const double log_sum =
+      std::log(static_cast<double>(sum) / kSampleWeightOne);
+  const auto log_prob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) -
+                              static_cast<double>(best) - log_sum);
+  };
+  result.logprob = log_prob(chosen.logit);
+  result.rank = before + 1;
+  result.num_top = num_top;
+  for (int i = 0; i < num_top; ++i) {
+    result.top_ids[i] = top[i].id;
+    result.top_logprobs[i] = log_prob(top[i].logit);
+  }
+}
+
+void SampleRow(const SamplePiece& p) {
+  const SampleParams& params = *p.params;
+  SampleResult& result = *p.result;
+  std::memset(&result, 0, sizeof(result));
+  const float raw_best = MaxLogit(p.logits, p.vocab);
+  const bool bans = params.min_tokens_left > 0 && p.num_banned > 0;
+  Sampler& sampler = *reinterpret_cast<Sampler*>(p.scratch);
+  sampler.logits = p.logits;
+  sampler.vocab = p.vocab;
+  sampler.banned = p.banned_ids;
+  sampler.num_banned = bans ? p.num_banned : 0;
+  sampler.temperature = params.temperature;
+  sampler.sorted = reinterpret_cast<Candidate*>(p.scratch + (1 << 20));
+  sampler.best = raw_best;
+  int first = FirstAt(p.logits, p.vocab, raw_best);
+  if (bans && sampler.Banned(first)) {
+    Candidate best{-std::numeric_limits<float>::infinity(), p.vocab};
+    for (int i = 0; i < p.vocab; ++i) {
+      const Candidate own{p.logits[i], i};
+      if (Before(own, best) && !sampler.Banned(i)) best = own;
+    }
+    if (best.id < p.vocab) {
+      first = best.id;
+      sampler.best = best.logit;
+    }
+  }
+  result.token_id =
+      params.temperature > 0.0f ? Draw(sampler, params) : first;
+  if (params.logprobs >= 0) LogProbs(p, raw_best, result);
+}
+
+static_assert(sizeof(Sampler) <= size_t{1} << 20);
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tandem::kernels::cpu {
+
+void AddSample(KernelTable& table) {
+  table.sample = table.isa == Isa::kAvx512 ? N_AVX3::SampleRow
+                                           : N_AVX2::SampleRow;
+}
+
+}  // namespace tandem::kernels::cpu
+#endif  // HWY_ONCE

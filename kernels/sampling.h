@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Sample draws, exactly, so that any backend (and a NumPy test) can say
+// the same. Per row of logits x[0..vocab), with parameters p:
+//
+// 1. Bans: where p.min_tokens_left > 0, banned_ids take no further part.
+// 2. Order: all ids by logit descending, ties by id ascending.
+// 3. p.temperature == 0: the first in the order. Otherwise
+// 4. Temperature: y = (x[first] - x[i]) / temperature, in f32, one rounding
+//    per operation; weight = floor(exp(-y) * 2^40), an integer (so sums have
+//    no order). Ids of weight 0, less likely than the first by 2^-40, are
+//    never drawn and do not count below.
+// 5. top_k > 0: only the first top_k in the order stay, exactly that many.
+// 6. top_p < 1: of those, with T their total weight, the i-th stays while the
+//    weights before it sum to less than top_p * T (f64). One always stays.
+// 7. min_p > 0: of those, all before the first with weight < min_p * 2^40
+//    (f64).
+// 8. Draw: with T the total of what is left and R 64 random bits, the first
+//    id in the order whose cumulative weight exceeds floor(T * R / 2^64):
+//    the inverse distribution function at R / 2^64 in descending order.
+//
+// R is a pure function of (seed, sequence_index, position): Philox4x32-10
+// with key (seed low, seed high) and counter (position, sequence_index, 0,
+// kPurposeSample); R = output[0] + 2^32 output[1].
+//
+// Where p.logprobs >= 0: logprob = x[id] - x_max - log(sum of
+// exp(x[j] - x_max)) over all ids, bans included, before temperature, with
+// the sum in the same integers; rank = 1 + ids before it in the order (bans
+// included); the first p.logprobs (at most kMaxTopLogprobs) of the order are
+// the alternatives. Otherwise logprob, rank and num_top are 0.
+
+#ifndef TANDEM_KERNELS_SAMPLING_H_
+#define TANDEM_KERNELS_SAMPLING_H_
+
+#include <array>
+#include <cstdint>
+
+namespace tandem::kernels {
+
+// Keeps streams drawn from one seed for different ends apart.
+inline constexpr uint32_t kPurposeSample = 0;
+
+// 2^40: the weight of the most probable id.
+inline constexpr double kSampleWeightOne = 1099511627776.0;
+
+// Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2,
+// 3" (2011).
+constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter,
+                                         uint64_t key) {
+  uint32_t key0 = static_cast<uint32_t>(key);
+  uint32_t key1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
+    const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key0,
+               static_cast<uint32_t>(b),
+               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key1,
+               static_cast<uint32_t>(a)};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+constexpr uint64_t SampleBits(uint64_t seed, uint32_t sequence_index,
+                              int32_t position) {
+  const std::array<uint32_t, 4> out =
+      Philox({static_cast<uint32_t>(position), sequence_index, 0,
+              kPurposeSample},
+             seed);
+  return out[0] | (uint64_t{out[1]} << 32);
+}
+
+}  // namespace tandem::kernels
+
+#endif  // TANDEM_KERNELS_SAMPLING_H_

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/testing/late_backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/mutex.h"
+#include "kernels/kv_digest.h"
+
+namespace tandem::kernels::testing {
+namespace {
+
+inline constexpr size_t kPage = 4096;
+
+// One reservation, opened and closed as a whole: access is a count of running
+// operations.
+class HiddenArena final : public cpu::DeviceAllocator {
+ public:
+  explicit HiddenArena(size_t bytes)
+      : size_(bytes / kPage * kPage),
+        base_(static_cast<std::byte*>(
+            mmap(nullptr, size_, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
+    if (base_ == MAP_FAILED) Die("mmap");
+    free_[0] = size_;
+  }
+  ~HiddenArena() override { munmap(base_, size_); }
+
+  absl::StatusOr<std::byte*> Allocate(size_t bytes) override {
+    const size_t need = Rounded(bytes);
+    MutexLock lock(&mutex_);
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      if (it->second < need) continue;
+      const size_t offset = it->first;
+      const size_t rest = it->second - need;
+      free_.erase(it);
+      if (rest > 0) free_[offset + need] = rest;
+      const size_t used = std::max(used_, offset + need);
+      if (running_ > 0 && used > used_) {
+        Protect(used_, used - used_, PROT_READ | PROT_WRITE);
+      }
+      used_ = used;
+      return base_ + offset;
+    }
+    return absl::ResourceExhaustedError(
+        absl::StrCat("late backend: arena of ", size_,
+                     " bytes has no room for ", bytes));
+  }
+
+  void Free(std::byte* data, size_t bytes) override {
+    const size_t need = Rounded(bytes);
+    const size_t offset = static_cast<size_t>(data - base_);
+    MutexLock lock(&mutex_);
+    // The next owner finds zeros.
+    if (madvise(data, need, MADV_DONTNEED) != 0) Die("madvise");
+    auto it = free_.emplace(offset, need).first;
+    if (auto next = std::next(it);
+        next != free_.end() && it->first + it->second == next->first) {
+      it->second += next->second;
+      free_.erase(next);
+    }
+    if (it != free_.begin()) {
+      if (auto previous = std::prev(it);
+          previous->first + previous->second == it->first) {
+        previous->second += it->second;
+        free_.erase(it);
+      }
+    }
+  }
+
+  void Open() {
+    MutexLock lock(&mutex_);
+    if (running_++ == 0 && used_ > 0) {
+      Protect(0, used_, PROT_READ | PROT_WRITE);
+    }
+  }
+  void Close() {
+    MutexLock lock(&mutex_);
+    if (--running_ == 0 && used_ > 0) Protect(0, used_, PROT_NONE);
+  }
+
+ private:
+  static size_t Rounded(size_t bytes) {
+    return (bytes + kPage - 1) / kPage * kPage;
+  }
+  [[noreturn]] static void Die(const char* call) {
+    std::fprintf(stderr, "late backend: %s: %s\n", call, std::strerror(errno));
+    std::abort();
+  }
+  void Protect(size_t offset, size_t bytes, int access) {
+    if (mprotect(base_ + offset, bytes, access) != 0) Die("mprotect");
+  }
+
+  const size_t size_;
+  std::byte* const base_;
+  Mutex mutex_;
+  std::map<size_t, size_t> free_ ABSL_GUARDED_BY(mutex_);  // offset -> bytes
+  size_t used_ ABSL_GUARDED_BY(mutex_) = 0;  // highest end ever given out
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class ScopedOpen {
+ public:
+  explicit ScopedOpen(HiddenArena* arena) : arena_(arena) { arena_->Open(); }
+  ~ScopedOpen() { arena_->Close(); }
+  ScopedOpen(const ScopedOpen&) = delete;
+  ScopedOpen& operator=(const ScopedOpen&) = delete;
+
+ private:
+  HiddenArena* const arena_;
+};
+
+// An operation becomes three closures of the inner queue: sleep and open,
+// the operation, close.
+class LateQueue final : public Queue {
+ public:
+  LateQueue(std::unique_ptr<Queue> inner, HiddenArena* arena, uint64_t seed,
+            int max_delay_microseconds)
+      : inner_(std::move(inner)),
+        arena_(arena),
+        state_(seed),
+        max_delay_microseconds_(max_delay_microseconds) {}
+
+  void Callback(absl::AnyInvocable<void()> callback) override {
+    inner_->Callback(std::move(callback));
+  }
+  void WaitFor(Queue& other) override {
+    inner_->WaitFor(static_cast<LateQueue&>(other).inner());
+  }
+  void Synchronize() override { inner_->Synchronize(); }
+
+  Queue& inner() { return *inner_; }
+
+  template <typename Operation>
+  void Run(const Operation& operation) {
+    const std::chrono::microseconds delay(NextDelay());
+    inner_->Callback([arena = arena_, delay] {
+      std::this_thread::sleep_for(delay);
+      arena->Open();
+    });
+    operation(*inner_);
+    inner_->Callback([arena = arena_] { arena->Close(); });
+  }
+
+ private:
+  int64_t NextDelay() {
+    state_ += 0x9e3779b97f4a7c15u;
+    return static_cast<int64_t>(
+        DigestMix(state_) %
+        (static_cast<uint64_t>(max_delay_microseconds_) + 1));
+  }
+
+  const std::unique_ptr<Queue> inner_;
+  HiddenArena* const arena_;
+  uint64_t state_;  // of the submitting thread
+  const int max_delay_microseconds_;
+};
+
+class LateBackend final : public Backend {
+ public:
+  LateBackend(std::unique_ptr<HiddenArena> arena,
+              std::unique_ptr<Backend> inner, const LateOptions& options)
+      : arena_(std::move(arena)),
+        inner_(std::move(inner)),
+        seed_(options.seed),
+        max_delay_microseconds_(options.max_delay_microseconds) {}
+
+  std::string description() const override {
+    return absl::StrCat("late ", inner_->description());
+  }
+  std::string numerics() const override { return inner_->numerics(); }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
+    return inner_->Allocate(bytes);
+  }
+  std::unique_ptr<Queue> NewQueue(std::string_view name) override {
+    return std::make_unique<LateQueue>(inner_->NewQueue(name), arena_.get(),
+                                       seed_ + queues_.fetch_add(1),
+                                       max_delay_microseconds_);
+  }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
+                                                     DType dtype) override {
+    const ScopedOpen open(arena_.get());
+    return inner_->PackMatrix(source, dtype);
+  }
+  absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
+      const KvShape& shape) override {
+    const ScopedOpen open(arena_.get());
+    return inner_->NewKvCache(shape);
+  }
+
+  void CopyToDevice(Queue& queue, void* device, const void* host,
+                    size_t bytes) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->CopyToDevice(inner, device, host, bytes);
+    });
+  }
+  void CopyToHost(Queue& queue, void* host, const void* device,
+                  size_t bytes) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->CopyToHost(inner, host, device, bytes);
+    });
+  }
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
+             float* out) override {
+    Run(queue,
+        [&](Queue& inner) { inner_->Embed(inner, rows, table, out); });
+  }
+  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
+               const float* delta, const float* weight, float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->RmsNorm(inner, num_rows, dim, eps, x, delta, weight, out);
+    });
+  }
+  void MatMul(Queue& queue, int num_rows, const float* x, const Matrix& w,
+              const float* bias, float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->MatMul(inner, num_rows, x, w, bias, out);
+    });
+  }
+  void RopeAppend(Queue& queue, const Rows& rows, int heads,
+                  const RopeTable& rope, float* qkv, KvCache& cache,
+                  int layer) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->RopeAppend(inner, rows, heads, rope, qkv, cache, layer);
+    });
+  }
+  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
+                 const float* q, int64_t q_stride, const KvCache& cache,
+                 int layer, float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Attention(inner, rows, heads, scale, q, q_stride, cache, layer,
+                        out);
+    });
+  }
+  void SiluMul(Queue& queue, int num_rows, int dim, const float* gate_up,
+               float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->SiluMul(inner, num_rows, dim, gate_up, out);
+    });
+  }
+  void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
+                  const float* x, float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->GatherRows(inner, count, dim, row_ids, x, out);
+    });
+  }
+  void Sample(Queue& queue, int count, int vocab, const float* logits,
+              const SampleParams* params, const int32_t* banned_ids,
+              int num_banned, SampleResult* results) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Sample(inner, count, vocab, logits, params, banned_ids,
+                     num_banned, results);
+    });
+  }
+  void KvGather(Queue& queue, const KvCache& cache, const KvRange& range,
+                DType wire, uint64_t digest_key, std::byte* staging,
+                KvDigest* digest) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->KvGather(inner, cache, range, wire, digest_key, staging, digest);
+    });
+  }
+  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range,
+                 DType wire, const std::byte* staging) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->KvScatter(inner, cache, range, wire, staging);
+    });
+  }
+  void KvDigestOf(Queue& queue, const KvCache& cache, const KvRange& range,
+                  DType wire, uint64_t digest_key, KvDigest* digest) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->KvDigestOf(inner, cache, range, wire, digest_key, digest);
+    });
+  }
+  void KvCopyBlock(Queue& queue, KvCache& cache, int from_block,
+                   int to_block) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->KvCopyBlock(inner, cache, from_block, to_block);
+    });
+  }
+
+ private:
+  template <typename Operation>
+  static void Run(Queue& queue, const Operation& operation) {
+    static_cast<LateQueue&>(queue).Run(operation);
+  }
+
+  const std::unique_ptr<HiddenArena> arena_;  // outlives what is in it
+  const std::unique_ptr<Backend> inner_;
+  const uint64_t seed_;
+  const int max_delay_microseconds_;
+  std::atomic<uint64_t> queues_{0};
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> NewLateBackend(
+    const LateOptions& options) {
+  auto arena = std::make_unique<HiddenArena>(options.arena_bytes);
+  CpuOptions cpu = options.cpu;
+  cpu.allocator = arena.get();
+  absl::StatusOr<std::unique_ptr<Backend>> inner = NewCpuBackend(cpu);
+  if (!inner.ok()) return inner.status();
+  return std::unique_ptr<Backend>(std::make_unique<LateBackend>(
+      std::move(arena), *std::move(inner), options));
+}
+
+}  // namespace tandem::kernels::testing

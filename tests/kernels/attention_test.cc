@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotary embedding, the write to the cache, and attention: values against
+// float64, bits over batches, chunks, block sizes, threads and instruction
+// sets.
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/kernels/fixture.h"
+
+namespace tandem::kernels {
+namespace {
+
+struct Model {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  DType type;
+  int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+inline constexpr float kScale = 0.125f;
+
+std::vector<float> Angles(int positions, int half, bool sine) {
+  std::vector<float> table;
+  for (int p = 0; p < positions; ++p) {
+    for (int i = 0; i < half; ++i) {
+      const double angle = p * std::pow(10000.0, -double(i) / half);
+      table.push_back(static_cast<float>(sine ? std::sin(angle)
+                                              : std::cos(angle)));
+    }
+  }
+  return table;
+}
+
+// Rows of one sequence through RopeAppend and Attention in chunks; blocks are
+// scattered over the cache. Several copies of the sequence make a batch.
+struct Shape {
+  int block_size = 16;
+  int chunk = 1 << 20;
+  int copies = 1;
+};
+
+std::vector<float> Attend(Device& device, const Model& model, int length,
+                          const Shape& run, const std::vector<float>& qkv) {
+  const int blocks_each = (length + run.block_size - 1) / run.block_size;
+  KvShape shape{2,
+                model.kv_heads,
+                model.head_dim,
+                run.block_size,
+                blocks_each * run.copies + 1,
+                model.type};
+  auto cache = *device->NewKvCache(shape);
+  std::vector<int32_t> tables(static_cast<size_t>(blocks_each * run.copies));
+  std::iota(tables.begin(), tables.end(), 1);
+  std::shuffle(tables.begin(), tables.end(), std::mt19937_64(9));
+  const int32_t* const device_tables = device.Upload(tables);
+  const int half = model.head_dim / 2;
+  const RopeTable rope{device.Upload(Angles(length, half, false)),
+                       device.Upload(Angles(length, half, true))};
+  const int width = model.heads * model.head_dim;
+  std::vector<float> result(static_cast<size_t>(length * width));
+  for (int begin = 0; begin < length; begin += run.chunk) {
+    const int count = std::min(run.chunk, length - begin);
+    std::vector<RowSpan> spans;
+    std::vector<int32_t> positions, slots;
+    std::vector<float> rows;
+    for (int c = 0; c < run.copies; ++c) {
+      spans.push_back({c * count, count, begin, c * blocks_each});
+      for (int i = 0; i < count; ++i) {
+        const int position = begin + i;
+        positions.push_back(position);
+        slots.push_back(
+            tables[static_cast<size_t>(c * blocks_each +
+                                       position / run.block_size)] *
+                run.block_size +
+            position % run.block_size);
+        const auto from =
+            qkv.begin() + std::ptrdiff_t{position} * model.qkv();
+        rows.insert(rows.end(), from, from + model.qkv());
+      }
+    }
+    Rows step;
+    step.num_rows = count * run.copies;
+    step.num_spans = run.copies;
+    step.positions = device.Upload(positions);
+    step.slots = device.Upload(slots);
+    step.spans = device.Upload(spans);
+    step.block_tables = device_tables;
+    step.host_spans = spans.data();
+    float* const device_qkv = device.Upload(rows);
+    float* const out =
+        device.New<float>(static_cast<size_t>(step.num_rows * width));
+    device->RopeAppend(device.queue(), step, model.heads, rope, device_qkv,
+                       *cache, 1);
+    device->Attention(device.queue(), step, model.heads, kScale, device_qkv,
+                      model.qkv(), *cache, 1, out);
+    const auto got =
+        device.Download(out, static_cast<size_t>(step.num_rows * width));
+    for (int c = 0; c < run.copies; ++c) {
+      const auto from = got.begin() + std::ptrdiff_t{c} * count * width;
+      if (c == 0) {
+        std::copy(from, from + std::ptrdiff_t{count} * width,
+                  result.begin() + std::ptrdiff_t{begin} * width);
+      } else {
+        EXPECT_TRUE(std::equal(from, from + std::ptrdiff_t{count} * width,
+                               got.begin()))
+            << "sequence " << c << " of a batch differs";
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<double> Reference(const Model& model, int length,
+                              const std::vector<float>& qkv) {
+  const int half = model.head_dim / 2;
+  const int group = model.heads / model.kv_heads;
+  std::vector<double> rotated(qkv.begin(), qkv.end());
+  for (int p = 0; p < length; ++p) {
+    for (int h = 0; h < model.heads + model.kv_heads; ++h) {
+      double* const head = rotated.data() + p * model.qkv() + h * model.head_dim;
+      for (int i = 0; i < half; ++i) {
+        const double angle = p * std::pow(10000.0, -double(i) / half);
+        const double a = head[i], b = head[i + half];
+        head[i] = a * std::cos(angle) - b * std::sin(angle);
+        head[i + half] = b * std::cos(angle) + a * std::sin(angle);
+      }
+    }
+  }
+  std::vector<double> out;
+  for (int p = 0; p < length; ++p) {
+    for (int h = 0; h < model.heads; ++h) {
+      const double* const q =
+          rotated.data() + p * model.qkv() + h * model.head_dim;
+      std::vector<double> weights;
+      for (int j = 0; j <= p; ++j) {
+        const double* const k = rotated.data() + j * model.qkv() +
+                                (model.heads + h / group) * model.head_dim;
+        double score = 0;
+        for (int i = 0; i < model.head_dim; ++i) {
+          score += q[i] * Rounded(static_cast<float>(k[i]), model.type);
+        }
+        weights.push_back(score * kScale);
+      }
+      const double most = *std::max_element(weights.begin(), weights.end());
+      double sum = 0;
+      for (double& weight : weights) sum += weight = std::exp(weight - most);
+      for (int i = 0; i < model.head_dim; ++i) {
+        double value = 0;
+        for (int j = 0; j <= p; ++j) {
+          const double* const v =
+              rotated.data() + j * model.qkv() +
+              (model.heads + model.kv_heads + h / group) * model.head_dim;
+          value += weights[static_cast<size_t>(j)] *
+                   Rounded(static_cast<float>(v[i]), model.type);
+        }
+        out.push_back(value / sum);
+      }
+    }
+  }
+  return out;
+}
+
+const Model kModels[] = {
+    {9, 3, 64, DType::kBF16},  {9, 3, 64, DType::kF32},
+    {8, 4, 8, DType::kBF16},   {4, 4, 40, DType::kF32},
+    {26, 1, 24, DType::kBF16}, {2, 1, 256, DType::kBF16},
+    {13, 1, 128, DType::kF32},
+};
+
+TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
+  // f32: some 1e-6 from chains of up to 700 terms and exp. bf16: keys and
+  // values are rounded alike on both sides, but a key that the two compute
+  // differently in its last f32 bit may round to the other bf16, which moves
+  // a score by 2^-9 of one product: 1e-3 covers it.
+  for (const Model& model : kModels) {
+    const int length = 70;
+    const auto qkv =
+        RandomFloats(static_cast<size_t>(length * model.qkv()), 11);
+    const auto expected = Reference(model, length, qkv);
+    for (const char* isa : {"avx2", "avx512"}) {
+      auto backend = MakeBackend(isa, 2);
+      if (backend == nullptr) continue;
+      Device device(std::move(backend));
+      const auto got = Attend(device, model, length, {}, qkv);
+      ASSERT_EQ(got.size(), expected.size());
+      const double bound = model.type == DType::kF32 ? 1e-5 : 1e-3;
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_NEAR(got[i], expected[i], bound)
+            << isa << " heads " << model.heads << " element " << i;
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, LongContextsAreWithinTheErrorBoundAcrossSegments) {
+  const Model model{2, 1, 16, DType::kF32};
+  const int length = 2 * kAttentionSegment + 37;
+  const auto qkv = RandomFloats(static_cast<size_t>(length * model.qkv()), 12);
+  const auto expected = Reference(model, length, qkv);
+  Device device(MakeBackend("auto", 2));
+  const auto got = Attend(device, model, length, {}, qkv);
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
+  }
+}
+
+TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
+  for (const Model& model : kModels) {
+    const int length = kAttentionSegment + 75;
+    const auto qkv =
+        RandomFloats(static_cast<size_t>(length * model.qkv()), 13);
+    std::vector<float> first;
+    int compared = 0;
+    const auto check = [&](const Config& config, const Shape& run) {
+      auto backend = MakeBackend(config.isa, config.threads);
+      if (backend == nullptr) return;
+      Device device(std::move(backend));
+      const auto got = Attend(device, model, length, run, qkv);
+      if (first.empty()) first = got;
+      ++compared;
+      EXPECT_TRUE(SameBits(got, first))
+          << config.isa << " threads " << config.threads << " block "
+          << run.block_size << " chunk " << run.chunk << " copies "
+          << run.copies << " heads " << model.heads << " dim "
+          << model.head_dim;
+    };
+    for (const Config& config : AllConfigs()) check(config, {});
+    for (const char* isa : {"avx2", "avx512"}) {
+      check({isa, 2}, {.chunk = 64});
+      check({isa, 1}, {.chunk = 7});
+      check({isa, 2}, {.block_size = 24, .chunk = 200});
+      check({isa, 1}, {.block_size = 8, .copies = 3});
+      check({isa, 2}, {.block_size = 256, .chunk = 64, .copies = 8});
+    }
+    check({"auto", 2}, {.chunk = 1});
+    check({"auto", 5}, {.chunk = 1, .copies = 2});
+    EXPECT_GE(compared, 5);
+  }
+}
+
+TEST(AttentionTest, IgnoresWhatLiesBehindAPosition) {
+  // Another sequence's values, NaN and infinity included, in the same block.
+  Device device(MakeBackend());
+  auto cache = *device->NewKvCache({1, 1, 16, 16, 2, DType::kF32});
+  const RopeTable rope{device.Upload(std::vector<float>(16 * 8, 1.0f)),
+                       device.Upload(std::vector<float>(16 * 8, 0.0f))};
+  const auto attend = [&](float behind) {
+    std::vector<float> qkv = RandomFloats(2 * 64, 14);
+    std::fill(qkv.begin() + 64, qkv.end(), behind);
+    const std::vector<RowSpan> spans = {{0, 2, 0, 0}};
+    Rows rows;
+    rows.num_rows = 2;
+    rows.num_spans = 1;
+    rows.positions = device.Upload(std::vector<int32_t>{0, 1});
+    rows.slots = device.Upload(std::vector<int32_t>{16, 17});
+    rows.block_tables = device.Upload(std::vector<int32_t>{1});
+    rows.host_spans = spans.data();
+    float* const device_qkv = device.Upload(qkv);
+    float* const out = device.New<float>(2 * 32);
+    device->RopeAppend(device.queue(), rows, 2, rope, device_qkv, *cache, 0);
+    device->Attention(device.queue(), rows, 2, kScale, device_qkv, 64, *cache,
+                      0, out);
+    auto got = device.Download(out, 2 * 32);
+    got.resize(32);  // the first row's
+    return got;
+  };
+  const auto clean = attend(1.0f);
+  EXPECT_TRUE(SameBits(attend(NAN), clean));
+  EXPECT_TRUE(SameBits(attend(INFINITY), clean));
+}
+
+}  // namespace
+}  // namespace tandem::kernels

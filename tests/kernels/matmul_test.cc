@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products equal one in-order chain of fused multiply-adds per output, bit for
+// bit, whatever path, batch, thread count or instruction set computes them.
+
+#include "kernels/cpu/float_env.h"
+#include "tests/kernels/fixture.h"
+
+namespace tandem::kernels {
+namespace {
+
+struct Shape {
+  int n;
+  int k;
+};
+
+// Around every edge: panels of 32, pairs of inputs, blocks of 576 and 768.
+const Shape kShapes[] = {{1, 1},    {7, 3},     {31, 17},  {32, 64},
+                         {33, 65},  {96, 576},  {65, 577}, {100, 769},
+                         {48, 1537}, {260, 1024}};
+const int kBatches[] = {1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 24, 32, 63, 95, 96, 130};
+
+std::vector<float> Reference(int m, const Shape& shape,
+                             const std::vector<float>& x,
+                             const std::vector<float>& w, DType type,
+                             const std::vector<float>& bias) {
+  const cpu::ScopedFlushDenormals flush;
+  std::vector<float> out(static_cast<size_t>(m * shape.n));
+  for (int r = 0; r < m; ++r) {
+    for (int n = 0; n < shape.n; ++n) {
+      float chain = 0.0f;
+      for (int k = 0; k < shape.k; ++k) {
+        chain = std::fma(x[static_cast<size_t>(r * shape.k + k)],
+                         Rounded(w[static_cast<size_t>(n * shape.k + k)], type),
+                         chain);
+      }
+      if (!bias.empty()) chain = chain + bias[static_cast<size_t>(n)];
+      out[static_cast<size_t>(r * shape.n + n)] = chain;
+    }
+  }
+  return out;
+}
+
+class MatMulTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
+  const DType type = GetParam();
+  int configs = 0;
+  for (const Config& config : AllConfigs()) {
+    auto backend = MakeBackend(config.isa, config.threads);
+    if (backend == nullptr) continue;
+    ++configs;
+    Device device(std::move(backend));
+    for (const Shape& shape : kShapes) {
+      const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
+      Matrix& packed = device.Pack(w, shape.n, shape.k, type);
+      const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
+      const auto x = RandomFloats(static_cast<size_t>(130 * shape.k), 3);
+      const auto expected = Reference(130, shape, x, w, type, bias);
+      const float* const device_x = device.Upload(x);
+      const float* const device_bias = device.Upload(bias);
+      float* const out = device.New<float>(static_cast<size_t>(130 * shape.n));
+      for (const int m : kBatches) {
+        device->MatMul(device.queue(), m, device_x, packed, device_bias, out);
+        const auto count = static_cast<size_t>(m * shape.n);
+        EXPECT_TRUE(SameBits(
+            device.Download(out, count),
+            {expected.begin(),
+             expected.begin() + static_cast<std::ptrdiff_t>(count)}))
+            << config.isa << " threads " << config.threads << " n " << shape.n
+            << " k " << shape.k << " m " << m;
+      }
+    }
+  }
+  EXPECT_GE(configs, 3);
+}
+
+TEST_P(MatMulTest, KeepsNegativeZeroAndInfinityOfTheChain) {
+  // Padding must not be multiplied in: 0 * inf is NaN, -0 + 0 is +0.
+  Device device(MakeBackend());
+  const Shape shape{3, 5};
+  std::vector<float> w(15, 1.0f);
+  std::vector<float> x = {INFINITY, 1, 1, 1, 1};
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  float* const out = device.New<float>(3);
+  device->MatMul(device.queue(), 1, device.Upload(x), packed, nullptr, out);
+  for (const float value : device.Download(out, 3)) {
+    EXPECT_EQ(value, INFINITY);
+  }
+}
+
+TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
+  // k roundings of a chain whose partial sums are at most sum |x||w|:
+  // error <= k * 2^-24 * sum |x||w|.
+  Device device(MakeBackend());
+  const Shape shape{70, 900};
+  const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 5);
+  const auto x = RandomFloats(static_cast<size_t>(4 * shape.k), 6);
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  float* const out = device.New<float>(static_cast<size_t>(4 * shape.n));
+  device->MatMul(device.queue(), 4, device.Upload(x), packed, nullptr, out);
+  const auto got = device.Download(out, static_cast<size_t>(4 * shape.n));
+  for (int r = 0; r < 4; ++r) {
+    for (int n = 0; n < shape.n; ++n) {
+      double sum = 0;
+      double magnitude = 0;
+      for (int k = 0; k < shape.k; ++k) {
+        const double product =
+            double{x[static_cast<size_t>(r * shape.k + k)]} *
+            Rounded(w[static_cast<size_t>(n * shape.k + k)], GetParam());
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      EXPECT_NEAR(got[static_cast<size_t>(r * shape.n + n)], sum,
+                  shape.k * std::ldexp(1.0, -24) * magnitude);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, MatMulTest,
+                         ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& param) {
+                           return std::string(Name(param.param));
+                         });
+
+TEST(PackMatrixTest, WidensHalfPrecisionExactly) {
+  // Every finite f16 is an f32, denormals included.
+  std::vector<uint16_t> halves;
+  for (uint32_t i = 0; i < 0x7c00; ++i) {
+    halves.push_back(static_cast<uint16_t>(i));
+  }
+  auto backend = MakeBackend();
+  const HostTensor source{reinterpret_cast<const std::byte*>(halves.data()),
+                          DType::kF16, static_cast<int64_t>(halves.size()), 1};
+  auto matrix = backend->PackMatrix(source, DType::kF32);
+  ASSERT_TRUE(matrix.ok());
+  Device device(std::move(backend));
+  float* const out = device.New<float>(halves.size());
+  device->MatMul(device.queue(), 1, device.Upload(std::vector<float>{1.0f}),
+                 **matrix, nullptr, out);
+  const auto got = device.Download(out, halves.size());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const int exponent = static_cast<int>(i >> 10);
+    const double mantissa = static_cast<double>(i & 0x3ff);
+    const double expected = exponent == 0
+                                ? std::ldexp(mantissa, -24)
+                                : std::ldexp(1024 + mantissa, exponent - 25);
+    ASSERT_EQ(got[i], expected) << i;
+  }
+}
+
+TEST(PackMatrixTest, RefusesWhatItCannotKeep) {
+  auto backend = MakeBackend();
+  const float value = 1;
+  const auto* const data = reinterpret_cast<const std::byte*>(&value);
+  EXPECT_EQ(backend->PackMatrix({data, DType::kF32, 1, 1}, DType::kF16)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(backend->PackMatrix({data, DType::kF32, 0, 1}, DType::kF32)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(backend->PackMatrix({nullptr, DType::kF32, 1, 1}, DType::kF32)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tandem::kernels
