@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small HTTP/1.1 listener for operators and scrapers: GET /metrics, GET
+// /health and what else a process registers. One thread of its own, so it
+// answers while the role's loop is busy, or stuck.
+//
+//   HttpServer server(HttpOptions{.port = 8000});
+//   server.Handle("GET", "/health", [&](const HttpRequest&) {
+//     return HealthResponse(watchdog.Check(loop.Now()));
+//   });
+//   RETURN_IF_ERROR(server.Start());
+//   Announce(server.port());
+//
+// Limits: header 8 KiB (431), body 1 MiB (413), idle connections 60 s, 256
+// connections (503). Wrong paths are 404, wrong methods 405 with Allow.
+
+#ifndef TANDEM_COMMON_HTTP_SERVER_H_
+#define TANDEM_COMMON_HTTP_SERVER_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace tandem {
+
+struct HttpRequest {
+  std::string method;
+  std::string path;   // without the query
+  std::string query;  // after '?', not decoded
+  std::string body;
+  std::vector<std::pair<std::string, std::string>> headers;  // as sent
+
+  // The first value; the name's case does not matter. "" if there is none.
+  std::string_view Header(std::string_view name) const;
+};
+
+struct HttpResponse {
+  int code = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body = "";
+  std::vector<std::pair<std::string, std::string>> headers = {};
+};
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 0;  // 0: a free one
+  size_t max_header_bytes = 8 << 10;
+  size_t max_body_bytes = 1 << 20;
+  absl::Duration idle_timeout = absl::Seconds(60);
+  int max_connections = 256;
+};
+
+class HttpServer {
+ public:
+  // Runs on the server's thread and must not block it for long.
+  using Handler = std::function<HttpResponse(const HttpRequest&)>;
+
+  explicit HttpServer(HttpOptions options);
+  ~HttpServer();  // Stop
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  // Before Start. GET serves HEAD too. Handlers must live until Stop.
+  void Handle(std::string method, std::string path, Handler handler);
+
+  // UNAVAILABLE with the system's reason if the address cannot be had.
+  absl::Status Start();
+  int port() const;
+  // "http://127.0.0.1:8000"
+  std::string url() const;
+
+  // Closes all connections and joins. Idempotent.
+  void Stop();
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+// 200 "ok", or 503 with the status's message.
+HttpResponse HealthResponse(const absl::Status& status);
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_HTTP_SERVER_H_

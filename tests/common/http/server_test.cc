@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// The listener over raw sockets: what is on the wire, byte for byte.
+#include "common/http/server.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/metrics.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class Socket {
+ public:
+  explicit Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&address),
+                         sizeof(address)) == 0;
+    const timeval limit{20, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  ~Socket() { close(fd_); }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  bool connected() const { return connected_; }
+  void Send(const std::string& text) {
+    // The peer may have refused and gone by now.
+    (void)send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  // Until `end` was seen or the peer closed.
+  std::string Receive(const std::string& end = "") {
+    std::string text;
+    char buffer[4096];
+    while (end.empty() || text.find(end) == std::string::npos) {
+      const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
+      if (n <= 0) break;
+      text.append(buffer, static_cast<size_t>(n));
+    }
+    return text;
+  }
+
+ private:
+  const int fd_;
+  bool connected_ = false;
+};
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void StartServer(HttpOptions options = {}) {
+    server_ = std::make_unique<HttpServer>(options);
+    server_->Handle("GET", "/health", [](const HttpRequest&) {
+      return HealthResponse(absl::OkStatus());
+    });
+    server_->Handle("POST", "/echo", [](const HttpRequest& request) {
+      HttpResponse response;
+      response.body = request.query + "|" +
+                      std::string(request.Header("x-TEST")) + "|" +
+                      request.body;
+      response.headers.emplace_back("X-Answer", "42");
+      return response;
+    });
+    const absl::Status started = server_->Start();
+    ASSERT_TRUE(started.ok()) << started;
+    ASSERT_GT(server_->port(), 0);
+  }
+
+  // One request on a connection of its own, up to the peer's close.
+  std::string Exchange(const std::string& request) {
+    Socket socket(server_->port());
+    socket.Send(request);
+    return socket.Receive();
+  }
+
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, AnswersByPathAndMethod) {
+  StartServer();
+  struct Case {
+    const char* request;
+    const char* status;
+    const char* also;
+  };
+  const Case cases[] = {
+      {"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+       "HTTP/1.1 200 OK\r\n", "\r\n\r\nok\n"},
+      {"GET /health?verbose HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK\r\n",
+       "\r\n\r\nok\n"},
+      {"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+       "HTTP/1.1 200 OK\r\n", "Content-Length: 3\r\n"},
+      {"GET /nothing HTTP/1.1\r\nConnection: close\r\n\r\n",
+       "HTTP/1.1 404 Not Found\r\n", "nothing at /nothing\n"},
+      {"DELETE /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+       "HTTP/1.1 405 Method Not Allowed\r\n", "Allow: GET, HEAD\r\n"},
+      {"GET /echo HTTP/1.1\r\nConnection: close\r\n\r\n",
+       "HTTP/1.1 405 Method Not Allowed\r\n", "Allow: POST\r\n"},
+      {"POST /echo?a=b%20c HTTP/1.1\r\nX-Test: yes\r\nConnection: close\r\n"
+       "Content-Length: 4\r\n\r\nbody",
+       "HTTP/1.1 200 OK\r\n", "a=b%20c|yes|body"},
+      {"POST /echo HTTP/1.1\r\nConnection: close\r\n"
+       "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+       "HTTP/1.1 200 OK\r\n", "||abc"},
+      {"nonsense\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n", ""},
+      {"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+       "HTTP/1.1 400 Bad Request\r\n", ""},
+  };
+  for (const Case& c : cases) {
+    const std::string answer = Exchange(c.request);
+    EXPECT_THAT(answer, StartsWith(c.status)) << c.request;
+    EXPECT_THAT(answer, HasSubstr(c.also)) << c.request;
+  }
+  EXPECT_THAT(Exchange("HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n"),
+              ::testing::EndsWith("\r\n\r\n"));
+}
+
+TEST_F(HttpServerTest, ConnectionsAreKeptAndPipelined) {
+  StartServer();
+  Socket socket(server_->port());
+  const std::string request =
+      "POST /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\n";
+  socket.Send(request + "1" + request + "2");
+  EXPECT_THAT(socket.Receive("||2"), HasSubstr("||1"));
+  socket.Send(request + "3");
+  EXPECT_THAT(socket.Receive("||3"), HasSubstr("X-Answer: 42\r\n"));
+}
+
+TEST_F(HttpServerTest, HeadersAndBodiesAreAcceptedToTheLimitAndNoFurther) {
+  StartServer({.max_header_bytes = 1024, .max_body_bytes = 2048});
+  const auto with_header = [&](size_t bytes) {
+    std::string request = "GET /health HTTP/1.1\r\nConnection: close\r\nX: ";
+    request += std::string(bytes - request.size() - 4, 'x') + "\r\n\r\n";
+    return Exchange(request);
+  };
+  EXPECT_THAT(with_header(1024), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(with_header(1025), StartsWith("HTTP/1.1 431"));
+  EXPECT_THAT(with_header(100'000), StartsWith("HTTP/1.1 431"));
+  const auto with_body = [&](size_t bytes) {
+    return Exchange(
+        "POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: " +
+        std::to_string(bytes) + "\r\n\r\n" + std::string(bytes, 'b'));
+  };
+  EXPECT_THAT(with_body(2048), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(with_body(2049), StartsWith("HTTP/1.1 413"));
+  EXPECT_THAT(with_body(1'000'000), StartsWith("HTTP/1.1 413"));
+}
+
+TEST_F(HttpServerTest, ConnectionsBeyondTheLimitAreRefusedUntilOneGoes) {
+  StartServer({.max_connections = 3});
+  const std::string request = "GET /health HTTP/1.1\r\n\r\n";
+  std::vector<std::unique_ptr<Socket>> sockets;
+  for (int i = 0; i < 3; ++i) {
+    sockets.push_back(std::make_unique<Socket>(server_->port()));
+    sockets.back()->Send(request);
+    EXPECT_THAT(sockets.back()->Receive("ok\n"), HasSubstr(" 200 "));
+  }
+  EXPECT_THAT(Exchange(request), StartsWith("HTTP/1.1 503"));
+  sockets.clear();
+  std::string answer;
+  for (int i = 0; i < 400 && answer.find(" 200 ") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    answer = Exchange("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, IdleAndSlowConnectionsAreClosed) {
+  StartServer({.idle_timeout = absl::Milliseconds(100)});
+  Socket idle(server_->port());
+  Socket slow(server_->port());
+  slow.Send("GET /hea");
+  EXPECT_EQ(idle.Receive(), "");
+  EXPECT_EQ(slow.Receive(), "");
+}
+
+TEST_F(HttpServerTest, StopClosesWhatIsOpen) {
+  StartServer();
+  Socket idle(server_->port());
+  Socket half(server_->port());
+  half.Send("POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc");
+  const int port = server_->port();
+  server_->Stop();
+  EXPECT_EQ(idle.Receive(), "");
+  EXPECT_EQ(half.Receive(), "");
+  EXPECT_FALSE(Socket(port).connected());
+  server_->Stop();
+}
+
+TEST_F(HttpServerTest, AnAddressInUseIsSaidSo) {
+  StartServer();
+  HttpServer second({.port = server_->port()});
+  const absl::Status status = second.Start();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("Address already in use"));
+  HttpServer nowhere({.host = "nowhere.example"});
+  EXPECT_EQ(nowhere.Start().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(HttpServerTest, MetricsAndSicknessAreServed) {
+  Metrics metrics("decode", "tales");
+  metrics.AddCounter("tandem_requests_total", "Requests").Add(7);
+  HttpServer server(HttpOptions{});
+  server.Handle("GET", "/metrics", [&](const HttpRequest&) {
+    return HttpResponse{.content_type = Metrics::kContentType,
+                        .body = metrics.Text()};
+  });
+  server.Handle("GET", "/health", [](const HttpRequest&) {
+    return HealthResponse(absl::UnavailableError("no step for 11.0 s"));
+  });
+  ASSERT_TRUE(server.Start().ok());
+  Socket socket(server.port());
+  socket.Send("GET /metrics HTTP/1.1\r\n\r\n");
+  const std::string text = socket.Receive("process_threads{");
+  EXPECT_THAT(text, HasSubstr("Content-Type: text/plain; version=0.0.4"));
+  EXPECT_THAT(text, HasSubstr("tandem_requests_total{model_name=\"tales\","
+                              "role=\"decode\"} 7\n"));
+  Socket sick(server.port());
+  sick.Send("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
+  const std::string answer = sick.Receive();
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(answer, HasSubstr("no step for 11.0 s\n"));
+}
+
+}  // namespace
+}  // namespace tandem
