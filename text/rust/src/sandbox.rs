@@ -5,6 +5,7 @@
 //! must end in an error. The engine counts instructions (fuel) and recursion;
 //! it bounds neither memory nor nesting, and it folds constants while
 //! compiling. So:
+//! - `check_chains` refuses source that would overflow the compiler's stack;
 //! - `check_constants` refuses constant repetitions before they are folded;
 //! - `bounded` rewrites the compiled program so that every instruction that
 //!   can make a value large goes through a function here that charges a
@@ -13,7 +14,7 @@
 
 use std::cell::Cell;
 
-use minijinja::machinery::{ast, Instruction, Instructions};
+use minijinja::machinery::{self, ast, Instruction, Instructions, Token, WhitespaceConfig};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
@@ -22,6 +23,9 @@ use crate::python;
 /// Deeper values than any JSON that a request may carry are an attack on the
 /// recursive destructors and printers.
 const MAX_NESTING: usize = 64;
+
+const MAX_TOKENS_IN_TAG: usize = 2000;
+const MAX_BRANCHES: usize = 500;
 
 thread_local! {
     static BUDGET: Cell<u64> = const { Cell::new(0) };
@@ -235,6 +239,26 @@ pub fn bounded<'s>(program: &Instructions<'s>) -> Instructions<'s> {
     out
 }
 
+/// Refuses source on which the engine's parser or compiler would recurse too
+/// deep: it bounds brackets and blocks, but not chains (`not not ...`,
+/// `1 + 1 + ...`, `elif`). No real template comes near.
+pub fn check_chains(source: &str, spaces: WhitespaceConfig) -> Result<(), Error> {
+    let (mut in_tag, mut branches) = (0, 0);
+    for item in machinery::tokenize(source, false, Default::default(), spaces) {
+        let (token, span) = item?;
+        in_tag += 1;
+        match token {
+            Token::VariableStart | Token::BlockStart | Token::TemplateData(_) => in_tag = 0,
+            Token::Ident("elif") => branches += 1,
+            _ => {}
+        }
+        if in_tag > MAX_TOKENS_IN_TAG || branches > MAX_BRANCHES {
+            return Err(refuse("an expression or a chain of elif is too long", span.start_line));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses what constant folding would make large, and what reaches for other
 /// templates, which do not exist here.
 pub fn check_constants(template: &ast::Stmt) -> Result<(), Error> {
@@ -381,8 +405,13 @@ fn repeats(left: &ast::Expr, right: &ast::Expr) -> bool {
     }
     for (many, count) in [(left, right), (right, left)] {
         if holds_many(many) {
+            let is_simple = match many {
+                ast::Expr::Const(_) => true,
+                ast::Expr::List(list) => list.items.iter().all(|x| plain(x).is_some()),
+                _ => false,
+            };
             return match plain(count) {
-                Some(n) => plain(many).is_none() || i64::try_from(n).map_or(true, |n| n > 1024),
+                Some(n) => !is_simple || i64::try_from(n).map_or(true, |n| n > 1024),
                 // Not constant, so not folded, unless it is made of constants.
                 None => !matches!(
                     count,

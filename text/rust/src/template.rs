@@ -297,6 +297,7 @@ fn compile(source: &str) -> Result<Program, Error> {
         trim_blocks: true,
     };
     let program = {
+        sandbox::check_chains(text, spaces)?;
         let parsed = machinery::parse(text, "chat_template", Default::default(), spaces)?;
         sandbox::check_constants(&parsed)?;
         let mut generator = CodeGenerator::new("chat_template", text);
@@ -360,16 +361,16 @@ fn final_text(messages: &[Json]) -> Outcome<String> {
     })
 }
 
-/// Cuts what the template puts behind the final message, keeping the spaces
-/// around that message as far as the template kept them.
+/// Cuts what the template puts behind the final message. Spaces at its end stay
+/// only where it has none at its start and the template kept them, as in
+/// `transformers`.
 fn cut_after(mut text: String, tail: &str) -> Outcome<String> {
     let Some(start) = text.rfind(tail.trim()) else {
         return Err(Failure::invalid(
             "continue_final_message: the template leaves out the last message",
         ));
     };
-    let whole = tail.trim_start();
-    let kept = if text[start..].starts_with(whole) { whole.len() } else { tail.trim().len() };
+    let kept = if text[start..].starts_with(tail) { tail.len() } else { tail.trim().len() };
     text.truncate(start + kept);
     Ok(text)
 }

@@ -2,6 +2,8 @@
 //! One loaded tokenizer: the `tokenizers` crate for encoding, our own table
 //! for decoding (decode_table.rs says why).
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
 use tokenizers::Tokenizer;
 
 use crate::decode_table::DecodeTable;
@@ -38,6 +40,11 @@ impl TextTokenizer {
                     given.map_or("none".into(), |id| id.to_string()),
                 )));
             }
+        }
+        // A template that names a token it does not have fails when applied.
+        let applied = catch_unwind(AssertUnwindSafe(|| inner.encode_fast("", true).is_ok()));
+        if !applied.unwrap_or(false) {
+            return Err(Failure::invalid("post_processor: fails on an empty text"));
         }
         let table = DecodeTable::new(&inner, &checked.decoder)?;
         Ok(TextTokenizer { inner, table })

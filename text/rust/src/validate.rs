@@ -7,10 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::panic::catch_unwind;
 
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
 use serde_json::Value;
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 use crate::{Failure, Outcome};
 
@@ -66,6 +68,8 @@ struct Model {
     merges: Option<Merges>,
     #[serde(default)]
     unk_token: Option<String>,
+    #[serde(default)]
+    unk_id: Option<u64>,
     #[serde(default)]
     continuing_subword_prefix: Option<String>,
     #[serde(default)]
@@ -195,7 +199,7 @@ impl<'de> Deserialize<'de> for Merges {
 pub fn check(json: &str) -> Outcome<Checked> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let checked: Checked = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
+        let path = shorten(&error.path().to_string());
         Failure::invalid(format!("{path}: {}", shorten(&error.inner().to_string())))
     })?;
     reader.end().map_err(|error| Failure::invalid(format!("after the object: {error}")))?;
@@ -218,6 +222,7 @@ pub fn check(json: &str) -> Outcome<Checked> {
     ] {
         check_component(name, value)?;
     }
+    build_components(&checked)?;
     let growth = growth(&checked.normalizer);
     if growth > MAX_GROWTH {
         return Err(Failure::invalid(format!(
@@ -254,6 +259,12 @@ fn check_model(model: &Model) -> Outcome<()> {
     });
     match (kind, &model.vocab) {
         ("Unigram", Vocab::Scores(list)) => {
+            if let Some(id) = model.unk_id.filter(|id| *id >= list.len() as u64) {
+                return Err(Failure::invalid(format!(
+                    "model.unk_id: {id} is outside model.vocab's {} tokens",
+                    list.len()
+                )));
+            }
             check_tokens(list.iter().map(|x| x.0.as_str()), MAX_UNIGRAM_TOKEN_BYTES)
         }
         ("BPE" | "WordPiece" | "WordLevel", Vocab::Ids(list)) => {
@@ -384,6 +395,22 @@ fn check_added(checked: &Checked) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// Builds each component alone, so that an error or a panic in one has a name.
+fn build_components(checked: &Checked) -> Outcome<()> {
+    fn build<T: for<'de> Deserialize<'de>>(name: &str, value: &Value) -> Outcome<()> {
+        let built = catch_unwind(|| {
+            serde_json::from_value::<Option<T>>(value.clone()).map(|_| ()).map_err(|e| e.to_string())
+        });
+        built
+            .unwrap_or_else(|_| Err("its parser failed on this value".into()))
+            .map_err(|why| Failure::invalid(format!("{name}: {}", shorten(&why))))
+    }
+    build::<NormalizerWrapper>("normalizer", &checked.normalizer)?;
+    build::<PreTokenizerWrapper>("pre_tokenizer", &checked.pre_tokenizer)?;
+    build::<PostProcessorWrapper>("post_processor", &checked.post_processor)?;
+    build::<DecoderWrapper>("decoder", &checked.decoder)
 }
 
 fn check_component(name: &str, value: &Value) -> Outcome<()> {

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// Templates render as Python's Jinja2 renders them with the settings of
+// `transformers`, and hostile ones end in a bounded error.
+
+#include "text/chat_template.h"
+
+#include <sys/resource.h>
+
+#include <cstdint>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "golden.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tandem::text {
+namespace {
+
+// Keys keep their order, as templates see it.
+using json = nlohmann::ordered_json;
+using testing::HasSubstr;
+
+constexpr char kUserMessage[] = R"([{"role": "user", "content": "Hi"}])";
+
+// A model directory with this template in its config.
+absl::StatusOr<ChatTemplate> FromConfig(
+    const json& config, const ChatTemplateLimits& limits = {}) {
+  ModelDir dir;
+  dir.Write("tokenizer_config.json", config.dump());
+  return ChatTemplate::Load(dir.path(), limits);
+}
+
+absl::StatusOr<std::string> RenderSource(const std::string& source) {
+  auto chat = FromConfig({{"chat_template", source}});
+  if (!chat.ok()) return chat.status();
+  return chat->Render({.messages_json = kUserMessage});
+}
+
+TEST(ChatTemplateGoldenTest, RendersAsPythonDoes) {
+  const json golden =
+      json::parse(ReadWhole(GoldenPath("templates.json")));
+  ASSERT_GT(golden["cases"].size(), 35u);
+  for (const json& c : golden["cases"]) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    json config = golden["tokens"];
+    config["chat_template"] = c["template"];
+    auto chat = FromConfig(config);
+    ASSERT_TRUE(chat.ok()) << chat.status();
+    const std::string messages = c["messages"].dump();
+    const std::string tools = c.contains("tools") ? c["tools"].dump() : "";
+    const std::string extra = c.contains("extra") ? c["extra"].dump() : "";
+    auto text = chat->Render({
+        .messages_json = messages,
+        .tools_json = tools,
+        .extra_json = extra,
+        .now_unix_s = golden["now_unix_s"].get<int64_t>(),
+        .add_generation_prompt = c.value("add_generation_prompt", true),
+        .continue_final_message = c.value("continue_final_message", false),
+    });
+    if (c.contains("refused")) {
+      EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(text.status().message()),
+                  HasSubstr(c["refused"].get<std::string>()));
+      continue;
+    }
+    ASSERT_TRUE(text.ok()) << text.status();
+    EXPECT_EQ(*text, c["expected"].get<std::string>());
+  }
+}
+
+TEST(ChatTemplateTest, AJinjaFileGoesBeforeTheConfig) {
+  ModelDir dir;
+  dir.Write("tokenizer_config.json",
+            R"({"chat_template": "config", "bos_token": "<s>"})");
+  EXPECT_EQ(ChatTemplate::Load(dir.path())
+                ->Render({.messages_json = kUserMessage})
+                .value(),
+            "config");
+  dir.Write("chat_template.jinja", "{{ bos_token }}file\n");
+  EXPECT_EQ(ChatTemplate::Load(dir.path())
+                ->Render({.messages_json = kUserMessage})
+                .value(),
+            "<s>file");
+}
+
+TEST(ChatTemplateTest, AModelWithoutATemplateIsNotFound) {
+  ModelDir dir;
+  EXPECT_EQ(ChatTemplate::Load(dir.path()).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(FromConfig({{"chat_template", nullptr}}).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+struct BrokenCase {
+  std::string what;
+  json chat_template;
+  std::string message;
+};
+
+TEST(ChatTemplateTest, ABrokenTemplateIsALoadErrorThatNamesTheField) {
+  const BrokenCase cases[] = {
+      {"unclosed block", "{% for m in messages %}", "chat_template"},
+      {"unclosed expression", "a\nb {{ x", "chat_template"},
+      {"unknown tag", "{% frobnicate %}", "frobnicate"},
+      {"line is named", "a\n\n{{ 1 + }}", "line 3"},
+      {"a number", 5, "neither a string nor a list"},
+      {"entry without name", json::array({{{"template", "x"}}}),
+       "chat_template[0]"},
+      {"entry is a string", json::array({"x"}), "chat_template[0]"},
+      {"includes", "{% include 'x' %}", "include"},
+      {"imports", "{% import 'x' as y %}", "import"},
+      {"extends", "{% extends 'x' %}", "extends"},
+      {"blocks", "{% block x %}{% endblock %}", "block"},
+  };
+  for (const BrokenCase& c : cases) {
+    auto chat = FromConfig({{"chat_template", c.chat_template}});
+    ASSERT_FALSE(chat.ok()) << c.what;
+    EXPECT_EQ(chat.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(chat.status().message()), HasSubstr(c.message))
+        << c.what;
+    EXPECT_THAT(std::string(chat.status().message()),
+                HasSubstr("tokenizer_config.json"))
+        << c.what;
+  }
+}
+
+TEST(ChatTemplateTest, AListWithoutDefaultIsRefusedWhenItIsNeeded) {
+  auto chat = FromConfig(
+      {{"chat_template",
+        json::array({{{"name", "tool_use"}, {"template", "T"}}})}});
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_EQ(chat->Render({.messages_json = kUserMessage,
+                          .tools_json = R"([{"type": "function"}])"})
+                .value(),
+            "T");
+  EXPECT_THAT(
+      std::string(
+          chat->Render({.messages_json = kUserMessage}).status().message()),
+      HasSubstr("default"));
+}
+
+struct InputCase {
+  std::string what;
+  ChatTemplateInput input;
+  std::string message;
+};
+
+TEST(ChatTemplateTest, WrongInputsAreRefusedByName) {
+  auto chat = FromConfig({{"chat_template", "{{ messages[0].content }}"}});
+  ASSERT_TRUE(chat.ok());
+  const InputCase cases[] = {
+      {"no JSON", {.messages_json = "hello"}, "messages: "},
+      {"empty", {.messages_json = ""}, "messages: "},
+      {"an object", {.messages_json = "{}"}, "messages: "},
+      {"a list of strings", {.messages_json = R"(["x"])"}, "messages: "},
+      {"not UTF-8", {.messages_json = "[\"\xFF\"]"}, "messages is not"},
+      {"deep", {.messages_json = std::string_view(
+                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[")},
+       "messages: "},
+      {"tools are no list",
+       {.messages_json = kUserMessage, .tools_json = "{}"},
+       "tools: "},
+      {"extra is no object",
+       {.messages_json = kUserMessage, .extra_json = "[]"},
+       "chat_template_kwargs: "},
+      {"extra sets messages",
+       {.messages_json = kUserMessage, .extra_json = R"({"messages": []})"},
+       "\"messages\" cannot be set"},
+      {"extra sets a token",
+       {.messages_json = kUserMessage, .extra_json = R"({"bos_token": "x"})"},
+       "\"bos_token\" cannot be set"},
+      {"extra reaches for the sandbox",
+       {.messages_json = kUserMessage, .extra_json = R"({"%check": 1})"},
+       "\"%check\" cannot be set"},
+      {"both ends",
+       {.messages_json = kUserMessage, .continue_final_message = true},
+       "continue_final_message: "},
+      {"nothing to continue",
+       {.messages_json = R"([{"role": "user"}])",
+        .add_generation_prompt = false,
+        .continue_final_message = true},
+       "continue_final_message: "},
+  };
+  for (const InputCase& c : cases) {
+    auto text = chat->Render(c.input);
+    ASSERT_FALSE(text.ok()) << c.what;
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(text.status().message()), HasSubstr(c.message))
+        << c.what;
+  }
+}
+
+std::string Repeat(const std::string& unit, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += unit;
+  return out;
+}
+
+struct HostileCase {
+  std::string what;
+  std::string source;
+};
+
+// Each must end in an error, and the table as a whole in bounded memory.
+std::vector<HostileCase> HostileTemplates() {
+  const std::string loop = "{% for a in range(99999) %}";
+  const std::string end = "{% endfor %}";
+  const std::string ns = "{% set ns = namespace(x='ab', l=[]) %}";
+  return {
+      {"range of a billion", "{% for i in range(10**9) %}x{% endfor %}"},
+      {"nested loops",
+       loop + "{% for b in range(99999) %}{% set c = 1 %}" + end + end},
+      {"endless text", loop + "{% for b in range(99999) %}xxxxxxxxxx" + end +
+                           end},
+      {"recursion", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"},
+      {"two macros",
+       "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}"
+       "{% endmacro %}{{ f(1) }}"},
+      {"tree of macros",
+       "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+       "{% endmacro %}{{ f(40) }}"},
+      {"loop recursion",
+       "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}"},
+      {"constant repetition", "{{ 'a' * 1000000000 }}"},
+      {"constant repetition, reversed", "{{ 1000000000000 * 'a' }}"},
+      {"constant repetition of a list", "{{ ([0] * 1000000000) | length }}"},
+      {"constant repetition, in steps",
+       "{{ 'a' * 1000 * 1000 * 1000 * 1000 }}"},
+      {"constant repetition, hidden",
+       "{{ ('a' ~ 'b') * (1000 * 1000 * 1000) }}"},
+      {"repetition by a variable", "{% set n = 10**12 %}{{ 'a' * n }}"},
+      {"repetition of a list", "{% set n = 10**12 %}{{ [1] * n }}"},
+      {"repetition overflow",
+       "{% set n = 9223372036854775807 %}{{ 'abc' * n }}"},
+      {"doubling lines",
+       "{% set x = 'ab' %}" + Repeat("{% set x = x ~ x %}", 60) + "{{ x }}"},
+      {"doubling sums",
+       "{% set x = 'ab' %}" + Repeat("{% set x = x + x %}", 60) + "{{ x }}"},
+      {"doubling in a loop",
+       ns + loop + "{% set ns.x = ns.x ~ ns.x %}" + end + "{{ ns.x }}"},
+      {"doubling captures",
+       "{% set x = 'ab' %}" +
+           Repeat("{% set x %}{{ x }}{{ x }}{% endset %}", 60) + "{{ x }}"},
+      {"doubling lists",
+       "{% set x = [1] %}" + Repeat("{% set x = x + x %}", 60) + "{{ x }}"},
+      {"many big strings",
+       ns + "{% set n = 100000 %}{% set big = 'a' * n %}" + loop +
+           "{% set ns.l = ns.l + [big ~ a] %}" + end},
+      {"captured raw text", ns + "{% set x %}" + loop + loop +
+                                std::string(1000, 'x') + end + end +
+                                "{% endset %}"},
+      {"nested lists",
+       ns + loop + "{% set ns.l = [ns.l] %}" + end + "{{ ns.l }}"},
+      {"nested lists, doubled",
+       "{% set x = [1] %}" + Repeat("{% set x = [x, x] %}", 60) + "{{ x }}"},
+      {"nested maps", ns + loop + "{% set ns.l = {'a': ns.l} %}" + end},
+      {"a namespace in itself",
+       ns + "{% set ns.self = ns %}{{ ns | tojson }}"},
+      {"a namespace in itself, listed",
+       ns + "{% set ns.l = [ns] %}{{ ns | string }}"},
+      {"nested batches",
+       "{% set x = [1, 2] %}" + Repeat("{% set x = x | batch(1) | list %}", 200) +
+           "{{ x }}"},
+      {"replace explodes",
+       "{% set n = 5000 %}{% set a = 'a' * n %}{{ a | replace('', a * n) }}"},
+      {"replace method explodes",
+       "{% set n = 60000 %}{% set a = 'a' * n %}{{ a.replace('a', a) }}"},
+      {"join explodes",
+       "{% set n = 30000 %}{% set a = 'a' * n %}{{ range(30000) | join(a) }}"},
+      {"join method explodes",
+       "{% set n = 30000 %}{% set a = 'a' * n %}{{ a.join(range(30000)) }}"},
+      {"indent explodes", "{{ 'a\nb' | indent(1000000000) }}"},
+      {"indent explodes by name", "{{ 'a\nb' | indent(width=1000000000) }}"},
+      {"tojson indent", "{{ [[1]] | tojson(indent=1000000000) * 100000 }}"},
+      {"format width", "{{ '%1000000000d' | format(1) }}"},
+      {"format star", "{{ '%*d' | format(1000000000, 1) }}"},
+      {"format method width", "{{ '{:>1000000000}'.format('a') }}"},
+      {"format repeats",
+       "{% set n = 60000 %}{% set a = 'a' * n %}{% set f = '{0}' * n %}"
+       "{{ f.format(a) }}"},
+      {"slices", "{{ [1] | slice(1000000000) | list }}"},
+      {"batches", "{{ [1] | batch(1000000000, 0) | list }}"},
+      {"power", "{{ 9 ** 9 ** 9 }}"},
+      {"map of indents", "{{ ['a\nb'] | map('indent', 1000000000) | list }}"},
+      {"deep expression",
+       "{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') +
+           " }}"},
+      {"deep not", "{{ " + Repeat("not ", 50000) + "1 }}"},
+      {"deep blocks", Repeat("{% if 1 %}", 20000) + Repeat("{% endif %}", 20000)},
+      {"deep lists",
+       "{{ " + std::string(100000, '[') + std::string(100000, ']') + " }}"},
+      {"long chain", "{{ 1" + Repeat(" + 1", 50000) + " }}{{ fail() }}"},
+      {"elif chain", "{% if x == 0 %}" + Repeat("{% elif x %}", 15000) +
+                         "{% endif %}"},
+      {"deep minus", "{{ " + Repeat("- ", 50000) + "1 }}"},
+      {"deep power", "{{ 1" + Repeat(" ** 1", 50000) + " }}"},
+      {"deep attributes", "{{ x" + Repeat(".a", 50000) + " }}"},
+      {"deep filters", "{{ x" + Repeat("|int", 50000) + " }}"},
+      {"deep if expressions", "{{ 1" + Repeat(" if x else 1", 20000) + " }}"},
+      {"deep calls", "{{ x" + Repeat("()", 50000) + " }}"},
+      {"deep for", Repeat("{% for a in [1] %}", 10000) +
+                       Repeat("{% endfor %}", 10000)},
+      {"unknown filter", "{{ 1 | frobnicate }}"},
+      {"unknown test", "{{ 1 is frobnicate }}"},
+      {"unknown function", "{{ frobnicate() }}"},
+      {"unknown method", "{{ 'a'.frobnicate() }}"},
+      {"Python internals", "{{ ''.__class__.__mro__ }}"},
+      {"Python internals called", "{{ ''.__class__.__base__() }}"},
+      {"debug function", "{{ debug() }}"},
+      {"takes a filter's name", "{% set range = 1 %}{{ range(3) }}"},
+      {"index far out", "{{ [1][9223372036854775808999] .x }}"},
+      {"division by zero", "{{ 1 // 0 }}"},
+      {"too large", std::string(300 << 10, 'x')},
+  };
+}
+
+TEST(ChatTemplateHostileTest, HostileTemplatesEndInAnError) {
+  for (const HostileCase& c : HostileTemplates()) {
+    SCOPED_TRACE(c.what);
+    const std::clock_t start = std::clock();
+    const auto text = RenderSource(c.source);
+    const double seconds =
+        static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    EXPECT_FALSE(text.ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(text.status()) ||
+                absl::IsResourceExhausted(text.status()))
+        << text.status();
+    EXPECT_LT(text.status().message().size(), 1000u);
+    // Not a speed: far beyond any sanitizer, far below forever.
+    EXPECT_LT(seconds, 60) << text.status();
+    RecordProperty(c.what, std::to_string(seconds));
+  }
+  struct rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  EXPECT_LT(usage.ru_maxrss, 1 << 20) << "KiB at the peak";
+}
+
+TEST(ChatTemplateHostileTest, EndlessWorkIsResourceExhausted) {
+  for (const char* source :
+       {"{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% set c = 1 %}{% endfor %}{% endfor %}",
+        "{% set n = 10**12 %}{{ 'a' * n }}"}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(RenderSource(source).status()))
+        << source;
+  }
+}
+
+TEST(ChatTemplateHostileTest, LimitsAreParameters) {
+  const json config = {
+      {"chat_template", "{% for i in range(1000) %}abc{% endfor %}"}};
+  const auto render = [&](const ChatTemplateLimits& limits) {
+    auto chat = FromConfig(config, limits);
+    if (!chat.ok()) return absl::StatusOr<std::string>(chat.status());
+    return chat->Render({.messages_json = kUserMessage});
+  };
+  EXPECT_EQ(render({})->size(), 3000u);
+  EXPECT_TRUE(absl::IsResourceExhausted(render({.fuel = 1000}).status()));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(render({.max_output_bytes = 2000}).status()));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(render({.max_work_bytes = 100}).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(render({.max_template_bytes = 10}).status()));
+}
+
+TEST(ChatTemplateHostileTest, LongConversationsAreNotHostile) {
+  const json golden =
+      json::parse(ReadWhole(GoldenPath("templates.json")));
+  json messages = json::array();
+  for (int i = 0; i < 1000; ++i) {
+    messages.push_back({{"role", i % 2 ? "assistant" : "user"},
+                        {"content", std::string(1000, 'x')}});
+  }
+  messages.push_back({{"role", "user"}, {"content", std::string(1 << 20, 'y')}});
+  const std::string text = messages.dump();
+  int rendered = 0;
+  for (const json& c : golden["cases"]) {
+    const auto name = c["name"].get<std::string>();
+    if (name != "ChatML" && name != "Llama 3" && name != "Mistral" &&
+        name != "Qwen") {
+      continue;
+    }
+    json config = golden["tokens"];
+    config["chat_template"] = c["template"];
+    auto prompt = FromConfig(config)->Render({.messages_json = text});
+    ASSERT_TRUE(prompt.ok()) << name << ": " << prompt.status();
+    EXPECT_GT(prompt->size(), 2000u * 1000u);
+    ++rendered;
+  }
+  EXPECT_EQ(rendered, 4);
+}
+
+// A template cannot move the sandbox's functions out of the way.
+TEST(ChatTemplateHostileTest, TheSandboxIsOutOfReach) {
+  for (const char* source : {"{% set %check = 1 %}", "{{ %check(1) }}",
+                             "{{ namespace(**{'%check': 1}).y.z }}"}) {
+    EXPECT_FALSE(RenderSource(source).ok()) << source;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::text
