@@ -22,7 +22,7 @@ class Progress {
     int64_t total_bytes = 0;
     std::FILE* output = stderr;
     bool tty = false;                 // see IsTerminal
-    std::function<absl::Time()> now;  // default: the monotonic clock
+    std::function<absl::Time()> now = nullptr;  // the monotonic clock
   };
 
   explicit Progress(Options options);

@@ -6,7 +6,6 @@
 
 #include "decode_worker/core.h"
 #include "decode_worker/service.h"
-#include "handoff/shm/shm_way.h"
 #include "worker/load_metrics.h"
 #include "worker/process.h"
 
@@ -45,10 +44,6 @@ class DecodeRole final : public worker::Role {
         decode_(context.loop, &core_),
         handoff_(context.loop, &core_),
         metrics_(context.metrics, context.parts.hello) {
-    const auto& ways = context.parts.ways;
-    if (std::find(ways.begin(), ways.end(), "shm") != ways.end()) {
-      core_.AddWay(handoff::NewShmReceiverWay(context.loop, context.random));
-    }
   }
 
   std::vector<grpc::Service*> services() override {

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/http/listener.h"
+#include "common/http/server.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
+#include "common/rpc/channel.h"
 #include "common/rpc/client_stream.h"
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
@@ -136,7 +137,7 @@ class Process {
   SystemRandom random_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Watchdog> watchdog_;
-  std::unique_ptr<http::Listener> http_;
+  std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ThreadLoop> loop_;
   WorkerParts parts_;
   std::unique_ptr<MeasuredExecutor> executor_;
@@ -212,18 +213,19 @@ absl::Status Process::StartRole() {
 }
 
 absl::Status Process::StartServers() {
-  http::ListenerOptions http;
-  http.host = flags_.worker.host;
-  http.port = flags_.worker.http_port;
-  absl::StatusOr<std::unique_ptr<http::Listener>> listener =
-      http::Listener::Start(http);
-  if (!listener.ok()) return listener.status();
-  http_ = *std::move(listener);
-  http_->ServeMetrics(metrics_.get());
-  http_->ServeHealth([this]() -> absl::Status {
-    if (!ready_) return absl::UnavailableError("starting or draining");
-    return watchdog_->Check(loop_->Now());
+  http_ = std::make_unique<HttpServer>(HttpOptions{
+      .host = flags_.worker.host, .port = flags_.worker.http_port});
+  http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
+    return HttpResponse{.content_type = Metrics::kContentType,
+                        .body = metrics_->Text()};
   });
+  http_->Handle("GET", "/health", [this](const HttpRequest&) {
+    return HealthResponse(ready_
+                              ? watchdog_->Check(loop_->Now())
+                              : absl::UnavailableError("starting or draining"));
+  });
+  absl::Status listening = http_->Start();
+  if (!listening.ok()) return listening;
 
   rpc::ServerOptions grpc;
   grpc.address =
