@@ -263,6 +263,12 @@ std::vector<HostileCase> HostileTemplates() {
        ns + "{% set ns.self = ns %}{{ ns | tojson }}"},
       {"a namespace in itself, listed",
        ns + "{% set ns.l = [ns] %}{{ ns | string }}"},
+      {"a namespace behind a macro",
+       ns + "{% macro f() %}{{ ns.x }}{% endmacro %}{% set ns.f = f %}"},
+      {"a namespace behind a lazy value",
+       ns + "{% set ns.l = [ns.items()] %}"},
+      {"two namespaces in a ring",
+       ns + "{% set other = namespace(a=ns) %}{% set ns.x = {'o': other} %}"},
       {"nested batches",
        "{% set x = [1, 2] %}" + Repeat("{% set x = x | batch(1) | list %}", 200) +
            "{{ x }}"},

@@ -24,6 +24,7 @@ import os
 import pathlib
 import random
 import sys
+import typing
 
 import jinja2
 import jinja2.ext
@@ -589,7 +590,7 @@ def render(case: dict) -> str:
         return datetime.datetime.fromtimestamp(NOW, datetime.UTC).strftime(form)
 
     class Generation(jinja2.ext.Extension):
-        tags = {"generation"}
+        tags: typing.ClassVar[set[str]] = {"generation"}
 
         def parse(self, parser):
             line = next(parser.stream).lineno

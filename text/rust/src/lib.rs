@@ -118,9 +118,8 @@ fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
         Ok(Ok(())) => return 0,
         Ok(Err(failure)) => failure,
         Err(payload) => {
-            // Dropping a payload may itself panic; a leak of a few bytes on
-            // the way out of a bug is the better end.
-            std::mem::forget(payload);
+            // Dropping a payload may itself panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
             let place = PANIC_PLACE.with(|slot| slot.borrow().clone());
             // Only the crate's folder on: the rest is the builder's machine.
             let place = place.rsplit_once("/registry/src/").map_or(place.as_str(), |x| x.1);

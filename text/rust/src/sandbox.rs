@@ -83,6 +83,43 @@ fn measure(value: &Value, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Checks a value that goes into a namespace. Namespaces are the only values
+/// that change, so what they hold must not lead back to one: such a ring is
+/// never freed. Lazy values and macros may hide one.
+fn settable(value: Value) -> Result<Value, Error> {
+    measure(&value, MAX_NESTING)?;
+    let value = match value.kind() {
+        ValueKind::Iterable => Value::from(value.try_iter()?.collect::<Vec<Value>>()),
+        _ => value,
+    };
+    leads_nowhere(&value)?;
+    Ok(value)
+}
+
+fn leads_nowhere(value: &Value) -> Result<(), Error> {
+    let Some(object) = value.as_object() else {
+        return Ok(());
+    };
+    let type_name = object.type_name();
+    let is_lazy = value.kind() == ValueKind::Iterable;
+    if is_lazy || type_name.contains("Namespace") || type_name.contains("::vm::") {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "a namespace can hold only data: no namespace, macro or lazy value",
+        ));
+    }
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
+        return Ok(());
+    }
+    for item in value.try_iter()? {
+        leads_nowhere(&item)?;
+        if value.kind() == ValueKind::Map {
+            leads_nowhere(&value.get_item(&item)?)?;
+        }
+    }
+    Ok(())
+}
+
 fn concat(left: &Value, right: &Value) -> Result<Value, Error> {
     let mut text = python::Text::default();
     text.display(left)?;
@@ -168,6 +205,7 @@ fn arithmetic(
 /// The functions that `bounded` calls.
 pub fn install(environment: &mut Environment) {
     environment.add_function("%check", check);
+    environment.add_function("%settable", settable);
     environment.add_function("%concat", |a: Value, b: Value| concat(&a, &b));
     environment.add_function("%add", add);
     environment.add_function("%multiply", multiply);
@@ -201,7 +239,7 @@ fn replacement<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
             vec![CHECK, same]
         }
         // Value below, namespace above. Only namespaces outlive a loop's turn.
-        I::SetAttr(..) => vec![I::Swap, CHECK, I::Swap, same],
+        I::SetAttr(..) => vec![I::Swap, I::CallFunction("%settable", Some(1)), I::Swap, same],
         _ => vec![same],
     }
 }
