@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// One engine on virtual time, for its tests: a fake device that notes what
+// every step held, a listener that notes all it hears and can be given things
+// to do meanwhile, and the check that ends every scenario: right tokens, all
+// blocks back, every sum right.
+
+#ifndef TANDEM_TESTS_ENGINE_ENGINE_HARNESS_H_
+#define TANDEM_TESTS_ENGINE_ENGINE_HARNESS_H_
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/testing/virtual_loop.h"
+#include "engine/engine.h"
+#include "engine/kv_pool.h"
+#include "engine/testing/fake_executor.h"
+
+namespace tandem::engine {
+
+// Notes steps as text before it passes them on: "1@0+5* 2@7+1" is positions
+// [0, 5) of sequence 1, which then draws, and position 7 of sequence 2.
+class NotingExecutor final : public Executor {
+ public:
+  explicit NotingExecutor(Executor* device) : device_(device) {}
+
+  void Submit(const Step* step, StepListener* listener) override {
+    std::string text;
+    int rows = 0;
+    for (const StepEntry& entry : step->entries) {
+      absl::StrAppend(&text, text.empty() ? "" : " ", entry.sequence, "@",
+                      entry.position, "+", entry.tokens.size(),
+                      entry.sample ? "*" : "");
+      rows += static_cast<int>(entry.tokens.size());
+    }
+    steps.push_back(text);
+    most_rows = std::max(most_rows, rows);
+    most_sequences =
+        std::max(most_sequences, static_cast<int>(step->entries.size()));
+    device_->Submit(step, listener);
+  }
+  void Gather(const KvPart& part, kernels::DType wire, uint64_t key,
+              std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override {
+    device_->Gather(part, wire, key, staging, std::move(done));
+  }
+  void Scatter(const KvPart& part, kernels::DType wire,
+               const std::byte* staging,
+               absl::AnyInvocable<void()> done) override {
+    device_->Scatter(part, wire, staging, std::move(done));
+  }
+  void Digest(const KvPart& part, kernels::DType wire, uint64_t key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override {
+    device_->Digest(part, wire, key, std::move(done));
+  }
+  const kernels::KvShape& kv_shape() const override {
+    return device_->kv_shape();
+  }
+
+  std::vector<std::string> steps;
+  int most_rows = 0;
+  int most_sequences = 0;
+
+ private:
+  Executor* const device_;
+};
+
+struct HarnessOptions {
+  int num_blocks = 64;
+  int block_size = 4;
+  EngineOptions engine = {.max_num_seqs = 64,
+                          .max_num_batched_tokens = 64,
+                          .max_model_len = 200,
+                          .prefix_caching = true};
+  FakeModel model = {.num_layers = 2, .vocab_size = 100, .weights = 1};
+  uint64_t seed = 1;
+  absl::Duration step_jitter = absl::ZeroDuration();
+};
+
+class Harness final : public EngineListener {
+ public:
+  struct Told {
+    SequenceSpec spec;  // as last added
+    std::vector<int32_t> prompt;
+    std::vector<int32_t> tokens;
+    std::optional<Finish> finish;
+    int preempted = 0;
+    int failed = 0;
+    bool retired = false;
+  };
+
+  explicit Harness(const HarnessOptions& harness_options = {})
+      : options(harness_options),
+        pool(options.num_blocks, options.block_size),
+        device({.model = options.model,
+                .num_blocks = options.num_blocks,
+                .block_size = options.block_size,
+                .seed = options.seed,
+                .step_jitter = options.step_jitter},
+               &loop),
+        executor(&device),
+        engine(std::make_unique<Engine>(options.engine, &loop, &executor, &pool,
+                                        this)) {}
+
+  ~Harness() override {
+    EXPECT_THAT(device.violations(), ::testing::IsEmpty());
+  }
+
+  // A prompt of `length` tokens that differ by `id`.
+  static std::vector<int32_t> Prompt(SequenceId id, int length) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < length; ++i) {
+      prompt.push_back(static_cast<int32_t>(
+          Mix64(id * 1000 + static_cast<uint64_t>(i)) % 100));
+    }
+    return prompt;
+  }
+  // Sequence `id` is of age `id` (1 the oldest) unless said otherwise.
+  SequenceSpec Spec(SequenceId id, int prompt_tokens, int max_tokens) const {
+    SequenceSpec spec;
+    spec.history = Prompt(id, prompt_tokens);
+    spec.prompt_tokens = prompt_tokens;
+    spec.stopping.max_tokens = max_tokens;
+    spec.root = RootHash("", options.block_size, "");
+    spec.admitted = absl::FromUnixSeconds(static_cast<int64_t>(id));
+    return spec;
+  }
+
+  void Add(SequenceId id, SequenceSpec spec, bool match_cache = false) {
+    Told& entry = told[id];
+    entry.prompt.assign(spec.history.begin(),
+                        spec.history.begin() + spec.prompt_tokens);
+    entry.tokens.assign(spec.history.begin() + spec.prompt_tokens,
+                        spec.history.end());
+    entry.retired = false;
+    entry.finish.reset();
+    std::vector<BlockRef> blocks;
+    if (match_cache) {
+      // Never the whole history: its last position must be computed.
+      blocks = pool.Match(HashBlocks(
+          spec.root,
+          absl::MakeConstSpan(spec.history).first(spec.history.size() - 1),
+          options.block_size));
+    }
+    const int computed = static_cast<int>(blocks.size()) * options.block_size;
+    entry.spec = spec;
+    const absl::Status status =
+        engine->Add(id, std::move(spec), std::move(blocks), computed);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  void Add(SequenceId id, int prompt_tokens, int max_tokens) {
+    Add(id, Spec(id, prompt_tokens, max_tokens));
+  }
+  void Retire(SequenceId id) {
+    told[id].retired = true;
+    engine->Retire(id);
+  }
+  // Adds it again with what it has, as a router would.
+  void Resume(SequenceId id, bool match_cache) {
+    SequenceSpec spec = told[id].spec;
+    spec.history = told[id].prompt;
+    spec.history.insert(spec.history.end(), told[id].tokens.begin(),
+                        told[id].tokens.end());
+    Add(id, std::move(spec), match_cache);
+  }
+
+  // Until that many steps were submitted in all, and done.
+  void RunSteps(int64_t count) {
+    while ((device.steps() < count || engine->stats().step_in_flight) &&
+           loop.RunNext()) {
+      if (device.steps() >= count) break;
+    }
+  }
+  void RunUntilIdle() {
+    EXPECT_LT(loop.RunUntilIdle(2'000'000), 2'000'000) << "it never ends";
+  }
+
+  std::vector<int32_t> ExpectedTokens(SequenceId id) {
+    const Told& entry = told[id];
+    std::vector<int32_t> tokens = ExpectedUntilStop(
+        options.model, entry.prompt, static_cast<int>(entry.prompt.size()),
+        entry.spec.sampling, entry.spec.stopping, options.engine.max_model_len);
+    if (entry.spec.first_token_only) tokens.resize(1);
+    return tokens;
+  }
+  // Each one finished, with the tokens that an undisturbed run gives.
+  void ExpectAllFinishedRight() {
+    for (const auto& [id, entry] : told) {
+      if (entry.retired && !entry.finish.has_value()) continue;
+      EXPECT_TRUE(entry.finish.has_value() || entry.spec.first_token_only)
+          << "sequence " << id << " did not finish";
+      EXPECT_EQ(entry.tokens, ExpectedTokens(id)) << "sequence " << id;
+    }
+  }
+  // Retires all: nothing may be left. Blocks are free or cached.
+  void ExpectNothingLeft() {
+    for (auto& [id, entry] : told) Retire(id);
+    RunUntilIdle();
+    const KvPoolCounts counts = pool.counts();
+    EXPECT_EQ(counts.live, 0);
+    EXPECT_EQ(counts.reserved, 0);
+    EXPECT_EQ(counts.free + counts.cached, options.num_blocks);
+    CheckInvariants();
+    EXPECT_EQ(engine->stats().running, 0);
+    EXPECT_EQ(engine->stats().paused, 0);
+    EXPECT_EQ(engine->stats().pending_tokens, 0);
+    EXPECT_FALSE(engine->stats().step_in_flight);
+  }
+  void CheckInvariants() const {
+    EXPECT_TRUE(engine->CheckInvariants().ok()) << engine->CheckInvariants();
+    EXPECT_TRUE(pool.CheckInvariants().ok()) << pool.CheckInvariants();
+  }
+
+  // ---- EngineListener
+  void OnToken(SequenceId id, int position, const SampledToken& token,
+               std::optional<Finish> finish) override {
+    Told& entry = told[id];
+    EXPECT_FALSE(entry.retired) << "a retired sequence speaks: " << id;
+    EXPECT_FALSE(entry.finish.has_value()) << "a token after the end: " << id;
+    // Each position once and in order.
+    EXPECT_EQ(position,
+              static_cast<int>(entry.prompt.size() + entry.tokens.size()));
+    entry.tokens.push_back(token.token_id);
+    entry.finish = finish;
+    events.push_back(absl::StrCat("token ", id, "@", position));
+    if (on_token) on_token(id);
+  }
+  void OnComputed(SequenceId id, int begin, int end, int layers_done) override {
+    EXPECT_FALSE(told[id].retired) << "a retired sequence computes: " << id;
+    layers.push_back(
+        absl::StrCat(id, " [", begin, ", ", end, ") layer ", layers_done));
+    if (on_computed) on_computed(id, layers_done);
+  }
+  void OnPreempted(SequenceId id) override {
+    EXPECT_FALSE(told[id].retired) << "a retired sequence is preempted";
+    EXPECT_FALSE(engine->contains(id));
+    ++told[id].preempted;
+    events.push_back(absl::StrCat("preempted ", id));
+    if (on_preempted) on_preempted(id);
+  }
+  bool OnBlocksShort(int blocks) override {
+    events.push_back(absl::StrCat("short ", blocks));
+    return on_blocks_short ? on_blocks_short(blocks) : false;
+  }
+  void OnStepFailed(const std::vector<SequenceId>& sequences,
+                    const absl::Status& status) override {
+    for (const SequenceId id : sequences) {
+      EXPECT_FALSE(engine->contains(id));
+      ++told[id].failed;
+      events.push_back(absl::StrCat("failed ", id));
+    }
+    if (on_step_failed) on_step_failed(sequences);
+  }
+
+  const HarnessOptions options;
+  VirtualLoop loop;
+  KvPool pool;
+  FakeExecutor device;
+  NotingExecutor executor;
+  std::map<SequenceId, Told> told;
+  std::vector<std::string> events;
+  std::vector<std::string> layers;
+  std::function<void(SequenceId)> on_token;
+  std::function<void(SequenceId, int)> on_computed;
+  std::function<void(SequenceId)> on_preempted;
+  std::function<bool(int)> on_blocks_short;
+  std::function<void(const std::vector<SequenceId>&)> on_step_failed;
+  std::unique_ptr<Engine> engine;
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_TESTS_ENGINE_ENGINE_HARNESS_H_

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ten thousand steps of everything at once, per seed: sequences of all kinds
+// come, pause, are retired, preempted and resumed, steps fail, grants are
+// reserved, held, committed and abandoned beside them. Whoever finishes has
+// the tokens of an undisturbed run; at the end nothing is left.
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "common/random.h"
+#include "tests/engine/engine_harness.h"
+
+namespace tandem::engine {
+namespace {
+
+constexpr int64_t kSteps = 10'000;
+
+HarnessOptions SoakOptions(uint64_t seed) {
+  SeededRandom random(seed);
+  HarnessOptions options;
+  options.block_size = 1 << random.Below(4);
+  options.engine.max_model_len = 48;
+  options.num_blocks =
+      static_cast<int>(48 + random.Below(60)) / options.block_size + 1;
+  options.engine.max_num_seqs = 1 + static_cast<int>(random.Below(12));
+  options.engine.max_num_batched_tokens =
+      1 + static_cast<int>(random.Below(40));
+  options.engine.prefix_caching = random.Below(4) != 0;
+  options.seed = seed;
+  options.step_jitter = absl::Milliseconds(3);
+  return options;
+}
+
+class Soak {
+ public:
+  explicit Soak(uint64_t seed) : random_(~seed), harness_(SoakOptions(seed)) {
+    harness_.on_token = [this](SequenceId id) {
+      const Harness::Told& told = harness_.told[id];
+      if (told.finish.has_value() || told.spec.first_token_only) {
+        Finish(id);
+      } else if (random_.Below(40) == 0) {
+        Meddle();
+      }
+    };
+    harness_.on_computed = [this](SequenceId, int) {
+      if (random_.Below(60) == 0) Meddle();
+    };
+    harness_.on_preempted = [this](SequenceId id) { ResumeLater(id); };
+    harness_.on_step_failed = [this](const std::vector<SequenceId>& ids) {
+      for (const SequenceId id : ids) ResumeLater(id);
+    };
+    harness_.on_blocks_short = [this](int) {
+      if (grants_.empty()) return false;
+      grants_.pop_front();
+      ++revoked_;
+      return true;
+    };
+  }
+
+  void Run() {
+    while (harness_.device.steps() < kSteps && !testing::Test::HasFailure()) {
+      Meddle();
+      for (uint64_t i = random_.Below(20); i > 0; --i) {
+        if (!harness_.loop.RunNext()) break;
+      }
+      if (random_.Below(20) == 0) harness_.CheckInvariants();
+    }
+    closing_ = true;
+    grants_.clear();
+    holds_.clear();
+    for (const auto& [id, told] : std::map(harness_.told)) {
+      harness_.engine->Pause(id, false);
+    }
+    harness_.RunUntilIdle();
+    Forget();
+    // All that were not given up have finished.
+    EXPECT_TRUE(harness_.told.empty()) << harness_.told.size() << " left";
+    harness_.ExpectNothingLeft();
+  }
+
+  // Proof that the soak was one.
+  int64_t finished() const { return finished_; }
+  int64_t given_up() const { return given_up_; }
+  int64_t failed() const { return failed_; }
+  int64_t revoked() const { return revoked_; }
+  int64_t preempted() { return harness_.engine->stats().preemptions; }
+
+ private:
+  void Finish(SequenceId id) {
+    EXPECT_EQ(harness_.told[id].tokens, harness_.ExpectedTokens(id)) << id;
+    ++finished_;
+    harness_.Retire(id);
+    gone_.push_back(id);
+  }
+  void ResumeLater(SequenceId id) {
+    const absl::Duration delay = absl::Milliseconds(1 + random_.Below(60));
+    harness_.loop.After(delay, [this, id] {
+      if (harness_.told.contains(id) && !harness_.told[id].retired &&
+          !harness_.engine->contains(id)) {
+        harness_.Resume(id, random_.Below(2) == 0);
+      }
+    });
+  }
+  void AddOne() {
+    const SequenceId id = ++last_id_;
+    SequenceSpec spec =
+        harness_.Spec(id, 1 + static_cast<int>(random_.Below(40)),
+                      1 + static_cast<int>(random_.Below(20)));
+    // Few different prompts, so that many share their beginnings.
+    spec.history = Harness::Prompt(random_.Below(3), spec.prompt_tokens);
+    spec.sampling.temperature = random_.Below(2) == 0 ? 0.0f : 1.0f;
+    spec.sampling.seed = random_.Next();
+    if (random_.Below(3) == 0) {
+      spec.stopping.stop_token_ids = {7, 13, 21, 42, 77};
+      spec.stopping.min_tokens = static_cast<int>(random_.Below(4));
+    }
+    spec.first_token_only = random_.Below(8) == 0;
+    spec.alone = random_.Below(10) == 0;
+    spec.cache_blocks = random_.Below(8) != 0;
+    spec.admitted = harness_.loop.Now() - absl::Seconds(random_.Below(3));
+    harness_.Add(id, std::move(spec), random_.Below(3) != 0);
+  }
+  void Meddle() {
+    if (closing_) return;
+    // Outside of its callbacks, what has finished may be forgotten.
+    switch (random_.Below(16)) {
+      default:
+        if (harness_.told.size() < 16) AddOne();
+        break;
+      case 0:
+      case 1:
+        if (const SequenceId id = Any(); id != 0) {
+          harness_.Retire(id);
+          gone_.push_back(id);
+          ++given_up_;
+        }
+        break;
+      case 2:
+      case 3:
+        if (const SequenceId id = Any(); id != 0) {
+          harness_.engine->Pause(id, true);
+          harness_.loop.After(
+              absl::Milliseconds(random_.Below(100)),
+              [this, id] { harness_.engine->Pause(id, false); });
+        }
+        break;
+      case 4:
+        if (random_.Below(5) == 0) {
+          ++failed_;
+          harness_.device.FailNextStep(absl::UnavailableError("device"));
+        }
+        break;
+      case 5:
+      case 6:
+        if (std::optional<Reservation> grant =
+                harness_.pool.Reserve(1 + static_cast<int>(random_.Below(3)));
+            grant.has_value()) {
+          holds_.push_back(
+              grant->Hold(0, static_cast<int>(grant->ids().size())));
+          grants_.push_back(std::move(*grant));
+        }
+        break;
+      case 7:
+      case 8:
+        if (!grants_.empty()) {
+          // Committed and dropped, or abandoned.
+          if (random_.Below(2) == 0) {
+            ReleaseBlocks(std::move(grants_.front()).Commit());
+          }
+          grants_.pop_front();
+        }
+        break;
+      case 9:
+      case 10:
+      case 11:
+        holds_.clear();
+        break;
+    }
+    if (!harness_.engine->stats().step_in_flight) Forget();
+  }
+  void Forget() {
+    for (const SequenceId id : gone_) harness_.told.erase(id);
+    gone_.clear();
+  }
+  SequenceId Any() {
+    if (harness_.told.empty()) return 0;
+    auto it = harness_.told.begin();
+    std::advance(it, static_cast<int>(random_.Below(harness_.told.size())));
+    return it->second.retired ? 0 : it->first;
+  }
+
+  SeededRandom random_;
+  std::deque<Reservation> grants_;
+  std::vector<BlockHold> holds_;
+  std::vector<SequenceId> gone_;
+  SequenceId last_id_ = 0;
+  bool closing_ = false;
+  int64_t finished_ = 0;
+  int64_t given_up_ = 0;
+  int64_t failed_ = 0;
+  int64_t revoked_ = 0;
+  Harness harness_;
+};
+
+TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
+  int64_t finished = 0;
+  int64_t given_up = 0;
+  int64_t failed = 0;
+  int64_t revoked = 0;
+  int64_t preempted = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Soak soak(seed);
+    soak.Run();
+    if (HasFailure()) return;
+    finished += soak.finished();
+    given_up += soak.given_up();
+    failed += soak.failed();
+    revoked += soak.revoked();
+    preempted += soak.preempted();
+  }
+  EXPECT_GT(finished, 5000);
+  EXPECT_GT(given_up, 500);
+  EXPECT_GT(failed, 100);
+  EXPECT_GT(revoked, 100);
+  EXPECT_GT(preempted, 500);
+}
+
+TEST(EngineSoakTest, OneSeedIsOneHistory) {
+  const auto run = [](uint64_t seed) {
+    Soak soak(seed);
+    soak.Run();
+    return std::vector<int64_t>{soak.finished(), soak.given_up(), soak.failed(),
+                                soak.revoked(), soak.preempted()};
+  };
+  EXPECT_EQ(run(3), run(3));
+  EXPECT_NE(run(3), run(4));
+}
+
+}  // namespace
+}  // namespace tandem::engine
