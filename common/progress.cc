@@ -90,8 +90,8 @@ std::string HumanBytes(double bytes) {
     bytes /= 1024;
     ++unit;
   }
-  return absl::StrFormat(unit == 0 || bytes >= 99.95 ? "%.0f %s" : "%.1f %s",
-                         bytes, kUnits[unit]);
+  const int decimals = unit == 0 || bytes >= 99.95 ? 0 : 1;
+  return absl::StrFormat("%.*f %s", decimals, bytes, kUnits[unit]);
 }
 
 }  // namespace tandem

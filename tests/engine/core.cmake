@@ -10,3 +10,5 @@ tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
             DEPS tandem_engine_testing LABELS sim)
+tandem_test(engine_allocation_test SRCS engine_allocation_test.cc
+            DEPS tandem_engine_core tandem_common_testing)
