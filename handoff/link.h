@@ -64,10 +64,10 @@ class LinkBase : public StreamHandler<In> {
     // Not from here: the caller is in the middle of something.
     overflowing_ = true;
     tick_.Start(absl::ZeroDuration(), [this] {
-      owner_->OnLinkBroken(this, absl::ResourceExhaustedError(absl::StrCat(
-                                     stream_->unsent(),
-                                     " messages are waiting for ",
-                                     stream_->peer(), " to read")));
+      owner_->OnLinkBroken(this,
+                           absl::ResourceExhaustedError(absl::StrCat(
+                               stream_->unsent(), " messages are waiting for ",
+                               stream_->peer(), " to read")));
     });
   }
 
@@ -108,10 +108,9 @@ class LinkBase : public StreamHandler<In> {
   void OnTick() {
     const absl::Duration quiet = loop_->Now() - last_heard_;
     if (quiet >= silence_) {
-      owner_->OnLinkBroken(
-          this, absl::UnavailableError(absl::StrCat(
-                    stream_->peer(), " said nothing for ",
-                    absl::ToInt64Milliseconds(quiet), " ms")));
+      owner_->OnLinkBroken(this, absl::UnavailableError(absl::StrCat(
+                                     stream_->peer(), " said nothing for ",
+                                     absl::ToInt64Milliseconds(quiet), " ms")));
       return;
     }
     // What is queued will be heard anyway once the peer reads.

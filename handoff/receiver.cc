@@ -17,8 +17,8 @@ constexpr int kTicketKeyBytes = 32;
 
 }  // namespace
 
-Receiver::Impl::Impl(const ReceiverOptions& options, Loop* loop,
-                     Random* random, ReceiverDelegate* delegate)
+Receiver::Impl::Impl(const ReceiverOptions& options, Loop* loop, Random* random,
+                     ReceiverDelegate* delegate)
     : options_(options),
       loop_(loop),
       random_(random),
@@ -27,8 +27,7 @@ Receiver::Impl::Impl(const ReceiverOptions& options, Loop* loop,
       fingerprint_hash_(HashFingerprint(options.fingerprint)),
       wire_(ParseDType(options.kv_dtype).value_or(kernels::DType::kF32)),
       // Generations of one incarnation say nothing about another's.
-      arena_(options.num_slabs, options.slabs_per_peer,
-             random->Next() >> 1),
+      arena_(options.num_slabs, options.slabs_per_peer, random->Next() >> 1),
       credits_(static_cast<size_t>(options.num_slabs)),
       quarantine_(loop) {
   ways_.push_back(NewGrpcReceiverWay());
@@ -89,8 +88,8 @@ std::string Receiver::Impl::IssueTicket(const Attempt& attempt,
       State* expired = Find(serial);
       if (expired == nullptr) return;
       Fail(expired,
-           absl::DeadlineExceededError("the handoff ticket's time is over"),
-           "", Tell::kDead);
+           absl::DeadlineExceededError("the handoff ticket's time is over"), "",
+           Tell::kDead);
     });
     by_attempt_[attempt] = state->serial;
     states_[state->serial] = std::move(state);
@@ -185,8 +184,8 @@ void Receiver::Impl::OnOffer(Link* link, const v1::HandoffOffer& offer) {
   }
   if (state->usable == nullptr || !state->usable->channel->ready()) {
     Fail(state,
-         absl::UnavailableError(absl::StrCat(
-             "way '", offer.way(), "' is not set up on this link")),
+         absl::UnavailableError(absl::StrCat("way '", offer.way(),
+                                             "' is not set up on this link")),
          std::string(state->way), Tell::kDead);
     return;
   }
@@ -336,8 +335,8 @@ void Receiver::Impl::MaybeDigest(State* state) {
          absl::DataLossError(absl::StrCat(
              state->landed_slices, " slices with ", state->landed_rows,
              " (layer, position) rows landed; the manifest says ",
-             state->commit->slices(), " slices, the grant ",
-             WantedRows(*state), " rows")),
+             state->commit->slices(), " slices, the grant ", WantedRows(*state),
+             " rows")),
          "", Tell::kAck);
     return;
   }
@@ -345,11 +344,11 @@ void Receiver::Impl::MaybeDigest(State* state) {
   state->clock.Stop();
   const Attempt attempt = state->attempt;
   const struct Grant grant = state->grant;
-  delegate_->Digest(attempt, grant,
-                    alive_.Guard([this, serial = state->serial](
-                                     kernels::KvDigest digest) {
-                      OnDigest(serial, digest);
-                    }));
+  delegate_->Digest(
+      attempt, grant,
+      alive_.Guard([this, serial = state->serial](kernels::KvDigest digest) {
+        OnDigest(serial, digest);
+      }));
 }
 
 void Receiver::Impl::OnDigest(Serial serial, kernels::KvDigest digest) {
@@ -404,10 +403,10 @@ void Receiver::Impl::CheckClock(Serial serial) {
     return;
   }
   Fail(state,
-       absl::DeadlineExceededError(absl::StrCat(
-           "handoff from ", state->link->sender.worker_id(), " over ",
-           state->way, " made no progress for ",
-           absl::ToInt64Milliseconds(idle), " ms")),
+       absl::DeadlineExceededError(
+           absl::StrCat("handoff from ", state->link->sender.worker_id(),
+                        " over ", state->way, " made no progress for ",
+                        absl::ToInt64Milliseconds(idle), " ms")),
        std::string(state->way), Tell::kDead);
 }
 

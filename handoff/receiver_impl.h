@@ -97,7 +97,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
     Link* link = nullptr;
     std::string way;
     Usable* usable = nullptr;
-    int positions = 0;  // offered
+    int positions = 0;         // offered
     v1::HandoffAnswer answer;  // the latest word on the offer
     struct Grant grant;
     Coverage announced;
@@ -200,7 +200,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   std::map<Serial, std::unique_ptr<Link>> ghosts_;
 
   SlabArena arena_;
-  std::vector<Credit> credits_;         // [arena slab]
+  std::vector<Credit> credits_;           // [arena slab]
   std::map<uint64_t, Request> requests_;  // by arena token
   uint64_t next_token_ = 1;
   Timer quarantine_;

@@ -47,8 +47,7 @@ void Receiver::Impl::AddLink(std::unique_ptr<ReceiverStream> stream) {
   }
 }
 
-void Receiver::Impl::OnLinkBroken(ReceiverLinkBase* link,
-                                  absl::Status status) {
+void Receiver::Impl::OnLinkBroken(ReceiverLinkBase* link, absl::Status status) {
   Break(static_cast<Link*>(link), status, /*refused=*/false);
 }
 
@@ -97,8 +96,7 @@ void Receiver::Impl::OnLinkMessage(ReceiverLinkBase* base,
 }
 
 absl::Status Receiver::Impl::CheckHello(const v1::LinkHello& hello,
-                                        uint32_t* protocol,
-                                        bool* mixed) const {
+                                        uint32_t* protocol, bool* mixed) const {
   absl::StatusOr<uint32_t> version =
       NegotiateProtocol(hello.protocol_min(), hello.protocol_max());
   if (!version.ok()) return version.status();
@@ -150,8 +148,8 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
     for (const std::unique_ptr<ReceiverWay>& way : ways_) {
       if (way->name() != name) continue;
       // Memory is shared within one host only; the way itself checks more.
-      if (name == "shm" && (options_.host_id.empty() ||
-                            hello.host_id() != options_.host_id)) {
+      if (name == "shm" &&
+          (options_.host_id.empty() || hello.host_id() != options_.host_id)) {
         continue;
       }
       absl::StatusOr<std::unique_ptr<ReceiverChannel>> channel =
@@ -187,9 +185,8 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
   ghosts_[link->serial] = std::move(found->second);
   links_.erase(found);
   std::vector<std::pair<Attempt, std::string>> failed;
-  const absl::Status lost(
-      absl::StatusCode::kUnavailable,
-      absl::StrCat("handoff link lost: ", Message(status)));
+  const absl::Status lost(absl::StatusCode::kUnavailable,
+                          absl::StrCat("handoff link lost: ", Message(status)));
   const std::set<Serial> attempts = link->attempts;
   for (Serial serial : attempts) {
     State* state = Find(serial);
@@ -202,10 +199,8 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
   }
   arena_.RemovePair(link->pair);
   for (size_t way = 0; way < link->ways.size(); ++way) {
-    link->ways[way].channel->LinkLost(
-        alive_.Guard([this, serial = link->serial, way] {
-          OnQuiet(serial, way);
-        }));
+    link->ways[way].channel->LinkLost(alive_.Guard(
+        [this, serial = link->serial, way] { OnQuiet(serial, way); }));
   }
   MaybeBury(link);
   ServeCredits();
@@ -219,8 +214,8 @@ void Receiver::Impl::MaybeBury(Link* link) {
   if (!link->ended() || link->buried || arena_.held(link->pair) > 0) return;
   link->buried = true;
   // Calls into it may be on the stack.
-  loop_->Post(alive_.Guard(
-      [this, serial = link->serial] { ghosts_.erase(serial); }));
+  loop_->Post(
+      alive_.Guard([this, serial = link->serial] { ghosts_.erase(serial); }));
 }
 
 // ---- Slices: announced, credited, received, landed.
@@ -277,8 +272,7 @@ void Receiver::Impl::OnSliceReady(Link* link, const v1::SliceReady& ready) {
   }
   if (arena_.waiting(link->pair) >=
       kMaxWaitingPerSlab * static_cast<size_t>(options_.slabs_per_peer)) {
-    Break(link,
-          absl::ResourceExhaustedError("too many slices wait for a slab"),
+    Break(link, absl::ResourceExhaustedError("too many slices wait for a slab"),
           /*refused=*/false);
     return;
   }
@@ -423,8 +417,8 @@ void Receiver::Impl::OnCreditReturn(Link* link,
     state->credited = 0;
     state->slices.clear();
     Fail(state,
-         absl::AbortedError("the prefill worker gave a credit back unused"),
-         "", Tell::kDead);
+         absl::AbortedError("the prefill worker gave a credit back unused"), "",
+         Tell::kDead);
     return;
   }
   ServeCredits();

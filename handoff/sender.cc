@@ -17,8 +17,8 @@ constexpr size_t kBusyUnsent = 64;
 
 }  // namespace
 
-Sender::Impl::Impl(const SenderOptions& options, Loop* loop, Random*,
-                   Dial dial, SenderDelegate* delegate)
+Sender::Impl::Impl(const SenderOptions& options, Loop* loop, Random*, Dial dial,
+                   SenderDelegate* delegate)
     : options_(options),
       loop_(loop),
       dial_(std::move(dial)),
@@ -252,8 +252,8 @@ void Sender::Impl::OnGranted(State* state, const v1::HandoffAnswer& answer) {
     Enqueue(state, range);
   }
   const Serial serial = state->serial;
-  delegate_->OnAnswer(Attempt(state->attempt),
-                      SenderDelegate::Answer::kGranted, grant);
+  delegate_->OnAnswer(Attempt(state->attempt), SenderDelegate::Answer::kGranted,
+                      grant);
   state = Find(serial);
   if (state == nullptr) return;
   Announce(state->link);
@@ -476,14 +476,14 @@ void Sender::Impl::Fail(State* state, const absl::Status& status,
 void Sender::Impl::FailLater(State* state, absl::Status status,
                              std::string failed_way) {
   if (std::exchange(state->failing, true)) return;
-  loop_->Post(alive_.Guard([this, serial = state->serial,
-                            status = std::move(status),
-                            failed_way = std::move(failed_way)] {
-    State* failed = Find(serial);
-    if (failed == nullptr) return;
-    Withdraw(failed, status);
-    Fail(failed, status, failed_way);
-  }));
+  loop_->Post(
+      alive_.Guard([this, serial = state->serial, status = std::move(status),
+                    failed_way = std::move(failed_way)] {
+        State* failed = Find(serial);
+        if (failed == nullptr) return;
+        Withdraw(failed, status);
+        Fail(failed, status, failed_way);
+      }));
 }
 
 // ---- The public face.

@@ -77,14 +77,14 @@ class Sender::Impl final : public SenderLinkBase::Owner {
     bool welcomed = false;
     bool ready = false;
     int ways_pending = 0;
-    std::vector<Usable> ways;  // best first
+    std::vector<Usable> ways;         // best first
     std::unique_ptr<Timer> deadline;  // of dial, hello and ways
     int64_t slab_bytes = 0;
     int num_slabs = 0;
     SlabArena::Pair pair = 0;
     std::set<Serial> attempts;
-    std::deque<Serial> turns;  // attempts with slices to announce
-    int announced = 0;         // and not credited
+    std::deque<Serial> turns;               // attempts with slices to announce
+    int announced = 0;                      // and not credited
     absl::flat_hash_set<uint64_t> credits;  // generations in use
     int ops = 0;
     // Own slabs whose message the transport has not taken: the link's sent()

@@ -50,9 +50,8 @@ Sender::Impl::Link* Sender::Impl::LinkTo(const v1::WorkerRef& receiver) {
   std::unique_ptr<SenderStream> stream = dial_(receiver);
   const bool dialled = stream != nullptr;
   if (!dialled) stream = std::make_unique<NoStream>();
-  auto owned =
-      std::make_unique<Link>(this, loop_, options_.link_timeout,
-                             options_.silence, std::move(stream));
+  auto owned = std::make_unique<Link>(this, loop_, options_.link_timeout,
+                                      options_.silence, std::move(stream));
   Link* link = owned.get();
   links_[key] = std::move(owned);
   link->key = key;
@@ -90,9 +89,9 @@ void Sender::Impl::OnWelcome(Link* link, const v1::LinkWelcome& welcome) {
   if (welcome.slab_bytes() < 1 || welcome.slab_bytes() > kMaxSlabBytes ||
       welcome.num_slabs() < 1 || welcome.num_slabs() > kMaxSlabs) {
     Break(link,
-          absl::InternalError(absl::StrCat(
-              link->worker_id, " offers ", welcome.num_slabs(), " slabs of ",
-              welcome.slab_bytes(), " bytes")),
+          absl::InternalError(absl::StrCat(link->worker_id, " offers ",
+                                           welcome.num_slabs(), " slabs of ",
+                                           welcome.slab_bytes(), " bytes")),
           /*lost=*/true);
     return;
   }
@@ -231,9 +230,9 @@ void Sender::Impl::Break(Link* link, const absl::Status& status, bool lost) {
   // Last: the delegate may offer again, or do anything else.
   for (const auto& [attempt, way] : failed) {
     delegate_->OnFailed(
-        attempt, absl::Status(status.code(), absl::StrCat(
-                                                 "handoff link lost: ",
-                                                 Message(status))),
+        attempt,
+        absl::Status(status.code(),
+                     absl::StrCat("handoff link lost: ", Message(status))),
         way);
   }
 }
@@ -308,11 +307,11 @@ void Sender::Impl::Gather(Op* op, std::byte* staging) {
   // Copies: the op may be gone before Gather returns.
   const Attempt attempt = op->attempt;
   const Grant grant = op->grant;
-  delegate_->Gather(attempt, op->range, grant, staging,
-                    alive_.Guard([this, serial = op->serial](
-                                     kernels::KvDigest digest) {
-                      OnGathered(serial, digest);
-                    }));
+  delegate_->Gather(
+      attempt, op->range, grant, staging,
+      alive_.Guard([this, serial = op->serial](kernels::KvDigest digest) {
+        OnGathered(serial, digest);
+      }));
 }
 
 void Sender::Impl::OnGathered(Serial op_serial, kernels::KvDigest digest) {
@@ -331,11 +330,11 @@ void Sender::Impl::OnGathered(Serial op_serial, kernels::KvDigest digest) {
   slice.set_slice(op.slice);
   slice.set_slab(op.slab);
   slice.set_generation(op.generation);
-  op.channel->Send(std::move(slice), op.staging, op.bytes,
-                   alive_.Guard([this, op_serial](
-                                    absl::StatusOr<v1::Slice> sendable) {
-                     OnSendable(op_serial, std::move(sendable));
-                   }));
+  op.channel->Send(
+      std::move(slice), op.staging, op.bytes,
+      alive_.Guard([this, op_serial](absl::StatusOr<v1::Slice> sendable) {
+        OnSendable(op_serial, std::move(sendable));
+      }));
 }
 
 void Sender::Impl::OnSendable(Serial op_serial,

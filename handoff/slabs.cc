@@ -197,9 +197,9 @@ absl::Status SlabArena::CheckInvariants() const {
   int held = 0;
   int without = 0;
   for (const auto& [id, pair] : pairs_) {
-    const int slots = static_cast<int>(
-        std::count_if(pair.slots.begin(), pair.slots.end(),
-                      [](int slab) { return slab >= 0; }));
+    const int slots =
+        static_cast<int>(std::count_if(pair.slots.begin(), pair.slots.end(),
+                                       [](int slab) { return slab >= 0; }));
     if (slots != pair.held || (pair.removed && slots == 0)) {
       return absl::InternalError(
           absl::StrCat("pair ", id, " miscounts its slabs"));

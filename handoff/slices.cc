@@ -18,8 +18,7 @@ int64_t RowBytes(const Grant& grant, int head_dim) {
 
 SliceRange Clip(const SliceRange& range, const Grant& grant) {
   SliceRange clipped = range;
-  clipped.position_begin =
-      std::max(range.position_begin, grant.position_begin);
+  clipped.position_begin = std::max(range.position_begin, grant.position_begin);
   clipped.position_end = std::max(
       clipped.position_begin, std::min(range.position_end, grant.position_end));
   return clipped;
@@ -30,8 +29,7 @@ std::vector<SliceRange> Cut(const SliceRange& range, int64_t max_rows) {
   const int layers = range.layer_end - range.layer_begin;
   const int positions = range.position_end - range.position_begin;
   if (layers <= 0 || positions <= 0) return slices;
-  const int layer_step =
-      static_cast<int>(std::min<int64_t>(layers, max_rows));
+  const int layer_step = static_cast<int>(std::min<int64_t>(layers, max_rows));
   const int position_step = static_cast<int>(
       std::clamp<int64_t>(max_rows / layer_step, 1, positions));
   for (int p = range.position_begin; p < range.position_end;

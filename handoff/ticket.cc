@@ -76,9 +76,8 @@ std::string Mac(std::string_view record, std::string_view key) {
   std::string mac(kMacBytes, '\0');
   unsigned int size = 0;
   if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-           reinterpret_cast<const unsigned char*>(record.data()),
-           record.size(), reinterpret_cast<unsigned char*>(mac.data()),
-           &size) == nullptr ||
+           reinterpret_cast<const unsigned char*>(record.data()), record.size(),
+           reinterpret_cast<unsigned char*>(mac.data()), &size) == nullptr ||
       size != kMacBytes) {
     return "";
   }

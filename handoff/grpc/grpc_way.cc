@@ -14,9 +14,9 @@ class GrpcSenderChannel final : public SenderChannel {
  public:
   std::byte* Staging(uint32_t) override { return nullptr; }
 
-  void Send(v1::Slice slice, const std::byte* staging, size_t bytes,
-            absl::AnyInvocable<void(absl::StatusOr<v1::Slice>)> ready)
-      override {
+  void Send(
+      v1::Slice slice, const std::byte* staging, size_t bytes,
+      absl::AnyInvocable<void(absl::StatusOr<v1::Slice>)> ready) override {
     slice.set_payload(staging, bytes);
     ready(std::move(slice));
   }
