@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same tokens give the same logits, bit for bit, however they are
+// computed: alone or in a batch, in chunks of any size (a chunk of one is a
+// decode step), on any number of threads, with either instruction set, in
+// blocks of any size, and on a device that finishes late and hides its
+// memory.
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/safetensors.h"
+#include "gtest/gtest.h"
+#include "kernels/testing/late_backend.h"
+#include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/rig.h"
+
+namespace tandem::engine {
+namespace {
+
+using nlohmann::json;
+
+// Where logits were taken, by position.
+using LogitsAt = std::map<int, std::vector<float>>;
+
+// More than one attention segment for the first sequence.
+constexpr int kLength = kernels::kAttentionSegment + 37;
+
+// The case's checkpoint, with room for kLength positions.
+json Roomy(const std::string& name) {
+  json spec = LoadCases()[name];
+  spec["config"]["max_position_embeddings"] = 1024;
+  return spec;
+}
+
+RigOptions Blocks(int block_size) {
+  RigOptions options;
+  options.executor.max_rows = 2048;
+  options.executor.block_size = block_size;
+  options.executor.num_blocks = 8192 / block_size;
+  return options;
+}
+
+// Logits of the first of `batch` different sequences of different lengths,
+// computed together in chunks.
+LogitsAt Compute(Rig& rig, const json& spec, int chunk, int batch) {
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < batch; ++i) {
+    const int length = i == 0 ? kLength : 3 + 29 * i % 150;
+    sequences.push_back(rig.NewSequence(PromptIds(spec, length), length));
+  }
+  LogitsAt logits;
+  TestSequence& first = sequences[0];
+  while (first.computed < kLength) {
+    std::vector<TestSequence*> running;
+    for (TestSequence& sequence : sequences) {
+      if (sequence.computed < static_cast<int>(sequence.ids.size())) {
+        running.push_back(&sequence);
+      }
+    }
+    // Not always the first row of the step.
+    std::swap(running.front(), running[running.size() / 2]);
+    const StepOutput output = rig.Advance(running, chunk);
+    EXPECT_TRUE(output.status.ok()) << output.status;
+    if (!output.status.ok()) return {};
+    logits[first.computed - 1] = output.logits[running.size() / 2];
+  }
+  return logits;
+}
+
+void ExpectSameBits(const LogitsAt& reference, const LogitsAt& logits,
+                    const std::string& where) {
+  ASSERT_FALSE(logits.empty()) << where;
+  for (const auto& [position, row] : logits) {
+    const std::vector<float>& expected = reference.at(position);
+    ASSERT_EQ(row.size(), expected.size());
+    ASSERT_EQ(
+        memcmp(row.data(), expected.data(), row.size() * sizeof(float)), 0)
+        << where << ", position " << position;
+  }
+}
+
+class Numerics : public testing::TestWithParam<std::string> {
+ protected:
+  Numerics() : spec_(Roomy(GetParam())) { WriteCheckpoint(spec_, dir_); }
+
+  // Every position by a decode step of its own, alone, on one thread.
+  LogitsAt Reference(kernels::DType kv_dtype = kernels::DType::kF32) {
+    const auto backend = NewCpu(1, "avx2");
+    RigOptions options = Blocks(16);
+    options.executor.kv_dtype = kv_dtype;
+    Rig rig(dir_.path(), backend.get(), options);
+    LogitsAt reference = Compute(rig, spec_, 1, 1);
+    EXPECT_EQ(reference.size(), kLength);
+    return reference;
+  }
+
+  TempDir dir_;
+  json spec_;
+};
+
+TEST_P(Numerics, BatchChunkThreadsAndInstructionSetChangeNoBit) {
+  const LogitsAt reference = Reference();
+  for (const std::string isa : {"avx2", "avx512"}) {
+    if (!HasIsa(isa)) {
+      std::printf("this CPU lacks %s: not compared\n", isa.c_str());
+      continue;
+    }
+    for (const int threads : {1, 2}) {
+      const auto backend = NewCpu(threads, isa);
+      for (const int chunk : {1, 7, 64}) {
+        for (const int batch : {1, 3, 8, 32}) {
+          Rig rig(dir_.path(), backend.get(), Blocks(16));
+          ExpectSameBits(reference, Compute(rig, spec_, chunk, batch),
+                         absl::StrCat(isa, ", threads ", threads, ", chunk ",
+                                      chunk, ", batch ", batch));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Numerics, OneChunkGivesTheBitsOfDecodeSteps) {
+  const auto backend = NewCpu(2);
+  Rig rig(dir_.path(), backend.get(), Blocks(16));
+  ExpectSameBits(Reference(), Compute(rig, spec_, 1024, 1), "one chunk");
+}
+
+TEST_P(Numerics, BlockSizeChangesNoBit) {
+  const LogitsAt reference = Reference();
+  const auto backend = NewCpu(2);
+  for (const int block_size : {8, 16, 32}) {
+    for (const int chunk : {7, 64}) {
+      Rig rig(dir_.path(), backend.get(), Blocks(block_size));
+      ExpectSameBits(
+          reference, Compute(rig, spec_, chunk, 3),
+          absl::StrCat("blocks of ", block_size, ", chunk ", chunk));
+    }
+  }
+}
+
+TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
+  const LogitsAt reference = Reference(kernels::DType::kBF16);
+  RigOptions options = Blocks(32);
+  options.executor.kv_dtype = kernels::DType::kBF16;
+  const auto backend = NewCpu(2);
+  Rig rig(dir_.path(), backend.get(), options);
+  ExpectSameBits(reference, Compute(rig, spec_, 64, 8), "bf16 KV");
+}
+
+TEST_P(Numerics, ALateDeviceWithHiddenMemoryGivesTheSameBits) {
+  const LogitsAt reference = Reference();
+  auto backend = kernels::testing::NewLateBackend(
+      {.cpu = {.threads = 2}, .seed = 3, .max_delay_microseconds = 200});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  Rig rig(dir_.path(), backend->get(), Blocks(16));
+  ExpectSameBits(reference, Compute(rig, spec_, 64, 3), "late, chunk 64");
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Numerics,
+                         testing::Values("llama3_scaled_bf16",
+                                         "llama_biases_f32"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace tandem::engine
