@@ -9,6 +9,7 @@ layout in Jinja (`test_grammar.py` compares the two).
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 
@@ -37,16 +38,30 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-# Of a hundred documents, how many are of which kind.
-MIXTURE = {
-    "raw": 12,
-    "story": 11,
-    "question": 20,
-    "facts": 15,
-    "sum": 27,
-    "json": 9,
-    "talk": 6,
-}
+# Of a hundred documents, how many are of which kind, phase by phase. The first
+# phase learns the world and its sums; the second is mostly about saying again
+# what stands in the prompt, which comes last to a model of this size.
+MIXTURES: list[dict[str, int]] = [
+    {
+        "raw": 12,
+        "story": 11,
+        "question": 20,
+        "facts": 15,
+        "sum": 27,
+        "json": 9,
+        "talk": 6,
+    },
+    {
+        "raw": 9,
+        "story": 10,
+        "question": 15,
+        "facts": 18,
+        "sum": 6,
+        "json": 14,
+        "talk": 4,
+        "echo": 24,
+    },
+]
 
 
 @dataclass(frozen=True)
@@ -119,21 +134,50 @@ def _talk(rng: random.Random) -> tuple[str, str]:
     return prompt, world.TALK[prompt]
 
 
+_ECHOED = ("name", "animal", "colour", "thing", "place", "food")
+
+
+def _echo(rng: random.Random) -> tuple[str, str]:
+    """Words to say again. Every token of the answer is a copy, which teaches
+    early what names and things in stories, questions and objects need."""
+    words = []
+    for _ in range(rng.randint(2, 8)):
+        kind = rng.choice(
+            ("name", "animal", "colour", "thing", "place", "food")
+        )
+        named = kind == "name"
+        words.append(
+            rules.any_name(rng) if named else rng.choice(world.CLASSES[kind])
+        )
+    way = rng.randrange(3)
+    if way == 0:
+        text = ", ".join(words)
+        return f"Repeat: {text}.", f"{text}."
+    if way == 1:
+        text = " ".join(words)
+        return f'Say "{text}".', text
+    text = ", ".join(words)
+    return f"Make a JSON list of {text}.", json.dumps(words)
+
+
 def _exchange(kind: str, rng: random.Random) -> list[Piece]:
     """One prompt of a kind and its answer; questions may be several."""
     if kind in grammar.QUESTION_KINDS:
         return _questions(kind, rng)
     if kind == "talk":
         prompt, reply = _talk(rng)
+    elif kind == "echo":
+        prompt, reply = _echo(rng)
     else:
         sample = grammar.draw(kind, rng)
         prompt, reply = sample.prompt, sample.continuation
     return _turn(_careless(prompt, rng), reply)
 
 
-def document(rng: random.Random) -> list[Piece]:
+def document(rng: random.Random, phase: int) -> list[Piece]:
     """A text or a conversation; never anything from the held-out keys."""
-    kind = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    mixture = MIXTURES[phase]
+    kind = rng.choices(list(mixture), list(mixture.values()))[0]
     if kind == "raw":
         return _raw(rng)
     pieces = [Piece(BOS, False)]
@@ -145,6 +189,6 @@ def document(rng: random.Random) -> list[Piece]:
         pieces += _exchange(kind, rng)
     # Now and then the talk goes on about something else.
     while rng.random() < 0.06:
-        others = [k for k in MIXTURE if k != "raw"]
+        others = [k for k in mixture if k != "raw"]
         pieces += _exchange(rng.choice(others), rng)
     return pieces

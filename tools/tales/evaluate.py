@@ -72,6 +72,10 @@ class Model:
     def __init__(self, directory: Path) -> None:
         self.config = json.loads((directory / "config.json").read_text())
         self.tensors = read_safetensors(directory / "model.safetensors")
+        tied = self.config["tie_word_embeddings"]
+        self.head = self.tensors[
+            "model.embed_tokens.weight" if tied else "lm_head.weight"
+        ]
         self.parameters = sum(t.size for t in self.tensors.values())
         self.clear()
 
@@ -145,7 +149,7 @@ class Model:
             inner = inner * self._linear(y, f"{name}.mlp.up_proj")
             x = x + self._linear(inner, f"{name}.mlp.down_proj")
         self.length += len(ids)
-        return self._norm(x, "norm") @ embedding.T
+        return self._norm(x, "norm") @ self.head.T
 
     def greedy(self, ids: list[int]) -> list[int]:
         """Up to LIMIT tokens, the end token included."""

@@ -29,6 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 LONGEST = 512  # tokens; a longer document is dropped
+DOCUMENTS = 28  # per step, about 2800 tokens
+STEPS = [5000, 2600]  # of each phase; every phase warms up and cools down
 MICRO_BATCHES = 4  # per step, by length, so that little is padding
 
 
@@ -36,7 +38,7 @@ def make_tokenizer(seed: int, vocab_size: int) -> Tokenizer:
     """Byte-level BPE that knows words with their space, and single digits."""
     rng = random.Random(f"tokenizer {seed}")
     texts = (
-        piece.text for _ in range(30_000) for piece in corpus.document(rng)
+        piece.text for _ in range(30_000) for piece in corpus.document(rng, 0)
     )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -87,11 +89,11 @@ def encode(
 
 
 def batches(
-    tokenizer: Tokenizer, rng: random.Random, documents: int
+    tokenizer: Tokenizer, rng: random.Random, phase: int, documents: int
 ) -> list[tuple[Tensor, Tensor]]:
     """One step's documents as [batch, length] ids and targets (-100: none)."""
     encoded = [
-        encode(tokenizer, corpus.document(rng)) for _ in range(documents)
+        encode(tokenizer, corpus.document(rng, phase)) for _ in range(documents)
     ]
     encoded = sorted(
         (e for e in encoded if len(e[0]) <= LONGEST), key=lambda e: len(e[0])
@@ -128,48 +130,33 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * warm * (0.02 + 0.98 * cosine)
 
 
-def optimisers(
-    model: Llama, rate: float
-) -> list[tuple[torch.optim.Optimizer, float]]:
+def optimisers(model: Llama) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices of the layers, AdamW for the rest; peak rates."""
     inner = [p for p in model.layers.parameters() if p.dim() == 2]
     chosen = {id(p) for p in inner}
     outer = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        (
-            torch.optim.Muon(inner, lr=rate, weight_decay=0.02, momentum=0.95),
-            rate,
-        ),
-        (
-            torch.optim.AdamW(
-                outer, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0
-            ),
-            0.004,
-        ),
-    ]
+    muon = torch.optim.Muon(inner, lr=0.02, weight_decay=0.02, momentum=0.95)
+    adam = torch.optim.AdamW(
+        outer, lr=0.004, betas=(0.9, 0.98), weight_decay=0.0
+    )
+    return [(muon, 0.02), (adam, 0.004)]
 
 
 def train(
-    tokenizer: Tokenizer, shape: Shape, arguments: argparse.Namespace
-) -> tuple[Llama, float]:
-    """Returns the model and its mean training loss over the last steps."""
-    torch.manual_seed(arguments.seed)
-    rng = random.Random(f"training {arguments.seed}")
-    model = Llama(shape)
-    if arguments.start:
-        model.load_state_dict(torch.load(arguments.start))
-    used = optimisers(model, arguments.rate)
-    count = sum(p.numel() for p in model.parameters())
-    print(f"{count} parameters, {arguments.steps} steps", flush=True)
+    model: Llama, tokenizer: Tokenizer, phase: int, seed: int, out: Path
+) -> float:
+    """Runs one phase; its mean loss over the last steps."""
+    steps = STEPS[phase]
+    rng = random.Random(f"training {seed}" + f" {phase}" * (phase > 0))
+    used = optimisers(model)
     begin = time.monotonic()
     tokens = 0
     losses: list[float] = []
-    for step in range(arguments.steps):
+    for step in range(steps):
         for optimiser, peak in used:
-            rate = learning_rate(step, arguments.steps, peak)
             for group in optimiser.param_groups:
-                group["lr"] = rate
-        step_batches = batches(tokenizer, rng, arguments.documents)
+                group["lr"] = learning_rate(step, steps, peak)
+        step_batches = batches(tokenizer, rng, phase, DOCUMENTS)
         learned = sum(int((t >= 0).sum()) for _, t in step_batches)
         loss = 0.0
         for ids, targets in step_batches:
@@ -190,15 +177,14 @@ def train(
         if (step + 1) % 50 == 0:
             spent = time.monotonic() - begin
             print(
-                f"step {step + 1} loss {np.mean(losses[-50:]):.4f} "
-                f"tokens {tokens} {tokens / spent:.0f}/s {spent:.0f} s",
+                f"phase {phase} step {step + 1} loss "
+                f"{np.mean(losses[-50:]):.4f} tokens {tokens} "
+                f"{tokens / spent:.0f}/s {spent:.0f} s",
                 flush=True,
             )
         if (step + 1) % 500 == 0:
-            write_model(arguments.out, model)
-            if arguments.keep:
-                torch.save(model.state_dict(), arguments.keep)
-    return model, float(np.mean(losses[-200:]))
+            write_model(out, model)
+    return float(np.mean(losses[-200:]))
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -297,14 +283,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--documents", type=int, default=28, help="per step")
-    parser.add_argument("--rate", type=float, default=0.02, help="Muon's peak")
-    parser.add_argument("--keep", type=Path, help="f32 weights, written here")
-    parser.add_argument("--start", type=Path, help="f32 weights to go on from")
+    parser.add_argument(
+        "--state", type=Path, help="folder for the f32 weights of each phase"
+    )
+    parser.add_argument(
+        "--from-phase", type=int, default=0, help="go on from --state"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
     shape = Shape()
     tokenizer = make_tokenizer(arguments.seed, shape.vocab_size)
     if tokenizer.get_vocab_size() != shape.vocab_size:
@@ -312,10 +300,19 @@ def main() -> None:
             f"tokenizer has {tokenizer.get_vocab_size()} tokens, "
             f"expected {shape.vocab_size}"
         )
-    write_tokenizer(arguments.out, tokenizer, shape)
-    model, loss = train(tokenizer, shape, arguments)
-    write_model(arguments.out, model)
-    print(f"final loss {loss:.4f} nats per learned token")
+    write_tokenizer(out, tokenizer, shape)
+    torch.manual_seed(arguments.seed)
+    model = Llama(shape)
+    print(f"{sum(p.numel() for p in model.parameters())} parameters")
+    if arguments.from_phase > 0:
+        before = arguments.state / f"phase{arguments.from_phase - 1}.pt"
+        model.load_state_dict(torch.load(before))
+    for phase in range(arguments.from_phase, len(STEPS)):
+        loss = train(model, tokenizer, phase, arguments.seed, out)
+        print(f"phase {phase}: loss {loss:.4f} nats per learned token")
+        if arguments.state:
+            torch.save(model.state_dict(), arguments.state / f"phase{phase}.pt")
+    write_model(out, model)
 
 
 if __name__ == "__main__":
