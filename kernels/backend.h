@@ -122,7 +122,7 @@ class KvCache {
 
 // One sequence's rows within a step: consecutive positions.
 struct RowSpan {
-  int32_t first_row;       // in the step's row arrays
+  int32_t first_row;  // in the step's row arrays
   int32_t num_rows;
   int32_t first_position;  // of first_row; the rest ascend by one
   int32_t block_table;     // offset of its block table in Rows::block_tables
@@ -133,14 +133,14 @@ struct RowSpan {
 struct Rows {
   int num_rows = 0;
   int num_spans = 0;
-  const int32_t* token_ids = nullptr;     // [num_rows]
-  const int32_t* positions = nullptr;     // [num_rows]
-  const int32_t* slots = nullptr;         // [num_rows] block * block_size + offset
-  const RowSpan* spans = nullptr;         // [num_spans], first_row ascending
+  const int32_t* token_ids = nullptr;  // [num_rows]
+  const int32_t* positions = nullptr;  // [num_rows]
+  const int32_t* slots = nullptr;      // [num_rows] block * block_size + offset
+  const RowSpan* spans = nullptr;      // [num_spans], first_row ascending
   const int32_t* block_tables = nullptr;  // concatenated; block ids in order
   // HOST memory, valid until the step's last operation ran: the same spans,
   // from which a backend plans its work.
-  const RowSpan* host_spans = nullptr;    // [num_spans]
+  const RowSpan* host_spans = nullptr;  // [num_spans]
 };
 
 // Rotary embedding, half-split pairs (i, i + head_dim / 2) as in Hugging Face.
@@ -163,8 +163,7 @@ struct KvRange {
 
   int64_t elements(int head_dim) const {
     return int64_t{2} * (layer_end - layer_begin) *
-           (position_end - position_begin) * (head_end - head_begin) *
-           head_dim;
+           (position_end - position_begin) * (head_end - head_begin) * head_dim;
   }
 };
 
@@ -188,7 +187,7 @@ struct SampleParams {
   float temperature = 0;  // 0: greedy, ties to the lowest id
   float top_p = 1;
   float min_p = 0;
-  int32_t top_k = 0;      // 0: all
+  int32_t top_k = 0;  // 0: all
   uint64_t seed = 0;
   uint32_t sequence_index = 0;
   int32_t position = 0;   // of the token to be drawn
@@ -219,7 +218,8 @@ class Backend {
   virtual std::unique_ptr<Queue> NewQueue(std::string_view name) = 0;
 
   // Converts a checkpoint matrix into the backend's layout. `dtype` kF32 or
-  // kBF16 is how it is kept (f16 sources widen to f32). Blocks the caller.
+  // kBF16 is how it is kept (f16 sources widen to f32). Blocks the caller,
+  // and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;
   // Zeroed.
@@ -240,9 +240,8 @@ class Backend {
 
   // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight; all [num_rows, dim].
   // With `delta`, first x += delta (the residual), in place.
-  virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps,
-                       float* x, const float* delta, const float* weight,
-                       float* out) = 0;
+  virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
+                       const float* delta, const float* weight, float* out) = 0;
 
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
   // `bias` [w.rows()] may be null; it is added after the chain.
@@ -259,9 +258,9 @@ class Backend {
   // Causal attention of every row over positions 0 .. its own, read from the
   // cache. q as RopeAppend left it (rows of qkv, stride q_stride floats);
   // out [num_rows, heads * head_dim].
-  virtual void Attention(Queue& queue, const Rows& rows, int heads,
-                         float scale, const float* q, int64_t q_stride,
-                         const KvCache& cache, int layer, float* out) = 0;
+  virtual void Attention(Queue& queue, const Rows& rows, int heads, float scale,
+                         const float* q, int64_t q_stride, const KvCache& cache,
+                         int layer, float* out) = 0;
 
   // gate_up [num_rows, 2 * dim], gate first; out = silu(gate) * up.
   virtual void SiluMul(Queue& queue, int num_rows, int dim,
@@ -274,7 +273,8 @@ class Backend {
 
   // Draws one token per row of logits [count, vocab] (left unchanged).
   // params, results [count]; banned_ids [num_banned] apply to rows with
-  // min_tokens_left > 0. All device memory.
+  // min_tokens_left > 0. All device memory. kernels/sampling.h says exactly
+  // what is drawn. vocab is at most 2^20.
   virtual void Sample(Queue& queue, int count, int vocab, const float* logits,
                       const SampleParams* params, const int32_t* banned_ids,
                       int num_banned, SampleResult* results) = 0;
@@ -291,8 +291,8 @@ class Backend {
                          DType wire, const std::byte* staging) = 0;
   // The digest that KvGather of this range would give.
   virtual void KvDigestOf(Queue& queue, const KvCache& cache,
-                          const KvRange& range, DType wire,
-                          uint64_t digest_key, KvDigest* digest) = 0;
+                          const KvRange& range, DType wire, uint64_t digest_key,
+                          KvDigest* digest) = 0;
   // Copies whole blocks (copy-on-write of forks), all layers.
   virtual void KvCopyBlock(Queue& queue, KvCache& cache, int from_block,
                            int to_block) = 0;

@@ -36,8 +36,8 @@ KvDigest DigestRow(const DigestKeys& keys, const std::byte* row, size_t bytes,
     }
     const int piece = begin / kDigestPieceWords;
     digest.low += DigestFinish(low, keys.key, layer, position, piece);
-    digest.high += DigestFinish(high, DigestHighKey(keys.key), layer, position,
-                                piece);
+    digest.high +=
+        DigestFinish(high, DigestHighKey(keys.key), layer, position, piece);
   }
   return digest;
 }

@@ -42,8 +42,8 @@ constexpr uint64_t DigestMix(uint64_t x) {
 // What the sum of piece `piece` becomes in one half of the digest.
 constexpr uint64_t DigestFinish(uint64_t sum, uint64_t half_key, int layer,
                                 int position, int piece) {
-  const uint64_t where = (static_cast<uint64_t>(layer) << 40) ^
-                         static_cast<uint64_t>(position);
+  const uint64_t where =
+      (static_cast<uint64_t>(layer) << 40) ^ static_cast<uint64_t>(position);
   return DigestMix(sum + DigestMix(half_key ^ where) +
                    static_cast<uint64_t>(piece));
 }

@@ -63,10 +63,9 @@ constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter,
 
 constexpr uint64_t SampleBits(uint64_t seed, uint32_t sequence_index,
                               int32_t position) {
-  const std::array<uint32_t, 4> out =
-      Philox({static_cast<uint32_t>(position), sequence_index, 0,
-              kPurposeSample},
-             seed);
+  const std::array<uint32_t, 4> out = Philox(
+      {static_cast<uint32_t>(position), sequence_index, 0, kPurposeSample},
+      seed);
   return out[0] | (uint64_t{out[1]} << 32);
 }
 

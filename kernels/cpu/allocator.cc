@@ -19,9 +19,8 @@ class MappedMemory final : public DeviceAllocator {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cannot map ", bytes, " bytes of memory: ",
-                       std::strerror(errno)));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cannot map ", bytes, " bytes of memory: ", std::strerror(errno)));
     }
     if (bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
     return static_cast<std::byte*>(data);

@@ -34,7 +34,7 @@ inline constexpr int kHeadStride = kMaxHeadDim + 16;
 struct Workspace {
   float q[kMaxQueries][kHeadStride];
   float scores[kMaxQueries][kScoreStride];
-  float values[kMaxQueries][kHeadStride];   // of one segment
+  float values[kMaxQueries][kHeadStride];  // of one segment
   float merged[kMaxQueries][kHeadStride];
   SoftmaxState segment_state[kMaxQueries];
   SoftmaxState merged_state[kMaxQueries];
@@ -149,12 +149,12 @@ using ScoreFn = void (*)(const Pages&, const float*, float, int, int, float*);
 using ValueFn = void (*)(const Pages&, const float*, int, int, bool, float*);
 template <typename W>
 struct Tiles {
-#define TANDEM_TILES(fn)                                                   \
-  {                                                                        \
-    nullptr, fn<W, 1>, fn<W, 2>, fn<W, 3>, fn<W, 4>, fn<W, 5>, fn<W, 6>,   \
-        fn<W, HWY_MIN(7, kMaxRows)>, fn<W, HWY_MIN(8, kMaxRows)>,          \
-        fn<W, HWY_MIN(9, kMaxRows)>, fn<W, HWY_MIN(10, kMaxRows)>,         \
-        fn<W, HWY_MIN(11, kMaxRows)>, fn<W, HWY_MIN(12, kMaxRows)>         \
+#define TANDEM_TILES(fn)                                                 \
+  {                                                                      \
+    nullptr, fn<W, 1>, fn<W, 2>, fn<W, 3>, fn<W, 4>, fn<W, 5>, fn<W, 6>, \
+        fn<W, HWY_MIN(7, kMaxRows)>, fn<W, HWY_MIN(8, kMaxRows)>,        \
+        fn<W, HWY_MIN(9, kMaxRows)>, fn<W, HWY_MIN(10, kMaxRows)>,       \
+        fn<W, HWY_MIN(11, kMaxRows)>, fn<W, HWY_MIN(12, kMaxRows)>       \
   }
   static constexpr ScoreFn kScore[] = TANDEM_TILES(ScoreTile);
   static constexpr ValueFn kValue[] = TANDEM_TILES(ValueTile);
@@ -241,9 +241,8 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     }
     for (int i = begin; i < end; ++i) {
       if (keys(i) > common) {
-        Tiles<W>::kValue[1](pages, ws.scores[i] + lead + common,
-                            start + common, start + keys(i), common == 0,
-                            ws.values[i]);
+        Tiles<W>::kValue[1](pages, ws.scores[i] + lead + common, start + common,
+                            start + keys(i), common == 0, ws.values[i]);
       }
     }
   }
@@ -269,8 +268,7 @@ void AttendOf(const AttentionPiece& p) {
       const int position = p.first_position + i / p.group;
       if (position < segment * kAttentionSegment) continue;
       if (p.partial_states != nullptr) {
-        const int64_t index =
-            int64_t{segment - p.segment_begin} * queries + i;
+        const int64_t index = int64_t{segment - p.segment_begin} * queries + i;
         p.partial_states[index] = ws.segment_state[i];
         std::memcpy(p.partial_sums + index * layout.width, ws.values[i],
                     static_cast<size_t>(layout.width) * sizeof(float));

@@ -10,13 +10,13 @@ namespace {
 // One tile of queries: rows of one span, query heads of one KV head.
 struct Task {
   int32_t span;
-  int32_t row;       // within the span
+  int32_t row;  // within the span
   int32_t rows;
   int32_t kv_head;
   int32_t group_begin;
   int32_t group;
   int32_t segments;
-  int32_t partial;   // index of its first partial, counted in queries
+  int32_t partial;  // index of its first partial, counted in queries
 };
 
 // Tasks are planned and run in batches of at most this many; their list and
@@ -49,9 +49,14 @@ class Planner {
         for (int head = 0; head < layout_.kv_heads; ++head) {
           for (int begin = 0; begin < group; begin += group_tile) {
             if (count_ == kBatch) Flush();
-            tasks_[count_++] = {i, row, rows, head, begin,
+            tasks_[count_++] = {i,
+                                row,
+                                rows,
+                                head,
+                                begin,
                                 std::min(group_tile, group - begin),
-                                last / kAttentionSegment + 1, 0};
+                                last / kAttentionSegment + 1,
+                                0};
           }
         }
       }
@@ -96,21 +101,21 @@ class Planner {
     num_items_ = 0;
     for (int i = 0; i < count_; ++i) {
       tasks_[i].partial = static_cast<int32_t>(partials);
-      partials += int64_t{tasks_[i].segments} * tasks_[i].rows *
-                  tasks_[i].group;
+      partials +=
+          int64_t{tasks_[i].segments} * tasks_[i].rows * tasks_[i].group;
       num_items_ += tasks_[i].segments;
     }
     const int64_t bytes =
-        partials * static_cast<int64_t>(
-                       sizeof(SoftmaxState) +
-                       static_cast<size_t>(layout_.width) * sizeof(float));
+        partials * static_cast<int64_t>(sizeof(SoftmaxState) +
+                                        static_cast<size_t>(layout_.width) *
+                                            sizeof(float));
     if (num_items_ == count_ ||
-        bytes > static_cast<int64_t>(ThreadPool::kTeamScratchBytes -
-                                     kListBytes)) {
+        bytes >
+            static_cast<int64_t>(ThreadPool::kTeamScratchBytes - kListBytes)) {
       return false;
     }
-    states_ = reinterpret_cast<SoftmaxState*>(team_.team_scratch() +
-                                              kListBytes);
+    states_ =
+        reinterpret_cast<SoftmaxState*>(team_.team_scratch() + kListBytes);
     sums_ = reinterpret_cast<float*>(states_ + partials);
     return true;
   }

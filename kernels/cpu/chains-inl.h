@@ -76,8 +76,8 @@ HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
     if (half == 1 && odd) return;
     Vec weights[kParts];
     TANDEM_PARTS(i) {
-      const auto raw = hn::LoadU(
-          du, reinterpret_cast<const uint32_t*>(w) + i * kLanes);
+      const auto raw =
+          hn::LoadU(du, reinterpret_cast<const uint32_t*>(w) + i * kLanes);
       weights[i] = hn::BitCast(
           F32(), half == 0 ? hn::ShiftLeft<16>(raw)
                            : hn::And(raw, hn::Set(du, 0xffff0000u)));

@@ -59,8 +59,8 @@ void ForRows(ThreadPool& pool, int count, int64_t elements_per_row,
   const int shares = std::min(team.threads() * 4, count);
   team.ForEach(shares, [&](int share, int) {
     const int end = static_cast<int>(int64_t{count} * (share + 1) / shares);
-    for (int row = static_cast<int>(int64_t{count} * share / shares);
-         row < end; ++row) {
+    for (int row = static_cast<int>(int64_t{count} * share / shares); row < end;
+         ++row) {
       body(row);
     }
   });
@@ -199,14 +199,14 @@ class CpuBackend final : public Backend {
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
              float* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(table);
-    Put(queue, [this, &packed, ids = rows.token_ids, count = rows.num_rows,
-                out] {
-      const int cols = packed.cols();
-      ForRows(pool_, count, cols, [&](int row) {
-        cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
-                       out + int64_t{row} * cols);
-      });
-    });
+    Put(queue,
+        [this, &packed, ids = rows.token_ids, count = rows.num_rows, out] {
+          const int cols = packed.cols();
+          ForRows(pool_, count, cols, [&](int row) {
+            cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
+                           out + int64_t{row} * cols);
+          });
+        });
   }
 
   void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
@@ -259,8 +259,9 @@ class CpuBackend final : public Backend {
                  const float* q, int64_t q_stride, const KvCache& cache,
                  int layer, float* out) override {
     const cpu::AttentionStep step{
-        rows,   heads, scale, q, q_stride,
-        &static_cast<const CpuKvCache&>(cache), layer, out};
+        rows,  heads,    scale,
+        q,     q_stride, &static_cast<const CpuKvCache&>(cache),
+        layer, out};
     Put(queue, [this, step] {
       ThreadPool::Team team(&pool_);
       cpu::RunAttention(table_, team, step);
@@ -310,16 +311,16 @@ class CpuBackend final : public Backend {
     PutRead(queue, cache, range, wire, digest_key, staging, digest);
   }
 
-  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range,
-                 DType wire, const std::byte* staging) override {
+  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range, DType wire,
+                 const std::byte* staging) override {
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
     Put(queue, [&kv, range, wire, staging] {
       const KvLayout& layout = kv.layout();
       const int64_t row_bytes = RowBytes(layout, range, wire);
       const std::byte* row = staging;
       for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
-        for (int position = range.position_begin;
-             position < range.position_end; ++position, row += row_bytes) {
+        for (int position = range.position_begin; position < range.position_end;
+             ++position, row += row_bytes) {
           cpu::WriteKvRow(
               layout,
               kv.Block(layer, range.block_table[position / layout.block_size]),
@@ -354,8 +355,8 @@ class CpuBackend final : public Backend {
 
   static int64_t RowBytes(const KvLayout& layout, const KvRange& range,
                           DType wire) {
-    return int64_t{2} * (range.head_end - range.head_begin) *
-           layout.head_dim * static_cast<int64_t>(SizeOf(wire));
+    return int64_t{2} * (range.head_end - range.head_begin) * layout.head_dim *
+           static_cast<int64_t>(SizeOf(wire));
   }
 
   void RunMatMul(int num_rows, const float* x, const PackedMatrix& w,
@@ -371,10 +372,9 @@ class CpuBackend final : public Backend {
     const int panels = w.panels();
     const int64_t products = int64_t{num_rows} * w.rows() * w.cols();
     ThreadPool::Team team(&pool_);
-    const Split split =
-        products < kForkProducts
-            ? Split{1, 1}
-            : SplitMatMul(team.threads(), panels, num_rows);
+    const Split split = products < kForkProducts
+                            ? Split{1, 1}
+                            : SplitMatMul(team.threads(), panels, num_rows);
     const auto run = [&](int share, int member) {
       cpu::MatMulPiece mine = piece;
       const int column = share % split.outputs;
@@ -412,8 +412,8 @@ class CpuBackend final : public Backend {
       KvDigest sum;
       std::byte* row = staging != nullptr ? staging : own.scratch();
       for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
-        for (int position = range.position_begin;
-             position < range.position_end; ++position) {
+        for (int position = range.position_begin; position < range.position_end;
+             ++position) {
           cpu::ReadKvRow(
               layout,
               kv.Block(layer, range.block_table[position / layout.block_size]),
@@ -447,14 +447,13 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
                      ", expected 0 (all CPUs) to ", kMaxThreads));
   }
   if (options.spin_microseconds < 0 || options.spin_microseconds > 1000000) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("spin_microseconds is ", options.spin_microseconds,
-                     ", expected 0 to 1000000"));
+    return absl::InvalidArgumentError(absl::StrCat("spin_microseconds is ",
+                                                   options.spin_microseconds,
+                                                   ", expected 0 to 1000000"));
   }
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::min(cpu::AvailableCpus(), kMaxThreads);
+  const int threads = options.threads > 0
+                          ? options.threads
+                          : std::min(cpu::AvailableCpus(), kMaxThreads);
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(
       *table, threads, std::chrono::microseconds(options.spin_microseconds),
       options.allocator != nullptr ? options.allocator : &cpu::HostMemory()));

@@ -62,9 +62,9 @@ void SiluMulRow(int dim, const float* gate, const float* up, float* out) {
     Store16(SiluTimes(Load16(gate + i), Load16(up + i)), out + i);
   }
   if (i < dim) {
-    StoreFirst16(SiluTimes(LoadFirst16(gate + i, dim - i),
-                           LoadFirst16(up + i, dim - i)),
-                 out + i, dim - i);
+    StoreFirst16(
+        SiluTimes(LoadFirst16(gate + i, dim - i), LoadFirst16(up + i, dim - i)),
+        out + i, dim - i);
   }
 }
 

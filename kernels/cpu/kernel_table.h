@@ -30,10 +30,10 @@ constexpr std::string_view Name(Isa isa) {
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
 struct MatMulPiece {
-  const float* x;        // [rows, k]
-  const std::byte* w;    // packed_matrix.h
-  const float* bias;     // [n] or null
-  float* out;            // [rows, n]
+  const float* x;      // [rows, k]
+  const std::byte* w;  // packed_matrix.h
+  const float* bias;   // [n] or null
+  float* out;          // [rows, n]
   int k;
   int n;
   DType type;
@@ -41,7 +41,7 @@ struct MatMulPiece {
   int panel_end;
   int row_begin;
   int row_end;
-  std::byte* scratch;    // kMatMulScratchBytes, 64-byte aligned
+  std::byte* scratch;  // kMatMulScratchBytes, 64-byte aligned
 };
 inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
 
@@ -59,26 +59,26 @@ inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxBlockSize = 256;
 
 struct AttentionPiece {
-  const float* q;         // first row's first head
-  int64_t q_stride;       // floats from row to row
+  const float* q;    // first row's first head
+  int64_t q_stride;  // floats from row to row
   int rows;
-  int group;              // rows * group <= kMaxQueries
-  int first_position;     // of the first row
+  int group;           // rows * group <= kMaxQueries
+  int first_position;  // of the first row
   int kv_head;
   float scale;
   const KvLayout* layout;
-  const std::byte* layer;        // of the cache
-  const int32_t* block_table;    // of the sequence
+  const std::byte* layer;      // of the cache
+  const int32_t* block_table;  // of the sequence
   int segment_begin;
   int segment_end;
   // Either the finished sums of every query go to `out` ...
-  float* out;                    // first row's first head
+  float* out;  // first row's first head
   int64_t out_stride;
   // ... or each segment's own go here: [segments][rows * group] states and
   // [segments][rows * group][width] sums.
   SoftmaxState* partial_states;
   float* partial_sums;
-  std::byte* scratch;            // kAttentionScratchBytes
+  std::byte* scratch;  // kAttentionScratchBytes
 };
 inline constexpr size_t kAttentionScratchBytes = size_t{256} << 10;
 
@@ -90,28 +90,28 @@ struct MergePiece {
   int stride;
   int head_dim;
   int width;
-  float* out;             // [head_dim]
+  float* out;  // [head_dim]
 };
 
 struct SamplePiece {
-  const float* logits;    // [vocab]
+  const float* logits;  // [vocab]
   int vocab;
   const SampleParams* params;
   const int32_t* banned_ids;
   int num_banned;
   SampleResult* result;
-  std::byte* scratch;     // kSampleScratchBytes
+  std::byte* scratch;  // kSampleScratchBytes
 };
 inline constexpr int kMaxVocab = 1 << 20;
 inline constexpr size_t kSampleScratchBytes =
     size_t{kMaxVocab} * 8 + (size_t{1} << 20);
 
 struct RopePiece {
-  float* qkv;             // one row
+  float* qkv;  // one row
   int heads;
   int kv_heads;
   int head_dim;
-  const float* cos;       // [head_dim / 2]
+  const float* cos;  // [head_dim / 2]
   const float* sin;
   const KvLayout* layout;
   std::byte* block;

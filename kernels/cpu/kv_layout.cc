@@ -19,14 +19,12 @@ struct Run {
 
 Run KRun(const KvLayout& layout, int head, int slot) {
   const int64_t base = layout.K(head, slot, 0);
-  return {base, layout.K(head, slot, 2) - base,
-          layout.K(head, slot, 1) - base};
+  return {base, layout.K(head, slot, 2) - base, layout.K(head, slot, 1) - base};
 }
 
 Run VRun(const KvLayout& layout, int head, int slot) {
   const int64_t base = layout.V(head, slot, 0);
-  return {base, layout.V(head, slot, 2) - base,
-          layout.V(head, slot, 1) - base};
+  return {base, layout.V(head, slot, 2) - base, layout.V(head, slot, 1) - base};
 }
 
 template <typename From, typename To>

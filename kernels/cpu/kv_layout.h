@@ -3,7 +3,8 @@
 // part of one layer is all K, then all V:
 //
 //   f32   K [kv_heads][head_dim][slots]           V [kv_heads][size][width]
-//   bf16  K [kv_heads][head_dim / 2][slots][2]    V [kv_heads][size / 2][width][2]
+//   bf16  K [kv_heads][head_dim / 2][slots][2]    V [kv_heads][size /
+//   2][width][2]
 //
 // with slots = block size and width = head_dim, each rounded up to 16. So
 // scores have 16 positions, and weighted sums 16 dimensions, side by side in
@@ -92,8 +93,7 @@ class CpuKvCache final : public KvCache {
 void ReadKvRow(const KvLayout& layout, const std::byte* block, int slot,
                int head_begin, int head_end, DType wire, std::byte* row);
 void WriteKvRow(const KvLayout& layout, std::byte* block, int slot,
-                int head_begin, int head_end, DType wire,
-                const std::byte* row);
+                int head_begin, int head_end, DType wire, const std::byte* row);
 
 }  // namespace tandem::kernels::cpu
 

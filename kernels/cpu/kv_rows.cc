@@ -18,9 +18,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-KvDigest DigestWords(const uint32_t* words, int count,
-                     const uint32_t* low_keys, const uint32_t* high_keys,
-                     uint64_t key, int layer, int position) {
+KvDigest DigestWords(const uint32_t* words, int count, const uint32_t* low_keys,
+                     const uint32_t* high_keys, uint64_t key, int layer,
+                     int position) {
   const hn::CappedTag<uint32_t, 8> du;  // 8 lanes with both sets
   const hn::CappedTag<uint64_t, 4> d64;
   KvDigest digest;
@@ -34,8 +34,10 @@ KvDigest DigestWords(const uint32_t* words, int count,
       const auto data = hn::LoadU(du, w + i);
       const auto a = hn::Add(data, hn::LoadU(du, low_keys + i));
       const auto b = hn::Add(data, hn::LoadU(du, high_keys + i));
-      const auto a_odd = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, a)));
-      const auto b_odd = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, b)));
+      const auto a_odd =
+          hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, a)));
+      const auto b_odd =
+          hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, b)));
       low = hn::Add(low, hn::MulEven(a, a_odd));
       high = hn::Add(high, hn::MulEven(b, b_odd));
     }
@@ -46,8 +48,7 @@ KvDigest DigestWords(const uint32_t* words, int count,
     uint64_t high_sum = lanes[4] + lanes[5] + lanes[6] + lanes[7];
     for (; i + 1 < words_here; i += 2) {
       low_sum += uint64_t{w[i] + low_keys[i]} * (w[i + 1] + low_keys[i + 1]);
-      high_sum +=
-          uint64_t{w[i] + high_keys[i]} * (w[i + 1] + high_keys[i + 1]);
+      high_sum += uint64_t{w[i] + high_keys[i]} * (w[i + 1] + high_keys[i + 1]);
     }
     const int piece = begin / kDigestPieceWords;
     digest.low += DigestFinish(low_sum, key, layer, position, piece);
@@ -65,8 +66,8 @@ HWY_AFTER_NAMESPACE();
 namespace tandem::kernels::cpu {
 
 void AddKvRows(KernelTable& table) {
-  table.digest_row = table.isa == Isa::kAvx512 ? N_AVX3::DigestWords
-                                               : N_AVX2::DigestWords;
+  table.digest_row =
+      table.isa == Isa::kAvx512 ? N_AVX3::DigestWords : N_AVX2::DigestWords;
 }
 
 }  // namespace tandem::kernels::cpu

@@ -71,8 +71,8 @@ using TileFn = void (*)(const TileArgs&);
 template <typename W, int limit>
 TileFn TileOf(int rows) {
   switch (rows) {
-#define TANDEM_TILE(R) \
-  case R:              \
+#define TANDEM_TILE(R)                   \
+  case R:                                \
     return Tile<W, HWY_MIN(R, kMaxRows), \
                 HWY_MIN(limit, UnitsFor(HWY_MIN(R, kMaxRows)))>
     TANDEM_TILE(1);
@@ -124,8 +124,8 @@ void RunTile(const MatMulPiece& p, TileFn tile, TileArgs& args, int rows,
   if (last && p.bias != nullptr) {
     for (int r = 0; r < rows; ++r) {
       for (int i = 0; i < valid; ++i) {
-        out[int64_t{r} * p.n + i] = out[int64_t{r} * p.n + i] +
-                                    p.bias[column + i];
+        out[int64_t{r} * p.n + i] =
+            out[int64_t{r} * p.n + i] + p.bias[column + i];
       }
     }
   }
@@ -138,7 +138,8 @@ const std::byte* UnitOf(const std::byte* w, int64_t panel_bytes, int unit) {
 void CopyRows(const MatMulPiece& p, int row, int rows, int begin, int inputs,
               float* a) {
   for (int r = 0; r < rows; ++r) {
-    std::memcpy(a + int64_t{r} * kRowStride, p.x + int64_t{row + r} * p.k + begin,
+    std::memcpy(a + int64_t{r} * kRowStride,
+                p.x + int64_t{row + r} * p.k + begin,
                 static_cast<size_t>(inputs) * sizeof(float));
   }
 }
@@ -196,8 +197,8 @@ void FewRows(const MatMulPiece& p) {
         const int count = rows * (tile + 1) / tiles - row;
         args.a = a + int64_t{row} * kRowStride;
         args.ahead = tile == 0 ? 4096 : 0;
-        const TileFn full = units == 2 ? TileOf<W, 2>(count)
-                                       : TileOf<W, kMaxUnits>(count);
+        const TileFn full =
+            units == 2 ? TileOf<W, 2>(count) : TileOf<W, kMaxUnits>(count);
         const int step = std::min(units, UnitsFor(count));
         for (int u = 0; u < units; u += step) {
           for (int i = 0; i < step; ++i) {
@@ -218,8 +219,8 @@ void Widen(const std::byte* source, int inputs, float* target) {
   for (int k = 0; k < inputs; k += 2, source += kPairBytes, target += 64) {
 #pragma GCC unroll 4
     for (int i = 0; i < 2 * kParts; ++i) {
-      const auto raw = hn::LoadU(
-          du, reinterpret_cast<const uint32_t*>(source) + i * kLanes);
+      const auto raw =
+          hn::LoadU(du, reinterpret_cast<const uint32_t*>(source) + i * kLanes);
       hn::StoreU(hn::BitCast(F32(), hn::ShiftLeft<16>(raw)), F32(),
                  target + i * kLanes);
       hn::StoreU(hn::BitCast(F32(), hn::And(raw, hn::Set(du, 0xffff0000u))),
@@ -243,8 +244,7 @@ void ManyRows(const MatMulPiece& p) {
     args.inputs = std::min(block, p.k - begin);
     args.first = begin == 0;
     const bool last = begin + args.inputs == p.k;
-    for (int panel = p.panel_begin; panel < p.panel_end;
-         panel += kWidePanels) {
+    for (int panel = p.panel_begin; panel < p.panel_end; panel += kWidePanels) {
       const int panels = std::min(kWidePanels, p.panel_end - panel);
       if constexpr (kWiden) {
         for (int i = 0; i < panels; ++i) {
@@ -303,8 +303,8 @@ HWY_AFTER_NAMESPACE();
 namespace tandem::kernels::cpu {
 
 void AddMatMul(KernelTable& table) {
-  table.matmul = table.isa == Isa::kAvx512 ? N_AVX3::MatMulRows
-                                           : N_AVX2::MatMulRows;
+  table.matmul =
+      table.isa == Isa::kAvx512 ? N_AVX3::MatMulRows : N_AVX2::MatMulRows;
 }
 
 }  // namespace tandem::kernels::cpu

@@ -31,8 +31,9 @@ void PackPanel(const HostTensor& source, DType dtype, int panel,
   const int64_t begin = int64_t{panel} * kPanel;
   const int lanes =
       static_cast<int>(std::min<int64_t>(kPanel, source.rows - begin));
-  std::memset(target, 0, static_cast<size_t>(PackedMatrix::PanelBytes(
-                             static_cast<int>(source.cols), dtype)));
+  std::memset(target, 0,
+              static_cast<size_t>(PackedMatrix::PanelBytes(
+                  static_cast<int>(source.cols), dtype)));
   // Stripes of inputs keep the target's lines in the first-level cache while
   // the 32 source rows are read side by side.
   constexpr int64_t kStripe = 128;

@@ -169,15 +169,14 @@ Prefix Take(Sampler& sampler, const Prefix& limit, const Keep& keep,
   int64_t members = 0;
   uint64_t weight = 0;
   for (int bucket = 0; bucket < kBuckets; ++bucket) {
-    if (bucket > limit.bucket ||
-        (bucket == limit.bucket && limit.extra == 0)) {
+    if (bucket > limit.bucket || (bucket == limit.bucket && limit.extra == 0)) {
       break;
     }
     const bool partial = bucket == limit.bucket;
     const int available = partial ? limit.extra : sampler.count[bucket];
     if (available == 0) continue;
-    if (!partial && whole(members + available, weight + sampler.total[bucket],
-                          bucket)) {
+    if (!partial &&
+        whole(members + available, weight + sampler.total[bucket], bucket)) {
       members += available;
       weight += sampler.total[bucket];
       continue;
@@ -205,8 +204,8 @@ int Draw(Sampler& sampler, const SampleParams& params) {
         [&](int64_t members, uint64_t, int) { return members <= most; });
   }
   if (params.top_p < 1.0f) {
-    const double enough = static_cast<double>(params.top_p) *
-                          static_cast<double>(kept.weight);
+    const double enough =
+        static_cast<double>(params.top_p) * static_cast<double>(kept.weight);
     kept = Take(
         sampler, kept,
         [&](int64_t members, uint64_t weight, uint64_t) {
@@ -255,8 +254,7 @@ void LogProbs(const SamplePiece& p, float best, SampleResult& result) {
   uint64_t sum = 0;
   const Candidate chosen{p.logits[result.token_id], result.token_id};
   int32_t before = 0;
-  const int wanted =
-      std::min({p.params->logprobs, kMaxTopLogprobs, p.vocab});
+  const int wanted = std::min({p.params->logprobs, kMaxTopLogprobs, p.vocab});
   Candidate top[kMaxTopLogprobs + 1];
   int num_top = 0;
   for (int begin = 0; begin < p.vocab; begin += kChunk) {
@@ -275,8 +273,7 @@ void LogProbs(const SamplePiece& p, float best, SampleResult& result) {
       if (num_top < wanted) ++num_top;
     }
   }
-  const double log_sum =
-      std::log(static_cast<double>(sum) / kSampleWeightOne);
+  const double log_sum = std::log(static_cast<double>(sum) / kSampleWeightOne);
   const auto log_prob = [&](float logit) {
     return static_cast<float>(static_cast<double>(logit) -
                               static_cast<double>(best) - log_sum);
@@ -316,8 +313,7 @@ void SampleRow(const SamplePiece& p) {
       sampler.best = best.logit;
     }
   }
-  result.token_id =
-      params.temperature > 0.0f ? Draw(sampler, params) : first;
+  result.token_id = params.temperature > 0.0f ? Draw(sampler, params) : first;
   if (params.logprobs >= 0) LogProbs(p, raw_best, result);
 }
 
@@ -331,8 +327,8 @@ HWY_AFTER_NAMESPACE();
 namespace tandem::kernels::cpu {
 
 void AddSample(KernelTable& table) {
-  table.sample = table.isa == Isa::kAvx512 ? N_AVX3::SampleRow
-                                           : N_AVX2::SampleRow;
+  table.sample =
+      table.isa == Isa::kAvx512 ? N_AVX3::SampleRow : N_AVX2::SampleRow;
 }
 
 }  // namespace tandem::kernels::cpu

@@ -55,8 +55,8 @@ HWY_INLINE F16 LoadFirst16(const float* p, int count) {
   F16 r;
   TANDEM_PARTS(i) {
     const int part = HWY_MAX(0, HWY_MIN(kLanes, count - i * kLanes));
-    r.v[i] = hn::MaskedLoad(hn::FirstN(F32(), static_cast<size_t>(part)),
-                            F32(), p + i * kLanes);
+    r.v[i] = hn::MaskedLoad(hn::FirstN(F32(), static_cast<size_t>(part)), F32(),
+                            p + i * kLanes);
   }
   return r;
 }
@@ -137,8 +137,8 @@ HWY_INLINE Vec ExpVec(Vec x) {
   p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
   p = hn::MulAdd(p, hn::Mul(r, r), r);
   p = hn::Add(p, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(
-      hn::Add(hn::ConvertTo(I32(), n), hn::Set(I32(), 127)));
+  const auto exponent =
+      hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(I32(), n), hn::Set(I32(), 127)));
   return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(d, exponent)));
 }
 HWY_INLINE F16 Exp(const F16& a) {

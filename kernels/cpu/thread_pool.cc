@@ -16,8 +16,7 @@ namespace {
 
 // Address space only: a process that cannot map this cannot run at all.
 DeviceMemory MapScratch(size_t bytes) {
-  absl::StatusOr<DeviceMemory> memory =
-      DeviceMemory::Make(HostMemory(), bytes);
+  absl::StatusOr<DeviceMemory> memory = DeviceMemory::Make(HostMemory(), bytes);
   if (!memory.ok()) {
     std::fprintf(stderr, "kernels: %s\n",
                  std::string(memory.status().message()).c_str());

@@ -44,8 +44,7 @@ class ThreadPool {
   // Exclusive use of the team by the calling thread while it lives.
   class ABSL_SCOPED_LOCKABLE Team {
    public:
-    explicit Team(ThreadPool* pool)
-        ABSL_EXCLUSIVE_LOCK_FUNCTION(pool->in_use_)
+    explicit Team(ThreadPool* pool) ABSL_EXCLUSIVE_LOCK_FUNCTION(pool->in_use_)
         : pool_(pool) {
       pool_->in_use_.Lock();
     }

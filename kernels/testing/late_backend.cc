@@ -56,9 +56,8 @@ class HiddenArena final : public cpu::DeviceAllocator {
       used_ = used;
       return base_ + offset;
     }
-    return absl::ResourceExhaustedError(
-        absl::StrCat("late backend: arena of ", size_,
-                     " bytes has no room for ", bytes));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "late backend: arena of ", size_, " bytes has no room for ", bytes));
   }
 
   void Free(std::byte* data, size_t bytes) override {
@@ -211,14 +210,12 @@ class LateBackend final : public Backend {
   }
   void CopyToHost(Queue& queue, void* host, const void* device,
                   size_t bytes) override {
-    Run(queue, [&](Queue& inner) {
-      inner_->CopyToHost(inner, host, device, bytes);
-    });
+    Run(queue,
+        [&](Queue& inner) { inner_->CopyToHost(inner, host, device, bytes); });
   }
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
              float* out) override {
-    Run(queue,
-        [&](Queue& inner) { inner_->Embed(inner, rows, table, out); });
+    Run(queue, [&](Queue& inner) { inner_->Embed(inner, rows, table, out); });
   }
   void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
                const float* delta, const float* weight, float* out) override {
@@ -274,8 +271,8 @@ class LateBackend final : public Backend {
       inner_->KvGather(inner, cache, range, wire, digest_key, staging, digest);
     });
   }
-  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range,
-                 DType wire, const std::byte* staging) override {
+  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range, DType wire,
+                 const std::byte* staging) override {
     Run(queue, [&](Queue& inner) {
       inner_->KvScatter(inner, cache, range, wire, staging);
     });

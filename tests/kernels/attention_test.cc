@@ -26,8 +26,8 @@ std::vector<float> Angles(int positions, int half, bool sine) {
   for (int p = 0; p < positions; ++p) {
     for (int i = 0; i < half; ++i) {
       const double angle = p * std::pow(10000.0, -double(i) / half);
-      table.push_back(static_cast<float>(sine ? std::sin(angle)
-                                              : std::cos(angle)));
+      table.push_back(
+          static_cast<float>(sine ? std::sin(angle) : std::cos(angle)));
     }
   }
   return table;
@@ -70,13 +70,11 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
       for (int i = 0; i < count; ++i) {
         const int position = begin + i;
         positions.push_back(position);
-        slots.push_back(
-            tables[static_cast<size_t>(c * blocks_each +
-                                       position / run.block_size)] *
-                run.block_size +
-            position % run.block_size);
-        const auto from =
-            qkv.begin() + std::ptrdiff_t{position} * model.qkv();
+        slots.push_back(tables[static_cast<size_t>(c * blocks_each +
+                                                   position / run.block_size)] *
+                            run.block_size +
+                        position % run.block_size);
+        const auto from = qkv.begin() + std::ptrdiff_t{position} * model.qkv();
         rows.insert(rows.end(), from, from + model.qkv());
       }
     }
@@ -103,8 +101,8 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
         std::copy(from, from + std::ptrdiff_t{count} * width,
                   result.begin() + std::ptrdiff_t{begin} * width);
       } else {
-        EXPECT_TRUE(std::equal(from, from + std::ptrdiff_t{count} * width,
-                               got.begin()))
+        EXPECT_TRUE(
+            std::equal(from, from + std::ptrdiff_t{count} * width, got.begin()))
             << "sequence " << c << " of a batch differs";
       }
     }
@@ -119,7 +117,8 @@ std::vector<double> Reference(const Model& model, int length,
   std::vector<double> rotated(qkv.begin(), qkv.end());
   for (int p = 0; p < length; ++p) {
     for (int h = 0; h < model.heads + model.kv_heads; ++h) {
-      double* const head = rotated.data() + p * model.qkv() + h * model.head_dim;
+      double* const head =
+          rotated.data() + p * model.qkv() + h * model.head_dim;
       for (int i = 0; i < half; ++i) {
         const double angle = p * std::pow(10000.0, -double(i) / half);
         const double a = head[i], b = head[i + half];

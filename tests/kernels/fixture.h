@@ -75,9 +75,8 @@ class Device {
   }
   Matrix& Pack(const std::vector<float>& values, int rows, int cols,
                DType dtype) {
-    const HostTensor source{
-        reinterpret_cast<const std::byte*>(values.data()), DType::kF32, rows,
-        cols};
+    const HostTensor source{reinterpret_cast<const std::byte*>(values.data()),
+                            DType::kF32, rows, cols};
     matrices_.push_back(*backend_->PackMatrix(source, dtype));
     return *matrices_.back();
   }

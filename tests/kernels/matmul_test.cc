@@ -14,10 +14,11 @@ struct Shape {
 };
 
 // Around every edge: panels of 32, pairs of inputs, blocks of 576 and 768.
-const Shape kShapes[] = {{1, 1},    {7, 3},     {31, 17},  {32, 64},
-                         {33, 65},  {96, 576},  {65, 577}, {100, 769},
+const Shape kShapes[] = {{1, 1},     {7, 3},     {31, 17},  {32, 64},
+                         {33, 65},   {96, 576},  {65, 577}, {100, 769},
                          {48, 1537}, {260, 1024}};
-const int kBatches[] = {1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 24, 32, 63, 95, 96, 130};
+const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,  12,
+                        13, 16, 24, 32, 63, 95, 96, 130};
 
 std::vector<float> Reference(int m, const Shape& shape,
                              const std::vector<float>& x,
@@ -62,10 +63,10 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
       for (const int m : kBatches) {
         device->MatMul(device.queue(), m, device_x, packed, device_bias, out);
         const auto count = static_cast<size_t>(m * shape.n);
-        EXPECT_TRUE(SameBits(
-            device.Download(out, count),
-            {expected.begin(),
-             expected.begin() + static_cast<std::ptrdiff_t>(count)}))
+        EXPECT_TRUE(
+            SameBits(device.Download(out, count),
+                     {expected.begin(),
+                      expected.begin() + static_cast<std::ptrdiff_t>(count)}))
             << config.isa << " threads " << config.threads << " n " << shape.n
             << " k " << shape.k << " m " << m;
       }

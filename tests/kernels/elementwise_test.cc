@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norm, activation, embedding, row gather and exp: float64 bounds, and equal
+// bits for every batch, thread count and instruction set.
+
+#include "kernels/cpu/kernel_table.h"
+#include "tests/kernels/fixture.h"
+
+namespace tandem::kernels {
+namespace {
+
+const int kDims[] = {1, 8, 15, 16, 17, 100, 576, 1024, 1537};
+
+TEST(ElementwiseTest, ExpIsWithinTwoUlpAndTheSameOnBothInstructionSets) {
+  std::vector<float> x;
+  for (float v = -95.0f; v < 90.0f; v += 0.00731f) x.push_back(v);
+  x.insert(x.end(), {0.0f, -0.0f, -INFINITY, -1e30f, -87.4f});
+  const auto exp_of = [&](const char* isa, std::vector<float>* out) {
+    const auto table = cpu::MakeKernelTable(isa);
+    if (!table.ok()) return false;
+    out->resize(x.size());
+    table->exp(static_cast<int>(x.size()), x.data(), out->data());
+    return true;
+  };
+  std::vector<float> got;
+  ASSERT_TRUE(exp_of("auto", &got));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = x[i] < -87.33f ? 0.0 : std::exp(double{x[i]});
+    if (x[i] > 88.0f) continue;  // saturates by contract
+    EXPECT_NEAR(got[i], expected, 2.4e-7 * expected) << x[i];
+  }
+  EXPECT_EQ(got[x.size() - 5], 1.0f);
+  EXPECT_EQ(got[x.size() - 4], 1.0f);
+  EXPECT_EQ(got[x.size() - 3], 0.0f);
+  std::vector<float> avx2;
+  ASSERT_TRUE(exp_of("avx2", &avx2));
+  EXPECT_TRUE(SameBits(avx2, got));
+}
+
+TEST(ElementwiseTest, RmsNormAddsTheResidualAndIsWithinTheErrorBound) {
+  // A sum of dim squares in 16 chains: relative error below dim / 16 + 8
+  // roundings; 1e-5 covers every dim here.
+  for (const int dim : kDims) {
+    const auto x = RandomFloats(static_cast<size_t>(3 * dim), 21);
+    const auto delta = RandomFloats(static_cast<size_t>(3 * dim), 22);
+    const auto weight = RandomFloats(static_cast<size_t>(dim), 23);
+    Device device(MakeBackend());
+    float* const device_x = device.Upload(x);
+    float* const out = device.New<float>(static_cast<size_t>(3 * dim));
+    device->RmsNorm(device.queue(), 3, dim, 1e-5f, device_x,
+                    device.Upload(delta), device.Upload(weight), out);
+    const auto sum = device.Download(device_x, static_cast<size_t>(3 * dim));
+    const auto got = device.Download(out, static_cast<size_t>(3 * dim));
+    for (int r = 0; r < 3; ++r) {
+      double squares = 0;
+      for (int i = 0; i < dim; ++i) {
+        const auto at = static_cast<size_t>(r * dim + i);
+        EXPECT_EQ(sum[at], x[at] + delta[at]);
+        squares += double{sum[at]} * sum[at];
+      }
+      const double scale = 1 / std::sqrt(squares / dim + 1e-5);
+      for (int i = 0; i < dim; ++i) {
+        const auto at = static_cast<size_t>(r * dim + i);
+        const double expected =
+            sum[at] * scale * weight[static_cast<size_t>(i)];
+        EXPECT_NEAR(got[at], expected, 1e-5 * std::abs(expected) + 1e-30);
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
+  const auto x = RandomFloats(100, 24);
+  Device device(MakeBackend());
+  float* const device_x = device.Upload(x);
+  float* const out = device.New<float>(100);
+  device->RmsNorm(device.queue(), 1, 100, 1e-5f, device_x, nullptr,
+                  device.Upload(std::vector<float>(100, 1.0f)), out);
+  EXPECT_TRUE(SameBits(device.Download(device_x, 100), x));
+}
+
+TEST(ElementwiseTest, SiluMulIsWithinTheErrorBoundOfFloat64) {
+  for (const int dim : kDims) {
+    const auto x = RandomFloats(static_cast<size_t>(4 * dim), 25, 8.0f);
+    Device device(MakeBackend());
+    float* const out = device.New<float>(static_cast<size_t>(2 * dim));
+    device->SiluMul(device.queue(), 2, dim, device.Upload(x), out);
+    const auto got = device.Download(out, static_cast<size_t>(2 * dim));
+    for (int r = 0; r < 2; ++r) {
+      for (int i = 0; i < dim; ++i) {
+        const double gate = x[static_cast<size_t>(r * 2 * dim + i)];
+        const double up = x[static_cast<size_t>(r * 2 * dim + dim + i)];
+        const double expected = gate / (1 + std::exp(-gate)) * up;
+        EXPECT_NEAR(got[static_cast<size_t>(r * dim + i)], expected,
+                    5e-7 * std::abs(expected) + 1e-30);
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, SiluMulIsFiniteForExtremeGates) {
+  Device device(MakeBackend());
+  const std::vector<float> x = {-1000.0f, -90.0f, 90.0f, 1000.0f,
+                                1.0f,     1.0f,   1.0f,  1.0f};
+  float* const out = device.New<float>(4);
+  device->SiluMul(device.queue(), 1, 4, device.Upload(x), out);
+  const auto got = device.Download(out, 4);
+  EXPECT_NEAR(got[0], 0.0f, 1e-30f);
+  EXPECT_NEAR(got[1], 0.0f, 1e-30f);
+  EXPECT_EQ(got[2], 90.0f);
+  EXPECT_EQ(got[3], 1000.0f);
+}
+
+TEST(ElementwiseTest, BitsDoNotDependOnBatchThreadsOrIsa) {
+  for (const int dim : kDims) {
+    const auto x = RandomFloats(static_cast<size_t>(64 * dim), 26);
+    const auto weight = RandomFloats(static_cast<size_t>(dim), 27);
+    std::vector<float> norm, silu;
+    for (const Config& config : AllConfigs()) {
+      auto backend = MakeBackend(config.isa, config.threads);
+      if (backend == nullptr) continue;
+      Device device(std::move(backend));
+      float* const device_x = device.Upload(x);
+      float* const device_weight = device.Upload(weight);
+      float* const out = device.New<float>(static_cast<size_t>(64 * dim));
+      for (const int rows : {1, 3, 8, 32}) {
+        const auto count = static_cast<size_t>(rows * dim);
+        const auto prefix = [&](const std::vector<float>& whole) {
+          return std::vector<float>(
+              whole.begin(),
+              whole.begin() +
+                  static_cast<std::ptrdiff_t>(std::min(count, whole.size())));
+        };
+        device->RmsNorm(device.queue(), 32, dim, 1e-6f, device_x, nullptr,
+                        device_weight, out);
+        if (norm.empty())
+          norm = device.Download(out, 32 * static_cast<size_t>(dim));
+        device->RmsNorm(device.queue(), rows, dim, 1e-6f, device_x, nullptr,
+                        device_weight, out);
+        EXPECT_TRUE(SameBits(device.Download(out, count), prefix(norm)));
+        device->SiluMul(device.queue(), 32, dim, device_x, out);
+        if (silu.empty())
+          silu = device.Download(out, 32 * static_cast<size_t>(dim));
+        device->SiluMul(device.queue(), rows, dim, device_x, out);
+        EXPECT_TRUE(SameBits(device.Download(out, count), prefix(silu)));
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const int vocab = 77, dim = 51;
+    const auto table = RandomFloats(static_cast<size_t>(vocab * dim), 28);
+    Device device(MakeBackend("auto", 2));
+    const std::vector<int32_t> ids = {0, 76, 31, 32, 76, 63, 64};
+    Rows rows;
+    rows.num_rows = static_cast<int>(ids.size());
+    rows.token_ids = device.Upload(ids);
+    float* const out = device.New<float>(ids.size() * dim);
+    device->Embed(device.queue(), rows, device.Pack(table, vocab, dim, type),
+                  out);
+    const auto got = device.Download(out, ids.size() * dim);
+    for (size_t r = 0; r < ids.size(); ++r) {
+      for (size_t i = 0; i < dim; ++i) {
+        EXPECT_EQ(got[r * dim + i],
+                  Rounded(table[static_cast<size_t>(ids[r]) * dim + i], type));
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, GatherRowsTakesRowsInTheOrderAsked) {
+  Device device(MakeBackend());
+  const auto x = RandomFloats(5 * 33, 29);
+  const std::vector<int32_t> ids = {4, 0, 4};
+  float* const out = device.New<float>(3 * 33);
+  device->GatherRows(device.queue(), 3, 33, device.Upload(ids),
+                     device.Upload(x), out);
+  const auto got = device.Download(out, 3 * 33);
+  for (size_t r = 0; r < 3; ++r) {
+    for (size_t i = 0; i < 33; ++i) {
+      EXPECT_EQ(got[r * 33 + i], x[static_cast<size_t>(ids[r]) * 33 + i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::kernels

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// KV on its way between workers: what is gathered from one cache and scattered
+// into another, of another block size or type, is the same KV, and the digest
+// notices everything else.
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/kv_digest.h"
+#include "tests/kernels/fixture.h"
+
+namespace tandem::kernels {
+namespace {
+
+inline constexpr uint64_t kKey = 0x123456789abcdef0u;
+
+struct Cache {
+  std::unique_ptr<KvCache> kv;
+  std::vector<int32_t> table;
+
+  KvRange Range(int position_begin, int position_end) const {
+    KvRange range;
+    range.block_table = table.data();
+    range.position_begin = position_begin;
+    range.position_end = position_end;
+    range.layer_end = kv->shape().num_layers;
+    range.head_end = kv->shape().kv_heads;
+    return range;
+  }
+};
+
+Cache NewCache(Device& device, int head_dim, int block_size, DType type,
+               int length) {
+  const int blocks = (length + block_size - 1) / block_size;
+  Cache cache{
+      *device->NewKvCache({3, 2, head_dim, block_size, 2 * blocks + 1, type}),
+      std::vector<int32_t>(static_cast<size_t>(blocks))};
+  std::iota(cache.table.begin(), cache.table.end(), blocks);
+  std::shuffle(cache.table.begin(), cache.table.end(), std::mt19937_64(3));
+  return cache;
+}
+
+size_t Bytes(const Cache& cache, const KvRange& range, DType wire) {
+  return static_cast<size_t>(range.elements(cache.kv->shape().head_dim)) *
+         SizeOf(wire);
+}
+
+// Wire bytes of a range, and the digest that came with them.
+std::vector<uint8_t> Gather(Device& device, const Cache& cache,
+                            const KvRange& range, DType wire,
+                            KvDigest* digest) {
+  const size_t bytes = Bytes(cache, range, wire);
+  std::byte* const staging = device.New<std::byte>(bytes);
+  device->KvGather(device.queue(), *cache.kv, range, wire, kKey, staging,
+                   digest);
+  return device.Download(reinterpret_cast<uint8_t*>(staging), bytes);
+}
+
+void Scatter(Device& device, Cache& cache, const KvRange& range, DType wire,
+             const std::vector<uint8_t>& bytes) {
+  device->KvScatter(device.queue(), *cache.kv, range, wire,
+                    reinterpret_cast<const std::byte*>(device.Upload(bytes)));
+  device.queue().Synchronize();
+}
+
+KvDigest DigestOf(Device& device, const Cache& cache, const KvRange& range,
+                  DType wire) {
+  KvDigest digest;
+  device->KvDigestOf(device.queue(), *cache.kv, range, wire, kKey, &digest);
+  device.queue().Synchronize();
+  return digest;
+}
+
+std::vector<uint8_t> RandomWire(size_t bytes, DType wire, uint64_t seed) {
+  const auto values = RandomFloats(bytes / SizeOf(wire), seed);
+  std::vector<uint8_t> out(bytes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(values[i]);
+    const uint16_t half = static_cast<uint16_t>(bits >> 16);
+    if (wire == DType::kF32) {
+      std::memcpy(&out[4 * i], &bits, 4);
+    } else {
+      std::memcpy(&out[2 * i], &half, 2);
+    }
+  }
+  return out;
+}
+
+TEST(KvTest, RoundTripsBetweenBlockSizesAndTypes) {
+  Device device(MakeBackend());
+  const int length = 100;
+  for (const int dim : {8, 24, 64}) {
+    for (const DType from : {DType::kF32, DType::kBF16}) {
+      for (const DType to : {DType::kF32, DType::kBF16}) {
+        for (const int block : {8, 24, 32}) {
+          // A bf16 end holds bf16 values, so a bf16 wire loses nothing.
+          const DType wire = from == DType::kF32 && to == DType::kF32
+                                 ? DType::kF32
+                                 : DType::kBF16;
+          Cache source = NewCache(device, dim, 16, from, length);
+          Cache target = NewCache(device, dim, block, to, length);
+          const KvRange source_range = source.Range(0, length);
+          const auto sent =
+              RandomWire(Bytes(source, source_range, wire), wire, 31);
+          Scatter(device, source, source_range, wire, sent);
+          KvDigest sender;
+          const auto gathered =
+              Gather(device, source, source_range, wire, &sender);
+          EXPECT_TRUE(gathered == sent);
+          // In two slices, the later one first.
+          const size_t row = sent.size() / 3 / length;
+          for (const auto& [begin, end] :
+               {std::pair{41, length}, std::pair{0, 41}}) {
+            std::vector<uint8_t> slice;
+            for (size_t layer = 0; layer < 3; ++layer) {
+              const auto at =
+                  gathered.begin() +
+                  static_cast<std::ptrdiff_t>(
+                      (layer * length + static_cast<size_t>(begin)) * row);
+              slice.insert(slice.end(), at,
+                           at + static_cast<std::ptrdiff_t>(
+                                    static_cast<size_t>(end - begin) * row));
+            }
+            Scatter(device, target, target.Range(begin, end), wire, slice);
+          }
+          KvDigest receiver;
+          EXPECT_TRUE(Gather(device, target, target.Range(0, length), wire,
+                             &receiver) == sent)
+              << dim << " block " << block;
+          EXPECT_EQ(sender, receiver);
+          EXPECT_EQ(sender,
+                    DigestOf(device, target, target.Range(0, length), wire));
+        }
+      }
+    }
+  }
+}
+
+TEST(KvTest, ConversionsRoundToNearestEven) {
+  Device device(MakeBackend());
+  Cache wide = NewCache(device, 8, 16, DType::kF32, 1);
+  const std::vector<uint32_t> cases = {
+      0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0xbf808000,
+      0x7f800000, 0xff800000, 0x7fc00000, 0x7f7fffff, 0x7f800001, 0x00000000};
+  const KvRange range = wide.Range(0, 1);
+  std::vector<uint32_t> words(static_cast<size_t>(range.elements(8)));
+  for (size_t i = 0; i < words.size(); ++i) words[i] = cases[i % cases.size()];
+  std::vector<uint8_t> bytes(words.size() * 4);
+  std::memcpy(bytes.data(), words.data(), bytes.size());
+  Scatter(device, wide, range, DType::kF32, bytes);
+  KvDigest digest;
+  const auto narrow = Gather(device, wide, range, DType::kBF16, &digest);
+  const std::vector<uint16_t> expected = {0x3f80, 0x3f80, 0x3f82, 0x3f81,
+                                          0x3f80, 0xbf80, 0x7f80, 0xff80,
+                                          0x7fc0, 0x7f80, 0x7fc0, 0x0000};
+  for (size_t i = 0; i < words.size(); ++i) {
+    uint16_t got;
+    std::memcpy(&got, &narrow[2 * i], 2);
+    EXPECT_EQ(got, expected[i % expected.size()]) << i;
+  }
+}
+
+TEST(KvTest, AHeadRangeReadsAndWritesOnlyItsHeads) {
+  Device device(MakeBackend());
+  Cache cache = NewCache(device, 16, 16, DType::kBF16, 20);
+  KvRange all = cache.Range(0, 20);
+  const auto before =
+      RandomWire(Bytes(cache, all, DType::kBF16), DType::kBF16, 32);
+  Scatter(device, cache, all, DType::kBF16, before);
+  KvRange second = cache.Range(3, 9);
+  second.head_begin = 1;
+  second.layer_begin = 1;
+  second.layer_end = 2;
+  const auto fresh =
+      RandomWire(Bytes(cache, second, DType::kBF16), DType::kBF16, 33);
+  Scatter(device, cache, second, DType::kBF16, fresh);
+  KvDigest digest;
+  EXPECT_TRUE(Gather(device, cache, second, DType::kBF16, &digest) == fresh);
+  const auto after = Gather(device, cache, all, DType::kBF16, &digest);
+  // Rows are K head 0, K head 1, V head 0, V head 1 of 32 bytes each.
+  for (size_t i = 0; i < after.size(); ++i) {
+    const size_t row = i / 128, head = i / 32 % 2;
+    const size_t layer = row / 20, position = row % 20;
+    const bool written =
+        layer == 1 && position >= 3 && position < 9 && head == 1;
+    if (written) continue;
+    ASSERT_EQ(after[i], before[i]) << i;
+  }
+}
+
+TEST(KvTest, CopyBlockCopiesAllLayers) {
+  Device device(MakeBackend());
+  Cache cache = NewCache(device, 24, 16, DType::kF32, 16);
+  const KvRange range = cache.Range(0, 16);
+  const auto sent =
+      RandomWire(Bytes(cache, range, DType::kF32), DType::kF32, 34);
+  Scatter(device, cache, range, DType::kF32, sent);
+  device->KvCopyBlock(device.queue(), *cache.kv, cache.table[0], 0);
+  Cache copy{nullptr, {0}};
+  KvRange copied = range;
+  copied.block_table = copy.table.data();
+  KvDigest digest;
+  EXPECT_TRUE(Gather(device, cache, copied, DType::kF32, &digest) == sent);
+}
+
+TEST(KvTest, RefusesShapesThatItCannotHold) {
+  auto backend = MakeBackend();
+  const KvShape good{1, 1, 16, 16, 1, DType::kF32};
+  EXPECT_TRUE(backend->NewKvCache(good).ok());
+  const auto code = [&](auto change) {
+    KvShape shape = good;
+    change(shape);
+    return backend->NewKvCache(shape).status().code();
+  };
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code([](KvShape& s) { s.head_dim = 12; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.head_dim = 264; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.block_size = 4; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.num_layers = 0; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.num_blocks = 0; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.dtype = DType::kF16; }), invalid);
+}
+
+TEST(KvDigestTest, TheVectorFormEqualsTheDefinition) {
+  const DigestKeys keys(kKey);
+  for (const char* isa : {"avx2", "avx512"}) {
+    const auto table = cpu::MakeKernelTable(isa);
+    if (!table.ok()) continue;
+    for (const size_t words : {2, 4, 6, 8, 10, 64, 1022, 1024, 1026, 5000}) {
+      std::mt19937 random(7);
+      std::vector<uint32_t> row(words);
+      for (uint32_t& word : row) word = static_cast<uint32_t>(random());
+      EXPECT_EQ(table->digest_row(row.data(), static_cast<int>(words), keys.low,
+                                  keys.high, kKey, 5, 77),
+                DigestRow(keys, reinterpret_cast<const std::byte*>(row.data()),
+                          words * 4, 5, 77))
+          << isa << " " << words;
+    }
+  }
+}
+
+TEST(KvDigestTest, SlicesAddUpInAnyOrder) {
+  Device device(MakeBackend());
+  Cache cache = NewCache(device, 16, 16, DType::kBF16, 50);
+  const KvRange all = cache.Range(0, 50);
+  Scatter(device, cache, all, DType::kBF16,
+          RandomWire(Bytes(cache, all, DType::kBF16), DType::kBF16, 35));
+  KvDigest sum;
+  for (const auto& [begin, end] :
+       {std::pair{30, 50}, std::pair{0, 7}, std::pair{7, 30}}) {
+    for (const int layer : {2, 0, 1}) {
+      KvRange part = cache.Range(begin, end);
+      part.layer_begin = layer;
+      part.layer_end = layer + 1;
+      sum += DigestOf(device, cache, part, DType::kBF16);
+    }
+  }
+  EXPECT_EQ(sum, DigestOf(device, cache, all, DType::kBF16));
+}
+
+TEST(KvDigestTest, AnyFlippedBitChangesBothHalves) {
+  const DigestKeys keys(kKey);
+  std::vector<uint8_t> row(4400);
+  std::mt19937 random(8);
+  for (uint8_t& byte : row) byte = static_cast<uint8_t>(random());
+  const auto digest = [&] {
+    return DigestRow(keys, reinterpret_cast<const std::byte*>(row.data()),
+                     row.size(), 1, 2);
+  };
+  const KvDigest whole = digest();
+  for (size_t bit = 0; bit < row.size() * 8; ++bit) {
+    row[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    const KvDigest changed = digest();
+    EXPECT_NE(changed.low, whole.low) << bit;
+    EXPECT_NE(changed.high, whole.high) << bit;
+    row[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+  }
+}
+
+TEST(KvDigestTest, SwappedRowsLayersHalvesAndKeysChangeIt) {
+  Device device(MakeBackend());
+  Cache cache = NewCache(device, 16, 16, DType::kBF16, 4);
+  const KvRange all = cache.Range(0, 4);
+  const auto sent =
+      RandomWire(Bytes(cache, all, DType::kBF16), DType::kBF16, 36);
+  const auto digest_of = [&](const std::vector<uint8_t>& bytes) {
+    Scatter(device, cache, all, DType::kBF16, bytes);
+    return DigestOf(device, cache, all, DType::kBF16);
+  };
+  const KvDigest whole = digest_of(sent);
+  const auto swapped = [&](std::ptrdiff_t a, std::ptrdiff_t b,
+                           std::ptrdiff_t size) {
+    auto bytes = sent;
+    std::swap_ranges(bytes.begin() + a, bytes.begin() + a + size,
+                     bytes.begin() + b);
+    return bytes;
+  };
+  EXPECT_NE(digest_of(swapped(0, 128, 128)), whole) << "positions 0 and 1";
+  EXPECT_NE(digest_of(swapped(0, 4 * 128, 128)), whole) << "layers 0 and 1";
+  EXPECT_NE(digest_of(swapped(0, 64, 64)), whole) << "K and V";
+  EXPECT_NE(digest_of(swapped(0, 32, 32)), whole) << "heads 0 and 1";
+  EXPECT_EQ(digest_of(sent), whole);
+  const DigestKeys one(1), two(2);
+  const auto* const row = reinterpret_cast<const std::byte*>(sent.data());
+  EXPECT_NE(DigestRow(one, row, 128, 0, 0), DigestRow(two, row, 128, 0, 0));
+}
+
+TEST(KvDigestTest, TheDefinitionStaysAsItWas) {
+  // Both ends of a rolling upgrade must agree: changing this changes the
+  // internal protocol.
+  std::vector<uint32_t> row(1030);
+  for (size_t i = 0; i < row.size(); ++i) {
+    row[i] = static_cast<uint32_t>(i * 2654435761u);
+  }
+  const KvDigest digest =
+      DigestRow(DigestKeys(42), reinterpret_cast<const std::byte*>(row.data()),
+                row.size() * 4, 3, 1000);
+  EXPECT_EQ(digest.low, 0xebc7de158a3b57a6u);
+  EXPECT_EQ(digest.high, 0xe2d0938c83c49fcu);
+}
+
+}  // namespace
+}  // namespace tandem::kernels

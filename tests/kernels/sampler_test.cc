@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sampler against an independent statement of kernels/sampling.h that
+// sorts everything and filters step by step in plain code.
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/sampling.h"
+#include "tests/kernels/fixture.h"
+
+namespace tandem::kernels {
+namespace {
+
+std::vector<SampleResult> Sample(Device& device, int vocab,
+                                 const std::vector<float>& logits,
+                                 const std::vector<SampleParams>& params,
+                                 const std::vector<int32_t>& banned = {}) {
+  SampleResult* const results = device.New<SampleResult>(params.size());
+  device->Sample(device.queue(), static_cast<int>(params.size()), vocab,
+                 device.Upload(logits), device.Upload(params),
+                 device.Upload(banned), static_cast<int>(banned.size()),
+                 results);
+  return device.Download(results, params.size());
+}
+
+std::vector<int> Order(const std::vector<float>& logits) {
+  std::vector<int> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  return ids;
+}
+
+// Ids that may be drawn and their weights, in order. exp comes from the
+// kernel table: its accuracy is tested elsewhere, its bits decide ties here.
+struct Kept {
+  std::vector<int> ids;
+  std::vector<uint64_t> weights;
+};
+
+Kept Filter(const std::vector<float>& logits, const SampleParams& params,
+            const std::set<int>& banned) {
+  const auto table = *cpu::MakeKernelTable("auto");
+  Kept kept;
+  float best = 0;
+  for (const int id : Order(logits)) {
+    if (banned.contains(id)) continue;
+    const float logit = logits[static_cast<size_t>(id)];
+    if (kept.ids.empty()) best = logit;
+    const float y = -((best - logit) / params.temperature);
+    float weight;
+    table.exp(1, &y, &weight);
+    const auto integer =
+        static_cast<uint64_t>(std::floor(double{weight} * std::ldexp(1, 40)));
+    if (integer == 0) continue;
+    kept.ids.push_back(id);
+    kept.weights.push_back(integer);
+  }
+  const auto cut = [&](size_t count) {
+    kept.ids.resize(std::min(count, kept.ids.size()));
+    kept.weights.resize(kept.ids.size());
+  };
+  if (params.top_k > 0) cut(static_cast<size_t>(params.top_k));
+  if (params.top_p < 1) {
+    const double total = static_cast<double>(
+        std::accumulate(kept.weights.begin(), kept.weights.end(), uint64_t{0}));
+    uint64_t before = kept.weights[0];
+    size_t count = 1;
+    while (count < kept.ids.size() &&
+           static_cast<double>(before) < double{params.top_p} * total) {
+      before += kept.weights[count++];
+    }
+    cut(count);
+  }
+  if (params.min_p > 0) {
+    size_t count = 1;
+    while (count < kept.ids.size() &&
+           static_cast<double>(kept.weights[count]) >=
+               double{params.min_p} * std::ldexp(1, 40)) {
+      ++count;
+    }
+    cut(count);
+  }
+  return kept;
+}
+
+int Expected(const std::vector<float>& logits, const SampleParams& params,
+             const std::set<int>& banned) {
+  const Kept kept = Filter(logits, params, banned);
+  const uint64_t total =
+      std::accumulate(kept.weights.begin(), kept.weights.end(), uint64_t{0});
+  const uint64_t bits =
+      SampleBits(params.seed, params.sequence_index, params.position);
+  const auto target = static_cast<uint64_t>(
+      (static_cast<unsigned __int128>(total) * bits) >> 64);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < kept.ids.size(); ++i) {
+    sum += kept.weights[i];
+    if (sum > target) return kept.ids[i];
+  }
+  return -1;
+}
+
+TEST(SamplerTest, PhiloxGivesThePublishedVectors) {
+  // From the reference implementation's known-answer file.
+  EXPECT_EQ(Philox({0, 0, 0, 0}, 0),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c,
+                                     0x9b00dbd8}));
+  EXPECT_EQ(Philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+                   0xffffffffffffffffu),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6,
+                                     0x6d5451fd}));
+  EXPECT_EQ(Philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                   0x299f31d0a4093822u),
+            (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420,
+                                     0x24126ea1}));
+}
+
+TEST(SamplerTest, GreedyTakesTheLowestIdAmongTies) {
+  Device device(MakeBackend());
+  for (const int vocab : {5, 16, 17, 1000}) {
+    std::vector<float> logits(static_cast<size_t>(vocab), -2.0f);
+    logits[3] = logits[4] = logits[static_cast<size_t>(vocab - 1)] = 1.5f;
+    const auto got = Sample(device, vocab, logits, {SampleParams{}});
+    EXPECT_EQ(got[0].token_id, 3);
+    EXPECT_EQ(got[0].num_top, 0);
+  }
+}
+
+TEST(SamplerTest, BansHoldOnlyWhileTokensAreOwed) {
+  Device device(MakeBackend());
+  std::vector<float> logits = {1, 5, 4, 5, 0};
+  SampleParams owed;
+  owed.min_tokens_left = 1;
+  SampleParams random = owed;
+  random.temperature = 1.0f;
+  random.top_k = 1;
+  logits.insert(logits.end(), logits.begin(), logits.begin() + 5);
+  logits.insert(logits.end(), logits.begin(), logits.begin() + 5);
+  const auto got =
+      Sample(device, 5, logits, {owed, SampleParams{}, random}, {1, 3});
+  EXPECT_EQ(got[0].token_id, 2);
+  EXPECT_EQ(got[1].token_id, 1);
+  EXPECT_EQ(got[2].token_id, 2);
+}
+
+TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
+  struct Case {
+    float temperature, top_p, min_p;
+    int top_k;
+  };
+  const Case cases[] = {
+      {1.0f, 1.0f, 0.0f, 0},   {0.7f, 1.0f, 0.0f, 40},   {1.5f, 0.9f, 0.0f, 0},
+      {1.0f, 1.0f, 0.05f, 0},  {1.2f, 0.95f, 0.02f, 50}, {5.0f, 0.5f, 0.0f, 0},
+      {0.1f, 0.99f, 0.0f, 3},  {1.0f, 0.0f, 0.0f, 0},    {1.0f, 1.0f, 1.0f, 0},
+      {100.0f, 1.0f, 0.0f, 7}, {2.0f, 0.7f, 0.3f, 1000}};
+  int compared = 0;
+  for (const char* isa : {"avx2", "avx512"}) {
+    auto backend = MakeBackend(isa, 2);
+    if (backend == nullptr) continue;
+    Device device(std::move(backend));
+    for (const int vocab : {2, 50, 3001}) {
+      for (const bool ties : {false, true}) {
+        auto logits = RandomFloats(static_cast<size_t>(vocab), 41, 3.0f);
+        if (ties) {
+          for (float& logit : logits) logit = std::round(logit);
+        }
+        for (const Case& c : cases) {
+          std::vector<SampleParams> params;
+          std::vector<float> rows;
+          for (int i = 0; i < 40; ++i) {
+            params.push_back({.temperature = c.temperature,
+                              .top_p = c.top_p,
+                              .min_p = c.min_p,
+                              .top_k = c.top_k,
+                              .seed = 99,
+                              .sequence_index = 1,
+                              .position = i,
+                              .min_tokens_left = i % 2});
+            rows.insert(rows.end(), logits.begin(), logits.end());
+          }
+          const std::vector<int32_t> banned = {1, vocab - 1};
+          const auto got =
+              Sample(device, vocab, rows, params,
+                     vocab == 2 ? std::vector<int32_t>{1} : banned);
+          for (size_t i = 0; i < got.size(); ++i) {
+            const std::set<int> without = i % 2 == 0 ? std::set<int>{}
+                                          : vocab == 2
+                                              ? std::set<int>{1}
+                                              : std::set<int>{1, vocab - 1};
+            ASSERT_EQ(got[i].token_id, Expected(logits, params[i], without))
+                << isa << " vocab " << vocab << " ties " << ties << " T "
+                << c.temperature << " p " << c.top_p << " min " << c.min_p
+                << " k " << c.top_k << " draw " << i;
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(compared, 40 * 11 * 6);
+}
+
+// Upper 1e-6 point of chi-square by Wilson and Hilferty's formula.
+double ChiSquareLimit(int degrees) {
+  const double a = 2.0 / (9.0 * degrees);
+  return degrees * std::pow(1 - a + 4.753 * std::sqrt(a), 3);
+}
+
+TEST(SamplerTest, HundredThousandDrawsFollowTheDistribution) {
+  Device device(MakeBackend("auto", 2));
+  const int vocab = 40, batch = 1000;
+  const auto logits = RandomFloats(vocab, 42, 1.5f);
+  std::vector<float> rows;
+  for (int i = 0; i < batch; ++i) {
+    rows.insert(rows.end(), logits.begin(), logits.end());
+  }
+  const SampleParams cases[] = {
+      {.temperature = 1.0f, .seed = 7},
+      {.temperature = 0.8f, .top_k = 10, .seed = 8},
+      {.temperature = 1.3f, .top_p = 0.8f, .seed = 9},
+      {.temperature = 1.0f, .min_p = 0.1f, .seed = 10}};
+  for (const SampleParams& base : cases) {
+    std::map<int, int> seen;
+    for (int draw = 0; draw < 100000; draw += batch) {
+      std::vector<SampleParams> params(batch, base);
+      for (int i = 0; i < batch; ++i) {
+        // Positions and sequences both vary: neither may repeat the other.
+        params[static_cast<size_t>(i)].position = i;
+        params[static_cast<size_t>(i)].sequence_index =
+            static_cast<uint32_t>(draw / batch);
+      }
+      for (const SampleResult& result : Sample(device, vocab, rows, params)) {
+        ++seen[result.token_id];
+      }
+    }
+    const Kept kept = Filter(logits, base, {});
+    double sum = 0;
+    for (const int id : kept.ids) {
+      sum +=
+          std::exp(double{logits[static_cast<size_t>(id)]} / base.temperature);
+    }
+    double statistic = 0;
+    int counted = 0;
+    for (const int id : kept.ids) {
+      const double expected =
+          100000 *
+          std::exp(double{logits[static_cast<size_t>(id)]} / base.temperature) /
+          sum;
+      statistic += (seen[id] - expected) * (seen[id] - expected) / expected;
+      counted += seen[id];
+    }
+    EXPECT_EQ(counted, 100000) << "an id outside the kept set was drawn";
+    EXPECT_LT(statistic, ChiSquareLimit(static_cast<int>(kept.ids.size()) - 1))
+        << "seed " << base.seed;
+  }
+}
+
+TEST(SamplerTest, DrawsDoNotDependOnTheBatch) {
+  const int vocab = 500;
+  const auto logits = RandomFloats(vocab, 43, 2.0f);
+  const SampleParams params{.temperature = 1.0f,
+                            .top_p = 0.95f,
+                            .seed = 3,
+                            .position = 12,
+                            .logprobs = 5};
+  std::vector<SampleResult> all;
+  for (const Config& config : AllConfigs()) {
+    auto backend = MakeBackend(config.isa, config.threads);
+    if (backend == nullptr) continue;
+    Device device(std::move(backend));
+    for (const size_t batch : {1, 3, 32}) {
+      auto rows = RandomFloats(batch * vocab, 44);
+      std::copy(logits.begin(), logits.end(), rows.end() - vocab);
+      std::vector<SampleParams> batch_params(batch, params);
+      for (size_t i = 0; i + 1 < batch; ++i) batch_params[i].position = 99;
+      all.push_back(Sample(device, vocab, rows, batch_params).back());
+    }
+  }
+  for (const SampleResult& result : all) {
+    EXPECT_EQ(std::memcmp(&result, &all[0], sizeof(result)), 0);
+  }
+}
+
+TEST(SamplerTest, LogprobsRankAndAlternativesAreOfTheRawLogits) {
+  Device device(MakeBackend());
+  for (const int vocab : {3, 100, 5000}) {
+    const auto logits = RandomFloats(static_cast<size_t>(vocab), 45, 4.0f);
+    SampleParams params{.temperature = 2.0f,
+                        .top_k = 50,
+                        .seed = 5,
+                        .logprobs = kMaxTopLogprobs};
+    const SampleResult got = Sample(device, vocab, logits, {params})[0];
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double{logit});
+    const auto log_prob = [&](int id) {
+      return logits[static_cast<size_t>(id)] - std::log(sum);
+    };
+    const auto order = Order(logits);
+    // Weights are floored to 2^-40 and exp is good to 2.4e-7.
+    EXPECT_NEAR(got.logprob, log_prob(got.token_id), 2e-6);
+    EXPECT_EQ(got.rank, std::find(order.begin(), order.end(), got.token_id) -
+                            order.begin() + 1);
+    ASSERT_EQ(got.num_top, std::min(vocab, kMaxTopLogprobs));
+    for (int i = 0; i < got.num_top; ++i) {
+      EXPECT_EQ(got.top_ids[i], order[static_cast<size_t>(i)]);
+      EXPECT_NEAR(got.top_logprobs[i], log_prob(got.top_ids[i]), 2e-6);
+    }
+  }
+}
+
+TEST(SamplerTest, ZeroAlternativesStillGiveTheChosenLogprob) {
+  Device device(MakeBackend());
+  SampleParams params;
+  params.logprobs = 0;
+  const SampleResult got = Sample(device, 4, {0, 0, 0, 0}, {params})[0];
+  EXPECT_EQ(got.token_id, 0);
+  EXPECT_NEAR(got.logprob, std::log(0.25), 1e-6);
+  EXPECT_EQ(got.rank, 1);
+  EXPECT_EQ(got.num_top, 0);
+}
+
+}  // namespace
+}  // namespace tandem::kernels
