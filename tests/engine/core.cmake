@@ -10,5 +10,7 @@ tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
             DEPS tandem_engine_testing LABELS sim)
-tandem_test(engine_allocation_test SRCS engine_allocation_test.cc
-            DEPS tandem_engine_core tandem_common_testing)
+if(NOT TANDEM_SANITIZE MATCHES "thread")  # which has an operator new of its own
+  tandem_test(engine_allocation_test SRCS engine_allocation_test.cc
+              DEPS tandem_engine_core tandem_common_testing)
+endif()
