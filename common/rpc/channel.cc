@@ -1,13 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/rpc/channel.h"
 
+#include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "common/rpc/grpc_log.h"
 
 namespace tandem::rpc {
+namespace {
+
+// gRPC runs callbacks on threads that all channels of the process share, and
+// joins them when the last channel with a callback call goes. If it goes in a
+// callback (a call's context holds its channel until the very end), a thread
+// would join itself, which aborts. One channel that never goes, and one call
+// on it, keep those threads for good.
+void KeepCallbackThreads() {
+  struct Pin {
+    // Without credentials the channel leads nowhere and never connects.
+    std::shared_ptr<grpc::Channel> channel =
+        grpc::CreateChannel("", std::shared_ptr<grpc::ChannelCredentials>());
+    grpc::GenericStub stub{channel};
+    grpc::ClientContext context;
+    grpc::Slice nothing;
+    grpc::ByteBuffer request{&nothing, 1};
+    grpc::ByteBuffer response;
+  };
+  static Pin* const pin = [] {
+    auto* made = new Pin;
+    made->stub.UnaryCall(&made->context, "/pin", {}, &made->request,
+                         &made->response, [](const grpc::Status&) {});
+    return made;
+  }();
+  (void)pin;
+}
+
+}  // namespace
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const Credentials& tls,
                                            const ChannelOptions& options) {
+  RouteGrpcLogs();
+  KeepCallbackThreads();
   grpc::ChannelArguments arguments;
   // Off by default on clients. Every server here accepts a ping each 10 s; a
   // server with gRPC's own default (5 min) would hang up on us.
@@ -16,8 +51,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
+  // In spite of its name: how long one attempt to connect may take, TLS and
+  // HTTP/2 handshakes included.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // http_proxy in the environment must not catch a cluster's own links.

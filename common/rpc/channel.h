@@ -20,10 +20,10 @@ struct ChannelOptions {
   std::string tls_server_name;
 };
 
-// Connects lazily. Keepalive 30 s / 10 s, back-off 100 ms to 5 s, no retries
-// of gRPC's (a request is retried with its state, by the role that owns it),
-// no HTTP proxy, a connection of its own. Keep the channel until its calls
-// ended; never drop the last reference inside a gRPC callback.
+// Connects lazily. Keepalive 30 s / 10 s, back-off 100 ms to 5 s, 5 s to
+// connect, no retries of gRPC's (a request is retried with its state, by the
+// role that owns it), no HTTP proxy, a connection of its own. Keep the channel
+// until its calls ended; never drop the last reference inside a gRPC callback.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const Credentials& tls,
                                            const ChannelOptions& options = {});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Client ends of calls as Streams. The opener runs once, at Start (bidi) or at
-// the first Send (the others): the stub must live until then, the channel until
-// the call has ended.
+// the first Send (the others): the stub must live until then.
 //
 //   auto stream = rpc::OpenBidi<DecodeRequest, DecodeResponse>(
 //       loop, {.timeout = absl::Minutes(10), .peer = address},

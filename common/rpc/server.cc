@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/rpc/grpc_log.h"
 
 namespace tandem::rpc {
 namespace {
@@ -60,6 +61,7 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, const std::vector<grpc::Service*>& services) {
+  RouteGrpcLogs();
   EnableStandardServices();
   grpc::ServerBuilder builder;
   int port = 0;

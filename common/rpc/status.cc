@@ -32,8 +32,9 @@ grpc::Status ToGrpc(const absl::Status& status) {
         absl::string_view(kDetailPrefix.data(), kDetailPrefix.size())) {
       return;
     }
-    detail_bytes += url.size() + payload.size();
-    if (detail_bytes > kMaxDetailBytes) return;
+    const size_t bytes = url.size() + payload.size();
+    if (detail_bytes + bytes > kMaxDetailBytes) return;
+    detail_bytes += bytes;
     auto* any = details.add_details();
     any->set_type_url(std::string(url));
     any->set_value(std::string(payload));

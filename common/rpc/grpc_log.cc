@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/rpc/grpc_log.h"
+
+#include <grpcpp/version_info.h>
+
+// Later versions log through absl, and have no hook of their own.
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 60
+#include <grpc/support/log.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/log.h"
+
+namespace tandem::rpc {
+namespace {
+
+void ToOurLog(gpr_log_func_args* line) {
+  static auto& limiter = *new LogLimiter(absl::Seconds(1));
+  const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
+  int64_t hidden = 0;
+  if (!error) {
+    LogDebug("grpc", {{"what", line->message}});
+  } else if (limiter.Allow(absl::Now(), &hidden)) {
+    const char* slash = std::strrchr(line->file, '/');
+    LogWarning("grpc", {{"what", line->message},
+                        {"file", slash == nullptr ? line->file : slash + 1},
+                        {"hidden", hidden}});
+  }
+}
+
+}  // namespace
+
+void RouteGrpcLogs() { gpr_set_log_function(&ToOurLog); }
+
+}  // namespace tandem::rpc
+
+#else
+
+namespace tandem::rpc {
+
+void RouteGrpcLogs() {}
+
+}  // namespace tandem::rpc
+
+#endif
