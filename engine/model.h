@@ -22,7 +22,7 @@ namespace tandem::engine {
 
 struct LoadOptions {
   // How matrices are kept. Unset: as in the checkpoint, f16 widened to f32.
-  std::optional<kernels::DType> weight_dtype;
+  std::optional<kernels::DType> weight_dtype = std::nullopt;
   // Positions that one sequence may have; 0: as many as the model allows.
   int max_positions = 0;
 };

@@ -19,8 +19,26 @@ if(TARGET tandem_kernels)
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   tandem_test(golden_test SRCS golden_test.cc DEPS tandem_engine_rig
               LABELS golden TIMEOUT 600)
+  tandem_test(model_test SRCS model_test.cc DEPS tandem_engine_rig)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)
   tandem_test(device_executor_test SRCS device_executor_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing)
+
+  # The same checkpoints through an independent float64 forward, live. Needs
+  # NumPy (the venv of the build folder has it) and skips visibly without.
+  add_executable(engine_probe engine_probe.cc)
+  target_link_libraries(engine_probe PRIVATE tandem_engine_rig)
+  target_compile_options(engine_probe PRIVATE ${TANDEM_WARNINGS})
+  set_target_properties(engine_probe PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  find_program(TANDEM_PYTHON3 python3)
+  if(TANDEM_PYTHON3)
+    add_test(NAME numpy_oracle_test
+             COMMAND ${TANDEM_PYTHON3}
+                     ${PROJECT_SOURCE_DIR}/tools/oracle/compare_numpy.py
+                     --probe $<TARGET_FILE:engine_probe>)
+    set_tests_properties(numpy_oracle_test PROPERTIES LABELS golden
+                         TIMEOUT 600 SKIP_RETURN_CODE 77)
+  endif()
 endif()

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint that does not fit its config is refused by the tensor's name;
+// one that fits is loaded whole, with progress, in the format asked for.
+
+#include "engine/model.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine/fingerprint.h"
+#include "engine/rope.h"
+#include "engine/widen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/rig.h"
+
+namespace tandem::engine {
+namespace {
+
+using kernels::DType;
+using nlohmann::json;
+using testing::HasSubstr;
+
+class ModelTest : public testing::Test {
+ protected:
+  // Writes the case's checkpoint, but another config.
+  void Write(const char* name, const json& config_changes = {}) {
+    json spec = LoadCases()[name];
+    WriteCheckpoint(spec, dir_);
+    if (config_changes.is_null()) return;
+    spec["config"].update(config_changes);
+    dir_.Write("config.json", spec["config"].dump());
+  }
+
+  absl::StatusOr<std::unique_ptr<Model>> Load(const LoadOptions& options = {}) {
+    const auto spec = LoadModelSpec(dir_.path());
+    if (!spec.ok()) return spec.status();
+    checkpoint_ = Checkpoint::Open(dir_.path());
+    if (!checkpoint_.ok()) return checkpoint_.status();
+    return Model::Load(*spec, *checkpoint_, options, backend_.get(),
+                       [&](uint64_t done, uint64_t total) {
+                         progress_.push_back(done);
+                         total_ = total;
+                       });
+  }
+
+  std::unique_ptr<kernels::Backend> backend_ = NewCpu(1);
+  TempDir dir_;
+  absl::StatusOr<Checkpoint> checkpoint_ = absl::UnknownError("not opened");
+  std::vector<uint64_t> progress_;
+  uint64_t total_ = 0;
+};
+
+TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
+  const struct {
+    const char* why;
+    json changes;
+    const char* complaint;
+  } kConfigs[] = {
+      {"a larger vocabulary", {{"vocab_size", 260}},
+       "\"model.embed_tokens.weight\": shape [259, 64], but config.json asks "
+       "for [260, 64]"},
+      {"another width", {{"hidden_size", 128}}, "embed_tokens.weight"},
+      {"more layers", {{"num_hidden_layers", 4}},
+       "\"model.layers.3.input_layernorm.weight\" is missing"},
+      {"a thousand layers", {{"num_hidden_layers", 1000}},
+       "\"model.layers.3.input_layernorm.weight\" is missing"},
+      {"fewer layers", {{"num_hidden_layers", 2}},
+       "\"model.layers.2.input_layernorm.weight\" has no place"},
+      {"fewer KV heads", {{"num_key_value_heads", 2}},
+       "k_proj.weight\": shape [64, 64], but config.json asks for [32, 64]"},
+      {"wider heads", {{"head_dim", 32}}, "q_proj.weight\": shape [64, 64]"},
+      {"a wider MLP", {{"intermediate_size", 192}},
+       "gate_proj.weight\": shape [176, 64]"},
+      {"biases that are not there", {{"attention_bias", true}},
+       "q_proj.bias\" is missing"},
+      {"MLP biases that are not there", {{"mlp_bias", true}},
+       "gate_proj.bias\" is missing"}};
+  for (const auto& [why, changes, complaint] : kConfigs) {
+    Write("llama2_mha_f32", changes);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(testing::StartsWith(dir_.path()),
+                               HasSubstr("model.safetensors"),
+                               HasSubstr(complaint)))
+        << why;
+  }
+}
+
+TEST_F(ModelTest, TensorsThatTheConfigDisownsAreRefused) {
+  Write("llama_biases_f32", {{"mlp_bias", false}});
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("has no place in the model"));
+  Write("llama2_mha_f32", {{"tie_word_embeddings", true}});
+  EXPECT_TRUE(Load().ok()) << "a tied head may be there twice";
+}
+
+TEST_F(ModelTest, AHeadThatIsNeitherTiedNorThereIsMissed) {
+  Write("smollm_tied_bf16", {{"tie_word_embeddings", false}});
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("\"lm_head.weight\" is missing"));
+}
+
+TEST_F(ModelTest, ProgressAscendsToAllBytes) {
+  Write("llama_sharded_f32");
+  ASSERT_TRUE(Load().ok());
+  EXPECT_TRUE(std::is_sorted(progress_.begin(), progress_.end()));
+  EXPECT_GE(progress_.size(), 12);
+  EXPECT_EQ(progress_.back(), total_);
+  EXPECT_EQ(total_, checkpoint_->total_bytes());
+}
+
+TEST_F(ModelTest, WeightsKeepTheirFormatUnlessAskedOtherwise) {
+  const struct {
+    const char* name;
+    std::optional<DType> asked;
+    const char* format;
+  } kFormats[] = {{"llama2_mha_f32", {}, "f32"},
+                  {"smollm_tied_bf16", {}, "bf16"},
+                  {"llama_f16", {}, "f32"},
+                  {"llama2_mha_f32", DType::kBF16, "bf16"},
+                  {"smollm_tied_bf16", DType::kF32, "f32"}};
+  for (const auto& [name, asked, format] : kFormats) {
+    Write(name);
+    const auto model = Load({.weight_dtype = asked});
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->weight_format(), format) << name;
+    EXPECT_EQ((*model)->layers()[0].qkv->dtype(),
+              std::string_view(format) == "f32" ? DType::kF32 : DType::kBF16);
+    EXPECT_EQ(Numerics(*backend_, **model, DType::kBF16),
+              backend_->numerics() + " weights=" + format + " kv=bf16");
+  }
+}
+
+TEST_F(ModelTest, PositionsAreLimitedByTheModel) {
+  Write("llama2_mha_f32");
+  EXPECT_EQ((*Load())->max_positions(), 512);
+  EXPECT_EQ((*Load({.max_positions = 100}))->max_positions(), 100);
+  EXPECT_THAT(std::string(Load({.max_positions = 513}).status().message()),
+              HasSubstr("max_model_len 513 must be from 1 to 512"));
+}
+
+// Weights kept as f32 that came from bf16 give the logits of bf16 ones: the
+// products widen, they do not round.
+TEST_F(ModelTest, WideningWeightsChangesNoBit) {
+  const json spec = LoadCases()["smollm_tied_bf16"];
+  WriteCheckpoint(spec, dir_);
+  std::vector<std::vector<float>> logits;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    RigOptions options;
+    options.load.weight_dtype = dtype;
+    Rig rig(dir_.path(), backend_.get(), options);
+    TestSequence sequence = rig.NewSequence(PromptIds(spec, 50), 50);
+    TestSequence* one = &sequence;
+    logits.push_back(rig.Advance({&one, 1}, 50).logits[0]);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
+// ---- The fingerprint.
+
+std::string Hash(const std::string& directory, int threads = 1) {
+  const auto checkpoint = Checkpoint::Open(directory);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  return HashWeights(*checkpoint, threads, [](uint64_t, uint64_t) {});
+}
+
+TEST(Fingerprint, WeightsHashTheSameInOneFileOrManyAndByAnyThreads) {
+  json spec = LoadCases()["llama_sharded_f32"];
+  TempDir sharded;
+  WriteCheckpoint(spec, sharded);
+  spec["shards"] = 1;
+  TempDir single;
+  WriteCheckpoint(spec, single);
+  EXPECT_EQ(Hash(sharded.path()), Hash(single.path()));
+  EXPECT_EQ(Hash(sharded.path(), 3), Hash(single.path()));
+  EXPECT_EQ(Hash(single.path()).size(), 64);
+}
+
+TEST(Fingerprint, AnyChangedByteNameOrShapeChangesTheWeightsHash) {
+  const auto file = [](const std::string& header, const std::string& data) {
+    const uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + header +
+           data;
+  };
+  const std::string base =
+      R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})";
+  std::vector<std::string> hashes;
+  for (const auto& [header, data] : std::vector<std::pair<std::string, std::string>>{
+           {base, "12345678"},
+           {base, "12345679"},
+           {base, "02345678"},
+           {R"({"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"I32","shape":[2,1],"data_offsets":[0,8]}})",
+            "12345678"}}) {
+    TempDir dir;
+    dir.Write("model.safetensors", file(header, data));
+    hashes.push_back(Hash(dir.path()));
+  }
+  std::sort(hashes.begin(), hashes.end());
+  EXPECT_EQ(std::unique(hashes.begin(), hashes.end()), hashes.end());
+}
+
+TEST(Fingerprint, LargeTensorsAreHashedPieceByPiece) {
+  // 40 MiB: three pieces, the last one short.
+  const uint64_t size = 40 << 20;
+  const std::string header =
+      absl::StrCat(R"({"a":{"dtype":"U8","shape":[)", size,
+                   R"(],"data_offsets":[0,)", size, "]}}");
+  const uint64_t length = header.size();
+  std::string content(reinterpret_cast<const char*>(&length), 8);
+  content += header;
+  for (uint64_t i = 0; i < size; ++i) {
+    content.push_back(static_cast<char>(i * 2654435761u >> 24));
+  }
+  TempDir dir;
+  dir.Write("model.safetensors", content);
+  const std::string whole = Hash(dir.path(), 1);
+  EXPECT_EQ(Hash(dir.path(), 2), whole);
+  for (const uint64_t at : {uint64_t{17} << 20, size - 1}) {
+    std::string changed = content;
+    changed[8 + length + at] ^= 1;
+    dir.Write("model.safetensors", changed);
+    EXPECT_NE(Hash(dir.path(), 2), whole) << at;
+  }
+}
+
+TEST(Fingerprint, TokenizerFilesAllCount) {
+  TempDir dir;
+  std::vector<std::string> hashes = {*HashTokenizer(dir.path())};
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    dir.Write(name, "{}");
+    hashes.push_back(*HashTokenizer(dir.path()));
+    dir.Write(name, "{ }");
+    hashes.push_back(*HashTokenizer(dir.path()));
+  }
+  dir.Write("special_tokens_map.json", "{}");
+  EXPECT_EQ(*HashTokenizer(dir.path()), hashes.back());
+  std::sort(hashes.begin(), hashes.end());
+  EXPECT_EQ(std::unique(hashes.begin(), hashes.end()), hashes.end());
+}
+
+TEST(Fingerprint, HasFourNamedParts) {
+  TempDir dir;
+  WriteCheckpoint(LoadCases()["llama_f16"], dir);
+  const auto backend = NewCpu(1);
+  Rig rig(dir.path(), backend.get());
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  ASSERT_TRUE(checkpoint.ok());
+  const auto parts =
+      Fingerprint(dir.path(), *checkpoint, rig.model(), *backend, DType::kF32,
+                  2, [](uint64_t, uint64_t) {});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_THAT(*parts, testing::UnorderedElementsAre(
+                          testing::Pair("weights", Hash(dir.path())),
+                          testing::Pair("config", rig.spec().Canonical()),
+                          testing::Pair("tokenizer", *HashTokenizer(dir.path())),
+                          testing::Pair("numerics", "cpu-1 weights=f32 kv=f32")));
+}
+
+// ---- Rope and widening, by their definitions.
+
+TEST(Rope, TablesTurnByPositionTimesFrequency) {
+  const RopeTables tables = MakeRopeTables({.theta = 10000}, 8, 3);
+  ASSERT_EQ(tables.cos.size(), 12);
+  const double frequencies[] = {1, 0.1, 0.01, 0.001};
+  for (int position = 0; position < 3; ++position) {
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_FLOAT_EQ(tables.cos[position * 4 + i],
+                      std::cos(position * frequencies[i]));
+      EXPECT_FLOAT_EQ(tables.sin[position * 4 + i],
+                      std::sin(position * frequencies[i]));
+    }
+  }
+}
+
+TEST(Rope, Llama3KeepsFastStretchesSlowAndBlendsBetween) {
+  const RopeSpec plain{.theta = 500000};
+  RopeSpec scaled = plain;
+  scaled.kind = RopeSpec::Kind::kLlama3;
+  scaled.factor = 8;
+  scaled.low_freq_factor = 1;
+  scaled.high_freq_factor = 4;
+  scaled.original_max_positions = 8192;
+  const std::vector<double> before = RopeFrequencies(plain, 128);
+  const std::vector<double> after = RopeFrequencies(scaled, 128);
+  int kept = 0, stretched = 0, blended = 0;
+  for (int i = 0; i < 64; ++i) {
+    const double turns = 8192 * before[i] / (2 * M_PI);  // in the old context
+    if (turns > 4) {
+      EXPECT_EQ(after[i], before[i]) << i;
+      ++kept;
+    } else if (turns < 1) {
+      EXPECT_EQ(after[i], before[i] / 8) << i;
+      ++stretched;
+    } else {
+      EXPECT_NEAR(after[i] / before[i], ((turns - 1) * 7 / 8 + 3.0 / 8) / 3,
+                  1e-12)
+          << i;
+      ++blended;
+    }
+  }
+  EXPECT_GT(kept, 20);
+  EXPECT_GT(stretched, 20);
+  EXPECT_GT(blended, 3);
+}
+
+TEST(Widen, EveryHalfPrecisionNumberIsItsValue) {
+  for (int bits = 0; bits < 1 << 16; ++bits) {
+    const int exponent = bits >> 10 & 31;
+    const int mantissa = bits & 1023;
+    const double sign = bits >> 15 ? -1 : 1;
+    const float value = WidenF16(static_cast<uint16_t>(bits));
+    if (exponent == 31) {
+      EXPECT_EQ(std::isnan(value), mantissa != 0);
+      EXPECT_EQ(std::isinf(value), mantissa == 0);
+    } else {
+      ASSERT_EQ(value, sign * (exponent == 0
+                                   ? std::ldexp(mantissa, -24)
+                                   : std::ldexp(1024 + mantissa, exponent - 25)))
+          << bits;
+    }
+    EXPECT_EQ(std::signbit(value), bits >> 15 != 0);
+  }
+}
+
+TEST(Widen, BrainFloatsAreTheUpperHalf) {
+  EXPECT_EQ(WidenBF16(0x3F80), 1.0f);
+  EXPECT_EQ(WidenBF16(0xC049), -3.140625f);
+}
+
+}  // namespace
+}  // namespace tandem::engine
