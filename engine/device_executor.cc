@@ -84,11 +84,10 @@ absl::Status DeviceExecutor::Initialize() {
   if (!workspace.ok()) return workspace.status();
   workspace_ = std::make_unique<Workspace>(*std::move(workspace));
 
-  const int block_size = options_.block_size;
   const StepLimits limits{
       .rows = options_.max_rows,
       .entries = options_.max_sequences,
-      .blocks_per_entry = (model_->max_positions() + block_size - 1) / block_size,
+      .blocks_per_entry = MaxBlocksPerEntry(),
       .banned_per_entry = options_.max_banned_ids};
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
       backend_->Allocate(StepPlan::MaxBytes(limits));
@@ -132,6 +131,13 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
   return absl::OkStatus();
 }
 
+// No sequence is longer than the model or the cache.
+int DeviceExecutor::MaxBlocksPerEntry() const {
+  const int block_size = options_.block_size;
+  return std::min(options_.num_blocks,
+                  (model_->max_positions() + block_size - 1) / block_size);
+}
+
 absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   const auto count = static_cast<int64_t>(entry.tokens.size());
   if (count < 1) return OutOfRange("an entry's tokens", count, 1, INT32_MAX);
@@ -141,7 +147,7 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   }
   const int block_size = options_.block_size;
   const int64_t needed = (entry.position + count + block_size - 1) / block_size;
-  const int64_t most = (model_->max_positions() + block_size - 1) / block_size;
+  const int64_t most = MaxBlocksPerEntry();
   const auto blocks = static_cast<int64_t>(entry.block_table.size());
   if (blocks < needed || blocks > most) {
     return OutOfRange("an entry's blocks", blocks, needed, most);

@@ -99,6 +99,7 @@ class DeviceExecutor final : public Executor {
   absl::Status Initialize();
   absl::Status Check(const Step& step) const;
   absl::Status CheckEntry(const StepEntry& entry) const;
+  int MaxBlocksPerEntry() const;
   void Run(Flight& flight);
   void DrawTokens(Flight& flight);
   void Finish(Flight& flight);

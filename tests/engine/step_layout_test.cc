@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step's plan says what the step says, and never outgrows its memory.
+
+#include "engine/step_layout.h"
+
+#include <cstring>
+#include <vector>
+
+#include "common/random.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tandem::engine {
+namespace {
+
+using testing::ElementsAre;
+
+template <typename T>
+std::vector<T> Read(const T* data, int count) {
+  return std::vector<T>(data, data + count);
+}
+
+StepEntry Entry(int position, absl::Span<const int32_t> tokens,
+                absl::Span<const int32_t> blocks, bool sample,
+                absl::Span<const int32_t> banned = {}) {
+  StepEntry entry;
+  entry.position = position;
+  entry.tokens = tokens;
+  entry.block_table = blocks;
+  entry.sample = sample;
+  entry.banned_ids = banned;
+  return entry;
+}
+
+TEST(StepPlan, LaysOutRowsSpansAndDraws) {
+  const std::vector<int32_t> chunk = {11, 12, 13};
+  const std::vector<int32_t> one = {21};
+  const std::vector<int32_t> two = {31, 32};
+  const std::vector<int32_t> far = {7, 3};
+  const std::vector<int32_t> near = {5};
+  const std::vector<int32_t> banned = {2, 9};
+  const std::vector<int32_t> same = {2, 9};
+  const Step step{.id = 1,
+                  .entries = {Entry(7, chunk, far, true, banned),
+                              Entry(0, one, near, true),
+                              Entry(3, two, near, false),
+                              Entry(4, one, near, true, same)}};
+  StepPlan plan;
+  plan.Reserve({.rows = 16, .entries = 4, .blocks_per_entry = 4,
+                .banned_per_entry = 4});
+  plan.Fill(step, 8);
+  const std::byte* at = plan.data();
+  const kernels::Rows rows = plan.DeviceRows(at);
+  EXPECT_EQ(rows.num_rows, 7);
+  EXPECT_EQ(rows.num_spans, 4);
+  EXPECT_THAT(Read(rows.token_ids, 7), ElementsAre(11, 12, 13, 21, 31, 32, 21));
+  EXPECT_THAT(Read(rows.positions, 7), ElementsAre(7, 8, 9, 0, 3, 4, 4));
+  EXPECT_THAT(Read(rows.slots, 7),
+              ElementsAre(7 * 8 + 7, 3 * 8, 3 * 8 + 1, 40, 43, 44, 44));
+  EXPECT_THAT(Read(rows.block_tables, 5), ElementsAre(7, 3, 5, 5, 5));
+  const kernels::RowSpan& last = rows.host_spans[3];
+  EXPECT_EQ(last.first_row, 6);
+  EXPECT_EQ(last.num_rows, 1);
+  EXPECT_EQ(last.first_position, 4);
+  EXPECT_EQ(last.block_table, 4);
+  // Rows with equal banned ids are drawn together.
+  ASSERT_EQ(plan.groups().size(), 2);
+  EXPECT_EQ(plan.groups()[0].count, 2);
+  EXPECT_EQ(plan.groups()[1].count, 1);
+  EXPECT_THAT(plan.draw_order(), ElementsAre(0, 2, 1));
+  EXPECT_THAT(Read(plan.DeviceRowIds(at), 3), ElementsAre(2, 6, 3));
+  EXPECT_EQ(plan.DeviceParams(at)[0].position, 10);
+  EXPECT_EQ(plan.DeviceParams(at)[0].min_tokens_left, 1);
+  EXPECT_EQ(plan.DeviceParams(at)[2].position, 1);
+  EXPECT_EQ(plan.DeviceParams(at)[2].min_tokens_left, 0);
+  EXPECT_THAT(Read(reinterpret_cast<const int32_t*>(
+                       at + plan.groups()[0].banned_offset),
+                   2),
+              ElementsAre(2, 9));
+}
+
+TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
+  SeededRandom random(1);
+  for (int round = 0; round < 500; ++round) {
+    const StepLimits limits{.rows = 1 + static_cast<int>(random.Below(70)),
+                            .entries = 1 + static_cast<int>(random.Below(40)),
+                            .blocks_per_entry =
+                                1 + static_cast<int>(random.Below(20)),
+                            .banned_per_entry =
+                                static_cast<int>(random.Below(20))};
+    const int entries = std::min(limits.entries, limits.rows);
+    const std::vector<int32_t> tokens(limits.rows, 1);
+    const std::vector<int32_t> blocks(limits.blocks_per_entry, 0);
+    // All different, so that no two share a list.
+    std::vector<std::vector<int32_t>> banned;
+    Step step;
+    for (int i = 0; i < entries; ++i) {
+      banned.emplace_back(limits.banned_per_entry, i);
+    }
+    for (int i = 0; i < entries; ++i) {
+      const int count = i == 0 ? limits.rows - entries + 1 : 1;
+      step.entries.push_back(
+          Entry(0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, true,
+                banned[i]));
+    }
+    StepPlan plan;
+    plan.Reserve(limits);
+    plan.Fill(step, 128);
+    EXPECT_LE(plan.size(), StepPlan::MaxBytes(limits));
+    EXPECT_EQ(plan.drawn(), entries);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::engine
