@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line as a user runs it: serve, generate, status, exit codes.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/integration/cluster.h"
+
+namespace tandem::integration {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct Result {
+  int code = -1;
+  std::string output;
+};
+
+Result Shell(const std::string& command) {
+  Result result;
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  std::array<char, 4096> buffer;
+  size_t count;
+  while ((count = fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
+    result.output.append(buffer.data(), count);
+  }
+  const int status = pclose(pipe);
+  result.code = WIFEXITED(status) ? WEXITSTATUS(status)
+                                  : 128 + WTERMSIG(status);
+  return result;
+}
+
+std::string Tandem(const std::string& arguments) {
+  return absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments);
+}
+
+// `tandem serve` in the background.
+class Served {
+ public:
+  Served(const std::string& model, const std::string& arguments) {
+    base_ = 32000 + static_cast<int>(getpid() % 150) * 4;
+    log_ = absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(),
+                        ".log");
+    pid_ = fork();
+    if (pid_ == 0) {
+      setpgid(0, 0);
+      const std::string command = absl::StrCat(
+          "exec ",
+          Tandem(absl::StrCat("serve ", model, " --grpc-port ", base_,
+                              " --port ", base_ + 1, " --admin-port ",
+                              base_ + 2, " ", arguments)),
+          " >", log_, " 2>&1");
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+  }
+  ~Served() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+
+  bool WaitUntilReady() {
+    for (int i = 0; i < 600; ++i) {
+      if (Log().find("Tandem is ready") != std::string::npos) return true;
+      if (waitpid(pid_, nullptr, WNOHANG) == pid_) {
+        pid_ = -1;
+        return false;
+      }
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+    return false;
+  }
+  int Stop(int signal) {
+    kill(pid_, signal);
+    int status;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  std::string Log() const {
+    std::ifstream file(log_);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  std::string Router() const {
+    return absl::StrCat("--router 127.0.0.1:", base_);
+  }
+  std::string Admin() const {
+    return absl::StrCat("--admin 127.0.0.1:", base_ + 2);
+  }
+  pid_t pid() const { return pid_; }
+  // Processes whose parent is the supervisor.
+  std::vector<pid_t> Children() const {
+    std::vector<pid_t> children;
+    const Result ps = Shell(absl::StrCat("ps -o pid= --ppid ", pid_));
+    std::istringstream lines(ps.output);
+    pid_t child;
+    while (lines >> child) children.push_back(child);
+    return children;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int base_ = 0;
+  std::string log_;
+};
+
+TEST(CliTest, ServesGeneratesAndShowsStatus) {
+  Served served(EmbeddedModel(), "--prefill 2 --decode 2");
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const Result text = Shell(
+      Tandem("generate " + served.Router() +
+             " --temperature 0 --max-tokens 20 'Once upon a time' 2>/dev/null"));
+  EXPECT_EQ(text.code, 0);
+  EXPECT_GT(text.output.size(), 10u);
+
+  const Result piped = Shell(
+      "printf 'Once upon a time' | " +
+      Tandem("generate " + served.Router() +
+             " --temperature 0 --max-tokens 20 --json --logprobs 1"));
+  ASSERT_EQ(piped.code, 0);
+  const json answer = json::parse(piped.output);
+  EXPECT_EQ(answer["text"].get<std::string>() + "\n", text.output);
+  for (const char* key :
+       {"token_ids", "prompt_token_ids", "finish_reason", "usage", "timings",
+        "workers", "logprobs"}) {
+    EXPECT_TRUE(answer.contains(key)) << key;
+  }
+  EXPECT_EQ(answer["usage"]["completion_tokens"].get<size_t>(),
+            answer["token_ids"].size());
+
+  const Result status = Shell(Tandem("status --json " + served.Admin()));
+  ASSERT_EQ(status.code, 0) << status.output;
+  EXPECT_EQ(json::parse(status.output)["workers"].size(), 4u);
+  EXPECT_NE(Shell(Tandem("status " + served.Admin())).output.find("decode-1"),
+            std::string::npos);
+
+  const Result chat = Shell(
+      Tandem("generate --chat --timings " + served.Router() +
+             " --temperature 0 --max-tokens 30 'Hello' 2>&1"));
+  EXPECT_EQ(chat.code, 0);
+  EXPECT_NE(chat.output.find("TTFT"), std::string::npos) << chat.output;
+
+  EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
+}
+
+TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
+  Served served(EmbeddedModel(), "--prefill 1 --decode 1");
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const std::vector<pid_t> before = served.Children();
+  ASSERT_EQ(before.size(), 3u);
+  kill(before[1], SIGKILL);
+  bool again = false;
+  for (int i = 0; i < 200 && !again; ++i) {
+    std::this_thread::sleep_for(milliseconds(50));
+    again = served.Children().size() == 3 && served.Children() != before;
+  }
+  EXPECT_TRUE(again) << served.Log();
+  const Result text = Shell(
+      Tandem("generate " + served.Router() +
+             " --temperature 0 --max-tokens 5 'Once upon a time' 2>&1"));
+  EXPECT_EQ(text.code, 0) << text.output;
+
+  // Even a supervisor that is killed takes its children along.
+  const std::vector<pid_t> children = served.Children();
+  served.Stop(SIGKILL);
+  std::this_thread::sleep_for(milliseconds(500));
+  for (const pid_t child : children) {
+    EXPECT_NE(kill(child, 0), 0) << child << " is an orphan";
+  }
+}
+
+TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
+  struct Case {
+    const char* arguments;
+    int code;
+    const char* says;
+  };
+  const Case cases[] = {
+      {"--help", 0, "serve"},
+      {"generate --help", 0, "--temperature"},
+      {"generate --temprature 0 hi", 2, "--temperature"},
+      {"nonsense", 2, "nonsense"},
+      {"serve /no/such/model", 1, "config.json"},
+      {"generate --router 127.0.0.1:1 --timeout 2 hi", 1, "UNAVAILABLE"},
+      {"generate --temperature 9 hi", 2, "temperature"},
+  };
+  for (const Case& c : cases) {
+    const Result result = Shell(Tandem(c.arguments) + std::string(" 2>&1"));
+    EXPECT_EQ(result.code, c.code) << c.arguments << ": " << result.output;
+    EXPECT_NE(result.output.find(c.says), std::string::npos)
+        << c.arguments << ": " << result.output;
+  }
+}
+
+TEST(CliTest, GoldensComeOutOfGenerateJson) {
+  const char* const data = std::getenv("TANDEM_TEST_DATA");
+  if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
+  const std::string model = std::string(data) + "/models/stories260K";
+  Served served(model, "--prefill 2 --decode 2");
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  std::ifstream file(model + "/golden.json");
+  const json golden = json::parse(file);
+  for (const json& c : golden["cases"]) {
+    std::ofstream(testing::TempDir() + "/prompt")
+        << c["prompt"].get<std::string>();
+    const Result result = Shell(
+        Tandem(absl::StrCat("generate ", served.Router(),
+                            " --json --temperature 0 --ignore-eos "
+                            "--max-tokens ",
+                            c["greedy_ids"].size(), " --logprobs 0")) +
+        " <" + testing::TempDir() + "/prompt");
+    ASSERT_EQ(result.code, 0) << result.output;
+    const json answer = json::parse(result.output);
+    EXPECT_EQ(answer["token_ids"], c["greedy_ids"]) << c["prompt"];
+    EXPECT_EQ(answer["prompt_token_ids"], c["prompt_ids"]) << c["prompt"];
+  }
+  EXPECT_EQ(served.Stop(SIGTERM), 143);
+}
+
+}  // namespace
+}  // namespace tandem::integration

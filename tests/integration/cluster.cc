@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/integration/cluster.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/random.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/credentials.h"
+#include "common/rpc/status.h"
+
+namespace tandem::integration {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// Ports below the ephemeral range, so that no outgoing connection takes one
+// between its choice and its use; spread by process id over parallel tests.
+int FreePort() {
+  static std::set<int> given;
+  static int next = 12000 + static_cast<int>(getpid() % 700) * 28;
+  for (int tries = 0; tries < 20000; ++tries) {
+    if (++next > 31999) next = 12000;
+    if (given.contains(next)) continue;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(next));
+    const bool free = bind(fd, reinterpret_cast<sockaddr*>(&address),
+                           sizeof address) == 0;
+    close(fd);
+    if (free) {
+      given.insert(next);
+      return next;
+    }
+  }
+  std::abort();
+}
+
+int CountEntries(const std::string& directory) {
+  int count = 0;
+  DIR* const handle = opendir(directory.c_str());
+  if (handle == nullptr) return -1;
+  while (const dirent* entry = readdir(handle)) {
+    count += entry->d_name[0] != '.';
+  }
+  closedir(handle);
+  return count;
+}
+
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  std::string response;
+  timeval timeout{.tv_sec = 5, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) ==
+      0) {
+    const std::string request = absl::StrCat(
+        "GET ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    (void)!send(fd, request.data(), request.size(), MSG_NOSIGNAL);
+    char buffer[8192];
+    ssize_t count;
+    while ((count = recv(fd, buffer, sizeof buffer, 0)) > 0) {
+      response.append(buffer, static_cast<size_t>(count));
+    }
+  }
+  close(fd);
+  return response;
+}
+
+}  // namespace
+
+std::string EmbeddedModel() {
+  return absl::StrCat(TANDEM_SOURCE_DIR, "/models/tales");
+}
+
+std::string Cluster::BinaryPath(const std::string& binary) {
+  return absl::StrCat(TANDEM_BINARY_DIR, "/bin/", binary);
+}
+
+Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
+  char directory[] = "/tmp/tandem-test-XXXXXX";
+  directory_ = mkdtemp(directory);
+  grpc_port_ = FreePort();
+  internal_port_ = FreePort();
+  admin_port_ = FreePort();
+  router_http_port_ = FreePort();
+
+  const std::string model =
+      options_.model_dir.empty() ? EmbeddedModel() : options_.model_dir;
+  std::vector<std::string> common = {"--log-format", "json"};
+  const auto add_tls = [&](const char* flag, const std::string& path) {
+    if (!path.empty()) common.insert(common.end(), {flag, path});
+  };
+  add_tls("--tls-cert", options_.tls_cert);
+  add_tls("--tls-key", options_.tls_key);
+  add_tls("--tls-ca", options_.tls_ca);
+
+  const auto add = [&](const std::string& name,
+                       std::vector<std::string> argv,
+                       std::initializer_list<
+                           const std::vector<std::string>*> more) {
+    argv.insert(argv.end(), common.begin(), common.end());
+    for (const auto* arguments : more) {
+      argv.insert(argv.end(), arguments->begin(), arguments->end());
+    }
+    processes_[name] = {.argv = std::move(argv),
+                        .log_path = absl::StrCat(directory_, "/", name,
+                                                 ".log")};
+  };
+  add("router",
+      {BinaryPath("tandem-router"), model, "--grpc-port",
+       absl::StrCat(grpc_port_), "--internal-port",
+       absl::StrCat(internal_port_), "--admin-port",
+       absl::StrCat(admin_port_), "--port", absl::StrCat(router_http_port_)},
+      {&options_.router_arguments});
+  processes_["router"].http_port = router_http_port_;
+  const auto add_workers = [&](const std::string& role, int count,
+                               const std::vector<std::string>& own) {
+    for (int i = 0; i < count; ++i) {
+      const std::string name = absl::StrCat(role, "-", i);
+      const int http_port = FreePort();
+      add(name,
+          {BinaryPath(absl::StrCat("tandem-", role)), model, "--router",
+           absl::StrCat("localhost:", internal_port_), "--worker-id", name,
+           "--threads", "1", "--port", absl::StrCat(http_port),
+           "--grpc-port", absl::StrCat(FreePort())},
+          {&options_.worker_arguments, &own});
+      processes_[name].http_port = http_port;
+    }
+  };
+  add_workers("prefill", options_.prefill, options_.prefill_arguments);
+  add_workers("decode", options_.decode, options_.decode_arguments);
+}
+
+Cluster::~Cluster() {
+  for (auto& [name, process] : processes_) {
+    if (process.pid > 0) Kill(name);
+  }
+  std::error_code error;
+  if (std::getenv("TANDEM_KEEP_LOGS") == nullptr) {
+    std::filesystem::remove_all(directory_, error);
+  }
+}
+
+absl::Status Cluster::Spawn(const std::string& name) {
+  Process& process = processes_.at(name);
+  std::vector<char*> argv;
+  for (std::string& argument : process.argv) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return absl::InternalError("fork failed");
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    setpgid(0, 0);
+    const int log = open(process.log_path.c_str(),
+                         O_WRONLY | O_CREAT | O_APPEND, 0644);
+    const int null = open("/dev/null", O_RDONLY);
+    dup2(null, STDIN_FILENO);
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+    // Descriptors of the test's own sockets must not keep ports busy.
+    for (int fd = 3; fd < 1024; ++fd) close(fd);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  process.pid = pid;
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::Start() {
+  for (const auto& [name, process] : processes_) {
+    absl::Status status = Spawn(name);
+    if (!status.ok()) return status;
+  }
+  absl::Status status = WaitUntilReady(options_.prefill, options_.decode,
+                                       std::chrono::seconds(60));
+  if (!status.ok()) return status;
+  return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::Channel> Cluster::Channel(int port) {
+  absl::StatusOr<rpc::Credentials> tls = rpc::LoadCredentials(
+      options_.tls_cert, options_.tls_key, options_.tls_ca);
+  return rpc::MakeChannel(absl::StrCat("localhost:", port), *tls);
+}
+
+std::unique_ptr<v1::InferenceService::Stub> Cluster::Client() {
+  if (channel_ == nullptr) channel_ = Channel(grpc_port_);
+  return v1::InferenceService::NewStub(channel_);
+}
+
+absl::StatusOr<v1::GetClusterStateResponse> Cluster::State() {
+  if (admin_channel_ == nullptr) admin_channel_ = Channel(admin_port_);
+  const auto stub = v1::AdminService::NewStub(admin_channel_);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(5));
+  v1::GetClusterStateRequest request;
+  request.set_include_requests(true);
+  v1::GetClusterStateResponse response;
+  const grpc::Status status =
+      stub->GetClusterState(&context, request, &response);
+  if (!status.ok()) return rpc::FromGrpc(status);
+  return response;
+}
+
+absl::Status Cluster::WaitUntilReady(int prefill, int decode,
+                                     std::chrono::seconds timeout) {
+  const auto end = Clock::now() + timeout;
+  std::string last = "never answered";
+  while (Clock::now() < end) {
+    const auto state = State();
+    if (state.ok()) {
+      int p = 0, d = 0;
+      for (const v1::WorkerStatus& worker : state->workers()) {
+        if (!worker.placeable()) continue;
+        p += worker.hello().role() == v1::WORKER_ROLE_PREFILL;
+        d += worker.hello().role() == v1::WORKER_ROLE_DECODE;
+      }
+      if (p >= prefill && d >= decode) return absl::OkStatus();
+      last = state->ShortDebugString();
+    } else {
+      last = state.status().ToString();
+    }
+    for (auto& [name, process] : processes_) {
+      int wait_status;
+      if (process.pid > 0 &&
+          waitpid(process.pid, &wait_status, WNOHANG) == process.pid) {
+        process.pid = -1;
+        return absl::AbortedError(
+            absl::StrCat(name, " ended while starting: ", Log(name)));
+      }
+    }
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  return absl::DeadlineExceededError(absl::StrCat("not ready: ", last));
+}
+
+pid_t Cluster::pid(const std::string& name) const {
+  return processes_.at(name).pid;
+}
+
+void Cluster::Signal(const std::string& name, int signal) {
+  if (processes_.at(name).pid > 0) kill(processes_.at(name).pid, signal);
+}
+
+void Cluster::Kill(const std::string& name) {
+  Process& process = processes_.at(name);
+  if (process.pid <= 0) return;
+  kill(process.pid, SIGKILL);
+  waitpid(process.pid, nullptr, 0);
+  process.pid = -1;
+  process.baseline.reset();
+}
+
+absl::Status Cluster::Restart(const std::string& name) {
+  Kill(name);
+  return Spawn(name);
+}
+
+std::optional<int> Cluster::WaitForExit(const std::string& name,
+                                        std::chrono::seconds timeout) {
+  Process& process = processes_.at(name);
+  const auto end = Clock::now() + timeout;
+  int wait_status;
+  while (Clock::now() < end) {
+    if (waitpid(process.pid, &wait_status, WNOHANG) == process.pid) {
+      process.pid = -1;
+      process.baseline.reset();
+      return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
+                                    : 128 + WTERMSIG(wait_status);
+    }
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return std::nullopt;
+}
+
+Outcome Cluster::Generate(const v1::GenerateRequest& request,
+                          grpc::ClientContext* context) {
+  const auto stub = Client();
+  grpc::ClientContext own;
+  if (context == nullptr) {
+    context = &own;
+    own.set_deadline(std::chrono::system_clock::now() +
+                     std::chrono::seconds(120));
+  }
+  Outcome outcome;
+  const auto reader = stub->Generate(context, request);
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (response.has_started()) ++outcome.started;
+    if (response.has_delta()) {
+      outcome.text += response.delta().text();
+      outcome.token_ids.insert(outcome.token_ids.end(),
+                               response.delta().token_ids().begin(),
+                               response.delta().token_ids().end());
+    }
+    if (response.has_finished()) {
+      ++outcome.finished;
+      outcome.reason = response.finished().finish_reason();
+    }
+    if (response.has_done()) {
+      ++outcome.ends;
+      outcome.done = response.done();
+    }
+  }
+  outcome.status = rpc::FromGrpc(reader->Finish());
+  return outcome;
+}
+
+Footprint Cluster::FootprintOf(const std::string& name) const {
+  const std::string proc =
+      absl::StrCat("/proc/", processes_.at(name).pid);
+  return {.descriptors = CountEntries(proc + "/fd"),
+          .threads = CountEntries(proc + "/task")};
+}
+
+std::string Cluster::Log(const std::string& name) const {
+  std::ifstream file(processes_.at(name).log_path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::map<std::string, double> Cluster::Metrics(const std::string& name) {
+  std::map<std::string, double> values;
+  std::istringstream lines(HttpGet(processes_.at(name).http_port, "/metrics"));
+  std::string line;
+  while (std::getline(lines, line)) {
+    const size_t space = line.rfind(' ');
+    double value;
+    if (line.empty() || line[0] == '#' || space == std::string::npos ||
+        !absl::SimpleAtod(line.substr(space + 1), &value)) {
+      continue;
+    }
+    values[line.substr(0, space)] = value;
+  }
+  return values;
+}
+
+std::string Cluster::CheckWorkers(const v1::GetClusterStateResponse& state) {
+  std::string wrong;
+  if (state.requests().total() != 0) {
+    absl::StrAppend(&wrong, "router still has ", state.requests().total(),
+                    " requests; ");
+  }
+  for (const v1::WorkerStatus& worker : state.workers()) {
+    const v1::WorkerLoad& load = worker.load();
+    const std::string& id = worker.hello().worker().worker_id();
+    const auto expect_zero = [&](const char* what, int value) {
+      if (value != 0) absl::StrAppend(&wrong, id, ": ", value, " ", what, "; ");
+    };
+    expect_zero("blocks live", load.blocks_live());
+    expect_zero("blocks reserved", load.blocks_reserved());
+    expect_zero("tickets", load.tickets());
+    expect_zero("streams", load.streams());
+    expect_zero("slabs granted", load.slabs_granted());
+    expect_zero("slabs in flight", load.slabs_in_flight());
+    expect_zero("slabs quarantined", load.slabs_quarantined());
+    expect_zero("sequences running", load.running());
+    expect_zero("sequences waiting", load.waiting());
+    const int sum = load.blocks_free() + load.blocks_cached() +
+                    load.blocks_live() + load.blocks_reserved();
+    if (sum != worker.hello().num_blocks()) {
+      absl::StrAppend(&wrong, id, ": blocks add up to ", sum, " of ",
+                      worker.hello().num_blocks(), "; ");
+    }
+  }
+  return wrong;
+}
+
+// Descriptors and threads may settle below or a little above what they were
+// (gRPC keeps a few pollers and connections); what grows with requests stands
+// out by far more than the slack.
+std::string Cluster::CheckFootprints() {
+  constexpr int kSlack = 16;
+  std::string wrong;
+  for (auto& [name, process] : processes_) {
+    if (process.pid <= 0) continue;
+    const Footprint now = FootprintOf(name);
+    if (!process.baseline.has_value()) {
+      process.baseline = now;
+      continue;
+    }
+    if (now.descriptors > process.baseline->descriptors + kSlack) {
+      absl::StrAppend(&wrong, name, ": ", now.descriptors,
+                      " descriptors, first ", process.baseline->descriptors,
+                      "; ");
+    }
+    if (now.threads > process.baseline->threads + kSlack) {
+      absl::StrAppend(&wrong, name, ": ", now.threads, " threads, first ",
+                      process.baseline->threads, "; ");
+    }
+  }
+  return wrong;
+}
+
+std::string Cluster::WhatIsLeft(const std::string& canary) {
+  std::string wrong;
+  const auto end = Clock::now() + std::chrono::seconds(8);
+  while (Clock::now() < end) {
+    const auto state = State();
+    wrong = state.ok() ? CheckWorkers(*state) : state.status().ToString();
+    absl::StrAppend(&wrong, CheckFootprints());
+    if (wrong.empty()) break;
+    // Loads are reported four times a second.
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  if (!canary.empty()) {
+    for (const auto& [name, process] : processes_) {
+      if (Log(name).find(canary) != std::string::npos) {
+        absl::StrAppend(&wrong, name, ": prompt text in the log; ");
+      }
+    }
+  }
+  return wrong;
+}
+
+v1::GenerateRequest TextRequest(const std::string& prompt, int max_tokens) {
+  v1::GenerateRequest request;
+  request.set_text(prompt);
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(max_tokens);
+  request.mutable_output()->set_return_token_ids(true);
+  return request;
+}
+
+std::vector<std::string> SomePrompts(int count, uint64_t seed) {
+  static const char* const kWords[] = {
+      "Mia", "found", "a",     "red",   "ball",  "near", "the",   "old",
+      "oak", "and",   "ran",   "to",    "Tom",   "who",  "was",   "in",
+      "his", "small", "house", "with",  "blue",  "door", "cat",   "dog",
+      "big", "happy", "river", "stone", "apple", "said", "hello", "sun"};
+  SeededRandom random(seed);
+  std::vector<std::string> prompts;
+  for (int i = 0; i < count; ++i) {
+    std::string prompt = absl::StrCat("Story ", i, ".");
+    const int words = 5 + static_cast<int>(random.Below(60));
+    for (int w = 0; w < words; ++w) {
+      absl::StrAppend(&prompt, " ", kWords[random.Below(std::size(kWords))]);
+    }
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+}  // namespace tandem::integration

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cluster of real processes on loopback, for integration and fault tests:
+// starts the binaries, kills and stops them, asks them what they hold. Every
+// test ends with ExpectQuiet: nothing may be left behind.
+
+#ifndef TANDEM_TESTS_INTEGRATION_CLUSTER_H_
+#define TANDEM_TESTS_INTEGRATION_CLUSTER_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/statusor.h"
+#include "tandem/v1/admin.grpc.pb.h"
+#include "tandem/v1/inference.grpc.pb.h"
+
+namespace tandem::integration {
+
+struct ClusterOptions {
+  std::string model_dir;  // empty: the embedded model
+  int prefill = 1;
+  int decode = 1;
+  std::vector<std::string> router_arguments;
+  std::vector<std::string> worker_arguments;
+  std::vector<std::string> prefill_arguments;
+  std::vector<std::string> decode_arguments;
+  // PEM files for --tls-cert, --tls-key, --tls-ca; empty: plain text.
+  std::string tls_cert, tls_key, tls_ca;
+};
+
+// What a process holds of the system, as of one moment.
+struct Footprint {
+  int descriptors = 0;
+  int threads = 0;
+};
+
+// One request's outcome, folded from its events.
+struct Outcome {
+  absl::Status status;
+  std::string text;
+  std::vector<int32_t> token_ids;
+  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
+  v1::GenerateDone done;
+  int started = 0;   // events of each kind, for their order and number
+  int finished = 0;
+  int ends = 0;
+};
+
+class Cluster {
+ public:
+  explicit Cluster(ClusterOptions options);
+  ~Cluster();  // kills everything
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  // Starts all and waits until every worker is placeable; then takes the
+  // footprints that ExpectQuiet compares with.
+  absl::Status Start();
+
+  // `name` is "router", "prefill-0", "decode-1", ...
+  pid_t pid(const std::string& name) const;
+  void Signal(const std::string& name, int signal);
+  // SIGKILL and reap.
+  void Kill(const std::string& name);
+  // Starts a killed one again, on the same ports.
+  absl::Status Restart(const std::string& name);
+  // Waits for it to end by itself; its exit code, or 128 + signal.
+  std::optional<int> WaitForExit(const std::string& name,
+                                 std::chrono::seconds timeout);
+  absl::Status WaitUntilReady(int prefill, int decode,
+                              std::chrono::seconds timeout);
+
+  absl::StatusOr<v1::GetClusterStateResponse> State();
+  std::unique_ptr<v1::InferenceService::Stub> Client();
+  std::shared_ptr<grpc::Channel> Channel(int port);
+  int grpc_port() const { return grpc_port_; }
+  int admin_port() const { return admin_port_; }
+
+  // Reads the whole stream. `context` lets the caller cancel.
+  Outcome Generate(const v1::GenerateRequest& request,
+                   grpc::ClientContext* context = nullptr);
+
+  // Within a few seconds: no request anywhere; on every worker no ticket, no
+  // stream, no live or reserved block, all blocks accounted for, no slab in
+  // use; descriptors and threads as at the start; every log free of `canary`.
+  // An empty string, or all that is wrong.
+  std::string WhatIsLeft(const std::string& canary = "");
+
+  // Values of "name{labels}" lines of a process's /metrics.
+  std::map<std::string, double> Metrics(const std::string& name);
+  Footprint FootprintOf(const std::string& name) const;
+  std::string Log(const std::string& name) const;
+  static std::string BinaryPath(const std::string& binary);
+
+ private:
+  struct Process {
+    std::vector<std::string> argv;
+    pid_t pid = -1;
+    std::string log_path;
+    int http_port = 0;
+    std::optional<Footprint> baseline;
+  };
+
+  absl::Status Spawn(const std::string& name);
+  std::string CheckWorkers(const v1::GetClusterStateResponse& state);
+  std::string CheckFootprints();
+
+  const ClusterOptions options_;
+  std::string directory_;  // of logs
+  int grpc_port_ = 0;
+  int internal_port_ = 0;
+  int admin_port_ = 0;
+  int router_http_port_ = 0;
+  std::map<std::string, Process> processes_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<grpc::Channel> admin_channel_;
+};
+
+// Greedy unless changed; token ids are returned.
+v1::GenerateRequest TextRequest(const std::string& prompt, int max_tokens);
+
+// Prompts of many lengths from `seed`, all different, in plain words.
+std::vector<std::string> SomePrompts(int count, uint64_t seed);
+
+// The model that tests serve.
+std::string EmbeddedModel();
+
+}  // namespace tandem::integration
+
+#endif  // TANDEM_TESTS_INTEGRATION_CLUSTER_H_

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client of a healthy cluster sees, through real processes.
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "common/error.h"
+#include "common/rpc/status.h"
+#include "tests/integration/cluster.h"
+#include "tests/integration/load.h"
+
+namespace tandem::integration {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class ClusterTest : public testing::Test {
+ protected:
+  void Begin(ClusterOptions options) {
+    cluster_ = std::make_unique<Cluster>(std::move(options));
+    const absl::Status status = cluster_->Start();
+    ASSERT_TRUE(status.ok()) << status;
+    // Connections and pollers of a first request are part of the baseline.
+    ASSERT_TRUE(
+        cluster_->Generate(TextRequest("Once upon a time", 4)).status.ok());
+    ASSERT_EQ(cluster_->WhatIsLeft(), "");
+  }
+  void TearDown() override {
+    if (cluster_ != nullptr && !HasFatalFailure()) {
+      EXPECT_EQ(cluster_->WhatIsLeft(), "");
+    }
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+};
+
+TEST_F(ClusterTest, StreamsOneAnswerWithAllItsEvents) {
+  Begin({});
+  v1::GenerateRequest request = TextRequest("Mia found a red ball.", 24);
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_output()->set_logprobs(2);
+  grpc::ClientContext context;
+  const auto stub = cluster_->Client();
+  const auto reader = stub->Generate(&context, request);
+  std::vector<v1::GenerateResponse> events;
+  v1::GenerateResponse event;
+  while (reader->Read(&event)) events.push_back(event);
+  ASSERT_TRUE(reader->Finish().ok());
+  ASSERT_GE(events.size(), 4u);
+  ASSERT_TRUE(events.front().has_started());
+  EXPECT_TRUE(events[events.size() - 2].has_finished());
+  ASSERT_TRUE(events.back().has_done());
+  const v1::GenerateStarted& started = events.front().started();
+  EXPECT_EQ(started.sampling().temperature(), 0);
+  EXPECT_EQ(started.stopping().max_tokens(), 24);
+  EXPECT_EQ(started.prompt_token_ids_size(), started.prompt_tokens());
+  int tokens = 0, logprobs = 0;
+  for (const v1::GenerateResponse& response : events) {
+    tokens += response.delta().token_ids_size();
+    logprobs += response.delta().logprobs_size();
+    for (const v1::TokenLogprob& token : response.delta().logprobs()) {
+      EXPECT_LE(token.logprob(), 0);
+      EXPECT_EQ(token.rank(), 1);  // greedy
+      EXPECT_EQ(token.top_size(), 2);
+      EXPECT_EQ(token.top(0).token_id(), token.token_id());
+    }
+  }
+  EXPECT_EQ(tokens, 24);
+  EXPECT_EQ(logprobs, 24);
+  const v1::GenerateDone& done = events.back().done();
+  EXPECT_EQ(done.usage().completion_tokens(), 24);
+  EXPECT_EQ(done.usage().prompt_tokens(), started.prompt_tokens());
+  EXPECT_EQ(done.workers().prefill(), "prefill-0");
+  EXPECT_EQ(done.workers().decode(), "decode-0");
+  EXPECT_EQ(done.timings().way(), "shm");
+  // 2 (K and V) * layers * kv heads * head size * 2 bytes per position.
+  EXPECT_GT(done.timings().kv_bytes(), 0);
+  EXPECT_EQ(done.timings().kv_bytes() % done.usage().prompt_tokens(), 0);
+}
+
+TEST_F(ClusterTest, SplitAndLocalAndEveryWayGiveTheSameTokens) {
+  const std::string prompt =
+      "Tom and his small dog ran to the river near the old house with the "
+      "blue door and found a stone that was as big as an apple.";
+  std::vector<std::vector<int32_t>> answers;
+  for (const char* way : {"shm", "grpc"}) {
+    Begin({.worker_arguments = {"--handoff", way}});
+    for (const v1::Placement placement :
+         {v1::PLACEMENT_SPLIT, v1::PLACEMENT_LOCAL, v1::PLACEMENT_AUTO}) {
+      v1::GenerateRequest request = TextRequest(prompt, 48);
+      request.mutable_stopping()->set_ignore_eos(true);
+      request.mutable_cache()->set_bypass_prefix_cache(true);
+      request.set_placement(placement);
+      const Outcome outcome = cluster_->Generate(request);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      ASSERT_EQ(outcome.token_ids.size(), 48u);
+      if (placement == v1::PLACEMENT_SPLIT) {
+        EXPECT_EQ(outcome.done.timings().way(), way);
+      }
+      if (placement == v1::PLACEMENT_LOCAL) {
+        EXPECT_EQ(outcome.done.workers().prefill(), "");
+        EXPECT_EQ(outcome.done.timings().kv_bytes(), 0);
+      }
+      answers.push_back(outcome.token_ids);
+    }
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  }
+  for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]);
+}
+
+TEST_F(ClusterTest, SixtyFourStreamsEqualTheirSingleRuns) {
+  Begin({.prefill = 2, .decode = 2});
+  std::vector<v1::GenerateRequest> requests;
+  uint64_t seed = 1;
+  for (const std::string& prompt : SomePrompts(64, 7)) {
+    v1::GenerateRequest request = TextRequest(prompt, 40);
+    if (++seed % 2 == 0) {
+      request.mutable_sampling()->set_temperature(0.9f);
+      request.mutable_sampling()->set_top_p(0.95f);
+      request.mutable_sampling()->set_seed(seed);
+    }
+    requests.push_back(request);
+  }
+  const auto expectations = RunAlone(cluster_.get(), requests);
+  for (const Expectation& e : expectations) ASSERT_FALSE(e.token_ids.empty());
+  Load load(cluster_.get(), &expectations, 64);
+  while (load.completed() < 256) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  // Placement is not what makes them equal: prefixes are reused by now.
+  EXPECT_EQ(cluster_->WhatIsLeft("Story 0."), "");
+}
+
+TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
+  Begin({.prefill_arguments = {"--block-size", "8"},
+         .decode_arguments = {"--block-size", "32"}});
+  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  const Outcome split = cluster_->Generate(request);
+  ASSERT_TRUE(split.status.ok()) << split.status;
+  request.set_placement(v1::PLACEMENT_LOCAL);
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+
+  Begin({.worker_arguments = {"--mixed-numerics"},
+         .prefill_arguments = {"--kv-cache-dtype", "f32"},
+         .decode_arguments = {"--kv-cache-dtype", "bf16"}});
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  const Outcome mixed = cluster_->Generate(request);
+  ASSERT_TRUE(mixed.status.ok()) << mixed.status;
+  EXPECT_EQ(mixed.done.workers().prefill(), "prefill-0");
+  EXPECT_EQ(mixed.done.workers().decode(), "decode-0");
+}
+
+TEST_F(ClusterTest, PairsThatDifferInNumericsAreNotUsedUnlessAllowed) {
+  Begin({.prefill_arguments = {"--kv-cache-dtype", "f32"},
+         .decode_arguments = {"--kv-cache-dtype", "bf16"}});
+  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 8);
+  request.set_placement(v1::PLACEMENT_AUTO);
+  const Outcome outcome = cluster_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(outcome.done.workers().prefill(), "");  // the short way
+}
+
+TEST_F(ClusterTest, ARepeatedPromptIsMostlyCached) {
+  Begin({});
+  const v1::GenerateRequest request = TextRequest(SomePrompts(1, 11)[0], 8);
+  const Outcome first = cluster_->Generate(request);
+  const Outcome second = cluster_->Generate(request);
+  ASSERT_TRUE(first.status.ok() && second.status.ok());
+  EXPECT_EQ(first.token_ids, second.token_ids);
+  EXPECT_EQ(first.done.usage().cached_tokens(), 0);
+  EXPECT_GE(second.done.usage().cached_tokens(),
+            first.done.usage().prompt_tokens() - 32);
+}
+
+TEST_F(ClusterTest, OneCallGivesWhatTheStreamGives) {
+  Begin({});
+  const v1::GenerateRequest request = TextRequest("The cat", 16);
+  const Outcome streamed = cluster_->Generate(request);
+  v1::GenerateOnceResponse once;
+  grpc::ClientContext context;
+  ASSERT_TRUE(
+      cluster_->Client()->GenerateOnce(&context, request, &once).ok());
+  ASSERT_EQ(once.sequences_size(), 1);
+  EXPECT_EQ(once.sequences(0).text(), streamed.text);
+  EXPECT_EQ(once.sequences(0).finished().finish_reason(), streamed.reason);
+  EXPECT_TRUE(once.has_done());
+}
+
+TEST_F(ClusterTest, TextAndModelCallsAnswer) {
+  Begin({});
+  const auto stub = cluster_->Client();
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text("The cat said: héllo 🐈");
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext c1, c2, c3, c4, c5;
+  ASSERT_TRUE(stub->Tokenize(&c1, tokenize, &tokens).ok());
+  ASSERT_GT(tokens.token_ids_size(), 3);
+  v1::DetokenizeRequest detokenize;
+  *detokenize.mutable_token_ids() = tokens.token_ids();
+  v1::DetokenizeResponse text;
+  ASSERT_TRUE(stub->Detokenize(&c2, detokenize, &text).ok());
+  EXPECT_EQ(text.text(), tokenize.text());
+  v1::ListModelsResponse models;
+  ASSERT_TRUE(stub->ListModels(&c3, {}, &models).ok());
+  ASSERT_EQ(models.models_size(), 1);
+  EXPECT_EQ(models.models(0).model(), "tales");
+  EXPECT_GT(models.models(0).context_length(), 0);
+  v1::GetModelRequest get;
+  v1::GetModelResponse model;
+  ASSERT_TRUE(stub->GetModel(&c4, get, &model).ok());
+  EXPECT_EQ(model.model().ready_decode_workers(), 1);
+  get.set_model("no-such-model");
+  const absl::Status missing =
+      rpc::FromGrpc(stub->GetModel(&c5, get, &model));
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorReason(missing), "MODEL_NOT_FOUND");
+}
+
+TEST_F(ClusterTest, BadRequestsAreRefusedAndTheNextGoodOneIsServed) {
+  Begin({});
+  struct Case {
+    const char* field;
+    std::function<void(v1::GenerateRequest*)> spoil;
+  };
+  const Case cases[] = {
+      {"temperature",
+       [](auto* r) { r->mutable_sampling()->set_temperature(-1); }},
+      {"top_p", [](auto* r) { r->mutable_sampling()->set_top_p(0); }},
+      {"max_tokens",
+       [](auto* r) { r->mutable_stopping()->set_max_tokens(0); }},
+      {"logprobs", [](auto* r) { r->mutable_output()->set_logprobs(21); }},
+      {"n", [](auto* r) { r->mutable_sampling()->set_n(2); }},
+      {"prompt", [](auto* r) { r->clear_prompt(); }},
+  };
+  for (const Case& c : cases) {
+    v1::GenerateRequest request = TextRequest("Hello", 4);
+    c.spoil(&request);
+    const Outcome outcome = cluster_->Generate(request);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument)
+        << c.field << ": " << outcome.status;
+    EXPECT_NE(outcome.status.message().find(c.field), std::string::npos)
+        << outcome.status;
+    EXPECT_EQ(ErrorReason(outcome.status), "FIELD_INVALID") << c.field;
+    EXPECT_TRUE(cluster_->Generate(TextRequest("Hello", 4)).status.ok());
+  }
+}
+
+TEST_F(ClusterTest, StopStringsEndTheTextBeforeThem) {
+  Begin({});
+  v1::GenerateRequest request = TextRequest("Once upon a time", 64);
+  request.mutable_stopping()->set_ignore_eos(true);
+  const Outcome whole = cluster_->Generate(request);
+  ASSERT_TRUE(whole.status.ok());
+  const std::string stop = whole.text.substr(20, 6);  // spans tokens
+  request.mutable_stopping()->add_stop(stop);
+  const Outcome stopped = cluster_->Generate(request);
+  ASSERT_TRUE(stopped.status.ok());
+  EXPECT_EQ(stopped.text, whole.text.substr(0, whole.text.find(stop)));
+  EXPECT_EQ(stopped.reason, v1::FINISH_REASON_STOP);
+}
+
+TEST_F(ClusterTest, CancellationInEveryPhaseLeavesNothing) {
+  Begin({.worker_arguments = {"--max-num-batched-tokens", "16"}});
+  std::vector<v1::GenerateRequest> requests;
+  for (const std::string& prompt : SomePrompts(24, 5)) {
+    requests.push_back(TextRequest(prompt, 200));
+    requests.back().mutable_stopping()->set_ignore_eos(true);
+  }
+  std::atomic<int> cancelled = 0;
+  SeededRandom random(9);
+  for (int round = 0; round < 8; ++round) {
+    std::vector<std::thread> threads;
+    for (const v1::GenerateRequest& request : requests) {
+      const auto after = std::chrono::microseconds(random.Below(60000));
+      const bool by_deadline = random.Below(2) == 0;
+      threads.emplace_back([&, after, by_deadline] {
+        grpc::ClientContext context;
+        if (by_deadline) {
+          context.set_deadline(std::chrono::system_clock::now() + after);
+        }
+        std::thread canceller([&] {
+          std::this_thread::sleep_for(after);
+          if (!by_deadline) context.TryCancel();
+        });
+        const Outcome outcome = cluster_->Generate(request, &context);
+        canceller.join();
+        cancelled += !outcome.status.ok();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_GT(cancelled, 24);
+  EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
+}
+
+TEST_F(ClusterTest, AReaderThatStopsHoldsUpNobodyElse) {
+  Begin({.router_arguments = {"--stall-limit", "2s"},
+         .decode_arguments = {"--stall-limit", "2s"}});
+  const auto stub = cluster_->Client();
+  v1::GenerateRequest request = TextRequest("Once upon a time", 900);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_output()->set_logprobs(20);  // large messages
+  grpc::ChannelArguments arguments;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>>>
+      readers;
+  for (int i = 0; i < 4; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(stub->Generate(contexts.back().get(), request));
+  }
+  // Others are served meanwhile.
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_TRUE(cluster_->Generate(TextRequest("The dog", 8)).status.ok());
+  }
+  std::this_thread::sleep_for(seconds(5));
+  int exhausted = 0, ok = 0;
+  for (size_t i = 0; i < readers.size(); ++i) {
+    v1::GenerateResponse response;
+    while (readers[i]->Read(&response)) {
+    }
+    const grpc::Status status = readers[i]->Finish();
+    exhausted += status.error_code() == grpc::RESOURCE_EXHAUSTED;
+    ok += status.ok();
+  }
+  // What fits into the connection's buffers may have ended well.
+  EXPECT_EQ(exhausted + ok, 4);
+}
+
+TEST_F(ClusterTest, DrainingAWorkerUnderLoadFailsNobody) {
+  Begin({.prefill = 2, .decode = 2});
+  std::vector<v1::GenerateRequest> requests;
+  for (const std::string& prompt : SomePrompts(16, 21)) {
+    requests.push_back(TextRequest(prompt, 60));
+  }
+  const auto expectations = RunAlone(cluster_.get(), requests);
+  Load load(cluster_.get(), &expectations, 16);
+  for (const char* name : {"prefill-0", "decode-0"}) {
+    std::this_thread::sleep_for(milliseconds(300));
+    cluster_->Signal(name, SIGTERM);
+    const std::optional<int> code = cluster_->WaitForExit(name, seconds(40));
+    ASSERT_TRUE(code.has_value()) << name << " does not end";
+    EXPECT_EQ(*code, 128 + SIGTERM) << cluster_->Log(name);
+    ASSERT_TRUE(cluster_->Restart(name).ok());
+    ASSERT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(30)).ok());
+  }
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_GT(load.completed(), 16);
+  cluster_->Signal("router", SIGTERM);
+  EXPECT_EQ(cluster_->WaitForExit("router", seconds(40)), 128 + SIGTERM);
+  ASSERT_TRUE(cluster_->Restart("router").ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(30)).ok());
+}
+
+TEST_F(ClusterTest, EveryTrainedGoldenComesOutExactly) {
+  const char* const data = std::getenv("TANDEM_TEST_DATA");
+  if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
+  const std::string model = std::string(data) + "/models/stories260K";
+  std::ifstream file(model + "/golden.json");
+  ASSERT_TRUE(file.good()) << model;
+  const json golden = json::parse(file);
+  Begin({.model_dir = model, .prefill = 2, .decode = 2});
+  for (const json& c : golden["cases"]) {
+    for (const v1::Placement placement :
+         {v1::PLACEMENT_SPLIT, v1::PLACEMENT_LOCAL}) {
+      v1::GenerateRequest request =
+          TextRequest(c["prompt"].get<std::string>(),
+                      static_cast<int>(c["greedy_ids"].size()));
+      request.set_placement(placement);
+      request.mutable_stopping()->set_ignore_eos(true);
+      const Outcome outcome = cluster_->Generate(request);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_EQ(outcome.token_ids,
+                c["greedy_ids"].get<std::vector<int32_t>>())
+          << c["prompt"];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::integration

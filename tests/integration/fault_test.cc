@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that die or stop under load, in every phase of a request: nothing is
+// lost, repeated or changed, and nothing is left behind. TANDEM_FAULT_SEEDS
+// says how many kills per role and phase (default 20).
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "common/random.h"
+#include "tests/integration/cluster.h"
+#include "tests/integration/load.h"
+
+namespace tandem::integration {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+int Seeds() {
+  int seeds = 20;
+  const char* const text = std::getenv("TANDEM_FAULT_SEEDS");
+  if (text != nullptr && !absl::SimpleAtoi(text, &seeds)) std::abort();
+  return seeds;
+}
+
+// Slow enough to be hit: small chunks, few sequences per prefill step, small
+// slabs. Three workers of each role, so that there is a spare while one starts
+// anew.
+ClusterOptions SlowCluster() {
+  return {.prefill = 2,
+          .decode = 2,
+          .worker_arguments = {"--max-num-batched-tokens", "16",
+                               "--handoff-slab-bytes", "4KiB",
+                               "--shutdown-timeout", "5s"},
+          .prefill_arguments = {"--max-num-seqs", "2"}};
+}
+
+std::vector<v1::GenerateRequest> Requests() {
+  std::vector<v1::GenerateRequest> requests;
+  uint64_t i = 0;
+  for (const std::string& prompt : SomePrompts(24, 33)) {
+    v1::GenerateRequest request = TextRequest(prompt, 60);
+    request.set_placement(v1::PLACEMENT_SPLIT);
+    request.mutable_stopping()->set_ignore_eos(true);
+    if (++i % 2 == 0) {
+      request.mutable_sampling()->set_temperature(0.8f);
+      request.mutable_sampling()->set_seed(i);
+    }
+    request.mutable_cache()->set_bypass_prefix_cache(i % 3 == 0);
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+// The phases in which a worker is killed, as the router sees its requests.
+enum class Phase {
+  kQueued,        // waits in the prefill worker's queue
+  kMidChunk,      // being prefilled
+  kBeforeCommit,  // first token out, KV on its way
+  kAfterFirst,    // the decode worker has just started
+  kMidDecode,
+  kDraining,      // after SIGTERM
+};
+constexpr Phase kPhases[] = {Phase::kQueued,       Phase::kMidChunk,
+                             Phase::kBeforeCommit, Phase::kAfterFirst,
+                             Phase::kMidDecode,    Phase::kDraining};
+const char* Name(Phase phase) {
+  switch (phase) {
+    case Phase::kQueued: return "queued";
+    case Phase::kMidChunk: return "mid-chunk";
+    case Phase::kBeforeCommit: return "before commit";
+    case Phase::kAfterFirst: return "after the first token";
+    case Phase::kMidDecode: return "mid-decode";
+    case Phase::kDraining: return "draining";
+  }
+  return "";
+}
+
+// Whether some request on worker `name` is in the phase now.
+bool InPhase(const v1::GetClusterStateResponse& state, const std::string& name,
+             Phase phase) {
+  for (const v1::RequestStatus& request : state.in_flight()) {
+    if (request.prefill_worker_id() != name &&
+        request.decode_worker_id() != name) {
+      continue;
+    }
+    const std::string& at = request.phase();
+    switch (phase) {
+      case Phase::kQueued:
+        if (at == "opening" || (at == "prefilling" &&
+                                request.output_tokens() == 0)) {
+          return true;
+        }
+        break;
+      case Phase::kMidChunk:
+        if (at == "prefilling") return true;
+        break;
+      case Phase::kBeforeCommit:
+        if (at == "handing_over") return true;
+        break;
+      case Phase::kAfterFirst:
+        if (at == "decoding" && request.output_tokens() <= 3) return true;
+        break;
+      case Phase::kMidDecode:
+        if (at == "decoding" && request.output_tokens() > 10) return true;
+        break;
+      case Phase::kDraining:
+        return true;
+    }
+  }
+  return false;
+}
+
+class FaultTest : public testing::TestWithParam<const char*> {
+ protected:
+  void Begin(ClusterOptions options) {
+    cluster_ = std::make_unique<Cluster>(std::move(options));
+    const absl::Status status = cluster_->Start();
+    ASSERT_TRUE(status.ok()) << status;
+    expectations_ = RunAlone(cluster_.get(), Requests());
+    for (const Expectation& e : expectations_) {
+      ASSERT_EQ(e.token_ids.size(), 60u);
+    }
+    ASSERT_EQ(cluster_->WhatIsLeft(), "");
+  }
+
+  // Waits until a request on `name` is in `phase`; false if none came.
+  bool WaitForPhase(const std::string& name, Phase phase) {
+    const auto end = Clock::now() + seconds(10);
+    while (Clock::now() < end) {
+      const auto state = cluster_->State();
+      if (state.ok() && InPhase(*state, name, phase)) return true;
+    }
+    return false;
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::vector<Expectation> expectations_;
+};
+
+TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
+  const std::string role = GetParam();
+  Begin(SlowCluster());
+  SeededRandom random(role == "prefill" ? 1 : 2);
+  std::map<std::string, int> hits;
+  Load load(cluster_.get(), &expectations_, 24);
+  for (int seed = 0; seed < Seeds(); ++seed) {
+    for (const Phase phase : kPhases) {
+      const std::string victim =
+          role + "-" + std::to_string(random.Below(2));
+      if (phase == Phase::kDraining) cluster_->Signal(victim, SIGTERM);
+      if (WaitForPhase(victim, phase)) {
+        ++hits[Name(phase)];
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(random.Below(3000)));
+        cluster_->Kill(victim);
+      }
+      ASSERT_TRUE(cluster_->Restart(victim).ok());
+      const absl::Status ready = cluster_->WaitUntilReady(2, 2, seconds(30));
+      ASSERT_TRUE(ready.ok()) << ready;
+      ASSERT_EQ(load.faults(), "") << "after " << victim << " was killed "
+                                   << Name(phase) << ", seed " << seed;
+    }
+  }
+  EXPECT_TRUE(load.Finish()) << "a stream hangs";
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_GT(load.completed(), 24);
+  EXPECT_GT(load.retries(), 0);
+  for (const Phase phase : kPhases) {
+    // A draining worker may have nothing left by the time it is looked at.
+    const int least = phase == Phase::kDraining ? Seeds() / 4 : Seeds() / 2;
+    EXPECT_GE(hits[Name(phase)], least) << Name(phase);
+    std::printf("%s killed %s: %d times\n", role.c_str(), Name(phase),
+                hits[Name(phase)]);
+  }
+  EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
+}
+
+TEST_P(FaultTest, AShortStopMovesNothingAndALongOneLosesNothing) {
+  const std::string role = GetParam();
+  Begin(SlowCluster());
+  Load load(cluster_.get(), &expectations_, 16);
+  const std::string victim = role + "-0";
+  std::this_thread::sleep_for(milliseconds(500));
+  for (const auto stopped : {milliseconds(1000), milliseconds(7000)}) {
+    cluster_->Signal(victim, SIGSTOP);
+    std::this_thread::sleep_for(stopped);
+    cluster_->Signal(victim, SIGCONT);
+    std::this_thread::sleep_for(milliseconds(1500));
+    ASSERT_EQ(load.faults(), "") << stopped.count() << " ms";
+    if (stopped == milliseconds(1000)) EXPECT_EQ(load.retries(), 0);
+  }
+  const absl::Status ready = cluster_->WaitUntilReady(2, 2, seconds(30));
+  EXPECT_TRUE(ready.ok()) << ready;
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+}
+
+TEST_P(FaultTest, WithoutASpareStreamsWaitForTheRestart) {
+  const std::string role = GetParam();
+  ClusterOptions options = SlowCluster();
+  options.prefill = options.decode = 1;
+  Begin(options);
+  Load load(cluster_.get(), &expectations_, 8);
+  std::this_thread::sleep_for(milliseconds(500));
+  for (int i = 0; i < 3; ++i) {
+    cluster_->Kill(role + "-0");
+    std::this_thread::sleep_for(milliseconds(700));
+    ASSERT_TRUE(cluster_->Restart(role + "-0").ok());
+    ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, seconds(30)).ok());
+    std::this_thread::sleep_for(milliseconds(300));
+  }
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Roles, FaultTest,
+                         testing::Values("prefill", "decode"),
+                         [](const auto& info) { return info.param; });
+
+TEST(RouterFaultTest, ARouterThatDiesLeavesNothingOnItsWorkers) {
+  ClusterOptions options = SlowCluster();
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.Start().ok());
+  std::vector<std::thread> clients;
+  std::atomic<int> unavailable = 0, other = 0;
+  (void)cluster.Client();
+  for (const v1::GenerateRequest& request : Requests()) {
+    clients.emplace_back([&cluster, &unavailable, &other, request] {
+      v1::GenerateRequest longer = request;
+      longer.mutable_stopping()->set_max_tokens(800);
+      const Outcome outcome = cluster.Generate(longer);
+      ++(outcome.status.code() == absl::StatusCode::kUnavailable
+             ? unavailable
+             : other);
+    });
+  }
+  std::this_thread::sleep_for(milliseconds(400));
+  cluster.Kill("router");
+  const auto killed = Clock::now();
+  for (std::thread& client : clients) client.join();
+  EXPECT_LT(Clock::now() - killed, seconds(5)) << "clients were not told";
+  EXPECT_GT(unavailable, 0);
+  EXPECT_EQ(other, 0);
+  ASSERT_TRUE(cluster.Restart("router").ok());
+  const absl::Status ready = cluster.WaitUntilReady(2, 2, seconds(30));
+  ASSERT_TRUE(ready.ok()) << ready;
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+}  // namespace
+}  // namespace tandem::integration

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/integration/load.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::integration {
+
+std::vector<Expectation> RunAlone(
+    Cluster* cluster, const std::vector<v1::GenerateRequest>& requests) {
+  std::vector<Expectation> expectations;
+  for (const v1::GenerateRequest& request : requests) {
+    const Outcome outcome = cluster->Generate(request);
+    expectations.push_back({request, outcome.token_ids, outcome.text});
+  }
+  return expectations;
+}
+
+std::string Compare(const Expectation& expected, const Outcome& outcome) {
+  if (!outcome.status.ok()) return outcome.status.ToString();
+  if (outcome.started != 1 || outcome.finished != 1 || outcome.ends != 1) {
+    return absl::StrCat("ended OK with ", outcome.started, " started, ",
+                        outcome.finished, " finished, ", outcome.ends,
+                        " done");
+  }
+  const auto& a = expected.token_ids;
+  const auto& b = outcome.token_ids;
+  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  if (x != a.end() || y != b.end()) {
+    return absl::StrCat(
+        "tokens differ at ", x - a.begin(), ": ",
+        x != a.end() ? absl::StrCat(*x) : "the end", " expected, ",
+        y != b.end() ? absl::StrCat(*y) : "the end", " came; prefill ",
+        outcome.done.workers().prefill(), ", decode ",
+        outcome.done.workers().decode(), ", retries ",
+        outcome.done.timings().retries());
+  }
+  if (expected.text != outcome.text) return "tokens agree, texts differ";
+  return "";
+}
+
+Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
+           int streams)
+    : cluster_(cluster), expectations_(expectations), running_(streams) {
+  (void)cluster_->Client();  // makes the channel, before threads share it
+  for (int i = 0; i < streams; ++i) threads_.emplace_back([this, i] { Run(i); });
+}
+
+void Load::Run(int stream) {
+  while (!stop_) {
+    const size_t i =
+        static_cast<size_t>(next_++) % expectations_->size();
+    const Expectation& expected = (*expectations_)[i];
+    const Outcome outcome = cluster_->Generate(expected.request);
+    const std::string wrong = Compare(expected, outcome);
+    retries_ += outcome.done.timings().retries();
+    ++completed_;
+    if (wrong.empty()) continue;
+    if (++fault_count_ <= 5) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      absl::StrAppend(&faults_, "request ", i, ": ", wrong, "\n");
+    }
+  }
+  --running_;
+}
+
+bool Load::Finish(std::chrono::seconds timeout) {
+  stop_ = true;
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  bool in_time = true;
+  while (running_ > 0) {
+    if (std::chrono::steady_clock::now() > end) in_time = false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+  return in_time;
+}
+
+std::string Load::faults() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return faults_;
+}
+
+}  // namespace tandem::integration

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks that end every integration test are themselves tested: a seeded
+// leak, a seeded wrong token and a seeded hang must each be seen.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "common/random.h"
+#include "tandem/v1/decode.grpc.pb.h"
+#include "tests/integration/cluster.h"
+#include "tests/integration/load.h"
+
+namespace tandem::integration {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(OracleTest, ALeakIsSeen) {
+  Cluster cluster({});
+  ASSERT_TRUE(cluster.Start().ok());
+  ASSERT_EQ(cluster.WhatIsLeft(), "");
+  // A call that somebody forgot: admitted, beating, and never ended.
+  const auto state = cluster.State();
+  ASSERT_TRUE(state.ok());
+  v1::WorkerRef decode;
+  for (const v1::WorkerStatus& worker : state->workers()) {
+    if (worker.hello().role() == v1::WORKER_ROLE_DECODE) {
+      decode = worker.hello().worker();
+    }
+  }
+  const auto channel = grpc::CreateChannel(
+      decode.endpoint(), grpc::InsecureChannelCredentials());
+  const auto stub = v1::DecodeService::NewStub(channel);
+  grpc::ClientContext context;
+  const auto stream = stub->Decode(&context);
+  v1::DecodeRequest request;
+  v1::DecodeOpen* const open = request.mutable_open();
+  SystemRandom random;
+  open->set_request_id(random.Bytes(16));
+  open->set_decode_incarnation(decode.incarnation());
+  for (int i = 0; i < 20; ++i) open->add_prompt_token_ids(i + 5);
+  open->mutable_sampling()->set_top_p(1);
+  open->mutable_sampling()->set_logprobs(-1);
+  open->mutable_stopping()->set_max_tokens(10);
+  open->set_deadline_ms(60000);
+  // A prefill worker that will never come: the ticket stays out.
+  open->mutable_prefill_worker()->set_worker_id("nobody");
+  open->mutable_prefill_worker()->set_incarnation(random.Bytes(16));
+  ASSERT_TRUE(stream->Write(request));
+  std::atomic<bool> stop = false;
+  std::thread beats([&] {
+    v1::DecodeRequest beat;
+    beat.mutable_beat();
+    while (!stop) {
+      stream->Write(beat);
+      std::this_thread::sleep_for(milliseconds(300));
+    }
+  });
+  std::this_thread::sleep_for(seconds(1));
+  const std::string left = cluster.WhatIsLeft();
+  EXPECT_NE(left.find("tickets"), std::string::npos) << left;
+  EXPECT_NE(left.find("streams"), std::string::npos) << left;
+  stop = true;
+  beats.join();
+  context.TryCancel();
+  stream->Finish();
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+TEST(OracleTest, AWrongTokenIsSeen) {
+  // The same model with one bit of one weight changed.
+  const std::string copy = testing::TempDir() + "/tales-with-a-fault";
+  std::filesystem::remove_all(copy);
+  std::filesystem::copy(EmbeddedModel(), copy);
+  {
+    std::fstream file(copy + "/model.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    // The sign and exponent of some weights near the end of the file.
+    file.seekp(-20001, std::ios::end);
+    for (int i = 0; i < 2000; ++i) file.put(static_cast<char>(0x3f + i % 2));
+  }
+  std::vector<Expectation> expectations;
+  {
+    Cluster cluster({});
+    ASSERT_TRUE(cluster.Start().ok());
+    std::vector<v1::GenerateRequest> requests;
+    for (const std::string& prompt : SomePrompts(6, 1)) {
+      requests.push_back(TextRequest(prompt, 60));
+    }
+    expectations = RunAlone(&cluster, requests);
+  }
+  Cluster cluster({.model_dir = copy});
+  ASSERT_TRUE(cluster.Start().ok());
+  Load load(&cluster, &expectations, 4);
+  while (load.completed() < 12) std::this_thread::sleep_for(milliseconds(5));
+  load.Finish();
+  EXPECT_NE(load.faults().find("tokens differ"), std::string::npos)
+      << load.faults();
+  std::filesystem::remove_all(copy);
+}
+
+TEST(OracleTest, AHangIsSeen) {
+  // Nobody may judge silence, and the only decode worker stands still.
+  Cluster cluster({.router_arguments = {"--silence", "300s"}});
+  ASSERT_TRUE(cluster.Start().ok());
+  std::vector<v1::GenerateRequest> requests;
+  for (const std::string& prompt : SomePrompts(4, 1)) {
+    requests.push_back(TextRequest(prompt, 100));
+  }
+  const auto expectations = RunAlone(&cluster, requests);
+  Load load(&cluster, &expectations, 4);
+  std::this_thread::sleep_for(milliseconds(200));
+  cluster.Signal("decode-0", SIGSTOP);
+  std::thread waker([&] {
+    std::this_thread::sleep_for(seconds(6));
+    cluster.Signal("decode-0", SIGCONT);
+  });
+  EXPECT_FALSE(load.Finish(seconds(3))) << "the hang was not noticed";
+  waker.join();
+}
+
+TEST(OracleTest, PromptTextInALogIsSeen) {
+  Cluster cluster({});
+  ASSERT_TRUE(cluster.Start().ok());
+  // Text that is in every router log stands for a prompt.
+  EXPECT_NE(cluster.WhatIsLeft("\"level\"").find("prompt text"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tandem::integration
