@@ -69,17 +69,13 @@ absl::Time ThreadLoop::Now() const {
 }
 
 void ThreadLoop::Post(Task task) {
-  bool wake = false;
-  {
-    MutexLock lock(&mutex_);
-    if (!stopped_) {
-      mailbox_.push_back(std::move(task));
-      wake = std::exchange(sleeping_, false);
-    }
-  }
-  // Outside the lock: the woken thread would only wait for it. A task that
-  // was not taken is destroyed here, also outside.
-  if (wake) wake_.NotifyOne();
+  MutexLock lock(&mutex_);
+  // A task that is not taken is destroyed by the caller, after the lock.
+  if (stopped_) return;
+  mailbox_.push_back(std::move(task));
+  // Under the lock: the task may be what lets another thread destroy the loop,
+  // which must not happen between the push and the wake-up.
+  if (std::exchange(sleeping_, false)) wake_.NotifyOne();
 }
 
 ThreadLoop::TimerId ThreadLoop::After(absl::Duration delay, Task task) {
