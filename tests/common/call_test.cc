@@ -19,6 +19,7 @@ namespace {
 
 struct Tally {
   std::atomic<int> ended = 0, ended_twice = 0, operations_after_end = 0;
+  std::atomic<int> ended_in_flight = 0, lost = 0;
   std::atomic<int> overlapping = 0, destroyed = 0, wrong = 0, late = 0;
 };
 
@@ -38,10 +39,16 @@ class FakeCall final : public Call<int, int> {
   }
   ~FakeCall() override { ++tally_->destroyed; }
 
+  int received() const { return received_; }
+
  private:
   bool Fails() { return cancelled_ || operations_++ >= breaks_after_; }
 
   void ReadOp(int* message) override {
+    // Long enough for the other threads to end the call meanwhile.
+    if (SeededRandom(static_cast<uint64_t>(received_)).Below(4) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
     if (ended_) ++tally_->operations_after_end;
     if (reads_in_flight_++ != 0) ++tally_->overlapping;
     reader_->Post([this, message] {
@@ -65,8 +72,12 @@ class FakeCall final : public Call<int, int> {
   void End() override {
     if (ended_.exchange(true)) ++tally_->ended_twice;
     ++tally_->ended;
+    if (writes_in_flight_ != 0) ++tally_->ended_in_flight;
+    if (side_ == Side::kClient && reads_in_flight_ != 0) {
+      ++tally_->ended_in_flight;
+    }
     writer_->Post([this] {
-      if (side_ == Side::kClient) Broken(absl::UnavailableError("gone"));
+      if (side_ == Side::kClient) Broken(absl::OkStatus());
       // As gRPC's OnDone: after the reactions of all that was started.
       reader_->Post([this] { writer_->Post([this] { DropRef(); }); });
     });
@@ -94,7 +105,8 @@ class FakeCall final : public Call<int, int> {
   int breaks_after_;
   std::atomic<int> operations_ = 0, reads_in_flight_ = 0, writes_in_flight_ = 0;
   std::atomic<bool> cancelled_ = false, ended_ = false;
-  int received_ = 0, written_ = 0;
+  std::atomic<int> received_ = 0;
+  int written_ = 0;
 };
 
 struct Handler final : StreamHandler<int> {
@@ -118,12 +130,15 @@ struct Handler final : StreamHandler<int> {
     if (closed) ++tally->late;
     stream->PauseReading(false);
   }
-  void OnClosed(absl::Status) override {
+  void OnClosed(absl::Status status) override {
     if (closed) ++tally->late;
+    // A good end comes after everything.
+    if (status.ok() && last != call->received()) ++tally->lost;
     closed = true;
     if (random->Below(2) == 0) stream.reset();
   }
   std::unique_ptr<Stream<int, int>> stream;
+  FakeCall* call = nullptr;
   Random* random = nullptr;
   Tally* tally = nullptr;
   int last = 0, sent = 0;
@@ -141,9 +156,10 @@ void RunCalls(Side side, int calls) {
       Handler* handler = handlers.back().get();
       handler->random = &random;
       handler->tally = &tally;
-      handler->stream = std::make_unique<CallStream<int, int>>(
-          new FakeCall(side, &core, random.Next(), &reader, &writer, &tally),
-          "fake");
+      handler->call =
+          new FakeCall(side, &core, random.Next(), &reader, &writer, &tally);
+      handler->stream =
+          std::make_unique<CallStream<int, int>>(handler->call, "fake");
       handler->stream->Start(handler);
       handler->stream->Send(++handler->sent);
       const size_t other = random.Below(handlers.size());
@@ -160,6 +176,8 @@ void RunCalls(Side side, int calls) {
   EXPECT_EQ(tally.ended, calls);
   EXPECT_EQ(tally.ended_twice, 0);
   EXPECT_EQ(tally.operations_after_end, 0);
+  EXPECT_EQ(tally.ended_in_flight, 0);
+  EXPECT_EQ(tally.lost, 0);
   EXPECT_EQ(tally.overlapping, 0);
   EXPECT_EQ(tally.wrong, 0);
   EXPECT_EQ(tally.late, 0);
