@@ -4,10 +4,10 @@
 #ifndef TANDEM_CLI_CONNECT_H_
 #define TANDEM_CLI_CONNECT_H_
 
+#include <grpcpp/grpcpp.h>
+
 #include <memory>
 #include <string>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/status/statusor.h"
 

@@ -53,28 +53,28 @@ json LogprobsJson(const v1::GeneratedSequence& sequence) {
 }
 
 json TimingsJson(const v1::Timings& timings) {
-  return {{"queue_ms", Milliseconds(timings.queue())},
-          {"prefill_ms", Milliseconds(timings.prefill())},
-          {"handoff_ms", Milliseconds(timings.handoff())},
-          {"handoff_exposed_ms", Milliseconds(timings.handoff_exposed())},
-          {"time_to_first_token_ms",
-           Milliseconds(timings.time_to_first_token())},
-          {"time_per_output_token_ms",
-           Milliseconds(timings.time_per_output_token())},
-          {"decode_ms", Milliseconds(timings.decode())},
-          {"total_ms", Milliseconds(timings.total())},
-          {"kv_bytes", timings.kv_bytes()},
-          {"way", timings.way()},
-          {"retries", timings.retries()},
-          {"preemptions", timings.preemptions()}};
+  return {
+      {"queue_ms", Milliseconds(timings.queue())},
+      {"prefill_ms", Milliseconds(timings.prefill())},
+      {"handoff_ms", Milliseconds(timings.handoff())},
+      {"handoff_exposed_ms", Milliseconds(timings.handoff_exposed())},
+      {"time_to_first_token_ms", Milliseconds(timings.time_to_first_token())},
+      {"time_per_output_token_ms",
+       Milliseconds(timings.time_per_output_token())},
+      {"decode_ms", Milliseconds(timings.decode())},
+      {"total_ms", Milliseconds(timings.total())},
+      {"kv_bytes", timings.kv_bytes()},
+      {"way", timings.way()},
+      {"retries", timings.retries()},
+      {"preemptions", timings.preemptions()}};
 }
 
 // SIGINT cancels the call; the server frees what it held within a step.
 std::atomic<bool> interrupted = false;
 
 // Reads the stream; prints text as it comes unless it is wanted as JSON.
-void Collect(grpc::ClientReader<v1::GenerateResponse>* reader,
-             bool print, v1::GenerateOnceResponse* whole) {
+void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
+             v1::GenerateOnceResponse* whole) {
   v1::GeneratedSequence* const sequence = whole->add_sequences();
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
@@ -144,30 +144,30 @@ std::string TimingsTable(const v1::GenerateDone& done) {
     return absl::StrFormat("%10.2f ms", Milliseconds(duration));
   };
   std::string table;
-  table += line("prompt", absl::StrFormat("%7d tokens, %d of them cached",
-                                          usage.prompt_tokens(),
-                                          usage.cached_tokens()));
+  table += line("prompt",
+                absl::StrFormat("%7d tokens, %d of them cached",
+                                usage.prompt_tokens(), usage.cached_tokens()));
   table += line("generated",
                 absl::StrFormat("%7d tokens", usage.completion_tokens()));
   table += line("queue", ms(t.queue()));
   table += line("prefill", ms(t.prefill()));
-  table += line("handoff",
-                split ? absl::StrCat(ms(t.handoff()), ", ",
-                                     absl::StrFormat(
-                                         "%.2f",
-                                         Milliseconds(t.handoff_exposed())),
-                                     " ms of it not hidden")
-                      : "         - (the decode worker prefilled)");
+  table += line(
+      "handoff",
+      split ? absl::StrCat(
+                  ms(t.handoff()), ", ",
+                  absl::StrFormat("%.2f", Milliseconds(t.handoff_exposed())),
+                  " ms of it not hidden")
+            : "         - (the decode worker prefilled)");
   table += line("decode", ms(t.decode()));
   table += line("TTFT", ms(t.time_to_first_token()));
   table += line("TPOT", ms(t.time_per_output_token()));
-  table += line("KV moved", absl::StrFormat("%7d bytes%s", t.kv_bytes(),
-                                            t.way().empty()
-                                                ? ""
-                                                : " by way of " + t.way()));
-  table += line("workers", absl::StrCat("prefill ",
-                                        split ? done.workers().prefill() : "-",
-                                        ", decode ", done.workers().decode()));
+  table +=
+      line("KV moved",
+           absl::StrFormat("%7d bytes%s", t.kv_bytes(),
+                           t.way().empty() ? "" : " by way of " + t.way()));
+  table += line("workers",
+                absl::StrCat("prefill ", split ? done.workers().prefill() : "-",
+                             ", decode ", done.workers().decode()));
   return table;
 }
 
@@ -199,10 +199,9 @@ absl::Status Generate(const GenerateFlags& flags) {
   if (!channel.ok()) return channel.status();
   const auto stub = v1::InferenceService::NewStub(*channel);
   grpc::ClientContext context;
-  context.set_deadline(
-      std::chrono::system_clock::now() +
-      std::chrono::milliseconds(
-          static_cast<int64_t>(flags.timeout_seconds * 1e3)));
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(
+                           static_cast<int64_t>(flags.timeout_seconds * 1e3)));
   // A reader that waits is woken by a thread: TryCancel is no signal handler's
   // business.
   std::signal(SIGINT, [](int) { interrupted = true; });

@@ -18,11 +18,11 @@ struct GenerateFlags {
   ConnectFlags router;
   v1::GenerateRequest request;  // all but the prompt
   std::string prompt;
-  bool prompt_given = false;    // else it is read from standard input
-  bool chat = false;            // the prompt is a user's message
-  std::string system;           // with chat
+  bool prompt_given = false;  // else it is read from standard input
+  bool chat = false;          // the prompt is a user's message
+  std::string system;         // with chat
   bool json = false;
-  bool timings = false;         // a table on standard error at the end
+  bool timings = false;  // a table on standard error at the end
   double timeout_seconds = 120;
 };
 

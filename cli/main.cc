@@ -158,8 +158,7 @@ void ServeCommand::AddTo(CommandLine* line) {
                {1, 1 << 20});
   line->AddInt("block-size", &block_size, "Positions per KV block", {8, 256});
   line->AddBytes("kv-cache-memory-bytes", &kv_bytes, "Per worker, at most");
-  line->AddChoice("handoff", &handoff, {"auto", "shm", "grpc"},
-                  "How KV moves");
+  line->AddChoice("handoff", &handoff, {"auto", "shm", "grpc"}, "How KV moves");
   line->Group("TLS");
   tls.AddTo(line);
   line->Group("Logs");
@@ -173,8 +172,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   flags.shutdown_timeout_seconds = absl::ToDoubleSeconds(shutdown_timeout);
   const auto both = [&](const char* name, const std::string& value) {
     if (!line.given(name)) return;
-    for (auto* arguments : {&flags.router_arguments,
-                            &flags.worker_arguments}) {
+    for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
       arguments->insert(arguments->end(), {absl::StrCat("--", name), value});
     }
   };
@@ -218,11 +216,12 @@ int RunTandem(int argc, char** argv) {
   TlsFlags generate_tls;
   CommandLine* const generate_line =
       line.AddCommand("generate", "Generate from a prompt, streaming");
-  generate_line->Example("tandem generate --temperature 0 \"Once upon a time\"");
+  generate_line->Example(
+      "tandem generate --temperature 0 \"Once upon a time\"");
   generate_line->Example("echo Hello | tandem generate --chat --json");
-  generate_line->AddPositional(
-      "PROMPT", &generate.prompt,
-      "Text; read from standard input if not given", false);
+  generate_line->AddPositional("PROMPT", &generate.prompt,
+                               "Text; read from standard input if not given",
+                               false);
   generate_line->Group("Router");
   generate_line->Add("router", &generate.router.address,
                      "The router's gRPC address");
@@ -231,8 +230,7 @@ int RunTandem(int argc, char** argv) {
   generate_line->Group("Prompt");
   generate_line->Add("chat", &generate.chat,
                      "The prompt is a user's message to the chat template");
-  generate_line->Add("system", &generate.system,
-                     "A system message before it");
+  generate_line->Add("system", &generate.system, "A system message before it");
   sampling.AddTo(generate_line);
   generate_line->Group("Output");
   generate_line->Add("json", &generate.json, "One JSON object at the end");

@@ -64,8 +64,8 @@ class Printer {
     }
     const auto [it, added] =
         colours_.emplace(name, 31 + static_cast<int>(colours_.size()) % 6);
-    std::cerr << absl::StrFormat("\033[%dm%-9s |\033[0m %s\n", it->second,
-                                 name, text);
+    std::cerr << absl::StrFormat("\033[%dm%-9s |\033[0m %s\n", it->second, name,
+                                 text);
   }
 
  private:
@@ -95,8 +95,7 @@ void AddTls(const ServeFlags& flags, std::vector<std::string>* argv) {
 
 void AddChildren(const ServeFlags& flags, const Ports& ports,
                  Supervisor* supervisor) {
-  const std::string timeout =
-      absl::StrCat(flags.shutdown_timeout_seconds, "s");
+  const std::string timeout = absl::StrCat(flags.shutdown_timeout_seconds, "s");
   std::vector<std::string> common = {"--shutdown-timeout", timeout};
   if (!flags.served_model_name.empty()) {
     common.insert(common.end(),
@@ -123,9 +122,8 @@ void AddChildren(const ServeFlags& flags, const Ports& ports,
                               const std::string& binary) {
     ChildSpec worker{name,
                      {SiblingBinary(binary), flags.model_dir, "--router",
-                      absl::StrCat("127.0.0.1:", ports.internal),
-                      "--worker-id", name, "--threads",
-                      absl::StrCat(threads)}};
+                      absl::StrCat("127.0.0.1:", ports.internal), "--worker-id",
+                      name, "--threads", absl::StrCat(threads)}};
     worker.argv.insert(worker.argv.end(), common.begin(), common.end());
     worker.argv.insert(worker.argv.end(), flags.worker_arguments.begin(),
                        flags.worker_arguments.end());
@@ -169,8 +167,7 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
       seconds, state.model(), flags.prefill, flags.decode,
       flags.decode == 1 ? "" : "s");
   absl::StrAppendFormat(
-      &block,
-      "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
+      &block, "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
       decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
   absl::StrAppendFormat(&block, "  gRPC      %s:%d\n", host, flags.grpc_port);
   absl::StrAppendFormat(&block, "  HTTP      http://%s:%d/metrics, /health\n",
@@ -182,7 +179,8 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
           : absl::StrFormat(" --router %s:%d", host, flags.grpc_port);
   absl::StrAppend(&block, "  try       tandem generate", at_router,
                   " \"Once upon a time\"\n            tandem status --admin "
-                  "127.0.0.1:", ports.admin, "\n");
+                  "127.0.0.1:",
+                  ports.admin, "\n");
   return block;
 }
 

@@ -23,13 +23,13 @@ std::string RoleName(v1::WorkerRole role) {
 std::string WorkerLine(const v1::WorkerStatus& worker) {
   const v1::WorkerHello& hello = worker.hello();
   const v1::WorkerLoad& load = worker.load();
-  return absl::StrFormat(
-      "  %-16s %-8s %-10s %5d %7d %8d %7d %6d %6d %6d  %s\n",
-      hello.worker().worker_id(), RoleName(hello.role()),
-      worker.placeable() ? "ready" : worker.reason(), load.running(),
-      load.waiting(), load.queued_tokens(), load.blocks_free(),
-      load.blocks_reserved(), load.blocks_live(), load.blocks_cached(),
-      hello.http_endpoint());
+  return absl::StrFormat("  %-16s %-8s %-10s %5d %7d %8d %7d %6d %6d %6d  %s\n",
+                         hello.worker().worker_id(), RoleName(hello.role()),
+                         worker.placeable() ? "ready" : worker.reason(),
+                         load.running(), load.waiting(), load.queued_tokens(),
+                         load.blocks_free(), load.blocks_reserved(),
+                         load.blocks_live(), load.blocks_cached(),
+                         hello.http_endpoint());
 }
 
 }  // namespace
@@ -63,10 +63,10 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
       requests.total(), requests.queued(), requests.opening(),
       requests.prefilling(), requests.handing_over(), requests.decoding(),
       requests.retrying());
-  absl::StrAppendFormat(&table, "%-18s %-8s %-10s %5s %7s %8s %7s %6s %6s %6s  %s\n",
-                        "  worker", "role", "state", "runs", "waiting",
-                        "tokens", "free", "resvd", "live", "cached",
-                        "metrics at");
+  absl::StrAppendFormat(
+      &table, "%-18s %-8s %-10s %5s %7s %8s %7s %6s %6s %6s  %s\n", "  worker",
+      "role", "state", "runs", "waiting", "tokens", "free", "resvd", "live",
+      "cached", "metrics at");
   for (const v1::WorkerStatus& worker : state.workers()) {
     table += WorkerLine(worker);
   }

@@ -173,8 +173,7 @@ absl::Status Supervisor::Poll(std::chrono::milliseconds timeout) {
   absl::Status status = Reap();
   for (const auto& child : children_) {
     if (!status.ok()) break;
-    if (child->pid < 0 && !child->stopping &&
-        Clock::now() >= child->start_at) {
+    if (child->pid < 0 && !child->stopping && Clock::now() >= child->start_at) {
       status = Start(child.get());
     }
   }

@@ -22,8 +22,8 @@
 namespace tandem::cli {
 
 struct ChildSpec {
-  std::string name;                // "router", "prefill-0": before its lines
-  std::vector<std::string> argv;   // argv[0] is the binary's path
+  std::string name;               // "router", "prefill-0": before its lines
+  std::vector<std::string> argv;  // argv[0] is the binary's path
 };
 
 class Supervisor {

@@ -43,8 +43,7 @@ class DecodeRole final : public worker::Role {
               context.executor, context.parts.pool.get()),
         decode_(context.loop, &core_),
         handoff_(context.loop, &core_),
-        metrics_(context.metrics, context.parts.hello) {
-  }
+        metrics_(context.metrics, context.parts.hello) {}
 
   std::vector<grpc::Service*> services() override {
     return {&decode_, &handoff_};
@@ -52,15 +51,12 @@ class DecodeRole final : public worker::Role {
   v1::WorkerLoad Load() const override { return core_.Load(); }
   void Drain() override { core_.Drain(); }
   bool idle() const override { return core_.idle(); }
-  void CloseAll(const absl::Status& status) override {
-    core_.CloseAll(status);
-  }
+  void CloseAll(const absl::Status& status) override { core_.CloseAll(status); }
   absl::Status fatal() const override { return core_.fatal(); }
   void UpdateMetrics() override {
-    metrics_.Update(core_.Load(), core_.engine_stats(),
-                    core_.receiver().counters(),
-                    core_.counters().history_positions,
-                    core_.counters().cached_positions);
+    metrics_.Update(
+        core_.Load(), core_.engine_stats(), core_.receiver().counters(),
+        core_.counters().history_positions, core_.counters().cached_positions);
   }
 
  private:

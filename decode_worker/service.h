@@ -22,8 +22,8 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
 
   grpc::ServerBidiReactor<v1::DecodeRequest, v1::DecodeResponse>* Decode(
       grpc::CallbackServerContext* context) override {
-    return rpc::ServeBidi<v1::DecodeResponse, v1::DecodeRequest>(
-        loop_, context, &accept_);
+    return rpc::ServeBidi<v1::DecodeResponse, v1::DecodeRequest>(loop_, context,
+                                                                 &accept_);
   }
 
  private:

@@ -26,21 +26,17 @@ class PrefillRole final : public worker::Role {
               context.executor, context.parts.pool.get(),
               LinkDialer(context.loop, &channels_)),
         prefill_(context.loop, &core_),
-        metrics_(context.metrics, context.parts.hello) {
-  }
+        metrics_(context.metrics, context.parts.hello) {}
 
   std::vector<grpc::Service*> services() override { return {&prefill_}; }
   v1::WorkerLoad Load() const override { return core_.Load(); }
   void Drain() override { core_.Drain(); }
   bool idle() const override { return core_.idle(); }
-  void CloseAll(const absl::Status& status) override {
-    core_.CloseAll(status);
-  }
+  void CloseAll(const absl::Status& status) override { core_.CloseAll(status); }
   void UpdateMetrics() override {
-    metrics_.Update(core_.Load(), core_.engine_stats(),
-                    core_.sender().counters(),
-                    core_.counters().history_positions,
-                    core_.counters().cached_positions);
+    metrics_.Update(
+        core_.Load(), core_.engine_stats(), core_.sender().counters(),
+        core_.counters().history_positions, core_.counters().cached_positions);
   }
 
  private:

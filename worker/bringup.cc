@@ -30,8 +30,8 @@ absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
   if (value == "auto") return std::optional<DType>();
   if (value == "f32" || value == "float32") return DType::kF32;
   if (value == "bf16" || value == "bfloat16") return DType::kBF16;
-  return absl::InvalidArgumentError(absl::StrCat(
-      flag, " is '", value, "', expected auto, f32 or bf16"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " is '", value, "', expected auto, f32 or bf16"));
 }
 
 // Blocks that the flags ask for, and the longest sequence that they hold.
@@ -53,10 +53,9 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                            ? std::min(flags.max_model_len, spec.max_positions)
                            : spec.max_positions;
   if (flags.max_model_len > spec.max_positions) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-model-len ", flags.max_model_len,
-                     " is more than the model's ", spec.max_positions,
-                     " positions"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-model-len ", flags.max_model_len, " is more than the model's ",
+        spec.max_positions, " positions"));
   }
   plan.num_blocks = flags.num_blocks;
   if (plan.num_blocks == 0) {
@@ -93,8 +92,8 @@ absl::StatusOr<std::vector<std::string>> Ways(const std::string& handoff) {
   if (handoff == "shm" || handoff == "grpc") {
     return std::vector<std::string>{handoff};
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--handoff is '", handoff, "', expected auto, shm or grpc"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--handoff is '", handoff, "', expected auto, shm or grpc"));
 }
 
 std::string DirectoryName(const std::string& path) {
@@ -109,10 +108,9 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.mutable_worker()->set_worker_id(
       !flags.worker_id.empty()
           ? flags.worker_id
-          : absl::StrCat(role == v1::WORKER_ROLE_PREFILL ? "prefill-"
-                                                         : "decode-",
-                         absl::BytesToHexString(
-                             parts.incarnation.substr(0, 4))));
+          : absl::StrCat(
+                role == v1::WORKER_ROLE_PREFILL ? "prefill-" : "decode-",
+                absl::BytesToHexString(parts.incarnation.substr(0, 4))));
   hello.mutable_worker()->set_incarnation(parts.incarnation);
   hello.set_role(role);
   hello.set_model(!flags.served_model_name.empty()
@@ -128,8 +126,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.set_num_blocks(parts.pool->counts().total);
   hello.set_max_num_seqs(flags.max_num_seqs);
   hello.set_kv_dtype(parts.kv_dtype);
-  hello.set_kv_bytes_per_token(
-      parts.executor->kv_shape().bytes_per_position());
+  hello.set_kv_bytes_per_token(parts.executor->kv_shape().bytes_per_position());
   hello.set_host_id(parts.host_id);
   hello.set_mixed_numerics(flags.mixed_numerics);
   return hello;
@@ -143,8 +140,7 @@ std::string HostId() {
   std::getline(file, boot_id);
   // Abstract Unix sockets belong to a network namespace.
   char target[PATH_MAX];
-  const ssize_t length =
-      readlink("/proc/self/ns/net", target, sizeof target);
+  const ssize_t length = readlink("/proc/self/ns/net", target, sizeof target);
   return absl::StrCat(
       boot_id, "/",
       length > 0 ? std::string(target, static_cast<size_t>(length)) : "");
@@ -189,9 +185,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   Progress loading({.what = "loading weights",
                     .total_bytes = bytes,
                     .tty = IsTerminal(stderr)});
-  absl::StatusOr<std::unique_ptr<engine::Model>> model = engine::Model::Load(
-      *spec, *checkpoint, load, parts.backend.get(),
-      [&](uint64_t done, uint64_t total) { loading.Update(static_cast<int64_t>(done)); });
+  absl::StatusOr<std::unique_ptr<engine::Model>> model =
+      engine::Model::Load(*spec, *checkpoint, load, parts.backend.get(),
+                          [&](uint64_t done, uint64_t total) {
+                            loading.Update(static_cast<int64_t>(done));
+                          });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
 
@@ -206,8 +204,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                     .tty = IsTerminal(stderr)});
   absl::StatusOr<engine::FingerprintParts> fingerprint = engine::Fingerprint(
       flags.model_dir, *checkpoint, *parts.model, *parts.backend, kv_dtype,
-      std::max(1, flags.threads),
-      [&](uint64_t done, uint64_t total) { hashing.Update(static_cast<int64_t>(done)); });
+      std::max(1, flags.threads), [&](uint64_t done, uint64_t total) {
+        hashing.Update(static_cast<int64_t>(done));
+      });
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);
 

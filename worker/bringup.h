@@ -27,25 +27,25 @@ namespace tandem::worker {
 // know. docs/operations.md explains each.
 struct WorkerFlags {
   std::string model_dir;
-  std::string served_model_name;    // empty: the directory's name
-  std::string worker_id;            // empty: drawn
+  std::string served_model_name;     // empty: the directory's name
+  std::string worker_id;             // empty: drawn
   std::vector<std::string> routers;  // host:port of their internal listeners
   std::string host = "127.0.0.1";
-  int grpc_port = 0;                // 0: a free one
+  int grpc_port = 0;  // 0: a free one
   int http_port = 0;
-  std::string advertise_host;       // empty: host
-  int threads = 0;                  // 0: all cores of this process
-  std::string dtype = "auto";       // of weights: auto, f32, bf16
+  std::string advertise_host;           // empty: host
+  int threads = 0;                      // 0: all cores of this process
+  std::string dtype = "auto";           // of weights: auto, f32, bf16
   std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
-  int max_model_len = 0;            // 0: what the model and the pool allow
+  int max_model_len = 0;                // 0: what the model and the pool allow
   int max_num_seqs = 64;
   int max_num_batched_tokens = 512;
   int block_size = 16;
-  int num_blocks = 0;               // 0: from kv_cache_bytes
+  int num_blocks = 0;  // 0: from kv_cache_bytes
   int64_t kv_cache_bytes = int64_t{1} << 30;
   bool prefix_caching = true;
-  int layers_per_group = 0;         // of a handoff; 0: so that 8 groups result
-  std::string handoff = "auto";     // auto, shm, grpc
+  int layers_per_group = 0;      // of a handoff; 0: so that 8 groups result
+  std::string handoff = "auto";  // auto, shm, grpc
   bool mixed_numerics = false;
   int64_t slab_bytes = 1 << 20;
   absl::Duration shutdown_timeout = absl::Seconds(30);
@@ -64,7 +64,7 @@ struct WorkerParts {
   std::string incarnation;  // 16 random bytes
   std::string host_id;
   std::vector<std::string> ways;
-  v1::WorkerHello hello;    // without endpoints
+  v1::WorkerHello hello;  // without endpoints
 };
 
 // Loads everything, with progress on standard error. `loop` is where the

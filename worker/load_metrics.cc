@@ -7,8 +7,7 @@ namespace tandem::worker {
 
 LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
     : metrics_(metrics),
-      direction_(hello.role() == v1::WORKER_ROLE_PREFILL ? "sent"
-                                                         : "received"),
+      direction_(hello.role() == v1::WORKER_ROLE_PREFILL ? "sent" : "received"),
       running_(metrics->AddGauge("tandem_num_requests_running",
                                  "Sequences in steps")),
       waiting_(metrics->AddGauge("tandem_num_requests_waiting",
@@ -18,8 +17,8 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
       blocks_(metrics->AddGauges("tandem_kv_blocks",
                                  "KV blocks by state; the sum is constant",
                                  "state", 4)),
-      slabs_(metrics->AddGauges("tandem_kv_slabs",
-                                "Handoff slabs by state", "state", 4)),
+      slabs_(metrics->AddGauges("tandem_kv_slabs", "Handoff slabs by state",
+                                "state", 4)),
       tickets_(metrics->AddGauge("tandem_handoff_tickets",
                                  "Attempts of handoffs that have not ended",
                                  {{"state", "granted"}})),
@@ -31,9 +30,8 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
                                          {{"source", "cached"}})),
       generated_tokens_(metrics->AddCounter("tandem_generation_tokens_total",
                                             "Tokens drawn")),
-      queries_(metrics->AddCounter(
-          "tandem_prefix_cache_queries_tokens_total",
-          "Positions looked up in the prefix cache")),
+      queries_(metrics->AddCounter("tandem_prefix_cache_queries_tokens_total",
+                                   "Positions looked up in the prefix cache")),
       hits_(metrics->AddCounter("tandem_prefix_cache_hits_tokens_total",
                                 "Positions found there")),
       preemptions_(metrics->AddCounter("tandem_preemptions_total",
@@ -58,13 +56,11 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
 void LoadMetrics::Update(const v1::WorkerLoad& load,
                          const engine::EngineStats& stats,
                          const handoff::HandoffCounters& handoffs,
-                         int64_t history_positions,
-                         int64_t cached_positions) {
+                         int64_t history_positions, int64_t cached_positions) {
   running_.Set(load.running());
   waiting_.Set(load.waiting());
   const double in_use = load.blocks_reserved() + load.blocks_live();
-  const double total =
-      in_use + load.blocks_free() + load.blocks_cached();
+  const double total = in_use + load.blocks_free() + load.blocks_cached();
   usage_.Set(total > 0 ? in_use / total : 0);
   blocks_["free"].Set(load.blocks_free());
   blocks_["reserved"].Set(load.blocks_reserved());
@@ -109,11 +105,10 @@ void LoadMetrics::UpdateHandoffs(const handoff::HandoffCounters& handoffs) {
     auto it = bytes_.find(label);
     if (it == bytes_.end()) {
       it = bytes_
-               .emplace(label, GrowingCounter(metrics_->AddCounter(
-                                   "tandem_handoff_bytes_total",
-                                   "KV bytes of slices",
-                                   {{"way", label},
-                                    {"direction", direction_}})))
+               .emplace(label,
+                        GrowingCounter(metrics_->AddCounter(
+                            "tandem_handoff_bytes_total", "KV bytes of slices",
+                            {{"way", label}, {"direction", direction_}})))
                .first;
     }
     it->second.Set(way.bytes);

@@ -23,9 +23,9 @@ class MeasuredExecutor final : public engine::Executor {
       : inner_(inner),
         loop_(loop),
         watchdog_(watchdog),
-        duration_(metrics->AddHistograms(
-            "tandem_step_duration_seconds", "One forward pass of a batch",
-            kStageTimeBuckets, "phase", 3)),
+        duration_(metrics->AddHistograms("tandem_step_duration_seconds",
+                                         "One forward pass of a batch",
+                                         kStageTimeBuckets, "phase", 3)),
         tokens_(metrics->AddHistograms("tandem_step_batch_tokens",
                                        "Positions computed per step",
                                        TokenCountBuckets(8192), "phase", 3)) {}

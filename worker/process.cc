@@ -66,8 +66,7 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddInt("max-num-seqs", &worker.max_num_seqs, "Sequences per step",
                {1, 4096});
   line->AddInt("max-num-batched-tokens", &worker.max_num_batched_tokens,
-               "Positions per step: the size of a prefill chunk",
-               {1, 1 << 20});
+               "Positions per step: the size of a prefill chunk", {1, 1 << 20});
   line->AddInt("block-size", &worker.block_size,
                "Positions per KV block, a multiple of 8", {8, 256});
   line->AddBytes("kv-cache-memory-bytes", &worker.kv_cache_bytes,
@@ -159,8 +158,8 @@ absl::Status Process::Start() {
   absl::StatusOr<std::vector<Endpoint>> routers =
       ParseRouters(flags_.worker.routers);
   if (!routers.ok()) return routers.status();
-  absl::StatusOr<rpc::Credentials> tls = rpc::LoadCredentials(
-      flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
+  absl::StatusOr<rpc::Credentials> tls =
+      rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
   loop_ = std::make_unique<ThreadLoop>(
@@ -178,14 +177,13 @@ absl::Status Process::Start() {
                  {{"phase", "total"}})
       .Set(absl::ToDoubleSeconds(absl::Now() - begun));
   const kernels::KvShape& shape = parts_.executor->kv_shape();
-  LogInfo("ready",
-          {{"endpoint", parts_.hello.worker().endpoint()},
-           {"http", parts_.hello.http_endpoint()},
-           {"device", parts_.backend->description()},
-           {"kv_tokens", int64_t{shape.num_blocks} * shape.block_size},
-           {"kv_dtype", parts_.kv_dtype},
-           {"max_model_len", parts_.engine_options.max_model_len},
-           {"took", absl::Now() - begun}});
+  LogInfo("ready", {{"endpoint", parts_.hello.worker().endpoint()},
+                    {"http", parts_.hello.http_endpoint()},
+                    {"device", parts_.backend->description()},
+                    {"kv_tokens", int64_t{shape.num_blocks} * shape.block_size},
+                    {"kv_dtype", parts_.kv_dtype},
+                    {"max_model_len", parts_.engine_options.max_model_len},
+                    {"took", absl::Now() - begun}});
   signals_->OnDrain(loop_.get(), [this] { Drain(); });
   return absl::OkStatus();
 }
@@ -193,8 +191,7 @@ absl::Status Process::Start() {
 absl::Status Process::StartRole() {
   InitLog({.format = flags_.log.format,
            .level = flags_.log.level,
-           .role = spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill"
-                                                         : "decode",
+           .role = spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode",
            .worker = parts_.hello.worker().worker_id()})
       .IgnoreError();
   metrics_ = std::make_unique<Metrics>(
@@ -213,8 +210,8 @@ absl::Status Process::StartRole() {
 }
 
 absl::Status Process::StartServers() {
-  http_ = std::make_unique<HttpServer>(HttpOptions{
-      .host = flags_.worker.host, .port = flags_.worker.http_port});
+  http_ = std::make_unique<HttpServer>(
+      HttpOptions{.host = flags_.worker.host, .port = flags_.worker.http_port});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};
@@ -273,9 +270,9 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
           static LogLimiter limiter(absl::Seconds(10));
           int64_t hidden;
           if (limiter.Allow(absl::Now(), &hidden)) {
-            LogWarning("router lost", {{"router", endpoint},
-                                       {"status", status},
-                                       {"hidden", hidden}});
+            LogWarning(
+                "router lost",
+                {{"router", endpoint}, {"status", status}, {"hidden", hidden}});
           }
         });
     second_ = std::make_unique<Timer>(loop_.get());
@@ -359,8 +356,8 @@ void Process::Stop() {
 int RunWorker(int argc, char** argv, const RoleSpec& spec) {
   AllFlags flags;
   CommandLine line(spec.binary, spec.description);
-  line.Example(absl::StrCat(spec.binary,
-                            " models/tales --router 127.0.0.1:50052"));
+  line.Example(
+      absl::StrCat(spec.binary, " models/tales --router 127.0.0.1:50052"));
   AddWorkerFlags(&line, &flags);
   if (spec.add_flags) spec.add_flags(&line);
   line.Group("TLS");

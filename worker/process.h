@@ -5,12 +5,12 @@
 #ifndef TANDEM_WORKER_PROCESS_H_
 #define TANDEM_WORKER_PROCESS_H_
 
+#include <grpcpp/grpcpp.h>
+
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <grpcpp/grpcpp.h>
 
 #include "common/flags.h"
 #include "common/loop.h"
@@ -48,7 +48,7 @@ struct RoleContext {
 };
 
 struct RoleSpec {
-  std::string binary;       // "tandem-decode"
+  std::string binary;  // "tandem-decode"
   std::string description;
   v1::WorkerRole role;
   std::vector<std::string> health_services;  // "tandem.v1.DecodeService"

@@ -15,7 +15,9 @@ constexpr size_t kMaxUnsent = 16;
 
 struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
   Link(Registration* owner_in, std::string endpoint_in)
-      : owner(owner_in), endpoint(std::move(endpoint_in)), redial(owner->loop_) {}
+      : owner(owner_in),
+        endpoint(std::move(endpoint_in)),
+        redial(owner->loop_) {}
 
   void OnMessage(v1::RegisterResponse message) override {
     heard = owner->loop_->Now();
@@ -134,10 +136,10 @@ void Registration::Tick() {
 }
 
 int Registration::connected() const {
-  return static_cast<int>(std::count_if(
-      links_.begin(), links_.end(),
-      [](const auto& entry) { return entry.second->welcomed &&
-                                     entry.second->stream != nullptr; }));
+  return static_cast<int>(
+      std::count_if(links_.begin(), links_.end(), [](const auto& entry) {
+        return entry.second->welcomed && entry.second->stream != nullptr;
+      }));
 }
 
 }  // namespace tandem::worker

@@ -27,7 +27,7 @@ using RegistryStream = Stream<v1::RegisterRequest, v1::RegisterResponse>;
 struct RegistrationOptions {
   v1::WorkerHello hello;
   absl::Duration load_interval = absl::Milliseconds(250);
-  absl::Duration silence = absl::Seconds(4);       // of a router
+  absl::Duration silence = absl::Seconds(4);  // of a router
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
 };

@@ -24,8 +24,8 @@ std::vector<std::string> ResolveAddresses(const Endpoint& name) {
   std::vector<std::string> addresses;
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
     char host[NI_MAXHOST];
-    if (getnameinfo(info->ai_addr, info->ai_addrlen, host, sizeof host,
-                    nullptr, 0, NI_NUMERICHOST) == 0) {
+    if (getnameinfo(info->ai_addr, info->ai_addrlen, host, sizeof host, nullptr,
+                    0, NI_NUMERICHOST) == 0) {
       addresses.push_back(Endpoint{host, name.port}.ToString());
     }
   }

@@ -38,8 +38,8 @@ Result Shell(const std::string& command) {
     result.output.append(buffer.data(), count);
   }
   const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status)
-                                  : 128 + WTERMSIG(status);
+  result.code =
+      WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
 }
 
@@ -52,8 +52,7 @@ class Served {
  public:
   Served(const std::string& model, const std::string& arguments) {
     base_ = 32000 + static_cast<int>(getpid() % 150) * 4;
-    log_ = absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(),
-                        ".log");
+    log_ = absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(), ".log");
     pid_ = fork();
     if (pid_ == 0) {
       setpgid(0, 0);
@@ -122,22 +121,21 @@ class Served {
 TEST(CliTest, ServesGeneratesAndShowsStatus) {
   Served served(EmbeddedModel(), "--prefill 2 --decode 2");
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
-  const Result text = Shell(
-      Tandem("generate " + served.Router() +
-             " --temperature 0 --max-tokens 20 'Once upon a time' 2>/dev/null"));
+  const Result text = Shell(Tandem(
+      "generate " + served.Router() +
+      " --temperature 0 --max-tokens 20 'Once upon a time' 2>/dev/null"));
   EXPECT_EQ(text.code, 0);
   EXPECT_GT(text.output.size(), 10u);
 
-  const Result piped = Shell(
-      "printf 'Once upon a time' | " +
-      Tandem("generate " + served.Router() +
-             " --temperature 0 --max-tokens 20 --json --logprobs 1"));
+  const Result piped =
+      Shell("printf 'Once upon a time' | " +
+            Tandem("generate " + served.Router() +
+                   " --temperature 0 --max-tokens 20 --json --logprobs 1"));
   ASSERT_EQ(piped.code, 0);
   const json answer = json::parse(piped.output);
   EXPECT_EQ(answer["text"].get<std::string>() + "\n", text.output);
-  for (const char* key :
-       {"token_ids", "prompt_token_ids", "finish_reason", "usage", "timings",
-        "workers", "logprobs"}) {
+  for (const char* key : {"token_ids", "prompt_token_ids", "finish_reason",
+                          "usage", "timings", "workers", "logprobs"}) {
     EXPECT_TRUE(answer.contains(key)) << key;
   }
   EXPECT_EQ(answer["usage"]["completion_tokens"].get<size_t>(),
@@ -149,9 +147,9 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_NE(Shell(Tandem("status " + served.Admin())).output.find("decode-1"),
             std::string::npos);
 
-  const Result chat = Shell(
-      Tandem("generate --chat --timings " + served.Router() +
-             " --temperature 0 --max-tokens 30 'Hello' 2>&1"));
+  const Result chat =
+      Shell(Tandem("generate --chat --timings " + served.Router() +
+                   " --temperature 0 --max-tokens 30 'Hello' 2>&1"));
   EXPECT_EQ(chat.code, 0);
   EXPECT_NE(chat.output.find("TTFT"), std::string::npos) << chat.output;
 
@@ -170,9 +168,9 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
     again = served.Children().size() == 3 && served.Children() != before;
   }
   EXPECT_TRUE(again) << served.Log();
-  const Result text = Shell(
-      Tandem("generate " + served.Router() +
-             " --temperature 0 --max-tokens 5 'Once upon a time' 2>&1"));
+  const Result text =
+      Shell(Tandem("generate " + served.Router() +
+                   " --temperature 0 --max-tokens 5 'Once upon a time' 2>&1"));
   EXPECT_EQ(text.code, 0) << text.output;
 
   // Even a supervisor that is killed takes its children along.
@@ -218,12 +216,12 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
   for (const json& c : golden["cases"]) {
     std::ofstream(testing::TempDir() + "/prompt")
         << c["prompt"].get<std::string>();
-    const Result result = Shell(
-        Tandem(absl::StrCat("generate ", served.Router(),
-                            " --json --temperature 0 --ignore-eos "
-                            "--max-tokens ",
-                            c["greedy_ids"].size(), " --logprobs 0")) +
-        " <" + testing::TempDir() + "/prompt");
+    const Result result =
+        Shell(Tandem(absl::StrCat("generate ", served.Router(),
+                                  " --json --temperature 0 --ignore-eos "
+                                  "--max-tokens ",
+                                  c["greedy_ids"].size(), " --logprobs 0")) +
+              " <" + testing::TempDir() + "/prompt");
     ASSERT_EQ(result.code, 0) << result.output;
     const json answer = json::parse(result.output);
     EXPECT_EQ(answer["token_ids"], c["greedy_ids"]) << c["prompt"];

@@ -48,8 +48,8 @@ int FreePort() {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(static_cast<uint16_t>(next));
-    const bool free = bind(fd, reinterpret_cast<sockaddr*>(&address),
-                           sizeof address) == 0;
+    const bool free =
+        bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
     close(fd);
     if (free) {
       given.insert(next);
@@ -79,10 +79,10 @@ std::string HttpGet(int port, const std::string& path) {
   std::string response;
   timeval timeout{.tv_sec = 5, .tv_usec = 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) ==
-      0) {
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
     const std::string request = absl::StrCat(
-        "GET ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        "GET ", path,
+        " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     (void)!send(fd, request.data(), request.size(), MSG_NOSIGNAL);
     char buffer[8192];
     ssize_t count;
@@ -122,23 +122,22 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   add_tls("--tls-key", options_.tls_key);
   add_tls("--tls-ca", options_.tls_ca);
 
-  const auto add = [&](const std::string& name,
-                       std::vector<std::string> argv,
-                       std::initializer_list<
-                           const std::vector<std::string>*> more) {
-    argv.insert(argv.end(), common.begin(), common.end());
-    for (const auto* arguments : more) {
-      argv.insert(argv.end(), arguments->begin(), arguments->end());
-    }
-    processes_[name] = {.argv = std::move(argv),
-                        .log_path = absl::StrCat(directory_, "/", name,
-                                                 ".log")};
-  };
+  const auto add =
+      [&](const std::string& name, std::vector<std::string> argv,
+          std::initializer_list<const std::vector<std::string>*> more) {
+        argv.insert(argv.end(), common.begin(), common.end());
+        for (const auto* arguments : more) {
+          argv.insert(argv.end(), arguments->begin(), arguments->end());
+        }
+        processes_[name] = {
+            .argv = std::move(argv),
+            .log_path = absl::StrCat(directory_, "/", name, ".log")};
+      };
   add("router",
       {BinaryPath("tandem-router"), model, "--grpc-port",
        absl::StrCat(grpc_port_), "--internal-port",
-       absl::StrCat(internal_port_), "--admin-port",
-       absl::StrCat(admin_port_), "--port", absl::StrCat(router_http_port_)},
+       absl::StrCat(internal_port_), "--admin-port", absl::StrCat(admin_port_),
+       "--port", absl::StrCat(router_http_port_)},
       {&options_.router_arguments});
   processes_["router"].http_port = router_http_port_;
   const auto add_workers = [&](const std::string& role, int count,
@@ -149,8 +148,8 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
       add(name,
           {BinaryPath(absl::StrCat("tandem-", role)), model, "--router",
            absl::StrCat("localhost:", internal_port_), "--worker-id", name,
-           "--threads", "1", "--port", absl::StrCat(http_port),
-           "--grpc-port", absl::StrCat(FreePort())},
+           "--threads", "1", "--port", absl::StrCat(http_port), "--grpc-port",
+           absl::StrCat(FreePort())},
           {&options_.worker_arguments, &own});
       processes_[name].http_port = http_port;
     }
@@ -181,8 +180,8 @@ absl::Status Cluster::Spawn(const std::string& name) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
     setpgid(0, 0);
-    const int log = open(process.log_path.c_str(),
-                         O_WRONLY | O_CREAT | O_APPEND, 0644);
+    const int log =
+        open(process.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);
     dup2(log, STDOUT_FILENO);
@@ -338,8 +337,7 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
 }
 
 Footprint Cluster::FootprintOf(const std::string& name) const {
-  const std::string proc =
-      absl::StrCat("/proc/", processes_.at(name).pid);
+  const std::string proc = absl::StrCat("/proc/", processes_.at(name).pid);
   return {.descriptors = CountEntries(proc + "/fd"),
           .threads = CountEntries(proc + "/task")};
 }

@@ -6,6 +6,7 @@
 #ifndef TANDEM_TESTS_INTEGRATION_CLUSTER_H_
 #define TANDEM_TESTS_INTEGRATION_CLUSTER_H_
 
+#include <grpcpp/grpcpp.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -14,8 +15,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/status/statusor.h"
 #include "tandem/v1/admin.grpc.pb.h"
@@ -48,7 +47,7 @@ struct Outcome {
   std::vector<int32_t> token_ids;
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   v1::GenerateDone done;
-  int started = 0;   // events of each kind, for their order and number
+  int started = 0;  // events of each kind, for their order and number
   int finished = 0;
   int ends = 0;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a client of a healthy cluster sees, through real processes.
 
+#include "tests/integration/cluster.h"
+
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -13,7 +15,6 @@
 
 #include "common/error.h"
 #include "common/rpc/status.h"
-#include "tests/integration/cluster.h"
 #include "tests/integration/load.h"
 
 namespace tandem::integration {
@@ -191,8 +192,7 @@ TEST_F(ClusterTest, OneCallGivesWhatTheStreamGives) {
   const Outcome streamed = cluster_->Generate(request);
   v1::GenerateOnceResponse once;
   grpc::ClientContext context;
-  ASSERT_TRUE(
-      cluster_->Client()->GenerateOnce(&context, request, &once).ok());
+  ASSERT_TRUE(cluster_->Client()->GenerateOnce(&context, request, &once).ok());
   ASSERT_EQ(once.sequences_size(), 1);
   EXPECT_EQ(once.sequences(0).text(), streamed.text);
   EXPECT_EQ(once.sequences(0).finished().finish_reason(), streamed.reason);
@@ -223,8 +223,7 @@ TEST_F(ClusterTest, TextAndModelCallsAnswer) {
   ASSERT_TRUE(stub->GetModel(&c4, get, &model).ok());
   EXPECT_EQ(model.model().ready_decode_workers(), 1);
   get.set_model("no-such-model");
-  const absl::Status missing =
-      rpc::FromGrpc(stub->GetModel(&c5, get, &model));
+  const absl::Status missing = rpc::FromGrpc(stub->GetModel(&c5, get, &model));
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrorReason(missing), "MODEL_NOT_FOUND");
 }
@@ -239,8 +238,7 @@ TEST_F(ClusterTest, BadRequestsAreRefusedAndTheNextGoodOneIsServed) {
       {"temperature",
        [](auto* r) { r->mutable_sampling()->set_temperature(-1); }},
       {"top_p", [](auto* r) { r->mutable_sampling()->set_top_p(0); }},
-      {"max_tokens",
-       [](auto* r) { r->mutable_stopping()->set_max_tokens(0); }},
+      {"max_tokens", [](auto* r) { r->mutable_stopping()->set_max_tokens(0); }},
       {"logprobs", [](auto* r) { r->mutable_output()->set_logprobs(21); }},
       {"n", [](auto* r) { r->mutable_sampling()->set_n(2); }},
       {"prompt", [](auto* r) { r->clear_prompt(); }},
@@ -383,8 +381,7 @@ TEST_F(ClusterTest, EveryTrainedGoldenComesOutExactly) {
       request.mutable_stopping()->set_ignore_eos(true);
       const Outcome outcome = cluster_->Generate(request);
       ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-      EXPECT_EQ(outcome.token_ids,
-                c["greedy_ids"].get<std::vector<int32_t>>())
+      EXPECT_EQ(outcome.token_ids, c["greedy_ids"].get<std::vector<int32_t>>())
           << c["prompt"];
     }
   }

@@ -66,19 +66,25 @@ enum class Phase {
   kBeforeCommit,  // first token out, KV on its way
   kAfterFirst,    // the decode worker has just started
   kMidDecode,
-  kDraining,      // after SIGTERM
+  kDraining,  // after SIGTERM
 };
 constexpr Phase kPhases[] = {Phase::kQueued,       Phase::kMidChunk,
                              Phase::kBeforeCommit, Phase::kAfterFirst,
                              Phase::kMidDecode,    Phase::kDraining};
 const char* Name(Phase phase) {
   switch (phase) {
-    case Phase::kQueued: return "queued";
-    case Phase::kMidChunk: return "mid-chunk";
-    case Phase::kBeforeCommit: return "before commit";
-    case Phase::kAfterFirst: return "after the first token";
-    case Phase::kMidDecode: return "mid-decode";
-    case Phase::kDraining: return "draining";
+    case Phase::kQueued:
+      return "queued";
+    case Phase::kMidChunk:
+      return "mid-chunk";
+    case Phase::kBeforeCommit:
+      return "before commit";
+    case Phase::kAfterFirst:
+      return "after the first token";
+    case Phase::kMidDecode:
+      return "mid-decode";
+    case Phase::kDraining:
+      return "draining";
   }
   return "";
 }
@@ -94,8 +100,8 @@ bool InPhase(const v1::GetClusterStateResponse& state, const std::string& name,
     const std::string& at = request.phase();
     switch (phase) {
       case Phase::kQueued:
-        if (at == "opening" || (at == "prefilling" &&
-                                request.output_tokens() == 0)) {
+        if (at == "opening" ||
+            (at == "prefilling" && request.output_tokens() == 0)) {
           return true;
         }
         break;
@@ -153,8 +159,7 @@ TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
   Load load(cluster_.get(), &expectations_, 24);
   for (int seed = 0; seed < Seeds(); ++seed) {
     for (const Phase phase : kPhases) {
-      const std::string victim =
-          role + "-" + std::to_string(random.Below(2));
+      const std::string victim = role + "-" + std::to_string(random.Below(2));
       if (phase == Phase::kDraining) cluster_->Signal(victim, SIGTERM);
       if (WaitForPhase(victim, phase)) {
         ++hits[Name(phase)];
@@ -223,8 +228,7 @@ TEST_P(FaultTest, WithoutASpareStreamsWaitForTheRestart) {
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Roles, FaultTest,
-                         testing::Values("prefill", "decode"),
+INSTANTIATE_TEST_SUITE_P(Roles, FaultTest, testing::Values("prefill", "decode"),
                          [](const auto& info) { return info.param; });
 
 TEST(RouterFaultTest, ARouterThatDiesLeavesNothingOnItsWorkers) {
@@ -239,9 +243,8 @@ TEST(RouterFaultTest, ARouterThatDiesLeavesNothingOnItsWorkers) {
       v1::GenerateRequest longer = request;
       longer.mutable_stopping()->set_max_tokens(800);
       const Outcome outcome = cluster.Generate(longer);
-      ++(outcome.status.code() == absl::StatusCode::kUnavailable
-             ? unavailable
-             : other);
+      ++(outcome.status.code() == absl::StatusCode::kUnavailable ? unavailable
+                                                                 : other);
     });
   }
   std::this_thread::sleep_for(milliseconds(400));

@@ -21,20 +21,19 @@ std::string Compare(const Expectation& expected, const Outcome& outcome) {
   if (!outcome.status.ok()) return outcome.status.ToString();
   if (outcome.started != 1 || outcome.finished != 1 || outcome.ends != 1) {
     return absl::StrCat("ended OK with ", outcome.started, " started, ",
-                        outcome.finished, " finished, ", outcome.ends,
-                        " done");
+                        outcome.finished, " finished, ", outcome.ends, " done");
   }
   const auto& a = expected.token_ids;
   const auto& b = outcome.token_ids;
   const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   if (x != a.end() || y != b.end()) {
-    return absl::StrCat(
-        "tokens differ at ", x - a.begin(), ": ",
-        x != a.end() ? absl::StrCat(*x) : "the end", " expected, ",
-        y != b.end() ? absl::StrCat(*y) : "the end", " came; prefill ",
-        outcome.done.workers().prefill(), ", decode ",
-        outcome.done.workers().decode(), ", retries ",
-        outcome.done.timings().retries());
+    return absl::StrCat("tokens differ at ", x - a.begin(), ": ",
+                        x != a.end() ? absl::StrCat(*x) : "the end",
+                        " expected, ",
+                        y != b.end() ? absl::StrCat(*y) : "the end",
+                        " came; prefill ", outcome.done.workers().prefill(),
+                        ", decode ", outcome.done.workers().decode(),
+                        ", retries ", outcome.done.timings().retries());
   }
   if (expected.text != outcome.text) return "tokens agree, texts differ";
   return "";
@@ -44,13 +43,13 @@ Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
            int streams)
     : cluster_(cluster), expectations_(expectations), running_(streams) {
   (void)cluster_->Client();  // makes the channel, before threads share it
-  for (int i = 0; i < streams; ++i) threads_.emplace_back([this, i] { Run(i); });
+  for (int i = 0; i < streams; ++i)
+    threads_.emplace_back([this, i] { Run(i); });
 }
 
 void Load::Run(int stream) {
   while (!stop_) {
-    const size_t i =
-        static_cast<size_t>(next_++) % expectations_->size();
+    const size_t i = static_cast<size_t>(next_++) % expectations_->size();
     const Expectation& expected = (*expectations_)[i];
     const Outcome outcome = cluster_->Generate(expected.request);
     const std::string wrong = Compare(expected, outcome);

@@ -34,8 +34,8 @@ TEST(OracleTest, ALeakIsSeen) {
       decode = worker.hello().worker();
     }
   }
-  const auto channel = grpc::CreateChannel(
-      decode.endpoint(), grpc::InsecureChannelCredentials());
+  const auto channel = grpc::CreateChannel(decode.endpoint(),
+                                           grpc::InsecureChannelCredentials());
   const auto stub = v1::DecodeService::NewStub(channel);
   grpc::ClientContext context;
   const auto stream = stub->Decode(&context);

@@ -24,18 +24,19 @@ void MakeCertificates(const std::string& directory, const std::string& name) {
   std::ofstream(directory + "/ext")
       << "subjectAltName=DNS:localhost,IP:127.0.0.1\n";
   const std::string cd = absl::StrCat("cd ", directory, " && ");
-  ASSERT_TRUE(Shell(cd +
-                    "openssl req -x509 -newkey ec -pkeyopt "
-                    "ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
-                    "/CN=test-ca -keyout ca.key -out ca.pem"));
+  ASSERT_TRUE(Shell(cd + "openssl req -x509 -newkey ec -pkeyopt "
+                         "ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
+                         "/CN=test-ca -keyout ca.key -out ca.pem"));
   ASSERT_TRUE(Shell(absl::StrCat(
-      cd, "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
-          "-nodes -subj /CN=",
+      cd,
+      "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
+      "-nodes -subj /CN=",
       name, " -keyout ", name, ".key -out ", name, ".csr")));
-  ASSERT_TRUE(Shell(absl::StrCat(
-      cd, "openssl x509 -req -days 2 -CA ca.pem -CAkey ca.key "
-          "-CAcreateserial -extfile ext -in ",
-      name, ".csr -out ", name, ".pem")));
+  ASSERT_TRUE(
+      Shell(absl::StrCat(cd,
+                         "openssl x509 -req -days 2 -CA ca.pem -CAkey ca.key "
+                         "-CAcreateserial -extfile ext -in ",
+                         name, ".csr -out ", name, ".pem")));
 }
 
 TEST(TlsTest, AClusterUnderMutualTlsServesAndRefusesStrangers) {
