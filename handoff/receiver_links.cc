@@ -459,8 +459,10 @@ void Receiver::Impl::OnQuiet(Serial link_serial, size_t way) {
 void Receiver::Impl::WatchQuarantine() {
   absl::Time first = absl::InfiniteFuture();
   for (size_t slab = 0; slab < credits_.size(); ++slab) {
+    // Links that are being dropped only wait for local work.
     if (arena_.state(static_cast<int>(slab)) ==
-        SlabArena::State::kQuarantined) {
+            SlabArena::State::kQuarantined &&
+        !credits_[slab].link->dropping) {
       first = std::min(first, credits_[slab].quarantined_at);
     }
   }

@@ -24,6 +24,7 @@
 
 #define ATTEMPTS 2
 #define SLICES   2
+#define DEPTH    5   /* messages on the way */
 #define CUTS     2   /* links that may be cut */
 #define REPEATS  1   /* offers and commits said again, per link */
 
@@ -31,8 +32,8 @@ mtype = { OFFER, READY, SLICE, RETURN, COMMIT, WITHDRAW,  /* to receiver */
           GRANTED, REFUSED, CREDIT, ACK, DEAD };          /* to sender */
 
 /* link epoch, message, attempt, slice, generation */
-chan up   = [3] of { byte, mtype, byte, byte, byte };
-chan down = [3] of { byte, mtype, byte, byte, byte };
+chan up   = [DEPTH] of { byte, mtype, byte, byte, byte };
+chan down = [DEPTH] of { byte, mtype, byte, byte, byte };
 
 byte epoch = 1;       /* of the connection; messages of older ones are lost */
 byte cuts = 0;
@@ -84,9 +85,18 @@ inline free_slab() {
 
 /* The connection breaks. Both sides notice later, each by itself. */
 active proctype Network() {
+  byte e, a, i, g;
+  mtype m;
 end:
   do
-  :: atomic { cuts < CUTS -> cuts++; epoch++ }
+  :: atomic {
+       cuts < CUTS -> cuts++; epoch++;
+       do
+       :: len(up) > 0 -> up ? e, m, a, i, g
+       :: len(down) > 0 -> down ? e, m, a, i, g
+       :: len(up) == 0 && len(down) == 0 -> break
+       od
+     }
   od
 }
 
@@ -106,7 +116,7 @@ end:
 
   /* The client leaves, the router asks for another attempt, a timer fires. */
   :: atomic {
-       (LIVE_ONE(1) || LIVE_ONE(2)) && len(down) < 3 ->
+       (LIVE_ONE(1) || LIVE_ONE(2)) && len(down) < DEPTH ->
        a = (LIVE_ONE(1) -> 1 : 2);
        end_attempt(a);
        down ! r_epoch, DEAD, a, 0, 0
@@ -144,7 +154,7 @@ end:
 
   /* A credit for the slice that waits. */
   :: atomic {
-       asked_attempt != 0 && slab == FREE && len(down) < 3 ->
+       asked_attempt != 0 && slab == FREE && len(down) < DEPTH ->
        if
        :: r_state[asked_attempt] == LIVE ->
           generation++;
@@ -157,7 +167,7 @@ end:
      }
 
   :: atomic {
-       len(down) < 3 && asked_attempt == 0 && len(up) > 0 ->
+       len(down) < DEPTH && asked_attempt == 0 && len(up) > 0 ->
        up ? e, m, a, i, g;
        if
        :: e != r_epoch || e != epoch -> skip  /* lost with its connection */
@@ -229,20 +239,20 @@ end:
   :: atomic {
        current < ATTEMPTS && r_state[current + 1] != NONE &&
        (current == 0 || s_state[current] == DONE) && s_epoch == epoch &&
-       len(up) < 3 ->
+       len(up) < DEPTH ->
        current++; slice = 0; waits = false; repeats = 0;
        s_state[current] = OFFERED;
        up ! s_epoch, OFFER, current, 0, 0
      }
   :: atomic {
        current > 0 && s_state[current] == OFFERED && repeats < REPEATS &&
-       len(up) < 3 ->
+       len(up) < DEPTH ->
        repeats++; up ! s_epoch, OFFER, current, 0, 0
      }
 
   :: atomic {
        current > 0 && s_state[current] == SENDING && !waits &&
-       slice < SLICES && len(up) < 3 ->
+       slice < SLICES && len(up) < DEPTH ->
        waits = true; up ! s_epoch, READY, current, slice, 0
      }
 
@@ -253,7 +263,7 @@ end:
        assert(slab != FREE && slab_generation == store_generation);
        slab_bytes = ENCODE(store_attempt, store_slice);
        if
-       :: len(up) < 3 && store_epoch == s_epoch ->
+       :: len(up) < DEPTH && store_epoch == s_epoch ->
           if
           :: s_state[store_attempt] == SENDING ->
              up ! s_epoch, SLICE, store_attempt, store_slice, store_generation;
@@ -267,19 +277,19 @@ end:
 
   :: atomic {
        current > 0 && s_state[current] == SENDING && slice == SLICES &&
-       len(up) < 3 ->
+       len(up) < DEPTH ->
        s_state[current] = COMMITTING; repeats = 0;
        up ! s_epoch, COMMIT, current, 0, 0
      }
   :: atomic {
        current > 0 && s_state[current] == COMMITTING && repeats < REPEATS &&
-       len(up) < 3 ->
+       len(up) < DEPTH ->
        repeats++; up ! s_epoch, COMMIT, current, 0, 0
      }
 
   /* Cancelled, or its transfer made no progress. */
   :: atomic {
-       current > 0 && s_state[current] != DONE && len(up) < 3 ->
+       current > 0 && s_state[current] != DONE && len(up) < DEPTH ->
        s_state[current] = DONE;
        up ! s_epoch, WITHDRAW, current, 0, 0
      }
@@ -295,7 +305,7 @@ end:
      }
 
   :: atomic {
-       len(up) < 3 && !storing && len(down) > 0 ->
+       len(up) < DEPTH && !storing && len(down) > 0 ->
        down ? e, m, a, i, g;
        if
        :: e != s_epoch || e != epoch -> skip
