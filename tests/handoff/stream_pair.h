@@ -91,7 +91,7 @@ class StreamPair
         for (int i = 1; i < copies; ++i) out_->queue.push_back(message);
         out_->queue.push_back(std::move(message));
       }
-      pair_->Wake(out_, in_);
+      for (int i = 0; i < copies; ++i) pair_->Wake(out_, in_);
     }
     size_t unsent() const override {
       MutexLock lock(&out_->mutex);

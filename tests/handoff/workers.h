@@ -141,6 +141,8 @@ inline Attempt MakeAttempt(int n) {
 // How a delegate's `done` comes back: at once, or as a later task.
 struct Work {
   Loop* loop = nullptr;
+  // With a real device thread behind `loop`: where `done` belongs.
+  Loop* home = nullptr;
   absl::Duration delay = absl::ZeroDuration();
   bool inline_done = false;
   bool hold = false;  // until Release
@@ -156,6 +158,14 @@ struct Work {
     } else {
       loop->Post(std::move(done));
     }
+  }
+  template <typename... Args>
+  absl::AnyInvocable<void(Args...)> Home(
+      absl::AnyInvocable<void(Args...)> done) {
+    if (home == nullptr) return done;
+    return [to = home, done = std::move(done)](Args... args) mutable {
+      to->Post([done = std::move(done), args...]() mutable { done(args...); });
+    };
   }
   void Release() {
     hold = false;
@@ -201,7 +211,7 @@ class PrefillSide final : public SenderDelegate {
     ++gathers;
     FakeKv* kv = kv_.at(attempt.number).get();
     // The store happens at the end of the work, as late as it may.
-    gathering.Run([=, this, done = std::move(done)]() mutable {
+    gathering.Run([=, this, done = gathering.Home(std::move(done))]() mutable {
       std::byte* out = staging;
       for (int l = range.layer_begin; l < range.layer_end; ++l) {
         for (int p = range.position_begin; p < range.position_end; ++p) {
@@ -291,21 +301,22 @@ class DecodeSide final : public ReceiverDelegate {
     ++scatters;
     if (on_scatter) on_scatter(attempt, range);
     FakeKv* kv = kv_.at(attempt.number).get();
-    scattering.Run([=, this, done = std::move(done)]() mutable {
-      const std::byte* in = staging;
-      for (int l = range.layer_begin; l < range.layer_end; ++l) {
-        for (int p = range.position_begin; p < range.position_end; ++p) {
-          kv->FromWire(l, p, grant, in);
-          in += RowBytes(grant, shape_.head_dim);
-        }
-      }
-      done();
-    });
+    scattering.Run(
+        [=, this, done = scattering.Home(std::move(done))]() mutable {
+          const std::byte* in = staging;
+          for (int l = range.layer_begin; l < range.layer_end; ++l) {
+            for (int p = range.position_begin; p < range.position_end; ++p) {
+              kv->FromWire(l, p, grant, in);
+              in += RowBytes(grant, shape_.head_dim);
+            }
+          }
+          done();
+        });
   }
   void Digest(const Attempt& attempt, const Grant& grant,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override {
     FakeKv* kv = kv_.at(attempt.number).get();
-    digesting.Run([=, this, done = std::move(done)]() mutable {
+    digesting.Run([=, this, done = digesting.Home(std::move(done))]() mutable {
       done(kv->Digest(
           {0, shape_.layers, grant.position_begin, grant.position_end}, grant));
     });
