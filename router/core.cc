@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "engine/kv_pool.h"
+#include "router/errors.h"
+#include "router/placement.h"
+
+namespace tandem::router {
+namespace {
+
+absl::Status QueueFull(std::string_view what, int limit) {
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                   absl::StrCat(std::string(what), ", the limit is ", limit),
+                   {}, absl::Seconds(1));
+}
+
+// A random UUID (version 4) of 16 bytes.
+std::string Uuid(std::string bytes) {
+  bytes[6] = static_cast<char>((bytes[6] & 0x0f) | 0x40);
+  bytes[8] = static_cast<char>((bytes[8] & 0x3f) | 0x80);
+  const std::string hex = absl::BytesToHexString(bytes);
+  return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-",
+                      hex.substr(12, 4), "-", hex.substr(16, 4), "-",
+                      hex.substr(20));
+}
+
+}  // namespace
+
+RouterCore::RouterCore(const RouterOptions& options, Loop* loop,
+                       Random* random, Dialer* dialer, TextCodec* codec,
+                       RouterObserver* observer)
+    : options_(options),
+      loop_(loop),
+      random_(random),
+      observer_(observer),
+      registry_(options_, loop, this),
+      context_{&options_, loop,      dialer,     &registry_,
+               codec,     observer_, &counters_, this},
+      started_(loop->Now()),
+      tick_(loop),
+      reap_(loop),
+      pump_(loop) {
+  tick_.Start(options_.beat, [this] { Tick(); });
+}
+
+RouterCore::~RouterCore() {
+  CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "the router is going away"));
+}
+
+absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
+  if (draining_) return Draining();
+  const std::string& id = admitted.effective.request_id;
+  if (!id.empty() && by_client_id_.contains(id)) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_IN_USE",
+                     absl::StrCat("request_id = ", id,
+                                  ": a request of that name is in flight"));
+  }
+  if (in_flight() >= options_.max_requests) {
+    return QueueFull(absl::StrCat(in_flight(), " requests are in flight"),
+                     options_.max_requests);
+  }
+  if (static_cast<int>(queue_.size()) >= options_.max_queued) {
+    return QueueFull(absl::StrCat(queue_.size(), " requests are waiting"),
+                     options_.max_queued);
+  }
+  return absl::OkStatus();
+}
+
+void RouterCore::Submit(AdmittedRequest admitted,
+                        std::unique_ptr<ClientStream> client) {
+  const absl::Status status = Admit(admitted);
+  if (!status.ok()) {
+    counters_.set_refused(counters_.refused() + 1);
+    RequestSummary summary;
+    summary.request_id = admitted.effective.request_id;
+    summary.status = status;
+    observer_->OnEnded(summary);
+    client->Close(status);
+    return;
+  }
+  counters_.set_accepted(counters_.accepted() + 1);
+  EffectiveRequest& effective = admitted.effective;
+  if (effective.request_id.empty()) {
+    effective.request_id = Uuid(random_->Bytes(16));
+  }
+  if (!effective.sampling.has_seed()) {
+    effective.sampling.set_seed(random_->Next());
+  }
+  if (admitted.deadline <= absl::ZeroDuration()) {
+    admitted.deadline = options_.default_deadline;
+  }
+  const std::string internal_id = random_->Bytes(16);
+  auto request = std::make_unique<Request>(context_, std::move(admitted),
+                                           internal_id, std::move(client));
+  Request* const raw = request.get();
+  by_client_id_[raw->client_id()] = raw;
+  requests_[internal_id] = std::move(request);
+  queue_.push_back(raw);
+  Pump();
+}
+
+void RouterCore::OnWaits(Request* request) {
+  // It is older than all that were never computed: before the first of those.
+  const auto it =
+      std::find_if(queue_.begin(), queue_.end(), [&](const Request* other) {
+        return !other->was_computed() ||
+               other->admitted() > request->admitted();
+      });
+  queue_.insert(it, request);
+  SchedulePump();
+}
+
+void RouterCore::SchedulePump() {
+  pump_.Start(absl::ZeroDuration(), [this] { Pump(); });
+}
+
+void RouterCore::Pump() {
+  if (pumping_) return;
+  pumping_ = true;
+  while (!queue_.empty()) {
+    Request* const request = queue_.front();
+    if (!TryPlace(request)) break;
+  }
+  pumping_ = false;
+}
+
+bool RouterCore::TryPlace(Request* request) {
+  Snapshot snapshot = MakeSnapshot(*request);
+  Pair pair = Place(options_.policy, snapshot, random_);
+  if (pair.decode < 0) return false;
+  const WorkerView& decode = snapshot.decode[pair.decode];
+  ShortWayInput input;
+  input.placement = request->effective().placement;
+  input.history_tokens = request->history_tokens();
+  input.decode_cached_tokens = decode.cached_tokens;
+  input.prefill_available = pair.prefill >= 0;
+  input.suspect = request->suspect();
+  input.max_local_tokens = options_.max_local_tokens;
+  Choice choice;
+  choice.decode = registry_.Find(decode.worker_id)->hello.worker();
+  int cached = decode.cached_tokens;
+  if (ChooseWay(input) == Way::kSplit) {
+    const WorkerView& prefill = snapshot.prefill[pair.prefill];
+    choice.prefill = registry_.Find(prefill.worker_id)->hello.worker();
+    cached = prefill.cached_tokens;
+  }
+  ++placements_;
+  queue_.remove(request);
+  request->Begin(choice, cached);
+  return true;
+}
+
+WorkerView RouterCore::MakeView(const Worker& worker,
+                                int cached_tokens) const {
+  WorkerView view;
+  view.worker_id = worker.id();
+  view.running = worker.load.running();
+  view.waiting = worker.load.waiting() + worker.unreported_requests;
+  view.queued_tokens = worker.load.queued_tokens() + worker.unreported_tokens;
+  view.max_num_seqs = worker.hello.max_num_seqs();
+  view.num_blocks = worker.hello.num_blocks();
+  view.blocks_available =
+      worker.load.blocks_free() + worker.load.blocks_cached();
+  view.cached_tokens = cached_tokens;
+  view.tokens_per_second = worker.load.prefill_tokens_per_second();
+  return view;
+}
+
+Snapshot RouterCore::MakeSnapshot(const Request& request) const {
+  const int positions = static_cast<int>(request.prompt().size()) +
+                        request.effective().stopping.max_tokens();
+  std::vector<const Worker*> prefill, decode;
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (!registry_.Placeable(*worker) || registry_.Full(*worker)) continue;
+    if (worker->hello.role() == v1::WORKER_ROLE_PREFILL) {
+      if (worker->hello.max_model_len() > request.history_tokens()) {
+        prefill.push_back(worker.get());
+      }
+    } else if (worker->hello.max_model_len() >= positions &&
+               request.MayContinueOn(worker->hello)) {
+      decode.push_back(worker.get());
+    }
+  }
+  Snapshot snapshot;
+  snapshot.history_tokens = request.history_tokens();
+  snapshot.turn = placements_;
+  for (const Worker* worker : prefill) {
+    snapshot.prefill.push_back(
+        MakeView(*worker, CachedTokens(request, *worker)));
+  }
+  for (const Worker* worker : decode) {
+    snapshot.decode.push_back(
+        MakeView(*worker, CachedTokens(request, *worker)));
+  }
+  for (const Worker* p : prefill) {
+    for (const Worker* d : decode) {
+      snapshot.pair_allowed.push_back(registry_.PairAllowed(*p, *d));
+    }
+  }
+  return snapshot;
+}
+
+int RouterCore::CachedTokens(const Request& request,
+                             const Worker& worker) const {
+  if (worker.cached.empty() || request.effective().bypass_prefix_cache) {
+    return 0;
+  }
+  const size_t history = request.history_tokens();
+  if (hashed_id_ != request.internal_id() || hashed_tokens_ != history) {
+    hashed_id_ = request.internal_id();
+    hashed_tokens_ = history;
+    hashes_.clear();
+  }
+  const int block_size = worker.hello.block_size();
+  const auto [it, fresh] = hashes_.try_emplace(block_size);
+  if (fresh) {
+    // Only a prompt's head: hashing runs on the loop.
+    std::vector<int32_t> tokens = request.prompt();
+    tokens.insert(tokens.end(), request.output().begin(),
+                  request.output().end());
+    const size_t limit =
+        static_cast<size_t>(options_.max_hashed_blocks) * block_size;
+    if (tokens.size() > limit) tokens.resize(limit);
+    for (const engine::BlockHash& hash : engine::HashBlocks(
+             engine::RootHash(request.effective().cache_salt, block_size, ""),
+             tokens, block_size)) {
+      it->second.push_back(hash.Short());
+    }
+  }
+  int blocks = 0;
+  for (uint64_t hash : it->second) {
+    if (!worker.cached.contains(hash)) break;
+    ++blocks;
+  }
+  return blocks * block_size;
+}
+
+std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
+                                                       bool* full) {
+  *full = false;
+  const Worker* const decode = registry_.Find(request->decode_worker_id());
+  if (decode == nullptr) return std::nullopt;
+  Snapshot snapshot;
+  snapshot.history_tokens = request->history_tokens();
+  snapshot.turn = placements_++;
+  snapshot.decode.push_back(MakeView(*decode, CachedTokens(*request, *decode)));
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (worker->hello.role() != v1::WORKER_ROLE_PREFILL ||
+        !registry_.Placeable(*worker) ||
+        worker->hello.max_model_len() <= request->history_tokens() ||
+        !registry_.PairAllowed(*worker, *decode)) {
+      continue;
+    }
+    if (registry_.Full(*worker)) {
+      *full = true;
+      continue;
+    }
+    snapshot.prefill.push_back(
+        MakeView(*worker, CachedTokens(*request, *worker)));
+    snapshot.pair_allowed.push_back(true);
+  }
+  const int chosen =
+      PlacePrefill(options_.policy, snapshot, /*decode=*/0, random_);
+  ShortWayInput input;
+  input.placement = request->effective().placement;
+  input.history_tokens = request->history_tokens();
+  input.decode_cached_tokens = snapshot.decode[0].cached_tokens;
+  input.prefill_available = chosen >= 0;
+  input.suspect = request->suspect();
+  input.max_local_tokens = options_.max_local_tokens;
+  if (ChooseWay(input) == Way::kLocal) return std::nullopt;
+  return registry_.Find(snapshot.prefill[chosen].worker_id)->hello.worker();
+}
+
+void RouterCore::OnVoided(const v1::WorkerRef& old) {
+  for (Request* request : All()) request->OnVoided(old);
+}
+
+void RouterCore::OnEnded(Request* request) {
+  queue_.remove(request);
+  by_client_id_.erase(request->client_id());
+  const auto it = requests_.find(request->internal_id());
+  ended_.push_back(std::move(it->second));
+  requests_.erase(it);
+  reap_.Start(absl::ZeroDuration(), [this] { ended_.clear(); });
+  SchedulePump();
+}
+
+absl::StatusOr<int> RouterCore::Abort(const std::string& id) {
+  Request* request = nullptr;
+  if (const auto it = by_client_id_.find(id); it != by_client_id_.end()) {
+    request = it->second;
+  } else if (const auto by_internal =
+                 requests_.find(absl::HexStringToBytes(id));
+             id.size() == 32 && by_internal != requests_.end()) {
+    request = by_internal->second.get();
+  }
+  if (request == nullptr) {
+    return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
+                     absl::StrCat("request_id = ", id.substr(0, 128),
+                                  ": no such request is in flight here"));
+  }
+  const int tokens = static_cast<int>(request->output().size());
+  request->Abort();
+  return tokens;
+}
+
+void RouterCore::CloseAll(const absl::Status& status) {
+  for (Request* request : All()) request->Fail(status);
+}
+
+std::vector<Request*> RouterCore::All() const {
+  std::vector<Request*> all;
+  for (const auto& [id, request] : requests_) all.push_back(request.get());
+  return all;
+}
+
+void RouterCore::Tick() {
+  // A request may end in its turn; it is destroyed later.
+  for (Request* request : All()) {
+    if (request->phase() == Request::Phase::kQueued) {
+      FailIfWaitedTooLong(request);
+    } else {
+      request->Tick();
+    }
+  }
+  Pump();
+  tick_.Start(options_.beat, [this] { Tick(); });
+}
+
+void RouterCore::FailIfWaitedTooLong(Request* request) {
+  const absl::Duration waited = loop_->Now() - request->waiting_since();
+  if (ready_workers(v1::WORKER_ROLE_DECODE) == 0) {
+    const absl::Duration limit = request->was_computed()
+                                     ? options_.recovery_wait
+                                     : options_.no_workers_wait;
+    if (waited < limit) return;
+    request->Fail(MakeError(
+        absl::StatusCode::kUnavailable, "NO_WORKERS",
+        absl::StrCat("no decode worker for ", absl::FormatDuration(limit)), {},
+        absl::Seconds(5)));
+    return;
+  }
+  const absl::Duration limit = request->was_computed()
+                                   ? options_.recovery_wait
+                                   : options_.queue_wait;
+  if (waited < limit) return;
+  request->Fail(
+      MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                absl::StrCat("no worker had room within ",
+                             absl::FormatDuration(limit)),
+                {}, absl::Seconds(2)));
+}
+
+int RouterCore::ready_workers(v1::WorkerRole role) const {
+  int ready = 0;
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (worker->hello.role() == role && registry_.Placeable(*worker)) ++ready;
+  }
+  return ready;
+}
+
+v1::RequestCounts RouterCore::Counts() const {
+  v1::RequestCounts counts;
+  counts.set_total(in_flight());
+  for (const auto& [id, request] : requests_) {
+    switch (request->phase()) {
+      case Request::Phase::kQueued:
+        counts.set_queued(counts.queued() + 1);
+        break;
+      case Request::Phase::kOpening:
+        counts.set_opening(counts.opening() + 1);
+        break;
+      case Request::Phase::kPrefilling:
+        counts.set_prefilling(counts.prefilling() + 1);
+        break;
+      case Request::Phase::kHandingOver:
+        counts.set_handing_over(counts.handing_over() + 1);
+        break;
+      case Request::Phase::kRetrying:
+        counts.set_retrying(counts.retrying() + 1);
+        break;
+      case Request::Phase::kDecoding:
+      case Request::Phase::kEnding:
+      case Request::Phase::kEnded:
+        counts.set_decoding(counts.decoding() + 1);
+        break;
+    }
+  }
+  return counts;
+}
+
+v1::GetClusterStateResponse RouterCore::State(bool include_requests) const {
+  v1::GetClusterStateResponse state;
+  state.set_router_incarnation(options_.incarnation);
+  state.set_model(options_.model);
+  state.set_policy(std::string(PolicyName(options_.policy)));
+  const int64_t nanos = absl::ToInt64Nanoseconds(loop_->Now() - started_);
+  state.mutable_uptime()->set_seconds(nanos / 1'000'000'000);
+  state.mutable_uptime()->set_nanos(static_cast<int>(nanos % 1'000'000'000));
+  state.set_draining(draining_);
+  registry_.Describe(&state);
+  absl::flat_hash_map<std::string, int> per_worker;
+  for (const auto& [id, request] : requests_) {
+    ++per_worker[request->decode_worker_id()];
+    ++per_worker[request->prefill_worker_id()];
+    if (include_requests) request->Describe(state.add_in_flight());
+  }
+  for (v1::WorkerStatus& worker : *state.mutable_workers()) {
+    worker.set_requests(per_worker[worker.hello().worker().worker_id()]);
+  }
+  *state.mutable_requests() = Counts();
+  *state.mutable_counters() = counters_;
+  state.mutable_counters()->set_registrations(registry_.registrations());
+  state.mutable_counters()->set_leases_lost(registry_.leases_lost());
+  return state;
+}
+
+}  // namespace tandem::router

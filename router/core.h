@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router: registrations, the queue, placement, and all requests in
+// flight, on one Loop. It knows tokens, hashes and loads, never tensors, and
+// no gRPC: clients, workers, time and randomness come in through interfaces,
+// so that a simulation links the same objects.
+
+#ifndef TANDEM_ROUTER_CORE_H_
+#define TANDEM_ROUTER_CORE_H_
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "common/loop.h"
+#include "common/random.h"
+#include "router/dialer.h"
+#include "router/observer.h"
+#include "router/options.h"
+#include "router/registry.h"
+#include "router/request.h"
+#include "router/snapshot.h"
+#include "tandem/v1/admin.pb.h"
+
+namespace tandem::router {
+
+class RouterCore final : private RegistryListener, private RequestHost {
+ public:
+  // `codec` may be null if no request asks for text. All outlive the core.
+  RouterCore(const RouterOptions& options, Loop* loop, Random* random,
+             Dialer* dialer, TextCodec* codec, RouterObserver* observer);
+  ~RouterCore() override;
+
+  // Takes a request over, or closes `client` with the reason why not.
+  void Submit(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
+  // A worker registers.
+  void AddRegistration(std::unique_ptr<RegistrationStream> stream) {
+    registry_.AddStream(std::move(stream));
+  }
+
+  // By the client's id, or the internal one in hex. NOT_FOUND, or the number
+  // of tokens delivered.
+  absl::StatusOr<int> Abort(const std::string& id);
+
+  // Takes no new request from here on; those taken go on.
+  void Drain() { draining_ = true; }
+  bool draining() const { return draining_; }
+  bool idle() const { return requests_.empty(); }
+  int in_flight() const { return static_cast<int>(requests_.size()); }
+  // The grace is over.
+  void CloseAll(const absl::Status& status);
+
+  int context_length() const { return registry_.context_length(); }
+  int ready_workers(v1::WorkerRole role) const;
+  v1::GetClusterStateResponse State(bool include_requests) const;
+  v1::RequestCounts Counts() const;
+  const v1::RouterCounters& counters() const { return counters_; }
+  Registry& registry() { return registry_; }
+
+ private:
+  // RegistryListener
+  void OnRoom() override { Pump(); }
+  void OnVoided(const v1::WorkerRef& old) override;
+  // RequestHost
+  void OnWaits(Request* request) override;
+  std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
+                                             bool* full) override;
+  void OnEnded(Request* request) override;
+
+  absl::Status Admit(const AdmittedRequest& admitted) const;
+  // Places waiting requests, oldest first, until one finds no room.
+  void Pump();
+  void SchedulePump();
+  bool TryPlace(Request* request);
+  Snapshot MakeSnapshot(const Request& request) const;
+  WorkerView MakeView(const Worker& worker, int cached_tokens) const;
+  // Positions of the request's history that the worker's cache holds.
+  int CachedTokens(const Request& request, const Worker& worker) const;
+  void Tick();
+  void FailIfWaitedTooLong(Request* request);
+  std::vector<Request*> All() const;
+
+  const RouterOptions options_;
+  Loop* const loop_;
+  Random* const random_;
+  RouterObserver* const observer_;
+  v1::RouterCounters counters_;
+  Registry registry_;
+  RequestContext context_;
+  const absl::Time started_;
+  bool draining_ = false;
+  bool pumping_ = false;
+  uint64_t placements_ = 0;
+
+  // By internal id, in no order that matters.
+  std::map<std::string, std::unique_ptr<Request>> requests_;
+  absl::flat_hash_map<std::string, Request*> by_client_id_;
+  std::list<Request*> queue_;  // those that were computed before come first
+  // Block hashes of the request at the queue's head, per block size.
+  mutable std::string hashed_id_;
+  mutable size_t hashed_tokens_ = 0;
+  mutable std::map<int, std::vector<uint64_t>> hashes_;
+  std::vector<std::unique_ptr<Request>> ended_;  // until callbacks returned
+  Timer tick_;
+  Timer reap_;
+  Timer pump_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_CORE_H_

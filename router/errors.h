@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The refusals and failures that the router words itself, one function each
+// where several places give the same one. Reasons are listed in
+// inference.proto.
+
+#ifndef TANDEM_ROUTER_ERRORS_H_
+#define TANDEM_ROUTER_ERRORS_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/error.h"
+
+namespace tandem::router {
+
+// INVALID_ARGUMENT, FIELD_INVALID: "field = value: what is allowed". Of a long
+// value (it may be a whole prompt of nonsense) only the head is shown.
+inline absl::Status FieldInvalid(std::string_view field,
+                                 std::string_view value,
+                                 std::string_view allowed) {
+  constexpr size_t kMaxShown = 80;
+  std::string shown(value.substr(0, kMaxShown));
+  if (value.size() > kMaxShown) shown += "...";
+  return MakeError(absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
+                   absl::StrCat(std::string(field), " = ", shown, ": ",
+                                std::string(allowed)),
+                   {{"field", field}});
+}
+
+inline absl::Status Draining() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                   "this router is draining; ask another one", {},
+                   absl::Seconds(1));
+}
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_ERRORS_H_

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to requests, for metrics and the log: ids and numbers, never
+// text. Called on the router's loop.
+
+#ifndef TANDEM_ROUTER_OBSERVER_H_
+#define TANDEM_ROUTER_OBSERVER_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "tandem/v1/inference.pb.h"
+
+namespace tandem::router {
+
+struct RequestSummary {
+  std::string request_id;
+  std::string internal_id;  // hex
+  absl::Status status;
+  bool client_gone = false;
+  v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;
+  v1::GenerateDone done;    // as the client saw it, or would have
+  int failures = 0;
+};
+
+class RouterObserver {
+ public:
+  virtual ~RouterObserver() = default;
+  virtual void OnPlaced(bool split) {}
+  virtual void OnFirstToken(absl::Duration since_admission) {}
+  // `tokens` came `gap` after the one before them.
+  virtual void OnTokens(int tokens, absl::Duration gap) {}
+  virtual void OnRetry(std::string_view cause) {}
+  virtual void OnEnded(const RequestSummary& summary) {}
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_OBSERVER_H_

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a router can be told: read once, validated whole, passed down. Every
+// default has its reason beside it.
+
+#ifndef TANDEM_ROUTER_OPTIONS_H_
+#define TANDEM_ROUTER_OPTIONS_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/time/time.h"
+#include "router/placement.h"
+
+namespace tandem::router {
+
+struct RouterOptions {
+  std::string incarnation;  // 16 bytes
+  std::string model;        // served name; workers must serve the same
+  Policy policy = Policy::kPrefixAware;
+  // Uncached prompt tokens that the decode worker computes by itself: about
+  // one step's worth of work, less than a handoff costs.
+  int max_local_tokens = 32;
+
+  // Admission. Beyond either limit: RESOURCE_EXHAUSTED, QUEUE_FULL.
+  int max_requests = 512;   // admitted and not ended
+  int max_queued = 256;     // of them waiting for room on a worker
+  absl::Duration queue_wait = absl::Seconds(10);
+  // Without any decode worker a new request waits this long; one that has
+  // been computed already waits for `recovery_wait`, a worker's restart.
+  absl::Duration no_workers_wait = absl::Seconds(10);
+  absl::Duration recovery_wait = absl::Seconds(60);
+  absl::Duration default_deadline = absl::Seconds(120);
+
+  // Calls to workers.
+  absl::Duration beat = absl::Seconds(1);
+  absl::Duration silence = absl::Seconds(4);  // of a worker: it is lost
+  absl::Duration open_limit = absl::Seconds(5);  // to a call's first answer
+  // A call broke while its worker computed: how long its lease may take to
+  // break too, which tells a crash from a broken link.
+  absl::Duration crash_verdict = absl::Milliseconds(300);
+  // A worker without room is asked again after this.
+  absl::Duration refusal_pause = absl::Milliseconds(50);
+  // After a request's end: how long its prefill call may take to tell timings.
+  absl::Duration timings_wait = absl::Milliseconds(500);
+
+  // Recovery.
+  int max_attempts = 3;   // that fail without a new token in between
+  int max_failures = 16;  // of one request in all
+  int max_preemptions = 64;
+
+  // Clients.
+  size_t max_unsent = 64;  // messages, before the decode stream is paused
+  absl::Duration stall_limit = absl::Seconds(30);
+
+  // Registration.
+  absl::Duration lease = absl::Seconds(4);
+  absl::Duration load_interval = absl::Milliseconds(250);
+  int max_workers = 1024;
+  size_t max_cached_hashes = size_t{1} << 20;  // remembered per worker
+  int max_hashed_blocks = 1024;  // of a prompt's head, to look for in caches
+
+  // What failed is left alone for the first of these, doubling to the second.
+  absl::Duration avoid_first = absl::Seconds(1);
+  absl::Duration avoid_longest = absl::Seconds(30);
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_OPTIONS_H_

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/output.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tandem::router {
+namespace {
+
+bool Contains(absl::Span<const int32_t> ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+Output::Output(const EffectiveRequest& request,
+               absl::Span<const int32_t> prompt, TextCodec* codec,
+               ClientStream* client)
+    : request_(request),
+      prompt_(request.output.return_token_ids()
+                  ? std::vector<int32_t>(prompt.begin(), prompt.end())
+                  : std::vector<int32_t>()),
+      codec_(codec),
+      client_(client),
+      stops_({request.stopping.stop().begin(), request.stopping.stop().end()},
+             request.stopping.include_stop_str_in_output()) {
+  if (request.output.text() && codec != nullptr) {
+    text_ = codec->NewStream(prompt, request.output.skip_special_tokens());
+  }
+}
+
+void Output::Started(std::string request_id, const std::string& model,
+                     int prompt_tokens, int cached_tokens) {
+  if (std::exchange(started_, true)) return;
+  v1::GenerateResponse response;
+  response.set_request_id(std::move(request_id));
+  v1::GenerateStarted* const started = response.mutable_started();
+  started->set_model(model);
+  started->set_prompt_tokens(prompt_tokens);
+  started->set_cached_tokens(cached_tokens);
+  *started->mutable_sampling() = request_.sampling;
+  *started->mutable_stopping() = request_.stopping;
+  *started->mutable_output() = request_.output;
+  started->set_placement(request_.placement);
+  started->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
+  client_->Send(std::move(response));
+}
+
+bool Output::EndsSequence(int32_t token_id, int nth) const {
+  return nth > request_.stopping.min_tokens() &&
+         Contains(request_.end_token_ids, token_id);
+}
+
+Output::Verdict Output::Add(const v1::Token& token) {
+  ++tokens_;
+  Record(token);
+  const bool ends = EndsSequence(token.token_id(), tokens_);
+  if (ends) end_token_ = token.token_id();
+  if (text_ == nullptr) return ends ? Verdict::kEndToken : Verdict::kGoesOn;
+  if (ends && !request_.stopping.include_stop_str_in_output()) {
+    return Verdict::kEndToken;
+  }
+  const std::string piece = text_->Push(token.token_id());
+  if (tokens_ <= request_.stopping.min_tokens()) {
+    delta_.mutable_text()->append(piece);
+    return Verdict::kGoesOn;
+  }
+  StopStrings::Result result = stops_.Push(piece);
+  delta_.mutable_text()->append(result.text);
+  if (result.matched >= 0) {
+    stop_string_ = result.matched;
+    end_token_ = -1;
+    return Verdict::kStopString;
+  }
+  return ends ? Verdict::kEndToken : Verdict::kGoesOn;
+}
+
+void Output::Record(const v1::Token& token) {
+  if (request_.output.return_token_ids()) held_.add_token_ids(token.token_id());
+  if (!request_.output.has_logprobs()) return;
+  v1::TokenLogprob* const logprob = held_.add_logprobs();
+  logprob->set_token_id(token.token_id());
+  logprob->set_token(TokenBytes(token.token_id()));
+  logprob->set_logprob(token.logprob());
+  logprob->set_rank(token.rank());
+  for (const v1::TopLogprob& top : token.top()) {
+    v1::TokenAlternative* const alternative = logprob->add_top();
+    alternative->set_token_id(top.token_id());
+    alternative->set_token(TokenBytes(top.token_id()));
+    alternative->set_logprob(top.logprob());
+  }
+}
+
+std::string Output::TokenBytes(int32_t token_id) const {
+  return codec_ == nullptr ? "" : codec_->TokenBytes(token_id);
+}
+
+void Output::Flush() {
+  if (!stops_.holding() || stop_string_ >= 0) {
+    delta_.MergeFrom(std::exchange(held_, v1::GenerateDelta()));
+  }
+  if (delta_.text().empty() && delta_.token_ids().empty() &&
+      delta_.logprobs().empty()) {
+    return;
+  }
+  v1::GenerateResponse response;
+  *response.mutable_delta() = std::exchange(delta_, v1::GenerateDelta());
+  client_->Send(std::move(response));
+}
+
+v1::FinishReason Output::Finished(v1::FinishReason reason) {
+  if (text_ != nullptr && stop_string_ < 0) {
+    // The rest of a character may still complete a stop string.
+    StopStrings::Result result = stops_.Push(text_->Finish());
+    delta_.mutable_text()->append(result.text);
+    if (result.matched >= 0) {
+      stop_string_ = result.matched;
+      reason = v1::FINISH_REASON_STOP;
+    }
+    delta_.mutable_text()->append(stops_.Flush());
+  }
+  Flush();
+  v1::GenerateResponse response;
+  v1::GenerateFinished* const finished = response.mutable_finished();
+  finished->set_finish_reason(reason);
+  if (reason == v1::FINISH_REASON_STOP) {
+    if (stop_string_ >= 0) {
+      finished->set_stop_string(request_.stopping.stop(stop_string_));
+    } else if (std::find(request_.stopping.stop_token_ids().begin(),
+                         request_.stopping.stop_token_ids().end(),
+                         static_cast<uint32_t>(end_token_)) !=
+               request_.stopping.stop_token_ids().end()) {
+      finished->set_stop_token_id(end_token_);
+    } else if (end_token_ >= 0) {
+      finished->set_eos_token_id(end_token_);
+    }
+  }
+  client_->Send(std::move(response));
+  return reason;
+}
+
+void Output::Done(v1::GenerateDone done) {
+  v1::GenerateResponse response;
+  *response.mutable_done() = std::move(done);
+  client_->Send(std::move(response));
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// From tokens to what a client reads: text, stop strings, token ids,
+// logprobs, and the four events in their order. Text that may be the
+// beginning of a stop string is held back, and so are the ids of its tokens.
+
+#ifndef TANDEM_ROUTER_OUTPUT_H_
+#define TANDEM_ROUTER_OUTPUT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "router/dialer.h"
+#include "router/stop_strings.h"
+#include "router/text_codec.h"
+#include "router/validate.h"
+#include "tandem/v1/inference.pb.h"
+
+namespace tandem::router {
+
+class Output {
+ public:
+  // `codec` may be null where the request asks for no text. Both outlive this.
+  Output(const EffectiveRequest& request, absl::Span<const int32_t> prompt,
+         TextCodec* codec, ClientStream* client);
+
+  void Started(std::string request_id, const std::string& model,
+               int prompt_tokens, int cached_tokens);
+  bool started() const { return started_; }
+
+  // What the sequence has come to with `token`, the next one.
+  enum class Verdict { kGoesOn, kEndToken, kStopString };
+  Verdict Add(const v1::Token& token);
+  // Sends what the tokens added so far let go.
+  void Flush();
+
+  // The sequence ended: whatever was held back, then `finished`.
+  // Returns the reason given: the last bytes may complete a stop string.
+  v1::FinishReason Finished(v1::FinishReason reason);
+  void Done(v1::GenerateDone done);
+
+  int tokens() const { return tokens_; }
+  bool EndsSequence(int32_t token_id, int nth) const;
+
+ private:
+  void Record(const v1::Token& token);
+  std::string TokenBytes(int32_t token_id) const;
+
+  const EffectiveRequest request_;
+  const std::vector<int32_t> prompt_;  // only where it is returned
+  TextCodec* const codec_;
+  ClientStream* const client_;
+  std::unique_ptr<TextStream> text_;  // null without text
+  StopStrings stops_;
+  v1::GenerateDelta delta_;           // not sent yet
+  v1::GenerateDelta held_;            // ids and logprobs of held-back text
+  int tokens_ = 0;
+  int stop_string_ = -1;
+  int32_t end_token_ = -1;
+  bool started_ = false;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_OUTPUT_H_

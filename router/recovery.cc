@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a request does when something is lost, and how it ends. See request.h.
+//
+// Refusals (no room, draining, restarted) move on at no cost, bounded by time.
+// Everything else counts: `max_attempts` without a new token in between, and
+// `max_failures` in all. A crash of a worker that was computing the request
+// makes it suspect; the second one without a new token in between ends it, so
+// that a poison prompt cannot walk through the cluster.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "router/legs.h"
+#include "router/request.h"
+
+namespace tandem::router {
+namespace {
+
+void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
+  const int64_t nanos = absl::ToInt64Nanoseconds(value);
+  out->set_seconds(nanos / 1'000'000'000);
+  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+}
+
+// The worker turned the call away before it did anything for it.
+bool IsRefusal(const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kResourceExhausted) return true;
+  const std::string reason = ErrorReason(status);
+  return reason == "DRAINING" || reason == "WORKER_RESTARTED";
+}
+
+}  // namespace
+
+void Request::OnPrefillClosed(const absl::Status& status) {
+  if (phase_ == Phase::kEnding) {
+    prefill_.reset();
+    WriteDone();
+    return;
+  }
+  if (status.ok() && prefill_->done) {
+    prefill_.reset();
+    return;
+  }
+  if (IsRefusal(status) && !prefill_->admitted) {
+    prefill_.reset();
+    if (phase_ == Phase::kDecoding) return;
+    context_.counters->set_refusals(context_.counters->refusals() + 1);
+    context_.registry->Refused(prefill_ref_.worker_id());
+    RetryPrefill(/*counts=*/false, status);
+    return;
+  }
+  PrefillLost(status.ok() ? absl::InternalError(
+                                "the prefill call ended without `done`")
+                          : status);
+}
+
+void Request::PrefillLost(const absl::Status& status, bool call_failed) {
+  const bool computed = prefill_computes_;
+  prefill_computes_ = false;
+  prefill_.reset();
+  if (phase_ == Phase::kEnding) {
+    WriteDone();
+    return;
+  }
+  const bool transport = status.code() == absl::StatusCode::kUnavailable ||
+                         status.code() == absl::StatusCode::kCancelled;
+  if (transport && call_failed) {
+    context_.registry->CallFailed(prefill_ref_,
+                                  std::string(status.message()));
+  }
+  // It committed: the sequence no longer needs that worker.
+  if (phase_ == Phase::kDecoding) return;
+  phase_ = Phase::kRetrying;
+  if (!transport || !computed) {
+    RetryPrefill(/*counts=*/true, status);
+    return;
+  }
+  Judge(prefill_ref_, status, [this, status] {
+    RetryPrefill(/*counts=*/true, status);
+  });
+}
+
+void Request::OnDecodeClosed(const absl::Status& status) {
+  if (phase_ == Phase::kEnding) {
+    decode_.reset();
+    return;
+  }
+  if (IsRefusal(status) && !opened_) {
+    DropLegs();
+    context_.counters->set_refusals(context_.counters->refusals() + 1);
+    context_.registry->Refused(decode_ref_.worker_id());
+    Requeue();
+    return;
+  }
+  DecodeLost(status.ok() ? absl::InternalError(
+                               "the decode call ended without a finish reason")
+                         : status);
+}
+
+void Request::DecodeLost(const absl::Status& status) {
+  const bool computed = decode_computes_;
+  // If one leg fails the other is released at once.
+  DropLegs();
+  if (ComputedToTheEnd()) return;
+  const bool transport = status.code() == absl::StatusCode::kUnavailable ||
+                         status.code() == absl::StatusCode::kCancelled;
+  if (transport) {
+    context_.registry->CallFailed(decode_ref_, std::string(status.message()));
+  }
+  context_.counters->set_decode_retries(context_.counters->decode_retries() +
+                                        1);
+  context_.observer->OnRetry("decode_lost");
+  phase_ = Phase::kRetrying;
+  const auto go_on = [this, status] {
+    if (CountFailure(status)) Requeue();
+  };
+  if (transport && computed) {
+    Judge(decode_ref_, status, go_on);
+  } else {
+    go_on();
+  }
+}
+
+void Request::OnVoided(const v1::WorkerRef& worker) {
+  const auto is = [&](const v1::WorkerRef& ref) {
+    return ref.worker_id() == worker.worker_id() &&
+           ref.incarnation() == worker.incarnation();
+  };
+  const absl::Status status =
+      absl::UnavailableError("the worker has started anew");
+  if (prefill_ != nullptr && is(prefill_ref_)) PrefillLost(status);
+  if (decode_ != nullptr && is(decode_ref_)) DecodeLost(status);
+}
+
+void Request::Judge(const v1::WorkerRef& worker, absl::Status why,
+                    Loop::Task go_on) {
+  switch (context_.registry->LifeOf(worker)) {
+    case Registry::Life::kLeft:
+      go_on();
+      return;
+    case Registry::Life::kLost:
+      if (NoteCrash()) go_on();
+      return;
+    case Registry::Life::kAlive:
+    case Registry::Life::kUncertain:
+      break;
+  }
+  // A crash breaks call and lease together, in either order.
+  judge_timer_.Start(
+      context_.options->crash_verdict,
+      [this, worker, go_on = std::move(go_on)]() mutable {
+        const Registry::Life life = context_.registry->LifeOf(worker);
+        const bool crashed = life == Registry::Life::kLost ||
+                             life == Registry::Life::kUncertain;
+        if (crashed && !NoteCrash()) return;
+        go_on();
+      });
+}
+
+bool Request::NoteCrash() {
+  suspect_ = true;
+  if (++crashes_ < 2) return true;
+  Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
+                 "two workers crashed while they computed this request"));
+  return false;
+}
+
+bool Request::CountFailure(const absl::Status& why) {
+  ++failures_;
+  ++attempts_failed_;
+  last_failure_ = why;
+  if (attempts_failed_ < context_.options->max_attempts &&
+      failures_ < context_.options->max_failures) {
+    return true;
+  }
+  // The workers' word stays out of it: it may speak of their insides.
+  Fail(MakeError(absl::StatusCode::kUnavailable,
+                 decode_ != nullptr ? "HANDOFF_FAILED" : "WORKER_LOST",
+                 absl::StrCat("gave up after ", failures_,
+                              " failures, the last: ",
+                              std::string(why.message()))));
+  return false;
+}
+
+void Request::RetryPrefill(bool counts, const absl::Status& why) {
+  prefill_.reset();
+  prefill_computes_ = false;
+  if (counts) {
+    context_.counters->set_prefill_retries(
+        context_.counters->prefill_retries() + 1);
+    context_.observer->OnRetry("prefill_lost");
+    if (!CountFailure(why)) return;
+  }
+  if (ComputedToTheEnd()) return;
+  phase_ = Phase::kRetrying;
+  SendRetry();
+}
+
+void Request::SendRetry() {
+  bool full = false;
+  const std::optional<v1::WorkerRef> prefill =
+      context_.host->ChoosePrefill(this, &full);
+  if (!prefill && full &&
+      effective_.placement == v1::PLACEMENT_SPLIT) {
+    // Asked to wait for one rather than to go without.
+    retry_timer_.Start(context_.options->refusal_pause,
+                       [this] { SendRetry(); });
+    return;
+  }
+  v1::DecodeRequest message;
+  v1::DecodeRetry* const retry = message.mutable_retry();
+  retry->set_attempt(attempt_);
+  retry->mutable_output_token_ids()->Add(output_tokens_.begin(),
+                                         output_tokens_.end());
+  if (prefill) *retry->mutable_prefill_worker() = *prefill;
+  retry->set_suspect(suspect_);
+  prefill_ref_ = prefill.value_or(v1::WorkerRef());
+  local_ = !prefill.has_value();
+  context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
+                           history_tokens());
+  decode_->stream->Send(std::move(message));
+}
+
+void Request::Requeue() {
+  if (ComputedToTheEnd()) return;
+  phase_ = Phase::kQueued;
+  if (!std::exchange(waiting_, true)) waiting_since_ = context_.loop->Now();
+  context_.host->OnWaits(this);
+}
+
+// A worker lost behind its last token, but before it could say so.
+bool Request::ComputedToTheEnd() {
+  const int count = static_cast<int>(output_tokens_.size());
+  if (count == 0) return false;
+  if (output_.EndsSequence(output_tokens_.back(), count)) {
+    DropLegs();
+    Finish(v1::FINISH_REASON_STOP);
+    return true;
+  }
+  if (count >= effective_.stopping.max_tokens()) {
+    DropLegs();
+    Finish(v1::FINISH_REASON_LENGTH);
+    return true;
+  }
+  return false;
+}
+
+void Request::Abort() {
+  DropLegs();
+  Finish(v1::FINISH_REASON_CANCELLED);
+}
+
+void Request::OnClosed(absl::Status status) {
+  client_.reset();
+  End(status.ok() ? absl::CancelledError("the client went away") : status);
+}
+
+void Request::Fail(const absl::Status& status) {
+  if (phase_ == Phase::kEnded) return;
+  client_->Close(status);
+  End(status);
+}
+
+void Request::Finish(v1::FinishReason reason) {
+  if (phase_ == Phase::kEnding || phase_ == Phase::kEnded) return;
+  SayStarted();  // an abort may come before anything was computed
+  phase_ = Phase::kEnding;
+  judge_timer_.Stop();
+  retry_timer_.Stop();
+  decode_.reset();
+  paused_ = false;
+  finish_reason_ = output_.Finished(reason);
+  if (prefill_ == nullptr || prefill_->done) {
+    WriteDone();
+    return;
+  }
+  ending_timer_.Start(context_.options->timings_wait, [this] { WriteDone(); });
+}
+
+void Request::WriteDone() {
+  if (phase_ != Phase::kEnding) return;
+  output_.Done(Summary());
+  client_->Close(absl::OkStatus());
+  End(absl::OkStatus());
+}
+
+v1::GenerateDone Request::Summary() const {
+  const absl::Time now = context_.loop->Now();
+  v1::GenerateDone done;
+  v1::Usage* const usage = done.mutable_usage();
+  const int prompt = static_cast<int>(prompt_.size());
+  const int completion = static_cast<int>(output_tokens_.size());
+  usage->set_prompt_tokens(prompt);
+  usage->set_completion_tokens(completion);
+  usage->set_total_tokens(prompt + completion);
+  usage->set_cached_tokens(std::min(prompt, cached_tokens_.value_or(0)));
+
+  v1::Timings* const timings = done.mutable_timings();
+  const bool split = !prefill_ref_.worker_id().empty();
+  SetDuration(placed_.value_or(now) - admitted_ +
+                  (split ? worker_queue_
+                         : absl::Microseconds(
+                               decode_finished_.local_queue_us())),
+              timings->mutable_queue());
+  if (split) {
+    SetDuration(absl::Microseconds(prefill_done_.prefill_us()),
+                timings->mutable_prefill());
+    SetDuration(absl::Microseconds(prefill_done_.handoff_us()),
+                timings->mutable_handoff());
+    SetDuration(absl::Microseconds(prefill_done_.handoff_exposed_us()),
+                timings->mutable_handoff_exposed());
+    timings->set_kv_bytes(prefill_done_.handoff_bytes());
+    timings->set_way(prefill_done_.way());
+  } else if (decode_finished_.local_prefill_us() > 0) {
+    SetDuration(absl::Microseconds(decode_finished_.local_prefill_us()),
+                timings->mutable_prefill());
+  }
+  if (first_token_) {
+    SetDuration(*first_token_ - admitted_,
+                timings->mutable_time_to_first_token());
+    SetDuration(last_token_ - *first_token_, timings->mutable_decode());
+    if (completion > 1) {
+      SetDuration((last_token_ - *first_token_) / (completion - 1),
+                  timings->mutable_time_per_output_token());
+    }
+  }
+  SetDuration(now - admitted_, timings->mutable_total());
+  timings->set_retries(failures_);
+  timings->set_preemptions(preemptions_ + decode_finished_.preemptions());
+  done.mutable_workers()->set_prefill(prefill_ref_.worker_id());
+  done.mutable_workers()->set_decode(decode_ref_.worker_id());
+  return done;
+}
+
+void Request::End(const absl::Status& status) {
+  if (phase_ == Phase::kEnded) return;
+  const bool client_gone = client_ == nullptr && !status.ok();
+  DropLegs();
+  deadline_timer_.Stop();
+  ending_timer_.Stop();
+  RequestSummary summary;
+  summary.request_id = effective_.request_id;
+  summary.internal_id = absl::BytesToHexString(internal_id_);
+  summary.status = status;
+  summary.client_gone = client_gone;
+  summary.finish_reason = finish_reason_;
+  summary.done = Summary();
+  summary.failures = failures_;
+  phase_ = Phase::kEnded;
+  v1::RouterCounters& counters = *context_.counters;
+  if (status.ok()) {
+    counters.set_finished_ok(counters.finished_ok() + 1);
+  } else if (client_gone) {
+    counters.set_cancelled(counters.cancelled() + 1);
+  } else {
+    counters.set_failed(counters.failed() + 1);
+  }
+  context_.observer->OnEnded(summary);
+  context_.host->OnEnded(this);
+}
+
+void Request::DropLegs() {
+  judge_timer_.Stop();
+  retry_timer_.Stop();
+  paused_ = false;
+  opened_ = decode_computes_ = prefill_computes_ = false;
+  // Destroying a stream cancels its call.
+  prefill_.reset();
+  decode_.reset();
+}
+
+absl::Duration Request::Remaining() const {
+  return deadline_ - context_.loop->Now();
+}
+
+void Request::ArmDeadline() {
+  const absl::Time time_limit = effective_.max_time
+                                    ? admitted_ + *effective_.max_time
+                                    : absl::InfiniteFuture();
+  if (time_limit < deadline_) {
+    deadline_timer_.Start(time_limit - admitted_, [this] {
+      if (phase_ == Phase::kEnding) return;
+      DropLegs();
+      Finish(v1::FINISH_REASON_TIME_LIMIT);
+    });
+    return;
+  }
+  deadline_timer_.Start(deadline_ - admitted_, [this] {
+    if (phase_ == Phase::kEnding) return;
+    Fail(MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+                   absl::StrCat("not done within ",
+                                absl::FormatDuration(deadline_ - admitted_),
+                                ", in phase ",
+                                std::string(PhaseName(phase_)))));
+  });
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/registry.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/error.h"
+#include "router/compatibility.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr absl::Duration kHelloLimit = absl::Seconds(5);
+constexpr size_t kMaxDeparted = 1024;
+constexpr size_t kMaxRejected = 16;
+
+std::string PairKey(const std::string& prefill_id,
+                    const std::string& decode_id, const std::string& way) {
+  return absl::StrCat(prefill_id, "\n", decode_id, "\n", way);
+}
+
+void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
+  const int64_t nanos = absl::ToInt64Nanoseconds(value);
+  out->set_seconds(nanos / 1'000'000'000);
+  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+}
+
+}  // namespace
+
+struct Registry::Lease final : StreamHandler<v1::RegisterRequest> {
+  Lease(Registry* registry_in, std::unique_ptr<RegistrationStream> stream_in)
+      : registry(registry_in), stream(std::move(stream_in)) {}
+
+  void OnMessage(v1::RegisterRequest message) override {
+    registry->OnMessage(this, std::move(message));
+  }
+  void OnClosed(absl::Status status) override { registry->End(this, status); }
+
+  Registry* const registry;
+  std::unique_ptr<RegistrationStream> stream;
+  absl::Time opened;
+  absl::Time heard;
+  Worker* worker = nullptr;  // of registry->workers_; null before its hello
+  bool ended = false;
+};
+
+Registry::Registry(const RouterOptions& options, Loop* loop,
+                   RegistryListener* listener)
+    : options_(options),
+      loop_(loop),
+      listener_(listener),
+      avoided_workers_(options.avoid_first, options.avoid_longest),
+      avoided_pairs_(options.avoid_first, options.avoid_longest),
+      tick_(loop),
+      retry_(loop) {
+  tick_.Start(options_.beat, [this] { Tick(); });
+}
+
+Registry::~Registry() {
+  for (const auto& lease : leases_) {
+    lease->stream->Close(absl::UnavailableError("the router is going away"));
+  }
+}
+
+void Registry::AddStream(std::unique_ptr<RegistrationStream> stream) {
+  if (static_cast<int>(leases_.size()) >= options_.max_workers) {
+    stream->Close(MakeError(
+        absl::StatusCode::kResourceExhausted, "TOO_MANY_WORKERS",
+        absl::StrCat("this router takes ", options_.max_workers,
+                     " registrations")));
+    return;
+  }
+  leases_.push_back(std::make_unique<Lease>(this, std::move(stream)));
+  Lease* const lease = leases_.back().get();
+  lease->opened = lease->heard = loop_->Now();
+  lease->stream->Start(lease);
+}
+
+void Registry::OnMessage(Lease* lease, v1::RegisterRequest message) {
+  lease->heard = loop_->Now();
+  if (lease->worker != nullptr) lease->worker->heard = lease->heard;
+  switch (message.event_case()) {
+    case v1::RegisterRequest::kHello:
+      OnHello(lease, message.hello());
+      return;
+    case v1::RegisterRequest::kLoad:
+      if (lease->worker != nullptr) OnLoad(lease->worker, message.load());
+      return;
+    case v1::RegisterRequest::kCache:
+      if (lease->worker != nullptr) OnCache(lease->worker, message.cache());
+      return;
+    case v1::RegisterRequest::EVENT_NOT_SET:
+      return;  // of a later version
+  }
+}
+
+void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
+  absl::Status status = CheckHello(hello);
+  if (status.ok() && lease->worker != nullptr) {
+    status = absl::InvalidArgumentError("a second hello on one registration");
+  }
+  if (status.ok() && hello.model() != options_.model) {
+    status = MakeError(
+        absl::StatusCode::kFailedPrecondition, "MODEL_MISMATCH",
+        absl::StrCat("worker serves ", hello.model(), ", this router serves ",
+                     options_.model));
+  }
+  if (!status.ok()) {
+    Reject(lease, hello.worker().worker_id(), status);
+    return;
+  }
+  const std::string& id = hello.worker().worker_id();
+  v1::WorkerRef voided;
+  if (Worker* const old = Find(id)) {
+    const bool restarted =
+        old->hello.worker().incarnation() != hello.worker().incarnation();
+    if (restarted) voided = old->hello.worker();
+    for (const auto& other : leases_) {
+      if (other->worker != old) continue;
+      End(other.get(), absl::AbortedError(
+                           "a newer registration of this worker took over"));
+      break;
+    }
+  }
+  // A restarted worker starts with a clean slate.
+  avoided_workers_.Succeeded(id);
+  auto worker = std::make_unique<Worker>();
+  worker->hello = hello;
+  worker->registered = worker->heard = loop_->Now();
+  lease->worker = worker.get();
+  workers_[id] = std::move(worker);
+  ++registrations_;
+
+  v1::RegisterResponse response;
+  response.mutable_welcome()->set_router_incarnation(options_.incarnation);
+  response.mutable_welcome()->set_load_interval_ms(
+      absl::ToInt64Milliseconds(options_.load_interval));
+  lease->stream->Send(std::move(response));
+  if (!voided.worker_id().empty()) listener_->OnVoided(voided);
+}
+
+void Registry::OnLoad(Worker* worker, const v1::WorkerLoad& load) {
+  worker->load = load;
+  worker->has_load = true;
+  worker->load_heard = loop_->Now();
+  worker->unreported_requests = 0;
+  worker->unreported_tokens = 0;
+  listener_->OnRoom();
+}
+
+void Registry::OnCache(Worker* worker, const v1::CacheChange& change) {
+  if (change.reset()) worker->cached.clear();
+  for (uint64_t hash : change.removed()) worker->cached.erase(hash);
+  for (uint64_t hash : change.added()) {
+    // What is not remembered is only not found: a longer prefill, no error.
+    if (worker->cached.size() >= options_.max_cached_hashes) break;
+    worker->cached.insert(hash);
+  }
+}
+
+void Registry::Reject(Lease* lease, const std::string& worker_id,
+                      const absl::Status& status) {
+  v1::RejectedWorker rejected;
+  rejected.set_worker_id(worker_id.substr(0, 256));
+  rejected.set_reason(std::string(status.message()));
+  rejected_.emplace_front(loop_->Now(), std::move(rejected));
+  if (rejected_.size() > kMaxRejected) rejected_.pop_back();
+  End(lease, status);
+}
+
+void Registry::End(Lease* lease, const absl::Status& status) {
+  if (lease->ended) return;
+  lease->ended = true;
+  if (lease->worker != nullptr) {
+    ++leases_lost_;
+    Forget(lease->worker->id());
+    lease->worker = nullptr;
+  }
+  lease->stream->Close(status);
+  // The caller may be the lease's own callback.
+  const auto it = std::find_if(
+      leases_.begin(), leases_.end(),
+      [lease](const auto& held) { return held.get() == lease; });
+  ended_.splice(ended_.end(), leases_, it);
+}
+
+void Registry::Forget(const std::string& worker_id) {
+  const auto it = workers_.find(worker_id);
+  if (it == workers_.end()) return;
+  const Worker& worker = *it->second;
+  departed_.push_back({worker_id, worker.hello.worker().incarnation(),
+                       worker.load.state() == v1::WORKER_STATE_DRAINING});
+  if (departed_.size() > kMaxDeparted) departed_.pop_front();
+  workers_.erase(it);
+}
+
+Worker* Registry::Find(const std::string& worker_id) {
+  const auto it = workers_.find(worker_id);
+  return it == workers_.end() ? nullptr : it->second.get();
+}
+
+Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
+  const auto it = workers_.find(ref.worker_id());
+  if (it != workers_.end() &&
+      it->second->hello.worker().incarnation() == ref.incarnation()) {
+    const absl::Duration silent = loop_->Now() - it->second->heard;
+    return silent > options_.beat ? Life::kUncertain : Life::kAlive;
+  }
+  for (auto departed = departed_.rbegin(); departed != departed_.rend();
+       ++departed) {
+    if (departed->worker_id == ref.worker_id() &&
+        departed->incarnation == ref.incarnation()) {
+      return departed->orderly ? Life::kLeft : Life::kLost;
+    }
+  }
+  return Life::kLost;
+}
+
+bool Registry::Placeable(const Worker& worker) const {
+  return worker.has_load &&
+         worker.load.state() == v1::WORKER_STATE_READY &&
+         !avoided_workers_.Avoided(worker.id(), loop_->Now());
+}
+
+bool Registry::Full(const Worker& worker) const {
+  return loop_->Now() < worker.full_until;
+}
+
+bool Registry::PairAllowed(const Worker& prefill, const Worker& decode) const {
+  return CheckPair(prefill.hello, decode.hello).ok() &&
+         !avoided_pairs_.Avoided(PairKey(prefill.id(), decode.id(), ""),
+                                 loop_->Now());
+}
+
+std::vector<std::string> Registry::AvoidedWays(
+    const std::string& prefill_id, const std::string& decode_id) const {
+  const std::string prefix = PairKey(prefill_id, decode_id, "");
+  std::vector<std::string> ways;
+  for (const auto& [key, entry] : avoided_pairs_.entries()) {
+    if (key.size() > prefix.size() && key.compare(0, prefix.size(), prefix) == 0 &&
+        loop_->Now() < entry.until) {
+      ways.push_back(key.substr(prefix.size()));
+    }
+  }
+  std::sort(ways.begin(), ways.end());
+  return ways;
+}
+
+void Registry::Refused(const std::string& worker_id) {
+  Worker* const worker = Find(worker_id);
+  if (worker == nullptr) return;
+  worker->full_until = loop_->Now() + options_.refusal_pause;
+  WakeAtNextRetry();
+}
+
+void Registry::CallFailed(const v1::WorkerRef& ref,
+                          const std::string& reason) {
+  Worker* const worker = Find(ref.worker_id());
+  if (worker == nullptr ||
+      worker->hello.worker().incarnation() != ref.incarnation()) {
+    return;
+  }
+  ++worker->losses;
+  avoided_workers_.Failed(ref.worker_id(), loop_->Now(), reason);
+  WakeAtNextRetry();
+}
+
+void Registry::CallWorked(const std::string& worker_id) {
+  avoided_workers_.Succeeded(worker_id);
+}
+
+void Registry::PairFailed(const std::string& prefill_id,
+                          const std::string& decode_id, const std::string& way,
+                          const std::string& reason) {
+  avoided_pairs_.Failed(PairKey(prefill_id, decode_id, way), loop_->Now(),
+                        reason);
+  WakeAtNextRetry();
+}
+
+void Registry::PairWorked(const std::string& prefill_id,
+                          const std::string& decode_id,
+                          const std::string& way) {
+  avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, ""));
+  avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, way));
+}
+
+void Registry::Using(const std::string& prefill_id,
+                     const std::string& decode_id, int uncached_tokens) {
+  const absl::Time now = loop_->Now();
+  avoided_workers_.Using(decode_id, now);
+  Worker* computes = Find(decode_id);
+  if (Worker* const decode = computes) ++decode->unreported_requests;
+  if (!prefill_id.empty()) {
+    avoided_workers_.Using(prefill_id, now);
+    avoided_pairs_.Using(PairKey(prefill_id, decode_id, ""), now);
+    computes = Find(prefill_id);
+    if (computes != nullptr) ++computes->unreported_requests;
+  }
+  if (computes != nullptr) computes->unreported_tokens += uncached_tokens;
+}
+
+int Registry::context_length() const {
+  int length = 0;
+  for (const auto& [id, worker] : workers_) {
+    if (worker->hello.role() != v1::WORKER_ROLE_DECODE) continue;
+    const int its = worker->hello.max_model_len();
+    length = length == 0 ? its : std::min(length, its);
+  }
+  return length;
+}
+
+void Registry::Tick() {
+  const absl::Time now = loop_->Now();
+  ended_.clear();
+  for (auto it = leases_.begin(); it != leases_.end();) {
+    Lease* const lease = (it++)->get();  // End() takes it off the list
+    if (lease->worker == nullptr && now - lease->opened > kHelloLimit) {
+      End(lease, absl::DeadlineExceededError("no hello came"));
+    } else if (now - lease->heard > options_.lease) {
+      End(lease, absl::UnavailableError(
+                     absl::StrCat("nothing heard for ",
+                                  absl::FormatDuration(options_.lease))));
+    } else if (lease->stream->unsent() == 0) {
+      v1::RegisterResponse response;
+      response.mutable_beat();
+      lease->stream->Send(std::move(response));
+    }
+  }
+  avoided_workers_.Sweep(now);
+  avoided_pairs_.Sweep(now);
+  tick_.Start(options_.beat, [this] { Tick(); });
+}
+
+void Registry::WakeAtNextRetry() {
+  const absl::Time now = loop_->Now();
+  absl::Time next = std::min(avoided_workers_.NextRetry(now),
+                             avoided_pairs_.NextRetry(now));
+  for (const auto& [id, worker] : workers_) {
+    if (worker->full_until > now) next = std::min(next, worker->full_until);
+  }
+  if (next == absl::InfiniteFuture()) return;
+  retry_.Start(next - now, [this] {
+    WakeAtNextRetry();
+    listener_->OnRoom();
+  });
+}
+
+void Registry::Describe(v1::GetClusterStateResponse* state) const {
+  const absl::Time now = loop_->Now();
+  for (const auto& [id, worker] : workers_) {
+    v1::WorkerStatus* const status = state->add_workers();
+    *status->mutable_hello() = worker->hello;
+    *status->mutable_load() = worker->load;
+    if (worker->has_load) {
+      SetDuration(now - worker->load_heard, status->mutable_load_age());
+    }
+    SetDuration(now - worker->registered, status->mutable_registered_for());
+    status->set_cached_hashes(static_cast<int>(worker->cached.size()));
+    status->set_placeable(Placeable(*worker));
+    status->set_losses(worker->losses);
+    if (status->placeable()) continue;
+    const auto avoided = avoided_workers_.entries().find(id);
+    if (worker->load.state() == v1::WORKER_STATE_DRAINING) {
+      status->set_reason("draining");
+    } else if (!worker->has_load ||
+               worker->load.state() != v1::WORKER_STATE_READY) {
+      status->set_reason("starting");
+    } else if (avoided != avoided_workers_.entries().end()) {
+      status->set_reason(absl::StrCat("avoided: ", avoided->second.reason));
+    }
+  }
+  for (const auto& [key, entry] : avoided_pairs_.entries()) {
+    if (now >= entry.until) continue;
+    const std::vector<std::string> names = absl::StrSplit(key, '\n');
+    v1::AvoidedPair* const pair = state->add_avoided_pairs();
+    pair->set_prefill_worker_id(names[0]);
+    pair->set_decode_worker_id(names[1]);
+    pair->set_way(names[2]);
+    pair->set_reason(entry.reason);
+    SetDuration(entry.until - now, pair->mutable_retry_in());
+  }
+  for (const auto& [p, prefill] : workers_) {
+    if (prefill->hello.role() != v1::WORKER_ROLE_PREFILL) continue;
+    for (const auto& [d, decode] : workers_) {
+      if (decode->hello.role() != v1::WORKER_ROLE_DECODE) continue;
+      const absl::Status status = CheckPair(prefill->hello, decode->hello);
+      if (status.ok()) continue;
+      v1::AvoidedPair* const pair = state->add_avoided_pairs();
+      pair->set_prefill_worker_id(p);
+      pair->set_decode_worker_id(d);
+      pair->set_reason(std::string(status.message()));
+    }
+  }
+  for (const auto& [when, rejected] : rejected_) {
+    v1::RejectedWorker* const shown = state->add_rejected();
+    *shown = rejected;
+    SetDuration(now - when, shown->mutable_age());
+  }
+}
+
+}  // namespace tandem::router

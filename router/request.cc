@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two calls of a request, as long as nothing is lost. See request.h.
+
+#include "router/request.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "router/compatibility.h"
+#include "router/legs.h"
+
+namespace tandem::router {
+
+std::string_view PhaseName(Request::Phase phase) {
+  switch (phase) {
+    case Request::Phase::kQueued:
+      return "queued";
+    case Request::Phase::kOpening:
+      return "opening";
+    case Request::Phase::kPrefilling:
+      return "prefilling";
+    case Request::Phase::kHandingOver:
+      return "handing_over";
+    case Request::Phase::kDecoding:
+      return "decoding";
+    case Request::Phase::kRetrying:
+      return "retrying";
+    case Request::Phase::kEnding:
+    case Request::Phase::kEnded:
+      return "ending";
+  }
+  return "";
+}
+
+Request::Request(const RequestContext& context, AdmittedRequest admitted,
+                 std::string internal_id, std::unique_ptr<ClientStream> client)
+    : context_(context),
+      effective_(std::move(admitted.effective)),
+      prompt_(std::move(admitted.prompt)),
+      internal_id_(std::move(internal_id)),
+      client_(std::move(client)),
+      output_(effective_, prompt_, context.codec, client_.get()),
+      admitted_(context.loop->Now()),
+      deadline_(admitted_ + admitted.deadline),
+      waiting_since_(admitted_),
+      last_token_(admitted_),
+      deadline_timer_(context.loop),
+      judge_timer_(context.loop),
+      retry_timer_(context.loop),
+      ending_timer_(context.loop) {
+  client_->Start(this);
+  ArmDeadline();
+}
+
+Request::~Request() = default;
+
+void Request::Begin(const Choice& choice, int cached_tokens) {
+  const absl::Time now = context_.loop->Now();
+  if (!placed_) placed_ = now;
+  decode_ref_ = choice.decode;
+  prefill_ref_ = choice.prefill.value_or(v1::WorkerRef());
+  local_ = !choice.prefill.has_value();
+  opened_ = decode_computes_ = prefill_computes_ = false;
+  phase_ = Phase::kOpening;
+  opening_since_ = now;
+  v1::RouterCounters& counters = *context_.counters;
+  if (local_) {
+    counters.set_local_placements(counters.local_placements() + 1);
+  } else {
+    counters.set_split_placements(counters.split_placements() + 1);
+  }
+  context_.observer->OnPlaced(!local_);
+  context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
+                           std::max(1, history_tokens() - cached_tokens));
+
+  v1::DecodeRequest message;
+  v1::DecodeOpen* const open = message.mutable_open();
+  open->set_request_id(internal_id_);
+  open->set_decode_incarnation(decode_ref_.incarnation());
+  open->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
+  open->mutable_output_token_ids()->Add(output_tokens_.begin(),
+                                        output_tokens_.end());
+  *open->mutable_sampling() = ToSamplingParams(effective_);
+  *open->mutable_stopping() = ToStoppingParams(effective_);
+  if (!local_) *open->mutable_prefill_worker() = prefill_ref_;
+  open->set_cache_salt(effective_.cache_salt);
+  open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
+  open->set_deadline_ms(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
+  open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
+  open->set_suspect(suspect_);
+  decode_ = std::make_unique<DecodeLeg>(
+      this, context_.dialer->DialDecode(decode_ref_, Remaining()), now);
+  decode_->stream->Start(decode_.get());
+  decode_->stream->Send(std::move(message));
+}
+
+void Request::OnDecode(v1::DecodeResponse message) {
+  switch (message.event_case()) {
+    case v1::DecodeResponse::kOpened:
+      OnOpened(message.opened());
+      return;
+    case v1::DecodeResponse::kStarted:
+      OnAttemptStarted(message.started().attempt());
+      return;
+    case v1::DecodeResponse::kDead:
+      OnDead(message.dead());
+      return;
+    case v1::DecodeResponse::kTokens:
+      // Only of a committed attempt, and nothing new after the end.
+      if (phase_ != Phase::kDecoding) {
+        context_.counters->set_dropped_tokens(
+            context_.counters->dropped_tokens() +
+            message.tokens().tokens_size());
+        return;
+      }
+      if (Take(message.tokens())) Pause();
+      return;
+    case v1::DecodeResponse::kFinished:
+      OnDecodeFinished(message.finished());
+      return;
+    case v1::DecodeResponse::kBeat:
+    case v1::DecodeResponse::EVENT_NOT_SET:
+      return;
+  }
+}
+
+void Request::OnOpened(const v1::AttemptOpened& opened) {
+  if (phase_ != Phase::kOpening && phase_ != Phase::kRetrying) return;
+  judge_timer_.Stop();
+  retry_timer_.Stop();
+  opened_ = true;
+  was_computed_ = true;
+  waiting_ = false;
+  attempt_ = opened.attempt();
+  phase_ = Phase::kPrefilling;
+  if (local_) {
+    decode_computes_ = true;
+    if (!cached_tokens_) cached_tokens_ = opened.cached_tokens();
+    SayStarted();
+    return;
+  }
+  OpenPrefill(opened.ticket());
+}
+
+void Request::OpenPrefill(const std::string& ticket) {
+  const absl::Time now = context_.loop->Now();
+  v1::PrefillRequest message;
+  v1::PrefillOpen* const open = message.mutable_open();
+  open->set_request_id(internal_id_);
+  open->set_prefill_incarnation(prefill_ref_.incarnation());
+  open->set_attempt(attempt_);
+  open->set_ticket(ticket);
+  *open->mutable_decode_worker() = decode_ref_;
+  open->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
+  open->mutable_output_token_ids()->Add(output_tokens_.begin(),
+                                        output_tokens_.end());
+  *open->mutable_sampling() = ToSamplingParams(effective_);
+  *open->mutable_stopping() = ToStoppingParams(effective_);
+  open->set_cache_salt(effective_.cache_salt);
+  open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
+  open->set_deadline_ms(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
+  open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
+  open->set_suspect(suspect_);
+  for (const std::string& way : context_.registry->AvoidedWays(
+           prefill_ref_.worker_id(), decode_ref_.worker_id())) {
+    open->add_avoid_ways(way);
+  }
+  prefill_computes_ = false;
+  prefill_ = std::make_unique<PrefillLeg>(
+      this, context_.dialer->DialPrefill(prefill_ref_, Remaining()), now);
+  prefill_->stream->Start(prefill_.get());
+  prefill_->stream->Send(std::move(message));
+}
+
+void Request::OnAttemptStarted(uint32_t attempt) {
+  if (attempt != attempt_) return;
+  if (phase_ != Phase::kPrefilling && phase_ != Phase::kHandingOver &&
+      phase_ != Phase::kRetrying) {
+    return;
+  }
+  // A retry that crossed the commit: nothing was lost after all.
+  judge_timer_.Stop();
+  retry_timer_.Stop();
+  phase_ = Phase::kDecoding;
+  decode_computes_ = true;
+  prefill_computes_ = false;
+  context_.registry->CallWorked(decode_ref_.worker_id());
+  if (!bound_to_) {
+    if (const Worker* worker =
+            context_.registry->Find(decode_ref_.worker_id())) {
+      bound_to_ = worker->hello;
+    }
+  }
+  SayStarted();
+}
+
+void Request::OnDead(const v1::AttemptDead& dead) {
+  if (dead.attempt() != attempt_ || phase_ == Phase::kEnding) return;
+  // Asked for already, or about to be.
+  if (phase_ == Phase::kRetrying) return;
+  decode_computes_ = false;
+  const absl::Status why(static_cast<absl::StatusCode>(dead.code()),
+                         dead.message());
+  if (!dead.failed_way().empty() && !prefill_ref_.worker_id().empty()) {
+    context_.registry->PairFailed(prefill_ref_.worker_id(),
+                                  decode_ref_.worker_id(), dead.failed_way(),
+                                  dead.message());
+  }
+  if (dead.preempted()) {
+    context_.counters->set_preempted_attempts(
+        context_.counters->preempted_attempts() + 1);
+    if (++preemptions_ > context_.options->max_preemptions) {
+      Fail(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                     "the sequence was preempted too often: the decode "
+                     "workers have too little memory for their load"));
+      return;
+    }
+  }
+  if (why.code() == absl::StatusCode::kUnavailable && prefill_computes_) {
+    // Its link broke: did the prefill worker crash with it?
+    PrefillLost(why, /*call_failed=*/false);
+    return;
+  }
+  RetryPrefill(/*counts=*/!dead.preempted(), why);
+}
+
+void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
+  if (phase_ != Phase::kDecoding) return;
+  decode_finished_ = finished;
+  if (!cached_tokens_) cached_tokens_ = finished.cached_tokens();
+  if (finished.reason() == v1::FINISH_REASON_UNSPECIFIED) {
+    DecodeLost(absl::InternalError("the decode worker gave no finish reason"));
+    return;
+  }
+  Finish(finished.reason());
+}
+
+void Request::OnPrefill(v1::PrefillResponse message) {
+  switch (message.event_case()) {
+    case v1::PrefillResponse::kStarted:
+      prefill_->admitted = true;
+      prefill_computes_ = true;
+      context_.registry->CallWorked(prefill_ref_.worker_id());
+      if (!cached_tokens_) cached_tokens_ = message.started().cached_tokens();
+      worker_queue_ = absl::Microseconds(message.started().queue_us());
+      if (phase_ == Phase::kPrefilling) SayStarted();
+      return;
+    case v1::PrefillResponse::kFirstToken:
+      prefill_->admitted = true;
+      OnFirstToken(message.first_token());
+      return;
+    case v1::PrefillResponse::kDone:
+      prefill_->done = true;
+      prefill_computes_ = false;
+      prefill_done_ = message.done();
+      if (!prefill_done_.way().empty()) {
+        context_.registry->PairWorked(prefill_ref_.worker_id(),
+                                      decode_ref_.worker_id(),
+                                      prefill_done_.way());
+      }
+      if (phase_ == Phase::kEnding) WriteDone();
+      return;
+    case v1::PrefillResponse::kBeat:
+    case v1::PrefillResponse::EVENT_NOT_SET:
+      return;
+  }
+}
+
+void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
+  if (phase_ == Phase::kEnding) return;
+  v1::DecodedTokens tokens;
+  tokens.set_position(first.position());
+  *tokens.add_tokens() = first.token();
+  if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
+  SayStarted();
+  if (!Take(tokens)) return;
+  if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
+    // No commit follows: the decode worker's part is over.
+    Finish(first.finish_reason());
+  }
+}
+
+bool Request::Take(const v1::DecodedTokens& tokens) {
+  const absl::Time now = context_.loop->Now();
+  int fresh = 0;
+  Output::Verdict verdict = Output::Verdict::kGoesOn;
+  for (int i = 0; i < tokens.tokens_size(); ++i) {
+    const v1::Token& token = tokens.tokens(i);
+    const int64_t position = int64_t{tokens.position()} + i;
+    const int64_t next = history_tokens();
+    if (position < next) {
+      const int64_t nth = position - static_cast<int64_t>(prompt_.size());
+      if (nth < 0 || output_tokens_[nth] != token.token_id()) {
+        Fail(MakeError(absl::StatusCode::kInternal, "INTERNAL",
+                       absl::StrCat("a worker contradicts the token at "
+                                    "position ",
+                                    position)));
+        return false;
+      }
+      context_.counters->set_dropped_tokens(
+          context_.counters->dropped_tokens() + 1);
+      continue;
+    }
+    if (position > next) {
+      DecodeLost(absl::InternalError(absl::StrCat(
+          "position ", position, " came where ", next, " was due")));
+      return false;
+    }
+    output_tokens_.push_back(token.token_id());
+    ++fresh;
+    verdict = output_.Add(token);
+    if (verdict == Output::Verdict::kStopString) break;
+  }
+  if (fresh == 0) return true;
+  attempts_failed_ = crashes_ = 0;
+  suspect_ = false;
+  context_.counters->set_tokens(context_.counters->tokens() + fresh);
+  if (!first_token_) {
+    first_token_ = now;
+    context_.observer->OnFirstToken(now - admitted_);
+  } else {
+    context_.observer->OnTokens(fresh, now - last_token_);
+  }
+  last_token_ = now;
+  output_.Flush();
+  if (verdict == Output::Verdict::kStopString) {
+    DropLegs();  // both calls end at once
+    Finish(v1::FINISH_REASON_STOP);
+    return false;
+  }
+  return true;
+}
+
+void Request::SayStarted() {
+  output_.Started(effective_.request_id, context_.options->model,
+                  static_cast<int>(prompt_.size()), cached_tokens_.value_or(0));
+}
+
+void Request::Pause() {
+  if (paused_ || decode_ == nullptr ||
+      client_->unsent() <= context_.options->max_unsent) {
+    return;
+  }
+  paused_ = true;
+  paused_since_ = context_.loop->Now();
+  decode_->stream->PauseReading(true);
+}
+
+void Request::OnDrained() {
+  if (!std::exchange(paused_, false) || decode_ == nullptr) return;
+  decode_->heard = context_.loop->Now();  // it was we who did not listen
+  decode_->stream->PauseReading(false);
+}
+
+void Request::Tick() {
+  const absl::Time now = context_.loop->Now();
+  const RouterOptions& options = *context_.options;
+  if (paused_ && now - paused_since_ > options.stall_limit) {
+    Fail(MakeError(absl::StatusCode::kResourceExhausted, "SLOW_CLIENT",
+                   absl::StrCat("the client took nothing for ",
+                                absl::FormatDuration(options.stall_limit))));
+    return;
+  }
+  if (prefill_ != nullptr) {
+    if (now - prefill_->heard > options.silence) {
+      PrefillLost(absl::UnavailableError("the prefill worker went silent"));
+      return;
+    }
+    if (prefill_->stream->unsent() == 0) {
+      v1::PrefillRequest beat;
+      beat.mutable_beat();
+      prefill_->stream->Send(std::move(beat));
+    }
+  }
+  if (decode_ != nullptr) {
+    if (!paused_ && now - decode_->heard > options.silence) {
+      DecodeLost(absl::UnavailableError("the decode worker went silent"));
+      return;
+    }
+    if (phase_ == Phase::kOpening && now - opening_since_ > options.open_limit) {
+      DecodeLost(absl::UnavailableError(
+          "the decode worker did not open an attempt in time"));
+      return;
+    }
+    if (decode_->stream->unsent() == 0) {
+      v1::DecodeRequest beat;
+      beat.mutable_beat();
+      decode_->stream->Send(std::move(beat));
+    }
+  }
+}
+
+bool Request::MayContinueOn(const v1::WorkerHello& decode) const {
+  return !bound_to_ || SameResults(*bound_to_, decode);
+}
+
+void Request::Describe(v1::RequestStatus* status) const {
+  status->set_request_id(effective_.request_id);
+  status->set_internal_id(absl::BytesToHexString(internal_id_));
+  status->set_phase(std::string(PhaseName(phase_)));
+  const int64_t nanos =
+      absl::ToInt64Nanoseconds(context_.loop->Now() - admitted_);
+  status->mutable_age()->set_seconds(nanos / 1'000'000'000);
+  status->mutable_age()->set_nanos(static_cast<int>(nanos % 1'000'000'000));
+  status->set_prompt_tokens(static_cast<int>(prompt_.size()));
+  status->set_output_tokens(static_cast<int>(output_tokens_.size()));
+  status->set_prefill_worker_id(prefill_ref_.worker_id());
+  status->set_decode_worker_id(decode_ref_.worker_id());
+  status->set_attempts(failures_ + (opened_ ? 1 : 0));
+  status->set_suspect(suspect_);
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// One request from its admission to its last message (DESIGN.md section 4).
+//
+//   queued        waits for room on a worker
+//   opening       a Decode call is open, its first attempt not yet
+//   prefilling    an attempt is open (on a prefill worker, or local)
+//   handing over  the first token is with the client, its KV on the way
+//   decoding      the attempt committed
+//   retrying      an attempt was lost; the decode worker opens the next one
+//   ending        all is said but the prefill worker's timings
+//
+// The prompt and every token received are kept: they are the inputs of every
+// later attempt. Each position is forwarded once and in order, whoever says
+// it. Losing the prefill worker asks the decode worker for a new attempt;
+// losing the decode worker asks the core for a new pair; losing the client (or
+// a stop string, the deadline, an abort) ends both calls at once.
+//
+// request.cc: the two calls. recovery.cc: losses, verdicts, ends.
+
+#ifndef TANDEM_ROUTER_REQUEST_H_
+#define TANDEM_ROUTER_REQUEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/loop.h"
+#include "router/dialer.h"
+#include "router/observer.h"
+#include "router/options.h"
+#include "router/output.h"
+#include "router/registry.h"
+#include "router/short_way.h"
+#include "router/validate.h"
+#include "tandem/v1/admin.pb.h"
+
+namespace tandem::router {
+
+// A request that passed validation and was tokenised.
+struct AdmittedRequest {
+  EffectiveRequest effective;           // FitToContext done
+  std::vector<int32_t> prompt;
+  absl::Duration deadline;              // from now; zero: the default
+};
+
+// Who is to serve a request.
+struct Choice {
+  v1::WorkerRef decode;
+  std::optional<v1::WorkerRef> prefill;  // none: the decode worker
+};
+
+class Request;
+
+// What a request needs of the core.
+class RequestHost {
+ public:
+  virtual ~RequestHost() = default;
+  // It waits for a new pair from here on.
+  virtual void OnWaits(Request* request) = 0;
+  // Another prefill worker for an admitted sequence; none: prefill there.
+  // `full`: some are alive, but none has room.
+  virtual std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
+                                                     bool* full) = 0;
+  // It has ended and holds nothing; to be destroyed after the callback.
+  virtual void OnEnded(Request* request) = 0;
+};
+
+struct RequestContext {
+  const RouterOptions* options;
+  Loop* loop;
+  Dialer* dialer;
+  Registry* registry;
+  TextCodec* codec;
+  RouterObserver* observer;
+  v1::RouterCounters* counters;
+  RequestHost* host;
+};
+
+class Request final : private StreamHandler<v1::GenerateRequest> {
+ public:
+  enum class Phase {
+    kQueued, kOpening, kPrefilling, kHandingOver, kDecoding, kRetrying,
+    kEnding, kEnded
+  };
+
+  Request(const RequestContext& context, AdmittedRequest admitted,
+          std::string internal_id, std::unique_ptr<ClientStream> client);
+  ~Request() override;
+
+  // From kQueued: opens the Decode call.
+  void Begin(const Choice& choice, int cached_tokens);
+  // Finish reason CANCELLED, with all output so far.
+  void Abort();
+  void Fail(const absl::Status& status);
+  // An incarnation has ended, its calls with it.
+  void OnVoided(const v1::WorkerRef& worker);
+  // Every beat: says that this router is there, and judges silence.
+  void Tick();
+
+  Phase phase() const { return phase_; }
+  const EffectiveRequest& effective() const { return effective_; }
+  const std::vector<int32_t>& prompt() const { return prompt_; }
+  const std::vector<int32_t>& output() const { return output_tokens_; }
+  int history_tokens() const {
+    return static_cast<int>(prompt_.size() + output_tokens_.size());
+  }
+  const std::string& client_id() const { return effective_.request_id; }
+  const std::string& internal_id() const { return internal_id_; }
+  bool suspect() const { return suspect_; }
+  absl::Time admitted() const { return admitted_; }
+  absl::Time waiting_since() const { return waiting_since_; }
+  bool was_computed() const { return was_computed_; }
+  const std::string& decode_worker_id() const {
+    return decode_ref_.worker_id();
+  }
+  const std::string& prefill_worker_id() const {
+    return prefill_ref_.worker_id();
+  }
+  // Once a decode worker gave tokens, later ones must give the same results.
+  bool MayContinueOn(const v1::WorkerHello& decode) const;
+  void Describe(v1::RequestStatus* status) const;
+
+ private:
+  struct DecodeLeg;
+  struct PrefillLeg;
+
+  // StreamHandler: the client.
+  void OnMessage(v1::GenerateRequest message) override {}
+  void OnDrained() override;
+  void OnClosed(absl::Status status) override;
+
+  void OnDecode(v1::DecodeResponse message);
+  void OnDecodeClosed(const absl::Status& status);
+  void OnOpened(const v1::AttemptOpened& opened);
+  void OnAttemptStarted(uint32_t attempt);
+  void OnDead(const v1::AttemptDead& dead);
+  void OnDecodeFinished(const v1::DecodeFinished& finished);
+  void OpenPrefill(const std::string& ticket);
+  void OnPrefill(v1::PrefillResponse message);
+  void OnPrefillClosed(const absl::Status& status);
+  void OnFirstToken(const v1::PrefillFirstToken& first);
+
+  // Forwards what is new of `tokens`. False: the request has ended, or the
+  // worker contradicted what was forwarded.
+  bool Take(const v1::DecodedTokens& tokens);
+  void SayStarted();
+  void Pause();
+
+  // recovery.cc
+  // `call_failed`: its own call said so, not only the decode worker.
+  void PrefillLost(const absl::Status& status, bool call_failed = true);
+  void DecodeLost(const absl::Status& status);
+  // Asks for the next attempt; counts the failure unless it is free.
+  void RetryPrefill(bool counts, const absl::Status& why);
+  void SendRetry();
+  void Requeue();
+  // Judges whether a worker that computed this crashed, then goes on.
+  void Judge(const v1::WorkerRef& worker, absl::Status why,
+             Loop::Task go_on);
+  bool NoteCrash();
+  // True if another attempt is allowed, else the request has failed.
+  bool CountFailure(const absl::Status& why);
+  bool ComputedToTheEnd();
+  void Finish(v1::FinishReason reason);
+  void WriteDone();
+  v1::GenerateDone Summary() const;
+  void End(const absl::Status& status);
+  void DropLegs();
+  absl::Duration Remaining() const;
+  void ArmDeadline();
+
+  const RequestContext context_;
+  EffectiveRequest effective_;
+  const std::vector<int32_t> prompt_;
+  const std::string internal_id_;
+  std::unique_ptr<ClientStream> client_;
+  Output output_;
+  Phase phase_ = Phase::kQueued;
+
+  // The two calls.
+  v1::WorkerRef decode_ref_;
+  v1::WorkerRef prefill_ref_;   // of the attempt; empty: local
+  std::unique_ptr<DecodeLeg> decode_;
+  std::unique_ptr<PrefillLeg> prefill_;
+  uint32_t attempt_ = 0;        // the newest one opened
+  bool opened_ = false;         // the Decode call has opened an attempt
+  bool local_ = false;          // the decode worker prefills
+  bool decode_computes_ = false;
+  bool prefill_computes_ = false;
+  bool paused_ = false;
+  absl::Time paused_since_;
+
+  std::vector<int32_t> output_tokens_;
+  std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn
+
+  // Recovery.
+  int attempts_failed_ = 0;     // since the last new token
+  int failures_ = 0;
+  int preemptions_ = 0;
+  int crashes_ = 0;             // while it was computing, since a new token
+  bool suspect_ = false;
+  bool was_computed_ = false;
+  absl::Status last_failure_;
+
+  // Times, on the loop's clock.
+  const absl::Time admitted_;
+  const absl::Time deadline_;
+  absl::Time waiting_since_;  // for room on a decode worker, refusals included
+  bool waiting_ = true;
+  absl::Time opening_since_;
+  std::optional<absl::Time> placed_;
+  std::optional<absl::Time> first_token_;
+  absl::Time last_token_;
+  std::optional<int> cached_tokens_;
+  absl::Duration worker_queue_;
+  v1::PrefillDone prefill_done_;
+  v1::DecodeFinished decode_finished_;
+  v1::FinishReason finish_reason_ = v1::FINISH_REASON_UNSPECIFIED;
+
+  Timer deadline_timer_;
+  Timer judge_timer_;
+  Timer retry_timer_;
+  Timer ending_timer_;
+};
+
+std::string_view PhaseName(Request::Phase phase);
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_REQUEST_H_

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/validate.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "router/errors.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr char kNotOffered[] = "not offered by this version";
+
+// Returns from the enclosing function on an error.
+#define TANDEM_ROUTER_RETURN_IF_ERROR(expression)       \
+  do {                                                  \
+    if (absl::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+// False for NaN.
+template <typename T>
+bool Between(T value, T low, T high) {
+  return value >= low && value <= high;
+}
+
+template <typename T>
+absl::Status CheckRange(const char* field, T value, T low, T high) {
+  if (Between(value, low, high)) return absl::OkStatus();
+  return FieldInvalid(field, absl::StrCat(value),
+                      absl::StrCat("must be in ", low, "..", high));
+}
+
+// Features of later versions: only the value that asks for nothing passes.
+template <typename T>
+absl::Status CheckOnly(const char* field, bool has, T value, T only) {
+  if (!has || value == only) return absl::OkStatus();
+  return FieldInvalid(
+      field, absl::StrCat(value),
+      absl::StrCat("only ", only, " is allowed; others are ", kNotOffered));
+}
+
+absl::Status CheckUnset(const char* field, bool is_set) {
+  if (!is_set) return absl::OkStatus();
+  return FieldInvalid(field, "(set)", kNotOffered);
+}
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (id.size() > kMaxRequestIdBytes) {
+    return FieldInvalid("request_id", absl::StrCat(id.size(), " bytes"),
+                        absl::StrCat("at most ", kMaxRequestIdBytes));
+  }
+  for (char c : id) {
+    if (c < 0x20 || c > 0x7e) {
+      return FieldInvalid("request_id", "(bytes)",
+                          "must be printable ASCII characters");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPrompt(const v1::GenerateRequest& request,
+                         const ModelLimits& limits) {
+  switch (request.prompt_case()) {
+    case v1::GenerateRequest::kText:
+      return absl::OkStatus();
+    case v1::GenerateRequest::kTokenIds:
+      if (request.token_ids().ids().empty()) {
+        return FieldInvalid("token_ids.ids", "(empty)",
+                            "at least one token is needed");
+      }
+      return ValidateTokenIds("token_ids.ids", request.token_ids().ids(),
+                              limits);
+    case v1::GenerateRequest::kChat:
+      return ValidateChat(request.chat(), limits);
+    case v1::GenerateRequest::PROMPT_NOT_SET:
+      break;
+  }
+  return FieldInvalid("prompt", "(not set)",
+                      "one of text, token_ids or chat is needed");
+}
+
+absl::Status CheckSampling(const v1::SamplingOptions& s,
+                           const ModelLimits& limits) {
+  if (s.has_temperature()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
+        "sampling.temperature", s.temperature(), 0.0f, kMaxTemperature));
+  }
+  if (s.has_top_p() && !(s.top_p() > 0 && s.top_p() <= 1)) {
+    return FieldInvalid("sampling.top_p", absl::StrCat(s.top_p()),
+                        "must be above 0 and at most 1");
+  }
+  if (s.has_top_k()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.top_k", s.top_k(), -1,
+                                             limits.vocabulary_size));
+  }
+  if (s.has_min_p()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("sampling.min_p", s.min_p(), 0.0f, 1.0f));
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("sampling.n", s.has_n(), s.n(), 1));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("sampling.best_of", s.has_best_of(), s.best_of(), 1));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("sampling.frequency_penalty", s.has_frequency_penalty(),
+                s.frequency_penalty(), 0.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("sampling.presence_penalty", s.has_presence_penalty(),
+                s.presence_penalty(), 0.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("sampling.repetition_penalty", s.has_repetition_penalty(),
+                s.repetition_penalty(), 1.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly(
+      "sampling.typical_p", s.has_typical_p(), s.typical_p(), 1.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("sampling.logit_bias", !s.logit_bias().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("sampling.allowed_token_ids",
+                                           !s.allowed_token_ids().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("sampling.banned_token_ids",
+                                           !s.banned_token_ids().empty()));
+  return CheckUnset("sampling.bad_words", !s.bad_words().empty());
+}
+
+absl::StatusOr<absl::Duration> ReadMaxTime(
+    const google::protobuf::Duration& value) {
+  const absl::Duration time =
+      absl::Seconds(value.seconds()) + absl::Nanoseconds(value.nanos());
+  const bool canonical =
+      Between(value.nanos(), -999'999'999, 999'999'999) &&
+      (value.seconds() == 0 || value.nanos() == 0 ||
+       (value.seconds() < 0) == (value.nanos() < 0));
+  if (!canonical || time <= absl::ZeroDuration() || time > absl::Hours(1)) {
+    return FieldInvalid("stopping.max_time", absl::FormatDuration(time),
+                        "must be above 0 s and at most 1 h");
+  }
+  return time;
+}
+
+absl::Status CheckStopping(const v1::StoppingOptions& s,
+                           const ModelLimits& limits) {
+  constexpr int kMax = std::numeric_limits<int>::max();
+  if (s.has_max_tokens()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
+        "stopping.max_tokens", s.max_tokens(), 1,
+        limits.context_length > 0 ? limits.context_length : kMax));
+  }
+  if (s.has_min_tokens() && s.min_tokens() < 0) {
+    return FieldInvalid("stopping.min_tokens", absl::StrCat(s.min_tokens()),
+                        "must be in 0..max_tokens");
+  }
+  if (s.stop_size() > kMaxStopStrings) {
+    return FieldInvalid("stopping.stop",
+                        absl::StrCat(s.stop_size(), " strings"),
+                        absl::StrCat("at most ", kMaxStopStrings));
+  }
+  for (const std::string& stop : s.stop()) {
+    if (stop.empty() || stop.size() > kMaxStopStringBytes) {
+      return FieldInvalid(
+          "stopping.stop", absl::StrCat("a string of ", stop.size(), " bytes"),
+          absl::StrCat("each must have 1..", kMaxStopStringBytes, " bytes"));
+    }
+  }
+  if (s.stop_token_ids_size() > kMaxStopTokenIds) {
+    return FieldInvalid("stopping.stop_token_ids",
+                        absl::StrCat(s.stop_token_ids_size(), " ids"),
+                        absl::StrCat("at most ", kMaxStopTokenIds));
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(ValidateTokenIds(
+      "stopping.stop_token_ids", s.stop_token_ids(), limits));
+  if (s.has_max_time()) return ReadMaxTime(s.max_time()).status();
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutput(const v1::GenerateRequest& request) {
+  const v1::OutputOptions& o = request.output();
+  if (o.has_logprobs()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("output.logprobs", o.logprobs(), 0, kMaxLogprobs));
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("output.prompt_logprobs", o.has_prompt_logprobs()));
+  if (o.echo()) {
+    return FieldInvalid("output.echo", "true", kNotOffered);
+  }
+  if (o.has_text() && !o.text() && !request.stopping().stop().empty()) {
+    return FieldInvalid("output.text", "false",
+                        "stopping.stop needs text; use stop_token_ids");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRest(const v1::GenerateRequest& request) {
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("structured", request.has_structured()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly(
+      "priority", request.has_priority(), request.priority(), 0));
+  if (!v1::Placement_IsValid(request.placement())) {
+    return FieldInvalid(
+        "placement", absl::StrCat(static_cast<int>(request.placement())),
+        "must be AUTO, SPLIT or LOCAL");
+  }
+  if (request.cache().cache_salt().size() > kMaxCacheSaltBytes) {
+    return FieldInvalid(
+        "cache.cache_salt",
+        absl::StrCat(request.cache().cache_salt().size(), " bytes"),
+        absl::StrCat("at most ", kMaxCacheSaltBytes));
+  }
+  return absl::OkStatus();
+}
+
+v1::SamplingOptions EffectiveSampling(const v1::SamplingOptions& asked,
+                                      const ModelLimits& limits) {
+  v1::SamplingOptions s = DefaultSampling(limits);
+  if (asked.has_temperature()) s.set_temperature(asked.temperature());
+  if (asked.has_top_p()) s.set_top_p(asked.top_p());
+  if (asked.has_top_k()) s.set_top_k(std::max(0, asked.top_k()));
+  if (asked.has_min_p()) s.set_min_p(asked.min_p());
+  if (asked.has_seed()) s.set_seed(asked.seed());
+  return s;
+}
+
+v1::StoppingOptions EffectiveStopping(const v1::StoppingOptions& asked) {
+  v1::StoppingOptions s = asked;
+  s.set_min_tokens(asked.min_tokens());
+  s.set_ignore_eos(asked.ignore_eos());
+  s.set_include_stop_str_in_output(asked.include_stop_str_in_output());
+  return s;
+}
+
+v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
+  v1::OutputOptions o;
+  if (asked.has_logprobs()) o.set_logprobs(asked.logprobs());
+  o.set_echo(false);
+  o.set_skip_special_tokens(!asked.has_skip_special_tokens() ||
+                            asked.skip_special_tokens());
+  o.set_text(!asked.has_text() || asked.text());
+  o.set_return_token_ids(asked.return_token_ids() || !o.text());
+  return o;
+}
+
+}  // namespace
+
+absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
+                               const ModelLimits& limits) {
+  return FieldInvalid(
+      field, absl::StrCat(id),
+      absl::StrCat("ids must be below the vocabulary size, ",
+                   limits.vocabulary_size));
+}
+
+absl::Status ValidateModel(const std::string& model,
+                           const ModelLimits& limits) {
+  if (model.empty() || model == limits.model) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
+               absl::StrCat("model = ", model.substr(0, 128),
+                            ": served here is ", limits.model),
+               {{"served", limits.model}});
+}
+
+absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
+  if (!limits.has_chat_template) {
+    return FieldInvalid("chat", "(set)",
+                        "this model has no chat template; use text");
+  }
+  if (chat.messages().empty()) {
+    return FieldInvalid("chat.messages", "(empty)",
+                        "at least one message is needed");
+  }
+  for (const v1::ChatMessage& message : chat.messages()) {
+    if (message.role().empty()) {
+      return FieldInvalid("chat.messages.role", "(empty)", "is needed");
+    }
+    if (!message.content().empty() && !message.parts().empty()) {
+      return FieldInvalid("chat.messages.parts", "(set)",
+                          "either content or parts, not both");
+    }
+    for (const v1::ContentPart& part : message.parts()) {
+      if (!part.has_text()) {
+        return FieldInvalid("chat.messages.parts", "(not text)",
+                            "only text parts are allowed");
+      }
+    }
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("chat.messages.tool_calls",
+                                             !message.tool_calls().empty()));
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("chat.messages.tool_call_id",
+                                             !message.tool_call_id().empty()));
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("chat.tools", !chat.tools().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("chat.tool_choice", chat.has_tool_choice()));
+  if (chat.add_generation_prompt() && chat.continue_final_message()) {
+    return FieldInvalid("chat.continue_final_message", "true",
+                        "excludes add_generation_prompt");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
+                                          const ModelLimits& limits) {
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(ValidateModel(request.model(), limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckPrompt(request, limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request.stopping(), limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request));
+
+  EffectiveRequest effective;
+  effective.request_id = request.request_id();
+  effective.sampling = EffectiveSampling(request.sampling(), limits);
+  effective.stopping = EffectiveStopping(request.stopping());
+  effective.output = EffectiveOutput(request.output());
+  effective.placement = request.placement() == v1::PLACEMENT_UNSPECIFIED
+                            ? v1::PLACEMENT_AUTO
+                            : request.placement();
+  effective.cache_salt = request.cache().cache_salt();
+  effective.bypass_prefix_cache = request.cache().bypass_prefix_cache();
+  if (request.stopping().has_max_time()) {
+    effective.max_time = *ReadMaxTime(request.stopping().max_time());
+  }
+  effective.end_token_ids.assign(effective.stopping.stop_token_ids().begin(),
+                                 effective.stopping.stop_token_ids().end());
+  if (!effective.stopping.ignore_eos()) {
+    for (int32_t id : limits.eos_token_ids) {
+      if (std::find(effective.end_token_ids.begin(),
+                    effective.end_token_ids.end(),
+                    id) == effective.end_token_ids.end()) {
+        effective.end_token_ids.push_back(id);
+      }
+    }
+  }
+  return effective;
+}
+
+absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
+                          EffectiveRequest* effective) {
+  if (prompt_tokens < 1) {
+    return FieldInvalid("prompt", "(empty)",
+                        "this model's tokenizer makes no token of it");
+  }
+  v1::StoppingOptions& stopping = effective->stopping;
+  int room = std::numeric_limits<int>::max();
+  if (limits.context_length > 0) {
+    room = limits.context_length - prompt_tokens;
+    const int wanted =
+        stopping.has_max_tokens() ? stopping.max_tokens() : 1;
+    if (wanted > room) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "CONTEXT_LENGTH_EXCEEDED",
+          absl::StrCat("prompt of ", prompt_tokens, " tokens and max_tokens = ",
+                       wanted, ": together at most ", limits.context_length),
+          {{"field", stopping.has_max_tokens() ? "stopping.max_tokens"
+                                               : "prompt"},
+           {"prompt_tokens", absl::StrCat(prompt_tokens)},
+           {"max_tokens", absl::StrCat(wanted)},
+           {"context_length", absl::StrCat(limits.context_length)}});
+    }
+  }
+  if (!stopping.has_max_tokens()) {
+    stopping.set_max_tokens(std::min(room, limits.default_max_tokens));
+  }
+  return CheckRange("stopping.min_tokens", stopping.min_tokens(), 0,
+                    stopping.max_tokens());
+}
+
+v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
+  v1::SamplingParams params;
+  params.set_temperature(effective.sampling.temperature());
+  params.set_top_k(effective.sampling.top_k());
+  params.set_top_p(effective.sampling.top_p());
+  params.set_min_p(effective.sampling.min_p());
+  params.set_seed(effective.sampling.seed());
+  params.set_logprobs(
+      effective.output.has_logprobs() ? effective.output.logprobs() : -1);
+  return params;
+}
+
+v1::StoppingParams ToStoppingParams(const EffectiveRequest& effective) {
+  v1::StoppingParams params;
+  params.set_max_tokens(effective.stopping.max_tokens());
+  params.set_min_tokens(effective.stopping.min_tokens());
+  params.mutable_stop_token_ids()->Add(effective.end_token_ids.begin(),
+                                       effective.end_token_ids.end());
+  return params;
+}
+
+v1::SamplingOptions DefaultSampling(const ModelLimits& limits) {
+  v1::SamplingOptions s;
+  s.set_temperature(limits.temperature);
+  s.set_top_p(limits.top_p);
+  s.set_top_k(limits.top_k);
+  s.set_min_p(limits.min_p);
+  s.set_n(1);
+  s.set_best_of(1);
+  s.set_frequency_penalty(0);
+  s.set_presence_penalty(0);
+  s.set_repetition_penalty(1);
+  s.set_typical_p(1);
+  return s;
+}
+
+v1::StoppingOptions DefaultStopping(const ModelLimits& limits) {
+  v1::StoppingOptions s;
+  s.set_max_tokens(limits.default_max_tokens);
+  s.set_min_tokens(0);
+  s.set_ignore_eos(false);
+  s.set_include_stop_str_in_output(false);
+  return s;
+}
+
+}  // namespace tandem::router

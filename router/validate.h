@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// A client's request against the model's limits: either the values in effect,
+// all set, or the status that names the field, the value and what is allowed.
+// Pure functions; nothing is tokenised here, so what depends on the prompt's
+// length is checked in a second step.
+
+#ifndef TANDEM_ROUTER_VALIDATE_H_
+#define TANDEM_ROUTER_VALIDATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tandem/v1/generation.pb.h"
+#include "tandem/v1/inference.pb.h"
+
+namespace tandem::router {
+
+struct ModelLimits {
+  std::string model;            // served name
+  int context_length = 0;       // positions; 0: not known, not checked
+  int vocabulary_size = 0;
+  bool has_chat_template = false;
+  std::vector<int32_t> eos_token_ids;
+  int default_max_tokens = 4096;
+  // The model's own defaults (generation_config).
+  float temperature = 1;
+  float top_p = 1;
+  int top_k = 0;
+  float min_p = 0;
+};
+
+inline constexpr int kMaxRequestIdBytes = 128;
+inline constexpr int kMaxStopStrings = 8;
+inline constexpr int kMaxStopStringBytes = 64;
+inline constexpr int kMaxStopTokenIds = 64;
+inline constexpr int kMaxLogprobs = 20;
+inline constexpr int kMaxCacheSaltBytes = 64;
+inline constexpr float kMaxTemperature = 2;
+
+// What a request comes down to. The public messages have every field set and
+// go back to the client in GenerateStarted.
+struct EffectiveRequest {
+  std::string request_id;       // the client's; may be empty
+  v1::SamplingOptions sampling;  // seed unset where the client gave none
+  v1::StoppingOptions stopping;  // max_tokens unset until FitToContext
+  v1::OutputOptions output;
+  v1::Placement placement = v1::PLACEMENT_AUTO;
+  std::string cache_salt;
+  bool bypass_prefix_cache = false;
+  std::optional<absl::Duration> max_time;
+  // Ids that end the sequence: the request's and the model's.
+  std::vector<int32_t> end_token_ids;
+};
+
+absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
+                                          const ModelLimits& limits);
+
+// The same checks for a chat alone, e.g. of TokenizeRequest.
+absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
+// NOT_FOUND where `model` is neither empty nor the one served.
+absl::Status ValidateModel(const std::string& model,
+                           const ModelLimits& limits);
+// Each id must be below the vocabulary size.
+template <typename Ids>
+absl::Status ValidateTokenIds(const char* field, const Ids& ids,
+                              const ModelLimits& limits);
+
+// Fills in max_tokens, and refuses what does not fit the context.
+absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
+                          EffectiveRequest* effective);
+
+// The effective values as workers want them.
+v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective);
+v1::StoppingParams ToStoppingParams(const EffectiveRequest& effective);
+
+// The model's defaults, as GetModel shows them.
+v1::SamplingOptions DefaultSampling(const ModelLimits& limits);
+v1::StoppingOptions DefaultStopping(const ModelLimits& limits);
+
+// ------------------------------------------------------ implementation
+
+absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
+                               const ModelLimits& limits);
+
+template <typename Ids>
+absl::Status ValidateTokenIds(const char* field, const Ids& ids,
+                              const ModelLimits& limits) {
+  for (uint32_t id : ids) {
+    if (id >= static_cast<uint32_t>(limits.vocabulary_size)) {
+      return TokenIdOutOfRange(field, id, limits);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_VALIDATE_H_
