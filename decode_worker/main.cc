@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <memory>
 
+#include "common/log.h"
 #include "decode_worker/core.h"
 #include "decode_worker/service.h"
+#include "handoff/shm/shm_way.h"
 #include "worker/load_metrics.h"
 #include "worker/process.h"
 
@@ -43,7 +45,17 @@ class DecodeRole final : public worker::Role {
               context.executor, context.parts.pool.get()),
         decode_(context.loop, &core_),
         handoff_(context.loop, &core_),
-        metrics_(context.metrics, context.parts.hello) {}
+        metrics_(context.metrics, context.parts.hello) {
+    const auto& ways = context.parts.ways;
+    if (std::find(ways.begin(), ways.end(), "shm") == ways.end()) return;
+    auto shm = handoff::NewShmReceiverWay(context.loop, context.random);
+    if (shm.ok()) {
+      core_.AddWay(*std::move(shm));
+    } else {
+      LogWarning("no shared memory, KV comes by gRPC",
+                 {{"status", shm.status()}});
+    }
+  }
 
   std::vector<grpc::Service*> services() override {
     return {&decode_, &handoff_};

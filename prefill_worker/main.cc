@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "handoff/shm/shm_way.h"
 #include "prefill_worker/core.h"
 #include "prefill_worker/service.h"
 #include "worker/load_metrics.h"
@@ -26,7 +27,12 @@ class PrefillRole final : public worker::Role {
               context.executor, context.parts.pool.get(),
               LinkDialer(context.loop, &channels_)),
         prefill_(context.loop, &core_),
-        metrics_(context.metrics, context.parts.hello) {}
+        metrics_(context.metrics, context.parts.hello) {
+    const auto& ways = context.parts.ways;
+    if (std::find(ways.begin(), ways.end(), "shm") != ways.end()) {
+      core_.AddWay(handoff::NewShmSenderWay(context.loop));
+    }
+  }
 
   std::vector<grpc::Service*> services() override { return {&prefill_}; }
   v1::WorkerLoad Load() const override { return core_.Load(); }
