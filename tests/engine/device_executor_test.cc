@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/testing/late_backend.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/notification.h"
 #include "tests/engine/rig.h"
 
 namespace tandem::engine {
@@ -107,7 +107,7 @@ class Recorder final : public StepListener {
   }
   std::vector<std::pair<uint64_t, int>> events;
   std::vector<absl::StatusOr<StepResult>> results;
-  absl::Notification done;
+  Notification done;
 
  private:
   const size_t steps_;
@@ -292,7 +292,7 @@ TEST_P(DeviceExecutorTest, AScatterWaitsForTheStepThatNamesItsBlocks) {
     const Step step{.id = 1000, .entries = {Entry(target, 100, 1, true)}};
     Recorder recorder(1);
     std::vector<float> logits;
-    absl::Notification scattered;
+    Notification scattered;
     rig->loop().RunSync([&] {
       rig->executor().set_logits_probe(
           [&](uint64_t, int, absl::Span<const float> row) {
@@ -342,7 +342,7 @@ TEST_P(DeviceExecutorTest, WhatALayerReportNamesCanBeGathered) {
       Close();
     }
     KvDigest sum;
-    absl::Notification done;
+    Notification done;
 
    private:
     void Close() {

@@ -12,11 +12,9 @@ tandem_fuzzer(fuzz_config SRCS fuzz_config.cc DEPS tandem_engine_model
 
 # With a backend to run on: the rig, and what stands on it.
 if(TARGET tandem_kernels)
-  find_package(absl REQUIRED)
   tandem_library(tandem_engine_rig
     SRCS checkpoint_maker.cc rig.cc
-    DEPS tandem_engine_model tandem_kernels tandem_common
-         absl::synchronization)
+    DEPS tandem_engine_model tandem_kernels tandem_common)
   target_compile_definitions(tandem_engine_rig PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   tandem_test(golden_test SRCS golden_test.cc DEPS tandem_engine_rig

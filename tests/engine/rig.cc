@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/synchronization/notification.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/engine/notification.h"
 
 namespace tandem::engine {
 namespace {
@@ -43,7 +43,7 @@ class Rig::Listener final : public StepListener {
     done.Notify();
   }
   StepOutput output;
-  absl::Notification done;
+  Notification done;
 };
 
 Rig::Rig(const std::string& directory, kernels::Backend* backend,
@@ -149,7 +149,7 @@ void Rig::Greedy(absl::Span<TestSequence* const> sequences, int chunk,
 
 kernels::KvDigest Rig::Gather(const KvPart& part, kernels::DType wire,
                               std::byte* staging) {
-  absl::Notification done;
+  Notification done;
   kernels::KvDigest digest;
   loop_.RunSync([&] {
     executor_->Gather(part, wire, kKey, staging, [&](kernels::KvDigest d) {
@@ -163,7 +163,7 @@ kernels::KvDigest Rig::Gather(const KvPart& part, kernels::DType wire,
 
 void Rig::Scatter(const KvPart& part, kernels::DType wire,
                   const std::byte* staging) {
-  absl::Notification done;
+  Notification done;
   loop_.RunSync([&] {
     executor_->Scatter(part, wire, staging, [&] { done.Notify(); });
   });
@@ -171,7 +171,7 @@ void Rig::Scatter(const KvPart& part, kernels::DType wire,
 }
 
 kernels::KvDigest Rig::Digest(const KvPart& part, kernels::DType wire) {
-  absl::Notification done;
+  Notification done;
   kernels::KvDigest digest;
   loop_.RunSync([&] {
     executor_->Digest(part, wire, kKey, [&](kernels::KvDigest d) {
