@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A unary answer made of a stream's events: the core writes to a ClientStream
+// as always, and this one collects until the end. On the router's loop.
+
+#ifndef TANDEM_ROUTER_FOLD_H_
+#define TANDEM_ROUTER_FOLD_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "router/dialer.h"
+
+namespace tandem::router {
+
+using UnaryStream = Stream<v1::GenerateOnceResponse, v1::GenerateRequest>;
+
+class FoldingStream final : public ClientStream {
+ public:
+  explicit FoldingStream(std::unique_ptr<UnaryStream> call)
+      : call_(std::move(call)) {}
+
+  void Start(StreamHandler<v1::GenerateRequest>* handler) override {
+    call_->Start(handler);
+  }
+  void Send(v1::GenerateResponse event) override {
+    if (!event.request_id().empty()) {
+      answer_.set_request_id(event.request_id());
+    }
+    switch (event.event_case()) {
+      case v1::GenerateResponse::kStarted:
+        *answer_.mutable_started() = std::move(*event.mutable_started());
+        return;
+      case v1::GenerateResponse::kDelta: {
+        v1::GeneratedSequence* const s = Sequence(event.delta().index());
+        s->mutable_text()->append(event.delta().text());
+        s->mutable_token_ids()->MergeFrom(event.delta().token_ids());
+        s->mutable_logprobs()->MergeFrom(event.delta().logprobs());
+        return;
+      }
+      case v1::GenerateResponse::kFinished:
+        *Sequence(event.finished().index())->mutable_finished() =
+            event.finished();
+        return;
+      case v1::GenerateResponse::kDone:
+        *answer_.mutable_done() = std::move(*event.mutable_done());
+        return;
+      case v1::GenerateResponse::EVENT_NOT_SET:
+        return;
+    }
+  }
+  size_t unsent() const override { return 0; }
+  void PauseReading(bool paused) override {}
+  void Close(absl::Status status) override {
+    if (status.ok()) call_->Send(std::move(answer_));
+    call_->Close(std::move(status));
+  }
+  std::string peer() const override { return call_->peer(); }
+
+ private:
+  v1::GeneratedSequence* Sequence(int index) {
+    while (answer_.sequences_size() <= index) {
+      answer_.add_sequences()->set_index(answer_.sequences_size() - 1);
+    }
+    return answer_.mutable_sequences(index);
+  }
+
+  const std::unique_ptr<UnaryStream> call_;
+  v1::GenerateOnceResponse answer_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_FOLD_H_

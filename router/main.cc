@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// tandem-router: the front door.
+//
+// Threads: gRPC's own (validation, tokenisation), the loop "router" (all of
+// RouterCore), and the HTTP listener's.
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/flags.h"
+#include "common/http/server.h"
+#include "common/lifecycle.h"
+#include "common/log.h"
+#include "common/metrics.h"
+#include "common/random.h"
+#include "common/rpc/credentials.h"
+#include "common/rpc/server.h"
+#include "common/thread_loop.h"
+#include "router/core.h"
+#include "router/metrics.h"
+#include "router/model_text.h"
+#include "router/service.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr absl::Duration kStuckAfter = absl::Seconds(30);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+constexpr char kService[] = "tandem.v1.InferenceService";
+constexpr char kRegistry[] = "tandem.v1.RegistryService";
+
+struct Flags {
+  std::string model_dir;
+  std::string served_model_name;
+  std::string host = "127.0.0.1";
+  std::string internal_host = "127.0.0.1";
+  int grpc_port = 50051;
+  int http_port = 8000;
+  int internal_port = 50052;
+  int admin_port = 50053;
+  std::string policy = "prefix_aware";
+  int64_t max_message_bytes = 1 << 20;
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  absl::Duration max_connection_age = absl::Minutes(30);
+  RouterOptions options;
+  LogFlags log;
+  TlsFlags tls;
+};
+
+void AddFlags(CommandLine* line, Flags* flags) {
+  RouterOptions& options = flags->options;
+  line->AddPositional("MODEL_DIR", &flags->model_dir,
+                      "Hugging Face directory: tokenizer, template, limits",
+                      true);
+  line->Add("served-model-name", &flags->served_model_name,
+            "Name of the model in the API; the directory's by default");
+  line->Group("Listening");
+  line->Add("host", &flags->host, "Address for clients");
+  line->AddInt("grpc-port", &flags->grpc_port, "Clients; 0 takes a free one",
+               {0, 65535});
+  line->AddInt("port", &flags->http_port, "HTTP: /metrics and /health",
+               {0, 65535});
+  line->Add("internal-host", &flags->internal_host,
+            "Address for workers that register");
+  line->AddInt("internal-port", &flags->internal_port,
+               "Workers that register", {0, 65535});
+  line->AddInt("admin-port", &flags->admin_port,
+               "Operators, on loopback only", {0, 65535});
+  line->AddBytes("max-request-bytes", &flags->max_message_bytes,
+                 "Size of one request message", {1 << 10, 64 << 20});
+  line->AddDuration("max-connection-age", &flags->max_connection_age,
+                    "Clients are asked to connect anew after this");
+  line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
+                    "For the drain after SIGTERM; then calls end");
+  line->Group("Placement");
+  line->AddChoice("policy", &flags->policy,
+                  {"prefix_aware", "least_loaded", "round_robin"},
+                  "How workers are chosen");
+  line->AddInt("max-local-prefill-tokens", &options.max_local_tokens,
+               "Uncached prompt tokens that a decode worker computes itself",
+               {0, 1 << 24});
+  line->Group("Limits");
+  line->AddInt("max-requests", &options.max_requests,
+               "Requests in flight, waiting ones included", {1, 1 << 20});
+  line->AddInt("max-queued", &options.max_queued,
+               "Of them waiting for room on a worker", {0, 1 << 20});
+  line->AddDuration("queue-wait", &options.queue_wait,
+                    "For room on a worker");
+  line->AddDuration("no-workers-wait", &options.no_workers_wait,
+                    "For any decode worker");
+  line->AddDuration("recovery-wait", &options.recovery_wait,
+                    "For a decode worker in place of a lost one");
+  line->AddDuration("default-deadline", &options.default_deadline,
+                    "Of calls that bring none");
+  line->AddInt("max-attempts", &options.max_attempts,
+               "Failures of a request without a new token in between",
+               {1, 100});
+  line->AddDuration("stall-limit", &options.stall_limit,
+                    "For a client that takes nothing");
+  line->AddDuration("lease", &options.lease,
+                    "Silence of a worker after which it is lost");
+}
+
+class Process {
+ public:
+  Process(Flags* flags, SignalWatcher* signals)
+      : flags_(*flags), signals_(signals), loop_("router") {}
+
+  absl::Status Run() {
+    absl::Status status = Start();
+    if (status.ok()) status = finished_.get_future().get();
+    Stop();
+    return status;
+  }
+
+ private:
+  absl::Status Start();
+  absl::Status StartServers();
+  absl::StatusOr<std::unique_ptr<rpc::Server>> Listen(
+      rpc::ServerOptions options, const std::string& host, int port,
+      grpc::Service* service);
+  void EachSecond();
+  void UpdateFacts();
+  void Drain();
+  void PollDrained();
+  void Stop();
+
+  Flags& flags_;
+  SignalWatcher* const signals_;
+  SystemRandom random_;
+  ThreadLoop loop_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<RouterMetrics> router_metrics_;
+  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<ModelText> model_;
+  rpc::Credentials tls_;
+  ClusterFacts facts_;
+  std::unique_ptr<RpcDialer> dialer_;
+  std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<InferenceServer> inference_;
+  std::unique_ptr<RegistryServer> registry_;
+  std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<rpc::Server> public_server_, internal_server_, admin_server_;
+  std::unique_ptr<Timer> second_, facts_timer_, drain_poll_;
+  std::atomic<bool> draining_ = false;
+  absl::Time drain_ends_;
+  std::promise<absl::Status> finished_;
+};
+
+absl::Status Process::Start() {
+  absl::StatusOr<rpc::Credentials> tls =
+      rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
+  if (!tls.ok()) return tls.status();
+  tls_ = *std::move(tls);
+  absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
+  if (!policy.ok()) return policy.status();
+  absl::StatusOr<std::unique_ptr<ModelText>> model =
+      ModelText::Load(flags_.model_dir, flags_.served_model_name);
+  if (!model.ok()) return model.status();
+  model_ = *std::move(model);
+
+  RouterOptions& options = flags_.options;
+  options.incarnation = random_.Bytes(16);
+  options.model = model_->limits().model;
+  options.policy = *policy;
+  metrics_ = std::make_unique<Metrics>("router", options.model);
+  router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
+  watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
+  loop_.RunSync([&] {
+    dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
+    core_ = std::make_unique<RouterCore>(options, &loop_, &random_,
+                                         dialer_.get(), model_.get(),
+                                         router_metrics_.get());
+    second_ = std::make_unique<Timer>(&loop_);
+    facts_timer_ = std::make_unique<Timer>(&loop_);
+    drain_poll_ = std::make_unique<Timer>(&loop_);
+    EachSecond();
+    UpdateFacts();
+  });
+  inference_ = std::make_unique<InferenceServer>(&loop_, core_.get(),
+                                                 model_.get(), &facts_,
+                                                 router_metrics_.get());
+  registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
+  admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
+  absl::Status status = StartServers();
+  if (!status.ok()) return status;
+  LogInfo("ready", {{"endpoint", public_server_->address()},
+                    {"internal", internal_server_->address()},
+                    {"admin", admin_server_->address()},
+                    {"http", http_->url()},
+                    {"model", options.model},
+                    {"policy", flags_.policy}});
+  signals_->OnDrain(&loop_, [this] { Drain(); });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
+    rpc::ServerOptions options, const std::string& host, int port,
+    grpc::Service* service) {
+  options.address = Endpoint{host, port}.ToString();
+  return rpc::Server::Start(options, {service});
+}
+
+absl::Status Process::StartServers() {
+  http_ = std::make_unique<HttpServer>(
+      HttpOptions{.host = flags_.host, .port = flags_.http_port});
+  http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
+    return HttpResponse{.content_type = Metrics::kContentType,
+                        .body = metrics_->Text()};
+  });
+  http_->Handle("GET", "/health", [this](const HttpRequest&) {
+    return HealthResponse(draining_ ? absl::UnavailableError("draining")
+                                    : watchdog_->Check(loop_.Now()));
+  });
+  absl::Status status = http_->Start();
+  if (!status.ok()) return status;
+
+  rpc::ServerOptions internal;
+  internal.tls = tls_;
+  auto internal_server = Listen(internal, flags_.internal_host,
+                                flags_.internal_port, registry_.get());
+  if (!internal_server.ok()) return internal_server.status();
+  internal_server_ = *std::move(internal_server);
+  internal_server_->SetServing(kRegistry, true);
+
+  auto admin_server =
+      Listen(rpc::ServerOptions(), "127.0.0.1", flags_.admin_port, admin_.get());
+  if (!admin_server.ok()) return admin_server.status();
+  admin_server_ = *std::move(admin_server);
+  admin_server_->SetServing("tandem.v1.AdminService", true);
+
+  rpc::ServerOptions front;
+  front.tls = tls_;
+  front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
+  front.max_connection_age = flags_.max_connection_age;
+  auto public_server =
+      Listen(front, flags_.host, flags_.grpc_port, inference_.get());
+  if (!public_server.ok()) return public_server.status();
+  public_server_ = *std::move(public_server);
+  public_server_->SetServing(kService, true);
+  return absl::OkStatus();
+}
+
+void Process::EachSecond() {
+  second_->Start(absl::Seconds(1), [this] { EachSecond(); });
+  watchdog_->Beat(loop_.Now());
+  router_metrics_->Update(core_->State(/*include_requests=*/false));
+}
+
+void Process::UpdateFacts() {
+  facts_timer_->Start(absl::Milliseconds(50), [this] { UpdateFacts(); });
+  facts_.context_length = core_->context_length();
+  facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
+  facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
+}
+
+void Process::Drain() {
+  LogInfo("draining", {{"timeout", flags_.shutdown_timeout},
+                       {"requests", core_->in_flight()}});
+  draining_ = true;
+  public_server_->SetServing(kService, false);
+  public_server_->SetServing("", false);
+  core_->Drain();
+  drain_ends_ = loop_.Now() + flags_.shutdown_timeout;
+  PollDrained();
+}
+
+void Process::PollDrained() {
+  if (core_->idle() || loop_.Now() >= drain_ends_) {
+    core_->CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                              "this router is going away", {},
+                              absl::Seconds(1)));
+    finished_.set_value(absl::OkStatus());
+    return;
+  }
+  drain_poll_->Start(kDrainPoll, [this] { PollDrained(); });
+}
+
+void Process::Stop() {
+  loop_.RunSync([&] {
+    second_.reset();
+    facts_timer_.reset();
+    drain_poll_.reset();
+    if (core_ != nullptr) {
+      core_->Drain();
+      core_->CloseAll(absl::UnavailableError("this router is going away"));
+    }
+  });
+  // Streams that were just closed still have their last word to write.
+  if (public_server_ != nullptr) public_server_->Shutdown(absl::Seconds(2));
+  if (admin_server_ != nullptr) admin_server_->Shutdown(absl::ZeroDuration());
+  // The core goes when no server can send it anything more.
+  if (internal_server_ != nullptr) {
+    internal_server_->Shutdown(absl::ZeroDuration());
+  }
+  loop_.RunSync([&] { core_.reset(); });
+  http_.reset();
+  loop_.Stop();
+  dialer_.reset();
+}
+
+}  // namespace
+}  // namespace tandem::router
+
+int main(int argc, char** argv) {
+  using namespace tandem;  // NOLINT(google-build-using-namespace)
+  router::Flags flags;
+  CommandLine line("tandem-router",
+                   "The front door: takes prompts over gRPC, places them on "
+                   "workers, and streams tokens back.");
+  line.Example("tandem-router models/tales");
+  router::AddFlags(&line, &flags);
+  line.Group("TLS");
+  flags.tls.AddTo(&line);
+  line.Group("Logs");
+  flags.log.AddTo(&line);
+  if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
+  const absl::Status logging = InitLog(
+      {.format = flags.log.format, .level = flags.log.level, .role = "router"});
+  if (!logging.ok()) return ReportFailure("tandem-router", logging);
+  for (const auto& [name, value] : line.NonDefaults()) {
+    LogDebug("flag", {{name, value}});
+  }
+  SignalWatcher signals;
+  router::Process process(&flags, &signals);
+  const absl::Status status = process.Run();
+  if (!status.ok()) return ReportFailure("tandem-router", status);
+  return signals.ExitCode(kExitOk);
+}

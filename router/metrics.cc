@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/metrics.h"
+
+#include "common/error.h"
+#include "common/log.h"
+#include "common/version.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr int64_t kLongestPrompt = 1 << 20;
+
+absl::Duration ToDuration(const google::protobuf::Duration& value) {
+  return absl::Seconds(value.seconds()) + absl::Nanoseconds(value.nanos());
+}
+
+double Seconds(const google::protobuf::Duration& value) {
+  return absl::ToDoubleSeconds(ToDuration(value));
+}
+
+std::string_view Outcome(const absl::Status& status, bool client_gone) {
+  if (client_gone && !absl::IsDeadlineExceeded(status)) return "cancelled";
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return "ok";
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kAlreadyExists:
+      return "invalid";
+    case absl::StatusCode::kNotFound:
+      return "not_found";
+    case absl::StatusCode::kResourceExhausted:
+      return "overload";
+    case absl::StatusCode::kUnavailable:
+      return "unavailable";
+    case absl::StatusCode::kCancelled:
+      return "cancelled";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "deadline";
+    default:
+      return "internal";
+  }
+}
+
+std::string_view FinishName(v1::FinishReason reason) {
+  switch (reason) {
+    case v1::FINISH_REASON_STOP:
+      return "stop";
+    case v1::FINISH_REASON_LENGTH:
+      return "length";
+    case v1::FINISH_REASON_TIME_LIMIT:
+      return "time_limit";
+    case v1::FINISH_REASON_CANCELLED:
+      return "cancelled";
+    default:
+      return "other";
+  }
+}
+
+Histogram& RequestTime(Metrics* metrics, const char* name, const char* help) {
+  return metrics->AddHistogram(name, help, kRequestTimeBuckets);
+}
+
+}  // namespace
+
+RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
+    : requests_(m->AddCounters("tandem_requests_total", "Requests by outcome",
+                               "outcome", 8, {{"api", "grpc"}})),
+      finished_(m->AddCounters("tandem_requests_finished_total",
+                               "Requests that ended well", "finish_reason",
+                               8)),
+      placements_(m->AddCounters("tandem_router_placements_total",
+                                 "Requests placed on workers", "path", 2,
+                                 {{"policy", std::string(PolicyName(policy))}})),
+      retries_(m->AddCounters("tandem_router_retries_total",
+                              "Attempts lost and repeated", "cause", 8)),
+      resumed_(m->AddCounters("tandem_streams_resumed_total",
+                              "Requests that ended well after a loss", "cause",
+                              8)),
+      prompt_tokens_(m->AddCounters("tandem_prompt_tokens_total",
+                                    "Prompt tokens", "source", 2)),
+      generation_tokens_(m->AddCounter("tandem_generation_tokens_total",
+                                       "Tokens sent to clients")),
+      disconnects_(m->AddCounter("tandem_client_disconnects_total",
+                                 "Clients gone before the end")),
+      running_(m->AddGauge("tandem_num_requests_running",
+                           "Requests on workers")),
+      waiting_(m->AddGauge("tandem_num_requests_waiting",
+                           "Requests waiting for room on a worker")),
+      prefill_workers_(m->AddGauges("tandem_router_workers",
+                                    "Registered workers", "state", 3,
+                                    {{"worker_role", "prefill"}})),
+      decode_workers_(m->AddGauges("tandem_router_workers",
+                                   "Registered workers", "state", 3,
+                                   {{"worker_role", "decode"}})),
+      queue_time_(RequestTime(m, "tandem_request_queue_time_seconds",
+                              "Admission to the first computation")),
+      prefill_time_(RequestTime(m, "tandem_request_prefill_time_seconds",
+                                "Computing the prompt")),
+      handoff_time_(RequestTime(m, "tandem_request_handoff_time_seconds",
+                                "Moving the KV cache")),
+      decode_time_(RequestTime(m, "tandem_request_decode_time_seconds",
+                               "First token to last")),
+      first_token_time_(m->AddHistogram("tandem_time_to_first_token_seconds",
+                                        "Admission to the first token",
+                                        kTimeToFirstTokenBuckets)),
+      inter_token_time_(m->AddHistogram("tandem_inter_token_latency_seconds",
+                                        "Between tokens of one request",
+                                        kTokenTimeBuckets)),
+      output_token_time_(m->AddHistogram("tandem_time_per_output_token_seconds",
+                                         "Mean of a request after its first",
+                                         kTokenTimeBuckets)),
+      total_time_(RequestTime(m, "tandem_e2e_request_latency_seconds",
+                              "Admission to the end")),
+      prompt_size_(m->AddHistogram("tandem_request_prompt_tokens",
+                                   "Prompt tokens of a request",
+                                   TokenCountBuckets(kLongestPrompt))),
+      generation_size_(m->AddHistogram("tandem_request_generation_tokens",
+                                       "Generated tokens of a request",
+                                       TokenCountBuckets(kLongestPrompt))) {
+  m->AddGauge("tandem_build_info", "1", {{"version", kVersion}}).Set(1);
+  // Present from the start, so that rates have a beginning.
+  for (const char* outcome : {"ok", "invalid", "not_found", "overload",
+                              "unavailable", "cancelled", "deadline",
+                              "internal"}) {
+    requests_[outcome].Add(0);
+  }
+}
+
+void RouterMetrics::OnPlaced(bool split) {
+  placements_[split ? "split" : "local"].Add();
+}
+
+void RouterMetrics::OnFirstToken(absl::Duration since_admission) {
+  first_token_time_.Observe(absl::ToDoubleSeconds(since_admission));
+  generation_tokens_.Add();
+}
+
+void RouterMetrics::OnTokens(int tokens, absl::Duration gap) {
+  generation_tokens_.Add(tokens);
+  inter_token_time_.Observe(absl::ToDoubleSeconds(gap) / tokens);
+}
+
+void RouterMetrics::OnRetry(std::string_view cause) { retries_[cause].Add(); }
+
+void RouterMetrics::OnInvalid(const absl::Status& status) {
+  requests_[Outcome(status, false)].Add();
+}
+
+void RouterMetrics::OnEnded(const RequestSummary& summary) {
+  requests_[Outcome(summary.status, summary.client_gone)].Add();
+  if (summary.client_gone) disconnects_.Add();
+  const v1::Usage& usage = summary.done.usage();
+  const v1::Timings& timings = summary.done.timings();
+  if (summary.status.ok()) {
+    finished_[FinishName(summary.finish_reason)].Add();
+    if (summary.failures > 0) resumed_["worker_lost"].Add();
+    prompt_tokens_["cached"].Add(usage.cached_tokens());
+    prompt_tokens_["computed"].Add(usage.prompt_tokens() -
+                                   usage.cached_tokens());
+    prompt_size_.Observe(usage.prompt_tokens());
+    generation_size_.Observe(usage.completion_tokens());
+    queue_time_.Observe(Seconds(timings.queue()));
+    total_time_.Observe(Seconds(timings.total()));
+    decode_time_.Observe(Seconds(timings.decode()));
+    if (timings.has_prefill()) prefill_time_.Observe(Seconds(timings.prefill()));
+    if (!timings.way().empty()) handoff_time_.Observe(Seconds(timings.handoff()));
+    if (usage.completion_tokens() > 1) {
+      output_token_time_.Observe(Seconds(timings.time_per_output_token()));
+    }
+  }
+  LogInfo("request ended",
+          {{"request_id", summary.request_id},
+           {"internal_id", summary.internal_id},
+           {"code", absl::StatusCodeToString(summary.status.code())},
+           {"reason", ErrorReason(summary.status)},
+           {"finish_reason", FinishName(summary.finish_reason)},
+           {"prompt_tokens", usage.prompt_tokens()},
+           {"cached_tokens", usage.cached_tokens()},
+           {"completion_tokens", usage.completion_tokens()},
+           {"queue", ToDuration(timings.queue())},
+           {"prefill", ToDuration(timings.prefill())},
+           {"handoff", ToDuration(timings.handoff())},
+           {"ttft", ToDuration(timings.time_to_first_token())},
+           {"decode", ToDuration(timings.decode())},
+           {"total", ToDuration(timings.total())},
+           {"retries", timings.retries()},
+           {"way", timings.way()},
+           {"prefill_worker", summary.done.workers().prefill()},
+           {"decode_worker", summary.done.workers().decode()}});
+}
+
+void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {
+  waiting_.Set(state.requests().queued());
+  running_.Set(state.requests().total() - state.requests().queued());
+  int count[2][3] = {};
+  for (const v1::WorkerStatus& worker : state.workers()) {
+    const int role = worker.hello().role() == v1::WORKER_ROLE_DECODE;
+    const int kind = worker.placeable()                                    ? 0
+                     : worker.load().state() == v1::WORKER_STATE_DRAINING ? 1
+                                                                           : 2;
+    ++count[role][kind];
+  }
+  const char* const names[] = {"ready", "draining", "lost"};
+  for (int kind = 0; kind < 3; ++kind) {
+    prefill_workers_[names[kind]].Set(count[0][kind]);
+    decode_workers_[names[kind]].Set(count[1][kind]);
+  }
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router's Prometheus metrics, and its one log line per request.
+
+#ifndef TANDEM_ROUTER_METRICS_H_
+#define TANDEM_ROUTER_METRICS_H_
+
+#include <string>
+#include <string_view>
+
+#include "common/metrics.h"
+#include "router/observer.h"
+#include "router/placement.h"
+#include "tandem/v1/admin.pb.h"
+
+namespace tandem::router {
+
+class RouterMetrics final : public RouterObserver {
+ public:
+  RouterMetrics(Metrics* metrics, Policy policy);
+
+  void OnPlaced(bool split) override;
+  void OnFirstToken(absl::Duration since_admission) override;
+  void OnTokens(int tokens, absl::Duration gap) override;
+  void OnRetry(std::string_view cause) override;
+  void OnEnded(const RequestSummary& summary) override;
+
+  // A request that validation refused; it never reached the core.
+  void OnInvalid(const absl::Status& status);
+  // Gauges; about once a second.
+  void Update(const v1::GetClusterStateResponse& state);
+
+ private:
+  CounterSet& requests_;
+  CounterSet& finished_;
+  CounterSet& placements_;
+  CounterSet& retries_;
+  CounterSet& resumed_;
+  CounterSet& prompt_tokens_;
+  Counter& generation_tokens_;
+  Counter& disconnects_;
+  Gauge& running_;
+  Gauge& waiting_;
+  GaugeSet& prefill_workers_;
+  GaugeSet& decode_workers_;
+  Histogram& queue_time_;
+  Histogram& prefill_time_;
+  Histogram& handoff_time_;
+  Histogram& decode_time_;
+  Histogram& first_token_time_;
+  Histogram& inter_token_time_;
+  Histogram& output_token_time_;
+  Histogram& total_time_;
+  Histogram& prompt_size_;
+  Histogram& generation_size_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_METRICS_H_

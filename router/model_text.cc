@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/model_text.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "engine/model_config.h"
+#include "nlohmann/json.hpp"
+#include "router/errors.h"
+
+namespace tandem::router {
+namespace {
+
+class Decoder final : public TextStream {
+ public:
+  Decoder(const text::Tokenizer* tokenizer, absl::Span<const int32_t> prompt,
+          bool skip_special_tokens)
+      : decoder_(tokenizer,
+                 std::span<const int32_t>(prompt.data(), prompt.size()),
+                 {.skip_special_tokens = skip_special_tokens}) {}
+
+  std::string Push(int32_t token_id) override {
+    // An id beyond the tokenizer's (a padded vocabulary) has no text.
+    return decoder_.Push(token_id).value_or("");
+  }
+  std::string Finish() override { return decoder_.Finish(); }
+
+ private:
+  text::StreamDecoder decoder_;
+};
+
+nlohmann::json MessagesJson(const v1::Chat& chat) {
+  nlohmann::json messages = nlohmann::json::array();
+  for (const v1::ChatMessage& message : chat.messages()) {
+    std::string content = message.content();
+    for (const v1::ContentPart& part : message.parts()) content += part.text();
+    nlohmann::json item = {{"role", message.role()}, {"content", content}};
+    if (!message.name().empty()) item["name"] = message.name();
+    if (!message.reasoning_content().empty()) {
+      item["reasoning_content"] = message.reasoning_content();
+    }
+    messages.push_back(std::move(item));
+  }
+  return messages;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
+    const std::string& directory, const std::string& served_name) {
+  absl::StatusOr<text::Tokenizer> tokenizer = text::Tokenizer::Load(directory);
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::StatusOr<engine::ModelSpec> spec = engine::LoadModelSpec(directory);
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<text::ChatTemplate> chat =
+      text::ChatTemplate::Load(directory);
+  if (!chat.ok() && !absl::IsNotFound(chat.status())) return chat.status();
+
+  ModelLimits limits;
+  limits.model = served_name;
+  if (limits.model.empty()) {
+    std::filesystem::path path(directory);
+    if (path.filename().empty()) path = path.parent_path();
+    limits.model = path.filename().string();
+  }
+  limits.context_length = spec->max_positions;
+  limits.vocabulary_size = spec->vocab_size;
+  limits.has_chat_template = chat.ok();
+  limits.eos_token_ids = spec->eos_ids;
+  if (limits.eos_token_ids.empty() && tokenizer->eos_id()) {
+    limits.eos_token_ids = {*tokenizer->eos_id()};
+  }
+  const engine::SamplingDefaults& sampling = spec->sampling;
+  limits.temperature = static_cast<float>(std::clamp(
+      sampling.temperature.value_or(1), 0.0, double{kMaxTemperature}));
+  if (sampling.do_sample.has_value() && !*sampling.do_sample) {
+    limits.temperature = 0;
+  }
+  if (sampling.top_p.value_or(1) > 0) {
+    limits.top_p = static_cast<float>(std::min(1.0, sampling.top_p.value_or(1)));
+  }
+  limits.top_k = std::clamp(sampling.top_k.value_or(0), 0, spec->vocab_size);
+  limits.min_p =
+      static_cast<float>(std::clamp(sampling.min_p.value_or(0), 0.0, 1.0));
+  std::optional<text::ChatTemplate> chat_template;
+  if (chat.ok()) chat_template = *std::move(chat);
+  return std::unique_ptr<ModelText>(new ModelText(
+      *std::move(tokenizer), std::move(chat_template), std::move(limits)));
+}
+
+absl::StatusOr<ModelText::Prompt> ModelText::Encode(
+    const v1::GenerateRequest& request) const {
+  switch (request.prompt_case()) {
+    case v1::GenerateRequest::kText:
+      return Encode(request.text(), /*add_special_tokens=*/true);
+    case v1::GenerateRequest::kChat:
+      return Encode(request.chat(), /*add_special_tokens=*/false);
+    case v1::GenerateRequest::kTokenIds: {
+      Prompt prompt;
+      prompt.token_ids.assign(request.token_ids().ids().begin(),
+                              request.token_ids().ids().end());
+      return prompt;
+    }
+    case v1::GenerateRequest::PROMPT_NOT_SET:
+      break;
+  }
+  return FieldInvalid("prompt", "(not set)",
+                      "one of text, token_ids or chat is needed");
+}
+
+absl::StatusOr<ModelText::Prompt> ModelText::Encode(
+    const std::string& text, bool add_special_tokens) const {
+  absl::StatusOr<std::vector<int32_t>> ids =
+      tokenizer_.Encode(text, add_special_tokens);
+  if (!ids.ok()) {
+    return FieldInvalid("text", "(text)", std::string(ids.status().message()));
+  }
+  Prompt prompt;
+  prompt.token_ids = *std::move(ids);
+  return prompt;
+}
+
+absl::StatusOr<ModelText::Prompt> ModelText::Encode(
+    const v1::Chat& chat, bool add_special_tokens) const {
+  if (!chat_template_) {
+    return FieldInvalid("chat", "(set)", "this model has no chat template");
+  }
+  const std::string messages = MessagesJson(chat).dump();
+  std::string extra;
+  if (chat.has_chat_template_kwargs()) {
+    const auto status = google::protobuf::util::MessageToJsonString(
+        chat.chat_template_kwargs(), &extra);
+    if (!status.ok()) {
+      return FieldInvalid("chat.chat_template_kwargs", "(set)",
+                          "cannot be written as JSON");
+    }
+  }
+  text::ChatTemplateInput input;
+  input.messages_json = messages;
+  input.extra_json = extra;
+  input.now_unix_s = absl::ToUnixSeconds(absl::Now());
+  input.continue_final_message = chat.continue_final_message();
+  input.add_generation_prompt = chat.has_add_generation_prompt()
+                                    ? chat.add_generation_prompt()
+                                    : !input.continue_final_message;
+  absl::StatusOr<std::string> rendered = chat_template_->Render(input);
+  if (!rendered.ok()) {
+    return FieldInvalid("chat", "(messages)",
+                        std::string(rendered.status().message()));
+  }
+  absl::StatusOr<Prompt> prompt = Encode(*rendered, add_special_tokens);
+  if (prompt.ok()) prompt->rendered = *std::move(rendered);
+  return prompt;
+}
+
+absl::StatusOr<std::string> ModelText::Decode(absl::Span<const int32_t> ids,
+                                              bool skip_special_tokens) const {
+  return tokenizer_.Decode(std::span<const int32_t>(ids.data(), ids.size()),
+                           skip_special_tokens);
+}
+
+std::unique_ptr<TextStream> ModelText::NewStream(
+    absl::Span<const int32_t> prompt, bool skip_special_tokens) {
+  return std::make_unique<Decoder>(&tokenizer_, prompt, skip_special_tokens);
+}
+
+}  // namespace tandem::router

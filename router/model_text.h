@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model directory as the router needs it: tokenizer, chat template, limits
+// and defaults. Immutable after Load and shared by all threads.
+
+#ifndef TANDEM_ROUTER_MODEL_TEXT_H_
+#define TANDEM_ROUTER_MODEL_TEXT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "router/text_codec.h"
+#include "router/validate.h"
+#include "tandem/v1/inference.pb.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace tandem::router {
+
+class ModelText final : public TextCodec {
+ public:
+  // `served_name` may be empty: the directory's name.
+  static absl::StatusOr<std::unique_ptr<ModelText>> Load(
+      const std::string& directory, const std::string& served_name);
+
+  // The model's own limits; context_length is what its config says.
+  const ModelLimits& limits() const { return limits_; }
+
+  struct Prompt {
+    std::vector<int32_t> token_ids;
+    std::string rendered;  // what the chat template made
+  };
+  absl::StatusOr<Prompt> Encode(const v1::GenerateRequest& request) const;
+  absl::StatusOr<Prompt> Encode(const std::string& text,
+                                bool add_special_tokens) const;
+  absl::StatusOr<Prompt> Encode(const v1::Chat& chat,
+                                bool add_special_tokens) const;
+  absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids,
+                                     bool skip_special_tokens) const;
+
+  std::string TokenText(int32_t id) const { return tokenizer_.TokenBytes(id); }
+
+  // TextCodec
+  std::unique_ptr<TextStream> NewStream(absl::Span<const int32_t> prompt,
+                                        bool skip_special_tokens) override;
+  std::string TokenBytes(int32_t token_id) override {
+    return tokenizer_.TokenBytes(token_id);
+  }
+
+ private:
+  ModelText(text::Tokenizer tokenizer,
+            std::optional<text::ChatTemplate> chat_template,
+            ModelLimits limits)
+      : tokenizer_(std::move(tokenizer)),
+        chat_template_(std::move(chat_template)),
+        limits_(std::move(limits)) {}
+
+  const text::Tokenizer tokenizer_;
+  const std::optional<text::ChatTemplate> chat_template_;
+  const ModelLimits limits_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_MODEL_TEXT_H_

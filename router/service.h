@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router's gRPC faces: the public service, the workers' registration, and
+// the operators' service. Validation and tokenisation run on gRPC's threads,
+// before a request enters the core's loop.
+
+#ifndef TANDEM_ROUTER_SERVICE_H_
+#define TANDEM_ROUTER_SERVICE_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "common/loop.h"
+#include "common/rpc/credentials.h"
+#include "common/rpc/server_stream.h"
+#include "router/core.h"
+#include "router/metrics.h"
+#include "router/model_text.h"
+#include "tandem/v1/admin.grpc.pb.h"
+#include "tandem/v1/decode.grpc.pb.h"
+#include "tandem/v1/inference.grpc.pb.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+#include "tandem/v1/registry.grpc.pb.h"
+#include "worker/channels.h"
+
+namespace tandem::router {
+
+// Calls to workers, over channels that are kept. On the loop.
+class RpcDialer final : public Dialer {
+ public:
+  RpcDialer(Loop* loop, rpc::Credentials tls)
+      : loop_(loop), channels_(std::move(tls)) {}
+  std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
+                                           absl::Duration deadline) override;
+  std::unique_ptr<PrefillStream> DialPrefill(const v1::WorkerRef& worker,
+                                             absl::Duration deadline) override;
+
+ private:
+  Loop* const loop_;
+  worker::Channels channels_;
+};
+
+// What gRPC's threads may know of the cluster: written by the loop.
+struct ClusterFacts {
+  std::atomic<int> context_length = 0;  // 0: no decode worker
+  std::atomic<int> ready_decode = 0;
+  std::atomic<int> ready_prefill = 0;
+};
+
+class InferenceServer final : public v1::InferenceService::CallbackService {
+ public:
+  InferenceServer(Loop* loop, RouterCore* core, const ModelText* model,
+                  const ClusterFacts* facts, RouterMetrics* metrics)
+      : loop_(loop),
+        core_(core),
+        model_(model),
+        facts_(facts),
+        metrics_(metrics) {}
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
+      grpc::CallbackServerContext* context,
+      const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* GenerateOnce(
+      grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
+      v1::GenerateOnceResponse* response) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* Detokenize(
+      grpc::CallbackServerContext* context,
+      const v1::DetokenizeRequest* request,
+      v1::DetokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* ListModels(
+      grpc::CallbackServerContext* context,
+      const v1::ListModelsRequest* request,
+      v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context,
+                                     const v1::GetModelRequest* request,
+                                     v1::GetModelResponse* response) override;
+
+ private:
+  // All that can be done without the core.
+  absl::StatusOr<AdmittedRequest> Prepare(
+      const rpc::CallInfo& info, const v1::GenerateRequest& request) const;
+  ModelLimits Limits() const;
+  v1::ModelInfo Info() const;
+
+  Loop* const loop_;
+  RouterCore* const core_;
+  const ModelText* const model_;
+  const ClusterFacts* const facts_;
+  RouterMetrics* const metrics_;
+};
+
+class RegistryServer final : public v1::RegistryService::CallbackService {
+ public:
+  RegistryServer(Loop* loop, RouterCore* core)
+      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+          core->AddRegistration(std::move(stream));
+        }) {}
+  grpc::ServerBidiReactor<v1::RegisterRequest, v1::RegisterResponse>* Register(
+      grpc::CallbackServerContext* context) override {
+    return rpc::ServeBidi<v1::RegisterResponse, v1::RegisterRequest>(
+        loop_, context, &accept_);
+  }
+
+ private:
+  Loop* const loop_;
+  const rpc::Accept<v1::RegisterResponse, v1::RegisterRequest> accept_;
+};
+
+class AdminServer final : public v1::AdminService::CallbackService {
+ public:
+  AdminServer(Loop* loop, RouterCore* core) : loop_(loop), core_(core) {}
+  grpc::ServerUnaryReactor* GetClusterState(
+      grpc::CallbackServerContext* context,
+      const v1::GetClusterStateRequest* request,
+      v1::GetClusterStateResponse* response) override;
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
+                                  const v1::AbortRequest* request,
+                                  v1::AbortResponse* response) override;
+
+ private:
+  Loop* const loop_;
+  RouterCore* const core_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_SERVICE_H_
