@@ -40,7 +40,8 @@ CHAT_TEMPLATE = (
 
 # Of a hundred documents, how many are of which kind, phase by phase. The first
 # phase learns the world and its sums; the second is mostly about saying again
-# what stands in the prompt, which comes last to a model of this size.
+# what stands in the prompt, which comes late to a model of this size; the third
+# asks many questions of each text and brings back the sums.
 MIXTURES: list[dict[str, int]] = [
     {
         "raw": 12,
@@ -61,7 +62,18 @@ MIXTURES: list[dict[str, int]] = [
         "talk": 4,
         "echo": 24,
     },
+    {
+        "raw": 9,
+        "story": 9,
+        "question": 18,
+        "facts": 28,
+        "sum": 22,
+        "json": 6,
+        "talk": 4,
+        "echo": 4,
+    },
 ]
+MOST_QUESTIONS = [3, 3, 6]  # about one text, phase by phase
 
 
 @dataclass(frozen=True)
@@ -100,10 +112,12 @@ def _raw(rng: random.Random) -> list[Piece]:
     return [Piece(BOS, False)] + [Piece(part, True) for part in parts]
 
 
-def _questions(kind: str, rng: random.Random) -> list[Piece]:
-    """One to three questions about a text, one after the other."""
+def _questions(kind: str, rng: random.Random, most: int) -> list[Piece]:
+    """One to `most` questions about a text, one after the other."""
     while True:
-        text, asked, key = grammar.draw_questions(kind, rng, rng.randint(1, 3))
+        text, asked, key = grammar.draw_questions(
+            kind, rng, rng.randint(1, most)
+        )
         if not grammar.held_out(key):
             break
     gap = "\n" if kind == "question" else rng.choice(("\n", " "))
@@ -160,10 +174,10 @@ def _echo(rng: random.Random) -> tuple[str, str]:
     return f"Make a JSON list of {text}.", json.dumps(words)
 
 
-def _exchange(kind: str, rng: random.Random) -> list[Piece]:
+def _exchange(kind: str, rng: random.Random, phase: int) -> list[Piece]:
     """One prompt of a kind and its answer; questions may be several."""
     if kind in grammar.QUESTION_KINDS:
-        return _questions(kind, rng)
+        return _questions(kind, rng, MOST_QUESTIONS[phase])
     if kind == "talk":
         prompt, reply = _talk(rng)
     elif kind == "echo":
@@ -186,9 +200,9 @@ def document(rng: random.Random, phase: int) -> list[Piece]:
         pieces.append(Piece(f"{SYSTEM}{system}{END}", False))
     turns = {"sum": rng.randint(1, 5), "json": rng.randint(1, 2)}
     for _ in range(turns.get(kind, 1)):
-        pieces += _exchange(kind, rng)
+        pieces += _exchange(kind, rng, phase)
     # Now and then the talk goes on about something else.
     while rng.random() < 0.06:
         others = [k for k in mixture if k != "raw"]
-        pieces += _exchange(rng.choice(others), rng)
+        pieces += _exchange(rng.choice(others), rng, phase)
     return pieces

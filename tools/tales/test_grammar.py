@@ -27,7 +27,7 @@ PER_KIND = 300
 
 # Of the first samples of seed 1. If this changes, the committed weights no
 # longer come from this program, and training has to run again.
-GOLDEN = "0fc2baea0ea31297"
+GOLDEN = "6f09c876ab8d292d"
 
 STORY = (
     "Once upon a time, there was a little girl named Mia. She had a red "

@@ -5,8 +5,8 @@
 
 Needs torch, numpy and tokenizers; one CPU core is enough. Text is written on
 the fly by `corpus.document`, so no document is read twice but by chance. The
-number of steps is fixed (`--steps`); loss and speed are printed as it goes,
-and a checkpoint is written now and then, so that a long run can be watched.
+phases differ in their mixture of documents (`corpus.MIXTURES`); with `--state`
+their f32 weights are kept, and `--from-phase` goes on from them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from torch.nn import functional
 
 LONGEST = 512  # tokens; a longer document is dropped
 DOCUMENTS = 28  # per step, about 2800 tokens
-STEPS = [5000, 2600]  # of each phase; every phase warms up and cools down
+STEPS = [5000, 2600, 850]  # of each phase; each warms up and cools down
+RATES = [1.0, 1.0, 0.8]  # of each phase, times the peaks in `optimisers`
 MICRO_BATCHES = 4  # per step, by length, so that little is padding
 
 
@@ -155,7 +156,7 @@ def train(
     for step in range(steps):
         for optimiser, peak in used:
             for group in optimiser.param_groups:
-                group["lr"] = learning_rate(step, steps, peak)
+                group["lr"] = RATES[phase] * learning_rate(step, steps, peak)
         step_batches = batches(tokenizer, rng, phase, DOCUMENTS)
         learned = sum(int((t >= 0).sum()) for _, t in step_batches)
         loss = 0.0
