@@ -115,6 +115,8 @@ void RouterCore::OnWaits(Request* request) {
       });
   queue_.insert(it, request);
   SchedulePump();
+  // Refused again and again it would hardly be found waiting at a tick.
+  FailIfWaitedTooLong(request);
 }
 
 void RouterCore::SchedulePump() {

@@ -1,0 +1,674 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router's core between scripted clients and workers: the way of a
+// request, and what every loss does to it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "common/error.h"
+#include "tests/router/world.h"
+
+namespace tandem::router {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int kPrompt = 40;  // World::Ask's length
+
+// One prefill and one decode worker unless a test adds more.
+struct CoreTest : ::testing::Test {
+  CoreTest() {
+    prefill_lease = w.Prefill("p0");
+    decode_lease = w.Decode("d0");
+  }
+  // A split request whose prefill worker has given token 1.
+  ClientPipe* HandingOver() {
+    ClientPipe* client = w.Submit(World::Ask());
+    w.decodes.back().Say(World::Opened(1, "ticket"));
+    w.prefills.back().Say(World::Computing());
+    w.prefills.back().Say(World::First(kPrompt, 1));
+    return client;
+  }
+  ClientPipe* Decoding() {
+    ClientPipe* client = w.Submit(World::Ask());
+    w.PrefillAndCommit(1, kPrompt, 1);
+    w.decodes.back().Say(World::Tokens(kPrompt, {1, 2, 3}));
+    return client;
+  }
+  void Crash(LeasePipe* lease) {
+    lease->Break(absl::UnavailableError("reset"));
+  }
+  static absl::Status Gone() { return absl::UnavailableError("reset"); }
+  // d0 finishes what `Decoding` began, on the newest decode call.
+  void FinishTo8(int from, std::vector<int32_t> rest) {
+    w.decodes.back().Say(World::Tokens(from, std::move(rest)));
+    w.decodes.back().Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  }
+
+  World w;
+  LeasePipe* prefill_lease;
+  LeasePipe* decode_lease;
+};
+
+TEST_F(CoreTest, SplitForwardsEachPositionOnceInOrder) {
+  ClientPipe* client = w.Submit(World::Ask());
+  ASSERT_EQ(w.decodes.size(), 1u);
+  const v1::DecodeOpen& open = w.decodes[0].sent[0].open();
+  EXPECT_EQ(open.prompt_token_ids_size(), kPrompt);
+  EXPECT_EQ(open.prefill_worker().worker_id(), "p0");
+  EXPECT_EQ(open.request_id().size(), 16u);
+  EXPECT_EQ(open.stopping().max_tokens(), 8);
+  EXPECT_THAT(open.stopping().stop_token_ids(), ElementsAre(26));
+  w.decodes[0].Say(World::Opened(9, "ticket"));
+  ASSERT_EQ(w.prefills.size(), 1u);
+  EXPECT_EQ(w.prefills[0].sent[0].open().ticket(), "ticket");
+  EXPECT_EQ(w.prefills[0].sent[0].open().attempt(), 9u);
+  w.prefills[0].Say(World::Computing());
+  EXPECT_EQ(client->sent[0].started().prompt_tokens(), kPrompt);
+  EXPECT_EQ(client->sent[0].started().cached_tokens(), 16);
+  w.prefills[0].Say(World::First(kPrompt, 1));
+  EXPECT_EQ(World::Text(*client), "a");  // before any commit
+  w.decodes[0].Say(World::Started(9));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2}));
+  w.prefills[0].Say(World::Done());
+  w.prefills[0].Break(absl::OkStatus());
+  w.decodes[0].Say(World::Tokens(kPrompt + 2, {3}));
+  w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  EXPECT_EQ(World::Text(*client), "abc");
+  EXPECT_THAT(World::Ids(*client), ElementsAre(1, 2, 3));
+  const v1::GenerateDone& done = client->sent.back().done();
+  EXPECT_EQ(done.usage().completion_tokens(), 3);
+  EXPECT_EQ(done.usage().cached_tokens(), 16);
+  EXPECT_EQ(done.timings().kv_bytes(), 4096);
+  EXPECT_EQ(done.timings().way(), "shm");
+  EXPECT_EQ(done.workers().prefill(), "p0");
+  EXPECT_EQ(done.workers().decode(), "d0");
+  EXPECT_TRUE(client->dropped);
+  EXPECT_TRUE(client->status.ok());
+  EXPECT_EQ(w.core->counters().dropped_tokens(), 1);  // the repeated first
+  EXPECT_TRUE(w.core->idle());
+}
+
+TEST_F(CoreTest, ShortPromptsStayOnTheDecodeWorker) {
+  ClientPipe* client = w.Submit(World::Ask(std::vector<int32_t>(32, 7)));
+  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(32, {4, 5}));
+  w.decodes[0].Say(World::Finished(v1::FINISH_REASON_STOP));
+  EXPECT_EQ(World::Text(*client), "de");
+  EXPECT_THAT(w.prefills, IsEmpty());
+  EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_STOP);
+}
+
+TEST_F(CoreTest, NoPrefillWorkerIsSlowerNeverDown) {
+  Crash(prefill_lease);
+  w.Submit(World::Ask());
+  ASSERT_EQ(w.decodes.size(), 1u);
+  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
+}
+
+TEST_F(CoreTest, FirstTokenMayEndTheRequestWithoutACommit) {
+  ClientPipe* client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::First(kPrompt, 26, v1::FINISH_REASON_STOP));
+  EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_STOP);
+  EXPECT_TRUE(w.decodes[0].dropped);
+  w.prefills[0].Say(World::Done());
+  EXPECT_TRUE(client->status.ok());
+  EXPECT_TRUE(client->dropped);
+  EXPECT_EQ(World::Text(*client), "");  // an end token has no text
+  EXPECT_THAT(World::Ids(*client), ElementsAre(26));
+  for (const auto& sent : client->sent) {
+    if (sent.has_finished()) {
+      EXPECT_EQ(sent.finished().eos_token_id(), 26u);
+    }
+  }
+}
+
+TEST_F(CoreTest, TokensBeforeStartedAreDropped) {
+  ClientPipe* client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.decodes[0].Say(World::Tokens(kPrompt, {5}));
+  EXPECT_EQ(World::Text(*client), "");
+  EXPECT_EQ(w.core->counters().dropped_tokens(), 1);
+}
+
+TEST_F(CoreTest, AContradictionEndsTheRequestWithAnError) {
+  ClientPipe* client = HandingOver();
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {2}));
+  EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
+}
+
+// ------------------------------------------------------------- prefill lost
+
+TEST_F(CoreTest, LostQueuedPrefillIsRetriedOnAnotherWorker) {
+  w.Prefill("p1");
+  ClientPipe* client = w.Submit(World::Ask());
+  const std::string first = w.decodes[0].sent[0].open().prefill_worker()
+                                .worker_id();
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Break(Gone());
+  const v1::DecodeRetry& retry = w.decodes[0].sent.back().retry();
+  EXPECT_EQ(retry.attempt(), 1u);
+  EXPECT_NE(retry.prefill_worker().worker_id(), first);
+  EXPECT_FALSE(retry.suspect());  // it had not begun computing
+  w.PrefillAndCommit(2, kPrompt, 1);
+  FinishTo8(kPrompt + 1, {2});
+  EXPECT_EQ(World::Text(*client), "ab");
+}
+
+TEST_F(CoreTest, PrefillCrashAfterTheFirstTokenKeepsIt) {
+  ClientPipe* client = HandingOver();
+  Crash(prefill_lease);
+  w.prefills[0].Break(Gone());
+  const v1::DecodeRetry& retry = w.decodes[0].sent.back().retry();
+  EXPECT_THAT(retry.output_token_ids(), ElementsAre(1));
+  EXPECT_FALSE(retry.has_prefill_worker());  // none is left: local
+  EXPECT_TRUE(retry.suspect());
+  w.decodes[0].Say(World::Opened(2, ""));
+  w.decodes[0].Say(World::Started(2));
+  FinishTo8(kPrompt + 1, {2, 3});
+  EXPECT_EQ(World::Text(*client), "abc");
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 1);
+}
+
+TEST_F(CoreTest, RetryThatCrossesTheCommitIsAnsweredByStarted) {
+  ClientPipe* client = HandingOver();
+  Crash(prefill_lease);
+  w.prefills[0].Break(Gone());
+  w.decodes[0].Say(World::Started(1));
+  FinishTo8(kPrompt, {1, 2});
+  EXPECT_EQ(World::Text(*client), "ab");
+  EXPECT_EQ(w.decodes.size(), 1u);
+}
+
+TEST_F(CoreTest, BrokenLinkToALivingPrefillWorkerIsNoCrash) {
+  HandingOver();
+  w.prefills[0].Break(Gone());
+  EXPECT_FALSE(w.decodes[0].sent.back().has_retry());  // awaits the verdict
+  w.RunFor(absl::Milliseconds(500));
+  bool retried = false;
+  for (const auto& sent : w.decodes[0].sent) {
+    if (!sent.has_retry()) continue;
+    retried = true;
+    EXPECT_FALSE(sent.retry().suspect());
+  }
+  EXPECT_TRUE(retried);
+}
+
+TEST_F(CoreTest, PrefillLostAfterTheCommitChangesNothing) {
+  ClientPipe* client = HandingOver();
+  w.decodes[0].Say(World::Started(1));
+  Crash(prefill_lease);
+  w.prefills[0].Break(Gone());
+  FinishTo8(kPrompt, {1, 2});
+  EXPECT_EQ(World::Text(*client), "ab");
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+}
+
+TEST_F(CoreTest, DeadAttemptIsRetriedAndItsWayAvoided) {
+  HandingOver();
+  w.decodes[0].Say(World::Dead(1, false, "shm"));
+  EXPECT_TRUE(w.prefills[0].dropped);
+  EXPECT_THAT(w.decodes[0].sent.back().retry().output_token_ids(),
+              ElementsAre(1));
+  // One token is out and 41 positions are uncached: split again.
+  w.decodes[0].Say(World::Opened(2, "t2"));
+  ASSERT_EQ(w.prefills.size(), 2u);
+  EXPECT_THAT(w.prefills[1].sent[0].open().avoid_ways(), ElementsAre("shm"));
+}
+
+TEST_F(CoreTest, FullPrefillWorkersCostNoAttempt) {
+  ClientPipe* client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Break(absl::ResourceExhaustedError("queue full"));
+  EXPECT_FALSE(w.decodes[0].sent.back().retry().has_prefill_worker());
+  w.decodes[0].Say(World::Opened(2, ""));
+  w.decodes[0].Say(World::Started(2));
+  FinishTo8(kPrompt, {1});
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+  EXPECT_EQ(w.core->counters().refusals(), 1);
+}
+
+TEST_F(CoreTest, SplitWaitsForAFullPrefillWorker) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.placement = v1::PLACEMENT_SPLIT;
+  w.Submit(std::move(ask));
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Break(absl::ResourceExhaustedError("queue full"));
+  EXPECT_FALSE(w.decodes[0].sent.back().has_retry());
+  w.RunFor(absl::Milliseconds(250));
+  EXPECT_EQ(w.decodes[0].sent.back().retry().prefill_worker().worker_id(),
+            "p0");
+}
+
+TEST_F(CoreTest, ThreeFailuresWithoutATokenEndTheRequest) {
+  ClientPipe* client = w.Submit(World::Ask());
+  for (uint32_t attempt = 1; attempt <= 3; ++attempt) {
+    EXPECT_FALSE(client->dropped) << attempt;
+    w.decodes[0].Say(World::Opened(attempt, "t"));
+    w.decodes[0].Say(World::Dead(attempt, false));
+  }
+  EXPECT_EQ(client->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(client->status), "HANDOFF_FAILED");
+  EXPECT_TRUE(w.decodes[0].dropped);
+  EXPECT_TRUE(w.core->idle());
+}
+
+TEST_F(CoreTest, PreemptionIsNoFailure) {
+  ClientPipe* client = Decoding();
+  for (uint32_t attempt = 1; attempt <= 5; ++attempt) {
+    w.decodes[0].Say(World::Dead(attempt, true));
+    w.decodes[0].Say(World::Opened(attempt + 1, "t"));
+    w.decodes[0].Say(World::Started(attempt + 1));
+  }
+  FinishTo8(kPrompt + 3, {4});
+  w.RunFor(absl::Seconds(1));  // the prefill's timings never come
+  EXPECT_EQ(World::Text(*client), "abcd");
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+  EXPECT_EQ(client->sent.back().done().timings().preemptions(), 5);
+}
+
+// -------------------------------------------------------------- decode lost
+
+TEST_F(CoreTest, LostDecodeWorkerMovesTheSequenceWithItsTokens) {
+  ClientPipe* client = Decoding();
+  const std::string internal = w.decodes[0].sent[0].open().request_id();
+  w.Decode("d1");
+  Crash(decode_lease);
+  w.decodes[0].Break(Gone());
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 2u);
+  const v1::DecodeOpen& open = w.decodes[1].sent[0].open();
+  EXPECT_EQ(w.decode_ids[1], "d1");
+  EXPECT_THAT(open.output_token_ids(), ElementsAre(1, 2, 3));
+  EXPECT_EQ(open.request_id(), internal);
+  EXPECT_EQ(open.sampling().seed(), 5u);
+  EXPECT_TRUE(open.suspect());
+  EXPECT_TRUE(open.has_prefill_worker());
+  w.PrefillAndCommit(1, kPrompt + 3, 4);
+  FinishTo8(kPrompt + 3, {4, 5});
+  EXPECT_EQ(World::Text(*client), "abcde");
+  EXPECT_THAT(World::Ids(*client), ElementsAre(1, 2, 3, 4, 5));
+}
+
+TEST_F(CoreTest, LosingTheDecodeWorkerReleasesThePrefillAtOnce) {
+  HandingOver();
+  w.decodes[0].Break(Gone());
+  EXPECT_TRUE(w.prefills[0].dropped);
+}
+
+TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
+  struct Case { std::vector<int32_t> rest; v1::FinishReason reason; };
+  for (const Case& c : {Case{{4, 26}, v1::FINISH_REASON_STOP},
+                        Case{{4, 5, 6, 7, 8}, v1::FINISH_REASON_LENGTH}}) {
+    ClientPipe* client = Decoding();
+    w.decodes.back().Say(World::Tokens(kPrompt + 3, c.rest));
+    const size_t calls = w.decodes.size();
+    w.decodes.back().Break(absl::InternalError("lost"));
+    w.Settle();
+    EXPECT_EQ(w.decodes.size(), calls);
+    EXPECT_EQ(World::Reason(*client), c.reason);
+    EXPECT_TRUE(client->status.ok());
+  }
+}
+
+TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
+  w.Decode("d1");
+  AdmittedRequest ask = World::Ask();
+  ask.effective.placement = v1::PLACEMENT_LOCAL;
+  ClientPipe* client = w.Submit(std::move(ask));
+  for (int crash = 0; crash < 2; ++crash) {
+    EXPECT_FALSE(client->dropped);
+    w.Settle();
+    ASSERT_EQ(w.decodes.size(), crash + 1u);
+    if (crash == 1) {
+      // On a prefill worker, so that a poison takes no batch along.
+      EXPECT_TRUE(w.decodes[1].sent[0].open().has_prefill_worker());
+      w.decodes[1].Say(World::Opened(1, "t"));
+      w.prefills.back().Say(World::Computing());
+      Crash(prefill_lease);
+      w.prefills.back().Break(Gone());
+      break;
+    }
+    w.decodes[0].Say(World::Opened(1, ""));
+    LeasePipe* lease =
+        w.decode_ids[0] == "d0" ? decode_lease : &w.leases.back();
+    Crash(lease);
+    w.decodes[0].Break(Gone());
+  }
+  EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
+}
+
+TEST_F(CoreTest, AWorkerThatDrainedAndLeftDidNotCrash) {
+  Decoding();
+  w.Decode("d1");
+  w.Load(decode_lease, v1::WORKER_STATE_DRAINING);
+  Crash(decode_lease);
+  w.decodes[0].Break(absl::UnavailableError("drain's time is over"));
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_FALSE(w.decodes[1].sent[0].open().suspect());
+}
+
+TEST_F(CoreTest, NewIncarnationVoidsTheOldOnesCalls) {
+  ClientPipe* client = Decoding();
+  w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, '2'));
+  w.Settle();
+  EXPECT_TRUE(w.decodes[0].dropped);
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_EQ(w.decodes[1].sent[0].open().decode_incarnation(),
+            std::string(16, '2'));
+  w.PrefillAndCommit(1, kPrompt + 3, 4);
+  FinishTo8(kPrompt + 4, {5});
+  EXPECT_EQ(World::Text(*client), "abcde");
+}
+
+TEST_F(CoreTest, SequencesMoveOnlyToWorkersOfTheSameResults) {
+  Decoding();
+  v1::WorkerHello other = World::Hello("d1", v1::WORKER_ROLE_DECODE);
+  (*other.mutable_fingerprint())["weights"] = "other";
+  w.Register(other);
+  Crash(decode_lease);
+  w.decodes[0].Break(Gone());
+  w.RunFor(absl::Seconds(2));
+  EXPECT_EQ(w.decodes.size(), 1u);  // waits
+  w.Decode("d2");
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_EQ(w.decode_ids[1], "d2");
+}
+
+TEST_F(CoreTest, SilenceOfEitherWorkerIsALoss) {
+  HandingOver();
+  w.frozen = {&w.prefills[0], prefill_lease};
+  w.RunFor(absl::Seconds(6));
+  EXPECT_TRUE(w.prefills[0].dropped);
+  EXPECT_FALSE(w.decodes[0].dropped);
+  w.frozen.insert(&w.decodes[0]);
+  w.RunFor(absl::Seconds(6));
+  EXPECT_TRUE(w.decodes[0].dropped);
+}
+
+TEST_F(CoreTest, RefusalsMoveOnAtNoCost) {
+  w.Decode("d1");
+  ClientPipe* client = w.Submit(World::Ask());
+  w.decodes[0].Break(absl::ResourceExhaustedError("no blocks"));
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_NE(w.decode_ids[0], w.decode_ids[1]);
+  w.decodes[1].Break(MakeError(absl::StatusCode::kUnavailable, "DRAINING", ""));
+  w.RunFor(absl::Milliseconds(500));
+  ASSERT_EQ(w.decodes.size(), 3u);
+  w.PrefillAndCommit(1, kPrompt, 1);
+  FinishTo8(kPrompt + 1, {2});
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+  EXPECT_EQ(w.core->counters().refusals(), 2);
+}
+
+TEST_F(CoreTest, OkWithoutAFinishReasonIsALoss) {
+  ClientPipe* client = Decoding();
+  w.decodes[0].Break(absl::OkStatus());
+  w.Settle();
+  EXPECT_FALSE(client->dropped);
+  EXPECT_EQ(w.decodes.size(), 2u);
+}
+
+// ------------------------------------------------------------------- clients
+
+TEST_F(CoreTest, AClientThatLeavesEndsBothCallsAtOnce) {
+  ClientPipe* client = HandingOver();
+  client->Break(absl::CancelledError("gone"));
+  EXPECT_TRUE(w.prefills[0].dropped);
+  EXPECT_TRUE(w.decodes[0].dropped);
+  EXPECT_TRUE(w.core->idle());
+  EXPECT_TRUE(w.ended.back().client_gone);
+}
+
+TEST_F(CoreTest, AbortEndsWithAllOutputSoFar) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.request_id = "mine";
+  ClientPipe* client = w.Submit(std::move(ask));
+  w.PrefillAndCommit(1, kPrompt, 1);
+  EXPECT_EQ(*w.core->Abort("mine"), 1);
+  EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_CANCELLED);
+  EXPECT_EQ(World::Text(*client), "a");
+  EXPECT_TRUE(client->status.ok());
+  EXPECT_TRUE(w.decodes[0].dropped);
+  EXPECT_EQ(w.core->Abort("mine").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(CoreTest, StopStringsSpanTokensAndNeverLeak) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.stopping.add_stop("cd");
+  ClientPipe* client = w.Submit(std::move(ask));
+  w.PrefillAndCommit(1, kPrompt, 1);
+  w.decodes[0].Say(World::Tokens(kPrompt + 1, {2, 3}));
+  EXPECT_EQ(World::Text(*client), "ab");  // "c" may be the beginning
+  w.decodes[0].Say(World::Tokens(kPrompt + 3, {4, 5}));
+  EXPECT_EQ(World::Text(*client), "ab");
+  EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_STOP);
+  EXPECT_TRUE(w.decodes[0].dropped);
+  EXPECT_EQ(client->sent.back().done().usage().completion_tokens(), 4);
+}
+
+TEST_F(CoreTest, DeadlineAndMaxTimeEndDifferently) {
+  AdmittedRequest ask = World::Ask();
+  ask.deadline = absl::Seconds(3);
+  ClientPipe* hard = w.Submit(std::move(ask));
+  w.PrefillAndCommit(1, kPrompt, 1);
+  ask = World::Ask();
+  ask.effective.max_time = absl::Seconds(2);
+  ClientPipe* soft = w.Submit(std::move(ask));
+  w.PrefillAndCommit(1, kPrompt, 1);
+  w.RunFor(absl::Seconds(4));
+  EXPECT_EQ(hard->status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(soft->status.ok());
+  EXPECT_EQ(World::Reason(*soft), v1::FINISH_REASON_TIME_LIMIT);
+  EXPECT_EQ(World::Text(*soft), "a");
+  EXPECT_TRUE(w.core->idle());
+}
+
+TEST_F(CoreTest, ASlowClientPausesItsOwnStreamThenEnds) {
+  ClientPipe* slow = Decoding();
+  ClientPipe* normal = Decoding();
+  slow->unsent = 65;
+  w.decodes[0].Say(World::Tokens(kPrompt + 3, {4}));
+  EXPECT_TRUE(w.decodes[0].paused);
+  EXPECT_FALSE(w.decodes[1].paused);
+  slow->unsent = 0;
+  slow->handler->OnDrained();
+  EXPECT_FALSE(w.decodes[0].paused);
+  slow->unsent = 65;
+  w.decodes[0].Say(World::Tokens(kPrompt + 4, {5}));
+  w.RunFor(absl::Seconds(29));
+  EXPECT_FALSE(slow->dropped);
+  w.RunFor(absl::Seconds(3));
+  EXPECT_EQ(ErrorReason(slow->status), "SLOW_CLIENT");
+  EXPECT_FALSE(normal->dropped);
+}
+
+// -------------------------------------------------------------------- limits
+
+TEST(CoreLimits, RequestsBeyondTheLimitAreRefusedAtOnce) {
+  RouterOptions options;
+  options.max_requests = 3;
+  options.max_queued = 2;
+  World w(options);
+  ClientPipe* a = w.Submit(World::Ask());
+  ClientPipe* b = w.Submit(World::Ask());
+  ClientPipe* c = w.Submit(World::Ask());  // the queue holds 2
+  EXPECT_FALSE(a->dropped || b->dropped);
+  EXPECT_EQ(ErrorReason(c->status), "QUEUE_FULL");
+  EXPECT_TRUE(RetryAfter(c->status).has_value());
+  w.Decode("d0");
+  EXPECT_EQ(w.decodes.size(), 2u);
+  EXPECT_FALSE(w.Submit(World::Ask())->dropped);
+  EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "QUEUE_FULL");
+}
+
+TEST(CoreLimits, WithoutDecodeWorkersARequestWaitsABoundedTime) {
+  World w;
+  ClientPipe* client = w.Submit(World::Ask());
+  w.RunFor(absl::Seconds(9));
+  EXPECT_FALSE(client->dropped);
+  w.RunFor(absl::Seconds(3));
+  EXPECT_EQ(ErrorReason(client->status), "NO_WORKERS");
+  EXPECT_EQ(client->status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(CoreLimits, EndlessRefusalsEndAtTheQueueWait) {
+  World w;
+  w.Decode("d0");
+  ClientPipe* client = w.Submit(World::Ask());
+  for (int i = 0; i < 120 && !client->dropped; ++i) {
+    if (!w.decodes.empty()) {
+      w.decodes.back().Break(absl::ResourceExhaustedError("no blocks"));
+    }
+    w.RunFor(absl::Milliseconds(100));
+  }
+  EXPECT_EQ(ErrorReason(client->status), "QUEUE_FULL");
+}
+
+TEST(CoreLimits, RequestIdsInFlightAreUnique) {
+  World w;
+  AdmittedRequest ask = World::Ask();
+  ask.effective.request_id = "one";
+  AdmittedRequest again = ask;
+  ClientPipe* first = w.Submit(std::move(ask));
+  EXPECT_EQ(w.Submit(again)->status.code(), absl::StatusCode::kAlreadyExists);
+  first->Break(absl::CancelledError(""));
+  EXPECT_FALSE(w.Submit(again)->dropped);
+}
+
+TEST(CoreLimits, DrainRefusesNewRequestsAndFinishesOld) {
+  World w;
+  w.Decode("d0");
+  ClientPipe* old = w.Submit(World::Ask(std::vector<int32_t>(4, 7)));
+  w.core->Drain();
+  EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "DRAINING");
+  EXPECT_FALSE(old->dropped);
+  EXPECT_FALSE(w.core->idle());
+  w.core->CloseAll(absl::UnavailableError("over"));
+  EXPECT_TRUE(w.core->idle());
+  EXPECT_TRUE(w.decodes[0].dropped);
+}
+
+// ------------------------------------------------------------------ registry
+
+TEST(RegistryTest, BrokenOrSilentLeasesGetNothingNew) {
+  World w;
+  LeasePipe* d0 = w.Decode("d0");
+  EXPECT_TRUE(d0->sent[0].has_welcome());
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  w.RunFor(absl::Seconds(20));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  EXPECT_TRUE(d0->sent.back().has_beat());
+  w.frozen.insert(d0);
+  w.RunFor(absl::Seconds(6));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+  EXPECT_TRUE(d0->dropped);
+  LeasePipe* d1 = w.Decode("d1");
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  d1->Break(absl::UnavailableError(""));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+}
+
+TEST(RegistryTest, WrongHellosAreRefusedByName) {
+  struct Case {
+    const char* field;
+    std::function<void(v1::WorkerHello*)> spoil;
+  };
+  for (const Case& c : {
+           Case{"worker_id", [](auto* h) {
+                  h->mutable_worker()->set_worker_id(""); }},
+           Case{"worker_id", [](auto* h) {
+                  h->mutable_worker()->set_worker_id("a\nb"); }},
+           Case{"incarnation", [](auto* h) {
+                  h->mutable_worker()->set_incarnation("short"); }},
+           Case{"endpoint", [](auto* h) {
+                  h->mutable_worker()->set_endpoint(""); }},
+           Case{"role", [](auto* h) {
+                  h->set_role(v1::WORKER_ROLE_UNSPECIFIED); }},
+           Case{"max_model_len", [](auto* h) { h->set_max_model_len(0); }},
+           Case{"block_size", [](auto* h) { h->set_block_size(0); }},
+           Case{"num_blocks", [](auto* h) { h->set_num_blocks(-1); }},
+           Case{"max_num_seqs", [](auto* h) { h->set_max_num_seqs(0); }},
+           Case{"protocol_min", [](auto* h) { h->set_protocol_min(2); }},
+           Case{"serves", [](auto* h) { h->set_model("other"); }},
+       }) {
+    World w;
+    v1::WorkerHello hello = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    c.spoil(&hello);
+    LeasePipe* lease = w.Register(hello);
+    EXPECT_TRUE(lease->dropped) << c.field;
+    EXPECT_THAT(std::string(lease->status.message()),
+                ::testing::HasSubstr(c.field));
+    EXPECT_EQ(w.core->State(false).rejected_size(), 1);
+  }
+}
+
+TEST(RegistryTest, PairsThatDifferAreNamedFieldByField) {
+  World w;
+  v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+  (*p.mutable_fingerprint())["weights"] = "v2";
+  w.Register(p);
+  w.Decode("d0");
+  w.Submit(World::Ask());
+  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
+  const v1::GetClusterStateResponse state = w.core->State(true);
+  ASSERT_EQ(state.avoided_pairs_size(), 1);
+  EXPECT_EQ(state.avoided_pairs(0).reason(), "fingerprint weights: v2 != w");
+  EXPECT_EQ(state.in_flight(0).phase(), "opening");
+}
+
+TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
+  for (const bool decode_allows : {false, true}) {
+    World w;
+    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+    (*p.mutable_fingerprint())["numerics"] = "other";
+    p.set_mixed_numerics(true);
+    w.Register(p);
+    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    d.set_mixed_numerics(decode_allows);
+    w.Register(d);
+    w.Submit(World::Ask());
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(),
+              decode_allows);
+  }
+}
+
+TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
+  World w;
+  EXPECT_EQ(w.core->context_length(), 0);
+  w.Decode("d0");
+  v1::WorkerHello small = World::Hello("d1", v1::WORKER_ROLE_DECODE);
+  small.set_max_model_len(300);
+  w.Register(small);
+  EXPECT_EQ(w.core->context_length(), 300);
+}
+
+TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
+  AvoidList list(absl::Seconds(1), absl::Seconds(4));
+  absl::Time now = absl::FromUnixSeconds(100);
+  for (const int seconds : {1, 2, 4, 4}) {
+    list.Failed("x", now, "why");
+    EXPECT_TRUE(list.Avoided("x", now + absl::Seconds(seconds) -
+                                      absl::Milliseconds(1)));
+    now += absl::Seconds(seconds);
+    EXPECT_FALSE(list.Avoided("x", now));
+  }
+  list.Using("x", now);  // the probe: others stay away
+  EXPECT_TRUE(list.Avoided("x", now));
+  list.Succeeded("x");
+  EXPECT_FALSE(list.Avoided("x", now));
+}
+
+}  // namespace
+}  // namespace tandem::router

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pure functions: placement, the short way, stop strings.
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "common/random.h"
+#include "router/placement.h"
+#include "router/short_way.h"
+#include "router/stop_strings.h"
+
+namespace tandem::router {
+namespace {
+
+WorkerView View(int queued, int running = 0, int cached = 0) {
+  WorkerView view;
+  view.queued_tokens = queued;
+  view.running = running;
+  view.max_num_seqs = 10;
+  view.num_blocks = view.blocks_available = 100;
+  view.cached_tokens = cached;
+  return view;
+}
+
+Snapshot Cluster(std::vector<WorkerView> prefill,
+                 std::vector<WorkerView> decode) {
+  Snapshot snapshot;
+  snapshot.pair_allowed.assign(prefill.size() * decode.size(), true);
+  snapshot.prefill = std::move(prefill);
+  snapshot.decode = std::move(decode);
+  snapshot.history_tokens = 100;
+  return snapshot;
+}
+
+TEST(Placement, Tables) {
+  struct Case {
+    const char* why;
+    Policy policy;
+    Snapshot snapshot;
+    Pair expected;
+  };
+  for (const Case& c : {
+           Case{"nobody", Policy::kPrefixAware, Cluster({}, {}), {-1, -1}},
+           Case{"no decode", Policy::kLeastLoaded, Cluster({View(0)}, {}),
+                {-1, -1}},
+           Case{"no prefill", Policy::kPrefixAware, Cluster({}, {View(0)}),
+                {-1, 0}},
+           Case{"shortest queue", Policy::kLeastLoaded,
+                Cluster({View(50), View(10)}, {View(0)}), {1, 0}},
+           Case{"fewest running", Policy::kLeastLoaded,
+                Cluster({View(0)}, {View(0, 5), View(0, 2), View(0, 3)}),
+                {0, 1}},
+           Case{"a cached prefix is worth its tokens", Policy::kPrefixAware,
+                Cluster({View(0), View(60, 0, 80)}, {View(0)}), {1, 0}},
+           Case{"but not a longer queue", Policy::kPrefixAware,
+                Cluster({View(0), View(90, 0, 80)}, {View(0)}), {0, 0}},
+           Case{"least_loaded sees no cache", Policy::kLeastLoaded,
+                Cluster({View(0), View(60, 0, 80)}, {View(0)}), {0, 0}},
+           Case{"decode's own prefix", Policy::kPrefixAware,
+                Cluster({}, {View(0, 1), View(0, 4, 80)}), {-1, 1}},
+           Case{"not when it is overloaded", Policy::kPrefixAware,
+                Cluster({}, {View(0, 1), View(0, 9, 80)}), {-1, 0}},
+       }) {
+    SeededRandom random(1);
+    EXPECT_EQ(Place(c.policy, c.snapshot, &random), c.expected) << c.why;
+  }
+}
+
+TEST(Placement, OnlyAllowedPairs) {
+  Snapshot snapshot = Cluster({View(0), View(99)}, {View(0, 0), View(0, 9)});
+  snapshot.pair_allowed = {false, true, false, false};
+  SeededRandom random(1);
+  for (Policy policy :
+       {Policy::kRoundRobin, Policy::kLeastLoaded, Policy::kPrefixAware}) {
+    for (snapshot.turn = 0; snapshot.turn < 8; ++snapshot.turn) {
+      EXPECT_EQ(Place(policy, snapshot, &random), (Pair{0, 1}));
+    }
+  }
+  snapshot.pair_allowed.assign(4, false);
+  EXPECT_EQ(Place(Policy::kLeastLoaded, snapshot, &random), (Pair{-1, 0}));
+  EXPECT_EQ(PlacePrefill(Policy::kPrefixAware, snapshot, 0, &random), -1);
+}
+
+TEST(Placement, TiesAreBrokenAtRandomAndReproducibly) {
+  const Snapshot snapshot =
+      Cluster({View(0), View(0), View(0)}, {View(0), View(0)});
+  std::set<std::pair<int, int>> seen;
+  SeededRandom a(7), b(7);
+  for (int i = 0; i < 200; ++i) {
+    const Pair pair = PrefixAware(snapshot, &a);
+    EXPECT_EQ(pair, PrefixAware(snapshot, &b));
+    seen.insert({pair.prefill, pair.decode});
+  }
+  EXPECT_EQ(seen.size(), 6u);
+}
+
+TEST(Placement, RoundRobinMeetsEveryPair) {
+  Snapshot snapshot = Cluster({View(0), View(9)}, {View(0), View(0, 9)});
+  std::set<std::pair<int, int>> seen;
+  SeededRandom random(1);
+  for (snapshot.turn = 0; snapshot.turn < 4; ++snapshot.turn) {
+    const Pair pair = RoundRobin(snapshot, &random);
+    seen.insert({pair.prefill, pair.decode});
+  }
+  EXPECT_EQ(seen.size(), 4u);
+}
+
+TEST(Placement, PoliciesHaveNames) {
+  for (const char* name : {"round_robin", "least_loaded", "prefix_aware"}) {
+    EXPECT_EQ(PolicyName(*ParsePolicy(name)), name);
+  }
+  EXPECT_FALSE(ParsePolicy("best").ok());
+}
+
+TEST(ShortWay, Table) {
+  struct Case {
+    const char* why;
+    v1::Placement placement;
+    int history, cached;
+    bool available, suspect;
+    Way expected;
+  };
+  constexpr auto kAuto = v1::PLACEMENT_AUTO;
+  for (const Case& c : {
+           Case{"long", kAuto, 33, 0, true, false, Way::kSplit},
+           Case{"short", kAuto, 32, 0, true, false, Way::kLocal},
+           Case{"cached", kAuto, 500, 468, true, false, Way::kLocal},
+           Case{"one more", kAuto, 500, 467, true, false, Way::kSplit},
+           Case{"nobody", kAuto, 500, 0, false, false, Way::kLocal},
+           Case{"asked", v1::PLACEMENT_SPLIT, 3, 0, true, false, Way::kSplit},
+           Case{"asked, nobody", v1::PLACEMENT_SPLIT, 3, 0, false, false,
+                Way::kLocal},
+           Case{"asked", v1::PLACEMENT_LOCAL, 500, 0, true, false,
+                Way::kLocal},
+           Case{"suspect", v1::PLACEMENT_LOCAL, 3, 0, true, true, Way::kSplit},
+           Case{"suspect alone", kAuto, 500, 0, false, true, Way::kLocal},
+       }) {
+    ShortWayInput input{c.placement, c.history, c.cached,
+                        c.available, c.suspect, 32};
+    EXPECT_EQ(ChooseWay(input), c.expected) << c.why << " " << c.history;
+  }
+}
+
+struct StopCase {
+  std::vector<std::string> stops;
+  std::string text;
+  std::string out, out_included;
+  int matched;
+};
+
+const std::vector<StopCase>& StopCases() {
+  static const auto* const cases = new std::vector<StopCase>{
+      {{}, "abc", "abc", "abc", -1},
+      {{"x"}, "abc", "abc", "abc", -1},
+      {{"b"}, "abc", "a", "ab", 0},
+      {{"bc"}, "abcd", "a", "abc", 0},
+      {{"bcx"}, "abcd", "abcd", "abcd", -1},
+      {{"aab"}, "aaab", "a", "aaab", 0},
+      {{"abab"}, "abacabab", "abac", "abacabab", 0},
+      {{"abcd", "bc"}, "abcd", "a", "abc", 1},    // ends first
+      {{"bc", "abc"}, "xabcd", "x", "xabc", 1},   // end together: the longest
+      {{"\n\n"}, "a\nb\n\nc", "a\nb", "a\nb\n\n", 0},
+      {{"é"}, "caféx", "caf", "café", 0},
+      {{"abc"}, "ab", "ab", "ab", -1},            // held, then let go
+  };
+  return *cases;
+}
+
+// Every way of cutting a text gives the same result, and nothing released
+// early is ever taken back.
+TEST(StopStringsTest, ResultDependsOnTheTextAloneHoweverCut) {
+  for (const StopCase& c : StopCases()) {
+    for (const bool include : {false, true}) {
+      const size_t cuts = size_t{1} << (c.text.size() - 1);
+      for (size_t mask = 0; mask < cuts; ++mask) {
+        StopStrings stops(c.stops, include);
+        std::string out;
+        int matched = -1;
+        size_t begin = 0;
+        for (size_t i = 1; i <= c.text.size() && matched < 0; ++i) {
+          if (i < c.text.size() && ((mask >> (i - 1)) & 1) == 0) continue;
+          const auto result = stops.Push(c.text.substr(begin, i - begin));
+          out += result.text;
+          matched = result.matched;
+          begin = i;
+          EXPECT_EQ((include ? c.out_included : c.out).rfind(out, 0), 0u);
+        }
+        if (matched < 0) out += stops.Flush();
+        EXPECT_EQ(out, include ? c.out_included : c.out) << c.text;
+        EXPECT_EQ(matched, c.matched) << c.text;
+      }
+    }
+  }
+}
+
+TEST(StopStringsTest, HoldsBackOnlyTheLongestPrefix) {
+  StopStrings stops({"stop!"}, false);
+  EXPECT_EQ(stops.Push("no st").text, "no ");
+  EXPECT_TRUE(stops.holding());
+  EXPECT_EQ(stops.Push("ate").text, "state");
+  EXPECT_FALSE(stops.holding());
+}
+
+}  // namespace
+}  // namespace tandem::router

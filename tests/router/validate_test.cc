@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every field of a request at its limits and one beyond: accepted, or refused
+// with INVALID_ARGUMENT that names the field.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "common/error.h"
+#include "google/protobuf/text_format.h"
+#include "router/validate.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr int kVocabulary = 1000;
+
+ModelLimits Limits() {
+  ModelLimits limits;
+  limits.model = "m";
+  limits.context_length = 100;
+  limits.vocabulary_size = kVocabulary;
+  limits.has_chat_template = true;
+  limits.eos_token_ids = {2, 3};
+  limits.top_k = 40;
+  return limits;
+}
+
+v1::GenerateRequest Parse(const std::string& text) {
+  v1::GenerateRequest request;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &request))
+      << text;
+  return request;
+}
+
+struct Case {
+  const char* field;   // named by the refusal; "" where it is accepted
+  std::string text;    // in protobuf's text format, besides a text prompt
+};
+
+const Case kCases[] = {
+    {"", ""},
+    // request_id
+    {"", "request_id: 'a b~'"},
+    {"", "request_id: '" + std::string(128, 'a') + "'"},
+    {"request_id", "request_id: '" + std::string(129, 'a') + "'"},
+    {"request_id", "request_id: 'a\\nb'"},
+    {"request_id", "request_id: '\\303\\251'"},
+    {"request_id", "request_id: '\\177'"},
+    // model
+    {"", "model: ''"},
+    {"", "model: 'm'"},
+    // sampling.temperature
+    {"", "sampling { temperature: 0 }"},
+    {"", "sampling { temperature: 2 }"},
+    {"", "sampling { temperature: 1e-30 }"},
+    {"sampling.temperature", "sampling { temperature: -0.01 }"},
+    {"sampling.temperature", "sampling { temperature: 2.01 }"},
+    {"sampling.temperature", "sampling { temperature: nan }"},
+    {"sampling.temperature", "sampling { temperature: inf }"},
+    {"sampling.temperature", "sampling { temperature: -inf }"},
+    // sampling.top_p
+    {"", "sampling { top_p: 1 }"},
+    {"", "sampling { top_p: 1e-6 }"},
+    {"sampling.top_p", "sampling { top_p: 0 }"},
+    {"sampling.top_p", "sampling { top_p: -1 }"},
+    {"sampling.top_p", "sampling { top_p: 1.001 }"},
+    {"sampling.top_p", "sampling { top_p: nan }"},
+    {"sampling.top_p", "sampling { top_p: inf }"},
+    // sampling.top_k
+    {"", "sampling { top_k: -1 }"},
+    {"", "sampling { top_k: 0 }"},
+    {"", "sampling { top_k: 1 }"},
+    {"", "sampling { top_k: 1000 }"},
+    {"sampling.top_k", "sampling { top_k: -2 }"},
+    {"sampling.top_k", "sampling { top_k: 1001 }"},
+    {"sampling.top_k", "sampling { top_k: 2147483647 }"},
+    {"sampling.top_k", "sampling { top_k: -2147483648 }"},
+    // sampling.min_p
+    {"", "sampling { min_p: 0 }"},
+    {"", "sampling { min_p: 1 }"},
+    {"sampling.min_p", "sampling { min_p: -0.001 }"},
+    {"sampling.min_p", "sampling { min_p: 1.001 }"},
+    {"sampling.min_p", "sampling { min_p: nan }"},
+    {"sampling.min_p", "sampling { min_p: inf }"},
+    // sampling.seed
+    {"", "sampling { seed: 0 }"},
+    {"", "sampling { seed: 18446744073709551615 }"},
+    // sampling.n, best_of
+    {"", "sampling { n: 1 }"},
+    {"sampling.n", "sampling { n: 0 }"},
+    {"sampling.n", "sampling { n: 2 }"},
+    {"sampling.n", "sampling { n: -1 }"},
+    {"", "sampling { best_of: 1 }"},
+    {"sampling.best_of", "sampling { best_of: 2 }"},
+    {"sampling.best_of", "sampling { best_of: 0 }"},
+    // later features: only what asks for nothing
+    {"", "sampling { frequency_penalty: 0 }"},
+    {"sampling.frequency_penalty", "sampling { frequency_penalty: 0.1 }"},
+    {"sampling.frequency_penalty", "sampling { frequency_penalty: nan }"},
+    {"", "sampling { presence_penalty: 0 }"},
+    {"sampling.presence_penalty", "sampling { presence_penalty: -0.1 }"},
+    {"sampling.presence_penalty", "sampling { presence_penalty: nan }"},
+    {"", "sampling { repetition_penalty: 1 }"},
+    {"sampling.repetition_penalty", "sampling { repetition_penalty: 0 }"},
+    {"sampling.repetition_penalty", "sampling { repetition_penalty: 1.1 }"},
+    {"sampling.repetition_penalty", "sampling { repetition_penalty: nan }"},
+    {"", "sampling { typical_p: 1 }"},
+    {"sampling.typical_p", "sampling { typical_p: 0.9 }"},
+    {"sampling.typical_p", "sampling { typical_p: nan }"},
+    {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: 0 } }"},
+    {"sampling.allowed_token_ids", "sampling { allowed_token_ids: 1 }"},
+    {"sampling.banned_token_ids", "sampling { banned_token_ids: 1 }"},
+    {"sampling.bad_words", "sampling { bad_words: 'x' }"},
+    // stopping.max_tokens
+    {"", "stopping { max_tokens: 1 }"},
+    {"", "stopping { max_tokens: 100 }"},
+    {"stopping.max_tokens", "stopping { max_tokens: 0 }"},
+    {"stopping.max_tokens", "stopping { max_tokens: -1 }"},
+    {"stopping.max_tokens", "stopping { max_tokens: 101 }"},
+    {"stopping.max_tokens", "stopping { max_tokens: 2147483647 }"},
+    // stopping.min_tokens
+    {"", "stopping { min_tokens: 0 }"},
+    {"stopping.min_tokens", "stopping { min_tokens: -1 }"},
+    {"stopping.min_tokens", "stopping { min_tokens: -2147483648 }"},
+    // stopping.stop
+    {"", "stopping { stop: 'a' }"},
+    {"", "stopping { stop: '" + std::string(64, 'a') + "' }"},
+    {"stopping.stop", "stopping { stop: '' }"},
+    {"stopping.stop", "stopping { stop: 'a' stop: '' }"},
+    {"stopping.stop", "stopping { stop: '" + std::string(65, 'a') + "' }"},
+    {"", "stopping { stop: ['a','b','c','d','e','f','g','h'] }"},
+    {"stopping.stop",
+     "stopping { stop: ['a','b','c','d','e','f','g','h','i'] }"},
+    // stopping.stop_token_ids
+    {"", "stopping { stop_token_ids: 0 }"},
+    {"", "stopping { stop_token_ids: 999 }"},
+    {"stopping.stop_token_ids", "stopping { stop_token_ids: 1000 }"},
+    {"stopping.stop_token_ids", "stopping { stop_token_ids: 4294967295 }"},
+    {"stopping.stop_token_ids", "stopping { stop_token_ids: 2147483648 }"},
+    {"", "stopping { ignore_eos: true include_stop_str_in_output: true }"},
+    // stopping.max_time
+    {"", "stopping { max_time { nanos: 1 } }"},
+    {"", "stopping { max_time { seconds: 3600 } }"},
+    {"stopping.max_time", "stopping { max_time { } }"},
+    {"stopping.max_time", "stopping { max_time { seconds: 3600 nanos: 1 } }"},
+    {"stopping.max_time", "stopping { max_time { seconds: -1 } }"},
+    {"stopping.max_time", "stopping { max_time { nanos: -1 } }"},
+    {"stopping.max_time", "stopping { max_time { seconds: 1 nanos: -1 } }"},
+    {"stopping.max_time", "stopping { max_time { nanos: 1000000000 } }"},
+    {"stopping.max_time",
+     "stopping { max_time { seconds: 9223372036854775807 } }"},
+    // output
+    {"", "output { logprobs: 0 }"},
+    {"", "output { logprobs: 20 }"},
+    {"output.logprobs", "output { logprobs: -1 }"},
+    {"output.logprobs", "output { logprobs: 21 }"},
+    {"output.logprobs", "output { logprobs: 2147483647 }"},
+    {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
+    {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
+    {"", "output { echo: false }"},
+    {"output.echo", "output { echo: true }"},
+    {"", "output { text: false }"},
+    {"output.text", "output { text: false } stopping { stop: 'a' }"},
+    {"", "output { text: true } stopping { stop: 'a' }"},
+    {"", "output { skip_special_tokens: false return_token_ids: true }"},
+    // structured, beam, priority
+    {"structured", "structured { regex: 'a' }"},
+    {"structured", "structured { }"},
+    {"structured", "structured { json_object: true }"},
+    {"beam", "beam { width: 2 }"},
+    {"beam", "beam { }"},
+    {"", "priority: 0"},
+    {"priority", "priority: 1"},
+    {"priority", "priority: -1"},
+    // placement
+    {"", "placement: PLACEMENT_UNSPECIFIED"},
+    {"", "placement: PLACEMENT_AUTO"},
+    {"", "placement: PLACEMENT_SPLIT"},
+    {"", "placement: PLACEMENT_LOCAL"},
+    {"placement", "placement: 4"},
+    {"placement", "placement: -1"},
+    // cache
+    {"", "cache { cache_salt: '' bypass_prefix_cache: true }"},
+    {"", "cache { cache_salt: '" + std::string(64, 's') + "' }"},
+    {"cache.cache_salt", "cache { cache_salt: '" + std::string(65, 's') + "' }"},
+    // prompts
+    {"", "text: ''"},
+    {"", "token_ids { ids: [0, 999] }"},
+    {"token_ids.ids", "token_ids { }"},
+    {"token_ids.ids", "token_ids { ids: 1000 }"},
+    {"token_ids.ids", "token_ids { ids: [1, 4294967295] }"},
+    {"", "chat { messages { role: 'user' content: 'hi' } }"},
+    {"", "chat { messages { role: 'user' parts { text: 'hi' } } }"},
+    {"", "chat { messages { role: 'user' } }"},
+    {"chat.messages", "chat { }"},
+    {"chat.messages.role", "chat { messages { content: 'hi' } }"},
+    {"chat.messages.parts",
+     "chat { messages { role: 'u' content: 'a' parts { text: 'b' } } }"},
+    {"chat.messages.parts", "chat { messages { role: 'u' parts { } } }"},
+    {"chat.messages.tool_calls",
+     "chat { messages { role: 'u' tool_calls { } } }"},
+    {"chat.messages.tool_call_id",
+     "chat { messages { role: 'u' tool_call_id: 'x' } }"},
+    {"chat.tools", "chat { messages { role: 'u' } tools { name: 'f' } }"},
+    {"chat.tool_choice",
+     "chat { messages { role: 'u' } tool_choice: 'auto' }"},
+    {"", "chat { messages { role: 'u' } continue_final_message: true }"},
+    {"chat.continue_final_message",
+     "chat { messages { role: 'u' } continue_final_message: true "
+     "add_generation_prompt: true }"},
+};
+
+TEST(Validate, NamesTheFieldOfEveryWrongValue) {
+  EXPECT_GE(std::size(kCases), 120u);
+  for (const Case& c : kCases) {
+    v1::GenerateRequest request = Parse(c.text);
+    if (request.prompt_case() == v1::GenerateRequest::PROMPT_NOT_SET) {
+      request.set_text("x");
+    }
+    const auto effective = Validate(request, Limits());
+    if (std::string(c.field).empty()) {
+      EXPECT_TRUE(effective.ok()) << c.text << " " << effective.status();
+      continue;
+    }
+    ASSERT_FALSE(effective.ok()) << c.text;
+    EXPECT_EQ(effective.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorReason(effective.status()), "FIELD_INVALID");
+    EXPECT_EQ(ErrorMetadata(effective.status())["field"], c.field) << c.text;
+    EXPECT_THAT(std::string(effective.status().message()),
+                ::testing::StartsWith(std::string(c.field) + " = "));
+  }
+}
+
+TEST(Validate, APromptIsNeeded) {
+  EXPECT_EQ(ErrorMetadata(Validate(v1::GenerateRequest(), Limits()).status())
+                ["field"],
+            "prompt");
+}
+
+TEST(Validate, ChatNeedsATemplate) {
+  ModelLimits limits = Limits();
+  limits.has_chat_template = false;
+  const auto status =
+      Validate(Parse("chat { messages { role: 'u' } }"), limits).status();
+  EXPECT_EQ(ErrorMetadata(status)["field"], "chat");
+}
+
+TEST(Validate, UnknownModelIsNotFound) {
+  const auto status = Validate(Parse("text: 'x' model: 'M'"), Limits()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorReason(status), "MODEL_NOT_FOUND");
+  EXPECT_EQ(ErrorMetadata(status)["served"], "m");
+}
+
+TEST(Validate, TooManyStopTokens) {
+  v1::GenerateRequest request = Parse("text: 'x'");
+  for (int i = 0; i < kMaxStopTokenIds; ++i) {
+    request.mutable_stopping()->add_stop_token_ids(i);
+  }
+  EXPECT_TRUE(Validate(request, Limits()).ok());
+  request.mutable_stopping()->add_stop_token_ids(0);
+  EXPECT_FALSE(Validate(request, Limits()).ok());
+}
+
+TEST(Validate, LongValuesAreShownByTheirHeads) {
+  v1::GenerateRequest request = Parse("text: 'x'");
+  request.mutable_cache()->set_cache_salt(std::string(100'000, 's'));
+  EXPECT_LT(Validate(request, Limits()).status().message().size(), 300u);
+}
+
+TEST(Validate, EffectiveValuesAreAllSet) {
+  EffectiveRequest e = *Validate(Parse("text: 'x'"), Limits());
+  EXPECT_EQ(e.sampling.temperature(), 1);
+  EXPECT_EQ(e.sampling.top_k(), 40);  // the model's own
+  EXPECT_TRUE(e.sampling.has_n() && e.sampling.has_top_p());
+  EXPECT_FALSE(e.sampling.has_seed());  // the core draws it
+  EXPECT_TRUE(e.output.text());
+  EXPECT_TRUE(e.output.skip_special_tokens());
+  EXPECT_FALSE(e.output.return_token_ids());
+  EXPECT_EQ(e.placement, v1::PLACEMENT_AUTO);
+  EXPECT_THAT(e.end_token_ids, ::testing::ElementsAre(2, 3));
+  EXPECT_EQ(ToSamplingParams(e).logprobs(), -1);
+  ASSERT_TRUE(FitToContext(40, Limits(), &e).ok());
+  EXPECT_EQ(e.stopping.max_tokens(), 60);
+}
+
+TEST(Validate, RequestsOverrideTheModel) {
+  EffectiveRequest e = *Validate(
+      Parse("text: 'x' sampling { top_k: -1 seed: 9 temperature: 0 } "
+            "stopping { ignore_eos: true stop_token_ids: [7, 3] } "
+            "output { text: false logprobs: 4 }"),
+      Limits());
+  EXPECT_EQ(e.sampling.top_k(), 0);
+  EXPECT_EQ(ToSamplingParams(e).seed(), 9u);
+  EXPECT_EQ(ToSamplingParams(e).temperature(), 0);
+  EXPECT_EQ(ToSamplingParams(e).logprobs(), 4);
+  EXPECT_THAT(e.end_token_ids, ::testing::ElementsAre(7, 3));
+  EXPECT_TRUE(e.output.return_token_ids());  // without text there is no other
+}
+
+TEST(FitToContext, Table) {
+  struct FitCase {
+    int prompt, max_tokens, min_tokens, context;
+    const char* reason;
+    int expected;
+  };
+  for (const FitCase& c : {
+           FitCase{1, 0, 0, 100, "", 99},
+           FitCase{99, 0, 0, 100, "", 1},
+           FitCase{100, 0, 0, 100, "CONTEXT_LENGTH_EXCEEDED", 0},
+           FitCase{101, 0, 0, 100, "CONTEXT_LENGTH_EXCEEDED", 0},
+           FitCase{60, 40, 0, 100, "", 40},
+           FitCase{60, 41, 0, 100, "CONTEXT_LENGTH_EXCEEDED", 0},
+           FitCase{0, 5, 0, 100, "FIELD_INVALID", 0},
+           FitCase{10, 5, 5, 100, "", 5},
+           FitCase{10, 5, 6, 100, "FIELD_INVALID", 0},
+           FitCase{10, 0, 0, 10'000, "", 4096},
+           FitCase{10, 5000, 0, 10'000, "", 5000},
+           FitCase{10, 0, 0, 0, "", 4096},  // context not known
+       }) {
+    EffectiveRequest e;
+    if (c.max_tokens > 0) e.stopping.set_max_tokens(c.max_tokens);
+    e.stopping.set_min_tokens(c.min_tokens);
+    ModelLimits limits = Limits();
+    limits.context_length = c.context;
+    const absl::Status status = FitToContext(c.prompt, limits, &e);
+    EXPECT_EQ(ErrorReason(status), c.reason) << c.prompt << " " << c.max_tokens;
+    if (!status.ok()) continue;
+    EXPECT_EQ(e.stopping.max_tokens(), c.expected);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::router
