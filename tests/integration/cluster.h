@@ -23,15 +23,15 @@
 namespace tandem::integration {
 
 struct ClusterOptions {
-  std::string model_dir;  // empty: the embedded model
+  std::string model_dir = {};  // empty: the embedded model
   int prefill = 1;
   int decode = 1;
-  std::vector<std::string> router_arguments;
-  std::vector<std::string> worker_arguments;
-  std::vector<std::string> prefill_arguments;
-  std::vector<std::string> decode_arguments;
+  std::vector<std::string> router_arguments = {};
+  std::vector<std::string> worker_arguments = {};
+  std::vector<std::string> prefill_arguments = {};
+  std::vector<std::string> decode_arguments = {};
   // PEM files for --tls-cert, --tls-key, --tls-ca; empty: plain text.
-  std::string tls_cert, tls_key, tls_ca;
+  std::string tls_cert = {}, tls_key = {}, tls_ca = {};
 };
 
 // What a process holds of the system, as of one moment.
@@ -100,11 +100,11 @@ class Cluster {
 
  private:
   struct Process {
-    std::vector<std::string> argv;
+    std::vector<std::string> argv = {};
     pid_t pid = -1;
-    std::string log_path;
+    std::string log_path = {};
     int http_port = 0;
-    std::optional<Footprint> baseline;
+    std::optional<Footprint> baseline = {};
   };
 
   absl::Status Spawn(const std::string& name);

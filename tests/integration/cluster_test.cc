@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "common/error.h"
+#include "common/random.h"
 #include "common/rpc/status.h"
 #include "tests/integration/load.h"
 

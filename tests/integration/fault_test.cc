@@ -200,7 +200,9 @@ TEST_P(FaultTest, AShortStopMovesNothingAndALongOneLosesNothing) {
     cluster_->Signal(victim, SIGCONT);
     std::this_thread::sleep_for(milliseconds(1500));
     ASSERT_EQ(load.faults(), "") << stopped.count() << " ms";
-    if (stopped == milliseconds(1000)) EXPECT_EQ(load.retries(), 0);
+    if (stopped == milliseconds(1000)) {
+      EXPECT_EQ(load.retries(), 0);
+    }
   }
   const absl::Status ready = cluster_->WaitUntilReady(2, 2, seconds(30));
   EXPECT_TRUE(ready.ok()) << ready;
@@ -229,7 +231,7 @@ TEST_P(FaultTest, WithoutASpareStreamsWaitForTheRestart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Roles, FaultTest, testing::Values("prefill", "decode"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& role) { return role.param; });
 
 TEST(RouterFaultTest, ARouterThatDiesLeavesNothingOnItsWorkers) {
   ClusterOptions options = SlowCluster();
