@@ -305,7 +305,7 @@ v1::GenerateDone Request::Summary() const {
                          : absl::Microseconds(
                                decode_finished_.local_queue_us())),
               timings->mutable_queue());
-  if (split) {
+  if (split && prefill_done_.prefill_us() > 0) {
     SetDuration(absl::Microseconds(prefill_done_.prefill_us()),
                 timings->mutable_prefill());
     SetDuration(absl::Microseconds(prefill_done_.handoff_us()),
@@ -314,7 +314,7 @@ v1::GenerateDone Request::Summary() const {
                 timings->mutable_handoff_exposed());
     timings->set_kv_bytes(prefill_done_.handoff_bytes());
     timings->set_way(prefill_done_.way());
-  } else if (decode_finished_.local_prefill_us() > 0) {
+  } else if (!split && decode_finished_.local_prefill_us() > 0) {
     SetDuration(absl::Microseconds(decode_finished_.local_prefill_us()),
                 timings->mutable_prefill());
   }

@@ -250,6 +250,7 @@ struct World final : Dialer, RouterObserver {
   }
   static v1::PrefillResponse Done() {
     v1::PrefillResponse r;
+    r.mutable_done()->set_prefill_us(1000);
     r.mutable_done()->set_handoff_bytes(4096);
     r.mutable_done()->set_way("shm");
     return r;
