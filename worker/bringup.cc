@@ -212,7 +212,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   engine::DeviceExecutorOptions executor;
   executor.max_rows = flags.max_num_batched_tokens;
-  executor.max_sequences = flags.max_num_seqs;
+  // Each sequence of a step has at least one row.
+  executor.max_sequences =
+      std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
   executor.block_size = flags.block_size;
   executor.num_blocks = plan->num_blocks;
   executor.kv_dtype = kv_dtype;
@@ -224,7 +226,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.pool =
       std::make_unique<engine::KvPool>(plan->num_blocks, flags.block_size);
 
-  parts.engine_options.max_num_seqs = flags.max_num_seqs;
+  parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching = flags.prefix_caching;
