@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/error.h"
 #include "common/rpc/status.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
@@ -221,6 +222,11 @@ absl::Status Generate(const GenerateFlags& flags) {
   const absl::Status status = rpc::FromGrpc(reader->Finish(), context);
   if (!status.ok()) {
     if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
+    if (absl::IsUnavailable(status) && ErrorReason(status).empty() &&
+        !whole.has_started()) {
+      return Annotate(status, absl::StrCat("no router answers at ",
+                                           flags.router.address));
+    }
     return status;
   }
   if (flags.json) {

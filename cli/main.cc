@@ -273,7 +273,7 @@ int RunTandem(int argc, char** argv) {
     status = ShowStatus(status_flags);
   }
   if (status.ok()) return kExitOk;
-  return ReportFailure(absl::StrCat("tandem ", chosen->name()), status);
+  return ReportFailure(chosen->name(), status);
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop,
       tick_(loop),
       reap_(loop),
       pump_(loop) {
+  tick_due_ = loop->Now() + options_.beat;
   tick_.Start(options_.beat, [this] { Tick(); });
 }
 
@@ -325,15 +326,19 @@ std::vector<Request*> RouterCore::All() const {
 }
 
 void RouterCore::Tick() {
+  // Late because this process itself stood still: what arrived meanwhile is
+  // read before anybody's silence counts.
+  const bool judge = context_.loop->Now() - tick_due_ <= options_.beat;
   // A request may end in its turn; it is destroyed later.
   for (Request* request : All()) {
     if (request->phase() == Request::Phase::kQueued) {
       FailIfWaitedTooLong(request);
     } else {
-      request->Tick();
+      request->Tick(judge);
     }
   }
   Pump();
+  tick_due_ = context_.loop->Now() + options_.beat;
   tick_.Start(options_.beat, [this] { Tick(); });
 }
 

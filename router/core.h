@@ -82,6 +82,7 @@ class RouterCore final : private RegistryListener, private RequestHost {
   // Positions of the request's history that the worker's cache holds.
   int CachedTokens(const Request& request, const Worker& worker) const;
   void Tick();
+  absl::Time tick_due_;
   void FailIfWaitedTooLong(Request* request);
   std::vector<Request*> All() const;
 

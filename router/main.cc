@@ -104,7 +104,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddDuration("stall-limit", &options.stall_limit,
                     "For a client that takes nothing");
   line->AddDuration("lease", &options.lease,
-                    "Silence of a worker after which it is lost");
+                    "Silence of a worker's registration after which it is lost");
+  line->AddDuration("silence", &options.silence,
+                    "Silence of a worker's call after which it is lost");
 }
 
 class Process {
@@ -230,8 +232,9 @@ absl::Status Process::StartServers() {
   internal_server_ = *std::move(internal_server);
   internal_server_->SetServing(kRegistry, true);
 
-  auto admin_server =
-      Listen(rpc::ServerOptions(), "127.0.0.1", flags_.admin_port, admin_.get());
+  rpc::ServerOptions admin;
+  admin.tls = tls_;
+  auto admin_server = Listen(admin, "127.0.0.1", flags_.admin_port, admin_.get());
   if (!admin_server.ok()) return admin_server.status();
   admin_server_ = *std::move(admin_server);
   admin_server_->SetServing("tandem.v1.AdminService", true);

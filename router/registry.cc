@@ -314,12 +314,15 @@ int Registry::context_length() const {
 
 void Registry::Tick() {
   const absl::Time now = loop_->Now();
+  // Late: this process itself stood still, and silence proves nothing yet.
+  const bool judge = now - tick_due_ <= options_.beat;
+  tick_due_ = now + options_.beat;
   ended_.clear();
   for (auto it = leases_.begin(); it != leases_.end();) {
     Lease* const lease = (it++)->get();  // End() takes it off the list
     if (lease->worker == nullptr && now - lease->opened > kHelloLimit) {
       End(lease, absl::DeadlineExceededError("no hello came"));
-    } else if (now - lease->heard > options_.lease) {
+    } else if (judge && now - lease->heard > options_.lease) {
       End(lease, absl::UnavailableError(
                      absl::StrCat("nothing heard for ",
                                   absl::FormatDuration(options_.lease))));

@@ -130,6 +130,7 @@ class Registry {
   void End(Lease* lease, const absl::Status& status);
   void Forget(const std::string& worker_id);
   void Tick();
+  absl::Time tick_due_ = absl::InfinitePast();
   void WakeAtNextRetry();
 
   const RouterOptions& options_;

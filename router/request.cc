@@ -357,7 +357,7 @@ void Request::OnDrained() {
   decode_->stream->PauseReading(false);
 }
 
-void Request::Tick() {
+void Request::Tick(bool judge) {
   const absl::Time now = context_.loop->Now();
   const RouterOptions& options = *context_.options;
   if (paused_ && now - paused_since_ > options.stall_limit) {
@@ -367,7 +367,7 @@ void Request::Tick() {
     return;
   }
   if (prefill_ != nullptr) {
-    if (now - prefill_->heard > options.silence) {
+    if (judge && now - prefill_->heard > options.silence) {
       PrefillLost(absl::UnavailableError("the prefill worker went silent"));
       return;
     }
@@ -378,7 +378,7 @@ void Request::Tick() {
     }
   }
   if (decode_ != nullptr) {
-    if (!paused_ && now - decode_->heard > options.silence) {
+    if (judge && !paused_ && now - decode_->heard > options.silence) {
       DecodeLost(absl::UnavailableError("the decode worker went silent"));
       return;
     }

@@ -99,8 +99,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void Fail(const absl::Status& status);
   // An incarnation has ended, its calls with it.
   void OnVoided(const v1::WorkerRef& worker);
-  // Every beat: says that this router is there, and judges silence.
-  void Tick();
+  // Every beat: says that this router is there, and judges silence
+  // unless this router was silent itself.
+  void Tick(bool judge);
 
   Phase phase() const { return phase_; }
   const EffectiveRequest& effective() const { return effective_; }
