@@ -33,6 +33,7 @@ function(tandem_binary name)
 endfunction()
 
 # tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
+# Label tsan: also runs under ThreadSanitizer, in target tsan-tests.
 # One ctest entry per binary: a run of thousands of tiny processes would cost
 # more than the tests. LABELS: unit (default), golden, integration, fault, sim.
 function(tandem_test name)
@@ -55,6 +56,9 @@ function(tandem_test name)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}"
                        TIMEOUT ${ARG_TIMEOUT})
+  if("tsan" IN_LIST ARG_LABELS)
+    set_property(GLOBAL APPEND PROPERTY TANDEM_TSAN_TESTS ${name})
+  endif()
 endfunction()
 
 # tandem_fuzzer(NAME SRCS ... [DEPS ...] CORPUS dir): with clang and

@@ -1,15 +1,17 @@
 # Block accounting and scheduling.
-tandem_test(kv_pool_test SRCS kv_pool_test.cc DEPS tandem_engine_core)
+tandem_test(kv_pool_test SRCS kv_pool_test.cc DEPS tandem_engine_core
+            LABELS unit tsan)
 tandem_test(block_hash_test SRCS block_hash_test.cc DEPS tandem_engine_core)
 tandem_test(virtual_loop_test SRCS virtual_loop_test.cc
             DEPS tandem_common_testing)
 tandem_test(fake_executor_test SRCS fake_executor_test.cc
             DEPS tandem_engine_testing)
-tandem_test(engine_test SRCS engine_test.cc DEPS tandem_engine_testing)
+tandem_test(engine_test SRCS engine_test.cc DEPS tandem_engine_testing
+            LABELS unit tsan)
 tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
-            DEPS tandem_engine_testing LABELS sim)
+            DEPS tandem_engine_testing LABELS sim tsan)
 if(NOT TANDEM_SANITIZE MATCHES "thread")  # which has an operator new of its own
   tandem_test(engine_allocation_test SRCS engine_allocation_test.cc
               DEPS tandem_engine_core tandem_common_testing)

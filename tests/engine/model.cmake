@@ -23,7 +23,8 @@ if(TARGET tandem_kernels)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)
   tandem_test(device_executor_test SRCS device_executor_test.cc
-              DEPS tandem_engine_rig tandem_kernels_testing)
+              DEPS tandem_engine_rig tandem_kernels_testing
+              LABELS unit tsan)
 
   # The same checkpoints through an independent float64 forward, live. Needs
   # NumPy (the venv of the build folder has it) and skips visibly without.
