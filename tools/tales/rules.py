@@ -93,10 +93,12 @@ def _free(env: Env, variable: str, value: str) -> bool:
 
 # ---- Writing --------------------------------------------------------------
 
-_SYLLABLES = (
-    "al ba bri cor da del el fa fin ga hal is jo ka la li lo ma mi na ne no "
-    "o pa ra ri ro sa se si ta ti to va vi we ya zi"
-).split()
+_SYLLABLES = [
+    "al", "ba", "bri", "cor", "da", "del", "el", "fa", "fin", "ga", "hal", "is",
+    "jo", "ka", "la", "li", "lo", "ma", "mi", "na", "ne", "no", "o", "pa", "ra",
+    "ri", "ro", "sa", "se", "si", "ta", "ti", "to", "va", "vi", "we", "ya",
+    "zi",
+]
 
 
 def invent_name(rng: random.Random) -> str:

@@ -10,33 +10,40 @@ kite to herself. `grammar.py` both writes and parses text by these rules.
 
 from __future__ import annotations
 
-GIRLS = (
-    "Mia Ana Lily Zoe Emma Nora Ruby Ella Ivy Rosa Lucy Maya Alice Anna Sara "
-    "Clara Daisy Eva Grace Hana Jane Kate Lena Molly"
-).split()
-BOYS = (
-    "Tom Ben Max Sam Leo Finn Jack Noah Oscar Theo Hugo Otto Bob Adam Carl "
-    "David Emil Felix Henry Ian Jonas Karl Luke Peter"
-).split()
-PLACES = (
-    "park forest garden beach market lake meadow barn school library river "
-    "farm hill village zoo"
-).split()
+GIRLS = [
+    "Mia", "Ana", "Lily", "Zoe", "Emma", "Nora", "Ruby", "Ella", "Ivy", "Rosa",
+    "Lucy", "Maya", "Alice", "Anna", "Sara", "Clara", "Daisy", "Eva", "Grace",
+    "Hana", "Jane", "Kate", "Lena", "Molly",
+]
+BOYS = [
+    "Tom", "Ben", "Max", "Sam", "Leo", "Finn", "Jack", "Noah", "Oscar", "Theo",
+    "Hugo", "Otto", "Bob", "Adam", "Carl", "David", "Emil", "Felix", "Henry",
+    "Ian", "Jonas", "Karl", "Luke", "Peter",
+]
+PLACES = [
+    "park", "forest", "garden", "beach", "market", "lake", "meadow", "barn",
+    "school", "library", "river", "farm", "hill", "village", "zoo",
+]
 
 # Values by class. "name" is one of the names above, "anyname" any capitalised
 # word, "int" a number without leading zeros: `grammar.py` knows these three.
 CLASSES: dict[str, list[str]] = {
-    "animal": (
-        "dog cat fox bear rabbit owl duck frog mouse hedgehog pony goat"
-    ).split(),
-    "trait": "small big young old brave kind clever shy happy lazy".split(),
-    "colour": (
-        "red blue green yellow white black brown pink orange purple"
-    ).split(),
-    "thing": (
-        "kite ball book key lantern hat drum basket shell bell scarf balloon "
-        "flute cup map"
-    ).split(),
+    "animal": [
+        "dog", "cat", "fox", "bear", "rabbit", "owl", "duck", "frog", "mouse",
+        "hedgehog", "pony", "goat",
+    ],
+    "trait": [
+        "small", "big", "young", "old", "brave", "kind", "clever", "shy",
+        "happy", "lazy",
+    ],
+    "colour": [
+        "red", "blue", "green", "yellow", "white", "black", "brown", "pink",
+        "orange", "purple",
+    ],
+    "thing": [
+        "kite", "ball", "book", "key", "lantern", "hat", "drum", "basket",
+        "shell", "bell", "scarf", "balloon", "flute", "cup", "map",
+    ],
     "place": PLACES,
     "spot": [
         "under a bench",
@@ -55,9 +62,12 @@ CLASSES: dict[str, list[str]] = {
     ],
     "roof": ["an old barn", "a big tree", "a stone bridge", "a small cave"],
     "wood": ["sticks", "bark", "paper", "an old box"],
-    "food": "apples plums cookies pears nuts berries carrots cakes".split(),
-    "count": "three four five six seven eight nine".split(),
-    "weather": "sunny warm windy cloudy cold bright".split(),
+    "food": [
+        "apples", "plums", "cookies", "pears", "nuts", "berries", "carrots",
+        "cakes",
+    ],
+    "count": ["three", "four", "five", "six", "seven", "eight", "nine"],
+    "weather": ["sunny", "warm", "windy", "cloudy", "cold", "bright"],
     "fun": ["played", "sang songs", "danced", "laughed", "told stories"],
     "until": [
         "the sun went down",
@@ -113,10 +123,14 @@ VARIABLES: dict[str, str] = {
 RULES: dict[str, list[str]] = {
     "story": ["<open> <thing> <trip> <event> <end>", "<found> <event> <end>"],
     "found": [
-        "One day, {H} the {AH} found {C:a} {O} by the road. {H:She} took it "
-        "to the {P}, where {F} was waiting.",
-        "One {W} morning, {H} the {AH} found {C:a} {O} by the road. "
-        "{H:She} met {F} at the {P}.",
+        (
+            "One day, {H} the {AH} found {C:a} {O} by the road. {H:She} took it "
+            "to the {P}, where {F} was waiting."
+        ),
+        (
+            "One {W} morning, {H} the {AH} found {C:a} {O} by the road. "
+            "{H:She} met {F} at the {P}."
+        ),
     ],
     "open": [
         "Once upon a time, there was a little {H:child} named {H}.",
@@ -148,40 +162,58 @@ RULES: dict[str, list[str]] = {
         "<gift>",
     ],
     "lost": [
-        "There, {H} lost the {O} and began to cry. {F} looked {S} and found "
-        "it. <thanks>",
+        (
+            "There, {H} lost the {O} and began to cry. {F} looked {S} and found "
+            "it. <thanks>"
+        ),
     ],
     "stuck": [
-        "A bird took the {O} and dropped it into a tall tree. {F} used {T} "
-        "and brought it down. <thanks>",
+        (
+            "A bird took the {O} and dropped it into a tall tree. {F} used {T} "
+            "and brought it down. <thanks>"
+        ),
     ],
     "broke": [
-        "Then the {O} broke, and {H} was very sad. {F} mended it with {M}. "
-        "<thanks>",
+        (
+            "Then the {O} broke, and {H} was very sad. {F} mended it with {M}. "
+            "<thanks>"
+        ),
     ],
     "share": [
-        "At noon, {F} was hungry. {H} had {N} {D} in {H:her} bag and gave "
-        '{F} two of them. "You are a good friend," said {F}.',
+        (
+            "At noon, {F} was hungry. {H} had {N} {D} in {H:her} bag and gave "
+            '{F} two of them. "You are a good friend," said {F}.'
+        ),
     ],
     "rain": [
-        "Soon it began to rain. They ran to {R} and waited. When the sun "
-        "came back, they saw a rainbow.",
+        (
+            "Soon it began to rain. They ran to {R} and waited. When the sun "
+            "came back, they saw a rainbow."
+        ),
     ],
     "swap": [
-        "{F} had {CF:a} {OF}, and {H} liked it very much. So they traded: "
-        "{H} took the {OF}, and {F} took the {O}.",
+        (
+            "{F} had {CF:a} {OF}, and {H} liked it very much. So they traded: "
+            "{H} took the {OF}, and {F} took the {O}."
+        ),
     ],
     "hide": [
-        "They played hide and seek. {H} hid {S}, and {F} counted to ten. "
-        "It took a long time before {F} found {H:him}.",
+        (
+            "They played hide and seek. {H} hid {S}, and {F} counted to ten. "
+            "It took a long time before {F} found {H:him}."
+        ),
     ],
     "boat": [
-        "They built a boat out of {B} and put the {O} in it. The boat "
-        "floated on the water like a duck.",
+        (
+            "They built a boat out of {B} and put the {O} in it. The boat "
+            "floated on the water like a duck."
+        ),
     ],
     "gift": [
-        "It was the birthday of {F}. {H} gave {F:him} the {O}, and it was "
-        "the best present of all.",
+        (
+            "It was the birthday of {F}. {H} gave {F:him} the {O}, and it was "
+            "the best present of all."
+        ),
     ],
     "thanks": [
         '"Thank you, {F}!" said {H}.',
