@@ -62,8 +62,9 @@ function(tandem_test name)
 endfunction()
 
 # tandem_fuzzer(NAME SRCS ... [DEPS ...] CORPUS dir): with clang and
-# TANDEM_FUZZ=ON a libFuzzer binary; always a plain test that runs the corpus
-# (tests/fuzz_main.cc calls LLVMFuzzerTestOneInput on every file).
+# TANDEM_FUZZ=ON a libFuzzer binary in <build>/fuzz, its corpus at
+# <build>/seeds/NAME, both made by the target `fuzzers`; always a plain test that
+# runs the corpus (tests/fuzz_main.cc calls LLVMFuzzerTestOneInput on every file).
 function(tandem_fuzzer name)
   cmake_parse_arguments(ARG "" "CORPUS" "SRCS;DEPS" ${ARGN})
   add_executable(${name}_corpus ${ARG_SRCS}
@@ -77,9 +78,14 @@ function(tandem_fuzzer name)
   if(TANDEM_FUZZ)
     add_executable(${name} ${ARG_SRCS})
     target_link_libraries(${name} PRIVATE ${ARG_DEPS} -fsanitize=fuzzer)
-    target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS}
-                           -fsanitize=fuzzer-no-link)
+    target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
     set_target_properties(${name} PROPERTIES
       RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+    file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/seeds)
+    file(CREATE_LINK ${ARG_CORPUS} ${PROJECT_BINARY_DIR}/seeds/${name} SYMBOLIC)
+    if(NOT TARGET fuzzers)
+      add_custom_target(fuzzers)
+    endif()
+    add_dependencies(fuzzers ${name})
   endif()
 endfunction()

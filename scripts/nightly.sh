@@ -10,14 +10,15 @@ minutes=${1:-10}
 "$ROOT/scripts/setup.sh" --tests
 build release
 "$ROOT/scripts/lint.sh" --all
-build asan
-for fuzzer in "$BUILD"/asan/fuzz/*; do
-  [ -x "$fuzzer" ] || continue
+build fuzz fuzzers
+for fuzzer in "$BUILD"/fuzz/fuzz/*; do
   name=$(basename "$fuzzer")
+  # New inputs go to the first folder; what fails is left beside it.
   mkdir -p "$BUILD/corpus/$name"
   step "fuzz-$name" "fuzz $name for $minutes min" \
     "$fuzzer" -max_total_time=$((minutes * 60)) -timeout=1 -rss_limit_mb=512 \
-    "$BUILD/corpus/$name"
+    -artifact_prefix="$BUILD/corpus/$name-" \
+    "$BUILD/corpus/$name" "$BUILD/fuzz/seeds/$name"
 done
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
