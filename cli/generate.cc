@@ -138,7 +138,7 @@ std::string TimingsTable(const v1::GenerateDone& done) {
   const v1::Usage& usage = done.usage();
   const v1::Timings& t = done.timings();
   const bool split = !done.workers().prefill().empty();
-  const auto line = [](std::string_view name, std::string value) {
+  const auto line = [](std::string_view name, const std::string& value) {
     return absl::StrFormat("  %-12s %s\n", std::string(name), value);
   };
   const auto ms = [](const google::protobuf::Duration& duration) {

@@ -120,11 +120,12 @@ CommandLine::~CommandLine() = default;
 void CommandLine::AddFlag(const std::string& name, const std::string& type,
                           const std::string& help,
                           std::function<std::string()> text, Setter set) {
+  std::string default_text = text();
   Flag flag{.name = name,
             .type = type,
             .help = help,
             .group = group_,
-            .default_text = text(),
+            .default_text = std::move(default_text),
             .text = std::move(text)};
   flag.option =
       app_->add_option("--" + name, [](const CLI::results_t&) { return true; });

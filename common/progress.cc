@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -75,7 +76,7 @@ void Progress::DrawBar(int64_t done, absl::Duration elapsed) {
                 std::string(kBarCells - cells, '.'),
                 static_cast<int>(part * 100),
                 HumanBytes(static_cast<double>(done)), HumanBytes(rate),
-                static_cast<int>(left + 0.5));
+                static_cast<int>(std::lround(left)));
   std::fflush(options_.output);
   drawn_ = true;
 }

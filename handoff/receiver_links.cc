@@ -345,7 +345,7 @@ void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
       slice.slab(), &slice, credit.bytes,
       alive_.Guard([this, slab, generation = slice.generation()](
                        absl::StatusOr<const std::byte*> memory) {
-        OnReceived(slab, generation, memory);
+        OnReceived(slab, generation, std::move(memory));
       }));
 }
 

@@ -466,11 +466,10 @@ void Sender::Impl::Fail(State* state, const absl::Status& status,
                         const std::string& failed_way) {
   ++counters_.ways[state->way].failed;
   const Attempt attempt = state->attempt;
-  const std::string way = failed_way;
   Link* link = state->link;
   Remove(state);
   if (!link->ended()) Announce(link);
-  delegate_->OnFailed(attempt, status, way);
+  delegate_->OnFailed(attempt, status, failed_way);
 }
 
 void Sender::Impl::FailLater(State* state, absl::Status status,

@@ -285,6 +285,7 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
       [this](const std::map<std::string, std::string>& found) {
         tls_names_ = found;
         std::vector<std::string> endpoints;
+        endpoints.reserve(found.size());
         for (const auto& [address, name] : found) {
           endpoints.push_back(address);
         }
