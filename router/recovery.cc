@@ -52,9 +52,9 @@ void Request::OnPrefillClosed(const absl::Status& status) {
     RetryPrefill(/*counts=*/false, status);
     return;
   }
-  PrefillLost(status.ok() ? absl::InternalError(
-                                "the prefill call ended without `done`")
-                          : status);
+  PrefillLost(status.ok()
+                  ? absl::InternalError("the prefill call ended without `done`")
+                  : status);
 }
 
 void Request::PrefillLost(const absl::Status& status, bool call_failed) {
@@ -68,8 +68,7 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
   const bool transport = status.code() == absl::StatusCode::kUnavailable ||
                          status.code() == absl::StatusCode::kCancelled;
   if (transport && call_failed) {
-    context_.registry->CallFailed(prefill_ref_,
-                                  std::string(status.message()));
+    context_.registry->CallFailed(prefill_ref_, std::string(status.message()));
   }
   // It committed: the sequence no longer needs that worker.
   if (phase_ == Phase::kDecoding) return;
@@ -78,9 +77,8 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
     RetryPrefill(/*counts=*/true, status);
     return;
   }
-  Judge(prefill_ref_, status, [this, status] {
-    RetryPrefill(/*counts=*/true, status);
-  });
+  Judge(prefill_ref_, status,
+        [this, status] { RetryPrefill(/*counts=*/true, status); });
 }
 
 void Request::OnDecodeClosed(const absl::Status& status) {
@@ -149,15 +147,15 @@ void Request::Judge(const v1::WorkerRef& worker, absl::Status why,
       break;
   }
   // A crash breaks call and lease together, in either order.
-  judge_timer_.Start(
-      context_.options->crash_verdict,
-      [this, worker, go_on = std::move(go_on)]() mutable {
-        const Registry::Life life = context_.registry->LifeOf(worker);
-        const bool crashed = life == Registry::Life::kLost ||
-                             life == Registry::Life::kUncertain;
-        if (crashed && !NoteCrash()) return;
-        go_on();
-      });
+  judge_timer_.Start(context_.options->crash_verdict,
+                     [this, worker, go_on = std::move(go_on)]() mutable {
+                       const Registry::Life life =
+                           context_.registry->LifeOf(worker);
+                       const bool crashed = life == Registry::Life::kLost ||
+                                            life == Registry::Life::kUncertain;
+                       if (crashed && !NoteCrash()) return;
+                       go_on();
+                     });
 }
 
 bool Request::NoteCrash() {
@@ -177,11 +175,11 @@ bool Request::CountFailure(const absl::Status& why) {
     return true;
   }
   // The workers' word stays out of it: it may speak of their insides.
-  Fail(MakeError(absl::StatusCode::kUnavailable,
-                 decode_ != nullptr ? "HANDOFF_FAILED" : "WORKER_LOST",
-                 absl::StrCat("gave up after ", failures_,
-                              " failures, the last: ",
-                              std::string(why.message()))));
+  Fail(MakeError(
+      absl::StatusCode::kUnavailable,
+      decode_ != nullptr ? "HANDOFF_FAILED" : "WORKER_LOST",
+      absl::StrCat("gave up after ", failures_,
+                   " failures, the last: ", std::string(why.message()))));
   return false;
 }
 
@@ -192,6 +190,7 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
     context_.counters->set_prefill_retries(
         context_.counters->prefill_retries() + 1);
     context_.observer->OnRetry("prefill_lost");
+    ++handoffs_failed_;
     if (!CountFailure(why)) return;
   }
   if (ComputedToTheEnd()) return;
@@ -201,10 +200,13 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
 
 void Request::SendRetry() {
   bool full = false;
+  // The last attempt that is allowed needs no handoff: what failed so often
+  // is left out, whatever placement was asked for.
+  const bool last = std::max(attempts_failed_, handoffs_failed_) + 1 >=
+                    context_.options->max_attempts;
   const std::optional<v1::WorkerRef> prefill =
-      context_.host->ChoosePrefill(this, &full);
-  if (!prefill && full &&
-      effective_.placement == v1::PLACEMENT_SPLIT) {
+      last ? std::nullopt : context_.host->ChoosePrefill(this, &full);
+  if (!prefill && full && effective_.placement == v1::PLACEMENT_SPLIT) {
     // Asked to wait for one rather than to go without.
     retry_timer_.Start(context_.options->refusal_pause,
                        [this] { SendRetry(); });
@@ -300,11 +302,11 @@ v1::GenerateDone Request::Summary() const {
 
   v1::Timings* const timings = done.mutable_timings();
   const bool split = !prefill_ref_.worker_id().empty();
-  SetDuration(placed_.value_or(now) - admitted_ +
-                  (split ? worker_queue_
-                         : absl::Microseconds(
-                               decode_finished_.local_queue_us())),
-              timings->mutable_queue());
+  SetDuration(
+      placed_.value_or(now) - admitted_ +
+          (split ? worker_queue_
+                 : absl::Microseconds(decode_finished_.local_queue_us())),
+      timings->mutable_queue());
   if (split && prefill_done_.prefill_us() > 0) {
     SetDuration(absl::Microseconds(prefill_done_.prefill_us()),
                 timings->mutable_prefill());
@@ -390,11 +392,11 @@ void Request::ArmDeadline() {
   }
   deadline_timer_.Start(deadline_ - admitted_, [this] {
     if (phase_ == Phase::kEnding) return;
-    Fail(MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
-                   absl::StrCat("not done within ",
-                                absl::FormatDuration(deadline_ - admitted_),
-                                ", in phase ",
-                                std::string(PhaseName(phase_)))));
+    Fail(
+        MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+                  absl::StrCat("not done within ",
+                               absl::FormatDuration(deadline_ - admitted_),
+                               ", in phase ", std::string(PhaseName(phase_)))));
   });
 }
 

@@ -17,8 +17,8 @@ constexpr absl::Duration kHelloLimit = absl::Seconds(5);
 constexpr size_t kMaxDeparted = 1024;
 constexpr size_t kMaxRejected = 16;
 
-std::string PairKey(const std::string& prefill_id,
-                    const std::string& decode_id, const std::string& way) {
+std::string PairKey(const std::string& prefill_id, const std::string& decode_id,
+                    const std::string& way) {
   return absl::StrCat(prefill_id, "\n", decode_id, "\n", way);
 }
 
@@ -67,10 +67,10 @@ Registry::~Registry() {
 
 void Registry::AddStream(std::unique_ptr<RegistrationStream> stream) {
   if (static_cast<int>(leases_.size()) >= options_.max_workers) {
-    stream->Close(MakeError(
-        absl::StatusCode::kResourceExhausted, "TOO_MANY_WORKERS",
-        absl::StrCat("this router takes ", options_.max_workers,
-                     " registrations")));
+    stream->Close(
+        MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_WORKERS",
+                  absl::StrCat("this router takes ", options_.max_workers,
+                               " registrations")));
     return;
   }
   leases_.push_back(std::make_unique<Lease>(this, std::move(stream)));
@@ -103,10 +103,9 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
     status = absl::InvalidArgumentError("a second hello on one registration");
   }
   if (status.ok() && hello.model() != options_.model) {
-    status = MakeError(
-        absl::StatusCode::kFailedPrecondition, "MODEL_MISMATCH",
-        absl::StrCat("worker serves ", hello.model(), ", this router serves ",
-                     options_.model));
+    status = MakeError(absl::StatusCode::kFailedPrecondition, "MODEL_MISMATCH",
+                       absl::StrCat("worker serves ", hello.model(),
+                                    ", this router serves ", options_.model));
   }
   if (!status.ok()) {
     Reject(lease, hello.worker().worker_id(), status);
@@ -120,8 +119,8 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
     if (restarted) voided = old->hello.worker();
     for (const auto& other : leases_) {
       if (other->worker != old) continue;
-      End(other.get(), absl::AbortedError(
-                           "a newer registration of this worker took over"));
+      End(other.get(),
+          absl::AbortedError("a newer registration of this worker took over"));
       break;
     }
   }
@@ -181,9 +180,9 @@ void Registry::End(Lease* lease, const absl::Status& status) {
   }
   lease->stream->Close(status);
   // The caller may be the lease's own callback.
-  const auto it = std::find_if(
-      leases_.begin(), leases_.end(),
-      [lease](const auto& held) { return held.get() == lease; });
+  const auto it =
+      std::find_if(leases_.begin(), leases_.end(),
+                   [lease](const auto& held) { return held.get() == lease; });
   ended_.splice(ended_.end(), leases_, it);
 }
 
@@ -220,8 +219,7 @@ Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
 }
 
 bool Registry::Placeable(const Worker& worker) const {
-  return worker.has_load &&
-         worker.load.state() == v1::WORKER_STATE_READY &&
+  return worker.has_load && worker.load.state() == v1::WORKER_STATE_READY &&
          !avoided_workers_.Avoided(worker.id(), loop_->Now());
 }
 
@@ -232,6 +230,9 @@ bool Registry::Full(const Worker& worker) const {
 bool Registry::PairAllowed(const Worker& prefill, const Worker& decode) const {
   return CheckPair(prefill.hello, decode.hello).ok() &&
          !avoided_pairs_.Avoided(PairKey(prefill.id(), decode.id(), ""),
+                                 loop_->Now()) &&
+         // The fallback for all: where it failed, no way is left.
+         !avoided_pairs_.Avoided(PairKey(prefill.id(), decode.id(), "grpc"),
                                  loop_->Now());
 }
 
@@ -240,7 +241,8 @@ std::vector<std::string> Registry::AvoidedWays(
   const std::string prefix = PairKey(prefill_id, decode_id, "");
   std::vector<std::string> ways;
   for (const auto& [key, entry] : avoided_pairs_.entries()) {
-    if (key.size() > prefix.size() && key.compare(0, prefix.size(), prefix) == 0 &&
+    if (key.size() > prefix.size() &&
+        key.compare(0, prefix.size(), prefix) == 0 &&
         loop_->Now() < entry.until) {
       ways.push_back(key.substr(prefix.size()));
     }
@@ -256,8 +258,7 @@ void Registry::Refused(const std::string& worker_id) {
   WakeAtNextRetry();
 }
 
-void Registry::CallFailed(const v1::WorkerRef& ref,
-                          const std::string& reason) {
+void Registry::CallFailed(const v1::WorkerRef& ref, const std::string& reason) {
   Worker* const worker = Find(ref.worker_id());
   if (worker == nullptr ||
       worker->hello.worker().incarnation() != ref.incarnation()) {
@@ -323,9 +324,9 @@ void Registry::Tick() {
     if (lease->worker == nullptr && now - lease->opened > kHelloLimit) {
       End(lease, absl::DeadlineExceededError("no hello came"));
     } else if (judge && now - lease->heard > options_.lease) {
-      End(lease, absl::UnavailableError(
-                     absl::StrCat("nothing heard for ",
-                                  absl::FormatDuration(options_.lease))));
+      End(lease,
+          absl::UnavailableError(absl::StrCat(
+              "nothing heard for ", absl::FormatDuration(options_.lease))));
     } else if (lease->stream->unsent() == 0) {
       v1::RegisterResponse response;
       response.mutable_beat();
@@ -339,8 +340,8 @@ void Registry::Tick() {
 
 void Registry::WakeAtNextRetry() {
   const absl::Time now = loop_->Now();
-  absl::Time next = std::min(avoided_workers_.NextRetry(now),
-                             avoided_pairs_.NextRetry(now));
+  absl::Time next =
+      std::min(avoided_workers_.NextRetry(now), avoided_pairs_.NextRetry(now));
   for (const auto& [id, worker] : workers_) {
     if (worker->full_until > now) next = std::min(next, worker->full_until);
   }

@@ -178,6 +178,7 @@ void Request::OpenPrefill(const std::string& ticket) {
 }
 
 void Request::OnAttemptStarted(uint32_t attempt) {
+  handoffs_failed_ = 0;
   if (attempt != attempt_) return;
   if (phase_ != Phase::kPrefilling && phase_ != Phase::kHandingOver &&
       phase_ != Phase::kRetrying) {

@@ -201,6 +201,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
 
   // Recovery.
   int attempts_failed_ = 0;     // since the last new token
+  // Since a decode worker started: each may have brought a first token.
+  int handoffs_failed_ = 0;
   int failures_ = 0;
   int preemptions_ = 0;
   int crashes_ = 0;             // while it was computing, since a new token

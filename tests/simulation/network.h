@@ -35,7 +35,7 @@ struct NetworkOptions {
   double lose_probability = 0;       // per message, messy connections
   double duplicate_probability = 0;  // per message, messy connections
   double reorder_probability = 0;    // per message, messy connections
-  size_t window = 32;                // messages on the way before unsent() grows
+  size_t window = 32;  // messages on the way before unsent() grows
 };
 
 // A process: where its loop runs, and whether it still does. The simulation
@@ -82,14 +82,24 @@ class Network {
   void Crash(const std::shared_ptr<Host>& host);
 
   absl::Duration Delay() {
-    return options_.min_delay + (options_.max_delay - options_.min_delay) *
-                                    random_->Uniform();
+    return options_.min_delay +
+           (options_.max_delay - options_.min_delay) * random_->Uniform();
   }
   bool Chance(double probability) {
     return probability > 0 && random_->Uniform() < probability;
   }
   VirtualLoop* world() { return world_; }
   Random* random() { return random_; }
+  // A hash of every delivery so far: equal runs have equal ones.
+  void Trace(const std::string& from, const std::string& to, size_t bytes) {
+    trace ^= absl::ToUnixNanos(world_->Now()) + bytes;
+    for (const std::string* name : {&from, &to}) {
+      for (const char c : *name) {
+        trace = (trace ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+      }
+    }
+  }
+  uint64_t trace = 0xcbf29ce484222325;
   int64_t delivered = 0;
   int64_t broken = 0;
   int64_t lost = 0;
@@ -142,9 +152,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  protected:
   virtual void TellClosed(int side, const absl::Status& status) = 0;
-  bool cut() const {
-    return network_->IsCut(hosts_[0]->name, hosts_[1]->name);
-  }
+  bool cut() const { return network_->IsCut(hosts_[0]->name, hosts_[1]->name); }
 
   Network* const network_;
   const std::shared_ptr<Host> hosts_[2];  // client, server
@@ -181,14 +189,14 @@ inline void Network::Crash(const std::shared_ptr<Host>& host) {
 // One direction: messages on their way to `handler`'s side.
 template <typename Message>
 struct Direction {
-  std::deque<Message> queue;      // accepted by Send, not yet handled
+  std::deque<Message> queue;  // accepted by Send, not yet handled
   StreamHandler<Message>* handler = nullptr;
   bool paused = false;
-  bool delivering = false;        // a delivery is scheduled
+  bool delivering = false;  // a delivery is scheduled
   bool closed_told = false;
-  bool has_close = false;         // the sender closed after the queue
+  bool has_close = false;  // the sender closed after the queue
   absl::Status close_status;
-  bool open = true;               // the receiving end still exists
+  bool open = true;  // the receiving end still exists
 };
 
 template <typename Request, typename Response>
@@ -218,23 +226,23 @@ class TypedConnection final : public Connection {
     auto& there = direction<kTo>();
     auto& here = direction<1 - kTo>();
     if (broken_ || !here.open || there.has_close) return;
-    if (network_->Chance(network_->options_.break_probability)) {
+    if (network_->Chance(network_->options().break_probability)) {
       Break(absl::UnavailableError("connection lost"));
       return;
     }
-    if (messy_ && network_->Chance(network_->options_.lose_probability)) {
+    if (messy_ && network_->Chance(network_->options().lose_probability)) {
       ++network_->lost;
       return;
     }
-    if (messy_ && network_->Chance(network_->options_.duplicate_probability)) {
+    if (messy_ && network_->Chance(network_->options().duplicate_probability)) {
       ++network_->duplicated;
       there.queue.push_back(message);
     }
     there.queue.push_back(std::move(message));
     if (messy_ && there.queue.size() > 1 &&
-        network_->Chance(network_->options_.reorder_probability)) {
+        network_->Chance(network_->options().reorder_probability)) {
       ++network_->reordered;
-      const size_t i = network_->random_->Below(there.queue.size() - 1);
+      const size_t i = network_->random()->Below(there.queue.size() - 1);
       std::swap(there.queue[i], there.queue.back());
     }
     Schedule<kTo>();
@@ -262,9 +270,8 @@ class TypedConnection final : public Connection {
     if (there.queue.empty() ? !there.has_close : there.paused) return;
     there.delivering = true;
     // The world's loop, then the process's: a crashed one never runs it.
-    hosts_[kTo]->loop.After(
-        network_->Delay(),
-        [self = this->shared_from_this(), this] { Deliver<kTo>(); });
+    hosts_[kTo]->loop.After(network_->Delay(), [self = this->shared_from_this(),
+                                                this] { Deliver<kTo>(); });
   }
 
  protected:
@@ -291,6 +298,8 @@ class TypedConnection final : public Connection {
       auto message = std::move(there.queue.front());
       there.queue.pop_front();
       ++network_->delivered;
+      network_->Trace(hosts_[1 - kTo]->name, hosts_[kTo]->name,
+                      message.ByteSizeLong());
       const bool drained = there.queue.empty();
       there.handler->OnMessage(std::move(message));
       // The sender learns that its queue is empty.

@@ -1,0 +1,726 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "decode_worker/core.h"
+#include "prefill_worker/core.h"
+#include "worker/convert.h"
+#include "worker/registration.h"
+
+namespace tandem::simulation {
+namespace {
+
+constexpr int kMaxModelLen = 256;
+constexpr int kVocabulary = 500;
+
+engine::FakeModel Model() {
+  return {.num_layers = 4, .vocab_size = kVocabulary, .weights = 1};
+}
+
+const std::map<std::string, std::string> kFingerprint = {
+    {"weights", "w"}, {"config", "c"}, {"tokenizer", "t"}, {"numerics", "n"}};
+
+router::ModelLimits Limits() {
+  router::ModelLimits limits;
+  limits.model = "fake";
+  limits.context_length = kMaxModelLen;
+  limits.vocabulary_size = kVocabulary;
+  limits.eos_token_ids = {3};
+  return limits;
+}
+
+class World;
+
+// ---- Workers.
+
+struct Node {
+  Node(World* w, std::string n) : world(w), name(std::move(n)) {}
+  virtual ~Node() = default;
+  virtual void Start() = 0;
+  // Destroys everything that a crashed process loses.
+  virtual void Clear() = 0;
+
+  World* const world;
+  const std::string name;
+  std::shared_ptr<Host> host;
+  std::unique_ptr<SeededRandom> random;
+};
+
+struct WorkerNode : Node {
+  using Node::Node;
+  virtual v1::WorkerLoad Load() const = 0;
+  virtual handoff::SlabCounts Slabs() const = 0;
+  virtual absl::Status CheckHandoff() const = 0;
+  // What a worker still holds, or "".
+  std::string WhatIsLeft() const;
+  absl::Status CheckInvariants() const;
+  void StartParts();
+  void ClearParts();
+  v1::WorkerHello Hello(v1::WorkerRole role) const;
+  void Register(v1::WorkerRole role);
+
+  int block_size = 16;
+  int num_blocks = 48;
+  std::string incarnation;
+  std::unique_ptr<engine::FakeExecutor> fake;
+  std::unique_ptr<engine::Executor> wrapped;
+  std::unique_ptr<engine::KvPool> pool;
+  std::unique_ptr<worker::Registration> registration;
+  engine::Executor* executor() const {
+    return wrapped != nullptr ? wrapped.get() : fake.get();
+  }
+};
+
+struct DecodeNode final : WorkerNode {
+  using WorkerNode::WorkerNode;
+  void Start() override;
+  void Clear() override;
+  v1::WorkerLoad Load() const override { return core->Load(); }
+  handoff::SlabCounts Slabs() const override {
+    return core->receiver().slabs();
+  }
+  absl::Status CheckHandoff() const override {
+    return core->receiver().CheckInvariants();
+  }
+  std::unique_ptr<decode_worker::DecodeCore> core;
+};
+
+struct PrefillNode final : WorkerNode {
+  using WorkerNode::WorkerNode;
+  void Start() override;
+  void Clear() override;
+  v1::WorkerLoad Load() const override { return core->Load(); }
+  handoff::SlabCounts Slabs() const override { return core->sender().slabs(); }
+  absl::Status CheckHandoff() const override {
+    return core->sender().CheckInvariants();
+  }
+  std::unique_ptr<prefill_worker::PrefillCore> core;
+};
+
+struct RouterNode final : Node, router::Dialer, router::RouterObserver {
+  using Node::Node;
+  void Start() override;
+  void Clear() override { core.reset(); }
+  std::unique_ptr<router::DecodeStream> DialDecode(
+      const v1::WorkerRef& worker, absl::Duration deadline) override;
+  std::unique_ptr<router::PrefillStream> DialPrefill(
+      const v1::WorkerRef& worker, absl::Duration deadline) override;
+  std::unique_ptr<router::RouterCore> core;
+};
+
+// ---- A client: one request, checked token by token.
+
+struct Client final : StreamHandler<v1::GenerateResponse> {
+  Client(World* w, int n) : world(w), number(n) {}
+  void Begin();
+  void OnMessage(v1::GenerateResponse response) override;
+  void OnClosed(absl::Status status) override;
+  void Cancel();
+  std::string Name() const { return absl::StrCat("client ", number); }
+
+  World* const world;
+  const int number;
+  router::AdmittedRequest admitted;
+  std::vector<int32_t> expected;
+  std::vector<int32_t> tokens;
+  std::unique_ptr<Stream<v1::GenerateRequest, v1::GenerateResponse>> stream;
+  std::string router;  // whom it asked
+  int started = 0, finished = 0, done = 0;
+  bool ended = false;
+  bool cancelled = false;
+  absl::Status status;
+};
+
+class World {
+ public:
+  World(uint64_t seed, const Profile& profile)
+      : profile_(profile), random_(seed), network_(&loop_, &random_, {}) {}
+
+  Report Run();
+
+  VirtualLoop& loop() { return loop_; }
+  SeededRandom& random() { return random_; }
+  Network& network() { return network_; }
+  const Profile& profile() const { return profile_; }
+  std::shared_ptr<Host> host() const { return clients_host_; }
+  Node* Find(const std::string& name);
+  RouterNode* SomeRouter();
+  void Wrong(std::string what) {
+    if (report_.wrong.empty()) {
+      report_.wrong =
+          absl::StrCat(absl::FormatTime(absl::RFC3339_full, loop_.Now(),
+                                        absl::UTCTimeZone()),
+                       ": ", what);
+    }
+  }
+  std::vector<std::string> router_names() const { return router_names_; }
+  bool IsRouter(const std::string& name) const {
+    return name.rfind("router", 0) == 0;
+  }
+  std::set<std::string> crashed_routers;
+
+ private:
+  void Build();
+  void PlanRequests();
+  void PlanFaults();
+  void CrashLater(const std::string& name, absl::Duration at);
+  void StopFaults();
+  void CheckAll();
+  void CheckQuiet();
+  bool AllEnded() const;
+  absl::Duration SomeTime(absl::Duration limit) {
+    return limit * random_.Uniform();
+  }
+
+  const Profile profile_;
+  VirtualLoop loop_;
+  SeededRandom random_;
+  Network network_;
+  std::shared_ptr<Host> clients_host_;
+  std::vector<std::string> router_names_;
+  std::map<std::string, std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<Client>> clients_;
+  Report report_;
+};
+
+// ---- WorkerNode
+
+void WorkerNode::StartParts() {
+  incarnation = random->Bytes(16);
+  engine::FakeExecutorOptions options;
+  options.model = Model();
+  options.num_blocks = num_blocks;
+  options.block_size = block_size;
+  options.seed = random->Next();
+  options.step_base = absl::Milliseconds(8);
+  options.step_jitter = absl::Milliseconds(6);
+  options.copy_base = absl::Microseconds(500);
+  fake = std::make_unique<engine::FakeExecutor>(options, &host->loop);
+  pool = std::make_unique<engine::KvPool>(num_blocks, block_size);
+}
+
+void WorkerNode::ClearParts() {
+  registration.reset();
+  wrapped.reset();
+  fake.reset();
+}
+
+engine::EngineOptions EngineLimits() {
+  engine::EngineOptions options;
+  options.max_num_seqs = 8;
+  options.max_num_batched_tokens = 48;
+  options.max_model_len = kMaxModelLen;
+  return options;
+}
+
+v1::WorkerHello WorkerNode::Hello(v1::WorkerRole role) const {
+  v1::WorkerHello hello;
+  hello.mutable_worker()->set_worker_id(name);
+  hello.mutable_worker()->set_incarnation(incarnation);
+  hello.mutable_worker()->set_endpoint(absl::StrCat(name, ":1"));
+  hello.set_role(role);
+  hello.set_model("fake");
+  for (const auto& [key, value] : kFingerprint) {
+    (*hello.mutable_fingerprint())[key] = value;
+  }
+  hello.set_protocol_min(1);
+  hello.set_protocol_max(1);
+  hello.set_max_model_len(kMaxModelLen);
+  hello.set_block_size(block_size);
+  hello.set_num_blocks(num_blocks);
+  hello.set_max_num_seqs(8);
+  hello.set_kv_dtype("f32");
+  hello.set_kv_bytes_per_token(fake->kv_shape().bytes_per_position());
+  hello.set_host_id(name);
+  return hello;
+}
+
+void WorkerNode::Register(v1::WorkerRole role) {
+  worker::RegistrationOptions options;
+  options.hello = Hello(role);
+  registration = std::make_unique<worker::Registration>(
+      options, &host->loop, random.get(),
+      [this](const std::string& endpoint) {
+        auto* const router = static_cast<RouterNode*>(world->Find(endpoint));
+        router::RouterCore* const core = router->core.get();
+        return world->network()
+            .Connect<v1::RegisterRequest, v1::RegisterResponse>(
+                host, router->host, /*messy=*/false, [core](auto stream) {
+                  core->AddRegistration(std::move(stream));
+                });
+      },
+      [this] { return Load(); }, pool.get(),
+      [](const std::string&, const absl::Status&) {});
+  registration->SetRouters(world->router_names());
+}
+
+std::string WorkerNode::WhatIsLeft() const {
+  const v1::WorkerLoad load = Load();
+  std::string left;
+  const auto expect_zero = [&](const char* what, int value) {
+    if (value != 0) absl::StrAppend(&left, name, ": ", value, " ", what, "; ");
+  };
+  expect_zero("blocks live", load.blocks_live());
+  expect_zero("blocks reserved", load.blocks_reserved());
+  expect_zero("tickets", load.tickets());
+  expect_zero("streams", load.streams());
+  expect_zero("slabs granted", load.slabs_granted());
+  expect_zero("slabs in flight", load.slabs_in_flight());
+  expect_zero("slabs quarantined", load.slabs_quarantined());
+  expect_zero("running", load.running());
+  expect_zero("waiting", load.waiting());
+  expect_zero("tokens queued", load.queued_tokens());
+  return left;
+}
+
+absl::Status WorkerNode::CheckInvariants() const {
+  absl::Status status = pool->CheckInvariants();
+  if (status.ok()) status = CheckHandoff();
+  if (status.ok() && !fake->violations().empty()) {
+    status = absl::InternalError(fake->violations().front());
+  }
+  return status;
+}
+
+void DecodeNode::Start() {
+  StartParts();
+  if (world->profile().wrap_decode_executor) {
+    wrapped = world->profile().wrap_decode_executor(fake.get(), &host->loop,
+                                                    random.get());
+  }
+  decode_worker::DecodeOptions options;
+  options.incarnation = incarnation;
+  options.engine = EngineLimits();
+  options.expected_new_tokens = 24;
+  options.local_recompute_tokens = 64;
+  options.max_unsent = 8;
+  handoff::ReceiverOptions& receiver = options.receiver;
+  receiver.self = Hello(v1::WORKER_ROLE_DECODE).worker();
+  receiver.fingerprint = kFingerprint;
+  receiver.host_id = name;
+  receiver.ways = {"grpc"};
+  receiver.kv_dtype = "f32";
+  receiver.num_layers = fake->kv_shape().num_layers;
+  receiver.kv_heads = fake->kv_shape().kv_heads;
+  receiver.head_dim = fake->kv_shape().head_dim;
+  receiver.slab_bytes = 512;
+  receiver.num_slabs = 12;
+  receiver.slabs_per_peer = 4;
+  core = std::make_unique<decode_worker::DecodeCore>(
+      options, &host->loop, random.get(), executor(), pool.get());
+  Register(v1::WORKER_ROLE_DECODE);
+}
+
+void DecodeNode::Clear() {
+  ClearParts();
+  core.reset();
+  pool.reset();
+}
+
+void PrefillNode::Start() {
+  StartParts();
+  prefill_worker::PrefillOptions options;
+  options.incarnation = incarnation;
+  options.engine = EngineLimits();
+  v1::LinkHello& hello = options.sender.hello;
+  *hello.mutable_sender() = Hello(v1::WORKER_ROLE_PREFILL).worker();
+  for (const auto& [key, value] : kFingerprint) {
+    (*hello.mutable_fingerprint())[key] = value;
+  }
+  hello.set_host_id(name);
+  hello.add_ways("grpc");
+  hello.set_kv_dtype("f32");
+  options.sender.num_layers = fake->kv_shape().num_layers;
+  options.sender.kv_heads = fake->kv_shape().kv_heads;
+  options.sender.head_dim = fake->kv_shape().head_dim;
+  options.sender.slab_bytes = 512;
+  options.sender.staging_bytes = 512 * 8;
+  core = std::make_unique<prefill_worker::PrefillCore>(
+      options, &host->loop, random.get(), executor(), pool.get(),
+      [this](const v1::WorkerRef& receiver)
+          -> std::unique_ptr<handoff::SenderStream> {
+        auto* const decode =
+            static_cast<DecodeNode*>(world->Find(receiver.worker_id()));
+        decode_worker::DecodeCore* const peer = decode->core.get();
+        auto link = world->network().Connect<v1::LinkRequest, v1::LinkResponse>(
+            host, decode->host, /*messy=*/true,
+            [peer](auto stream) { peer->AddLink(std::move(stream)); });
+        if (world->profile().wrap_link) {
+          return world->profile().wrap_link(std::move(link), random.get());
+        }
+        return link;
+      });
+  Register(v1::WORKER_ROLE_PREFILL);
+}
+
+void PrefillNode::Clear() {
+  ClearParts();
+  core.reset();
+  pool.reset();
+}
+
+// ---- RouterNode
+
+void RouterNode::Start() {
+  router::RouterOptions options;
+  options.incarnation = random->Bytes(16);
+  options.model = "fake";
+  options.max_local_tokens = 12;
+  // A partition may leave no worker within reach for a while.
+  options.queue_wait = options.no_workers_wait = absl::Seconds(60);
+  options.max_unsent = 8;
+  core = std::make_unique<router::RouterCore>(
+      options, &host->loop, random.get(), this, nullptr, this);
+}
+
+std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
+    const v1::WorkerRef& worker, absl::Duration) {
+  auto* const node = static_cast<DecodeNode*>(world->Find(worker.worker_id()));
+  decode_worker::DecodeCore* const peer = node->core.get();
+  return world->network().Connect<v1::DecodeRequest, v1::DecodeResponse>(
+      host, node->host, /*messy=*/false,
+      [peer](auto stream) { peer->AddCall(std::move(stream)); });
+}
+
+std::unique_ptr<router::PrefillStream> RouterNode::DialPrefill(
+    const v1::WorkerRef& worker, absl::Duration) {
+  auto* const node = static_cast<PrefillNode*>(world->Find(worker.worker_id()));
+  prefill_worker::PrefillCore* const peer = node->core.get();
+  return world->network().Connect<v1::PrefillRequest, v1::PrefillResponse>(
+      host, node->host, /*messy=*/false,
+      [peer](auto stream) { peer->AddCall(std::move(stream)); });
+}
+
+// ---- Client
+
+void Client::Begin() {
+  RouterNode* const node = world->SomeRouter();
+  router = node->name;
+  router::RouterCore* const core = node->core.get();
+  stream = world->network().Connect<v1::GenerateRequest, v1::GenerateResponse>(
+      world->host(), node->host, /*messy=*/false,
+      [core, request = admitted](auto client) mutable {
+        core->Submit(std::move(request), std::move(client));
+      });
+  stream->Start(this);
+}
+
+void Client::OnMessage(v1::GenerateResponse response) {
+  if (ended) return world->Wrong(Name() + " heard more after the end");
+  if (response.has_started() && ++started > 1) {
+    world->Wrong(Name() + " was told twice that it started");
+  }
+  for (const uint32_t id : response.delta().token_ids()) {
+    if (finished > 0) world->Wrong(Name() + " got tokens after the finish");
+    const size_t at = tokens.size();
+    if (at >= expected.size()) {
+      world->Wrong(absl::StrCat(Name(), " got more than ", at, " tokens"));
+    } else if (static_cast<int32_t>(id) != expected[at]) {
+      world->Wrong(absl::StrCat(Name(), ": token ", at, " is ", id,
+                                ", expected ", expected[at]));
+    }
+    tokens.push_back(static_cast<int32_t>(id));
+  }
+  finished += response.has_finished();
+  done += response.has_done();
+}
+
+void Client::OnClosed(absl::Status s) {
+  ended = true;
+  status = std::move(s);
+  if (!status.ok()) return;
+  if (started != 1 || finished != 1 || done != 1) {
+    world->Wrong(absl::StrCat(Name(), " ended OK with ", started, " started, ",
+                              finished, " finished, ", done, " done"));
+  }
+  if (tokens != expected) {
+    world->Wrong(absl::StrCat(Name(), " ended OK with ", tokens.size(),
+                              " tokens of ", expected.size()));
+  }
+}
+
+void Client::Cancel() {
+  if (ended || stream == nullptr) return;
+  cancelled = ended = true;
+  status = absl::CancelledError("by the test");
+  stream->Close(status);
+}
+
+// ---- World
+
+Node* World::Find(const std::string& name) { return nodes_.at(name).get(); }
+
+RouterNode* World::SomeRouter() {
+  std::vector<std::string> alive;
+  for (const std::string& name : router_names_) {
+    if (nodes_.at(name)->host->alive) alive.push_back(name);
+  }
+  const auto& from = alive.empty() ? router_names_ : alive;
+  return static_cast<RouterNode*>(Find(from[random_.Below(from.size())]));
+}
+
+void World::Build() {
+  clients_host_ = std::make_shared<Host>(&loop_, "clients");
+  const auto start = [&](std::unique_ptr<Node> node) {
+    node->random = std::make_unique<SeededRandom>(random_.Next());
+    node->host = std::make_shared<Host>(&loop_, node->name);
+    Node* const raw = node.get();
+    nodes_.emplace(raw->name, std::move(node));
+    raw->Start();
+  };
+  for (int i = 0; i < profile_.routers; ++i) {
+    router_names_.push_back(absl::StrCat("router-", i));
+  }
+  for (const std::string& name : router_names_) {
+    start(std::make_unique<RouterNode>(this, name));
+  }
+  for (int i = 0; i < profile_.prefill; ++i) {
+    auto node =
+        std::make_unique<PrefillNode>(this, absl::StrCat("prefill-", i));
+    node->block_size = random_.Below(2) == 0 ? 16 : 8;
+    node->num_blocks = 64 * 16 / node->block_size;
+    start(std::move(node));
+  }
+  for (int i = 0; i < profile_.decode; ++i) {
+    auto node = std::make_unique<DecodeNode>(this, absl::StrCat("decode-", i));
+    node->block_size = random_.Below(2) == 0 ? 16 : 8;
+    node->num_blocks =
+        static_cast<int>(28 + random_.Below(40)) * 16 / node->block_size;
+    start(std::move(node));
+  }
+}
+
+void World::PlanRequests() {
+  const router::ModelLimits limits = Limits();
+  std::vector<int32_t> shared;
+  for (int i = 0; i < 96; ++i) {
+    shared.push_back(static_cast<int32_t>(10 + random_.Below(400)));
+  }
+  for (int i = 0; i < profile_.requests; ++i) {
+    auto client = std::make_unique<Client>(this, i);
+    std::vector<int32_t>& prompt = client->admitted.prompt;
+    if (random_.Below(2) == 0) {
+      prompt.assign(shared.begin(), shared.begin() + random_.Below(96));
+    }
+    const int own = 1 + static_cast<int>(random_.Below(90));
+    for (int t = 0; t < own; ++t) {
+      prompt.push_back(static_cast<int32_t>(10 + random_.Below(400)));
+    }
+    v1::GenerateRequest request;
+    for (const int32_t id : prompt) {
+      request.mutable_token_ids()->add_ids(static_cast<uint32_t>(id));
+    }
+    if (random_.Below(2) == 0) {
+      request.mutable_sampling()->set_temperature(0.7f);
+      request.mutable_sampling()->set_seed(random_.Next());
+    } else {
+      request.mutable_sampling()->set_temperature(0);
+      request.mutable_sampling()->set_seed(1);
+    }
+    request.mutable_stopping()->set_max_tokens(
+        1 + static_cast<int32_t>(random_.Below(60)));
+    request.mutable_output()->set_text(false);
+    request.mutable_output()->set_return_token_ids(true);
+    request.set_placement(random_.Below(4) == 0 ? v1::PLACEMENT_AUTO
+                                                : v1::PLACEMENT_SPLIT);
+    request.mutable_cache()->set_bypass_prefix_cache(random_.Below(5) == 0);
+    auto effective = router::Validate(request, limits);
+    if (!effective.ok()) return Wrong(effective.status().ToString());
+    client->admitted.effective = *std::move(effective);
+    const absl::Status fits = router::FitToContext(
+        static_cast<int>(prompt.size()), limits, &client->admitted.effective);
+    if (!fits.ok()) return Wrong(fits.ToString());
+    client->admitted.deadline = absl::Seconds(300);
+    client->expected = engine::ExpectedUntilStop(
+        Model(), prompt, static_cast<int>(prompt.size()),
+        worker::ToEngine(router::ToSamplingParams(client->admitted.effective),
+                         0),
+        worker::ToEngine(router::ToStoppingParams(client->admitted.effective)),
+        kMaxModelLen);
+
+    Client* const raw = client.get();
+    const absl::Duration begin =
+        absl::Seconds(1) + SomeTime(profile_.faults_for * 0.5);
+    clients_host_->loop.After(begin, [raw] { raw->Begin(); });
+    const uint64_t kind = random_.Below(10);
+    if (kind == 0) {  // goes away
+      clients_host_->loop.After(begin + SomeTime(absl::Seconds(1)),
+                                [raw] { raw->Cancel(); });
+    } else if (kind == 1) {  // stops reading for a while
+      const absl::Duration at = begin + SomeTime(absl::Milliseconds(200));
+      clients_host_->loop.After(at, [raw] {
+        if (!raw->ended) raw->stream->PauseReading(true);
+      });
+      clients_host_->loop.After(at + SomeTime(absl::Seconds(6)), [raw] {
+        if (!raw->ended) raw->stream->PauseReading(false);
+      });
+    }
+    clients_.push_back(std::move(client));
+  }
+}
+
+void World::CrashLater(const std::string& name, absl::Duration at) {
+  loop_.After(at, [this, name] {
+    Node* const node = Find(name);
+    if (!node->host->alive) return;
+    if (IsRouter(name)) crashed_routers.insert(name);
+    network_.Crash(node->host);
+    node->Clear();
+    loop_.After(absl::Milliseconds(300) + SomeTime(absl::Seconds(2)),
+                [this, node] {
+                  node->host = std::make_shared<Host>(&loop_, node->name);
+                  node->Start();
+                });
+  });
+}
+
+void World::PlanFaults() {
+  std::vector<std::string> workers, all;
+  for (const auto& [name, node] : nodes_) {
+    all.push_back(name);
+    if (!IsRouter(name)) workers.push_back(name);
+  }
+  const auto when = [&] {
+    return absl::Seconds(1) + SomeTime(profile_.faults_for);
+  };
+  for (int i = 0; i < profile_.worker_crashes; ++i) {
+    CrashLater(workers[random_.Below(workers.size())], when());
+  }
+  for (int i = 0; i < profile_.router_crashes; ++i) {
+    CrashLater(router_names_[random_.Below(router_names_.size())], when());
+  }
+  for (int i = 0; i < profile_.freezes; ++i) {
+    const std::string name = all[random_.Below(all.size())];
+    const absl::Duration at = when();
+    const absl::Duration length =
+        absl::Milliseconds(500) + SomeTime(absl::Milliseconds(7500));
+    loop_.After(at, [this, name, length] {
+      const std::shared_ptr<Host> host = Find(name)->host;
+      if (!host->alive) return;
+      host->loop.Freeze();
+      loop_.After(length, [host] {
+        if (host->alive) host->loop.Thaw();
+      });
+    });
+  }
+  for (int i = 0; i < profile_.partitions; ++i) {
+    const std::string a = all[random_.Below(all.size())];
+    const std::string b = all[random_.Below(all.size())];
+    if (a == b) continue;
+    const absl::Duration at = when();
+    loop_.After(at, [this, a, b] { network_.Partition(a, b); });
+    loop_.After(at + SomeTime(absl::Seconds(6)), [this] { network_.Heal(); });
+  }
+  network_.options().break_probability = profile_.break_probability;
+  network_.options().lose_probability = profile_.messy;
+  network_.options().duplicate_probability = profile_.messy;
+  network_.options().reorder_probability = profile_.messy;
+}
+
+void World::StopFaults() {
+  network_.options().break_probability = 0;
+  network_.options().lose_probability = 0;
+  network_.options().duplicate_probability = 0;
+  network_.options().reorder_probability = 0;
+  network_.Heal();
+}
+
+void World::CheckAll() {
+  for (const auto& [name, node] : nodes_) {
+    if (IsRouter(name) || !node->host->alive) continue;
+    const absl::Status status =
+        static_cast<WorkerNode*>(node.get())->CheckInvariants();
+    if (!status.ok()) Wrong(absl::StrCat(name, ": ", status.ToString()));
+  }
+}
+
+void World::CheckQuiet() {
+  for (const auto& [name, node] : nodes_) {
+    if (IsRouter(name)) {
+      const auto* const router = static_cast<RouterNode*>(node.get());
+      if (!router->core->idle()) Wrong(name + " still has requests");
+      continue;
+    }
+    const std::string left = static_cast<WorkerNode*>(node.get())->WhatIsLeft();
+    if (!left.empty()) Wrong(left);
+  }
+}
+
+bool World::AllEnded() const {
+  return std::all_of(clients_.begin(), clients_.end(),
+                     [](const auto& client) { return client->ended; });
+}
+
+Report World::Run() {
+  Build();
+  PlanRequests();
+  PlanFaults();
+  const absl::Time begun = loop_.Now();
+  const absl::Time faults_end = begun + absl::Seconds(1) + profile_.faults_for;
+  while (report_.wrong.empty() && loop_.Now() < faults_end) {
+    loop_.RunFor(absl::Milliseconds(250));
+    CheckAll();
+  }
+  StopFaults();
+  // Liveness: a restarted worker, a lease and a retry or two, and the steps.
+  const absl::Time limit = loop_.Now() + absl::Seconds(120);
+  while (report_.wrong.empty() && !AllEnded() && loop_.Now() < limit) {
+    loop_.RunFor(absl::Milliseconds(500));
+    CheckAll();
+  }
+  if (report_.wrong.empty() && !AllEnded()) {
+    for (const auto& client : clients_) {
+      if (client->ended) continue;
+      const auto* const router = static_cast<RouterNode*>(Find(client->router));
+      Wrong(absl::StrCat(client->Name(), " hangs at ", client->router, ": ",
+                         router->core->State(true).ShortDebugString()));
+      break;
+    }
+  }
+  if (report_.wrong.empty()) {
+    // Leases, idle timers, and the quarantine of slabs whose credit got lost.
+    loop_.RunFor(absl::Seconds(45));
+    CheckAll();
+    CheckQuiet();
+  }
+  for (const auto& client : clients_) {
+    report_.tokens += static_cast<int64_t>(client->tokens.size());
+    if (client->cancelled) {
+      ++report_.cancelled;
+    } else if (client->status.ok()) {
+      ++report_.ok;
+    } else {
+      ++report_.failed;
+      ++report_.failures[client->status.ToString()];
+      const bool router_gone = crashed_routers.contains(client->router);
+      if (!profile_.may_fail && !router_gone) {
+        Wrong(absl::StrCat(client->Name(),
+                           " failed: ", client->status.ToString()));
+      }
+    }
+  }
+  for (const std::string& name : router_names_) {
+    const auto* const router = static_cast<RouterNode*>(Find(name));
+    report_.resumed += router->core->counters().prefill_retries() +
+                       router->core->counters().decode_retries();
+  }
+  report_.messages = network_.delivered;
+  report_.trace = network_.trace;
+  // Streams before the processes that they end in.
+  for (const auto& client : clients_) client->stream.reset();
+  for (const auto& [name, node] : nodes_) node->host->loop.Stop();
+  for (const auto& [name, node] : nodes_) node->Clear();
+  return report_;
+}
+
+}  // namespace
+
+Report Simulate(uint64_t seed, const Profile& profile) {
+  return World(seed, profile).Run();
+}
+
+}  // namespace tandem::simulation
