@@ -8,30 +8,11 @@
 #include "common/error.h"
 #include "decode_worker/core.h"
 #include "prefill_worker/core.h"
-#include "worker/convert.h"
+#include "tests/simulation/parts.h"
 #include "worker/registration.h"
 
 namespace tandem::simulation {
 namespace {
-
-constexpr int kMaxModelLen = 256;
-constexpr int kVocabulary = 500;
-
-engine::FakeModel Model() {
-  return {.num_layers = 4, .vocab_size = kVocabulary, .weights = 1};
-}
-
-const std::map<std::string, std::string> kFingerprint = {
-    {"weights", "w"}, {"config", "c"}, {"tokenizer", "t"}, {"numerics", "n"}};
-
-router::ModelLimits Limits() {
-  router::ModelLimits limits;
-  limits.model = "fake";
-  limits.context_length = kMaxModelLen;
-  limits.vocabulary_size = kVocabulary;
-  limits.eos_token_ids = {3};
-  return limits;
-}
 
 class World;
 
@@ -60,7 +41,6 @@ struct WorkerNode : Node {
   absl::Status CheckInvariants() const;
   void StartParts();
   void ClearParts();
-  v1::WorkerHello Hello(v1::WorkerRole role) const;
   void Register(v1::WorkerRole role);
 
   int block_size = 16;
@@ -209,39 +189,9 @@ void WorkerNode::ClearParts() {
   fake.reset();
 }
 
-engine::EngineOptions EngineLimits() {
-  engine::EngineOptions options;
-  options.max_num_seqs = 8;
-  options.max_num_batched_tokens = 48;
-  options.max_model_len = kMaxModelLen;
-  return options;
-}
-
-v1::WorkerHello WorkerNode::Hello(v1::WorkerRole role) const {
-  v1::WorkerHello hello;
-  hello.mutable_worker()->set_worker_id(name);
-  hello.mutable_worker()->set_incarnation(incarnation);
-  hello.mutable_worker()->set_endpoint(absl::StrCat(name, ":1"));
-  hello.set_role(role);
-  hello.set_model("fake");
-  for (const auto& [key, value] : kFingerprint) {
-    (*hello.mutable_fingerprint())[key] = value;
-  }
-  hello.set_protocol_min(1);
-  hello.set_protocol_max(1);
-  hello.set_max_model_len(kMaxModelLen);
-  hello.set_block_size(block_size);
-  hello.set_num_blocks(num_blocks);
-  hello.set_max_num_seqs(8);
-  hello.set_kv_dtype("f32");
-  hello.set_kv_bytes_per_token(fake->kv_shape().bytes_per_position());
-  hello.set_host_id(name);
-  return hello;
-}
-
 void WorkerNode::Register(v1::WorkerRole role) {
   worker::RegistrationOptions options;
-  options.hello = Hello(role);
+  options.hello = MakeHello(name, role, incarnation, fake->kv_shape());
   registration = std::make_unique<worker::Registration>(
       options, &host->loop, random.get(),
       [this](const std::string& endpoint) {
@@ -292,26 +242,9 @@ void DecodeNode::Start() {
     wrapped = world->profile().wrap_decode_executor(fake.get(), &host->loop,
                                                     random.get());
   }
-  decode_worker::DecodeOptions options;
-  options.incarnation = incarnation;
-  options.engine = EngineLimits();
-  options.expected_new_tokens = 24;
-  options.local_recompute_tokens = 64;
-  options.max_unsent = 8;
-  handoff::ReceiverOptions& receiver = options.receiver;
-  receiver.self = Hello(v1::WORKER_ROLE_DECODE).worker();
-  receiver.fingerprint = kFingerprint;
-  receiver.host_id = name;
-  receiver.ways = {"grpc"};
-  receiver.kv_dtype = "f32";
-  receiver.num_layers = fake->kv_shape().num_layers;
-  receiver.kv_heads = fake->kv_shape().kv_heads;
-  receiver.head_dim = fake->kv_shape().head_dim;
-  receiver.slab_bytes = 512;
-  receiver.num_slabs = 12;
-  receiver.slabs_per_peer = 4;
   core = std::make_unique<decode_worker::DecodeCore>(
-      options, &host->loop, random.get(), executor(), pool.get());
+      MakeDecodeOptions(name, incarnation, fake->kv_shape()), &host->loop,
+      random.get(), executor(), pool.get());
   Register(v1::WORKER_ROLE_DECODE);
 }
 
@@ -323,24 +256,9 @@ void DecodeNode::Clear() {
 
 void PrefillNode::Start() {
   StartParts();
-  prefill_worker::PrefillOptions options;
-  options.incarnation = incarnation;
-  options.engine = EngineLimits();
-  v1::LinkHello& hello = options.sender.hello;
-  *hello.mutable_sender() = Hello(v1::WORKER_ROLE_PREFILL).worker();
-  for (const auto& [key, value] : kFingerprint) {
-    (*hello.mutable_fingerprint())[key] = value;
-  }
-  hello.set_host_id(name);
-  hello.add_ways("grpc");
-  hello.set_kv_dtype("f32");
-  options.sender.num_layers = fake->kv_shape().num_layers;
-  options.sender.kv_heads = fake->kv_shape().kv_heads;
-  options.sender.head_dim = fake->kv_shape().head_dim;
-  options.sender.slab_bytes = 512;
-  options.sender.staging_bytes = 512 * 8;
   core = std::make_unique<prefill_worker::PrefillCore>(
-      options, &host->loop, random.get(), executor(), pool.get(),
+      MakePrefillOptions(name, incarnation, fake->kv_shape()), &host->loop,
+      random.get(), executor(), pool.get(),
       [this](const v1::WorkerRef& receiver)
           -> std::unique_ptr<handoff::SenderStream> {
         auto* const decode =
@@ -366,15 +284,9 @@ void PrefillNode::Clear() {
 // ---- RouterNode
 
 void RouterNode::Start() {
-  router::RouterOptions options;
-  options.incarnation = random->Bytes(16);
-  options.model = "fake";
-  options.max_local_tokens = 12;
-  // A partition may leave no worker within reach for a while.
-  options.queue_wait = options.no_workers_wait = absl::Seconds(60);
-  options.max_unsent = 8;
   core = std::make_unique<router::RouterCore>(
-      options, &host->loop, random.get(), this, nullptr, this);
+      MakeRouterOptions(random->Bytes(16)), &host->loop, random.get(), this,
+      nullptr, this);
 }
 
 std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
@@ -495,53 +407,16 @@ void World::Build() {
 }
 
 void World::PlanRequests() {
-  const router::ModelLimits limits = Limits();
   std::vector<int32_t> shared;
   for (int i = 0; i < 96; ++i) {
     shared.push_back(static_cast<int32_t>(10 + random_.Below(400)));
   }
   for (int i = 0; i < profile_.requests; ++i) {
     auto client = std::make_unique<Client>(this, i);
-    std::vector<int32_t>& prompt = client->admitted.prompt;
-    if (random_.Below(2) == 0) {
-      prompt.assign(shared.begin(), shared.begin() + random_.Below(96));
-    }
-    const int own = 1 + static_cast<int>(random_.Below(90));
-    for (int t = 0; t < own; ++t) {
-      prompt.push_back(static_cast<int32_t>(10 + random_.Below(400)));
-    }
-    v1::GenerateRequest request;
-    for (const int32_t id : prompt) {
-      request.mutable_token_ids()->add_ids(static_cast<uint32_t>(id));
-    }
-    if (random_.Below(2) == 0) {
-      request.mutable_sampling()->set_temperature(0.7f);
-      request.mutable_sampling()->set_seed(random_.Next());
-    } else {
-      request.mutable_sampling()->set_temperature(0);
-      request.mutable_sampling()->set_seed(1);
-    }
-    request.mutable_stopping()->set_max_tokens(
-        1 + static_cast<int32_t>(random_.Below(60)));
-    request.mutable_output()->set_text(false);
-    request.mutable_output()->set_return_token_ids(true);
-    request.set_placement(random_.Below(4) == 0 ? v1::PLACEMENT_AUTO
-                                                : v1::PLACEMENT_SPLIT);
-    request.mutable_cache()->set_bypass_prefix_cache(random_.Below(5) == 0);
-    auto effective = router::Validate(request, limits);
-    if (!effective.ok()) return Wrong(effective.status().ToString());
-    client->admitted.effective = *std::move(effective);
-    const absl::Status fits = router::FitToContext(
-        static_cast<int>(prompt.size()), limits, &client->admitted.effective);
-    if (!fits.ok()) return Wrong(fits.ToString());
-    client->admitted.deadline = absl::Seconds(300);
-    client->expected = engine::ExpectedUntilStop(
-        Model(), prompt, static_cast<int>(prompt.size()),
-        worker::ToEngine(router::ToSamplingParams(client->admitted.effective),
-                         0),
-        worker::ToEngine(router::ToStoppingParams(client->admitted.effective)),
-        kMaxModelLen);
-
+    absl::StatusOr<Order> order = DrawOrder(shared, &random_);
+    if (!order.ok()) return Wrong(order.status().ToString());
+    client->admitted = std::move(order->admitted);
+    client->expected = std::move(order->expected);
     Client* const raw = client.get();
     const absl::Duration begin =
         absl::Seconds(1) + SomeTime(profile_.faults_for * 0.5);

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/parts.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/convert.h"
+
+namespace tandem::simulation {
+namespace {
+
+const std::map<std::string, std::string>& Fingerprint() {
+  static const auto* const parts = new std::map<std::string, std::string>{
+      {"weights", "w"}, {"config", "c"}, {"tokenizer", "t"}, {"numerics", "n"}};
+  return *parts;
+}
+
+engine::EngineOptions EngineLimits() {
+  engine::EngineOptions options;
+  options.max_num_seqs = 8;
+  options.max_num_batched_tokens = 48;
+  options.max_model_len = kMaxModelLen;
+  return options;
+}
+
+}  // namespace
+
+engine::FakeModel Model() {
+  return {.num_layers = 4, .vocab_size = kVocabulary, .weights = 1};
+}
+
+router::ModelLimits Limits() {
+  router::ModelLimits limits;
+  limits.model = "fake";
+  limits.context_length = kMaxModelLen;
+  limits.vocabulary_size = kVocabulary;
+  limits.eos_token_ids = {3};
+  return limits;
+}
+
+v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
+                          const std::string& incarnation,
+                          const kernels::KvShape& shape) {
+  v1::WorkerHello hello;
+  hello.mutable_worker()->set_worker_id(name);
+  hello.mutable_worker()->set_incarnation(incarnation);
+  hello.mutable_worker()->set_endpoint(absl::StrCat(name, ":1"));
+  hello.set_role(role);
+  hello.set_model("fake");
+  for (const auto& [key, value] : Fingerprint()) {
+    (*hello.mutable_fingerprint())[key] = value;
+  }
+  hello.set_protocol_min(1);
+  hello.set_protocol_max(1);
+  hello.set_max_model_len(kMaxModelLen);
+  hello.set_block_size(shape.block_size);
+  hello.set_num_blocks(shape.num_blocks);
+  hello.set_max_num_seqs(8);
+  hello.set_kv_dtype("f32");
+  hello.set_kv_bytes_per_token(shape.bytes_per_position());
+  hello.set_host_id(name);
+  return hello;
+}
+
+decode_worker::DecodeOptions MakeDecodeOptions(const std::string& name,
+                                               const std::string& incarnation,
+                                               const kernels::KvShape& shape) {
+  decode_worker::DecodeOptions options;
+  options.incarnation = incarnation;
+  options.engine = EngineLimits();
+  options.expected_new_tokens = 24;
+  options.local_recompute_tokens = 64;
+  options.max_unsent = 8;
+  handoff::ReceiverOptions& receiver = options.receiver;
+  receiver.self =
+      MakeHello(name, v1::WORKER_ROLE_DECODE, incarnation, shape).worker();
+  receiver.fingerprint = Fingerprint();
+  receiver.host_id = name;
+  receiver.ways = {"grpc"};
+  receiver.kv_dtype = "f32";
+  receiver.num_layers = shape.num_layers;
+  receiver.kv_heads = shape.kv_heads;
+  receiver.head_dim = shape.head_dim;
+  receiver.slab_bytes = 512;
+  receiver.num_slabs = 12;
+  receiver.slabs_per_peer = 4;
+  return options;
+}
+
+prefill_worker::PrefillOptions MakePrefillOptions(
+    const std::string& name, const std::string& incarnation,
+    const kernels::KvShape& shape) {
+  prefill_worker::PrefillOptions options;
+  options.incarnation = incarnation;
+  options.engine = EngineLimits();
+  v1::LinkHello& hello = options.sender.hello;
+  *hello.mutable_sender() =
+      MakeHello(name, v1::WORKER_ROLE_PREFILL, incarnation, shape).worker();
+  for (const auto& [key, value] : Fingerprint()) {
+    (*hello.mutable_fingerprint())[key] = value;
+  }
+  hello.set_host_id(name);
+  hello.add_ways("grpc");
+  hello.set_kv_dtype("f32");
+  options.sender.num_layers = shape.num_layers;
+  options.sender.kv_heads = shape.kv_heads;
+  options.sender.head_dim = shape.head_dim;
+  options.sender.slab_bytes = 512;
+  options.sender.staging_bytes = 512 * 8;
+  return options;
+}
+
+router::RouterOptions MakeRouterOptions(const std::string& incarnation) {
+  router::RouterOptions options;
+  options.incarnation = incarnation;
+  options.model = "fake";
+  options.max_local_tokens = 12;
+  // A partition may leave no worker within reach for a while.
+  options.queue_wait = options.no_workers_wait = absl::Seconds(60);
+  options.max_unsent = 8;
+  return options;
+}
+
+absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
+                                Random* random) {
+  Order order;
+  std::vector<int32_t>& prompt = order.admitted.prompt;
+  if (random->Below(2) == 0) {
+    prompt.assign(
+        shared.begin(),
+        shared.begin() + static_cast<int64_t>(random->Below(shared.size())));
+  }
+  const int own = 1 + static_cast<int>(random->Below(90));
+  for (int t = 0; t < own; ++t) {
+    prompt.push_back(static_cast<int32_t>(10 + random->Below(400)));
+  }
+  v1::GenerateRequest request;
+  for (const int32_t id : prompt) {
+    request.mutable_token_ids()->add_ids(static_cast<uint32_t>(id));
+  }
+  const bool greedy = random->Below(2) == 0;
+  request.mutable_sampling()->set_temperature(greedy ? 0 : 0.7f);
+  request.mutable_sampling()->set_seed(random->Next());
+  request.mutable_stopping()->set_max_tokens(
+      1 + static_cast<int32_t>(random->Below(60)));
+  request.mutable_output()->set_text(false);
+  request.mutable_output()->set_return_token_ids(true);
+  request.set_placement(random->Below(4) == 0 ? v1::PLACEMENT_AUTO
+                                              : v1::PLACEMENT_SPLIT);
+  request.mutable_cache()->set_bypass_prefix_cache(random->Below(5) == 0);
+  const router::ModelLimits limits = Limits();
+  absl::StatusOr<router::EffectiveRequest> effective =
+      router::Validate(request, limits);
+  if (!effective.ok()) return effective.status();
+  const absl::Status fits = router::FitToContext(
+      static_cast<int>(prompt.size()), limits, &*effective);
+  if (!fits.ok()) return fits;
+  order.admitted.deadline = absl::Seconds(300);
+  order.expected = engine::ExpectedUntilStop(
+      Model(), prompt, static_cast<int>(prompt.size()),
+      worker::ToEngine(router::ToSamplingParams(*effective), 0),
+      worker::ToEngine(router::ToStoppingParams(*effective)), kMaxModelLen);
+  order.admitted.effective = *std::move(effective);
+  return order;
+}
+
+}  // namespace tandem::simulation

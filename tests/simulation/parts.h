@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the cores of a simulated cluster are set up: small pools, small slabs,
+// small steps, so that everything that can run short does.
+
+#ifndef TANDEM_TESTS_SIMULATION_PARTS_H_
+#define TANDEM_TESTS_SIMULATION_PARTS_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/random.h"
+#include "decode_worker/core.h"
+#include "engine/testing/fake_executor.h"
+#include "prefill_worker/core.h"
+#include "router/core.h"
+#include "router/validate.h"
+#include "tandem/v1/registry.pb.h"
+
+namespace tandem::simulation {
+
+inline constexpr int kMaxModelLen = 256;
+inline constexpr int kVocabulary = 500;
+
+engine::FakeModel Model();
+router::ModelLimits Limits();
+
+v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
+                          const std::string& incarnation,
+                          const kernels::KvShape& shape);
+decode_worker::DecodeOptions MakeDecodeOptions(const std::string& name,
+                                               const std::string& incarnation,
+                                               const kernels::KvShape& shape);
+prefill_worker::PrefillOptions MakePrefillOptions(
+    const std::string& name, const std::string& incarnation,
+    const kernels::KvShape& shape);
+router::RouterOptions MakeRouterOptions(const std::string& incarnation);
+
+// A request as a router admits it, and the tokens that must come.
+struct Order {
+  router::AdmittedRequest admitted;
+  std::vector<int32_t> expected;
+};
+// `shared` is a prompt that half of the orders begin with.
+absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
+                                Random* random);
+
+}  // namespace tandem::simulation
+
+#endif  // TANDEM_TESTS_SIMULATION_PARTS_H_
