@@ -224,8 +224,8 @@ absl::Status Generate(const GenerateFlags& flags) {
     if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
     if (absl::IsUnavailable(status) && ErrorReason(status).empty() &&
         !whole.has_started()) {
-      return Annotate(status, absl::StrCat("no router answers at ",
-                                           flags.router.address));
+      return Annotate(
+          status, absl::StrCat("no router answers at ", flags.router.address));
     }
     return status;
   }

@@ -21,7 +21,7 @@ class Progress {
     std::string what = "loading";
     int64_t total_bytes = 0;
     std::FILE* output = stderr;
-    bool tty = false;                 // see IsTerminal
+    bool tty = false;                           // see IsTerminal
     std::function<absl::Time()> now = nullptr;  // the monotonic clock
   };
 

@@ -35,9 +35,9 @@ void ConfigFields::Fail(const absl::Status& status) {
 
 void ConfigFields::Refuse(std::string_view field, const std::string& value,
                           const std::string& expected) {
-  Fail(absl::InvalidArgumentError(
-      absl::StrCat(path_, ": ", prefix_, std::string(field), ": ", value,
-                   "; must be ", expected)));
+  Fail(absl::InvalidArgumentError(absl::StrCat(path_, ": ", prefix_,
+                                               std::string(field), ": ", value,
+                                               "; must be ", expected)));
 }
 
 int ConfigFields::Int(std::string_view field, int64_t min, int64_t max,

@@ -23,16 +23,20 @@ struct DeviceExecutor::Transfer {
 namespace {
 
 KvRange RangeOf(const KvPart& part) {
-  return {part.block_table.data(), part.position_begin, part.position_end,
-          part.layer_begin,        part.layer_end,      part.head_begin,
+  return {part.block_table.data(),
+          part.position_begin,
+          part.position_end,
+          part.layer_begin,
+          part.layer_end,
+          part.head_begin,
           part.head_end};
 }
 
 absl::Status OutOfRange(std::string_view what, int64_t value, int64_t min,
                         int64_t max) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "step: ", std::string(what), " ", value, " is outside ", min, " to ",
-      max));
+  return absl::InvalidArgumentError(absl::StrCat("step: ", std::string(what),
+                                                 " ", value, " is outside ",
+                                                 min, " to ", max));
 }
 
 SampledToken ToToken(const SampleResult& result) {
@@ -84,11 +88,10 @@ absl::Status DeviceExecutor::Initialize() {
   if (!workspace.ok()) return workspace.status();
   workspace_ = std::make_unique<Workspace>(*std::move(workspace));
 
-  const StepLimits limits{
-      .rows = options_.max_rows,
-      .entries = options_.max_sequences,
-      .blocks_per_entry = MaxBlocksPerEntry(),
-      .banned_per_entry = options_.max_banned_ids};
+  const StepLimits limits{.rows = options_.max_rows,
+                          .entries = options_.max_sequences,
+                          .blocks_per_entry = MaxBlocksPerEntry(),
+                          .banned_per_entry = options_.max_banned_ids};
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
       backend_->Allocate(StepPlan::MaxBytes(limits));
   if (!plan.ok()) return plan.status();
@@ -181,8 +184,8 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
       std::find_if(flights_.begin(), flights_.end(),
                    [](const Flight& flight) { return flight.step == nullptr; });
   if (status.ok() && free == flights_.end()) {
-    status = absl::FailedPreconditionError(absl::StrCat(
-        "step: ", kStepsInFlight, " steps are in flight already"));
+    status = absl::FailedPreconditionError(
+        absl::StrCat("step: ", kStepsInFlight, " steps are in flight already"));
   }
   if (!status.ok()) {
     loop_->Post([id = step->id, listener, status] {
@@ -214,7 +217,8 @@ void DeviceExecutor::Run(Flight& flight) {
           });
   if (plan.drawn() > 0) DrawTokens(flight);
   compute_->Callback([&flight] {
-    flight.executor->loop_->Post([&flight] { flight.executor->Finish(flight); });
+    flight.executor->loop_->Post(
+        [&flight] { flight.executor->Finish(flight); });
   });
 }
 
@@ -307,8 +311,8 @@ void DeviceExecutor::FinishTransfer(std::unique_ptr<Transfer> transfer) {
   });
 }
 
-void DeviceExecutor::Gather(const KvPart& part, DType wire,
-                            uint64_t digest_key, std::byte* staging,
+void DeviceExecutor::Gather(const KvPart& part, DType wire, uint64_t digest_key,
+                            std::byte* staging,
                             absl::AnyInvocable<void(KvDigest)> done) {
   auto transfer =
       std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
@@ -321,16 +325,13 @@ void DeviceExecutor::Scatter(const KvPart& part, DType wire,
                              const std::byte* staging,
                              absl::AnyInvocable<void()> done) {
   WaitForSteps(part);
-  auto transfer = std::make_unique<Transfer>(
-      Transfer{this, {}, [done = std::move(done)](KvDigest) mutable {
-                 done();
-               }});
+  auto transfer = std::make_unique<Transfer>(Transfer{
+      this, {}, [done = std::move(done)](KvDigest) mutable { done(); }});
   backend_->KvScatter(*transfer_, *cache_, RangeOf(part), wire, staging);
   FinishTransfer(std::move(transfer));
 }
 
-void DeviceExecutor::Digest(const KvPart& part, DType wire,
-                            uint64_t digest_key,
+void DeviceExecutor::Digest(const KvPart& part, DType wire, uint64_t digest_key,
                             absl::AnyInvocable<void(KvDigest)> done) {
   auto transfer =
       std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});

@@ -36,10 +36,10 @@
 namespace tandem::engine {
 
 struct DeviceExecutorOptions {
-  int max_rows = 512;       // positions per step at most
-  int max_sequences = 64;   // entries per step at most
-  int block_size = 16;      // positions per KV block; a multiple of 8
-  int num_blocks = 0;       // of the KV cache
+  int max_rows = 512;      // positions per step at most
+  int max_sequences = 64;  // entries per step at most
+  int block_size = 16;     // positions per KV block; a multiple of 8
+  int num_blocks = 0;      // of the KV cache
   kernels::DType kv_dtype = kernels::DType::kF32;
   // OnLayersDone after so many layers each; 0: once, after the last.
   int layers_per_group = 0;
@@ -73,9 +73,8 @@ class DeviceExecutor final : public Executor {
 
   // For tools and tests: called on the loop before OnStepDone, with the
   // logits [vocab] of each entry that sampled, in the order of the tokens.
-  using LogitsProbe =
-      absl::AnyInvocable<void(uint64_t step_id, int index,
-                              absl::Span<const float> logits)>;
+  using LogitsProbe = absl::AnyInvocable<void(uint64_t step_id, int index,
+                                              absl::Span<const float> logits)>;
   void set_logits_probe(LogitsProbe probe) { probe_ = std::move(probe); }
 
   static constexpr int kStepsInFlight = 2;

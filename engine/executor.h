@@ -46,11 +46,11 @@ struct SampledToken {
 
 // One sequence's part of a step: positions [position, position + tokens).
 struct StepEntry {
-  uint64_t sequence = 0;                // the scheduler's tag
+  uint64_t sequence = 0;  // the scheduler's tag
   int position = 0;
-  absl::Span<const int32_t> tokens;     // ids at those positions
+  absl::Span<const int32_t> tokens;       // ids at those positions
   absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
-  bool sample = false;                  // draw the token that follows
+  bool sample = false;                    // draw the token that follows
   Sampling sampling;
   absl::Span<const int32_t> banned_ids;  // may not be drawn (min_tokens)
 };

@@ -114,11 +114,11 @@ bool FileExists(const std::string& path) {
 
 std::string Quote(std::string_view name) {
   constexpr size_t kShown = 120;
-  std::string quoted = absl::StrCat(
-      "\"",
-      absl::Utf8SafeCHexEscape(absl::string_view(
-          name.data(), std::min(name.size(), kShown))),
-      "\"");
+  std::string quoted =
+      absl::StrCat("\"",
+                   absl::Utf8SafeCHexEscape(absl::string_view(
+                       name.data(), std::min(name.size(), kShown))),
+                   "\"");
   if (name.size() > kShown) {
     absl::StrAppend(&quoted, " (", name.size(), " bytes)");
   }

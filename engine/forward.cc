@@ -61,9 +61,8 @@ void Forward(const Model& model, const kernels::Rows& rows,
   backend.MatMul(queue, n, w.normed, model.head(), nullptr, w.logits);
 }
 
-absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec,
-                                            int max_rows, int max_sampled,
-                                            Backend* backend) {
+absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
+                                            int max_sampled, Backend* backend) {
   Workspace w;
   const auto rows = static_cast<size_t>(max_rows);
   const auto sampled = static_cast<size_t>(max_sampled);

@@ -52,8 +52,7 @@ std::string JsonErrorText(std::string_view what) {
 
 bool HasNul(std::string_view text) { return text.find('\0') != text.npos; }
 
-absl::StatusOr<json> ParseJson(const std::string& path,
-                               std::string_view text) {
+absl::StatusOr<json> ParseJson(const std::string& path, std::string_view text) {
   if (HasNul(text)) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": not valid JSON: a NUL byte"));

@@ -170,8 +170,9 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   status.Update(Pack(qkv("weight"), hidden, layer.qkv));
   status.Update(
       Pack({{attention + "o_proj.weight", hidden}}, query, layer.output));
-  status.Update(AddVector({{prefix + "post_attention_layernorm.weight", hidden}},
-                          &layer.post_attention_norm));
+  status.Update(
+      AddVector({{prefix + "post_attention_layernorm.weight", hidden}},
+                &layer.post_attention_norm));
   status.Update(Pack(gate_up("weight"), hidden, layer.gate_up));
   status.Update(Pack({{mlp + "down_proj.weight", hidden}}, wide, layer.down));
   if (spec_.attention_bias) {
@@ -210,9 +211,8 @@ absl::Status ModelLoader::CheckLimits() {
         "max_model_len ", options_.max_positions, " must be from 1 to ",
         spec_.max_positions, ", the model's max_position_embeddings"));
   }
-  model_->max_positions_ = options_.max_positions == 0
-                               ? spec_.max_positions
-                               : options_.max_positions;
+  model_->max_positions_ = options_.max_positions == 0 ? spec_.max_positions
+                                                       : options_.max_positions;
   return absl::OkStatus();
 }
 
@@ -249,16 +249,18 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   return std::move(model_);
 }
 
-absl::StatusOr<std::unique_ptr<Model>> Model::Load(
-    const ModelSpec& spec, const Checkpoint& checkpoint,
-    const LoadOptions& options, kernels::Backend* backend,
-    LoadProgress progress) {
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelSpec& spec,
+                                                   const Checkpoint& checkpoint,
+                                                   const LoadOptions& options,
+                                                   kernels::Backend* backend,
+                                                   LoadProgress progress) {
   return ModelLoader(spec, checkpoint, options, backend, progress).Load();
 }
 
-absl::StatusOr<std::unique_ptr<Model>> Model::Load(
-    const ModelSpec& spec, const Checkpoint& checkpoint,
-    const LoadOptions& options, kernels::Backend* backend) {
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelSpec& spec,
+                                                   const Checkpoint& checkpoint,
+                                                   const LoadOptions& options,
+                                                   kernels::Backend* backend) {
   return Load(spec, checkpoint, options, backend, [](uint64_t, uint64_t) {});
 }
 

@@ -33,13 +33,13 @@ using LoadProgress = absl::FunctionRef<void(uint64_t done, uint64_t total)>;
 class Model {
  public:
   struct Layer {
-    const float* input_norm = nullptr;         // [hidden], device
+    const float* input_norm = nullptr;           // [hidden], device
     const float* post_attention_norm = nullptr;  // [hidden], device
-    std::unique_ptr<kernels::Matrix> qkv;      // [qkv_rows, hidden]
-    std::unique_ptr<kernels::Matrix> output;   // [hidden, heads * head_dim]
-    std::unique_ptr<kernels::Matrix> gate_up;  // [2 * intermediate, hidden]
-    std::unique_ptr<kernels::Matrix> down;     // [hidden, intermediate]
-    const float* qkv_bias = nullptr;           // null: none; device
+    std::unique_ptr<kernels::Matrix> qkv;        // [qkv_rows, hidden]
+    std::unique_ptr<kernels::Matrix> output;     // [hidden, heads * head_dim]
+    std::unique_ptr<kernels::Matrix> gate_up;    // [2 * intermediate, hidden]
+    std::unique_ptr<kernels::Matrix> down;       // [hidden, intermediate]
+    const float* qkv_bias = nullptr;             // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;
     const float* down_bias = nullptr;

@@ -20,7 +20,7 @@ using nlohmann::json;
 struct Family {
   std::string_view architecture;
   std::string_view model_type;
-  int kv_heads;        // 0: as many as heads
+  int kv_heads;  // 0: as many as heads
   int max_positions;
   int sliding_window;  // 0: none
 };
@@ -76,9 +76,9 @@ void ReadLlama3(ConfigFields& scaling, RopeSpec& rope) {
   rope.original_max_positions =
       scaling.Int("original_max_position_embeddings", 1, kMaxPositions);
   if (rope.high_freq_factor <= rope.low_freq_factor) {
-    scaling.Refuse("high_freq_factor", absl::StrCat(rope.high_freq_factor),
-                   absl::StrCat("above low_freq_factor, ",
-                                rope.low_freq_factor));
+    scaling.Refuse(
+        "high_freq_factor", absl::StrCat(rope.high_freq_factor),
+        absl::StrCat("above low_freq_factor, ", rope.low_freq_factor));
   }
 }
 
@@ -121,9 +121,9 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
                                   family.max_positions);
   if (!fields.status().ok()) return;
   if (spec.heads % spec.kv_heads != 0) {
-    fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
-                  absl::StrCat("a divisor of num_attention_heads, ",
-                               spec.heads));
+    fields.Refuse(
+        "num_key_value_heads", absl::StrCat(spec.kv_heads),
+        absl::StrCat("a divisor of num_attention_heads, ", spec.heads));
   }
   const bool given = fields.Find("head_dim") != nullptr;
   if (!given && spec.hidden_size % spec.heads != 0) {
@@ -136,8 +136,7 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       given ? fields.Int("head_dim", 8, 256) : static_cast<int>(implied);
   if (spec.head_dim < 8 || spec.head_dim > 256 || spec.head_dim % 8 != 0) {
     fields.Refuse(given ? "head_dim" : "hidden_size / num_attention_heads",
-                  absl::StrCat(spec.head_dim),
-                  "a multiple of 8 from 8 to 256");
+                  absl::StrCat(spec.head_dim), "a multiple of 8 from 8 to 256");
   }
 }
 

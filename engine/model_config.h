@@ -61,7 +61,7 @@ struct ModelSpec {
   bool attention_bias = false;  // of q, k, v and o
   bool mlp_bias = false;        // of gate, up and down
   Activation activation = Activation::kSilu;
-  bool tied_head = false;       // logits by the embedding's matrix
+  bool tied_head = false;  // logits by the embedding's matrix
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends a sequence
   SamplingDefaults sampling;

@@ -72,7 +72,8 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
   if (!text.ok()) return text.status();
   const absl::StatusOr<nlohmann::json> index = ParseJson(main_path_, *text);
   if (!index.ok()) return index.status();
-  const auto map = index->is_object() ? index->find("weight_map") : index->end();
+  const auto map =
+      index->is_object() ? index->find("weight_map") : index->end();
   if (!index->is_object() || map == index->end() || !map->is_object() ||
       map->empty()) {
     return Invalid(main_path_,
@@ -85,11 +86,12 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
   for (const auto& [tensor, value] : map->items()) {
     const std::string* shard = value.get_ptr<const std::string*>();
     if (shard == nullptr || !IsPlainName(*shard)) {
-      return Invalid(main_path_,
-                     absl::StrCat("weight_map: tensor ", Quote(tensor), ": ",
-                                  shard == nullptr ? "the value" : Quote(*shard),
-                                  " must be the name of a file in the same "
-                                  "directory"));
+      return Invalid(
+          main_path_,
+          absl::StrCat("weight_map: tensor ", Quote(tensor), ": ",
+                       shard == nullptr ? "the value" : Quote(*shard),
+                       " must be the name of a file in the same "
+                       "directory"));
     }
     wanted.emplace(tensor, *shard);
     shards.push_back(*shard);

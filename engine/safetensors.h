@@ -40,9 +40,9 @@ inline constexpr int kMaxShards = 4096;
 // One entry of a header, checked.
 struct TensorInfo {
   std::string name;
-  std::string_view dtype;       // as the format names it, e.g. "BF16"
+  std::string_view dtype;  // as the format names it, e.g. "BF16"
   std::vector<int64_t> shape;
-  uint64_t begin = 0;           // bytes from the start of the file
+  uint64_t begin = 0;  // bytes from the start of the file
   uint64_t end = 0;
   int shard = 0;
 
@@ -63,7 +63,9 @@ class Checkpoint {
   Checkpoint(Checkpoint&&) = default;
   Checkpoint& operator=(Checkpoint&&) = default;
 
-  const std::vector<TensorInfo>& tensors() const { return tensors_; }  // by name
+  const std::vector<TensorInfo>& tensors() const {
+    return tensors_;
+  }                                                     // by name
   const TensorInfo* Find(std::string_view name) const;  // null if absent
   absl::Span<const std::byte> bytes(const TensorInfo& tensor) const;
   const std::string& path(const TensorInfo& tensor) const;  // of its file
@@ -82,9 +84,8 @@ class Checkpoint {
   Checkpoint() = default;
   absl::Status AddFile(const std::string& path);
   absl::Status OpenShards(const std::string& directory);
-  absl::StatusOr<kernels::HostTensor> Typed(std::string_view name,
-                                            absl::Span<const int64_t> shape)
-      const;
+  absl::StatusOr<kernels::HostTensor> Typed(
+      std::string_view name, absl::Span<const int64_t> shape) const;
 
   std::string main_path_;
   std::vector<MappedFile> files_;

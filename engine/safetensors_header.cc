@@ -215,8 +215,8 @@ bool HeaderReader::end_array() {
 bool HeaderReader::Number(uint64_t value) {
   if (in_ == In::kShape) {
     if (shape_.size() == kMaxTensorRank) {
-      return Fail(absl::StrCat("shape has more than ", kMaxTensorRank,
-                               " dimensions"));
+      return Fail(
+          absl::StrCat("shape has more than ", kMaxTensorRank, " dimensions"));
     }
     if (value > uint64_t{INT64_MAX}) {
       return Fail(absl::StrCat("dimension ", value, " is too large"));
@@ -251,16 +251,15 @@ bool HeaderReader::FinishTensor() {
       empty = true;
     } else if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dimension),
                                       &bytes)) {
-      return Fail(absl::StrCat("shape [", absl::StrJoin(shape_, ", "),
-                               "] overflows"));
+      return Fail(
+          absl::StrCat("shape [", absl::StrJoin(shape_, ", "), "] overflows"));
     }
   }
   if (empty) bytes = 0;
   if (bytes != end - begin) {
-    return Fail(absl::StrCat(
-        "shape [", absl::StrJoin(shape_, ", "), "] of ",
-        std::string(dtype_->name), " takes ", bytes,
-        " bytes, but data_offsets hold ", end - begin));
+    return Fail(absl::StrCat("shape [", absl::StrJoin(shape_, ", "), "] of ",
+                             std::string(dtype_->name), " takes ", bytes,
+                             " bytes, but data_offsets hold ", end - begin));
   }
   tensors_.push_back({current_, dtype_->name, shape_, begin, end, 0});
   current_.clear();
@@ -302,24 +301,24 @@ absl::Status CheckCoverage(const std::string& path, uint64_t data_bytes,
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
     const std::string& path, absl::Span<const std::byte> file) {
   if (file.size() < 8) {
-    return Invalid(path, absl::StrCat("header length: the file has ",
-                                      file.size(), " bytes; at least 8 are "
-                                      "needed"));
+    return Invalid(path,
+                   absl::StrCat("header length: the file has ", file.size(),
+                                " bytes; at least 8 are "
+                                "needed"));
   }
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) {
     header_bytes = header_bytes << 8 | static_cast<uint8_t>(file[i]);
   }
   if (header_bytes > kMaxSafetensorsHeader) {
-    return Invalid(path,
-                   absl::StrCat("header length ", header_bytes,
-                                " is above the limit of ",
-                                kMaxSafetensorsHeader));
+    return Invalid(
+        path, absl::StrCat("header length ", header_bytes,
+                           " is above the limit of ", kMaxSafetensorsHeader));
   }
   if (header_bytes > file.size() - 8) {
-    return Invalid(path, absl::StrCat("header length ", header_bytes,
-                                      " goes beyond the file's ", file.size(),
-                                      " bytes"));
+    return Invalid(
+        path, absl::StrCat("header length ", header_bytes,
+                           " goes beyond the file's ", file.size(), " bytes"));
   }
   const char* text = reinterpret_cast<const char*>(file.data()) + 8;
   if (header_bytes < 2 || text[0] != '{') {

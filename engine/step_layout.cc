@@ -141,15 +141,15 @@ kernels::Rows StepPlan::DeviceRows(const std::byte* device) const {
   const auto ints = [&](size_t offset) {
     return reinterpret_cast<const int32_t*>(device + offset);
   };
-  return {.num_rows = rows_,
-          .num_spans = entries_,
-          .token_ids = ints(token_ids_),
-          .positions = ints(positions_),
-          .slots = ints(slots_),
-          .spans = reinterpret_cast<const RowSpan*>(device + spans_),
-          .block_tables = ints(tables_),
-          .host_spans =
-              reinterpret_cast<const RowSpan*>(bytes_.data() + spans_)};
+  return {
+      .num_rows = rows_,
+      .num_spans = entries_,
+      .token_ids = ints(token_ids_),
+      .positions = ints(positions_),
+      .slots = ints(slots_),
+      .spans = reinterpret_cast<const RowSpan*>(device + spans_),
+      .block_tables = ints(tables_),
+      .host_spans = reinterpret_cast<const RowSpan*>(bytes_.data() + spans_)};
 }
 
 const int32_t* StepPlan::DeviceRowIds(const std::byte* device) const {

@@ -33,7 +33,7 @@ struct StepLimits {
 // A run of drawing rows with the same banned ids.
 struct DrawGroup {
   absl::Span<const int32_t> banned;  // the step's own
-  int first = 0;         // in drawing order
+  int first = 0;                     // in drawing order
   int count = 0;
   size_t banned_offset = 0;  // bytes into the plan
 };
@@ -80,7 +80,7 @@ class StepPlan {
   size_t row_ids_ = 0;
   size_t params_ = 0;
   std::vector<DrawGroup> groups_;
-  std::vector<int> group_of_;    // of the i-th entry that draws
+  std::vector<int> group_of_;  // of the i-th entry that draws
   std::vector<int> draw_order_;
 };
 

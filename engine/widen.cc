@@ -27,8 +27,8 @@ float WidenF16(uint16_t bits) {
 
 void Append(const kernels::HostTensor& tensor, DType dtype,
             std::vector<std::byte>& out) {
-  const size_t count = static_cast<size_t>(tensor.rows) *
-                       static_cast<size_t>(tensor.cols);
+  const size_t count =
+      static_cast<size_t>(tensor.rows) * static_cast<size_t>(tensor.cols);
   const size_t begin = out.size();
   out.resize(begin + count * kernels::SizeOf(dtype));
   if (count == 0) return;

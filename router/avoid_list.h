@@ -33,8 +33,7 @@ class AvoidList {
     Entry& entry = it->second;
     // Many users fail together: that is one failure, not many.
     if (!fresh && now < entry.until) return;
-    entry.timeout =
-        fresh ? first_ : std::min(longest_, 2 * entry.timeout);
+    entry.timeout = fresh ? first_ : std::min(longest_, 2 * entry.timeout);
     entry.until = now + entry.timeout;
     entry.reason = std::move(reason);
   }

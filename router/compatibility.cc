@@ -45,15 +45,15 @@ absl::Status CheckPair(const v1::WorkerHello& prefill,
   for (const std::string& field : Differences(prefill, decode)) {
     if (field == kNumerics && mixed) continue;
     problems.push_back(absl::StrCat("fingerprint ", field, ": ",
-                                    Shown(Part(prefill, field)), " != ",
-                                    Shown(Part(decode, field))));
+                                    Shown(Part(prefill, field)),
+                                    " != ", Shown(Part(decode, field))));
   }
   if (prefill.protocol_max() < decode.protocol_min() ||
       decode.protocol_max() < prefill.protocol_min()) {
-    problems.push_back(absl::StrCat(
-        "handoff protocol: ", prefill.protocol_min(), "..",
-        prefill.protocol_max(), " and ", decode.protocol_min(), "..",
-        decode.protocol_max(), " have none in common"));
+    problems.push_back(
+        absl::StrCat("handoff protocol: ", prefill.protocol_min(), "..",
+                     prefill.protocol_max(), " and ", decode.protocol_min(),
+                     "..", decode.protocol_max(), " have none in common"));
   }
   if (problems.empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition,
@@ -66,10 +66,10 @@ bool SameResults(const v1::WorkerHello& a, const v1::WorkerHello& b) {
 
 absl::Status CheckHello(const v1::WorkerHello& hello) {
   const auto invalid = [](std::string_view field, std::string_view need) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
-                     absl::StrCat("hello.", std::string(field), ": ",
-                                  std::string(need)),
-                     {{"field", field}});
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
+        absl::StrCat("hello.", std::string(field), ": ", std::string(need)),
+        {{"field", field}});
   };
   constexpr size_t kMaxName = 256;
   const std::string& id = hello.worker().worker_id();

@@ -32,8 +32,8 @@ std::string Uuid(std::string bytes) {
 
 }  // namespace
 
-RouterCore::RouterCore(const RouterOptions& options, Loop* loop,
-                       Random* random, Dialer* dialer, TextCodec* codec,
+RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
+                       Dialer* dialer, TextCodec* codec,
                        RouterObserver* observer)
     : options_(options),
       loop_(loop),
@@ -160,8 +160,7 @@ bool RouterCore::TryPlace(Request* request) {
   return true;
 }
 
-WorkerView RouterCore::MakeView(const Worker& worker,
-                                int cached_tokens) const {
+WorkerView RouterCore::MakeView(const Worker& worker, int cached_tokens) const {
   WorkerView view;
   view.worker_id = worker.id();
   view.running = worker.load.running();
@@ -355,15 +354,13 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
         absl::Seconds(5)));
     return;
   }
-  const absl::Duration limit = request->was_computed()
-                                   ? options_.recovery_wait
-                                   : options_.queue_wait;
+  const absl::Duration limit =
+      request->was_computed() ? options_.recovery_wait : options_.queue_wait;
   if (waited < limit) return;
-  request->Fail(
-      MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                absl::StrCat("no worker had room within ",
-                             absl::FormatDuration(limit)),
-                {}, absl::Seconds(2)));
+  request->Fail(MakeError(
+      absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+      absl::StrCat("no worker had room within ", absl::FormatDuration(limit)),
+      {}, absl::Seconds(2)));
 }
 
 int RouterCore::ready_workers(v1::WorkerRole role) const {

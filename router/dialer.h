@@ -28,8 +28,8 @@ class Dialer {
   virtual ~Dialer() = default;
   // Never null and never blocking: a worker that cannot be reached is an
   // OnClosed(UNAVAILABLE). `deadline` is the call's, from now.
-  virtual std::unique_ptr<DecodeStream> DialDecode(
-      const v1::WorkerRef& worker, absl::Duration deadline) = 0;
+  virtual std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
+                                                   absl::Duration deadline) = 0;
   virtual std::unique_ptr<PrefillStream> DialPrefill(
       const v1::WorkerRef& worker, absl::Duration deadline) = 0;
 };

@@ -18,8 +18,7 @@ namespace tandem::router {
 
 // INVALID_ARGUMENT, FIELD_INVALID: "field = value: what is allowed". Of a long
 // value (it may be a whole prompt of nonsense) only the head is shown.
-inline absl::Status FieldInvalid(std::string_view field,
-                                 std::string_view value,
+inline absl::Status FieldInvalid(std::string_view field, std::string_view value,
                                  std::string_view allowed) {
   constexpr size_t kMaxShown = 80;
   std::string shown(value.substr(0, kMaxShown));

@@ -68,10 +68,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {0, 65535});
   line->Add("internal-host", &flags->internal_host,
             "Address for workers that register");
-  line->AddInt("internal-port", &flags->internal_port,
-               "Workers that register", {0, 65535});
-  line->AddInt("admin-port", &flags->admin_port,
-               "Operators, on loopback only", {0, 65535});
+  line->AddInt("internal-port", &flags->internal_port, "Workers that register",
+               {0, 65535});
+  line->AddInt("admin-port", &flags->admin_port, "Operators, on loopback only",
+               {0, 65535});
   line->AddBytes("max-request-bytes", &flags->max_message_bytes,
                  "Size of one request message", {1 << 10, 64 << 20});
   line->AddDuration("max-connection-age", &flags->max_connection_age,
@@ -90,8 +90,7 @@ void AddFlags(CommandLine* line, Flags* flags) {
                "Requests in flight, waiting ones included", {1, 1 << 20});
   line->AddInt("max-queued", &options.max_queued,
                "Of them waiting for room on a worker", {0, 1 << 20});
-  line->AddDuration("queue-wait", &options.queue_wait,
-                    "For room on a worker");
+  line->AddDuration("queue-wait", &options.queue_wait, "For room on a worker");
   line->AddDuration("no-workers-wait", &options.no_workers_wait,
                     "For any decode worker");
   line->AddDuration("recovery-wait", &options.recovery_wait,
@@ -103,8 +102,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {1, 100});
   line->AddDuration("stall-limit", &options.stall_limit,
                     "For a client that takes nothing");
-  line->AddDuration("lease", &options.lease,
-                    "Silence of a worker's registration after which it is lost");
+  line->AddDuration(
+      "lease", &options.lease,
+      "Silence of a worker's registration after which it is lost");
   line->AddDuration("silence", &options.silence,
                     "Silence of a worker's call after which it is lost");
 }
@@ -177,18 +177,17 @@ absl::Status Process::Start() {
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
   loop_.RunSync([&] {
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
-    core_ = std::make_unique<RouterCore>(options, &loop_, &random_,
-                                         dialer_.get(), model_.get(),
-                                         router_metrics_.get());
+    core_ =
+        std::make_unique<RouterCore>(options, &loop_, &random_, dialer_.get(),
+                                     model_.get(), router_metrics_.get());
     second_ = std::make_unique<Timer>(&loop_);
     facts_timer_ = std::make_unique<Timer>(&loop_);
     drain_poll_ = std::make_unique<Timer>(&loop_);
     EachSecond();
     UpdateFacts();
   });
-  inference_ = std::make_unique<InferenceServer>(&loop_, core_.get(),
-                                                 model_.get(), &facts_,
-                                                 router_metrics_.get());
+  inference_ = std::make_unique<InferenceServer>(
+      &loop_, core_.get(), model_.get(), &facts_, router_metrics_.get());
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();
@@ -234,7 +233,8 @@ absl::Status Process::StartServers() {
 
   rpc::ServerOptions admin;
   admin.tls = tls_;
-  auto admin_server = Listen(admin, "127.0.0.1", flags_.admin_port, admin_.get());
+  auto admin_server =
+      Listen(admin, "127.0.0.1", flags_.admin_port, admin_.get());
   if (!admin_server.ok()) return admin_server.status();
   admin_server_ = *std::move(admin_server);
   admin_server_->SetServing("tandem.v1.AdminService", true);

@@ -66,11 +66,10 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
     : requests_(m->AddCounters("tandem_requests_total", "Requests by outcome",
                                "outcome", 8, {{"api", "grpc"}})),
       finished_(m->AddCounters("tandem_requests_finished_total",
-                               "Requests that ended well", "finish_reason",
-                               8)),
-      placements_(m->AddCounters("tandem_router_placements_total",
-                                 "Requests placed on workers", "path", 2,
-                                 {{"policy", std::string(PolicyName(policy))}})),
+                               "Requests that ended well", "finish_reason", 8)),
+      placements_(m->AddCounters(
+          "tandem_router_placements_total", "Requests placed on workers",
+          "path", 2, {{"policy", std::string(PolicyName(policy))}})),
       retries_(m->AddCounters("tandem_router_retries_total",
                               "Attempts lost and repeated", "cause", 8)),
       resumed_(m->AddCounters("tandem_streams_resumed_total",
@@ -82,8 +81,8 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                        "Tokens sent to clients")),
       disconnects_(m->AddCounter("tandem_client_disconnects_total",
                                  "Clients gone before the end")),
-      running_(m->AddGauge("tandem_num_requests_running",
-                           "Requests on workers")),
+      running_(
+          m->AddGauge("tandem_num_requests_running", "Requests on workers")),
       waiting_(m->AddGauge("tandem_num_requests_waiting",
                            "Requests waiting for room on a worker")),
       prefill_workers_(m->AddGauges("tandem_router_workers",
@@ -119,9 +118,9 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                        TokenCountBuckets(kLongestPrompt))) {
   m->AddGauge("tandem_build_info", "1", {{"version", kVersion}}).Set(1);
   // Present from the start, so that rates have a beginning.
-  for (const char* outcome : {"ok", "invalid", "not_found", "overload",
-                              "unavailable", "cancelled", "deadline",
-                              "internal"}) {
+  for (const char* outcome :
+       {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
+        "deadline", "internal"}) {
     requests_[outcome].Add(0);
   }
 }
@@ -162,8 +161,10 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
     queue_time_.Observe(Seconds(timings.queue()));
     total_time_.Observe(Seconds(timings.total()));
     decode_time_.Observe(Seconds(timings.decode()));
-    if (timings.has_prefill()) prefill_time_.Observe(Seconds(timings.prefill()));
-    if (!timings.way().empty()) handoff_time_.Observe(Seconds(timings.handoff()));
+    if (timings.has_prefill())
+      prefill_time_.Observe(Seconds(timings.prefill()));
+    if (!timings.way().empty())
+      handoff_time_.Observe(Seconds(timings.handoff()));
     if (usage.completion_tokens() > 1) {
       output_token_time_.Observe(Seconds(timings.time_per_output_token()));
     }
@@ -195,9 +196,9 @@ void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {
   int count[2][3] = {};
   for (const v1::WorkerStatus& worker : state.workers()) {
     const int role = worker.hello().role() == v1::WORKER_ROLE_DECODE;
-    const int kind = worker.placeable()                                    ? 0
+    const int kind = worker.placeable()                                   ? 0
                      : worker.load().state() == v1::WORKER_STATE_DRAINING ? 1
-                                                                           : 2;
+                                                                          : 2;
     ++count[role][kind];
   }
   const char* const names[] = {"ready", "draining", "lost"};

@@ -58,8 +58,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<engine::ModelSpec> spec = engine::LoadModelSpec(directory);
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<text::ChatTemplate> chat =
-      text::ChatTemplate::Load(directory);
+  absl::StatusOr<text::ChatTemplate> chat = text::ChatTemplate::Load(directory);
   if (!chat.ok() && !absl::IsNotFound(chat.status())) return chat.status();
 
   ModelLimits limits;
@@ -83,7 +82,8 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
     limits.temperature = 0;
   }
   if (sampling.top_p.value_or(1) > 0) {
-    limits.top_p = static_cast<float>(std::min(1.0, sampling.top_p.value_or(1)));
+    limits.top_p =
+        static_cast<float>(std::min(1.0, sampling.top_p.value_or(1)));
   }
   limits.top_k = std::clamp(sampling.top_k.value_or(0), 0, spec->vocab_size);
   limits.min_p =

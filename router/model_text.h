@@ -52,8 +52,7 @@ class ModelText final : public TextCodec {
 
  private:
   ModelText(text::Tokenizer tokenizer,
-            std::optional<text::ChatTemplate> chat_template,
-            ModelLimits limits)
+            std::optional<text::ChatTemplate> chat_template, ModelLimits limits)
       : tokenizer_(std::move(tokenizer)),
         chat_template_(std::move(chat_template)),
         limits_(std::move(limits)) {}

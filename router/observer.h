@@ -20,7 +20,7 @@ struct RequestSummary {
   absl::Status status;
   bool client_gone = false;
   v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;
-  v1::GenerateDone done;    // as the client saw it, or would have
+  v1::GenerateDone done;  // as the client saw it, or would have
   int failures = 0;
 };
 

@@ -22,8 +22,8 @@ struct RouterOptions {
   int max_local_tokens = 32;
 
   // Admission. Beyond either limit: RESOURCE_EXHAUSTED, QUEUE_FULL.
-  int max_requests = 512;   // admitted and not ended
-  int max_queued = 256;     // of them waiting for room on a worker
+  int max_requests = 512;  // admitted and not ended
+  int max_queued = 256;    // of them waiting for room on a worker
   absl::Duration queue_wait = absl::Seconds(10);
   // Without any decode worker a new request waits this long; one that has
   // been computed already waits for `recovery_wait`, a worker's restart.
@@ -33,7 +33,7 @@ struct RouterOptions {
 
   // Calls to workers.
   absl::Duration beat = absl::Seconds(1);
-  absl::Duration silence = absl::Seconds(4);  // of a worker: it is lost
+  absl::Duration silence = absl::Seconds(4);     // of a worker: it is lost
   absl::Duration open_limit = absl::Seconds(5);  // to a call's first answer
   // A call broke while its worker computed: how long its lease may take to
   // break too, which tells a crash from a broken link.

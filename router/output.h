@@ -54,8 +54,8 @@ class Output {
   ClientStream* const client_;
   std::unique_ptr<TextStream> text_;  // null without text
   StopStrings stops_;
-  v1::GenerateDelta delta_;           // not sent yet
-  v1::GenerateDelta held_;            // ids and logprobs of held-back text
+  v1::GenerateDelta delta_;  // not sent yet
+  v1::GenerateDelta held_;   // ids and logprobs of held-back text
   int tokens_ = 0;
   int stop_string_ = -1;
   int32_t end_token_ = -1;

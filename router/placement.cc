@@ -40,20 +40,19 @@ double TimeToFirstToken(const Snapshot& snapshot, int p) {
 
 double DecodeLoad(const Snapshot& snapshot, int d) {
   const WorkerView& worker = snapshot.decode[d];
-  const double sequences = static_cast<double>(worker.running + worker.waiting) /
-                           std::max(1, worker.max_num_seqs);
-  const double blocks =
-      1 - static_cast<double>(worker.blocks_available) /
-              std::max(1, worker.num_blocks);
+  const double sequences =
+      static_cast<double>(worker.running + worker.waiting) /
+      std::max(1, worker.max_num_seqs);
+  const double blocks = 1 - static_cast<double>(worker.blocks_available) /
+                                std::max(1, worker.num_blocks);
   return std::max(sequences, blocks);
 }
 
 // A fully cached history is worth half of an idle worker's advantage over a
 // full one: a handoff saved is dear, but an overloaded batch slows everyone.
 double DecodeLoadLessCache(const Snapshot& snapshot, int d) {
-  const double share =
-      static_cast<double>(snapshot.decode[d].cached_tokens) /
-      std::max(1, snapshot.history_tokens);
+  const double share = static_cast<double>(snapshot.decode[d].cached_tokens) /
+                       std::max(1, snapshot.history_tokens);
   return DecodeLoad(snapshot, d) - 0.5 * std::min(1.0, share);
 }
 
@@ -138,8 +137,8 @@ Pair RoundRobin(const Snapshot& snapshot, Random* random) {
   if (pair.decode < 0) return pair;
   // The prefill side turns once per round of the decode side too, or equal
   // numbers of both would always meet in the same pairs.
-  const uint64_t round = snapshot.turn / std::max<size_t>(
-                                             1, snapshot.decode.size());
+  const uint64_t round =
+      snapshot.turn / std::max<size_t>(1, snapshot.decode.size());
   pair.prefill =
       InTurn(AllowedPrefill(snapshot, pair.decode), snapshot.turn + round);
   return pair;

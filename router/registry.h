@@ -41,7 +41,7 @@ struct Worker {
   absl::Time heard;
   absl::Time load_heard;
   absl::flat_hash_set<uint64_t> cached;  // short hashes of its prefix cache
-  absl::Time full_until;  // it refused for lack of room
+  absl::Time full_until;                 // it refused for lack of room
   // Given by this router since the last load report, which did not count it.
   int unreported_requests = 0;
   int unreported_tokens = 0;
@@ -79,10 +79,10 @@ class Registry {
 
   // What became of the process that a call went to.
   enum class Life {
-    kAlive,     // its lease holds, and it was heard just now
-    kUncertain, // its lease holds, but it has been silent for a while
-    kLeft,      // drained and took its leave
-    kLost,      // its lease broke without a word, or a new incarnation is here
+    kAlive,      // its lease holds, and it was heard just now
+    kUncertain,  // its lease holds, but it has been silent for a while
+    kLeft,       // drained and took its leave
+    kLost,       // its lease broke without a word, or a new incarnation is here
   };
   Life LifeOf(const v1::WorkerRef& worker) const;
 

@@ -383,7 +383,8 @@ void Request::Tick(bool judge) {
       DecodeLost(absl::UnavailableError("the decode worker went silent"));
       return;
     }
-    if (phase_ == Phase::kOpening && now - opening_since_ > options.open_limit) {
+    if (phase_ == Phase::kOpening &&
+        now - opening_since_ > options.open_limit) {
       DecodeLost(absl::UnavailableError(
           "the decode worker did not open an attempt in time"));
       return;

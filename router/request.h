@@ -43,9 +43,9 @@ namespace tandem::router {
 
 // A request that passed validation and was tokenised.
 struct AdmittedRequest {
-  EffectiveRequest effective;           // FitToContext done
+  EffectiveRequest effective;  // FitToContext done
   std::vector<int32_t> prompt;
-  absl::Duration deadline;              // from now; zero: the default
+  absl::Duration deadline;  // from now; zero: the default
 };
 
 // Who is to serve a request.
@@ -84,8 +84,14 @@ struct RequestContext {
 class Request final : private StreamHandler<v1::GenerateRequest> {
  public:
   enum class Phase {
-    kQueued, kOpening, kPrefilling, kHandingOver, kDecoding, kRetrying,
-    kEnding, kEnded
+    kQueued,
+    kOpening,
+    kPrefilling,
+    kHandingOver,
+    kDecoding,
+    kRetrying,
+    kEnding,
+    kEnded
   };
 
   Request(const RequestContext& context, AdmittedRequest admitted,
@@ -161,8 +167,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void SendRetry();
   void Requeue();
   // Judges whether a worker that computed this crashed, then goes on.
-  void Judge(const v1::WorkerRef& worker, absl::Status why,
-             Loop::Task go_on);
+  void Judge(const v1::WorkerRef& worker, absl::Status why, Loop::Task go_on);
   bool NoteCrash();
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);
@@ -185,12 +190,12 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
 
   // The two calls.
   v1::WorkerRef decode_ref_;
-  v1::WorkerRef prefill_ref_;   // of the attempt; empty: local
+  v1::WorkerRef prefill_ref_;  // of the attempt; empty: local
   std::unique_ptr<DecodeLeg> decode_;
   std::unique_ptr<PrefillLeg> prefill_;
-  uint32_t attempt_ = 0;        // the newest one opened
-  bool opened_ = false;         // the Decode call has opened an attempt
-  bool local_ = false;          // the decode worker prefills
+  uint32_t attempt_ = 0;  // the newest one opened
+  bool opened_ = false;   // the Decode call has opened an attempt
+  bool local_ = false;    // the decode worker prefills
   bool decode_computes_ = false;
   bool prefill_computes_ = false;
   bool paused_ = false;
@@ -200,12 +205,12 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn
 
   // Recovery.
-  int attempts_failed_ = 0;     // since the last new token
+  int attempts_failed_ = 0;  // since the last new token
   // Since a decode worker started: each may have brought a first token.
   int handoffs_failed_ = 0;
   int failures_ = 0;
   int preemptions_ = 0;
-  int crashes_ = 0;             // while it was computing, since a new token
+  int crashes_ = 0;  // while it was computing, since a new token
   bool suspect_ = false;
   bool was_computed_ = false;
   absl::Status last_failure_;

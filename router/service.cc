@@ -56,13 +56,12 @@ class LoopAnswer {
 
 }  // namespace
 
-std::unique_ptr<DecodeStream> RpcDialer::DialDecode(
-    const v1::WorkerRef& worker, absl::Duration deadline) {
+std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
+                                                    absl::Duration deadline) {
   auto stub = std::make_shared<v1::DecodeService::Stub>(
       channels_.Get(worker.endpoint()));
   return rpc::OpenBidi<v1::DecodeRequest, v1::DecodeResponse>(
-      loop_,
-      {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
+      loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
       [stub](auto* context, auto* reactor) {
         stub->async()->Decode(context, reactor);
       });
@@ -73,8 +72,7 @@ std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
   auto stub = std::make_shared<v1::PrefillService::Stub>(
       channels_.Get(worker.endpoint()));
   return rpc::OpenBidi<v1::PrefillRequest, v1::PrefillResponse>(
-      loop_,
-      {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
+      loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
       [stub](auto* context, auto* reactor) {
         stub->async()->Prefill(context, reactor);
       });
@@ -103,8 +101,8 @@ absl::StatusOr<AdmittedRequest> InferenceServer::Prepare(
       static_cast<int>(admitted.prompt.size()), limits, &admitted.effective);
   if (!fits.ok()) return fits;
   if (admitted.effective.request_id.empty()) {
-    admitted.effective.request_id = std::string(
-        info.Find("x-request-id").substr(0, kMaxRequestIdBytes));
+    admitted.effective.request_id =
+        std::string(info.Find("x-request-id").substr(0, kMaxRequestIdBytes));
   }
   if (info.time_left != absl::InfiniteDuration()) {
     admitted.deadline = std::max(info.time_left, absl::Milliseconds(1));
@@ -121,9 +119,9 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     return new RefusedStream(rpc::ToGrpc(admitted.status(), context));
   }
   rpc::EchoRequestId(info, context);
-  auto* call = new rpc::ServerStreamCall<v1::GenerateResponse,
-                                         v1::GenerateRequest>(loop_, context,
-                                                              {});
+  auto* call =
+      new rpc::ServerStreamCall<v1::GenerateResponse, v1::GenerateRequest>(
+          loop_, context, {});
   std::unique_ptr<ClientStream> stream = std::make_unique<
       rpc::CallStream<v1::GenerateResponse, v1::GenerateRequest>>(call,
                                                                   info.peer);
@@ -164,12 +162,12 @@ grpc::ServerUnaryReactor* InferenceServer::Tokenize(
   const ModelLimits limits = Limits();
   absl::Status status = ValidateModel(request->model(), limits);
   if (!status.ok()) return Answer(context, status);
-  absl::StatusOr<ModelText::Prompt> prompt = FieldInvalid(
-      "prompt", "(not set)", "one of text or chat is needed");
+  absl::StatusOr<ModelText::Prompt> prompt =
+      FieldInvalid("prompt", "(not set)", "one of text or chat is needed");
   if (request->has_text()) {
-    prompt = model_->Encode(request->text(),
-                            !request->has_add_special_tokens() ||
-                                request->add_special_tokens());
+    prompt =
+        model_->Encode(request->text(), !request->has_add_special_tokens() ||
+                                            request->add_special_tokens());
   } else if (request->has_chat()) {
     status = ValidateChat(request->chat(), limits);
     if (!status.ok()) return Answer(context, status);
@@ -198,9 +196,9 @@ grpc::ServerUnaryReactor* InferenceServer::Detokenize(
   if (!status.ok()) return Answer(context, status);
   const std::vector<int32_t> ids(request->token_ids().begin(),
                                  request->token_ids().end());
-  absl::StatusOr<std::string> text = model_->Decode(
-      ids, !request->has_skip_special_tokens() ||
-               request->skip_special_tokens());
+  absl::StatusOr<std::string> text =
+      model_->Decode(ids, !request->has_skip_special_tokens() ||
+                              request->skip_special_tokens());
   if (!text.ok()) {
     return Answer(context, FieldInvalid("token_ids", "(ids)",
                                         std::string(text.status().message())));
@@ -235,8 +233,7 @@ grpc::ServerUnaryReactor* InferenceServer::ListModels(
 grpc::ServerUnaryReactor* InferenceServer::GetModel(
     grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
     v1::GetModelResponse* response) {
-  const absl::Status status =
-      ValidateModel(request->model(), model_->limits());
+  const absl::Status status = ValidateModel(request->model(), model_->limits());
   if (status.ok()) *response->mutable_model() = Info();
   return Answer(context, status);
 }

@@ -14,11 +14,11 @@ enum class Way { kSplit, kLocal };
 
 struct ShortWayInput {
   v1::Placement placement = v1::PLACEMENT_AUTO;  // what the request asks for
-  int history_tokens = 0;        // prompt and output so far
-  int decode_cached_tokens = 0;  // of those in the decode worker's cache
+  int history_tokens = 0;                        // prompt and output so far
+  int decode_cached_tokens = 0;    // of those in the decode worker's cache
   bool prefill_available = false;  // one is alive, allowed, and not full
-  bool suspect = false;          // was computing in a worker that crashed
-  int max_local_tokens = 0;      // uncached tokens that are short
+  bool suspect = false;            // was computing in a worker that crashed
+  int max_local_tokens = 0;        // uncached tokens that are short
 };
 
 Way ChooseWay(const ShortWayInput& input);

@@ -14,13 +14,13 @@ namespace tandem::router {
 struct WorkerView {
   std::string worker_id;
   // As the worker said last, plus what this router gave it since.
-  int running = 0;             // sequences in its steps
-  int waiting = 0;             // sequences before their first step
-  int queued_tokens = 0;       // prompt tokens not yet computed
-  int max_num_seqs = 1;        // sequences per step at most
+  int running = 0;        // sequences in its steps
+  int waiting = 0;        // sequences before their first step
+  int queued_tokens = 0;  // prompt tokens not yet computed
+  int max_num_seqs = 1;   // sequences per step at most
   int num_blocks = 1;
-  int blocks_available = 0;    // free or evictable
-  int cached_tokens = 0;       // of this request's history, by its cache
+  int blocks_available = 0;      // free or evictable
+  int cached_tokens = 0;         // of this request's history, by its cache
   double tokens_per_second = 0;  // measured prefill rate; 0: not known
 };
 
@@ -30,8 +30,8 @@ struct Snapshot {
   // [prefill.size() * decode.size()]: whether p and d may work together, at
   // p * decode.size() + d.
   std::vector<bool> pair_allowed;
-  int history_tokens = 0;      // prompt and output so far
-  uint64_t turn = 0;           // placements so far, for round robin
+  int history_tokens = 0;  // prompt and output so far
+  uint64_t turn = 0;       // placements so far, for round robin
 
   bool Allowed(size_t p, size_t d) const {
     return pair_allowed[p * decode.size() + d];

@@ -20,8 +20,8 @@ class StopStrings {
       : stops_(std::move(stops)), include_(include) {}
 
   struct Result {
-    std::string text;   // released by this piece
-    int matched = -1;   // index of the stop string; nothing follows then
+    std::string text;  // released by this piece
+    int matched = -1;  // index of the stop string; nothing follows then
   };
   Result Push(std::string_view piece);
 

@@ -13,8 +13,8 @@ namespace {
 constexpr char kNotOffered[] = "not offered by this version";
 
 // Returns from the enclosing function on an error.
-#define TANDEM_ROUTER_RETURN_IF_ERROR(expression)       \
-  do {                                                  \
+#define TANDEM_ROUTER_RETURN_IF_ERROR(expression)                           \
+  do {                                                                      \
     if (absl::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 
@@ -91,34 +91,33 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
                         "must be above 0 and at most 1");
   }
   if (s.has_top_k()) {
-    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.top_k", s.top_k(), -1,
-                                             limits.vocabulary_size));
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("sampling.top_k", s.top_k(), -1, limits.vocabulary_size));
   }
   if (s.has_min_p()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(
         CheckRange("sampling.min_p", s.min_p(), 0.0f, 1.0f));
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.n", s.has_n(), s.n(), 1));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.n", s.has_n(), s.n(), 1));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckOnly("sampling.best_of", s.has_best_of(), s.best_of(), 1));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.frequency_penalty",
+                                          s.has_frequency_penalty(),
+                                          s.frequency_penalty(), 0.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.presence_penalty",
+                                          s.has_presence_penalty(),
+                                          s.presence_penalty(), 0.0f));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.repetition_penalty",
+                                          s.has_repetition_penalty(),
+                                          s.repetition_penalty(), 1.0f));
   TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.frequency_penalty", s.has_frequency_penalty(),
-                s.frequency_penalty(), 0.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.presence_penalty", s.has_presence_penalty(),
-                s.presence_penalty(), 0.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.repetition_penalty", s.has_repetition_penalty(),
-                s.repetition_penalty(), 1.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly(
-      "sampling.typical_p", s.has_typical_p(), s.typical_p(), 1.0f));
+      CheckOnly("sampling.typical_p", s.has_typical_p(), s.typical_p(), 1.0f));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("sampling.logit_bias", !s.logit_bias().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("sampling.allowed_token_ids",
-                                           !s.allowed_token_ids().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("sampling.banned_token_ids",
-                                           !s.banned_token_ids().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("sampling.allowed_token_ids", !s.allowed_token_ids().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("sampling.banned_token_ids", !s.banned_token_ids().empty()));
   return CheckUnset("sampling.bad_words", !s.bad_words().empty());
 }
 
@@ -126,10 +125,9 @@ absl::StatusOr<absl::Duration> ReadMaxTime(
     const google::protobuf::Duration& value) {
   const absl::Duration time =
       absl::Seconds(value.seconds()) + absl::Nanoseconds(value.nanos());
-  const bool canonical =
-      Between(value.nanos(), -999'999'999, 999'999'999) &&
-      (value.seconds() == 0 || value.nanos() == 0 ||
-       (value.seconds() < 0) == (value.nanos() < 0));
+  const bool canonical = Between(value.nanos(), -999'999'999, 999'999'999) &&
+                         (value.seconds() == 0 || value.nanos() == 0 ||
+                          (value.seconds() < 0) == (value.nanos() < 0));
   if (!canonical || time <= absl::ZeroDuration() || time > absl::Hours(1)) {
     return FieldInvalid("stopping.max_time", absl::FormatDuration(time),
                         "must be above 0 s and at most 1 h");
@@ -141,9 +139,9 @@ absl::Status CheckStopping(const v1::StoppingOptions& s,
                            const ModelLimits& limits) {
   constexpr int kMax = std::numeric_limits<int>::max();
   if (s.has_max_tokens()) {
-    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
-        "stopping.max_tokens", s.max_tokens(), 1,
-        limits.context_length > 0 ? limits.context_length : kMax));
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("stopping.max_tokens", s.max_tokens(), 1,
+                   limits.context_length > 0 ? limits.context_length : kMax));
   }
   if (s.has_min_tokens() && s.min_tokens() < 0) {
     return FieldInvalid("stopping.min_tokens", absl::StrCat(s.min_tokens()),
@@ -166,8 +164,8 @@ absl::Status CheckStopping(const v1::StoppingOptions& s,
                         absl::StrCat(s.stop_token_ids_size(), " ids"),
                         absl::StrCat("at most ", kMaxStopTokenIds));
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(ValidateTokenIds(
-      "stopping.stop_token_ids", s.stop_token_ids(), limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      ValidateTokenIds("stopping.stop_token_ids", s.stop_token_ids(), limits));
   if (s.has_max_time()) return ReadMaxTime(s.max_time()).status();
   return absl::OkStatus();
 }
@@ -194,12 +192,12 @@ absl::Status CheckRest(const v1::GenerateRequest& request) {
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly(
-      "priority", request.has_priority(), request.priority(), 0));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckOnly("priority", request.has_priority(), request.priority(), 0));
   if (!v1::Placement_IsValid(request.placement())) {
-    return FieldInvalid(
-        "placement", absl::StrCat(static_cast<int>(request.placement())),
-        "must be AUTO, SPLIT or LOCAL");
+    return FieldInvalid("placement",
+                        absl::StrCat(static_cast<int>(request.placement())),
+                        "must be AUTO, SPLIT or LOCAL");
   }
   if (request.cache().cache_salt().size() > kMaxCacheSaltBytes) {
     return FieldInvalid(
@@ -244,19 +242,18 @@ v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
 
 absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
                                const ModelLimits& limits) {
-  return FieldInvalid(
-      field, absl::StrCat(id),
-      absl::StrCat("ids must be below the vocabulary size, ",
-                   limits.vocabulary_size));
+  return FieldInvalid(field, absl::StrCat(id),
+                      absl::StrCat("ids must be below the vocabulary size, ",
+                                   limits.vocabulary_size));
 }
 
 absl::Status ValidateModel(const std::string& model,
                            const ModelLimits& limits) {
   if (model.empty() || model == limits.model) return absl::OkStatus();
   return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
-               absl::StrCat("model = ", model.substr(0, 128),
-                            ": served here is ", limits.model),
-               {{"served", limits.model}});
+                   absl::StrCat("model = ", model.substr(0, 128),
+                                ": served here is ", limits.model),
+                   {{"served", limits.model}});
 }
 
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
@@ -282,8 +279,8 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
                             "only text parts are allowed");
       }
     }
-    TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("chat.messages.tool_calls",
-                                             !message.tool_calls().empty()));
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckUnset("chat.messages.tool_calls", !message.tool_calls().empty()));
     TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("chat.messages.tool_call_id",
                                              !message.tool_call_id().empty()));
   }
@@ -345,15 +342,14 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
   int room = std::numeric_limits<int>::max();
   if (limits.context_length > 0) {
     room = limits.context_length - prompt_tokens;
-    const int wanted =
-        stopping.has_max_tokens() ? stopping.max_tokens() : 1;
+    const int wanted = stopping.has_max_tokens() ? stopping.max_tokens() : 1;
     if (wanted > room) {
       return MakeError(
           absl::StatusCode::kInvalidArgument, "CONTEXT_LENGTH_EXCEEDED",
           absl::StrCat("prompt of ", prompt_tokens, " tokens and max_tokens = ",
                        wanted, ": together at most ", limits.context_length),
-          {{"field", stopping.has_max_tokens() ? "stopping.max_tokens"
-                                               : "prompt"},
+          {{"field",
+            stopping.has_max_tokens() ? "stopping.max_tokens" : "prompt"},
            {"prompt_tokens", absl::StrCat(prompt_tokens)},
            {"max_tokens", absl::StrCat(wanted)},
            {"context_length", absl::StrCat(limits.context_length)}});

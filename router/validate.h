@@ -21,8 +21,8 @@
 namespace tandem::router {
 
 struct ModelLimits {
-  std::string model;            // served name
-  int context_length = 0;       // positions; 0: not known, not checked
+  std::string model;       // served name
+  int context_length = 0;  // positions; 0: not known, not checked
   int vocabulary_size = 0;
   bool has_chat_template = false;
   std::vector<int32_t> eos_token_ids;
@@ -45,7 +45,7 @@ inline constexpr float kMaxTemperature = 2;
 // What a request comes down to. The public messages have every field set and
 // go back to the client in GenerateStarted.
 struct EffectiveRequest {
-  std::string request_id;       // the client's; may be empty
+  std::string request_id;        // the client's; may be empty
   v1::SamplingOptions sampling;  // seed unset where the client gave none
   v1::StoppingOptions stopping;  // max_tokens unset until FitToContext
   v1::OutputOptions output;
@@ -63,8 +63,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
 // The same checks for a chat alone, e.g. of TokenizeRequest.
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
 // NOT_FOUND where `model` is neither empty nor the one served.
-absl::Status ValidateModel(const std::string& model,
-                           const ModelLimits& limits);
+absl::Status ValidateModel(const std::string& model, const ModelLimits& limits);
 // Each id must be below the vocabulary size.
 template <typename Ids>
 absl::Status ValidateTokenIds(const char* field, const Ids& ids,

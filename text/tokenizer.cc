@@ -76,7 +76,8 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& model_dir) {
   if (!handle.ok()) return handle.status();
   Tokenizer tokenizer(*handle);
   std::vector<std::pair<std::string, std::string>> files;
-  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+  for (const char* name :
+       {"tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string file = absl::StrCat(model_dir, "/", name);
     auto bytes = ReadOptionalModelFile(file, kMaxConfigBytes);
     if (!bytes.ok()) return bytes.status();
@@ -109,8 +110,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(
 
 absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
                                               bool skip_special_tokens) const {
-  StreamDecoder decoder(this, {},
-                        {.skip_special_tokens = skip_special_tokens});
+  StreamDecoder decoder(this, {}, {.skip_special_tokens = skip_special_tokens});
   std::string text;
   for (const int32_t id : ids) {
     if (absl::Status status = decoder.Append(id, text); !status.ok()) {
@@ -132,8 +132,8 @@ int32_t Tokenizer::vocab_size() const {
 }
 
 std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
-  const int32_t id = ffi::tandem_text_tokenizer_token_to_id(
-      handle_.get(), ffi::Borrow(token));
+  const int32_t id =
+      ffi::tandem_text_tokenizer_token_to_id(handle_.get(), ffi::Borrow(token));
   if (id < 0) return std::nullopt;
   return id;
 }

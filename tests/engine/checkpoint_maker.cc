@@ -92,12 +92,11 @@ float Value(uint64_t z, const std::string& name, const json& spec, bool wide) {
     return static_cast<float>(1 + (wide ? fraction / 2 : coarse));
   }
   const double coarse = (static_cast<double>(z >> 56) - 128) / 128;
-  const int exponent =
-      absl::EndsWith(name, ".bias") ? -3
-      : absl::StrContains(name, "embed_tokens") ||
-              absl::StrContains(name, "lm_head")
-          ? Int(spec, "embedding_exponent")
-          : Int(spec, "matrix_exponent");
+  const int exponent = absl::EndsWith(name, ".bias") ? -3
+                       : absl::StrContains(name, "embed_tokens") ||
+                               absl::StrContains(name, "lm_head")
+                           ? Int(spec, "embedding_exponent")
+                           : Int(spec, "matrix_exponent");
   return static_cast<float>(std::ldexp(wide ? fraction : coarse, exponent));
 }
 
@@ -116,12 +115,13 @@ void AppendValue(float value, const std::string& dtype, std::string& out) {
     out.append(reinterpret_cast<const char*>(&bits), 4);
     return;
   }
-  const uint16_t narrow = dtype == "F16" ? ExactF16(value)
-                                         : static_cast<uint16_t>(bits >> 16);
+  const uint16_t narrow =
+      dtype == "F16" ? ExactF16(value) : static_cast<uint16_t>(bits >> 16);
   out.append(reinterpret_cast<const char*>(&narrow), 2);
 }
 
-std::string SafetensorsFile(const json& spec, const std::vector<Shape>& shapes) {
+std::string SafetensorsFile(const json& spec,
+                            const std::vector<Shape>& shapes) {
   const auto dtype = spec.at("dtype").get<std::string>();
   std::string data;
   std::string header = "{";
@@ -135,8 +135,8 @@ std::string SafetensorsFile(const json& spec, const std::vector<Shape>& shapes) 
     absl::StrAppend(&header, header.size() > 1 ? "," : "", "\"", shape.name,
                     "\":{\"dtype\":\"", dtype, "\",\"shape\":[",
                     shape.rows == 0 ? "" : absl::StrCat(shape.rows, ","),
-                    shape.cols, "],\"data_offsets\":[", begin, ",",
-                    data.size(), "]}");
+                    shape.cols, "],\"data_offsets\":[", begin, ",", data.size(),
+                    "]}");
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
@@ -147,8 +147,8 @@ std::string SafetensorsFile(const json& spec, const std::vector<Shape>& shapes) 
 }  // namespace
 
 json ReadGolden(std::string_view file) {
-  const std::string path = absl::StrCat(TANDEM_SOURCE_DIR "/tests/golden/engine/",
-                                        std::string(file));
+  const std::string path = absl::StrCat(
+      TANDEM_SOURCE_DIR "/tests/golden/engine/", std::string(file));
   std::ifstream stream(path);
   json content = json::parse(stream, nullptr, /*allow_exceptions=*/false);
   if (content.is_discarded()) {

@@ -65,7 +65,8 @@ TEST_P(DeviceExecutorTest, ReportsLayersInGroupsBeforeTheStepIsDone) {
   const struct {
     int per_group;
     std::vector<int> expected;
-  } kGroups[] = {{0, {4}}, {1, {1, 2, 3, 4}}, {2, {2, 4}}, {3, {3, 4}}, {9, {4}}};
+  } kGroups[] = {
+      {0, {4}}, {1, {1, 2, 3, 4}}, {2, {2, 4}}, {3, {3, 4}}, {9, {4}}};
   for (const auto& [per_group, expected] : kGroups) {
     RigOptions options;
     options.executor.layers_per_group = per_group;
@@ -172,8 +173,8 @@ TEST_P(DeviceExecutorTest, DrawsEachEntryByItsOwnParameters) {
   const auto second = [&](int i) {
     std::vector<float> row = free.logits[i];
     row[best(i)] = -1e30f;
-    return static_cast<int32_t>(
-        std::max_element(row.begin(), row.end()) - row.begin());
+    return static_cast<int32_t>(std::max_element(row.begin(), row.end()) -
+                                row.begin());
   };
   sequences[1].banned_ids = {best(1)};
   sequences[2].banned_ids = {best(2), second(2)};
@@ -213,8 +214,8 @@ TEST_P(DeviceExecutorTest, KvThatTravelledContinuesBitForBit) {
     TestSequence landed = receiver->NewSequence(Prompt(61), 62);
     const kernels::KvShape& shape = sender->executor().kv_shape();
     std::vector<std::byte> staging(60 * shape.bytes_per_position());
-    const KvDigest digest = sender->Gather(
-        WholePart(sent, shape, 0, 60), DType::kF32, staging.data());
+    const KvDigest digest = sender->Gather(WholePart(sent, shape, 0, 60),
+                                           DType::kF32, staging.data());
     // Landed in slices of uneven ranges of positions and of layers.
     KvDigest sum;
     for (const auto& [begin, end] : {std::pair{0, 7}, {7, 33}, {33, 60}}) {
@@ -329,13 +330,14 @@ TEST_P(DeviceExecutorTest, WhatALayerReportNamesCanBeGathered) {
       part.layer_begin = layers - 1;
       part.layer_end = layers;
       ++open_;
-      rig_->executor().Gather(
-          part, DType::kF32, 7,
-          staging_ + (layers - 1) * 90 * kv.bytes_per_position() / kv.num_layers,
-          [this](KvDigest digest) {
-            sum += digest;
-            Close();
-          });
+      rig_->executor().Gather(part, DType::kF32, 7,
+                              staging_ + (layers - 1) * 90 *
+                                             kv.bytes_per_position() /
+                                             kv.num_layers,
+                              [this](KvDigest digest) {
+                                sum += digest;
+                                Close();
+                              });
     }
     void OnStepDone(uint64_t, absl::StatusOr<StepResult> result) override {
       EXPECT_TRUE(result.ok());
@@ -411,8 +413,7 @@ TEST_P(DeviceExecutorTest, StepsThatBreakALimitAreRefusedAndTouchNothing) {
        "blocks 3 is outside 4 to 32"},
       {"a table too long", with([&](auto& e) { e.block_table = blocks; }),
        "blocks 33"},
-      {"a block that is not there",
-       with([&](auto& e) {
+      {"a block that is not there", with([&](auto& e) {
          e.tokens = e.tokens.subspan(0, 1);
          e.block_table = far_block;
        }),

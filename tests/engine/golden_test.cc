@@ -36,7 +36,9 @@ void ExpectRow(const std::vector<float>& logits, const json& row,
 
 class Tiny : public testing::TestWithParam<std::string> {
  protected:
-  Tiny() : spec_(LoadCases()[GetParam()]), golden_(ReadGolden(GetParam() + ".json")) {
+  Tiny()
+      : spec_(LoadCases()[GetParam()]),
+        golden_(ReadGolden(GetParam() + ".json")) {
     WriteCheckpoint(spec_, dir_);
   }
 
@@ -167,8 +169,8 @@ TEST_F(Stories, EveryGoldenIdAndLogprob) {
       ASSERT_TRUE(output.status.ok()) << output.status;
       const SampledToken& token = output.tokens[0];
       ASSERT_EQ(token.token_id, expected[i]) << where << " step " << i;
-      EXPECT_NEAR(token.logprob,
-                  logprobs[sequence.ids.size()].get<double>(), 1e-3)
+      EXPECT_NEAR(token.logprob, logprobs[sequence.ids.size()].get<double>(),
+                  1e-3)
           << where << " step " << i;
       EXPECT_EQ(token.rank, 1);
       ASSERT_EQ(token.top.size(), 8);

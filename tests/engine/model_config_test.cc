@@ -38,7 +38,8 @@ json Mistral() {
   return config;
 }
 
-absl::StatusOr<ModelSpec> Parse(const json& config, std::string generation = "") {
+absl::StatusOr<ModelSpec> Parse(const json& config,
+                                std::string generation = "") {
   return ParseModelSpec("d/config.json", config.dump(),
                         "d/generation_config.json", generation);
 }
@@ -165,9 +166,7 @@ json Scaling(const json& changes) {
 }
 
 std::vector<Hostile> HostileConfigs() {
-  const auto llama = [](const json& changes) {
-    return With(Llama(), changes);
-  };
+  const auto llama = [](const json& changes) { return With(Llama(), changes); };
   const auto mistral = [](const json& changes) {
     return With(Mistral(), changes);
   };
@@ -267,8 +266,7 @@ std::vector<Hostile> HostileConfigs() {
        "sliding_window: 512; must be null, or at least "
        "max_position_embeddings, 1024"},
       {"the family's own window",
-       Without(mistral({{"max_position_embeddings", 32768}}),
-               "sliding_window"),
+       Without(mistral({{"max_position_embeddings", 32768}}), "sliding_window"),
        "sliding_window: 4096 by default"},
       {"window 0", mistral({{"sliding_window", 0}}), "sliding_window: 0"},
       {"end id beyond the vocabulary", llama({{"eos_token_id", 100}}),
@@ -288,8 +286,7 @@ std::vector<Hostile> HostileConfigs() {
 TEST(ModelConfig, HostileConfigsAreRefusedByFieldAndRange) {
   for (const Hostile& hostile : HostileConfigs()) {
     const absl::Status status = Parse(hostile.config).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument)
-        << hostile.why;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.why;
     const std::string message(status.message());
     EXPECT_THAT(message, testing::StartsWith("d/config.json: ")) << hostile.why;
     EXPECT_THAT(message, HasSubstr(hostile.complaint)) << hostile.why;

@@ -61,33 +61,41 @@ TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
     json changes;
     const char* complaint;
   } kConfigs[] = {
-      {"a larger vocabulary", {{"vocab_size", 260}},
+      {"a larger vocabulary",
+       {{"vocab_size", 260}},
        "\"model.embed_tokens.weight\": shape [259, 64], but config.json asks "
        "for [260, 64]"},
       {"another width", {{"hidden_size", 128}}, "embed_tokens.weight"},
-      {"more layers", {{"num_hidden_layers", 4}},
+      {"more layers",
+       {{"num_hidden_layers", 4}},
        "\"model.layers.3.input_layernorm.weight\" is missing"},
-      {"a thousand layers", {{"num_hidden_layers", 1000}},
+      {"a thousand layers",
+       {{"num_hidden_layers", 1000}},
        "\"model.layers.3.input_layernorm.weight\" is missing"},
-      {"fewer layers", {{"num_hidden_layers", 2}},
+      {"fewer layers",
+       {{"num_hidden_layers", 2}},
        "\"model.layers.2.input_layernorm.weight\" has no place"},
-      {"fewer KV heads", {{"num_key_value_heads", 2}},
+      {"fewer KV heads",
+       {{"num_key_value_heads", 2}},
        "k_proj.weight\": shape [64, 64], but config.json asks for [32, 64]"},
       {"wider heads", {{"head_dim", 32}}, "q_proj.weight\": shape [64, 64]"},
-      {"a wider MLP", {{"intermediate_size", 192}},
+      {"a wider MLP",
+       {{"intermediate_size", 192}},
        "gate_proj.weight\": shape [176, 64]"},
-      {"biases that are not there", {{"attention_bias", true}},
+      {"biases that are not there",
+       {{"attention_bias", true}},
        "q_proj.bias\" is missing"},
-      {"MLP biases that are not there", {{"mlp_bias", true}},
+      {"MLP biases that are not there",
+       {{"mlp_bias", true}},
        "gate_proj.bias\" is missing"}};
   for (const auto& [why, changes, complaint] : kConfigs) {
     Write("llama2_mha_f32", changes);
     const absl::Status status = Load().status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
-    EXPECT_THAT(std::string(status.message()),
-                testing::AllOf(testing::StartsWith(dir_.path()),
-                               HasSubstr("model.safetensors"),
-                               HasSubstr(complaint)))
+    EXPECT_THAT(
+        std::string(status.message()),
+        testing::AllOf(testing::StartsWith(dir_.path()),
+                       HasSubstr("model.safetensors"), HasSubstr(complaint)))
         << why;
   }
 }
@@ -191,7 +199,8 @@ TEST(Fingerprint, AnyChangedByteNameOrShapeChangesTheWeightsHash) {
   const std::string base =
       R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})";
   std::vector<std::string> hashes;
-  for (const auto& [header, data] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [header, data] :
+       std::vector<std::pair<std::string, std::string>>{
            {base, "12345678"},
            {base, "12345679"},
            {base, "02345678"},
@@ -258,15 +267,15 @@ TEST(Fingerprint, HasFourNamedParts) {
   Rig rig(dir.path(), backend.get());
   const auto checkpoint = Checkpoint::Open(dir.path());
   ASSERT_TRUE(checkpoint.ok());
-  const auto parts =
-      Fingerprint(dir.path(), *checkpoint, rig.model(), *backend, DType::kF32,
-                  2, [](uint64_t, uint64_t) {});
+  const auto parts = Fingerprint(dir.path(), *checkpoint, rig.model(), *backend,
+                                 DType::kF32, 2, [](uint64_t, uint64_t) {});
   ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_THAT(*parts, testing::UnorderedElementsAre(
-                          testing::Pair("weights", Hash(dir.path())),
-                          testing::Pair("config", rig.spec().Canonical()),
-                          testing::Pair("tokenizer", *HashTokenizer(dir.path())),
-                          testing::Pair("numerics", "cpu-1 weights=f32 kv=f32")));
+  EXPECT_THAT(*parts,
+              testing::UnorderedElementsAre(
+                  testing::Pair("weights", Hash(dir.path())),
+                  testing::Pair("config", rig.spec().Canonical()),
+                  testing::Pair("tokenizer", *HashTokenizer(dir.path())),
+                  testing::Pair("numerics", "cpu-1 weights=f32 kv=f32")));
 }
 
 // ---- Rope and widening, by their definitions.
@@ -326,9 +335,9 @@ TEST(Widen, EveryHalfPrecisionNumberIsItsValue) {
       EXPECT_EQ(std::isnan(value), mantissa != 0);
       EXPECT_EQ(std::isinf(value), mantissa == 0);
     } else {
-      ASSERT_EQ(value, sign * (exponent == 0
-                                   ? std::ldexp(mantissa, -24)
-                                   : std::ldexp(1024 + mantissa, exponent - 25)))
+      ASSERT_EQ(value, sign * (exponent == 0 ? std::ldexp(mantissa, -24)
+                                             : std::ldexp(1024 + mantissa,
+                                                          exponent - 25)))
           << bits;
     }
     EXPECT_EQ(std::signbit(value), bits >> 15 != 0);

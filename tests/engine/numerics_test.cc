@@ -77,8 +77,8 @@ void ExpectSameBits(const LogitsAt& reference, const LogitsAt& logits,
   for (const auto& [position, row] : logits) {
     const std::vector<float>& expected = reference.at(position);
     ASSERT_EQ(row.size(), expected.size());
-    ASSERT_EQ(
-        memcmp(row.data(), expected.data(), row.size() * sizeof(float)), 0)
+    ASSERT_EQ(memcmp(row.data(), expected.data(), row.size() * sizeof(float)),
+              0)
         << where << ", position " << position;
   }
 }
@@ -135,9 +135,8 @@ TEST_P(Numerics, BlockSizeChangesNoBit) {
   for (const int block_size : {8, 16, 32}) {
     for (const int chunk : {7, 64}) {
       Rig rig(dir_.path(), backend.get(), Blocks(block_size));
-      ExpectSameBits(
-          reference, Compute(rig, spec_, chunk, 3),
-          absl::StrCat("blocks of ", block_size, ", chunk ", chunk));
+      ExpectSameBits(reference, Compute(rig, spec_, chunk, 3),
+                     absl::StrCat("blocks of ", block_size, ", chunk ", chunk));
     }
   }
 }

@@ -24,8 +24,8 @@ constexpr uint64_t kKey = 7;
 }  // namespace
 
 std::unique_ptr<kernels::Backend> NewCpu(int threads, const std::string& isa) {
-  return Must(kernels::NewCpuBackend(
-      {.threads = threads, .instruction_set = isa}));
+  return Must(
+      kernels::NewCpuBackend({.threads = threads, .instruction_set = isa}));
 }
 
 bool HasIsa(const std::string& isa) {
@@ -104,7 +104,8 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
   Step step;
   step.id = ++steps_;
   for (TestSequence* sequence : sequences) {
-    const int left = static_cast<int>(sequence->ids.size()) - sequence->computed;
+    const int left =
+        static_cast<int>(sequence->ids.size()) - sequence->computed;
     const int take = std::min(count, left);
     step.entries.push_back(
         {.sequence = static_cast<uint64_t>(step.entries.size()),
@@ -164,9 +165,8 @@ kernels::KvDigest Rig::Gather(const KvPart& part, kernels::DType wire,
 void Rig::Scatter(const KvPart& part, kernels::DType wire,
                   const std::byte* staging) {
   Notification done;
-  loop_.RunSync([&] {
-    executor_->Scatter(part, wire, staging, [&] { done.Notify(); });
-  });
+  loop_.RunSync(
+      [&] { executor_->Scatter(part, wire, staging, [&] { done.Notify(); }); });
   done.WaitForNotification();
 }
 

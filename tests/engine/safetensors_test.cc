@@ -75,8 +75,8 @@ TEST(Safetensors, AcceptsWhatTheFormatAllows) {
   const std::pair<const char*, std::string> kFiles[] = {
       {"no tensors", File("{}")},
       {"only metadata", File(R"({"__metadata__":{"a":"b"}})")},
-      {"a scalar", File(R"({"a":)" + Tensor("F32", "[]", "[0,4]") + "}",
-                        Data(4))},
+      {"a scalar",
+       File(R"({"a":)" + Tensor("F32", "[]", "[0,4]") + "}", Data(4))},
       {"an empty tensor",
        File(R"({"a":)" + Tensor("F32", "[0,7]", "[0,0]") + "}")},
       {"empty tensors between others",
@@ -150,17 +150,16 @@ std::vector<Hostile> HostileFiles() {
        "not valid JSON"},
       {"a control character", File("{\"a\nb\":" + good + "}", Data(4)),
        "not valid JSON"},
-      {"depth bomb of arrays",
-       File(R"({"t":)" + std::string(1 << 20, '[')), "unexpected an array"},
-      {"depth bomb of objects",
-       File([] {
+      {"depth bomb of arrays", File(R"({"t":)" + std::string(1 << 20, '[')),
+       "unexpected an array"},
+      {"depth bomb of objects", File([] {
          std::string bomb;
          for (int i = 0; i < 200000; ++i) bomb += R"({"a":)";
          return bomb;
        }()),
        "unknown field"},
-      {"depth bomb in a shape",
-       One(R"({"shape":)" + std::string(1 << 20, '[')), "unexpected an array"},
+      {"depth bomb in a shape", One(R"({"shape":)" + std::string(1 << 20, '[')),
+       "unexpected an array"},
       {"depth bomb in metadata",
        File(R"({"__metadata__":{"a":)" + std::string(1 << 20, '[')),
        "unexpected an array"},
@@ -221,7 +220,8 @@ std::vector<Hostile> HostileFiles() {
       {"shape that overflows beside a zero",
        One(Tensor("F32", "[0,4294967296,4294967296]", "[0,0]"), 0),
        "overflows"},
-      {"too many dimensions", One(Tensor("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]")),
+      {"too many dimensions",
+       One(Tensor("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]")),
        "more than 8 dimensions"},
       {"one offset", One(Tensor("F32", "[1]", "[4]")), "must be two numbers"},
       {"three offsets", One(Tensor("F32", "[1]", "[0,4,4]")),
@@ -247,8 +247,8 @@ std::vector<Hostile> HostileFiles() {
        "takes 8 bytes"},
       {"a scalar that holds more", One(Tensor("F32", "[]", "[0,8]"), 8),
        "takes 4 bytes"},
-      {"duplicate names", File(R"({"a":)" + good + R"(,"a":)" + good + "}",
-                               Data(4)),
+      {"duplicate names",
+       File(R"({"a":)" + good + R"(,"a":)" + good + "}", Data(4)),
        "tensor \"a\": named twice"},
       {"duplicate names by escape",
        File(R"({"a":)" + good + R"(,"\u0061":)" + good + "}", Data(4)),
@@ -260,8 +260,8 @@ std::vector<Hostile> HostileFiles() {
       {"one inside the other",
        two(Tensor("F32", "[3]", "[0,12]"), Tensor("F32", "[1]", "[4,8]"), 12),
        "overlap"},
-      {"a hole between",
-       two(good, Tensor("F32", "[1]", "[8,12]"), 12), "leave a hole"},
+      {"a hole between", two(good, Tensor("F32", "[1]", "[8,12]"), 12),
+       "leave a hole"},
       {"a hole in front", One(Tensor("F32", "[1]", "[4,8]"), 8),
        "leave a hole"},
       {"trailing bytes", One(good, 5), "data_offsets end at 4, but 5 bytes"},
@@ -283,8 +283,7 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
     const absl::Status status = Parse(hostile.file);
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - start;
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument)
-        << hostile.why;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.why;
     const std::string message(status.message());
     EXPECT_THAT(message, testing::StartsWith("dir/f.safetensors: "))
         << hostile.why;
@@ -316,9 +315,9 @@ TEST(Safetensors, AHeaderOfManyTensorsIsReadInLinearTime) {
   std::string header = "{";
   int count = 0;
   while (header.size() < kMaxSafetensorsHeader - 200) {
-    absl::StrAppend(&header, count == 0 ? "" : ",", "\"t", count, "\":",
-                    Tensor("U8", "[1]", absl::StrCat("[", count, ",",
-                                                     count + 1, "]")));
+    absl::StrAppend(
+        &header, count == 0 ? "" : ",", "\"t", count, "\":",
+        Tensor("U8", "[1]", absl::StrCat("[", count, ",", count + 1, "]")));
     ++count;
   }
   const std::string file = File(header + "}", Data(count));
@@ -332,9 +331,9 @@ TEST(Safetensors, AHeaderOfManyTensorsIsReadInLinearTime) {
 // ---- Directories.
 
 std::string OneTensorFile(const std::string& name) {
-  return File(absl::StrCat("{\"", name, "\":", Tensor("F32", "[1]", "[0,4]"),
-                           "}"),
-              Data(4));
+  return File(
+      absl::StrCat("{\"", name, "\":", Tensor("F32", "[1]", "[0,4]"), "}"),
+      Data(4));
 }
 
 TEST(Checkpoint, ReadsShardsThroughTheirIndex) {
@@ -400,17 +399,19 @@ TEST(Checkpoint, HostileIndexesAreRefusedByName) {
       {"tensor that no shard has",
        R"({"weight_map":{"x":"a.safetensors","z":"a.safetensors"}})",
        "\"z\" is not in the file named for it"},
-      {"tensor that the index lacks",
-       R"({"weight_map":{"x":"b.safetensors"}})", "\"y\" is not in this file"},
+      {"tensor that the index lacks", R"({"weight_map":{"x":"b.safetensors"}})",
+       "\"y\" is not in this file"},
       {"tensor in another shard",
        R"({"weight_map":{"x":"b.safetensors","y":"a.safetensors"}})",
        "is not in this file"},
       {"depth bomb", std::string(100000, '['), "nested deeper than 32"},
-      {"depth bomb of objects", [] {
+      {"depth bomb of objects",
+       [] {
          std::string bomb;
          for (int i = 0; i < 100000; ++i) bomb += R"({"a":)";
          return bomb;
-       }(), "nested deeper than 32"},
+       }(),
+       "nested deeper than 32"},
       {"bad UTF-8", "{\"weight_map\":{\"\xff\":\"a\"}}", "not valid JSON"},
   };
   TempDir dir;

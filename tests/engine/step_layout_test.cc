@@ -40,14 +40,13 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   const std::vector<int32_t> near = {5};
   const std::vector<int32_t> banned = {2, 9};
   const std::vector<int32_t> same = {2, 9};
-  const Step step{.id = 1,
-                  .entries = {Entry(7, chunk, far, true, banned),
-                              Entry(0, one, near, true),
-                              Entry(3, two, near, false),
-                              Entry(4, one, near, true, same)}};
+  const Step step{
+      .id = 1,
+      .entries = {Entry(7, chunk, far, true, banned), Entry(0, one, near, true),
+                  Entry(3, two, near, false), Entry(4, one, near, true, same)}};
   StepPlan plan;
-  plan.Reserve({.rows = 16, .entries = 4, .blocks_per_entry = 4,
-                .banned_per_entry = 4});
+  plan.Reserve(
+      {.rows = 16, .entries = 4, .blocks_per_entry = 4, .banned_per_entry = 4});
   plan.Fill(step, 8);
   const std::byte* at = plan.data();
   const kernels::Rows rows = plan.DeviceRows(at);
@@ -82,12 +81,11 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
 TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
   SeededRandom random(1);
   for (int round = 0; round < 500; ++round) {
-    const StepLimits limits{.rows = 1 + static_cast<int>(random.Below(70)),
-                            .entries = 1 + static_cast<int>(random.Below(40)),
-                            .blocks_per_entry =
-                                1 + static_cast<int>(random.Below(20)),
-                            .banned_per_entry =
-                                static_cast<int>(random.Below(20))};
+    const StepLimits limits{
+        .rows = 1 + static_cast<int>(random.Below(70)),
+        .entries = 1 + static_cast<int>(random.Below(40)),
+        .blocks_per_entry = 1 + static_cast<int>(random.Below(20)),
+        .banned_per_entry = static_cast<int>(random.Below(20))};
     const int entries = std::min(limits.entries, limits.rows);
     const std::vector<int32_t> tokens(limits.rows, 1);
     const std::vector<int32_t> blocks(limits.blocks_per_entry, 0);

@@ -149,8 +149,8 @@ TEST_F(CoreTest, AContradictionEndsTheRequestWithAnError) {
 TEST_F(CoreTest, LostQueuedPrefillIsRetriedOnAnotherWorker) {
   w.Prefill("p1");
   ClientPipe* client = w.Submit(World::Ask());
-  const std::string first = w.decodes[0].sent[0].open().prefill_worker()
-                                .worker_id();
+  const std::string first =
+      w.decodes[0].sent[0].open().prefill_worker().worker_id();
   w.decodes[0].Say(World::Opened(1, "t"));
   w.prefills[0].Break(Gone());
   const v1::DecodeRetry& retry = w.decodes[0].sent.back().retry();
@@ -304,7 +304,10 @@ TEST_F(CoreTest, LosingTheDecodeWorkerReleasesThePrefillAtOnce) {
 }
 
 TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
-  struct Case { std::vector<int32_t> rest; v1::FinishReason reason; };
+  struct Case {
+    std::vector<int32_t> rest;
+    v1::FinishReason reason;
+  };
   for (const Case& c : {Case{{4, 26}, v1::FINISH_REASON_STOP},
                         Case{{4, 5, 6, 7, 8}, v1::FINISH_REASON_LENGTH}}) {
     ClientPipe* client = Decoding();
@@ -440,8 +443,7 @@ TEST_F(CoreTest, AbortEndsWithAllOutputSoFar) {
   EXPECT_EQ(World::Text(*client), "a");
   EXPECT_TRUE(client->status.ok());
   EXPECT_TRUE(w.decodes[0].dropped);
-  EXPECT_EQ(w.core->Abort("mine").status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(w.core->Abort("mine").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(CoreTest, StopStringsSpanTokensAndNeverLeak) {
@@ -586,16 +588,16 @@ TEST(RegistryTest, WrongHellosAreRefusedByName) {
     std::function<void(v1::WorkerHello*)> spoil;
   };
   for (const Case& c : {
-           Case{"worker_id", [](auto* h) {
-                  h->mutable_worker()->set_worker_id(""); }},
-           Case{"worker_id", [](auto* h) {
-                  h->mutable_worker()->set_worker_id("a\nb"); }},
-           Case{"incarnation", [](auto* h) {
-                  h->mutable_worker()->set_incarnation("short"); }},
-           Case{"endpoint", [](auto* h) {
-                  h->mutable_worker()->set_endpoint(""); }},
-           Case{"role", [](auto* h) {
-                  h->set_role(v1::WORKER_ROLE_UNSPECIFIED); }},
+           Case{"worker_id",
+                [](auto* h) { h->mutable_worker()->set_worker_id(""); }},
+           Case{"worker_id",
+                [](auto* h) { h->mutable_worker()->set_worker_id("a\nb"); }},
+           Case{"incarnation",
+                [](auto* h) { h->mutable_worker()->set_incarnation("short"); }},
+           Case{"endpoint",
+                [](auto* h) { h->mutable_worker()->set_endpoint(""); }},
+           Case{"role",
+                [](auto* h) { h->set_role(v1::WORKER_ROLE_UNSPECIFIED); }},
            Case{"max_model_len", [](auto* h) { h->set_max_model_len(0); }},
            Case{"block_size", [](auto* h) { h->set_block_size(0); }},
            Case{"num_blocks", [](auto* h) { h->set_num_blocks(-1); }},
@@ -639,8 +641,7 @@ TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
     d.set_mixed_numerics(decode_allows);
     w.Register(d);
     w.Submit(World::Ask());
-    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(),
-              decode_allows);
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), decode_allows);
   }
 }
 
@@ -659,8 +660,8 @@ TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
   absl::Time now = absl::FromUnixSeconds(100);
   for (const int seconds : {1, 2, 4, 4}) {
     list.Failed("x", now, "why");
-    EXPECT_TRUE(list.Avoided("x", now + absl::Seconds(seconds) -
-                                      absl::Milliseconds(1)));
+    EXPECT_TRUE(list.Avoided(
+        "x", now + absl::Seconds(seconds) - absl::Milliseconds(1)));
     now += absl::Seconds(seconds);
     EXPECT_FALSE(list.Avoided("x", now));
   }

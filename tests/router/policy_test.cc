@@ -42,25 +42,42 @@ TEST(Placement, Tables) {
   };
   for (const Case& c : {
            Case{"nobody", Policy::kPrefixAware, Cluster({}, {}), {-1, -1}},
-           Case{"no decode", Policy::kLeastLoaded, Cluster({View(0)}, {}),
+           Case{"no decode",
+                Policy::kLeastLoaded,
+                Cluster({View(0)}, {}),
                 {-1, -1}},
-           Case{"no prefill", Policy::kPrefixAware, Cluster({}, {View(0)}),
+           Case{"no prefill",
+                Policy::kPrefixAware,
+                Cluster({}, {View(0)}),
                 {-1, 0}},
-           Case{"shortest queue", Policy::kLeastLoaded,
-                Cluster({View(50), View(10)}, {View(0)}), {1, 0}},
-           Case{"fewest running", Policy::kLeastLoaded,
+           Case{"shortest queue",
+                Policy::kLeastLoaded,
+                Cluster({View(50), View(10)}, {View(0)}),
+                {1, 0}},
+           Case{"fewest running",
+                Policy::kLeastLoaded,
                 Cluster({View(0)}, {View(0, 5), View(0, 2), View(0, 3)}),
                 {0, 1}},
-           Case{"a cached prefix is worth its tokens", Policy::kPrefixAware,
-                Cluster({View(0), View(60, 0, 80)}, {View(0)}), {1, 0}},
-           Case{"but not a longer queue", Policy::kPrefixAware,
-                Cluster({View(0), View(90, 0, 80)}, {View(0)}), {0, 0}},
-           Case{"least_loaded sees no cache", Policy::kLeastLoaded,
-                Cluster({View(0), View(60, 0, 80)}, {View(0)}), {0, 0}},
-           Case{"decode's own prefix", Policy::kPrefixAware,
-                Cluster({}, {View(0, 1), View(0, 4, 80)}), {-1, 1}},
-           Case{"not when it is overloaded", Policy::kPrefixAware,
-                Cluster({}, {View(0, 1), View(0, 9, 80)}), {-1, 0}},
+           Case{"a cached prefix is worth its tokens",
+                Policy::kPrefixAware,
+                Cluster({View(0), View(60, 0, 80)}, {View(0)}),
+                {1, 0}},
+           Case{"but not a longer queue",
+                Policy::kPrefixAware,
+                Cluster({View(0), View(90, 0, 80)}, {View(0)}),
+                {0, 0}},
+           Case{"least_loaded sees no cache",
+                Policy::kLeastLoaded,
+                Cluster({View(0), View(60, 0, 80)}, {View(0)}),
+                {0, 0}},
+           Case{"decode's own prefix",
+                Policy::kPrefixAware,
+                Cluster({}, {View(0, 1), View(0, 4, 80)}),
+                {-1, 1}},
+           Case{"not when it is overloaded",
+                Policy::kPrefixAware,
+                Cluster({}, {View(0, 1), View(0, 9, 80)}),
+                {-1, 0}},
        }) {
     SeededRandom random(1);
     EXPECT_EQ(Place(c.policy, c.snapshot, &random), c.expected) << c.why;
@@ -131,8 +148,7 @@ TEST(ShortWay, Table) {
            Case{"asked", v1::PLACEMENT_SPLIT, 3, 0, true, false, Way::kSplit},
            Case{"asked, nobody", v1::PLACEMENT_SPLIT, 3, 0, false, false,
                 Way::kLocal},
-           Case{"asked", v1::PLACEMENT_LOCAL, 500, 0, true, false,
-                Way::kLocal},
+           Case{"asked", v1::PLACEMENT_LOCAL, 500, 0, true, false, Way::kLocal},
            Case{"suspect", v1::PLACEMENT_LOCAL, 3, 0, true, true, Way::kSplit},
            Case{"suspect alone", kAuto, 500, 0, false, true, Way::kLocal},
        }) {
@@ -158,11 +174,11 @@ const std::vector<StopCase>& StopCases() {
       {{"bcx"}, "abcd", "abcd", "abcd", -1},
       {{"aab"}, "aaab", "a", "aaab", 0},
       {{"abab"}, "abacabab", "abac", "abacabab", 0},
-      {{"abcd", "bc"}, "abcd", "a", "abc", 1},    // ends first
-      {{"bc", "abc"}, "xabcd", "x", "xabc", 1},   // end together: the longest
+      {{"abcd", "bc"}, "abcd", "a", "abc", 1},   // ends first
+      {{"bc", "abc"}, "xabcd", "x", "xabc", 1},  // end together: the longest
       {{"\n\n"}, "a\nb\n\nc", "a\nb", "a\nb\n\n", 0},
       {{"é"}, "caféx", "caf", "café", 0},
-      {{"abc"}, "ab", "ab", "ab", -1},            // held, then let go
+      {{"abc"}, "ab", "ab", "ab", -1},  // held, then let go
   };
   return *cases;
 }

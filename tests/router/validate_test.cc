@@ -2,6 +2,8 @@
 // Every field of a request at its limits and one beyond: accepted, or refused
 // with INVALID_ARGUMENT that names the field.
 
+#include "router/validate.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 
 #include "common/error.h"
 #include "google/protobuf/text_format.h"
-#include "router/validate.h"
 
 namespace tandem::router {
 namespace {
@@ -36,8 +37,8 @@ v1::GenerateRequest Parse(const std::string& text) {
 }
 
 struct Case {
-  const char* field;   // named by the refusal; "" where it is accepted
-  std::string text;    // in protobuf's text format, besides a text prompt
+  const char* field;  // named by the refusal; "" where it is accepted
+  std::string text;   // in protobuf's text format, besides a text prompt
 };
 
 const Case kCases[] = {
@@ -185,7 +186,8 @@ const Case kCases[] = {
     // cache
     {"", "cache { cache_salt: '' bypass_prefix_cache: true }"},
     {"", "cache { cache_salt: '" + std::string(64, 's') + "' }"},
-    {"cache.cache_salt", "cache { cache_salt: '" + std::string(65, 's') + "' }"},
+    {"cache.cache_salt",
+     "cache { cache_salt: '" + std::string(65, 's') + "' }"},
     // prompts
     {"", "text: ''"},
     {"", "token_ids { ids: [0, 999] }"},
@@ -205,8 +207,7 @@ const Case kCases[] = {
     {"chat.messages.tool_call_id",
      "chat { messages { role: 'u' tool_call_id: 'x' } }"},
     {"chat.tools", "chat { messages { role: 'u' } tools { name: 'f' } }"},
-    {"chat.tool_choice",
-     "chat { messages { role: 'u' } tool_choice: 'auto' }"},
+    {"chat.tool_choice", "chat { messages { role: 'u' } tool_choice: 'auto' }"},
     {"", "chat { messages { role: 'u' } continue_final_message: true }"},
     {"chat.continue_final_message",
      "chat { messages { role: 'u' } continue_final_message: true "
@@ -235,8 +236,8 @@ TEST(Validate, NamesTheFieldOfEveryWrongValue) {
 }
 
 TEST(Validate, APromptIsNeeded) {
-  EXPECT_EQ(ErrorMetadata(Validate(v1::GenerateRequest(), Limits()).status())
-                ["field"],
+  EXPECT_EQ(ErrorMetadata(
+                Validate(v1::GenerateRequest(), Limits()).status())["field"],
             "prompt");
 }
 
@@ -249,7 +250,8 @@ TEST(Validate, ChatNeedsATemplate) {
 }
 
 TEST(Validate, UnknownModelIsNotFound) {
-  const auto status = Validate(Parse("text: 'x' model: 'M'"), Limits()).status();
+  const auto status =
+      Validate(Parse("text: 'x' model: 'M'"), Limits()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrorReason(status), "MODEL_NOT_FOUND");
   EXPECT_EQ(ErrorMetadata(status)["served"], "m");
@@ -288,11 +290,11 @@ TEST(Validate, EffectiveValuesAreAllSet) {
 }
 
 TEST(Validate, RequestsOverrideTheModel) {
-  EffectiveRequest e = *Validate(
-      Parse("text: 'x' sampling { top_k: -1 seed: 9 temperature: 0 } "
-            "stopping { ignore_eos: true stop_token_ids: [7, 3] } "
-            "output { text: false logprobs: 4 }"),
-      Limits());
+  EffectiveRequest e =
+      *Validate(Parse("text: 'x' sampling { top_k: -1 seed: 9 temperature: 0 } "
+                      "stopping { ignore_eos: true stop_token_ids: [7, 3] } "
+                      "output { text: false logprobs: 4 }"),
+                Limits());
   EXPECT_EQ(e.sampling.top_k(), 0);
   EXPECT_EQ(ToSamplingParams(e).seed(), 9u);
   EXPECT_EQ(ToSamplingParams(e).temperature(), 0);
@@ -308,8 +310,7 @@ TEST(FitToContext, Table) {
     int expected;
   };
   for (const FitCase& c : {
-           FitCase{1, 0, 0, 100, "", 99},
-           FitCase{99, 0, 0, 100, "", 1},
+           FitCase{1, 0, 0, 100, "", 99}, FitCase{99, 0, 0, 100, "", 1},
            FitCase{100, 0, 0, 100, "CONTEXT_LENGTH_EXCEEDED", 0},
            FitCase{101, 0, 0, 100, "CONTEXT_LENGTH_EXCEEDED", 0},
            FitCase{60, 40, 0, 100, "", 40},

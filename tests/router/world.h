@@ -23,11 +23,11 @@ template <typename Out, typename In>
 struct Pipe {
   StreamHandler<In>* handler = nullptr;
   std::vector<Out> sent;
-  bool open = true;        // neither side has ended it
-  bool dropped = false;    // the core ended it
+  bool open = true;      // neither side has ended it
+  bool dropped = false;  // the core ended it
   bool paused = false;
   size_t unsent = 0;
-  absl::Status status;     // what the core closed it with
+  absl::Status status;  // what the core closed it with
 
   void Say(In message) {
     if (open) handler->OnMessage(std::move(message));
@@ -86,8 +86,8 @@ struct World final : Dialer, RouterObserver {
   explicit World(RouterOptions options_in = {}) : options(options_in) {
     options.incarnation = std::string(16, 'r');
     options.model = "m";
-    core = std::make_unique<RouterCore>(options, &loop, &random, this,
-                                        &letters, this);
+    core = std::make_unique<RouterCore>(options, &loop, &random, this, &letters,
+                                        this);
   }
   ~World() override { core.reset(); }
 
@@ -129,8 +129,8 @@ struct World final : Dialer, RouterObserver {
   LeasePipe* Register(const v1::WorkerHello& hello) {
     LeasePipe* const lease = &leases.emplace_back();
     core->AddRegistration(
-        std::make_unique<
-            FakeStream<v1::RegisterResponse, v1::RegisterRequest>>(lease));
+        std::make_unique<FakeStream<v1::RegisterResponse, v1::RegisterRequest>>(
+            lease));
     v1::RegisterRequest message;
     *message.mutable_hello() = hello;
     lease->Say(message);
@@ -143,8 +143,7 @@ struct World final : Dialer, RouterObserver {
   LeasePipe* Decode(const std::string& id) {
     return Register(Hello(id, v1::WORKER_ROLE_DECODE));
   }
-  void Load(LeasePipe* lease,
-            v1::WorkerState state = v1::WORKER_STATE_READY) {
+  void Load(LeasePipe* lease, v1::WorkerState state = v1::WORKER_STATE_READY) {
     v1::RegisterRequest message;
     message.mutable_load()->set_state(state);
     message.mutable_load()->set_blocks_free(100);
@@ -194,10 +193,10 @@ struct World final : Dialer, RouterObserver {
   }
   ClientPipe* Submit(AdmittedRequest admitted) {
     ClientPipe* const client = &clients.emplace_back();
-    core->Submit(std::move(admitted),
-                 std::make_unique<
-                     FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(
-                     client));
+    core->Submit(
+        std::move(admitted),
+        std::make_unique<FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(
+            client));
     return client;
   }
 
@@ -294,8 +293,8 @@ struct World final : Dialer, RouterObserver {
   std::deque<PrefillPipe> prefills;
   std::deque<LeasePipe> leases;
   std::deque<ClientPipe> clients;
-  absl::flat_hash_set<const void*> frozen;    // pipes that say nothing
-  absl::flat_hash_set<const void*> draining;  // leases
+  absl::flat_hash_set<const void*> frozen;           // pipes that say nothing
+  absl::flat_hash_set<const void*> draining;         // leases
   std::vector<std::string> decode_ids, prefill_ids;  // dialled, in order
   std::vector<RequestSummary> ended;
   std::unique_ptr<RouterCore> core;

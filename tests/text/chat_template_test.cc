@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "golden.h"
 #include "gmock/gmock.h"
+#include "golden.h"
 #include "gtest/gtest.h"
 
 namespace tandem::text {
@@ -26,8 +26,8 @@ using testing::HasSubstr;
 constexpr char kUserMessage[] = R"([{"role": "user", "content": "Hi"}])";
 
 // A model directory with this template in its config.
-absl::StatusOr<ChatTemplate> FromConfig(
-    const json& config, const ChatTemplateLimits& limits = {}) {
+absl::StatusOr<ChatTemplate> FromConfig(const json& config,
+                                        const ChatTemplateLimits& limits = {}) {
   ModelDir dir;
   dir.Write("tokenizer_config.json", config.dump());
   return ChatTemplate::Load(dir.path(), limits);
@@ -40,8 +40,7 @@ absl::StatusOr<std::string> RenderSource(const std::string& source) {
 }
 
 TEST(ChatTemplateGoldenTest, RendersAsPythonDoes) {
-  const json golden =
-      json::parse(ReadWhole(GoldenPath("templates.json")));
+  const json golden = json::parse(ReadWhole(GoldenPath("templates.json")));
   ASSERT_GT(golden["cases"].size(), 35u);
   for (const json& c : golden["cases"]) {
     SCOPED_TRACE(c["name"].get<std::string>());
@@ -128,9 +127,9 @@ TEST(ChatTemplateTest, ABrokenTemplateIsALoadErrorThatNamesTheField) {
 }
 
 TEST(ChatTemplateTest, AListWithoutDefaultIsRefusedWhenItIsNeeded) {
-  auto chat = FromConfig(
-      {{"chat_template",
-        json::array({{{"name", "tool_use"}, {"template", "T"}}})}});
+  auto chat =
+      FromConfig({{"chat_template",
+                   json::array({{{"name", "tool_use"}, {"template", "T"}}})}});
   ASSERT_TRUE(chat.ok()) << chat.status();
   EXPECT_EQ(chat->Render({.messages_json = kUserMessage,
                           .tools_json = R"([{"type": "function"}])"})
@@ -157,10 +156,11 @@ TEST(ChatTemplateTest, WrongInputsAreRefusedByName) {
       {"an object", {.messages_json = "{}"}, "messages: "},
       {"a list of strings", {.messages_json = R"(["x"])"}, "messages: "},
       {"not UTF-8", {.messages_json = "[\"\xFF\"]"}, "messages is not"},
-      {"deep", {.messages_json = std::string_view(
-                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
-                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
-                    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[")},
+      {"deep",
+       {.messages_json = std::string_view(
+            "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+            "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+            "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[")},
        "messages: "},
       {"tools are no list",
        {.messages_json = kUserMessage, .tools_json = "{}"},
@@ -215,8 +215,8 @@ std::vector<HostileCase> HostileTemplates() {
       {"range of a billion", "{% for i in range(10**9) %}x{% endfor %}"},
       {"nested loops",
        loop + "{% for b in range(99999) %}{% set c = 1 %}" + end + end},
-      {"endless text", loop + "{% for b in range(99999) %}xxxxxxxxxx" + end +
-                           end},
+      {"endless text",
+       loop + "{% for b in range(99999) %}xxxxxxxxxx" + end + end},
       {"recursion", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"},
       {"two macros",
        "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}"
@@ -248,9 +248,9 @@ std::vector<HostileCase> HostileTemplates() {
            Repeat("{% set x %}{{ x }}{{ x }}{% endset %}", 60) + "{{ x }}"},
       {"doubling lists",
        "{% set x = [1] %}" + Repeat("{% set x = x + x %}", 60) + "{{ x }}"},
-      {"many big strings",
-       ns + "{% set n = 100000 %}{% set big = 'a' * n %}" + loop +
-           "{% set ns.l = ns.l + [big ~ a] %}" + end},
+      {"many big strings", ns + "{% set n = 100000 %}{% set big = 'a' * n %}" +
+                               loop + "{% set ns.l = ns.l + [big ~ a] %}" +
+                               end},
       {"captured raw text", ns + "{% set x %}" + loop + loop +
                                 std::string(1000, 'x') + end + end +
                                 "{% endset %}"},
@@ -259,19 +259,17 @@ std::vector<HostileCase> HostileTemplates() {
       {"nested lists, doubled",
        "{% set x = [1] %}" + Repeat("{% set x = [x, x] %}", 60) + "{{ x }}"},
       {"nested maps", ns + loop + "{% set ns.l = {'a': ns.l} %}" + end},
-      {"a namespace in itself",
-       ns + "{% set ns.self = ns %}{{ ns | tojson }}"},
+      {"a namespace in itself", ns + "{% set ns.self = ns %}{{ ns | tojson }}"},
       {"a namespace in itself, listed",
        ns + "{% set ns.l = [ns] %}{{ ns | string }}"},
       {"a namespace behind a macro",
        ns + "{% macro f() %}{{ ns.x }}{% endmacro %}{% set ns.f = f %}"},
-      {"a namespace behind a lazy value",
-       ns + "{% set ns.l = [ns.items()] %}"},
+      {"a namespace behind a lazy value", ns + "{% set ns.l = [ns.items()] %}"},
       {"two namespaces in a ring",
        ns + "{% set other = namespace(a=ns) %}{% set ns.x = {'o': other} %}"},
-      {"nested batches",
-       "{% set x = [1, 2] %}" + Repeat("{% set x = x | batch(1) | list %}", 200) +
-           "{{ x }}"},
+      {"nested batches", "{% set x = [1, 2] %}" +
+                             Repeat("{% set x = x | batch(1) | list %}", 200) +
+                             "{{ x }}"},
       {"replace explodes",
        "{% set n = 5000 %}{% set a = 'a' * n %}{{ a | replace('', a * n) }}"},
       {"replace method explodes",
@@ -293,24 +291,24 @@ std::vector<HostileCase> HostileTemplates() {
       {"batches", "{{ [1] | batch(1000000000, 0) | list }}"},
       {"power", "{{ 9 ** 9 ** 9 }}"},
       {"map of indents", "{{ ['a\nb'] | map('indent', 1000000000) | list }}"},
-      {"deep expression",
-       "{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') +
-           " }}"},
+      {"deep expression", "{{ " + std::string(100000, '(') + "1" +
+                              std::string(100000, ')') + " }}"},
       {"deep not", "{{ " + Repeat("not ", 50000) + "1 }}"},
-      {"deep blocks", Repeat("{% if 1 %}", 20000) + Repeat("{% endif %}", 20000)},
+      {"deep blocks",
+       Repeat("{% if 1 %}", 20000) + Repeat("{% endif %}", 20000)},
       {"deep lists",
        "{{ " + std::string(100000, '[') + std::string(100000, ']') + " }}"},
       {"long chain", "{{ 1" + Repeat(" + 1", 50000) + " }}{{ fail() }}"},
-      {"elif chain", "{% if x == 0 %}" + Repeat("{% elif x %}", 15000) +
-                         "{% endif %}"},
+      {"elif chain",
+       "{% if x == 0 %}" + Repeat("{% elif x %}", 15000) + "{% endif %}"},
       {"deep minus", "{{ " + Repeat("- ", 50000) + "1 }}"},
       {"deep power", "{{ 1" + Repeat(" ** 1", 50000) + " }}"},
       {"deep attributes", "{{ x" + Repeat(".a", 50000) + " }}"},
       {"deep filters", "{{ x" + Repeat("|int", 50000) + " }}"},
       {"deep if expressions", "{{ 1" + Repeat(" if x else 1", 20000) + " }}"},
       {"deep calls", "{{ x" + Repeat("()", 50000) + " }}"},
-      {"deep for", Repeat("{% for a in [1] %}", 10000) +
-                       Repeat("{% endfor %}", 10000)},
+      {"deep for",
+       Repeat("{% for a in [1] %}", 10000) + Repeat("{% endfor %}", 10000)},
       {"unknown filter", "{{ 1 | frobnicate }}"},
       {"unknown test", "{{ 1 is frobnicate }}"},
       {"unknown function", "{{ frobnicate() }}"},
@@ -375,14 +373,14 @@ TEST(ChatTemplateHostileTest, LimitsAreParameters) {
 }
 
 TEST(ChatTemplateHostileTest, LongConversationsAreNotHostile) {
-  const json golden =
-      json::parse(ReadWhole(GoldenPath("templates.json")));
+  const json golden = json::parse(ReadWhole(GoldenPath("templates.json")));
   json messages = json::array();
   for (int i = 0; i < 1000; ++i) {
     messages.push_back({{"role", i % 2 ? "assistant" : "user"},
                         {"content", std::string(1000, 'x')}});
   }
-  messages.push_back({{"role", "user"}, {"content", std::string(1 << 20, 'y')}});
+  messages.push_back(
+      {{"role", "user"}, {"content", std::string(1 << 20, 'y')}});
   const std::string text = messages.dump();
   int rendered = 0;
   for (const json& c : golden["cases"]) {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "golden.h"
 #include "gmock/gmock.h"
+#include "golden.h"
 #include "gtest/gtest.h"
 #include "text/tokenizer.h"
 
@@ -100,8 +100,7 @@ std::vector<HostileCase> Malformed() {
        Replaced(good, "\"unk_token\":null",
                 "\"unk_token\":null,\"unk_token\":null"),
        "model"},
-      {"a token twice",
-       Replaced(good, "\"a\":1", "\"a\":1,\"a\":7"),
+      {"a token twice", Replaced(good, "\"a\":1", "\"a\":1,\"a\":7"),
        "model.vocab: token \"a\" is there twice"},
   };
 }
@@ -158,11 +157,11 @@ std::vector<HostileCase> Contradictory() {
                 f["model"]["vocab"]["##"] = 4;
                 f["model"]["merges"] = json::parse(R"([["a", "##"]])");
               }),
-      Spoiled("merge shorter than the prefix", "model.merges[0]",
-              [](json& f) {
-                f["model"]["continuing_subword_prefix"] = "####";
-              }),
-      Spoiled("duplicate merge", "model.merges[1]: \"a\" + \"b\" is there twice",
+      Spoiled(
+          "merge shorter than the prefix", "model.merges[0]",
+          [](json& f) { f["model"]["continuing_subword_prefix"] = "####"; }),
+      Spoiled("duplicate merge",
+              "model.merges[1]: \"a\" + \"b\" is there twice",
               [](json& f) {
                 f["model"]["merges"].push_back({"a", "b"});
               }),
@@ -178,21 +177,27 @@ std::vector<HostileCase> Contradictory() {
               [](json& f) { f["model"]["unk_token"] = "<nope>"; }),
       Spoiled("dropout", "model.dropout",
               [](json& f) { f["model"]["dropout"] = 0.1; }),
-      Spoiled("unigram without scores", "model.vocab",
-              [](json& f) { f["model"]["vocab"] = {{"a", 0}}; },
-              GoodUnigram()),
-      Spoiled("unigram unk_id out of range", "model.unk_id: 99",
-              [](json& f) { f["model"]["unk_id"] = 99; }, GoodUnigram()),
-      Spoiled("unigram token twice", "model.vocab: token \"a\" is there twice",
-              [](json& f) {
-                f["model"]["vocab"].push_back({"a", -2.0});
-              },
-              GoodUnigram()),
-      Spoiled("unigram endless token", "model.vocab: token",
-              [](json& f) {
-                f["model"]["vocab"].push_back({std::string(100'000, 'x'), 0.0});
-              },
-              GoodUnigram()),
+      Spoiled(
+          "unigram without scores", "model.vocab",
+          [](json& f) {
+            f["model"]["vocab"] = {{"a", 0}};
+          },
+          GoodUnigram()),
+      Spoiled(
+          "unigram unk_id out of range", "model.unk_id: 99",
+          [](json& f) { f["model"]["unk_id"] = 99; }, GoodUnigram()),
+      Spoiled(
+          "unigram token twice", "model.vocab: token \"a\" is there twice",
+          [](json& f) {
+            f["model"]["vocab"].push_back({"a", -2.0});
+          },
+          GoodUnigram()),
+      Spoiled(
+          "unigram endless token", "model.vocab: token",
+          [](json& f) {
+            f["model"]["vocab"].push_back({std::string(100'000, 'x'), 0.0});
+          },
+          GoodUnigram()),
       Spoiled("added token twice", "added_tokens[1].content",
               [](json& f) {
                 f["added_tokens"].push_back(f["added_tokens"][0]);
@@ -216,7 +221,9 @@ std::vector<HostileCase> Contradictory() {
       Spoiled("empty added token", "added_tokens[0].content: is empty",
               [](json& f) { f["added_tokens"][0]["content"] = ""; }),
       Spoiled("unknown normalizer", "normalizer: ",
-              [](json& f) { f["normalizer"] = {{"type", "Magic"}}; }),
+              [](json& f) {
+                f["normalizer"] = {{"type", "Magic"}};
+              }),
       Spoiled("decoder that cannot stream", "decoder: type \"CTC\"",
               [](json& f) {
                 f["decoder"] = {{"type", "CTC"},

@@ -105,8 +105,7 @@ TEST_P(StreamDecoderTest, CompleteCharactersAreNotHeldBack) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StreamDecoderTest,
-                         testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(Kinds, StreamDecoderTest, testing::ValuesIn([] {
                            auto kinds = CommittedKinds();
                            kinds.push_back("stories260K");
                            return kinds;
@@ -129,7 +128,8 @@ TEST(StreamDecoderBytesTest, BrokenBytesAreReplacedWhenTheyCannotComplete) {
       {"llama2", {"<0xE5>", "▁a"}, {"", mark + " a", ""}},
       {"llama2", {"<0x41>", "<0xE5>"}, {"A", "", mark}},
       {"llama2", {"<0xFF>", "<0xFE>", "<0x41>"}, {mark, mark, "A", ""}},
-      {"llama2", {"<0xE5>", "<0xE5>", "<0x8F>", "<0xAB>"},
+      {"llama2",
+       {"<0xE5>", "<0xE5>", "<0x8F>", "<0xAB>"},
        {"", mark, "", "叫", ""}},
       // The space of the first token goes, and only that one.
       {"llama2", {"▁a", "▁a"}, {"a", " a", ""}},

@@ -130,8 +130,7 @@ TEST_P(TokenizerGoldenTest, TokenToIdInvertsTheVocabulary) {
   EXPECT_EQ(tokenizer_->TokenToId("\xFF"), std::nullopt);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerGoldenTest,
-                         testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerGoldenTest, testing::ValuesIn([] {
                            auto kinds = CommittedKinds();
                            kinds.push_back("stories260K");
                            kinds.push_back("tales");
@@ -185,7 +184,8 @@ TEST(TokenizerTest, TokenBytesAreRaw) {
 TEST(TokenizerTest, TokenBytesJoinToTheText) {
   for (const std::string kind : {"gpt2", "llama3", "gemma"}) {
     const Tokenizer tokenizer = Make(kind);
-    const std::string text = "Zoë 山田 12345 didn't  x\t\r\n👩‍👩‍👧";
+    const std::string text =
+        "Zoë 山田 12345 didn't  x\t\r\n👩‍👩‍👧";
     const auto ids = tokenizer.Encode(text, false).value();
     std::string joined;
     for (const int32_t id : ids) joined += tokenizer.TokenBytes(id);
