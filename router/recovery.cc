@@ -133,7 +133,7 @@ void Request::OnVoided(const v1::WorkerRef& worker) {
   if (decode_ != nullptr && is(decode_ref_)) DecodeLost(status);
 }
 
-void Request::Judge(const v1::WorkerRef& worker, absl::Status why,
+void Request::Judge(const v1::WorkerRef& worker, const absl::Status& why,
                     Loop::Task go_on) {
   switch (context_.registry->LifeOf(worker)) {
     case Registry::Life::kLeft:

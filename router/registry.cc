@@ -79,7 +79,7 @@ void Registry::AddStream(std::unique_ptr<RegistrationStream> stream) {
   lease->stream->Start(lease);
 }
 
-void Registry::OnMessage(Lease* lease, v1::RegisterRequest message) {
+void Registry::OnMessage(Lease* lease, const v1::RegisterRequest& message) {
   lease->heard = loop_->Now();
   if (lease->worker != nullptr) lease->worker->heard = lease->heard;
   switch (message.event_case()) {

@@ -120,7 +120,7 @@ class Registry {
     bool orderly = false;
   };
 
-  void OnMessage(Lease* lease, v1::RegisterRequest message);
+  void OnMessage(Lease* lease, const v1::RegisterRequest& message);
   void OnHello(Lease* lease, const v1::WorkerHello& hello);
   void OnLoad(Worker* worker, const v1::WorkerLoad& load);
   void OnCache(Worker* worker, const v1::CacheChange& change);

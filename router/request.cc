@@ -98,7 +98,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   decode_->stream->Send(std::move(message));
 }
 
-void Request::OnDecode(v1::DecodeResponse message) {
+void Request::OnDecode(const v1::DecodeResponse& message) {
   switch (message.event_case()) {
     case v1::DecodeResponse::kOpened:
       OnOpened(message.opened());
@@ -241,7 +241,7 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
   Finish(finished.reason());
 }
 
-void Request::OnPrefill(v1::PrefillResponse message) {
+void Request::OnPrefill(const v1::PrefillResponse& message) {
   switch (message.event_case()) {
     case v1::PrefillResponse::kStarted:
       prefill_->admitted = true;

@@ -141,14 +141,14 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnDrained() override;
   void OnClosed(absl::Status status) override;
 
-  void OnDecode(v1::DecodeResponse message);
+  void OnDecode(const v1::DecodeResponse& message);
   void OnDecodeClosed(const absl::Status& status);
   void OnOpened(const v1::AttemptOpened& opened);
   void OnAttemptStarted(uint32_t attempt);
   void OnDead(const v1::AttemptDead& dead);
   void OnDecodeFinished(const v1::DecodeFinished& finished);
   void OpenPrefill(const std::string& ticket);
-  void OnPrefill(v1::PrefillResponse message);
+  void OnPrefill(const v1::PrefillResponse& message);
   void OnPrefillClosed(const absl::Status& status);
   void OnFirstToken(const v1::PrefillFirstToken& first);
 
@@ -167,7 +167,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void SendRetry();
   void Requeue();
   // Judges whether a worker that computed this crashed, then goes on.
-  void Judge(const v1::WorkerRef& worker, absl::Status why, Loop::Task go_on);
+  void Judge(const v1::WorkerRef& worker, const absl::Status& why,
+             Loop::Task go_on);
   bool NoteCrash();
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);

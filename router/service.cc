@@ -35,7 +35,7 @@ class RefusedStream final
 // finished even where a stopped loop drops the task.
 class LoopAnswer {
  public:
-  LoopAnswer(grpc::CallbackServerContext* context)
+  explicit LoopAnswer(grpc::CallbackServerContext* context)
       : context_(context), reactor_(context->DefaultReactor()) {}
   LoopAnswer(LoopAnswer&& other) noexcept
       : context_(other.context_),

@@ -95,7 +95,7 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
 class RegistryServer final : public v1::RegistryService::CallbackService {
  public:
   RegistryServer(Loop* loop, RouterCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo&) {
           core->AddRegistration(std::move(stream));
         }) {}
   grpc::ServerBidiReactor<v1::RegisterRequest, v1::RegisterResponse>* Register(

@@ -52,6 +52,9 @@ stage_release() {
 stage_asan() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1
+  # The same schedules ran in the release stage: here they look for memory.
+  export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-2}
+  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-240}
   build asan
   run_tests asan -LE no-sanitizer
 }
@@ -74,7 +77,8 @@ stage_oracles() {
     step oracles "transformers and torch (build/oracle-venv)" make_oracles
   fi
   build release
-  "$venv/bin/python" "$ROOT/tools/oracle/compare_live.py" "$BUILD/release"
+  "$venv/bin/python" "$ROOT/tools/oracle/compare_live.py" \
+    --probe "$BUILD/release/tests/engine_probe"
 }
 
 for stage in "${STAGES[@]}"; do
