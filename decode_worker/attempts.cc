@@ -36,8 +36,8 @@ void DecodeCore::UseFreeBlocks() {
   // Oldest first, and nobody overtakes: a large one would wait for ever.
   std::vector<Call*> waiting;
   for (const auto& [id, call] : calls_) {
-    const bool offer = call->phase == Phase::kRemote &&
-                       call->landing.offered && !call->landing.granted;
+    const bool offer = call->phase == Phase::kRemote && call->landing.offered &&
+                       !call->landing.granted;
     if (offer || call->phase == Phase::kLocal) waiting.push_back(call.get());
   }
   std::sort(waiting.begin(), waiting.end(), [](const Call* a, const Call* b) {
@@ -104,11 +104,11 @@ bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   std::vector<engine::BlockRef> matched;
   if (call->use_prefix_cache) {
-    auto hashes = engine::HashBlocks(Root(*call, ""), call->history,
-                                     pool_->block_size());
+    auto hashes =
+        engine::HashBlocks(Root(*call, ""), call->history, pool_->block_size());
     // The last position is always computed: its logits give the next token.
-    hashes.resize(std::min<size_t>(hashes.size(),
-                                   (positions - 1) / pool_->block_size()));
+    hashes.resize(
+        std::min<size_t>(hashes.size(), (positions - 1) / pool_->block_size()));
     matched = pool_->Match(hashes);
   }
   const int wanted =
@@ -146,8 +146,7 @@ bool DecodeCore::TryLocal(Call* call) {
 // the time.
 bool DecodeCore::RoomIsExpected(int blocks, absl::Duration within) const {
   const double step = engine_.stats().step_seconds;
-  const double steps =
-      step > 0 ? absl::ToDoubleSeconds(within) / step : 0;
+  const double steps = step > 0 ? absl::ToDoubleSeconds(within) / step : 0;
   int expected = pool_->available();
   for (const auto& [id, call] : calls_) {
     if (call->phase != Phase::kRunning) continue;
@@ -208,8 +207,7 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
 
 void DecodeCore::Scatter(const handoff::Attempt& attempt,
                          const handoff::SliceRange& range,
-                         const handoff::Grant& grant,
-                         const std::byte* staging,
+                         const handoff::Grant& grant, const std::byte* staging,
                          absl::AnyInvocable<void()> done) {
   Call* const call = FindAttempt(attempt);
   auto held = std::make_unique<HeldBlocks>(call->landing);
@@ -221,13 +219,13 @@ void DecodeCore::Scatter(const handoff::Attempt& attempt,
   part.layer_end = range.layer_end;
   part.head_begin = grant.head_begin;
   part.head_end = grant.head_end;
-  executor_->Scatter(part, grant.wire, staging,
-                     [held = std::move(held), done = std::move(done),
-                      this]() mutable {
-                       held.reset();
-                       done();
-                       ScheduleUseFreeBlocks();
-                     });
+  executor_->Scatter(
+      part, grant.wire, staging,
+      [held = std::move(held), done = std::move(done), this]() mutable {
+        held.reset();
+        done();
+        ScheduleUseFreeBlocks();
+      });
 }
 
 void DecodeCore::Digest(const handoff::Attempt& attempt,
@@ -259,12 +257,11 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     return absl::FailedPreconditionError("the attempt has ended");
   }
   const int positions = static_cast<int>(call->history.size());
-  const absl::Status bad =
-      first.position == positions
-          ? absl::OkStatus()
-          : absl::InvalidArgumentError(absl::StrCat(
-                "first_position is ", first.position, ", expected ",
-                positions));
+  const absl::Status bad = first.position == positions
+                               ? absl::OkStatus()
+                               : absl::InvalidArgumentError(absl::StrCat(
+                                     "first_position is ", first.position,
+                                     ", expected ", positions));
   if (!bad.ok()) {
     EndAttempt(call, bad);
     ReportDead(call, bad, /*preempted=*/false, "");
@@ -353,8 +350,8 @@ void DecodeCore::OnToken(CallId id, int position,
     finished->set_decode_us(
         absl::ToInt64Microseconds(loop_->Now() - call->decode_started));
     if (call->local) {
-      finished->set_local_queue_us(absl::ToInt64Microseconds(
-          call->local_started - call->local_since));
+      finished->set_local_queue_us(
+          absl::ToInt64Microseconds(call->local_started - call->local_since));
       finished->set_local_prefill_us(absl::ToInt64Microseconds(
           call->decode_started - call->local_started));
     }

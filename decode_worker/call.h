@@ -19,7 +19,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
       : core(core_in), id(id_in), stream(std::move(s)) {}
 
   void OnMessage(v1::DecodeRequest message) override {
-    core->OnMessage(this, std::move(message));
+    core->OnMessage(this, message);
   }
   void OnDrained() override;
   void OnClosed(absl::Status status) override { core->Retire(id, status); }
@@ -45,21 +45,21 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::string cache_salt;
   bool use_prefix_cache = true;
   bool suspect = false;
-  absl::Time admitted;           // anywhere, for age
+  absl::Time admitted;  // anywhere, for age
 
   // The attempt.
-  uint32_t attempt = 0;          // the last one opened
+  uint32_t attempt = 0;  // the last one opened
   Landing landing;
-  std::string formats;           // of the blocks it runs on
+  std::string formats;  // of the blocks it runs on
 
   // The stream of tokens.
   bool paused = false;
   absl::Time paused_since;
-  absl::Time local_since;        // queued for a local prefill
+  absl::Time local_since;  // queued for a local prefill
   absl::Time local_started;
   absl::Time decode_started;
-  bool local = false;            // the live or last attempt was local
-  bool started_said = false;     // for the live attempt
+  bool local = false;         // the live or last attempt was local
+  bool started_said = false;  // for the live attempt
   int cached_tokens = 0;
   int preemptions = 0;
 };

@@ -21,9 +21,8 @@ std::string RequestKey(const std::string& request_id, uint32_t index) {
 
 }  // namespace
 
-DecodeCore::DecodeCore(const DecodeOptions& options, Loop* loop,
-                       Random* random, engine::Executor* executor,
-                       engine::KvPool* pool)
+DecodeCore::DecodeCore(const DecodeOptions& options, Loop* loop, Random* random,
+                       engine::Executor* executor, engine::KvPool* pool)
     : options_(options),
       loop_(loop),
       random_(random),
@@ -56,7 +55,7 @@ void DecodeCore::CloseAll(const absl::Status& status) {
   while (!calls_.empty()) Retire(calls_.begin()->first, status);
 }
 
-void DecodeCore::OnMessage(Call* call, v1::DecodeRequest message) {
+void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
   call->times.heard = loop_->Now();
   switch (message.command_case()) {
     case v1::DecodeRequest::kOpen: {
@@ -92,39 +91,36 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
                      "this decode worker is draining");
   }
   const int max_model_len = options_.engine.max_model_len;
-  absl::Status status = worker::CheckOpen(
-      open.request_id(), open.prompt_token_ids_size(),
-      open.output_token_ids_size(), open.sampling(), open.stopping(),
-      open.deadline_ms(), max_model_len);
+  absl::Status status =
+      worker::CheckOpen(open.request_id(), open.prompt_token_ids_size(),
+                        open.output_token_ids_size(), open.sampling(),
+                        open.stopping(), open.deadline_ms(), max_model_len);
   if (!status.ok()) return status;
   if (static_cast<int>(calls_.size()) > options_.max_calls) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-        absl::StrCat("this decode worker serves its maximum of ",
-                     options_.max_calls, " sequences"));
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                     absl::StrCat("this decode worker serves its maximum of ",
+                                  options_.max_calls, " sequences"));
   }
   // What is in use, what was promised, and what this one may come to.
   const engine::KvPoolCounts counts = pool_->counts();
   int expected = 0;
   for (const auto& [id, call] : calls_) {
-    if (call->phase == Phase::kRemote && !call->landing.granted) {
-      expected += ExpectedBlocks(*call);
-    } else if (call->phase == Phase::kLocal || call->phase == Phase::kIdle) {
-      expected += ExpectedBlocks(*call);
-    }
+    const bool promised =
+        (call->phase == Phase::kRemote && !call->landing.granted) ||
+        call->phase == Phase::kLocal || call->phase == Phase::kIdle;
+    if (promised) expected += ExpectedBlocks(*call);
   }
   const int in_use = counts.live + counts.reserved;
-  const int history = open.prompt_token_ids_size() +
-                      open.output_token_ids_size();
+  const int history =
+      open.prompt_token_ids_size() + open.output_token_ids_size();
   const int wanted = BlocksFor(
       std::min(history + options_.expected_new_tokens, max_model_len));
   const double limit = options_.admission_factor * counts.total;
   if (in_use + expected > 0 && in_use + expected + wanted > limit) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
-        absl::StrCat(in_use, " blocks in use and ", expected,
-                     " expected leave no room for ", wanted, " of ",
-                     counts.total));
+    return MakeError(absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
+                     absl::StrCat(in_use, " blocks in use and ", expected,
+                                  " expected leave no room for ", wanted,
+                                  " of ", counts.total));
   }
   return absl::OkStatus();
 }
@@ -132,8 +128,7 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   // A second call for a live sequence retires the first: its router has
   // given that one up.
-  const std::string key =
-      RequestKey(open.request_id(), open.sequence_index());
+  const std::string key = RequestKey(open.request_id(), open.sequence_index());
   if (const auto it = by_request_.find(key); it != by_request_.end()) {
     Retire(it->second, absl::AbortedError("a newer call took the sequence"));
   }
@@ -144,8 +139,8 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->request_key = key;
   call->request_id = open.request_id();
   call->sequence_index = open.sequence_index();
-  call->history = worker::Join(open.prompt_token_ids(),
-                               open.output_token_ids());
+  call->history =
+      worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->prompt_tokens = open.prompt_token_ids_size();
   call->sampling = worker::ToEngine(open.sampling(), open.sequence_index());
   call->stopping = worker::ToEngine(open.stopping());
@@ -170,8 +165,8 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   v1::AttemptOpened* const opened = response.mutable_opened();
   opened->set_attempt(call->attempt);
   if (call->use_prefix_cache) {
-    const auto hashes = engine::HashBlocks(Root(*call, ""), call->history,
-                                           pool_->block_size());
+    const auto hashes =
+        engine::HashBlocks(Root(*call, ""), call->history, pool_->block_size());
     opened->set_cached_tokens(pool_->Lookup(hashes) * pool_->block_size());
   }
   if (prefill != nullptr) {
@@ -207,8 +202,8 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
   // The router's tokens are the truth: a first token that it delivered is an
   // input now, never sampled again.
   const int held = retry.output_token_ids_size();
-  const int known = static_cast<int>(call->history.size()) -
-                    call->prompt_tokens;
+  const int known =
+      static_cast<int>(call->history.size()) - call->prompt_tokens;
   if (held < known ||
       call->prompt_tokens + held >= options_.engine.max_model_len ||
       held >= call->stopping.max_tokens) {
@@ -222,8 +217,8 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
   call->history.insert(call->history.end(), retry.output_token_ids().begin(),
                        retry.output_token_ids().end());
   call->suspect = call->suspect || retry.suspect();
-  StartAttempt(call, retry.has_prefill_worker() ? &retry.prefill_worker()
-                                                : nullptr);
+  StartAttempt(call,
+               retry.has_prefill_worker() ? &retry.prefill_worker() : nullptr);
 }
 
 void DecodeCore::EndAttempt(Call* call, const absl::Status& why) {
@@ -240,8 +235,8 @@ void DecodeCore::EndAttempt(Call* call, const absl::Status& why) {
   }
 }
 
-void DecodeCore::ReportDead(Call* call, const absl::Status& why,
-                            bool preempted, const std::string& failed_way) {
+void DecodeCore::ReportDead(Call* call, const absl::Status& why, bool preempted,
+                            const std::string& failed_way) {
   ++counters_.attempts_dead;
   call->phase = Phase::kIdle;
   v1::DecodeResponse response;
@@ -294,10 +289,10 @@ void DecodeCore::Tick(bool judge) {
     } else if (call->paused &&
                now - call->paused_since > options_.stall_limit) {
       ended.emplace_back(
-          id, MakeError(absl::StatusCode::kResourceExhausted, "SLOW_READER",
-                        absl::StrCat("the reader took no token for ",
-                                     absl::FormatDuration(
-                                         options_.stall_limit))));
+          id,
+          MakeError(absl::StatusCode::kResourceExhausted, "SLOW_READER",
+                    absl::StrCat("the reader took no token for ",
+                                 absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
                call->phase != Phase::kNew && call->stream->unsent() == 0) {
       v1::DecodeResponse response;

@@ -47,14 +47,14 @@ struct DecodeOptions {
   std::string incarnation;  // 16 bytes
   engine::EngineOptions engine;
   handoff::ReceiverOptions receiver;
-  int max_calls = 256;           // sequences admitted at once
+  int max_calls = 256;  // sequences admitted at once
   // Admission: blocks in use and the expected need of all tickets stay under
   // this share of the pool.
   double admission_factor = 0.95;
-  int expected_new_tokens = 128;  // of one sequence, for that need
+  int expected_new_tokens = 128;     // of one sequence, for that need
   int local_recompute_tokens = 256;  // a preempted one this short stays here
-  int max_preemptions = 16;      // of one sequence
-  size_t max_unsent = 64;        // messages, before a sequence pauses
+  int max_preemptions = 16;          // of one sequence
+  size_t max_unsent = 64;            // messages, before a sequence pauses
   absl::Duration stall_limit = absl::Seconds(30);  // of a paused one
   absl::Duration lease = absl::Seconds(4);         // of a silent router
 };
@@ -111,17 +111,17 @@ class DecodeCore final : private engine::EngineListener,
   struct Landing {
     std::vector<engine::BlockRef> matched;  // the cached prefix, pinned
     std::optional<engine::Reservation> reserved;
-    std::vector<int32_t> block_table;       // matched, then reserved
+    std::vector<int32_t> block_table;  // matched, then reserved
     handoff::Grant grant;
     bool offered = false;
     bool granted = false;
-    std::string formats;                    // of a mixed pair, else empty
+    std::string formats;  // of a mixed pair, else empty
   };
 
   struct Call;
   struct HeldBlocks;
 
-  void OnMessage(Call* call, v1::DecodeRequest message);
+  void OnMessage(Call* call, const v1::DecodeRequest& message);
   absl::Status Open(Call* call, const v1::DecodeOpen& open);
   absl::Status Admit(const v1::DecodeOpen& open) const;
   void Retry(Call* call, const v1::DecodeRetry& retry);

@@ -16,7 +16,7 @@ namespace tandem::decode_worker {
 class DecodeServer final : public v1::DecodeService::CallbackService {
  public:
   DecodeServer(Loop* loop, DecodeCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo&) {
           core->AddCall(std::move(stream));
         }) {}
 
@@ -34,7 +34,7 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
 class HandoffServer final : public v1::HandoffService::CallbackService {
  public:
   HandoffServer(Loop* loop, DecodeCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo&) {
           core->AddLink(std::move(stream));
         }) {}
 

@@ -32,15 +32,15 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   v1::PrefillOpen open;
   std::vector<int32_t> history;
   engine::Stopping stopping;
-  absl::Time admitted;       // anywhere, for age
+  absl::Time admitted;  // anywhere, for age
 
   absl::Time queued;
-  absl::Time started;        // computing
+  absl::Time started;  // computing
   absl::Time first_token;
   bool may_compute = false;  // granted, or told to start
   bool granted = false;
-  int promised_blocks = 0;   // that the engine has not taken yet
-  int computed_layers = 0;   // of the chunk in the running step
+  int promised_blocks = 0;  // that the engine has not taken yet
+  int computed_layers = 0;  // of the chunk in the running step
 };
 
 }  // namespace tandem::prefill_worker

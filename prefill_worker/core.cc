@@ -77,7 +77,8 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
                      pool_->counts().total, " blocks"));
   }
   int queued = 0;
-  for (const auto& [id, other] : calls_) queued += other->phase == Phase::kQueued;
+  for (const auto& [id, other] : calls_)
+    queued += other->phase == Phase::kQueued;
   if (queued >= options_.max_queue ||
       (queued > 0 && queued_tokens_ + positions > options_.max_queued_tokens)) {
     return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
@@ -85,8 +86,8 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
                                   " tokens are queued here already"));
   }
   ++counters_.calls;
-  call->history = worker::Join(open.prompt_token_ids(),
-                               open.output_token_ids());
+  call->history =
+      worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->stopping = worker::ToEngine(open.stopping());
   call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
@@ -112,7 +113,8 @@ void PrefillCore::ScheduleAdvance() {
 
 void PrefillCore::Advance() {
   int offered = 0;
-  for (const auto& [id, call] : calls_) offered += call->phase == Phase::kOffered;
+  for (const auto& [id, call] : calls_)
+    offered += call->phase == Phase::kOffered;
   std::vector<Call*> queued, waiting;
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kQueued) queued.push_back(call.get());
@@ -147,11 +149,10 @@ void PrefillCore::Offer(Call* call) {
         call->history, pool_->block_size());
     cached = pool_->Lookup(hashes) * pool_->block_size();
   }
-  sender_.Offer(AttemptOf(*call), call->open.decode_worker(),
-                call->open.ticket(), positions, cached,
-                ExpectedPrefill(positions - cached),
-                {call->open.avoid_ways().begin(),
-                 call->open.avoid_ways().end()});
+  sender_.Offer(
+      AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
+      positions, cached, ExpectedPrefill(positions - cached),
+      {call->open.avoid_ways().begin(), call->open.avoid_ways().end()});
 }
 
 bool PrefillCore::TryCompute(Call* call) {
@@ -160,11 +161,10 @@ bool PrefillCore::TryCompute(Call* call) {
       engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
   std::vector<engine::BlockRef> matched;
   if (!call->open.bypass_prefix_cache()) {
-    auto hashes =
-        engine::HashBlocks(root, call->history, pool_->block_size());
+    auto hashes = engine::HashBlocks(root, call->history, pool_->block_size());
     // The last position is always computed: its logits give the first token.
-    hashes.resize(std::min<size_t>(hashes.size(),
-                                   (positions - 1) / pool_->block_size()));
+    hashes.resize(
+        std::min<size_t>(hashes.size(), (positions - 1) / pool_->block_size()));
     matched = pool_->Match(hashes);
   }
   // All its blocks must fit beside what the others were promised, so that
@@ -183,8 +183,8 @@ bool PrefillCore::TryCompute(Call* call) {
   engine::SequenceSpec spec;
   spec.history = call->history;
   spec.prompt_tokens = call->open.prompt_token_ids_size();
-  spec.sampling = worker::ToEngine(call->open.sampling(),
-                                   call->open.sequence_index());
+  spec.sampling =
+      worker::ToEngine(call->open.sampling(), call->open.sequence_index());
   spec.stopping = call->stopping;
   spec.root = root;
   spec.cache_blocks = !call->open.bypass_prefix_cache();
@@ -271,8 +271,7 @@ void PrefillCore::Say(Call* call, v1::PrefillResponse response) {
   call->stream->Send(std::move(response));
 }
 
-void PrefillCore::SendDone(Call* call,
-                           const handoff::HandoffTimings& timings) {
+void PrefillCore::SendDone(Call* call, const handoff::HandoffTimings& timings) {
   v1::PrefillResponse response;
   v1::PrefillDone* const done = response.mutable_done();
   done->set_prefill_us(
@@ -369,8 +368,8 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
   sender_.Computed(AttemptOf(*call),
                    {call->computed_layers, layers_done, begin, end});
   call->computed_layers = layers_done == layers ? 0 : layers_done;
-  const int left = BlocksFor(static_cast<int>(call->history.size())) -
-                   BlocksFor(end);
+  const int left =
+      BlocksFor(static_cast<int>(call->history.size())) - BlocksFor(end);
   const int promised = std::min(call->promised_blocks, left);
   promised_blocks_ -= call->promised_blocks - promised;
   call->promised_blocks = promised;
@@ -478,8 +477,7 @@ void PrefillCore::OnFailed(const handoff::Attempt& attempt,
   attempts_.erase(attempt);
   Retire(call->id,
          MakeError(status.code(), "HANDOFF_FAILED",
-                   std::string(status.message()),
-                   {{"way", failed_way}}));
+                   std::string(status.message()), {{"way", failed_way}}));
 }
 
 }  // namespace tandem::prefill_worker

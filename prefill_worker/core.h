@@ -45,9 +45,9 @@ struct PrefillOptions {
   std::string incarnation;  // 16 bytes
   engine::EngineOptions engine;
   handoff::SenderOptions sender;
-  int max_queue = 256;              // calls that wait for their turn
+  int max_queue = 256;                  // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
-  int max_offered = 16;             // asked for, or told to wait, at once
+  int max_offered = 16;                 // asked for, or told to wait, at once
   // KV that waits for a grant or credit fills at most this share of the pool
   // per decode worker.
   double waiting_share = 0.5;
@@ -123,9 +123,8 @@ class PrefillCore final : private engine::EngineListener,
   // handoff::SenderDelegate
   void OnAnswer(const handoff::Attempt& attempt, Answer answer,
                 const handoff::Grant& grant) override;
-  void Gather(const handoff::Attempt& attempt,
-              const handoff::SliceRange& range, const handoff::Grant& grant,
-              std::byte* staging,
+  void Gather(const handoff::Attempt& attempt, const handoff::SliceRange& range,
+              const handoff::Grant& grant, std::byte* staging,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
   void OnAcknowledged(const handoff::Attempt& attempt,
                       const handoff::HandoffTimings& timings) override;
@@ -142,7 +141,7 @@ class PrefillCore final : private engine::EngineListener,
   bool draining_ = false;
   bool advance_scheduled_ = false;
   CallId next_call_ = 1;
-  int promised_blocks_ = 0;      // of computing calls, not yet allocated
+  int promised_blocks_ = 0;  // of computing calls, not yet allocated
   int64_t queued_tokens_ = 0;
   std::map<CallId, std::unique_ptr<Call>> calls_;  // in order of arrival
   // Live attempts: (request, sequence, number) of one decode worker is unique,

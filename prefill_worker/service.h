@@ -21,7 +21,7 @@ namespace tandem::prefill_worker {
 class PrefillServer final : public v1::PrefillService::CallbackService {
  public:
   PrefillServer(Loop* loop, PrefillCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo) {
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo&) {
           core->AddCall(std::move(stream));
         }) {}
 
