@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU kernels beside this machine's limits, in one table:
 //
-//   kernels_bench [--threads N] [--isa auto|avx2|avx512] [--quick] [--cpu-time]
+//   kernels_bench [--threads N] [--isa auto|avx2|avx512] [--quick]
 //
-// Read bandwidth is measured over a set of the same size as the weights that
-// a row reads, and the FMA peak by a loop in assembly (compilers halve it).
-// Products of a model's layers run in sequence, so that the weights come from
-// where they would in a step. Every figure is the best of several passes: on
-// a shared machine the others measure the neighbours. --cpu-time (best with
-// one thread) counts the process's CPU time instead of the wall's, which
-// leaves preemption out.
-
-#include <time.h>
+// Read bandwidth is measured over a set as large as the weights, and the FMA
+// peak by a loop in assembly (compilers halve it). Products of a model's
+// layers run in sequence, so that the weights come from where they would in a
+// step. A sample is one layer, timed on the queue's own thread; every figure
+// is the tenth percentile of many, since on a shared machine the slower ones
+// measure the neighbours.
 
 #include <algorithm>
 #include <atomic>
@@ -43,41 +40,35 @@ struct Model {
 const Model kModels[] = {{"135m", 30, 576, 9, 3, 64, 1536, 49152},
                          {"500m", 24, 896, 14, 2, 64, 4864, 151936}};
 
-bool count_cpu_time = false;
-int cpu_time_threads = 1;
+using Clock = std::chrono::steady_clock;
 
-double Now() {
-  timespec now;
-  clock_gettime(count_cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC,
-                &now);
-  const double seconds =
-      static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-  return count_cpu_time ? seconds / cpu_time_threads : seconds;
+double TenthPercentile(std::vector<double> seconds) {
+  const auto at =
+      seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 10);
+  std::nth_element(seconds.begin(), at, seconds.end());
+  return *at;
 }
 
-template <typename Body>
-double BestSeconds(int passes, const Body& body) {
-  double best = 1e30;
-  for (int i = 0; i < passes; ++i) {
-    const double begin = Now();
-    body();
-    best = std::min(best, Now() - begin);
-  }
-  return best;
+double Since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Sums nothing: four streams of loads per thread, kept by the assembler.
+// Loads from four streams, as the hardware's prefetchers like it.
 void Read(const std::byte* data, size_t bytes) {
-  for (size_t i = 0; i + 256 <= bytes; i += 256) {
+  const size_t quarter = bytes / 4 / 64 * 64;
+  const std::byte* const b = data + quarter;
+  const std::byte* const c = b + quarter;
+  const std::byte* const d = c + quarter;
+  for (size_t i = 0; i + 64 <= quarter; i += 64) {
     asm volatile(
-        "prefetcht0 4096(%0)\n\tprefetcht0 4160(%0)\n\t"
-        "prefetcht0 4224(%0)\n\tprefetcht0 4288(%0)\n\t"
+        "prefetcht0 2048(%0)\n\tprefetcht0 2048(%1)\n\t"
+        "prefetcht0 2048(%2)\n\tprefetcht0 2048(%3)\n\t"
         "vmovups (%0), %%ymm0\n\tvmovups 32(%0), %%ymm1\n\t"
-        "vmovups 64(%0), %%ymm2\n\tvmovups 96(%0), %%ymm3\n\t"
-        "vmovups 128(%0), %%ymm4\n\tvmovups 160(%0), %%ymm5\n\t"
-        "vmovups 192(%0), %%ymm6\n\tvmovups 224(%0), %%ymm7\n\t"
+        "vmovups (%1), %%ymm2\n\tvmovups 32(%1), %%ymm3\n\t"
+        "vmovups (%2), %%ymm4\n\tvmovups 32(%2), %%ymm5\n\t"
+        "vmovups (%3), %%ymm6\n\tvmovups 32(%3), %%ymm7\n\t"
         :
-        : "r"(data + i)
+        : "r"(data + i), "r"(b + i), "r"(c + i), "r"(d + i)
         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
   }
 }
@@ -138,15 +129,18 @@ class Bench {
         passes_(quick ? 3 : 7) {}
 
   void Limits() {
+    std::vector<double> seconds;
     double operations = 0;
-    const double seconds = BestSeconds(4 * passes_, [&] {
+    for (int i = 0; i < 100 * passes_; ++i) {
       std::atomic<int64_t> sum{0};
       cpu::ThreadPool::Team team(&pool_);
+      const auto begin = Clock::now();
       team.Run(
-          [&](int) { sum += static_cast<int64_t>(FmaLoop(wide_, 200000)); });
+          [&](int) { sum += static_cast<int64_t>(FmaLoop(wide_, 20000)); });
+      seconds.push_back(Since(begin));
       operations = static_cast<double>(sum.load());
-    });
-    peak_ = operations / seconds * 1e-9;
+    }
+    peak_ = operations / TenthPercentile(seconds) * 1e-9;
     std::printf("%s\nFMA peak %.0f GFLOP/s\n", backend_->description().c_str(),
                 peak_);
   }
@@ -154,14 +148,43 @@ class Bench {
   double ReadBandwidth(size_t bytes) {
     auto buffer = *backend_->Allocate(bytes);
     std::memset(buffer->data(), 1, bytes);
-    const size_t share = bytes / static_cast<size_t>(pool_.threads());
-    const double seconds = BestSeconds(passes_, [&] {
-      cpu::ThreadPool::Team team(&pool_);
-      team.Run([&](int member) {
-        Read(buffer->data() + share * static_cast<size_t>(member), share);
-      });
-    });
-    return static_cast<double>(bytes) / seconds * 1e-9;
+    // Samples of 2 MB per thread, through the whole set again and again.
+    constexpr size_t kSample = size_t{2} << 20;
+    const size_t step = kSample * static_cast<size_t>(pool_.threads());
+    std::vector<double> seconds;
+    for (int pass = 0; pass < passes_; ++pass) {
+      for (size_t at = 0; at + step <= bytes; at += step) {
+        cpu::ThreadPool::Team team(&pool_);
+        const auto begin = Clock::now();
+        team.Run([&](int member) {
+          Read(buffer->data() + at + kSample * static_cast<size_t>(member),
+               kSample);
+        });
+        seconds.push_back(Since(begin));
+      }
+    }
+    return static_cast<double>(step) / TenthPercentile(seconds) * 1e-9;
+  }
+
+  // Tenth percentile of one layer's time, over passes through all layers.
+  template <typename Layer>
+  double LayerSeconds(int layers, int passes, const Layer& put) {
+    std::vector<Clock::time_point> times(static_cast<size_t>(layers) + 1);
+    std::vector<double> seconds;
+    for (int pass = 0; pass < passes; ++pass) {
+      queue_->Callback([&times] { times[0] = Clock::now(); });
+      for (int layer = 0; layer < layers; ++layer) {
+        put(layer);
+        const size_t end = static_cast<size_t>(layer) + 1;
+        queue_->Callback([&times, end] { times[end] = Clock::now(); });
+      }
+      queue_->Synchronize();
+      for (size_t i = 1; i < times.size(); ++i) {
+        seconds.push_back(
+            std::chrono::duration<double>(times[i] - times[i - 1]).count());
+      }
+    }
+    return TenthPercentile(seconds);
   }
 
   void Run(const Model& model) {
@@ -196,15 +219,16 @@ class Bench {
     float* const x = New(512 * std::max(model.hidden, model.dim), 0.5f);
     float* const out = New(512 * 2 * model.hidden, 0.0f);
     for (const int rows : {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512}) {
-      const int layers = rows >= 64 ? 4 : model.layers;
-      const double share = static_cast<double>(layers) / model.layers;
-      const double seconds = BestSeconds(passes_, [&] {
-        for (int i = 0; i < 4 * layers; ++i) {
-          backend_->MatMul(*queue_, rows, x, *weights[static_cast<size_t>(i)],
-                           nullptr, out);
-        }
-        queue_->Synchronize();
-      });
+      // Many rows: weights are no longer the limit, so few layers will do.
+      const int layers = rows >= 64 ? 8 : model.layers;
+      const double share = 1.0 / model.layers;
+      const double seconds =
+          LayerSeconds(layers, rows >= 64 ? 2 : passes_, [&](int layer) {
+            for (int i = 4 * layer; i < 4 * layer + 4; ++i) {
+              backend_->MatMul(*queue_, rows, x,
+                               *weights[static_cast<size_t>(i)], nullptr, out);
+            }
+          });
       const double rate = bytes * share / seconds * 1e-9;
       const double flops = bytes * share * rows / seconds * 1e-9;
       std::printf("  %5d %10.2f %8.1f %7.0f%% %10.1f %7.0f%%\n", rows,
@@ -272,13 +296,12 @@ class Bench {
       const float* const qkv = New(rows.num_rows * model.qkv(), 0.1f);
       float* const out =
           New(rows.num_rows * model.heads * model.head_dim, 0.0f);
-      const double seconds = BestSeconds(passes_, [&] {
-        for (int layer = 0; layer < model.layers; ++layer) {
-          backend_->Attention(*queue_, rows, model.heads, 0.125f, qkv,
-                              model.qkv(), *cache, layer, out);
-        }
-        queue_->Synchronize();
-      });
+      const double seconds =
+          model.layers *
+          LayerSeconds(model.layers, c.rows > 1 ? 1 : passes_, [&](int layer) {
+            backend_->Attention(*queue_, rows, model.heads, 0.125f, qkv,
+                                model.qkv(), *cache, layer, out);
+          });
       const double kv =
           static_cast<double>(cache->shape().bytes_per_position()) * c.context *
           c.sequences;
@@ -307,14 +330,11 @@ class Bench {
         {"greedy with 5 logprobs", {.logprobs = 5}}};
     for (const auto& [name, params] : cases) {
       SampleResult result;
-      const double seconds = BestSeconds(passes_, [&] {
-        for (int i = 0; i < 20; ++i) {
-          backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr, 0,
-                           &result);
-        }
-        queue_->Synchronize();
+      const double seconds = LayerSeconds(100, 1, [&](int) {
+        backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr, 0,
+                         &result);
       });
-      std::printf(" %s %.0f;", name, seconds / 20 * 1e6);
+      std::printf(" %s %.0f;", name, seconds * 1e6);
     }
     std::printf("\n");
   }
@@ -337,8 +357,6 @@ int main(int argc, char** argv) {
     const std::string_view flag = argv[i];
     if (flag == "--quick") {
       quick = true;
-    } else if (flag == "--cpu-time") {
-      count_cpu_time = true;
     } else if (flag == "--threads" && i + 1 < argc) {
       options.threads = std::atoi(argv[++i]);
     } else if (flag == "--isa" && i + 1 < argc) {
@@ -346,14 +364,13 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
-                   "[--isa auto|avx2|avx512] [--quick] [--cpu-time]\n");
+                   "[--isa auto|avx2|avx512] [--quick]\n");
       return 2;
     }
   }
   if (options.threads == 0) {
     options.threads = cpu::AvailableCpus();
   }
-  cpu_time_threads = options.threads;
   auto backend = NewCpuBackend(options);
   if (!backend.ok()) {
     std::fprintf(stderr, "kernels_bench: %s\n",

@@ -56,6 +56,29 @@ struct Pages {
   }
 };
 
+// Blocks lie anywhere, so the hardware cannot guess the next one. Decoding,
+// where each key is used by few queries, waits for memory: fetch the values
+// of these keys and the keys that come next.
+HWY_INLINE void PrefetchBlock(const Pages& pages, int position, int end) {
+  const KvLayout& layout = *pages.layout;
+  const int block = position / layout.block_size;
+  const int slot = position % layout.block_size;
+  const bool pairs = layout.type == DType::kBF16;
+  const std::byte* const v =
+      pages.V(block) + int64_t{pairs ? slot / 2 : slot} * layout.width * 4;
+  const int count = std::min(16, layout.block_size - slot);
+  const int v_bytes = (pairs ? count / 2 : count) * layout.width * 4;
+  for (int i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
+  const int next = position + 64;
+  if (next >= end) return;
+  const std::byte* const k =
+      pages.K(next / layout.block_size) + next % layout.block_size * 4;
+  const int steps = pairs ? layout.head_dim / 2 : layout.head_dim;
+  for (int i = 0; i < steps; ++i) {
+    PrefetchLine(k + int64_t{i} * layout.slots * 4);
+  }
+}
+
 constexpr int AttentionUnits(int rows) { return HWY_MIN(4, UnitsFor(rows)); }
 
 // Scores of R queries with positions [begin, end), begin at a block's start;
@@ -74,6 +97,7 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
     int units = 0;
     while (units < U && position < end) {
       const int slot = position % layout.block_size;
+      if constexpr (R <= 6) PrefetchBlock(pages, position, end);
       w[units] = pages.K(position / layout.block_size) + slot * 4;
       column[units++] = position - begin;
       position += std::min(16, layout.block_size - slot);

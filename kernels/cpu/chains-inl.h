@@ -32,6 +32,10 @@ HWY_INLINE void PrefetchLine(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
+// Stops the compiler from keeping one more pointer per unit, for which there
+// are too few registers.
+HWY_INLINE void KeepIndex(int64_t& index) { asm("" : "+r"(index)); }
+
 struct Bf16Weights {};
 struct F32Weights {};
 
@@ -136,10 +140,10 @@ HWY_INLINE void Advance(Bf16Weights, Chains<R, U>& chains, const float* a,
   int64_t offset = 0;
   for (int p = 0; p < pairs; ++p, offset += w_stride, a += 2) {
     if (ahead != 0) {
+      int64_t far = offset + ahead;
+      KeepIndex(far);
 #pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        PrefetchLine(unit[u] + offset + ahead);
-      }
+      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
     }
     if constexpr (U == 2) {
       StepPair2<R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset,
@@ -177,8 +181,10 @@ HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
                      (i % kParts) * kLanes);
     }
     if (ahead != 0) {
+      int64_t far = offset + ahead;
+      KeepIndex(far);
 #pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + offset + ahead);
+      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {

@@ -196,7 +196,7 @@ void FewRows(const MatMulPiece& p) {
         const int row = rows * tile / tiles;
         const int count = rows * (tile + 1) / tiles - row;
         args.a = a + int64_t{row} * kRowStride;
-        args.ahead = tile == 0 ? 4096 : 0;
+        args.ahead = tile == 0 ? 2048 : 0;
         const TileFn full =
             units == 2 ? TileOf<W, 2>(count) : TileOf<W, kMaxUnits>(count);
         const int step = std::min(units, UnitsFor(count));
