@@ -189,10 +189,12 @@ class CpuBackend final : public Backend {
 
   void CopyToDevice(Queue& queue, void* device, const void* host,
                     size_t bytes) override {
+    if (bytes == 0) return;
     Put(queue, [device, host, bytes] { std::memcpy(device, host, bytes); });
   }
   void CopyToHost(Queue& queue, void* host, const void* device,
                   size_t bytes) override {
+    if (bytes == 0) return;
     Put(queue, [device, host, bytes] { std::memcpy(host, device, bytes); });
   }
 
