@@ -338,6 +338,7 @@ void DecodeCore::OnToken(CallId id, int position,
   Call* const call = it->second.get();
   if (call->local && !call->started_said) call->decode_started = loop_->Now();
   call->history.push_back(token.token_id);
+  if (std::exchange(call->suspect, false)) engine_.ShareSteps(id);
   SendTokens(call, position, worker::ToWire(token));
   if (finish.has_value()) {
     v1::DecodeResponse response;

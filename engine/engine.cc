@@ -200,6 +200,14 @@ void Engine::Release(Sequence* sequence) {
   sequence->table.clear();
 }
 
+void Engine::ShareSteps(SequenceId id) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end() || !it->second->spec.alone) return;
+  it->second->spec.alone = false;
+  ++changes_;
+  SchedulePlan();
+}
+
 void Engine::Pause(SequenceId id, bool paused) {
   const auto it = sequences_.find(id);
   if (it == sequences_.end() || it->second->paused == paused) return;

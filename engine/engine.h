@@ -134,6 +134,9 @@ class Engine final : private StepListener {
   // Idempotent; unknown ids are no-ops. The id may be used again at once.
   void Retire(SequenceId id);
 
+  // An `alone` sequence may share steps from here on: it has proved harmless.
+  void ShareSteps(SequenceId id);
+
   // A paused sequence computes nothing and is preempted first.
   void Pause(SequenceId id, bool paused);
 

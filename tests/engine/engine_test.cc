@@ -182,6 +182,24 @@ TEST(EngineTest, SuspectsHaveStepsOfTheirOwnAndTakeTurns) {
   harness.ExpectNothingLeft();
 }
 
+TEST(EngineTest, ASuspectThatProvedHarmlessSharesSteps) {
+  Harness harness(Limits(8, 4));
+  harness.Add(1, 2, 4);
+  SequenceSpec spec = harness.Spec(2, 4, 3);
+  spec.alone = true;
+  harness.Add(2, std::move(spec));
+  harness.RunSteps(2);
+  harness.engine->ShareSteps(2);
+  harness.engine->ShareSteps(99);  // unknown: nothing
+  harness.RunUntilIdle();
+  EXPECT_THAT(harness.executor.steps,
+              // The third step was under way when it proved harmless.
+              ElementsAre("1@0+2*", "2@0+4*", "1@2+1*", "1@3+1* 2@4+1*",
+                          "1@4+1* 2@5+1*"));
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
 // ---- Ends
 
 TEST(EngineTest, SequencesEndByTheRules) {
