@@ -44,16 +44,16 @@ struct KvLayout {
   int64_t VHead(int head) const { return v_begin + head * v_head_bytes; }
   // Of one element; `slot` is the position within the block.
   int64_t K(int head, int slot, int dim) const {
-    return KHead(head) +
-           (type == DType::kF32
-                ? (int64_t{dim} * slots + slot) * 4
-                : (int64_t{dim / 2} * slots + slot) * 4 + (dim % 2) * 2);
+    return KHead(head) + (type == DType::kF32
+                              ? (int64_t{dim} * slots + slot) * 4
+                              : (int64_t{dim / 2} * slots + slot) * 4 +
+                                    int64_t{2} * (dim % 2));
   }
   int64_t V(int head, int slot, int dim) const {
-    return VHead(head) +
-           (type == DType::kF32
-                ? (int64_t{slot} * width + dim) * 4
-                : (int64_t{slot / 2} * width + dim) * 4 + (slot % 2) * 2);
+    return VHead(head) + (type == DType::kF32
+                              ? (int64_t{slot} * width + dim) * 4
+                              : (int64_t{slot / 2} * width + dim) * 4 +
+                                    int64_t{2} * (slot % 2));
   }
 
   DType type = DType::kF32;

@@ -12,7 +12,7 @@ namespace {
 
 // Byte offset of (lane, input) within a bf16 panel.
 int64_t Bf16Offset(int lane, int64_t col) {
-  return (col / 2) * (kPanel * 4) + lane * 4 + (col % 2) * 2;
+  return (col / 2) * (int64_t{4} * kPanel) + int64_t{4} * lane + (col % 2) * 2;
 }
 
 uint16_t LoadBf16(const std::byte* data, DType type, int64_t index) {
