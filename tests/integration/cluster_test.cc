@@ -10,6 +10,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -302,6 +304,67 @@ TEST_F(ClusterTest, CancellationInEveryPhaseLeavesNothing) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_GT(cancelled, 24);
+  EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
+}
+
+TEST_F(ClusterTest, CancellationHitsEachPhaseAndLeavesNothing) {
+  Begin({.worker_arguments = {"--max-num-batched-tokens", "16",
+                              "--handoff-slab-bytes", "4KiB"},
+         .prefill_arguments = {"--max-num-seqs", "2"}});
+  const std::vector<std::string> prompts = SomePrompts(24, 6);
+  std::mutex mutex;
+  std::map<std::string, grpc::ClientContext*> open;
+  std::atomic<bool> stop = false;
+  std::atomic<int> cancelled = 0, wrong = 0;
+  std::vector<std::thread> clients;
+  (void)cluster_->Client();
+  for (size_t c = 0; c < prompts.size(); ++c) {
+    clients.emplace_back([&, c] {
+      for (int round = 0; !stop; ++round) {
+        v1::GenerateRequest request = TextRequest(prompts[c], 60);
+        request.set_placement(v1::PLACEMENT_SPLIT);
+        request.mutable_cache()->set_bypass_prefix_cache(true);
+        const std::string id =
+            "cancel-" + std::to_string(c) + "-" + std::to_string(round);
+        request.set_request_id(id);
+        grpc::ClientContext context;
+        {
+          std::lock_guard<std::mutex> lock(mutex);
+          open[id] = &context;
+        }
+        const Outcome outcome = cluster_->Generate(request, &context);
+        {
+          std::lock_guard<std::mutex> lock(mutex);
+          open.erase(id);
+        }
+        cancelled += absl::IsCancelled(outcome.status);
+        wrong += !outcome.status.ok() && !absl::IsCancelled(outcome.status);
+      }
+    });
+  }
+  std::map<std::string, int> hits;
+  const auto end = std::chrono::steady_clock::now() + seconds(30);
+  for (const char* phase :
+       {"opening", "prefilling", "handing_over", "decoding"}) {
+    while (hits[phase] < 10 && std::chrono::steady_clock::now() < end) {
+      const auto state = cluster_->State();
+      if (!state.ok()) continue;
+      for (const v1::RequestStatus& request : state->in_flight()) {
+        if (request.phase() != phase) continue;
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto it = open.find(request.request_id());
+        if (it == open.end()) continue;
+        it->second->TryCancel();
+        ++hits[phase];
+        break;
+      }
+    }
+    EXPECT_GE(hits[phase], 10) << phase;
+  }
+  stop = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_GE(cancelled, 20);  // some had ended when the cancellation came
+  EXPECT_EQ(wrong, 0);
   EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
 }
 

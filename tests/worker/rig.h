@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode and prefill workers on virtual time under a scripted router: the
+// cores that the binaries link, fake devices, the simulation's network. A test
+// says what the router does and reads what it heard. Every token is compared
+// on arrival; Rig::ExpectNothingLeft ends every test.
+
+#ifndef TANDEM_TESTS_WORKER_RIG_H_
+#define TANDEM_TESTS_WORKER_RIG_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/random.h"
+#include "common/testing/virtual_loop.h"
+#include "decode_worker/core.h"
+#include "engine/testing/fake_executor.h"
+#include "prefill_worker/core.h"
+#include "tandem/v1/decode.pb.h"
+#include "tandem/v1/prefill.pb.h"
+#include "tests/simulation/network.h"
+
+namespace tandem::worker {
+
+class Rig;
+
+struct MachineOptions {
+  int block_size = 16;
+  int num_blocks = 64;
+  absl::Duration step = absl::Milliseconds(4);  // one per layer and change
+  absl::Duration copy = absl::Microseconds(100);
+};
+
+// Passes everything on, and notes which sequences each step had.
+class StepLog final : public engine::Executor {
+ public:
+  explicit StepLog(engine::FakeExecutor* inner) : inner_(inner) {}
+  void Submit(const engine::Step* step,
+              engine::StepListener* listener) override;
+  void Gather(const engine::KvPart& part, kernels::DType wire, uint64_t key,
+              std::byte* staging,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  void Scatter(const engine::KvPart& part, kernels::DType wire,
+               const std::byte* staging,
+               absl::AnyInvocable<void()> done) override;
+  void Digest(const engine::KvPart& part, kernels::DType wire, uint64_t key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override;
+  const kernels::KvShape& kv_shape() const override {
+    return inner_->kv_shape();
+  }
+  std::vector<std::vector<engine::SequenceId>> steps;
+
+ private:
+  engine::FakeExecutor* const inner_;
+};
+
+// One worker's process.
+struct Machine {
+  Machine(Rig* rig, const std::string& name, const MachineOptions& options);
+  virtual ~Machine() = default;
+  virtual v1::WorkerLoad Load() const = 0;
+  virtual absl::Status CheckHandoff() const = 0;
+  virtual v1::WorkerRole role() const = 0;
+  v1::WorkerRef ref() const;
+  const std::string& name() const { return host->name; }
+
+  std::shared_ptr<simulation::Host> host;
+  SeededRandom random;
+  std::string incarnation;
+  std::unique_ptr<engine::KvPool> pool;
+  std::unique_ptr<engine::FakeExecutor> device;
+  std::unique_ptr<StepLog> log;  // in front of the device
+};
+
+struct DecodeMachine final : Machine {
+  using Machine::Machine;
+  v1::WorkerLoad Load() const override { return core->Load(); }
+  absl::Status CheckHandoff() const override {
+    return core->receiver().CheckInvariants();
+  }
+  v1::WorkerRole role() const override { return v1::WORKER_ROLE_DECODE; }
+  std::unique_ptr<decode_worker::DecodeCore> core;
+};
+
+struct PrefillMachine final : Machine {
+  using Machine::Machine;
+  v1::WorkerLoad Load() const override { return core->Load(); }
+  absl::Status CheckHandoff() const override {
+    return core->sender().CheckInvariants();
+  }
+  v1::WorkerRole role() const override { return v1::WORKER_ROLE_PREFILL; }
+  std::unique_ptr<prefill_worker::PrefillCore> core;
+};
+
+// What a client wants.
+struct Job {
+  std::vector<int32_t> prompt;
+  int max_tokens = 8;
+  float temperature = 0;
+  uint64_t seed = 1;
+  std::vector<int32_t> stop_token_ids = {};
+  std::vector<int32_t> output = {};  // held by the router already
+  bool bypass_prefix_cache = false;
+  std::string cache_salt = {};
+  bool suspect = false;
+  absl::Duration deadline = absl::Minutes(5);
+  absl::Duration age = absl::ZeroDuration();
+
+  v1::SamplingParams Sampling() const;
+  v1::StoppingParams Stopping() const;
+  std::vector<int32_t> Expected() const;
+};
+
+// `count` tokens; equal seeds, equal tokens; a longer one begins alike.
+std::vector<int32_t> Prompt(int count, int seed = 0);
+
+// The router's side of one sequence: its Decode call and its Prefill calls.
+class Request {
+ public:
+  Request(Rig* rig, Job job);
+  ~Request();
+
+  // ---- What the router does.
+  // Opens the Decode call; without `prefill`, for the short way.
+  void Decode(DecodeMachine* decode, PrefillMachine* prefill);
+  void Prefill(PrefillMachine* prefill, const v1::AttemptOpened& opened);
+  // Asks for the attempt after `attempt` (0: the last one opened).
+  void Retry(PrefillMachine* prefill, uint32_t attempt = 0);
+  void DropDecode();
+  void DropPrefill();
+  void PauseReading(bool paused);
+
+  bool prefills = true;      // calls Prefill when an attempt opens
+  bool retries = false;      // answers every `dead` with a retry
+  bool beats = true;         // says every half second that it is there
+  std::string request_id;    // to be changed before Decode
+  v1::DecodeOpen tweak_open;  // merged over the open
+  v1::PrefillOpen tweak_prefill;
+
+  // ---- What it heard.
+  std::vector<int32_t> tokens;  // output, delivered once and in order
+  int repeated = 0;             // that came a second time
+  std::vector<v1::AttemptOpened> opened;
+  std::vector<uint32_t> started;
+  std::vector<v1::AttemptDead> dead;
+  std::optional<v1::DecodeFinished> finished;
+  std::optional<absl::Status> decode_ended;
+  std::optional<v1::PrefillStarted> prefill_started;
+  std::optional<v1::PrefillFirstToken> first;
+  std::optional<v1::PrefillDone> done;
+  std::optional<absl::Status> prefill_ended;
+  int decode_beats = 0, prefill_beats = 0;
+  // Every event's first letter: Opened Started Dead Token Finished; Prefill
+  // said First token and Done in lower case.
+  std::string story;
+  std::vector<absl::Time> token_times;
+
+  std::string reason() const;  // of the end of the Decode call
+  std::string prefill_reason() const;
+  // All tokens came, by the decode worker's word.
+  void ExpectAllRight() const;
+
+ private:
+  struct DecodeEars;
+  struct PrefillEars;
+  void OnDecode(const v1::DecodeResponse& message);
+  void OnPrefill(const v1::PrefillResponse& message);
+  void Take(int position, const v1::Token& token);
+  void Beat();
+
+  Rig* const rig_;
+  const Job job_;
+  const std::vector<int32_t> expected_;
+  DecodeMachine* decode_machine_ = nullptr;
+  PrefillMachine* prefill_machine_ = nullptr;
+  std::unique_ptr<DecodeEars> decode_ears_;
+  std::unique_ptr<PrefillEars> prefill_ears_;
+  std::unique_ptr<Stream<v1::DecodeRequest, v1::DecodeResponse>> decode_;
+  std::unique_ptr<Stream<v1::PrefillRequest, v1::PrefillResponse>> prefill_;
+  Timer beat_;
+};
+
+class Rig {
+ public:
+  explicit Rig(uint64_t seed = 1);
+  ~Rig();
+
+  template <typename Options>
+  using Tweak = std::function<void(Options*)>;
+  DecodeMachine* AddDecode(
+      const std::string& name = "decode", const MachineOptions& options = {},
+      const Tweak<decode_worker::DecodeOptions>& tweak = nullptr);
+  PrefillMachine* AddPrefill(
+      const std::string& name = "prefill", const MachineOptions& options = {},
+      const Tweak<prefill_worker::PrefillOptions>& tweak = nullptr);
+  // The process is gone; what it held in memory goes with it.
+  void Crash(Machine* machine) { network.Crash(machine->host); }
+
+  Request* NewRequest(Job job);
+  // NewRequest, opened at both.
+  Request* Split(Job job, DecodeMachine* decode, PrefillMachine* prefill);
+  Request* Local(Job job, DecodeMachine* decode);
+
+  // Steps of a millisecond until `done`; fails after `limit`.
+  void RunUntil(const std::function<bool()>& done,
+                absl::Duration limit = absl::Seconds(60));
+  void RunUntilEnded(absl::Duration limit = absl::Seconds(60));
+  void Run(absl::Duration duration) { world.RunFor(duration); }
+
+  // No block, ticket, slab, call or violation is left on any live machine,
+  // and all sums are right. Takes the quarantine's time.
+  void ExpectNothingLeft();
+  void ExpectInvariants();
+
+  VirtualLoop world;
+  SeededRandom random;
+  simulation::Network network;
+  std::shared_ptr<simulation::Host> router;
+  std::vector<std::unique_ptr<Request>> requests;
+  std::vector<std::unique_ptr<DecodeMachine>> decodes;
+  std::vector<std::unique_ptr<PrefillMachine>> prefills;
+};
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_TESTS_WORKER_RIG_H_

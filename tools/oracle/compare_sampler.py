@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States the sampler in NumPy and compares it with the kernels', draw by draw.
+
+The order of kernels/sampling.h in float64: temperature, top-k, top-p, min-p,
+then the inverse distribution at Philox4x32-10's bits, in descending order,
+ties to the lowest id. Exit 0: all equal, 1: not, 77: no NumPy.
+
+Usage: compare_sampler.py --probe build/release/tests/sampler_probe
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: NumPy is not installed for this python")
+    sys.exit(77)
+
+MASK = (1 << 64) - 1
+
+
+def splitmix64(state: int) -> int:
+    z = (state + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def philox(counter: list[int], key: int) -> list[int]:
+    low, high = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (b >> 32) ^ counter[1] ^ low,
+            b & 0xFFFFFFFF,
+            (a >> 32) ^ counter[3] ^ high,
+            a & 0xFFFFFFFF,
+        ]
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return counter
+
+
+def draw(case: dict) -> tuple[int, float, int]:
+    vocab = case["vocab"]
+    bits = np.array([splitmix64(case["logits_seed"] * 1000003 + i) >> 48 for i in range(vocab)])
+    logits = bits.astype(np.float64) / 4096.0 - 8.0
+    order = np.lexsort((np.arange(vocab), -logits))
+    logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    if case["temperature"] == 0:
+        return int(order[0]), float(logprobs[order[0]]), 1
+    weights = np.exp((logits[order] - logits.max()) / float(np.float32(case["temperature"])))
+    keep = weights >= 2.0**-40
+    order, weights = order[keep], weights[keep]
+    if case["top_k"] > 0:
+        order, weights = order[: case["top_k"]], weights[: case["top_k"]]
+    if case["top_p"] < 1:
+        before = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
+        keep = before < float(np.float32(case["top_p"])) * weights.sum()
+        keep[0] = True
+        order, weights = order[keep], weights[keep]
+    if case["min_p"] > 0:
+        keep = weights >= float(np.float32(case["min_p"]))
+        keep[0] = True
+        order, weights = order[keep], weights[keep]
+    out = philox([case["position"], case["index"], 0, 0], case["seed"])
+    uniform = (out[0] + (out[1] << 32)) / 2.0**64
+    at = int(np.searchsorted(np.cumsum(weights), uniform * weights.sum(), side="right"))
+    token = int(order[min(at, len(order) - 1)])
+    rank = int((logits > logits[token]).sum() + (logits[:token] == logits[token]).sum()) + 1
+    return token, float(logprobs[token]), rank
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--probe", type=pathlib.Path, required=True)
+    parser.add_argument("--cases", type=int, default=1500)
+    args = parser.parse_args()
+    random = np.random.default_rng(1)
+    cases = []
+    for i in range(args.cases):
+        cases.append({
+            "vocab": int(random.choice([2, 7, 100, 512])),
+            "logits_seed": i,
+            "temperature": float(random.choice([0.0, 0.3, 0.7, 1.0, 1.7])),
+            "top_k": int(random.choice([0, 1, 5, 40])),
+            "top_p": float(random.choice([1.0, 0.95, 0.5, 0.1])),
+            "min_p": float(random.choice([0.0, 0.05, 0.3])),
+            "seed": int(random.integers(0, 2**63)),
+            "index": int(random.integers(0, 4)),
+            "position": int(random.integers(0, 5000)),
+        })
+    text = "".join(" ".join(str(v) for v in case.values()) + "\n" for case in cases)
+    answer = subprocess.run([str(args.probe)], input=text, capture_output=True, text=True,
+                            check=True).stdout.splitlines()
+    assert len(answer) == len(cases), f"{len(answer)} answers to {len(cases)} cases"
+    wrong = 0
+    for case, line in zip(cases, answer, strict=True):
+        token, logprob, rank = line.split()
+        want = draw(case)
+        if (int(token), int(rank)) != (want[0], want[2]) or abs(float(logprob) - want[1]) > 1e-4:
+            wrong += 1
+            print(f"{case}: the kernel says {line}, NumPy {want}")
+    print(f"{len(cases)} draws compared, {wrong} differ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
