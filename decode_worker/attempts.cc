@@ -293,6 +293,7 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     Retire(call->id, added);
     return added;
   }
+  if (call->paused) engine_.Pause(call->id, true);
   SendTokens(call, first.position, first.token);
   return absl::OkStatus();
 }

@@ -80,22 +80,23 @@ void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
   }
 }
 
-absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
+absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
   if (open.decode_incarnation() != options_.incarnation) {
     return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTED",
                      "this decode worker has restarted since the router "
                      "registered it");
   }
+  return worker::CheckOpen(open.request_id(), open.prompt_token_ids_size(),
+                           open.output_token_ids_size(), open.sampling(),
+                           open.stopping(), open.deadline_ms(),
+                           options_.engine.max_model_len);
+}
+
+absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   if (draining_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                      "this decode worker is draining");
   }
-  const int max_model_len = options_.engine.max_model_len;
-  absl::Status status =
-      worker::CheckOpen(open.request_id(), open.prompt_token_ids_size(),
-                        open.output_token_ids_size(), open.sampling(),
-                        open.stopping(), open.deadline_ms(), max_model_len);
-  if (!status.ok()) return status;
   if (static_cast<int>(calls_.size()) > options_.max_calls) {
     return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                      absl::StrCat("this decode worker serves its maximum of ",
@@ -113,8 +114,8 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   const int in_use = counts.live + counts.reserved;
   const int history =
       open.prompt_token_ids_size() + open.output_token_ids_size();
-  const int wanted = BlocksFor(
-      std::min(history + options_.expected_new_tokens, max_model_len));
+  const int wanted = BlocksFor(std::min(history + options_.expected_new_tokens,
+                                        options_.engine.max_model_len));
   const double limit = options_.admission_factor * counts.total;
   if (in_use + expected > 0 && in_use + expected + wanted > limit) {
     return MakeError(absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
@@ -126,13 +127,15 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 }
 
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
+  absl::Status status = CheckOpen(open);
+  if (!status.ok()) return status;
   // A second call for a live sequence retires the first: its router has
   // given that one up.
   const std::string key = RequestKey(open.request_id(), open.sequence_index());
   if (const auto it = by_request_.find(key); it != by_request_.end()) {
     Retire(it->second, absl::AbortedError("a newer call took the sequence"));
   }
-  absl::Status status = Admit(open);
+  status = Admit(open);
   if (!status.ok()) return status;
 
   ++counters_.calls;
@@ -204,12 +207,15 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
   const int held = retry.output_token_ids_size();
   const int known =
       static_cast<int>(call->history.size()) - call->prompt_tokens;
-  if (held < known ||
-      call->prompt_tokens + held >= options_.engine.max_model_len ||
+  // It crossed a commit, the tokens behind it and a preemption, all of which
+  // are on their way to the router: it will ask again when it holds them.
+  if (held < known) return;
+  if (call->prompt_tokens + held >= options_.engine.max_model_len ||
       held >= call->stopping.max_tokens) {
     Retire(call->id, absl::InvalidArgumentError(absl::StrCat(
                          "retry.output_token_ids holds ", held,
-                         " tokens where this worker knows ", known)));
+                         " tokens, of at most ", call->stopping.max_tokens,
+                         " behind a prompt of ", call->prompt_tokens)));
     return;
   }
   EndAttempt(call, absl::AbortedError("retried by the router"));

@@ -123,6 +123,8 @@ class DecodeCore final : private engine::EngineListener,
 
   void OnMessage(Call* call, const v1::DecodeRequest& message);
   absl::Status Open(Call* call, const v1::DecodeOpen& open);
+  // Whether it makes sense, and whether there is room.
+  absl::Status CheckOpen(const v1::DecodeOpen& open) const;
   absl::Status Admit(const v1::DecodeOpen& open) const;
   void Retry(Call* call, const v1::DecodeRetry& retry);
   void StartAttempt(Call* call, const v1::WorkerRef* prefill_worker);

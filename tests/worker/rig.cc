@@ -14,8 +14,7 @@ namespace tandem::worker {
 
 // ---- Who shares a step
 
-void StepLog::Submit(const engine::Step* step,
-                     engine::StepListener* listener) {
+void StepLog::Submit(const engine::Step* step, engine::StepListener* listener) {
   steps.emplace_back();
   for (const engine::StepEntry& entry : step->entries) {
     steps.back().push_back(entry.sequence);
@@ -361,12 +360,14 @@ PrefillMachine* Rig::AddPrefill(
   prefill_worker::PrefillOptions core = simulation::MakePrefillOptions(
       name, machine->incarnation, machine->device->kv_shape());
   if (tweak) tweak(&core);
-  const auto dial = [this, host = machine->host](const v1::WorkerRef& ref)
-      -> std::unique_ptr<handoff::SenderStream> {
+  const auto dial =
+      [this, host = machine->host](
+          const v1::WorkerRef& ref) -> std::unique_ptr<handoff::SenderStream> {
     for (const auto& decode : decodes) {
       if (decode->name() != ref.worker_id()) continue;
       return network.Connect<v1::LinkRequest, v1::LinkResponse>(
-          host, decode->host, /*messy=*/true, [peer = decode.get()](auto stream) {
+          host, decode->host, /*messy=*/true,
+          [peer = decode.get()](auto stream) {
             peer->core->AddLink(std::move(stream));
           });
     }

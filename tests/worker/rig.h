@@ -134,10 +134,10 @@ class Request {
   void DropPrefill();
   void PauseReading(bool paused);
 
-  bool prefills = true;      // calls Prefill when an attempt opens
-  bool retries = false;      // answers every `dead` with a retry
-  bool beats = true;         // says every half second that it is there
-  std::string request_id;    // to be changed before Decode
+  bool prefills = true;       // calls Prefill when an attempt opens
+  bool retries = false;       // answers every `dead` with a retry
+  bool beats = true;          // says every half second that it is there
+  std::string request_id;     // to be changed before Decode
   v1::DecodeOpen tweak_open;  // merged over the open
   v1::PrefillOpen tweak_prefill;
 

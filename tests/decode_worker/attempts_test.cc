@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attempts, from their ticket to their commit or end: the handoff between a
+// decode and a prefill worker under a scripted router that retries, drops and
+// misunderstands. Whatever happens, the tokens are those of an undisturbed run.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/simulation/parts.h"
+#include "tests/worker/rig.h"
+
+namespace tandem::worker {
+namespace {
+
+using absl::StatusCode;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr int kBytesPerPosition = 4 * 8;  // layers, and a word of each
+
+// ---- Undisturbed
+
+TEST(DecodeAttemptsTest, SplitGivesTheTokensOfTheModel) {
+  const struct {
+    int decode_block;
+    int prefill_block;
+  } sizes[] = {{16, 16}, {8, 16}, {16, 8}, {32, 4}};
+  for (const auto& size : sizes) {
+    SCOPED_TRACE(absl::StrCat(size.decode_block, " from ", size.prefill_block));
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.block_size = size.decode_block,
+                                 .num_blocks = 4096 / size.decode_block});
+    PrefillMachine* const prefill =
+        rig.AddPrefill("prefill", {.block_size = size.prefill_block,
+                                   .num_blocks = 4096 / size.prefill_block});
+    for (const int prompt : {1, 2, 15, 16, 17, 32, 47, 48, 49, 130, 200}) {
+      rig.Split({.prompt = Prompt(prompt, prompt),
+                 .max_tokens = 2 + prompt % 30,
+                 .temperature = prompt % 2 == 0 ? 0 : 0.8f,
+                 .bypass_prefix_cache = true},
+                decode, prefill);
+    }
+    rig.RunUntilEnded();
+    int prompt_tokens = 0;
+    for (const auto& request : rig.requests) {
+      request->ExpectAllRight();
+      EXPECT_EQ(request->repeated, 1) << "both legs say the first token";
+      EXPECT_EQ(request->opened.size(), 1u);
+      EXPECT_THAT(request->started, ElementsAre(request->opened[0].attempt()));
+      EXPECT_TRUE(request->dead.empty());
+      ASSERT_TRUE(request->done.has_value());
+      EXPECT_EQ(request->done->way(), "grpc");
+      EXPECT_EQ(request->done->handoff_bytes() % kBytesPerPosition, 0);
+      prompt_tokens +=
+          static_cast<int>(request->done->handoff_bytes()) / kBytesPerPosition;
+    }
+    EXPECT_EQ(prompt_tokens, 1 + 2 + 15 + 16 + 17 + 32 + 47 + 48 + 49 + 330);
+    EXPECT_EQ(decode->core->counters().commits, 11);
+    EXPECT_EQ(decode->core->counters().attempts_dead, 0);
+    rig.ExpectNothingLeft();
+  }
+}
+
+TEST(DecodeAttemptsTest, TheFirstTokenWaitsForNoTransfer) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.copy = absl::Milliseconds(200)});
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const request = rig.Split({.prompt = Prompt(100)}, decode, prefill);
+  rig.RunUntil([&] { return request->tokens.size() == 1; });
+  EXPECT_THAT(request->started, IsEmpty());
+  EXPECT_FALSE(request->done.has_value());
+  EXPECT_EQ(decode->core->counters().commits, 0);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  EXPECT_GT(request->done->handoff_exposed_us(), 200'000);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, WhatTheDecodeWorkerHasCachedIsNotSent) {
+  const struct {
+    const char* why;
+    int prompt;
+    const char* salt;
+    bool bypass;
+    int decode_cached;
+    int prefill_cached;
+  } cases[] = {
+      {"a longer prompt", 75, "", false, 64, 64},
+      {"the same: all of it, and nothing is sent", 64, "", false, 64, 48},
+      {"a shorter one", 40, "", false, 32, 32},
+      {"another tenant", 64, "other", false, 0, 0},
+      {"not wanted", 64, "", true, 0, 0},
+  };
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 128});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 128});
+  rig.Split({.prompt = Prompt(64)}, decode, prefill);
+  rig.RunUntilEnded();
+  rig.requests[0]->ExpectAllRight();
+  EXPECT_EQ(rig.requests[0]->done->handoff_bytes(), 64 * kBytesPerPosition);
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    Request* const request = rig.Split({.prompt = Prompt(c.prompt),
+                                        .bypass_prefix_cache = c.bypass,
+                                        .cache_salt = c.salt},
+                                       decode, prefill);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(request->opened[0].cached_tokens(), c.decode_cached);
+    EXPECT_EQ(request->finished->cached_tokens(), c.decode_cached);
+    EXPECT_EQ(request->prefill_started->cached_tokens(), c.prefill_cached);
+    EXPECT_EQ(request->done->handoff_bytes(),
+              (c.prompt - c.decode_cached) * kBytesPerPosition);
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, WhatOnlyThePrefillWorkerHasCachedIsSentToo) {
+  Rig rig;
+  DecodeMachine* const one = rig.AddDecode("one", {.block_size = 8});
+  DecodeMachine* const two = rig.AddDecode("two");
+  PrefillMachine* const prefill = rig.AddPrefill();
+  for (DecodeMachine* const decode : {one, two}) {
+    Request* const request =
+        rig.Split({.prompt = Prompt(100)}, decode, prefill);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(request->prefill_started->cached_tokens(),
+              decode == two ? 96 : 0);
+    EXPECT_EQ(request->done->handoff_bytes(), 100 * kBytesPerPosition);
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, AFirstTokenThatFinishesNeedsNoCommit) {
+  for (const bool stop : {false, true}) {
+    Rig rig;
+    DecodeMachine* const decode = rig.AddDecode();
+    PrefillMachine* const prefill = rig.AddPrefill();
+    Job job{.prompt = Prompt(100), .max_tokens = stop ? 20 : 1};
+    const int32_t token = job.Expected()[0];
+    if (stop) job.stop_token_ids = {token};
+    Request* const request = rig.Split(job, decode, prefill);
+    rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+    EXPECT_TRUE(request->prefill_ended->ok());
+    EXPECT_THAT(request->tokens, ElementsAre(token));
+    EXPECT_EQ(request->first->finish_reason(),
+              stop ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH);
+    EXPECT_EQ(request->first->stop_token_id(), stop ? token : -1);
+    EXPECT_TRUE(request->done.has_value());
+    EXPECT_EQ(decode->core->counters().commits, 0);
+    rig.ExpectNothingLeft();
+  }
+}
+
+// ---- Waiting for blocks
+
+// A decode worker whose 20 blocks one long sequence nearly fills.
+struct Crowded {
+  explicit Crowded(absl::Duration step) {
+    decode =
+        rig.AddDecode("decode", {.num_blocks = 20, .step = step}, [](auto* o) {
+          o->admission_factor = 9;
+          o->expected_new_tokens = 1;
+        });
+    prefill = rig.AddPrefill();
+    large = rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
+    rig.RunUntil([&] { return large->tokens.size() >= 3; });
+  }
+  Rig rig;
+  DecodeMachine* decode;
+  PrefillMachine* prefill;
+  Request* large;
+};
+
+TEST(DecodeAttemptsTest, AnOfferWithoutRoomWaitsAndComputesNothing) {
+  Crowded crowded(absl::Milliseconds(300));
+  Rig& rig = crowded.rig;
+  Request* const waits =
+      rig.Split({.prompt = Prompt(150, 2)}, crowded.decode, crowded.prefill);
+  rig.Run(absl::Seconds(2));
+  EXPECT_FALSE(waits->prefill_started.has_value()) << "told to wait";
+  EXPECT_EQ(crowded.decode->Load().blocks_reserved(), 0);
+  EXPECT_EQ(crowded.prefill->Load().waiting(), 1);
+  rig.RunUntilEnded();
+  EXPECT_LT(crowded.large->token_times.back(), waits->token_times.back());
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, WhereRoomIsExpectedThePrefillStartsWithoutAGrant) {
+  Crowded crowded(absl::Milliseconds(30));
+  Rig& rig = crowded.rig;
+  Request* const starts =
+      rig.Split({.prompt = Prompt(150, 2)}, crowded.decode, crowded.prefill);
+  rig.RunUntil([&] { return starts->prefill_started.has_value(); });
+  // The large one ends within a beat, but has not yet.
+  EXPECT_FALSE(crowded.large->finished.has_value());
+  EXPECT_EQ(crowded.decode->Load().blocks_reserved(), 0);
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(starts->done->handoff_bytes(), 150 * kBytesPerPosition);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, TheOldestWaitingHistoryGetsBlocksFirst) {
+  Crowded crowded(absl::Milliseconds(100));
+  Rig& rig = crowded.rig;
+  Request* const young =
+      rig.Split({.prompt = Prompt(200, 2)}, crowded.decode, crowded.prefill);
+  rig.Run(absl::Milliseconds(200));
+  Request* const old =
+      rig.Split({.prompt = Prompt(200, 3), .age = absl::Seconds(60)},
+                crowded.decode, crowded.prefill);
+  rig.RunUntilEnded();
+  // The younger one's first token is its prefill's, and needs no grant.
+  EXPECT_LT(old->token_times.back(), young->token_times[1]);
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+// ---- What is lost is done again
+
+TEST(DecodeAttemptsTest, APrefillWorkerLostAnywhereIsReplacedByAnother) {
+  // Moments of an undisturbed run of about 45 ms before the commit.
+  for (int at_ms = 0; at_ms < 90; at_ms += 3) {
+    SCOPED_TRACE(at_ms);
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.step = absl::Milliseconds(8)});
+    PrefillMachine* const one =
+        rig.AddPrefill("one", {.step = absl::Milliseconds(8)});
+    PrefillMachine* const two = rig.AddPrefill("two");
+    Request* const request =
+        rig.Split({.prompt = Prompt(120), .max_tokens = 20}, decode, one);
+    rig.Run(absl::Milliseconds(at_ms));
+    rig.Crash(one);
+    rig.RunUntil([&] { return !request->opened.empty(); });
+    rig.Run(absl::Milliseconds(at_ms % 9));
+    if (!request->decode_ended.has_value()) request->Retry(two);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(decode->core->counters().commits, 1);
+    rig.ExpectNothingLeft();
+  }
+}
+
+TEST(DecodeAttemptsTest, ADeliveredFirstTokenIsNeverSampledAgain) {
+  Rig rig;
+  // The scatters are slow: the first token is out long before the commit.
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.copy = absl::Milliseconds(100)});
+  PrefillMachine* const one = rig.AddPrefill("one");
+  PrefillMachine* const two = rig.AddPrefill("two");
+  Request* const request = rig.Split(
+      {.prompt = Prompt(64), .max_tokens = 10, .temperature = 1}, decode, one);
+  rig.RunUntil([&] { return request->tokens.size() == 1; });
+  rig.Crash(one);
+  request->Retry(two);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  EXPECT_EQ(request->repeated, 1) << "only the second first token, twice";
+  EXPECT_EQ(request->first->position(), 65);
+  EXPECT_THAT(request->started, ElementsAre(request->opened[1].attempt()));
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ARetryOfACommittedAttemptIsAnsweredStarted) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const one = rig.AddPrefill("one");
+  PrefillMachine* const two = rig.AddPrefill("two");
+  Request* const request =
+      rig.Split({.prompt = Prompt(64), .max_tokens = 30}, decode, one);
+  rig.RunUntil([&] { return request->tokens.size() == 3; });
+  const uint32_t attempt = request->opened[0].attempt();
+  request->Retry(two);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  EXPECT_THAT(request->started, ElementsAre(attempt, attempt));
+  EXPECT_EQ(request->opened.size(), 1u);
+  EXPECT_EQ(two->core->counters().calls, 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ARetryOfAnOlderAttemptIsNothing) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const request = rig.NewRequest({.prompt = Prompt(64)});
+  request->prefills = false;
+  request->Decode(decode, prefill);
+  rig.RunUntil([&] { return request->opened.size() == 1; });
+  request->Retry(prefill);
+  rig.RunUntil([&] { return request->opened.size() == 2; });
+  request->Retry(prefill, request->opened[0].attempt());
+  rig.Run(absl::Milliseconds(50));
+  EXPECT_EQ(request->opened.size(), 2u);
+  EXPECT_GT(request->opened[1].attempt(), request->opened[0].attempt());
+  EXPECT_EQ(decode->Load().tickets(), 1);
+  request->prefills = true;
+  request->Prefill(prefill, request->opened[1]);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ATicketOfAnEndedAttemptIsDead) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const request = rig.NewRequest({.prompt = Prompt(64)});
+  request->prefills = false;
+  request->Decode(decode, prefill);
+  rig.RunUntil([&] { return request->opened.size() == 1; });
+  request->Retry(prefill);
+  rig.RunUntil([&] { return request->opened.size() == 2; });
+  request->Prefill(prefill, request->opened[0]);
+  rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+  EXPECT_EQ(request->prefill_ended->code(), StatusCode::kAborted);
+  EXPECT_THAT(request->tokens, IsEmpty());
+  EXPECT_TRUE(request->dead.empty()) << "the live attempt is not meant";
+  request->Prefill(prefill, request->opened[1]);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ARetryMayEndInALocalPrefill) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const request =
+      rig.Split({.prompt = Prompt(120), .max_tokens = 20}, decode, prefill);
+  rig.RunUntil([&] { return request->prefill_started.has_value(); });
+  rig.Crash(prefill);
+  request->Retry(nullptr);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  EXPECT_EQ(decode->core->counters().attempts_local, 1);
+  EXPECT_EQ(decode->core->counters().commits, 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ALostLinkIsReportedWithItsWayAndUnasked) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const one =
+      rig.AddPrefill("one", {.step = absl::Milliseconds(300)});
+  Request* const request = rig.Split({.prompt = Prompt(120)}, decode, one);
+  rig.RunUntil([&] { return decode->Load().blocks_reserved() > 0; });
+  rig.Crash(one);
+  rig.RunUntil([&] { return !request->dead.empty(); });
+  EXPECT_EQ(request->dead[0].attempt(), request->opened[0].attempt());
+  EXPECT_EQ(request->dead[0].code(),
+            static_cast<int>(StatusCode::kUnavailable));
+  EXPECT_EQ(request->dead[0].failed_way(), "grpc");
+  EXPECT_FALSE(request->dead[0].preempted());
+  EXPECT_EQ(decode->Load().blocks_reserved(), 0);
+  EXPECT_EQ(decode->Load().tickets(), 0);
+  request->Retry(nullptr);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, AFrozenPrefillWorkerCostsALinkAndNoBlock) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const one =
+      rig.AddPrefill("one", {.step = absl::Milliseconds(300)});
+  PrefillMachine* const two = rig.AddPrefill("two");
+  Request* const request = rig.Split({.prompt = Prompt(120)}, decode, one);
+  rig.RunUntil([&] { return decode->Load().blocks_reserved() > 0; });
+  one->host->loop.Freeze();
+  rig.RunUntil([&] { return !request->dead.empty(); }, absl::Seconds(10));
+  EXPECT_EQ(decode->Load().blocks_reserved(), 0);
+  request->Retry(two);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  one->host->loop.Thaw();  // and says what it had to say: nobody minds
+  rig.ExpectNothingLeft();
+}
+
+// ---- Too few blocks
+
+TEST(DecodeAttemptsTest, AGrantToWhichNothingCameIsRevokedBeforeAnyPreemption) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* o) {
+        o->admission_factor = 9;
+        o->expected_new_tokens = 1;
+      });
+  PrefillMachine* const slow =
+      rig.AddPrefill("slow", {.step = absl::Seconds(2)});
+  PrefillMachine* const quick = rig.AddPrefill("quick");
+  Request* const granted =
+      rig.Split({.prompt = Prompt(120, 1), .max_tokens = 20}, decode, slow);
+  rig.RunUntil([&] { return decode->Load().blocks_reserved() == 8; });
+  // 12 blocks are left; 180 + 70 positions need 16.
+  Request* const grows =
+      rig.Local({.prompt = Prompt(180, 2), .max_tokens = 70}, decode);
+  rig.RunUntil([&] { return !granted->dead.empty(); });
+  EXPECT_TRUE(granted->dead[0].preempted());
+  EXPECT_EQ(decode->core->counters().grants_revoked, 1);
+  EXPECT_EQ(decode->core->engine_stats().preemptions, 0);
+  granted->Retry(quick);
+  rig.RunUntilEnded();
+  granted->ExpectAllRight();
+  grows->ExpectAllRight();
+  EXPECT_EQ(grows->finished->preemptions(), 0);
+  rig.ExpectNothingLeft();
+}
+
+// Two that grow where only one fits: the younger gives way.
+void Preempt(int local_recompute_tokens, bool retries, Rig* rig) {
+  DecodeMachine* const decode =
+      rig->AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
+        o->admission_factor = 9;
+        o->expected_new_tokens = 1;
+        o->local_recompute_tokens = local_recompute_tokens;
+      });
+  PrefillMachine* const prefill = rig->AddPrefill();
+  rig->Split({.prompt = Prompt(120, 1), .max_tokens = 120}, decode, prefill);
+  rig->Run(absl::Milliseconds(5));
+  Request* const younger = rig->Split(
+      {.prompt = Prompt(120, 2), .max_tokens = 120}, decode, prefill);
+  younger->retries = retries;
+  rig->RunUntilEnded();
+  for (const auto& request : rig->requests) request->ExpectAllRight();
+  EXPECT_GT(decode->core->engine_stats().preemptions, 0);
+  EXPECT_EQ(rig->requests[0]->finished->preemptions(), 0);
+  EXPECT_GT(younger->finished->preemptions(), 0);
+}
+
+TEST(DecodeAttemptsTest, AShortPreemptedSequenceIsComputedAgainHere) {
+  Rig rig;
+  Preempt(/*local_recompute_tokens=*/256, /*retries=*/false, &rig);
+  EXPECT_TRUE(rig.requests[1]->dead.empty());
+  EXPECT_EQ(rig.requests[1]->opened.size(), 1u);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ALongPreemptedSequenceAsksForAnAttempt) {
+  Rig rig;
+  Preempt(/*local_recompute_tokens=*/16, /*retries=*/true, &rig);
+  const Request& younger = *rig.requests[1];
+  ASSERT_FALSE(younger.dead.empty());
+  EXPECT_TRUE(younger.dead[0].preempted());
+  EXPECT_EQ(younger.opened.size(), younger.dead.size() + 1);
+  // All its tokens were there before `dead`.
+  EXPECT_EQ(younger.story.find("DT"), std::string::npos);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, ARetryThatCrossedCommitAndPreemptionIsNoMistake) {
+  // The router loses sight of the prefill worker just before it would hear
+  // that the attempt committed, was decoded, and was preempted. Its retry
+  // holds fewer tokens than the worker has said meanwhile.
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
+        o->admission_factor = 9;
+        o->expected_new_tokens = 1;
+        o->local_recompute_tokens = 16;
+      });
+  PrefillMachine* const prefill = rig.AddPrefill();
+  rig.Split({.prompt = Prompt(120, 1), .max_tokens = 120}, decode, prefill);
+  rig.Run(absl::Milliseconds(5));
+  Request* const younger =
+      rig.Split({.prompt = Prompt(120, 2), .max_tokens = 120}, decode, prefill);
+  rig.RunUntil([&] { return younger->first.has_value(); });
+  younger->PauseReading(true);
+  rig.RunUntil([&] { return decode->core->engine_stats().preemptions > 0; });
+  younger->Retry(prefill);
+  rig.Run(absl::Milliseconds(20));
+  younger->retries = true;
+  younger->PauseReading(false);
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_FALSE(younger->dead.empty());
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeAttemptsTest, PreemptionsAreBounded) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
+        o->admission_factor = 9;
+        o->expected_new_tokens = 1;
+        o->max_preemptions = 0;
+      });
+  rig.Local({.prompt = Prompt(120, 1), .max_tokens = 120}, decode);
+  rig.Run(absl::Milliseconds(5));
+  Request* const younger =
+      rig.Local({.prompt = Prompt(120, 2), .max_tokens = 120}, decode);
+  rig.RunUntilEnded();
+  rig.requests[0]->ExpectAllRight();
+  EXPECT_EQ(younger->decode_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(younger->reason(), "PREEMPTED");
+  rig.ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace tandem::worker

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode worker's calls: whom it admits, how it prefills by itself, how
+// slow readers, silent routers, deadlines and drains end, and what becomes of
+// the blocks. Handoffs are in attempts_test.cc.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/simulation/parts.h"
+#include "tests/worker/rig.h"
+
+namespace tandem::worker {
+namespace {
+
+using absl::StatusCode;
+using testing::SizeIs;
+
+TEST(DecodeCallsTest, TheShortWayGivesTheTokensOfTheModel) {
+  const struct {
+    int prompt;
+    int max_tokens;
+    float temperature;
+  } cases[] = {{1, 1, 0},   {1, 40, 0.7f}, {15, 5, 0},     {16, 5, 0},
+               {17, 5, 0},  {100, 60, 1},  {255, 1, 0.5f}, {200, 56, 0},
+               {47, 17, 0}, {48, 17, 0},   {49, 17, 0}};
+  for (const int block_size : {8, 16}) {
+    Rig rig;
+    DecodeMachine* const decode = rig.AddDecode(
+        "decode", {.block_size = block_size, .num_blocks = 2048 / block_size});
+    for (const auto& c : cases) {
+      rig.Local({.prompt = Prompt(c.prompt, c.prompt),
+                 .max_tokens = c.max_tokens,
+                 .temperature = c.temperature},
+                decode);
+    }
+    rig.RunUntilEnded();
+    for (const auto& request : rig.requests) {
+      request->ExpectAllRight();
+      EXPECT_EQ(request->repeated, 0);
+      EXPECT_EQ(request->story.substr(0, 3), "OST");
+      EXPECT_EQ(request->finished->reason(), v1::FINISH_REASON_LENGTH);
+    }
+    EXPECT_EQ(decode->core->counters().attempts_local, 11);
+    EXPECT_EQ(decode->core->counters().finished, 11);
+    rig.ExpectNothingLeft();
+  }
+}
+
+TEST(DecodeCallsTest, AStopTokenEndsWithItsId) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Job job{.prompt = Prompt(30), .max_tokens = 20};
+  const std::vector<int32_t> all = job.Expected();
+  job.stop_token_ids = {all[4]};
+  Request* const request = rig.Local(job, decode);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  EXPECT_EQ(request->finished->reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(request->finished->stop_token_id(), all[4]);
+  EXPECT_EQ(request->tokens.back(), all[4]);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ThePrefixCacheIsUsedByThoseWhoMay) {
+  const struct {
+    const char* why;
+    int prompt;
+    const char* salt;
+    bool bypass;
+    int cached;
+  } cases[] = {
+      {"the same prompt; the last position is computed", 64, "", false, 48},
+      {"a longer one", 70, "", false, 64},
+      {"a shorter one", 40, "", false, 32},
+      {"another tenant", 64, "other", false, 0},
+      {"not wanted", 64, "", true, 0}};
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  rig.Local({.prompt = Prompt(64)}, decode);
+  rig.RunUntilEnded();
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    Request* const request = rig.Local({.prompt = Prompt(c.prompt),
+                                        .bypass_prefix_cache = c.bypass,
+                                        .cache_salt = c.salt},
+                                       decode);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(request->finished->cached_tokens(), c.cached);
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, OutputOfAnEarlierWorkerIsAnInput) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  for (const int held : {1, 7, 19}) {
+    Job job{.prompt = Prompt(33, held), .max_tokens = 20, .temperature = 1};
+    const std::vector<int32_t> all = job.Expected();
+    job.output.assign(all.begin(), all.begin() + held);
+    Request* const request = rig.Local(job, decode);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(request->repeated, 0);
+    EXPECT_THAT(request->token_times, SizeIs(20 - held));
+  }
+  rig.ExpectNothingLeft();
+}
+
+// ---- Who is not admitted
+
+TEST(DecodeCallsTest, BadOpensAreRefusedAndChangeNothing) {
+  struct Case {
+    const char* why;
+    std::function<void(v1::DecodeOpen*)> tweak;
+    StatusCode code;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {"another incarnation",
+       [](auto* open) { open->set_decode_incarnation("another one's"); },
+       StatusCode::kUnavailable, "WORKER_RESTARTED"},
+      {"id", [](auto* open) { open->set_request_id("short"); },
+       StatusCode::kInvalidArgument, ""},
+      {"too long",
+       [](auto* open) {
+         for (int i = 0; i < 256; ++i) open->add_prompt_token_ids(5);
+       },
+       StatusCode::kInvalidArgument, ""},
+      {"nothing left to say",
+       [](auto* open) { open->mutable_stopping()->set_max_tokens(-1); },
+       StatusCode::kInvalidArgument, ""},
+      {"no time", [](auto* open) { open->set_deadline_ms(-1); },
+       StatusCode::kInvalidArgument, ""},
+      {"temperature",
+       [](auto* open) { open->mutable_sampling()->set_temperature(9); },
+       StatusCode::kInvalidArgument, ""},
+  };
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.why);
+    Request* const request = rig.NewRequest({.prompt = Prompt(20)});
+    c.tweak(&request->tweak_open);
+    request->Decode(decode, nullptr);
+    rig.RunUntilEnded();
+    EXPECT_EQ(request->decode_ended->code(), c.code);
+    EXPECT_EQ(request->reason(), c.reason);
+    EXPECT_EQ(request->story, "");
+    EXPECT_EQ(decode->log->steps.size(), 0u);
+  }
+  EXPECT_EQ(decode->core->counters().refused, 6);
+  EXPECT_EQ(decode->core->counters().calls, 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AdmitsUpToItsNumberOfCalls) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {}, [](auto* o) { o->max_calls = 3; });
+  for (int i = 0; i < 3; ++i) {
+    rig.Local({.prompt = Prompt(10, i), .max_tokens = 30}, decode);
+  }
+  rig.Run(absl::Milliseconds(20));
+  Request* const fourth = rig.Local({.prompt = Prompt(10, 4)}, decode);
+  rig.RunUntilEnded();
+  EXPECT_EQ(fourth->decode_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(fourth->reason(), "QUEUE_FULL");
+  for (int i = 0; i < 3; ++i) rig.requests[i]->ExpectAllRight();
+  // There is room again.
+  Request* const fifth = rig.Local({.prompt = Prompt(10, 5)}, decode);
+  rig.RunUntil([&] { return fifth->decode_ended.has_value(); });
+  fifth->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AdmitsWhileTheExpectedNeedFitsAndOneAlways) {
+  Rig rig;
+  // Each comes to (100 + 24) / 16 = 8 blocks; 0.95 * 20 = 19 hold two.
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 20});
+  PrefillMachine* const prefill = rig.AddPrefill();
+  rig.Split({.prompt = Prompt(100, 1)}, decode, prefill);
+  rig.Split({.prompt = Prompt(100, 2)}, decode, prefill);
+  rig.Run(absl::Milliseconds(5));
+  Request* const third = rig.Split({.prompt = Prompt(100, 3)}, decode, prefill);
+  rig.RunUntilEnded();
+  EXPECT_EQ(third->decode_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(third->reason(), "NO_BLOCKS");
+  rig.requests[0]->ExpectAllRight();
+  rig.requests[1]->ExpectAllRight();
+  // More than the share, but alone: 250 positions are 16 of 20 blocks.
+  Request* const large =
+      rig.Local({.prompt = Prompt(250, 4), .max_tokens = 6}, decode);
+  rig.RunUntil([&] { return large->decode_ended.has_value(); });
+  large->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+// ---- Second calls
+
+TEST(DecodeCallsTest, ASecondCallForALiveSequenceRetiresTheFirst) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Job job{.prompt = Prompt(50), .max_tokens = 40};
+  Request* const first = rig.Local(job, decode);
+  rig.RunUntil([&] { return first->tokens.size() >= 5; });
+  job.output = first->tokens;
+  Request* const second = rig.NewRequest(job);
+  second->request_id = first->request_id;
+  second->Decode(decode, nullptr);
+  rig.RunUntilEnded();
+  EXPECT_EQ(first->decode_ended->code(), StatusCode::kAborted);
+  second->ExpectAllRight();
+  EXPECT_EQ(decode->core->counters().calls, 2);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ABadSecondCallLeavesTheFirstAlone) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Request* const first =
+      rig.Local({.prompt = Prompt(50), .max_tokens = 40}, decode);
+  rig.RunUntil([&] { return first->tokens.size() >= 5; });
+  Request* const second = rig.NewRequest({.prompt = Prompt(50)});
+  second->request_id = first->request_id;
+  second->tweak_open.set_deadline_ms(-1);
+  second->Decode(decode, nullptr);
+  rig.RunUntilEnded();
+  EXPECT_EQ(second->decode_ended->code(), StatusCode::kInvalidArgument);
+  first->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+// ---- Readers
+
+TEST(DecodeCallsTest, ASlowReaderPausesItsOwnSequenceOnly) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Request* const slow =
+      rig.Local({.prompt = Prompt(20, 1), .max_tokens = 150}, decode);
+  Request* const quick =
+      rig.Local({.prompt = Prompt(20, 2), .max_tokens = 150}, decode);
+  rig.RunUntil([&] { return slow->tokens.size() >= 5; });
+  slow->PauseReading(true);
+  rig.RunUntil([&] { return quick->decode_ended.has_value(); });
+  quick->ExpectAllRight();
+  // The network's window, max_unsent, and the step under way.
+  const int64_t steps = decode->core->engine_stats().steps;
+  rig.Run(absl::Seconds(5));
+  EXPECT_EQ(decode->core->engine_stats().steps, steps) << "it still computes";
+  EXPECT_EQ(decode->core->engine_stats().paused, 1);
+  EXPECT_LT(steps, 200);
+  slow->PauseReading(false);
+  rig.RunUntilEnded();
+  slow->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AReaderThatTakesNothingEndsAtTheStallLimit) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {}, [](auto* o) { o->stall_limit = absl::Seconds(7); });
+  Request* const request =
+      rig.Local({.prompt = Prompt(20), .max_tokens = 150}, decode);
+  rig.RunUntil([&] { return request->tokens.size() >= 5; });
+  request->PauseReading(true);
+  rig.Run(absl::Seconds(6));
+  EXPECT_EQ(decode->Load().streams(), 1);
+  rig.Run(absl::Seconds(4));
+  EXPECT_EQ(decode->Load().streams(), 0);
+  EXPECT_EQ(decode->Load().blocks_live(), 0);
+  request->PauseReading(false);  // what was sent before is still heard
+  rig.RunUntilEnded();
+  EXPECT_EQ(request->decode_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(request->reason(), "SLOW_READER");
+  rig.ExpectNothingLeft();
+}
+
+// ---- Ends
+
+TEST(DecodeCallsTest, TheDeadlineEndsASequence) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.step = absl::Milliseconds(100)});
+  Request* const request = rig.Local(
+      {.prompt = Prompt(20), .max_tokens = 200, .deadline = absl::Seconds(3)},
+      decode);
+  rig.RunUntilEnded();
+  EXPECT_EQ(request->decode_ended->code(), StatusCode::kDeadlineExceeded);
+  EXPECT_GT(request->tokens.size(), 20u);
+  EXPECT_FALSE(request->finished.has_value());
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ASilentRouterLosesItsSequencesAndNoOther) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.step = absl::Milliseconds(100)});
+  Request* const silent =
+      rig.Local({.prompt = Prompt(20, 1), .max_tokens = 200}, decode);
+  Request* const other =
+      rig.Local({.prompt = Prompt(20, 2), .max_tokens = 200}, decode);
+  rig.RunUntil([&] { return silent->tokens.size() >= 5; });
+  silent->beats = false;
+  rig.Run(absl::Seconds(3));
+  EXPECT_FALSE(silent->decode_ended.has_value());
+  rig.RunUntilEnded();
+  EXPECT_EQ(silent->decode_ended->code(), StatusCode::kUnavailable);
+  other->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AWorkerThatStoodStillDoesNotCallItsRoutersSilent) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Request* const request =
+      rig.Local({.prompt = Prompt(20), .max_tokens = 100}, decode);
+  rig.RunUntil([&] { return request->tokens.size() >= 5; });
+  decode->host->loop.Freeze();
+  rig.Run(absl::Seconds(20));
+  decode->host->loop.Thaw();
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ACallThatWasNeverOpenedEndsWithTheLease) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  struct Ears final : StreamHandler<v1::DecodeResponse> {
+    void OnMessage(v1::DecodeResponse) override { ++heard; }
+    void OnClosed(absl::Status s) override { ended = std::move(s); }
+    int heard = 0;
+    std::optional<absl::Status> ended;
+  } ears;
+  auto stream = rig.network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
+      rig.router, decode->host, false,
+      [&](auto s) { decode->core->AddCall(std::move(s)); });
+  stream->Start(&ears);
+  rig.RunUntil([&] { return ears.ended.has_value(); });
+  EXPECT_EQ(ears.ended->code(), StatusCode::kUnavailable);
+  EXPECT_EQ(ears.heard, 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ARouterThatGoesAwayEndsItsSequencesAtOnce) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Request* const request =
+      rig.Local({.prompt = Prompt(20), .max_tokens = 200}, decode);
+  rig.RunUntil([&] { return request->tokens.size() >= 5; });
+  request->DropDecode();
+  rig.Run(absl::Milliseconds(20));
+  EXPECT_EQ(decode->Load().streams(), 0);
+  EXPECT_EQ(decode->Load().blocks_live(), 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, DrainingFinishesWhatItHasAndTakesNothingNew) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const running =
+      rig.Local({.prompt = Prompt(20, 1), .max_tokens = 60}, decode);
+  Request* const ticketed =
+      rig.Split({.prompt = Prompt(60, 2), .max_tokens = 10}, decode, prefill);
+  ticketed->prefills = false;
+  rig.RunUntil([&] { return !ticketed->opened.empty(); });
+  decode->core->Drain();
+  EXPECT_FALSE(decode->core->idle());
+  EXPECT_EQ(decode->Load().state(), v1::WORKER_STATE_DRAINING);
+  Request* const late = rig.Local({.prompt = Prompt(20, 3)}, decode);
+  // An issued ticket is good, and so is a new attempt.
+  ticketed->prefills = true;
+  ticketed->Retry(prefill);
+  rig.RunUntilEnded();
+  EXPECT_EQ(late->decode_ended->code(), StatusCode::kUnavailable);
+  EXPECT_EQ(late->reason(), "DRAINING");
+  running->ExpectAllRight();
+  ticketed->ExpectAllRight();
+  EXPECT_TRUE(decode->core->idle());
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, CloseAllEndsCallsInEveryPhase) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Seconds(1)});
+  rig.Local({.prompt = Prompt(20, 1), .max_tokens = 200}, decode);
+  Request* const ticketed = rig.NewRequest({.prompt = Prompt(20, 2)});
+  ticketed->prefills = false;
+  ticketed->Decode(decode, prefill);
+  rig.Split({.prompt = Prompt(50, 3)}, decode, prefill);
+  rig.Run(absl::Milliseconds(400));
+  EXPECT_GT(decode->Load().blocks_reserved(), 0);
+  EXPECT_EQ(decode->Load().tickets(), 2);
+  decode->core->CloseAll(absl::UnavailableError("the grace is over"));
+  EXPECT_TRUE(decode->core->idle());
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) {
+    EXPECT_EQ(request->decode_ended->code(), StatusCode::kUnavailable);
+    EXPECT_FALSE(request->finished.has_value());
+    request->DropPrefill();
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AFailedStepEndsThoseWhoWereInItAndNoOther) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Request* const in = rig.Local({.prompt = Prompt(20, 1)}, decode);
+  rig.RunUntil([&] { return in->tokens.size() >= 2; });
+  decode->device->FailNextStep(absl::InternalError("the device is gone"));
+  rig.RunUntilEnded();
+  EXPECT_EQ(in->decode_ended->code(), StatusCode::kInternal);
+  Request* const after = rig.Local({.prompt = Prompt(20, 2)}, decode);
+  rig.RunUntil([&] { return after->decode_ended.has_value(); });
+  after->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, ASuspectRunsAloneUntilItsFirstToken) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  rig.Local({.prompt = Prompt(20, 1), .max_tokens = 60}, decode);
+  Request* const suspect = rig.Local(
+      {.prompt = Prompt(100, 2), .max_tokens = 20, .suspect = true}, decode);
+  rig.RunUntil([&] { return suspect->tokens.size() == 1; });
+  const std::vector<engine::SequenceId> alone = {2};
+  int chunks = 0;
+  for (const auto& step : decode->log->steps) {
+    if (step == alone) ++chunks;
+  }
+  EXPECT_EQ(chunks, 3);  // 100 positions, 48 a step
+  rig.RunUntilEnded();
+  int shared = 0;
+  for (const auto& step : decode->log->steps) shared += step.size() == 2;
+  EXPECT_GE(shared, 15) << "it proved harmless";
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, BeatsFillTheSilence) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  Request* const request = rig.NewRequest({.prompt = Prompt(20)});
+  request->prefills = false;
+  request->Decode(decode, prefill);
+  rig.Run(absl::Milliseconds(10'500));
+  EXPECT_GE(request->decode_beats, 9);
+  EXPECT_LE(request->decode_beats, 11);
+  request->DropDecode();
+  rig.ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace tandem::worker
