@@ -144,7 +144,7 @@ void Request::Beat() {
     message.mutable_beat();
     decode_->Send(std::move(message));
   }
-  if (prefill_ != nullptr) {
+  if (prefill_ != nullptr && prefill_beats_too) {
     v1::PrefillRequest message;
     message.mutable_beat();
     prefill_->Send(std::move(message));

@@ -128,15 +128,18 @@ class Request {
   // Opens the Decode call; without `prefill`, for the short way.
   void Decode(DecodeMachine* decode, PrefillMachine* prefill);
   void Prefill(PrefillMachine* prefill, const v1::AttemptOpened& opened);
+  // Names the decode worker of a Prefill call without a Decode call.
+  void Listen(DecodeMachine* decode) { decode_machine_ = decode; }
   // Asks for the attempt after `attempt` (0: the last one opened).
   void Retry(PrefillMachine* prefill, uint32_t attempt = 0);
   void DropDecode();
   void DropPrefill();
   void PauseReading(bool paused);
 
-  bool prefills = true;       // calls Prefill when an attempt opens
-  bool retries = false;       // answers every `dead` with a retry
-  bool beats = true;          // says every half second that it is there
+  bool prefills = true;  // calls Prefill when an attempt opens
+  bool retries = false;  // answers every `dead` with a retry
+  bool beats = true;     // says every half second that it is there
+  bool prefill_beats_too = true;
   std::string request_id;     // to be changed before Decode
   v1::DecodeOpen tweak_open;  // merged over the open
   v1::PrefillOpen tweak_prefill;

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill worker's decisions: whom it queues and refuses, in which order
+// it offers and computes, how much KV may wait for others, and how calls end.
+// What the handoff does to the decode worker is in ../decode_worker.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/simulation/parts.h"
+#include "tests/worker/rig.h"
+
+namespace tandem::worker {
+namespace {
+
+using absl::StatusCode;
+using testing::IsEmpty;
+
+int Count(const Rig& rig, const std::function<bool(const Request&)>& is) {
+  int count = 0;
+  for (const auto& request : rig.requests) count += is(*request) ? 1 : 0;
+  return count;
+}
+
+// ---- Who is not admitted
+
+TEST(PrefillCoreTest, BadOpensAreRefusedAndChangeNothing) {
+  struct Case {
+    const char* why;
+    std::function<void(v1::PrefillOpen*)> tweak;
+    StatusCode code;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {"another incarnation",
+       [](auto* open) { open->set_prefill_incarnation("another one's"); },
+       StatusCode::kUnavailable, "WORKER_RESTARTED"},
+      {"id", [](auto* open) { open->set_request_id("short"); },
+       StatusCode::kInvalidArgument, ""},
+      {"longer than the model",
+       [](auto* open) {
+         for (int i = 0; i < 256; ++i) open->add_prompt_token_ids(5);
+       },
+       StatusCode::kInvalidArgument, ""},
+      {"top_p", [](auto* open) { open->mutable_sampling()->set_top_p(2); },
+       StatusCode::kInvalidArgument, ""},
+      {"no time", [](auto* open) { open->set_deadline_ms(-5); },
+       StatusCode::kInvalidArgument, ""},
+  };
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.why);
+    Request* const request = rig.NewRequest({.prompt = Prompt(40)});
+    c.tweak(&request->tweak_prefill);
+    request->Decode(decode, prefill);
+    rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+    EXPECT_EQ(request->prefill_ended->code(), c.code);
+    EXPECT_EQ(request->prefill_reason(), c.reason);
+    request->DropDecode();
+  }
+  EXPECT_EQ(prefill->core->counters().refused, 5);
+  EXPECT_EQ(prefill->core->counters().calls, 0);
+  EXPECT_EQ(prefill->device->steps(), 0);
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, TheQueueIsBoundedInCallsAndInTokens) {
+  const struct {
+    const char* why;
+    int max_queue;
+    int64_t max_tokens;
+    int refused;
+  } cases[] = {{"calls", 3, 1 << 20, 5}, {"tokens", 256, 100, 6}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    Rig rig;
+    DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+    PrefillMachine* const prefill = rig.AddPrefill("prefill", {}, [&](auto* o) {
+      o->max_queue = c.max_queue;
+      o->max_queued_tokens = c.max_tokens;
+      o->max_offered = 1;
+    });
+    for (int i = 0; i < 9; ++i) {
+      Request* const request = rig.NewRequest({.prompt = Prompt(40, i)});
+      request->prefills = false;
+      request->Decode(decode, prefill);
+    }
+    rig.Run(absl::Milliseconds(10));
+    // One is offered, and gets no answer; of 40 tokens each, the rest queues.
+    decode->host->loop.Freeze();
+    for (const auto& request : rig.requests) {
+      request->Prefill(prefill, request->opened[0]);
+    }
+    rig.Run(absl::Milliseconds(20));
+    const auto refused = [](const Request& r) {
+      return r.prefill_reason() == "QUEUE_FULL";
+    };
+    EXPECT_EQ(Count(rig, refused), c.refused);
+    decode->host->loop.Thaw();
+    for (const auto& request : rig.requests) {
+      if (refused(*request)) request->Retry(nullptr);
+    }
+    rig.RunUntilEnded();
+    for (const auto& request : rig.requests) request->ExpectAllRight();
+    rig.ExpectNothingLeft();
+  }
+}
+
+TEST(PrefillCoreTest, AHistoryThatThePoolCanNeverHoldIsRefused) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  // The pool holds one history of the model's longest, 256, and no more.
+  PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 16});
+  Request* const most =
+      rig.Split({.prompt = Prompt(255), .max_tokens = 1}, decode, prefill);
+  rig.RunUntil([&] { return most->prefill_ended.has_value(); });
+  EXPECT_TRUE(most->prefill_ended->ok()) << *most->prefill_ended;
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, AnAttemptIsPrefilledOnce) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Milliseconds(100)});
+  Request* const request = rig.Split({.prompt = Prompt(60)}, decode, prefill);
+  rig.RunUntil([&] { return request->prefill_started.has_value(); });
+  Request* const twin = rig.NewRequest({.prompt = Prompt(60)});
+  twin->request_id = request->request_id;
+  twin->prefills = false;
+  twin->Listen(decode);
+  twin->Prefill(prefill, request->opened[0]);
+  rig.RunUntil([&] { return twin->prefill_ended.has_value(); });
+  EXPECT_EQ(twin->prefill_ended->code(), StatusCode::kAlreadyExists);
+  rig.RunUntil([&] { return request->decode_ended.has_value(); });
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+// ---- Order and sharing
+
+TEST(PrefillCoreTest, TheOldestOfTheQueueIsOfferedFirst) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Milliseconds(100)},
+                     [](auto* o) { o->max_offered = 1; });
+  std::vector<Request*> order;
+  for (const int age : {0, 1, 2, 3}) {
+    order.push_back(rig.Split({.prompt = Prompt(100, age),
+                               .bypass_prefix_cache = true,
+                               .age = absl::Seconds(60) * age},
+                              decode, prefill));
+  }
+  rig.RunUntilEnded();
+  // What came first had no rival; the others went by age.
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_LT(order[3]->token_times[0], order[2]->token_times[0]);
+  EXPECT_LT(order[2]->token_times[0], order[1]->token_times[0]);
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, PromptsShareStepsWithinTheTokenBudget) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 256});
+  for (int i = 0; i < 6; ++i) {
+    rig.Split({.prompt = Prompt(20, i), .max_tokens = 2}, decode, prefill);
+  }
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(prefill->device->rows(), 6 * 20);
+  EXPECT_LT(prefill->device->steps(), 6);
+  EXPECT_GE(prefill->device->steps(), 3) << "48 rows a step";
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, ASuspectIsComputedAlone) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 256});
+  for (int i = 0; i < 6; ++i) {
+    rig.Split({.prompt = Prompt(20, i), .suspect = i == 3}, decode, prefill);
+  }
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  int alone = 0, shared = 0;
+  for (const auto& step : prefill->log->steps) {
+    alone += step.size() == 1;
+    shared += step.size() > 1;
+  }
+  EXPECT_GE(alone, 1);
+  EXPECT_GE(shared, 1);
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, NothingThatWasComputedIsEverPreempted) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
+  // Two of these histories fit, twelve want to.
+  PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 30});
+  for (int i = 0; i < 12; ++i) {
+    rig.Split({.prompt = Prompt(200, i), .max_tokens = 4}, decode, prefill);
+  }
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) {
+    request->ExpectAllRight();
+    EXPECT_EQ(request->opened.size(), 1u);
+  }
+  EXPECT_EQ(prefill->core->engine_stats().preemptions, 0);
+  EXPECT_EQ(prefill->device->rows(), 12 * 200);
+  rig.ExpectNothingLeft();
+}
+
+// ---- KV that waits for a decode worker
+
+TEST(PrefillCoreTest, KvThatWaitsForOneDecodeWorkerIsBounded) {
+  Rig rig;
+  DecodeMachine* const stuck = rig.AddDecode("stuck", {.num_blocks = 512});
+  DecodeMachine* const good = rig.AddDecode("good", {.num_blocks = 512});
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {.num_blocks = 64}, [](auto* o) { o->waiting_share = 0.5; });
+  std::vector<Request*> waiting;
+  for (int i = 0; i < 4; ++i) {  // 12 blocks each, 32 are its share
+    waiting.push_back(rig.Split({.prompt = Prompt(190, i)}, stuck, prefill));
+    rig.Run(absl::Milliseconds(5));
+  }
+  rig.RunUntil([&] {
+    return Count(rig, [](const Request& r) {
+             return r.prefill_started.has_value();
+           }) == 4;
+  });
+  // Granted, but no credit comes any more.
+  stuck->host->loop.Freeze();
+  rig.RunUntil([&] {
+    return Count(rig, [](const Request& r) {
+             return r.prefill_reason() == "HANDOFF_BACKLOG";
+           }) == 2;
+  });
+  EXPECT_EQ(waiting[3]->prefill_reason(), "HANDOFF_BACKLOG");
+  EXPECT_EQ(waiting[2]->prefill_reason(), "HANDOFF_BACKLOG");
+  EXPECT_EQ(prefill->core->counters().waiting_failed, 2);
+  // Others are served meanwhile.
+  Request* const other = rig.Split({.prompt = Prompt(190, 9)}, good, prefill);
+  rig.RunUntil([&] { return other->decode_ended.has_value(); });
+  other->ExpectAllRight();
+  stuck->host->loop.Thaw();
+  for (Request* const request : waiting) {
+    request->DropDecode();
+    request->DropPrefill();
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, TransfersThatGetOnAreNoBacklog) {
+  Rig rig;
+  // The decode worker lands slowly, but it lands.
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 512, .copy = absl::Milliseconds(8)});
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {.num_blocks = 64}, [](auto* o) { o->waiting_share = 0.8; });
+  for (int i = 0; i < 4; ++i) {
+    rig.Split({.prompt = Prompt(190, i)}, decode, prefill);
+  }
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(prefill->core->counters().waiting_failed, 0);
+  rig.ExpectNothingLeft();
+}
+
+// ---- Ends
+
+TEST(PrefillCoreTest, CallsEndInEveryPhase) {
+  struct Case {
+    const char* why;
+    std::function<void(Rig*, Request*, DecodeMachine*, PrefillMachine*)> act;
+    StatusCode code;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {"the router goes away",
+       [](Rig*, Request* r, auto*, auto*) { r->DropPrefill(); },
+       StatusCode::kOk, ""},
+      {"the grace is over",
+       [](Rig*, Request*, auto*, PrefillMachine* p) {
+         p->core->CloseAll(absl::UnavailableError("bye"));
+       },
+       StatusCode::kUnavailable, ""},
+      {"the decode worker ended the attempt",
+       [](Rig*, Request* r, auto*, auto*) { r->DropDecode(); },
+       StatusCode::kUnknown, "HANDOFF_FAILED"},
+      {"the decode worker crashed",
+       [](Rig* rig, Request*, DecodeMachine* d, auto*) { rig->Crash(d); },
+       StatusCode::kUnavailable, "HANDOFF_FAILED"},
+      {"the device failed",
+       [](Rig*, Request*, auto*, PrefillMachine* p) {
+         p->device->FailNextStep(absl::InternalError("broken"));
+       },
+       StatusCode::kInternal, ""},
+  };
+  for (const Case& c : cases) {
+    for (int at_ms : {8, 300, 900, 1500}) {
+      SCOPED_TRACE(absl::StrCat(c.why, " after ", at_ms, " ms"));
+      Rig rig;
+      DecodeMachine* const decode =
+          rig.AddDecode("decode", {.copy = absl::Milliseconds(100)});
+      PrefillMachine* const prefill =
+          rig.AddPrefill("prefill", {.step = absl::Milliseconds(400)});
+      Request* const request =
+          rig.Split({.prompt = Prompt(190)}, decode, prefill);
+      rig.Run(absl::Milliseconds(at_ms));
+      ASSERT_FALSE(request->opened.empty());
+      c.act(&rig, request, decode, prefill);
+      rig.Run(absl::Seconds(12));
+      EXPECT_EQ(prefill->Load().streams(), 0);
+      EXPECT_EQ(prefill->Load().tickets(), 0);
+      if (c.code != StatusCode::kOk) {
+        ASSERT_TRUE(request->prefill_ended.has_value());
+        // Ended before its offer or after it: two codes say so.
+        if (c.code != StatusCode::kUnknown) {
+          EXPECT_EQ(request->prefill_ended->code(), c.code)
+              << *request->prefill_ended;
+        }
+        EXPECT_EQ(request->prefill_reason(), c.reason);
+      }
+      request->DropDecode();
+      request->DropPrefill();
+      rig.ExpectNothingLeft();
+    }
+  }
+}
+
+TEST(PrefillCoreTest, ASilentRouterLosesItsPrefill) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Seconds(3)});
+  Request* const request = rig.Split({.prompt = Prompt(190)}, decode, prefill);
+  rig.RunUntil([&] { return request->prefill_started.has_value(); });
+  request->prefill_beats_too = false;
+  rig.Run(absl::Seconds(3));
+  EXPECT_FALSE(request->prefill_ended.has_value());
+  rig.Run(absl::Seconds(3));
+  ASSERT_TRUE(request->prefill_ended.has_value());
+  EXPECT_EQ(request->prefill_ended->code(), StatusCode::kUnavailable);
+  EXPECT_EQ(request->prefill_reason(), "") << "the handoff was well";
+  EXPECT_GE(request->prefill_beats, 3);
+  request->DropDecode();
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, TheDeadlineEndsAPrefill) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Seconds(2)});
+  Request* const request = rig.Split(
+      {.prompt = Prompt(190), .deadline = absl::Seconds(3)}, decode, prefill);
+  rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+  EXPECT_EQ(request->prefill_ended->code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(request->tokens, IsEmpty());
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, AWorkerThatStoodStillDoesNotCallItsRoutersSilent) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Milliseconds(400)});
+  Request* const request = rig.Split({.prompt = Prompt(190)}, decode, prefill);
+  rig.RunUntil([&] { return request->prefill_started.has_value(); });
+  prefill->host->loop.Freeze();
+  rig.Run(absl::Seconds(20));
+  prefill->host->loop.Thaw();
+  rig.Run(absl::Milliseconds(50));
+  // Its link is lost, but the router's call is judged by what it said.
+  ASSERT_FALSE(request->dead.empty());
+  if (request->prefill_ended.has_value()) {
+    EXPECT_EQ(request->prefill_reason(), "HANDOFF_FAILED");
+  }
+  request->Retry(prefill);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, DrainingServesTheQueueAndTakesNothingNew) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = absl::Milliseconds(100)},
+                     [](auto* o) { o->max_offered = 1; });
+  for (int i = 0; i < 4; ++i) {
+    rig.Split({.prompt = Prompt(100, i)}, decode, prefill);
+  }
+  rig.Run(absl::Milliseconds(30));
+  prefill->core->Drain();
+  EXPECT_EQ(prefill->Load().state(), v1::WORKER_STATE_DRAINING);
+  Request* const late = rig.Split({.prompt = Prompt(100, 5)}, decode, prefill);
+  rig.RunUntil([&] { return late->prefill_ended.has_value(); });
+  EXPECT_EQ(late->prefill_ended->code(), StatusCode::kUnavailable);
+  EXPECT_EQ(late->prefill_reason(), "DRAINING");
+  EXPECT_FALSE(prefill->core->idle());
+  late->DropDecode();
+  rig.RunUntil([&] {
+    return Count(rig, [](const Request& r) {
+             return r.decode_ended.has_value();
+           }) == 4;
+  });
+  for (int i = 0; i < 4; ++i) rig.requests[i]->ExpectAllRight();
+  EXPECT_TRUE(prefill->core->idle());
+  rig.ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace tandem::worker

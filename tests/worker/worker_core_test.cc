@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both workers share below their cores: the check of an open, the clock
+// of leases and beats, and the registration with every router.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/simulation/network.h"
+#include "tests/simulation/parts.h"
+#include "worker/call_clock.h"
+#include "worker/convert.h"
+#include "worker/registration.h"
+
+namespace tandem::worker {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// ---- CheckOpen
+
+struct Open {
+  std::string id = std::string(16, 'i');
+  int prompt = 10;
+  int output = 0;
+  float temperature = 0, top_p = 1, min_p = 0;
+  int top_k = 0, logprobs = -1;
+  int max_tokens = 5, min_tokens = 0;
+  int64_t deadline_ms = 1;
+};
+
+absl::Status Check(const Open& open) {
+  v1::SamplingParams sampling;
+  sampling.set_temperature(open.temperature);
+  sampling.set_top_p(open.top_p);
+  sampling.set_min_p(open.min_p);
+  sampling.set_top_k(open.top_k);
+  sampling.set_logprobs(open.logprobs);
+  v1::StoppingParams stopping;
+  stopping.set_max_tokens(open.max_tokens);
+  stopping.set_min_tokens(open.min_tokens);
+  return CheckOpen(open.id, open.prompt, open.output, sampling, stopping,
+                   open.deadline_ms, /*max_model_len=*/100);
+}
+
+TEST(CheckOpenTest, EveryFieldHasItsRange) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const struct {
+    Open open;
+    const char* field;  // empty: right
+  } cases[] = {
+      {{}, ""},
+      {{.id = ""}, "request_id"},
+      {{.id = std::string(15, 'i')}, "request_id"},
+      {{.id = std::string(17, 'i')}, "request_id"},
+      {{.prompt = 0}, "prompt_token_ids"},
+      {{.prompt = 1}, ""},
+      {{.prompt = 99}, ""},
+      {{.prompt = 100}, "prompt_token_ids"},
+      {{.prompt = 95, .output = 4}, ""},
+      {{.prompt = 96, .output = 4}, "prompt_token_ids"},
+      {{.temperature = -0.1f}, "temperature"},
+      {{.temperature = 2}, ""},
+      {{.temperature = 2.1f}, "temperature"},
+      {{.temperature = nan}, "temperature"},
+      {{.top_p = 0}, "top_p"},
+      {{.top_p = 0.1f}, ""},
+      {{.top_p = 1.1f}, "top_p"},
+      {{.top_p = nan}, "top_p"},
+      {{.min_p = -0.1f}, "min_p"},
+      {{.min_p = 1}, ""},
+      {{.min_p = 1.1f}, "min_p"},
+      {{.min_p = nan}, "min_p"},
+      {{.top_k = -1}, "top_k"},
+      {{.top_k = 1 << 30}, ""},
+      {{.logprobs = -2}, "logprobs"},
+      {{.logprobs = kernels::kMaxTopLogprobs}, ""},
+      {{.logprobs = kernels::kMaxTopLogprobs + 1}, "logprobs"},
+      {{.max_tokens = 0}, "max_tokens"},
+      {{.output = 4, .max_tokens = 4}, "max_tokens"},
+      {{.output = 4, .max_tokens = 5}, ""},
+      {{.min_tokens = -1}, "min_tokens"},
+      {{.min_tokens = 5}, ""},
+      {{.min_tokens = 6}, "min_tokens"},
+      {{.deadline_ms = 0}, "deadline_ms"},
+      {{.deadline_ms = -1}, "deadline_ms"},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = Check(c.open);
+    if (*c.field == '\0') {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
+    }
+  }
+}
+
+TEST(ConvertTest, SamplingAndStoppingKeepEveryField) {
+  v1::SamplingParams sampling;
+  sampling.set_temperature(0.5f);
+  sampling.set_top_k(7);
+  sampling.set_top_p(0.25f);
+  sampling.set_min_p(0.125f);
+  sampling.set_seed(0xfedcba9876543210);
+  sampling.set_logprobs(3);
+  const engine::Sampling s = ToEngine(sampling, 9);
+  EXPECT_EQ(s.temperature, 0.5f);
+  EXPECT_EQ(s.top_k, 7);
+  EXPECT_EQ(s.top_p, 0.25f);
+  EXPECT_EQ(s.min_p, 0.125f);
+  EXPECT_EQ(s.seed, 0xfedcba9876543210);
+  EXPECT_EQ(s.logprobs, 3);
+  EXPECT_EQ(s.sequence_index, 9u);
+  v1::StoppingParams stopping;
+  stopping.set_max_tokens(11);
+  stopping.set_min_tokens(2);
+  stopping.add_stop_token_ids(5);
+  stopping.add_stop_token_ids(6);
+  const engine::Stopping t = ToEngine(stopping);
+  EXPECT_EQ(t.max_tokens, 11);
+  EXPECT_EQ(t.min_tokens, 2);
+  EXPECT_THAT(t.stop_token_ids, ElementsAre(5, 6));
+  EXPECT_EQ(StopTokenOf(t, 6), 6);
+  EXPECT_EQ(StopTokenOf(t, 7), -1);
+}
+
+// ---- CallClock
+
+TEST(CallClockTest, JudgesNobodyAfterItStoodStill) {
+  VirtualLoop world;
+  VirtualProcess process(&world);
+  std::string judged;
+  CallClock clock(&process, [&](bool judge) { judged += judge ? 'j' : '-'; });
+  world.RunFor(absl::Milliseconds(3500));
+  EXPECT_EQ(judged, "jjj");
+  process.Freeze();
+  world.RunFor(absl::Seconds(10));
+  EXPECT_EQ(judged, "jjj");
+  process.Thaw();
+  world.RunFor(absl::Milliseconds(2500));
+  EXPECT_EQ(judged, "jjj-jj") << "what arrived meanwhile is read first";
+}
+
+// ---- Registration
+
+// A router's end of all registrations.
+struct Router : StreamHandler<v1::RegisterRequest> {
+  explicit Router(VirtualLoop* world, const std::string& name)
+      : host(std::make_shared<simulation::Host>(world, name)) {}
+  void OnMessage(v1::RegisterRequest message) override {
+    switch (message.event_case()) {
+      case v1::RegisterRequest::kHello: {
+        story += 'H';
+        v1::RegisterResponse response;
+        response.mutable_welcome();
+        if (welcomes) stream->Send(std::move(response));
+        return;
+      }
+      case v1::RegisterRequest::kLoad:
+        ++loads;
+        return;
+      case v1::RegisterRequest::kCache:
+        if (message.cache().reset()) hashes.clear();
+        story += message.cache().reset() ? 'R' : 'c';
+        for (const uint64_t hash : message.cache().added()) {
+          hashes.insert(hash);
+        }
+        for (const uint64_t hash : message.cache().removed()) {
+          hashes.erase(hash);
+        }
+        return;
+      case v1::RegisterRequest::EVENT_NOT_SET:
+        ADD_FAILURE();
+    }
+  }
+  void OnClosed(absl::Status) override { story += 'x'; }
+  void Beat() {
+    v1::RegisterResponse response;
+    response.mutable_beat();
+    stream->Send(std::move(response));
+  }
+
+  std::shared_ptr<simulation::Host> host;
+  std::unique_ptr<Stream<v1::RegisterResponse, v1::RegisterRequest>> stream;
+  bool welcomes = true;
+  int loads = 0;
+  std::string story;
+  std::set<uint64_t> hashes;
+};
+
+struct RegistrationTest : testing::Test {
+  RegistrationTest()
+      : random(1),
+        network(&world, &random, {}),
+        worker(std::make_shared<simulation::Host>(&world, "worker")),
+        one(&world, "one"),
+        two(&world, "two"),
+        pool(8, 4) {
+    options.hello.mutable_worker()->set_worker_id("worker");
+    registration = std::make_unique<Registration>(
+        options, &worker->loop, &random,
+        [this](const std::string& endpoint) {
+          Router* const router = endpoint == "one" ? &one : &two;
+          ++dials;
+          return network.Connect<v1::RegisterRequest, v1::RegisterResponse>(
+              worker, router->host, false, [router](auto stream) {
+                router->stream = std::move(stream);
+                router->stream->Start(router);
+              });
+        },
+        [] { return v1::WorkerLoad(); }, &pool,
+        [this](const std::string& endpoint, const absl::Status&) {
+          troubles += endpoint + " ";
+        });
+  }
+  ~RegistrationTest() override {
+    one.stream.reset();
+    two.stream.reset();
+    registration.reset();
+  }
+  // Publishes a block, or several, and lets them go: they are cached.
+  void Cache(const std::vector<int32_t>& tokens) {
+    auto blocks = pool.Allocate(static_cast<int>(tokens.size()) / 4);
+    const auto hashes =
+        engine::HashBlocks(engine::RootHash("", 4, ""), tokens, 4);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      pool.Publish(blocks[i], hashes[i]);
+    }
+  }
+  void RunWithBeats(absl::Duration duration) {
+    for (absl::Duration t; t < duration; t += absl::Milliseconds(500)) {
+      for (Router* router : {&one, &two}) {
+        if (router->stream != nullptr && router->host->alive) router->Beat();
+      }
+      world.RunFor(absl::Milliseconds(500));
+    }
+  }
+  std::set<uint64_t> Cached() const {
+    const auto all = pool.CachedHashes();
+    return {all.begin(), all.end()};
+  }
+
+  VirtualLoop world;
+  SeededRandom random;
+  simulation::Network network;
+  std::shared_ptr<simulation::Host> worker;
+  Router one, two;
+  engine::KvPool pool;
+  RegistrationOptions options;
+  int dials = 0;
+  std::string troubles;
+  std::unique_ptr<Registration> registration;
+};
+
+TEST_F(RegistrationTest, EveryRouterKnowsTheCacheAndItsChanges) {
+  Cache({1, 2, 3, 4, 5, 6, 7, 8});
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(registration->connected(), 1);
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_EQ(one.hashes.size(), 2u);
+  EXPECT_EQ(one.story, "HR");
+  Cache({9, 9, 9, 9});
+  // The second comes later, and gets everything.
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(two.hashes, Cached());
+  Cache({7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7});
+  Cache({6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6});  // evicts
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_EQ(two.hashes, Cached());
+  EXPECT_EQ(one.hashes.size(), 8u);
+  EXPECT_GE(one.loads, 10);
+  EXPECT_EQ(troubles, "");
+}
+
+TEST_F(RegistrationTest, ABrokenStreamIsDialledAgainAndSaysEverything) {
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  one.stream->Close(absl::UnavailableError("gone"));
+  Cache({1, 2, 3, 4});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(troubles, "one ");
+  EXPECT_EQ(dials, 2);
+  EXPECT_EQ(one.story, "HRHR");
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_EQ(registration->connected(), 1);
+}
+
+TEST_F(RegistrationTest, ASilentRouterIsLeftAndDialledMoreAndMoreSeldom) {
+  one.welcomes = false;
+  registration->SetRouters({"one"});
+  world.RunFor(absl::Seconds(4));
+  EXPECT_EQ(registration->connected(), 0);
+  EXPECT_EQ(dials, 1);
+  world.RunFor(absl::Seconds(60));
+  // 4 s of silence each, and a back-off of 0.1, 0.2, ... 5 s.
+  EXPECT_GE(dials, 7);
+  EXPECT_LE(dials, 12);
+}
+
+TEST_F(RegistrationTest, ARouterThatIsNoLongerNamedIsLeft) {
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(registration->connected(), 2);
+  registration->SetRouters({"two"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(registration->connected(), 1);
+  EXPECT_EQ(one.story.back(), 'x');
+  EXPECT_THAT(troubles, IsEmpty());
+}
+
+TEST_F(RegistrationTest, ASlowRouterLosesIncrementsAndGetsAllAnew) {
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  one.stream->PauseReading(true);
+  RunWithBeats(absl::Seconds(20));  // more than its queue holds
+  Cache({1, 2, 3, 4});
+  RunWithBeats(absl::Seconds(2));
+  EXPECT_EQ(one.hashes.size(), 0u);
+  one.stream->PauseReading(false);
+  RunWithBeats(absl::Seconds(2));
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_EQ(one.story.back(), 'R');
+}
+
+}  // namespace
+}  // namespace tandem::worker
