@@ -277,7 +277,7 @@ class Bench {
               static_cast<size_t>(model.layers),
           0x3e00);
       for (int i = 0; i < c.sequences; ++i) {
-        KvRange range{tables.data() + i * blocks,
+        KvRange range{tables.data() + int64_t{i} * blocks,
                       0,
                       c.context,
                       0,
@@ -328,7 +328,8 @@ class Bench {
         {"top-k 40 top-p 0.95",
          {.temperature = 0.8f, .top_p = 0.95f, .top_k = 40}},
         {"greedy with 5 logprobs", {.logprobs = 5}}};
-    for (const auto& [name, params] : cases) {
+    for (const auto& [name, chosen] : cases) {
+      const SampleParams params = chosen;  // clang 14 captures no bindings
       SampleResult result;
       const double seconds = LayerSeconds(100, 1, [&](int) {
         backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr, 0,

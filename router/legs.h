@@ -19,7 +19,7 @@ struct Request::DecodeLeg final : StreamHandler<v1::DecodeResponse> {
 
   void OnMessage(v1::DecodeResponse message) override {
     heard = request->context_.loop->Now();
-    request->OnDecode(std::move(message));
+    request->OnDecode(message);
   }
   void OnClosed(absl::Status status) override {
     request->OnDecodeClosed(status);
@@ -37,7 +37,7 @@ struct Request::PrefillLeg final : StreamHandler<v1::PrefillResponse> {
 
   void OnMessage(v1::PrefillResponse message) override {
     heard = request->context_.loop->Now();
-    request->OnPrefill(std::move(message));
+    request->OnPrefill(message);
   }
   void OnClosed(absl::Status status) override {
     request->OnPrefillClosed(status);

@@ -35,7 +35,7 @@ struct Registry::Lease final : StreamHandler<v1::RegisterRequest> {
       : registry(registry_in), stream(std::move(stream_in)) {}
 
   void OnMessage(v1::RegisterRequest message) override {
-    registry->OnMessage(this, std::move(message));
+    registry->OnMessage(this, message);
   }
   void OnClosed(absl::Status status) override { registry->End(this, status); }
 
