@@ -20,12 +20,12 @@ clang-format-14 --dry-run --Werror "${sources[@]}" ||
 minutes=${TIDY_MINUTES:-12}
 if [ "${1:-}" = --all ]; then
   minutes=600
-  mapfile -t changed < <(git ls-files '*.cc' ':!tests')
+  mapfile -t changed < <(git ls-files '*.cc' ':!tests' ':!bench')
 else
   base=${LINT_BASE:-$(git rev-list -1 --before='12 hours ago' HEAD)}
   [ -n "$base" ] || base=$(git hash-object -t tree /dev/null)
   mapfile -t changed < <(git diff --name-only --diff-filter=d "$base" -- \
-    '*.cc' ':!tests')
+    '*.cc' ':!tests' ':!bench')
 fi
 
 # One file; what was not begun in time is skipped, and counted.
