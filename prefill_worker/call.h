@@ -38,9 +38,8 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   absl::Time started;  // computing
   absl::Time first_token;
   bool may_compute = false;  // granted, or told to start
-  bool granted = false;
-  int promised_blocks = 0;  // that the engine has not taken yet
-  int computed_layers = 0;  // of the chunk in the running step
+  int promised_blocks = 0;   // that the engine has not taken yet
+  int computed_layers = 0;   // of the chunk in the running step
 };
 
 }  // namespace tandem::prefill_worker

@@ -133,9 +133,29 @@ void PrefillCore::Advance() {
     }
   }
   std::sort(waiting.begin(), waiting.end(), older);
+  // KV that waits for a slow decode worker must not take the pool from others:
+  // where its share is full the next prompt for it is not begun, and those
+  // for others are. A single one may be larger than the share.
+  const double limit = options_.waiting_share * pool_->counts().total;
+  std::map<std::string, int> held = BlocksHeld();
   for (Call* const call : waiting) {
+    int& blocks = held[call->open.decode_worker().worker_id()];
+    const int wanted = BlocksFor(static_cast<int>(call->history.size()));
+    if (blocks > 0 && blocks + wanted > limit) continue;
     if (!TryCompute(call)) return;
+    blocks += wanted;
   }
+}
+
+std::map<std::string, int> PrefillCore::BlocksHeld() const {
+  std::map<std::string, int> held;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kComputing || call->phase == Phase::kSending) {
+      held[call->open.decode_worker().worker_id()] +=
+          BlocksFor(static_cast<int>(call->history.size()));
+    }
+  }
+  return held;
 }
 
 void PrefillCore::Offer(Call* call) {
@@ -210,41 +230,6 @@ bool PrefillCore::TryCompute(Call* call) {
   return true;
 }
 
-// KV that waits for a slow decode worker must not take the pool from others:
-// beyond its share the youngest such attempt ends, and its blocks become
-// evictable.
-void PrefillCore::BoundWaiting() {
-  struct Waiting {
-    int blocks = 0;
-    Call* youngest = nullptr;
-  };
-  std::map<std::string, Waiting> by_worker;
-  for (const auto& [id, call] : calls_) {
-    const bool held = call->phase == Phase::kSending ||
-                      (call->phase == Phase::kComputing && !call->granted);
-    if (!held) continue;
-    Waiting& waiting = by_worker[call->open.decode_worker().worker_id()];
-    waiting.blocks += BlocksFor(static_cast<int>(call->history.size()));
-    if (waiting.youngest == nullptr ||
-        call->admitted >= waiting.youngest->admitted) {
-      waiting.youngest = call.get();
-    }
-  }
-  const double limit = options_.waiting_share * pool_->counts().total;
-  for (const auto& [worker, waiting] : by_worker) {
-    const int alone =
-        BlocksFor(static_cast<int>(waiting.youngest->history.size()));
-    // A single attempt may be larger than the share: there is no other way.
-    if (waiting.blocks <= limit || waiting.blocks == alone) continue;
-    if (waiting.youngest->phase != Phase::kSending) continue;
-    ++counters_.waiting_failed;
-    Retire(waiting.youngest->id,
-           MakeError(absl::StatusCode::kResourceExhausted, "HANDOFF_BACKLOG",
-                     absl::StrCat("KV waiting for decode worker ", worker,
-                                  " fills its share of the pool")));
-  }
-}
-
 void PrefillCore::Retire(CallId id, const absl::Status& status) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
@@ -302,7 +287,6 @@ void PrefillCore::Tick(bool judge) {
     }
   }
   for (const auto& [id, status] : ended) Retire(id, status);
-  BoundWaiting();
   Advance();
 }
 
@@ -422,7 +406,6 @@ void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
                            const handoff::Grant& grant) {
   Call* const call = FindAttempt(attempt);
   if (call == nullptr) return;
-  call->granted = answer == Answer::kGranted;
   call->may_compute = answer != Answer::kWait;
   if (call->may_compute) ScheduleAdvance();
 }

@@ -48,8 +48,8 @@ struct PrefillOptions {
   int max_queue = 256;                  // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
   int max_offered = 16;                 // asked for, or told to wait, at once
-  // KV that waits for a grant or credit fills at most this share of the pool
-  // per decode worker.
+  // What is computed and not yet handed over fills at most this share of the
+  // pool per decode worker.
   double waiting_share = 0.5;
   absl::Duration lease = absl::Seconds(4);  // of a silent router
 };
@@ -61,7 +61,6 @@ struct PrefillCounters {
   int64_t failed = 0;
   int64_t cached_positions = 0;
   int64_t history_positions = 0;
-  int64_t waiting_failed = 0;  // ended by waiting_share
 };
 
 class PrefillCore final : private engine::EngineListener,
@@ -101,7 +100,8 @@ class PrefillCore final : private engine::EngineListener,
   void ScheduleAdvance();
   void Offer(Call* call);
   bool TryCompute(Call* call);
-  void BoundWaiting();
+  // By decode worker: of what computes, or waits for its handoff.
+  std::map<std::string, int> BlocksHeld() const;
   void Retire(CallId id, const absl::Status& status);
   void Say(Call* call, v1::PrefillResponse response);
   void SendDone(Call* call, const handoff::HandoffTimings& timings);

@@ -149,7 +149,7 @@ bool RouterCore::TryPlace(Request* request) {
   Choice choice;
   choice.decode = registry_.Find(decode.worker_id)->hello.worker();
   int cached = decode.cached_tokens;
-  if (ChooseWay(input) == Way::kSplit) {
+  if (!request->last_attempt() && ChooseWay(input) == Way::kSplit) {
     const WorkerView& prefill = snapshot.prefill[pair.prefill];
     choice.prefill = registry_.Find(prefill.worker_id)->hello.worker();
     cached = prefill.cached_tokens;

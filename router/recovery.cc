@@ -200,12 +200,8 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
 
 void Request::SendRetry() {
   bool full = false;
-  // The last attempt that is allowed needs no handoff: what failed so often
-  // is left out, whatever placement was asked for.
-  const bool last = std::max(attempts_failed_, handoffs_failed_) + 1 >=
-                    context_.options->max_attempts;
   const std::optional<v1::WorkerRef> prefill =
-      last ? std::nullopt : context_.host->ChoosePrefill(this, &full);
+      last_attempt() ? std::nullopt : context_.host->ChoosePrefill(this, &full);
   if (!prefill && full && effective_.placement == v1::PLACEMENT_SPLIT) {
     // Asked to wait for one rather than to go without.
     retry_timer_.Start(context_.options->refusal_pause,

@@ -20,6 +20,7 @@
 #ifndef TANDEM_ROUTER_REQUEST_H_
 #define TANDEM_ROUTER_REQUEST_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -119,6 +120,12 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::string& client_id() const { return effective_.request_id; }
   const std::string& internal_id() const { return internal_id_; }
   bool suspect() const { return suspect_; }
+  // The last attempt that is allowed needs no handoff: what failed so often
+  // is left out, whatever placement was asked for.
+  bool last_attempt() const {
+    return std::max(attempts_failed_, handoffs_failed_) + 1 >=
+           context_.options->max_attempts;
+  }
   absl::Time admitted() const { return admitted_; }
   absl::Time waiting_since() const { return waiting_since_; }
   bool was_computed() const { return was_computed_; }
