@@ -100,6 +100,9 @@ class DecodeCore final : private engine::EngineListener,
   const DecodeCounters& counters() const { return counters_; }
   const engine::EngineStats& engine_stats() const { return engine_.stats(); }
   const handoff::Receiver& receiver() const { return receiver_; }
+  // Every call's phase against what engine, receiver and pool hold for it:
+  // INTERNAL with the first contradiction. For tests.
+  absl::Status CheckInvariants() const;
   // Not OK: the process must end (handoff::ReceiverDelegate::OnFatal).
   const absl::Status& fatal() const { return fatal_; }
 

@@ -87,6 +87,9 @@ class PrefillCore final : private engine::EngineListener,
   const PrefillCounters& counters() const { return counters_; }
   const engine::EngineStats& engine_stats() const { return engine_.stats(); }
   const handoff::Sender& sender() const { return sender_; }
+  // Every call's phase and promises against what engine and sender hold for
+  // it: INTERNAL with the first contradiction. For tests.
+  absl::Status CheckInvariants() const;
 
  private:
   using CallId = engine::SequenceId;

@@ -32,6 +32,7 @@ struct NetworkOptions {
   absl::Duration min_delay = absl::Microseconds(50);
   absl::Duration max_delay = absl::Milliseconds(2);
   double break_probability = 0;      // per message, any connection
+  std::string unbroken = {};         // but of this client
   double lose_probability = 0;       // per message, messy connections
   double duplicate_probability = 0;  // per message, messy connections
   double reorder_probability = 0;    // per message, messy connections
@@ -68,14 +69,24 @@ class Network {
 
   // Nothing passes between the two until healed; nothing is told of it.
   void Partition(const std::string& a, const std::string& b) {
-    cut_.insert({std::min(a, b), std::max(a, b)});
+    Cut(a, b);
+    Cut(b, a);
   }
-  void Heal() {
+  // One way only.
+  void Cut(const std::string& from, const std::string& to) {
+    cut_.insert({from, to});
+  }
+  void Heal(const std::string& a, const std::string& b) {
+    cut_.erase({a, b});
+    cut_.erase({b, a});
+    for (const auto& connection : AliveConnections()) Resume(connection);
+  }
+  void HealAll() {
     cut_.clear();
     for (const auto& connection : AliveConnections()) Resume(connection);
   }
-  bool IsCut(const std::string& a, const std::string& b) const {
-    return cut_.contains({std::min(a, b), std::max(a, b)});
+  bool IsCut(const std::string& from, const std::string& to) const {
+    return cut_.contains({from, to});
   }
 
   // The process is gone: its peers learn it from their broken streams.
@@ -152,7 +163,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  protected:
   virtual void TellClosed(int side, const absl::Status& status) = 0;
-  bool cut() const { return network_->IsCut(hosts_[0]->name, hosts_[1]->name); }
+  bool cut(int to_side) const {
+    return network_->IsCut(hosts_[1 - to_side]->name, hosts_[to_side]->name);
+  }
 
   Network* const network_;
   const std::shared_ptr<Host> hosts_[2];  // client, server
@@ -226,7 +239,8 @@ class TypedConnection final : public Connection {
     auto& there = direction<kTo>();
     auto& here = direction<1 - kTo>();
     if (broken_ || !here.open || there.has_close) return;
-    if (network_->Chance(network_->options().break_probability)) {
+    if (hosts_[0]->name != network_->options().unbroken &&
+        network_->Chance(network_->options().break_probability)) {
       Break(absl::UnavailableError("connection lost"));
       return;
     }
@@ -266,7 +280,7 @@ class TypedConnection final : public Connection {
   void Schedule() {
     auto& there = direction<kTo>();
     if (there.delivering || !there.open || broken_) return;
-    if (there.handler == nullptr || cut()) return;
+    if (there.handler == nullptr || cut(kTo)) return;
     if (there.queue.empty() ? !there.has_close : there.paused) return;
     there.delivering = true;
     // The world's loop, then the process's: a crashed one never runs it.
@@ -292,7 +306,9 @@ class TypedConnection final : public Connection {
   void Deliver() {
     auto& there = direction<kTo>();
     there.delivering = false;
-    if (there.handler == nullptr || !there.open || broken_ || cut()) return;
+    if (there.handler == nullptr || !there.open || broken_ || cut(kTo)) {
+      return;
+    }
     if (!there.queue.empty()) {
       if (there.paused) return;
       auto message = std::move(there.queue.front());

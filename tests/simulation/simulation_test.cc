@@ -28,6 +28,21 @@ Profile OneCrash() { return {.name = "one crash", .worker_crashes = 1}; }
 Profile MessyLinks() {
   return {.name = "messy links", .partitions = 2, .messy = 0.02};
 }
+Profile BrokenStreams() {
+  return {.name = "broken streams", .break_probability = 0.0005};
+}
+// Partitions of all kinds, long and short, with a third worker to go to.
+Profile Partitions() {
+  return {.name = "partitions",
+          .prefill = 3,
+          .decode = 3,
+          .partitions = 6,
+          .may_fail = true};
+}
+// Requests of the router that crashed may fail, no other.
+Profile RouterCrash() {
+  return {.name = "router crash", .routers = 2, .router_crashes = 2};
+}
 Profile Freezes() { return {.name = "freezes", .freezes = 1}; }
 // More than one fault at once may use a request's attempts up, but nothing
 // wrong may be said, and nothing may hang or leak.
@@ -50,7 +65,8 @@ Profile Tight() {
 
 const std::vector<Profile>& Profiles() {
   static const auto* const profiles = new std::vector<Profile>{
-      Calm(), OneCrash(), MessyLinks(), Freezes(), Storm(), Tight()};
+      Calm(),       OneCrash(), MessyLinks(),  BrokenStreams(), Freezes(),
+      Partitions(), Storm(),    RouterCrash(), Tight()};
   return *profiles;
 }
 

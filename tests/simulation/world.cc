@@ -35,7 +35,7 @@ struct WorkerNode : Node {
   using Node::Node;
   virtual v1::WorkerLoad Load() const = 0;
   virtual handoff::SlabCounts Slabs() const = 0;
-  virtual absl::Status CheckHandoff() const = 0;
+  virtual absl::Status CheckCore() const = 0;
   // What a worker still holds, or "".
   std::string WhatIsLeft() const;
   absl::Status CheckInvariants() const;
@@ -63,9 +63,7 @@ struct DecodeNode final : WorkerNode {
   handoff::SlabCounts Slabs() const override {
     return core->receiver().slabs();
   }
-  absl::Status CheckHandoff() const override {
-    return core->receiver().CheckInvariants();
-  }
+  absl::Status CheckCore() const override { return core->CheckInvariants(); }
   std::unique_ptr<decode_worker::DecodeCore> core;
 };
 
@@ -75,9 +73,7 @@ struct PrefillNode final : WorkerNode {
   void Clear() override;
   v1::WorkerLoad Load() const override { return core->Load(); }
   handoff::SlabCounts Slabs() const override { return core->sender().slabs(); }
-  absl::Status CheckHandoff() const override {
-    return core->sender().CheckInvariants();
-  }
+  absl::Status CheckCore() const override { return core->CheckInvariants(); }
   std::unique_ptr<prefill_worker::PrefillCore> core;
 };
 
@@ -229,7 +225,7 @@ std::string WorkerNode::WhatIsLeft() const {
 
 absl::Status WorkerNode::CheckInvariants() const {
   absl::Status status = pool->CheckInvariants();
-  if (status.ok()) status = CheckHandoff();
+  if (status.ok()) status = CheckCore();
   if (status.ok() && !fake->violations().empty()) {
     status = absl::InternalError(fake->violations().front());
   }
@@ -293,18 +289,22 @@ std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
     const v1::WorkerRef& worker, absl::Duration) {
   auto* const node = static_cast<DecodeNode*>(world->Find(worker.worker_id()));
   decode_worker::DecodeCore* const peer = node->core.get();
-  return world->network().Connect<v1::DecodeRequest, v1::DecodeResponse>(
+  auto call = world->network().Connect<v1::DecodeRequest, v1::DecodeResponse>(
       host, node->host, /*messy=*/false,
       [peer](auto stream) { peer->AddCall(std::move(stream)); });
+  const auto& wrap = world->profile().wrap_decode_call;
+  return wrap ? wrap(std::move(call)) : std::move(call);
 }
 
 std::unique_ptr<router::PrefillStream> RouterNode::DialPrefill(
     const v1::WorkerRef& worker, absl::Duration) {
   auto* const node = static_cast<PrefillNode*>(world->Find(worker.worker_id()));
   prefill_worker::PrefillCore* const peer = node->core.get();
-  return world->network().Connect<v1::PrefillRequest, v1::PrefillResponse>(
+  auto call = world->network().Connect<v1::PrefillRequest, v1::PrefillResponse>(
       host, node->host, /*messy=*/false,
       [peer](auto stream) { peer->AddCall(std::move(stream)); });
+  const auto& wrap = world->profile().wrap_prefill_call;
+  return wrap ? wrap(std::move(call)) : std::move(call);
 }
 
 // ---- Client
@@ -487,10 +487,15 @@ void World::PlanFaults() {
     const std::string b = all[random_.Below(all.size())];
     if (a == b) continue;
     const absl::Duration at = when();
-    loop_.After(at, [this, a, b] { network_.Partition(a, b); });
-    loop_.After(at + SomeTime(absl::Seconds(6)), [this] { network_.Heal(); });
+    const bool one_way = i % 3 == 2;
+    loop_.After(at, [this, a, b, one_way] {
+      one_way ? network_.Cut(a, b) : network_.Partition(a, b);
+    });
+    loop_.After(at + SomeTime(absl::Seconds(12)),
+                [this, a, b] { network_.Heal(a, b); });
   }
   network_.options().break_probability = profile_.break_probability;
+  network_.options().unbroken = clients_host_->name;
   network_.options().lose_probability = profile_.messy;
   network_.options().duplicate_probability = profile_.messy;
   network_.options().reorder_probability = profile_.messy;
@@ -501,7 +506,7 @@ void World::StopFaults() {
   network_.options().lose_probability = 0;
   network_.options().duplicate_probability = 0;
   network_.options().reorder_probability = 0;
-  network_.Heal();
+  network_.HealAll();
 }
 
 void World::CheckAll() {
@@ -537,14 +542,14 @@ Report World::Run() {
   const absl::Time begun = loop_.Now();
   const absl::Time faults_end = begun + absl::Seconds(1) + profile_.faults_for;
   while (report_.wrong.empty() && loop_.Now() < faults_end) {
-    loop_.RunFor(absl::Milliseconds(250));
+    loop_.RunFor(absl::Milliseconds(20));
     CheckAll();
   }
   StopFaults();
   // Liveness: a restarted worker, a lease and a retry or two, and the steps.
   const absl::Time limit = loop_.Now() + absl::Seconds(120);
   while (report_.wrong.empty() && !AllEnded() && loop_.Now() < limit) {
-    loop_.RunFor(absl::Milliseconds(500));
+    loop_.RunFor(absl::Milliseconds(50));
     CheckAll();
   }
   if (report_.wrong.empty() && !AllEnded()) {

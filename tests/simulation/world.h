@@ -40,8 +40,8 @@ struct Profile {
   int worker_crashes = 0;  // at random moments, restarted a little later
   int router_crashes = 0;
   int freezes = 0;     // of any process, half a second to eight
-  int partitions = 0;  // of any pair of processes
-  double break_probability = 0;
+  int partitions = 0;  // of any pair of processes; every third one way
+  double break_probability = 0;  // of any stream but the clients'
   double messy = 0;       // loss, repetition, reordering on handoff links
   bool may_fail = false;  // some requests may end with an error
   // A seeded fault of the code: wraps the devices and streams of workers.
@@ -51,6 +51,12 @@ struct Profile {
   std::function<std::unique_ptr<handoff::SenderStream>(
       std::unique_ptr<handoff::SenderStream>, Random*)>
       wrap_link = {};
+  std::function<std::unique_ptr<router::DecodeStream>(
+      std::unique_ptr<router::DecodeStream>)>
+      wrap_decode_call = {};
+  std::function<std::unique_ptr<router::PrefillStream>(
+      std::unique_ptr<router::PrefillStream>)>
+      wrap_prefill_call = {};
 };
 
 struct Report {

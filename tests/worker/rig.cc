@@ -421,7 +421,7 @@ void Rig::ExpectInvariants() {
     if (!machine.host->alive) return;
     EXPECT_TRUE(machine.pool->CheckInvariants().ok())
         << machine.pool->CheckInvariants();
-    EXPECT_TRUE(machine.CheckHandoff().ok()) << machine.CheckHandoff();
+    EXPECT_TRUE(machine.CheckCore().ok()) << machine.CheckCore();
     for (const std::string& what : machine.device->violations()) {
       ADD_FAILURE() << machine.name() << ": " << what;
     }

@@ -63,7 +63,7 @@ struct Machine {
   Machine(Rig* rig, const std::string& name, const MachineOptions& options);
   virtual ~Machine() = default;
   virtual v1::WorkerLoad Load() const = 0;
-  virtual absl::Status CheckHandoff() const = 0;
+  virtual absl::Status CheckCore() const = 0;
   virtual v1::WorkerRole role() const = 0;
   v1::WorkerRef ref() const;
   const std::string& name() const { return host->name; }
@@ -79,9 +79,7 @@ struct Machine {
 struct DecodeMachine final : Machine {
   using Machine::Machine;
   v1::WorkerLoad Load() const override { return core->Load(); }
-  absl::Status CheckHandoff() const override {
-    return core->receiver().CheckInvariants();
-  }
+  absl::Status CheckCore() const override { return core->CheckInvariants(); }
   v1::WorkerRole role() const override { return v1::WORKER_ROLE_DECODE; }
   std::unique_ptr<decode_worker::DecodeCore> core;
 };
@@ -89,9 +87,7 @@ struct DecodeMachine final : Machine {
 struct PrefillMachine final : Machine {
   using Machine::Machine;
   v1::WorkerLoad Load() const override { return core->Load(); }
-  absl::Status CheckHandoff() const override {
-    return core->sender().CheckInvariants();
-  }
+  absl::Status CheckCore() const override { return core->CheckInvariants(); }
   v1::WorkerRole role() const override { return v1::WORKER_ROLE_PREFILL; }
   std::unique_ptr<prefill_worker::PrefillCore> core;
 };
