@@ -202,10 +202,14 @@ class DigestBeforeScatter final : public ForwardingExecutor {
   engine::FakeExecutor received_;
 };
 
-// Blocks are let go while a scatter into them is still queued.
-class EarlyRelease final : public ForwardingExecutor {
+// Scatters wait in a queue. Without `hold` blocks (and slabs) are let go
+// meanwhile: an attempt that ends then has its blocks written after their
+// reuse.
+class QueuedScatter final : public ForwardingExecutor {
  public:
-  using ForwardingExecutor::ForwardingExecutor;
+  QueuedScatter(engine::FakeExecutor* inner, Loop* loop, Random* random,
+                bool hold)
+      : ForwardingExecutor(inner, loop, random), hold_(hold) {}
   void Scatter(const engine::KvPart& part, kernels::DType wire,
                const std::byte* staging,
                absl::AnyInvocable<void()> done) override {
@@ -221,36 +225,120 @@ class EarlyRelease final : public ForwardingExecutor {
     late->bytes.assign(staging, staging + rows * 8);
     engine::KvPart copy = part;
     copy.block_table = late->block_table;
-    inner_->Scatter(part, wire, staging, std::move(done));
-    loop_->After(absl::Milliseconds(20), [this, late, copy, wire] {
-      inner_->Scatter(copy, wire, late->bytes.data(), [late] {});
-    });
+    if (!hold_) loop_->Post(std::exchange(done, [] {}));
+    loop_->After(
+        kQueue, [this, late, copy, wire, done = std::move(done)]() mutable {
+          inner_->Scatter(copy, wire, late->bytes.data(),
+                          [late, done = std::move(done)]() mutable { done(); });
+        });
   }
+  // Behind the scatters, as ever.
+  void Digest(const engine::KvPart& part, kernels::DType wire, uint64_t key,
+              absl::AnyInvocable<void(kernels::KvDigest)> done) override {
+    loop_->After(kQueue,
+                 [this, part, wire, key, done = std::move(done)]() mutable {
+                   inner_->Digest(part, wire, key, std::move(done));
+                 });
+  }
+
+ private:
+  static constexpr absl::Duration kQueue = absl::Milliseconds(20);
+  const bool hold_;
 };
 
-// A commit may carry another first token than the one that was sampled.
-class ForgedFirstToken final : public handoff::SenderStream {
+// Passes everything on; faults derive from it.
+template <typename Out, typename In>
+class ForwardingStream : public Stream<Out, In> {
  public:
-  ForgedFirstToken(std::unique_ptr<handoff::SenderStream> inner, Random* random)
-      : inner_(std::move(inner)), random_(random) {}
-  void Start(StreamHandler<v1::LinkResponse>* handler) override {
-    inner_->Start(handler);
-  }
-  void Send(v1::LinkRequest message) override {
-    if (message.has_commit() && random_->Below(10) == 0) {
-      v1::Token* const token = message.mutable_commit()->mutable_first_token();
-      token->set_token_id(token->token_id() == 11 ? 12 : 11);
-    }
-    inner_->Send(std::move(message));
-  }
+  explicit ForwardingStream(std::unique_ptr<Stream<Out, In>> inner)
+      : inner_(std::move(inner)) {}
+  void Start(StreamHandler<In>* handler) override { inner_->Start(handler); }
+  void Send(Out message) override { inner_->Send(std::move(message)); }
   size_t unsent() const override { return inner_->unsent(); }
   void PauseReading(bool paused) override { inner_->PauseReading(paused); }
   void Close(absl::Status status) override { inner_->Close(std::move(status)); }
   std::string peer() const override { return inner_->peer(); }
 
  private:
-  const std::unique_ptr<handoff::SenderStream> inner_;
+  const std::unique_ptr<Stream<Out, In>> inner_;
+};
+
+// A commit may carry another first token than the one that was sampled.
+class ForgedFirstToken final
+    : public ForwardingStream<v1::LinkRequest, v1::LinkResponse> {
+ public:
+  ForgedFirstToken(std::unique_ptr<handoff::SenderStream> inner, Random* random)
+      : ForwardingStream(std::move(inner)), random_(random) {}
+  void Send(v1::LinkRequest message) override {
+    if (message.has_commit() && random_->Below(10) == 0) {
+      v1::Token* const token = message.mutable_commit()->mutable_first_token();
+      token->set_token_id(token->token_id() == 11 ? 12 : 11);
+    }
+    ForwardingStream::Send(std::move(message));
+  }
+
+ private:
   Random* const random_;
+};
+
+// A retry forgets the first token that was delivered, so that the next
+// attempt samples that position again, by another draw.
+class ForgetfulRetry final
+    : public ForwardingStream<v1::DecodeRequest, v1::DecodeResponse> {
+ public:
+  using ForwardingStream::ForwardingStream;
+  void Send(v1::DecodeRequest message) override {
+    if (message.has_retry()) {
+      message.mutable_retry()->clear_output_token_ids();
+    }
+    ForwardingStream::Send(std::move(message));
+  }
+};
+class ForgetfulPrefill final
+    : public ForwardingStream<v1::PrefillRequest, v1::PrefillResponse> {
+ public:
+  using ForwardingStream::ForwardingStream;
+  void Send(v1::PrefillRequest message) override {
+    if (message.has_open() && message.open().output_token_ids_size() == 1) {
+      message.mutable_open()->clear_output_token_ids();
+      v1::SamplingParams* const sampling =
+          message.mutable_open()->mutable_sampling();
+      sampling->set_temperature(1);
+      sampling->set_seed(sampling->seed() + 1);
+    }
+    ForwardingStream::Send(std::move(message));
+  }
+};
+
+// A token of an ended attempt is forwarded as if it were the next: where an
+// attempt dies, the call hears its last token once more, one position on.
+class EndedAttemptGoesOn final
+    : public ForwardingStream<v1::DecodeRequest, v1::DecodeResponse> {
+ public:
+  using ForwardingStream::ForwardingStream;
+  void Start(StreamHandler<v1::DecodeResponse>* handler) override {
+    ears_.handler = handler;
+    ForwardingStream::Start(&ears_);
+  }
+
+ private:
+  struct Ears final : StreamHandler<v1::DecodeResponse> {
+    void OnMessage(v1::DecodeResponse message) override {
+      if (message.has_tokens()) last = message;
+      if (message.has_dead() && last.has_tokens()) {
+        message = last;
+        message.mutable_tokens()->set_position(last.tokens().position() + 1);
+      }
+      handler->OnMessage(std::move(message));
+    }
+    void OnDrained() override { handler->OnDrained(); }
+    void OnClosed(absl::Status status) override {
+      handler->OnClosed(std::move(status));
+    }
+    StreamHandler<v1::DecodeResponse>* handler = nullptr;
+    v1::DecodeResponse last;
+  };
+  Ears ears_;
 };
 
 // How many seeds until the fault was seen; -1 if never.
@@ -273,18 +361,45 @@ TEST(SeededFaultTest, ADigestTakenBeforeTheScatterIsFound) {
   EXPECT_GT(SeedsUntilFound(profile), 0);
 }
 
-TEST(SeededFaultTest, BlocksReleasedUnderAScatterAreFound) {
+TEST(SeededFaultTest, BlocksReusedUnderAQueuedScatterAreFound) {
   Profile profile = MessyLinks();
-  profile.wrap_decode_executor = [](auto* inner, Loop* loop, Random* random) {
-    return std::make_unique<EarlyRelease>(inner, loop, random);
+  const auto wrap = [&profile](bool hold) {
+    profile.wrap_decode_executor = [hold](auto* inner, Loop* loop,
+                                          Random* random) {
+      return std::make_unique<QueuedScatter>(inner, loop, random, hold);
+    };
   };
-  EXPECT_GT(SeedsUntilFound(profile), 0);
+  wrap(/*hold=*/false);
+  const int seed = SeedsUntilFound(profile);
+  EXPECT_GT(seed, 0);
+  // It is the hold that matters, not the queue.
+  wrap(/*hold=*/true);
+  EXPECT_EQ(Simulate(static_cast<uint64_t>(seed), profile).wrong, "");
 }
 
 TEST(SeededFaultTest, AForgedFirstTokenIsFound) {
   Profile profile = Calm();
   profile.wrap_link = [](auto inner, Random* random) {
     return std::make_unique<ForgedFirstToken>(std::move(inner), random);
+  };
+  EXPECT_GT(SeedsUntilFound(profile), 0);
+}
+
+TEST(SeededFaultTest, ADeliveredFirstTokenSampledAgainIsFound) {
+  Profile profile = MessyLinks();
+  profile.wrap_decode_call = [](auto inner) {
+    return std::make_unique<ForgetfulRetry>(std::move(inner));
+  };
+  profile.wrap_prefill_call = [](auto inner) {
+    return std::make_unique<ForgetfulPrefill>(std::move(inner));
+  };
+  EXPECT_GT(SeedsUntilFound(profile), 0);
+}
+
+TEST(SeededFaultTest, TokensOfAnEndedAttemptAreFound) {
+  Profile profile = Tight();
+  profile.wrap_decode_call = [](auto inner) {
+    return std::make_unique<EndedAttemptGoesOn>(std::move(inner));
   };
   EXPECT_GT(SeedsUntilFound(profile), 0);
 }
