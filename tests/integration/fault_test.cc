@@ -175,11 +175,7 @@ TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
       ASSERT_TRUE(ready.ok()) << ready;
       // A request may fail at its second crash without a new token, so every
       // stream gets on before the next kill.
-      const int64_t before = load.completed();
-      while (load.completed() < before + 2 * kStreams &&
-             load.fault_count() == 0) {
-        std::this_thread::sleep_for(milliseconds(2));
-      }
+      load.WaitForEveryStream();
       ASSERT_EQ(load.faults(), "") << "after " << victim << " was killed "
                                    << Name(phase) << ", seed " << seed;
     }

@@ -2,6 +2,7 @@
 #include "tests/integration/load.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
@@ -41,7 +42,10 @@ std::string Compare(const Expectation& expected, const Outcome& outcome) {
 
 Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
            int streams)
-    : cluster_(cluster), expectations_(expectations), running_(streams) {
+    : cluster_(cluster),
+      expectations_(expectations),
+      running_(streams),
+      completed_(static_cast<size_t>(streams)) {
   (void)cluster_->Client();  // makes the channel, before threads share it
   for (int i = 0; i < streams; ++i)
     threads_.emplace_back([this, i] { Run(i); });
@@ -54,7 +58,7 @@ void Load::Run(int stream) {
     const Outcome outcome = cluster_->Generate(expected.request);
     const std::string wrong = Compare(expected, outcome);
     retries_ += outcome.done.timings().retries();
-    ++completed_;
+    ++completed_[static_cast<size_t>(stream)];
     if (wrong.empty()) continue;
     if (++fault_count_ <= 5) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -62,6 +66,19 @@ void Load::Run(int stream) {
     }
   }
   --running_;
+}
+
+int64_t Load::completed() const {
+  return std::accumulate(completed_.begin(), completed_.end(), int64_t{0});
+}
+
+void Load::WaitForEveryStream() const {
+  const std::vector<int64_t> before(completed_.begin(), completed_.end());
+  for (size_t i = 0; i < before.size(); ++i) {
+    while (completed_[i] == before[i] && fault_count_ == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
 }
 
 bool Load::Finish(std::chrono::seconds timeout) {

@@ -41,7 +41,10 @@ class Load {
   // within `timeout`: a hang.
   bool Finish(std::chrono::seconds timeout = std::chrono::seconds(60));
 
-  int64_t completed() const { return completed_; }
+  int64_t completed() const;
+  // Until every stream has completed a request more than at the call, or a
+  // fault is seen.
+  void WaitForEveryStream() const;
   // The first few differences and failures, in words.
   std::string faults();
   int64_t fault_count() const { return fault_count_; }
@@ -55,7 +58,7 @@ class Load {
   std::atomic<bool> stop_ = false;
   std::atomic<int> running_;
   std::atomic<int> next_ = 0;
-  std::atomic<int64_t> completed_ = 0;
+  std::vector<std::atomic<int64_t>> completed_;  // by stream
   std::atomic<int64_t> fault_count_ = 0;
   std::atomic<int64_t> retries_ = 0;
   std::mutex mutex_;
