@@ -3,9 +3,9 @@
 //
 // Refusals (no room, draining, restarted) move on at no cost, bounded by time.
 // Everything else counts: `max_attempts` without a new token in between, and
-// `max_failures` in all. A crash of a worker that was computing the request
-// makes it suspect; the second one without a new token in between ends it, so
-// that a poison prompt cannot walk through the cluster.
+// `max_failures` in all. A worker whose call broke while it was computing the
+// request makes it suspect; the second crash without a new token in between
+// ends it, so that a poison prompt cannot walk through the cluster.
 
 #include <algorithm>
 #include <utility>
@@ -77,7 +77,7 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
     RetryPrefill(/*counts=*/true, status);
     return;
   }
-  Judge(prefill_ref_, status,
+  Judge(prefill_ref_,
         [this, status] { RetryPrefill(/*counts=*/true, status); });
 }
 
@@ -116,7 +116,7 @@ void Request::DecodeLost(const absl::Status& status) {
     if (CountFailure(status)) Requeue();
   };
   if (transport && computed) {
-    Judge(decode_ref_, status, go_on);
+    Judge(decode_ref_, go_on);
   } else {
     go_on();
   }
@@ -133,37 +133,45 @@ void Request::OnVoided(const v1::WorkerRef& worker) {
   if (decode_ != nullptr && is(decode_ref_)) DecodeLost(status);
 }
 
-void Request::Judge(const v1::WorkerRef& worker, const absl::Status& why,
-                    Loop::Task go_on) {
-  switch (context_.registry->LifeOf(worker)) {
-    case Registry::Life::kLeft:
-      go_on();
-      return;
-    case Registry::Life::kLost:
-      if (NoteCrash()) go_on();
-      return;
-    case Registry::Life::kAlive:
-    case Registry::Life::kUncertain:
-      break;
+// The first time the request goes on at once, as if the worker had crashed:
+// whether it did is asked only if a second call breaks.
+void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
+  const Registry::Life life = context_.registry->LifeOf(worker);
+  if (life == Registry::Life::kLeft) {
+    go_on();
+    return;
+  }
+  if (!crashed_in_) {
+    crashed_in_ = worker;
+    go_on();
+    return;
   }
   // A crash breaks call and lease together, in either order.
+  if (life == Registry::Life::kLost) {
+    SecondLoss(worker, std::move(go_on));
+    return;
+  }
   judge_timer_.Start(context_.options->crash_verdict,
                      [this, worker, go_on = std::move(go_on)]() mutable {
-                       const Registry::Life life =
-                           context_.registry->LifeOf(worker);
-                       const bool crashed = life == Registry::Life::kLost ||
-                                            life == Registry::Life::kUncertain;
-                       if (crashed && !NoteCrash()) return;
-                       go_on();
+                       SecondLoss(worker, std::move(go_on));
                      });
 }
 
-bool Request::NoteCrash() {
-  suspect_ = true;
-  if (++crashes_ < 2) return true;
-  Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
-                 "two workers crashed while they computed this request"));
-  return false;
+void Request::SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on) {
+  if (Crashed(worker)) {
+    if (Crashed(*crashed_in_)) {
+      Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
+                     "two workers crashed while they computed this request"));
+      return;
+    }
+    crashed_in_ = worker;
+  }
+  go_on();
+}
+
+bool Request::Crashed(const v1::WorkerRef& worker) const {
+  const Registry::Life life = context_.registry->LifeOf(worker);
+  return life == Registry::Life::kLost || life == Registry::Life::kUncertain;
 }
 
 bool Request::CountFailure(const absl::Status& why) {
@@ -214,7 +222,7 @@ void Request::SendRetry() {
   retry->mutable_output_token_ids()->Add(output_tokens_.begin(),
                                          output_tokens_.end());
   if (prefill) *retry->mutable_prefill_worker() = *prefill;
-  retry->set_suspect(suspect_);
+  retry->set_suspect(suspect());
   prefill_ref_ = prefill.value_or(v1::WorkerRef());
   local_ = !prefill.has_value();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),

@@ -91,7 +91,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   open->set_deadline_ms(
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
   open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
-  open->set_suspect(suspect_);
+  open->set_suspect(suspect());
   decode_ = std::make_unique<DecodeLeg>(
       this, context_.dialer->DialDecode(decode_ref_, Remaining()), now);
   decode_->stream->Start(decode_.get());
@@ -165,7 +165,7 @@ void Request::OpenPrefill(const std::string& ticket) {
   open->set_deadline_ms(
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
   open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
-  open->set_suspect(suspect_);
+  open->set_suspect(suspect());
   for (const std::string& way : context_.registry->AvoidedWays(
            prefill_ref_.worker_id(), decode_ref_.worker_id())) {
     open->add_avoid_ways(way);
@@ -318,8 +318,8 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
     if (verdict == Output::Verdict::kStopString) break;
   }
   if (fresh == 0) return true;
-  attempts_failed_ = crashes_ = 0;
-  suspect_ = false;
+  attempts_failed_ = 0;
+  crashed_in_.reset();
   context_.counters->set_tokens(context_.counters->tokens() + fresh);
   if (!first_token_) {
     first_token_ = now;
@@ -414,7 +414,7 @@ void Request::Describe(v1::RequestStatus* status) const {
   status->set_prefill_worker_id(prefill_ref_.worker_id());
   status->set_decode_worker_id(decode_ref_.worker_id());
   status->set_attempts(failures_ + (opened_ ? 1 : 0));
-  status->set_suspect(suspect_);
+  status->set_suspect(suspect());
 }
 
 }  // namespace tandem::router

@@ -119,7 +119,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   }
   const std::string& client_id() const { return effective_.request_id; }
   const std::string& internal_id() const { return internal_id_; }
-  bool suspect() const { return suspect_; }
+  bool suspect() const { return crashed_in_.has_value(); }
   // The last attempt that is allowed needs no handoff: what failed so often
   // is left out, whatever placement was asked for.
   bool last_attempt() const {
@@ -174,9 +174,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void SendRetry();
   void Requeue();
   // Judges whether a worker that computed this crashed, then goes on.
-  void Judge(const v1::WorkerRef& worker, const absl::Status& why,
-             Loop::Task go_on);
-  bool NoteCrash();
+  void Judge(const v1::WorkerRef& worker, Loop::Task go_on);
+  void SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on);
+  bool Crashed(const v1::WorkerRef& worker) const;
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);
   bool ComputedToTheEnd();
@@ -218,8 +218,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   int handoffs_failed_ = 0;
   int failures_ = 0;
   int preemptions_ = 0;
-  int crashes_ = 0;  // while it was computing, since a new token
-  bool suspect_ = false;
+  // Whose call broke while it computed the request, since a new token.
+  std::optional<v1::WorkerRef> crashed_in_;
   bool was_computed_ = false;
   absl::Status last_failure_;
 

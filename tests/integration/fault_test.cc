@@ -46,7 +46,7 @@ std::vector<v1::GenerateRequest> Requests() {
   std::vector<v1::GenerateRequest> requests;
   uint64_t i = 0;
   for (const std::string& prompt : SomePrompts(24, 33)) {
-    v1::GenerateRequest request = TextRequest(prompt, 60);
+    v1::GenerateRequest request = TextRequest(prompt, 40);
     request.set_placement(v1::PLACEMENT_SPLIT);
     request.mutable_stopping()->set_ignore_eos(true);
     if (++i % 2 == 0) {
@@ -132,7 +132,7 @@ class FaultTest : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(status.ok()) << status;
     expectations_ = RunAlone(cluster_.get(), Requests());
     for (const Expectation& e : expectations_) {
-      ASSERT_EQ(e.token_ids.size(), 60u);
+      ASSERT_EQ(e.token_ids.size(), 40u);
     }
     ASSERT_EQ(cluster_->WhatIsLeft(), "");
   }
