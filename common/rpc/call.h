@@ -86,7 +86,7 @@ class Call {
   void Send(Out message) {
     {
       MutexLock lock(&mutex_);
-      if (dead_ || detached_) return;
+      if (dead_ || detached_ || no_more_writes_) return;
       if (writing_) {
         queue_.push_back(std::move(message));
         return;
@@ -181,9 +181,12 @@ class Call {
       MutexLock lock(&mutex_);
       writing_ = false;
       if (!ok) {
-        dead_ = true;
         dropped.swap(queue_);
+        no_more_writes_ = true;
+        // A client's fails too where the server has ended the call: what it
+        // said before is still to be read, and the status comes behind it.
         if (side_ == Side::kServer) {
+          dead_ = true;
           SetClosed(absl::CancelledError("the peer went away"));
         }
       } else if (!queue_.empty() && !dead_) {
@@ -331,6 +334,7 @@ class Call {
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_reads_ ABSL_GUARDED_BY(mutex_) = false;
+  bool no_more_writes_ ABSL_GUARDED_BY(mutex_) = false;
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool pump_posted_ ABSL_GUARDED_BY(mutex_) = false;
   // Closed by this side, or its handler has heard the end.

@@ -266,6 +266,30 @@ TEST_F(StreamTest, AGoodEndWaitsForPausedMessagesACancelDoesNot) {
   OnClient([&] { good->stream.reset(); });
 }
 
+// A message may cross the server's end of the call.
+TEST_F(StreamTest, AWriteThatFailsLosesNothingThatTheServerSaid) {
+  StartServer([](ServerRecorder* server) {
+    server->on_message = [](ServerRecorder* r, const EchoRequest&) {
+      for (int i = 0; i < 5; ++i) r->stream->Send(Response(i));
+      r->stream->Close(absl::OkStatus());
+    };
+  });
+  auto client = Chat();
+  OnClient([&] {
+    client->stream->Send(Request(1));
+    client->stream->PauseReading(true);
+  });
+  for (int i = 0; i < 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    OnClient([&] { client->stream->Send(Request(2)); });
+  }
+  OnClient([&] { client->stream->PauseReading(false); });
+  ASSERT_TRUE(Eventually([&] { return client->closed() == 1; }));
+  EXPECT_THAT(client->numbers(), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_TRUE(client->status().ok()) << client->status();
+  OnClient([&] { client->stream.reset(); });
+}
+
 TEST_F(StreamTest, AReaderThatStopsMakesUnsentGrowAndLaterDrains) {
   constexpr int kMessages = 400;
   constexpr size_t kBytes = 64 << 10;  // 25 MiB in all: more than any window
