@@ -58,8 +58,7 @@ class LoopAnswer {
 
 std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
                                                     absl::Duration deadline) {
-  auto stub = std::make_shared<v1::DecodeService::Stub>(
-      channels_.Get(worker.endpoint()));
+  auto stub = std::make_shared<v1::DecodeService::Stub>(channels_.Get(worker));
   return rpc::OpenBidi<v1::DecodeRequest, v1::DecodeResponse>(
       loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
       [stub](auto* context, auto* reactor) {
@@ -69,8 +68,7 @@ std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
 
 std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
     const v1::WorkerRef& worker, absl::Duration deadline) {
-  auto stub = std::make_shared<v1::PrefillService::Stub>(
-      channels_.Get(worker.endpoint()));
+  auto stub = std::make_shared<v1::PrefillService::Stub>(channels_.Get(worker));
   return rpc::OpenBidi<v1::PrefillRequest, v1::PrefillResponse>(
       loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
       [stub](auto* context, auto* reactor) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One channel per peer address, kept for its next call. Bounded: beyond the
-// limit the one that was asked for longest ago is dropped (calls on it keep
-// it alive until they end). Lives on one loop.
+// One channel per worker process, kept for its next call. A new incarnation
+// gets a new one: the old channel may still be backing off from the crash.
+// Bounded: beyond the limit the one that was asked for longest ago is dropped
+// (calls on it keep it alive until they end). Lives on one loop.
 
 #ifndef TANDEM_WORKER_CHANNELS_H_
 #define TANDEM_WORKER_CHANNELS_H_
+
+#include <grpcpp/channel.h>
 
 #include <algorithm>
 #include <list>
@@ -14,6 +17,7 @@
 
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
+#include "tandem/v1/generation.pb.h"
 
 namespace tandem::worker {
 
@@ -22,21 +26,27 @@ class Channels {
   explicit Channels(rpc::Credentials tls, size_t limit = 256)
       : tls_(std::move(tls)), limit_(limit) {}
 
-  std::shared_ptr<grpc::Channel> Get(const std::string& address) {
-    const auto it =
-        std::find_if(entries_.begin(), entries_.end(),
-                     [&](const Entry& e) { return e.first == address; });
-    if (it != entries_.end()) {
+  std::shared_ptr<grpc::Channel> Get(const v1::WorkerRef& worker) {
+    const auto it = std::find_if(
+        entries_.begin(), entries_.end(),
+        [&](const Entry& e) { return e.endpoint == worker.endpoint(); });
+    if (it != entries_.end() && it->incarnation == worker.incarnation()) {
       entries_.splice(entries_.begin(), entries_, it);
-      return it->second;
+      return it->channel;
     }
+    if (it != entries_.end()) entries_.erase(it);
     if (entries_.size() >= limit_) entries_.pop_back();
-    entries_.emplace_front(address, rpc::MakeChannel(address, tls_));
-    return entries_.front().second;
+    entries_.push_front({worker.endpoint(), worker.incarnation(),
+                         rpc::MakeChannel(worker.endpoint(), tls_)});
+    return entries_.front().channel;
   }
 
  private:
-  using Entry = std::pair<std::string, std::shared_ptr<grpc::Channel>>;
+  struct Entry {
+    std::string endpoint;
+    std::string incarnation;
+    std::shared_ptr<grpc::Channel> channel;
+  };
   const rpc::Credentials tls_;
   const size_t limit_;
   std::list<Entry> entries_;  // the latest first
