@@ -45,7 +45,8 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Group("Stopping");
   line->AddInt("max-tokens", &max_tokens, "New tokens at most");
   line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
-  line->AddList("stop", &stop, "Text that ends the output");
+  line->AddList("stop", &stop, "Text that ends the output; repeatable",
+                /*separator=*/0);
   line->AddList("stop-token-ids", &stop_token_ids, "Ids that end the output");
   line->Add("ignore-eos", &ignore_eos, "Go on past the model's end token");
   line->Add("include-stop-str-in-output", &include_stop,

@@ -267,17 +267,18 @@ void CommandLine::AddChoice(const std::string& name, std::string* value,
 
 void CommandLine::AddList(const std::string& name,
                           std::vector<std::string>* value,
-                          const std::string& help) {
+                          const std::string& help, char separator) {
   AddFlag(
-      name, "TEXT,...", help, [value] { return absl::StrJoin(*value, ","); },
+      name, separator == 0 ? "TEXT" : "TEXT,...", help,
+      [value] { return absl::StrJoin(*value, ","); },
       [value, first = true](std::string_view text) mutable {
         if (std::exchange(first, false)) value->clear();
         value->emplace_back(text);
         return absl::OkStatus();
       });
   flags_.back()
-      .option->expected(1, 1 << 20)
-      ->delimiter(',')
+      .option->expected(1)
+      ->delimiter(separator)
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }

@@ -92,9 +92,10 @@ class CommandLine {
   void AddChoice(const std::string& name, std::string* value,
                  const std::vector<std::string>& choices,
                  const std::string& help);
-  // May be given several times, or once with commas.
+  // May be given several times, or once with separators (0: each value is
+  // taken whole).
   void AddList(const std::string& name, std::vector<std::string>* value,
-               const std::string& help);
+               const std::string& help, char separator = ',');
   // In the order added; `name` as the help shows it.
   void AddPositional(const std::string& name, std::string* value,
                      const std::string& help, bool required);

@@ -448,6 +448,7 @@ void PrefillCore::OnAcknowledged(const handoff::Attempt& attempt,
   Call* const call = FindAttempt(attempt);
   if (call == nullptr) return;
   attempts_.erase(attempt);
+  if (options_.on_handoff) options_.on_handoff(timings);
   SendDone(call, timings);
   Retire(call->id, absl::OkStatus());
 }

@@ -19,6 +19,7 @@
 #define TANDEM_PREFILL_WORKER_CORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -52,6 +53,8 @@ struct PrefillOptions {
   // pool per decode worker.
   double waiting_share = 0.5;
   absl::Duration lease = absl::Seconds(4);  // of a silent router
+  // Hears of every handoff that was committed, on the loop; may be null.
+  std::function<void(const handoff::HandoffTimings&)> on_handoff;
 };
 
 struct PrefillCounters {

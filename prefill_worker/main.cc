@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "common/metrics.h"
 #include "handoff/shm/shm_way.h"
 #include "prefill_worker/core.h"
 #include "prefill_worker/service.h"
@@ -19,15 +20,36 @@ struct Flags {
 };
 Flags flags;  // read once, by Parse
 
+class HandoffTimes {
+ public:
+  explicit HandoffTimes(Metrics* metrics)
+      : total_(metrics->AddHistograms(
+            "tandem_handoff_duration_seconds",
+            "First grant to acknowledgement, of committed handoffs",
+            kStageTimeBuckets, "way", 4)),
+        exposed_(metrics->AddHistograms("tandem_handoff_exposed_seconds",
+                                        "The part that computing did not hide",
+                                        kStageTimeBuckets, "way", 4)) {}
+  void Observe(const handoff::HandoffTimings& timings) {
+    total_[timings.way].Observe(absl::ToDoubleSeconds(timings.transfer));
+    exposed_[timings.way].Observe(absl::ToDoubleSeconds(timings.exposed));
+  }
+
+ private:
+  HistogramSet& total_;
+  HistogramSet& exposed_;
+};
+
 class PrefillRole final : public worker::Role {
  public:
   explicit PrefillRole(const worker::RoleContext& context)
       : channels_(context.tls),
+        metrics_(context.metrics, context.parts.hello),
+        handoff_times_(context.metrics),
         core_(MakeOptions(context), context.loop, context.random,
               context.executor, context.parts.pool.get(),
               LinkDialer(context.loop, &channels_)),
-        prefill_(context.loop, &core_),
-        metrics_(context.metrics, context.parts.hello) {
+        prefill_(context.loop, &core_) {
     const auto& ways = context.parts.ways;
     if (std::find(ways.begin(), ways.end(), "shm") != ways.end()) {
       core_.AddWay(handoff::NewShmSenderWay(context.loop));
@@ -46,7 +68,7 @@ class PrefillRole final : public worker::Role {
   }
 
  private:
-  static PrefillOptions MakeOptions(const worker::RoleContext& context) {
+  PrefillOptions MakeOptions(const worker::RoleContext& context) {
     const kernels::KvShape& shape = context.executor->kv_shape();
     PrefillOptions options;
     options.incarnation = context.parts.incarnation;
@@ -54,6 +76,9 @@ class PrefillRole final : public worker::Role {
     options.max_queue = flags.max_queue;
     options.waiting_share = flags.waiting_share;
     options.lease = context.flags.lease;
+    options.on_handoff = [this](const handoff::HandoffTimings& timings) {
+      handoff_times_.Observe(timings);
+    };
     v1::LinkHello& hello = options.sender.hello;
     *hello.mutable_sender() = context.parts.hello.worker();
     for (const auto& [name, value] : context.parts.fingerprint) {
@@ -71,9 +96,10 @@ class PrefillRole final : public worker::Role {
   }
 
   worker::Channels channels_;
+  worker::LoadMetrics metrics_;
+  HandoffTimes handoff_times_;
   PrefillCore core_;
   PrefillServer prefill_;
-  worker::LoadMetrics metrics_;
 };
 
 }  // namespace

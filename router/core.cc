@@ -135,6 +135,7 @@ void RouterCore::Pump() {
 }
 
 bool RouterCore::TryPlace(Request* request) {
+  const absl::Time begun = context_.loop->Now();
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);
   if (pair.decode < 0) return false;
@@ -154,6 +155,7 @@ bool RouterCore::TryPlace(Request* request) {
     choice.prefill = registry_.Find(prefill.worker_id)->hello.worker();
     cached = prefill.cached_tokens;
   }
+  context_.observer->OnStage(Stage::kPlace, context_.loop->Now() - begun);
   ++placements_;
   queue_.remove(request);
   request->Begin(choice, cached);

@@ -157,6 +157,7 @@ class Process {
 };
 
 absl::Status Process::Start() {
+  const absl::Time begun = absl::Now();
   absl::StatusOr<rpc::Credentials> tls =
       rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
   if (!tls.ok()) return tls.status();
@@ -192,6 +193,10 @@ absl::Status Process::Start() {
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();
   if (!status.ok()) return status;
+  metrics_
+      ->AddGauge("tandem_startup_seconds", "Start to serving",
+                 {{"phase", "total"}})
+      .Set(absl::ToDoubleSeconds(absl::Now() - begun));
   LogInfo("ready", {{"endpoint", public_server_->address()},
                     {"internal", internal_server_->address()},
                     {"admin", admin_server_->address()},

@@ -9,6 +9,9 @@ namespace tandem::router {
 namespace {
 
 constexpr int64_t kLongestPrompt = 1 << 20;
+const Buckets kRouterStageBuckets = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4,
+                                     2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2,
+                                     5e-2, 0.1,  0.2,  0.5,  1,    2,    5};
 
 absl::Duration ToDuration(const google::protobuf::Duration& value) {
   return absl::Seconds(value.seconds()) + absl::Nanoseconds(value.nanos());
@@ -117,6 +120,12 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                        "Generated tokens of a request",
                                        TokenCountBuckets(kLongestPrompt))) {
   m->AddGauge("tandem_build_info", "1", {{"version", kVersion}}).Set(1);
+  constexpr const char* kStages[] = {"tokenise", "place", "reserve", "relay"};
+  for (int i = 0; i < 4; ++i) {
+    stages_[i] = &m->AddHistogram("tandem_stage_duration_seconds",
+                                  "Where the router spends time",
+                                  kRouterStageBuckets, {{"stage", kStages[i]}});
+  }
   // Present from the start, so that rates have a beginning.
   for (const char* outcome :
        {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
@@ -127,6 +136,10 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
 
 void RouterMetrics::OnPlaced(bool split) {
   placements_[split ? "split" : "local"].Add();
+}
+
+void RouterMetrics::OnStage(Stage stage, absl::Duration took) {
+  stages_[static_cast<int>(stage)]->Observe(absl::ToDoubleSeconds(took));
 }
 
 void RouterMetrics::OnFirstToken(absl::Duration since_admission) {

@@ -19,6 +19,7 @@ class RouterMetrics final : public RouterObserver {
   RouterMetrics(Metrics* metrics, Policy policy);
 
   void OnPlaced(bool split) override;
+  void OnStage(Stage stage, absl::Duration took) override;
   void OnFirstToken(absl::Duration since_admission) override;
   void OnTokens(int tokens, absl::Duration gap) override;
   void OnRetry(std::string_view cause) override;
@@ -33,6 +34,7 @@ class RouterMetrics final : public RouterObserver {
   CounterSet& requests_;
   CounterSet& finished_;
   CounterSet& placements_;
+  Histogram* stages_[4];  // by Stage
   CounterSet& retries_;
   CounterSet& resumed_;
   CounterSet& prompt_tokens_;

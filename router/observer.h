@@ -24,10 +24,19 @@ struct RequestSummary {
   int failures = 0;
 };
 
+// Where the router itself spends a request's time.
+enum class Stage {
+  kTokenise,  // with the chat template, and validation
+  kPlace,     // choosing workers, once
+  kReserve,   // from the choice to the decode worker's attempt
+  kRelay,     // one message of tokens, from worker to client
+};
+
 class RouterObserver {
  public:
   virtual ~RouterObserver() = default;
   virtual void OnPlaced(bool split) {}
+  virtual void OnStage(Stage stage, absl::Duration took) {}
   virtual void OnFirstToken(absl::Duration since_admission) {}
   // `tokens` came `gap` after the one before them.
   virtual void OnTokens(int tokens, absl::Duration gap) {}

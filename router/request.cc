@@ -132,6 +132,10 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   if (phase_ != Phase::kOpening && phase_ != Phase::kRetrying) return;
   judge_timer_.Stop();
   retry_timer_.Stop();
+  if (phase_ == Phase::kOpening) {
+    context_.observer->OnStage(Stage::kReserve,
+                               context_.loop->Now() - opening_since_);
+  }
   opened_ = true;
   was_computed_ = true;
   waiting_ = false;
@@ -329,6 +333,7 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
   }
   last_token_ = now;
   output_.Flush();
+  context_.observer->OnStage(Stage::kRelay, context_.loop->Now() - now);
   if (verdict == Output::Verdict::kStopString) {
     DropLegs();  // both calls end at once
     Finish(v1::FINISH_REASON_STOP);

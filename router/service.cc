@@ -88,19 +88,22 @@ ModelLimits InferenceServer::Limits() const {
 absl::StatusOr<AdmittedRequest> InferenceServer::Prepare(
     const rpc::CallInfo& info, const v1::GenerateRequest& request) const {
   const ModelLimits limits = Limits();
+  const absl::Time begun = absl::Now();
   absl::StatusOr<EffectiveRequest> effective = Validate(request, limits);
   if (!effective.ok()) return effective.status();
   absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);
   if (!prompt.ok()) return prompt.status();
+  metrics_->OnStage(Stage::kTokenise, absl::Now() - begun);
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);
   admitted.prompt = std::move(prompt->token_ids);
   const absl::Status fits = FitToContext(
       static_cast<int>(admitted.prompt.size()), limits, &admitted.effective);
   if (!fits.ok()) return fits;
-  if (admitted.effective.request_id.empty()) {
-    admitted.effective.request_id =
-        std::string(info.Find("x-request-id").substr(0, kMaxRequestIdBytes));
+  const std::string_view header_id = info.Find("x-request-id");
+  if (admitted.effective.request_id.empty() &&
+      ValidateRequestId(header_id).ok()) {
+    admitted.effective.request_id = std::string(header_id);
   }
   if (info.time_left != absl::InfiniteDuration()) {
     admitted.deadline = std::max(info.time_left, absl::Milliseconds(1));

@@ -45,20 +45,6 @@ absl::Status CheckUnset(const char* field, bool is_set) {
   return FieldInvalid(field, "(set)", kNotOffered);
 }
 
-absl::Status CheckRequestId(const std::string& id) {
-  if (id.size() > kMaxRequestIdBytes) {
-    return FieldInvalid("request_id", absl::StrCat(id.size(), " bytes"),
-                        absl::StrCat("at most ", kMaxRequestIdBytes));
-  }
-  for (char c : id) {
-    if (c < 0x20 || c > 0x7e) {
-      return FieldInvalid("request_id", "(bytes)",
-                          "must be printable ASCII characters");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckPrompt(const v1::GenerateRequest& request,
                          const ModelLimits& limits) {
   switch (request.prompt_case()) {
@@ -240,6 +226,20 @@ v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
 
 }  // namespace
 
+absl::Status ValidateRequestId(std::string_view id) {
+  if (id.size() > kMaxRequestIdBytes) {
+    return FieldInvalid("request_id", absl::StrCat(id.size(), " bytes"),
+                        absl::StrCat("at most ", kMaxRequestIdBytes));
+  }
+  for (char c : id) {
+    if (c < 0x20 || c > 0x7e) {
+      return FieldInvalid("request_id", "(bytes)",
+                          "must be printable ASCII characters");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
                                const ModelLimits& limits) {
   return FieldInvalid(field, absl::StrCat(id),
@@ -297,7 +297,7 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
 
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
                                           const ModelLimits& limits) {
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(ValidateRequestId(request.request_id()));
   TANDEM_ROUTER_RETURN_IF_ERROR(ValidateModel(request.model(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckPrompt(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));

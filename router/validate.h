@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -62,6 +63,8 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
 
 // The same checks for a chat alone, e.g. of TokenizeRequest.
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
+// Printable ASCII, of bounded length.
+absl::Status ValidateRequestId(std::string_view id);
 // NOT_FOUND where `model` is neither empty nor the one served.
 absl::Status ValidateModel(const std::string& model, const ModelLimits& limits);
 // Each id must be below the vocabulary size.

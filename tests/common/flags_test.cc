@@ -107,6 +107,18 @@ TEST(FlagsTest, ValuesOfAllKindsAreRead) {
                   Pair("routers", "a:1,b:2,c:3")));
 }
 
+TEST(FlagsTest, AListTakesOneValueAndLeavesTheNextWord) {
+  CommandLine line("tandem-x", "Does what an example has to do.");
+  std::vector<std::string> stops;
+  std::string prompt;
+  line.AddPositional("PROMPT", &prompt, "Text", false);
+  line.AddList("stop", &stops, "Text that ends the output", /*separator=*/0);
+  const char* arguments[] = {"tandem-x", "--stop", "a,b", "--stop", "c", "say"};
+  EXPECT_EQ(line.Parse(6, arguments), std::nullopt);
+  EXPECT_THAT(stops, ElementsAre("a,b", "c"));
+  EXPECT_EQ(prompt, "say");
+}
+
 TEST(FlagsTest, DefaultsStandWhereNothingIsGiven) {
   Line l;
   ASSERT_EQ(l.Parse({"--port", "50051"}), std::nullopt);

@@ -7,14 +7,20 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/error.h"
 #include "common/random.h"
 #include "common/rpc/status.h"
@@ -90,6 +96,51 @@ TEST_F(ClusterTest, StreamsOneAnswerWithAllItsEvents) {
   // 2 (K and V) * layers * kv heads * head size * 2 bytes per position.
   EXPECT_GT(done.timings().kv_bytes(), 0);
   EXPECT_EQ(done.timings().kv_bytes() % done.usage().prompt_tokens(), 0);
+}
+
+// Dashboards and alerts hang on names and labels.
+TEST_F(ClusterTest, MetricNamesAndLabelsAreFrozen) {
+  Begin({.prefill = 1, .decode = 1});
+  for (const v1::Placement way : {v1::PLACEMENT_SPLIT, v1::PLACEMENT_LOCAL}) {
+    v1::GenerateRequest request = TextRequest("One day a fox", 4);
+    request.set_placement(way);
+    ASSERT_TRUE(cluster_->Generate(request).status.ok());
+  }
+  std::this_thread::sleep_for(milliseconds(1200));  // gauges follow each second
+  std::set<std::string> names;
+  for (const char* process : {"router", "prefill-0", "decode-0"}) {
+    for (const auto& [series, value] : cluster_->Metrics(process)) {
+      const size_t brace = series.find('{');
+      const std::string metric = series.substr(0, brace);
+      if (metric.rfind("tandem_", 0) != 0 && metric.rfind("process_", 0) != 0) {
+        continue;  // of the response's head
+      }
+      // A histogram's _bucket stands for its _count and _sum.
+      if (metric.ends_with("_count") || metric.ends_with("_sum")) continue;
+      std::string name = absl::StrCat(
+          std::string(process).substr(0, std::string(process).find('-')), " ",
+          metric);
+      if (brace != std::string::npos) {
+        const std::string labels =
+            series.substr(brace + 1, series.size() - brace - 2);
+        for (const auto& label : absl::StrSplit(labels, ',')) {
+          absl::StrAppend(&name, " ",
+                          std::string(label.substr(0, label.find('='))));
+        }
+      }
+      names.insert(name);
+    }
+  }
+  std::ifstream file(TANDEM_SOURCE_DIR "/tests/golden/metrics.txt");
+  std::set<std::string> expected;
+  for (std::string line; std::getline(file, line);) expected.insert(line);
+  std::vector<std::string> missing, unknown;
+  std::set_difference(expected.begin(), expected.end(), names.begin(),
+                      names.end(), std::back_inserter(missing));
+  std::set_difference(names.begin(), names.end(), expected.begin(),
+                      expected.end(), std::back_inserter(unknown));
+  EXPECT_EQ(absl::StrJoin(missing, "\n"), "");
+  EXPECT_EQ(absl::StrJoin(unknown, "\n"), "") << "not in metrics.txt";
 }
 
 TEST_F(ClusterTest, SplitAndLocalAndEveryWayGiveTheSameTokens) {
