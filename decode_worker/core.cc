@@ -336,27 +336,15 @@ engine::BlockHash DecodeCore::Root(const Call& call,
 
 v1::WorkerLoad DecodeCore::Load() const {
   const engine::EngineStats& stats = engine_.stats();
-  const engine::KvPoolCounts counts = pool_->counts();
-  const handoff::SlabCounts slabs = receiver_.slabs();
-  v1::WorkerLoad load;
+  v1::WorkerLoad load =
+      worker::ToWire(stats, pool_->counts(), receiver_.slabs());
   load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
                            : v1::WORKER_STATE_READY);
   load.set_running(stats.running);
   load.set_waiting(static_cast<int>(calls_.size()) - stats.running);
   load.set_queued_tokens(stats.pending_tokens);
-  load.set_blocks_free(counts.free);
-  load.set_blocks_reserved(counts.reserved);
-  load.set_blocks_live(counts.live);
-  load.set_blocks_cached(counts.cached);
-  load.set_slabs_free(slabs.free);
-  load.set_slabs_granted(slabs.granted);
-  load.set_slabs_in_flight(slabs.in_flight);
-  load.set_slabs_quarantined(slabs.quarantined);
   load.set_tickets(receiver_.tickets());
   load.set_streams(static_cast<int>(calls_.size()));
-  load.set_prefill_tokens_per_second(stats.tokens_per_second);
-  load.set_step_seconds(stats.step_seconds);
-  load.set_steps(stats.steps);
   return load;
 }
 

@@ -312,9 +312,7 @@ PrefillCore::Call* PrefillCore::FindAttempt(const handoff::Attempt& attempt) {
 
 v1::WorkerLoad PrefillCore::Load() const {
   const engine::EngineStats& stats = engine_.stats();
-  const engine::KvPoolCounts counts = pool_->counts();
-  const handoff::SlabCounts slabs = sender_.slabs();
-  v1::WorkerLoad load;
+  v1::WorkerLoad load = worker::ToWire(stats, pool_->counts(), sender_.slabs());
   load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
                            : v1::WORKER_STATE_READY);
   int waiting = 0;
@@ -325,19 +323,8 @@ v1::WorkerLoad PrefillCore::Load() const {
   load.set_waiting(waiting);
   load.set_queued_tokens(
       static_cast<int32_t>(queued_tokens_ + stats.pending_tokens));
-  load.set_blocks_free(counts.free);
-  load.set_blocks_reserved(counts.reserved);
-  load.set_blocks_live(counts.live);
-  load.set_blocks_cached(counts.cached);
-  load.set_slabs_free(slabs.free);
-  load.set_slabs_granted(slabs.granted);
-  load.set_slabs_in_flight(slabs.in_flight);
-  load.set_slabs_quarantined(slabs.quarantined);
   load.set_tickets(sender_.attempts());
   load.set_streams(static_cast<int>(calls_.size()));
-  load.set_prefill_tokens_per_second(stats.tokens_per_second);
-  load.set_step_seconds(stats.step_seconds);
-  load.set_steps(stats.steps);
   return load;
 }
 

@@ -48,6 +48,24 @@ v1::FinishReason ToWire(engine::Finish finish) {
                                          : v1::FINISH_REASON_LENGTH;
 }
 
+v1::WorkerLoad ToWire(const engine::EngineStats& stats,
+                      const engine::KvPoolCounts& blocks,
+                      const handoff::SlabCounts& slabs) {
+  v1::WorkerLoad load;
+  load.set_blocks_free(blocks.free);
+  load.set_blocks_reserved(blocks.reserved);
+  load.set_blocks_live(blocks.live);
+  load.set_blocks_cached(blocks.cached);
+  load.set_slabs_free(slabs.free);
+  load.set_slabs_granted(slabs.granted);
+  load.set_slabs_in_flight(slabs.in_flight);
+  load.set_slabs_quarantined(slabs.quarantined);
+  load.set_prefill_tokens_per_second(stats.tokens_per_second);
+  load.set_step_seconds(stats.step_seconds);
+  load.set_steps(stats.steps);
+  return load;
+}
+
 int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id) {
   const auto& ids = stopping.stop_token_ids;
   return std::find(ids.begin(), ids.end(), token_id) != ids.end() ? token_id

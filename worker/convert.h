@@ -9,7 +9,10 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/kv_pool.h"
+#include "handoff/handoff.h"
 #include "tandem/v1/generation.pb.h"
+#include "tandem/v1/registry.pb.h"
 
 namespace tandem::worker {
 
@@ -18,6 +21,10 @@ engine::Sampling ToEngine(const v1::SamplingParams& params,
 engine::Stopping ToEngine(const v1::StoppingParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);
+// What both workers report alike.
+v1::WorkerLoad ToWire(const engine::EngineStats& stats,
+                      const engine::KvPoolCounts& blocks,
+                      const handoff::SlabCounts& slabs);
 
 // The token's id if it is one of the request's stop tokens, else -1.
 int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id);

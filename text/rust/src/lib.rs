@@ -11,6 +11,7 @@
 //!   being worked on, so only its place in the source is reported.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod budget;
 mod decode_table;
 mod python;
 mod python_filters;

@@ -6,7 +6,7 @@
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use crate::sandbox::charge;
+use crate::budget::charge;
 
 const MAX_DEPTH: usize = 100;
 

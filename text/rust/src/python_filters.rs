@@ -8,7 +8,7 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{filters, Environment, Error, ErrorKind, State};
 
 use crate::python::{JsonStyle, Text};
-use crate::sandbox::charge;
+use crate::budget::charge;
 
 thread_local! {
     static NOW: Cell<i64> = const { Cell::new(0) };

@@ -8,16 +8,15 @@
 //! - `check_chains` refuses source that would overflow the compiler's stack;
 //! - `check_constants` refuses constant repetitions before they are folded;
 //! - `bounded` rewrites the compiled program so that every instruction that
-//!   can make a value large goes through a function here that charges a
-//!   budget of bytes (thread-local: a render stays on its thread);
+//!   can make a value large goes through a function here that charges the
+//!   render's budget of bytes (budget.rs);
 //! - names of those functions start with '%', so no template can name them.
-
-use std::cell::Cell;
 
 use minijinja::machinery::{self, ast, Instruction, Instructions, Token, WhitespaceConfig};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
+use crate::budget::charge;
 use crate::python;
 
 /// Deeper values than any JSON that a request may carry are an attack on the
@@ -26,28 +25,6 @@ const MAX_NESTING: usize = 64;
 
 const MAX_TOKENS_IN_TAG: usize = 2000;
 const MAX_BRANCHES: usize = 500;
-
-thread_local! {
-    static BUDGET: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Sets what the render on this thread may spend, in bytes.
-pub fn set_budget(bytes: u64) {
-    BUDGET.with(|left| left.set(bytes));
-}
-
-/// Message by which ChatTemplate tells an exhausted budget from other errors.
-pub const EXHAUSTED: &str = "the template exceeded its memory budget";
-
-pub fn charge(bytes: usize) -> Result<(), Error> {
-    BUDGET.with(|left| match left.get().checked_sub(bytes as u64) {
-        Some(rest) => {
-            left.set(rest);
-            Ok(())
-        }
-        None => Err(Error::new(ErrorKind::OutOfFuel, EXHAUSTED)),
-    })
-}
 
 /// Charges for a value that was just made, and bounds its nesting.
 fn check(value: Value) -> Result<Value, Error> {

@@ -12,7 +12,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
 use crate::validate::shorten;
-use crate::{python_filters, sandbox, Failure, Kind, Outcome};
+use crate::{budget, python_filters, sandbox, Failure, Kind, Outcome};
 
 /// See ChatTemplateLimits in text/chat_template.h.
 #[repr(C)]
@@ -161,7 +161,7 @@ impl ChatTemplate {
                 self.limits.max_template_bytes
             )));
         }
-        sandbox::set_budget(self.limits.max_work_bytes);
+        budget::set_budget(self.limits.max_work_bytes);
         let program = compile(source)
             .map_err(|error| Failure::invalid(format!("{field}: {}", describe(&error))))?;
         self.programs.insert(name.into(), program);
@@ -214,7 +214,7 @@ impl ChatTemplate {
 
     fn run(&self, program: &Program, variables: &Map<String, Json>, input: &RenderInput) -> Outcome<String> {
         let given = (input.messages.len() + input.tools.len() + input.extra.len()) as u64;
-        sandbox::set_budget(self.limits.max_work_bytes + given * WORK_PER_INPUT_BYTE);
+        budget::set_budget(self.limits.max_work_bytes + given * WORK_PER_INPUT_BYTE);
         python_filters::set_now(input.now_unix_s);
         let mut text = String::new();
         Vm::new(&self.environment)
