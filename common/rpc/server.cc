@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/rpc/grpc_log.h"
+#include "grpc/health/v1/health.pb.h"
 
 namespace tandem::rpc {
 namespace {
@@ -24,6 +25,8 @@ void EnableStandardServices() {
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // Links the description in, where reflection looks for it.
+    (void)grpc::health::v1::HealthCheckRequest::descriptor();
   });
 }
 

@@ -230,6 +230,11 @@ TEST_F(ServerTest, HealthIsPerServiceAndReflectionListsThem) {
                   "ServerReflectionInfo",
                   std::string("\x3a\x01*")),
               HasSubstr(name));
+  // And describes the health service, which tools call by that.
+  EXPECT_THAT(Raw("/grpc.reflection.v1alpha.ServerReflection/"
+                  "ServerReflectionInfo",
+                  std::string("\x22\x15grpc.health.v1.Health")),
+              HasSubstr("HealthCheckRequest"));
 }
 
 TEST_F(ServerTest, TheRequestIdComesBackInTheHeaders) {
