@@ -221,6 +221,8 @@ struct RegistrationTest : testing::Test {
     one.stream.reset();
     two.stream.reset();
     registration.reset();
+    // Messages on their way hold their hosts, whose loops hold them.
+    for (const auto& host : {worker, one.host, two.host}) host->loop.Stop();
   }
   // Publishes a block, or several, and lets them go: they are cached.
   void Cache(const std::vector<int32_t>& tokens) {
