@@ -85,9 +85,10 @@ class DeviceExecutor final : public Executor {
     DeviceExecutor* executor = nullptr;
     const Step* step = nullptr;  // null: free
     StepListener* listener = nullptr;
+    std::unique_ptr<kernels::Buffer> memory;  // host's: of the next two
     StepPlan plan;
-    std::vector<kernels::SampleResult> results;  // in drawing order
-    std::vector<float> logits;                   // for the probe
+    kernels::SampleResult* results = nullptr;  // in drawing order
+    std::vector<float> logits;                 // for the probe
   };
   struct Transfer;
 

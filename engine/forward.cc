@@ -22,9 +22,9 @@ void Forward(const Model& model, const kernels::Rows& rows,
   const float scale =
       static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
   int n = rows.num_rows;
-  float* x = w.x;
-  const float* attention = w.attention;
-  const float* delta = nullptr;
+  void* x = w.x;
+  const void* attention = w.attention;
+  const void* delta = nullptr;
 
   backend.Embed(queue, rows, model.embedding(), x);
   for (int i = 0; i <= last; ++i) {
@@ -58,7 +58,7 @@ void Forward(const Model& model, const kernels::Rows& rows,
   }
   backend.RmsNorm(queue, n, hidden, eps, x, delta, model.final_norm(),
                   w.normed);
-  backend.MatMul(queue, n, w.normed, model.head(), nullptr, w.logits);
+  backend.Logits(queue, n, w.normed, model.head(), w.logits);
 }
 
 absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
@@ -67,7 +67,8 @@ absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
   const auto rows = static_cast<size_t>(max_rows);
   const auto sampled = static_cast<size_t>(max_sampled);
   const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
-  const std::pair<float**, size_t> parts[] = {
+  const size_t element = SizeOf(backend->activation_type());
+  const std::pair<void**, size_t> parts[] = {
       {&w.x, rows * spec.hidden_size},
       {&w.normed, rows * spec.hidden_size},
       {&w.qkv, rows * spec.qkv_rows()},
@@ -76,20 +77,21 @@ absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
       {&w.gate_up, rows * 2 * spec.intermediate_size},
       {&w.activated, rows * spec.intermediate_size},
       {&w.sampled_x, sampled * spec.hidden_size},
-      {&w.sampled_attention, sampled * query},
-      {&w.logits, sampled * spec.vocab_size}};
-  const auto aligned = [](size_t floats) { return (floats + 63) / 64 * 64; };
-  size_t total = 0;
-  for (const auto& [pointer, floats] : parts) total += aligned(floats);
+      {&w.sampled_attention, sampled * query}};
+  const auto aligned = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const size_t logits = sampled * spec.vocab_size * sizeof(float);
+  size_t total = logits;
+  for (const auto& [pointer, count] : parts) total += aligned(count * element);
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-      backend->Allocate(total * sizeof(float));
+      backend->Allocate(total);
   if (!buffer.ok()) return buffer.status();
   w.buffer_ = *std::move(buffer);
-  auto* next = reinterpret_cast<float*>(w.buffer_->data());
-  for (const auto& [pointer, floats] : parts) {
+  std::byte* next = w.buffer_->data();
+  for (const auto& [pointer, count] : parts) {
     *pointer = next;
-    next += aligned(floats);
+    next += aligned(count * element);
   }
+  w.logits = reinterpret_cast<float*>(next);
   return w;
 }
 
