@@ -85,7 +85,7 @@ void Receiver::Impl::OnLinkMessage(ReceiverLinkBase* base,
              FailureFrom(static_cast<int>(absl::StatusCode::kAborted),
                          absl::StrCat("the prefill worker withdrew: ",
                                       message.withdraw().reason())),
-             "", Tell::kNothing);
+             BrokenWay(*state), Tell::kNothing);
       }
       break;
     }
@@ -366,15 +366,18 @@ void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
 
 void Receiver::Impl::OnReceived(int slab, uint64_t generation,
                                 absl::StatusOr<const std::byte*> memory) {
-  if (arena_.state(slab) != SlabArena::State::kInFlight ||
-      arena_.loan(slab).generation != generation) {
+  // Out of quarantine comes only what will never be written.
+  if (arena_.loan(slab).generation != generation ||
+      (arena_.state(slab) != SlabArena::State::kInFlight &&
+       !(arena_.state(slab) == SlabArena::State::kQuarantined &&
+         !memory.ok()))) {
     return;
   }
   Credit& credit = credits_[slab];
   credit.received = memory.ok();
   State* state = Find(credit.attempt_serial);
   if (!memory.ok() || state == nullptr) {
-    memory.ok() ? ++counters_.late_messages : ++counters_.slices_refused;
+    state == nullptr ? ++counters_.late_messages : ++counters_.slices_refused;
     Link* link = credit.link;
     if (state != nullptr) --state->credited;
     FreeSlab(slab);
@@ -459,6 +462,14 @@ void Receiver::Impl::QuarantineSlab(int slab) {
   credits_[slab].quarantined_at = loop_->Now();
   ++counters_.quarantines;
   if (!quarantine_.running()) WatchQuarantine();
+}
+
+// The way that an attempt's end may be put down to although the peer did not
+// name it.
+std::string Receiver::Impl::BrokenWay(const State& state) const {
+  return state.usable != nullptr && !state.usable->channel->ready()
+             ? std::string(state.way)
+             : "";
 }
 
 void Receiver::Impl::Host::Say(v1::NcclControl message) {

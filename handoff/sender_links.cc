@@ -217,7 +217,10 @@ void Sender::Impl::OnLinkMessage(SenderLinkBase* base,
       const v1::HandoffDead& dead = message.dead();
       State* state = Named(link, dead.key());
       if (state != nullptr) {
-        Fail(state, FailureFrom(dead.code(), dead.message()), "");
+        const bool broken =
+            state->channel != nullptr && !state->channel->Usable();
+        Fail(state, FailureFrom(dead.code(), dead.message()),
+             broken ? std::string(state->way) : "");
       }
       break;
     }

@@ -103,8 +103,8 @@ class ReceiverChannel {
 
   // A Slice message fits a live grant and its credit. Checks what it carries
   // against `bytes` and calls `landed` with the slab's memory, at once or
-  // later; that memory stays until Release. What was not landed when the
-  // channel broke never is.
+  // later; that memory stays until Release. With an error nothing was or will
+  // be written. Of what had not landed when the channel broke, nothing lands.
   virtual void Receive(
       uint32_t slab, v1::Slice* slice, int64_t bytes,
       absl::AnyInvocable<void(absl::StatusOr<const std::byte*>)> landed) = 0;

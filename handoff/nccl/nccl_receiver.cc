@@ -41,12 +41,16 @@ class NcclReceiverChannel final : public ReceiverChannel, public Pair::Owner {
       landed(fits);
       return;
     }
-    pair_->Receive(
-        slice->nccl_operation(), static_cast<size_t>(bytes),
-        [this, slab, landed = std::move(landed)](std::byte* buffer) mutable {
-          landed_[slab] = buffer;
-          landed(buffer);
-        });
+    pair_->Receive(slice->nccl_operation(), static_cast<size_t>(bytes),
+                   [this, slab, landed = std::move(landed)](
+                       absl::StatusOr<std::byte*> buffer) mutable {
+                     if (!buffer.ok()) {  // this channel may be gone
+                       landed(buffer.status());
+                       return;
+                     }
+                     landed_[slab] = *buffer;
+                     landed(*buffer);
+                   });
   }
   void Release(uint32_t slab) override {
     station_->ReturnBuffer(std::exchange(landed_[slab], nullptr));

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/log.h"
 #include "handoff/wire.h"
 
 namespace tandem::handoff::nccl {
@@ -261,10 +260,7 @@ void Pair::MaybeUp() {
   posted_ = last_operation_ = heard_go_ = script_.size();
   ++station_->mutable_counters()->ups;
   last_used_ = loop_->Now();
-  LogInfo("handoff pair is up", {{"pair", name_},
-                                 {"life", life_},
-                                 {"library", station_->library()->version()},
-                                 {"memory_bytes", life_state_->memory_bytes}});
+  station_->watcher()->OnUp(name_, life_, life_state_->memory_bytes);
   if (role_ == Role::kSender) CheckIdle();
 }
 
@@ -372,8 +368,7 @@ void Pair::TrySend() {
   PostSend(heard_go_, full.from, full.bytes);
 }
 
-void Pair::Receive(uint64_t operation, size_t bytes,
-                   absl::AnyInvocable<void(std::byte*)> done) {
+void Pair::Receive(uint64_t operation, size_t bytes, Received done) {
   last_used_ = loop_->Now();
   last_operation_ = operation;
   waiting_.push_back({operation, bytes, std::move(done)});
@@ -415,12 +410,9 @@ void Pair::Break(const absl::Status& status, Cause cause, bool tell) {
   const bool was_up = phase_ == Phase::kUp;
   if (cause == Cause::kFault) {
     ++station_->mutable_counters()->broken;
-    LogWarning("handoff pair broke",
-               {{"pair", name_},
-                {"life", life_},
-                {"stage", Stage()},
-                {"bytes", move_ == Move::kNone ? 0 : move_bytes_},
-                {"cause", status}});
+    station_->watcher()->OnBroken(
+        name_, life_, Stage(),
+        move_ == Move::kNone ? 0 : static_cast<int64_t>(move_bytes_), status);
     ++failures_;
   } else {
     ++station_->mutable_counters()->dropped;
@@ -441,7 +433,8 @@ void Pair::Break(const absl::Status& status, Cause cause, bool tell) {
   station_->EndTurn(this);
   station_->EndJoin(this);
   full_.clear();
-  waiting_.clear();
+  std::deque<Waiting> unposted = std::exchange(waiting_, {});
+  if (was_up && move_ == Move::kReceive) unposted.pop_front();
   if (life_state_ == nullptr) {
     OnGone();
   } else {
@@ -449,6 +442,10 @@ void Pair::Break(const absl::Status& status, Cause cause, bool tell) {
     SetDeadline(station_->options().burial_timeout);
   }
   if (was_up && owner_ != nullptr) owner_->OnBroken(status);
+  if (unposted.empty()) return;
+  loop_->Post([unposted = std::move(unposted), status]() mutable {
+    for (Waiting& waiting : unposted) waiting.done(status);
+  });
 }
 
 void Pair::SetDeadline(absl::Duration limit) {
@@ -560,7 +557,6 @@ void Pair::Reap() {
 }
 
 void Pair::Leak() {
-  LogError("a communicator stays behind", {{"pair", name_}});
   // Its thread may be inside a call that never returns.
   static_cast<void>(life_state_->hand.release());
   static_cast<void>(life_state_->runner.release());

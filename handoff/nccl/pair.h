@@ -41,6 +41,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "handoff/alive.h"
@@ -100,9 +101,10 @@ class Pair {
   // ---- Receiver.
 
   // Receives the announced operation into a buffer of the station, which is
-  // then the caller's to return. REQUIRES: up, numbers ascend.
-  void Receive(uint64_t operation, size_t bytes,
-               absl::AnyInvocable<void(std::byte*)> done);
+  // then the caller's to return. An error comes after OnBroken and says that
+  // it was never posted. REQUIRES: up, numbers ascend.
+  using Received = absl::AnyInvocable<void(absl::StatusOr<std::byte*>)>;
+  void Receive(uint64_t operation, size_t bytes, Received done);
   uint64_t last_operation() const { return last_operation_; }
 
   // ---- For the station.
@@ -145,7 +147,7 @@ class Pair {
   struct Waiting {  // a receive
     uint64_t operation = 0;
     size_t bytes = 0;
-    absl::AnyInvocable<void(std::byte*)> done;
+    Received done;
   };
   struct Full {  // an announced send
     const std::byte* from = nullptr;

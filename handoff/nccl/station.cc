@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/log.h"
 #include "handoff/nccl/pair.h"
 
 namespace tandem::handoff::nccl {
@@ -19,9 +18,9 @@ constexpr absl::Duration kFarewell = absl::Seconds(3);
 
 absl::StatusOr<std::unique_ptr<Station>> Station::Create(
     const StationOptions& options, Loop* loop, Random* random, Library* library,
-    NewHand new_hand, Fatal fatal) {
-  std::unique_ptr<Station> station(new Station(
-      options, loop, random, library, std::move(new_hand), std::move(fatal)));
+    NewHand new_hand, Watcher* watcher) {
+  std::unique_ptr<Station> station(new Station(options, loop, random, library,
+                                               std::move(new_hand), watcher));
   for (int i = 0; i < options.buffers; ++i) {
     absl::StatusOr<std::byte*> buffer =
         library->Allocate(static_cast<size_t>(options.slab_bytes));
@@ -39,13 +38,13 @@ absl::StatusOr<std::unique_ptr<Station>> Station::Create(
 }
 
 Station::Station(const StationOptions& options, Loop* loop, Random* random,
-                 Library* library, NewHand new_hand, Fatal fatal)
+                 Library* library, NewHand new_hand, Watcher* watcher)
     : options_(options),
       loop_(loop),
       random_(random),
       library_(library),
       new_hand_(std::move(new_hand)),
-      fatal_(std::move(fatal)),
+      watcher_(watcher),
       next_join_(loop->Now()),
       places_(loop) {}
 
@@ -182,8 +181,7 @@ void Station::Sweep() {
 }
 
 void Station::Die(const absl::Status& status) {
-  LogError("the process must end", {{"cause", status}});
-  if (fatal_) std::exchange(fatal_, nullptr)(status);
+  if (!std::exchange(dead_, true)) watcher_->OnFatal(status);
 }
 
 absl::Status Station::CheckInvariants() const {

@@ -75,17 +75,31 @@ struct StationCounters {
   int64_t memory_bytes = 0;  // that those take
 };
 
+// What an operator wants to know of pairs ("prefill-1>decode-2").
+class Watcher {
+ public:
+  virtual ~Watcher() = default;
+  virtual void OnUp(const std::string& pair, uint64_t life,
+                    int64_t memory_bytes) = 0;
+  // `stage`: "joining", "warm-up, send", "receive"...; `bytes` of the operation
+  // that was under way.
+  virtual void OnBroken(const std::string& pair, uint64_t life,
+                        const std::string& stage, int64_t bytes,
+                        const absl::Status& cause) = 0;
+  // A communicator cannot be got rid of: the process must end, and at once,
+  // since memory that may still be written is part of it. At most once.
+  virtual void OnFatal(const absl::Status& cause) = 0;
+};
+
 class Station {
  public:
   // Makes the loop that a communicator's calls run on.
   using NewHand = std::function<std::unique_ptr<Loop>(const std::string& name)>;
-  // The process must end: called at most once.
-  using Fatal = std::function<void(const absl::Status&)>;
 
-  // Allocates the buffers. `library` outlives the station.
+  // Allocates the buffers. `library` and `watcher` outlive the station.
   static absl::StatusOr<std::unique_ptr<Station>> Create(
       const StationOptions& options, Loop* loop, Random* random,
-      Library* library, NewHand new_hand, Fatal fatal);
+      Library* library, NewHand new_hand, Watcher* watcher);
   // Waits, for a moment, for what is not gone yet; what then still is not
   // keeps its memory and its thread.
   ~Station();
@@ -123,6 +137,7 @@ class Station {
   void Die(const absl::Status& status);
 
   StationCounters* mutable_counters() { return &counters_; }
+  Watcher* watcher() const { return watcher_; }
   Library* library() const { return library_; }
   Random* random() const { return random_; }
   std::unique_ptr<Loop> MakeHand(const std::string& name) {
@@ -131,7 +146,7 @@ class Station {
 
  private:
   Station(const StationOptions& options, Loop* loop, Random* random,
-          Library* library, NewHand new_hand, Fatal fatal);
+          Library* library, NewHand new_hand, Watcher* watcher);
   void GiveTurn();
   void GivePlaces();
   void MakeRoom();
@@ -141,7 +156,8 @@ class Station {
   Random* const random_;
   Library* const library_;
   const NewHand new_hand_;
-  Fatal fatal_;
+  Watcher* const watcher_;
+  bool dead_ = false;
 
   std::set<Pair*> pairs_;
   Pair* turn_ = nullptr;
