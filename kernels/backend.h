@@ -155,6 +155,12 @@ struct KvRange {
   }
 };
 
+// A device's memory. Zeros: as much as the host has, and not counted.
+struct MemoryFigures {
+  size_t total_bytes = 0;
+  size_t free_bytes = 0;
+};
+
 // The largest operations that a user of a backend will ask for.
 struct WorkLimits {
   int rows = 0;       // of a step
@@ -177,6 +183,7 @@ class Backend {
   virtual std::string numerics() const = 0;
   // Of every `void*` operand below.
   virtual DType activation_type() const = 0;
+  virtual MemoryFigures memory() = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) = 0;
   // Host memory, zeroed, from and to which copies run without the caller.

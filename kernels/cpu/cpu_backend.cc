@@ -133,6 +133,7 @@ class CpuBackend final : public Backend {
   }
   std::string numerics() const override { return "cpu-1"; }
   DType activation_type() const override { return DType::kF32; }
+  MemoryFigures memory() override { return {}; }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
     absl::StatusOr<DeviceMemory> memory =

@@ -198,6 +198,7 @@ class LateBackend final : public Backend {
   }
   std::string numerics() const override { return inner_->numerics(); }
   DType activation_type() const override { return inner_->activation_type(); }
+  MemoryFigures memory() override { return inner_->memory(); }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
     return inner_->Allocate(bytes);
