@@ -85,12 +85,12 @@ struct KeyStream {
   int kv_head;
   int begin;  // keys outside [begin, end) read as zeros
   int end;
-  int tile;        // of the next chunk to copy
+  int tile;  // of the next chunk to copy
   int end_tile;
-  int part = 0;    // of it: 0 .. kChunksPerTile - 1
-  int slot = 0;    // where it goes
-  int taken = 0;   // slot of the next chunk to use
   std::byte* ring;
+  int part = 0;   // of the tile: 0 .. kChunksPerTile - 1
+  int slot = 0;   // where it goes
+  int taken = 0;  // slot of the next chunk to use
 
   TANDEM_DEVICE static int Offset(int key, int piece) {
     return key * kRowBytes + (piece ^ (key % 8)) * 16;

@@ -54,8 +54,7 @@ struct AttentionDecodeKernel {
     Keys keys{p,          p.block_tables + span.block_table,
               kv_head,    range.begin,
               range.end,  first_tile,
-              end_tile};
-    keys.ring = ring;
+              end_tile,   ring};
     CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
     keys.Start(g);
 

@@ -48,8 +48,7 @@ struct AttentionPrefillKernel {
     Keys keys{p,          p.block_tables + span.block_table,
               kv_head,    range.begin,
               range.end,  range.first_tile,
-              range.end_tile};
-    keys.ring = ring;
+              range.end_tile,   ring};
     CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
     keys.Start(g);
 

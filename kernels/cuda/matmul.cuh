@@ -20,6 +20,7 @@
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/tensor_ops.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/numerics.h"
 #include "kernels/cuda/packed_weights.h"
 
 namespace tandem::kernels::cuda {
@@ -181,7 +182,7 @@ struct MatMulKernel {
     const int lane = g.lane();
     if constexpr (kScaled) {
       uint32_t raw[4];
-      LoadShared16(tile + half * 512 + lane * 16, raw);
+      LoadShared16(g, tile + half * 512 + lane * 16, raw);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         a[i / 2][i % 2 * 2] = FromE4M3Pair<T>(raw[i] & 0xffffu);
@@ -228,7 +229,7 @@ struct MatMulKernel {
 
   TANDEM_DEVICE void operator()(Grid& g) const {
     std::byte* const ring = g.shared();
-    const TileOrder tile(g.block(), RowTiles(p.rows), TokenTiles(p.tokens));
+    const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
     const int row = tile.row_tile * Tiles::kRows;
     const int token = tile.token_tile * Tiles::kTokens;
     const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
