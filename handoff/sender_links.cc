@@ -334,9 +334,14 @@ void Sender::Impl::StartOp(Op op) {
   std::byte* staging = op.channel->Staging(op.slab);
   const Serial serial = op.serial;
   const SlabArena::Pair pair = op.link->pair;
-  Op* stored = &(ops_[serial] = std::move(op));
+  SenderChannel* const channel = op.channel;
+  const uint32_t slab = op.slab;
+  ops_[serial] = std::move(op);
   if (staging != nullptr) {
-    Gather(stored, staging);
+    channel->Prepare(slab, alive_.Guard([this, serial, staging] {
+      auto found = ops_.find(serial);
+      if (found != ops_.end()) Gather(&found->second, staging);
+    }));
     return;
   }
   arena_.Request(pair, serial);

@@ -66,6 +66,12 @@ class SenderChannel {
   // channel that was usable.
   virtual std::byte* Staging(uint32_t slab) = 0;
 
+  // Calls `ready`, at once or later, when Staging(slab) may be filled again;
+  // never if the channel breaks first.
+  virtual void Prepare(uint32_t slab, absl::AnyInvocable<void()> ready) {
+    ready();
+  }
+
   // `staging` holds the slice. Completes `slice` (whose names are filled in)
   // and calls `ready` when the message may be sent: at once or later; an
   // error fails the attempt and names the way as broken. `staging` is not

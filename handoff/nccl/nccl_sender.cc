@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,6 +52,15 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
     return true;
   }
   std::byte* Staging(uint32_t slab) override { return staging_[slab]; }
+  void Prepare(uint32_t slab, absl::AnyInvocable<void()> ready) override {
+    // The receiver may have given the slab out again before this end has
+    // seen its send end.
+    if (pair_->Sending(staging_[slab])) {
+      waiting_[staging_[slab]] = std::move(ready);
+    } else {
+      ready();
+    }
+  }
 
   void Send(
       v1::Slice slice, const std::byte* staging, size_t bytes,
@@ -69,7 +79,15 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
   void Say(v1::NcclControl message) override {
     if (host_ != nullptr) host_->Say(std::move(message));
   }
+  void OnSent(const std::byte* from) override {
+    auto found = waiting_.find(from);
+    if (found == waiting_.end()) return;
+    absl::AnyInvocable<void()> ready = std::move(found->second);
+    waiting_.erase(found);
+    ready();
+  }
   void OnBroken(const absl::Status& status) override {
+    waiting_.clear();
     station_->loop()->Post(alive_.Guard([this, status] {
       if (host_ != nullptr) host_->OnBroken(status);
     }));
@@ -81,6 +99,8 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
   const size_t slabs_;
   ChannelHost* host_ = nullptr;
   std::vector<std::byte*> staging_;  // [slabs_], once it was up
+  // Gathers that wait for a send from their buffer to end.
+  std::map<const std::byte*, absl::AnyInvocable<void()>> waiting_;
   std::unique_ptr<Pair> pair_;
   Alive alive_;
 };

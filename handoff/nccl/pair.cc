@@ -295,6 +295,7 @@ void Pair::PostReceive(uint64_t operation, std::byte* to, size_t bytes) {
 
 void Pair::PostSend(uint64_t operation, const std::byte* from, size_t bytes) {
   PostMove(Move::kSend, operation, bytes);
+  sending_ = from;
   Tell([from, bytes](Runner* runner) { runner->Send(from, bytes); });
 }
 
@@ -327,6 +328,7 @@ void Pair::OnDone() {
   counters->bytes += static_cast<int64_t>(move_bytes_);
   last_used_ = loop_->Now();
   const Move move = std::exchange(move_, Move::kNone);
+  const std::byte* const sent = std::exchange(sending_, nullptr);
   if (move == Move::kReceive) station_->EndTurn(this);
   if (phase_ == Phase::kWarming) {
     ++step_;
@@ -336,6 +338,7 @@ void Pair::OnDone() {
   failures_ = 0;
   if (move == Move::kSend) {
     TrySend();
+    if (owner_ != nullptr) owner_->OnSent(sent);
     return;
   }
   Waiting done = std::move(waiting_.front());
@@ -483,6 +486,7 @@ void Pair::OnGone() {
     life_state_.reset();
   }
   move_ = Move::kNone;
+  sending_ = nullptr;
   ReturnBuffers();
   station_->Leave(this);
   phase_ = Phase::kDown;

@@ -65,6 +65,8 @@ class Pair {
     virtual void Say(v1::NcclControl message) = 0;
     // It was up and is not any more; what was not received never will be.
     virtual void OnBroken(const absl::Status& status) = 0;
+    // An announced send is over: what it read may change.
+    virtual void OnSent(const std::byte* from) {}
     // The communicator is gone, and with it every store of the life.
     virtual void OnQuiet() = 0;
   };
@@ -97,6 +99,9 @@ class Pair {
   // stays as it is until the receiver has given its slab back, or the life is
   // over. REQUIRES: up.
   uint64_t Announce(const std::byte* from, size_t bytes);
+
+  // A send from there is posted and not over.
+  bool Sending(const std::byte* from) const { return sending_ == from; }
 
   // ---- Receiver.
 
@@ -207,8 +212,9 @@ class Pair {
   uint64_t last_operation_ = 0;  // announced (sender), queued (receiver)
   Move move_ = Move::kNone;      // under way
   size_t move_bytes_ = 0;
-  std::byte* buffer_ = nullptr;       // of the receive under way
-  std::byte* warm_buffer_ = nullptr;  // until up
+  const std::byte* sending_ = nullptr;  // of the send under way
+  std::byte* buffer_ = nullptr;         // of the receive under way
+  std::byte* warm_buffer_ = nullptr;    // until up
   std::vector<std::byte*> kept_;
   std::map<uint64_t, Full> full_;
   std::deque<Waiting> waiting_;
