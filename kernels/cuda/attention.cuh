@@ -56,9 +56,8 @@ struct KeyRange {
   int end_segment;
 
   TANDEM_DEVICE KeyRange(int first_position, int last_position, int window) {
-    begin = window > 0 && first_position >= window
-                ? first_position - window + 1
-                : 0;
+    begin = window > 0 && first_position >= window ? first_position - window + 1
+                                                   : 0;
     end = last_position + 1;
     first_tile = begin / kAttentionTile;
     end_tile = (end + kAttentionTile - 1) / kAttentionTile;
@@ -104,8 +103,8 @@ struct KeyStream {
   TANDEM_DEVICE void CopyNext(Grid& g) {
     if (tile < end_tile) {
       constexpr int kPieces = D / 8;
-      const int key0 = tile * kAttentionTile +
-                       part % (kChunksPerTile / 2) * kChunkKeys;
+      const int key0 =
+          tile * kAttentionTile + part % (kChunksPerTile / 2) * kChunkKeys;
       const T* const base =
           static_cast<const T*>(part < kChunksPerTile / 2 ? p.k : p.v) +
           kv_head * p.head_stride;
@@ -115,8 +114,7 @@ struct KeyStream {
         const int row = i / kPieces;
         const int piece = i % kPieces;
         const int key = key0 + row;
-        const bool valid =
-            key >= begin && key < end && piece * 8 < p.head_dim;
+        const bool valid = key >= begin && key < end && piece * 8 < p.head_dim;
         const T* from = base;
         if (valid) {
           const int block = key / p.block_size;
@@ -168,9 +166,8 @@ template <int kRowBytes>
 TANDEM_DEVICE void LoadRows(Grid& g, const std::byte* rows, int step,
                             uint32_t (&a)[4]) {
   const int r = g.lane() % 16;
-  LoadMatrix4(g, a,
-              rows + r * kRowBytes +
-                  ((step * 2 + g.lane() / 16) ^ (r % 8)) * 16);
+  LoadMatrix4(
+      g, a, rows + r * kRowBytes + ((step * 2 + g.lane() / 16) ^ (r % 8)) * 16);
 }
 
 // Values of keys [key, key + 16) at columns [column, column + 16) times
@@ -183,8 +180,7 @@ TANDEM_DEVICE void ValueStep(Grid& g, const std::byte* chunk, int key,
   const int r = key + lane % 16;
   uint32_t m[4];
   LoadMatrix4Transposed(
-      g, m,
-      chunk + r * (D * 2) + ((column / 8 + lane / 16) ^ (r % 8)) * 16);
+      g, m, chunk + r * (D * 2) + ((column / 8 + lane / 16) ^ (r % 8)) * 16);
   const uint32_t b0[2] = {m[0], m[1]};
   const uint32_t b1[2] = {m[2], m[3]};
   MatrixStep<T>(g, low, a, b0);
@@ -225,10 +221,10 @@ struct MergeFactors {
 
   TANDEM_DEVICE MergeFactors(float m0, float m1, float c) {
     maximum = m0 > m1 ? m0 : m1;
-    before = m0 == -kInfinity ? 0.0f
+    before = m0 == -kInfinity   ? 0.0f
              : m1 == -kInfinity ? 1.0f
                                 : Exp2(Mul(Sub(m0, maximum), c));
-    after = m1 == -kInfinity ? 0.0f
+    after = m1 == -kInfinity   ? 0.0f
             : m0 == -kInfinity ? 1.0f
                                : Exp2(Mul(Sub(m1, maximum), c));
   }
@@ -242,9 +238,7 @@ TANDEM_DEVICE bool Sees(int row_position, int key, int window) {
   return key <= row_position && (window == 0 || key > row_position - window);
 }
 
-TANDEM_DEVICE bool IsNarrow(const RowSpan& span) {
-  return span.num_rows == 1;
-}
+TANDEM_DEVICE bool IsNarrow(const RowSpan& span) { return span.num_rows == 1; }
 
 // Copies query rows [row, row + kRows) of a span into shared memory like a
 // chunk; zeros beyond its last row and head_dim. Commits nothing.

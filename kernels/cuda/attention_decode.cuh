@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of spans of one row: split over segments, so that a long context
 // keeps many multiprocessors busy. A block of threads takes the heads that
-// share a KV head (up to 16) through one segment; its warps share out the keys of a tile for the scores and the
-// columns for the values. Where a span touches several segments each leaves
-// its part in global memory, and the last to arrive merges them in order.
+// share a KV head (up to 16) through one segment; its warps share out the keys
+// of a tile for the scores and the columns for the values. Where a span touches
+// several segments each leaves its part in global memory, and the last to
+// arrive merges them in order.
 //
 // Grid: max_segments x (kv_heads * narrow_tiles) x num_spans.
 
@@ -26,7 +27,7 @@ struct AttentionDecodeKernel {
   static constexpr int kMaximaBytes = kWarps * kRows * 4;
   static constexpr int kSharedBytes =
       Keys::kBytes + kQueryBytes + kWeightBytes + kMaximaBytes + 16;
-  static constexpr int kColumns = D / kWarps;       // of values, per warp
+  static constexpr int kColumns = D / kWarps;  // of values, per warp
   static constexpr int kColumnTiles = kColumns / 8;
   static constexpr int kScoreTiles = kAttentionTile / kWarps / 8;
   static_assert(kColumns % 16 == 0);
@@ -49,12 +50,11 @@ struct AttentionDecodeKernel {
     std::byte* const weights = queries + kQueryBytes;
     float* const maxima = reinterpret_cast<float*>(weights + kWeightBytes);
     const int first_tile = Larger(segment * kSegmentTiles, range.first_tile);
-    const int end_tile =
-        Smaller((segment + 1) * kSegmentTiles, range.end_tile);
-    Keys keys{p,          p.block_tables + span.block_table,
-              kv_head,    range.begin,
-              range.end,  first_tile,
-              end_tile,   ring};
+    const int end_tile = Smaller((segment + 1) * kSegmentTiles, range.end_tile);
+    Keys keys{p,         p.block_tables + span.block_table,
+              kv_head,   range.begin,
+              range.end, first_tile,
+              end_tile,  ring};
     CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
     keys.Start(g);
 
@@ -135,13 +135,13 @@ struct AttentionDecodeKernel {
 #pragma unroll
         for (int step = 0; step < kChunkKeys / 16; ++step) {
           uint32_t a[4];
-          LoadRows<kWeightRowBytes>(g, weights,
-                                    part * (kChunkKeys / 16) + step, a);
+          LoadRows<kWeightRowBytes>(g, weights, part * (kChunkKeys / 16) + step,
+                                    a);
           SumStep<T>(g, a, sum);
 #pragma unroll
           for (int i = 0; i < kColumnTiles; i += 2) {
-            ValueStep<T, D>(g, chunk, step * 16, g.warp() * kColumns + i * 8,
-                            a, values[i], values[i + 1]);
+            ValueStep<T, D>(g, chunk, step * 16, g.warp() * kColumns + i * 8, a,
+                            values[i], values[i + 1]);
           }
         }
       }
@@ -243,8 +243,8 @@ struct AttentionDecodeKernel {
         high = merge(high, part[3 + column]);
       }
       const float inverse = Div(1.0f, sum);
-      *reinterpret_cast<uint32_t*>(
-          OutRow<T>(p, span, kv_head, row0 + r) + column) =
+      *reinterpret_cast<uint32_t*>(OutRow<T>(p, span, kv_head, row0 + r) +
+                                   column) =
           PackPair<T>(Mul(low, inverse), Mul(high, inverse));
     }
   }

@@ -27,8 +27,8 @@ struct AttentionF32Kernel {
   AttentionKernelParams p;
   int num_spans;
 
-  TANDEM_DEVICE const KV* At(const void* side, const int32_t* table, int kv_head,
-                             int key) const {
+  TANDEM_DEVICE const KV* At(const void* side, const int32_t* table,
+                             int kv_head, int key) const {
     const int block = key / p.block_size;
     return static_cast<const KV*>(side) + table[block] * p.block_stride +
            kv_head * p.head_stride +
@@ -122,8 +122,8 @@ struct AttentionF32Kernel {
       }
     }
     const float inverse = Div(1.0f, merged_sum);
-    float* const out = static_cast<float*>(p.out) + row * p.out_stride +
-                       head * p.head_dim;
+    float* const out =
+        static_cast<float*>(p.out) + row * p.out_stride + head * p.head_dim;
     for (int n = 0; n < kPerThread; ++n) {
       const int i = n * kThreads + g.thread();
       if (i < p.head_dim) out[i] = Mul(merged[n], inverse);

@@ -22,8 +22,7 @@ struct AttentionPrefillKernel {
   using Keys = KeyStream<T, D, kSlots, kThreads>;
   static constexpr int kQueryBytes = kRows * D * 2;
   static constexpr int kMergedBytes = kRows * D * 4;
-  static constexpr int kSharedBytes =
-      Keys::kBytes + kQueryBytes + kMergedBytes;
+  static constexpr int kSharedBytes = Keys::kBytes + kQueryBytes + kMergedBytes;
   static constexpr int kValueTiles = D / 8;
   static constexpr int kScoreTiles = kAttentionTile / 8;
 
@@ -45,10 +44,14 @@ struct AttentionPrefillKernel {
     // [value][thread]: everyone finds its own again.
     float* const merged =
         reinterpret_cast<float*>(queries + kQueryBytes) + g.thread();
-    Keys keys{p,          p.block_tables + span.block_table,
-              kv_head,    range.begin,
-              range.end,  range.first_tile,
-              range.end_tile,   ring};
+    Keys keys{p,
+              p.block_tables + span.block_table,
+              kv_head,
+              range.begin,
+              range.end,
+              range.first_tile,
+              range.end_tile,
+              ring};
     CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
     keys.Start(g);
 
@@ -58,8 +61,8 @@ struct AttentionPrefillKernel {
     int position[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      position[h] = span.first_position +
-                    (row0 + warp_row + lane / 4 + h * 8) / p.group;
+      position[h] =
+          span.first_position + (row0 + warp_row + lane / 4 + h * 8) / p.group;
     }
     RowMaximum maximum[2];
     float sum[4] = {};
@@ -78,8 +81,7 @@ struct AttentionPrefillKernel {
 #pragma unroll
           for (int i = 0; i < kChunkKeys / 8; i += 2) {
             const int n = part * (kChunkKeys / 8) + i;
-            ScoreStep<T, D>(g, chunk, i * 8, step, a, scores[n],
-                            scores[n + 1]);
+            ScoreStep<T, D>(g, chunk, i * 8, step, a, scores[n], scores[n + 1]);
           }
         }
       }

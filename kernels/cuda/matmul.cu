@@ -4,31 +4,49 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/matmul_f32.cuh"
+#include "kernels/cuda/matmul_wgmma.cuh"
 
 namespace tandem::kernels::cuda {
 namespace {
 
-template <typename T, typename W, typename Out, typename Tiles>
+template <typename Kernel>
 int Run(const Stream& stream, const MatMulParams& p) {
-  using Kernel = MatMulKernel<T, W, Out, Tiles>;
   const int blocks = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
   return Launch(stream, {blocks, 1, 1}, Kernel::kThreads, Kernel::kSharedBytes,
                 Kernel{p});
 }
 
+// The largest tiles of which there is one for each multiprocessor.
+template <typename T, typename Out>
+int RunWarpgroups(const Stream& stream, const MatMulParams& p) {
+  using Large = MatMulWgmmaKernel<T, Out, 2, 256, 4>;
+  using Middle = MatMulWgmmaKernel<T, Out, 2, 128, 4>;
+  using Small = MatMulWgmmaKernel<T, Out, 1, 128, 4>;
+  const int wanted = stream.multiprocessors;
+  if (Large::RowTiles(p.rows) * Large::TokenTiles(p.tokens) >= wanted) {
+    return Run<Large>(stream, p);
+  }
+  if (Middle::RowTiles(p.rows) * Middle::TokenTiles(p.tokens) >= wanted) {
+    return Run<Middle>(stream, p);
+  }
+  return Run<Small>(stream, p);
+}
+
 template <typename T, typename W, typename Out>
 int RunTiles(const Stream& stream, const MatMulParams& p) {
-  if (p.tokens <= 8) return Run<T, W, Out, MatMul8>(stream, p);
-  if (p.tokens <= 16) return Run<T, W, Out, MatMul16>(stream, p);
-  if (p.tokens <= 32) return Run<T, W, Out, MatMul32>(stream, p);
-  if (p.tokens <= 64) return Run<T, W, Out, MatMul64>(stream, p);
-  return Run<T, W, Out, MatMul128>(stream, p);
+  if (p.tokens <= 8) return Run<MatMulKernel<T, W, Out, MatMul8>>(stream, p);
+  if (p.tokens <= 16) return Run<MatMulKernel<T, W, Out, MatMul16>>(stream, p);
+  if (p.tokens <= 32) return Run<MatMulKernel<T, W, Out, MatMul32>>(stream, p);
+  if (p.tokens <= 64) return Run<MatMulKernel<T, W, Out, MatMul64>>(stream, p);
+  if constexpr (sizeof(W) == sizeof(T)) {
+    if (stream.generation == 90) return RunWarpgroups<T, Out>(stream, p);
+  }
+  return Run<MatMulKernel<T, W, Out, MatMul128>>(stream, p);
 }
 
 template <typename T, typename W>
 int RunWide(const Stream& stream, bool wide, const MatMulParams& p) {
-  return wide ? RunTiles<T, W, float>(stream, p)
-              : RunTiles<T, W, T>(stream, p);
+  return wide ? RunTiles<T, W, float>(stream, p) : RunTiles<T, W, T>(stream, p);
 }
 
 template <WeightType kWeight>

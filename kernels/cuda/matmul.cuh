@@ -84,8 +84,7 @@ TANDEM_DEVICE void CopyTokens(Grid& g, const MatMulParams& p, int token,
     const int first = col + c * 8;
     int valid = token + r < p.tokens ? p.cols - first : 0;
     valid = valid < 0 ? 0 : valid > 8 ? 8 : valid;
-    const T* const from =
-        valid > 0 ? x + (token + r) * p.x_stride + first : x;
+    const T* const from = valid > 0 ? x + (token + r) * p.x_stride + first : x;
     if (aligned) {
       CopyAsync16(g, chunk, from, valid * 2);
     } else {
@@ -133,9 +132,9 @@ struct MatMulKernel {
   static constexpr int kOutStride = Tiles::kRows + 16 / sizeof(Out);
   static constexpr int kOutBytes =
       Tiles::kTokens * kOutStride * static_cast<int>(sizeof(Out));
-  static constexpr int kSharedBytes =
-      kStageBytes * Tiles::kStages > kOutBytes ? kStageBytes * Tiles::kStages
-                                               : kOutBytes;
+  static constexpr int kSharedBytes = kStageBytes * Tiles::kStages > kOutBytes
+                                          ? kStageBytes* Tiles::kStages
+                                          : kOutBytes;
 
   MatMulParams p;
 
@@ -159,12 +158,11 @@ struct MatMulKernel {
       const bool valid =
           block < blocks && r / kWeightBlock < WeightBlocks(p.rows);
       const std::byte* const from =
-          p.weights +
-          (valid ? (int64_t{r / kWeightBlock} * blocks + block) *
-                           (kWeightBlock * kRowBytes) +
-                       r % kWeightBlock / 16 * (16 * kRowBytes) +
-                       offset % (16 * kRowBytes)
-                 : 0);
+          p.weights + (valid ? (int64_t{r / kWeightBlock} * blocks + block) *
+                                       (kWeightBlock * kRowBytes) +
+                                   r % kWeightBlock / 16 * (16 * kRowBytes) +
+                                   offset % (16 * kRowBytes)
+                             : 0);
       CopyAsync16(g, to + i * 16, from, valid ? 16 : 0);
     }
 #pragma unroll
@@ -205,8 +203,7 @@ struct MatMulKernel {
     uint32_t m[4];
     if constexpr (Tiles::kTilesN == 1) {
       const int r = lane % 8;
-      LoadMatrix4(g, m,
-                  tile + r * 128 + ((half * 4 + lane / 8) ^ r) * 16);
+      LoadMatrix4(g, m, tile + r * 128 + ((half * 4 + lane / 8) ^ r) * 16);
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = m[i];
     } else {
@@ -216,8 +213,7 @@ struct MatMulKernel {
         const int chunk = half * 4 + i * 2 + lane / 8 % 2;
 #pragma unroll
         for (int n = 0; n < Tiles::kTilesN; n += 2) {
-          LoadMatrix4(g, m,
-                      tile + (n * 8 + r) * 128 + (chunk ^ (r % 8)) * 16);
+          LoadMatrix4(g, m, tile + (n * 8 + r) * 128 + (chunk ^ (r % 8)) * 16);
           b[i][n][0] = m[0];
           b[i][n][1] = m[1];
           b[i][n + 1][0] = m[2];

@@ -56,8 +56,7 @@ struct MatMulF32Kernel {
       }
       g.Barrier();
       const std::byte* const block =
-          p.weights +
-          (int64_t{g.block_x()} * blocks + b) * BlockBytes(kWeight);
+          p.weights + (int64_t{g.block_x()} * blocks + b) * BlockBytes(kWeight);
 #pragma unroll 4
       for (int c = 0; c < count; ++c) {
         const float w = Weight(block, g.thread() % kRows, c);

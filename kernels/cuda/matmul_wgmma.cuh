@@ -31,8 +31,8 @@ struct MatMulWgmmaKernel {
       kTokens * kOutStride * static_cast<int>(sizeof(Out));
   static constexpr int kAlignment = 1024;  // the swizzle goes by address
   static constexpr int kSharedBytes =
-      kAlignment + (kStageBytes * kStages > kOutBytes ? kStageBytes * kStages
-                                                      : kOutBytes);
+      kAlignment +
+      (kStageBytes * kStages > kOutBytes ? kStageBytes * kStages : kOutBytes);
   static_assert(kTokens == 64 || kTokens % 128 == 0);
 
   MatMulParams p;
@@ -65,6 +65,11 @@ struct MatMulWgmmaKernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
+    if constexpr (TANDEM_WGMMA) Multiply(g);
+  }
+
+ private:
+  TANDEM_DEVICE void Multiply(Grid& g) const {
     std::byte* const ring = AlignShared<kAlignment>(g, g.shared());
     const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
     const int row = tile.row_tile * kRows;
@@ -119,8 +124,8 @@ struct MatMulWgmmaKernel {
       for (int i = 0; i < 4; ++i) {
         const int r = first + i / 2 * 8;
         const int t = n * 8 + g.lane() % 4 * 2 + i % 2;
-        const float chain = d[n * 8 / kInstructionTokens]
-                             [n % (kInstructionTokens / 8)][i];
+        const float chain =
+            d[n * 8 / kInstructionTokens][n % (kInstructionTokens / 8)][i];
         results[t * kOutStride + r] =
             FromFloat<Out>(FinishChain<T, T>(p, row + r, chain));
       }

@@ -10,7 +10,8 @@
 //                weights) multiplies the finished chain. The result is rounded
 //                to the activation type before anything else happens to it;
 //                a bias is added to that and rounded again.
-//   attention    Keys are cut at absolute multiples of kSegmentKeys. In a segment,
+//   attention    Keys are cut at absolute multiples of kSegmentKeys. In a
+//   segment,
 //                tiles of kAttentionTile keys ascend: scores are one
 //                chain over the head's dimensions; the maximum so far is
 //                exact; weights are Exp2(score * c - maximum * c) with

@@ -20,9 +20,9 @@ float FromF16(uint16_t bits) {
   const int fraction = bits & 0x3ff;
   const float magnitude =
       biased == 0x1f ? (fraction == 0 ? HUGE_VALF : std::nanf(""))
-      : biased == 0  ? std::ldexp(static_cast<float>(fraction), -24)
-                     : std::ldexp(static_cast<float>(fraction | 0x400),
-                                  biased - 25);
+      : biased == 0
+          ? std::ldexp(static_cast<float>(fraction), -24)
+          : std::ldexp(static_cast<float>(fraction | 0x400), biased - 25);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 

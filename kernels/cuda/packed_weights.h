@@ -52,8 +52,8 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedBytes(int rows, int cols,
 // Offset in bytes of one weight.
 TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
                                                   WeightType type) {
-  const int64_t block = int64_t{row / kWeightBlock} * WeightBlocks(cols) +
-                        col / kWeightBlock;
+  const int64_t block =
+      int64_t{row / kWeightBlock} * WeightBlocks(cols) + col / kWeightBlock;
   const int r = row % kWeightBlock;
   const int c = col % kWeightBlock;
   int within = 0;
@@ -63,8 +63,8 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
     const int step = c / 16;
     const int lane = r % 8 * 4 + c % 8 / 2;
     const int element = c % 16 / 8 * 4 + r % 16 / 8 * 2 + c % 2;
-    within = r / 16 * 1024 + step / 2 * 512 + lane * 16 + step % 2 * 8 +
-             element;
+    within =
+        r / 16 * 1024 + step / 2 * 512 + lane * 16 + step % 2 * 8 + element;
   } else {
     within = r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
   }

@@ -121,11 +121,11 @@ TANDEM_DEVICE void MmaF16(Grid&, float (&d)[4], const uint32_t (&a)[4],
 
 // ---- Arithmetic.
 
-#define TANDEM_BINARY(name, instruction)                           \
-  TANDEM_DEVICE float name(float a, float b) {                     \
-    float r;                                                       \
-    asm(instruction " %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));    \
-    return r;                                                      \
+#define TANDEM_BINARY(name, instruction)                        \
+  TANDEM_DEVICE float name(float a, float b) {                  \
+    float r;                                                    \
+    asm(instruction " %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); \
+    return r;                                                   \
   }
 TANDEM_BINARY(Add, "add.rn.ftz.f32")
 TANDEM_BINARY(Sub, "sub.rn.ftz.f32")

@@ -50,8 +50,7 @@ struct TensorVector {
   // Right also for the infinite; only those matter here.
   double value(int i, bool half) const {
     if (half ? exponent[i] > 15 : exponent[i] > 127) {
-      const bool whole =
-          std::abs(significand[i]) == (half ? 0x400 : 0x80 << 3);
+      const bool whole = std::abs(significand[i]) == (half ? 0x400 : 0x80 << 3);
       if (!whole) return std::nan("");
       return significand[i] < 0 ? -HUGE_VAL : HUGE_VAL;
     }
@@ -76,13 +75,14 @@ inline float TruncateToFloat(int64_t sum, int power) {
   // The unit in the last place of the result, at least that of denormals.
   const int unit = std::max(leading + power - 23, -149);
   const int drop = unit - power;
-  magnitude = drop >= 64 ? 0 : drop >= 0 ? magnitude >> drop
-                                         : magnitude << -drop;
+  magnitude = drop >= 64  ? 0
+              : drop >= 0 ? magnitude >> drop
+                          : magnitude << -drop;
   if (leading + power > 127) return std::bit_cast<float>(sign | 0x7f800000u);
   const uint32_t biased =
       magnitude >= (1u << 23) ? static_cast<uint32_t>(unit + 150) : 0;
-  return std::bit_cast<float>(
-      sign | biased << 23 | (static_cast<uint32_t>(magnitude) & 0x7fffffu));
+  return std::bit_cast<float>(sign | biased << 23 |
+                              (static_cast<uint32_t>(magnitude) & 0x7fffffu));
 }
 
 // Not inlined: it is rare, and large.
@@ -101,8 +101,8 @@ float Step(const TensorVector& a, const TensorVector& b, float c) {
   const int32_t c_biased = static_cast<int32_t>(c_bits >> 23 & 0xff);
   const int32_t c_fraction = static_cast<int32_t>(
       (c_bits & 0x7fffffu) | (c_biased != 0 ? 0x800000u : 0u));
-  int32_t largest = c_fraction == 0 ? 2 * TensorVector::kZero
-                                    : std::max(c_biased, 1) - 127;
+  int32_t largest =
+      c_fraction == 0 ? 2 * TensorVector::kZero : std::max(c_biased, 1) - 127;
   int32_t product[16];
   int32_t power[16];
   for (int i = kBegin; i < kEnd; ++i) {
@@ -115,14 +115,13 @@ float Step(const TensorVector& a, const TensorVector& b, float c) {
   for (int i = kBegin; i < kEnd; ++i) {
     const uint32_t magnitude = static_cast<uint32_t>(std::abs(product[i]))
                                << (kBits - 20);
-    const int32_t cut = static_cast<int32_t>(
-        magnitude >> std::min(largest - power[i], 31));
+    const int32_t cut =
+        static_cast<int32_t>(magnitude >> std::min(largest - power[i], 31));
     sum += product[i] < 0 ? -cut : cut;
   }
   if (c_fraction != 0) {
     const int32_t behind = largest - (std::max(c_biased, 1) - 127);
-    const int32_t cut =
-        (c_fraction << (kBits - 23)) >> std::min(behind, 31);
+    const int32_t cut = (c_fraction << (kBits - 23)) >> std::min(behind, 31);
     sum += (c_bits >> 31) != 0 ? -cut : cut;
   }
   return TruncateToFloat(sum, largest - kBits);

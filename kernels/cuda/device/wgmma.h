@@ -22,7 +22,7 @@ namespace tandem::kernels::cuda {
 // eight 1024 apart, 128-byte swizzle. A step further along the inputs is 32
 // bytes, 2 in the descriptor.
 TANDEM_DEVICE uint64_t WgmmaDescriptor(uint32_t shared_address) {
-  constexpr uint64_t kUnused = 1;         // leading dimension, by the swizzle
+  constexpr uint64_t kUnused = 1;  // leading dimension, by the swizzle
   constexpr uint64_t kStride = 1024 / 16;
   constexpr uint64_t kSwizzle128 = 1;
   return (shared_address & 0x3ffffu) >> 4 | kUnused << 16 | kStride << 32 |
@@ -63,11 +63,11 @@ TANDEM_DEVICE void WgmmaWait(Grid&) {
 #define TANDEM_D4(i) \
   TANDEM_D1(i), TANDEM_D1(i + 1), TANDEM_D1(i + 2), TANDEM_D1(i + 3)
 #define TANDEM_D8(i) TANDEM_D4(i), TANDEM_D4(i + 4)
-#define TANDEM_REGISTERS_32 \
+#define TANDEM_REGISTERS_32                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
   "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
   "%28, %29, %30, %31"
-#define TANDEM_REGISTERS_64 \
+#define TANDEM_REGISTERS_64                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
   "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
   "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, " \
@@ -119,6 +119,8 @@ TANDEM_DEVICE void WgmmaStep(Grid&, float (&d)[16][4], uint64_t a, uint64_t b) {
 #undef TANDEM_REGISTERS_64
 
 #else
+
+#define TANDEM_WGMMA 1
 
 template <typename T, int n>
 void WgmmaStep(Grid& g, float (&d)[n][4], uint64_t a, uint64_t b,

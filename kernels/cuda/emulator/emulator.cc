@@ -201,8 +201,7 @@ class Block {
 Block::Block(const Settings& settings, int generation, int threads,
              int shared_bytes)
     : settings_(settings),
-      generation_(generation >= 90 ? Generation::kHopper
-                                   : Generation::kAmpere),
+      generation_(generation >= 90 ? Generation::kHopper : Generation::kAmpere),
       threads_(threads),
       shared_bytes_(shared_bytes),
       random_(settings.seed),
@@ -214,8 +213,8 @@ Block::Block(const Settings& settings, int generation, int threads,
     thread_.push_back(std::make_unique<ThreadState>());
     entry_.emplace_back(this, i);
   }
-  warpgroups_.resize(static_cast<size_t>((threads + kWarpgroup - 1) /
-                                         kWarpgroup));
+  warpgroups_.resize(
+      static_cast<size_t>((threads + kWarpgroup - 1) / kWarpgroup));
 }
 
 bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
@@ -390,8 +389,8 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
   // Row r of an operand: 128 bytes at r * 128 from the aligned start; the
   // descriptor's start may be some chunks further along the row.
   const auto row = [&](uint64_t descriptor, int r) {
-    constexpr uint64_t kRest = uint64_t{1} << 16 | uint64_t{64} << 32 |
-                               uint64_t{1} << 62;
+    constexpr uint64_t kRest =
+        uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
     if ((descriptor & ~uint64_t{0x3fff}) != kRest) {
       Fail(g, "a descriptor is of another layout");
     }
@@ -464,8 +463,8 @@ void Block::WgmmaPending(Grid& g, int pending, const Place& place) {
   });
 }
 
-int Run(const Stream& stream, const Dim3& blocks, int threads,
-        int shared_bytes, const Call& call) {
+int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
+        const Call& call) {
   Settings settings;
   {
     State& state = Shared();
@@ -500,8 +499,7 @@ void Grid::Barrier(Place place) {
   emulated->Together(*this, threads_, place, this, [](Grid* const*) {});
 }
 void Grid::WarpBarrier(Place place) {
-  emulated->Together(*this, emulator::kWarp, place, this,
-                     [](Grid* const*) {});
+  emulated->Together(*this, emulator::kWarp, place, this, [](Grid* const*) {});
 }
 uint32_t Grid::Exchange(uint32_t value, int from, Place place) {
   struct Arguments {
@@ -566,10 +564,10 @@ float ToFloat(Half value) {
                                 static_cast<uint32_t>(fraction) << 13);
   }
   const float magnitude =
-      biased == 0 ? static_cast<float>(fraction) * 0x1p-24f
-                  : std::bit_cast<float>(
-                        static_cast<uint32_t>(biased + 112) << 23 |
-                        static_cast<uint32_t>(fraction) << 13);
+      biased == 0
+          ? static_cast<float>(fraction) * 0x1p-24f
+          : std::bit_cast<float>(static_cast<uint32_t>(biased + 112) << 23 |
+                                 static_cast<uint32_t>(fraction) << 13);
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 

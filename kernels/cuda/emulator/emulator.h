@@ -194,8 +194,8 @@ Half FromFloat<Half>(float value);
 
 template <typename T>
 uint32_t PackPairOf(float low, float high) {
-  return FromFloat<T>(low).bits |
-         static_cast<uint32_t>(FromFloat<T>(high).bits) << 16;
+  return FromFloat<T>(low).bits | static_cast<uint32_t>(FromFloat<T>(high).bits)
+                                      << 16;
 }
 inline uint32_t PackPairBf16(float low, float high) {
   return PackPairOf<BFloat16>(low, high);
@@ -222,8 +222,8 @@ struct Call {
   void (*run)(const void* kernel, Grid& g);
 };
 
-int Run(const Stream& stream, const Dim3& blocks, int threads,
-        int shared_bytes, const Call& call);
+int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
+        const Call& call);
 
 }  // namespace emulator
 

@@ -96,8 +96,8 @@ void Fiber::Enter() {
 
 void Fiber::Leave() {
 #if TANDEM_ASAN
-  __sanitizer_start_switch_fiber(done_ ? nullptr : &fake_stack_,
-                                 caller_bottom_, caller_size_);
+  __sanitizer_start_switch_fiber(done_ ? nullptr : &fake_stack_, caller_bottom_,
+                                 caller_size_);
   tandem_fiber_switch(&own_, caller_);
   __sanitizer_finish_switch_fiber(fake_stack_, &caller_bottom_, &caller_size_);
 #else

@@ -79,8 +79,8 @@ inline std::vector<float> Decode(DType type,
       std::memcpy(&values[i], &bytes[i * 4], 4);
     } else {
       std::memcpy(&bits, &bytes[i * 2], 2);
-      values[i] = type == DType::kBF16 ? ToFloat(BFloat16{bits})
-                                       : ToFloat(Half{bits});
+      values[i] =
+          type == DType::kBF16 ? ToFloat(BFloat16{bits}) : ToFloat(Half{bits});
     }
   }
   return values;

@@ -62,7 +62,7 @@ struct Data {
 using LaunchFn = std::function<int(const MatMulParams&)>;
 
 std::vector<float> MultiplyWith(const Data& data, int tokens, DType out_type,
-                           const LaunchFn& launch) {
+                                const LaunchFn& launch) {
   const auto x = Encode(data.problem.type, data.x);
   const int64_t count = int64_t{tokens} * data.problem.rows;
   // Outputs that nobody writes show.
@@ -71,11 +71,13 @@ std::vector<float> MultiplyWith(const Data& data, int tokens, DType out_type,
   return Decode(out_type, out);
 }
 
-std::vector<float> Multiply(const Data& data, int tokens, Generation generation) {
-  return MultiplyWith(data, tokens, data.problem.type, [&](const MatMulParams& p) {
-    return LaunchMatMul(StreamOf(generation), data.problem.type,
-                        data.problem.weight, false, p);
-  });
+std::vector<float> Multiply(const Data& data, int tokens,
+                            Generation generation) {
+  return MultiplyWith(
+      data, tokens, data.problem.type, [&](const MatMulParams& p) {
+        return LaunchMatMul(StreamOf(generation), data.problem.type,
+                            data.problem.weight, false, p);
+      });
 }
 
 // The weight that enters the chain.
@@ -106,8 +108,7 @@ std::vector<float> Reference(const Data& data, int tokens,
       for (int c = 0; c < p.cols; c += kChainStep) {
         chain = TensorCoreStep(
             generation, weights[At(c / kChainStep)],
-            VectorOf(p.type, &data.x[At(int64_t{t} * p.cols + c)],
-                     p.cols - c),
+            VectorOf(p.type, &data.x[At(int64_t{t} * p.cols + c)], p.cols - c),
             chain, p.type == DType::kF16);
       }
       if (p.weight == WeightType::kE4M3) {
@@ -144,9 +145,9 @@ TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
       const auto reference = Reference(data, 130, generation);
       for (const int tokens : {1, 3, 8, 17, 33, 130}) {
         const auto got = Multiply(data, tokens, generation);
-        ASSERT_TRUE(SameBits(
-            got, {reference.begin(),
-                  reference.begin() + int64_t{tokens} * problem.rows}))
+        ASSERT_TRUE(
+            SameBits(got, {reference.begin(),
+                           reference.begin() + int64_t{tokens} * problem.rows}))
             << NameOf(problem) << ", " << tokens << " tokens";
       }
     }
@@ -190,7 +191,8 @@ TEST(CudaMatMul, LandingAndScheduleDoNotShow) {
       const auto expected = Multiply(data, tokens, Generation::kHopper);
       for (const emulator::Settings& settings : kSettings) {
         const ScopedSettings scoped(settings);
-        ASSERT_TRUE(SameBits(Multiply(data, tokens, Generation::kHopper), expected))
+        ASSERT_TRUE(
+            SameBits(Multiply(data, tokens, Generation::kHopper), expected))
             << tokens;
       }
     }
@@ -260,8 +262,10 @@ TEST(CudaMatMul, F32ModelsHaveTheBitsOfTheCpuBackend) {
     int rows, cols, tokens;
     DType weight;
   };
-  for (const Case& c : {Case{64, 64, 1, DType::kF32}, {172, 64, 9, DType::kF32},
-                        {65, 172, 30, DType::kF32}, {33, 77, 5, DType::kF32},
+  for (const Case& c : {Case{64, 64, 1, DType::kF32},
+                        {172, 64, 9, DType::kF32},
+                        {65, 172, 30, DType::kF32},
+                        {33, 77, 5, DType::kF32},
                         {48, 96, 10, DType::kBF16}}) {
     const auto w = RandomFloats(At(int64_t{c.rows} * c.cols), 1);
     const auto x = RandomFloats(At(int64_t{c.tokens} * c.cols), 2);
@@ -281,7 +285,8 @@ TEST(CudaMatMul, F32ModelsHaveTheBitsOfTheCpuBackend) {
                                data.problem.weight);
     data.x = x;
     data.bias = bias;
-    EXPECT_TRUE(SameBits(Multiply(data, c.tokens, Generation::kHopper), expected))
+    EXPECT_TRUE(
+        SameBits(Multiply(data, c.tokens, Generation::kHopper), expected))
         << c.rows << " x " << c.cols;
   }
 }

@@ -38,8 +38,7 @@ Operands Draw(std::mt19937& random, const Numbers& numbers, bool half) {
     if (static_cast<int>(random() % 10) < numbers.zeros_in_ten) value = 0;
     if (half) {
       // Down to a multiple of f16's unit, by way of f32's own rounding.
-      const int unit =
-          value == 0 ? -24 : std::max(std::ilogb(value), -14) - 10;
+      const int unit = value == 0 ? -24 : std::max(std::ilogb(value), -14) - 10;
       value = std::ldexp(std::trunc(std::ldexp(value, -unit)), unit);
       const float magnitude = std::fabs(value);
       const int biased =
@@ -78,8 +77,7 @@ float SlowStep(const std::vector<float>& a, const std::vector<float>& b,
   long double sum = std::trunc(std::ldexp((long double)(c), bits - largest));
   for (int i = begin; i < end; ++i) {
     const size_t at = static_cast<size_t>(i);
-    sum += std::trunc(
-        std::ldexp((long double)(a[at]) * b[at], bits - largest));
+    sum += std::trunc(std::ldexp((long double)(a[at]) * b[at], bits - largest));
   }
   sum = std::ldexp(sum, largest - bits);
   if (sum == 0) return 0;
@@ -91,19 +89,20 @@ float SlowStep(const std::vector<float>& a, const std::vector<float>& b,
 TEST(TensorCore, StepsEqualTheSlowStatementOfThem) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  const Numbers bf16[] = {{1, 0, 0}, {4, 0, 1}, {30, 0, 3}, {60, -20, 1},
-                          {8, -60, 2}, {3, 0, 9}};
+  const Numbers bf16[] = {{1, 0, 0},    {4, 0, 1},   {30, 0, 3},
+                          {60, -20, 1}, {8, -60, 2}, {3, 0, 9}};
   const Numbers f16[] = {{1, 0, 0}, {8, 0, 1}, {20, -8, 2}, {4, -20, 2}};
   for (int round = 0; round < 40000; ++round) {
     const bool half = round % 2 == 1;
-    const Numbers& numbers =
-        half ? f16[random() % std::size(f16)] : bf16[random() % std::size(bf16)];
+    const Numbers& numbers = half ? f16[random() % std::size(f16)]
+                                  : bf16[random() % std::size(bf16)];
     const Operands a = Draw(random, numbers, half);
     const Operands b = Draw(random, numbers, half);
     const float c =
-        round % 5 == 0 ? 0
-                       : std::ldexp(normal(random), 2 * numbers.scale +
-                                                        int(random() % 20) - 10);
+        round % 5 == 0
+            ? 0
+            : std::ldexp(normal(random),
+                         2 * numbers.scale + int(random() % 20) - 10);
     const float hopper =
         TensorCoreStep(Generation::kHopper, a.vector, b.vector, c, half);
     const float ampere =
@@ -114,8 +113,7 @@ TEST(TensorCore, StepsEqualTheSlowStatementOfThem) {
                   SlowStep(a.values, b.values, 0, 16, 25, c, half)));
     ASSERT_EQ(std::bit_cast<uint32_t>(ampere),
               std::bit_cast<uint32_t>(
-                  SlowStep(a.values, b.values, 8, 16, 24, low,
-                           half)));
+                  SlowStep(a.values, b.values, 8, 16, 24, low, half)));
   }
 }
 
@@ -124,8 +122,8 @@ float Chain(Generation generation, const std::vector<Operands>& a,
   float chain = 0;
   for (const int i : order) {
     const size_t at = static_cast<size_t>(i);
-    chain = TensorCoreStep(generation, a[at].vector, b[at].vector, chain,
-                           false);
+    chain =
+        TensorCoreStep(generation, a[at].vector, b[at].vector, chain, false);
   }
   return chain;
 }
@@ -191,8 +189,8 @@ TEST(TensorCore, InfinitiesAndNansGoThrough) {
   };
   const float infinity = HUGE_VALF;
   const Case cases[] = {
-      {0x7f80, 0x3f80, 0, infinity},      {0xff80, 0x3f80, 1, -infinity},
-      {0x7f80, 0x0000, 0, std::nanf("")}, {0x7f80, 0x3f80, -infinity, NAN},
+      {0x7f80, 0x3f80, 0, infinity},        {0xff80, 0x3f80, 1, -infinity},
+      {0x7f80, 0x0000, 0, std::nanf("")},   {0x7f80, 0x3f80, -infinity, NAN},
       {0x3f80, 0x3f80, infinity, infinity}, {0x7fc0, 0x3f80, 0, NAN},
       {0x7f00, 0x7f00, 0, infinity},
   };
