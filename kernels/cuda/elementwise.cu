@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/elementwise.cuh"
-
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/elementwise.cuh"
 
 namespace tandem::kernels::cuda {
 namespace {

@@ -46,7 +46,8 @@ struct EmbedKernel {
     for (int i = 0; i < count; ++i) {
       v[i] = LoadWeight<kType>(p.weights +
                                PackedOffset(token, begin + i, p.cols, kType));
-      if constexpr (kType == WeightType::kE4M3) v[i] = Mul(v[i], p.scales[token]);
+      if constexpr (kType == WeightType::kE4M3)
+        v[i] = Mul(v[i], p.scales[token]);
     }
     StoreChunk(static_cast<T*>(p.out) + int64_t{row} * p.cols + begin, count,
                Aligned(p.cols), v);
@@ -94,7 +95,8 @@ struct GatherRowsKernel {
     T* const out = static_cast<T*>(p.out) + to * p.dim + begin;
     constexpr int kPerVector = 16 / static_cast<int>(sizeof(T));
     if (Aligned(p.dim)) {
-      for (int i = 0; i < kChunk; i += kPerVector) Store16(out + i, Load16(x + i));
+      for (int i = 0; i < kChunk; i += kPerVector)
+        Store16(out + i, Load16(x + i));
       return;
     }
     for (int i = 0; i < Smaller(kChunk, p.dim - begin); ++i) out[i] = x[i];

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/kv_transfer.cuh"
-
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/kv_transfer.cuh"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -43,10 +42,10 @@ int LaunchKvCopyBlock(const Stream& stream, const KvCopyBlockParams& p) {
   const int64_t bytes =
       p.kv.block_stride() * static_cast<int64_t>(SizeOf(p.kv.dtype));
   constexpr int kPerBlock = KvCopyBlockKernel::kThreads * 16;
-  return Launch(stream,
-                {static_cast<int>((bytes + kPerBlock - 1) / kPerBlock),
-                 p.num_layers, 1},
-                KvCopyBlockKernel::kThreads, 0, KvCopyBlockKernel{p, bytes});
+  return Launch(
+      stream,
+      {static_cast<int>((bytes + kPerBlock - 1) / kPerBlock), p.num_layers, 1},
+      KvCopyBlockKernel::kThreads, 0, KvCopyBlockKernel{p, bytes});
 }
 
 }  // namespace tandem::kernels::cuda

@@ -55,8 +55,7 @@ TANDEM_HOST_DEVICE inline KvRow RowOf(const KvSliceParams& p) {
 }
 // The pieces of a row.
 TANDEM_HOST_DEVICE inline int PiecesOf(const KvSliceParams& p) {
-  const int words =
-      RowOf(p).elements() * (p.wire == DType::kF32 ? 4 : 2) / 4;
+  const int words = RowOf(p).elements() * (p.wire == DType::kF32 ? 4 : 2) / 4;
   return (words + kDigestPieceWords - 1) / kDigestPieceWords;
 }
 
@@ -69,14 +68,13 @@ TANDEM_DEVICE int64_t CacheOffset(const KvSliceParams& p, int layer,
   const int rest = element % side_elements;
   const int block =
       p.blocks[position / p.kv.block_size - p.position_begin / p.kv.block_size];
-  return p.kv.Offset(layer, block, side,
-                     p.head_begin + rest / row.head_dim,
+  return p.kv.Offset(layer, block, side, p.head_begin + rest / row.head_dim,
                      position % p.kv.block_size) +
          rest % row.head_dim;
 }
 
-TANDEM_DEVICE std::byte* WireAt(const KvSliceParams& p, int layer,
-                                int position, int64_t row_bytes, int offset) {
+TANDEM_DEVICE std::byte* WireAt(const KvSliceParams& p, int layer, int position,
+                                int64_t row_bytes, int offset) {
   return p.staging + (layer - p.layer_begin) * p.layer_stride +
          (position - p.position_begin) * row_bytes + offset;
 }
@@ -220,10 +218,9 @@ struct KvScatterKernel {
     for (int position = first; position < end; ++position) {
       for (int element = g.thread() * kPerVector; element < elements;
            element += kThreads * kPerVector) {
-        const Vector16 v =
-            Load16(WireAt(p, layer, position,
-                          int64_t{elements} * static_cast<int>(sizeof(W)),
-                          element * static_cast<int>(sizeof(W))));
+        const Vector16 v = Load16(WireAt(
+            p, layer, position, int64_t{elements} * static_cast<int>(sizeof(W)),
+            element * static_cast<int>(sizeof(W))));
         C* const to = reinterpret_cast<C*>(p.kv.data) +
                       CacheOffset(p, layer, position, element);
         if constexpr (std::is_same_v<C, W>) {
@@ -253,8 +250,7 @@ struct KvCopyBlockKernel {
   TANDEM_DEVICE void operator()(Grid& g) const {
     std::byte* const layer =
         p.kv.data + g.block_y() * int64_t{p.kv.num_blocks} * bytes;
-    const int64_t i =
-        (int64_t{g.block_x()} * kThreads + g.thread()) * 16;
+    const int64_t i = (int64_t{g.block_x()} * kThreads + g.thread()) * 16;
     if (i >= bytes) return;
     Store16(layer + p.to_block * bytes + i,
             Load16(layer + p.from_block * bytes + i));

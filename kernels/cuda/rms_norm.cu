@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/rms_norm.cuh"
-
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/rms_norm.cuh"
 
 namespace tandem::kernels::cuda {
 

@@ -25,13 +25,15 @@
 
 namespace tandem::kernels::cuda {
 
+// Threads of a block: few for few ids. The draw does not depend on it.
 inline constexpr int kSampleThreads = 1024;
+inline constexpr int kFewSampleThreads = 128;
+inline constexpr int kFewIds = 4096;
 inline constexpr int kSampleWarps = kSampleThreads / 32;
 inline constexpr float kBucketsPerNat = 64.0f;
 // Weights are zero from exp(-27.73) = 2^-40 on.
 inline constexpr int kSampleBuckets = 28 * 64;
 inline constexpr int kSampleBins = 2048;
-inline constexpr int kBinsPerThread = kSampleBins / kSampleThreads;
 inline constexpr int kSampleLevels = 7;
 inline constexpr uint64_t kNoKey = ~uint64_t{0};
 
@@ -80,6 +82,7 @@ struct SampleCut {
   uint64_t weight = 0;
 };
 
+template <int kThreads>
 class RowSampler {
  public:
   TANDEM_DEVICE RowSampler(Grid& g, const SampleKernelParams& p, int row)
@@ -95,7 +98,7 @@ class RowSampler {
   TANDEM_DEVICE void Run(SampleResult& result) {
     uint64_t raw = kNoKey;
     uint64_t allowed = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       const uint64_t key = KeyOf(logits_[id], id);
       raw = Least64()(raw, key);
       if (!Banned(id)) allowed = Least64()(allowed, key);
@@ -114,6 +117,8 @@ class RowSampler {
   }
 
  private:
+  static constexpr int kBinsPerThread = kSampleBins / kThreads;
+
   TANDEM_DEVICE bool Banned(int id) const {
     for (int i = 0; i < num_banned_; ++i) {
       if (banned_[i] == id) return true;
@@ -155,12 +160,12 @@ class RowSampler {
   // bins `path` of the levels before.
   TANDEM_DEVICE void Fill(SampleBins& bins, int level, uint64_t last,
                           const int (&path)[kSampleLevels]) {
-    for (int i = g_.thread(); i < kSampleBins; i += kSampleThreads) {
+    for (int i = g_.thread(); i < kSampleBins; i += kThreads) {
       bins.weight[i] = 0;
       bins.tally[i] = 0;
     }
     g_.Barrier();
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       const float logit = logits_[id];
       const float y = Distance(logit);
       const uint64_t weight = IntegerWeight(y);
@@ -173,8 +178,8 @@ class RowSampler {
       if (!inside) continue;
       const int bin = BinOf(level, y, key);
       g_.AtomicAdd(&bins.weight[bin], weight);
-      g_.AtomicAdd(&bins.tally[bin], (uint64_t{1} << kTallyShift) +
-                                         static_cast<uint64_t>(id));
+      g_.AtomicAdd(&bins.tally[bin],
+                   (uint64_t{1} << kTallyShift) + static_cast<uint64_t>(id));
     }
     g_.Barrier();
   }
@@ -254,22 +259,23 @@ class RowSampler {
     for (int level = 0; level < kSampleLevels; ++level) {
       SampleBins& bins = level == 0 ? memory_.coarse : memory_.fine;
       if (level > 0) Fill(bins, level, limit.key, path);
-      const bool found = FindBin(bins, level == 0 ? &limit : nullptr, count,
-                                 weight, reached);
-      const int bin = memory_.bin;
+      const bool found =
+          FindBin(bins, level == 0 ? &limit : nullptr, count, weight, reached);
+      const int bin = found ? memory_.bin : 0;
       count = memory_.count_before;
       weight = memory_.weight_before;
-      g_.Barrier();
+      const uint64_t tally = bins.tally[bin];
+      const uint64_t bin_weight = bins.weight[bin];
+      g_.Barrier();  // before any of it is written again
       if (!found) return false;
       path[level] = bin;
-      const uint64_t tally = bins.tally[bin];
       if (tally >> kTallyShift > 1) continue;
-      const int id = static_cast<int>(tally & ((uint64_t{1} << kTallyShift) - 1));
+      const int id =
+          static_cast<int>(tally & ((uint64_t{1} << kTallyShift) - 1));
       cut->key = KeyOf(logits_[id], id);
       cut->bucket = path[0];
       cut->count = count + 1;
-      cut->weight = weight + bins.weight[bin];
-      g_.Barrier();  // before the bins are filled again
+      cut->weight = weight + bin_weight;
       return true;
     }
     return false;  // the last level tells all ids apart
@@ -279,7 +285,7 @@ class RowSampler {
   // `least`.
   TANDEM_DEVICE void CutBelow(double least, uint64_t first, SampleCut* cut) {
     uint64_t light = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       const uint64_t key = KeyOf(logits_[id], id);
       const uint64_t weight = IntegerWeight(Distance(logits_[id]));
       if (key > cut->key || key == first || weight == 0 || Banned(id)) continue;
@@ -289,7 +295,7 @@ class RowSampler {
     if (light == kNoKey) return;
     uint64_t weight = 0;
     uint64_t count = 0;
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       const uint64_t own = IntegerWeight(Distance(logits_[id]));
       if (KeyOf(logits_[id], id) >= light || own == 0 || Banned(id)) continue;
       weight += own;
@@ -306,7 +312,7 @@ class RowSampler {
     const int nowhere[kSampleLevels] = {};
     Fill(memory_.coarse, 0, kNoKey, nowhere);
     SampleCut cut;
-    for (int i = g_.thread(); i < kSampleBins; i += kSampleThreads) {
+    for (int i = g_.thread(); i < kSampleBins; i += kThreads) {
       cut.weight += memory_.coarse.weight[i];
       cut.count += memory_.coarse.tally[i] >> kTallyShift;
     }
@@ -318,8 +324,8 @@ class RowSampler {
           cut, [&](uint64_t count, uint64_t) { return count >= most; }, &cut);
     }
     if (params_.top_p < 1.0f) {
-      const double enough = static_cast<double>(params_.top_p) *
-                            static_cast<double>(cut.weight);
+      const double enough =
+          static_cast<double>(params_.top_p) * static_cast<double>(cut.weight);
       Search(
           cut,
           [&](uint64_t, uint64_t weight) {
@@ -347,7 +353,7 @@ class RowSampler {
     const float best = logits_[IdOf(raw)];
     uint64_t sum = 0;
     uint64_t before = 0;
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       sum += IntegerWeight(Sub(best, logits_[id]));
       before += KeyOf(logits_[id], id) < chosen ? 1 : 0;
     }
@@ -379,7 +385,7 @@ class RowSampler {
   // The least key among this thread's ids; unless `any`, after `key`.
   TANDEM_DEVICE uint64_t LeastAfter(uint64_t key, bool any) const {
     uint64_t least = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kSampleThreads) {
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
       const uint64_t own = KeyOf(logits_[id], id);
       if (any || own > key) least = Least64()(least, own);
     }
@@ -396,13 +402,14 @@ class RowSampler {
   float best_ = 0.0f;  // of those that may be drawn
 };
 
+template <int kBlockThreads>
 struct SampleKernel {
-  static constexpr int kThreads = kSampleThreads;
+  static constexpr int kThreads = kBlockThreads;
   static constexpr int kSharedBytes = static_cast<int>(sizeof(SampleMemory));
   SampleKernelParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    RowSampler(g, p, g.block_x()).Run(p.results[g.block_x()]);
+    RowSampler<kThreads>(g, p, g.block_x()).Run(p.results[g.block_x()]);
   }
 };
 
