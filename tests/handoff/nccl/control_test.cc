@@ -413,6 +413,32 @@ TEST(NcclOperation, IsCarriedOutWhateverBecameOfItsRequest) {
   }
 }
 
+TEST(NcclOperation, KeepsItsSlabUntilTheSenderSawItsEnd) {
+  // The receiver has everything, scatters, and gives the slab out again while
+  // the sender's own kernel is still ending. The double compares what was sent
+  // from before and after.
+  NcclWorld w(Usual());
+  w.ComeUp();
+  w.fabric->Arm(kPrefillGpu, On::kSend, Act::kLinger, 0, 20'000, 100);
+  EXPECT_EQ(w.Try(1, kPositions), absl::OkStatus());
+  EXPECT_EQ(w.WayOf(1), "nccl");
+  EXPECT_EQ(w.fabric->changed_sends.load(), 0);
+}
+
+TEST(NcclFault, TheSenderNeedsNoWordOfTheReceiverToGoOn) {
+  NcclWorld w(Usual());
+  w.ComeUp();
+  w.world.prefill().pair->responses.filter = [](int, v1::LinkResponse* m) {
+    return m->has_dead() || (m->has_nccl() && m->nccl().has_end()) ? 0 : 1;
+  };
+  w.fabric->Arm(kPrefillGpu, On::kSend, Act::kFail, 3);
+  const absl::Time start = w.world.loop.Now();
+  EXPECT_FALSE(w.Try(1, kPositions).ok());
+  EXPECT_EQ(w.WayOf(1), "failed nccl");
+  EXPECT_LT(w.world.loop.Now() - start, absl::Seconds(1));
+  w.world.prefill().pair->responses.filter = nullptr;
+}
+
 TEST(NcclOperation, OfSlicesThatFitNoLiveGrantIsNeverPosted) {
   NcclWorld w(Usual());
   w.ComeUp();

@@ -88,6 +88,11 @@ class DoubleRank final : public Communicator {
                       : from_ != nullptr ? Push()
                                          : meeting_->joined[1 - rank_] != 0;
     if (!done) return Progress::kBusy;
+    if (act_ == Act::kLinger) {
+      act_ = Act::kNone;
+      not_before_ = options_.now() + absl::Microseconds(amount_);
+      return Progress::kBusy;
+    }
     Finish();
     ++gpu_->operations;
     return Progress::kDone;
@@ -124,6 +129,7 @@ class DoubleRank final : public Communicator {
     if (act_ == Act::kRefuse) {
       return absl::InternalError("unhandled system error (double)");
     }
+    amount_ = amount;
     not_before_ = options_.now() + takes +
                   absl::Microseconds(act_ == Act::kDelay ? amount : 0);
     busy_ = true;
@@ -195,6 +201,7 @@ class DoubleRank final : public Communicator {
   int rank_ = 0;
   bool busy_ = false;
   Act act_ = Act::kNone;
+  int64_t amount_ = 0;
   absl::Time not_before_;
   absl::Time aborted_at_;
   Fabric::Way* way_ = nullptr;

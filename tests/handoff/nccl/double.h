@@ -38,6 +38,7 @@ enum class On : int { kId, kJoin, kSend, kReceive, kIdle, kAbort };
 enum class Act : int {
   kNone,
   kDelay,    // `amount` microseconds
+  kLinger,   // done only `amount` microseconds after all is moved
   kCorrupt,  // one bit, on its way into the receiver's buffer
   kFail,     // asynchronous error
   kRefuse,   // the call itself returns an error
