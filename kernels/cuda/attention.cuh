@@ -143,6 +143,16 @@ struct KeyStream {
   }
 };
 
+// Where in rows of kRowBytes half `half` of 16 columns, 16 `step` on, of row
+// `first` + `row` is; `first` is a multiple of 8. The low bits of a piece alone
+// are permuted: said like this, so that a compiler sees four addresses and
+// constants instead of one address per step.
+template <int kRowBytes>
+TANDEM_DEVICE int PieceOffset(int first, int row, int step, int half) {
+  return first * kRowBytes + row * kRowBytes +
+         ((step % 4 * 2 + half) ^ (row % 8)) * 16 + step / 4 * 128;
+}
+
 // Query rows `a` (dimensions 16 `step` on) against keys [key, key + 16) of a
 // chunk of K, added to two accumulators of 8 keys.
 template <typename T, int D>
@@ -150,10 +160,10 @@ TANDEM_DEVICE void ScoreStep(Grid& g, const std::byte* chunk, int key, int step,
                              const uint32_t (&a)[4], float (&low)[4],
                              float (&high)[4]) {
   const int lane = g.lane();
-  const int r = key + lane % 8 + lane / 16 * 8;
   uint32_t m[4];
   LoadMatrix4(g, m,
-              chunk + r * (D * 2) + ((step * 2 + lane / 8 % 2) ^ (r % 8)) * 16);
+              chunk + PieceOffset<D * 2>(key, lane % 8 + lane / 16 * 8, step,
+                                         lane / 8 % 2));
   const uint32_t b0[2] = {m[0], m[1]};
   const uint32_t b1[2] = {m[2], m[3]};
   MatrixStep<T>(g, low, a, b0);
@@ -165,9 +175,9 @@ TANDEM_DEVICE void ScoreStep(Grid& g, const std::byte* chunk, int key, int step,
 template <int kRowBytes>
 TANDEM_DEVICE void LoadRows(Grid& g, const std::byte* rows, int step,
                             uint32_t (&a)[4]) {
-  const int r = g.lane() % 16;
-  LoadMatrix4(
-      g, a, rows + r * kRowBytes + ((step * 2 + g.lane() / 16) ^ (r % 8)) * 16);
+  const int lane = g.lane();
+  LoadMatrix4(g, a,
+              rows + PieceOffset<kRowBytes>(0, lane % 16, step, lane / 16));
 }
 
 // Values of keys [key, key + 16) at columns [column, column + 16) times
@@ -177,10 +187,9 @@ TANDEM_DEVICE void ValueStep(Grid& g, const std::byte* chunk, int key,
                              int column, const uint32_t (&a)[4],
                              float (&low)[4], float (&high)[4]) {
   const int lane = g.lane();
-  const int r = key + lane % 16;
   uint32_t m[4];
   LoadMatrix4Transposed(
-      g, m, chunk + r * (D * 2) + ((column / 8 + lane / 16) ^ (r % 8)) * 16);
+      g, m, chunk + PieceOffset<D * 2>(key, lane % 16, column / 16, lane / 16));
   const uint32_t b0[2] = {m[0], m[1]};
   const uint32_t b1[2] = {m[2], m[3]};
   MatrixStep<T>(g, low, a, b0);

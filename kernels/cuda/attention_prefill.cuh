@@ -74,7 +74,7 @@ struct AttentionPrefillKernel {
 #pragma unroll
       for (int part = 0; part < kChunksPerTile / 2; ++part) {
         const std::byte* const chunk = keys.Next(g);
-#pragma unroll
+#pragma unroll 4
         for (int step = 0; step < D / 16; ++step) {
           uint32_t a[4];
           LoadRows<D * 2>(g, queries + warp_row * (D * 2), step, a);
