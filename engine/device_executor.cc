@@ -110,21 +110,26 @@ absl::Status DeviceExecutor::Initialize() {
     flight.results = reinterpret_cast<SampleResult*>(flight.memory->data());
     flight.plan.Reserve(limits, flight.memory->data() + results_bytes);
   }
-  const absl::Status reserved =
-      backend_->Reserve({.rows = options_.max_rows,
-                         .spans = options_.max_sequences,
-                         .sampled = options_.max_sequences,
-                         .positions = model_->max_positions(),
-                         .heads = spec.heads,
-                         .kv_heads = spec.kv_heads,
-                         .head_dim = spec.head_dim,
-                         .vocab = spec.vocab_size});
+  const absl::Status reserved = backend_->Reserve(Limits(options_, *model_));
   if (!reserved.ok()) return reserved;
   last_step_.resize(options_.num_blocks);
   last_scatter_.resize(options_.num_blocks);
   compute_ = backend_->NewQueue("compute");
   transfer_ = backend_->NewQueue("transfer");
   return absl::OkStatus();
+}
+
+kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
+                                           const Model& model) {
+  const ModelSpec& spec = model.spec();
+  return {.rows = options.max_rows,
+          .spans = options.max_sequences,
+          .sampled = options.max_sequences,
+          .positions = model.max_positions(),
+          .heads = spec.heads,
+          .kv_heads = spec.kv_heads,
+          .head_dim = spec.head_dim,
+          .vocab = spec.vocab_size};
 }
 
 DeviceExecutor::~DeviceExecutor() {

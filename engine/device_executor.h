@@ -53,6 +53,10 @@ class DeviceExecutor final : public Executor {
       const DeviceExecutorOptions& options, const Model* model,
       kernels::Backend* backend, Loop* loop);
 
+  // What it will ask of a backend.
+  static kernels::WorkLimits Limits(const DeviceExecutorOptions& options,
+                                    const Model& model);
+
   // Waits for the device. REQUIRES: nothing is in flight, or the loop has
   // stopped (and so destroys, unrun, what was posted to it).
   ~DeviceExecutor() override;

@@ -22,6 +22,8 @@ class Workspace {
   static absl::StatusOr<Workspace> Create(const ModelSpec& spec, int max_rows,
                                           int max_sampled,
                                           kernels::Backend* backend);
+  static size_t Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
+                      kernels::DType activation);
 
   void* x = nullptr;          // [max_rows, hidden], the residual stream
   void* normed = nullptr;     // [max_rows, hidden]

@@ -159,6 +159,7 @@ struct KvRange {
 struct MemoryFigures {
   size_t total_bytes = 0;
   size_t free_bytes = 0;
+  size_t used_bytes = 0;  // by this backend
 };
 
 // The largest operations that a user of a backend will ask for.

@@ -131,7 +131,8 @@ class CudaBackend final : public Backend {
   }
   DType activation_type() const override { return activation_; }
   MemoryFigures memory() override {
-    return {device_->facts().total_bytes, device_->FreeBytes()};
+    return {device_->facts().total_bytes, device_->FreeBytes(),
+            device_->UsedBytes()};
   }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {

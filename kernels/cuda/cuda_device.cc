@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,11 +62,18 @@ class CudaDevice final : public Device {
     void* data = nullptr;
     cudaError_t error = cudaMalloc(&data, bytes);
     if (error == cudaSuccess) error = cudaMemset(data, 0, bytes);
-    if (error == cudaSuccess) return static_cast<std::byte*>(data);
+    if (error == cudaSuccess) {
+      used_ += bytes;
+      return static_cast<std::byte*>(data);
+    }
     (void)cudaGetLastError();  // not for the next call to find
     return Exhausted(bytes, error, "GPU");
   }
-  void Free(std::byte* data) override { (void)cudaFree(data); }
+  void Free(std::byte* data, size_t bytes) override {
+    used_ -= bytes;
+    (void)cudaFree(data);
+  }
+  size_t UsedBytes() const override { return used_; }
 
   absl::StatusOr<std::byte*> AllocateHost(size_t bytes) override {
     Enter();
@@ -151,30 +159,6 @@ class CudaDevice final : public Device {
                                static_cast<cudaEvent_t>(event), 0);
   }
 
-  int BeginCapture(void* stream) override {
-    // Thread-local: other threads may allocate meanwhile.
-    return cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
-                                  cudaStreamCaptureModeThreadLocal);
-  }
-  absl::StatusOr<void*> EndCapture(void* stream) override {
-    cudaGraph_t graph = nullptr;
-    cudaError_t error =
-        cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
-    if (error != cudaSuccess) return absl::InternalError(Text(error));
-    cudaGraphExec_t ready = nullptr;
-    error = cudaGraphInstantiate(&ready, graph, 0);
-    (void)cudaGraphDestroy(graph);
-    if (error != cudaSuccess) return absl::InternalError(Text(error));
-    return ready;
-  }
-  int LaunchGraph(void* stream, void* graph) override {
-    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph),
-                           static_cast<cudaStream_t>(stream));
-  }
-  void DestroyGraph(void* graph) override {
-    (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
-  }
-
   std::string ErrorText(int error) const override {
     return Text(static_cast<cudaError_t>(error));
   }
@@ -190,6 +174,7 @@ class CudaDevice final : public Device {
 
   const int ordinal_;
   const DeviceFacts facts_;
+  std::atomic<size_t> used_{0};
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Memory>> Memory::OnHost(Device& device,
 
 Memory::~Memory() {
   device_.Enter();
-  host_ ? device_.FreeHost(data()) : device_.Free(data());
+  host_ ? device_.FreeHost(data()) : device_.Free(data(), size());
 }
 
 void Die(std::string_view what, std::string_view why) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA backend needs of a device beside its kernels (launch.h):
-// memory, copies, streams, events, host calls and captured graphs. There are
-// two: cuda_device.cc over the CUDA runtime, and testing/host_device.cc, which
-// runs everything in host memory, so that one backend is tested without a GPU.
+// memory, copies, streams, events and host calls. There are two: cuda_device.cc
+// over the CUDA runtime, and testing/host_device.cc, which runs everything in
+// host memory, so that one backend is tested without a GPU.
 //
-// Streams, events and graphs are opaque pointers. Calls that put work on a
+// Streams and events are opaque pointers. Calls that put work on a
 // stream return 0 or an error code that ErrorText explains.
 
 #ifndef TANDEM_KERNELS_CUDA_DEVICE_API_H_
@@ -35,10 +35,12 @@ class Device {
 
   // Memory. RESOURCE_EXHAUSTED says how much was free.
   virtual absl::StatusOr<std::byte*> Allocate(size_t bytes) = 0;  // zeroed
-  virtual void Free(std::byte* data) = 0;
+  virtual void Free(std::byte* data, size_t bytes) = 0;
   virtual absl::StatusOr<std::byte*> AllocateHost(size_t bytes) = 0;  // zeroed
   virtual void FreeHost(std::byte* data) = 0;
   virtual size_t FreeBytes() = 0;
+  // Of Allocate, not given back.
+  virtual size_t UsedBytes() const = 0;
   // Whether kernels may read and write what is there: device memory, or host
   // memory that is pinned and mapped.
   virtual bool Reaches(const void* data) = 0;
@@ -58,12 +60,6 @@ class Device {
   virtual void DestroyEvent(void* event) = 0;
   virtual int Record(void* event, void* stream) = 0;
   virtual int Wait(void* stream, void* event) = 0;
-
-  // Graphs: what is put on `stream` in between is recorded, not run.
-  virtual int BeginCapture(void* stream) = 0;
-  virtual absl::StatusOr<void*> EndCapture(void* stream) = 0;
-  virtual int LaunchGraph(void* stream, void* graph) = 0;
-  virtual void DestroyGraph(void* graph) = 0;
 
   virtual std::string ErrorText(int error) const = 0;
 };
