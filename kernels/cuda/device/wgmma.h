@@ -124,7 +124,7 @@ TANDEM_DEVICE void WgmmaStep(Grid&, float (&d)[16][4], uint64_t a, uint64_t b) {
 
 template <typename T, int n>
 void WgmmaStep(Grid& g, float (&d)[n][4], uint64_t a, uint64_t b,
-               emulator::Place place = emulator::Place::current()) {
+               emulator::Place place = TANDEM_HERE) {
   WgmmaAny(g, &d[0][0], n * 8, a, b, std::is_same_v<T, Half>, place);
 }
 

@@ -88,14 +88,14 @@ class Block {
     Meeting& meeting = meetings_[{size, first}];
     if (first + size > threads_) Fail(g, "a group of threads is not whole");
     if (meeting.arrived == 0) {
-      meeting.line = place.line();
-      meeting.file = place.file_name();
+      meeting.line = place.line;
+      meeting.file = place.file;
       meeting.arguments.resize(static_cast<size_t>(size));
-    } else if (meeting.line != place.line() ||
-               std::strcmp(meeting.file, place.file_name()) != 0) {
+    } else if (meeting.line != place.line ||
+               std::strcmp(meeting.file, place.file) != 0) {
       Fail(g, "threads of a group meet at line " +
                   std::to_string(meeting.line) + " and at line " +
-                  std::to_string(place.line()) + " of " + place.file_name());
+                  std::to_string(place.line) + " of " + place.file);
     }
     meeting.arguments[static_cast<size_t>(g.thread() - first)] = mine;
     if (++meeting.arrived < size) {
@@ -149,7 +149,7 @@ class Block {
   };
   struct Meeting {
     int arrived = 0;
-    uint32_t line = 0;
+    int line = 0;
     const char* file = "";
     std::vector<void*> arguments;
   };

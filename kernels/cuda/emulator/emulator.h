@@ -23,7 +23,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <source_location>
 #include <string>
 
 #include "kernels/cuda/device/tensor_core.h"
@@ -54,7 +53,14 @@ std::string LastFault();
 class Block;
 
 // Where a thread of a block is in the source: all must be at the same place.
-using Place = std::source_location;
+struct Place {
+  const char* file;
+  int line;
+};
+// As a default argument: where the call is. (clang 14 has no
+// std::source_location.)
+#define TANDEM_HERE \
+  emulator::Place { __builtin_FILE(), __builtin_LINE() }
 
 }  // namespace emulator
 
@@ -74,17 +80,15 @@ class Grid {
   int grid_z() const { return blocks_.z; }
   std::byte* shared() const { return shared_; }
 
-  void Barrier(emulator::Place place = emulator::Place::current());
-  void WarpBarrier(emulator::Place place = emulator::Place::current());
+  void Barrier(emulator::Place place = TANDEM_HERE);
+  void WarpBarrier(emulator::Place place = TANDEM_HERE);
   void ThreadFence() const {}
   template <typename V>
-  V ShuffleXor(V value, int mask,
-               emulator::Place place = emulator::Place::current()) {
+  V ShuffleXor(V value, int mask, emulator::Place place = TANDEM_HERE) {
     return Shuffle(value, lane() ^ mask, place);
   }
   template <typename V>
-  V Shuffle(V value, int from,
-            emulator::Place place = emulator::Place::current()) {
+  V Shuffle(V value, int from, emulator::Place place = TANDEM_HERE) {
     static_assert(sizeof(V) == 4);
     return std::bit_cast<V>(
         Exchange(std::bit_cast<uint32_t>(value), from, place));
@@ -130,23 +134,21 @@ void CopyAsyncWait(Grid& g) {
 void LoadShared16(Grid& g, const void* shared, uint32_t (&r)[4]);
 
 void LoadMatrix4(Grid& g, uint32_t (&r)[4], const void* row,
-                 emulator::Place place = emulator::Place::current());
+                 emulator::Place place = TANDEM_HERE);
 void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4], const void* row,
-                           emulator::Place place = emulator::Place::current());
+                           emulator::Place place = TANDEM_HERE);
 void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
-             const uint32_t (&b)[2],
-             emulator::Place place = emulator::Place::current());
+             const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
-            const uint32_t (&b)[2],
-            emulator::Place place = emulator::Place::current());
+            const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 
 // device/wgmma.h's.
 void ProxyFence(Grid& g);
 void WgmmaFence(Grid& g);
-void WgmmaCommit(Grid& g, emulator::Place place = emulator::Place::current());
+void WgmmaCommit(Grid& g, emulator::Place place = TANDEM_HERE);
 void WgmmaWaitFor(Grid& g, int pending, emulator::Place place);
 template <int kPending>
-void WgmmaWait(Grid& g, emulator::Place place = emulator::Place::current()) {
+void WgmmaWait(Grid& g, emulator::Place place = TANDEM_HERE) {
   WgmmaWaitFor(g, kPending, place);
 }
 // `d` [n / 8][4] of each of the 128 threads.
