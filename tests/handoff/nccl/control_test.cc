@@ -299,6 +299,39 @@ TEST(NcclQuarantine, HoldsWhatAnUnfinishedReceiveMayWriteUntilItIsGone) {
   w.world.ExpectBaseline();
 }
 
+TEST(NcclQuarantine, EndsByNoWordOfThePeer) {
+  NcclWorld w(Usual());
+  w.ComeUp();
+  w.fabric->Arm(kDecodeGpu, On::kReceive, Act::kStall, 3);
+  w.fabric->Arm(kDecodeGpu, On::kAbort, Act::kDelay, 0, 9'000'000);
+  // The stalled slice again, or its credit back, in the place of each beat.
+  v1::Slice stalled;
+  bool again = false;
+  int told = 0;
+  w.world.prefill().pair->requests.filter = [&](int, v1::LinkRequest* m) {
+    if (m->has_slice() && m->slice().slice() == 3) stalled = m->slice();
+    if (m->has_beat() && again) {
+      if (++told % 2 == 1) {
+        *m->mutable_slice() = stalled;
+      } else {
+        m->mutable_credit_return()->set_slab(stalled.slab());
+        m->mutable_credit_return()->set_generation(stalled.generation());
+      }
+    }
+    return 1;
+  };
+  w.world.Run(1, kPositions);
+  ASSERT_TRUE(w.Until([&] { return w.world.decode.seen[1].failed > 0; }));
+  again = true;
+  w.world.loop.RunFor(absl::Seconds(8));
+  EXPECT_GE(told, 2);
+  EXPECT_EQ(w.fabric->gpus[0].late_stores.load(), 0);
+  EXPECT_EQ(w.world.receiver->slabs().quarantined, 1);
+  w.world.loop.RunFor(absl::Seconds(3));
+  EXPECT_EQ(w.world.receiver->slabs().quarantined, 0);
+  w.world.prefill().pair->requests.filter = nullptr;
+}
+
 TEST(NcclQuarantine, KeepsTheLateStoreFromEverybodyElse) {
   // So few buffers that any which is free too early is used at once.
   NcclSetting setting = Usual();
