@@ -69,9 +69,10 @@ TANDEM_DEVICE int IdOf(uint64_t key) {
   return static_cast<int>(key & 0xffffffffu);
 }
 
+// At most kSampleWeightOne: banned ids may be likelier than the best one.
 TANDEM_DEVICE uint64_t IntegerWeight(float y) {
   return static_cast<uint64_t>(static_cast<int64_t>(
-      Mul(Exp(Sub(0.0f, y)), static_cast<float>(kSampleWeightOne))));
+      Mul(Min(Exp(Sub(0.0f, y)), 1.0f), static_cast<float>(kSampleWeightOne))));
 }
 
 // The ids of the order that are left: all up to `key`, which is in `bucket`.

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,14 +71,18 @@ class Block {
 
   // ---- What the threads call.
 
-  [[noreturn]] void Fail(const Grid& g, const std::string& what) {
+  // The thread's stack is abandoned: nothing on it may own memory.
+  [[noreturn]] void Fail(const Grid& g, std::string_view what) {
+    Blame(g, std::string(what));
+    for (;;) Thread(g).fiber.Leave();
+  }
+  void Blame(const Grid& g, const std::string& what) {
     if (fault_.empty()) {
       fault_ = what + " (thread " + std::to_string(g.thread()) + " of block " +
                std::to_string(g.block_x()) + ", " +
                std::to_string(g.block_y()) + ", " +
                std::to_string(g.block_z()) + ")";
     }
-    for (;;) Thread(g).fiber.Leave();
   }
 
   // Waits until all `size` threads of this one's group (aligned) are here,
@@ -93,9 +99,10 @@ class Block {
       meeting.arguments.resize(static_cast<size_t>(size));
     } else if (meeting.line != place.line ||
                std::strcmp(meeting.file, place.file) != 0) {
-      Fail(g, "threads of a group meet at line " +
-                  std::to_string(meeting.line) + " and at line " +
-                  std::to_string(place.line) + " of " + place.file);
+      Blame(g, "threads of a group meet at line " +
+                   std::to_string(meeting.line) + " and at line " +
+                   std::to_string(place.line) + " of " + place.file);
+      Fail(g, "");
     }
     meeting.arguments[static_cast<size_t>(g.thread() - first)] = mine;
     if (++meeting.arrived < size) {
@@ -194,6 +201,7 @@ class Block {
   // Of each piece of shared memory: the thread whose copy into it landed but
   // was not fenced, plus one.
   std::vector<int> unfenced_;
+  std::vector<TensorVector> columns_;  // of the step at hand
   const Call* call_ = nullptr;
   std::string fault_;
 };
@@ -414,15 +422,16 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
     }
     return vector;
   };
-  std::vector<TensorVector> columns;
-  for (int n = 0; n < step.n; ++n) columns.push_back(row(step.b, n));
+  columns_.clear();
+  for (int n = 0; n < step.n; ++n) columns_.push_back(row(step.b, n));
   for (int r = 0; r < 64; ++r) {
     const TensorVector weights = row(step.a, r);
     for (int n = 0; n < step.n; ++n) {
       const int thread = r / 16 * 32 + r % 8 * 4 + n % 8 / 2;
       float& chain = step.d[thread][n / 8 * 4 + r % 16 / 8 * 2 + n % 2];
-      chain = TensorCoreStep(generation_, weights,
-                             columns[static_cast<size_t>(n)], chain, step.half);
+      chain =
+          TensorCoreStep(generation_, weights, columns_[static_cast<size_t>(n)],
+                         chain, step.half);
     }
   }
 }

@@ -28,7 +28,6 @@ class CudaEmulator : public ::testing::Test {
 
 // A kernel that is any function of the thread.
 struct AnyKernel {
-  static constexpr int kThreads = 64;
   const std::function<void(Grid&)>* body;
   void operator()(Grid& g) const { (*body)(g); }
 };
