@@ -192,25 +192,28 @@ class Pair {
   Loop* const loop_;
   Owner* owner_;
   const Role role_;
+  Phase phase_ = Phase::kDown;
+  Move move_ = Move::kNone;  // under way
+  int failures_ = 0;         // since an operation worked
+  bool lost_ = false;        // the link
+  bool wanted_ = false;      // receiver: a life, not begun or taken back
+  bool said_up_ = false;     // in this life, as the next two
+  bool heard_up_ = false;
+  bool wants_turn_ = false;
+  bool idle_end_ = false;   // of the last life: nothing was wrong
   const std::string name_;  // "prefill-1>decode-2"
   const std::vector<size_t> warm_sizes_;
   std::vector<Step> script_;
 
-  Phase phase_ = Phase::kDown;
-  bool lost_ = false;         // the link
   uint64_t life_ = 0;         // the latest
   uint64_t wanted_life_ = 0;  // receiver: the latest that was asked for
-  bool wanted_ = false;       // and not begun or taken back
   std::unique_ptr<Life> life_state_;
 
   // Of this life.
   size_t step_ = 0;
-  bool said_up_ = false;
-  bool heard_up_ = false;
   uint64_t heard_go_ = 0;
   uint64_t posted_ = 0;          // last operation posted here
   uint64_t last_operation_ = 0;  // announced (sender), queued (receiver)
-  Move move_ = Move::kNone;      // under way
   size_t move_bytes_ = 0;
   const std::byte* sending_ = nullptr;  // of the send under way
   std::byte* buffer_ = nullptr;         // of the receive under way
@@ -218,11 +221,8 @@ class Pair {
   std::vector<std::byte*> kept_;
   std::map<uint64_t, Full> full_;
   std::deque<Waiting> waiting_;
-  bool wants_turn_ = false;
   absl::Time last_used_;
 
-  int failures_ = 0;  // since an operation worked
-  bool idle_end_ = false;
   absl::Time not_before_;
   Timer deadline_;  // asking, joining, warming; the end
   Timer stall_;
