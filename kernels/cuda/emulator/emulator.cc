@@ -221,14 +221,15 @@ Block::Block(const Settings& settings, int generation, int threads,
     thread_.push_back(std::make_unique<ThreadState>());
     entry_.emplace_back(this, i);
   }
-  warpgroups_.resize(
-      static_cast<size_t>((threads + kWarpgroup - 1) / kWarpgroup));
+  const int warpgroups = (threads + kWarpgroup - 1) / kWarpgroup;
+  warpgroups_.resize(static_cast<size_t>(warpgroups));
 }
 
 bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
   call_ = &call;
   std::memset(shared_, 0xff, static_cast<size_t>(shared_bytes_));
-  unfenced_.assign(static_cast<size_t>(shared_bytes_ / kPiece + 1), 0);
+  const int pieces = shared_bytes_ / kPiece + 1;
+  unfenced_.assign(static_cast<size_t>(pieces), 0);
   meetings_.clear();
   std::vector<int> order;
   for (int i = 0; i < threads_; ++i) {
@@ -416,7 +417,7 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
       }
       for (int i = 0; i < 8; ++i) {
         uint16_t bits;
-        std::memcpy(&bits, shared_ + address + i * 2, 2);
+        std::memcpy(&bits, shared_ + address + ptrdiff_t{2} * i, 2);
         SetOperand(vector, chunk * 8 + i, bits, step.half);
       }
     }
