@@ -54,13 +54,15 @@ class Block;
 
 // Where a thread of a block is in the source: all must be at the same place.
 struct Place {
+  constexpr Place(const char* in_file, int at_line)
+      : file(in_file), line(at_line) {}
   const char* file;
   int line;
 };
 // As a default argument: where the call is. (clang 14 has no
-// std::source_location.)
-#define TANDEM_HERE \
-  emulator::Place { __builtin_FILE(), __builtin_LINE() }
+// std::source_location; gcc 12 says where the function is declared if Place
+// is initialised without a constructor.)
+#define TANDEM_HERE emulator::Place(__builtin_FILE(), __builtin_LINE())
 
 }  // namespace emulator
 
