@@ -62,6 +62,8 @@ class CudaDevice final : public Device {
     void* data = nullptr;
     cudaError_t error = cudaMalloc(&data, bytes);
     if (error == cudaSuccess) error = cudaMemset(data, 0, bytes);
+    // The zeros are written behind our back, and our streams would not wait.
+    if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
     if (error == cudaSuccess) {
       used_ += bytes;
       return static_cast<std::byte*>(data);
