@@ -118,7 +118,9 @@ struct ServeCommand {
   std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
   int block_size = 16;
-  int64_t kv_bytes = int64_t{1} << 30;
+  int64_t kv_bytes = 0;
+  std::string device = "auto";
+  double gpu_memory_utilization = 0.9;
 
   void AddTo(CommandLine* line);
   void Complete(const CommandLine& line);
@@ -148,9 +150,12 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->Group("Workers");
   line->AddInt("threads", &flags.threads,
                "Per worker; 0 divides the cores among them", {0, 1024});
-  line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
+  line->Add("device", &device, "auto, cpu or cuda:N");
+  line->Add("gpu-memory-utilization", &gpu_memory_utilization,
+            "Share of the GPU's memory, divided among the workers", 0.01, 1);
+  line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights");
-  line->AddChoice("kv-cache-dtype", &kv_dtype, {"auto", "f32", "bf16"},
+  line->AddChoice("kv-cache-dtype", &kv_dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the KV cache");
   line->AddInt("max-model-len", &max_model_len, "Positions per sequence",
                {0, 1 << 24});
@@ -158,7 +163,8 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddInt("max-num-batched-tokens", &max_batched, "Positions per step",
                {1, 1 << 20});
   line->AddInt("block-size", &block_size, "Positions per KV block", {8, 256});
-  line->AddBytes("kv-cache-memory-bytes", &kv_bytes, "Per worker, at most");
+  line->AddBytes("kv-cache-memory-bytes", &kv_bytes,
+                 "Per worker, at most; 0: 1 GiB, or the GPU's share");
   line->AddChoice("handoff", &handoff, {"auto", "shm", "grpc"}, "How KV moves");
   line->Group("TLS");
   tls.AddTo(line);
@@ -188,6 +194,13 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {"--policy", policy});
   }
+  worker("device", device);
+  // The workers of one host share its first GPU.
+  flags.worker_arguments.insert(
+      flags.worker_arguments.end(),
+      {"--gpu-memory-utilization",
+       absl::StrCat(gpu_memory_utilization /
+                    std::max(1, flags.prefill + flags.decode))});
   worker("dtype", dtype);
   worker("kv-cache-dtype", kv_dtype);
   worker("max-model-len", absl::StrCat(max_model_len));

@@ -96,20 +96,40 @@ absl::Status DeviceExecutor::Initialize() {
       backend_->Allocate(StepPlan::MaxBytes(limits));
   if (!plan.ok()) return plan.status();
   device_plan_ = *std::move(plan);
+  const size_t results_bytes = sizeof(SampleResult) * options_.max_sequences;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> results =
-      backend_->Allocate(sizeof(SampleResult) * options_.max_sequences);
+      backend_->Allocate(results_bytes);
   if (!results.ok()) return results.status();
   device_results_ = *std::move(results);
   for (Flight& flight : flights_) {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
+        backend_->AllocateHost(results_bytes + StepPlan::MaxBytes(limits));
+    if (!memory.ok()) return memory.status();
     flight.executor = this;
-    flight.plan.Reserve(limits);
-    flight.results.resize(options_.max_sequences);
+    flight.memory = *std::move(memory);
+    flight.results = reinterpret_cast<SampleResult*>(flight.memory->data());
+    flight.plan.Reserve(limits, flight.memory->data() + results_bytes);
   }
+  const absl::Status reserved = backend_->Reserve(Limits(options_, *model_));
+  if (!reserved.ok()) return reserved;
   last_step_.resize(options_.num_blocks);
   last_scatter_.resize(options_.num_blocks);
   compute_ = backend_->NewQueue("compute");
   transfer_ = backend_->NewQueue("transfer");
   return absl::OkStatus();
+}
+
+kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
+                                           const Model& model) {
+  const ModelSpec& spec = model.spec();
+  return {.rows = options.max_rows,
+          .spans = options.max_sequences,
+          .sampled = options.max_sequences,
+          .positions = model.max_positions(),
+          .heads = spec.heads,
+          .kv_heads = spec.kv_heads,
+          .head_dim = spec.head_dim,
+          .vocab = spec.vocab_size};
 }
 
 DeviceExecutor::~DeviceExecutor() {
@@ -235,7 +255,7 @@ void DeviceExecutor::DrawTokens(Flight& flight) {
         reinterpret_cast<const int32_t*>(device + group.banned_offset),
         static_cast<int>(group.banned.size()), results + group.first);
   }
-  backend_->CopyToHost(*compute_, flight.results.data(), results,
+  backend_->CopyToHost(*compute_, flight.results, results,
                        sizeof(SampleResult) * plan.drawn());
   if (!probe_) return;
   flight.logits.resize(static_cast<size_t>(plan.drawn()) * vocab);

@@ -53,6 +53,10 @@ class DeviceExecutor final : public Executor {
       const DeviceExecutorOptions& options, const Model* model,
       kernels::Backend* backend, Loop* loop);
 
+  // What it will ask of a backend.
+  static kernels::WorkLimits Limits(const DeviceExecutorOptions& options,
+                                    const Model& model);
+
   // Waits for the device. REQUIRES: nothing is in flight, or the loop has
   // stopped (and so destroys, unrun, what was posted to it).
   ~DeviceExecutor() override;
@@ -85,9 +89,10 @@ class DeviceExecutor final : public Executor {
     DeviceExecutor* executor = nullptr;
     const Step* step = nullptr;  // null: free
     StepListener* listener = nullptr;
+    std::unique_ptr<kernels::Buffer> memory;  // host's: of the next two
     StepPlan plan;
-    std::vector<kernels::SampleResult> results;  // in drawing order
-    std::vector<float> logits;                   // for the probe
+    kernels::SampleResult* results = nullptr;  // in drawing order
+    std::vector<float> logits;                 // for the probe
   };
   struct Transfer;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/forward.h"
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -22,9 +23,9 @@ void Forward(const Model& model, const kernels::Rows& rows,
   const float scale =
       static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
   int n = rows.num_rows;
-  float* x = w.x;
-  const float* attention = w.attention;
-  const float* delta = nullptr;
+  void* x = w.x;
+  const void* attention = w.attention;
+  const void* delta = nullptr;
 
   backend.Embed(queue, rows, model.embedding(), x);
   for (int i = 0; i <= last; ++i) {
@@ -58,38 +59,71 @@ void Forward(const Model& model, const kernels::Rows& rows,
   }
   backend.RmsNorm(queue, n, hidden, eps, x, delta, model.final_norm(),
                   w.normed);
-  backend.MatMul(queue, n, w.normed, model.head(), nullptr, w.logits);
+  backend.Logits(queue, n, w.normed, model.head(), w.logits);
+}
+
+namespace {
+
+struct Part {
+  void** pointer;
+  size_t bytes;
+};
+
+constexpr int kParts = 10;
+
+// One after another, each in whole cache lines.
+std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
+                                 int max_sampled, kernels::DType activation,
+                                 Workspace& w, void** logits) {
+  const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
+  const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
+  const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
+  std::array<Part, kParts> parts = {
+      {{&w.x, rows * spec.hidden_size},
+       {&w.normed, rows * spec.hidden_size},
+       {&w.qkv, rows * spec.qkv_rows()},
+       {&w.attention, rows * query},
+       {&w.delta, rows * spec.hidden_size},
+       {&w.gate_up, rows * 2 * spec.intermediate_size},
+       {&w.activated, rows * spec.intermediate_size},
+       {&w.sampled_x, sampled * spec.hidden_size},
+       {&w.sampled_attention, sampled * query},
+       {logits,
+        static_cast<size_t>(max_sampled) * spec.vocab_size * sizeof(float)}}};
+  for (Part& part : parts) part.bytes = (part.bytes + 255) / 256 * 256;
+  return parts;
+}
+
+}  // namespace
+
+size_t Workspace::Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
+                        kernels::DType activation) {
+  Workspace none;
+  void* logits = nullptr;
+  size_t total = 0;
+  for (const Part& part :
+       PartsOf(spec, max_rows, max_sampled, activation, none, &logits)) {
+    total += part.bytes;
+  }
+  return total;
 }
 
 absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
                                             int max_sampled, Backend* backend) {
-  Workspace w;
-  const auto rows = static_cast<size_t>(max_rows);
-  const auto sampled = static_cast<size_t>(max_sampled);
-  const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
-  const std::pair<float**, size_t> parts[] = {
-      {&w.x, rows * spec.hidden_size},
-      {&w.normed, rows * spec.hidden_size},
-      {&w.qkv, rows * spec.qkv_rows()},
-      {&w.attention, rows * query},
-      {&w.delta, rows * spec.hidden_size},
-      {&w.gate_up, rows * 2 * spec.intermediate_size},
-      {&w.activated, rows * spec.intermediate_size},
-      {&w.sampled_x, sampled * spec.hidden_size},
-      {&w.sampled_attention, sampled * query},
-      {&w.logits, sampled * spec.vocab_size}};
-  const auto aligned = [](size_t floats) { return (floats + 63) / 64 * 64; };
-  size_t total = 0;
-  for (const auto& [pointer, floats] : parts) total += aligned(floats);
+  const kernels::DType activation = backend->activation_type();
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-      backend->Allocate(total * sizeof(float));
+      backend->Allocate(Bytes(spec, max_rows, max_sampled, activation));
   if (!buffer.ok()) return buffer.status();
+  Workspace w;
   w.buffer_ = *std::move(buffer);
-  auto* next = reinterpret_cast<float*>(w.buffer_->data());
-  for (const auto& [pointer, floats] : parts) {
-    *pointer = next;
-    next += aligned(floats);
+  std::byte* next = w.buffer_->data();
+  void* logits = nullptr;
+  for (const Part& part :
+       PartsOf(spec, max_rows, max_sampled, activation, w, &logits)) {
+    *part.pointer = next;
+    next += part.bytes;
   }
+  w.logits = static_cast<float*>(logits);
   return w;
 }
 

@@ -15,24 +15,27 @@
 
 namespace tandem::engine {
 
-// Device memory of a forward pass, sized once for the largest step.
+// Device memory of a forward pass, sized once for the largest step. `void*` is
+// the backend's activation type.
 class Workspace {
  public:
   static absl::StatusOr<Workspace> Create(const ModelSpec& spec, int max_rows,
                                           int max_sampled,
                                           kernels::Backend* backend);
+  static size_t Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
+                      kernels::DType activation);
 
-  float* x = nullptr;          // [max_rows, hidden], the residual stream
-  float* normed = nullptr;     // [max_rows, hidden]
-  float* qkv = nullptr;        // [max_rows, qkv_rows]
-  float* attention = nullptr;  // [max_rows, heads * head_dim]
-  float* delta = nullptr;      // [max_rows, hidden], not yet added to x
-  float* gate_up = nullptr;    // [max_rows, 2 * intermediate]
-  float* activated = nullptr;  // [max_rows, intermediate]
+  void* x = nullptr;          // [max_rows, hidden], the residual stream
+  void* normed = nullptr;     // [max_rows, hidden]
+  void* qkv = nullptr;        // [max_rows, qkv_rows]
+  void* attention = nullptr;  // [max_rows, heads * head_dim]
+  void* delta = nullptr;      // [max_rows, hidden], not yet added to x
+  void* gate_up = nullptr;    // [max_rows, 2 * intermediate]
+  void* activated = nullptr;  // [max_rows, intermediate]
   // Rows that are sampled, from the last layer's attention on.
-  float* sampled_x = nullptr;          // [max_sampled, hidden]
-  float* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
-  float* logits = nullptr;             // [max_sampled, vocab]
+  void* sampled_x = nullptr;          // [max_sampled, hidden]
+  void* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
+  float* logits = nullptr;            // [max_sampled, vocab]
 
  private:
   std::unique_ptr<kernels::Buffer> buffer_;

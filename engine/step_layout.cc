@@ -31,7 +31,12 @@ size_t StepPlan::MaxBytes(const StepLimits& limits) {
 }
 
 void StepPlan::Reserve(const StepLimits& limits) {
-  bytes_.resize(MaxBytes(limits));
+  own_.resize(MaxBytes(limits));
+  Reserve(limits, own_.data());
+}
+
+void StepPlan::Reserve(const StepLimits& limits, std::byte* memory) {
+  bytes_ = memory;
   groups_.reserve(limits.entries);
   group_of_.reserve(limits.entries);
   draw_order_.reserve(limits.entries);
@@ -41,7 +46,7 @@ template <typename T>
 T* StepPlan::Place(size_t count, size_t* offset) {
   *offset = size_;
   size_ += Aligned(count * sizeof(T));
-  return reinterpret_cast<T*>(bytes_.data() + *offset);
+  return reinterpret_cast<T*>(bytes_ + *offset);
 }
 
 void StepPlan::Fill(const Step& step, int block_size) {
@@ -141,15 +146,14 @@ kernels::Rows StepPlan::DeviceRows(const std::byte* device) const {
   const auto ints = [&](size_t offset) {
     return reinterpret_cast<const int32_t*>(device + offset);
   };
-  return {
-      .num_rows = rows_,
-      .num_spans = entries_,
-      .token_ids = ints(token_ids_),
-      .positions = ints(positions_),
-      .slots = ints(slots_),
-      .spans = reinterpret_cast<const RowSpan*>(device + spans_),
-      .block_tables = ints(tables_),
-      .host_spans = reinterpret_cast<const RowSpan*>(bytes_.data() + spans_)};
+  return {.num_rows = rows_,
+          .num_spans = entries_,
+          .token_ids = ints(token_ids_),
+          .positions = ints(positions_),
+          .slots = ints(slots_),
+          .spans = reinterpret_cast<const RowSpan*>(device + spans_),
+          .block_tables = ints(tables_),
+          .host_spans = reinterpret_cast<const RowSpan*>(bytes_ + spans_)};
 }
 
 const int32_t* StepPlan::DeviceRowIds(const std::byte* device) const {

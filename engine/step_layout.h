@@ -44,11 +44,14 @@ class StepPlan {
   static size_t MaxBytes(const StepLimits& limits);
 
   void Reserve(const StepLimits& limits);
+  // `memory`, of MaxBytes, outlives the plan: from which a device may copy
+  // while the caller goes on (Backend::AllocateHost).
+  void Reserve(const StepLimits& limits, std::byte* memory);
 
   // Lays out a step within the limits. Allocates nothing.
   void Fill(const Step& step, int block_size);
 
-  const std::byte* data() const { return bytes_.data(); }
+  const std::byte* data() const { return bytes_; }
   size_t size() const { return size_; }
 
   // With pointers into a copy of the plan on the device at `device`.
@@ -68,7 +71,8 @@ class StepPlan {
   void FillDraws(const Step& step);
   void GroupDraws(const Step& step);
 
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> own_;  // unless the memory is the caller's
+  std::byte* bytes_ = nullptr;
   size_t size_ = 0;
   int rows_ = 0;
   int entries_ = 0;

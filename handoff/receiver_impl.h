@@ -61,10 +61,20 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
  private:
   using Serial = uint64_t;  // of an attempt or a link; never reused
 
+  // What a channel knows of its link.
+  struct Host final : ChannelHost {
+    Impl* impl = nullptr;
+    Serial link_serial = 0;
+    size_t way = 0;
+    void Say(v1::NcclControl message) override;
+    void OnBroken(const absl::Status& status) override;
+    void OnQuiet() override;
+  };
+
   struct Usable {
     std::string name;
+    std::unique_ptr<Host> host;
     std::unique_ptr<ReceiverChannel> channel;
-    bool quiet = false;
   };
 
   struct Link final : ReceiverLinkBase {
@@ -123,6 +133,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
     SliceRange range;
     struct Grant grant;
     int64_t bytes = 0;
+    bool begun = false;     // the channel was told to receive it
     bool received = false;  // the channel holds memory for it
     absl::Time quarantined_at;
   };
@@ -178,7 +189,10 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   void OnCreditReturn(Link* link, const v1::CreditReturn& returned);
   void FreeSlab(int slab);
   void QuarantineSlab(int slab);
+  void QuarantineUnlanded(Link* link);
   void OnQuiet(Serial link_serial, size_t way);
+  std::string BrokenWay(const State& state) const;
+  void OnWayBroken(Serial link_serial, size_t way, const absl::Status& status);
   void WatchQuarantine();
   void OnQuarantineDeadline();
   void MaybeDrop(Link* link);

@@ -85,10 +85,15 @@ void Receiver::Impl::OnLinkMessage(ReceiverLinkBase* base,
              FailureFrom(static_cast<int>(absl::StatusCode::kAborted),
                          absl::StrCat("the prefill worker withdrew: ",
                                       message.withdraw().reason())),
-             "", Tell::kNothing);
+             BrokenWay(*state), Tell::kNothing);
       }
       break;
     }
+    case v1::LinkRequest::kNccl:
+      for (Usable& usable : link->ways) {
+        if (usable.name == "nccl") usable.channel->Hear(message.nccl());
+      }
+      break;
     case v1::LinkRequest::kBeat:
     case v1::LinkRequest::MESSAGE_NOT_SET:  // of a newer protocol
       break;
@@ -137,6 +142,7 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
   v1::LinkResponse response;
   v1::LinkWelcome* welcome = response.mutable_welcome();
   welcome->set_receiver_incarnation(options_.self.incarnation());
+  welcome->set_worker_id(options_.self.worker_id());
   welcome->set_protocol(protocol);
   welcome->set_slab_bytes(options_.slab_bytes);
   welcome->set_num_slabs(options_.slabs_per_peer);
@@ -160,10 +166,17 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
         continue;
       }
       welcome->add_ways(name);
-      link->ways.push_back({name, *std::move(channel)});
+      auto host = std::make_unique<Host>();
+      host->impl = this;
+      host->link_serial = link->serial;
+      host->way = link->ways.size();
+      link->ways.push_back({name, std::move(host), *std::move(channel)});
     }
   }
   link->Send(std::move(response));
+  for (Usable& usable : link->ways) {
+    usable.channel->Attach(usable.host.get());
+  }
   // A sender has one link: what it had before is lost, if not yet known.
   for (auto& [serial, other] : links_) {
     if (other.get() == link || !other->welcomed ||
@@ -197,6 +210,7 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
   for (int slab : arena_.Held(link->pair, SlabArena::State::kGranted)) {
     QuarantineSlab(slab);
   }
+  QuarantineUnlanded(link);
   arena_.RemovePair(link->pair);
   for (size_t way = 0; way < link->ways.size(); ++way) {
     link->ways[way].channel->LinkLost(alive_.Guard(
@@ -321,8 +335,8 @@ void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
     return;
   }
   const int slab = loan->id;
-  const Credit& credit = credits_[slab];
-  if (arena_.state(slab) == SlabArena::State::kInFlight) {
+  Credit& credit = credits_[slab];
+  if (credit.begun) {
     ++counters_.duplicates;
     return;
   }
@@ -340,6 +354,7 @@ void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
     return;
   }
   arena_.Fill(slab);
+  credit.begun = true;
   Progress(state);
   credit.usable->channel->Receive(
       slice.slab(), &slice, credit.bytes,
@@ -351,12 +366,18 @@ void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
 
 void Receiver::Impl::OnReceived(int slab, uint64_t generation,
                                 absl::StatusOr<const std::byte*> memory) {
-  if (arena_.loan(slab).generation != generation) return;
+  // Out of quarantine comes only what will never be written.
+  if (arena_.loan(slab).generation != generation ||
+      (arena_.state(slab) != SlabArena::State::kInFlight &&
+       !(arena_.state(slab) == SlabArena::State::kQuarantined &&
+         !memory.ok()))) {
+    return;
+  }
   Credit& credit = credits_[slab];
   credit.received = memory.ok();
   State* state = Find(credit.attempt_serial);
   if (!memory.ok() || state == nullptr) {
-    memory.ok() ? ++counters_.late_messages : ++counters_.slices_refused;
+    state == nullptr ? ++counters_.late_messages : ++counters_.slices_refused;
     Link* link = credit.link;
     if (state != nullptr) --state->credited;
     FreeSlab(slab);
@@ -406,7 +427,7 @@ void Receiver::Impl::OnCreditReturn(Link* link,
                                     const v1::CreditReturn& returned) {
   const SlabArena::Loan* loan = arena_.Find(link->pair, returned.slab());
   if (loan == nullptr || loan->generation != returned.generation() ||
-      arena_.state(loan->id) == SlabArena::State::kInFlight) {
+      credits_[loan->id].begun) {
     ++counters_.late_messages;
     return;
   }
@@ -443,12 +464,64 @@ void Receiver::Impl::QuarantineSlab(int slab) {
   if (!quarantine_.running()) WatchQuarantine();
 }
 
-void Receiver::Impl::OnQuiet(Serial link_serial, size_t way) {
-  auto found = ghosts_.find(link_serial);
-  if (found == ghosts_.end()) return;
-  Link* link = found->second.get();
+// The way that an attempt's end may be put down to although the peer did not
+// name it.
+std::string Receiver::Impl::BrokenWay(const State& state) const {
+  return state.usable != nullptr && !state.usable->channel->ready()
+             ? std::string(state.way)
+             : "";
+}
+
+void Receiver::Impl::Host::Say(v1::NcclControl message) {
+  Link* link = impl->FindLink(link_serial);
+  if (link == nullptr) return;
+  v1::LinkResponse response;
+  *response.mutable_nccl() = std::move(message);
+  link->Send(std::move(response));
+}
+
+void Receiver::Impl::Host::OnBroken(const absl::Status& status) {
+  impl->OnWayBroken(link_serial, way, status);
+}
+
+void Receiver::Impl::Host::OnQuiet() { impl->OnQuiet(link_serial, way); }
+
+void Receiver::Impl::OnWayBroken(Serial link_serial, size_t way,
+                                 const absl::Status& status) {
+  Link* link = FindLink(link_serial);
+  if (link == nullptr) return;  // lost: its slabs are in quarantine already
+  ++counters_.ways_failed;
   Usable* usable = &link->ways[way];
-  usable->quiet = true;
+  std::vector<Serial> attempts;
+  for (Serial serial : link->attempts) {
+    const State* state = Find(serial);
+    // What landed as a whole is only being digested.
+    if (state->usable == usable && state->phase != Phase::kDigesting) {
+      attempts.push_back(serial);
+    }
+  }
+  QuarantineUnlanded(link);
+  for (Serial serial : attempts) {
+    State* state = Find(serial);
+    if (state != nullptr) Fail(state, status, usable->name, Tell::kDead);
+  }
+}
+
+// A transport may still write where its receive did not end.
+void Receiver::Impl::QuarantineUnlanded(Link* link) {
+  for (int slab : arena_.Held(link->pair, SlabArena::State::kInFlight)) {
+    if (!credits_[slab].received) QuarantineSlab(slab);
+  }
+}
+
+void Receiver::Impl::OnQuiet(Serial link_serial, size_t way) {
+  Link* link = FindLink(link_serial);
+  if (link == nullptr) {
+    auto found = ghosts_.find(link_serial);
+    if (found == ghosts_.end()) return;
+    link = found->second.get();
+  }
+  const Usable* usable = &link->ways[way];
   for (int slab : arena_.Held(link->pair, SlabArena::State::kQuarantined)) {
     if (credits_[slab].usable == usable) FreeSlab(slab);
   }

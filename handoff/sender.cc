@@ -162,6 +162,7 @@ bool Sender::Impl::ChooseWay(State* state) {
                   usable.name) != state->avoid_ways.end()) {
       continue;
     }
+    if (!usable.channel->Usable()) continue;
     state->way = usable.name;
     state->channel = usable.channel.get();
     return true;

@@ -64,8 +64,19 @@ class Sender::Impl final : public SenderLinkBase::Owner {
  private:
   using Serial = uint64_t;  // of an attempt, an op or a link; never reused
 
+  // What a channel knows of its link.
+  struct Host final : ChannelHost {
+    Impl* impl = nullptr;
+    Serial link_serial = 0;
+    std::string way;
+    void Say(v1::NcclControl message) override;
+    void OnBroken(const absl::Status& status) override;
+    void OnQuiet() override {}
+  };
+
   struct Usable {
     std::string name;
+    std::unique_ptr<Host> host;
     std::unique_ptr<SenderChannel> channel;
   };
 
@@ -176,6 +187,9 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   void OnWay(Serial link_serial, size_t index,
              absl::StatusOr<std::unique_ptr<SenderChannel>> channel);
   void OnReady(Link* link);
+  Link* FindLink(Serial serial);
+  void OnWayBroken(Serial link_serial, const std::string& way,
+                   const absl::Status& status);
   void Break(Link* link, const absl::Status& status, bool lost);
   void Bury(Link* link);
   void Announce(Link* link);

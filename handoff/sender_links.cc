@@ -104,7 +104,7 @@ void Sender::Impl::OnWelcome(Link* link, const v1::LinkWelcome& welcome) {
     for (const std::unique_ptr<SenderWay>& way : ways_) {
       if (way->name() != name || link->ways.size() >= ways_.size()) continue;
       connect.push_back(way.get());
-      link->ways.push_back({name, nullptr});
+      link->ways.push_back({name, nullptr, nullptr});
     }
   }
   // From here the ways have their own half of the time.
@@ -130,15 +130,56 @@ void Sender::Impl::OnWelcome(Link* link, const v1::LinkWelcome& welcome) {
 void Sender::Impl::OnWay(
     Serial link_serial, size_t index,
     absl::StatusOr<std::unique_ptr<SenderChannel>> channel) {
+  Link* link = FindLink(link_serial);
+  if (link == nullptr) return;
+  if (channel.ok()) {
+    Usable& usable = link->ways[index];
+    usable.host = std::make_unique<Host>();
+    usable.host->impl = this;
+    usable.host->link_serial = link_serial;
+    usable.host->way = usable.name;
+    usable.channel = *std::move(channel);
+    usable.channel->Attach(usable.host.get());
+  } else {
+    ++counters_.ways_failed;
+  }
+  if (--link->ways_pending == 0) OnReady(link);
+}
+
+Sender::Impl::Link* Sender::Impl::FindLink(Serial serial) {
   for (auto& [key, link] : links_) {
-    if (link->serial != link_serial) continue;
-    if (channel.ok()) {
-      link->ways[index].channel = *std::move(channel);
-    } else {
-      ++counters_.ways_failed;
+    if (link->serial == serial) return link.get();
+  }
+  return nullptr;
+}
+
+void Sender::Impl::Host::Say(v1::NcclControl message) {
+  Link* link = impl->FindLink(link_serial);
+  if (link == nullptr) return;
+  v1::LinkRequest request;
+  *request.mutable_nccl() = std::move(message);
+  link->Send(std::move(request));
+}
+
+void Sender::Impl::Host::OnBroken(const absl::Status& status) {
+  impl->OnWayBroken(link_serial, way, status);
+}
+
+void Sender::Impl::OnWayBroken(Serial link_serial, const std::string& way,
+                               const absl::Status& status) {
+  Link* link = FindLink(link_serial);
+  if (link == nullptr) return;
+  ++counters_.ways_failed;
+  const std::set<Serial> attempts = link->attempts;
+  for (Serial serial : attempts) {
+    State* state = Find(serial);
+    // A committed one may have landed as a whole: the receiver will say.
+    if (state == nullptr || state->failing || state->channel == nullptr ||
+        state->way != way || state->phase == Phase::kCommitted) {
+      continue;
     }
-    if (--link->ways_pending == 0) OnReady(link.get());
-    return;
+    Withdraw(state, status);
+    Fail(state, status, way);
   }
 }
 
@@ -176,10 +217,20 @@ void Sender::Impl::OnLinkMessage(SenderLinkBase* base,
       const v1::HandoffDead& dead = message.dead();
       State* state = Named(link, dead.key());
       if (state != nullptr) {
-        Fail(state, FailureFrom(dead.code(), dead.message()), "");
+        const bool broken =
+            state->channel != nullptr && !state->channel->Usable();
+        Fail(state, FailureFrom(dead.code(), dead.message()),
+             broken ? std::string(state->way) : "");
       }
       break;
     }
+    case v1::LinkResponse::kNccl:
+      for (Usable& usable : link->ways) {
+        if (usable.name == "nccl" && usable.channel != nullptr) {
+          usable.channel->Hear(message.nccl());
+        }
+      }
+      break;
     case v1::LinkResponse::kBeat:
     case v1::LinkResponse::MESSAGE_NOT_SET:  // of a newer protocol
       break;
@@ -225,6 +276,9 @@ void Sender::Impl::Break(Link* link, const absl::Status& status, bool lost) {
     Remove(state);
   }
   arena_.RemovePair(link->pair);
+  for (Usable& usable : link->ways) {
+    if (usable.channel != nullptr) usable.channel->LinkLost();
+  }
   if (link->ops == 0) Bury(link);
   ServeStaging();
   // Last: the delegate may offer again, or do anything else.
@@ -280,9 +334,14 @@ void Sender::Impl::StartOp(Op op) {
   std::byte* staging = op.channel->Staging(op.slab);
   const Serial serial = op.serial;
   const SlabArena::Pair pair = op.link->pair;
-  Op* stored = &(ops_[serial] = std::move(op));
+  SenderChannel* const channel = op.channel;
+  const uint32_t slab = op.slab;
+  ops_[serial] = std::move(op);
   if (staging != nullptr) {
-    Gather(stored, staging);
+    channel->Prepare(slab, alive_.Guard([this, serial, staging] {
+      auto found = ops_.find(serial);
+      if (found != ops_.end()) Gather(&found->second, staging);
+    }));
     return;
   }
   arena_.Request(pair, serial);

@@ -104,7 +104,8 @@ void SlabArena::Fill(int id) {
 }
 
 void SlabArena::Quarantine(int id) {
-  assert(slabs_[id].state == State::kGranted);
+  assert(slabs_[id].state == State::kGranted ||
+         slabs_[id].state == State::kInFlight);
   Set(id, State::kQuarantined);
 }
 

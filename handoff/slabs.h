@@ -9,6 +9,8 @@
 //
 //   free -> granted -> in flight -> free
 //              `-> quarantined -> free | in flight
+//
+// In flight comes before quarantined where a way's transport broke under it.
 
 #ifndef TANDEM_HANDOFF_SLABS_H_
 #define TANDEM_HANDOFF_SLABS_H_
@@ -62,7 +64,7 @@ class SlabArena {
 
   // granted or quarantined -> in flight.
   void Fill(int id);
-  // granted -> quarantined.
+  // granted or in flight -> quarantined.
   void Quarantine(int id);
   // Any but free -> free.
   void Free(int id);

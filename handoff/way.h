@@ -9,6 +9,9 @@
 //   credit (receiver's slab granted) -> gather into Staging or an own slab ->
 //   SenderChannel::Send -> Slice message -> ReceiverChannel::Receive ->
 //   scatter -> ReceiverChannel::Release.
+//
+// A way whose transport may come, break and come back while its link lives
+// (handoff/nccl) talks to its other end and tells of it through a ChannelHost.
 
 #ifndef TANDEM_HANDOFF_WAY_H_
 #define TANDEM_HANDOFF_WAY_H_
@@ -26,6 +29,22 @@
 
 namespace tandem::handoff {
 
+// What a channel may ask of the link that it belongs to. Called on the loop;
+// OnBroken and OnQuiet never from inside a call into the channel.
+class ChannelHost {
+ public:
+  virtual ~ChannelHost() = default;
+  // To the channel of this way at the other end, in order with all else that
+  // the link carries. No-op once the link is lost.
+  virtual void Say(v1::NcclControl message) = 0;
+  // The way does not work for now. Its attempts end with `status` and name it;
+  // the link and its other ways go on.
+  virtual void OnBroken(const absl::Status& status) = 0;
+  // After OnBroken, at a receiver: it is proved that nothing writes into
+  // memory of the way any more that was not received before.
+  virtual void OnQuiet() = 0;
+};
+
 // ---- The prefill worker's side.
 
 // Outlives its link while gathers into its memory run. Its destruction tells
@@ -34,9 +53,24 @@ class SenderChannel {
  public:
   virtual ~SenderChannel() = default;
 
+  // Called once, when the channel is in its place. `host` outlives it.
+  virtual void Attach(ChannelHost* host) {}
+  virtual void Hear(const v1::NcclControl& message) {}
+  // New attempts may use it. Asked for each: a sign that it is wanted.
+  virtual bool Usable() { return true; }
+  // The link is lost; running gathers still end.
+  virtual void LinkLost() {}
+
   // Memory that a gather fills for the receiver's slab `slab`; null if the
-  // way wants the bytes in one of the sender's own slabs.
+  // way wants the bytes in one of the sender's own slabs. Asked only of a
+  // channel that was usable.
   virtual std::byte* Staging(uint32_t slab) = 0;
+
+  // Calls `ready`, at once or later, when Staging(slab) may be filled again;
+  // never if the channel breaks first.
+  virtual void Prepare(uint32_t slab, absl::AnyInvocable<void()> ready) {
+    ready();
+  }
 
   // `staging` holds the slice. Completes `slice` (whose names are filled in)
   // and calls `ready` when the message may be sent: at once or later; an
@@ -66,12 +100,17 @@ class ReceiverChannel {
   // REQUIRES: every slab received was released.
   virtual ~ReceiverChannel() = default;
 
+  // Called once, when the channel is in its place. `host` outlives it.
+  virtual void Attach(ChannelHost* host) {}
+  virtual void Hear(const v1::NcclControl& message) {}
+
   // The sender has all it needs to use this way.
   virtual bool ready() const = 0;
 
   // A Slice message fits a live grant and its credit. Checks what it carries
   // against `bytes` and calls `landed` with the slab's memory, at once or
-  // later; that memory stays until Release.
+  // later; that memory stays until Release. With an error nothing was or will
+  // be written. Of what had not landed when the channel broke, nothing lands.
   virtual void Receive(
       uint32_t slab, v1::Slice* slice, int64_t bytes,
       absl::AnyInvocable<void(absl::StatusOr<const std::byte*>)> landed) = 0;

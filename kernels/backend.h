@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one interface of tensor operations. engine/ is written against it and
-// knows no device; kernels/cpu/ implements it, kernels/cuda/ will.
+// knows no device; kernels/cpu/ and kernels/cuda/ implement it.
 //
 // Memory and time. All pointers in operation arguments are device pointers
 // (Buffer::data()); on a GPU the host cannot read them. Operations are put on
@@ -10,12 +10,14 @@
 // (device memory, and host memory where an argument says so) must live until
 // then.
 //
-// Numerics (DESIGN.md section 8, rule 7). Activations are f32. Each output of
-// a product is one chain of fused multiply-adds over its inputs in ascending
-// order; attention sums keys in ascending position, cut at absolute multiples
-// of kAttentionSegment and merged in ascending order. No result depends on
-// the batch, the chunking, the thread count or the instruction set. Denormals
-// are flushed to zero.
+// Numerics (DESIGN.md section 8, rule 7). Activations are of the backend's
+// activation_type(): f32 on a CPU, else the type that the device's matrix
+// units take; the engine only sizes and passes them on. Each output of a
+// product is one chain of fused multiply-adds over its inputs in ascending
+// order, rounded to that type; attention sums keys in ascending position, cut
+// at absolute multiples of kAttentionSegment and merged in ascending order. No
+// result depends on the batch, the chunking, the thread count or the
+// instruction set. Denormals are flushed to zero.
 
 #ifndef TANDEM_KERNELS_BACKEND_H_
 #define TANDEM_KERNELS_BACKEND_H_
@@ -27,17 +29,11 @@
 #include <string_view>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/types.h"
 
 namespace tandem::kernels {
-
-// Keys are cut here: a segment's partial softmax is finished before the next
-// one's is merged in. Part of the numerics fingerprint.
-inline constexpr int kAttentionSegment = 512;
-
-// Most alternatives that Sample reports per row.
-inline constexpr int kMaxTopLogprobs = 20;
 
 // Owns device memory; frees it on destruction. REQUIRES then: no queued
 // operation uses it any more.
@@ -120,14 +116,6 @@ class KvCache {
   const KvShape shape_;
 };
 
-// One sequence's rows within a step: consecutive positions.
-struct RowSpan {
-  int32_t first_row;  // in the step's row arrays
-  int32_t num_rows;
-  int32_t first_position;  // of first_row; the rest ascend by one
-  int32_t block_table;     // offset of its block table in Rows::block_tables
-};
-
 // What a step's operations know about their rows. The arrays are device
 // memory, uploaded once per step; the counts are host values.
 struct Rows {
@@ -167,42 +155,23 @@ struct KvRange {
   }
 };
 
-// A 128-bit digest of KV bytes that adds up: the digest of a range is the sum
-// (each half modulo 2^64) over its (layer, position) rows, so slices may be
-// digested in any order. kernels/kv_digest.h has the definition.
-struct KvDigest {
-  uint64_t low = 0;
-  uint64_t high = 0;
-
-  KvDigest& operator+=(const KvDigest& other) {
-    low += other.low;
-    high += other.high;
-    return *this;
-  }
-  bool operator==(const KvDigest&) const = default;
+// A device's memory. Zeros: as much as the host has, and not counted.
+struct MemoryFigures {
+  size_t total_bytes = 0;
+  size_t free_bytes = 0;
+  size_t used_bytes = 0;  // by this backend
 };
 
-// How one row's next token is chosen. Device memory, one per sampled row.
-struct SampleParams {
-  float temperature = 0;  // 0: greedy, ties to the lowest id
-  float top_p = 1;
-  float min_p = 0;
-  int32_t top_k = 0;  // 0: all
-  uint64_t seed = 0;
-  uint32_t sequence_index = 0;
-  int32_t position = 0;   // of the token to be drawn
-  int32_t logprobs = -1;  // -1: none; n: that of the chosen one and n others
-  int32_t min_tokens_left = 0;  // > 0: banned_ids may not be drawn
-};
-
-// What Sample writes per row.
-struct SampleResult {
-  int32_t token_id;
-  float logprob;  // natural log, before temperature and filters
-  int32_t rank;   // 1 is the most probable
-  int32_t num_top;
-  int32_t top_ids[kMaxTopLogprobs];
-  float top_logprobs[kMaxTopLogprobs];
+// The largest operations that a user of a backend will ask for.
+struct WorkLimits {
+  int rows = 0;       // of a step
+  int spans = 0;      // sequences in a step
+  int sampled = 0;    // rows that are sampled in a step
+  int positions = 0;  // of a sequence
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int vocab = 0;
 };
 
 class Backend {
@@ -213,8 +182,19 @@ class Backend {
   virtual std::string description() const = 0;
   // What the bits of results depend on, for the fingerprint: "cpu-1".
   virtual std::string numerics() const = 0;
+  // Of every `void*` operand below.
+  virtual DType activation_type() const = 0;
+  virtual MemoryFigures memory() = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) = 0;
+  // Host memory, zeroed, from and to which copies run without the caller.
+  // Copies of other host memory may block until they ran.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(
+      size_t bytes) = 0;
+  // Takes the memory that operations within `limits` need beside their
+  // arguments. Without it, or beyond, an operation may wait for the device
+  // and allocate.
+  virtual absl::Status Reserve(const WorkLimits& limits) = 0;
   virtual std::unique_ptr<Queue> NewQueue(std::string_view name) = 0;
 
   // Converts a checkpoint matrix into the backend's layout. `dtype` kF32 or
@@ -232,44 +212,48 @@ class Backend {
   virtual void CopyToHost(Queue& queue, void* host, const void* device,
                           size_t bytes) = 0;
 
-  // ---- The transformer. f32 activations, row-major, rows contiguous.
+  // ---- The transformer. Activations (void*) are row-major, rows contiguous;
+  // weights of norms, biases, rope tables and logits are f32 everywhere.
 
   // out [num_rows, table.cols()] = table rows at rows.token_ids.
   virtual void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-                     float* out) = 0;
+                     void* out) = 0;
 
   // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight; all [num_rows, dim].
   // With `delta`, first x += delta (the residual), in place.
-  virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
-                       const float* delta, const float* weight, float* out) = 0;
+  virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+                       const void* delta, const float* weight, void* out) = 0;
 
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
   // `bias` [w.rows()] may be null; it is added after the chain.
-  virtual void MatMul(Queue& queue, int num_rows, const float* x,
-                      const Matrix& w, const float* bias, float* out) = 0;
+  virtual void MatMul(Queue& queue, int num_rows, const void* x,
+                      const Matrix& w, const float* bias, void* out) = 0;
+
+  // MatMul without bias, widened to f32.
+  virtual void Logits(Queue& queue, int num_rows, const void* x,
+                      const Matrix& head, float* out) = 0;
 
   // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V.
   // Rotates Q in place and writes rotated K, and V, to the cache's `layer` at
   // rows.slots, rounded to the cache's type.
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                          const RopeTable& rope, float* qkv, KvCache& cache,
+                          const RopeTable& rope, void* qkv, KvCache& cache,
                           int layer) = 0;
 
   // Causal attention of every row over positions 0 .. its own, read from the
-  // cache. q as RopeAppend left it (rows of qkv, stride q_stride floats);
+  // cache. q as RopeAppend left it (rows of qkv, stride q_stride elements);
   // out [num_rows, heads * head_dim].
   virtual void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                         const float* q, int64_t q_stride, const KvCache& cache,
-                         int layer, float* out) = 0;
+                         const void* q, int64_t q_stride, const KvCache& cache,
+                         int layer, void* out) = 0;
 
   // gate_up [num_rows, 2 * dim], gate first; out = silu(gate) * up.
-  virtual void SiluMul(Queue& queue, int num_rows, int dim,
-                       const float* gate_up, float* out) = 0;
+  virtual void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
+                       void* out) = 0;
 
-  // out[i] = x[row_ids[i]], rows of dim floats; row_ids [count], device.
+  // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,
-                          const int32_t* row_ids, const float* x,
-                          float* out) = 0;
+                          const int32_t* row_ids, const void* x, void* out) = 0;
 
   // Draws one token per row of logits [count, vocab] (left unchanged).
   // params, results [count]; banned_ids [num_banned] apply to rows with

@@ -24,7 +24,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/types.h"
 
 namespace tandem::kernels {
 

@@ -3,6 +3,10 @@
 # Installs what the build and the tests need and this machine lacks: Debian
 # packages, a recent cargo, Python packages in build/venv. Does nothing, in
 # under a second, where all is there.
+#
+#   scripts/setup.sh           what a build for CPUs needs
+#   scripts/setup.sh --tests   and the tests' other compilers and checkers
+#   scripts/setup.sh --cuda    and a CUDA toolkit in build/cuda (no GPU needed)
 source "$(dirname "$0")/lib.sh"
 
 PACKAGES=(
@@ -17,7 +21,14 @@ TEST_PACKAGES=(
   clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 spin gcc
   openssl iproute2 procps
 )
-[ "${1:-}" = --tests ] && PACKAGES+=("${TEST_PACKAGES[@]}")
+with_cuda=
+for argument in "$@"; do
+  case $argument in
+    --tests) PACKAGES+=("${TEST_PACKAGES[@]}") ;;
+    --cuda) with_cuda=1 ;;
+    *) die "unknown option '$argument' (--tests, --cuda)" ;;
+  esac
+done
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
@@ -75,4 +86,40 @@ if ! cmp -s "$requirements" "$BUILD/venv/installed.txt"; then
       cp "$requirements" "$BUILD/venv/installed.txt"
   }
   step venv "Python packages (build/venv)" make_venv
+fi
+
+# CUDA: an installed toolkit of version 13, or one of wheels. build/cuda is a
+# link to either, build/cuda-wheels/nvidia/nccl has NCCL's header. No driver
+# and no GPU is needed.
+[ -n "$with_cuda" ] || exit 0
+requirements=$ROOT/scripts/cuda-requirements.txt
+wheels=$BUILD/cuda-wheels
+
+is_toolkit() {
+  [ -e "$1/include/cuda_runtime.h" ] && [ -e "$1/lib64" ] &&
+    "$1/bin/nvcc" --version 2>/dev/null | grep -q 'release 13\.'
+}
+install_wheels() {
+  rm -rf "$wheels" &&
+    "$BUILD/venv/bin/pip" install -q --disable-pip-version-check --no-deps \
+      --target "$wheels" -r "$1"
+}
+make_toolkit() {
+  local toolkit=${CUDA_HOME:-/usr/local/cuda}
+  if is_toolkit "$toolkit"; then
+    grep nccl "$requirements" >"$BUILD/cuda-wheels.txt"
+  else
+    toolkit=$wheels/nvidia/cu13
+    cp "$requirements" "$BUILD/cuda-wheels.txt"
+  fi
+  install_wheels "$BUILD/cuda-wheels.txt" || return 1
+  # Wheels say lib where nvcc, which they bring, looks for lib64.
+  [ ! -e "$wheels/nvidia/cu13" ] || ln -sfn lib "$wheels/nvidia/cu13/lib64"
+  rm -rf "$BUILD/cuda" && ln -s "$toolkit" "$BUILD/cuda" &&
+    is_toolkit "$BUILD/cuda" && [ -e "$wheels/nvidia/nccl/include/nccl.h" ] &&
+    cp "$requirements" "$wheels/installed.txt"
+}
+if ! cmp -s "$requirements" "$wheels/installed.txt" ||
+  ! is_toolkit "$BUILD/cuda"; then
+  step cuda "CUDA 13 toolkit (build/cuda)" make_toolkit
 fi

@@ -8,6 +8,7 @@
 #
 # release  build and all tests          asan  address and undefined behaviour
 # tsan     threads, below the gRPC line  lint  formats and clang-tidy
+# cuda     compiles all that needs CUDA's toolkit; no GPU
 #
 # TANDEM_TEST_DATA names a folder with further models and traces; without it
 # the tests that need it are skipped, visibly.
@@ -16,18 +17,19 @@ source "$(dirname "$0")/lib.sh"
 STAGES=()
 for argument in "$@"; do
   case $argument in
-    release | asan | tsan | lint) STAGES+=("$argument") ;;
+    release | asan | tsan | cuda | lint) STAGES+=("$argument") ;;
     --oracles) STAGES+=(oracles) ;;
     -h | --help)
-      sed -n '3,15s/^# \{0,1\}//p' "$0"
+      sed -n '3,16s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    *) die "unknown stage '$argument' (release, asan, tsan, lint, --oracles)" ;;
+    *) die "unknown stage '$argument' (release, asan, tsan, cuda, lint, --oracles)" ;;
   esac
 done
-[ ${#STAGES[@]} -gt 0 ] || STAGES=(release asan tsan lint)
+[ ${#STAGES[@]} -gt 0 ] || STAGES=(release asan tsan cuda lint)
 
 "$ROOT/scripts/setup.sh" --tests
+case " ${STAGES[*]} " in *" cuda "*) "$ROOT/scripts/setup.sh" --cuda ;; esac
 
 # run_tests PRESET CTEST-ARGUMENTS...: failures are shown, not only counted.
 run_tests() {
@@ -64,6 +66,12 @@ stage_tsan() {
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   build tsan tsan-tests
   run_tests tsan -L tsan
+}
+
+# The CUDA backend's logic runs over the grid emulator in the other stages.
+stage_cuda() {
+  build cuda cuda-parts
+  run_tests cuda -R '^kernels_cuda_loader_test$'
 }
 
 stage_lint() { "$ROOT/scripts/lint.sh"; }

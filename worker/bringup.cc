@@ -18,7 +18,8 @@
 #include "engine/model_config.h"
 #include "engine/safetensors.h"
 #include "handoff/handoff.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/loader.h"
+#include "worker/kv_plan.h"
 
 namespace tandem::worker {
 namespace {
@@ -30,55 +31,43 @@ absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
   if (value == "auto") return std::optional<DType>();
   if (value == "f32" || value == "float32") return DType::kF32;
   if (value == "bf16" || value == "bfloat16") return DType::kBF16;
+  if (value == "f16" || value == "float16") return DType::kF16;
   return absl::InvalidArgumentError(
-      absl::StrCat(flag, " is '", value, "', expected auto, f32 or bf16"));
+      absl::StrCat(flag, " is '", value, "', expected auto, f32, bf16 or f16"));
 }
 
-// Blocks that the flags ask for, and the longest sequence that they hold.
-struct KvPlan {
-  int num_blocks = 0;
-  int max_model_len = 0;
-};
+// What a GPU computes in: as the flag says, else as the checkpoint does.
+DType Activations(const std::optional<DType>& flag,
+                  const engine::Checkpoint& checkpoint) {
+  if (flag.has_value()) return *flag;
+  for (const engine::TensorInfo& tensor : checkpoint.tensors()) {
+    if (tensor.shape.size() < 2) continue;  // norms are often f32
+    return tensor.dtype == "BF16"  ? DType::kBF16
+           : tensor.dtype == "F16" ? DType::kF16
+                                   : DType::kF32;
+  }
+  return DType::kF32;
+}
 
-absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
-                              const engine::ModelSpec& spec, DType kv_dtype) {
-  kernels::KvShape shape;
-  shape.num_layers = spec.layers;
-  shape.kv_heads = spec.kv_heads;
-  shape.head_dim = spec.head_dim;
-  shape.dtype = kv_dtype;
-  const int64_t block_bytes = shape.bytes_per_position() * flags.block_size;
-  KvPlan plan;
-  plan.max_model_len = flags.max_model_len > 0
-                           ? std::min(flags.max_model_len, spec.max_positions)
-                           : spec.max_positions;
-  if (flags.max_model_len > spec.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--max-model-len ", flags.max_model_len, " is more than the model's ",
-        spec.max_positions, " positions"));
-  }
-  plan.num_blocks = flags.num_blocks;
-  if (plan.num_blocks == 0) {
-    // No more than every slot full: a small model needs no gigabyte.
-    const int64_t useful =
-        int64_t{flags.max_num_seqs} * 2 *
-        ((plan.max_model_len + flags.block_size - 1) / flags.block_size);
-    plan.num_blocks = static_cast<int>(
-        std::min<int64_t>({flags.kv_cache_bytes / block_bytes, useful,
-                           INT_MAX / flags.block_size}));
-  }
-  const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
-  if (fits < plan.max_model_len) {
-    if (flags.max_model_len > 0 || fits < flags.block_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the KV cache holds ", fits, " tokens, less than one sequence of ",
-          plan.max_model_len, ": raise --kv-cache-memory-bytes to ",
-          shape.bytes_per_position() * plan.max_model_len,
-          ", or lower --max-model-len to ", fits));
-    }
-    plan.max_model_len = static_cast<int>(fits);
-  }
-  return plan;
+// The driver's own, the kernels' code, streams, small buffers.
+inline constexpr int64_t kGpuOverheadBytes = int64_t{768} << 20;
+
+// What is left for the KV cache once steps have their working memory.
+absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
+    const engine::DeviceExecutorOptions& options, const engine::Model& model,
+    kernels::Backend& backend) {
+  if (backend.memory().total_bytes == 0) return std::optional<GpuMemory>();
+  const absl::Status reserved =
+      backend.Reserve(engine::DeviceExecutor::Limits(options, model));
+  if (!reserved.ok()) return reserved;
+  const auto coming = static_cast<int64_t>(engine::Workspace::Bytes(
+                          model.spec(), options.max_rows, options.max_sequences,
+                          backend.activation_type())) +
+                      kGpuOverheadBytes;
+  const kernels::MemoryFigures memory = backend.memory();
+  return GpuMemory{static_cast<int64_t>(memory.total_bytes),
+                   static_cast<int64_t>(memory.used_bytes) + coming,
+                   static_cast<int64_t>(memory.free_bytes) - coming};
 }
 
 // Enough groups that the last one's transfer is a small part of the whole.
@@ -172,15 +161,21 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       engine::Checkpoint::Open(flags.model_dir);
   if (!checkpoint.ok()) return checkpoint.status();
 
-  kernels::CpuOptions cpu;
-  cpu.threads = flags.threads;
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend =
-      kernels::NewCpuBackend(cpu);
-  if (!backend.ok()) return backend.status();
-  parts.backend = *std::move(backend);
+  kernels::cuda::DeviceOptions device_options;
+  device_options.device = flags.device;
+  device_options.library = flags.cuda_library;
+  device_options.cuda.activation = Activations(*weight_dtype, *checkpoint);
+  device_options.cpu.threads = flags.threads;
+  absl::StatusOr<kernels::cuda::OpenedDevice> opened =
+      kernels::cuda::OpenDevice(device_options);
+  if (!opened.ok()) return opened.status();
+  parts.backend = std::move(opened->backend);
+  LogInfo("device", {{"device", parts.backend->description()},
+                     {"reason", opened->reason}});
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
+  if (opened->is_cuda) load.weight_dtype = parts.backend->activation_type();
   const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());
   Progress loading({.what = "loading weights",
                     .total_bytes = bytes,
@@ -193,10 +188,20 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
 
-  const DType kv_dtype = kv_flag->value_or(
-      parts.model->weight_format() == "f32" ? DType::kF32 : DType::kBF16);
+  const DType kv_dtype =
+      kv_flag->value_or(opened->is_cuda ? parts.backend->activation_type()
+                        : parts.model->weight_format() == "f32" ? DType::kF32
+                                                                : DType::kBF16);
   parts.kv_dtype = std::string(kernels::Name(kv_dtype));
-  absl::StatusOr<KvPlan> plan = PlanKv(flags, *spec, kv_dtype);
+  engine::DeviceExecutorOptions executor;
+  executor.max_rows = flags.max_num_batched_tokens;
+  // Each sequence of a step has at least one row.
+  executor.max_sequences =
+      std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
+  const absl::StatusOr<std::optional<GpuMemory>> gpu =
+      MeasureGpu(executor, *parts.model, *parts.backend);
+  if (!gpu.ok()) return gpu.status();
+  absl::StatusOr<KvPlan> plan = PlanKv(flags, *spec, kv_dtype, *gpu);
   if (!plan.ok()) return plan.status();
 
   Progress hashing({.what = "checking weights",
@@ -210,11 +215,6 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);
 
-  engine::DeviceExecutorOptions executor;
-  executor.max_rows = flags.max_num_batched_tokens;
-  // Each sequence of a step has at least one row.
-  executor.max_sequences =
-      std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
   executor.block_size = flags.block_size;
   executor.num_blocks = plan->num_blocks;
   executor.kv_dtype = kv_dtype;

@@ -34,15 +34,18 @@ struct WorkerFlags {
   int grpc_port = 0;  // 0: a free one
   int http_port = 0;
   std::string advertise_host;           // empty: host
+  std::string device = "auto";          // auto, cpu, cuda:N
+  std::string cuda_library;             // empty: beside the program
+  double gpu_memory_utilization = 0.9;  // of the GPU's memory, this process's
   int threads = 0;                      // 0: all cores of this process
-  std::string dtype = "auto";           // of weights: auto, f32, bf16
+  std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
   std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
   int max_model_len = 0;                // 0: what the model and the pool allow
   int max_num_seqs = 64;
   int max_num_batched_tokens = 512;
   int block_size = 16;
-  int num_blocks = 0;  // 0: from kv_cache_bytes
-  int64_t kv_cache_bytes = int64_t{1} << 30;
+  int num_blocks = 0;          // 0: from kv_cache_bytes
+  int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
   bool prefix_caching = true;
   int layers_per_group = 0;      // of a handoff; 0: so that 8 groups result
   std::string handoff = "auto";  // auto, shm, grpc

@@ -54,11 +54,17 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddDuration("lease", &worker.lease,
                     "Silence of a router after which its calls end");
   line->Group("Model and memory");
+  line->Add("device", &worker.device,
+            "auto, cpu or cuda:N; auto is a GPU if one works, else the CPU");
+  line->Add("gpu-memory-utilization", &worker.gpu_memory_utilization,
+            "Share of the GPU's memory for this process", 0.01, 1);
+  line->Add("cuda-library", &worker.cuda_library,
+            "libtandem_cuda.so, where it is not beside the program");
   line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
-  line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16"},
+  line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
   line->AddChoice("kv-cache-dtype", &worker.kv_cache_dtype,
-                  {"auto", "f32", "bf16"},
+                  {"auto", "f32", "bf16", "f16"},
                   "Format of the KV cache; auto is that of the weights");
   line->AddInt("max-model-len", &worker.max_model_len,
                "Positions per sequence; 0: as the model and the KV cache allow",
@@ -70,7 +76,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddInt("block-size", &worker.block_size,
                "Positions per KV block, a multiple of 8", {8, 256});
   line->AddBytes("kv-cache-memory-bytes", &worker.kv_cache_bytes,
-                 "KV cache at most; less where every slot fits in less");
+                 "KV cache at most, less where every slot fits in less; 0: 1 "
+                 "GiB, or the GPU's share");
   line->AddInt("num-kv-blocks", &worker.num_blocks,
                "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
   line->Add("enable-prefix-caching", &worker.prefix_caching,

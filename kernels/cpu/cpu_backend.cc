@@ -132,6 +132,8 @@ class CpuBackend final : public Backend {
                         pool_.threads() == 1 ? " thread)" : " threads)");
   }
   std::string numerics() const override { return "cpu-1"; }
+  DType activation_type() const override { return DType::kF32; }
+  MemoryFigures memory() override { return {}; }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
     absl::StatusOr<DeviceMemory> memory =
@@ -139,6 +141,12 @@ class CpuBackend final : public Backend {
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<Buffer>(
         std::make_unique<CpuBuffer>(*std::move(memory), bytes));
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
+    return Allocate(bytes);
+  }
+  absl::Status Reserve(const WorkLimits& /*limits*/) override {
+    return absl::OkStatus();  // the team's scratch memory is enough
   }
   std::unique_ptr<Queue> NewQueue(std::string_view name) override {
     return std::make_unique<CpuQueue>(name, pool_.spin());
@@ -199,21 +207,23 @@ class CpuBackend final : public Backend {
   }
 
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-             float* out) override {
+             void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(table);
-    Put(queue,
-        [this, &packed, ids = rows.token_ids, count = rows.num_rows, out] {
-          const int cols = packed.cols();
-          ForRows(pool_, count, cols, [&](int row) {
-            cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
-                           out + int64_t{row} * cols);
-          });
-        });
+    Put(queue, [this, &packed, ids = rows.token_ids, count = rows.num_rows,
+                out = static_cast<float*>(out)] {
+      const int cols = packed.cols();
+      ForRows(pool_, count, cols, [&](int row) {
+        cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
+                       out + int64_t{row} * cols);
+      });
+    });
   }
 
-  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
-               const float* delta, const float* weight, float* out) override {
-    Put(queue, [=, this] {
+  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+               const void* delta, const float* weight, void* out) override {
+    Put(queue, [this, num_rows, dim, eps, x = static_cast<float*>(x),
+                delta = static_cast<const float*>(delta), weight,
+                out = static_cast<float*>(out)] {
       ForRows(pool_, num_rows, dim, [&](int row) {
         const int64_t at = int64_t{row} * dim;
         table_.rms_norm(dim, eps, x + at,
@@ -223,20 +233,27 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void MatMul(Queue& queue, int num_rows, const float* x, const Matrix& w,
-              const float* bias, float* out) override {
+  void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+              const float* bias, void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
-    Put(queue, [this, num_rows, x, &packed, bias, out] {
+    Put(queue, [this, num_rows, x = static_cast<const float*>(x), &packed, bias,
+                out = static_cast<float*>(out)] {
       RunMatMul(num_rows, x, packed, bias, out);
     });
   }
 
+  void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
+              float* out) override {
+    MatMul(queue, num_rows, x, head, nullptr, out);
+  }
+
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                  const RopeTable& rope, float* qkv, KvCache& cache,
+                  const RopeTable& rope, void* qkv, KvCache& cache,
                   int layer) override {
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
     Put(queue, [this, count = rows.num_rows, positions = rows.positions,
-                slots = rows.slots, heads, rope, qkv, &kv, layer] {
+                slots = rows.slots, heads, rope, qkv = static_cast<float*>(qkv),
+                &kv, layer] {
       const KvLayout& layout = kv.layout();
       const int half = layout.head_dim / 2;
       const int64_t stride =
@@ -258,31 +275,35 @@ class CpuBackend final : public Backend {
   }
 
   void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                 const float* q, int64_t q_stride, const KvCache& cache,
-                 int layer, float* out) override {
+                 const void* q, int64_t q_stride, const KvCache& cache,
+                 int layer, void* out) override {
     const cpu::AttentionStep step{
-        rows,  heads,    scale,
-        q,     q_stride, &static_cast<const CpuKvCache&>(cache),
-        layer, out};
+        rows,     heads,
+        scale,    static_cast<const float*>(q),
+        q_stride, &static_cast<const CpuKvCache&>(cache),
+        layer,    static_cast<float*>(out)};
     Put(queue, [this, step] {
       ThreadPool::Team team(&pool_);
       cpu::RunAttention(table_, team, step);
     });
   }
 
-  void SiluMul(Queue& queue, int num_rows, int dim, const float* gate_up,
-               float* out) override {
-    Put(queue, [=, this] {
-      ForRows(pool_, num_rows, dim, [&](int row) {
-        const float* const gate = gate_up + int64_t{row} * 2 * dim;
-        table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
-      });
-    });
+  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
+               void* out) override {
+    Put(queue,
+        [this, num_rows, dim, gate_up = static_cast<const float*>(gate_up),
+         out = static_cast<float*>(out)] {
+          ForRows(pool_, num_rows, dim, [&](int row) {
+            const float* const gate = gate_up + int64_t{row} * 2 * dim;
+            table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
+          });
+        });
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
-                  const float* x, float* out) override {
-    Put(queue, [=] {
+                  const void* x, void* out) override {
+    Put(queue, [count, dim, row_ids, x = static_cast<const float*>(x),
+                out = static_cast<float*>(out)] {
       for (int i = 0; i < count; ++i) {
         std::memcpy(out + int64_t{i} * dim, x + int64_t{row_ids[i]} * dim,
                     static_cast<size_t>(dim) * sizeof(float));

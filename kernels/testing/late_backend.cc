@@ -169,6 +169,21 @@ class LateQueue final : public Queue {
   const int max_delay_microseconds_;
 };
 
+// The inner backend's would be hidden with all its memory.
+class HostBuffer final : public Buffer {
+ public:
+  explicit HostBuffer(size_t bytes) : HostBuffer(bytes, new_bytes(bytes)) {}
+
+ private:
+  static std::unique_ptr<std::byte[]> new_bytes(size_t bytes) {
+    return std::make_unique<std::byte[]>(bytes);
+  }
+  HostBuffer(size_t bytes, std::unique_ptr<std::byte[]> memory)
+      : Buffer(memory.get(), bytes), memory_(std::move(memory)) {}
+
+  const std::unique_ptr<std::byte[]> memory_;
+};
+
 class LateBackend final : public Backend {
  public:
   LateBackend(std::unique_ptr<HiddenArena> arena,
@@ -182,9 +197,17 @@ class LateBackend final : public Backend {
     return absl::StrCat("late ", inner_->description());
   }
   std::string numerics() const override { return inner_->numerics(); }
+  DType activation_type() const override { return inner_->activation_type(); }
+  MemoryFigures memory() override { return inner_->memory(); }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
     return inner_->Allocate(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
+    return std::unique_ptr<Buffer>(std::make_unique<HostBuffer>(bytes));
+  }
+  absl::Status Reserve(const WorkLimits& limits) override {
+    return inner_->Reserve(limits);
   }
   std::unique_ptr<Queue> NewQueue(std::string_view name) override {
     return std::make_unique<LateQueue>(inner_->NewQueue(name), arena_.get(),
@@ -214,44 +237,49 @@ class LateBackend final : public Backend {
         [&](Queue& inner) { inner_->CopyToHost(inner, host, device, bytes); });
   }
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-             float* out) override {
+             void* out) override {
     Run(queue, [&](Queue& inner) { inner_->Embed(inner, rows, table, out); });
   }
-  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, float* x,
-               const float* delta, const float* weight, float* out) override {
+  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+               const void* delta, const float* weight, void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->RmsNorm(inner, num_rows, dim, eps, x, delta, weight, out);
     });
   }
-  void MatMul(Queue& queue, int num_rows, const float* x, const Matrix& w,
-              const float* bias, float* out) override {
+  void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+              const float* bias, void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->MatMul(inner, num_rows, x, w, bias, out);
     });
   }
+  void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
+              float* out) override {
+    Run(queue,
+        [&](Queue& inner) { inner_->Logits(inner, num_rows, x, head, out); });
+  }
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                  const RopeTable& rope, float* qkv, KvCache& cache,
+                  const RopeTable& rope, void* qkv, KvCache& cache,
                   int layer) override {
     Run(queue, [&](Queue& inner) {
       inner_->RopeAppend(inner, rows, heads, rope, qkv, cache, layer);
     });
   }
   void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                 const float* q, int64_t q_stride, const KvCache& cache,
-                 int layer, float* out) override {
+                 const void* q, int64_t q_stride, const KvCache& cache,
+                 int layer, void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->Attention(inner, rows, heads, scale, q, q_stride, cache, layer,
                         out);
     });
   }
-  void SiluMul(Queue& queue, int num_rows, int dim, const float* gate_up,
-               float* out) override {
+  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
+               void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->SiluMul(inner, num_rows, dim, gate_up, out);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
-                  const float* x, float* out) override {
+                  const void* x, void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->GatherRows(inner, count, dim, row_ids, x, out);
     });

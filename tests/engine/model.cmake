@@ -25,6 +25,10 @@ if(TARGET tandem_kernels)
   tandem_test(device_executor_test SRCS device_executor_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing
               LABELS unit tsan)
+  if(TARGET tandem_cuda_testing)
+    tandem_test(cuda_engine_test SRCS cuda_engine_test.cc
+                DEPS tandem_engine_rig tandem_cuda_testing)
+  endif()
 
   # The same checkpoints through an independent float64 forward, live. Needs
   # NumPy (the venv of the build folder has it) and skips visibly without.

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both attention kernels for bf16 and f16 share: arguments, the stream of
+// keys and values out of the paged cache, the arithmetic of one tile's softmax
+// and of merging segments (numerics.h). A query row is one head of one
+// position; the `group` heads that share a KV head are rows side by side
+// (row = position in the span * group + head in the group), so that they share
+// every load.
+//
+// A span of one row goes to the decode kernel, a longer one to the prefill
+// kernel. Both give the same bits.
+
+#ifndef TANDEM_KERNELS_CUDA_ATTENTION_CUH_
+#define TANDEM_KERNELS_CUDA_ATTENTION_CUH_
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/tensor_ops.h"
+#include "kernels/cuda/numerics.h"
+
+namespace tandem::kernels::cuda {
+
+struct AttentionKernelParams {
+  const void* q;  // [rows, heads, head_dim], stride q_stride elements
+  void* out;      // [rows, heads, head_dim]
+  const void* k;  // of the layer: position p of KV head h of block b is at
+  const void* v;  // b * block_stride + h * head_stride + p * head_dim
+  const RowSpan* spans;         // [num_spans]
+  const int32_t* block_tables;  // a span's at its block_table
+  float* partials;    // [num_spans, heads, max_segments, head_dim + 2]: the
+                      // maximum, the sum and the values of a segment
+  int32_t* arrivals;  // [num_spans, kv_heads, narrow_tiles], zeros; they are
+                      // zeros again afterwards
+  int64_t q_stride;
+  int64_t out_stride;
+  int64_t block_stride;
+  int64_t head_stride;
+  int kv_heads;
+  int group;         // query heads per KV head
+  int head_dim;      // multiple of 8, at most 256
+  int block_size;    // multiple of 8
+  int window;        // positions seen, the row's own included; 0: all
+  int narrow_tiles;  // of 16 rows that one position's group takes
+  int max_segments;  // that a span of one row may touch
+  float scale;
+};
+
+// The keys that a tile of rows may see, and the segments they lie in.
+struct KeyRange {
+  int begin;  // first key that some row sees
+  int end;
+  int first_tile;  // absolute, of kAttentionTile keys
+  int end_tile;
+  int first_segment;
+  int end_segment;
+
+  TANDEM_DEVICE KeyRange(int first_position, int last_position, int window) {
+    begin = window > 0 && first_position >= window ? first_position - window + 1
+                                                   : 0;
+    end = last_position + 1;
+    first_tile = begin / kAttentionTile;
+    end_tile = (end + kAttentionTile - 1) / kAttentionTile;
+    first_segment = begin / kSegmentKeys;
+    end_segment = (end + kSegmentKeys - 1) / kSegmentKeys;
+  }
+};
+
+inline constexpr int kSegmentTiles = kSegmentKeys / kAttentionTile;
+inline constexpr int kChunkKeys = 64;  // copied and waited for together
+inline constexpr int kChunksPerTile = 2 * kAttentionTile / kChunkKeys;
+
+// Copies chunks of keys and values through a ring of shared memory. Tile by
+// tile: the tile's keys, then its values. A chunk is [64 keys][D], D padded
+// with zeros, 16-byte pieces permuted within 128 bytes by key % 8.
+template <typename T, int D, int kSlots, int kThreads>
+struct KeyStream {
+  static constexpr int kRowBytes = D * 2;
+  static constexpr int kChunkBytes = kChunkKeys * kRowBytes;
+  static constexpr int kBytes = kSlots * kChunkBytes;
+
+  const AttentionKernelParams& p;
+  const int32_t* table;
+  int kv_head;
+  int begin;  // keys outside [begin, end) read as zeros
+  int end;
+  int tile;  // of the next chunk to copy
+  int end_tile;
+  std::byte* ring;
+  int part = 0;   // of the tile: 0 .. kChunksPerTile - 1
+  int slot = 0;   // where it goes
+  int taken = 0;  // slot of the next chunk to use
+
+  TANDEM_DEVICE static int Offset(int key, int piece) {
+    return key * kRowBytes + (piece ^ (key % 8)) * 16;
+  }
+
+  TANDEM_DEVICE void Start(Grid& g) {
+#pragma unroll
+    for (int i = 0; i < kSlots - 1; ++i) CopyNext(g);
+  }
+
+  TANDEM_DEVICE void CopyNext(Grid& g) {
+    if (tile < end_tile) {
+      constexpr int kPieces = D / 8;
+      const int key0 =
+          tile * kAttentionTile + part % (kChunksPerTile / 2) * kChunkKeys;
+      const T* const base =
+          static_cast<const T*>(part < kChunksPerTile / 2 ? p.k : p.v) +
+          kv_head * p.head_stride;
+      std::byte* const to = ring + slot * kChunkBytes;
+#pragma unroll
+      for (int i = g.thread(); i < kChunkKeys * kPieces; i += kThreads) {
+        const int row = i / kPieces;
+        const int piece = i % kPieces;
+        const int key = key0 + row;
+        const bool valid = key >= begin && key < end && piece * 8 < p.head_dim;
+        const T* from = base;
+        if (valid) {
+          const int block = key / p.block_size;
+          from += table[block] * p.block_stride +
+                  int64_t{key - block * p.block_size} * p.head_dim + piece * 8;
+        }
+        CopyAsync16(g, to + Offset(row, piece), from, valid ? 16 : 0);
+      }
+      if (++part == kChunksPerTile) {
+        part = 0;
+        ++tile;
+      }
+      slot = slot == kSlots - 1 ? 0 : slot + 1;
+    }
+    CopyAsyncCommit(g);
+  }
+
+  // The next chunk, for all threads; puts the copy of another one on its way.
+  TANDEM_DEVICE const std::byte* Next(Grid& g) {
+    CopyAsyncWait<kSlots - 2>(g);
+    g.Barrier();
+    CopyNext(g);
+    const std::byte* const chunk = ring + taken * kChunkBytes;
+    taken = taken == kSlots - 1 ? 0 : taken + 1;
+    return chunk;
+  }
+};
+
+// Where in rows of kRowBytes half `half` of 16 columns, 16 `step` on, of row
+// `first` + `row` is; `first` is a multiple of 8. The low bits of a piece alone
+// are permuted: said like this, so that a compiler sees four addresses and
+// constants instead of one address per step.
+template <int kRowBytes>
+TANDEM_DEVICE int PieceOffset(int first, int row, int step, int half) {
+  return first * kRowBytes + row * kRowBytes +
+         ((step % 4 * 2 + half) ^ (row % 8)) * 16 + step / 4 * 128;
+}
+
+// Query rows `a` (dimensions 16 `step` on) against keys [key, key + 16) of a
+// chunk of K, added to two accumulators of 8 keys.
+template <typename T, int D>
+TANDEM_DEVICE void ScoreStep(Grid& g, const std::byte* chunk, int key, int step,
+                             const uint32_t (&a)[4], float (&low)[4],
+                             float (&high)[4]) {
+  const int lane = g.lane();
+  uint32_t m[4];
+  LoadMatrix4(g, m,
+              chunk + PieceOffset<D * 2>(key, lane % 8 + lane / 16 * 8, step,
+                                         lane / 8 % 2));
+  const uint32_t b0[2] = {m[0], m[1]};
+  const uint32_t b1[2] = {m[2], m[3]};
+  MatrixStep<T>(g, low, a, b0);
+  MatrixStep<T>(g, high, a, b1);
+}
+
+// Operand of 16 rows x 16 columns, columns 16 `step` on, of rows laid out
+// like a chunk with kRowBytes each.
+template <int kRowBytes>
+TANDEM_DEVICE void LoadRows(Grid& g, const std::byte* rows, int step,
+                            uint32_t (&a)[4]) {
+  const int lane = g.lane();
+  LoadMatrix4(g, a,
+              rows + PieceOffset<kRowBytes>(0, lane % 16, step, lane / 16));
+}
+
+// Values of keys [key, key + 16) at columns [column, column + 16) times
+// weights a, added to two accumulators of 8 columns.
+template <typename T, int D>
+TANDEM_DEVICE void ValueStep(Grid& g, const std::byte* chunk, int key,
+                             int column, const uint32_t (&a)[4],
+                             float (&low)[4], float (&high)[4]) {
+  const int lane = g.lane();
+  uint32_t m[4];
+  LoadMatrix4Transposed(
+      g, m, chunk + PieceOffset<D * 2>(key, lane % 16, column / 16, lane / 16));
+  const uint32_t b0[2] = {m[0], m[1]};
+  const uint32_t b1[2] = {m[2], m[3]};
+  MatrixStep<T>(g, low, a, b0);
+  MatrixStep<T>(g, high, a, b1);
+}
+
+// The sum of weights: against ones.
+template <typename T>
+TANDEM_DEVICE void SumStep(Grid& g, const uint32_t (&a)[4], float (&sum)[4]) {
+  const uint32_t ones[2] = {OnePair<T>(), OnePair<T>()};
+  MatrixStep<T>(g, sum, a, ones);
+}
+
+// One row's maximum as tiles go by, and what goes with it.
+struct RowMaximum {
+  float maximum = -kInfinity;
+  float shift = 0;  // maximum * c; 0 before the first key
+
+  // Takes in a tile's maximum; the factor for what was summed so far.
+  TANDEM_DEVICE float Raise(float tile, float c) {
+    const float before = maximum;
+    maximum = tile > maximum ? tile : maximum;
+    if (maximum == -kInfinity) return 1.0f;
+    shift = Mul(maximum, c);
+    return Exp2(Mul(Sub(before, maximum), c));
+  }
+  TANDEM_DEVICE float Weight(float score, float c) const {
+    return Exp2(Fma(score, c, -shift));
+  }
+};
+
+// Folding a later segment into an earlier one: factors of both. A segment of
+// which the row saw nothing leaves the other as it is, to the bit.
+struct MergeFactors {
+  float maximum;
+  float before;
+  float after;
+
+  TANDEM_DEVICE MergeFactors(float m0, float m1, float c) {
+    maximum = m0 > m1 ? m0 : m1;
+    before = m0 == -kInfinity   ? 0.0f
+             : m1 == -kInfinity ? 1.0f
+                                : Exp2(Mul(Sub(m0, maximum), c));
+    after = m1 == -kInfinity   ? 0.0f
+            : m0 == -kInfinity ? 1.0f
+                               : Exp2(Mul(Sub(m1, maximum), c));
+  }
+  TANDEM_DEVICE float operator()(float a, float b) const {
+    return Fma(b, after, Mul(a, before));
+  }
+};
+
+// True if `row_position` may look at `key`.
+TANDEM_DEVICE bool Sees(int row_position, int key, int window) {
+  return key <= row_position && (window == 0 || key > row_position - window);
+}
+
+TANDEM_DEVICE bool IsNarrow(const RowSpan& span) { return span.num_rows == 1; }
+
+// Copies query rows [row, row + kRows) of a span into shared memory like a
+// chunk; zeros beyond its last row and head_dim. Commits nothing.
+template <typename T, int D, int kRows, int kThreads>
+TANDEM_DEVICE void CopyQueries(Grid& g, const AttentionKernelParams& p,
+                               const RowSpan& span, int kv_head, int row,
+                               std::byte* to) {
+  constexpr int kPieces = D / 8;
+  const int rows = span.num_rows * p.group;
+  const T* const q = static_cast<const T*>(p.q);
+#pragma unroll
+  for (int i = g.thread(); i < kRows * kPieces; i += kThreads) {
+    const int r = i / kPieces;
+    const int piece = i % kPieces;
+    const bool valid = row + r < rows && piece * 8 < p.head_dim;
+    const T* from = q;
+    if (valid) {
+      const int position = (row + r) / p.group;
+      const int head = (row + r) % p.group;
+      from += (span.first_row + position) * p.q_stride +
+              (kv_head * p.group + head) * p.head_dim + piece * 8;
+    }
+    CopyAsync16(g, to + r * (D * 2) + (piece ^ (r % 8)) * 16, from,
+                valid ? 16 : 0);
+  }
+}
+
+// Where row `row` of a span writes its head.
+template <typename T>
+TANDEM_DEVICE T* OutRow(const AttentionKernelParams& p, const RowSpan& span,
+                        int kv_head, int row) {
+  return static_cast<T*>(p.out) +
+         (span.first_row + row / p.group) * p.out_stride +
+         (kv_head * p.group + row % p.group) * p.head_dim;
+}
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_ATTENTION_CUH_

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/mutex.h"
+#include "kernels/cuda/cuda_queue.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/numerics.h"
+#include "kernels/cuda/packed_weights.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxBlockSize = 256;
+
+WeightType WeightTypeOf(DType type) {
+  return type == DType::kF32    ? WeightType::kF32
+         : type == DType::kBF16 ? WeightType::kBF16
+                                : WeightType::kF16;
+}
+
+class CudaMatrix final : public Matrix {
+ public:
+  CudaMatrix(int rows, int cols, DType dtype, WeightType type,
+             std::unique_ptr<Memory> weights, std::unique_ptr<Memory> scales)
+      : Matrix(rows, cols, dtype),
+        type_(type),
+        weights_(std::move(weights)),
+        scales_(std::move(scales)) {}
+
+  WeightType type() const { return type_; }
+  const std::byte* weights() const { return weights_->data(); }
+  const float* scales() const {
+    return scales_ == nullptr ? nullptr
+                              : reinterpret_cast<const float*>(scales_->data());
+  }
+
+ private:
+  const WeightType type_;
+  const std::unique_ptr<Memory> weights_;
+  const std::unique_ptr<Memory> scales_;
+};
+
+class CudaKvCache final : public KvCache {
+ public:
+  CudaKvCache(const KvShape& shape, std::unique_ptr<Memory> memory)
+      : KvCache(shape), memory_(std::move(memory)) {}
+
+  KvView view() const {
+    return {memory_->data(),  shape().dtype,    shape().num_blocks,
+            shape().kv_heads, shape().head_dim, shape().block_size};
+  }
+
+ private:
+  const std::unique_ptr<Memory> memory_;
+};
+
+absl::Status CheckShape(const KvShape& shape, DType activation) {
+  if (shape.num_layers < 1 || shape.kv_heads < 1 || shape.num_blocks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache of ", shape.num_layers, " layers, ", shape.kv_heads,
+        " heads, ", shape.num_blocks, " blocks: each must be at least 1"));
+  }
+  if (shape.head_dim < 8 || shape.head_dim > kMaxHeadDim ||
+      shape.head_dim % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim is ", shape.head_dim,
+                     ", expected a multiple of 8 from 8 to ", kMaxHeadDim));
+  }
+  if (shape.block_size < 8 || shape.block_size > kMaxBlockSize ||
+      shape.block_size % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_size is ", shape.block_size,
+                     ", expected a multiple of 8 from 8 to ", kMaxBlockSize));
+  }
+  if (activation != DType::kF32 && shape.dtype != activation) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
+                     ", expected the activations' ",
+                     std::string(Name(activation)), " on a GPU"));
+  }
+  return absl::OkStatus();
+}
+
+// One launch's part of a slice, and what the whole slice measures.
+struct Slice {
+  KvSliceParams params;
+  int64_t row_bytes = 0;  // of one position of one layer
+  int64_t bytes = 0;
+};
+
+Slice SliceOf(const KvView& kv, const KvRange& range, DType wire,
+              uint64_t digest_key) {
+  Slice slice{};
+  slice.row_bytes = int64_t{2} * (range.head_end - range.head_begin) *
+                    kv.head_dim * static_cast<int64_t>(SizeOf(wire));
+  const int64_t layer_bytes =
+      slice.row_bytes * (range.position_end - range.position_begin);
+  slice.bytes = layer_bytes * (range.layer_end - range.layer_begin);
+  KvSliceParams& p = slice.params;
+  p.kv = kv;
+  p.layer_stride = layer_bytes;
+  p.wire = wire;
+  p.digest_key = digest_key;
+  p.layer_begin = range.layer_begin;
+  p.layer_end = range.layer_end;
+  p.head_begin = range.head_begin;
+  p.head_end = range.head_end;
+  return slice;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const CudaOptions& options, std::unique_ptr<Device> device)
+      : device_(std::move(device)), activation_(options.activation) {}
+
+  std::string description() const override { return device_->facts().name; }
+  std::string numerics() const override {
+    return absl::StrCat("cuda-", kNumericsVersion, "-sm",
+                        device_->facts().generation, "-",
+                        std::string(Name(activation_)));
+  }
+  DType activation_type() const override { return activation_; }
+  MemoryFigures memory() override {
+    return {device_->facts().total_bytes, device_->FreeBytes(),
+            device_->UsedBytes()};
+  }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) override {
+    return Memory::OnDevice(*device_, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
+    return Memory::OnHost(*device_, bytes);
+  }
+
+  absl::Status Reserve(const WorkLimits& limits) override {
+    const std::pair<CudaQueue::Scratch, size_t> parts[] = {
+        {CudaQueue::kAttention,
+         AttentionScratchBytes(limits.spans, limits.heads, limits.head_dim,
+                               limits.positions)},
+        {CudaQueue::kSampling,
+         SampleScratchBytes(limits.sampled, limits.vocab)}};
+    MutexLock lock(&mutex_);
+    for (const auto& [which, bytes] : parts) {
+      if (reserved_[which] != nullptr && reserved_[which]->size() >= bytes) {
+        continue;
+      }
+      absl::StatusOr<std::unique_ptr<Memory>> memory =
+          Memory::OnDevice(*device_, bytes);
+      if (!memory.ok()) return memory.status();
+      reserved_[which] = *std::move(memory);
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<Queue> NewQueue(std::string_view name) override {
+    // Transfers are short, and a peer waits for them.
+    return std::make_unique<CudaQueue>(*device_, name == "transfer");
+  }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
+                                                     DType dtype) override {
+    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
+        source.rows > kMost || source.cols > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
+                       " columns cannot be packed"));
+    }
+    if (activation_ != DType::kF32 && dtype != activation_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrices are ", std::string(Name(dtype)),
+                       ", expected the activations' ",
+                       std::string(Name(activation_)), " on a GPU"));
+    }
+    const WeightType type = WeightTypeOf(dtype);
+    const PackedWeights packed = PackWeights(source, type);
+    absl::StatusOr<std::unique_ptr<Memory>> weights =
+        Upload(packed.bytes.data(), packed.bytes.size());
+    if (!weights.ok()) return weights.status();
+    std::unique_ptr<Memory> scales;
+    if (!packed.scales.empty()) {
+      absl::StatusOr<std::unique_ptr<Memory>> uploaded =
+          Upload(packed.scales.data(), packed.scales.size() * sizeof(float));
+      if (!uploaded.ok()) return uploaded.status();
+      scales = *std::move(uploaded);
+    }
+    return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
+        static_cast<int>(source.rows), static_cast<int>(source.cols), dtype,
+        type, *std::move(weights), std::move(scales)));
+  }
+
+  absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
+      const KvShape& shape) override {
+    if (absl::Status status = CheckShape(shape, activation_); !status.ok()) {
+      return status;
+    }
+    const int64_t bytes =
+        shape.bytes_per_position() * shape.block_size * shape.num_blocks;
+    absl::StatusOr<std::unique_ptr<Memory>> memory =
+        Memory::OnDevice(*device_, static_cast<size_t>(bytes));
+    if (!memory.ok()) return memory.status();
+    return std::unique_ptr<KvCache>(
+        std::make_unique<CudaKvCache>(shape, *std::move(memory)));
+  }
+
+  void CopyToDevice(Queue& queue, void* device, const void* host,
+                    size_t bytes) override {
+    Copy(queue, device, host, bytes);
+  }
+  void CopyToHost(Queue& queue, void* host, const void* device,
+                  size_t bytes) override {
+    Copy(queue, host, device, bytes);
+  }
+
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
+             void* out) override {
+    const CudaMatrix& matrix = static_cast<const CudaMatrix&>(table);
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchEmbed(own.stream(), activation_, matrix.type(),
+                          {.weights = matrix.weights(),
+                           .scales = matrix.scales(),
+                           .token_ids = rows.token_ids,
+                           .out = out,
+                           .num_rows = rows.num_rows,
+                           .cols = matrix.cols()}),
+              "embed");
+  }
+
+  void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+               const void* delta, const float* weight, void* out) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchRmsNorm(own.stream(), activation_,
+                            {.x = x,
+                             .delta = delta,
+                             .weight = weight,
+                             .out = out,
+                             .num_rows = num_rows,
+                             .dim = dim,
+                             .eps = eps}),
+              "norm");
+  }
+
+  void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+              const float* bias, void* out) override {
+    Multiply(queue, num_rows, x, w, bias, false, out);
+  }
+
+  void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
+              float* out) override {
+    Multiply(queue, num_rows, x, head, nullptr, true, out);
+  }
+
+  void RopeAppend(Queue& queue, const Rows& rows, int heads,
+                  const RopeTable& rope, void* qkv, KvCache& cache,
+                  int layer) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchRopeAppend(own.stream(), activation_,
+                               {.positions = rows.positions,
+                                .slots = rows.slots,
+                                .cos = rope.cos,
+                                .sin = rope.sin,
+                                .qkv = qkv,
+                                .kv = ViewOf(cache),
+                                .num_rows = rows.num_rows,
+                                .heads = heads,
+                                .layer = layer}),
+              "rope");
+  }
+
+  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
+                 const void* q, int64_t q_stride, const KvCache& cache,
+                 int layer, void* out) override {
+    CudaQueue& own = Own(queue);
+    const KvView kv = ViewOf(cache);
+    int span_rows = 0;
+    int positions = 0;
+    for (int i = 0; i < rows.num_spans; ++i) {
+      const RowSpan& span = rows.host_spans[i];
+      span_rows = std::max(span_rows, span.num_rows);
+      positions = std::max(positions, span.first_position + span.num_rows);
+    }
+    std::byte* const scratch = Scratch(
+        own, CudaQueue::kAttention,
+        AttentionScratchBytes(rows.num_spans, heads, kv.head_dim, positions));
+    own.Check(LaunchAttention(own.stream(), activation_,
+                              {.spans = rows.spans,
+                               .block_tables = rows.block_tables,
+                               .q = q,
+                               .out = out,
+                               .scratch = scratch,
+                               .kv = kv,
+                               .q_stride = q_stride,
+                               .scale = scale,
+                               .num_rows = rows.num_rows,
+                               .num_spans = rows.num_spans,
+                               .heads = heads,
+                               .layer = layer,
+                               .max_span_rows = span_rows,
+                               .max_positions = positions}),
+              "attention");
+  }
+
+  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
+               void* out) override {
+    CudaQueue& own = Own(queue);
+    own.Check(
+        LaunchSiluMul(
+            own.stream(), activation_,
+            {.gate_up = gate_up, .out = out, .num_rows = num_rows, .dim = dim}),
+        "silu");
+  }
+
+  void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
+                  const void* x, void* out) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchGatherRows(own.stream(), activation_,
+                               {.row_ids = row_ids,
+                                .x = x,
+                                .out = out,
+                                .count = count,
+                                .dim = dim}),
+              "gather rows");
+  }
+
+  void Sample(Queue& queue, int count, int vocab, const float* logits,
+              const SampleParams* params, const int32_t* banned_ids,
+              int num_banned, SampleResult* results) override {
+    CudaQueue& own = Own(queue);
+    std::byte* const scratch =
+        Scratch(own, CudaQueue::kSampling, SampleScratchBytes(count, vocab));
+    own.Check(LaunchSample(own.stream(), {.logits = logits,
+                                          .params = params,
+                                          .banned_ids = banned_ids,
+                                          .results = results,
+                                          .scratch = scratch,
+                                          .count = count,
+                                          .vocab = vocab,
+                                          .num_banned = num_banned}),
+              "sample");
+  }
+
+  void KvGather(Queue& queue, const KvCache& cache, const KvRange& range,
+                DType wire, uint64_t digest_key, std::byte* staging,
+                KvDigest* digest) override {
+    CudaQueue& own = Own(queue);
+    Slice slice = SliceOf(ViewOf(cache), range, wire, digest_key);
+    KvDigest* const sum = own.NewDigest();
+    slice.params.digest = sum;
+    std::byte* const target = Reach(own, staging, slice.bytes);
+    ForParts(slice, range, target, [&](const KvSliceParams& part) {
+      own.Check(LaunchKvGather(own.stream(), part), "KV gather");
+    });
+    if (target != staging) Copy(queue, staging, target, slice.bytes);
+    own.SendDigest(sum, digest);
+  }
+
+  void KvScatter(Queue& queue, KvCache& cache, const KvRange& range, DType wire,
+                 const std::byte* staging) override {
+    CudaQueue& own = Own(queue);
+    Slice slice = SliceOf(ViewOf(cache), range, wire, 0);
+    std::byte* const source =
+        Reach(own, const_cast<std::byte*>(staging), slice.bytes);
+    if (source != staging) Copy(queue, source, staging, slice.bytes);
+    ForParts(slice, range, source, [&](const KvSliceParams& part) {
+      own.Check(LaunchKvScatter(own.stream(), part), "KV scatter");
+    });
+  }
+
+  void KvDigestOf(Queue& queue, const KvCache& cache, const KvRange& range,
+                  DType wire, uint64_t digest_key, KvDigest* digest) override {
+    CudaQueue& own = Own(queue);
+    Slice slice = SliceOf(ViewOf(cache), range, wire, digest_key);
+    KvDigest* const sum = own.NewDigest();
+    slice.params.digest = sum;
+    ForParts(slice, range, nullptr, [&](const KvSliceParams& part) {
+      own.Check(LaunchKvGather(own.stream(), part), "KV digest");
+    });
+    own.SendDigest(sum, digest);
+  }
+
+  void KvCopyBlock(Queue& queue, KvCache& cache, int from_block,
+                   int to_block) override {
+    CudaQueue& own = Own(queue);
+    own.Check(
+        LaunchKvCopyBlock(own.stream(), {.kv = ViewOf(cache),
+                                         .num_layers = cache.shape().num_layers,
+                                         .from_block = from_block,
+                                         .to_block = to_block}),
+        "KV copy");
+  }
+
+ private:
+  static CudaQueue& Own(Queue& queue) { return static_cast<CudaQueue&>(queue); }
+  static KvView ViewOf(const KvCache& cache) {
+    return static_cast<const CudaKvCache&>(cache).view();
+  }
+
+  void Copy(Queue& queue, void* to, const void* from, size_t bytes) {
+    if (bytes == 0) return;
+    CudaQueue& own = Own(queue);
+    own.Check(device_->Copy(own.stream().handle, to, from, bytes), "copy");
+  }
+
+  absl::StatusOr<std::unique_ptr<Memory>> Upload(const void* host,
+                                                 size_t bytes) {
+    absl::StatusOr<std::unique_ptr<Memory>> memory =
+        Memory::OnDevice(*device_, bytes);
+    if (!memory.ok()) return memory.status();
+    MutexLock lock(&mutex_);
+    if (uploads_ == nullptr) {
+      uploads_ = std::make_unique<CudaQueue>(*device_, false);
+    }
+    Copy(*uploads_, (*memory)->data(), host, bytes);
+    uploads_->Synchronize();
+    return memory;
+  }
+
+  void Multiply(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                const float* bias, bool wide, void* out) {
+    const CudaMatrix& matrix = static_cast<const CudaMatrix&>(w);
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchMatMul(own.stream(), activation_, matrix.type(), wide,
+                           {.weights = matrix.weights(),
+                            .scales = matrix.scales(),
+                            .x = x,
+                            .bias = bias,
+                            .out = out,
+                            .x_stride = matrix.cols(),
+                            .out_stride = matrix.rows(),
+                            .rows = matrix.rows(),
+                            .cols = matrix.cols(),
+                            .tokens = num_rows}),
+              "matrix product");
+  }
+
+  // The queue's working memory; a queue's first is what was set aside.
+  std::byte* Scratch(CudaQueue& queue, CudaQueue::Scratch which, size_t bytes) {
+    if (!queue.has(which)) {
+      MutexLock lock(&mutex_);
+      if (reserved_[which] != nullptr) {
+        queue.Adopt(which, std::move(reserved_[which]));
+      }
+    }
+    return queue.scratch(which, bytes);
+  }
+
+  // `staging` itself where kernels reach it, else memory of the device's.
+  std::byte* Reach(CudaQueue& queue, std::byte* staging, int64_t bytes) {
+    if (device_->Reaches(staging)) return staging;
+    return queue.scratch(CudaQueue::kStaging, static_cast<size_t>(bytes));
+  }
+
+  // Launches whose block tables fit the parameters: cuts at block borders.
+  template <typename Launch>
+  static void ForParts(Slice& slice, const KvRange& range, std::byte* staging,
+                       const Launch& launch) {
+    KvSliceParams& p = slice.params;
+    const int block_size = p.kv.block_size;
+    int begin = range.position_begin;
+    while (begin < range.position_end) {
+      const int first = begin / block_size;
+      const int end = std::min(range.position_end,
+                               (first + kKvBlocksPerLaunch) * block_size);
+      p.position_begin = begin;
+      p.position_end = end;
+      p.staging =
+          staging == nullptr
+              ? nullptr
+              : staging + slice.row_bytes * (begin - range.position_begin);
+      const int blocks = (end + block_size - 1) / block_size - first;
+      std::copy_n(range.block_table + first, blocks, p.blocks);
+      launch(p);
+      begin = end;
+    }
+  }
+
+  const std::unique_ptr<Device> device_;  // outlives what is on it
+  const DType activation_;
+  Mutex mutex_;
+  std::unique_ptr<Memory> reserved_[CudaQueue::kScratches] ABSL_GUARDED_BY(
+      mutex_);
+  std::unique_ptr<CudaQueue> uploads_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> NewCudaBackend(
+    const CudaOptions& options, std::unique_ptr<Device> device) {
+  return std::unique_ptr<Backend>(
+      std::make_unique<CudaBackend>(options, std::move(device)));
+}
+
+}  // namespace tandem::kernels::cuda

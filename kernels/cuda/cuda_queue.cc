@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/cuda_queue.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+using Callable = absl::AnyInvocable<void()>;
+
+void RunCallable(void* argument) {
+  const std::unique_ptr<Callable> callable(static_cast<Callable*>(argument));
+  (*callable)();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Memory>> Memory::OnDevice(Device& device,
+                                                         size_t bytes) {
+  const absl::StatusOr<std::byte*> data = device.Allocate(bytes);
+  if (!data.ok()) return data.status();
+  return std::unique_ptr<Memory>(new Memory(device, *data, bytes, false));
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> Memory::OnHost(Device& device,
+                                                       size_t bytes) {
+  const absl::StatusOr<std::byte*> data = device.AllocateHost(bytes);
+  if (!data.ok()) return data.status();
+  return std::unique_ptr<Memory>(new Memory(device, *data, bytes, true));
+}
+
+Memory::~Memory() {
+  device_.Enter();
+  host_ ? device_.FreeHost(data()) : device_.Free(data(), size());
+}
+
+void Die(std::string_view what, std::string_view why) {
+  std::fprintf(stderr, "fatal: GPU: %s: %s; this process ends\n",
+               std::string(what).c_str(), std::string(why).c_str());
+  std::_Exit(70);  // EX_SOFTWARE; destructors would wait for the device
+}
+
+template <typename T>
+T CudaQueue::Must(absl::StatusOr<T> value, std::string_view what) {
+  if (!value.ok()) Die(what, std::string(value.status().message()));
+  return *std::move(value);
+}
+
+CudaQueue::CudaQueue(Device& device, bool urgent)
+    : device_(device),
+      stream_(Must(device.NewStream(urgent), "new stream")),
+      callbacks_(Must(device.NewStream(urgent), "new stream")),
+      done_(Must(device.NewEvent(), "new event")),
+      waited_(Must(device.NewEvent(), "new event")),
+      device_digests_(Must(
+          Memory::OnDevice(device, kDigests * sizeof(KvDigest)), "digests")),
+      host_digests_(
+          Must(Memory::OnHost(device, kDigests * sizeof(KvDigest)), "digests")),
+      free_digests_(kDigests) {
+  std::iota(free_digests_.begin(), free_digests_.end(), 0);
+}
+
+CudaQueue::~CudaQueue() {
+  Synchronize();
+  device_.DestroyEvent(done_);
+  device_.DestroyEvent(waited_);
+  device_.DestroyStream(callbacks_);
+  device_.DestroyStream(stream_);
+}
+
+Stream CudaQueue::stream() {
+  device_.Enter();
+  const DeviceFacts& facts = device_.facts();
+  return {stream_, facts.generation, facts.multiprocessors};
+}
+
+void CudaQueue::Check(int error, std::string_view what) {
+  if (error != 0) Die(what, device_.ErrorText(error));
+}
+
+void CudaQueue::Callback(absl::AnyInvocable<void()> callback) {
+  device_.Enter();
+  Check(device_.Record(done_, stream_), "event");
+  Check(device_.Wait(callbacks_, done_), "event");
+  auto callable = std::make_unique<Callable>(std::move(callback));
+  Check(device_.HostCall(callbacks_, &RunCallable, callable.release()),
+        "host call");
+}
+
+void CudaQueue::WaitFor(Queue& other) {
+  device_.Enter();
+  Check(device_.Record(waited_, static_cast<CudaQueue&>(other).stream_),
+        "event");
+  Check(device_.Wait(stream_, waited_), "event");
+}
+
+void CudaQueue::Synchronize() {
+  device_.Enter();
+  Check(device_.Synchronize(stream_), "waiting for the device");
+  Check(device_.Synchronize(callbacks_), "waiting for the device");
+}
+
+KvDigest* CudaQueue::NewDigest() {
+  int slot = -1;
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      if (!free_digests_.empty()) {
+        slot = free_digests_.back();
+        free_digests_.pop_back();
+        break;
+      }
+    }
+    Synchronize();  // frees those of operations that were sent
+  }
+  KvDigest* const digest =
+      reinterpret_cast<KvDigest*>(device_digests_->data()) + slot;
+  Check(device_.Zero(stream().handle, digest, sizeof(KvDigest)), "digest");
+  return digest;
+}
+
+void CudaQueue::SendDigest(KvDigest* digest, KvDigest* to) {
+  const auto slot = static_cast<int>(
+      digest - reinterpret_cast<KvDigest*>(device_digests_->data()));
+  KvDigest* const landed =
+      reinterpret_cast<KvDigest*>(host_digests_->data()) + slot;
+  Check(device_.Copy(stream_, landed, digest, sizeof(KvDigest)), "digest");
+  Callback([this, slot, landed, to] {
+    *to = *landed;
+    MutexLock lock(&mutex_);
+    free_digests_.push_back(slot);
+  });
+}
+
+std::byte* CudaQueue::scratch(Scratch which, size_t bytes) {
+  std::unique_ptr<Memory>& memory = scratch_[which];
+  if (memory == nullptr || memory->size() < bytes) {
+    Synchronize();
+    memory.reset();  // first, so that both need not fit
+    memory = Must(Memory::OnDevice(device_, bytes), "working memory");
+  }
+  return memory->data();
+}
+
+void CudaQueue::Adopt(Scratch which, std::unique_ptr<Memory> memory) {
+  Synchronize();
+  scratch_[which] = std::move(memory);
+}
+
+}  // namespace tandem::kernels::cuda

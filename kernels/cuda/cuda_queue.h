@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A queue is two streams. Work goes on the first. Callbacks go on the second,
+// behind an event, so that the device goes on with the next step while the
+// host hears of the last.
+//
+// What an operation must hand to the host apart from copies (a digest) takes
+// a slot: device memory that kernels add to, pinned memory that it is copied
+// to, and a host call that carries it from there to where it is wanted.
+
+#ifndef TANDEM_KERNELS_CUDA_CUDA_QUEUE_H_
+#define TANDEM_KERNELS_CUDA_CUDA_QUEUE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/device_api.h"
+#include "kernels/cuda/launch.h"
+
+namespace tandem::kernels::cuda {
+
+// Device memory, or pinned host memory, of one owner.
+class Memory final : public Buffer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Memory>> OnDevice(Device& device,
+                                                          size_t bytes);
+  static absl::StatusOr<std::unique_ptr<Memory>> OnHost(Device& device,
+                                                        size_t bytes);
+  ~Memory() override;
+
+ private:
+  Memory(Device& device, std::byte* data, size_t size, bool host)
+      : Buffer(data, size), device_(device), host_(host) {}
+
+  Device& device_;
+  const bool host_;
+};
+
+// A broken device cannot be mended from within (its context is lost): ends
+// the process with one line, so that it is restarted.
+[[noreturn]] void Die(std::string_view what, std::string_view why);
+
+class CudaQueue final : public Queue {
+ public:
+  explicit CudaQueue(Device& device, bool urgent);
+  ~CudaQueue() override;
+  CudaQueue(const CudaQueue&) = delete;
+  CudaQueue& operator=(const CudaQueue&) = delete;
+
+  void Callback(absl::AnyInvocable<void()> callback) override;
+  void WaitFor(Queue& other) override;
+  void Synchronize() override;
+
+  // Where launches go; makes the device the calling thread's.
+  Stream stream();
+
+  // Dies unless `error` is 0.
+  void Check(int error, std::string_view what);
+
+  // A zeroed digest in device memory. SendDigest puts on the queue that it
+  // reaches `to`, and then frees it.
+  KvDigest* NewDigest();
+  void SendDigest(KvDigest* digest, KvDigest* to);
+
+  // Memory for kernels to work in, one after the other; zeroed when it is
+  // taken. Growing waits for the queue.
+  enum Scratch { kAttention, kSampling, kStaging, kScratches };
+  std::byte* scratch(Scratch which, size_t bytes);
+  // Takes over memory that was set aside.
+  void Adopt(Scratch which, std::unique_ptr<Memory> memory);
+  bool has(Scratch which) const { return scratch_[which] != nullptr; }
+
+ private:
+  static constexpr int kDigests = 256;  // on their way at one time
+
+  template <typename T>
+  T Must(absl::StatusOr<T> value, std::string_view what);
+
+  Device& device_;
+  void* const stream_;
+  void* const callbacks_;
+  void* const done_;    // of stream_, for callbacks_
+  void* const waited_;  // of other queues
+  std::unique_ptr<Memory> scratch_[kScratches];
+  const std::unique_ptr<Memory> device_digests_;  // [kDigests]
+  const std::unique_ptr<Memory> host_digests_;    // [kDigests], pinned
+  Mutex mutex_;
+  std::vector<int> free_digests_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_CUDA_QUEUE_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every kernel is written against. A kernel is a functor,
+//
+//   struct Kernel { Params p; TANDEM_DEVICE void operator()(Grid&) const; };
+//
+// started by Launch(stream, blocks, threads, shared bytes, kernel). nvcc
+// compiles it over the thin wrappers of grid_nvcc.h; any other compiler over
+// the emulator (kernels/cuda/emulator/), where the threads of a block are
+// fibers, so that tests run the same source on a CPU. Both offer:
+//
+//   Grid          thread() lane() warp() block_x/y/z() grid_x/y/z(): indices;
+//                 threads(): of a block; shared(): dynamic shared memory, 16
+//                 bytes aligned; Barrier(); WarpBarrier(); ShuffleXor(v, mask),
+//                 Shuffle(v, lane): v of 4 bytes, all 32 lanes; ThreadFence();
+//                 AtomicAdd(pointer, value): int32 or uint64, returns the old
+//   copies        CopyAsync16(g, shared, global, bytes): 16 bytes, zeros from
+//                 `bytes` (0 .. 16) on; CopyAsyncCommit(g) closes a group;
+//                 CopyAsyncWait<n>(g) until all but n groups have landed
+//   matrices      LoadMatrix4, LoadMatrix4Transposed (ldmatrix.x4), MmaBf16,
+//                 MmaF16 (m16n8k16, f32); device/wgmma.h for Hopper's own
+//   arithmetic    Fma Add Sub Mul Div Sqrt Max Min: f32, rounded to nearest,
+//                 denormals flushed, never contracted; Exp: one polynomial,
+//                 the CPU backend's, so the same bits everywhere; Exp2: the
+//                 device's approximation, exact at 0 and -infinity
+//   types         BFloat16, Half: ToFloat(v), FromFloat<T>(f) to nearest even;
+//                 PackPairBf16/F16(low, high), MulPairBf16/F16(a, b)
+
+#ifndef TANDEM_KERNELS_CUDA_DEVICE_GRID_H_
+#define TANDEM_KERNELS_CUDA_DEVICE_GRID_H_
+
+#ifdef __CUDACC__
+#include "kernels/cuda/device/grid_nvcc.h"
+#else
+#include "kernels/cuda/emulator/emulator.h"
+#endif
+
+namespace tandem::kernels::cuda {
+
+// exp(x), relative error below 2e-7; exactly 1 at 0; 0 below -87.33 and
+// exp(88) above 88: operation by operation kernels/cpu/simd-inl.h.
+TANDEM_DEVICE float Exp(float x) {
+  const bool tiny = x < -87.33f;
+  x = Min(Max(x, -87.33f), 88.0f);
+  const float n = RoundEven(Mul(x, 1.44269504f));
+  float r = Fma(n, -0.693359375f, x);
+  r = Fma(n, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = Fma(p, r, 1.3981999507e-3f);
+  p = Fma(p, r, 8.3334519073e-3f);
+  p = Fma(p, r, 4.1665795894e-2f);
+  p = Fma(p, r, 1.6666665459e-1f);
+  p = Fma(p, r, 5.0000001201e-1f);
+  p = Fma(p, Mul(r, r), r);
+  p = Add(p, 1.0f);
+  return tiny ? 0.0f
+              : Mul(p, BitsToFloat(static_cast<uint32_t>(
+                           (static_cast<int32_t>(n) + 127) << 23)));
+}
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_DEVICE_GRID_H_

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Types that device code and the emulator share.
+
+#ifndef TANDEM_KERNELS_CUDA_DEVICE_TYPES_H_
+#define TANDEM_KERNELS_CUDA_DEVICE_TYPES_H_
+
+#include <cstdint>
+
+namespace tandem::kernels::cuda {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+// Blocks of a grid.
+struct Dim3 {
+  int x = 1;
+  int y = 1;
+  int z = 1;
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_DEVICE_TYPES_H_

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's warpgroup matrix instructions (sm_90a) for operands in shared
+// memory: 64 rows x N tokens over 16 inputs, the same step as mma.sync. They
+// read shared memory after they were issued, through the asynchronous proxy:
+// what ordinary stores and cp.async wrote needs a ProxyFence by the writer
+// before the barrier, and may not be overwritten until a WgmmaWait.
+//
+// Operands lie as 1024-byte groups of eight 128-byte rows (64 inputs each)
+// with the 128-byte swizzle: chunk c of row r at c ^ (r % 8).
+
+#ifndef TANDEM_KERNELS_CUDA_DEVICE_WGMMA_H_
+#define TANDEM_KERNELS_CUDA_DEVICE_WGMMA_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/device/grid.h"
+
+namespace tandem::kernels::cuda {
+
+// Describes an operand at a shared address: rows 128 bytes apart, groups of
+// eight 1024 apart, 128-byte swizzle. A step further along the inputs is 32
+// bytes, 2 in the descriptor.
+TANDEM_DEVICE uint64_t WgmmaDescriptor(uint32_t shared_address) {
+  constexpr uint64_t kUnused = 1;  // leading dimension, by the swizzle
+  constexpr uint64_t kStride = 1024 / 16;
+  constexpr uint64_t kSwizzle128 = 1;
+  return (shared_address & 0x3ffffu) >> 4 | kUnused << 16 | kStride << 32 |
+         kSwizzle128 << 62;
+}
+
+#ifdef __CUDACC__
+
+// Only sm_90a has them; elsewhere the kernels that use them are empty.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TANDEM_WGMMA 1
+#else
+#define TANDEM_WGMMA 0
+#endif
+
+#if TANDEM_WGMMA
+#define TANDEM_WGMMA_ASM(text) asm volatile text
+#else
+#define TANDEM_WGMMA_ASM(text) static_cast<void>(0)
+#endif
+
+TANDEM_DEVICE void ProxyFence(Grid&) {
+  TANDEM_WGMMA_ASM(("fence.proxy.async.shared::cta;" ::: "memory"));
+}
+TANDEM_DEVICE void WgmmaFence(Grid&) {
+  TANDEM_WGMMA_ASM(("wgmma.fence.sync.aligned;" ::: "memory"));
+}
+TANDEM_DEVICE void WgmmaCommit(Grid&) {
+  TANDEM_WGMMA_ASM(("wgmma.commit_group.sync.aligned;" ::: "memory"));
+}
+template <int kPending>
+TANDEM_DEVICE void WgmmaWait(Grid&) {
+  TANDEM_WGMMA_ASM(("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending)
+                    : "memory"));
+}
+
+#define TANDEM_D1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define TANDEM_D4(i) \
+  TANDEM_D1(i), TANDEM_D1(i + 1), TANDEM_D1(i + 2), TANDEM_D1(i + 3)
+#define TANDEM_D8(i) TANDEM_D4(i), TANDEM_D4(i + 4)
+#define TANDEM_REGISTERS_32                                           \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
+  "%28, %29, %30, %31"
+#define TANDEM_REGISTERS_64                                           \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
+  "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, " \
+  "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d += a * b; d[n][i] as of mma.sync, of tokens [8 n, 8 n + 8).
+template <typename T>
+TANDEM_DEVICE void WgmmaStep(Grid&, float (&d)[8][4], uint64_t a, uint64_t b) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    TANDEM_WGMMA_ASM(
+        ("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+         "{" TANDEM_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0;}"
+         : TANDEM_D8(0)
+         : "l"(a), "l"(b)));
+  } else {
+    TANDEM_WGMMA_ASM(
+        ("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+         "{" TANDEM_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0;}"
+         : TANDEM_D8(0)
+         : "l"(a), "l"(b)));
+  }
+}
+template <typename T>
+TANDEM_DEVICE void WgmmaStep(Grid&, float (&d)[16][4], uint64_t a, uint64_t b) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    TANDEM_WGMMA_ASM(
+        ("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+         "{" TANDEM_REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;}"
+         : TANDEM_D8(0), TANDEM_D8(8)
+         : "l"(a), "l"(b)));
+  } else {
+    TANDEM_WGMMA_ASM(
+        ("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+         "{" TANDEM_REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;}"
+         : TANDEM_D8(0), TANDEM_D8(8)
+         : "l"(a), "l"(b)));
+  }
+}
+
+#undef TANDEM_D1
+#undef TANDEM_D4
+#undef TANDEM_D8
+#undef TANDEM_REGISTERS_32
+#undef TANDEM_REGISTERS_64
+
+#else
+
+#define TANDEM_WGMMA 1
+
+template <typename T, int n>
+void WgmmaStep(Grid& g, float (&d)[n][4], uint64_t a, uint64_t b,
+               emulator::Place place = TANDEM_HERE) {
+  WgmmaAny(g, &d[0][0], n * 8, a, b, std::is_same_v<T, Half>, place);
+}
+
+#endif  // __CUDACC__
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_DEVICE_WGMMA_H_

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// From an element type that is known at run time to code made for it.
+
+#ifndef TANDEM_KERNELS_CUDA_DISPATCH_H_
+#define TANDEM_KERNELS_CUDA_DISPATCH_H_
+
+#include "kernels/cuda/device/types.h"
+#include "kernels/cuda/launch.h"
+
+namespace tandem::kernels::cuda {
+
+// run(T{}) for the T that holds `type`.
+template <typename Function>
+int WithElement(DType type, const Function& run) {
+  switch (type) {
+    case DType::kF32:
+      return run(float{});
+    case DType::kBF16:
+      return run(BFloat16{});
+    case DType::kF16:
+      return run(Half{});
+  }
+  return kInvalidLaunch;
+}
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_DISPATCH_H_

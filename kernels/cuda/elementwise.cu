@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/elementwise.cuh"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+template <typename Kernel, typename Params>
+int Run(const Stream& stream, int rows, int size, const Params& p) {
+  if (rows == 0 || size == 0) return 0;
+  constexpr int kPerBlock = Kernel::kThreads * kChunk;
+  return Launch(stream, {(size + kPerBlock - 1) / kPerBlock, rows, 1},
+                Kernel::kThreads, 0, Kernel{p});
+}
+
+}  // namespace
+
+int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
+                const EmbedParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    using T = decltype(zero);
+    const auto run = [&](auto kernel) {
+      return Run<decltype(kernel)>(stream, p.num_rows, p.cols, p);
+    };
+    switch (type) {
+      case WeightType::kF32:
+        return run(EmbedKernel<T, WeightType::kF32>{});
+      case WeightType::kBF16:
+        return run(EmbedKernel<T, WeightType::kBF16>{});
+      case WeightType::kF16:
+        return run(EmbedKernel<T, WeightType::kF16>{});
+      case WeightType::kE4M3:
+        return run(EmbedKernel<T, WeightType::kE4M3>{});
+    }
+    return kInvalidLaunch;
+  });
+}
+
+int LaunchSiluMul(const Stream& stream, DType activation,
+                  const SiluMulParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    return Run<SiluMulKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
+  });
+}
+
+int LaunchGatherRows(const Stream& stream, DType activation,
+                     const GatherRowsParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    return Run<GatherRowsKernel<decltype(zero)>>(stream, p.count, p.dim, p);
+  });
+}
+
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations in which each output depends on a few inputs at known places:
+// embedding, the gated activation, the choice of rows. A thread makes eight
+// elements. One expression each, the CPU backend's, rounded once at the end.
+
+#ifndef TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
+#define TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/tensor_ops.h"
+#include "kernels/cuda/device/vectors.h"
+#include "kernels/cuda/launch.h"
+
+namespace tandem::kernels::cuda {
+
+// Threads of these kernels go along a row, blocks in y over the rows.
+inline constexpr int kElementwiseThreads = 128;
+
+// A packed weight as the number that it stands for, scale apart.
+template <WeightType kType>
+TANDEM_DEVICE float LoadWeight(const std::byte* p) {
+  if constexpr (kType == WeightType::kF32) {
+    return *reinterpret_cast<const float*>(p);
+  } else if constexpr (kType == WeightType::kBF16) {
+    return ToFloat(BFloat16{*reinterpret_cast<const uint16_t*>(p)});
+  } else if constexpr (kType == WeightType::kF16) {
+    return ToFloat(Half{*reinterpret_cast<const uint16_t*>(p)});
+  } else {
+    return LowOfPair<BFloat16>(
+        FromE4M3Pair<BFloat16>(*reinterpret_cast<const uint8_t*>(p)));
+  }
+}
+
+template <typename T, WeightType kType>
+struct EmbedKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  EmbedParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int row = g.block_y();
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.cols) return;
+    const int token = p.token_ids[row];
+    const int count = Smaller(kChunk, p.cols - begin);
+    float v[kChunk] = {};
+    for (int i = 0; i < count; ++i) {
+      v[i] = LoadWeight<kType>(p.weights +
+                               PackedOffset(token, begin + i, p.cols, kType));
+      if constexpr (kType == WeightType::kE4M3)
+        v[i] = Mul(v[i], p.scales[token]);
+    }
+    StoreChunk(static_cast<T*>(p.out) + int64_t{row} * p.cols + begin, count,
+               Aligned(p.cols), v);
+  }
+};
+
+// silu(gate) * up; silu(x) = x / (1 + exp(-x)).
+TANDEM_DEVICE float SiluTimes(float gate, float up) {
+  return Mul(Div(gate, Add(1.0f, Exp(Sub(0.0f, gate)))), up);
+}
+
+template <typename T>
+struct SiluMulKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  SiluMulParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int64_t row = g.block_y();
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.dim) return;
+    const int count = Smaller(kChunk, p.dim - begin);
+    const bool aligned = Aligned(p.dim);
+    const T* const gate =
+        static_cast<const T*>(p.gate_up) + row * 2 * p.dim + begin;
+    float a[kChunk];
+    float b[kChunk];
+    LoadChunk(gate, count, aligned, a);
+    LoadChunk(gate + p.dim, count, aligned, b);
+    for (int i = 0; i < kChunk; ++i) a[i] = SiluTimes(a[i], b[i]);
+    StoreChunk(static_cast<T*>(p.out) + row * p.dim + begin, count, aligned, a);
+  }
+};
+
+template <typename T>
+struct GatherRowsKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  GatherRowsParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int64_t to = g.block_y();
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.dim) return;
+    const int64_t from = p.row_ids[to];
+    const T* const x = static_cast<const T*>(p.x) + from * p.dim + begin;
+    T* const out = static_cast<T*>(p.out) + to * p.dim + begin;
+    constexpr int kPerVector = 16 / static_cast<int>(sizeof(T));
+    if (Aligned(p.dim)) {
+      for (int i = 0; i < kChunk; i += kPerVector)
+        Store16(out + i, Load16(x + i));
+      return;
+    }
+    for (int i = 0; i < Smaller(kChunk, p.dim - begin); ++i) out[i] = x[i];
+  }
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_

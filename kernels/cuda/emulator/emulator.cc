@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/emulator/emulator.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/emulator/fiber.h"
+
+namespace tandem::kernels::cuda {
+namespace emulator {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWarpgroup = 128;
+constexpr int kPiece = 16;  // bytes that are copied and fenced together
+
+struct State {
+  std::mutex mutex;
+  Settings settings;
+  std::string fault;
+};
+State& Shared() {
+  static State* const state = new State;
+  return *state;
+}
+
+// Denormals off while a kernel runs, as its instructions have it.
+class ScopedFlush {
+ public:
+  ScopedFlush() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~ScopedFlush() { _mm_setcsr(saved_); }
+  ScopedFlush(const ScopedFlush&) = delete;
+  ScopedFlush& operator=(const ScopedFlush&) = delete;
+
+ private:
+  const unsigned saved_;
+};
+
+}  // namespace
+
+void SetSettings(const Settings& settings) {
+  State& state = Shared();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.settings = settings;
+}
+
+std::string LastFault() {
+  State& state = Shared();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  return state.fault;
+}
+
+class Block {
+ public:
+  Block(const Settings& settings, int generation, int threads,
+        int shared_bytes);
+
+  // One block of the grid; false after a fault.
+  bool Run(const Dim3& index, const Dim3& blocks, const Call& call);
+  const std::string& fault() const { return fault_; }
+
+  // ---- What the threads call.
+
+  // The thread's stack is abandoned: nothing on it may own memory.
+  [[noreturn]] void Fail(const Grid& g, std::string_view what) {
+    Blame(g, std::string(what));
+    for (;;) Thread(g).fiber.Leave();
+  }
+  void Blame(const Grid& g, const std::string& what) {
+    if (fault_.empty()) {
+      fault_ = what + " (thread " + std::to_string(g.thread()) + " of block " +
+               std::to_string(g.block_x()) + ", " +
+               std::to_string(g.block_y()) + ", " +
+               std::to_string(g.block_z()) + ")";
+    }
+  }
+
+  // Waits until all `size` threads of this one's group (aligned) are here,
+  // each with its arguments; the last to come runs `all` for everyone.
+  template <typename Arguments, typename All>
+  void Together(Grid& g, int size, const Place& place, Arguments* mine,
+                const All& all) {
+    const int first = g.thread() / size * size;
+    Meeting& meeting = meetings_[{size, first}];
+    if (first + size > threads_) Fail(g, "a group of threads is not whole");
+    if (meeting.arrived == 0) {
+      meeting.line = place.line;
+      meeting.file = place.file;
+      meeting.arguments.resize(static_cast<size_t>(size));
+    } else if (meeting.line != place.line ||
+               std::strcmp(meeting.file, place.file) != 0) {
+      Blame(g, "threads of a group meet at line " +
+                   std::to_string(meeting.line) + " and at line " +
+                   std::to_string(place.line) + " of " + place.file);
+      Fail(g, "");
+    }
+    meeting.arguments[static_cast<size_t>(g.thread() - first)] = mine;
+    if (++meeting.arrived < size) {
+      Thread(g).ready = false;
+      do {
+        Thread(g).fiber.Leave();
+      } while (!Thread(g).ready);
+      return;
+    }
+    all(reinterpret_cast<Arguments* const*>(meeting.arguments.data()));
+    meeting.arrived = 0;
+    for (int i = first; i < first + size; ++i) {
+      thread_[static_cast<size_t>(i)]->ready = true;
+    }
+  }
+
+  int OffsetOf(Grid& g, const void* p, int bytes) {
+    const auto offset = static_cast<const std::byte*>(p) - g.shared();
+    if (offset < 0 || offset + bytes > shared_bytes_) {
+      Fail(g, "an address is outside of shared memory");
+    }
+    if (offset % kPiece != 0) Fail(g, "an address is not aligned");
+    return static_cast<int>(offset);
+  }
+
+  void Copy(Grid& g, void* to, const void* from, int bytes);
+  void Commit(Grid& g);
+  void Wait(Grid& g, int pending);
+  void Fence(Grid& g);
+  void LoadMatrix(Grid& g, uint32_t (&r)[4], const void* row, bool transposed,
+                  const Place& place);
+  void Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b, bool half,
+           const Place& place);
+  void Wgmma(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
+             const Place& place);
+  void WgmmaClose(Grid& g, const Place& place);
+  void WgmmaPending(Grid& g, int pending, const Place& place);
+
+ private:
+  struct Piece {
+    std::byte* to;
+    const void* from;
+    int bytes;
+  };
+  struct ThreadState {
+    Fiber fiber;
+    Grid grid;
+    bool ready = true;
+    std::vector<Piece> open;
+    std::deque<std::vector<Piece>> groups;
+  };
+  struct Meeting {
+    int arrived = 0;
+    int line = 0;
+    const char* file = "";
+    std::vector<void*> arguments;
+  };
+  struct WgmmaStep {
+    float* d[kWarpgroup];
+    int n;
+    uint64_t a;
+    uint64_t b;
+    bool half;
+  };
+  struct Warpgroup {
+    std::vector<WgmmaStep> open;
+    std::deque<std::vector<WgmmaStep>> groups;
+  };
+
+  ThreadState& Thread(const Grid& g) {
+    return *thread_[static_cast<size_t>(g.thread())];
+  }
+  static void Enter(void* argument) {
+    const auto [block, index] = *static_cast<std::pair<Block*, int>*>(argument);
+    Grid& g = block->thread_[static_cast<size_t>(index)]->grid;
+    block->call_->run(block->call_->kernel, g);
+    ThreadState& thread = block->Thread(g);
+    if (!thread.open.empty() || !thread.groups.empty()) {
+      block->Fail(g, "a thread ends with copies that it did not wait for");
+    }
+  }
+  void Land(Grid& g, const Piece& piece);
+  void Execute(Grid& g, const WgmmaStep& step);
+
+  const Settings settings_;
+  const Generation generation_;
+  const int threads_;
+  const int shared_bytes_;
+  std::mt19937_64 random_;
+  std::vector<std::byte> memory_;
+  std::byte* shared_;
+  std::vector<std::unique_ptr<ThreadState>> thread_;
+  std::vector<std::pair<Block*, int>> entry_;
+  std::map<std::pair<int, int>, Meeting> meetings_;
+  std::vector<Warpgroup> warpgroups_;
+  // Of each piece of shared memory: the thread whose copy into it landed but
+  // was not fenced, plus one.
+  std::vector<int> unfenced_;
+  std::vector<TensorVector> columns_;  // of the step at hand
+  const Call* call_ = nullptr;
+  std::string fault_;
+};
+
+Block::Block(const Settings& settings, int generation, int threads,
+             int shared_bytes)
+    : settings_(settings),
+      generation_(generation >= 90 ? Generation::kHopper : Generation::kAmpere),
+      threads_(threads),
+      shared_bytes_(shared_bytes),
+      random_(settings.seed),
+      memory_(static_cast<size_t>(shared_bytes) + 1024) {
+  // Aligned to 16 alone, as the device promises no more.
+  shared_ = memory_.data() +
+            (1024 - reinterpret_cast<uintptr_t>(memory_.data()) % 1024) % 1024;
+  for (int i = 0; i < threads; ++i) {
+    thread_.push_back(std::make_unique<ThreadState>());
+    entry_.emplace_back(this, i);
+  }
+  const int warpgroups = (threads + kWarpgroup - 1) / kWarpgroup;
+  warpgroups_.resize(static_cast<size_t>(warpgroups));
+}
+
+bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
+  call_ = &call;
+  std::memset(shared_, 0xff, static_cast<size_t>(shared_bytes_));
+  const int pieces = shared_bytes_ / kPiece + 1;
+  unfenced_.assign(static_cast<size_t>(pieces), 0);
+  meetings_.clear();
+  std::vector<int> order;
+  for (int i = 0; i < threads_; ++i) {
+    order.push_back(settings_.order == Order::kReverse ? threads_ - 1 - i : i);
+    ThreadState& thread = *thread_[static_cast<size_t>(i)];
+    thread.grid = Grid();
+    thread.grid.emulated = this;
+    thread.grid.thread_ = i;
+    thread.grid.threads_ = threads_;
+    thread.grid.block_index_ = index;
+    thread.grid.blocks_ = blocks;
+    thread.grid.shared_ = shared_;
+    thread.ready = true;
+    thread.open.clear();
+    thread.groups.clear();
+    thread.fiber.Start(&Block::Enter, &entry_[static_cast<size_t>(i)]);
+  }
+  for (Warpgroup& warpgroup : warpgroups_) {
+    warpgroup.open.clear();
+    warpgroup.groups.clear();
+  }
+  for (int left = threads_; left > 0;) {
+    if (settings_.order == Order::kRandom) {
+      std::shuffle(order.begin(), order.end(), random_);
+    }
+    bool moved = false;
+    for (const int i : order) {
+      ThreadState& thread = *thread_[static_cast<size_t>(i)];
+      if (!thread.ready || thread.fiber.done()) continue;
+      thread.fiber.Enter();
+      moved = true;
+      if (thread.fiber.done()) --left;
+      if (!fault_.empty()) return false;
+    }
+    if (!moved) {
+      fault_ = "threads wait for others that have ended or wait elsewhere";
+      for (const auto& [key, meeting] : meetings_) {
+        if (meeting.arrived > 0) {
+          fault_ += "; " + std::to_string(meeting.arrived) + " of " +
+                    std::to_string(key.first) + " at line " +
+                    std::to_string(meeting.line) + " of " + meeting.file;
+        }
+      }
+      return false;
+    }
+  }
+  return true;
+}
+
+// ---- Asynchronous copies.
+
+void Block::Land(Grid& g, const Piece& piece) {
+  std::memset(piece.to, 0, kPiece);
+  std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+  unfenced_[static_cast<size_t>(OffsetOf(g, piece.to, kPiece) / kPiece)] =
+      g.thread() + 1;
+}
+
+void Block::Copy(Grid& g, void* to, const void* from, int bytes) {
+  OffsetOf(g, to, kPiece);
+  if (reinterpret_cast<uintptr_t>(from) % kPiece != 0) {
+    Fail(g, "a copy's source is not aligned");
+  }
+  if (bytes < 0 || bytes > kPiece) Fail(g, "a copy is of no such size");
+  const Piece piece{static_cast<std::byte*>(to), from, bytes};
+  if (settings_.landing == Landing::kEarly) {
+    Land(g, piece);
+  } else {
+    std::memset(to, 0xff, kPiece);
+  }
+  Thread(g).open.push_back(piece);
+}
+
+void Block::Commit(Grid& g) {
+  ThreadState& thread = Thread(g);
+  thread.groups.push_back(std::move(thread.open));
+  thread.open.clear();
+}
+
+void Block::Wait(Grid& g, int pending) {
+  ThreadState& thread = Thread(g);
+  while (static_cast<int>(thread.groups.size()) > pending) {
+    if (settings_.landing == Landing::kLate) {
+      for (const Piece& piece : thread.groups.front()) Land(g, piece);
+    }
+    thread.groups.pop_front();
+  }
+}
+
+void Block::Fence(Grid& g) {
+  for (int& owner : unfenced_) {
+    if (owner == g.thread() + 1) owner = 0;
+  }
+}
+
+// ---- Matrices.
+
+void Block::LoadMatrix(Grid& g, uint32_t (&r)[4], const void* row,
+                       bool transposed, const Place& place) {
+  struct Arguments {
+    uint32_t* r;
+    const uint16_t* row;
+  } mine{r, static_cast<const uint16_t*>(row)};
+  OffsetOf(g, row, 16);
+  Together(g, kWarp, place, &mine, [&](Arguments* const* lanes) {
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int m = 0; m < 4; ++m) {
+        const int i = lane / 4;
+        const int j = lane % 4 * 2;
+        const auto at = [&](int x, int y) {
+          return static_cast<uint32_t>(lanes[m * 8 + x]->row[y]);
+        };
+        lanes[lane]->r[m] = transposed ? at(j, i) | at(j + 1, i) << 16
+                                       : at(i, j) | at(i, j + 1) << 16;
+      }
+    }
+  });
+}
+
+namespace {
+
+void SetOperand(TensorVector& vector, int i, uint32_t bits, bool half) {
+  const uint16_t element = static_cast<uint16_t>(bits & 0xffffu);
+  if (half) {
+    vector.SetF16(i, element);
+  } else {
+    vector.SetBf16(i, element);
+  }
+}
+
+}  // namespace
+
+void Block::Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b,
+                bool half, const Place& place) {
+  struct Arguments {
+    float* d;
+    const uint32_t* a;
+    const uint32_t* b;
+  } mine{d, a, b};
+  Together(g, kWarp, place, &mine, [&](Arguments* const* lanes) {
+    TensorVector rows[16];
+    TensorVector columns[8];
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int i = 0; i < 8; ++i) {
+        const int row = lane / 4 + i / 2 % 2 * 8;
+        const int k = lane % 4 * 2 + i % 2 + i / 4 * 8;
+        SetOperand(rows[row], k, lanes[lane]->a[i / 2] >> (i % 2 * 16), half);
+      }
+      for (int i = 0; i < 4; ++i) {
+        const int k = lane % 4 * 2 + i % 2 + i / 2 * 8;
+        SetOperand(columns[lane / 4], k, lanes[lane]->b[i / 2] >> (i % 2 * 16),
+                   half);
+      }
+    }
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        float& chain = lanes[lane]->d[i];
+        chain = TensorCoreStep(generation_, rows[lane / 4 + i / 2 * 8],
+                               columns[lane % 4 * 2 + i % 2], chain, half);
+      }
+    }
+  });
+}
+
+void Block::Execute(Grid& g, const WgmmaStep& step) {
+  // Row r of an operand: 128 bytes at r * 128 from the aligned start; the
+  // descriptor's start may be some chunks further along the row.
+  const auto row = [&](uint64_t descriptor, int r) {
+    constexpr uint64_t kRest =
+        uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+    if ((descriptor & ~uint64_t{0x3fff}) != kRest) {
+      Fail(g, "a descriptor is of another layout");
+    }
+    const int start = static_cast<int>(descriptor & 0x3fff) * 16;
+    TensorVector vector;
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      // The swizzle goes by the address: bits 4-6 ^= bits 7-9.
+      int address = start + r * 128 + chunk * 16;
+      address ^= (address >> 7 & 7) << 4;
+      if (address < 0 || address + 16 > shared_bytes_) {
+        Fail(g, "a descriptor is outside of shared memory");
+      }
+      if (unfenced_[static_cast<size_t>(address / kPiece)] != 0) {
+        Fail(g, "a warpgroup's operand was written but not fenced");
+      }
+      for (int i = 0; i < 8; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, shared_ + address + ptrdiff_t{2} * i, 2);
+        SetOperand(vector, chunk * 8 + i, bits, step.half);
+      }
+    }
+    return vector;
+  };
+  columns_.clear();
+  for (int n = 0; n < step.n; ++n) columns_.push_back(row(step.b, n));
+  for (int r = 0; r < 64; ++r) {
+    const TensorVector weights = row(step.a, r);
+    for (int n = 0; n < step.n; ++n) {
+      const int thread = r / 16 * 32 + r % 8 * 4 + n % 8 / 2;
+      float& chain = step.d[thread][n / 8 * 4 + r % 16 / 8 * 2 + n % 2];
+      chain =
+          TensorCoreStep(generation_, weights, columns_[static_cast<size_t>(n)],
+                         chain, step.half);
+    }
+  }
+}
+
+void Block::Wgmma(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
+                  const Place& place) {
+  Together(g, kWarpgroup, place, d, [&](float* const* threads) {
+    WgmmaStep step{{}, n, a, b, half};
+    std::copy(threads, threads + kWarpgroup, step.d);
+    Warpgroup& warpgroup =
+        warpgroups_[static_cast<size_t>(g.thread() / kWarpgroup)];
+    if (settings_.landing == Landing::kEarly) Execute(g, step);
+    warpgroup.open.push_back(step);
+  });
+}
+
+void Block::WgmmaClose(Grid& g, const Place& place) {
+  Together(g, kWarpgroup, place, &g, [&](Grid* const*) {
+    Warpgroup& warpgroup =
+        warpgroups_[static_cast<size_t>(g.thread() / kWarpgroup)];
+    warpgroup.groups.push_back(std::move(warpgroup.open));
+    warpgroup.open.clear();
+  });
+}
+
+void Block::WgmmaPending(Grid& g, int pending, const Place& place) {
+  Together(g, kWarpgroup, place, &g, [&](Grid* const*) {
+    Warpgroup& warpgroup =
+        warpgroups_[static_cast<size_t>(g.thread() / kWarpgroup)];
+    while (static_cast<int>(warpgroup.groups.size()) > pending) {
+      if (settings_.landing == Landing::kLate) {
+        for (const WgmmaStep& step : warpgroup.groups.front()) {
+          Execute(g, step);
+        }
+      }
+      warpgroup.groups.pop_front();
+    }
+  });
+}
+
+int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
+        const Call& call) {
+  Settings settings;
+  {
+    State& state = Shared();
+    std::lock_guard<std::mutex> lock(state.mutex);
+    settings = state.settings;
+  }
+  const ScopedFlush flush;
+  Block block(settings, stream.generation, threads, shared_bytes);
+  for (int z = 0; z < blocks.z; ++z) {
+    for (int y = 0; y < blocks.y; ++y) {
+      for (int x = 0; x < blocks.x; ++x) {
+        Dim3 index{x, y, z};
+        if (settings.order == Order::kReverse) {
+          index = {blocks.x - 1 - x, blocks.y - 1 - y, blocks.z - 1 - z};
+        }
+        if (block.Run(index, blocks, call)) continue;
+        State& state = Shared();
+        std::lock_guard<std::mutex> lock(state.mutex);
+        state.fault = block.fault();
+        return kEmulatorFault;
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace emulator
+
+using emulator::Place;
+
+void Grid::Barrier(Place place) {
+  emulated->Together(*this, threads_, place, this, [](Grid* const*) {});
+}
+void Grid::WarpBarrier(Place place) {
+  emulated->Together(*this, emulator::kWarp, place, this, [](Grid* const*) {});
+}
+uint32_t Grid::Exchange(uint32_t value, int from, Place place) {
+  struct Arguments {
+    uint32_t value;
+    int from;
+    uint32_t result;
+  } mine{value, from, 0};
+  emulated->Together(*this, emulator::kWarp, place, &mine,
+                     [](Arguments* const* lanes) {
+                       for (int i = 0; i < emulator::kWarp; ++i) {
+                         lanes[i]->result = lanes[lanes[i]->from & 31]->value;
+                       }
+                     });
+  return mine.result;
+}
+
+uint32_t SharedAddress(Grid& g, const void* p) {
+  return static_cast<uint32_t>(static_cast<const std::byte*>(p) - g.shared());
+}
+void CopyAsync16(Grid& g, void* shared, const void* global, int bytes) {
+  g.emulated->Copy(g, shared, global, bytes);
+}
+void CopyAsyncCommit(Grid& g) { g.emulated->Commit(g); }
+void CopyAsyncWaitFor(Grid& g, int pending) { g.emulated->Wait(g, pending); }
+void LoadShared16(Grid& g, const void* shared, uint32_t (&r)[4]) {
+  g.emulated->OffsetOf(g, shared, 16);
+  std::memcpy(r, shared, 16);
+}
+void LoadMatrix4(Grid& g, uint32_t (&r)[4], const void* row, Place place) {
+  g.emulated->LoadMatrix(g, r, row, false, place);
+}
+void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4], const void* row,
+                           Place place) {
+  g.emulated->LoadMatrix(g, r, row, true, place);
+}
+void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
+             const uint32_t (&b)[2], Place place) {
+  g.emulated->Mma(g, d, a, b, false, place);
+}
+void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
+            const uint32_t (&b)[2], Place place) {
+  g.emulated->Mma(g, d, a, b, true, place);
+}
+
+void ProxyFence(Grid& g) { g.emulated->Fence(g); }
+void WgmmaFence(Grid&) {}
+void WgmmaCommit(Grid& g, Place place) { g.emulated->WgmmaClose(g, place); }
+void WgmmaWaitFor(Grid& g, int pending, Place place) {
+  g.emulated->WgmmaPending(g, pending, place);
+}
+void WgmmaAny(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
+              Place place) {
+  g.emulated->Wgmma(g, d, n, a, b, half, place);
+}
+
+float ToFloat(Half value) {
+  const int biased = value.bits >> 10 & 0x1f;
+  const int fraction = value.bits & 0x3ff;
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
+  if (biased == 0x1f) {
+    return std::bit_cast<float>(sign | 0x7f800000u |
+                                static_cast<uint32_t>(fraction) << 13);
+  }
+  const float magnitude =
+      biased == 0
+          ? static_cast<float>(fraction) * 0x1p-24f
+          : std::bit_cast<float>(static_cast<uint32_t>(biased + 112) << 23 |
+                                 static_cast<uint32_t>(fraction) << 13);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+}
+
+template <>
+BFloat16 FromFloat<BFloat16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
+  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+
+template <>
+Half FromFloat<Half>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {0x7fff};
+  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00)};
+  const int power = std::max(static_cast<int>(magnitude >> 23) - 127, -14);
+  // The significand, then how many units of the result it makes.
+  const uint32_t significand =
+      (magnitude & 0x7fffffu) | (magnitude >= 0x800000u ? 0x800000u : 0u);
+  const int drop =
+      13 + std::max(0, -14 - (static_cast<int>(magnitude >> 23) - 127));
+  if (drop > 24) return {static_cast<uint16_t>(sign)};
+  const uint32_t half_unit = 1u << (drop - 1);
+  const uint32_t odd = significand >> drop & 1u;
+  const uint32_t units = (significand + half_unit - 1 + odd) >> drop;
+  return {static_cast<uint16_t>(
+      sign | ((static_cast<uint32_t>(power + 14) << 10) + units))};
+}
+
+uint32_t MulPairBf16(uint32_t a, uint32_t b) {
+  // The device's keeps denormals.
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(saved & ~0x8040u);
+  const uint32_t product = MulPairOf<BFloat16>(a, b);
+  _mm_setcsr(saved);
+  return product;
+}
+uint32_t MulPairF16(uint32_t a, uint32_t b) { return MulPairOf<Half>(a, b); }
+
+}  // namespace tandem::kernels::cuda

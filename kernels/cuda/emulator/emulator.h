@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// grid.h for the host: runs a kernel's grid on the calling thread, block after
+// block, the threads of a block as fibers. It is unkind on purpose:
+//
+//   shared memory is filled with NaNs before a block starts
+//   asynchronous copies land as they are issued, or not before they are
+//     waited for (until then their destination holds NaNs)
+//   warpgroup matrix steps read shared memory as they are issued, or not
+//     before they are waited for; and never what was not fenced
+//   threads run in ascending, descending or random order
+//   barriers and warp operations must be reached by all, at the same place
+//   addresses of copies and matrix loads are checked
+//
+// Matrix steps are those of tensor_core.h for the stream's generation. What
+// it does not see: weak memory ordering, blocks that run at the same time,
+// speed. A fault ends the launch with kEmulatorFault; LastFault() says why.
+
+#ifndef TANDEM_KERNELS_CUDA_EMULATOR_EMULATOR_H_
+#define TANDEM_KERNELS_CUDA_EMULATOR_EMULATOR_H_
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "kernels/cuda/device/tensor_core.h"
+#include "kernels/cuda/device/types.h"
+#include "kernels/cuda/launch.h"
+
+#define TANDEM_DEVICE inline
+
+namespace tandem::kernels::cuda {
+
+namespace emulator {
+
+enum class Landing : uint8_t { kEarly, kLate };
+enum class Order : uint8_t { kForward, kReverse, kRandom };
+
+struct Settings {
+  Landing landing = Landing::kLate;
+  Order order = Order::kForward;
+  uint64_t seed = 1;  // of random order
+};
+
+// For launches from now on, of all threads: set it while none runs.
+void SetSettings(const Settings& settings);
+
+// What was wrong with the last launch that returned kEmulatorFault.
+std::string LastFault();
+
+class Block;
+
+// Where a thread of a block is in the source: all must be at the same place.
+struct Place {
+  constexpr Place(const char* in_file, int at_line)
+      : file(in_file), line(at_line) {}
+  const char* file;
+  int line;
+};
+// As a default argument: where the call is. (clang 14 has no
+// std::source_location; gcc 12 says where the function is declared if Place
+// is initialised without a constructor.)
+#define TANDEM_HERE emulator::Place(__builtin_FILE(), __builtin_LINE())
+
+}  // namespace emulator
+
+inline constexpr int kEmulatorFault = 719;  // cudaErrorLaunchFailure
+
+class Grid {
+ public:
+  int thread() const { return thread_; }
+  int threads() const { return threads_; }
+  int lane() const { return thread_ % 32; }
+  int warp() const { return thread_ / 32; }
+  int block_x() const { return block_index_.x; }
+  int block_y() const { return block_index_.y; }
+  int block_z() const { return block_index_.z; }
+  int grid_x() const { return blocks_.x; }
+  int grid_y() const { return blocks_.y; }
+  int grid_z() const { return blocks_.z; }
+  std::byte* shared() const { return shared_; }
+
+  void Barrier(emulator::Place place = TANDEM_HERE);
+  void WarpBarrier(emulator::Place place = TANDEM_HERE);
+  void ThreadFence() const {}
+  template <typename V>
+  V ShuffleXor(V value, int mask, emulator::Place place = TANDEM_HERE) {
+    return Shuffle(value, lane() ^ mask, place);
+  }
+  template <typename V>
+  V Shuffle(V value, int from, emulator::Place place = TANDEM_HERE) {
+    static_assert(sizeof(V) == 4);
+    return std::bit_cast<V>(
+        Exchange(std::bit_cast<uint32_t>(value), from, place));
+  }
+  // Blocks come one after the other and fibers are not interrupted.
+  template <typename V>
+  V AtomicAdd(V* to, V value) {
+    const V before = *to;
+    *to = before + value;
+    return before;
+  }
+
+ private:
+  friend class emulator::Block;
+  uint32_t Exchange(uint32_t value, int from, emulator::Place place);
+
+ public:
+  emulator::Block* emulated = nullptr;
+
+ private:
+  int thread_ = 0;
+  int threads_ = 0;
+  Dim3 block_index_;
+  Dim3 blocks_;
+  std::byte* shared_ = nullptr;
+};
+
+// ---- Copies and matrices, as in grid_nvcc.h.
+
+uint32_t SharedAddress(Grid& g, const void* p);
+template <int kAlignment>
+std::byte* AlignShared(Grid& g, std::byte* p) {
+  return p + (kAlignment - SharedAddress(g, p) % kAlignment) % kAlignment;
+}
+
+void CopyAsync16(Grid& g, void* shared, const void* global, int bytes);
+void CopyAsyncCommit(Grid& g);
+void CopyAsyncWaitFor(Grid& g, int pending);
+template <int kPending>
+void CopyAsyncWait(Grid& g) {
+  CopyAsyncWaitFor(g, kPending);
+}
+void LoadShared16(Grid& g, const void* shared, uint32_t (&r)[4]);
+
+void LoadMatrix4(Grid& g, uint32_t (&r)[4], const void* row,
+                 emulator::Place place = TANDEM_HERE);
+void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4], const void* row,
+                           emulator::Place place = TANDEM_HERE);
+void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
+             const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
+void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
+            const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
+
+// device/wgmma.h's.
+void ProxyFence(Grid& g);
+void WgmmaFence(Grid& g);
+void WgmmaCommit(Grid& g, emulator::Place place = TANDEM_HERE);
+void WgmmaWaitFor(Grid& g, int pending, emulator::Place place);
+template <int kPending>
+void WgmmaWait(Grid& g, emulator::Place place = TANDEM_HERE) {
+  WgmmaWaitFor(g, kPending, place);
+}
+// `d` [n / 8][4] of each of the 128 threads.
+void WgmmaAny(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
+              emulator::Place place);
+
+// ---- Arithmetic. Launch() flushes denormals.
+
+inline float Add(float a, float b) { return a + b; }
+inline float Sub(float a, float b) { return a - b; }
+inline float Mul(float a, float b) { return a * b; }
+inline float Div(float a, float b) { return a / b; }
+// As the device's: a NaN loses against a number.
+inline float Max(float a, float b) { return std::fmax(a, b); }
+inline float Min(float a, float b) { return std::fmin(a, b); }
+inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float Sqrt(float a) { return std::sqrt(a); }
+// The device's is within two units of this in the last place.
+inline float Exp2(float a) {
+  return static_cast<float>(std::exp2(static_cast<double>(a)));
+}
+inline float RoundEven(float a) { return std::nearbyint(a); }
+inline float BitsToFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t FloatToBits(float value) {
+  return std::bit_cast<uint32_t>(value);
+}
+
+// ---- Types.
+
+inline float ToFloat(float value) { return value; }
+inline float ToFloat(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+float ToFloat(Half value);
+template <typename T>
+T FromFloat(float value);
+template <>
+inline float FromFloat<float>(float value) {
+  return value;
+}
+template <>
+BFloat16 FromFloat<BFloat16>(float value);
+template <>
+Half FromFloat<Half>(float value);
+
+template <typename T>
+uint32_t PackPairOf(float low, float high) {
+  return FromFloat<T>(low).bits | static_cast<uint32_t>(FromFloat<T>(high).bits)
+                                      << 16;
+}
+inline uint32_t PackPairBf16(float low, float high) {
+  return PackPairOf<BFloat16>(low, high);
+}
+inline uint32_t PackPairF16(float low, float high) {
+  return PackPairOf<Half>(low, high);
+}
+template <typename T>
+uint32_t MulPairOf(uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t pair, int i) {
+    return ToFloat(T{static_cast<uint16_t>(pair >> (16 * i))});
+  };
+  return PackPairOf<T>(half(a, 0) * half(b, 0), half(a, 1) * half(b, 1));
+}
+uint32_t MulPairBf16(uint32_t a, uint32_t b);
+uint32_t MulPairF16(uint32_t a, uint32_t b);
+
+// ---- Launches.
+
+namespace emulator {
+
+struct Call {
+  const void* kernel;
+  void (*run)(const void* kernel, Grid& g);
+};
+
+int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
+        const Call& call);
+
+}  // namespace emulator
+
+// Ends when the grid has.
+template <typename Kernel>
+int Launch(const Stream& stream, const Dim3& blocks, int threads,
+           int shared_bytes, const Kernel& kernel) {
+  return emulator::Run(stream, blocks, threads, shared_bytes,
+                       {&kernel, [](const void* k, Grid& g) {
+                          (*static_cast<const Kernel*>(k))(g);
+                        }});
+}
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_EMULATOR_EMULATOR_H_

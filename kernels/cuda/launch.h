@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels as the host calls them: one launch function per operation of
+// kernels/backend.h, and the plain structs that they and the kernels share.
+// No CUDA type appears here. The functions exist twice, from the same files
+// (kernels/cuda/<operation>.cu): compiled by nvcc for libtandem_cuda.so, and
+// as plain C++ over the grid emulator for tests.
+//
+// Each puts its work on the stream and returns what the launch returned: 0,
+// or a cudaError_t. All pointers are device memory unless said otherwise;
+// sizes of 0 launch nothing. `activation` is kF32, kBF16 or kF16 and the type
+// of every `void*` operand.
+
+#ifndef TANDEM_KERNELS_CUDA_LAUNCH_H_
+#define TANDEM_KERNELS_CUDA_LAUNCH_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/packed_weights.h"
+#include "kernels/types.h"
+
+namespace tandem::kernels::cuda {
+
+// What a launch function returns for types or shapes that it has no kernel
+// for (cudaErrorInvalidValue).
+inline constexpr int kInvalidLaunch = 1;
+
+// Where a launch goes.
+struct Stream {
+  void* handle = nullptr;  // cudaStream_t, or the emulator's own
+  int generation = 0;      // compute capability times ten: 80, 90, 100
+  int multiprocessors = 0;
+};
+
+// A KV cache: [layer][block][K, then V][kv_head][slot][head_dim].
+struct KvView {
+  std::byte* data;
+  DType dtype;
+  int num_blocks;
+  int kv_heads;
+  int head_dim;
+  int block_size;
+
+  // Elements from one (layer, block, side, head) to the next of each.
+  TANDEM_HOST_DEVICE int64_t head_stride() const {
+    return int64_t{block_size} * head_dim;
+  }
+  TANDEM_HOST_DEVICE int64_t side_stride() const {
+    return head_stride() * kv_heads;
+  }
+  TANDEM_HOST_DEVICE int64_t block_stride() const { return 2 * side_stride(); }
+  TANDEM_HOST_DEVICE int64_t layer_stride() const {
+    return block_stride() * num_blocks;
+  }
+  // Of dimension 0 of a position; side 0 is K, 1 is V.
+  TANDEM_HOST_DEVICE int64_t Offset(int layer, int block, int side, int head,
+                                    int slot) const {
+    return layer * layer_stride() + block * block_stride() +
+           side * side_stride() + head * head_stride() +
+           int64_t{slot} * head_dim;
+  }
+};
+
+// out [num_rows, cols] = rows token_ids of a packed matrix.
+struct EmbedParams {
+  const std::byte* weights;  // packed [rows, cols]
+  const float* scales;       // [rows], e4m3 alone
+  const int32_t* token_ids;  // [num_rows]
+  void* out;
+  int num_rows;
+  int cols;
+};
+int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
+                const EmbedParams& params);
+
+struct RmsNormParams {
+  void* x;              // [num_rows, dim], += delta in place
+  const void* delta;    // [num_rows, dim] or null
+  const float* weight;  // [dim]
+  void* out;            // [num_rows, dim]
+  int num_rows;
+  int dim;
+  float eps;
+};
+int LaunchRmsNorm(const Stream& stream, DType activation,
+                  const RmsNormParams& params);
+
+// out [tokens, rows] = x [tokens, cols] * w^T (+ bias).
+struct MatMulParams {
+  const std::byte* weights;  // packed [rows, cols]
+  const float* scales;       // [rows], e4m3 alone
+  const void* x;             // [tokens, cols], stride x_stride elements
+  const float* bias;         // [rows] or null
+  void* out;                 // [tokens, rows], stride out_stride elements
+  int64_t x_stride;
+  int64_t out_stride;
+  int rows;
+  int cols;
+  int tokens;
+};
+// `wide`: out is f32, holding values of the activation type (logits).
+int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
+                 bool wide, const MatMulParams& params);
+
+// Rotates Q in place; rotated K, and V, go to the cache.
+struct RopeAppendParams {
+  const int32_t* positions;  // [num_rows]
+  const int32_t* slots;      // [num_rows] block * block_size + offset
+  const float* cos;          // [positions, head_dim / 2]
+  const float* sin;
+  void* qkv;  // [num_rows, (heads + 2 kv_heads) * head_dim]
+  KvView kv;
+  int num_rows;
+  int heads;
+  int layer;
+};
+int LaunchRopeAppend(const Stream& stream, DType activation,
+                     const RopeAppendParams& params);
+
+// Causal attention of each row over positions 0 .. its own.
+struct AttentionParams {
+  const RowSpan* spans;         // [num_spans]
+  const int32_t* block_tables;  // as RowSpan::block_table indexes them
+  const void* q;                // [num_rows, heads * head_dim], q_stride
+  void* out;                    // [num_rows, heads * head_dim]
+  void* scratch;  // AttentionScratchBytes, zeros at first and after each call
+  KvView kv;
+  int64_t q_stride;  // elements
+  float scale;
+  int num_rows;
+  int num_spans;
+  int heads;
+  int layer;
+  // Bounds that grids are made for; a span may have less, so that a captured
+  // launch serves many steps. With max_span_rows 1 all spans are decodes.
+  int max_span_rows;
+  int max_positions;
+  int window = 0;  // positions seen, the row's own included; 0: all
+};
+size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
+int LaunchAttention(const Stream& stream, DType activation,
+                    const AttentionParams& params);
+
+// gate_up [num_rows, 2 * dim], gate first; out [num_rows, dim].
+struct SiluMulParams {
+  const void* gate_up;
+  void* out;
+  int num_rows;
+  int dim;
+};
+int LaunchSiluMul(const Stream& stream, DType activation,
+                  const SiluMulParams& params);
+
+// out[i] = x[row_ids[i]], rows of dim elements.
+struct GatherRowsParams {
+  const int32_t* row_ids;  // [count]
+  const void* x;
+  void* out;
+  int count;
+  int dim;
+};
+int LaunchGatherRows(const Stream& stream, DType activation,
+                     const GatherRowsParams& params);
+
+// kernels/sampling.h says what is drawn.
+struct SampleKernelParams {
+  const float* logits;         // [count, vocab]
+  const SampleParams* params;  // [count]
+  const int32_t* banned_ids;   // [num_banned]
+  SampleResult* results;       // [count]
+  void* scratch;               // SampleScratchBytes
+  int count;
+  int vocab;
+  int num_banned;
+};
+size_t SampleScratchBytes(int count, int vocab);
+int LaunchSample(const Stream& stream, const SampleKernelParams& params);
+
+// ---- KV for handoffs. Block tables travel with the launch; the caller cuts
+// longer ranges.
+inline constexpr int kKvBlocksPerLaunch = 512;
+
+struct KvSliceParams {
+  KvView kv;
+  // Memory that the device can reach: its own, or registered host memory.
+  // [layers][positions][K, then V][heads][head_dim] of wire elements; that of
+  // (layer_begin, position_begin) comes first. Layers are layer_stride bytes
+  // apart: a launch may be a part of a longer slice.
+  std::byte* staging;
+  int64_t layer_stride;
+  DType wire;
+  uint64_t digest_key;
+  KvDigest* digest;  // += that of the slice; null: none wanted
+  int position_begin;
+  int position_end;
+  int layer_begin;
+  int layer_end;
+  int head_begin;
+  int head_end;
+  // blocks[i] holds positions [(first + i) * block_size, ...) where
+  // first = position_begin / block_size.
+  int32_t blocks[kKvBlocksPerLaunch];
+};
+// `staging` null: the digest alone.
+int LaunchKvGather(const Stream& stream, const KvSliceParams& params);
+int LaunchKvScatter(const Stream& stream, const KvSliceParams& params);
+
+struct KvCopyBlockParams {
+  KvView kv;
+  int num_layers;
+  int from_block;
+  int to_block;
+};
+int LaunchKvCopyBlock(const Stream& stream, const KvCopyBlockParams& params);
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_LAUNCH_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/loader.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <climits>
+#include <filesystem>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/cuda/plugin.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+inline constexpr char kLibrary[] = "libtandem_cuda.so";
+
+std::vector<std::string> Libraries(const std::string& given) {
+  if (!given.empty()) return {given};
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (error) return {kLibrary};
+  const fs::path folder = program.parent_path();
+  return {folder / kLibrary,
+          (folder / "../lib/tandem" / kLibrary).lexically_normal()};
+}
+
+// Never closed: threads of the driver live in it until the process ends.
+absl::StatusOr<void*> Load(const std::vector<std::string>& libraries) {
+  for (const std::string& path : libraries) {
+    std::error_code error;
+    if (!fs::exists(path, error)) continue;
+    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return library;
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " cannot be loaded: ", dlerror()));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("this installation has no CUDA backend (",
+                   absl::StrJoin(libraries, ", "), ")"));
+}
+
+// "cuda", "cuda:0". -1: neither.
+int Ordinal(std::string_view device) {
+  if (device == "cuda") return 0;
+  constexpr std::string_view kPrefix = "cuda:";
+  if (device.substr(0, kPrefix.size()) != kPrefix) return -1;
+  const std::string_view digits = device.substr(kPrefix.size());
+  int ordinal = -1;
+  if (digits.empty() || digits.size() > 3 ||
+      digits.find_first_not_of("0123456789") != std::string_view::npos ||
+      !absl::SimpleAtoi(absl::string_view(digits.data(), digits.size()),
+                        &ordinal)) {
+    return -1;
+  }
+  return ordinal;
+}
+
+absl::StatusOr<OpenedDevice> OpenCpu(const CpuOptions& options,
+                                     std::string reason) {
+  absl::StatusOr<std::unique_ptr<Backend>> backend = NewCpuBackend(options);
+  if (!backend.ok()) return backend.status();
+  return OpenedDevice{*std::move(backend), false, std::move(reason)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> OpenCuda(
+    const std::vector<std::string>& libraries, int ordinal,
+    const CudaOptions& options) {
+  const absl::StatusOr<void*> library = Load(libraries);
+  if (!library.ok()) return library.status();
+  auto* const function =
+      reinterpret_cast<PluginFunction*>(dlsym(*library, kPluginSymbol));
+  if (function == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        absl::StrJoin(libraries, ", "),
+        " is no CUDA backend: it does not define ", kPluginSymbol));
+  }
+  const Plugin* const plugin = function();
+  if (std::string_view(plugin->abi) != TANDEM_CUDA_ABI) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kLibrary, " is of build '", plugin->abi, "', this program of '",
+        TANDEM_CUDA_ABI, "': install both from one package"));
+  }
+  return plugin->open(ordinal, options);
+}
+
+absl::StatusOr<OpenedDevice> OpenDevice(const DeviceOptions& options) {
+  if (options.device == "cpu") return OpenCpu(options.cpu, "--device cpu");
+  const bool automatic = options.device == "auto";
+  const int ordinal = automatic ? 0 : Ordinal(options.device);
+  if (ordinal < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device is '", options.device, "', expected auto, cpu or cuda:N"));
+  }
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      OpenCuda(Libraries(options.library), ordinal, options.cuda);
+  if (backend.ok()) {
+    return OpenedDevice{*std::move(backend), true,
+                        automatic ? "--device auto found a GPU"
+                                  : absl::StrCat("--device ", options.device)};
+  }
+  if (!automatic) {
+    return absl::Status(backend.status().code(),
+                        absl::StrCat("--device ", options.device, ": ",
+                                     std::string(backend.status().message())));
+  }
+  return OpenCpu(options.cpu,
+                 absl::StrCat("--device auto: no GPU: ",
+                              std::string(backend.status().message())));
+}
+
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// out [tokens, rows] = x [tokens, cols] * w^T (+ bias) on mma.sync, for every
+// number of tokens: one kernel, whose tiles never show in the bits since each
+// output is one chain (numerics.h). Weights are the 16-row operand and tokens
+// the narrow one, so few tokens waste no rows of the tensor core.
+//
+// A block of threads owns kRows x kTokens outputs and all of cols. Both
+// operands stream through a ring of kStages stages of shared memory that
+// asynchronous copies fill kStages - 1 ahead: with few tokens the kernel is a
+// copy of the weights, and the bytes in flight are what counts.
+//
+// A stage is kBlocks blocks of 64 columns: of w 128 bytes (e4m3: 64) per row
+// as packed_weights.h has them, of x 128 bytes per token, swizzled likewise.
+
+#ifndef TANDEM_KERNELS_CUDA_MATMUL_CUH_
+#define TANDEM_KERNELS_CUDA_MATMUL_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/tensor_ops.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/numerics.h"
+#include "kernels/cuda/packed_weights.h"
+
+namespace tandem::kernels::cuda {
+
+// kWarpsM x kWarpsN warps of kTilesM x kTilesN instructions' 16 x 8 outputs.
+template <int kWarpsM_, int kWarpsN_, int kTilesM_, int kTilesN_, int kBlocks_,
+          int kStages_>
+struct MatMulTiles {
+  static constexpr int kWarpsM = kWarpsM_;
+  static constexpr int kWarpsN = kWarpsN_;
+  static constexpr int kTilesM = kTilesM_;
+  static constexpr int kTilesN = kTilesN_;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kRows = 16 * kWarpsM * kTilesM;
+  static constexpr int kTokens = 8 * kWarpsN * kTilesN;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static_assert(kWeightBlock % kRows == 0 || kRows % kWeightBlock == 0);
+  static_assert(kTilesN == 1 || kTilesN % 2 == 0);
+};
+
+// What runs for up to so many tokens. Rows per block are few where tokens
+// are, so that 4096 rows still reach 128 of an H200's 132 multiprocessors.
+using MatMul8 = MatMulTiles<2, 1, 1, 1, 2, 8>;
+using MatMul16 = MatMulTiles<2, 1, 1, 2, 2, 7>;
+using MatMul32 = MatMulTiles<2, 2, 1, 2, 2, 6>;
+using MatMul64 = MatMulTiles<2, 4, 1, 2, 2, 4>;
+using MatMul128 = MatMulTiles<4, 2, 2, 8, 1, 3>;
+
+// The order in which blocks take tiles: token tiles in groups, so that those
+// running at one time share weights and tokens in the L2 cache.
+struct TileOrder {
+  static constexpr int kGroup = 8;
+  int row_tile;
+  int token_tile;
+
+  TANDEM_DEVICE TileOrder(int index, int row_tiles, int token_tiles) {
+    const int group = index / (kGroup * row_tiles);
+    const int first = group * kGroup;
+    const int width =
+        token_tiles - first < kGroup ? token_tiles - first : kGroup;
+    const int within = index - first * row_tiles;
+    row_tile = within / width;
+    token_tile = first + within % width;
+  }
+};
+
+// Copies tokens' inputs [col, col + 64) into `to`, 128 swizzled bytes each;
+// zeros beyond the last token and column. Rows of odd sizes cannot be copied
+// 16 bytes at a time and take the slow way.
+template <typename T, int kTokens, int kThreads>
+TANDEM_DEVICE void CopyTokens(Grid& g, const MatMulParams& p, int token,
+                              int col, std::byte* to) {
+  const T* const x = static_cast<const T*>(p.x);
+  const bool aligned = p.x_stride % 8 == 0 && p.cols % 8 == 0;
+#pragma unroll
+  for (int i = g.thread(); i < kTokens * 8; i += kThreads) {
+    const int r = i / 8;
+    const int c = i % 8;
+    std::byte* const chunk = to + r * 128 + (c ^ (r % 8)) * 16;
+    const int first = col + c * 8;
+    int valid = token + r < p.tokens ? p.cols - first : 0;
+    valid = valid < 0 ? 0 : valid > 8 ? 8 : valid;
+    const T* const from = valid > 0 ? x + (token + r) * p.x_stride + first : x;
+    if (aligned) {
+      CopyAsync16(g, chunk, from, valid * 2);
+    } else {
+      T* const elements = reinterpret_cast<T*>(chunk);
+      for (int e = 0; e < 8; ++e) {
+        elements[e] = e < valid ? from[e] : T{0};
+      }
+    }
+  }
+}
+
+// A finished chain as the caller sees it.
+template <typename T, typename W>
+TANDEM_DEVICE float FinishChain(const MatMulParams& p, int row, float chain) {
+  if (row >= p.rows) return 0.0f;
+  if constexpr (sizeof(W) == 1) chain = Mul(chain, p.scales[row]);
+  const float rounded = RoundTo<T>(chain);
+  return p.bias == nullptr ? rounded : RoundTo<T>(Add(rounded, p.bias[row]));
+}
+
+// Writes results [kTokens][kStride] in shared memory to p.out.
+template <typename Out, int kRows, int kTokens, int kStride, int kThreads>
+TANDEM_DEVICE void WriteTile(Grid& g, const MatMulParams& p, int row, int token,
+                             const Out* results) {
+  Out* const out = static_cast<Out*>(p.out);
+  for (int i = g.thread(); i < kTokens * kRows; i += kThreads) {
+    const int t = i / kRows;
+    const int r = i % kRows;
+    if (token + t < p.tokens && row + r < p.rows) {
+      out[(token + t) * p.out_stride + row + r] = results[t * kStride + r];
+    }
+  }
+}
+
+// T: activations; W: T or E4M3; Out: T, or float that holds values of T.
+template <typename T, typename W, typename Out, typename Tiles>
+struct MatMulKernel {
+  static constexpr int kThreads = Tiles::kThreads;
+  static constexpr bool kScaled = sizeof(W) == 1;
+  static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(W));
+  static constexpr int kWBlock = Tiles::kRows * kRowBytes;
+  static constexpr int kXBlock = Tiles::kTokens * 128;
+  static constexpr int kStageBytes = Tiles::kBlocks * (kWBlock + kXBlock);
+  // The results pass through shared memory, so that a warp writes whole rows.
+  static constexpr int kOutStride = Tiles::kRows + 16 / sizeof(Out);
+  static constexpr int kOutBytes =
+      Tiles::kTokens * kOutStride * static_cast<int>(sizeof(Out));
+  static constexpr int kSharedBytes = kStageBytes * Tiles::kStages > kOutBytes
+                                          ? kStageBytes* Tiles::kStages
+                                          : kOutBytes;
+
+  MatMulParams p;
+
+  TANDEM_HOST_DEVICE static constexpr int RowTiles(int rows) {
+    return (rows + Tiles::kRows - 1) / Tiles::kRows;
+  }
+  TANDEM_HOST_DEVICE static constexpr int TokenTiles(int tokens) {
+    return (tokens + Tiles::kTokens - 1) / Tiles::kTokens;
+  }
+
+  TANDEM_DEVICE void CopyStage(Grid& g, int row, int token, int stage,
+                               std::byte* to) const {
+    const int blocks = WeightBlocks(p.cols);
+    constexpr int kPerBlock = kWBlock / 16;
+#pragma unroll
+    for (int i = g.thread(); i < Tiles::kBlocks * kPerBlock; i += kThreads) {
+      const int j = i / kPerBlock;
+      const int offset = i % kPerBlock * 16;
+      const int r = row + offset / kRowBytes;
+      const int block = stage * Tiles::kBlocks + j;
+      const bool valid =
+          block < blocks && r / kWeightBlock < WeightBlocks(p.rows);
+      const std::byte* const from =
+          p.weights + (valid ? (int64_t{r / kWeightBlock} * blocks + block) *
+                                       (kWeightBlock * kRowBytes) +
+                                   r % kWeightBlock / 16 * (16 * kRowBytes) +
+                                   offset % (16 * kRowBytes)
+                             : 0);
+      CopyAsync16(g, to + i * 16, from, valid ? 16 : 0);
+    }
+#pragma unroll
+    for (int j = 0; j < Tiles::kBlocks; ++j) {
+      CopyTokens<T, Tiles::kTokens, kThreads>(
+          g, p, token, (stage * Tiles::kBlocks + j) * kWeightBlock,
+          to + Tiles::kBlocks * kWBlock + j * kXBlock);
+    }
+  }
+
+  // Two steps' operands, columns [32 half, 32 half + 32), of the 16 weight
+  // rows at `tile`.
+  TANDEM_DEVICE static void LoadWeights(Grid& g, const std::byte* tile,
+                                        int half, uint32_t (&a)[2][4]) {
+    const int lane = g.lane();
+    if constexpr (kScaled) {
+      uint32_t raw[4];
+      LoadShared16(g, tile + half * 512 + lane * 16, raw);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i / 2][i % 2 * 2] = FromE4M3Pair<T>(raw[i] & 0xffffu);
+        a[i / 2][i % 2 * 2 + 1] = FromE4M3Pair<T>(raw[i] >> 16);
+      }
+    } else {
+      const int r = lane % 16;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int chunk = half * 4 + i * 2 + lane / 16;
+        LoadMatrix4(g, a[i], tile + r * 128 + (chunk ^ (r % 8)) * 16);
+      }
+    }
+  }
+
+  // The same two steps of the warp's tokens.
+  TANDEM_DEVICE static void LoadTokens(Grid& g, const std::byte* tile, int half,
+                                       uint32_t (&b)[2][Tiles::kTilesN][2]) {
+    const int lane = g.lane();
+    uint32_t m[4];
+    if constexpr (Tiles::kTilesN == 1) {
+      const int r = lane % 8;
+      LoadMatrix4(g, m, tile + r * 128 + ((half * 4 + lane / 8) ^ r) * 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = m[i];
+    } else {
+      const int r = lane % 8 + lane / 16 * 8;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int chunk = half * 4 + i * 2 + lane / 8 % 2;
+#pragma unroll
+        for (int n = 0; n < Tiles::kTilesN; n += 2) {
+          LoadMatrix4(g, m, tile + (n * 8 + r) * 128 + (chunk ^ (r % 8)) * 16);
+          b[i][n][0] = m[0];
+          b[i][n][1] = m[1];
+          b[i][n + 1][0] = m[2];
+          b[i][n + 1][1] = m[3];
+        }
+      }
+    }
+  }
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    std::byte* const ring = g.shared();
+    const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
+    const int row = tile.row_tile * Tiles::kRows;
+    const int token = tile.token_tile * Tiles::kTokens;
+    const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
+    const int warp_token = g.warp() / Tiles::kWarpsM * (8 * Tiles::kTilesN);
+    const int stages =
+        (WeightBlocks(p.cols) + Tiles::kBlocks - 1) / Tiles::kBlocks;
+    float d[Tiles::kTilesM][Tiles::kTilesN][4] = {};
+
+#pragma unroll
+    for (int s = 0; s < Tiles::kStages - 1; ++s) {
+      if (s < stages) CopyStage(g, row, token, s, ring + s * kStageBytes);
+      CopyAsyncCommit(g);
+    }
+    int slot = 0;
+    for (int s = 0; s < stages; ++s) {
+      CopyAsyncWait<Tiles::kStages - 2>(g);
+      // Everyone's copies of this stage have landed, and everyone is through
+      // with the stage before, whose place the next copies take.
+      g.Barrier();
+      const int next = s + Tiles::kStages - 1;
+      if (next < stages) {
+        const int next_slot = slot == 0 ? Tiles::kStages - 1 : slot - 1;
+        CopyStage(g, row, token, next, ring + next_slot * kStageBytes);
+      }
+      CopyAsyncCommit(g);
+      const std::byte* const w = ring + slot * kStageBytes;
+      const std::byte* const x = w + Tiles::kBlocks * kWBlock;
+#pragma unroll
+      for (int half = 0; half < Tiles::kBlocks * 2; ++half) {
+        const std::byte* const w_tile =
+            w + half / 2 * kWBlock + warp_row * kRowBytes;
+        const std::byte* const x_tile =
+            x + half / 2 * kXBlock + warp_token * 128;
+        uint32_t a[Tiles::kTilesM][2][4];
+        uint32_t b[2][Tiles::kTilesN][2];
+        LoadTokens(g, x_tile, half % 2, b);
+#pragma unroll
+        for (int m = 0; m < Tiles::kTilesM; ++m) {
+          LoadWeights(g, w_tile + m * 16 * kRowBytes, half % 2, a[m]);
+        }
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+#pragma unroll
+          for (int m = 0; m < Tiles::kTilesM; ++m) {
+#pragma unroll
+            for (int n = 0; n < Tiles::kTilesN; ++n) {
+              MatrixStep<T>(g, d[m][n], a[m][step], b[step][n]);
+            }
+          }
+        }
+      }
+      slot = slot == Tiles::kStages - 1 ? 0 : slot + 1;
+    }
+    CopyAsyncWait<0>(g);
+    g.Barrier();
+    Out* const results = reinterpret_cast<Out*>(ring);
+#pragma unroll
+    for (int m = 0; m < Tiles::kTilesM; ++m) {
+#pragma unroll
+      for (int n = 0; n < Tiles::kTilesN; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = warp_row + m * 16 + g.lane() / 4 + i / 2 * 8;
+          const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i % 2;
+          results[t * kOutStride + r] =
+              FromFloat<Out>(FinishChain<T, W>(p, row + r, d[m][n][i]));
+        }
+      }
+    }
+    g.Barrier();
+    WriteTile<Out, Tiles::kRows, Tiles::kTokens, kOutStride, kThreads>(
+        g, p, row, token, results);
+  }
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_MATMUL_CUH_

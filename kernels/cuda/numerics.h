@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numerics contract of the CUDA kernels, stated once. Every kernel that
+// computes a position's K, V or logits keeps it, whatever its tiles, so that
+// the bits depend on tokens and weights alone, not on the batch, the chunk,
+// the number of splits or the kind of step:
+//
+//   products     Each output is one f32 chain from zero over the inputs in
+//                ascending steps of kChainStep, a tensor core step each; no
+//                part of it is ever summed apart. A per-channel scale (e4m3
+//                weights) multiplies the finished chain. The result is rounded
+//                to the activation type before anything else happens to it;
+//                a bias is added to that and rounded again.
+//   attention    Keys are cut at absolute multiples of kSegmentKeys. In a
+//   segment,
+//                tiles of kAttentionTile keys ascend: scores are one
+//                chain over the head's dimensions; the maximum so far is
+//                exact; weights are Exp2(score * c - maximum * c) with
+//                c = scale * log2(e), rounded to the activation type; their
+//                sum is a chain against ones and the values a chain against
+//                V, both scaled by Exp2((old - new maximum) * c) before each
+//                tile. Segments are merged in ascending order.
+//   f32 models   One chain of fused multiply-adds in ascending order, and the
+//                attention of the CPU backend, formula by formula.
+//
+// Zeros may be added anywhere (padding, masked keys): no chain notices, as
+// long as the other factor is finite; so rows that were never written are
+// replaced by zeros when they are read.
+
+#ifndef TANDEM_KERNELS_CUDA_NUMERICS_H_
+#define TANDEM_KERNELS_CUDA_NUMERICS_H_
+
+namespace tandem::kernels::cuda {
+
+inline constexpr int kChainStep = 16;
+inline constexpr int kAttentionTile = 128;
+inline constexpr int kSegmentKeys = 512;  // kernels::kAttentionSegment
+
+// Part of the fingerprint, with the generation: raise it with any change of
+// what is said above.
+inline constexpr int kNumericsVersion = 1;
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_NUMERICS_H_

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// How weight matrices [rows = outputs, cols = inputs] lie in device memory.
+// Rows and columns are padded with zeros to multiples of 64 and cut into
+// blocks of 64 x 64, all blocks of 64 rows one after the other; a block is
+// contiguous and already what shared memory is to hold, so that every kernel
+// fetches it as it is.
+//
+//   bf16, f16  128 bytes per row, its eight 16-byte chunks permuted: chunk c
+//              of row r is at c ^ (r % 8), the 128-byte swizzle of wgmma, in
+//              which eight rows of one chunk lie in different banks
+//   e4m3       per 16 rows 1 KB in the order of the registers of a matrix
+//              instruction: [step / 2][lane][step % 2][8], the eight being
+//              rows g, g, g + 8, g + 8, g, g, g + 8, g + 8 at columns 2t,
+//              2t + 1 (the last four at 8 more), g = lane / 4, t = lane % 4
+//   f32        [64 columns][64 rows]: a warp reads one input of its rows
+
+#ifndef TANDEM_KERNELS_CUDA_PACKED_WEIGHTS_H_
+#define TANDEM_KERNELS_CUDA_PACKED_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/types.h"
+
+#ifdef __CUDACC__
+#define TANDEM_HOST_DEVICE __host__ __device__
+#else
+#define TANDEM_HOST_DEVICE
+#endif
+
+namespace tandem::kernels::cuda {
+
+enum class WeightType : uint8_t { kF32, kBF16, kF16, kE4M3 };
+
+inline constexpr int kWeightBlock = 64;  // rows and columns of a block
+
+TANDEM_HOST_DEVICE constexpr int WeightBytes(WeightType type) {
+  return type == WeightType::kF32 ? 4 : type == WeightType::kE4M3 ? 1 : 2;
+}
+TANDEM_HOST_DEVICE constexpr int WeightBlocks(int size) {
+  return (size + kWeightBlock - 1) / kWeightBlock;
+}
+TANDEM_HOST_DEVICE constexpr int BlockBytes(WeightType type) {
+  return kWeightBlock * kWeightBlock * WeightBytes(type);
+}
+TANDEM_HOST_DEVICE constexpr int64_t PackedBytes(int rows, int cols,
+                                                 WeightType type) {
+  return int64_t{WeightBlocks(rows)} * WeightBlocks(cols) * BlockBytes(type);
+}
+
+// Offset in bytes of one weight.
+TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
+                                                  WeightType type) {
+  const int64_t block =
+      int64_t{row / kWeightBlock} * WeightBlocks(cols) + col / kWeightBlock;
+  const int r = row % kWeightBlock;
+  const int c = col % kWeightBlock;
+  int within = 0;
+  if (type == WeightType::kF32) {
+    within = (c * kWeightBlock + r) * 4;
+  } else if (type == WeightType::kE4M3) {
+    const int step = c / 16;
+    const int lane = r % 8 * 4 + c % 8 / 2;
+    const int element = c % 16 / 8 * 4 + r % 16 / 8 * 2 + c % 2;
+    within =
+        r / 16 * 1024 + step / 2 * 512 + lane * 16 + step % 2 * 8 + element;
+  } else {
+    within = r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
+  }
+  return block * BlockBytes(type) + within;
+}
+
+// ---- Host side.
+
+// A matrix as device memory is to hold it. `scales` [rows], for e4m3 alone:
+// what each finished output is multiplied by.
+struct PackedWeights {
+  std::vector<std::byte> bytes;
+  std::vector<float> scales;
+};
+
+// Converts (rounding to nearest, ties to even). e4m3 scales are the largest
+// magnitude of the row over 448.
+PackedWeights PackWeights(const HostTensor& source, WeightType type);
+
+// The number that a packed weight stands for, scale included.
+float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
+                   WeightType type);
+
+// OCP e4m3: no infinities; rounds to nearest even and saturates at 448.
+uint8_t ToE4M3(float value);
+float FromE4M3(uint8_t bits);
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_PACKED_WEIGHTS_H_

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws one token per row of logits, exactly as kernels/sampling.h says: the
+// same tokens as on a CPU. A block takes a row.
+//
+// Nothing is sorted. The order (logit descending, id ascending) is that of
+// 64-bit keys, and every limit (top-k, top-p, the draw) is the first id in the
+// order at which a running sum of integers, count or weight, reaches a mark.
+// It is found by bins: weights are summed by how much less likely ids are
+// than the best one (a 64th of a nat each), the sum is run along the bins to
+// the one that holds the mark, that one is cut into finer bins, and so on
+// until a bin holds one id; after the two distances, by the bits of the key.
+// The first cut is kept for all limits of a row. Integer sums have no order,
+// so threads add as they come.
+
+#ifndef TANDEM_KERNELS_CUDA_SAMPLE_CUH_
+#define TANDEM_KERNELS_CUDA_SAMPLE_CUH_
+
+#include <cmath>
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/tensor_ops.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/sampling.h"
+
+namespace tandem::kernels::cuda {
+
+// Threads of a block: few for few ids. The draw does not depend on it.
+inline constexpr int kSampleThreads = 1024;
+inline constexpr int kFewSampleThreads = 128;
+inline constexpr int kFewIds = 4096;
+inline constexpr int kSampleWarps = kSampleThreads / 32;
+inline constexpr float kBucketsPerNat = 64.0f;
+// Weights are zero from exp(-27.73) = 2^-40 on.
+inline constexpr int kSampleBuckets = 28 * 64;
+inline constexpr int kSampleBins = 2048;
+inline constexpr int kSampleLevels = 7;
+inline constexpr uint64_t kNoKey = ~uint64_t{0};
+
+// Sums of a level's bins. A tally is the number of members times 2^40 plus
+// the sum of their ids: of one member, the id.
+struct SampleBins {
+  uint64_t weight[kSampleBins];
+  uint64_t tally[kSampleBins];
+};
+inline constexpr int kTallyShift = 40;
+
+struct SampleMemory {
+  SampleBins coarse;  // level 0
+  SampleBins fine;    // of the level at hand
+  uint64_t reduce[kSampleWarps];
+  uint64_t warp_weight[kSampleWarps];
+  uint64_t warp_count[kSampleWarps];
+  // The bin that holds the mark, and the sums before it.
+  uint64_t weight_before;
+  uint64_t count_before;
+  int32_t bin;
+};
+
+// An id's place in the order: less is earlier. NaNs are last.
+TANDEM_DEVICE uint64_t KeyOf(float logit, int id) {
+  const uint32_t bits = FloatToBits(Add(logit, 0.0f));  // -0 is 0
+  const uint32_t ascending =
+      bits ^ ((bits & 0x80000000u) != 0 ? 0xffffffffu : 0x80000000u);
+  const uint32_t place = logit != logit ? 0xffffffffu : ~ascending;
+  return static_cast<uint64_t>(place) << 32 | static_cast<uint32_t>(id);
+}
+TANDEM_DEVICE int IdOf(uint64_t key) {
+  return static_cast<int>(key & 0xffffffffu);
+}
+
+// At most kSampleWeightOne: banned ids may be likelier than the best one.
+TANDEM_DEVICE uint64_t IntegerWeight(float y) {
+  return static_cast<uint64_t>(static_cast<int64_t>(
+      Mul(Min(Exp(Sub(0.0f, y)), 1.0f), static_cast<float>(kSampleWeightOne))));
+}
+
+// The ids of the order that are left: all up to `key`, which is in `bucket`.
+struct SampleCut {
+  uint64_t key = kNoKey;
+  int bucket = kSampleBuckets;  // none
+  uint64_t count = 0;
+  uint64_t weight = 0;
+};
+
+template <int kThreads>
+class RowSampler {
+ public:
+  TANDEM_DEVICE RowSampler(Grid& g, const SampleKernelParams& p, int row)
+      : g_(g),
+        memory_(*reinterpret_cast<SampleMemory*>(g.shared())),
+        logits_(p.logits + int64_t{row} * p.vocab),
+        vocab_(p.vocab),
+        banned_(p.banned_ids),
+        params_(p.params[row]) {
+    num_banned_ = params_.min_tokens_left > 0 ? p.num_banned : 0;
+  }
+
+  TANDEM_DEVICE void Run(SampleResult& result) {
+    uint64_t raw = kNoKey;
+    uint64_t allowed = kNoKey;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      const uint64_t key = KeyOf(logits_[id], id);
+      raw = Least64()(raw, key);
+      if (!Banned(id)) allowed = Least64()(allowed, key);
+    }
+    raw = ReduceBlock(g_, raw, memory_.reduce, Least64());
+    allowed = ReduceBlock(g_, allowed, memory_.reduce, Least64());
+    if (allowed == kNoKey) allowed = raw;  // all are banned
+    best_ = logits_[IdOf(allowed)];
+    const uint64_t chosen =
+        params_.temperature > 0.0f ? Draw(allowed) : allowed;
+    if (g_.thread() == 0) {
+      result = SampleResult{};
+      result.token_id = IdOf(chosen);
+    }
+    if (params_.logprobs >= 0) LogProbs(raw, chosen, result);
+  }
+
+ private:
+  static constexpr int kBinsPerThread = kSampleBins / kThreads;
+
+  TANDEM_DEVICE bool Banned(int id) const {
+    for (int i = 0; i < num_banned_; ++i) {
+      if (banned_[i] == id) return true;
+    }
+    return false;
+  }
+
+  // How much less likely than the best one, in nats at the temperature.
+  TANDEM_DEVICE float Distance(float logit) const {
+    return Div(Sub(best_, logit), params_.temperature);
+  }
+
+  // The bin of an id within its bin of the level before. Never descends along
+  // the order; rounding does not enter.
+  TANDEM_DEVICE static int BinOf(int level, float y, uint64_t key) {
+    const float buckets = Mul(y, kBucketsPerNat);
+    const int bucket = Smaller(static_cast<int>(buckets), kSampleBuckets - 1);
+    switch (level) {
+      case 0:
+        return bucket;
+      case 1:
+        return Smaller(static_cast<int>(Mul(
+                           Sub(buckets, static_cast<float>(bucket)), 2048.0f)),
+                       kSampleBins - 1);
+      case 2:
+        return static_cast<int>(key >> 53);
+      case 3:
+        return static_cast<int>(key >> 42 & 0x7ff);
+      case 4:
+        return static_cast<int>(key >> 32 & 0x3ff);
+      case 5:
+        return static_cast<int>(key >> 10 & 0x3ff);
+      default:
+        return static_cast<int>(key & 0x3ff);
+    }
+  }
+
+  // Sums ids up to `last` by their bins of `level`, those that are in the
+  // bins `path` of the levels before.
+  TANDEM_DEVICE void Fill(SampleBins& bins, int level, uint64_t last,
+                          const int (&path)[kSampleLevels]) {
+    for (int i = g_.thread(); i < kSampleBins; i += kThreads) {
+      bins.weight[i] = 0;
+      bins.tally[i] = 0;
+    }
+    g_.Barrier();
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      const float logit = logits_[id];
+      const float y = Distance(logit);
+      const uint64_t weight = IntegerWeight(y);
+      const uint64_t key = KeyOf(logit, id);
+      if (weight == 0 || key > last || Banned(id)) continue;
+      bool inside = true;
+      for (int i = 0; i < level; ++i) {
+        inside = inside && BinOf(i, y, key) == path[i];
+      }
+      if (!inside) continue;
+      const int bin = BinOf(level, y, key);
+      g_.AtomicAdd(&bins.weight[bin], weight);
+      g_.AtomicAdd(&bins.tally[bin],
+                   (uint64_t{1} << kTallyShift) + static_cast<uint64_t>(id));
+    }
+    g_.Barrier();
+  }
+
+  // Inclusive, over the lanes of a warp.
+  TANDEM_DEVICE uint64_t RunningSum(uint64_t value) {
+    for (int step = 1; step < 32; step *= 2) {
+      const uint64_t before =
+          Shuffle64(g_, value, g_.lane() >= step ? g_.lane() - step : 0);
+      if (g_.lane() >= step) value += before;
+    }
+    return value;
+  }
+
+  // The first bin with members whose running sums, from `before` on,
+  // `reached` accepts; in `memory_`. With `limit`, the bins are level 0's and
+  // end with the limit's. False: none.
+  template <typename Reached>
+  TANDEM_DEVICE bool FindBin(const SampleBins& bins, const SampleCut* limit,
+                             uint64_t count_before, uint64_t weight_before,
+                             const Reached& reached) {
+    const int last = limit == nullptr ? kSampleBins : limit->bucket;
+    uint64_t count[kBinsPerThread];
+    uint64_t weight[kBinsPerThread];
+    uint64_t own_count = 0;
+    uint64_t own_weight = 0;
+    for (int i = 0; i < kBinsPerThread; ++i) {
+      const int bin = g_.thread() * kBinsPerThread + i;
+      count[i] = bin > last ? 0 : bins.tally[bin] >> kTallyShift;
+      weight[i] = bin > last ? 0 : bins.weight[bin];
+      own_count += count[i];
+      own_weight += weight[i];
+    }
+    const uint64_t count_sum = RunningSum(own_count);
+    const uint64_t weight_sum = RunningSum(own_weight);
+    if (g_.lane() == 31) {
+      memory_.warp_count[g_.warp()] = count_sum;
+      memory_.warp_weight[g_.warp()] = weight_sum;
+    }
+    if (g_.thread() == 0) memory_.bin = -1;
+    g_.Barrier();
+    uint64_t counted = count_before + count_sum - own_count;
+    uint64_t weighed = weight_before + weight_sum - own_weight;
+    for (int i = 0; i < g_.warp(); ++i) {
+      counted += memory_.warp_count[i];
+      weighed += memory_.warp_weight[i];
+    }
+    for (int i = 0; i < kBinsPerThread; ++i) {
+      const int bin = g_.thread() * kBinsPerThread + i;
+      uint64_t counted_after = counted + count[i];
+      uint64_t weighed_after = weighed + weight[i];
+      if (limit != nullptr && bin == limit->bucket) {
+        counted_after = limit->count;
+        weighed_after = limit->weight;
+      }
+      if (counted_after > counted && reached(counted_after, weighed_after) &&
+          (counted == count_before || !reached(counted, weighed))) {
+        memory_.bin = bin;
+        memory_.count_before = counted;
+        memory_.weight_before = weighed;
+      }
+      counted = counted_after;
+      weighed = weighed_after;
+    }
+    g_.Barrier();
+    return memory_.bin >= 0;
+  }
+
+  // Cuts after the first id within `limit` at which the running sums are
+  // `reached`. False: there is none.
+  template <typename Reached>
+  TANDEM_DEVICE bool Search(const SampleCut& limit, const Reached& reached,
+                            SampleCut* cut) {
+    int path[kSampleLevels] = {};
+    uint64_t count = 0;
+    uint64_t weight = 0;
+    for (int level = 0; level < kSampleLevels; ++level) {
+      SampleBins& bins = level == 0 ? memory_.coarse : memory_.fine;
+      if (level > 0) Fill(bins, level, limit.key, path);
+      const bool found =
+          FindBin(bins, level == 0 ? &limit : nullptr, count, weight, reached);
+      const int bin = found ? memory_.bin : 0;
+      count = memory_.count_before;
+      weight = memory_.weight_before;
+      const uint64_t tally = bins.tally[bin];
+      const uint64_t bin_weight = bins.weight[bin];
+      g_.Barrier();  // before any of it is written again
+      if (!found) return false;
+      path[level] = bin;
+      if (tally >> kTallyShift > 1) continue;
+      const int id =
+          static_cast<int>(tally & ((uint64_t{1} << kTallyShift) - 1));
+      cut->key = KeyOf(logits_[id], id);
+      cut->bucket = path[0];
+      cut->count = count + 1;
+      cut->weight = weight + bin_weight;
+      return true;
+    }
+    return false;  // the last level tells all ids apart
+  }
+
+  // Ends before the first id, but for the very first, that weighs less than
+  // `least`.
+  TANDEM_DEVICE void CutBelow(double least, uint64_t first, SampleCut* cut) {
+    uint64_t light = kNoKey;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      const uint64_t key = KeyOf(logits_[id], id);
+      const uint64_t weight = IntegerWeight(Distance(logits_[id]));
+      if (key > cut->key || key == first || weight == 0 || Banned(id)) continue;
+      if (static_cast<double>(weight) < least) light = Least64()(light, key);
+    }
+    light = ReduceBlock(g_, light, memory_.reduce, Least64());
+    if (light == kNoKey) return;
+    uint64_t weight = 0;
+    uint64_t count = 0;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      const uint64_t own = IntegerWeight(Distance(logits_[id]));
+      if (KeyOf(logits_[id], id) >= light || own == 0 || Banned(id)) continue;
+      weight += own;
+      ++count;
+    }
+    cut->weight = ReduceBlock(g_, weight, memory_.reduce, Sum64());
+    cut->count = ReduceBlock(g_, count, memory_.reduce, Sum64());
+    cut->bucket = BinOf(0, Distance(logits_[IdOf(light)]), light);
+    cut->key = light - 1;
+  }
+
+  // The key of what is drawn; `first` is the first that may be.
+  TANDEM_DEVICE uint64_t Draw(uint64_t first) {
+    const int nowhere[kSampleLevels] = {};
+    Fill(memory_.coarse, 0, kNoKey, nowhere);
+    SampleCut cut;
+    for (int i = g_.thread(); i < kSampleBins; i += kThreads) {
+      cut.weight += memory_.coarse.weight[i];
+      cut.count += memory_.coarse.tally[i] >> kTallyShift;
+    }
+    cut.weight = ReduceBlock(g_, cut.weight, memory_.reduce, Sum64());
+    cut.count = ReduceBlock(g_, cut.count, memory_.reduce, Sum64());
+    if (params_.top_k > 0) {
+      const uint64_t most = static_cast<uint64_t>(params_.top_k);
+      Search(
+          cut, [&](uint64_t count, uint64_t) { return count >= most; }, &cut);
+    }
+    if (params_.top_p < 1.0f) {
+      const double enough =
+          static_cast<double>(params_.top_p) * static_cast<double>(cut.weight);
+      Search(
+          cut,
+          [&](uint64_t, uint64_t weight) {
+            return !(static_cast<double>(weight) < enough);
+          },
+          &cut);
+    }
+    if (params_.min_p > 0.0f) {
+      CutBelow(static_cast<double>(params_.min_p) * kSampleWeightOne, first,
+               &cut);
+    }
+    const uint64_t bits =
+        SampleBits(params_.seed, params_.sequence_index, params_.position);
+    const uint64_t target = static_cast<uint64_t>(
+        (static_cast<unsigned __int128>(cut.weight) * bits) >> 64);
+    SampleCut drawn;
+    const bool found = Search(
+        cut, [&](uint64_t, uint64_t weight) { return weight > target; },
+        &drawn);
+    return found ? drawn.key : first;
+  }
+
+  TANDEM_DEVICE void LogProbs(uint64_t raw, uint64_t chosen,
+                              SampleResult& result) {
+    const float best = logits_[IdOf(raw)];
+    uint64_t sum = 0;
+    uint64_t before = 0;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      sum += IntegerWeight(Sub(best, logits_[id]));
+      before += KeyOf(logits_[id], id) < chosen ? 1 : 0;
+    }
+    sum = ReduceBlock(g_, sum, memory_.reduce, Sum64());
+    before = ReduceBlock(g_, before, memory_.reduce, Sum64());
+    const double log_sum =
+        std::log(static_cast<double>(sum) / kSampleWeightOne);
+    const auto log_prob = [&](int id) {
+      return static_cast<float>(static_cast<double>(logits_[id]) -
+                                static_cast<double>(best) - log_sum);
+    };
+    const int wanted =
+        Smaller(Smaller(params_.logprobs, kMaxTopLogprobs), vocab_);
+    // A thread's first of those that are not reported yet.
+    uint64_t own = LeastAfter(0, true);
+    for (int i = 0; i < wanted; ++i) {
+      const uint64_t key = ReduceBlock(g_, own, memory_.reduce, Least64());
+      if (own == key) own = LeastAfter(key, false);
+      if (g_.thread() != 0) continue;
+      result.top_ids[i] = IdOf(key);
+      result.top_logprobs[i] = log_prob(IdOf(key));
+    }
+    if (g_.thread() != 0) return;
+    result.logprob = log_prob(IdOf(chosen));
+    result.rank = static_cast<int32_t>(before) + 1;
+    result.num_top = wanted;
+  }
+
+  // The least key among this thread's ids; unless `any`, after `key`.
+  TANDEM_DEVICE uint64_t LeastAfter(uint64_t key, bool any) const {
+    uint64_t least = kNoKey;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      const uint64_t own = KeyOf(logits_[id], id);
+      if (any || own > key) least = Least64()(least, own);
+    }
+    return least;
+  }
+
+  Grid& g_;
+  SampleMemory& memory_;
+  const float* const logits_;
+  const int vocab_;
+  const int32_t* const banned_;
+  const SampleParams params_;
+  int num_banned_ = 0;
+  float best_ = 0.0f;  // of those that may be drawn
+};
+
+template <int kBlockThreads>
+struct SampleKernel {
+  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kSharedBytes = static_cast<int>(sizeof(SampleMemory));
+  SampleKernelParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    RowSampler<kThreads>(g, p, g.block_x()).Run(p.results[g.block_x()]);
+  }
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_SAMPLE_CUH_

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/testing/host_device.h"
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/mutex.h"
+#include "kernels/cuda/emulator/emulator.h"
+
+namespace tandem::kernels::cuda::testing {
+namespace {
+
+inline constexpr size_t kAlignment = 256;  // as cudaMalloc's
+
+class HostDevice final : public Device {
+ public:
+  explicit HostDevice(const HostDeviceOptions& options)
+      : facts_{.name = absl::StrCat("emulated (sm_", options.generation, ")"),
+               .generation = options.generation,
+               .multiprocessors = options.multiprocessors,
+               .total_bytes = options.total_bytes},
+        thread_([this] { Serve(); }) {}
+
+  ~HostDevice() override {
+    {
+      MutexLock lock(&mutex_);
+      stop_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.join();
+  }
+
+  const DeviceFacts& facts() const override { return facts_; }
+  void Enter() override {}
+
+  absl::StatusOr<std::byte*> Allocate(size_t bytes) override {
+    {
+      MutexLock lock(&mutex_);
+      if (used_ + bytes > facts_.total_bytes) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat(facts_.name, ": no ", bytes, " bytes (",
+                         facts_.total_bytes - used_, " are free)"));
+      }
+      used_ += bytes;
+    }
+    return New(bytes);
+  }
+  void Free(std::byte* data, size_t bytes) override {
+    {
+      MutexLock lock(&mutex_);
+      used_ -= bytes;
+    }
+    Delete(data);
+  }
+  absl::StatusOr<std::byte*> AllocateHost(size_t bytes) override {
+    return New(bytes);
+  }
+  void FreeHost(std::byte* data) override { Delete(data); }
+
+  size_t FreeBytes() override {
+    MutexLock lock(&mutex_);
+    return facts_.total_bytes - used_;
+  }
+  size_t UsedBytes() const override {
+    MutexLock lock(&mutex_);
+    return used_;
+  }
+
+  bool Reaches(const void* data) override {
+    const auto* const at = static_cast<const std::byte*>(data);
+    MutexLock lock(&mutex_);
+    auto after = reached_.upper_bound(at);
+    if (after == reached_.begin()) return false;
+    --after;
+    return at < after->first + after->second;
+  }
+
+  absl::StatusOr<void*> NewStream(bool /*urgent*/) override { return this; }
+  void DestroyStream(void* /*stream*/) override {}
+  int Synchronize(void* /*stream*/) override {
+    MutexLock lock(&mutex_);
+    while (!calls_.empty() || running_) changed_.Wait(&mutex_);
+    return 0;
+  }
+  int Copy(void* /*stream*/, void* to, const void* from,
+           size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return 0;
+  }
+  int Zero(void* /*stream*/, void* data, size_t bytes) override {
+    std::memset(data, 0, bytes);
+    return 0;
+  }
+  int HostCall(void* /*stream*/, void (*call)(void*), void* argument) override {
+    MutexLock lock(&mutex_);
+    calls_.emplace_back(call, argument);
+    changed_.NotifyAll();
+    return 0;
+  }
+
+  absl::StatusOr<void*> NewEvent() override { return this; }
+  void DestroyEvent(void* /*event*/) override {}
+  int Record(void* /*event*/, void* /*stream*/) override { return 0; }
+  int Wait(void* /*stream*/, void* /*event*/) override { return 0; }
+
+  std::string ErrorText(int error) const override {
+    return error == kEmulatorFault ? emulator::LastFault()
+                                   : absl::StrCat("error ", error);
+  }
+
+ private:
+  std::byte* New(size_t bytes) {
+    auto* const data = static_cast<std::byte*>(
+        ::operator new (bytes, std::align_val_t{kAlignment}));
+    std::memset(data, 0, bytes);
+    MutexLock lock(&mutex_);
+    reached_[data] = bytes;
+    return data;
+  }
+  void Delete(std::byte* data) {
+    {
+      MutexLock lock(&mutex_);
+      reached_.erase(data);
+    }
+    ::operator delete (data, std::align_val_t{kAlignment});
+  }
+
+  void Serve() {
+    MutexLock lock(&mutex_);
+    for (;;) {
+      while (calls_.empty() && !stop_) changed_.Wait(&mutex_);
+      if (calls_.empty()) return;
+      const auto [call, argument] = calls_.front();
+      calls_.pop_front();
+      running_ = true;
+      mutex_.Unlock();
+      call(argument);
+      mutex_.Lock();
+      running_ = false;
+      changed_.NotifyAll();
+    }
+  }
+
+  const DeviceFacts facts_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::map<const std::byte*, size_t> reached_ ABSL_GUARDED_BY(mutex_);
+  size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::pair<void (*)(void*), void*>> calls_ ABSL_GUARDED_BY(mutex_);
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> NewHostDevice(const HostDeviceOptions& options) {
+  return std::make_unique<HostDevice>(options);
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> NewEmulatedBackend(
+    const CudaOptions& options, const HostDeviceOptions& device) {
+  return NewCudaBackend(options, NewHostDevice(device));
+}
+
+}  // namespace tandem::kernels::cuda::testing

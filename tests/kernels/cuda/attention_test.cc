@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+// Paged attention on the emulated device: bit for bit what
+// kernels/cuda/numerics.h states, whoever computes a position, and near
+// float64. Cache rows that were never written hold NaNs.
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu/float_env.h"
+#include "kernels/cuda/numerics.h"
+#include "tests/kernels/cuda/fixture.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+struct Model {
+  DType type;
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int block_size = 16;
+  int window = 0;
+  int group() const { return heads / kv_heads; }
+  int width() const { return heads * head_dim; }
+};
+
+std::string NameOf(const Model& m) {
+  return std::string(Name(m.type)) + " " + std::to_string(m.heads) + "/" +
+         std::to_string(m.kv_heads) + " heads of " +
+         std::to_string(m.head_dim) + ", window " + std::to_string(m.window);
+}
+
+inline constexpr float kScale = 0.125f;
+
+// One sequence: what is in its cache, and its queries.
+struct Sequence {
+  Model model;
+  int length;
+  std::vector<float> q;  // [length, heads, head_dim]
+  std::vector<float> k;  // [length, kv_heads, head_dim]
+  std::vector<float> v;
+
+  Sequence(const Model& m, int n) : model(m), length(n) {
+    const int64_t kv = int64_t{n} * m.kv_heads * m.head_dim;
+    q = RandomFloats(At(int64_t{n} * m.width()), 1);
+    k = RandomFloats(At(kv), 2);
+    v = RandomFloats(At(kv), 3);
+    for (auto* values : {&q, &k, &v}) {
+      for (float& value : *values) value = RoundedTo(m.type, value);
+    }
+  }
+  const float* K(int position, int kv_head) const {
+    return &k[At((int64_t{position} * model.kv_heads + kv_head) *
+                 model.head_dim)];
+  }
+  const float* V(int position, int kv_head) const {
+    return &v[At((int64_t{position} * model.kv_heads + kv_head) *
+                 model.head_dim)];
+  }
+  const float* Q(int position, int head) const {
+    return &q[At((int64_t{position} * model.heads + head) * model.head_dim)];
+  }
+};
+
+// Consecutive positions that are one span of a step.
+struct Range {
+  int first;
+  int count;
+};
+
+// The rows' outputs [rows, heads * head_dim], spans one after the other.
+std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
+                          Generation generation, int layer = 1) {
+  const Model& m = s.model;
+  const int blocks = (s.length + m.block_size - 1) / m.block_size;
+  std::vector<int32_t> table(At(blocks));
+  std::iota(table.begin(), table.end(), 1);
+  std::shuffle(table.begin(), table.end(), std::mt19937_64(9));
+
+  KvView kv{};
+  kv.dtype = m.type;
+  kv.num_blocks = blocks + 1;
+  kv.kv_heads = m.kv_heads;
+  kv.head_dim = m.head_dim;
+  kv.block_size = m.block_size;
+  std::vector<std::byte> cache(At(2 * kv.layer_stride()) * SizeOf(m.type),
+                               std::byte{0xff});
+  kv.data = cache.data();
+  for (int p = 0; p < s.length; ++p) {
+    for (int h = 0; h < m.kv_heads; ++h) {
+      for (int side = 0; side < 2; ++side) {
+        const float* const row = side == 0 ? s.K(p, h) : s.V(p, h);
+        const auto bytes =
+            Encode(m.type, std::vector<float>(row, row + m.head_dim));
+        const int64_t at = kv.Offset(layer, table[At(p / m.block_size)], side,
+                                     h, p % m.block_size);
+        std::memcpy(&cache[At(at) * SizeOf(m.type)], bytes.data(),
+                    bytes.size());
+      }
+    }
+  }
+  std::vector<RowSpan> spans;
+  std::vector<float> q;
+  int most = 0;
+  for (const Range& range : ranges) {
+    spans.push_back({static_cast<int32_t>(q.size() / At(m.width())),
+                     range.count, range.first, 0});
+    q.insert(q.end(), s.Q(range.first, 0),
+             s.Q(range.first, 0) + int64_t{range.count} * m.width());
+    most = std::max(most, range.count);
+  }
+  const auto encoded = Encode(m.type, q);
+  std::vector<std::byte> out(encoded.size(), std::byte{0xff});
+  std::vector<float> scratch(
+      AttentionScratchBytes(static_cast<int>(spans.size()), m.heads, m.head_dim,
+                            s.length) /
+      4);
+  AttentionParams params{};
+  params.spans = spans.data();
+  params.block_tables = table.data();
+  params.q = encoded.data();
+  params.out = out.data();
+  params.scratch = scratch.data();
+  params.kv = kv;
+  params.q_stride = m.width();
+  params.scale = kScale;
+  params.num_rows = static_cast<int>(q.size() / At(m.width()));
+  params.num_spans = static_cast<int>(spans.size());
+  params.heads = m.heads;
+  params.layer = layer;
+  params.max_span_rows = most;
+  params.max_positions = s.length;
+  params.window = m.window;
+  EXPECT_EQ(LaunchAttention(StreamOf(generation), m.type, params), 0)
+      << emulator::LastFault();
+  return Decode(m.type, out);
+}
+
+// One head of one position, straight from the contract's words.
+struct Part {
+  float maximum = -HUGE_VALF;
+  float sum = 0;
+  std::vector<float> values;
+};
+
+Part Segment(const Sequence& s, int position, int head, int segment,
+             Generation generation) {
+  const Model& m = s.model;
+  const bool half = m.type == DType::kF16;
+  const int kv_head = head / m.group();
+  const int begin = m.window > 0 ? std::max(0, position - m.window + 1) : 0;
+  const float c = kScale * 1.44269504f;
+  const std::vector<float> ones(16, 1.0f);
+  Part part;
+  part.values.resize(At(m.head_dim));
+  const int tiles = kSegmentKeys / kAttentionTile;
+  for (int tile = segment * tiles; tile < (segment + 1) * tiles; ++tile) {
+    const int first = tile * kAttentionTile;
+    const auto seen = [&](int key) { return key >= begin && key <= position; };
+    std::vector<float> weights(kAttentionTile);
+    float maximum = part.maximum;
+    bool any = false;
+    for (int i = 0; i < kAttentionTile; ++i) {
+      weights[At(i)] = -HUGE_VALF;
+      if (!seen(first + i)) continue;
+      any = true;
+      float chain = 0;
+      for (int d = 0; d < m.head_dim; d += kChainStep) {
+        chain = TensorCoreStep(
+            generation,
+            VectorOf(m.type, s.Q(position, head) + d, m.head_dim - d),
+            VectorOf(m.type, s.K(first + i, kv_head) + d, m.head_dim - d),
+            chain, half);
+      }
+      weights[At(i)] = chain;
+      maximum = std::max(maximum, chain);
+    }
+    if (!any) continue;
+    const float factor = Exp2((part.maximum - maximum) * c);
+    part.maximum = maximum;
+    part.sum *= factor;
+    for (float& value : part.values) value *= factor;
+    for (float& weight : weights) {
+      weight = RoundedTo(m.type, Exp2(std::fma(weight, c, -(maximum * c))));
+    }
+    for (int i = 0; i < kAttentionTile; i += kChainStep) {
+      const TensorVector step = VectorOf(m.type, &weights[At(i)], 16);
+      part.sum = TensorCoreStep(
+          generation, step, VectorOf(m.type, ones.data(), 16), part.sum, half);
+      for (int d = 0; d < m.head_dim; ++d) {
+        float column[16];
+        for (int j = 0; j < 16; ++j) {
+          const int key = first + i + j;
+          column[j] = seen(key) ? s.V(key, kv_head)[d] : 0.0f;
+        }
+        part.values[At(d)] =
+            TensorCoreStep(generation, step, VectorOf(m.type, column, 16),
+                           part.values[At(d)], half);
+      }
+    }
+  }
+  return part;
+}
+
+std::vector<float> Reference(const Sequence& s,
+                             const std::vector<Range>& ranges,
+                             Generation generation) {
+  const cpu::ScopedFlushDenormals flush;
+  const Model& m = s.model;
+  const float c = kScale * 1.44269504f;
+  std::vector<float> out;
+  for (const Range& range : ranges) {
+    for (int p = range.first; p < range.first + range.count; ++p) {
+      for (int head = 0; head < m.heads; ++head) {
+        Part merged;
+        for (int segment = 0; segment <= p / kSegmentKeys; ++segment) {
+          Part next = Segment(s, p, head, segment, generation);
+          if (next.maximum == -HUGE_VALF) continue;
+          if (merged.maximum == -HUGE_VALF) {
+            merged = std::move(next);
+            continue;
+          }
+          const float maximum = std::max(merged.maximum, next.maximum);
+          const float a = Exp2((merged.maximum - maximum) * c);
+          const float b = Exp2((next.maximum - maximum) * c);
+          merged.maximum = maximum;
+          merged.sum = std::fma(next.sum, b, merged.sum * a);
+          for (int d = 0; d < m.head_dim; ++d) {
+            merged.values[At(d)] =
+                std::fma(next.values[At(d)], b, merged.values[At(d)] * a);
+          }
+        }
+        const float inverse = 1.0f / merged.sum;
+        for (const float value : merged.values) {
+          out.push_back(RoundedTo(m.type, value * inverse));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<float> Float64(const Sequence& s,
+                           const std::vector<Range>& ranges) {
+  const Model& m = s.model;
+  std::vector<float> out;
+  for (const Range& range : ranges) {
+    for (int p = range.first; p < range.first + range.count; ++p) {
+      const int begin = m.window > 0 ? std::max(0, p - m.window + 1) : 0;
+      for (int head = 0; head < m.heads; ++head) {
+        std::vector<double> weights;
+        for (int key = begin; key <= p; ++key) {
+          const float* const k = s.K(key, head / m.group());
+          weights.push_back(kScale * std::inner_product(k, k + m.head_dim,
+                                                        s.Q(p, head), 0.0));
+        }
+        const double most = *std::max_element(weights.begin(), weights.end());
+        double sum = 0;
+        for (double& weight : weights) {
+          sum += weight = std::exp(weight - most);
+        }
+        for (int d = 0; d < m.head_dim; ++d) {
+          double value = 0;
+          for (int key = begin; key <= p; ++key) {
+            value += weights[At(key - begin)] * s.V(key, head / m.group())[d];
+          }
+          out.push_back(static_cast<float>(value / sum));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// Families' heads, reduced, and odd ones; windows that begin anywhere.
+struct Case {
+  Model model;
+  int length;
+  std::vector<Range> ranges;
+};
+const Case kCases[] = {
+    // Within one tile, at its end, in the next; one key alone.
+    {{DType::kBF16, 4, 2, 64}, 140, {{0, 3}, {60, 10}, {120, 20}}},
+    // Around the ends of segments.
+    {{DType::kBF16, 2, 1, 64}, 1100, {{505, 12}, {1020, 9}, {1090, 10}}},
+    {{DType::kF16, 2, 2, 128}, 530, {{505, 14}}},
+    {{DType::kBF16, 8, 1, 128, 32}, 300, {{250, 5}}},
+    {{DType::kBF16, 2, 1, 256}, 520, {{508, 6}}},
+    {{DType::kBF16, 2, 2, 8, 8}, 200, {{0, 140}}},
+    {{DType::kBF16, 3, 1, 80, 24}, 130, {{100, 30}}},
+    {{DType::kF16, 20, 1, 32}, 150, {{140, 2}}},
+    {{DType::kBF16, 2, 1, 64, 16, 100}, 700, {{0, 2}, {95, 10}, {600, 20}}},
+    {{DType::kBF16, 1, 1, 16, 16, 520}, 1600, {{1020, 12}, {1535, 3}}},
+};
+
+std::vector<Range> OneByOne(const std::vector<Range>& ranges) {
+  std::vector<Range> ones;
+  for (const Range& range : ranges) {
+    for (int i = 0; i < range.count; ++i) ones.push_back({range.first + i, 1});
+  }
+  return ones;
+}
+
+std::vector<Range> Chunked(const std::vector<Range>& ranges, int size) {
+  std::vector<Range> chunks;
+  for (const Range& range : ranges) {
+    for (int i = 0; i < range.count; i += size) {
+      chunks.push_back({range.first + i, std::min(size, range.count - i)});
+    }
+  }
+  return chunks;
+}
+
+TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
+  for (const Case& c : kCases) {
+    const Sequence sequence(c.model, c.length);
+    for (const Generation generation : kGenerations) {
+      // Generations differ in the step alone: two shapes show that.
+      if (generation == Generation::kAmpere && &c - kCases > 1) continue;
+      const auto reference = Reference(sequence, c.ranges, generation);
+      ASSERT_TRUE(SameBits(Attend(sequence, c.ranges, generation), reference))
+          << NameOf(c.model) << ", prefill";
+      ASSERT_TRUE(
+          SameBits(Attend(sequence, OneByOne(c.ranges), generation), reference))
+          << NameOf(c.model) << ", decode";
+    }
+  }
+}
+
+TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
+  for (const int i : {0, 1, 4, 5}) {
+    const Case& c = kCases[i];
+    const Sequence sequence(c.model, c.length);
+    const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
+    // The last chunk is often one row.
+    ASSERT_TRUE(SameBits(
+        Attend(sequence, Chunked(c.ranges, 7), Generation::kHopper), whole))
+        << NameOf(c.model);
+    // The last row among several sequences.
+    const Range last = OneByOne(c.ranges).back();
+    for (const int batch : {1, 3, 17}) {
+      const auto got = Attend(sequence, std::vector<Range>(At(batch), last),
+                              Generation::kHopper);
+      for (int n = 0; n < batch; ++n) {
+        const auto row = got.begin() + int64_t{n} * c.model.width();
+        ASSERT_TRUE(SameBits(std::vector<float>(row, row + c.model.width()),
+                             {whole.end() - c.model.width(), whole.end()}))
+            << NameOf(c.model) << ", " << n << " of " << batch;
+      }
+    }
+  }
+}
+
+TEST(CudaAttention, LandingAndScheduleDoNotShow) {
+  for (const int i : {0, 2}) {
+    const Case& c = kCases[i];
+    const Sequence sequence(c.model, c.length);
+    const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
+    for (const emulator::Settings& settings : kSettings) {
+      const ScopedSettings scoped(settings);
+      for (const auto& ranges : {c.ranges, OneByOne(c.ranges)}) {
+        ASSERT_TRUE(
+            SameBits(Attend(sequence, ranges, Generation::kHopper), whole))
+            << NameOf(c.model);
+      }
+    }
+  }
+}
+
+TEST(CudaAttention, IsNearFloat64) {
+  for (const Case& c : kCases) {
+    const Sequence sequence(c.model, c.length);
+    const auto expected = Float64(sequence, c.ranges);
+    // Weights are rounded to the type, then the result is.
+    const float bound = c.model.type == DType::kBF16 ? 0x1p-6f : 0x1p-9f;
+    const auto got = Attend(sequence, c.ranges, Generation::kHopper);
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], bound) << NameOf(c.model);
+    }
+  }
+}
+
+TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
+  for (const Model& m : {Model{DType::kF32, 4, 2, 8},
+                         {DType::kF32, 2, 2, 64},
+                         {DType::kF32, 3, 1, 136, 24}}) {
+    const int length = 1030;
+    const Sequence s(m, length);
+    Device cpu(MakeBackend());
+    const int blocks = (length + m.block_size - 1) / m.block_size;
+    auto cache = *cpu->NewKvCache(
+        {1, m.kv_heads, m.head_dim, m.block_size, blocks, DType::kF32});
+    std::vector<int32_t> table(At(blocks)), positions(At(length));
+    std::iota(table.begin(), table.end(), 0);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<float> qkv;
+    const auto add = [&](const float* row, int count) {
+      qkv.insert(qkv.end(), row, row + count);
+    };
+    for (int p = 0; p < length; ++p) {
+      add(s.Q(p, 0), m.width());
+      add(s.K(p, 0), m.kv_heads * m.head_dim);
+      add(s.V(p, 0), m.kv_heads * m.head_dim);
+    }
+    const int64_t angles = int64_t{length} * m.head_dim / 2;
+    const RopeTable still{cpu.Upload(std::vector<float>(At(angles), 1.0f)),
+                          cpu.Upload(std::vector<float>(At(angles), 0.0f))};
+    const std::vector<RowSpan> spans = {{0, length, 0, 0}};
+    Rows rows;
+    rows.num_rows = length;
+    rows.num_spans = 1;
+    rows.positions = rows.slots = cpu.Upload(positions);
+    rows.spans = cpu.Upload(spans);
+    rows.block_tables = cpu.Upload(table);
+    rows.host_spans = spans.data();
+    float* const device_qkv = cpu.Upload(qkv);
+    float* const out = cpu.New<float>(At(int64_t{length} * m.width()));
+    cpu->RopeAppend(cpu.queue(), rows, m.heads, still, device_qkv, *cache, 0);
+    cpu->Attention(cpu.queue(), rows, m.heads, kScale, device_qkv,
+                   m.width() + 2 * m.kv_heads * m.head_dim, *cache, 0, out);
+    const auto expected = cpu.Download(out, At(int64_t{length} * m.width()));
+    for (const Range& range : {Range{0, 20}, Range{500, 30}, Range{1020, 10}}) {
+      const auto from = expected.begin() + int64_t{range.first} * m.width();
+      ASSERT_TRUE(SameBits(Attend(s, {range}, Generation::kHopper),
+                           {from, from + int64_t{range.count} * m.width()}))
+          << NameOf(m);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks of checks.h can fail: each kernel family is compiled once more
+// with one fault in it, and its check must notice. The kernels' sources are
+// read with a word exchanged, into a namespace of their own; what they build
+// on comes first and stays as it is.
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/tensor_ops.h"
+#include "kernels/cuda/device/vectors.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/kv_digest.h"
+#include "kernels/sampling.h"
+#include "tests/kernels/cuda/checks.h"
+
+namespace tandem::kernels::cuda_faulty {
+using namespace cuda;
+}
+
+#define cuda cuda_faulty
+
+// The last element of an odd row is left out.
+#define Smaller(a, b) ((b) < (a) ? (b)-1 : (a))
+#include "kernels/cuda/elementwise.cuh"
+#undef Smaller
+
+// Nobody waits for the other warps' sums.
+#define Barrier WarpBarrier
+#include "kernels/cuda/rms_norm.cuh"
+#undef Barrier
+
+// Turned the other way.
+#define Sub Add
+#include "kernels/cuda/rope_append.cuh"
+#undef Sub
+
+// All pieces of a row count as its first; all layers of a slice are at its
+// start.
+#define DigestFinish(sum, key, layer, position, piece) \
+  DigestFinish(sum, key, layer, position, 0 * (piece))
+#define layer_stride kv.kv_heads * 0
+#include "kernels/cuda/kv_transfer.cuh"
+#undef layer_stride
+#undef DigestFinish
+
+// The sequences of a request draw alike.
+#define SampleBits(seed, sequence, position) SampleBits(seed, 0, position)
+#include "kernels/cuda/sample.cuh"
+#undef SampleBits
+
+#undef cuda
+
+namespace tandem::kernels::cuda {
+namespace {
+
+namespace faulty = cuda_faulty;
+
+int SiluMul(const Stream& stream, DType type, const SiluMulParams& p) {
+  return WithElement(type, [&](auto zero) {
+    using Kernel = faulty::SiluMulKernel<decltype(zero)>;
+    constexpr int kPerBlock = Kernel::kThreads * kChunk;
+    return Launch(stream, {(p.dim + kPerBlock - 1) / kPerBlock, p.num_rows, 1},
+                  Kernel::kThreads, 0, Kernel{p});
+  });
+}
+
+int RmsNorm(const Stream& stream, DType type, const RmsNormParams& p) {
+  return WithElement(type, [&](auto zero) {
+    using Kernel = faulty::RmsNormKernel<decltype(zero)>;
+    return Launch(stream, {p.num_rows, 1, 1}, Kernel::kThreads,
+                  Kernel::SharedBytes(p.dim), Kernel{p});
+  });
+}
+
+int RopeAppend(const Stream& stream, DType type, const RopeAppendParams& p) {
+  return WithElement(type, [&](auto t) {
+    return WithElement(p.kv.dtype, [&](auto c) {
+      using Kernel = faulty::RopeAppendKernel<decltype(t), decltype(c)>;
+      return Launch(stream, {p.num_rows, p.heads + 2 * p.kv.kv_heads, 1},
+                    Kernel::kThreads, 0, Kernel{p});
+    });
+  });
+}
+
+template <template <typename, typename> typename Kernel>
+int Slice(const Stream& stream, const KvSliceParams& p, int shared_bytes) {
+  const Dim3 blocks{
+      (p.position_end - p.position_begin + faulty::kKvPositions - 1) /
+          faulty::kKvPositions,
+      p.layer_end - p.layer_begin, 1};
+  return WithElement(p.kv.dtype, [&](auto c) {
+    return WithElement(p.wire, [&](auto w) {
+      return Launch(stream, blocks, faulty::kKvThreads, shared_bytes,
+                    Kernel<decltype(c), decltype(w)>{p});
+    });
+  });
+}
+int KvGather(const Stream& stream, const KvSliceParams& p) {
+  return Slice<faulty::KvGatherKernel>(
+      stream, p, faulty::KvGatherKernel<float, float>::SharedBytes(p));
+}
+int KvScatter(const Stream& stream, const KvSliceParams& p) {
+  return Slice<faulty::KvScatterKernel>(stream, p, 0);
+}
+
+int Sample(const Stream& stream, const SampleKernelParams& p) {
+  using Kernel = faulty::SampleKernel<faulty::kFewSampleThreads>;
+  return Launch(stream, {p.count, 1, 1}, Kernel::kThreads, Kernel::kSharedBytes,
+                Kernel{p});
+}
+
+TEST(CudaSeededFault, ARowThatEndsEarlyIsNoticed) {
+  EXPECT_FALSE(CheckSiluMul(SiluMul));
+}
+
+TEST(CudaSeededFault, AMissingBarrierInTheNormIsNoticedInEveryOrder) {
+  for (const emulator::Settings& settings : kSettings) {
+    const ScopedSettings scoped(settings);
+    EXPECT_FALSE(CheckRmsNorm(RmsNorm));
+  }
+}
+
+TEST(CudaSeededFault, ARotationTheOtherWayIsNoticed) {
+  EXPECT_FALSE(CheckRopeAppend(RopeAppend));
+}
+
+TEST(CudaSeededFault, ADigestThatConfusesPiecesIsNoticed) {
+  const AssertionResult result = CheckKvGather(KvGather);
+  EXPECT_FALSE(result);
+  EXPECT_NE(std::string(result.message()).find("digest of 256"),
+            std::string::npos)
+      << result.message();
+}
+
+TEST(CudaSeededFault, LayersReadFromTheWrongPlaceAreNoticed) {
+  EXPECT_FALSE(CheckKvScatter(KvScatter));
+}
+
+TEST(CudaSeededFault, SequencesThatDrawAlikeAreNoticed) {
+  EXPECT_FALSE(CheckSampleDraws(Sample));
+}
+
+}  // namespace
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products on the emulated device: bit for bit the chain that
+// kernels/cuda/numerics.h states, whatever the tiles, and near float64.
+
+#include <functional>
+
+#include "kernels/cuda/matmul_wgmma.cuh"
+#include "tests/kernels/cuda/fixture.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+struct Problem {
+  DType type;
+  WeightType weight;
+  int rows;
+  int cols;
+  bool bias = false;
+};
+
+std::string NameOf(const Problem& p) {
+  return std::string(Name(p.type)) + " weights " +
+         std::to_string(static_cast<int>(p.weight)) + " " +
+         std::to_string(p.rows) + " x " + std::to_string(p.cols);
+}
+
+// Data of one problem; tokens are drawn one after the other, so that more of
+// them begin with the same.
+struct Data {
+  Problem problem;
+  PackedWeights weights;
+  std::vector<float> x;
+  std::vector<float> bias;
+
+  Data(const Problem& p, int tokens) : problem(p) {
+    const auto w = RandomFloats(At(int64_t{p.rows} * p.cols), 5, 0.1f);
+    weights = PackWeights({reinterpret_cast<const std::byte*>(w.data()),
+                           DType::kF32, p.rows, p.cols},
+                          p.weight);
+    x = RandomFloats(At(int64_t{tokens} * p.cols), 6);
+    for (float& value : x) value = RoundedTo(p.type, value);
+    if (p.bias) bias = RandomFloats(At(p.rows), 7);
+  }
+
+  MatMulParams Params(int tokens, const std::vector<std::byte>& encoded,
+                      std::vector<std::byte>& out) const {
+    MatMulParams params;
+    params.weights = weights.bytes.data();
+    params.scales = weights.scales.data();
+    params.x = encoded.data();
+    params.bias = bias.empty() ? nullptr : bias.data();
+    params.out = out.data();
+    params.x_stride = problem.cols;
+    params.out_stride = problem.rows;
+    params.rows = problem.rows;
+    params.cols = problem.cols;
+    params.tokens = tokens;
+    return params;
+  }
+};
+
+using LaunchFn = std::function<int(const MatMulParams&)>;
+
+std::vector<float> MultiplyWith(const Data& data, int tokens, DType out_type,
+                                const LaunchFn& launch) {
+  const auto x = Encode(data.problem.type, data.x);
+  const int64_t count = int64_t{tokens} * data.problem.rows;
+  // Outputs that nobody writes show.
+  std::vector<std::byte> out(At(count) * SizeOf(out_type), std::byte{0xff});
+  EXPECT_EQ(launch(data.Params(tokens, x, out)), 0) << emulator::LastFault();
+  return Decode(out_type, out);
+}
+
+std::vector<float> Multiply(const Data& data, int tokens,
+                            Generation generation) {
+  return MultiplyWith(
+      data, tokens, data.problem.type, [&](const MatMulParams& p) {
+        return LaunchMatMul(StreamOf(generation), data.problem.type,
+                            data.problem.weight, false, p);
+      });
+}
+
+// The weight that enters the chain.
+float ChainWeight(const Data& data, int row, int col) {
+  const float weight = UnpackWeight(data.weights, row, col, data.problem.cols,
+                                    data.problem.weight);
+  return data.problem.weight == WeightType::kE4M3
+             ? weight / data.weights.scales[At(row)]
+             : weight;
+}
+
+// The contract, straight from its words.
+std::vector<float> Reference(const Data& data, int tokens,
+                             Generation generation) {
+  const Problem& p = data.problem;
+  std::vector<float> out(At(int64_t{tokens} * p.rows));
+  std::vector<float> row_weights(At(p.cols));
+  for (int row = 0; row < p.rows; ++row) {
+    std::vector<TensorVector> weights;
+    for (int c = 0; c < p.cols; ++c) {
+      row_weights[At(c)] = ChainWeight(data, row, c);
+    }
+    for (int c = 0; c < p.cols; c += kChainStep) {
+      weights.push_back(VectorOf(p.type, &row_weights[At(c)], p.cols - c));
+    }
+    for (int t = 0; t < tokens; ++t) {
+      float chain = 0;
+      for (int c = 0; c < p.cols; c += kChainStep) {
+        chain = TensorCoreStep(
+            generation, weights[At(c / kChainStep)],
+            VectorOf(p.type, &data.x[At(int64_t{t} * p.cols + c)], p.cols - c),
+            chain, p.type == DType::kF16);
+      }
+      if (p.weight == WeightType::kE4M3) {
+        chain *= data.weights.scales[At(row)];
+      }
+      float result = RoundedTo(p.type, chain);
+      if (p.bias) result = RoundedTo(p.type, result + data.bias[At(row)]);
+      out[At(int64_t{t} * p.rows + row)] = result;
+    }
+  }
+  return out;
+}
+
+// Shapes after the supported families, reduced, and odd ones: rows and columns
+// that end inside a step, a block, a tile; rows of x that are not aligned.
+const Problem kProblems[] = {
+    {DType::kBF16, WeightType::kBF16, 64, 64},
+    {DType::kBF16, WeightType::kBF16, 192, 128, true},
+    {DType::kBF16, WeightType::kBF16, 64, 172},
+    {DType::kBF16, WeightType::kBF16, 100, 200},
+    {DType::kBF16, WeightType::kBF16, 17, 33, true},
+    {DType::kBF16, WeightType::kBF16, 136, 1096},
+    {DType::kF16, WeightType::kF16, 96, 192},
+    {DType::kF16, WeightType::kF16, 40, 75, true},
+    {DType::kBF16, WeightType::kE4M3, 136, 264},
+    {DType::kBF16, WeightType::kE4M3, 30, 50, true},
+    {DType::kF16, WeightType::kE4M3, 72, 136},
+};
+
+TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
+  for (const Problem& problem : kProblems) {
+    for (const Generation generation : kGenerations) {
+      const Data data(problem, 130);
+      const auto reference = Reference(data, 130, generation);
+      for (const int tokens : {1, 3, 8, 17, 33, 130}) {
+        const auto got = Multiply(data, tokens, generation);
+        ASSERT_TRUE(
+            SameBits(got, {reference.begin(),
+                           reference.begin() + int64_t{tokens} * problem.rows}))
+            << NameOf(problem) << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST(CudaMatMul, IsNearFloat64) {
+  for (const Problem& problem : kProblems) {
+    const int tokens = 5;
+    const Data data(problem, tokens);
+    const auto got = Multiply(data, tokens, Generation::kHopper);
+    const double unit = problem.type == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+    for (int t = 0; t < tokens; ++t) {
+      for (int row = 0; row < problem.rows; ++row) {
+        double sum = 0;
+        double size = 0;
+        for (int c = 0; c < problem.cols; ++c) {
+          const double product =
+              double{data.x[At(int64_t{t} * problem.cols + c)]} *
+              UnpackWeight(data.weights, row, c, problem.cols, problem.weight);
+          sum += product;
+          size += std::fabs(product);
+        }
+        if (problem.bias) sum += data.bias[At(row)];
+        // Rounding twice to the type, truncation once per step.
+        const double bound = 2 * unit * (std::fabs(sum) + 1) +
+                             size * problem.cols / 16 * 0x1p-23;
+        ASSERT_NEAR(got[At(int64_t{t} * problem.rows + row)], sum, bound)
+            << NameOf(problem);
+      }
+    }
+  }
+}
+
+TEST(CudaMatMul, LandingAndScheduleDoNotShow) {
+  for (const Problem& problem :
+       {Problem{DType::kBF16, WeightType::kBF16, 72, 640},
+        Problem{DType::kBF16, WeightType::kE4M3, 72, 640}}) {
+    const Data data(problem, 65);
+    for (const int tokens : {2, 16, 30, 60, 65}) {
+      const auto expected = Multiply(data, tokens, Generation::kHopper);
+      for (const emulator::Settings& settings : kSettings) {
+        const ScopedSettings scoped(settings);
+        ASSERT_TRUE(
+            SameBits(Multiply(data, tokens, Generation::kHopper), expected))
+            << tokens;
+      }
+    }
+  }
+}
+
+TEST(CudaMatMul, LogitsAreTheSameValuesInF32) {
+  const Problem problem{DType::kBF16, WeightType::kBF16, 130, 96};
+  const Data data(problem, 70);
+  for (const int tokens : {1, 70}) {
+    const auto wide =
+        MultiplyWith(data, tokens, DType::kF32, [&](const MatMulParams& p) {
+          return LaunchMatMul(StreamOf(Generation::kHopper), problem.type,
+                              problem.weight, true, p);
+        });
+    EXPECT_TRUE(SameBits(wide, Multiply(data, tokens, Generation::kHopper)));
+  }
+}
+
+template <typename Kernel>
+LaunchFn Direct() {
+  return [](const MatMulParams& p) {
+    return Launch(StreamOf(Generation::kHopper),
+                  {Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens)},
+                  Kernel::kThreads, Kernel::kSharedBytes, Kernel{p});
+  };
+}
+
+TEST(CudaMatMul, WarpgroupKernelsGiveTheSameBits) {
+  using T = BFloat16;
+  struct Case {
+    Problem problem;
+    int tokens;
+    LaunchFn launch;
+  };
+  const Case cases[] = {
+      {{DType::kBF16, WeightType::kBF16, 100, 200},
+       70,
+       Direct<MatMulWgmmaKernel<T, T, 1, 64, 6>>()},
+      {{DType::kBF16, WeightType::kBF16, 200, 330, true},
+       140,
+       Direct<MatMulWgmmaKernel<T, T, 1, 128, 4>>()},
+      {{DType::kBF16, WeightType::kBF16, 150, 520},
+       130,
+       Direct<MatMulWgmmaKernel<T, T, 2, 128, 4>>()},
+      {{DType::kBF16, WeightType::kBF16, 130, 136},
+       260,
+       Direct<MatMulWgmmaKernel<T, T, 2, 256, 4>>()},
+      {{DType::kF16, WeightType::kF16, 64, 264},
+       66,
+       Direct<MatMulWgmmaKernel<Half, Half, 1, 128, 4>>()},
+  };
+  for (const Case& c : cases) {
+    const Data data(c.problem, c.tokens);
+    const auto expected = Reference(data, c.tokens, Generation::kHopper);
+    for (const emulator::Settings& settings : kSettings) {
+      const ScopedSettings scoped(settings);
+      ASSERT_TRUE(SameBits(
+          MultiplyWith(data, c.tokens, c.problem.type, c.launch), expected))
+          << NameOf(c.problem);
+    }
+  }
+}
+
+TEST(CudaMatMul, F32ModelsHaveTheBitsOfTheCpuBackend) {
+  struct Case {
+    int rows, cols, tokens;
+    DType weight;
+  };
+  for (const Case& c : {Case{64, 64, 1, DType::kF32},
+                        {172, 64, 9, DType::kF32},
+                        {65, 172, 30, DType::kF32},
+                        {33, 77, 5, DType::kF32},
+                        {48, 96, 10, DType::kBF16}}) {
+    const auto w = RandomFloats(At(int64_t{c.rows} * c.cols), 1);
+    const auto x = RandomFloats(At(int64_t{c.tokens} * c.cols), 2);
+    const auto bias = RandomFloats(At(c.rows), 3);
+    Device cpu(MakeBackend());
+    float* const out = cpu.New<float>(At(int64_t{c.tokens} * c.rows));
+    cpu->MatMul(cpu.queue(), c.tokens, cpu.Upload(x),
+                cpu.Pack(w, c.rows, c.cols, c.weight), cpu.Upload(bias), out);
+    const auto expected = cpu.Download(out, At(int64_t{c.tokens} * c.rows));
+
+    Data data({DType::kF32,
+               c.weight == DType::kF32 ? WeightType::kF32 : WeightType::kBF16,
+               c.rows, c.cols},
+              c.tokens);
+    data.weights = PackWeights({reinterpret_cast<const std::byte*>(w.data()),
+                                DType::kF32, c.rows, c.cols},
+                               data.problem.weight);
+    data.x = x;
+    data.bias = bias;
+    EXPECT_TRUE(
+        SameBits(Multiply(data, c.tokens, Generation::kHopper), expected))
+        << c.rows << " x " << c.cols;
+  }
+}
+
+TEST(PackedWeights, EveryE4M3GoesThereAndBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    if ((bits & 0x7f) == 0x7f) continue;  // not a number
+    const float value = FromE4M3(static_cast<uint8_t>(bits));
+    EXPECT_EQ(ToE4M3(value), bits) << value;
+    for (const bool half : {false, true}) {
+      const uint32_t pair = static_cast<uint32_t>(bits) << 8 | 0x38u;
+      const uint32_t operands =
+          half ? FromE4M3Pair<Half>(pair) : FromE4M3Pair<BFloat16>(pair);
+      const uint16_t high = static_cast<uint16_t>(operands >> 16);
+      const uint16_t low = static_cast<uint16_t>(operands);
+      EXPECT_EQ(half ? ToFloat(Half{high}) : ToFloat(BFloat16{high}), value);
+      EXPECT_EQ(half ? ToFloat(Half{low}) : ToFloat(BFloat16{low}), 1.0f);
+    }
+  }
+  // Halfway goes to the even one; beyond the largest is the largest.
+  EXPECT_EQ(FromE4M3(ToE4M3(17.0f)), 16.0f);
+  EXPECT_EQ(FromE4M3(ToE4M3(19.0f)), 20.0f);
+  EXPECT_EQ(FromE4M3(ToE4M3(-1000.0f)), -448.0f);
+  EXPECT_EQ(FromE4M3(ToE4M3(0x1p-10f)), 0.0f);
+  EXPECT_EQ(FromE4M3(ToE4M3(0x1.8p-10f)), 0x1p-9f);
+}
+
+}  // namespace
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many KV blocks a worker takes on a CPU and on a GPU, and what it says
+// where a sequence does not fit.
+
+#include "worker/kv_plan.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tandem::worker {
+namespace {
+
+using kernels::DType;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// The shape of Llama 3.1 8B: 128 KiB per position in bf16.
+engine::ModelSpec Spec() {
+  engine::ModelSpec spec;
+  spec.layers = 32;
+  spec.kv_heads = 8;
+  spec.head_dim = 128;
+  spec.max_positions = 131072;
+  return spec;
+}
+
+constexpr int64_t kPosition = 131072;
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+WorkerFlags Flags() {
+  WorkerFlags flags;
+  flags.block_size = 16;
+  flags.max_num_seqs = 64;
+  return flags;
+}
+
+struct Case {
+  const char* what;
+  int64_t kv_cache_bytes;
+  double utilization;
+  std::optional<GpuMemory> gpu;
+  int64_t expected_bytes;
+};
+
+TEST(KvPlan, TakesWhatIsGivenOrTheShareThatIsLeft) {
+  const Case cases[] = {
+      {"CPU: a gigabyte", 0, 0.9, std::nullopt, kGiB},
+      {"CPU: as asked", 3 * kGiB, 0.9, std::nullopt, 3 * kGiB},
+      {"GPU: the share without what is used", 0, 0.5,
+       GpuMemory{140 * kGiB, 20 * kGiB, 120 * kGiB}, 50 * kGiB},
+      {"GPU: no more than is free", 0, 0.9,
+       GpuMemory{140 * kGiB, 20 * kGiB, 30 * kGiB}, 30 * kGiB},
+      {"GPU: as asked", 2 * kGiB, 0.9,
+       GpuMemory{140 * kGiB, 20 * kGiB, 120 * kGiB}, 2 * kGiB},
+      {"GPU: no more than all slots can use", 0, 1,
+       GpuMemory{4096 * kGiB, 0, 4096 * kGiB}, 64 * 2 * 131072 * kPosition},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.what);
+    WorkerFlags flags = Flags();
+    flags.kv_cache_bytes = c.kv_cache_bytes;
+    flags.gpu_memory_utilization = c.utilization;
+    const auto plan = PlanKv(flags, Spec(), DType::kBF16, c.gpu);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->num_blocks, c.expected_bytes / (16 * kPosition));
+    EXPECT_EQ(plan->max_model_len,
+              std::min<int64_t>(131072, c.expected_bytes / kPosition));
+  }
+}
+
+TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {
+  WorkerFlags flags = Flags();
+  flags.max_model_len = 65536;
+  flags.gpu_memory_utilization = 0.5;
+  const auto gpu = PlanKv(flags, Spec(), DType::kBF16,
+                          GpuMemory{40 * kGiB, 16 * kGiB, 24 * kGiB});
+  EXPECT_EQ(gpu.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(gpu.status().message()),
+              AllOf(HasSubstr("holds 32768 tokens"),
+                    HasSubstr("raise --gpu-memory-utilization (now 0.5"),
+                    HasSubstr("or lower --max-model-len to 32768")));
+  const auto cpu = PlanKv(flags, Spec(), DType::kBF16, std::nullopt);
+  EXPECT_THAT(std::string(cpu.status().message()),
+              AllOf(HasSubstr("raise --kv-cache-memory-bytes to 8589934592"),
+                    HasSubstr("or lower --max-model-len to 8192")));
+}
+
+TEST(KvPlan, WeightsThatFillTheShareLeaveNoContextToOffer) {
+  const auto plan = PlanKv(Flags(), Spec(), DType::kBF16,
+                           GpuMemory{16 * kGiB, 15 * kGiB, kGiB});
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("holds 0 tokens"),
+                    HasSubstr("raise --gpu-memory-utilization"),
+                    ::testing::Not(HasSubstr("lower --max-model-len"))));
+}
+
+}  // namespace
+}  // namespace tandem::worker

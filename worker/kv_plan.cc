@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "worker/kv_plan.h"
+
+#include <algorithm>
+#include <climits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
+
+namespace tandem::worker {
+namespace {
+
+inline constexpr int64_t kHostCacheBytes = int64_t{1} << 30;
+
+int64_t CacheBytes(const WorkerFlags& flags,
+                   const std::optional<GpuMemory>& gpu) {
+  if (flags.kv_cache_bytes > 0) return flags.kv_cache_bytes;
+  if (!gpu.has_value()) return kHostCacheBytes;
+  const auto share = static_cast<int64_t>(
+      static_cast<double>(gpu->total_bytes) * flags.gpu_memory_utilization);
+  return std::max<int64_t>(0,
+                           std::min(share - gpu->used_bytes, gpu->free_bytes));
+}
+
+// What to change when `fits` positions are too few.
+std::string Advice(const WorkerFlags& flags, bool gpu, int64_t position_bytes,
+                   int64_t wanted, int64_t fits) {
+  const bool by_share = gpu && flags.kv_cache_bytes == 0;
+  std::string advice =
+      by_share
+          ? absl::StrCat("raise --gpu-memory-utilization (now ",
+                         flags.gpu_memory_utilization, "; the cache needs ",
+                         position_bytes * wanted, " bytes)")
+          : absl::StrCat("raise --kv-cache-memory-bytes to ",
+                         position_bytes * wanted);
+  if (fits > 0)
+    absl::StrAppend(&advice, ", or lower --max-model-len to ", fits);
+  return advice;
+}
+
+}  // namespace
+
+absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
+                              const engine::ModelSpec& spec,
+                              kernels::DType kv_dtype,
+                              const std::optional<GpuMemory>& gpu) {
+  kernels::KvShape shape;
+  shape.num_layers = spec.layers;
+  shape.kv_heads = spec.kv_heads;
+  shape.head_dim = spec.head_dim;
+  shape.dtype = kv_dtype;
+  const int64_t position_bytes = shape.bytes_per_position();
+  const int64_t block_bytes = position_bytes * flags.block_size;
+  KvPlan plan;
+  plan.max_model_len = flags.max_model_len > 0
+                           ? std::min(flags.max_model_len, spec.max_positions)
+                           : spec.max_positions;
+  if (flags.max_model_len > spec.max_positions) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-model-len ", flags.max_model_len, " is more than the model's ",
+        spec.max_positions, " positions"));
+  }
+  plan.num_blocks = flags.num_blocks;
+  if (plan.num_blocks == 0) {
+    // No more than every slot full: a small model needs no gigabyte.
+    const int64_t useful =
+        int64_t{flags.max_num_seqs} * 2 *
+        ((plan.max_model_len + flags.block_size - 1) / flags.block_size);
+    plan.num_blocks = static_cast<int>(
+        std::min<int64_t>({CacheBytes(flags, gpu) / block_bytes, useful,
+                           INT_MAX / flags.block_size}));
+  }
+  const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
+  if (fits < plan.max_model_len) {
+    if (flags.max_model_len > 0 || fits < flags.block_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the KV cache holds ", fits, " tokens, less than one sequence of ",
+          plan.max_model_len, ": ",
+          Advice(flags, gpu.has_value(), position_bytes, plan.max_model_len,
+                 fits)));
+    }
+    plan.max_model_len = static_cast<int>(fits);
+  }
+  return plan;
+}
+
+}  // namespace tandem::worker

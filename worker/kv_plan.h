@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much KV cache a worker takes, and how long a sequence may then be:
+// pure arithmetic over flags, model and memory.
+
+#ifndef TANDEM_WORKER_KV_PLAN_H_
+#define TANDEM_WORKER_KV_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "engine/model_config.h"
+#include "kernels/types.h"
+#include "worker/bringup.h"
+
+namespace tandem::worker {
+
+// A GPU's memory when all but the KV cache has its place.
+struct GpuMemory {
+  int64_t total_bytes = 0;
+  int64_t used_bytes = 0;  // by this process, and soon to be
+  int64_t free_bytes = 0;  // left by all, this process's coming needs deducted
+};
+
+// Blocks that the flags ask for, and the longest sequence that they hold.
+struct KvPlan {
+  int num_blocks = 0;
+  int max_model_len = 0;
+};
+
+// Without `gpu` the default is 1 GiB. INVALID_ARGUMENT: what was asked for
+// does not fit; says how much would.
+absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
+                              const engine::ModelSpec& spec,
+                              kernels::DType kv_dtype,
+                              const std::optional<GpuMemory>& gpu);
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_KV_PLAN_H_
