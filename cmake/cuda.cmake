@@ -1,7 +1,7 @@
 # The CUDA toolkit and how kernels are compiled: preset `cuda`. nvcc is taken
 # from TANDEM_CUDA_ROOT, which scripts/setup.sh --cuda prepares.
 
-set(TANDEM_CUDA_ROOT ${PROJECT_SOURCE_DIR}/build/cuda CACHE PATH
+set(TANDEM_CUDA_ROOT ${PROJECT_SOURCE_DIR}/build/cuda-toolkit CACHE PATH
     "CUDA 13 toolkit (scripts/setup.sh --cuda)")
 if(NOT EXISTS ${TANDEM_CUDA_ROOT}/bin/nvcc)
   message(FATAL_ERROR "no ${TANDEM_CUDA_ROOT}/bin/nvcc: run "

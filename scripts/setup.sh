@@ -6,7 +6,7 @@
 #
 #   scripts/setup.sh           what a build for CPUs needs
 #   scripts/setup.sh --tests   and the tests' other compilers and checkers
-#   scripts/setup.sh --cuda    and a CUDA toolkit in build/cuda (no GPU needed)
+#   scripts/setup.sh --cuda    and a CUDA toolkit (no GPU needed)
 source "$(dirname "$0")/lib.sh"
 
 PACKAGES=(
@@ -88,12 +88,13 @@ if ! cmp -s "$requirements" "$BUILD/venv/installed.txt"; then
   step venv "Python packages (build/venv)" make_venv
 fi
 
-# CUDA: an installed toolkit of version 13, or one of wheels. build/cuda is a
-# link to either, build/cuda-wheels/nvidia/nccl has NCCL's header. No driver
-# and no GPU is needed.
+# CUDA: an installed toolkit of version 13, or one of wheels.
+# build/cuda-toolkit is a link to either, build/cuda-wheels/nvidia/nccl has
+# NCCL's header. No driver and no GPU is needed.
 [ -n "$with_cuda" ] || exit 0
 requirements=$ROOT/scripts/cuda-requirements.txt
 wheels=$BUILD/cuda-wheels
+link=$BUILD/cuda-toolkit
 
 is_toolkit() {
   [ -e "$1/include/cuda_runtime.h" ] && [ -e "$1/lib64" ] &&
@@ -115,11 +116,11 @@ make_toolkit() {
   install_wheels "$BUILD/cuda-wheels.txt" || return 1
   # Wheels say lib where nvcc, which they bring, looks for lib64.
   [ ! -e "$wheels/nvidia/cu13" ] || ln -sfn lib "$wheels/nvidia/cu13/lib64"
-  rm -rf "$BUILD/cuda" && ln -s "$toolkit" "$BUILD/cuda" &&
-    is_toolkit "$BUILD/cuda" && [ -e "$wheels/nvidia/nccl/include/nccl.h" ] &&
+  ln -sfn "$toolkit" "$link" && is_toolkit "$link" &&
+    [ -e "$wheels/nvidia/nccl/include/nccl.h" ] &&
     cp "$requirements" "$wheels/installed.txt"
 }
 if ! cmp -s "$requirements" "$wheels/installed.txt" ||
-  ! is_toolkit "$BUILD/cuda"; then
-  step cuda "CUDA 13 toolkit (build/cuda)" make_toolkit
+  ! is_toolkit "$link"; then
+  step cuda "CUDA 13 toolkit (build/cuda-toolkit)" make_toolkit
 fi

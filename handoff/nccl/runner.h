@@ -61,7 +61,7 @@ class Runner {
   void Begin(absl::Status status);
   void Poll();
   void PollAgain();
-  void Fail(absl::Status status);
+  void Fail(const absl::Status& status);
   void CheckQuiet();
   void Say(Report::Kind kind);
 

@@ -78,14 +78,13 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCuda(
     const CudaOptions& options) {
   const absl::StatusOr<void*> library = Load(libraries);
   if (!library.ok()) return library.status();
-  auto* const function =
-      reinterpret_cast<PluginFunction*>(dlsym(*library, kPluginSymbol));
-  if (function == nullptr) {
+  const auto* const plugin =
+      static_cast<const Plugin*>(dlsym(*library, kPluginSymbol));
+  if (plugin == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         absl::StrJoin(libraries, ", "),
         " is no CUDA backend: it does not define ", kPluginSymbol));
   }
-  const Plugin* const plugin = function();
   if (std::string_view(plugin->abi) != TANDEM_CUDA_ABI) {
     return absl::FailedPreconditionError(absl::StrCat(
         kLibrary, " is of build '", plugin->abi, "', this program of '",

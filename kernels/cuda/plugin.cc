@@ -16,13 +16,11 @@ absl::StatusOr<std::unique_ptr<Backend>> Open(int ordinal,
   return NewCudaBackend(options, *std::move(device));
 }
 
-constexpr Plugin kPlugin = {.abi = TANDEM_CUDA_ABI, .open = &Open};
-
 }  // namespace
 }  // namespace tandem::kernels::cuda
 
-extern "C" __attribute__((visibility("default")))
-const tandem::kernels::cuda::Plugin*
-tandem_cuda_plugin() {
-  return &tandem::kernels::cuda::kPlugin;
+extern "C" {
+extern const tandem::kernels::cuda::Plugin tandem_cuda_plugin;
+const tandem::kernels::cuda::Plugin tandem_cuda_plugin = {
+    .abi = TANDEM_CUDA_ABI, .open = &tandem::kernels::cuda::Open};
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libtandem_cuda.so exports: one C function that gives one table. The
-// program and the library exchange C++ types, so they must be built from the
-// same headers by the same compiler: TANDEM_CUDA_ABI names both, and nothing
-// else of the table is looked at before it is found equal.
+// What libtandem_cuda.so exports: one table, tandem_cuda_plugin. The program
+// and the library exchange C++ types, so they must be built from the same
+// headers by the same compiler: TANDEM_CUDA_ABI names both, and nothing else
+// of the table is looked at before it is found equal.
 
 #ifndef TANDEM_KERNELS_CUDA_PLUGIN_H_
 #define TANDEM_KERNELS_CUDA_PLUGIN_H_
@@ -22,8 +22,9 @@ struct Plugin {
                                                    const CudaOptions& options);
 };
 
+// A table and not a function that returns one: finding that it is another
+// build's then calls nothing of it.
 inline constexpr char kPluginSymbol[] = "tandem_cuda_plugin";
-using PluginFunction = const Plugin*();
 
 }  // namespace tandem::kernels::cuda
 

@@ -18,7 +18,8 @@ namespace {
 
 using kernels::DType;
 
-constexpr int kLength = 37;
+// Short: a fiber per GPU thread is slow, above all under AddressSanitizer.
+constexpr int kLength = 21;
 
 std::unique_ptr<kernels::Backend> NewCuda(DType activation) {
   auto backend =
@@ -77,8 +78,8 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
     const auto cuda = NewCuda(DType::kF32);
     Rig expected_rig(checkpoint.dir.path(), cpu.get(), Options(DType::kF32));
     Rig rig(checkpoint.dir.path(), cuda.get(), Options(DType::kF32));
-    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 2);
-    const auto logits = LastLogits(rig, checkpoint.spec, 16, 2);
+    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
+    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
     ASSERT_EQ(logits.size(), expected.size());
     EXPECT_EQ(
         memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
@@ -100,8 +101,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
     // Every position by a decode step.
     const auto expected = LastLogits(alone, checkpoint.spec, 1, 1);
     ASSERT_FALSE(expected.empty());
-    for (const auto& [chunk, batch] :
-         {std::pair{kLength, 1}, {7, 1}, {16, 3}, {kLength, 3}}) {
+    for (const auto& [chunk, batch] : {std::pair{kLength, 1}, {8, 3}}) {
       Rig rig(checkpoint.dir.path(), cuda.get(), Options(type));
       const auto logits = LastLogits(rig, checkpoint.spec, chunk, batch);
       ASSERT_EQ(logits.size(), expected.size());
