@@ -14,10 +14,22 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/string_view.h"
 #include "common/loop.h"
 #include "common/stream.h"
 
 namespace tandem::simulation {
+
+// Copies of a status share a count that ThreadSanitizer does not see all of
+// (Debian's abseil is not instrumented): no two threads may hold the same.
+inline absl::Status OwnCopy(const absl::Status& status) {
+  absl::Status copy(status.code(), status.message());
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    copy.SetPayload(url, absl::Cord(std::string(payload)));
+  });
+  return copy;
+}
 
 // The receiving half of one end. All but `waiting` belongs to `loop`.
 template <typename In>
@@ -36,7 +48,9 @@ struct PipeInbox {
       handler->OnMessage(std::move(message));
     }
     if (handler != nullptr && queue.empty() && closed.has_value()) {
-      std::exchange(handler, nullptr)->OnClosed(*closed);
+      absl::Status status = *std::move(closed);
+      closed.reset();
+      std::exchange(handler, nullptr)->OnClosed(std::move(status));
     }
   }
 
@@ -83,8 +97,8 @@ class PipeEnd final : public Stream<Out, In> {
   void Close(absl::Status status) override {
     if (std::exchange(closed_, true)) return;
     mine_->handler = nullptr;
-    theirs_->loop->Post([theirs = theirs_, status] {
-      theirs->closed = status;
+    theirs_->loop->Post([theirs = theirs_, status = OwnCopy(status)]() mutable {
+      theirs->closed = std::move(status);
       theirs->Flush();
     });
   }
