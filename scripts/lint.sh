@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Formats (all files) and clang-tidy over the .cc files that changed since
 # LINT_BASE (default: the last commit older than 12 hours), or `--all`. What
-# does not fit into TIDY_MINUTES (default 12) is named and left to the nightly
+# does not fit into TIDY_MINUTES (default 9) is named and left to the nightly
 # run.
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
@@ -17,7 +17,7 @@ clang-format-14 --dry-run --Werror "${sources[@]}" ||
 [ -e "$BUILD/release/compile_commands.json" ] ||
   die "no build/release: run scripts/test.sh release first"
 
-minutes=${TIDY_MINUTES:-12}
+minutes=${TIDY_MINUTES:-9}
 if [ "${1:-}" = --all ]; then
   minutes=600
   mapfile -t changed < <(git ls-files '*.cc' ':!tests' ':!bench')
