@@ -72,7 +72,7 @@ void Runner::Receive(std::byte* to, size_t bytes) {
   Begin(communicator_->Receive(to, bytes));
 }
 
-void Runner::Begin(absl::Status status) {
+void Runner::Begin(const absl::Status& status) {
   if (!status.ok()) {
     Fail(status);
     return;

@@ -58,7 +58,7 @@ class Runner {
  private:
   enum class Doing { kNothing, kJoining, kOperation, kEnding, kGone };
 
-  void Begin(absl::Status status);
+  void Begin(const absl::Status& status);
   void Poll();
   void PollAgain();
   void Fail(const absl::Status& status);

@@ -51,7 +51,7 @@ namespace tandem::kernels::cuda::emulator {
 namespace {
 
 // Touched pages alone take memory; AddressSanitizer widens frames.
-constexpr size_t kStackBytes = (TANDEM_ASAN ? 512 : 128) * 1024;
+constexpr size_t kStackBytes = size_t{TANDEM_ASAN ? 512 : 128} * 1024;
 
 thread_local Fiber* entering = nullptr;
 
