@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of emulated CUDA kernels share: values in the device's types, the
-// ways the emulator can run, and streams of each generation.
+// What tests of CUDA kernels share: values in the device's types, the ways the
+// emulator can run, and streams of each generation.
 
 #ifndef TANDEM_TESTS_KERNELS_CUDA_FIXTURE_H_
 #define TANDEM_TESTS_KERNELS_CUDA_FIXTURE_H_
@@ -12,19 +12,25 @@
 #include <vector>
 
 #include "kernels/cuda/device/grid.h"
+#include "tests/kernels/cuda/where.h"
 #include "tests/kernels/fixture.h"
 
 namespace tandem::kernels::cuda {
 
 inline Stream StreamOf(Generation generation) {
   Stream stream;
-  stream.generation = generation == Generation::kHopper ? 90 : 80;
+  stream.generation = OnDevice()                          ? DeviceGeneration()
+                      : generation == Generation::kHopper ? 90
+                                                          : 80;
   stream.multiprocessors = 4;
   return stream;
 }
 
-inline constexpr Generation kGenerations[] = {Generation::kAmpere,
-                                              Generation::kHopper};
+// A GPU is of one: tests run on Hopper and what has the same step.
+inline std::vector<Generation> Generations() {
+  if (OnDevice()) return {Generation::kHopper};
+  return {Generation::kAmpere, Generation::kHopper};
+}
 
 // Results must not depend on when copies land and who runs first.
 inline constexpr emulator::Settings kSettings[] = {

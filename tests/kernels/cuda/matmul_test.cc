@@ -140,7 +140,7 @@ const Problem kProblems[] = {
 
 TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
   for (const Problem& problem : kProblems) {
-    for (const Generation generation : kGenerations) {
+    for (const Generation generation : Generations()) {
       const Data data(problem, 130);
       const auto reference = Reference(data, 130, generation);
       for (const int tokens : {1, 3, 8, 17, 33, 130}) {
