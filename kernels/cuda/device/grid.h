@@ -10,14 +10,17 @@
 //
 //   Grid          thread() lane() warp() block_x/y/z() grid_x/y/z(): indices;
 //                 threads(): of a block; shared(): dynamic shared memory, 16
-//                 bytes aligned; Barrier(); WarpBarrier(); ShuffleXor(v, mask),
+//                 bytes aligned; Barrier(); WarpBarrier(); GroupBarrier<n>(id)
+//                 of n threads, an aligned group; ShuffleXor(v, mask),
 //                 Shuffle(v, lane): v of 4 bytes, all 32 lanes; ThreadFence();
 //                 AtomicAdd(pointer, value): int32 or uint64, returns the old
 //   copies        CopyAsync16(g, shared, global, bytes): 16 bytes, zeros from
 //                 `bytes` (0 .. 16) on; CopyAsyncCommit(g) closes a group;
 //                 CopyAsyncWait<n>(g) until all but n groups have landed
+//                 device/async_copy.h for copies that arrive at barriers
 //   matrices      LoadMatrix4, LoadMatrix4Transposed (ldmatrix.x4), MmaBf16,
-//                 MmaF16 (m16n8k16, f32); device/wgmma.h for Hopper's own
+//                 MmaF16 (m16n8k16, f32); StoreMatrix4Transposed (stmatrix.x4,
+//                 sm_90); device/wgmma.h for Hopper's own
 //   arithmetic    Fma Add Sub Mul Div Sqrt Max Min: f32, rounded to nearest,
 //                 denormals flushed, never contracted; Exp: one polynomial,
 //                 the CPU backend's, so the same bits everywhere; Exp2: the

@@ -33,6 +33,11 @@ class Grid {
     return memory;
   }
   TANDEM_DEVICE void Barrier() const { __syncthreads(); }
+  // Of the kThreads threads of an aligned group; `id` is 1 .. 15.
+  template <int kThreads>
+  TANDEM_DEVICE void GroupBarrier(int id) const {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+  }
   TANDEM_DEVICE void WarpBarrier() const { __syncwarp(); }
   TANDEM_DEVICE void ThreadFence() const { __threadfence(); }
   template <typename V>
@@ -104,6 +109,19 @@ TANDEM_DEVICE void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4],
       : "r"(SharedAddress(g, row))
       : "memory");
 }
+// Four matrices of 8 x 8 (16 bits), as LoadMatrix4 has them, turned over:
+// lane 8 m + j says where column j of matrix m goes, 16 bytes.
+TANDEM_DEVICE void StoreMatrix4Transposed(Grid& g, void* column,
+                                          const uint32_t (&r)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, "
+      "%4};" ::"r"(SharedAddress(g, column)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+#endif
+}
+
 TANDEM_DEVICE void MmaBf16(Grid&, float (&d)[4], const uint32_t (&a)[4],
                            const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

@@ -15,6 +15,11 @@ struct Half {
   uint16_t bits;
 };
 
+// In shared memory (async_copy.h).
+struct AsyncBarrier {
+  uint64_t state;
+};
+
 // Blocks of a grid.
 struct Dim3 {
   int x = 1;

@@ -132,12 +132,22 @@ class Block {
   void Commit(Grid& g);
   void Wait(Grid& g, int pending);
   void Fence(Grid& g);
+  void MakeBarrier(Grid& g, const AsyncBarrier* b, int arrivals);
+  void ArriveAt(Grid& g, const AsyncBarrier* b, int bytes);
+  void AwaitEnd(Grid& g, const AsyncBarrier* b, int parity);
+  void ArriveWithCopies(Grid& g, const AsyncBarrier* b);
+  void BulkCopy(Grid& g, void* to, const void* from, int bytes,
+                const AsyncBarrier* b);
+  void TileCopy(Grid& g, void* to, const TensorSource& source, int column,
+                int row, const AsyncBarrier* b);
   void LoadMatrix(Grid& g, uint32_t (&r)[4], const void* row, bool transposed,
                   const Place& place);
   void Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b, bool half,
            const Place& place);
-  void Wgmma(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
-             const Place& place);
+  void StoreMatrix(Grid& g, void* column, const uint32_t (&r)[4],
+                   const Place& place);
+  void Wgmma(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
+             uint64_t b, bool half, const Place& place);
   void WgmmaClose(Grid& g, const Place& place);
   void WgmmaPending(Grid& g, int pending, const Place& place);
 
@@ -145,12 +155,29 @@ class Block {
   struct Piece {
     std::byte* to;
     const void* from;
+    int bytes;  // the rest are zeros
+    int size = kPiece;
+  };
+  // A barrier in shared memory, in its present phase.
+  struct Phase {
+    int arrivals = 0;   // that end it
+    int missing = 0;    // of them
+    int64_t bytes = 0;  // announced and not here
+    int parity = 0;
+  };
+  // Copies on their way to a barrier.
+  struct Flight {
+    std::vector<Piece> pieces;
+    Phase* phase;
     int bytes;
+    int arrivals;
+    int unfenced;  // of the pieces, once they landed
   };
   struct ThreadState {
     Fiber fiber;
     Grid grid;
     bool ready = true;
+    const Phase* awaited = nullptr;
     std::vector<Piece> open;
     std::deque<std::vector<Piece>> groups;
   };
@@ -162,6 +189,7 @@ class Block {
   };
   struct WgmmaStep {
     float* d[kWarpgroup];
+    const uint32_t* registers[kWarpgroup];  // the first operand, if any
     int n;
     uint64_t a;
     uint64_t b;
@@ -184,7 +212,11 @@ class Block {
       block->Fail(g, "a thread ends with copies that it did not wait for");
     }
   }
-  void Land(Grid& g, const Piece& piece);
+  void Land(const Piece& piece, int unfenced);
+  Phase& PhaseOf(Grid& g, const AsyncBarrier* b);
+  void TurnIfDone(Phase& phase);
+  void Send(Flight flight);
+  void LandOne();
   void Execute(Grid& g, const WgmmaStep& step);
 
   const Settings settings_;
@@ -199,8 +231,11 @@ class Block {
   std::map<std::pair<int, int>, Meeting> meetings_;
   std::vector<Warpgroup> warpgroups_;
   // Of each piece of shared memory: the thread whose copy into it landed but
-  // was not fenced, plus one.
+  // was not fenced, plus one; or kByAnyone.
   std::vector<int> unfenced_;
+  static constexpr int kByAnyone = -1;
+  std::map<ptrdiff_t, Phase> phases_;
+  std::deque<Flight> flights_;
   std::vector<TensorVector> columns_;  // of the step at hand
   const Call* call_ = nullptr;
   std::string fault_;
@@ -231,6 +266,8 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
   const int pieces = shared_bytes_ / kPiece + 1;
   unfenced_.assign(static_cast<size_t>(pieces), 0);
   meetings_.clear();
+  phases_.clear();
+  flights_.clear();
   std::vector<int> order;
   for (int i = 0; i < threads_; ++i) {
     order.push_back(settings_.order == Order::kReverse ? threads_ - 1 - i : i);
@@ -243,6 +280,7 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
     thread.grid.blocks_ = blocks;
     thread.grid.shared_ = shared_;
     thread.ready = true;
+    thread.awaited = nullptr;
     thread.open.clear();
     thread.groups.clear();
     thread.fiber.Start(&Block::Enter, &entry_[static_cast<size_t>(i)]);
@@ -264,6 +302,10 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
       if (thread.fiber.done()) --left;
       if (!fault_.empty()) return false;
     }
+    if (!moved && !flights_.empty()) {
+      LandOne();
+      moved = true;
+    }
     if (!moved) {
       fault_ = "threads wait for others that have ended or wait elsewhere";
       for (const auto& [key, meeting] : meetings_) {
@@ -273,19 +315,33 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
                     std::to_string(meeting.line) + " of " + meeting.file;
         }
       }
+      for (const auto& thread : thread_) {
+        if (thread->awaited == nullptr) continue;
+        fault_ += "; thread " + std::to_string(thread->grid.thread()) +
+                  " for a barrier that lacks " +
+                  std::to_string(thread->awaited->missing) + " arrivals, " +
+                  std::to_string(thread->awaited->bytes) + " bytes";
+        break;
+      }
       return false;
     }
+  }
+  if (!flights_.empty()) {
+    fault_ = "a block ends with copies on their way";
+    return false;
   }
   return true;
 }
 
 // ---- Asynchronous copies.
 
-void Block::Land(Grid& g, const Piece& piece) {
-  std::memset(piece.to, 0, kPiece);
-  std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
-  unfenced_[static_cast<size_t>(OffsetOf(g, piece.to, kPiece) / kPiece)] =
-      g.thread() + 1;
+void Block::Land(const Piece& piece, int unfenced) {
+  std::memset(piece.to, 0, static_cast<size_t>(piece.size));
+  if (piece.bytes > 0) {
+    std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+  }
+  const auto first = unfenced_.begin() + (piece.to - shared_) / kPiece;
+  std::fill(first, first + piece.size / kPiece, unfenced);
 }
 
 void Block::Copy(Grid& g, void* to, const void* from, int bytes) {
@@ -296,7 +352,7 @@ void Block::Copy(Grid& g, void* to, const void* from, int bytes) {
   if (bytes < 0 || bytes > kPiece) Fail(g, "a copy is of no such size");
   const Piece piece{static_cast<std::byte*>(to), from, bytes};
   if (settings_.landing == Landing::kEarly) {
-    Land(g, piece);
+    Land(piece, g.thread() + 1);
   } else {
     std::memset(to, 0xff, kPiece);
   }
@@ -313,7 +369,9 @@ void Block::Wait(Grid& g, int pending) {
   ThreadState& thread = Thread(g);
   while (static_cast<int>(thread.groups.size()) > pending) {
     if (settings_.landing == Landing::kLate) {
-      for (const Piece& piece : thread.groups.front()) Land(g, piece);
+      for (const Piece& piece : thread.groups.front()) {
+        Land(piece, g.thread() + 1);
+      }
     }
     thread.groups.pop_front();
   }
@@ -321,8 +379,122 @@ void Block::Wait(Grid& g, int pending) {
 
 void Block::Fence(Grid& g) {
   for (int& owner : unfenced_) {
-    if (owner == g.thread() + 1) owner = 0;
+    if (owner == g.thread() + 1 || owner == kByAnyone) owner = 0;
   }
+}
+
+// ---- Barriers that copies arrive at.
+
+void Block::MakeBarrier(Grid& g, const AsyncBarrier* b, int arrivals) {
+  const auto offset = reinterpret_cast<const std::byte*>(b) - g.shared();
+  if (offset < 0 || offset + 8 > shared_bytes_ || offset % 8 != 0) {
+    Fail(g, "a barrier is outside of shared memory or not aligned");
+  }
+  phases_[offset] = {arrivals, arrivals, 0, 0};
+}
+
+Block::Phase& Block::PhaseOf(Grid& g, const AsyncBarrier* b) {
+  const auto found =
+      phases_.find(reinterpret_cast<const std::byte*>(b) - g.shared());
+  if (found == phases_.end()) Fail(g, "a barrier was never made");
+  return found->second;
+}
+
+void Block::TurnIfDone(Phase& phase) {
+  if (phase.missing > 0 || phase.bytes != 0) return;
+  phase.missing = phase.arrivals;
+  phase.parity ^= 1;
+  for (const auto& thread : thread_) {
+    if (thread->awaited == &phase) thread->ready = true;
+  }
+}
+
+void Block::ArriveAt(Grid& g, const AsyncBarrier* b, int bytes) {
+  Phase& phase = PhaseOf(g, b);
+  if (phase.missing == 0) Fail(g, "more arrive at a barrier than it waits for");
+  --phase.missing;
+  phase.bytes += bytes;
+  TurnIfDone(phase);
+}
+
+void Block::AwaitEnd(Grid& g, const AsyncBarrier* b, int parity) {
+  ThreadState& thread = Thread(g);
+  Phase& phase = PhaseOf(g, b);
+  while (phase.parity == parity) {
+    thread.awaited = &phase;
+    thread.ready = false;
+    thread.fiber.Leave();
+  }
+  thread.awaited = nullptr;
+}
+
+void Block::Send(Flight flight) {
+  for (const Piece& piece : flight.pieces) {
+    std::memset(piece.to, 0xff, static_cast<size_t>(piece.size));
+  }
+  flights_.push_back(std::move(flight));
+  if (settings_.landing == Landing::kEarly) LandOne();
+}
+
+void Block::LandOne() {
+  size_t which = 0;
+  if (settings_.order == Order::kRandom) which = random_() % flights_.size();
+  const Flight flight = std::move(flights_[which]);
+  flights_.erase(flights_.begin() + static_cast<ptrdiff_t>(which));
+  for (const Piece& piece : flight.pieces) Land(piece, flight.unfenced);
+  flight.phase->bytes -= flight.bytes;
+  flight.phase->missing -= flight.arrivals;
+  TurnIfDone(*flight.phase);
+}
+
+void Block::ArriveWithCopies(Grid& g, const AsyncBarrier* b) {
+  ThreadState& thread = Thread(g);
+  Flight flight{{}, &PhaseOf(g, b), 0, 1, kByAnyone};
+  thread.groups.push_back(std::move(thread.open));
+  thread.open.clear();
+  for (const std::vector<Piece>& group : thread.groups) {
+    flight.pieces.insert(flight.pieces.end(), group.begin(), group.end());
+  }
+  thread.groups.clear();
+  Send(std::move(flight));
+}
+
+void Block::BulkCopy(Grid& g, void* to, const void* from, int bytes,
+                     const AsyncBarrier* b) {
+  OffsetOf(g, to, bytes);
+  if (bytes <= 0 || bytes % kPiece != 0 ||
+      reinterpret_cast<uintptr_t>(from) % kPiece != 0) {
+    Fail(g, "a bulk copy is not of whole pieces");
+  }
+  Send({{{static_cast<std::byte*>(to), from, bytes, bytes}},
+        &PhaseOf(g, b),
+        bytes,
+        0,
+        0});
+}
+
+void Block::TileCopy(Grid& g, void* to, const TensorSource& source, int column,
+                     int row, const AsyncBarrier* b) {
+  const int bytes = source.tile_rows * 128;
+  if (OffsetOf(g, to, bytes) % 1024 != 0) Fail(g, "a tile is not aligned");
+  if (source.tile_rows > 256 || source.stride % 8 != 0 ||
+      reinterpret_cast<uintptr_t>(source.data) % kPiece != 0) {
+    Fail(g, "a tensor map is of another layout");
+  }
+  Flight flight{{}, &PhaseOf(g, b), bytes, 0, 0};
+  const std::byte* const data = static_cast<const std::byte*>(source.data);
+  for (int r = 0; r < source.tile_rows; ++r) {
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      const int first = column + chunk * 8;
+      const int valid =
+          row + r < source.rows ? std::clamp(source.cols - first, 0, 8) : 0;
+      flight.pieces.push_back(
+          {static_cast<std::byte*>(to) + r * 128 + (chunk ^ (r % 8)) * 16,
+           valid > 0 ? data + ((row + r) * source.stride + first) * 2 : nullptr,
+           valid * 2});
+    }
+  }
+  Send(std::move(flight));
 }
 
 // ---- Matrices.
@@ -344,6 +516,25 @@ void Block::LoadMatrix(Grid& g, uint32_t (&r)[4], const void* row,
         };
         lanes[lane]->r[m] = transposed ? at(j, i) | at(j + 1, i) << 16
                                        : at(i, j) | at(i, j + 1) << 16;
+      }
+    }
+  });
+}
+
+void Block::StoreMatrix(Grid& g, void* column, const uint32_t (&r)[4],
+                        const Place& place) {
+  struct Arguments {
+    const uint32_t* r;
+    uint16_t* column;
+  } mine{r, static_cast<uint16_t*>(column)};
+  OffsetOf(g, column, 16);
+  Together(g, kWarp, place, &mine, [&](Arguments* const* lanes) {
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int m = 0; m < 4; ++m) {
+        for (int i = 0; i < 2; ++i) {
+          lanes[m * 8 + lane % 4 * 2 + i]->column[lane / 4] =
+              static_cast<uint16_t>(lanes[lane]->r[m] >> (16 * i));
+        }
       }
     }
   });
@@ -425,8 +616,19 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
   };
   columns_.clear();
   for (int n = 0; n < step.n; ++n) columns_.push_back(row(step.b, n));
+  // As of mma.sync, each warp its 16 rows.
+  const auto row_of_registers = [&](int r) {
+    TensorVector vector;
+    for (int k = 0; k < 16; ++k) {
+      const int thread = r / 16 * 32 + r % 8 * 4 + k % 8 / 2;
+      const uint32_t pair = step.registers[thread][k / 8 * 2 + r % 16 / 8];
+      SetOperand(vector, k, pair >> (k % 2 * 16), step.half);
+    }
+    return vector;
+  };
   for (int r = 0; r < 64; ++r) {
-    const TensorVector weights = row(step.a, r);
+    const TensorVector weights =
+        step.registers[0] == nullptr ? row(step.a, r) : row_of_registers(r);
     for (int n = 0; n < step.n; ++n) {
       const int thread = r / 16 * 32 + r % 8 * 4 + n % 8 / 2;
       float& chain = step.d[thread][n / 8 * 4 + r % 16 / 8 * 2 + n % 2];
@@ -437,11 +639,19 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
   }
 }
 
-void Block::Wgmma(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
+void Block::Wgmma(Grid& g, float* d, int n, uint64_t a,
+                  const uint32_t* registers, uint64_t b, bool half,
                   const Place& place) {
-  Together(g, kWarpgroup, place, d, [&](float* const* threads) {
-    WgmmaStep step{{}, n, a, b, half};
-    std::copy(threads, threads + kWarpgroup, step.d);
+  struct Arguments {
+    float* d;
+    const uint32_t* registers;
+  } mine{d, registers};
+  Together(g, kWarpgroup, place, &mine, [&](Arguments* const* threads) {
+    WgmmaStep step{{}, {}, n, a, b, half};
+    for (int i = 0; i < kWarpgroup; ++i) {
+      step.d[i] = threads[i]->d;
+      step.registers[i] = threads[i]->registers;
+    }
     Warpgroup& warpgroup =
         warpgroups_[static_cast<size_t>(g.thread() / kWarpgroup)];
     if (settings_.landing == Landing::kEarly) Execute(g, step);
@@ -508,6 +718,9 @@ using emulator::Place;
 void Grid::Barrier(Place place) {
   emulated->Together(*this, threads_, place, this, [](Grid* const*) {});
 }
+void Grid::Meet(int threads, Place place) {
+  emulated->Together(*this, threads, place, this, [](Grid* const*) {});
+}
 void Grid::WarpBarrier(Place place) {
   emulated->Together(*this, emulator::kWarp, place, this, [](Grid* const*) {});
 }
@@ -545,6 +758,10 @@ void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4], const void* row,
                            Place place) {
   g.emulated->LoadMatrix(g, r, row, true, place);
 }
+void StoreMatrix4Transposed(Grid& g, void* column, const uint32_t (&r)[4],
+                            Place place) {
+  g.emulated->StoreMatrix(g, column, r, place);
+}
 void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
              const uint32_t (&b)[2], Place place) {
   g.emulated->Mma(g, d, a, b, false, place);
@@ -554,15 +771,37 @@ void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
   g.emulated->Mma(g, d, a, b, true, place);
 }
 
+void InitBarrier(Grid& g, AsyncBarrier* b, int arrivals) {
+  g.emulated->MakeBarrier(g, b, arrivals);
+}
+void Arrive(Grid& g, AsyncBarrier* b) { g.emulated->ArriveAt(g, b, 0); }
+void ArriveExpecting(Grid& g, AsyncBarrier* b, int bytes) {
+  g.emulated->ArriveAt(g, b, bytes);
+}
+void AwaitPhase(Grid& g, AsyncBarrier* b, int parity) {
+  g.emulated->AwaitEnd(g, b, parity);
+}
+void CopyAsyncArrive(Grid& g, AsyncBarrier* b) {
+  g.emulated->ArriveWithCopies(g, b);
+}
+void CopyBulk(Grid& g, void* shared, const void* global, int bytes,
+              AsyncBarrier* b) {
+  g.emulated->BulkCopy(g, shared, global, bytes, b);
+}
+void CopyTile(Grid& g, void* shared, const TensorMap& map, int column, int row,
+              AsyncBarrier* b) {
+  g.emulated->TileCopy(g, shared, map.source, column, row, b);
+}
+
 void ProxyFence(Grid& g) { g.emulated->Fence(g); }
 void WgmmaFence(Grid&) {}
 void WgmmaCommit(Grid& g, Place place) { g.emulated->WgmmaClose(g, place); }
 void WgmmaWaitFor(Grid& g, int pending, Place place) {
   g.emulated->WgmmaPending(g, pending, place);
 }
-void WgmmaAny(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
-              Place place) {
-  g.emulated->Wgmma(g, d, n, a, b, half, place);
+void WgmmaAny(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
+              uint64_t b, bool half, Place place) {
+  g.emulated->Wgmma(g, d, n, a, registers, b, half, place);
 }
 
 float ToFloat(Half value) {

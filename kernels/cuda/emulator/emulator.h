@@ -4,7 +4,8 @@
 //
 //   shared memory is filled with NaNs before a block starts
 //   asynchronous copies land as they are issued, or not before they are
-//     waited for (until then their destination holds NaNs)
+//     waited for, those that arrive at barriers not before every thread waits
+//     (until then their destination holds NaNs)
 //   warpgroup matrix steps read shared memory as they are issued, or not
 //     before they are waited for; and never what was not fenced
 //   threads run in ascending, descending or random order
@@ -26,6 +27,7 @@
 #include <string>
 
 #include "kernels/cuda/device/tensor_core.h"
+#include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/device/types.h"
 #include "kernels/cuda/launch.h"
 
@@ -84,6 +86,10 @@ class Grid {
 
   void Barrier(emulator::Place place = TANDEM_HERE);
   void WarpBarrier(emulator::Place place = TANDEM_HERE);
+  template <int kThreads>
+  void GroupBarrier(int /*id*/, emulator::Place place = TANDEM_HERE) {
+    Meet(kThreads, place);
+  }
   void ThreadFence() const {}
   template <typename V>
   V ShuffleXor(V value, int mask, emulator::Place place = TANDEM_HERE) {
@@ -106,6 +112,7 @@ class Grid {
  private:
   friend class emulator::Block;
   uint32_t Exchange(uint32_t value, int from, emulator::Place place);
+  void Meet(int threads, emulator::Place place);
 
  public:
   emulator::Block* emulated = nullptr;
@@ -139,12 +146,30 @@ void LoadMatrix4(Grid& g, uint32_t (&r)[4], const void* row,
                  emulator::Place place = TANDEM_HERE);
 void LoadMatrix4Transposed(Grid& g, uint32_t (&r)[4], const void* row,
                            emulator::Place place = TANDEM_HERE);
+void StoreMatrix4Transposed(Grid& g, void* column, const uint32_t (&r)[4],
+                            emulator::Place place = TANDEM_HERE);
 void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
              const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
             const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 
+// device/async_copy.h's.
+void InitBarrier(Grid& g, AsyncBarrier* b, int arrivals);
+inline void FenceBarriers(Grid&) {}
+void Arrive(Grid& g, AsyncBarrier* b);
+void ArriveExpecting(Grid& g, AsyncBarrier* b, int bytes);
+void AwaitPhase(Grid& g, AsyncBarrier* b, int parity);
+void CopyAsyncArrive(Grid& g, AsyncBarrier* b);
+void CopyBulk(Grid& g, void* shared, const void* global, int bytes,
+              AsyncBarrier* b);
+void CopyTile(Grid& g, void* shared, const TensorMap& map, int column, int row,
+              AsyncBarrier* b);
+
 // device/wgmma.h's.
+template <int kRegisters>
+void GiveRegisters(Grid&) {}
+template <int kRegisters>
+void TakeRegisters(Grid&) {}
 void ProxyFence(Grid& g);
 void WgmmaFence(Grid& g);
 void WgmmaCommit(Grid& g, emulator::Place place = TANDEM_HERE);
@@ -153,9 +178,10 @@ template <int kPending>
 void WgmmaWait(Grid& g, emulator::Place place = TANDEM_HERE) {
   WgmmaWaitFor(g, kPending, place);
 }
-// `d` [n / 8][4] of each of the 128 threads.
-void WgmmaAny(Grid& g, float* d, int n, uint64_t a, uint64_t b, bool half,
-              emulator::Place place);
+// `d` [n / 8][4] of each of the 128 threads; the first operand is `registers`
+// [4], if there are any, else `a`.
+void WgmmaAny(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
+              uint64_t b, bool half, emulator::Place place);
 
 // ---- Arithmetic. Launch() flushes denormals.
 
