@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine over the CUDA backend, with its kernels on the grid emulator:
-// the bits of the CPU in f32; in bf16 and f16 the same bits whatever the chunks
-// and the batch; and KV that a CPU can take over.
+// The engine over the CUDA backend, with its kernels on the grid emulator or on
+// a GPU (test_device.h): the bits of the CPU in f32; in bf16 and f16 the same
+// bits whatever the chunks and the batch; and KV that a CPU can take over.
 
 #include <cstring>
 #include <memory>
@@ -9,31 +9,23 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/testing/host_device.h"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/rig.h"
+#include "tests/engine/test_device.h"
 
 namespace tandem::engine {
 namespace {
 
 using kernels::DType;
 
-// Short: a fiber per GPU thread is slow, above all under AddressSanitizer.
-constexpr int kLength = 21;
-
-std::unique_ptr<kernels::Backend> NewCuda(DType activation) {
-  auto backend =
-      kernels::cuda::testing::NewEmulatedBackend({.activation = activation});
-  EXPECT_TRUE(backend.ok()) << backend.status();
-  return *std::move(backend);
-}
+const int kLength = TestsRunOnGpu() ? 200 : 21;
 
 RigOptions Options(DType type) {
   RigOptions options;
   options.load.weight_dtype = type;
-  options.executor.max_rows = 128;
-  options.executor.max_sequences = 4;
-  options.executor.num_blocks = 64;
+  options.executor.max_rows = TestsRunOnGpu() ? 4096 : 128;
+  options.executor.max_sequences = TestsRunOnGpu() ? 256 : 4;
+  options.executor.num_blocks = TestsRunOnGpu() ? 4096 : 64;
   options.executor.kv_dtype = type;
   return options;
 }
@@ -51,7 +43,7 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
                               int batch) {
   std::vector<TestSequence> sequences;
   for (int i = 0; i < batch; ++i) {
-    const int length = i == 0 ? kLength : 5 + 11 * i;
+    const int length = i == 0 ? kLength : 5 + 11 * (i % 17);
     sequences.push_back(rig.NewSequence(PromptIds(spec, length), length));
   }
   std::vector<float> logits;
@@ -75,7 +67,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
     const auto cpu = NewCpu(1);
-    const auto cuda = NewCuda(DType::kF32);
+    const auto cuda = NewTestDevice(DType::kF32);
     Rig expected_rig(checkpoint.dir.path(), cpu.get(), Options(DType::kF32));
     Rig rig(checkpoint.dir.path(), cuda.get(), Options(DType::kF32));
     const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
@@ -96,12 +88,17 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
   for (const auto& [name, type] : cases) {
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
-    const auto cuda = NewCuda(type);
+    const auto cuda = NewTestDevice(type);
     Rig alone(checkpoint.dir.path(), cuda.get(), Options(type));
     // Every position by a decode step.
     const auto expected = LastLogits(alone, checkpoint.spec, 1, 1);
     ASSERT_FALSE(expected.empty());
-    for (const auto& [chunk, batch] : {std::pair{kLength, 1}, {8, 3}}) {
+    using Way = std::pair<int, int>;
+    const auto ways =
+        TestsRunOnGpu() ? std::vector<Way>{{kLength, 1}, {kLength, 8}, {37, 64},
+                                           {16, 256},    {1, 256},     {1, 8}}
+                        : std::vector<Way>{{kLength, 1}, {8, 3}};
+    for (const auto& [chunk, batch] : ways) {
       Rig rig(checkpoint.dir.path(), cuda.get(), Options(type));
       const auto logits = LastLogits(rig, checkpoint.spec, chunk, batch);
       ASSERT_EQ(logits.size(), expected.size());
@@ -115,7 +112,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
 
 TEST(CudaEngine, ACpuTakesItsKvOver) {
   const Checkpoint checkpoint("llama3_scaled_bf16");
-  const auto cuda = NewCuda(DType::kBF16);
+  const auto cuda = NewTestDevice(DType::kBF16);
   const auto cpu = NewCpu(1);
   Rig from(checkpoint.dir.path(), cuda.get(), Options(DType::kBF16));
   Rig to(checkpoint.dir.path(), cpu.get(), Options(DType::kBF16));
@@ -142,7 +139,7 @@ TEST(CudaEngine, ACpuTakesItsKvOver) {
 }
 
 TEST(CudaEngine, RefusesTypesThatItHasNoKernelsFor) {
-  const auto cuda = NewCuda(DType::kBF16);
+  const auto cuda = NewTestDevice(DType::kBF16);
   kernels::KvShape shape{1, 1, 64, 16, 4, DType::kF32};
   EXPECT_EQ(cuda->NewKvCache(shape).status().code(),
             absl::StatusCode::kInvalidArgument);

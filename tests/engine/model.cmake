@@ -26,8 +26,16 @@ if(TARGET tandem_kernels)
               DEPS tandem_engine_rig tandem_kernels_testing
               LABELS unit tsan)
   if(TARGET tandem_cuda_testing)
-    tandem_test(cuda_engine_test SRCS cuda_engine_test.cc
-                DEPS tandem_engine_rig tandem_cuda_testing)
+    tandem_library(tandem_engine_test_device
+      SRCS test_device.cc
+      DEPS tandem_cuda_loader tandem_cuda_testing)
+    foreach(name cuda_engine device_golden)
+      tandem_test(${name}_test SRCS ${name}_test.cc
+                  DEPS tandem_engine_rig tandem_engine_test_device)
+      if(TANDEM_CUDA)
+        add_dependencies(cuda-parts ${name}_test)
+      endif()
+    endforeach()
   endif()
 
   # The same checkpoints through an independent float64 forward, live. Needs
