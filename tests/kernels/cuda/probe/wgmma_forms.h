@@ -189,7 +189,8 @@ PROBE_FORM(256)
 
 template <typename T, int tiles>
 void WgmmaShared(Grid& g, float (&d)[tiles][4], uint64_t a, uint64_t b) {
-  WgmmaAny(g, &d[0][0], tiles * 8, a, b, std::is_same_v<T, Half>, TANDEM_HERE);
+  WgmmaAny(g, &d[0][0], tiles * 8, a, nullptr, b, std::is_same_v<T, Half>,
+           TANDEM_HERE);
 }
 
 // A warp's fragment of A is that of mma.sync; `tokens` are b's rows, 128
