@@ -175,6 +175,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
+  // Tables and the working memory of steps are made for no more than that.
+  load.max_positions = flags.max_model_len;
   if (opened->is_cuda) load.weight_dtype = parts.backend->activation_type();
   const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());
   Progress loading({.what = "loading weights",

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/device_executor.h"
 #include "engine/fingerprint.h"
 #include "engine/rope.h"
 #include "engine/widen.h"
@@ -148,7 +149,10 @@ TEST_F(ModelTest, WeightsKeepTheirFormatUnlessAskedOtherwise) {
 TEST_F(ModelTest, PositionsAreLimitedByTheModel) {
   Write("llama2_mha_f32");
   EXPECT_EQ((*Load())->max_positions(), 512);
-  EXPECT_EQ((*Load({.max_positions = 100}))->max_positions(), 100);
+  const auto fewer = Load({.max_positions = 100});
+  EXPECT_EQ((*fewer)->max_positions(), 100);
+  // So is what steps need of the device.
+  EXPECT_EQ(DeviceExecutor::Limits({}, **fewer).positions, 100);
   EXPECT_THAT(std::string(Load({.max_positions = 513}).status().message()),
               HasSubstr("max_model_len 513 must be from 1 to 512"));
 }
