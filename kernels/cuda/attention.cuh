@@ -13,6 +13,7 @@
 #define TANDEM_KERNELS_CUDA_ATTENTION_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device/grid.h"
@@ -70,13 +71,31 @@ inline constexpr int kSegmentTiles = kSegmentKeys / kAttentionTile;
 inline constexpr int kChunkKeys = 64;  // copied and waited for together
 inline constexpr int kChunksPerTile = 2 * kAttentionTile / kChunkKeys;
 
+// Rows in shared memory (queries, keys, values, weights) lie as columns of 128
+// bytes, [columns][kRows][128 bytes], the 16-byte pieces of each permuted by
+// row % 8: what ldmatrix reads without conflicts, and wgmma as it is.
+inline constexpr int kColumnBytes = 128;
+template <int kRows>
+TANDEM_DEVICE int PieceOffset(int row, int piece) {
+  return piece / 8 * (kRows * kColumnBytes) + row * kColumnBytes +
+         (piece % 8 ^ row % 8) * 16;
+}
+// Half `half` of 16 elements, 16 `step` on, of row `first` + `row`; `first` is
+// a multiple of 8. Said like this, so that a compiler sees four addresses and
+// constants instead of one address per step.
+template <int kRows>
+TANDEM_DEVICE int PieceOffset(int first, int row, int step, int half) {
+  return first * kColumnBytes + row * kColumnBytes +
+         ((step % 4 * 2 + half) ^ (row % 8)) * 16 +
+         step / 4 * (kRows * kColumnBytes);
+}
+
 // Copies chunks of keys and values through a ring of shared memory. Tile by
-// tile: the tile's keys, then its values. A chunk is [64 keys][D], D padded
-// with zeros, 16-byte pieces permuted within 128 bytes by key % 8.
+// tile: the tile's keys, then its values. A chunk is 64 rows of D, padded with
+// zeros.
 template <typename T, int D, int kSlots, int kThreads>
 struct KeyStream {
-  static constexpr int kRowBytes = D * 2;
-  static constexpr int kChunkBytes = kChunkKeys * kRowBytes;
+  static constexpr int kChunkBytes = kChunkKeys * D * 2;
   static constexpr int kBytes = kSlots * kChunkBytes;
 
   const AttentionKernelParams& p;
@@ -90,10 +109,6 @@ struct KeyStream {
   int part = 0;   // of the tile: 0 .. kChunksPerTile - 1
   int slot = 0;   // where it goes
   int taken = 0;  // slot of the next chunk to use
-
-  TANDEM_DEVICE static int Offset(int key, int piece) {
-    return key * kRowBytes + (piece ^ (key % 8)) * 16;
-  }
 
   TANDEM_DEVICE void Start(Grid& g) {
 #pragma unroll
@@ -121,7 +136,8 @@ struct KeyStream {
           from += table[block] * p.block_stride +
                   int64_t{key - block * p.block_size} * p.head_dim + piece * 8;
         }
-        CopyAsync16(g, to + Offset(row, piece), from, valid ? 16 : 0);
+        CopyAsync16(g, to + PieceOffset<kChunkKeys>(row, piece), from,
+                    valid ? 16 : 0);
       }
       if (++part == kChunksPerTile) {
         part = 0;
@@ -143,64 +159,141 @@ struct KeyStream {
   }
 };
 
-// Where in rows of kRowBytes half `half` of 16 columns, 16 `step` on, of row
-// `first` + `row` is; `first` is a multiple of 8. The low bits of a piece alone
-// are permuted: said like this, so that a compiler sees four addresses and
-// constants instead of one address per step.
-template <int kRowBytes>
-TANDEM_DEVICE int PieceOffset(int first, int row, int step, int half) {
-  return first * kRowBytes + row * kRowBytes +
-         ((step % 4 * 2 + half) ^ (row % 8)) * 16 + step / 4 * 128;
-}
-
 // Query rows `a` (dimensions 16 `step` on) against keys [key, key + 16) of a
 // chunk of K, added to two accumulators of 8 keys.
-template <typename T, int D>
+template <typename T>
 TANDEM_DEVICE void ScoreStep(Grid& g, const std::byte* chunk, int key, int step,
                              const uint32_t (&a)[4], float (&low)[4],
                              float (&high)[4]) {
   const int lane = g.lane();
   uint32_t m[4];
   LoadMatrix4(g, m,
-              chunk + PieceOffset<D * 2>(key, lane % 8 + lane / 16 * 8, step,
-                                         lane / 8 % 2));
+              chunk + PieceOffset<kChunkKeys>(key, lane % 8 + lane / 16 * 8,
+                                              step, lane / 8 % 2));
   const uint32_t b0[2] = {m[0], m[1]};
   const uint32_t b1[2] = {m[2], m[3]};
   MatrixStep<T>(g, low, a, b0);
   MatrixStep<T>(g, high, a, b1);
 }
 
-// Operand of 16 rows x 16 columns, columns 16 `step` on, of rows laid out
-// like a chunk with kRowBytes each.
-template <int kRowBytes>
-TANDEM_DEVICE void LoadRows(Grid& g, const std::byte* rows, int step,
+// Operand of 16 rows from `first` (a multiple of 8) of kRows, elements 16
+// `step` on.
+template <int kRows>
+TANDEM_DEVICE void LoadRows(Grid& g, const std::byte* rows, int first, int step,
                             uint32_t (&a)[4]) {
   const int lane = g.lane();
   LoadMatrix4(g, a,
-              rows + PieceOffset<kRowBytes>(0, lane % 16, step, lane / 16));
+              rows + PieceOffset<kRows>(first, lane % 16, step, lane / 16));
 }
 
 // Values of keys [key, key + 16) at columns [column, column + 16) times
 // weights a, added to two accumulators of 8 columns.
-template <typename T, int D>
+template <typename T>
 TANDEM_DEVICE void ValueStep(Grid& g, const std::byte* chunk, int key,
                              int column, const uint32_t (&a)[4],
                              float (&low)[4], float (&high)[4]) {
   const int lane = g.lane();
   uint32_t m[4];
   LoadMatrix4Transposed(
-      g, m, chunk + PieceOffset<D * 2>(key, lane % 16, column / 16, lane / 16));
+      g, m,
+      chunk + PieceOffset<kChunkKeys>(key, lane % 16, column / 16, lane / 16));
   const uint32_t b0[2] = {m[0], m[1]};
   const uint32_t b1[2] = {m[2], m[3]};
   MatrixStep<T>(g, low, a, b0);
   MatrixStep<T>(g, high, a, b1);
 }
 
-// The sum of weights: against ones.
+// Adds weights a (16 keys) to the sums of rows lane / 4 and 8 more: four
+// chains a row, each lane's its own two of every eight keys.
 template <typename T>
-TANDEM_DEVICE void SumStep(Grid& g, const uint32_t (&a)[4], float (&sum)[4]) {
-  const uint32_t ones[2] = {OnePair<T>(), OnePair<T>()};
-  MatrixStep<T>(g, sum, a, ones);
+TANDEM_DEVICE void SumStep(const uint32_t (&a)[4], float (&sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[i % 2] = Add(Add(sum[i % 2], LowOfPair<T>(a[i])), HighOfPair<T>(a[i]));
+  }
+}
+// The four chains of a row together, for all its lanes.
+TANDEM_DEVICE float FoldSum(Grid& g, float sum) {
+  sum = Add(sum, g.ShuffleXor(sum, 1));
+  return Add(sum, g.ShuffleXor(sum, 2));
+}
+
+// True if `row_position` may look at `key`.
+TANDEM_DEVICE bool Sees(int row_position, int key, int window) {
+  return key <= row_position && (window == 0 || key > row_position - window);
+}
+
+// Zero times Inf or NaN is NaN: where some rows may not see a key of a tile,
+// its weight of zero keeps it from them only if its value is finite. So such
+// tiles (those at the diagonal and at a window's beginning) are searched for
+// values that are not, and if there is one, multiplied row by row.
+
+// Whether rows [begin, end) of kRows hold finite values alone, as far as this
+// one of `threads` threads looked.
+template <typename T, int D, int kRows>
+TANDEM_DEVICE bool LooksFinite(Grid& g, const std::byte* rows, int begin,
+                               int end, int thread, int threads) {
+  constexpr int kPieces = D / 8;
+  // An exponent of ones and one more carries into the sign.
+  constexpr uint32_t kExponents =
+      std::is_same_v<T, BFloat16> ? 0x7f807f80u : 0x7c007c00u;
+  constexpr uint32_t kLowest =
+      std::is_same_v<T, BFloat16> ? 0x00800080u : 0x04000400u;
+  uint32_t signs = 0;
+#pragma unroll 4
+  for (int i = begin * kPieces + thread; i < end * kPieces; i += threads) {
+    uint32_t r[4];
+    LoadShared16(g, rows + PieceOffset<kRows>(i / kPieces, i % kPieces), r);
+#pragma unroll
+    for (const uint32_t pair : r) signs |= (pair & kExponents) + kLowest;
+  }
+  return (signs & 0x80008000u) == 0;
+}
+
+// A step of 16 keys from `key` of a tile of kRows rows (`first_key` is its
+// first one's position) times weights a of 16 rows at `position`s, each row
+// against the values that it sees alone. For a warp.
+template <typename T, int kRows, int kValueTiles>
+TANDEM_DEVICE void GuardedValueStep(Grid& g, const std::byte* rows,
+                                    int first_key, int key,
+                                    const int (&position)[2], int window,
+                                    const uint32_t (&a)[4],
+                                    float (&values)[kValueTiles][4]) {
+  const int lane = g.lane();
+#pragma unroll 1
+  for (int row = 0; row < 8; ++row) {
+    // Of the operand's registers: keys 2 (lane % 4) and the next, 8 more.
+    uint32_t seen[2][2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = g.Shuffle(position[h], row * 4);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int k = first_key + key + lane % 4 * 2 + i * 8;
+        seen[h][i] = (Sees(at, k, window) ? 0x0000ffffu : 0) |
+                     (Sees(at, k + 1, window) ? 0xffff0000u : 0);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kValueTiles; n += 2) {
+      uint32_t m[4];
+      LoadMatrix4Transposed(
+          g, m, rows + PieceOffset<kRows>(key, lane % 16, n / 2, lane / 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int h = i / 2;
+        float(&value)[4] = values[n + i % 2];
+        const uint32_t b[2] = {m[i % 2 * 2] & seen[h][0],
+                               m[i % 2 * 2 + 1] & seen[h][1]};
+        float chain[4] = {value[0], value[1], value[2], value[3]};
+        MatrixStep<T>(g, chain, a, b);
+        if (lane / 4 == row) {
+          value[h * 2] = chain[h * 2];
+          value[h * 2 + 1] = chain[h * 2 + 1];
+        }
+      }
+    }
+  }
 }
 
 // One row's maximum as tiles go by, and what goes with it.
@@ -242,15 +335,10 @@ struct MergeFactors {
   }
 };
 
-// True if `row_position` may look at `key`.
-TANDEM_DEVICE bool Sees(int row_position, int key, int window) {
-  return key <= row_position && (window == 0 || key > row_position - window);
-}
-
 TANDEM_DEVICE bool IsNarrow(const RowSpan& span) { return span.num_rows == 1; }
 
-// Copies query rows [row, row + kRows) of a span into shared memory like a
-// chunk; zeros beyond its last row and head_dim. Commits nothing.
+// Copies query rows [row, row + kRows) of a span into shared memory; zeros
+// beyond its last row and head_dim. Commits nothing.
 template <typename T, int D, int kRows, int kThreads>
 TANDEM_DEVICE void CopyQueries(Grid& g, const AttentionKernelParams& p,
                                const RowSpan& span, int kv_head, int row,
@@ -270,8 +358,7 @@ TANDEM_DEVICE void CopyQueries(Grid& g, const AttentionKernelParams& p,
       from += (span.first_row + position) * p.q_stride +
               (kv_head * p.group + head) * p.head_dim + piece * 8;
     }
-    CopyAsync16(g, to + r * (D * 2) + (piece ^ (r % 8)) * 16, from,
-                valid ? 16 : 0);
+    CopyAsync16(g, to + PieceOffset<kRows>(r, piece), from, valid ? 16 : 0);
   }
 }
 

@@ -21,9 +21,8 @@ struct AttentionDecodeKernel {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16;
   using Keys = KeyStream<T, D, kSlots, kThreads>;
-  static constexpr int kWeightRowBytes = kAttentionTile * 2;
   static constexpr int kQueryBytes = kRows * D * 2;
-  static constexpr int kWeightBytes = kRows * kWeightRowBytes;
+  static constexpr int kWeightBytes = kRows * kAttentionTile * 2;
   static constexpr int kMaximaBytes = kWarps * kRows * 4;
   static constexpr int kSharedBytes =
       Keys::kBytes + kQueryBytes + kWeightBytes + kMaximaBytes + 16;
@@ -62,7 +61,7 @@ struct AttentionDecodeKernel {
     const int lane = g.lane();
     // This thread's accumulators are of rows lane / 4 and 8 more.
     RowMaximum maximum[2];
-    float sum[4] = {};
+    float sum[2] = {};
     float values[kColumnTiles][4] = {};
     for (int tile = first_tile; tile < end_tile; ++tile) {
       float scores[kScoreTiles][4] = {};
@@ -72,9 +71,9 @@ struct AttentionDecodeKernel {
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
           uint32_t a[4];
-          LoadRows<D * 2>(g, queries, step, a);
-          ScoreStep<T, D>(g, chunk, g.warp() * 16, step, a, scores[part * 2],
-                          scores[part * 2 + 1]);
+          LoadRows<kRows>(g, queries, 0, step, a);
+          ScoreStep<T>(g, chunk, g.warp() * 16, step, a, scores[part * 2],
+                       scores[part * 2 + 1]);
         }
       }
       float most[2] = {-kInfinity, -kInfinity};
@@ -114,19 +113,19 @@ struct AttentionDecodeKernel {
         for (int h = 0; h < 2; ++h) {
           const int r = lane / 4 + h * 8;
           const int key = KeyOf(g, i, h * 2);
-          *reinterpret_cast<uint32_t*>(weights + r * kWeightRowBytes +
-                                       ((key / 8) ^ (r % 8)) * 16 +
-                                       key % 8 * 2) =
+          *reinterpret_cast<uint32_t*>(
+              weights + PieceOffset<kRows>(r, key / 8) + key % 8 * 2) =
               PackPair<T>(maximum[h].Weight(scores[i][h * 2], c),
                           maximum[h].Weight(scores[i][h * 2 + 1], c));
         }
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sum[e] = Mul(sum[e], factor[e / 2]);
+      for (int h = 0; h < 2; ++h) {
+        sum[h] = Mul(sum[h], factor[h]);
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
-          values[i][e] = Mul(values[i][e], factor[e / 2]);
+          values[i][h * 2] = Mul(values[i][h * 2], factor[h]);
+          values[i][h * 2 + 1] = Mul(values[i][h * 2 + 1], factor[h]);
         }
       }
 #pragma unroll
@@ -135,18 +134,19 @@ struct AttentionDecodeKernel {
 #pragma unroll
         for (int step = 0; step < kChunkKeys / 16; ++step) {
           uint32_t a[4];
-          LoadRows<kWeightRowBytes>(g, weights, part * (kChunkKeys / 16) + step,
-                                    a);
-          SumStep<T>(g, a, sum);
+          LoadRows<kRows>(g, weights, 0, part * (kChunkKeys / 16) + step, a);
+          SumStep<T>(a, sum);
 #pragma unroll
           for (int i = 0; i < kColumnTiles; i += 2) {
-            ValueStep<T, D>(g, chunk, step * 16, g.warp() * kColumns + i * 8, a,
-                            values[i], values[i + 1]);
+            ValueStep<T>(g, chunk, step * 16, g.warp() * kColumns + i * 8, a,
+                         values[i], values[i + 1]);
           }
         }
       }
     }
     CopyAsyncWait<0>(g);
+    sum[0] = FoldSum(g, sum[0]);
+    sum[1] = FoldSum(g, sum[1]);
 
     const int segments = range.end_segment - range.first_segment;
     if (segments == 1) {
@@ -155,7 +155,7 @@ struct AttentionDecodeKernel {
         const int r = lane / 4 + h * 8;
         if (r >= rows) continue;
         T* const out = OutRow<T>(p, span, kv_head, row0 + r);
-        const float inverse = Div(1.0f, sum[h * 2]);
+        const float inverse = Div(1.0f, sum[h]);
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
           const int column = g.warp() * kColumns + i * 8 + lane % 4 * 2;
@@ -175,7 +175,7 @@ struct AttentionDecodeKernel {
       float* const part = Part(g, kv_head, row0 + r, g.block_x());
       if (g.warp() == 0 && lane % 4 == 0) {
         part[0] = maximum[h].maximum;
-        part[1] = sum[h * 2];
+        part[1] = sum[h];
       }
 #pragma unroll
       for (int i = 0; i < kColumnTiles; ++i) {

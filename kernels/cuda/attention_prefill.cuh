@@ -58,6 +58,13 @@ struct AttentionPrefillKernel {
     const float c = Mul(p.scale, kLog2E);
     const int lane = g.lane();
     const int warp_row = g.warp() * 16;
+    // Of this warp's rows; it has none with the last span's end behind it.
+    const int warp_begin = span.first_position + (row0 + warp_row) / p.group;
+    const int warp_end =
+        row0 + warp_row < rows
+            ? span.first_position +
+                  (Smaller(row0 + warp_row + 16, rows) - 1) / p.group
+            : -1;
     int position[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -65,40 +72,62 @@ struct AttentionPrefillKernel {
           span.first_position + (row0 + warp_row + lane / 4 + h * 8) / p.group;
     }
     RowMaximum maximum[2];
-    float sum[4] = {};
+    float sum[2] = {};
     float values[kValueTiles][4] = {};
     float merged_maximum[2];
     float merged_sum[2];
     for (int tile = range.first_tile; tile < range.end_tile; ++tile) {
+      const int first_key = tile * kAttentionTile;
+      const bool unseen = first_key > warp_end;  // by all rows of the warp
       float scores[kScoreTiles][4] = {};
 #pragma unroll
       for (int part = 0; part < kChunksPerTile / 2; ++part) {
         const std::byte* const chunk = keys.Next(g);
+        if (unseen) continue;
 #pragma unroll 4
         for (int step = 0; step < D / 16; ++step) {
           uint32_t a[4];
-          LoadRows<D * 2>(g, queries + warp_row * (D * 2), step, a);
+          LoadRows<kRows>(g, queries, warp_row, step, a);
 #pragma unroll
           for (int i = 0; i < kChunkKeys / 8; i += 2) {
             const int n = part * (kChunkKeys / 8) + i;
-            ScoreStep<T, D>(g, chunk, i * 8, step, a, scores[n], scores[n + 1]);
+            ScoreStep<T>(g, chunk, i * 8, step, a, scores[n], scores[n + 1]);
           }
         }
       }
       uint32_t weights[kAttentionTile / 16][4];
-      SoftmaxTile(g, tile * kAttentionTile, position, c, scores, maximum, sum,
-                  values, weights);
+      if (!unseen) {
+        SoftmaxTile(g, first_key, position, c, scores, maximum, sum, values,
+                    weights);
+      }
+      const bool partial =
+          !Sees(warp_begin, Smaller(first_key + kAttentionTile, range.end) - 1,
+                p.window) ||
+          !Sees(warp_end, Larger(first_key, range.begin), p.window);
 #pragma unroll
       for (int part = 0; part < kChunksPerTile / 2; ++part) {
         const std::byte* const chunk = keys.Next(g);
+        if (unseen) continue;
+        if (partial && g.Any(!LooksFinite<T, D, kChunkKeys>(
+                           g, chunk, 0, kChunkKeys, lane, 32))) {
+#pragma unroll
+          for (int step = 0; step < kChunkKeys / 16; ++step) {
+            const int n = part * (kChunkKeys / 16) + step;
+            SumStep<T>(weights[n], sum);
+            GuardedValueStep<T, kChunkKeys>(
+                g, chunk, first_key + part * kChunkKeys, step * 16, position,
+                p.window, weights[n], values);
+          }
+          continue;
+        }
 #pragma unroll
         for (int step = 0; step < kChunkKeys / 16; ++step) {
           const int n = part * (kChunkKeys / 16) + step;
-          SumStep<T>(g, weights[n], sum);
+          SumStep<T>(weights[n], sum);
 #pragma unroll
           for (int i = 0; i < kValueTiles; i += 2) {
-            ValueStep<T, D>(g, chunk, step * 16, i * 8, weights[n], values[i],
-                            values[i + 1]);
+            ValueStep<T>(g, chunk, step * 16, i * 8, weights[n], values[i],
+                         values[i + 1]);
           }
         }
       }
@@ -110,10 +139,11 @@ struct AttentionPrefillKernel {
       const bool last = tile + 1 == range.end_tile;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        sum[h] = FoldSum(g, sum[h]);
         if (!first) {
           const MergeFactors merge(merged_maximum[h], maximum[h].maximum, c);
           maximum[h].maximum = merge.maximum;
-          sum[h * 2] = merge(merged_sum[h], sum[h * 2]);
+          sum[h] = merge(merged_sum[h], sum[h]);
 #pragma unroll
           for (int i = 0; i < kValueTiles; ++i) {
 #pragma unroll
@@ -125,7 +155,7 @@ struct AttentionPrefillKernel {
         }
         if (!last) {
           merged_maximum[h] = maximum[h].maximum;
-          merged_sum[h] = sum[h * 2];
+          merged_sum[h] = sum[h];
           maximum[h] = RowMaximum();
 #pragma unroll
           for (int i = 0; i < kValueTiles; ++i) {
@@ -136,8 +166,7 @@ struct AttentionPrefillKernel {
               value = 0;
             }
           }
-          sum[h * 2] = 0;
-          sum[h * 2 + 1] = 0;
+          sum[h] = 0;
         }
       }
     }
@@ -147,7 +176,7 @@ struct AttentionPrefillKernel {
       const int row = row0 + warp_row + lane / 4 + h * 8;
       if (row >= rows) continue;
       T* const out = OutRow<T>(p, span, kv_head, row);
-      const float inverse = Div(1.0f, sum[h * 2]);
+      const float inverse = Div(1.0f, sum[h]);
 #pragma unroll
       for (int i = 0; i < kValueTiles; ++i) {
         const int column = i * 8 + lane % 4 * 2;
@@ -166,7 +195,7 @@ struct AttentionPrefillKernel {
   TANDEM_DEVICE void SoftmaxTile(
       Grid& g, int first_key, const int (&position)[2], float c,
       float (&scores)[kScoreTiles][4], RowMaximum (&maximum)[2],
-      float (&sum)[4], float (&values)[kValueTiles][4],
+      float (&sum)[2], float (&values)[kValueTiles][4],
       uint32_t (&weights)[kAttentionTile / 16][4]) const {
     // Most tiles are seen whole by all rows.
     const bool whole =
@@ -196,8 +225,7 @@ struct AttentionPrefillKernel {
       most = Max(most, g.ShuffleXor(most, 1));
       most = Max(most, g.ShuffleXor(most, 2));
       const float factor = maximum[h].Raise(most, c);
-      sum[h * 2] = Mul(sum[h * 2], factor);
-      sum[h * 2 + 1] = Mul(sum[h * 2 + 1], factor);
+      sum[h] = Mul(sum[h], factor);
 #pragma unroll
       for (int i = 0; i < kValueTiles; ++i) {
         values[i][h * 2] = Mul(values[i][h * 2], factor);

@@ -11,14 +11,17 @@
 //                to the activation type before anything else happens to it;
 //                a bias is added to that and rounded again.
 //   attention    Keys are cut at absolute multiples of kSegmentKeys. In a
-//   segment,
-//                tiles of kAttentionTile keys ascend: scores are one
+//                segment, tiles of kAttentionTile keys ascend: scores are one
 //                chain over the head's dimensions; the maximum so far is
 //                exact; weights are Exp2(score * c - maximum * c) with
-//                c = scale * log2(e), rounded to the activation type; their
-//                sum is a chain against ones and the values a chain against
-//                V, both scaled by Exp2((old - new maximum) * c) before each
-//                tile. Segments are merged in ascending order.
+//                c = scale * log2(e), rounded to the activation type; the
+//                values are a chain against V, and the weights' sum is four
+//                of f32 additions, of the keys with key % 8 / 2 = 0, 1, 2, 3,
+//                all scaled by Exp2((old - new maximum) * c) before each
+//                tile. At a segment's end its sums are added as
+//                (0 + 1) + (2 + 3). Segments are merged in ascending order.
+//                A key that a row may not see (later, before its window) never
+//                reaches it, be it Inf or NaN.
 //   f32 models   One chain of fused multiply-adds in ascending order, and the
 //                attention of the CPU backend, formula by formula.
 //
@@ -37,7 +40,7 @@ inline constexpr int kSegmentKeys = 512;  // kernels::kAttentionSegment
 
 // Part of the fingerprint, with the generation: raise it with any change of
 // what is said above.
-inline constexpr int kNumericsVersion = 1;
+inline constexpr int kNumericsVersion = 2;
 
 }  // namespace tandem::kernels::cuda
 

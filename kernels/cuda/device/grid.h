@@ -12,8 +12,9 @@
 //                 threads(): of a block; shared(): dynamic shared memory, 16
 //                 bytes aligned; Barrier(); WarpBarrier(); GroupBarrier<n>(id)
 //                 of n threads, an aligned group; ShuffleXor(v, mask),
-//                 Shuffle(v, lane): v of 4 bytes, all 32 lanes; ThreadFence();
-//                 AtomicAdd(pointer, value): int32 or uint64, returns the old
+//                 Shuffle(v, lane): v of 4 bytes, all 32 lanes; Any(v): is v
+//                 true in some lane; ThreadFence(); AtomicAdd(pointer, value):
+//                 int32 or uint64, returns the old
 //   copies        CopyAsync16(g, shared, global, bytes): 16 bytes, zeros from
 //                 `bytes` (0 .. 16) on; CopyAsyncCommit(g) closes a group;
 //                 CopyAsyncWait<n>(g) until all but n groups have landed

@@ -48,6 +48,9 @@ class Grid {
   TANDEM_DEVICE V Shuffle(V value, int lane) const {
     return __shfl_sync(0xffffffffu, value, lane);
   }
+  TANDEM_DEVICE bool Any(bool value) const {
+    return __any_sync(0xffffffffu, value) != 0;
+  }
   TANDEM_DEVICE int32_t AtomicAdd(int32_t* to, int32_t value) const {
     return atomicAdd(to, value);
   }

@@ -54,10 +54,13 @@ TANDEM_DEVICE float LowOfPair(uint32_t pair) {
   return ToFloat(T{static_cast<uint16_t>(pair & 0xffffu)});
 }
 
-// 1.0 twice.
 template <typename T>
-TANDEM_DEVICE constexpr uint32_t OnePair() {
-  return std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
+TANDEM_DEVICE float HighOfPair(uint32_t pair) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return BitsToFloat(pair & 0xffff0000u);
+  } else {
+    return ToFloat(T{static_cast<uint16_t>(pair >> 16)});
+  }
 }
 
 // Two e4m3 (in the low 16 bits) as a pair of T: exact, denormals too. Sign,

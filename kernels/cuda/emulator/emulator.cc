@@ -551,6 +551,22 @@ void SetOperand(TensorVector& vector, int i, uint32_t bits, bool half) {
   }
 }
 
+bool IsZero(const TensorVector& vector) {
+  int32_t any = 0;
+  for (const int32_t significand : vector.significand) any |= significand;
+  return any == 0 && !vector.special;
+}
+
+// TensorCoreStep; quick where `row_is_zero`, as padding and masked keys are.
+float ChainStep(Generation generation, const TensorVector& row,
+                bool row_is_zero, const TensorVector& column, float chain,
+                bool half) {
+  if (row_is_zero && !column.special && std::isfinite(chain)) {
+    return chain == 0 ? 0.0f : chain;
+  }
+  return TensorCoreStep(generation, row, column, chain, half);
+}
+
 }  // namespace
 
 void Block::Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b,
@@ -575,11 +591,14 @@ void Block::Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b,
                    half);
       }
     }
+    bool zero[16];
+    for (int i = 0; i < 16; ++i) zero[i] = IsZero(rows[i]);
     for (int lane = 0; lane < kWarp; ++lane) {
       for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8;
         float& chain = lanes[lane]->d[i];
-        chain = TensorCoreStep(generation_, rows[lane / 4 + i / 2 * 8],
-                               columns[lane % 4 * 2 + i % 2], chain, half);
+        chain = ChainStep(generation_, rows[row], zero[row],
+                          columns[lane % 4 * 2 + i % 2], chain, half);
       }
     }
   });
@@ -629,12 +648,12 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
   for (int r = 0; r < 64; ++r) {
     const TensorVector weights =
         step.registers[0] == nullptr ? row(step.a, r) : row_of_registers(r);
+    const bool zero = IsZero(weights);
     for (int n = 0; n < step.n; ++n) {
       const int thread = r / 16 * 32 + r % 8 * 4 + n % 8 / 2;
       float& chain = step.d[thread][n / 8 * 4 + r % 16 / 8 * 2 + n % 2];
-      chain =
-          TensorCoreStep(generation_, weights, columns_[static_cast<size_t>(n)],
-                         chain, step.half);
+      chain = ChainStep(generation_, weights, zero,
+                        columns_[static_cast<size_t>(n)], chain, step.half);
     }
   }
 }

@@ -101,6 +101,13 @@ class Grid {
     return std::bit_cast<V>(
         Exchange(std::bit_cast<uint32_t>(value), from, place));
   }
+  bool Any(bool value, emulator::Place place = TANDEM_HERE) {
+    uint32_t any = value ? 1 : 0;
+    for (int mask = 16; mask > 0; mask /= 2) {
+      any |= Exchange(any, lane() ^ mask, place);
+    }
+    return any != 0;
+  }
   // Blocks come one after the other and fibers are not interrupted.
   template <typename V>
   V AtomicAdd(V* to, V value) {

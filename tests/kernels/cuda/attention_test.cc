@@ -150,7 +150,7 @@ Part Segment(const Sequence& s, int position, int head, int segment,
   const int kv_head = head / m.group();
   const int begin = m.window > 0 ? std::max(0, position - m.window + 1) : 0;
   const float c = kScale * 1.44269504f;
-  const std::vector<float> ones(16, 1.0f);
+  float sums[4] = {};
   Part part;
   part.values.resize(At(m.head_dim));
   const int tiles = kSegmentKeys / kAttentionTile;
@@ -178,15 +178,14 @@ Part Segment(const Sequence& s, int position, int head, int segment,
     if (!any) continue;
     const float factor = Exp2((part.maximum - maximum) * c);
     part.maximum = maximum;
-    part.sum *= factor;
+    for (float& sum : sums) sum *= factor;
     for (float& value : part.values) value *= factor;
     for (float& weight : weights) {
       weight = RoundedTo(m.type, Exp2(std::fma(weight, c, -(maximum * c))));
     }
+    for (int i = 0; i < kAttentionTile; ++i) sums[i % 8 / 2] += weights[At(i)];
     for (int i = 0; i < kAttentionTile; i += kChainStep) {
       const TensorVector step = VectorOf(m.type, &weights[At(i)], 16);
-      part.sum = TensorCoreStep(
-          generation, step, VectorOf(m.type, ones.data(), 16), part.sum, half);
       for (int d = 0; d < m.head_dim; ++d) {
         float column[16];
         for (int j = 0; j < 16; ++j) {
@@ -199,6 +198,7 @@ Part Segment(const Sequence& s, int position, int head, int segment,
       }
     }
   }
+  part.sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   return part;
 }
 
@@ -397,6 +397,57 @@ TEST(CudaAttention, IsNearFloat64) {
     const auto got = Attend(sequence, c.ranges, Generation::kHopper);
     for (size_t i = 0; i < got.size(); ++i) {
       ASSERT_NEAR(got[i], expected[i], bound) << NameOf(c.model);
+    }
+  }
+}
+
+// Keys and values that are Inf or NaN reach the rows that see them, and no
+// others in the same tile.
+TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
+  struct {
+    Model model;
+    int length;
+    int poisoned;  // position
+    std::vector<Range> ranges;
+  } const kPoisoned[] = {
+      {{DType::kBF16, 4, 2, 64}, 140, 60, {{50, 20}, {120, 15}}},
+      {{DType::kF16, 1, 1, 128}, 140, 129, {{60, 75}}},
+      // The window's beginning passes it.
+      {{DType::kBF16, 2, 1, 64, 16, 100}, 230, 33, {{120, 30}}},
+  };
+  for (const auto& c : kPoisoned) {
+    for (const float poison : {HUGE_VALF, std::nanf("")}) {
+      for (const bool in_values : {true, false}) {
+        Sequence sequence(c.model, c.length);
+        std::vector<float>& side = in_values ? sequence.v : sequence.k;
+        const int64_t row = int64_t{c.poisoned} * c.model.kv_heads;
+        side[At(row * c.model.head_dim + 5)] = poison;
+        const auto prefill = Attend(sequence, c.ranges, Generation::kHopper);
+        if (!OnDevice()) {
+          ASSERT_TRUE(SameBits(
+              prefill, Reference(sequence, c.ranges, Generation::kHopper)))
+              << NameOf(c.model) << ", prefill, " << poison;
+        }
+        size_t at = 0;
+        for (const Range& range : c.ranges) {
+          for (int p = range.first; p < range.first + range.count; ++p) {
+            const bool sees =
+                p >= c.poisoned &&
+                (c.model.window == 0 || p < c.poisoned + c.model.window);
+            const auto begin = prefill.begin() + static_cast<int64_t>(at);
+            const bool finite =
+                std::all_of(begin, begin + c.model.width(),
+                            [](float x) { return std::isfinite(x); });
+            EXPECT_TRUE(sees || finite) << p;
+            // A score of -Inf is no more than a weight of zero.
+            EXPECT_FALSE(sees && finite && in_values) << p;
+            at += At(c.model.width());
+          }
+        }
+        ASSERT_TRUE(SameBits(
+            Attend(sequence, OneByOne(c.ranges), Generation::kHopper), prefill))
+            << NameOf(c.model) << ", decode, " << poison;
+      }
     }
   }
 }
