@@ -7,6 +7,7 @@
 
 #include <functional>
 
+#include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "tests/router/world.h"
 
@@ -263,6 +264,24 @@ TEST_F(CoreTest, ThreeFailuresWithoutATokenEndTheRequest) {
   EXPECT_TRUE(w.core->idle());
 }
 
+// The last attempt goes without a handoff, on the same worker or another.
+TEST_F(CoreTest, TheLastAttemptNeedsNoPrefillWorker) {
+  w.Submit(World::Ask());
+  for (uint32_t attempt = 1; attempt <= 2; ++attempt) {
+    w.decodes[0].Say(World::Opened(attempt, "t"));
+    w.decodes[0].Say(World::Dead(attempt, false));
+    EXPECT_EQ(w.decodes[0].sent.back().retry().has_prefill_worker(),
+              attempt == 1);
+  }
+  w.Submit(World::Ask());
+  for (size_t call = 1; call <= 3; ++call) {
+    w.Settle();
+    ASSERT_EQ(w.decodes.size(), call + 1);
+    EXPECT_EQ(w.decodes[call].sent[0].open().has_prefill_worker(), call < 3);
+    w.decodes[call].Break(absl::InternalError("lost"));
+  }
+}
+
 TEST_F(CoreTest, PreemptionIsNoFailure) {
   ClientPipe* client = Decoding();
   for (uint32_t attempt = 1; attempt <= 5; ++attempt) {
@@ -350,6 +369,26 @@ TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
   }
   EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
+}
+
+// Only crashes without a new token in between are held against a request.
+TEST_F(CoreTest, ATokenBetweenTwoCrashesClearsTheSuspicion) {
+  ClientPipe* client = Decoding();
+  LeasePipe* lease = decode_lease;
+  for (int crash = 0; crash < 3; ++crash) {
+    LeasePipe* spare = w.Decode(absl::StrCat("spare", crash));
+    Crash(lease);
+    lease = spare;
+    w.decodes.back().Break(Gone());
+    w.Settle();
+    ASSERT_EQ(w.decodes.size(), crash + 2u);
+    EXPECT_TRUE(w.decodes.back().sent[0].open().suspect());
+    w.PrefillAndCommit(1, kPrompt + 3 + crash, 4 + crash);
+    w.decodes.back().Say(World::Tokens(kPrompt + 3 + crash, {4 + crash}));
+    EXPECT_FALSE(client->dropped);
+  }
+  FinishTo8(kPrompt + 6, {7, 8});
+  EXPECT_THAT(World::Ids(*client), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
 TEST_F(CoreTest, AWorkerThatDrainedAndLeftDidNotCrash) {
