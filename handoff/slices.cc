@@ -12,8 +12,8 @@ int64_t Rows(const SliceRange& range) {
 }
 
 int64_t RowBytes(const Grant& grant, int head_dim) {
-  return int64_t{2} * (grant.head_end - grant.head_begin) * head_dim *
-         static_cast<int64_t>(kernels::SizeOf(grant.wire));
+  return kernels::KvRowBytes(grant.wire, grant.head_end - grant.head_begin,
+                             head_dim);
 }
 
 SliceRange Clip(const SliceRange& range, const Grant& grant) {

@@ -96,11 +96,12 @@ struct KvShape {
   int head_dim = 0;     // multiple of 8, at most 256
   int block_size = 16;  // positions; a multiple of 8
   int num_blocks = 0;
-  DType dtype = DType::kF32;  // kF32 or kBF16
+  // On a CPU f32, bf16, fp8 or int8; on a GPU fp8, int8 or the activations'.
+  DType dtype = DType::kF32;
 
+  // Scales included.
   int64_t bytes_per_position() const {
-    return int64_t{2} * num_layers * kv_heads * head_dim *
-           static_cast<int64_t>(SizeOf(dtype));
+    return int64_t{2} * num_layers * kv_heads * KvVectorBytes(dtype, head_dim);
   }
 };
 
@@ -153,6 +154,11 @@ struct KvRange {
     return int64_t{2} * (layer_end - layer_begin) *
            (position_end - position_begin) * (head_end - head_begin) * head_dim;
   }
+  // On the wire.
+  int64_t bytes(DType wire, int head_dim) const {
+    return int64_t{layer_end - layer_begin} * (position_end - position_begin) *
+           KvRowBytes(wire, head_end - head_begin, head_dim);
+  }
 };
 
 // A device's memory. Zeros: as much as the host has, and not counted.
@@ -197,9 +203,10 @@ class Backend {
   virtual absl::Status Reserve(const WorkLimits& limits) = 0;
   virtual std::unique_ptr<Queue> NewQueue(std::string_view name) = 0;
 
-  // Converts a checkpoint matrix into the backend's layout. `dtype` kF32 or
-  // kBF16 is how it is kept (f16 sources widen to f32). Blocks the caller,
-  // and waits for operations that are running on all threads.
+  // Converts a checkpoint matrix into the backend's layout. `dtype` is how it
+  // is kept: on a CPU kF32 or kBF16 (f16 sources widen to f32), on a GPU the
+  // activations'; on both kFp8, e4m3 with a scale for each row. Blocks the
+  // caller, and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;
   // Zeroed.
@@ -225,7 +232,8 @@ class Backend {
                        const void* delta, const float* weight, void* out) = 0;
 
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
-  // `bias` [w.rows()] may be null; it is added after the chain.
+  // `bias` [w.rows()] may be null; it is added after the chain, and after the
+  // row's scale of an fp8 matrix, which multiplies the finished chain.
   virtual void MatMul(Queue& queue, int num_rows, const void* x,
                       const Matrix& w, const float* bias, void* out) = 0;
 
@@ -235,13 +243,15 @@ class Backend {
 
   // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V.
   // Rotates Q in place and writes rotated K, and V, to the cache's `layer` at
-  // rows.slots, rounded to the cache's type.
+  // rows.slots, rounded to the activation type and then to the cache's, or
+  // quantised vector by vector (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
                           const RopeTable& rope, void* qkv, KvCache& cache,
                           int layer) = 0;
 
   // Causal attention of every row over positions 0 .. its own, read from the
-  // cache. q as RopeAppend left it (rows of qkv, stride q_stride elements);
+  // cache; of a quantised one, code times scale, rounded to the activation
+  // type. q as RopeAppend left it (rows of qkv, stride q_stride elements);
   // out [num_rows, heads * head_dim].
   virtual void Attention(Queue& queue, const Rows& rows, int heads, float scale,
                          const void* q, int64_t q_stride, const KvCache& cache,
@@ -264,7 +274,9 @@ class Backend {
                       int num_banned, SampleResult* results) = 0;
 
   // ---- KV for handoffs. On the wire a slice is, for each layer, for each
-  // position: K of the heads in range, then V of them, as `wire` elements.
+  // position: K of the heads in range, then V of them, as `wire` elements and
+  // scales (KvRowBytes). Where the cache's type differs, elements become f32
+  // (code times scale) and are then rounded or quantised.
   // `staging` is memory of a handoff slab; the digest is of the wire bytes,
   // keyed, and written to `digest` (HOST memory) by the time a later
   // Callback runs.

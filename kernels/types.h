@@ -13,11 +13,45 @@
 
 namespace tandem::kernels {
 
-enum class DType : uint8_t { kF32, kBF16, kF16 };
+// kFp8 (e4m3) and kInt8 are codes that mean nothing without an f32 scale: one
+// for each vector of a KV cache, one for each row of a weight matrix (kFp8
+// alone). kernels/quantise.h says how both are found.
+enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8 };
 
-constexpr size_t SizeOf(DType type) { return type == DType::kF32 ? 4 : 2; }
+constexpr bool IsQuantised(DType type) {
+  return type == DType::kFp8 || type == DType::kInt8;
+}
+// Of an element; a code's scale is not in it.
+constexpr size_t SizeOf(DType type) {
+  return type == DType::kF32 ? 4 : IsQuantised(type) ? 1 : 2;
+}
 constexpr std::string_view Name(DType type) {
-  return type == DType::kF32 ? "f32" : type == DType::kBF16 ? "bf16" : "f16";
+  switch (type) {
+    case DType::kF32:
+      return "f32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF16:
+      return "f16";
+    case DType::kFp8:
+      return "fp8";
+    case DType::kInt8:
+      break;
+  }
+  return "int8";
+}
+
+// One vector of a KV cache, K or V of a head at a position: its elements and,
+// of a quantised one, the scale.
+constexpr int64_t KvVectorBytes(DType type, int head_dim) {
+  return int64_t{head_dim} * static_cast<int64_t>(SizeOf(type)) +
+         (IsQuantised(type) ? 4 : 0);
+}
+// One position of one layer on the wire: K of `heads` heads, then V of them,
+// as elements; of a quantised type then their scales in the same order, f32,
+// and zeros up to a multiple of 16 bytes.
+constexpr int64_t KvRowBytes(DType type, int heads, int head_dim) {
+  return (int64_t{2} * heads * KvVectorBytes(type, head_dim) + 15) / 16 * 16;
 }
 
 // A row-major matrix (or, with rows = 1, a vector) in host memory that the

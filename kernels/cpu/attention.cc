@@ -3,7 +3,8 @@
 // one thread. Keys are cut at absolute multiples of kAttentionSegment; per
 // segment and query:
 //
-//   score  one chain over dimensions, times the scale
+//   score  one chain over dimensions, times the scale; of quantised keys and
+//          values, a code times its vector's scale is rounded to f32 first
 //   max, weights exp(score - max), their sum by position modulo 16
 //   values one chain over positions per dimension
 //
@@ -54,6 +55,11 @@ struct Pages {
   const std::byte* V(int block) const {
     return layer + table[block] * layout->block_bytes + layout->VHead(head);
   }
+  const float* Scales(bool value, int block) const {
+    return reinterpret_cast<const float*>(layer +
+                                          table[block] * layout->block_bytes +
+                                          layout->ScaleHead(value, head));
+  }
 };
 
 // Blocks lie anywhere, so the hardware cannot guess the next one. Decoding,
@@ -64,18 +70,19 @@ HWY_INLINE void PrefetchBlock(const Pages& pages, int position, int end) {
   const int block = position / layout.block_size;
   const int slot = position % layout.block_size;
   const bool pairs = layout.type == DType::kBF16;
+  const int cell = layout.cell_bytes;
   const std::byte* const v =
-      pages.V(block) + int64_t{pairs ? slot / 2 : slot} * layout.width * 4;
+      pages.V(block) + int64_t{pairs ? slot / 2 : slot} * layout.width * cell;
   const int count = std::min(16, layout.block_size - slot);
-  const int v_bytes = (pairs ? count / 2 : count) * layout.width * 4;
+  const int v_bytes = (pairs ? count / 2 : count) * layout.width * cell;
   for (int i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
   const int next = position + 64;
   if (next >= end) return;
   const std::byte* const k =
-      pages.K(next / layout.block_size) + next % layout.block_size * 4;
+      pages.K(next / layout.block_size) + next % layout.block_size * cell;
   const int steps = pairs ? layout.head_dim / 2 : layout.head_dim;
   for (int i = 0; i < steps; ++i) {
-    PrefetchLine(k + int64_t{i} * layout.slots * 4);
+    PrefetchLine(k + int64_t{i} * layout.slots * cell);
   }
 }
 
@@ -88,25 +95,39 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
                int end, float* scores) {
   constexpr int U = AttentionUnits(R);
   const KvLayout& layout = *pages.layout;
+  constexpr int kCell = kIsCodes<W> ? 1 : 4;
   const F32 d;
   const Vec factor = hn::Set(d, scale);
   int position = begin;
   while (position < end) {
     const std::byte* w[U] = {};
+    ScaledLanes scales{};
     int column[U] = {};
     int units = 0;
     while (units < U && position < end) {
       const int slot = position % layout.block_size;
       if constexpr (R <= 6) PrefetchBlock(pages, position, end);
-      w[units] = pages.K(position / layout.block_size) + slot * 4;
+      w[units] = pages.K(position / layout.block_size) + slot * kCell;
+      if constexpr (kIsCodes<W>) {
+        scales.scale[units] =
+            pages.Scales(false, position / layout.block_size) + slot;
+      }
       column[units++] = position - begin;
       position += std::min(16, layout.block_size - slot);
     }
-    for (int u = units; u < U; ++u) w[u] = w[0];  // computed, not stored
+    for (int u = units; u < U; ++u) {  // computed, not stored
+      w[u] = w[0];
+      scales.scale[u] = scales.scale[0];
+    }
     Chains<R, U> chains;
     chains.Clear();
-    Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
-                  layout.head_dim, 0);
+    if constexpr (kIsCodes<W>) {
+      AdvanceCodes<W, R, U>(scales, chains, q, kHeadStride, w, layout.slots,
+                            layout.head_dim);
+    } else {
+      Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
+                    layout.head_dim, 0);
+    }
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) {
       if (u < units) {
@@ -129,7 +150,8 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
                bool first, float* values) {
   constexpr int U = AttentionUnits(R);
   const KvLayout& layout = *pages.layout;
-  const int64_t stride = int64_t{layout.width} * 4;
+  constexpr int kCell = kIsCodes<W> ? 1 : 4;
+  const int64_t stride = int64_t{layout.width} * kCell;
   const int width_units = layout.width / 16;
   for (int unit = 0; unit < width_units; unit += U) {
     const int units = std::min(U, width_units - unit);
@@ -148,10 +170,17 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
       const std::byte* w[U] = {};
 #pragma GCC unroll 8
       for (int u = 0; u < U; ++u) {
-        w[u] = base + (unit + (u < units ? u : 0)) * 64;
+        w[u] = base + (unit + (u < units ? u : 0)) * 16 * kCell;
       }
-      Advance<R, U>(W(), chains, weights + (position - begin), kScoreStride, w,
-                    stride, count, 0);
+      const float* const a = weights + (position - begin);
+      if constexpr (kIsCodes<W>) {
+        const ScaledInputs scales{
+            pages.Scales(true, position / layout.block_size) + slot};
+        AdvanceCodes<W, R, U>(scales, chains, a, kScoreStride, w, stride,
+                              count);
+      } else {
+        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count, 0);
+      }
       position += count;
     }
 #pragma GCC unroll 8
@@ -314,10 +343,16 @@ void AttendOf(const AttentionPiece& p) {
 }
 
 void Attend(const AttentionPiece& p) {
-  if (p.layout->type == DType::kF32) {
-    AttendOf<F32Weights>(p);
-  } else {
-    AttendOf<Bf16Weights>(p);
+  switch (p.layout->type) {
+    case DType::kF32:
+      return AttendOf<F32Weights>(p);
+    case DType::kFp8:
+      return AttendOf<Fp8Codes>(p);
+    case DType::kInt8:
+      return AttendOf<Int8Codes>(p);
+    case DType::kBF16:
+    case DType::kF16:  // no cache has it
+      return AttendOf<Bf16Weights>(p);
   }
 }
 

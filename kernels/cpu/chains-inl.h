@@ -197,6 +197,78 @@ HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
   }
 }
 
+// A quantised cache's codes (kernels/quantise.h), a byte for each lane; what
+// is multiplied is code times scale, rounded to f32.
+struct Fp8Codes {};
+struct Int8Codes {};
+template <typename W>
+inline constexpr bool kIsCodes =
+    std::is_same_v<W, Fp8Codes> || std::is_same_v<W, Int8Codes>;
+
+HWY_INLINE Vec Widen(Fp8Codes, const std::byte* codes) {
+  const F32 d;
+  const U32 du;
+  const auto raw =
+      hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, F32>(),
+                                  reinterpret_cast<const uint8_t*>(codes)));
+  const auto magnitude = hn::And(raw, hn::Set(du, 0x7fu));
+  const auto sign = hn::ShiftLeft<24>(hn::And(raw, hn::Set(du, 0x80u)));
+  const Vec normal = hn::BitCast(
+      d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
+  const Vec small = hn::Mul(hn::ConvertTo(d, hn::BitCast(I32(), magnitude)),
+                            hn::Set(d, 0x1p-9f));
+  const Vec value =
+      hn::IfThenElse(hn::Lt(small, hn::Set(d, 0x1p-6f)), small, normal);
+  return hn::BitCast(d, hn::Or(hn::BitCast(du, value), sign));
+}
+HWY_INLINE Vec Widen(Int8Codes, const std::byte* codes) {
+  return hn::ConvertTo(
+      F32(),
+      hn::PromoteTo(I32(), hn::LoadU(hn::Rebind<int8_t, F32>(),
+                                     reinterpret_cast<const int8_t*>(codes))));
+}
+
+// Keys are lanes: unit u's 16 scales at scale[u], the same for every input.
+struct ScaledLanes {
+  const float* scale[8];
+  HWY_INLINE Vec operator()(int unit, int part, int) const {
+    return hn::LoadU(F32(), scale[unit] + part * kLanes);
+  }
+};
+// Keys are inputs: input k's scale at scale[k], the same for every lane.
+struct ScaledInputs {
+  const float* scale;
+  HWY_INLINE Vec operator()(int, int, int k) const {
+    return hn::Set(F32(), scale[k]);
+  }
+};
+
+// Codes of unit u at w[u] + k * w_stride bytes for input k.
+template <typename W, int R, int U, typename Scales>
+HWY_INLINE void AdvanceCodes(const Scales& scales, Chains<R, U>& chains,
+                             const float* a, int64_t a_stride,
+                             const std::byte* const* w, int64_t w_stride,
+                             int inputs) {
+  int64_t offset = 0;
+  for (int k = 0; k < inputs; ++k, offset += w_stride, ++a) {
+    Vec weights[U * kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      weights[i] =
+          hn::Mul(Widen(W(), w[i / kParts] + offset + (i % kParts) * kLanes),
+                  scales(i / kParts, i % kParts, k));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vec x = hn::Set(F32(), a[r * a_stride]);
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+      }
+    }
+  }
+}
+
 #endif  // TANDEM_SIMD_TARGET
 }  // namespace tandem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/quantise.h"
 #include "kernels/types.h"
 
 namespace tandem::kernels::cpu {
@@ -44,6 +45,24 @@ inline float FloatFromF16(uint16_t half) {
   }
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) |
                               (mantissa << 13));
+}
+
+// In integers, so that no denormal is flushed on the way.
+inline uint16_t F16FromFloat(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00;
+  } else if (magnitude >= 0x477ff000u) {  // 65520 rounds to infinity
+    half = 0x7c00;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal
+    half = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+  } else {
+    half = RoundMagnitude(magnitude, 24);
+  }
+  return static_cast<uint16_t>(sign | half);
 }
 
 // Element `index` of a checkpoint tensor, which may be unaligned.

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -109,7 +110,7 @@ absl::Status CheckShape(const KvShape& shape) {
   }
   if (shape.dtype == DType::kF16) {
     return absl::InvalidArgumentError(
-        "KV cache type is f16, expected f32 or bf16");
+        "KV cache type is f16, expected f32, bf16, fp8 or int8 on a CPU");
   }
   if (int64_t{2} * shape.kv_heads * shape.head_dim * 4 >
       static_cast<int64_t>(CpuQueue::kScratchBytes)) {
@@ -161,9 +162,10 @@ class CpuBackend final : public Backend {
           absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
                        " columns cannot be packed"));
     }
-    if (dtype == DType::kF16) {
+    if (dtype == DType::kF16 || dtype == DType::kInt8) {
       return absl::InvalidArgumentError(
-          "matrices are kept as f32 or bf16, not f16");
+          absl::StrCat("matrices are kept as f32, bf16 or fp8 on a CPU, not ",
+                       std::string(Name(dtype))));
     }
     const int panels = PackedMatrix::Panels(static_cast<int>(source.rows));
     const int64_t panel_bytes =
@@ -172,15 +174,18 @@ class CpuBackend final : public Backend {
         *allocator_, static_cast<size_t>(panels * panel_bytes));
     if (!memory.ok()) return memory.status();
     std::byte* const data = memory->data();
+    std::vector<float> scales(
+        dtype == DType::kFp8 ? static_cast<size_t>(source.rows) : 0);
     {
       ThreadPool::Team team(&pool_);
       team.ForEach(panels, [&](int panel, int) {
-        cpu::PackPanel(source, dtype, panel, data + panel * panel_bytes);
+        cpu::PackPanel(source, dtype, panel, data + panel * panel_bytes,
+                       scales.data());
       });
     }
     return std::unique_ptr<Matrix>(std::make_unique<PackedMatrix>(
         static_cast<int>(source.rows), static_cast<int>(source.cols), dtype,
-        *std::move(memory)));
+        *std::move(memory), std::move(scales)));
   }
 
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
@@ -213,8 +218,7 @@ class CpuBackend final : public Backend {
                 out = static_cast<float*>(out)] {
       const int cols = packed.cols();
       ForRows(pool_, count, cols, [&](int row) {
-        cpu::UnpackRow(packed.data(), cols, packed.dtype(), ids[row],
-                       out + int64_t{row} * cols);
+        cpu::UnpackRow(packed, ids[row], out + int64_t{row} * cols);
       });
     });
   }
@@ -378,8 +382,7 @@ class CpuBackend final : public Backend {
 
   static int64_t RowBytes(const KvLayout& layout, const KvRange& range,
                           DType wire) {
-    return int64_t{2} * (range.head_end - range.head_begin) * layout.head_dim *
-           static_cast<int64_t>(SizeOf(wire));
+    return KvRowBytes(wire, range.head_end - range.head_begin, layout.head_dim);
   }
 
   void RunMatMul(int num_rows, const float* x, const PackedMatrix& w,
@@ -387,6 +390,7 @@ class CpuBackend final : public Backend {
     cpu::MatMulPiece piece{};
     piece.x = x;
     piece.w = w.data();
+    piece.scales = w.scales();
     piece.bias = bias;
     piece.out = out;
     piece.k = w.cols();

@@ -95,19 +95,8 @@ void RopeAppendRow(const RopePiece& p) {
   const float* const v = k + p.kv_heads * p.head_dim;
   const KvLayout& layout = *p.layout;
   for (int h = 0; h < p.kv_heads; ++h) {
-    for (int i = 0; i < p.head_dim; ++i) {
-      std::byte* const k_at = p.block + layout.K(h, p.slot, i);
-      std::byte* const v_at = p.block + layout.V(h, p.slot, i);
-      const float key = k[h * p.head_dim + i];
-      const float value = v[h * p.head_dim + i];
-      if (layout.type == DType::kF32) {
-        *reinterpret_cast<float*>(k_at) = key;
-        *reinterpret_cast<float*>(v_at) = value;
-      } else {
-        *reinterpret_cast<uint16_t*>(k_at) = Bf16FromFloat(key);
-        *reinterpret_cast<uint16_t*>(v_at) = Bf16FromFloat(value);
-      }
-    }
+    WriteKvVector(layout, p.block, false, h, p.slot, k + h * p.head_dim);
+    WriteKvVector(layout, p.block, true, h, p.slot, v + h * p.head_dim);
   }
 }
 

@@ -30,10 +30,11 @@ constexpr std::string_view Name(Isa isa) {
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
 struct MatMulPiece {
-  const float* x;      // [rows, k]
-  const std::byte* w;  // packed_matrix.h
-  const float* bias;   // [n] or null
-  float* out;          // [rows, n]
+  const float* x;       // [rows, k]
+  const std::byte* w;   // packed_matrix.h
+  const float* scales;  // [n] or null: what finished chains are multiplied by
+  const float* bias;    // [n] or null; added last
+  float* out;           // [rows, n]
   int k;
   int n;
   DType type;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an element of the KV cache lies. Memory is [layer][block]; one block's
-// part of one layer is all K, then all V:
+// part of one layer is all K, then all V, then all scales of K, then of V:
 //
-//   f32   K [kv_heads][head_dim][slots]           V [kv_heads][size][width]
-//   bf16  K [kv_heads][head_dim / 2][slots][2]    V [kv_heads][size /
-//   2][width][2]
+//   f32     K [kv_heads][head_dim][slots]
+//           V [kv_heads][size][width]
+//   bf16    K [kv_heads][head_dim / 2][slots][2]
+//           V [kv_heads][size / 2][width][2]
+//   codes   as f32, a byte each (fp8, int8)
+//   scales  [kv_heads][slots] f32, of codes alone
 //
 // with slots = block size and width = head_dim, each rounded up to 16. So
 // scores have 16 positions, and weighted sums 16 dimensions, side by side in
@@ -32,28 +35,31 @@ struct KvLayout {
         slots((shape.block_size + 15) / 16 * 16),
         width((shape.head_dim + 15) / 16 * 16) {
     const int64_t element = static_cast<int64_t>(SizeOf(type));
+    cell_bytes = IsQuantised(type) ? 1 : 4;
     k_head_bytes = int64_t{head_dim} * slots * element;
     v_head_bytes = int64_t{block_size} * width * element;
     v_begin = kv_heads * k_head_bytes;
-    block_bytes = kv_heads * (k_head_bytes + v_head_bytes);
+    scales_begin = kv_heads * (k_head_bytes + v_head_bytes);
+    block_bytes = scales_begin;
+    if (IsQuantised(type)) block_bytes += int64_t{2} * kv_heads * slots * 4;
     layer_bytes = block_bytes * shape.num_blocks;
   }
 
   // Byte offsets within one block's part of a layer.
   int64_t KHead(int head) const { return head * k_head_bytes; }
   int64_t VHead(int head) const { return v_begin + head * v_head_bytes; }
+  int64_t ScaleHead(bool value, int head) const {
+    return scales_begin + (int64_t{value ? kv_heads : 0} + head) * slots * 4;
+  }
   // Of one element; `slot` is the position within the block.
   int64_t K(int head, int slot, int dim) const {
-    return KHead(head) + (type == DType::kF32
-                              ? (int64_t{dim} * slots + slot) * 4
-                              : (int64_t{dim / 2} * slots + slot) * 4 +
-                                    int64_t{2} * (dim % 2));
+    return KHead(head) + Cell(slots, dim, slot);
   }
   int64_t V(int head, int slot, int dim) const {
-    return VHead(head) + (type == DType::kF32
-                              ? (int64_t{slot} * width + dim) * 4
-                              : (int64_t{slot / 2} * width + dim) * 4 +
-                                    int64_t{2} * (slot % 2));
+    return VHead(head) + Cell(width, slot, dim);
+  }
+  int64_t Scale(bool value, int head, int slot) const {
+    return ScaleHead(value, head) + int64_t{slot} * 4;
   }
 
   DType type = DType::kF32;
@@ -62,11 +68,22 @@ struct KvLayout {
   int block_size = 0;
   int slots = 0;
   int width = 0;
+  int cell_bytes = 0;  // of a lane: an f32, a pair of bf16 or a code
   int64_t k_head_bytes = 0;
   int64_t v_head_bytes = 0;
   int64_t v_begin = 0;
+  int64_t scales_begin = 0;
   int64_t block_bytes = 0;
   int64_t layer_bytes = 0;
+
+ private:
+  // Of step `step` of chain `lane`, of `lanes` side by side.
+  int64_t Cell(int lanes, int step, int lane) const {
+    if (type == DType::kBF16) {
+      return (int64_t{step / 2} * lanes + lane) * 4 + int64_t{2} * (step % 2);
+    }
+    return (int64_t{step} * lanes + lane) * cell_bytes;
+  }
 };
 
 class CpuKvCache final : public KvCache {
@@ -88,12 +105,15 @@ class CpuKvCache final : public KvCache {
 };
 
 // Copies one position's K and V of heads [head_begin, head_end) between a
-// block and a row of wire elements (all K, then all V), converting where the
-// types differ.
+// block and a row on the wire (KvRowBytes), converting where the types differ.
 void ReadKvRow(const KvLayout& layout, const std::byte* block, int slot,
                int head_begin, int head_end, DType wire, std::byte* row);
 void WriteKvRow(const KvLayout& layout, std::byte* block, int slot,
                 int head_begin, int head_end, DType wire, const std::byte* row);
+
+// Writes one vector of head_dim values, rounded or quantised.
+void WriteKvVector(const KvLayout& layout, std::byte* block, bool value,
+                   int head, int slot, const float* from);
 
 }  // namespace tandem::kernels::cpu
 

@@ -121,6 +121,14 @@ void RunTile(const MatMulPiece& p, TileFn tile, TileArgs& args, int rows,
                   static_cast<size_t>(valid) * sizeof(float));
     }
   }
+  if (last && p.scales != nullptr) {
+    for (int r = 0; r < rows; ++r) {
+      for (int i = 0; i < valid; ++i) {
+        out[int64_t{r} * p.n + i] =
+            out[int64_t{r} * p.n + i] * p.scales[column + i];
+      }
+    }
+  }
   if (last && p.bias != nullptr) {
     for (int r = 0; r < rows; ++r) {
       for (int i = 0; i < valid; ++i) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/convert.h"
+#include "kernels/quantise.h"
 
 namespace tandem::kernels::cpu {
 namespace {
@@ -24,16 +25,44 @@ uint16_t LoadBf16(const std::byte* data, DType type, int64_t index) {
   return Bf16FromFloat(LoadElement(data, type, index));
 }
 
+// Rows of fp8 are quantised like vectors of a KV cache.
+VectorQuantiser RowQuantiser(const HostTensor& source, int64_t row) {
+  uint32_t amax = 0;
+  for (int64_t col = 0; col < source.cols; ++col) {
+    amax = std::max(amax, MagnitudeBits(LoadElement(source.data, source.dtype,
+                                                    row * source.cols + col)));
+  }
+  return {DType::kFp8, amax};
+}
+
+void PackFp8Rows(const HostTensor& source, int64_t begin, int lanes,
+                 std::byte* target, float* scales) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    const VectorQuantiser quantiser = RowQuantiser(source, begin + lane);
+    scales[begin + lane] = quantiser.scale;
+    const int64_t row = (begin + lane) * source.cols;
+    for (int64_t col = 0; col < source.cols; ++col) {
+      const float value = LoadElement(source.data, source.dtype, row + col);
+      *reinterpret_cast<uint16_t*>(target + Bf16Offset(lane, col)) =
+          Bf16FromFloat(FloatFromE4M3(quantiser(value)));
+    }
+  }
+}
+
 }  // namespace
 
 void PackPanel(const HostTensor& source, DType dtype, int panel,
-               std::byte* target) {
+               std::byte* target, float* scales) {
   const int64_t begin = int64_t{panel} * kPanel;
   const int lanes =
       static_cast<int>(std::min<int64_t>(kPanel, source.rows - begin));
   std::memset(target, 0,
               static_cast<size_t>(PackedMatrix::PanelBytes(
                   static_cast<int>(source.cols), dtype)));
+  if (dtype == DType::kFp8) {
+    PackFp8Rows(source, begin, lanes, target, scales);
+    return;
+  }
   // Stripes of inputs keep the target's lines in the first-level cache while
   // the 32 source rows are read side by side.
   constexpr int64_t kStripe = 128;
@@ -56,19 +85,21 @@ void PackPanel(const HostTensor& source, DType dtype, int panel,
   }
 }
 
-void UnpackRow(const std::byte* data, int cols, DType dtype, int64_t row,
-               float* out) {
+void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out) {
+  const int cols = matrix.cols();
   const int lane = static_cast<int>(row % kPanel);
   const std::byte* const panel =
-      data + row / kPanel * PackedMatrix::PanelBytes(cols, dtype);
-  if (dtype == DType::kF32) {
+      matrix.data() + row / kPanel * matrix.panel_bytes();
+  if (matrix.dtype() == DType::kF32) {
     const float* const in = reinterpret_cast<const float*>(panel) + lane;
     for (int col = 0; col < cols; ++col) out[col] = in[int64_t{col} * kPanel];
     return;
   }
+  const float scale = matrix.scales() == nullptr ? 1.0f : matrix.scales()[row];
   for (int col = 0; col < cols; ++col) {
-    out[col] = FloatFromBf16(
-        *reinterpret_cast<const uint16_t*>(panel + Bf16Offset(lane, col)));
+    out[col] = FloatFromBf16(*reinterpret_cast<const uint16_t*>(
+                   panel + Bf16Offset(lane, col))) *
+               scale;
   }
 }
 

@@ -4,6 +4,8 @@
 //
 //   f32   [panels][cols][32]
 //   bf16  [panels][(cols + 1) / 2][2 halves][16 outputs][2 inputs]
+//   fp8   as bf16, which holds every code exactly: no smaller than bf16, the
+//         same numbers as on a GPU; and a scale for each output
 //
 // A 32-bit lane of bf16 holds two inputs of one output: the even one widens
 // by a shift, the odd one by a mask. Every product, however many rows it has,
@@ -16,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/allocator.h"
@@ -26,8 +29,12 @@ inline constexpr int kPanel = 32;
 
 class PackedMatrix final : public Matrix {
  public:
-  PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory)
-      : Matrix(rows, cols, dtype), memory_(std::move(memory)) {}
+  // `scales` [rows], of fp8 alone.
+  PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory,
+               std::vector<float> scales)
+      : Matrix(rows, cols, dtype),
+        memory_(std::move(memory)),
+        scales_(std::move(scales)) {}
 
   static int64_t PanelBytes(int cols, DType dtype) {
     return dtype == DType::kF32 ? int64_t{cols} * kPanel * 4
@@ -38,18 +45,23 @@ class PackedMatrix final : public Matrix {
   int panels() const { return Panels(rows()); }
   int64_t panel_bytes() const { return PanelBytes(cols(), dtype()); }
   const std::byte* data() const { return memory_.data(); }
+  // What finished outputs are multiplied by, or null.
+  const float* scales() const {
+    return scales_.empty() ? nullptr : scales_.data();
+  }
 
  private:
   const DeviceMemory memory_;
+  const std::vector<float> scales_;
 };
 
-// Writes panel `panel` of `source` into `target` [PanelBytes], zero padded.
+// Writes panel `panel` of `source` into `target` [PanelBytes], zero padded,
+// and the scales of its rows into `scales` [rows] if dtype is fp8.
 void PackPanel(const HostTensor& source, DType dtype, int panel,
-               std::byte* target);
+               std::byte* target, float* scales);
 
-// out [cols] = row `row` of a packed matrix, widened.
-void UnpackRow(const std::byte* data, int cols, DType dtype, int64_t row,
-               float* out);
+// out [cols] = row `row` of a packed matrix, widened, scale included.
+void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out);
 
 }  // namespace tandem::kernels::cpu
 

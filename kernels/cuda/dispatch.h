@@ -19,6 +19,9 @@ int WithElement(DType type, const Function& run) {
       return run(BFloat16{});
     case DType::kF16:
       return run(Half{});
+    case DType::kFp8:
+    case DType::kInt8:
+      break;  // not of activations
   }
   return kInvalidLaunch;
 }

@@ -122,9 +122,26 @@ std::vector<double> Reference(const Model& model, int length,
       for (int i = 0; i < half; ++i) {
         const double angle = p * std::pow(10000.0, -double(i) / half);
         const double a = head[i], b = head[i + half];
+        if (IsQuantised(model.type)) {
+          // In f32, as the kernel does: another last bit can be another code.
+          const float c = static_cast<float>(std::cos(angle));
+          const float s = static_cast<float>(std::sin(angle));
+          const float x = static_cast<float>(a), y = static_cast<float>(b);
+          head[i] = x * c - y * s;
+          head[i + half] = y * c + x * s;
+          continue;
+        }
         head[i] = a * std::cos(angle) - b * std::sin(angle);
         head[i + half] = b * std::cos(angle) + a * std::sin(angle);
       }
+    }
+    for (int h = model.heads; h < model.heads + 2 * model.kv_heads; ++h) {
+      double* const head =
+          rotated.data() + p * model.qkv() + h * model.head_dim;
+      const std::vector<float> values(head, head + model.head_dim);
+      const auto cached =
+          CachedVector(values.data(), values.size(), model.type);
+      std::copy(cached.begin(), cached.end(), head);
     }
   }
   std::vector<double> out;
@@ -138,7 +155,7 @@ std::vector<double> Reference(const Model& model, int length,
                                 (model.heads + h / group) * model.head_dim;
         double score = 0;
         for (int i = 0; i < model.head_dim; ++i) {
-          score += q[i] * Rounded(static_cast<float>(k[i]), model.type);
+          score += q[i] * k[i];
         }
         weights.push_back(score * kScale);
       }
@@ -151,8 +168,7 @@ std::vector<double> Reference(const Model& model, int length,
           const double* const v =
               rotated.data() + j * model.qkv() +
               (model.heads + model.kv_heads + h / group) * model.head_dim;
-          value += weights[static_cast<size_t>(j)] *
-                   Rounded(static_cast<float>(v[i]), model.type);
+          value += weights[static_cast<size_t>(j)] * v[i];
         }
         out.push_back(value / sum);
       }
@@ -165,14 +181,15 @@ const Model kModels[] = {
     {9, 3, 64, DType::kBF16},  {9, 3, 64, DType::kF32},
     {8, 4, 8, DType::kBF16},   {4, 4, 40, DType::kF32},
     {26, 1, 24, DType::kBF16}, {2, 1, 256, DType::kBF16},
-    {13, 1, 128, DType::kF32},
+    {13, 1, 128, DType::kF32}, {9, 3, 64, DType::kFp8},
+    {4, 2, 40, DType::kInt8},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
   // f32: some 1e-6 from chains of up to 700 terms and exp. bf16: keys and
   // values are rounded alike on both sides, but a key that the two compute
   // differently in its last f32 bit may round to the other bf16, which moves
-  // a score by 2^-9 of one product: 1e-3 covers it.
+  // a score by 2^-9 of one product: 1e-3 covers it. Codes are exact in f32.
   for (const Model& model : kModels) {
     const int length = 70;
     const auto qkv =
@@ -184,7 +201,7 @@ TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
       Device device(std::move(backend));
       const auto got = Attend(device, model, length, {}, qkv);
       ASSERT_EQ(got.size(), expected.size());
-      const double bound = model.type == DType::kF32 ? 1e-5 : 1e-3;
+      const double bound = model.type == DType::kBF16 ? 1e-3 : 1e-5;
       for (size_t i = 0; i < got.size(); ++i) {
         ASSERT_NEAR(got[i], expected[i], bound)
             << isa << " heads " << model.heads << " element " << i;
@@ -239,10 +256,12 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
   }
 }
 
-TEST(AttentionTest, IgnoresWhatLiesBehindAPosition) {
+class BehindTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
   // Another sequence's values, NaN and infinity included, in the same block.
   Device device(MakeBackend());
-  auto cache = *device->NewKvCache({1, 1, 16, 16, 2, DType::kF32});
+  auto cache = *device->NewKvCache({1, 1, 16, 16, 2, GetParam()});
   const RopeTable rope{device.Upload(std::vector<float>(16 * 8, 1.0f)),
                        device.Upload(std::vector<float>(16 * 8, 0.0f))};
   const auto attend = [&](float behind) {
@@ -268,6 +287,28 @@ TEST(AttentionTest, IgnoresWhatLiesBehindAPosition) {
   const auto clean = attend(1.0f);
   EXPECT_TRUE(SameBits(attend(NAN), clean));
   EXPECT_TRUE(SameBits(attend(INFINITY), clean));
+}
+
+INSTANTIATE_TEST_SUITE_P(AttentionTest, BehindTest,
+                         ::testing::Values(DType::kF32, DType::kFp8,
+                                           DType::kInt8),
+                         [](const auto& test) {
+                           return std::string(Name(test.param));
+                         });
+
+TEST(AttentionTest, ANonFiniteQuantisedVectorIsSeenByWhoeverReadsIt) {
+  for (const DType type : {DType::kFp8, DType::kInt8}) {
+    for (const float poison : {HUGE_VALF, std::nanf("")}) {
+      Device device(MakeBackend());
+      const Model model{2, 1, 16, type};
+      auto qkv = RandomFloats(static_cast<size_t>(3 * model.qkv()), 15);
+      qkv[static_cast<size_t>(model.qkv() + 3 * 16 + 5)] = poison;  // V of 1
+      const auto got = Attend(device, model, 3, {}, qkv);
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(std::isnan(got[i]), i >= 32) << Name(type) << " " << i;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -98,6 +99,61 @@ inline float RoundToBf16(float value) {
 
 inline float Rounded(float value, DType type) {
   return type == DType::kBF16 ? RoundToBf16(value) : value;
+}
+
+// A vector's codes and scale from the words of kernels/quantise.h: the nearest
+// of all codes, found by looking at each.
+struct Quantised {
+  std::vector<float> codes;  // the numbers they stand for
+  float scale;
+};
+inline Quantised QuantisedOf(const float* values, size_t count, DType type) {
+  std::vector<double> numbers;  // magnitudes, ascending; even ones win ties
+  if (type == DType::kInt8) {
+    for (int i = 0; i <= 127; ++i) numbers.push_back(i);
+  } else {
+    for (int i = 0; i < 127; ++i) {
+      numbers.push_back(i < 8 ? std::ldexp(i, -9)
+                              : std::ldexp(8 + i % 8, i / 8 - 10));
+    }
+  }
+  Quantised result{std::vector<float>(count), 0.0f};
+  float amax = 0;
+  for (size_t i = 0; i < count; ++i)
+    amax = std::max(amax, std::fabs(values[i]));
+  if (amax == 0) return result;
+  const float limit = static_cast<float>(numbers.back());
+  result.scale = amax / limit;
+  const float inverse = limit / amax;
+  for (size_t i = 0; i < count; ++i) {
+    const double scaled = std::fabs(values[i] * inverse);
+    size_t best = 0;
+    for (size_t n = 1; n < numbers.size(); ++n) {
+      const double gain =
+          std::fabs(numbers[best] - scaled) - std::fabs(numbers[n] - scaled);
+      if (gain > 0 || (gain == 0 && n % 2 == 0)) best = n;
+    }
+    const float number = static_cast<float>(numbers[best]);
+    result.codes[i] = best == 0 && type == DType::kInt8
+                          ? 0.0f
+                          : std::copysign(number, values[i]);
+  }
+  return result;
+}
+
+// What a cache of `type` gives back for one vector, in f32.
+inline std::vector<float> CachedVector(const float* values, size_t count,
+                                       DType type) {
+  std::vector<float> out(values, values + count);
+  if (!IsQuantised(type)) {
+    for (float& value : out) value = Rounded(value, type);
+    return out;
+  }
+  const Quantised quantised = QuantisedOf(values, count, type);
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = quantised.codes[i] * quantised.scale;
+  }
+  return out;
 }
 
 inline std::vector<float> RandomFloats(size_t count, uint64_t seed,

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/kv_digest.h"
+#include "kernels/quantise.h"
 #include "tests/kernels/fixture.h"
 
 namespace tandem::kernels {
@@ -42,8 +43,7 @@ Cache NewCache(Device& device, int head_dim, int block_size, DType type,
 }
 
 size_t Bytes(const Cache& cache, const KvRange& range, DType wire) {
-  return static_cast<size_t>(range.elements(cache.kv->shape().head_dim)) *
-         SizeOf(wire);
+  return static_cast<size_t>(range.bytes(wire, cache.kv->shape().head_dim));
 }
 
 // Wire bytes of a range, and the digest that came with them.
@@ -134,6 +134,97 @@ TEST(KvTest, RoundTripsBetweenBlockSizesAndTypes) {
         }
       }
     }
+  }
+}
+
+// Whatever one end holds, the other gets it: the wire is in the receiver's
+// format, and what it holds then is what it would say again.
+TEST(KvTest, EachPairOfFormatsConvertsOnceAndThenRoundTrips) {
+  Device device(MakeBackend());
+  const DType types[] = {DType::kF32, DType::kBF16, DType::kFp8, DType::kInt8};
+  const int length = 20;
+  for (const int dim : {8, 24, 64}) {
+    for (const DType from : types) {
+      for (const DType to : types) {
+        Cache source = NewCache(device, dim, 16, from, length);
+        Cache target = NewCache(device, dim, 24, to, length);
+        const KvRange all = source.Range(0, length);
+        const auto values =
+            RandomFloats(static_cast<size_t>(all.elements(dim)), 41, 3.0f);
+        std::vector<uint8_t> wide(values.size() * 4);
+        std::memcpy(wide.data(), values.data(), wide.size());
+        Scatter(device, source, all, DType::kF32, wide);
+        KvDigest sender;
+        const auto sent = Gather(device, source, all, to, &sender);
+        const KvRange there = target.Range(0, length);
+        Scatter(device, target, there, to, sent);
+        KvDigest receiver;
+        EXPECT_TRUE(Gather(device, target, there, to, &receiver) == sent);
+        EXPECT_EQ(sender, receiver);
+        EXPECT_EQ(sender, DigestOf(device, target, there, to));
+        const auto got = Gather(device, target, there, DType::kF32, &receiver);
+        for (size_t v = 0; v < values.size(); v += static_cast<size_t>(dim)) {
+          const auto once =
+              CachedVector(&values[v], static_cast<size_t>(dim), from);
+          const auto twice = CachedVector(once.data(), once.size(), to);
+          std::vector<float> vector(twice.size());
+          std::memcpy(vector.data(), &got[v * 4], vector.size() * 4);
+          ASSERT_TRUE(SameBits(vector, from == to ? once : twice))
+              << Name(from) << " to " << Name(to) << ", " << v;
+        }
+      }
+    }
+  }
+}
+
+TEST(KvTest, QuantisedBytesAreCounted) {
+  const KvShape shape{3, 2, 64, 16, 5, DType::kInt8};
+  EXPECT_EQ(shape.bytes_per_position(), 2 * 3 * 2 * (64 + 4));
+  EXPECT_EQ(KvRowBytes(DType::kInt8, 2, 64), 2 * 2 * (64 + 4));
+  EXPECT_EQ(KvRowBytes(DType::kFp8, 1, 64), 2 * (64 + 4) + 8) << "padded";
+  EXPECT_EQ(KvRowBytes(DType::kBF16, 1, 8), 2 * 8 * 2);
+}
+
+TEST(QuantiseTest, CodesAreTheNearestOnesTiesToEven) {
+  for (const DType type : {DType::kFp8, DType::kInt8}) {
+    // Each code is its own nearest; between two neighbours the even one wins.
+    const int last = type == DType::kFp8 ? 0x7e : 127;
+    const auto value = [&](int code) {
+      return FloatFromCode(type, static_cast<uint8_t>(code));
+    };
+    const auto nearest = [&](float x) {
+      return type == DType::kFp8 ? E4M3FromFloat(x)
+                                 : static_cast<uint8_t>(Int8FromFloat(x));
+    };
+    for (int code = 0; code <= last; ++code) {
+      EXPECT_EQ(nearest(value(code)), code);
+      EXPECT_EQ(value(nearest(-value(code))), -value(code));
+      if (code == last) continue;
+      const float middle = (value(code) + value(code + 1)) / 2;
+      EXPECT_EQ(nearest(middle), code + code % 2);
+      EXPECT_EQ(nearest(std::nextafter(middle, 0.0f)), code);
+      EXPECT_EQ(nearest(std::nextafter(middle, 1e9f)), code + 1);
+    }
+    EXPECT_EQ(nearest(1e30f), last);
+  }
+  EXPECT_TRUE(std::isnan(FloatFromE4M3(E4M3FromFloat(std::nanf("")))));
+}
+
+TEST(QuantiseTest, ZerosAndWhatIsNotFiniteAreAsStated) {
+  for (const DType type : {DType::kFp8, DType::kInt8}) {
+    for (const float tiny : {0.0f, 0x1p-101f, 0x1p-140f}) {
+      const VectorQuantiser quantiser(type, MagnitudeBits(tiny));
+      EXPECT_EQ(quantiser.scale, 0.0f);
+      EXPECT_EQ(quantiser(tiny), 0);
+    }
+    for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+      const VectorQuantiser quantiser(type, MagnitudeBits(bad));
+      EXPECT_TRUE(std::isnan(quantiser.scale));
+      EXPECT_EQ(quantiser(bad), 0);
+      EXPECT_EQ(quantiser(1.0f), 0);
+    }
+    const VectorQuantiser least(type, MagnitudeBits(0x1p-100f));
+    EXPECT_EQ(FloatFromCode(type, least(-0x1p-100f)) * least.scale, -0x1p-100f);
   }
 }
 

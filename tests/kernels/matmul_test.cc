@@ -20,9 +20,28 @@ const Shape kShapes[] = {{1, 1},     {7, 3},     {31, 17},  {32, 64},
 const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,  12,
                         13, 16, 24, 32, 63, 95, 96, 130};
 
+// What is multiplied, and what finished chains of row n are multiplied by.
+struct Kept {
+  std::vector<float> weights;
+  std::vector<float> scales;
+};
+
+Kept KeptAs(DType type, const Shape& shape, const std::vector<float>& w) {
+  Kept kept{w, std::vector<float>(static_cast<size_t>(shape.n), 1.0f)};
+  for (float& weight : kept.weights) weight = Rounded(weight, type);
+  if (type != DType::kFp8) return kept;
+  for (int n = 0; n < shape.n; ++n) {
+    const std::ptrdiff_t at = std::ptrdiff_t{n} * shape.k;
+    const Quantised row =
+        QuantisedOf(w.data() + at, static_cast<size_t>(shape.k), type);
+    std::copy(row.codes.begin(), row.codes.end(), kept.weights.begin() + at);
+    kept.scales[static_cast<size_t>(n)] = row.scale;
+  }
+  return kept;
+}
+
 std::vector<float> Reference(int m, const Shape& shape,
-                             const std::vector<float>& x,
-                             const std::vector<float>& w, DType type,
+                             const std::vector<float>& x, const Kept& w,
                              const std::vector<float>& bias) {
   const cpu::ScopedFlushDenormals flush;
   std::vector<float> out(static_cast<size_t>(m * shape.n));
@@ -30,10 +49,11 @@ std::vector<float> Reference(int m, const Shape& shape,
     for (int n = 0; n < shape.n; ++n) {
       float chain = 0.0f;
       for (int k = 0; k < shape.k; ++k) {
-        chain = std::fma(x[static_cast<size_t>(r * shape.k + k)],
-                         Rounded(w[static_cast<size_t>(n * shape.k + k)], type),
-                         chain);
+        chain =
+            std::fma(x[static_cast<size_t>(r * shape.k + k)],
+                     w.weights[static_cast<size_t>(n * shape.k + k)], chain);
       }
+      chain = chain * w.scales[static_cast<size_t>(n)];
       if (!bias.empty()) chain = chain + bias[static_cast<size_t>(n)];
       out[static_cast<size_t>(r * shape.n + n)] = chain;
     }
@@ -56,7 +76,8 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
       Matrix& packed = device.Pack(w, shape.n, shape.k, type);
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
       const auto x = RandomFloats(static_cast<size_t>(130 * shape.k), 3);
-      const auto expected = Reference(130, shape, x, w, type, bias);
+      const auto expected =
+          Reference(130, shape, x, KeptAs(type, shape, w), bias);
       const float* const device_x = device.Upload(x);
       const float* const device_bias = device.Upload(bias);
       float* const out = device.New<float>(static_cast<size_t>(130 * shape.n));
@@ -100,6 +121,7 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
   float* const out = device.New<float>(static_cast<size_t>(4 * shape.n));
   device->MatMul(device.queue(), 4, device.Upload(x), packed, nullptr, out);
   const auto got = device.Download(out, static_cast<size_t>(4 * shape.n));
+  const Kept kept = KeptAs(GetParam(), shape, w);
   for (int r = 0; r < 4; ++r) {
     for (int n = 0; n < shape.n; ++n) {
       double sum = 0;
@@ -107,7 +129,8 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
       for (int k = 0; k < shape.k; ++k) {
         const double product =
             double{x[static_cast<size_t>(r * shape.k + k)]} *
-            Rounded(w[static_cast<size_t>(n * shape.k + k)], GetParam());
+            kept.weights[static_cast<size_t>(n * shape.k + k)] *
+            kept.scales[static_cast<size_t>(n)];
         sum += product;
         magnitude += std::abs(product);
       }
@@ -118,7 +141,8 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, MatMulTest,
-                         ::testing::Values(DType::kF32, DType::kBF16),
+                         ::testing::Values(DType::kF32, DType::kBF16,
+                                           DType::kFp8),
                          [](const auto& param) {
                            return std::string(Name(param.param));
                          });
@@ -154,6 +178,10 @@ TEST(PackMatrixTest, RefusesWhatItCannotKeep) {
   const float value = 1;
   const auto* const data = reinterpret_cast<const std::byte*>(&value);
   EXPECT_EQ(backend->PackMatrix({data, DType::kF32, 1, 1}, DType::kF16)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(backend->PackMatrix({data, DType::kF32, 1, 1}, DType::kInt8)
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers of eight bits, one definition for both backends, in integers where
+// rounding matters, so that equal inputs give equal bits everywhere.
+//
+//   fp8   OCP e4m3: 4 bits of exponent, 3 of fraction, largest 448, no
+//         infinities, NaN 0x7f and 0xff (which nothing here produces)
+//   int8  two's complement, -127 .. 127
+//
+// A vector of a KV cache (K or V of one head at one position) is quantised by
+// itself, so that nothing depends on what else is computed with it:
+//
+//   scale = amax / limit, code = x * (limit / amax) to the nearest code, ties
+//   to even; amax is the vector's largest magnitude, limit 448 or 127, and
+//   each operation is rounded to f32.
+//
+// An amax below 2^-100 gives scale 0 and codes 0: such vectors are zeros. An
+// infinity or a NaN anywhere gives scale NaN and codes 0, so that it is as
+// visible to whoever reads the vector as it would be in another format.
+
+#ifndef TANDEM_KERNELS_QUANTISE_H_
+#define TANDEM_KERNELS_QUANTISE_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/types.h"
+
+namespace tandem::kernels {
+
+inline constexpr float kLargestE4M3 = 448.0f;
+inline constexpr float kLargestInt8 = 127.0f;
+
+// `value` * 2^fraction_bits to the nearest integer, ties to even. REQUIRES:
+// the magnitude of the result is below 2^24. Takes an f32's bits without sign.
+constexpr uint32_t RoundMagnitude(uint32_t bits, int fraction_bits) {
+  const int exponent = static_cast<int>(bits >> 23);
+  if (exponent == 0) return 0;
+  const uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
+  const int shift = 150 - fraction_bits - exponent;
+  if (shift > 24) return 0;  // below half of 1
+  if (shift <= 0) return mantissa << -shift;
+  return (mantissa + (1u << (shift - 1)) - 1 + ((mantissa >> shift) & 1u)) >>
+         shift;
+}
+
+// To the nearest, ties to even; saturates at 448. NaN becomes 0x7f or 0xff.
+constexpr uint8_t E4M3FromFloat(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 24 & 0x80u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t code;
+  if (magnitude > 0x7f800000u) {
+    code = 0x7f;
+  } else if (magnitude >= 0x43e00000u) {  // 448
+    code = 0x7e;
+  } else if (magnitude >= 0x3c800000u) {  // 2^-6: normal
+    // A carry into the exponent falls out of the addition.
+    code = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
+  } else {
+    code = RoundMagnitude(magnitude, 9);
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
+constexpr float FloatFromE4M3(uint8_t code) {
+  const uint32_t sign = (code & 0x80u) << 24;
+  const uint32_t magnitude = code & 0x7fu;
+  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude >= 8) {
+    return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
+  }
+  const float value = static_cast<float>(magnitude) * 0x1p-9f;
+  return sign != 0 ? -value : value;
+}
+
+// To the nearest, ties to even; saturates at 127. REQUIRES: finite.
+constexpr int8_t Int8FromFloat(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const int32_t code = magnitude >= 0x42fe0000u  // 127
+                           ? 127
+                           : static_cast<int32_t>(RoundMagnitude(magnitude, 0));
+  return static_cast<int8_t>((bits >> 31) != 0 ? -code : code);
+}
+
+// A value's part in its vector's amax: the greatest of these, as integers.
+constexpr uint32_t MagnitudeBits(float value) {
+  return std::bit_cast<uint32_t>(value) & 0x7fffffffu;
+}
+
+// What turns one vector's values into codes.
+struct VectorQuantiser {
+  DType type;
+  float scale;
+  float inverse;  // 0: all codes are 0
+
+  // `amax`: the greatest MagnitudeBits of the vector.
+  constexpr VectorQuantiser(DType code_type, uint32_t amax)
+      : type(code_type), scale(0), inverse(0) {
+    const float limit = code_type == DType::kFp8 ? kLargestE4M3 : kLargestInt8;
+    if (amax >= 0x7f800000u) {
+      scale = std::bit_cast<float>(0x7fc00000u);
+    } else if (amax >= 0x0d800000u) {  // 2^-100
+      const float most = std::bit_cast<float>(amax);
+      scale = most / limit;
+      inverse = limit / most;
+    }
+  }
+
+  constexpr uint8_t operator()(float value) const {
+    if (inverse == 0) return 0;
+    const float scaled = value * inverse;
+    return type == DType::kFp8 ? E4M3FromFloat(scaled)
+                               : static_cast<uint8_t>(Int8FromFloat(scaled));
+  }
+};
+
+// The number that a code stands for, without its scale.
+constexpr float FloatFromCode(DType type, uint8_t code) {
+  return type == DType::kFp8 ? FloatFromE4M3(code)
+                             : static_cast<float>(static_cast<int8_t>(code));
+}
+
+}  // namespace tandem::kernels
+
+#endif  // TANDEM_KERNELS_QUANTISE_H_
