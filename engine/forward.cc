@@ -50,9 +50,8 @@ void Forward(const Model& model, const kernels::Rows& rows,
                    w.delta);
     backend.RmsNorm(queue, n, hidden, eps, x, w.delta,
                     layer.post_attention_norm, w.normed);
-    backend.MatMul(queue, n, w.normed, *layer.gate_up, layer.gate_up_bias,
-                   w.gate_up);
-    backend.SiluMul(queue, n, spec.intermediate_size, w.gate_up, w.activated);
+    backend.GatedMatMul(queue, n, w.normed, *layer.gate_up, layer.gate_up_bias,
+                        w.activated);
     backend.MatMul(queue, n, w.activated, *layer.down, layer.down_bias,
                    w.delta);
     delta = w.delta;
@@ -69,7 +68,7 @@ struct Part {
   size_t bytes;
 };
 
-constexpr int kParts = 10;
+constexpr int kParts = 9;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
@@ -84,7 +83,6 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.qkv, rows * spec.qkv_rows()},
        {&w.attention, rows * query},
        {&w.delta, rows * spec.hidden_size},
-       {&w.gate_up, rows * 2 * spec.intermediate_size},
        {&w.activated, rows * spec.intermediate_size},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},

@@ -30,7 +30,6 @@ class Workspace {
   void* qkv = nullptr;        // [max_rows, qkv_rows]
   void* attention = nullptr;  // [max_rows, heads * head_dim]
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
-  void* gate_up = nullptr;    // [max_rows, 2 * intermediate]
   void* activated = nullptr;  // [max_rows, intermediate]
   // Rows that are sampled, from the last layer's attention on.
   void* sampled_x = nullptr;          // [max_sampled, hidden]

@@ -45,7 +45,8 @@ class ModelLoader {
   absl::Status LoadLayer(int index, Model::Layer& layer);
   // Packs the parts, stacked by rows, as one matrix.
   absl::Status Pack(const std::vector<Part>& parts, int cols,
-                    std::unique_ptr<kernels::Matrix>& matrix);
+                    std::unique_ptr<kernels::Matrix>& matrix,
+                    bool gated = false);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<Part>& parts, const float** target);
@@ -77,7 +78,8 @@ void ModelLoader::Used(const std::string& name, const HostTensor& tensor) {
 }
 
 absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
-                               std::unique_ptr<kernels::Matrix>& matrix) {
+                               std::unique_ptr<kernels::Matrix>& matrix,
+                               bool gated) {
   std::vector<HostTensor> tensors;
   HostTensor whole{nullptr, DType::kF32, 0, cols};
   bool same = true;
@@ -101,7 +103,8 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
   const DType kept = options_.weight_dtype.value_or(
       whole.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      backend_->PackMatrix(whole, kept);
+      gated ? backend_->PackGatedMatrix(whole, kept)
+            : backend_->PackMatrix(whole, kept);
   if (!packed.ok()) return packed.status();
   matrix = *std::move(packed);
   formats_.insert(std::string(kernels::Name(kept)));
@@ -173,7 +176,7 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   status.Update(
       AddVector({{prefix + "post_attention_layernorm.weight", hidden}},
                 &layer.post_attention_norm));
-  status.Update(Pack(gate_up("weight"), hidden, layer.gate_up));
+  status.Update(Pack(gate_up("weight"), hidden, layer.gate_up, true));
   status.Update(Pack({{mlp + "down_proj.weight", hidden}}, wide, layer.down));
   if (spec_.attention_bias) {
     status.Update(AddVector(qkv("bias"), &layer.qkv_bias));

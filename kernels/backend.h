@@ -209,6 +209,10 @@ class Backend {
   // caller, and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;
+  // The same for GatedMatMul: the first half of the rows are gates, the
+  // second what they open. No other operation takes such a matrix.
+  virtual absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
+      const HostTensor& source, DType dtype) = 0;
   // Zeroed.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) = 0;
@@ -257,9 +261,10 @@ class Backend {
                          const void* q, int64_t q_stride, const KvCache& cache,
                          int layer, void* out) = 0;
 
-  // gate_up [num_rows, 2 * dim], gate first; out = silu(gate) * up.
-  virtual void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
-                       void* out) = 0;
+  // out [num_rows, w.rows() / 2] = silu(gate) * up of the halves of what
+  // MatMul gives for `w`, of PackGatedMatrix, and `bias` [w.rows()] or null.
+  virtual void GatedMatMul(Queue& queue, int num_rows, const void* x,
+                           const Matrix& w, const float* bias, void* out) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -188,6 +188,15 @@ class CpuBackend final : public Backend {
         *std::move(memory), std::move(scales)));
   }
 
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
+      const HostTensor& source, DType dtype) override {
+    if (source.rows % 2 != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gated matrix of ", source.rows, " rows: must be an even number"));
+    }
+    return PackMatrix(source, dtype);
+  }
+
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) override {
     if (absl::Status status = CheckShape(shape); !status.ok()) return status;
@@ -292,16 +301,21 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
-               void* out) override {
-    Put(queue,
-        [this, num_rows, dim, gate_up = static_cast<const float*>(gate_up),
-         out = static_cast<float*>(out)] {
-          ForRows(pool_, num_rows, dim, [&](int row) {
-            const float* const gate = gate_up + int64_t{row} * 2 * dim;
-            table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
-          });
-        });
+  // In two passes: the halves are far apart in the packed matrix.
+  void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                   const float* bias, void* out) override {
+    const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
+    CpuQueue& own = static_cast<CpuQueue&>(queue);
+    Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), &packed,
+                bias, out = static_cast<float*>(out)] {
+      const int dim = packed.rows() / 2;
+      float* const both = own.Floats(size_t(num_rows) * packed.rows());
+      RunMatMul(num_rows, x, packed, bias, both);
+      ForRows(pool_, num_rows, dim, [&](int row) {
+        const float* const gate = both + int64_t{row} * 2 * dim;
+        table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
+      });
+    });
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

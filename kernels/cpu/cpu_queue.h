@@ -39,6 +39,14 @@ class CpuQueue final : public Queue {
   void Synchronize() override;
 
   std::byte* scratch() const { return scratch_.get(); }
+  // As much as one of them asks for, from within it; grows, and stays.
+  float* Floats(size_t count) {
+    if (count > num_floats_) {
+      floats_ = std::make_unique_for_overwrite<float[]>(count);
+      num_floats_ = count;
+    }
+    return floats_.get();
+  }
 
   // Puts closure() on the queue.
   template <typename Closure>
@@ -71,6 +79,8 @@ class CpuQueue final : public Queue {
   const std::chrono::nanoseconds spin_;
   const std::unique_ptr<Slot[]> slots_;
   const std::unique_ptr<std::byte[]> scratch_;
+  std::unique_ptr<float[]> floats_;  // of the thread that runs the closures
+  size_t num_floats_ = 0;
   // Closures put on the queue, and run, since the start.
   alignas(64) std::atomic<uint64_t> submitted_{0};
   alignas(64) std::atomic<uint64_t> finished_{0};

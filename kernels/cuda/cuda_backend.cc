@@ -30,14 +30,16 @@ WeightType WeightTypeOf(DType type) {
 
 class CudaMatrix final : public Matrix {
  public:
-  CudaMatrix(int rows, int cols, DType dtype, WeightType type,
+  CudaMatrix(int rows, int cols, DType dtype, WeightType type, RowOrder order,
              std::unique_ptr<Memory> weights, std::unique_ptr<Memory> scales)
       : Matrix(rows, cols, dtype),
         type_(type),
+        order_(order),
         weights_(std::move(weights)),
         scales_(std::move(scales)) {}
 
   WeightType type() const { return type_; }
+  RowOrder order() const { return order_; }
   const std::byte* weights() const { return weights_->data(); }
   const float* scales() const {
     return scales_ == nullptr ? nullptr
@@ -46,6 +48,7 @@ class CudaMatrix final : public Matrix {
 
  private:
   const WeightType type_;
+  const RowOrder order_;
   const std::unique_ptr<Memory> weights_;
   const std::unique_ptr<Memory> scales_;
 };
@@ -169,34 +172,15 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
                                                      DType dtype) override {
-    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
-    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
-        source.rows > kMost || source.cols > kMost) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
-                       " columns cannot be packed"));
+    return Pack(source, dtype, RowOrder::kPlain);
+  }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
+      const HostTensor& source, DType dtype) override {
+    if (source.rows % 2 != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gated matrix of ", source.rows, " rows: must be an even number"));
     }
-    if (activation_ != DType::kF32 && dtype != activation_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("matrices are ", std::string(Name(dtype)),
-                       ", expected the activations' ",
-                       std::string(Name(activation_)), " on a GPU"));
-    }
-    const WeightType type = WeightTypeOf(dtype);
-    const PackedWeights packed = PackWeights(source, type);
-    absl::StatusOr<std::unique_ptr<Memory>> weights =
-        Upload(packed.bytes.data(), packed.bytes.size());
-    if (!weights.ok()) return weights.status();
-    std::unique_ptr<Memory> scales;
-    if (!packed.scales.empty()) {
-      absl::StatusOr<std::unique_ptr<Memory>> uploaded =
-          Upload(packed.scales.data(), packed.scales.size() * sizeof(float));
-      if (!uploaded.ok()) return uploaded.status();
-      scales = *std::move(uploaded);
-    }
-    return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
-        static_cast<int>(source.rows), static_cast<int>(source.cols), dtype,
-        type, *std::move(weights), std::move(scales)));
+    return Pack(source, dtype, RowOrder::kGated);
   }
 
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
@@ -252,12 +236,12 @@ class CudaBackend final : public Backend {
 
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
-    Multiply(queue, num_rows, x, w, bias, false, out);
+    Multiply(queue, num_rows, x, w, bias, MatMulOutput::kPlain, out);
   }
 
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
               float* out) override {
-    Multiply(queue, num_rows, x, head, nullptr, true, out);
+    Multiply(queue, num_rows, x, head, nullptr, MatMulOutput::kWide, out);
   }
 
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
@@ -310,14 +294,9 @@ class CudaBackend final : public Backend {
               "attention");
   }
 
-  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
-               void* out) override {
-    CudaQueue& own = Own(queue);
-    own.Check(
-        LaunchSiluMul(
-            own.stream(), activation_,
-            {.gate_up = gate_up, .out = out, .num_rows = num_rows, .dim = dim}),
-        "silu");
+  void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                   const float* bias, void* out) override {
+    Multiply(queue, num_rows, x, w, bias, MatMulOutput::kGated, out);
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
@@ -411,35 +390,104 @@ class CudaBackend final : public Backend {
     own.Check(device_->Copy(own.stream().handle, to, from, bytes), "copy");
   }
 
-  absl::StatusOr<std::unique_ptr<Memory>> Upload(const void* host,
-                                                 size_t bytes) {
-    absl::StatusOr<std::unique_ptr<Memory>> memory =
-        Memory::OnDevice(*device_, bytes);
-    if (!memory.ok()) return memory.status();
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const HostTensor& source,
+                                               DType dtype, RowOrder order) {
+    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
+        source.rows > kMost || source.cols > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
+                       " columns cannot be packed"));
+    }
+    if (activation_ != DType::kF32 && dtype != activation_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrices are ", std::string(Name(dtype)),
+                       ", expected the activations' ",
+                       std::string(Name(activation_)), " on a GPU"));
+    }
+    const WeightType type = WeightTypeOf(dtype);
+    const int rows = PackedRows(static_cast<int>(source.rows), order);
+    const int cols = static_cast<int>(source.cols);
+    absl::StatusOr<std::unique_ptr<Memory>> weights = Memory::OnDevice(
+        *device_, static_cast<size_t>(PackedBytes(rows, cols, type)));
+    if (!weights.ok()) return weights.status();
+    std::vector<float> scales(static_cast<size_t>(WeightBlocks(rows)) *
+                              kWeightBlock);
+    if (absl::Status status = PackTo((*weights)->data(), source, type, order,
+                                     WeightBlocks(rows), scales.data());
+        !status.ok()) {
+      return status;
+    }
+    std::unique_ptr<Memory> uploaded;
+    if (type == WeightType::kE4M3) {
+      const size_t bytes = scales.size() * sizeof(float);
+      absl::StatusOr<std::unique_ptr<Memory>> memory =
+          Memory::OnDevice(*device_, bytes);
+      if (!memory.ok()) return memory.status();
+      MutexLock lock(&mutex_);
+      Copy(*uploads_, (*memory)->data(), scales.data(), bytes);
+      uploads_->Synchronize();
+      uploaded = *std::move(memory);
+    }
+    return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
+        static_cast<int>(source.rows), cols, dtype, type, order,
+        *std::move(weights), std::move(uploaded)));
+  }
+
+  // Packs into pinned memory, one half of it while the other is copied.
+  absl::Status PackTo(std::byte* device, const HostTensor& source,
+                      WeightType type, RowOrder order, int blocks,
+                      float* scales) {
+    constexpr int64_t kHalfBytes = int64_t{32} << 20;
+    const int64_t block_bytes =
+        PackedBytes(kWeightBlock, static_cast<int>(source.cols), type);
+    const int per_half = static_cast<int>(
+        std::clamp<int64_t>(kHalfBytes / block_bytes, 1, blocks));
     MutexLock lock(&mutex_);
     if (uploads_ == nullptr) {
       uploads_ = std::make_unique<CudaQueue>(*device_, false);
     }
-    Copy(*uploads_, (*memory)->data(), host, bytes);
+    const auto bytes = static_cast<size_t>(2 * per_half * block_bytes);
+    if (packing_ == nullptr || packing_->size() < bytes) {
+      packing_ = nullptr;
+      absl::StatusOr<std::unique_ptr<Memory>> memory =
+          Memory::OnHost(*device_, bytes);
+      if (!memory.ok()) return memory.status();
+      packing_ = *std::move(memory);
+    }
+    for (int begin = 0; begin < blocks; begin += per_half) {
+      const int end = std::min(blocks, begin + per_half);
+      std::byte* const half =
+          packing_->data() + begin / per_half % 2 * (per_half * block_bytes);
+      PackRowBlocks(source, type, order, begin, end, half,
+                    scales + ptrdiff_t{begin} * kWeightBlock);
+      uploads_->Synchronize();  // of the other half
+      Copy(*uploads_, device + begin * block_bytes, half,
+           static_cast<size_t>((end - begin) * block_bytes));
+    }
     uploads_->Synchronize();
-    return memory;
+    return absl::OkStatus();
   }
 
   void Multiply(Queue& queue, int num_rows, const void* x, const Matrix& w,
-                const float* bias, bool wide, void* out) {
+                const float* bias, MatMulOutput output, void* out) {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(w);
+    const int outputs =
+        output == MatMulOutput::kGated ? matrix.rows() / 2 : matrix.rows();
     CudaQueue& own = Own(queue);
-    own.Check(LaunchMatMul(own.stream(), activation_, matrix.type(), wide,
+    own.Check(LaunchMatMul(own.stream(), activation_, matrix.type(),
                            {.weights = matrix.weights(),
                             .scales = matrix.scales(),
                             .x = x,
                             .bias = bias,
                             .out = out,
                             .x_stride = matrix.cols(),
-                            .out_stride = matrix.rows(),
-                            .rows = matrix.rows(),
+                            .out_stride = outputs,
+                            .rows = PackedRows(matrix.rows(), matrix.order()),
                             .cols = matrix.cols(),
-                            .tokens = num_rows}),
+                            .tokens = num_rows,
+                            .outputs = outputs,
+                            .output = output}),
               "matrix product");
   }
 
@@ -490,6 +538,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Memory> reserved_[CudaQueue::kScratches] ABSL_GUARDED_BY(
       mutex_);
   std::unique_ptr<CudaQueue> uploads_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Memory> packing_ ABSL_GUARDED_BY(mutex_);  // pinned
 };
 
 }  // namespace

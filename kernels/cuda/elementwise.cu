@@ -36,13 +36,6 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
   });
 }
 
-int LaunchSiluMul(const Stream& stream, DType activation,
-                  const SiluMulParams& p) {
-  return WithElement(activation, [&](auto zero) {
-    return Run<SiluMulKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
-  });
-}
-
 int LaunchGatherRows(const Stream& stream, DType activation,
                      const GatherRowsParams& p) {
   return WithElement(activation, [&](auto zero) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations in which each output depends on a few inputs at known places:
-// embedding, the gated activation, the choice of rows. A thread makes eight
-// elements. One expression each, the CPU backend's, rounded once at the end.
+// embedding, the choice of rows. A thread makes eight elements.
 
 #ifndef TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
 #define TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
@@ -51,33 +50,6 @@ struct EmbedKernel {
     }
     StoreChunk(static_cast<T*>(p.out) + int64_t{row} * p.cols + begin, count,
                Aligned(p.cols), v);
-  }
-};
-
-// silu(gate) * up; silu(x) = x / (1 + exp(-x)).
-TANDEM_DEVICE float SiluTimes(float gate, float up) {
-  return Mul(Div(gate, Add(1.0f, Exp(Sub(0.0f, gate)))), up);
-}
-
-template <typename T>
-struct SiluMulKernel {
-  static constexpr int kThreads = kElementwiseThreads;
-  SiluMulParams p;
-
-  TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t row = g.block_y();
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
-    if (begin >= p.dim) return;
-    const int count = Smaller(kChunk, p.dim - begin);
-    const bool aligned = Aligned(p.dim);
-    const T* const gate =
-        static_cast<const T*>(p.gate_up) + row * 2 * p.dim + begin;
-    float a[kChunk];
-    float b[kChunk];
-    LoadChunk(gate, count, aligned, a);
-    LoadChunk(gate + p.dim, count, aligned, b);
-    for (int i = 0; i < kChunk; ++i) a[i] = SiluTimes(a[i], b[i]);
-    StoreChunk(static_cast<T*>(p.out) + row * p.dim + begin, count, aligned, a);
   }
 };
 

@@ -85,22 +85,32 @@ struct RmsNormParams {
 int LaunchRmsNorm(const Stream& stream, DType activation,
                   const RmsNormParams& params);
 
-// out [tokens, rows] = x [tokens, cols] * w^T (+ bias).
+// out = x [tokens, cols] * w^T (+ bias), rounded to the activation type.
+enum class MatMulOutput : uint8_t {
+  kPlain,
+  kWide,   // as f32 (logits)
+  kGated,  // silu(gate) * up, rounded once more, of gated rows
+};
 struct MatMulParams {
   const std::byte* weights;  // packed [rows, cols]
   const float* scales;       // [rows], e4m3 alone
   const void* x;             // [tokens, cols], stride x_stride elements
-  const float* bias;         // [rows] or null
-  void* out;                 // [tokens, rows], stride out_stride elements
+  const float* bias;         // [rows] or null; gated: [2 * outputs], halves
+  void* out;                 // [tokens, outputs], stride out_stride elements
   int64_t x_stride;
   int64_t out_stride;
-  int rows;
+  int rows;  // packed
   int cols;
   int tokens;
+  int outputs;  // rows; gated: rows = PackedRows(2 * outputs, kGated)
+  MatMulOutput output = MatMulOutput::kPlain;
+
+  TANDEM_HOST_DEVICE bool gated() const {
+    return output == MatMulOutput::kGated;
+  }
 };
-// `wide`: out is f32, holding values of the activation type (logits).
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
-                 bool wide, const MatMulParams& params);
+                 const MatMulParams& params);
 
 // Rotates Q in place; rotated K, and V, go to the cache.
 struct RopeAppendParams {
@@ -140,16 +150,6 @@ struct AttentionParams {
 size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
 int LaunchAttention(const Stream& stream, DType activation,
                     const AttentionParams& params);
-
-// gate_up [num_rows, 2 * dim], gate first; out [num_rows, dim].
-struct SiluMulParams {
-  const void* gate_up;
-  void* out;
-  int num_rows;
-  int dim;
-};
-int LaunchSiluMul(const Stream& stream, DType activation,
-                  const SiluMulParams& params);
 
 // out[i] = x[row_ids[i]], rows of dim elements.
 struct GatherRowsParams {

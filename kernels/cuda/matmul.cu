@@ -17,11 +17,11 @@ int Run(const Stream& stream, const MatMulParams& p) {
 }
 
 // The largest tiles of which there is one for each multiprocessor.
-template <typename T, typename Out>
+template <typename T>
 int RunWarpgroups(const Stream& stream, const MatMulParams& p) {
-  using Large = MatMulWgmmaKernel<T, Out, 2, 256, 4>;
-  using Middle = MatMulWgmmaKernel<T, Out, 2, 128, 4>;
-  using Small = MatMulWgmmaKernel<T, Out, 1, 128, 4>;
+  using Large = MatMulWgmmaKernel<T, 2, 256, 4>;
+  using Middle = MatMulWgmmaKernel<T, 2, 128, 4>;
+  using Small = MatMulWgmmaKernel<T, 1, 128, 4>;
   const int wanted = stream.multiprocessors;
   if (Large::RowTiles(p.rows) * Large::TokenTiles(p.tokens) >= wanted) {
     return Run<Large>(stream, p);
@@ -32,21 +32,16 @@ int RunWarpgroups(const Stream& stream, const MatMulParams& p) {
   return Run<Small>(stream, p);
 }
 
-template <typename T, typename W, typename Out>
-int RunTiles(const Stream& stream, const MatMulParams& p) {
-  if (p.tokens <= 8) return Run<MatMulKernel<T, W, Out, MatMul8>>(stream, p);
-  if (p.tokens <= 16) return Run<MatMulKernel<T, W, Out, MatMul16>>(stream, p);
-  if (p.tokens <= 32) return Run<MatMulKernel<T, W, Out, MatMul32>>(stream, p);
-  if (p.tokens <= 64) return Run<MatMulKernel<T, W, Out, MatMul64>>(stream, p);
-  if constexpr (sizeof(W) == sizeof(T)) {
-    if (stream.generation == 90) return RunWarpgroups<T, Out>(stream, p);
-  }
-  return Run<MatMulKernel<T, W, Out, MatMul128>>(stream, p);
-}
-
 template <typename T, typename W>
-int RunWide(const Stream& stream, bool wide, const MatMulParams& p) {
-  return wide ? RunTiles<T, W, float>(stream, p) : RunTiles<T, W, T>(stream, p);
+int RunTiles(const Stream& stream, const MatMulParams& p) {
+  if (p.tokens <= 8) return Run<MatMulKernel<T, W, MatMul8>>(stream, p);
+  if (p.tokens <= 16) return Run<MatMulKernel<T, W, MatMul16>>(stream, p);
+  if (p.tokens <= 32) return Run<MatMulKernel<T, W, MatMul32>>(stream, p);
+  if (p.tokens <= 64) return Run<MatMulKernel<T, W, MatMul64>>(stream, p);
+  if constexpr (sizeof(W) == sizeof(T)) {
+    if (stream.generation == 90) return RunWarpgroups<T>(stream, p);
+  }
+  return Run<MatMulKernel<T, W, MatMul128>>(stream, p);
 }
 
 template <WeightType kWeight>
@@ -61,7 +56,7 @@ int RunF32(const Stream& stream, const MatMulParams& p) {
 }  // namespace
 
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
-                 bool wide, const MatMulParams& p) {
+                 const MatMulParams& p) {
   if (p.tokens == 0 || p.rows == 0) return 0;
   if (activation == DType::kF32) {
     switch (type) {
@@ -76,16 +71,16 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
     }
   }
   if (activation == DType::kBF16 && type == WeightType::kBF16) {
-    return RunWide<BFloat16, BFloat16>(stream, wide, p);
+    return RunTiles<BFloat16, BFloat16>(stream, p);
   }
   if (activation == DType::kBF16 && type == WeightType::kE4M3) {
-    return RunWide<BFloat16, E4M3>(stream, wide, p);
+    return RunTiles<BFloat16, E4M3>(stream, p);
   }
   if (activation == DType::kF16 && type == WeightType::kF16) {
-    return RunWide<Half, Half>(stream, wide, p);
+    return RunTiles<Half, Half>(stream, p);
   }
   if (activation == DType::kF16 && type == WeightType::kE4M3) {
-    return RunWide<Half, E4M3>(stream, wide, p);
+    return RunTiles<Half, E4M3>(stream, p);
   }
   return kInvalidLaunch;  // such weights were never packed
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// out [tokens, rows] = x [tokens, cols] * w^T (+ bias) on mma.sync, for every
+// out = x [tokens, cols] * w^T (+ bias) on mma.sync, for every
 // number of tokens: one kernel, whose tiles never show in the bits since each
 // output is one chain (numerics.h). Weights are the 16-row operand and tokens
 // the narrow one, so few tokens waste no rows of the tensor core.
@@ -96,31 +96,39 @@ TANDEM_DEVICE void CopyTokens(Grid& g, const MatMulParams& p, int token,
   }
 }
 
-// A finished chain as the caller sees it.
+// A finished chain as the caller sees it: a value of T.
 template <typename T, typename W>
 TANDEM_DEVICE float FinishChain(const MatMulParams& p, int row, float chain) {
   if (row >= p.rows) return 0.0f;
   if constexpr (sizeof(W) == 1) chain = Mul(chain, p.scales[row]);
   const float rounded = RoundTo<T>(chain);
-  return p.bias == nullptr ? rounded : RoundTo<T>(Add(rounded, p.bias[row]));
+  if (p.bias == nullptr) return rounded;
+  const int at =
+      p.gated() ? SourceRow(row, 2 * p.outputs, RowOrder::kGated) : row;
+  return at < 0 ? 0.0f : RoundTo<T>(Add(rounded, p.bias[at]));
 }
 
-// Writes results [kTokens][kStride] in shared memory to p.out.
-template <typename Out, int kRows, int kTokens, int kStride, int kThreads>
-TANDEM_DEVICE void WriteTile(Grid& g, const MatMulParams& p, int row, int token,
-                             const Out* results) {
-  Out* const out = static_cast<Out*>(p.out);
-  for (int i = g.thread(); i < kTokens * kRows; i += kThreads) {
-    const int t = i / kRows;
-    const int r = i % kRows;
-    if (token + t < p.tokens && row + r < p.rows) {
-      out[(token + t) * p.out_stride + row + r] = results[t * kStride + r];
+// Writes columns [first, first + width) of p.out, held in shared memory as
+// [kTokens][kStride].
+template <typename T, int kTokens, int kStride, int kThreads>
+TANDEM_DEVICE void WriteTile(Grid& g, const MatMulParams& p, int first,
+                             int width, int token, const T* results) {
+  for (int i = g.thread(); i < kTokens * width; i += kThreads) {
+    const int t = i / width;
+    const int r = i % width;
+    if (token + t >= p.tokens || first + r >= p.outputs) continue;
+    const int64_t at = (token + t) * p.out_stride + first + r;
+    const T result = results[t * kStride + r];
+    if (p.output == MatMulOutput::kWide) {
+      static_cast<float*>(p.out)[at] = ToFloat(result);
+    } else {
+      static_cast<T*>(p.out)[at] = result;
     }
   }
 }
 
-// T: activations; W: T or E4M3; Out: T, or float that holds values of T.
-template <typename T, typename W, typename Out, typename Tiles>
+// T: activations; W: T or E4M3.
+template <typename T, typename W, typename Tiles>
 struct MatMulKernel {
   static constexpr int kThreads = Tiles::kThreads;
   static constexpr bool kScaled = sizeof(W) == 1;
@@ -129,9 +137,8 @@ struct MatMulKernel {
   static constexpr int kXBlock = Tiles::kTokens * 128;
   static constexpr int kStageBytes = Tiles::kBlocks * (kWBlock + kXBlock);
   // The results pass through shared memory, so that a warp writes whole rows.
-  static constexpr int kOutStride = Tiles::kRows + 16 / sizeof(Out);
-  static constexpr int kOutBytes =
-      Tiles::kTokens * kOutStride * static_cast<int>(sizeof(Out));
+  static constexpr int kOutStride = Tiles::kRows + 8;
+  static constexpr int kOutBytes = Tiles::kTokens * kOutStride * 2;
   static constexpr int kSharedBytes = kStageBytes * Tiles::kStages > kOutBytes
                                           ? kStageBytes* Tiles::kStages
                                           : kOutBytes;
@@ -281,23 +288,41 @@ struct MatMulKernel {
     }
     CopyAsyncWait<0>(g);
     g.Barrier();
-    Out* const results = reinterpret_cast<Out*>(ring);
+    WriteResults(g, row, token, warp_row, warp_token, d,
+                 reinterpret_cast<T*>(ring));
+  }
+
+ private:
+  TANDEM_DEVICE void WriteResults(
+      Grid& g, int row, int token, int warp_row, int warp_token,
+      const float (&d)[Tiles::kTilesM][Tiles::kTilesN][4], T* results) const {
+    const int group = g.lane() / 4;
 #pragma unroll
     for (int m = 0; m < Tiles::kTilesM; ++m) {
+      const int first = warp_row + m * 16;
 #pragma unroll
       for (int n = 0; n < Tiles::kTilesN; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int r = warp_row + m * 16 + g.lane() / 4 + i / 2 * 8;
-          const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i % 2;
-          results[t * kOutStride + r] =
-              FromFloat<Out>(FinishChain<T, W>(p, row + r, d[m][n][i]));
+        for (int i = 0; i < 2; ++i) {
+          const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i;
+          const float low =
+              FinishChain<T, W>(p, row + first + group, d[m][n][i]);
+          const float high =
+              FinishChain<T, W>(p, row + first + group + 8, d[m][n][i + 2]);
+          T* const to = results + t * kOutStride;
+          if (p.gated()) {
+            to[first / 2 + group] = FromFloat<T>(SiluTimes(low, high));
+          } else {
+            to[first + group] = FromFloat<T>(low);
+            to[first + group + 8] = FromFloat<T>(high);
+          }
         }
       }
     }
     g.Barrier();
-    WriteTile<Out, Tiles::kRows, Tiles::kTokens, kOutStride, kThreads>(
-        g, p, row, token, results);
+    const int part = p.gated() ? 2 : 1;
+    WriteTile<T, Tiles::kTokens, kOutStride, kThreads>(
+        g, p, row / part, Tiles::kRows / part, token, results);
   }
 };
 

@@ -66,15 +66,24 @@ struct MatMulF32Kernel {
         }
       }
     }
-    if (row >= p.rows) return;
+    const int at = p.gated() ? SourceRow(row, 2 * p.outputs, RowOrder::kGated)
+                   : row < p.rows ? row
+                                  : -1;
+    const bool gate = row % 16 < 8;
+    const int column = p.gated() ? row / 16 * 8 + row % 8 : row;
+#pragma unroll
     for (int t = 0; t < kPerThread; ++t) {
-      if (token0 + mine + t >= p.tokens) break;
       float result = chain[t];
-      if constexpr (kWeight == WeightType::kE4M3) {
-        result = Mul(result, p.scales[row]);
+      if (at >= 0) {
+        if constexpr (kWeight == WeightType::kE4M3) {
+          result = Mul(result, p.scales[row]);
+        }
+        if (p.bias != nullptr) result = Add(result, p.bias[at]);
       }
-      if (p.bias != nullptr) result = Add(result, p.bias[row]);
-      static_cast<float*>(p.out)[(token0 + mine + t) * p.out_stride + row] =
+      if (p.gated()) result = SiluTimes(result, g.ShuffleXor(result, 8));
+      if (at < 0 || (p.gated() && !gate)) continue;
+      if (token0 + mine + t >= p.tokens) continue;
+      static_cast<float*>(p.out)[(token0 + mine + t) * p.out_stride + column] =
           result;
     }
   }

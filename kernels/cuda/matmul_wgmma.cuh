@@ -17,7 +17,7 @@
 namespace tandem::kernels::cuda {
 
 // kTokens: 64, or a multiple of 128.
-template <typename T, typename Out, int kWarpgroups, int kTokens_, int kStages>
+template <typename T, int kWarpgroups, int kTokens_, int kStages>
 struct MatMulWgmmaKernel {
   static constexpr int kThreads = 128 * kWarpgroups;
   static constexpr int kRows = 64 * kWarpgroups;
@@ -26,9 +26,8 @@ struct MatMulWgmmaKernel {
   static constexpr int kInstructions = kTokens / kInstructionTokens;
   static constexpr int kWBlock = 64 * 128;
   static constexpr int kStageBytes = kWarpgroups * kWBlock + kTokens * 128;
-  static constexpr int kOutStride = kRows + 16 / sizeof(Out);
-  static constexpr int kOutBytes =
-      kTokens * kOutStride * static_cast<int>(sizeof(Out));
+  static constexpr int kOutStride = kRows + 8;
+  static constexpr int kOutBytes = kTokens * kOutStride * 2;
   static constexpr int kAlignment = 1024;  // the swizzle goes by address
   static constexpr int kSharedBytes =
       kAlignment +
@@ -116,23 +115,31 @@ struct MatMulWgmmaKernel {
     WgmmaWait<0>(g);
     CopyAsyncWait<0>(g);
     g.Barrier();
-    Out* const results = reinterpret_cast<Out*>(ring);
-    const int first = warpgroup * 64 + g.warp() % 4 * 16 + g.lane() / 4;
+    T* const results = reinterpret_cast<T*>(ring);
+    const int first = warpgroup * 64 + g.warp() % 4 * 16;
+    const int group = g.lane() / 4;
 #pragma unroll
     for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = first + i / 2 * 8;
-        const int t = n * 8 + g.lane() % 4 * 2 + i % 2;
-        const float chain =
-            d[n * 8 / kInstructionTokens][n % (kInstructionTokens / 8)][i];
-        results[t * kOutStride + r] =
-            FromFloat<Out>(FinishChain<T, T>(p, row + r, chain));
+      for (int i = 0; i < 2; ++i) {
+        const float(&chain)[4] =
+            d[n * 8 / kInstructionTokens][n % (kInstructionTokens / 8)];
+        const float low = FinishChain<T, T>(p, row + first + group, chain[i]);
+        const float high =
+            FinishChain<T, T>(p, row + first + group + 8, chain[i + 2]);
+        T* const to = results + (n * 8 + g.lane() % 4 * 2 + i) * kOutStride;
+        if (p.gated()) {
+          to[first / 2 + group] = FromFloat<T>(SiluTimes(low, high));
+        } else {
+          to[first + group] = FromFloat<T>(low);
+          to[first + group + 8] = FromFloat<T>(high);
+        }
       }
     }
     g.Barrier();
-    WriteTile<Out, kRows, kTokens, kOutStride, kThreads>(g, p, row, token,
-                                                         results);
+    const int part = p.gated() ? 2 : 1;
+    WriteTile<T, kTokens, kOutStride, kThreads>(g, p, row / part, kRows / part,
+                                                token, results);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -41,32 +42,137 @@ uint16_t ToF16(float value) {
   return static_cast<uint16_t>(sign | (((power + 14) << 10) + units));
 }
 
-float Load(const HostTensor& source, int64_t index) {
-  const std::byte* const at =
-      source.data + index * static_cast<int64_t>(SizeOf(source.dtype));
-  if (source.dtype == DType::kF32) {
+float Widened(const std::byte* at, DType type) {
+  if (type == DType::kF32) {
     float value;
     std::memcpy(&value, at, 4);
     return value;
   }
   uint16_t bits;
   std::memcpy(&bits, at, 2);
-  return source.dtype == DType::kBF16
+  return type == DType::kBF16
              ? std::bit_cast<float>(static_cast<uint32_t>(bits) << 16)
              : FromF16(bits);
 }
 
+// One row as f32 [cols], zeros up to a whole block.
+void WidenRow(const HostTensor& source, int64_t row, std::vector<float>& out) {
+  const int64_t size = static_cast<int64_t>(SizeOf(source.dtype));
+  const std::byte* const from = source.data + row * source.cols * size;
+  if (source.dtype == DType::kF32) {
+    std::memcpy(out.data(), from, static_cast<size_t>(source.cols) * 4);
+    return;
+  }
+  for (int64_t c = 0; c < source.cols; ++c) {
+    out[static_cast<size_t>(c)] = Widened(from + c * size, source.dtype);
+  }
+}
+
+// 16 bytes at a time: those of a row in a block of 16-bit weights.
+void PackChunks(const uint16_t* row, int cols, int r, std::byte* to) {
+  const int whole = cols / 8;
+  for (int i = 0; i < whole; ++i) {
+    std::memcpy(to + i / 8 * BlockBytes(WeightType::kBF16) + r * 128 +
+                    ((i % 8) ^ (r % 8)) * 16,
+                row + ptrdiff_t{8} * i, 16);
+  }
+  for (int i = whole; i < WeightBlocks(cols) * 8; ++i) {
+    uint16_t chunk[8] = {};
+    for (int c = i * 8; c < cols; ++c) chunk[c % 8] = row[c];
+    std::memcpy(to + i / 8 * BlockBytes(WeightType::kBF16) + r * 128 +
+                    ((i % 8) ^ (r % 8)) * 16,
+                chunk, 16);
+  }
+}
+
+// Rows of one thread's work, and what it needs for them.
+class RowPacker {
+ public:
+  RowPacker(const HostTensor& source, WeightType type)
+      : source_(source),
+        type_(type),
+        cols_(static_cast<int>(source.cols)),
+        wide_(static_cast<size_t>(WeightBlocks(cols_)) * kWeightBlock),
+        narrow_(wide_.size()) {}
+
+  // Source row `from` (or zeros, -1) as row r of the blocks at `to`. Returns
+  // its scale.
+  float Pack(int64_t from, int r, std::byte* to) {
+    const bool narrow = type_ == WeightType::kBF16 || type_ == WeightType::kF16;
+    const bool same =
+        (type_ == WeightType::kBF16 && source_.dtype == DType::kBF16) ||
+        (type_ == WeightType::kF16 && source_.dtype == DType::kF16);
+    if (from >= 0 && same) {
+      const std::byte* const row = source_.data + from * source_.cols * 2;
+      if (reinterpret_cast<uintptr_t>(row) % 2 == 0) {
+        PackChunks(reinterpret_cast<const uint16_t*>(row), cols_, r, to);
+      } else {
+        std::memcpy(narrow_.data(), row, static_cast<size_t>(cols_) * 2);
+        PackChunks(narrow_.data(), cols_, r, to);
+      }
+      return 1.0f;
+    }
+    if (from < 0) {
+      std::fill(wide_.begin(), wide_.end(), 0.0f);
+    } else {
+      WidenRow(source_, from, wide_);
+    }
+    if (narrow) {
+      for (size_t c = 0; c < wide_.size(); ++c) {
+        narrow_[c] =
+            type_ == WeightType::kBF16 ? ToBf16(wide_[c]) : ToF16(wide_[c]);
+      }
+      PackChunks(narrow_.data(), cols_, r, to);
+      return 1.0f;
+    }
+    if (type_ == WeightType::kF32) {
+      for (size_t c = 0; c < wide_.size(); ++c) {
+        std::memcpy(to + (c * kWeightBlock + static_cast<size_t>(r)) * 4,
+                    &wide_[c], 4);
+      }
+      return 1.0f;
+    }
+    // As integers, magnitudes compare alike, and compilers vectorise it.
+    uint32_t most = 0;
+    for (const float value : wide_) {
+      most = std::max(most, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
+    }
+    const float scale = most > 0 ? std::bit_cast<float>(most) / 448.0f : 1.0f;
+    for (size_t c = 0; c < wide_.size(); ++c) {
+      narrow_[c] = ToE4M3(wide_[c] / scale);
+    }
+    for (int c = 0; c < static_cast<int>(wide_.size()); c += 2) {
+      const auto at = static_cast<size_t>(c);
+      std::byte* const pair = to + PackedOffset(r, c, cols_, WeightType::kE4M3);
+      pair[0] = static_cast<std::byte>(narrow_[at]);
+      pair[1] = static_cast<std::byte>(narrow_[at + 1]);
+    }
+    return scale;
+  }
+
+ private:
+  const HostTensor& source_;
+  const WeightType type_;
+  const int cols_;
+  std::vector<float> wide_;
+  std::vector<uint16_t> narrow_;
+};
+
 }  // namespace
 
 uint8_t ToE4M3(float value) {
-  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
-  const float magnitude = std::min(std::fabs(value), 448.0f);
-  if (std::isnan(value)) return sign | 0x7f;
-  if (magnitude == 0.0f) return sign;
-  const int power = std::max(std::ilogb(magnitude), -6);
-  const int units =
-      static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - power)));
-  return static_cast<uint8_t>(sign | (((power + 6) << 3) + units));
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = std::min(bits & 0x7fffffffu, 0x43e00000u);  // 448
+  // Three bits of fraction, to nearest, ties to even; a carry into the
+  // exponent falls out of the addition.
+  const uint32_t normal =
+      ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+  // Below 2^-6 in units of 2^-9, which is the last place of 2^14.
+  const uint32_t small =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 0xfu;
+  const uint32_t number = magnitude < 0x3c800000u ? small : normal;
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<uint8_t>((bits >> 24 & 0x80u) | (nan ? 0x7fu : number));
 }
 
 float FromE4M3(uint8_t bits) {
@@ -79,38 +185,58 @@ float FromE4M3(uint8_t bits) {
   return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-PackedWeights PackWeights(const HostTensor& source, WeightType type) {
+void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
+                   int begin, int end, std::byte* to, float* scales) {
   const int rows = static_cast<int>(source.rows);
+  const int64_t block_bytes =
+      PackedBytes(kWeightBlock, static_cast<int>(source.cols), type);
+  const auto pack = [&](int first, int last) {
+    RowPacker packer(source, type);
+    for (int block = first; block < last; ++block) {
+      for (int r = 0; r < kWeightBlock; ++r) {
+        const int row = block * kWeightBlock + r;
+        const float scale = packer.Pack(SourceRow(row, rows, order), r,
+                                        to + (block - begin) * block_bytes);
+        if (type == WeightType::kE4M3) {
+          scales[row - begin * kWeightBlock] = scale;
+        }
+      }
+    }
+  };
+  // A thread is worth starting for so much.
+  constexpr int64_t kShareBytes = int64_t{2} << 20;
+  const int64_t bytes = (end - begin) * block_bytes;
+  const int threads = static_cast<int>(std::clamp<int64_t>(
+      bytes / kShareBytes, 1,
+      std::min(end - begin,
+               static_cast<int>(std::thread::hardware_concurrency()) + 1)));
+  const auto share = [&](int i) {
+    return begin +
+           static_cast<int>(int64_t{end - begin} * i / std::max(threads, 1));
+  };
+  std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(threads));
+  for (int i = 1; i < threads; ++i) {
+    others.emplace_back(pack, share(i), share(i + 1));
+  }
+  pack(share(0), share(1));
+  for (std::thread& other : others) other.join();
+}
+
+PackedWeights PackWeights(const HostTensor& source, WeightType type,
+                          RowOrder order) {
+  const int rows = PackedRows(static_cast<int>(source.rows), order);
   const int cols = static_cast<int>(source.cols);
   PackedWeights packed;
   packed.bytes.resize(static_cast<size_t>(PackedBytes(rows, cols, type)));
-  if (type == WeightType::kE4M3) packed.scales.assign(size_t(rows), 1.0f);
-  for (int row = 0; row < rows; ++row) {
-    const int64_t first = int64_t{row} * cols;
-    float scale = 1.0f;
-    if (type == WeightType::kE4M3) {
-      float most = 0.0f;
-      for (int col = 0; col < cols; ++col) {
-        most = std::max(most, std::fabs(Load(source, first + col)));
-      }
-      if (most > 0.0f) scale = most / 448.0f;
-      packed.scales[static_cast<size_t>(row)] = scale;
-    }
-    for (int col = 0; col < cols; ++col) {
-      const float value = Load(source, first + col);
-      std::byte* const to =
-          packed.bytes.data() + PackedOffset(row, col, cols, type);
-      if (type == WeightType::kF32) {
-        std::memcpy(to, &value, 4);
-      } else if (type == WeightType::kE4M3) {
-        *to = static_cast<std::byte>(ToE4M3(value / scale));
-      } else {
-        const uint16_t bits =
-            type == WeightType::kBF16 ? ToBf16(value) : ToF16(value);
-        std::memcpy(to, &bits, 2);
-      }
-    }
+  if (type == WeightType::kE4M3) {
+    packed.scales.resize(static_cast<size_t>(WeightBlocks(rows)) *
+                         kWeightBlock);
   }
+  PackRowBlocks(source, type, order, 0, WeightBlocks(rows), packed.bytes.data(),
+                packed.scales.data());
+  packed.scales.resize(type == WeightType::kE4M3 ? static_cast<size_t>(rows)
+                                                 : 0);
   return packed;
 }
 

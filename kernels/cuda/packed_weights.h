@@ -13,6 +13,11 @@
 //              rows g, g, g + 8, g + 8, g, g, g + 8, g + 8 at columns 2t,
 //              2t + 1 (the last four at 8 more), g = lane / 4, t = lane % 4
 //   f32        [64 columns][64 rows]: a warp reads one input of its rows
+//
+// Matrices of gates and of what they are multiplied with are interleaved:
+// of each 16 rows the first eight are gates, the others their partners, so
+// that a thread that holds a gate's output (row g of a matrix instruction)
+// holds its partner's (g + 8).
 
 #ifndef TANDEM_KERNELS_CUDA_PACKED_WEIGHTS_H_
 #define TANDEM_KERNELS_CUDA_PACKED_WEIGHTS_H_
@@ -71,20 +76,40 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
   return block * BlockBytes(type) + within;
 }
 
+enum class RowOrder : uint8_t { kPlain, kGated };
+
+// Rows of the packed matrix, its own padding apart. Gated: whole groups of 16.
+TANDEM_HOST_DEVICE constexpr int PackedRows(int rows, RowOrder order) {
+  return order == RowOrder::kGated ? (rows / 2 + 7) / 8 * 16 : rows;
+}
+// The row of the source [rows, cols] that packed row `row` is; -1: zeros.
+TANDEM_HOST_DEVICE constexpr int SourceRow(int row, int rows, RowOrder order) {
+  if (order == RowOrder::kPlain) return row < rows ? row : -1;
+  const int gate = row / 16 * 8 + row % 8;
+  return gate >= rows / 2 ? -1 : row % 16 < 8 ? gate : rows / 2 + gate;
+}
+
 // ---- Host side.
 
-// A matrix as device memory is to hold it. `scales` [rows], for e4m3 alone:
-// what each finished output is multiplied by.
+// A matrix as device memory is to hold it. `scales` [PackedRows], for e4m3
+// alone: what each finished output is multiplied by.
 struct PackedWeights {
   std::vector<std::byte> bytes;
   std::vector<float> scales;
 };
 
 // Converts (rounding to nearest, ties to even). e4m3 scales are the largest
-// magnitude of the row over 448.
-PackedWeights PackWeights(const HostTensor& source, WeightType type);
+// magnitude of the row over 448. Works on all of the machine's processors.
+PackedWeights PackWeights(const HostTensor& source, WeightType type,
+                          RowOrder order = RowOrder::kPlain);
 
-// The number that a packed weight stands for, scale included.
+// Rows [begin, end) of blocks of a packed matrix, into `to`, and their scales
+// [64 * (end - begin)] if there are any.
+void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
+                   int begin, int end, std::byte* to, float* scales);
+
+// The number that a packed weight stands for, scale included. `row` is of the
+// packed matrix.
 float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
                    WeightType type);
 

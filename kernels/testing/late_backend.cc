@@ -219,6 +219,11 @@ class LateBackend final : public Backend {
     const ScopedOpen open(arena_.get());
     return inner_->PackMatrix(source, dtype);
   }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
+      const HostTensor& source, DType dtype) override {
+    const ScopedOpen open(arena_.get());
+    return inner_->PackGatedMatrix(source, dtype);
+  }
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) override {
     const ScopedOpen open(arena_.get());
@@ -272,10 +277,10 @@ class LateBackend final : public Backend {
                         out);
     });
   }
-  void SiluMul(Queue& queue, int num_rows, int dim, const void* gate_up,
-               void* out) override {
+  void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                   const float* bias, void* out) override {
     Run(queue, [&](Queue& inner) {
-      inner_->SiluMul(inner, num_rows, dim, gate_up, out);
+      inner_->GatedMatMul(inner, num_rows, x, w, bias, out);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

@@ -78,32 +78,34 @@ TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
   EXPECT_TRUE(SameBits(device.Download(device_x, 100), x));
 }
 
-TEST(ElementwiseTest, SiluMulIsWithinTheErrorBoundOfFloat64) {
+// silu(gate) * up of `both` [2 * dim], gates first: of products with 1.
+std::vector<float> Silu(const std::vector<float>& both) {
+  Device device(MakeBackend());
+  const int dim = static_cast<int>(both.size()) / 2;
+  float* const out = device.New<float>(both.size() / 2);
+  device->GatedMatMul(
+      device.queue(), 1, device.Upload(std::vector<float>(1, 1.0f)),
+      device.PackGated(both, 2 * dim, 1, DType::kF32), nullptr, out);
+  return device.Download(out, both.size() / 2);
+}
+
+TEST(ElementwiseTest, SiluIsWithinTheErrorBoundOfFloat64) {
   for (const int dim : kDims) {
-    const auto x = RandomFloats(static_cast<size_t>(4 * dim), 25, 8.0f);
-    Device device(MakeBackend());
-    float* const out = device.New<float>(static_cast<size_t>(2 * dim));
-    device->SiluMul(device.queue(), 2, dim, device.Upload(x), out);
-    const auto got = device.Download(out, static_cast<size_t>(2 * dim));
-    for (int r = 0; r < 2; ++r) {
-      for (int i = 0; i < dim; ++i) {
-        const double gate = x[static_cast<size_t>(r * 2 * dim + i)];
-        const double up = x[static_cast<size_t>(r * 2 * dim + dim + i)];
-        const double expected = gate / (1 + std::exp(-gate)) * up;
-        EXPECT_NEAR(got[static_cast<size_t>(r * dim + i)], expected,
-                    5e-7 * std::abs(expected) + 1e-30);
-      }
+    const auto x = RandomFloats(static_cast<size_t>(2 * dim), 25, 8.0f);
+    const auto got = Silu(x);
+    for (int i = 0; i < dim; ++i) {
+      const double gate = x[static_cast<size_t>(i)];
+      const double up = x[static_cast<size_t>(dim + i)];
+      const double expected = gate / (1 + std::exp(-gate)) * up;
+      EXPECT_NEAR(got[static_cast<size_t>(i)], expected,
+                  5e-7 * std::abs(expected) + 1e-30);
     }
   }
 }
 
-TEST(ElementwiseTest, SiluMulIsFiniteForExtremeGates) {
-  Device device(MakeBackend());
-  const std::vector<float> x = {-1000.0f, -90.0f, 90.0f, 1000.0f,
-                                1.0f,     1.0f,   1.0f,  1.0f};
-  float* const out = device.New<float>(4);
-  device->SiluMul(device.queue(), 1, 4, device.Upload(x), out);
-  const auto got = device.Download(out, 4);
+TEST(ElementwiseTest, SiluIsFiniteForExtremeGates) {
+  const auto got =
+      Silu({-1000.0f, -90.0f, 90.0f, 1000.0f, 1.0f, 1.0f, 1.0f, 1.0f});
   EXPECT_NEAR(got[0], 0.0f, 1e-30f);
   EXPECT_NEAR(got[1], 0.0f, 1e-30f);
   EXPECT_EQ(got[2], 90.0f);
@@ -121,6 +123,8 @@ TEST(ElementwiseTest, BitsDoNotDependOnBatchThreadsOrIsa) {
       Device device(std::move(backend));
       float* const device_x = device.Upload(x);
       float* const device_weight = device.Upload(weight);
+      const float* const device_bias = device.Upload(x);
+      const Matrix& w = device.PackGated(x, 2 * dim, 4, DType::kF32);
       float* const out = device.New<float>(static_cast<size_t>(64 * dim));
       for (const int rows : {1, 3, 8, 32}) {
         const auto count = static_cast<size_t>(rows * dim);
@@ -137,11 +141,13 @@ TEST(ElementwiseTest, BitsDoNotDependOnBatchThreadsOrIsa) {
         device->RmsNorm(device.queue(), rows, dim, 1e-6f, device_x, nullptr,
                         device_weight, out);
         EXPECT_TRUE(SameBits(device.Download(out, count), prefix(norm)));
-        device->SiluMul(device.queue(), 32, dim, device_x, out);
-        if (silu.empty())
-          silu = device.Download(out, 32 * static_cast<size_t>(dim));
-        device->SiluMul(device.queue(), rows, dim, device_x, out);
-        EXPECT_TRUE(SameBits(device.Download(out, count), prefix(silu)));
+        const auto gated = [&](int gated_rows) {
+          device->GatedMatMul(device.queue(), gated_rows, device_x, w,
+                              device_bias, out);
+          return device.Download(out, static_cast<size_t>(gated_rows * dim));
+        };
+        if (silu.empty()) silu = gated(32);
+        EXPECT_TRUE(SameBits(gated(rows), prefix(silu)));
       }
     }
   }

@@ -81,6 +81,13 @@ class Device {
     matrices_.push_back(*backend_->PackMatrix(source, dtype));
     return *matrices_.back();
   }
+  Matrix& PackGated(const std::vector<float>& values, int rows, int cols,
+                    DType dtype) {
+    const HostTensor source{reinterpret_cast<const std::byte*>(values.data()),
+                            DType::kF32, rows, cols};
+    matrices_.push_back(*backend_->PackGatedMatrix(source, dtype));
+    return *matrices_.back();
+  }
 
  private:
   std::unique_ptr<Backend> backend_;

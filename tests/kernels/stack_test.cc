@@ -41,9 +41,14 @@ class Transformer {
           cols, type);
     };
     table_ = pack(kVocab, kDim);
+    const auto pack_gated = [&](int rows, int cols) {
+      return &device.PackGated(
+          RandomFloats(static_cast<size_t>(rows * cols), seed++, 0.08f), rows,
+          cols, type);
+    };
     for (Layer& layer : layers_) {
-      layer = {pack(kQkv, kDim), pack(kDim, kDim), pack(2 * kHidden, kDim),
-               pack(kDim, kHidden)};
+      layer = {pack(kQkv, kDim), pack(kDim, kDim),
+               pack_gated(2 * kHidden, kDim), pack(kDim, kHidden)};
     }
     norm_ = device.Upload(RandomFloats(kDim, seed++));
     const int blocks = (kLength + block_size - 1) / block_size;
@@ -95,7 +100,6 @@ class Transformer {
     float* const normed = floats(kDim);
     float* const qkv = floats(kQkv);
     float* const delta = floats(kDim);
-    float* const gate_up = floats(2 * kHidden);
     float* const hidden = floats(kHidden);
     float* const logits = floats(kVocab);
     Backend& b = *device_;
@@ -111,8 +115,7 @@ class Transformer {
       b.Attention(q, rows, kHeads, 0.2f, qkv, kQkv, *cache_, l, normed);
       b.MatMul(q, n, normed, *layer.out, nullptr, delta);
       b.RmsNorm(q, n, kDim, 1e-5f, x, delta, norm_, normed);
-      b.MatMul(q, n, normed, *layer.gate_up, nullptr, gate_up);
-      b.SiluMul(q, n, kHidden, gate_up, hidden);
+      b.GatedMatMul(q, n, normed, *layer.gate_up, nullptr, hidden);
       b.MatMul(q, n, hidden, *layer.down, nullptr, delta);
       residual = delta;
     }

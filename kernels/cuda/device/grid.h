@@ -61,6 +61,11 @@ TANDEM_DEVICE float Exp(float x) {
                            (static_cast<int32_t>(n) + 127) << 23)));
 }
 
+// silu(gate) * up, the CPU backend's expression; silu(x) = x / (1 + exp(-x)).
+TANDEM_DEVICE float SiluTimes(float gate, float up) {
+  return Mul(Div(gate, Add(1.0f, Exp(Sub(0.0f, gate)))), up);
+}
+
 }  // namespace tandem::kernels::cuda
 
 #endif  // TANDEM_KERNELS_CUDA_DEVICE_GRID_H_

@@ -66,30 +66,28 @@ class Guarded {
     return AssertionFailure() << result << " " << emulator::LastFault(); \
   }
 
-// ---- silu(gate) * up.
+// ---- The choice of rows.
 
-using SiluMulFn = int (*)(const Stream&, DType, const SiluMulParams&);
+using GatherRowsFn = int (*)(const Stream&, DType, const GatherRowsParams&);
 
-inline AssertionResult CheckSiluMul(const SiluMulFn& launch) {
-  const int rows = 3;
+inline AssertionResult CheckGatherRows(const GatherRowsFn& launch) {
+  const std::vector<int32_t> ids = {4, 0, 2, 2};
   for (const DType type : kTypes) {
     for (const int dim : kSizes) {
-      auto x = RandomOf(type, int64_t{rows} * 2 * dim, 25, 8.0f);
-      x[0] = -1000.0f;
-      if (dim > 1) x[1] = 1000.0f;
-      Device cpu(MakeBackend());
-      float* const out = cpu.New<float>(At(rows * dim));
-      cpu->SiluMul(cpu.queue(), rows, dim, cpu.Upload(x), out);
-      auto expected = cpu.Download(out, At(rows * dim));
-      for (float& value : expected) value = RoundedTo(type, value);
-      const auto encoded = Encode(type, x);
-      Guarded got(type, int64_t{rows} * dim);
+      const auto x = RandomOf(type, int64_t{5} * dim, 81);
+      const auto bytes = Encode(type, x);
+      Guarded out(type, int64_t{4} * dim);
       TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
-                             {encoded.data(), got.data(), rows, dim}));
-      const AssertionResult same = SameBits(got.Values(), expected);
-      if (!same || !got.Kept()) {
+                             {ids.data(), bytes.data(), out.data(), 4, dim}));
+      std::vector<float> expected;
+      for (const int32_t id : ids) {
+        expected.insert(expected.end(), x.begin() + ptrdiff_t{id} * dim,
+                        x.begin() + ptrdiff_t{id + 1} * dim);
+      }
+      const AssertionResult same = SameBits(out.Values(), expected);
+      if (!same || !out.Kept()) {
         return AssertionFailure() << Name(type) << " " << dim << ": "
-                                  << same.message() << " " << got.Kept();
+                                  << same.message() << " " << out.Kept();
       }
     }
   }

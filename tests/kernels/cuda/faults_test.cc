@@ -56,11 +56,11 @@ namespace {
 
 namespace faulty = cuda_faulty;
 
-int SiluMul(const Stream& stream, DType type, const SiluMulParams& p) {
+int GatherRows(const Stream& stream, DType type, const GatherRowsParams& p) {
   return WithElement(type, [&](auto zero) {
-    using Kernel = faulty::SiluMulKernel<decltype(zero)>;
+    using Kernel = faulty::GatherRowsKernel<decltype(zero)>;
     constexpr int kPerBlock = Kernel::kThreads * kChunk;
-    return Launch(stream, {(p.dim + kPerBlock - 1) / kPerBlock, p.num_rows, 1},
+    return Launch(stream, {(p.dim + kPerBlock - 1) / kPerBlock, p.count, 1},
                   Kernel::kThreads, 0, Kernel{p});
   });
 }
@@ -111,7 +111,7 @@ int Sample(const Stream& stream, const SampleKernelParams& p) {
 }
 
 TEST(CudaSeededFault, ARowThatEndsEarlyIsNoticed) {
-  EXPECT_FALSE(CheckSiluMul(SiluMul));
+  EXPECT_FALSE(CheckGatherRows(GatherRows));
 }
 
 TEST(CudaSeededFault, AMissingBarrierInTheNormIsNoticedInEveryOrder) {

@@ -16,6 +16,10 @@ struct Problem {
   int rows;
   int cols;
   bool bias = false;
+  bool gated = false;  // rows: gates, then as many that they open
+
+  RowOrder order() const { return gated ? RowOrder::kGated : RowOrder::kPlain; }
+  int outputs() const { return gated ? rows / 2 : rows; }
 };
 
 std::string NameOf(const Problem& p) {
@@ -36,7 +40,7 @@ struct Data {
     const auto w = RandomFloats(At(int64_t{p.rows} * p.cols), 5, 0.1f);
     weights = PackWeights({reinterpret_cast<const std::byte*>(w.data()),
                            DType::kF32, p.rows, p.cols},
-                          p.weight);
+                          p.weight, p.order());
     x = RandomFloats(At(int64_t{tokens} * p.cols), 6);
     for (float& value : x) value = RoundedTo(p.type, value);
     if (p.bias) bias = RandomFloats(At(p.rows), 7);
@@ -51,10 +55,12 @@ struct Data {
     params.bias = bias.empty() ? nullptr : bias.data();
     params.out = out.data();
     params.x_stride = problem.cols;
-    params.out_stride = problem.rows;
-    params.rows = problem.rows;
+    params.out_stride = problem.outputs();
+    params.rows = PackedRows(problem.rows, problem.order());
     params.cols = problem.cols;
     params.tokens = tokens;
+    params.outputs = problem.outputs();
+    if (problem.gated) params.output = MatMulOutput::kGated;
     return params;
   }
 };
@@ -64,7 +70,7 @@ using LaunchFn = std::function<int(const MatMulParams&)>;
 std::vector<float> MultiplyWith(const Data& data, int tokens, DType out_type,
                                 const LaunchFn& launch) {
   const auto x = Encode(data.problem.type, data.x);
-  const int64_t count = int64_t{tokens} * data.problem.rows;
+  const int64_t count = int64_t{tokens} * data.problem.outputs();
   // Outputs that nobody writes show.
   std::vector<std::byte> out(At(count) * SizeOf(out_type), std::byte{0xff});
   EXPECT_EQ(launch(data.Params(tokens, x, out)), 0) << emulator::LastFault();
@@ -76,12 +82,20 @@ std::vector<float> Multiply(const Data& data, int tokens,
   return MultiplyWith(
       data, tokens, data.problem.type, [&](const MatMulParams& p) {
         return LaunchMatMul(StreamOf(generation), data.problem.type,
-                            data.problem.weight, false, p);
+                            data.problem.weight, p);
       });
 }
 
+// Of the packed matrix.
+int PackedRowOf(const Problem& p, int row) {
+  if (!p.gated) return row;
+  const int of_half = row % (p.rows / 2);
+  return of_half / 8 * 16 + of_half % 8 + (row < p.rows / 2 ? 0 : 8);
+}
+
 // The weight that enters the chain.
-float ChainWeight(const Data& data, int row, int col) {
+float ChainWeight(const Data& data, int source_row, int col) {
+  const int row = PackedRowOf(data.problem, source_row);
   const float weight = UnpackWeight(data.weights, row, col, data.problem.cols,
                                     data.problem.weight);
   return data.problem.weight == WeightType::kE4M3
@@ -112,14 +126,24 @@ std::vector<float> Reference(const Data& data, int tokens,
             chain, p.type == DType::kF16);
       }
       if (p.weight == WeightType::kE4M3) {
-        chain *= data.weights.scales[At(row)];
+        chain *= data.weights.scales[At(PackedRowOf(p, row))];
       }
       float result = RoundedTo(p.type, chain);
       if (p.bias) result = RoundedTo(p.type, result + data.bias[At(row)]);
       out[At(int64_t{t} * p.rows + row)] = result;
     }
   }
-  return out;
+  if (!p.gated) return out;
+  const int dim = p.rows / 2;
+  std::vector<float> gated;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < dim; ++i) {
+      const size_t gate = At(int64_t{t} * p.rows + i);
+      gated.push_back(
+          RoundedTo(p.type, SiluTimes(out[gate], out[gate + At(dim)])));
+    }
+  }
+  return gated;
 }
 
 // Shapes after the supported families, reduced, and odd ones: rows and columns
@@ -136,6 +160,9 @@ const Problem kProblems[] = {
     {DType::kBF16, WeightType::kE4M3, 136, 264},
     {DType::kBF16, WeightType::kE4M3, 30, 50, true},
     {DType::kF16, WeightType::kE4M3, 72, 136},
+    {DType::kBF16, WeightType::kBF16, 256, 136, false, true},
+    {DType::kBF16, WeightType::kBF16, 2 * 37, 72, true, true},
+    {DType::kF16, WeightType::kE4M3, 2 * 44, 64, true, true},
 };
 
 TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
@@ -145,9 +172,9 @@ TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
       const auto reference = Reference(data, 130, generation);
       for (const int tokens : {1, 3, 8, 17, 33, 130}) {
         const auto got = Multiply(data, tokens, generation);
-        ASSERT_TRUE(
-            SameBits(got, {reference.begin(),
-                           reference.begin() + int64_t{tokens} * problem.rows}))
+        ASSERT_TRUE(SameBits(
+            got, {reference.begin(),
+                  reference.begin() + int64_t{tokens} * problem.outputs()}))
             << NameOf(problem) << ", " << tokens << " tokens";
       }
     }
@@ -156,6 +183,7 @@ TEST(CudaMatMul, EveryOutputIsTheOneChainWhateverTheBatch) {
 
 TEST(CudaMatMul, IsNearFloat64) {
   for (const Problem& problem : kProblems) {
+    if (problem.gated) continue;
     const int tokens = 5;
     const Data data(problem, tokens);
     const auto got = Multiply(data, tokens, Generation::kHopper);
@@ -204,9 +232,10 @@ TEST(CudaMatMul, LogitsAreTheSameValuesInF32) {
   const Data data(problem, 70);
   for (const int tokens : {1, 70}) {
     const auto wide =
-        MultiplyWith(data, tokens, DType::kF32, [&](const MatMulParams& p) {
+        MultiplyWith(data, tokens, DType::kF32, [&](MatMulParams p) {
+          p.output = MatMulOutput::kWide;
           return LaunchMatMul(StreamOf(Generation::kHopper), problem.type,
-                              problem.weight, true, p);
+                              problem.weight, p);
         });
     EXPECT_TRUE(SameBits(wide, Multiply(data, tokens, Generation::kHopper)));
   }
@@ -231,19 +260,22 @@ TEST(CudaMatMul, WarpgroupKernelsGiveTheSameBits) {
   const Case cases[] = {
       {{DType::kBF16, WeightType::kBF16, 100, 200},
        70,
-       Direct<MatMulWgmmaKernel<T, T, 1, 64, 6>>()},
+       Direct<MatMulWgmmaKernel<T, 1, 64, 6>>()},
       {{DType::kBF16, WeightType::kBF16, 200, 330, true},
        140,
-       Direct<MatMulWgmmaKernel<T, T, 1, 128, 4>>()},
+       Direct<MatMulWgmmaKernel<T, 1, 128, 4>>()},
       {{DType::kBF16, WeightType::kBF16, 150, 520},
        130,
-       Direct<MatMulWgmmaKernel<T, T, 2, 128, 4>>()},
+       Direct<MatMulWgmmaKernel<T, 2, 128, 4>>()},
       {{DType::kBF16, WeightType::kBF16, 130, 136},
        260,
-       Direct<MatMulWgmmaKernel<T, T, 2, 256, 4>>()},
+       Direct<MatMulWgmmaKernel<T, 2, 256, 4>>()},
       {{DType::kF16, WeightType::kF16, 64, 264},
        66,
-       Direct<MatMulWgmmaKernel<Half, Half, 1, 128, 4>>()},
+       Direct<MatMulWgmmaKernel<Half, 1, 128, 4>>()},
+      {{DType::kBF16, WeightType::kBF16, 2 * 100, 136, true, true},
+       150,
+       Direct<MatMulWgmmaKernel<T, 2, 128, 4>>()},
   };
   for (const Case& c : cases) {
     const Data data(c.problem, c.tokens);
@@ -289,6 +321,52 @@ TEST(CudaMatMul, F32ModelsHaveTheBitsOfTheCpuBackend) {
         SameBits(Multiply(data, c.tokens, Generation::kHopper), expected))
         << c.rows << " x " << c.cols;
   }
+}
+
+TEST(CudaMatMul, GatedF32ModelsHaveTheBitsOfTheCpuBackend) {
+  for (const int dim : {8, 37, 200}) {
+    const int cols = 40;
+    const int tokens = 9;
+    const auto w = RandomFloats(At(int64_t{2} * dim * cols), 1);
+    const auto x = RandomFloats(At(int64_t{tokens} * cols), 2);
+    const auto bias = RandomFloats(At(int64_t{2} * dim), 3);
+    Device cpu(MakeBackend());
+    float* const out = cpu.New<float>(At(int64_t{tokens} * dim));
+    cpu->GatedMatMul(cpu.queue(), tokens, cpu.Upload(x),
+                     cpu.PackGated(w, 2 * dim, cols, DType::kF32),
+                     cpu.Upload(bias), out);
+    const auto expected = cpu.Download(out, At(int64_t{tokens} * dim));
+
+    Data data({DType::kF32, WeightType::kF32, 2 * dim, cols, true, true},
+              tokens);
+    data.weights = PackWeights({reinterpret_cast<const std::byte*>(w.data()),
+                                DType::kF32, 2 * dim, cols},
+                               WeightType::kF32, RowOrder::kGated);
+    data.x = x;
+    data.bias = bias;
+    EXPECT_TRUE(SameBits(Multiply(data, tokens, Generation::kHopper), expected))
+        << dim;
+  }
+}
+
+// Through the gate, the operation that shows it: products with 1.
+TEST(CudaMatMul, ExpHasTheBitsOfTheCpuBackend) {
+  std::vector<float> w;
+  for (float v = -95.0f; v < 90.0f; v += 0.00731f) w.push_back(v);
+  w.insert(w.end(), {-1e30f, -87.4f, 1000.0f, -1000.0f});
+  const int dim = static_cast<int>(w.size());
+  w.resize(w.size() * 2, 1.0f);
+  Device cpu(MakeBackend());
+  float* const out = cpu.New<float>(At(dim));
+  cpu->GatedMatMul(cpu.queue(), 1, cpu.Upload(std::vector<float>(1, 1.0f)),
+                   cpu.PackGated(w, 2 * dim, 1, DType::kF32), nullptr, out);
+  Data data({DType::kF32, WeightType::kF32, 2 * dim, 1, false, true}, 1);
+  data.weights = PackWeights(
+      {reinterpret_cast<const std::byte*>(w.data()), DType::kF32, 2 * dim, 1},
+      WeightType::kF32, RowOrder::kGated);
+  data.x = {1.0f};
+  EXPECT_TRUE(SameBits(Multiply(data, 1, Generation::kHopper),
+                       cpu.Download(out, At(dim))));
 }
 
 TEST(PackedWeights, EveryE4M3GoesThereAndBack) {
