@@ -260,12 +260,11 @@ class Bench {
     return absl::OkStatus();
   }
   absl::StatusOr<DType> WeightType() const {
-    for (int i = 0; i < 16; ++i) {
-      const auto type = static_cast<DType>(i);
+    for (const DType type : {DType::kBF16, DType::kFp8}) {
       if (kernels::Name(type) == flags_.weights) return type;
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("--weights ", flags_.weights, " is none of this build's"));
+        absl::StrCat("--weights ", flags_.weights, ", expected bf16 or fp8"));
   }
   // `positions` of KV in all; groups of layers are what a handoff sends.
   absl::StatusOr<std::unique_ptr<EngineRuns>> NewRuns(int max_rows,
