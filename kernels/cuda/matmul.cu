@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tiles multiply how many tokens. Speed alone depends on the choice.
 
+#include <algorithm>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/matmul_f32.cuh"
@@ -16,30 +18,45 @@ int Run(const Stream& stream, const MatMulParams& p) {
                 Kernel{p});
 }
 
-// The largest tiles of which there is one for each multiprocessor.
-template <typename T>
-int RunWarpgroups(const Stream& stream, const MatMulParams& p) {
-  using Large = MatMulWgmmaKernel<T, 2, 256, 4>;
-  using Middle = MatMulWgmmaKernel<T, 2, 128, 4>;
-  using Small = MatMulWgmmaKernel<T, 1, 128, 4>;
-  const int wanted = stream.multiprocessors;
-  if (Large::RowTiles(p.rows) * Large::TokenTiles(p.tokens) >= wanted) {
-    return Run<Large>(stream, p);
-  }
-  if (Middle::RowTiles(p.rows) * Middle::TokenTiles(p.tokens) >= wanted) {
-    return Run<Middle>(stream, p);
-  }
-  return Run<Small>(stream, p);
+// Waves of tiles times the time of one: its products, at the share of the
+// matrix units' rate that its operands' way through shared memory and the L2
+// cache leaves (guessed from bytes per product; to be measured).
+template <typename Kernel>
+int64_t CostOf(const Stream& stream, const MatMulParams& p, int percent) {
+  const int64_t tiles =
+      int64_t{Kernel::RowTiles(p.rows)} * Kernel::TokenTiles(p.tokens);
+  const int64_t waves =
+      (tiles + stream.multiprocessors - 1) / stream.multiprocessors;
+  return waves * Kernel::kRows * Kernel::kTokens * 100 / percent;
+}
+
+// The cheapest tiles; of equals the larger.
+template <typename T, typename W>
+int RunWarpgroups(const Stream& stream, DType activation,
+                  const MatMulParams& p) {
+  using Large = MatMulWgmmaKernel<T, W, 2, 256, 4>;
+  using Square = MatMulWgmmaKernel<T, W, 2, 128, 6>;
+  using Narrow = MatMulWgmmaKernel<T, W, 1, 128, 7>;
+  using Small = MatMulWgmmaKernel<T, W, 1, 64, 8>;
+  const int64_t large = CostOf<Large>(stream, p, 100);
+  const int64_t square = CostOf<Square>(stream, p, 85);
+  const int64_t narrow = CostOf<Narrow>(stream, p, 70);
+  const int64_t small = CostOf<Small>(stream, p, 50);
+  const int64_t least = std::min({large, square, narrow, small});
+  if (large == least) return RunWarpgroups<Large>(stream, activation, p);
+  if (square == least) return RunWarpgroups<Square>(stream, activation, p);
+  if (narrow == least) return RunWarpgroups<Narrow>(stream, activation, p);
+  return RunWarpgroups<Small>(stream, activation, p);
 }
 
 template <typename T, typename W>
-int RunTiles(const Stream& stream, const MatMulParams& p) {
+int RunTiles(const Stream& stream, DType activation, const MatMulParams& p) {
   if (p.tokens <= 8) return Run<MatMulKernel<T, W, MatMul8>>(stream, p);
   if (p.tokens <= 16) return Run<MatMulKernel<T, W, MatMul16>>(stream, p);
   if (p.tokens <= 32) return Run<MatMulKernel<T, W, MatMul32>>(stream, p);
   if (p.tokens <= 64) return Run<MatMulKernel<T, W, MatMul64>>(stream, p);
-  if constexpr (sizeof(W) == sizeof(T)) {
-    if (stream.generation == 90) return RunWarpgroups<T>(stream, p);
+  if (stream.generation == 90 && TokensAreTiles(p)) {
+    return RunWarpgroups<T, W>(stream, activation, p);
   }
   return Run<MatMulKernel<T, W, MatMul128>>(stream, p);
 }
@@ -71,16 +88,16 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
     }
   }
   if (activation == DType::kBF16 && type == WeightType::kBF16) {
-    return RunTiles<BFloat16, BFloat16>(stream, p);
+    return RunTiles<BFloat16, BFloat16>(stream, activation, p);
   }
   if (activation == DType::kBF16 && type == WeightType::kE4M3) {
-    return RunTiles<BFloat16, E4M3>(stream, p);
+    return RunTiles<BFloat16, E4M3>(stream, activation, p);
   }
   if (activation == DType::kF16 && type == WeightType::kF16) {
-    return RunTiles<Half, Half>(stream, p);
+    return RunTiles<Half, Half>(stream, activation, p);
   }
   if (activation == DType::kF16 && type == WeightType::kE4M3) {
-    return RunTiles<Half, E4M3>(stream, p);
+    return RunTiles<Half, E4M3>(stream, activation, p);
   }
   return kInvalidLaunch;  // such weights were never packed
 }

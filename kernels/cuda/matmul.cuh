@@ -96,17 +96,31 @@ TANDEM_DEVICE void CopyTokens(Grid& g, const MatMulParams& p, int token,
   }
 }
 
-// A finished chain as the caller sees it: a value of T.
+// Makes a finished chain of packed row `row` what the caller sees: a value of
+// T. Of rows behind the last, anything.
 template <typename T, typename W>
-TANDEM_DEVICE float FinishChain(const MatMulParams& p, int row, float chain) {
-  if (row >= p.rows) return 0.0f;
-  if constexpr (sizeof(W) == 1) chain = Mul(chain, p.scales[row]);
-  const float rounded = RoundTo<T>(chain);
-  if (p.bias == nullptr) return rounded;
-  const int at =
-      p.gated() ? SourceRow(row, 2 * p.outputs, RowOrder::kGated) : row;
-  return at < 0 ? 0.0f : RoundTo<T>(Add(rounded, p.bias[at]));
-}
+class RowFinish {
+ public:
+  TANDEM_DEVICE RowFinish(const MatMulParams& p, int row)
+      : biased_(p.bias != nullptr) {
+    if (row >= p.rows) return;
+    if constexpr (sizeof(W) == 1) scale_ = p.scales[row];
+    const int at =
+        p.gated() ? SourceRow(row, 2 * p.outputs, RowOrder::kGated) : row;
+    if (biased_ && at >= 0) bias_ = p.bias[at];
+  }
+
+  TANDEM_DEVICE float operator()(float chain) const {
+    if constexpr (sizeof(W) == 1) chain = Mul(chain, scale_);
+    const float rounded = RoundTo<T>(chain);
+    return biased_ ? RoundTo<T>(Add(rounded, bias_)) : rounded;
+  }
+
+ private:
+  const bool biased_;
+  float scale_ = 1.0f;
+  float bias_ = 0.0f;
+};
 
 // Writes columns [first, first + width) of p.out, held in shared memory as
 // [kTokens][kStride].
@@ -300,15 +314,15 @@ struct MatMulKernel {
 #pragma unroll
     for (int m = 0; m < Tiles::kTilesM; ++m) {
       const int first = warp_row + m * 16;
+      const RowFinish<T, W> finish_low(p, row + first + group);
+      const RowFinish<T, W> finish_high(p, row + first + group + 8);
 #pragma unroll
       for (int n = 0; n < Tiles::kTilesN; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i;
-          const float low =
-              FinishChain<T, W>(p, row + first + group, d[m][n][i]);
-          const float high =
-              FinishChain<T, W>(p, row + first + group + 8, d[m][n][i + 2]);
+          const float low = finish_low(d[m][n][i]);
+          const float high = finish_high(d[m][n][i + 2]);
           T* const to = results + t * kOutStride;
           if (p.gated()) {
             to[first / 2 + group] = FromFloat<T>(SiluTimes(low, high));

@@ -1,39 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many tokens on sm_90a: the chains of matmul.cuh on Hopper's
-// warpgroup instructions, and so its bits. Warpgroups own 64 rows of weights
-// each and share the tokens; both operands stay in shared memory, where the
-// packed blocks already lie as the instructions want them.
+// warpgroup instructions, and so its bits.
 //
-// The instructions of a stage run while the next stage is waited for. So a
-// stage's place may be filled again two barriers later: one for its
-// instructions to be waited for, one for all warpgroups to know.
+// A block stays and takes tile after tile of the outputs. Its last warpgroup
+// is the producer: one thread of it keeps a ring of stages full, each the
+// packed blocks of 64 inputs (one bulk copy for 64 rows) and those inputs of
+// the tile's tokens (one tile copy). The others are consumers: 64 rows each,
+// all of the tokens; operands stay in shared memory, where packed blocks lie
+// as the instructions want them. e4m3 weights pass through registers, which
+// hold them as they were packed, and are widened there (exactly).
+//
+//   full[i]   ended by the copies into place i
+//   empty[i]  ended by all consumers' warps, once their instructions that
+//             read place i have run: one stage behind those that are issued
+//
+// The producer knows no tiles' ends: while consumers write a tile's results,
+// the ring fills for the next one.
 
 #ifndef TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
 #define TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
 
+#include <algorithm>
+
+#include "kernels/cuda/device/async_copy.h"
+#include "kernels/cuda/device/vectors.h"
 #include "kernels/cuda/device/wgmma.h"
 #include "kernels/cuda/matmul.cuh"
 
 namespace tandem::kernels::cuda {
 
-// kTokens: 64, or a multiple of 128.
-template <typename T, int kWarpgroups, int kTokens_, int kStages>
+// T: activations; W: T or E4M3. kTokens: 64, 128 or 256.
+template <typename T, typename W, int kConsumers, int kTokens_, int kStages>
 struct MatMulWgmmaKernel {
-  static constexpr int kThreads = 128 * kWarpgroups;
-  static constexpr int kRows = 64 * kWarpgroups;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kRows = 64 * kConsumers;
   static constexpr int kTokens = kTokens_;
-  static constexpr int kInstructionTokens = kTokens < 128 ? kTokens : 128;
-  static constexpr int kInstructions = kTokens / kInstructionTokens;
-  static constexpr int kWBlock = 64 * 128;
-  static constexpr int kStageBytes = kWarpgroups * kWBlock + kTokens * 128;
-  static constexpr int kOutStride = kRows + 8;
-  static constexpr int kOutBytes = kTokens * kOutStride * 2;
+  static constexpr bool kScaled = sizeof(W) == 1;
+  static constexpr int kWBlock = 64 * 64 * static_cast<int>(sizeof(W));
+  static constexpr int kXBlock = kTokens * 128;
+  static constexpr int kStageBytes = kConsumers * kWBlock + kXBlock;
+  // Results leave through shared memory, so many tokens at a time.
+  static constexpr int kOutTokens = 64;
+  static constexpr int kOutBytes = kOutTokens * 128;  // of a consumer
   static constexpr int kAlignment = 1024;  // the swizzle goes by address
-  static constexpr int kSharedBytes =
-      kAlignment +
-      (kStageBytes * kStages > kOutBytes ? kStageBytes * kStages : kOutBytes);
-  static_assert(kTokens == 64 || kTokens % 128 == 0);
+  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes +
+                                      kConsumers * kOutBytes + kStages * 16;
+  static_assert(kSharedBytes <= 227 * 1024);
+  static_assert(kStageBytes % kAlignment == 0);
+  // Stages whose instructions run while the next one's are issued. Registers
+  // that are operands must not be written meanwhile, so none with e4m3: there
+  // one consumer's instructions run while the other widens weights.
+  static constexpr int kInFlight = kScaled ? 0 : 1;
+  // What the producer gives back, consumers take: multiples of 8 that make
+  // no more than 65536 together.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 
+  TensorMap x;  // tiles of kTokens
   MatMulParams p;
 
   TANDEM_HOST_DEVICE static constexpr int RowTiles(int rows) {
@@ -43,105 +66,263 @@ struct MatMulWgmmaKernel {
     return (tokens + kTokens - 1) / kTokens;
   }
 
-  TANDEM_DEVICE void CopyStage(Grid& g, int row, int token, int stage,
-                               std::byte* to) const {
-    const int blocks = WeightBlocks(p.cols);
-#pragma unroll
-    for (int w = 0; w < kWarpgroups; ++w) {
-      const int row_block = row / kWeightBlock + w;
-      const bool valid = row_block < WeightBlocks(p.rows);
-      const std::byte* const from =
-          p.weights +
-          (valid ? (int64_t{row_block} * blocks + stage) * kWBlock : 0);
-#pragma unroll
-      for (int i = g.thread(); i < kWBlock / 16; i += kThreads) {
-        CopyAsync16(g, to + w * kWBlock + i * 16, from + (valid ? i * 16 : 0),
-                    valid ? 16 : 0);
-      }
-    }
-    CopyTokens<T, kTokens, kThreads>(g, p, token, stage * kWeightBlock,
-                                     to + kWarpgroups * kWBlock);
-  }
-
   TANDEM_DEVICE void operator()(Grid& g) const {
     if constexpr (TANDEM_WGMMA) Multiply(g);
   }
 
  private:
+  // A place in the ring, and the parity of the phase that it is in.
+  struct Place {
+    int slot = 0;
+    int parity = 0;
+    TANDEM_DEVICE void Next() {
+      if (++slot == kStages) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+  };
+
   TANDEM_DEVICE void Multiply(Grid& g) const {
     std::byte* const ring = AlignShared<kAlignment>(g, g.shared());
-    const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
-    const int row = tile.row_tile * kRows;
-    const int token = tile.token_tile * kTokens;
-    const int warpgroup = g.warp() / 4;
-    const int stages = WeightBlocks(p.cols);
-    float d[kInstructions][kInstructionTokens / 8][4] = {};
-
-    constexpr int kAhead = kStages - 2;
-#pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      if (s < stages) CopyStage(g, row, token, s, ring + s * kStageBytes);
-      CopyAsyncCommit(g);
-    }
-    int slot = 0;
-    int free_slot = kAhead;
-    for (int s = 0; s < stages; ++s) {
-      CopyAsyncWait<kAhead - 1>(g);
-      ProxyFence(g);
-      g.Barrier();
-      if (s + kAhead < stages) {
-        CopyStage(g, row, token, s + kAhead, ring + free_slot * kStageBytes);
+    std::byte* const out = ring + kStages * kStageBytes;
+    AsyncBarrier* const full =
+        reinterpret_cast<AsyncBarrier*>(out + kConsumers * kOutBytes);
+    AsyncBarrier* const empty = full + kStages;
+    if (g.thread() == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        InitBarrier(g, full + i, 1);
+        InitBarrier(g, empty + i, 4 * kConsumers);
       }
-      CopyAsyncCommit(g);
-      const std::byte* const w = ring + slot * kStageBytes;
-      const uint64_t a =
-          WgmmaDescriptor(SharedAddress(g, w + warpgroup * kWBlock));
-      const uint64_t b =
-          WgmmaDescriptor(SharedAddress(g, w + kWarpgroups * kWBlock));
+      FenceBarriers(g);
+    }
+    g.Barrier();
+    const int warpgroup = g.warp() / 4;
+    if (warpgroup == kConsumers) {
+      if constexpr (kConsumers > 1) GiveRegisters<kProducerRegisters>(g);
+      if (g.thread() == kConsumers * 128) Produce(g, ring, full, empty);
+    } else {
+      if constexpr (kConsumers > 1) TakeRegisters<kConsumerRegisters>(g);
+      Consume(g, warpgroup, ring, full, empty, out + warpgroup * kOutBytes);
+    }
+  }
+
+  TANDEM_DEVICE int Tiles() const {
+    return RowTiles(p.rows) * TokenTiles(p.tokens);
+  }
+
+  TANDEM_DEVICE void Produce(Grid& g, std::byte* ring, AsyncBarrier* full,
+                             AsyncBarrier* empty) const {
+    const int stages = WeightBlocks(p.cols);
+    Place at;
+    for (int i = g.block_x(); i < Tiles(); i += g.grid_x()) {
+      const TileOrder tile(i, RowTiles(p.rows), TokenTiles(p.tokens));
+      const int row_block = tile.row_tile * kConsumers;
+      const int left = WeightBlocks(p.rows) - row_block;
+      const int blocks = left < kConsumers ? left : kConsumers;
+      const std::byte* const weights =
+          p.weights + int64_t{row_block} * stages * kWBlock;
+      for (int s = 0; s < stages; ++s) {
+        std::byte* const to = ring + at.slot * kStageBytes;
+        AsyncBarrier* const arrived = full + at.slot;
+        AwaitPhase(g, empty + at.slot, at.parity ^ 1);
+        ArriveExpecting(g, arrived, blocks * kWBlock + kXBlock);
+        for (int b = 0; b < blocks; ++b) {
+          CopyBulk(g, to + b * kWBlock,
+                   weights + (int64_t{b} * stages + s) * kWBlock, kWBlock,
+                   arrived);
+        }
+        CopyTile(g, to + kConsumers * kWBlock, x, s * kWeightBlock,
+                 tile.token_tile * kTokens, arrived);
+        at.Next();
+      }
+    }
+  }
+
+  // Issues the four steps of a stage.
+  TANDEM_DEVICE static void Step(Grid& g, const std::byte* w,
+                                 const std::byte* tokens,
+                                 float (&d)[kTokens / 8][4]) {
+    const uint64_t b = WgmmaDescriptor(SharedAddress(g, tokens));
+    if constexpr (kScaled) {
+      uint32_t held[4][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t raw[4];
+        LoadShared16(g, w + g.warp() % 4 * 1024 + half * 512 + g.lane() * 16,
+                     raw);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t(&a)[4] = held[half * 2 + i / 2];
+          a[i % 2 * 2] = FromE4M3Pair<T>(raw[i] & 0xffffu);
+          a[i % 2 * 2 + 1] = FromE4M3Pair<T>(raw[i] >> 16);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < 4; ++step) WgmmaPin(g, held[step]);
       WgmmaFence(g);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int i = 0; i < kInstructions; ++i) {
-          WgmmaStep<T>(g, d[i], a + step * 2,
-                       b + step * 2 + i * (kInstructionTokens * 128 / 16));
-        }
+        WgmmaStep<T>(g, d, held[step], b + step * 2);
       }
-      WgmmaCommit(g);
-      WgmmaWait<1>(g);
-      slot = slot == kStages - 1 ? 0 : slot + 1;
-      free_slot = free_slot == kStages - 1 ? 0 : free_slot + 1;
-    }
-    WgmmaWait<0>(g);
-    CopyAsyncWait<0>(g);
-    g.Barrier();
-    T* const results = reinterpret_cast<T*>(ring);
-    const int first = warpgroup * 64 + g.warp() % 4 * 16;
-    const int group = g.lane() / 4;
+    } else {
+      const uint64_t a = WgmmaDescriptor(SharedAddress(g, w));
+      WgmmaFence(g);
 #pragma unroll
-    for (int n = 0; n < kTokens / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float(&chain)[4] =
-            d[n * 8 / kInstructionTokens][n % (kInstructionTokens / 8)];
-        const float low = FinishChain<T, T>(p, row + first + group, chain[i]);
-        const float high =
-            FinishChain<T, T>(p, row + first + group + 8, chain[i + 2]);
-        T* const to = results + (n * 8 + g.lane() % 4 * 2 + i) * kOutStride;
-        if (p.gated()) {
-          to[first / 2 + group] = FromFloat<T>(SiluTimes(low, high));
-        } else {
-          to[first + group] = FromFloat<T>(low);
-          to[first + group + 8] = FromFloat<T>(high);
-        }
+      for (int step = 0; step < 4; ++step) {
+        WgmmaStep<T>(g, d, a + step * 2, b + step * 2);
       }
     }
-    g.Barrier();
-    const int part = p.gated() ? 2 : 1;
-    WriteTile<T, kTokens, kOutStride, kThreads>(g, p, row / part, kRows / part,
-                                                token, results);
+    WgmmaCommit(g);
+  }
+
+  TANDEM_DEVICE void Consume(Grid& g, int warpgroup, const std::byte* ring,
+                             AsyncBarrier* full, AsyncBarrier* empty,
+                             std::byte* out) const {
+    const int stages = WeightBlocks(p.cols);
+    Place at;
+    Place read;  // the oldest place whose instructions may not have run
+    const auto release = [&] {
+      if (g.lane() == 0) Arrive(g, empty + read.slot);
+      read.Next();
+    };
+    for (int i = g.block_x(); i < Tiles(); i += g.grid_x()) {
+      const TileOrder tile(i, RowTiles(p.rows), TokenTiles(p.tokens));
+      float d[kTokens / 8][4];
+#pragma unroll
+      for (int n = 0; n < kTokens / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) d[n][j] = 0.0f;
+      }
+      for (int s = 0; s < stages; ++s) {
+        const std::byte* const stage = ring + at.slot * kStageBytes;
+        AwaitPhase(g, full + at.slot, at.parity);
+        Step(g, stage + warpgroup * kWBlock, stage + kConsumers * kWBlock, d);
+        at.Next();
+        WgmmaWait<kInFlight>(g);
+        if (s >= kInFlight) release();
+      }
+      if constexpr (kInFlight > 0) {
+        WgmmaWait<0>(g);
+        release();
+      }
+      Write(g, warpgroup, tile, d, out);
+    }
+  }
+
+  TANDEM_DEVICE void Write(Grid& g, int warpgroup, const TileOrder& tile,
+                           const float (&d)[kTokens / 8][4],
+                           std::byte* out) const {
+    const int first = tile.row_tile * kRows + warpgroup * 64;
+    const int row = first + g.warp() % 4 * 16 + g.lane() / 4;
+    const RowFinish<T, W> low(p, row);
+    const RowFinish<T, W> high(p, row + 8);
+#pragma unroll
+    for (int t = 0; t < kTokens; t += kOutTokens) {
+      // Nobody reads what was there any more.
+      g.GroupBarrier<128>(1 + warpgroup);
+      const int n0 = t / 8;
+      // Lane 8 m + j says where token j of matrix m goes.
+      const int m = g.lane() / 8;
+      const int warp = g.warp() % 4;
+      if (p.gated()) {
+#pragma unroll
+        for (int n = 0; n < kOutTokens / 8; n += 4) {
+          uint32_t r[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float(&chain)[4] = d[n0 + n + i];
+            r[i] = PackPair<T>(SiluTimes(low(chain[0]), high(chain[2])),
+                               SiluTimes(low(chain[1]), high(chain[3])));
+          }
+          const int token = (n + m) * 8 + g.lane() % 8;
+          StoreMatrix4Transposed(g, out + GatedChunk(token, warp), r);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kOutTokens / 8; n += 2) {
+          uint32_t r[4];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float(&chain)[4] = d[n0 + n + i];
+            r[i * 2] = PackPair<T>(low(chain[0]), low(chain[1]));
+            r[i * 2 + 1] = PackPair<T>(high(chain[2]), high(chain[3]));
+          }
+          const int token = (n + m / 2) * 8 + g.lane() % 8;
+          StoreMatrix4Transposed(g, out + PlainChunk(token, warp * 2 + m % 2),
+                                 r);
+        }
+      }
+      g.GroupBarrier<128>(1 + warpgroup);
+      const int token = tile.token_tile * kTokens + t;
+      const int chunks = p.gated() ? 4 : 8;  // of a token
+      for (int i = g.thread() % 128; i < kOutTokens * chunks; i += 128) {
+        const int of = i / chunks;
+        const int chunk = i % chunks;
+        const int column = (p.gated() ? first / 2 : first) + chunk * 8;
+        if (token + of >= p.tokens || column >= p.outputs) continue;
+        WriteChunk(
+            g, token + of, column,
+            out + (p.gated() ? GatedChunk(of, chunk) : PlainChunk(of, chunk)));
+      }
+    }
+  }
+
+  // Where eight outputs of a token are, such that the eight tokens that are
+  // stored together lie in different banks: 128 bytes per token, or 64.
+  TANDEM_DEVICE static int PlainChunk(int token, int chunk) {
+    return token * 128 + (chunk ^ (token % 8)) * 16;
+  }
+  TANDEM_DEVICE static int GatedChunk(int token, int chunk) {
+    return token * 64 + (chunk ^ (token / 2 % 4)) * 16;
+  }
+
+  TANDEM_DEVICE void WriteChunk(Grid& g, int token, int column,
+                                const std::byte* from) const {
+    const int64_t at = token * p.out_stride + column;
+    const int count = Smaller(8, p.outputs - column);
+    const bool aligned = count == 8 && p.out_stride % 8 == 0;
+    Vector16 v;
+    LoadShared16(g, from, v.word);
+    if (p.output != MatMulOutput::kWide && aligned) {
+      Store16(static_cast<T*>(p.out) + at, v);
+      return;
+    }
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] = LowOfPair<T>(v.word[i / 2] >> (i % 2 * 16));
+    }
+    if (p.output == MatMulOutput::kWide) {
+      StoreChunk(static_cast<float*>(p.out) + at, count, aligned, values);
+    } else {
+      StoreChunk(static_cast<T*>(p.out) + at, count, aligned, values);
+    }
   }
 };
+
+// Whether the copy engine can fetch the tokens.
+inline bool TokensAreTiles(const MatMulParams& p) {
+  return p.x_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+}
+
+template <typename Kernel>
+int RunWarpgroups(const Stream& stream, DType activation,
+                  const MatMulParams& p) {
+  Kernel kernel;
+  kernel.p = p;
+  const int error = MakeTensorMap({.data = p.x,
+                                   .type = activation,
+                                   .rows = p.tokens,
+                                   .cols = p.cols,
+                                   .stride = p.x_stride,
+                                   .tile_rows = Kernel::kTokens},
+                                  &kernel.x);
+  if (error != 0) return error;
+  const int tiles = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
+  return Launch(stream, {std::min(tiles, stream.multiprocessors), 1, 1},
+                Kernel::kThreads, Kernel::kSharedBytes, kernel);
+}
 
 }  // namespace tandem::kernels::cuda
 

@@ -234,8 +234,9 @@ TANDEM_DEVICE Half FromFloat<Half>(float value) {
 
 // ---- Launches.
 
+// The second bound lets setmaxnreg count on the registers it starts with.
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
     RunKernel(const __grid_constant__ Kernel kernel) {
   Grid g;
   kernel(g);

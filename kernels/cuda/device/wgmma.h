@@ -47,6 +47,10 @@ TANDEM_DEVICE uint64_t WgmmaDescriptor(uint32_t shared_address) {
 TANDEM_DEVICE void ProxyFence(Grid&) {
   TANDEM_WGMMA_ASM(("fence.proxy.async.shared::cta;" ::: "memory"));
 }
+// Before a WgmmaFence: compilers keep what makes these registers before it.
+TANDEM_DEVICE void WgmmaPin(Grid&, uint32_t (&a)[4]) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
 TANDEM_DEVICE void WgmmaFence(Grid&) {
   TANDEM_WGMMA_ASM(("wgmma.fence.sync.aligned;" ::: "memory"));
 }
@@ -166,6 +170,8 @@ TANDEM_WGMMA_STEP(256, TANDEM_REGISTERS_128, "%128", "%129", "%130", "%131",
 #else
 
 #define TANDEM_WGMMA 1
+
+inline void WgmmaPin(Grid&, uint32_t (&)[4]) {}
 
 template <typename T, int n>
 void WgmmaStep(Grid& g, float (&d)[n][4], uint64_t a, uint64_t b,

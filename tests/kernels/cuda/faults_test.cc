@@ -4,19 +4,27 @@
 // read with a word exchanged, into a namespace of their own; what they build
 // on comes first and stays as it is.
 
+#include "kernels/cuda/device/async_copy.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/tensor_ops.h"
 #include "kernels/cuda/device/vectors.h"
+#include "kernels/cuda/device/wgmma.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/matmul_wgmma.cuh"
 #include "kernels/kv_digest.h"
 #include "kernels/sampling.h"
 #include "tests/kernels/cuda/checks.h"
 
 namespace tandem::kernels::cuda_faulty {
 using namespace cuda;
+
+template <int kPending>
+void WaitForFewer(Grid& g) {
+  WgmmaWait<kPending + 1>(g);
 }
+}  // namespace tandem::kernels::cuda_faulty
 
 #define cuda cuda_faulty
 
@@ -48,6 +56,12 @@ using namespace cuda;
 #define SampleBits(seed, sequence, position) SampleBits(seed, 0, position)
 #include "kernels/cuda/sample.cuh"
 #undef SampleBits
+
+// Consumers give a place in the ring back while their instructions read it.
+#undef TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
+#define WgmmaWait WaitForFewer
+#include "kernels/cuda/matmul_wgmma.cuh"
+#undef WgmmaWait
 
 #undef cuda
 
@@ -108,6 +122,43 @@ int Sample(const Stream& stream, const SampleKernelParams& p) {
   using Kernel = faulty::SampleKernel<faulty::kFewSampleThreads>;
   return Launch(stream, {p.count, 1, 1}, Kernel::kThreads, Kernel::kSharedBytes,
                 Kernel{p});
+}
+
+TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
+  constexpr int kRows = 64;
+  constexpr int kCols = 520;
+  constexpr int kTokens = 64;
+  const auto w = RandomFloats(At(int64_t{kRows} * kCols), 5, 0.1f);
+  const PackedWeights weights = PackWeights(
+      {reinterpret_cast<const std::byte*>(w.data()), DType::kF32, kRows, kCols},
+      WeightType::kBF16);
+  const auto x =
+      Encode(DType::kBF16, RandomFloats(At(int64_t{kTokens} * kCols), 6));
+  const auto multiply = [&](const auto& launch) {
+    std::vector<std::byte> out(At(kTokens * kRows) * 2);
+    MatMulParams p{};
+    p.weights = weights.bytes.data();
+    p.x = x.data();
+    p.out = out.data();
+    p.x_stride = kCols;
+    p.out_stride = kRows;
+    p.rows = kRows;
+    p.cols = kCols;
+    p.tokens = kTokens;
+    p.outputs = kRows;
+    EXPECT_EQ(launch(StreamOf(Generation::kHopper), DType::kBF16, p), 0)
+        << emulator::LastFault();
+    return out;
+  };
+  const auto expected = multiply([](const auto&... arguments) {
+    return cuda::RunWarpgroups<
+        cuda::MatMulWgmmaKernel<BFloat16, BFloat16, 1, 64, 2>>(arguments...);
+  });
+  const auto got = multiply([](const auto&... arguments) {
+    return faulty::RunWarpgroups<
+        faulty::MatMulWgmmaKernel<BFloat16, BFloat16, 1, 64, 2>>(arguments...);
+  });
+  EXPECT_NE(got, expected);
 }
 
 TEST(CudaSeededFault, ARowThatEndsEarlyIsNoticed) {

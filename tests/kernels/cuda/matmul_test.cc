@@ -242,40 +242,49 @@ TEST(CudaMatMul, LogitsAreTheSameValuesInF32) {
 }
 
 template <typename Kernel>
-LaunchFn Direct() {
-  return [](const MatMulParams& p) {
-    return Launch(StreamOf(Generation::kHopper),
-                  {Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens)},
-                  Kernel::kThreads, Kernel::kSharedBytes, Kernel{p});
+LaunchFn Direct(DType type) {
+  return [type](const MatMulParams& p) {
+    return RunWarpgroups<Kernel>(StreamOf(Generation::kHopper), type, p);
   };
 }
 
+// With more tiles than blocks, rings that wrap, tiles that end early.
 TEST(CudaMatMul, WarpgroupKernelsGiveTheSameBits) {
-  using T = BFloat16;
   struct Case {
     Problem problem;
     int tokens;
     LaunchFn launch;
   };
+  const DType bf16 = DType::kBF16;
+  const DType f16 = DType::kF16;
   const Case cases[] = {
-      {{DType::kBF16, WeightType::kBF16, 100, 200},
-       70,
-       Direct<MatMulWgmmaKernel<T, 1, 64, 6>>()},
-      {{DType::kBF16, WeightType::kBF16, 200, 330, true},
+      {{bf16, WeightType::kBF16, 100, 200},
+       200,
+       Direct<MatMulWgmmaKernel<BFloat16, BFloat16, 1, 64, 3>>(bf16)},
+      {{bf16, WeightType::kBF16, 200, 328, true},
        140,
-       Direct<MatMulWgmmaKernel<T, 1, 128, 4>>()},
-      {{DType::kBF16, WeightType::kBF16, 150, 520},
+       Direct<MatMulWgmmaKernel<BFloat16, BFloat16, 1, 128, 2>>(bf16)},
+      {{bf16, WeightType::kBF16, 600, 72},
        130,
-       Direct<MatMulWgmmaKernel<T, 2, 128, 4>>()},
-      {{DType::kBF16, WeightType::kBF16, 130, 136},
+       Direct<MatMulWgmmaKernel<BFloat16, BFloat16, 2, 128, 6>>(bf16)},
+      {{bf16, WeightType::kBF16, 130, 520},
        260,
-       Direct<MatMulWgmmaKernel<T, 2, 256, 4>>()},
-      {{DType::kF16, WeightType::kF16, 64, 264},
+       Direct<MatMulWgmmaKernel<BFloat16, BFloat16, 2, 256, 4>>(bf16)},
+      {{f16, WeightType::kF16, 64, 264},
        66,
-       Direct<MatMulWgmmaKernel<Half, 1, 128, 4>>()},
-      {{DType::kBF16, WeightType::kBF16, 2 * 100, 136, true, true},
+       Direct<MatMulWgmmaKernel<Half, Half, 1, 128, 7>>(f16)},
+      {{f16, WeightType::kE4M3, 72, 264},
+       66,
+       Direct<MatMulWgmmaKernel<Half, E4M3, 1, 64, 3>>(f16)},
+      {{bf16, WeightType::kE4M3, 200, 136, true},
+       257,
+       Direct<MatMulWgmmaKernel<BFloat16, E4M3, 2, 256, 4>>(bf16)},
+      {{bf16, WeightType::kBF16, 2 * 100, 136, true, true},
        150,
-       Direct<MatMulWgmmaKernel<T, 2, 128, 4>>()},
+       Direct<MatMulWgmmaKernel<BFloat16, BFloat16, 2, 128, 3>>(bf16)},
+      {{bf16, WeightType::kE4M3, 2 * 44, 72, true, true},
+       70,
+       Direct<MatMulWgmmaKernel<BFloat16, E4M3, 1, 64, 3>>(bf16)},
   };
   for (const Case& c : cases) {
     const Data data(c.problem, c.tokens);
