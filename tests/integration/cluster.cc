@@ -115,6 +115,21 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   const std::string model =
       options_.model_dir.empty() ? EmbeddedModel() : options_.model_dir;
   std::vector<std::string> common = {"--log-format", "json"};
+  // All workers on one GPU, with the bits that the CPU has.
+  std::vector<std::string> device;
+  if (const char* name = std::getenv("TANDEM_TEST_DEVICE"); name != nullptr) {
+    device = {"--device", name, "--gpu-memory-utilization", "0.1",
+              "--dtype",  "f32"};
+  }
+  for (const auto* arguments :
+       {&options_.worker_arguments, &options_.prefill_arguments,
+        &options_.decode_arguments}) {
+    // The test itself says where they run.
+    if (std::find(arguments->begin(), arguments->end(), "--device") !=
+        arguments->end()) {
+      device.clear();
+    }
+  }
   const auto add_tls = [&](const char* flag, const std::string& path) {
     if (!path.empty()) common.insert(common.end(), {flag, path});
   };
@@ -150,7 +165,7 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
            absl::StrCat("localhost:", internal_port_), "--worker-id", name,
            "--threads", "1", "--port", absl::StrCat(http_port), "--grpc-port",
            absl::StrCat(FreePort())},
-          {&options_.worker_arguments, &own});
+          {&device, &options_.worker_arguments, &own});
       processes_[name].http_port = http_port;
     }
   };
