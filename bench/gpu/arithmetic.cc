@@ -7,9 +7,14 @@ namespace tandem::bench {
 
 Work MatMulWork(int64_t tokens, int64_t rows, int64_t cols,
                 const Widths& widths) {
+  return MatMulWork(tokens, rows, cols, rows, widths);
+}
+
+Work MatMulWork(int64_t tokens, int64_t rows, int64_t cols, int64_t outputs,
+                const Widths& widths) {
   const auto weights = static_cast<double>(rows) * static_cast<double>(cols);
   const auto activations =
-      static_cast<double>(tokens) * static_cast<double>(rows + cols);
+      static_cast<double>(tokens) * static_cast<double>(outputs + cols);
   return {weights * widths.weight + activations * widths.activation,
           2 * weights * static_cast<double>(tokens)};
 }
@@ -42,8 +47,8 @@ std::vector<Work> StepWork(const Shape& shape, int sequences, int64_t queries,
     // After the last layer's attention only the rows drawn from go on.
     const int64_t rows = i + 1 < shape.layers ? tokens : sequences;
     operators.push_back(MatMulWork(rows, shape.hidden, query, widths));
-    operators.push_back(
-        MatMulWork(rows, 2 * shape.intermediate, shape.hidden, widths));
+    operators.push_back(MatMulWork(rows, 2 * shape.intermediate, shape.hidden,
+                                   shape.intermediate, widths));
     operators.push_back(
         MatMulWork(rows, shape.hidden, shape.intermediate, widths));
   }

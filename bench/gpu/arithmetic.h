@@ -49,8 +49,11 @@ struct Limits {
   double flops_per_second = 0;  // of a large matrix product
 };
 
-// w [rows, cols] for `tokens` rows of activations.
+// w [rows, cols] for `tokens` rows of activations; `outputs` of each, where
+// that is less than the rows (gates).
 Work MatMulWork(int64_t tokens, int64_t rows, int64_t cols,
+                const Widths& widths);
+Work MatMulWork(int64_t tokens, int64_t rows, int64_t cols, int64_t outputs,
                 const Widths& widths);
 // Of one layer; each of `queries` consecutive positions, the last of which
 // sees `context` keys, its own included; KV is read once.

@@ -45,6 +45,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using kernels::DType;
+using std::string_view_literals::operator""sv;
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
@@ -426,7 +427,7 @@ class Bench {
       const std::string id =
           absl::StrCat("exact.", flags_.weights, ".", name, ".", tokens);
       if (Late(id)) continue;
-      auto own = TimeMatMul(*backend_, all, tokens);
+      auto own = TimeMatMul(*backend_, all, tokens, name == "gate_up"sv);
       if (!own.ok()) return own.status();
       auto best = yardstick_->BestMatMul(tokens, rows, cols);
       if (!best.ok()) return best.status();

@@ -99,7 +99,7 @@ double Timed(Queue& queue, const std::function<void(int)>& put) {
 
 absl::StatusOr<double> TimeMatMul(Backend& backend,
                                   const std::vector<const Matrix*>& w,
-                                  int tokens) {
+                                  int tokens, bool gated) {
   const std::unique_ptr<Queue> queue = backend.NewQueue("compute");
   Arrays arrays(backend, *queue);
   const std::byte* const x = arrays.Random(int64_t{tokens} * w[0]->cols());
@@ -109,7 +109,11 @@ absl::StatusOr<double> TimeMatMul(Backend& backend,
   if (!arrays.status().ok()) return arrays.status();
   return Timed(*queue, [&](int i) {
     const Matrix& matrix = *w[static_cast<size_t>(i) % w.size()];
-    backend.MatMul(*queue, tokens, x, matrix, nullptr, out);
+    if (gated) {
+      backend.GatedMatMul(*queue, tokens, x, matrix, nullptr, out);
+    } else {
+      backend.MatMul(*queue, tokens, x, matrix, nullptr, out);
+    }
   });
 }
 

@@ -13,9 +13,10 @@
 namespace tandem::bench {
 
 // Seconds of out = x * w^T for `tokens` rows, over one matrix after the other.
+// `gated`: they are of PackGatedMatrix.
 absl::StatusOr<double> TimeMatMul(kernels::Backend& backend,
                                   const std::vector<const kernels::Matrix*>& w,
-                                  int tokens);
+                                  int tokens, bool gated);
 
 // Seconds of attention alone, one layer: `sequences` spans of `queries` rows,
 // the last of which sees `context` keys.
