@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/attention_f32.cuh"
 #include "kernels/cuda/attention_prefill.cuh"
+#include "kernels/cuda/attention_wgmma.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace tandem::kernels::cuda {
@@ -50,8 +51,29 @@ AttentionKernelParams ParamsOf(const AttentionParams& p) {
   return k;
 }
 
+// Spans of more than one row.
+template <typename Kernel>
+int RunPrefill(const Stream& stream, const AttentionParams& p, int spans,
+               const AttentionKernelParams& k) {
+  const int tiles =
+      (p.max_span_rows * k.group + Kernel::kRows - 1) / Kernel::kRows;
+  return Launch(stream, {tiles, k.kv_heads, spans}, Kernel::kThreads,
+                Kernel::kSharedBytes, Kernel{k});
+}
+template <typename Kernel>
+int RunWgmma(const Stream& stream, const AttentionParams& p, int spans,
+             const AttentionKernelParams& k) {
+  const int tiles =
+      (p.max_span_rows * k.group + Kernel::kRows - 1) / Kernel::kRows;
+  const int blocks =
+      std::min(tiles * k.kv_heads * spans, stream.multiprocessors);
+  return Launch(stream, {blocks, 1, 1}, Kernel::kThreads, Kernel::kSharedBytes,
+                Kernel{k, tiles, spans});
+}
+
 template <typename Decode, typename Prefill>
-int Run(const Stream& stream, const AttentionParams& p) {
+int Run(const Stream& stream, const AttentionParams& p,
+        const Prefill& run_prefill) {
   AttentionKernelParams k = ParamsOf(p);
   const int heads = k.kv_heads * k.narrow_tiles;
   const int most = std::min(kMaxArrivals / heads, 65535);
@@ -60,31 +82,41 @@ int Run(const Stream& stream, const AttentionParams& p) {
     k.spans = p.spans + begin;
     int error = Launch(stream, {k.max_segments, heads, spans}, Decode::kThreads,
                        Decode::kSharedBytes, Decode{k});
-    if (error == 0 && p.max_span_rows > 1) {
-      const int tiles =
-          (p.max_span_rows * k.group + Prefill::kRows - 1) / Prefill::kRows;
-      error = Launch(stream, {tiles, k.kv_heads, spans}, Prefill::kThreads,
-                     Prefill::kSharedBytes, Prefill{k});
-    }
+    if (error == 0 && p.max_span_rows > 1) error = run_prefill(spans, k);
     if (error != 0) return error;
   }
   return 0;
 }
 
 // Slots are as many as leave room for two blocks of threads (decode) or one
-// (prefill) on a multiprocessor; the widest heads need most of an A100's.
+// (prefill) on a multiprocessor; the widest heads need most of an A100's, and
+// have no room for a warpgroup's results.
 template <typename T>
 int RunHeads(const Stream& stream, const AttentionParams& p) {
+  const bool wgmma = stream.generation == 90;
   if (p.kv.head_dim <= 64) {
-    return Run<AttentionDecodeKernel<T, 64, 6>,
-               AttentionPrefillKernel<T, 64, 8, 6>>(stream, p);
+    return Run<AttentionDecodeKernel<T, 64, 6>>(
+        stream, p, [&](int spans, const AttentionKernelParams& k) {
+          return wgmma ? RunWgmma<AttentionWgmmaKernel<T, 64, 8>>(stream, p,
+                                                                  spans, k)
+                       : RunPrefill<AttentionPrefillKernel<T, 64, 8, 6>>(
+                             stream, p, spans, k);
+        });
   }
   if (p.kv.head_dim <= 128) {
-    return Run<AttentionDecodeKernel<T, 128, 5>,
-               AttentionPrefillKernel<T, 128, 8, 4>>(stream, p);
+    return Run<AttentionDecodeKernel<T, 128, 5>>(
+        stream, p, [&](int spans, const AttentionKernelParams& k) {
+          return wgmma ? RunWgmma<AttentionWgmmaKernel<T, 128, 4>>(stream, p,
+                                                                   spans, k)
+                       : RunPrefill<AttentionPrefillKernel<T, 128, 8, 4>>(
+                             stream, p, spans, k);
+        });
   }
-  return Run<AttentionDecodeKernel<T, 256, 4>,
-             AttentionPrefillKernel<T, 256, 4, 2>>(stream, p);
+  return Run<AttentionDecodeKernel<T, 256, 4>>(
+      stream, p, [&](int spans, const AttentionKernelParams& k) {
+        return RunPrefill<AttentionPrefillKernel<T, 256, 4, 2>>(stream, p,
+                                                                spans, k);
+      });
 }
 
 template <typename KV>

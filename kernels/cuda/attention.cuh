@@ -335,6 +335,116 @@ struct MergeFactors {
   }
 };
 
+// Hides the scores of keys that a row may not see. `scores` are of the tile
+// from `first_key` on, laid out as m16n8 results; `position`s are of rows lane
+// / 4 and 8 more.
+template <int kScoreTiles>
+TANDEM_DEVICE void MaskScores(Grid& g, int first_key, const int (&position)[2],
+                              int window, float (&scores)[kScoreTiles][4]) {
+  const int last_key = first_key + kScoreTiles * 8 - 1;
+  // Most tiles are seen whole by all rows.
+  if (Sees(position[0], first_key, window) &&
+      Sees(position[0], last_key, window) &&
+      Sees(position[1], first_key, window) &&
+      Sees(position[1], last_key, window)) {
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kScoreTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int key = first_key + i * 8 + g.lane() % 4 * 2 + e % 2;
+      if (!Sees(position[e / 2], key, window)) scores[i][e] = -kInfinity;
+    }
+  }
+}
+
+// Turns a tile's scores into weights; `factor` is for what the rows summed
+// before.
+template <int kScoreTiles>
+TANDEM_DEVICE void WeighTile(Grid& g, float c, float (&scores)[kScoreTiles][4],
+                             RowMaximum (&maximum)[2], float (&factor)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float most = -kInfinity;
+#pragma unroll
+    for (int i = 0; i < kScoreTiles; ++i) {
+      most = Max(most, Max(scores[i][h * 2], scores[i][h * 2 + 1]));
+    }
+    most = Max(most, g.ShuffleXor(most, 1));
+    most = Max(most, g.ShuffleXor(most, 2));
+    factor[h] = maximum[h].Raise(most, c);
+#pragma unroll
+    for (int i = 0; i < kScoreTiles; ++i) {
+#pragma unroll
+      for (int e = h * 2; e < h * 2 + 2; ++e) {
+        scores[i][e] = maximum[h].Weight(scores[i][e], c);
+      }
+    }
+  }
+}
+
+// Rounds weights and lays them out as the operand of the value steps; `sum` is
+// scaled, and they are added to it.
+template <typename T, int kScoreTiles>
+TANDEM_DEVICE void PackWeights(const float (&scores)[kScoreTiles][4],
+                               const float (&factor)[2], float (&sum)[2],
+                               uint32_t (&weights)[kScoreTiles / 2][4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sum[h] = Mul(sum[h], factor[h]);
+#pragma unroll
+  for (int n = 0; n < kScoreTiles / 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&pair)[4] = scores[n * 2 + i / 2];
+      weights[n][i] = PackPair<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+    SumStep<T>(weights[n], sum);
+  }
+}
+
+template <int kTiles>
+TANDEM_DEVICE void ScaleRows(const float (&factor)[2],
+                             float (&values)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      values[i][e] = Mul(values[i][e], factor[e / 2]);
+    }
+  }
+}
+
+// The position of row `row` of a span; -1, which sees nothing, behind its end.
+TANDEM_DEVICE int PositionOf(const AttentionKernelParams& p,
+                             const RowSpan& span, int row) {
+  return row < span.num_rows * p.group ? span.first_position + row / p.group
+                                       : -1;
+}
+
+// The first and last position of rows [row, row + count); -1 without any.
+struct RowPositions {
+  int first;
+  int last;
+
+  TANDEM_DEVICE RowPositions(const AttentionKernelParams& p,
+                             const RowSpan& span, int row, int count)
+      : first(PositionOf(p, span, row)),
+        last(first < 0
+                 ? -1
+                 : PositionOf(
+                       p, span,
+                       Smaller(row + count, span.num_rows * p.group) - 1)) {}
+
+  // Whether one sees a key of `range` in the tile that another does not.
+  TANDEM_DEVICE bool SeeApart(const KeyRange& range, int first_key,
+                              int window) const {
+    const int last_key = Smaller(first_key + kAttentionTile, range.end) - 1;
+    return !Sees(first, last_key, window) ||
+           !Sees(last, Larger(first_key, range.begin), window);
+  }
+};
+
 TANDEM_DEVICE bool IsNarrow(const RowSpan& span) { return span.num_rows == 1; }
 
 // Copies query rows [row, row + kRows) of a span into shared memory; zeros
@@ -342,12 +452,12 @@ TANDEM_DEVICE bool IsNarrow(const RowSpan& span) { return span.num_rows == 1; }
 template <typename T, int D, int kRows, int kThreads>
 TANDEM_DEVICE void CopyQueries(Grid& g, const AttentionKernelParams& p,
                                const RowSpan& span, int kv_head, int row,
-                               std::byte* to) {
+                               int thread, std::byte* to) {
   constexpr int kPieces = D / 8;
   const int rows = span.num_rows * p.group;
   const T* const q = static_cast<const T*>(p.q);
 #pragma unroll
-  for (int i = g.thread(); i < kRows * kPieces; i += kThreads) {
+  for (int i = thread; i < kRows * kPieces; i += kThreads) {
     const int r = i / kPieces;
     const int piece = i % kPieces;
     const bool valid = row + r < rows && piece * 8 < p.head_dim;

@@ -54,7 +54,8 @@ struct AttentionDecodeKernel {
               kv_head,   range.begin,
               range.end, first_tile,
               end_tile,  ring};
-    CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
+    CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, g.thread(),
+                                       queries);
     keys.Start(g);
 
     const float c = Mul(p.scale, kLog2E);

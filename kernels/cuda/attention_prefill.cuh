@@ -52,24 +52,18 @@ struct AttentionPrefillKernel {
               range.first_tile,
               range.end_tile,
               ring};
-    CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, queries);
+    CopyQueries<T, D, kRows, kThreads>(g, p, span, kv_head, row0, g.thread(),
+                                       queries);
     keys.Start(g);
 
     const float c = Mul(p.scale, kLog2E);
     const int lane = g.lane();
     const int warp_row = g.warp() * 16;
-    // Of this warp's rows; it has none with the last span's end behind it.
-    const int warp_begin = span.first_position + (row0 + warp_row) / p.group;
-    const int warp_end =
-        row0 + warp_row < rows
-            ? span.first_position +
-                  (Smaller(row0 + warp_row + 16, rows) - 1) / p.group
-            : -1;
+    const RowPositions warp(p, span, row0 + warp_row, 16);
     int position[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      position[h] =
-          span.first_position + (row0 + warp_row + lane / 4 + h * 8) / p.group;
+      position[h] = PositionOf(p, span, row0 + warp_row + lane / 4 + h * 8);
     }
     RowMaximum maximum[2];
     float sum[2] = {};
@@ -78,7 +72,7 @@ struct AttentionPrefillKernel {
     float merged_sum[2];
     for (int tile = range.first_tile; tile < range.end_tile; ++tile) {
       const int first_key = tile * kAttentionTile;
-      const bool unseen = first_key > warp_end;  // by all rows of the warp
+      const bool unseen = first_key > warp.last;  // by all rows of the warp
       float scores[kScoreTiles][4] = {};
 #pragma unroll
       for (int part = 0; part < kChunksPerTile / 2; ++part) {
@@ -97,13 +91,13 @@ struct AttentionPrefillKernel {
       }
       uint32_t weights[kAttentionTile / 16][4];
       if (!unseen) {
-        SoftmaxTile(g, first_key, position, c, scores, maximum, sum, values,
-                    weights);
+        MaskScores(g, first_key, position, p.window, scores);
+        float factor[2];
+        WeighTile(g, c, scores, maximum, factor);
+        ScaleRows(factor, values);
+        PackWeights<T>(scores, factor, sum, weights);
       }
-      const bool partial =
-          !Sees(warp_begin, Smaller(first_key + kAttentionTile, range.end) - 1,
-                p.window) ||
-          !Sees(warp_end, Larger(first_key, range.begin), p.window);
+      const bool partial = warp.SeeApart(range, first_key, p.window);
 #pragma unroll
       for (int part = 0; part < kChunksPerTile / 2; ++part) {
         const std::byte* const chunk = keys.Next(g);
@@ -113,7 +107,6 @@ struct AttentionPrefillKernel {
 #pragma unroll
           for (int step = 0; step < kChunkKeys / 16; ++step) {
             const int n = part * (kChunkKeys / 16) + step;
-            SumStep<T>(weights[n], sum);
             GuardedValueStep<T, kChunkKeys>(
                 g, chunk, first_key + part * kChunkKeys, step * 16, position,
                 p.window, weights[n], values);
@@ -123,7 +116,6 @@ struct AttentionPrefillKernel {
 #pragma unroll
         for (int step = 0; step < kChunkKeys / 16; ++step) {
           const int n = part * (kChunkKeys / 16) + step;
-          SumStep<T>(weights[n], sum);
 #pragma unroll
           for (int i = 0; i < kValueTiles; i += 2) {
             ValueStep<T>(g, chunk, step * 16, i * 8, weights[n], values[i],
@@ -185,57 +177,6 @@ struct AttentionPrefillKernel {
               PackPair<T>(Mul(values[i][h * 2], inverse),
                           Mul(values[i][h * 2 + 1], inverse));
         }
-      }
-    }
-  }
-
- private:
-  // Turns a tile's scores into weights, laid out as the operand of the value
-  // steps, and scales what was summed before.
-  TANDEM_DEVICE void SoftmaxTile(
-      Grid& g, int first_key, const int (&position)[2], float c,
-      float (&scores)[kScoreTiles][4], RowMaximum (&maximum)[2],
-      float (&sum)[2], float (&values)[kValueTiles][4],
-      uint32_t (&weights)[kAttentionTile / 16][4]) const {
-    // Most tiles are seen whole by all rows.
-    const bool whole =
-        Sees(position[0], first_key, p.window) &&
-        Sees(position[0], first_key + kAttentionTile - 1, p.window) &&
-        Sees(position[1], first_key, p.window) &&
-        Sees(position[1], first_key + kAttentionTile - 1, p.window);
-    if (!whole) {
-#pragma unroll
-      for (int i = 0; i < kScoreTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = first_key + i * 8 + g.lane() % 4 * 2 + e % 2;
-          if (!Sees(position[e / 2], key, p.window)) {
-            scores[i][e] = -kInfinity;
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float most = -kInfinity;
-#pragma unroll
-      for (int i = 0; i < kScoreTiles; ++i) {
-        most = Max(most, Max(scores[i][h * 2], scores[i][h * 2 + 1]));
-      }
-      most = Max(most, g.ShuffleXor(most, 1));
-      most = Max(most, g.ShuffleXor(most, 2));
-      const float factor = maximum[h].Raise(most, c);
-      sum[h] = Mul(sum[h], factor);
-#pragma unroll
-      for (int i = 0; i < kValueTiles; ++i) {
-        values[i][h * 2] = Mul(values[i][h * 2], factor);
-        values[i][h * 2 + 1] = Mul(values[i][h * 2 + 1], factor);
-      }
-#pragma unroll
-      for (int i = 0; i < kScoreTiles; ++i) {
-        weights[i / 2][i % 2 * 2 + h] =
-            PackPair<T>(maximum[h].Weight(scores[i][h * 2], c),
-                        maximum[h].Weight(scores[i][h * 2 + 1], c));
       }
     }
   }

@@ -29,6 +29,18 @@ TANDEM_DEVICE uint64_t WgmmaDescriptor(uint32_t shared_address) {
          kSwizzle128 << 62;
 }
 
+// Describes a second operand whose inputs are rows: [tokens / 64][inputs][64
+// tokens], rows of 128 bytes, swizzled, 64 tokens to the next `column_bytes`
+// apart. A step further along the inputs is 2048 bytes, 128 in the descriptor.
+TANDEM_DEVICE uint64_t WgmmaColumnsDescriptor(uint32_t shared_address,
+                                              int column_bytes) {
+  constexpr uint64_t kStride = 1024 / 16;
+  constexpr uint64_t kSwizzle128 = 1;
+  return (shared_address & 0x3ffffu) >> 4 |
+         static_cast<uint64_t>(column_bytes / 16) << 16 | kStride << 32 |
+         kSwizzle128 << 62;
+}
+
 #ifdef __CUDACC__
 
 // Only sm_90a has them; elsewhere the kernels that use them are empty.
@@ -47,9 +59,19 @@ TANDEM_DEVICE uint64_t WgmmaDescriptor(uint32_t shared_address) {
 TANDEM_DEVICE void ProxyFence(Grid&) {
   TANDEM_WGMMA_ASM(("fence.proxy.async.shared::cta;" ::: "memory"));
 }
-// Before a WgmmaFence: compilers keep what makes these registers before it.
+// Before a WgmmaFence, or around a WgmmaWait, which name no registers: what
+// makes or uses these ones stays on its side.
 TANDEM_DEVICE void WgmmaPin(Grid&, uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+template <int n>
+TANDEM_DEVICE void WgmmaPin(Grid&, float (&d)[n][4]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    asm volatile(""
+                 : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]),
+                   "+f"(d[i][3])::"memory");
+  }
 }
 TANDEM_DEVICE void WgmmaFence(Grid&) {
   TANDEM_WGMMA_ASM(("wgmma.fence.sync.aligned;" ::: "memory"));
@@ -108,7 +130,8 @@ TANDEM_DEVICE void TakeRegisters(Grid&) {
 
 // d += a * b; d[n][i] as of mma.sync, of tokens [8 n, 8 n + 8). `a` is a
 // descriptor, or registers as of mma.sync, each warp its 16 rows; those must
-// stay as they are until a WgmmaWait.
+// stay as they are until a WgmmaWait. WgmmaColumnsStep: b is of
+// WgmmaColumnsDescriptor.
 #define TANDEM_WGMMA_TEXT(n, type, a_and_b) \
   "{.reg .pred p; setp.ne.b32 p, 1, 0;\n"   \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " " a_and_b
@@ -149,6 +172,25 @@ TANDEM_DEVICE void TakeRegisters(Grid&) {
            : __VA_ARGS__                                                     \
            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));           \
     }                                                                        \
+  }                                                                          \
+  template <typename T>                                                      \
+  TANDEM_DEVICE void WgmmaColumnsStep(Grid&, float(&d)[tokens / 8][4],       \
+                                      const uint32_t(&a)[4], uint64_t b) {   \
+    if constexpr (std::is_same_v<T, BFloat16>) {                             \
+      TANDEM_WGMMA_ASM(                                                      \
+          (TANDEM_WGMMA_TEXT(tokens, "bf16",                                 \
+                             "{" registers "}, {" a0 ", " a1 ", " a2 ", " a3 \
+                             "}, " b0 ", p, 1, 1, 1;}")                      \
+           : __VA_ARGS__                                                     \
+           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));           \
+    } else {                                                                 \
+      TANDEM_WGMMA_ASM(                                                      \
+          (TANDEM_WGMMA_TEXT(tokens, "f16",                                  \
+                             "{" registers "}, {" a0 ", " a1 ", " a2 ", " a3 \
+                             "}, " b0 ", p, 1, 1, 1;}")                      \
+           : __VA_ARGS__                                                     \
+           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));           \
+    }                                                                        \
   }
 TANDEM_WGMMA_STEP(64, TANDEM_REGISTERS_32, "%32", "%33", "%34", "%35", "%36",
                   TANDEM_D8(0))
@@ -172,6 +214,8 @@ TANDEM_WGMMA_STEP(256, TANDEM_REGISTERS_128, "%128", "%129", "%130", "%131",
 #define TANDEM_WGMMA 1
 
 inline void WgmmaPin(Grid&, uint32_t (&)[4]) {}
+template <int n>
+void WgmmaPin(Grid&, float (&)[n][4]) {}
 
 template <typename T, int n>
 void WgmmaStep(Grid& g, float (&d)[n][4], uint64_t a, uint64_t b,
@@ -182,6 +226,11 @@ template <typename T, int n>
 void WgmmaStep(Grid& g, float (&d)[n][4], const uint32_t (&a)[4], uint64_t b,
                emulator::Place place = TANDEM_HERE) {
   WgmmaAny(g, &d[0][0], n * 8, 0, a, b, std::is_same_v<T, Half>, place);
+}
+template <typename T, int n>
+void WgmmaColumnsStep(Grid& g, float (&d)[n][4], const uint32_t (&a)[4],
+                      uint64_t b, emulator::Place place = TANDEM_HERE) {
+  WgmmaAny(g, &d[0][0], n * 8, 0, a, b, std::is_same_v<T, Half>, place, true);
 }
 
 #endif  // __CUDACC__

@@ -147,7 +147,7 @@ class Block {
   void StoreMatrix(Grid& g, void* column, const uint32_t (&r)[4],
                    const Place& place);
   void Wgmma(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
-             uint64_t b, bool half, const Place& place);
+             uint64_t b, bool half, bool columns, const Place& place);
   void WgmmaClose(Grid& g, const Place& place);
   void WgmmaPending(Grid& g, int pending, const Place& place);
 
@@ -194,6 +194,7 @@ class Block {
     uint64_t a;
     uint64_t b;
     bool half;
+    bool columns;  // as WgmmaColumnsDescriptor says
   };
   struct Warpgroup {
     std::vector<WgmmaStep> open;
@@ -234,6 +235,7 @@ class Block {
   // was not fenced, plus one; or kByAnyone.
   std::vector<int> unfenced_;
   static constexpr int kByAnyone = -1;
+  bool any_unfenced_ = false;
   std::map<ptrdiff_t, Phase> phases_;
   std::deque<Flight> flights_;
   std::vector<TensorVector> columns_;  // of the step at hand
@@ -265,6 +267,7 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
   std::memset(shared_, 0xff, static_cast<size_t>(shared_bytes_));
   const int pieces = shared_bytes_ / kPiece + 1;
   unfenced_.assign(static_cast<size_t>(pieces), 0);
+  any_unfenced_ = false;
   meetings_.clear();
   phases_.clear();
   flights_.clear();
@@ -342,6 +345,7 @@ void Block::Land(const Piece& piece, int unfenced) {
   }
   const auto first = unfenced_.begin() + (piece.to - shared_) / kPiece;
   std::fill(first, first + piece.size / kPiece, unfenced);
+  any_unfenced_ |= unfenced != 0;
 }
 
 void Block::Copy(Grid& g, void* to, const void* from, int bytes) {
@@ -378,8 +382,11 @@ void Block::Wait(Grid& g, int pending) {
 }
 
 void Block::Fence(Grid& g) {
+  if (!any_unfenced_) return;
+  any_unfenced_ = false;
   for (int& owner : unfenced_) {
     if (owner == g.thread() + 1 || owner == kByAnyone) owner = 0;
+    any_unfenced_ |= owner != 0;
   }
 }
 
@@ -605,36 +612,51 @@ void Block::Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b,
 }
 
 void Block::Execute(Grid& g, const WgmmaStep& step) {
+  constexpr uint64_t kStrideAndSwizzle = uint64_t{64} << 32 | uint64_t{1} << 62;
+  // Where a byte is: the swizzle goes by the address, bits 4-6 ^= bits 7-9.
+  const auto at = [&](int address) {
+    address ^= (address >> 7 & 7) << 4;
+    if (address < 0 || address + 2 > shared_bytes_) {
+      Fail(g, "a descriptor is outside of shared memory");
+    }
+    if (unfenced_[static_cast<size_t>(address / kPiece)] != 0) {
+      Fail(g, "a warpgroup's operand was written but not fenced");
+    }
+    uint16_t bits;
+    std::memcpy(&bits, shared_ + address, 2);
+    return bits;
+  };
   // Row r of an operand: 128 bytes at r * 128 from the aligned start; the
   // descriptor's start may be some chunks further along the row.
   const auto row = [&](uint64_t descriptor, int r) {
-    constexpr uint64_t kRest =
-        uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
-    if ((descriptor & ~uint64_t{0x3fff}) != kRest) {
+    if ((descriptor & ~uint64_t{0x3fff}) !=
+        (kStrideAndSwizzle | uint64_t{1} << 16)) {
       Fail(g, "a descriptor is of another layout");
     }
     const int start = static_cast<int>(descriptor & 0x3fff) * 16;
     TensorVector vector;
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      // The swizzle goes by the address: bits 4-6 ^= bits 7-9.
-      int address = start + r * 128 + chunk * 16;
-      address ^= (address >> 7 & 7) << 4;
-      if (address < 0 || address + 16 > shared_bytes_) {
-        Fail(g, "a descriptor is outside of shared memory");
-      }
-      if (unfenced_[static_cast<size_t>(address / kPiece)] != 0) {
-        Fail(g, "a warpgroup's operand was written but not fenced");
-      }
-      for (int i = 0; i < 8; ++i) {
-        uint16_t bits;
-        std::memcpy(&bits, shared_ + address + ptrdiff_t{2} * i, 2);
-        SetOperand(vector, chunk * 8 + i, bits, step.half);
-      }
+    for (int i = 0; i < 16; ++i) {
+      SetOperand(vector, i, at(start + r * 128 + i * 2), step.half);
+    }
+    return vector;
+  };
+  // Token n of an operand whose rows are inputs.
+  const auto column = [&](uint64_t descriptor, int n) {
+    if ((descriptor & ~uint64_t{0x3fff3fff}) != kStrideAndSwizzle) {
+      Fail(g, "a descriptor is of another layout");
+    }
+    const int start = static_cast<int>(descriptor & 0x3fff) * 16;
+    const int apart = static_cast<int>(descriptor >> 16 & 0x3fff) * 16;
+    TensorVector vector;
+    for (int i = 0; i < 16; ++i) {
+      SetOperand(vector, i, at(start + n / 64 * apart + i * 128 + n % 64 * 2),
+                 step.half);
     }
     return vector;
   };
   columns_.clear();
-  for (int n = 0; n < step.n; ++n) columns_.push_back(row(step.b, n));
+  for (int n = 0; n < step.n; ++n)
+    columns_.push_back(step.columns ? column(step.b, n) : row(step.b, n));
   // As of mma.sync, each warp its 16 rows.
   const auto row_of_registers = [&](int r) {
     TensorVector vector;
@@ -660,13 +682,13 @@ void Block::Execute(Grid& g, const WgmmaStep& step) {
 
 void Block::Wgmma(Grid& g, float* d, int n, uint64_t a,
                   const uint32_t* registers, uint64_t b, bool half,
-                  const Place& place) {
+                  bool columns, const Place& place) {
   struct Arguments {
     float* d;
     const uint32_t* registers;
   } mine{d, registers};
   Together(g, kWarpgroup, place, &mine, [&](Arguments* const* threads) {
-    WgmmaStep step{{}, {}, n, a, b, half};
+    WgmmaStep step{{}, {}, n, a, b, half, columns};
     for (int i = 0; i < kWarpgroup; ++i) {
       step.d[i] = threads[i]->d;
       step.registers[i] = threads[i]->registers;
@@ -819,8 +841,8 @@ void WgmmaWaitFor(Grid& g, int pending, Place place) {
   g.emulated->WgmmaPending(g, pending, place);
 }
 void WgmmaAny(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
-              uint64_t b, bool half, Place place) {
-  g.emulated->Wgmma(g, d, n, a, registers, b, half, place);
+              uint64_t b, bool half, Place place, bool columns) {
+  g.emulated->Wgmma(g, d, n, a, registers, b, half, columns, place);
 }
 
 float ToFloat(Half value) {

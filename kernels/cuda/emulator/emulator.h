@@ -186,9 +186,10 @@ void WgmmaWait(Grid& g, emulator::Place place = TANDEM_HERE) {
   WgmmaWaitFor(g, kPending, place);
 }
 // `d` [n / 8][4] of each of the 128 threads; the first operand is `registers`
-// [4], if there are any, else `a`.
+// [4], if there are any, else `a`. `columns`: b is of WgmmaColumnsDescriptor.
 void WgmmaAny(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
-              uint64_t b, bool half, emulator::Place place);
+              uint64_t b, bool half, emulator::Place place,
+              bool columns = false);
 
 // ---- Arithmetic. Launch() flushes denormals.
 

@@ -70,7 +70,7 @@ struct Range {
 
 // The rows' outputs [rows, heads * head_dim], spans one after the other.
 std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
-                          Generation generation, int layer = 1) {
+                          const Stream& stream, int layer = 1) {
   const Model& m = s.model;
   const int blocks = (s.length + m.block_size - 1) / m.block_size;
   std::vector<int32_t> table(At(blocks));
@@ -131,9 +131,14 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   params.max_span_rows = most;
   params.max_positions = s.length;
   params.window = m.window;
-  EXPECT_EQ(LaunchAttention(StreamOf(generation), m.type, params), 0)
+  EXPECT_EQ(LaunchAttention(stream, m.type, params), 0)
       << emulator::LastFault();
   return Decode(m.type, out);
+}
+
+std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
+                          Generation generation) {
+  return Attend(s, ranges, StreamOf(generation));
 }
 
 // One head of one position, straight from the contract's words.
@@ -344,6 +349,12 @@ TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
       ASSERT_TRUE(
           SameBits(Attend(sequence, OneByOne(c.ranges), generation), prefill))
           << NameOf(c.model) << ", decode";
+      if (OnDevice() || generation != Generation::kHopper) continue;
+      // The same step without warpgroup instructions.
+      Stream newer = StreamOf(generation);
+      newer.generation = 100;
+      ASSERT_TRUE(SameBits(Attend(sequence, c.ranges, newer), prefill))
+          << NameOf(c.model) << ", mma.sync";
     }
   }
 }
