@@ -43,6 +43,9 @@ AttentionKernelParams ParamsOf(const AttentionParams& p) {
   k.group = p.heads / p.kv.kv_heads;
   k.head_dim = p.kv.head_dim;
   k.block_size = p.kv.block_size;
+  k.block_reciprocal = static_cast<uint32_t>(
+      ((uint64_t{1} << 32) + static_cast<uint64_t>(k.block_size) - 1) /
+      static_cast<uint64_t>(k.block_size));
   k.window = p.window;
   k.narrow_tiles = (k.group + 15) / 16;
   k.max_segments = Segments(p.window > 0 ? std::min(p.window, p.max_positions)

@@ -38,14 +38,22 @@ struct AttentionKernelParams {
   int64_t block_stride;
   int64_t head_stride;
   int kv_heads;
-  int group;         // query heads per KV head
-  int head_dim;      // multiple of 8, at most 256
-  int block_size;    // multiple of 8
-  int window;        // positions seen, the row's own included; 0: all
-  int narrow_tiles;  // of 16 rows that one position's group takes
-  int max_segments;  // that a span of one row may touch
+  int group;                  // query heads per KV head
+  int head_dim;               // multiple of 8, at most 256
+  int block_size;             // multiple of 8
+  uint32_t block_reciprocal;  // 2^32 / block_size, rounded up
+  int window;                 // positions seen, the row's own included; 0: all
+  int narrow_tiles;           // of 16 rows that one position's group takes
+  int max_segments;           // that a span of one row may touch
   float scale;
 };
+
+// The block of a span that holds a key: exact for keys below 2^24 and blocks up
+// to 256, without a division per copy.
+TANDEM_DEVICE int BlockOf(const AttentionKernelParams& p, int key) {
+  return static_cast<int>(
+      (uint64_t{static_cast<uint32_t>(key)} * p.block_reciprocal) >> 32);
+}
 
 // The keys that a tile of rows may see, and the segments they lie in.
 struct KeyRange {
@@ -132,7 +140,7 @@ struct KeyStream {
         const bool valid = key >= begin && key < end && piece * 8 < p.head_dim;
         const T* from = base;
         if (valid) {
-          const int block = key / p.block_size;
+          const int block = BlockOf(p, key);
           from += table[block] * p.block_stride +
                   int64_t{key - block * p.block_size} * p.head_dim + piece * 8;
         }

@@ -64,6 +64,9 @@ struct AttentionDecodeKernel {
     RowMaximum maximum[2];
     float sum[2] = {};
     float values[kColumnTiles][4] = {};
+    // The queries stay in registers, but for the widest heads.
+    constexpr bool kHold = D <= 128;
+    uint32_t held[kHold ? D / 16 : 1][4];
     for (int tile = first_tile; tile < end_tile; ++tile) {
       float scores[kScoreTiles][4] = {};
 #pragma unroll
@@ -71,8 +74,10 @@ struct AttentionDecodeKernel {
         const std::byte* const chunk = keys.Next(g);
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
-          uint32_t a[4];
-          LoadRows<kRows>(g, queries, 0, step, a);
+          uint32_t(&a)[4] = held[kHold ? step : 0];
+          if (!kHold || (part == 0 && tile == first_tile)) {
+            LoadRows<kRows>(g, queries, 0, step, a);
+          }
           ScoreStep<T>(g, chunk, g.warp() * 16, step, a, scores[part * 2],
                        scores[part * 2 + 1]);
         }
@@ -235,6 +240,8 @@ struct AttentionDecodeKernel {
       float sum = part[1];
       float low = part[2 + column];
       float high = part[3 + column];
+      // Loads of several segments at once; the merges wait for each other.
+#pragma unroll 4
       for (int s = 1; s < segments; ++s) {
         part += p.head_dim + 2;
         const MergeFactors merge(maximum, part[0], c);

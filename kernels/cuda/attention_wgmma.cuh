@@ -178,7 +178,7 @@ struct AttentionWgmmaKernel {
 #pragma unroll
     for (int eight = 0; eight < 4; ++eight) {
       const int first = g.warp() * 32 + eight * 8;
-      const int block = (key0 + first) / p.block_size;
+      const int block = BlockOf(p, key0 + first);
       const bool some =
           key0 + first < w.range.end && key0 + first + 8 > w.range.begin;
       const T* const from =
