@@ -386,8 +386,7 @@ class CudaBackend final : public Backend {
 
   void Copy(Queue& queue, void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
-    CudaQueue& own = Own(queue);
-    own.Check(device_->Copy(own.stream().handle, to, from, bytes), "copy");
+    Own(queue).Copy(to, from, bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(const HostTensor& source,

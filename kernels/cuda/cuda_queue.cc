@@ -78,7 +78,14 @@ CudaQueue::~CudaQueue() {
 Stream CudaQueue::stream() {
   device_.Enter();
   const DeviceFacts& facts = device_.facts();
-  return {stream_, facts.generation, facts.multiprocessors};
+  return {stream_, facts.generation, facts.multiprocessors,
+          std::exchange(after_kernel_, true)};
+}
+
+void CudaQueue::Copy(void* to, const void* from, size_t bytes) {
+  device_.Enter();
+  after_kernel_ = false;
+  Check(device_.Copy(stream_, to, from, bytes), "copy");
 }
 
 void CudaQueue::Check(int error, std::string_view what) {
@@ -87,6 +94,7 @@ void CudaQueue::Check(int error, std::string_view what) {
 
 void CudaQueue::Callback(absl::AnyInvocable<void()> callback) {
   device_.Enter();
+  after_kernel_ = false;
   Check(device_.Record(done_, stream_), "event");
   Check(device_.Wait(callbacks_, done_), "event");
   auto callable = std::make_unique<Callable>(std::move(callback));
@@ -96,8 +104,10 @@ void CudaQueue::Callback(absl::AnyInvocable<void()> callback) {
 
 void CudaQueue::WaitFor(Queue& other) {
   device_.Enter();
-  Check(device_.Record(waited_, static_cast<CudaQueue&>(other).stream_),
-        "event");
+  CudaQueue& before = static_cast<CudaQueue&>(other);
+  before.after_kernel_ = false;
+  after_kernel_ = false;
+  Check(device_.Record(waited_, before.stream_), "event");
   Check(device_.Wait(stream_, waited_), "event");
 }
 
@@ -122,7 +132,9 @@ KvDigest* CudaQueue::NewDigest() {
   }
   KvDigest* const digest =
       reinterpret_cast<KvDigest*>(device_digests_->data()) + slot;
-  Check(device_.Zero(stream().handle, digest, sizeof(KvDigest)), "digest");
+  device_.Enter();
+  after_kernel_ = false;
+  Check(device_.Zero(stream_, digest, sizeof(KvDigest)), "digest");
   return digest;
 }
 
@@ -131,7 +143,7 @@ void CudaQueue::SendDigest(KvDigest* digest, KvDigest* to) {
       digest - reinterpret_cast<KvDigest*>(device_digests_->data()));
   KvDigest* const landed =
       reinterpret_cast<KvDigest*>(host_digests_->data()) + slot;
-  Check(device_.Copy(stream_, landed, digest, sizeof(KvDigest)), "digest");
+  Copy(landed, digest, sizeof(KvDigest));
   Callback([this, slot, landed, to] {
     *to = *landed;
     MutexLock lock(&mutex_);

@@ -56,8 +56,10 @@ class CudaQueue final : public Queue {
   void WaitFor(Queue& other) override;
   void Synchronize() override;
 
-  // Where launches go; makes the device the calling thread's.
+  // Where the caller's launches go; makes the device the calling thread's.
   Stream stream();
+
+  void Copy(void* to, const void* from, size_t bytes);
 
   // Dies unless `error` is 0.
   void Check(int error, std::string_view what);
@@ -82,6 +84,7 @@ class CudaQueue final : public Queue {
   T Must(absl::StatusOr<T> value, std::string_view what);
 
   Device& device_;
+  bool after_kernel_ = false;  // Stream::after_kernel of the next launch
   void* const stream_;
   void* const callbacks_;
   void* const done_;    // of stream_, for callbacks_

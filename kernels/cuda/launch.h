@@ -30,6 +30,11 @@ struct Stream {
   void* handle = nullptr;  // cudaStream_t, or the emulator's own
   int generation = 0;      // compute capability times ten: 80, 90, 100
   int multiprocessors = 0;
+  // The last operation on the stream is one of these launches, so that the
+  // next may start before it has ended (device/grid.h). Behind anything else
+  // (a copy, zeros, an event waited for or recorded) the stream's own order
+  // holds, which the programming guide defines between two kernels only.
+  bool after_kernel = false;
 };
 
 // A KV cache: [layer][block][K, then V][kv_head][slot][head_dim].

@@ -15,6 +15,15 @@
 //                 Shuffle(v, lane): v of 4 bytes, all 32 lanes; Any(v): is v
 //                 true in some lane; ThreadFence(); AtomicAdd(pointer, value):
 //                 int32 or uint64, returns the old
+//   order         a kernel may start before the one in front of it on its
+//                 stream has ended. WaitForPrevious(g) returns when that one,
+//                 and so all before it, have ended and what they wrote is
+//                 visible; LaunchNext(g) lets the one behind start once all
+//                 blocks have called it. Both are called before operator(),
+//                 unless the kernel says kWaits = true: then it must call them
+//                 itself, WaitForPrevious in every block, and before that it
+//                 may touch weights alone (prefetch them): it may neither read
+//                 nor write what another kernel of a step reads or writes
 //   copies        CopyAsync16(g, shared, global, bytes): 16 bytes, zeros from
 //                 `bytes` (0 .. 16) on; CopyAsyncCommit(g) closes a group;
 //                 CopyAsyncWait<n>(g) until all but n groups have landed

@@ -69,6 +69,26 @@ TANDEM_DEVICE std::byte* AlignShared(Grid& g, std::byte* p) {
   return p + (kAlignment - SharedAddress(g, p) % kAlignment) % kAlignment;
 }
 
+// ---- Order. "griddepcontrol.wait causes the executing thread to wait until
+// all prerequisite grids in flight have completed and all the memory operations
+// from the prerequisite grids are performed and made visible to the current
+// grid" (PTX ISA, griddepcontrol). A grid that waits thus ends after the one
+// before it; since every kernel waits, whoever waits for the last one has
+// waited for all. One that does not would let the next overtake its own
+// predecessor. launch_dependents promises nothing about memory; behind the wait
+// it keeps two kernels of a chain on the device at most.
+
+TANDEM_DEVICE void WaitForPrevious(Grid&) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TANDEM_DEVICE void LaunchNext(Grid&) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- Copies.
 
 TANDEM_DEVICE void CopyAsync16(Grid& g, void* shared, const void* global,
@@ -239,7 +259,24 @@ template <typename Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, 1)
     RunKernel(const __grid_constant__ Kernel kernel) {
   Grid g;
+  if constexpr (!kWaitsItself<Kernel>) {
+    WaitForPrevious(g);
+    LaunchNext(g);
+  }
   kernel(g);
+}
+
+// Whether the code that this device runs has WaitForPrevious in it: a device
+// that none was compiled for makes its own from compute_80's.
+template <typename Kernel>
+bool Waits() {
+  static const bool waits = [] {
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, RunKernel<Kernel>) ==
+               cudaSuccess &&
+           attributes.ptxVersion >= 90;
+  }();
+  return waits;
 }
 
 template <typename Kernel>
@@ -252,12 +289,21 @@ int Launch(const Stream& stream, const Dim3& blocks, int threads,
         shared_bytes);
     if (error != cudaSuccess) return static_cast<int>(error);
   }
-  RunKernel<Kernel>
-      <<<dim3(static_cast<unsigned>(blocks.x), static_cast<unsigned>(blocks.y),
-              static_cast<unsigned>(blocks.z)),
-         static_cast<unsigned>(threads), static_cast<size_t>(shared_bytes),
-         static_cast<cudaStream_t>(stream.handle)>>>(kernel);
-  return static_cast<int>(cudaGetLastError());
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(static_cast<unsigned>(blocks.x), static_cast<unsigned>(blocks.y),
+           static_cast<unsigned>(blocks.z));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &early;
+  config.numAttrs =
+      stream.after_kernel && stream.generation >= 90 && Waits<Kernel>() ? 1 : 0;
+  return static_cast<int>(
+      cudaLaunchKernelEx(&config, RunKernel<Kernel>, kernel));
 }
 
 }  // namespace tandem::kernels::cuda

@@ -20,6 +20,13 @@ struct AsyncBarrier {
   uint64_t state;
 };
 
+// A kernel that says `static constexpr bool kWaits = true` calls
+// WaitForPrevious itself; for others it is called before they begin.
+template <typename Kernel>
+inline constexpr bool kWaitsItself = requires {
+  Kernel::kWaits;
+};
+
 // Blocks of a grid.
 struct Dim3 {
   int x = 1;

@@ -65,8 +65,13 @@ class Block {
   Block(const Settings& settings, int generation, int threads,
         int shared_bytes);
 
-  // One block of the grid; false after a fault.
-  bool Run(const Dim3& index, const Dim3& blocks, const Call& call);
+  // One block of the grid: starts it; goes on until it is done, wrong, or
+  // waits for the kernel before.
+  enum class Progress : uint8_t { kDone, kFault, kWaits };
+  void Begin(const Dim3& index, const Dim3& blocks, const Task& task);
+  Progress Go();
+  // The kernel before has ended.
+  void EndPrevious();
   const std::string& fault() const { return fault_; }
 
   // ---- What the threads call.
@@ -128,6 +133,7 @@ class Block {
     return static_cast<int>(offset);
   }
 
+  void AwaitPrevious(Grid& g);
   void Copy(Grid& g, void* to, const void* from, int bytes);
   void Commit(Grid& g);
   void Wait(Grid& g, int pending);
@@ -177,6 +183,7 @@ class Block {
     Fiber fiber;
     Grid grid;
     bool ready = true;
+    bool held = false;  // waits for the kernel before
     const Phase* awaited = nullptr;
     std::vector<Piece> open;
     std::deque<std::vector<Piece>> groups;
@@ -207,7 +214,7 @@ class Block {
   static void Enter(void* argument) {
     const auto [block, index] = *static_cast<std::pair<Block*, int>*>(argument);
     Grid& g = block->thread_[static_cast<size_t>(index)]->grid;
-    block->call_->run(block->call_->kernel, g);
+    block->task_->run(block->task_->kernel.get(), g);
     ThreadState& thread = block->Thread(g);
     if (!thread.open.empty() || !thread.groups.empty()) {
       block->Fail(g, "a thread ends with copies that it did not wait for");
@@ -239,7 +246,11 @@ class Block {
   std::map<ptrdiff_t, Phase> phases_;
   std::deque<Flight> flights_;
   std::vector<TensorVector> columns_;  // of the step at hand
-  const Call* call_ = nullptr;
+  const Task* task_ = nullptr;
+  std::vector<int> order_;
+  int left_ = 0;  // threads
+  bool previous_ended_ = false;
+  bool waited_ = false;  // some thread of this block
   std::string fault_;
 };
 
@@ -262,8 +273,10 @@ Block::Block(const Settings& settings, int generation, int threads,
   warpgroups_.resize(static_cast<size_t>(warpgroups));
 }
 
-bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
-  call_ = &call;
+void Block::Begin(const Dim3& index, const Dim3& blocks, const Task& task) {
+  task_ = &task;
+  left_ = threads_;
+  waited_ = false;
   std::memset(shared_, 0xff, static_cast<size_t>(shared_bytes_));
   const int pieces = shared_bytes_ / kPiece + 1;
   unfenced_.assign(static_cast<size_t>(pieces), 0);
@@ -271,9 +284,9 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
   meetings_.clear();
   phases_.clear();
   flights_.clear();
-  std::vector<int> order;
+  order_.clear();
   for (int i = 0; i < threads_; ++i) {
-    order.push_back(settings_.order == Order::kReverse ? threads_ - 1 - i : i);
+    order_.push_back(settings_.order == Order::kReverse ? threads_ - 1 - i : i);
     ThreadState& thread = *thread_[static_cast<size_t>(i)];
     thread.grid = Grid();
     thread.grid.emulated = this;
@@ -283,6 +296,7 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
     thread.grid.blocks_ = blocks;
     thread.grid.shared_ = shared_;
     thread.ready = true;
+    thread.held = false;
     thread.awaited = nullptr;
     thread.open.clear();
     thread.groups.clear();
@@ -292,22 +306,46 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
     warpgroup.open.clear();
     warpgroup.groups.clear();
   }
-  for (int left = threads_; left > 0;) {
+}
+
+void Block::AwaitPrevious(Grid& g) {
+  waited_ = true;
+  ThreadState& thread = Thread(g);
+  while (!previous_ended_) {
+    thread.held = true;
+    thread.ready = false;
+    thread.fiber.Leave();
+  }
+}
+
+void Block::EndPrevious() {
+  previous_ended_ = true;
+  for (const auto& thread : thread_) {
+    if (std::exchange(thread->held, false)) thread->ready = true;
+  }
+}
+
+Block::Progress Block::Go() {
+  while (left_ > 0) {
     if (settings_.order == Order::kRandom) {
-      std::shuffle(order.begin(), order.end(), random_);
+      std::shuffle(order_.begin(), order_.end(), random_);
     }
     bool moved = false;
-    for (const int i : order) {
+    for (const int i : order_) {
       ThreadState& thread = *thread_[static_cast<size_t>(i)];
       if (!thread.ready || thread.fiber.done()) continue;
       thread.fiber.Enter();
       moved = true;
-      if (thread.fiber.done()) --left;
-      if (!fault_.empty()) return false;
+      if (thread.fiber.done()) --left_;
+      if (!fault_.empty()) return Progress::kFault;
     }
     if (!moved && !flights_.empty()) {
       LandOne();
       moved = true;
+    }
+    if (!moved && std::any_of(thread_.begin(), thread_.end(),
+                              [](const auto& t) { return t->held; })) {
+      return Progress::kWaits;
     }
     if (!moved) {
       fault_ = "threads wait for others that have ended or wait elsewhere";
@@ -326,14 +364,15 @@ bool Block::Run(const Dim3& index, const Dim3& blocks, const Call& call) {
                   std::to_string(thread->awaited->bytes) + " bytes";
         break;
       }
-      return false;
+      return Progress::kFault;
     }
   }
   if (!flights_.empty()) {
     fault_ = "a block ends with copies on their way";
-    return false;
+  } else if (!waited_) {
+    fault_ = "a block ends without having waited for the kernel before";
   }
-  return true;
+  return fault_.empty() ? Progress::kDone : Progress::kFault;
 }
 
 // ---- Asynchronous copies.
@@ -724,32 +763,90 @@ void Block::WgmmaPending(Grid& g, int pending, const Place& place) {
   });
 }
 
-int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
-        const Call& call) {
-  Settings settings;
-  {
-    State& state = Shared();
-    std::lock_guard<std::mutex> lock(state.mutex);
-    settings = state.settings;
+namespace {
+
+Settings CurrentSettings() {
+  State& state = Shared();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  return state.settings;
+}
+
+}  // namespace
+
+// A launch under way, block after block.
+class Execution {
+ public:
+  explicit Execution(Task task)
+      : task_(std::move(task)),
+        settings_(CurrentSettings()),
+        block_(settings_, task_.stream.generation, task_.threads,
+               task_.shared_bytes) {}
+
+  // As far as the first block gets while the launch before has not ended.
+  void Start() {
+    if (blocks() == 0) return;
+    const ScopedFlush flush;
+    block_.Begin(IndexOf(0), task_.blocks, task_);
+    state_ = block_.Go();
+    started_ = true;
   }
-  const ScopedFlush flush;
-  Block block(settings, stream.generation, threads, shared_bytes);
-  for (int z = 0; z < blocks.z; ++z) {
-    for (int y = 0; y < blocks.y; ++y) {
-      for (int x = 0; x < blocks.x; ++x) {
-        Dim3 index{x, y, z};
-        if (settings.order == Order::kReverse) {
-          index = {blocks.x - 1 - x, blocks.y - 1 - y, blocks.z - 1 - z};
-        }
-        if (block.Run(index, blocks, call)) continue;
-        State& state = Shared();
-        std::lock_guard<std::mutex> lock(state.mutex);
-        state.fault = block.fault();
-        return kEmulatorFault;
-      }
+
+  int Finish() {
+    const ScopedFlush flush;
+    block_.EndPrevious();
+    for (int64_t i = 0; i < blocks(); ++i) {
+      if (!started_) block_.Begin(IndexOf(i), task_.blocks, task_);
+      if (!started_ || state_ == Block::Progress::kWaits) state_ = block_.Go();
+      started_ = false;
+      if (state_ == Block::Progress::kDone) continue;
+      State& state = Shared();
+      std::lock_guard<std::mutex> lock(state.mutex);
+      state.fault = block_.fault();
+      return kEmulatorFault;
     }
+    return 0;
   }
-  return 0;
+
+ private:
+  int64_t blocks() const {
+    return int64_t{task_.blocks.x} * task_.blocks.y * task_.blocks.z;
+  }
+  Dim3 IndexOf(int64_t i) const {
+    const Dim3& size = task_.blocks;
+    if (settings_.order == Order::kReverse) i = blocks() - 1 - i;
+    return {static_cast<int>(i % size.x), static_cast<int>(i / size.x % size.y),
+            static_cast<int>(i / size.x / size.y)};
+  }
+
+  const Task task_;
+  const Settings settings_;
+  Block block_;
+  Block::Progress state_ = Block::Progress::kDone;
+  bool started_ = false;
+};
+
+int Run(Task task) { return Execution(std::move(task)).Finish(); }
+
+HeldStream::HeldStream() = default;
+HeldStream::~HeldStream() = default;
+
+int HeldStream::Launch(Task task) {
+  // Only a launch right behind another may be early (Stream::after_kernel).
+  const bool early = task.stream.after_kernel && task.stream.generation >= 90;
+  if (!early) {
+    if (const int error = Flush(); error != 0) return error;
+  }
+  auto next = std::make_unique<Execution>(std::move(task));
+  if (early) next->Start();
+  const int error = Flush();
+  held_ = std::move(next);
+  return error;
+}
+
+int HeldStream::Flush() {
+  if (held_ == nullptr) return 0;
+  const std::unique_ptr<Execution> ending = std::move(held_);
+  return ending->Finish();
 }
 
 }  // namespace emulator
@@ -833,6 +930,8 @@ void CopyTile(Grid& g, void* shared, const TensorMap& map, int column, int row,
               AsyncBarrier* b) {
   g.emulated->TileCopy(g, shared, map.source, column, row, b);
 }
+
+void WaitForPrevious(Grid& g) { g.emulated->AwaitPrevious(g); }
 
 void ProxyFence(Grid& g) { g.emulated->Fence(g); }
 void WgmmaFence(Grid&) {}

@@ -11,6 +11,8 @@
 //   threads run in ascending, descending or random order
 //   barriers and warp operations must be reached by all, at the same place
 //   addresses of copies and matrix loads are checked
+//   a block of the next kernel starts before one on a HeldStream does, and
+//   every block must wait for that
 //
 // Matrix steps are those of tensor_core.h for the stream's generation. What
 // it does not see: weak memory ordering, blocks that run at the same time,
@@ -24,7 +26,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/device/tensor_core.h"
 #include "kernels/cuda/device/tensor_map.h"
@@ -34,6 +38,8 @@
 #define TANDEM_DEVICE inline
 
 namespace tandem::kernels::cuda {
+
+class Grid;
 
 namespace emulator {
 
@@ -53,6 +59,36 @@ void SetSettings(const Settings& settings);
 std::string LastFault();
 
 class Block;
+class Execution;
+
+// A launch with its own copy of the kernel and what that was given.
+struct Task {
+  Stream stream;
+  Dim3 blocks;
+  int threads;
+  int shared_bytes;
+  std::shared_ptr<const void> kernel;
+  void (*run)(const void* kernel, Grid& g);
+};
+
+// Runs it to its end. Returns 0 or kEmulatorFault.
+int Run(Task task);
+
+// What Stream::handle may point to. A launch comes as far as its first block
+// gets without the one before it, then that one ends: what a kernel does before
+// its WaitForPrevious is done too early. Of one thread at a time.
+class HeldStream {
+ public:
+  HeldStream();
+  ~HeldStream();
+  // Returns the error of this or the launch before.
+  int Launch(Task task);
+  // Ends the last launch: before anything that is none.
+  int Flush();
+
+ private:
+  std::unique_ptr<Execution> held_;
+};
 
 // Where a thread of a block is in the source: all must be at the same place.
 struct Place {
@@ -139,6 +175,9 @@ template <int kAlignment>
 std::byte* AlignShared(Grid& g, std::byte* p) {
   return p + (kAlignment - SharedAddress(g, p) % kAlignment) % kAlignment;
 }
+
+void WaitForPrevious(Grid& g);
+inline void LaunchNext(Grid&) {}
 
 void CopyAsync16(Grid& g, void* shared, const void* global, int bytes);
 void CopyAsyncCommit(Grid& g);
@@ -253,26 +292,25 @@ uint32_t MulPairF16(uint32_t a, uint32_t b);
 
 // ---- Launches.
 
-namespace emulator {
-
-struct Call {
-  const void* kernel;
-  void (*run)(const void* kernel, Grid& g);
-};
-
-int Run(const Stream& stream, const Dim3& blocks, int threads, int shared_bytes,
-        const Call& call);
-
-}  // namespace emulator
-
-// Ends when the grid has.
+// Ends when the grid has, unless the stream is a HeldStream.
 template <typename Kernel>
 int Launch(const Stream& stream, const Dim3& blocks, int threads,
            int shared_bytes, const Kernel& kernel) {
-  return emulator::Run(stream, blocks, threads, shared_bytes,
-                       {&kernel, [](const void* k, Grid& g) {
-                          (*static_cast<const Kernel*>(k))(g);
-                        }});
+  emulator::Task task{stream,
+                      blocks,
+                      threads,
+                      shared_bytes,
+                      std::make_shared<Kernel>(kernel),
+                      [](const void* k, Grid& g) {
+                        if constexpr (!kWaitsItself<Kernel>) {
+                          WaitForPrevious(g);
+                          LaunchNext(g);
+                        }
+                        (*static_cast<const Kernel*>(k))(g);
+                      }};
+  if (stream.handle == nullptr) return emulator::Run(std::move(task));
+  return static_cast<emulator::HeldStream*>(stream.handle)
+      ->Launch(std::move(task));
 }
 
 }  // namespace tandem::kernels::cuda

@@ -83,33 +83,40 @@ class HostDevice final : public Device {
     return at < after->first + after->second;
   }
 
-  absl::StatusOr<void*> NewStream(bool /*urgent*/) override { return this; }
-  void DestroyStream(void* /*stream*/) override {}
-  int Synchronize(void* /*stream*/) override {
+  absl::StatusOr<void*> NewStream(bool /*urgent*/) override {
+    return new HeldStream;
+  }
+  void DestroyStream(void* stream) override {
+    delete static_cast<HeldStream*>(stream);
+  }
+  int Synchronize(void* stream) override {
+    const int error = Flush(stream);
     MutexLock lock(&mutex_);
     while (!calls_.empty() || running_) changed_.Wait(&mutex_);
-    return 0;
+    return error;
   }
-  int Copy(void* /*stream*/, void* to, const void* from,
-           size_t bytes) override {
+  int Copy(void* stream, void* to, const void* from, size_t bytes) override {
+    const int error = Flush(stream);
     std::memcpy(to, from, bytes);
-    return 0;
+    return error;
   }
-  int Zero(void* /*stream*/, void* data, size_t bytes) override {
+  int Zero(void* stream, void* data, size_t bytes) override {
+    const int error = Flush(stream);
     std::memset(data, 0, bytes);
-    return 0;
+    return error;
   }
-  int HostCall(void* /*stream*/, void (*call)(void*), void* argument) override {
+  int HostCall(void* stream, void (*call)(void*), void* argument) override {
+    const int error = Flush(stream);
     MutexLock lock(&mutex_);
     calls_.emplace_back(call, argument);
     changed_.NotifyAll();
-    return 0;
+    return error;
   }
 
   absl::StatusOr<void*> NewEvent() override { return this; }
   void DestroyEvent(void* /*event*/) override {}
-  int Record(void* /*event*/, void* /*stream*/) override { return 0; }
-  int Wait(void* /*stream*/, void* /*event*/) override { return 0; }
+  int Record(void* /*event*/, void* stream) override { return Flush(stream); }
+  int Wait(void* stream, void* /*event*/) override { return Flush(stream); }
 
   std::string ErrorText(int error) const override {
     return error == kEmulatorFault ? emulator::LastFault()
@@ -117,6 +124,11 @@ class HostDevice final : public Device {
   }
 
  private:
+  using HeldStream = emulator::HeldStream;
+  static int Flush(void* stream) {
+    return static_cast<HeldStream*>(stream)->Flush();
+  }
+
   std::byte* New(size_t bytes) {
     auto* const data = static_cast<std::byte*>(
         ::operator new (bytes, std::align_val_t{kAlignment}));

@@ -26,6 +26,12 @@ class CudaEmulator : public ::testing::Test {
   ~CudaEmulator() override { emulator::SetSettings({}); }
 };
 
+struct WaitingKernel {
+  static constexpr bool kWaits = true;
+  const std::function<void(Grid&)>* body;
+  void operator()(Grid& g) const { (*body)(g); }
+};
+
 // A kernel that is any function of the thread.
 struct AnyKernel {
   const std::function<void(Grid&)>* body;
@@ -380,6 +386,83 @@ TEST_F(CudaEmulator, AFaultEndsThatLaunchAlone) {
     if (g.thread() == 0) g.Barrier();
   });
   EXPECT_EQ(RunGrid([](Grid& g) { g.Barrier(); }), 0);
+}
+
+// ---- What a kernel may do before the one in front of it has ended.
+
+// Ten blocks that each add one to what they see of `x`, behind a kernel that
+// sets all to `seven`.
+struct Chain {
+  std::vector<int> x = std::vector<int>(10);
+  std::vector<int> y = std::vector<int>(10);
+  int error = 0;
+
+  explicit Chain(const std::function<void(Grid&, Chain&)>& second,
+                 bool after_kernel = true) {
+    emulator::HeldStream held;
+    Stream stream;
+    stream.generation = 90;
+    stream.handle = &held;
+    const std::function<void(Grid&)> first = [this](Grid& g) {
+      if (g.thread() == 0) x[static_cast<size_t>(g.block_x())] = 7;
+    };
+    const std::function<void(Grid&)> body = [&](Grid& g) { second(g, *this); };
+    error = Launch(stream, {10, 1, 1}, 64, 256, AnyKernel{&first});
+    stream.after_kernel = after_kernel;
+    if (error == 0) {
+      error = Launch(stream, {10, 1, 1}, 64, 256, WaitingKernel{&body});
+    }
+    if (error == 0) error = held.Flush();
+  }
+  void Store(Grid& g, int value) {
+    if (g.thread() == 0) y[static_cast<size_t>(g.block_x())] = value + 1;
+  }
+  int Load(Grid& g) const { return x[static_cast<size_t>(g.block_x())]; }
+};
+
+TEST_F(CudaEmulator, AKernelThatWaitsSeesWhatTheOneBeforeWrote) {
+  for (const Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
+    emulator::SetSettings({Landing::kLate, order, 5});
+    const Chain chain([](Grid& g, Chain& c) {
+      g.Barrier();
+      WaitForPrevious(g);
+      c.Store(g, c.Load(g));
+    });
+    EXPECT_EQ(chain.error, 0) << emulator::LastFault();
+    EXPECT_EQ(chain.y, std::vector<int>(10, 8));
+  }
+}
+
+TEST_F(CudaEmulator, ShowsReadsBeforeTheKernelInFrontHasEnded) {
+  const auto early = [](Grid& g, Chain& c) {
+    const int seen = c.Load(g);
+    WaitForPrevious(g);
+    c.Store(g, seen);
+  };
+  const Chain chain(early);
+  EXPECT_EQ(chain.error, 0) << emulator::LastFault();
+  EXPECT_EQ(std::count(chain.y.begin(), chain.y.end(), 1), 1);
+  // Behind anything else, or on a device that knows no such start, it is late.
+  EXPECT_EQ(Chain(early, false).y, std::vector<int>(10, 8));
+}
+
+TEST_F(CudaEmulator, NoticesABlockThatDoesNotWait) {
+  const Chain chain([](Grid& g, Chain&) {
+    if (g.block_x() != 4) WaitForPrevious(g);
+  });
+  EXPECT_EQ(chain.error, kEmulatorFault);
+  EXPECT_TRUE(Says(emulator::LastFault(), "without having waited"))
+      << emulator::LastFault();
+}
+
+TEST_F(CudaEmulator, OneThreadMayWaitForItsBlock) {
+  const Chain chain([](Grid& g, Chain& c) {
+    if (g.thread() == 63) WaitForPrevious(g);
+    g.Barrier();
+    c.Store(g, c.Load(g));
+  });
+  EXPECT_EQ(chain.error, 0) << emulator::LastFault();
+  EXPECT_EQ(chain.y, std::vector<int>(10, 8));
 }
 
 }  // namespace
