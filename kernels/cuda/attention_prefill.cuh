@@ -11,7 +11,7 @@
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 #define TANDEM_KERNELS_CUDA_ATTENTION_PREFILL_CUH_
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_tile.cuh"
 
 namespace tandem::kernels::cuda {
 

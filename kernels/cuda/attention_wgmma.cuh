@@ -20,7 +20,7 @@
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_WGMMA_CUH_
 #define TANDEM_KERNELS_CUDA_ATTENTION_WGMMA_CUH_
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/device/async_copy.h"
 #include "kernels/cuda/device/wgmma.h"
 
@@ -160,6 +160,9 @@ struct AttentionWgmmaKernel {
         if (tile > range.first_tile) CopyTile(g, at, w, p.v, tile - 1, cursor);
       }
     }
+    // No thread ends with copies on their way.
+    CopyAsyncCommit(g);
+    CopyAsyncWait<0>(g);
   }
 
   // Each warp 32 keys. Eight keys are in one block of the cache.

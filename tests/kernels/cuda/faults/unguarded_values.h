@@ -4,7 +4,7 @@
 #ifndef TANDEM_TESTS_KERNELS_CUDA_FAULTS_UNGUARDED_VALUES_H_
 #define TANDEM_TESTS_KERNELS_CUDA_FAULTS_UNGUARDED_VALUES_H_
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_tile.cuh"
 
 namespace tandem::kernels::cuda {
 
