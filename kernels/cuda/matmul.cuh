@@ -6,8 +6,9 @@
 //
 // A block of threads owns kRows x kTokens outputs and all of cols. Both
 // operands stream through a ring of kStages stages of shared memory that
-// asynchronous copies fill kStages - 1 ahead: with few tokens the kernel is a
-// copy of the weights, and the bytes in flight are what counts.
+// asynchronous copies fill kStages - 1 ahead. On sm_90 and later the kernels
+// of matmul_stream.cuh and matmul_wgmma.cuh take over, with what is here of
+// registers and results.
 //
 // A stage is kBlocks blocks of 64 columns: of w 128 bytes (e4m3: 64) per row
 // as packed_weights.h has them, of x 128 bytes per token, swizzled likewise.
