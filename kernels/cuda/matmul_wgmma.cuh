@@ -194,6 +194,7 @@ struct MatMulWgmmaKernel {
         WgmmaWait<0>(g);
         release();
       }
+      WgmmaPin(g, d);
       Write(g, warpgroup, tile, d, out);
     }
   }
