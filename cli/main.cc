@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cli/bench/command.h"
 #include "cli/generate.h"
 #include "cli/serve.h"
 #include "cli/status.h"
@@ -217,6 +218,7 @@ int RunTandem(int argc, char** argv) {
                    "separate workers.");
   line.Example("tandem serve models/tales");
   line.Example("tandem generate \"Once upon a time\"");
+  line.Example("tandem bench --request-rate 4");
   line.Example("tandem status --admin 127.0.0.1:50053");
 
   ServeCommand serve;
@@ -253,6 +255,11 @@ int RunTandem(int argc, char** argv) {
   generate_line->Group("TLS");
   generate_tls.AddTo(generate_line);
 
+  bench::BenchCommand bench_command;
+  CommandLine* const bench_line = line.AddCommand(
+      "bench", "Load a running cluster and report its latencies");
+  bench_command.AddTo(bench_line);
+
   StatusFlags status_flags;
   status_flags.admin.address = "127.0.0.1:50053";
   TlsFlags status_tls;
@@ -271,6 +278,16 @@ int RunTandem(int argc, char** argv) {
     serve.Complete(*serve_line);
     const absl::StatusOr<int> code = Serve(serve.flags);
     return code.ok() ? *code : ReportFailure("tandem serve", code.status());
+  }
+  if (chosen == bench_line) {
+    const absl::StatusOr<bench::BenchOptions> options =
+        bench_command.Complete(*bench_line);
+    if (!options.ok()) {
+      ReportFailure("tandem bench", options.status());
+      return kExitUsage;
+    }
+    const absl::StatusOr<int> code = bench::Bench(*options);
+    return code.ok() ? *code : ReportFailure("tandem bench", code.status());
   }
   absl::Status status;
   if (chosen == generate_line) {
