@@ -60,7 +60,10 @@ struct AttentionDecodeKernel {
 
     const float c = Mul(p.scale, kLog2E);
     const int lane = g.lane();
-    // This thread's accumulators are of rows lane / 4 and 8 more.
+    // This thread's accumulators are of rows lane / 4 and 8 more; one that is
+    // no head sees nothing.
+    const int sees[2] = {lane / 4 < rows ? position : -1,
+                         lane / 4 + 8 < rows ? position : -1};
     RowMaximum maximum[2];
     float sum[2] = {};
     float values[kColumnTiles][4] = {};
@@ -88,7 +91,7 @@ struct AttentionDecodeKernel {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = tile * kAttentionTile + KeyOf(g, i, e);
-          if (!Sees(position, key, p.window)) {
+          if (!Sees(sees[e / 2], key, p.window)) {
             scores[i][e] = -kInfinity;
           }
           most[e / 2] = Max(most[e / 2], scores[i][e]);

@@ -421,10 +421,10 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
     int poisoned;  // position
     std::vector<Range> ranges;
   } const kPoisoned[] = {
-      {{DType::kBF16, 4, 2, 64}, 140, 60, {{50, 20}, {120, 15}}},
-      {{DType::kF16, 1, 1, 128}, 140, 129, {{60, 75}}},
+      {{DType::kBF16, 4, 2, 64}, 140, 60, {{54, 12}, {126, 5}}},
+      {{DType::kF16, 1, 1, 128}, 140, 129, {{124, 11}}},
       // The window's beginning passes it.
-      {{DType::kBF16, 2, 1, 64, 16, 100}, 230, 33, {{120, 30}}},
+      {{DType::kBF16, 2, 1, 64, 16, 100}, 230, 33, {{128, 11}}},
   };
   for (const auto& c : kPoisoned) {
     for (const float poison : {HUGE_VALF, std::nanf("")}) {
