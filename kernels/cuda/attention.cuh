@@ -195,8 +195,8 @@ struct RowPositions {
   TANDEM_DEVICE bool SeeApart(const KeyRange& range, int first_key,
                               int window) const {
     const int last_key = Smaller(first_key + kAttentionTile, range.end) - 1;
-    return !Sees(first, last_key, window) ||
-           !Sees(last, Larger(first_key, range.begin), window);
+    return first >= 0 && (!Sees(first, last_key, window) ||
+                          !Sees(last, Larger(first_key, range.begin), window));
   }
 };
 
