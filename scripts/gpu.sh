@@ -101,8 +101,9 @@ collect_sanitizer() {
   [ -e "$wheels/nvidia/cu13/bin/compute-sanitizer" ] ||
     wheel "$SANITIZER" "$wheels" || return
   mkdir -p "$1/sanitizer"
-  cp "$wheels"/nvidia/cu13/bin/* "$wheels"/nvidia/cu13/lib/*.so* \
-    "$1/sanitizer/"
+  # One library is in both folders.
+  cp "$wheels"/nvidia/cu13/lib/*.so* "$1/sanitizer/" &&
+    cp "$wheels"/nvidia/cu13/bin/* "$1/sanitizer/"
 }
 
 bundle() {

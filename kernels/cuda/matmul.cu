@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/matmul_f32.cuh"
+#include "kernels/cuda/matmul_stream.cuh"
 #include "kernels/cuda/matmul_wgmma.cuh"
 
 namespace tandem::kernels::cuda {
@@ -49,15 +50,39 @@ int RunWarpgroups(const Stream& stream, DType activation,
   return RunWarpgroups<Small>(stream, activation, p);
 }
 
+template <typename T, typename W, typename Tiles>
+int RunStream(const Stream& stream, DType activation, const MatMulParams& p) {
+  using Kernel = MatMulStreamKernel<T, W, Tiles>;
+  return LaunchStaying<Kernel>(stream, activation,
+                               Kernel::kBlocksPerMultiprocessor, p);
+}
+
+// With a copy engine. Warpgroups take 64 rows, so with few tokens a matrix
+// must have rows for all multiprocessors.
+template <typename T, typename W>
+int RunCopied(const Stream& stream, DType activation, const MatMulParams& p) {
+  const bool warpgroups = stream.generation == 90;
+  if (p.tokens <= 8) return RunStream<T, W, MatMul8>(stream, activation, p);
+  if (p.tokens <= 16) return RunStream<T, W, MatMul16>(stream, activation, p);
+  if (p.tokens <= 64 && warpgroups &&
+      WeightBlocks(p.rows) >= stream.multiprocessors) {
+    return RunWarpgroups<T, W>(stream, activation, p);
+  }
+  if (p.tokens <= 32) return RunStream<T, W, MatMul32>(stream, activation, p);
+  if (p.tokens <= 64) return RunStream<T, W, MatMul64>(stream, activation, p);
+  if (warpgroups) return RunWarpgroups<T, W>(stream, activation, p);
+  return Run<MatMulKernel<T, W, MatMul128>>(stream, p);
+}
+
 template <typename T, typename W>
 int RunTiles(const Stream& stream, DType activation, const MatMulParams& p) {
+  if (stream.generation >= 90 && TokensAreTiles(p)) {
+    return RunCopied<T, W>(stream, activation, p);
+  }
   if (p.tokens <= 8) return Run<MatMulKernel<T, W, MatMul8>>(stream, p);
   if (p.tokens <= 16) return Run<MatMulKernel<T, W, MatMul16>>(stream, p);
   if (p.tokens <= 32) return Run<MatMulKernel<T, W, MatMul32>>(stream, p);
   if (p.tokens <= 64) return Run<MatMulKernel<T, W, MatMul64>>(stream, p);
-  if (stream.generation == 90 && TokensAreTiles(p)) {
-    return RunWarpgroups<T, W>(stream, activation, p);
-  }
   return Run<MatMulKernel<T, W, MatMul128>>(stream, p);
 }
 

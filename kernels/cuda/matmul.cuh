@@ -6,8 +6,9 @@
 //
 // A block of threads owns kRows x kTokens outputs and all of cols. Both
 // operands stream through a ring of kStages stages of shared memory that
-// asynchronous copies fill kStages - 1 ahead: with few tokens the kernel is a
-// copy of the weights, and the bytes in flight are what counts.
+// asynchronous copies fill kStages - 1 ahead. On sm_90 and later the kernels
+// of matmul_stream.cuh and matmul_wgmma.cuh take over, with what is here of
+// registers and results.
 //
 // A stage is kBlocks blocks of 64 columns: of w 128 bytes (e4m3: 64) per row
 // as packed_weights.h has them, of x 128 bytes per token, swizzled likewise.
@@ -15,9 +16,11 @@
 #ifndef TANDEM_KERNELS_CUDA_MATMUL_CUH_
 #define TANDEM_KERNELS_CUDA_MATMUL_CUH_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/device/tensor_ops.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numerics.h"
@@ -121,6 +124,31 @@ class RowFinish {
   float scale_ = 1.0f;
   float bias_ = 0.0f;
 };
+
+// Whether the copy engine can fetch the tokens.
+inline bool TokensAreTiles(const MatMulParams& p) {
+  return p.x_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+}
+
+// Starts a kernel whose blocks stay, so many on a multiprocessor.
+template <typename Kernel>
+int LaunchStaying(const Stream& stream, DType activation, int per_processor,
+                  const MatMulParams& p) {
+  Kernel kernel;
+  kernel.p = p;
+  const int error = MakeTensorMap({.data = p.x,
+                                   .type = activation,
+                                   .rows = p.tokens,
+                                   .cols = p.cols,
+                                   .stride = p.x_stride,
+                                   .tile_rows = Kernel::kTokens},
+                                  &kernel.x);
+  if (error != 0) return error;
+  const int tiles = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
+  return Launch(stream,
+                {std::min(tiles, per_processor * stream.multiprocessors), 1, 1},
+                Kernel::kThreads, Kernel::kSharedBytes, kernel);
+}
 
 // Writes columns [first, first + width) of p.out, held in shared memory as
 // [kTokens][kStride].
@@ -244,6 +272,37 @@ struct MatMulKernel {
     }
   }
 
+  // The steps of a stage at `w`, of which so many blocks are there.
+  TANDEM_DEVICE static void Steps(
+      Grid& g, const std::byte* w, int warp_row, int warp_token, int blocks,
+      float (&d)[Tiles::kTilesM][Tiles::kTilesN][4]) {
+    const std::byte* const x = w + Tiles::kBlocks * kWBlock;
+#pragma unroll
+    for (int half = 0; half < Tiles::kBlocks * 2; ++half) {
+      if (half / 2 >= blocks) break;
+      const std::byte* const w_tile =
+          w + half / 2 * kWBlock + warp_row * kRowBytes;
+      const std::byte* const x_tile = x + half / 2 * kXBlock + warp_token * 128;
+      uint32_t a[Tiles::kTilesM][2][4];
+      uint32_t b[2][Tiles::kTilesN][2];
+      LoadTokens(g, x_tile, half % 2, b);
+#pragma unroll
+      for (int m = 0; m < Tiles::kTilesM; ++m) {
+        LoadWeights(g, w_tile + m * 16 * kRowBytes, half % 2, a[m]);
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int m = 0; m < Tiles::kTilesM; ++m) {
+#pragma unroll
+          for (int n = 0; n < Tiles::kTilesN; ++n) {
+            MatrixStep<T>(g, d[m][n], a[m][step], b[step][n]);
+          }
+        }
+      }
+    }
+  }
+
   TANDEM_DEVICE void operator()(Grid& g) const {
     std::byte* const ring = g.shared();
     const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
@@ -272,44 +331,23 @@ struct MatMulKernel {
         CopyStage(g, row, token, next, ring + next_slot * kStageBytes);
       }
       CopyAsyncCommit(g);
-      const std::byte* const w = ring + slot * kStageBytes;
-      const std::byte* const x = w + Tiles::kBlocks * kWBlock;
-#pragma unroll
-      for (int half = 0; half < Tiles::kBlocks * 2; ++half) {
-        const std::byte* const w_tile =
-            w + half / 2 * kWBlock + warp_row * kRowBytes;
-        const std::byte* const x_tile =
-            x + half / 2 * kXBlock + warp_token * 128;
-        uint32_t a[Tiles::kTilesM][2][4];
-        uint32_t b[2][Tiles::kTilesN][2];
-        LoadTokens(g, x_tile, half % 2, b);
-#pragma unroll
-        for (int m = 0; m < Tiles::kTilesM; ++m) {
-          LoadWeights(g, w_tile + m * 16 * kRowBytes, half % 2, a[m]);
-        }
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-#pragma unroll
-          for (int m = 0; m < Tiles::kTilesM; ++m) {
-#pragma unroll
-            for (int n = 0; n < Tiles::kTilesN; ++n) {
-              MatrixStep<T>(g, d[m][n], a[m][step], b[step][n]);
-            }
-          }
-        }
-      }
+      Steps(g, ring + slot * kStageBytes, warp_row, warp_token, Tiles::kBlocks,
+            d);
       slot = slot == Tiles::kStages - 1 ? 0 : slot + 1;
     }
     CopyAsyncWait<0>(g);
     g.Barrier();
-    WriteResults(g, row, token, warp_row, warp_token, d,
-                 reinterpret_cast<T*>(ring));
+    WriteResults<kThreads>(g, row, token, warp_row, warp_token, d,
+                           reinterpret_cast<T*>(ring), [&g] { g.Barrier(); });
   }
 
- private:
+  // Through `results` [kTokens][kOutStride] in shared memory, which the first
+  // kWriters threads share; meet() is their barrier.
+  template <int kWriters, typename Meet>
   TANDEM_DEVICE void WriteResults(
       Grid& g, int row, int token, int warp_row, int warp_token,
-      const float (&d)[Tiles::kTilesM][Tiles::kTilesN][4], T* results) const {
+      const float (&d)[Tiles::kTilesM][Tiles::kTilesN][4], T* results,
+      const Meet& meet) const {
     const int group = g.lane() / 4;
 #pragma unroll
     for (int m = 0; m < Tiles::kTilesM; ++m) {
@@ -333,9 +371,9 @@ struct MatMulKernel {
         }
       }
     }
-    g.Barrier();
+    meet();
     const int part = p.gated() ? 2 : 1;
-    WriteTile<T, Tiles::kTokens, kOutStride, kThreads>(
+    WriteTile<T, Tiles::kTokens, kOutStride, kWriters>(
         g, p, row / part, Tiles::kRows / part, token, results);
   }
 };

@@ -20,8 +20,6 @@
 #ifndef TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
 #define TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
 
-#include <algorithm>
-
 #include "kernels/cuda/device/async_copy.h"
 #include "kernels/cuda/device/vectors.h"
 #include "kernels/cuda/device/wgmma.h"
@@ -71,17 +69,7 @@ struct MatMulWgmmaKernel {
   }
 
  private:
-  // A place in the ring, and the parity of the phase that it is in.
-  struct Place {
-    int slot = 0;
-    int parity = 0;
-    TANDEM_DEVICE void Next() {
-      if (++slot == kStages) {
-        slot = 0;
-        parity ^= 1;
-      }
-    }
-  };
+  using Place = RingPlace<kStages>;
 
   TANDEM_DEVICE void Multiply(Grid& g) const {
     std::byte* const ring = AlignShared<kAlignment>(g, g.shared());
@@ -206,6 +194,7 @@ struct MatMulWgmmaKernel {
         WgmmaWait<0>(g);
         release();
       }
+      WgmmaPin(g, d);
       Write(g, warpgroup, tile, d, out);
     }
   }
@@ -301,27 +290,10 @@ struct MatMulWgmmaKernel {
   }
 };
 
-// Whether the copy engine can fetch the tokens.
-inline bool TokensAreTiles(const MatMulParams& p) {
-  return p.x_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
-}
-
 template <typename Kernel>
 int RunWarpgroups(const Stream& stream, DType activation,
                   const MatMulParams& p) {
-  Kernel kernel;
-  kernel.p = p;
-  const int error = MakeTensorMap({.data = p.x,
-                                   .type = activation,
-                                   .rows = p.tokens,
-                                   .cols = p.cols,
-                                   .stride = p.x_stride,
-                                   .tile_rows = Kernel::kTokens},
-                                  &kernel.x);
-  if (error != 0) return error;
-  const int tiles = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
-  return Launch(stream, {std::min(tiles, stream.multiprocessors), 1, 1},
-                Kernel::kThreads, Kernel::kSharedBytes, kernel);
+  return LaunchStaying<Kernel>(stream, activation, 1, p);
 }
 
 }  // namespace tandem::kernels::cuda

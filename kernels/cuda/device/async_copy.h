@@ -103,6 +103,19 @@ TANDEM_DEVICE void CopyTile(Grid& g, void* shared, const TensorMap& map,
 
 #endif  // __CUDACC__
 
+// A place in a ring of kStages, and the parity of the phase that it is in.
+template <int kStages>
+struct RingPlace {
+  int slot = 0;
+  int parity = 0;
+  TANDEM_DEVICE void Next() {
+    if (++slot == kStages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 }  // namespace tandem::kernels::cuda
 
 #endif  // TANDEM_KERNELS_CUDA_DEVICE_ASYNC_COPY_H_

@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/wgmma.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/matmul_stream.cuh"
 #include "kernels/cuda/matmul_wgmma.cuh"
 #include "kernels/kv_digest.h"
 #include "kernels/sampling.h"
@@ -56,6 +57,12 @@ void WaitForFewer(Grid& g) {
 #define SampleBits(seed, sequence, position) SampleBits(seed, 0, position)
 #include "kernels/cuda/sample.cuh"
 #undef SampleBits
+
+// Tokens of another tile.
+#undef TANDEM_KERNELS_CUDA_MATMUL_STREAM_CUH_
+#define token_tile row_tile
+#include "kernels/cuda/matmul_stream.cuh"
+#undef token_tile
 
 // Consumers give a place in the ring back while their instructions read it.
 #undef TANDEM_KERNELS_CUDA_MATMUL_WGMMA_CUH_
@@ -124,7 +131,9 @@ int Sample(const Stream& stream, const SampleKernelParams& p) {
                 Kernel{p});
 }
 
-TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
+// Bits of a product of 64 rows with 64 tokens.
+template <typename Launch>
+std::vector<std::byte> Product(const Launch& launch) {
   constexpr int kRows = 64;
   constexpr int kCols = 520;
   constexpr int kTokens = 64;
@@ -134,31 +143,46 @@ TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
       WeightType::kBF16);
   const auto x =
       Encode(DType::kBF16, RandomFloats(At(int64_t{kTokens} * kCols), 6));
-  const auto multiply = [&](const auto& launch) {
-    std::vector<std::byte> out(At(kTokens * kRows) * 2);
-    MatMulParams p{};
-    p.weights = weights.bytes.data();
-    p.x = x.data();
-    p.out = out.data();
-    p.x_stride = kCols;
-    p.out_stride = kRows;
-    p.rows = kRows;
-    p.cols = kCols;
-    p.tokens = kTokens;
-    p.outputs = kRows;
-    EXPECT_EQ(launch(StreamOf(Generation::kHopper), DType::kBF16, p), 0)
-        << emulator::LastFault();
-    return out;
-  };
-  const auto expected = multiply([](const auto&... arguments) {
-    return cuda::RunWarpgroups<
-        cuda::MatMulWgmmaKernel<BFloat16, BFloat16, 1, 64, 2>>(arguments...);
+  std::vector<std::byte> out(At(kTokens * kRows) * 2);
+  MatMulParams p{};
+  p.weights = weights.bytes.data();
+  p.x = x.data();
+  p.out = out.data();
+  p.x_stride = kCols;
+  p.out_stride = kRows;
+  p.rows = kRows;
+  p.cols = kCols;
+  p.tokens = kTokens;
+  p.outputs = kRows;
+  EXPECT_EQ(launch(StreamOf(Generation::kHopper), p), 0)
+      << emulator::LastFault();
+  return out;
+}
+
+template <template <typename, typename, int, int, int> typename Kernel>
+std::vector<std::byte> OfWarpgroups() {
+  return Product([](const Stream& stream, const MatMulParams& p) {
+    return LaunchStaying<Kernel<BFloat16, BFloat16, 1, 64, 2>>(
+        stream, DType::kBF16, 1, p);
   });
-  const auto got = multiply([](const auto&... arguments) {
-    return faulty::RunWarpgroups<
-        faulty::MatMulWgmmaKernel<BFloat16, BFloat16, 1, 64, 2>>(arguments...);
+}
+template <template <typename, typename, typename> typename Kernel>
+std::vector<std::byte> OfStreams() {
+  return Product([](const Stream& stream, const MatMulParams& p) {
+    return LaunchStaying<Kernel<BFloat16, BFloat16, MatMul16>>(
+        stream, DType::kBF16, 1, p);
   });
-  EXPECT_NE(got, expected);
+}
+
+TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
+  const auto expected = OfWarpgroups<MatMulWgmmaKernel>();
+  EXPECT_NE(OfWarpgroups<faulty::MatMulWgmmaKernel>(), expected);
+  EXPECT_EQ(OfStreams<MatMulStreamKernel>(), expected);
+}
+
+TEST(CudaSeededFault, AStreamOfOtherTokensIsNoticed) {
+  EXPECT_NE(OfStreams<faulty::MatMulStreamKernel>(),
+            OfStreams<MatMulStreamKernel>());
 }
 
 TEST(CudaSeededFault, ARowThatEndsEarlyIsNoticed) {

@@ -216,12 +216,13 @@ TEST(CudaMatMul, LandingAndScheduleDoNotShow) {
         Problem{DType::kBF16, WeightType::kE4M3, 72, 640}}) {
     const Data data(problem, 65);
     for (const int tokens : {2, 16, 30, 60, 65}) {
-      const auto expected = Multiply(data, tokens, Generation::kHopper);
-      for (const emulator::Settings& settings : kSettings) {
-        const ScopedSettings scoped(settings);
-        ASSERT_TRUE(
-            SameBits(Multiply(data, tokens, Generation::kHopper), expected))
-            << tokens;
+      for (const Generation generation : Generations()) {
+        const auto expected = Multiply(data, tokens, generation);
+        for (const emulator::Settings& settings : kSettings) {
+          const ScopedSettings scoped(settings);
+          ASSERT_TRUE(SameBits(Multiply(data, tokens, generation), expected))
+              << tokens;
+        }
       }
     }
   }
