@@ -129,10 +129,8 @@ void AddLatencies(const Report& report, Table* table) {
 }  // namespace
 
 std::string ShortNumber(double value) {
-  return absl::StrFormat(value >= 100  ? "%.0f"
-                         : value >= 10 ? "%.1f"
-                                       : "%.2f",
-                         value);
+  const int decimals = value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  return absl::StrFormat("%.*f", decimals, value);
 }
 
 std::string PercentileName(double percent) {
