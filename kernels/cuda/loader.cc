@@ -3,50 +3,20 @@
 #include "kernels/cuda/loader.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <climits>
-#include <filesystem>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/library.h"
 #include "kernels/cuda/plugin.h"
 
 namespace tandem::kernels::cuda {
 namespace {
 
-namespace fs = std::filesystem;
-
 inline constexpr char kLibrary[] = "libtandem_cuda.so";
-
-std::vector<std::string> Libraries(const std::string& given) {
-  if (!given.empty()) return {given};
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (error) return {kLibrary};
-  const fs::path folder = program.parent_path();
-  return {folder / kLibrary,
-          (folder / "../lib/tandem" / kLibrary).lexically_normal()};
-}
-
-// Never closed: threads of the driver live in it until the process ends.
-absl::StatusOr<void*> Load(const std::vector<std::string>& libraries) {
-  for (const std::string& path : libraries) {
-    std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) return library;
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " cannot be loaded: ", dlerror()));
-  }
-  return absl::NotFoundError(
-      absl::StrCat("this installation has no CUDA backend (",
-                   absl::StrJoin(libraries, ", "), ")"));
-}
 
 // "cuda", "cuda:0". -1: neither.
 int Ordinal(std::string_view device) {
@@ -68,7 +38,7 @@ absl::StatusOr<OpenedDevice> OpenCpu(const CpuOptions& options,
                                      std::string reason) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = NewCpuBackend(options);
   if (!backend.ok()) return backend.status();
-  return OpenedDevice{*std::move(backend), false, std::move(reason)};
+  return OpenedDevice{*std::move(backend), -1, std::move(reason)};
 }
 
 }  // namespace
@@ -76,7 +46,7 @@ absl::StatusOr<OpenedDevice> OpenCpu(const CpuOptions& options,
 absl::StatusOr<std::unique_ptr<Backend>> OpenCuda(
     const std::vector<std::string>& libraries, int ordinal,
     const CudaOptions& options) {
-  const absl::StatusOr<void*> library = Load(libraries);
+  const absl::StatusOr<void*> library = LoadLibrary(libraries, "CUDA backend");
   if (!library.ok()) return library.status();
   const auto* const plugin =
       static_cast<const Plugin*>(dlsym(*library, kPluginSymbol));
@@ -102,9 +72,9 @@ absl::StatusOr<OpenedDevice> OpenDevice(const DeviceOptions& options) {
         "--device is '", options.device, "', expected auto, cpu or cuda:N"));
   }
   absl::StatusOr<std::unique_ptr<Backend>> backend =
-      OpenCuda(Libraries(options.library), ordinal, options.cuda);
+      OpenCuda(LibraryPlaces(options.library, kLibrary), ordinal, options.cuda);
   if (backend.ok()) {
-    return OpenedDevice{*std::move(backend), true,
+    return OpenedDevice{*std::move(backend), ordinal,
                         automatic ? "--device auto found a GPU"
                                   : absl::StrCat("--device ", options.device)};
   }

@@ -28,7 +28,8 @@ struct DeviceOptions {
 
 struct OpenedDevice {
   std::unique_ptr<Backend> backend;
-  bool is_cuda = false;
+  int ordinal = -1;  // cuda:N; -1: the CPU
+  bool is_cuda() const { return ordinal >= 0; }
   // Why it is this one, for one line of the log: "--device cpu", or what
   // kept `auto` from a GPU.
   std::string reason;

@@ -65,7 +65,7 @@ TEST(Loader, AutoTakesTheCpuAndKeepsTheReason) {
     SCOPED_TRACE(refusal.what);
     const auto opened = OpenDevice(Options("auto", refusal.library));
     ASSERT_TRUE(opened.ok()) << opened.status();
-    EXPECT_FALSE(opened->is_cuda);
+    EXPECT_FALSE(opened->is_cuda());
     EXPECT_THAT(opened->backend->description(), HasSubstr("cpu"));
     EXPECT_THAT(opened->reason, AllOf(HasSubstr("--device auto: no GPU: "),
                                       HasSubstr(refusal.says)));
@@ -75,7 +75,7 @@ TEST(Loader, AutoTakesTheCpuAndKeepsTheReason) {
 TEST(Loader, CpuAsksForNoLibrary) {
   const auto opened = OpenDevice(Options("cpu", OTHER_BUILD));
   ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_FALSE(opened->is_cuda);
+  EXPECT_FALSE(opened->is_cuda());
   EXPECT_EQ(opened->reason, "--device cpu");
 }
 
@@ -97,7 +97,7 @@ TEST(Loader, OtherDevicesAreRefused) {
 TEST(Loader, TheRealLibraryNamesTheMissingDriver) {
   const auto opened = OpenDevice(Options("cuda:0", REAL_LIBRARY));
   if (opened.ok()) {
-    EXPECT_TRUE(opened->is_cuda);
+    EXPECT_TRUE(opened->is_cuda());
     GTEST_SKIP() << "there is a GPU: " << opened->backend->description();
   }
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kUnavailable);
@@ -106,7 +106,7 @@ TEST(Loader, TheRealLibraryNamesTheMissingDriver) {
       AllOf(HasSubstr("--device cuda:0: "), HasSubstr("NVIDIA driver")));
   const auto chosen = OpenDevice(Options("auto", REAL_LIBRARY));
   ASSERT_TRUE(chosen.ok()) << chosen.status();
-  EXPECT_FALSE(chosen->is_cuda);
+  EXPECT_FALSE(chosen->is_cuda());
   EXPECT_THAT(chosen->reason, HasSubstr("NVIDIA driver"));
 }
 #endif
