@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/layer_groups.h"
 
 namespace tandem::engine {
 
@@ -56,13 +57,15 @@ absl::StatusOr<std::unique_ptr<DeviceExecutor>> DeviceExecutor::Create(
   if (options.max_rows < 1 || options.max_sequences < 1 ||
       options.max_sequences > options.max_rows || options.num_blocks < 1 ||
       options.block_size < 8 || options.block_size % 8 != 0 ||
-      options.layers_per_group < 0 || options.max_banned_ids < 0) {
+      options.layers_per_group < 0 || options.group_bytes < 0 ||
+      options.max_banned_ids < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "executor: max_rows ", options.max_rows, ", max_sequences ",
         options.max_sequences, ", num_blocks ", options.num_blocks,
         ", block_size ", options.block_size, ", layers_per_group ",
-        options.layers_per_group, ", max_banned_ids ", options.max_banned_ids,
-        ": all must be positive (the last two may be 0), max_sequences at "
+        options.layers_per_group, ", group_bytes ", options.group_bytes,
+        ", max_banned_ids ", options.max_banned_ids,
+        ": all must be positive (the last three may be 0), max_sequences at "
         "most max_rows, block_size a multiple of 8"));
   }
   std::unique_ptr<DeviceExecutor> executor(
@@ -132,7 +135,9 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
           .vocab = spec.vocab_size};
 }
 
-DeviceExecutor::~DeviceExecutor() {
+DeviceExecutor::~DeviceExecutor() { Synchronize(); }
+
+void DeviceExecutor::Synchronize() {
   if (compute_ != nullptr) compute_->Synchronize();
   if (transfer_ != nullptr) transfer_->Synchronize();
 }
@@ -219,6 +224,20 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
   Run(*free);
 }
 
+// What is reported of a sequence becomes slices of its own, so the mean entry
+// decides. Steps of single rows are decoding: nobody waits for their layers.
+int DeviceExecutor::LayersPerReport(const Step& step) const {
+  const int layers = model_->spec().layers;
+  if (options_.layers_per_group > 0) return options_.layers_per_group;
+  int64_t rows = 0;
+  for (const StepEntry& entry : step.entries) {
+    rows += static_cast<int64_t>(entry.tokens.size());
+  }
+  const int64_t mean = rows / static_cast<int64_t>(step.entries.size());
+  return LayersPerGroup(layers, mean * kv_shape().bytes_per_position() / layers,
+                        options_.group_bytes);
+}
+
 // Puts the whole step on the queue.
 void DeviceExecutor::Run(Flight& flight) {
   StepPlan& plan = flight.plan;
@@ -226,8 +245,7 @@ void DeviceExecutor::Run(Flight& flight) {
   std::byte* device = device_plan_->data();
   backend_->CopyToDevice(*compute_, device, plan.data(), plan.size());
   const int layers = model_->spec().layers;
-  const int group =
-      options_.layers_per_group == 0 ? layers : options_.layers_per_group;
+  const int group = LayersPerReport(*flight.step);
   Forward(*model_, plan.DeviceRows(device),
           {plan.drawn(), plan.DeviceRowIds(device)}, *backend_, *compute_,
           *cache_, *workspace_, [&](int written) {

@@ -41,8 +41,11 @@ struct DeviceExecutorOptions {
   int block_size = 16;     // positions per KV block; a multiple of 8
   int num_blocks = 0;      // of the KV cache
   kernels::DType kv_dtype = kernels::DType::kF32;
-  // OnLayersDone after so many layers each; 0: once, after the last.
+  // OnLayersDone after so many layers each; 0: as group_bytes says.
   int layers_per_group = 0;
+  // After as few layers as make a slice of so many bytes (layer_groups.h); 0:
+  // once, after the last.
+  int64_t group_bytes = 0;
   int max_banned_ids = 256;  // per entry at most
 };
 
@@ -74,6 +77,8 @@ class DeviceExecutor final : public Executor {
   void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
   const kernels::KvShape& kv_shape() const override { return cache_->shape(); }
+  // Waits for all that was asked for.
+  void Synchronize();
 
   // For tools and tests: called on the loop before OnStepDone, with the
   // logits [vocab] of each entry that sampled, in the order of the tokens.
@@ -104,6 +109,7 @@ class DeviceExecutor final : public Executor {
   absl::Status Check(const Step& step) const;
   absl::Status CheckEntry(const StepEntry& entry) const;
   int MaxBlocksPerEntry() const;
+  int LayersPerReport(const Step& step) const;
   void Run(Flight& flight);
   void DrawTokens(Flight& flight);
   void Finish(Flight& flight);

@@ -77,6 +77,24 @@ TEST_P(DeviceExecutorTest, ReportsLayersInGroupsBeforeTheStepIsDone) {
   }
 }
 
+TEST_P(DeviceExecutorTest, GroupsFollowTheLengthOfThePrompt) {
+  RigOptions options;
+  options.executor.group_bytes = 1;  // every layer is large enough
+  auto rig = MakeRig(options);
+  TestSequence sequence = rig->NewSequence(Prompt(20), 20);
+  TestSequence* one = &sequence;
+  EXPECT_EQ(rig->Advance({&one, 1}, 20).layers_done,
+            (std::vector<int>{1, 2, 3, 4}));
+  // Two of its four layers.
+  const kernels::KvShape shape = rig->executor().kv_shape();
+  options.executor.group_bytes = 20 * shape.bytes_per_position() / 2;
+  rig = MakeRig(options);
+  sequence = rig->NewSequence(Prompt(20), 20);
+  EXPECT_EQ(rig->Advance({&one, 1}, 20).layers_done, (std::vector<int>{2, 4}));
+  sequence = rig->NewSequence(Prompt(19), 19);
+  EXPECT_EQ(rig->Advance({&one, 1}, 19).layers_done, (std::vector<int>{4}));
+}
+
 TEST_P(DeviceExecutorTest, AStepThatDrawsNothingLeavesItsKv) {
   const auto rig = MakeRig();
   TestSequence whole = rig->NewSequence(Prompt(40), 41);
@@ -459,6 +477,7 @@ TEST(DeviceExecutorOptions, NonsenseIsRefused) {
            [](auto& o) { o.block_size = 12; },
            [](auto& o) { o.block_size = 0; },
            [](auto& o) { o.layers_per_group = -1; },
+           [](auto& o) { o.group_bytes = -1; },
            [](auto& o) { o.kv_dtype = DType::kF16; },
            [](auto& o) { o.max_banned_ids = -1; }}) {
     DeviceExecutorOptions options{.num_blocks = 8};

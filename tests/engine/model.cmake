@@ -2,6 +2,8 @@
 tandem_test(safetensors_test SRCS safetensors_test.cc DEPS tandem_engine_model)
 tandem_test(model_config_test SRCS model_config_test.cc
             DEPS tandem_engine_model)
+tandem_test(layer_groups_test SRCS layer_groups_test.cc
+            DEPS tandem_engine_model)
 tandem_test(step_layout_test SRCS step_layout_test.cc
             DEPS tandem_engine_model tandem_common)
 tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
