@@ -30,7 +30,7 @@ Receiver::Impl::Impl(const ReceiverOptions& options, Loop* loop, Random* random,
       arena_(options.num_slabs, options.slabs_per_peer, random->Next() >> 1),
       credits_(static_cast<size_t>(options.num_slabs)),
       quarantine_(loop) {
-  ways_.push_back(NewGrpcReceiverWay());
+  ways_.push_back(NewGrpcReceiverWay(options.host_memory, options.slab_bytes));
 }
 
 Receiver::Impl::~Impl() {

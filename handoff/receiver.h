@@ -18,6 +18,7 @@
 #include "common/loop.h"
 #include "common/random.h"
 #include "handoff/handoff.h"
+#include "handoff/host_memory.h"
 #include "handoff/ticket.h"
 #include "handoff/way.h"
 
@@ -30,6 +31,7 @@ struct ReceiverOptions {
   std::vector<std::string> ways = {"shm", "grpc"};
   std::string kv_dtype;  // "f32" or "bf16": wanted on the wire
   bool mixed_numerics = false;
+  HostMemory* host_memory = nullptr;  // that scatters read from; may be null
   int num_layers = 0;
   int kv_heads = 0;
   int head_dim = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "handoff/grpc/grpc_way.h"
 #include "handoff/sender_impl.h"
 #include "handoff/wire.h"
@@ -14,6 +15,12 @@ namespace {
 
 // A link with this much queued is not told again what it was told before.
 constexpr size_t kBusyUnsent = 64;
+
+std::unique_ptr<HostSlabs> MapStaging(const SenderOptions& options, int slabs) {
+  auto staging = HostSlabs::Map(options.host_memory, slabs, options.slab_bytes);
+  TANDEM_CHECK(staging.ok(), "address space for staging buffers");
+  return *std::move(staging);
+}
 
 }  // namespace
 
@@ -27,9 +34,7 @@ Sender::Impl::Impl(const SenderOptions& options, Loop* loop, Random*, Dial dial,
                  1, options.staging_bytes / options.slab_bytes)),
              static_cast<int>(std::max<int64_t>(
                  1, options.staging_bytes / options.slab_bytes))),
-      // Not touched until used.
-      staging_(new std::byte[static_cast<size_t>(arena_.counts().total *
-                                                 options.slab_bytes)]) {
+      staging_(MapStaging(options, arena_.counts().total)) {
   ways_.push_back(NewGrpcSenderWay());
 }
 
@@ -379,7 +384,10 @@ void Sender::Impl::OnAck(Link* link, const v1::HandoffAck& ack) {
   State* state = Named(link, ack.key());
   if (state == nullptr) return;
   if (ack.code() != 0) {
-    Fail(state, FailureFrom(ack.code(), ack.message()), "");
+    // Bytes that changed on the way: both ends name it, whoever is heard first.
+    const absl::Status status = FailureFrom(ack.code(), ack.message());
+    Fail(state, status,
+         absl::IsDataLoss(status) ? std::string(state->way) : "");
     return;
   }
   if (state->phase != Phase::kCommitted) {

@@ -19,6 +19,7 @@
 #include "common/loop.h"
 #include "common/random.h"
 #include "handoff/handoff.h"
+#include "handoff/host_memory.h"
 #include "handoff/way.h"
 
 namespace tandem::handoff {
@@ -30,8 +31,9 @@ struct SenderOptions {
   int num_layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  int64_t staging_bytes = 64 << 20;  // own slabs, for ways without shared ones
-  int64_t slab_bytes = 1 << 20;      // of one own slab
+  int64_t staging_bytes = 64 << 20;   // own slabs, for ways without shared ones
+  int64_t slab_bytes = 1 << 20;       // of one own slab
+  HostMemory* host_memory = nullptr;  // that gathers fill; may be null
   absl::Duration link_timeout = absl::Seconds(5);       // dial and hello
   absl::Duration silence = absl::Seconds(4);            // of a link: it is lost
   absl::Duration transfer_timeout = absl::Seconds(10);  // without progress

@@ -216,7 +216,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   std::map<Serial, Op> ops_;
 
   SlabArena arena_;  // of own slabs
-  std::unique_ptr<std::byte[]> staging_;
+  const std::unique_ptr<HostSlabs> staging_;
   bool serving_ = false;
   HandoffCounters counters_;
   Alive alive_;

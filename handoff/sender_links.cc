@@ -355,7 +355,7 @@ void Sender::Impl::ServeStaging() {
     Op* op = &ops_.at(loan->token);
     op->own = loan->id;
     arena_.Fill(loan->id);
-    Gather(op, staging_.get() + loan->id * options_.slab_bytes);
+    Gather(op, (*staging_)[loan->id]);
   }
   serving_ = false;
 }
@@ -404,12 +404,13 @@ void Sender::Impl::OnSendable(Serial op_serial,
   Link* link = op->link;
   const Serial attempt_serial = op->attempt_serial;
   if (link->ended() || !slice.ok()) {
-    EndOp(op_serial, /*return_credit=*/true);
+    // First the withdrawal: a credit that comes back names no way.
     State* state = Find(attempt_serial);
     if (state != nullptr && !state->failing && !slice.ok()) {
       Withdraw(state, slice.status());
       Fail(state, slice.status(), std::string(state->way));
     }
+    EndOp(op_serial, /*return_credit=*/true);
     return;
   }
   v1::LinkRequest request;

@@ -197,6 +197,14 @@ class Backend {
   // Copies of other host memory may block until they ran.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(
       size_t bytes) = 0;
+  // Pins host memory of the caller's (whole pages), so that KvGather and
+  // KvScatter reach it as they reach AllocateHost's. Without it they work by
+  // way of a copy that may block the caller. Undone before it is unmapped, and
+  // when no operation uses it any more.
+  virtual absl::Status RegisterHost(std::byte* data, size_t bytes) {
+    return absl::OkStatus();  // whatever the host reaches
+  }
+  virtual void UnregisterHost(std::byte* data) {}
   // Takes the memory that operations within `limits` need beside their
   // arguments. Without it, or beyond, an operation may wait for the device
   // and allocate.

@@ -48,6 +48,15 @@ absl::StatusOr<std::unique_ptr<SharedArena>> SharedArena::Map(Fd fd,
       new SharedArena(std::move(fd), static_cast<std::byte*>(data), bytes));
 }
 
-SharedArena::~SharedArena() { munmap(data_, size_); }
+void SharedArena::Register(HostMemory* memory) {
+  if (memory != nullptr && memory->Register(data_, size_).ok()) {
+    registered_ = memory;
+  }
+}
+
+SharedArena::~SharedArena() {
+  if (registered_ != nullptr) registered_->Unregister(data_);
+  munmap(data_, size_);
+}
 
 }  // namespace tandem::handoff

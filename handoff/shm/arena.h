@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "handoff/host_memory.h"
 
 namespace tandem::handoff {
 
@@ -47,6 +48,10 @@ class SharedArena {
   // Another process's. Refused unless it is sealed and of this size.
   static absl::StatusOr<std::unique_ptr<SharedArena>> Map(Fd fd, size_t bytes);
 
+  // Lets the device of `memory` reach it for as long as it is mapped; if that
+  // fails it is used all the same. `memory` may be null, else outlives it.
+  void Register(HostMemory* memory);
+
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
@@ -62,6 +67,7 @@ class SharedArena {
   Fd fd_;
   std::byte* const data_;
   const size_t size_;
+  HostMemory* registered_ = nullptr;
 };
 
 }  // namespace tandem::handoff

@@ -119,10 +119,11 @@ class ShmReceiverChannel final : public ReceiverChannel {
 
 class ShmReceiverWay final : public ReceiverWay {
  public:
-  ShmReceiverWay(Loop* loop, Random* random, std::string socket_name,
-                 std::unique_ptr<Doorman> doorman)
+  ShmReceiverWay(Loop* loop, Random* random, HostMemory* memory,
+                 std::string socket_name, std::unique_ptr<Doorman> doorman)
       : loop_(loop),
         random_(random),
+        memory_(memory),
         socket_name_(std::move(socket_name)),
         doorman_(std::move(doorman)) {}
   std::string_view name() const override { return "shm"; }
@@ -138,6 +139,8 @@ class ShmReceiverWay final : public ReceiverWay {
     spares_.Refill(bytes).IgnoreError();
     Fd fd(dup((*arena)->fd().get()));
     if (!fd.open()) return absl::ErrnoToStatus(errno, "dup of the slabs");
+    // The spare is registered when it is taken: until then it costs nothing.
+    (*arena)->Register(memory_);
     const std::string secret = random_->Bytes(shm::kSecretBytes);
     const uint64_t id = next_id_++;
     auto channel = std::make_unique<ShmReceiverChannel>(
@@ -151,6 +154,7 @@ class ShmReceiverWay final : public ReceiverWay {
  private:
   Loop* const loop_;
   Random* const random_;
+  HostMemory* const memory_;
   const std::string socket_name_;
   Spares spares_;
   const std::unique_ptr<Doorman> doorman_;
@@ -159,13 +163,13 @@ class ShmReceiverWay final : public ReceiverWay {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReceiverWay>> NewShmReceiverWay(Loop* loop,
-                                                               Random* random) {
+absl::StatusOr<std::unique_ptr<ReceiverWay>> NewShmReceiverWay(
+    Loop* loop, Random* random, HostMemory* memory) {
   const std::string name =
       absl::StrCat("tandem-", absl::BytesToHexString(random->Bytes(16)));
   absl::StatusOr<std::unique_ptr<Doorman>> doorman = Doorman::Listen(name);
   if (!doorman.ok()) return doorman.status();
-  return std::make_unique<ShmReceiverWay>(loop, random, name,
+  return std::make_unique<ShmReceiverWay>(loop, random, memory, name,
                                           *std::move(doorman));
 }
 

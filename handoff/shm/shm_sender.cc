@@ -85,7 +85,7 @@ absl::StatusOr<Fd> ReadDescriptor(int socket) {
 
 class ShmSenderWay final : public SenderWay {
  public:
-  explicit ShmSenderWay(Loop* loop) : loop_(loop) {
+  ShmSenderWay(Loop* loop, HostMemory* memory) : loop_(loop), memory_(memory) {
     thread_ = std::thread([this] { Run(); });
   }
   ~ShmSenderWay() override {
@@ -127,7 +127,7 @@ class ShmSenderWay final : public SenderWay {
         jobs_.pop_front();
       }
       absl::StatusOr<std::unique_ptr<SenderChannel>> channel =
-          ConnectShm(job.welcome, job.deadline - absl::Now());
+          ConnectShm(job.welcome, job.deadline - absl::Now(), memory_);
       loop_->Post(
           [done = std::move(job.done), channel = std::move(channel)]() mutable {
             done(std::move(channel));
@@ -136,6 +136,7 @@ class ShmSenderWay final : public SenderWay {
   }
 
   Loop* const loop_;
+  HostMemory* const memory_;
   Mutex mutex_;
   CondVar changed_;
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);  // at most one per link
@@ -146,7 +147,8 @@ class ShmSenderWay final : public SenderWay {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SenderChannel>> ConnectShm(
-    const v1::LinkWelcome& welcome, absl::Duration timeout) {
+    const v1::LinkWelcome& welcome, absl::Duration timeout,
+    HostMemory* memory) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::string& name = welcome.shm_socket();
@@ -190,12 +192,13 @@ absl::StatusOr<std::unique_ptr<SenderChannel>> ConnectShm(
     send(socket.get(), &shm::kReleased, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     return arena.status();
   }
+  (*arena)->Register(memory);
   return std::make_unique<ShmSenderChannel>(
       *std::move(arena), welcome.slab_bytes(), std::move(socket));
 }
 
-std::unique_ptr<SenderWay> NewShmSenderWay(Loop* loop) {
-  return std::make_unique<ShmSenderWay>(loop);
+std::unique_ptr<SenderWay> NewShmSenderWay(Loop* loop, HostMemory* memory) {
+  return std::make_unique<ShmSenderWay>(loop, memory);
 }
 
 }  // namespace tandem::handoff

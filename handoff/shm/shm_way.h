@@ -27,20 +27,23 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/random.h"
+#include "handoff/host_memory.h"
 #include "handoff/way.h"
 
 namespace tandem::handoff {
 
 // Each has one thread, for its sockets. Destroyed on `loop`, after the sender
-// or receiver that it was given to ended its channels.
-std::unique_ptr<SenderWay> NewShmSenderWay(Loop* loop);
+// or receiver that it was given to ended its channels. `memory` may be null.
+std::unique_ptr<SenderWay> NewShmSenderWay(Loop* loop,
+                                           HostMemory* memory = nullptr);
 // An error says why this process cannot share memory.
-absl::StatusOr<std::unique_ptr<ReceiverWay>> NewShmReceiverWay(Loop* loop,
-                                                               Random* random);
+absl::StatusOr<std::unique_ptr<ReceiverWay>> NewShmReceiverWay(
+    Loop* loop, Random* random, HostMemory* memory = nullptr);
 
 // The sender's half of the exchange above; blocks for up to `timeout`.
 absl::StatusOr<std::unique_ptr<SenderChannel>> ConnectShm(
-    const v1::LinkWelcome& welcome, absl::Duration timeout);
+    const v1::LinkWelcome& welcome, absl::Duration timeout,
+    HostMemory* memory = nullptr);
 
 namespace shm {
 

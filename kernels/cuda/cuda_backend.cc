@@ -145,6 +145,13 @@ class CudaBackend final : public Backend {
     return Memory::OnHost(*device_, bytes);
   }
 
+  absl::Status RegisterHost(std::byte* data, size_t bytes) override {
+    return device_->RegisterHost(data, bytes);
+  }
+  void UnregisterHost(std::byte* data) override {
+    device_->UnregisterHost(data);
+  }
+
   absl::Status Reserve(const WorkLimits& limits) override {
     const std::pair<CudaQueue::Scratch, size_t> parts[] = {
         {CudaQueue::kAttention,

@@ -92,6 +92,21 @@ class CudaDevice final : public Device {
   }
   void FreeHost(std::byte* data) override { (void)cudaFreeHost(data); }
 
+  absl::Status RegisterHost(std::byte* data, size_t bytes) override {
+    Enter();
+    const cudaError_t error = cudaHostRegister(
+        data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (error == cudaSuccess) return absl::OkStatus();
+    (void)cudaGetLastError();
+    return absl::ResourceExhaustedError(
+        absl::StrCat(facts_.name, ": ", bytes >> 20,
+                     " MiB of host memory cannot be pinned: ", Text(error)));
+  }
+  void UnregisterHost(std::byte* data) override {
+    Enter();
+    (void)cudaHostUnregister(data);
+  }
+
   size_t FreeBytes() override {
     Enter();
     size_t free = 0;

@@ -38,6 +38,9 @@ class Device {
   virtual void Free(std::byte* data, size_t bytes) = 0;
   virtual absl::StatusOr<std::byte*> AllocateHost(size_t bytes) = 0;  // zeroed
   virtual void FreeHost(std::byte* data) = 0;
+  // Pins and maps what the caller has, until it takes it back.
+  virtual absl::Status RegisterHost(std::byte* data, size_t bytes) = 0;
+  virtual void UnregisterHost(std::byte* data) = 0;
   virtual size_t FreeBytes() = 0;
   // Of Allocate, not given back.
   virtual size_t UsedBytes() const = 0;

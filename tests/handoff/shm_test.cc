@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +20,8 @@
 #include "gtest/gtest.h"
 #include "handoff/shm/arena.h"
 #include "handoff/shm/shm_way.h"
+#include "tests/handoff/pinned.h"
+#include "tests/handoff/real_time.h"
 #include "tests/handoff/stream_pair.h"
 #include "tests/handoff/workers.h"
 
@@ -28,24 +29,6 @@ namespace tandem::handoff::testing {
 namespace {
 
 using Pair = tandem::testing::StreamPair<v1::LinkRequest, v1::LinkResponse>;
-
-// Waits, without asserting how long, for something on another thread.
-bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 6'000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
-int OpenDescriptors() {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
-}
 
 TEST(SharedArena, CannotChangeSizeByEitherSide) {
   auto arena = SharedArena::Create(1 << 16);
@@ -87,9 +70,11 @@ struct RealDecode {
     options.slabs_per_peer = 4;
     options.num_slabs = 16;
     options.quarantine_timeout = quarantine;
+    side.pinned = &pinned;
+    options.host_memory = &pinned;
     loop.RunSync([this] {
       receiver = std::make_unique<Receiver>(options, &loop, &random, &side);
-      auto way = NewShmReceiverWay(&loop, &random);
+      auto way = NewShmReceiverWay(&loop, &random, &pinned);
       EXPECT_TRUE(way.ok()) << way.status();
       receiver->AddWay(*std::move(way));
     });
@@ -113,6 +98,7 @@ struct RealDecode {
     return counters;
   }
 
+  Pinned pinned;
   ThreadLoop loop;
   ThreadLoop device;
   SeededRandom random{7};
@@ -142,6 +128,8 @@ struct RealPrefill {
     options.head_dim = shape.head_dim;
     options.slab_bytes = slab_bytes;
     options.staging_bytes = 16 * slab_bytes;
+    side.pinned = &pinned;
+    options.host_memory = &pinned;
     loop.RunSync([&] {
       sender = std::make_unique<Sender>(
           options, &loop, &random,
@@ -153,7 +141,7 @@ struct RealPrefill {
             return pair->Client();
           },
           &side);
-      sender->AddWay(NewShmSenderWay(&loop));
+      sender->AddWay(NewShmSenderWay(&loop, &pinned));
     });
   }
   ~RealPrefill() {
@@ -189,6 +177,7 @@ struct RealPrefill {
 
   RealDecode* const peer;
   v1::WorkerRef self;
+  Pinned pinned;
   ThreadLoop loop;
   ThreadLoop device;
   SeededRandom random{8};
@@ -213,7 +202,7 @@ bool SameKv(const Shape& shape, PrefillSide* from, DecodeSide* to, int n,
 }
 
 TEST(Shm, ManyHandoffsOfTwoPairsOnRealThreads) {
-  const int before = OpenDescriptors();
+  const int before = Entries("/proc/self/fd");
   {
     const Shape shape;
     RealDecode decode(shape, absl::Seconds(30));
@@ -236,7 +225,7 @@ TEST(Shm, ManyHandoffsOfTwoPairsOnRealThreads) {
     EXPECT_EQ(decode.Slabs().free, 16);
     EXPECT_EQ(decode.Counters().ways.at("shm").committed, 60);
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(Entries("/proc/self/fd"), before);
 }
 
 TEST(Shm, LinksCutUnderLoadComeBackAndLeaveNoSlab) {

@@ -20,6 +20,7 @@
 #include "handoff/receiver.h"
 #include "handoff/sender.h"
 #include "handoff/slices.h"
+#include "tests/handoff/pinned.h"
 
 namespace tandem::handoff::testing {
 
@@ -208,6 +209,7 @@ class PrefillSide final : public SenderDelegate {
               const Grant& grant, std::byte* staging,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override {
     if (on_gather) on_gather(attempt, range);
+    EXPECT_TRUE(pinned == nullptr || pinned->Reaches(staging));
     ++gathers;
     FakeKv* kv = kv_.at(attempt.number).get();
     // The store happens at the end of the work, as late as it may.
@@ -244,6 +246,7 @@ class PrefillSide final : public SenderDelegate {
 
   Work gathering;
   int gathers = 0;
+  const Pinned* pinned = nullptr;  // what gathers must fill
   bool corrupt_digest = false;
   std::map<uint32_t, Seen> seen;
   std::function<void(const Attempt&, Answer, const Grant&)> on_answer;
@@ -300,6 +303,7 @@ class DecodeSide final : public ReceiverDelegate {
                absl::AnyInvocable<void()> done) override {
     ++scatters;
     if (on_scatter) on_scatter(attempt, range);
+    EXPECT_TRUE(pinned == nullptr || pinned->Reaches(staging));
     FakeKv* kv = kv_.at(attempt.number).get();
     scattering.Run(
         [=, this, done = scattering.Home(std::move(done))]() mutable {
@@ -342,6 +346,7 @@ class DecodeSide final : public ReceiverDelegate {
   Work scattering;
   Work digesting;
   int scatters = 0;
+  const Pinned* pinned = nullptr;  // what scatters must read
   int cached = 0;
   Verdict verdict = Verdict::kGranted;
   absl::Status refuse;

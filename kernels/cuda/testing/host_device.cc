@@ -65,6 +65,18 @@ class HostDevice final : public Device {
   }
   void FreeHost(std::byte* data) override { Delete(data); }
 
+  absl::Status RegisterHost(std::byte* data, size_t bytes) override {
+    MutexLock lock(&mutex_);
+    if (!reached_.emplace(data, bytes).second) {
+      return absl::AlreadyExistsError("registered already");
+    }
+    return absl::OkStatus();
+  }
+  void UnregisterHost(std::byte* data) override {
+    MutexLock lock(&mutex_);
+    reached_.erase(data);
+  }
+
   size_t FreeBytes() override {
     MutexLock lock(&mutex_);
     return facts_.total_bytes - used_;
