@@ -166,7 +166,8 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddInt("block-size", &block_size, "Positions per KV block", {8, 256});
   line->AddBytes("kv-cache-memory-bytes", &kv_bytes,
                  "Per worker, at most; 0: 1 GiB, or the GPU's share");
-  line->AddChoice("handoff", &handoff, {"auto", "shm", "grpc"}, "How KV moves");
+  line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
+                  "How KV moves");
   line->Group("TLS");
   tls.AddTo(line);
   line->Group("Logs");

@@ -34,7 +34,12 @@ handoff::ReceiverOptions MakeReceiverOptions(
   options.num_layers = shape.num_layers;
   options.kv_heads = shape.kv_heads;
   options.head_dim = shape.head_dim;
-  options.slab_bytes = context.flags.slab_bytes;
+  options.slab_bytes = context.parts.slab_bytes;
+  if (context.parts.gpu != nullptr) {
+    options.host_memory = context.parts.gpu->host_memory();
+    options.slabs_per_peer = worker::GpuHandoff::kSlabsPerPeer;
+    options.num_slabs = worker::GpuHandoff::kSlabs;
+  }
   return options;
 }
 
@@ -47,8 +52,14 @@ class DecodeRole final : public worker::Role {
         handoff_(context.loop, &core_),
         metrics_(context.metrics, context.parts.hello) {
     const auto& ways = context.parts.ways;
+    worker::GpuHandoff* const gpu = context.parts.gpu.get();
+    if (std::find(ways.begin(), ways.end(), "nccl") != ways.end()) {
+      core_.AddWay(gpu->NewReceiverWay());
+    }
     if (std::find(ways.begin(), ways.end(), "shm") == ways.end()) return;
-    auto shm = handoff::NewShmReceiverWay(context.loop, context.random);
+    auto shm = handoff::NewShmReceiverWay(
+        context.loop, context.random,
+        gpu == nullptr ? nullptr : gpu->host_memory());
     if (shm.ok()) {
       core_.AddWay(*std::move(shm));
     } else {

@@ -51,8 +51,13 @@ class PrefillRole final : public worker::Role {
               LinkDialer(context.loop, &channels_)),
         prefill_(context.loop, &core_) {
     const auto& ways = context.parts.ways;
+    worker::GpuHandoff* const gpu = context.parts.gpu.get();
+    if (std::find(ways.begin(), ways.end(), "nccl") != ways.end()) {
+      core_.AddWay(gpu->NewSenderWay());
+    }
     if (std::find(ways.begin(), ways.end(), "shm") != ways.end()) {
-      core_.AddWay(handoff::NewShmSenderWay(context.loop));
+      core_.AddWay(handoff::NewShmSenderWay(
+          context.loop, gpu == nullptr ? nullptr : gpu->host_memory()));
     }
   }
 
@@ -91,7 +96,13 @@ class PrefillRole final : public worker::Role {
     options.sender.num_layers = shape.num_layers;
     options.sender.kv_heads = shape.kv_heads;
     options.sender.head_dim = shape.head_dim;
-    options.sender.slab_bytes = context.flags.slab_bytes;
+    // What gathers fill for gRPC fits into one of its messages.
+    options.sender.slab_bytes =
+        std::min(context.parts.slab_bytes, int64_t{2} << 20);
+    if (context.parts.gpu != nullptr) {
+      options.sender.host_memory = context.parts.gpu->host_memory();
+      hello.set_gpu(context.parts.gpu->gpu());
+    }
     return options;
   }
 

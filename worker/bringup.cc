@@ -55,7 +55,7 @@ inline constexpr int64_t kGpuOverheadBytes = int64_t{768} << 20;
 // What is left for the KV cache once steps have their working memory.
 absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
     const engine::DeviceExecutorOptions& options, const engine::Model& model,
-    kernels::Backend& backend) {
+    int64_t handoff_bytes, kernels::Backend& backend) {
   if (backend.memory().total_bytes == 0) return std::optional<GpuMemory>();
   const absl::Status reserved =
       backend.Reserve(engine::DeviceExecutor::Limits(options, model));
@@ -63,26 +63,36 @@ absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
   const auto coming = static_cast<int64_t>(engine::Workspace::Bytes(
                           model.spec(), options.max_rows, options.max_sequences,
                           backend.activation_type())) +
-                      kGpuOverheadBytes;
+                      handoff_bytes + kGpuOverheadBytes;
   const kernels::MemoryFigures memory = backend.memory();
   return GpuMemory{static_cast<int64_t>(memory.total_bytes),
                    static_cast<int64_t>(memory.used_bytes) + coming,
                    static_cast<int64_t>(memory.free_bytes) - coming};
 }
 
-// Enough groups that the last one's transfer is a small part of the whole.
-int LayersPerGroup(const WorkerFlags& flags, int layers) {
-  if (flags.layers_per_group > 0) return flags.layers_per_group;
-  return std::max(1, layers / 8);
+// Best first. A pair comes up over a link that already works, so nccl never
+// goes without grpc.
+absl::StatusOr<std::vector<std::string>> Ways(const std::string& handoff,
+                                              bool on_gpu) {
+  using List = std::vector<std::string>;
+  if (handoff == "auto") {
+    return on_gpu ? List{"nccl", "shm", "grpc"} : List{"shm", "grpc"};
+  }
+  if (handoff == "nccl") {
+    if (on_gpu) return List{"nccl", "grpc"};
+    return absl::InvalidArgumentError(
+        "--handoff nccl needs a GPU: see the log's line 'device'");
+  }
+  return List{handoff};
 }
 
-absl::StatusOr<std::vector<std::string>> Ways(const std::string& handoff) {
-  if (handoff == "auto") return std::vector<std::string>{"shm", "grpc"};
-  if (handoff == "shm" || handoff == "grpc") {
-    return std::vector<std::string>{handoff};
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--handoff is '", handoff, "', expected auto, shm or grpc"));
+inline constexpr int64_t kMinSlabBytes = 4096;
+
+// Of a staging buffer. NCCL's operations each cost a round trip, a quarter of
+// a millisecond or so: they must carry much.
+int64_t SlabBytes(const WorkerFlags& flags, bool on_gpu) {
+  if (flags.slab_bytes > 0) return flags.slab_bytes;
+  return on_gpu ? int64_t{8} << 20 : int64_t{1} << 20;
 }
 
 std::string DirectoryName(const std::string& path) {
@@ -141,9 +151,6 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   SystemRandom random;
   parts.incarnation = random.Bytes(16);
   parts.host_id = HostId();
-  absl::StatusOr<std::vector<std::string>> ways = Ways(flags.handoff);
-  if (!ways.ok()) return ways.status();
-  parts.ways = *std::move(ways);
   const auto weight_dtype = ParseDType("--dtype", flags.dtype);
   if (!weight_dtype.ok()) return weight_dtype.status();
   const auto kv_flag = ParseDType("--kv-cache-dtype", flags.kv_cache_dtype);
@@ -173,11 +180,31 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
 
+  absl::StatusOr<std::vector<std::string>> ways =
+      Ways(flags.handoff, opened->is_cuda());
+  if (!ways.ok()) return ways.status();
+  parts.ways = *std::move(ways);
+  parts.slab_bytes = SlabBytes(flags, opened->is_cuda());
+  if (parts.slab_bytes < kMinSlabBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--handoff-slab-bytes is ", parts.slab_bytes,
+                     ", expected 0 or at least ", kMinSlabBytes));
+  }
+  if (opened->is_cuda()) {
+    auto gpu = GpuHandoff::Open({.role = role,
+                                 .ordinal = opened->ordinal,
+                                 .nccl_library = flags.nccl_library,
+                                 .slab_bytes = parts.slab_bytes},
+                                parts.backend.get(), &parts.ways);
+    if (!gpu.ok()) return gpu.status();
+    parts.gpu = *std::move(gpu);
+  }
+
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
   // Tables and the working memory of steps are made for no more than that.
   load.max_positions = flags.max_model_len;
-  if (opened->is_cuda) load.weight_dtype = parts.backend->activation_type();
+  if (opened->is_cuda()) load.weight_dtype = parts.backend->activation_type();
   const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());
   Progress loading({.what = "loading weights",
                     .total_bytes = bytes,
@@ -191,7 +218,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.model = *std::move(model);
 
   const DType kv_dtype =
-      kv_flag->value_or(opened->is_cuda ? parts.backend->activation_type()
+      kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()
                         : parts.model->weight_format() == "f32" ? DType::kF32
                                                                 : DType::kBF16);
   parts.kv_dtype = std::string(kernels::Name(kv_dtype));
@@ -200,8 +227,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // Each sequence of a step has at least one row.
   executor.max_sequences =
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
-  const absl::StatusOr<std::optional<GpuMemory>> gpu =
-      MeasureGpu(executor, *parts.model, *parts.backend);
+  const absl::StatusOr<std::optional<GpuMemory>> gpu = MeasureGpu(
+      executor, *parts.model,
+      parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);
   if (!gpu.ok()) return gpu.status();
   absl::StatusOr<KvPlan> plan = PlanKv(flags, *spec, kv_dtype, *gpu);
   if (!plan.ok()) return plan.status();
@@ -220,7 +248,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   executor.block_size = flags.block_size;
   executor.num_blocks = plan->num_blocks;
   executor.kv_dtype = kv_dtype;
-  executor.layers_per_group = LayersPerGroup(flags, spec->layers);
+  // Only prefill workers hand over what they compute.
+  if (role == v1::WORKER_ROLE_PREFILL) {
+    executor.layers_per_group = flags.layers_per_group;
+    executor.group_bytes = parts.slab_bytes / 2;  // a group fits into one slab
+  }
   auto device = engine::DeviceExecutor::Create(executor, parts.model.get(),
                                                parts.backend.get(), loop);
   if (!device.ok()) return device.status();

@@ -20,6 +20,7 @@
 #include "engine/model.h"
 #include "kernels/backend.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/gpu_handoff.h"
 
 namespace tandem::worker {
 
@@ -36,6 +37,7 @@ struct WorkerFlags {
   std::string advertise_host;           // empty: host
   std::string device = "auto";          // auto, cpu, cuda:N
   std::string cuda_library;             // empty: beside the program
+  std::string nccl_library;             // the same
   double gpu_memory_utilization = 0.9;  // of the GPU's memory, this process's
   int threads = 0;                      // 0: all cores of this process
   std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
@@ -47,10 +49,10 @@ struct WorkerFlags {
   int num_blocks = 0;          // 0: from kv_cache_bytes
   int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
   bool prefix_caching = true;
-  int layers_per_group = 0;      // of a handoff; 0: so that 8 groups result
-  std::string handoff = "auto";  // auto, shm, grpc
+  int layers_per_group = 0;      // of a handoff; 0: so that slices are large
+  std::string handoff = "auto";  // auto, nccl, shm, grpc
   bool mixed_numerics = false;
-  int64_t slab_bytes = 1 << 20;
+  int64_t slab_bytes = 0;  // 0: 8 MiB on a GPU, else 1 MiB
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration lease = absl::Seconds(4);
 };
@@ -58,6 +60,7 @@ struct WorkerFlags {
 // Fields in order of construction: later ones use earlier ones.
 struct WorkerParts {
   std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<GpuHandoff> gpu;  // null on a CPU
   std::unique_ptr<engine::Model> model;
   std::unique_ptr<engine::DeviceExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
@@ -67,6 +70,7 @@ struct WorkerParts {
   std::string incarnation;  // 16 random bytes
   std::string host_id;
   std::vector<std::string> ways;
+  int64_t slab_bytes = 0;
   v1::WorkerHello hello;  // without endpoints
 };
 

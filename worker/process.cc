@@ -60,6 +60,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
             "Share of the GPU's memory for this process", 0.01, 1);
   line->Add("cuda-library", &worker.cuda_library,
             "libtandem_cuda.so, where it is not beside the program");
+  line->Add("nccl-library", &worker.nccl_library,
+            "libtandem_nccl.so, where it is not beside the program");
   line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
@@ -83,12 +85,14 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->Add("enable-prefix-caching", &worker.prefix_caching,
             "Keep full blocks for later prompts that start alike");
   line->Group("Handoff");
-  line->AddChoice("handoff", &worker.handoff, {"auto", "shm", "grpc"},
-                  "How KV moves; auto: shared memory on one host, else gRPC");
+  line->AddChoice("handoff", &worker.handoff, {"auto", "nccl", "shm", "grpc"},
+                  "How KV moves; auto: between GPUs NCCL, else shared memory "
+                  "on one host, else gRPC");
   line->AddBytes("handoff-slab-bytes", &worker.slab_bytes,
-                 "Size of a staging buffer", {1 << 12, 3 << 20});
+                 "Size of a staging buffer; 0: 8 MiB on a GPU, else 1 MiB",
+                 {0, 64 << 20});
   line->AddInt("handoff-layers-per-group", &worker.layers_per_group,
-               "Layers that move together; 0: an eighth of the model",
+               "Layers that move together; 0: as many as fill half a buffer",
                {0, 1024});
   line->Add("mixed-numerics", &worker.mixed_numerics,
             "Accept pairs that differ in KV format (not reproducible)");
@@ -209,9 +213,13 @@ absl::Status Process::StartRole() {
       parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get());
   absl::Status made = absl::CancelledError("the loop stopped");
   loop_->RunSync([&] {
+    made = parts_.gpu == nullptr
+               ? absl::OkStatus()
+               : parts_.gpu->Start(parts_.hello.worker().worker_id(),
+                                   loop_.get(), &random_, metrics_.get());
+    if (!made.ok()) return;
     role_ = spec_.make({flags_.worker, parts_, executor_.get(), loop_.get(),
                         &random_, metrics_.get(), tls_});
-    made = absl::OkStatus();
   });
   return made;
 }
@@ -304,6 +312,7 @@ void Process::EachSecond() {
   second_->Start(absl::Seconds(1), [this] { EachSecond(); });
   watchdog_->Beat(loop_->Now());
   role_->UpdateMetrics();
+  if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();
   if (!role_->fatal().ok()) Finish(role_->fatal());
 }
 
@@ -352,6 +361,8 @@ void Process::Stop() {
   if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
   http_.reset();
   if (loop_ != nullptr) loop_->Stop();
+  // Gathers and scatters that run use memory of the role's.
+  if (parts_.executor != nullptr) parts_.executor->Synchronize();
   role_.reset();
   server_.reset();
   executor_.reset();

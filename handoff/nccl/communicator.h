@@ -66,11 +66,10 @@ class Library {
   // Thread-safe; called on hands. `peer` is for the library's own logs.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> NewCommunicator(
       const std::string& peer) = 0;
-  // Memory of the device that operations read and write. Never registered
-  // with the library: so only kernels of this process store into it, and a
-  // quiet communicator proves a quiet buffer whatever the peer does.
-  virtual absl::StatusOr<std::byte*> Allocate(size_t bytes) = 0;
-  virtual void Free(std::byte* memory) = 0;
+  // The GPU's own name, in every process of every host: its UUID.
+  virtual std::string device() const = 0;
+  // Whether two ranks may be on one GPU.
+  virtual bool shares_device() const = 0;
 };
 
 }  // namespace tandem::handoff::nccl

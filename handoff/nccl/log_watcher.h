@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says in the log what pairs do, and keeps what a worker must end with.
+// Says in the log what pairs do, and ends a process that must end.
 
 #ifndef TANDEM_HANDOFF_NCCL_LOG_WATCHER_H_
 #define TANDEM_HANDOFF_NCCL_LOG_WATCHER_H_
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,17 +31,17 @@ class LogWatcher final : public Watcher {
                                       {"bytes", bytes},
                                       {"cause", cause}});
   }
-  void OnFatal(const absl::Status& cause) override {
-    LogError("a communicator stays behind, so this process ends",
-             {{"cause", cause}});
-    fatal_ = cause;
+  void OnRefused(const std::string& pair, const absl::Status& cause) override {
+    LogWarning("handoff pair goes without NCCL",
+               {{"pair", pair}, {"cause", cause}});
   }
-
-  // Not OK: the process must end with it.
-  const absl::Status& fatal() const { return fatal_; }
-
- private:
-  absl::Status fatal_;
+  // As any failure of the GPU: what is stuck there may write where it likes,
+  // and every destructor that frees memory of the device would wait for it.
+  void OnFatal(const absl::Status& cause) override {
+    std::fprintf(stderr, "fatal: GPU: %s; this process ends\n",
+                 std::string(cause.message()).c_str());
+    std::_Exit(70);  // EX_SOFTWARE, as kernels/cuda
+  }
 };
 
 }  // namespace tandem::handoff::nccl

@@ -8,7 +8,8 @@
 //   works in every state, also while joining. (ncclCommRevoke does not block,
 //   but needs a communicator that has joined, and a destroy after it.)
 // - The user's stream is not waited for by the abort: Quiet asks it.
-// - Buffers that were not registered are read and written by this process's
+// - Buffers that were not registered (station.h allocates them) are read and
+// written by this process's
 //   kernels only; peers and network cards see NCCL's own buffers. So nothing
 //   is registered here and nothing is captured into a graph.
 
@@ -17,11 +18,13 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "handoff/nccl/loader.h"
 
@@ -32,6 +35,9 @@ namespace {
 // "total memory of the GPU".
 using MemStats = ncclResult_t(ncclComm_t, int, uint64_t*);
 constexpr int kMemTotal = 3;
+
+// From here on NCCL_MULTI_RANK_GPU_ENABLE means something.
+constexpr int kMultiRankVersion = 23000;
 
 struct Api {
   decltype(&::ncclGetVersion) get_version;
@@ -200,8 +206,12 @@ class NcclCommunicator final : public Communicator {
 
 class NcclLibrary final : public Library {
  public:
-  NcclLibrary(const Api& api, const LibraryOptions& options, int version)
-      : api_(api), options_(options), version_(version) {}
+  NcclLibrary(const Api& api, const LibraryOptions& options, int version,
+              std::string device)
+      : api_(api),
+        options_(options),
+        version_(version),
+        device_(std::move(device)) {}
 
   std::string version() const override {
     return absl::StrCat("NCCL ", version_ / 10'000, ".", version_ / 100 % 100,
@@ -220,24 +230,18 @@ class NcclLibrary final : public Library {
       const std::string& peer) override {
     return std::make_unique<NcclCommunicator>(api_, options_, peer);
   }
-  absl::StatusOr<std::byte*> Allocate(size_t bytes) override {
-    cudaError_t code = cudaSetDevice(options_.device);
-    if (code != cudaSuccess) return CudaError(code, "device");
-    void* memory = nullptr;
-    code = cudaMalloc(&memory, bytes);
-    if (code == cudaErrorMemoryAllocation) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no ", bytes, " bytes of GPU memory"));
-    }
-    if (code != cudaSuccess) return CudaError(code, "cudaMalloc");
-    return static_cast<std::byte*>(memory);
+  std::string device() const override { return device_; }
+  bool shares_device() const override {
+    const char* const allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return version_ >= kMultiRankVersion && allowed != nullptr &&
+           std::strcmp(allowed, "1") == 0;
   }
-  void Free(std::byte* memory) override { static_cast<void>(cudaFree(memory)); }
 
  private:
   const Api api_;
   const LibraryOptions options_;
   const int version_;
+  const std::string device_;
 };
 
 template <typename Function>
@@ -247,6 +251,12 @@ bool Find(void* library, const char* name, Function* function) {
 }
 
 absl::StatusOr<std::unique_ptr<Library>> Open(const LibraryOptions& options) {
+  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && std::strcmp(blocking, "0") != 0) {
+    return absl::FailedPreconditionError(
+        "NCCL_COMM_BLOCKING is set: calls that block have no deadline; unset "
+        "it");
+  }
   // Never closed: its threads live until the process ends.
   void* const library = dlopen(options.nccl.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -274,9 +284,16 @@ absl::StatusOr<std::unique_ptr<Library>> Open(const LibraryOptions& options) {
         absl::StrCat(options.nccl, " is NCCL ", version, ", this needs ",
                      NCCL_VERSION_CODE, " or newer"));
   }
-  const cudaError_t device = cudaSetDevice(options.device);
+  cudaDeviceProp properties{};
+  cudaError_t device = cudaSetDevice(options.device);
+  if (device == cudaSuccess) {
+    device = cudaGetDeviceProperties(&properties, options.device);
+  }
   if (device != cudaSuccess) return CudaError(device, "device");
-  return std::make_unique<NcclLibrary>(api, options, version);
+  return std::make_unique<NcclLibrary>(
+      api, options, version,
+      absl::BytesToHexString(absl::string_view(properties.uuid.bytes,
+                                               sizeof(properties.uuid.bytes))));
 }
 
 }  // namespace

@@ -135,6 +135,18 @@ class NcclReceiverWay final : public ReceiverWay {
           absl::StrCat("slabs of ", slab_bytes, " bytes, buffers of ",
                        station_->options().slab_bytes));
     }
+    const nccl::Library& library = *station_->library();
+    if (hello.gpu() == library.device() && !library.shares_device()) {
+      const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
+          "both workers are on GPU ", library.device(),
+          ": that takes NCCL 2.30 or newer (here: ", library.version(),
+          ") and NCCL_MULTI_RANK_GPU_ENABLE=1 on both"));
+      station_->watcher()->OnRefused(
+          absl::StrCat(hello.sender().worker_id(), ">",
+                       station_->options().self),
+          status);
+      return status;
+    }
     return std::make_unique<NcclReceiverChannel>(
         station_, hello.sender().worker_id(), slabs);
   }

@@ -115,9 +115,14 @@ class NcclSenderWay final : public SenderWay {
       absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<SenderChannel>>)>
           done) override {
     if (welcome.slab_bytes() != station_->options().slab_bytes) {
-      done(absl::FailedPreconditionError(absl::StrCat(
+      const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
           "the peer has slabs of ", welcome.slab_bytes(),
-          " bytes, this worker of ", station_->options().slab_bytes)));
+          " bytes, this worker of ", station_->options().slab_bytes,
+          ": --handoff-slab-bytes must be equal"));
+      station_->watcher()->OnRefused(
+          absl::StrCat(station_->options().self, ">", welcome.worker_id()),
+          status);
+      done(status);
       return;
     }
     done(std::make_unique<NcclSenderChannel>(station_, welcome.worker_id(),

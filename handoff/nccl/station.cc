@@ -18,12 +18,12 @@ constexpr absl::Duration kFarewell = absl::Seconds(3);
 
 absl::StatusOr<std::unique_ptr<Station>> Station::Create(
     const StationOptions& options, Loop* loop, Random* random, Library* library,
-    NewHand new_hand, Watcher* watcher) {
-  std::unique_ptr<Station> station(new Station(options, loop, random, library,
-                                               std::move(new_hand), watcher));
+    DeviceMemory* memory, NewHand new_hand, Watcher* watcher) {
+  std::unique_ptr<Station> station(new Station(
+      options, loop, random, library, memory, std::move(new_hand), watcher));
   for (int i = 0; i < options.buffers; ++i) {
     absl::StatusOr<std::byte*> buffer =
-        library->Allocate(static_cast<size_t>(options.slab_bytes));
+        memory->Allocate(static_cast<size_t>(options.slab_bytes));
     if (!buffer.ok()) {
       return absl::Status(
           buffer.status().code(),
@@ -38,11 +38,13 @@ absl::StatusOr<std::unique_ptr<Station>> Station::Create(
 }
 
 Station::Station(const StationOptions& options, Loop* loop, Random* random,
-                 Library* library, NewHand new_hand, Watcher* watcher)
+                 Library* library, DeviceMemory* memory, NewHand new_hand,
+                 Watcher* watcher)
     : options_(options),
       loop_(loop),
       random_(random),
       library_(library),
+      memory_(memory),
       new_hand_(std::move(new_hand)),
       watcher_(watcher),
       next_join_(loop->Now()),
@@ -66,7 +68,7 @@ Station::~Station() {
   }
   buried_.clear();
   if (left) return;  // a kernel may still store into a buffer
-  for (std::byte* buffer : buffers_) library_->Free(buffer);
+  for (std::byte* buffer : buffers_) memory_->Free(buffer);
 }
 
 void Station::Add(Pair* pair) { pairs_.insert(pair); }

@@ -56,7 +56,7 @@ struct StationOptions {
   absl::Duration warm_stall_timeout = absl::Seconds(5);
   absl::Duration idle_timeout = absl::Minutes(5);
   absl::Duration min_idle = absl::Seconds(10);  // before a place is taken away
-  absl::Duration burial_timeout = absl::Seconds(15);
+  absl::Duration burial_timeout = absl::Seconds(10);
   absl::Duration backoff_min = absl::Seconds(1);
   absl::Duration backoff_max = absl::Seconds(30);
 };
@@ -75,6 +75,16 @@ struct StationCounters {
   int64_t memory_bytes = 0;  // that those take
 };
 
+// Memory of the device that operations read and write. Never registered with
+// NCCL: so only kernels of this process store into it, and a quiet communicator
+// proves a quiet buffer whatever the peer does.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual absl::StatusOr<std::byte*> Allocate(size_t bytes) = 0;
+  virtual void Free(std::byte* memory) = 0;
+};
+
 // What an operator wants to know of pairs ("prefill-1>decode-2").
 class Watcher {
  public:
@@ -86,6 +96,8 @@ class Watcher {
   virtual void OnBroken(const std::string& pair, uint64_t life,
                         const std::string& stage, int64_t bytes,
                         const absl::Status& cause) = 0;
+  // This pair never has a communicator, and uses its other ways.
+  virtual void OnRefused(const std::string& pair, const absl::Status& cause) {}
   // A communicator cannot be got rid of: the process must end, and at once,
   // since memory that may still be written is part of it. At most once.
   virtual void OnFatal(const absl::Status& cause) = 0;
@@ -96,10 +108,12 @@ class Station {
   // Makes the loop that a communicator's calls run on.
   using NewHand = std::function<std::unique_ptr<Loop>(const std::string& name)>;
 
-  // Allocates the buffers. `library` and `watcher` outlive the station.
+  // Allocates the buffers. `library`, `memory` and `watcher` outlive the
+  // station.
   static absl::StatusOr<std::unique_ptr<Station>> Create(
       const StationOptions& options, Loop* loop, Random* random,
-      Library* library, NewHand new_hand, Watcher* watcher);
+      Library* library, DeviceMemory* memory, NewHand new_hand,
+      Watcher* watcher);
   // Waits, for a moment, for what is not gone yet; what then still is not
   // keeps its memory and its thread.
   ~Station();
@@ -146,7 +160,8 @@ class Station {
 
  private:
   Station(const StationOptions& options, Loop* loop, Random* random,
-          Library* library, NewHand new_hand, Watcher* watcher);
+          Library* library, DeviceMemory* memory, NewHand new_hand,
+          Watcher* watcher);
   void GiveTurn();
   void GivePlaces();
   void MakeRoom();
@@ -155,6 +170,7 @@ class Station {
   Loop* const loop_;
   Random* const random_;
   Library* const library_;
+  DeviceMemory* const memory_;
   const NewHand new_hand_;
   Watcher* const watcher_;
   bool dead_ = false;

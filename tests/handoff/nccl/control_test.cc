@@ -380,7 +380,7 @@ TEST(NcclQuarantine, ACommunicatorThatStaysEndsTheProcess) {
       w.fabric->Arm(kDecodeGpu, On::kReceive, Act::kStall, 3);
       w.fabric->Arm(gpu, On::kAbort, act);
       EXPECT_FALSE(w.Try(1, kPositions).ok());
-      w.world.loop.RunFor(absl::Seconds(10));
+      w.world.loop.RunFor(absl::Seconds(5));
       EXPECT_TRUE(w.fatal(gpu).ok());
       EXPECT_EQ(w.counters(gpu).communicators, 1);
       // Meanwhile it works by the other way.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/handoff/nccl/double.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -235,14 +237,10 @@ class Double final : public Library {
       const std::string&) override {
     return std::make_unique<DoubleRank>(fabric_, options_);
   }
-  absl::StatusOr<std::byte*> Allocate(size_t bytes) override {
-    ++fabric_->gpus[options_.gpu].allocated;
-    return static_cast<std::byte*>(::operator new(bytes));
+  std::string device() const override {
+    return absl::StrCat("double-gpu-", options_.gpu);
   }
-  void Free(std::byte* memory) override {
-    --fabric_->gpus[options_.gpu].allocated;
-    ::operator delete(memory);
-  }
+  bool shares_device() const override { return options_.shares_device; }
 
  private:
   Fabric* const fabric_;
@@ -258,6 +256,18 @@ Fabric* Fabric::Make() {
   // Fresh pages are zero, which is how everything here begins; constructing
   // the members would touch all the rings.
   return static_cast<Fabric*>(memory);
+}
+
+Fabric* Fabric::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return nullptr;
+  void* memory = MAP_FAILED;
+  if (ftruncate(fd, sizeof(Fabric)) == 0) {
+    memory = mmap(nullptr, sizeof(Fabric), PROT_READ | PROT_WRITE, MAP_SHARED,
+                  fd, 0);
+  }
+  close(fd);
+  return memory == MAP_FAILED ? nullptr : static_cast<Fabric*>(memory);
 }
 
 void Fabric::Arm(int gpu, On on, Act act, int64_t skip, int64_t amount,
@@ -291,6 +301,15 @@ Act Fabric::Take(int gpu, On on, int64_t* amount) {
     return act;
   }
   return Act::kNone;
+}
+
+absl::StatusOr<std::byte*> DoubleMemory::Allocate(size_t bytes) {
+  ++fabric_->gpus[gpu_].allocated;
+  return static_cast<std::byte*>(::operator new(bytes));
+}
+void DoubleMemory::Free(std::byte* memory) {
+  --fabric_->gpus[gpu_].allocated;
+  ::operator delete(memory);
 }
 
 std::unique_ptr<Library> NewDouble(Fabric* fabric, DoubleOptions options) {

@@ -26,6 +26,7 @@
 
 #include "absl/time/time.h"
 #include "handoff/nccl/communicator.h"
+#include "handoff/nccl/station.h"
 
 namespace tandem::handoff::nccl::testing {
 
@@ -80,6 +81,9 @@ struct Fabric {
 
   // Never freed by one of several processes: the kernel does.
   static Fabric* Make();
+  // Between processes that find it by a file's name. Open makes what is not
+  // there; null: it cannot.
+  static Fabric* Open(const std::string& path);
 
   void Arm(int gpu, On on, Act act, int64_t skip = 0, int64_t amount = 0,
            int64_t times = 1);
@@ -98,6 +102,7 @@ struct Fabric {
 
 struct DoubleOptions {
   int gpu = 0;
+  bool shares_device = false;
   std::function<absl::Time()> now = [] { return absl::Now(); };
   // What a hanging call does: by default sleeps until `released`.
   std::function<void()> hang;
@@ -106,6 +111,18 @@ struct DoubleOptions {
 };
 
 std::unique_ptr<Library> NewDouble(Fabric* fabric, DoubleOptions options);
+
+// Buffers in host memory, counted by GPU.
+class DoubleMemory final : public DeviceMemory {
+ public:
+  DoubleMemory(Fabric* fabric, int gpu) : fabric_(fabric), gpu_(gpu) {}
+  absl::StatusOr<std::byte*> Allocate(size_t bytes) override;
+  void Free(std::byte* memory) override;
+
+ private:
+  Fabric* const fabric_;
+  const int gpu_;
+};
 
 }  // namespace tandem::handoff::nccl::testing
 

@@ -131,12 +131,14 @@ class NcclWorld {
       options.now = [this] { return world.loop.Now(); };
       options.hang = [this] { hands.running()->Freeze(); };
       libraries.push_back(NewDouble(fabric, options));
+      memories.push_back(std::make_unique<DoubleMemory>(fabric, gpu));
       StationOptions station = s.station;
       station.self =
           gpu == 0 ? "decode" : world.prefills[gpu - 1]->self.worker_id();
       seen.push_back(std::make_unique<Seen>());
       stations.push_back(*Station::Create(
           station, &world.loop, &world.random, libraries[gpu].get(),
+          memories[gpu].get(),
           [this](const std::string& name) { return hands.Make(name); },
           seen[gpu].get()));
     }
@@ -240,6 +242,7 @@ class NcclWorld {
   World world;
   Hands hands;
   std::vector<std::unique_ptr<Library>> libraries;
+  std::vector<std::unique_ptr<DoubleMemory>> memories;
   std::vector<std::unique_ptr<Seen>> seen;  // by gpu
   std::vector<std::unique_ptr<Station>> stations;
 
