@@ -126,7 +126,8 @@ std::string ToJson(const v1::GenerateOnceResponse& response) {
       {"timings", TimingsJson(response.done().timings())},
       {"workers",
        {{"prefill", response.done().workers().prefill()},
-        {"decode", response.done().workers().decode()}}}};
+        {"decode", response.done().workers().decode()}}},
+      {"reproducible", !response.done().not_reproducible()}};
   if (sequence.logprobs_size() > 0) {
     object["logprobs"] = LogprobsJson(sequence);
   }
@@ -168,7 +169,10 @@ std::string TimingsTable(const v1::GenerateDone& done) {
                            t.way().empty() ? "" : " by way of " + t.way()));
   table += line("workers",
                 absl::StrCat("prefill ", split ? done.workers().prefill() : "-",
-                             ", decode ", done.workers().decode()));
+                             ", decode ", done.workers().decode(),
+                             done.not_reproducible()
+                                 ? " (mixed numerics: not reproducible)"
+                                 : ""));
   return table;
 }
 

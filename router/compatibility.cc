@@ -44,9 +44,12 @@ absl::Status CheckPair(const v1::WorkerHello& prefill,
   const bool mixed = prefill.mixed_numerics() && decode.mixed_numerics();
   for (const std::string& field : Differences(prefill, decode)) {
     if (field == kNumerics && mixed) continue;
-    problems.push_back(absl::StrCat("fingerprint ", field, ": ",
-                                    Shown(Part(prefill, field)),
-                                    " != ", Shown(Part(decode, field))));
+    problems.push_back(
+        absl::StrCat("fingerprint ", field, ": ", Shown(Part(prefill, field)),
+                     " != ", Shown(Part(decode, field)),
+                     field == kNumerics ? " (--mixed-numerics on both workers "
+                                          "would allow this)"
+                                        : ""));
   }
   if (prefill.protocol_max() < decode.protocol_min() ||
       decode.protocol_max() < prefill.protocol_min()) {

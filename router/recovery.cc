@@ -225,6 +225,7 @@ void Request::SendRetry() {
   retry->set_suspect(suspect());
   prefill_ref_ = prefill.value_or(v1::WorkerRef());
   local_ = !prefill.has_value();
+  NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            history_tokens());
   decode_->stream->Send(std::move(message));
@@ -338,6 +339,7 @@ v1::GenerateDone Request::Summary() const {
   timings->set_preemptions(preemptions_ + decode_finished_.preemptions());
   done.mutable_workers()->set_prefill(prefill_ref_.worker_id());
   done.mutable_workers()->set_decode(decode_ref_.worker_id());
+  done.set_not_reproducible(mixed_);
   return done;
 }
 

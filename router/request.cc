@@ -73,6 +73,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
     counters.set_split_placements(counters.split_placements() + 1);
   }
   context_.observer->OnPlaced(!local_);
+  NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            std::max(1, history_tokens() - cached_tokens));
 
@@ -399,6 +400,16 @@ void Request::Tick(bool judge) {
       beat.mutable_beat();
       decode_->stream->Send(std::move(beat));
     }
+  }
+}
+
+void Request::NotePair() {
+  const Worker* const prefill =
+      context_.registry->Find(prefill_ref_.worker_id());
+  const Worker* const decode = context_.registry->Find(decode_ref_.worker_id());
+  if (prefill != nullptr && decode != nullptr &&
+      !SameResults(prefill->hello, decode->hello)) {
+    mixed_ = true;
   }
 }
 

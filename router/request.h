@@ -154,6 +154,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnAttemptStarted(uint32_t attempt);
   void OnDead(const v1::AttemptDead& dead);
   void OnDecodeFinished(const v1::DecodeFinished& finished);
+  // Whether this pair makes the answer depend on where it was computed.
+  void NotePair();
   void OpenPrefill(const std::string& ticket);
   void OnPrefill(const v1::PrefillResponse& message);
   void OnPrefillClosed(const absl::Status& status);
@@ -199,6 +201,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // The two calls.
   v1::WorkerRef decode_ref_;
   v1::WorkerRef prefill_ref_;  // of the attempt; empty: local
+  bool mixed_ = false;         // some pair of it differed in numerics
   std::unique_ptr<DecodeLeg> decode_;
   std::unique_ptr<PrefillLeg> prefill_;
   uint32_t attempt_ = 0;  // the newest one opened
