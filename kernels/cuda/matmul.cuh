@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/cuda/device/async_copy.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/device/tensor_ops.h"
@@ -70,6 +71,65 @@ struct TileOrder {
     token_tile = first + within % width;
   }
 };
+
+// The stages of a block that takes every grid_x-th tile, one after the other.
+struct StageCursor {
+  int tiles;
+  int row_tiles;
+  int token_tiles;
+  int stages;  // of a tile
+  int step;
+  int index;
+  TileOrder tile;
+  int stage = 0;
+
+  TANDEM_DEVICE StageCursor(Grid& g, int of_rows, int of_tokens, int of_stages)
+      : tiles(of_rows * of_tokens),
+        row_tiles(of_rows),
+        token_tiles(of_tokens),
+        stages(of_stages),
+        step(g.grid_x()),
+        index(g.block_x()),
+        tile(index, row_tiles, token_tiles) {}
+  TANDEM_DEVICE bool Done() const { return index >= tiles; }
+  TANDEM_DEVICE void Next() {
+    if (++stage < stages) return;
+    stage = 0;
+    index += step;
+    tile = TileOrder(index, row_tiles, token_tiles);
+  }
+};
+
+// What the copying thread of a block does: copies.Weights(cursor, place)
+// announces a stage's bytes and fetches its weights, copies.Tokens(cursor,
+// place) its tokens. Weights depend on no kernel: a ring full of them is
+// fetched while the kernel before this one ends.
+template <int kStages, typename Copies>
+TANDEM_DEVICE void FillRing(Grid& g, const StageCursor& first,
+                            AsyncBarrier* empty, const Copies& copies) {
+  StageCursor weights = first;
+  RingPlace<kStages> place;
+  for (int i = 0; i < kStages && !weights.Done(); ++i) {
+    copies.Weights(weights, place.slot);
+    weights.Next();
+    place.Next();
+  }
+  WaitForPrevious(g);
+  LaunchNext(g);
+  StageCursor tokens = first;
+  RingPlace<kStages> lap;
+  for (int i = 0; i < kStages && !tokens.Done(); ++i) {
+    copies.Tokens(tokens, lap.slot);
+    tokens.Next();
+    lap.Next();
+  }
+  for (; !weights.Done(); weights.Next()) {
+    AwaitPhase(g, empty + place.slot, place.parity ^ 1);
+    copies.Weights(weights, place.slot);
+    copies.Tokens(weights, place.slot);
+    place.Next();
+  }
+}
 
 // Copies tokens' inputs [col, col + 64) into `to`, 128 swizzled bytes each;
 // zeros beyond the last token and column. Rows of odd sizes cannot be copied

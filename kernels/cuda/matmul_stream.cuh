@@ -21,6 +21,7 @@ namespace tandem::kernels::cuda {
 template <typename T, typename W, typename Tiles>
 struct MatMulStreamKernel {
   using Base = MatMulKernel<T, W, Tiles>;
+  static constexpr bool kWaits = true;  // in FillRing
   static constexpr int kConsumers = Tiles::kThreads;
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kTokens = Tiles::kTokens;
@@ -67,7 +68,13 @@ struct MatMulStreamKernel {
     }
     g.Barrier();
     if (g.thread() >= kConsumers) {
-      if (g.thread() == kConsumers) Produce(g, ring, full, empty);
+      if (g.thread() == kConsumers) {
+        FillRing<kStages>(
+            g,
+            {g, RowTiles(p.rows), TokenTiles(p.tokens),
+             (WeightBlocks(p.cols) + Tiles::kBlocks - 1) / Tiles::kBlocks},
+            empty, Copies{g, *this, ring, full});
+      }
     } else {
       Consume(g, ring, full, empty, reinterpret_cast<T*>(out));
     }
@@ -76,42 +83,45 @@ struct MatMulStreamKernel {
   TANDEM_DEVICE int TileCount() const {
     return RowTiles(p.rows) * TokenTiles(p.tokens);
   }
-  TANDEM_DEVICE int Stages() const {
-    return (WeightBlocks(p.cols) + Tiles::kBlocks - 1) / Tiles::kBlocks;
-  }
+  struct Copies {
+    Grid& g;
+    const MatMulStreamKernel& kernel;
+    std::byte* ring;
+    AsyncBarrier* full;
 
-  TANDEM_DEVICE void Produce(Grid& g, std::byte* ring, AsyncBarrier* full,
-                             AsyncBarrier* empty) const {
-    constexpr int kRowBytes = Base::kRowBytes;
-    const int columns = WeightBlocks(p.cols);
-    const int stages = Stages();
-    Place at;
-    for (int i = g.block_x(); i < TileCount(); i += g.grid_x()) {
-      const TileOrder tile(i, RowTiles(p.rows), TokenTiles(p.tokens));
-      const int row = tile.row_tile * Tiles::kRows;
-      const std::byte* const weights =
+    // Of the 64-column blocks of a stage, how many the matrix has.
+    TANDEM_DEVICE int Blocks(const StageCursor& at) const {
+      return Smaller(Tiles::kBlocks,
+                     WeightBlocks(kernel.p.cols) - at.stage * Tiles::kBlocks);
+    }
+    TANDEM_DEVICE void Weights(const StageCursor& at, int slot) const {
+      constexpr int kColumnBytes = kWeightBlock * Base::kRowBytes;
+      const MatMulParams& p = kernel.p;
+      const int row = at.tile.row_tile * Tiles::kRows;
+      const std::byte* const from =
           p.weights +
-          int64_t{row / kWeightBlock} * columns * (kWeightBlock * kRowBytes) +
-          row % kWeightBlock * kRowBytes;
-      for (int s = 0; s < stages; ++s) {
-        std::byte* const w = ring + at.slot * kStageBytes;
-        std::byte* const tokens = w + Tiles::kBlocks * Base::kWBlock;
-        AsyncBarrier* const arrived = full + at.slot;
-        const int first = s * Tiles::kBlocks;
-        const int blocks = Smaller(Tiles::kBlocks, columns - first);
-        AwaitPhase(g, empty + at.slot, at.parity ^ 1);
-        ArriveExpecting(g, arrived, blocks * (Base::kWBlock + Base::kXBlock));
-        for (int b = 0; b < blocks; ++b) {
-          CopyBulk(g, w + b * Base::kWBlock,
-                   weights + int64_t{first + b} * (kWeightBlock * kRowBytes),
-                   Base::kWBlock, arrived);
-          CopyTile(g, tokens + b * Base::kXBlock, x, (first + b) * kWeightBlock,
-                   tile.token_tile * kTokens, arrived);
-        }
-        at.Next();
+          (int64_t{row / kWeightBlock} * WeightBlocks(p.cols) +
+           at.stage * Tiles::kBlocks) *
+              kColumnBytes +
+          row % kWeightBlock * Base::kRowBytes;
+      const int blocks = Blocks(at);
+      ArriveExpecting(g, full + slot, blocks * (Base::kWBlock + Base::kXBlock));
+      for (int b = 0; b < blocks; ++b) {
+        CopyBulk(g, ring + slot * kStageBytes + b * Base::kWBlock,
+                 from + int64_t{b} * kColumnBytes, Base::kWBlock, full + slot);
       }
     }
-  }
+    TANDEM_DEVICE void Tokens(const StageCursor& at, int slot) const {
+      std::byte* const to =
+          ring + slot * kStageBytes + Tiles::kBlocks * Base::kWBlock;
+      const int blocks = Blocks(at);
+      for (int b = 0; b < blocks; ++b) {
+        CopyTile(g, to + b * Base::kXBlock, kernel.x,
+                 (at.stage * Tiles::kBlocks + b) * kWeightBlock,
+                 at.tile.token_tile * kTokens, full + slot);
+      }
+    }
+  };
 
   TANDEM_DEVICE void Consume(Grid& g, const std::byte* ring, AsyncBarrier* full,
                              AsyncBarrier* empty, T* out) const {

@@ -30,6 +30,7 @@ namespace tandem::kernels::cuda {
 // T: activations; W: T or E4M3. kTokens: 64, 128 or 256.
 template <typename T, typename W, int kConsumers, int kTokens_, int kStages>
 struct MatMulWgmmaKernel {
+  static constexpr bool kWaits = true;  // in FillRing
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kTokens = kTokens_;
@@ -88,7 +89,12 @@ struct MatMulWgmmaKernel {
     const int warpgroup = g.warp() / 4;
     if (warpgroup == kConsumers) {
       if constexpr (kConsumers > 1) GiveRegisters<kProducerRegisters>(g);
-      if (g.thread() == kConsumers * 128) Produce(g, ring, full, empty);
+      if (g.thread() == kConsumers * 128) {
+        FillRing<kStages>(
+            g,
+            {g, RowTiles(p.rows), TokenTiles(p.tokens), WeightBlocks(p.cols)},
+            empty, Copies{g, *this, ring, full});
+      }
     } else {
       if constexpr (kConsumers > 1) TakeRegisters<kConsumerRegisters>(g);
       Consume(g, warpgroup, ring, full, empty, out + warpgroup * kOutBytes);
@@ -99,33 +105,30 @@ struct MatMulWgmmaKernel {
     return RowTiles(p.rows) * TokenTiles(p.tokens);
   }
 
-  TANDEM_DEVICE void Produce(Grid& g, std::byte* ring, AsyncBarrier* full,
-                             AsyncBarrier* empty) const {
-    const int stages = WeightBlocks(p.cols);
-    Place at;
-    for (int i = g.block_x(); i < Tiles(); i += g.grid_x()) {
-      const TileOrder tile(i, RowTiles(p.rows), TokenTiles(p.tokens));
-      const int row_block = tile.row_tile * kConsumers;
-      const int left = WeightBlocks(p.rows) - row_block;
-      const int blocks = left < kConsumers ? left : kConsumers;
-      const std::byte* const weights =
-          p.weights + int64_t{row_block} * stages * kWBlock;
-      for (int s = 0; s < stages; ++s) {
-        std::byte* const to = ring + at.slot * kStageBytes;
-        AsyncBarrier* const arrived = full + at.slot;
-        AwaitPhase(g, empty + at.slot, at.parity ^ 1);
-        ArriveExpecting(g, arrived, blocks * kWBlock + kXBlock);
-        for (int b = 0; b < blocks; ++b) {
-          CopyBulk(g, to + b * kWBlock,
-                   weights + (int64_t{b} * stages + s) * kWBlock, kWBlock,
-                   arrived);
-        }
-        CopyTile(g, to + kConsumers * kWBlock, x, s * kWeightBlock,
-                 tile.token_tile * kTokens, arrived);
-        at.Next();
+  struct Copies {
+    Grid& g;
+    const MatMulWgmmaKernel& kernel;
+    std::byte* ring;
+    AsyncBarrier* full;
+
+    TANDEM_DEVICE void Weights(const StageCursor& at, int slot) const {
+      const MatMulParams& p = kernel.p;
+      const int row_block = at.tile.row_tile * kConsumers;
+      const int blocks = Smaller(kConsumers, WeightBlocks(p.rows) - row_block);
+      ArriveExpecting(g, full + slot, blocks * kWBlock + kXBlock);
+      for (int b = 0; b < blocks; ++b) {
+        CopyBulk(g, ring + slot * kStageBytes + b * kWBlock,
+                 p.weights +
+                     (int64_t{row_block + b} * at.stages + at.stage) * kWBlock,
+                 kWBlock, full + slot);
       }
     }
-  }
+    TANDEM_DEVICE void Tokens(const StageCursor& at, int slot) const {
+      CopyTile(g, ring + slot * kStageBytes + kConsumers * kWBlock, kernel.x,
+               at.stage * kWeightBlock, at.tile.token_tile * kTokens,
+               full + slot);
+    }
+  };
 
   // Issues the four steps of a stage.
   TANDEM_DEVICE static void Step(Grid& g, const std::byte* w,
