@@ -535,7 +535,8 @@ void Block::TileCopy(Grid& g, void* to, const TensorSource& source, int column,
       const int valid =
           row + r < source.rows ? std::clamp(source.cols - first, 0, 8) : 0;
       flight.pieces.push_back(
-          {static_cast<std::byte*>(to) + r * 128 + (chunk ^ (r % 8)) * 16,
+          {static_cast<std::byte*>(to) + ptrdiff_t{128} * r +
+               ptrdiff_t{16} * (chunk ^ (r % 8)),
            valid > 0 ? data + ((row + r) * source.stride + first) * 2 : nullptr,
            valid * 2});
     }
