@@ -15,12 +15,14 @@
 
 namespace tandem::kernels::cuda {
 
-template <typename T, int D, int kSlots>
+// Stream: KeyStream, or what gives its chunks from another cache.
+template <typename T, int D, int kSlots,
+          template <typename, int, int, int> typename Stream = KeyStream>
 struct AttentionDecodeKernel {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16;
-  using Keys = KeyStream<T, D, kSlots, kThreads>;
+  using Keys = Stream<T, D, kSlots, kThreads>;
   static constexpr int kQueryBytes = kRows * D * 2;
   static constexpr int kWeightBytes = kRows * kAttentionTile * 2;
   static constexpr int kMaximaBytes = kWarps * kRows * 4;

@@ -11,11 +11,14 @@
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_F32_CUH_
 #define TANDEM_KERNELS_CUDA_ATTENTION_F32_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/device/codes.h"
 
 namespace tandem::kernels::cuda {
 
-// KV: float or BFloat16, what the cache holds.
+// KV: float, BFloat16, Half or Code8, what the cache holds.
 template <typename KV>
 struct AttentionF32Kernel {
   static constexpr int kThreads = 128;
@@ -27,12 +30,36 @@ struct AttentionF32Kernel {
   AttentionKernelParams p;
   int num_spans;
 
-  TANDEM_DEVICE const KV* At(const void* side, const int32_t* table,
-                             int kv_head, int key) const {
+  // One vector of the cache, in f32.
+  struct CachedVector {
+    const KV* elements;
+    float scale;
+    DType type;
+
+    TANDEM_DEVICE float operator[](int i) const {
+      if constexpr (std::is_same_v<KV, Code8>) {
+        return Mul(FloatFromCode(type, elements[i].bits), scale);
+      } else {
+        return ToFloat(elements[i]);
+      }
+    }
+  };
+  TANDEM_DEVICE CachedVector At(const void* side, const void* scales,
+                                const int32_t* table, int kv_head,
+                                int key) const {
     const int block = key / p.block_size;
-    return static_cast<const KV*>(side) + table[block] * p.block_stride +
-           kv_head * p.head_stride +
-           int64_t{key - block * p.block_size} * p.head_dim;
+    const int slot = key - block * p.block_size;
+    const int64_t begin = table[block] * p.block_stride;
+    CachedVector vector{static_cast<const KV*>(side) + begin +
+                            kv_head * p.head_stride +
+                            int64_t{slot} * p.head_dim,
+                        1.0f, p.kv};
+    if constexpr (std::is_same_v<KV, Code8>) {
+      vector.scale = *reinterpret_cast<const float*>(
+          static_cast<const std::byte*>(scales) + begin +
+          (int64_t{kv_head} * p.block_size + slot) * 4);
+    }
+    return vector;
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -66,10 +93,10 @@ struct AttentionF32Kernel {
       g.Barrier();
       float most = -kInfinity;
       for (int key = begin + g.thread(); key < end; key += kThreads) {
-        const KV* const k = At(p.k, table, kv_head, key);
+        const CachedVector k = At(p.k, p.k_scales, table, kv_head, key);
         float chain = 0;
         for (int i = 0; i < p.head_dim; ++i) {
-          chain = Fma(q[i], ToFloat(k[i]), chain);
+          chain = Fma(q[i], k[i], chain);
         }
         const float score = Mul(chain, p.scale);
         weights[key - begin] = score;
@@ -114,7 +141,7 @@ struct AttentionF32Kernel {
         float value = 0;
         for (int key = begin; key < end; ++key) {
           value = Fma(weights[key - begin],
-                      ToFloat(At(p.v, table, kv_head, key)[i]), value);
+                      At(p.v, p.v_scales, table, kv_head, key)[i], value);
         }
         merged[n] = segment == range.first_segment
                         ? value

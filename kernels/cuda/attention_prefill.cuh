@@ -15,11 +15,13 @@
 
 namespace tandem::kernels::cuda {
 
-template <typename T, int D, int kWarps, int kSlots>
+// Stream: KeyStream, or what gives its chunks from another cache.
+template <typename T, int D, int kWarps, int kSlots,
+          template <typename, int, int, int> typename Stream = KeyStream>
 struct AttentionPrefillKernel {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kWarps;
-  using Keys = KeyStream<T, D, kSlots, kThreads>;
+  using Keys = Stream<T, D, kSlots, kThreads>;
   static constexpr int kQueryBytes = kRows * D * 2;
   static constexpr int kMergedBytes = kRows * D * 4;
   static constexpr int kSharedBytes = Keys::kBytes + kQueryBytes + kMergedBytes;

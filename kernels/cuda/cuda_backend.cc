@@ -85,10 +85,11 @@ absl::Status CheckShape(const KvShape& shape, DType activation) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to ", kMaxBlockSize));
   }
-  if (activation != DType::kF32 && shape.dtype != activation) {
+  if (activation != DType::kF32 && shape.dtype != activation &&
+      !IsQuantised(shape.dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
-                     ", expected the activations' ",
+                     ", expected fp8, int8 or the activations' ",
                      std::string(Name(activation)), " on a GPU"));
   }
   return absl::OkStatus();
@@ -104,8 +105,8 @@ struct Slice {
 Slice SliceOf(const KvView& kv, const KvRange& range, DType wire,
               uint64_t digest_key) {
   Slice slice{};
-  slice.row_bytes = int64_t{2} * (range.head_end - range.head_begin) *
-                    kv.head_dim * static_cast<int64_t>(SizeOf(wire));
+  slice.row_bytes =
+      KvRowBytes(wire, range.head_end - range.head_begin, kv.head_dim);
   const int64_t layer_bytes =
       slice.row_bytes * (range.position_end - range.position_begin);
   slice.bytes = layer_bytes * (range.layer_end - range.layer_begin);

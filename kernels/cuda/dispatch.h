@@ -4,6 +4,7 @@
 #ifndef TANDEM_KERNELS_CUDA_DISPATCH_H_
 #define TANDEM_KERNELS_CUDA_DISPATCH_H_
 
+#include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/device/types.h"
 #include "kernels/cuda/launch.h"
 
@@ -24,6 +25,12 @@ int WithElement(DType type, const Function& run) {
       break;  // not of activations
   }
   return kInvalidLaunch;
+}
+
+// The same of a KV cache or of the wire; Code8 is both quantised formats.
+template <typename Function>
+int WithKvElement(DType type, const Function& run) {
+  return IsQuantised(type) ? run(Code8{}) : WithElement(type, run);
 }
 
 }  // namespace tandem::kernels::cuda

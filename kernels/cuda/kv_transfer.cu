@@ -19,8 +19,8 @@ bool Empty(const KvSliceParams& p) {
 
 int LaunchKvGather(const Stream& stream, const KvSliceParams& p) {
   if (Empty(p)) return 0;
-  return WithElement(p.kv.dtype, [&](auto cached) {
-    return WithElement(p.wire, [&](auto wire) {
+  return WithKvElement(p.kv.dtype, [&](auto cached) {
+    return WithKvElement(p.wire, [&](auto wire) {
       using Kernel = KvGatherKernel<decltype(cached), decltype(wire)>;
       return Launch(stream, BlocksOf(p), Kernel::kThreads,
                     Kernel::SharedBytes(p), Kernel{p});
@@ -30,8 +30,8 @@ int LaunchKvGather(const Stream& stream, const KvSliceParams& p) {
 
 int LaunchKvScatter(const Stream& stream, const KvSliceParams& p) {
   if (Empty(p)) return 0;
-  return WithElement(p.kv.dtype, [&](auto cached) {
-    return WithElement(p.wire, [&](auto wire) {
+  return WithKvElement(p.kv.dtype, [&](auto cached) {
+    return WithKvElement(p.wire, [&](auto wire) {
       using Kernel = KvScatterKernel<decltype(cached), decltype(wire)>;
       return Launch(stream, BlocksOf(p), Kernel::kThreads, 0, Kernel{p});
     });

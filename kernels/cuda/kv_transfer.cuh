@@ -11,6 +11,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/tensor_ops.h"
@@ -43,34 +44,83 @@ TANDEM_DEVICE To ConvertKv(From from) {
   }
 }
 
-// How the elements of a row lie in the cache.
+// A row: vectors are K of each head in range, then V.
 struct KvRow {
   int heads;
   int head_dim;
 
-  TANDEM_HOST_DEVICE int elements() const { return 2 * heads * head_dim; }
+  TANDEM_HOST_DEVICE int vectors() const { return 2 * heads; }
+  TANDEM_HOST_DEVICE int elements() const { return vectors() * head_dim; }
 };
 TANDEM_HOST_DEVICE inline KvRow RowOf(const KvSliceParams& p) {
   return {p.head_end - p.head_begin, p.kv.head_dim};
 }
+TANDEM_HOST_DEVICE inline int RowBytesOf(const KvSliceParams& p) {
+  return static_cast<int>(
+      KvRowBytes(p.wire, p.head_end - p.head_begin, p.kv.head_dim));
+}
 // The pieces of a row.
 TANDEM_HOST_DEVICE inline int PiecesOf(const KvSliceParams& p) {
-  const int words = RowOf(p).elements() * (p.wire == DType::kF32 ? 4 : 2) / 4;
-  return (words + kDigestPieceWords - 1) / kDigestPieceWords;
+  return (RowBytesOf(p) / 4 + kDigestPieceWords - 1) / kDigestPieceWords;
 }
 
-// Where element `element` of the row is in the cache.
-TANDEM_DEVICE int64_t CacheOffset(const KvSliceParams& p, int layer,
-                                  int position, int element) {
-  const KvRow row = RowOf(p);
-  const int side_elements = row.heads * row.head_dim;
-  const int side = element / side_elements;
-  const int rest = element % side_elements;
+// A vector in the cache. C: its elements.
+template <typename C>
+struct CachedVector {
+  C* elements;
+  float* scale;  // of Code8 alone
+  DType type;
+
+  TANDEM_DEVICE float operator[](int i) const {
+    if constexpr (std::is_same_v<C, Code8>) {
+      return Mul(FloatFromCode(type, elements[i].bits), *scale);
+    } else {
+      return ToFloat(elements[i]);
+    }
+  }
+};
+
+template <typename C>
+TANDEM_DEVICE CachedVector<C> CachedAt(const KvSliceParams& p, int layer,
+                                       int position, int vector) {
+  const int heads = RowOf(p).heads;
+  const int side = vector / heads;
+  const int head = p.head_begin + vector % heads;
   const int block =
       p.blocks[position / p.kv.block_size - p.position_begin / p.kv.block_size];
-  return p.kv.Offset(layer, block, side, p.head_begin + rest / row.head_dim,
-                     position % p.kv.block_size) +
-         rest % row.head_dim;
+  const int slot = position % p.kv.block_size;
+  return {reinterpret_cast<C*>(p.kv.data) +
+              p.kv.Offset(layer, block, side, head, slot),
+          reinterpret_cast<float*>(
+              p.kv.data + p.kv.ScaleOffset(layer, block, side, head, slot)),
+          p.kv.dtype};
+}
+
+// A vector on the wire. W: its elements.
+template <typename W>
+struct WireVector {
+  const W* elements;
+  const float* scale;
+  DType type;
+
+  TANDEM_DEVICE float operator[](int i) const {
+    if constexpr (std::is_same_v<W, Code8>) {
+      return Mul(FloatFromCode(type, elements[i].bits), *scale);
+    } else {
+      return ToFloat(elements[i]);
+    }
+  }
+};
+
+template <typename Vector>
+TANDEM_DEVICE VectorQuantiser QuantiserOf(const Vector& vector, int head_dim,
+                                          DType type) {
+  uint32_t most = 0;
+  for (int i = 0; i < head_dim; ++i) {
+    const uint32_t magnitude = MagnitudeBits(vector[i]);
+    most = magnitude > most ? magnitude : most;
+  }
+  return VectorQuantiser(type, most);
 }
 
 TANDEM_DEVICE std::byte* WireAt(const KvSliceParams& p, int layer, int position,
@@ -106,7 +156,6 @@ TANDEM_DEVICE uint64_t PairProducts(const Vector16& v,
 template <typename C, typename W>
 struct KvGatherKernel {
   static constexpr int kThreads = kKvThreads;
-  static constexpr int kPerVector = 16 / static_cast<int>(sizeof(W));
   KvSliceParams p;
 
   // For every row and piece, the sums of each warp: low halves, then high.
@@ -119,23 +168,20 @@ struct KvGatherKernel {
     const int layer = p.layer_begin + g.block_y();
     const int first = p.position_begin + g.block_x() * kKvPositions;
     const int end = Smaller(first + kKvPositions, p.position_end);
-    const int elements = RowOf(p).elements();
+    const int row_bytes = RowBytesOf(p);
     const int pieces = PiecesOf(p);
     uint64_t* const low = reinterpret_cast<uint64_t*>(g.shared());
     uint64_t* const high = low + kKvPositions * pieces * kKvWarps;
     const ThreadKeys keys(p.digest_key, g.thread());
     for (int position = first; position < end; ++position) {
       for (int piece = 0; piece < pieces; ++piece) {
-        const int element = (piece * kThreads + g.thread()) * kPerVector;
+        const int offset = (piece * kThreads + g.thread()) * 16;
         uint64_t low_sum = 0;
         uint64_t high_sum = 0;
-        if (element < elements) {
-          const Vector16 v = Load(layer, position, element);
+        if (offset < row_bytes) {
+          const Vector16 v = Load(layer, position, offset);
           if (p.staging != nullptr) {
-            Store16(WireAt(p, layer, position,
-                           int64_t{elements} * static_cast<int>(sizeof(W)),
-                           element * static_cast<int>(sizeof(W))),
-                    v);
+            Store16(WireAt(p, layer, position, row_bytes, offset), v);
           }
           low_sum = PairProducts(v, keys.low);
           high_sum = PairProducts(v, keys.high);
@@ -157,24 +203,78 @@ struct KvGatherKernel {
   }
 
   // 16 bytes of the wire.
-  TANDEM_DEVICE Vector16 Load(int layer, int position, int element) const {
-    const C* const from = reinterpret_cast<const C*>(p.kv.data) +
-                          CacheOffset(p, layer, position, element);
-    if constexpr (std::is_same_v<C, W>) {
-      return Load16(from);
+  TANDEM_DEVICE Vector16 Load(int layer, int position, int offset) const {
+    Vector16 v;
+    if constexpr (std::is_same_v<W, Code8>) {
+      const int codes = RowOf(p).elements();
+      for (int half = 0; half < 2; ++half) {
+        // Eight codes are of one vector.
+        EightCodes part;
+        if (offset < codes) {
+          part = LoadCodes(layer, position, offset + 8 * half);
+        } else {
+          const int first = (offset - codes) / 4 + 2 * half;
+          part.word[0] = LoadScale(layer, position, first);
+          part.word[1] = LoadScale(layer, position, first + 1);
+        }
+        v.word[2 * half] = part.word[0];
+        v.word[2 * half + 1] = part.word[1];
+      }
     } else {
-      Vector16 v;
+      const int element = offset / static_cast<int>(sizeof(W));
+      const CachedVector<C> from =
+          CachedAt<C>(p, layer, position, element / p.kv.head_dim);
+      const int begin = element % p.kv.head_dim;
+      if constexpr (std::is_same_v<C, W>) return Load16(from.elements + begin);
       for (int i = 0; i < 4; ++i) {
         if constexpr (sizeof(W) == 4) {
-          v.word[i] = FloatToBits(ConvertKv<float>(from[i]));
+          v.word[i] = FloatToBits(from[begin + i]);
         } else {
-          v.word[i] = ConvertKv<W>(from[2 * i]).bits |
-                      static_cast<uint32_t>(ConvertKv<W>(from[2 * i + 1]).bits)
-                          << 16;
+          v.word[i] =
+              Converted(from, begin + 2 * i).bits |
+              static_cast<uint32_t>(Converted(from, begin + 2 * i + 1).bits)
+                  << 16;
         }
       }
-      return v;
     }
+    return v;
+  }
+
+  TANDEM_DEVICE W Converted(const CachedVector<C>& from, int i) const {
+    if constexpr (std::is_same_v<C, Code8>) {
+      return ConvertKv<W>(from[i]);
+    } else {
+      return ConvertKv<W>(from.elements[i]);
+    }
+  }
+
+  TANDEM_DEVICE EightCodes LoadCodes(int layer, int position,
+                                     int element) const {
+    const CachedVector<C> from =
+        CachedAt<C>(p, layer, position, element / p.kv.head_dim);
+    const int begin = element % p.kv.head_dim;
+    if constexpr (std::is_same_v<C, Code8>) {
+      if (p.kv.dtype == p.wire) {
+        return *reinterpret_cast<const EightCodes*>(from.elements + begin);
+      }
+    }
+    EightCodes codes = {};
+    const VectorQuantiser quantiser = QuantiserOf(from, p.kv.head_dim, p.wire);
+    for (int i = 0; i < 8; ++i) {
+      codes.word[i / 4] |= static_cast<uint32_t>(quantiser(from[begin + i]))
+                           << (i % 4 * 8);
+    }
+    return codes;
+  }
+
+  // Zero behind the last one: padding.
+  TANDEM_DEVICE uint32_t LoadScale(int layer, int position, int vector) const {
+    if (vector >= RowOf(p).vectors()) return 0;
+    const CachedVector<C> from = CachedAt<C>(p, layer, position, vector);
+    if constexpr (std::is_same_v<C, Code8>) {
+      if (p.kv.dtype == p.wire) return FloatToBits(*from.scale);
+    }
+    return FloatToBits(QuantiserOf(from, p.kv.head_dim, p.wire).scale);
   }
 
   // Adds the rows [first, end) to the digest. One warp.
@@ -207,36 +307,77 @@ struct KvGatherKernel {
 template <typename C, typename W>
 struct KvScatterKernel {
   static constexpr int kThreads = kKvThreads;
-  static constexpr int kPerVector = 16 / static_cast<int>(sizeof(W));
+  // What a thread takes at a time: 16 bytes, or 8 codes, of one vector.
+  static constexpr int kElements =
+      std::is_same_v<W, Code8> ? 8 : 16 / static_cast<int>(sizeof(W));
   KvSliceParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
     const int layer = p.layer_begin + g.block_y();
     const int first = p.position_begin + g.block_x() * kKvPositions;
     const int end = Smaller(first + kKvPositions, p.position_end);
-    const int elements = RowOf(p).elements();
+    const KvRow row = RowOf(p);
     for (int position = first; position < end; ++position) {
-      for (int element = g.thread() * kPerVector; element < elements;
-           element += kThreads * kPerVector) {
-        const Vector16 v = Load16(WireAt(
-            p, layer, position, int64_t{elements} * static_cast<int>(sizeof(W)),
-            element * static_cast<int>(sizeof(W))));
-        C* const to = reinterpret_cast<C*>(p.kv.data) +
-                      CacheOffset(p, layer, position, element);
-        if constexpr (std::is_same_v<C, W>) {
-          Store16(to, v);
-        } else {
-          for (int i = 0; i < kPerVector; ++i) to[i] = ConvertKv<C>(Of(v, i));
+      for (int element = g.thread() * kElements; element < row.elements();
+           element += kThreads * kElements) {
+        const int vector = element / row.head_dim;
+        StoreElements(VectorOf(layer, position, vector),
+                      CachedAt<C>(p, layer, position, vector),
+                      element % row.head_dim);
+      }
+      if constexpr (std::is_same_v<C, Code8>) {
+        for (int vector = g.thread(); vector < row.vectors();
+             vector += kThreads) {
+          const WireVector<W> from = VectorOf(layer, position, vector);
+          *CachedAt<C>(p, layer, position, vector).scale =
+              Same() ? *from.scale
+                     : QuantiserOf(from, row.head_dim, p.kv.dtype).scale;
         }
       }
     }
   }
 
-  TANDEM_DEVICE static W Of(const Vector16& v, int i) {
-    if constexpr (sizeof(W) == 4) {
-      return BitsToFloat(v.word[i]);
+ private:
+  TANDEM_DEVICE bool Same() const {
+    return std::is_same_v<C, W> && p.kv.dtype == p.wire;
+  }
+
+  TANDEM_DEVICE WireVector<W> VectorOf(int layer, int position,
+                                       int vector) const {
+    const KvRow row = RowOf(p);
+    const std::byte* const bytes = WireAt(p, layer, position, RowBytesOf(p), 0);
+    const W* const elements = reinterpret_cast<const W*>(bytes);
+    return {elements + vector * row.head_dim,
+            reinterpret_cast<const float*>(elements + row.elements()) + vector,
+            p.wire};
+  }
+
+  // Elements [begin, begin + kElements) of a vector.
+  TANDEM_DEVICE void StoreElements(const WireVector<W>& from,
+                                   const CachedVector<C>& to, int begin) const {
+    if constexpr (std::is_same_v<C, W> && !std::is_same_v<C, Code8>) {
+      Store16(to.elements + begin, Load16(from.elements + begin));
+    } else if constexpr (std::is_same_v<C, Code8>) {
+      if constexpr (std::is_same_v<W, Code8>) {
+        if (Same()) {
+          *reinterpret_cast<EightCodes*>(to.elements + begin) =
+              *reinterpret_cast<const EightCodes*>(from.elements + begin);
+          return;
+        }
+      }
+      const VectorQuantiser quantiser =
+          QuantiserOf(from, p.kv.head_dim, p.kv.dtype);
+      for (int i = begin; i < begin + kElements; ++i) {
+        to.elements[i] = {quantiser(from[i])};
+      }
     } else {
-      return W{static_cast<uint16_t>(v.word[i / 2] >> (i % 2 * 16) & 0xffffu)};
+      for (int i = begin; i < begin + kElements; ++i) {
+        if constexpr (std::is_same_v<W, Code8>) {
+          to.elements[i] = ConvertKv<C>(from[i]);
+        } else {
+          to.elements[i] = ConvertKv<C>(from.elements[i]);
+        }
+      }
     }
   }
 };

@@ -37,7 +37,9 @@ struct Stream {
   bool after_kernel = false;
 };
 
-// A KV cache: [layer][block][K, then V][kv_head][slot][head_dim].
+// A KV cache: [layer][block][K, then V][kv_head][slot][head_dim]; of a
+// quantised one, each block's codes are followed by their scales,
+// [K, then V][kv_head][slot] f32.
 struct KvView {
   std::byte* data;
   DType dtype;
@@ -53,7 +55,11 @@ struct KvView {
   TANDEM_HOST_DEVICE int64_t side_stride() const {
     return head_stride() * kv_heads;
   }
-  TANDEM_HOST_DEVICE int64_t block_stride() const { return 2 * side_stride(); }
+  TANDEM_HOST_DEVICE int64_t block_stride() const {
+    return 2 * side_stride() + (dtype == DType::kFp8 || dtype == DType::kInt8
+                                    ? int64_t{2} * kv_heads * block_size * 4
+                                    : 0);
+  }
   TANDEM_HOST_DEVICE int64_t layer_stride() const {
     return block_stride() * num_blocks;
   }
@@ -63,6 +69,12 @@ struct KvView {
     return layer * layer_stride() + block * block_stride() +
            side * side_stride() + head * head_stride() +
            int64_t{slot} * head_dim;
+  }
+  // Bytes, to the scale of a quantised cache's vector.
+  TANDEM_HOST_DEVICE int64_t ScaleOffset(int layer, int block, int side,
+                                         int head, int slot) const {
+    return layer * layer_stride() + block * block_stride() + 2 * side_stride() +
+           ((int64_t{side} * kv_heads + head) * block_size + slot) * 4;
   }
 };
 
@@ -188,8 +200,8 @@ inline constexpr int kKvBlocksPerLaunch = 512;
 struct KvSliceParams {
   KvView kv;
   // Memory that the device can reach: its own, or registered host memory.
-  // [layers][positions][K, then V][heads][head_dim] of wire elements; that of
-  // (layer_begin, position_begin) comes first. Layers are layer_stride bytes
+  // [layers][positions] rows (KvRowBytes); that of (layer_begin,
+  // position_begin) comes first. Layers are layer_stride bytes
   // apart: a launch may be a part of a longer slice.
   std::byte* staging;
   int64_t layer_stride;

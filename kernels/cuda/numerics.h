@@ -22,6 +22,9 @@
 //                (0 + 1) + (2 + 3). Segments are merged in ascending order.
 //                A key that a row may not see (later, before its window) never
 //                reaches it, be it Inf or NaN.
+//   KV cache     Attention reads what was rounded to the cache's type; of a
+//                quantised one (kernels/quantise.h) each code times its
+//                vector's scale, rounded to the activation type.
 //   f32 models   One chain of fused multiply-adds in ascending order, and the
 //                attention of the CPU backend, formula by formula.
 //

@@ -8,10 +8,10 @@ int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& p) {
   if (p.num_rows == 0) return 0;
   return WithElement(activation, [&](auto t) {
-    return WithElement(p.kv.dtype, [&](auto c) {
+    return WithKvElement(p.kv.dtype, [&](auto c) {
       using Kernel = RopeAppendKernel<decltype(t), decltype(c)>;
       return Launch(stream, {p.num_rows, p.heads + 2 * p.kv.kv_heads, 1},
-                    Kernel::kThreads, 0, Kernel{p});
+                    Kernel::kThreads, Kernel::kSharedBytes, Kernel{p});
     });
   });
 }

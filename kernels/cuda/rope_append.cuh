@@ -5,11 +5,15 @@
 //   a' = a * cos - b * sin, b' = b * cos + a * sin
 //
 // every product and sum rounded on its own, the results to the activation
-// type first and then to the cache's, which attention always reads.
+// type first and then to the cache's, or quantised (kernels/quantise.h), which
+// attention always reads.
 
 #ifndef TANDEM_KERNELS_CUDA_ROPE_APPEND_CUH_
 #define TANDEM_KERNELS_CUDA_ROPE_APPEND_CUH_
 
+#include <type_traits>
+
+#include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/tensor_ops.h"
 #include "kernels/cuda/launch.h"
@@ -20,6 +24,9 @@ namespace tandem::kernels::cuda {
 template <typename T, typename C>
 struct RopeAppendKernel {
   static constexpr int kThreads = 64;
+  static constexpr int kMaxPairs = 2;  // a thread's: head_dim is at most 256
+  static constexpr bool kQuantised = std::is_same_v<C, Code8>;
+  static constexpr int kSharedBytes = kQuantised ? kThreads / 32 * 4 : 0;
   RopeAppendParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -31,32 +38,84 @@ struct RopeAppendKernel {
     T* const x = static_cast<T*>(p.qkv) +
                  (int64_t{row} * (p.heads + 2 * kv_heads) + head) * dim;
     const bool rotates = head < p.heads + kv_heads;
-    C* cached = nullptr;
-    if (head >= p.heads) {
-      const int slot = p.slots[row];
-      cached = reinterpret_cast<C*>(p.kv.data) +
-               p.kv.Offset(p.layer, slot / p.kv.block_size, rotates ? 0 : 1,
-                           (head - p.heads) % kv_heads, slot % p.kv.block_size);
-    }
+    const bool cached = head >= p.heads;
     const int64_t angle = int64_t{p.positions[row]} * half;
-    for (int i = g.thread(); i < half; i += kThreads) {
-      float a = ToFloat(x[i]);
-      float b = ToFloat(x[i + half]);
+    float a[kMaxPairs] = {};
+    float b[kMaxPairs] = {};
+#pragma unroll
+    for (int n = 0; n < kMaxPairs; ++n) {
+      const int i = n * kThreads + g.thread();
+      if (i >= half) break;
+      a[n] = ToFloat(x[i]);
+      b[n] = ToFloat(x[i + half]);
       if (rotates) {
         const float c = p.cos[angle + i];
         const float s = p.sin[angle + i];
-        const float turned = Sub(Mul(a, c), Mul(b, s));
-        b = RoundTo<T>(Add(Mul(b, c), Mul(a, s)));
-        a = RoundTo<T>(turned);
+        const float turned = Sub(Mul(a[n], c), Mul(b[n], s));
+        b[n] = RoundTo<T>(Add(Mul(b[n], c), Mul(a[n], s)));
+        a[n] = RoundTo<T>(turned);
       }
-      if (cached == nullptr) {
-        x[i] = FromFloat<T>(a);
-        x[i + half] = FromFloat<T>(b);
-      } else {
-        cached[i] = FromFloat<C>(a);
-        cached[i + half] = FromFloat<C>(b);
+      if (!cached) {
+        x[i] = FromFloat<T>(a[n]);
+        x[i + half] = FromFloat<T>(b[n]);
       }
     }
+    if (!cached) return;
+    const int block = p.slots[row] / p.kv.block_size;
+    const int slot = p.slots[row] % p.kv.block_size;
+    const int side = rotates ? 0 : 1;
+    const int kv_head = (head - p.heads) % kv_heads;
+    C* const to = reinterpret_cast<C*>(p.kv.data) +
+                  p.kv.Offset(p.layer, block, side, kv_head, slot);
+    if constexpr (kQuantised) {
+      const VectorQuantiser quantiser(p.kv.dtype, Largest(g, a, b));
+      if (g.thread() == 0) {
+        *reinterpret_cast<float*>(
+            p.kv.data + p.kv.ScaleOffset(p.layer, block, side, kv_head, slot)) =
+            quantiser.scale;
+      }
+      ForPairs(g, half, [&](int n, int i) {
+        to[i] = {quantiser(a[n])};
+        to[i + half] = {quantiser(b[n])};
+      });
+    } else {
+      ForPairs(g, half, [&](int n, int i) {
+        to[i] = FromFloat<C>(a[n]);
+        to[i + half] = FromFloat<C>(b[n]);
+      });
+    }
+  }
+
+ private:
+  template <typename Function>
+  TANDEM_DEVICE void ForPairs(Grid& g, int half, const Function& run) const {
+#pragma unroll
+    for (int n = 0; n < kMaxPairs; ++n) {
+      const int i = n * kThreads + g.thread();
+      if (i < half) run(n, i);
+    }
+  }
+
+  // The vector's amax, in all threads.
+  TANDEM_DEVICE uint32_t Largest(Grid& g, const float (&a)[kMaxPairs],
+                                 const float (&b)[kMaxPairs]) const {
+    uint32_t most = 0;
+#pragma unroll
+    for (int n = 0; n < kMaxPairs; ++n) {
+      most = Greater(most, Greater(MagnitudeBits(a[n]), MagnitudeBits(b[n])));
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      most = Greater(most, g.ShuffleXor(most, mask));
+    }
+    uint32_t* const warps = reinterpret_cast<uint32_t*>(g.shared());
+    if (g.lane() == 0) warps[g.warp()] = most;
+    g.Barrier();
+    static_assert(kThreads == 64);
+    return Greater(warps[0], warps[1]);
+  }
+  TANDEM_DEVICE static uint32_t Greater(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
   }
 };
 

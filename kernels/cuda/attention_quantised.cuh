@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream of keys and values out of a quantised cache: what KeyStream is
+// to one of the activation type, with the same chunks for the attention
+// kernels. Codes and scales come as they lie, asynchronously; a chunk whose
+// turn it is becomes code times scale, rounded to the activation type, in
+// memory of its own.
+
+#ifndef TANDEM_KERNELS_CUDA_ATTENTION_QUANTISED_CUH_
+#define TANDEM_KERNELS_CUDA_ATTENTION_QUANTISED_CUH_
+
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/device/codes.h"
+#include "kernels/cuda/device/vectors.h"
+
+namespace tandem::kernels::cuda {
+
+template <typename T, int D, int kSlots, int kThreads>
+struct QuantisedKeyStream {
+  static constexpr int kCodeBytes = kChunkKeys * D;
+  static constexpr int kSlotBytes = kCodeBytes + kChunkKeys * 4;
+  static constexpr int kChunkBytes = kChunkKeys * D * 2;
+  static constexpr int kBytes = kSlots * kSlotBytes + kChunkBytes;
+
+  const AttentionKernelParams& p;
+  const int32_t* table;
+  int kv_head;
+  int begin;  // keys outside [begin, end) read as zeros
+  int end;
+  int tile;  // of the next chunk to copy
+  int end_tile;
+  std::byte* chunk;  // then the slots: [64 keys][head_dim] codes, [64] scales
+  int part = 0;      // of the tile: 0 .. kChunksPerTile - 1
+  int slot = 0;      // where it goes
+  int taken = 0;     // slot of the next chunk to use
+  int key = tile * kAttentionTile;  // first one of that
+  int taken_part = 0;
+
+  TANDEM_DEVICE void Start(Grid& g) {
+#pragma unroll
+    for (int i = 0; i < kSlots - 1; ++i) CopyNext(g);
+  }
+
+  TANDEM_DEVICE void CopyNext(Grid& g) {
+    if (tile < end_tile) {
+      const int key0 =
+          tile * kAttentionTile + part % (kChunksPerTile / 2) * kChunkKeys;
+      const bool keys = part < kChunksPerTile / 2;
+      std::byte* const to = Slot(slot);
+      const std::byte* const codes =
+          static_cast<const std::byte*>(keys ? p.k : p.v) +
+          kv_head * p.head_stride;
+      // A block's codes lie without gaps, rows of 8 or 24 codes too: pieces
+      // are cut from all of them, and none leaves eight keys, nor a block.
+      for (int i = g.thread(); i < kChunkKeys * p.head_dim / 16;
+           i += kThreads) {
+        const int row = i * 16 / p.head_dim;
+        const int last = (i * 16 + 15) / p.head_dim;
+        Copy16(g, to + i * 16, codes, key0 + row, key0 + last, p.head_dim,
+               i * 16 - row * p.head_dim);
+      }
+      const std::byte* const scales =
+          static_cast<const std::byte*>(keys ? p.k_scales : p.v_scales) +
+          int64_t{kv_head} * p.block_size * 4;
+      for (int i = g.thread(); i < kChunkKeys / 4; i += kThreads) {
+        const int row = key0 + i * 4;
+        Copy16(g, to + kCodeBytes + i * 16, scales, row, row + 3, 4, 0);
+      }
+      if (++part == kChunksPerTile) {
+        part = 0;
+        ++tile;
+      }
+      slot = slot == kSlots - 1 ? 0 : slot + 1;
+    }
+    CopyAsyncCommit(g);
+  }
+
+  // The next chunk, for all threads, until they ask for another; puts the
+  // copy of a later one on its way.
+  TANDEM_DEVICE const std::byte* Next(Grid& g) {
+    CopyAsyncWait<kSlots - 2>(g);
+    g.Barrier();
+    CopyNext(g);
+    Widen(g, Slot(taken), key + taken_part % (kChunksPerTile / 2) * kChunkKeys);
+    taken = taken == kSlots - 1 ? 0 : taken + 1;
+    if (++taken_part == kChunksPerTile) {
+      taken_part = 0;
+      key += kAttentionTile;
+    }
+    g.Barrier();
+    return chunk;
+  }
+
+ private:
+  TANDEM_DEVICE std::byte* Slot(int i) const {
+    return chunk + kChunkBytes + i * kSlotBytes;
+  }
+
+  // 16 bytes that belong to keys [first, last], `offset` behind where the
+  // first one's begin; zeros where no row sees one of them.
+  TANDEM_DEVICE void Copy16(Grid& g, std::byte* to, const std::byte* side,
+                            int first, int last, int key_bytes,
+                            int offset) const {
+    const bool valid = last >= begin && first < end;
+    const std::byte* from = side;
+    if (valid) {
+      const int block = BlockOf(p, first);
+      from += table[block] * p.block_stride +
+              int64_t{first - block * p.block_size} * key_bytes + offset;
+    }
+    CopyAsync16(g, to, from, valid ? 16 : 0);
+  }
+
+  TANDEM_DEVICE void Widen(Grid& g, const std::byte* from, int key0) const {
+    constexpr int kPieces = D / 8;
+    const float* const scales =
+        reinterpret_cast<const float*>(from + kCodeBytes);
+    for (int i = g.thread(); i < kChunkKeys * kPieces; i += kThreads) {
+      const int row = i / kPieces;
+      const int piece = i % kPieces;
+      Vector16 wide = {};
+      if (key0 + row >= begin && key0 + row < end && piece * 8 < p.head_dim) {
+        wide = WidenCodes<T>(p.kv, from + row * p.head_dim + piece * 8,
+                             scales[row]);
+      }
+      Store16(chunk + PieceOffset<kChunkKeys>(row, piece), wide);
+    }
+  }
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_ATTENTION_QUANTISED_CUH_
