@@ -126,9 +126,11 @@ inline Quantised QuantisedOf(const float* values, size_t count, DType type) {
   }
   Quantised result{std::vector<float>(count), 0.0f};
   float amax = 0;
-  for (size_t i = 0; i < count; ++i)
+  for (size_t i = 0; i < count; ++i) {
+    if (!std::isfinite(values[i])) return {result.codes, std::nanf("")};
     amax = std::max(amax, std::fabs(values[i]));
-  if (amax == 0) return result;
+  }
+  if (amax < 0x1p-100f) return result;
   const float limit = static_cast<float>(numbers.back());
   result.scale = amax / limit;
   const float inverse = limit / amax;

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/float_env.h"
 #include "kernels/cuda/numerics.h"
+#include "kernels/quantise.h"
 #include "tests/kernels/cuda/fixture.h"
 
 namespace tandem::kernels::cuda {
@@ -20,6 +21,8 @@ struct Model {
   int head_dim;
   int block_size = 16;
   int window = 0;
+  DType quantised = DType::kF32;  // of a cache of fp8 or int8; else none
+  DType cache() const { return IsQuantised(quantised) ? quantised : type; }
   int group() const { return heads / kv_heads; }
   int width() const { return heads * head_dim; }
 };
@@ -27,18 +30,22 @@ struct Model {
 std::string NameOf(const Model& m) {
   return std::string(Name(m.type)) + " " + std::to_string(m.heads) + "/" +
          std::to_string(m.kv_heads) + " heads of " +
-         std::to_string(m.head_dim) + ", window " + std::to_string(m.window);
+         std::to_string(m.head_dim) + ", window " + std::to_string(m.window) +
+         ", KV " + std::string(Name(m.cache()));
 }
 
 inline constexpr float kScale = 0.125f;
 
-// One sequence: what is in its cache, and its queries.
+// One sequence: what attention reads in its cache, and its queries.
 struct Sequence {
   Model model;
   int length;
   std::vector<float> q;  // [length, heads, head_dim]
   std::vector<float> k;  // [length, kv_heads, head_dim]
   std::vector<float> v;
+  // What was appended, if that is something else.
+  std::vector<float> appended_k;
+  std::vector<float> appended_v;
 
   Sequence(const Model& m, int n) : model(m), length(n) {
     const int64_t kv = int64_t{n} * m.kv_heads * m.head_dim;
@@ -48,6 +55,44 @@ struct Sequence {
     for (auto* values : {&q, &k, &v}) {
       for (float& value : *values) value = RoundedTo(m.type, value);
     }
+    appended_k = k;
+    appended_v = v;
+    ReadBack();
+  }
+  void ReadBack() {
+    const Model& m = model;
+    k = appended_k;
+    v = appended_v;
+    if (!IsQuantised(m.quantised)) return;
+    for (auto* values : {&k, &v}) {
+      for (size_t i = 0; i < values->size(); i += At(m.head_dim)) {
+        const auto cached =
+            CachedVector(&(*values)[i], At(m.head_dim), m.quantised);
+        for (size_t d = 0; d < cached.size(); ++d) {
+          (*values)[i + d] = RoundedTo(m.type, cached[d]);
+        }
+      }
+    }
+  }
+  // One vector as the cache holds it, and its scale if it has one.
+  std::vector<std::byte> Stored(int side, int position, int kv_head,
+                                float* scale) const {
+    const std::vector<float>& all = side == 0 ? appended_k : appended_v;
+    const float* const row = &all[At(
+        (int64_t{position} * model.kv_heads + kv_head) * model.head_dim)];
+    const std::vector<float> values(row, row + model.head_dim);
+    if (!IsQuantised(model.quantised)) return Encode(model.type, values);
+    const Quantised vector =
+        QuantisedOf(values.data(), values.size(), model.quantised);
+    *scale = vector.scale;
+    std::vector<std::byte> codes;
+    for (const float code : vector.codes) {
+      codes.push_back(static_cast<std::byte>(
+          model.quantised == DType::kFp8
+              ? E4M3FromFloat(code)
+              : static_cast<uint8_t>(static_cast<int8_t>(code))));
+    }
+    return codes;
   }
   const float* K(int position, int kv_head) const {
     return &k[At((int64_t{position} * model.kv_heads + kv_head) *
@@ -78,24 +123,28 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   std::shuffle(table.begin(), table.end(), std::mt19937_64(9));
 
   KvView kv{};
-  kv.dtype = m.type;
+  kv.dtype = m.cache();
   kv.num_blocks = blocks + 1;
   kv.kv_heads = m.kv_heads;
   kv.head_dim = m.head_dim;
   kv.block_size = m.block_size;
-  std::vector<std::byte> cache(At(2 * kv.layer_stride()) * SizeOf(m.type),
+  std::vector<std::byte> cache(At(2 * kv.layer_stride()) * SizeOf(kv.dtype),
                                std::byte{0xff});
   kv.data = cache.data();
   for (int p = 0; p < s.length; ++p) {
     for (int h = 0; h < m.kv_heads; ++h) {
       for (int side = 0; side < 2; ++side) {
-        const float* const row = side == 0 ? s.K(p, h) : s.V(p, h);
-        const auto bytes =
-            Encode(m.type, std::vector<float>(row, row + m.head_dim));
-        const int64_t at = kv.Offset(layer, table[At(p / m.block_size)], side,
-                                     h, p % m.block_size);
-        std::memcpy(&cache[At(at) * SizeOf(m.type)], bytes.data(),
-                    bytes.size());
+        float scale = 0;
+        const auto bytes = s.Stored(side, p, h, &scale);
+        const int block = table[At(p / m.block_size)];
+        const int slot = p % m.block_size;
+        std::memcpy(&cache[At(kv.Offset(layer, block, side, h, slot)) *
+                           SizeOf(kv.dtype)],
+                    bytes.data(), bytes.size());
+        if (IsQuantised(kv.dtype)) {
+          std::memcpy(&cache[At(kv.ScaleOffset(layer, block, side, h, slot))],
+                      &scale, 4);
+        }
       }
     }
   }
@@ -296,6 +345,12 @@ const Case kCases[] = {
     {{DType::kF16, 20, 1, 32}, 150, {{140, 2}}},
     {{DType::kBF16, 2, 1, 64, 16, 100}, 700, {{0, 2}, {95, 10}, {600, 20}}},
     {{DType::kBF16, 1, 1, 16, 16, 520}, 1600, {{1020, 12}, {1535, 3}}},
+    // Quantised caches: pieces that hold two keys, blocks in mid-chunk.
+    {{DType::kBF16, 4, 2, 64, 16, 0, DType::kFp8}, 530, {{60, 6}, {505, 14}}},
+    {{DType::kF16, 2, 1, 128, 16, 0, DType::kInt8}, 300, {{250, 9}}},
+    {{DType::kBF16, 2, 1, 24, 24, 100, DType::kInt8}, 600, {{95, 4}, {590, 9}}},
+    {{DType::kBF16, 2, 2, 8, 8, 0, DType::kFp8}, 140, {{120, 15}}},
+    {{DType::kF16, 1, 1, 256, 16, 0, DType::kFp8}, 140, {{130, 5}}},
 };
 
 std::vector<Range> OneByOne(const std::vector<Range>& ranges) {
@@ -360,7 +415,7 @@ TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
 }
 
 TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
-  for (const int i : {0, 1, 4, 5}) {
+  for (const int i : {0, 1, 4, 5, 10, 12}) {
     const Case& c = kCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
@@ -384,7 +439,7 @@ TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
 }
 
 TEST(CudaAttention, LandingAndScheduleDoNotShow) {
-  for (const int i : {0, 2}) {
+  for (const int i : {0, 2, 10}) {
     const Case& c = kCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
@@ -425,14 +480,18 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
       {{DType::kF16, 1, 1, 128}, 140, 129, {{124, 11}}},
       // The window's beginning passes it.
       {{DType::kBF16, 2, 1, 64, 16, 100}, 230, 33, {{128, 11}}},
+      {{DType::kBF16, 2, 1, 64, 16, 0, DType::kFp8}, 140, 129, {{126, 7}}},
+      {{DType::kF16, 2, 1, 64, 16, 100, DType::kInt8}, 230, 33, {{128, 8}}},
   };
   for (const auto& c : kPoisoned) {
     for (const float poison : {HUGE_VALF, std::nanf("")}) {
       for (const bool in_values : {true, false}) {
         Sequence sequence(c.model, c.length);
-        std::vector<float>& side = in_values ? sequence.v : sequence.k;
+        std::vector<float>& side =
+            in_values ? sequence.appended_v : sequence.appended_k;
         const int64_t row = int64_t{c.poisoned} * c.model.kv_heads;
         side[At(row * c.model.head_dim + 5)] = poison;
+        sequence.ReadBack();
         const auto prefill = Attend(sequence, c.ranges, Generation::kHopper);
         if (!OnDevice()) {
           ASSERT_TRUE(SameBits(
@@ -466,13 +525,15 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
 TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
   for (const Model& m : {Model{DType::kF32, 4, 2, 8},
                          {DType::kF32, 2, 2, 64},
-                         {DType::kF32, 3, 1, 136, 24}}) {
+                         {DType::kF32, 3, 1, 136, 24},
+                         {DType::kF32, 4, 2, 40, 16, 0, DType::kFp8},
+                         {DType::kF32, 3, 1, 8, 24, 0, DType::kInt8}}) {
     const int length = 1030;
     const Sequence s(m, length);
     Device cpu(MakeBackend());
     const int blocks = (length + m.block_size - 1) / m.block_size;
     auto cache = *cpu->NewKvCache(
-        {1, m.kv_heads, m.head_dim, m.block_size, blocks, DType::kF32});
+        {1, m.kv_heads, m.head_dim, m.block_size, blocks, m.cache()});
     std::vector<int32_t> table(At(blocks)), positions(At(length));
     std::iota(table.begin(), table.end(), 0);
     std::iota(positions.begin(), positions.end(), 0);
@@ -482,8 +543,9 @@ TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
     };
     for (int p = 0; p < length; ++p) {
       add(s.Q(p, 0), m.width());
-      add(s.K(p, 0), m.kv_heads * m.head_dim);
-      add(s.V(p, 0), m.kv_heads * m.head_dim);
+      const int64_t at = int64_t{p} * m.kv_heads * m.head_dim;
+      add(&s.appended_k[At(at)], m.kv_heads * m.head_dim);
+      add(&s.appended_v[At(at)], m.kv_heads * m.head_dim);
     }
     const int64_t angles = int64_t{length} * m.head_dim / 2;
     const RopeTable still{cpu.Upload(std::vector<float>(At(angles), 1.0f)),
