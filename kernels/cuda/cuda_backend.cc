@@ -24,6 +24,7 @@ inline constexpr int kMaxBlockSize = 256;
 
 WeightType WeightTypeOf(DType type) {
   return type == DType::kF32    ? WeightType::kF32
+         : type == DType::kFp8  ? WeightType::kE4M3
          : type == DType::kBF16 ? WeightType::kBF16
                                 : WeightType::kF16;
 }
@@ -406,10 +407,12 @@ class CudaBackend final : public Backend {
           absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
                        " columns cannot be packed"));
     }
-    if (activation_ != DType::kF32 && dtype != activation_) {
+    if ((activation_ != DType::kF32 && dtype != activation_ &&
+         dtype != DType::kFp8) ||
+        dtype == DType::kInt8) {
       return absl::InvalidArgumentError(
           absl::StrCat("matrices are ", std::string(Name(dtype)),
-                       ", expected the activations' ",
+                       ", expected fp8 or the activations' ",
                        std::string(Name(activation_)), " on a GPU"));
     }
     const WeightType type = WeightTypeOf(dtype);

@@ -225,11 +225,12 @@ struct KvGatherKernel {
       const CachedVector<C> from =
           CachedAt<C>(p, layer, position, element / p.kv.head_dim);
       const int begin = element % p.kv.head_dim;
-      if constexpr (std::is_same_v<C, W>) return Load16(from.elements + begin);
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (sizeof(W) == 4) {
-          v.word[i] = FloatToBits(from[begin + i]);
-        } else {
+      if constexpr (std::is_same_v<C, W>) {
+        v = Load16(from.elements + begin);
+      } else if constexpr (sizeof(W) == 4) {
+        for (int i = 0; i < 4; ++i) v.word[i] = FloatToBits(from[begin + i]);
+      } else {
+        for (int i = 0; i < 4; ++i) {
           v.word[i] =
               Converted(from, begin + 2 * i).bits |
               static_cast<uint32_t>(Converted(from, begin + 2 * i + 1).bits)

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "kernels/quantise.h"
+
 namespace tandem::kernels::cuda {
 namespace {
 
@@ -132,22 +134,19 @@ class RowPacker {
       }
       return 1.0f;
     }
-    // As integers, magnitudes compare alike, and compilers vectorise it.
     uint32_t most = 0;
     for (const float value : wide_) {
-      most = std::max(most, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
+      most = std::max(most, MagnitudeBits(value));
     }
-    const float scale = most > 0 ? std::bit_cast<float>(most) / 448.0f : 1.0f;
-    for (size_t c = 0; c < wide_.size(); ++c) {
-      narrow_[c] = ToE4M3(wide_[c] / scale);
-    }
+    const VectorQuantiser quantiser(DType::kFp8, most);
+    for (size_t c = 0; c < wide_.size(); ++c) narrow_[c] = quantiser(wide_[c]);
     for (int c = 0; c < static_cast<int>(wide_.size()); c += 2) {
       const auto at = static_cast<size_t>(c);
       std::byte* const pair = to + PackedOffset(r, c, cols_, WeightType::kE4M3);
       pair[0] = static_cast<std::byte>(narrow_[at]);
       pair[1] = static_cast<std::byte>(narrow_[at + 1]);
     }
-    return scale;
+    return quantiser.scale;
   }
 
  private:
@@ -159,31 +158,6 @@ class RowPacker {
 };
 
 }  // namespace
-
-uint8_t ToE4M3(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = std::min(bits & 0x7fffffffu, 0x43e00000u);  // 448
-  // Three bits of fraction, to nearest, ties to even; a carry into the
-  // exponent falls out of the addition.
-  const uint32_t normal =
-      ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
-  // Below 2^-6 in units of 2^-9, which is the last place of 2^14.
-  const uint32_t small =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 0xfu;
-  const uint32_t number = magnitude < 0x3c800000u ? small : normal;
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return static_cast<uint8_t>((bits >> 24 & 0x80u) | (nan ? 0x7fu : number));
-}
-
-float FromE4M3(uint8_t bits) {
-  const int biased = bits >> 3 & 0xf;
-  const int fraction = bits & 7;
-  if ((bits & 0x7f) == 0x7f) return std::nanf("");
-  const float magnitude =
-      biased == 0 ? std::ldexp(static_cast<float>(fraction), -9)
-                  : std::ldexp(static_cast<float>(fraction | 8), biased - 10);
-  return (bits & 0x80) != 0 ? -magnitude : magnitude;
-}
 
 void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
                    int begin, int end, std::byte* to, float* scales) {
@@ -250,7 +224,7 @@ float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
     return value;
   }
   if (type == WeightType::kE4M3) {
-    return FromE4M3(static_cast<uint8_t>(*at)) *
+    return FloatFromE4M3(static_cast<uint8_t>(*at)) *
            packed.scales[static_cast<size_t>(row)];
   }
   uint16_t bits;

@@ -98,8 +98,8 @@ struct PackedWeights {
   std::vector<float> scales;
 };
 
-// Converts (rounding to nearest, ties to even). e4m3 scales are the largest
-// magnitude of the row over 448. Works on all of the machine's processors.
+// Converts (rounding to nearest, ties to even). Rows of e4m3 are quantised as
+// kernels/quantise.h says. Works on all of the machine's processors.
 PackedWeights PackWeights(const HostTensor& source, WeightType type,
                           RowOrder order = RowOrder::kPlain);
 
@@ -112,10 +112,6 @@ void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
 // packed matrix.
 float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
                    WeightType type);
-
-// OCP e4m3: no infinities; rounds to nearest even and saturates at 448.
-uint8_t ToE4M3(float value);
-float FromE4M3(uint8_t bits);
 
 }  // namespace tandem::kernels::cuda
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "kernels/cuda/matmul_wgmma.cuh"
+#include "kernels/quantise.h"
 #include "tests/kernels/cuda/fixture.h"
 
 namespace tandem::kernels::cuda {
@@ -382,8 +383,8 @@ TEST(CudaMatMul, ExpHasTheBitsOfTheCpuBackend) {
 TEST(PackedWeights, EveryE4M3GoesThereAndBack) {
   for (int bits = 0; bits < 256; ++bits) {
     if ((bits & 0x7f) == 0x7f) continue;  // not a number
-    const float value = FromE4M3(static_cast<uint8_t>(bits));
-    EXPECT_EQ(ToE4M3(value), bits) << value;
+    const float value = FloatFromE4M3(static_cast<uint8_t>(bits));
+    EXPECT_EQ(E4M3FromFloat(value), bits) << value;
     for (const bool half : {false, true}) {
       const uint32_t pair = static_cast<uint32_t>(bits) << 8 | 0x38u;
       const uint32_t operands =
@@ -395,11 +396,11 @@ TEST(PackedWeights, EveryE4M3GoesThereAndBack) {
     }
   }
   // Halfway goes to the even one; beyond the largest is the largest.
-  EXPECT_EQ(FromE4M3(ToE4M3(17.0f)), 16.0f);
-  EXPECT_EQ(FromE4M3(ToE4M3(19.0f)), 20.0f);
-  EXPECT_EQ(FromE4M3(ToE4M3(-1000.0f)), -448.0f);
-  EXPECT_EQ(FromE4M3(ToE4M3(0x1p-10f)), 0.0f);
-  EXPECT_EQ(FromE4M3(ToE4M3(0x1.8p-10f)), 0x1p-9f);
+  EXPECT_EQ(FloatFromE4M3(E4M3FromFloat(17.0f)), 16.0f);
+  EXPECT_EQ(FloatFromE4M3(E4M3FromFloat(19.0f)), 20.0f);
+  EXPECT_EQ(FloatFromE4M3(E4M3FromFloat(-1000.0f)), -448.0f);
+  EXPECT_EQ(FloatFromE4M3(E4M3FromFloat(0x1p-10f)), 0.0f);
+  EXPECT_EQ(FloatFromE4M3(E4M3FromFloat(0x1.8p-10f)), 0x1p-9f);
 }
 
 }  // namespace

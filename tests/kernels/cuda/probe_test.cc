@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/float_env.h"
+#include "kernels/quantise.h"
 #include "tests/kernels/cuda/fixture.h"
 
 namespace tandem::kernels::cuda {
@@ -499,7 +500,7 @@ TEST(Probe, E4M3WidensExactly) {
     const auto got = Map(function, codes, codes);
     for (size_t i = 0; i < codes.size(); ++i) {
       const auto bits = static_cast<uint8_t>(std::bit_cast<uint32_t>(codes[i]));
-      EXPECT_EQ(got[i], FromE4M3(bits)) << static_cast<int>(bits);
+      EXPECT_EQ(got[i], FloatFromE4M3(bits)) << static_cast<int>(bits);
     }
   }
 }
