@@ -213,16 +213,18 @@ on_gpu() {
 
 part_probe() { attempt instructions 120 "$TESTS_AT/gpu_kernels_probe_test"; }
 part_kernels() {
-  local test name
-  for test in "$TESTS_AT"/gpu_kernels_*_test; do
+  local test name tests=("$TESTS_AT"/gpu_kernels_*_test)
+  for test in "${tests[@]}"; do
     name=$(basename "$test" _test)
     [ "$name" = gpu_kernels_probe ] ||
-      attempt "${name#gpu_kernels_}" 110 "$test"
+      attempt "${name#gpu_kernels_}" $((460 / (${#tests[@]} - 1))) "$test"
   done
 }
 part_engine() {
   on_gpu goldens 200 "$TESTS_AT/device_golden_test"
   on_gpu bits 200 "$TESTS_AT/cuda_engine_test"
+  # Before minutes are spent on it: whether the bench itself runs.
+  on_gpu bench 60 "$TREE/build/cuda/bin/cuda_bench" --quick --device cuda:0
 }
 part_system() {
   on_gpu grpc 200 "$TESTS_AT/gpu_cluster_test"

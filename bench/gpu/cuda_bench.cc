@@ -8,8 +8,9 @@
 //
 // Random weights of the Llama-3.1-8B shape. A figure is a line "RESULT name
 // value note", printed as it is found; scripts/gpu.sh table makes the table of
-// them. What no time is left for is said, not begun. --quick: a toy shape, and
-// without --device the backend over the grid emulator: tests this program.
+// them. What no time is left for is said, not begun. --quick: a toy shape (its
+// lines say TOY), and without --device the backend over the grid emulator:
+// tests this program.
 
 #include <unistd.h>
 
@@ -142,9 +143,11 @@ class Bench {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   }
-  static void Result(const std::string& name, double value,
-                     const std::string& note) {
-    Line(absl::StrFormat("RESULT\t%s\t%.4g\t%s", name, value, note));
+  // A toy's are no results.
+  void Result(const std::string& name, double value,
+              const std::string& note) const {
+    Line(absl::StrFormat("%s\t%s\t%.4g\t%s", flags_.quick ? "TOY" : "RESULT",
+                         name, value, note));
   }
   static void Fact(const std::string& key, const std::string& value) {
     Line(absl::StrCat("FACT\t", key, "\t", value));
