@@ -52,6 +52,16 @@ void Request::OnPrefillClosed(const absl::Status& status) {
     RetryPrefill(/*counts=*/false, status);
     return;
   }
+  // The decode worker says the same, but may be heard after the next attempt
+  // has chosen its way.
+  if (ErrorReason(status) == "HANDOFF_FAILED") {
+    const std::string way = ErrorMetadata(status)["way"];
+    if (!way.empty()) {
+      context_.registry->PairFailed(prefill_ref_.worker_id(),
+                                    decode_ref_.worker_id(), way,
+                                    std::string(status.message()));
+    }
+  }
   PrefillLost(status.ok()
                   ? absl::InternalError("the prefill call ended without `done`")
                   : status);
