@@ -36,7 +36,7 @@ struct Runner::InFlight final : public StreamHandler<v1::GenerateResponse> {
       : runner(the_runner), index(the_index) {}
 
   void OnMessage(v1::GenerateResponse message) override {
-    runner->OnMessage(this, std::move(message));
+    runner->OnMessage(this, message);
   }
   void OnClosed(absl::Status status) override {
     runner->OnClosed(this, std::move(status));
@@ -120,7 +120,7 @@ void Runner::Send(size_t index) {
   request->stream->Send(std::move(message));
 }
 
-void Runner::OnMessage(InFlight* request, v1::GenerateResponse message) {
+void Runner::OnMessage(InFlight* request, const v1::GenerateResponse& message) {
   RequestRecord& record = records_[request->index];
   switch (message.event_case()) {
     case v1::GenerateResponse::kStarted:

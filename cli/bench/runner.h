@@ -73,7 +73,7 @@ class Runner {
   double Elapsed() const;
   void SendDue();
   void Send(size_t index);
-  void OnMessage(InFlight* request, v1::GenerateResponse message);
+  void OnMessage(InFlight* request, const v1::GenerateResponse& message);
   void OnClosed(InFlight* request, absl::Status status);
   void FinishIfDone();
 
