@@ -457,7 +457,7 @@ class CudaBackend final : public Backend {
     if (uploads_ == nullptr) {
       uploads_ = std::make_unique<CudaQueue>(*device_, false);
     }
-    const auto bytes = static_cast<size_t>(2 * per_half * block_bytes);
+    const auto bytes = static_cast<size_t>(2 * (per_half * block_bytes));
     if (packing_ == nullptr || packing_->size() < bytes) {
       packing_ = nullptr;
       absl::StatusOr<std::unique_ptr<Memory>> memory =

@@ -74,16 +74,14 @@ void WidenRow(const HostTensor& source, int64_t row, std::vector<float>& out) {
 void PackChunks(const uint16_t* row, int cols, int r, std::byte* to) {
   const int whole = cols / 8;
   for (int i = 0; i < whole; ++i) {
-    std::memcpy(to + i / 8 * BlockBytes(WeightType::kBF16) + r * 128 +
-                    ((i % 8) ^ (r % 8)) * 16,
+    std::memcpy(to + PackedOffset(r, i * 8, cols, WeightType::kBF16),
                 row + ptrdiff_t{8} * i, 16);
   }
   for (int i = whole; i < WeightBlocks(cols) * 8; ++i) {
     uint16_t chunk[8] = {};
     for (int c = i * 8; c < cols; ++c) chunk[c % 8] = row[c];
-    std::memcpy(to + i / 8 * BlockBytes(WeightType::kBF16) + r * 128 +
-                    ((i % 8) ^ (r % 8)) * 16,
-                chunk, 16);
+    std::memcpy(to + PackedOffset(r, i * 8, cols, WeightType::kBF16), chunk,
+                16);
   }
 }
 

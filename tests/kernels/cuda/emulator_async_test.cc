@@ -75,11 +75,11 @@ float SumThroughARing() {
                         if (g.warp() == 1) {
                           AwaitPhase(g, empty, parity ^ 1);
                           ArriveExpecting(g, full, 16);
-                          CopyBulk(g, Floats(g) + place * 4, source[i], 16,
-                                   full);
+                          CopyBulk(g, Floats(g) + ptrdiff_t{4} * place,
+                                   source[i], 16, full);
                         } else {
                           AwaitPhase(g, full, parity);
-                          sum += Floats(g)[place * 4];
+                          sum += Floats(g)[ptrdiff_t{4} * place];
                           Arrive(g, empty);
                         }
                       }
@@ -201,7 +201,8 @@ TEST_F(CudaAsync, MatricesAreStoredTurnedOver) {
                         };
                         r[m] = at(column) | at(column + 1) << 16;
                       }
-                      StoreMatrix4Transposed(g, g.shared() + g.lane() * 16, r);
+                      StoreMatrix4Transposed(
+                          g, g.shared() + ptrdiff_t{16} * g.lane(), r);
                       g.WarpBarrier();
                       const auto* const got =
                           reinterpret_cast<const uint16_t*>(g.shared());
@@ -221,7 +222,7 @@ int WarpgroupStep(bool fenced, bool registers, bool changed, float* got) {
   return RunGrid(128, [=](Grid& g) {
     MakeBarriers(g, 1, 128);
     for (int i = g.thread(); i < 16384 / 16; i += 128) {
-      CopyAsync16(g, g.shared() + i * 16, ones, 16);
+      CopyAsync16(g, g.shared() + ptrdiff_t{16} * i, ones, 16);
     }
     CopyAsyncArrive(g, BarrierOf(g, 0));
     AwaitPhase(g, BarrierOf(g, 0), 0);
