@@ -238,12 +238,90 @@ int DeviceExecutor::LayersPerReport(const Step& step) const {
                         options_.group_bytes);
 }
 
+std::vector<int> DeviceExecutor::DecodeSizes(int most) {
+  std::vector<int> sizes;
+  for (int size = 1; size < most; size += size < 8 ? size : 8) {
+    sizes.push_back(size);
+  }
+  sizes.push_back(most);
+  return sizes;
+}
+
+std::vector<int> DeviceExecutor::DecodeBounds(int most) {
+  std::vector<int> bounds;
+  for (int64_t bound = 2048; bound < most; bound *= 4) {
+    bounds.push_back(static_cast<int>(bound));
+  }
+  bounds.push_back(most);
+  return bounds;
+}
+
+DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
+  if (!recorded_) return {};
+  int end = 0;
+  for (const StepEntry& entry : step.entries) {
+    // What is banned is one operation for each list.
+    if (entry.tokens.size() != 1 || !entry.sample ||
+        !entry.banned_ids.empty()) {
+      return {};
+    }
+    end = std::max(end, entry.position + 1);
+  }
+  const int count = static_cast<int>(step.entries.size());
+  // Check has seen to both limits.
+  return {*std::lower_bound(decode_sizes_.begin(), decode_sizes_.end(), count),
+          *std::lower_bound(decode_bounds_.begin(), decode_bounds_.end(), end)};
+}
+
+absl::Status DeviceExecutor::RecordDecodes(
+    absl::FunctionRef<void(int, int)> progress) {
+  decode_sizes_ = DecodeSizes(options_.max_sequences);
+  decode_bounds_ = DecodeBounds(model_->max_positions());
+  const size_t total = decode_sizes_.size() * decode_bounds_.size();
+  const Step nobody;
+  StepPlan& plan = flights_[0].plan;
+  int done = 0;
+  // The largest first: what memory the backend takes, it takes but once.
+  for (size_t b = decode_bounds_.size(); b-- > 0;) {
+    for (size_t s = decode_sizes_.size(); s-- > 0;) {
+      const Decode decode{decode_sizes_[s], decode_bounds_[b]};
+      plan.Fill(nobody, options_.block_size, decode.size);
+      backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
+                             plan.size());
+      const absl::Status status = backend_->Record(
+          *compute_, decode.key(), [&] { RunDecode(plan, decode); });
+      compute_->Synchronize();
+      if (!status.ok()) return status;
+      progress(++done, static_cast<int>(total));
+    }
+  }
+  recorded_ = true;
+  return absl::OkStatus();
+}
+
 // Puts the whole step on the queue.
 void DeviceExecutor::Run(Flight& flight) {
   StepPlan& plan = flight.plan;
-  plan.Fill(*flight.step, options_.block_size);
-  std::byte* device = device_plan_->data();
-  backend_->CopyToDevice(*compute_, device, plan.data(), plan.size());
+  const Decode decode = DecodeOf(*flight.step);
+  plan.Fill(*flight.step, options_.block_size, decode.size);
+  backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
+                         plan.size());
+  if (decode.size == 0) {
+    RunMixed(flight);
+  } else {
+    if (!backend_->Replay(*compute_, decode.key())) RunDecode(plan, decode);
+    ReportLayers(flight, model_->spec().layers);
+  }
+  if (plan.drawn() > 0) FetchTokens(flight);
+  compute_->Callback([&flight] {
+    flight.executor->loop_->Post(
+        [&flight] { flight.executor->Finish(flight); });
+  });
+}
+
+void DeviceExecutor::RunMixed(Flight& flight) {
+  const StepPlan& plan = flight.plan;
+  const std::byte* device = device_plan_->data();
   const int layers = model_->spec().layers;
   const int group = LayersPerReport(*flight.step);
   Forward(*model_, plan.DeviceRows(device),
@@ -253,15 +331,22 @@ void DeviceExecutor::Run(Flight& flight) {
               ReportLayers(flight, written);
             }
           });
-  if (plan.drawn() > 0) DrawTokens(flight);
-  compute_->Callback([&flight] {
-    flight.executor->loop_->Post(
-        [&flight] { flight.executor->Finish(flight); });
-  });
+  if (plan.drawn() > 0) DrawTokens(plan);
 }
 
-void DeviceExecutor::DrawTokens(Flight& flight) {
-  const StepPlan& plan = flight.plan;
+// Nothing here may depend on the plan but through the device's copy of it.
+void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
+  const std::byte* device = device_plan_->data();
+  kernels::Rows rows = plan.DeviceRows(device);
+  rows.max_positions = decode.bound;
+  Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, *backend_,
+          *compute_, *cache_, *workspace_, [](int) {});
+  backend_->Sample(*compute_, decode.size, model_->spec().vocab_size,
+                   workspace_->logits, plan.DeviceParams(device), nullptr, 0,
+                   reinterpret_cast<SampleResult*>(device_results_->data()));
+}
+
+void DeviceExecutor::DrawTokens(const StepPlan& plan) {
   const std::byte* device = device_plan_->data();
   auto* results = reinterpret_cast<SampleResult*>(device_results_->data());
   const int vocab = model_->spec().vocab_size;
@@ -273,10 +358,14 @@ void DeviceExecutor::DrawTokens(Flight& flight) {
         reinterpret_cast<const int32_t*>(device + group.banned_offset),
         static_cast<int>(group.banned.size()), results + group.first);
   }
-  backend_->CopyToHost(*compute_, flight.results, results,
-                       sizeof(SampleResult) * plan.drawn());
+}
+
+void DeviceExecutor::FetchTokens(Flight& flight) {
+  const int drawn = flight.plan.drawn();
+  backend_->CopyToHost(*compute_, flight.results, device_results_->data(),
+                       sizeof(SampleResult) * drawn);
   if (!probe_) return;
-  flight.logits.resize(static_cast<size_t>(plan.drawn()) * vocab);
+  flight.logits.resize(static_cast<size_t>(drawn) * model_->spec().vocab_size);
   backend_->CopyToHost(*compute_, flight.logits.data(), workspace_->logits,
                        flight.logits.size() * sizeof(float));
 }

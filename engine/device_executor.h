@@ -9,6 +9,11 @@
 // waits for an unfinished step that names its block. A gather waits for
 // nothing, since it may read only what OnLayersDone has reported.
 //
+// A step in which every entry has one position and draws (a decode) can be
+// recorded by the backend once for each size and put on the queue in one go:
+// see RecordDecodes. Sizes are few; a step is filled up to the next one with
+// rows that belong to nobody and are written nowhere.
+//
 // Memory is sized once for the largest step. Two steps may be in flight, each
 // with its own host memory, so that the second is prepared and queued while
 // the first one runs.
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -64,6 +70,11 @@ class DeviceExecutor final : public Executor {
   // stopped (and so destroys, unrun, what was posted to it).
   ~DeviceExecutor() override;
 
+  // Records decodes of every size, if the backend records at all; before the
+  // first step. `progress` hears how many of how many are done. Errors are the
+  // backend's: steps then go on the queue operation by operation.
+  absl::Status RecordDecodes(absl::FunctionRef<void(int, int)> progress);
+
   // A step that breaks a limit or names what is not there ends with
   // OnStepDone(INVALID_ARGUMENT) and touches nothing. REQUIRES: at most
   // kStepsInFlight - 1 others are unfinished.
@@ -88,6 +99,12 @@ class DeviceExecutor final : public Executor {
 
   static constexpr int kStepsInFlight = 2;
 
+  // Sizes that decodes are filled up to, ascending, the last `most`.
+  static std::vector<int> DecodeSizes(int most);
+  // Bounds of their positions, likewise: attention's work is laid out for the
+  // bound, of which a shorter context leaves a part idle.
+  static std::vector<int> DecodeBounds(int most);
+
  private:
   // Host side of one step in flight. Addresses in it stay put.
   struct Flight {
@@ -110,8 +127,21 @@ class DeviceExecutor final : public Executor {
   absl::Status CheckEntry(const StepEntry& entry) const;
   int MaxBlocksPerEntry() const;
   int LayersPerReport(const Step& step) const;
+  // Of a step that is filled up: its size and bound of positions.
+  struct Decode {
+    int size = 0;
+    int bound = 0;
+    uint64_t key() const {
+      return static_cast<uint64_t>(size) << 32 | static_cast<uint32_t>(bound);
+    }
+  };
+  // Size 0: not such a step.
+  Decode DecodeOf(const Step& step) const;
+  void RunDecode(const StepPlan& plan, const Decode& decode);
+  void RunMixed(Flight& flight);
   void Run(Flight& flight);
-  void DrawTokens(Flight& flight);
+  void DrawTokens(const StepPlan& plan);
+  void FetchTokens(Flight& flight);
   void Finish(Flight& flight);
   void ReportLayers(Flight& flight, int layers);
   void WaitForScatters(const Step& step);
@@ -129,6 +159,9 @@ class DeviceExecutor final : public Executor {
   std::unique_ptr<kernels::Buffer> device_results_;  // [max_sequences]
   std::array<Flight, kStepsInFlight> flights_;
   LogitsProbe probe_;
+  bool recorded_ = false;  // decodes
+  std::vector<int> decode_sizes_;
+  std::vector<int> decode_bounds_;
 
   // The last step and transfer that touched each block, and how many of each
   // have finished: what tells whether queues must meet.

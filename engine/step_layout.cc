@@ -49,34 +49,29 @@ T* StepPlan::Place(size_t count, size_t* offset) {
   return reinterpret_cast<T*>(bytes_ + *offset);
 }
 
-void StepPlan::Fill(const Step& step, int block_size) {
+void StepPlan::Fill(const Step& step, int block_size, int least) {
   size_ = 0;
-  FillRows(step, block_size);
+  FillRows(step, block_size, least);
   GroupDraws(step);
-  FillDraws(step);
+  FillDraws(step, least);
+  FillTables(step);
 }
 
-void StepPlan::FillRows(const Step& step, int block_size) {
+void StepPlan::FillRows(const Step& step, int block_size, int least) {
   size_t rows = 0;
-  size_t blocks = 0;
-  for (const StepEntry& entry : step.entries) {
-    rows += entry.tokens.size();
-    blocks += entry.block_table.size();
-  }
+  for (const StepEntry& entry : step.entries) rows += entry.tokens.size();
+  rows = std::max(rows, static_cast<size_t>(least));
   rows_ = static_cast<int>(rows);
-  entries_ = static_cast<int>(step.entries.size());
+  entries_ = std::max(static_cast<int>(step.entries.size()), least);
   auto* token_ids = Place<int32_t>(rows, &token_ids_);
   auto* positions = Place<int32_t>(rows, &positions_);
   auto* slots = Place<int32_t>(rows, &slots_);
-  auto* spans = Place<RowSpan>(step.entries.size(), &spans_);
-  auto* tables = Place<int32_t>(blocks, &tables_);
+  auto* spans = Place<RowSpan>(static_cast<size_t>(entries_), &spans_);
   int row = 0;
   int table = 0;
   for (const StepEntry& entry : step.entries) {
     const int count = static_cast<int>(entry.tokens.size());
     *spans++ = {row, count, entry.position, table};
-    std::copy(entry.block_table.begin(), entry.block_table.end(),
-              tables + table);
     table += static_cast<int>(entry.block_table.size());
     for (int i = 0; i < count; ++i, ++row) {
       const int position = entry.position + i;
@@ -85,6 +80,28 @@ void StepPlan::FillRows(const Step& step, int block_size) {
       slots[row] = entry.block_table[position / block_size] * block_size +
                    position % block_size;
     }
+  }
+  for (; row < least; ++row) {
+    *spans++ = {row, 0, 0, 0};
+    token_ids[row] = 0;
+    positions[row] = 0;
+    slots[row] = -1;
+  }
+}
+
+void StepPlan::FillTables(const Step& step) {
+  size_t blocks = 0;
+  for (const StepEntry& entry : step.entries) {
+    blocks += entry.block_table.size();
+  }
+  auto* table = Place<int32_t>(blocks, &tables_);
+  for (const StepEntry& entry : step.entries) {
+    table =
+        std::copy(entry.block_table.begin(), entry.block_table.end(), table);
+  }
+  for (DrawGroup& group : groups_) {
+    auto* banned = Place<int32_t>(group.banned.size(), &group.banned_offset);
+    std::copy(group.banned.begin(), group.banned.end(), banned);
   }
 }
 
@@ -114,9 +131,10 @@ void StepPlan::GroupDraws(const Step& step) {
   }
 }
 
-void StepPlan::FillDraws(const Step& step) {
-  auto* row_ids = Place<int32_t>(draw_order_.size(), &row_ids_);
-  auto* params = Place<SampleParams>(draw_order_.size(), &params_);
+void StepPlan::FillDraws(const Step& step, int least) {
+  const size_t draws = std::max(draw_order_.size(), static_cast<size_t>(least));
+  auto* row_ids = Place<int32_t>(draws, &row_ids_);
+  auto* params = Place<SampleParams>(draws, &params_);
   size_t draw = 0;
   int row = -1;  // last one of the entry
   for (const StepEntry& entry : step.entries) {
@@ -136,9 +154,9 @@ void StepPlan::FillDraws(const Step& step) {
                   .logprobs = s.logprobs,
                   .min_tokens_left = entry.banned_ids.empty() ? 0 : 1};
   }
-  for (DrawGroup& group : groups_) {
-    auto* banned = Place<int32_t>(group.banned.size(), &group.banned_offset);
-    std::copy(group.banned.begin(), group.banned.end(), banned);
+  for (; draw < draws; ++draw) {
+    row_ids[draw] = 0;
+    params[draw] = {.temperature = 0, .top_p = 1, .logprobs = -1};
   }
 }
 

@@ -3,11 +3,13 @@
 // memory that goes to the device in one copy:
 //
 //   token_ids [rows], positions [rows], slots [rows], spans [entries],
-//   block_tables [sum], row_ids [drawn], params [drawn], banned_ids [sum]
+//   row_ids [drawn], params [drawn], block_tables [sum], banned_ids [sum]
 //
-// each aligned to 64 bytes. Entries that draw a token are ordered by their
-// banned ids, so that each run of equal ones is one Sample operation: almost
-// always a single one.
+// each aligned to 64 bytes. A step of decodes may be filled up with rows that
+// belong to nobody, so that all but the lengths of the tables and what follows
+// them lies at the same place in every step of that size. Entries that draw a
+// token are ordered by their banned ids, so that each run of equal ones is one
+// Sample operation: almost always a single one.
 
 #ifndef TANDEM_ENGINE_STEP_LAYOUT_H_
 #define TANDEM_ENGINE_STEP_LAYOUT_H_
@@ -49,7 +51,11 @@ class StepPlan {
   void Reserve(const StepLimits& limits, std::byte* memory);
 
   // Lays out a step within the limits. Allocates nothing.
-  void Fill(const Step& step, int block_size);
+  void Fill(const Step& step, int block_size) { Fill(step, block_size, 0); }
+  // With rows, entries and draws filled up to `least` each; a filler has slot
+  // -1, an empty span, and draws greedily from row 0. REQUIRES if it is not 0:
+  // every entry has one token and draws.
+  void Fill(const Step& step, int block_size, int least);
 
   const std::byte* data() const { return bytes_; }
   size_t size() const { return size_; }
@@ -60,6 +66,7 @@ class StepPlan {
   const kernels::SampleParams* DeviceParams(const std::byte* device) const;
   absl::Span<const DrawGroup> groups() const { return groups_; }
 
+  // Fillers not counted.
   int drawn() const { return static_cast<int>(draw_order_.size()); }
   // Position in drawing order of the i-th entry that draws.
   absl::Span<const int> draw_order() const { return draw_order_; }
@@ -67,8 +74,9 @@ class StepPlan {
  private:
   template <typename T>
   T* Place(size_t count, size_t* offset);
-  void FillRows(const Step& step, int block_size);
-  void FillDraws(const Step& step);
+  void FillRows(const Step& step, int block_size, int least);
+  void FillDraws(const Step& step, int least);
+  void FillTables(const Step& step);
   void GroupDraws(const Step& step);
 
   std::vector<std::byte> own_;  // unless the memory is the caller's

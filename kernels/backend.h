@@ -29,6 +29,7 @@
 #include <string_view>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/types.h"
@@ -124,12 +125,18 @@ struct Rows {
   int num_spans = 0;
   const int32_t* token_ids = nullptr;  // [num_rows]
   const int32_t* positions = nullptr;  // [num_rows]
-  const int32_t* slots = nullptr;      // [num_rows] block * block_size + offset
-  const RowSpan* spans = nullptr;      // [num_spans], first_row ascending
+  // [num_rows] block * block_size + offset. On a backend that records, a
+  // negative one belongs to a row that only fills the step up: it is not
+  // appended, no span has it, and what comes out of it is undefined.
+  const int32_t* slots = nullptr;
+  const RowSpan* spans = nullptr;         // [num_spans], first_row ascending
   const int32_t* block_tables = nullptr;  // concatenated; block ids in order
   // HOST memory, valid until the step's last operation ran: the same spans,
   // from which a backend plans its work.
   const RowSpan* host_spans = nullptr;  // [num_spans]
+  // For Record: where it is not 0, work is planned for spans of one row at
+  // most, which end at this position at most, whatever host_spans says.
+  int max_positions = 0;
 };
 
 // Rotary embedding, half-split pairs (i, i + head_dim / 2) as in Hugging Face.
@@ -230,6 +237,23 @@ class Backend {
                             size_t bytes) = 0;
   virtual void CopyToHost(Queue& queue, void* host, const void* device,
                           size_t bytes) = 0;
+
+  // ---- Operations that come again and again.
+
+  // Runs what `record` puts on the queue, and keeps it under `key` to be put
+  // there again in one go. It may put transformer operations alone, and what
+  // their arguments point to must live as long as the queue. Takes long, and
+  // memory. Calls `record` several times.
+  // Errors: UNIMPLEMENTED where nothing is won by it: `record` is not called;
+  // INTERNAL if the device could not.
+  virtual absl::Status Record(Queue& /*queue*/, uint64_t /*key*/,
+                              absl::FunctionRef<void()> /*record*/) {
+    return absl::UnimplementedError("operations are not recorded");
+  }
+  // Puts on the queue what Record kept under `key`, with the same addresses and
+  // counts; what is at the addresses may have changed. False, and nothing is
+  // put there, if nothing is kept.
+  virtual bool Replay(Queue& /*queue*/, uint64_t /*key*/) { return false; }
 
   // ---- The transformer. Activations (void*) are row-major, rows contiguous;
   // weights of norms, biases, rope tables and logits are f32 everywhere.

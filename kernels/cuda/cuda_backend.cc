@@ -215,6 +215,14 @@ class CudaBackend final : public Backend {
     Copy(queue, host, device, bytes);
   }
 
+  absl::Status Record(Queue& queue, uint64_t key,
+                      absl::FunctionRef<void()> record) override {
+    return Own(queue).Record(key, record);
+  }
+  bool Replay(Queue& queue, uint64_t key) override {
+    return Own(queue).Replay(key);
+  }
+
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
              void* out) override {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(table);
@@ -275,9 +283,9 @@ class CudaBackend final : public Backend {
                  int layer, void* out) override {
     CudaQueue& own = Own(queue);
     const KvView kv = ViewOf(cache);
-    int span_rows = 0;
-    int positions = 0;
-    for (int i = 0; i < rows.num_spans; ++i) {
+    int span_rows = rows.max_positions > 0 ? 1 : 0;
+    int positions = rows.max_positions;
+    for (int i = 0; i < rows.num_spans && rows.max_positions == 0; ++i) {
       const RowSpan& span = rows.host_spans[i];
       span_rows = std::max(span_rows, span.num_rows);
       positions = std::max(positions, span.first_position + span.num_rows);

@@ -176,6 +176,35 @@ class CudaDevice final : public Device {
                                static_cast<cudaEvent_t>(event), 0);
   }
 
+  int BeginCapture(void* stream) override {
+    // Other threads allocate and wait as before.
+    return cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+                                  cudaStreamCaptureModeThreadLocal);
+  }
+  absl::StatusOr<void*> EndCapture(void* stream) override {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    cudaError_t error =
+        cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&ready, graph, 0);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    if (error == cudaSuccess) {
+      // Now rather than with the first launch.
+      error = cudaGraphUpload(ready, static_cast<cudaStream_t>(stream));
+    }
+    if (error == cudaSuccess) return ready;
+    if (ready != nullptr) (void)cudaGraphExecDestroy(ready);
+    (void)cudaGetLastError();  // not for the next call to find
+    return absl::InternalError(Text(error));
+  }
+  int LaunchGraph(void* stream, void* graph) override {
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph),
+                           static_cast<cudaStream_t>(stream));
+  }
+  void DestroyGraph(void* graph) override {
+    (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+  }
+
   std::string ErrorText(int error) const override {
     return Text(static_cast<cudaError_t>(error));
   }

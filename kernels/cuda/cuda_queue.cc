@@ -69,6 +69,7 @@ CudaQueue::CudaQueue(Device& device, bool urgent)
 
 CudaQueue::~CudaQueue() {
   Synchronize();
+  DropGraphs();
   device_.DestroyEvent(done_);
   device_.DestroyEvent(waited_);
   device_.DestroyStream(callbacks_);
@@ -89,6 +90,10 @@ void CudaQueue::Copy(void* to, const void* from, size_t bytes) {
 }
 
 void CudaQueue::Check(int error, std::string_view what) {
+  if (error != 0 && capturing_) {
+    capture_error_ = error;  // nothing has run: no harm is done
+    return;
+  }
   if (error != 0) Die(what, device_.ErrorText(error));
 }
 
@@ -100,6 +105,48 @@ void CudaQueue::Callback(absl::AnyInvocable<void()> callback) {
   auto callable = std::make_unique<Callable>(std::move(callback));
   Check(device_.HostCall(callbacks_, &RunCallable, callable.release()),
         "host call");
+}
+
+absl::Status CudaQueue::Record(uint64_t key, absl::FunctionRef<void()> record) {
+  // Once as they are: loads what kernels are not loaded yet and takes working
+  // memory, neither of which a capture may do.
+  record();
+  device_.Enter();
+  after_kernel_ = false;
+  if (const int error = device_.BeginCapture(stream_); error != 0) {
+    return absl::InternalError(device_.ErrorText(error));
+  }
+  capturing_ = true;
+  capture_error_ = 0;
+  record();
+  capturing_ = false;
+  after_kernel_ = false;
+  const absl::StatusOr<void*> graph = device_.EndCapture(stream_);
+  if (!graph.ok()) return graph.status();
+  if (capture_error_ != 0) {
+    device_.DestroyGraph(*graph);
+    return absl::InternalError(device_.ErrorText(capture_error_));
+  }
+  const auto [at, added] = graphs_.emplace(key, *graph);
+  if (!added) {
+    Synchronize();  // the old one may run
+    device_.DestroyGraph(std::exchange(at->second, *graph));
+  }
+  return absl::OkStatus();
+}
+
+bool CudaQueue::Replay(uint64_t key) {
+  const auto found = graphs_.find(key);
+  if (found == graphs_.end()) return false;
+  device_.Enter();
+  after_kernel_ = false;
+  Check(device_.LaunchGraph(stream_, found->second), "graph");
+  return true;
+}
+
+void CudaQueue::DropGraphs() {
+  for (const auto& [key, graph] : graphs_) device_.DestroyGraph(graph);
+  graphs_.clear();
 }
 
 void CudaQueue::WaitFor(Queue& other) {
@@ -155,6 +202,7 @@ std::byte* CudaQueue::scratch(Scratch which, size_t bytes) {
   std::unique_ptr<Memory>& memory = scratch_[which];
   if (memory == nullptr || memory->size() < bytes) {
     Synchronize();
+    DropGraphs();    // whose kernels would work in the old one
     memory.reset();  // first, so that both need not fit
     memory = Must(Memory::OnDevice(device_, bytes), "working memory");
   }
@@ -163,6 +211,7 @@ std::byte* CudaQueue::scratch(Scratch which, size_t bytes) {
 
 void CudaQueue::Adopt(Scratch which, std::unique_ptr<Memory> memory) {
   Synchronize();
+  DropGraphs();
   scratch_[which] = std::move(memory);
 }
 

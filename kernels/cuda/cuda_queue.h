@@ -11,11 +11,15 @@
 #define TANDEM_KERNELS_CUDA_CUDA_QUEUE_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
@@ -64,6 +68,10 @@ class CudaQueue final : public Queue {
   // Dies unless `error` is 0.
   void Check(int error, std::string_view what);
 
+  // Backend's, as CUDA graphs.
+  absl::Status Record(uint64_t key, absl::FunctionRef<void()> record);
+  bool Replay(uint64_t key);
+
   // A zeroed digest in device memory. SendDigest puts on the queue that it
   // reaches `to`, and then frees it.
   KvDigest* NewDigest();
@@ -80,6 +88,8 @@ class CudaQueue final : public Queue {
  private:
   static constexpr int kDigests = 256;  // on their way at one time
 
+  void DropGraphs();
+
   template <typename T>
   T Must(absl::StatusOr<T> value, std::string_view what);
 
@@ -90,6 +100,9 @@ class CudaQueue final : public Queue {
   void* const done_;    // of stream_, for callbacks_
   void* const waited_;  // of other queues
   std::unique_ptr<Memory> scratch_[kScratches];
+  std::map<uint64_t, void*> graphs_;
+  bool capturing_ = false;
+  int capture_error_ = 0;
   const std::unique_ptr<Memory> device_digests_;  // [kDigests]
   const std::unique_ptr<Memory> host_digests_;    // [kDigests], pinned
   Mutex mutex_;

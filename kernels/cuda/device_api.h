@@ -64,6 +64,14 @@ class Device {
   virtual int Record(void* event, void* stream) = 0;
   virtual int Wait(void* stream, void* event) = 0;
 
+  // Graphs. From BeginCapture to EndCapture launches on the stream, by this
+  // thread, are kept rather than run; nothing else may be put there. The graph
+  // repeats them, arguments and all.
+  virtual int BeginCapture(void* stream) = 0;
+  virtual absl::StatusOr<void*> EndCapture(void* stream) = 0;
+  virtual int LaunchGraph(void* stream, void* graph) = 0;
+  virtual void DestroyGraph(void* graph) = 0;
+
   virtual std::string ErrorText(int error) const = 0;
 };
 

@@ -39,6 +39,8 @@ struct RopeAppendKernel {
                  (int64_t{row} * (p.heads + 2 * kv_heads) + head) * dim;
     const bool rotates = head < p.heads + kv_heads;
     const bool cached = head >= p.heads;
+    // A row that fills the step up.
+    if (cached && p.slots[row] < 0) return;
     const int64_t angle = int64_t{p.positions[row]} * half;
     float a[kMaxPairs] = {};
     float b[kMaxPairs] = {};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/testing/host_device.h"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/rig.h"
 #include "tests/engine/test_device.h"
@@ -136,6 +137,110 @@ TEST(CudaEngine, ACpuTakesItsKvOver) {
   EXPECT_NE(digest, from.Digest(again, DType::kBF16));
   from.Scatter(again, DType::kBF16, slab.data());
   EXPECT_EQ(digest, from.Digest(again, DType::kBF16));
+}
+
+// Decodes of 3 and 4 sequences that draw in different ways, one of them with
+// banned ids; then all that is in the cache.
+struct Decoded {
+  std::vector<std::vector<float>> logits;
+  std::vector<int32_t> tokens;
+  std::vector<kernels::KvDigest> blocks;
+};
+
+Decoded DecodeSome(Rig& rig, const nlohmann::json& spec, DType type) {
+  Decoded decoded;
+  std::vector<TestSequence> all;
+  for (int i = 0; i < 4; ++i) {
+    all.push_back(rig.NewSequence(PromptIds(spec, 2 + 3 * i), 32));
+    all[static_cast<size_t>(i)].sampling.temperature = i == 1 ? 0.7f : 0.0f;
+    all[static_cast<size_t>(i)].sampling.seed = static_cast<uint64_t>(i);
+    all[static_cast<size_t>(i)].sampling.logprobs = i == 2 ? 3 : -1;
+  }
+  const auto advance = [&](std::vector<TestSequence*> some, int count) {
+    const StepOutput output = rig.Advance(some, count);
+    EXPECT_TRUE(output.status.ok()) << output.status;
+    for (size_t i = 0; i < some.size() && output.status.ok(); ++i) {
+      some[i]->ids.push_back(output.tokens[i].token_id);
+      decoded.tokens.push_back(output.tokens[i].token_id);
+      for (const TopLogprob& top : output.tokens[i].top) {
+        decoded.tokens.push_back(top.token_id);
+      }
+      decoded.logits.push_back(output.logits[i]);
+    }
+  };
+  advance({&all[0], &all[1], &all[2], &all[3]}, 32);
+  advance({&all[0], &all[1], &all[2]}, 1);
+  advance({&all[2], &all[0], &all[1]}, 1);
+  all[1].banned_ids = {all[1].ids.back()};
+  advance({&all[0], &all[1], &all[2]}, 1);
+  all[1].banned_ids.clear();
+  advance({&all[3], &all[2], &all[1], &all[0]}, 1);
+  advance({&all[2], &all[3], &all[0]}, 1);
+  for (int32_t block = 0; block < rig.executor().kv_shape().num_blocks;
+       ++block) {
+    TestSequence one;
+    one.blocks = {block};
+    decoded.blocks.push_back(
+        rig.Digest(WholePart(one, rig.executor().kv_shape(), 0, 16), type));
+  }
+  return decoded;
+}
+
+TEST(CudaEngine, RecordedDecodesChangeNoBit) {
+  for (const DType type : {DType::kBF16, DType::kF32}) {
+    const Checkpoint checkpoint(type == DType::kBF16 ? "llama3_scaled_bf16"
+                                                     : "llama_biases_f32");
+    const auto cuda = NewTestDevice(type);
+    Rig plain(checkpoint.dir.path(), cuda.get(), Options(type));
+    const Decoded expected = DecodeSome(plain, checkpoint.spec, type);
+    Rig rig(checkpoint.dir.path(), cuda.get(), Options(type));
+    std::vector<int> progress;
+    rig.loop().RunSync([&] {
+      const absl::Status status = rig.executor().RecordDecodes(
+          [&](int done, int total) { progress.push_back(done * 10 + total); });
+      EXPECT_TRUE(status.ok()) << status;
+    });
+    if (!TestsRunOnGpu()) {
+      EXPECT_EQ(progress, (std::vector<int>{13, 23, 33}));
+    }
+    const Decoded got = DecodeSome(rig, checkpoint.spec, type);
+    EXPECT_EQ(got.tokens, expected.tokens);
+    EXPECT_EQ(got.logits, expected.logits);
+    // Rows that fill a step up are written nowhere.
+    EXPECT_EQ(got.blocks, expected.blocks);
+  }
+}
+
+TEST(CudaEngine, DecodesGoOnWhereNothingCanBeRecorded) {
+  const Checkpoint checkpoint("llama_biases_f32");
+  const auto cpu = NewCpu(1);
+  Rig rig(checkpoint.dir.path(), cpu.get(), Options(DType::kF32));
+  const Decoded expected = DecodeSome(rig, checkpoint.spec, DType::kF32);
+  const auto refuses = kernels::cuda::testing::NewEmulatedBackend(
+      {.activation = DType::kF32}, {.refuse_graphs = true});
+  ASSERT_TRUE(refuses.ok());
+  for (kernels::Backend* backend : {cpu.get(), refuses->get()}) {
+    Rig again(checkpoint.dir.path(), backend, Options(DType::kF32));
+    again.loop().RunSync([&] {
+      EXPECT_EQ(again.executor().RecordDecodes([](int, int) {}).code(),
+                backend == cpu.get() ? absl::StatusCode::kUnimplemented
+                                     : absl::StatusCode::kInternal);
+    });
+    const Decoded got = DecodeSome(again, checkpoint.spec, DType::kF32);
+    EXPECT_EQ(got.tokens, expected.tokens);
+    EXPECT_EQ(got.logits, expected.logits);
+    EXPECT_EQ(got.blocks, expected.blocks);
+  }
+}
+
+TEST(CudaEngine, DecodeSizesAreFewAndReachTheLimit) {
+  EXPECT_EQ(DeviceExecutor::DecodeSizes(1), std::vector<int>{1});
+  EXPECT_EQ(DeviceExecutor::DecodeSizes(20),
+            (std::vector<int>{1, 2, 4, 8, 16, 20}));
+  EXPECT_EQ(DeviceExecutor::DecodeSizes(256).size(), 35u);
+  EXPECT_EQ(DeviceExecutor::DecodeBounds(2048), std::vector<int>{2048});
+  EXPECT_EQ(DeviceExecutor::DecodeBounds(131072),
+            (std::vector<int>{2048, 8192, 32768, 131072}));
 }
 
 TEST(CudaEngine, RefusesTypesThatItHasNoKernelsFor) {

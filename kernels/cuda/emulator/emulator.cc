@@ -832,6 +832,10 @@ HeldStream::HeldStream() = default;
 HeldStream::~HeldStream() = default;
 
 int HeldStream::Launch(Task task) {
+  if (recording_ != nullptr) {
+    recording_->push_back(std::move(task));
+    return 0;
+  }
   // Only a launch right behind another may be early (Stream::after_kernel).
   const bool early = task.stream.after_kernel && task.stream.generation >= 90;
   if (!early) {

@@ -29,6 +29,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/device/tensor_core.h"
 #include "kernels/cuda/device/tensor_map.h"
@@ -85,9 +86,13 @@ class HeldStream {
   int Launch(Task task);
   // Ends the last launch: before anything that is none.
   int Flush();
+  // From now on launches are added to `tasks` instead, unless it is null.
+  void Record(std::vector<Task>* tasks) { recording_ = tasks; }
+  std::vector<Task>* recorded() const { return recording_; }
 
  private:
   std::unique_ptr<Execution> held_;
+  std::vector<Task>* recording_ = nullptr;
 };
 
 // Where a thread of a block is in the source: all must be at the same place.

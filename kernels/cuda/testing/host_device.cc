@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,7 @@ class HostDevice final : public Device {
                .generation = options.generation,
                .multiprocessors = options.multiprocessors,
                .total_bytes = options.total_bytes},
+        refuse_graphs_(options.refuse_graphs),
         thread_([this] { Serve(); }) {}
 
   ~HostDevice() override {
@@ -130,6 +132,28 @@ class HostDevice final : public Device {
   int Record(void* /*event*/, void* stream) override { return Flush(stream); }
   int Wait(void* stream, void* /*event*/) override { return Flush(stream); }
 
+  int BeginCapture(void* stream) override {
+    const int error = Flush(stream);
+    if (refuse_graphs_) return kRefused;
+    static_cast<HeldStream*>(stream)->Record(new Graph);
+    return error;
+  }
+  absl::StatusOr<void*> EndCapture(void* stream) override {
+    auto* const held = static_cast<HeldStream*>(stream);
+    Graph* const graph = held->recorded();
+    held->Record(nullptr);
+    if (graph == nullptr) return absl::InternalError("no capture");
+    return graph;
+  }
+  int LaunchGraph(void* stream, void* graph) override {
+    for (const emulator::Task& task : *static_cast<Graph*>(graph)) {
+      const int error = static_cast<HeldStream*>(stream)->Launch(task);
+      if (error != 0) return error;
+    }
+    return 0;
+  }
+  void DestroyGraph(void* graph) override { delete static_cast<Graph*>(graph); }
+
   std::string ErrorText(int error) const override {
     return error == kEmulatorFault ? emulator::LastFault()
                                    : absl::StrCat("error ", error);
@@ -137,8 +161,12 @@ class HostDevice final : public Device {
 
  private:
   using HeldStream = emulator::HeldStream;
+  using Graph = std::vector<emulator::Task>;
+  static constexpr int kRefused = 900;  // cudaErrorStreamCaptureUnsupported
   static int Flush(void* stream) {
-    return static_cast<HeldStream*>(stream)->Flush();
+    auto* const held = static_cast<HeldStream*>(stream);
+    // No graph holds anything but launches here.
+    return held->recorded() != nullptr ? kRefused : held->Flush();
   }
 
   std::byte* New(size_t bytes) {
@@ -174,6 +202,7 @@ class HostDevice final : public Device {
   }
 
   const DeviceFacts facts_;
+  const bool refuse_graphs_;
   mutable Mutex mutex_;
   CondVar changed_;
   std::map<const std::byte*, size_t> reached_ ABSL_GUARDED_BY(mutex_);

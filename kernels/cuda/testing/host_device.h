@@ -22,6 +22,7 @@ struct HostDeviceOptions {
   int generation = 90;
   int multiprocessors = 132;
   size_t total_bytes = size_t{1} << 32;  // more is refused
+  bool refuse_graphs = false;            // captures fail
 };
 
 std::unique_ptr<Device> NewHostDevice(const HostDeviceOptions& options = {});
