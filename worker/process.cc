@@ -84,6 +84,9 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
   line->Add("enable-prefix-caching", &worker.prefix_caching,
             "Keep full blocks for later prompts that start alike");
+  line->Add(
+      "enforce-eager", &worker.enforce_eager,
+      "On a GPU, put steps on it operation by operation (no CUDA graphs)");
   line->Group("Handoff");
   line->AddChoice("handoff", &worker.handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves; auto: between GPUs NCCL, else shared memory "

@@ -191,9 +191,11 @@ TEST(CudaEngine, RecordedDecodesChangeNoBit) {
     const Checkpoint checkpoint(type == DType::kBF16 ? "llama3_scaled_bf16"
                                                      : "llama_biases_f32");
     const auto cuda = NewTestDevice(type);
-    Rig plain(checkpoint.dir.path(), cuda.get(), Options(type));
+    RigOptions options = Options(type);
+    options.executor.num_blocks = 16;
+    Rig plain(checkpoint.dir.path(), cuda.get(), options);
     const Decoded expected = DecodeSome(plain, checkpoint.spec, type);
-    Rig rig(checkpoint.dir.path(), cuda.get(), Options(type));
+    Rig rig(checkpoint.dir.path(), cuda.get(), options);
     std::vector<int> progress;
     rig.loop().RunSync([&] {
       const absl::Status status = rig.executor().RecordDecodes(
@@ -214,13 +216,15 @@ TEST(CudaEngine, RecordedDecodesChangeNoBit) {
 TEST(CudaEngine, DecodesGoOnWhereNothingCanBeRecorded) {
   const Checkpoint checkpoint("llama_biases_f32");
   const auto cpu = NewCpu(1);
-  Rig rig(checkpoint.dir.path(), cpu.get(), Options(DType::kF32));
+  RigOptions options = Options(DType::kF32);
+  options.executor.num_blocks = 16;
+  Rig rig(checkpoint.dir.path(), cpu.get(), options);
   const Decoded expected = DecodeSome(rig, checkpoint.spec, DType::kF32);
   const auto refuses = kernels::cuda::testing::NewEmulatedBackend(
       {.activation = DType::kF32}, {.refuse_graphs = true});
   ASSERT_TRUE(refuses.ok());
   for (kernels::Backend* backend : {cpu.get(), refuses->get()}) {
-    Rig again(checkpoint.dir.path(), backend, Options(DType::kF32));
+    Rig again(checkpoint.dir.path(), backend, options);
     again.loop().RunSync([&] {
       EXPECT_EQ(again.executor().RecordDecodes([](int, int) {}).code(),
                 backend == cpu.get() ? absl::StatusCode::kUnimplemented
