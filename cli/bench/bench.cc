@@ -131,18 +131,26 @@ absl::StatusOr<std::ofstream> OpenOutput(const std::string& path) {
 class Run {
  public:
   Run(const BenchOptions& options, const v1::ModelInfo& model,
-      const std::vector<PlannedRequest>& plan, v1::InferenceService::Stub* stub)
+      const std::vector<PlannedRequest>& plan, v1::InferenceService::Stub* stub,
+      ThreadLoop* loop, SignalWatcher* signals)
       : options_(options),
         plan_(plan),
         stub_(stub),
+        loop_(loop),
+        signals_(signals),
         vocabulary_(model.vocabulary_size(), {model.eos_token_ids().begin(),
                                               model.eos_token_ids().end()}),
         cache_salt_(absl::BytesToHexString(SystemRandom().Bytes(kSaltBytes))) {}
 
+  // A late signal must not find this gone.
+  ~Run() { loop_->Stop(); }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
   // Blocks until all has ended.
   std::vector<RequestRecord> Execute();
-  bool interrupted() const { return signals_.signal() != 0; }
-  int ExitCode() const { return signals_.ExitCode(kExitOk); }
+  bool interrupted() const { return signals_->signal() != 0; }
+  int ExitCode() const { return signals_->ExitCode(kExitOk); }
 
  private:
   v1::GenerateRequest Compose(size_t index) const;
@@ -152,13 +160,12 @@ class Run {
   const BenchOptions& options_;
   const std::vector<PlannedRequest>& plan_;
   v1::InferenceService::Stub* const stub_;
+  ThreadLoop* const loop_;
+  SignalWatcher* const signals_;
   const Vocabulary vocabulary_;
   // Of this run alone: an earlier one with the same seed must not have warmed
   // the prefix cache for it.
   const std::string cache_salt_;
-  // Made after `signals_`, whose mask its thread inherits, and outlives it.
-  std::unique_ptr<ThreadLoop> loop_;
-  SignalWatcher signals_;
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<Timer> redraw_;
 };
@@ -176,7 +183,7 @@ v1::GenerateRequest Run::Compose(size_t index) const {
 
 std::unique_ptr<Runner::GenerateStream> Run::Open() {
   return rpc::OpenServerStream<v1::GenerateRequest, v1::GenerateResponse>(
-      loop_.get(),
+      loop_,
       {.timeout = absl::Seconds(options_.timeout_seconds),
        .peer = options_.router.address},
       [this](auto* context, const auto* request, auto* reactor) {
@@ -192,20 +199,19 @@ void Run::Redraw() {
 }
 
 std::vector<RequestRecord> Run::Execute() {
-  loop_ = std::make_unique<ThreadLoop>("bench");
   const bool progress = options_.progress && isatty(STDERR_FILENO) != 0;
   std::promise<void> finished;
   loop_->RunSync([&] {
     runner_ = std::make_unique<Runner>(
-        loop_.get(), options_.run, &plan_,
+        loop_, options_.run, &plan_,
         Runner::Hooks{.open = [this] { return Open(); },
                       .compose = [this](size_t i) { return Compose(i); },
                       .finished = [&] { finished.set_value(); }});
     runner_->Start();
-    redraw_ = std::make_unique<Timer>(loop_.get());
+    redraw_ = std::make_unique<Timer>(loop_);
     if (progress) Redraw();
   });
-  signals_.OnDrain(loop_.get(), [this] {
+  signals_->OnDrain(loop_, [this] {
     if (runner_ != nullptr) runner_->Stop();
   });
   finished.get_future().wait();
@@ -243,6 +249,9 @@ absl::StatusOr<int> Bench(const BenchOptions& options) {
   if (!json_file.ok()) return json_file.status();
   absl::StatusOr<std::ofstream> svg_file = OpenOutput(options.svg_path);
   if (!svg_file.ok()) return svg_file.status();
+  // Before gRPC starts threads, which would take the signals otherwise.
+  SignalWatcher signals;
+  ThreadLoop loop("bench");
   const auto channel = cli::Connect(options.router);
   if (!channel.ok()) return channel.status();
   const auto stub = v1::InferenceService::NewStub(*channel);
@@ -253,7 +262,7 @@ absl::StatusOr<int> Bench(const BenchOptions& options) {
   report.clipping = ClipToContext(model->context_length(), &*plan);
   report.date =
       absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone());
-  Run run(options, *model, *plan, stub.get());
+  Run run(options, *model, *plan, stub.get(), &loop, &signals);
   const double cpu_before = ProcessCpuSeconds();
   const std::vector<RequestRecord> records = run.Execute();
   report.generator_cpu_s = ProcessCpuSeconds() - cpu_before;
