@@ -117,6 +117,7 @@ struct ServeCommand {
   // Handed on to the children where given.
   std::string policy = "prefix_aware";
   std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
+  std::string quantization = "none";
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
   int block_size = 16;
   int64_t kv_bytes = 0;
@@ -156,7 +157,10 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Share of the GPU's memory, divided among the workers", 0.01, 1);
   line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights");
-  line->AddChoice("kv-cache-dtype", &kv_dtype, {"auto", "f32", "bf16", "f16"},
+  line->AddChoice("quantization", &quantization, {"none", "fp8"},
+                  "Quantise the layers' weights when loading");
+  line->AddChoice("kv-cache-dtype", &kv_dtype,
+                  {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
                   "Format of the KV cache");
   line->AddInt("max-model-len", &max_model_len, "Positions per sequence",
                {0, 1 << 24});
@@ -204,6 +208,7 @@ void ServeCommand::Complete(const CommandLine& line) {
        absl::StrCat(gpu_memory_utilization /
                     std::max(1, flags.prefill + flags.decode))});
   worker("dtype", dtype);
+  worker("quantization", quantization);
   worker("kv-cache-dtype", kv_dtype);
   worker("max-model-len", absl::StrCat(max_model_len));
   worker("max-num-seqs", absl::StrCat(max_num_seqs));

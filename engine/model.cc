@@ -42,11 +42,14 @@ class ModelLoader {
     int rows;
   };
 
+  // What a matrix is for: the embedding and the head, or a layer's product,
+  // by GatedMatMul or not.
+  enum class Use { kTokens, kProduct, kGated };
+
   absl::Status LoadLayer(int index, Model::Layer& layer);
   // Packs the parts, stacked by rows, as one matrix.
-  absl::Status Pack(const std::vector<Part>& parts, int cols,
-                    std::unique_ptr<kernels::Matrix>& matrix,
-                    bool gated = false);
+  absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
+                    std::unique_ptr<kernels::Matrix>& matrix);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<Part>& parts, const float** target);
@@ -78,8 +81,8 @@ void ModelLoader::Used(const std::string& name, const HostTensor& tensor) {
 }
 
 absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
-                               std::unique_ptr<kernels::Matrix>& matrix,
-                               bool gated) {
+                               Use use,
+                               std::unique_ptr<kernels::Matrix>& matrix) {
   std::vector<HostTensor> tensors;
   HostTensor whole{nullptr, DType::kF32, 0, cols};
   bool same = true;
@@ -100,11 +103,14 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
     }
     whole.data = stacked.data();
   }
-  const DType kept = options_.weight_dtype.value_or(
-      whole.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  const DType kept =
+      use != Use::kTokens && options_.fp8_weights
+          ? DType::kFp8
+          : options_.weight_dtype.value_or(
+                whole.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      gated ? backend_->PackGatedMatrix(whole, kept)
-            : backend_->PackMatrix(whole, kept);
+      use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
+                         : backend_->PackMatrix(whole, kept);
   if (!packed.ok()) return packed.status();
   matrix = *std::move(packed);
   formats_.insert(std::string(kernels::Name(kept)));
@@ -170,14 +176,15 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   absl::Status status;
   status.Update(AddVector({{prefix + "input_layernorm.weight", hidden}},
                           &layer.input_norm));
-  status.Update(Pack(qkv("weight"), hidden, layer.qkv));
-  status.Update(
-      Pack({{attention + "o_proj.weight", hidden}}, query, layer.output));
+  status.Update(Pack(qkv("weight"), hidden, Use::kProduct, layer.qkv));
+  status.Update(Pack({{attention + "o_proj.weight", hidden}}, query,
+                     Use::kProduct, layer.output));
   status.Update(
       AddVector({{prefix + "post_attention_layernorm.weight", hidden}},
                 &layer.post_attention_norm));
-  status.Update(Pack(gate_up("weight"), hidden, layer.gate_up, true));
-  status.Update(Pack({{mlp + "down_proj.weight", hidden}}, wide, layer.down));
+  status.Update(Pack(gate_up("weight"), hidden, Use::kGated, layer.gate_up));
+  status.Update(Pack({{mlp + "down_proj.weight", hidden}}, wide, Use::kProduct,
+                     layer.down));
   if (spec_.attention_bias) {
     status.Update(AddVector(qkv("bias"), &layer.qkv_bias));
     status.Update(
@@ -224,7 +231,7 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   absl::Status status = CheckLimits();
   if (!status.ok()) return status;
   status = Pack({{"model.embed_tokens.weight", spec_.vocab_size}},
-                spec_.hidden_size, model_->embedding_);
+                spec_.hidden_size, Use::kTokens, model_->embedding_);
   if (!status.ok()) return status;
   // Vectors find their layers by address when they are uploaded: no moving.
   std::vector<Model::Layer>& layers = model_->layers_;
@@ -237,7 +244,7 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
                           &model_->final_norm_));
   if (!spec_.tied_head) {
     status.Update(Pack({{"lm_head.weight", spec_.vocab_size}},
-                       spec_.hidden_size, model_->head_));
+                       spec_.hidden_size, Use::kTokens, model_->head_));
   }
   status.Update(RefuseLeftovers());
   if (!status.ok()) return status;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -25,6 +26,11 @@ namespace tandem::handoff {
 // Neighbouring versions work together.
 inline constexpr uint32_t kProtocolMin = 1;
 inline constexpr uint32_t kProtocolMax = 1;
+
+// Formats of KV that this program puts on the wire, and takes off it. A peer
+// that names none knows the first two.
+inline constexpr std::string_view kWireFormats[] = {"f32", "bf16", "f16", "fp8",
+                                                    "int8"};
 
 // Streams of a link, seen from either end.
 using SenderStream = Stream<v1::LinkRequest, v1::LinkResponse>;

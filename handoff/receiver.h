@@ -29,7 +29,7 @@ struct ReceiverOptions {
   std::map<std::string, std::string> fingerprint;
   std::string host_id;
   std::vector<std::string> ways = {"shm", "grpc"};
-  std::string kv_dtype;  // "f32" or "bf16": wanted on the wire
+  std::string kv_dtype;  // of kWireFormats: wanted on the wire
   bool mixed_numerics = false;
   HostMemory* host_memory = nullptr;  // that scatters read from; may be null
   int num_layers = 0;

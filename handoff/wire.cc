@@ -4,6 +4,7 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -21,6 +22,15 @@ std::string Shown(const std::string* value) {
   constexpr size_t kLongest = 80;
   if (value->size() <= kLongest) return absl::StrCat("'", *value, "'");
   return absl::StrCat("'", value->substr(0, kLongest), "...'");
+}
+
+// Senders convert to the receiver's format.
+bool Sends(const v1::LinkHello& hello, std::string_view format) {
+  if (hello.kv_formats().empty()) {
+    return format == kWireFormats[0] || format == kWireFormats[1];
+  }
+  return std::find(hello.kv_formats().begin(), hello.kv_formats().end(),
+                   format) != hello.kv_formats().end();
 }
 
 }  // namespace
@@ -50,7 +60,9 @@ std::string Message(const absl::Status& status) {
 }
 
 std::optional<kernels::DType> ParseDType(std::string_view name) {
-  for (kernels::DType type : {kernels::DType::kF32, kernels::DType::kBF16}) {
+  using kernels::DType;
+  for (DType type :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kFp8, DType::kInt8}) {
     if (name == kernels::Name(type)) return type;
   }
   return std::nullopt;
@@ -112,9 +124,17 @@ Compatibility Compare(const v1::LinkHello& hello,
     differences.insert(differences.end(), numeric.begin(), numeric.end());
   }
   if (!ParseDType(hello.kv_dtype()).has_value()) {
-    differences.push_back(absl::StrCat("'kv_dtype' of the prefill worker is ",
-                                       Shown(&hello.kv_dtype()),
-                                       ", which is none of f32, bf16"));
+    differences.push_back(absl::StrCat(
+        "'kv_dtype' of the prefill worker is ", Shown(&hello.kv_dtype()),
+        ", which is none of ",
+        absl::StrJoin(std::vector<std::string>(std::begin(kWireFormats),
+                                               std::end(kWireFormats)),
+                      ", ")));
+  } else if (hello.kv_dtype() != kv_dtype && !Sends(hello, kv_dtype)) {
+    const std::string wanted(kv_dtype);
+    differences.push_back(
+        absl::StrCat("'kv_dtype' of the decode worker is ", Shown(&wanted),
+                     ", which the prefill worker does not know: upgrade it"));
   }
   if (!differences.empty()) {
     result.status = absl::FailedPreconditionError(

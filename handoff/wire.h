@@ -23,6 +23,7 @@ void ToKey(const Attempt& attempt, v1::AttemptKey* key);
 absl::Status FailureFrom(int32_t code, const std::string& message);
 std::string Message(const absl::Status& status);
 
+// One of kWireFormats.
 std::optional<kernels::DType> ParseDType(std::string_view name);
 
 // For tickets: SHA-256 over the sorted map.

@@ -93,6 +93,9 @@ class PrefillRole final : public worker::Role {
     for (const std::string& way : context.parts.ways) hello.add_ways(way);
     hello.set_kv_dtype(context.parts.kv_dtype);
     hello.set_mixed_numerics(context.flags.mixed_numerics);
+    for (const std::string_view format : handoff::kWireFormats) {
+      hello.add_kv_formats(std::string(format));
+    }
     options.sender.num_layers = shape.num_layers;
     options.sender.kv_heads = shape.kv_heads;
     options.sender.head_dim = shape.head_dim;

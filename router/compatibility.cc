@@ -36,6 +36,13 @@ std::vector<std::string> Differences(const v1::WorkerHello& a,
 // Digests are long; their heads tell them apart.
 std::string Shown(const std::string& value) { return value.substr(0, 48); }
 
+// Senders convert to the receiver's format.
+bool Sends(const v1::WorkerHello& hello, const std::string& format) {
+  if (hello.kv_formats().empty()) return format == "f32" || format == "bf16";
+  return std::find(hello.kv_formats().begin(), hello.kv_formats().end(),
+                   format) != hello.kv_formats().end();
+}
+
 }  // namespace
 
 absl::Status CheckPair(const v1::WorkerHello& prefill,
@@ -57,6 +64,12 @@ absl::Status CheckPair(const v1::WorkerHello& prefill,
         absl::StrCat("handoff protocol: ", prefill.protocol_min(), "..",
                      prefill.protocol_max(), " and ", decode.protocol_min(),
                      "..", decode.protocol_max(), " have none in common"));
+  }
+  if (mixed && prefill.kv_dtype() != decode.kv_dtype() &&
+      !Sends(prefill, decode.kv_dtype())) {
+    problems.push_back(
+        absl::StrCat("KV format: ", decode.kv_dtype(),
+                     ", which the prefill worker does not know"));
   }
   if (problems.empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition,

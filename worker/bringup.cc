@@ -38,6 +38,24 @@ absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
       absl::StrCat(flag, " is '", value, "', expected auto, f32, bf16 or f16"));
 }
 
+// vLLM's names too: its fp8 is e4m3.
+absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
+  if (value == "fp8" || value == "fp8_e4m3") return DType::kFp8;
+  if (value == "int8") return DType::kInt8;
+  absl::StatusOr<std::optional<DType>> type =
+      ParseDType("--kv-cache-dtype", value);
+  if (type.ok()) return type;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--kv-cache-dtype is '", value,
+                   "', expected auto, f32, bf16, f16, fp8 or int8"));
+}
+
+absl::StatusOr<bool> ParseQuantization(const std::string& value) {
+  if (value == "none" || value == "fp8") return value == "fp8";
+  return absl::InvalidArgumentError(
+      absl::StrCat("--quantization is '", value, "', expected none or fp8"));
+}
+
 // What a GPU computes in: as the flag says, else as the checkpoint does.
 DType Activations(const std::optional<DType>& flag,
                   const engine::Checkpoint& checkpoint) {
@@ -49,6 +67,11 @@ DType Activations(const std::optional<DType>& flag,
                                    : DType::kF32;
   }
   return DType::kF32;
+}
+
+// Whether the embedding's format, in which nothing is quantised, is f32.
+bool KeepsF32(const engine::Model& model) {
+  return model.embedding().dtype() == DType::kF32;
 }
 
 // The driver's own, the kernels' code, streams, small buffers.
@@ -146,6 +169,9 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.set_kv_bytes_per_token(parts.executor->kv_shape().bytes_per_position());
   hello.set_host_id(parts.host_id);
   hello.set_mixed_numerics(flags.mixed_numerics);
+  for (const std::string_view format : handoff::kWireFormats) {
+    hello.add_kv_formats(std::string(format));
+  }
   return hello;
 }
 
@@ -171,8 +197,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.host_id = HostId();
   const auto weight_dtype = ParseDType("--dtype", flags.dtype);
   if (!weight_dtype.ok()) return weight_dtype.status();
-  const auto kv_flag = ParseDType("--kv-cache-dtype", flags.kv_cache_dtype);
+  const auto kv_flag = ParseKvDType(flags.kv_cache_dtype);
   if (!kv_flag.ok()) return kv_flag.status();
+  const absl::StatusOr<bool> fp8_weights =
+      ParseQuantization(flags.quantization);
+  if (!fp8_weights.ok()) return fp8_weights.status();
 
   if (flags.block_size % 8 != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -220,6 +249,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
+  load.fp8_weights = *fp8_weights;
   // Tables and the working memory of steps are made for no more than that.
   load.max_positions = flags.max_model_len;
   if (opened->is_cuda()) load.weight_dtype = parts.backend->activation_type();
@@ -237,8 +267,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   const DType kv_dtype =
       kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()
-                        : parts.model->weight_format() == "f32" ? DType::kF32
-                                                                : DType::kBF16);
+                        : KeepsF32(*parts.model) ? DType::kF32
+                                                 : DType::kBF16);
   parts.kv_dtype = std::string(kernels::Name(kv_dtype));
   engine::DeviceExecutorOptions executor;
   executor.max_rows = flags.max_num_batched_tokens;

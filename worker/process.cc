@@ -65,8 +65,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
+  line->AddChoice("quantization", &worker.quantization, {"none", "fp8"},
+                  "Quantise the layers' weights when loading");
   line->AddChoice("kv-cache-dtype", &worker.kv_cache_dtype,
-                  {"auto", "f32", "bf16", "f16"},
+                  {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
                   "Format of the KV cache; auto is that of the weights");
   line->AddInt("max-model-len", &worker.max_model_len,
                "Positions per sequence; 0: as the model and the KV cache allow",

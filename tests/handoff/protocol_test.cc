@@ -265,7 +265,14 @@ TEST(Handoff, MismatchesAreRefusedReadably) {
        "'kv_dtype' is 'bf16'"},
       {"unknown KV format",
        [](auto* m) { m->mutable_hello()->set_kv_dtype("q4"); },
-       "none of f32, bf16"},
+       "none of f32, bf16, f16, fp8, int8"},
+      {"a sender that cannot convert to the receiver's format",
+       [](auto* m) {
+         m->mutable_hello()->set_kv_dtype("bf16");
+         m->mutable_hello()->add_kv_formats("bf16");
+         m->mutable_hello()->add_kv_formats("fp8");
+       },
+       "which the prefill worker does not know"},
       {"an older receiver",
        [](auto* m) { m->mutable_hello()->set_receiver_incarnation("old"); },
        "was restarted"},

@@ -687,6 +687,33 @@ TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
   }
 }
 
+TEST(RegistryTest, APrefillWorkerMustKnowTheOthersKvFormat) {
+  struct Row {
+    const char* decodes;
+    std::vector<const char*> sends;  // none: an older worker
+    bool fits;
+  };
+  for (const Row& row : std::vector<Row>{{"bf16", {}, true},
+                                         {"fp8", {}, false},
+                                         {"fp8", {"f32", "fp8"}, true},
+                                         {"int4", {"f32", "fp8"}, false}}) {
+    World w;
+    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+    (*p.mutable_fingerprint())["numerics"] = "other";
+    p.set_mixed_numerics(true);
+    p.set_kv_dtype("f32");
+    for (const char* format : row.sends) p.add_kv_formats(format);
+    w.Register(p);
+    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    d.set_mixed_numerics(true);
+    d.set_kv_dtype(row.decodes);
+    w.Register(d);
+    w.Submit(World::Ask());
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), row.fits)
+        << row.decodes;
+  }
+}
+
 TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
   World w;
   EXPECT_EQ(w.core->context_length(), 0);
