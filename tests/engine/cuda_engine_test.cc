@@ -80,17 +80,44 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
   }
 }
 
+TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
+  const Checkpoint checkpoint("llama_biases_f32");
+  const auto cpu = NewCpu(1);
+  const auto cuda = NewTestDevice(DType::kF32);
+  for (const DType kv : {DType::kFp8, DType::kInt8}) {
+    RigOptions options = Options(DType::kF32);
+    options.executor.kv_dtype = kv;
+    options.load.fp8_weights = kv == DType::kFp8;
+    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
+    Rig rig(checkpoint.dir.path(), cuda.get(), options);
+    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
+    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
+    ASSERT_EQ(logits.size(), expected.size());
+    EXPECT_EQ(
+        memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
+        0)
+        << kernels::Name(kv);
+  }
+}
+
 TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
   const struct {
     const char* name;
     DType type;
-  } cases[] = {{"llama3_scaled_bf16", DType::kBF16},
-               {"llama_f16", DType::kF16}};
-  for (const auto& [name, type] : cases) {
-    SCOPED_TRACE(name);
-    const Checkpoint checkpoint(name);
-    const auto cuda = NewTestDevice(type);
-    Rig alone(checkpoint.dir.path(), cuda.get(), Options(type));
+    DType kv;
+    bool fp8_weights;
+  } cases[] = {{"llama3_scaled_bf16", DType::kBF16, DType::kBF16, false},
+               {"llama3_scaled_bf16", DType::kBF16, DType::kFp8, true},
+               {"llama_f16", DType::kF16, DType::kF16, false},
+               {"llama_f16", DType::kF16, DType::kInt8, false}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.name);
+    const Checkpoint checkpoint(c.name);
+    const auto cuda = NewTestDevice(c.type);
+    RigOptions options = Options(c.type);
+    options.executor.kv_dtype = c.kv;
+    options.load.fp8_weights = c.fp8_weights;
+    Rig alone(checkpoint.dir.path(), cuda.get(), options);
     // Every position by a decode step.
     const auto expected = LastLogits(alone, checkpoint.spec, 1, 1);
     ASSERT_FALSE(expected.empty());
@@ -100,7 +127,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
                                            {16, 256},    {1, 256},     {1, 8}}
                         : std::vector<Way>{{kLength, 1}, {8, 3}};
     for (const auto& [chunk, batch] : ways) {
-      Rig rig(checkpoint.dir.path(), cuda.get(), Options(type));
+      Rig rig(checkpoint.dir.path(), cuda.get(), options);
       const auto logits = LastLogits(rig, checkpoint.spec, chunk, batch);
       ASSERT_EQ(logits.size(), expected.size());
       EXPECT_EQ(
@@ -108,6 +135,48 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
           0)
           << "chunks of " << chunk << ", batch " << batch;
     }
+  }
+}
+
+// What a sender gathers in the receiver's format is what the receiver then
+// says that it holds.
+TEST(CudaEngine, APeerGetsItsOwnKvFormat) {
+  const Checkpoint checkpoint("llama3_scaled_bf16");
+  const auto cuda = NewTestDevice(DType::kBF16);
+  const auto cpu = NewCpu(1);
+  const auto ids = PromptIds(checkpoint.spec, kLength);
+  const struct {
+    kernels::Backend* from;
+    DType from_kv;
+    kernels::Backend* to;
+    DType to_kv;
+  } pairs[] = {{cuda.get(), DType::kBF16, cpu.get(), DType::kF32},
+               {cuda.get(), DType::kBF16, cuda.get(), DType::kFp8},
+               {cuda.get(), DType::kFp8, cuda.get(), DType::kBF16},
+               {cuda.get(), DType::kInt8, cpu.get(), DType::kInt8},
+               {cpu.get(), DType::kF32, cuda.get(), DType::kFp8},
+               {cpu.get(), DType::kFp8, cuda.get(), DType::kInt8}};
+  for (const auto& pair : pairs) {
+    RigOptions options = Options(DType::kBF16);
+    options.executor.kv_dtype = pair.from_kv;
+    Rig from(checkpoint.dir.path(), pair.from, options);
+    options.executor.kv_dtype = pair.to_kv;
+    Rig to(checkpoint.dir.path(), pair.to, options);
+    TestSequence sent = from.NewSequence(ids, kLength);
+    TestSequence landed = to.NewSequence(ids, kLength);
+    TestSequence* const one[] = {&sent};
+    ASSERT_TRUE(from.Advance(one, kLength).status.ok());
+    const kernels::KvShape& shape = to.executor().kv_shape();
+    std::vector<std::byte> slab(static_cast<size_t>(
+        int64_t{kLength} * shape.num_layers *
+        KvRowBytes(pair.to_kv, shape.kv_heads, shape.head_dim)));
+    const auto digest =
+        from.Gather(WholePart(sent, from.executor().kv_shape(), 0, kLength),
+                    pair.to_kv, slab.data());
+    const KvPart there = WholePart(landed, shape, 0, kLength);
+    to.Scatter(there, pair.to_kv, slab.data());
+    EXPECT_EQ(digest, to.Digest(there, pair.to_kv))
+        << kernels::Name(pair.from_kv) << " to " << kernels::Name(pair.to_kv);
   }
 }
 

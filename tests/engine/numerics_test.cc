@@ -142,12 +142,28 @@ TEST_P(Numerics, BlockSizeChangesNoBit) {
 }
 
 TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
-  const LogitsAt reference = Reference(kernels::DType::kBF16);
-  RigOptions options = Blocks(32);
-  options.executor.kv_dtype = kernels::DType::kBF16;
+  for (const kernels::DType type :
+       {kernels::DType::kBF16, kernels::DType::kFp8, kernels::DType::kInt8}) {
+    const LogitsAt reference = Reference(type);
+    RigOptions options = Blocks(32);
+    options.executor.kv_dtype = type;
+    const auto backend = NewCpu(2);
+    Rig rig(dir_.path(), backend.get(), options);
+    ExpectSameBits(reference, Compute(rig, spec_, 64, 8),
+                   absl::StrCat("KV in ", std::string(kernels::Name(type))));
+  }
+}
+
+TEST_P(Numerics, NorWithFp8Weights) {
+  RigOptions options = Blocks(16);
+  options.load.fp8_weights = true;
+  const auto one = NewCpu(1, "avx2");
+  Rig alone(dir_.path(), one.get(), options);
+  const LogitsAt reference = Compute(alone, spec_, 1, 1);
+  ASSERT_EQ(reference.size(), kLength);
   const auto backend = NewCpu(2);
   Rig rig(dir_.path(), backend.get(), options);
-  ExpectSameBits(reference, Compute(rig, spec_, 64, 8), "bf16 KV");
+  ExpectSameBits(reference, Compute(rig, spec_, 64, 8), "fp8 weights");
 }
 
 TEST_P(Numerics, ALateDeviceWithHiddenMemoryGivesTheSameBits) {

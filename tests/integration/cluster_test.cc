@@ -208,14 +208,31 @@ TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
   EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 
-  Begin({.worker_arguments = {"--mixed-numerics"},
-         .prefill_arguments = {"--kv-cache-dtype", "f32"},
-         .decode_arguments = {"--kv-cache-dtype", "bf16"}});
+  for (const auto& [prefill, decode] :
+       {std::pair{"f32", "bf16"}, std::pair{"fp8", "int8"}}) {
+    Begin({.worker_arguments = {"--mixed-numerics"},
+           .prefill_arguments = {"--kv-cache-dtype", prefill},
+           .decode_arguments = {"--kv-cache-dtype", decode}});
+    request.set_placement(v1::PLACEMENT_SPLIT);
+    const Outcome mixed = cluster_->Generate(request);
+    ASSERT_TRUE(mixed.status.ok()) << mixed.status;
+    EXPECT_EQ(mixed.done.workers().prefill(), "prefill-0");
+    EXPECT_EQ(mixed.done.workers().decode(), "decode-0");
+  }
+}
+
+TEST_F(ClusterTest, QuantisedKvAndWeightsGiveOneTextWhereverItIsPrefilled) {
+  Begin({.worker_arguments = {"--kv-cache-dtype", "fp8", "--quantization",
+                              "fp8"}});
+  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
   request.set_placement(v1::PLACEMENT_SPLIT);
-  const Outcome mixed = cluster_->Generate(request);
-  ASSERT_TRUE(mixed.status.ok()) << mixed.status;
-  EXPECT_EQ(mixed.done.workers().prefill(), "prefill-0");
-  EXPECT_EQ(mixed.done.workers().decode(), "decode-0");
+  const Outcome split = cluster_->Generate(request);
+  ASSERT_TRUE(split.status.ok()) << split.status;
+  EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+  request.set_placement(v1::PLACEMENT_LOCAL);
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
 }
 
 TEST_F(ClusterTest, PairsThatDifferInNumericsAreNotUsedUnlessAllowed) {

@@ -220,6 +220,10 @@ TEST_P(FaultTest, WithoutASpareStreamsWaitForTheRestart) {
   const std::string role = GetParam();
   ClusterOptions options = SlowCluster();
   options.prefill = options.decode = 1;
+  if (role == "decode") {  // quantised KV is handed over and made anew alike
+    options.worker_arguments.insert(options.worker_arguments.end(),
+                                    {"--kv-cache-dtype", "fp8"});
+  }
   Begin(options);
   Load load(cluster_.get(), &expectations_, 8);
   std::this_thread::sleep_for(milliseconds(500));

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// What number formats cost: trained models read fixed texts, token by token,
+// and each position's distribution is held against that of f32 KV, f32
+// activations and the checkpoint's own weights. Bounds are a little above what
+// was measured (docs/performance.md has the table, which this test prints), so
+// that a change which makes a format worse turns red.
+//
+// Texts are what the reference itself draws at temperature 1, from fixed
+// seeds: the same on every machine, and neither easier nor harder than what
+// the model writes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/engine/rig.h"
+#include "tests/engine/test_device.h"
+
+namespace tandem::engine {
+namespace {
+
+using kernels::DType;
+using LogProbs = std::vector<double>;  // [vocab]
+
+constexpr int kTexts = 3;
+constexpr int kLength = 160;
+constexpr int kEnd = 2;  // of both models: not drawn, texts go on
+
+struct Formats {
+  std::string name;
+  DType kv = DType::kF32;
+  bool fp8_weights = false;
+};
+
+RigOptions OptionsOf(const Formats& formats) {
+  RigOptions options;
+  options.load.fp8_weights = formats.fp8_weights;
+  options.executor.kv_dtype = formats.kv;
+  return options;
+}
+
+LogProbs LogSoftmax(const std::vector<float>& logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - most);
+  LogProbs result;
+  for (const float logit : logits) {
+    result.push_back(logit - most - std::log(sum));
+  }
+  return result;
+}
+
+// Texts, with the token that begins each.
+std::vector<std::vector<int32_t>> Draw(Rig& rig) {
+  std::vector<TestSequence> sequences;
+  std::vector<TestSequence*> all;
+  for (uint32_t i = 0; i < kTexts; ++i) {
+    sequences.push_back(rig.NewSequence({1}, kLength + 1));
+    sequences.back().sampling = {
+        .temperature = 1, .seed = 2026, .sequence_index = i};
+    sequences.back().banned_ids = {kEnd};
+  }
+  for (TestSequence& sequence : sequences) all.push_back(&sequence);
+  std::vector<std::vector<int32_t>> texts;
+  rig.Greedy(all, 1, kLength);  // greedy where nothing else is asked for
+  for (const TestSequence& sequence : sequences) texts.push_back(sequence.ids);
+  return texts;
+}
+
+// Called before each step, with the sequences and the positions computed.
+using Meddle = void (*)(Rig& rig, std::vector<TestSequence>& sequences);
+
+// After each position but the last of each text: [position][text].
+std::vector<std::vector<LogProbs>> Read(
+    Rig& rig, const std::vector<std::vector<int32_t>>& texts, int length,
+    Meddle meddle = nullptr) {
+  std::vector<TestSequence> sequences;
+  std::vector<TestSequence*> all;
+  for (const std::vector<int32_t>& text : texts) {
+    sequences.push_back(
+        rig.NewSequence({text.begin(), text.begin() + length}, kLength + 1));
+  }
+  for (TestSequence& sequence : sequences) all.push_back(&sequence);
+  std::vector<std::vector<LogProbs>> result;
+  for (int i = 0; i < length; ++i) {
+    if (meddle != nullptr) meddle(rig, sequences);
+    const StepOutput output = rig.Advance(all, 1);
+    EXPECT_TRUE(output.status.ok()) << output.status;
+    result.emplace_back();
+    for (const auto& logits : output.logits) {
+      result.back().push_back(LogSoftmax(logits));
+    }
+  }
+  return result;
+}
+
+struct Quality {
+  double mean_kl = 0;  // of the reference from this, in nats
+  double max_kl = 0;
+  double mean_difference = 0;  // of the text's log-probabilities, without sign
+  double max_difference = 0;
+  double perplexity_ratio = 0;
+  double agreement = 0;  // of the most probable token
+};
+
+Quality Compare(const std::vector<std::vector<int32_t>>& texts,
+                const std::vector<std::vector<LogProbs>>& reference,
+                const std::vector<std::vector<LogProbs>>& got) {
+  Quality quality;
+  double log_ratio = 0;
+  int count = 0;
+  for (size_t p = 0; p < got.size(); ++p) {
+    for (size_t t = 0; t < got[p].size(); ++t) {
+      const LogProbs& want = reference[p][t];
+      const LogProbs& have = got[p][t];
+      double kl = 0;
+      for (size_t i = 0; i < want.size(); ++i) {
+        kl += std::exp(want[i]) * (want[i] - have[i]);
+      }
+      const auto next = static_cast<size_t>(texts[t][p + 1]);
+      const double difference = want[next] - have[next];
+      quality.mean_kl += kl;
+      quality.max_kl = std::max(quality.max_kl, kl);
+      quality.mean_difference += std::fabs(difference);
+      quality.max_difference =
+          std::max(quality.max_difference, std::fabs(difference));
+      log_ratio += difference;
+      quality.agreement +=
+          std::max_element(want.begin(), want.end()) - want.begin() ==
+          std::max_element(have.begin(), have.end()) - have.begin();
+      ++count;
+    }
+  }
+  quality.mean_kl /= count;
+  quality.mean_difference /= count;
+  quality.perplexity_ratio = std::exp(log_ratio / count);
+  quality.agreement /= count;
+  return quality;
+}
+
+void Print(const std::string& model, const std::string& format,
+           const Quality& q) {
+  std::printf("| %s | %s | %.1e | %.1e | %.4f | %.3f | %.4f | %.1f %% |\n",
+              model.c_str(), format.c_str(), q.mean_kl, q.max_kl,
+              q.mean_difference, q.max_difference, q.perplexity_ratio,
+              q.agreement * 100);
+}
+
+// What a format may cost at most.
+struct Bounds {
+  double mean_kl;
+  double max_kl;
+  double perplexity;  // the ratio's distance from 1
+  double agreement;   // at least
+};
+
+testing::AssertionResult Within(const Quality& q, const Bounds& bounds) {
+  if (q.mean_kl <= bounds.mean_kl && q.max_kl <= bounds.max_kl &&
+      std::fabs(q.perplexity_ratio - 1) <= bounds.perplexity &&
+      q.agreement >= bounds.agreement) {
+    return testing::AssertionSuccess();
+  }
+  return testing::AssertionFailure()
+         << "mean KL " << q.mean_kl << " of " << bounds.mean_kl << ", max "
+         << q.max_kl << " of " << bounds.max_kl << ", perplexity times "
+         << q.perplexity_ratio << " of 1 +- " << bounds.perplexity
+         << ", agreement " << q.agreement << " of " << bounds.agreement;
+}
+
+struct Row {
+  Formats formats;
+  Bounds bounds;
+};
+
+const std::vector<Row>& Rows() {
+  static const std::vector<Row> rows = {
+      {{"bf16 KV", DType::kBF16}, {1e-3, 1e-2, 5e-3, 0.98}},
+      {{"fp8 KV", DType::kFp8}, {1e-2, 1e-1, 3e-2, 0.93}},
+      {{"int8 KV", DType::kInt8}, {1e-2, 1e-1, 3e-2, 0.93}},
+      {{"fp8 weights", DType::kF32, true}, {1e-2, 1e-1, 3e-2, 0.93}},
+      {{"fp8 weights, fp8 KV", DType::kFp8, true}, {1e-2, 1e-1, 3e-2, 0.93}},
+  };
+  return rows;
+}
+
+// A trained model, its texts, and the reference.
+class QualityTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const std::string model = GetParam();
+    directory_ = std::string(TANDEM_SOURCE_DIR) + "/models/" + model;
+    if (model != "tales") {
+      const char* const data = std::getenv("TANDEM_TEST_DATA");
+      if (data == nullptr) {
+        GTEST_SKIP() << "TANDEM_TEST_DATA is not set: no " << model;
+      }
+      directory_ = std::string(data) + "/models/" + model;
+    }
+    cpu_ = NewCpu(2);
+    Rig rig(directory_, cpu_.get());
+    texts_ = Draw(rig);
+    reference_ = Read(rig, texts_, kLength);
+  }
+
+  Quality Measure(const Formats& formats, Meddle meddle = nullptr) {
+    Rig rig(directory_, cpu_.get(), OptionsOf(formats));
+    return Compare(texts_, reference_, Read(rig, texts_, kLength, meddle));
+  }
+
+  std::string directory_;
+  std::unique_ptr<kernels::Backend> cpu_;
+  std::vector<std::vector<int32_t>> texts_;
+  std::vector<std::vector<LogProbs>> reference_;
+};
+
+TEST_P(QualityTest, EachFormatStaysWithinItsBounds) {
+  for (const Row& row : Rows()) {
+    const Quality quality = Measure(row.formats);
+    Print(GetParam(), row.formats.name, quality);
+    EXPECT_TRUE(Within(quality, row.bounds)) << row.formats.name;
+  }
+}
+
+// Gives the newest position's vectors the scales of those before them.
+void StaleScales(Rig& rig, std::vector<TestSequence>& sequences) {
+  const kernels::KvShape& shape = rig.executor().kv_shape();
+  const auto row = static_cast<size_t>(
+      KvRowBytes(shape.dtype, shape.kv_heads, shape.head_dim));
+  const auto codes = static_cast<size_t>(2 * shape.kv_heads) *
+                     static_cast<size_t>(shape.head_dim);
+  const auto scales = static_cast<size_t>(2 * shape.kv_heads) * 4;
+  for (const TestSequence& sequence : sequences) {
+    const int computed = sequence.computed;
+    if (computed < 2) continue;
+    const KvPart part = WholePart(sequence, shape, computed - 2, computed);
+    std::vector<std::byte> slab(2 * row *
+                                static_cast<size_t>(shape.num_layers));
+    rig.Gather(part, shape.dtype, slab.data());
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      std::byte* const rows =
+          slab.data() + 2 * row * static_cast<size_t>(layer);
+      std::memcpy(rows + row + codes, rows + codes, scales);
+    }
+    rig.Scatter(part, shape.dtype, slab.data());
+  }
+}
+
+TEST_P(QualityTest, StaleScalesAreNoticed) {
+  for (const Row& row : Rows()) {
+    if (!IsQuantised(row.formats.kv)) continue;
+    const Quality quality = Measure(row.formats, StaleScales);
+    Print(GetParam(), row.formats.name + ", stale scales", quality);
+    EXPECT_FALSE(Within(quality, row.bounds)) << row.formats.name;
+  }
+}
+
+TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
+  // The emulator takes its time.
+  const int length = TestsRunOnGpu() ? kLength : 24;
+  const auto device = NewTestDevice(DType::kBF16);
+  struct {
+    Formats formats;
+    Bounds bounds;
+  } const rows[] = {
+      {{"bf16 on a GPU", DType::kBF16}, {1e-2, 1e-1, 3e-2, 0.9}},
+      {{"fp8 KV on a GPU", DType::kFp8}, {1e-2, 1e-1, 3e-2, 0.9}},
+      {{"int8 KV on a GPU", DType::kInt8}, {1e-2, 1e-1, 3e-2, 0.9}},
+      {{"fp8 weights on a GPU", DType::kBF16, true}, {1e-2, 1e-1, 3e-2, 0.9}},
+  };
+  for (const auto& row : rows) {
+    RigOptions options = OptionsOf(row.formats);
+    options.load.weight_dtype = DType::kBF16;
+    Rig rig(directory_, device.get(), options);
+    const Quality quality =
+        Compare(texts_, reference_, Read(rig, texts_, length));
+    Print(GetParam(), row.formats.name, quality);
+    EXPECT_TRUE(Within(quality, row.bounds)) << row.formats.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, QualityTest,
+                         testing::Values("tales", "stories260K"),
+                         [](const auto& test) {
+                           return std::string(test.param);
+                         });
+
+}  // namespace
+}  // namespace tandem::engine
