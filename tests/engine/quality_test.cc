@@ -180,11 +180,11 @@ struct Row {
 
 const std::vector<Row>& Rows() {
   static const std::vector<Row> rows = {
-      {{"bf16 KV", DType::kBF16}, {1e-3, 1e-2, 5e-3, 0.98}},
-      {{"fp8 KV", DType::kFp8}, {1e-2, 1e-1, 3e-2, 0.93}},
-      {{"int8 KV", DType::kInt8}, {1e-2, 1e-1, 3e-2, 0.93}},
-      {{"fp8 weights", DType::kF32, true}, {1e-2, 1e-1, 3e-2, 0.93}},
-      {{"fp8 weights, fp8 KV", DType::kFp8, true}, {1e-2, 1e-1, 3e-2, 0.93}},
+      {{"bf16 KV", DType::kBF16}, {1.5e-4, 5e-3, 2e-3, 0.985}},
+      {{"fp8 KV", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.93}},
+      {{"int8 KV", DType::kInt8}, {4e-3, 0.4, 8e-3, 0.98}},
+      {{"fp8 weights", DType::kF32, true}, {1e-2, 0.8, 2.5e-2, 0.95}},
+      {{"fp8 weights, fp8 KV", DType::kFp8, true}, {3.5e-2, 1.5, 5e-2, 0.91}},
   };
   return rows;
 }
@@ -261,19 +261,26 @@ TEST_P(QualityTest, StaleScalesAreNoticed) {
 }
 
 TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
-  // The emulator takes its time.
-  const int length = TestsRunOnGpu() ? kLength : 24;
+  // The emulator takes its time: docs/performance.md has longer texts.
+  const int length = TestsRunOnGpu() ? kLength : 8;
+  if (!TestsRunOnGpu() && std::string(GetParam()) != "tales") {
+    GTEST_SKIP() << "one model is enough for the emulator";
+  }
   const auto device = NewTestDevice(DType::kBF16);
   struct {
     Formats formats;
     Bounds bounds;
+    bool on_gpu_alone;
   } const rows[] = {
-      {{"bf16 on a GPU", DType::kBF16}, {1e-2, 1e-1, 3e-2, 0.9}},
-      {{"fp8 KV on a GPU", DType::kFp8}, {1e-2, 1e-1, 3e-2, 0.9}},
-      {{"int8 KV on a GPU", DType::kInt8}, {1e-2, 1e-1, 3e-2, 0.9}},
-      {{"fp8 weights on a GPU", DType::kBF16, true}, {1e-2, 1e-1, 3e-2, 0.9}},
+      {{"bf16 on a GPU", DType::kBF16}, {1e-3, 2e-2, 1e-2, 0.9}, false},
+      {{"fp8 KV on a GPU", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.9}, true},
+      {{"int8 KV on a GPU", DType::kInt8}, {4e-3, 0.4, 1e-2, 0.9}, true},
+      {{"fp8 weights, fp8 KV on a GPU", DType::kFp8, true},
+       {3.5e-2, 1.5, 5e-2, 0.87},
+       false},
   };
   for (const auto& row : rows) {
+    if (row.on_gpu_alone && !TestsRunOnGpu()) continue;
     RigOptions options = OptionsOf(row.formats);
     options.load.weight_dtype = DType::kBF16;
     Rig rig(directory_, device.get(), options);
