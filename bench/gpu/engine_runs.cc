@@ -85,6 +85,11 @@ absl::StatusOr<std::unique_ptr<EngineRuns>> EngineRuns::Create(
       engine::DeviceExecutor::Create(options, model, backend, &runs->loop_);
   if (!executor.ok()) return executor.status();
   runs->executor_ = *std::move(executor);
+  // As a decode worker does when it starts.
+  absl::Status recorded;
+  runs->loop_.RunSync(
+      [&] { recorded = runs->executor_->RecordDecodes([](int, int) {}); });
+  if (!recorded.ok()) return recorded;
   return runs;
 }
 

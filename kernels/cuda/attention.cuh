@@ -25,8 +25,8 @@ struct AttentionKernelParams {
   void* out;      // [rows, heads, head_dim]
   const void* k;  // of the layer: position p of KV head h of block b is at
   const void* v;  // b * block_stride + h * head_stride + p * head_dim
-  const void* k_scales;  // of a quantised layer, in bytes: at
-  const void* v_scales;  // b * block_stride + (h * block_size + p) * 4
+  const void* k_scales;         // of a quantised layer, in bytes: at
+  const void* v_scales;         // b * block_stride + (h * block_size + p) * 4
   const RowSpan* spans;         // [num_spans]
   const int32_t* block_tables;  // a span's at its block_table
   float* partials;    // [num_spans, heads, max_segments, head_dim + 2]: the

@@ -12,10 +12,9 @@ namespace {
 
 template <typename Decode, typename Prefill>
 int RunBoth(const Stream& stream, const AttentionParams& p) {
-  return Run<Decode>(stream, p,
-                     [&](int spans, const AttentionKernelParams& k) {
-                       return RunPrefill<Prefill>(stream, p, spans, k);
-                     });
+  return Run<Decode>(stream, p, [&](int spans, const AttentionKernelParams& k) {
+    return RunPrefill<Prefill>(stream, p, spans, k);
+  });
 }
 
 template <typename T, int D, int kDecodeSlots, int kWarps, int kPrefillSlots>

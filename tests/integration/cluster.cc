@@ -118,8 +118,8 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   // All workers on one GPU, with the bits that the CPU has.
   std::vector<std::string> device;
   if (const char* name = std::getenv("TANDEM_TEST_DEVICE"); name != nullptr) {
-    device = {"--device", name, "--gpu-memory-utilization", "0.1",
-              "--dtype",  "f32"};
+    device = {"--device", name,      "--gpu-memory-utilization",
+              "0.1",      "--dtype", "f32"};
   }
   for (const auto* arguments :
        {&options_.worker_arguments, &options_.prefill_arguments,
