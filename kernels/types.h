@@ -49,9 +49,10 @@ constexpr int64_t KvVectorBytes(DType type, int head_dim) {
 }
 // One position of one layer on the wire: K of `heads` heads, then V of them,
 // as elements; of a quantised type then their scales in the same order, f32,
-// and zeros up to a multiple of 16 bytes.
+// and zeros up to a multiple of 16 bytes (which the others are).
 constexpr int64_t KvRowBytes(DType type, int heads, int head_dim) {
-  return (int64_t{2} * heads * KvVectorBytes(type, head_dim) + 15) / 16 * 16;
+  const int64_t bytes = int64_t{2} * heads * KvVectorBytes(type, head_dim);
+  return IsQuantised(type) ? (bytes + 15) / 16 * 16 : bytes;
 }
 
 // A row-major matrix (or, with rows = 1, a vector) in host memory that the

@@ -29,10 +29,11 @@ namespace tandem::bench {
 namespace {
 
 constexpr absl::Duration kRedraw = absl::Milliseconds(200);
+constexpr absl::Duration kReadyWait = absl::Seconds(5);
 constexpr int kSaltBytes = 8;
 
-absl::StatusOr<v1::ModelInfo> FetchModel(v1::InferenceService::Stub* stub,
-                                         const BenchOptions& options) {
+absl::StatusOr<v1::ModelInfo> AskForModel(v1::InferenceService::Stub* stub,
+                                          const BenchOptions& options) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(5));
@@ -40,20 +41,29 @@ absl::StatusOr<v1::ModelInfo> FetchModel(v1::InferenceService::Stub* stub,
   request.set_model(options.request.model());
   v1::GetModelResponse response;
   const grpc::Status status = stub->GetModel(&context, request, &response);
-  if (!status.ok()) {
-    return Annotate(
-        rpc::FromGrpc(status, context),
-        absl::StrCat("asking the router at ", options.router.address));
+  if (status.ok()) return response.model();
+  return Annotate(
+      rpc::FromGrpc(status, context),
+      absl::StrCat("asking the router at ", options.router.address));
+}
+
+// Waits a little for a cluster that is only just coming up.
+absl::StatusOr<v1::ModelInfo> FetchModel(v1::InferenceService::Stub* stub,
+                                         const BenchOptions& options) {
+  const absl::Time give_up = absl::Now() + kReadyWait;
+  absl::StatusOr<v1::ModelInfo> model = AskForModel(stub, options);
+  while (model.ok() && model->ready_decode_workers() == 0) {
+    if (absl::Now() > give_up) {
+      return absl::UnavailableError(
+          absl::StrCat("the router at ", options.router.address,
+                       " has no decode worker that is ready"));
+    }
+    absl::SleepFor(kRedraw);
+    model = AskForModel(stub, options);
   }
-  const v1::ModelInfo& model = response.model();
-  if (model.ready_decode_workers() == 0 || model.context_length() < 2) {
-    return absl::UnavailableError(
-        absl::StrCat("the router at ", options.router.address,
-                     " has no decode worker that is ready"));
-  }
-  if (model.vocabulary_size() <= model.eos_token_ids_size()) {
+  if (model.ok() && model->vocabulary_size() <= model->eos_token_ids_size()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("a vocabulary of ", model.vocabulary_size(),
+        absl::StrCat("a vocabulary of ", model->vocabulary_size(),
                      " tokens leaves none to make prompts of"));
   }
   return model;
