@@ -96,11 +96,11 @@ struct MatMulStreamKernel {
     }
     TANDEM_DEVICE void Weights(const StageCursor& at, int slot) const {
       constexpr int kColumnBytes = kWeightBlock * Base::kRowBytes;
-      const MatMulParams& p = kernel.p;
+      const MatMulParams& params = kernel.p;
       const int row = at.tile.row_tile * Tiles::kRows;
       const std::byte* const from =
-          p.weights +
-          (int64_t{row / kWeightBlock} * WeightBlocks(p.cols) +
+          params.weights +
+          (int64_t{row / kWeightBlock} * WeightBlocks(params.cols) +
            at.stage * Tiles::kBlocks) *
               kColumnBytes +
           row % kWeightBlock * Base::kRowBytes;

@@ -112,13 +112,14 @@ struct MatMulWgmmaKernel {
     AsyncBarrier* full;
 
     TANDEM_DEVICE void Weights(const StageCursor& at, int slot) const {
-      const MatMulParams& p = kernel.p;
+      const MatMulParams& params = kernel.p;
       const int row_block = at.tile.row_tile * kConsumers;
-      const int blocks = Smaller(kConsumers, WeightBlocks(p.rows) - row_block);
+      const int blocks =
+          Smaller(kConsumers, WeightBlocks(params.rows) - row_block);
       ArriveExpecting(g, full + slot, blocks * kWBlock + kXBlock);
       for (int b = 0; b < blocks; ++b) {
         CopyBulk(g, ring + slot * kStageBytes + b * kWBlock,
-                 p.weights +
+                 params.weights +
                      (int64_t{row_block + b} * at.stages + at.stage) * kWBlock,
                  kWBlock, full + slot);
       }
