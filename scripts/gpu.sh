@@ -25,7 +25,7 @@ PARTS=(probe kernels engine system nccl sanitizer
 # Programs, and tests that run on a GPU.
 PROGRAMS=(tandem tandem-router tandem-prefill tandem-decode cuda_bench)
 LIBRARIES=(libtandem_cuda.so libtandem_nccl.so)
-TESTS=(cuda_engine_test device_golden_test cluster_test cli_test
+TESTS=(cuda_engine_test device_golden_test quality_test cluster_test cli_test
   gpu_cluster_test)
 
 # ---- Here: what is carried.
@@ -221,8 +221,9 @@ part_kernels() {
   done
 }
 part_engine() {
-  on_gpu goldens 200 "$TESTS_AT/device_golden_test"
-  on_gpu bits 200 "$TESTS_AT/cuda_engine_test"
+  on_gpu goldens 160 "$TESTS_AT/device_golden_test"
+  on_gpu bits 160 "$TESTS_AT/cuda_engine_test"
+  on_gpu quality 80 "$TESTS_AT/quality_test" --gtest_filter='*Activations*'
   # Before minutes are spent on it: whether the bench itself runs.
   on_gpu bench 60 "$TREE/build/cuda/bin/cuda_bench" --quick --device cuda:0
 }
@@ -285,7 +286,7 @@ run() {
   NO_GPU=0 FAILURES=0
   has_gpu || NO_GPU=1
   CUBLASLT=$(ls /usr/local/cuda/lib64/libcublasLt.so.13 2>/dev/null ||
-    find / -xdev -name libcublasLt.so.13 2>/dev/null | head -n 1)
+    find / -xdev -name libcublasLt.so.13 -print -quit 2>/dev/null) || true
   CUBLASLT=${CUBLASLT:-libcublasLt.so.13}
   for PART in "$@"; do
     RESULT=$RESULTS/$PART.txt

@@ -232,10 +232,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!ways.ok()) return ways.status();
   parts.ways = *std::move(ways);
   parts.slab_bytes = SlabBytes(flags, opened->is_cuda());
-  if (parts.slab_bytes < kMinSlabBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--handoff-slab-bytes is ", parts.slab_bytes,
-                     ", expected 0 or at least ", kMinSlabBytes));
+  // Slabs lie side by side, and devices copy 16 bytes at a time.
+  if (parts.slab_bytes < kMinSlabBytes || parts.slab_bytes % 16 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--handoff-slab-bytes is ", parts.slab_bytes,
+        ", expected 0 or a multiple of 16, at least ", kMinSlabBytes));
   }
   if (opened->is_cuda()) {
     auto gpu = GpuHandoff::Open({.role = role,
@@ -299,7 +300,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // Only prefill workers hand over what they compute.
   if (role == v1::WORKER_ROLE_PREFILL) {
     executor.layers_per_group = flags.layers_per_group;
-    executor.group_bytes = parts.slab_bytes / 2;  // a group fits into one slab
+    // Groups are at least that and seldom twice as large: mostly one slab.
+    executor.group_bytes = parts.slab_bytes / 2;
   }
   auto device = engine::DeviceExecutor::Create(executor, parts.model.get(),
                                                parts.backend.get(), loop);

@@ -102,10 +102,10 @@ struct AttentionWgmmaKernel {
 
   TANDEM_DEVICE Work Find(int item) const {
     Work w;
-    const int tile = item % row_tiles;
-    const int rest = item / row_tiles;
-    w.kv_head = rest % p.kv_heads;
-    w.span = p.spans[rest / p.kv_heads];
+    const int each = p.kv_heads * num_spans;
+    const int tile = item / each;  // the longest of all come first
+    w.kv_head = item % p.kv_heads;
+    w.span = p.spans[item % each / p.kv_heads];
     w.rows = IsNarrow(w.span) ? 0 : w.span.num_rows * p.group;
     w.row0 = (row_tiles - 1 - tile) * kRows;
     if (w.some()) {
@@ -116,6 +116,11 @@ struct AttentionWgmmaKernel {
   }
 
   TANDEM_DEVICE int items() const { return row_tiles * p.kv_heads * num_spans; }
+  // Forth and back, so that every block gets as much to do.
+  TANDEM_DEVICE static int ItemOf(Grid& g, int round) {
+    return round * g.grid_x() +
+           (round % 2 == 0 ? g.block_x() : g.grid_x() - 1 - g.block_x());
+  }
 
   TANDEM_DEVICE void Attend(Grid& g) const {
     const Places at(g);
@@ -145,7 +150,9 @@ struct AttentionWgmmaKernel {
   TANDEM_DEVICE void Produce(Grid& g, const Places& at) const {
     Cursor cursor;
     int queries_parity = 1;
-    for (int item = g.block_x(); item < items(); item += g.grid_x()) {
+    for (int round = 0; round * g.grid_x() < items(); ++round) {
+      const int item = ItemOf(g, round);
+      if (item >= items()) continue;
       const Work w = Find(item);
       if (!w.some()) continue;
       AwaitPhase(g, at.queries_empty, queries_parity);
@@ -217,7 +224,9 @@ struct AttentionWgmmaKernel {
     int queries_parity = 0;
     int turn_parity = group == 0 ? 1 : 0;  // the first one begins
     const float c = Mul(p.scale, kLog2E);
-    for (int item = g.block_x(); item < items(); item += g.grid_x()) {
+    for (int round = 0; round * g.grid_x() < items(); ++round) {
+      const int item = ItemOf(g, round);
+      if (item >= items()) continue;
       const Work w = Find(item);
       if (!w.some()) continue;
       const RowPositions mine(p, w.span, w.row0 + group * 64, 64);
@@ -239,6 +248,7 @@ struct AttentionWgmmaKernel {
         float scores[kScoreTiles][4] = {};
         AwaitPhase(g, at.full + cursor.slot, cursor.parity);
         ProxyFence(g);
+        WgmmaPin(g, scores);  // the zeros come before the fence
         WgmmaFence(g);
         Scores(g, queries, at.ring + cursor.slot * kStageBytes, scores);
         WgmmaCommit(g);
@@ -269,6 +279,8 @@ struct AttentionWgmmaKernel {
         }
         AwaitPhase(g, at.turn + group, turn_parity);
         turn_parity ^= 1;
+        WgmmaPin(g, scores);
+        WgmmaPin(g, values);
         WgmmaFence(g);
         Scores(g, queries, at.ring + keys.slot * kStageBytes, scores);
         WgmmaCommit(g);
@@ -318,6 +330,7 @@ struct AttentionWgmmaKernel {
         if (mine.SeeApart(range, last_key0, p.window) && Spoilt(g, at, v)) {
           Guarded(g, v, last_key0, position, weights, values);
         } else {
+          WgmmaPin(g, values);
           WgmmaFence(g);
           Values(g, v, weights, values);
           WgmmaCommit(g);

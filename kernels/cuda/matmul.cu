@@ -76,7 +76,9 @@ int RunCopied(const Stream& stream, DType activation, const MatMulParams& p) {
 
 template <typename T, typename W>
 int RunTiles(const Stream& stream, DType activation, const MatMulParams& p) {
-  if (stream.generation >= 90 && TokensAreTiles(p)) {
+  // What code was compiled for; later ones run compute_80's, without copies.
+  const int family = stream.generation / 10;
+  if ((family == 9 || family == 10) && TokensAreTiles(p)) {
     return RunCopied<T, W>(stream, activation, p);
   }
   if (p.tokens <= 8) return Run<MatMulKernel<T, W, MatMul8>>(stream, p);

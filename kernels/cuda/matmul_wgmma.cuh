@@ -175,6 +175,7 @@ struct MatMulWgmmaKernel {
     Place at;
     Place read;  // the oldest place whose instructions may not have run
     const auto release = [&] {
+      if constexpr (kScaled) g.WarpBarrier();  // all lanes have read
       if (g.lane() == 0) Arrive(g, empty + read.slot);
       read.Next();
     };
