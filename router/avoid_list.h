@@ -38,6 +38,11 @@ class AvoidList {
     entry.reason = std::move(reason);
   }
   void Succeeded(const std::string& key) { entries_.erase(key); }
+  template <typename Predicate>
+  void Forget(Predicate matches) {
+    absl::erase_if(entries_,
+                   [&](const auto& item) { return matches(item.first); });
+  }
 
   bool Avoided(const std::string& key, absl::Time now) const {
     auto it = entries_.find(key);

@@ -36,8 +36,8 @@ std::vector<std::string> Differences(const v1::WorkerHello& a,
 // Digests are long; their heads tell them apart.
 std::string Shown(const std::string& value) { return value.substr(0, 48); }
 
-// Senders convert to the receiver's format.
-bool Sends(const v1::WorkerHello& hello, const std::string& format) {
+// Senders convert to the receiver's format, and either must know both.
+bool Knows(const v1::WorkerHello& hello, const std::string& format) {
   if (hello.kv_formats().empty()) return format == "f32" || format == "bf16";
   return std::find(hello.kv_formats().begin(), hello.kv_formats().end(),
                    format) != hello.kv_formats().end();
@@ -65,11 +65,18 @@ absl::Status CheckPair(const v1::WorkerHello& prefill,
                      prefill.protocol_max(), " and ", decode.protocol_min(),
                      "..", decode.protocol_max(), " have none in common"));
   }
-  if (mixed && prefill.kv_dtype() != decode.kv_dtype() &&
-      !Sends(prefill, decode.kv_dtype())) {
-    problems.push_back(
-        absl::StrCat("KV format: ", decode.kv_dtype(),
-                     ", which the prefill worker does not know"));
+  if (mixed && prefill.kv_dtype() != decode.kv_dtype()) {
+    if (!Knows(prefill, decode.kv_dtype())) {
+      problems.push_back(
+          absl::StrCat("KV format: ", Shown(decode.kv_dtype()),
+                       ", which the prefill worker does not know"));
+    }
+    // It refuses links from a format that it has not heard of.
+    if (!Knows(decode, prefill.kv_dtype())) {
+      problems.push_back(
+          absl::StrCat("KV format: ", Shown(prefill.kv_dtype()),
+                       ", which the decode worker does not know"));
+    }
   }
   if (problems.empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition,

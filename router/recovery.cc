@@ -54,7 +54,8 @@ void Request::OnPrefillClosed(const absl::Status& status) {
   }
   // The decode worker says the same, but may be heard after the next attempt
   // has chosen its way.
-  if (ErrorReason(status) == "HANDOFF_FAILED") {
+  const bool handoff = ErrorReason(status) == "HANDOFF_FAILED";
+  if (handoff) {
     const std::string way = ErrorMetadata(status)["way"];
     if (!way.empty()) {
       context_.registry->PairFailed(prefill_ref_.worker_id(),
@@ -64,7 +65,9 @@ void Request::OnPrefillClosed(const absl::Status& status) {
   }
   PrefillLost(status.ok()
                   ? absl::InternalError("the prefill call ended without `done`")
-                  : status);
+                  : status,
+              // The worker itself is well where it could say that.
+              /*call_failed=*/!handoff);
 }
 
 void Request::PrefillLost(const absl::Status& status, bool call_failed) {

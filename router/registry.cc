@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -113,8 +114,9 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   }
   const std::string& id = hello.worker().worker_id();
   v1::WorkerRef voided;
+  bool restarted = true;
   if (Worker* const old = Find(id)) {
-    const bool restarted =
+    restarted =
         old->hello.worker().incarnation() != hello.worker().incarnation();
     if (restarted) voided = old->hello.worker();
     for (const auto& other : leases_) {
@@ -126,6 +128,12 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   }
   // A restarted worker starts with a clean slate.
   avoided_workers_.Succeeded(id);
+  if (restarted) {
+    avoided_pairs_.Forget([&](const std::string& pair) {
+      return absl::StartsWith(pair, absl::StrCat(id, "\n")) ||
+             absl::StrContains(pair, absl::StrCat("\n", id, "\n"));
+    });
+  }
   auto worker = std::make_unique<Worker>();
   worker->hello = hello;
   worker->registered = worker->heard = loop_->Now();

@@ -116,10 +116,6 @@ absl::StatusOr<std::unique_ptr<GpuHandoff>> GpuHandoff::Open(
     if (opened.ok()) {
       made->library_ = *std::move(opened);
       reason = made->library_->version();
-    } else if (ways->size() == 1) {
-      return absl::Status(opened.status().code(),
-                          absl::StrCat("--handoff nccl: ",
-                                       std::string(opened.status().message())));
     } else {
       ways->erase(nccl);
       reason =

@@ -41,7 +41,7 @@ class GpuHandoff {
   static constexpr int kSlabs = 32;
 
   // Takes "nccl" out of `ways` where NCCL does not work, and says why in one
-  // line of the log; an error if it was asked for alone. `backend` outlives it.
+  // line of the log. `backend` outlives it.
   static absl::StatusOr<std::unique_ptr<GpuHandoff>> Open(
       const GpuHandoffOptions& options, kernels::Backend* backend,
       std::vector<std::string>* ways);

@@ -67,9 +67,11 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                   "Format of the weights; auto is the checkpoint's");
   line->AddChoice("quantization", &worker.quantization, {"none", "fp8"},
                   "Quantise the layers' weights when loading");
-  line->AddChoice("kv-cache-dtype", &worker.kv_cache_dtype,
-                  {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
-                  "Format of the KV cache; auto is that of the weights");
+  line->AddChoice(
+      "kv-cache-dtype", &worker.kv_cache_dtype,
+      {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
+      "Format of the KV cache; auto: the activations' on a GPU, else "
+      "f32 for f32 weights, bf16 for others");
   line->AddInt("max-model-len", &worker.max_model_len,
                "Positions per sequence; 0: as the model and the KV cache allow",
                {0, 1 << 24});
@@ -100,7 +102,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                "Layers that move together; 0: as many as fill half a buffer",
                {0, 1024});
   line->Add("mixed-numerics", &worker.mixed_numerics,
-            "Accept pairs that differ in KV format (not reproducible)");
+            "Accept pairs that differ in number formats or device (not "
+            "reproducible)");
 }
 
 absl::StatusOr<std::vector<Endpoint>> ParseRouters(
@@ -372,6 +375,9 @@ void Process::Stop() {
   server_.reset();
   executor_.reset();
   parts_.pool.reset();
+  // Its wait for communicators has an end; freeing the executor's memory would
+  // wait for whatever of theirs is still on the device.
+  parts_.gpu.reset();
   parts_.executor.reset();
 }
 

@@ -61,6 +61,10 @@ absl::StatusOr<v1::ModelInfo> FetchModel(v1::InferenceService::Stub* stub,
     absl::SleepFor(kRedraw);
     model = AskForModel(stub, options);
   }
+  if (model.ok() && model->context_length() < 2) {
+    return absl::FailedPreconditionError(
+        "a context of fewer than 2 positions holds no prompt and output");
+  }
   if (model.ok() && model->vocabulary_size() <= model->eos_token_ids_size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("a vocabulary of ", model->vocabulary_size(),

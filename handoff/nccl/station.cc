@@ -67,7 +67,13 @@ Station::~Station() {
     }
   }
   buried_.clear();
-  if (left) return;  // a kernel may still store into a buffer
+  if (left) {
+    // A kernel may still store into a buffer, and whoever frees memory of the
+    // device would wait for it.
+    Die(absl::DeadlineExceededError(
+        "a communicator did not go at the end of this process"));
+    return;
+  }
   for (std::byte* buffer : buffers_) memory_->Free(buffer);
 }
 

@@ -156,6 +156,11 @@ absl::StatusOr<std::unique_ptr<SenderChannel>> ConnectShm(
       welcome.shm_secret().size() != shm::kSecretBytes) {
     return absl::FailedPreconditionError("the receiver offers no shm socket");
   }
+  if (memory != nullptr && welcome.slab_bytes() % 16 != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the receiver's slabs of ", welcome.slab_bytes(),
+                     " bytes are not multiples of 16, as a device needs"));
+  }
   if (timeout <= absl::ZeroDuration()) {
     return absl::DeadlineExceededError("no time left to share memory");
   }
