@@ -157,6 +157,8 @@ struct MatMulWgmmaKernel {
       for (int step = 0; step < 4; ++step) {
         WgmmaStep<T>(g, d, held[step], b + step * 2);
       }
+      WgmmaCommit(g);
+      WgmmaWait<0>(g);  // they read these registers until then
     } else {
       const uint64_t a = WgmmaDescriptor(SharedAddress(g, w));
       WgmmaFence(g);
@@ -164,8 +166,8 @@ struct MatMulWgmmaKernel {
       for (int step = 0; step < 4; ++step) {
         WgmmaStep<T>(g, d, a + step * 2, b + step * 2);
       }
+      WgmmaCommit(g);
     }
-    WgmmaCommit(g);
   }
 
   TANDEM_DEVICE void Consume(Grid& g, int warpgroup, const std::byte* ring,
@@ -192,7 +194,7 @@ struct MatMulWgmmaKernel {
         AwaitPhase(g, full + at.slot, at.parity);
         Step(g, stage + warpgroup * kWBlock, stage + kConsumers * kWBlock, d);
         at.Next();
-        WgmmaWait<kInFlight>(g);
+        if constexpr (kInFlight > 0) WgmmaWait<kInFlight>(g);
         if (s >= kInFlight) release();
       }
       if constexpr (kInFlight > 0) {
