@@ -59,7 +59,10 @@ stage_asan() {
   export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-2}
   export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-240}
   build asan
-  run_tests asan -LE no-sanitizer
+  # Those that emulate a GPU take one core each, for minutes.
+  local emulated='^(kernels_cuda_|cuda_engine_|device_golden_|quality_)'
+  run_tests asan -LE no-sanitizer -R "$emulated" --parallel "$(nproc)"
+  run_tests asan -LE no-sanitizer -E "$emulated"
 }
 
 stage_tsan() {

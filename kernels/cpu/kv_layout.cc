@@ -42,6 +42,8 @@ void WriteRun(std::byte* block, const Run& run, int count, const Element* row) {
   std::byte* target = block + run.base;
   for (int i = 0; i < count; i += 2, target += run.step) {
     *reinterpret_cast<Element*>(target) = row[i];
+    // The count is even.
+    // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign)
     *reinterpret_cast<Element*>(target + run.next) = row[i + 1];
   }
 }
