@@ -247,6 +247,16 @@ absl::StatusOr<v1::GetClusterStateResponse> Cluster::State() {
   return response;
 }
 
+// What clients are told of workers follows a moment later.
+bool Cluster::ClientsSee(int decode) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(5));
+  v1::GetModelResponse response;
+  const grpc::Status status = Client()->GetModel(&context, {}, &response);
+  return !status.ok() || response.model().ready_decode_workers() >= decode;
+}
+
 absl::Status Cluster::WaitUntilReady(int prefill, int decode,
                                      std::chrono::seconds timeout) {
   const auto end = Clock::now() + timeout;
@@ -260,7 +270,9 @@ absl::Status Cluster::WaitUntilReady(int prefill, int decode,
         p += worker.hello().role() == v1::WORKER_ROLE_PREFILL;
         d += worker.hello().role() == v1::WORKER_ROLE_DECODE;
       }
-      if (p >= prefill && d >= decode) return absl::OkStatus();
+      if (p >= prefill && d >= decode && ClientsSee(decode)) {
+        return absl::OkStatus();
+      }
       last = state->ShortDebugString();
     } else {
       last = state.status().ToString();

@@ -108,6 +108,7 @@ class Cluster {
   };
 
   absl::Status Spawn(const std::string& name);
+  bool ClientsSee(int decode);
   std::string CheckWorkers(const v1::GetClusterStateResponse& state);
   std::string CheckFootprints();
 
