@@ -132,7 +132,8 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
           .heads = spec.heads,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.head_dim,
-          .vocab = spec.vocab_size};
+          .vocab = spec.vocab_size,
+          .gated = 2 * spec.intermediate_size};
 }
 
 DeviceExecutor::~DeviceExecutor() { Synchronize(); }

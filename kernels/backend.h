@@ -185,6 +185,7 @@ struct WorkLimits {
   int kv_heads = 0;
   int head_dim = 0;
   int vocab = 0;
+  int gated = 0;  // rows of the widest matrix of PackGatedMatrix
 };
 
 class Backend {

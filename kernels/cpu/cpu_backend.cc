@@ -146,11 +146,14 @@ class CpuBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return Allocate(bytes);
   }
-  absl::Status Reserve(const WorkLimits& /*limits*/) override {
-    return absl::OkStatus();  // the team's scratch memory is enough
+  // What GatedMatMul needs on a queue that is made later; for the rest the
+  // team's scratch memory is enough.
+  absl::Status Reserve(const WorkLimits& limits) override {
+    gated_floats_ = size_t(limits.rows) * limits.gated;
+    return absl::OkStatus();
   }
   std::unique_ptr<Queue> NewQueue(std::string_view name) override {
-    return std::make_unique<CpuQueue>(name, pool_.spin());
+    return std::make_unique<CpuQueue>(name, pool_.spin(), gated_floats_);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
@@ -473,6 +476,7 @@ class CpuBackend final : public Backend {
   const KernelTable table_;
   cpu::DeviceAllocator* const allocator_;
   ThreadPool pool_;
+  size_t gated_floats_ = 0;
 };
 
 }  // namespace

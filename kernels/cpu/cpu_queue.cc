@@ -8,11 +8,14 @@
 
 namespace tandem::kernels::cpu {
 
-CpuQueue::CpuQueue(std::string_view name, std::chrono::nanoseconds spin)
+CpuQueue::CpuQueue(std::string_view name, std::chrono::nanoseconds spin,
+                   size_t floats)
     : name_(name),
       spin_(spin),
       slots_(std::make_unique<Slot[]>(kSlots)),
       scratch_(std::make_unique<std::byte[]>(kScratchBytes)),
+      floats_(std::make_unique_for_overwrite<float[]>(floats)),
+      num_floats_(floats),
       thread_([this] { Loop(); }) {}
 
 CpuQueue::~CpuQueue() {

@@ -29,7 +29,9 @@ class CpuQueue final : public Queue {
   // Memory that the queue's closures may use, one at a time.
   static constexpr size_t kScratchBytes = size_t{1} << 20;
 
-  CpuQueue(std::string_view name, std::chrono::nanoseconds spin);
+  // `floats`: what Floats is to have from the start.
+  CpuQueue(std::string_view name, std::chrono::nanoseconds spin,
+           size_t floats = 0);
   ~CpuQueue() override;
   CpuQueue(const CpuQueue&) = delete;
   CpuQueue& operator=(const CpuQueue&) = delete;
