@@ -29,6 +29,7 @@
 #include "common/loop.h"
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
+#include "engine/logit_rules.h"
 
 namespace tandem::engine {
 
@@ -46,6 +47,7 @@ struct SequenceSpec {
   std::vector<int32_t> history;  // prompt, then output so far
   int prompt_tokens = 0;
   Sampling sampling;
+  LogitRules rules;  // rules.needs_history(): one step at a time
   Stopping stopping;
   BlockHash root;            // where its block hashes start (tenant salt)
   bool cache_blocks = true;  // full blocks may be found by others

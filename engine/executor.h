@@ -26,6 +26,7 @@ struct Sampling {
   float temperature = 0;
   float top_p = 1;
   float min_p = 0;
+  float typical_p = 1;
   int32_t top_k = 0;
   uint64_t seed = 0;
   uint32_t sequence_index = 0;
