@@ -332,7 +332,7 @@ class Bench {
       const SampleParams params = chosen;  // clang 14 captures no bindings
       SampleResult result;
       const double seconds = LayerSeconds(100, 1, [&](int) {
-        backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr, 0,
+        backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr,
                          &result);
       });
       std::printf(" %s %.0f;", name, seconds * 1e6);

@@ -2,6 +2,7 @@
 #include "engine/device_executor.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,15 +58,13 @@ absl::StatusOr<std::unique_ptr<DeviceExecutor>> DeviceExecutor::Create(
   if (options.max_rows < 1 || options.max_sequences < 1 ||
       options.max_sequences > options.max_rows || options.num_blocks < 1 ||
       options.block_size < 8 || options.block_size % 8 != 0 ||
-      options.layers_per_group < 0 || options.group_bytes < 0 ||
-      options.max_banned_ids < 0) {
+      options.layers_per_group < 0 || options.group_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "executor: max_rows ", options.max_rows, ", max_sequences ",
         options.max_sequences, ", num_blocks ", options.num_blocks,
         ", block_size ", options.block_size, ", layers_per_group ",
         options.layers_per_group, ", group_bytes ", options.group_bytes,
-        ", max_banned_ids ", options.max_banned_ids,
-        ": all must be positive (the last three may be 0), max_sequences at "
+        ": all must be positive (the last two may be 0), max_sequences at "
         "most max_rows, block_size a multiple of 8"));
   }
   std::unique_ptr<DeviceExecutor> executor(
@@ -93,8 +92,7 @@ absl::Status DeviceExecutor::Initialize() {
 
   const StepLimits limits{.rows = options_.max_rows,
                           .entries = options_.max_sequences,
-                          .blocks_per_entry = MaxBlocksPerEntry(),
-                          .banned_per_entry = options_.max_banned_ids};
+                          .blocks_per_entry = MaxBlocksPerEntry()};
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
       backend_->Allocate(StepPlan::MaxBytes(limits));
   if (!plan.ok()) return plan.status();
@@ -111,7 +109,7 @@ absl::Status DeviceExecutor::Initialize() {
     flight.executor = this;
     flight.memory = *std::move(memory);
     flight.results = reinterpret_cast<SampleResult*>(flight.memory->data());
-    flight.plan.Reserve(limits, flight.memory->data() + results_bytes);
+    flight.plan.Reserve(flight.memory->data() + results_bytes);
   }
   const absl::Status reserved = backend_->Reserve(Limits(options_, *model_));
   if (!reserved.ok()) return reserved;
@@ -192,10 +190,12 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
       return OutOfRange("token id", token, 0, vocab - 1);
     }
   }
-  const auto banned = static_cast<int64_t>(entry.banned_ids.size());
-  if (banned > options_.max_banned_ids) {
-    return OutOfRange("an entry's banned ids", banned, 0,
-                      options_.max_banned_ids);
+  const auto edits = static_cast<int64_t>(entry.edits.size());
+  if (edits > vocab) return OutOfRange("an entry's edits", edits, 0, vocab);
+  for (const kernels::LogitEdit& edit : entry.edits) {
+    if (edit.token_id < 0 || edit.token_id >= vocab) {
+      return OutOfRange("an edit's token id", edit.token_id, 0, vocab - 1);
+    }
   }
   if (entry.sampling.logprobs > kernels::kMaxTopLogprobs) {
     return OutOfRange("logprobs", entry.sampling.logprobs, -1,
@@ -213,6 +213,7 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
     status = absl::FailedPreconditionError(
         absl::StrCat("step: ", kStepsInFlight, " steps are in flight already"));
   }
+  if (status.ok()) status = ReserveEdits(*free, *step);
   if (!status.ok()) {
     loop_->Post([id = step->id, listener, status] {
       listener->OnStepDone(id, status);
@@ -261,9 +262,8 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
   if (!recorded_) return {};
   int end = 0;
   for (const StepEntry& entry : step.entries) {
-    // What is banned is one operation for each list.
-    if (entry.tokens.size() != 1 || !entry.sample ||
-        !entry.banned_ids.empty()) {
+    // Edits lie elsewhere from when their memory grew.
+    if (entry.tokens.size() != 1 || !entry.sample || !entry.edits.empty()) {
       return {};
     }
     end = std::max(end, entry.position + 1);
@@ -307,6 +307,13 @@ void DeviceExecutor::Run(Flight& flight) {
   plan.Fill(*flight.step, options_.block_size, decode.size);
   backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
                          plan.size());
+  if (plan.num_edits() > 0) {
+    auto* const edits =
+        reinterpret_cast<kernels::LogitEdit*>(flight.edits->data());
+    StepPlan::CopyEdits(*flight.step, edits);
+    backend_->CopyToDevice(*compute_, device_edits_->data(), edits,
+                           sizeof(kernels::LogitEdit) * plan.num_edits());
+  }
   if (decode.size == 0) {
     RunMixed(flight);
   } else {
@@ -332,7 +339,7 @@ void DeviceExecutor::RunMixed(Flight& flight) {
               ReportLayers(flight, written);
             }
           });
-  if (plan.drawn() > 0) DrawTokens(plan);
+  if (plan.drawn() > 0) DrawTokens(plan, plan.drawn());
 }
 
 // Nothing here may depend on the plan but through the device's copy of it.
@@ -342,23 +349,41 @@ void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
   rows.max_positions = decode.bound;
   Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, *backend_,
           *compute_, *cache_, *workspace_, [](int) {});
-  backend_->Sample(*compute_, decode.size, model_->spec().vocab_size,
-                   workspace_->logits, plan.DeviceParams(device), nullptr, 0,
+  DrawTokens(plan, decode.size);
+}
+
+void DeviceExecutor::DrawTokens(const StepPlan& plan, int count) {
+  kernels::LogitEdit* edits = nullptr;
+  if (plan.num_edits() > 0) {
+    edits = reinterpret_cast<kernels::LogitEdit*>(device_edits_->data());
+  }
+  backend_->Sample(*compute_, count, model_->spec().vocab_size,
+                   workspace_->logits, plan.DeviceParams(device_plan_->data()),
+                   edits,
                    reinterpret_cast<SampleResult*>(device_results_->data()));
 }
 
-void DeviceExecutor::DrawTokens(const StepPlan& plan) {
-  const std::byte* device = device_plan_->data();
-  auto* results = reinterpret_cast<SampleResult*>(device_results_->data());
-  const int vocab = model_->spec().vocab_size;
-  for (const DrawGroup& group : plan.groups()) {
-    backend_->Sample(
-        *compute_, group.count, vocab,
-        workspace_->logits + static_cast<int64_t>(group.first) * vocab,
-        plan.DeviceParams(device) + group.first,
-        reinterpret_cast<const int32_t*>(device + group.banned_offset),
-        static_cast<int>(group.banned.size()), results + group.first);
+// Rows rarely have edits, and what a long history makes of penalties is too
+// much to keep for every row.
+absl::Status DeviceExecutor::ReserveEdits(Flight& flight, const Step& step) {
+  size_t count = 0;
+  for (const StepEntry& entry : step.entries) count += entry.edits.size();
+  if (count == 0) return absl::OkStatus();
+  const size_t bytes = std::bit_ceil(count * sizeof(kernels::LogitEdit));
+  if (flight.edits == nullptr || flight.edits->size() < bytes) {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> host =
+        backend_->AllocateHost(bytes);
+    if (!host.ok()) return host.status();
+    flight.edits = *std::move(host);
   }
+  if (device_edits_ == nullptr || device_edits_->size() < bytes) {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> device =
+        backend_->Allocate(bytes);
+    if (!device.ok()) return device.status();
+    compute_->Synchronize();  // the step that runs may read the smaller one
+    device_edits_ = *std::move(device);
+  }
+  return absl::OkStatus();
 }
 
 void DeviceExecutor::FetchTokens(Flight& flight) {
@@ -387,9 +412,9 @@ void DeviceExecutor::Finish(Flight& flight) {
   const int vocab = model_->spec().vocab_size;
   StepResult result;
   result.tokens.reserve(flight.plan.drawn());
-  for (const int at : flight.plan.draw_order()) {
+  for (int at = 0; at < flight.plan.drawn(); ++at) {
     if (probe_) {
-      probe_(id, static_cast<int>(result.tokens.size()),
+      probe_(id, at,
              absl::MakeConstSpan(flight.logits)
                  .subspan(static_cast<size_t>(at) * vocab, vocab));
     }

@@ -14,7 +14,8 @@
 // see RecordDecodes. Sizes are few; a step is filled up to the next one with
 // rows that belong to nobody and are written nowhere.
 //
-// Memory is sized once for the largest step. Two steps may be in flight, each
+// Memory is sized once for the largest step, but for edits of logits: theirs
+// grows with what sequences ask for. Two steps may be in flight, each
 // with its own host memory, so that the second is prepared and queued while
 // the first one runs.
 
@@ -52,7 +53,6 @@ struct DeviceExecutorOptions {
   // After as few layers as make a slice of so many bytes (layer_groups.h); 0:
   // once, after the last.
   int64_t group_bytes = 0;
-  int max_banned_ids = 256;  // per entry at most
 };
 
 class DeviceExecutor final : public Executor {
@@ -113,7 +113,8 @@ class DeviceExecutor final : public Executor {
     StepListener* listener = nullptr;
     std::unique_ptr<kernels::Buffer> memory;  // host's: of the next two
     StepPlan plan;
-    kernels::SampleResult* results = nullptr;  // in drawing order
+    std::unique_ptr<kernels::Buffer> edits;    // host's
+    kernels::SampleResult* results = nullptr;  // in the order of the entries
     std::vector<float> logits;                 // for the probe
   };
   struct Transfer;
@@ -140,7 +141,8 @@ class DeviceExecutor final : public Executor {
   void RunDecode(const StepPlan& plan, const Decode& decode);
   void RunMixed(Flight& flight);
   void Run(Flight& flight);
-  void DrawTokens(const StepPlan& plan);
+  absl::Status ReserveEdits(Flight& flight, const Step& step);
+  void DrawTokens(const StepPlan& plan, int count);
   void FetchTokens(Flight& flight);
   void Finish(Flight& flight);
   void ReportLayers(Flight& flight, int layers);
@@ -156,6 +158,7 @@ class DeviceExecutor final : public Executor {
   std::unique_ptr<kernels::KvCache> cache_;
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<kernels::Buffer> device_plan_;     // one step's StepPlan
+  std::unique_ptr<kernels::Buffer> device_edits_;    // one step's; grows
   std::unique_ptr<kernels::Buffer> device_results_;  // [max_sequences]
   std::array<Flight, kStepsInFlight> flights_;
   LogitsProbe probe_;

@@ -133,6 +133,12 @@ absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
   sequence->blocks = std::move(blocks);
   sequence->computed = computed;
   sequence->tail = sequence->spec.root;
+  const Stopping& stopping = sequence->spec.stopping;
+  sequence->edits.emplace(
+      &sequence->spec.rules,
+      absl::MakeConstSpan(stopping.stop_token_ids)
+          .subspan(0, stopping.min_tokens > 0 ? absl::Span<int>::npos : 0),
+      sequence->spec.history, sequence->spec.prompt_tokens);
   // All it may grow to, so that no token reallocates and spans stay valid.
   const int64_t most = std::min<int64_t>(
       options_.max_model_len, int64_t{sequence->spec.prompt_tokens} +
@@ -314,6 +320,7 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   // Before min_tokens they were banned, so that none can stand here.
   const bool may_stop = sequence->new_tokens() >= stopping.min_tokens;
   sequence->spec.history.push_back(token);
+  sequence->edits->Append(token);
   sequence->finish.reset();
   if (may_stop && Contains(stopping.stop_token_ids, token)) {
     sequence->finish = Finish::kStop;

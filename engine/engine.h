@@ -168,7 +168,8 @@ class Engine final : private StepListener {
       int tokens;
     };
     std::vector<Part> parts;
-    int rows = 0;  // of all parts
+    int rows = 0;                           // of all parts
+    std::vector<kernels::LogitEdit> edits;  // of all entries
     Step step;
   };
   enum class Kind { kShared, kAlone };
@@ -206,6 +207,7 @@ class Engine final : private StepListener {
   Sequence* PickVictim(const Sequence& requester) const;
   void Preempt(Sequence* victim, Plan* plan);
   void FillEntries(Plan* plan);
+  void FillEdits(Plan* plan);
   void DeliverPreempted();
 
   const EngineOptions options_;

@@ -53,7 +53,10 @@ struct StepEntry {
   absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
   bool sample = false;                    // draw the token that follows
   Sampling sampling;
-  absl::Span<const int32_t> banned_ids;  // may not be drawn (min_tokens)
+  // Of the drawn token's logits, as kernels/sampling.h says: of different ids,
+  // ascending where only ids with an edit may be drawn.
+  absl::Span<const kernels::LogitEdit> edits;
+  bool only_edited = false;
 };
 
 // A mixed batch: prefill chunks and decodes are the same thing with other

@@ -24,11 +24,11 @@ struct LogitRules {
   // Of ids in the output: subtracted once, and once for each occurrence.
   float presence_penalty = 0;
   float frequency_penalty = 0;
-  std::vector<TokenBias> logit_bias;
-  std::vector<int32_t> allowed_ids;  // empty: all
-  std::vector<int32_t> banned_ids;
+  std::vector<TokenBias> logit_bias = {};
+  std::vector<int32_t> allowed_ids = {};  // empty: all
+  std::vector<int32_t> banned_ids = {};
   // The last id of each is banned while the history ends with those before it.
-  std::vector<std::vector<int32_t>> bad_words;
+  std::vector<std::vector<int32_t>> bad_words = {};
 
   bool penalises() const {
     return repetition_penalty != 1 || presence_penalty != 0 ||

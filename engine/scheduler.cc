@@ -211,11 +211,30 @@ void Engine::FillEntries(Plan* plan) {
     entry.block_table = absl::MakeConstSpan(sequence->table).subspan(0, blocks);
     entry.sample = end == sequence->length();
     entry.sampling = sequence->spec.sampling;
-    const Stopping& stopping = sequence->spec.stopping;
-    entry.banned_ids = {};
-    if (sequence->new_tokens() < stopping.min_tokens) {
-      entry.banned_ids = stopping.stop_token_ids;
-    }
+  }
+  FillEdits(plan);
+}
+
+void Engine::FillEdits(Plan* plan) {
+  plan->edits.clear();
+  for (size_t i = 0; i < plan->parts.size(); ++i) {
+    Sequence* const sequence = plan->parts[i].sequence;
+    StepEntry& entry = plan->step.entries[i];
+    entry.edits = {};
+    entry.only_edited = sequence->edits->only_edited();
+    if (!entry.sample) continue;
+    entry.edits = sequence->edits->Next(
+        sequence->spec.history,
+        sequence->new_tokens() < sequence->spec.stopping.min_tokens);
+    plan->edits.insert(plan->edits.end(), entry.edits.begin(),
+                       entry.edits.end());
+  }
+  // The plan's copies now, whose place is known only when all are there.
+  size_t first = 0;
+  for (StepEntry& entry : plan->step.entries) {
+    entry.edits =
+        absl::MakeConstSpan(plan->edits).subspan(first, entry.edits.size());
+    first += entry.edits.size();
   }
 }
 

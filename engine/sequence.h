@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/logit_edits.h"
 
 namespace tandem::engine {
 
@@ -16,6 +17,7 @@ struct Engine::Sequence {
   SequenceId id = 0;
   uint64_t serial = 0;  // order of Add: breaks ties of age, never used twice
   SequenceSpec spec;    // its history grows with every token
+  std::optional<LogitEdits> edits;  // what spec.rules make of the next token
   std::vector<BlockRef> blocks;
   std::vector<int32_t> table;  // ids of `blocks`
   int computed = 0;            // KV of [0, computed) is there

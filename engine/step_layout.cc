@@ -11,7 +11,7 @@ using kernels::RowSpan;
 using kernels::SampleParams;
 
 constexpr size_t kAlignment = 64;
-constexpr int kSections = 8;
+constexpr int kSections = 7;
 
 size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -22,25 +22,18 @@ size_t Aligned(size_t bytes) {
 size_t StepPlan::MaxBytes(const StepLimits& limits) {
   const auto entries = static_cast<size_t>(limits.entries);
   const size_t ints = 3 * static_cast<size_t>(limits.rows) +
-                      entries * limits.blocks_per_entry + entries +
-                      entries * limits.banned_per_entry;
-  // Every list of banned ids is a section of its own.
+                      entries * limits.blocks_per_entry + entries;
   return ints * sizeof(int32_t) +
          entries * (sizeof(RowSpan) + sizeof(SampleParams)) +
-         (kSections + entries) * kAlignment;
+         kSections * kAlignment;
 }
 
 void StepPlan::Reserve(const StepLimits& limits) {
   own_.resize(MaxBytes(limits));
-  Reserve(limits, own_.data());
+  Reserve(own_.data());
 }
 
-void StepPlan::Reserve(const StepLimits& limits, std::byte* memory) {
-  bytes_ = memory;
-  groups_.reserve(limits.entries);
-  group_of_.reserve(limits.entries);
-  draw_order_.reserve(limits.entries);
-}
+void StepPlan::Reserve(std::byte* memory) { bytes_ = memory; }
 
 template <typename T>
 T* StepPlan::Place(size_t count, size_t* offset) {
@@ -52,7 +45,6 @@ T* StepPlan::Place(size_t count, size_t* offset) {
 void StepPlan::Fill(const Step& step, int block_size, int least) {
   size_ = 0;
   FillRows(step, block_size, least);
-  GroupDraws(step);
   FillDraws(step, least);
   FillTables(step);
 }
@@ -99,40 +91,14 @@ void StepPlan::FillTables(const Step& step) {
     table =
         std::copy(entry.block_table.begin(), entry.block_table.end(), table);
   }
-  for (DrawGroup& group : groups_) {
-    auto* banned = Place<int32_t>(group.banned.size(), &group.banned_offset);
-    std::copy(group.banned.begin(), group.banned.end(), banned);
-  }
-}
-
-// Finds each drawing entry's group; there are rarely more than two.
-void StepPlan::GroupDraws(const Step& step) {
-  groups_.clear();
-  group_of_.clear();
-  draw_order_.clear();
-  for (const StepEntry& entry : step.entries) {
-    if (!entry.sample) continue;
-    size_t group = 0;
-    while (group < groups_.size() &&
-           groups_[group].banned != entry.banned_ids) {
-      ++group;
-    }
-    if (group == groups_.size()) groups_.push_back({entry.banned_ids});
-    ++groups_[group].count;
-    group_of_.push_back(static_cast<int>(group));
-  }
-  int first = 0;
-  for (DrawGroup& group : groups_) {
-    group.first = first;
-    first += std::exchange(group.count, 0);
-  }
-  for (const int group : group_of_) {
-    draw_order_.push_back(groups_[group].first + groups_[group].count++);
-  }
 }
 
 void StepPlan::FillDraws(const Step& step, int least) {
-  const size_t draws = std::max(draw_order_.size(), static_cast<size_t>(least));
+  drawn_ = static_cast<int>(
+      std::count_if(step.entries.begin(), step.entries.end(),
+                    [](const StepEntry& entry) { return entry.sample; }));
+  num_edits_ = 0;
+  const auto draws = static_cast<size_t>(std::max(drawn_, least));
   auto* row_ids = Place<int32_t>(draws, &row_ids_);
   auto* params = Place<SampleParams>(draws, &params_);
   size_t draw = 0;
@@ -141,22 +107,35 @@ void StepPlan::FillDraws(const Step& step, int least) {
     const int count = static_cast<int>(entry.tokens.size());
     row += count;
     if (!entry.sample) continue;
-    const int at = draw_order_[draw++];
+    const size_t at = draw++;
+    const int num_edits = static_cast<int>(entry.edits.size());
     const Sampling& s = entry.sampling;
     row_ids[at] = row;
     params[at] = {.temperature = s.temperature,
                   .top_p = s.top_p,
                   .min_p = s.min_p,
+                  .typical_p = s.typical_p,
                   .top_k = s.top_k,
                   .seed = s.seed,
                   .sequence_index = s.sequence_index,
                   .position = entry.position + count,
                   .logprobs = s.logprobs,
-                  .min_tokens_left = entry.banned_ids.empty() ? 0 : 1};
+                  .first_edit = num_edits_,
+                  .num_edits = num_edits,
+                  .only_edited = entry.only_edited ? 1 : 0};
+    num_edits_ += num_edits;
   }
   for (; draw < draws; ++draw) {
     row_ids[draw] = 0;
     params[draw] = {.temperature = 0, .top_p = 1, .logprobs = -1};
+  }
+}
+
+void StepPlan::CopyEdits(const Step& step, kernels::LogitEdit* out) {
+  for (const StepEntry& entry : step.entries) {
+    if (entry.sample) {
+      out = std::copy(entry.edits.begin(), entry.edits.end(), out);
+    }
   }
 }
 

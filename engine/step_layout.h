@@ -3,13 +3,12 @@
 // memory that goes to the device in one copy:
 //
 //   token_ids [rows], positions [rows], slots [rows], spans [entries],
-//   row_ids [drawn], params [drawn], block_tables [sum], banned_ids [sum]
+//   row_ids [drawn], params [drawn], block_tables [sum]
 //
 // each aligned to 64 bytes. A step of decodes may be filled up with rows that
-// belong to nobody, so that all but the lengths of the tables and what follows
-// them lies at the same place in every step of that size. Entries that draw a
-// token are ordered by their banned ids, so that each run of equal ones is one
-// Sample operation: almost always a single one.
+// belong to nobody, so that all but the length of the tables lies at the same
+// place in every step of that size. Edits of logits are most often none and
+// can be very many: they have memory of their own.
 
 #ifndef TANDEM_ENGINE_STEP_LAYOUT_H_
 #define TANDEM_ENGINE_STEP_LAYOUT_H_
@@ -29,15 +28,6 @@ struct StepLimits {
   int rows = 0;
   int entries = 0;
   int blocks_per_entry = 0;
-  int banned_per_entry = 0;
-};
-
-// A run of drawing rows with the same banned ids.
-struct DrawGroup {
-  absl::Span<const int32_t> banned;  // the step's own
-  int first = 0;                     // in drawing order
-  int count = 0;
-  size_t banned_offset = 0;  // bytes into the plan
 };
 
 class StepPlan {
@@ -48,7 +38,7 @@ class StepPlan {
   void Reserve(const StepLimits& limits);
   // `memory`, of MaxBytes, outlives the plan: from which a device may copy
   // while the caller goes on (Backend::AllocateHost).
-  void Reserve(const StepLimits& limits, std::byte* memory);
+  void Reserve(std::byte* memory);
 
   // Lays out a step within the limits. Allocates nothing.
   void Fill(const Step& step, int block_size) { Fill(step, block_size, 0); }
@@ -64,12 +54,11 @@ class StepPlan {
   kernels::Rows DeviceRows(const std::byte* device) const;
   const int32_t* DeviceRowIds(const std::byte* device) const;
   const kernels::SampleParams* DeviceParams(const std::byte* device) const;
-  absl::Span<const DrawGroup> groups() const { return groups_; }
-
   // Fillers not counted.
-  int drawn() const { return static_cast<int>(draw_order_.size()); }
-  // Position in drawing order of the i-th entry that draws.
-  absl::Span<const int> draw_order() const { return draw_order_; }
+  int drawn() const { return drawn_; }
+  // Edits of all that draw, which params refer to.
+  int num_edits() const { return num_edits_; }
+  static void CopyEdits(const Step& step, kernels::LogitEdit* out);
 
  private:
   template <typename T>
@@ -77,13 +66,14 @@ class StepPlan {
   void FillRows(const Step& step, int block_size, int least);
   void FillDraws(const Step& step, int least);
   void FillTables(const Step& step);
-  void GroupDraws(const Step& step);
 
   std::vector<std::byte> own_;  // unless the memory is the caller's
   std::byte* bytes_ = nullptr;
   size_t size_ = 0;
   int rows_ = 0;
   int entries_ = 0;
+  int drawn_ = 0;
+  int num_edits_ = 0;
   size_t token_ids_ = 0;  // offsets
   size_t positions_ = 0;
   size_t slots_ = 0;
@@ -91,9 +81,6 @@ class StepPlan {
   size_t tables_ = 0;
   size_t row_ids_ = 0;
   size_t params_ = 0;
-  std::vector<DrawGroup> groups_;
-  std::vector<int> group_of_;  // of the i-th entry that draws
-  std::vector<int> draw_order_;
 };
 
 }  // namespace tandem::engine

@@ -303,13 +303,14 @@ class Backend {
   virtual void GatherRows(Queue& queue, int count, int dim,
                           const int32_t* row_ids, const void* x, void* out) = 0;
 
-  // Draws one token per row of logits [count, vocab] (left unchanged).
-  // params, results [count]; banned_ids [num_banned] apply to rows with
-  // min_tokens_left > 0. All device memory. kernels/sampling.h says exactly
-  // what is drawn. vocab is at most 2^20.
-  virtual void Sample(Queue& queue, int count, int vocab, const float* logits,
-                      const SampleParams* params, const int32_t* banned_ids,
-                      int num_banned, SampleResult* results) = 0;
+  // Draws one token per row of logits [count, vocab]: rows with edits change
+  // while it runs, afterwards all is as before. params, results [count]; edits
+  // as params name them, null if none does, undefined afterwards. All device
+  // memory. kernels/sampling.h says exactly what is drawn. vocab is at most
+  // 2^20.
+  virtual void Sample(Queue& queue, int count, int vocab, float* logits,
+                      const SampleParams* params, LogitEdit* edits,
+                      SampleResult* results) = 0;
 
   // ---- KV for handoffs. On the wire a slice is, for each layer, for each
   // position: K of the heads in range, then V of them, as `wire` elements and

@@ -2,7 +2,10 @@
 // What Sample draws, exactly, so that any backend (and a NumPy test) can say
 // the same. Per row of logits x[0..vocab), with parameters p:
 //
-// 1. Bans: where p.min_tokens_left > 0, banned_ids take no further part.
+// 1. Edits: for each of the row's edits e, in f32, one rounding per operation,
+//    x[e.token_id] = EditedLogit(x[e.token_id], e); where p.only_edited is set,
+//    x of all other ids is -inf. If the first in the order (2) is -inf now,
+//    nothing may be drawn, and step 1 is void.
 // 2. Order: all ids by logit descending, ties by id ascending.
 // 3. p.temperature == 0: the first in the order. Otherwise
 // 4. Temperature: y = (x[first] - x[i]) / temperature, in f32, one rounding
@@ -14,7 +17,13 @@
 //    weights before it sum to less than top_p * T (f64). One always stays.
 // 7. min_p > 0: of those, all before the first with weight < min_p * 2^40
 //    (f64).
-// 8. Draw: with T the total of what is left and R 64 random bits, the first
+// 8. typical_p < 1: of those, the ids whose information is nearest to its
+//    mean (Meister et al., "Locally typical sampling", 2022). Information is y
+//    but for a constant, here z = floor(y * 2^16), an integer; the mean is m =
+//    floor(sum of weight * z / T), both sums exact and then rounded to f64.
+//    With d the least integer such that the weights of |z - m| <= d sum to at
+//    least typical_p * T (f64), those ids stay: a stretch of the order.
+// 9. Draw: with T the total of what is left and R 64 random bits, the first
 //    id in the order whose cumulative weight exceeds floor(T * R / 2^64):
 //    the inverse distribution function at R / 2^64 in descending order.
 //
@@ -23,16 +32,18 @@
 // kPurposeSample); R = output[0] + 2^32 output[1].
 //
 // Where p.logprobs >= 0: logprob = x[id] - x_max - log(sum of
-// exp(x[j] - x_max)) over all ids, bans included, before temperature, with
-// the sum in the same integers; rank = 1 + ids before it in the order (bans
-// included); the first p.logprobs (at most kMaxTopLogprobs) of the order are
-// the alternatives. Otherwise logprob, rank and num_top are 0.
+// exp(x[j] - x_max)) over all ids, of the logits before step 1 and before
+// temperature, with the sum in the same integers; rank = 1 + ids before it in
+// the order of these logits; the first p.logprobs (at most kMaxTopLogprobs) of
+// that order are the alternatives. Otherwise logprob, rank and num_top are 0.
 
 #ifndef TANDEM_KERNELS_SAMPLING_H_
 #define TANDEM_KERNELS_SAMPLING_H_
 
 #include <array>
 #include <cstdint>
+
+#include "kernels/types.h"
 
 namespace tandem::kernels {
 
@@ -41,6 +52,29 @@ inline constexpr uint32_t kPurposeSample = 0;
 
 // 2^40: the weight of the most probable id.
 inline constexpr double kSampleWeightOne = 1099511627776.0;
+
+// Step 8's units of information per nat, and more of them than any id of
+// weight above 0 has.
+inline constexpr float kInformationUnits = 65536.0f;
+inline constexpr int kInformationEnd = 28 << 16;
+
+// Step 1. Biases come before penalties, as in Hugging Face and vLLM.
+constexpr float EditedLogit(float logit, const LogitEdit& edit) {
+  logit = logit + edit.bias;
+  if (edit.repetition != 1.0f) {
+    logit = logit > 0.0f ? logit / edit.repetition : logit * edit.repetition;
+  }
+  return logit - edit.penalty;
+}
+
+// floor(sum of weight * z / sum of weight), of the sums of the weights' high
+// parts (from 2^20 on) times z, of their low parts times z, and of the
+// weights.
+constexpr int MeanInformation(uint64_t high, uint64_t low, uint64_t weight) {
+  return static_cast<int>(
+      (static_cast<double>(high) * 1048576.0 + static_cast<double>(low)) /
+      static_cast<double>(weight));
+}
 
 // Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2,
 // 3" (2011).

@@ -94,17 +94,32 @@ struct KvDigest {
   bool operator==(const KvDigest&) const = default;
 };
 
+// What becomes of one id's logit before a token is drawn: see
+// kernels/sampling.h.
+struct LogitEdit {
+  int32_t token_id = 0;
+  float bias = 0;        // -inf: the id may not be drawn
+  float repetition = 1;  // above 0
+  float penalty = 0;
+};
+
 // How one row's next token is chosen. Device memory, one per sampled row.
 struct SampleParams {
   float temperature = 0;  // 0: greedy, ties to the lowest id
   float top_p = 1;
   float min_p = 0;
+  float typical_p = 1;
   int32_t top_k = 0;  // 0: all
   uint64_t seed = 0;
   uint32_t sequence_index = 0;
   int32_t position = 0;   // of the token to be drawn
   int32_t logprobs = -1;  // -1: none; n: that of the chosen one and n others
-  int32_t min_tokens_left = 0;  // > 0: banned_ids may not be drawn
+  // The row's own edits: Sample's edits [first_edit, first_edit + num_edits),
+  // of different ids below the vocabulary size.
+  int32_t first_edit = 0;
+  int32_t num_edits = 0;
+  // Not 0: only ids that have an edit may be drawn. Then they must ascend.
+  int32_t only_edited = 0;
 };
 
 // What Sample writes per row.

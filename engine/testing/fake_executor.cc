@@ -182,8 +182,8 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry) {
     }
   }
   SampledToken token;
-  token.token_id =
-      options_.model.Draw(fold, entry.sampling, end, entry.banned_ids);
+  token.token_id = options_.model.Draw(fold, entry.sampling, end, entry.edits,
+                                       entry.only_edited);
   token.logprob = -static_cast<float>(Mix64(fold) % 1024) / 256;
   token.rank = 1;
   for (int i = 0; i < entry.sampling.logprobs; ++i) {

@@ -4,12 +4,18 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 namespace tandem::engine {
 namespace {
 
 bool Contains(absl::Span<const int32_t> ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+bool Bans(const kernels::LogitEdit& edit) { return std::isinf(edit.bias); }
+bool IsNeutral(const kernels::LogitEdit& edit) {
+  return edit.bias == 0 && edit.repetition == 1 && edit.penalty == 0;
 }
 
 uint64_t Pack(int high, int low) {
@@ -41,14 +47,27 @@ uint64_t FakeModel::Fold(uint64_t word, int position, int layer) {
 }
 
 int32_t FakeModel::Draw(uint64_t fold, const Sampling& sampling, int position,
-                        absl::Span<const int32_t> banned) const {
+                        absl::Span<const kernels::LogitEdit> edits,
+                        bool only_edited) const {
   uint64_t state = fold ^ Mix64(static_cast<uint64_t>(position));
   if (sampling.temperature > 0) {
     state ^= Mix64(sampling.seed ^ Mix64(sampling.sequence_index));
   }
+  for (const kernels::LogitEdit& edit : edits) {
+    if (Bans(edit) || IsNeutral(edit)) continue;
+    state ^= Mix64(Pack(edit.token_id, std::bit_cast<int>(edit.bias)) ^
+                   Mix64(Pack(std::bit_cast<int>(edit.repetition),
+                              std::bit_cast<int>(edit.penalty))));
+  }
+  const auto may_be_drawn = [&](int32_t token) {
+    const auto edit =
+        std::find_if(edits.begin(), edits.end(),
+                     [token](const auto& e) { return e.token_id == token; });
+    return edit == edits.end() ? !only_edited : !Bans(*edit);
+  };
   const uint64_t drawn = Mix64(state) % static_cast<uint64_t>(vocab_size);
   int32_t token = static_cast<int32_t>(drawn);
-  for (int i = 0; i < vocab_size && Contains(banned, token); ++i) {
+  for (int i = 0; i < vocab_size && !may_be_drawn(token); ++i) {
     token = (token + 1) % vocab_size;
   }
   return token;
@@ -94,13 +113,17 @@ std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
   run.Append(history);
   std::vector<int32_t> tokens;
   const int before = static_cast<int>(history.size());
+  std::vector<kernels::LogitEdit> banned;
+  for (const int32_t id : stopping.stop_token_ids) {
+    banned.push_back({.token_id = id, .bias = -INFINITY});
+  }
   for (int length = before;
        length < max_model_len && length - prompt_tokens < stopping.max_tokens;
        ++length) {
     const bool may_stop = length - prompt_tokens >= stopping.min_tokens;
-    tokens.push_back(run.Next(
-        sampling, may_stop ? absl::Span<const int32_t>()
-                           : absl::MakeConstSpan(stopping.stop_token_ids)));
+    tokens.push_back(
+        run.Next(sampling, may_stop ? absl::Span<const kernels::LogitEdit>()
+                                    : absl::MakeConstSpan(banned)));
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
     if (may_stop && Contains(stopping.stop_token_ids, tokens.back())) break;
   }

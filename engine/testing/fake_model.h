@@ -33,9 +33,11 @@ struct FakeModel {
   // One position's and layer's share of the sum that a draw depends on.
   static uint64_t Fold(uint64_t word, int position, int layer);
   // The token at `position`, given the sum (xor) of all shares before it.
-  // Temperature 0 ignores the seed, as sampling does.
+  // Temperature 0 ignores the seed, as sampling does. Ids that may not be drawn
+  // give way to the next one; all other edits change the token at random.
   int32_t Draw(uint64_t fold, const Sampling& sampling, int position,
-               absl::Span<const int32_t> banned) const;
+               absl::Span<const kernels::LogitEdit> edits,
+               bool only_edited = false) const;
 };
 
 // The model run over a history, token by token.
@@ -44,8 +46,9 @@ class FakeHistory {
   explicit FakeHistory(const FakeModel& model);
   void Append(absl::Span<const int32_t> tokens);
   int32_t Next(const Sampling& sampling,
-               absl::Span<const int32_t> banned = {}) const {
-    return model_.Draw(fold_, sampling, position_, banned);
+               absl::Span<const kernels::LogitEdit> edits = {},
+               bool only_edited = false) const {
+    return model_.Draw(fold_, sampling, position_, edits, only_edited);
   }
 
  private:

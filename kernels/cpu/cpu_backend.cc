@@ -332,17 +332,16 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void Sample(Queue& queue, int count, int vocab, const float* logits,
-              const SampleParams* params, const int32_t* banned_ids,
-              int num_banned, SampleResult* results) override {
+  void Sample(Queue& queue, int count, int vocab, float* logits,
+              const SampleParams* params, LogitEdit* edits,
+              SampleResult* results) override {
     Put(queue, [=, this] {
       ThreadPool::Team team(&pool_);
       team.ForEach(count, [&](int row, int member) {
         table_.sample({.logits = logits + int64_t{row} * vocab,
                        .vocab = vocab,
                        .params = params + row,
-                       .banned_ids = banned_ids,
-                       .num_banned = num_banned,
+                       .edits = edits,
                        .result = results + row,
                        .scratch = team.member_scratch(member)});
       });

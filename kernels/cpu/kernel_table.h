@@ -95,17 +95,16 @@ struct MergePiece {
 };
 
 struct SamplePiece {
-  const float* logits;  // [vocab]
+  float* logits;  // [vocab]; afterwards as before
   int vocab;
   const SampleParams* params;
-  const int32_t* banned_ids;
-  int num_banned;
+  const LogitEdit* edits;  // of all rows
   SampleResult* result;
   std::byte* scratch;  // kSampleScratchBytes
 };
 inline constexpr int kMaxVocab = 1 << 20;
 inline constexpr size_t kSampleScratchBytes =
-    size_t{kMaxVocab} * 8 + (size_t{1} << 20);
+    size_t{kMaxVocab} * 12 + (size_t{1} << 20);
 
 struct RopePiece {
   float* qkv;  // one row

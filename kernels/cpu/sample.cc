@@ -3,6 +3,8 @@
 // vocabulary is never sorted: ids fall into buckets by how much less likely
 // they are than the best one, integer weights are summed per bucket, and only
 // a bucket that a limit (top-k, top-p, min-p, the draw) falls into is sorted.
+// Edits are made in the row itself and taken back after the draw; where only
+// few ids may be drawn, the draw is from a short row of these.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sample.cc"
@@ -89,8 +91,6 @@ HWY_INLINE int BucketOf(float y) {
 struct Sampler {
   const float* logits;
   int vocab;
-  const int32_t* banned;
-  int num_banned;
   float best;
   float temperature;
   uint64_t total[kBuckets];
@@ -99,13 +99,6 @@ struct Sampler {
   int sorted_bucket;
   int num_sorted;
   Candidate* sorted;
-
-  bool Banned(int id) const {
-    for (int i = 0; i < num_banned; ++i) {
-      if (banned[i] == id) return true;
-    }
-    return false;
-  }
 
   void Fill() {
     std::memset(total, 0, sizeof(total));
@@ -118,7 +111,6 @@ struct Sampler {
       for (int i = 0; i < size; ++i) {
         const uint64_t weight = Integer(chunk.w[i]);
         if (weight == 0) continue;
-        if (num_banned > 0 && Banned(begin + i)) continue;
         const int bucket = BucketOf(chunk.y[i]);
         total[bucket] += weight;
         ++count[bucket];
@@ -138,7 +130,6 @@ struct Sampler {
         if (Integer(chunk.w[i]) == 0 || BucketOf(chunk.y[i]) != bucket) {
           continue;
         }
-        if (num_banned > 0 && Banned(begin + i)) continue;
         sorted[num_sorted++] = {logits[begin + i], begin + i};
       }
     }
@@ -192,6 +183,77 @@ Prefix Take(Sampler& sampler, const Prefix& limit, const Keep& keep,
   return {limit.bucket, limit.extra, weight};
 }
 
+// Step 8: of all that is kept, the ids of z from `low` to `high`.
+struct Typical {
+  int low = 0;
+  int high = kInformationEnd;
+  uint64_t before = 0;  // weight of what is kept before them
+  uint64_t weight = 0;  // theirs
+};
+
+// Calls each(z, weight) for every id of the prefix.
+template <typename Each>
+void ForEachKept(Sampler& sampler, const Prefix& kept, const Each& each) {
+  Candidate end{-std::numeric_limits<float>::infinity(), sampler.vocab};
+  if (kept.bucket < kBuckets) {
+    sampler.Sort(kept.bucket);
+    if (kept.extra < sampler.num_sorted) end = sampler.sorted[kept.extra];
+  }
+  Weights chunk;
+  for (int begin = 0; begin < sampler.vocab; begin += kChunk) {
+    const int size = std::min(kChunk, sampler.vocab - begin);
+    chunk.Of(sampler.logits + begin, size, sampler.best, sampler.temperature);
+    for (int i = 0; i < size; ++i) {
+      const uint64_t weight = Integer(chunk.w[i]);
+      const int bucket = BucketOf(chunk.y[i]);
+      if (weight == 0 || bucket > kept.bucket) continue;
+      if (bucket == kept.bucket &&
+          !Before({sampler.logits[begin + i], begin + i}, end)) {
+        continue;
+      }
+      each(static_cast<int>(chunk.y[i] * kInformationUnits), weight);
+    }
+  }
+}
+
+Typical TakeTypical(Sampler& sampler, const Prefix& kept, float typical_p) {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  ForEachKept(sampler, kept, [&](int z, uint64_t weight) {
+    high += (weight >> 20) * static_cast<uint64_t>(z);
+    low += (weight & 0xfffff) * static_cast<uint64_t>(z);
+  });
+  const int mean = MeanInformation(high, low, kept.weight);
+  const double enough =
+      static_cast<double>(typical_p) * static_cast<double>(kept.weight);
+
+  // Distances by their high and then by their low ten bits.
+  uint64_t coarse[kInformationEnd >> 10] = {};
+  ForEachKept(sampler, kept, [&](int z, uint64_t weight) {
+    coarse[std::abs(z - mean) >> 10] += weight;
+  });
+  uint64_t sum = 0;
+  int bin = 0;
+  while (static_cast<double>(sum + coarse[bin]) < enough) sum += coarse[bin++];
+  uint64_t fine[1 << 10] = {};
+  ForEachKept(sampler, kept, [&](int z, uint64_t weight) {
+    const int distance = std::abs(z - mean);
+    if (distance >> 10 == bin) fine[distance & 1023] += weight;
+  });
+  int distance = 0;
+  while (static_cast<double>(sum + fine[distance]) < enough) {
+    sum += fine[distance++];
+  }
+  distance += bin << 10;
+
+  Typical typical{mean - distance, mean + distance};
+  ForEachKept(sampler, kept, [&](int z, uint64_t weight) {
+    typical.before += z < typical.low ? weight : 0;
+    typical.weight += z >= typical.low && z <= typical.high ? weight : 0;
+  });
+  return typical;
+}
+
 int Draw(Sampler& sampler, const SampleParams& params) {
   sampler.Fill();
   Prefix kept{kBuckets, 0, 0};
@@ -230,10 +292,17 @@ int Draw(Sampler& sampler, const SampleParams& params) {
                  least;
         });
   }
+  Typical typical;
+  typical.weight = kept.weight;
+  if (params.typical_p < 1.0f) {
+    typical = TakeTypical(sampler, kept, params.typical_p);
+  }
   const uint64_t bits =
       SampleBits(params.seed, params.sequence_index, params.position);
-  const uint64_t target = static_cast<uint64_t>(
-      (static_cast<unsigned __int128>(kept.weight) * bits) >> 64);
+  const uint64_t target =
+      typical.before +
+      static_cast<uint64_t>(
+          (static_cast<unsigned __int128>(typical.weight) * bits) >> 64);
   uint64_t weight = 0;
   for (int bucket = 0; bucket < kBuckets; ++bucket) {
     if (weight + sampler.total[bucket] <= target) {
@@ -249,7 +318,8 @@ int Draw(Sampler& sampler, const SampleParams& params) {
   return FirstAt(sampler.logits, sampler.vocab, sampler.best);
 }
 
-void LogProbs(const SamplePiece& p, float best, SampleResult& result) {
+void LogProbs(const SamplePiece& p, SampleResult& result) {
+  const float best = MaxLogit(p.logits, p.vocab);
   Weights chunk;
   uint64_t sum = 0;
   const Candidate chosen{p.logits[result.token_id], result.token_id};
@@ -287,34 +357,51 @@ void LogProbs(const SamplePiece& p, float best, SampleResult& result) {
   }
 }
 
-void SampleRow(const SamplePiece& p) {
+// The place in a row of what is drawn from it; -1 where its first is -inf.
+int DrawFrom(Sampler& sampler, const float* logits, int vocab,
+             const SampleParams& params) {
+  sampler.logits = logits;
+  sampler.vocab = vocab;
+  sampler.temperature = params.temperature;
+  sampler.best = MaxLogit(logits, vocab);
+  if (sampler.best == -std::numeric_limits<float>::infinity()) return -1;
+  return params.temperature > 0.0f ? Draw(sampler, params)
+                                   : FirstAt(logits, vocab, sampler.best);
+}
+
+// Step 1 and the draw after it, with `memory` for one float of each edit.
+int DrawEdited(const SamplePiece& p, Sampler& sampler, float* memory) {
   const SampleParams& params = *p.params;
+  const LogitEdit* const edits = p.edits + params.first_edit;
+  const int count = params.num_edits;
+  if (params.only_edited != 0) {
+    for (int i = 0; i < count; ++i) {
+      memory[i] = EditedLogit(p.logits[edits[i].token_id], edits[i]);
+    }
+    const int at = DrawFrom(sampler, memory, count, params);
+    return at < 0 ? -1 : edits[at].token_id;
+  }
+  for (int i = 0; i < count; ++i) {
+    float& logit = p.logits[edits[i].token_id];
+    memory[i] = logit;
+    logit = EditedLogit(logit, edits[i]);
+  }
+  const int id = DrawFrom(sampler, p.logits, p.vocab, params);
+  for (int i = 0; i < count; ++i) p.logits[edits[i].token_id] = memory[i];
+  return id;
+}
+
+void SampleRow(const SamplePiece& p) {
   SampleResult& result = *p.result;
   std::memset(&result, 0, sizeof(result));
-  const float raw_best = MaxLogit(p.logits, p.vocab);
-  const bool bans = params.min_tokens_left > 0 && p.num_banned > 0;
   Sampler& sampler = *reinterpret_cast<Sampler*>(p.scratch);
-  sampler.logits = p.logits;
-  sampler.vocab = p.vocab;
-  sampler.banned = p.banned_ids;
-  sampler.num_banned = bans ? p.num_banned : 0;
-  sampler.temperature = params.temperature;
   sampler.sorted = reinterpret_cast<Candidate*>(p.scratch + (1 << 20));
-  sampler.best = raw_best;
-  int first = FirstAt(p.logits, p.vocab, raw_best);
-  if (bans && sampler.Banned(first)) {
-    Candidate best{-std::numeric_limits<float>::infinity(), p.vocab};
-    for (int i = 0; i < p.vocab; ++i) {
-      const Candidate own{p.logits[i], i};
-      if (Before(own, best) && !sampler.Banned(i)) best = own;
-    }
-    if (best.id < p.vocab) {
-      first = best.id;
-      sampler.best = best.logit;
-    }
-  }
-  result.token_id = params.temperature > 0.0f ? Draw(sampler, params) : first;
-  if (params.logprobs >= 0) LogProbs(p, raw_best, result);
+  auto* const memory =
+      reinterpret_cast<float*>(sampler.sorted + size_t{kMaxVocab});
+  int id = p.params->num_edits > 0 ? DrawEdited(p, sampler, memory) : -1;
+  if (id < 0) id = DrawFrom(sampler, p.logits, p.vocab, *p.params);
+  result.token_id = std::max(id, 0);
+  if (p.params->logprobs >= 0) LogProbs(p, result);
 }
 
 static_assert(sizeof(Sampler) <= size_t{1} << 20);

@@ -328,20 +328,19 @@ class CudaBackend final : public Backend {
               "gather rows");
   }
 
-  void Sample(Queue& queue, int count, int vocab, const float* logits,
-              const SampleParams* params, const int32_t* banned_ids,
-              int num_banned, SampleResult* results) override {
+  void Sample(Queue& queue, int count, int vocab, float* logits,
+              const SampleParams* params, LogitEdit* edits,
+              SampleResult* results) override {
     CudaQueue& own = Own(queue);
     std::byte* const scratch =
         Scratch(own, CudaQueue::kSampling, SampleScratchBytes(count, vocab));
     own.Check(LaunchSample(own.stream(), {.logits = logits,
                                           .params = params,
-                                          .banned_ids = banned_ids,
+                                          .edits = edits,
                                           .results = results,
                                           .scratch = scratch,
                                           .count = count,
-                                          .vocab = vocab,
-                                          .num_banned = num_banned}),
+                                          .vocab = vocab}),
               "sample");
   }
 

@@ -181,14 +181,13 @@ int LaunchGatherRows(const Stream& stream, DType activation,
 
 // kernels/sampling.h says what is drawn.
 struct SampleKernelParams {
-  const float* logits;         // [count, vocab]
+  float* logits;               // [count, vocab]; afterwards as before
   const SampleParams* params;  // [count]
-  const int32_t* banned_ids;   // [num_banned]
+  LogitEdit* edits;            // of all rows; overwritten
   SampleResult* results;       // [count]
   void* scratch;               // SampleScratchBytes
   int count;
   int vocab;
-  int num_banned;
 };
 size_t SampleScratchBytes(int count, int vocab);
 int LaunchSample(const Stream& stream, const SampleKernelParams& params);

@@ -11,6 +11,11 @@
 // until a bin holds one id; after the two distances, by the bits of the key.
 // The first cut is kept for all limits of a row. Integer sums have no order,
 // so threads add as they come.
+//
+// Edits are made in the row itself, keep what was there in the place of their
+// bias, and are taken back after the draw. Where only ids with an edit may be
+// drawn, the row stays and the draw is from the edits' places: they have the
+// changed logits in that field.
 
 #ifndef TANDEM_KERNELS_CUDA_SAMPLE_CUH_
 #define TANDEM_KERNELS_CUDA_SAMPLE_CUH_
@@ -69,7 +74,7 @@ TANDEM_DEVICE int IdOf(uint64_t key) {
   return static_cast<int>(key & 0xffffffffu);
 }
 
-// At most kSampleWeightOne: banned ids may be likelier than the best one.
+// At most kSampleWeightOne.
 TANDEM_DEVICE uint64_t IntegerWeight(float y) {
   return static_cast<uint64_t>(static_cast<int64_t>(
       Mul(Min(Exp(Sub(0.0f, y)), 1.0f), static_cast<float>(kSampleWeightOne))));
@@ -91,40 +96,87 @@ class RowSampler {
         memory_(*reinterpret_cast<SampleMemory*>(g.shared())),
         logits_(p.logits + int64_t{row} * p.vocab),
         vocab_(p.vocab),
-        banned_(p.banned_ids),
-        params_(p.params[row]) {
-    num_banned_ = params_.min_tokens_left > 0 ? p.num_banned : 0;
-  }
+        params_(p.params[row]),
+        edits_(p.edits + params_.first_edit) {}
 
   TANDEM_DEVICE void Run(SampleResult& result) {
-    uint64_t raw = kNoKey;
-    uint64_t allowed = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kThreads) {
-      const uint64_t key = KeyOf(logits_[id], id);
-      raw = Least64()(raw, key);
-      if (!Banned(id)) allowed = Least64()(allowed, key);
+    int id = -1;
+    if (params_.num_edits > 0) {
+      MakeEdits();
+      count_ = only_edited() ? params_.num_edits : vocab_;
+      id = DrawPlace();
+      if (only_edited() && id >= 0) id = edits_[id].token_id;
+      TakeBackEdits();
     }
-    raw = ReduceBlock(g_, raw, memory_.reduce, Least64());
-    allowed = ReduceBlock(g_, allowed, memory_.reduce, Least64());
-    if (allowed == kNoKey) allowed = raw;  // all are banned
-    best_ = logits_[IdOf(allowed)];
-    const uint64_t chosen =
-        params_.temperature > 0.0f ? Draw(allowed) : allowed;
+    count_ = vocab_;
+    if (id < 0) id = DrawPlace();
+    if (id < 0) id = 0;  // nothing is above -inf
     if (g_.thread() == 0) {
       result = SampleResult{};
-      result.token_id = IdOf(chosen);
+      result.token_id = id;
     }
-    if (params_.logprobs >= 0) LogProbs(raw, chosen, result);
+    if (params_.logprobs >= 0) LogProbs(id, result);
   }
 
  private:
   static constexpr int kBinsPerThread = kSampleBins / kThreads;
 
-  TANDEM_DEVICE bool Banned(int id) const {
-    for (int i = 0; i < num_banned_; ++i) {
-      if (banned_[i] == id) return true;
+  TANDEM_DEVICE bool only_edited() const { return params_.only_edited != 0; }
+
+  // EditedLogit, whose operations a device's compiler must not fuse.
+  TANDEM_DEVICE static float Edited(float logit, const LogitEdit& edit) {
+    logit = Add(logit, edit.bias);
+    if (edit.repetition != 1.0f) {
+      logit = logit > 0.0f ? Div(logit, edit.repetition)
+                           : Mul(logit, edit.repetition);
     }
-    return false;
+    return Sub(logit, edit.penalty);
+  }
+
+  TANDEM_DEVICE void MakeEdits() {
+    for (int i = g_.thread(); i < params_.num_edits; i += kThreads) {
+      LogitEdit& edit = edits_[i];
+      const float raw = logits_[edit.token_id];
+      const float edited = Edited(raw, edit);
+      edit.bias = only_edited() ? edited : raw;
+      if (!only_edited()) logits_[edit.token_id] = edited;
+    }
+    edited_ = only_edited();
+    g_.Barrier();
+  }
+  TANDEM_DEVICE void TakeBackEdits() {
+    g_.Barrier();
+    const int changed = edited_ ? 0 : params_.num_edits;
+    for (int i = g_.thread(); i < changed; i += kThreads) {
+      logits_[edits_[i].token_id] = edits_[i].bias;
+    }
+    edited_ = false;
+    g_.Barrier();
+  }
+
+  // Of a place in what is drawn from: an id, or an edit that may be drawn.
+  TANDEM_DEVICE float LogitAt(int place) const {
+    return edited_ ? edits_[place].bias : logits_[place];
+  }
+  TANDEM_DEVICE uint64_t KeyAt(int place) const {
+    return KeyOf(LogitAt(place), place);
+  }
+
+  // The first in the order, of `count_` places.
+  TANDEM_DEVICE uint64_t FirstKey() {
+    uint64_t first = kNoKey;
+    for (int place = g_.thread(); place < count_; place += kThreads) {
+      first = Least64()(first, KeyAt(place));
+    }
+    return ReduceBlock(g_, first, memory_.reduce, Least64());
+  }
+
+  // -1 if all are -inf.
+  TANDEM_DEVICE int DrawPlace() {
+    const uint64_t first = FirstKey();
+    best_ = LogitAt(IdOf(first));
+    if (best_ == -kInfinity) return -1;
+    return IdOf(params_.temperature > 0.0f ? Draw(first) : first);
   }
 
   // How much less likely than the best one, in nats at the temperature.
@@ -166,12 +218,12 @@ class RowSampler {
       bins.tally[i] = 0;
     }
     g_.Barrier();
-    for (int id = g_.thread(); id < vocab_; id += kThreads) {
-      const float logit = logits_[id];
+    for (int id = g_.thread(); id < count_; id += kThreads) {
+      const float logit = LogitAt(id);
       const float y = Distance(logit);
       const uint64_t weight = IntegerWeight(y);
       const uint64_t key = KeyOf(logit, id);
-      if (weight == 0 || key > last || Banned(id)) continue;
+      if (weight == 0 || key > last) continue;
       bool inside = true;
       for (int i = 0; i < level; ++i) {
         inside = inside && BinOf(i, y, key) == path[i];
@@ -273,7 +325,7 @@ class RowSampler {
       if (tally >> kTallyShift > 1) continue;
       const int id =
           static_cast<int>(tally & ((uint64_t{1} << kTallyShift) - 1));
-      cut->key = KeyOf(logits_[id], id);
+      cut->key = KeyAt(id);
       cut->bucket = path[0];
       cut->count = count + 1;
       cut->weight = weight + bin_weight;
@@ -286,26 +338,95 @@ class RowSampler {
   // `least`.
   TANDEM_DEVICE void CutBelow(double least, uint64_t first, SampleCut* cut) {
     uint64_t light = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kThreads) {
-      const uint64_t key = KeyOf(logits_[id], id);
-      const uint64_t weight = IntegerWeight(Distance(logits_[id]));
-      if (key > cut->key || key == first || weight == 0 || Banned(id)) continue;
+    for (int id = g_.thread(); id < count_; id += kThreads) {
+      const uint64_t key = KeyAt(id);
+      const uint64_t weight = IntegerWeight(Distance(LogitAt(id)));
+      if (key > cut->key || key == first || weight == 0) continue;
       if (static_cast<double>(weight) < least) light = Least64()(light, key);
     }
     light = ReduceBlock(g_, light, memory_.reduce, Least64());
     if (light == kNoKey) return;
     uint64_t weight = 0;
     uint64_t count = 0;
-    for (int id = g_.thread(); id < vocab_; id += kThreads) {
-      const uint64_t own = IntegerWeight(Distance(logits_[id]));
-      if (KeyOf(logits_[id], id) >= light || own == 0 || Banned(id)) continue;
+    for (int id = g_.thread(); id < count_; id += kThreads) {
+      const uint64_t own = IntegerWeight(Distance(LogitAt(id)));
+      if (KeyAt(id) >= light || own == 0) continue;
       weight += own;
       ++count;
     }
     cut->weight = ReduceBlock(g_, weight, memory_.reduce, Sum64());
     cut->count = ReduceBlock(g_, count, memory_.reduce, Sum64());
-    cut->bucket = BinOf(0, Distance(logits_[IdOf(light)]), light);
+    cut->bucket = BinOf(0, Distance(LogitAt(IdOf(light))), light);
     cut->key = light - 1;
+  }
+
+  // Calls each(z, weight) for this thread's part of what is kept.
+  template <typename Each>
+  TANDEM_DEVICE void ForEachKept(const SampleCut& kept, const Each& each) {
+    for (int id = g_.thread(); id < count_; id += kThreads) {
+      const float y = Distance(LogitAt(id));
+      const uint64_t weight = IntegerWeight(y);
+      if (weight == 0 || KeyAt(id) > kept.key) continue;
+      each(static_cast<int>(Mul(y, kInformationUnits)), weight);
+    }
+  }
+
+  // Sums what is kept by distance from `mean`: by its bits from ten on where
+  // `coarse` is -1, else by the lower ones of those that have these.
+  TANDEM_DEVICE void FillDistances(const SampleCut& kept, int mean,
+                                   int coarse) {
+    SampleBins& bins = memory_.fine;
+    for (int i = g_.thread(); i < kSampleBins; i += kThreads) {
+      bins.weight[i] = 0;
+      bins.tally[i] = 0;
+    }
+    g_.Barrier();
+    ForEachKept(kept, [&](int z, uint64_t weight) {
+      const int distance = z < mean ? mean - z : z - mean;
+      if (coarse >= 0 && distance >> 10 != coarse) return;
+      const int bin = coarse < 0 ? distance >> 10 : distance & 1023;
+      g_.AtomicAdd(&bins.weight[bin], weight);
+      g_.AtomicAdd(&bins.tally[bin], uint64_t{1} << kTallyShift);
+    });
+    g_.Barrier();
+  }
+
+  // Step 8: cuts `kept` to the ids of typical information, and gives the
+  // weight of what it leaves out before them.
+  TANDEM_DEVICE uint64_t CutTypical(SampleCut* kept) {
+    uint64_t high = 0;
+    uint64_t low = 0;
+    ForEachKept(*kept, [&](int z, uint64_t weight) {
+      high += (weight >> 20) * static_cast<uint64_t>(z);
+      low += (weight & 0xfffff) * static_cast<uint64_t>(z);
+    });
+    high = ReduceBlock(g_, high, memory_.reduce, Sum64());
+    low = ReduceBlock(g_, low, memory_.reduce, Sum64());
+    const int mean = MeanInformation(high, low, kept->weight);
+    const double enough = static_cast<double>(params_.typical_p) *
+                          static_cast<double>(kept->weight);
+    const auto reached = [&](uint64_t, uint64_t weight) {
+      return !(static_cast<double>(weight) < enough);
+    };
+    int distance = 0;
+    uint64_t count = 0;
+    uint64_t weight = 0;
+    for (int level = 0; level < 2; ++level) {
+      FillDistances(*kept, mean, level == 0 ? -1 : distance);
+      if (!FindBin(memory_.fine, nullptr, count, weight, reached)) return 0;
+      count = memory_.count_before;
+      weight = memory_.weight_before;
+      distance = (level == 0 ? 0 : distance << 10) + memory_.bin;
+      g_.Barrier();  // before any of it is written again
+    }
+    uint64_t before = 0;
+    uint64_t inside = 0;
+    ForEachKept(*kept, [&](int z, uint64_t own) {
+      before += z < mean - distance ? own : 0;
+      inside += z >= mean - distance && z <= mean + distance ? own : 0;
+    });
+    kept->weight = ReduceBlock(g_, inside, memory_.reduce, Sum64());
+    return ReduceBlock(g_, before, memory_.reduce, Sum64());
   }
 
   // The key of what is drawn; `first` is the first that may be.
@@ -338,10 +459,13 @@ class RowSampler {
       CutBelow(static_cast<double>(params_.min_p) * kSampleWeightOne, first,
                &cut);
     }
+    SampleCut left = cut;
+    const uint64_t before = params_.typical_p < 1.0f ? CutTypical(&left) : 0;
     const uint64_t bits =
         SampleBits(params_.seed, params_.sequence_index, params_.position);
-    const uint64_t target = static_cast<uint64_t>(
-        (static_cast<unsigned __int128>(cut.weight) * bits) >> 64);
+    const uint64_t target =
+        before + static_cast<uint64_t>(
+                     (static_cast<unsigned __int128>(left.weight) * bits) >> 64);
     SampleCut drawn;
     const bool found = Search(
         cut, [&](uint64_t, uint64_t weight) { return weight > target; },
@@ -349,9 +473,9 @@ class RowSampler {
     return found ? drawn.key : first;
   }
 
-  TANDEM_DEVICE void LogProbs(uint64_t raw, uint64_t chosen,
-                              SampleResult& result) {
-    const float best = logits_[IdOf(raw)];
+  TANDEM_DEVICE void LogProbs(int chosen_id, SampleResult& result) {
+    const uint64_t chosen = KeyAt(chosen_id);
+    const float best = logits_[IdOf(FirstKey())];
     uint64_t sum = 0;
     uint64_t before = 0;
     for (int id = g_.thread(); id < vocab_; id += kThreads) {
@@ -378,7 +502,7 @@ class RowSampler {
       result.top_logprobs[i] = log_prob(IdOf(key));
     }
     if (g_.thread() != 0) return;
-    result.logprob = log_prob(IdOf(chosen));
+    result.logprob = log_prob(chosen_id);
     result.rank = static_cast<int32_t>(before) + 1;
     result.num_top = wanted;
   }
@@ -395,12 +519,13 @@ class RowSampler {
 
   Grid& g_;
   SampleMemory& memory_;
-  const float* const logits_;
+  float* const logits_;
   const int vocab_;
-  const int32_t* const banned_;
   const SampleParams params_;
-  int num_banned_ = 0;
-  float best_ = 0.0f;  // of those that may be drawn
+  LogitEdit* const edits_;
+  bool edited_ = false;  // draws from the edits' places
+  int count_ = 0;        // places that are drawn from
+  float best_ = 0.0f;    // the first of them's logit
 };
 
 template <int kBlockThreads>

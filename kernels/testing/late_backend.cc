@@ -289,12 +289,11 @@ class LateBackend final : public Backend {
       inner_->GatherRows(inner, count, dim, row_ids, x, out);
     });
   }
-  void Sample(Queue& queue, int count, int vocab, const float* logits,
-              const SampleParams* params, const int32_t* banned_ids,
-              int num_banned, SampleResult* results) override {
+  void Sample(Queue& queue, int count, int vocab, float* logits,
+              const SampleParams* params, LogitEdit* edits,
+              SampleResult* results) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Sample(inner, count, vocab, logits, params, banned_ids,
-                     num_banned, results);
+      inner_->Sample(inner, count, vocab, logits, params, edits, results);
     });
   }
   void KvGather(Queue& queue, const KvCache& cache, const KvRange& range,

@@ -6,6 +6,7 @@ tandem_test(virtual_loop_test SRCS virtual_loop_test.cc
             DEPS tandem_common_testing)
 tandem_test(fake_executor_test SRCS fake_executor_test.cc
             DEPS tandem_engine_testing)
+tandem_test(logit_edits_test SRCS logit_edits_test.cc DEPS tandem_engine_core)
 tandem_test(engine_test SRCS engine_test.cc DEPS tandem_engine_testing
             LABELS unit tsan)
 tandem_test(engine_blocks_test SRCS engine_blocks_test.cc

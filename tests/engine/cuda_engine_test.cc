@@ -240,9 +240,9 @@ Decoded DecodeSome(Rig& rig, const nlohmann::json& spec, DType type) {
   advance({&all[0], &all[1], &all[2], &all[3]}, 32);
   advance({&all[0], &all[1], &all[2]}, 1);
   advance({&all[2], &all[0], &all[1]}, 1);
-  all[1].banned_ids = {all[1].ids.back()};
+  all[1].edits = {Ban(all[1].ids.back())};
   advance({&all[0], &all[1], &all[2]}, 1);
-  all[1].banned_ids.clear();
+  all[1].edits.clear();
   advance({&all[3], &all[2], &all[1], &all[0]}, 1);
   advance({&all[2], &all[3], &all[0]}, 1);
   for (int32_t block = 0; block < rig.executor().kv_shape().num_blocks;

@@ -194,11 +194,11 @@ TEST_P(DeviceExecutorTest, DrawsEachEntryByItsOwnParameters) {
     return static_cast<int32_t>(std::max_element(row.begin(), row.end()) -
                                 row.begin());
   };
-  sequences[1].banned_ids = {best(1)};
-  sequences[2].banned_ids = {best(2), second(2)};
-  sequences[4].banned_ids = {best(1)};
+  sequences[1].edits = {Ban(best(1))};
+  sequences[2].edits = {Ban(best(2)), Ban(second(2))};
+  sequences[4].edits = {Ban(best(1))};
   sequences[5].sampling.logprobs = 3;
-  sequences[6].banned_ids = {best(6)};
+  sequences[6].edits = {Ban(best(6))};
   for (TestSequence& s : sequences) s.computed = 0;
   const StepOutput banned = rig->Advance(all, 512);
   ASSERT_TRUE(banned.status.ok()) << banned.status;
@@ -385,12 +385,12 @@ TEST_P(DeviceExecutorTest, StepsThatBreakALimitAreRefusedAndTouchNothing) {
   RigOptions options;
   options.executor.max_rows = 64;
   options.executor.max_sequences = 2;
-  options.executor.max_banned_ids = 2;
   const auto rig = MakeRig(options);
   TestSequence s = rig->NewSequence(Prompt(64), 512);
   const std::vector<int32_t> wrong_ids = {1, 300};
   const std::vector<int32_t> negative_ids = {-1};
-  const std::vector<int32_t> three = {1, 2, 3};
+  const std::vector<kernels::LogitEdit> wrong_edit = {Ban(5), Ban(300)};
+  const std::vector<kernels::LogitEdit> edits(301, Ban(1));
   const std::vector<int32_t> far_block = {512};
   const std::vector<int32_t> many(65, 1);
   const std::vector<int32_t> blocks(33, 1);
@@ -436,8 +436,9 @@ TEST_P(DeviceExecutorTest, StepsThatBreakALimitAreRefusedAndTouchNothing) {
          e.block_table = far_block;
        }),
        "block 512 is outside 0 to 511"},
-      {"too many banned ids", with([&](auto& e) { e.banned_ids = three; }),
-       "banned ids 3"},
+      {"an edit of no id", with([&](auto& e) { e.edits = wrong_edit; }),
+       "token id 300 is outside 0 to 299"},
+      {"too many edits", with([&](auto& e) { e.edits = edits; }), "edits 301"},
       {"too many logprobs", with([](auto& e) { e.sampling.logprobs = 21; }),
        "logprobs 21"}};
   for (const auto& [why, entries, complaint] : kSteps) {
@@ -478,8 +479,7 @@ TEST(DeviceExecutorOptions, NonsenseIsRefused) {
            [](auto& o) { o.block_size = 0; },
            [](auto& o) { o.layers_per_group = -1; },
            [](auto& o) { o.group_bytes = -1; },
-           [](auto& o) { o.kv_dtype = DType::kF16; },
-           [](auto& o) { o.max_banned_ids = -1; }}) {
+           [](auto& o) { o.kv_dtype = DType::kF16; }}) {
     DeviceExecutorOptions options{.num_blocks = 8};
     change(options);
     EXPECT_EQ(DeviceExecutor::Create(options, &rig.model(), backend.get(),

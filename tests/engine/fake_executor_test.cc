@@ -64,7 +64,7 @@ class FakeExecutorTest : public ::testing::Test, public StepListener {
          .block_table = table,
          .sample = end == static_cast<int>(history.size()),
          .sampling = sampling,
-         .banned_ids = {}});
+         .edits = {}});
     executor.Submit(&step, this);
     loop_.RunUntilIdle();
     return tokens_;
@@ -255,7 +255,7 @@ TEST_F(FakeExecutorTest, LayersComeOneByOneAndStepsInOrder) {
                                 .block_table = table,
                                 .sample = true,
                                 .sampling = {},
-                                .banned_ids = {}});
+                                .edits = {}});
     executor.Submit(&steps[i], this);
   }
   EXPECT_THAT(events_, IsEmpty());
@@ -326,14 +326,14 @@ TEST_F(FakeExecutorTest, ReportsBlocksThatTwoSequencesUseInOneStep) {
                             .block_table = table,
                             .sample = true,
                             .sampling = {},
-                            .banned_ids = {}});
+                            .edits = {}});
     step.entries.push_back({.sequence = 2,
                             .position = c.position,
                             .tokens = short_history,
                             .block_table = c.other_table,
                             .sample = true,
                             .sampling = {},
-                            .banned_ids = {}});
+                            .edits = {}});
     executor.Submit(&step, this);
     loop_.RunUntilIdle();
     if (c.violation.empty()) {

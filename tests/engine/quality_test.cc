@@ -64,7 +64,7 @@ std::vector<std::vector<int32_t>> Draw(Rig& rig) {
     sequences.push_back(rig.NewSequence({1}, kLength + 1));
     sequences.back().sampling = {
         .temperature = 1, .seed = 2026, .sequence_index = i};
-    sequences.back().banned_ids = {kEnd};
+    sequences.back().edits = {Ban(kEnd)};
   }
   for (TestSequence& sequence : sequences) all.push_back(&sequence);
   std::vector<std::vector<int32_t>> texts;

@@ -4,12 +4,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/engine/notification.h"
 
 namespace tandem::engine {
+
+kernels::LogitEdit Ban(int32_t token_id) {
+  return {.token_id = token_id,
+          .bias = -std::numeric_limits<float>::infinity()};
+}
 namespace {
 
 template <typename T>
@@ -115,7 +121,7 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
          .block_table = sequence->blocks,
          .sample = true,
          .sampling = sequence->sampling,
-         .banned_ids = sequence->banned_ids});
+         .edits = sequence->edits});
     sequence->computed += take;
   }
   return Run(step);

@@ -40,8 +40,11 @@ struct TestSequence {
   std::vector<int32_t> blocks;
   int computed = 0;
   Sampling sampling;
-  std::vector<int32_t> banned_ids;
+  std::vector<kernels::LogitEdit> edits;
 };
+
+// Of an id that may not be drawn.
+kernels::LogitEdit Ban(int32_t token_id);
 
 // What one step gave, entry by entry.
 struct StepOutput {

@@ -22,13 +22,13 @@ std::vector<T> Read(const T* data, int count) {
 
 StepEntry Entry(int position, absl::Span<const int32_t> tokens,
                 absl::Span<const int32_t> blocks, bool sample,
-                absl::Span<const int32_t> banned = {}) {
+                absl::Span<const kernels::LogitEdit> edits = {}) {
   StepEntry entry;
   entry.position = position;
   entry.tokens = tokens;
   entry.block_table = blocks;
   entry.sample = sample;
-  entry.banned_ids = banned;
+  entry.edits = edits;
   return entry;
 }
 
@@ -38,15 +38,16 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   const std::vector<int32_t> two = {31, 32};
   const std::vector<int32_t> far = {7, 3};
   const std::vector<int32_t> near = {5};
-  const std::vector<int32_t> banned = {2, 9};
-  const std::vector<int32_t> same = {2, 9};
-  const Step step{
-      .id = 1,
-      .entries = {Entry(7, chunk, far, true, banned), Entry(0, one, near, true),
-                  Entry(3, two, near, false), Entry(4, one, near, true, same)}};
+  const std::vector<kernels::LogitEdit> two_edits = {{.token_id = 2},
+                                                     {.token_id = 9}};
+  const std::vector<kernels::LogitEdit> one_edit = {{.token_id = 4}};
+  const Step step{.id = 1,
+                  .entries = {Entry(7, chunk, far, true, two_edits),
+                              Entry(0, one, near, true),
+                              Entry(3, two, near, false, one_edit),
+                              Entry(4, one, near, true, one_edit)}};
   StepPlan plan;
-  plan.Reserve(
-      {.rows = 16, .entries = 4, .blocks_per_entry = 4, .banned_per_entry = 4});
+  plan.Reserve({.rows = 16, .entries = 4, .blocks_per_entry = 4});
   plan.Fill(step, 8);
   const std::byte* at = plan.data();
   const kernels::Rows rows = plan.DeviceRows(at);
@@ -62,20 +63,25 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   EXPECT_EQ(last.num_rows, 1);
   EXPECT_EQ(last.first_position, 4);
   EXPECT_EQ(last.block_table, 4);
-  // Rows with equal banned ids are drawn together.
-  ASSERT_EQ(plan.groups().size(), 2);
-  EXPECT_EQ(plan.groups()[0].count, 2);
-  EXPECT_EQ(plan.groups()[1].count, 1);
-  EXPECT_THAT(plan.draw_order(), ElementsAre(0, 2, 1));
-  EXPECT_THAT(Read(plan.DeviceRowIds(at), 3), ElementsAre(2, 6, 3));
-  EXPECT_EQ(plan.DeviceParams(at)[0].position, 10);
-  EXPECT_EQ(plan.DeviceParams(at)[0].min_tokens_left, 1);
-  EXPECT_EQ(plan.DeviceParams(at)[2].position, 1);
-  EXPECT_EQ(plan.DeviceParams(at)[2].min_tokens_left, 0);
-  EXPECT_THAT(Read(reinterpret_cast<const int32_t*>(
-                       at + plan.groups()[0].banned_offset),
-                   2),
-              ElementsAre(2, 9));
+  ASSERT_EQ(plan.drawn(), 3);
+  EXPECT_THAT(Read(plan.DeviceRowIds(at), 3), ElementsAre(2, 3, 6));
+  const auto params = Read(plan.DeviceParams(at), 3);
+  EXPECT_EQ(params[0].position, 10);
+  EXPECT_EQ(params[1].position, 1);
+  EXPECT_EQ(params[2].position, 5);
+  // Edits of what does not draw are left out.
+  const auto edits_of = [&](int row) {
+    return std::pair(params[row].first_edit, params[row].num_edits);
+  };
+  EXPECT_EQ(edits_of(0), std::pair(0, 2));
+  EXPECT_EQ(edits_of(1), std::pair(2, 0));
+  EXPECT_EQ(edits_of(2), std::pair(2, 1));
+  ASSERT_EQ(plan.num_edits(), 3);
+  std::vector<kernels::LogitEdit> edits(3);
+  StepPlan::CopyEdits(step, edits.data());
+  EXPECT_EQ(edits[0].token_id, 2);
+  EXPECT_EQ(edits[1].token_id, 9);
+  EXPECT_EQ(edits[2].token_id, 4);
 }
 
 TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
@@ -84,22 +90,15 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
     const StepLimits limits{
         .rows = 1 + static_cast<int>(random.Below(70)),
         .entries = 1 + static_cast<int>(random.Below(40)),
-        .blocks_per_entry = 1 + static_cast<int>(random.Below(20)),
-        .banned_per_entry = static_cast<int>(random.Below(20))};
+        .blocks_per_entry = 1 + static_cast<int>(random.Below(20))};
     const int entries = std::min(limits.entries, limits.rows);
     const std::vector<int32_t> tokens(limits.rows, 1);
     const std::vector<int32_t> blocks(limits.blocks_per_entry, 0);
-    // All different, so that no two share a list.
-    std::vector<std::vector<int32_t>> banned;
     Step step;
     for (int i = 0; i < entries; ++i) {
-      banned.emplace_back(limits.banned_per_entry, i);
-    }
-    for (int i = 0; i < entries; ++i) {
       const int count = i == 0 ? limits.rows - entries + 1 : 1;
-      step.entries.push_back(
-          Entry(0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, true,
-                banned[i]));
+      step.entries.push_back(Entry(
+          0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, true));
     }
     StepPlan plan;
     plan.Reserve(limits);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws tokens for tools/oracle/compare_sampler.py, which states the sampler
 // anew in NumPy. Reads one case per line on standard input:
-//   vocab logits_seed temperature top_k top_p min_p seed index position
+//   vocab logits_seed temperature top_k top_p min_p typical_p seed index
+//   position only_edited edits, then for each edit id bias repetition penalty
 // and writes "token logprob rank". Logits are SplitMix64 of (seed, i), so
 // that both sides make the same ones.
 
@@ -27,10 +28,19 @@ int main() {
   int vocab;
   unsigned long long logits_seed, seed;
   SampleParams params;
-  while (std::scanf("%d %llu %f %d %f %f %llu %u %d", &vocab, &logits_seed,
-                    &params.temperature, &params.top_k, &params.top_p,
-                    &params.min_p, &seed, &params.sequence_index,
-                    &params.position) == 9) {
+  while (std::scanf("%d %llu %f %d %f %f %f %llu %u %d %d %d", &vocab,
+                    &logits_seed, &params.temperature, &params.top_k,
+                    &params.top_p, &params.min_p, &params.typical_p, &seed,
+                    &params.sequence_index, &params.position,
+                    &params.only_edited, &params.num_edits) == 12) {
+    std::vector<tandem::kernels::LogitEdit> edits(
+        static_cast<size_t>(params.num_edits));
+    for (auto& edit : edits) {
+      if (std::scanf("%d %f %f %f", &edit.token_id, &edit.bias,
+                     &edit.repetition, &edit.penalty) != 4) {
+        return 1;
+      }
+    }
     params.seed = seed;
     params.logprobs = 0;
     std::vector<float> logits(static_cast<size_t>(vocab));
@@ -41,8 +51,8 @@ int main() {
     tandem::kernels::Device round(tandem::kernels::MakeBackend());
     SampleResult* const result = round.New<SampleResult>(1);
     round->Sample(round.queue(), 1, vocab, round.Upload(logits),
-                  round.Upload(std::vector<SampleParams>{params}), nullptr, 0,
-                  result);
+                  round.Upload(std::vector<SampleParams>{params}),
+                  round.Upload(edits), result);
     const SampleResult drawn = round.Download(result, 1)[0];
     std::printf("%d %.9g %d\n", drawn.token_id,
                 static_cast<double>(drawn.logprob), drawn.rank);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/sampling.h"
@@ -17,12 +16,12 @@ namespace {
 std::vector<SampleResult> Sample(Device& device, int vocab,
                                  const std::vector<float>& logits,
                                  const std::vector<SampleParams>& params,
-                                 const std::vector<int32_t>& banned = {}) {
+                                 const std::vector<LogitEdit>& edits = {}) {
   SampleResult* const results = device.New<SampleResult>(params.size());
-  device->Sample(device.queue(), static_cast<int>(params.size()), vocab,
-                 device.Upload(logits), device.Upload(params),
-                 device.Upload(banned), static_cast<int>(banned.size()),
-                 results);
+  float* const rows = device.Upload(logits);
+  device->Sample(device.queue(), static_cast<int>(params.size()), vocab, rows,
+                 device.Upload(params), device.Upload(edits), results);
+  EXPECT_EQ(device.Download(rows, logits.size()), logits);
   return device.Download(results, params.size());
 }
 
@@ -42,13 +41,35 @@ struct Kept {
   std::vector<uint64_t> weights;
 };
 
-Kept Filter(const std::vector<float>& logits, const SampleParams& params,
-            const std::set<int>& banned) {
+// Step 1, of one row.
+std::vector<float> Edited(const std::vector<float>& logits,
+                          const SampleParams& params,
+                          const std::vector<LogitEdit>& edits) {
+  std::vector<float> result = logits;
+  if (params.only_edited != 0) {
+    std::fill(result.begin(), result.end(), -INFINITY);
+  }
+  for (int i = 0; i < params.num_edits; ++i) {
+    const LogitEdit& edit = edits[static_cast<size_t>(params.first_edit + i)];
+    const auto id = static_cast<size_t>(edit.token_id);
+    float x = logits[id];
+    x += edit.bias;
+    if (edit.repetition != 1) {
+      x = x > 0 ? x / edit.repetition : x * edit.repetition;
+    }
+    x -= edit.penalty;
+    result[id] = x;
+  }
+  const float best = *std::max_element(result.begin(), result.end());
+  return std::isinf(best) ? logits : result;
+}
+
+Kept Filter(const std::vector<float>& logits, const SampleParams& params) {
   const auto table = *cpu::MakeKernelTable("auto");
   Kept kept;
   float best = 0;
+  std::vector<int64_t> information;
   for (const int id : Order(logits)) {
-    if (banned.contains(id)) continue;
     const float logit = logits[static_cast<size_t>(id)];
     if (kept.ids.empty()) best = logit;
     const float y = -((best - logit) / params.temperature);
@@ -59,10 +80,13 @@ Kept Filter(const std::vector<float>& logits, const SampleParams& params,
     if (integer == 0) continue;
     kept.ids.push_back(id);
     kept.weights.push_back(integer);
+    information.push_back(
+        static_cast<int64_t>(std::floor(double{-y} * std::ldexp(1, 16))));
   }
   const auto cut = [&](size_t count) {
     kept.ids.resize(std::min(count, kept.ids.size()));
     kept.weights.resize(kept.ids.size());
+    information.resize(kept.ids.size());
   };
   if (params.top_k > 0) cut(static_cast<size_t>(params.top_k));
   if (params.top_p < 1) {
@@ -85,12 +109,45 @@ Kept Filter(const std::vector<float>& logits, const SampleParams& params,
     }
     cut(count);
   }
+  if (params.typical_p < 1) {
+    unsigned __int128 sum = 0;
+    uint64_t total = 0;
+    for (size_t i = 0; i < kept.ids.size(); ++i) {
+      sum += static_cast<unsigned __int128>(kept.weights[i]) *
+             static_cast<uint64_t>(information[i]);
+      total += kept.weights[i];
+    }
+    const auto mean = static_cast<int64_t>(sum / total);
+    std::map<int64_t, uint64_t> by_distance;
+    for (size_t i = 0; i < kept.ids.size(); ++i) {
+      by_distance[std::abs(information[i] - mean)] += kept.weights[i];
+    }
+    uint64_t inside = 0;
+    int64_t limit = 0;
+    for (const auto& [distance, weight] : by_distance) {
+      inside += weight;
+      limit = distance;
+      if (static_cast<double>(inside) >=
+          double{params.typical_p} * static_cast<double>(total)) {
+        break;
+      }
+    }
+    Kept typical;
+    for (size_t i = 0; i < kept.ids.size(); ++i) {
+      if (std::abs(information[i] - mean) > limit) continue;
+      typical.ids.push_back(kept.ids[i]);
+      typical.weights.push_back(kept.weights[i]);
+    }
+    return typical;
+  }
   return kept;
 }
 
 int Expected(const std::vector<float>& logits, const SampleParams& params,
-             const std::set<int>& banned) {
-  const Kept kept = Filter(logits, params, banned);
+             const std::vector<LogitEdit>& edits) {
+  const std::vector<float> edited = Edited(logits, params, edits);
+  if (params.temperature == 0) return Order(edited)[0];
+  const Kept kept = Filter(edited, params);
   const uint64_t total =
       std::accumulate(kept.weights.begin(), kept.weights.end(), uint64_t{0});
   const uint64_t bits =
@@ -131,33 +188,101 @@ TEST(SamplerTest, GreedyTakesTheLowestIdAmongTies) {
   }
 }
 
-TEST(SamplerTest, BansHoldOnlyWhileTokensAreOwed) {
+LogitEdit Ban(int id) { return {.token_id = id, .bias = -INFINITY}; }
+
+TEST(SamplerTest, BansHoldForTheirOwnRow) {
   Device device(MakeBackend());
   std::vector<float> logits = {1, 5, 4, 5, 0};
-  SampleParams owed;
-  owed.min_tokens_left = 1;
-  SampleParams random = owed;
-  random.temperature = 1.0f;
-  random.top_k = 1;
+  const SampleParams banned{.first_edit = 0, .num_edits = 2};
+  const SampleParams random{
+      .temperature = 1.0f, .top_k = 1, .first_edit = 2, .num_edits = 2};
   logits.insert(logits.end(), logits.begin(), logits.begin() + 5);
   logits.insert(logits.end(), logits.begin(), logits.begin() + 5);
-  const auto got =
-      Sample(device, 5, logits, {owed, SampleParams{}, random}, {1, 3});
+  const auto got = Sample(device, 5, logits, {banned, SampleParams{}, random},
+                          {Ban(1), Ban(3), Ban(1), Ban(3)});
   EXPECT_EQ(got[0].token_id, 2);
   EXPECT_EQ(got[1].token_id, 1);
   EXPECT_EQ(got[2].token_id, 2);
+}
+
+TEST(SamplerTest, EditsChangeWhatIsDrawnButNotItsLogprob) {
+  Device device(MakeBackend());
+  const std::vector<float> logits = {1, 5, 4, -2, 0};
+  struct Case {
+    const char* why;
+    std::vector<LogitEdit> edits;
+    bool only_edited;
+    int token;
+  };
+  const Case cases[] = {
+      {"a bias", {{.token_id = 3, .bias = 7.5f}}, false, 3},
+      {"positive logits are divided",
+       {{.token_id = 1, .repetition = 1.3f}},
+       false,
+       2},
+      {"not below another", {{.token_id = 1, .repetition = 1.2f}}, false, 1},
+      {"negative ones are multiplied",
+       {{.token_id = 1, .bias = -5.5f, .repetition = 0.5f},
+        {.token_id = 2, .bias = -4.25f, .repetition = 0.5f},
+        Ban(0),
+        Ban(4)},
+       false,
+       2},
+      {"a penalty", {{.token_id = 1, .penalty = 1.5f}}, false, 2},
+      {"only some", {{.token_id = 3}, {.token_id = 4}}, true, 4},
+      {"only some, one banned", {{.token_id = 0}, Ban(1)}, true, 0},
+      {"nothing left", {Ban(0), Ban(1), Ban(2), Ban(3), Ban(4)}, false, 1},
+      {"nothing left of some", {Ban(0), Ban(2)}, true, 1}};
+  const std::vector<int> rank = {3, 1, 2, 5, 4};
+  for (const Case& c : cases) {
+    for (const float temperature : {0.0f, 1e-3f}) {
+      const SampleParams params{
+          .temperature = temperature,
+          .logprobs = 2,
+          .num_edits = static_cast<int32_t>(c.edits.size()),
+          .only_edited = c.only_edited ? 1 : 0};
+      const SampleResult got = Sample(device, 5, logits, {params}, c.edits)[0];
+      EXPECT_EQ(got.token_id, c.token) << c.why;
+      EXPECT_EQ(got.rank, rank[static_cast<size_t>(c.token)]) << c.why;
+      EXPECT_EQ(got.top_ids[0], 1) << c.why;
+      EXPECT_EQ(got.top_ids[1], 2) << c.why;
+      EXPECT_FLOAT_EQ(got.top_logprobs[1] - got.logprob,
+                      4 - logits[static_cast<size_t>(c.token)])
+          << c.why;
+    }
+  }
+}
+
+// What penalties, biases and bans make of some ids, for odd rows of a batch.
+std::vector<LogitEdit> SomeEdits(int vocab, int row) {
+  std::vector<LogitEdit> edits;
+  for (int id = row % 3; id < vocab; id += 1 + id % 5) {
+    const float unit = static_cast<float>((id * 37 + row * 11) % 64) / 64.0f;
+    LogitEdit edit{.token_id = id};
+    if (id % 7 == 1) edit.bias = 4.0f * unit - 2.0f;
+    if (id % 4 != 2) edit.repetition = 0.5f + unit;
+    if (id % 3 == 0) edit.penalty = 2.0f * unit;
+    if (id % 11 == 5) edit = Ban(id);
+    edits.push_back(edit);
+  }
+  return edits;
 }
 
 TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
   struct Case {
     float temperature, top_p, min_p;
     int top_k;
+    float typical_p = 1;
   };
   const Case cases[] = {
-      {1.0f, 1.0f, 0.0f, 0},   {0.7f, 1.0f, 0.0f, 40},   {1.5f, 0.9f, 0.0f, 0},
-      {1.0f, 1.0f, 0.05f, 0},  {1.2f, 0.95f, 0.02f, 50}, {5.0f, 0.5f, 0.0f, 0},
-      {0.1f, 0.99f, 0.0f, 3},  {1.0f, 0.0f, 0.0f, 0},    {1.0f, 1.0f, 1.0f, 0},
-      {100.0f, 1.0f, 0.0f, 7}, {2.0f, 0.7f, 0.3f, 1000}};
+      {1.0f, 1.0f, 0.0f, 0},         {0.7f, 1.0f, 0.0f, 40},
+      {1.5f, 0.9f, 0.0f, 0},         {1.0f, 1.0f, 0.05f, 0},
+      {1.2f, 0.95f, 0.02f, 50},      {5.0f, 0.5f, 0.0f, 0},
+      {0.1f, 0.99f, 0.0f, 3},        {1.0f, 0.0f, 0.0f, 0},
+      {1.0f, 1.0f, 1.0f, 0},         {100.0f, 1.0f, 0.0f, 7},
+      {2.0f, 0.7f, 0.3f, 1000},      {1.0f, 1.0f, 0.0f, 0, 0.2f},
+      {1.0f, 1.0f, 0.0f, 0, 0.9f},   {1.5f, 0.9f, 0.01f, 30, 0.5f},
+      {0.3f, 1.0f, 0.0f, 0, 0.999f}, {9.0f, 0.9f, 0.0f, 0, 1e-6f}};
   int compared = 0;
   for (const char* isa : {"avx2", "avx512"}) {
     auto backend = MakeBackend(isa, 2);
@@ -171,38 +296,39 @@ TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
         }
         for (const Case& c : cases) {
           std::vector<SampleParams> params;
+          std::vector<LogitEdit> edits;
           std::vector<float> rows;
           for (int i = 0; i < 40; ++i) {
+            const auto own =
+                i % 2 == 0 ? std::vector<LogitEdit>{} : SomeEdits(vocab, i);
             params.push_back({.temperature = c.temperature,
                               .top_p = c.top_p,
                               .min_p = c.min_p,
+                              .typical_p = c.typical_p,
                               .top_k = c.top_k,
                               .seed = 99,
                               .sequence_index = 1,
                               .position = i,
-                              .min_tokens_left = i % 2});
+                              .first_edit = static_cast<int32_t>(edits.size()),
+                              .num_edits = static_cast<int32_t>(own.size()),
+                              .only_edited = i % 4 == 3 ? 1 : 0});
+            edits.insert(edits.end(), own.begin(), own.end());
             rows.insert(rows.end(), logits.begin(), logits.end());
           }
-          const std::vector<int32_t> banned = {1, vocab - 1};
-          const auto got =
-              Sample(device, vocab, rows, params,
-                     vocab == 2 ? std::vector<int32_t>{1} : banned);
+          const auto got = Sample(device, vocab, rows, params, edits);
           for (size_t i = 0; i < got.size(); ++i) {
-            const std::set<int> without = i % 2 == 0 ? std::set<int>{}
-                                          : vocab == 2
-                                              ? std::set<int>{1}
-                                              : std::set<int>{1, vocab - 1};
-            ASSERT_EQ(got[i].token_id, Expected(logits, params[i], without))
+            ASSERT_EQ(got[i].token_id, Expected(logits, params[i], edits))
                 << isa << " vocab " << vocab << " ties " << ties << " T "
                 << c.temperature << " p " << c.top_p << " min " << c.min_p
-                << " k " << c.top_k << " draw " << i;
+                << " typical " << c.typical_p << " k " << c.top_k << " draw "
+                << i;
             ++compared;
           }
         }
       }
     }
   }
-  EXPECT_GE(compared, 40 * 11 * 6);
+  EXPECT_GE(compared, 40 * 16 * 6);
 }
 
 // Upper 1e-6 point of chi-square by Wilson and Hilferty's formula.
@@ -223,7 +349,8 @@ TEST(SamplerTest, HundredThousandDrawsFollowTheDistribution) {
       {.temperature = 1.0f, .seed = 7},
       {.temperature = 0.8f, .top_k = 10, .seed = 8},
       {.temperature = 1.3f, .top_p = 0.8f, .seed = 9},
-      {.temperature = 1.0f, .min_p = 0.1f, .seed = 10}};
+      {.temperature = 1.0f, .min_p = 0.1f, .seed = 10},
+      {.temperature = 1.1f, .typical_p = 0.6f, .seed = 11}};
   for (const SampleParams& base : cases) {
     std::map<int, int> seen;
     for (int draw = 0; draw < 100000; draw += batch) {
@@ -238,7 +365,7 @@ TEST(SamplerTest, HundredThousandDrawsFollowTheDistribution) {
         ++seen[result.token_id];
       }
     }
-    const Kept kept = Filter(logits, base, {});
+    const Kept kept = Filter(logits, base);
     double sum = 0;
     for (const int id : kept.ids) {
       sum +=

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """States the sampler in NumPy and compares it with the kernels', draw by draw.
 
-The order of kernels/sampling.h in float64: temperature, top-k, top-p, min-p,
-then the inverse distribution at Philox4x32-10's bits, in descending order,
+The order of kernels/sampling.h in float64: edits of single logits (bias,
+repetition, penalty), temperature, top-k, top-p, min-p, typical-p, then the inverse distribution at Philox4x32-10's bits, in descending order,
 ties to the lowest id. Exit 0: all equal, 1: not, 77: no NumPy.
 
 Usage: compare_sampler.py --probe build/release/tests/sampler_probe
@@ -48,11 +48,27 @@ def philox(counter: list[int], key: int) -> list[int]:
 def draw(case: dict) -> tuple[int, float, int]:
     vocab = case["vocab"]
     bits = np.array([splitmix64(case["logits_seed"] * 1000003 + i) >> 48 for i in range(vocab)])
-    logits = bits.astype(np.float64) / 4096.0 - 8.0
+    raw = bits.astype(np.float64) / 4096.0 - 8.0
+    logprobs = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
+    logits = edited(raw, case)
     order = np.lexsort((np.arange(vocab), -logits))
-    logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    token = pick(logits, order, case)
+    rank = int((raw > raw[token]).sum() + (raw[:token] == raw[token]).sum()) + 1
+    return token, float(logprobs[token]), rank
+
+
+def edited(raw: np.ndarray, case: dict) -> np.ndarray:
+    logits = np.full_like(raw, -np.inf) if case["only_edited"] else raw.copy()
+    for token, bias, repetition, penalty in case["edits"]:
+        x = np.float32(raw[token]) + np.float32(bias)
+        x = x / np.float32(repetition) if x > 0 else x * np.float32(repetition)
+        logits[token] = x - np.float32(penalty)
+    return raw if np.isneginf(logits.max()) else logits
+
+
+def pick(logits: np.ndarray, order: np.ndarray, case: dict) -> int:
     if case["temperature"] == 0:
-        return int(order[0]), float(logprobs[order[0]]), 1
+        return int(order[0])
     weights = np.exp((logits[order] - logits.max()) / float(np.float32(case["temperature"])))
     keep = weights >= 2.0**-40
     order, weights = order[keep], weights[keep]
@@ -67,12 +83,38 @@ def draw(case: dict) -> tuple[int, float, int]:
         keep = weights >= float(np.float32(case["min_p"]))
         keep[0] = True
         order, weights = order[keep], weights[keep]
+    if case["typical_p"] < 1:
+        p = weights / weights.sum()
+        deviation = np.abs(-np.log(p) + (p * np.log(p)).sum())
+        by_deviation = np.argsort(deviation, kind="stable")
+        enough = np.cumsum(p[by_deviation]) >= float(np.float32(case["typical_p"]))
+        last = by_deviation[int(np.argmax(enough))]
+        # The kernels tell information apart by 2^-16 nats.
+        keep = deviation <= deviation[last] + 2e-5
+        order, weights = order[keep], weights[keep]
     out = philox([case["position"], case["index"], 0, 0], case["seed"])
     uniform = (out[0] + (out[1] << 32)) / 2.0**64
     at = int(np.searchsorted(np.cumsum(weights), uniform * weights.sum(), side="right"))
-    token = int(order[min(at, len(order) - 1)])
-    rank = int((logits > logits[token]).sum() + (logits[:token] == logits[token]).sum()) + 1
-    return token, float(logprobs[token]), rank
+    return int(order[min(at, len(order) - 1)])
+
+
+def random_edits(random: np.random.Generator, vocab: int) -> list[tuple]:
+    ids = random.permutation(vocab)[: int(random.integers(0, min(vocab, 40) + 1))]
+    return [
+        (
+            int(token),
+            float(random.choice([0.0, 0.0, 1.5, -3.25, -np.inf])),
+            float(random.choice([1.0, 1.25, 0.5])),
+            float(random.choice([0.0, 0.75, -0.5])),
+        )
+        for token in sorted(ids)
+    ]
+
+
+def line_of(case: dict) -> str:
+    edits = [str(field) for edit in case["edits"] for field in edit]
+    head = [str(value) for key, value in case.items() if key != "edits"]
+    return " ".join([*head, str(len(case["edits"])), *edits]) + "\n"
 
 
 def main() -> int:
@@ -83,18 +125,22 @@ def main() -> int:
     random = np.random.default_rng(1)
     cases = []
     for i in range(args.cases):
+        vocab = int(random.choice([2, 7, 100, 512]))
         cases.append({
-            "vocab": int(random.choice([2, 7, 100, 512])),
+            "vocab": vocab,
             "logits_seed": i,
             "temperature": float(random.choice([0.0, 0.3, 0.7, 1.0, 1.7])),
             "top_k": int(random.choice([0, 1, 5, 40])),
             "top_p": float(random.choice([1.0, 0.95, 0.5, 0.1])),
             "min_p": float(random.choice([0.0, 0.05, 0.3])),
+            "typical_p": float(random.choice([1.0, 1.0, 0.9, 0.3])),
             "seed": int(random.integers(0, 2**63)),
             "index": int(random.integers(0, 4)),
             "position": int(random.integers(0, 5000)),
+            "only_edited": int(random.integers(0, 5) == 0),
+            "edits": random_edits(random, vocab) if i % 2 else [],
         })
-    text = "".join(" ".join(str(v) for v in case.values()) + "\n" for case in cases)
+    text = "".join(line_of(case) for case in cases)
     answer = subprocess.run([str(args.probe)], input=text, capture_output=True, text=True,
                             check=True).stdout.splitlines()
     assert len(answer) == len(cases), f"{len(answer)} answers to {len(cases)} cases"

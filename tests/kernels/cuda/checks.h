@@ -415,7 +415,7 @@ using SampleFn = int (*)(const Stream&, const SampleKernelParams&);
 struct SampleProblem {
   std::vector<float> logits;
   std::vector<SampleParams> params;
-  std::vector<int32_t> banned;
+  std::vector<LogitEdit> edits;
 };
 
 inline AssertionResult CheckSample(const SampleFn& launch,
@@ -429,16 +429,19 @@ inline AssertionResult CheckSample(const SampleFn& launch,
   Device cpu(MakeBackend());
   SampleResult* const out = cpu.New<SampleResult>(At(count));
   cpu->Sample(cpu.queue(), count, vocab, cpu.Upload(rows),
-              cpu.Upload(problem.params), cpu.Upload(problem.banned),
-              static_cast<int>(problem.banned.size()), out);
+              cpu.Upload(problem.params), cpu.Upload(problem.edits), out);
   const auto expected = cpu.Download(out, At(count));
   std::vector<SampleResult> got(At(count));
   std::memset(static_cast<void*>(got.data()), 0xab,
               got.size() * sizeof(SampleResult));
-  TANDEM_LAUNCHED(launch(
-      StreamOf(Generation::kHopper),
-      {rows.data(), problem.params.data(), problem.banned.data(), got.data(),
-       nullptr, count, vocab, static_cast<int>(problem.banned.size())}));
+  const std::vector<float> before = rows;
+  std::vector<LogitEdit> edits = problem.edits;
+  TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper),
+                         {rows.data(), problem.params.data(), edits.data(),
+                          got.data(), nullptr, count, vocab}));
+  if (rows != before) {
+    return AssertionFailure() << "the rows are not as they were";
+  }
   for (int i = 0; i < count; ++i) {
     const SampleResult& a = got[At(i)];
     const SampleResult& b = expected[At(i)];
@@ -446,26 +449,39 @@ inline AssertionResult CheckSample(const SampleFn& launch,
     const SampleParams& p = problem.params[At(i)];
     return AssertionFailure()
            << "vocabulary " << vocab << ", T " << p.temperature << " k "
-           << p.top_k << " p " << p.top_p << " min " << p.min_p << ", draw "
-           << i << ": " << a.token_id << " for " << b.token_id << ", logprob "
-           << a.logprob << " for " << b.logprob << ", rank " << a.rank
-           << " for " << b.rank;
+           << p.top_k << " p " << p.top_p << " min " << p.min_p << " typical "
+           << p.typical_p << ", draw " << i << ": " << a.token_id << " for "
+           << b.token_id << ", logprob " << a.logprob << " for " << b.logprob
+           << ", rank " << a.rank << " for " << b.rank;
   }
   return AssertionSuccess();
 }
 
-// Draws at many positions of three sequences.
+// Draws at many positions of three sequences, half of them with edits, a
+// quarter from ids with edits alone.
 inline SampleProblem DrawsOf(const std::vector<float>& logits,
                              const SampleParams& base, int draws) {
-  SampleProblem problem{logits, {}, {1}};
-  if (logits.size() > 2) {
-    problem.banned.push_back(static_cast<int32_t>(logits.size()) - 1);
-  }
+  SampleProblem problem{logits, {}, {}};
+  const auto vocab = static_cast<int32_t>(logits.size());
   for (int i = 0; i < draws; ++i) {
     SampleParams params = base;
     params.position = i;
     params.sequence_index = static_cast<uint32_t>(i % 3);
-    params.min_tokens_left = i % 2;
+    if (i % 2 == 1) {
+      params.first_edit = static_cast<int32_t>(problem.edits.size());
+      params.only_edited = i % 4 == 3 ? 1 : 0;
+      for (int32_t id = i % 3; id < vocab; id += 1 + id % 5) {
+        const float unit = static_cast<float>((id * 37 + i * 11) % 64) / 64.0f;
+        problem.edits.push_back({.token_id = id,
+                                 .bias = id % 7 == 1   ? 4.0f * unit - 2.0f
+                                         : id % 7 == 5 ? -INFINITY
+                                                       : 0.0f,
+                                 .repetition = id % 4 != 2 ? 0.5f + unit : 1.0f,
+                                 .penalty = id % 3 == 0 ? 2.0f * unit : 0.0f});
+      }
+      params.num_edits =
+          static_cast<int32_t>(problem.edits.size()) - params.first_edit;
+    }
     problem.params.push_back(params);
   }
   return problem;

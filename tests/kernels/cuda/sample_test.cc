@@ -16,15 +16,18 @@ TEST(CudaSample, DrawsEqualTheCpuBackendsForEveryFilter) {
   struct Case {
     float temperature, top_p, min_p;
     int top_k;
+    float typical_p = 1;
   };
-  const Case cases[] = {{1.0f, 1.0f, 0.0f, 0},    {0.7f, 1.0f, 0.0f, 40},
-                        {1.5f, 0.9f, 0.0f, 0},    {1.0f, 1.0f, 0.05f, 0},
-                        {1.2f, 0.95f, 0.02f, 50}, {5.0f, 0.5f, 0.0f, 0},
-                        {0.1f, 0.99f, 0.0f, 3},   {1.0f, 0.0f, 0.0f, 0},
-                        {1.0f, 1.0f, 1.0f, 0},    {100.0f, 1.0f, 0.0f, 7},
-                        {2.0f, 0.7f, 0.3f, 1000}, {0.0f, 0.5f, 0.1f, 3},
-                        {100.0f, 0.3f, 0.9f, 0},  {1.0f, 0.999f, 0.0f, 1},
-                        {1e-6f, 0.9f, 0.0f, 0}};
+  const Case cases[] = {
+      {1.0f, 1.0f, 0.0f, 0},         {0.7f, 1.0f, 0.0f, 40},
+      {1.5f, 0.9f, 0.0f, 0},         {1.0f, 1.0f, 0.05f, 0},
+      {1.2f, 0.95f, 0.02f, 50},      {5.0f, 0.5f, 0.0f, 0},
+      {0.1f, 0.99f, 0.0f, 3},        {1.0f, 0.0f, 0.0f, 0},
+      {1.0f, 1.0f, 1.0f, 0},         {100.0f, 1.0f, 0.0f, 7},
+      {2.0f, 0.7f, 0.3f, 1000},      {0.0f, 0.5f, 0.1f, 3},
+      {100.0f, 0.3f, 0.9f, 0},       {1.0f, 0.999f, 0.0f, 1},
+      {1e-6f, 0.9f, 0.0f, 0},        {1.0f, 1.0f, 0.0f, 0, 0.2f},
+      {1.5f, 0.9f, 0.01f, 30, 0.5f}, {9.0f, 0.9f, 0.0f, 0, 1e-6f}};
   for (const int vocab : {2, 50, 3001}) {
     for (const bool ties : {false, true}) {
       auto logits = RandomFloats(At(vocab), 41, 3.0f);
@@ -35,6 +38,7 @@ TEST(CudaSample, DrawsEqualTheCpuBackendsForEveryFilter) {
                                               {.temperature = c.temperature,
                                                .top_p = c.top_p,
                                                .min_p = c.min_p,
+                                               .typical_p = c.typical_p,
                                                .top_k = c.top_k,
                                                .seed = 99},
                                               vocab > 1000 ? 4 : 8)))
@@ -107,9 +111,18 @@ TEST(CudaSample, LogProbabilitiesEqualTheCpuBackends) {
 }
 
 TEST(CudaSample, BansThatLeaveNothingAndLogitsThatAreInfinite) {
-  SampleProblem all{{1, 5, 4}, {}, {0, 1, 2}};
+  SampleProblem all{{1, 5, 4}, {}, {}};
   for (const float temperature : {0.0f, 1.0f}) {
-    all.params.push_back({.temperature = temperature, .min_tokens_left = 1});
+    for (const int only_edited : {0, 1}) {
+      all.params.push_back(
+          {.temperature = temperature,
+           .first_edit = static_cast<int32_t>(all.edits.size()),
+           .num_edits = 3,
+           .only_edited = only_edited});
+      for (const int32_t id : {0, 1, 2}) {
+        all.edits.push_back({.token_id = id, .bias = -INFINITY});
+      }
+    }
   }
   EXPECT_TRUE(CheckSample(LaunchSample, all));
   std::vector<float> logits = RandomFloats(40, 44);
