@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU kernels beside this machine's limits, in one table:
 //
-//   kernels_bench [--threads N] [--isa auto|avx2|avx512] [--quick]
+//   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
+//                 [--weights bf16|int8|int4] [--quick]
 //
 // Read bandwidth is measured over a set as large as the weights, and the FMA
 // peak by a loop in assembly (compilers halve it). Products of a model's
@@ -119,6 +120,24 @@ double FmaLoop(bool wide, int64_t rounds) {
   return static_cast<double>(rounds) * 48 * (wide ? 16 : 8) * 2;
 }
 
+void DotLoop(int64_t rounds) {
+#define TANDEM_DOT(to) "vpdpbusd %%zmm0, %%zmm0, %%zmm" to "\n\t"
+#define TANDEM_DOT12 \
+  TANDEM_DOT("1")    \
+  TANDEM_DOT("2")    \
+  TANDEM_DOT("3")    \
+  TANDEM_DOT("4")    \
+  TANDEM_DOT("5")    \
+  TANDEM_DOT("6")    \
+  TANDEM_DOT("7")    \
+  TANDEM_DOT("8")    \
+  TANDEM_DOT("9") TANDEM_DOT("10") TANDEM_DOT("11") TANDEM_DOT("12")
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile(TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 ::
+                     : TANDEM_FMA_CLOBBERS);
+  }
+}
+
 class Bench {
  public:
   Bench(std::unique_ptr<Backend> backend, int threads, bool wide, bool quick)
@@ -187,14 +206,31 @@ class Bench {
     return TenthPercentile(seconds);
   }
 
-  void Run(const Model& model) {
+  // Integer dot products, 4 multiplications and additions to a lane; 0 where
+  // this CPU has no instruction for them.
+  void DotPeak() {
+    if (!wide_ || __builtin_cpu_supports("avx512vnni") == 0) return;
+    std::vector<double> seconds;
+    constexpr int64_t kRounds = 20000;
+    for (int i = 0; i < 100 * passes_; ++i) {
+      cpu::ThreadPool::Team team(&pool_);
+      const auto begin = Clock::now();
+      team.Run([&](int) { DotLoop(kRounds); });
+      seconds.push_back(Since(begin));
+    }
+    dot_peak_ = static_cast<double>(kRounds) * 48 * 64 * 2 * pool_.threads() /
+                TenthPercentile(seconds) * 1e-9;
+    std::printf("int8 dot peak (vpdpbusd) %.0f Gop/s\n", dot_peak_);
+  }
+
+  void Run(const Model& model, DType type) {
     const std::pair<int, int> shapes[] = {
         {model.qkv(), model.dim},
         {model.dim, model.heads * model.head_dim},
         {2 * model.hidden, model.dim},
         {model.dim, model.hidden}};
     std::vector<std::unique_ptr<Matrix>> weights;
-    double bytes = 0;
+    double numbers = 0;  // operations per row
     std::vector<uint16_t> source(
         static_cast<size_t>(2 * model.hidden) *
         static_cast<size_t>(std::max(model.dim, model.hidden)));
@@ -207,13 +243,20 @@ class Bench {
         weights.push_back(*backend_->PackMatrix(
             {reinterpret_cast<const std::byte*>(source.data()), DType::kBF16,
              rows, cols},
-            DType::kBF16));
-        bytes += 2.0 * rows * cols;
+            type));
+        numbers += 2.0 * rows * cols;
       }
     }
+    // Scales and all: int8 has 2 bytes more per group of 32.
+    const double bytes = numbers / 2 *
+                         (type == DType::kInt8   ? 34.0 / 32
+                          : type == DType::kInt4 ? 18.0 / 32
+                                                 : 2);
+    const bool codes = type == DType::kInt8 || type == DType::kInt4;
+    const double peak = codes ? dot_peak_ : peak_;
     const double bandwidth = ReadBandwidth(static_cast<size_t>(bytes));
-    std::printf("\n%s: %.0f MB of bf16 weights, read at %.1f GB/s\n",
-                model.name, bytes * 1e-6, bandwidth);
+    std::printf("\n%s: %.0f MB of %s weights, read at %.1f GB/s\n", model.name,
+                bytes * 1e-6, Name(type).data(), bandwidth);
     std::printf("  %5s %10s %8s %8s %10s %8s\n", "rows", "ms", "GB/s",
                 "of read", "GFLOP/s", "of peak");
     float* const x = New(512 * std::max(model.hidden, model.dim), 0.5f);
@@ -230,11 +273,12 @@ class Bench {
             }
           });
       const double rate = bytes * share / seconds * 1e-9;
-      const double flops = bytes * share * rows / seconds * 1e-9;
+      const double flops = numbers * share * rows / seconds * 1e-9;
       std::printf("  %5d %10.2f %8.1f %7.0f%% %10.1f %7.0f%%\n", rows,
                   seconds / share * 1e3, rate, 100 * rate / bandwidth, flops,
-                  100 * flops / peak_);
+                  peak == 0 ? 0 : 100 * flops / peak);
     }
+    if (codes) return;
     Attention(model, DType::kBF16, bandwidth);
     Sampling(model);
   }
@@ -347,6 +391,7 @@ class Bench {
   const bool wide_;
   const int passes_;
   double peak_ = 0;
+  double dot_peak_ = 0;
 };
 
 }  // namespace
@@ -354,6 +399,7 @@ class Bench {
 int main(int argc, char** argv) {
   CpuOptions options;
   bool quick = false;
+  DType weights = DType::kBF16;
   for (int i = 1; i < argc; ++i) {
     const std::string_view flag = argv[i];
     if (flag == "--quick") {
@@ -362,10 +408,16 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[++i]);
     } else if (flag == "--isa" && i + 1 < argc) {
       options.instruction_set = argv[++i];
+    } else if (flag == "--weights" && i + 1 < argc) {
+      const std::string_view value = argv[++i];
+      weights = value == "int8"   ? DType::kInt8
+                : value == "int4" ? DType::kInt4
+                                  : DType::kBF16;
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
-                   "[--isa auto|avx2|avx512] [--quick]\n");
+                   "[--isa auto|avx2|avx512|avx512vnni|amx] "
+                   "[--weights bf16|int8|int4] [--quick]\n");
       return 2;
     }
   }
@@ -382,6 +434,7 @@ int main(int argc, char** argv) {
       (*backend)->description().find("avx512") != std::string::npos;
   Bench bench(*std::move(backend), options.threads, wide, quick);
   bench.Limits();
-  for (const Model& model : kModels) bench.Run(model);
+  bench.DotPeak();
+  for (const Model& model : kModels) bench.Run(model, weights);
   return 0;
 }

@@ -157,7 +157,8 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Share of the GPU's memory, divided among the workers", 0.01, 1);
   line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights");
-  line->AddChoice("quantization", &quantization, {"none", "fp8"},
+  line->AddChoice("quantization", &quantization,
+                  {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");
   line->AddChoice("kv-cache-dtype", &kv_dtype,
                   {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},

@@ -46,6 +46,8 @@ class ModelLoader {
   // by GatedMatMul or not.
   enum class Use { kTokens, kProduct, kGated };
 
+  // How a matrix that is given as `given` is kept.
+  DType KeptAs(DType given, Use use) const;
   absl::Status LoadLayer(int index, Model::Layer& layer);
   // Packs the parts, stacked by rows, as one matrix.
   absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
@@ -80,6 +82,15 @@ void ModelLoader::Used(const std::string& name, const HostTensor& tensor) {
   progress_(done_bytes_, checkpoint_.total_bytes());
 }
 
+DType ModelLoader::KeptAs(DType given, Use use) const {
+  if (options_.quantisation.has_value()) {
+    if (use != Use::kTokens) return *options_.quantisation;
+    if (*options_.quantisation != DType::kFp8) return DType::kInt8;
+  }
+  return options_.weight_dtype.value_or(given == DType::kBF16 ? DType::kBF16
+                                                              : DType::kF32);
+}
+
 absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
                                Use use,
                                std::unique_ptr<kernels::Matrix>& matrix) {
@@ -103,11 +114,7 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
     }
     whole.data = stacked.data();
   }
-  const DType kept =
-      use != Use::kTokens && options_.fp8_weights
-          ? DType::kFp8
-          : options_.weight_dtype.value_or(
-                whole.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  const DType kept = KeptAs(whole.dtype, use);
   absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
       use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
                          : backend_->PackMatrix(whole, kept);

@@ -23,9 +23,10 @@ namespace tandem::engine {
 struct LoadOptions {
   // How matrices are kept. Unset: as in the checkpoint, f16 widened to f32.
   std::optional<kernels::DType> weight_dtype = std::nullopt;
-  // The layers' matrices are quantised to fp8, a scale for each row; the
-  // embedding and the head, whose errors no later layer evens out, are not.
-  bool fp8_weights = false;
+  // kFp8, kInt8 or kInt4: the layers' matrices are quantised. The embedding and
+  // the head, whose errors no later layer evens out, are not beside fp8, and
+  // are kInt8 beside the others.
+  std::optional<kernels::DType> quantisation = std::nullopt;
   // Positions that one sequence may have; 0: as many as the model allows.
   int max_positions = 0;
 };
@@ -64,7 +65,7 @@ class Model {
 
   const ModelSpec& spec() const { return spec_; }
   int max_positions() const { return max_positions_; }
-  // "f32", "bf16", or "bf16+fp8" where matrices differ.
+  // "f32", "bf16", or "bf16+fp8" and the like where matrices differ.
   const std::string& weight_format() const { return weight_format_; }
 
   const kernels::Matrix& embedding() const { return *embedding_; }

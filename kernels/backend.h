@@ -13,8 +13,9 @@
 // Numerics (DESIGN.md section 8, rule 7). Activations are of the backend's
 // activation_type(): f32 on a CPU, else the type that the device's matrix
 // units take; the engine only sizes and passes them on. Each output of a
-// product is one chain of fused multiply-adds over its inputs in ascending
-// order, rounded to that type; attention sums keys in ascending position, cut
+// product is one chain of fused multiply-adds over its inputs (of int8 and int4
+// matrices: groups of inputs, kernels/quantise.h) in ascending order, rounded
+// to that type; attention sums keys in ascending position, cut
 // at absolute multiples of kAttentionSegment and merged in ascending order. No
 // result depends on the batch, the chunking, the thread count or the
 // instruction set. Denormals are flushed to zero.
@@ -221,14 +222,23 @@ class Backend {
 
   // Converts a checkpoint matrix into the backend's layout. `dtype` is how it
   // is kept: on a CPU kF32 or kBF16 (f16 sources widen to f32), on a GPU the
-  // activations'; on both kFp8, e4m3 with a scale for each row. Blocks the
-  // caller, and waits for operations that are running on all threads.
+  // activations'; on both kFp8, e4m3 with a scale for each row; on a CPU also
+  // kInt8 and kInt4, with a scale for each group (kernels/quantise.h). Blocks
+  // the caller, and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;
   // The same for GatedMatMul: the first half of the rows are gates, the
   // second what they open. No other operation takes such a matrix.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
       const HostTensor& source, DType dtype) = 0;
+  // The same of what was quantised before, kept as it is: scales of one for a
+  // row exactly, those of groups as f16 times a power of two for each row.
+  // UNIMPLEMENTED on a GPU. The caller gives numbers that are finite or NaN.
+  virtual absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
+      const HostCodes& /*source*/) {
+    return absl::UnimplementedError(
+        "this device does not keep quantised matrices as they are");
+  }
   // Zeroed.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) = 0;
@@ -270,7 +280,7 @@ class Backend {
 
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
   // `bias` [w.rows()] may be null; it is added after the chain, and after the
-  // row's scale of an fp8 matrix, which multiplies the finished chain.
+  // row's scale of a quantised matrix, which multiplies the finished chain.
   virtual void MatMul(Queue& queue, int num_rows, const void* x,
                       const Matrix& w, const float* bias, void* out) = 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of eight bits, one definition for both backends, in integers where
-// rounding matters, so that equal inputs give equal bits everywhere.
+// Numbers of eight and four bits, one definition for both backends, in integers
+// where rounding matters, so that equal inputs give equal bits everywhere.
 //
 //   fp8   OCP e4m3: 4 bits of exponent, 3 of fraction, largest 448, no
 //         infinities, NaN 0x7f and 0xff (which nothing here produces)
@@ -16,6 +16,26 @@
 // An amax below 2^-100 gives scale 0 and codes 0: such vectors are zeros. An
 // infinity or a NaN anywhere gives scale NaN and codes 0, so that it is as
 // visible to whoever reads the vector as it would be in another format.
+//
+// A weight matrix in int8 or int4 has a power of two for each row and an f16
+// scale for each group of kCodeGroup inputs (the last one may be shorter):
+//
+//   row    = 2^e with row <= (greatest magnitude of the row) / limit < 2 row
+//   int8   scale = f16(amax / 127 / row)
+//   int4   scale = f16(most / -8 / row), where most is the group's value of
+//          greatest magnitude, the first of several: so -8 is used
+//   code   = w / row * (1 / scale) to the nearest, ties to even, kept within
+//            -127 .. 127 or -8 .. 7; each operation is rounded to f32
+//
+// and stands for code * scale * row. A row or group of zeros has scale 0; an
+// infinity or a NaN makes its group's scale NaN. In a product with such a
+// matrix each row x of activations is quantised in groups like a vector of a
+// KV cache (int8), and
+//
+//   out = row * (chain of fma(dot, scale * x's scale, chain) over groups in
+//         ascending order), dot = the exact integer sum of code * x's code
+//
+// where `scale * x's scale` and `dot` are f32 (|dot| < 2^24).
 
 #ifndef TANDEM_KERNELS_QUANTISE_H_
 #define TANDEM_KERNELS_QUANTISE_H_
@@ -113,6 +133,19 @@ struct VectorQuantiser {
                                : static_cast<uint8_t>(Int8FromFloat(scaled));
   }
 };
+
+// A row's power of two: below `most` / limit, which must be finite.
+constexpr float RowPower(float most, float limit) {
+  const uint32_t exponent = std::bit_cast<uint32_t>(most / limit) >> 23 & 0xffu;
+  return exponent == 0 ? 1.0f : std::bit_cast<float>(exponent << 23);
+}
+
+// `value` to the nearest integer, ties to even, kept within -8 .. 7.
+// REQUIRES: finite.
+constexpr int Int4FromFloat(float value) {
+  const int code = Int8FromFloat(value);
+  return code < -8 ? -8 : code > 7 ? 7 : code;
+}
 
 // The number that a code stands for, without its scale.
 constexpr float FloatFromCode(DType type, uint8_t code) {

@@ -13,15 +13,16 @@
 
 namespace tandem::kernels {
 
-// kFp8 (e4m3) and kInt8 are codes that mean nothing without an f32 scale: one
-// for each vector of a KV cache, one for each row of a weight matrix (kFp8
-// alone). kernels/quantise.h says how both are found.
-enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8 };
+// kFp8 (e4m3), kInt8 and kInt4 are codes that mean nothing without a scale: one
+// for each vector of a KV cache, one for each row of a weight matrix in kFp8,
+// one for each group of inputs in kInt8 and kInt4. kernels/quantise.h says how
+// they are found. kInt4 is of weights alone, two to a byte.
+enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8, kInt4 };
 
 constexpr bool IsQuantised(DType type) {
-  return type == DType::kFp8 || type == DType::kInt8;
+  return type == DType::kFp8 || type == DType::kInt8 || type == DType::kInt4;
 }
-// Of an element; a code's scale is not in it.
+// Of an element; a code's scale is not in it. Of kInt4 outside of a matrix.
 constexpr size_t SizeOf(DType type) {
   return type == DType::kF32 ? 4 : IsQuantised(type) ? 1 : 2;
 }
@@ -36,9 +37,11 @@ constexpr std::string_view Name(DType type) {
     case DType::kFp8:
       return "fp8";
     case DType::kInt8:
+      return "int8";
+    case DType::kInt4:
       break;
   }
-  return "int8";
+  return "int4";
 }
 
 // One vector of a KV cache, K or V of a head at a position: its elements and,
@@ -62,6 +65,23 @@ struct HostTensor {
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+};
+
+// Inputs that share a scale in matrices of kInt8 and kInt4.
+inline constexpr int kCodeGroup = 32;
+
+// A matrix that was quantised before, in host memory that the caller keeps:
+// element (row, col) is (code - zero) * scale.
+struct HostCodes {
+  // kInt8: two's complement; kInt4: 0 .. 15, one to a byte; kFp8: e4m3.
+  DType dtype = DType::kInt8;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const uint8_t* codes = nullptr;  // [rows, cols]
+  // Inputs that share a scale: cols, or (not kFp8) a multiple of kCodeGroup.
+  int64_t group = 0;
+  const float* scales = nullptr;   // [rows, ceil(cols / group)]
+  const uint8_t* zeros = nullptr;  // as scales, kInt4 alone; null: 8
 };
 
 // Keys are cut here: a segment's partial softmax is finished before the next

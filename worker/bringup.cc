@@ -50,10 +50,14 @@ absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
                    "', expected auto, f32, bf16, f16, fp8 or int8"));
 }
 
-absl::StatusOr<bool> ParseQuantization(const std::string& value) {
-  if (value == "none" || value == "fp8") return value == "fp8";
-  return absl::InvalidArgumentError(
-      absl::StrCat("--quantization is '", value, "', expected none or fp8"));
+absl::StatusOr<std::optional<DType>> ParseQuantization(
+    const std::string& value) {
+  if (value == "none") return std::optional<DType>();
+  for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
+    if (value == kernels::Name(type)) return std::optional<DType>(type);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--quantization is '", value, "', expected none, fp8, int8 or int4"));
 }
 
 // What a GPU computes in: as the flag says, else as the checkpoint does.
@@ -199,9 +203,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!weight_dtype.ok()) return weight_dtype.status();
   const auto kv_flag = ParseKvDType(flags.kv_cache_dtype);
   if (!kv_flag.ok()) return kv_flag.status();
-  const absl::StatusOr<bool> fp8_weights =
+  const absl::StatusOr<std::optional<DType>> quantisation =
       ParseQuantization(flags.quantization);
-  if (!fp8_weights.ok()) return fp8_weights.status();
+  if (!quantisation.ok()) return quantisation.status();
 
   if (flags.block_size % 8 != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -227,6 +231,12 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
 
+  if (opened->is_cuda() && quantisation->value_or(DType::kFp8) != DType::kFp8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--quantization ", flags.quantization,
+                     " is for CPUs; on a GPU take fp8, or none"));
+  }
+
   absl::StatusOr<std::vector<std::string>> ways =
       Ways(flags.handoff, opened->is_cuda());
   if (!ways.ok()) return ways.status();
@@ -250,7 +260,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
-  load.fp8_weights = *fp8_weights;
+  load.quantisation = *quantisation;
   // Tables and the working memory of steps are made for no more than that.
   load.max_positions = flags.max_model_len;
   if (opened->is_cuda()) load.weight_dtype = parts.backend->activation_type();

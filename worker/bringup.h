@@ -41,7 +41,7 @@ struct WorkerFlags {
   double gpu_memory_utilization = 0.9;  // of the GPU's memory, this process's
   int threads = 0;                      // 0: all cores of this process
   std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
-  std::string quantization = "none";    // of weights: none, fp8
+  std::string quantization = "none";    // of weights: none, fp8, int8, int4
   std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
   int max_model_len = 0;                // 0: what the model and the pool allow
   int max_num_seqs = 64;

@@ -65,7 +65,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
-  line->AddChoice("quantization", &worker.quantization, {"none", "fp8"},
+  line->AddChoice("quantization", &worker.quantization,
+                  {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");
   line->AddChoice(
       "kv-cache-dtype", &worker.kv_cache_dtype,

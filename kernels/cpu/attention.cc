@@ -351,7 +351,8 @@ void Attend(const AttentionPiece& p) {
     case DType::kInt8:
       return AttendOf<Int8Codes>(p);
     case DType::kBF16:
-    case DType::kF16:  // no cache has it
+    case DType::kF16:  // no cache has these
+    case DType::kInt4:
       return AttendOf<Bf16Weights>(p);
   }
 }

@@ -108,9 +108,10 @@ absl::Status CheckShape(const KvShape& shape) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to 256"));
   }
-  if (shape.dtype == DType::kF16) {
+  if (shape.dtype == DType::kF16 || shape.dtype == DType::kInt4) {
     return absl::InvalidArgumentError(
-        "KV cache type is f16, expected f32, bf16, fp8 or int8 on a CPU");
+        absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
+                     ", expected f32, bf16, fp8 or int8 on a CPU"));
   }
   if (int64_t{2} * shape.kv_heads * shape.head_dim * 4 >
       static_cast<int64_t>(CpuQueue::kScratchBytes)) {
@@ -158,37 +159,50 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
                                                      DType dtype) override {
-    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
-    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
-        source.rows > kMost || source.cols > kMost) {
+    if (source.data == nullptr) return BadMatrix(source.rows, source.cols);
+    if (dtype == DType::kF16) {
       return absl::InvalidArgumentError(
-          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
-                       " columns cannot be packed"));
-    }
-    if (dtype == DType::kF16 || dtype == DType::kInt8) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("matrices are kept as f32, bf16 or fp8 on a CPU, not ",
+          absl::StrCat("matrices are kept as f32, bf16, fp8, int8 or int4 on a "
+                       "CPU, not ",
                        std::string(Name(dtype))));
     }
-    const int panels = PackedMatrix::Panels(static_cast<int>(source.rows));
-    const int64_t panel_bytes =
-        PackedMatrix::PanelBytes(static_cast<int>(source.cols), dtype);
-    absl::StatusOr<DeviceMemory> memory = DeviceMemory::Make(
-        *allocator_, static_cast<size_t>(panels * panel_bytes));
-    if (!memory.ok()) return memory.status();
-    std::byte* const data = memory->data();
-    std::vector<float> scales(
-        dtype == DType::kFp8 ? static_cast<size_t>(source.rows) : 0);
-    {
-      ThreadPool::Team team(&pool_);
-      team.ForEach(panels, [&](int panel, int) {
-        cpu::PackPanel(source, dtype, panel, data + panel * panel_bytes,
-                       scales.data());
-      });
+    const bool codes = dtype == DType::kInt8 || dtype == DType::kInt4;
+    return Pack(
+        source.rows, source.cols, dtype,
+        dtype == DType::kInt4 ? cpu::CodeKind::kInt4 : cpu::CodeKind::kInt8,
+        [&](int panel, std::byte* target, float* scales) {
+          if (codes) {
+            cpu::PackCodePanel(source, dtype, panel, target, scales);
+          } else {
+            cpu::PackPanel(source, dtype, panel, target, scales);
+          }
+        });
+  }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
+      const HostCodes& source) override {
+    if (source.codes == nullptr || source.scales == nullptr) {
+      return BadMatrix(source.rows, source.cols);
     }
-    return std::unique_ptr<Matrix>(std::make_unique<PackedMatrix>(
-        static_cast<int>(source.rows), static_cast<int>(source.cols), dtype,
-        *std::move(memory), std::move(scales)));
+    if (source.group != source.cols &&
+        (source.dtype == DType::kFp8 || source.group < kCodeGroup ||
+         source.group % kCodeGroup != 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a scale for every ", source.group, " inputs of ",
+          std::string(Name(source.dtype)), ", expected one for each row",
+          source.dtype == DType::kFp8 ? "" : " or for a multiple of 32"));
+    }
+    return Pack(source.rows, source.cols, source.dtype,
+                source.dtype != DType::kInt4 ? cpu::CodeKind::kInt8
+                : source.zeros == nullptr    ? cpu::CodeKind::kInt4
+                                             : cpu::CodeKind::kInt4Zeros,
+                [&](int panel, std::byte* target, float* scales) {
+                  if (source.dtype == DType::kFp8) {
+                    cpu::PackFp8Panel(source, panel, target, scales);
+                  } else {
+                    cpu::PackCodePanel(source, panel, target, scales);
+                  }
+                });
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
@@ -396,6 +410,41 @@ class CpuBackend final : public Backend {
     static_cast<CpuQueue&>(queue).Put(std::move(closure));
   }
 
+  static absl::Status BadMatrix(int64_t rows, int64_t cols) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "matrix of ", rows, " rows and ", cols, " columns cannot be packed"));
+  }
+
+  // A matrix whose panels pack(panel, target, scales) fills.
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(
+      int64_t rows, int64_t cols, DType dtype, cpu::CodeKind kind,
+      absl::FunctionRef<void(int, std::byte*, float*)> pack) {
+    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (rows < 1 || cols < 1 || rows > kMost || cols > kMost) {
+      return BadMatrix(rows, cols);
+    }
+    const int panels = PackedMatrix::Panels(static_cast<int>(rows));
+    const int64_t panel_bytes =
+        dtype == DType::kInt8 || dtype == DType::kInt4
+            ? cpu::CodePanelBytes(static_cast<int>(cols), kind)
+            : PackedMatrix::PanelBytes(static_cast<int>(cols), dtype);
+    absl::StatusOr<DeviceMemory> memory = DeviceMemory::Make(
+        *allocator_, static_cast<size_t>(panels * panel_bytes));
+    if (!memory.ok()) return memory.status();
+    std::byte* const data = memory->data();
+    std::vector<float> scales(IsQuantised(dtype) ? static_cast<size_t>(rows)
+                                                 : 0);
+    {
+      ThreadPool::Team team(&pool_);
+      team.ForEach(panels, [&](int panel, int) {
+        pack(panel, data + panel * panel_bytes, scales.data());
+      });
+    }
+    return std::unique_ptr<Matrix>(std::make_unique<PackedMatrix>(
+        static_cast<int>(rows), static_cast<int>(cols), dtype,
+        *std::move(memory), std::move(scales), kind));
+  }
+
   static int64_t RowBytes(const KvLayout& layout, const KvRange& range,
                           DType wire) {
     return KvRowBytes(wire, range.head_end - range.head_begin, layout.head_dim);
@@ -412,14 +461,48 @@ class CpuBackend final : public Backend {
     piece.k = w.cols();
     piece.n = w.rows();
     piece.type = w.dtype();
-    const int panels = w.panels();
-    const int64_t products = int64_t{num_rows} * w.rows() * w.cols();
     ThreadPool::Team team(&pool_);
+    if (!w.has_codes()) {
+      SplitProduct(team, piece, num_rows, table_.matmul);
+      return;
+    }
+    // As many rows at once as the team's scratch memory holds quantised.
+    piece.kind = w.kind();
+    const int pieces = cpu::RowPieces(piece.k);
+    const int most =
+        std::max(1, static_cast<int>(ThreadPool::kTeamScratchBytes /
+                                     sizeof(cpu::RowPiece)) /
+                        pieces);
+    auto* const codes = reinterpret_cast<cpu::RowPiece*>(team.team_scratch());
+    piece.codes = codes;
+    for (int begin = 0; begin < num_rows; begin += most) {
+      piece.rows = std::min(most, num_rows - begin);
+      const float* const from = x + int64_t{begin} * piece.k;
+      const auto quantise = [&](int row, int) {
+        table_.quantise_row(from + int64_t{row} * piece.k, piece.k, codes + row,
+                            piece.rows);
+      };
+      if (int64_t{piece.rows} * piece.k < kForkElements) {
+        for (int row = 0; row < piece.rows; ++row) quantise(row, 0);
+      } else {
+        team.ForEach(piece.rows, quantise);
+      }
+      piece.out = out + int64_t{begin} * piece.n;
+      SplitProduct(team, piece, piece.rows, table_.matmul_codes);
+    }
+  }
+
+  // Runs `product` over the pieces of `whole` on the team.
+  static void SplitProduct(ThreadPool::Team& team,
+                           const cpu::MatMulPiece& whole, int num_rows,
+                           void (*product)(const cpu::MatMulPiece&)) {
+    const int panels = PackedMatrix::Panels(whole.n);
+    const int64_t products = int64_t{num_rows} * whole.n * whole.k;
     const Split split = products < kForkProducts
                             ? Split{1, 1}
                             : SplitMatMul(team.threads(), panels, num_rows);
     const auto run = [&](int share, int member) {
-      cpu::MatMulPiece mine = piece;
+      cpu::MatMulPiece mine = whole;
       const int column = share % split.outputs;
       const int row = share / split.outputs;
       const auto cut = [](int count, int part, int parts) {
@@ -430,7 +513,7 @@ class CpuBackend final : public Backend {
       mine.row_begin = cut(num_rows, row, split.rows);
       mine.row_end = cut(num_rows, row + 1, split.rows);
       mine.scratch = team.member_scratch(member);
-      table_.matmul(mine);
+      product(mine);
     };
     const int shares = split.outputs * split.rows;
     if (shares == 1) {

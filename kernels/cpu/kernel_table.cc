@@ -2,6 +2,10 @@
 
 #include "kernels/cpu/kernel_table.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,34 +14,73 @@
 #include "hwy/targets.h"
 
 namespace tandem::kernels::cpu {
+namespace {
+
+// The kernel saves and restores the tiles of AMX for those who ask alone.
+bool AskForTiles() {
+  constexpr unsigned long kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr unsigned long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+// The best one that this CPU has beside AVX-512.
+Dot BestDot() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (c >> 11 & 1) == 0) {
+    return Dot::kMultiplyAdd;
+  }
+  const bool tiles = (d >> 24 & 1) != 0 && (d >> 25 & 1) != 0;
+  return tiles && AskForTiles() ? Dot::kAmx : Dot::kVnni;
+}
+
+// By ascending order, each with all before it.
+struct Named {
+  std::string_view name;
+  Isa isa;
+  Dot dot;
+};
+constexpr Named kNamed[] = {
+    {"avx2", Isa::kAvx2, Dot::kMultiplyAdd},
+    {"avx512", Isa::kAvx512, Dot::kMultiplyAdd},
+    {"avx512vnni", Isa::kAvx512, Dot::kVnni},
+    {"amx", Isa::kAvx512, Dot::kAmx},
+};
+
+}  // namespace
 
 absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set) {
   const int64_t supported = hwy::SupportedTargets();
   const bool avx2 = (supported & HWY_AVX2) != 0;
   const bool avx512 = (supported & HWY_AVX3) != 0;
-  Isa isa;
-  if (instruction_set == "auto") {
-    if (!avx2 && !avx512) {
-      return absl::FailedPreconditionError(
-          "this CPU has neither AVX2 with FMA nor AVX-512 (F, BW, CD, DQ, VL); "
-          "run on an x86-64-v3 or newer machine");
+  const Dot best = avx512 ? BestDot() : Dot::kMultiplyAdd;
+  KernelTable table{};
+  const Named* chosen = nullptr;
+  for (const Named& named : kNamed) {
+    const bool here = (named.isa == Isa::kAvx2 ? avx2 : avx512) &&
+                      static_cast<int>(named.dot) <= static_cast<int>(best);
+    if (instruction_set == "auto" ? here : named.name == instruction_set) {
+      if (!here) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("instruction set ", std::string(instruction_set),
+                         " was asked for, but this CPU lacks it; use auto"));
+      }
+      chosen = &named;
     }
-    isa = avx512 ? Isa::kAvx512 : Isa::kAvx2;
-  } else if (instruction_set == "avx2" || instruction_set == "avx512") {
-    isa = instruction_set == "avx2" ? Isa::kAvx2 : Isa::kAvx512;
-    if (!(isa == Isa::kAvx2 ? avx2 : avx512)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("instruction set ", std::string(instruction_set),
-                       " was asked for, but this CPU lacks it; use auto"));
-    }
-  } else {
+  }
+  if (chosen == nullptr && instruction_set == "auto") {
+    return absl::FailedPreconditionError(
+        "this CPU has neither AVX2 with FMA nor AVX-512 (F, BW, CD, DQ, VL); "
+        "run on an x86-64-v3 or newer machine");
+  }
+  if (chosen == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("instruction set is '", std::string(instruction_set),
-                     "', expected auto, avx2 or avx512"));
+                     "', expected auto, avx2, avx512, avx512vnni or amx"));
   }
-  KernelTable table{};
-  table.isa = isa;
+  table.isa = chosen->isa;
+  table.dot = chosen->dot;
   AddMatMul(table);
+  AddMatMulCodes(table);
   AddAttention(table);
   AddSample(table);
   AddElementwise(table);

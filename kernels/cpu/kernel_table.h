@@ -3,10 +3,9 @@
 // run on one thread, allocate nothing and decide nothing about threads;
 // cpu_backend.cc and attention_plan.cc choose and split.
 //
-// Kernels that Highway cannot express (integer dot products with VNNI) become
-// files of their own, compiled with -mavx512vnni by a source property in
-// kernels/CMakeLists.txt; MakeKernelTable asks cpuid and replaces single
-// entries. A matrix type brings its own entry, so no caller changes.
+// What Highway cannot express (integer dot products with VNNI and AMX) is
+// assembly in a kernel that is otherwise the same; MakeKernelTable asks cpuid
+// which one the table gets.
 
 #ifndef TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
 #define TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
@@ -17,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/code_matrix.h"
 #include "kernels/cpu/kv_layout.h"
 
 namespace tandem::kernels::cpu {
@@ -26,6 +26,9 @@ enum class Isa { kAvx2, kAvx512 };
 constexpr std::string_view Name(Isa isa) {
   return isa == Isa::kAvx2 ? "avx2" : "avx512";
 }
+
+// How integer dot products are computed.
+enum class Dot { kMultiplyAdd, kVnni, kAmx };
 
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
@@ -43,6 +46,10 @@ struct MatMulPiece {
   int row_begin;
   int row_end;
   std::byte* scratch;  // kMatMulScratchBytes, 64-byte aligned
+  // Of int8 and int4 alone (code_matrix.h), instead of x.
+  CodeKind kind;
+  const RowPiece* codes;  // [RowPieces(k)][rows]
+  int rows;               // of `codes`
 };
 inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
 
@@ -120,7 +127,11 @@ struct RopePiece {
 
 struct KernelTable {
   Isa isa;
+  Dot dot;
   void (*matmul)(const MatMulPiece& piece);
+  void (*matmul_codes)(const MatMulPiece& piece);
+  // codes[i * stride], i < RowPieces(k) = one row, quantised.
+  void (*quantise_row)(const float* x, int k, RowPiece* codes, int64_t stride);
   void (*attention)(const AttentionPiece& piece);
   void (*merge_segments)(const MergePiece& piece);
   void (*sample)(const SamplePiece& piece);
@@ -137,12 +148,13 @@ struct KernelTable {
                          uint64_t key, int layer, int position);
 };
 
-// FAILED_PRECONDITION where this CPU lacks the instruction set; "auto" takes
-// the best one.
+// By name: avx2, avx512, avx512vnni or amx, each of which includes those before
+// it; "auto" takes the best one. FAILED_PRECONDITION where this CPU lacks it.
 absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set);
 
 // Filled in by one file each.
 void AddMatMul(KernelTable& table);
+void AddMatMulCodes(KernelTable& table);
 void AddAttention(KernelTable& table);
 void AddSample(KernelTable& table);
 void AddElementwise(KernelTable& table);

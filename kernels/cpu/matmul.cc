@@ -13,7 +13,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul.cc"
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
-#include "kernels/cpu/chains-inl.h"
+#include "kernels/cpu/tile-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -35,7 +35,6 @@ inline constexpr int kRowStride = kRowBlock + 16;
 inline constexpr int kWidePanels = 8;
 // From here on widening once beats widening in registers per tile.
 inline constexpr int kWideRows = 96;
-inline constexpr int kMaxUnits = 8;
 inline constexpr int64_t kPairBytes = kPanel * 4;  // also one f32 input
 
 struct TileArgs {
@@ -90,53 +89,6 @@ TileFn TileOf(int rows) {
 #undef TANDEM_TILE
   }
   return nullptr;
-}
-
-// Runs one tile of `units` units from output column `column` on. The last
-// panel's padding must not reach `out`, so such tiles go through a copy.
-void RunTile(const MatMulPiece& p, TileFn tile, TileArgs& args, int rows,
-             int row, int column, int units, bool last) {
-  float* const out = p.out + int64_t{row} * p.n + column;
-  const int width = units * 16;
-  const int valid = std::min(width, p.n - column);
-  if (valid <= 0) return;
-  if (valid == width) {
-    args.c = out;
-    args.c_stride = p.n;
-    tile(args);
-  } else {
-    alignas(64) float copy[kMaxRows * kMaxUnits * 16];
-    if (!args.first) {
-      for (int r = 0; r < rows; ++r) {
-        std::memcpy(copy + r * width, out + int64_t{r} * p.n,
-                    static_cast<size_t>(valid) * sizeof(float));
-        std::fill(copy + r * width + valid, copy + (r + 1) * width, 0.0f);
-      }
-    }
-    args.c = copy;
-    args.c_stride = width;
-    tile(args);
-    for (int r = 0; r < rows; ++r) {
-      std::memcpy(out + int64_t{r} * p.n, copy + r * width,
-                  static_cast<size_t>(valid) * sizeof(float));
-    }
-  }
-  if (last && p.scales != nullptr) {
-    for (int r = 0; r < rows; ++r) {
-      for (int i = 0; i < valid; ++i) {
-        out[int64_t{r} * p.n + i] =
-            out[int64_t{r} * p.n + i] * p.scales[column + i];
-      }
-    }
-  }
-  if (last && p.bias != nullptr) {
-    for (int r = 0; r < rows; ++r) {
-      for (int i = 0; i < valid; ++i) {
-        out[int64_t{r} * p.n + i] =
-            out[int64_t{r} * p.n + i] + p.bias[column + i];
-      }
-    }
-  }
 }
 
 const std::byte* UnitOf(const std::byte* w, int64_t panel_bytes, int unit) {

@@ -85,6 +85,24 @@ void PackPanel(const HostTensor& source, DType dtype, int panel,
   }
 }
 
+void PackFp8Panel(const HostCodes& source, int panel, std::byte* target,
+                  float* scales) {
+  const int64_t begin = int64_t{panel} * kPanel;
+  const int lanes =
+      static_cast<int>(std::min<int64_t>(kPanel, source.rows - begin));
+  std::memset(target, 0,
+              static_cast<size_t>(PackedMatrix::PanelBytes(
+                  static_cast<int>(source.cols), DType::kFp8)));
+  for (int lane = 0; lane < lanes; ++lane) {
+    const int64_t row = begin + lane;
+    scales[row] = source.scales[row];
+    for (int64_t col = 0; col < source.cols; ++col) {
+      *reinterpret_cast<uint16_t*>(target + Bf16Offset(lane, col)) =
+          Bf16FromFloat(FloatFromE4M3(source.codes[row * source.cols + col]));
+    }
+  }
+}
+
 void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out) {
   const int cols = matrix.cols();
   const int lane = static_cast<int>(row % kPanel);
@@ -96,6 +114,11 @@ void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out) {
     return;
   }
   const float scale = matrix.scales() == nullptr ? 1.0f : matrix.scales()[row];
+  if (matrix.has_codes()) {
+    UnpackCodeRow(panel, matrix.kind(), lane, cols, out);
+    for (int col = 0; col < cols; ++col) out[col] = out[col] * scale;
+    return;
+  }
   for (int col = 0; col < cols; ++col) {
     out[col] = FloatFromBf16(*reinterpret_cast<const uint16_t*>(
                    panel + Bf16Offset(lane, col))) *

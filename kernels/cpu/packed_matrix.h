@@ -6,6 +6,7 @@
 //   bf16  [panels][(cols + 1) / 2][2 halves][16 outputs][2 inputs]
 //   fp8   as bf16, which holds every code exactly: no smaller than bf16, the
 //         same numbers as on a GPU; and a scale for each output
+//   int8, int4: code_matrix.h
 //
 // A 32-bit lane of bf16 holds two inputs of one output: the even one widens
 // by a shift, the odd one by a mask. Every product, however many rows it has,
@@ -22,6 +23,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/allocator.h"
+#include "kernels/cpu/code_matrix.h"
 
 namespace tandem::kernels::cpu {
 
@@ -29,12 +31,13 @@ inline constexpr int kPanel = 32;
 
 class PackedMatrix final : public Matrix {
  public:
-  // `scales` [rows], of fp8 alone.
+  // `scales` [rows], of quantised ones alone. `kind` is of int8 and int4.
   PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory,
-               std::vector<float> scales)
+               std::vector<float> scales, CodeKind kind = CodeKind::kInt8)
       : Matrix(rows, cols, dtype),
         memory_(std::move(memory)),
-        scales_(std::move(scales)) {}
+        scales_(std::move(scales)),
+        kind_(kind) {}
 
   static int64_t PanelBytes(int cols, DType dtype) {
     return dtype == DType::kF32 ? int64_t{cols} * kPanel * 4
@@ -43,7 +46,15 @@ class PackedMatrix final : public Matrix {
   static int Panels(int rows) { return (rows + kPanel - 1) / kPanel; }
 
   int panels() const { return Panels(rows()); }
-  int64_t panel_bytes() const { return PanelBytes(cols(), dtype()); }
+  int64_t panel_bytes() const {
+    return has_codes() ? CodePanelBytes(cols(), kind_)
+                       : PanelBytes(cols(), dtype());
+  }
+  // Whether the layout is code_matrix.h's.
+  bool has_codes() const {
+    return dtype() == DType::kInt8 || dtype() == DType::kInt4;
+  }
+  CodeKind kind() const { return kind_; }
   const std::byte* data() const { return memory_.data(); }
   // What finished outputs are multiplied by, or null.
   const float* scales() const {
@@ -53,12 +64,16 @@ class PackedMatrix final : public Matrix {
  private:
   const DeviceMemory memory_;
   const std::vector<float> scales_;
+  const CodeKind kind_;
 };
 
 // Writes panel `panel` of `source` into `target` [PanelBytes], zero padded,
 // and the scales of its rows into `scales` [rows] if dtype is fp8.
 void PackPanel(const HostTensor& source, DType dtype, int panel,
                std::byte* target, float* scales);
+// The same of codes in kFp8.
+void PackFp8Panel(const HostCodes& source, int panel, std::byte* target,
+                  float* scales);
 
 // out [cols] = row `row` of a packed matrix, widened, scale included.
 void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out);

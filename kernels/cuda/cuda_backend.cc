@@ -86,8 +86,9 @@ absl::Status CheckShape(const KvShape& shape, DType activation) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to ", kMaxBlockSize));
   }
-  if (activation != DType::kF32 && shape.dtype != activation &&
-      !IsQuantised(shape.dtype)) {
+  if ((activation != DType::kF32 && shape.dtype != activation &&
+       !IsQuantised(shape.dtype)) ||
+      shape.dtype == DType::kInt4) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
                      ", expected fp8, int8 or the activations' ",
@@ -416,7 +417,7 @@ class CudaBackend final : public Backend {
     }
     if ((activation_ != DType::kF32 && dtype != activation_ &&
          dtype != DType::kFp8) ||
-        dtype == DType::kInt8) {
+        dtype == DType::kInt8 || dtype == DType::kInt4) {
       return absl::InvalidArgumentError(
           absl::StrCat("matrices are ", std::string(Name(dtype)),
                        ", expected fp8 or the activations' ",

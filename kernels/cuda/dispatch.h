@@ -22,6 +22,7 @@ int WithElement(DType type, const Function& run) {
       return run(Half{});
     case DType::kFp8:
     case DType::kInt8:
+    case DType::kInt4:
       break;  // not of activations
   }
   return kInvalidLaunch;

@@ -224,6 +224,11 @@ class LateBackend final : public Backend {
     const ScopedOpen open(arena_.get());
     return inner_->PackGatedMatrix(source, dtype);
   }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
+      const HostCodes& source) override {
+    const ScopedOpen open(arena_.get());
+    return inner_->PackCodes(source);
+  }
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) override {
     const ScopedOpen open(arena_.get());

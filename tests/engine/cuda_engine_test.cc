@@ -87,7 +87,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
   for (const DType kv : {DType::kFp8, DType::kInt8}) {
     RigOptions options = Options(DType::kF32);
     options.executor.kv_dtype = kv;
-    options.load.fp8_weights = kv == DType::kFp8;
+    if (kv == DType::kFp8) options.load.quantisation = kv;
     Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
     Rig rig(checkpoint.dir.path(), cuda.get(), options);
     const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
@@ -116,7 +116,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
     const auto cuda = NewTestDevice(c.type);
     RigOptions options = Options(c.type);
     options.executor.kv_dtype = c.kv;
-    options.load.fp8_weights = c.fp8_weights;
+    if (c.fp8_weights) options.load.quantisation = DType::kFp8;
     Rig alone(checkpoint.dir.path(), cuda.get(), options);
     // Every position by a decode step.
     const auto expected = LastLogits(alone, checkpoint.spec, 1, 1);

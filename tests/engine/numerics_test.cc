@@ -154,16 +154,20 @@ TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
   }
 }
 
-TEST_P(Numerics, NorWithFp8Weights) {
-  RigOptions options = Blocks(16);
-  options.load.fp8_weights = true;
-  const auto one = NewCpu(1, "avx2");
-  Rig alone(dir_.path(), one.get(), options);
-  const LogitsAt reference = Compute(alone, spec_, 1, 1);
-  ASSERT_EQ(reference.size(), kLength);
-  const auto backend = NewCpu(2);
-  Rig rig(dir_.path(), backend.get(), options);
-  ExpectSameBits(reference, Compute(rig, spec_, 64, 8), "fp8 weights");
+TEST_P(Numerics, NorWithQuantisedWeights) {
+  for (const kernels::DType type :
+       {kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4}) {
+    RigOptions options = Blocks(16);
+    options.load.quantisation = type;
+    const auto one = NewCpu(1, "avx2");
+    Rig alone(dir_.path(), one.get(), options);
+    const LogitsAt reference = Compute(alone, spec_, 1, 1);
+    ASSERT_EQ(reference.size(), kLength);
+    const auto backend = NewCpu(2);
+    Rig rig(dir_.path(), backend.get(), options);
+    ExpectSameBits(reference, Compute(rig, spec_, 64, 8),
+                   absl::StrCat("weights in ", std::string(Name(type))));
+  }
 }
 
 TEST_P(Numerics, ALateDeviceWithHiddenMemoryGivesTheSameBits) {

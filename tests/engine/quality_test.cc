@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,12 +36,12 @@ constexpr int kEnd = 2;  // of both models: not drawn, texts go on
 struct Formats {
   std::string name;
   DType kv = DType::kF32;
-  bool fp8_weights = false;
+  std::optional<DType> weights = std::nullopt;
 };
 
 RigOptions OptionsOf(const Formats& formats) {
   RigOptions options;
-  options.load.fp8_weights = formats.fp8_weights;
+  options.load.quantisation = formats.weights;
   options.executor.kv_dtype = formats.kv;
   return options;
 }
@@ -183,8 +184,13 @@ const std::vector<Row>& Rows() {
       {{"bf16 KV", DType::kBF16}, {1.5e-4, 5e-3, 2e-3, 0.985}},
       {{"fp8 KV", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.93}},
       {{"int8 KV", DType::kInt8}, {4e-3, 0.4, 8e-3, 0.98}},
-      {{"fp8 weights", DType::kF32, true}, {1e-2, 0.8, 2.5e-2, 0.95}},
-      {{"fp8 weights, fp8 KV", DType::kFp8, true}, {3.5e-2, 1.5, 5e-2, 0.91}},
+      {{"fp8 weights", DType::kF32, DType::kFp8}, {1e-2, 0.8, 2.5e-2, 0.95}},
+      {{"fp8 weights, fp8 KV", DType::kFp8, DType::kFp8},
+       {3.5e-2, 1.5, 5e-2, 0.91}},
+      {{"int8 weights", DType::kF32, DType::kInt8}, {2.5e-3, 0.1, 5e-3, 0.97}},
+      {{"int8 weights, int8 KV", DType::kInt8, DType::kInt8},
+       {6e-3, 0.25, 1e-2, 0.96}},
+      {{"int4 weights", DType::kF32, DType::kInt4}, {0.13, 4, 0.11, 0.83}},
   };
   return rows;
 }
@@ -275,7 +281,7 @@ TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
       {{"bf16 on a GPU", DType::kBF16}, {1e-3, 2e-2, 1e-2, 0.9}, false},
       {{"fp8 KV on a GPU", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.9}, true},
       {{"int8 KV on a GPU", DType::kInt8}, {4e-3, 0.4, 1e-2, 0.9}, true},
-      {{"fp8 weights, fp8 KV on a GPU", DType::kFp8, true},
+      {{"fp8 weights, fp8 KV on a GPU", DType::kFp8, DType::kFp8},
        {3.5e-2, 1.5, 5e-2, 0.87},
        false},
   };

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu/code_matrix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/packed_matrix.h"
+#include "kernels/quantise.h"
+
+namespace tandem::kernels::cpu {
+namespace {
+
+constexpr uint16_t kNanF16 = 0x7e00;
+
+// One output's codes, a byte each, and its groups.
+struct CodeRow {
+  std::vector<uint8_t> codes;  // [cols]; int4: 0 .. 15
+  std::vector<uint16_t> scales;
+  std::vector<int16_t> zeros;  // int4 with zeros alone
+  float row = 0;
+
+  CodeRow(int64_t cols, bool with_zeros)
+      : codes(static_cast<size_t>(cols)),
+        scales(static_cast<size_t>((cols + kCodeGroup - 1) / kCodeGroup)),
+        zeros(with_zeros ? scales.size() : 0) {}
+};
+
+// Greatest magnitude of what is finite.
+float Greatest(const float* values, int64_t count) {
+  float most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = std::fabs(values[i]);
+    if (magnitude > most && magnitude <= 3.4e38f) most = magnitude;
+  }
+  return most;
+}
+
+void QuantiseGroup(const float* values, int64_t count, DType dtype,
+                   float inverse_row, uint16_t* scale, uint8_t* codes) {
+  uint32_t amax = 0;
+  float most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = MagnitudeBits(values[i]);
+    if (magnitude > amax) most = values[i];
+    amax = std::max(amax, magnitude);
+  }
+  const uint8_t zero = dtype == DType::kInt4 ? 8 : 0;
+  std::fill(codes, codes + count, zero);
+  if (amax >= 0x7f800000u) {
+    *scale = kNanF16;
+    return;
+  }
+  const float exact =
+      dtype == DType::kInt4 ? most / -8.0f : std::fabs(most) / kLargestInt8;
+  *scale = F16FromFloat(exact * inverse_row);
+  const float rounded = FloatFromF16(*scale);
+  if (rounded == 0) return;
+  const float inverse = 1.0f / rounded;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = values[i] * inverse_row * inverse;
+    codes[i] = dtype == DType::kInt4
+                   ? static_cast<uint8_t>(Int4FromFloat(scaled) + 8)
+                   : static_cast<uint8_t>(Int8FromFloat(scaled));
+  }
+}
+
+void QuantiseRow(const HostTensor& source, DType dtype, int64_t row,
+                 std::vector<float>& values, CodeRow& out) {
+  for (int64_t col = 0; col < source.cols; ++col) {
+    values[static_cast<size_t>(col)] =
+        LoadElement(source.data, source.dtype, row * source.cols + col);
+  }
+  out.row = RowPower(Greatest(values.data(), source.cols),
+                     dtype == DType::kInt4 ? 8.0f : kLargestInt8);
+  for (size_t group = 0; group < out.scales.size(); ++group) {
+    const int64_t at = static_cast<int64_t>(group) * kCodeGroup;
+    QuantiseGroup(values.data() + at,
+                  std::min<int64_t>(kCodeGroup, source.cols - at), dtype,
+                  1.0f / out.row, &out.scales[group],
+                  out.codes.data() + static_cast<size_t>(at));
+  }
+}
+
+void TakeRow(const HostCodes& source, int64_t row, CodeRow& out) {
+  std::memcpy(out.codes.data(), source.codes + row * source.cols,
+              out.codes.size());
+  const int64_t groups = (source.cols + source.group - 1) / source.group;
+  const float* const scales = source.scales + row * groups;
+  // One scale is kept as it is; a power of two brings others within f16.
+  out.row = groups == 1 ? scales[0] : RowPower(Greatest(scales, groups), 1.0f);
+  for (size_t i = 0; i < out.scales.size(); ++i) {
+    const int64_t group = static_cast<int64_t>(i) * kCodeGroup / source.group;
+    out.scales[i] =
+        F16FromFloat(groups == 1 ? 1.0f : scales[group] * (1.0f / out.row));
+    if (source.zeros != nullptr) {
+      out.zeros[i] = source.zeros[row * groups + group];
+    }
+  }
+}
+
+// Where an input's code lies within its unit's block, and which half.
+struct Place {
+  int64_t offset;
+  bool high;
+};
+Place PlaceOf(CodeKind kind, int lane, int input) {
+  const int group = input / kCodeGroup;
+  const int quad = input % kCodeGroup / 4;
+  const int64_t byte = int64_t{lane % kUnit} * 4 + input % 4;
+  if (kind == CodeKind::kInt8) {
+    return {64 + (int64_t{group} * 8 + quad) * 64 + byte, false};
+  }
+  const int64_t begin = kind == CodeKind::kInt4 ? 64 : 128;
+  return {begin + (int64_t{group} * 4 + quad % 4) * 64 + byte, quad >= 4};
+}
+
+// Of output `lane`, for the inputs from 64 * block on.
+std::byte* BlockOf(std::byte* panel, CodeKind kind, int lane, int64_t block) {
+  return panel + (2 * block + lane / kUnit) * CodeUnitBytes(kind);
+}
+
+void PutRow(const CodeRow& row, CodeKind kind, int lane, std::byte* panel) {
+  const auto cols = static_cast<int>(row.codes.size());
+  for (int col = 0; col < cols; ++col) {
+    std::byte* const unit = BlockOf(panel, kind, lane, col / kCodeInputs);
+    const Place place = PlaceOf(kind, lane, col % kCodeInputs);
+    const auto code = std::byte{row.codes[static_cast<size_t>(col)]};
+    unit[place.offset] |= place.high ? code << 4 : code;
+  }
+  for (size_t group = 0; group < row.scales.size(); ++group) {
+    std::byte* const unit =
+        BlockOf(panel, kind, lane, static_cast<int64_t>(group) / 2);
+    const size_t index = group % 2 * kUnit + static_cast<size_t>(lane % kUnit);
+    reinterpret_cast<uint16_t*>(unit)[index] = row.scales[group];
+    if (kind == CodeKind::kInt4Zeros) {
+      reinterpret_cast<int16_t*>(unit + 64)[index] = row.zeros[group];
+    }
+  }
+}
+
+template <typename Fill>
+void PackRows(int64_t rows, int64_t cols, CodeKind kind, int panel,
+              std::byte* target, float* powers, const Fill& fill) {
+  const int64_t begin = int64_t{panel} * kPanel;
+  const int lanes = static_cast<int>(std::min<int64_t>(kPanel, rows - begin));
+  std::memset(
+      target, 0,
+      static_cast<size_t>(CodePanelBytes(static_cast<int>(cols), kind)));
+  CodeRow row(cols, kind == CodeKind::kInt4Zeros);
+  for (int lane = 0; lane < lanes; ++lane) {
+    fill(begin + lane, row);
+    powers[begin + lane] = row.row;
+    PutRow(row, kind, lane, target);
+  }
+}
+
+}  // namespace
+
+void PackCodePanel(const HostTensor& source, DType dtype, int panel,
+                   std::byte* target, float* rows) {
+  std::vector<float> values(static_cast<size_t>(source.cols));
+  PackRows(source.rows, source.cols,
+           dtype == DType::kInt8 ? CodeKind::kInt8 : CodeKind::kInt4, panel,
+           target, rows, [&](int64_t index, CodeRow& row) {
+             QuantiseRow(source, dtype, index, values, row);
+           });
+}
+
+void PackCodePanel(const HostCodes& source, int panel, std::byte* target,
+                   float* rows) {
+  PackRows(source.rows, source.cols,
+           source.dtype == DType::kInt8 ? CodeKind::kInt8
+           : source.zeros == nullptr    ? CodeKind::kInt4
+                                        : CodeKind::kInt4Zeros,
+           panel, target, rows,
+           [&](int64_t index, CodeRow& row) { TakeRow(source, index, row); });
+}
+
+void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
+                   float* out) {
+  for (int col = 0; col < cols; ++col) {
+    const std::byte* const unit =
+        panel + (2 * (col / kCodeInputs) + lane / kUnit) * CodeUnitBytes(kind);
+    const int input = col % kCodeInputs;
+    const Place place = PlaceOf(kind, lane, input);
+    const auto byte = std::to_integer<uint8_t>(unit[place.offset]);
+    const size_t index =
+        static_cast<size_t>(input / kCodeGroup * kUnit + lane % kUnit);
+    int code = static_cast<int8_t>(byte);
+    if (kind != CodeKind::kInt8) {
+      code = (place.high ? byte >> 4 : byte & 0xf) -
+             (kind == CodeKind::kInt4
+                  ? 8
+                  : reinterpret_cast<const int16_t*>(unit + 64)[index]);
+    }
+    out[col] = static_cast<float>(code) *
+               FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
+  }
+}
+
+}  // namespace tandem::kernels::cpu

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layout of int8 and int4 weights on CPUs, and of the activations that
+// meet them (kernels/quantise.h has the numbers). Panels of 32 outputs as in
+// packed_matrix.h; within one, for every 64 inputs, two units of 16 outputs:
+//
+//   scales  [2 groups][16] f16
+//   zeros   [2 groups][16] i16, of int4 with zeros alone
+//   int8    [2 groups][8 quads][16 outputs][4 inputs] two's complement
+//   int4    [2 groups][4][16 outputs][4 inputs] bytes: the low nibble belongs
+//           to quad v, the high one to quad v + 4; 0 .. 15, 8 means zero
+//
+// A 32-bit lane is what one integer dot product takes, a unit's block is whole
+// cache lines, and a panel is one stream. Outputs and inputs that are not
+// there have scale 0.
+
+#ifndef TANDEM_KERNELS_CPU_CODE_MATRIX_H_
+#define TANDEM_KERNELS_CPU_CODE_MATRIX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/types.h"
+
+namespace tandem::kernels::cpu {
+
+inline constexpr int kCodeInputs = 2 * kCodeGroup;  // of a unit's block
+inline constexpr int kUnit = 16;
+
+// kInt4Zeros is kInt4 with a zero for each group.
+enum class CodeKind { kInt8, kInt4, kInt4Zeros };
+
+constexpr int64_t CodeUnitBytes(CodeKind kind) {
+  return kind == CodeKind::kInt8   ? 64 + 2 * 8 * 64
+         : kind == CodeKind::kInt4 ? 64 + 2 * 4 * 64
+                                   : 64 + 64 + 2 * 4 * 64;
+}
+constexpr int CodeBlocks(int cols) {
+  return (cols + kCodeInputs - 1) / kCodeInputs;
+}
+constexpr int64_t CodePanelBytes(int cols, CodeKind kind) {
+  return int64_t{CodeBlocks(cols)} * 2 * CodeUnitBytes(kind);
+}
+
+// Activations of one row, quantised: at most 12 blocks of 64 inputs. A row of
+// k inputs has RowPieces(k) of these; a matrix lies as [pieces][rows].
+struct RowPiece {
+  static constexpr int kBlocks = 12;
+  int8_t codes[kBlocks * kCodeInputs];
+  float scales[kBlocks * 2];
+  int32_t minus[kBlocks * 2];  // minus the sum of a group's codes
+};
+constexpr int RowPieces(int cols) {
+  return (CodeBlocks(cols) + RowPiece::kBlocks - 1) / RowPiece::kBlocks;
+}
+// First block of piece `piece`: pieces are even.
+constexpr int PieceBegin(int cols, int piece) {
+  return static_cast<int>(int64_t{CodeBlocks(cols)} * piece / RowPieces(cols));
+}
+
+// Quantises the rows of panel `panel` of `source` to kInt8 or kInt4, into
+// `target` [CodePanelBytes]; and each row's power of two into `rows` [rows].
+void PackCodePanel(const HostTensor& source, DType dtype, int panel,
+                   std::byte* target, float* rows);
+// The same of what was quantised before. A scale for each row goes to `rows`;
+// others are rounded to f16 beside a power of two.
+void PackCodePanel(const HostCodes& source, int panel, std::byte* target,
+                   float* rows);
+
+// out [cols] = one output's weights, `lane` of its panel, without `row`.
+void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
+                   float* out);
+
+}  // namespace tandem::kernels::cpu
+
+#endif  // TANDEM_KERNELS_CPU_CODE_MATRIX_H_

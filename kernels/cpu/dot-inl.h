@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loop of products with int8 and int4 weights (code_matrix.h): R
+// rows against U units of 16 outputs. Dot products of a group are exact
+// integers however they are taken; f32 chains run over groups in ascending
+// order (kernels/quantise.h), so all of this gives the same bits.
+
+#if defined(TANDEM_KERNELS_CPU_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TANDEM_KERNELS_CPU_DOT_INL_H_
+#undef TANDEM_KERNELS_CPU_DOT_INL_H_
+#else
+#define TANDEM_KERNELS_CPU_DOT_INL_H_
+#endif
+
+#include "kernels/cpu/code_matrix.h"
+#include "kernels/cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+using VecI = hn::Vec<I32>;
+
+HWY_INLINE VecI LoadI(const std::byte* p) {
+  return hn::LoadU(I32(), reinterpret_cast<const int32_t*>(p));
+}
+HWY_INLINE VecI FourOf(const int8_t* a) {
+  int32_t four;
+  std::memcpy(&four, a, 4);
+  return hn::Set(I32(), four);
+}
+
+// sum + codes * a, four to a lane. Codes are two's complement (int8), or 0 ..
+// 15 (int4).
+struct MultiplyAdd {
+  static constexpr int kBias = 0;  // of int8 codes as Dot takes them
+  static HWY_INLINE VecI Bias(VecI codes) { return codes; }
+  // Pairs of products fit 16 bits: 2 * 128 * 127.
+  static HWY_INLINE VecI Dot(VecI sum, VecI codes, const int8_t* a) {
+    const VecI x = FourOf(a);
+#if HWY_TARGET == HWY_AVX3
+    const __mmask64 negative = _mm512_movepi8_mask(codes.raw);
+    const __m512i pairs = _mm512_maddubs_epi16(
+        _mm512_abs_epi8(codes.raw),
+        _mm512_mask_sub_epi8(x.raw, negative, _mm512_setzero_si512(), x.raw));
+    return hn::Add(sum, VecI{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});
+#else
+    const __m256i pairs = _mm256_maddubs_epi16(
+        _mm256_abs_epi8(codes.raw), _mm256_sign_epi8(x.raw, codes.raw));
+    return hn::Add(sum, VecI{_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))});
+#endif
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3
+// vpdpbusd takes codes without sign: those of int8 with 128 added.
+struct Vnni {
+  static constexpr int kBias = 128;
+  static HWY_INLINE VecI Bias(VecI codes) {
+    return hn::Xor(codes, hn::Set(I32(), static_cast<int32_t>(0x80808080u)));
+  }
+  static HWY_INLINE VecI Dot(VecI sum, VecI codes, const int8_t* a) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(sum.raw)
+        : "v"(codes.raw), "m"(*reinterpret_cast<const int32_t*>(a)));
+    return sum;
+  }
+};
+#endif
+
+// How a unit's block is read. kReady is int8 with the bias added, in scratch.
+enum class Read { kInt8, kInt4, kInt4Zeros, kReady };
+template <Read read>
+inline constexpr CodeKind kKindOf =
+    read == Read::kInt4        ? CodeKind::kInt4
+    : read == Read::kInt4Zeros ? CodeKind::kInt4Zeros
+                               : CodeKind::kInt8;
+// What `minus` is multiplied by to make up for it; 0: nothing to make up.
+template <typename D, Read read>
+inline constexpr int kOffset = read == Read::kInt4        ? 8
+                               : read == Read::kInt4Zeros ? 1
+                                                          : D::kBias;
+
+struct CodeTile {
+  const RowPiece* a;              // R of them
+  const std::byte* w[kMaxUnits];  // units' first blocks
+  int64_t w_stride;               // to their next ones
+  int blocks;
+  float* c;
+  int64_t c_stride;
+  bool first;
+  int64_t ahead;  // prefetch distance
+};
+
+// Where a group's part of the first row is; those of the others follow at
+// sizeof(RowPiece). One register, whatever the compiler thinks of it.
+struct GroupRows {
+  const std::byte* codes;
+  const std::byte* numbers;  // of this group: its scale, and its minus behind
+
+  HWY_INLINE explicit GroupRows(const RowPiece* a)
+      : codes(reinterpret_cast<const std::byte*>(a->codes)),
+        numbers(reinterpret_cast<const std::byte*>(a->scales)) {}
+  HWY_INLINE void Next() {
+    codes += kCodeGroup;
+    numbers += sizeof(float);
+    asm("" : "+r"(codes), "+r"(numbers));
+  }
+  HWY_INLINE const int8_t* Codes(int r, int input) const {
+    return reinterpret_cast<const int8_t*>(codes) +
+           r * static_cast<int>(sizeof(RowPiece)) + input;
+  }
+  HWY_INLINE float Scale(int r) const {
+    return *reinterpret_cast<const float*>(
+        numbers + r * static_cast<int>(sizeof(RowPiece)));
+  }
+  HWY_INLINE int32_t Minus(int r) const {
+    return *reinterpret_cast<const int32_t*>(
+        numbers + r * static_cast<int>(sizeof(RowPiece)) +
+        sizeof(RowPiece::scales));
+  }
+};
+
+// What the sums of a group start with.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
+                           const std::byte* const (&unit)[U], int group,
+                           const GroupRows& a) {
+  if constexpr (read == Read::kInt4Zeros) {
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      const VecI zeros = hn::PromoteTo(
+          I32(),
+          hn::LoadU(hn::Rebind<int16_t, I32>(),
+                    reinterpret_cast<const int16_t*>(unit[i / kParts] + 64) +
+                        group * 16 + i % kParts * kLanes));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        sums[r][i] = hn::Mul(zeros, hn::Set(I32(), a.Minus(r)));
+      }
+    }
+  } else {
+    constexpr int kShift = kOffset<D, read> == 8 ? 3 : 7;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const VecI start =
+          kOffset<D, read> == 0
+              ? hn::Zero(I32())
+              : hn::ShiftLeft<kShift>(hn::Set(I32(), a.Minus(r)));
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) sums[r][i] = start;
+    }
+  }
+}
+
+// The dot products of one group of codes at unit[u] + begin.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
+                         const std::byte* const (&unit)[U], int64_t begin,
+                         const GroupRows& a) {
+  constexpr bool kBytes = read == Read::kInt8 || read == Read::kReady;
+  const VecI low = hn::Set(I32(), 0x0f0f0f0f);
+#pragma GCC unroll 8
+  for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
+    VecI codes[U * kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      codes[i] =
+          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < (kBytes ? 1 : 2); ++half) {
+      VecI now[U * kParts];
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        now[i] = read == Read::kReady  ? codes[i]
+                 : read == Read::kInt8 ? D::Bias(codes[i])
+                 : half == 0           ? hn::And(codes[i], low)
+                             : hn::And(hn::ShiftRight<4>(codes[i]), low);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < U * kParts; ++i) {
+          sums[r][i] =
+              D::Dot(sums[r][i], now[i], a.Codes(r, half * 16 + quad * 4));
+        }
+      }
+    }
+  }
+}
+
+template <typename D, Read read, int R, int U>
+void DotTile(const CodeTile& t) {
+  constexpr int64_t kGroupBytes =
+      (kKindOf<read> == CodeKind::kInt8 ? 8 : 4) * 64;
+  constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
+  constexpr int64_t kCodesBegin = kUnitBytes - 2 * kGroupBytes;
+  Chains<R, U> chains;
+  if (t.first) {
+    chains.Clear();
+  } else {
+    chains.Load(t.c, t.c_stride);
+  }
+  GroupRows rows(t.a);
+  int64_t offset = 0;
+  for (int block = 0; block < t.blocks; ++block, offset += t.w_stride) {
+    const std::byte* unit[U];
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) unit[u] = t.w[u] + offset;
+    if (t.ahead != 0) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+#pragma GCC unroll 17
+        for (int64_t line = 0; line < kUnitBytes; line += 64) {
+          PrefetchLine(unit[u] + line + t.ahead);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int group = 0; group < 2; ++group, rows.Next()) {
+      VecI sums[R][U * kParts];
+      StartGroup<D, read, R, U>(sums, unit, group, rows);
+      DotGroup<D, read, R, U>(sums, unit, kCodesBegin + group * kGroupBytes,
+                              rows);
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        const Vec scale = hn::PromoteTo(
+            F32(), hn::LoadU(hn::Rebind<hwy::float16_t, F32>(),
+                             reinterpret_cast<const hwy::float16_t*>(
+                                 unit[i / kParts]) +
+                                 group * 16 + i % kParts * kLanes));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const Vec both = hn::Mul(scale, hn::Set(F32(), rows.Scale(r)));
+          chains.v[r][i] = hn::MulAdd(hn::ConvertTo(F32(), sums[r][i]), both,
+                                      chains.v[r][i]);
+        }
+      }
+    }
+  }
+  chains.Store(t.c, t.c_stride);
+}
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with int8 and int4 weights, on one thread, with equal bits on every
+// path (dot-inl.h):
+//
+//   one row       several panels at once, prefetched ahead
+//   a few rows    codes are read from the panel by every tile of rows
+//   many rows     a panel's codes are made ready once and reused by every tile
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/matmul_codes.cc"
+#include "hwy/foreach_target.h"  // re-includes this file per target
+// clang-format off
+#include "kernels/cpu/dot-inl.h"
+// clang-format on
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/packed_matrix.h"
+#include "kernels/quantise.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::kernels::cpu::HWY_NAMESPACE {
+#if TANDEM_SIMD_TARGET
+
+// Sums and chains of a tile are 28 registers with AVX-512.
+inline constexpr int kDotRows = kParts == 1 ? 7 : 2;
+inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
+// From here on codes are made ready once for all tiles.
+inline constexpr int kReadyRows = 24;
+// As much of the rows' codes as stays in the second-level cache.
+inline constexpr int64_t kCodeCacheBytes = int64_t{1} << 20;
+
+// ---- Quantising activations.
+
+HWY_INLINE void QuantiseGroup(const float* x, int8_t* codes, float* scale,
+                              int32_t* minus) {
+  const F32 d;
+  const I32 di;
+  VecI most = hn::Zero(di);
+#pragma GCC unroll 4
+  for (int i = 0; i < kCodeGroup; i += kLanes) {
+    most = hn::Max(most, hn::And(hn::BitCast(di, hn::LoadU(d, x + i)),
+                                 hn::Set(di, 0x7fffffff)));
+  }
+  const VectorQuantiser quantiser(
+      DType::kInt8,
+      static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most))));
+  *scale = quantiser.scale;
+  if (quantiser.inverse == 0) {
+    std::memset(codes, 0, kCodeGroup);
+    *minus = 0;
+    return;
+  }
+  VecI sum = hn::Zero(di);
+#pragma GCC unroll 4
+  for (int i = 0; i < kCodeGroup; i += kLanes) {
+    const VecI code = hn::NearestInt(
+        hn::Mul(hn::LoadU(d, x + i), hn::Set(d, quantiser.inverse)));
+    sum = hn::Add(sum, code);
+    const hn::Rebind<int8_t, I32> d8;
+    hn::StoreU(hn::DemoteTo(d8, code), d8, codes + i);
+  }
+  *minus = -hn::GetLane(hn::SumOfLanes(di, sum));
+}
+
+void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
+  for (int piece = 0; piece < RowPieces(k); ++piece) {
+    RowPiece& to = out[piece * stride];
+    const int begin = PieceBegin(k, piece) * kCodeInputs;
+    const int groups = 2 * (PieceBegin(k, piece + 1) - PieceBegin(k, piece));
+    for (int group = 0; group < groups; ++group) {
+      const int at = begin + group * kCodeGroup;
+      const float* from = x + at;
+      alignas(64) float copy[kCodeGroup];
+      if (at + kCodeGroup > k) {
+        const int valid = std::max(0, k - at);
+        std::fill(copy, copy + kCodeGroup, 0.0f);
+        if (valid > 0) std::copy(from, from + valid, copy);
+        from = copy;
+      }
+      QuantiseGroup(from, to.codes + group * kCodeGroup, &to.scales[group],
+                    &to.minus[group]);
+    }
+  }
+}
+
+// ---- Products.
+
+using DotFn = void (*)(const CodeTile&);
+
+template <typename D, Read read>
+DotFn DotTileOf(int rows) {
+  switch (rows) {
+#define TANDEM_TILE(R) \
+  case R:              \
+    return DotTile<D, read, HWY_MIN(R, kDotRows), kDotUnits>
+    TANDEM_TILE(1);
+    TANDEM_TILE(2);
+    TANDEM_TILE(3);
+    TANDEM_TILE(4);
+    TANDEM_TILE(5);
+    TANDEM_TILE(6);
+    TANDEM_TILE(7);
+#undef TANDEM_TILE
+  }
+  return nullptr;
+}
+
+// The piece of a product that one block of inputs takes part in.
+struct Range {
+  int piece;
+  int begin;  // block
+  int blocks;
+};
+Range RangeOf(const MatMulPiece& p, int piece) {
+  const int begin = PieceBegin(p.k, piece);
+  return {piece, begin, PieceBegin(p.k, piece + 1) - begin};
+}
+
+template <typename D, Read read>
+void OneCodeRow(const MatMulPiece& p) {
+  constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
+  const int64_t panel_bytes = CodePanelBytes(p.k, kKindOf<read>);
+  constexpr int kGroup = 4 / kParts;
+  const int end = p.panel_end * 2;
+  for (int unit = p.panel_begin * 2; unit < end;) {
+    const int units = end - unit >= kGroup ? kGroup : 2;
+    for (int piece = 0; piece < RowPieces(p.k); ++piece) {
+      const Range range = RangeOf(p, piece);
+      CodeTile t{};
+      t.a = p.codes + int64_t{piece} * p.rows + p.row_begin;
+      t.w_stride = 2 * kUnitBytes;
+      t.blocks = range.blocks;
+      t.first = piece == 0;
+      t.ahead = 4096;
+      for (int u = 0; u < units; ++u) {
+        t.w[u] = p.w + (unit + u) / 2 * panel_bytes +
+                 (int64_t{2} * range.begin + (unit + u) % 2) * kUnitBytes;
+      }
+      RunTile(p,
+              units == kGroup ? DotTile<D, read, 1, kGroup>
+                              : DotTile<D, read, 1, 2>,
+              t, 1, p.row_begin, unit * 16, units, piece + 1 == RowPieces(p.k));
+    }
+    unit += units;
+  }
+}
+
+// All tiles of rows against one panel's blocks at `w`.
+template <typename D, Read read>
+void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
+                const std::byte* w, int64_t ahead) {
+  const int rows = p.row_end - p.row_begin;
+  const int tiles = (rows + kDotRows - 1) / kDotRows;
+  CodeTile t{};
+  t.w_stride = 2 * CodeUnitBytes(kKindOf<read>);
+  t.blocks = range.blocks;
+  t.first = range.piece == 0;
+  const RowPiece* const a =
+      p.codes + int64_t{range.piece} * p.rows + p.row_begin;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int row = static_cast<int>(int64_t{rows} * tile / tiles);
+    const int count =
+        static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
+    const DotFn run = DotTileOf<D, read>(count);
+    t.a = a + row;
+    t.ahead = tile == 0 ? ahead : 0;
+    for (int unit = 0; unit < 2; unit += kDotUnits) {
+      for (int u = 0; u < kDotUnits; ++u) {
+        t.w[u] = w + (unit + u) * CodeUnitBytes(kKindOf<read>);
+      }
+      RunTile(p, run, t, count, p.row_begin + row, panel * kPanel + unit * 16,
+              kDotUnits, range.piece + 1 == RowPieces(p.k));
+    }
+  }
+}
+
+// Runs body(range, panel, blocks) over all pieces and panels, in the order
+// that reads weights as a stream while all rows' codes stay in the cache.
+template <typename Body>
+void ForPanels(const MatMulPiece& p, CodeKind kind, const Body& body) {
+  const int64_t panel_bytes = CodePanelBytes(p.k, kind);
+  const int pieces = RowPieces(p.k);
+  const auto run = [&](int piece, int panel) {
+    const Range range = RangeOf(p, piece);
+    body(range, panel,
+         p.w + panel * panel_bytes + range.begin * 2 * CodeUnitBytes(kind));
+  };
+  if (int64_t{p.row_end - p.row_begin} * pieces *
+          static_cast<int64_t>(sizeof(RowPiece)) <=
+      kCodeCacheBytes) {
+    for (int panel = p.panel_begin; panel < p.panel_end; ++panel) {
+      for (int piece = 0; piece < pieces; ++piece) run(piece, panel);
+    }
+  } else {
+    for (int piece = 0; piece < pieces; ++piece) {
+      for (int panel = p.panel_begin; panel < p.panel_end; ++panel) {
+        run(piece, panel);
+      }
+    }
+  }
+}
+
+// target = one panel's blocks as Read::kReady has them.
+template <typename D, Read read>
+void MakeReady(const std::byte* from, int blocks, std::byte* to) {
+  const VecI low = hn::Set(I32(), 0x0f0f0f0f);
+  const auto put = [&](VecI codes, int64_t line, int part) {
+    hn::StoreU(codes, I32(),
+               reinterpret_cast<int32_t*>(to + line * 64 + part * 4 * kLanes));
+  };
+  for (int unit = 0; unit < 2 * blocks; ++unit) {
+    std::memcpy(to, from, 64);
+    if constexpr (read == Read::kInt8) {
+      for (int line = 1; line <= 16; ++line) {
+        TANDEM_PARTS(i) {
+          put(D::Bias(LoadI(from + line * 64 + i * 4 * kLanes)), line, i);
+        }
+      }
+    } else {
+      constexpr int kBegin = read == Read::kInt4Zeros ? 2 : 1;
+      for (int group = 0; group < 2; ++group) {
+        TANDEM_PARTS(i) {
+          // Two's complement bytes do not borrow: 0 <= zero < 256 - 15.
+          VecI zero = hn::Set(I32(), 0x08080808);
+          if (read == Read::kInt4Zeros) {
+            const VecI one = hn::PromoteTo(
+                I32(), hn::LoadU(hn::Rebind<int16_t, I32>(),
+                                 reinterpret_cast<const int16_t*>(from + 64) +
+                                     group * 16 + i * kLanes));
+            zero = hn::Mul(one, hn::Set(I32(), 0x01010101));
+          }
+          const hn::Repartition<int8_t, I32> d8;
+          const auto code = [&](VecI nibbles) {
+            return D::Bias(hn::BitCast(I32(), hn::Sub(hn::BitCast(d8, nibbles),
+                                                      hn::BitCast(d8, zero))));
+          };
+          for (int quad = 0; quad < 4; ++quad) {
+            const VecI both =
+                LoadI(from + (kBegin + group * 4 + quad) * 64 + i * 4 * kLanes);
+            put(code(hn::And(both, low)), 1 + group * 8 + quad, i);
+            put(code(hn::And(hn::ShiftRight<4>(both), low)),
+                1 + group * 8 + quad + 4, i);
+          }
+        }
+      }
+    }
+    from += CodeUnitBytes(kKindOf<read>);
+    to += CodeUnitBytes(CodeKind::kInt8);
+  }
+}
+
+template <typename D, Read read>
+void CodeRows(const MatMulPiece& p) {
+  const int rows = p.row_end - p.row_begin;
+  if (rows == 1) {
+    OneCodeRow<D, read>(p);
+  } else if (rows < kReadyRows || (read == Read::kInt8 && D::kBias == 0)) {
+    ForPanels(p, kKindOf<read>,
+              [&](const Range& range, int panel, const std::byte* w) {
+                PanelTiles<D, read>(p, range, panel, w, 4096);
+              });
+  } else {
+    ForPanels(p, kKindOf<read>,
+              [&](const Range& range, int panel, const std::byte* w) {
+                MakeReady<D, read>(w, range.blocks, p.scratch);
+                PanelTiles<D, Read::kReady>(p, range, panel, p.scratch, 0);
+              });
+  }
+}
+
+template <typename D>
+void MatMulCodes(const MatMulPiece& p) {
+  switch (p.kind) {
+    case CodeKind::kInt8:
+      return CodeRows<D, Read::kInt8>(p);
+    case CodeKind::kInt4:
+      return CodeRows<D, Read::kInt4>(p);
+    case CodeKind::kInt4Zeros:
+      return CodeRows<D, Read::kInt4Zeros>(p);
+  }
+}
+
+#endif  // TANDEM_SIMD_TARGET
+}  // namespace tandem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tandem::kernels::cpu {
+
+void AddMatMulCodes(KernelTable& table) {
+  const bool wide = table.isa == Isa::kAvx512;
+  table.quantise_row = wide ? N_AVX3::QuantiseRow : N_AVX2::QuantiseRow;
+  table.matmul_codes = !wide ? N_AVX2::MatMulCodes<N_AVX2::MultiplyAdd>
+                       : table.dot == Dot::kMultiplyAdd
+                           ? N_AVX3::MatMulCodes<N_AVX3::MultiplyAdd>
+                           : N_AVX3::MatMulCodes<N_AVX3::Vnni>;
+}
+
+}  // namespace tandem::kernels::cpu
+#endif  // HWY_ONCE
