@@ -193,7 +193,7 @@ std::unique_ptr<Engine::Sequence> Engine::Detach(Sequence* sequence) {
 
 void Engine::Remove(Sequence* sequence) {
   std::unique_ptr<Sequence> detached = Detach(sequence);
-  if (running_ != nullptr && sequence->in_step > 0) {
+  if (sequence->in_flight > 0) {
     leaving_.push_back(std::move(detached));
   } else {
     Release(sequence);
@@ -275,17 +275,16 @@ void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
 void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "the end of a step that is not in flight");
-  stats_.step_in_flight = false;
   if (result.ok()) {
     // First all sequences, then the listener: whatever it asks or changes, it
     // meets the state after the step.
     RecordStepTime(loop_->Now() - stats_.step_started);
     ApplyResult(*result);
     DeliverTokens(*result);
+    FinishStep();
   } else {
     FailStep(result.status());
   }
-  FinishStep();
   StartStep();
 }
 
@@ -293,20 +292,28 @@ void Engine::ApplyResult(const StepResult& result) {
   ++stats_.steps;
   size_t drawn = 0;
   for (size_t i = 0; i < running_->parts.size(); ++i) {
-    Sequence* const sequence = running_->parts[i].sequence;
-    const int tokens = running_->parts[i].tokens;
-    const bool samples = running_->step.entries[i].sample;
-    stats_.prefill_tokens += tokens - (samples ? 1 : 0);
-    stats_.decode_tokens += samples ? 1 : 0;
+    Plan::Part& part = running_->parts[i];
+    Sequence* const sequence = part.sequence;
+    const StepEntry& entry = running_->step.entries[i];
+    const bool samples = entry.sample;
     TANDEM_CHECK(!samples || drawn < result.tokens.size(),
                  "a step drew less tokens than it was asked for");
     const size_t token = drawn;
     drawn += samples ? 1 : 0;
-    // The KV of a retired sequence is as good as any: others may want it.
+    part.surplus = sequence->finished || sequence->retired;
+    stats_.prefill_tokens += part.tokens - (samples ? 1 : 0);
+    stats_.decode_tokens += samples && !part.surplus ? 1 : 0;
+    stats_.surplus_tokens += samples && part.surplus ? 1 : 0;
+    // The KV of a retired sequence is as good as any: others may want it. But
+    // it counts only where it follows what is there, and where the token that
+    // it is of is known.
     if (!sequence->retired) Count(*sequence, -1);
-    sequence->computed += tokens;
+    if (entry.position == sequence->computed) {
+      sequence->computed =
+          std::min(sequence->computed + part.tokens, sequence->length());
+    }
     PublishFullBlocks(sequence);
-    if (samples && !sequence->retired) {
+    if (samples && !part.surplus) {
       AppendToken(sequence, result.tokens[token].token_id);
     }
     if (!sequence->retired) Count(*sequence, 1);
@@ -337,8 +344,9 @@ void Engine::DeliverTokens(const StepResult& result) {
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     if (!running_->step.entries[i].sample) continue;
     const SampledToken& token = result.tokens[drawn++];
-    const Sequence& sequence = *running_->parts[i].sequence;
-    if (sequence.retired) continue;
+    const Plan::Part& part = running_->parts[i];
+    const Sequence& sequence = *part.sequence;
+    if (sequence.retired || part.surplus) continue;
     listener_->OnToken(sequence.id, sequence.length() - 1, token,
                        sequence.finish);
   }
@@ -357,11 +365,19 @@ void Engine::FailStep(const absl::Status& status) {
 }
 
 void Engine::FinishStep() {
-  if (running_ == nullptr) return;
-  for (const Plan::Part& part : running_->parts) part.sequence->in_step = 0;
-  running_ = nullptr;
-  for (const auto& sequence : leaving_) Release(sequence.get());
-  leaving_.clear();
+  for (size_t i = 0; i < running_->parts.size(); ++i) {
+    Sequence* const sequence = running_->parts[i].sequence;
+    sequence->in_flight -= running_->parts[i].tokens;
+    if (running_->step.entries[i].sample) --sequence->drawing;
+  }
+  running_ = std::exchange(ahead_, nullptr);
+  stats_.step_in_flight = running_ != nullptr;
+  stats_.step_started = loop_->Now();
+  std::erase_if(leaving_, [this](const auto& sequence) {
+    if (sequence->in_flight > 0) return false;
+    Release(sequence.get());
+    return true;
+  });
 }
 
 void Engine::PublishFullBlocks(Sequence* sequence) {
@@ -420,7 +436,12 @@ absl::Status Engine::CheckInvariants() const {
         static_cast<int>(sequence.blocks.size())) {
       return broken("has computed positions without blocks");
     }
-    if (sequence.uncomputed() < 1) return broken("has nothing to compute");
+    if (running_ == nullptr && (sequence.in_flight | sequence.drawing) != 0) {
+      return broken("waits for a step, but none runs");
+    }
+    if (sequence.uncomputed() < (sequence.finished ? 0 : 1)) {
+      return broken("has nothing to compute");
+    }
   }
   if (by_age_.size() != sequences_.size() ||
       recount.running != stats_.running || recount.paused != stats_.paused ||

@@ -62,6 +62,9 @@ struct EngineOptions {
   int max_num_batched_tokens = 512;  // rows per step at most
   int max_model_len = 0;             // positions per sequence
   bool prefix_caching = true;
+  // Submits a step of decodes while the one before runs, so that the device
+  // does not wait for the host. A prompt that comes waits for both.
+  bool run_ahead = false;
 };
 
 // Callbacks may call every method of the engine but its destructor. A
@@ -95,6 +98,7 @@ struct EngineStats {
   int64_t steps = 0;
   int64_t prefill_tokens = 0;  // computed positions that sampled nothing
   int64_t decode_tokens = 0;   // computed positions that sampled
+  int64_t surplus_tokens = 0;  // drawn for sequences that had ended meanwhile
   int64_t preemptions = 0;
   int running = 0;  // sequences with something to compute
   int paused = 0;
@@ -166,6 +170,7 @@ class Engine final : private StepListener {
     struct Part {
       Sequence* sequence;
       int tokens;
+      bool surplus = false;  // it ended in the step before
     };
     std::vector<Part> parts;
     int rows = 0;                           // of all parts
@@ -199,7 +204,10 @@ class Engine final : private StepListener {
   // scheduler.cc: what the next step holds.
   void SchedulePlan();
   void StartStep();
+  void Launch(Plan* plan);
   bool ComposeAny(Plan* plan);
+  bool ComposeAhead(Plan* plan);
+  bool EndsByLength(const Sequence& sequence) const;
   // Fills plan->parts. kReplan: the listener changed the sequences meanwhile.
   Room Compose(Kind kind, Plan* plan);
   Room TryPart(Sequence* sequence, int max_tokens, Plan* plan);
@@ -207,7 +215,7 @@ class Engine final : private StepListener {
   Sequence* PickVictim(const Sequence& requester) const;
   void Preempt(Sequence* victim, Plan* plan);
   void FillEntries(Plan* plan);
-  void FillEdits(Plan* plan);
+  void FillDraws(Plan* plan);
   void DeliverPreempted();
 
   const EngineOptions options_;
@@ -218,12 +226,11 @@ class Engine final : private StepListener {
   EngineStats stats_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> by_age_;  // oldest first
-  // Retired while the running step uses them.
+  // Retired while a step in flight uses them.
   std::vector<std::unique_ptr<Sequence>> leaving_;
-  // Two, so that the plan of a finished step can be read while the next one
-  // is made.
   Plan plans_[2];
   Plan* running_ = nullptr;  // its step is in flight, or being reported
+  Plan* ahead_ = nullptr;    // the step after it, in flight as well
   uint64_t last_step_id_ = 0;
   uint64_t last_serial_ = 0;
   Kind last_kind_ = Kind::kAlone;

@@ -50,6 +50,9 @@ struct StepEntry {
   uint64_t sequence = 0;  // the scheduler's tag
   int position = 0;
   absl::Span<const int32_t> tokens;       // ids at those positions
+  // Not negative: its one token is the one that the step before draws for the
+  // fed-th of its drawing entries, and what `tokens` says is not looked at.
+  int fed = -1;
   absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
   bool sample = false;                    // draw the token that follows
   Sampling sampling;
@@ -100,6 +103,7 @@ class Executor {
   // `step` and all that it points to live until OnStepDone. Steps run in
   // order; a second may be submitted while one runs. Blocks named by a step
   // that has not finished are held by it: they are neither freed nor reused.
+  // REQUIRES of a step with fed entries: the one before was not reported yet.
   virtual void Submit(const Step* step, StepListener* listener) = 0;
 
   // Puts the part's bytes, as wire elements, into `staging`, and digests

@@ -9,6 +9,13 @@
 // pool has evicted all it could already; then the owner may give some back,
 // then paused sequences lose theirs, then the youngest. The oldest runnable
 // one is never preempted: it waits until others (handoffs, gathers) let go.
+//
+// Running ahead: where all are decodes, the next step is submitted while one
+// runs, and is fed with the tokens that this one draws. Which sequences end by
+// length is known before; one that meets a stop token takes part in a step too
+// many, of which nothing is heard. Whatever needs a decision (a prompt, a
+// suspect, a block that is not there, rules that depend on the token drawn)
+// waits until no step is in flight.
 
 #include <algorithm>
 
@@ -17,18 +24,30 @@
 #include "engine/sequence.h"
 
 namespace tandem::engine {
+namespace {
+
+// Stands for the token that a step is fed with.
+constexpr int32_t kUnknownToken[] = {0};
+
+}  // namespace
 
 void Engine::SchedulePlan() {
-  if (running_ != nullptr || planning_ || plan_timer_.running()) return;
+  if (planning_ || plan_timer_.running()) return;
+  if (running_ != nullptr && (!options_.run_ahead || ahead_ != nullptr)) return;
   if (stats_.running == 0) return;
   plan_timer_.Start(absl::ZeroDuration(), [this] { StartStep(); });
 }
 
 void Engine::StartStep() {
   // A callback of the step just done may have scheduled a planning.
-  if (running_ != nullptr || planning_) return;
+  if (planning_) return;
+  if (running_ != nullptr && (!options_.run_ahead || ahead_ != nullptr)) return;
   plan_timer_.Stop();
   Plan* const plan = &plans_[last_step_id_ % 2];
+  if (running_ != nullptr) {
+    if (ComposeAhead(plan)) Launch(plan);
+    return;
+  }
   planning_ = true;
   may_ask_ = true;
   const uint64_t before = changes_;
@@ -36,12 +55,8 @@ void Engine::StartStep() {
   planning_ = false;
   if (composed) {
     pool_->WakeWhenAvailable(nullptr);
-    FillEntries(plan);
-    plan->step.id = ++last_step_id_;
-    running_ = plan;
-    stats_.step_in_flight = true;
-    stats_.step_started = loop_->Now();
-    executor_->Submit(&plan->step, this);
+    Launch(plan);
+    SchedulePlan();  // what runs ahead
   } else if (changes_ != before) {
     SchedulePlan();  // sequences came or went while this was planned
   } else if (stats_.running > 0) {
@@ -49,6 +64,51 @@ void Engine::StartStep() {
     pool_->WakeWhenAvailable([this] { SchedulePlan(); });
   }
   DeliverPreempted();
+}
+
+void Engine::Launch(Plan* plan) {
+  FillEntries(plan);
+  plan->step.id = ++last_step_id_;
+  if (running_ != nullptr) {
+    ahead_ = plan;
+  } else {
+    running_ = plan;
+    stats_.step_in_flight = true;
+    stats_.step_started = loop_->Now();
+  }
+  executor_->Submit(&plan->step, this);
+}
+
+// The step after the running one, if nothing has to be decided for it.
+bool Engine::ComposeAhead(Plan* plan) {
+  plan->parts.clear();
+  plan->rows = 0;
+  const int most =
+      std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
+  for (Sequence* sequence : by_age_) {
+    if (!sequence->runnable() || EndsByLength(*sequence)) continue;
+    if (sequence->unplanned() != 1 || sequence->spec.alone) return false;
+    if (sequence->drawing > 0 && sequence->spec.rules.needs_history()) {
+      return false;
+    }
+    if (plan->rows == most) continue;
+    const int next = sequence->next_position();
+    const bool fits = next < pool_->block_size() *
+                                 static_cast<int>(sequence->blocks.size());
+    if (!fits && pool_->available() == 0) return false;
+    TANDEM_CHECK(TryPart(sequence, 1, plan) == Room::kFound,
+                 "a block is available");
+  }
+  return plan->rows > 0;
+}
+
+// When the steps in flight are done, whatever they draw.
+bool Engine::EndsByLength(const Sequence& sequence) const {
+  if (sequence.drawing == 0) return false;
+  return sequence.spec.first_token_only ||
+         sequence.new_tokens() + sequence.drawing >=
+             sequence.spec.stopping.max_tokens ||
+         sequence.next_length() >= options_.max_model_len;
 }
 
 // The other kind than last time goes first.
@@ -99,14 +159,15 @@ Engine::Room Engine::Compose(Kind kind, Plan* plan) {
 
 Engine::Room Engine::TryPart(Sequence* sequence, int max_tokens, Plan* plan) {
   const int64_t size = pool_->block_size();
-  const int wanted = std::min(max_tokens, sequence->uncomputed());
+  const int wanted = std::min(max_tokens, sequence->unplanned());
+  const int begin = sequence->next_position();
   const auto fitting = [&] {
     const int64_t blocks =
         static_cast<int64_t>(sequence->blocks.size()) + pool_->available();
-    return std::min<int64_t>(wanted, blocks * size - sequence->computed);
+    return std::min<int64_t>(wanted, blocks * size - begin);
   };
   const auto blocks_for = [&](int64_t tokens) {
-    return static_cast<int>((sequence->computed + tokens + size - 1) / size) -
+    return static_cast<int>((begin + tokens + size - 1) / size) -
            static_cast<int>(sequence->blocks.size());
   };
   if (fitting() < 1) {
@@ -192,31 +253,40 @@ void Engine::FillEntries(Plan* plan) {
   plan->step.entries.resize(plan->parts.size());
   const int size = pool_->block_size();
   for (size_t i = 0; i < plan->parts.size(); ++i) {
-    const auto [sequence, tokens] = plan->parts[i];
-    const int end = sequence->computed + tokens;
+    Sequence* const sequence = plan->parts[i].sequence;
+    const int tokens = plan->parts[i].tokens;
+    const int begin = sequence->next_position();
+    const int end = begin + tokens;
     const size_t blocks = static_cast<size_t>((end + size - 1) / size);
-    for (size_t b = static_cast<size_t>(sequence->computed / size); b < blocks;
-         ++b) {
+    for (size_t b = static_cast<size_t>(begin / size); b < blocks; ++b) {
       TANDEM_CHECK(writers_[sequence->table[b]] == sequence->serial &&
                        !pool_->published(sequence->blocks[b]),
                    "a step would write into a block of others");
     }
-    sequence->in_step = tokens;
     StepEntry& entry = plan->step.entries[i];
     entry.sequence = sequence->id;
-    entry.position = sequence->computed;
-    entry.tokens = absl::MakeConstSpan(sequence->spec.history)
-                       .subspan(static_cast<size_t>(sequence->computed),
-                                static_cast<size_t>(tokens));
+    entry.position = begin;
+    if (begin < sequence->length()) {
+      entry.fed = -1;
+      entry.tokens = absl::MakeConstSpan(sequence->spec.history)
+                         .subspan(static_cast<size_t>(begin),
+                                  static_cast<size_t>(tokens));
+    } else {
+      entry.fed = sequence->last_draw;
+      entry.tokens = kUnknownToken;
+    }
     entry.block_table = absl::MakeConstSpan(sequence->table).subspan(0, blocks);
-    entry.sample = end == sequence->length();
+    entry.sample = end == sequence->next_length();
     entry.sampling = sequence->spec.sampling;
+    sequence->in_flight += tokens;
   }
-  FillEdits(plan);
+  FillDraws(plan);
 }
 
-void Engine::FillEdits(Plan* plan) {
+// What is drawn, and what for: those in flight count as drawn.
+void Engine::FillDraws(Plan* plan) {
   plan->edits.clear();
+  int draws = 0;
   for (size_t i = 0; i < plan->parts.size(); ++i) {
     Sequence* const sequence = plan->parts[i].sequence;
     StepEntry& entry = plan->step.entries[i];
@@ -224,10 +294,12 @@ void Engine::FillEdits(Plan* plan) {
     entry.only_edited = sequence->edits->only_edited();
     if (!entry.sample) continue;
     entry.edits = sequence->edits->Next(
-        sequence->spec.history,
-        sequence->new_tokens() < sequence->spec.stopping.min_tokens);
+        sequence->spec.history, sequence->new_tokens() + sequence->drawing <
+                                    sequence->spec.stopping.min_tokens);
     plan->edits.insert(plan->edits.end(), entry.edits.begin(),
                        entry.edits.end());
+    ++sequence->drawing;
+    sequence->last_draw = draws++;
   }
   // The plan's copies now, whose place is known only when all are there.
   size_t first = 0;

@@ -21,10 +21,13 @@ struct Engine::Sequence {
   std::vector<BlockRef> blocks;
   std::vector<int32_t> table;  // ids of `blocks`
   int computed = 0;            // KV of [0, computed) is there
-  int in_step = 0;             // positions that the running step adds
+  // What the steps in flight add: positions, and tokens behind the history.
+  int in_flight = 0;
+  int drawing = 0;
   bool paused = false;
   bool finished = false;  // keeps its blocks, computes nothing
   bool retired = false;   // in leaving_
+  int last_draw = -1;     // which of its step's draws is its, if drawing
   // What the step just done drew for it, until it is reported.
   std::optional<Finish> finish;
   // Blocks [0, published) were published; `tail` is the hash of the last.
@@ -33,6 +36,10 @@ struct Engine::Sequence {
 
   int length() const { return static_cast<int>(spec.history.size()); }
   int uncomputed() const { return length() - computed; }
+  // The same when all steps in flight are done.
+  int next_position() const { return computed + in_flight; }
+  int next_length() const { return length() + drawing; }
+  int unplanned() const { return next_length() - next_position(); }
   int new_tokens() const { return length() - spec.prompt_tokens; }
   bool runnable() const { return !finished && !paused; }
   bool older_than(const Sequence& other) const {

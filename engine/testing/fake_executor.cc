@@ -61,6 +61,12 @@ void FakeExecutor::Violation(std::string what) {
 // ---- Steps
 
 void FakeExecutor::Submit(const Step* step, StepListener* listener) {
+  for (const StepEntry& entry : step->entries) {
+    if (entry.fed >= 0 && submitted_.empty()) {
+      Violation(absl::StrCat("sequence ", entry.sequence,
+                             ": is fed by a step that was reported"));
+    }
+  }
   submitted_.push_back({step, listener});
   if (submitted_.size() == 1) StartStep();
 }
@@ -69,6 +75,13 @@ bool FakeExecutor::CheckEntry(const StepEntry& entry) {
   const int end = entry.position + static_cast<int>(entry.tokens.size());
   const int64_t covered =
       static_cast<int64_t>(entry.block_table.size()) * shape_.block_size;
+  if (entry.fed >= 0 &&
+      (entry.tokens.size() != 1 ||
+       static_cast<size_t>(entry.fed) >= drawn_.tokens.size())) {
+    Violation(absl::StrCat("sequence ", entry.sequence, ": is fed with draw ",
+                           entry.fed, " of ", drawn_.tokens.size()));
+    return false;
+  }
   if (entry.position < 0 || entry.tokens.empty() || end > covered) {
     Violation(absl::StrCat("sequence ", entry.sequence, ": positions [",
                            entry.position, ", ", end, ") but blocks for ",
@@ -81,6 +94,11 @@ bool FakeExecutor::CheckEntry(const StepEntry& entry) {
     return false;
   }
   return true;
+}
+
+int32_t FakeExecutor::TokenOf(const StepEntry& entry, size_t index) const {
+  if (entry.fed < 0) return entry.tokens[index];
+  return drawn_.tokens[static_cast<size_t>(entry.fed)].token_id;
 }
 
 bool FakeExecutor::CheckStep(const Step& step) {
@@ -118,13 +136,8 @@ void FakeExecutor::StartStep() {
   TANDEM_CHECK(CheckStep(step), violations_.back().c_str());
   int64_t rows = 0;
   for (const StepEntry& entry : step.entries) {
-    const int tokens = static_cast<int>(entry.tokens.size());
-    rows += tokens;
-    for (int layer = 0; layer < shape_.num_layers; ++layer) {
-      for (int i = 0; i < tokens; ++i) {
-        WordAt(entry.block_table, entry.position + i, layer) = random_.Next();
-      }
-    }
+    rows += static_cast<int64_t>(entry.tokens.size());
+    Scramble(entry);
   }
   rows_ += rows;
   layers_done_ = 0;
@@ -142,8 +155,8 @@ void FakeExecutor::RunLayer() {
                         ? options_.model.RootWord(layer)
                         : WordAt(entry.block_table, entry.position - 1, layer);
     int position = entry.position;
-    for (const int32_t token : entry.tokens) {
-      word = options_.model.Word(word, token, position, layer);
+    for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      word = options_.model.Word(word, TokenOf(entry, i), position, layer);
       WordAt(entry.block_table, position++, layer) = word;
     }
   }
@@ -161,14 +174,34 @@ void FakeExecutor::EndStep() {
   for (const StepEntry& entry : ended.step->entries) {
     if (entry.sample) result.tokens.push_back(DrawToken(entry));
   }
+  const absl::Status failure = std::exchange(failure_, absl::OkStatus());
+  if (!failure.ok()) Spoil(*ended.step, &result);
+  drawn_ = result;
   ++steps_;
   submitted_.pop_front();
   if (!submitted_.empty()) StartStep();
-  const absl::Status failure = std::exchange(failure_, absl::OkStatus());
   if (failure.ok()) {
     ended.listener->OnStepDone(ended.step->id, std::move(result));
   } else {
     ended.listener->OnStepDone(ended.step->id, failure);
+  }
+}
+
+// What a failed step leaves: rubbish.
+void FakeExecutor::Spoil(const Step& step, StepResult* result) {
+  for (const StepEntry& entry : step.entries) Scramble(entry);
+  for (SampledToken& token : result->tokens) {
+    token.token_id = static_cast<int32_t>(
+        random_.Below(static_cast<uint64_t>(options_.model.vocab_size)));
+  }
+}
+
+void FakeExecutor::Scramble(const StepEntry& entry) {
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      WordAt(entry.block_table, entry.position + static_cast<int>(i), layer) =
+          random_.Next();
+    }
   }
 }
 

@@ -60,7 +60,7 @@ class FakeExecutor final : public Executor {
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
   const kernels::KvShape& kv_shape() const override { return shape_; }
 
-  // The next step that ends, ends with this.
+  // The next step that ends, ends with this, and has written rubbish.
   void FailNextStep(absl::Status status) { failure_ = std::move(status); }
 
   // Broken promises of the caller, in words; the first 16. Tests expect none.
@@ -83,11 +83,14 @@ class FakeExecutor final : public Executor {
   void Violation(std::string what);
   // False: it would touch memory that is not there.
   bool CheckEntry(const StepEntry& entry);
+  int32_t TokenOf(const StepEntry& entry, size_t index) const;
   bool CheckStep(const Step& step);
   bool CheckPart(const KvPart& part, kernels::DType wire);
   void StartStep();
   void RunLayer();
   void EndStep();
+  void Spoil(const Step& step, StepResult* result);
+  void Scramble(const StepEntry& entry);
   SampledToken DrawToken(const StepEntry& entry);
   void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
   void StartCopy();
@@ -100,6 +103,7 @@ class FakeExecutor final : public Executor {
   SeededRandom random_;
   std::deque<Submitted> submitted_;  // the front one runs
   int layers_done_ = 0;              // of the front one
+  StepResult drawn_;                 // by the last one that ended
   absl::Duration per_layer_;
   std::deque<Copy> copies_;  // the front one runs
   absl::Status failure_;

@@ -28,7 +28,8 @@
 namespace tandem::engine {
 
 // Notes steps as text before it passes them on: "1@0+5* 2@7+1" is positions
-// [0, 5) of sequence 1, which then draws, and position 7 of sequence 2.
+// [0, 5) of sequence 1, which then draws, and position 7 of sequence 2. A "~"
+// stands before an entry that is fed by the step before.
 class NotingExecutor final : public Executor {
  public:
   explicit NotingExecutor(Executor* device) : device_(device) {}
@@ -37,10 +38,11 @@ class NotingExecutor final : public Executor {
     std::string text;
     int rows = 0;
     for (const StepEntry& entry : step->entries) {
-      absl::StrAppend(&text, text.empty() ? "" : " ", entry.sequence, "@",
-                      entry.position, "+", entry.tokens.size(),
-                      entry.sample ? "*" : "");
+      absl::StrAppend(&text, text.empty() ? "" : " ", entry.fed < 0 ? "" : "~",
+                      entry.sequence, "@", entry.position, "+",
+                      entry.tokens.size(), entry.sample ? "*" : "");
       rows += static_cast<int>(entry.tokens.size());
+      fed += entry.fed < 0 ? 0 : 1;
     }
     steps.push_back(text);
     most_rows = std::max(most_rows, rows);
@@ -67,6 +69,7 @@ class NotingExecutor final : public Executor {
   }
 
   std::vector<std::string> steps;
+  int64_t fed = 0;  // entries
   int most_rows = 0;
   int most_sequences = 0;
 

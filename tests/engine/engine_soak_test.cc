@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ten thousand steps of everything at once, per seed: sequences of all kinds
 // come, pause, are retired, preempted and resumed, steps fail, grants are
-// reserved, held, committed and abandoned beside them. Whoever finishes has
-// the tokens of an undisturbed run; at the end nothing is left.
+// reserved, held, committed and abandoned beside them, with steps one by one
+// or running ahead. Whoever finishes has the tokens of an undisturbed run; at
+// the end nothing is left.
 
 #include <deque>
 #include <optional>
@@ -27,6 +28,7 @@ HarnessOptions SoakOptions(uint64_t seed) {
   options.engine.max_num_batched_tokens =
       1 + static_cast<int>(random.Below(40));
   options.engine.prefix_caching = random.Below(4) != 0;
+  options.engine.run_ahead = seed % 2 == 0;
   options.seed = seed;
   options.step_jitter = absl::Milliseconds(3);
   return options;
@@ -84,6 +86,8 @@ class Soak {
   int64_t given_up() const { return given_up_; }
   int64_t failed() const { return failed_; }
   int64_t revoked() const { return revoked_; }
+  int64_t fed() const { return harness_.executor.fed; }
+  int64_t surplus() { return harness_.engine->stats().surplus_tokens; }
   int64_t preempted() { return harness_.engine->stats().preemptions; }
 
  private:
@@ -209,6 +213,8 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   int64_t failed = 0;
   int64_t revoked = 0;
   int64_t preempted = 0;
+  int64_t fed = 0;
+  int64_t surplus = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Soak soak(seed);
@@ -219,12 +225,16 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     failed += soak.failed();
     revoked += soak.revoked();
     preempted += soak.preempted();
+    fed += soak.fed();
+    surplus += soak.surplus();
   }
   EXPECT_GT(finished, 5000);
   EXPECT_GT(given_up, 500);
   EXPECT_GT(failed, 100);
   EXPECT_GT(revoked, 100);
   EXPECT_GT(preempted, 500);
+  EXPECT_GT(fed, 1000);
+  EXPECT_GT(surplus, 100);
 }
 
 TEST(EngineSoakTest, OneSeedIsOneHistory) {
