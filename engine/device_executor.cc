@@ -168,6 +168,15 @@ int DeviceExecutor::MaxBlocksPerEntry() const {
 absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   const auto count = static_cast<int64_t>(entry.tokens.size());
   if (count < 1) return OutOfRange("an entry's tokens", count, 1, INT32_MAX);
+  if (entry.fed >= 0) {
+    if (newest_ == nullptr || newest_->step == nullptr) {
+      return absl::FailedPreconditionError(
+          "step: an entry is fed by the step before, which has ended");
+    }
+    const int drawn = newest_->plan.drawn();
+    if (count != 1) return OutOfRange("a fed entry's tokens", count, 1, 1);
+    if (entry.fed >= drawn) return OutOfRange("fed", entry.fed, 0, drawn - 1);
+  }
   if (entry.position < 0 || entry.position + count > model_->max_positions()) {
     return OutOfRange("an entry's last position", entry.position + count - 1,
                       count - 1, model_->max_positions() - 1);
@@ -215,6 +224,7 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
   }
   if (status.ok()) status = ReserveEdits(*free, *step);
   if (!status.ok()) {
+    newest_ = nullptr;
     loop_->Post([id = step->id, listener, status] {
       listener->OnStepDone(id, status);
     });
@@ -305,6 +315,7 @@ void DeviceExecutor::Run(Flight& flight) {
   StepPlan& plan = flight.plan;
   const Decode decode = DecodeOf(*flight.step);
   plan.Fill(*flight.step, options_.block_size, decode.size);
+  newest_ = &flight;
   backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
                          plan.size());
   if (plan.num_edits() > 0) {
@@ -327,14 +338,19 @@ void DeviceExecutor::Run(Flight& flight) {
   });
 }
 
+kernels::Rows DeviceExecutor::RowsOf(const StepPlan& plan) const {
+  kernels::Rows rows = plan.DeviceRows(device_plan_->data());
+  rows.drawn = reinterpret_cast<const SampleResult*>(device_results_->data());
+  return rows;
+}
+
 void DeviceExecutor::RunMixed(Flight& flight) {
   const StepPlan& plan = flight.plan;
   const std::byte* device = device_plan_->data();
   const int layers = model_->spec().layers;
   const int group = LayersPerReport(*flight.step);
-  Forward(*model_, plan.DeviceRows(device),
-          {plan.drawn(), plan.DeviceRowIds(device)}, *backend_, *compute_,
-          *cache_, *workspace_, [&](int written) {
+  Forward(*model_, RowsOf(plan), {plan.drawn(), plan.DeviceRowIds(device)},
+          *backend_, *compute_, *cache_, *workspace_, [&](int written) {
             if (written % group == 0 || written == layers) {
               ReportLayers(flight, written);
             }
@@ -345,7 +361,7 @@ void DeviceExecutor::RunMixed(Flight& flight) {
 // Nothing here may depend on the plan but through the device's copy of it.
 void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
   const std::byte* device = device_plan_->data();
-  kernels::Rows rows = plan.DeviceRows(device);
+  kernels::Rows rows = RowsOf(plan);
   rows.max_positions = decode.bound;
   Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, *backend_,
           *compute_, *cache_, *workspace_, [](int) {});

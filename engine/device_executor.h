@@ -138,6 +138,7 @@ class DeviceExecutor final : public Executor {
   };
   // Size 0: not such a step.
   Decode DecodeOf(const Step& step) const;
+  kernels::Rows RowsOf(const StepPlan& plan) const;
   void RunDecode(const StepPlan& plan, const Decode& decode);
   void RunMixed(Flight& flight);
   void Run(Flight& flight);
@@ -161,6 +162,7 @@ class DeviceExecutor final : public Executor {
   std::unique_ptr<kernels::Buffer> device_edits_;    // one step's; grows
   std::unique_ptr<kernels::Buffer> device_results_;  // [max_sequences]
   std::array<Flight, kStepsInFlight> flights_;
+  const Flight* newest_ = nullptr;  // of the step submitted last
   LogitsProbe probe_;
   bool recorded_ = false;  // decodes
   std::vector<int> decode_sizes_;

@@ -49,7 +49,7 @@ struct SampledToken {
 struct StepEntry {
   uint64_t sequence = 0;  // the scheduler's tag
   int position = 0;
-  absl::Span<const int32_t> tokens;       // ids at those positions
+  absl::Span<const int32_t> tokens;  // ids at those positions
   // Not negative: its one token is the one that the step before draws for the
   // fed-th of its drawing entries, and what `tokens` says is not looked at.
   int fed = -1;

@@ -93,8 +93,8 @@ bool Engine::ComposeAhead(Plan* plan) {
     }
     if (plan->rows == most) continue;
     const int next = sequence->next_position();
-    const bool fits = next < pool_->block_size() *
-                                 static_cast<int>(sequence->blocks.size());
+    const bool fits =
+        next < pool_->block_size() * static_cast<int>(sequence->blocks.size());
     if (!fits && pool_->available() == 0) return false;
     TANDEM_CHECK(TryPart(sequence, 1, plan) == Room::kFound,
                  "a block is available");
@@ -268,9 +268,9 @@ void Engine::FillEntries(Plan* plan) {
     entry.position = begin;
     if (begin < sequence->length()) {
       entry.fed = -1;
-      entry.tokens = absl::MakeConstSpan(sequence->spec.history)
-                         .subspan(static_cast<size_t>(begin),
-                                  static_cast<size_t>(tokens));
+      entry.tokens =
+          absl::MakeConstSpan(sequence->spec.history)
+              .subspan(static_cast<size_t>(begin), static_cast<size_t>(tokens));
     } else {
       entry.fed = sequence->last_draw;
       entry.tokens = kUnknownToken;

@@ -11,7 +11,7 @@ using kernels::RowSpan;
 using kernels::SampleParams;
 
 constexpr size_t kAlignment = 64;
-constexpr int kSections = 7;
+constexpr int kSections = 8;
 
 size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -21,7 +21,7 @@ size_t Aligned(size_t bytes) {
 
 size_t StepPlan::MaxBytes(const StepLimits& limits) {
   const auto entries = static_cast<size_t>(limits.entries);
-  const size_t ints = 3 * static_cast<size_t>(limits.rows) +
+  const size_t ints = 4 * static_cast<size_t>(limits.rows) +
                       entries * limits.blocks_per_entry + entries;
   return ints * sizeof(int32_t) +
          entries * (sizeof(RowSpan) + sizeof(SampleParams)) +
@@ -56,6 +56,7 @@ void StepPlan::FillRows(const Step& step, int block_size, int least) {
   rows_ = static_cast<int>(rows);
   entries_ = std::max(static_cast<int>(step.entries.size()), least);
   auto* token_ids = Place<int32_t>(rows, &token_ids_);
+  auto* fed = Place<int32_t>(rows, &fed_);
   auto* positions = Place<int32_t>(rows, &positions_);
   auto* slots = Place<int32_t>(rows, &slots_);
   auto* spans = Place<RowSpan>(static_cast<size_t>(entries_), &spans_);
@@ -68,6 +69,7 @@ void StepPlan::FillRows(const Step& step, int block_size, int least) {
     for (int i = 0; i < count; ++i, ++row) {
       const int position = entry.position + i;
       token_ids[row] = entry.tokens[i];
+      fed[row] = entry.fed;
       positions[row] = position;
       slots[row] = entry.block_table[position / block_size] * block_size +
                    position % block_size;
@@ -76,6 +78,7 @@ void StepPlan::FillRows(const Step& step, int block_size, int least) {
   for (; row < least; ++row) {
     *spans++ = {row, 0, 0, 0};
     token_ids[row] = 0;
+    fed[row] = -1;
     positions[row] = 0;
     slots[row] = -1;
   }
@@ -146,6 +149,7 @@ kernels::Rows StepPlan::DeviceRows(const std::byte* device) const {
   return {.num_rows = rows_,
           .num_spans = entries_,
           .token_ids = ints(token_ids_),
+          .fed = ints(fed_),
           .positions = ints(positions_),
           .slots = ints(slots_),
           .spans = reinterpret_cast<const RowSpan*>(device + spans_),

@@ -2,8 +2,8 @@
 // What a step's operations know about their rows, laid out in one piece of
 // memory that goes to the device in one copy:
 //
-//   token_ids [rows], positions [rows], slots [rows], spans [entries],
-//   row_ids [drawn], params [drawn], block_tables [sum]
+//   token_ids [rows], fed [rows], positions [rows], slots [rows],
+//   spans [entries], row_ids [drawn], params [drawn], block_tables [sum]
 //
 // each aligned to 64 bytes. A step of decodes may be filled up with rows that
 // belong to nobody, so that all but the length of the tables lies at the same
@@ -40,12 +40,11 @@ class StepPlan {
   // while the caller goes on (Backend::AllocateHost).
   void Reserve(std::byte* memory);
 
-  // Lays out a step within the limits. Allocates nothing.
-  void Fill(const Step& step, int block_size) { Fill(step, block_size, 0); }
-  // With rows, entries and draws filled up to `least` each; a filler has slot
-  // -1, an empty span, and draws greedily from row 0. REQUIRES if it is not 0:
-  // every entry has one token and draws.
-  void Fill(const Step& step, int block_size, int least);
+  // Lays out a step within the limits. Rows, entries and draws are filled up to
+  // `least` each; a filler has slot -1, an empty span, and draws greedily from
+  // row 0. Allocates nothing. REQUIRES if `least` is not 0: every entry has one
+  // token and draws.
+  void Fill(const Step& step, int block_size, int least = 0);
 
   const std::byte* data() const { return bytes_; }
   size_t size() const { return size_; }
@@ -75,6 +74,7 @@ class StepPlan {
   int drawn_ = 0;
   int num_edits_ = 0;
   size_t token_ids_ = 0;  // offsets
+  size_t fed_ = 0;
   size_t positions_ = 0;
   size_t slots_ = 0;
   size_t spans_ = 0;

@@ -125,6 +125,10 @@ struct Rows {
   int num_rows = 0;
   int num_spans = 0;
   const int32_t* token_ids = nullptr;  // [num_rows]
+  // [num_rows] or null. Where it is not negative, the row's token is that of
+  // drawn[fed[row]], which an operation before wrote, whatever token_ids says.
+  const int32_t* fed = nullptr;
+  const SampleResult* drawn = nullptr;
   const int32_t* positions = nullptr;  // [num_rows]
   // [num_rows] block * block_size + offset. On a backend that records, a
   // negative one belongs to a row that only fills the step up: it is not
@@ -269,7 +273,7 @@ class Backend {
   // ---- The transformer. Activations (void*) are row-major, rows contiguous;
   // weights of norms, biases, rope tables and logits are f32 everywhere.
 
-  // out [num_rows, table.cols()] = table rows at rows.token_ids.
+  // out [num_rows, table.cols()] = table rows at the rows' tokens.
   virtual void Embed(Queue& queue, const Rows& rows, const Matrix& table,
                      void* out) = 0;
 

@@ -240,11 +240,13 @@ class CpuBackend final : public Backend {
   void Embed(Queue& queue, const Rows& rows, const Matrix& table,
              void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(table);
-    Put(queue, [this, &packed, ids = rows.token_ids, count = rows.num_rows,
-                out = static_cast<float*>(out)] {
+    Put(queue, [this, &packed, rows, out = static_cast<float*>(out)] {
       const int cols = packed.cols();
-      ForRows(pool_, count, cols, [&](int row) {
-        cpu::UnpackRow(packed, ids[row], out + int64_t{row} * cols);
+      ForRows(pool_, rows.num_rows, cols, [&](int row) {
+        const int fed = rows.fed == nullptr ? -1 : rows.fed[row];
+        const int token =
+            fed < 0 ? rows.token_ids[row] : rows.drawn[fed].token_id;
+        cpu::UnpackRow(packed, token, out + int64_t{row} * cols);
       });
     });
   }

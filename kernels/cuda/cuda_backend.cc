@@ -232,6 +232,8 @@ class CudaBackend final : public Backend {
                           {.weights = matrix.weights(),
                            .scales = matrix.scales(),
                            .token_ids = rows.token_ids,
+                           .fed = rows.fed,
+                           .drawn = rows.drawn,
                            .out = out,
                            .num_rows = rows.num_rows,
                            .cols = matrix.cols()}),

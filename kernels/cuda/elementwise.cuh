@@ -39,7 +39,8 @@ struct EmbedKernel {
     const int row = g.block_y();
     const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
     if (begin >= p.cols) return;
-    const int token = p.token_ids[row];
+    const int fed = p.fed == nullptr ? -1 : p.fed[row];
+    const int token = fed < 0 ? p.token_ids[row] : p.drawn[fed].token_id;
     const int count = Smaller(kChunk, p.cols - begin);
     float v[kChunk] = {};
     for (int i = 0; i < count; ++i) {

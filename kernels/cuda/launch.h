@@ -78,11 +78,13 @@ struct KvView {
   }
 };
 
-// out [num_rows, cols] = rows token_ids of a packed matrix.
+// out [num_rows, cols] = rows of a packed matrix; see kernels::Rows.
 struct EmbedParams {
   const std::byte* weights;  // packed [rows, cols]
   const float* scales;       // [rows], e4m3 alone
   const int32_t* token_ids;  // [num_rows]
+  const int32_t* fed;        // [num_rows] or null
+  const SampleResult* drawn;
   void* out;
   int num_rows;
   int cols;

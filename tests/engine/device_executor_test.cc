@@ -155,6 +155,31 @@ TEST_P(DeviceExecutorTest, ASecondStepIsSubmittedWhileTheFirstRuns) {
   EXPECT_EQ(recorder.results[1]->tokens[0].token_id, token);
 }
 
+TEST_P(DeviceExecutorTest, WhatIsFedByNoStepInFlightIsRefused) {
+  const auto rig = MakeRig();
+  TestSequence s = rig->NewSequence(Prompt(40), 80);
+  const Step chunk{.id = 1, .entries = {Entry(s, 0, 30, true)}};
+  Step fed{.id = 2, .entries = {Entry(s, 30, 1, true)}};
+  fed.entries[0].fed = 0;
+  // The step that it should be fed by has ended.
+  ASSERT_TRUE(rig->Run(chunk).status.ok());
+  const StepOutput late = rig->Run(fed);
+  EXPECT_EQ(late.status.code(), absl::StatusCode::kFailedPrecondition);
+  // It draws too few.
+  fed.entries[0].fed = 1;
+  Recorder recorder(2);
+  rig->loop().RunSync([&] {
+    rig->executor().Submit(&chunk, &recorder);
+    rig->executor().Submit(&fed, &recorder);
+  });
+  recorder.done.WaitForNotification();
+  int refused = 0;
+  for (const auto& result : recorder.results) {
+    refused += result.status().code() == absl::StatusCode::kInvalidArgument;
+  }
+  EXPECT_EQ(refused, 1);
+}
+
 TEST_P(DeviceExecutorTest, AThirdStepInFlightIsRefused) {
   const auto rig = MakeRig();
   TestSequence s = rig->NewSequence(Prompt(200), 200);

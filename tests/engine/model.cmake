@@ -38,6 +38,12 @@ if(TARGET tandem_kernels)
         add_dependencies(cuda-parts ${name}_test)
       endif()
     endforeach()
+    tandem_test(run_ahead_test SRCS run_ahead_test.cc
+                DEPS tandem_engine_rig tandem_engine_test_device
+                     tandem_engine_testing tandem_kernels_testing)
+    if(TANDEM_CUDA)
+      add_dependencies(cuda-parts run_ahead_test)
+    endif()
   endif()
 
   # The same checkpoints through an independent float64 forward, live. Needs

@@ -84,6 +84,22 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   EXPECT_EQ(edits[2].token_id, 4);
 }
 
+TEST(StepPlan, FedRowsNameDrawsOfTheStepBefore) {
+  const std::vector<int32_t> one = {21};
+  const std::vector<int32_t> blocks = {5};
+  StepPlan plan;
+  plan.Reserve({.rows = 4, .entries = 4, .blocks_per_entry = 4});
+  Step step{
+      .id = 2,
+      .entries = {Entry(0, one, blocks, true), Entry(1, one, blocks, true),
+                  Entry(2, one, blocks, true)}};
+  step.entries[0].fed = 2;
+  step.entries[2].fed = 1;
+  plan.Fill(step, 8, 4);
+  const kernels::Rows rows = plan.DeviceRows(plan.data());
+  EXPECT_THAT(Read(rows.fed, 4), ElementsAre(2, -1, 1, -1));
+}
+
 TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
   SeededRandom random(1);
   for (int round = 0; round < 500; ++round) {
