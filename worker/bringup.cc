@@ -329,6 +329,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching = flags.prefix_caching;
+  // A CPU that computes steps leaves the host nothing to run ahead with.
+  parts.engine_options.run_ahead =
+      flags.async_scheduling == "on" ||
+      (flags.async_scheduling == "auto" && opened->is_cuda());
   parts.hello = MakeHello(flags, role, parts);
   return parts;
 }

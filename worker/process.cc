@@ -89,6 +89,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
   line->Add("enable-prefix-caching", &worker.prefix_caching,
             "Keep full blocks for later prompts that start alike");
+  line->AddChoice("async-scheduling", &worker.async_scheduling,
+                  {"auto", "on", "off"},
+                  "Submit the next step of decodes while one runs; auto: on a "
+                  "GPU");
   line->Add(
       "enforce-eager", &worker.enforce_eager,
       "On a GPU, put steps on it operation by operation (no CUDA graphs)");

@@ -159,9 +159,15 @@ TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
     const auto table = RandomFloats(static_cast<size_t>(vocab * dim), 28);
     Device device(MakeBackend("auto", 2));
     const std::vector<int32_t> ids = {0, 76, 31, 32, 76, 63, 64};
+    // The second and the last are fed with what was drawn.
+    std::vector<SampleResult> drawn(2);
+    drawn[0].token_id = ids[6];
+    drawn[1].token_id = ids[1];
     Rows rows;
     rows.num_rows = static_cast<int>(ids.size());
-    rows.token_ids = device.Upload(ids);
+    rows.token_ids = device.Upload<int32_t>({0, -1, 31, 32, 76, 63, 900});
+    rows.fed = device.Upload<int32_t>({-1, 1, -1, -1, -1, -1, 0});
+    rows.drawn = device.Upload(drawn);
     float* const out = device.New<float>(ids.size() * dim);
     device->Embed(device.queue(), rows, device.Pack(table, vocab, dim, type),
                   out);

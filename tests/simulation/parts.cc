@@ -68,6 +68,7 @@ decode_worker::DecodeOptions MakeDecodeOptions(const std::string& name,
   decode_worker::DecodeOptions options;
   options.incarnation = incarnation;
   options.engine = EngineLimits();
+  options.engine.run_ahead = (incarnation.back() & 1) != 0;  // every other one
   options.expected_new_tokens = 24;
   options.local_recompute_tokens = 64;
   options.max_unsent = 8;

@@ -23,7 +23,13 @@ TEST(CudaRows, RopeRotatesAndAppendsWhateverTheSchedule) {
 
 TEST(CudaRows, EmbedTakesRowsOfEveryPackedType) {
   const int rows = 130;
-  const std::vector<int32_t> ids = {0, 129, 64, 63, 64};
+  // Two of them are fed with what was drawn: then their ids mean nothing.
+  const std::vector<int32_t> tokens = {0, 129, 64, 63, 64};
+  const std::vector<int32_t> ids = {0, -1, 64, 900, 64};
+  const std::vector<int32_t> fed = {-1, 2, -1, 0, -1};
+  std::vector<SampleResult> drawn(3);
+  drawn[2].token_id = 129;
+  drawn[0].token_id = 63;
   const WeightType types[] = {WeightType::kF32, WeightType::kBF16,
                               WeightType::kF16, WeightType::kE4M3};
   for (const int cols : {1, 8, 77, 136, 1030}) {
@@ -35,14 +41,19 @@ TEST(CudaRows, EmbedTakesRowsOfEveryPackedType) {
                       weight);
       for (const DType type : kTypes) {
         Guarded out(type, static_cast<int64_t>(ids.size()) * cols);
-        ASSERT_EQ(
-            LaunchEmbed(StreamOf(Generation::kHopper), type, weight,
-                        {packed.bytes.data(), packed.scales.data(), ids.data(),
-                         out.data(), static_cast<int>(ids.size()), cols}),
-            0)
+        ASSERT_EQ(LaunchEmbed(StreamOf(Generation::kHopper), type, weight,
+                              {.weights = packed.bytes.data(),
+                               .scales = packed.scales.data(),
+                               .token_ids = ids.data(),
+                               .fed = fed.data(),
+                               .drawn = drawn.data(),
+                               .out = out.data(),
+                               .num_rows = static_cast<int>(ids.size()),
+                               .cols = cols}),
+                  0)
             << emulator::LastFault();
         std::vector<float> expected;
-        for (const int32_t id : ids) {
+        for (const int32_t id : tokens) {
           for (int i = 0; i < cols; ++i) {
             expected.push_back(
                 RoundedTo(type, UnpackWeight(packed, id, i, cols, weight)));
