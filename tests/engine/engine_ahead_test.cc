@@ -34,8 +34,8 @@ TEST(EngineAheadTest, DecodesAreFedByTheStepBefore) {
   harness.RunUntilIdle();
   // Who ends by length is left out of the step that would be too many.
   EXPECT_THAT(harness.executor.steps,
-              ElementsAre("1@0+5* 2@0+3*", "~1@5+1* ~2@3+1*",
-                          "~1@6+1* ~2@4+1*", "~1@7+1*"));
+              ElementsAre("1@0+5* 2@0+3*", "~1@5+1* ~2@3+1*", "~1@6+1* ~2@4+1*",
+                          "~1@7+1*"));
   EXPECT_EQ(harness.engine->stats().surplus_tokens, 0);
   EXPECT_EQ(harness.engine->stats().decode_tokens, 7);
   harness.ExpectAllFinishedRight();
@@ -99,8 +99,8 @@ TEST(EngineAheadTest, OfAStepTooManyNothingIsHeard) {
   SequenceSpec spec = harness.Spec(1, 5, 20);
   harness.Add(2, 5, 20);
   // The fourth token of the undisturbed run, and not one of the first three.
-  const std::vector<int32_t> tokens = Expected(
-      harness.options.model, spec.history, 4, spec.sampling);
+  const std::vector<int32_t> tokens =
+      Expected(harness.options.model, spec.history, 4, spec.sampling);
   ASSERT_THAT(std::vector(tokens.begin(), tokens.begin() + 3),
               Not(::testing::Contains(tokens[3])));
   spec.stopping.stop_token_ids = {tokens[3]};
@@ -241,6 +241,34 @@ TEST(EngineAheadTest, StopTokensAreBannedUntilMinTokens) {
     harness.ExpectAllFinishedRight();
     harness.ExpectNothingLeft();
   }
+}
+
+TEST(EngineAheadTest, RulesThatDependOnTheTokenWaitForIt) {
+  std::vector<std::vector<int32_t>> tokens;
+  for (const bool run_ahead : {false, true}) {
+    HarnessOptions options = Ahead();
+    options.engine.run_ahead = run_ahead;
+    Harness harness(options);
+    SequenceSpec spec = harness.Spec(1, 3, 8);
+    spec.rules.frequency_penalty = 0.5f;
+    harness.Add(1, std::move(spec));
+    spec = harness.Spec(2, 3, 16);
+    spec.rules.banned_ids = {5, 6, 7, 8, 9};  // of every token
+    harness.Add(2, std::move(spec));
+    harness.RunUntilIdle();
+    for (const std::string& step : harness.executor.steps) {
+      if (step.find("1@") == std::string::npos) continue;
+      EXPECT_THAT(step, Not(HasSubstr("~")));
+    }
+    // The second alone.
+    EXPECT_EQ(harness.executor.fed > 6, run_ahead);
+    for (const SequenceId id : {1, 2}) {
+      tokens.push_back(harness.told[id].tokens);
+    }
+    harness.ExpectNothingLeft();
+  }
+  EXPECT_EQ(tokens[0], tokens[2]);
+  EXPECT_EQ(tokens[1], tokens[3]);
 }
 
 TEST(EngineAheadTest, APrefillWorkersSequencesEndWithTheirFirstToken) {

@@ -61,8 +61,7 @@ class Generation final : public EngineListener {
     sequence.prompt_tokens = static_cast<int>(sequence.history.size());
     sequence.sampling.temperature = id == 2 ? 0.8f : 0.0f;
     sequence.sampling.seed = id;
-    // Lengths differ; one is barred from a stop token for a while, so that
-    // draws are not in the order of the entries.
+    // Lengths differ; one is barred from a stop token for a while.
     sequence.stopping.max_tokens = kTokens - static_cast<int>(id);
     if (id == 1) {
       sequence.stopping.min_tokens = 4;
