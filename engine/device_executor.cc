@@ -302,12 +302,21 @@ absl::Status DeviceExecutor::RecordDecodes(
       const absl::Status status = backend_->Record(
           *compute_, decode.key(), [&] { RunDecode(plan, decode); });
       compute_->Synchronize();
-      if (!status.ok()) return status;
+      if (!status.ok()) return ForgetRecords(status);
       progress(++done, static_cast<int>(total));
     }
   }
   recorded_ = true;
   return absl::OkStatus();
+}
+
+// With the queue goes what was recorded on it, which would take memory for
+// nothing, and what was reserved for it.
+absl::Status DeviceExecutor::ForgetRecords(absl::Status why) {
+  compute_.reset();
+  why.Update(backend_->Reserve(Limits(options_, *model_)));
+  compute_ = backend_->NewQueue("compute");
+  return why;
 }
 
 // Puts the whole step on the queue.

@@ -138,6 +138,7 @@ class DeviceExecutor final : public Executor {
   };
   // Size 0: not such a step.
   Decode DecodeOf(const Step& step) const;
+  absl::Status ForgetRecords(absl::Status why);
   kernels::Rows RowsOf(const StepPlan& plan) const;
   void RunDecode(const StepPlan& plan, const Decode& decode);
   void RunMixed(Flight& flight);

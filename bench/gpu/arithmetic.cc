@@ -52,7 +52,9 @@ std::vector<Work> StepWork(const Shape& shape, int sequences, int64_t queries,
     operators.push_back(
         MatMulWork(rows, shape.hidden, shape.intermediate, widths));
   }
-  operators.push_back(MatMulWork(sequences, shape.vocab, shape.hidden, widths));
+  operators.push_back(
+      MatMulWork(sequences, shape.vocab, shape.hidden,
+                 {.weight = widths.head, .activation = widths.activation}));
   return operators;
 }
 
@@ -77,11 +79,11 @@ double DecodeBytes(const Shape& shape, int sequences, int64_t context,
       static_cast<double>(shape.hidden) *
       (shape.qkv_rows() + double{1} * shape.heads * shape.head_dim +
        3.0 * shape.intermediate);
-  const double weights =
-      layer * shape.layers + static_cast<double>(shape.vocab) * shape.hidden;
+  const double head = static_cast<double>(shape.vocab) * shape.hidden;
   const double kv = 2.0 * shape.kv_heads * shape.head_dim *
                     static_cast<double>(context) * sequences * shape.layers;
-  return weights * widths.weight + kv * widths.kv;
+  return layer * shape.layers * widths.weight + head * widths.head +
+         kv * widths.kv;
 }
 
 }  // namespace tandem::bench

@@ -29,7 +29,8 @@ inline constexpr Shape kLlama8B{32, 4096, 32, 8, 128, 14336, 128256};
 
 // Bytes of an element.
 struct Widths {
-  double weight = 2;
+  double weight = 2;  // of the layers' matrices
+  double head = 2;
   double activation = 2;
   double kv = 2;
 };

@@ -290,9 +290,14 @@ TEST(CudaEngine, DecodesGoOnWhereNothingCanBeRecorded) {
   Rig rig(checkpoint.dir.path(), cpu.get(), options);
   const Decoded expected = DecodeSome(rig, checkpoint.spec, DType::kF32);
   const auto refuses = kernels::cuda::testing::NewEmulatedBackend(
-      {.activation = DType::kF32}, {.refuse_graphs = true});
+      {.activation = DType::kF32}, {.most_captures = 0});
   ASSERT_TRUE(refuses.ok());
-  for (kernels::Backend* backend : {cpu.get(), refuses->get()}) {
+  // The sizes that it has recorded are forgotten with the third.
+  const auto gives_up = kernels::cuda::testing::NewEmulatedBackend(
+      {.activation = DType::kF32}, {.most_captures = 2});
+  ASSERT_TRUE(gives_up.ok());
+  for (kernels::Backend* backend :
+       {cpu.get(), refuses->get(), gives_up->get()}) {
     Rig again(checkpoint.dir.path(), backend, options);
     again.loop().RunSync([&] {
       EXPECT_EQ(again.executor().RecordDecodes([](int, int) {}).code(),

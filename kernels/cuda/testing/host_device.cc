@@ -28,7 +28,7 @@ class HostDevice final : public Device {
                .generation = options.generation,
                .multiprocessors = options.multiprocessors,
                .total_bytes = options.total_bytes},
-        refuse_graphs_(options.refuse_graphs),
+        captures_left_(options.most_captures),
         thread_([this] { Serve(); }) {}
 
   ~HostDevice() override {
@@ -134,7 +134,7 @@ class HostDevice final : public Device {
 
   int BeginCapture(void* stream) override {
     const int error = Flush(stream);
-    if (refuse_graphs_) return kRefused;
+    if (--captures_left_ < 0) return kRefused;
     static_cast<HeldStream*>(stream)->Record(new Graph);
     return error;
   }
@@ -202,7 +202,7 @@ class HostDevice final : public Device {
   }
 
   const DeviceFacts facts_;
-  const bool refuse_graphs_;
+  int captures_left_;  // of one thread at a time
   mutable Mutex mutex_;
   CondVar changed_;
   std::map<const std::byte*, size_t> reached_ ABSL_GUARDED_BY(mutex_);

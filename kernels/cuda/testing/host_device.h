@@ -22,7 +22,7 @@ struct HostDeviceOptions {
   int generation = 90;
   int multiprocessors = 132;
   size_t total_bytes = size_t{1} << 32;  // more is refused
-  bool refuse_graphs = false;            // captures fail
+  int most_captures = 1 << 30;           // those beyond fail
 };
 
 std::unique_ptr<Device> NewHostDevice(const HostDeviceOptions& options = {});
