@@ -227,6 +227,23 @@ TEST_F(CoreTest, DeadAttemptIsRetriedAndItsWayAvoided) {
   EXPECT_THAT(w.prefills[1].sent[0].open().avoid_ways(), ElementsAre("shm"));
 }
 
+TEST_F(CoreTest, AFailedHandoffIsThePairsFaultAndNotThePrefillWorkers) {
+  HandingOver();
+  w.prefills[0].Break(MakeError(absl::StatusCode::kUnavailable,
+                                "HANDOFF_FAILED", "no receive for 5 s",
+                                {{"way", "nccl"}}));
+  // Its way is avoided before the decode worker has said anything of it; the
+  // worker itself is not.
+  const v1::GetClusterStateResponse state = w.core->State(false);
+  ASSERT_EQ(state.avoided_pairs_size(), 1);
+  EXPECT_EQ(state.avoided_pairs(0).way(), "nccl");
+  const v1::DecodeRetry& retry = w.decodes[0].sent.back().retry();
+  EXPECT_EQ(retry.prefill_worker().worker_id(), "p0");
+  w.decodes[0].Say(World::Opened(2, "t2"));
+  ASSERT_EQ(w.prefills.size(), 2u);
+  EXPECT_THAT(w.prefills[1].sent[0].open().avoid_ways(), ElementsAre("nccl"));
+}
+
 TEST_F(CoreTest, FullPrefillWorkersCostNoAttempt) {
   ClientPipe* client = w.Submit(World::Ask());
   w.decodes[0].Say(World::Opened(1, "t"));
@@ -602,142 +619,6 @@ TEST(CoreLimits, DrainRefusesNewRequestsAndFinishesOld) {
   w.core->CloseAll(absl::UnavailableError("over"));
   EXPECT_TRUE(w.core->idle());
   EXPECT_TRUE(w.decodes[0].dropped);
-}
-
-// ------------------------------------------------------------------ registry
-
-TEST(RegistryTest, BrokenOrSilentLeasesGetNothingNew) {
-  World w;
-  LeasePipe* d0 = w.Decode("d0");
-  EXPECT_TRUE(d0->sent[0].has_welcome());
-  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
-  w.RunFor(absl::Seconds(20));
-  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
-  EXPECT_TRUE(d0->sent.back().has_beat());
-  w.frozen.insert(d0);
-  w.RunFor(absl::Seconds(6));
-  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
-  EXPECT_TRUE(d0->dropped);
-  LeasePipe* d1 = w.Decode("d1");
-  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
-  d1->Break(absl::UnavailableError(""));
-  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
-}
-
-TEST(RegistryTest, WrongHellosAreRefusedByName) {
-  struct Case {
-    const char* field;
-    std::function<void(v1::WorkerHello*)> spoil;
-  };
-  for (const Case& c : {
-           Case{"worker_id",
-                [](auto* h) { h->mutable_worker()->set_worker_id(""); }},
-           Case{"worker_id",
-                [](auto* h) { h->mutable_worker()->set_worker_id("a\nb"); }},
-           Case{"incarnation",
-                [](auto* h) { h->mutable_worker()->set_incarnation("short"); }},
-           Case{"endpoint",
-                [](auto* h) { h->mutable_worker()->set_endpoint(""); }},
-           Case{"role",
-                [](auto* h) { h->set_role(v1::WORKER_ROLE_UNSPECIFIED); }},
-           Case{"max_model_len", [](auto* h) { h->set_max_model_len(0); }},
-           Case{"block_size", [](auto* h) { h->set_block_size(0); }},
-           Case{"num_blocks", [](auto* h) { h->set_num_blocks(-1); }},
-           Case{"max_num_seqs", [](auto* h) { h->set_max_num_seqs(0); }},
-           Case{"protocol_min", [](auto* h) { h->set_protocol_min(2); }},
-           Case{"serves", [](auto* h) { h->set_model("other"); }},
-       }) {
-    World w;
-    v1::WorkerHello hello = World::Hello("d0", v1::WORKER_ROLE_DECODE);
-    c.spoil(&hello);
-    LeasePipe* lease = w.Register(hello);
-    EXPECT_TRUE(lease->dropped) << c.field;
-    EXPECT_THAT(std::string(lease->status.message()),
-                ::testing::HasSubstr(c.field));
-    EXPECT_EQ(w.core->State(false).rejected_size(), 1);
-  }
-}
-
-TEST(RegistryTest, PairsThatDifferAreNamedFieldByField) {
-  World w;
-  v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
-  (*p.mutable_fingerprint())["weights"] = "v2";
-  w.Register(p);
-  w.Decode("d0");
-  w.Submit(World::Ask());
-  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
-  const v1::GetClusterStateResponse state = w.core->State(true);
-  ASSERT_EQ(state.avoided_pairs_size(), 1);
-  EXPECT_EQ(state.avoided_pairs(0).reason(), "fingerprint weights: v2 != w");
-  EXPECT_EQ(state.in_flight(0).phase(), "opening");
-}
-
-TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
-  for (const bool decode_allows : {false, true}) {
-    World w;
-    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
-    (*p.mutable_fingerprint())["numerics"] = "other";
-    p.set_mixed_numerics(true);
-    w.Register(p);
-    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
-    d.set_mixed_numerics(decode_allows);
-    w.Register(d);
-    w.Submit(World::Ask());
-    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), decode_allows);
-  }
-}
-
-TEST(RegistryTest, APrefillWorkerMustKnowTheOthersKvFormat) {
-  struct Row {
-    const char* decodes;
-    std::vector<const char*> sends;  // none: an older worker
-    bool fits;
-  };
-  for (const Row& row : std::vector<Row>{{"bf16", {}, true},
-                                         {"fp8", {}, false},
-                                         {"fp8", {"f32", "fp8"}, true},
-                                         {"int4", {"f32", "fp8"}, false}}) {
-    World w;
-    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
-    (*p.mutable_fingerprint())["numerics"] = "other";
-    p.set_mixed_numerics(true);
-    p.set_kv_dtype("f32");
-    for (const char* format : row.sends) p.add_kv_formats(format);
-    w.Register(p);
-    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
-    d.set_mixed_numerics(true);
-    d.set_kv_dtype(row.decodes);
-    w.Register(d);
-    w.Submit(World::Ask());
-    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), row.fits)
-        << row.decodes;
-  }
-}
-
-TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
-  World w;
-  EXPECT_EQ(w.core->context_length(), 0);
-  w.Decode("d0");
-  v1::WorkerHello small = World::Hello("d1", v1::WORKER_ROLE_DECODE);
-  small.set_max_model_len(300);
-  w.Register(small);
-  EXPECT_EQ(w.core->context_length(), 300);
-}
-
-TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
-  AvoidList list(absl::Seconds(1), absl::Seconds(4));
-  absl::Time now = absl::FromUnixSeconds(100);
-  for (const int seconds : {1, 2, 4, 4}) {
-    list.Failed("x", now, "why");
-    EXPECT_TRUE(list.Avoided(
-        "x", now + absl::Seconds(seconds) - absl::Milliseconds(1)));
-    now += absl::Seconds(seconds);
-    EXPECT_FALSE(list.Avoided("x", now));
-  }
-  list.Using("x", now);  // the probe: others stay away
-  EXPECT_TRUE(list.Avoided("x", now));
-  list.Succeeded("x");
-  EXPECT_FALSE(list.Avoided("x", now));
 }
 
 }  // namespace

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is registered, which of them fit together, and what is held against
+// them for how long.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/router/world.h"
+
+namespace tandem::router {
+namespace {
+
+TEST(RegistryTest, BrokenOrSilentLeasesGetNothingNew) {
+  World w;
+  LeasePipe* d0 = w.Decode("d0");
+  EXPECT_TRUE(d0->sent[0].has_welcome());
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  w.RunFor(absl::Seconds(20));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  EXPECT_TRUE(d0->sent.back().has_beat());
+  w.frozen.insert(d0);
+  w.RunFor(absl::Seconds(6));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+  EXPECT_TRUE(d0->dropped);
+  LeasePipe* d1 = w.Decode("d1");
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  d1->Break(absl::UnavailableError(""));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+}
+
+TEST(RegistryTest, WrongHellosAreRefusedByName) {
+  struct Case {
+    const char* field;
+    std::function<void(v1::WorkerHello*)> spoil;
+  };
+  for (const Case& c : {
+           Case{"worker_id",
+                [](auto* h) { h->mutable_worker()->set_worker_id(""); }},
+           Case{"worker_id",
+                [](auto* h) { h->mutable_worker()->set_worker_id("a\nb"); }},
+           Case{"incarnation",
+                [](auto* h) { h->mutable_worker()->set_incarnation("short"); }},
+           Case{"endpoint",
+                [](auto* h) { h->mutable_worker()->set_endpoint(""); }},
+           Case{"role",
+                [](auto* h) { h->set_role(v1::WORKER_ROLE_UNSPECIFIED); }},
+           Case{"max_model_len", [](auto* h) { h->set_max_model_len(0); }},
+           Case{"block_size", [](auto* h) { h->set_block_size(0); }},
+           Case{"num_blocks", [](auto* h) { h->set_num_blocks(-1); }},
+           Case{"max_num_seqs", [](auto* h) { h->set_max_num_seqs(0); }},
+           Case{"protocol_min", [](auto* h) { h->set_protocol_min(2); }},
+           Case{"serves", [](auto* h) { h->set_model("other"); }},
+       }) {
+    World w;
+    v1::WorkerHello hello = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    c.spoil(&hello);
+    LeasePipe* lease = w.Register(hello);
+    EXPECT_TRUE(lease->dropped) << c.field;
+    EXPECT_THAT(std::string(lease->status.message()),
+                ::testing::HasSubstr(c.field));
+    EXPECT_EQ(w.core->State(false).rejected_size(), 1);
+  }
+}
+
+TEST(RegistryTest, PairsThatDifferAreNamedFieldByField) {
+  World w;
+  v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+  (*p.mutable_fingerprint())["weights"] = "v2";
+  w.Register(p);
+  w.Decode("d0");
+  w.Submit(World::Ask());
+  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
+  const v1::GetClusterStateResponse state = w.core->State(true);
+  ASSERT_EQ(state.avoided_pairs_size(), 1);
+  EXPECT_EQ(state.avoided_pairs(0).reason(), "fingerprint weights: v2 != w");
+  EXPECT_EQ(state.in_flight(0).phase(), "opening");
+}
+
+TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
+  for (const bool decode_allows : {false, true}) {
+    World w;
+    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+    (*p.mutable_fingerprint())["numerics"] = "other";
+    p.set_mixed_numerics(true);
+    w.Register(p);
+    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    d.set_mixed_numerics(decode_allows);
+    w.Register(d);
+    w.Submit(World::Ask());
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), decode_allows);
+  }
+}
+
+TEST(RegistryTest, APrefillWorkerMustKnowTheOthersKvFormat) {
+  struct Row {
+    const char* decodes;
+    std::vector<const char*> sends;  // none: an older worker
+    bool fits;
+  };
+  for (const Row& row : std::vector<Row>{{"bf16", {}, true},
+                                         {"fp8", {}, false},
+                                         {"fp8", {"f32", "fp8"}, true},
+                                         {"int4", {"f32", "fp8"}, false}}) {
+    World w;
+    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+    (*p.mutable_fingerprint())["numerics"] = "other";
+    p.set_mixed_numerics(true);
+    p.set_kv_dtype("f32");
+    for (const char* format : row.sends) p.add_kv_formats(format);
+    w.Register(p);
+    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    d.set_mixed_numerics(true);
+    d.set_kv_dtype(row.decodes);
+    w.Register(d);
+    w.Submit(World::Ask());
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), row.fits)
+        << row.decodes;
+  }
+}
+
+TEST(RegistryTest, ADecodeWorkerMustKnowThePrefillWorkersKvFormat) {
+  // It refuses links from a format that it has not heard of.
+  for (const bool knows : {false, true}) {
+    World w;
+    v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+    (*p.mutable_fingerprint())["numerics"] = "other";
+    p.set_mixed_numerics(true);
+    p.set_kv_dtype("fp8");
+    for (const char* format : {"f32", "bf16", "fp8"}) p.add_kv_formats(format);
+    w.Register(p);
+    v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+    d.set_mixed_numerics(true);
+    d.set_kv_dtype("bf16");
+    if (knows) d.add_kv_formats("bf16"), d.add_kv_formats("fp8");
+    w.Register(d);
+    w.Submit(World::Ask());
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), knows);
+    const v1::GetClusterStateResponse state = w.core->State(false);
+    EXPECT_EQ(state.avoided_pairs_size(), knows ? 0 : 1);
+    if (!knows) {
+      EXPECT_EQ(state.avoided_pairs(0).reason(),
+                "KV format: fp8, which the decode worker does not know");
+    }
+  }
+}
+
+TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
+  for (const char* restarted : {"p0", "d0"}) {
+    for (const char incarnation : {'1', '2'}) {
+      World w;
+      w.Prefill("p0");
+      w.Decode("d0");
+      w.Decode("d00");  // whose pair is another
+      w.core->registry().PairFailed("p0", "d0", "shm", "digest");
+      w.core->registry().PairFailed("p0", "d00", "shm", "digest");
+      w.Register(World::Hello(restarted,
+                              restarted[0] == 'p' ? v1::WORKER_ROLE_PREFILL
+                                                  : v1::WORKER_ROLE_DECODE,
+                              incarnation));
+      const bool cleared = incarnation == '2';
+      const int left = !cleared ? 2 : restarted[0] == 'p' ? 0 : 1;
+      EXPECT_EQ(w.core->State(false).avoided_pairs_size(), left)
+          << restarted << " " << incarnation;
+    }
+  }
+}
+
+TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
+  World w;
+  EXPECT_EQ(w.core->context_length(), 0);
+  w.Decode("d0");
+  v1::WorkerHello small = World::Hello("d1", v1::WORKER_ROLE_DECODE);
+  small.set_max_model_len(300);
+  w.Register(small);
+  EXPECT_EQ(w.core->context_length(), 300);
+}
+
+TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
+  AvoidList list(absl::Seconds(1), absl::Seconds(4));
+  absl::Time now = absl::FromUnixSeconds(100);
+  for (const int seconds : {1, 2, 4, 4}) {
+    list.Failed("x", now, "why");
+    EXPECT_TRUE(list.Avoided(
+        "x", now + absl::Seconds(seconds) - absl::Milliseconds(1)));
+    now += absl::Seconds(seconds);
+    EXPECT_FALSE(list.Avoided("x", now));
+  }
+  list.Using("x", now);  // the probe: others stay away
+  EXPECT_TRUE(list.Avoided("x", now));
+  list.Succeeded("x");
+  EXPECT_FALSE(list.Avoided("x", now));
+}
+
+}  // namespace
+}  // namespace tandem::router
