@@ -12,6 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "engine/quantisation.h"
 #include "engine/rope.h"
 #include "engine/widen.h"
 
@@ -52,6 +54,10 @@ class ModelLoader {
   // Packs the parts, stacked by rows, as one matrix.
   absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
                     std::unique_ptr<kernels::Matrix>& matrix);
+  // The same of parts some of which were quantised before: as they are where
+  // all have one form and the backend takes it, else dequantised.
+  absl::Status PackQuantised(const std::vector<Part>& parts, int cols, Use use,
+                             std::unique_ptr<kernels::Matrix>& matrix);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<Part>& parts, const float** target);
@@ -59,7 +65,7 @@ class ModelLoader {
   absl::Status UploadVectors();
   absl::Status RefuseLeftovers() const;
   absl::Status CheckLimits();
-  void Used(const std::string& name, const HostTensor& tensor);
+  void Used(const std::string& name);
 
   const ModelSpec& spec_;
   const Checkpoint& checkpoint_;
@@ -74,11 +80,10 @@ class ModelLoader {
   std::vector<std::pair<size_t, const float**>> targets_;
 };
 
-void ModelLoader::Used(const std::string& name, const HostTensor& tensor) {
+void ModelLoader::Used(const std::string& name) {
   used_.insert(name);
-  done_bytes_ += static_cast<uint64_t>(tensor.rows) *
-                 static_cast<uint64_t>(tensor.cols) *
-                 kernels::SizeOf(tensor.dtype);
+  const TensorInfo* const tensor = checkpoint_.Find(name);
+  if (tensor != nullptr) done_bytes_ += tensor->end - tensor->begin;
   progress_(done_bytes_, checkpoint_.total_bytes());
 }
 
@@ -91,9 +96,67 @@ DType ModelLoader::KeptAs(DType given, Use use) const {
                                                               : DType::kF32);
 }
 
+absl::Status ModelLoader::PackQuantised(
+    const std::vector<Part>& parts, int cols, Use use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  CodeRows codes;
+  std::vector<float> values;  // where codes have no common form
+  bool same = true;
+  for (const Part& part : parts) {
+    const std::string product(absl::StripSuffix(part.name, ".weight"));
+    absl::StatusOr<CodeRows> read;
+    if (HasCodes(checkpoint_, product)) {
+      read =
+          ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
+      if (!read.ok()) return read.status();
+      for (const std::string& name : read->names) Used(name);
+      const std::vector<float> numbers = Dequantise(*read);
+      values.insert(values.end(), numbers.begin(), numbers.end());
+      same = same && (codes.rows == 0 || SameForm(codes, *read));
+      if (codes.rows == 0) {
+        codes = *std::move(read);
+      } else if (same) {
+        AppendRows(*read, codes);
+      }
+    } else {
+      const absl::StatusOr<HostTensor> tensor =
+          checkpoint_.Matrix(part.name, part.rows, cols);
+      if (!tensor.ok()) return tensor.status();
+      std::vector<std::byte> bytes;
+      Append(*tensor, DType::kF32, bytes);
+      const size_t begin = values.size();
+      values.resize(begin + bytes.size() / sizeof(float));
+      memcpy(values.data() + begin, bytes.data(), bytes.size());
+      Used(part.name);
+      same = false;
+    }
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
+      same ? backend_->PackCodes(codes.View())
+           : absl::UnimplementedError("rows of several forms");
+  if (absl::IsUnimplemented(packed.status())) {
+    const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
+                           DType::kF32,
+                           static_cast<int64_t>(values.size()) / cols, cols};
+    const DType kept = KeptAs(DType::kF32, use);
+    packed = use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
+                                : backend_->PackMatrix(whole, kept);
+  }
+  if (!packed.ok()) return packed.status();
+  matrix = *std::move(packed);
+  formats_.insert(std::string(kernels::Name(matrix->dtype())));
+  return absl::OkStatus();
+}
+
 absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
                                Use use,
                                std::unique_ptr<kernels::Matrix>& matrix) {
+  for (const Part& part : parts) {
+    if (HasCodes(checkpoint_,
+                 std::string(absl::StripSuffix(part.name, ".weight")))) {
+      return PackQuantised(parts, cols, use, matrix);
+    }
+  }
   std::vector<HostTensor> tensors;
   HostTensor whole{nullptr, DType::kF32, 0, cols};
   bool same = true;
@@ -121,7 +184,7 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
   if (!packed.ok()) return packed.status();
   matrix = *std::move(packed);
   formats_.insert(std::string(kernels::Name(kept)));
-  for (size_t i = 0; i < parts.size(); ++i) Used(parts[i].name, tensors[i]);
+  for (const Part& part : parts) Used(part.name);
   return absl::OkStatus();
 }
 
@@ -133,7 +196,7 @@ absl::Status ModelLoader::AddVector(const std::vector<Part>& parts,
         checkpoint_.Vector(part.name, part.rows);
     if (!tensor.ok()) return tensor.status();
     Append(*tensor, DType::kF32, bytes);
-    Used(part.name, *tensor);
+    Used(part.name);
   }
   std::vector<float> values(bytes.size() / sizeof(float));
   memcpy(values.data(), bytes.data(), bytes.size());
@@ -222,6 +285,13 @@ absl::Status ModelLoader::RefuseLeftovers() const {
 }
 
 absl::Status ModelLoader::CheckLimits() {
+  if (options_.quantisation.has_value() &&
+      spec_.quantisation.method != Quantisation::Method::kNone) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint is quantised already; leave out "
+                     "--quantization ",
+                     std::string(kernels::Name(*options_.quantisation))));
+  }
   if (options_.max_positions < 0 ||
       options_.max_positions > spec_.max_positions) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -147,11 +147,6 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family,
   if (activation != "silu") {
     fields.Refuse("hidden_act", Quote(activation), "silu");
   }
-  const json* quantized = fields.Find("quantization_config");
-  if (quantized != nullptr) {
-    fields.Refuse("quantization_config", ShowJson(*quantized),
-                  "absent or null: quantised checkpoints are not read");
-  }
   if (family.sliding_window == 0) return;
   const json* given = fields.Find("sliding_window");
   const int window = fields.HasNull("sliding_window")
@@ -242,6 +237,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.attention_bias = fields.Bool("attention_bias", false);
   spec.mlp_bias = fields.Bool("mlp_bias", false);
   spec.tied_head = fields.Bool("tie_word_embeddings", false);
+  spec.quantisation = ReadQuantisation(fields);
   RefuseUnsupported(fields, *family, spec);
   ReadSpecialIds(fields, spec);
   if (!fields.status().ok()) return fields.status();
@@ -285,6 +281,7 @@ std::string ModelSpec::Canonical() const {
         rope.factor, rope.low_freq_factor, rope.high_freq_factor,
         rope.original_max_positions);
   }
+  absl::StrAppend(&text, quantisation.Canonical());
   return text;
 }
 

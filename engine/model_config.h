@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/quantisation.h"
 
 namespace tandem::engine {
 
@@ -65,6 +66,7 @@ struct ModelSpec {
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends a sequence
   SamplingDefaults sampling;
+  Quantisation quantisation;  // of the checkpoint
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
 

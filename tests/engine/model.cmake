@@ -2,6 +2,8 @@
 tandem_test(safetensors_test SRCS safetensors_test.cc DEPS tandem_engine_model)
 tandem_test(model_config_test SRCS model_config_test.cc
             DEPS tandem_engine_model)
+tandem_test(quantised_tensors_test SRCS quantised_tensors_test.cc
+            DEPS tandem_engine_model)
 tandem_test(layer_groups_test SRCS layer_groups_test.cc
             DEPS tandem_engine_model)
 tandem_test(step_layout_test SRCS step_layout_test.cc
@@ -59,7 +61,12 @@ if(TARGET tandem_kernels)
              COMMAND ${TANDEM_PYTHON3}
                      ${PROJECT_SOURCE_DIR}/tools/oracle/compare_numpy.py
                      --probe $<TARGET_FILE:engine_probe>)
-    set_tests_properties(numpy_oracle_test PROPERTIES LABELS golden
-                         TIMEOUT 600 SKIP_RETURN_CODE 77)
+    # Quantised checkpoints of each format that is read, made on the spot.
+    add_test(NAME quantised_oracle_test
+             COMMAND ${TANDEM_PYTHON3}
+                     ${PROJECT_SOURCE_DIR}/tools/oracle/compare_quantised.py
+                     --probe $<TARGET_FILE:engine_probe>)
+    set_tests_properties(numpy_oracle_test quantised_oracle_test PROPERTIES
+                         LABELS golden TIMEOUT 600 SKIP_RETURN_CODE 77)
   endif()
 endif()

@@ -165,6 +165,10 @@ json Scaling(const json& changes) {
   return {{"rope_scaling", scaling}};
 }
 
+json Quantised(const json& config) {
+  return With(Llama(), {{"quantization_config", config}});
+}
+
 std::vector<Hostile> HostileConfigs() {
   const auto llama = [](const json& changes) { return With(Llama(), changes); };
   const auto mistral = [](const json& changes) {
@@ -258,8 +262,36 @@ std::vector<Hostile> HostileConfigs() {
        "partial_rotary_factor"},
       {"another activation", llama({{"hidden_act", "gelu"}}),
        "hidden_act: \"gelu\"; must be silu"},
-      {"quantised", llama({{"quantization_config", {{"bits", 4}}}}),
-       "quantization_config"},
+      {"quantised, nobody knows how",
+       llama({{"quantization_config", {{"bits", 4}}}}),
+       "quantization_config.quant_method: \"\"; must be gptq, awq or"},
+      {"gptq of 3 bits", Quantised({{"quant_method", "gptq"}, {"bits", 3}}),
+       "quantization_config.bits: 3; must be 4 or 8"},
+      {"gptq in groups of 48",
+       Quantised({{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 48}}),
+       "quantization_config.group_size: 48; must be -1 or a multiple of 32"},
+      {"gptq of Marlin",
+       Quantised({{"quant_method", "gptq"},
+                  {"bits", 4},
+                  {"checkpoint_format", "marlin"}}),
+       "quantization_config.checkpoint_format: \"marlin\""},
+      {"awq for gemv",
+       Quantised({{"quant_method", "awq"}, {"bits", 4}, {"version", "gemv"}}),
+       "quantization_config.version: \"gemv\"; must be gemm"},
+      {"sparse",
+       Quantised({{"quant_method", "compressed-tensors"},
+                  {"format", "sparse-24-bitmask"}}),
+       "quantization_config.format"},
+      {"several groups",
+       Quantised({{"quant_method", "compressed-tensors"},
+                  {"format", "int-quantized"},
+                  {"config_groups", {{"a", 1}, {"b", 2}}}}),
+       "quantization_config.config_groups"},
+      {"a group that is no object",
+       Quantised({{"quant_method", "compressed-tensors"},
+                  {"format", "int-quantized"},
+                  {"config_groups", {{"a", 1}}}}),
+       "quantization_config.config_groups"},
       {"bias as text", llama({{"attention_bias", "yes"}}),
        "attention_bias: \"yes\"; must be true or false"},
       {"a window", mistral({{"sliding_window", 512}}),

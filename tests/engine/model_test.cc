@@ -56,6 +56,15 @@ class ModelTest : public testing::Test {
   uint64_t total_ = 0;
 };
 
+TEST_F(ModelTest, QuantisesNothingTwice) {
+  Write("llama3_scaled_bf16",
+        {{"quantization_config", {{"quant_method", "awq"}, {"bits", 4}}}});
+  const auto model = Load({.quantisation = DType::kInt8});
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(model.status().message()),
+              HasSubstr("quantised already; leave out --quantization int8"));
+}
+
 TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
   const struct {
     const char* why;

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// What quantization_config may say. Everything that would change how codes
+// are read, and is not implemented, is refused by its field.
+
+#include "engine/quantisation.h"
+
+#include <string_view>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "engine/config_fields.h"
+#include "engine/json.h"
+
+namespace tandem::engine {
+namespace {
+
+using nlohmann::json;
+using Method = Quantisation::Method;
+
+// -1 (or nothing) is a scale for each row.
+int ReadGroup(ConfigFields& fields, int fallback) {
+  const int group = fields.Int("group_size", -1, 1 << 20, fallback);
+  if (group == -1) return 0;
+  if (group < kernels::kCodeGroup || group % kernels::kCodeGroup != 0) {
+    fields.Refuse("group_size", absl::StrCat(group), "-1 or a multiple of 32");
+  }
+  return group;
+}
+
+Quantisation ReadGptq(ConfigFields& fields) {
+  Quantisation result{.method = Method::kGptq};
+  result.bits = fields.Int("bits", 1, 16);
+  if (result.bits != 4 && result.bits != 8) {
+    fields.Refuse("bits", absl::StrCat(result.bits), "4 or 8");
+  }
+  result.group = ReadGroup(fields, -1);
+  const std::string format =
+      fields.String("checkpoint_format", "gptq");  // else Marlin's and others'
+  if (format != "gptq" && format != "gptq_v2") {
+    fields.Refuse("checkpoint_format", absl::StrCat("\"", format, "\""),
+                  "gptq or gptq_v2");
+  }
+  result.zeros_less_one = format == "gptq";
+  return result;
+}
+
+Quantisation ReadAwq(ConfigFields& fields) {
+  Quantisation result{.method = Method::kAwq, .bits = 4};
+  const int bits = fields.Int("bits", 1, 16);
+  if (bits != 4) fields.Refuse("bits", absl::StrCat(bits), "4");
+  result.group = ReadGroup(fields, -1);
+  const std::string version =
+      absl::AsciiStrToLower(fields.String("version", "gemm"));
+  if (version != "gemm") {
+    fields.Refuse("version", absl::StrCat("\"", version, "\""), "gemm");
+  }
+  return result;
+}
+
+// The weights of the only group of compressed-tensors' config_groups.
+Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
+                         const json& group) {
+  Quantisation result;
+  const auto weights = group.is_object() ? group.find("weights") : group.end();
+  if (!group.is_object() || weights == group.end() || !weights->is_object()) {
+    outer.Refuse("config_groups", ShowJson(group), "an object with weights");
+    return result;
+  }
+  ConfigFields fields(outer.path(), *weights,
+                      "quantization_config.config_groups.weights.");
+  const int bits = fields.Int("num_bits", 1, 16);
+  const std::string type = fields.String("type", "int");
+  const std::string strategy = fields.String("strategy", "channel");
+  if (strategy == "group") {
+    result.group = ReadGroup(fields, -1);
+  } else if (strategy != "channel" && strategy != "tensor") {
+    fields.Refuse("strategy", absl::StrCat("\"", strategy, "\""),
+                  "group, channel or tensor");
+  }
+  if (format == "pack-quantized") {
+    result.method = Method::kPacked;
+    result.bits = bits;
+    if (type != "int" || (bits != 4 && bits != 8)) {
+      fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
+                    "4 or 8 of type int");
+    }
+  } else {
+    result.method = Method::kPlain;
+    if (bits != 8 || (type != "int" && type != "float")) {
+      fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
+                    "8 of type int or float");
+    }
+    if (type == "float" && result.group != 0) {
+      fields.Refuse("strategy", "group of type float", "channel or tensor");
+    }
+  }
+  outer.Fail(fields.status());
+  return result;
+}
+
+Quantisation ReadCompressed(ConfigFields& fields) {
+  const std::string format = fields.String("format", "");
+  if (format != "pack-quantized" && format != "int-quantized" &&
+      format != "float-quantized" && format != "naive-quantized") {
+    fields.Refuse("format", absl::StrCat("\"", format, "\""),
+                  "pack-, int-, float- or naive-quantized");
+    return {};
+  }
+  if (fields.Find("kv_cache_scheme") != nullptr) {
+    fields.Refuse("kv_cache_scheme", "given", "null: see --kv-cache-dtype");
+  }
+  const json* groups = fields.Find("config_groups");
+  if (groups == nullptr || !groups->is_object() || groups->size() != 1) {
+    fields.Refuse("config_groups",
+                  groups == nullptr ? "missing" : ShowJson(*groups),
+                  "an object with one group");
+    return {};
+  }
+  return ReadGroupOf(fields, format, groups->begin().value());
+}
+
+}  // namespace
+
+std::string Quantisation::Canonical() const {
+  static constexpr std::string_view kNames[] = {"", "gptq", "awq", "packed",
+                                                "plain"};
+  if (method == Method::kNone) return "";
+  return absl::StrCat(
+      " quantised=", std::string(kNames[static_cast<int>(method)]),
+      " bits=", bits, " group=", group, " zeros_less_one=", zeros_less_one);
+}
+
+Quantisation ReadQuantisation(ConfigFields& outer) {
+  const json* config = outer.Find("quantization_config");
+  if (config == nullptr) return {};
+  if (!config->is_object()) {
+    outer.Refuse("quantization_config", ShowJson(*config), "an object or null");
+    return {};
+  }
+  ConfigFields fields(outer.path(), *config, "quantization_config.");
+  const std::string method = fields.String("quant_method", "");
+  Quantisation result;
+  if (method == "gptq") {
+    result = ReadGptq(fields);
+  } else if (method == "awq") {
+    result = ReadAwq(fields);
+  } else if (method == "compressed-tensors") {
+    result = ReadCompressed(fields);
+  } else {
+    fields.Refuse("quant_method", absl::StrCat("\"", method, "\""),
+                  "gptq, awq or compressed-tensors");
+  }
+  outer.Fail(fields.status());
+  return result;
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints whose matrices were quantised before: what config.json says
+// (quantization_config), and their tensors as codes, scales and zeros. For a
+// product X of `rows` outputs and `cols` inputs, bits b, groups of g inputs:
+//
+//   GPTQ     X.qweight I32 [cols * b / 32, rows], inputs from the low bits up;
+//            X.scales [groups, rows]; X.qzeros I32 [groups, rows * b / 32], one
+//            less than the zero unless checkpoint_format is gptq_v2; X.g_idx
+//            I32 [cols], which must be input / g (no act-order)
+//   AWQ      X.qweight I32 [cols, rows / 8]: the outputs 0 2 4 6 1 3 5 7 of
+//            eight from the low bits up; X.qzeros like it; X.scales as above
+//   compressed-tensors
+//            pack-quantized   X.weight_packed I32 [rows, cols * b / 32], codes
+//                             plus 2^(b-1) from the low bits up;
+//                             X.weight_zero_point I32 [rows * b / 32, groups]
+//            int-quantized    X.weight I8; float-quantized: F8_E4M3
+//                             X.weight_scale [rows, groups], [rows, 1] or [1]
+//
+// A product that has only X.weight in a float type was not quantised. Scales
+// of activations that were found before (input_scale) are not used: they are
+// found on the fly.
+
+#ifndef TANDEM_ENGINE_QUANTISATION_H_
+#define TANDEM_ENGINE_QUANTISATION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/safetensors.h"
+#include "kernels/types.h"
+
+namespace tandem::engine {
+
+class ConfigFields;
+
+// What quantization_config says.
+struct Quantisation {
+  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain };
+  Method method = Method::kNone;
+  int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
+  int group = 0;                // inputs that share a scale; 0: all of a row
+  bool zeros_less_one = false;  // kGptq
+
+  // "" for none; part of the model's canonical line.
+  std::string Canonical() const;
+};
+
+Quantisation ReadQuantisation(ConfigFields& fields);
+
+// Rows of a quantised matrix.
+struct CodeRows {
+  kernels::DType dtype = kernels::DType::kInt8;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t group = 0;           // cols: a scale for each row
+  std::vector<uint8_t> codes;  // as kernels::HostCodes has them
+  std::vector<float> scales;
+  std::vector<uint8_t> zeros;      // empty: none
+  std::vector<std::string> names;  // of the tensors that were read
+
+  int64_t groups() const { return (cols + group - 1) / group; }
+  kernels::HostCodes View() const {
+    return {dtype,
+            rows,
+            cols,
+            codes.data(),
+            group,
+            scales.data(),
+            zeros.empty() ? nullptr : zeros.data()};
+  }
+};
+
+// Whether product `name` (without ".weight") has codes in the checkpoint.
+bool HasCodes(const Checkpoint& checkpoint, const std::string& name);
+
+// The codes of one product. INVALID_ARGUMENT names file and tensor.
+absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
+                                   const Quantisation& quantisation,
+                                   const std::string& name, int64_t rows,
+                                   int64_t cols);
+
+// Whether `more` can follow `codes` as further rows of one matrix.
+bool SameForm(const CodeRows& codes, const CodeRows& more);
+void AppendRows(const CodeRows& more, CodeRows& codes);
+
+// The numbers that they stand for, [rows, cols].
+std::vector<float> Dequantise(const CodeRows& codes);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_QUANTISATION_H_
