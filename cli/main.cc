@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
 #include "cli/generate.h"
+#include "cli/sampling_flags.h"
 #include "cli/serve.h"
 #include "cli/status.h"
 #include "common/flags.h"
@@ -16,98 +16,6 @@
 
 namespace tandem::cli {
 namespace {
-
-// Flags as they are parsed; only those that were given go into the request,
-// so that the server's defaults stay the server's.
-struct SamplingFlags {
-  std::optional<double> temperature, top_p, min_p, max_time_seconds;
-  std::optional<int64_t> top_k, seed, max_tokens, min_tokens, logprobs;
-  std::vector<std::string> stop;
-  std::vector<std::string> stop_token_ids;
-  bool ignore_eos = false;
-  bool include_stop = false;
-  bool bypass_prefix_cache = false;
-  std::string cache_salt;
-  std::string placement = "auto";
-  std::string request_id;
-  std::string model;
-
-  void AddTo(CommandLine* line);
-  absl::Status Fill(v1::GenerateRequest* request) const;
-};
-
-void SamplingFlags::AddTo(CommandLine* line) {
-  line->Group("Sampling");
-  line->Add("temperature", &temperature, "0 is greedy", 0, 2);
-  line->Add("top-p", &top_p, "Smallest set with this probability", 0, 1);
-  line->AddInt("top-k", &top_k, "The k most probable; 0 or -1: all");
-  line->Add("min-p", &min_p, "Share of the most probable token", 0, 1);
-  line->AddInt("seed", &seed, "Equal seeds give equal outputs");
-  line->Group("Stopping");
-  line->AddInt("max-tokens", &max_tokens, "New tokens at most");
-  line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
-  line->AddList("stop", &stop, "Text that ends the output; repeatable",
-                /*separator=*/0);
-  line->AddList("stop-token-ids", &stop_token_ids, "Ids that end the output");
-  line->Add("ignore-eos", &ignore_eos, "Go on past the model's end token");
-  line->Add("include-stop-str-in-output", &include_stop,
-            "Keep what ended the output");
-  line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit");
-  line->Group("Request");
-  line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
-               {0, 20});
-  line->AddChoice("placement", &placement, {"auto", "split", "local"},
-                  "Prefill on a prefill worker (split) or in place (local)");
-  line->Add("bypass-prefix-cache", &bypass_prefix_cache,
-            "Compute the whole prompt");
-  line->Add("cache-salt", &cache_salt, "Share prefixes only with this salt");
-  line->Add("request-id", &request_id, "Your name for this request");
-  line->Add("model", &model, "Served model; empty: the only one");
-}
-
-absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
-  v1::SamplingOptions* const sampling = request->mutable_sampling();
-  if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
-  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
-  if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
-  if (top_k) sampling->set_top_k(static_cast<int32_t>(*top_k));
-  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
-  v1::StoppingOptions* const stopping = request->mutable_stopping();
-  if (max_tokens) stopping->set_max_tokens(static_cast<int32_t>(*max_tokens));
-  if (min_tokens) stopping->set_min_tokens(static_cast<int32_t>(*min_tokens));
-  for (const std::string& text : stop) stopping->add_stop(text);
-  for (const std::string& text : stop_token_ids) {
-    uint32_t id;
-    if (!absl::SimpleAtoi(text, &id)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--stop-token-ids: '", text, "' is no token id"));
-    }
-    stopping->add_stop_token_ids(id);
-  }
-  if (ignore_eos) stopping->set_ignore_eos(true);
-  if (include_stop) stopping->set_include_stop_str_in_output(true);
-  if (max_time_seconds) {
-    const int64_t nanos = static_cast<int64_t>(*max_time_seconds * 1e9);
-    stopping->mutable_max_time()->set_seconds(nanos / 1'000'000'000);
-    stopping->mutable_max_time()->set_nanos(
-        static_cast<int32_t>(nanos % 1'000'000'000));
-  }
-  if (logprobs) {
-    request->mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
-  }
-  request->set_placement(placement == "split"   ? v1::PLACEMENT_SPLIT
-                         : placement == "local" ? v1::PLACEMENT_LOCAL
-                                                : v1::PLACEMENT_AUTO);
-  if (bypass_prefix_cache) {
-    request->mutable_cache()->set_bypass_prefix_cache(true);
-  }
-  if (!cache_salt.empty()) {
-    request->mutable_cache()->set_cache_salt(cache_salt);
-  }
-  request->set_request_id(request_id);
-  request->set_model(model);
-  return absl::OkStatus();
-}
 
 struct ServeCommand {
   ServeFlags flags;
@@ -303,7 +211,11 @@ int RunTandem(int argc, char** argv) {
     generate.router.tls_key = generate_tls.key;
     generate.router.tls_ca = generate_tls.ca;
     status = sampling.Fill(&generate.request);
-    if (status.ok()) status = Generate(generate);
+    if (!status.ok()) {
+      ReportFailure("tandem generate", status);
+      return kExitUsage;
+    }
+    status = Generate(generate);
   } else {
     status_flags.admin.tls_cert = status_tls.cert;
     status_flags.admin.tls_key = status_tls.key;

@@ -127,6 +127,7 @@ bool DecodeCore::TryLocal(Call* call) {
   spec.history = call->history;
   spec.prompt_tokens = call->prompt_tokens;
   spec.sampling = call->sampling;
+  spec.rules = call->rules;
   spec.stopping = call->stopping;
   spec.root = Root(*call, "");
   spec.cache_blocks = call->use_prefix_cache;
@@ -282,6 +283,7 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
   spec.history = call->history;
   spec.prompt_tokens = call->prompt_tokens;
   spec.sampling = call->sampling;
+  spec.rules = call->rules;
   spec.stopping = call->stopping;
   spec.root = Root(*call, call->formats);
   spec.cache_blocks = call->use_prefix_cache;

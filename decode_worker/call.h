@@ -41,6 +41,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::vector<int32_t> history;  // prompt, then output so far
   int prompt_tokens = 0;
   engine::Sampling sampling;
+  engine::LogitRules rules;
   engine::Stopping stopping;
   std::string cache_salt;
   bool use_prefix_cache = true;

@@ -146,6 +146,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
       worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->prompt_tokens = open.prompt_token_ids_size();
   call->sampling = worker::ToEngine(open.sampling(), open.sequence_index());
+  call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
   call->cache_salt = open.cache_salt();
   call->use_prefix_cache = !open.bypass_prefix_cache();

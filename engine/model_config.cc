@@ -209,6 +209,8 @@ absl::Status ReadGeneration(const std::string& path, std::string_view text,
   sampling.temperature = fields.OptionalDouble("temperature", 0, 100);
   sampling.top_p = fields.OptionalDouble("top_p", 0, 1);
   sampling.min_p = fields.OptionalDouble("min_p", 0, 1);
+  sampling.repetition_penalty =
+      fields.OptionalDouble("repetition_penalty", 0, 100);
   sampling.top_k = fields.OptionalInt("top_k", 0, INT32_MAX);
   return fields.status();
 }

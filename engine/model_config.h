@@ -43,6 +43,7 @@ struct SamplingDefaults {
   std::optional<double> temperature;
   std::optional<double> top_p;
   std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
   std::optional<int> top_k;
 };
 

@@ -205,6 +205,7 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.prompt_tokens = call->open.prompt_token_ids_size();
   spec.sampling =
       worker::ToEngine(call->open.sampling(), call->open.sequence_index());
+  spec.rules = worker::ToEngine(call->open.sampling().rules());
   spec.stopping = call->stopping;
   spec.root = root;
   spec.cache_blocks = !call->open.bypass_prefix_cache();

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/model_config.h"
@@ -88,6 +89,10 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   limits.top_k = std::clamp(sampling.top_k.value_or(0), 0, spec->vocab_size);
   limits.min_p =
       static_cast<float>(std::clamp(sampling.min_p.value_or(0), 0.0, 1.0));
+  if (sampling.repetition_penalty.value_or(1) > 0) {
+    limits.repetition_penalty = static_cast<float>(
+        std::min(double{kMaxPenalty}, sampling.repetition_penalty.value_or(1)));
+  }
   std::optional<text::ChatTemplate> chat_template;
   if (chat.ok()) chat_template = *std::move(chat);
   return std::unique_ptr<ModelText>(new ModelText(
@@ -157,6 +162,25 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
   absl::StatusOr<Prompt> prompt = Encode(*rendered, add_special_tokens);
   if (prompt.ok()) prompt->rendered = *std::move(rendered);
   return prompt;
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> ModelText::EncodeBadWords(
+    const google::protobuf::RepeatedPtrField<std::string>& words) const {
+  std::vector<std::vector<int32_t>> all;
+  for (const std::string& word : words) {
+    const std::string bare(absl::StripLeadingAsciiWhitespace(word));
+    const absl::StatusOr<std::vector<int32_t>> alone =
+        tokenizer_.Encode(bare, /*add_special_tokens=*/false);
+    const absl::StatusOr<std::vector<int32_t>> spaced =
+        tokenizer_.Encode(" " + bare, /*add_special_tokens=*/false);
+    if (!alone.ok() || !spaced.ok() || alone->empty()) {
+      return FieldInvalid("sampling.bad_words", "(a word)",
+                          "this model's tokenizer makes no token of it");
+    }
+    all.push_back(*alone);
+    if (*spaced != *alone) all.push_back(*spaced);
+  }
+  return all;
 }
 
 absl::StatusOr<std::string> ModelText::Decode(absl::Span<const int32_t> ids,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "google/protobuf/repeated_ptr_field.h"
 #include "router/text_codec.h"
 #include "router/validate.h"
 #include "tandem/v1/inference.pb.h"
@@ -38,6 +39,10 @@ class ModelText final : public TextCodec {
                                 bool add_special_tokens) const;
   absl::StatusOr<Prompt> Encode(const v1::Chat& chat,
                                 bool add_special_tokens) const;
+  // The tokens of each word by itself and behind a space, where they differ.
+  // INVALID_ARGUMENT where a word has none.
+  absl::StatusOr<std::vector<std::vector<int32_t>>> EncodeBadWords(
+      const google::protobuf::RepeatedPtrField<std::string>& words) const;
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids,
                                      bool skip_special_tokens) const;
 

@@ -94,6 +94,10 @@ absl::StatusOr<AdmittedRequest> InferenceServer::Prepare(
   absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);
   if (!prompt.ok()) return prompt.status();
   metrics_->OnStage(Stage::kTokenise, absl::Now() - begun);
+  absl::StatusOr<std::vector<std::vector<int32_t>>> bad_words =
+      model_->EncodeBadWords(effective->sampling.bad_words());
+  if (!bad_words.ok()) return bad_words.status();
+  effective->bad_word_ids = *std::move(bad_words);
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);
   admitted.prompt = std::move(prompt->token_ids);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "router/errors.h"
@@ -66,15 +67,103 @@ absl::Status CheckPrompt(const v1::GenerateRequest& request,
                       "one of text, token_ids or chat is needed");
 }
 
+// (0, high].
+absl::Status CheckShare(const char* field, float value, float high) {
+  if (value > 0 && value <= high) return absl::OkStatus();
+  return FieldInvalid(field, absl::StrCat(value),
+                      absl::StrCat("must be above 0 and at most ", high));
+}
+
+// What `things` at most there may be.
+absl::Status CheckCount(const char* field, int count, const char* things,
+                        int most) {
+  if (count <= most) return absl::OkStatus();
+  return FieldInvalid(field, absl::StrCat(count, " ", things),
+                      absl::StrCat("at most ", most));
+}
+
+absl::Status CheckPenalties(const v1::SamplingOptions& s) {
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty",
+                                           s.frequency_penalty(), -kMaxPenalty,
+                                           kMaxPenalty));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty",
+                                           s.presence_penalty(), -kMaxPenalty,
+                                           kMaxPenalty));
+  if (!s.has_repetition_penalty()) return absl::OkStatus();
+  return CheckShare("sampling.repetition_penalty", s.repetition_penalty(),
+                    kMaxPenalty);
+}
+
+absl::Status CheckLogitBias(const v1::SamplingOptions& s,
+                            const ModelLimits& limits) {
+  constexpr char kField[] = "sampling.logit_bias";
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckCount(kField, s.logit_bias_size(), "ids", kMaxListedTokenIds));
+  for (const auto& [id, bias] : s.logit_bias()) {
+    if (id >= static_cast<uint32_t>(limits.vocabulary_size)) {
+      return TokenIdOutOfRange(kField, id, limits);
+    }
+    if (!Between(bias, -kMaxLogitBias, kMaxLogitBias)) {
+      return FieldInvalid(
+          kField, absl::StrCat(bias, " for id ", id),
+          absl::StrCat("must be in ", -kMaxLogitBias, "..", kMaxLogitBias));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokenLists(const v1::SamplingOptions& s,
+                             const ModelLimits& limits) {
+  const auto& allowed = s.allowed_token_ids();
+  const auto& banned = s.banned_token_ids();
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckCount(
+      "sampling.allowed_token_ids", allowed.size(), "ids", kMaxListedTokenIds));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckCount(
+      "sampling.banned_token_ids", banned.size(), "ids", kMaxListedTokenIds));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      ValidateTokenIds("sampling.allowed_token_ids", allowed, limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      ValidateTokenIds("sampling.banned_token_ids", banned, limits));
+  const std::set<uint32_t> without(banned.begin(), banned.end());
+  const auto is_banned = [&](uint32_t id) { return without.contains(id); };
+  const bool none_left =
+      allowed.empty()
+          ? without.size() == static_cast<size_t>(limits.vocabulary_size)
+          : std::all_of(allowed.begin(), allowed.end(), is_banned);
+  if (!none_left) return absl::OkStatus();
+  return FieldInvalid("sampling.banned_token_ids", "(ids)",
+                      allowed.empty()
+                          ? "all ids are banned"
+                          : "sampling.allowed_token_ids allows no other");
+}
+
+absl::Status CheckBadWords(const v1::SamplingOptions& s) {
+  constexpr char kField[] = "sampling.bad_words";
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckCount(kField, s.bad_words_size(), "words", kMaxBadWords));
+  for (const std::string& word : s.bad_words()) {
+    if (word.empty() || word.size() > kMaxBadWordBytes) {
+      return FieldInvalid(
+          kField, absl::StrCat("a word of ", word.size(), " bytes"),
+          absl::StrCat("each must have 1..", kMaxBadWordBytes, " bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSampling(const v1::SamplingOptions& s,
                            const ModelLimits& limits) {
   if (s.has_temperature()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
         "sampling.temperature", s.temperature(), 0.0f, kMaxTemperature));
   }
-  if (s.has_top_p() && !(s.top_p() > 0 && s.top_p() <= 1)) {
-    return FieldInvalid("sampling.top_p", absl::StrCat(s.top_p()),
-                        "must be above 0 and at most 1");
+  if (s.has_top_p()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckShare("sampling.top_p", s.top_p(), 1.0f));
+  }
+  if (s.has_typical_p()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckShare("sampling.typical_p", s.typical_p(), 1.0f));
   }
   if (s.has_top_k()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(
@@ -87,24 +176,10 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.n", s.has_n(), s.n(), 1));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckOnly("sampling.best_of", s.has_best_of(), s.best_of(), 1));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.frequency_penalty",
-                                          s.has_frequency_penalty(),
-                                          s.frequency_penalty(), 0.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.presence_penalty",
-                                          s.has_presence_penalty(),
-                                          s.presence_penalty(), 0.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.repetition_penalty",
-                                          s.has_repetition_penalty(),
-                                          s.repetition_penalty(), 1.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.typical_p", s.has_typical_p(), s.typical_p(), 1.0f));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("sampling.logit_bias", !s.logit_bias().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("sampling.allowed_token_ids", !s.allowed_token_ids().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("sampling.banned_token_ids", !s.banned_token_ids().empty()));
-  return CheckUnset("sampling.bad_words", !s.bad_words().empty());
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckPenalties(s));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckLogitBias(s, limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckTokenLists(s, limits));
+  return CheckBadWords(s);
 }
 
 absl::StatusOr<absl::Duration> ReadMaxTime(
@@ -202,6 +277,20 @@ v1::SamplingOptions EffectiveSampling(const v1::SamplingOptions& asked,
   if (asked.has_top_k()) s.set_top_k(std::max(0, asked.top_k()));
   if (asked.has_min_p()) s.set_min_p(asked.min_p());
   if (asked.has_seed()) s.set_seed(asked.seed());
+  if (asked.has_frequency_penalty()) {
+    s.set_frequency_penalty(asked.frequency_penalty());
+  }
+  if (asked.has_presence_penalty()) {
+    s.set_presence_penalty(asked.presence_penalty());
+  }
+  if (asked.has_repetition_penalty()) {
+    s.set_repetition_penalty(asked.repetition_penalty());
+  }
+  if (asked.has_typical_p()) s.set_typical_p(asked.typical_p());
+  *s.mutable_logit_bias() = asked.logit_bias();
+  *s.mutable_allowed_token_ids() = asked.allowed_token_ids();
+  *s.mutable_banned_token_ids() = asked.banned_token_ids();
+  *s.mutable_bad_words() = asked.bad_words();
   return s;
 }
 
@@ -362,13 +451,51 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
                     stopping.max_tokens());
 }
 
+namespace {
+
+v1::LogitRules ToLogitRules(const EffectiveRequest& effective) {
+  const v1::SamplingOptions& s = effective.sampling;
+  v1::LogitRules rules;
+  rules.set_repetition_penalty(s.repetition_penalty());
+  rules.set_presence_penalty(s.presence_penalty());
+  rules.set_frequency_penalty(s.frequency_penalty());
+  for (const auto& [id, bias] : s.logit_bias()) {
+    v1::TokenBias* const entry = rules.add_logit_bias();
+    entry->set_token_id(static_cast<int32_t>(id));
+    entry->set_bias(bias);
+  }
+  rules.mutable_allowed_token_ids()->Add(s.allowed_token_ids().begin(),
+                                         s.allowed_token_ids().end());
+  rules.mutable_banned_token_ids()->Add(s.banned_token_ids().begin(),
+                                        s.banned_token_ids().end());
+  for (const std::vector<int32_t>& word : effective.bad_word_ids) {
+    rules.add_bad_words()->mutable_token_ids()->Add(word.begin(), word.end());
+  }
+  return rules;
+}
+
+// Most requests have none, and the message goes to two workers.
+bool HasLogitRules(const EffectiveRequest& effective) {
+  const v1::SamplingOptions& s = effective.sampling;
+  return s.repetition_penalty() != 1 || s.presence_penalty() != 0 ||
+         s.frequency_penalty() != 0 || !s.logit_bias().empty() ||
+         !s.allowed_token_ids().empty() || !s.banned_token_ids().empty() ||
+         !effective.bad_word_ids.empty();
+}
+
+}  // namespace
+
 v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
   v1::SamplingParams params;
   params.set_temperature(effective.sampling.temperature());
   params.set_top_k(effective.sampling.top_k());
   params.set_top_p(effective.sampling.top_p());
   params.set_min_p(effective.sampling.min_p());
+  params.set_typical_p(effective.sampling.typical_p());
   params.set_seed(effective.sampling.seed());
+  if (HasLogitRules(effective)) {
+    *params.mutable_rules() = ToLogitRules(effective);
+  }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);
   return params;
@@ -393,7 +520,7 @@ v1::SamplingOptions DefaultSampling(const ModelLimits& limits) {
   s.set_best_of(1);
   s.set_frequency_penalty(0);
   s.set_presence_penalty(0);
-  s.set_repetition_penalty(1);
+  s.set_repetition_penalty(limits.repetition_penalty);
   s.set_typical_p(1);
   return s;
 }

@@ -33,6 +33,7 @@ struct ModelLimits {
   float top_p = 1;
   int top_k = 0;
   float min_p = 0;
+  float repetition_penalty = 1;
 };
 
 inline constexpr int kMaxRequestIdBytes = 128;
@@ -40,8 +41,13 @@ inline constexpr int kMaxStopStrings = 8;
 inline constexpr int kMaxStopStringBytes = 64;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxLogprobs = 20;
+inline constexpr int kMaxListedTokenIds = 1024;  // biased, allowed, banned
+inline constexpr int kMaxBadWords = 64;
+inline constexpr int kMaxBadWordBytes = 64;
 inline constexpr int kMaxCacheSaltBytes = 64;
 inline constexpr float kMaxTemperature = 2;
+inline constexpr float kMaxPenalty = 2;
+inline constexpr float kMaxLogitBias = 100;
 
 // What a request comes down to. The public messages have every field set and
 // go back to the client in GenerateStarted.
@@ -54,6 +60,8 @@ struct EffectiveRequest {
   std::string cache_salt;
   bool bypass_prefix_cache = false;
   std::optional<absl::Duration> max_time;
+  // The tokens of sampling.bad_words, which Validate does not fill in.
+  std::vector<std::vector<int32_t>> bad_word_ids;
   // Ids that end the sequence: the request's and the model's.
   std::vector<int32_t> end_token_ids;
 };

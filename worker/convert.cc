@@ -14,11 +14,33 @@ engine::Sampling ToEngine(const v1::SamplingParams& params,
   sampling.temperature = params.temperature();
   sampling.top_p = params.top_p();
   sampling.min_p = params.min_p();
+  sampling.typical_p = params.typical_p() > 0 ? params.typical_p() : 1;
   sampling.top_k = params.top_k();
   sampling.seed = params.seed();
   sampling.sequence_index = sequence_index;
   sampling.logprobs = params.logprobs();
   return sampling;
+}
+
+engine::LogitRules ToEngine(const v1::LogitRules& rules) {
+  engine::LogitRules result;
+  if (rules.repetition_penalty() > 0) {
+    result.repetition_penalty = rules.repetition_penalty();
+  }
+  result.presence_penalty = rules.presence_penalty();
+  result.frequency_penalty = rules.frequency_penalty();
+  for (const v1::TokenBias& bias : rules.logit_bias()) {
+    result.logit_bias.push_back({bias.token_id(), bias.bias()});
+  }
+  result.allowed_ids.assign(rules.allowed_token_ids().begin(),
+                            rules.allowed_token_ids().end());
+  result.banned_ids.assign(rules.banned_token_ids().begin(),
+                           rules.banned_token_ids().end());
+  for (const v1::TokenSequence& word : rules.bad_words()) {
+    result.bad_words.emplace_back(word.token_ids().begin(),
+                                  word.token_ids().end());
+  }
+  return result;
 }
 
 engine::Stopping ToEngine(const v1::StoppingParams& params) {
@@ -72,6 +94,40 @@ int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id) {
                                                                   : -1;
 }
 
+namespace {
+
+// INVALID_ARGUMENT names the field.
+absl::Status CheckRules(const v1::LogitRules& rules) {
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.rules.", parts...));
+  };
+  if (!(rules.repetition_penalty() >= 0 && rules.repetition_penalty() <= 2)) {
+    return refuse("repetition_penalty is ", rules.repetition_penalty(),
+                  ", expected 0 to 2");
+  }
+  if (!(std::abs(rules.presence_penalty()) <= 2)) {
+    return refuse("presence_penalty is ", rules.presence_penalty(),
+                  ", expected -2 to 2");
+  }
+  if (!(std::abs(rules.frequency_penalty()) <= 2)) {
+    return refuse("frequency_penalty is ", rules.frequency_penalty(),
+                  ", expected -2 to 2");
+  }
+  for (const v1::TokenBias& bias : rules.logit_bias()) {
+    if (!std::isfinite(bias.bias())) {
+      return refuse("logit_bias is ", bias.bias(), " for token ",
+                    bias.token_id(), ", expected a finite number");
+    }
+  }
+  for (const v1::TokenSequence& word : rules.bad_words()) {
+    if (word.token_ids().empty()) return refuse("bad_words holds an empty one");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                        int output_tokens, const v1::SamplingParams& sampling,
                        const v1::StoppingParams& stopping, int64_t deadline_ms,
@@ -99,6 +155,12 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
   if (!(sampling.min_p() >= 0 && sampling.min_p() <= 1)) {
     return refuse("sampling.min_p is ", sampling.min_p(), ", expected 0 to 1");
   }
+  if (!(sampling.typical_p() >= 0 && sampling.typical_p() <= 1)) {
+    return refuse("sampling.typical_p is ", sampling.typical_p(),
+                  ", expected 0 to 1");
+  }
+  absl::Status rules = CheckRules(sampling.rules());
+  if (!rules.ok()) return rules;
   if (sampling.top_k() < 0) {
     return refuse("sampling.top_k is ", sampling.top_k(),
                   ", expected 0 (all) or more");

@@ -18,6 +18,7 @@ namespace tandem::worker {
 
 engine::Sampling ToEngine(const v1::SamplingParams& params,
                           uint32_t sequence_index);
+engine::LogitRules ToEngine(const v1::LogitRules& rules);
 engine::Stopping ToEngine(const v1::StoppingParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);

@@ -137,6 +137,22 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(text.code, 0);
   EXPECT_GT(text.output.size(), 10u);
 
+  const Result ruled = Shell(Tandem(
+      "generate " + served.Router() +
+      " --json --temperature 1 --seed 3 --max-tokens 8 --ignore-eos"
+      " --repetition-penalty 1.1 --presence-penalty 0.1"
+      " --frequency-penalty 0.1 --typical-p 0.9 --allowed-token-ids 40,41,42"
+      " --banned-token-ids 41 --logit-bias 40=1,42-1.5 --bad-words was"
+      " 'Once upon a time' 2>/dev/null"));
+  ASSERT_EQ(ruled.code, 0);
+  for (const int id : json::parse(ruled.output)["token_ids"]) {
+    EXPECT_TRUE(id == 40 || id == 42) << id;
+  }
+  EXPECT_EQ(Shell(Tandem("generate " + served.Router() +
+                         " --logit-bias x x 2>/dev/null"))
+                .code,
+            2);
+
   const Result piped =
       Shell("printf 'Once upon a time' | " +
             Tandem("generate " + served.Router() +

@@ -173,6 +173,74 @@ TEST_F(ClusterTest, SplitAndLocalAndEveryWayGiveTheSameTokens) {
   for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]);
 }
 
+// Every rule through the whole system: it holds, and holds alike where the
+// prompt is prefilled elsewhere.
+TEST_F(ClusterTest, RulesOnLogitsHoldWhereverThePromptIsPrefilled) {
+  Begin({});
+  const auto run = [&](const std::function<void(v1::SamplingOptions*)>& set) {
+    v1::GenerateRequest request = TextRequest("Once upon a time", 48);
+    request.mutable_stopping()->set_ignore_eos(true);
+    request.mutable_cache()->set_bypass_prefix_cache(true);
+    set(request.mutable_sampling());
+    request.set_placement(v1::PLACEMENT_SPLIT);
+    const Outcome split = cluster_->Generate(request);
+    EXPECT_TRUE(split.status.ok()) << split.status;
+    EXPECT_EQ(split.token_ids.size(), 48u);
+    EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+    request.set_placement(v1::PLACEMENT_LOCAL);
+    EXPECT_EQ(cluster_->Generate(request).token_ids, split.token_ids);
+    return split;
+  };
+  const auto distinct = [](const Outcome& outcome) {
+    return std::set<int32_t>(outcome.token_ids.begin(), outcome.token_ids.end())
+        .size();
+  };
+  const Outcome free = run([](auto*) {});
+  const std::set<int32_t> usual(free.token_ids.begin(), free.token_ids.end());
+  ASSERT_NE(free.text.find(" was"), std::string::npos) << free.text;
+
+  const Outcome penalised = run([](auto* s) { s->set_frequency_penalty(2); });
+  EXPECT_GT(distinct(penalised), distinct(free));
+  const Outcome present = run([](auto* s) { s->set_presence_penalty(2); });
+  EXPECT_GT(distinct(present), distinct(free));
+  const Outcome repeated = run([](auto* s) { s->set_repetition_penalty(2); });
+  EXPECT_GT(distinct(repeated), distinct(free));
+
+  const auto chosen = static_cast<uint32_t>(free.token_ids[0]);
+  const Outcome biased =
+      run([&](auto* s) { (*s->mutable_logit_bias())[chosen] = 100; });
+  EXPECT_EQ(distinct(biased), 1u);
+  EXPECT_EQ(biased.token_ids[0], free.token_ids[0]);
+
+  const Outcome banned = run([&](auto* s) {
+    for (const int32_t id : usual) {
+      s->add_banned_token_ids(static_cast<uint32_t>(id));
+    }
+  });
+  for (const int32_t id : banned.token_ids) EXPECT_FALSE(usual.contains(id));
+
+  const std::set<int32_t> few(free.token_ids.begin() + 20,
+                              free.token_ids.begin() + 40);
+  const Outcome allowed = run([&](auto* s) {
+    s->set_temperature(2);
+    s->set_seed(4);
+    for (const int32_t id : few) {
+      s->add_allowed_token_ids(static_cast<uint32_t>(id));
+    }
+  });
+  EXPECT_GT(distinct(allowed), 3u);
+  for (const int32_t id : allowed.token_ids) EXPECT_TRUE(few.contains(id));
+
+  const Outcome wordless = run([](auto* s) { s->add_bad_words("was"); });
+  EXPECT_EQ(wordless.text.find(" was"), std::string::npos) << wordless.text;
+  const Outcome typical = run([](auto* s) {
+    s->set_temperature(1);
+    s->set_seed(4);
+    s->set_typical_p(0.2f);
+  });
+  EXPECT_NE(typical.token_ids, free.token_ids);
+}
+
 TEST_F(ClusterTest, SixtyFourStreamsEqualTheirSingleRuns) {
   Begin({.prefill = 2, .decode = 2});
   std::vector<v1::GenerateRequest> requests;

@@ -42,6 +42,18 @@ ClusterOptions SlowCluster() {
           .prefill_arguments = {"--max-num-seqs", "2"}};
 }
 
+// What depends on the tokens before must find them again after a loss.
+void SetRules(uint64_t i, v1::SamplingOptions* sampling) {
+  sampling->set_repetition_penalty(1.3f);
+  sampling->set_frequency_penalty(0.4f);
+  sampling->set_presence_penalty(-0.2f);
+  sampling->set_typical_p(0.9f);
+  (*sampling->mutable_logit_bias())[static_cast<uint32_t>(i)] = 3;
+  for (const char* word : {"was", "the little", "and he said"}) {
+    sampling->add_bad_words(word);
+  }
+}
+
 std::vector<v1::GenerateRequest> Requests() {
   std::vector<v1::GenerateRequest> requests;
   uint64_t i = 0;
@@ -54,6 +66,7 @@ std::vector<v1::GenerateRequest> Requests() {
       request.mutable_sampling()->set_seed(i);
     }
     request.mutable_cache()->set_bypass_prefix_cache(i % 3 == 0);
+    if (i % 4 >= 2) SetRules(i, request.mutable_sampling());
     requests.push_back(request);
   }
   return requests;

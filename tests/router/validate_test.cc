@@ -9,7 +9,9 @@
 
 #include <functional>
 #include <limits>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "google/protobuf/text_format.h"
 
@@ -45,8 +47,8 @@ const Case kCases[] = {
     {"", ""},
     // request_id
     {"", "request_id: 'a b~'"},
-    {"", "request_id: '" + std::string(128, 'a') + "'"},
-    {"request_id", "request_id: '" + std::string(129, 'a') + "'"},
+    {"", absl::StrCat("request_id: '", std::string(128, 'a'), "'")},
+    {"request_id", absl::StrCat("request_id: '", std::string(129, 'a'), "'")},
     {"request_id", "request_id: 'a\\nb'"},
     {"request_id", "request_id: '\\303\\251'"},
     {"request_id", "request_id: '\\177'"},
@@ -97,24 +99,46 @@ const Case kCases[] = {
     {"", "sampling { best_of: 1 }"},
     {"sampling.best_of", "sampling { best_of: 2 }"},
     {"sampling.best_of", "sampling { best_of: 0 }"},
-    // later features: only what asks for nothing
-    {"", "sampling { frequency_penalty: 0 }"},
-    {"sampling.frequency_penalty", "sampling { frequency_penalty: 0.1 }"},
+    // penalties
+    {"", "sampling { frequency_penalty: -2 }"},
+    {"", "sampling { frequency_penalty: 2 }"},
+    {"sampling.frequency_penalty", "sampling { frequency_penalty: 2.01 }"},
     {"sampling.frequency_penalty", "sampling { frequency_penalty: nan }"},
-    {"", "sampling { presence_penalty: 0 }"},
-    {"sampling.presence_penalty", "sampling { presence_penalty: -0.1 }"},
+    {"", "sampling { presence_penalty: -2 }"},
+    {"", "sampling { presence_penalty: 2 }"},
+    {"sampling.presence_penalty", "sampling { presence_penalty: -2.01 }"},
     {"sampling.presence_penalty", "sampling { presence_penalty: nan }"},
     {"", "sampling { repetition_penalty: 1 }"},
     {"sampling.repetition_penalty", "sampling { repetition_penalty: 0 }"},
-    {"sampling.repetition_penalty", "sampling { repetition_penalty: 1.1 }"},
+    {"", "sampling { repetition_penalty: 2 }"},
+    {"", "sampling { repetition_penalty: 0.5 }"},
+    {"sampling.repetition_penalty", "sampling { repetition_penalty: 2.01 }"},
+    {"sampling.repetition_penalty", "sampling { repetition_penalty: -1 }"},
     {"sampling.repetition_penalty", "sampling { repetition_penalty: nan }"},
     {"", "sampling { typical_p: 1 }"},
-    {"sampling.typical_p", "sampling { typical_p: 0.9 }"},
+    {"", "sampling { typical_p: 1e-6 }"},
+    {"sampling.typical_p", "sampling { typical_p: 0 }"},
+    {"sampling.typical_p", "sampling { typical_p: 1.001 }"},
     {"sampling.typical_p", "sampling { typical_p: nan }"},
-    {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: 0 } }"},
-    {"sampling.allowed_token_ids", "sampling { allowed_token_ids: 1 }"},
-    {"sampling.banned_token_ids", "sampling { banned_token_ids: 1 }"},
-    {"sampling.bad_words", "sampling { bad_words: 'x' }"},
+    // single ids
+    {"", "sampling { logit_bias { key: 999 value: -100 } }"},
+    {"", "sampling { logit_bias { key: 0 value: 100 } }"},
+    {"sampling.logit_bias", "sampling { logit_bias { key: 1000 value: 0 } }"},
+    {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: 101 } }"},
+    {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: nan } }"},
+    {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: -inf } }"},
+    {"", "sampling { allowed_token_ids: [0, 999] }"},
+    {"sampling.allowed_token_ids", "sampling { allowed_token_ids: 1000 }"},
+    {"", "sampling { banned_token_ids: [0, 999] }"},
+    {"sampling.banned_token_ids", "sampling { banned_token_ids: 1000 }"},
+    {"", "sampling { allowed_token_ids: [1, 2] banned_token_ids: [2, 2] }"},
+    {"sampling.banned_token_ids",
+     "sampling { allowed_token_ids: [1, 2] banned_token_ids: [2, 1] }"},
+    {"", "sampling { bad_words: 'x' }"},
+    {"", absl::StrCat("sampling { bad_words: '", std::string(64, 'a'), "' }")},
+    {"sampling.bad_words", "sampling { bad_words: ['x', ''] }"},
+    {"sampling.bad_words",
+     absl::StrCat("sampling { bad_words: '", std::string(65, 'a'), "' }")},
     // stopping.max_tokens
     {"", "stopping { max_tokens: 1 }"},
     {"", "stopping { max_tokens: 100 }"},
@@ -128,10 +152,11 @@ const Case kCases[] = {
     {"stopping.min_tokens", "stopping { min_tokens: -2147483648 }"},
     // stopping.stop
     {"", "stopping { stop: 'a' }"},
-    {"", "stopping { stop: '" + std::string(64, 'a') + "' }"},
+    {"", absl::StrCat("stopping { stop: '", std::string(64, 'a'), "' }")},
     {"stopping.stop", "stopping { stop: '' }"},
     {"stopping.stop", "stopping { stop: 'a' stop: '' }"},
-    {"stopping.stop", "stopping { stop: '" + std::string(65, 'a') + "' }"},
+    {"stopping.stop",
+     absl::StrCat("stopping { stop: '", std::string(65, 'a'), "' }")},
     {"", "stopping { stop: ['a','b','c','d','e','f','g','h'] }"},
     {"stopping.stop",
      "stopping { stop: ['a','b','c','d','e','f','g','h','i'] }"},
@@ -185,9 +210,9 @@ const Case kCases[] = {
     {"placement", "placement: -1"},
     // cache
     {"", "cache { cache_salt: '' bypass_prefix_cache: true }"},
-    {"", "cache { cache_salt: '" + std::string(64, 's') + "' }"},
+    {"", absl::StrCat("cache { cache_salt: '", std::string(64, 's'), "' }")},
     {"cache.cache_salt",
-     "cache { cache_salt: '" + std::string(65, 's') + "' }"},
+     absl::StrCat("cache { cache_salt: '", std::string(65, 's'), "' }")},
     // prompts
     {"", "text: ''"},
     {"", "token_ids { ids: [0, 999] }"},
@@ -301,6 +326,72 @@ TEST(Validate, RequestsOverrideTheModel) {
   EXPECT_EQ(ToSamplingParams(e).logprobs(), 4);
   EXPECT_THAT(e.end_token_ids, ::testing::ElementsAre(7, 3));
   EXPECT_TRUE(e.output.return_token_ids());  // without text there is no other
+}
+
+TEST(Validate, RulesGoToWorkersOnlyWhereThereAreSome) {
+  EXPECT_FALSE(
+      ToSamplingParams(*Validate(Parse("text: 'x'"), Limits())).has_rules());
+  EffectiveRequest e = *Validate(
+      Parse("text: 'x' sampling { typical_p: 0.5 repetition_penalty: 1.25 "
+            "presence_penalty: -1 frequency_penalty: 0.5 "
+            "logit_bias { key: 5 value: 2 } allowed_token_ids: [5, 6, 7] "
+            "banned_token_ids: 6 bad_words: 'x' }"),
+      Limits());
+  EXPECT_EQ(e.sampling.bad_words_size(), 1);  // the client reads it back
+  e.bad_word_ids = {{7, 8}};
+  const v1::SamplingParams params = ToSamplingParams(e);
+  EXPECT_EQ(params.typical_p(), 0.5f);
+  const v1::LogitRules& rules = params.rules();
+  EXPECT_EQ(rules.repetition_penalty(), 1.25f);
+  EXPECT_EQ(rules.presence_penalty(), -1);
+  EXPECT_EQ(rules.frequency_penalty(), 0.5f);
+  ASSERT_EQ(rules.logit_bias_size(), 1);
+  EXPECT_EQ(rules.logit_bias(0).token_id(), 5);
+  EXPECT_EQ(rules.logit_bias(0).bias(), 2);
+  EXPECT_THAT(rules.allowed_token_ids(), ::testing::ElementsAre(5, 6, 7));
+  EXPECT_THAT(rules.banned_token_ids(), ::testing::ElementsAre(6));
+  ASSERT_EQ(rules.bad_words_size(), 1);
+  EXPECT_THAT(rules.bad_words(0).token_ids(), ::testing::ElementsAre(7, 8));
+
+  ModelLimits limits = Limits();
+  limits.repetition_penalty = 1.05f;  // the model's own
+  EXPECT_EQ(ToSamplingParams(*Validate(Parse("text: 'x'"), limits))
+                .rules()
+                .repetition_penalty(),
+            1.05f);
+}
+
+TEST(Validate, ListsHaveALimit) {
+  ModelLimits limits = Limits();
+  limits.vocabulary_size = 5000;
+  v1::SamplingOptions most;
+  for (uint32_t i = 0; i < kMaxListedTokenIds; ++i) {
+    most.add_allowed_token_ids(i);
+    most.add_banned_token_ids(4000);
+    (*most.mutable_logit_bias())[i] = 1;
+  }
+  const std::string word(3, 'x');
+  for (int i = 0; i < kMaxBadWords; ++i) most.add_bad_words(word);
+  v1::GenerateRequest request = Parse("text: 'x'");
+  *request.mutable_sampling() = most;
+  EXPECT_TRUE(Validate(request, limits).ok());
+  const struct {
+    const char* field;
+    void (*change)(v1::SamplingOptions*);
+  } kOneMore[] = {
+      {"sampling.allowed_token_ids",
+       [](auto* s) { s->add_allowed_token_ids(1); }},
+      {"sampling.banned_token_ids",
+       [](auto* s) { s->add_banned_token_ids(1); }},
+      {"sampling.logit_bias",
+       [](auto* s) { (*s->mutable_logit_bias())[4999] = 1; }},
+      {"sampling.bad_words", [](auto* s) { s->add_bad_words("xyz", 3); }}};
+  for (const auto& [field, change] : kOneMore) {
+    *request.mutable_sampling() = most;
+    change(request.mutable_sampling());
+    EXPECT_EQ(ErrorMetadata(Validate(request, limits).status())["field"],
+              field);
+  }
 }
 
 TEST(FitToContext, Table) {

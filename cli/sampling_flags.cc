@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/sampling_flags.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace tandem::cli {
+namespace {
+
+absl::Status AddIds(const char* flag, const std::vector<std::string>& texts,
+                    google::protobuf::RepeatedField<uint32_t>* ids) {
+  for (const std::string& text : texts) {
+    uint32_t id;
+    if (!absl::SimpleAtoi(text, &id)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": '", text, "' is no token id"));
+    }
+    ids->Add(id);
+  }
+  return absl::OkStatus();
+}
+
+// "15043=2.5", or as llama.cpp writes it: "15043+2.5", "15043-1".
+bool AddBias(const std::string& text, v1::SamplingOptions* sampling) {
+  const size_t at = text.find_first_of("=+-");
+  if (at == std::string::npos) return false;
+  uint32_t id;
+  float bias;
+  if (!absl::SimpleAtoi(text.substr(0, at), &id) ||
+      !absl::SimpleAtof(text.substr(text[at] == '-' ? at : at + 1), &bias)) {
+    return false;
+  }
+  (*sampling->mutable_logit_bias())[id] = bias;
+  return true;
+}
+
+}  // namespace
+
+void SamplingFlags::AddTo(CommandLine* line) {
+  line->Group("Sampling");
+  line->Add("temperature", &temperature, "0 is greedy", 0, 2);
+  line->Add("top-p", &top_p, "Smallest set with this probability", 0, 1);
+  line->AddInt("top-k", &top_k, "The k most probable; 0 or -1: all");
+  line->Add("min-p", &min_p, "Share of the most probable token", 0, 1);
+  line->Add("typical-p", &typical_p,
+            "Tokens of typical information with this probability", 0, 1);
+  line->AddInt("seed", &seed, "Equal seeds give equal outputs");
+  line->Group("Logits");
+  line->Add("repetition-penalty", &repetition_penalty,
+            "Factor on tokens of prompt and output", 0, 2);
+  line->Add("presence-penalty", &presence_penalty,
+            "Taken from each token of the output", -2, 2);
+  line->Add("frequency-penalty", &frequency_penalty,
+            "Taken from tokens of the output for each occurrence", -2, 2);
+  line->AddList("logit-bias", &logit_bias,
+                "Added to a token's logit: ID=BIAS or ID+BIAS or ID-BIAS");
+  line->AddList("allowed-token-ids", &allowed_token_ids, "Draw no others");
+  line->AddList("banned-token-ids", &banned_token_ids, "Never draw these");
+  line->AddList("bad-words", &bad_words,
+                "Text that must not be completed; repeatable",
+                /*separator=*/0);
+  line->Group("Stopping");
+  line->AddInt("max-tokens", &max_tokens, "New tokens at most");
+  line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
+  line->AddList("stop", &stop, "Text that ends the output; repeatable",
+                /*separator=*/0);
+  line->AddList("stop-token-ids", &stop_token_ids, "Ids that end the output");
+  line->Add("ignore-eos", &ignore_eos, "Go on past the model's end token");
+  line->Add("include-stop-str-in-output", &include_stop,
+            "Keep what ended the output");
+  line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit");
+  line->Group("Request");
+  line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
+               {0, 20});
+  line->AddChoice("placement", &placement, {"auto", "split", "local"},
+                  "Prefill on a prefill worker (split) or in place (local)");
+  line->Add("bypass-prefix-cache", &bypass_prefix_cache,
+            "Compute the whole prompt");
+  line->Add("cache-salt", &cache_salt, "Share prefixes only with this salt");
+  line->Add("request-id", &request_id, "Your name for this request");
+  line->Add("model", &model, "Served model; empty: the only one");
+}
+
+absl::Status SamplingFlags::FillLogitRules(
+    v1::SamplingOptions* sampling) const {
+  if (repetition_penalty) {
+    sampling->set_repetition_penalty(static_cast<float>(*repetition_penalty));
+  }
+  if (presence_penalty) {
+    sampling->set_presence_penalty(static_cast<float>(*presence_penalty));
+  }
+  if (frequency_penalty) {
+    sampling->set_frequency_penalty(static_cast<float>(*frequency_penalty));
+  }
+  for (const std::string& word : bad_words) sampling->add_bad_words(word);
+  for (const std::string& text : logit_bias) {
+    if (!AddBias(text, sampling)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--logit-bias: '", text, "' is not of the form ID=BIAS"));
+    }
+  }
+  absl::Status status = AddIds("allowed-token-ids", allowed_token_ids,
+                               sampling->mutable_allowed_token_ids());
+  if (!status.ok()) return status;
+  return AddIds("banned-token-ids", banned_token_ids,
+                sampling->mutable_banned_token_ids());
+}
+
+absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
+  v1::SamplingOptions* const sampling = request->mutable_sampling();
+  if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
+  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
+  if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
+  if (typical_p) sampling->set_typical_p(static_cast<float>(*typical_p));
+  if (top_k) sampling->set_top_k(static_cast<int32_t>(*top_k));
+  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
+  if (absl::Status status = FillLogitRules(sampling); !status.ok()) {
+    return status;
+  }
+  v1::StoppingOptions* const stopping = request->mutable_stopping();
+  if (max_tokens) stopping->set_max_tokens(static_cast<int32_t>(*max_tokens));
+  if (min_tokens) stopping->set_min_tokens(static_cast<int32_t>(*min_tokens));
+  for (const std::string& text : stop) stopping->add_stop(text);
+  if (absl::Status status = AddIds("stop-token-ids", stop_token_ids,
+                                   stopping->mutable_stop_token_ids());
+      !status.ok()) {
+    return status;
+  }
+  if (ignore_eos) stopping->set_ignore_eos(true);
+  if (include_stop) stopping->set_include_stop_str_in_output(true);
+  if (max_time_seconds) {
+    const int64_t nanos = static_cast<int64_t>(*max_time_seconds * 1e9);
+    stopping->mutable_max_time()->set_seconds(nanos / 1'000'000'000);
+    stopping->mutable_max_time()->set_nanos(
+        static_cast<int32_t>(nanos % 1'000'000'000));
+  }
+  if (logprobs) {
+    request->mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
+  }
+  request->set_placement(placement == "split"   ? v1::PLACEMENT_SPLIT
+                         : placement == "local" ? v1::PLACEMENT_LOCAL
+                                                : v1::PLACEMENT_AUTO);
+  if (bypass_prefix_cache) {
+    request->mutable_cache()->set_bypass_prefix_cache(true);
+  }
+  if (!cache_salt.empty()) {
+    request->mutable_cache()->set_cache_salt(cache_salt);
+  }
+  request->set_request_id(request_id);
+  request->set_model(model);
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::cli
