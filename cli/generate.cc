@@ -73,10 +73,18 @@ json TimingsJson(const v1::Timings& timings) {
 // SIGINT cancels the call; the server frees what it held within a step.
 std::atomic<bool> interrupted = false;
 
-// Reads the stream; prints text as it comes unless it is wanted as JSON.
+v1::GeneratedSequence* SequenceAt(int index, v1::GenerateOnceResponse* whole) {
+  while (whole->sequences_size() <= index) {
+    whole->add_sequences()->set_index(whole->sequences_size() - 1);
+  }
+  return whole->mutable_sequences(index);
+}
+
+// Reads the stream; prints text as it comes unless it is wanted as JSON or is
+// of several sequences, which would mix.
 void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
              v1::GenerateOnceResponse* whole) {
-  v1::GeneratedSequence* const sequence = whole->add_sequences();
+  SequenceAt(0, whole);
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
     if (!response.request_id().empty()) {
@@ -85,17 +93,21 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
     switch (response.event_case()) {
       case v1::GenerateResponse::kStarted:
         *whole->mutable_started() = response.started();
+        print = print && response.started().sampling().n() <= 1;
         break;
       case v1::GenerateResponse::kDelta: {
         const v1::GenerateDelta& delta = response.delta();
         if (print) std::cout << delta.text() << std::flush;
+        v1::GeneratedSequence* const sequence =
+            SequenceAt(delta.index(), whole);
         sequence->mutable_text()->append(delta.text());
         sequence->mutable_token_ids()->MergeFrom(delta.token_ids());
         sequence->mutable_logprobs()->MergeFrom(delta.logprobs());
         break;
       }
       case v1::GenerateResponse::kFinished:
-        *sequence->mutable_finished() = response.finished();
+        *SequenceAt(response.finished().index(), whole)->mutable_finished() =
+            response.finished();
         break;
       case v1::GenerateResponse::kDone:
         *whole->mutable_done() = response.done();
@@ -106,30 +118,39 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
   }
 }
 
+json SequenceJson(const v1::GeneratedSequence& sequence) {
+  json object = {
+      {"text", sequence.text()},
+      {"token_ids", sequence.token_ids()},
+      {"finish_reason", ReasonName(sequence.finished().finish_reason())}};
+  if (sequence.logprobs_size() > 0) {
+    object["logprobs"] = LogprobsJson(sequence);
+  }
+  return object;
+}
+
 }  // namespace
 
 std::string ToJson(const v1::GenerateOnceResponse& response) {
-  const v1::GeneratedSequence& sequence = response.sequences(0);
   const v1::Usage& usage = response.done().usage();
-  json object = {
-      {"request_id", response.request_id()},
-      {"model", response.started().model()},
-      {"text", sequence.text()},
-      {"token_ids", sequence.token_ids()},
-      {"prompt_token_ids", response.started().prompt_token_ids()},
-      {"finish_reason", ReasonName(sequence.finished().finish_reason())},
-      {"usage",
-       {{"prompt_tokens", usage.prompt_tokens()},
-        {"completion_tokens", usage.completion_tokens()},
-        {"total_tokens", usage.total_tokens()},
-        {"cached_tokens", usage.cached_tokens()}}},
-      {"timings", TimingsJson(response.done().timings())},
-      {"workers",
-       {{"prefill", response.done().workers().prefill()},
-        {"decode", response.done().workers().decode()}}},
-      {"reproducible", !response.done().not_reproducible()}};
-  if (sequence.logprobs_size() > 0) {
-    object["logprobs"] = LogprobsJson(sequence);
+  json object = {{"request_id", response.request_id()},
+                 {"model", response.started().model()},
+                 {"prompt_token_ids", response.started().prompt_token_ids()},
+                 {"usage",
+                  {{"prompt_tokens", usage.prompt_tokens()},
+                   {"completion_tokens", usage.completion_tokens()},
+                   {"total_tokens", usage.total_tokens()},
+                   {"cached_tokens", usage.cached_tokens()}}},
+                 {"timings", TimingsJson(response.done().timings())},
+                 {"workers",
+                  {{"prefill", response.done().workers().prefill()},
+                   {"decode", response.done().workers().decode()}}},
+                 {"reproducible", !response.done().not_reproducible()}};
+  object.update(SequenceJson(response.sequences(0)));
+  if (response.sequences_size() > 1) {
+    for (const v1::GeneratedSequence& sequence : response.sequences()) {
+      object["sequences"].push_back(SequenceJson(sequence));
+    }
   }
   // Bytes of a token need not be a whole character.
   return object.dump(1, ' ', false, json::error_handler_t::replace);
@@ -235,6 +256,10 @@ absl::Status Generate(const GenerateFlags& flags) {
   }
   if (flags.json) {
     std::cout << ToJson(whole) << "\n";
+  } else if (whole.sequences_size() > 1) {
+    for (const v1::GeneratedSequence& sequence : whole.sequences()) {
+      std::cout << "[" << sequence.index() << "] " << sequence.text() << "\n";
+    }
   } else {
     std::cout << "\n";
   }

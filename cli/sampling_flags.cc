@@ -45,6 +45,9 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Add("typical-p", &typical_p,
             "Tokens of typical information with this probability", 0, 1);
   line->AddInt("seed", &seed, "Equal seeds give equal outputs");
+  line->AddInt("n", &n, "Sequences of the answer", {1, 32});
+  line->AddInt("best-of", &best_of,
+               "Sequences of which the n most probable are returned", {1, 32});
   line->Group("Logits");
   line->Add("repetition-penalty", &repetition_penalty,
             "Factor on tokens of prompt and output", 0, 2);
@@ -113,6 +116,8 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
   if (typical_p) sampling->set_typical_p(static_cast<float>(*typical_p));
   if (top_k) sampling->set_top_k(static_cast<int32_t>(*top_k));
+  if (n) sampling->set_n(static_cast<int32_t>(*n));
+  if (best_of) sampling->set_best_of(static_cast<int32_t>(*best_of));
   if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
   if (absl::Status status = FillLogitRules(sampling); !status.ok()) {
     return status;

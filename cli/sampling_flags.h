@@ -22,6 +22,7 @@ struct SamplingFlags {
   std::optional<double> temperature, top_p, min_p, typical_p;
   std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<double> max_time_seconds;
+  std::optional<int64_t> n, best_of;
   std::optional<int64_t> top_k, seed, max_tokens, min_tokens, logprobs;
   std::vector<std::string> logit_bias, allowed_token_ids, banned_token_ids;
   std::vector<std::string> bad_words;

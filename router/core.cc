@@ -63,7 +63,8 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
                      absl::StrCat("request_id = ", id,
                                   ": a request of that name is in flight"));
   }
-  if (in_flight() >= options_.max_requests) {
+  const int others = std::max(1, admitted.effective.sampling.best_of()) - 1;
+  if (in_flight() + others >= options_.max_requests) {
     return QueueFull(absl::StrCat(in_flight(), " requests are in flight"),
                      options_.max_requests);
   }
@@ -86,7 +87,6 @@ void RouterCore::Submit(AdmittedRequest admitted,
     client->Close(status);
     return;
   }
-  counters_.set_accepted(counters_.accepted() + 1);
   EffectiveRequest& effective = admitted.effective;
   if (effective.request_id.empty()) {
     effective.request_id = Uuid(random_->Bytes(16));
@@ -97,11 +97,24 @@ void RouterCore::Submit(AdmittedRequest admitted,
   if (admitted.deadline <= absl::ZeroDuration()) {
     admitted.deadline = options_.default_deadline;
   }
+  if (effective.sampling.best_of() <= 1) {
+    StartSequence(std::move(admitted), std::move(client));
+    return;
+  }
+  GroupHost* const host = this;
+  groups_.push_back(std::make_unique<SequenceGroup>(
+      loop_, host, std::move(admitted), std::move(client)));
+  groups_.back()->Start();
+}
+
+void RouterCore::StartSequence(AdmittedRequest admitted,
+                               std::unique_ptr<ClientStream> client) {
+  counters_.set_accepted(counters_.accepted() + 1);
   const std::string internal_id = random_->Bytes(16);
   auto request = std::make_unique<Request>(context_, std::move(admitted),
                                            internal_id, std::move(client));
   Request* const raw = request.get();
-  by_client_id_[raw->client_id()] = raw;
+  by_client_id_[raw->client_id()].push_back(raw);
   requests_[internal_id] = std::move(request);
   queue_.push_back(raw);
   Pump();
@@ -289,30 +302,50 @@ void RouterCore::OnVoided(const v1::WorkerRef& old) {
 
 void RouterCore::OnEnded(Request* request) {
   queue_.remove(request);
-  by_client_id_.erase(request->client_id());
+  const auto same_id = by_client_id_.find(request->client_id());
+  std::erase(same_id->second, request);
+  if (same_id->second.empty()) by_client_id_.erase(same_id);
   const auto it = requests_.find(request->internal_id());
   ended_.push_back(std::move(it->second));
   requests_.erase(it);
-  reap_.Start(absl::ZeroDuration(), [this] { ended_.clear(); });
+  Reap();
   SchedulePump();
 }
 
+void RouterCore::OnGroupEnded(SequenceGroup* group) {
+  const auto it = std::find_if(groups_.begin(), groups_.end(),
+                               [&](const auto& g) { return g.get() == group; });
+  ended_groups_.push_back(std::move(*it));
+  groups_.erase(it);
+  Reap();
+}
+
+void RouterCore::Reap() {
+  reap_.Start(absl::ZeroDuration(), [this] {
+    ended_.clear();
+    ended_groups_.clear();
+  });
+}
+
 absl::StatusOr<int> RouterCore::Abort(const std::string& id) {
-  Request* request = nullptr;
+  std::vector<Request*> sequences;
   if (const auto it = by_client_id_.find(id); it != by_client_id_.end()) {
-    request = it->second;
+    sequences = it->second;
   } else if (const auto by_internal =
                  requests_.find(absl::HexStringToBytes(id));
              id.size() == 32 && by_internal != requests_.end()) {
-    request = by_internal->second.get();
+    sequences = {by_internal->second.get()};
   }
-  if (request == nullptr) {
+  if (sequences.empty()) {
     return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
                      absl::StrCat("request_id = ", id.substr(0, 128),
                                   ": no such request is in flight here"));
   }
-  const int tokens = static_cast<int>(request->output().size());
-  request->Abort();
+  int tokens = 0;
+  for (Request* const request : sequences) {
+    tokens += static_cast<int>(request->output().size());
+    request->Abort();
+  }
   return tokens;
 }
 

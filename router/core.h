@@ -24,12 +24,15 @@
 #include "router/options.h"
 #include "router/registry.h"
 #include "router/request.h"
+#include "router/sequence_group.h"
 #include "router/snapshot.h"
 #include "tandem/v1/admin.pb.h"
 
 namespace tandem::router {
 
-class RouterCore final : private RegistryListener, private RequestHost {
+class RouterCore final : private RegistryListener,
+                         private RequestHost,
+                         private GroupHost {
  public:
   // `codec` may be null if no request asks for text. All outlive the core.
   RouterCore(const RouterOptions& options, Loop* loop, Random* random,
@@ -50,7 +53,7 @@ class RouterCore final : private RegistryListener, private RequestHost {
   // Takes no new request from here on; those taken go on.
   void Drain() { draining_ = true; }
   bool draining() const { return draining_; }
-  bool idle() const { return requests_.empty(); }
+  bool idle() const { return requests_.empty() && groups_.empty(); }
   int in_flight() const { return static_cast<int>(requests_.size()); }
   // The grace is over.
   void CloseAll(const absl::Status& status);
@@ -71,11 +74,16 @@ class RouterCore final : private RegistryListener, private RequestHost {
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                              bool* full) override;
   void OnEnded(Request* request) override;
+  // GroupHost
+  void StartSequence(AdmittedRequest admitted,
+                     std::unique_ptr<ClientStream> client) override;
+  void OnGroupEnded(SequenceGroup* group) override;
 
   absl::Status Admit(const AdmittedRequest& admitted) const;
   // Places waiting requests, oldest first, until one finds no room.
   void Pump();
   void SchedulePump();
+  void Reap();
   bool TryPlace(Request* request);
   Snapshot MakeSnapshot(const Request& request) const;
   WorkerView MakeView(const Worker& worker, int cached_tokens) const;
@@ -100,13 +108,17 @@ class RouterCore final : private RegistryListener, private RequestHost {
 
   // By internal id, in no order that matters.
   std::map<std::string, std::unique_ptr<Request>> requests_;
-  absl::flat_hash_map<std::string, Request*> by_client_id_;
+  // The sequences of each.
+  absl::flat_hash_map<std::string, std::vector<Request*>> by_client_id_;
+  std::vector<std::unique_ptr<SequenceGroup>> groups_;
   std::list<Request*> queue_;  // those that were computed before come first
   // Block hashes of the request at the queue's head, per block size.
   mutable std::string hashed_id_;
   mutable size_t hashed_tokens_ = 0;
   mutable std::map<int, std::vector<uint64_t>> hashes_;
-  std::vector<std::unique_ptr<Request>> ended_;  // until callbacks returned
+  // Until callbacks returned.
+  std::vector<std::unique_ptr<Request>> ended_;
+  std::vector<std::unique_ptr<SequenceGroup>> ended_groups_;
   Timer tick_;
   Timer reap_;
   Timer pump_;

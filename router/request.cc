@@ -40,6 +40,7 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
     : context_(context),
       effective_(std::move(admitted.effective)),
       prompt_(std::move(admitted.prompt)),
+      sequence_index_(admitted.sequence_index),
       internal_id_(std::move(internal_id)),
       client_(std::move(client)),
       output_(effective_, prompt_, context.codec, client_.get()),
@@ -87,6 +88,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   *open->mutable_sampling() = ToSamplingParams(effective_);
   *open->mutable_stopping() = ToStoppingParams(effective_);
   if (!local_) *open->mutable_prefill_worker() = prefill_ref_;
+  open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(
@@ -165,6 +167,7 @@ void Request::OpenPrefill(const std::string& ticket) {
                                         output_tokens_.end());
   *open->mutable_sampling() = ToSamplingParams(effective_);
   *open->mutable_stopping() = ToStoppingParams(effective_);
+  open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(

@@ -46,7 +46,8 @@ namespace tandem::router {
 struct AdmittedRequest {
   EffectiveRequest effective;  // FitToContext done
   std::vector<int32_t> prompt;
-  absl::Duration deadline;  // from now; zero: the default
+  absl::Duration deadline;      // from now; zero: the default
+  uint32_t sequence_index = 0;  // of a request for several; see sampling.n
 };
 
 // Who is to serve a request.
@@ -193,6 +194,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const RequestContext context_;
   EffectiveRequest effective_;
   const std::vector<int32_t> prompt_;
+  const uint32_t sequence_index_;
   const std::string internal_id_;
   std::unique_ptr<ClientStream> client_;
   Output output_;

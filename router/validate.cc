@@ -173,9 +173,12 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
     TANDEM_ROUTER_RETURN_IF_ERROR(
         CheckRange("sampling.min_p", s.min_p(), 0.0f, 1.0f));
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOnly("sampling.n", s.has_n(), s.n(), 1));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("sampling.best_of", s.has_best_of(), s.best_of(), 1));
+  const int n = s.has_n() ? s.n() : 1;
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.n", n, 1, kMaxSequences));
+  if (s.has_best_of()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("sampling.best_of", s.best_of(), n, kMaxSequences));
+  }
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckPenalties(s));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckLogitBias(s, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckTokenLists(s, limits));
@@ -277,6 +280,8 @@ v1::SamplingOptions EffectiveSampling(const v1::SamplingOptions& asked,
   if (asked.has_top_k()) s.set_top_k(std::max(0, asked.top_k()));
   if (asked.has_min_p()) s.set_min_p(asked.min_p());
   if (asked.has_seed()) s.set_seed(asked.seed());
+  if (asked.has_n()) s.set_n(asked.n());
+  s.set_best_of(asked.has_best_of() ? asked.best_of() : s.n());
   if (asked.has_frequency_penalty()) {
     s.set_frequency_penalty(asked.frequency_penalty());
   }
@@ -397,6 +402,15 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   EffectiveRequest effective;
   effective.request_id = request.request_id();
   effective.sampling = EffectiveSampling(request.sampling(), limits);
+  if (effective.sampling.best_of() > 1 &&
+      effective.sampling.temperature() == 0) {
+    const bool by_n = effective.sampling.n() > 1;
+    return FieldInvalid(
+        by_n ? "sampling.n" : "sampling.best_of",
+        absl::StrCat(by_n ? effective.sampling.n()
+                          : effective.sampling.best_of()),
+        "needs a sampling.temperature above 0: greedy sequences are all equal");
+  }
   effective.stopping = EffectiveStopping(request.stopping());
   effective.output = EffectiveOutput(request.output());
   effective.placement = request.placement() == v1::PLACEMENT_UNSPECIFIED

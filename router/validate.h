@@ -41,6 +41,7 @@ inline constexpr int kMaxStopStrings = 8;
 inline constexpr int kMaxStopStringBytes = 64;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxLogprobs = 20;
+inline constexpr int kMaxSequences = 32;         // of a request, best_of
 inline constexpr int kMaxListedTokenIds = 1024;  // biased, allowed, banned
 inline constexpr int kMaxBadWords = 64;
 inline constexpr int kMaxBadWordBytes = 64;

@@ -153,6 +153,13 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
                 .code,
             2);
 
+  const Result two =
+      Shell(Tandem("generate " + served.Router() +
+                   " --json --seed 3 --max-tokens 8 --n 2 --best-of 3 'The cat'"
+                   " 2>/dev/null"));
+  ASSERT_EQ(two.code, 0);
+  EXPECT_EQ(json::parse(two.output)["sequences"].size(), 2u);
+
   const Result piped =
       Shell("printf 'Once upon a time' | " +
             Tandem("generate " + served.Router() +

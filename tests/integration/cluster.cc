@@ -345,13 +345,16 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
   while (reader->Read(&response)) {
     if (response.has_started()) ++outcome.started;
     if (response.has_delta()) {
-      outcome.text += response.delta().text();
-      outcome.token_ids.insert(outcome.token_ids.end(),
-                               response.delta().token_ids().begin(),
-                               response.delta().token_ids().end());
+      const v1::GenerateDelta& delta = response.delta();
+      v1::GeneratedSequence& sequence = outcome.sequences[delta.index()];
+      sequence.mutable_text()->append(delta.text());
+      sequence.mutable_token_ids()->MergeFrom(delta.token_ids());
+      sequence.mutable_logprobs()->MergeFrom(delta.logprobs());
     }
     if (response.has_finished()) {
       ++outcome.finished;
+      *outcome.sequences[response.finished().index()].mutable_finished() =
+          response.finished();
       outcome.reason = response.finished().finish_reason();
     }
     if (response.has_done()) {
@@ -360,6 +363,12 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
     }
   }
   outcome.status = rpc::FromGrpc(reader->Finish());
+  for (const auto& [index, sequence] : outcome.sequences) {
+    outcome.text += sequence.text();
+    outcome.token_ids.insert(outcome.token_ids.end(),
+                             sequence.token_ids().begin(),
+                             sequence.token_ids().end());
+  }
   return outcome;
 }
 

@@ -43,8 +43,10 @@ struct Footprint {
 // One request's outcome, folded from its events.
 struct Outcome {
   absl::Status status;
+  // Of several sequences, one behind the other.
   std::string text;
   std::vector<int32_t> token_ids;
+  std::map<int, v1::GeneratedSequence> sequences;
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   v1::GenerateDone done;
   int started = 0;  // events of each kind, for their order and number

@@ -241,6 +241,48 @@ TEST_F(ClusterTest, RulesOnLogitsHoldWhereverThePromptIsPrefilled) {
   EXPECT_NE(typical.token_ids, free.token_ids);
 }
 
+TEST_F(ClusterTest, SequencesOfAPromptDifferAndTheBestOfThemIsChosen) {
+  Begin({});
+  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 24);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(11);
+  const Outcome single = cluster_->Generate(request);
+  ASSERT_TRUE(single.status.ok()) << single.status;
+
+  request.mutable_sampling()->set_n(4);
+  request.mutable_output()->set_logprobs(0);
+  const Outcome four = cluster_->Generate(request);
+  ASSERT_TRUE(four.status.ok()) << four.status;
+  ASSERT_EQ(four.sequences.size(), 4u);
+  EXPECT_EQ(four.sequences.at(0).text(), single.text);
+  std::set<std::string> texts;
+  std::vector<std::pair<double, std::string>> ranking;
+  for (const auto& [index, sequence] : four.sequences) {
+    EXPECT_EQ(sequence.token_ids_size(), 24) << index;
+    EXPECT_EQ(sequence.finished().finish_reason(), v1::FINISH_REASON_LENGTH);
+    texts.insert(sequence.text());
+    double logprob = 0;
+    for (const auto& token : sequence.logprobs()) logprob += token.logprob();
+    ranking.emplace_back(logprob, sequence.text());
+  }
+  EXPECT_EQ(texts.size(), 4u);
+  EXPECT_EQ(four.done.usage().completion_tokens(), 4 * 24);
+  EXPECT_EQ(four.done.usage().prompt_tokens(),
+            single.done.usage().prompt_tokens());
+
+  request.mutable_sampling()->set_n(2);
+  request.mutable_sampling()->set_best_of(4);
+  request.mutable_output()->clear_logprobs();
+  const Outcome best = cluster_->Generate(request);
+  ASSERT_TRUE(best.status.ok()) << best.status;
+  ASSERT_EQ(best.sequences.size(), 2u);
+  std::sort(ranking.rbegin(), ranking.rend());
+  EXPECT_EQ(best.sequences.at(0).text(), ranking[0].second);
+  EXPECT_EQ(best.sequences.at(1).text(), ranking[1].second);
+  EXPECT_EQ(best.sequences.at(0).logprobs_size(), 0);  // not asked for
+}
+
 TEST_F(ClusterTest, SixtyFourStreamsEqualTheirSingleRuns) {
   Begin({.prefill = 2, .decode = 2});
   std::vector<v1::GenerateRequest> requests;
@@ -379,7 +421,7 @@ TEST_F(ClusterTest, BadRequestsAreRefusedAndTheNextGoodOneIsServed) {
       {"top_p", [](auto* r) { r->mutable_sampling()->set_top_p(0); }},
       {"max_tokens", [](auto* r) { r->mutable_stopping()->set_max_tokens(0); }},
       {"logprobs", [](auto* r) { r->mutable_output()->set_logprobs(21); }},
-      {"n", [](auto* r) { r->mutable_sampling()->set_n(2); }},
+      {"n", [](auto* r) { r->mutable_sampling()->set_n(33); }},
       {"prompt", [](auto* r) { r->clear_prompt(); }},
   };
   for (const Case& c : cases) {

@@ -67,6 +67,10 @@ std::vector<v1::GenerateRequest> Requests() {
     }
     request.mutable_cache()->set_bypass_prefix_cache(i % 3 == 0);
     if (i % 4 >= 2) SetRules(i, request.mutable_sampling());
+    if (i % 8 == 4) {
+      request.mutable_sampling()->set_n(2);
+      request.mutable_stopping()->set_max_tokens(20);
+    }
     requests.push_back(request);
   }
   return requests;

@@ -20,7 +20,8 @@ std::vector<Expectation> RunAlone(
 
 std::string Compare(const Expectation& expected, const Outcome& outcome) {
   if (!outcome.status.ok()) return outcome.status.ToString();
-  if (outcome.started != 1 || outcome.finished != 1 || outcome.ends != 1) {
+  if (outcome.started != 1 || outcome.ends != 1 ||
+      outcome.finished != static_cast<int>(outcome.sequences.size())) {
     return absl::StrCat("ended OK with ", outcome.started, " started, ",
                         outcome.finished, " finished, ", outcome.ends, " done");
   }

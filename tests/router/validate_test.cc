@@ -94,10 +94,16 @@ const Case kCases[] = {
     // sampling.n, best_of
     {"", "sampling { n: 1 }"},
     {"sampling.n", "sampling { n: 0 }"},
-    {"sampling.n", "sampling { n: 2 }"},
+    {"", "sampling { n: 32 }"},
+    {"sampling.n", "sampling { n: 33 }"},
+    {"sampling.n", "sampling { n: 2 temperature: 0 }"},
     {"sampling.n", "sampling { n: -1 }"},
     {"", "sampling { best_of: 1 }"},
-    {"sampling.best_of", "sampling { best_of: 2 }"},
+    {"", "sampling { best_of: 32 }"},
+    {"", "sampling { best_of: 3 n: 3 }"},
+    {"sampling.best_of", "sampling { best_of: 33 }"},
+    {"sampling.best_of", "sampling { best_of: 2 n: 3 }"},
+    {"sampling.best_of", "sampling { best_of: 2 temperature: 0 }"},
     {"sampling.best_of", "sampling { best_of: 0 }"},
     // penalties
     {"", "sampling { frequency_penalty: -2 }"},
