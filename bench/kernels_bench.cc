@@ -343,7 +343,7 @@ class Bench {
       const double seconds =
           model.layers *
           LayerSeconds(model.layers, c.rows > 1 ? 1 : passes_, [&](int layer) {
-            backend_->Attention(*queue_, rows, model.heads, 0.125f, qkv,
+            backend_->Attention(*queue_, rows, model.heads, {0.125f}, qkv,
                                 model.qkv(), *cache, layer, out);
           });
       const double kv =

@@ -2,7 +2,6 @@
 #include "engine/forward.h"
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -11,32 +10,82 @@ namespace tandem::engine {
 using kernels::Backend;
 using kernels::Queue;
 
+namespace {
+
+struct Pass {
+  const Model& model;
+  Backend& backend;
+  Queue& queue;
+
+  // out = norm of x, after x += delta unless that is null.
+  void Norm(int rows, const Model::Norm& norm, void* x, const void* delta,
+            void* out) const {
+    const ModelSpec& spec = model.spec();
+    const auto eps = static_cast<float>(spec.norm_eps);
+    if (norm.bias == nullptr) {
+      backend.RmsNorm(queue, rows, spec.hidden_size, eps, x, delta, norm.weight,
+                      out);
+    } else {
+      backend.LayerNorm(queue, rows, spec.hidden_size, eps, x, delta,
+                        norm.weight, norm.bias, out);
+    }
+  }
+
+  // w.delta = the feed-forward layer of w.normed.
+  void FeedForward(int rows, const Model::Layer& layer, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    if (spec.is_gated()) {
+      backend.GatedMatMul(queue, rows, w.normed, *layer.gate_up,
+                          layer.gate_up_bias, spec.activation, w.activated);
+    } else {
+      backend.MatMul(queue, rows, w.normed, *layer.gate_up, layer.gate_up_bias,
+                     w.activated);
+      backend.Activate(queue, rows, spec.intermediate_size, spec.activation,
+                       w.activated);
+    }
+    backend.MatMul(queue, rows, w.activated, *layer.down, layer.down_bias,
+                   w.delta);
+  }
+
+  // Norms what is about to be added to x, where the family does.
+  void OutputNorm(int rows, const Model::Norm& norm, Workspace& w) const {
+    if (norm.weight != nullptr) Norm(rows, norm, w.delta, nullptr, w.delta);
+  }
+};
+
+}  // namespace
+
 void Forward(const Model& model, const kernels::Rows& rows,
              const SampledRows& sampled, Backend& backend, Queue& queue,
              kernels::KvCache& cache, Workspace& w,
              absl::FunctionRef<void(int)> kv_written) {
   const ModelSpec& spec = model.spec();
+  const Pass pass{model, backend, queue};
   const int hidden = spec.hidden_size;
   const int query = spec.heads * spec.head_dim;
   const int last = spec.layers - 1;
-  const float eps = static_cast<float>(spec.norm_eps);
-  const float scale =
-      static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)));
+  const auto eps = static_cast<float>(spec.norm_eps);
+  kernels::AttentionOptions look{
+      .scale = static_cast<float>(spec.attention_scale),
+      .soft_cap = static_cast<float>(spec.score_cap)};
   int n = rows.num_rows;
   void* x = w.x;
   const void* attention = w.attention;
   const void* delta = nullptr;
 
-  backend.Embed(queue, rows, model.embedding(), x);
+  backend.Embed(queue, rows, model.embedding(),
+                static_cast<float>(spec.embedding_scale), model.positions(), x);
   for (int i = 0; i <= last; ++i) {
     const Model::Layer& layer = model.layers()[i];
-    backend.RmsNorm(queue, n, hidden, eps, x, delta, layer.input_norm,
-                    w.normed);
+    pass.Norm(n, layer.input_norm, x, delta, w.normed);
     backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
-    backend.RopeAppend(queue, rows, spec.heads, model.rope(), w.qkv, cache, i);
+    backend.RopeAppend(queue, rows, spec.heads, model.rope(i),
+                       {layer.query_norm.weight, layer.key_norm.weight, eps},
+                       w.qkv, cache, i);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
-    backend.Attention(queue, rows, spec.heads, scale, w.qkv, spec.qkv_rows(),
+    look.window = spec.is_windowed(i) ? spec.window : 0;
+    backend.Attention(queue, rows, spec.heads, look, w.qkv, spec.qkv_rows(),
                       cache, i, w.attention);
     if (i == last) {  // no row looks at another any more: go on with few
       n = sampled.count;
@@ -48,17 +97,18 @@ void Forward(const Model& model, const kernels::Rows& rows,
     }
     backend.MatMul(queue, n, attention, *layer.output, layer.output_bias,
                    w.delta);
-    backend.RmsNorm(queue, n, hidden, eps, x, w.delta,
-                    layer.post_attention_norm, w.normed);
-    backend.GatedMatMul(queue, n, w.normed, *layer.gate_up, layer.gate_up_bias,
-                        w.activated);
-    backend.MatMul(queue, n, w.activated, *layer.down, layer.down_bias,
-                   w.delta);
+    pass.OutputNorm(n, layer.attention_output_norm, w);
+    pass.Norm(n, layer.mlp_norm, x, w.delta, w.normed);
+    pass.FeedForward(n, layer, w);
+    pass.OutputNorm(n, layer.mlp_output_norm, w);
     delta = w.delta;
   }
-  backend.RmsNorm(queue, n, hidden, eps, x, delta, model.final_norm(),
-                  w.normed);
+  pass.Norm(n, model.final_norm(), x, delta, w.normed);
   backend.Logits(queue, n, w.normed, model.head(), w.logits);
+  if (spec.logit_cap > 0) {
+    backend.ScaleLogits(queue, n, spec.vocab_size, 1,
+                        static_cast<float>(spec.logit_cap), w.logits);
+  }
 }
 
 namespace {

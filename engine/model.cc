@@ -4,6 +4,7 @@
 
 #include "engine/model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -61,9 +62,20 @@ class ModelLoader {
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<Part>& parts, const float** target);
+  // A matrix [rows, hidden] among the vectors.
+  absl::Status AddMatrixValues(const std::string& name, int rows,
+                               const float** target);
+  // The norm of this name.
+  absl::Status AddNorm(const std::string& name, int size, Model::Norm& norm);
   void AddValues(const std::vector<float>& values, const float** target);
+  void AddRope(RopeSpec& rope, kernels::RopeTable& table);
   absl::Status UploadVectors();
   absl::Status RefuseLeftovers() const;
+  bool IsBuffer(std::string_view name) const;
+  // A tensor's name in this checkpoint.
+  std::string NameOf(std::string_view name, std::string_view what) const;
+  std::string NameOf(int layer, std::string_view name,
+                     std::string_view what) const;
   absl::Status CheckLimits();
   void Used(const std::string& name);
 
@@ -74,11 +86,22 @@ class ModelLoader {
   LoadProgress progress_;
   std::unique_ptr<Model> model_;
   uint64_t done_bytes_ = 0;
+  bool bare_ = false;  // names are without the optional prefix
   absl::flat_hash_set<std::string> used_;
   std::set<std::string> formats_;
   std::vector<float> vectors_;
   std::vector<std::pair<size_t, const float**>> targets_;
 };
+
+namespace {
+
+std::vector<float> FloatsOf(const std::vector<std::byte>& bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+}  // namespace
 
 void ModelLoader::Used(const std::string& name) {
   used_.insert(name);
@@ -160,20 +183,23 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
   std::vector<HostTensor> tensors;
   HostTensor whole{nullptr, DType::kF32, 0, cols};
   bool same = true;
+  const bool turned = use != Use::kTokens && spec_.names.transposed;
   for (const Part& part : parts) {
     const absl::StatusOr<HostTensor> tensor =
-        checkpoint_.Matrix(part.name, part.rows, cols);
+        turned ? checkpoint_.Matrix(part.name, cols, part.rows)
+               : checkpoint_.Matrix(part.name, part.rows, cols);
     if (!tensor.ok()) return tensor.status();
     tensors.push_back(*tensor);
-    whole.rows += tensor->rows;
+    whole.rows += part.rows;
     same = same && tensor->dtype == tensors[0].dtype;
   }
   std::vector<std::byte> stacked;
   whole.data = tensors[0].data;
   whole.dtype = same ? tensors[0].dtype : DType::kF32;
-  if (tensors.size() > 1) {
+  if (tensors.size() > 1 || turned) {
+    std::vector<std::byte> values;
     for (const HostTensor& tensor : tensors) {
-      Append(tensor, whole.dtype, stacked);
+      Append(turned ? Transpose(tensor, values) : tensor, whole.dtype, stacked);
     }
     whole.data = stacked.data();
   }
@@ -198,10 +224,37 @@ absl::Status ModelLoader::AddVector(const std::vector<Part>& parts,
     Append(*tensor, DType::kF32, bytes);
     Used(part.name);
   }
-  std::vector<float> values(bytes.size() / sizeof(float));
-  memcpy(values.data(), bytes.data(), bytes.size());
-  AddValues(values, target);
+  AddValues(FloatsOf(bytes), target);
   return absl::OkStatus();
+}
+
+absl::Status ModelLoader::AddMatrixValues(const std::string& name, int rows,
+                                          const float** target) {
+  const absl::StatusOr<HostTensor> tensor =
+      checkpoint_.Matrix(name, rows, spec_.hidden_size);
+  if (!tensor.ok()) return tensor.status();
+  std::vector<std::byte> bytes;
+  Append(*tensor, DType::kF32, bytes);
+  Used(name);
+  AddValues(FloatsOf(bytes), target);
+  return absl::OkStatus();
+}
+
+absl::Status ModelLoader::AddNorm(const std::string& name, int size,
+                                  Model::Norm& norm) {
+  absl::Status status =
+      AddVector({{absl::StrCat(name, ".weight"), size}}, &norm.weight);
+  if (!status.ok()) return status;
+  if (spec_.norm == NormKind::kOffset) {
+    for (size_t i = vectors_.size() - static_cast<size_t>(size);
+         i < vectors_.size(); ++i) {
+      vectors_[i] += 1;
+    }
+  }
+  if (spec_.norm == NormKind::kLayer) {
+    status = AddVector({{absl::StrCat(name, ".bias"), size}}, &norm.bias);
+  }
+  return status;
 }
 
 void ModelLoader::AddValues(const std::vector<float>& values,
@@ -226,60 +279,90 @@ absl::Status ModelLoader::UploadVectors() {
   return absl::OkStatus();
 }
 
+std::string ModelLoader::NameOf(std::string_view name,
+                                std::string_view what) const {
+  if (bare_) name.remove_prefix(spec_.names.optional_prefix.size());
+  return absl::StrCat(std::string(name), std::string(what));
+}
+
+std::string ModelLoader::NameOf(int layer, std::string_view name,
+                                std::string_view what) const {
+  return absl::StrCat(NameOf(spec_.names.layers, ""), layer, ".",
+                      std::string(name), std::string(what));
+}
+
 absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
-  const std::string prefix = absl::StrCat("model.layers.", index, ".");
-  const std::string attention = prefix + "self_attn.";
-  const std::string mlp = prefix + "mlp.";
+  const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
   const int wide = spec_.intermediate_size;
   const int query = spec_.heads * spec_.head_dim;
   const int key = spec_.kv_heads * spec_.head_dim;
+  const auto name = [&](std::string_view part, std::string_view what) {
+    return NameOf(index, part, what);
+  };
   const auto qkv = [&](std::string_view what) -> std::vector<Part> {
-    return {{absl::StrCat(attention, "q_proj.", std::string(what)), query},
-            {absl::StrCat(attention, "k_proj.", std::string(what)), key},
-            {absl::StrCat(attention, "v_proj.", std::string(what)), key}};
+    if (!names.qkv.empty()) return {{name(names.qkv, what), query + 2 * key}};
+    return {{name(names.query, what), query},
+            {name(names.key, what), key},
+            {name(names.value, what), key}};
   };
   const auto gate_up = [&](std::string_view what) -> std::vector<Part> {
-    return {{absl::StrCat(mlp, "gate_proj.", std::string(what)), wide},
-            {absl::StrCat(mlp, "up_proj.", std::string(what)), wide}};
+    if (!names.gate_up.empty()) return {{name(names.gate_up, what), 2 * wide}};
+    if (!spec_.is_gated()) return {{name(names.up, what), wide}};
+    return {{name(names.gate, what), wide}, {name(names.up, what), wide}};
+  };
+  const auto norm = [&](std::string_view part, int size, Model::Norm& to) {
+    return part.empty() ? absl::OkStatus() : AddNorm(name(part, ""), size, to);
   };
   absl::Status status;
-  status.Update(AddVector({{prefix + "input_layernorm.weight", hidden}},
-                          &layer.input_norm));
-  status.Update(Pack(qkv("weight"), hidden, Use::kProduct, layer.qkv));
-  status.Update(Pack({{attention + "o_proj.weight", hidden}}, query,
+  status.Update(norm(names.input_norm, hidden, layer.input_norm));
+  status.Update(Pack(qkv(".weight"), hidden, Use::kProduct, layer.qkv));
+  status.Update(norm(names.query_norm, spec_.head_dim, layer.query_norm));
+  status.Update(norm(names.key_norm, spec_.head_dim, layer.key_norm));
+  status.Update(Pack({{name(names.output, ".weight"), hidden}}, query,
                      Use::kProduct, layer.output));
   status.Update(
-      AddVector({{prefix + "post_attention_layernorm.weight", hidden}},
-                &layer.post_attention_norm));
-  status.Update(Pack(gate_up("weight"), hidden, Use::kGated, layer.gate_up));
-  status.Update(Pack({{mlp + "down_proj.weight", hidden}}, wide, Use::kProduct,
-                     layer.down));
-  if (spec_.attention_bias) {
-    status.Update(AddVector(qkv("bias"), &layer.qkv_bias));
+      norm(names.attention_output_norm, hidden, layer.attention_output_norm));
+  status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
+  status.Update(Pack(gate_up(".weight"), hidden,
+                     spec_.is_gated() ? Use::kGated : Use::kProduct,
+                     layer.gate_up));
+  status.Update(Pack({{name(names.down, ".weight"), hidden}}, wide,
+                     Use::kProduct, layer.down));
+  status.Update(norm(names.mlp_output_norm, hidden, layer.mlp_output_norm));
+  if (spec_.qkv_bias) {
+    status.Update(AddVector(qkv(".bias"), &layer.qkv_bias));
+  }
+  if (spec_.output_bias) {
     status.Update(
-        AddVector({{attention + "o_proj.bias", hidden}}, &layer.output_bias));
+        AddVector({{name(names.output, ".bias"), hidden}}, &layer.output_bias));
   }
   if (spec_.mlp_bias) {
-    status.Update(AddVector(gate_up("bias"), &layer.gate_up_bias));
+    status.Update(AddVector(gate_up(".bias"), &layer.gate_up_bias));
     status.Update(
-        AddVector({{mlp + "down_proj.bias", hidden}}, &layer.down_bias));
+        AddVector({{name(names.down, ".bias"), hidden}}, &layer.down_bias));
   }
   return status;
 }
 
+// Old conversions carry what follows from the config (frequencies, masks); a
+// tied head may be there twice.
+bool ModelLoader::IsBuffer(std::string_view name) const {
+  return absl::EndsWith(absl::string_view(name.data(), name.size()),
+                        absl::string_view(spec_.names.ignored_suffix.data(),
+                                          spec_.names.ignored_suffix.size())) ||
+         (spec_.tied_head && name == NameOf(spec_.names.head, ".weight"));
+}
+
 absl::Status ModelLoader::RefuseLeftovers() const {
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (used_.contains(tensor.name)) continue;
-    // Old conversions carry the frequencies; a tied head may be there twice.
-    if (absl::EndsWith(tensor.name, ".rotary_emb.inv_freq")) continue;
-    if (spec_.tied_head && tensor.name == "lm_head.weight") continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint_.path(tensor), ": tensor ", Quote(tensor.name),
-        " has no place in the model that config.json describes (",
-        spec_.architecture, ", num_hidden_layers ", spec_.layers,
-        ", attention_bias ", spec_.attention_bias ? "true" : "false",
-        ", mlp_bias ", spec_.mlp_bias ? "true" : "false", ")"));
+    if (used_.contains(tensor.name) || IsBuffer(tensor.name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint_.path(tensor), ": tensor ", Quote(tensor.name),
+                     " has no place in the model that config.json describes (",
+                     spec_.architecture, ", num_hidden_layers ", spec_.layers,
+                     ", attention_bias ", spec_.output_bias ? "true" : "false",
+                     ", mlp_bias ", spec_.mlp_bias ? "true" : "false", ")"));
   }
   return absl::OkStatus();
 }
@@ -303,13 +386,35 @@ absl::Status ModelLoader::CheckLimits() {
   return absl::OkStatus();
 }
 
+void ModelLoader::AddRope(RopeSpec& rope, kernels::RopeTable& table) {
+  rope.served_positions = model_->max_positions_;
+  if (rope.kind == RopeSpec::Kind::kNone) return;
+  const RopeTables tables =
+      MakeRopeTables(rope, spec_.head_dim, model_->max_positions_);
+  AddValues(tables.cos, &table.cos);
+  AddValues(tables.sin, &table.sin);
+}
+
 absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   model_->spec_ = spec_;
   absl::Status status = CheckLimits();
   if (!status.ok()) return status;
-  status = Pack({{"model.embed_tokens.weight", spec_.vocab_size}},
+  const TensorNames& names = spec_.names;
+  if (!names.optional_prefix.empty()) {
+    const std::string full = NameOf(names.embedding, ".weight");
+    bare_ = std::none_of(
+        checkpoint_.tensors().begin(), checkpoint_.tensors().end(),
+        [&](const TensorInfo& tensor) { return tensor.name == full; });
+  }
+  status = Pack({{NameOf(names.embedding, ".weight"), spec_.vocab_size}},
                 spec_.hidden_size, Use::kTokens, model_->embedding_);
   if (!status.ok()) return status;
+  if (!names.positions.empty()) {
+    // One vector: row after row.
+    status = AddMatrixValues(NameOf(names.positions, ".weight"),
+                             spec_.max_positions, &model_->positions_);
+    if (!status.ok()) return status;
+  }
   // Vectors find their layers by address when they are uploaded: no moving.
   std::vector<Model::Layer>& layers = model_->layers_;
   layers.reserve(spec_.layers);
@@ -317,18 +422,16 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
     status = LoadLayer(i, layers.emplace_back());
     if (!status.ok()) return status;
   }
-  status.Update(AddVector({{"model.norm.weight", spec_.hidden_size}},
-                          &model_->final_norm_));
+  status.Update(AddNorm(NameOf(names.final_norm, ""), spec_.hidden_size,
+                        model_->final_norm_));
   if (!spec_.tied_head) {
-    status.Update(Pack({{"lm_head.weight", spec_.vocab_size}},
+    status.Update(Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
                        spec_.hidden_size, Use::kTokens, model_->head_));
   }
   status.Update(RefuseLeftovers());
   if (!status.ok()) return status;
-  const RopeTables rope =
-      MakeRopeTables(spec_.rope, spec_.head_dim, model_->max_positions_);
-  AddValues(rope.cos, &model_->rope_.cos);
-  AddValues(rope.sin, &model_->rope_.sin);
+  AddRope(model_->spec_.rope, model_->rope_);
+  if (spec_.window > 0) AddRope(model_->spec_.local_rope, model_->local_rope_);
   status = UploadVectors();
   if (!status.ok()) return status;
   model_->weight_format_ = absl::StrJoin(formats_, "+");

@@ -36,14 +36,24 @@ using LoadProgress = absl::FunctionRef<void(uint64_t done, uint64_t total)>;
 
 class Model {
  public:
+  // f32, device; null: there is none.
+  struct Norm {
+    const float* weight = nullptr;
+    const float* bias = nullptr;  // of a LayerNorm
+  };
   struct Layer {
-    const float* input_norm = nullptr;           // [hidden], device
-    const float* post_attention_norm = nullptr;  // [hidden], device
-    std::unique_ptr<kernels::Matrix> qkv;        // [qkv_rows, hidden]
-    std::unique_ptr<kernels::Matrix> output;     // [hidden, heads * head_dim]
-    std::unique_ptr<kernels::Matrix> gate_up;    // [2 * intermediate, hidden]
-    std::unique_ptr<kernels::Matrix> down;       // [hidden, intermediate]
-    const float* qkv_bias = nullptr;             // null: none; device
+    Norm input_norm;             // [hidden], as all but the heads'
+    Norm attention_output_norm;  // before the residual addition
+    Norm mlp_norm;
+    Norm mlp_output_norm;
+    Norm query_norm;  // [head_dim]
+    Norm key_norm;
+    std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
+    std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * head_dim]
+    // [2 * intermediate, hidden]; without gates [intermediate, hidden].
+    std::unique_ptr<kernels::Matrix> gate_up;
+    std::unique_ptr<kernels::Matrix> down;  // [hidden, intermediate]
+    const float* qkv_bias = nullptr;        // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;
     const float* down_bias = nullptr;
@@ -72,8 +82,12 @@ class Model {
   // The embedding's own where the head is tied.
   const kernels::Matrix& head() const { return head_ ? *head_ : *embedding_; }
   const std::vector<Layer>& layers() const { return layers_; }
-  const float* final_norm() const { return final_norm_; }
-  const kernels::RopeTable& rope() const { return rope_; }
+  const Norm& final_norm() const { return final_norm_; }
+  const kernels::RopeTable& rope(int layer) const {
+    return spec_.is_windowed(layer) ? local_rope_ : rope_;
+  }
+  // Learned ones, [max_positions, hidden], f32, device; null: there are none.
+  const float* positions() const { return positions_; }
 
  private:
   friend class ModelLoader;
@@ -85,8 +99,10 @@ class Model {
   std::unique_ptr<kernels::Matrix> embedding_;  // [vocab, hidden]
   std::unique_ptr<kernels::Matrix> head_;       // [vocab, hidden]
   std::vector<Layer> layers_;
-  const float* final_norm_ = nullptr;
+  Norm final_norm_;
   kernels::RopeTable rope_;
+  kernels::RopeTable local_rope_;
+  const float* positions_ = nullptr;
   std::unique_ptr<kernels::Buffer> vectors_;  // norms, biases, rope tables
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/model_config.h"
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,27 +17,13 @@ namespace {
 
 using nlohmann::json;
 
-// What `transformers` takes for keys that a family's config.json leaves out.
-struct Family {
-  std::string_view architecture;
-  std::string_view model_type;
-  int kv_heads;  // 0: as many as heads
-  int max_positions;
-  int sliding_window;  // 0: none
-};
-
-constexpr std::array<Family, 2> kFamilies = {{
-    {"LlamaForCausalLM", "llama", 0, 2048, 0},
-    {"MistralForCausalLM", "mistral", 8, 131072, 4096},
-}};
-
 constexpr int kMaxWidth = 1 << 20;
 constexpr int kMaxPositions = 1 << 24;  // exact in f32
 
 std::string SupportedFamilies() {
   return absl::StrCat(
       "one of ",
-      absl::StrJoin(kFamilies, ", ", [](std::string* out, const Family& f) {
+      absl::StrJoin(Families(), ", ", [](std::string* out, const Family& f) {
         out->append(f.architecture);
       }));
 }
@@ -52,113 +39,184 @@ const Family* FindFamily(ConfigFields& fields) {
                             ? &architectures->front()
                             : nullptr;
     if (first != nullptr) given = ShowJson(*first);
-    for (const Family& family : kFamilies) {
+    for (const Family& family : Families()) {
       if (first != nullptr && *first == family.architecture) return &family;
     }
   } else {
-    for (const Family& family : kFamilies) {
+    for (const Family& family : Families()) {
       if (model_type == family.model_type) return &family;
     }
     if (!model_type.empty()) {
-      fields.Refuse("model_type", Quote(model_type),
-                    "llama or mistral where architectures is missing");
+      fields.Refuse(
+          "model_type", Quote(model_type),
+          absl::StrCat("one of ",
+                       absl::StrJoin(Families(), ", ",
+                                     [](std::string* out, const Family& f) {
+                                       out->append(f.model_type);
+                                     }),
+                       " where architectures is missing"));
     }
   }
   fields.Refuse("architectures", given, SupportedFamilies());
   return nullptr;
 }
 
-void ReadLlama3(ConfigFields& scaling, RopeSpec& rope) {
-  rope.kind = RopeSpec::Kind::kLlama3;
-  rope.factor = scaling.Double("factor", 1, 1e6);
-  rope.low_freq_factor = scaling.Double("low_freq_factor", 1e-3, 1e6);
-  rope.high_freq_factor = scaling.Double("high_freq_factor", 1e-3, 1e6);
-  rope.original_max_positions =
-      scaling.Int("original_max_position_embeddings", 1, kMaxPositions);
-  if (rope.high_freq_factor <= rope.low_freq_factor) {
-    scaling.Refuse(
-        "high_freq_factor", absl::StrCat(rope.high_freq_factor),
-        absl::StrCat("above low_freq_factor, ", rope.low_freq_factor));
-  }
-}
-
-// "rope_theta" and "rope_scaling" as of transformers 4, or both together in
-// "rope_parameters" as of transformers 5.
-void ReadRope(ConfigFields& fields, RopeSpec& rope) {
-  rope.theta = fields.Double("rope_theta", 1, 1e12, 10000.0);
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const json* object = fields.Find(key);
-    if (object == nullptr) continue;
-    if (!object->is_object()) {
-      return fields.Refuse(key, ShowJson(*object), "an object or null");
-    }
-    ConfigFields scaling(fields.path(), *object, absl::StrCat(key, "."));
-    rope.theta = scaling.Double("rope_theta", 1, 1e12, rope.theta);
-    const std::string kind =
-        scaling.String("rope_type", scaling.String("type", "default"));
-    if (kind == "llama3") {
-      ReadLlama3(scaling, rope);
-    } else if (kind != "default") {
-      scaling.Refuse("rope_type", Quote(kind), "default or llama3");
-    }
-    if (scaling.Double("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-      scaling.Refuse("partial_rotary_factor", "below 1", "1 or left out");
-    }
-    return fields.Fail(scaling.status());
-  }
-}
-
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
-  spec.hidden_size = fields.Int("hidden_size", 8, kMaxWidth);
-  spec.intermediate_size = fields.Int("intermediate_size", 1, kMaxWidth);
-  spec.layers = fields.Int("num_hidden_layers", 1, 1024);
-  spec.heads = fields.Int("num_attention_heads", 1, 1024);
+  const ConfigKeys& keys = family.keys;
+  spec.hidden_size = fields.Int(keys.hidden_size, 8, kMaxWidth);
+  // GPT-2's may be left out.
+  std::optional<int> wide;
+  if (!family.rope) wide = std::min(4 * spec.hidden_size, kMaxWidth);
+  spec.intermediate_size =
+      fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
+  spec.layers = fields.Int(keys.layers, 1, 1024);
+  spec.heads = fields.Int(keys.heads, 1, 1024);
   spec.kv_heads =
       fields.Int("num_key_value_heads", 1, 1024,
                  family.kv_heads == 0 ? spec.heads : family.kv_heads);
   spec.vocab_size = fields.Int("vocab_size", 2, 1 << 22);
-  spec.max_positions = fields.Int("max_position_embeddings", 1, kMaxPositions,
-                                  family.max_positions);
+  spec.max_positions =
+      fields.Int(keys.max_positions, 1, kMaxPositions, family.max_positions);
   if (!fields.status().ok()) return;
   if (spec.heads % spec.kv_heads != 0) {
-    fields.Refuse(
-        "num_key_value_heads", absl::StrCat(spec.kv_heads),
-        absl::StrCat("a divisor of num_attention_heads, ", spec.heads));
+    fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
+                  absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
+                               spec.heads));
   }
-  const bool given = fields.Find("head_dim") != nullptr;
+  const bool given = fields.Find("head_dim") != nullptr || family.head_dim > 0;
   if (!given && spec.hidden_size % spec.heads != 0) {
-    fields.Refuse("num_attention_heads", absl::StrCat(spec.heads),
-                  absl::StrCat("a divisor of hidden_size, ", spec.hidden_size,
-                               ", where head_dim is missing"));
+    fields.Refuse(
+        keys.heads, absl::StrCat(spec.heads),
+        absl::StrCat("a divisor of ", std::string(keys.hidden_size), ", ",
+                     spec.hidden_size, ", where head_dim is missing"));
   }
-  const int64_t implied = spec.hidden_size / spec.heads;
-  spec.head_dim =
-      given ? fields.Int("head_dim", 8, 256) : static_cast<int>(implied);
+  spec.head_dim = given ? fields.Int("head_dim", 8, 256,
+                                     family.head_dim > 0
+                                         ? std::optional<int>(family.head_dim)
+                                         : std::nullopt)
+                        : spec.hidden_size / spec.heads;
   if (spec.head_dim < 8 || spec.head_dim > 256 || spec.head_dim % 8 != 0) {
     fields.Refuse(given ? "head_dim" : "hidden_size / num_attention_heads",
                   absl::StrCat(spec.head_dim), "a multiple of 8 from 8 to 256");
   }
 }
 
-// What would change the arithmetic in ways that are not implemented.
-void RefuseUnsupported(ConfigFields& fields, const Family& family,
-                       const ModelSpec& spec) {
-  const std::string activation = fields.String("hidden_act", "silu");
-  if (activation != "silu") {
-    fields.Refuse("hidden_act", Quote(activation), "silu");
+void ReadActivation(ConfigFields& fields, const Family& family,
+                    ModelSpec& spec) {
+  const std::string name =
+      fields.String(family.keys.activation, family.activation);
+  if (name == "silu") {
+    spec.activation = kernels::Activation::kSilu;
+  } else if (name == "gelu_pytorch_tanh" || name == "gelu_new") {
+    spec.activation = kernels::Activation::kGeluTanh;
+  } else {
+    fields.Refuse(family.keys.activation, Quote(name),
+                  "silu, gelu_pytorch_tanh or gelu_new");
   }
-  if (family.sliding_window == 0) return;
-  const json* given = fields.Find("sliding_window");
-  const int window = fields.HasNull("sliding_window")
-                         ? 0
-                         : fields.Int("sliding_window", 1, kMaxPositions,
-                                      family.sliding_window);
-  if (window != 0 && window < spec.max_positions) {
-    fields.Refuse("sliding_window",
-                  absl::StrCat(window, given == nullptr ? " by default" : ""),
-                  absl::StrCat("null, or at least max_position_embeddings, ",
-                               spec.max_positions,
-                               ": windowed attention is not implemented"));
+}
+
+void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const bool by_config = family.biases == Biases::kByConfig;
+  const bool all = family.biases == Biases::kAll;
+  spec.output_bias = all;
+  if (by_config) {
+    spec.output_bias = fields.Bool("attention_bias", false);
+    spec.mlp_bias = fields.Bool("mlp_bias", false);
+  } else {
+    spec.mlp_bias = all;
+  }
+  spec.qkv_bias = spec.output_bias || family.biases == Biases::kQkv;
+}
+
+// "layer_types", a name for each layer.
+void ReadLayerTypes(ConfigFields& fields, const json& types, ModelSpec& spec) {
+  const std::string expected = absl::StrCat(
+      "a list of ", spec.layers, " names, full_attention or sliding_attention");
+  if (!types.is_array() || static_cast<int>(types.size()) != spec.layers) {
+    return fields.Refuse("layer_types", ShowJson(types), expected);
+  }
+  for (int i = 0; i < spec.layers; ++i) {
+    if (types[i] != "full_attention" && types[i] != "sliding_attention") {
+      return fields.Refuse("layer_types", ShowJson(types[i]), expected);
+    }
+    spec.windowed[i] = types[i] == "sliding_attention";
+  }
+}
+
+// Which layers have a window. One as long as the context is none.
+void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (family.windows == Windows::kNone) return;
+  const bool opt_in = family.windows == Windows::kOptIn;
+  if (opt_in && !fields.Bool("use_sliding_window", false)) return;
+  if (fields.HasNull("sliding_window")) return;
+  if (family.window == 0 && fields.Find("sliding_window") == nullptr) return;
+  spec.window = fields.Int("sliding_window", 1, kMaxPositions, family.window);
+  spec.windowed.assign(spec.layers, true);
+  if (opt_in) {
+    const int from = fields.Int("max_window_layers", 0, 1 << 20, 28);
+    for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
+  }
+  if (family.windows == Windows::kMixed) {
+    const int pattern =
+        fields.Int("sliding_window_pattern", 1, 1024, family.window_pattern);
+    for (int i = 0; i < spec.layers; ++i) {
+      spec.windowed[i] = (i + 1) % pattern != 0;
+    }
+  }
+  const json* types = fields.Find("layer_types");
+  if (types != nullptr && family.windows != Windows::kAll) {
+    ReadLayerTypes(fields, *types, spec);
+  }
+}
+
+// A window of the whole context is none, unless its layers turn in another
+// way.
+void DropIdleWindow(const Family& family, ModelSpec& spec) {
+  const bool any = std::find(spec.windowed.begin(), spec.windowed.end(),
+                             true) != spec.windowed.end();
+  if (any &&
+      (spec.window < spec.max_positions || family.local_rope_theta > 0)) {
+    return;
+  }
+  spec.window = 0;
+  spec.windowed.clear();
+}
+
+// What scales and caps scores, logits and the embedding.
+void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  double per_head = spec.head_dim;
+  if (family.query_pre_scalar) {
+    per_head = fields.Double("query_pre_attn_scalar", 1e-3, 1e6, 256.0);
+  }
+  spec.attention_scale = 1 / std::sqrt(per_head);
+  if (family.scaled_embedding) {
+    spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
+  }
+  if (!family.caps) return;
+  const auto cap = [&](const char* field, double fallback) {
+    return fields.HasNull(field) ? 0.0
+                                 : fields.Double(field, 1e-2, 1e6, fallback);
+  };
+  if (family.score_cap > 0 || fields.Find("attn_logit_softcapping")) {
+    spec.score_cap = cap("attn_logit_softcapping", family.score_cap);
+  }
+  if (family.logit_cap > 0 || fields.Find("final_logit_softcapping")) {
+    spec.logit_cap = cap("final_logit_softcapping", family.logit_cap);
+  }
+}
+
+// What would change the arithmetic in ways that are not implemented.
+void RefuseUnsupported(ConfigFields& fields) {
+  const std::pair<const char*, bool> kFlags[] = {
+      {"use_bidirectional_attention", false},
+      {"add_cross_attention", false},
+      {"scale_attn_by_inverse_layer_idx", false},
+      {"scale_attn_weights", true}};
+  for (const auto& [field, expected] : kFlags) {
+    if (fields.Bool(field, expected) != expected) {
+      fields.Refuse(field, expected ? "false" : "true",
+                    expected ? "true or left out" : "false or left out");
+    }
   }
 }
 
@@ -232,15 +290,27 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   if (family == nullptr) return fields.status();
   ModelSpec spec;
   spec.architecture = std::string(family->architecture);
+  spec.names = family->names;
+  spec.norm = family->norm;
   ReadShapes(fields, *family, spec);
   if (!fields.status().ok()) return fields.status();
-  spec.norm_eps = fields.Double("rms_norm_eps", 1e-12, 0.1, 1e-6);
-  ReadRope(fields, spec.rope);
-  spec.attention_bias = fields.Bool("attention_bias", false);
-  spec.mlp_bias = fields.Bool("mlp_bias", false);
-  spec.tied_head = fields.Bool("tie_word_embeddings", false);
+  spec.norm_eps =
+      fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
+  ReadRope(fields, *family, spec.head_dim, &spec.max_positions, &spec.rope,
+           &spec.local_rope);
+  ReadWindows(fields, *family, spec);
+  DropIdleWindow(*family, spec);
+  ReadScales(fields, *family, spec);
+  ReadActivation(fields, *family, spec);
+  ReadBiases(fields, *family, spec);
+  spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
   spec.quantisation = ReadQuantisation(fields);
-  RefuseUnsupported(fields, *family, spec);
+  if (spec.names.transposed &&
+      spec.quantisation.method != Quantisation::Method::kNone) {
+    fields.Refuse("quantization_config", "given",
+                  "absent: matrices of this family lie the other way round");
+  }
+  RefuseUnsupported(fields);
   ReadSpecialIds(fields, spec);
   if (!fields.status().ok()) return fields.status();
   if (!generation.empty()) {
@@ -269,20 +339,35 @@ absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
 }
 
 std::string ModelSpec::Canonical() const {
-  // %.17g tells any two doubles apart.
+  // %.17g tells any two doubles apart. What a family always has is in its
+  // name; what it may have is said where it has it.
+  const bool gelu = activation == kernels::Activation::kGeluTanh;
   std::string text = absl::StrFormat(
       "%s hidden=%d intermediate=%d layers=%d heads=%d kv_heads=%d "
-      "head_dim=%d vocab=%d max_positions=%d norm=rms eps=%.17g act=silu "
+      "head_dim=%d vocab=%d max_positions=%d norm=%s eps=%.17g act=%s "
       "attention_bias=%d mlp_bias=%d tied=%d rope_theta=%.17g",
       architecture, hidden_size, intermediate_size, layers, heads, kv_heads,
-      head_dim, vocab_size, max_positions, norm_eps, attention_bias, mlp_bias,
-      tied_head, rope.theta);
-  if (rope.kind == RopeSpec::Kind::kLlama3) {
-    absl::StrAppendFormat(
-        &text, " rope=llama3 factor=%.17g low=%.17g high=%.17g original=%d",
-        rope.factor, rope.low_freq_factor, rope.high_freq_factor,
-        rope.original_max_positions);
+      head_dim, vocab_size, max_positions,
+      norm == NormKind::kLayer ? "layer" : "rms", norm_eps,
+      gelu ? "gelu_tanh" : "silu", output_bias, mlp_bias, tied_head,
+      rope.theta);
+  text += rope.Canonical();
+  if (window > 0) {
+    absl::StrAppendFormat(&text, " window=%d windowed=%s local_theta=%.17g%s",
+                          window,
+                          absl::StrJoin(windowed, "",
+                                        [](std::string* out, bool one) {
+                                          out->push_back(one ? '1' : '0');
+                                        }),
+                          local_rope.theta, local_rope.Canonical());
   }
+  if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
+    absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);
+  }
+  if (score_cap > 0)
+    absl::StrAppendFormat(&text, " score_cap=%.17g", score_cap);
+  if (logit_cap > 0)
+    absl::StrAppendFormat(&text, " logit_cap=%.17g", logit_cap);
   absl::StrAppend(&text, quantisation.Canonical());
   return text;
 }

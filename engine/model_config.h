@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What config.json and generation_config.json of a model directory say, as
 // plain data that one forward pass reads. A family of models is a row in the
-// table of model_config.cc, not a class.
+// table of families.cc, not a class.
 //
 // Both files are untrusted: every value used is checked against a range, and
 // an error names the file, the field, the value and what is allowed. Keys
@@ -17,25 +17,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/families.h"
 #include "engine/quantisation.h"
+#include "engine/rope_config.h"
+#include "kernels/types.h"
 
 namespace tandem::engine {
-
-enum class NormKind { kRms };
-enum class Activation { kSilu };
-
-struct RopeSpec {
-  enum class Kind { kDefault, kLlama3 };
-  Kind kind = Kind::kDefault;
-  double theta = 10000;
-  // kLlama3 only: wavelengths beyond original_max_positions /
-  // low_freq_factor are stretched by `factor`, those below
-  // original_max_positions / high_freq_factor are kept, between is blended.
-  double factor = 1;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int original_max_positions = 0;
-};
 
 // Sampling that the model's authors recommend; unset where they are silent.
 struct SamplingDefaults {
@@ -49,6 +36,7 @@ struct SamplingDefaults {
 
 struct ModelSpec {
   std::string architecture;  // "LlamaForCausalLM"
+  TensorNames names;
   int hidden_size = 0;
   int intermediate_size = 0;
   int layers = 0;
@@ -60,9 +48,17 @@ struct ModelSpec {
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
   RopeSpec rope;
-  bool attention_bias = false;  // of q, k, v and o
-  bool mlp_bias = false;        // of gate, up and down
-  Activation activation = Activation::kSilu;
+  RopeSpec local_rope;         // of layers with a window
+  int window = 0;              // positions that those see; 0: there are none
+  std::vector<bool> windowed;  // [layers], or empty without a window
+  double attention_scale = 1;  // of scores
+  double score_cap = 0;        // 0: none
+  double logit_cap = 0;        // 0: none
+  double embedding_scale = 1;
+  bool qkv_bias = false;
+  bool output_bias = false;
+  bool mlp_bias = false;
+  kernels::Activation activation = kernels::Activation::kSilu;
   bool tied_head = false;  // logits by the embedding's matrix
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends a sequence
@@ -70,6 +66,8 @@ struct ModelSpec {
   Quantisation quantisation;  // of the checkpoint
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
+  bool is_gated() const { return !names.gate.empty(); }
 
   // One line with all that the forward pass depends on, the same for equal
   // models however their files are written: part of the fingerprint.

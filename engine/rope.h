@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "engine/model_config.h"
+#include "engine/rope_config.h"
 
 namespace tandem::engine {
 

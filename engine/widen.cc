@@ -45,4 +45,19 @@ void Append(const kernels::HostTensor& tensor, DType dtype,
   }
 }
 
+kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
+                              std::vector<std::byte>& out) {
+  const size_t size = kernels::SizeOf(tensor.dtype);
+  const auto rows = static_cast<size_t>(tensor.rows);
+  const auto cols = static_cast<size_t>(tensor.cols);
+  out.resize(rows * cols * size);
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t c = 0; c < cols; ++c) {
+      memcpy(out.data() + (c * rows + r) * size,
+             tensor.data + (r * cols + c) * size, size);
+    }
+  }
+  return {out.data(), tensor.dtype, tensor.cols, tensor.rows};
+}
+
 }  // namespace tandem::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint values to f32, exactly.
+// Checkpoint values to f32, exactly, and matrices turned around.
 
 #ifndef TANDEM_ENGINE_WIDEN_H_
 #define TANDEM_ENGINE_WIDEN_H_
@@ -18,6 +18,10 @@ float WidenF16(uint16_t bits);
 // Appends the tensor's values as `dtype`, its own or kF32.
 void Append(const kernels::HostTensor& tensor, kernels::DType dtype,
             std::vector<std::byte>& out);
+
+// Columns become rows. The values are in `out`.
+kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
+                              std::vector<std::byte>& out);
 
 }  // namespace tandem::engine
 

@@ -146,8 +146,22 @@ struct Rows {
 
 // Rotary embedding, half-split pairs (i, i + head_dim / 2) as in Hugging Face.
 struct RopeTable {
-  const float* cos = nullptr;  // [max_positions, head_dim / 2]
+  const float* cos = nullptr;  // [max_positions, head_dim / 2]; null: none
   const float* sin = nullptr;  // [max_positions, head_dim / 2]
+};
+
+// RmsNorm of each head of Q and of K before it is rotated.
+struct HeadNorms {
+  const float* query = nullptr;  // [head_dim]; null: neither is normed
+  const float* key = nullptr;    // [head_dim]
+  float eps = 0;
+};
+
+// How queries look at keys.
+struct AttentionOptions {
+  float scale = 1;     // of the products of queries and keys
+  float soft_cap = 0;  // > 0: scores s become soft_cap * tanh(s / soft_cap)
+  int window = 0;      // positions seen, the row's own included; 0: all
 };
 
 // Part of one sequence's KV: what a gather reads and a scatter writes.
@@ -273,14 +287,22 @@ class Backend {
   // ---- The transformer. Activations (void*) are row-major, rows contiguous;
   // weights of norms, biases, rope tables and logits are f32 everywhere.
 
-  // out [num_rows, table.cols()] = table rows at the rows' tokens.
+  // out [num_rows, table.cols()] = table rows at the rows' tokens, times `scale`;
+  // where `positions` [max_positions, table.cols()] is not null, plus its rows
+  // at rows.positions.
   virtual void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-                     void* out) = 0;
+                     float scale, const float* positions, void* out) = 0;
 
   // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight; all [num_rows, dim].
   // With `delta`, first x += delta (the residual), in place.
   virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                        const void* delta, const float* weight, void* out) = 0;
+
+  // out[r] = (x[r] - mean) / sqrt(mean((x[r] - mean)^2) + eps) * weight + bias,
+  // with `delta` as RmsNorm has it; `bias` [dim].
+  virtual void LayerNorm(Queue& queue, int num_rows, int dim, float eps,
+                         void* x, const void* delta, const float* weight,
+                         const float* bias, void* out) = 0;
 
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
   // `bias` [w.rows()] may be null; it is added after the chain, and after the
@@ -292,26 +314,38 @@ class Backend {
   virtual void Logits(Queue& queue, int num_rows, const void* x,
                       const Matrix& head, float* out) = 0;
 
-  // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V.
-  // Rotates Q in place and writes rotated K, and V, to the cache's `layer` at
-  // rows.slots, rounded to the activation type and then to the cache's, or
-  // quantised vector by vector (kernels/quantise.h).
+  // logits[i] = soft_cap * tanh(logits[i] * scale / soft_cap), in place;
+  // without a cap (0) logits[i] * scale. logits [count, vocab].
+  virtual void ScaleLogits(Queue& queue, int count, int vocab, float scale,
+                           float soft_cap, float* logits) = 0;
+
+  // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V. Norms
+  // the heads of Q and K where `norms` are, and rounds them; then rotates
+  // them where there is a rope. Q is written in place, K and V to the cache's
+  // `layer` at rows.slots, rounded to the activation type and then to the
+  // cache's, or quantised vector by vector (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                          const RopeTable& rope, void* qkv, KvCache& cache,
-                          int layer) = 0;
+                          const RopeTable& rope, const HeadNorms& norms,
+                          void* qkv, KvCache& cache, int layer) = 0;
 
-  // Causal attention of every row over positions 0 .. its own, read from the
-  // cache; of a quantised one, code times scale, rounded to the activation
-  // type. q as RopeAppend left it (rows of qkv, stride q_stride elements);
-  // out [num_rows, heads * head_dim].
-  virtual void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                         const void* q, int64_t q_stride, const KvCache& cache,
-                         int layer, void* out) = 0;
+  // Causal attention of every row over positions 0 .. its own, or the last of
+  // them that a window leaves, read from the cache; of a quantised one, code
+  // times scale, rounded to the activation type. q as RopeAppend left it (rows
+  // of qkv, stride q_stride elements); out [num_rows, heads * head_dim].
+  virtual void Attention(Queue& queue, const Rows& rows, int heads,
+                         const AttentionOptions& options, const void* q,
+                         int64_t q_stride, const KvCache& cache, int layer,
+                         void* out) = 0;
 
-  // out [num_rows, w.rows() / 2] = silu(gate) * up of the halves of what
+  // out [num_rows, w.rows() / 2] = activation(gate) * up of the halves of what
   // MatMul gives for `w`, of PackGatedMatrix, and `bias` [w.rows()] or null.
   virtual void GatedMatMul(Queue& queue, int num_rows, const void* x,
-                           const Matrix& w, const float* bias, void* out) = 0;
+                           const Matrix& w, const float* bias,
+                           Activation activation, void* out) = 0;
+
+  // x[i] = activation(x[i]), in place; x [num_rows, dim].
+  virtual void Activate(Queue& queue, int num_rows, int dim,
+                        Activation activation, void* x) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -84,6 +84,10 @@ struct HostCodes {
   const uint8_t* zeros = nullptr;  // as scales, kInt4 alone; null: 8
 };
 
+// Of a feed-forward layer. GELU is its tanh approximation (Hendrycks and
+// Gimpel, 2016): x / (1 + exp(-x * (1.5957691 + 0.0713548 * x * x))).
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
 // Keys are cut here: a segment's partial softmax is finished before the next
 // one's is merged in. Part of the numerics fingerprint.
 inline constexpr int kAttentionSegment = 512;

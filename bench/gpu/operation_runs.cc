@@ -110,7 +110,8 @@ absl::StatusOr<double> TimeMatMul(Backend& backend,
   return Timed(*queue, [&](int i) {
     const Matrix& matrix = *w[static_cast<size_t>(i) % w.size()];
     if (gated) {
-      backend.GatedMatMul(*queue, tokens, x, matrix, nullptr, out);
+      backend.GatedMatMul(*queue, tokens, x, matrix, nullptr,
+                          kernels::Activation::kSilu, out);
     } else {
       backend.MatMul(*queue, tokens, x, matrix, nullptr, out);
     }
@@ -160,7 +161,8 @@ absl::StatusOr<double> TimeAttention(Backend& backend, const Shape& shape,
     rows.positions = device_positions;
     rows.slots = arrays.Upload(slots);
     if (!arrays.status().ok()) return arrays.status();
-    backend.RopeAppend(*queue, rows, shape.heads, still, filled, **cache, 0);
+    backend.RopeAppend(*queue, rows, shape.heads, still, {}, filled, **cache,
+                       0);
   }
   queue->Synchronize();
 
@@ -187,7 +189,7 @@ absl::StatusOr<double> TimeAttention(Backend& backend, const Shape& shape,
   if (!arrays.status().ok()) return arrays.status();
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   return Timed(*queue, [&](int) {
-    backend.Attention(*queue, rows, shape.heads, scale, q, query, **cache, 0,
+    backend.Attention(*queue, rows, shape.heads, {scale}, q, query, **cache, 0,
                       out);
   });
 }

@@ -8,6 +8,9 @@
 //   max, weights exp(score - max), their sum by position modulo 16
 //   values one chain over positions per dimension
 //
+// (a soft cap is applied to each score; keys before a row's window never reach
+// it but for one, at an even position, whose weight is zero)
+//
 // and segments are merged in ascending order by Merge(). How many queries are
 // worked on together, where blocks end, and which thread does it never show.
 
@@ -31,6 +34,8 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 // A segment's scores may begin inside a block and end inside a unit.
 inline constexpr int kScoreStride = kAttentionSegment + kMaxBlockSize + 48;
 inline constexpr int kHeadStride = kMaxHeadDim + 16;
+// The sum of a row's weights may begin this far before its first score.
+inline constexpr int kScoreSlack = 16;
 
 struct Workspace {
   float q[kMaxQueries][kHeadStride];
@@ -214,12 +219,18 @@ struct Tiles {
 #undef TANDEM_TILES
 };
 
-// Turns `count` scores into weights in place.
-SoftmaxState Softmax(float* scores, int count) {
-  const int padded = (count + 15) / 16 * 16;
-  for (int i = count; i < padded; ++i) {
-    scores[i] = -std::numeric_limits<float>::infinity();
+// Turns scores [begin, end) into weights in place. The sum's 16 chains begin at
+// multiples of 16; weights from there to `begin` become zeros.
+SoftmaxState Softmax(float* scores, int begin, int end, float soft_cap) {
+  constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+  const int skipped = begin / 16 * 16;
+  const int padded = (end - skipped + 15) / 16 * 16;
+  scores += skipped;
+  for (int i = 0; soft_cap > 0 && i < padded; i += 16) {
+    Store16(SoftCap(Load16(scores + i), soft_cap), scores + i);
   }
+  std::fill(scores, scores + begin - skipped, kUnseen);
+  std::fill(scores + end - skipped, scores + padded, kUnseen);
   F16 most = Load16(scores);
   for (int i = 16; i < padded; i += 16) most = Max(most, Load16(scores + i));
   const float maximum = Max16(most);
@@ -269,34 +280,57 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
              Workspace& ws) {
   const int queries = p.rows * p.group;
   const int start = segment * kAttentionSegment;
-  const int lead = start % p.layout->block_size;
-  const auto keys = [&](int query) {
+  // Keys that a query sees, counted from the segment's start.
+  const auto end_key = [&](int query) {
     const int position = p.first_position + query / p.group;
     return std::min(kAttentionSegment, position + 1 - start);
   };
+  const auto first_key = [&](int query) {
+    const int position = p.first_position + query / p.group;
+    return std::max(0, FirstKey(position, p.window) - start);
+  };
   const int tiles = (queries + kMaxRows - 1) / kMaxRows;
   for (int tile = 0; tile < tiles; ++tile) {
-    const int begin = queries * tile / tiles;
-    const int end = queries * (tile + 1) / tiles;
-    if (keys(end - 1) <= 0) continue;
-    Tiles<W>::kScore[end - begin](pages, ws.q[begin], p.scale, start - lead,
-                                  start + keys(end - 1), ws.scores[begin]);
+    int begin = queries * tile / tiles;
+    int end = queries * (tile + 1) / tiles;
+    while (begin < end && end_key(begin) <= 0) ++begin;
+    while (begin < end && first_key(end - 1) >= kAttentionSegment) --end;
+    if (begin == end) continue;
+    const int first = start + first_key(begin);
+    const int from = first - first % p.layout->block_size;
+    Tiles<W>::kScore[end - begin](pages, ws.q[begin], p.scale, from,
+                                  start + end_key(end - 1),
+                                  ws.scores[begin] + kScoreSlack);
+    const auto weights = [&](int query, int key) {
+      return ws.scores[query] + kScoreSlack + (start - from) + key;
+    };
     for (int i = begin; i < end; ++i) {
-      if (keys(i) > 0) {
-        ws.segment_state[i] = Softmax(ws.scores[i] + lead, keys(i));
+      ws.segment_state[i] =
+          Softmax(weights(i, 0), first_key(i), end_key(i), p.soft_cap);
+    }
+    // Each alone up to where all see keys, all together as far as the shortest
+    // goes, then each alone again.
+    const auto values = [&](int query, int count, int key, int end_key,
+                            bool fresh) {
+      Tiles<W>::kValue[count](pages, weights(query, key), start + key,
+                              start + end_key, fresh, ws.values[query]);
+    };
+    const int common = (first_key(end - 1) + 1) / 2 * 2;
+    const int common_end = end_key(begin) / 2 * 2;
+    const bool together = common < common_end;
+    const bool apart = first_key(begin) / 2 * 2 < common;
+    for (int i = begin; i < end && together && apart; ++i) {
+      const int own = first_key(i) / 2 * 2;
+      if (own < common) {
+        values(i, 1, own, common, true);
+      } else {
+        std::fill_n(ws.values[i], p.layout->width, 0.0f);
       }
     }
-    // All queries together as far as the shortest goes, then each alone.
-    const int common = std::max(0, keys(begin)) / 2 * 2;
-    if (common > 0) {
-      Tiles<W>::kValue[end - begin](pages, ws.scores[begin] + lead, start,
-                                    start + common, true, ws.values[begin]);
-    }
+    if (together) values(begin, end - begin, common, common_end, !apart);
     for (int i = begin; i < end; ++i) {
-      if (keys(i) > common) {
-        Tiles<W>::kValue[1](pages, ws.scores[i] + lead + common, start + common,
-                            start + keys(i), common == 0, ws.values[i]);
-      }
+      const int key = together ? common_end : first_key(i) / 2 * 2;
+      if (key < end_key(i)) values(i, 1, key, end_key(i), !together);
     }
   }
 }
@@ -319,13 +353,14 @@ void AttendOf(const AttentionPiece& p) {
     Segment<W>(p, pages, segment, ws);
     for (int i = 0; i < queries; ++i) {
       const int position = p.first_position + i / p.group;
-      if (position < segment * kAttentionSegment) continue;
+      const int first = FirstKey(position, p.window) / kAttentionSegment;
+      if (segment < first || segment > position / kAttentionSegment) continue;
       if (p.partial_states != nullptr) {
         const int64_t index = int64_t{segment - p.segment_begin} * queries + i;
         p.partial_states[index] = ws.segment_state[i];
         std::memcpy(p.partial_sums + index * layout.width, ws.values[i],
                     static_cast<size_t>(layout.width) * sizeof(float));
-      } else if (segment == 0) {
+      } else if (segment == first) {
         ws.merged_state[i] = ws.segment_state[i];
         std::memcpy(ws.merged[i], ws.values[i],
                     static_cast<size_t>(layout.width) * sizeof(float));

@@ -15,14 +15,17 @@ struct Task {
   int32_t kv_head;
   int32_t group_begin;
   int32_t group;
-  int32_t segments;
-  int32_t partial;  // index of its first partial, counted in queries
+  int32_t first_segment;
+  int32_t segments;  // from the first
+  int32_t partial;   // index of its first partial, counted in queries
 };
 
 // Tasks are planned and run in batches of at most this many; their list and
 // the partials share the team's scratch.
 inline constexpr int kBatch = 16384;
 inline constexpr size_t kListBytes = kBatch * sizeof(Task);
+
+inline constexpr int kNoWindow = 1 << 30;
 
 // How many tasks per thread make splitting by segments pointless.
 inline constexpr int kTasksPerThread = 4;
@@ -35,6 +38,7 @@ class Planner {
         team_(team),
         step_(step),
         layout_(step.cache->layout()),
+        window_(step.options.window > 0 ? step.options.window : kNoWindow),
         tasks_(reinterpret_cast<Task*>(team.team_scratch())) {}
 
   void Run() {
@@ -45,7 +49,9 @@ class Planner {
       const RowSpan& span = step_.rows.host_spans[i];
       for (int row = 0; row < span.num_rows; row += row_tile) {
         const int rows = std::min(row_tile, span.num_rows - row);
-        const int last = span.first_position + row + rows - 1;
+        const int first = span.first_position + row;
+        const int first_segment = FirstKey(first, window_) / kAttentionSegment;
+        const int end_segment = (first + rows - 1) / kAttentionSegment + 1;
         for (int head = 0; head < layout_.kv_heads; ++head) {
           for (int begin = 0; begin < group; begin += group_tile) {
             if (count_ == kBatch) Flush();
@@ -55,7 +61,8 @@ class Planner {
                                 head,
                                 begin,
                                 std::min(group_tile, group - begin),
-                                last / kAttentionSegment + 1,
+                                first_segment,
+                                end_segment - first_segment,
                                 0};
           }
         }
@@ -79,12 +86,14 @@ class Planner {
     piece.group = task.group;
     piece.first_position = span.first_position + task.row;
     piece.kv_head = task.kv_head;
-    piece.scale = step_.scale;
+    piece.scale = step_.options.scale;
+    piece.soft_cap = step_.options.soft_cap;
+    piece.window = window_;
     piece.layout = &layout_;
     piece.layer = step_.cache->Layer(step_.layer);
     piece.block_table = step_.rows.block_tables + span.block_table;
-    piece.segment_begin = 0;
-    piece.segment_end = task.segments;
+    piece.segment_begin = task.first_segment;
+    piece.segment_end = task.first_segment + task.segments;
     piece.out = step_.out + row * out_stride + head * layout_.head_dim;
     piece.out_stride = out_stride;
     piece.scratch = team_.member_scratch(member);
@@ -140,8 +149,8 @@ class Planner {
       const int queries = tasks_[task].rows * tasks_[task].group;
       const int64_t partial = tasks_[task].partial + int64_t{item} * queries;
       AttentionPiece piece = Piece(tasks_[task], member);
-      piece.segment_begin = item;
-      piece.segment_end = item + 1;
+      piece.segment_begin += item;
+      piece.segment_end = piece.segment_begin + 1;
       piece.partial_states = states_ + partial;
       piece.partial_sums = sums_ + partial * layout_.width;
       table_.attention(piece);
@@ -151,11 +160,15 @@ class Planner {
       const AttentionPiece piece = Piece(task, member);
       for (int i = 0; i < task.rows * task.group; ++i) {
         const int position = piece.first_position + i / task.group;
+        const int first = FirstKey(position, window_) / kAttentionSegment;
         MergePiece merge{};
-        merge.states = states_ + task.partial + i;
-        merge.sums = sums_ + int64_t{task.partial + i} * layout_.width;
-        merge.segments = position / kAttentionSegment + 1;
         merge.stride = task.rows * task.group;
+        const int64_t partial =
+            task.partial + int64_t{first - task.first_segment} * merge.stride +
+            i;
+        merge.states = states_ + partial;
+        merge.sums = sums_ + partial * layout_.width;
+        merge.segments = position / kAttentionSegment + 1 - first;
         merge.head_dim = layout_.head_dim;
         merge.width = layout_.width;
         merge.out = piece.out + i / task.group * piece.out_stride +
@@ -169,6 +182,7 @@ class Planner {
   ThreadPool::Team& team_;
   const AttentionStep& step_;
   const KvLayout& layout_;
+  const int window_;
   Task* const tasks_;
   int count_ = 0;
   int num_items_ = 0;

@@ -17,7 +17,7 @@ namespace tandem::kernels::cpu {
 struct AttentionStep {
   Rows rows;
   int heads;
-  float scale;
+  AttentionOptions options;
   const float* q;
   int64_t q_stride;
   const CpuKvCache* cache;

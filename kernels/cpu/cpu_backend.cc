@@ -237,16 +237,23 @@ class CpuBackend final : public Backend {
     Put(queue, [device, host, bytes] { std::memcpy(host, device, bytes); });
   }
 
-  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-             void* out) override {
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table, float scale,
+             const float* positions, void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(table);
-    Put(queue, [this, &packed, rows, out = static_cast<float*>(out)] {
+    Put(queue, [this, &packed, rows, scale, positions,
+                out = static_cast<float*>(out)] {
       const int cols = packed.cols();
       ForRows(pool_, rows.num_rows, cols, [&](int row) {
         const int fed = rows.fed == nullptr ? -1 : rows.fed[row];
         const int token =
             fed < 0 ? rows.token_ids[row] : rows.drawn[fed].token_id;
-        cpu::UnpackRow(packed, token, out + int64_t{row} * cols);
+        float* const to = out + int64_t{row} * cols;
+        cpu::UnpackRow(packed, token, to);
+        if (scale != 1) table_.scale(cols, scale, 0, to);
+        if (positions == nullptr) return;
+        const float* const add =
+            positions + int64_t{rows.positions[row]} * cols;
+        for (int i = 0; i < cols; ++i) to[i] += add[i];
       });
     });
   }
@@ -265,6 +272,21 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+                 const void* delta, const float* weight, const float* bias,
+                 void* out) override {
+    Put(queue, [this, num_rows, dim, eps, x = static_cast<float*>(x),
+                delta = static_cast<const float*>(delta), weight, bias,
+                out = static_cast<float*>(out)] {
+      ForRows(pool_, num_rows, dim, [&](int row) {
+        const int64_t at = int64_t{row} * dim;
+        table_.layer_norm(dim, eps, x + at,
+                          delta == nullptr ? nullptr : delta + at, weight, bias,
+                          out + at);
+      });
+    });
+  }
+
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
@@ -279,13 +301,22 @@ class CpuBackend final : public Backend {
     MatMul(queue, num_rows, x, head, nullptr, out);
   }
 
+  void ScaleLogits(Queue& queue, int count, int vocab, float scale,
+                   float soft_cap, float* logits) override {
+    Put(queue, [=, this] {
+      ForRows(pool_, count, vocab, [&](int row) {
+        table_.scale(vocab, scale, soft_cap, logits + int64_t{row} * vocab);
+      });
+    });
+  }
+
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                  const RopeTable& rope, void* qkv, KvCache& cache,
-                  int layer) override {
+                  const RopeTable& rope, const HeadNorms& norms, void* qkv,
+                  KvCache& cache, int layer) override {
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
     Put(queue, [this, count = rows.num_rows, positions = rows.positions,
-                slots = rows.slots, heads, rope, qkv = static_cast<float*>(qkv),
-                &kv, layer] {
+                slots = rows.slots, heads, rope, norms,
+                qkv = static_cast<float*>(qkv), &kv, layer] {
       const KvLayout& layout = kv.layout();
       const int half = layout.head_dim / 2;
       const int64_t stride =
@@ -293,25 +324,28 @@ class CpuBackend final : public Backend {
       ForRows(pool_, count, stride, [&](int row) {
         const int slot = slots[row];
         const int64_t angle = int64_t{positions[row]} * half;
-        table_.rope_append({.qkv = qkv + row * stride,
-                            .heads = heads,
-                            .kv_heads = layout.kv_heads,
-                            .head_dim = layout.head_dim,
-                            .cos = rope.cos + angle,
-                            .sin = rope.sin + angle,
-                            .layout = &layout,
-                            .block = kv.Block(layer, slot / layout.block_size),
-                            .slot = slot % layout.block_size});
+        table_.rope_append(
+            {.qkv = qkv + row * stride,
+             .heads = heads,
+             .kv_heads = layout.kv_heads,
+             .head_dim = layout.head_dim,
+             .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
+             .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
+             .norms = norms,
+             .layout = &layout,
+             .block = kv.Block(layer, slot / layout.block_size),
+             .slot = slot % layout.block_size});
       });
     });
   }
 
-  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                 const void* q, int64_t q_stride, const KvCache& cache,
-                 int layer, void* out) override {
+  void Attention(Queue& queue, const Rows& rows, int heads,
+                 const AttentionOptions& options, const void* q,
+                 int64_t q_stride, const KvCache& cache, int layer,
+                 void* out) override {
     const cpu::AttentionStep step{
         rows,     heads,
-        scale,    static_cast<const float*>(q),
+        options,  static_cast<const float*>(q),
         q_stride, &static_cast<const CpuKvCache&>(cache),
         layer,    static_cast<float*>(out)};
     Put(queue, [this, step] {
@@ -322,17 +356,28 @@ class CpuBackend final : public Backend {
 
   // In two passes: the halves are far apart in the packed matrix.
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
-                   const float* bias, void* out) override {
+                   const float* bias, Activation activation,
+                   void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), &packed,
-                bias, out = static_cast<float*>(out)] {
+                bias, activation, out = static_cast<float*>(out)] {
       const int dim = packed.rows() / 2;
       float* const both = own.Floats(size_t(num_rows) * packed.rows());
       RunMatMul(num_rows, x, packed, bias, both);
       ForRows(pool_, num_rows, dim, [&](int row) {
         const float* const gate = both + int64_t{row} * 2 * dim;
-        table_.silu_mul(dim, gate, gate + dim, out + int64_t{row} * dim);
+        table_.gate(activation, dim, gate, gate + dim,
+                    out + int64_t{row} * dim);
+      });
+    });
+  }
+
+  void Activate(Queue& queue, int num_rows, int dim, Activation activation,
+                void* x) override {
+    Put(queue, [this, num_rows, dim, activation, x = static_cast<float*>(x)] {
+      ForRows(pool_, num_rows, dim, [&](int row) {
+        table_.activate(activation, dim, x + int64_t{row} * dim);
       });
     });
   }

@@ -50,21 +50,77 @@ void RmsNormRow(int dim, float eps, float* x, const float* delta,
   }
 }
 
-HWY_INLINE F16 SiluTimes(const F16& gate, const F16& up) {
-  const F16 one = Set16(1.0f);
-  const F16 e = Exp(Sub(Set16(0.0f), gate));
-  return Mul(Div(gate, Add(one, e)), up);
+// Sums as RmsNormRow's.
+void LayerNormRow(int dim, float eps, float* x, const float* delta,
+                  const float* weight, const float* bias, float* out) {
+  F16 sums = Set16(0.0f);
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    F16 v = LoadFirst16(x + i, count);
+    if (delta != nullptr) {
+      v = Add(v, LoadFirst16(delta + i, count));
+      StoreFirst16(v, x + i, count);
+    }
+    sums = Add(sums, v);
+  }
+  const float mean = Sum16(sums) / static_cast<float>(dim);
+  F16 squares = Set16(0.0f);
+  for (int i = 0; i < dim; i += 16) {
+    alignas(64) float centred[16] = {};
+    const int count = HWY_MIN(16, dim - i);
+    StoreFirst16(Sub(LoadFirst16(x + i, count), Set16(mean)), centred, count);
+    const F16 v = Load16(centred);
+    squares = Fma(v, v, squares);
+  }
+  const float variance = Sum16(squares) / static_cast<float>(dim);
+  const F16 scale = Set16(1.0f / std::sqrt(variance + eps));
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    const F16 v = Mul(Sub(LoadFirst16(x + i, count), Set16(mean)), scale);
+    StoreFirst16(Add(Mul(v, LoadFirst16(weight + i, count)),
+                     LoadFirst16(bias + i, count)),
+                 out + i, count);
+  }
 }
 
-void SiluMulRow(int dim, const float* gate, const float* up, float* out) {
+// x / (1 + exp(-inner)), where inner is x or, for GELU, a polynomial in x.
+HWY_INLINE F16 Activated(Activation activation, const F16& x) {
+  const F16 inner =
+      activation == Activation::kSilu
+          ? x
+          : Mul(x, Fma(Mul(x, x), Set16(0.07135481627f), Set16(1.595769122f)));
+  const F16 e = Exp(Sub(Set16(0.0f), inner));
+  return Div(x, Add(Set16(1.0f), e));
+}
+
+void GateRow(Activation activation, int dim, const float* gate, const float* up,
+             float* out) {
   int i = 0;
   for (; i + 16 <= dim; i += 16) {
-    Store16(SiluTimes(Load16(gate + i), Load16(up + i)), out + i);
+    Store16(Mul(Activated(activation, Load16(gate + i)), Load16(up + i)),
+            out + i);
   }
   if (i < dim) {
-    StoreFirst16(
-        SiluTimes(LoadFirst16(gate + i, dim - i), LoadFirst16(up + i, dim - i)),
-        out + i, dim - i);
+    StoreFirst16(Mul(Activated(activation, LoadFirst16(gate + i, dim - i)),
+                     LoadFirst16(up + i, dim - i)),
+                 out + i, dim - i);
+  }
+}
+
+void ActivateRow(Activation activation, int dim, float* x) {
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    StoreFirst16(Activated(activation, LoadFirst16(x + i, count)), x + i,
+                 count);
+  }
+}
+
+void ScaleRow(int dim, float scale, float soft_cap, float* x) {
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    F16 v = Mul(LoadFirst16(x + i, count), Set16(scale));
+    if (soft_cap > 0) v = SoftCap(v, soft_cap);
+    StoreFirst16(v, x + i, count);
   }
 }
 
@@ -89,7 +145,12 @@ void Rotate(int half, const float* cos, const float* sin, float* head) {
 void RopeAppendRow(const RopePiece& p) {
   const int half = p.head_dim / 2;
   for (int h = 0; h < p.heads + p.kv_heads; ++h) {
-    Rotate(half, p.cos, p.sin, p.qkv + h * p.head_dim);
+    float* const head = p.qkv + h * p.head_dim;
+    if (p.norms.query != nullptr) {
+      RmsNormRow(p.head_dim, p.norms.eps, head, nullptr,
+                 h < p.heads ? p.norms.query : p.norms.key, head);
+    }
+    if (p.cos != nullptr) Rotate(half, p.cos, p.sin, head);
   }
   const float* const k = p.qkv + p.heads * p.head_dim;
   const float* const v = k + p.kv_heads * p.head_dim;
@@ -110,7 +171,10 @@ namespace tandem::kernels::cpu {
 void AddElementwise(KernelTable& table) {
   const bool wide = table.isa == Isa::kAvx512;
   table.rms_norm = wide ? N_AVX3::RmsNormRow : N_AVX2::RmsNormRow;
-  table.silu_mul = wide ? N_AVX3::SiluMulRow : N_AVX2::SiluMulRow;
+  table.layer_norm = wide ? N_AVX3::LayerNormRow : N_AVX2::LayerNormRow;
+  table.gate = wide ? N_AVX3::GateRow : N_AVX2::GateRow;
+  table.activate = wide ? N_AVX3::ActivateRow : N_AVX2::ActivateRow;
+  table.scale = wide ? N_AVX3::ScaleRow : N_AVX2::ScaleRow;
   table.exp = wide ? N_AVX3::ExpRow : N_AVX2::ExpRow;
   table.rope_append = wide ? N_AVX3::RopeAppendRow : N_AVX2::RopeAppendRow;
 }

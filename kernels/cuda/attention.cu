@@ -31,7 +31,8 @@ int RunWgmma(const Stream& stream, const AttentionParams& p, int spans,
 // have no room for a warpgroup's results.
 template <typename T>
 int RunHeads(const Stream& stream, const AttentionParams& p) {
-  const bool wgmma = stream.generation == 90;
+  // Soft caps are rare: warpgroups, short of registers, have none.
+  const bool wgmma = stream.generation == 90 && p.soft_cap <= 0;
   if (p.kv.head_dim <= 64) {
     return Run<AttentionDecodeKernel<T, 64, 6>>(
         stream, p, [&](int spans, const AttentionKernelParams& k) {

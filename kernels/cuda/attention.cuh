@@ -47,7 +47,26 @@ struct AttentionKernelParams {
   int narrow_tiles;           // of 16 rows that one position's group takes
   int max_segments;           // that a span of one row may touch
   float scale;
+  float soft_cap;  // of scores; 0: none
 };
+
+// What scores are multiplied by on their way to Exp2; capped ones are what the
+// softmax takes.
+TANDEM_DEVICE float ExponentScale(const AttentionKernelParams& p) {
+  return p.soft_cap > 0 ? kLog2E : Mul(p.scale, kLog2E);
+}
+template <int kScoreTiles>
+TANDEM_DEVICE void CapScores(const AttentionKernelParams& p,
+                             float (&scores)[kScoreTiles][4]) {
+  if (p.soft_cap <= 0) return;
+#pragma unroll
+  for (int i = 0; i < kScoreTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      scores[i][e] = SoftCap(Mul(scores[i][e], p.scale), p.soft_cap);
+    }
+  }
+}
 
 // The block of a span that holds a key: exact for keys below 2^24 and blocks up
 // to 256, without a division per copy.

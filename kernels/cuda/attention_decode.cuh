@@ -60,7 +60,7 @@ struct AttentionDecodeKernel {
                                        queries);
     keys.Start(g);
 
-    const float c = Mul(p.scale, kLog2E);
+    const float c = ExponentScale(p);
     const int lane = g.lane();
     // This thread's accumulators are of rows lane / 4 and 8 more; one that is
     // no head sees nothing.
@@ -87,6 +87,7 @@ struct AttentionDecodeKernel {
                        scores[part * 2 + 1]);
         }
       }
+      CapScores(p, scores);
       float most[2] = {-kInfinity, -kInfinity};
 #pragma unroll
       for (int i = 0; i < kScoreTiles; ++i) {

@@ -98,7 +98,8 @@ struct AttentionF32Kernel {
         for (int i = 0; i < p.head_dim; ++i) {
           chain = Fma(q[i], k[i], chain);
         }
-        const float score = Mul(chain, p.scale);
+        float score = Mul(chain, p.scale);
+        if (p.soft_cap > 0) score = SoftCap(score, p.soft_cap);
         weights[key - begin] = score;
         most = Max(most, score);
       }
@@ -111,8 +112,8 @@ struct AttentionF32Kernel {
       g.Barrier();
       if (g.thread() < 16) {
         float sum = 0;
-        for (int i = g.thread(); i < end - begin; i += 16) {
-          sum = Add(sum, weights[i]);
+        for (int key = begin / 16 * 16 + g.thread(); key < end; key += 16) {
+          if (key >= begin) sum = Add(sum, weights[key - begin]);
         }
         lanes[g.thread()] = sum;
       }

@@ -54,6 +54,7 @@ inline AttentionKernelParams ParamsOf(const AttentionParams& p) {
   k.max_segments = Segments(p.window > 0 ? std::min(p.window, p.max_positions)
                                          : p.max_positions);
   k.scale = p.scale;
+  k.soft_cap = p.soft_cap;
   return k;
 }
 

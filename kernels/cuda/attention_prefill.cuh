@@ -58,7 +58,7 @@ struct AttentionPrefillKernel {
                                        queries);
     keys.Start(g);
 
-    const float c = Mul(p.scale, kLog2E);
+    const float c = ExponentScale(p);
     const int lane = g.lane();
     const int warp_row = g.warp() * 16;
     const RowPositions warp(p, span, row0 + warp_row, 16);
@@ -93,6 +93,7 @@ struct AttentionPrefillKernel {
       }
       uint32_t weights[kAttentionTile / 16][4];
       if (!unseen) {
+        CapScores(p, scores);
         MaskScores(g, first_key, position, p.window, scores);
         float factor[2];
         WeighTile(g, c, scores, maximum, factor);

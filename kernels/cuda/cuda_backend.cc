@@ -224,8 +224,8 @@ class CudaBackend final : public Backend {
     return Own(queue).Replay(key);
   }
 
-  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-             void* out) override {
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table, float scale,
+             const float* positions, void* out) override {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(table);
     CudaQueue& own = Own(queue);
     own.Check(LaunchEmbed(own.stream(), activation_, matrix.type(),
@@ -236,7 +236,10 @@ class CudaBackend final : public Backend {
                            .drawn = rows.drawn,
                            .out = out,
                            .num_rows = rows.num_rows,
-                           .cols = matrix.cols()}),
+                           .cols = matrix.cols(),
+                           .scale = scale,
+                           .positions = rows.positions,
+                           .added = positions}),
               "embed");
   }
 
@@ -254,6 +257,22 @@ class CudaBackend final : public Backend {
               "norm");
   }
 
+  void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+                 const void* delta, const float* weight, const float* bias,
+                 void* out) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchLayerNorm(own.stream(), activation_,
+                              {.x = x,
+                               .delta = delta,
+                               .weight = weight,
+                               .bias = bias,
+                               .out = out,
+                               .num_rows = num_rows,
+                               .dim = dim,
+                               .eps = eps}),
+              "layer norm");
+  }
+
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
     Multiply(queue, num_rows, x, w, bias, MatMulOutput::kPlain, out);
@@ -264,9 +283,20 @@ class CudaBackend final : public Backend {
     Multiply(queue, num_rows, x, head, nullptr, MatMulOutput::kWide, out);
   }
 
+  void ScaleLogits(Queue& queue, int count, int vocab, float scale,
+                   float soft_cap, float* logits) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchScaleLogits(own.stream(), {.logits = logits,
+                                               .count = count,
+                                               .vocab = vocab,
+                                               .scale = scale,
+                                               .soft_cap = soft_cap}),
+              "logits' scale");
+  }
+
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                  const RopeTable& rope, void* qkv, KvCache& cache,
-                  int layer) override {
+                  const RopeTable& rope, const HeadNorms& norms, void* qkv,
+                  KvCache& cache, int layer) override {
     CudaQueue& own = Own(queue);
     own.Check(LaunchRopeAppend(own.stream(), activation_,
                                {.positions = rows.positions,
@@ -277,13 +307,17 @@ class CudaBackend final : public Backend {
                                 .kv = ViewOf(cache),
                                 .num_rows = rows.num_rows,
                                 .heads = heads,
-                                .layer = layer}),
+                                .layer = layer,
+                                .query_norm = norms.query,
+                                .key_norm = norms.key,
+                                .norm_eps = norms.eps}),
               "rope");
   }
 
-  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                 const void* q, int64_t q_stride, const KvCache& cache,
-                 int layer, void* out) override {
+  void Attention(Queue& queue, const Rows& rows, int heads,
+                 const AttentionOptions& options, const void* q,
+                 int64_t q_stride, const KvCache& cache, int layer,
+                 void* out) override {
     CudaQueue& own = Own(queue);
     const KvView kv = ViewOf(cache);
     int span_rows = rows.max_positions > 0 ? 1 : 0;
@@ -304,19 +338,34 @@ class CudaBackend final : public Backend {
                                .scratch = scratch,
                                .kv = kv,
                                .q_stride = q_stride,
-                               .scale = scale,
+                               .scale = options.scale,
                                .num_rows = rows.num_rows,
                                .num_spans = rows.num_spans,
                                .heads = heads,
                                .layer = layer,
                                .max_span_rows = span_rows,
-                               .max_positions = positions}),
+                               .max_positions = positions,
+                               .window = options.window,
+                               .soft_cap = options.soft_cap}),
               "attention");
   }
 
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
-                   const float* bias, void* out) override {
-    Multiply(queue, num_rows, x, w, bias, MatMulOutput::kGated, out);
+                   const float* bias, Activation activation,
+                   void* out) override {
+    Multiply(queue, num_rows, x, w, bias, MatMulOutput::kGated, out,
+             activation);
+  }
+
+  void Activate(Queue& queue, int num_rows, int dim, Activation activation,
+                void* x) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchActivate(own.stream(), activation_,
+                             {.x = x,
+                              .num_rows = num_rows,
+                              .dim = dim,
+                              .activation = activation}),
+              "activation");
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
@@ -490,7 +539,8 @@ class CudaBackend final : public Backend {
   }
 
   void Multiply(Queue& queue, int num_rows, const void* x, const Matrix& w,
-                const float* bias, MatMulOutput output, void* out) {
+                const float* bias, MatMulOutput output, void* out,
+                Activation activation = Activation::kSilu) {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(w);
     const int outputs =
         output == MatMulOutput::kGated ? matrix.rows() / 2 : matrix.rows();
@@ -507,7 +557,8 @@ class CudaBackend final : public Backend {
                             .cols = matrix.cols(),
                             .tokens = num_rows,
                             .outputs = outputs,
-                            .output = output}),
+                            .output = output,
+                            .activation = activation}),
               "matrix product");
   }
 

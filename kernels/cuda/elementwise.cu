@@ -36,6 +36,17 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
   });
 }
 
+int LaunchActivate(const Stream& stream, DType activation,
+                   const ActivateParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    return Run<ActivateKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
+  });
+}
+
+int LaunchScaleLogits(const Stream& stream, const ScaleLogitsParams& p) {
+  return Run<ScaleLogitsKernel>(stream, p.count, p.vocab, p);
+}
+
 int LaunchGatherRows(const Stream& stream, DType activation,
                      const GatherRowsParams& p) {
   return WithElement(activation, [&](auto zero) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations in which each output depends on a few inputs at known places:
-// embedding, the choice of rows. A thread makes eight elements.
+// embedding, the choice of rows, activations, logits. A thread makes eight
+// elements.
 
 #ifndef TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
 #define TANDEM_KERNELS_CUDA_ELEMENTWISE_CUH_
@@ -48,9 +49,51 @@ struct EmbedKernel {
                                PackedOffset(token, begin + i, p.cols, kType));
       if constexpr (kType == WeightType::kE4M3)
         v[i] = Mul(v[i], p.scales[token]);
+      v[i] = RoundTo<T>(Mul(v[i], p.scale));
+    }
+    if (p.added != nullptr) {
+      const float* const add =
+          p.added + int64_t{p.positions[row]} * p.cols + begin;
+      for (int i = 0; i < count; ++i) v[i] = Add(v[i], add[i]);
     }
     StoreChunk(static_cast<T*>(p.out) + int64_t{row} * p.cols + begin, count,
                Aligned(p.cols), v);
+  }
+};
+
+template <typename T>
+struct ActivateKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  ActivateParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.dim) return;
+    T* const x = static_cast<T*>(p.x) + int64_t{g.block_y()} * p.dim + begin;
+    const int count = Smaller(kChunk, p.dim - begin);
+    float v[kChunk];
+    LoadChunk(x, count, Aligned(p.dim), v);
+    for (int i = 0; i < kChunk; ++i) v[i] = Activated(p.activation, v[i]);
+    StoreChunk(x, count, Aligned(p.dim), v);
+  }
+};
+
+struct ScaleLogitsKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  ScaleLogitsParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.vocab) return;
+    float* const x = p.logits + int64_t{g.block_y()} * p.vocab + begin;
+    const int count = Smaller(kChunk, p.vocab - begin);
+    float v[kChunk];
+    LoadChunk(x, count, Aligned(p.vocab), v);
+    for (int i = 0; i < kChunk; ++i) {
+      v[i] = Mul(v[i], p.scale);
+      if (p.soft_cap > 0) v[i] = SoftCap(v[i], p.soft_cap);
+    }
+    StoreChunk(x, count, Aligned(p.vocab), v);
   }
 };
 

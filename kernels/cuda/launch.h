@@ -88,6 +88,9 @@ struct EmbedParams {
   void* out;
   int num_rows;
   int cols;
+  float scale = 1;
+  const int32_t* positions = nullptr;  // [num_rows], where something is added
+  const float* added = nullptr;        // [positions, cols] or null
 };
 int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
                 const EmbedParams& params);
@@ -104,11 +107,44 @@ struct RmsNormParams {
 int LaunchRmsNorm(const Stream& stream, DType activation,
                   const RmsNormParams& params);
 
+struct LayerNormParams {
+  void* x;              // [num_rows, dim], += delta in place
+  const void* delta;    // [num_rows, dim] or null
+  const float* weight;  // [dim]
+  const float* bias;    // [dim]
+  void* out;            // [num_rows, dim]
+  int num_rows;
+  int dim;
+  float eps;
+};
+int LaunchLayerNorm(const Stream& stream, DType activation,
+                    const LayerNormParams& params);
+
+// x = activation(x), in place.
+struct ActivateParams {
+  void* x;  // [num_rows, dim]
+  int num_rows;
+  int dim;
+  Activation activation;
+};
+int LaunchActivate(const Stream& stream, DType activation,
+                   const ActivateParams& params);
+
+// logits *= scale; then a soft cap, if it is not 0.
+struct ScaleLogitsParams {
+  float* logits;  // [count, vocab]
+  int count;
+  int vocab;
+  float scale;
+  float soft_cap;
+};
+int LaunchScaleLogits(const Stream& stream, const ScaleLogitsParams& params);
+
 // out = x [tokens, cols] * w^T (+ bias), rounded to the activation type.
 enum class MatMulOutput : uint8_t {
   kPlain,
   kWide,   // as f32 (logits)
-  kGated,  // silu(gate) * up, rounded once more, of gated rows
+  kGated,  // activation(gate) * up, rounded once more, of gated rows
 };
 struct MatMulParams {
   const std::byte* weights;  // packed [rows, cols]
@@ -123,6 +159,7 @@ struct MatMulParams {
   int tokens;
   int outputs;  // rows; gated: rows = PackedRows(2 * outputs, kGated)
   MatMulOutput output = MatMulOutput::kPlain;
+  Activation activation = Activation::kSilu;  // gated
 
   TANDEM_HOST_DEVICE bool gated() const {
     return output == MatMulOutput::kGated;
@@ -131,17 +168,20 @@ struct MatMulParams {
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& params);
 
-// Rotates Q in place; rotated K, and V, go to the cache.
+// Norms heads of Q and K, then rotates them; Q stays, K and V go to the cache.
 struct RopeAppendParams {
   const int32_t* positions;  // [num_rows]
   const int32_t* slots;      // [num_rows] block * block_size + offset
-  const float* cos;          // [positions, head_dim / 2]
+  const float* cos;          // [positions, head_dim / 2]; null: no rotation
   const float* sin;
   void* qkv;  // [num_rows, (heads + 2 kv_heads) * head_dim]
   KvView kv;
   int num_rows;
   int heads;
   int layer;
+  const float* query_norm = nullptr;  // [head_dim]; null: no norms
+  const float* key_norm = nullptr;    // [head_dim]
+  float norm_eps = 0;
 };
 int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& params);
@@ -164,7 +204,8 @@ struct AttentionParams {
   // launch serves many steps. With max_span_rows 1 all spans are decodes.
   int max_span_rows;
   int max_positions;
-  int window = 0;  // positions seen, the row's own included; 0: all
+  int window = 0;      // positions seen, the row's own included; 0: all
+  float soft_cap = 0;  // of scores; 0: none
 };
 size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
 int LaunchAttention(const Stream& stream, DType activation,

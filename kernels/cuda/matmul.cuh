@@ -423,7 +423,8 @@ struct MatMulKernel {
           const float high = finish_high(d[m][n][i + 2]);
           T* const to = results + t * kOutStride;
           if (p.gated()) {
-            to[first / 2 + group] = FromFloat<T>(SiluTimes(low, high));
+            to[first / 2 + group] =
+                FromFloat<T>(Mul(Activated(p.activation, low), high));
           } else {
             to[first + group] = FromFloat<T>(low);
             to[first + group + 8] = FromFloat<T>(high);

@@ -80,7 +80,9 @@ struct MatMulF32Kernel {
         }
         if (p.bias != nullptr) result = Add(result, p.bias[at]);
       }
-      if (p.gated()) result = SiluTimes(result, g.ShuffleXor(result, 8));
+      if (p.gated()) {
+        result = Mul(Activated(p.activation, result), g.ShuffleXor(result, 8));
+      }
       if (at < 0 || (p.gated() && !gate)) continue;
       if (token0 + mine + t >= p.tokens) continue;
       static_cast<float*>(p.out)[(token0 + mine + t) * p.out_stride + column] =

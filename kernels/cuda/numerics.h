@@ -14,7 +14,8 @@
 //                segment, tiles of kAttentionTile keys ascend: scores are one
 //                chain over the head's dimensions; the maximum so far is
 //                exact; weights are Exp2(score * c - maximum * c) with
-//                c = scale * log2(e), rounded to the activation type; the
+//                c = scale * log2(e), rounded to the activation type (a
+//                capped score is scaled first: c = log2(e)); the
 //                values are a chain against V, and the weights' sum is four
 //                of f32 additions, of the keys with key % 8 / 2 = 0, 1, 2, 3,
 //                all scaled by Exp2((old - new maximum) * c) before each

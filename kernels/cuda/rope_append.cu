@@ -11,7 +11,8 @@ int LaunchRopeAppend(const Stream& stream, DType activation,
     return WithKvElement(p.kv.dtype, [&](auto c) {
       using Kernel = RopeAppendKernel<decltype(t), decltype(c)>;
       return Launch(stream, {p.num_rows, p.heads + 2 * p.kv.kv_heads, 1},
-                    Kernel::kThreads, Kernel::kSharedBytes, Kernel{p});
+                    Kernel::kThreads,
+                    Kernel::SharedBytes(p.query_norm != nullptr), Kernel{p});
     });
   });
 }

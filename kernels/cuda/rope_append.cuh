@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary embedding and the append of K and V to the paged cache. A block takes
-// one row and one head of Q, K or V; a thread takes pairs (i, i + half):
+// Norms and rotary embedding of the heads of Q and K, and the append of K and V
+// to the paged cache. A block takes one row and one head of Q, K or V; a thread
+// takes pairs (i, i + half). A norm's squares are summed by index modulo 16,
+// halves folded onto each other, and its results rounded to the activation
+// type; then
 //
 //   a' = a * cos - b * sin, b' = b * cos + a * sin
 //
@@ -26,7 +29,13 @@ struct RopeAppendKernel {
   static constexpr int kThreads = 64;
   static constexpr int kMaxPairs = 2;  // a thread's: head_dim is at most 256
   static constexpr bool kQuantised = std::is_same_v<C, Code8>;
-  static constexpr int kSharedBytes = kQuantised ? kThreads / 32 * 4 : 0;
+  // Largest's warps; the head and its sum.
+  static constexpr int kWarpBytes = kThreads / 32 * 4;
+  static constexpr int SharedBytes(bool norms) {
+    return norms        ? kWarpBytes + (2 * kMaxPairs * kThreads + 1) * 4
+           : kQuantised ? kWarpBytes
+                        : 0;
+  }
   RopeAppendParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -44,13 +53,18 @@ struct RopeAppendKernel {
     const int64_t angle = int64_t{p.positions[row]} * half;
     float a[kMaxPairs] = {};
     float b[kMaxPairs] = {};
+    ForPairs(g, half, [&](int n, int i) {
+      a[n] = ToFloat(x[i]);
+      b[n] = ToFloat(x[i + half]);
+    });
+    if (rotates && p.query_norm != nullptr) {
+      Norm(g, dim, head < p.heads ? p.query_norm : p.key_norm, a, b);
+    }
 #pragma unroll
     for (int n = 0; n < kMaxPairs; ++n) {
       const int i = n * kThreads + g.thread();
       if (i >= half) break;
-      a[n] = ToFloat(x[i]);
-      b[n] = ToFloat(x[i + half]);
-      if (rotates) {
+      if (rotates && p.cos != nullptr) {
         const float c = p.cos[angle + i];
         const float s = p.sin[angle + i];
         const float turned = Sub(Mul(a[n], c), Mul(b[n], s));
@@ -96,6 +110,35 @@ struct RopeAppendKernel {
       const int i = n * kThreads + g.thread();
       if (i < half) run(n, i);
     }
+  }
+
+  TANDEM_DEVICE void Norm(Grid& g, int dim, const float* weight,
+                          float (&a)[kMaxPairs], float (&b)[kMaxPairs]) const {
+    const int half = dim / 2;
+    float* const sum = reinterpret_cast<float*>(g.shared() + kWarpBytes);
+    float* const row = sum + 1;
+    ForPairs(g, half, [&](int n, int i) {
+      row[i] = a[n];
+      row[i + half] = b[n];
+    });
+    g.Barrier();
+    if (g.warp() == 0) {
+      float chain = 0.0f;
+      for (int i = g.lane(); i < dim && g.lane() < 16; i += 16) {
+        chain = Fma(row[i], row[i], chain);
+      }
+      for (int mask = 8; mask > 0; mask /= 2) {
+        chain = Add(chain, g.ShuffleXor(chain, mask));
+      }
+      if (g.lane() == 0) *sum = chain;
+    }
+    g.Barrier();
+    const float mean = Div(*sum, static_cast<float>(dim));
+    const float scale = Div(1.0f, Sqrt(Add(mean, p.norm_eps)));
+    ForPairs(g, half, [&](int n, int i) {
+      a[n] = RoundTo<T>(Mul(Mul(a[n], scale), weight[i]));
+      b[n] = RoundTo<T>(Mul(Mul(b[n], scale), weight[i + half]));
+    });
   }
 
   // The vector's amax, in all threads.

@@ -246,14 +246,23 @@ class LateBackend final : public Backend {
     Run(queue,
         [&](Queue& inner) { inner_->CopyToHost(inner, host, device, bytes); });
   }
-  void Embed(Queue& queue, const Rows& rows, const Matrix& table,
-             void* out) override {
-    Run(queue, [&](Queue& inner) { inner_->Embed(inner, rows, table, out); });
+  void Embed(Queue& queue, const Rows& rows, const Matrix& table, float scale,
+             const float* positions, void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Embed(inner, rows, table, scale, positions, out);
+    });
   }
   void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                const void* delta, const float* weight, void* out) override {
     Run(queue, [&](Queue& inner) {
       inner_->RmsNorm(inner, num_rows, dim, eps, x, delta, weight, out);
+    });
+  }
+  void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
+                 const void* delta, const float* weight, const float* bias,
+                 void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->LayerNorm(inner, num_rows, dim, eps, x, delta, weight, bias, out);
     });
   }
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
@@ -267,25 +276,39 @@ class LateBackend final : public Backend {
     Run(queue,
         [&](Queue& inner) { inner_->Logits(inner, num_rows, x, head, out); });
   }
-  void RopeAppend(Queue& queue, const Rows& rows, int heads,
-                  const RopeTable& rope, void* qkv, KvCache& cache,
-                  int layer) override {
+  void ScaleLogits(Queue& queue, int count, int vocab, float scale,
+                   float soft_cap, float* logits) override {
     Run(queue, [&](Queue& inner) {
-      inner_->RopeAppend(inner, rows, heads, rope, qkv, cache, layer);
+      inner_->ScaleLogits(inner, count, vocab, scale, soft_cap, logits);
     });
   }
-  void Attention(Queue& queue, const Rows& rows, int heads, float scale,
-                 const void* q, int64_t q_stride, const KvCache& cache,
-                 int layer, void* out) override {
+  void RopeAppend(Queue& queue, const Rows& rows, int heads,
+                  const RopeTable& rope, const HeadNorms& norms, void* qkv,
+                  KvCache& cache, int layer) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Attention(inner, rows, heads, scale, q, q_stride, cache, layer,
+      inner_->RopeAppend(inner, rows, heads, rope, norms, qkv, cache, layer);
+    });
+  }
+  void Attention(Queue& queue, const Rows& rows, int heads,
+                 const AttentionOptions& options, const void* q,
+                 int64_t q_stride, const KvCache& cache, int layer,
+                 void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Attention(inner, rows, heads, options, q, q_stride, cache, layer,
                         out);
     });
   }
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
-                   const float* bias, void* out) override {
+                   const float* bias, Activation activation,
+                   void* out) override {
     Run(queue, [&](Queue& inner) {
-      inner_->GatedMatMul(inner, num_rows, x, w, bias, out);
+      inner_->GatedMatMul(inner, num_rows, x, w, bias, activation, out);
+    });
+  }
+  void Activate(Queue& queue, int num_rows, int dim, Activation activation,
+                void* x) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Activate(inner, num_rows, dim, activation, x);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

@@ -50,7 +50,17 @@ int Int(const json& config, const char* key) {
   return config.at(key).get<int>();
 }
 
-std::vector<Shape> Shapes(const json& config) {
+std::vector<Shape> Shapes(const json& spec) {
+  if (spec.contains("tensors")) {
+    std::vector<Shape> shapes;
+    for (const json& tensor : spec["tensors"]) {
+      const bool vector = tensor[1].size() == 1;
+      shapes.push_back({tensor[0], vector ? 0 : tensor[1][0].get<int>(),
+                        tensor[1].back().get<int>()});
+    }
+    return shapes;
+  }
+  const json& config = spec.at("config");
   const int hidden = Int(config, "hidden_size");
   const int wide = Int(config, "intermediate_size");
   const int heads = Int(config, "num_attention_heads");
@@ -158,12 +168,19 @@ json ReadGolden(std::string_view file) {
   return content;
 }
 
-json LoadCases() { return ReadGolden("cases.json"); }
+json LoadCases() {
+  json cases = ReadGolden("cases.json");
+  const json all = ReadGolden("tensors.json");
+  for (const auto& [name, tensors] : all.items()) {
+    cases[name]["tensors"] = tensors;
+  }
+  return cases;
+}
 
 void WriteCheckpoint(const json& spec, const TempDir& dir) {
   const json& config = spec.at("config");
   dir.Write("config.json", config.dump());
-  const std::vector<Shape> shapes = Shapes(config);
+  const std::vector<Shape> shapes = Shapes(spec);
   const int shards = Int(spec, "shards");
   if (shards == 1) {
     dir.Write("model.safetensors", SafetensorsFile(spec, shapes));

@@ -64,7 +64,10 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32) {
-  for (const char* name : {"llama_biases_f32", "mistral_wide_head_f32"}) {
+  for (const char* name :
+       {"llama_biases_f32", "mistral_wide_head_f32", "mistral_window_f32",
+        "llama_yarn_f32", "qwen3_f32", "phi3_short_f32", "gemma2_f32",
+        "gemma3_f32", "gpt2_f32"}) {
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
     const auto cpu = NewCpu(1);
@@ -109,7 +112,10 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
   } cases[] = {{"llama3_scaled_bf16", DType::kBF16, DType::kBF16, false},
                {"llama3_scaled_bf16", DType::kBF16, DType::kFp8, true},
                {"llama_f16", DType::kF16, DType::kF16, false},
-               {"llama_f16", DType::kF16, DType::kInt8, false}};
+               {"llama_f16", DType::kF16, DType::kInt8, false},
+               {"gemma2_f32", DType::kBF16, DType::kBF16, false},
+               {"gemma3_f32", DType::kBF16, DType::kInt8, false},
+               {"gpt2_f32", DType::kF16, DType::kF16, false}};
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
     const Checkpoint checkpoint(c.name);

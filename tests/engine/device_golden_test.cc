@@ -51,7 +51,9 @@ TEST_P(Families, LogitsAreNearTheGoldens) {
   WriteCheckpoint(spec, dir);
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     const auto backend = NewTestDevice(type);
-    Rig rig(dir.path(), backend.get(), Options(type));
+    RigOptions options = Options(type);
+    options.load.max_positions = spec.value("served", 0);
+    Rig rig(dir.path(), backend.get(), options);
     int prompts = 0;
     double worst = 0;
     for (const json& prompt : golden["prompts"]) {

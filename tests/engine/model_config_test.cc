@@ -38,6 +38,33 @@ json Mistral() {
   return config;
 }
 
+json Qwen2() {
+  json config = Llama();
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 512;
+  config["max_window_layers"] = 1;
+  return config;
+}
+
+json Gemma3() {
+  json config = Llama();
+  config["architectures"] = {"Gemma3ForCausalLM"};
+  config["head_dim"] = 16;
+  config["sliding_window"] = 512;
+  config["sliding_window_pattern"] = 2;
+  return config;
+}
+
+json Gpt2() {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"n_embd", 64},
+          {"n_layer", 2},
+          {"n_head", 4},
+          {"vocab_size", 100}};
+}
+
 absl::StatusOr<ModelSpec> Parse(const json& config,
                                 std::string generation = "") {
   return ParseModelSpec("d/config.json", config.dump(),
@@ -59,7 +86,7 @@ TEST(ModelConfig, AbsentKeysMeanWhatTransformersTakesThemFor) {
   EXPECT_EQ(spec->rope.theta, 10000);
   EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kDefault);
   EXPECT_FALSE(spec->tied_head);
-  EXPECT_FALSE(spec->attention_bias);
+  EXPECT_FALSE(spec->qkv_bias);
   EXPECT_FALSE(spec->bos_id.has_value());
   EXPECT_TRUE(spec->eos_ids.empty());
   EXPECT_EQ(spec->qkv_rows(), 12 * 16);
@@ -83,6 +110,70 @@ TEST(ModelConfig, ReadsScaledRopeOldAndNew) {
   EXPECT_EQ(old->rope.factor, 8);
   EXPECT_EQ(old->rope.original_max_positions, 8192);
   EXPECT_EQ(old->Canonical(), renewed->Canonical());
+}
+
+TEST(ModelConfig, WindowsAreOfTheLayersThatTheFamilySays) {
+  using Layers = std::vector<bool>;
+  const auto windows = [](const json& config) {
+    const auto spec = Parse(config);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? std::pair(spec->window, spec->windowed)
+                     : std::pair(-1, Layers());
+  };
+  EXPECT_EQ(windows(With(Llama(), {{"sliding_window", 512}})),
+            std::pair(0, Layers()));
+  EXPECT_EQ(windows(With(Mistral(), {{"sliding_window", 512}})),
+            std::pair(512, Layers({true, true})));
+  EXPECT_EQ(windows(With(Mistral(), {{"sliding_window", 1024}})),
+            std::pair(0, Layers()));
+  json silent = With(Mistral(), {{"max_position_embeddings", 32768}});
+  silent.erase("sliding_window");
+  EXPECT_EQ(windows(silent), std::pair(4096, Layers({true, true})));
+  EXPECT_EQ(windows(Qwen2()), std::pair(512, Layers({false, true})));
+  EXPECT_EQ(windows(With(Qwen2(), {{"use_sliding_window", false}})),
+            std::pair(0, Layers()));
+  EXPECT_EQ(windows(With(Qwen2(), {{"layer_types",
+                                    {"sliding_attention", "full_attention"}}})),
+            std::pair(512, Layers({true, false})));
+  EXPECT_EQ(windows(Gemma3()), std::pair(512, Layers({true, false})));
+}
+
+TEST(ModelConfig, LocalLayersTurnByTheirOwnTheta) {
+  const json old = With(
+      Gemma3(), {{"rope_theta", 5e5},
+                 {"rope_local_base_freq", 2e4},
+                 {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8}}}});
+  const json renewed =
+      With(Gemma3(),
+           {{"rope_parameters",
+             {{"full_attention",
+               {{"rope_type", "linear"}, {"factor", 8}, {"rope_theta", 5e5}}},
+              {"sliding_attention", {{"rope_theta", 2e4}}}}}});
+  for (const json& config : {old, renewed}) {
+    const auto spec = Parse(config);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->rope.theta, 5e5);
+    EXPECT_EQ(spec->rope.factor, 8);
+    EXPECT_EQ(spec->local_rope.theta, 2e4);
+    EXPECT_EQ(spec->local_rope.kind, RopeSpec::Kind::kDefault);
+    EXPECT_EQ(spec->max_positions, 131072);  // scaling included
+  }
+  EXPECT_EQ(Parse(old)->Canonical(), Parse(renewed)->Canonical());
+}
+
+TEST(ModelConfig, ScalingsMakePositions) {
+  const auto positions = [](const json& scaling) {
+    return Parse(With(Llama(), {{"max_position_embeddings", 4096},
+                                {"rope_scaling", scaling}}))
+        ->max_positions;
+  };
+  EXPECT_EQ(positions({{"type", "linear"}, {"factor", 2.5}}), 10240);
+  EXPECT_EQ(positions({{"type", "dynamic"}, {"factor", 4}}), 16384);
+  EXPECT_EQ(positions({{"type", "yarn"},
+                       {"factor", 4},
+                       {"original_max_position_embeddings", 2048}}),
+            8192);
+  EXPECT_EQ(positions({{"type", "yarn"}, {"factor", 4}}), 16384);
 }
 
 TEST(ModelConfig, EndIdsAreOneOrMany) {
@@ -178,9 +269,9 @@ std::vector<Hostile> HostileConfigs() {
       {"an array", json::array(), "must be a JSON object"},
       {"a string", "config", "must be a JSON object"},
       {"nothing", json::object(), "architectures: missing"},
-      {"another family", llama({{"architectures", {"Qwen3ForCausalLM"}}}),
-       "architectures: \"Qwen3ForCausalLM\"; must be one of "
-       "LlamaForCausalLM, MistralForCausalLM"},
+      {"another family", llama({{"architectures", {"MambaForCausalLM"}}}),
+       "architectures: \"MambaForCausalLM\"; must be one of "
+       "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"},
       {"a family that is a number", llama({{"architectures", {7}}}),
        "architectures: 7"},
       {"two families",
@@ -189,8 +280,8 @@ std::vector<Hostile> HostileConfigs() {
       {"a family that is a string",
        llama({{"architectures", "LlamaForCausalLM"}}), "architectures:"},
       {"another type and no family",
-       With(Without(Llama(), "architectures"), {{"model_type", "gpt2"}}),
-       "model_type: \"gpt2\""},
+       With(Without(Llama(), "architectures"), {{"model_type", "mamba"}}),
+       "model_type: \"mamba\"; must be one of llama, mistral, qwen2"},
       {"no width", Without(Llama(), "hidden_size"),
        "hidden_size: missing; must be a whole number from 8 to 1048576"},
       {"width 0", llama({{"hidden_size", 0}}), "hidden_size: 0; must be"},
@@ -245,11 +336,27 @@ std::vector<Hostile> HostileConfigs() {
       {"negative theta", llama({{"rope_theta", -10000.0}}), "rope_theta:"},
       {"rope scaling as text", llama({{"rope_scaling", "llama3"}}),
        "rope_scaling: \"llama3\"; must be an object or null"},
-      {"yarn", llama(Scaling({{"rope_type", "yarn"}})),
-       "rope_scaling.rope_type: \"yarn\"; must be default or llama3"},
-      {"linear, old key",
-       llama({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
-       "rope_scaling.rope_type: \"linear\""},
+      {"another scaling", llama(Scaling({{"rope_type", "spiral"}})),
+       "rope_scaling.rope_type: \"spiral\"; must be default, linear"},
+      {"linear without a factor",
+       llama({{"rope_scaling", {{"type", "linear"}}}}),
+       "rope_scaling.factor: missing"},
+      {"a factor that shrinks",
+       llama({{"rope_scaling", {{"type", "dynamic"}, {"factor", 0.5}}}}),
+       "rope_scaling.factor: 0.5; must be a number from 1"},
+      {"yarn with its limits the wrong way round",
+       llama(Scaling({{"rope_type", "yarn"}, {"beta_fast", 0.5}})),
+       "rope_scaling.beta_fast: 0.5; must be at least beta_slow, 1"},
+      {"long rope without factors", llama(Scaling({{"rope_type", "longrope"}})),
+       "rope_scaling.short_factor: missing; must be a list of head_dim / 2 = 8 "
+       "positive numbers"},
+      {"long rope with too few factors",
+       llama(Scaling({{"rope_type", "longrope"}, {"short_factor", {1, 2}}})),
+       "rope_scaling.short_factor: an array of 2"},
+      {"long rope with a factor of 0",
+       llama(Scaling({{"rope_type", "longrope"},
+                      {"short_factor", {1, 1, 1, 1, 1, 1, 1, 0}}})),
+       "rope_scaling.short_factor: 0"},
       {"factor missing", llama({{"rope_scaling", {{"rope_type", "llama3"}}}}),
        "rope_scaling.factor: missing"},
       {"factor 0", llama(Scaling({{"factor", 0}})), "rope_scaling.factor: 0"},
@@ -261,7 +368,7 @@ std::vector<Hostile> HostileConfigs() {
       {"rope of a part", llama(Scaling({{"partial_rotary_factor", 0.5}})),
        "partial_rotary_factor"},
       {"another activation", llama({{"hidden_act", "gelu"}}),
-       "hidden_act: \"gelu\"; must be silu"},
+       "hidden_act: \"gelu\"; must be silu, gelu_pytorch_tanh or gelu_new"},
       {"quantised, nobody knows how",
        llama({{"quantization_config", {{"bits", 4}}}}),
        "quantization_config.quant_method: \"\"; must be gptq, awq or"},
@@ -294,12 +401,30 @@ std::vector<Hostile> HostileConfigs() {
        "quantization_config.config_groups"},
       {"bias as text", llama({{"attention_bias", "yes"}}),
        "attention_bias: \"yes\"; must be true or false"},
-      {"a window", mistral({{"sliding_window", 512}}),
-       "sliding_window: 512; must be null, or at least "
-       "max_position_embeddings, 1024"},
-      {"the family's own window",
-       Without(mistral({{"max_position_embeddings", 32768}}), "sliding_window"),
-       "sliding_window: 4096 by default"},
+      {"layer types of another model",
+       With(Qwen2(), {{"layer_types", {"full_attention"}}}),
+       "layer_types: an array of 1; must be a list of 2 names"},
+      {"an unknown layer type",
+       With(Qwen2(), {{"layer_types", {"full_attention", "linear_attention"}}}),
+       "layer_types: \"linear_attention\""},
+      {"a pattern of no layers",
+       With(Gemma3(), {{"sliding_window_pattern", 0}}),
+       "sliding_window_pattern: 0"},
+      {"attention both ways",
+       With(Gemma3(), {{"use_bidirectional_attention", true}}),
+       "use_bidirectional_attention: true; must be false or left out"},
+      {"a cap of 0", With(Gemma3(), {{"final_logit_softcapping", 0}}),
+       "final_logit_softcapping: 0"},
+      {"two ropes, one missing",
+       With(Gemma3(), {{"rope_parameters",
+                        {{"sliding_attention", {{"rope_theta", 1e4}}}}}}),
+       "rope_parameters: "},
+      {"scores scaled by layer",
+       With(Gpt2(), {{"scale_attn_by_inverse_layer_idx", true}}),
+       "scale_attn_by_inverse_layer_idx: true"},
+      {"GPT-2 without its own keys",
+       With(Llama(), {{"architectures", {"GPT2LMHeadModel"}}}),
+       "n_embd: missing"},
       {"window 0", mistral({{"sliding_window", 0}}), "sliding_window: 0"},
       {"end id beyond the vocabulary", llama({{"eos_token_id", 100}}),
        "eos_token_id: 100; must be a whole number from 0 to 99"},

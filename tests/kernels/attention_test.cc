@@ -16,6 +16,8 @@ struct Model {
   int kv_heads;
   int head_dim;
   DType type;
+  int window = 0;
+  float soft_cap = 0;
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
@@ -89,9 +91,10 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
     float* const device_qkv = device.Upload(rows);
     float* const out =
         device.New<float>(static_cast<size_t>(step.num_rows * width));
-    device->RopeAppend(device.queue(), step, model.heads, rope, device_qkv,
+    device->RopeAppend(device.queue(), step, model.heads, rope, {}, device_qkv,
                        *cache, 1);
-    device->Attention(device.queue(), step, model.heads, kScale, device_qkv,
+    device->Attention(device.queue(), step, model.heads,
+                      {kScale, model.soft_cap, model.window}, device_qkv,
                       model.qkv(), *cache, 1, out);
     const auto got =
         device.Download(out, static_cast<size_t>(step.num_rows * width));
@@ -150,25 +153,31 @@ std::vector<double> Reference(const Model& model, int length,
       const double* const q =
           rotated.data() + p * model.qkv() + h * model.head_dim;
       std::vector<double> weights;
-      for (int j = 0; j <= p; ++j) {
+      const int first =
+          model.window > 0 ? std::max(0, p + 1 - model.window) : 0;
+      for (int j = first; j <= p; ++j) {
         const double* const k = rotated.data() + j * model.qkv() +
                                 (model.heads + h / group) * model.head_dim;
         double score = 0;
         for (int i = 0; i < model.head_dim; ++i) {
           score += q[i] * k[i];
         }
-        weights.push_back(score * kScale);
+        score *= kScale;
+        if (model.soft_cap > 0) {
+          score = model.soft_cap * std::tanh(score / model.soft_cap);
+        }
+        weights.push_back(score);
       }
       const double most = *std::max_element(weights.begin(), weights.end());
       double sum = 0;
       for (double& weight : weights) sum += weight = std::exp(weight - most);
       for (int i = 0; i < model.head_dim; ++i) {
         double value = 0;
-        for (int j = 0; j <= p; ++j) {
+        for (int j = first; j <= p; ++j) {
           const double* const v =
               rotated.data() + j * model.qkv() +
               (model.heads + model.kv_heads + h / group) * model.head_dim;
-          value += weights[static_cast<size_t>(j)] * v[i];
+          value += weights[static_cast<size_t>(j - first)] * v[i];
         }
         out.push_back(value / sum);
       }
@@ -178,11 +187,19 @@ std::vector<double> Reference(const Model& model, int length,
 }
 
 const Model kModels[] = {
-    {9, 3, 64, DType::kBF16},  {9, 3, 64, DType::kF32},
-    {8, 4, 8, DType::kBF16},   {4, 4, 40, DType::kF32},
-    {26, 1, 24, DType::kBF16}, {2, 1, 256, DType::kBF16},
-    {13, 1, 128, DType::kF32}, {9, 3, 64, DType::kFp8},
+    {9, 3, 64, DType::kBF16},
+    {9, 3, 64, DType::kF32},
+    {8, 4, 8, DType::kBF16},
+    {4, 4, 40, DType::kF32},
+    {26, 1, 24, DType::kBF16},
+    {2, 1, 256, DType::kBF16},
+    {13, 1, 128, DType::kF32},
+    {9, 3, 64, DType::kFp8},
     {4, 2, 40, DType::kInt8},
+    {9, 3, 64, DType::kBF16, 19},
+    {4, 1, 24, DType::kF32, 1},
+    {2, 2, 40, DType::kInt8, 40, 0.5f},
+    {4, 2, 16, DType::kBF16, 530, 0.3f},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
@@ -211,14 +228,18 @@ TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
 }
 
 TEST(AttentionTest, LongContextsAreWithinTheErrorBoundAcrossSegments) {
-  const Model model{2, 1, 16, DType::kF32};
-  const int length = 2 * kAttentionSegment + 37;
-  const auto qkv = RandomFloats(static_cast<size_t>(length * model.qkv()), 12);
-  const auto expected = Reference(model, length, qkv);
-  Device device(MakeBackend("auto", 2));
-  const auto got = Attend(device, model, length, {}, qkv);
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
+  for (const int window : {0, 37, 600}) {
+    const Model model{2, 1, 16, DType::kF32, window};
+    const int length = 2 * kAttentionSegment + 37;
+    const auto qkv =
+        RandomFloats(static_cast<size_t>(length * model.qkv()), 12);
+    const auto expected = Reference(model, length, qkv);
+    Device device(MakeBackend("auto", 2));
+    const auto got = Attend(device, model, length, {}, qkv);
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], 1e-5)
+          << "window " << window << ", " << i;
+    }
   }
 }
 
@@ -277,8 +298,9 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
     rows.host_spans = spans.data();
     float* const device_qkv = device.Upload(qkv);
     float* const out = device.New<float>(2 * 32);
-    device->RopeAppend(device.queue(), rows, 2, rope, device_qkv, *cache, 0);
-    device->Attention(device.queue(), rows, 2, kScale, device_qkv, 64, *cache,
+    device->RopeAppend(device.queue(), rows, 2, rope, {}, device_qkv, *cache,
+                       0);
+    device->Attention(device.queue(), rows, 2, {kScale}, device_qkv, 64, *cache,
                       0, out);
     auto got = device.Download(out, 2 * 32);
     got.resize(32);  // the first row's

@@ -83,9 +83,10 @@ std::vector<float> Silu(const std::vector<float>& both) {
   Device device(MakeBackend());
   const int dim = static_cast<int>(both.size()) / 2;
   float* const out = device.New<float>(both.size() / 2);
-  device->GatedMatMul(
-      device.queue(), 1, device.Upload(std::vector<float>(1, 1.0f)),
-      device.PackGated(both, 2 * dim, 1, DType::kF32), nullptr, out);
+  device->GatedMatMul(device.queue(), 1,
+                      device.Upload(std::vector<float>(1, 1.0f)),
+                      device.PackGated(both, 2 * dim, 1, DType::kF32), nullptr,
+                      Activation::kSilu, out);
   return device.Download(out, both.size() / 2);
 }
 
@@ -143,13 +144,62 @@ TEST(ElementwiseTest, BitsDoNotDependOnBatchThreadsOrIsa) {
         EXPECT_TRUE(SameBits(device.Download(out, count), prefix(norm)));
         const auto gated = [&](int gated_rows) {
           device->GatedMatMul(device.queue(), gated_rows, device_x, w,
-                              device_bias, out);
+                              device_bias, Activation::kSilu, out);
           return device.Download(out, static_cast<size_t>(gated_rows * dim));
         };
         if (silu.empty()) silu = gated(32);
         EXPECT_TRUE(SameBits(gated(rows), prefix(silu)));
       }
     }
+  }
+}
+
+TEST(ElementwiseTest, LayerNormIsWithinTheErrorBoundOfFloat64) {
+  for (const int dim : {8, 51, 64, 300}) {
+    const auto n = static_cast<size_t>(dim);
+    const auto x = RandomFloats(3 * n, 31, 4.0f);
+    const auto delta = RandomFloats(3 * n, 32);
+    const auto weight = RandomFloats(n, 33);
+    const auto bias = RandomFloats(n, 34);
+    Device device(MakeBackend("auto", 2));
+    float* const out = device.New<float>(3 * n);
+    device->LayerNorm(device.queue(), 3, dim, 1e-5f, device.Upload(x),
+                      device.Upload(delta), device.Upload(weight),
+                      device.Upload(bias), out);
+    const auto got = device.Download(out, 3 * n);
+    for (size_t r = 0; r < 3; ++r) {
+      double mean = 0, variance = 0;
+      const auto at = [&](size_t i) {
+        return double{x[r * n + i]} + delta[r * n + i];
+      };
+      for (size_t i = 0; i < n; ++i) mean += at(i) / dim;
+      for (size_t i = 0; i < n; ++i) {
+        variance += (at(i) - mean) * (at(i) - mean) / dim;
+      }
+      for (size_t i = 0; i < n; ++i) {
+        const double normed = (at(i) - mean) / std::sqrt(variance + 1e-5);
+        ASSERT_NEAR(got[r * n + i], normed * weight[i] + bias[i], 1e-5) << i;
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, GeluAndCapsAreWithinTheErrorBoundOfFloat64) {
+  const int dim = 77;
+  const auto x = RandomFloats(2 * dim, 35, 9.0f);
+  Device device(MakeBackend());
+  float* const gelu = device.Upload(x);
+  float* const capped = device.Upload(x);
+  device->Activate(device.queue(), 2, dim, Activation::kGeluTanh, gelu);
+  device->ScaleLogits(device.queue(), 2, dim, 1.5f, 7, capped);
+  const auto got_gelu = device.Download(gelu, x.size());
+  const auto got_capped = device.Download(capped, x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double v = x[i];
+    const double inner =
+        std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v);
+    EXPECT_NEAR(got_gelu[i], 0.5 * v * (1 + std::tanh(inner)), 3e-6) << v;
+    EXPECT_NEAR(got_capped[i], 7 * std::tanh(v * 1.5 / 7), 3e-6) << v;
   }
 }
 
@@ -169,13 +219,23 @@ TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
     rows.fed = device.Upload<int32_t>({-1, 1, -1, -1, -1, -1, 0});
     rows.drawn = device.Upload(drawn);
     float* const out = device.New<float>(ids.size() * dim);
-    device->Embed(device.queue(), rows, device.Pack(table, vocab, dim, type),
-                  out);
+    device->Embed(device.queue(), rows, device.Pack(table, vocab, dim, type), 1,
+                  nullptr, out);
     const auto got = device.Download(out, ids.size() * dim);
+    const std::vector<int32_t> at = {3, 0, 0, 1, 2, 3, 3};
+    const auto learned = RandomFloats(4 * dim, 29);
+    rows.positions = device.Upload(at);
+    device->Embed(device.queue(), rows, device.Pack(table, vocab, dim, type),
+                  1.5f, device.Upload(learned), out);
+    const auto moved = device.Download(out, ids.size() * dim);
     for (size_t r = 0; r < ids.size(); ++r) {
       for (size_t i = 0; i < dim; ++i) {
-        EXPECT_EQ(got[r * dim + i],
-                  Rounded(table[static_cast<size_t>(ids[r]) * dim + i], type));
+        const float value =
+            Rounded(table[static_cast<size_t>(ids[r]) * dim + i], type);
+        EXPECT_EQ(got[r * dim + i], value);
+        const size_t position = static_cast<size_t>(at[r]);
+        EXPECT_EQ(moved[r * dim + i],
+                  value * 1.5f + learned[position * dim + i]);
       }
     }
   }

@@ -105,17 +105,18 @@ class Transformer {
     Backend& b = *device_;
     Queue& q = device_.queue();
     const int n = rows.num_rows;
-    b.Embed(q, rows, *table_, x);
+    b.Embed(q, rows, *table_, 1, nullptr, x);
     const float* residual = nullptr;
     for (int l = 0; l < kLayers; ++l) {
       const Layer& layer = layers_[l];
       b.RmsNorm(q, n, kDim, 1e-5f, x, residual, norm_, normed);
       b.MatMul(q, n, normed, *layer.qkv, nullptr, qkv);
-      b.RopeAppend(q, rows, kHeads, rope_, qkv, *cache_, l);
-      b.Attention(q, rows, kHeads, 0.2f, qkv, kQkv, *cache_, l, normed);
+      b.RopeAppend(q, rows, kHeads, rope_, {}, qkv, *cache_, l);
+      b.Attention(q, rows, kHeads, {0.2f}, qkv, kQkv, *cache_, l, normed);
       b.MatMul(q, n, normed, *layer.out, nullptr, delta);
       b.RmsNorm(q, n, kDim, 1e-5f, x, delta, norm_, normed);
-      b.GatedMatMul(q, n, normed, *layer.gate_up, nullptr, hidden);
+      b.GatedMatMul(q, n, normed, *layer.gate_up, nullptr, Activation::kSilu,
+                    hidden);
       b.MatMul(q, n, hidden, *layer.down, nullptr, delta);
       residual = delta;
     }

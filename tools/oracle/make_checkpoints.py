@@ -25,6 +25,7 @@ import struct
 import numpy as np
 
 CASES = pathlib.Path(__file__).parents[2] / "tests/golden/engine/cases.json"
+TENSORS = CASES.parent / "tensors.json"
 MASK = (1 << 64) - 1
 
 
@@ -44,8 +45,14 @@ def splitmix(state: int, count: int) -> np.ndarray:
         return z ^ z >> np.uint64(31)
 
 
-def tensor_shapes(config: dict) -> list[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(case: dict) -> list[tuple[str, tuple[int, ...]]]:
     """All tensors of the model, in the order of the file."""
+    if "tensors" in case:
+        return [(name, tuple(shape)) for name, shape in case["tensors"]]
+    return llama_shapes(case["config"])
+
+
+def llama_shapes(config: dict) -> list[tuple[str, tuple[int, ...]]]:
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -122,7 +129,7 @@ def shard_name(index: int, count: int) -> str:
 def write_case(case: dict, out: pathlib.Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(case["config"]))
-    shapes, shards = tensor_shapes(case["config"]), case["shards"]
+    shapes, shards = tensor_shapes(case), case["shards"]
     weight_map = {}
     for index in range(shards):
         part = shapes[index::shards]  # dealt out in turn
@@ -135,7 +142,10 @@ def write_case(case: dict, out: pathlib.Path) -> None:
 
 
 def load_cases() -> dict[str, dict]:
-    return json.loads(CASES.read_text())
+    """With what a family's tensors are called where that is not as in Llama."""
+    cases, tensors = json.loads(CASES.read_text()), json.loads(TENSORS.read_text())
+    return {name: case | ({"tensors": tensors[name]} if name in tensors else {})
+            for name, case in cases.items()}
 
 
 def prompt_ids(case: dict, length: int) -> list[int]:

@@ -6,7 +6,13 @@ the last prompt position, and 64 greedy ids with the smallest gap between the
 two best logits on the way (a gap near the tolerance would make the ids a
 matter of luck: such a case is refused, and gets another seed).
 
-Needs: pip install numpy torch transformers. Usage: make_goldens.py
+A case of a family that names its tensors in its own way gets them written to
+tensors.json: as `transformers` saves a model of that config. Cases may have
+prompt lengths and steps of their own, so that their goldens are small, and
+"served", the positions of a sequence that dynamic and long rope scalings are
+fixed for.
+
+Needs: pip install numpy torch transformers. Usage: make_goldens.py [CASE ...]
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import sys
 import tempfile
 
 import make_checkpoints as checkpoints
@@ -29,12 +36,36 @@ MIN_GAP = 2e-4
 GOLDENS = checkpoints.CASES.parent
 
 
-def load(directory: pathlib.Path) -> torch.nn.Module:
+def load(case: dict, directory: pathlib.Path) -> torch.nn.Module:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float64, attn_implementation="eager")
+    model.eval()
+    if case.get("served"):
+        fix_rope(model, case["served"])
     # Its own loading computes inverse frequencies in float32: part of the
     # model as published, kept as it is.
-    return model.eval()
+    return model
+
+
+def fix_rope(model: torch.nn.Module, served: int) -> None:
+    """Frequencies for `served` positions at every length."""
+    rope = model.model.rotary_emb
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope.rope_type]
+    rope.inv_freq, rope.attention_scaling = init(model.config, None, seq_len=served)
+    rope.rope_type = "default"  # no updates
+
+
+def saved_tensors(case: dict) -> list:
+    """Names and shapes of what transformers saves for the case's config."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory)
+        (path / "config.json").write_text(json.dumps(case["config"]))
+        config = transformers.AutoConfig.from_pretrained(path)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        raw = (path / "model.safetensors").read_bytes()
+    header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
+    return [[name, entry["shape"]] for name, entry in sorted(header.items())
+            if name != "__metadata__"]
 
 
 def greedy(model: torch.nn.Module, ids: list[int], steps: int) -> tuple[list[int], float]:
@@ -58,14 +89,14 @@ def row(logits: np.ndarray) -> dict:
             "logits": [float(f"{logits[i]:.9g}") for i in ids]}
 
 
-def goldens(case: dict, directory: pathlib.Path, lengths: list[int] = LENGTHS) -> list[dict]:
-    model = load(directory)
+def goldens(case: dict, directory: pathlib.Path, lengths: list[int] | None = None) -> list[dict]:
+    model = load(case, directory)
     prompts = []
-    for length in lengths:
+    for length in lengths or case.get("lengths", LENGTHS):
         ids = checkpoints.prompt_ids(case, length)
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0].numpy()
-        out, gap = greedy(model, ids, STEPS)
+        out, gap = greedy(model, ids, case.get("steps", STEPS))
         prompts.append({"ids": ids, "first": row(logits[0]), "last": row(logits[-1]),
                         "greedy_ids": out, "min_gap": float(f"{gap:.3g}")})
     return prompts
@@ -94,7 +125,15 @@ def weights_fingerprint(directory: pathlib.Path) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        for name, case in checkpoints.load_cases().items():
+        for name, case in json.loads(checkpoints.CASES.read_text()).items():
+            if sys.argv[1:] and name not in sys.argv[1:]:
+                continue
+            if case.get("own_names"):
+                tensors = json.loads(checkpoints.TENSORS.read_text())
+                tensors[name] = case["tensors"] = saved_tensors(case)
+                lines = [f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}"
+                         for key, value in sorted(tensors.items())]
+                checkpoints.TENSORS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             directory = pathlib.Path(temporary) / name
             checkpoints.write_case(case, directory)
             prompts = goldens(case, directory)

@@ -41,6 +41,8 @@
 #ifndef TANDEM_KERNELS_CUDA_DEVICE_GRID_H_
 #define TANDEM_KERNELS_CUDA_DEVICE_GRID_H_
 
+#include "kernels/types.h"
+
 #ifdef __CUDACC__
 #include "kernels/cuda/device/grid_nvcc.h"
 #else
@@ -70,9 +72,17 @@ TANDEM_DEVICE float Exp(float x) {
                            (static_cast<int32_t>(n) + 127) << 23)));
 }
 
-// silu(gate) * up, the CPU backend's expression; silu(x) = x / (1 + exp(-x)).
-TANDEM_DEVICE float SiluTimes(float gate, float up) {
-  return Mul(Div(gate, Add(1.0f, Exp(Sub(0.0f, gate)))), up);
+// The CPU backend's expressions (kernels/cpu/elementwise.cc, simd-inl.h).
+TANDEM_DEVICE float Activated(Activation activation, float x) {
+  const float inner =
+      activation == Activation::kSilu
+          ? x
+          : Mul(x, Fma(Mul(x, x), 0.07135481627f, 1.595769122f));
+  return Div(x, Add(1.0f, Exp(Sub(0.0f, inner))));
+}
+TANDEM_DEVICE float SoftCap(float x, float cap) {
+  const float e = Exp(Mul(x, Div(2.0f, cap)));
+  return Mul(Sub(1.0f, Div(2.0f, Add(1.0f, e))), cap);
 }
 
 }  // namespace tandem::kernels::cuda

@@ -140,8 +140,9 @@ std::vector<float> Reference(const Data& data, int tokens,
   for (int t = 0; t < tokens; ++t) {
     for (int i = 0; i < dim; ++i) {
       const size_t gate = At(int64_t{t} * p.rows + i);
-      gated.push_back(
-          RoundedTo(p.type, SiluTimes(out[gate], out[gate + At(dim)])));
+      gated.push_back(RoundedTo(
+          p.type,
+          Activated(Activation::kSilu, out[gate]) * out[gate + At(dim)]));
     }
   }
   return gated;
@@ -345,7 +346,7 @@ TEST(CudaMatMul, GatedF32ModelsHaveTheBitsOfTheCpuBackend) {
     float* const out = cpu.New<float>(At(int64_t{tokens} * dim));
     cpu->GatedMatMul(cpu.queue(), tokens, cpu.Upload(x),
                      cpu.PackGated(w, 2 * dim, cols, DType::kF32),
-                     cpu.Upload(bias), out);
+                     cpu.Upload(bias), Activation::kSilu, out);
     const auto expected = cpu.Download(out, At(int64_t{tokens} * dim));
 
     Data data({DType::kF32, WeightType::kF32, 2 * dim, cols, true, true},
@@ -370,7 +371,8 @@ TEST(CudaMatMul, ExpHasTheBitsOfTheCpuBackend) {
   Device cpu(MakeBackend());
   float* const out = cpu.New<float>(At(dim));
   cpu->GatedMatMul(cpu.queue(), 1, cpu.Upload(std::vector<float>(1, 1.0f)),
-                   cpu.PackGated(w, 2 * dim, 1, DType::kF32), nullptr, out);
+                   cpu.PackGated(w, 2 * dim, 1, DType::kF32), nullptr,
+                   Activation::kSilu, out);
   Data data({DType::kF32, WeightType::kF32, 2 * dim, 1, false, true}, 1);
   data.weights = PackWeights(
       {reinterpret_cast<const std::byte*>(w.data()), DType::kF32, 2 * dim, 1},
