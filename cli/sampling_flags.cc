@@ -75,6 +75,7 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Group("Request");
   line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
                {0, 20});
+  line->Add("echo", &echo, "The prompt's text before the output");
   line->AddChoice("placement", &placement, {"auto", "split", "local"},
                   "Prefill on a prefill worker (split) or in place (local)");
   line->Add("bypass-prefix-cache", &bypass_prefix_cache,
@@ -139,6 +140,7 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
     stopping->mutable_max_time()->set_nanos(
         static_cast<int32_t>(nanos % 1'000'000'000));
   }
+  if (echo) request->mutable_output()->set_echo(true);
   if (logprobs) {
     request->mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
   }

@@ -30,6 +30,7 @@ struct SamplingFlags {
   std::vector<std::string> stop_token_ids;
   bool ignore_eos = false;
   bool include_stop = false;
+  bool echo = false;
   bool bypass_prefix_cache = false;
   std::string cache_salt;
   std::string placement = "auto";

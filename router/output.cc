@@ -17,7 +17,7 @@ Output::Output(const EffectiveRequest& request,
                absl::Span<const int32_t> prompt, TextCodec* codec,
                ClientStream* client)
     : request_(request),
-      prompt_(request.output.return_token_ids()
+      prompt_(request.output.return_token_ids() || request.output.echo()
                   ? std::vector<int32_t>(prompt.begin(), prompt.end())
                   : std::vector<int32_t>()),
       codec_(codec),
@@ -42,7 +42,22 @@ void Output::Started(std::string request_id, const std::string& model,
   *started->mutable_stopping() = request_.stopping;
   *started->mutable_output() = request_.output;
   started->set_placement(request_.placement);
-  started->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
+  if (request_.output.return_token_ids()) {
+    started->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
+  }
+  client_->Send(std::move(response));
+  if (request_.output.echo()) Echo();
+}
+
+// No stop string is looked for in it.
+void Output::Echo() {
+  if (codec_ == nullptr) return;
+  const std::unique_ptr<TextStream> stream =
+      codec_->NewStream({}, request_.output.skip_special_tokens());
+  v1::GenerateResponse response;
+  std::string* const text = response.mutable_delta()->mutable_text();
+  for (const int32_t id : prompt_) text->append(stream->Push(id));
+  text->append(stream->Finish());
   client_->Send(std::move(response));
 }
 

@@ -45,11 +45,12 @@ class Output {
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
+  void Echo();
   void Record(const v1::Token& token);
   std::string TokenBytes(int32_t token_id) const;
 
   const EffectiveRequest request_;
-  const std::vector<int32_t> prompt_;  // only where it is returned
+  const std::vector<int32_t> prompt_;  // only where it is returned or echoed
   TextCodec* const codec_;
   ClientStream* const client_;
   std::unique_ptr<TextStream> text_;  // null without text

@@ -140,7 +140,8 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
     part.sequence.mutable_logprobs()->MergeFrom(delta->logprobs());
   }
   // Not inside the first one's own call.
-  if (!spread_ && part.deltas > 1 && !spread_timer_.running()) {
+  const int echoes = admitted_.effective.output.echo() ? 1 : 0;
+  if (!spread_ && part.deltas > 1 + echoes && !spread_timer_.running()) {
     spread_timer_.Start(absl::ZeroDuration(), [this] { StartOthers(); });
   }
 }

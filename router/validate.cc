@@ -242,8 +242,8 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("output.prompt_logprobs", o.has_prompt_logprobs()));
-  if (o.echo()) {
-    return FieldInvalid("output.echo", "true", kNotOffered);
+  if (o.echo() && o.has_text() && !o.text()) {
+    return FieldInvalid("output.echo", "true", "excludes output.text = false");
   }
   if (o.has_text() && !o.text() && !request.stopping().stop().empty()) {
     return FieldInvalid("output.text", "false",
@@ -310,7 +310,7 @@ v1::StoppingOptions EffectiveStopping(const v1::StoppingOptions& asked) {
 v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
   v1::OutputOptions o;
   if (asked.has_logprobs()) o.set_logprobs(asked.logprobs());
-  o.set_echo(false);
+  o.set_echo(asked.echo());
   o.set_skip_special_tokens(!asked.has_skip_special_tokens() ||
                             asked.skip_special_tokens());
   o.set_text(!asked.has_text() || asked.text());

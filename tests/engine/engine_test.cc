@@ -291,6 +291,46 @@ TEST(EngineTest, OutputSoFarIsInputAndNeverDrawnAgain) {
   EXPECT_EQ(harness.told[1].finish, Finish::kLength);
 }
 
+// What a failover does: the history comes back and the rules are counted anew.
+TEST(EngineTest, RulesGoOnFromAnyHistory) {
+  constexpr int kPrompt = 10, kNew = 16;
+  LogitRules rules;
+  rules.repetition_penalty = 1.5f;
+  rules.frequency_penalty = 0.5f;
+  for (int32_t id = 0; id < 40; ++id) rules.bad_words.push_back({id, id + 1});
+  const auto run = [&](std::vector<int32_t> output, bool run_ahead) {
+    HarnessOptions options;
+    options.engine.run_ahead = run_ahead;
+    options.model.vocab_size = 12;  // so that tokens come again
+    Harness harness(options);
+    SequenceSpec spec = harness.Spec(1, kPrompt, kNew);
+    for (int32_t& id : spec.history) id %= 12;
+    spec.history.insert(spec.history.end(), output.begin(), output.end());
+    spec.rules = rules;
+    spec.stopping.min_tokens = 5;
+    spec.stopping.stop_token_ids = {3};
+    harness.Add(1, std::move(spec));
+    harness.RunUntilIdle();
+    return harness.told[1].tokens;
+  };
+  const std::vector<int32_t> undisturbed = run({}, false);
+  ASSERT_GT(undisturbed.size(), 5u);
+  for (size_t i = 0; i < undisturbed.size(); ++i) {
+    for (const bool run_ahead : {false, true}) {
+      EXPECT_EQ(run({undisturbed.begin(),
+                     undisturbed.begin() + static_cast<std::ptrdiff_t>(i)},
+                    run_ahead),
+                undisturbed)
+          << "from " << i;
+    }
+  }
+  for (size_t i = 1; i < undisturbed.size(); ++i) {
+    EXPECT_NE(undisturbed[i], undisturbed[i - 1] + 1);
+  }
+  rules = {};
+  EXPECT_NE(run({}, false), undisturbed);
+}
+
 TEST(EngineTest, RetireEndsASequenceInEveryState) {
   struct Case {
     std::string state;

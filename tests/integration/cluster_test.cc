@@ -249,6 +249,11 @@ TEST_F(ClusterTest, SequencesOfAPromptDifferAndTheBestOfThemIsChosen) {
   request.mutable_sampling()->set_seed(11);
   const Outcome single = cluster_->Generate(request);
   ASSERT_TRUE(single.status.ok()) << single.status;
+  request.mutable_output()->set_echo(true);
+  const Outcome echoed = cluster_->Generate(request);
+  EXPECT_EQ(echoed.text, request.text() + single.text);
+  EXPECT_EQ(echoed.token_ids, single.token_ids);
+  request.mutable_output()->clear_echo();
 
   request.mutable_sampling()->set_n(4);
   request.mutable_output()->set_logprobs(0);

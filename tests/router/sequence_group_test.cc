@@ -124,6 +124,25 @@ TEST_F(SequenceGroupTest, TheBestAreReturnedAndNothingBefore) {
   EXPECT_TRUE(client->status.ok());
 }
 
+TEST_F(SequenceGroupTest, EachSequenceEchoesThePrompt) {
+  AdmittedRequest admitted = World::Ask(std::vector<int32_t>(kPrompt, 7));
+  admitted.effective.sampling.set_n(2);
+  admitted.effective.sampling.set_best_of(2);
+  admitted.effective.output.set_echo(true);
+  admitted.effective.output.set_return_token_ids(false);
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  Begin(0, 1);
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 1u);
+  Token(0, kPrompt + 1, 2);
+  ASSERT_EQ(w.decodes.size(), 2u);
+  Begin(1, 3);
+  const std::string prompt(kPrompt, 'g');
+  EXPECT_THAT(Texts(*client), ElementsAre(std::pair(0, prompt + "ab"),
+                                          std::pair(1, prompt + "c")));
+  EXPECT_EQ(client->sent[0].started().prompt_token_ids_size(), 0);
+}
+
 TEST_F(SequenceGroupTest, AFailureEndsAll) {
   ClientPipe* const client = Submit(2, 2);
   Begin(0, 1);
