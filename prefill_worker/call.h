@@ -32,7 +32,10 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   v1::PrefillOpen open;
   std::vector<int32_t> history;
   engine::Stopping stopping;
-  absl::Time admitted;  // anywhere, for age
+  // When its prompt would be computed had it never waited: the smallest goes
+  // first. Short prompts overtake long ones that came a little earlier, and
+  // nobody waits for what came later than by the time of its own work.
+  absl::Time due;
 
   absl::Time queued;
   absl::Time started;  // computing

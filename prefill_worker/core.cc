@@ -89,7 +89,8 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   call->history =
       worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->stopping = worker::ToEngine(open.stopping());
-  call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
+  call->due =
+      loop_->Now() - absl::Milliseconds(open.age_ms()) + WorkOf(positions);
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
   call->queued = loop_->Now();
   call->open = std::move(open);
@@ -119,10 +120,10 @@ void PrefillCore::Advance() {
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kQueued) queued.push_back(call.get());
   }
-  const auto older = [](const Call* a, const Call* b) {
-    return std::tie(a->admitted, a->id) < std::tie(b->admitted, b->id);
+  const auto sooner = [](const Call* a, const Call* b) {
+    return std::tie(a->due, a->id) < std::tie(b->due, b->id);
   };
-  std::sort(queued.begin(), queued.end(), older);
+  std::sort(queued.begin(), queued.end(), sooner);
   for (Call* const call : queued) {
     if (offered++ >= options_.max_offered) break;
     Offer(call);
@@ -132,7 +133,7 @@ void PrefillCore::Advance() {
       waiting.push_back(call.get());
     }
   }
-  std::sort(waiting.begin(), waiting.end(), older);
+  std::sort(waiting.begin(), waiting.end(), sooner);
   // KV that waits for a slow decode worker must not take the pool from others:
   // where its share is full the next prompt for it is not begun, and those
   // for others are. A single one may be larger than the share.
@@ -209,7 +210,7 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.stopping = call->stopping;
   spec.root = root;
   spec.cache_blocks = !call->open.bypass_prefix_cache();
-  spec.admitted = call->admitted;
+  spec.admitted = call->due;
   spec.first_token_only = true;
   spec.alone = call->open.suspect();
   const CallId id = call->id;
@@ -295,10 +296,13 @@ int PrefillCore::BlocksFor(int positions) const {
   return (positions + pool_->block_size() - 1) / pool_->block_size();
 }
 
-absl::Duration PrefillCore::ExpectedPrefill(int positions) const {
+absl::Duration PrefillCore::WorkOf(int positions) const {
   const double rate = engine_.stats().tokens_per_second;
-  if (rate <= 0) return absl::ZeroDuration();
-  return absl::Seconds((positions + engine_.stats().pending_tokens) / rate);
+  return rate > 0 ? absl::Seconds(positions / rate) : absl::ZeroDuration();
+}
+
+absl::Duration PrefillCore::ExpectedPrefill(int positions) const {
+  return WorkOf(positions + engine_.stats().pending_tokens);
 }
 
 handoff::Attempt PrefillCore::AttemptOf(const Call& call) {

@@ -113,6 +113,9 @@ class PrefillCore final : private engine::EngineListener,
   void SendDone(Call* call, const handoff::HandoffTimings& timings);
   void Tick(bool judge);
   int BlocksFor(int positions) const;
+  // At the measured rate, alone; 0 before there is one.
+  absl::Duration WorkOf(int positions) const;
+  // Behind what the engine has to compute already.
   absl::Duration ExpectedPrefill(int positions) const;
   Call* FindAttempt(const handoff::Attempt& attempt);
   static handoff::Attempt AttemptOf(const Call& call);

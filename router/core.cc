@@ -153,17 +153,11 @@ bool RouterCore::TryPlace(Request* request) {
   Pair pair = Place(options_.policy, snapshot, random_);
   if (pair.decode < 0) return false;
   const WorkerView& decode = snapshot.decode[pair.decode];
-  ShortWayInput input;
-  input.placement = request->effective().placement;
-  input.history_tokens = request->history_tokens();
-  input.decode_cached_tokens = decode.cached_tokens;
-  input.prefill_available = pair.prefill >= 0;
-  input.suspect = request->suspect();
-  input.max_local_tokens = options_.max_local_tokens;
   Choice choice;
   choice.decode = registry_.Find(decode.worker_id)->hello.worker();
   int cached = decode.cached_tokens;
-  if (!request->last_attempt() && ChooseWay(input) == Way::kSplit) {
+  if (!request->last_attempt() &&
+      WayOf(*request, snapshot, pair) == Way::kSplit) {
     const WorkerView& prefill = snapshot.prefill[pair.prefill];
     choice.prefill = registry_.Find(prefill.worker_id)->hello.worker();
     cached = prefill.cached_tokens;
@@ -173,6 +167,17 @@ bool RouterCore::TryPlace(Request* request) {
   queue_.remove(request);
   request->Begin(choice, cached);
   return true;
+}
+
+Way RouterCore::WayOf(const Request& request, const Snapshot& snapshot,
+                      const Pair& pair) const {
+  return ChooseWay(
+      {.placement = request.effective().placement,
+       .history_tokens = request.history_tokens(),
+       .prefill = pair.prefill < 0 ? nullptr : &snapshot.prefill[pair.prefill],
+       .decode = &snapshot.decode[pair.decode],
+       .suspect = request.suspect(),
+       .max_local_tokens = options_.max_local_tokens});
 }
 
 WorkerView RouterCore::MakeView(const Worker& worker, int cached_tokens) const {
@@ -285,14 +290,8 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
   }
   const int chosen =
       PlacePrefill(options_.policy, snapshot, /*decode=*/0, random_);
-  ShortWayInput input;
-  input.placement = request->effective().placement;
-  input.history_tokens = request->history_tokens();
-  input.decode_cached_tokens = snapshot.decode[0].cached_tokens;
-  input.prefill_available = chosen >= 0;
-  input.suspect = request->suspect();
-  input.max_local_tokens = options_.max_local_tokens;
-  if (ChooseWay(input) == Way::kLocal) return std::nullopt;
+  const Pair pair{.prefill = chosen, .decode = 0};
+  if (WayOf(*request, snapshot, pair) == Way::kLocal) return std::nullopt;
   return registry_.Find(snapshot.prefill[chosen].worker_id)->hello.worker();
 }
 

@@ -25,6 +25,7 @@
 #include "router/registry.h"
 #include "router/request.h"
 #include "router/sequence_group.h"
+#include "router/short_way.h"
 #include "router/snapshot.h"
 #include "tandem/v1/admin.pb.h"
 
@@ -86,6 +87,9 @@ class RouterCore final : private RegistryListener,
   void Reap();
   bool TryPlace(Request* request);
   Snapshot MakeSnapshot(const Request& request) const;
+  // Of that pair, whose prefill worker may be none.
+  Way WayOf(const Request& request, const Snapshot& snapshot,
+            const Pair& pair) const;
   WorkerView MakeView(const Worker& worker, int cached_tokens) const;
   // Positions of the request's history that the worker's cache holds.
   int CachedTokens(const Request& request, const Worker& worker) const;

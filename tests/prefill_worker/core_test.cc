@@ -161,6 +161,34 @@ TEST(PrefillCoreTest, TheOldestOfTheQueueIsOfferedFirst) {
   rig.ExpectNothingLeft();
 }
 
+TEST(PrefillCoreTest, AShortPromptOvertakesALongOneThatCameALittleEarlier) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {.num_blocks = 512, .step = absl::Milliseconds(50)},
+      [](auto* o) { o->max_offered = 1; });
+  const auto ask = [&](int length, int salt, absl::Duration age) {
+    return rig.Split({.prompt = Prompt(length, salt),
+                      .max_tokens = 2,
+                      .bypass_prefix_cache = true,
+                      .age = age},
+                     decode, prefill);
+  };
+  // Its rate is known from here on: 32 positions in 50 ms or somewhat more.
+  ask(64, 1, absl::ZeroDuration());
+  rig.RunUntilEnded();
+  ASSERT_GT(prefill->core->engine_stats().tokens_per_second, 100);
+  ask(90, 2, absl::ZeroDuration());  // what the others wait for
+  Request* const long_one = ask(90, 3, absl::Milliseconds(60));
+  Request* const old = ask(90, 4, absl::Seconds(10));
+  Request* const short_one = ask(20, 5, absl::ZeroDuration());
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_LT(old->token_times[0], short_one->token_times[0]);
+  EXPECT_LT(short_one->token_times[0], long_one->token_times[0]);
+  rig.ExpectNothingLeft();
+}
+
 TEST(PrefillCoreTest, PromptsShareStepsWithinTheTokenBudget) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});

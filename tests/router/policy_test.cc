@@ -152,9 +152,50 @@ TEST(ShortWay, Table) {
            Case{"suspect", v1::PLACEMENT_LOCAL, 3, 0, true, true, Way::kSplit},
            Case{"suspect alone", kAuto, 500, 0, false, true, Way::kLocal},
        }) {
-    ShortWayInput input{c.placement, c.history, c.cached,
-                        c.available, c.suspect, 32};
+    WorkerView prefill = View(0);
+    WorkerView decode = View(0, 0, c.cached);
+    const ShortWayInput input{
+        c.placement, c.history, c.available ? &prefill : nullptr,
+        &decode,     c.suspect, 32};
     EXPECT_EQ(ChooseWay(input), c.expected) << c.why << " " << c.history;
+  }
+}
+
+TEST(ShortWay, TheSmallerSumOfDelaysDecides) {
+  struct Case {
+    const char* why;
+    double prefill_rate, decode_rate;
+    int prefill_queue, decode_queue, running, cached;
+    Way expected;
+  };
+  // 100 tokens; 1000 a second are 0.1 s of work.
+  for (const Case& c : {
+           Case{"nothing is known", 0, 0, 9999, 0, 0, 0, Way::kSplit},
+           Case{"both idle, equally fast", 1000, 1000, 0, 0, 0, 0, Way::kSplit},
+           Case{"a queue", 1000, 1000, 1, 0, 0, 0, Way::kLocal},
+           Case{"as long a queue here", 1000, 1000, 500, 500, 0, 0,
+                Way::kSplit},
+           Case{"a faster prefill worker", 4000, 1000, 299, 0, 0, 0,
+                Way::kSplit},
+           Case{"but a queue", 4000, 1000, 301, 0, 0, 0, Way::kLocal},
+           Case{"a stream would wait", 1000, 1000, 99, 0, 1, 0, Way::kSplit},
+           Case{"but less than the prompt", 1000, 1000, 101, 0, 1, 0,
+                Way::kLocal},
+           Case{"many streams", 1000, 1000, 999, 0, 10, 0, Way::kSplit},
+           Case{"half of it is cached here", 1000, 1000, 499, 0, 9, 50,
+                Way::kLocal},
+           Case{"half as fast, it is assumed", 1000, 0, 99, 0, 0, 0,
+                Way::kSplit},
+           Case{"half as fast, it is assumed", 1000, 0, 101, 0, 0, 0,
+                Way::kLocal},
+       }) {
+    WorkerView prefill = View(c.prefill_queue);
+    WorkerView decode = View(c.decode_queue, c.running, c.cached);
+    prefill.tokens_per_second = c.prefill_rate;
+    decode.tokens_per_second = c.decode_rate;
+    const ShortWayInput input{
+        v1::PLACEMENT_AUTO, 100, &prefill, &decode, false, 32};
+    EXPECT_EQ(ChooseWay(input), c.expected) << c.why;
   }
 }
 
