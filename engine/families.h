@@ -44,6 +44,10 @@ struct TensorNames {
   std::string_view gate_up = "";  // both, stacked in this order
   std::string_view down = "mlp.down_proj";
   std::string_view mlp_output_norm = "";
+  // Of many experts: what chooses, and what stands before an expert's number
+  // and a dot, which gate, up and down follow.
+  std::string_view router = "";
+  std::string_view experts = "";
 
   // Of buffers that old files carry, and that say nothing.
   std::string_view ignored_suffix = ".rotary_emb.inv_freq";
@@ -61,6 +65,7 @@ struct ConfigKeys {
   std::string_view max_positions = "max_position_embeddings";
   std::string_view norm_eps = "rms_norm_eps";
   std::string_view activation = "hidden_act";
+  std::string_view experts = "";  // how many there are
 };
 
 // Which products have biases.
@@ -105,6 +110,7 @@ struct Family {
   bool scaled_embedding = false;           // times sqrt(hidden_size)
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
+  bool routes_normalised = false;          // else by "norm_topk_prob"
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 
   TensorNames names = {};

@@ -31,9 +31,20 @@ struct Pass {
     }
   }
 
+  void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    backend.Logits(queue, rows, w.normed, *layer.router, w.route_logits);
+    backend.Route(queue, rows, spec.experts, spec.experts_per_token,
+                  spec.normalised_routes, w.route_logits, w.route_weights);
+    backend.Experts(queue, rows, w.normed, w.route_weights,
+                    layer.experts.data(), spec.experts, spec.activation,
+                    {w.expert_x, w.activated, w.expert_y}, w.delta);
+  }
+
   // w.delta = the feed-forward layer of w.normed.
   void FeedForward(int rows, const Model::Layer& layer, Workspace& w) const {
     const ModelSpec& spec = model.spec();
+    if (spec.experts > 0) return Experts(rows, layer, w);
     if (spec.is_gated()) {
       backend.GatedMatMul(queue, rows, w.normed, *layer.gate_up,
                           layer.gate_up_bias, spec.activation, w.activated);
@@ -118,14 +129,22 @@ struct Part {
   size_t bytes;
 };
 
-constexpr int kParts = 9;
+// Where parts that are f32 everywhere come to lie.
+struct FloatParts {
+  void* route_logits = nullptr;
+  void* route_weights = nullptr;
+  void* logits = nullptr;
+};
+
+constexpr int kParts = 13;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
                                  int max_sampled, kernels::DType activation,
-                                 Workspace& w, void** logits) {
+                                 Workspace& w, FloatParts& floats) {
   const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
   const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
+  const size_t routed = spec.experts > 0 ? static_cast<size_t>(max_rows) : 0;
   const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
   std::array<Part, kParts> parts = {
       {{&w.x, rows * spec.hidden_size},
@@ -136,7 +155,11 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.activated, rows * spec.intermediate_size},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},
-       {logits,
+       {&w.expert_x, routed * spec.hidden_size * SizeOf(activation)},
+       {&w.expert_y, routed * spec.hidden_size * SizeOf(activation)},
+       {&floats.route_logits, routed * spec.experts * sizeof(float)},
+       {&floats.route_weights, routed * spec.experts * sizeof(float)},
+       {&floats.logits,
         static_cast<size_t>(max_sampled) * spec.vocab_size * sizeof(float)}}};
   for (Part& part : parts) part.bytes = (part.bytes + 255) / 256 * 256;
   return parts;
@@ -147,10 +170,10 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
 size_t Workspace::Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
                         kernels::DType activation) {
   Workspace none;
-  void* logits = nullptr;
+  FloatParts floats;
   size_t total = 0;
   for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, activation, none, &logits)) {
+       PartsOf(spec, max_rows, max_sampled, activation, none, floats)) {
     total += part.bytes;
   }
   return total;
@@ -165,13 +188,15 @@ absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
   Workspace w;
   w.buffer_ = *std::move(buffer);
   std::byte* next = w.buffer_->data();
-  void* logits = nullptr;
+  FloatParts floats;
   for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, activation, w, &logits)) {
+       PartsOf(spec, max_rows, max_sampled, activation, w, floats)) {
     *part.pointer = next;
     next += part.bytes;
   }
-  w.logits = static_cast<float*>(logits);
+  w.route_logits = static_cast<float*>(floats.route_logits);
+  w.route_weights = static_cast<float*>(floats.route_weights);
+  w.logits = static_cast<float*>(floats.logits);
   return w;
 }
 

@@ -31,6 +31,11 @@ class Workspace {
   void* attention = nullptr;  // [max_rows, heads * head_dim]
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
   void* activated = nullptr;  // [max_rows, intermediate]
+  // Of many experts.
+  void* expert_x = nullptr;        // [max_rows, hidden]
+  void* expert_y = nullptr;        // [max_rows, hidden]
+  float* route_logits = nullptr;   // [max_rows, experts]
+  float* route_weights = nullptr;  // [max_rows, experts]
   // Rows that are sampled, from the last layer's attention on.
   void* sampled_x = nullptr;          // [max_sampled, hidden]
   void* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]

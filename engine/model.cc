@@ -52,6 +52,7 @@ class ModelLoader {
   // How a matrix that is given as `given` is kept.
   DType KeptAs(DType given, Use use) const;
   absl::Status LoadLayer(int index, Model::Layer& layer);
+  absl::Status LoadExperts(int index, Model::Layer& layer);
   // Packs the parts, stacked by rows, as one matrix.
   absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
                     std::unique_ptr<kernels::Matrix>& matrix);
@@ -291,6 +292,35 @@ std::string ModelLoader::NameOf(int layer, std::string_view name,
                       std::string(name), std::string(what));
 }
 
+absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
+  const TensorNames& names = spec_.names;
+  const int hidden = spec_.hidden_size;
+  const int wide = spec_.intermediate_size;
+  // What chooses is small, and its errors are whole experts: kept as the
+  // embedding is.
+  absl::Status status =
+      Pack({{NameOf(index, names.router, ".weight"), spec_.experts}}, hidden,
+           Use::kTokens, layer.router);
+  for (int e = 0; e < spec_.experts && status.ok(); ++e) {
+    const auto name = [&](std::string_view part) {
+      return NameOf(
+          index,
+          absl::StrCat(std::string(names.experts), e, ".", std::string(part)),
+          ".weight");
+    };
+    auto& gate_up = layer.expert_matrices.emplace_back();
+    status = Pack({{name(names.gate), wide}, {name(names.up), wide}}, hidden,
+                  Use::kGated, gate_up);
+    if (!status.ok()) break;
+    kernels::Expert expert{.gate_up = gate_up.get()};
+    auto& down = layer.expert_matrices.emplace_back();
+    status = Pack({{name(names.down), hidden}}, wide, Use::kProduct, down);
+    expert.down = down.get();
+    layer.experts.push_back(expert);
+  }
+  return status;
+}
+
 absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
@@ -324,11 +354,15 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   status.Update(
       norm(names.attention_output_norm, hidden, layer.attention_output_norm));
   status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
-  status.Update(Pack(gate_up(".weight"), hidden,
-                     spec_.is_gated() ? Use::kGated : Use::kProduct,
-                     layer.gate_up));
-  status.Update(Pack({{name(names.down, ".weight"), hidden}}, wide,
-                     Use::kProduct, layer.down));
+  if (spec_.experts > 0) {
+    status.Update(LoadExperts(index, layer));
+  } else {
+    status.Update(Pack(gate_up(".weight"), hidden,
+                       spec_.is_gated() ? Use::kGated : Use::kProduct,
+                       layer.gate_up));
+    status.Update(Pack({{name(names.down, ".weight"), hidden}}, wide,
+                       Use::kProduct, layer.down));
+  }
   status.Update(norm(names.mlp_output_norm, hidden, layer.mlp_output_norm));
   if (spec_.qkv_bias) {
     status.Update(AddVector(qkv(".bias"), &layer.qkv_bias));

@@ -53,7 +53,11 @@ class Model {
     // [2 * intermediate, hidden]; without gates [intermediate, hidden].
     std::unique_ptr<kernels::Matrix> gate_up;
     std::unique_ptr<kernels::Matrix> down;  // [hidden, intermediate]
-    const float* qkv_bias = nullptr;        // null: none; device
+    // Of many experts, instead of gate_up and down.
+    std::unique_ptr<kernels::Matrix> router;  // [experts, hidden]
+    std::vector<std::unique_ptr<kernels::Matrix>> expert_matrices;
+    std::vector<kernels::Expert> experts;
+    const float* qkv_bias = nullptr;  // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;
     const float* down_bias = nullptr;

@@ -128,6 +128,27 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.qkv_bias = spec.output_bias || family.biases == Biases::kQkv;
 }
 
+// Experts are in every layer or in none.
+void ReadExperts(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (family.keys.experts.empty()) return;
+  spec.experts = fields.Int(family.keys.experts, 1, 1024);
+  spec.experts_per_token =
+      fields.Int("num_experts_per_tok", 1, std::max(1, spec.experts));
+  spec.normalised_routes =
+      family.routes_normalised || fields.Bool("norm_topk_prob", false);
+  if (fields.Int("decoder_sparse_step", 1, 1024, 1) != 1) {
+    fields.Refuse("decoder_sparse_step", "above 1", "1 or left out");
+  }
+  const json* dense = fields.Find("mlp_only_layers");
+  if (dense != nullptr && !(dense->is_array() && dense->empty())) {
+    fields.Refuse("mlp_only_layers", ShowJson(*dense), "empty or left out");
+  }
+  if (family.windows == Windows::kNone &&
+      fields.Bool("use_sliding_window", false)) {
+    fields.Refuse("use_sliding_window", "true", "false or left out");
+  }
+}
+
 // "layer_types", a name for each layer.
 void ReadLayerTypes(ConfigFields& fields, const json& types, ModelSpec& spec) {
   const std::string expected = absl::StrCat(
@@ -302,6 +323,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);
   ReadActivation(fields, *family, spec);
+  ReadExperts(fields, *family, spec);
   ReadBiases(fields, *family, spec);
   spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
   spec.quantisation = ReadQuantisation(fields);
@@ -363,6 +385,10 @@ std::string ModelSpec::Canonical() const {
   }
   if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
     absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);
+  }
+  if (experts > 0) {
+    absl::StrAppendFormat(&text, " experts=%d of %d normalised=%d",
+                          experts_per_token, experts, normalised_routes);
   }
   if (score_cap > 0)
     absl::StrAppendFormat(&text, " score_cap=%.17g", score_cap);

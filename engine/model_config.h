@@ -59,7 +59,10 @@ struct ModelSpec {
   bool output_bias = false;
   bool mlp_bias = false;
   kernels::Activation activation = kernels::Activation::kSilu;
-  bool tied_head = false;  // logits by the embedding's matrix
+  int experts = 0;  // 0: one feed-forward layer for all
+  int experts_per_token = 0;
+  bool normalised_routes = false;  // an expert's share is of those chosen
+  bool tied_head = false;          // logits by the embedding's matrix
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // any of them ends a sequence
   SamplingDefaults sampling;

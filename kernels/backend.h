@@ -164,6 +164,19 @@ struct AttentionOptions {
   int window = 0;      // positions seen, the row's own included; 0: all
 };
 
+// One of many feed-forward layers of which each row takes a few.
+struct Expert {
+  const Matrix* gate_up = nullptr;  // of PackGatedMatrix
+  const Matrix* down = nullptr;
+};
+
+// Device memory that Experts works in, of the backend's activation type.
+struct ExpertScratch {
+  void* x = nullptr;       // [num_rows, down.rows()]
+  void* hidden = nullptr;  // [num_rows, down.cols()]
+  void* y = nullptr;       // [num_rows, down.rows()]
+};
+
 // Part of one sequence's KV: what a gather reads and a scatter writes.
 struct KvRange {
   // HOST memory, valid until the operation ran. block_table[i] holds
@@ -287,9 +300,9 @@ class Backend {
   // ---- The transformer. Activations (void*) are row-major, rows contiguous;
   // weights of norms, biases, rope tables and logits are f32 everywhere.
 
-  // out [num_rows, table.cols()] = table rows at the rows' tokens, times `scale`;
-  // where `positions` [max_positions, table.cols()] is not null, plus its rows
-  // at rows.positions.
+  // out [num_rows, table.cols()] = table rows at the rows' tokens, times
+  // `scale`; where `positions` [max_positions, table.cols()] is not null, plus
+  // its rows at rows.positions.
   virtual void Embed(Queue& queue, const Rows& rows, const Matrix& table,
                      float scale, const float* positions, void* out) = 0;
 
@@ -346,6 +359,21 @@ class Backend {
   // x[i] = activation(x[i]), in place; x [num_rows, dim].
   virtual void Activate(Queue& queue, int num_rows, int dim,
                         Activation activation, void* x) = 0;
+
+  // weights[r] [experts] = the softmax of logits[r] at its `chosen` largest
+  // (ties: the lowest id), divided by their sum if `normalise`; zeros
+  // elsewhere.
+  virtual void Route(Queue& queue, int num_rows, int experts, int chosen,
+                     bool normalise, const float* logits, float* weights) = 0;
+
+  // out[r] = the sum over experts e with weights[r, e] != 0, ascending, of
+  // that weight times what e makes of x[r]: a chain of fused multiply-adds,
+  // rounded to the activation type at each. `experts` [count] is HOST memory
+  // that lives until the operation ran; x may not be part of `scratch`.
+  virtual void Experts(Queue& queue, int num_rows, const void* x,
+                       const float* weights, const Expert* experts, int count,
+                       Activation activation, const ExpertScratch& scratch,
+                       void* out) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -354,7 +354,6 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // In two passes: the halves are far apart in the packed matrix.
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
                    const float* bias, Activation activation,
                    void* out) override {
@@ -362,14 +361,57 @@ class CpuBackend final : public Backend {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), &packed,
                 bias, activation, out = static_cast<float*>(out)] {
-      const int dim = packed.rows() / 2;
-      float* const both = own.Floats(size_t(num_rows) * packed.rows());
-      RunMatMul(num_rows, x, packed, bias, both);
-      ForRows(pool_, num_rows, dim, [&](int row) {
-        const float* const gate = both + int64_t{row} * 2 * dim;
-        table_.gate(activation, dim, gate, gate + dim,
-                    out + int64_t{row} * dim);
-      });
+      RunGatedMatMul(own, num_rows, x, packed, bias, activation, out);
+    });
+  }
+
+  void Route(Queue& queue, int num_rows, int experts, int chosen,
+             bool normalise, const float* logits, float* weights) override {
+    Put(queue, [=, this] {
+      for (int row = 0; row < num_rows; ++row) {
+        const int64_t at = int64_t{row} * experts;
+        table_.route(experts, chosen, normalise, logits + at, weights + at);
+      }
+    });
+  }
+
+  // Each expert's rows together.
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const Expert* experts, int count, Activation activation,
+               const ExpertScratch& scratch, void* out) override {
+    CpuQueue& own = static_cast<CpuQueue&>(queue);
+    Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), weights,
+                experts, count, activation, scratch,
+                out = static_cast<float*>(out)] {
+      const int dim = experts[0].down->rows();
+      auto* const taken = static_cast<float*>(scratch.x);
+      auto* const hidden = static_cast<float*>(scratch.hidden);
+      auto* const y = static_cast<float*>(scratch.y);
+      std::fill_n(out, int64_t{num_rows} * dim, 0.0f);
+      for (int e = 0; e < count; ++e) {
+        const auto weight = [&](int row) {
+          return weights[int64_t{row} * count + e];
+        };
+        int rows = 0;
+        for (int row = 0; row < num_rows; ++row) {
+          if (weight(row) == 0) continue;
+          std::copy_n(x + int64_t{row} * dim, dim,
+                      taken + int64_t{rows++} * dim);
+        }
+        if (rows == 0) continue;
+        RunGatedMatMul(own, rows, taken,
+                       static_cast<const PackedMatrix&>(*experts[e].gate_up),
+                       nullptr, activation, hidden);
+        RunMatMul(rows, hidden,
+                  static_cast<const PackedMatrix&>(*experts[e].down), nullptr,
+                  y);
+        rows = 0;
+        for (int row = 0; row < num_rows; ++row) {
+          if (weight(row) == 0) continue;
+          table_.add_weighted(dim, weight(row), y + int64_t{rows++} * dim,
+                              out + int64_t{row} * dim);
+        }
+      }
     });
   }
 
@@ -455,6 +497,19 @@ class CpuBackend final : public Backend {
   template <typename Closure>
   static void Put(Queue& queue, Closure closure) {
     static_cast<CpuQueue&>(queue).Put(std::move(closure));
+  }
+
+  // In two passes: the halves are far apart in the packed matrix.
+  void RunGatedMatMul(CpuQueue& own, int num_rows, const float* x,
+                      const PackedMatrix& w, const float* bias,
+                      Activation activation, float* out) {
+    const int dim = w.rows() / 2;
+    float* const both = own.Floats(size_t(num_rows) * w.rows());
+    RunMatMul(num_rows, x, w, bias, both);
+    ForRows(pool_, num_rows, dim, [&](int row) {
+      const float* const gate = both + int64_t{row} * 2 * dim;
+      table_.gate(activation, dim, gate, gate + dim, out + int64_t{row} * dim);
+    });
   }
 
   static absl::Status BadMatrix(int64_t rows, int64_t cols) {

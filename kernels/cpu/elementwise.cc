@@ -124,6 +124,43 @@ void ScaleRow(int dim, float scale, float soft_cap, float* x) {
   }
 }
 
+void RouteRow(int experts, int chosen, bool normalise, const float* logits,
+              float* weights) {
+  float most = logits[0];
+  for (int i = 1; i < experts; ++i) most = HWY_MAX(most, logits[i]);
+  float all = 0;
+  for (int i = 0; i < experts; ++i) {
+    weights[i] = 0;
+    all = all + Exp1(logits[i] - most);
+  }
+  for (int n = 0; n < chosen; ++n) {
+    int best = -1;
+    for (int i = 0; i < experts; ++i) {
+      if (weights[i] != 0) continue;
+      if (best < 0 || logits[i] > logits[best]) best = i;
+    }
+    weights[best] = 1;
+  }
+  float sum = 0;
+  for (int i = 0; i < experts; ++i) {
+    if (weights[i] != 0) weights[i] = Exp1(logits[i] - most);
+    sum = sum + weights[i];
+  }
+  for (int i = 0; i < experts; ++i) {
+    weights[i] = weights[i] / (normalise ? sum : all);
+  }
+}
+
+void AddWeightedRow(int dim, float weight, const float* x, float* out) {
+  const F16 factor = Set16(weight);
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    StoreFirst16(
+        Fma(factor, LoadFirst16(x + i, count), LoadFirst16(out + i, count)),
+        out + i, count);
+  }
+}
+
 void ExpRow(int count, const float* x, float* out) {
   int i = 0;
   for (; i + 16 <= count; i += 16) Store16(Exp(Load16(x + i)), out + i);
@@ -173,6 +210,8 @@ void AddElementwise(KernelTable& table) {
   table.rms_norm = wide ? N_AVX3::RmsNormRow : N_AVX2::RmsNormRow;
   table.layer_norm = wide ? N_AVX3::LayerNormRow : N_AVX2::LayerNormRow;
   table.gate = wide ? N_AVX3::GateRow : N_AVX2::GateRow;
+  table.route = wide ? N_AVX3::RouteRow : N_AVX2::RouteRow;
+  table.add_weighted = wide ? N_AVX3::AddWeightedRow : N_AVX2::AddWeightedRow;
   table.activate = wide ? N_AVX3::ActivateRow : N_AVX2::ActivateRow;
   table.scale = wide ? N_AVX3::ScaleRow : N_AVX2::ScaleRow;
   table.exp = wide ? N_AVX3::ExpRow : N_AVX2::ExpRow;

@@ -152,6 +152,11 @@ struct KernelTable {
   void (*gate)(Activation activation, int dim, const float* gate,
                const float* up, float* out);
   void (*activate)(Activation activation, int dim, float* x);
+  // weights [experts]; see Backend::Route.
+  void (*route)(int experts, int chosen, bool normalise, const float* logits,
+                float* weights);
+  // out += weight * x.
+  void (*add_weighted)(int dim, float weight, const float* x, float* out);
   // soft_cap 0: none.
   void (*scale)(int dim, float scale, float soft_cap, float* x);
   // out[i] = exp(x[i]) as attention and sampling compute it. For tests.

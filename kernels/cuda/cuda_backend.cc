@@ -368,6 +368,40 @@ class CudaBackend final : public Backend {
               "activation");
   }
 
+  void Route(Queue& queue, int num_rows, int experts, int chosen,
+             bool normalise, const float* logits, float* weights) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchRoute(own.stream(), {.logits = logits,
+                                         .weights = weights,
+                                         .num_rows = num_rows,
+                                         .experts = experts,
+                                         .chosen = chosen,
+                                         .normalise = normalise}),
+              "route");
+  }
+
+  // Every expert sees all rows: which ones chose it, the host does not know.
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const Expert* experts, int count, Activation activation,
+               const ExpertScratch& scratch, void* out) override {
+    CudaQueue& own = Own(queue);
+    for (int e = 0; e < count; ++e) {
+      Multiply(queue, num_rows, x, *experts[e].gate_up, nullptr,
+               MatMulOutput::kGated, scratch.hidden, activation);
+      Multiply(queue, num_rows, scratch.hidden, *experts[e].down, nullptr,
+               MatMulOutput::kPlain, scratch.y);
+      own.Check(LaunchAddExpert(own.stream(), activation_,
+                                {.y = scratch.y,
+                                 .weights = weights,
+                                 .out = out,
+                                 .num_rows = num_rows,
+                                 .dim = experts[e].down->rows(),
+                                 .experts = count,
+                                 .expert = e}),
+                "expert's sum");
+    }
+  }
+
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
                   const void* x, void* out) override {
     CudaQueue& own = Own(queue);

@@ -43,6 +43,20 @@ int LaunchActivate(const Stream& stream, DType activation,
   });
 }
 
+int LaunchRoute(const Stream& stream, const RouteParams& p) {
+  if (p.num_rows == 0) return 0;
+  constexpr int kThreads = RouteKernel::kThreads;
+  return Launch(stream, {(p.num_rows + kThreads - 1) / kThreads, 1, 1},
+                kThreads, 0, RouteKernel{p});
+}
+
+int LaunchAddExpert(const Stream& stream, DType activation,
+                    const AddExpertParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    return Run<AddExpertKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
+  });
+}
+
 int LaunchScaleLogits(const Stream& stream, const ScaleLogitsParams& p) {
   return Run<ScaleLogitsKernel>(stream, p.count, p.vocab, p);
 }

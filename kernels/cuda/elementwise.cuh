@@ -78,6 +78,69 @@ struct ActivateKernel {
   }
 };
 
+// A thread for each row.
+struct RouteKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  RouteParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int row = g.block_x() * kThreads + g.thread();
+    if (row >= p.num_rows) return;
+    const float* const logits = p.logits + int64_t{row} * p.experts;
+    float* const weights = p.weights + int64_t{row} * p.experts;
+    float most = logits[0];
+    for (int i = 1; i < p.experts; ++i) most = Max(most, logits[i]);
+    float all = 0;
+    for (int i = 0; i < p.experts; ++i) {
+      weights[i] = 0;
+      all = Add(all, Exp(Sub(logits[i], most)));
+    }
+    for (int n = 0; n < p.chosen; ++n) {
+      int best = -1;
+      for (int i = 0; i < p.experts; ++i) {
+        if (weights[i] != 0) continue;
+        if (best < 0 || logits[i] > logits[best]) best = i;
+      }
+      weights[best] = 1;
+    }
+    float sum = 0;
+    for (int i = 0; i < p.experts; ++i) {
+      if (weights[i] != 0) weights[i] = Exp(Sub(logits[i], most));
+      sum = Add(sum, weights[i]);
+    }
+    for (int i = 0; i < p.experts; ++i) {
+      weights[i] = Div(weights[i], p.normalise ? sum : all);
+    }
+  }
+};
+
+template <typename T>
+struct AddExpertKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  AddExpertParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int64_t row = g.block_y();
+    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.dim) return;
+    const float weight = p.weights[row * p.experts + p.expert];
+    const int count = Smaller(kChunk, p.dim - begin);
+    T* const out = static_cast<T*>(p.out) + row * p.dim + begin;
+    float sum[kChunk] = {};
+    if (p.expert > 0) {
+      if (weight == 0) return;
+      LoadChunk(out, count, Aligned(p.dim), sum);
+    }
+    if (weight != 0) {
+      float y[kChunk];
+      LoadChunk(static_cast<const T*>(p.y) + row * p.dim + begin, count,
+                Aligned(p.dim), y);
+      for (int i = 0; i < kChunk; ++i) sum[i] = Fma(weight, y[i], sum[i]);
+    }
+    StoreChunk(out, count, Aligned(p.dim), sum);
+  }
+};
+
 struct ScaleLogitsKernel {
   static constexpr int kThreads = kElementwiseThreads;
   ScaleLogitsParams p;

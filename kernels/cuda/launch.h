@@ -130,6 +130,30 @@ struct ActivateParams {
 int LaunchActivate(const Stream& stream, DType activation,
                    const ActivateParams& params);
 
+// Backend::Route.
+struct RouteParams {
+  const float* logits;  // [num_rows, experts]
+  float* weights;       // [num_rows, experts]
+  int num_rows;
+  int experts;
+  int chosen;
+  bool normalise;
+};
+int LaunchRoute(const Stream& stream, const RouteParams& params);
+
+// out (+)= weight * y where the weight is not 0; the first one sets out.
+struct AddExpertParams {
+  const void* y;         // [num_rows, dim]
+  const float* weights;  // [num_rows, experts]
+  void* out;             // [num_rows, dim]
+  int num_rows;
+  int dim;
+  int experts;
+  int expert;
+};
+int LaunchAddExpert(const Stream& stream, DType activation,
+                    const AddExpertParams& params);
+
 // logits *= scale; then a soft cap, if it is not 0.
 struct ScaleLogitsParams {
   float* logits;  // [count, vocab]

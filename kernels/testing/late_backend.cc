@@ -311,6 +311,21 @@ class LateBackend final : public Backend {
       inner_->Activate(inner, num_rows, dim, activation, x);
     });
   }
+  void Route(Queue& queue, int num_rows, int experts, int chosen,
+             bool normalise, const float* logits, float* weights) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Route(inner, num_rows, experts, chosen, normalise, logits,
+                    weights);
+    });
+  }
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const Expert* experts, int count, Activation activation,
+               const ExpertScratch& scratch, void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Experts(inner, num_rows, x, weights, experts, count, activation,
+                      scratch, out);
+    });
+  }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
                   const void* x, void* out) override {
     Run(queue, [&](Queue& inner) {

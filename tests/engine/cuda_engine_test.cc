@@ -67,7 +67,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
   for (const char* name :
        {"llama_biases_f32", "mistral_wide_head_f32", "mistral_window_f32",
         "llama_yarn_f32", "qwen3_f32", "phi3_short_f32", "gemma2_f32",
-        "gemma3_f32", "gpt2_f32"}) {
+        "gemma3_f32", "gpt2_f32", "mixtral_f32", "qwen3_moe_f32"}) {
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
     const auto cpu = NewCpu(1);

@@ -57,6 +57,14 @@ json Gemma3() {
   return config;
 }
 
+json Mixtral() {
+  json config = Mistral();
+  config["architectures"] = {"MixtralForCausalLM"};
+  config["num_local_experts"] = 4;
+  config["num_experts_per_tok"] = 2;
+  return config;
+}
+
 json Gpt2() {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"n_embd", 64},
@@ -422,6 +430,15 @@ std::vector<Hostile> HostileConfigs() {
       {"scores scaled by layer",
        With(Gpt2(), {{"scale_attn_by_inverse_layer_idx", true}}),
        "scale_attn_by_inverse_layer_idx: true"},
+      {"more experts for a row than there are",
+       With(Mixtral(), {{"num_experts_per_tok", 5}}),
+       "num_experts_per_tok: 5; must be a whole number from 1 to 4"},
+      {"no experts", Without(Mixtral(), "num_local_experts"),
+       "num_local_experts: missing"},
+      {"experts in some layers", With(Mixtral(), {{"decoder_sparse_step", 2}}),
+       "decoder_sparse_step"},
+      {"layers without experts", With(Mixtral(), {{"mlp_only_layers", {0}}}),
+       "mlp_only_layers: an array of 1; must be empty"},
       {"GPT-2 without its own keys",
        With(Llama(), {{"architectures", {"GPT2LMHeadModel"}}}),
        "n_embd: missing"},

@@ -38,7 +38,8 @@ GOLDENS = checkpoints.CASES.parent
 
 def load(case: dict, directory: pathlib.Path) -> torch.nn.Module:
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float64, attn_implementation="eager")
+        directory, dtype=torch.float64, attn_implementation="eager",
+        experts_implementation="eager")
     model.eval()
     if case.get("served"):
         fix_rope(model, case["served"])
