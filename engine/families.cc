@@ -41,6 +41,9 @@ constexpr TensorNames kGemma2Names = {
     .mlp_norm = "pre_feedforward_layernorm",
     .mlp_output_norm = "post_feedforward_layernorm"};
 
+constexpr TensorNames kStarCoder2Names = {
+    .gate = "", .up = "mlp.c_fc", .down = "mlp.c_proj"};
+
 constexpr TensorNames WithHeadNorms(TensorNames names) {
   names.query_norm = "self_attn.q_norm";
   names.key_norm = "self_attn.k_norm";
@@ -136,6 +139,18 @@ constexpr Family kFamilies[] = {
      .positions_include_scaling = true,
      .names = WithHeadNorms(kGemma2Names),
      .keys = {.activation = "hidden_activation"}},
+    {.architecture = "Starcoder2ForCausalLM",
+     .model_type = "starcoder2",
+     .kv_heads = 2,
+     .max_positions = 4096,
+     .norm_eps = 1e-5,
+     .activation = "gelu_pytorch_tanh",
+     .tied_head = true,
+     .norm = NormKind::kLayer,
+     .biases = Biases::kAll,
+     .windows = Windows::kAll,
+     .names = kStarCoder2Names,
+     .keys = {.norm_eps = "norm_epsilon"}},
     {.architecture = "GPT2LMHeadModel",
      .model_type = "gpt2",
      .max_positions = 1024,

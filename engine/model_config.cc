@@ -232,7 +232,8 @@ void RefuseUnsupported(ConfigFields& fields) {
       {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
-      {"scale_attn_weights", true}};
+      {"scale_attn_weights", true},
+      {"use_bias", true}};
   for (const auto& [field, expected] : kFlags) {
     if (fields.Bool(field, expected) != expected) {
       fields.Refuse(field, expected ? "false" : "true",
