@@ -3,6 +3,7 @@
 //
 //   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
 //                 [--weights bf16|int8|int4] [--quick]
+//   kernels_bench [--threads N] --limits BYTES,BYTES,...
 //
 // Read bandwidth is measured over a set as large as the weights, and the FMA
 // peak by a loop in assembly (compilers halve it). Products of a model's
@@ -223,6 +224,15 @@ class Bench {
     std::printf("int8 dot peak (vpdpbusd) %.0f Gop/s\n", dot_peak_);
   }
 
+  // One JSON object, with the read bandwidth over sets of these many bytes.
+  void PrintLimits(const std::vector<size_t>& sets) {
+    std::printf("{\"fma\": %.6g, \"dot\": %.6g", peak_ * 1e9, dot_peak_ * 1e9);
+    for (const size_t bytes : sets) {
+      std::printf(", \"%zu\": %.6g", bytes, ReadBandwidth(bytes) * 1e9);
+    }
+    std::printf("}\n");
+  }
+
   void Run(const Model& model, DType type) {
     const std::pair<int, int> shapes[] = {
         {model.qkv(), model.dim},
@@ -400,6 +410,7 @@ int main(int argc, char** argv) {
   CpuOptions options;
   bool quick = false;
   DType weights = DType::kBF16;
+  std::vector<size_t> sets;
   for (int i = 1; i < argc; ++i) {
     const std::string_view flag = argv[i];
     if (flag == "--quick") {
@@ -408,6 +419,11 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[++i]);
     } else if (flag == "--isa" && i + 1 < argc) {
       options.instruction_set = argv[++i];
+    } else if (flag == "--limits" && i + 1 < argc) {
+      for (char* at = argv[++i]; *at != 0; at += *at == ',' ? 1 : 0) {
+        sets.push_back(std::strtoull(at, &at, 10));
+        if (*at != ',' && *at != 0) sets.clear(), at += std::strlen(at);
+      }
     } else if (flag == "--weights" && i + 1 < argc) {
       const std::string_view value = argv[++i];
       weights = value == "int8"   ? DType::kInt8
@@ -435,6 +451,10 @@ int main(int argc, char** argv) {
   Bench bench(*std::move(backend), options.threads, wide, quick);
   bench.Limits();
   bench.DotPeak();
+  if (!sets.empty()) {
+    bench.PrintLimits(sets);
+    return 0;
+  }
   for (const Model& model : kModels) bench.Run(model, weights);
   return 0;
 }

@@ -42,13 +42,15 @@ constexpr int64_t CodePanelBytes(int cols, CodeKind kind) {
 }
 
 // Activations of one row, quantised: at most 12 blocks of 64 inputs. A row of
-// k inputs has RowPieces(k) of these; a matrix lies as [pieces][rows].
+// k inputs has RowPieces(k) of these; a matrix lies as [pieces][rows], with
+// kRowPiecesRead - 1 more behind that may be read, whatever is there.
 struct RowPiece {
   static constexpr int kBlocks = 12;
   int8_t codes[kBlocks * kCodeInputs];
   float scales[kBlocks * 2];
   int32_t minus[kBlocks * 2];  // minus the sum of a group's codes
 };
+inline constexpr int kRowPiecesRead = 16;
 constexpr int RowPieces(int cols) {
   return (CodeBlocks(cols) + RowPiece::kBlocks - 1) / RowPiece::kBlocks;
 }

@@ -572,8 +572,9 @@ class CpuBackend final : public Backend {
     piece.kind = w.kind();
     const int pieces = cpu::RowPieces(piece.k);
     const int most =
-        std::max(1, static_cast<int>(ThreadPool::kTeamScratchBytes /
-                                     sizeof(cpu::RowPiece)) /
+        std::max(1, (static_cast<int>(ThreadPool::kTeamScratchBytes /
+                                      sizeof(cpu::RowPiece)) -
+                     cpu::kRowPiecesRead) /
                         pieces);
     auto* const codes = reinterpret_cast<cpu::RowPiece*>(team.team_scratch());
     piece.codes = codes;

@@ -5,6 +5,8 @@
 //   one row       several panels at once, prefetched ahead
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's codes are made ready once and reused by every tile
+//
+// With AMX, 16 rows at once from the eighth row on.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul_codes.cc"
@@ -271,6 +273,51 @@ void CodeRows(const MatMulPiece& p) {
   }
 }
 
+#if HWY_TARGET == HWY_AVX3
+
+// From here on tiles beat vectors.
+inline constexpr int kAmxRows = 8;
+
+void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
+              const std::byte* w, int64_t ahead) {
+  const int rows = p.row_end - p.row_begin;
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  CodeTile t{};
+  t.w[0] = w;
+  t.w[1] = w + CodeUnitBytes(CodeKind::kInt8);
+  t.w_stride = 2 * CodeUnitBytes(CodeKind::kInt8);
+  t.blocks = range.blocks;
+  t.first = range.piece == 0;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int row = static_cast<int>(int64_t{rows} * tile / tiles);
+    const int count =
+        static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
+    t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
+    t.ahead = tile == 0 ? ahead : 0;
+    RunTile(
+        p, [count](const CodeTile& args) { AmxTile(args, count); }, t, count,
+        p.row_begin + row, panel * kPanel, 2,
+        range.piece + 1 == RowPieces(p.k));
+  }
+}
+
+template <Read read>
+void AmxRows(const MatMulPiece& p) {
+  ConfigureTiles();
+  ForPanels(p, kKindOf<read>,
+            [&](const Range& range, int panel, const std::byte* w) {
+              if (read == Read::kInt8) {
+                AmxPanel(p, range, panel, w, 4096);
+              } else {
+                MakeReady<MultiplyAdd, read>(w, range.blocks, p.scratch);
+                AmxPanel(p, range, panel, p.scratch, 0);
+              }
+            });
+  ReleaseTiles();
+}
+
+#endif  // HWY_TARGET == HWY_AVX3
+
 template <typename D>
 void MatMulCodes(const MatMulPiece& p) {
   switch (p.kind) {
@@ -282,6 +329,22 @@ void MatMulCodes(const MatMulPiece& p) {
       return CodeRows<D, Read::kInt4Zeros>(p);
   }
 }
+
+#if HWY_TARGET == HWY_AVX3
+
+void MatMulAmx(const MatMulPiece& p) {
+  if (p.row_end - p.row_begin < kAmxRows) return MatMulCodes<Vnni>(p);
+  switch (p.kind) {
+    case CodeKind::kInt8:
+      return AmxRows<Read::kInt8>(p);
+    case CodeKind::kInt4:
+      return AmxRows<Read::kInt4>(p);
+    case CodeKind::kInt4Zeros:
+      return AmxRows<Read::kInt4Zeros>(p);
+  }
+}
+
+#endif  // HWY_TARGET == HWY_AVX3
 
 #endif  // TANDEM_SIMD_TARGET
 }  // namespace tandem::kernels::cpu::HWY_NAMESPACE
@@ -296,7 +359,9 @@ void AddMatMulCodes(KernelTable& table) {
   table.matmul_codes = !wide ? N_AVX2::MatMulCodes<N_AVX2::MultiplyAdd>
                        : table.dot == Dot::kMultiplyAdd
                            ? N_AVX3::MatMulCodes<N_AVX3::MultiplyAdd>
-                           : N_AVX3::MatMulCodes<N_AVX3::Vnni>;
+                       : table.dot == Dot::kVnni
+                           ? N_AVX3::MatMulCodes<N_AVX3::Vnni>
+                           : N_AVX3::MatMulAmx;
 }
 
 }  // namespace tandem::kernels::cpu

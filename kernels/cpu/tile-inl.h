@@ -53,20 +53,21 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
                   static_cast<size_t>(valid) * sizeof(float));
     }
   }
-  if (last && p.scales != nullptr) {
+  if (!last || (p.scales == nullptr && p.bias == nullptr)) return;
+  for (int i = 0; i < valid; i += 16) {
+    const int count = std::min(16, valid - i);
+    const F16 scale = p.scales == nullptr
+                          ? Set16(1.0f)
+                          : LoadFirst16(p.scales + column + i, count);
+    const F16 bias = p.bias == nullptr
+                         ? Set16(0.0f)
+                         : LoadFirst16(p.bias + column + i, count);
     for (int r = 0; r < rows; ++r) {
-      for (int i = 0; i < valid; ++i) {
-        out[int64_t{r} * p.n + i] =
-            out[int64_t{r} * p.n + i] * p.scales[column + i];
-      }
-    }
-  }
-  if (last && p.bias != nullptr) {
-    for (int r = 0; r < rows; ++r) {
-      for (int i = 0; i < valid; ++i) {
-        out[int64_t{r} * p.n + i] =
-            out[int64_t{r} * p.n + i] + p.bias[column + i];
-      }
+      float* const at = out + int64_t{r} * p.n + i;
+      F16 value = LoadFirst16(at, count);
+      if (p.scales != nullptr) value = Mul(value, scale);
+      if (p.bias != nullptr) value = Add(value, bias);
+      StoreFirst16(value, at, count);
     }
   }
 }

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tandem's CPU backend beside llama.cpp and this machine's limits, one table.
+
+llama.cpp is built natively (-march=native) from the sources inside PyPI's
+llama-cpp-python. Random weights of each shape become a Hugging Face directory in
+bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the other
+on the same threads, figure by figure; every one is the median of --repeats runs
+after a warm-up. llama.cpp's batched figures are one run of 32 steps.
+
+Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
+         [--formats bf16,int8,int4] [--threads 2] [--repeats 5]
+         [--work build/llama] [--binaries build/release/bin]
+Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import struct
+import subprocess
+import sys
+import tarfile
+
+ROOT = pathlib.Path(__file__).parents[1]
+# hidden, layers, heads, kv heads, head dim, feed-forward, vocabulary
+SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
+          "135m": (576, 30, 9, 3, 64, 1536, 49152),
+          "500m": (896, 24, 14, 2, 64, 4864, 151936)}
+PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+TARGETS = ("llama-bench", "llama-batched-bench")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(command: list, **options) -> str:
+    done = subprocess.run([str(c) for c in command], text=True, capture_output=True,
+                          check=False, **options)
+    if done.returncode != 0:
+        raise SystemExit(f"{command[0]}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def build_llama(work: pathlib.Path) -> pathlib.Path:
+    """The folder with llama.cpp's programs."""
+    binaries = work / "build/bin"
+    if all((binaries / target).exists() for target in TARGETS):
+        return binaries
+    work.mkdir(parents=True, exist_ok=True)
+    say("llama.cpp: fetching the sources from PyPI")
+    run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary",
+         "llama-cpp-python", "--dest", work, "llama-cpp-python"])
+    archive = max(work.glob("llama_cpp_python-*.tar.gz"))
+    with tarfile.open(archive) as tar:
+        tar.extractall(work, filter="data")
+    source = work / archive.name.removesuffix(".tar.gz") / "vendor/llama.cpp"
+    say("llama.cpp: building")
+    run(["cmake", "-S", source, "-B", work / "build", "-G", "Ninja",
+         "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF",
+         "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF",
+         "-DLLAMA_BUILD_UI=OFF"])
+    run(["ninja", "-C", work / "build", *TARGETS])
+    return binaries
+
+
+def tensors(shape: str):
+    """(Hugging Face name, GGUF name, values) of each tensor."""
+    import numpy as np
+
+    hidden, layers, heads, kv_heads, dim, wide, vocab = SHAPES[shape]
+    rng = np.random.default_rng(0)
+
+    def random(*size: int):
+        return rng.standard_normal(size, np.float32) * np.float32(0.02)
+
+    yield "model.embed_tokens.weight", "token_embd.weight", random(vocab, hidden)
+    for layer in range(layers):
+        hf, gguf = f"model.layers.{layer}.", f"blk.{layer}."
+        for ours, theirs, rows, cols in (
+                ("self_attn.q_proj", "attn_q", heads * dim, hidden),
+                ("self_attn.k_proj", "attn_k", kv_heads * dim, hidden),
+                ("self_attn.v_proj", "attn_v", kv_heads * dim, hidden),
+                ("self_attn.o_proj", "attn_output", hidden, heads * dim),
+                ("mlp.gate_proj", "ffn_gate", wide, hidden),
+                ("mlp.up_proj", "ffn_up", wide, hidden),
+                ("mlp.down_proj", "ffn_down", hidden, wide)):
+            yield hf + ours + ".weight", gguf + theirs + ".weight", random(rows, cols)
+        for ours, theirs in (("input_layernorm", "attn_norm"),
+                             ("post_attention_layernorm", "ffn_norm")):
+            yield (hf + ours + ".weight", gguf + theirs + ".weight",
+                   np.ones(hidden, np.float32))
+    yield "model.norm.weight", "output_norm.weight", np.ones(hidden, np.float32)
+
+
+def write_huggingface(shape: str, out: pathlib.Path) -> None:
+    import numpy as np
+
+    hidden, layers, heads, kv_heads, dim, wide, vocab = SHAPES[shape]
+    out.mkdir(parents=True, exist_ok=True)
+    header, chunks, at = {}, [], 0
+    for name, _, values in tensors(shape):
+        bits = values.view(np.uint32)
+        chunk = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(values.shape),
+                        "data_offsets": [at, at + len(chunk)]}
+        chunks.append(chunk)
+        at += len(chunk)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (out / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.writelines(chunks)
+    (out / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim,
+        "vocab_size": vocab, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "bos_token_id": 1,
+        "eos_token_id": 2}))
+
+
+def write_gguf(shape: str, kind: str, path: pathlib.Path) -> None:
+    import gguf
+
+    hidden, layers, heads, kv_heads, dim, wide, vocab = SHAPES[shape]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(8192)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(wide)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(dim)
+    writer.add_vocab_size(vocab)
+    words = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
+    words += [f"\u2581w{i}" for i in range(vocab - len(words))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(vocab - 259)])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (vocab - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    to = gguf.GGMLQuantizationType[kind.upper()]
+    for _, name, values in tensors(shape):
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, to), raw_dtype=to)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def make_models(shape: str, formats: list[str], work: pathlib.Path) -> None:
+    if not (work / shape / "config.json").exists():
+        say(f"{shape}: making the checkpoint")
+        write_huggingface(shape, work / shape)
+    for name in formats:
+        path = work / f"{shape}.{PEER[name]}.gguf"
+        if not path.exists():
+            say(f"{shape}: making {path.name}")
+            write_gguf(shape, PEER[name], path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+
+
+def peer_bench(binaries, model, threads: int, repeats: int, prompt: int, steps: int,
+               depth: int) -> float:
+    """Median tokens/s of llama-bench."""
+    out = run([binaries / "llama-bench", "-m", model, "-t", threads, "-r", repeats,
+               "-p", prompt, "-n", steps, "-d", depth, "-b", 2048, "-ub", 512,
+               "-ngl", 0, "-o", "json"])
+    return statistics.median(json.loads(out)[0]["samples_ts"])
+
+
+def peer_batch(binaries, model, threads: int, count: int) -> float:
+    out = run([binaries / "llama-batched-bench", "-m", model, "-t", threads, "-tb", threads,
+               "-c", count * 560, "-npp", 512, "-ntg", 32, "-npl", count, "-ngl", 0,
+               "--output-format", "jsonl"])
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return lines[-1]["speed_tg"]
+
+
+def ours(binaries, model, threads: int, repeats: int, quantisation: str, what: str,
+         at: int) -> float:
+    flags = {"prefill": "", "decode": "", "batch": ""} | {what: str(at)}
+    out = run([binaries / "cpu_bench", "--model", model, "--threads", threads,
+               "--repeats", repeats, "--quantization", quantisation,
+               "--prefill", flags["prefill"], "--decode", flags["decode"],
+               "--batch", flags["batch"]])
+    return json.loads(out.splitlines()[-1])["tokens_per_second"]
+
+
+class Work:
+    """What one step reads and computes, by the shape's arithmetic."""
+
+    def __init__(self, shape: str, fmt: str) -> None:
+        hidden, layers, heads, kv_heads, dim, wide, vocab = SHAPES[shape]
+        self.layer_numbers = layers * ((heads + 2 * kv_heads) * dim * hidden
+                                       + heads * dim * hidden + 3 * wide * hidden)
+        self.head_numbers = vocab * hidden
+        each = {"bf16": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
+        self.weight_bytes = (self.layer_numbers * each[fmt][0]
+                             + self.head_numbers * each[fmt][1])
+        self.kv_bytes = 2 * layers * kv_heads * dim * 2  # of a position, bf16
+        self.attention_flops = 4 * layers * heads * dim  # of a position and key
+
+    def limit(self, what: str, at: int, fmt: str, limits: dict, read: float) -> float:
+        """Tokens/s if nothing but the slower of arithmetic and reading counted."""
+        dot = limits["fma"] if fmt == "bf16" else limits["dot"]
+        if what == "prefill":
+            attention = self.attention_flops * at * (at + 1) / 2 / limits["fma"]
+            products = 2 * self.layer_numbers * at / dot
+            return at / (products + attention)
+        count, context = (1, at) if what == "decode" else (at, 512)
+        numbers = self.layer_numbers + self.head_numbers
+        kv = count * context * self.kv_bytes
+        seconds = max((self.weight_bytes + kv) / read,
+                      2 * numbers * count / dot
+                      + count * context * self.attention_flops / limits["fma"])
+        return count / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="135m,500m")
+    parser.add_argument("--formats", default="bf16,int8,int4")
+    parser.add_argument("--work-items", default="prefill:512,prefill:2048,decode:128,"
+                        "decode:2048,batch:16,batch:32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
+    parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's programs, built before")
+    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
+    args = parser.parse_args()
+    peer = args.llama or build_llama(args.work)
+    shapes, formats = args.shapes.split(","), args.formats.split(",")
+    items = [(what, int(at)) for what, at in
+             (item.split(":") for item in args.work_items.split(","))]
+    for shape in shapes:
+        make_models(shape, formats, args.work)
+    print("| shape | weights | work | Tandem, tokens/s | llama.cpp | ratio | limit | of it |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for shape in shapes:
+        for fmt in formats:
+            work = Work(shape, fmt)
+            size = int(work.weight_bytes)
+            for what, at in items:
+                if what == "batch" and (shape != "135m" or fmt == "int4"):
+                    continue
+                limits = json.loads(run([args.binaries / "kernels_bench", "--threads",
+                                         args.threads, "--quick", "--limits", size]
+                                        ).splitlines()[-1])
+                mine = ours(args.binaries, args.work / shape, args.threads, args.repeats,
+                            "none" if fmt == "bf16" else fmt, what, at)
+                model = args.work / f"{shape}.{PEER[fmt]}.gguf"
+                if what == "batch":
+                    theirs = peer_batch(peer, model, args.threads, at)
+                else:
+                    prompt, steps, depth = (at, 0, 0) if what == "prefill" else (0, 32, at)
+                    theirs = peer_bench(peer, model, args.threads, args.repeats, prompt,
+                                        steps, depth)
+                limit = work.limit(what, at, fmt, limits, limits[str(size)])
+                print(f"| {shape} | {fmt} | {what} {at} | {mine:.4g} | {theirs:.4g} | "
+                      f"{mine / theirs:.2f} | {limit:.4g} | {100 * mine / limit:.0f} % |",
+                      flush=True)
+    load = os.getloadavg()
+    print(f"\n{args.threads} threads, medians of {args.repeats}; load averages at the end "
+          f"{load[0]:.1f}, {load[1]:.1f}, {load[2]:.1f}.")
+
+
+if __name__ == "__main__":
+    main()
