@@ -180,7 +180,7 @@ TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
   rows.token_ids = device.Upload(ids);
   float* const out = device.New<float>(At(3, shape.k, 0));
   device->Embed(device.queue(), rows,
-                device.Pack(w, shape.n, shape.k, GetParam()), out);
+                device.Pack(w, shape.n, shape.k, GetParam()), 1, nullptr, out);
   std::vector<float> expected;
   for (const int32_t id : ids) {
     for (int k = 0; k < shape.k; ++k) {
@@ -295,7 +295,7 @@ TEST(PackCodesTest, KeepsFp8Codes) {
   Rows rows;
   rows.num_rows = 1;
   rows.token_ids = device.Upload(std::vector<int32_t>{0});
-  device->Embed(device.queue(), rows, **matrix, out);
+  device->Embed(device.queue(), rows, **matrix, 1, nullptr, out);
   const auto got = device.Download(out, 127);
   for (int i = 0; i < 127; ++i) {
     const double number =
