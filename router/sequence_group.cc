@@ -31,7 +31,7 @@ class SequenceGroup::Member final : public ClientStream {
     SequenceGroup* const group = std::exchange(group_, nullptr);
     if (group == nullptr) return;
     group->parts_[static_cast<size_t>(index_)].stream = nullptr;
-    group->OnMemberClosed(index_, std::move(status));
+    group->OnMemberClosed(index_, status);
   }
   std::string peer() const override {
     return group_ != nullptr && group_->client_ != nullptr
@@ -174,10 +174,10 @@ void SequenceGroup::OnFinished(int index, v1::GenerateFinished* finished) {
   }
 }
 
-void SequenceGroup::OnMemberClosed(int index, absl::Status status) {
+void SequenceGroup::OnMemberClosed(int index, const absl::Status& status) {
   if (ended_) return;
   if (!status.ok()) {
-    End(std::move(status));
+    End(status);
     return;
   }
   parts_[static_cast<size_t>(index)].closed = true;
@@ -265,7 +265,7 @@ void SequenceGroup::OnClosed(absl::Status status) {
                   : std::move(status));
 }
 
-void SequenceGroup::End(absl::Status status) {
+void SequenceGroup::End(const absl::Status& status) {
   if (std::exchange(ended_, true)) return;
   spread_timer_.Stop();
   const bool client_gone = client_ == nullptr;

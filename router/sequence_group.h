@@ -66,7 +66,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   void OnEvent(int index, v1::GenerateResponse event);
   void OnDelta(int index, v1::GenerateDelta* delta);
   void OnFinished(int index, v1::GenerateFinished* finished);
-  void OnMemberClosed(int index, absl::Status status);
+  void OnMemberClosed(int index, const absl::Status& status);
   void OnMemberGone(int index);
 
   bool streams() const { return returned_ == static_cast<int>(parts_.size()); }
@@ -74,7 +74,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   void SendFinished(v1::GenerateFinished finished);
   void SendBest();
   v1::GenerateDone MergedDone() const;
-  void End(absl::Status status);
+  void End(const absl::Status& status);
 
   Loop* const loop_;
   GroupHost* const host_;
