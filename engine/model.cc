@@ -282,7 +282,8 @@ absl::Status ModelLoader::UploadVectors() {
 
 std::string ModelLoader::NameOf(std::string_view name,
                                 std::string_view what) const {
-  if (bare_) name.remove_prefix(spec_.names.optional_prefix.size());
+  const std::string_view prefix = spec_.names.optional_prefix;
+  if (bare_ && name.starts_with(prefix)) name.remove_prefix(prefix.size());
   return absl::StrCat(std::string(name), std::string(what));
 }
 

@@ -65,6 +65,44 @@ TEST_F(ModelTest, QuantisesNothingTwice) {
               HasSubstr("quantised already; leave out --quantization int8"));
 }
 
+// Two workers that serve other lengths turn by other frequencies then.
+TEST_F(ModelTest, PositionsServedAreInTheFingerprintWhereTheyMatter) {
+  const struct {
+    const char* name;
+    int first;
+    int second;
+    bool matters;
+  } cases[] = {{"llama_dynamic_f32", 256, 512, true},
+               {"llama_dynamic_f32", 64, 128, false},  // within the first ones
+               {"phi3_long_f32", 32, 64, false},
+               {"phi3_long_f32", 64, 65, true},
+               {"phi3_long_f32", 65, 512, false},
+               {"llama_yarn_f32", 64, 512, false}};
+  for (const auto& c : cases) {
+    Write(c.name);
+    const auto first = Load({.max_positions = c.first});
+    ASSERT_TRUE(first.ok()) << first.status();
+    const std::string canonical = (*first)->spec().Canonical();
+    const auto second = Load({.max_positions = c.second});
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ((*second)->spec().Canonical() != canonical, c.matters)
+        << c.name << ", " << c.first << " and " << c.second;
+  }
+}
+
+TEST_F(ModelTest, OldGpt2FilesHaveShorterNamesAndMasks) {
+  json spec = LoadCases()["gpt2_f32"];
+  for (json& tensor : spec["tensors"]) {
+    tensor[0] = tensor[0].get<std::string>().substr(12);  // "transformer."
+  }
+  spec["tensors"].push_back({"h.0.attn.bias", {8, 8}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_TRUE(Load().ok()) << Load().status();
+  spec["tensors"].push_back({"h.0.attn.sink", {8}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("attn.sink"));
+}
+
 TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
   const struct {
     const char* why;
