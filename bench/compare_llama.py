@@ -9,7 +9,7 @@ after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
          [--formats bf16,int8,int4] [--threads 2] [--repeats 5]
-         [--work build/llama] [--binaries build/release/bin]
+         [--work build/llama] [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
 
@@ -31,6 +31,9 @@ SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
           "135m": (576, 30, 9, 3, 64, 1536, 49152),
           "500m": (896, 24, 14, 2, 64, 4864, 151936)}
 PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# Everything else that -march=native gives on a server with AMX.
+WITHOUT_AMX = ("AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI",
+               "AVX512_VNNI", "AVX512_BF16")
 TARGETS = ("llama-bench", "llama-batched-bench")
 
 
@@ -46,9 +49,10 @@ def run(command: list, **options) -> str:
     return done.stdout
 
 
-def build_llama(work: pathlib.Path) -> pathlib.Path:
+def build_llama(work: pathlib.Path, amx: bool) -> pathlib.Path:
     """The folder with llama.cpp's programs."""
-    binaries = work / "build/bin"
+    build = work / ("build" if amx else "build-no-amx")
+    binaries = build / "bin"
     if all((binaries / target).exists() for target in TARGETS):
         return binaries
     work.mkdir(parents=True, exist_ok=True)
@@ -60,11 +64,14 @@ def build_llama(work: pathlib.Path) -> pathlib.Path:
         tar.extractall(work, filter="data")
     source = work / archive.name.removesuffix(".tar.gz") / "vendor/llama.cpp"
     say("llama.cpp: building")
-    run(["cmake", "-S", source, "-B", work / "build", "-G", "Ninja",
-         "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF",
+    native = ["-DGGML_NATIVE=ON"]
+    if not amx:
+        native = ["-DGGML_NATIVE=OFF"] + [f"-DGGML_{name}=ON" for name in WITHOUT_AMX]
+    run(["cmake", "-S", source, "-B", build, "-G", "Ninja",
+         "-DCMAKE_BUILD_TYPE=Release", *native, "-DLLAMA_BUILD_TESTS=OFF",
          "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF",
          "-DLLAMA_BUILD_UI=OFF"])
-    run(["ninja", "-C", work / "build", *TARGETS])
+    run(["ninja", "-C", build, *TARGETS])
     return binaries
 
 
@@ -239,10 +246,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
+    parser.add_argument("--no-amx", action="store_true",
+                        help="build llama.cpp for AVX-512 with VNNI and BF16 instead: where "
+                        "its AMX kernels end with an illegal instruction")
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's programs, built before")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
     args = parser.parse_args()
-    peer = args.llama or build_llama(args.work)
+    peer = args.llama or build_llama(args.work, not args.no_amx)
     shapes, formats = args.shapes.split(","), args.formats.split(",")
     items = [(what, int(at)) for what, at in
              (item.split(":") for item in args.work_items.split(","))]
