@@ -50,7 +50,7 @@ struct WorkerFlags {
   int num_blocks = 0;          // 0: from kv_cache_bytes
   int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
   bool prefix_caching = true;
-  bool enforce_eager = false;    // a GPU's steps are not recorded
+  bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   int layers_per_group = 0;      // of a handoff; 0: so that slices are large
   std::string handoff = "auto";  // auto, nccl, shm, grpc

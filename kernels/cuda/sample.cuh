@@ -464,8 +464,9 @@ class RowSampler {
     const uint64_t bits =
         SampleBits(params_.seed, params_.sequence_index, params_.position);
     const uint64_t target =
-        before + static_cast<uint64_t>(
-                     (static_cast<unsigned __int128>(left.weight) * bits) >> 64);
+        before +
+        static_cast<uint64_t>(
+            (static_cast<unsigned __int128>(left.weight) * bits) >> 64);
     SampleCut drawn;
     const bool found = Search(
         cut, [&](uint64_t, uint64_t weight) { return weight > target; },
