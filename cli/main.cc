@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
+#include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
@@ -134,6 +135,7 @@ int RunTandem(int argc, char** argv) {
   line.Example("tandem serve models/tales");
   line.Example("tandem generate \"Once upon a time\"");
   line.Example("tandem bench --request-rate 4");
+  line.Example("tandem explain models/tales");
   line.Example("tandem status --admin 127.0.0.1:50053");
 
   ServeCommand serve;
@@ -175,6 +177,11 @@ int RunTandem(int argc, char** argv) {
       "bench", "Load a running cluster and report its latencies");
   bench_command.AddTo(bench_line);
 
+  explain::ExplainCommand explain_command;
+  CommandLine* const explain_line = line.AddCommand(
+      "explain", "What the KV cache saves, and what bounds each phase here");
+  explain_command.AddTo(explain_line);
+
   StatusFlags status_flags;
   status_flags.admin.address = "127.0.0.1:50053";
   TlsFlags status_tls;
@@ -205,7 +212,9 @@ int RunTandem(int argc, char** argv) {
     return code.ok() ? *code : ReportFailure("tandem bench", code.status());
   }
   absl::Status status;
-  if (chosen == generate_line) {
+  if (chosen == explain_line) {
+    status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == generate_line) {
     generate.prompt_given = generate_line->given("PROMPT");
     generate.router.tls_cert = generate_tls.cert;
     generate.router.tls_key = generate_tls.key;

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// `tandem explain`: what the KV cache saves on a given model and request, and
+// why prefill and decode are bound by different things on this machine.
+
+#ifndef TANDEM_CLI_EXPLAIN_COMMAND_H_
+#define TANDEM_CLI_EXPLAIN_COMMAND_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/explain/counts.h"
+#include "common/flags.h"
+#include "engine/model_config.h"
+
+namespace tandem::explain {
+
+struct ExplainOptions {
+  std::string model;  // directory or config.json; empty: Llama 3.1 8B
+  Lengths lengths{.prompt = 100, .output = 50};
+  Formats formats;
+  int block_size = 16;
+  bool json = false;
+};
+
+class ExplainCommand {
+ public:
+  void AddTo(CommandLine* line);
+  ExplainOptions Complete(const CommandLine& line) const;
+
+ private:
+  ExplainOptions options_;
+  std::string dtype_ = "bf16", quantization_ = "none", kv_dtype_ = "bf16";
+};
+
+// The configuration that options.model names. INVALID_ARGUMENT and NOT_FOUND
+// name the file.
+absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model);
+
+// Prints to standard output.
+absl::Status Explain(const ExplainOptions& options);
+
+}  // namespace tandem::explain
+
+#endif  // TANDEM_CLI_EXPLAIN_COMMAND_H_

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nlohmann/json.hpp>
+
+#include "cli/explain/report.h"
+
+namespace tandem::explain {
+namespace {
+
+using json = nlohmann::ordered_json;
+using kernels::DType;
+
+json WorkJson(const Work& work) {
+  return {{"kv_rows", work.kv_rows},
+          {"positions_attended", work.positions_attended},
+          {"query_key_pairs", work.query_key_pairs},
+          {"weight_bytes_read", work.weight_bytes},
+          {"kv_bytes_read", work.kv_bytes_read},
+          {"kv_bytes_written", work.kv_bytes_written},
+          {"matrix_flops", work.matrix_flops},
+          {"attention_flops", work.attention_flops}};
+}
+
+json GenerationJson(const Explanation& e, Lengths lengths) {
+  return {{"prompt_tokens", lengths.prompt},
+          {"output_tokens", lengths.output},
+          {"per_layer_and_head",
+           {{"kv_rows_without_cache", KvRowsWithoutCache(lengths)},
+            {"kv_rows_with_cache", KvRowsWithCache(lengths)},
+            {"kv_rows_in_loop", KvRowsInLoop(lengths)},
+            {"positions_attended", PositionsAttended(lengths)},
+            {"ratio", KvRowsWithoutCache(lengths) / KvRowsWithCache(lengths)}}},
+          {"without_cache",
+           WorkJson(GenerationWork(e.spec, e.formats, lengths, false))},
+          {"with_cache",
+           WorkJson(GenerationWork(e.spec, e.formats, lengths, true))}};
+}
+
+json MachineJson(const Explanation& e) {
+  const Machine& machine = *e.machine;
+  json object = {{"threads", machine.threads},
+                 {"flops_per_second", machine.flops_per_second},
+                 {"matrix_flops_per_second", machine.matrix_flops_per_second},
+                 {"read_bytes_per_second", machine.bytes_per_second},
+                 {"read_set_bytes", machine.read_bytes},
+                 {"ridge", machine.ridge()}};
+  object["phases"] = json::array();
+  for (const Phase& phase : Phases(e.spec, e.formats, e.lengths)) {
+    object["phases"].push_back(
+        {{"name", phase.name},
+         {"batch", phase.batch},
+         {"context", phase.context},
+         {"intensity", phase.work.intensity()},
+         {"compute_bound", IsComputeBound(phase.work, machine)},
+         {"predicted_seconds_per_token",
+          PredictSeconds(phase.work, machine) / phase.tokens},
+         {"work", WorkJson(phase.work)}});
+  }
+  return object;
+}
+
+}  // namespace
+
+std::string ReportJson(const Explanation& e) {
+  const engine::ModelSpec& spec = e.spec;
+  json object = {{"model", e.model},
+                 {"architecture", spec.architecture},
+                 {"layers", spec.layers},
+                 {"heads", spec.heads},
+                 {"kv_heads", spec.kv_heads},
+                 {"head_dim", spec.head_dim},
+                 {"parameters", Parameters(spec)},
+                 {"weights", std::string(kernels::Name(e.formats.layers))},
+                 {"kv_cache", std::string(kernels::Name(e.formats.kv))},
+                 {"block_size", e.block_size}};
+  object["kv_bytes_per_token"] = json::object();
+  for (const DType type : kKvFormats) {
+    object["kv_bytes_per_token"][std::string(kernels::Name(type))] =
+        KvBytesPerToken(spec, type);
+  }
+  object["request"] = GenerationJson(e, e.lengths);
+  object["quoted"] = json::array();
+  for (const Lengths& lengths : kQuotedLengths) {
+    object["quoted"].push_back(GenerationJson(e, lengths));
+  }
+  if (e.machine.has_value()) object["machine"] = MachineJson(e);
+  // A model's name may hold anything.
+  return object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tandem::explain

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts against figures worked out by hand.
+
+#include "cli/explain/counts.h"
+
+#include <gtest/gtest.h>
+
+#include "cli/explain/command.h"
+
+namespace tandem::explain {
+namespace {
+
+using engine::ModelSpec;
+using kernels::DType;
+
+// 2 layers, hidden 8, 4 heads and 2 KV heads of 4, feed-forward 16, 32 tokens.
+ModelSpec Toy() {
+  ModelSpec spec;
+  spec.hidden_size = 8;
+  spec.intermediate_size = 16;
+  spec.layers = 2;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 4;
+  spec.vocab_size = 32;
+  spec.max_positions = 64;
+  spec.tied_head = true;
+  return spec;
+}
+
+// Of one of its layers: q, k and v; the output; gate, up and down.
+constexpr double kQkv = (4 + 2 * 2) * 4 * 8;
+constexpr double kOutput = 8 * 16;
+constexpr double kFeedForward = 3 * 8 * 16;
+constexpr double kHead = 32 * 8;
+
+TEST(CountsTest, QuotedLengthsGiveQuotedRatios) {
+  const struct {
+    Lengths lengths;
+    double without, with, ratio;
+  } cases[] = {{{100, 50}, 6225, 150, 41.5},
+               {{500, 200}, 119900, 700, 171},
+               {{1000, 500}, 624750, 1500, 416},
+               {{2000, 1000}, 2499500, 3000, 833}};
+  for (size_t i = 0; i < 4; ++i) {
+    const Lengths lengths = kQuotedLengths[i];
+    EXPECT_EQ(lengths.prompt, cases[i].lengths.prompt);
+    EXPECT_EQ(lengths.output, cases[i].lengths.output);
+    const double without = KvRowsWithoutCache(lengths);
+    const double with = KvRowsWithCache(lengths);
+    EXPECT_EQ(without, cases[i].without);
+    EXPECT_EQ(with, cases[i].with);
+    EXPECT_NEAR(without / with, cases[i].ratio, 0.6);
+    EXPECT_EQ(KvRowsInLoop(lengths), with - 1);
+  }
+  EXPECT_EQ(PositionsAttended({2000, 200}), 419900);
+}
+
+TEST(CountsTest, PairsAreCausalAndEndWithTheWindow) {
+  EXPECT_EQ(QueryKeyPairs(0, 4), 1 + 2 + 3 + 4);
+  EXPECT_EQ(QueryKeyPairs(5, 3), 6 + 7 + 8);
+  EXPECT_EQ(QueryKeyPairs(0, 5, 3), 1 + 2 + 3 + 3 + 3);
+  EXPECT_EQ(QueryKeyPairs(1, 3, 3), 2 + 3 + 3);
+  EXPECT_EQ(QueryKeyPairs(9, 2, 3), 3 + 3);
+}
+
+TEST(CountsTest, CurvesEndAtTheSums) {
+  EXPECT_EQ(CumulativeKvRows({3, 4}, false),
+            std::vector<double>({3, 7, 12, 18}));
+  EXPECT_EQ(CumulativeKvRows({3, 4}, true), std::vector<double>({3, 4, 5, 6}));
+  EXPECT_EQ(CumulativeKvRows({100, 50}, false).back(), 6225);
+}
+
+TEST(CountsTest, ThreePromptTokensAndFourStepsAreSixCellsAndTwelve) {
+  const auto grid = StepGrid({3, 4});
+  ASSERT_EQ(grid.size(), 4u);
+  ASSERT_EQ(grid[0].size(), 6u);
+  EXPECT_EQ(CountCells(grid, Cell::kComputed), 6);
+  EXPECT_EQ(CountCells(grid, Cell::kAgain), 12);
+  EXPECT_EQ(CountCells(grid, Cell::kNone), 3 + 2 + 1);
+  EXPECT_EQ(grid[0], std::vector<Cell>({Cell::kComputed, Cell::kComputed,
+                                        Cell::kComputed, Cell::kNone,
+                                        Cell::kNone, Cell::kNone}));
+  EXPECT_EQ(grid[2][4], Cell::kComputed) << "the token of the step before";
+  EXPECT_EQ(grid[2][3], Cell::kAgain);
+}
+
+TEST(CountsTest, KvBytesOfKnownModels) {
+  const auto llama = LoadConfig("");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(KvBytesPerToken(*llama, DType::kBF16), 131072);
+  EXPECT_EQ(KvBytesPerToken(*llama, DType::kF32), 262144);
+  // 512 vectors a token (32 layers, 8 heads, K and V), a scale of 4 bytes each.
+  EXPECT_EQ(KvBytesPerToken(*llama, DType::kInt8), 512 * (128 + 4));
+  // 8.03e9 as published, of which norms are 266 240.
+  EXPECT_EQ(Parameters(*llama), 8030261248.0 - 266240);
+  // 32 layers of 4096 KV dimensions: 512 KiB. 70B: 4096 tokens are 1.25 GiB.
+  ModelSpec spec = *llama;
+  spec.kv_heads = 32;
+  EXPECT_EQ(KvBytesPerToken(spec, DType::kBF16), 512 << 10);
+  spec.layers = 80;
+  spec.kv_heads = 8;
+  EXPECT_EQ(KvBytesPerToken(spec, DType::kBF16) * 4096, int64_t{5} << 28);
+}
+
+TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
+  const Formats formats{
+      .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};
+  // 3 rows after 5: one drawn, so the last layer ends with one row.
+  const Work work = StepWork(Toy(), formats, 1, 5, 3);
+  EXPECT_EQ(work.kv_rows, 3 * 2 * 2);
+  EXPECT_EQ(work.positions_attended, 8 * 2 * 4);
+  EXPECT_EQ(work.query_key_pairs, (6 + 7 + 8) * 2 * 4);
+  EXPECT_EQ(work.kv_bytes_written, 3 * 2 * 2 * (2 * 4 * 2));
+  EXPECT_EQ(work.kv_bytes_read, 8 * 2 * 2 * (2 * 4 * 2));
+  EXPECT_EQ(work.weight_bytes,
+            4 * (2 * (kQkv + kOutput + kFeedForward) + kHead));
+  EXPECT_EQ(work.matrix_flops,
+            2 * (2 * 3 * kQkv + 3 * kOutput + 3 * kFeedForward + kOutput +
+                 kFeedForward + kHead));
+  EXPECT_EQ(work.attention_flops, 4 * 4 * (6 + 7 + 8) * 2 * 4);
+  EXPECT_EQ(Parameters(Toy()), 2 * (kQkv + kOutput + kFeedForward) + kHead);
+}
+
+TEST(CountsTest, SequencesShareWeightsButNotKv) {
+  const Work one = StepWork(Toy(), {}, 1, 9, 1);
+  const Work eight = StepWork(Toy(), {}, 8, 9, 1);
+  EXPECT_EQ(eight.weight_bytes, one.weight_bytes);
+  EXPECT_EQ(eight.kv_bytes_read, 8 * one.kv_bytes_read);
+  EXPECT_EQ(eight.flops(), 8 * one.flops());
+}
+
+TEST(CountsTest, AGenerationIsTheSumOfItsSteps) {
+  const Work with = GenerationWork(Toy(), {}, {3, 4}, true);
+  const Work without = GenerationWork(Toy(), {}, {3, 4}, false);
+  EXPECT_EQ(with.kv_rows, 6 * 2 * 2);
+  EXPECT_EQ(without.kv_rows, 18 * 2 * 2);
+  EXPECT_EQ(with.positions_attended, 18 * 2 * 4);
+  EXPECT_EQ(without.positions_attended, with.positions_attended);
+  EXPECT_EQ(with.query_key_pairs, (6 + 4 + 5 + 6) * 2 * 4);
+  EXPECT_EQ(without.query_key_pairs, (6 + 10 + 15 + 21) * 2 * 4);
+  EXPECT_EQ(without.bytes_read(), with.bytes_read());
+}
+
+TEST(CountsTest, WindowedLayersReadTheirWindow) {
+  ModelSpec spec = Toy();
+  spec.window = 4;
+  spec.windowed = {true, false};
+  const Work work = StepWork(spec, {}, 1, 9, 2);  // queries 9 and 10
+  EXPECT_EQ(work.query_key_pairs, ((4 + 4) + (10 + 11)) * 4);
+  EXPECT_EQ(work.positions_attended, (4 + 11) * 4);
+  // Positions 6 to 10 of the one, 0 to 10 of the other.
+  EXPECT_EQ(work.kv_bytes_read, (5 + 11) * 2 * (2 * 4 * 2));
+}
+
+TEST(CountsTest, ExpertsAreReadAsDrawn) {
+  ModelSpec spec = Toy();
+  spec.experts = 4;
+  spec.experts_per_token = 2;
+  const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
+  const double rest = 2 * (kQkv + kOutput + 4 * 8) + kHead;
+  EXPECT_EQ(StepWork(spec, formats, 1, 0, 1).weight_bytes,
+            4 * (rest + 2 * 2 * kFeedForward));
+  // Half of them are missed by each row: of 4, 3 by two rows.
+  EXPECT_EQ(StepWork(spec, formats, 2, 0, 1).weight_bytes,
+            4 * (rest + 2 * 3 * kFeedForward));
+  EXPECT_EQ(StepWork(spec, formats, 1, 0, 1).matrix_flops,
+            2 * (rest + 2 * 2 * kFeedForward));
+}
+
+TEST(CountsTest, CodesBringTheirScales) {
+  EXPECT_EQ(MatrixBytes(DType::kBF16, 10, 64), 1280);
+  EXPECT_EQ(MatrixBytes(DType::kFp8, 10, 64), 640 + 40);
+  EXPECT_EQ(MatrixBytes(DType::kInt8, 10, 64), 640 + 10 * 2 * 2);
+  EXPECT_EQ(MatrixBytes(DType::kInt4, 10, 64), 320 + 10 * 2 * 2);
+  EXPECT_EQ((Formats{.layers = DType::kInt4}.head()), DType::kInt8);
+  EXPECT_EQ((Formats{.layers = DType::kFp8}.head()), DType::kBF16);
+}
+
+}  // namespace
+}  // namespace tandem::explain
