@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/cpu_limits.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -55,90 +56,6 @@ double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Loads from four streams, as the hardware's prefetchers like it.
-void Read(const std::byte* data, size_t bytes) {
-  const size_t quarter = bytes / 4 / 64 * 64;
-  const std::byte* const b = data + quarter;
-  const std::byte* const c = b + quarter;
-  const std::byte* const d = c + quarter;
-  for (size_t i = 0; i + 64 <= quarter; i += 64) {
-    asm volatile(
-        "prefetcht0 2048(%0)\n\tprefetcht0 2048(%1)\n\t"
-        "prefetcht0 2048(%2)\n\tprefetcht0 2048(%3)\n\t"
-        "vmovups (%0), %%ymm0\n\tvmovups 32(%0), %%ymm1\n\t"
-        "vmovups (%1), %%ymm2\n\tvmovups 32(%1), %%ymm3\n\t"
-        "vmovups (%2), %%ymm4\n\tvmovups 32(%2), %%ymm5\n\t"
-        "vmovups (%3), %%ymm6\n\tvmovups 32(%3), %%ymm7\n\t"
-        :
-        : "r"(data + i), "r"(b + i), "r"(c + i), "r"(d + i)
-        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
-  }
-}
-
-// 12 chains of fused multiply-adds; returns how many operations they were.
-#define TANDEM_FMA12(reg)                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "1\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "2\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "3\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "4\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "5\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "6\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "7\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "8\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "9\n\t"                                      \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "10\n\t"                                     \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
-  "11\n\t"                                     \
-  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg "12\n\t"
-#define TANDEM_FMA_CLOBBERS                                               \
-  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
-      "xmm9", "xmm10", "xmm11", "xmm12"
-
-double FmaLoop(bool wide, int64_t rounds) {
-  if (wide) {
-    for (int64_t i = 0; i < rounds; ++i) {
-      asm volatile(TANDEM_FMA12("zmm") TANDEM_FMA12("zmm") TANDEM_FMA12("zmm")
-                       TANDEM_FMA12("zmm")::
-                           : TANDEM_FMA_CLOBBERS);
-    }
-  } else {
-    for (int64_t i = 0; i < rounds; ++i) {
-      asm volatile(TANDEM_FMA12("ymm") TANDEM_FMA12("ymm") TANDEM_FMA12("ymm")
-                       TANDEM_FMA12("ymm")::
-                           : TANDEM_FMA_CLOBBERS);
-    }
-  }
-  return static_cast<double>(rounds) * 48 * (wide ? 16 : 8) * 2;
-}
-
-void DotLoop(int64_t rounds) {
-#define TANDEM_DOT(to) "vpdpbusd %%zmm0, %%zmm0, %%zmm" to "\n\t"
-#define TANDEM_DOT12 \
-  TANDEM_DOT("1")    \
-  TANDEM_DOT("2")    \
-  TANDEM_DOT("3")    \
-  TANDEM_DOT("4")    \
-  TANDEM_DOT("5")    \
-  TANDEM_DOT("6")    \
-  TANDEM_DOT("7")    \
-  TANDEM_DOT("8")    \
-  TANDEM_DOT("9") TANDEM_DOT("10") TANDEM_DOT("11") TANDEM_DOT("12")
-  for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile(TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 ::
-                     : TANDEM_FMA_CLOBBERS);
-  }
-}
-
 class Bench {
  public:
   Bench(std::unique_ptr<Backend> backend, int threads, bool wide, bool quick)
@@ -155,8 +72,9 @@ class Bench {
       std::atomic<int64_t> sum{0};
       cpu::ThreadPool::Team team(&pool_);
       const auto begin = Clock::now();
-      team.Run(
-          [&](int) { sum += static_cast<int64_t>(FmaLoop(wide_, 20000)); });
+      team.Run([&](int) {
+        sum += static_cast<int64_t>(tandem::RunFma(wide_, 20000));
+      });
       seconds.push_back(Since(begin));
       operations = static_cast<double>(sum.load());
     }
@@ -177,8 +95,9 @@ class Bench {
         cpu::ThreadPool::Team team(&pool_);
         const auto begin = Clock::now();
         team.Run([&](int member) {
-          Read(buffer->data() + at + kSample * static_cast<size_t>(member),
-               kSample);
+          tandem::ReadMemory(
+              buffer->data() + at + kSample * static_cast<size_t>(member),
+              kSample);
         });
         seconds.push_back(Since(begin));
       }
@@ -210,13 +129,13 @@ class Bench {
   // Integer dot products, 4 multiplications and additions to a lane; 0 where
   // this CPU has no instruction for them.
   void DotPeak() {
-    if (!wide_ || __builtin_cpu_supports("avx512vnni") == 0) return;
+    if (!wide_ || !tandem::CpuHasIntegerDots()) return;
     std::vector<double> seconds;
     constexpr int64_t kRounds = 20000;
     for (int i = 0; i < 100 * passes_; ++i) {
       cpu::ThreadPool::Team team(&pool_);
       const auto begin = Clock::now();
-      team.Run([&](int) { DotLoop(kRounds); });
+      team.Run([&](int) { tandem::RunIntegerDots(kRounds); });
       seconds.push_back(Since(begin));
     }
     dot_peak_ = static_cast<double>(kRounds) * 48 * 64 * 2 * pool_.threads() /

@@ -40,6 +40,11 @@ void ExplainCommand::AddTo(CommandLine* line) {
                   {"f32", "bf16", "f16", "fp8", "int8"}, "Of the KV cache");
   line->AddInt("block-size", &options_.block_size, "Positions per KV block",
                {8, 256});
+  line->Group("This machine");
+  line->AddInt("threads", &options_.threads, "That compute; 0: one per CPU",
+               {0, 1024});
+  line->Add("machine", &options_.machine,
+            "Measure its limits, which takes a second or two");
   line->Group("Output");
   line->Add("json", &options_.json, "One JSON object instead of text");
 }

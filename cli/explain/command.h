@@ -20,6 +20,8 @@ struct ExplainOptions {
   Lengths lengths{.prompt = 100, .output = 50};
   Formats formats;
   int block_size = 16;
+  int threads = 0;      // 0: one per CPU
+  bool machine = true;  // measure its limits
   bool json = false;
 };
 

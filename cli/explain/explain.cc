@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cli/explain/command.h"
+#include "cli/explain/machine.h"
 #include "cli/explain/report.h"
 #include "engine/file.h"
 
@@ -33,6 +34,27 @@ std::string NameOf(const std::string& model) {
   return path.filename().string();
 }
 
+// On a terminal one line, which the next one replaces; else nothing.
+void ShowProgress(std::string_view what) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  std::cerr << "\r\033[K";
+  if (!what.empty()) std::cerr << "measuring: " << what << " ...";
+  std::cerr << std::flush;
+}
+
+absl::StatusOr<Machine> MeasureFor(const Explanation& explanation,
+                                   const ExplainOptions& options) {
+  MeasureMachineOptions measure{.threads = options.threads};
+  const kernels::DType layers = options.formats.layers;
+  measure.integer_dots =
+      layers == kernels::DType::kInt8 || layers == kernels::DType::kInt4;
+  measure.read_bytes = static_cast<size_t>(
+      StepWork(explanation.spec, options.formats, 1, 0, 1).weight_bytes);
+  absl::StatusOr<Machine> machine = MeasureMachine(measure, ShowProgress);
+  ShowProgress("");
+  return machine;
+}
+
 }  // namespace
 
 absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model) {
@@ -53,6 +75,11 @@ absl::Status Explain(const ExplainOptions& options) {
                           .formats = options.formats,
                           .lengths = options.lengths,
                           .block_size = options.block_size};
+  if (options.machine) {
+    const absl::StatusOr<Machine> machine = MeasureFor(explanation, options);
+    if (!machine.ok()) return machine.status();
+    explanation.machine = *machine;
+  }
   std::cout << (options.json
                     ? ReportJson(explanation)
                     : ReportText(explanation, isatty(STDOUT_FILENO) != 0))

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/cpu_limits.h"
+
+namespace tandem {
+
+bool CpuHasFma() {
+  return __builtin_cpu_supports("avx2") != 0 &&
+         __builtin_cpu_supports("fma") != 0;
+}
+
+bool CpuHasWideFma() { return __builtin_cpu_supports("avx512f") != 0; }
+
+bool CpuHasIntegerDots() { return __builtin_cpu_supports("avx512vnni") != 0; }
+
+// 12 chains.
+#define TANDEM_FMA12(reg)                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "1\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "2\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "3\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "4\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "5\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "6\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "7\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "8\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "9\n\t"                                      \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "10\n\t"                                     \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
+  "11\n\t"                                     \
+  "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg "12\n\t"
+#define TANDEM_FMA_CLOBBERS                                               \
+  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
+      "xmm9", "xmm10", "xmm11", "xmm12"
+
+double RunFma(bool wide, int64_t rounds) {
+  if (wide) {
+    for (int64_t i = 0; i < rounds; ++i) {
+      asm volatile(TANDEM_FMA12("zmm") TANDEM_FMA12("zmm") TANDEM_FMA12("zmm")
+                       TANDEM_FMA12("zmm")::
+                           : TANDEM_FMA_CLOBBERS);
+    }
+  } else {
+    for (int64_t i = 0; i < rounds; ++i) {
+      asm volatile(TANDEM_FMA12("ymm") TANDEM_FMA12("ymm") TANDEM_FMA12("ymm")
+                       TANDEM_FMA12("ymm")::
+                           : TANDEM_FMA_CLOBBERS);
+    }
+  }
+  return static_cast<double>(rounds) * 48 * (wide ? 16 : 8) * 2;
+}
+
+double RunIntegerDots(int64_t rounds) {
+#define TANDEM_DOT(to) "vpdpbusd %%zmm0, %%zmm0, %%zmm" to "\n\t"
+#define TANDEM_DOT12 \
+  TANDEM_DOT("1")    \
+  TANDEM_DOT("2")    \
+  TANDEM_DOT("3")    \
+  TANDEM_DOT("4")    \
+  TANDEM_DOT("5")    \
+  TANDEM_DOT("6")    \
+  TANDEM_DOT("7")    \
+  TANDEM_DOT("8")    \
+  TANDEM_DOT("9") TANDEM_DOT("10") TANDEM_DOT("11") TANDEM_DOT("12")
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile(TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 ::
+                     : TANDEM_FMA_CLOBBERS);
+  }
+  return static_cast<double>(rounds) * 48 * 64 * 2;
+}
+
+void ReadMemory(const std::byte* data, size_t bytes) {
+  const size_t quarter = bytes / 4 / 64 * 64;
+  const std::byte* const b = data + quarter;
+  const std::byte* const c = b + quarter;
+  const std::byte* const d = c + quarter;
+  for (size_t i = 0; i + 64 <= quarter; i += 64) {
+    asm volatile(
+        "prefetcht0 2048(%0)\n\tprefetcht0 2048(%1)\n\t"
+        "prefetcht0 2048(%2)\n\tprefetcht0 2048(%3)\n\t"
+        "vmovups (%0), %%ymm0\n\tvmovups 32(%0), %%ymm1\n\t"
+        "vmovups (%1), %%ymm2\n\tvmovups 32(%1), %%ymm3\n\t"
+        "vmovups (%2), %%ymm4\n\tvmovups 32(%2), %%ymm5\n\t"
+        "vmovups (%3), %%ymm6\n\tvmovups 32(%3), %%ymm7\n\t"
+        :
+        : "r"(data + i), "r"(b + i), "r"(c + i), "r"(d + i)
+        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
+  }
+}
+
+}  // namespace tandem
