@@ -84,11 +84,12 @@ class Bench {
   }
 
   double ReadBandwidth(size_t bytes) {
-    auto buffer = *backend_->Allocate(bytes);
-    std::memset(buffer->data(), 1, bytes);
     // Samples of 2 MB per thread, through the whole set again and again.
     constexpr size_t kSample = size_t{2} << 20;
     const size_t step = kSample * static_cast<size_t>(pool_.threads());
+    bytes = std::max(bytes, step);
+    auto buffer = *backend_->Allocate(bytes);
+    std::memset(buffer->data(), 1, bytes);
     std::vector<double> seconds;
     for (int pass = 0; pass < passes_; ++pass) {
       for (size_t at = 0; at + step <= bytes; at += step) {

@@ -9,9 +9,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/bench/report.h"
-#include "cli/bench/svg.h"
+#include "cli/svg.h"
 
 namespace tandem::bench {
+
+using cli::Axis;
+using cli::Box;
+using cli::LinearTicks;
+using cli::LogarithmicTicks;
+using cli::Point;
+using cli::Svg;
+using cli::TickText;
+
 namespace {
 
 constexpr double kWidth = 960;

@@ -47,6 +47,7 @@ void ExplainCommand::AddTo(CommandLine* line) {
             "Measure its limits, which takes a second or two");
   line->Group("Output");
   line->Add("json", &options_.json, "One JSON object instead of text");
+  line->Add("svg", &options_.svg, "File for the curves and the grid of steps");
 }
 
 ExplainOptions ExplainCommand::Complete(const CommandLine&) const {

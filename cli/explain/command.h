@@ -23,6 +23,7 @@ struct ExplainOptions {
   int threads = 0;      // 0: one per CPU
   bool machine = true;  // measure its limits
   bool json = false;
+  std::string svg;  // file; empty: none
 };
 
 class ExplainCommand {

@@ -2,10 +2,12 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "cli/explain/command.h"
 #include "cli/explain/machine.h"
 #include "cli/explain/report.h"
@@ -75,6 +77,15 @@ absl::Status Explain(const ExplainOptions& options) {
                           .formats = options.formats,
                           .lengths = options.lengths,
                           .block_size = options.block_size};
+  // Before what takes time.
+  std::ofstream svg;
+  if (!options.svg.empty()) {
+    svg.open(options.svg);
+    if (!svg) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--svg: cannot write '", options.svg, "'"));
+    }
+  }
   if (options.machine) {
     const absl::StatusOr<Machine> machine = MeasureFor(explanation, options);
     if (!machine.ok()) return machine.status();
@@ -84,6 +95,14 @@ absl::Status Explain(const ExplainOptions& options) {
                     ? ReportJson(explanation)
                     : ReportText(explanation, isatty(STDOUT_FILENO) != 0))
             << std::flush;
+  if (!options.svg.empty()) {
+    svg << ReportSvg(explanation);
+    svg.close();
+    if (svg.fail()) {
+      return absl::DataLossError(
+          absl::StrCat(options.svg, " could not be written whole"));
+    }
+  }
   return absl::OkStatus();
 }
 

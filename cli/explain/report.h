@@ -17,8 +17,8 @@ namespace tandem::explain {
 struct Explanation {
   std::string model;  // for headings
   engine::ModelSpec spec;
-  Formats formats;
-  Lengths lengths;
+  Formats formats = {};
+  Lengths lengths = {};
   int block_size = 16;
   std::optional<Machine> machine = std::nullopt;
 };
@@ -31,6 +31,8 @@ std::string Short(double value);
 // At most 80 columns. `color`: with escape sequences of a terminal.
 std::string ReportText(const Explanation& explanation, bool color);
 std::string ReportJson(const Explanation& explanation);
+// The curves and the grid of steps.
+std::string ReportSvg(const Explanation& explanation);
 
 }  // namespace tandem::explain
 

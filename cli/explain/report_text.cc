@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/explain/drawing.h"
 #include "cli/explain/report.h"
 #include "common/progress.h"
 
@@ -25,6 +26,7 @@ class Text {
     absl::StrAppendFormat(&text_, format, args...);
     text_ += "\n";
   }
+  void Append(const std::string& text) { text_ += text; }
   std::string Take() && { return std::move(text_); }
 
  private:
@@ -182,6 +184,10 @@ std::string ReportText(const Explanation& e, bool color) {
   AddWorkOfPairs(e, &text);
   AddWork(e, &text);
   AddKvBytes(e, &text);
+  text.Heading("K/V rows computed so far, one layer and head");
+  text.Append(DrawCurves(e.lengths, color));
+  text.Heading("Steps by positions, one layer and head");
+  text.Append(DrawGrid(kGridLengths, color));
   if (e.machine.has_value()) AddRoofline(e, &text);
   return std::move(text).Take();
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/bench/svg.h"
+#include "cli/svg.h"
 
 #include <gtest/gtest.h>
 
-namespace tandem::bench {
+namespace tandem::cli {
 namespace {
 
 TEST(SvgTest, EscapesTextAndRoundsPixels) {
@@ -60,4 +60,4 @@ TEST(TicksTest, TextsHaveNoTrailingZeros) {
 }
 
 }  // namespace
-}  // namespace tandem::bench
+}  // namespace tandem::cli

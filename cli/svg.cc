@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/bench/svg.h"
+#include "cli/svg.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace tandem::bench {
+namespace tandem::cli {
 namespace {
 
 // A tenth of a pixel is as fine as anybody sees.
@@ -163,4 +163,4 @@ std::string TickText(double value) {
   return text;
 }
 
-}  // namespace tandem::bench
+}  // namespace tandem::cli

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The few SVG elements that a chart needs, and the arithmetic of its axes.
 
-#ifndef TANDEM_CLI_BENCH_SVG_H_
-#define TANDEM_CLI_BENCH_SVG_H_
+#ifndef TANDEM_CLI_SVG_H_
+#define TANDEM_CLI_SVG_H_
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace tandem::bench {
+namespace tandem::cli {
 
 struct Point {
   double x = 0, y = 0;
@@ -71,6 +71,6 @@ std::vector<double> LogarithmicTicks(double low, double high);
 // "0.05", "1.5", "20", "1500" : a tick without trailing zeros.
 std::string TickText(double value);
 
-}  // namespace tandem::bench
+}  // namespace tandem::cli
 
-#endif  // TANDEM_CLI_BENCH_SVG_H_
+#endif  // TANDEM_CLI_SVG_H_
