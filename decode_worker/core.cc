@@ -343,7 +343,12 @@ v1::WorkerLoad DecodeCore::Load() const {
                            : v1::WORKER_STATE_READY);
   load.set_running(stats.running);
   load.set_waiting(static_cast<int>(calls_.size()) - stats.running);
-  load.set_queued_tokens(stats.pending_tokens);
+  int64_t local_tokens = 0;  // that wait for blocks
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kLocal) local_tokens += call->history.size();
+  }
+  load.set_queued_tokens(
+      static_cast<int32_t>(local_tokens + stats.pending_tokens));
   load.set_tickets(receiver_.tickets());
   load.set_streams(static_cast<int>(calls_.size()));
   return load;

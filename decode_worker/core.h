@@ -158,6 +158,7 @@ class DecodeCore final : private engine::EngineListener,
   void OnComputed(CallId id, int begin, int end, int layers_done) override {}
   void OnPreempted(CallId id) override;
   bool OnBlocksShort(int blocks) override;
+  void OnBlocksFreed() override { ScheduleUseFreeBlocks(); }
   void OnStepFailed(const std::vector<CallId>& ids,
                     const absl::Status& status) override;
 

@@ -225,8 +225,9 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
   if (status.ok()) status = ReserveEdits(*free, *step);
   if (!status.ok()) {
     newest_ = nullptr;
-    loop_->Post([id = step->id, listener, status] {
-      listener->OnStepDone(id, status);
+    // By way of the queue: steps end in the order in which they were submitted.
+    compute_->Callback([loop = loop_, id = step->id, listener, status] {
+      loop->Post([id, listener, status] { listener->OnStepDone(id, status); });
     });
     return;
   }

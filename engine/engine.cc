@@ -373,11 +373,12 @@ void Engine::FinishStep() {
   running_ = std::exchange(ahead_, nullptr);
   stats_.step_in_flight = running_ != nullptr;
   stats_.step_started = loop_->Now();
-  std::erase_if(leaving_, [this](const auto& sequence) {
+  const size_t left = std::erase_if(leaving_, [this](const auto& sequence) {
     if (sequence->in_flight > 0) return false;
     Release(sequence.get());
     return true;
   });
+  if (left > 0) listener_->OnBlocksFreed();
 }
 
 void Engine::PublishFullBlocks(Sequence* sequence) {
@@ -404,7 +405,10 @@ void Engine::RecordStepTime(absl::Duration duration) {
     rows += tokens;
     prefill |= tokens > 1 || !running_->step.entries[i].sample;
   }
-  if (prefill) Smooth(rows / seconds, &stats_.tokens_per_second);
+  if (!prefill) return;
+  Smooth(rows, &prefill_rows_);
+  Smooth(seconds, &prefill_seconds_);
+  stats_.tokens_per_second = prefill_rows_ / prefill_seconds_;
 }
 
 absl::Status Engine::CheckInvariants() const {

@@ -88,6 +88,8 @@ class EngineListener {
   // without progress) before a sequence is preempted. True: try again; but
   // where nothing became available, sequences are preempted all the same.
   virtual bool OnBlocksShort(int blocks) = 0;
+  // Blocks of sequences that ended while a step used them have come back.
+  virtual void OnBlocksFreed() {}
   // The device failed the step; the listed sequences are gone.
   virtual void OnStepFailed(const std::vector<SequenceId>& sequences,
                             const absl::Status& status) = 0;
@@ -102,9 +104,11 @@ struct EngineStats {
   int64_t preemptions = 0;
   int running = 0;  // sequences with something to compute
   int paused = 0;
-  int pending_tokens = 0;        // uncomputed positions of running sequences
-  double step_seconds = 0;       // smoothed
-  double tokens_per_second = 0;  // smoothed, over steps with prefill rows
+  int pending_tokens = 0;   // uncomputed positions of running sequences
+  double step_seconds = 0;  // smoothed
+  // Over steps with prefill rows: smoothed rows by smoothed time, so that
+  // small steps weigh as little as they are.
+  double tokens_per_second = 0;
   bool step_in_flight = false;
   absl::Time step_started;
 };
@@ -224,6 +228,8 @@ class Engine final : private StepListener {
   KvPool* const pool_;
   EngineListener* const listener_;
   EngineStats stats_;
+  double prefill_rows_ = 0;  // of a step, smoothed
+  double prefill_seconds_ = 0;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> by_age_;  // oldest first
   // Retired while a step in flight uses them.

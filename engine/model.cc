@@ -23,6 +23,9 @@ namespace tandem::engine {
 using kernels::DType;
 using kernels::HostTensor;
 
+// Of cosines and sines, in one table.
+constexpr int64_t kMaxRopeBytes = int64_t{4} << 30;
+
 // Loads one model, then is gone.
 class ModelLoader {
  public:
@@ -45,9 +48,9 @@ class ModelLoader {
     int rows;
   };
 
-  // What a matrix is for: the embedding and the head, or a layer's product,
-  // by GatedMatMul or not.
-  enum class Use { kTokens, kProduct, kGated };
+  // What a matrix is for: the embedding and the head, the choice of experts,
+  // or a layer's product, by GatedMatMul or not.
+  enum class Use { kTokens, kRouter, kProduct, kGated };
 
   // How a matrix that is given as `given` is kept.
   DType KeptAs(DType given, Use use) const;
@@ -73,6 +76,7 @@ class ModelLoader {
   absl::Status UploadVectors();
   absl::Status RefuseLeftovers() const;
   bool IsBuffer(std::string_view name) const;
+  bool IsNoBias(const TensorInfo& tensor) const;
   // A tensor's name in this checkpoint.
   std::string NameOf(std::string_view name, std::string_view what) const;
   std::string NameOf(int layer, std::string_view name,
@@ -112,7 +116,7 @@ void ModelLoader::Used(const std::string& name) {
 }
 
 DType ModelLoader::KeptAs(DType given, Use use) const {
-  if (options_.quantisation.has_value()) {
+  if (options_.quantisation.has_value() && use != Use::kRouter) {
     if (use != Use::kTokens) return *options_.quantisation;
     if (*options_.quantisation != DType::kFp8) return DType::kInt8;
   }
@@ -297,11 +301,10 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
   const int wide = spec_.intermediate_size;
-  // What chooses is small, and its errors are whole experts: kept as the
-  // embedding is.
+  // What chooses is small, and its errors are whole experts: never quantised.
   absl::Status status =
       Pack({{NameOf(index, names.router, ".weight"), spec_.experts}}, hidden,
-           Use::kTokens, layer.router);
+           Use::kRouter, layer.router);
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
     const auto name = [&](std::string_view part) {
       return NameOf(
@@ -389,9 +392,25 @@ bool ModelLoader::IsBuffer(std::string_view name) const {
          (spec_.tied_head && name == NameOf(spec_.names.head, ".weight"));
 }
 
+// Quantisers to GPTQ give every product a bias, of zeros where there is none.
+bool ModelLoader::IsNoBias(const TensorInfo& tensor) const {
+  if (spec_.quantisation.method != Quantisation::Method::kGptq ||
+      !absl::EndsWith(tensor.name, ".bias") ||
+      !HasCodes(checkpoint_,
+                std::string(absl::StripSuffix(tensor.name, ".bias")))) {
+    return false;
+  }
+  const absl::Span<const std::byte> bytes = checkpoint_.bytes(tensor);
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte b) { return b == std::byte{0}; });
+}
+
 absl::Status ModelLoader::RefuseLeftovers() const {
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (used_.contains(tensor.name) || IsBuffer(tensor.name)) continue;
+    if (used_.contains(tensor.name) || IsBuffer(tensor.name) ||
+        IsNoBias(tensor)) {
+      continue;
+    }
     return absl::InvalidArgumentError(
         absl::StrCat(checkpoint_.path(tensor), ": tensor ", Quote(tensor.name),
                      " has no place in the model that config.json describes (",
@@ -418,6 +437,15 @@ absl::Status ModelLoader::CheckLimits() {
   }
   model_->max_positions_ = options_.max_positions == 0 ? spec_.max_positions
                                                        : options_.max_positions;
+  // Half a dimension of sines and of cosines, in up to two tables.
+  const int64_t bytes = int64_t{model_->max_positions_} * spec_.head_dim * 8;
+  if (bytes > kMaxRopeBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_model_len ", model_->max_positions_,
+                     " with heads of ", spec_.head_dim, " needs ", bytes >> 20,
+                     " MiB of rotary tables, at most ", kMaxRopeBytes >> 20,
+                     " are made: set --max-model-len to what you serve"));
+  }
   return absl::OkStatus();
 }
 

@@ -74,7 +74,8 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.kv_heads =
       fields.Int("num_key_value_heads", 1, 1024,
                  family.kv_heads == 0 ? spec.heads : family.kv_heads);
-  spec.vocab_size = fields.Int("vocab_size", 2, 1 << 22);
+  spec.vocab_size =
+      fields.Int("vocab_size", 2, 1 << 20);  // as Backend::Sample takes
   spec.max_positions =
       fields.Int(keys.max_positions, 1, kMaxPositions, family.max_positions);
   if (!fields.status().ok()) return;
@@ -227,14 +228,15 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 }
 
 // What would change the arithmetic in ways that are not implemented.
-void RefuseUnsupported(ConfigFields& fields) {
-  const std::pair<const char*, bool> kFlags[] = {
+void RefuseUnsupported(ConfigFields& fields, const Family& family) {
+  std::vector<std::pair<const char*, bool>> flags = {
       {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
-      {"scale_attn_weights", true},
-      {"use_bias", true}};
-  for (const auto& [field, expected] : kFlags) {
+      {"scale_attn_weights", true}};
+  // To others it says what they do anyway.
+  if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  for (const auto& [field, expected] : flags) {
     if (fields.Bool(field, expected) != expected) {
       fields.Refuse(field, expected ? "false" : "true",
                     expected ? "true or left out" : "false or left out");
@@ -333,7 +335,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
     fields.Refuse("quantization_config", "given",
                   "absent: matrices of this family lie the other way round");
   }
-  RefuseUnsupported(fields);
+  RefuseUnsupported(fields, *family);
   ReadSpecialIds(fields, spec);
   if (!fields.status().ok()) return fields.status();
   if (!generation.empty()) {

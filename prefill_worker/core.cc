@@ -89,8 +89,10 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   call->history =
       worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->stopping = worker::ToEngine(open.stopping());
+  // Bounded, since rates are guesses: nobody is put off for most of its time.
   call->due =
-      loop_->Now() - absl::Milliseconds(open.age_ms()) + WorkOf(positions);
+      loop_->Now() - absl::Milliseconds(open.age_ms()) +
+      std::min(WorkOf(positions), absl::Milliseconds(open.deadline_ms()) / 4);
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
   call->queued = loop_->Now();
   call->open = std::move(open);
@@ -321,13 +323,15 @@ v1::WorkerLoad PrefillCore::Load() const {
   load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
                            : v1::WORKER_STATE_READY);
   int waiting = 0;
+  int64_t offered_tokens = 0;
   for (const auto& [id, call] : calls_) {
     waiting += call->phase == Phase::kQueued || call->phase == Phase::kOffered;
+    if (call->phase == Phase::kOffered) offered_tokens += call->history.size();
   }
   load.set_running(static_cast<int>(calls_.size()) - waiting);
   load.set_waiting(waiting);
-  load.set_queued_tokens(
-      static_cast<int32_t>(queued_tokens_ + stats.pending_tokens));
+  load.set_queued_tokens(static_cast<int32_t>(queued_tokens_ + offered_tokens +
+                                              stats.pending_tokens));
   load.set_tickets(sender_.attempts());
   load.set_streams(static_cast<int>(calls_.size()));
   return load;

@@ -126,6 +126,7 @@ class PrefillCore final : private engine::EngineListener,
   void OnComputed(CallId id, int begin, int end, int layers_done) override;
   void OnPreempted(CallId id) override;
   bool OnBlocksShort(int blocks) override { return false; }
+  void OnBlocksFreed() override { ScheduleAdvance(); }
   void OnStepFailed(const std::vector<CallId>& ids,
                     const absl::Status& status) override;
 

@@ -64,12 +64,16 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
                                   ": a request of that name is in flight"));
   }
   const int others = std::max(1, admitted.effective.sampling.best_of()) - 1;
-  if (in_flight() + others >= options_.max_requests) {
-    return QueueFull(absl::StrCat(in_flight(), " requests are in flight"),
+  int unstarted = 0;
+  for (const auto& group : groups_) unstarted += group->unstarted();
+  const int taken = in_flight() + unstarted;
+  if (taken + others >= options_.max_requests) {
+    return QueueFull(absl::StrCat(taken, " requests are in flight"),
                      options_.max_requests);
   }
-  if (static_cast<int>(queue_.size()) >= options_.max_queued) {
-    return QueueFull(absl::StrCat(queue_.size(), " requests are waiting"),
+  const int waiting = static_cast<int>(queue_.size());
+  if (waiting >= options_.max_queued) {
+    return QueueFull(absl::StrCat(waiting, " requests are waiting"),
                      options_.max_queued);
   }
   return absl::OkStatus();

@@ -73,7 +73,8 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   limits.vocabulary_size = spec->vocab_size;
   limits.has_chat_template = chat.ok();
   limits.eos_token_ids = spec->eos_ids;
-  if (limits.eos_token_ids.empty() && tokenizer->eos_id()) {
+  if (limits.eos_token_ids.empty() && tokenizer->eos_id() &&
+      *tokenizer->eos_id() < spec->vocab_size) {
     limits.eos_token_ids = {*tokenizer->eos_id()};
   }
   const engine::SamplingDefaults& sampling = spec->sampling;

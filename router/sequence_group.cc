@@ -2,6 +2,7 @@
 #include "router/sequence_group.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -106,7 +107,8 @@ void SequenceGroup::StartOthers() {
 void SequenceGroup::OnEvent(int index, v1::GenerateResponse event) {
   switch (event.event_case()) {
     case v1::GenerateResponse::kStarted:
-      if (index != 0) return;
+      // Whichever comes first: no delta may precede it.
+      if (std::exchange(started_, true)) return;
       *event.mutable_started()->mutable_output() = admitted_.effective.output;
       client_->Send(std::move(event));
       return;
@@ -129,6 +131,7 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
   ++part.deltas;
   for (const v1::TokenLogprob& token : delta->logprobs()) {
     part.logprob += double{token.logprob()};
+    ++part.tokens;
   }
   if (streams()) {
     delta->set_index(index);
@@ -213,8 +216,13 @@ void SequenceGroup::SendFinished(v1::GenerateFinished finished) {
 void SequenceGroup::SendBest() {
   std::vector<size_t> order(parts_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [this](size_t a, size_t b) {
-    return parts_[a].logprob > parts_[b].logprob;
+  // One that was ended before its first token is worse than all others.
+  const auto score = [this](size_t i) {
+    return parts_[i].tokens > 0 ? parts_[i].logprob
+                                : -std::numeric_limits<double>::infinity();
+  };
+  std::stable_sort(order.begin(), order.end(), [&score](size_t a, size_t b) {
+    return score(a) > score(b);
   });
   for (int i = 0; i < returned_; ++i) {
     v1::GeneratedSequence& best =

@@ -41,6 +41,10 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
                 std::unique_ptr<ClientStream> client);
   ~SequenceGroup() override;
   void Start();
+  // Sequences that it will start.
+  int unstarted() const {
+    return spread_ ? 0 : static_cast<int>(parts_.size()) - 1;
+  }
 
  private:
   class Member;  // a sequence's client stream
@@ -48,7 +52,8 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   struct Part {
     Member* stream = nullptr;        // null: not started, or gone
     v1::GeneratedSequence sequence;  // unless it was passed on
-    double logprob = 0;              // sum
+    double logprob = 0;              // sum, of so many tokens
+    int tokens = 0;
     int deltas = 0;
     v1::GenerateDone done;
     bool finished = false;
@@ -84,6 +89,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   std::unique_ptr<ClientStream> client_;  // null: it is gone
   std::vector<Part> parts_;               // [best_of]
   bool spread_ = false;                   // the others were started
+  bool started_ = false;                  // the client was told
   bool ended_ = false;
   Timer spread_timer_;
 };

@@ -94,9 +94,18 @@ absl::StatusOr<AdmittedRequest> InferenceServer::Prepare(
   absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);
   if (!prompt.ok()) return prompt.status();
   metrics_->OnStage(Stage::kTokenise, absl::Now() - begun);
+  // Tokenizers may know tokens that the model has no rows for.
+  const absl::Status known =
+      ValidateTokenIds("prompt", prompt->token_ids, limits);
+  if (!known.ok()) return known;
   absl::StatusOr<std::vector<std::vector<int32_t>>> bad_words =
       model_->EncodeBadWords(effective->sampling.bad_words());
   if (!bad_words.ok()) return bad_words.status();
+  for (const std::vector<int32_t>& word : *bad_words) {
+    const absl::Status valid =
+        ValidateTokenIds("sampling.bad_words", word, limits);
+    if (!valid.ok()) return valid;
+  }
   effective->bad_word_ids = *std::move(bad_words);
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);

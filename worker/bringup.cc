@@ -65,7 +65,8 @@ DType Activations(const std::optional<DType>& flag,
                   const engine::Checkpoint& checkpoint) {
   if (flag.has_value()) return *flag;
   for (const engine::TensorInfo& tensor : checkpoint.tensors()) {
-    if (tensor.shape.size() < 2) continue;  // norms are often f32
+    // Norms are often f32, and codes and masks are integers.
+    if (tensor.shape.size() != 2 || !tensor.float_dtype()) continue;
     return tensor.dtype == "BF16"  ? DType::kBF16
            : tensor.dtype == "F16" ? DType::kF16
                                    : DType::kF32;

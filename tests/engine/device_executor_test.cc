@@ -180,6 +180,25 @@ TEST_P(DeviceExecutorTest, WhatIsFedByNoStepInFlightIsRefused) {
   EXPECT_EQ(refused, 1);
 }
 
+TEST_P(DeviceExecutorTest, ARefusalDoesNotOvertakeTheStepThatRuns) {
+  const auto rig = MakeRig();
+  TestSequence s = rig->NewSequence(Prompt(60), 80);
+  const Step good{.id = 1, .entries = {Entry(s, 0, 60, true)}};
+  Step bad{.id = 2, .entries = {Entry(s, 0, 1, true)}};
+  bad.entries[0].position = -1;
+  Recorder recorder(2);
+  rig->loop().RunSync([&] {
+    rig->executor().Submit(&good, &recorder);
+    rig->executor().Submit(&bad, &recorder);
+  });
+  recorder.done.WaitForNotification();
+  EXPECT_EQ(recorder.events[recorder.events.size() - 2].first, 1u);
+  EXPECT_EQ(recorder.events.back().first, 2u);
+  EXPECT_TRUE(recorder.results[0].ok());
+  EXPECT_EQ(recorder.results[1].status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(DeviceExecutorTest, AThirdStepInFlightIsRefused) {
   const auto rig = MakeRig();
   TestSequence s = rig->NewSequence(Prompt(200), 200);

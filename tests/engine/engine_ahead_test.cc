@@ -184,7 +184,10 @@ TEST(EngineAheadTest, BlocksOfARetiredSequenceWaitForBothSteps) {
   harness.RunSteps(4);
   EXPECT_EQ(Waiting(harness), 1);
   EXPECT_GE(harness.pool.counts().live, live);
+  EXPECT_EQ(harness.blocks_freed, 0);
   harness.CheckInvariants();
+  harness.RunSteps(5);
+  EXPECT_EQ(harness.blocks_freed, 1);
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
   harness.ExpectNothingLeft();

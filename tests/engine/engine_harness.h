@@ -254,6 +254,7 @@ class Harness final : public EngineListener {
     events.push_back(absl::StrCat("short ", blocks));
     return on_blocks_short ? on_blocks_short(blocks) : false;
   }
+  void OnBlocksFreed() override { ++blocks_freed; }
   void OnStepFailed(const std::vector<SequenceId>& sequences,
                     const absl::Status& status) override {
     for (const SequenceId id : sequences) {
@@ -272,6 +273,7 @@ class Harness final : public EngineListener {
   std::map<SequenceId, Told> told;
   std::vector<std::string> events;
   std::vector<std::string> layers;
+  int blocks_freed = 0;  // so often it was told
   std::function<void(SequenceId)> on_token;
   std::function<void(SequenceId, int)> on_computed;
   std::function<void(SequenceId)> on_preempted;

@@ -517,8 +517,8 @@ TEST(EngineTest, StatsCountWhatWasComputed) {
   EXPECT_EQ(stats.paused, 1);
   EXPECT_EQ(stats.pending_tokens, 0);
   EXPECT_FALSE(stats.step_in_flight);
-  const double rate =
-      0.9 * (6 / 1.12e-3) + 0.1 * (4 / 1.08e-3);  // decodes do not count
+  const double rate = (0.9 * 6 + 0.1 * 4) /
+                      (0.9 * 1.12e-3 + 0.1 * 1.08e-3);  // decodes do not count
   EXPECT_NEAR(stats.tokens_per_second, rate, 1);
 }
 

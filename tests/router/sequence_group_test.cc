@@ -124,6 +124,40 @@ TEST_F(SequenceGroupTest, TheBestAreReturnedAndNothingBefore) {
   EXPECT_TRUE(client->status.ok());
 }
 
+TEST_F(SequenceGroupTest, ASequenceWithoutTokensIsNeverTheBest) {
+  ClientPipe* const client = Submit(1, 3);
+  Begin(0, 1);
+  Token(0, kPrompt + 1, 24, -3);
+  ASSERT_EQ(w.decodes.size(), 3u);
+  EXPECT_TRUE(w.core->Abort("group").ok());  // before the others' first
+  EXPECT_THAT(Texts(*client), ElementsAre(std::pair(0, "ax")));
+  EXPECT_TRUE(client->status.ok()) << client->status;
+  w.Settle();
+}
+
+TEST_F(SequenceGroupTest, TheStartIsToldBeforeAnySequencesToken) {
+  AdmittedRequest admitted = World::Ask();
+  admitted.effective.sampling.set_n(2);
+  admitted.effective.sampling.set_best_of(2);
+  admitted.effective.bypass_prefix_cache = true;  // both begin at once
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  ASSERT_EQ(w.decodes.size(), 2u);
+  // The second is first, so its prefill call is the first one.
+  w.decodes[1].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Say(World::First(kPrompt, 3));
+  ASSERT_FALSE(client->sent.empty());
+  EXPECT_TRUE(client->sent[0].has_started());
+  w.decodes[0].Say(World::Opened(2, "t"));
+  w.prefills[1].Say(World::Computing());
+  w.prefills[1].Say(World::First(kPrompt, 1));
+  EXPECT_THAT(Texts(*client),
+              ElementsAre(std::pair(0, "a"), std::pair(1, "c")));
+  int started = 0;
+  for (const auto& sent : client->sent) started += sent.has_started();
+  EXPECT_EQ(started, 1);
+}
+
 TEST_F(SequenceGroupTest, EachSequenceEchoesThePrompt) {
   AdmittedRequest admitted = World::Ask(std::vector<int32_t>(kPrompt, 7));
   admitted.effective.sampling.set_n(2);
@@ -209,6 +243,25 @@ TEST_F(SequenceGroupTest, ASlowClientPausesEverySequence) {
   client->unsent = 0;
   client->handler->OnDrained();
   EXPECT_FALSE(w.decodes[0].paused || w.decodes[1].paused);
+}
+
+TEST(SequenceGroupLimits, SequencesThatWillStartAreCounted) {
+  RouterOptions options;
+  options.max_requests = 5;
+  World w(options);
+  w.Prefill("p0");
+  w.Decode("d0");
+  const auto submit = [&](int n) {
+    AdmittedRequest admitted = World::Ask();
+    admitted.effective.sampling.set_n(n);
+    admitted.effective.sampling.set_best_of(n);
+    return w.Submit(std::move(admitted));
+  };
+  EXPECT_TRUE(submit(3)->open);
+  // One of the three runs, and all three are counted.
+  EXPECT_EQ(submit(3)->status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(submit(2)->open);
+  EXPECT_EQ(submit(1)->status.code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -118,6 +118,8 @@ def make_product(rng, name: str, rows: int, cols: int, form):
         return {name + ".qweight": ("I32", pack_words(codes, bits).T),
                 name + ".qzeros": ("I32", pack_words(stored.T, bits)),
                 name + ".scales": ("F16", scales.T),
+                # Quantisers write biases that models do not have.
+                name + ".bias": ("F16", np.zeros(rows)),
                 name + ".g_idx": ("I32", spread.astype(np.int32))}, weights
     if method == "awq":
         def reorder(values):
