@@ -45,13 +45,18 @@ void ExplainCommand::AddTo(CommandLine* line) {
                {0, 1024});
   line->Add("machine", &options_.machine,
             "Measure its limits, which takes a second or two");
+  line->Add("measure", &measure_,
+            "Time the request on the CPU, with the cache and without. Unless "
+            "given: where there are weights, of less than 512 MiB, and no "
+            "longer than a few seconds");
   line->Group("Output");
   line->Add("json", &options_.json, "One JSON object instead of text");
   line->Add("svg", &options_.svg, "File for the curves and the grid of steps");
 }
 
-ExplainOptions ExplainCommand::Complete(const CommandLine&) const {
+ExplainOptions ExplainCommand::Complete(const CommandLine& line) const {
   ExplainOptions options = options_;
+  if (line.given("measure")) options.measure = measure_;
   options.formats.weights = Format(dtype_);
   options.formats.layers =
       Format(quantization_ == "none" ? dtype_ : quantization_);

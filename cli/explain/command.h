@@ -5,6 +5,7 @@
 #ifndef TANDEM_CLI_EXPLAIN_COMMAND_H_
 #define TANDEM_CLI_EXPLAIN_COMMAND_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,6 +23,9 @@ struct ExplainOptions {
   int block_size = 16;
   int threads = 0;      // 0: one per CPU
   bool machine = true;  // measure its limits
+  // Time the request, with the cache and without. Unset: where there are
+  // weights, small ones, and then of a request that is short enough.
+  std::optional<bool> measure;
   bool json = false;
   std::string svg;  // file; empty: none
 };
@@ -33,6 +37,7 @@ class ExplainCommand {
 
  private:
   ExplainOptions options_;
+  bool measure_ = true;
   std::string dtype_ = "bf16", quantization_ = "none", kv_dtype_ = "bf16";
 };
 

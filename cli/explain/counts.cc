@@ -121,8 +121,8 @@ std::vector<double> CumulativeKvRows(Lengths lengths, bool cached) {
 }
 
 DType Formats::head() const {
-  return layers == DType::kInt8 || layers == DType::kInt4 ? DType::kInt8
-                                                          : weights;
+  const bool codes = layers == DType::kInt8 || layers == DType::kInt4;
+  return codes && !from_checkpoint ? DType::kInt8 : weights;
 }
 
 double MatrixBytes(DType type, double rows, double cols) {

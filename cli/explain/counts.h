@@ -60,7 +60,9 @@ struct Formats {
   kernels::DType layers = kernels::DType::kBF16;
   kernels::DType kv = kernels::DType::kBF16;
 
-  // The head's: left alone beside fp8, kInt8 beside other codes.
+  bool from_checkpoint = false;  // which holds codes for the layers
+  // The head's: kInt8 beside kInt8 and kInt4, else as the weights; a checkpoint
+  // that was quantised before leaves it alone.
   kernels::DType head() const;
 };
 

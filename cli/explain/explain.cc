@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cli/explain/command.h"
 #include "cli/explain/machine.h"
 #include "cli/explain/report.h"
@@ -15,6 +16,11 @@
 
 namespace tandem::explain {
 namespace {
+
+// Of the request that is timed without being asked for: without the cache some
+// seconds on two cores.
+constexpr double kMostFlops = 3e11;
+constexpr double kMostWeightBytes = 512.0 * (1 << 20);
 
 // The shape that most figures are quoted for.
 constexpr std::string_view kDefaultName = "Llama 3.1 8B";
@@ -47,14 +53,80 @@ void ShowProgress(std::string_view what) {
 absl::StatusOr<Machine> MeasureFor(const Explanation& explanation,
                                    const ExplainOptions& options) {
   MeasureMachineOptions measure{.threads = options.threads};
-  const kernels::DType layers = options.formats.layers;
+  const kernels::DType layers = explanation.formats.layers;
   measure.integer_dots =
       layers == kernels::DType::kInt8 || layers == kernels::DType::kInt4;
   measure.read_bytes = static_cast<size_t>(
-      StepWork(explanation.spec, options.formats, 1, 0, 1).weight_bytes);
+      StepWork(explanation.spec, explanation.formats, 1, 0, 1).weight_bytes);
   absl::StatusOr<Machine> machine = MeasureMachine(measure, ShowProgress);
   ShowProgress("");
   return machine;
+}
+
+void ShowShare(double share) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  std::cerr << absl::StrFormat("\r\033[Ktiming a request: %3.0f %%",
+                               100 * share)
+            << std::flush;
+}
+
+bool HasWeights(const std::string& directory) {
+  return engine::FileExists(directory + "/model.safetensors") ||
+         engine::FileExists(directory + "/model.safetensors.index.json");
+}
+
+// The longest request of these proportions that nobody has to wait for.
+Lengths ShortEnough(const engine::ModelSpec& spec, Lengths lengths) {
+  while (lengths.prompt + lengths.output > spec.max_positions ||
+         GenerationWork(spec, {}, lengths, false).flops() > kMostFlops) {
+    if (lengths.prompt + lengths.output <= 2) break;
+    lengths.prompt = (lengths.prompt + 1) / 2;
+    lengths.output = (lengths.output + 1) / 2;
+  }
+  return lengths;
+}
+
+// Nothing: the request is not to be timed.
+absl::StatusOr<std::optional<TimingOptions>> PlanTiming(
+    const engine::ModelSpec& spec, const Formats& formats,
+    const ExplainOptions& options) {
+  TimingOptions timing{.directory = options.model,
+                       .lengths = options.lengths,
+                       .formats = formats,
+                       .block_size = options.block_size,
+                       .threads = options.threads};
+  const bool weights = !options.model.empty() && HasWeights(options.model);
+  if (!options.measure.has_value()) {
+    const double bytes = StepWork(spec, formats, 1, 0, 1).weight_bytes;
+    if (!weights || bytes > kMostWeightBytes) return std::nullopt;
+    timing.lengths = ShortEnough(spec, timing.lengths);
+    return timing;
+  }
+  if (!*options.measure) return std::nullopt;
+  if (!weights) {
+    return absl::InvalidArgumentError(
+        "--measure needs a directory with weights (model.safetensors)");
+  }
+  const int64_t positions = timing.lengths.prompt + timing.lengths.output;
+  if (positions > spec.max_positions) {
+    return absl::InvalidArgumentError(absl::StrCat("--measure: ", positions,
+                                                   " positions, the model has ",
+                                                   spec.max_positions));
+  }
+  return timing;
+}
+
+// What a quantised checkpoint's matrices are, unless it is to be changed.
+Formats FormatsOf(const engine::ModelSpec& spec, Formats formats) {
+  using Method = engine::Quantisation::Method;
+  const engine::Quantisation& quantisation = spec.quantisation;
+  if (quantisation.method == Method::kNone) return formats;
+  formats.from_checkpoint = true;
+  formats.layers =
+      quantisation.method != Method::kPlain && quantisation.bits == 4
+          ? kernels::DType::kInt4
+          : kernels::DType::kInt8;
+  return formats;
 }
 
 }  // namespace
@@ -73,11 +145,13 @@ absl::Status Explain(const ExplainOptions& options) {
   absl::StatusOr<engine::ModelSpec> spec = LoadConfig(options.model);
   if (!spec.ok()) return spec.status();
   Explanation explanation{.model = NameOf(options.model),
-                          .spec = *std::move(spec),
-                          .formats = options.formats,
+                          .spec = *spec,
+                          .formats = FormatsOf(*spec, options.formats),
                           .lengths = options.lengths,
                           .block_size = options.block_size};
-  // Before what takes time.
+  // What may be refused comes before what takes time.
+  const auto timing = PlanTiming(*spec, explanation.formats, options);
+  if (!timing.ok()) return timing.status();
   std::ofstream svg;
   if (!options.svg.empty()) {
     svg.open(options.svg);
@@ -90,6 +164,18 @@ absl::Status Explain(const ExplainOptions& options) {
     const absl::StatusOr<Machine> machine = MeasureFor(explanation, options);
     if (!machine.ok()) return machine.status();
     explanation.machine = *machine;
+  }
+  if (timing->has_value()) {
+    absl::StatusOr<Timing> timed = TimeRequest(*spec, **timing, ShowShare);
+    ShowProgress("");
+    if (timed.ok()) {
+      explanation.timing = *std::move(timed);
+    } else if (options.measure.has_value() ||
+               absl::IsInternal(timed.status())) {
+      return timed.status();
+    } else {  // nobody asked for it
+      std::cerr << "not timed: " << timed.status().message() << "\n";
+    }
   }
   std::cout << (options.json
                     ? ReportJson(explanation)

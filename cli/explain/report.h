@@ -10,6 +10,7 @@
 
 #include "cli/explain/counts.h"
 #include "cli/explain/roofline.h"
+#include "cli/explain/timing.h"
 #include "engine/model_config.h"
 
 namespace tandem::explain {
@@ -21,6 +22,7 @@ struct Explanation {
   Lengths lengths = {};
   int block_size = 16;
   std::optional<Machine> machine = std::nullopt;
+  std::optional<Timing> timing = std::nullopt;
 };
 
 // "6 225"; from ten millions on as Short.

@@ -58,6 +58,17 @@ json MachineJson(const Explanation& e) {
   return object;
 }
 
+json TimingJson(const Explanation& e) {
+  const Timing& timing = *e.timing;
+  json object = GenerationJson(e, timing.lengths);
+  object.update(json{{"with_cache_seconds", timing.with_seconds},
+                     {"without_cache_seconds", timing.without_seconds},
+                     {"prefill_seconds_per_token", timing.prefill_per_token()},
+                     {"decode_seconds_per_token", timing.decode_per_token()},
+                     {"token_ids", timing.tokens}});
+  return object;
+}
+
 }  // namespace
 
 std::string ReportJson(const Explanation& e) {
@@ -83,6 +94,7 @@ std::string ReportJson(const Explanation& e) {
     object["quoted"].push_back(GenerationJson(e, lengths));
   }
   if (e.machine.has_value()) object["machine"] = MachineJson(e);
+  if (e.timing.has_value()) object["timed"] = TimingJson(e);
   // A model's name may hold anything.
   return object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }

@@ -39,6 +39,11 @@ std::string Ratio(double without, double with) {
                          without / with);
 }
 
+std::string Milliseconds(double seconds) {
+  const double ms = seconds * 1e3;
+  return absl::StrFormat(ms < 1 ? "%.4f" : ms < 100 ? "%.2f" : "%.0f", ms);
+}
+
 std::string Named(const Formats& formats) {
   const std::string_view weights = kernels::Name(formats.layers);
   return absl::StrCat("weights ", std::string(weights), ", KV cache ",
@@ -147,6 +152,37 @@ void AddRoofline(const Explanation& e, Text* text) {
   }
 }
 
+void AddTiming(const Explanation& e, Text* text) {
+  const Timing& timing = *e.timing;
+  const Lengths lengths = timing.lengths;
+  const Work without = GenerationWork(e.spec, e.formats, lengths, false);
+  const Work with = GenerationWork(e.spec, e.formats, lengths, true);
+  const double without_s = timing.without_total();
+  const double with_s = timing.with_total();
+  text->Heading(absl::StrCat("Timed on this machine: prompt of ",
+                             lengths.prompt, ", output of ", lengths.output));
+  text->Line("  %-34s %14s %14s %9s", "", "without cache", "with", "ratio");
+  const auto add = [&](std::string_view name, double a, double b) {
+    text->Line("  %-34s %14s %14s %9s", name, Milliseconds(a), Milliseconds(b),
+               Ratio(a, b));
+  };
+  add("all steps, ms", without_s, with_s);
+  add("last step, ms", timing.without_seconds.back(),
+      timing.with_seconds.back());
+  text->Line("  %-34s %14s %14s %9s", "FLOPs, counted", Count(without.flops()),
+             Count(with.flops()), Ratio(without.flops(), with.flops()));
+  text->Line("  %-34s %14s %14s", "FLOP/s", Count(without.flops() / without_s),
+             Count(with.flops() / with_s));
+  if (lengths.output > 1) {
+    const double prefill = timing.prefill_per_token();
+    const double decode = timing.decode_per_token();
+    text->Line("  prefill %s ms/token, decode %s ms/token: %s times as much",
+               Milliseconds(prefill), Milliseconds(decode),
+               Ratio(decode, prefill));
+  }
+  text->Line("  the same %d tokens both ways", timing.tokens.size());
+}
+
 }  // namespace
 
 std::string Count(double value) {
@@ -189,6 +225,7 @@ std::string ReportText(const Explanation& e, bool color) {
   text.Heading("Steps by positions, one layer and head");
   text.Append(DrawGrid(kGridLengths, color));
   if (e.machine.has_value()) AddRoofline(e, &text);
+  if (e.timing.has_value()) AddTiming(e, &text);
   return std::move(text).Take();
 }
 

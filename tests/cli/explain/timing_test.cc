@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The embedded model through the worker's executor, both ways.
+
+#include "cli/explain/timing.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cli/explain/report.h"
+
+namespace tandem::explain {
+namespace {
+
+const std::string kModel = TANDEM_SOURCE_DIR "/models/tales";
+
+TEST(TimingTest, BothWaysDrawTheSameTokens) {
+  const auto spec = engine::LoadModelSpec(kModel);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  double share = 0;
+  const auto timing = TimeRequest(
+      *spec, {.directory = kModel, .lengths = {21, 12}, .threads = 1},
+      [&](double now) {
+        EXPECT_GT(now, share);
+        share = now;
+      });
+  ASSERT_TRUE(timing.ok()) << timing.status();
+  EXPECT_DOUBLE_EQ(share, 1) << "as many rows as were counted";
+  EXPECT_EQ(timing->tokens.size(), 12u);
+  EXPECT_EQ(timing->with_seconds.size(), 12u);
+  EXPECT_EQ(timing->without_seconds.size(), 12u);
+  EXPECT_GT(timing->prefill_per_token(), 0);
+  EXPECT_GT(timing->decode_per_token(), 0);
+}
+
+TEST(TimingTest, FiguresPerToken) {
+  const Timing timing{.lengths = {4, 4},
+                      .with_seconds = {8e-3, 3e-3, 1e-3, 2e-3},
+                      .without_seconds = {8e-3, 9e-3, 11e-3, 14e-3},
+                      .tokens = {1, 2, 3, 4}};
+  EXPECT_DOUBLE_EQ(timing.prefill_per_token(), 2e-3);
+  EXPECT_DOUBLE_EQ(timing.decode_per_token(), 2e-3);
+  EXPECT_DOUBLE_EQ(timing.with_total(), 14e-3);
+  EXPECT_DOUBLE_EQ(timing.without_total(), 42e-3);
+  Explanation e{.model = "tales",
+                .spec = *engine::LoadModelSpec(kModel),
+                .lengths = {4, 4},
+                .timing = timing};
+  const std::string text = ReportText(e, /*color=*/false);
+  for (const std::string part :
+       {"prompt of 4, output of 4\n",
+        "all steps, ms                               42.00          14.00"
+        "       3.0",
+        "last step, ms                               14.00           2.00"
+        "       7.0",
+        "prefill 2.00 ms/token, decode 2.00 ms/token: 1.0 times as much",
+        "the same 4 tokens both ways"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::explain
