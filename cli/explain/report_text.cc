@@ -35,13 +35,13 @@ class Text {
 };
 
 std::string Ratio(double without, double with) {
-  return absl::StrFormat(without < 100 * with ? "%.1f" : "%.0f",
-                         without / with);
+  const double ratio = without / with;
+  return absl::StrFormat("%.*f", ratio < 100 ? 1 : 0, ratio);
 }
 
 std::string Milliseconds(double seconds) {
   const double ms = seconds * 1e3;
-  return absl::StrFormat(ms < 1 ? "%.4f" : ms < 100 ? "%.2f" : "%.0f", ms);
+  return absl::StrFormat("%.*f", ms < 1 ? 4 : ms < 100 ? 2 : 0, ms);
 }
 
 std::string Named(const Formats& formats) {

@@ -230,6 +230,10 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"generate --router 127.0.0.1:1 --timeout 2 hi", 1,
        "no router answers at 127.0.0.1:1"},
       {"generate --temperature 9 hi", 2, "temperature"},
+      {"explain --no-machine", 0, "131072 B"},
+      {"explain /no/such/model", 1, "config.json"},
+      {"explain --measure", 1, "--measure needs a directory"},
+      {"explain --output-tokens 0", 2, "--output-tokens"},
   };
   for (const Case& c : cases) {
     const Result result = Shell(Tandem(c.arguments) + std::string(" 2>&1"));
