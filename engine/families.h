@@ -84,6 +84,8 @@ enum class Windows : uint8_t {
   kMixed,  // all but every n-th ("sliding_window_pattern")
 };
 
+// In the order of reading: there is one row per family.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct Family {
   std::string_view architecture;  // "LlamaForCausalLM"
   std::string_view model_type;    // "llama"

@@ -49,11 +49,11 @@ class Reader {
   // The bytes of a tensor of this type and shape; empty after an error.
   absl::Span<const std::byte> Bytes(std::string_view suffix,
                                     std::string_view dtype,
-                                    std::vector<int64_t> shape);
+                                    const std::vector<int64_t>& shape);
   std::vector<uint32_t> Words(std::string_view suffix,
-                              std::vector<int64_t> shape);
+                              const std::vector<int64_t>& shape);
   std::vector<float> Floats(std::string_view suffix,
-                            std::vector<int64_t> shape);
+                            const std::vector<int64_t>& shape);
 
   int bits() const { return quantisation_.bits; }
   int per_word() const { return 32 / quantisation_.bits; }
@@ -80,7 +80,7 @@ class Reader {
 
 absl::Span<const std::byte> Reader::Bytes(std::string_view suffix,
                                           std::string_view dtype,
-                                          std::vector<int64_t> shape) {
+                                          const std::vector<int64_t>& shape) {
   const TensorInfo* const tensor = Find(suffix);
   if (tensor == nullptr) {
     Fail(nullptr, suffix, "is missing");
@@ -99,16 +99,15 @@ absl::Span<const std::byte> Reader::Bytes(std::string_view suffix,
 }
 
 std::vector<uint32_t> Reader::Words(std::string_view suffix,
-                                    std::vector<int64_t> shape) {
-  const absl::Span<const std::byte> bytes =
-      Bytes(suffix, "I32", std::move(shape));
+                                    const std::vector<int64_t>& shape) {
+  const absl::Span<const std::byte> bytes = Bytes(suffix, "I32", shape);
   std::vector<uint32_t> words(bytes.size() / 4);
   if (!words.empty()) memcpy(words.data(), bytes.data(), words.size() * 4);
   return words;
 }
 
 std::vector<float> Reader::Floats(std::string_view suffix,
-                                  std::vector<int64_t> shape) {
+                                  const std::vector<int64_t>& shape) {
   const TensorInfo* const tensor = Find(suffix);
   if (tensor == nullptr) {
     Fail(nullptr, suffix, "is missing");
@@ -121,8 +120,7 @@ std::vector<float> Reader::Floats(std::string_view suffix,
                       "; scales must be F32, BF16 or F16"));
     return {};
   }
-  const absl::Span<const std::byte> bytes =
-      Bytes(suffix, tensor->dtype, std::move(shape));
+  const absl::Span<const std::byte> bytes = Bytes(suffix, tensor->dtype, shape);
   if (!status_.ok()) return {};
   std::vector<std::byte> wide;
   Append({bytes.data(), dtype, 1,

@@ -142,9 +142,8 @@ constexpr float RowPower(float most, float limit) {
 
 // `value` to the nearest integer, ties to even, kept within -8 .. 7.
 // REQUIRES: finite.
-constexpr int Int4FromFloat(float value) {
-  const int code = Int8FromFloat(value);
-  return code < -8 ? -8 : code > 7 ? 7 : code;
+constexpr int8_t Int4FromFloat(float value) {
+  return Int8FromFloat(value < -8 ? -8 : value > 7 ? 7 : value);
 }
 
 // The number that a code stands for, without its scale.

@@ -188,9 +188,8 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
     const int input = col % kCodeInputs;
     const Place place = PlaceOf(kind, lane, input);
     const auto byte = std::to_integer<uint8_t>(unit[place.offset]);
-    const size_t index =
-        static_cast<size_t>(input / kCodeGroup * kUnit + lane % kUnit);
-    int code = static_cast<int8_t>(byte);
+    const int index = input / kCodeGroup * kUnit + lane % kUnit;
+    int code = byte < 128 ? byte : byte - 256;
     if (kind != CodeKind::kInt8) {
       code = (place.high ? byte >> 4 : byte & 0xf) -
              (kind == CodeKind::kInt4
