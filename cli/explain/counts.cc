@@ -131,9 +131,9 @@ double MatrixBytes(DType type, double rows, double cols) {
     case DType::kFp8:
       return elements + 4 * rows;  // an f32 scale each row
     case DType::kInt8:             // an f16 scale each group
-      return elements * (kernels::kCodeGroup + 2) / kernels::kCodeGroup;
+      return elements * (1 + 2.0 / kernels::kCodeGroup);
     case DType::kInt4:
-      return elements * (kernels::kCodeGroup / 2 + 2) / kernels::kCodeGroup;
+      return elements * (0.5 + 2.0 / kernels::kCodeGroup);
     default:
       return elements * static_cast<double>(kernels::SizeOf(type));
   }
