@@ -103,6 +103,41 @@ TEST(CountsTest, KvBytesOfKnownModels) {
   EXPECT_EQ(KvBytesPerToken(spec, DType::kBF16) * 4096, int64_t{5} << 28);
 }
 
+TEST(CountsTest, ParametersOfOtherFamilies) {
+  const struct {
+    const char* config;
+    double published, norms_and_biases;
+  } cases[] = {
+      // GPT-2: learned positions, no gates, a tied head. Biases of 2304 + 768 +
+      // 3072 + 768 and two norms of 2 x 768 in 12 layers, and one at the end.
+      {R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+           "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+           "vocab_size": 50257, "activation_function": "gelu_new"})",
+       124439808, 12 * (6912 + 4 * 768) + 2 * 768},
+      // Mixtral 8x7B: 8 experts and a router in each layer.
+      {R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+           "hidden_size": 4096, "intermediate_size": 14336,
+           "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "vocab_size": 32000,
+           "num_local_experts": 8, "num_experts_per_tok": 2,
+           "hidden_act": "silu"})",
+       46702792704, 65 * 4096}};
+  for (const auto& c : cases) {
+    const auto spec = engine::ParseModelSpec("config.json", c.config, "", "");
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(Parameters(*spec), c.published - c.norms_and_biases)
+        << spec->architecture;
+    // Each parameter of a matrix is read by a step of many rows, once.
+    const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
+    const double embedding =
+        static_cast<double>(spec->hidden_size) *
+        (spec->tied_head ? spec->max_positions : spec->vocab_size);
+    EXPECT_NEAR(StepWork(*spec, formats, 1000, 0, 1).weight_bytes,
+                4 * (Parameters(*spec) - embedding), 1)
+        << spec->architecture;
+  }
+}
+
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   const Formats formats{
       .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};
