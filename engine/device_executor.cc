@@ -226,8 +226,11 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
   if (!status.ok()) {
     newest_ = nullptr;
     // By way of the queue: steps end in the order in which they were submitted.
-    compute_->Callback([loop = loop_, id = step->id, listener, status] {
-      loop->Post([id, listener, status] { listener->OnStepDone(id, status); });
+    compute_->Callback([loop = loop_, id = step->id, listener,
+                        status = std::move(status)]() mutable {
+      loop->Post([id, listener, status = std::move(status)] {
+        listener->OnStepDone(id, status);
+      });
     });
     return;
   }
