@@ -135,8 +135,9 @@ void AddKvBytes(const Explanation& e, Text* text) {
 void AddRoofline(const Explanation& e, Text* text) {
   const Machine& machine = *e.machine;
   text->Heading("Prefill and decode on this machine");
-  text->Line("  %d threads: at most %sFLOP/s, reads at %sB/s (over %s)",
-             machine.threads, Count(machine.matrix_flops_per_second),
+  text->Line("  %d thread%s: at most %sFLOP/s, reads at %sB/s (over %s)",
+             machine.threads, machine.threads == 1 ? "" : "s",
+             Count(machine.matrix_flops_per_second),
              Count(machine.bytes_per_second), HumanBytes(machine.read_bytes));
   text->Line(
       "  ridge %.1f FLOP/byte: a step below waits for memory, one above "
