@@ -145,7 +145,8 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
       " --banned-token-ids 41 --logit-bias 40=1,42-1.5 --bad-words was"
       " 'Once upon a time' 2>/dev/null"));
   ASSERT_EQ(ruled.code, 0);
-  for (const int id : json::parse(ruled.output)["token_ids"]) {
+  const json drawn = json::parse(ruled.output);
+  for (const int id : drawn["token_ids"]) {
     EXPECT_TRUE(id == 40 || id == 42) << id;
   }
   EXPECT_EQ(Shell(Tandem("generate " + served.Router() +

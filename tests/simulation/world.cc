@@ -592,6 +592,8 @@ Report World::Run() {
   report_.trace = network_.trace;
   // Streams before the processes that they end in.
   for (const auto& client : clients_) client->stream.reset();
+  // What is still to be delivered to them holds what it comes from.
+  clients_host_->loop.Stop();
   for (const auto& [name, node] : nodes_) node->host->loop.Stop();
   for (const auto& [name, node] : nodes_) node->Clear();
   return report_;
