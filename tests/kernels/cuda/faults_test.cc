@@ -17,6 +17,7 @@
 #include "kernels/kv_digest.h"
 #include "kernels/sampling.h"
 #include "tests/kernels/cuda/checks.h"
+#include "tests/kernels/cuda/family_checks.h"
 
 namespace tandem::kernels::cuda_faulty {
 using namespace cuda;
@@ -29,13 +30,16 @@ void WaitForFewer(Grid& g) {
 
 #define cuda cuda_faulty
 
-// The last element of an odd row is left out.
+// The last element of an odd row is left out; what is likely is less so.
 #define Smaller(a, b) ((b) < (a) ? (b)-1 : (a))
+#define Exp(v) Exp(Mul(0.5f, v))
 #include "kernels/cuda/elementwise.cuh"
+#undef Exp
 #undef Smaller
 
 // Nobody waits for the other warps' sums.
 #define Barrier WarpBarrier
+#include "kernels/cuda/layer_norm.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 #undef Barrier
 
@@ -92,6 +96,43 @@ int RmsNorm(const Stream& stream, DType type, const RmsNormParams& p) {
     return Launch(stream, {p.num_rows, 1, 1}, Kernel::kThreads,
                   Kernel::SharedBytes(p.dim), Kernel{p});
   });
+}
+
+int LayerNorm(const Stream& stream, DType type, const LayerNormParams& p) {
+  return WithElement(type, [&](auto zero) {
+    using Kernel = faulty::LayerNormKernel<decltype(zero)>;
+    return Launch(stream, {p.num_rows, 1, 1}, Kernel::kThreads,
+                  Kernel::SharedBytes(p.dim), Kernel{p});
+  });
+}
+
+// A thread for each eight elements of a row.
+template <typename Kernel, typename Params>
+int Elementwise(const Stream& stream, int rows, int dim, const Params& p) {
+  constexpr int kPerBlock = Kernel::kThreads * kChunk;
+  return Launch(stream, {(dim + kPerBlock - 1) / kPerBlock, rows, 1},
+                Kernel::kThreads, 0, Kernel{p});
+}
+int Activate(const Stream& stream, DType type, const ActivateParams& p) {
+  return WithElement(type, [&](auto zero) {
+    return Elementwise<faulty::ActivateKernel<decltype(zero)>>(
+        stream, p.num_rows, p.dim, p);
+  });
+}
+int AddExpert(const Stream& stream, DType type, const AddExpertParams& p) {
+  return WithElement(type, [&](auto zero) {
+    return Elementwise<faulty::AddExpertKernel<decltype(zero)>>(
+        stream, p.num_rows, p.dim, p);
+  });
+}
+int ScaleLogits(const Stream& stream, const ScaleLogitsParams& p) {
+  return Elementwise<faulty::ScaleLogitsKernel>(stream, p.count, p.vocab, p);
+}
+int Route(const Stream& stream, const RouteParams& p) {
+  using Kernel = faulty::RouteKernel;
+  return Launch(stream,
+                {(p.num_rows + Kernel::kThreads - 1) / Kernel::kThreads, 1, 1},
+                Kernel::kThreads, 0, Kernel{p});
 }
 
 int RopeAppend(const Stream& stream, DType type, const RopeAppendParams& p) {
@@ -194,6 +235,23 @@ TEST(CudaSeededFault, AMissingBarrierInTheNormIsNoticedInEveryOrder) {
     const ScopedSettings scoped(settings);
     EXPECT_FALSE(CheckRmsNorm(RmsNorm));
   }
+}
+
+TEST(CudaSeededFault, AMissingBarrierInLayerNormIsNoticedInEveryOrder) {
+  for (const emulator::Settings& settings : kSettings) {
+    const ScopedSettings scoped(settings);
+    EXPECT_FALSE(CheckLayerNorm(LayerNorm));
+  }
+}
+
+TEST(CudaSeededFault, AnElementLeftOutOfAFamilysKernelIsNoticed) {
+  EXPECT_FALSE(CheckActivate(Activate));
+  EXPECT_FALSE(CheckScaleLogits(ScaleLogits));
+  EXPECT_FALSE(CheckAddExpert(AddExpert));
+}
+
+TEST(CudaSeededFault, WrongWeightsOfExpertsAreNoticed) {
+  EXPECT_FALSE(CheckRoute(Route));
 }
 
 TEST(CudaSeededFault, ARotationTheOtherWayIsNoticed) {

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of single model families must do, as checks.h has it for
+// those of all: LayerNorm, norms of heads, activations without gates, experts,
+// scaled and capped logits.
+
+#ifndef TANDEM_TESTS_KERNELS_CUDA_FAMILY_CHECKS_H_
+#define TANDEM_TESTS_KERNELS_CUDA_FAMILY_CHECKS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "tests/kernels/cuda/checks.h"
+
+namespace tandem::kernels::cuda {
+
+inline AssertionResult Near(DType type, const std::vector<float>& got,
+                            const std::vector<double>& expected,
+                            double slack = 2e-6) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double bound =
+        (1.01 * UnitOf(type) + slack) * std::fabs(expected[i]) + slack;
+    if (!(std::fabs(got[i] - expected[i]) <= bound)) {
+      return AssertionFailure() << Name(type) << ", element " << i << ": "
+                                << got[i] << " for " << expected[i];
+    }
+  }
+  return AssertionSuccess();
+}
+
+inline void Fill(Guarded& memory, DType type,
+                 const std::vector<float>& values) {
+  const auto bytes = Encode(type, values);
+  std::memcpy(memory.data(), bytes.data(), bytes.size());
+}
+
+// ---- LayerNorm.
+
+using LayerNormFn = int (*)(const Stream&, DType, const LayerNormParams&);
+
+inline AssertionResult CheckLayerNorm(const LayerNormFn& launch) {
+  const int rows = 3;
+  for (const DType type : kTypes) {
+    for (const int dim : kSizes) {
+      const auto x = RandomOf(type, int64_t{rows} * dim, 81, 3.0f);
+      const auto delta = RandomOf(type, int64_t{rows} * dim, 82);
+      const auto weight = RandomFloats(At(dim), 83);
+      const auto bias = RandomFloats(At(dim), 84);
+      const auto added = Encode(type, delta);
+      Guarded in(type, int64_t{rows} * dim);
+      Guarded out(type, int64_t{rows} * dim);
+      Fill(in, type, x);
+      TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                             {in.data(), added.data(), weight.data(),
+                              bias.data(), out.data(), rows, dim, 1e-5f}));
+      auto sums = x;
+      for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i] = RoundedTo(type, sums[i] + delta[i]);
+      }
+      if (auto same = SameBits(in.Values(), sums); !same) return same;
+      if (type == DType::kF32) {
+        Device cpu(MakeBackend());
+        float* const normed = cpu.New<float>(sums.size());
+        cpu->LayerNorm(cpu.queue(), rows, dim, 1e-5f, cpu.Upload(sums), nullptr,
+                       cpu.Upload(weight), cpu.Upload(bias), normed);
+        if (auto same =
+                SameBits(out.Values(), cpu.Download(normed, sums.size()));
+            !same) {
+          return same;
+        }
+      }
+      std::vector<double> expected;
+      for (int row = 0; row < rows; ++row) {
+        const float* const v = &sums[At(int64_t{row} * dim)];
+        const double mean = std::accumulate(v, v + dim, 0.0) / dim;
+        double squares = 0;
+        for (int i = 0; i < dim; ++i) squares += (v[i] - mean) * (v[i] - mean);
+        const double scale = 1 / std::sqrt(squares / dim + 1e-5);
+        for (int i = 0; i < dim; ++i) {
+          expected.push_back((v[i] - mean) * scale * weight[At(i)] +
+                             bias[At(i)]);
+        }
+      }
+      if (auto near = Near(type, out.Values(), expected, 1e-5); !near) {
+        return near << ", dim " << dim;
+      }
+      if (!in.Kept() || !out.Kept()) return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
+
+// ---- Norms of heads, where nothing is rotated: Q in place, K in the cache.
+
+using HeadNormFn = int (*)(const Stream&, DType, const RopeAppendParams&);
+
+inline AssertionResult CheckHeadNorms(const HeadNormFn& launch) {
+  const std::vector<int32_t> positions = {0, 9};
+  const std::vector<int32_t> slots = {3, 17};
+  const int rows = 2, heads = 3, kv_heads = 1;
+  for (const DType type : kTypes) {
+    for (const int dim : {8, 40, 256}) {
+      const int width = (heads + 2 * kv_heads) * dim;
+      const auto qkv = RandomOf(type, int64_t{rows} * width, 85);
+      const auto query_norm = RandomFloats(At(dim), 86);
+      const auto key_norm = RandomFloats(At(dim), 87);
+      KvView kv{nullptr, type, 2, kv_heads, dim, 16};
+      Guarded cache(type, kv.layer_stride());
+      kv.data = cache.data();
+      Guarded normed(type, int64_t{rows} * width);
+      Fill(normed, type, qkv);
+      TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                             {.positions = positions.data(),
+                              .slots = slots.data(),
+                              .cos = nullptr,
+                              .sin = nullptr,
+                              .qkv = normed.data(),
+                              .kv = kv,
+                              .num_rows = rows,
+                              .heads = heads,
+                              .layer = 0,
+                              .query_norm = query_norm.data(),
+                              .key_norm = key_norm.data(),
+                              .norm_eps = 1e-6f}));
+      const auto queries = normed.Values();
+      const auto cached = cache.Values();
+      std::vector<float> got;
+      std::vector<double> expected;
+      for (int row = 0; row < rows; ++row) {
+        for (int head = 0; head < heads + kv_heads; ++head) {
+          const size_t at = At(int64_t{row} * width + head * dim);
+          double squares = 0;
+          for (int i = 0; i < dim; ++i) {
+            squares += double{qkv[at + At(i)]} * qkv[at + At(i)];
+          }
+          const double scale = 1 / std::sqrt(squares / dim + 1e-6);
+          const int slot = slots[At(row)];
+          const size_t key = At(kv.Offset(0, slot / 16, 0, 0, slot % 16));
+          for (int i = 0; i < dim; ++i) {
+            const bool query = head < heads;
+            got.push_back(query ? queries[at + At(i)] : cached[key + At(i)]);
+            expected.push_back(qkv[at + At(i)] * scale *
+                               (query ? query_norm : key_norm)[At(i)]);
+          }
+        }
+      }
+      if (auto near = Near(type, got, expected); !near) {
+        return near << ", head dimension " << dim;
+      }
+      if (!cache.Kept() || !normed.Kept())
+        return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
+
+// ---- Activations, and logits scaled and capped.
+
+using ActivateFn = int (*)(const Stream&, DType, const ActivateParams&);
+
+inline AssertionResult CheckActivate(const ActivateFn& launch) {
+  const int rows = 3;
+  for (const DType type : kTypes) {
+    for (const int dim : kSizes) {
+      for (const Activation what : {Activation::kSilu, Activation::kGeluTanh}) {
+        const auto x = RandomOf(type, int64_t{rows} * dim, 88, 4.0f);
+        Guarded in(type, int64_t{rows} * dim);
+        Fill(in, type, x);
+        TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                               {in.data(), rows, dim, what}));
+        std::vector<double> expected;
+        for (const float v : x) {
+          const double cube = v + 0.044715 * v * v * v;
+          expected.push_back(
+              what == Activation::kSilu
+                  ? v / (1 + std::exp(-double{v}))
+                  : 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * cube)));
+        }
+        if (auto near = Near(type, in.Values(), expected); !near) {
+          return near << ", dim " << dim;
+        }
+        if (type == DType::kF32) {
+          Device cpu(MakeBackend());
+          float* const same_x = cpu.Upload(x);
+          cpu->Activate(cpu.queue(), rows, dim, what, same_x);
+          if (auto same = SameBits(in.Values(), cpu.Download(same_x, x.size()));
+              !same) {
+            return same;
+          }
+        }
+        if (!in.Kept()) return AssertionFailure() << "overrun";
+      }
+    }
+  }
+  return AssertionSuccess();
+}
+
+using ScaleLogitsFn = int (*)(const Stream&, const ScaleLogitsParams&);
+
+inline AssertionResult CheckScaleLogits(const ScaleLogitsFn& launch) {
+  const int count = 3;
+  for (const int vocab : kSizes) {
+    for (const float cap : {0.0f, 5.0f}) {
+      const auto logits = RandomFloats(At(count * vocab), 89, 9.0f);
+      Guarded memory(DType::kF32, count * vocab);
+      Fill(memory, DType::kF32, logits);
+      TANDEM_LAUNCHED(launch(
+          StreamOf(Generation::kHopper),
+          {reinterpret_cast<float*>(memory.data()), count, vocab, 0.75f, cap}));
+      std::vector<double> expected;
+      for (const float x : logits) {
+        const double y = 0.75 * x;
+        expected.push_back(cap > 0 ? cap * std::tanh(y / cap) : y);
+      }
+      if (auto near = Near(DType::kF32, memory.Values(), expected); !near) {
+        return near;
+      }
+      Device cpu(MakeBackend());
+      float* const same_logits = cpu.Upload(logits);
+      cpu->ScaleLogits(cpu.queue(), count, vocab, 0.75f, cap, same_logits);
+      if (auto same = SameBits(memory.Values(),
+                               cpu.Download(same_logits, logits.size()));
+          !same) {
+        return same;
+      }
+      if (!memory.Kept()) return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
+
+// ---- Experts: which are chosen, and the sum of what they make.
+
+using RouteFn = int (*)(const Stream&, const RouteParams&);
+
+inline AssertionResult CheckRoute(const RouteFn& launch) {
+  const int rows = 130, experts = 9;  // more rows than a block has threads
+  auto logits = RandomFloats(At(rows * experts), 90, 2.0f);
+  logits[3] = logits[5] = 20;  // a tie goes to the lower id
+  for (const int chosen : {1, 2, 9}) {
+    for (const bool normalise : {false, true}) {
+      Guarded weights(DType::kF32, rows * experts);
+      TANDEM_LAUNCHED(
+          launch(StreamOf(Generation::kHopper),
+                 {logits.data(), reinterpret_cast<float*>(weights.data()), rows,
+                  experts, chosen, normalise}));
+      std::vector<double> expected(At(rows * experts));
+      for (int row = 0; row < rows; ++row) {
+        const float* const x = &logits[At(row * experts)];
+        std::vector<int> order(experts);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(),
+                         [x](int a, int b) { return x[a] > x[b]; });
+        double sum = 0;
+        for (int i = 0; i < (normalise ? chosen : experts); ++i) {
+          sum += std::exp(double{x[order[At(i)]]});
+        }
+        for (int i = 0; i < chosen; ++i) {
+          const int e = order[At(i)];
+          expected[At(row * experts + e)] = std::exp(double{x[e]}) / sum;
+        }
+      }
+      if (auto near = Near(DType::kF32, weights.Values(), expected); !near) {
+        return near << ", " << chosen << " chosen";
+      }
+      Device cpu(MakeBackend());
+      float* const same_weights = cpu.New<float>(expected.size());
+      cpu->Route(cpu.queue(), rows, experts, chosen, normalise,
+                 cpu.Upload(logits), same_weights);
+      if (auto same = SameBits(weights.Values(),
+                               cpu.Download(same_weights, expected.size()));
+          !same) {
+        return same;
+      }
+      if (!weights.Kept()) return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
+
+using AddExpertFn = int (*)(const Stream&, DType, const AddExpertParams&);
+
+inline AssertionResult CheckAddExpert(const AddExpertFn& launch) {
+  const int rows = 4, experts = 3;
+  // Of the rows' experts: all, the last, the first and the last, none.
+  const std::vector<float> weights = {0.5f,  0.25f, 0.25f, 0, 0, 1.5f,
+                                      0.75f, 0,     0.5f,  0, 0, 0};
+  for (const DType type : kTypes) {
+    for (const int dim : kSizes) {
+      Guarded out(type, int64_t{rows} * dim);  // what was there is not added
+      std::vector<float> expected(At(int64_t{rows} * dim));
+      for (int e = 0; e < experts; ++e) {
+        const auto y =
+            RandomOf(type, int64_t{rows} * dim, static_cast<uint64_t>(91 + e));
+        const auto bytes = Encode(type, y);
+        TANDEM_LAUNCHED(launch(
+            StreamOf(Generation::kHopper), type,
+            {bytes.data(), weights.data(), out.data(), rows, dim, experts, e}));
+        for (size_t i = 0; i < y.size(); ++i) {
+          const float weight = weights[i / At(dim) * experts + At(e)];
+          if (weight == 0) continue;
+          expected[i] = RoundedTo(type, std::fma(weight, y[i], expected[i]));
+        }
+      }
+      if (auto same = SameBits(out.Values(), expected); !same) {
+        return same << ", " << Name(type) << " dim " << dim;
+      }
+      if (!out.Kept()) return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_TESTS_KERNELS_CUDA_FAMILY_CHECKS_H_
