@@ -117,6 +117,13 @@ absl::Status DeviceExecutor::Initialize() {
   last_scatter_.resize(options_.num_blocks);
   compute_ = backend_->NewQueue("compute");
   transfer_ = backend_->NewQueue("transfer");
+  const int64_t most =
+      int64_t{options_.max_sequences} * model_->spec().vocab_size;
+  const auto edits = static_cast<size_t>(std::min(kEditsAtStart, most));
+  for (Flight& flight : flights_) {
+    const absl::Status status = GrowEdits(flight, edits);
+    if (!status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 
@@ -392,11 +399,15 @@ void DeviceExecutor::DrawTokens(const StepPlan& plan, int count) {
                    reinterpret_cast<SampleResult*>(device_results_->data()));
 }
 
-// Rows rarely have edits, and what a long history makes of penalties is too
-// much to keep for every row.
 absl::Status DeviceExecutor::ReserveEdits(Flight& flight, const Step& step) {
   size_t count = 0;
   for (const StepEntry& entry : step.entries) count += entry.edits.size();
+  return GrowEdits(flight, count);
+}
+
+// Few rows have edits; what penalties make of long histories of all would be
+// too much to keep.
+absl::Status DeviceExecutor::GrowEdits(Flight& flight, size_t count) {
   if (count == 0) return absl::OkStatus();
   const size_t bytes = std::bit_ceil(count * sizeof(kernels::LogitEdit));
   if (flight.edits == nullptr || flight.edits->size() < bytes) {

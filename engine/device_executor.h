@@ -14,10 +14,9 @@
 // see RecordDecodes. Sizes are few; a step is filled up to the next one with
 // rows that belong to nobody and are written nowhere.
 //
-// Memory is sized once for the largest step, but for edits of logits: theirs
-// grows with what sequences ask for. Two steps may be in flight, each
-// with its own host memory, so that the second is prepared and queued while
-// the first one runs.
+// Memory is sized once for the largest step; that for edits of logits grows
+// beyond kEditsAtStart. Two steps may be in flight, each with its own host
+// memory, so that the second is prepared and queued while the first one runs.
 
 #ifndef TANDEM_ENGINE_DEVICE_EXECUTOR_H_
 #define TANDEM_ENGINE_DEVICE_EXECUTOR_H_
@@ -98,6 +97,9 @@ class DeviceExecutor final : public Executor {
   void set_logits_probe(LogitsProbe probe) { probe_ = std::move(probe); }
 
   static constexpr int kStepsInFlight = 2;
+  // Edits of logits in a step for which there is memory from the start: 64
+  // sequences with as many as a request may list.
+  static constexpr int64_t kEditsAtStart = 64 * 1024;
 
   // Sizes that decodes are filled up to, ascending, the last `most`.
   static std::vector<int> DecodeSizes(int most);
@@ -144,6 +146,7 @@ class DeviceExecutor final : public Executor {
   void RunMixed(Flight& flight);
   void Run(Flight& flight);
   absl::Status ReserveEdits(Flight& flight, const Step& step);
+  absl::Status GrowEdits(Flight& flight, size_t count);
   void DrawTokens(const StepPlan& plan, int count);
   void FetchTokens(Flight& flight);
   void Finish(Flight& flight);
