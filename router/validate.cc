@@ -242,6 +242,8 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("output.prompt_logprobs", o.has_prompt_logprobs()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("output.attention", o.has_attention()));
   if (o.echo() && o.has_text() && !o.text()) {
     return FieldInvalid("output.echo", "true", "excludes output.text = false");
   }
@@ -253,6 +255,8 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
 }
 
 absl::Status CheckRest(const v1::GenerateRequest& request) {
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("cache.no_kv_cache", request.cache().no_kv_cache()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));

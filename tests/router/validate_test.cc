@@ -192,6 +192,8 @@ const Case kCases[] = {
     {"output.logprobs", "output { logprobs: 2147483647 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
+    {"output.attention", "output { attention { } }"},
+    {"cache.no_kv_cache", "cache { no_kv_cache: true }"},
     {"", "output { echo: false }"},
     {"", "output { echo: true }"},
     {"output.echo", "output { echo: true text: false }"},
