@@ -1,225 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Boost.Beast on one io_context and one thread; every Session belongs to that
-// thread, so nothing here is locked but the start.
+// Boost.Beast on one io_context and one thread; sessions and all that they
+// share belong to that thread, so nothing here is locked but the start.
 #include "common/http/server.h"
 
 #include <pthread.h>
 
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <chrono>
-#include <map>
-#include <optional>
-#include <set>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/http/session.h"
 
 namespace tandem {
 namespace {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
-namespace http = boost::beast::http;
+using http_internal::ServerState;
+using http_internal::Session;
 using tcp = asio::ip::tcp;
-using Routes =
-    std::map<std::string, std::map<std::string, HttpServer::Handler>>;
 
-HttpResponse Plain(int code, std::string text) {
-  HttpResponse response{.code = code};
-  response.body = std::move(text) + "\n";
-  return response;
-}
-
-HttpResponse Dispatch(const Routes& routes, const HttpRequest& request) {
-  const auto route = routes.find(request.path);
-  if (route == routes.end()) {
-    return Plain(404, absl::StrCat("nothing at ", request.path));
-  }
-  const std::string method = request.method == "HEAD" ? "GET" : request.method;
-  const auto handler = route->second.find(method);
-  if (handler != route->second.end()) return handler->second(request);
-  std::vector<std::string> allowed;
-  for (const auto& [name, unused] : route->second) {
-    allowed.push_back(name);
-    if (name == "GET") allowed.push_back("HEAD");
-  }
-  HttpResponse response =
-      Plain(405, absl::StrCat(request.path, " knows ",
-                              absl::StrJoin(allowed, ", "), " only"));
-  response.headers.emplace_back("Allow", absl::StrJoin(allowed, ", "));
-  return response;
-}
-
-HttpRequest Convert(const http::request<http::string_body>& message) {
-  HttpRequest request;
-  request.method = std::string(message.method_string());
-  const std::string target(message.target());
-  const size_t mark = target.find('?');
-  request.path = target.substr(0, mark);
-  if (mark != std::string::npos) request.query = target.substr(mark + 1);
-  request.body = message.body();
-  for (const auto& field : message) {
-    request.headers.emplace_back(std::string(field.name_string()),
-                                 std::string(field.value()));
-  }
-  return request;
-}
-
-// Bytes of the request line and header fields, as a plain client writes them.
-size_t HeaderBytes(const HttpRequest& request, size_t target_bytes) {
-  size_t bytes = request.method.size() + target_bytes + 14;  // with empty line
-  for (const auto& [name, value] : request.headers) {
-    bytes += name.size() + value.size() + 4;  // colon, space, line end
-  }
-  return bytes;
-}
-
-// What all sessions share; the listener's, on its thread.
-struct Shared {
-  HttpOptions options;
-  Routes routes;
-  std::set<class Session*> sessions;
-};
-
-// One connection. It lives as long as an operation of it is pending: each
-// holds the session (Asio's usual lifetime), and a cancelled one lets go.
-class Session : public std::enable_shared_from_this<Session> {
- public:
-  Session(tcp::socket socket, Shared* shared)
-      : stream_(std::move(socket)), shared_(shared) {
-    shared_->sessions.insert(this);
-  }
-  ~Session() { shared_->sessions.erase(this); }
-
-  void Serve() { Read(); }
-  void Refuse() {
-    keep_alive_ = false;
-    Answer(Plain(503, "too many connections"), /*head=*/false, 11);
-  }
-  void Close() {
-    beast::error_code ignored;
-    stream_.socket().close(ignored);
-  }
-
- private:
-  void Read() {
-    parser_.emplace();
-    parser_->header_limit(
-        static_cast<std::uint32_t>(shared_->options.max_header_bytes));
-    parser_->body_limit(shared_->options.max_body_bytes);
-    stream_.expires_after(
-        absl::ToChronoMilliseconds(shared_->options.idle_timeout));
-    http::async_read(
-        stream_, buffer_, *parser_,
-        [self = shared_from_this()](beast::error_code error, size_t) {
-          self->OnRead(error);
-        });
-  }
-
-  void OnRead(beast::error_code error) {
-    const unsigned version = parser_->get().version();
-    if (error == http::error::header_limit) {
-      return RefuseMessage(Plain(431, "header over the limit"));
-    }
-    if (error == http::error::body_limit) {
-      return RefuseMessage(Plain(413, "body over the limit"));
-    }
-    if (error.category() ==
-            http::make_error_code(http::error::bad_method).category() &&
-        error != http::error::end_of_stream &&
-        error != http::error::partial_message) {
-      return RefuseMessage(Plain(400, "not an HTTP/1 request"));
-    }
-    if (error) return Close();  // the peer left, or was idle for too long
-    const auto message = parser_->release();
-    keep_alive_ = message.keep_alive();
-    const HttpRequest request = Convert(message);
-    // Beast limits the request line and the fields, but each by itself.
-    if (HeaderBytes(request, message.target().size()) >
-        shared_->options.max_header_bytes) {
-      return RefuseMessage(Plain(431, "header over the limit"));
-    }
-    Answer(Dispatch(shared_->routes, request), request.method == "HEAD",
-           version);
-  }
-
-  // The rest of the message is not read: the connection cannot be used again.
-  void RefuseMessage(HttpResponse response) {
-    keep_alive_ = false;
-    Answer(std::move(response), /*head=*/false, 11);
-  }
-
-  void Answer(HttpResponse answer, bool head, unsigned version) {
-    response_ = {};
-    response_.version(version == 10 ? 10 : 11);
-    response_.result(static_cast<unsigned>(answer.code));
-    response_.set(http::field::content_type, answer.content_type);
-    for (const auto& [name, value] : answer.headers) {
-      response_.set(name, value);
-    }
-    const size_t size = answer.body.size();
-    response_.body() = std::move(answer.body);
-    response_.prepare_payload();
-    if (head) {
-      response_.body().clear();
-      response_.content_length(size);
-    }
-    response_.keep_alive(keep_alive_);
-    stream_.expires_after(
-        absl::ToChronoMilliseconds(shared_->options.idle_timeout));
-    http::async_write(
-        stream_, response_,
-        [self = shared_from_this()](beast::error_code error, size_t) {
-          if (error) return self->Close();
-          if (self->keep_alive_) return self->Read();
-          self->Linger();
-        });
-  }
-
-  // Closing with unread bytes resets the connection and may take the answer
-  // with it: say goodbye, then read what still comes for a short while.
-  void Linger() {
-    beast::error_code ignored;
-    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-    stream_.expires_after(std::chrono::seconds(1));
-    Discard();
-  }
-  void Discard() {
-    buffer_.consume(buffer_.size());
-    stream_.async_read_some(
-        buffer_.prepare(4096),
-        [self = shared_from_this()](beast::error_code error, size_t) {
-          if (error) return self->Close();
-          self->Discard();
-        });
-  }
-
-  beast::tcp_stream stream_;
-  beast::flat_buffer buffer_;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  http::response<http::string_body> response_;
-  bool keep_alive_ = false;
-  Shared* const shared_;
-};
+constexpr auto kGracePoll = std::chrono::milliseconds(5);
 
 }  // namespace
 
 class HttpServer::Impl {
  public:
-  explicit Impl(HttpOptions options) { shared_.options = std::move(options); }
+  explicit Impl(HttpOptions options) { state_->options = std::move(options); }
 
-  void Handle(std::string method, std::string path, Handler handler) {
-    shared_.routes[std::move(path)][std::move(method)] = std::move(handler);
+  void Handle(std::string method, std::string path,
+              http_internal::Route handler) {
+    state_->routes[std::move(path)][std::move(method)] = std::move(handler);
   }
 
   absl::Status Start() {
-    const HttpOptions& options = shared_.options;
+    const HttpOptions& options = state_->options;
     const std::string where = absl::StrCat(options.host, ":", options.port);
     beast::error_code error;
     const auto address = asio::ip::make_address(
@@ -242,27 +62,35 @@ class HttpServer::Impl {
           absl::StrCat("cannot listen on ", where, ": ", error.message()));
     }
     port_ = acceptor_.local_endpoint().port();
+    handlers_ = std::make_unique<asio::thread_pool>(options.handler_threads);
+    state_->handlers = handlers_.get();
     Accept();
     thread_ = std::thread([this] {
       pthread_setname_np(pthread_self(), "http");
-      context_.run();
+      state_->context.run();
     });
     return absl::OkStatus();
   }
 
-  void Stop() {
+  void Stop(absl::Duration grace) {
     if (!thread_.joinable()) return;
-    asio::post(context_, [this] {
+    asio::post(state_->context, [this, grace] {
       beast::error_code ignored;
       acceptor_.close(ignored);
       pause_.cancel();
-      for (Session* session : shared_.sessions) session->Close();
+      state_->stopping = true;
+      for (Session* session : state_->sessions) {
+        if (session->idle()) session->Close();
+      }
+      CloseAfter(std::chrono::steady_clock::now() +
+                 absl::ToChronoMilliseconds(grace));
     });
     thread_.join();  // run() returns when the last operation was cancelled
+    handlers_->join();
   }
 
   int port() const { return port_; }
-  const std::string& host() const { return shared_.options.host; }
+  const std::string& host() const { return state_->options.host; }
 
  private:
   void Accept() {
@@ -276,9 +104,11 @@ class HttpServer::Impl {
         });
         return;
       }
-      const bool full = static_cast<int>(shared_.sessions.size()) >=
-                        shared_.options.max_connections;
-      auto session = std::make_shared<Session>(std::move(socket), &shared_);
+      const bool full = static_cast<int>(state_->sessions.size()) >=
+                        state_->options.max_connections;
+      beast::error_code ignored;  // tokens are small, and wanted now
+      socket.set_option(tcp::no_delay(true), ignored);
+      auto session = std::make_shared<Session>(std::move(socket), state_.get());
       if (full) {
         session->Refuse();
       } else {
@@ -288,10 +118,21 @@ class HttpServer::Impl {
     });
   }
 
-  Shared shared_;  // outlives the context, whose pending operations use it
-  asio::io_context context_{1};
-  tcp::acceptor acceptor_{context_};
-  asio::steady_timer pause_{context_};
+  void CloseAfter(std::chrono::steady_clock::time_point end) {
+    if (state_->sessions.empty()) return;
+    if (std::chrono::steady_clock::now() >= end) {
+      for (Session* session : state_->sessions) session->Gone();
+      return;
+    }
+    pause_.expires_after(kGracePoll);
+    pause_.async_wait([this, end](beast::error_code) { CloseAfter(end); });
+  }
+
+  // First, as exchanges may outlive this.
+  const std::shared_ptr<ServerState> state_ = std::make_shared<ServerState>();
+  tcp::acceptor acceptor_{state_->context};
+  asio::steady_timer pause_{state_->context};
+  std::unique_ptr<asio::thread_pool> handlers_;
   int port_ = 0;
   std::thread thread_;
 };
@@ -315,6 +156,11 @@ void HttpServer::Handle(std::string method, std::string path, Handler handler) {
   impl_->Handle(std::move(method), std::move(path), std::move(handler));
 }
 
+void HttpServer::HandleLater(std::string method, std::string path,
+                             LaterHandler handler) {
+  impl_->Handle(std::move(method), std::move(path), std::move(handler));
+}
+
 absl::Status HttpServer::Start() { return impl_->Start(); }
 
 int HttpServer::port() const { return impl_->port(); }
@@ -325,11 +171,11 @@ std::string HttpServer::url() const {
                       impl_->port());
 }
 
-void HttpServer::Stop() { impl_->Stop(); }
+void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 
 HttpResponse HealthResponse(const absl::Status& status) {
-  if (status.ok()) return Plain(200, "ok");
-  return Plain(503, std::string(status.message()));
+  if (status.ok()) return {.body = "ok\n"};
+  return {.code = 503, .body = absl::StrCat(status.message(), "\n")};
 }
 
 }  // namespace tandem

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small HTTP/1.1 listener for operators and scrapers: GET /metrics, GET
-// /health and what else a process registers. One thread of its own, so it
-// answers while the role's loop is busy, or stuck.
+// An HTTP/1.1 listener: GET /metrics, GET /health and what else a process
+// registers. One thread of its own for all sockets, so it answers while the
+// role's loop is busy, or stuck; a few more for handlers that take time.
 //
 //   HttpServer server(HttpOptions{.port = 8000});
 //   server.Handle("GET", "/health", [&](const HttpRequest&) {
@@ -10,8 +10,9 @@
 //   RETURN_IF_ERROR(server.Start());
 //   Announce(server.port());
 //
-// Limits: header 8 KiB (431), body 1 MiB (413), idle connections 60 s, 256
-// connections (503). Wrong paths are 404, wrong methods 405 with Allow.
+// Limits: header 8 KiB (431), body 1 MiB (413), idle connections and peers that
+// take nothing 60 s, 256 connections (503). Wrong paths are 404, wrong methods
+// 405 with Allow.
 
 #ifndef TANDEM_COMMON_HTTP_SERVER_H_
 #define TANDEM_COMMON_HTTP_SERVER_H_
@@ -54,6 +55,31 @@ struct HttpOptions {
   size_t max_body_bytes = 1 << 20;
   absl::Duration idle_timeout = absl::Seconds(60);
   int max_connections = 256;
+  int handler_threads = 2;  // for HandleLater
+};
+
+// A request whose answer comes later, or in pieces: either Answer, or Begin,
+// Write as often as it takes, End. From any thread, in the order of the calls;
+// what comes after the end, or for a peer that has gone, is dropped. Destroyed
+// before the end: 500 if nothing was sent, else the connection is cut, so that
+// the peer can tell. May outlive the server.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+  virtual const HttpRequest& request() const = 0;
+
+  virtual void Answer(HttpResponse response) = 0;
+  // The head of an answer in chunks (to HTTP/1.0: up to the connection's end).
+  // `head.body` is the first piece, and may be empty.
+  virtual void Begin(HttpResponse head) = 0;
+  // `written` runs on the server's thread when the system has taken the piece;
+  // never if the peer has gone.
+  virtual void Write(std::string piece, std::function<void()> written) = 0;
+  virtual void End() = 0;
+
+  // Runs once on the server's thread when the peer goes before the end, at
+  // once if it has. Replaces an earlier one.
+  virtual void OnGone(std::function<void()> gone) = 0;
 };
 
 class HttpServer {
@@ -66,8 +92,12 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
+  // Runs on one of the handler threads.
+  using LaterHandler = std::function<void(std::unique_ptr<HttpExchange>)>;
+
   // Before Start. GET serves HEAD too. Handlers must live until Stop.
   void Handle(std::string method, std::string path, Handler handler);
+  void HandleLater(std::string method, std::string path, LaterHandler handler);
 
   // UNAVAILABLE with the system's reason if the address cannot be had.
   absl::Status Start();
@@ -75,8 +105,9 @@ class HttpServer {
   // "http://127.0.0.1:8000"
   std::string url() const;
 
-  // Closes all connections and joins. Idempotent.
-  void Stop();
+  // Takes no more connections, gives answers that have begun `grace` to reach
+  // their peers, closes what is left and joins. Idempotent.
+  void Stop(absl::Duration grace = absl::ZeroDuration());
 
  private:
   class Impl;

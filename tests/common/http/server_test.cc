@@ -2,12 +2,6 @@
 // The listener over raw sockets: what is on the wire, byte for byte.
 #include "common/http/server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -17,50 +11,13 @@
 #include "common/metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/http/socket.h"
 
 namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-class Socket {
- public:
-  explicit Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&address),
-                         sizeof(address)) == 0;
-    const timeval limit{20, 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  }
-  ~Socket() { close(fd_); }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-
-  bool connected() const { return connected_; }
-  void Send(const std::string& text) {
-    // The peer may have refused and gone by now.
-    (void)send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
-  }
-  // Until `end` was seen or the peer closed.
-  std::string Receive(const std::string& end = "") {
-    std::string text;
-    char buffer[4096];
-    while (end.empty() || text.find(end) == std::string::npos) {
-      const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
-      if (n <= 0) break;
-      text.append(buffer, static_cast<size_t>(n));
-    }
-    return text;
-  }
-
- private:
-  const int fd_;
-  bool connected_ = false;
-};
 
 class HttpServerTest : public ::testing::Test {
  protected:

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/http/session.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+#include <chrono>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tandem::http_internal {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+
+constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
+
+HttpResponse Plain(int code, std::string text) {
+  HttpResponse response{.code = code};
+  response.body = std::move(text) + "\n";
+  return response;
+}
+
+HttpRequest Convert(const http::request<http::string_body>& message) {
+  HttpRequest request;
+  request.method = std::string(message.method_string());
+  const std::string target(message.target());
+  const size_t mark = target.find('?');
+  request.path = target.substr(0, mark);
+  if (mark != std::string::npos) request.query = target.substr(mark + 1);
+  request.body = message.body();
+  for (const auto& field : message) {
+    request.headers.emplace_back(std::string(field.name_string()),
+                                 std::string(field.value()));
+  }
+  return request;
+}
+
+// Bytes of the request line and header fields, as a plain client writes them.
+template <typename Message>
+size_t HeaderBytes(const Message& message) {
+  size_t bytes = message.method_string().size() + message.target().size() + 14;
+  for (const auto& field : message) {  // with colon, space, line end
+    bytes += field.name_string().size() + field.value().size() + 4;
+  }
+  return bytes;
+}
+
+// What a handler holds. Every call goes to the server's thread with the number
+// of its exchange, as the connection may have gone on to a next one.
+class Exchange final : public HttpExchange {
+ public:
+  Exchange(std::shared_ptr<ServerState> state, std::shared_ptr<Session> session,
+           uint64_t number, HttpRequest request)
+      : state_(std::move(state)),
+        session_(std::move(session)),
+        number_(number),
+        request_(std::move(request)) {}
+  ~Exchange() override {
+    // The session itself must end on that thread, too.
+    asio::post(state_->context,
+               [session = std::move(session_), number = number_] {
+                 if (session->number() == number) session->Dropped();
+               });
+  }
+
+  const HttpRequest& request() const override { return request_; }
+  void Answer(HttpResponse response) override {
+    Post([response = std::move(response)](Session* session) mutable {
+      session->AnswerLater(std::move(response));
+    });
+  }
+  void Begin(HttpResponse head) override {
+    Post([head = std::move(head)](Session* session) mutable {
+      session->Begin(std::move(head));
+    });
+  }
+  void Write(std::string piece, std::function<void()> written) override {
+    Post([piece = std::move(piece),
+          written = std::move(written)](Session* session) mutable {
+      session->Write(std::move(piece), std::move(written));
+    });
+  }
+  void End() override {
+    Post([](Session* session) { session->End(); });
+  }
+  void OnGone(std::function<void()> gone) override {
+    Post([gone = std::move(gone)](Session* session) mutable {
+      session->OnGone(std::move(gone));
+    });
+  }
+
+ private:
+  template <typename Call>
+  void Post(Call call) {
+    asio::post(state_->context, [session = session_, number = number_,
+                                 call = std::move(call)]() mutable {
+      if (session->number() == number) call(session.get());
+    });
+  }
+
+  const std::shared_ptr<ServerState> state_;
+  std::shared_ptr<Session> session_;
+  const uint64_t number_;
+  const HttpRequest request_;
+};
+
+}  // namespace
+
+Session::Session(tcp::socket socket, ServerState* state)
+    : stream_(std::move(socket)), state_(state) {
+  state_->sessions.insert(this);
+}
+
+Session::~Session() { state_->sessions.erase(this); }
+
+void Session::Refuse() { RefuseMessage(Plain(503, "too many connections")); }
+
+// ------------------------------------------------------------- a request
+
+void Session::Read() {
+  parser_.emplace();
+  parser_->header_limit(
+      static_cast<std::uint32_t>(state_->options.max_header_bytes));
+  parser_->body_limit(state_->options.max_body_bytes);
+  ExpiresWhenIdle();
+  http::async_read_header(stream_, buffer_, *parser_,
+                          [self = shared_from_this()](Error error, size_t) {
+                            self->OnHeader(error);
+                          });
+}
+
+void Session::OnHeader(Error error) {
+  if (RefuseBroken(error)) return;
+  // Beast limits the request line and the fields, but each by itself.
+  if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
+    return RefuseMessage(Plain(431, "header over the limit"));
+  }
+  const auto expects = parser_->get()[http::field::expect];
+  if (!absl::EqualsIgnoreCase(absl::string_view(expects.data(), expects.size()),
+                              "100-continue")) {
+    return ReadBody();
+  }
+  asio::async_write(stream_, asio::buffer(kContinue, sizeof(kContinue) - 1),
+                    [self = shared_from_this()](Error failed, size_t) {
+                      if (failed) return self->Close();
+                      self->ReadBody();
+                    });
+}
+
+void Session::ReadBody() {
+  http::async_read(stream_, buffer_, *parser_,
+                   [self = shared_from_this()](Error error, size_t) {
+                     self->OnRead(error);
+                   });
+}
+
+void Session::OnRead(Error error) {
+  if (RefuseBroken(error)) return;
+  const auto message = parser_->release();
+  version_ = message.version() == 10 ? 10 : 11;
+  keep_alive_ = message.keep_alive();
+  HttpRequest request = Convert(message);
+  head_ = request.method == "HEAD";
+  Dispatch(std::move(request));
+}
+
+// Whether the connection is over for what could be read of it.
+bool Session::RefuseBroken(Error error) {
+  if (!error) return false;
+  if (error == http::error::header_limit) {
+    RefuseMessage(Plain(431, "header over the limit"));
+  } else if (error == http::error::body_limit) {
+    RefuseMessage(Plain(413, "body over the limit"));
+  } else if (error.category() ==
+                 http::make_error_code(http::error::bad_method).category() &&
+             error != http::error::end_of_stream &&
+             error != http::error::partial_message) {
+    RefuseMessage(Plain(400, "not an HTTP/1 request"));
+  } else {
+    Close();  // the peer left, or was idle for too long
+  }
+  return true;
+}
+
+void Session::Dispatch(HttpRequest request) {
+  answering_ = true;
+  const auto route = state_->routes.find(request.path);
+  if (route == state_->routes.end()) {
+    return Answer(Plain(404, absl::StrCat("nothing at ", request.path)));
+  }
+  const auto found = route->second.find(head_ ? "GET" : request.method);
+  if (found == route->second.end()) {
+    std::vector<std::string> allowed;
+    for (const auto& [name, unused] : route->second) {
+      allowed.push_back(name);
+      if (name == "GET") allowed.push_back("HEAD");
+    }
+    HttpResponse response =
+        Plain(405, absl::StrCat(request.path, " knows ",
+                                absl::StrJoin(allowed, ", "), " only"));
+    response.headers.emplace_back("Allow", absl::StrJoin(allowed, ", "));
+    return Answer(std::move(response));
+  }
+  if (const auto* handler = std::get_if<HttpServer::Handler>(&found->second)) {
+    return Answer((*handler)(request));
+  }
+  later_ = true;
+  begun_ = ended_ = false;
+  ++number_;
+  auto exchange =
+      std::make_unique<Exchange>(state_->shared_from_this(), shared_from_this(),
+                                 number_, std::move(request));
+  stream_.expires_never();
+  Watch();
+  const auto* later = &std::get<HttpServer::LaterHandler>(found->second);
+  asio::post(*state_->handlers,
+             [later, exchange = std::move(exchange)]() mutable {
+               (*later)(std::move(exchange));
+             });
+}
+
+// The rest of the message is not read: the connection cannot be used again.
+void Session::RefuseMessage(HttpResponse response) {
+  answering_ = true;
+  keep_alive_ = false;
+  head_ = false;
+  version_ = 11;
+  Answer(std::move(response));
+}
+
+// ------------------------------------------------------- a whole answer
+
+void Session::Answer(HttpResponse answer) {
+  response_ = {};
+  response_.version(version_);
+  response_.result(static_cast<unsigned>(answer.code));
+  response_.set(http::field::content_type, answer.content_type);
+  for (const auto& [name, value] : answer.headers) response_.set(name, value);
+  const size_t size = answer.body.size();
+  response_.body() = std::move(answer.body);
+  response_.prepare_payload();
+  if (head_) {
+    response_.body().clear();
+    response_.content_length(size);
+  }
+  response_.keep_alive(keep_alive_);
+  ExpiresWhenIdle();
+  http::async_write(stream_, response_,
+                    [self = shared_from_this()](Error error, size_t) {
+                      if (error) return self->Gone();
+                      self->AfterAnswer();
+                    });
+}
+
+void Session::AfterAnswer() {
+  answering_ = later_ = false;
+  on_gone_ = nullptr;
+  ++number_;
+  if (!watching_) return NextRequest();
+  // Two readers of one socket would get in each other's way.
+  beast::error_code ignored;
+  stream_.socket().cancel(ignored);
+}
+
+void Session::NextRequest() {
+  if (keep_alive_ && !state_->stopping) return Read();
+  Linger();
+}
+
+// ---------------------------------------------- an answer that comes later
+
+void Session::AnswerLater(HttpResponse response) {
+  if (!later_ || begun_ || gone_) return;
+  later_ = false;
+  Answer(std::move(response));
+}
+
+void Session::Begin(HttpResponse head) {
+  if (!later_ || begun_ || gone_) return;
+  begun_ = true;
+  const bool chunked = version_ == 11;
+  if (!chunked) keep_alive_ = false;
+  http::response<http::empty_body> message;
+  message.version(version_);
+  message.result(static_cast<unsigned>(head.code));
+  message.set(http::field::content_type, head.content_type);
+  for (const auto& [name, value] : head.headers) message.set(name, value);
+  message.chunked(chunked);
+  message.keep_alive(keep_alive_);
+  std::ostringstream text;
+  text << message.base();
+  pieces_.push_back({text.str(), nullptr});
+  Write(std::move(head.body), nullptr);
+}
+
+void Session::Write(std::string piece, std::function<void()> written) {
+  if (!later_ || !begun_ || ended_ || gone_) return;
+  if (head_ || piece.empty()) {
+    pieces_.push_back({"", std::move(written)});
+  } else if (version_ == 11) {
+    pieces_.push_back(
+        {absl::StrCat(absl::Hex(piece.size()), "\r\n", piece, "\r\n"),
+         std::move(written)});
+  } else {
+    pieces_.push_back({std::move(piece), std::move(written)});
+  }
+  WriteNext();
+}
+
+void Session::End() {
+  if (!later_ || !begun_ || ended_ || gone_) return;
+  ended_ = true;
+  if (version_ == 11 && !head_) pieces_.push_back({"0\r\n\r\n", nullptr});
+  WriteNext();
+}
+
+// All that has gathered, in one write.
+void Session::WriteNext() {
+  if (writing_ || gone_) return;
+  if (pieces_.empty()) {
+    if (ended_) AfterAnswer();
+    return;
+  }
+  chunk_.clear();
+  for (Piece& piece : pieces_) {
+    chunk_ += piece.bytes;
+    if (piece.written) written_.push_back(std::move(piece.written));
+  }
+  pieces_.clear();
+  writing_ = true;
+  ExpiresWhenIdle();
+  asio::async_write(stream_, asio::buffer(chunk_),
+                    [self = shared_from_this()](Error error, size_t) {
+                      self->OnWritten(error);
+                    });
+}
+
+void Session::OnWritten(Error error) {
+  writing_ = false;
+  if (error) return Gone();
+  stream_.expires_never();
+  for (const auto& written : std::exchange(written_, {})) written();
+  WriteNext();
+}
+
+void Session::OnGone(std::function<void()> gone) {
+  if (gone_) return gone();
+  on_gone_ = std::move(gone);
+}
+
+void Session::Dropped() {
+  if (!later_ || ended_) return;
+  if (begun_) return Close();
+  AnswerLater(Plain(500, "no answer"));
+}
+
+// A peer that closes while its answer is on the way does not want it. What it
+// sends meanwhile (the next request) stays where it is.
+void Session::Watch() {
+  watching_ = true;
+  stream_.socket().async_wait(
+      tcp::socket::wait_read,
+      [self = shared_from_this()](Error error) { self->OnReadable(error); });
+}
+
+void Session::OnReadable(Error error) {
+  watching_ = false;
+  if (gone_) return;
+  if (!answering_) return NextRequest();  // it waited for this
+  if (error) return;
+  char byte;
+  const ssize_t n =
+      recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (n > 0) return;  // as long as nobody reads it, nothing more is to be seen
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Watch();
+  Gone();
+}
+
+void Session::Gone() {
+  gone_ = true;
+  pieces_.clear();
+  if (const auto gone = std::exchange(on_gone_, nullptr)) gone();
+  Close();
+}
+
+// ------------------------------------------------------------ the end
+
+void Session::ExpiresWhenIdle() {
+  stream_.expires_after(
+      absl::ToChronoMilliseconds(state_->options.idle_timeout));
+}
+
+void Session::Close() {
+  beast::error_code ignored;
+  stream_.socket().close(ignored);
+}
+
+// Closing with unread bytes resets the connection and may take the answer
+// with it: say goodbye, then read what still comes for a short while.
+void Session::Linger() {
+  beast::error_code ignored;
+  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  stream_.expires_after(std::chrono::seconds(1));
+  Discard();
+}
+
+void Session::Discard() {
+  buffer_.consume(buffer_.size());
+  stream_.async_read_some(buffer_.prepare(4096),
+                          [self = shared_from_this()](Error error, size_t) {
+                            if (error) return self->Close();
+                            self->Discard();
+                          });
+}
+
+}  // namespace tandem::http_internal

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// One connection of the listener. All of it runs on the server's thread, so
+// nothing here is locked. Included by session.cc and server.cc only: Beast is
+// slow to compile.
+
+#ifndef TANDEM_COMMON_HTTP_SESSION_H_
+#define TANDEM_COMMON_HTTP_SESSION_H_
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/http/server.h"
+
+namespace tandem::http_internal {
+
+class Session;
+
+using Route = std::variant<HttpServer::Handler, HttpServer::LaterHandler>;
+
+// What the listener, its sessions and their exchanges share. Exchanges keep it
+// alive; the queue of an io_context that has stopped goes with it, sessions
+// before the set that they leave.
+struct ServerState : std::enable_shared_from_this<ServerState> {
+  HttpOptions options;
+  std::map<std::string, std::map<std::string, Route>> routes;
+  std::set<Session*> sessions;
+  bool stopping = false;
+  boost::asio::thread_pool* handlers = nullptr;
+  boost::asio::io_context context{1};
+};
+
+// It lives as long as an operation of it is pending, or an exchange.
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(boost::asio::ip::tcp::socket socket, ServerState* state);
+  ~Session();
+
+  void Serve() { Read(); }
+  void Refuse();  // 503: too many connections
+  void Close();
+  void Gone();  // closes; tells an exchange
+  // Nobody waits for what this connection may still bring.
+  bool idle() const { return !answering_; }
+  // Of the exchange under way; others have no say any more.
+  uint64_t number() const { return number_; }
+
+  // An exchange's calls, on the server's thread.
+  void AnswerLater(HttpResponse response);
+  void Begin(HttpResponse head);
+  void Write(std::string piece, std::function<void()> written);
+  void End();
+  void OnGone(std::function<void()> gone);
+  void Dropped();  // its exchange is no more
+
+ private:
+  using Error = boost::beast::error_code;
+  struct Piece {
+    std::string bytes;  // as they go over the wire
+    std::function<void()> written;
+  };
+
+  void Read();
+  void OnHeader(Error error);
+  void ReadBody();
+  void OnRead(Error error);
+  bool RefuseBroken(Error error);
+  void Dispatch(HttpRequest request);
+  void RefuseMessage(HttpResponse response);
+  void Answer(HttpResponse answer);
+  void AfterAnswer();
+  void NextRequest();
+  void WriteNext();
+  void OnWritten(Error error);
+  void Watch();
+  void OnReadable(Error error);
+  void ExpiresWhenIdle();
+  void Linger();
+  void Discard();
+
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<
+      boost::beast::http::request_parser<boost::beast::http::string_body>>
+      parser_;
+  boost::beast::http::response<boost::beast::http::string_body> response_;
+  unsigned version_ = 11;
+  bool head_ = false;  // HEAD: no body goes out
+  bool keep_alive_ = false;
+
+  // Of an exchange.
+  uint64_t number_ = 0;
+  bool answering_ = false;  // a request was read whose answer is not written
+  bool later_ = false;      // an exchange may still write
+  bool begun_ = false;
+  bool ended_ = false;
+  bool gone_ = false;
+  bool writing_ = false;
+  bool watching_ = false;
+  std::function<void()> on_gone_;
+  std::deque<Piece> pieces_;
+  std::string chunk_;  // what is being written
+  std::vector<std::function<void()>> written_;
+
+  ServerState* const state_;
+};
+
+}  // namespace tandem::http_internal
+
+#endif  // TANDEM_COMMON_HTTP_SESSION_H_

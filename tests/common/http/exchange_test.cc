@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that come later or in pieces, over raw sockets.
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/http/server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/http/socket.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kRequest[] =
+    "POST /later HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi";
+
+// Something that another thread waits for.
+class Event {
+ public:
+  void Set() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    set_ = true;
+    changed_.notify_all();
+  }
+  bool Wait(std::chrono::milliseconds limit = std::chrono::seconds(20)) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, limit, [this] { return set_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+// The handler hands its exchange to the test.
+class HttpExchangeTest : public ::testing::Test {
+ protected:
+  void StartServer(HttpOptions options = {}) {
+    server_ = std::make_unique<HttpServer>(options);
+    server_->HandleLater("POST", "/later",
+                         [this](std::unique_ptr<HttpExchange> exchange) {
+                           const std::lock_guard<std::mutex> lock(mutex_);
+                           exchanges_.push_back(std::move(exchange));
+                           arrived_.notify_all();
+                         });
+    server_->Handle("GET", "/now", [](const HttpRequest&) {
+      return HttpResponse{.body = "now"};
+    });
+    ASSERT_TRUE(server_->Start().ok());
+  }
+  std::unique_ptr<HttpExchange> Next() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!arrived_.wait_for(lock, std::chrono::seconds(20),
+                           [this] { return !exchanges_.empty(); })) {
+      return nullptr;
+    }
+    std::unique_ptr<HttpExchange> first = std::move(exchanges_.front());
+    exchanges_.erase(exchanges_.begin());
+    return first;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<std::unique_ptr<HttpExchange>> exchanges_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpExchangeTest, AnswersLaterAndTheConnectionGoesOn) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  ASSERT_NE(exchange, nullptr);
+  EXPECT_EQ(exchange->request().body, "hi");
+  // Others are served meanwhile.
+  Socket other(server_->port());
+  other.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(other.Receive("now"), StartsWith("HTTP/1.1 200 OK\r\n"));
+
+  exchange->Answer({.code = 202, .body = "done"});
+  exchange->Answer({.code = 500, .body = "twice"});
+  EXPECT_THAT(socket.Receive("done"), StartsWith("HTTP/1.1 202 Accepted\r\n"));
+  socket.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(socket.Receive("now"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  // What the first exchange still says is not for the next request.
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> second = Next();
+  exchange->Answer({.body = "stale"});
+  exchange.reset();
+  second->Answer({.body = "fresh"});
+  EXPECT_THAT(socket.Receive("fresh"), ::testing::Not(HasSubstr("stale")));
+}
+
+TEST_F(HttpExchangeTest, PiecesAreChunksInOrder) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  exchange->Begin({.content_type = "text/event-stream",
+                   .body = "one",
+                   .headers = {{"X-Answer", "42"}}});
+  const std::string head = socket.Receive("one\r\n");
+  EXPECT_THAT(head, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(head, HasSubstr("Content-Type: text/event-stream\r\n"));
+  EXPECT_THAT(head, HasSubstr("X-Answer: 42\r\n"));
+  EXPECT_THAT(head, HasSubstr("Transfer-Encoding: chunked\r\n"));
+  EXPECT_THAT(head, EndsWith("\r\n\r\n3\r\none\r\n"));
+  Event written;
+  exchange->Write(std::string(17, 'x'), [&] { written.Set(); });
+  EXPECT_EQ(socket.Receive("\r\nxxxxxxxxxxxxxxxxx\r\n"),
+            "11\r\nxxxxxxxxxxxxxxxxx\r\n");
+  EXPECT_TRUE(written.Wait());
+  exchange->End();
+  exchange->Write("late", nullptr);
+  EXPECT_EQ(socket.Receive("0\r\n\r\n"), "0\r\n\r\n");
+  socket.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(socket.Receive("now"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpExchangeTest, PipelinedRequestsWaitForTheirTurn) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send(std::string(kRequest) + "GET /now HTTP/1.1\r\n\r\n");
+  std::unique_ptr<HttpExchange> exchange = Next();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  exchange->Answer({.body = "first"});
+  const std::string both = socket.Receive("now");
+  EXPECT_LT(both.find("first"), both.find("now"));
+}
+
+TEST_F(HttpExchangeTest, OldClientsReadUpToTheEnd) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send("POST /later HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi");
+  std::unique_ptr<HttpExchange> exchange = Next();
+  exchange->Begin({.body = "one,"});
+  exchange->Write("two", nullptr);
+  exchange->End();
+  const std::string answer = socket.Receive();
+  EXPECT_THAT(answer, StartsWith("HTTP/1.0 200 OK\r\n"));
+  EXPECT_THAT(answer, EndsWith("\r\n\r\none,two"));
+}
+
+TEST_F(HttpExchangeTest, APeerThatGoesIsNoticedWithoutAWrite) {
+  StartServer();
+  for (const bool half : {false, true}) {
+    auto socket = std::make_unique<Socket>(server_->port());
+    socket->Send(kRequest);
+    std::unique_ptr<HttpExchange> exchange = Next();
+    Event gone;
+    exchange->OnGone([&] { gone.Set(); });
+    EXPECT_FALSE(gone.Wait(std::chrono::milliseconds(20)));
+    if (half) {
+      socket->Finish();
+    } else {
+      socket.reset();
+    }
+    EXPECT_TRUE(gone.Wait());
+    Event later;
+    exchange->OnGone([&] { later.Set(); });
+    EXPECT_TRUE(later.Wait());
+    exchange->Answer({.body = "to nobody"});
+  }
+}
+
+TEST_F(HttpExchangeTest, APeerThatTakesNothingIsCutAndNotWaitedFor) {
+  StartServer({.idle_timeout = absl::Milliseconds(150)});
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  Event gone;
+  Event written;
+  exchange->OnGone([&] { gone.Set(); });
+  exchange->Begin({});
+  for (int i = 0; i < 64; ++i) {
+    exchange->Write(std::string(1 << 20, 'x'),
+                    i == 63 ? [&] { written.Set(); } : std::function<void()>());
+  }
+  EXPECT_TRUE(gone.Wait());
+  EXPECT_FALSE(written.Wait(std::chrono::milliseconds(1)));
+}
+
+TEST_F(HttpExchangeTest, SilenceOfAnAnswerIsNoIdleness) {
+  StartServer({.idle_timeout = absl::Milliseconds(100)});
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  exchange->Begin({.body = "begun"});
+  EXPECT_THAT(socket.Receive("begun\r\n"), HasSubstr("200 OK"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  exchange->Write("still", nullptr);
+  EXPECT_EQ(socket.Receive("still\r\n"), "5\r\nstill\r\n");
+}
+
+TEST_F(HttpExchangeTest, AnExchangeThatIsDroppedTellsThePeer) {
+  StartServer();
+  Socket nothing(server_->port());
+  nothing.Send(kRequest);
+  Next().reset();
+  EXPECT_THAT(nothing.Receive("no answer"),
+              StartsWith("HTTP/1.1 500 Internal Server Error\r\n"));
+  Socket begun(server_->port());
+  begun.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  exchange->Begin({.body = "begun"});
+  exchange.reset();
+  const std::string cut = begun.Receive();
+  EXPECT_THAT(cut, EndsWith("begun\r\n"));  // and no last chunk
+}
+
+TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send(
+      "POST /later HTTP/1.1\r\nExpect: 100-continue\r\n"
+      "Content-Length: 2\r\n\r\n");
+  EXPECT_EQ(socket.Receive("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  socket.Send("hi");
+  std::unique_ptr<HttpExchange> exchange = Next();
+  EXPECT_EQ(exchange->request().body, "hi");
+  exchange->Answer({.body = "heard"});
+  EXPECT_THAT(socket.Receive("heard"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpExchangeTest, StopWaitsForLastWordsAsLongAsItSays) {
+  StartServer();
+  Socket ends(server_->port());
+  ends.Send(kRequest);
+  std::unique_ptr<HttpExchange> first = Next();
+  Socket hangs(server_->port());
+  hangs.Send(kRequest);
+  std::unique_ptr<HttpExchange> second = Next();
+  Event gone;
+  second->OnGone([&] { gone.Set(); });
+  first->Begin({.body = "begun"});
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    first->Write("ended", nullptr);
+    first->End();
+  });
+  server_->Stop(absl::Milliseconds(300));
+  writer.join();
+  EXPECT_THAT(ends.Receive(), EndsWith("5\r\nended\r\n0\r\n\r\n"));
+  EXPECT_EQ(hangs.Receive(), "");
+  EXPECT_TRUE(gone.Wait());
+  // Both outlive the server.
+  server_.reset();
+  second->Answer({.body = "to nobody"});
+}
+
+}  // namespace
+}  // namespace tandem
