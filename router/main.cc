@@ -23,6 +23,7 @@
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "router/core.h"
+#include "router/intake.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
 #include "router/service.h"
@@ -145,6 +146,7 @@ class Process {
   ClusterFacts facts_;
   std::unique_ptr<RpcDialer> dialer_;
   std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
   std::unique_ptr<RegistryServer> registry_;
   std::unique_ptr<AdminServer> admin_;
@@ -187,8 +189,10 @@ absl::Status Process::Start() {
     EachSecond();
     UpdateFacts();
   });
-  inference_ = std::make_unique<InferenceServer>(
-      &loop_, core_.get(), model_.get(), &facts_, router_metrics_.get());
+  intake_ =
+      std::make_unique<Intake>(model_.get(), &facts_, router_metrics_.get());
+  inference_ =
+      std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();

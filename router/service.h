@@ -6,16 +6,13 @@
 #ifndef TANDEM_ROUTER_SERVICE_H_
 #define TANDEM_ROUTER_SERVICE_H_
 
-#include <atomic>
 #include <memory>
-#include <string>
 
 #include "common/loop.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/server_stream.h"
 #include "router/core.h"
-#include "router/metrics.h"
-#include "router/model_text.h"
+#include "router/intake.h"
 #include "tandem/v1/admin.grpc.pb.h"
 #include "tandem/v1/decode.grpc.pb.h"
 #include "tandem/v1/inference.grpc.pb.h"
@@ -40,22 +37,10 @@ class RpcDialer final : public Dialer {
   worker::Channels channels_;
 };
 
-// What gRPC's threads may know of the cluster: written by the loop.
-struct ClusterFacts {
-  std::atomic<int> context_length = 0;  // 0: no decode worker
-  std::atomic<int> ready_decode = 0;
-  std::atomic<int> ready_prefill = 0;
-};
-
 class InferenceServer final : public v1::InferenceService::CallbackService {
  public:
-  InferenceServer(Loop* loop, RouterCore* core, const ModelText* model,
-                  const ClusterFacts* facts, RouterMetrics* metrics)
-      : loop_(loop),
-        core_(core),
-        model_(model),
-        facts_(facts),
-        metrics_(metrics) {}
+  InferenceServer(Loop* loop, RouterCore* core, const Intake* intake)
+      : loop_(loop), core_(core), intake_(intake) {}
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context,
@@ -79,17 +64,9 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
                                      v1::GetModelResponse* response) override;
 
  private:
-  // All that can be done without the core.
-  absl::StatusOr<AdmittedRequest> Prepare(
-      const rpc::CallInfo& info, const v1::GenerateRequest& request) const;
-  ModelLimits Limits() const;
-  v1::ModelInfo Info() const;
-
   Loop* const loop_;
   RouterCore* const core_;
-  const ModelText* const model_;
-  const ClusterFacts* const facts_;
-  RouterMetrics* const metrics_;
+  const Intake* const intake_;
 };
 
 class RegistryServer final : public v1::RegistryService::CallbackService {

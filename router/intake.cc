@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/intake.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "router/errors.h"
+
+namespace tandem::router {
+
+ModelLimits Intake::Limits() const {
+  ModelLimits limits = model_->limits();
+  // What every decode worker can hold; the model's own while there is none.
+  if (const int length = facts_->context_length; length > 0) {
+    limits.context_length = length;
+  }
+  return limits;
+}
+
+absl::StatusOr<AdmittedRequest> Intake::Prepare(
+    const v1::GenerateRequest& request, std::string_view header_id,
+    absl::Duration time_left) const {
+  absl::StatusOr<AdmittedRequest> admitted = Admit(request);
+  if (!admitted.ok()) {
+    metrics_->OnInvalid(admitted.status());
+    return admitted;
+  }
+  if (admitted->effective.request_id.empty() &&
+      ValidateRequestId(header_id).ok()) {
+    admitted->effective.request_id = std::string(header_id);
+  }
+  if (time_left != absl::InfiniteDuration()) {
+    admitted->deadline = std::max(time_left, absl::Milliseconds(1));
+  }
+  return admitted;
+}
+
+absl::StatusOr<AdmittedRequest> Intake::Admit(
+    const v1::GenerateRequest& request) const {
+  const ModelLimits limits = Limits();
+  const absl::Time begun = absl::Now();
+  absl::StatusOr<EffectiveRequest> effective = Validate(request, limits);
+  if (!effective.ok()) return effective.status();
+  absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);
+  if (!prompt.ok()) return prompt.status();
+  metrics_->OnStage(Stage::kTokenise, absl::Now() - begun);
+  // Tokenizers may know tokens that the model has no rows for.
+  const absl::Status known =
+      ValidateTokenIds("prompt", prompt->token_ids, limits);
+  if (!known.ok()) return known;
+  absl::StatusOr<std::vector<std::vector<int32_t>>> bad_words =
+      model_->EncodeBadWords(effective->sampling.bad_words());
+  if (!bad_words.ok()) return bad_words.status();
+  for (const std::vector<int32_t>& word : *bad_words) {
+    const absl::Status valid =
+        ValidateTokenIds("sampling.bad_words", word, limits);
+    if (!valid.ok()) return valid;
+  }
+  effective->bad_word_ids = *std::move(bad_words);
+  AdmittedRequest admitted;
+  admitted.effective = *std::move(effective);
+  admitted.prompt = std::move(prompt->token_ids);
+  const absl::Status fits = FitToContext(
+      static_cast<int>(admitted.prompt.size()), limits, &admitted.effective);
+  if (!fits.ok()) return fits;
+  return admitted;
+}
+
+absl::StatusOr<v1::TokenizeResponse> Intake::Tokenize(
+    const v1::TokenizeRequest& request) const {
+  const ModelLimits limits = Limits();
+  absl::Status status = ValidateModel(request.model(), limits);
+  if (!status.ok()) return status;
+  absl::StatusOr<ModelText::Prompt> prompt =
+      FieldInvalid("prompt", "(not set)", "one of text or chat is needed");
+  if (request.has_text()) {
+    prompt = model_->Encode(request.text(), !request.has_add_special_tokens() ||
+                                                request.add_special_tokens());
+  } else if (request.has_chat()) {
+    status = ValidateChat(request.chat(), limits);
+    if (!status.ok()) return status;
+    prompt = model_->Encode(request.chat(), request.add_special_tokens());
+  }
+  if (!prompt.ok()) return prompt.status();
+  v1::TokenizeResponse response;
+  response.mutable_token_ids()->Add(prompt->token_ids.begin(),
+                                    prompt->token_ids.end());
+  if (request.return_tokens()) {
+    for (int32_t id : prompt->token_ids) {
+      response.add_tokens(model_->TokenText(id));
+    }
+  }
+  response.set_rendered_prompt(prompt->rendered);
+  return response;
+}
+
+absl::StatusOr<v1::DetokenizeResponse> Intake::Detokenize(
+    const v1::DetokenizeRequest& request) const {
+  const ModelLimits& limits = model_->limits();
+  absl::Status status = ValidateModel(request.model(), limits);
+  if (status.ok()) {
+    status = ValidateTokenIds("token_ids", request.token_ids(), limits);
+  }
+  if (!status.ok()) return status;
+  const std::vector<int32_t> ids(request.token_ids().begin(),
+                                 request.token_ids().end());
+  absl::StatusOr<std::string> text = model_->Decode(
+      ids, !request.has_skip_special_tokens() || request.skip_special_tokens());
+  if (!text.ok()) {
+    return FieldInvalid("token_ids", "(ids)",
+                        std::string(text.status().message()));
+  }
+  v1::DetokenizeResponse response;
+  response.set_text(*std::move(text));
+  return response;
+}
+
+v1::ModelInfo Intake::Info() const {
+  const ModelLimits& limits = model_->limits();
+  v1::ModelInfo info;
+  info.set_model(limits.model);
+  info.set_context_length(facts_->context_length);
+  info.set_vocabulary_size(limits.vocabulary_size);
+  info.set_has_chat_template(limits.has_chat_template);
+  info.mutable_eos_token_ids()->Add(limits.eos_token_ids.begin(),
+                                    limits.eos_token_ids.end());
+  *info.mutable_default_sampling() = DefaultSampling(limits);
+  *info.mutable_default_stopping() = DefaultStopping(limits);
+  info.set_ready_decode_workers(facts_->ready_decode);
+  info.set_ready_prefill_workers(facts_->ready_prefill);
+  return info;
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every face of the router does before and beside the core, whatever it
+// speaks: requests validated and tokenised, text, and facts about the model.
+// Const methods run on many threads at once.
+
+#ifndef TANDEM_ROUTER_INTAKE_H_
+#define TANDEM_ROUTER_INTAKE_H_
+
+#include <atomic>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "router/metrics.h"
+#include "router/model_text.h"
+#include "router/request.h"
+
+namespace tandem::router {
+
+// What threads other than the loop's may know of the cluster: written by it.
+struct ClusterFacts {
+  std::atomic<int> context_length = 0;  // 0: no decode worker
+  std::atomic<int> ready_decode = 0;
+  std::atomic<int> ready_prefill = 0;
+};
+
+class Intake {
+ public:
+  Intake(const ModelText* model, const ClusterFacts* facts,
+         RouterMetrics* metrics)
+      : model_(model), facts_(facts), metrics_(metrics) {}
+
+  // All that can be done without the core. `header_id` (x-request-id) names
+  // the request where it has no name of its own; `time_left` is the call's,
+  // infinite if it has no deadline. Refusals are counted.
+  absl::StatusOr<AdmittedRequest> Prepare(const v1::GenerateRequest& request,
+                                          std::string_view header_id,
+                                          absl::Duration time_left) const;
+
+  absl::StatusOr<v1::TokenizeResponse> Tokenize(
+      const v1::TokenizeRequest& request) const;
+  absl::StatusOr<v1::DetokenizeResponse> Detokenize(
+      const v1::DetokenizeRequest& request) const;
+  v1::ModelInfo Info() const;
+  ModelLimits Limits() const;
+
+ private:
+  absl::StatusOr<AdmittedRequest> Admit(
+      const v1::GenerateRequest& request) const;
+
+  const ModelText* const model_;
+  const ClusterFacts* const facts_;
+  RouterMetrics* const metrics_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_INTAKE_H_
