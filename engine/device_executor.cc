@@ -56,16 +56,19 @@ absl::StatusOr<std::unique_ptr<DeviceExecutor>> DeviceExecutor::Create(
     const DeviceExecutorOptions& options, const Model* model,
     kernels::Backend* backend, Loop* loop) {
   if (options.max_rows < 1 || options.max_sequences < 1 ||
-      options.max_sequences > options.max_rows || options.num_blocks < 1 ||
+      options.max_sequences > options.max_rows ||
+      options.draws() < options.max_sequences || options.num_blocks < 1 ||
       options.block_size < 8 || options.block_size % 8 != 0 ||
       options.layers_per_group < 0 || options.group_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "executor: max_rows ", options.max_rows, ", max_sequences ",
-        options.max_sequences, ", num_blocks ", options.num_blocks,
-        ", block_size ", options.block_size, ", layers_per_group ",
-        options.layers_per_group, ", group_bytes ", options.group_bytes,
-        ": all must be positive (the last two may be 0), max_sequences at "
-        "most max_rows, block_size a multiple of 8"));
+        options.max_sequences, ", max_draws ", options.max_draws,
+        ", num_blocks ", options.num_blocks, ", block_size ",
+        options.block_size, ", layers_per_group ", options.layers_per_group,
+        ", group_bytes ", options.group_bytes,
+        ": all must be positive (max_draws and the last two may be 0), "
+        "max_sequences at most max_rows and max_draws, block_size a multiple "
+        "of 8"));
   }
   std::unique_ptr<DeviceExecutor> executor(
       new DeviceExecutor(options, model, backend, loop));
@@ -85,19 +88,20 @@ absl::Status DeviceExecutor::Initialize() {
                             .dtype = options_.kv_dtype});
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
-  absl::StatusOr<Workspace> workspace = Workspace::Create(
-      spec, options_.max_rows, options_.max_sequences, backend_);
+  absl::StatusOr<Workspace> workspace =
+      Workspace::Create(spec, options_.max_rows, options_.draws(), backend_);
   if (!workspace.ok()) return workspace.status();
   workspace_ = std::make_unique<Workspace>(*std::move(workspace));
 
   const StepLimits limits{.rows = options_.max_rows,
                           .entries = options_.max_sequences,
+                          .draws = options_.draws(),
                           .blocks_per_entry = MaxBlocksPerEntry()};
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
       backend_->Allocate(StepPlan::MaxBytes(limits));
   if (!plan.ok()) return plan.status();
   device_plan_ = *std::move(plan);
-  const size_t results_bytes = sizeof(SampleResult) * options_.max_sequences;
+  const size_t results_bytes = sizeof(SampleResult) * options_.draws();
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> results =
       backend_->Allocate(results_bytes);
   if (!results.ok()) return results.status();
@@ -132,7 +136,7 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
   const ModelSpec& spec = model.spec();
   return {.rows = options.max_rows,
           .spans = options.max_sequences,
-          .sampled = options.max_sequences,
+          .sampled = options.draws(),
           .positions = model.max_positions(),
           .heads = spec.heads,
           .kv_heads = spec.kv_heads,
@@ -150,10 +154,13 @@ void DeviceExecutor::Synchronize() {
 
 absl::Status DeviceExecutor::Check(const Step& step) const {
   int64_t rows = 0;
+  int64_t draws = 0;
   for (const StepEntry& entry : step.entries) {
-    const absl::Status status = CheckEntry(entry);
+    absl::Status status = CheckEntry(entry);
+    if (status.ok()) status = CheckDraws(entry);
     if (!status.ok()) return status;
     rows += static_cast<int64_t>(entry.tokens.size());
+    draws += static_cast<int64_t>(entry.draws.size());
   }
   if (rows < 1 || rows > options_.max_rows) {
     return OutOfRange("rows", rows, 1, options_.max_rows);
@@ -161,6 +168,9 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
   const auto entries = static_cast<int64_t>(step.entries.size());
   if (entries > options_.max_sequences) {
     return OutOfRange("entries", entries, 1, options_.max_sequences);
+  }
+  if (draws > options_.draws()) {
+    return OutOfRange("draws", draws, 0, options_.draws());
   }
   return absl::OkStatus();
 }
@@ -206,11 +216,24 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
       return OutOfRange("token id", token, 0, vocab - 1);
     }
   }
-  const auto edits = static_cast<int64_t>(entry.edits.size());
-  if (edits > vocab) return OutOfRange("an entry's edits", edits, 0, vocab);
-  for (const kernels::LogitEdit& edit : entry.edits) {
-    if (edit.token_id < 0 || edit.token_id >= vocab) {
-      return OutOfRange("an edit's token id", edit.token_id, 0, vocab - 1);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::CheckDraws(const StepEntry& entry) const {
+  const auto rows = static_cast<int64_t>(entry.tokens.size());
+  const auto draws = static_cast<int64_t>(entry.draws.size());
+  if (draws > rows) return OutOfRange("an entry's draws", draws, 0, rows);
+  const int vocab = model_->spec().vocab_size;
+  for (const RowDraw& draw : entry.draws) {
+    const auto edits = static_cast<int64_t>(draw.edits.size());
+    if (edits > vocab) return OutOfRange("a draw's edits", edits, 0, vocab);
+    for (const kernels::LogitEdit& edit : draw.edits) {
+      if (edit.token_id < 0 || edit.token_id >= vocab) {
+        return OutOfRange("an edit's token id", edit.token_id, 0, vocab - 1);
+      }
+    }
+    if (draw.given >= vocab) {
+      return OutOfRange("a given token id", draw.given, -1, vocab - 1);
     }
   }
   if (entry.sampling.logprobs > kernels::kMaxTopLogprobs) {
@@ -284,7 +307,8 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
   int end = 0;
   for (const StepEntry& entry : step.entries) {
     // Edits lie elsewhere from when their memory grew.
-    if (entry.tokens.size() != 1 || !entry.sample || !entry.edits.empty()) {
+    if (entry.tokens.size() != 1 || entry.draws.size() != 1 ||
+        !entry.draws[0].edits.empty()) {
       return {};
     }
     end = std::max(end, entry.position + 1);
@@ -401,7 +425,9 @@ void DeviceExecutor::DrawTokens(const StepPlan& plan, int count) {
 
 absl::Status DeviceExecutor::ReserveEdits(Flight& flight, const Step& step) {
   size_t count = 0;
-  for (const StepEntry& entry : step.entries) count += entry.edits.size();
+  for (const StepEntry& entry : step.entries) {
+    for (const RowDraw& draw : entry.draws) count += draw.edits.size();
+  }
   return GrowEdits(flight, count);
 }
 

@@ -44,6 +44,7 @@ namespace tandem::engine {
 struct DeviceExecutorOptions {
   int max_rows = 512;      // positions per step at most
   int max_sequences = 64;  // entries per step at most
+  int max_draws = 0;       // tokens per step at most; 0: max_sequences
   int block_size = 16;     // positions per KV block; a multiple of 8
   int num_blocks = 0;      // of the KV cache
   kernels::DType kv_dtype = kernels::DType::kF32;
@@ -52,6 +53,8 @@ struct DeviceExecutorOptions {
   // After as few layers as make a slice of so many bytes (layer_groups.h); 0:
   // once, after the last.
   int64_t group_bytes = 0;
+
+  int draws() const { return max_draws > 0 ? max_draws : max_sequences; }
 };
 
 class DeviceExecutor final : public Executor {
@@ -91,7 +94,7 @@ class DeviceExecutor final : public Executor {
   void Synchronize();
 
   // For tools and tests: called on the loop before OnStepDone, with the
-  // logits [vocab] of each entry that sampled, in the order of the tokens.
+  // logits [vocab] of each draw, in the order of the tokens.
   using LogitsProbe = absl::AnyInvocable<void(uint64_t step_id, int index,
                                               absl::Span<const float> logits)>;
   void set_logits_probe(LogitsProbe probe) { probe_ = std::move(probe); }
@@ -116,7 +119,7 @@ class DeviceExecutor final : public Executor {
     std::unique_ptr<kernels::Buffer> memory;  // host's: of the next two
     StepPlan plan;
     std::unique_ptr<kernels::Buffer> edits;    // host's
-    kernels::SampleResult* results = nullptr;  // in the order of the entries
+    kernels::SampleResult* results = nullptr;  // in the order of the draws
     std::vector<float> logits;                 // for the probe
   };
   struct Transfer;
@@ -128,6 +131,7 @@ class DeviceExecutor final : public Executor {
   absl::Status Initialize();
   absl::Status Check(const Step& step) const;
   absl::Status CheckEntry(const StepEntry& entry) const;
+  absl::Status CheckDraws(const StepEntry& entry) const;
   int MaxBlocksPerEntry() const;
   int LayersPerReport(const Step& step) const;
   // Of a step that is filled up: its size and bound of positions.
@@ -164,7 +168,7 @@ class DeviceExecutor final : public Executor {
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<kernels::Buffer> device_plan_;     // one step's StepPlan
   std::unique_ptr<kernels::Buffer> device_edits_;    // one step's; grows
-  std::unique_ptr<kernels::Buffer> device_results_;  // [max_sequences]
+  std::unique_ptr<kernels::Buffer> device_results_;  // [max_draws]
   std::array<Flight, kStepsInFlight> flights_;
   const Flight* newest_ = nullptr;  // of the step submitted last
   LogitsProbe probe_;

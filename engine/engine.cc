@@ -71,6 +71,7 @@ Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
   const size_t sequences = static_cast<size_t>(options.max_num_seqs);
   for (Plan& plan : plans_) {
     plan.parts.reserve(sequences);
+    plan.draws.reserve(sequences);
     plan.step.entries.reserve(sequences);
   }
 }
@@ -295,7 +296,7 @@ void Engine::ApplyResult(const StepResult& result) {
     Plan::Part& part = running_->parts[i];
     Sequence* const sequence = part.sequence;
     const StepEntry& entry = running_->step.entries[i];
-    const bool samples = entry.sample;
+    const bool samples = !entry.draws.empty();
     TANDEM_CHECK(!samples || drawn < result.tokens.size(),
                  "a step drew less tokens than it was asked for");
     const size_t token = drawn;
@@ -342,7 +343,7 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
 void Engine::DeliverTokens(const StepResult& result) {
   size_t drawn = 0;
   for (size_t i = 0; i < running_->parts.size(); ++i) {
-    if (!running_->step.entries[i].sample) continue;
+    if (running_->step.entries[i].draws.empty()) continue;
     const SampledToken& token = result.tokens[drawn++];
     const Plan::Part& part = running_->parts[i];
     const Sequence& sequence = *part.sequence;
@@ -368,7 +369,7 @@ void Engine::FinishStep() {
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     Sequence* const sequence = running_->parts[i].sequence;
     sequence->in_flight -= running_->parts[i].tokens;
-    if (running_->step.entries[i].sample) --sequence->drawing;
+    if (!running_->step.entries[i].draws.empty()) --sequence->drawing;
   }
   running_ = std::exchange(ahead_, nullptr);
   stats_.step_in_flight = running_ != nullptr;
@@ -403,7 +404,7 @@ void Engine::RecordStepTime(absl::Duration duration) {
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     const int tokens = running_->parts[i].tokens;
     rows += tokens;
-    prefill |= tokens > 1 || !running_->step.entries[i].sample;
+    prefill |= tokens > 1 || running_->step.entries[i].draws.empty();
   }
   if (!prefill) return;
   Smooth(rows, &prefill_rows_);

@@ -178,7 +178,8 @@ class Engine final : private StepListener {
     };
     std::vector<Part> parts;
     int rows = 0;                           // of all parts
-    std::vector<kernels::LogitEdit> edits;  // of all entries
+    std::vector<kernels::LogitEdit> edits;  // of all draws
+    std::vector<RowDraw> draws;             // of all entries
     Step step;
   };
   enum class Kind { kShared, kAlone };

@@ -45,21 +45,30 @@ struct SampledToken {
   std::vector<TopLogprob> top;  // empty unless asked for
 };
 
+// The token that follows one row.
+struct RowDraw {
+  // Of the row's logits, as kernels/sampling.h says: of different ids,
+  // ascending where only ids with an edit may be drawn.
+  absl::Span<const kernels::LogitEdit> edits = {};
+  // Not negative: nothing is drawn, the token is this one.
+  int32_t given = -1;
+};
+inline constexpr RowDraw kOneDraw[1] = {};  // without edits
+
 // One sequence's part of a step: positions [position, position + tokens).
 struct StepEntry {
   uint64_t sequence = 0;  // the scheduler's tag
   int position = 0;
   absl::Span<const int32_t> tokens;  // ids at those positions
-  // Not negative: its one token is the one that the step before draws for the
-  // fed-th of its drawing entries, and what `tokens` says is not looked at.
+  // Not negative: its one token is the fed-th that the step before draws, and
+  // what `tokens` says is not looked at.
   int fed = -1;
   absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
-  bool sample = false;                    // draw the token that follows
-  Sampling sampling;
-  // Of the drawn token's logits, as kernels/sampling.h says: of different ids,
-  // ascending where only ids with an edit may be drawn.
-  absl::Span<const kernels::LogitEdit> edits;
-  bool only_edited = false;
+  // What follows each of its last rows, of as many as there are draws. Each
+  // has its own position, and so its own random number.
+  absl::Span<const RowDraw> draws;
+  Sampling sampling;         // of all draws
+  bool only_edited = false;  // only ids with an edit may be drawn
 };
 
 // A mixed batch: prefill chunks and decodes are the same thing with other
@@ -69,7 +78,7 @@ struct Step {
   std::vector<StepEntry> entries;
 };
 
-// Tokens in the order of the entries that sample.
+// Tokens in the order of the entries, and of their draws.
 struct StepResult {
   std::vector<SampledToken> tokens;
 };

@@ -276,7 +276,6 @@ void Engine::FillEntries(Plan* plan) {
       entry.tokens = kUnknownToken;
     }
     entry.block_table = absl::MakeConstSpan(sequence->table).subspan(0, blocks);
-    entry.sample = end == sequence->next_length();
     entry.sampling = sequence->spec.sampling;
     sequence->in_flight += tokens;
   }
@@ -286,27 +285,34 @@ void Engine::FillEntries(Plan* plan) {
 // What is drawn, and what for: those in flight count as drawn.
 void Engine::FillDraws(Plan* plan) {
   plan->edits.clear();
-  int draws = 0;
+  plan->draws.clear();
   for (size_t i = 0; i < plan->parts.size(); ++i) {
     Sequence* const sequence = plan->parts[i].sequence;
     StepEntry& entry = plan->step.entries[i];
-    entry.edits = {};
+    entry.draws = {};
     entry.only_edited = sequence->edits->only_edited();
-    if (!entry.sample) continue;
-    entry.edits = sequence->edits->Next(
+    if (sequence->unplanned() > 0) continue;
+    const absl::Span<const kernels::LogitEdit> edits = sequence->edits->Next(
         sequence->spec.history, sequence->new_tokens() + sequence->drawing <
                                     sequence->spec.stopping.min_tokens);
-    plan->edits.insert(plan->edits.end(), entry.edits.begin(),
-                       entry.edits.end());
+    plan->edits.insert(plan->edits.end(), edits.begin(), edits.end());
     ++sequence->drawing;
-    sequence->last_draw = draws++;
+    sequence->last_draw = static_cast<int>(plan->draws.size());
+    plan->draws.push_back({.edits = edits});
+    entry.draws = absl::MakeConstSpan(plan->draws).last(1);
   }
   // The plan's copies now, whose place is known only when all are there.
-  size_t first = 0;
+  size_t first_edit = 0;
+  for (RowDraw& draw : plan->draws) {
+    draw.edits =
+        absl::MakeConstSpan(plan->edits).subspan(first_edit, draw.edits.size());
+    first_edit += draw.edits.size();
+  }
+  size_t first_draw = 0;
   for (StepEntry& entry : plan->step.entries) {
-    entry.edits =
-        absl::MakeConstSpan(plan->edits).subspan(first, entry.edits.size());
-    first += entry.edits.size();
+    entry.draws = absl::MakeConstSpan(plan->draws)
+                      .subspan(first_draw, entry.draws.size());
+    first_draw += entry.draws.size();
   }
 }
 

@@ -21,10 +21,11 @@ size_t Aligned(size_t bytes) {
 
 size_t StepPlan::MaxBytes(const StepLimits& limits) {
   const auto entries = static_cast<size_t>(limits.entries);
-  const size_t ints = 4 * static_cast<size_t>(limits.rows) +
-                      entries * limits.blocks_per_entry + entries;
-  return ints * sizeof(int32_t) +
-         entries * (sizeof(RowSpan) + sizeof(SampleParams)) +
+  const size_t ints =
+      4 * static_cast<size_t>(limits.rows) + entries * limits.blocks_per_entry;
+  return ints * sizeof(int32_t) + entries * sizeof(RowSpan) +
+         static_cast<size_t>(limits.draws) *
+             (sizeof(int32_t) + sizeof(SampleParams)) +
          kSections * kAlignment;
 }
 
@@ -97,36 +98,41 @@ void StepPlan::FillTables(const Step& step) {
 }
 
 void StepPlan::FillDraws(const Step& step, int least) {
-  drawn_ = static_cast<int>(
-      std::count_if(step.entries.begin(), step.entries.end(),
-                    [](const StepEntry& entry) { return entry.sample; }));
+  drawn_ = 0;
+  for (const StepEntry& entry : step.entries) {
+    drawn_ += static_cast<int>(entry.draws.size());
+  }
   num_edits_ = 0;
   const auto draws = static_cast<size_t>(std::max(drawn_, least));
   auto* row_ids = Place<int32_t>(draws, &row_ids_);
   auto* params = Place<SampleParams>(draws, &params_);
   size_t draw = 0;
-  int row = -1;  // last one of the entry
+  int end = 0;  // of the entry's rows
   for (const StepEntry& entry : step.entries) {
     const int count = static_cast<int>(entry.tokens.size());
-    row += count;
-    if (!entry.sample) continue;
-    const size_t at = draw++;
-    const int num_edits = static_cast<int>(entry.edits.size());
     const Sampling& s = entry.sampling;
-    row_ids[at] = row;
-    params[at] = {.temperature = s.temperature,
-                  .top_p = s.top_p,
-                  .min_p = s.min_p,
-                  .typical_p = s.typical_p,
-                  .top_k = s.top_k,
-                  .seed = s.seed,
-                  .sequence_index = s.sequence_index,
-                  .position = entry.position + count,
-                  .logprobs = s.logprobs,
-                  .first_edit = num_edits_,
-                  .num_edits = num_edits,
-                  .only_edited = entry.only_edited ? 1 : 0};
-    num_edits_ += num_edits;
+    end += count;
+    int left = static_cast<int>(entry.draws.size());
+    for (const RowDraw& row : entry.draws) {
+      const size_t at = draw++;
+      const int num_edits = static_cast<int>(row.edits.size());
+      --left;
+      row_ids[at] = end - 1 - left;
+      params[at] = {.temperature = s.temperature,
+                    .top_p = s.top_p,
+                    .min_p = s.min_p,
+                    .typical_p = s.typical_p,
+                    .top_k = s.top_k,
+                    .seed = s.seed,
+                    .sequence_index = s.sequence_index,
+                    .position = entry.position + count - left,
+                    .logprobs = s.logprobs,
+                    .first_edit = num_edits_,
+                    .num_edits = num_edits,
+                    .only_edited = entry.only_edited ? 1 : 0,
+                    .given = row.given};
+      num_edits_ += num_edits;
+    }
   }
   for (; draw < draws; ++draw) {
     row_ids[draw] = 0;
@@ -136,8 +142,8 @@ void StepPlan::FillDraws(const Step& step, int least) {
 
 void StepPlan::CopyEdits(const Step& step, kernels::LogitEdit* out) {
   for (const StepEntry& entry : step.entries) {
-    if (entry.sample) {
-      out = std::copy(entry.edits.begin(), entry.edits.end(), out);
+    for (const RowDraw& draw : entry.draws) {
+      out = std::copy(draw.edits.begin(), draw.edits.end(), out);
     }
   }
 }

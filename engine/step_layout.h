@@ -3,7 +3,7 @@
 // memory that goes to the device in one copy:
 //
 //   token_ids [rows], fed [rows], positions [rows], slots [rows],
-//   spans [entries], row_ids [drawn], params [drawn], block_tables [sum]
+//   spans [entries], row_ids [draws], params [draws], block_tables [sum]
 //
 // each aligned to 64 bytes. A step of decodes may be filled up with rows that
 // belong to nobody, so that all but the length of the tables lies at the same
@@ -27,6 +27,7 @@ namespace tandem::engine {
 struct StepLimits {
   int rows = 0;
   int entries = 0;
+  int draws = 0;
   int blocks_per_entry = 0;
 };
 
@@ -43,7 +44,7 @@ class StepPlan {
   // Lays out a step within the limits. Rows, entries and draws are filled up to
   // `least` each; a filler has slot -1, an empty span, and draws greedily from
   // row 0. Allocates nothing. REQUIRES if `least` is not 0: every entry has one
-  // token and draws.
+  // token and one draw.
   void Fill(const Step& step, int block_size, int least = 0);
 
   const std::byte* data() const { return bytes_; }

@@ -31,6 +31,8 @@
 // with key (seed low, seed high) and counter (position, sequence_index, 0,
 // kPurposeSample); R = output[0] + 2^32 output[1].
 //
+// Where p.given >= 0 the token is that one, whatever steps 1 to 9 would draw.
+//
 // Where p.logprobs >= 0: logprob = x[id] - x_max - log(sum of
 // exp(x[j] - x_max)) over all ids, of the logits before step 1 and before
 // temperature, with the sum in the same integers; rank = 1 + ids before it in

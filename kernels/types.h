@@ -144,6 +144,8 @@ struct SampleParams {
   int32_t num_edits = 0;
   // Not 0: only ids that have an edit may be drawn. Then they must ascend.
   int32_t only_edited = 0;
+  // Not negative: nothing is drawn, the token is this one.
+  int32_t given = -1;
 };
 
 // What Sample writes per row.

@@ -95,7 +95,7 @@ absl::StatusOr<int32_t> Sequence::Step(const std::vector<int32_t>& ids,
   entry.position = static_cast<int>(first);
   entry.tokens = absl::MakeConstSpan(ids).subspan(first);
   entry.block_table = blocks_;
-  entry.sample = true;
+  entry.draws = engine::kOneDraw;
   Waiter waiter;
   loop_.RunSync([&] { executor_->Submit(&step, &waiter); });
   absl::StatusOr<StepResult> result = waiter.Wait();

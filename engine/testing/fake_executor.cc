@@ -82,6 +82,12 @@ bool FakeExecutor::CheckEntry(const StepEntry& entry) {
                            entry.fed, " of ", drawn_.tokens.size()));
     return false;
   }
+  if (entry.draws.size() > entry.tokens.size()) {
+    Violation(absl::StrCat("sequence ", entry.sequence, ": ",
+                           entry.draws.size(), " draws of ",
+                           entry.tokens.size(), " rows"));
+    return false;
+  }
   if (entry.position < 0 || entry.tokens.empty() || end > covered) {
     Violation(absl::StrCat("sequence ", entry.sequence, ": positions [",
                            entry.position, ", ", end, ") but blocks for ",
@@ -172,7 +178,11 @@ void FakeExecutor::EndStep() {
   const Submitted ended = submitted_.front();
   StepResult result;
   for (const StepEntry& entry : ended.step->entries) {
-    if (entry.sample) result.tokens.push_back(DrawToken(entry));
+    int position = entry.position + static_cast<int>(entry.tokens.size()) -
+                   static_cast<int>(entry.draws.size());
+    for (const RowDraw& draw : entry.draws) {
+      result.tokens.push_back(DrawToken(entry, ++position, draw));
+    }
   }
   const absl::Status failure = std::exchange(failure_, absl::OkStatus());
   if (!failure.ok()) Spoil(*ended.step, &result);
@@ -205,18 +215,20 @@ void FakeExecutor::Scramble(const StepEntry& entry) {
   }
 }
 
-SampledToken FakeExecutor::DrawToken(const StepEntry& entry) {
-  const int end = entry.position + static_cast<int>(entry.tokens.size());
+SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
+                                     const RowDraw& draw) {
   uint64_t fold = 0;
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    for (int position = 0; position < end; ++position) {
-      fold ^= FakeModel::Fold(WordAt(entry.block_table, position, layer),
-                              position, layer);
+    for (int before = 0; before < position; ++before) {
+      fold ^= FakeModel::Fold(WordAt(entry.block_table, before, layer), before,
+                              layer);
     }
   }
   SampledToken token;
-  token.token_id = options_.model.Draw(fold, entry.sampling, end, entry.edits,
-                                       entry.only_edited);
+  token.token_id = draw.given >= 0
+                       ? draw.given
+                       : options_.model.Draw(fold, entry.sampling, position,
+                                             draw.edits, entry.only_edited);
   token.logprob = -static_cast<float>(Mix64(fold) % 1024) / 256;
   token.rank = 1;
   for (int i = 0; i < entry.sampling.logprobs; ++i) {

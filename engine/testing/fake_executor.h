@@ -91,7 +91,9 @@ class FakeExecutor final : public Executor {
   void EndStep();
   void Spoil(const Step& step, StepResult* result);
   void Scramble(const StepEntry& entry);
-  SampledToken DrawToken(const StepEntry& entry);
+  // What follows [0, position) of the entry's sequence.
+  SampledToken DrawToken(const StepEntry& entry, int position,
+                         const RowDraw& draw);
   void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
   void StartCopy();
   template <typename Visit>  // (uint64_t& word, int layer, int position)

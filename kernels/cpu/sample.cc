@@ -398,7 +398,8 @@ void SampleRow(const SamplePiece& p) {
   sampler.sorted = reinterpret_cast<Candidate*>(p.scratch + (1 << 20));
   auto* const memory =
       reinterpret_cast<float*>(sampler.sorted + size_t{kMaxVocab});
-  int id = p.params->num_edits > 0 ? DrawEdited(p, sampler, memory) : -1;
+  int id = p.params->given;
+  if (id < 0 && p.params->num_edits > 0) id = DrawEdited(p, sampler, memory);
   if (id < 0) id = DrawFrom(sampler, p.logits, p.vocab, *p.params);
   result.token_id = std::max(id, 0);
   if (p.params->logprobs >= 0) LogProbs(p, result);

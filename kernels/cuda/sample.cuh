@@ -100,8 +100,8 @@ class RowSampler {
         edits_(p.edits + params_.first_edit) {}
 
   TANDEM_DEVICE void Run(SampleResult& result) {
-    int id = -1;
-    if (params_.num_edits > 0) {
+    int id = params_.given;
+    if (id < 0 && params_.num_edits > 0) {
       MakeEdits();
       count_ = only_edited() ? params_.num_edits : vocab_;
       id = DrawPlace();

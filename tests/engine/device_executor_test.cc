@@ -7,6 +7,7 @@
 #include "engine/device_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ StepEntry Entry(const TestSequence& sequence, int begin, int count,
   entry.position = begin;
   entry.tokens = absl::MakeConstSpan(sequence.ids).subspan(begin, count);
   entry.block_table = sequence.blocks;
-  entry.sample = sample;
+  if (sample) entry.draws = kOneDraw;
   return entry;
 }
 
@@ -262,6 +263,61 @@ TEST_P(DeviceExecutorTest, DrawsEachEntryByItsOwnParameters) {
   EXPECT_TRUE(banned.tokens[0].top.empty());
 }
 
+// Rows that draw in one step draw what steps of one row each would.
+TEST_P(DeviceExecutorTest, DrawsOfManyRowsAreThoseOfSingleSteps) {
+  RigOptions options;
+  options.executor.max_draws = 40;
+  const auto rig = MakeRig(options);
+  constexpr int kRows = 20;
+  constexpr int kDraws = 9;
+  TestSequence single = rig->NewSequence(Prompt(kRows), kRows);
+  single.sampling = {.temperature = 1, .seed = 7, .logprobs = 2};
+  single.edits = {Ban(3)};
+  TestSequence* one = &single;
+  rig->Advance({&one, 1}, kRows - kDraws);
+  std::vector<std::vector<float>> logits;
+  std::vector<SampledToken> tokens;
+  for (int i = 0; i < kDraws; ++i) {
+    const StepOutput output = rig->Advance({&one, 1}, 1);
+    ASSERT_TRUE(output.status.ok()) << output.status;
+    logits.push_back(output.logits[0]);
+    tokens.push_back(output.tokens[0]);
+  }
+
+  std::vector<RowDraw> draws(kDraws, RowDraw{.edits = single.edits});
+  draws[4].given = 5;
+  const TestSequence together = rig->NewSequence(Prompt(kRows), kRows);
+  const TestSequence other = rig->NewSequence(Prompt(kRows), kRows);
+  Step step{.id = 1000,
+            .entries = {Entry(other, 0, 3), Entry(together, 0, kRows),
+                        Entry(other, 0, 7, true)}};
+  step.entries[0].block_table = single.blocks;
+  step.entries[1].draws = draws;
+  step.entries[1].sampling = single.sampling;
+  const StepOutput output = rig->Run(step);
+  ASSERT_TRUE(output.status.ok()) << output.status;
+  ASSERT_EQ(output.tokens.size(), kDraws + 1);
+  for (int i = 0; i < kDraws; ++i) {
+    const SampledToken& token = output.tokens[i];
+    EXPECT_EQ(output.logits[i], logits[i]) << i;
+    ASSERT_EQ(token.top.size(), 2) << i;
+    EXPECT_EQ(token.top[0].token_id, tokens[i].top[0].token_id) << i;
+    if (i == 4) continue;
+    EXPECT_EQ(token.token_id, tokens[i].token_id) << i;
+    EXPECT_EQ(token.logprob, tokens[i].logprob) << i;
+    EXPECT_EQ(token.rank, tokens[i].rank) << i;
+  }
+  // What is given is scored.
+  const std::vector<float>& row = logits[4];
+  double sum = 0;
+  for (const float logit : row) sum += std::exp(double{logit});
+  const SampledToken& given = output.tokens[4];
+  EXPECT_EQ(given.token_id, 5);
+  EXPECT_NEAR(given.logprob, double{row[5]} - std::log(sum), 1e-5);
+  EXPECT_EQ(given.rank, 1 + std::count_if(row.begin(), row.end(),
+                                          [&](float x) { return x > row[5]; }));
+}
+
 TEST_P(DeviceExecutorTest, KvThatTravelledContinuesBitForBit) {
   for (const int there : {8, 16, 32}) {  // block size of the receiver
     const auto sender = MakeRig();
@@ -435,6 +491,11 @@ TEST_P(DeviceExecutorTest, StepsThatBreakALimitAreRefusedAndTouchNothing) {
   const std::vector<int32_t> negative_ids = {-1};
   const std::vector<kernels::LogitEdit> wrong_edit = {Ban(5), Ban(300)};
   const std::vector<kernels::LogitEdit> edits(301, Ban(1));
+  const RowDraw edits_no_id[] = {{.edits = wrong_edit}};
+  const RowDraw many_edits[] = {{.edits = edits}};
+  const RowDraw given[] = {{.given = 300}};
+  const std::vector<RowDraw> draws(2);
+  const std::vector<RowDraw> many_draws(3);
   const std::vector<int32_t> far_block = {512};
   const std::vector<int32_t> many(65, 1);
   const std::vector<int32_t> blocks(33, 1);
@@ -480,9 +541,19 @@ TEST_P(DeviceExecutorTest, StepsThatBreakALimitAreRefusedAndTouchNothing) {
          e.block_table = far_block;
        }),
        "block 512 is outside 0 to 511"},
-      {"an edit of no id", with([&](auto& e) { e.edits = wrong_edit; }),
+      {"an edit of no id", with([&](auto& e) { e.draws = edits_no_id; }),
        "token id 300 is outside 0 to 299"},
-      {"too many edits", with([&](auto& e) { e.edits = edits; }), "edits 301"},
+      {"too many edits", with([&](auto& e) { e.draws = many_edits; }),
+       "edits 301"},
+      {"a given token of no id", with([&](auto& e) { e.draws = given; }),
+       "given token id 300 is outside -1 to 299"},
+      {"more draws than rows", with([&](auto& e) {
+         e.tokens = e.tokens.subspan(0, 1);
+         e.draws = draws;
+       }),
+       "draws 2 is outside 0 to 1"},
+      {"too many draws", with([&](auto& e) { e.draws = many_draws; }),
+       "draws 3 is outside 0 to 2"},
       {"too many logprobs", with([](auto& e) { e.sampling.logprobs = 21; }),
        "logprobs 21"}};
   for (const auto& [why, entries, complaint] : kSteps) {

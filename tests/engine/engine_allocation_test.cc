@@ -91,7 +91,7 @@ TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) {
   while (engine.stats().step_in_flight) {
     StepResult result;
     for (const StepEntry& entry : executor.step->entries) {
-      if (entry.sample) result.tokens.push_back({.token_id = steps, .top = {}});
+      if (!entry.draws.empty()) result.tokens.push_back({.token_id = steps, .top = {}});
     }
     absl::StatusOr<StepResult> ended(std::move(result));
     const uint64_t id = executor.step->id;

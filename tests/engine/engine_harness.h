@@ -40,7 +40,8 @@ class NotingExecutor final : public Executor {
     for (const StepEntry& entry : step->entries) {
       absl::StrAppend(&text, text.empty() ? "" : " ", entry.fed < 0 ? "" : "~",
                       entry.sequence, "@", entry.position, "+",
-                      entry.tokens.size(), entry.sample ? "*" : "");
+                      entry.tokens.size(),
+                      std::string(entry.draws.size(), '*'));
       rows += static_cast<int>(entry.tokens.size());
       fed += entry.fed < 0 ? 0 : 1;
     }

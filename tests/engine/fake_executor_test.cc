@@ -62,9 +62,10 @@ class FakeExecutorTest : public ::testing::Test, public StepListener {
          .tokens = absl::MakeConstSpan(history).subspan(
              static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
          .block_table = table,
-         .sample = end == static_cast<int>(history.size()),
-         .sampling = sampling,
-         .edits = {}});
+         .draws = end == static_cast<int>(history.size())
+                      ? absl::MakeConstSpan(kOneDraw)
+                      : absl::Span<const RowDraw>(),
+         .sampling = sampling});
     executor.Submit(&step, this);
     loop_.RunUntilIdle();
     return tokens_;
@@ -253,9 +254,8 @@ TEST_F(FakeExecutorTest, LayersComeOneByOneAndStepsInOrder) {
                                 .position = 0,
                                 .tokens = absl::MakeConstSpan(kHistory),
                                 .block_table = table,
-                                .sample = true,
-                                .sampling = {},
-                                .edits = {}});
+                                .draws = kOneDraw,
+                                .sampling = {}});
     executor.Submit(&steps[i], this);
   }
   EXPECT_THAT(events_, IsEmpty());
@@ -324,16 +324,14 @@ TEST_F(FakeExecutorTest, ReportsBlocksThatTwoSequencesUseInOneStep) {
                             .position = 0,
                             .tokens = short_history,
                             .block_table = table,
-                            .sample = true,
-                            .sampling = {},
-                            .edits = {}});
+                            .draws = kOneDraw,
+                            .sampling = {}});
     step.entries.push_back({.sequence = 2,
                             .position = c.position,
                             .tokens = short_history,
                             .block_table = c.other_table,
-                            .sample = true,
-                            .sampling = {},
-                            .edits = {}});
+                            .draws = kOneDraw,
+                            .sampling = {}});
     executor.Submit(&step, this);
     loop_.RunUntilIdle();
     if (c.violation.empty()) {

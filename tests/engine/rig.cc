@@ -112,6 +112,7 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
   for (TestSequence* sequence : sequences) {
     const int left =
         static_cast<int>(sequence->ids.size()) - sequence->computed;
+    sequence->draw.edits = sequence->edits;
     const int take = std::min(count, left);
     step.entries.push_back(
         {.sequence = static_cast<uint64_t>(step.entries.size()),
@@ -119,9 +120,8 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
          .tokens = absl::MakeConstSpan(sequence->ids)
                        .subspan(sequence->computed, take),
          .block_table = sequence->blocks,
-         .sample = true,
-         .sampling = sequence->sampling,
-         .edits = sequence->edits});
+         .draws = absl::MakeConstSpan(&sequence->draw, 1),
+         .sampling = sequence->sampling});
     sequence->computed += take;
   }
   return Run(step);

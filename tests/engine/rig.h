@@ -41,6 +41,7 @@ struct TestSequence {
   int computed = 0;
   Sampling sampling;
   std::vector<kernels::LogitEdit> edits;
+  RowDraw draw = {};  // with them
 };
 
 // Of an id that may not be drawn.

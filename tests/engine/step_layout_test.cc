@@ -21,14 +21,13 @@ std::vector<T> Read(const T* data, int count) {
 }
 
 StepEntry Entry(int position, absl::Span<const int32_t> tokens,
-                absl::Span<const int32_t> blocks, bool sample,
-                absl::Span<const kernels::LogitEdit> edits = {}) {
+                absl::Span<const int32_t> blocks,
+                absl::Span<const RowDraw> draws) {
   StepEntry entry;
   entry.position = position;
   entry.tokens = tokens;
   entry.block_table = blocks;
-  entry.sample = sample;
-  entry.edits = edits;
+  entry.draws = draws;
   return entry;
 }
 
@@ -41,13 +40,14 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   const std::vector<kernels::LogitEdit> two_edits = {{.token_id = 2},
                                                      {.token_id = 9}};
   const std::vector<kernels::LogitEdit> one_edit = {{.token_id = 4}};
-  const Step step{.id = 1,
-                  .entries = {Entry(7, chunk, far, true, two_edits),
-                              Entry(0, one, near, true),
-                              Entry(3, two, near, false, one_edit),
-                              Entry(4, one, near, true, one_edit)}};
+  const RowDraw last_two[] = {{.edits = two_edits}, {.given = 77}};
+  const RowDraw edited[] = {{.edits = one_edit}};
+  const Step step{
+      .id = 1,
+      .entries = {Entry(7, chunk, far, last_two), Entry(0, one, near, kOneDraw),
+                  Entry(3, two, near, {}), Entry(4, one, near, edited)}};
   StepPlan plan;
-  plan.Reserve({.rows = 16, .entries = 4, .blocks_per_entry = 4});
+  plan.Reserve({.rows = 16, .entries = 4, .draws = 4, .blocks_per_entry = 4});
   plan.Fill(step, 8);
   const std::byte* at = plan.data();
   const kernels::Rows rows = plan.DeviceRows(at);
@@ -63,19 +63,22 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   EXPECT_EQ(last.num_rows, 1);
   EXPECT_EQ(last.first_position, 4);
   EXPECT_EQ(last.block_table, 4);
-  ASSERT_EQ(plan.drawn(), 3);
-  EXPECT_THAT(Read(plan.DeviceRowIds(at), 3), ElementsAre(2, 3, 6));
-  const auto params = Read(plan.DeviceParams(at), 3);
-  EXPECT_EQ(params[0].position, 10);
-  EXPECT_EQ(params[1].position, 1);
-  EXPECT_EQ(params[2].position, 5);
-  // Edits of what does not draw are left out.
+  ASSERT_EQ(plan.drawn(), 4);
+  EXPECT_THAT(Read(plan.DeviceRowIds(at), 4), ElementsAre(1, 2, 3, 6));
+  const auto params = Read(plan.DeviceParams(at), 4);
+  EXPECT_EQ(params[0].position, 9);
+  EXPECT_EQ(params[1].position, 10);
+  EXPECT_EQ(params[2].position, 1);
+  EXPECT_EQ(params[3].position, 5);
+  EXPECT_EQ(params[0].given, -1);
+  EXPECT_EQ(params[1].given, 77);
   const auto edits_of = [&](int row) {
     return std::pair(params[row].first_edit, params[row].num_edits);
   };
   EXPECT_EQ(edits_of(0), std::pair(0, 2));
   EXPECT_EQ(edits_of(1), std::pair(2, 0));
-  EXPECT_EQ(edits_of(2), std::pair(2, 1));
+  EXPECT_EQ(edits_of(2), std::pair(2, 0));
+  EXPECT_EQ(edits_of(3), std::pair(2, 1));
   ASSERT_EQ(plan.num_edits(), 3);
   std::vector<kernels::LogitEdit> edits(3);
   StepPlan::CopyEdits(step, edits.data());
@@ -88,11 +91,11 @@ TEST(StepPlan, FedRowsNameDrawsOfTheStepBefore) {
   const std::vector<int32_t> one = {21};
   const std::vector<int32_t> blocks = {5};
   StepPlan plan;
-  plan.Reserve({.rows = 4, .entries = 4, .blocks_per_entry = 4});
-  Step step{
-      .id = 2,
-      .entries = {Entry(0, one, blocks, true), Entry(1, one, blocks, true),
-                  Entry(2, one, blocks, true)}};
+  plan.Reserve({.rows = 4, .entries = 4, .draws = 4, .blocks_per_entry = 4});
+  Step step{.id = 2,
+            .entries = {Entry(0, one, blocks, kOneDraw),
+                        Entry(1, one, blocks, kOneDraw),
+                        Entry(2, one, blocks, kOneDraw)}};
   step.entries[0].fed = 2;
   step.entries[2].fed = 1;
   plan.Fill(step, 8, 4);
@@ -106,6 +109,7 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
     const StepLimits limits{
         .rows = 1 + static_cast<int>(random.Below(70)),
         .entries = 1 + static_cast<int>(random.Below(40)),
+        .draws = 40,
         .blocks_per_entry = 1 + static_cast<int>(random.Below(20))};
     const int entries = std::min(limits.entries, limits.rows);
     const std::vector<int32_t> tokens(limits.rows, 1);
@@ -114,7 +118,7 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
     for (int i = 0; i < entries; ++i) {
       const int count = i == 0 ? limits.rows - entries + 1 : 1;
       step.entries.push_back(Entry(
-          0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, true));
+          0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, kOneDraw));
     }
     StepPlan plan;
     plan.Reserve(limits);

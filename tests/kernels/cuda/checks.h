@@ -458,7 +458,7 @@ inline AssertionResult CheckSample(const SampleFn& launch,
 }
 
 // Draws at many positions of three sequences, half of them with edits, a
-// quarter from ids with edits alone.
+// quarter from ids with edits alone; of a quarter the token is given.
 inline SampleProblem DrawsOf(const std::vector<float>& logits,
                              const SampleParams& base, int draws) {
   SampleProblem problem{logits, {}, {}};
@@ -467,6 +467,7 @@ inline SampleProblem DrawsOf(const std::vector<float>& logits,
     SampleParams params = base;
     params.position = i;
     params.sequence_index = static_cast<uint32_t>(i % 3);
+    if (i % 8 >= 6) params.given = i % vocab;
     if (i % 2 == 1) {
       params.first_edit = static_cast<int32_t>(problem.edits.size());
       params.only_edited = i % 4 == 3 ? 1 : 0;
