@@ -356,6 +356,26 @@ class Backend {
                            const Matrix& w, const float* bias,
                            Activation activation, void* out) = 0;
 
+  // GatedMatMul without bias, in two steps: the halves rounded to the
+  // activation type, in the backend's own order, into room for num_rows *
+  // (w.rows() + 14) elements; then what it makes of them, `dim` outputs a row.
+  virtual void MatMulHalves(Queue& queue, int num_rows, const void* x,
+                            const Matrix& w, void* halves) = 0;
+  virtual void GateHalves(Queue& queue, int num_rows, int dim,
+                          Activation activation, const void* halves,
+                          void* out) = 0;
+
+  // Adds to each row r what the adapter in slots[r] makes of x[r]; none where
+  // that is negative. x [num_rows, factors.cols]; slots [num_rows], device.
+  //   h[j] = the sum of A[j, k] x[r, k]: a chain of fused multiply-adds over
+  //          each kLoraSegment inputs, the chains added up in ascending order
+  //          from 0, rounded to the activation type
+  //   out += scale * (the chain of B[o, j] h[j] over ascending j): one fused
+  //          multiply-add, rounded to the activation type
+  virtual void AddLora(Queue& queue, int num_rows, const void* x,
+                       const int32_t* slots, const LoraFactors& factors,
+                       const LoraSum& sum) = 0;
+
   // x[i] = activation(x[i]), in place; x [num_rows, dim].
   virtual void Activate(Queue& queue, int num_rows, int dim,
                         Activation activation, void* x) = 0;

@@ -103,6 +103,36 @@ struct RowSpan {
   int32_t block_table;     // offset of its block table in Rows::block_tables
 };
 
+// The low-rank factors of one product (LoRA: Hu et al., 2021) of several
+// adapters, each in a slot: A [rank, cols] and B [rows, rank], transposed, so
+// that threads side by side read side by side. Device memory; what is of slot s
+// lies s * slot_stride elements of 4 bytes behind what is of slot 0.
+struct LoraFactors {
+  const float* a = nullptr;       // [cols, rank]
+  const float* b = nullptr;       // [rank, rows]
+  const int32_t* rank = nullptr;  // at most max_rank; 0: nothing is added
+  const float* scale = nullptr;
+  int64_t slot_stride = 0;
+  int max_rank = 0;
+  int cols = 0;
+  int rows = 0;
+};
+
+// Where AddLora adds: output o of the factors to element first + o of a row.
+struct LoraSum {
+  void* out = nullptr;
+  int64_t stride = 0;  // elements from row to row
+  int first = 0;
+  // Not 0: out is what MatMulHalves gives for a matrix of twice as many rows,
+  // and `stride` is not looked at.
+  int halves = 0;
+  float* scratch = nullptr;  // [num_rows, max_rank]
+};
+
+// A in AddLora is summed in pieces of so many inputs, cut at absolute multiples
+// of it. Part of the numerics.
+inline constexpr int kLoraSegment = 256;
+
 // A 128-bit digest of KV bytes that adds up: the digest of a range is the sum
 // (each half modulo 2^64) over its (layer, position) rows, so slices may be
 // digested in any order. kernels/kv_digest.h has the definition.

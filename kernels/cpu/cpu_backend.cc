@@ -365,6 +365,42 @@ class CpuBackend final : public Backend {
     });
   }
 
+  // Here the halves lie one behind the other, as in the matrix.
+  void MatMulHalves(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                    void* halves) override {
+    MatMul(queue, num_rows, x, w, nullptr, halves);
+  }
+
+  void GateHalves(Queue& queue, int num_rows, int dim, Activation activation,
+                  const void* halves, void* out) override {
+    Put(queue, [this, num_rows, dim, activation,
+                both = static_cast<const float*>(halves),
+                out = static_cast<float*>(out)] {
+      RunGate(num_rows, dim, activation, both, out);
+    });
+  }
+
+  void AddLora(Queue& queue, int num_rows, const void* x, const int32_t* slots,
+               const LoraFactors& factors, const LoraSum& sum) override {
+    Put(queue, [this, num_rows, x = static_cast<const float*>(x), slots,
+                f = factors, sum] {
+      const int64_t stride = sum.halves > 0 ? 2 * sum.halves : sum.stride;
+      ForRows(pool_, num_rows, int64_t{f.max_rank} * (f.cols + f.rows) / 16,
+              [&](int row) {
+                if (slots[row] < 0) return;
+                const int64_t at = slots[row] * f.slot_stride;
+                const int rank = f.rank[at];
+                if (rank == 0) return;
+                float* const h = sum.scratch + int64_t{row} * f.max_rank;
+                table_.lora_shrink(f.cols, rank, f.a + at,
+                                   x + int64_t{row} * f.cols, h);
+                table_.lora_expand(
+                    rank, f.rows, f.b + at, h, f.scale[at],
+                    static_cast<float*>(sum.out) + row * stride + sum.first);
+              });
+    });
+  }
+
   void Route(Queue& queue, int num_rows, int experts, int chosen,
              bool normalise, const float* logits, float* weights) override {
     Put(queue, [=, this] {
@@ -506,6 +542,11 @@ class CpuBackend final : public Backend {
     const int dim = w.rows() / 2;
     float* const both = own.Floats(size_t(num_rows) * w.rows());
     RunMatMul(num_rows, x, w, bias, both);
+    RunGate(num_rows, dim, activation, both, out);
+  }
+
+  void RunGate(int num_rows, int dim, Activation activation, const float* both,
+               float* out) {
     ForRows(pool_, num_rows, dim, [&](int row) {
       const float* const gate = both + int64_t{row} * 2 * dim;
       table_.gate(activation, dim, gate, gate + dim, out + int64_t{row} * dim);

@@ -85,6 +85,7 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set) {
   AddSample(table);
   AddElementwise(table);
   AddKvRows(table);
+  AddLoraRows(table);
   return table;
 }
 

@@ -157,6 +157,11 @@ struct KernelTable {
                 float* weights);
   // out += weight * x.
   void (*add_weighted)(int dim, float weight, const float* x, float* out);
+  // One row of Backend::AddLora: h [rank] of x [cols], and out [rows] += of h.
+  void (*lora_shrink)(int cols, int rank, const float* a, const float* x,
+                      float* h);
+  void (*lora_expand)(int rank, int rows, const float* b, const float* h,
+                      float scale, float* out);
   // soft_cap 0: none.
   void (*scale)(int dim, float scale, float soft_cap, float* x);
   // out[i] = exp(x[i]) as attention and sampling compute it. For tests.
@@ -178,6 +183,7 @@ void AddAttention(KernelTable& table);
 void AddSample(KernelTable& table);
 void AddElementwise(KernelTable& table);
 void AddKvRows(KernelTable& table);
+void AddLoraRows(KernelTable& table);
 
 }  // namespace tandem::kernels::cpu
 

@@ -357,6 +357,36 @@ class CudaBackend final : public Backend {
              activation);
   }
 
+  // Halves are the product's own rows as they are packed.
+  void MatMulHalves(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                    void* halves) override {
+    Multiply(queue, num_rows, x, w, nullptr, MatMulOutput::kPlain, halves);
+  }
+
+  void GateHalves(Queue& queue, int num_rows, int dim, Activation activation,
+                  const void* halves, void* out) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchGateHalves(own.stream(), activation_,
+                               {.halves = halves,
+                                .out = out,
+                                .num_rows = num_rows,
+                                .dim = dim,
+                                .activation = activation}),
+              "gate");
+  }
+
+  void AddLora(Queue& queue, int num_rows, const void* x, const int32_t* slots,
+               const LoraFactors& factors, const LoraSum& sum) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchLora(own.stream(), activation_,
+                         {.x = x,
+                          .slots = slots,
+                          .factors = factors,
+                          .sum = sum,
+                          .num_rows = num_rows}),
+              "adapters");
+  }
+
   void Activate(Queue& queue, int num_rows, int dim, Activation activation,
                 void* x) override {
     CudaQueue& own = Own(queue);
@@ -576,8 +606,9 @@ class CudaBackend final : public Backend {
                 const float* bias, MatMulOutput output, void* out,
                 Activation activation = Activation::kSilu) {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(w);
-    const int outputs =
-        output == MatMulOutput::kGated ? matrix.rows() / 2 : matrix.rows();
+    const int outputs = output == MatMulOutput::kGated
+                            ? matrix.rows() / 2
+                            : PackedRows(matrix.rows(), matrix.order());
     CudaQueue& own = Own(queue);
     own.Check(LaunchMatMul(own.stream(), activation_, matrix.type(),
                            {.weights = matrix.weights(),

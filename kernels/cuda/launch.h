@@ -192,6 +192,31 @@ struct MatMulParams {
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& params);
 
+// Backend::GateHalves of what a plain product with a gated matrix gives: its
+// packed rows, groups of eight gates and the eight that they open.
+struct GateHalvesParams {
+  const void* halves;  // [num_rows, PackedRows(2 * dim, kGated)]
+  void* out;           // [num_rows, dim]
+  int num_rows;
+  int dim;
+  Activation activation;
+};
+int LaunchGateHalves(const Stream& stream, DType activation,
+                     const GateHalvesParams& params);
+
+// Backend::AddLora. Halves as GateHalvesParams has them.
+struct LoraParams {
+  const void* x;         // [num_rows, factors.cols]
+  const int32_t* slots;  // [num_rows]; negative: none
+  LoraFactors factors;
+  LoraSum sum;
+  int num_rows;
+};
+int LaunchLora(const Stream& stream, DType activation,
+               const LoraParams& params);
+// Most inputs that its sums have room for.
+inline constexpr int kMaxLoraInputs = 64 * 1024;
+
 // Norms heads of Q and K, then rotates them; Q stays, K and V go to the cache.
 struct RopeAppendParams {
   const int32_t* positions;  // [num_rows]

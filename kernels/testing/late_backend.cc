@@ -305,6 +305,24 @@ class LateBackend final : public Backend {
       inner_->GatedMatMul(inner, num_rows, x, w, bias, activation, out);
     });
   }
+  void MatMulHalves(Queue& queue, int num_rows, const void* x, const Matrix& w,
+                    void* halves) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->MatMulHalves(inner, num_rows, x, w, halves);
+    });
+  }
+  void GateHalves(Queue& queue, int num_rows, int dim, Activation activation,
+                  const void* halves, void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->GateHalves(inner, num_rows, dim, activation, halves, out);
+    });
+  }
+  void AddLora(Queue& queue, int num_rows, const void* x, const int32_t* slots,
+               const LoraFactors& factors, const LoraSum& sum) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->AddLora(inner, num_rows, x, slots, factors, sum);
+    });
+  }
   void Activate(Queue& queue, int num_rows, int dim, Activation activation,
                 void* x) override {
     Run(queue, [&](Queue& inner) {

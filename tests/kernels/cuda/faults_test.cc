@@ -18,6 +18,7 @@
 #include "kernels/sampling.h"
 #include "tests/kernels/cuda/checks.h"
 #include "tests/kernels/cuda/family_checks.h"
+#include "tests/kernels/cuda/lora_checks.h"
 
 namespace tandem::kernels::cuda_faulty {
 using namespace cuda;
@@ -61,6 +62,13 @@ void WaitForFewer(Grid& g) {
 #define SampleBits(seed, sequence, position) SampleBits(seed, 0, position)
 #include "kernels/cuda/sample.cuh"
 #undef SampleBits
+
+// All rows take the first slot's adapter; gates stay as they are.
+#define slot_stride slot_stride * 0
+#define Activated(activation, v) (v)
+#include "kernels/cuda/lora.cuh"
+#undef Activated
+#undef slot_stride
 
 // Tokens of another tile.
 #undef TANDEM_KERNELS_CUDA_MATMUL_STREAM_CUH_
@@ -172,6 +180,29 @@ int Sample(const Stream& stream, const SampleKernelParams& p) {
                 Kernel{p});
 }
 
+int Lora(const Stream& stream, DType type, const LoraParams& p) {
+  return WithElement(type, [&](auto zero) {
+    using Shrink = faulty::LoraShrinkKernel<decltype(zero)>;
+    using Expand = faulty::LoraExpandKernel<decltype(zero)>;
+    const int code = Launch(stream, {p.num_rows, 2, 1}, Shrink::kThreads,
+                            Shrink::SharedBytes(p), Shrink{p});
+    if (code != 0) return code;
+    constexpr int kThreads = Expand::kThreads;
+    return Launch(stream,
+                  {(p.factors.rows + kThreads - 1) / kThreads, p.num_rows, 1},
+                  kThreads, 0, Expand{p});
+  });
+}
+int GateHalves(const Stream& stream, DType type, const GateHalvesParams& p) {
+  return WithElement(type, [&](auto zero) {
+    using Kernel = faulty::GateHalvesKernel<decltype(zero)>;
+    return Launch(
+        stream,
+        {(p.dim + Kernel::kThreads - 1) / Kernel::kThreads, p.num_rows, 1},
+        Kernel::kThreads, 0, Kernel{p});
+  });
+}
+
 // Bits of a product of 64 rows with 64 tokens.
 template <typename Launch>
 std::vector<std::byte> Product(const Launch& launch) {
@@ -252,6 +283,14 @@ TEST(CudaSeededFault, AnElementLeftOutOfAFamilysKernelIsNoticed) {
 
 TEST(CudaSeededFault, WrongWeightsOfExpertsAreNoticed) {
   EXPECT_FALSE(CheckRoute(Route));
+}
+
+TEST(CudaSeededFault, AnotherRowsAdapterIsNoticed) {
+  EXPECT_FALSE(CheckLora(Lora));
+}
+
+TEST(CudaSeededFault, GatesLeftOpenAreNoticed) {
+  EXPECT_FALSE(CheckGateHalves(GateHalves));
 }
 
 TEST(CudaSeededFault, ARotationTheOtherWayIsNoticed) {

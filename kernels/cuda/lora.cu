@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/lora.cuh"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+int Blocks(int size, int per_block) {
+  return (size + per_block - 1) / per_block;
+}
+
+}  // namespace
+
+int LaunchLora(const Stream& stream, DType activation, const LoraParams& p) {
+  const LoraFactors& f = p.factors;
+  if (p.num_rows == 0 || f.max_rank == 0) return 0;
+  if (f.cols > kMaxLoraInputs) return kInvalidLaunch;
+  return WithElement(activation, [&](auto zero) {
+    using Shrink = LoraShrinkKernel<decltype(zero)>;
+    using Expand = LoraExpandKernel<decltype(zero)>;
+    const int code =
+        Launch(stream, {p.num_rows, Blocks(f.max_rank, Shrink::kRanks), 1},
+               Shrink::kThreads, Shrink::SharedBytes(p), Shrink{p});
+    if (code != 0) return code;
+    Stream behind = stream;
+    behind.after_kernel = true;
+    return Launch(behind, {Blocks(f.rows, Expand::kThreads), p.num_rows, 1},
+                  Expand::kThreads, 0, Expand{p});
+  });
+}
+
+int LaunchGateHalves(const Stream& stream, DType activation,
+                     const GateHalvesParams& p) {
+  if (p.num_rows == 0 || p.dim == 0) return 0;
+  return WithElement(activation, [&](auto zero) {
+    using Kernel = GateHalvesKernel<decltype(zero)>;
+    return Launch(stream, {Blocks(p.dim, Kernel::kThreads), p.num_rows, 1},
+                  Kernel::kThreads, 0, Kernel{p});
+  });
+}
+
+}  // namespace tandem::kernels::cuda
