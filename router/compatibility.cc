@@ -121,7 +121,39 @@ absl::Status CheckHello(const v1::WorkerHello& hello) {
   if (hello.protocol_min() > hello.protocol_max()) {
     return invalid("protocol_min", "must not be above protocol_max");
   }
-  return absl::OkStatus();
+  return CheckAdapters(hello.adapters());
+}
+
+absl::Status CheckAdapters(const Adapters& adapters) {
+  std::string problem;
+  if (adapters.size() > kMaxAdapters) {
+    problem = absl::StrCat(adapters.size(), ", at most ", kMaxAdapters);
+  }
+  std::set<std::string_view> names;
+  for (const v1::AdapterRef& adapter : adapters) {
+    const std::string& name = adapter.name();
+    if (name.empty() || name.size() > kMaxAdapterNameBytes) {
+      problem = absl::StrCat("a name of ", name.size(), " bytes, 1..",
+                             kMaxAdapterNameBytes, " are needed");
+    } else if (adapter.digest().size() != 64) {
+      problem = absl::StrCat("a digest of ", adapter.digest().size(),
+                             " bytes, 64 are needed");
+    } else if (!names.insert(name).second) {
+      problem = "a name twice";
+    }
+  }
+  if (problem.empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
+                   absl::StrCat("hello.adapters: ", problem),
+                   {{"field", "adapters"}});
+}
+
+std::string AdapterDigest(const v1::WorkerHello& hello,
+                          std::string_view adapter) {
+  for (const v1::AdapterRef& ref : hello.adapters()) {
+    if (ref.name() == adapter) return ref.digest();
+  }
+  return "";
 }
 
 }  // namespace tandem::router

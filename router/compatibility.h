@@ -6,7 +6,12 @@
 #ifndef TANDEM_ROUTER_COMPATIBILITY_H_
 #define TANDEM_ROUTER_COMPATIBILITY_H_
 
+#include <cstddef>
+#include <string>
+#include <string_view>
+
 #include "absl/status/status.h"
+#include "google/protobuf/repeated_ptr_field.h"
 #include "tandem/v1/registry.pb.h"
 
 namespace tandem::router {
@@ -22,6 +27,16 @@ bool SameResults(const v1::WorkerHello& a, const v1::WorkerHello& b);
 
 // A hello that makes sense by itself. INVALID_ARGUMENT names the field.
 absl::Status CheckHello(const v1::WorkerHello& hello);
+
+// The same for a list of adapters.
+using Adapters = google::protobuf::RepeatedPtrField<v1::AdapterRef>;
+inline constexpr int kMaxAdapters = 1024;  // of a worker
+inline constexpr size_t kMaxAdapterNameBytes = 64;
+absl::Status CheckAdapters(const Adapters& adapters);
+
+// What is in the worker's adapter of that name; empty: it has none.
+std::string AdapterDigest(const v1::WorkerHello& hello,
+                          std::string_view adapter);
 
 }  // namespace tandem::router
 

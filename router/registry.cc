@@ -93,9 +93,22 @@ void Registry::OnMessage(Lease* lease, const v1::RegisterRequest& message) {
     case v1::RegisterRequest::kCache:
       if (lease->worker != nullptr) OnCache(lease->worker, message.cache());
       return;
+    case v1::RegisterRequest::kAdapters:
+      if (lease->worker != nullptr) OnAdapters(lease, message.adapters());
+      return;
     case v1::RegisterRequest::EVENT_NOT_SET:
       return;  // of a later version
   }
+}
+
+void Registry::OnAdapters(Lease* lease, const v1::AdapterList& list) {
+  const absl::Status status = CheckAdapters(list.adapters());
+  if (!status.ok()) {
+    Reject(lease, lease->worker->id(), status);
+    return;
+  }
+  *lease->worker->hello.mutable_adapters() = list.adapters();
+  listener_->OnRoom();
 }
 
 void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {

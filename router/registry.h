@@ -124,6 +124,7 @@ class Registry {
   void OnHello(Lease* lease, const v1::WorkerHello& hello);
   void OnLoad(Worker* worker, const v1::WorkerLoad& load);
   void OnCache(Worker* worker, const v1::CacheChange& change);
+  void OnAdapters(Lease* lease, const v1::AdapterList& list);
   void Reject(Lease* lease, const std::string& worker_id,
               const absl::Status& status);
   // Ends the lease in any state, telling the worker `status`. Idempotent.

@@ -261,6 +261,8 @@ absl::Status CheckRest(const v1::GenerateRequest& request) {
       CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckUnset("adapter", !request.adapter().empty()));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckOnly("priority", request.has_priority(), request.priority(), 0));
   if (!v1::Placement_IsValid(request.placement())) {
     return FieldInvalid("placement",

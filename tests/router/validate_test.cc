@@ -193,6 +193,7 @@ const Case kCases[] = {
     {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
     {"output.attention", "output { attention { } }"},
+    {"adapter", "adapter: 'a'"},
     {"cache.no_kv_cache", "cache { no_kv_cache: true }"},
     {"", "output { echo: false }"},
     {"", "output { echo: true }"},
