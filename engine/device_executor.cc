@@ -162,6 +162,12 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
     rows += static_cast<int64_t>(entry.tokens.size());
     draws += static_cast<int64_t>(entry.draws.size());
   }
+  for (const BlockCopy& copy : step.copies) {
+    for (const int32_t block : {copy.from, copy.to}) {
+      if (block >= 0 && block < options_.num_blocks) continue;
+      return OutOfRange("a copy's block", block, 0, options_.num_blocks - 1);
+    }
+  }
   if (rows < 1 || rows > options_.max_rows) {
     return OutOfRange("rows", rows, 1, options_.max_rows);
   }
@@ -360,6 +366,9 @@ void DeviceExecutor::Run(Flight& flight) {
   const Decode decode = DecodeOf(*flight.step);
   plan.Fill(*flight.step, options_.block_size, decode.size);
   newest_ = &flight;
+  for (const BlockCopy& copy : flight.step->copies) {
+    backend_->KvCopyBlock(*compute_, *cache_, copy.from, copy.to);
+  }
   backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
                          plan.size());
   if (plan.num_edits() > 0) {
@@ -493,11 +502,16 @@ void DeviceExecutor::Finish(Flight& flight) {
 void DeviceExecutor::WaitForScatters(const Step& step) {
   ++steps_issued_;
   uint64_t newest = 0;
+  const auto use = [&](int32_t block) {
+    newest = std::max(newest, last_scatter_[block]);
+    last_step_[block] = steps_issued_;
+  };
   for (const StepEntry& entry : step.entries) {
-    for (const int32_t block : entry.block_table) {
-      newest = std::max(newest, last_scatter_[block]);
-      last_step_[block] = steps_issued_;
-    }
+    for (const int32_t block : entry.block_table) use(block);
+  }
+  for (const BlockCopy& copy : step.copies) {
+    use(copy.from);
+    use(copy.to);
   }
   if (newest > transfers_finished_) compute_->WaitFor(*transfer_);
 }

@@ -31,6 +31,9 @@ struct Sampling {
   uint64_t seed = 0;
   uint32_t sequence_index = 0;
   int32_t logprobs = -1;
+  // Nothing is drawn: `logprobs` candidates, with the edits made to their log
+  // probabilities, and the most probable of them as the token.
+  bool edited_logprobs = false;
 };
 
 struct TopLogprob {
@@ -71,11 +74,19 @@ struct StepEntry {
   bool only_edited = false;  // only ids with an edit may be drawn
 };
 
+// All of a block, in every layer: a fork's own copy of what it will write.
+struct BlockCopy {
+  int32_t from = 0;
+  int32_t to = 0;
+};
+
 // A mixed batch: prefill chunks and decodes are the same thing with other
 // ranges. Entries of one step never share a block that one of them writes.
 struct Step {
   uint64_t id = 0;  // ascending
   std::vector<StepEntry> entries;
+  // Before all else; to different blocks.
+  std::vector<BlockCopy> copies = {};
 };
 
 // Tokens in the order of the entries, and of their draws.

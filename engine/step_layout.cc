@@ -130,7 +130,8 @@ void StepPlan::FillDraws(const Step& step, int least) {
                     .first_edit = num_edits_,
                     .num_edits = num_edits,
                     .only_edited = entry.only_edited ? 1 : 0,
-                    .given = row.given};
+                    .given = row.given,
+                    .edited_logprobs = s.edited_logprobs ? 1 : 0};
       num_edits_ += num_edits;
     }
   }

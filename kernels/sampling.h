@@ -38,6 +38,15 @@
 // temperature, with the sum in the same integers; rank = 1 + ids before it in
 // the order of these logits; the first p.logprobs (at most kMaxTopLogprobs) of
 // that order are the alternatives. Otherwise logprob, rank and num_top are 0.
+//
+// Where p.edited_logprobs != 0 nothing is drawn (what a beam search
+// adds up, as in Hugging Face): the edits are made to the log probabilities,
+// not to the logits, so that those of other ids do not change. With c = x_max +
+// log(sum) (f64), l the log probability of an id with an edit (f32), x[id] =
+// EditedLogit(l, e) + c (f64, rounded once); where p.only_edited is set, there
+// are no other ids. If the first in the order is -inf now, this is void. Rank,
+// order and the alternatives' log probabilities, x - x_max - log(sum) with
+// these two as before, are then those of this x, and id is its first.
 
 #ifndef TANDEM_KERNELS_SAMPLING_H_
 #define TANDEM_KERNELS_SAMPLING_H_

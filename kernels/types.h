@@ -176,6 +176,9 @@ struct SampleParams {
   int32_t only_edited = 0;
   // Not negative: nothing is drawn, the token is this one.
   int32_t given = -1;
+  // Not 0: nothing is drawn. Log probabilities are those that the edits make of
+  // the model's, and the token is the most probable one. logprobs is above 0.
+  int32_t edited_logprobs = 0;
 };
 
 // What Sample writes per row.

@@ -111,6 +111,13 @@ bool FakeExecutor::CheckStep(const Step& step) {
   for (const StepEntry& entry : step.entries) {
     if (!CheckEntry(entry)) return false;
   }
+  for (const BlockCopy& copy : step.copies) {
+    for (const int32_t block : {copy.from, copy.to}) {
+      if (block >= 0 && block < shape_.num_blocks) continue;
+      Violation(absl::StrCat("a copy of no block: ", block));
+      return false;
+    }
+  }
   const size_t size = static_cast<size_t>(shape_.block_size);
   for (size_t i = 0; i < step.entries.size(); ++i) {
     const StepEntry& entry = step.entries[i];
@@ -140,6 +147,7 @@ bool FakeExecutor::CheckStep(const Step& step) {
 void FakeExecutor::StartStep() {
   const Step& step = *submitted_.front().step;
   TANDEM_CHECK(CheckStep(step), violations_.back().c_str());
+  for (const BlockCopy& copy : step.copies) CopyBlock(copy);
   int64_t rows = 0;
   for (const StepEntry& entry : step.entries) {
     rows += static_cast<int64_t>(entry.tokens.size());
@@ -151,6 +159,15 @@ void FakeExecutor::StartStep() {
                 options_.step_jitter * random_.Uniform()) /
                shape_.num_layers;
   step_timer_.Start(per_layer_, [this] { RunLayer(); });
+}
+
+void FakeExecutor::CopyBlock(const BlockCopy& copy) {
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    for (int offset = 0; offset < shape_.block_size; ++offset) {
+      WordAt({&copy.to, 1}, offset, layer) =
+          WordAt({&copy.from, 1}, offset, layer);
+    }
+  }
 }
 
 void FakeExecutor::RunLayer() {

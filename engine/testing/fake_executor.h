@@ -86,6 +86,7 @@ class FakeExecutor final : public Executor {
   int32_t TokenOf(const StepEntry& entry, size_t index) const;
   bool CheckStep(const Step& step);
   bool CheckPart(const KvPart& part, kernels::DType wire);
+  void CopyBlock(const BlockCopy& copy);
   void StartStep();
   void RunLayer();
   void EndStep();

@@ -318,43 +318,103 @@ int Draw(Sampler& sampler, const SampleParams& params) {
   return FirstAt(sampler.logits, sampler.vocab, sampler.best);
 }
 
-void LogProbs(const SamplePiece& p, SampleResult& result) {
-  const float best = MaxLogit(p.logits, p.vocab);
-  Weights chunk;
-  uint64_t sum = 0;
-  const Candidate chosen{p.logits[result.token_id], result.token_id};
-  int32_t before = 0;
-  const int wanted = std::min({p.params->logprobs, kMaxTopLogprobs, p.vocab});
+// What makes log probabilities of a row's logits.
+struct LogSum {
+  double best;
+  double log_sum;
+
+  LogSum(const float* logits, int vocab) {
+    const float most = MaxLogit(logits, vocab);
+    Weights chunk;
+    uint64_t sum = 0;
+    for (int begin = 0; begin < vocab; begin += kChunk) {
+      const int size = std::min(kChunk, vocab - begin);
+      chunk.Of(logits + begin, size, most, 1.0f);
+      for (int i = 0; i < size; ++i) sum += Integer(chunk.w[i]);
+    }
+    best = static_cast<double>(most);
+    log_sum = std::log(static_cast<double>(sum) / kSampleWeightOne);
+  }
+  float LogProb(float logit) const {
+    return static_cast<float>(static_cast<double>(logit) - best - log_sum);
+  }
+  float Logit(float log_prob) const {
+    return static_cast<float>(static_cast<double>(log_prob) + (best + log_sum));
+  }
+};
+
+// The first `wanted` of candidate(i), i below `count`, as the alternatives,
+// and how many of all precede `chosen`.
+template <typename At>
+int Report(const LogSum& sum, int count, const At& candidate, int wanted,
+           const Candidate& chosen, SampleResult& result) {
+  int before = 0;
   Candidate top[kMaxTopLogprobs + 1];
   int num_top = 0;
-  for (int begin = 0; begin < p.vocab; begin += kChunk) {
-    const int size = std::min(kChunk, p.vocab - begin);
-    chunk.Of(p.logits + begin, size, best, 1.0f);
-    for (int i = 0; i < size; ++i) sum += Integer(chunk.w[i]);
-    for (int i = 0; i < size; ++i) {
-      const Candidate own{p.logits[begin + i], begin + i};
-      before += Before(own, chosen) ? 1 : 0;
-      if (wanted == 0) continue;
-      if (num_top == wanted && !Before(own, top[num_top - 1])) continue;
-      int at = num_top;
-      while (at > 0 && Before(own, top[at - 1])) --at;
-      for (int j = num_top; j > at; --j) top[j] = top[j - 1];
-      top[at] = own;
-      if (num_top < wanted) ++num_top;
-    }
+  for (int i = 0; i < count; ++i) {
+    const Candidate own = candidate(i);
+    before += Before(own, chosen) ? 1 : 0;
+    if (wanted == 0) continue;
+    if (num_top == wanted && !Before(own, top[num_top - 1])) continue;
+    int at = num_top;
+    while (at > 0 && Before(own, top[at - 1])) --at;
+    for (int j = num_top; j > at; --j) top[j] = top[j - 1];
+    top[at] = own;
+    if (num_top < wanted) ++num_top;
   }
-  const double log_sum = std::log(static_cast<double>(sum) / kSampleWeightOne);
-  const auto log_prob = [&](float logit) {
-    return static_cast<float>(static_cast<double>(logit) -
-                              static_cast<double>(best) - log_sum);
-  };
-  result.logprob = log_prob(chosen.logit);
-  result.rank = before + 1;
   result.num_top = num_top;
   for (int i = 0; i < num_top; ++i) {
     result.top_ids[i] = top[i].id;
-    result.top_logprobs[i] = log_prob(top[i].logit);
+    result.top_logprobs[i] = sum.LogProb(top[i].logit);
   }
+  return before;
+}
+
+int Wanted(const SamplePiece& p, int count) {
+  return std::min({p.params->logprobs, kMaxTopLogprobs, count});
+}
+
+void LogProbs(const SamplePiece& p, SampleResult& result) {
+  const LogSum sum(p.logits, p.vocab);
+  const Candidate chosen{p.logits[result.token_id], result.token_id};
+  const int before = Report(
+      sum, p.vocab,
+      [&](int i) {
+        return Candidate{p.logits[i], i};
+      },
+      Wanted(p, p.vocab), chosen, result);
+  result.logprob = sum.LogProb(chosen.logit);
+  result.rank = before + 1;
+}
+
+// With `memory` for one float of each edit.
+void EditedLogProbs(const SamplePiece& p, float* memory, SampleResult& result) {
+  const LogSum sum(p.logits, p.vocab);
+  const LogitEdit* const edits = p.edits + p.params->first_edit;
+  const int count = p.params->num_edits;
+  for (int i = 0; i < count; ++i) {
+    float& logit = p.logits[edits[i].token_id];
+    memory[i] = logit;
+    logit = sum.Logit(EditedLogit(sum.LogProb(logit), edits[i]));
+  }
+  const auto take_back = [&] {
+    for (int i = 0; i < count; ++i) p.logits[edits[i].token_id] = memory[i];
+  };
+  const Candidate nobody{std::numeric_limits<float>::infinity(), -1};
+  const auto at = [&](int i) { return Candidate{p.logits[i], i}; };
+  if (p.params->only_edited != 0) {
+    const auto edited = [&](int i) { return at(edits[i].token_id); };
+    Report(sum, count, edited, Wanted(p, count), nobody, result);
+  } else {
+    Report(sum, p.vocab, at, Wanted(p, p.vocab), nobody, result);
+  }
+  take_back();
+  if (result.num_top == 0 || std::isinf(result.top_logprobs[0])) {
+    Report(sum, p.vocab, at, Wanted(p, p.vocab), nobody, result);
+  }
+  result.token_id = result.top_ids[0];
+  result.logprob = result.top_logprobs[0];
+  result.rank = 1;
 }
 
 // The place in a row of what is drawn from it; -1 where its first is -inf.
@@ -398,6 +458,10 @@ void SampleRow(const SamplePiece& p) {
   sampler.sorted = reinterpret_cast<Candidate*>(p.scratch + (1 << 20));
   auto* const memory =
       reinterpret_cast<float*>(sampler.sorted + size_t{kMaxVocab});
+  if (p.params->edited_logprobs != 0) {
+    EditedLogProbs(p, memory, result);
+    return;
+  }
   int id = p.params->given;
   if (id < 0 && p.params->num_edits > 0) id = DrawEdited(p, sampler, memory);
   if (id < 0) id = DrawFrom(sampler, p.logits, p.vocab, *p.params);

@@ -100,9 +100,13 @@ class RowSampler {
         edits_(p.edits + params_.first_edit) {}
 
   TANDEM_DEVICE void Run(SampleResult& result) {
+    if (params_.edited_logprobs != 0) {
+      EditedLogProbs(result);
+      return;
+    }
     int id = params_.given;
     if (id < 0 && params_.num_edits > 0) {
-      MakeEdits();
+      MakeEdits([](float raw, const LogitEdit& e) { return Edited(raw, e); });
       count_ = only_edited() ? params_.num_edits : vocab_;
       id = DrawPlace();
       if (only_edited() && id >= 0) id = edits_[id].token_id;
@@ -133,11 +137,13 @@ class RowSampler {
     return Sub(logit, edit.penalty);
   }
 
-  TANDEM_DEVICE void MakeEdits() {
+  // Makes each edit, of the raw logit.
+  template <typename Make>
+  TANDEM_DEVICE void MakeEdits(const Make& make) {
     for (int i = g_.thread(); i < params_.num_edits; i += kThreads) {
       LogitEdit& edit = edits_[i];
       const float raw = logits_[edit.token_id];
-      const float edited = Edited(raw, edit);
+      const float edited = make(raw, edit);
       edit.bias = only_edited() ? edited : raw;
       if (!only_edited()) logits_[edit.token_id] = edited;
     }
@@ -474,45 +480,80 @@ class RowSampler {
     return found ? drawn.key : first;
   }
 
-  TANDEM_DEVICE void LogProbs(int chosen_id, SampleResult& result) {
-    const uint64_t chosen = KeyAt(chosen_id);
+  // Of the row as the model gave it: what makes its log probabilities.
+  TANDEM_DEVICE void SumUp() {
     const float best = logits_[IdOf(FirstKey())];
     uint64_t sum = 0;
-    uint64_t before = 0;
     for (int id = g_.thread(); id < vocab_; id += kThreads) {
       sum += IntegerWeight(Sub(best, logits_[id]));
-      before += KeyOf(logits_[id], id) < chosen ? 1 : 0;
     }
     sum = ReduceBlock(g_, sum, memory_.reduce, Sum64());
+    top_ = static_cast<double>(best);
+    log_sum_ = std::log(static_cast<double>(sum) / kSampleWeightOne);
+  }
+  TANDEM_DEVICE float LogProb(float logit) const {
+    return static_cast<float>(static_cast<double>(logit) - top_ - log_sum_);
+  }
+
+  TANDEM_DEVICE void LogProbs(int chosen_id, SampleResult& result) {
+    SumUp();
+    const uint64_t chosen = KeyAt(chosen_id);
+    uint64_t before = 0;
+    for (int id = g_.thread(); id < vocab_; id += kThreads) {
+      before += KeyAt(id) < chosen ? 1 : 0;
+    }
     before = ReduceBlock(g_, before, memory_.reduce, Sum64());
-    const double log_sum =
-        std::log(static_cast<double>(sum) / kSampleWeightOne);
-    const auto log_prob = [&](int id) {
-      return static_cast<float>(static_cast<double>(logits_[id]) -
-                                static_cast<double>(best) - log_sum);
-    };
+    ReportTop(result);
+    if (g_.thread() != 0) return;
+    result.logprob = LogProb(logits_[chosen_id]);
+    result.rank = static_cast<int32_t>(before) + 1;
+  }
+
+  TANDEM_DEVICE void EditedLogProbs(SampleResult& result) {
+    count_ = vocab_;
+    SumUp();
+    MakeEdits([this](float raw, const LogitEdit& edit) {
+      const float edited = Edited(LogProb(raw), edit);
+      return static_cast<float>(static_cast<double>(edited) +
+                                (top_ + log_sum_));
+    });
+    if (only_edited()) count_ = params_.num_edits;
+    const bool some = count_ > 0 && LogitAt(IdOf(FirstKey())) != -kInfinity;
+    if (!some) {
+      TakeBackEdits();
+      count_ = vocab_;
+    }
+    if (g_.thread() == 0) result = SampleResult{};
+    ReportTop(result);
+    if (some) TakeBackEdits();
+    if (g_.thread() != 0) return;
+    result.token_id = result.top_ids[0];
+    result.logprob = result.top_logprobs[0];
+    result.rank = 1;
+  }
+
+  // The alternatives: the first of the places.
+  TANDEM_DEVICE void ReportTop(SampleResult& result) {
     const int wanted =
-        Smaller(Smaller(params_.logprobs, kMaxTopLogprobs), vocab_);
+        Smaller(Smaller(params_.logprobs, kMaxTopLogprobs), count_);
     // A thread's first of those that are not reported yet.
     uint64_t own = LeastAfter(0, true);
     for (int i = 0; i < wanted; ++i) {
       const uint64_t key = ReduceBlock(g_, own, memory_.reduce, Least64());
       if (own == key) own = LeastAfter(key, false);
       if (g_.thread() != 0) continue;
-      result.top_ids[i] = IdOf(key);
-      result.top_logprobs[i] = log_prob(IdOf(key));
+      const int place = IdOf(key);
+      result.top_ids[i] = edited_ ? edits_[place].token_id : place;
+      result.top_logprobs[i] = LogProb(LogitAt(place));
     }
-    if (g_.thread() != 0) return;
-    result.logprob = log_prob(chosen_id);
-    result.rank = static_cast<int32_t>(before) + 1;
-    result.num_top = wanted;
+    if (g_.thread() == 0) result.num_top = wanted;
   }
 
-  // The least key among this thread's ids; unless `any`, after `key`.
+  // The least key among this thread's places; unless `any`, after `key`.
   TANDEM_DEVICE uint64_t LeastAfter(uint64_t key, bool any) const {
     uint64_t least = kNoKey;
-    for (int id = g_.thread(); id < vocab_; id += kThreads) {
-      const uint64_t own = KeyOf(logits_[id], id);
+    for (int place = g_.thread(); place < count_; place += kThreads) {
+      const uint64_t own = KeyAt(place);
       if (any || own > key) least = Least64()(least, own);
     }
     return least;
@@ -527,6 +568,8 @@ class RowSampler {
   bool edited_ = false;  // draws from the edits' places
   int count_ = 0;        // places that are drawn from
   float best_ = 0.0f;    // the first of them's logit
+  double top_ = 0.0;     // see LogProb
+  double log_sum_ = 0.0;
 };
 
 template <int kBlockThreads>

@@ -113,6 +113,34 @@ TEST_P(DeviceExecutorTest, AStepThatDrawsNothingLeavesItsKv) {
   EXPECT_EQ(rig->Advance({&one, 1}, 40).logits, expected.logits);
 }
 
+TEST_P(DeviceExecutorTest, AForkGoesOnFromItsOwnCopyOfABlock) {
+  const auto rig = MakeRig();
+  TestSequence whole = rig->NewSequence(Prompt(45), 45);
+  TestSequence* one = &whole;
+  const StepOutput expected = rig->Advance({&one, 1}, 45);
+
+  TestSequence parent = rig->NewSequence(Prompt(45), 45);
+  one = &parent;
+  rig->Run({.id = 100, .entries = {Entry(parent, 0, 40)}});
+  TestSequence fork = rig->NewSequence(Prompt(45), 45);
+  const BlockCopy copy{.from = parent.blocks[2], .to = fork.blocks[2]};
+  fork.blocks[0] = parent.blocks[0];
+  fork.blocks[1] = parent.blocks[1];
+  // The parent goes on in its own block in the same step, otherwise.
+  TestSequence other = parent;
+  for (size_t i = 40; i < 45; ++i) other.ids[i] = 7;
+  const StepOutput forked =
+      rig->Run({.id = 101,
+                .entries = {Entry(other, 40, 5), Entry(fork, 40, 5, true)},
+                .copies = {copy}});
+  ASSERT_TRUE(forked.status.ok()) << forked.status;
+  EXPECT_EQ(forked.logits, expected.logits);
+  const StepOutput refused = rig->Run({.id = 102,
+                                       .entries = {Entry(fork, 40, 5, true)},
+                                       .copies = {{.from = 0, .to = 100000}}});
+  EXPECT_THAT(refused.status.message(), HasSubstr("a copy's block 100000"));
+}
+
 // A listener of several steps, in the order of their ends.
 class Recorder final : public StepListener {
  public:

@@ -451,5 +451,95 @@ TEST(SamplerTest, ZeroAlternativesStillGiveTheChosenLogprob) {
   EXPECT_EQ(got.num_top, 0);
 }
 
+TEST(SamplerTest, AGivenTokenIsScoredAndNothingIsDrawn) {
+  Device device(MakeBackend());
+  const std::vector<float> logits = {1, 5, 4, -2, 5};
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit});
+  const std::vector<int> rank = {4, 1, 3, 5, 2};
+  for (int id = 0; id < 5; ++id) {
+    const SampleParams params{
+        .temperature = 1.0f, .seed = 3, .logprobs = 2, .given = id};
+    const SampleResult got = Sample(device, 5, logits, {params})[0];
+    EXPECT_EQ(got.token_id, id);
+    EXPECT_EQ(got.rank, rank[static_cast<size_t>(id)]);
+    EXPECT_NEAR(got.logprob, logits[static_cast<size_t>(id)] - std::log(sum),
+                1e-6);
+    EXPECT_EQ(got.top_ids[0], 1);
+    EXPECT_EQ(got.top_ids[1], 4);
+  }
+}
+
+// Log probabilities first, then their edits, in f64.
+TEST(SamplerTest, EditedLogProbabilitiesAreTheModelsWithTheirEdits) {
+  Device device(MakeBackend());
+  for (const int vocab : {30, 3001}) {
+    const auto logits = RandomFloats(static_cast<size_t>(vocab), 46, 3.0f);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double{logit});
+    for (int row = 0; row < 6; ++row) {
+      const bool only_edited = row % 2 == 1;
+      const auto edits =
+          row < 2 ? std::vector<LogitEdit>{} : SomeEdits(vocab, row);
+      std::vector<double> expected;
+      for (const float logit : logits) {
+        expected.push_back(only_edited && !edits.empty()
+                               ? -INFINITY
+                               : double{logit} - std::log(sum));
+      }
+      for (const LogitEdit& edit : edits) {
+        const auto id = static_cast<size_t>(edit.token_id);
+        const double biased = double{logits[id]} - std::log(sum) + edit.bias;
+        expected[id] =
+            (biased > 0 ? biased / edit.repetition : biased * edit.repetition) -
+            edit.penalty;
+      }
+      const SampleParams params{.temperature = 1.0f,
+                                .logprobs = 10,
+                                .num_edits = static_cast<int32_t>(edits.size()),
+                                .only_edited = only_edited ? 1 : 0,
+                                .edited_logprobs = 1};
+      const SampleResult got =
+          Sample(device, vocab, logits, {params}, edits)[0];
+      ASSERT_EQ(got.num_top,
+                std::min<int>(10, only_edited && !edits.empty()
+                                      ? static_cast<int>(edits.size())
+                                      : vocab));
+      std::vector<double> sorted = expected;
+      std::sort(sorted.begin(), sorted.end(), std::greater<>());
+      for (int i = 0; i < got.num_top; ++i) {
+        const auto id = static_cast<size_t>(got.top_ids[i]);
+        const double top = double{got.top_logprobs[i]};
+        if (std::isinf(top)) {
+          EXPECT_EQ(top, expected[id]);
+          continue;
+        }
+        EXPECT_NEAR(top, expected[id], 1e-5) << "row " << row << " id " << id;
+        EXPECT_NEAR(top, sorted[static_cast<size_t>(i)], 1e-5);
+      }
+      EXPECT_EQ(got.token_id, got.top_ids[0]);
+      EXPECT_EQ(got.logprob, got.top_logprobs[0]);
+      EXPECT_EQ(got.rank, 1);
+    }
+  }
+}
+
+TEST(SamplerTest, EditsOfLogProbabilitiesThatLeaveNothingAreVoid) {
+  Device device(MakeBackend());
+  const std::vector<float> logits = {1, 5, 4, 5};
+  for (const int only_edited : {0, 1}) {
+    const SampleParams params{.logprobs = 3,
+                              .num_edits = 4,
+                              .only_edited = only_edited,
+                              .edited_logprobs = 1};
+    const SampleResult got = Sample(device, 4, logits, {params},
+                                    {Ban(0), Ban(1), Ban(2), Ban(3)})[0];
+    EXPECT_EQ(got.num_top, 3);
+    EXPECT_EQ(got.top_ids[0], 1);
+    EXPECT_EQ(got.top_ids[1], 3);
+    EXPECT_EQ(got.top_ids[2], 2);
+  }
+}
+
 }  // namespace
 }  // namespace tandem::kernels

@@ -110,17 +110,44 @@ TEST(CudaSample, LogProbabilitiesEqualTheCpuBackends) {
   }
 }
 
+TEST(CudaSample, EditedLogProbabilitiesEqualTheCpuBackends) {
+  for (const int vocab : {3, 50, 2500, 5000}) {
+    for (const bool ties : {false, true}) {
+      auto logits = RandomFloats(At(vocab), 45, 4.0f);
+      if (ties) logits = WithTies(std::move(logits));
+      for (const int logprobs : {1, 5, 20}) {
+        ASSERT_TRUE(CheckSample(
+            LaunchSample,
+            DrawsOf(logits, {.logprobs = logprobs, .edited_logprobs = 1}, 4)));
+      }
+    }
+  }
+}
+
+TEST(CudaSample, GivenTokensAreScoredAsOnACpu) {
+  SampleProblem problem{WithTies(RandomFloats(700, 46, 4.0f)), {}, {}};
+  for (const int32_t given : {0, 1, 350, 699}) {
+    problem.params.push_back(
+        {.temperature = 1.0f, .seed = 8, .logprobs = 5, .given = given});
+  }
+  EXPECT_TRUE(CheckSample(LaunchSample, problem));
+}
+
 TEST(CudaSample, BansThatLeaveNothingAndLogitsThatAreInfinite) {
   SampleProblem all{{1, 5, 4}, {}, {}};
-  for (const float temperature : {0.0f, 1.0f}) {
-    for (const int only_edited : {0, 1}) {
-      all.params.push_back(
-          {.temperature = temperature,
-           .first_edit = static_cast<int32_t>(all.edits.size()),
-           .num_edits = 3,
-           .only_edited = only_edited});
-      for (const int32_t id : {0, 1, 2}) {
-        all.edits.push_back({.token_id = id, .bias = -INFINITY});
+  for (const int edited_logprobs : {0, 1}) {
+    for (const float temperature : {0.0f, 1.0f}) {
+      for (const int only_edited : {0, 1}) {
+        all.params.push_back(
+            {.temperature = temperature,
+             .logprobs = 2,
+             .first_edit = static_cast<int32_t>(all.edits.size()),
+             .num_edits = 3,
+             .only_edited = only_edited,
+             .edited_logprobs = edited_logprobs});
+        for (const int32_t id : {0, 1, 2}) {
+          all.edits.push_back({.token_id = id, .bias = -INFINITY});
+        }
       }
     }
   }
