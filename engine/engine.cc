@@ -66,7 +66,8 @@ Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
       pool_(pool),
       listener_(listener),
       writers_(static_cast<size_t>(pool->num_blocks()), 0),
-      plan_timer_(loop) {
+      plan_timer_(loop),
+      beams_timer_(loop) {
   TANDEM_CHECK(Validate(options, *pool).ok(), "see Engine::Validate");
   const size_t sequences = static_cast<size_t>(options.max_num_seqs);
   for (Plan& plan : plans_) {
@@ -105,8 +106,28 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
                   ", expected more than the ", length - spec.prompt_tokens,
                   " that the history has behind its prompt");
   }
-  if (computed < 0 || computed >= length) {
+  const int64_t uncomputed = spec.first_candidates.empty() ? 1 : 0;
+  if (computed < 0 || computed > length - uncomputed ||
+      (uncomputed == 0 && computed != length)) {
     return refuse("computed is ", computed, ", expected 0 to ", length - 1);
+  }
+  const bool searches = spec.beams.width > 0 && !spec.first_token_only;
+  if (!spec.first_candidates.empty() && !searches) {
+    return refuse("first candidates are those of a beam search");
+  }
+  if (spec.beams.width != 0) {
+    const absl::Status beams =
+        CheckBeams(spec.beams, spec.stopping.stop_token_ids);
+    if (!beams.ok()) return beams;
+    if (spec.prompt_tokens != length) {
+      return refuse("a beam search begins behind its prompt of ",
+                    spec.prompt_tokens, " tokens, not behind ", length);
+    }
+  }
+  if (MostBlocks(spec) > pool_->num_blocks()) {
+    return refuse("beam.width is ", spec.beams.width, ", and ",
+                  MostBlocks(spec), " KV blocks may be needed: the pool has ",
+                  pool_->num_blocks());
   }
   const int least = CeilDiv(computed, pool_->block_size());
   const int most = CeilDiv(options_.max_model_len, pool_->block_size());
@@ -118,15 +139,41 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
   return absl::OkStatus();
 }
 
+// Lanes share what is full of the prompt; Validate has seen to single ones.
+int Engine::MostBlocks(const SequenceSpec& spec) const {
+  const int size = pool_->block_size();
+  const int shared = spec.prompt_tokens / size;
+  const int64_t end =
+      std::min<int64_t>(int64_t{spec.prompt_tokens} + spec.stopping.max_tokens,
+                        options_.max_model_len);
+  const int lanes = spec.first_token_only ? 1 : std::max(spec.beams.width, 1);
+  return shared + lanes * (CeilDiv(end, size) - shared);
+}
+
 absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
                          std::vector<BlockRef> blocks, int computed) {
-  if (sequences_.contains(id)) {
+  if (contains(id)) {
     return absl::InvalidArgumentError(
         absl::StrCat("sequence ", id, " is there already: retire it first"));
   }
   const absl::Status status = CheckSpec(spec, blocks, computed);
   if (!status.ok()) return status;
 
+  const int top = spec.sampling.logprobs;
+  std::unique_ptr<Sequence> sequence =
+      NewSequence(id, std::move(spec), std::move(blocks), computed);
+  if (sequence->spec.beams.width > 0 && !sequence->spec.first_token_only) {
+    AddBeams(std::move(sequence), top);
+  } else {
+    Enlist(std::move(sequence));
+  }
+  SchedulePlan();
+  return absl::OkStatus();
+}
+
+std::unique_ptr<Engine::Sequence> Engine::NewSequence(
+    SequenceId id, SequenceSpec spec, std::vector<BlockRef> blocks,
+    int computed) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   sequence->serial = ++last_serial_;
@@ -134,20 +181,14 @@ absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
   sequence->blocks = std::move(blocks);
   sequence->computed = computed;
   sequence->tail = sequence->spec.root;
-  const Stopping& stopping = sequence->spec.stopping;
-  sequence->edits.emplace(
-      &sequence->spec.rules,
-      absl::MakeConstSpan(stopping.stop_token_ids)
-          .subspan(0, stopping.min_tokens > 0 ? absl::Span<int>::npos : 0),
-      sequence->spec.history, sequence->spec.prompt_tokens);
-  // All it may grow to, so that no token reallocates and spans stay valid.
-  const int64_t most = std::min<int64_t>(
-      options_.max_model_len, int64_t{sequence->spec.prompt_tokens} +
-                                  sequence->spec.stopping.max_tokens);
-  const int most_blocks = CeilDiv(most, pool_->block_size());
-  sequence->spec.history.reserve(static_cast<size_t>(most));
-  sequence->blocks.reserve(static_cast<size_t>(most_blocks));
-  sequence->table.reserve(static_cast<size_t>(most_blocks));
+  if (const int width = sequence->spec.beams.width; width > 0) {
+    const Stopping& stopping = sequence->spec.stopping;
+    Sampling& sampling = sequence->spec.sampling;
+    sampling.edited_logprobs = true;
+    sampling.logprobs = std::max(
+        sampling.logprobs, CandidatesPerBeam(width, stopping.stop_token_ids));
+  }
+  PrepareGrowth(sequence.get());
   for (const BlockRef& block : sequence->blocks) {
     if (static_cast<int>(sequence->table.size()) >=
         computed / pool_->block_size()) {
@@ -158,9 +199,24 @@ absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
     sequence->table.push_back(block.id());
   }
   PublishFullBlocks(sequence.get());
-  Enlist(std::move(sequence));
-  SchedulePlan();
-  return absl::OkStatus();
+  return sequence;
+}
+
+void Engine::PrepareGrowth(Sequence* sequence) const {
+  const Stopping& stopping = sequence->spec.stopping;
+  sequence->edits.emplace(
+      &sequence->spec.rules,
+      absl::MakeConstSpan(stopping.stop_token_ids)
+          .subspan(0, stopping.min_tokens > 0 ? absl::Span<int>::npos : 0),
+      sequence->spec.history, sequence->spec.prompt_tokens);
+  // All it may grow to, so that no token reallocates and spans stay valid.
+  const int64_t most = std::min<int64_t>(
+      options_.max_model_len, int64_t{sequence->spec.prompt_tokens} +
+                                  sequence->spec.stopping.max_tokens);
+  const auto blocks = static_cast<size_t>(CeilDiv(most, pool_->block_size()));
+  sequence->spec.history.reserve(static_cast<size_t>(most));
+  sequence->blocks.reserve(blocks);
+  sequence->table.reserve(blocks);
 }
 
 void Engine::Enlist(std::unique_ptr<Sequence> sequence) {
@@ -170,7 +226,12 @@ void Engine::Enlist(std::unique_ptr<Sequence> sequence) {
                                     return a->older_than(*b);
                                   }),
                  added);
-  sequences_.emplace(added->id, std::move(sequence));
+  // A lane's owner is its group.
+  if (added->group == nullptr) {
+    sequences_.emplace(added->id, std::move(sequence));
+  } else {
+    added->group->lanes.push_back(std::move(sequence));
+  }
   Count(*added, 1);
   ++changes_;
 }
@@ -179,7 +240,10 @@ void Engine::Retire(SequenceId id) {
   // Preempted, and its owner gave it up before being told.
   std::erase_if(preempted_, [id](const auto& s) { return s->id == id; });
   const auto it = sequences_.find(id);
-  if (it == sequences_.end()) return;
+  if (it == sequences_.end()) {
+    RetireBeams(id);
+    return;
+  }
   Remove(it->second.get());
   SchedulePlan();
 }
@@ -189,6 +253,14 @@ std::unique_ptr<Engine::Sequence> Engine::Detach(Sequence* sequence) {
   ++changes_;
   std::erase(by_age_, sequence);
   sequence->retired = true;
+  if (BeamGroup* const group = std::exchange(sequence->group, nullptr)) {
+    const auto lane =
+        std::find_if(group->lanes.begin(), group->lanes.end(),
+                     [&](const auto& own) { return own.get() == sequence; });
+    std::unique_ptr<Sequence> detached = std::move(*lane);
+    group->lanes.erase(lane);
+    return detached;
+  }
   return std::move(sequences_.extract(sequence->id).mapped());
 }
 
@@ -205,6 +277,7 @@ void Engine::Release(Sequence* sequence) {
   // From the last to the first: see ReleaseBlocks.
   while (!sequence->blocks.empty()) sequence->blocks.pop_back();
   sequence->table.clear();
+  sequence->copied = BlockRef();
 }
 
 void Engine::ShareSteps(SequenceId id) {
@@ -250,7 +323,7 @@ int Engine::computed(SequenceId id) const {
 }
 
 void Engine::Count(const Sequence& sequence, int sign) {
-  if (sequence.finished) return;
+  if (sequence.finished || sequence.waits) return;
   if (sequence.paused) {
     stats_.paused += sign;
   } else {
@@ -267,7 +340,7 @@ void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
   // By value: the listener may retire the sequence, but parts stay.
   for (const Plan::Part part : running_->parts) {
     const Sequence& sequence = *part.sequence;
-    if (sequence.retired) continue;
+    if (sequence.retired || sequence.group != nullptr) continue;
     listener_->OnComputed(sequence.id, sequence.computed,
                           sequence.computed + part.tokens, layers_done);
   }
@@ -281,6 +354,7 @@ void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
     // meets the state after the step.
     RecordStepTime(loop_->Now() - stats_.step_started);
     ApplyResult(*result);
+    AdvanceBeams();
     DeliverTokens(*result);
     FinishStep();
   } else {
@@ -315,7 +389,11 @@ void Engine::ApplyResult(const StepResult& result) {
     }
     PublishFullBlocks(sequence);
     if (samples && !part.surplus) {
-      AppendToken(sequence, result.tokens[token].token_id);
+      if (sequence->group != nullptr) {
+        TakeCandidates(sequence, result.tokens[token].top);
+      } else {
+        AppendToken(sequence, result.tokens[token].token_id);
+      }
     }
     if (!sequence->retired) Count(*sequence, 1);
   }
@@ -330,7 +408,9 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   sequence->spec.history.push_back(token);
   sequence->edits->Append(token);
   sequence->finish.reset();
-  if (may_stop && Contains(stopping.stop_token_ids, token)) {
+  if (sequence->spec.beams.width > 0) {
+    // Candidates; what becomes of them is decided elsewhere.
+  } else if (may_stop && Contains(stopping.stop_token_ids, token)) {
     sequence->finish = Finish::kStop;
   } else if (sequence->new_tokens() >= stopping.max_tokens ||
              sequence->length() >= options_.max_model_len) {
@@ -347,7 +427,7 @@ void Engine::DeliverTokens(const StepResult& result) {
     const SampledToken& token = result.tokens[drawn++];
     const Plan::Part& part = running_->parts[i];
     const Sequence& sequence = *part.sequence;
-    if (sequence.retired || part.surplus) continue;
+    if (sequence.retired || part.surplus || sequence.group != nullptr) continue;
     listener_->OnToken(sequence.id, sequence.length() - 1, token,
                        sequence.finish);
   }
@@ -358,7 +438,11 @@ void Engine::FailStep(const absl::Status& status) {
   for (const Plan::Part& part : running_->parts) {
     if (part.sequence->retired) continue;
     failed.push_back(part.sequence->id);
-    Remove(part.sequence);
+    if (part.sequence->group != nullptr) {
+      RetireBeams(part.sequence->id);
+    } else {
+      Remove(part.sequence);
+    }
   }
   // Their blocks come back before the listener hears of it.
   FinishStep();
@@ -369,6 +453,7 @@ void Engine::FinishStep() {
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     Sequence* const sequence = running_->parts[i].sequence;
     sequence->in_flight -= running_->parts[i].tokens;
+    if (sequence->in_flight == 0) sequence->copied = BlockRef();
     if (!running_->step.entries[i].draws.empty()) --sequence->drawing;
   }
   running_ = std::exchange(ahead_, nullptr);
@@ -424,7 +509,7 @@ absl::Status Engine::CheckInvariants() const {
       return broken("stands before an older one");
     }
     if (sequence.retired) return broken("is retired and still listed");
-    if (!sequence.finished && !sequence.paused) {
+    if (sequence.runnable()) {
       ++recount.running;
       recount.pending_tokens += sequence.uncomputed();
     }
@@ -438,17 +523,19 @@ absl::Status Engine::CheckInvariants() const {
       }
     }
     if (CeilDiv(sequence.computed, pool_->block_size()) >
-        static_cast<int>(sequence.blocks.size())) {
+        static_cast<int>(sequence.blocks.size()) + (sequence.copied ? 1 : 0)) {
       return broken("has computed positions without blocks");
     }
     if (running_ == nullptr && (sequence.in_flight | sequence.drawing) != 0) {
       return broken("waits for a step, but none runs");
     }
-    if (sequence.uncomputed() < (sequence.finished ? 0 : 1)) {
+    if (sequence.uncomputed() < (sequence.finished || sequence.waits ? 0 : 1)) {
       return broken("has nothing to compute");
     }
   }
-  if (by_age_.size() != sequences_.size() ||
+  size_t lanes = 0;
+  for (const auto& [id, group] : beams_) lanes += group->lanes.size();
+  if (by_age_.size() != sequences_.size() + lanes ||
       recount.running != stats_.running || recount.paused != stats_.paused ||
       recount.pending_tokens != stats_.pending_tokens) {
     return absl::InternalError("the stats differ from a recount");
@@ -456,7 +543,7 @@ absl::Status Engine::CheckInvariants() const {
   if (running_ == nullptr && !leaving_.empty()) {
     return absl::InternalError("sequences are leaving, but no step runs");
   }
-  return absl::OkStatus();
+  return CheckGroups();
 }
 
 }  // namespace tandem::engine

@@ -10,6 +10,10 @@
 // decode are the same thing), draws a token where a history ends, and reports
 // it. A sequence that meets a stopping rule is finished: it stays, without
 // computing, until retired.
+//
+// A beam search is added like a sequence and has one id, but runs as a group of
+// lanes, one for each beam, that share the blocks behind which they part. It
+// reports nothing but its end, and is preempted as a whole.
 
 #ifndef TANDEM_ENGINE_ENGINE_H_
 #define TANDEM_ENGINE_ENGINE_H_
@@ -27,6 +31,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/loop.h"
+#include "engine/beam_search.h"
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
 #include "engine/logit_rules.h"
@@ -55,6 +60,19 @@ struct SequenceSpec {
   // Sample one token and finish (what a prefill worker does); its KV stays.
   bool first_token_only = false;
   bool alone = false;  // a suspect: shares its steps with nobody
+  // Width above 0: a beam search over what follows the prompt, which is the
+  // whole history. With first_token_only its first candidates, as `top` of the
+  // token. Draws nothing at random.
+  BeamOptions beams;
+  // Of a beam search: its first candidates, from whoever computed the history.
+  // Then nothing of it is left to compute.
+  std::vector<TopLogprob> first_candidates;
+};
+
+// What a beam search came to.
+struct BeamResult {
+  std::vector<Hypothesis> best;  // as many as were wanted, if so many exist
+  int tokens = 0;                // of all hypotheses, also those not in `best`
 };
 
 struct EngineOptions {
@@ -77,6 +95,8 @@ class EngineListener {
   virtual void OnToken(SequenceId sequence, int position,
                        const SampledToken& token,
                        std::optional<Finish> finish) = 0;
+  // The beam search is over; it stays, without computing, until retired.
+  virtual void OnBeams(SequenceId search, BeamResult result) {}
   // A step runs positions [begin, end) of the sequence, and their KV is there
   // for layers [0, layers_done).
   virtual void OnComputed(SequenceId sequence, int begin, int end,
@@ -147,10 +167,13 @@ class Engine final : private StepListener {
   // An `alone` sequence may share steps from here on: it has proved harmless.
   void ShareSteps(SequenceId id);
 
-  // A paused sequence computes nothing and is preempted first.
+  // A paused sequence computes nothing and is preempted first. No-op for a beam
+  // search, which has nothing to say that could be too much.
   void Pause(SequenceId id, bool paused);
 
-  bool contains(SequenceId id) const { return sequences_.contains(id); }
+  bool contains(SequenceId id) const {
+    return sequences_.contains(id) || beams_.contains(id);
+  }
   // The sequence's blocks in order, e.g. for gathers. Valid until it is
   // retired or preempted, or the next step is planned. Empty if unknown.
   absl::Span<const int32_t> block_table(SequenceId id) const;
@@ -161,12 +184,17 @@ class Engine final : private StepListener {
   int computed(SequenceId id) const;
 
   const EngineStats& stats() const { return stats_; }
+  // Blocks that a sequence of `spec` may hold at once, if it grows as long as
+  // it may.
+  int MostBlocks(const SequenceSpec& spec) const;
+
   // The stats against a recount, every block table against its references:
   // INTERNAL with the first contradiction. For tests.
   absl::Status CheckInvariants() const;
 
  private:
-  struct Sequence;  // engine/sequence.h
+  struct Sequence;   // engine/sequence.h
+  struct BeamGroup;  // likewise
 
   // A step's entries, and whose they are. Kept from step to step, so that
   // planning allocates nothing once the vectors have grown.
@@ -191,6 +219,11 @@ class Engine final : private StepListener {
   // engine.cc: what becomes of sequences.
   absl::Status CheckSpec(const SequenceSpec& spec,
                          absl::Span<const BlockRef> blocks, int computed) const;
+  std::unique_ptr<Sequence> NewSequence(SequenceId id, SequenceSpec spec,
+                                        std::vector<BlockRef> blocks,
+                                        int computed);
+  // What a sequence needs to grow: its edits, and room for its tokens.
+  void PrepareGrowth(Sequence* sequence) const;
   void Enlist(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> Detach(Sequence* sequence);
   // Detaches it and gives its blocks back, now or when the step that uses
@@ -205,6 +238,19 @@ class Engine final : private StepListener {
   void FinishStep();
   void RecordStepTime(absl::Duration duration);
   void Count(const Sequence& sequence, int sign);
+
+  // beams.cc: groups of lanes.
+  // `top`: alternatives reported per token.
+  void AddBeams(std::unique_ptr<Sequence> lane, int top);
+  void TakeCandidates(Sequence* lane, const std::vector<TopLogprob>& top);
+  // All groups whose lanes all wait with their candidates.
+  void AdvanceBeams();
+  void Advance(BeamGroup* group);
+  std::unique_ptr<Sequence> Fork(const Sequence& lane);
+  void DropLane(std::unique_ptr<Sequence> lane);
+  void RetireBeams(SequenceId id);
+  void DeliverBeams();
+  absl::Status CheckGroups() const;
 
   // scheduler.cc: what the next step holds.
   void SchedulePlan();
@@ -233,6 +279,9 @@ class Engine final : private StepListener {
   double prefill_seconds_ = 0;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> by_age_;  // oldest first
+  absl::flat_hash_map<SequenceId, std::unique_ptr<BeamGroup>> beams_;
+  std::vector<BeamGroup*> advancing_;   // may be complete, in this step
+  std::vector<SequenceId> beams_done_;  // to be reported
   // Retired while a step in flight uses them.
   std::vector<std::unique_ptr<Sequence>> leaving_;
   Plan plans_[2];
@@ -248,6 +297,7 @@ class Engine final : private StepListener {
   std::vector<Sequence*> candidates_;                 // of the plan being made
   std::vector<std::unique_ptr<Sequence>> preempted_;  // to be reported
   Timer plan_timer_;
+  Timer beams_timer_;
 };
 
 }  // namespace tandem::engine

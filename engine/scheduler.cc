@@ -86,7 +86,10 @@ bool Engine::ComposeAhead(Plan* plan) {
   const int most =
       std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
   for (Sequence* sequence : by_age_) {
-    if (!sequence->runnable() || EndsByLength(*sequence)) continue;
+    if (!sequence->runnable()) continue;
+    // Which lanes go on is not known.
+    if (sequence->group != nullptr && sequence->drawing > 0) return false;
+    if (EndsByLength(*sequence)) continue;
     if (sequence->unplanned() != 1 || sequence->spec.alone) return false;
     if (sequence->drawing > 0 && sequence->spec.rules.needs_history()) {
       return false;
@@ -202,7 +205,7 @@ Engine::Room Engine::MakeRoom(Sequence* sequence, int missing, Plan* plan) {
     Sequence* const victim = PickVictim(*sequence);
     if (victim == nullptr) return Room::kNone;
     Preempt(victim, plan);
-    if (victim == sequence) return Room::kNone;
+    if (sequence->retired) return Room::kNone;
   }
   return Room::kFound;
 }
@@ -222,35 +225,50 @@ Engine::Sequence* Engine::PickVictim(const Sequence& requester) const {
   for (size_t i = by_age_.size(); i-- > 0;) {
     Sequence* const sequence = by_age_[i];
     if (!sequence->runnable() || sequence->blocks.empty()) continue;
-    if (sequence == *oldest || sequence->older_than(requester)) return nullptr;
+    const bool of_oldest =
+        sequence == *oldest ||
+        (sequence->group != nullptr && sequence->group == (*oldest)->group);
+    if (of_oldest || sequence->older_than(requester)) return nullptr;
     return sequence;
   }
   return nullptr;
 }
 
+// With all other lanes, if it is one. What is left of them stays until it is
+// reported: the plan being made may still look at it.
 void Engine::Preempt(Sequence* victim, Plan* plan) {
-  const auto part = std::find_if(
-      plan->parts.begin(), plan->parts.end(),
-      [victim](const Plan::Part& p) { return p.sequence == victim; });
-  if (part != plan->parts.end()) {
-    plan->rows -= part->tokens;
-    plan->parts.erase(part);
+  std::vector<Sequence*> victims = {victim};
+  if (BeamGroup* const group = victim->group) {
+    victims.clear();
+    for (const auto& lane : group->lanes) victims.push_back(lane.get());
   }
   ++stats_.preemptions;
-  preempted_.push_back(Detach(victim));
-  Release(victim);
+  for (Sequence* const lost : victims) {
+    const auto part = std::find_if(
+        plan->parts.begin(), plan->parts.end(),
+        [lost](const Plan::Part& p) { return p.sequence == lost; });
+    if (part != plan->parts.end()) {
+      plan->rows -= part->tokens;
+      plan->parts.erase(part);
+    }
+    preempted_.push_back(Detach(lost));
+    Release(lost);
+  }
+  beams_.erase(victims.front()->id);
 }
 
 void Engine::DeliverPreempted() {
   while (!preempted_.empty()) {
     const SequenceId id = preempted_.front()->id;
-    preempted_.erase(preempted_.begin());
+    std::erase_if(preempted_,
+                  [id](const auto& lost) { return lost->id == id; });
     listener_->OnPreempted(id);
   }
 }
 
 void Engine::FillEntries(Plan* plan) {
   plan->step.entries.resize(plan->parts.size());
+  plan->step.copies.clear();
   const int size = pool_->block_size();
   for (size_t i = 0; i < plan->parts.size(); ++i) {
     Sequence* const sequence = plan->parts[i].sequence;
@@ -262,6 +280,11 @@ void Engine::FillEntries(Plan* plan) {
       TANDEM_CHECK(writers_[sequence->table[b]] == sequence->serial &&
                        !pool_->published(sequence->blocks[b]),
                    "a step would write into a block of others");
+    }
+    if (sequence->copied) {
+      plan->step.copies.push_back(
+          {sequence->copied.id(),
+           sequence->table[static_cast<size_t>(begin / size)]});
     }
     StepEntry& entry = plan->step.entries[i];
     entry.sequence = sequence->id;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One sequence as the scheduler knows it: private to Engine.
+// One sequence as the scheduler knows it, and a beam search, whose lanes are
+// sequences: private to Engine.
 
 #ifndef TANDEM_ENGINE_SEQUENCE_H_
 #define TANDEM_ENGINE_SEQUENCE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -27,7 +29,14 @@ struct Engine::Sequence {
   bool paused = false;
   bool finished = false;  // keeps its blocks, computes nothing
   bool retired = false;   // in leaving_
-  int last_draw = -1;     // which of its step's draws is its, if drawing
+  // Of a lane.
+  BeamGroup* group = nullptr;
+  bool waits = false;                  // for its candidates to be judged
+  std::vector<TopLogprob> candidates;  // if it waits
+  // The block of others that holds the positions behind the last full block,
+  // until a step has copied it into a block of its own.
+  BlockRef copied;
+  int last_draw = -1;  // which of its step's draws is its, if drawing
   // What the step just done drew for it, until it is reported.
   std::optional<Finish> finish;
   // Blocks [0, published) were published; `tail` is the hash of the last.
@@ -41,12 +50,25 @@ struct Engine::Sequence {
   int next_length() const { return length() + drawing; }
   int unplanned() const { return next_length() - next_position(); }
   int new_tokens() const { return length() - spec.prompt_tokens; }
-  bool runnable() const { return !finished && !paused; }
+  bool runnable() const { return !finished && !paused && !waits; }
   bool older_than(const Sequence& other) const {
     return spec.admitted != other.spec.admitted
                ? spec.admitted < other.spec.admitted
                : serial < other.serial;
   }
+};
+
+// A beam search. Its lanes run side by side, each in any step that has room,
+// and wait for each other behind every token; then the search says which go on.
+// A lane with several children is the first of them and is forked for the
+// others, which share its full blocks and copy the last one when they run.
+struct Engine::BeamGroup {
+  BeamGroup(SequenceId id_in, BeamSearch search_in)
+      : id(id_in), search(std::move(search_in)) {}
+
+  const SequenceId id;
+  BeamSearch search;
+  std::vector<std::unique_ptr<Sequence>> lanes;  // in the search's order
 };
 
 }  // namespace tandem::engine

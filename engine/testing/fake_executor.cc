@@ -242,6 +242,14 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
     }
   }
   SampledToken token;
+  if (entry.sampling.edited_logprobs) {
+    token.top = options_.model.Candidates(
+        fold, position, entry.sampling.logprobs, draw.edits, entry.only_edited);
+    token.token_id = token.top[0].token_id;
+    token.logprob = token.top[0].logprob;
+    token.rank = 1;
+    return token;
+  }
   token.token_id = draw.given >= 0
                        ? draw.given
                        : options_.model.Draw(fold, entry.sampling, position,

@@ -18,6 +18,14 @@ bool IsNeutral(const kernels::LogitEdit& edit) {
   return edit.bias == 0 && edit.repetition == 1 && edit.penalty == 0;
 }
 
+bool MayBeDrawn(int32_t token, absl::Span<const kernels::LogitEdit> edits,
+                bool only_edited) {
+  const auto edit =
+      std::find_if(edits.begin(), edits.end(),
+                   [token](const auto& e) { return e.token_id == token; });
+  return edit == edits.end() ? !only_edited : !Bans(*edit);
+}
+
 uint64_t Pack(int high, int low) {
   return static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
          static_cast<uint32_t>(low);
@@ -59,18 +67,30 @@ int32_t FakeModel::Draw(uint64_t fold, const Sampling& sampling, int position,
                    Mix64(Pack(std::bit_cast<int>(edit.repetition),
                               std::bit_cast<int>(edit.penalty))));
   }
-  const auto may_be_drawn = [&](int32_t token) {
-    const auto edit =
-        std::find_if(edits.begin(), edits.end(),
-                     [token](const auto& e) { return e.token_id == token; });
-    return edit == edits.end() ? !only_edited : !Bans(*edit);
-  };
   const uint64_t drawn = Mix64(state) % static_cast<uint64_t>(vocab_size);
   int32_t token = static_cast<int32_t>(drawn);
-  for (int i = 0; i < vocab_size && !may_be_drawn(token); ++i) {
+  for (int i = 0; i < vocab_size && !MayBeDrawn(token, edits, only_edited);
+       ++i) {
     token = (token + 1) % vocab_size;
   }
   return token;
+}
+
+std::vector<TopLogprob> FakeModel::Candidates(
+    uint64_t fold, int position, int count,
+    absl::Span<const kernels::LogitEdit> edits, bool only_edited) const {
+  const uint64_t state = fold ^ Mix64(static_cast<uint64_t>(position));
+  const auto size = static_cast<uint64_t>(vocab_size);
+  std::vector<TopLogprob> candidates;
+  float logprob = 0;
+  for (uint64_t i = 0; i < size && std::ssize(candidates) < count; ++i) {
+    const auto token = static_cast<int32_t>((Mix64(state) + i) % size);
+    logprob -= static_cast<float>(Mix64(state + i) % 64 + 1) / 64;
+    if (MayBeDrawn(token, edits, only_edited)) {
+      candidates.push_back({token, logprob});
+    }
+  }
+  return candidates;
 }
 
 FakeHistory::FakeHistory(const FakeModel& model) : model_(model) {
@@ -101,6 +121,43 @@ std::vector<int32_t> Expected(const FakeModel& model,
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
   }
   return tokens;
+}
+
+BeamResult ExpectedBeams(const FakeModel& model,
+                         absl::Span<const int32_t> prompt,
+                         const BeamOptions& beams, const Stopping& stopping,
+                         int max_model_len, int top) {
+  const int prompt_tokens = static_cast<int>(prompt.size());
+  BeamSearch search(
+      beams, stopping.stop_token_ids,
+      std::min(stopping.max_tokens, max_model_len - prompt_tokens), top);
+  std::vector<kernels::LogitEdit> banned;
+  for (const int32_t id : stopping.stop_token_ids) {
+    banned.push_back({.token_id = id, .bias = -INFINITY});
+  }
+  FakeHistory begin(model);
+  begin.Append(prompt);
+  std::vector<FakeHistory> runs = {begin};
+  const int count =
+      std::max(top, CandidatesPerBeam(beams.width, stopping.stop_token_ids));
+  for (int length = 0; !search.done(); ++length) {
+    std::vector<std::vector<TopLogprob>> candidates;
+    for (const FakeHistory& run : runs) {
+      candidates.push_back(
+          run.Candidates(count, length < stopping.min_tokens
+                                    ? absl::MakeConstSpan(banned)
+                                    : absl::Span<const kernels::LogitEdit>()));
+    }
+    std::vector<FakeHistory> next;
+    for (const BeamSearch::Next& beam :
+         search.Step(std::vector<absl::Span<const TopLogprob>>(
+             candidates.begin(), candidates.end()))) {
+      next.push_back(runs[static_cast<size_t>(beam.parent)]);
+      next.back().Append(absl::MakeConstSpan(&beam.token_id, 1));
+    }
+    runs = std::move(next);
+  }
+  return {search.Best(), search.tokens()};
 }
 
 std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,

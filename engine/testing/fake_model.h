@@ -38,6 +38,12 @@ struct FakeModel {
   int32_t Draw(uint64_t fold, const Sampling& sampling, int position,
                absl::Span<const kernels::LogitEdit> edits,
                bool only_edited = false) const;
+  // The `count` most probable ids at `position` of those that may be drawn, in
+  // this order, as beam searches want them. Edits but bans do not matter.
+  std::vector<TopLogprob> Candidates(
+      uint64_t fold, int position, int count,
+      absl::Span<const kernels::LogitEdit> edits = {},
+      bool only_edited = false) const;
 };
 
 // The model run over a history, token by token.
@@ -50,9 +56,13 @@ class FakeHistory {
                bool only_edited = false) const {
     return model_.Draw(fold_, sampling, position_, edits, only_edited);
   }
+  std::vector<TopLogprob> Candidates(
+      int count, absl::Span<const kernels::LogitEdit> edits = {}) const {
+    return model_.Candidates(fold_, position_, count, edits);
+  }
 
  private:
-  const FakeModel model_;
+  FakeModel model_;
   int position_ = 0;
   uint64_t fold_ = 0;
   std::vector<uint64_t> words_;  // [num_layers], of the last position
@@ -62,6 +72,11 @@ class FakeHistory {
 std::vector<int32_t> Expected(const FakeModel& model,
                               absl::Span<const int32_t> history, int count,
                               const Sampling& sampling);
+// What a beam search behind `prompt` comes to, run without blocks or lanes.
+BeamResult ExpectedBeams(const FakeModel& model,
+                         absl::Span<const int32_t> prompt,
+                         const BeamOptions& beams, const Stopping& stopping,
+                         int max_model_len, int top = -1);
 // The tokens that follow until a rule stops them.
 std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
                                        absl::Span<const int32_t> history,

@@ -13,6 +13,8 @@ tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_ahead_test SRCS engine_ahead_test.cc
             DEPS tandem_engine_testing)
+tandem_test(engine_beams_test SRCS engine_beams_test.cc
+            DEPS tandem_engine_testing LABELS unit tsan)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
             DEPS tandem_engine_testing LABELS sim tsan)
 if(NOT TANDEM_SANITIZE MATCHES "thread")  # which has an operator new of its own
