@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tandem-router: the front door.
 //
-// Threads: gRPC's own (validation, tokenisation), the loop "router" (all of
-// RouterCore), and the HTTP listener's.
+// Threads: gRPC's own and the HTTP listener's handlers (validation,
+// tokenisation), the loop "router" (all of RouterCore), and the HTTP
+// listener's.
 
 #include <atomic>
 #include <future>
@@ -23,6 +24,7 @@
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "router/core.h"
+#include "router/http/front.h"
 #include "router/intake.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
@@ -47,6 +49,7 @@ struct Flags {
   int admin_port = 50053;
   std::string policy = "prefix_aware";
   int64_t max_message_bytes = 1 << 20;
+  int max_http_connections = 1024;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
   RouterOptions options;
@@ -65,8 +68,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("host", &flags->host, "Address for clients");
   line->AddInt("grpc-port", &flags->grpc_port, "Clients; 0 takes a free one",
                {0, 65535});
-  line->AddInt("port", &flags->http_port, "HTTP: /metrics and /health",
-               {0, 65535});
+  line->AddInt("port", &flags->http_port,
+               "HTTP: OpenAI's API, /metrics and /health", {0, 65535});
   line->Add("internal-host", &flags->internal_host,
             "Address for workers that register");
   line->AddInt("internal-port", &flags->internal_port, "Workers that register",
@@ -75,6 +78,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {0, 65535});
   line->AddBytes("max-request-bytes", &flags->max_message_bytes,
                  "Size of one request message", {1 << 10, 64 << 20});
+  line->AddInt("max-http-connections", &flags->max_http_connections,
+               "Open at once; more are refused", {1, 1 << 16});
   line->AddDuration("max-connection-age", &flags->max_connection_age,
                     "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
@@ -148,6 +153,7 @@ class Process {
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
+  std::unique_ptr<HttpFront> http_front_;
   std::unique_ptr<RegistryServer> registry_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<HttpServer> http_;
@@ -193,6 +199,8 @@ absl::Status Process::Start() {
       std::make_unique<Intake>(model_.get(), &facts_, router_metrics_.get());
   inference_ =
       std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
+  http_front_ =
+      std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get());
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();
@@ -219,8 +227,11 @@ absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
 }
 
 absl::Status Process::StartServers() {
-  http_ = std::make_unique<HttpServer>(
-      HttpOptions{.host = flags_.host, .port = flags_.http_port});
+  http_ = std::make_unique<HttpServer>(HttpOptions{
+      .host = flags_.host,
+      .port = flags_.http_port,
+      .max_body_bytes = static_cast<size_t>(flags_.max_message_bytes),
+      .max_connections = flags_.max_http_connections});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};
@@ -229,6 +240,7 @@ absl::Status Process::StartServers() {
     return HealthResponse(draining_ ? absl::UnavailableError("draining")
                                     : watchdog_->Check(loop_.Now()));
   });
+  http_front_->Register(http_.get());
   absl::Status status = http_->Start();
   if (!status.ok()) return status;
 
@@ -308,6 +320,7 @@ void Process::Stop() {
   // Streams that were just closed still have their last word to write.
   if (public_server_ != nullptr) public_server_->Shutdown(absl::Seconds(2));
   if (admin_server_ != nullptr) admin_server_->Shutdown(absl::ZeroDuration());
+  if (http_ != nullptr) http_->Stop(absl::Seconds(2));
   // The core goes when no server can send it anything more.
   if (internal_server_ != nullptr) {
     internal_server_->Shutdown(absl::ZeroDuration());

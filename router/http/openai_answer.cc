@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/http/openai_answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+
+namespace tandem::router {
+namespace {
+
+using nlohmann::json;
+
+std::string Dump(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string Event(const json& value) {
+  return absl::StrCat("data: ", Dump(value), "\n\n");
+}
+
+constexpr char kDone[] = "data: [DONE]\n\n";
+
+struct ErrorKind {
+  int code;
+  const char* type;
+};
+
+ErrorKind KindOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:
+      return {400, "invalid_request_error"};
+    case absl::StatusCode::kUnauthenticated:
+      return {401, "authentication_error"};
+    case absl::StatusCode::kPermissionDenied:
+      return {403, "permission_error"};
+    case absl::StatusCode::kNotFound:
+      return {404, "not_found_error"};
+    case absl::StatusCode::kAlreadyExists:
+      return {409, "conflict_error"};
+    case absl::StatusCode::kResourceExhausted:
+      return {429, "rate_limit_error"};
+    case absl::StatusCode::kCancelled:
+      return {499, "cancelled_error"};
+    case absl::StatusCode::kUnimplemented:
+      return {501, "not_implemented_error"};
+    case absl::StatusCode::kUnavailable:
+      return {503, "service_unavailable_error"};
+    case absl::StatusCode::kDeadlineExceeded:
+      return {504, "timeout_error"};
+    default:
+      return {500, "server_error"};
+  }
+}
+
+// "sampling.top_p" of the one API is "top_p" of the other.
+std::string FieldName(const std::string& field) {
+  for (const char* group : {"sampling.", "stopping.", "output.", "structured.",
+                            "cache.", "chat.", "beam."}) {
+    if (absl::StartsWith(field, group)) {
+      return field.substr(std::string(group).size());
+    }
+  }
+  return field;
+}
+
+json ErrorBody(const absl::Status& status) {
+  const std::map<std::string, std::string> metadata = ErrorMetadata(status);
+  const auto found = metadata.find("field");
+  std::string message(status.message());
+  json param;
+  if (found != metadata.end()) {
+    const std::string name = FieldName(found->second);
+    if (absl::StartsWith(message, found->second)) {
+      message = name + message.substr(found->second.size());
+    }
+    param = name;
+  }
+  const std::string reason = ErrorReason(status);
+  json error = {{"message", message},
+                {"type", KindOf(status.code()).type},
+                {"param", param},
+                {"code", nullptr}};
+  if (!reason.empty()) error["code"] = absl::AsciiStrToLower(reason);
+  return {{"error", std::move(error)}};
+}
+
+const char* ReasonName(v1::FinishReason reason) {
+  switch (reason) {
+    case v1::FINISH_REASON_STOP:
+      return "stop";
+    case v1::FINISH_REASON_LENGTH:
+    case v1::FINISH_REASON_TIME_LIMIT:
+      return "length";
+    case v1::FINISH_REASON_TOOL_CALLS:
+      return "tool_calls";
+    default:
+      return "abort";  // vLLM's word, also for what an operator ended
+  }
+}
+
+json UsageJson(int prompt, int completion, int cached, int reasoning) {
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", completion},
+          {"total_tokens", prompt + completion},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}},
+          {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
+}
+
+double Milliseconds(const google::protobuf::Duration& duration) {
+  const double ms = static_cast<double>(duration.seconds()) * 1e3 +
+                    static_cast<double>(duration.nanos()) / 1e6;
+  return std::round(ms * 1e3) / 1e3;
+}
+
+// How this request was served; not OpenAI's, whose clients ignore it.
+json TimingsJson(const v1::GenerateDone& done) {
+  const v1::Timings& timings = done.timings();
+  return {
+      {"queue_ms", Milliseconds(timings.queue())},
+      {"prefill_ms", Milliseconds(timings.prefill())},
+      {"handoff_ms", Milliseconds(timings.handoff())},
+      {"time_to_first_token_ms", Milliseconds(timings.time_to_first_token())},
+      {"decode_ms", Milliseconds(timings.decode())},
+      {"total_ms", Milliseconds(timings.total())},
+      {"retries", timings.retries()},
+      {"prefill_worker", done.workers().prefill()},
+      {"decode_worker", done.workers().decode()}};
+}
+
+int Characters(const std::string& utf8) {
+  return static_cast<int>(
+      std::count_if(utf8.begin(), utf8.end(), [](char byte) {
+        return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+      }));
+}
+
+json ChatLogprob(const std::string& token, float logprob) {
+  json bytes = json::array();
+  for (const char byte : token)
+    bytes.push_back(static_cast<unsigned char>(byte));
+  return {{"token", token}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+HttpResponse ErrorResponse(const absl::Status& status) {
+  HttpResponse response{.code = KindOf(status.code()).code,
+                        .content_type = "application/json",
+                        .body = Dump(ErrorBody(status))};
+  if (const auto wait = RetryAfter(status)) {
+    const int64_t seconds = std::max<int64_t>(
+        1, absl::ToInt64Seconds(absl::Ceil(*wait, absl::Seconds(1))));
+    response.headers.emplace_back("Retry-After", absl::StrCat(seconds));
+  }
+  return response;
+}
+
+OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
+                           int64_t created)
+    : chat_(request.chat),
+      stream_(request.stream),
+      include_usage_(request.include_usage),
+      continuous_usage_(request.continuous_usage_stats),
+      return_token_ids_(request.return_token_ids),
+      wants_logprobs_(request.prompts.front().output().has_logprobs()),
+      model_(std::move(model)),
+      created_(created),
+      prompts_(request.prompts.size()) {
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    prompts_[i].sequences = std::max(1, request.prompts[i].sampling().n());
+  }
+}
+
+std::string OpenAiAnswer::Add(int prompt, const v1::GenerateResponse& event) {
+  if (id_.empty() && !event.request_id().empty()) {
+    id_ = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", event.request_id());
+  }
+  switch (event.event_case()) {
+    case v1::GenerateResponse::kStarted:
+      return OnStarted(prompt, event.started());
+    case v1::GenerateResponse::kDelta:
+      return OnDelta(prompt, event.delta());
+    case v1::GenerateResponse::kFinished:
+      return OnFinished(prompt, event.finished());
+    case v1::GenerateResponse::kDone:
+      prompts_[static_cast<size_t>(prompt)].done = event.done();
+      return "";
+    case v1::GenerateResponse::EVENT_NOT_SET:
+      return "";
+  }
+  return "";
+}
+
+std::string OpenAiAnswer::OnStarted(int prompt,
+                                    const v1::GenerateStarted& started) {
+  Prompt& state = prompts_[static_cast<size_t>(prompt)];
+  state.prompt_tokens = started.prompt_tokens();
+  if (return_token_ids_) state.token_ids = started.prompt_token_ids();
+  if (!stream_ || !chat_) return "";
+  std::string events;
+  for (int i = 0; i < state.sequences; ++i) {
+    events += Chunk(prompt, i,
+                    {{"delta", {{"role", "assistant"}, {"content", ""}}},
+                     {"logprobs", nullptr},
+                     {"finish_reason", nullptr}});
+  }
+  return events;
+}
+
+std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
+  Choice& choice = At(prompt, delta.index());
+  choice.tokens += delta.token_ids_size();
+  json logprobs = wants_logprobs_ ? Logprobs(&choice, delta) : json();
+  if (!stream_) {
+    choice.text += delta.text();
+    for (uint32_t id : delta.token_ids()) choice.token_ids.push_back(id);
+    if (choice.logprobs.is_null()) {
+      choice.logprobs = std::move(logprobs);
+    } else if (!logprobs.is_null()) {
+      for (auto& [name, list] : logprobs.items()) {
+        json& all = choice.logprobs[name];
+        if (list.is_array()) all.insert(all.end(), list.begin(), list.end());
+      }
+    }
+    return "";
+  }
+  json chunk = {{"logprobs", std::move(logprobs)}, {"finish_reason", nullptr}};
+  if (chat_) {
+    chunk["delta"] = {{"content", delta.text()}};
+  } else {
+    chunk["text"] = delta.text();
+  }
+  if (return_token_ids_) chunk["token_ids"] = delta.token_ids();
+  return Chunk(prompt, delta.index(), std::move(chunk));
+}
+
+std::string OpenAiAnswer::OnFinished(int prompt,
+                                     const v1::GenerateFinished& finished) {
+  Choice& choice = At(prompt, finished.index());
+  choice.finish_reason = ReasonName(finished.finish_reason());
+  if (finished.has_stop_string()) {
+    choice.stop_reason = finished.stop_string();
+  } else if (finished.has_stop_token_id()) {
+    choice.stop_reason = finished.stop_token_id();
+  }
+  if (!stream_) return "";
+  json chunk = {{"logprobs", nullptr},
+                {"finish_reason", choice.finish_reason},
+                {"stop_reason", choice.stop_reason}};
+  if (chat_) {
+    chunk["delta"] = json::object();
+  } else {
+    chunk["text"] = "";
+  }
+  return Chunk(prompt, finished.index(), std::move(chunk));
+}
+
+std::string OpenAiAnswer::Finish() {
+  if (stream_) {
+    std::string events;
+    if (include_usage_) {
+      json last = Head(/*chunk=*/true);
+      last["choices"] = json::array();
+      last["usage"] = UsageOfAll();
+      last["timings"] = TimingsJson(prompts_.front().done);
+      events = Event(last);
+    }
+    return events + kDone;
+  }
+  json body = Head(/*chunk=*/false);
+  body["choices"] = json::array();
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    for (int i = 0; i < prompts_[p].sequences; ++i) {
+      body["choices"].push_back(WholeChoice(static_cast<int>(p), i));
+    }
+  }
+  body["usage"] = UsageOfAll();
+  body["timings"] = TimingsJson(prompts_.front().done);
+  return Dump(body);
+}
+
+std::string OpenAiAnswer::Fail(const absl::Status& status) {
+  return Event(ErrorBody(status)) + kDone;
+}
+
+OpenAiAnswer::Choice& OpenAiAnswer::At(int prompt, int index) {
+  std::vector<Choice>& choices = prompts_[static_cast<size_t>(prompt)].choices;
+  if (static_cast<int>(choices.size()) <= index) {
+    choices.resize(static_cast<size_t>(index) + 1);
+  }
+  return choices[static_cast<size_t>(index)];
+}
+
+int OpenAiAnswer::Index(int prompt, int index) const {
+  return prompt * prompts_.front().sequences + index;
+}
+
+json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
+  if (chat_) {
+    json content = json::array();
+    for (const v1::TokenLogprob& token : delta.logprobs()) {
+      json record = ChatLogprob(token.token(), token.logprob());
+      json top = json::array();
+      for (const v1::TokenAlternative& other : token.top()) {
+        top.push_back(ChatLogprob(other.token(), other.logprob()));
+      }
+      record["top_logprobs"] = std::move(top);
+      content.push_back(std::move(record));
+    }
+    return {{"content", std::move(content)}};
+  }
+  json offsets = json::array();
+  json tokens = json::array();
+  json values = json::array();
+  json tops = json::array();
+  for (const v1::TokenLogprob& token : delta.logprobs()) {
+    offsets.push_back(choice->text_offset);
+    choice->text_offset += Characters(token.token());
+    tokens.push_back(token.token());
+    values.push_back(token.logprob());
+    json top = json::object();
+    for (const v1::TokenAlternative& other : token.top()) {
+      top[other.token()] = other.logprob();
+    }
+    top[token.token()] = token.logprob();
+    tops.push_back(std::move(top));
+  }
+  // Echoed text has no records of its own, but its place.
+  if (delta.logprobs().empty()) choice->text_offset += Characters(delta.text());
+  return {{"text_offset", std::move(offsets)},
+          {"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(values)},
+          {"top_logprobs", std::move(tops)}};
+}
+
+std::string OpenAiAnswer::Chunk(int prompt, int index, json choice) {
+  json chunk = Head(/*chunk=*/true);
+  choice["index"] = Index(prompt, index);
+  chunk["choices"] = json::array({std::move(choice)});
+  if (continuous_usage_) {
+    chunk["usage"] = UsageSoFar();
+  } else if (include_usage_) {
+    chunk["usage"] = nullptr;
+  }
+  return Event(chunk);
+}
+
+json OpenAiAnswer::Head(bool chunk) const {
+  return {{"id", id_},
+          {"object", !chat_  ? "text_completion"
+                     : chunk ? "chat.completion.chunk"
+                             : "chat.completion"},
+          {"created", created_},
+          {"model", model_}};
+}
+
+json OpenAiAnswer::WholeChoice(int prompt, int index) const {
+  const Prompt& state = prompts_[static_cast<size_t>(prompt)];
+  static const Choice kEmpty;
+  const bool there = index < static_cast<int>(state.choices.size());
+  const Choice& choice =
+      there ? state.choices[static_cast<size_t>(index)] : kEmpty;
+  json whole = {{"index", Index(prompt, index)},
+                {"logprobs", choice.logprobs},
+                {"finish_reason", choice.finish_reason},
+                {"stop_reason", choice.stop_reason}};
+  if (chat_) {
+    whole["message"] = {
+        {"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+  } else {
+    whole["text"] = choice.text;
+  }
+  if (return_token_ids_) {
+    whole["token_ids"] = choice.token_ids;
+    whole["prompt_token_ids"] = state.token_ids;
+  }
+  return whole;
+}
+
+json OpenAiAnswer::UsageSoFar() const {
+  int prompt = 0;
+  int completion = 0;
+  for (const Prompt& state : prompts_) {
+    prompt += state.prompt_tokens;
+    for (const Choice& choice : state.choices) completion += choice.tokens;
+  }
+  return UsageJson(prompt, completion, 0, 0);
+}
+
+json OpenAiAnswer::UsageOfAll() const {
+  v1::Usage sum;
+  for (const Prompt& state : prompts_) {
+    const v1::Usage& usage = state.done.usage();
+    sum.set_prompt_tokens(sum.prompt_tokens() + usage.prompt_tokens());
+    sum.set_completion_tokens(sum.completion_tokens() +
+                              usage.completion_tokens());
+    sum.set_cached_tokens(sum.cached_tokens() + usage.cached_tokens());
+    sum.set_reasoning_tokens(sum.reasoning_tokens() + usage.reasoning_tokens());
+  }
+  return UsageJson(sum.prompt_tokens(), sum.completion_tokens(),
+                   sum.cached_tokens(), sum.reasoning_tokens());
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The core's events as OpenAI's JSON: whole bodies, or server-sent events in
+// the order in which clients expect them. One object per call of a client,
+// whose prompts' events may interleave; choice indices count through them,
+// prompt by prompt.
+
+#ifndef TANDEM_ROUTER_HTTP_OPENAI_ANSWER_H_
+#define TANDEM_ROUTER_HTTP_OPENAI_ANSWER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/http/server.h"
+#include "nlohmann/json.hpp"
+#include "router/http/openai_request.h"
+
+namespace tandem::router {
+
+// {"error": {message, type, param, code}} with the status that belongs to it,
+// and Retry-After where the error knows. `code` is the reason in lower case
+// ("context_length_exceeded").
+HttpResponse ErrorResponse(const absl::Status& status);
+
+class OpenAiAnswer {
+ public:
+  // `model` is the served name; `created` in seconds since 1970.
+  OpenAiAnswer(const OpenAiRequest& request, std::string model,
+               int64_t created);
+
+  // Takes an event of the prompt-th prompt. Of a streamed answer: the events
+  // that it comes to ("data: ...\n\n", possibly none or several).
+  std::string Add(int prompt, const v1::GenerateResponse& event);
+
+  // After all prompts have ended. Of a streamed answer: usage where asked for,
+  // and [DONE]; else the whole body.
+  std::string Finish();
+  // An error in the midst of a stream, and [DONE].
+  static std::string Fail(const absl::Status& status);
+
+ private:
+  struct Choice {
+    std::string text;
+    nlohmann::json logprobs;  // null unless asked for
+    nlohmann::json token_ids = nlohmann::json::array();
+    std::string finish_reason;
+    nlohmann::json stop_reason;
+    int text_offset = 0;  // characters, for completions' logprobs
+    int tokens = 0;
+  };
+  struct Prompt {
+    int sequences = 1;
+    int prompt_tokens = 0;
+    nlohmann::json token_ids;  // where asked for
+    v1::GenerateDone done;
+    std::vector<Choice> choices;
+  };
+
+  std::string OnStarted(int prompt, const v1::GenerateStarted& started);
+  std::string OnDelta(int prompt, const v1::GenerateDelta& delta);
+  std::string OnFinished(int prompt, const v1::GenerateFinished& finished);
+  Choice& At(int prompt, int index);
+  int Index(int prompt, int index) const;
+  nlohmann::json Logprobs(Choice* choice, const v1::GenerateDelta& delta);
+  // One event with one choice.
+  std::string Chunk(int prompt, int index, nlohmann::json choice);
+  nlohmann::json Head(bool chunk) const;
+  nlohmann::json WholeChoice(int prompt, int index) const;
+  nlohmann::json UsageSoFar() const;
+  nlohmann::json UsageOfAll() const;
+
+  const bool chat_;
+  const bool stream_;
+  const bool include_usage_;
+  const bool continuous_usage_;
+  const bool return_token_ids_;
+  const bool wants_logprobs_;
+  const std::string model_;
+  const int64_t created_;
+  std::string id_;
+  std::vector<Prompt> prompts_;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_HTTP_OPENAI_ANSWER_H_

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/http/openai_request.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/json.h"
+#include "router/errors.h"
+#include "router/http/json_fields.h"
+
+namespace tandem::router {
+namespace {
+
+using nlohmann::json;
+
+absl::StatusOr<json> ParseBody(std::string_view body) {
+  absl::StatusOr<json> parsed = engine::ParseJson("the body", body);
+  if (!parsed.ok()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "JSON_INVALID",
+                     std::string(parsed.status().message()));
+  }
+  if (!parsed->is_object()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "JSON_INVALID",
+                     "the body must be a JSON object");
+  }
+  return parsed;
+}
+
+std::string Dump(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// {"50256": -100}
+void ReadLogitBias(JsonFields* fields, v1::SamplingOptions* sampling) {
+  const json* const biases = fields->Object("logit_bias");
+  if (biases == nullptr) return;
+  for (const auto& [key, value] : biases->items()) {
+    uint32_t id = 0;
+    const auto [end, error] =
+        std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() ||
+        !value.is_number()) {
+      return fields->Refuse("logit_bias", *biases,
+                            "an object of token ids to numbers is needed");
+    }
+    (*sampling->mutable_logit_bias())[id] = value.get<float>();
+  }
+}
+
+void ReadSampling(JsonFields* fields, v1::SamplingOptions* sampling) {
+  const auto number = [&](const char* name, auto set) {
+    if (const auto value = fields->Number(name)) {
+      (sampling->*set)(static_cast<float>(*value));
+    }
+  };
+  number("temperature", &v1::SamplingOptions::set_temperature);
+  number("top_p", &v1::SamplingOptions::set_top_p);
+  number("min_p", &v1::SamplingOptions::set_min_p);
+  number("typical_p", &v1::SamplingOptions::set_typical_p);
+  number("frequency_penalty", &v1::SamplingOptions::set_frequency_penalty);
+  number("presence_penalty", &v1::SamplingOptions::set_presence_penalty);
+  number("repetition_penalty", &v1::SamplingOptions::set_repetition_penalty);
+  if (const auto k = fields->Int32("top_k")) sampling->set_top_k(*k);
+  if (const auto n = fields->Int32("n")) sampling->set_n(*n);
+  if (const auto n = fields->Int32("best_of")) sampling->set_best_of(*n);
+  if (const auto seed =
+          fields->Integer("seed", std::numeric_limits<int64_t>::min(),
+                          std::numeric_limits<int64_t>::max())) {
+    sampling->set_seed(static_cast<uint64_t>(*seed));
+  }
+  ReadLogitBias(fields, sampling);
+  for (uint32_t id : fields->TokenIds("allowed_token_ids")) {
+    sampling->add_allowed_token_ids(id);
+  }
+  for (uint32_t id : fields->TokenIds("banned_token_ids")) {
+    sampling->add_banned_token_ids(id);
+  }
+  for (std::string& word : fields->Strings("bad_words")) {
+    sampling->add_bad_words(std::move(word));
+  }
+}
+
+void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping) {
+  // The later name of the two wins, as with OpenAI.
+  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+    if (const auto n = fields->Int32(name)) stopping->set_max_tokens(*n);
+  }
+  if (const auto n = fields->Int32("min_tokens")) stopping->set_min_tokens(*n);
+  for (std::string& stop : fields->Strings("stop")) {
+    stopping->add_stop(std::move(stop));
+  }
+  for (uint32_t id : fields->TokenIds("stop_token_ids")) {
+    stopping->add_stop_token_ids(id);
+  }
+  if (const auto on = fields->Bool("ignore_eos")) stopping->set_ignore_eos(*on);
+  if (const auto on = fields->Bool("include_stop_str_in_output")) {
+    stopping->set_include_stop_str_in_output(*on);
+  }
+}
+
+// response_format, as OpenAI has it, or vLLM's structured_outputs.
+void ReadStructured(JsonFields* fields, v1::GenerateRequest* request) {
+  if (const json* const format = fields->Object("response_format")) {
+    JsonFields inner(*format, "response_format.");
+    const std::string type = inner.String("type").value_or("");
+    if (type == "json_object") {
+      request->mutable_structured()->set_json_object(true);
+    } else if (type == "json_schema") {
+      const json* const named = inner.Object("json_schema");
+      const json* const schema =
+          named == nullptr ? nullptr : JsonFields(*named, "").Find("schema");
+      if (schema == nullptr) {
+        inner.Refuse("json_schema", *format,
+                     "an object with a schema is needed");
+      } else {
+        request->mutable_structured()->set_json_schema(Dump(*schema));
+      }
+    } else if (type != "text") {
+      inner.Refuse("type", *format, "one of text, json_object, json_schema");
+    }
+    fields->Keep(inner.status());
+  }
+  if (const json* const options = fields->Object("structured_outputs")) {
+    JsonFields inner(*options, "structured_outputs.");
+    v1::StructuredOptions* const structured = request->mutable_structured();
+    if (const json* const schema = inner.Find("json")) {
+      structured->set_json_schema(
+          schema->is_string() ? schema->get<std::string>() : Dump(*schema));
+    }
+    if (inner.Bool("json_object").value_or(false)) {
+      structured->set_json_object(true);
+    }
+    if (auto text = inner.String("regex")) structured->set_regex(*text);
+    if (auto text = inner.String("grammar")) structured->set_grammar(*text);
+    if (auto text = inner.String("structural_tag")) {
+      structured->set_structural_tag(*text);
+    }
+    for (std::string& choice : inner.Strings("choice")) {
+      structured->mutable_choice()->add_values(std::move(choice));
+    }
+    fields->Keep(inner.status());
+  }
+}
+
+// What both kinds of body share.
+void ReadCommon(JsonFields* fields, OpenAiRequest* request,
+                v1::GenerateRequest* base) {
+  if (auto model = fields->String("model")) base->set_model(*model);
+  if (auto id = fields->String("request_id")) base->set_request_id(*id);
+  if (const auto level = fields->Int32("priority")) base->set_priority(*level);
+  if (auto salt = fields->String("cache_salt")) {
+    base->mutable_cache()->set_cache_salt(*salt);
+  }
+  ReadSampling(fields, base->mutable_sampling());
+  ReadStopping(fields, base->mutable_stopping());
+  ReadStructured(fields, base);
+  v1::OutputOptions* const output = base->mutable_output();
+  if (const auto on = fields->Bool("skip_special_tokens")) {
+    output->set_skip_special_tokens(*on);
+  }
+  if (const auto n = fields->Int32("prompt_logprobs")) {
+    output->set_prompt_logprobs(*n);
+  }
+  if (const auto on = fields->Bool("echo")) output->set_echo(*on);
+  request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
+  if (request->return_token_ids) output->set_return_token_ids(true);
+
+  request->stream = fields->Bool("stream").value_or(false);
+  const json* const options = fields->Object("stream_options");
+  if (options == nullptr) return;
+  if (!request->stream) {
+    return fields->Refuse("stream_options", *options,
+                          "only together with stream = true");
+  }
+  JsonFields inner(*options, "stream_options.");
+  request->include_usage = inner.Bool("include_usage").value_or(false);
+  request->continuous_usage_stats =
+      inner.Bool("continuous_usage_stats").value_or(false);
+  // To count them by.
+  if (request->continuous_usage_stats) output->set_return_token_ids(true);
+  fields->Keep(inner.status());
+}
+
+// A string, a list of strings, a list of token ids, or a list of such lists.
+void ReadPrompts(JsonFields* fields, const v1::GenerateRequest& base,
+                 std::vector<v1::GenerateRequest>* prompts) {
+  static const json kNone;
+  const json* const prompt = fields->Find("prompt");
+  constexpr char kForms[] =
+      "a string, a list of token ids, or a list of either is needed";
+  if (prompt == nullptr) return fields->Refuse("prompt", kNone, kForms);
+  const auto add = [&](const json& one) {
+    v1::GenerateRequest request = base;
+    if (one.is_string()) {
+      request.set_text(one.get<std::string>());
+    } else if (one.is_array() && !one.empty()) {
+      const json holder = {{"prompt", one}};
+      JsonFields ids(holder, "");
+      for (uint32_t id : ids.TokenIds("prompt")) {
+        request.mutable_token_ids()->add_ids(id);
+      }
+      fields->Keep(ids.status());
+    } else {
+      fields->Refuse("prompt", one, kForms);
+    }
+    prompts->push_back(std::move(request));
+  };
+  const bool many =
+      prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!many) return add(*prompt);
+  if (prompt->size() > kMaxPrompts) {
+    return fields->Refuse("prompt", prompt->size(),
+                          absl::StrCat("at most ", kMaxPrompts, " prompts"));
+  }
+  for (const json& one : *prompt) add(one);
+}
+
+// Text, or a list of parts of which only text is known.
+void ReadContent(JsonFields* fields, v1::ChatMessage* message) {
+  const json* const content = fields->Find("content");
+  if (content == nullptr) return;
+  if (content->is_string()) {
+    return message->set_content(content->get<std::string>());
+  }
+  if (!content->is_array()) {
+    return fields->Refuse("content", *content,
+                          "a string or a list of parts is needed");
+  }
+  for (const json& part : *content) {
+    if (!part.is_object()) {
+      return fields->Refuse("content", part, "a list of objects is needed");
+    }
+    JsonFields inner(part, "content.");
+    const std::string type = inner.String("type").value_or("");
+    const std::optional<std::string> text = inner.String("text");
+    if (type != "text" || !text) {
+      return fields->Refuse("content.type", type,
+                            "only parts of type text are understood");
+    }
+    message->add_parts()->set_text(*text);
+  }
+}
+
+void ReadToolCalls(JsonFields* fields, v1::ChatMessage* message) {
+  const json* const calls = fields->Array("tool_calls");
+  if (calls == nullptr) return;
+  for (const json& call : *calls) {
+    if (!call.is_object() || !call.contains("function") ||
+        !call["function"].is_object()) {
+      return fields->Refuse("tool_calls", call,
+                            "objects with a function are needed");
+    }
+    JsonFields inner(call, "tool_calls.");
+    JsonFields function(call["function"], "tool_calls.function.");
+    v1::ToolCall* const to = message->add_tool_calls();
+    to->set_id(inner.String("id").value_or(""));
+    to->set_name(function.String("name").value_or(""));
+    to->set_arguments_json(function.String("arguments").value_or(""));
+    fields->Keep(inner.status());
+    fields->Keep(function.status());
+  }
+}
+
+void ReadMessages(JsonFields* fields, v1::Chat* chat) {
+  static const json kNone;
+  const json* const messages = fields->Array("messages");
+  if (messages == nullptr) {
+    return fields->Refuse("messages", kNone, "a list of messages is needed");
+  }
+  for (size_t i = 0; i < messages->size(); ++i) {
+    const json& item = (*messages)[i];
+    const std::string where = absl::StrCat("messages[", i, "]");
+    if (!item.is_object()) {
+      return fields->Refuse(where, item, "an object is needed");
+    }
+    JsonFields inner(item, where + ".");
+    v1::ChatMessage* const message = chat->add_messages();
+    const std::string role = inner.String("role").value_or("");
+    // OpenAI's later name for it, which templates do not know.
+    message->set_role(role == "developer" ? "system" : role);
+    ReadContent(&inner, message);
+    if (auto name = inner.String("name")) message->set_name(*name);
+    if (auto id = inner.String("tool_call_id")) message->set_tool_call_id(*id);
+    for (const char* name : {"reasoning", "reasoning_content"}) {
+      if (auto text = inner.String(name)) message->set_reasoning_content(*text);
+    }
+    ReadToolCalls(&inner, message);
+    fields->Keep(inner.status());
+  }
+}
+
+void ReadTools(JsonFields* fields, v1::Chat* chat) {
+  if (const json* const choice = fields->Find("tool_choice")) {
+    if (choice->is_string() && *choice == "none") return;  // as if none
+    chat->set_tool_choice(choice->is_string() ? choice->get<std::string>()
+                                              : Dump(*choice));
+  }
+  const json* const tools = fields->Array("tools");
+  if (tools == nullptr || tools->empty()) {
+    return chat->clear_tool_choice();  // "auto" among none says nothing
+  }
+  for (const json& tool : *tools) {
+    if (!tool.is_object() || !tool.contains("function") ||
+        !tool["function"].is_object()) {
+      return fields->Refuse("tools", tool,
+                            "objects with a function are needed");
+    }
+    JsonFields function(tool["function"], "tools.function.");
+    v1::Tool* const to = chat->add_tools();
+    to->set_name(function.String("name").value_or(""));
+    to->set_description(function.String("description").value_or(""));
+    if (const json* const schema = function.Object("parameters")) {
+      to->set_parameters_json_schema(Dump(*schema));
+    }
+    fields->Keep(function.status());
+  }
+}
+
+void ReadChat(JsonFields* fields, v1::Chat* chat) {
+  ReadMessages(fields, chat);
+  ReadTools(fields, chat);
+  if (const auto on = fields->Bool("add_generation_prompt")) {
+    chat->set_add_generation_prompt(*on);
+  }
+  if (const auto on = fields->Bool("continue_final_message")) {
+    chat->set_continue_final_message(*on);
+  }
+  const json* const extra = fields->Object("chat_template_kwargs");
+  if (extra == nullptr) return;
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      Dump(*extra), chat->mutable_chat_template_kwargs());
+  if (!status.ok()) {
+    fields->Refuse("chat_template_kwargs", *extra, "an object is needed");
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  OpenAiRequest request;
+  v1::GenerateRequest base;
+  ReadCommon(&fields, &request, &base);
+  if (const auto n = fields.Int32("logprobs")) {
+    base.mutable_output()->set_logprobs(*n);
+  }
+  if (const auto suffix = fields.String("suffix"); suffix && !suffix->empty()) {
+    fields.Refuse("suffix", *suffix, "is not offered");
+  }
+  ReadPrompts(&fields, base, &request.prompts);
+  if (!fields.status().ok()) return fields.status();
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  OpenAiRequest request;
+  request.chat = true;
+  v1::GenerateRequest base;
+  ReadCommon(&fields, &request, &base);
+  ReadChat(&fields, base.mutable_chat());
+  const std::optional<int32_t> top = fields.Int32("top_logprobs");
+  if (fields.Bool("logprobs").value_or(false)) {
+    base.mutable_output()->set_logprobs(top.value_or(0));
+  } else if (top.value_or(0) != 0) {
+    fields.Refuse("top_logprobs", *top, "only together with logprobs = true");
+  }
+  if (!fields.status().ok()) return fields.status();
+  request.prompts.push_back(std::move(base));
+  return request;
+}
+
+absl::StatusOr<v1::TokenizeRequest> ParseTokenize(std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  v1::TokenizeRequest request;
+  request.set_model(fields.String("model").value_or(""));
+  if (fields.Find("messages") != nullptr) {
+    ReadChat(&fields, request.mutable_chat());
+  } else if (const auto prompt = fields.String("prompt")) {
+    request.set_text(*prompt);
+  } else {
+    fields.Refuse("prompt", nullptr, "one of prompt and messages is needed");
+  }
+  if (const auto on = fields.Bool("add_special_tokens")) {
+    request.set_add_special_tokens(*on);
+  }
+  request.set_return_tokens(fields.Bool("return_token_strs").value_or(false));
+  if (!fields.status().ok()) return fields.status();
+  return request;
+}
+
+absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  v1::DetokenizeRequest request;
+  request.set_model(fields.String("model").value_or(""));
+  if (fields.Find("tokens") == nullptr) {
+    fields.Refuse("tokens", nullptr, "a list of token ids is needed");
+  }
+  for (uint32_t id : fields.TokenIds("tokens")) request.add_token_ids(id);
+  if (!fields.status().ok()) return fields.status();
+  return request;
+}
+
+}  // namespace tandem::router
