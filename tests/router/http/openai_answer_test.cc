@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Events against the JSON that OpenAI's clients read, value by value.
+#include "router/http/openai_answer.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "common/error.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "router/errors.h"
+
+namespace tandem::router {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+v1::GenerateResponse Event(const std::string& text) {
+  v1::GenerateResponse event;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &event));
+  return event;
+}
+
+OpenAiRequest Request(bool chat, const std::string& body) {
+  const auto parsed = chat ? ParseChatCompletion(body) : ParseCompletion(body);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return *parsed;
+}
+
+// The data of server-sent events.
+std::vector<std::string> Data(const std::string& events) {
+  std::vector<std::string> all;
+  for (const absl::string_view event :
+       absl::StrSplit(events, "\n\n", absl::SkipEmpty())) {
+    EXPECT_EQ(event.substr(0, 6), "data: ");
+    all.emplace_back(event.substr(6));
+  }
+  return all;
+}
+
+constexpr char kStarted[] = R"(
+  request_id: "r1"
+  started { model: "tales" prompt_tokens: 5 prompt_token_ids: [7, 8] })";
+constexpr char kDone[] = R"(
+  done { usage { prompt_tokens: 5 completion_tokens: 3 total_tokens: 8
+                 cached_tokens: 4 }
+         timings { queue { nanos: 1500000 } total { seconds: 2 } retries: 1 }
+         workers { decode: "decode-0" } })";
+
+TEST(OpenAiAnswerTest, AWholeCompletion) {
+  const OpenAiRequest request =
+      Request(false, R"({"prompt": "a", "n": 2, "logprobs": 1,
+                 "return_token_ids": true})");
+  OpenAiAnswer answer(request, "tales", 1700);
+  EXPECT_EQ(answer.Add(0, Event(kStarted)), "");
+  // Indices in any order, a character in two tokens.
+  EXPECT_EQ(answer.Add(0, Event(R"(
+    delta { index: 1 text: "b\303\274" token_ids: [3, 4]
+      logprobs { token_id: 3 token: "b\303" logprob: -0.5 rank: 1
+                 top { token_id: 3 token: "b\303" logprob: -0.5 } }
+      logprobs { token_id: 4 token: "\274" logprob: -1 rank: 2
+                 top { token_id: 9 token: "x" logprob: -0.25 } } })")),
+            "");
+  answer.Add(0, Event(R"(delta { text: "!" token_ids: 5
+      logprobs { token_id: 5 token: "!" logprob: 0 rank: 1 } })"));
+  answer.Add(0, Event(R"(delta { index: 1 text: "z" token_ids: 6
+      logprobs { token_id: 6 token: "z" logprob: -2 rank: 1 } })"));
+  answer.Add(0, Event(R"(finished { finish_reason: FINISH_REASON_LENGTH })"));
+  answer.Add(0, Event(R"(finished { index: 1 finish_reason: FINISH_REASON_STOP
+                                    stop_string: "end" })"));
+  answer.Add(0, Event(kDone));
+  const json body = json::parse(answer.Finish());
+  EXPECT_EQ(body["id"], "cmpl-r1");
+  EXPECT_EQ(body["object"], "text_completion");
+  EXPECT_EQ(body["created"], 1700);
+  EXPECT_EQ(body["model"], "tales");
+  EXPECT_EQ(body["usage"],
+            json::parse(R"({"prompt_tokens": 5, "completion_tokens": 3,
+              "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 4},
+              "completion_tokens_details": {"reasoning_tokens": 0}})"));
+  EXPECT_EQ(body["timings"]["queue_ms"], 1.5);
+  EXPECT_EQ(body["timings"]["total_ms"], 2000);
+  EXPECT_EQ(body["timings"]["retries"], 1);
+  EXPECT_EQ(body["timings"]["decode_worker"], "decode-0");
+  ASSERT_EQ(body["choices"].size(), 2u);
+  const json& first = body["choices"][0];
+  EXPECT_EQ(first["index"], 0);
+  EXPECT_EQ(first["text"], "!");
+  EXPECT_EQ(first["finish_reason"], "length");
+  EXPECT_TRUE(first["stop_reason"].is_null());
+  const json& second = body["choices"][1];
+  EXPECT_EQ(second["index"], 1);
+  EXPECT_EQ(second["text"], "b\303\274z");
+  EXPECT_EQ(second["finish_reason"], "stop");
+  EXPECT_EQ(second["stop_reason"], "end");
+  EXPECT_EQ(second["token_ids"], json({3, 4, 6}));
+  EXPECT_EQ(second["prompt_token_ids"], json({7, 8}));
+  const json& logprobs = second["logprobs"];
+  EXPECT_EQ(logprobs["token_logprobs"], json({-0.5, -1, -2}));
+  EXPECT_EQ(logprobs["text_offset"], json({0, 2, 2}));
+  EXPECT_EQ(logprobs["tokens"], json({"b\357\277\275", "\357\277\275", "z"}));
+  EXPECT_EQ(logprobs["top_logprobs"][1],
+            json({{"x", -0.25}, {"\357\277\275", -1}}));
+}
+
+TEST(OpenAiAnswerTest, AStreamedChat) {
+  const OpenAiRequest request =
+      Request(true, R"({"messages": [], "stream": true, "logprobs": true,
+                "stream_options": {"include_usage": true}})");
+  OpenAiAnswer answer(request, "tales", 1700);
+  const std::vector<std::string> start = Data(answer.Add(0, Event(kStarted)));
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(json::parse(start[0]), json::parse(R"({
+    "id": "chatcmpl-r1", "object": "chat.completion.chunk", "created": 1700,
+    "model": "tales", "usage": null, "choices": [{"index": 0,
+      "delta": {"role": "assistant", "content": ""}, "logprobs": null,
+      "finish_reason": null}]})"));
+  const std::vector<std::string> delta = Data(answer.Add(0, Event(R"(
+    delta { text: "Hi" logprobs { token_id: 3 token: "Hi" logprob: -0.5
+              top { token_id: 4 token: "H" logprob: -0.25 } } })")));
+  ASSERT_EQ(delta.size(), 1u);
+  EXPECT_EQ(json::parse(delta[0])["choices"], json::parse(R"([{"index": 0,
+    "delta": {"content": "Hi"}, "finish_reason": null,
+    "logprobs": {"content": [{"token": "Hi", "logprob": -0.5,
+      "bytes": [72, 105], "top_logprobs": [
+        {"token": "H", "logprob": -0.25, "bytes": [72]}]}]}}])"));
+  const std::vector<std::string> end =
+      Data(answer.Add(0, Event(R"(finished { finish_reason: FINISH_REASON_STOP
+                             eos_token_id: 2 })")));
+  ASSERT_EQ(end.size(), 1u);
+  EXPECT_EQ(json::parse(end[0])["choices"], json::parse(R"([{"index": 0,
+    "delta": {}, "logprobs": null, "finish_reason": "stop",
+    "stop_reason": null}])"));
+  EXPECT_EQ(answer.Add(0, Event(kDone)), "");
+  const std::vector<std::string> last = Data(answer.Finish());
+  ASSERT_EQ(last.size(), 2u);
+  EXPECT_EQ(json::parse(last[0])["choices"], json::array());
+  EXPECT_EQ(json::parse(last[0])["usage"]["total_tokens"], 8);
+  EXPECT_EQ(last[1], "[DONE]");
+}
+
+TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
+  const OpenAiRequest request =
+      Request(false, R"({"prompt": ["a", "b"], "n": 2, "stream": true,
+                 "stream_options": {"continuous_usage_stats": true}})");
+  OpenAiAnswer answer(request, "tales", 1700);
+  EXPECT_EQ(answer.Add(1, Event(kStarted)), "");
+  EXPECT_EQ(answer.Add(0, Event(kStarted)), "");
+  const json chunk = json::parse(Data(answer.Add(
+      1, Event(R"(delta { index: 1 text: "x" token_ids: [1, 2] })")))[0]);
+  EXPECT_EQ(chunk["choices"][0]["index"], 3);
+  EXPECT_EQ(chunk["choices"][0]["text"], "x");
+  EXPECT_FALSE(chunk["choices"][0].contains("token_ids"));
+  EXPECT_EQ(chunk["usage"]["prompt_tokens"], 10);
+  EXPECT_EQ(chunk["usage"]["completion_tokens"], 2);
+  answer.Add(0, Event(kDone));
+  answer.Add(1, Event(kDone));
+  EXPECT_EQ(answer.Finish(), "data: [DONE]\n\n");
+}
+
+TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
+  struct Case {
+    absl::StatusCode code;
+    int http;
+    const char* type;
+  };
+  for (const Case& c : std::vector<Case>{
+           {absl::StatusCode::kInvalidArgument, 400, "invalid_request_error"},
+           {absl::StatusCode::kUnauthenticated, 401, "authentication_error"},
+           {absl::StatusCode::kPermissionDenied, 403, "permission_error"},
+           {absl::StatusCode::kNotFound, 404, "not_found_error"},
+           {absl::StatusCode::kAlreadyExists, 409, "conflict_error"},
+           {absl::StatusCode::kResourceExhausted, 429, "rate_limit_error"},
+           {absl::StatusCode::kInternal, 500, "server_error"},
+           {absl::StatusCode::kUnavailable, 503, "service_unavailable_error"},
+           {absl::StatusCode::kDeadlineExceeded, 504, "timeout_error"}}) {
+    const HttpResponse response =
+        ErrorResponse(MakeError(c.code, "SOME_REASON", "why"));
+    EXPECT_EQ(response.code, c.http);
+    EXPECT_EQ(json::parse(response.body),
+              json::parse(R"({"error": {"message": "why", "param": null,
+                "code": "some_reason", "type": ")" +
+                          std::string(c.type) + "\"}}"));
+    EXPECT_TRUE(response.headers.empty());
+  }
+  const HttpResponse full = ErrorResponse(
+      MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "full", {},
+                absl::Milliseconds(1200)));
+  ASSERT_EQ(full.headers.size(), 1u);
+  EXPECT_EQ(full.headers[0].first, "Retry-After");
+  EXPECT_EQ(full.headers[0].second, "2");
+  // The other API's names of fields are its own business.
+  const json field = json::parse(
+      ErrorResponse(FieldInvalid("sampling.top_p", "7", "must be in (0, 1]"))
+          .body)["error"];
+  EXPECT_EQ(field["param"], "top_p");
+  EXPECT_EQ(field["message"], "top_p = 7: must be in (0, 1]");
+  EXPECT_EQ(field["code"], "field_invalid");
+  const std::vector<std::string> events =
+      Data(OpenAiAnswer::Fail(absl::UnavailableError("lost")));
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(json::parse(events[0])["error"]["message"], "lost");
+  EXPECT_TRUE(json::parse(events[0])["error"]["code"].is_null());
+  EXPECT_EQ(events[1], "[DONE]");
+}
+
+}  // namespace
+}  // namespace tandem::router

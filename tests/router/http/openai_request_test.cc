@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies as clients send them, against the messages that they must become.
+#include "router/http/openai_request.h"
+
+#include <string>
+
+#include "common/error.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+namespace tandem::router {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::GenerateRequest Text(const std::string& text) {
+  v1::GenerateRequest request;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &request));
+  return request;
+}
+
+void ExpectSame(const v1::GenerateRequest& got, const std::string& want) {
+  google::protobuf::util::MessageDifferencer differ;
+  std::string difference;
+  differ.ReportDifferencesToString(&difference);
+  EXPECT_TRUE(differ.Compare(Text(want), got)) << difference;
+}
+
+TEST(OpenAiRequestTest, EveryFieldOfACompletion) {
+  const auto request = ParseCompletion(R"({
+    "model": "tales", "prompt": "Once", "request_id": "mine", "priority": 0,
+    "temperature": 0.5, "top_p": 0.25, "min_p": 0.125, "typical_p": 0.75,
+    "frequency_penalty": -1, "presence_penalty": 1.5, "repetition_penalty": 2,
+    "top_k": 7, "n": 2, "best_of": 3, "seed": -1,
+    "logit_bias": {"5": -100, "6": 1.5}, "allowed_token_ids": [1, 2],
+    "banned_token_ids": [3], "bad_words": "ugly",
+    "max_tokens": 9, "min_tokens": 1, "stop": ["a", "b"],
+    "stop_token_ids": [4], "ignore_eos": true,
+    "include_stop_str_in_output": true, "skip_special_tokens": false,
+    "logprobs": 3, "echo": true, "prompt_logprobs": 2,
+    "return_token_ids": true, "cache_salt": "mine",
+    "user": "somebody", "no_such_field": {"a": [1]}, "suffix": null,
+    "stream": true, "stream_options": {"include_usage": true}})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FALSE(request->chat);
+  EXPECT_TRUE(request->stream);
+  EXPECT_TRUE(request->include_usage);
+  EXPECT_FALSE(request->continuous_usage_stats);
+  EXPECT_TRUE(request->return_token_ids);
+  ASSERT_EQ(request->prompts.size(), 1u);
+  ExpectSame(request->prompts[0], R"pb(
+    model: "tales"
+    text: "Once"
+    request_id: "mine"
+    priority: 0
+    sampling {
+      temperature: 0.5
+      top_p: 0.25
+      min_p: 0.125
+      typical_p: 0.75
+      frequency_penalty: -1
+      presence_penalty: 1.5
+      repetition_penalty: 2
+      top_k: 7
+      n: 2
+      best_of: 3
+      seed: 18446744073709551615
+      logit_bias { key: 5 value: -100 }
+      logit_bias { key: 6 value: 1.5 }
+      allowed_token_ids: 1
+      allowed_token_ids: 2
+      banned_token_ids: 3
+      bad_words: "ugly"
+    }
+    stopping {
+      max_tokens: 9
+      min_tokens: 1
+      stop: "a"
+      stop: "b"
+      stop_token_ids: 4
+      ignore_eos: true
+      include_stop_str_in_output: true
+    }
+    output {
+      logprobs: 3
+      echo: true
+      prompt_logprobs: 2
+      return_token_ids: true
+      skip_special_tokens: false
+    }
+    cache { cache_salt: "mine" })pb");
+}
+
+TEST(OpenAiRequestTest, PromptsComeInFourForms) {
+  const auto prompts = [](const std::string& prompt) {
+    const auto request = ParseCompletion("{\"prompt\": " + prompt + "}");
+    EXPECT_TRUE(request.ok()) << request.status();
+    std::vector<std::string> all;
+    for (const v1::GenerateRequest& one : request->prompts) {
+      all.push_back(one.has_text() ? one.text() : "ids:");
+      for (uint32_t id : one.token_ids().ids()) {
+        all.back() += std::to_string(id) + ",";
+      }
+    }
+    return all;
+  };
+  using Strings = std::vector<std::string>;
+  EXPECT_EQ(prompts(R"("a")"), Strings({"a"}));
+  EXPECT_EQ(prompts(R"(["a", "b"])"), Strings({"a", "b"}));
+  EXPECT_EQ(prompts("[1, 2]"), Strings({"ids:1,2,"}));
+  EXPECT_EQ(prompts("[[1, 2], [3]]"), Strings({"ids:1,2,", "ids:3,"}));
+}
+
+TEST(OpenAiRequestTest, AChat) {
+  const auto request = ParseChatCompletion(R"({
+    "messages": [
+      {"role": "developer", "content": "Be kind."},
+      {"role": "user", "content": [{"type": "text", "text": "Hello"},
+                                   {"type": "text", "text": " you"}]},
+      {"role": "assistant", "content": null, "reasoning_content": "hm"},
+      {"role": "user", "content": "Go on", "name": "Mia"}],
+    "max_tokens": 5, "max_completion_tokens": 6, "logprobs": true,
+    "top_logprobs": 4, "add_generation_prompt": false,
+    "continue_final_message": true, "chat_template_kwargs": {"deep": [1]},
+    "tool_choice": "auto"})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_TRUE(request->chat);
+  EXPECT_FALSE(request->stream);
+  ASSERT_EQ(request->prompts.size(), 1u);
+  ExpectSame(request->prompts[0], R"pb(
+    chat {
+      messages { role: "system" content: "Be kind." }
+      messages {
+        role: "user"
+        parts { text: "Hello" }
+        parts { text: " you" }
+      }
+      messages { role: "assistant" reasoning_content: "hm" }
+      messages { role: "user" content: "Go on" name: "Mia" }
+      add_generation_prompt: false
+      continue_final_message: true
+      chat_template_kwargs {
+        fields {
+          key: "deep"
+          value { list_value { values { number_value: 1 } } }
+        }
+      }
+    }
+    sampling {}
+    stopping { max_tokens: 6 }
+    output { logprobs: 4 })pb");
+}
+
+TEST(OpenAiRequestTest, ToolsAndConstraintsReachTheCoreWhichJudgesThem) {
+  const auto request = ParseChatCompletion(R"({
+    "messages": [{"role": "user", "content": "?"},
+      {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function",
+        "function": {"name": "f", "arguments": "{}"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": "4"}],
+    "tools": [{"type": "function", "function": {"name": "f",
+      "description": "d", "parameters": {"type": "object"}}}],
+    "tool_choice": "auto",
+    "response_format": {"type": "json_schema",
+                        "json_schema": {"name": "n", "schema": {"a": 1}}}})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const v1::GenerateRequest& prompt = request->prompts[0];
+  EXPECT_EQ(prompt.chat().tool_choice(), "auto");
+  EXPECT_EQ(prompt.chat().tools(0).parameters_json_schema(),
+            R"({"type":"object"})");
+  EXPECT_EQ(prompt.chat().messages(1).tool_calls(0).name(), "f");
+  EXPECT_EQ(prompt.chat().messages(2).tool_call_id(), "c1");
+  EXPECT_EQ(prompt.structured().json_schema(), R"({"a":1})");
+  const auto choice = ParseCompletion(
+      R"({"prompt": "a", "structured_outputs": {"choice": ["x", "y"]}})");
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->prompts[0].structured().choice().values_size(), 2);
+}
+
+TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
+  struct Case {
+    const char* body;
+    const char* field;  // "": not a matter of a field
+    const char* text;
+  };
+  const Case completions[] = {
+      {"", "", "not valid JSON"},
+      {"[1]", "", "must be a JSON object"},
+      {R"({"prompt": "a", "x":)", "", "not valid JSON"},
+      {"{}", "prompt", "is needed"},
+      {R"({"prompt": ""})", nullptr, ""},
+      {R"({"prompt": []})", "prompt", "is needed"},
+      {R"({"prompt": [[]]})", "prompt", "is needed"},
+      {R"({"prompt": {"a": 1}})", "prompt", "is needed"},
+      {R"({"prompt": [1, -2]})", "prompt", "token ids are needed"},
+      {R"({"prompt": [1, 2.5]})", "prompt", "token ids are needed"},
+      {R"({"prompt": ["a", [1], 3]})", "prompt", "is needed"},
+      {R"({"prompt": "a", "temperature": "hot"})", "temperature",
+       "temperature = \"hot\": a number is needed"},
+      {R"({"prompt": "a", "n": 1.5})", "n", "a whole number is needed"},
+      {R"({"prompt": "a", "n": 1e30})", "n", "a whole number is needed"},
+      {R"({"prompt": "a", "n": 4294967296})", "n", "to 2147483647 is needed"},
+      {R"({"prompt": "a", "n": 2.0})", nullptr, ""},
+      {R"({"prompt": "a", "seed": 18446744073709551615})", "seed",
+       "a whole number is needed"},
+      {R"({"prompt": "a", "stop": [1]})", "stop", "list of strings"},
+      {R"({"prompt": "a", "logit_bias": {"x": 1}})", "logit_bias", "token ids"},
+      {R"({"prompt": "a", "logit_bias": {"5": "1"}})", "logit_bias",
+       "token ids"},
+      {R"({"prompt": "a", "logprobs": true})", "logprobs", "whole number"},
+      {R"({"prompt": "a", "stream": 1})", "stream", "true or false"},
+      {R"({"prompt": "a", "stream_options": {"include_usage": true}})",
+       "stream_options", "only together with stream"},
+      {R"({"prompt": "a", "stream": true, "stream_options":
+           {"include_usage": 1}})",
+       "stream_options.include_usage", "true or false"},
+      {R"({"prompt": "a", "response_format": {"type": "xml"}})",
+       "response_format.type", "json_schema"},
+      {R"({"prompt": "a", "suffix": "z"})", "suffix", "not offered"},
+  };
+  const Case chats[] = {
+      {"{}", "messages", "is needed"},
+      {R"({"messages": "hi"})", "messages", "a list is needed"},
+      {R"({"messages": ["hi"]})", "messages[0]", "an object is needed"},
+      {R"({"messages": [{"role": "user", "content": 5}]})",
+       "messages[0].content", "a string or a list of parts"},
+      {R"({"messages": [{"role": "user", "content":
+           [{"type": "image_url", "image_url": {"url": "x"}}]}]})",
+       "messages[0].content.type", "only parts of type text"},
+      {R"({"messages": [{"role": "user", "content": "a"}],
+           "top_logprobs": 2})",
+       "top_logprobs", "only together with logprobs"},
+      {R"({"messages": [], "tools": [{"type": "function"}]})", "tools",
+       "with a function"},
+      {R"({"messages": [], "chat_template_kwargs": [1]})",
+       "chat_template_kwargs", "an object is needed"},
+  };
+  const auto check = [](const Case& c, const auto& parsed) {
+    if (c.field == nullptr) {
+      EXPECT_TRUE(parsed.ok()) << c.body << parsed.status();
+      return;
+    }
+    ASSERT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument)
+        << c.body;
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr(c.text))
+        << c.body;
+    const auto metadata = ErrorMetadata(parsed.status());
+    const auto field = metadata.find("field");
+    EXPECT_EQ(field == metadata.end() ? "" : field->second, c.field) << c.body;
+  };
+  for (const Case& c : completions) check(c, ParseCompletion(c.body));
+  for (const Case& c : chats) check(c, ParseChatCompletion(c.body));
+  std::string many = "{\"prompt\": [\"a\"";
+  for (int i = 0; i < kMaxPrompts; ++i) many += ", \"a\"";
+  check({"many", "prompt", "at most 128 prompts"},
+        ParseCompletion(many + "]}"));
+  std::string deep = "{\"prompt\": ";
+  for (int i = 0; i < 1000; ++i) deep += "[";
+  check({"deep", "", "nested deeper"}, ParseCompletion(deep));
+}
+
+TEST(OpenAiRequestTest, Text) {
+  const auto tokenize = ParseTokenize(
+      R"({"prompt": "a", "add_special_tokens": false,
+          "return_token_strs": true})");
+  ASSERT_TRUE(tokenize.ok());
+  EXPECT_EQ(tokenize->text(), "a");
+  EXPECT_TRUE(tokenize->has_add_special_tokens());
+  EXPECT_TRUE(tokenize->return_tokens());
+  EXPECT_TRUE(ParseTokenize(R"({"messages": []})")->has_chat());
+  EXPECT_FALSE(ParseTokenize("{}").ok());
+  EXPECT_EQ(ParseDetokenize(R"({"tokens": [1, 2]})")->token_ids_size(), 2);
+  EXPECT_FALSE(ParseDetokenize("{}").ok());
+}
+
+}  // namespace
+}  // namespace tandem::router
