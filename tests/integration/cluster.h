@@ -83,6 +83,7 @@ class Cluster {
   std::shared_ptr<grpc::Channel> Channel(int port);
   int grpc_port() const { return grpc_port_; }
   int admin_port() const { return admin_port_; }
+  int http_port() const { return router_http_port_; }
 
   // Reads the whole stream. `context` lets the caller cancel.
   Outcome Generate(const v1::GenerateRequest& request,

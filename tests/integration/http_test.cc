@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpenAI's HTTP API of a cluster of real processes: the same tokens as over
+// gRPC, streams that survive a worker, and errors where clients look for them.
+#include <signal.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/http/socket.h"
+#include "tests/integration/cluster.h"
+
+namespace tandem::integration {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kPrompt[] = "Mia found a red ball.";
+
+struct Answer {
+  int code = 0;
+  std::string head;
+  std::string body;  // chunks joined
+
+  json Json() const { return json::parse(body, nullptr, false); }
+  // Of server-sent events, comments left out.
+  std::vector<std::string> Data() const {
+    std::vector<std::string> all;
+    for (const absl::string_view event :
+         absl::StrSplit(body, "\n\n", absl::SkipEmpty())) {
+      if (event.substr(0, 6) == "data: ") all.emplace_back(event.substr(6));
+    }
+    return all;
+  }
+  // Of choice 0 of a stream.
+  std::string Text() const {
+    std::string text;
+    for (const std::string& data : Data()) {
+      const json chunk = json::parse(data, nullptr, false);
+      if (chunk.is_discarded() || !chunk.contains("choices")) continue;
+      for (const json& choice : chunk["choices"]) {
+        if (choice["index"] != 0) continue;
+        text += choice.contains("text") ? choice["text"].get<std::string>()
+                                        : choice["delta"].value("content", "");
+      }
+    }
+    return text;
+  }
+};
+
+std::string Request(const std::string& path, const json& body,
+                    const std::string& more = "") {
+  const std::string text = body.dump();
+  return absl::StrCat("POST ", path, " HTTP/1.1\r\nConnection: close\r\n",
+                      "Content-Type: application/json\r\n", more,
+                      "Content-Length: ", text.size(), "\r\n\r\n", text);
+}
+
+Answer Parse(const std::string& raw) {
+  Answer answer;
+  const size_t end = raw.find("\r\n\r\n");
+  if (raw.size() < 12 || end == std::string::npos) return answer;
+  answer.code = std::stoi(raw.substr(9, 3));
+  answer.head = raw.substr(0, end + 2);
+  std::string rest = raw.substr(end + 4);
+  if (answer.head.find("chunked") == std::string::npos) {
+    answer.body = rest;
+    return answer;
+  }
+  while (!rest.empty()) {
+    const size_t line = rest.find("\r\n");
+    if (line == std::string::npos) break;
+    const size_t size = std::stoul(rest.substr(0, line), nullptr, 16);
+    if (size == 0) break;
+    answer.body += rest.substr(line + 2, size);
+    rest.erase(0, std::min(rest.size(), line + 2 + size + 2));
+  }
+  return answer;
+}
+
+class HttpTest : public testing::Test {
+ protected:
+  void Begin(ClusterOptions options) {
+    cluster_ = std::make_unique<Cluster>(std::move(options));
+    const absl::Status status = cluster_->Start();
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(
+        cluster_->Generate(TextRequest("Once upon a time", 4)).status.ok());
+    Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 2}});
+    ASSERT_EQ(cluster_->WhatIsLeft(), "");
+  }
+  void TearDown() override {
+    if (cluster_ != nullptr && !HasFatalFailure()) {
+      EXPECT_EQ(cluster_->WhatIsLeft(kPrompt), "");
+    }
+  }
+  Answer Post(const std::string& path, const json& body,
+              const std::string& more = "") {
+    Socket socket(cluster_->http_port());
+    socket.Send(Request(path, body, more));
+    return Parse(socket.Receive());
+  }
+  static json Greedy(int max_tokens) {
+    return {{"model", "tales"},         {"prompt", kPrompt},
+            {"temperature", 0},         {"ignore_eos", true},
+            {"max_tokens", max_tokens}, {"return_token_ids", true}};
+  }
+  double Cancelled() {
+    double sum = 0;
+    for (const auto& [name, value] : cluster_->Metrics("router")) {
+      if (name.rfind("tandem_requests_total", 0) == 0 &&
+          name.find("cancelled") != std::string::npos) {
+        sum += value;
+      }
+    }
+    return sum;
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+};
+
+TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
+  Begin({});
+  v1::GenerateRequest request = TextRequest(kPrompt, 40);
+  request.mutable_stopping()->set_ignore_eos(true);
+  const Outcome want = cluster_->Generate(request);
+  ASSERT_TRUE(want.status.ok()) << want.status;
+
+  const Answer whole =
+      Post("/v1/completions", Greedy(40), "X-Request-Id: my-name\r\n");
+  ASSERT_EQ(whole.code, 200) << whole.body;
+  EXPECT_THAT(whole.head, HasSubstr("X-Request-Id: my-name\r\n"));
+  const json body = whole.Json();
+  EXPECT_EQ(body["id"], "cmpl-my-name");
+  EXPECT_EQ(body["choices"][0]["text"], want.text);
+  EXPECT_EQ(body["choices"][0]["token_ids"], json(want.token_ids));
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(body["usage"]["completion_tokens"], 40);
+  EXPECT_EQ(body["usage"]["prompt_tokens"], want.done.usage().prompt_tokens());
+
+  json streamed = Greedy(40);
+  streamed["stream"] = true;
+  streamed["stream_options"] = {{"include_usage", true}};
+  const Answer stream = Post("/v1/completions", streamed);
+  EXPECT_THAT(stream.head, HasSubstr("Content-Type: text/event-stream"));
+  EXPECT_EQ(stream.Text(), want.text);
+  const std::vector<std::string> data = stream.Data();
+  ASSERT_GE(data.size(), 3u);
+  EXPECT_EQ(data.back(), "[DONE]");
+  const json last = json::parse(data[data.size() - 2]);
+  EXPECT_EQ(last["usage"]["completion_tokens"], 40);
+  EXPECT_TRUE(last["choices"].empty());
+
+  // Several prompts, one of them the same, as ids.
+  json several = Greedy(40);
+  const std::vector<int32_t> ids(want.token_ids.begin(),
+                                 want.token_ids.begin() + 3);
+  several["prompt"] = {kPrompt, "Once upon a time"};
+  const json both = Post("/v1/completions", several).Json();
+  ASSERT_EQ(both["choices"].size(), 2u);
+  EXPECT_EQ(both["choices"][0]["text"], want.text);
+  EXPECT_EQ(both["choices"][1]["index"], 1);
+  EXPECT_EQ(both["usage"]["completion_tokens"], 80);
+}
+
+TEST_F(HttpTest, ChatsUseTheModelsTemplate) {
+  Begin({});
+  const json messages = json::array(
+      {{{"role", "user"}, {"content", "Tell me a story about a cat."}}});
+  v1::GenerateRequest request = TextRequest("", 24);
+  v1::ChatMessage* const message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("Tell me a story about a cat.");
+  const Outcome want = cluster_->Generate(request);
+  ASSERT_TRUE(want.status.ok()) << want.status;
+  json chat = {{"messages", messages}, {"temperature", 0}, {"max_tokens", 24}};
+  const json whole = Post("/v1/chat/completions", chat).Json();
+  EXPECT_EQ(whole["choices"][0]["message"]["content"], want.text);
+  EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
+  chat["stream"] = true;
+  EXPECT_EQ(Post("/v1/chat/completions", chat).Text(), want.text);
+  const json tokens = Post("/tokenize", {{"messages", messages}}).Json();
+  EXPECT_EQ(tokens["count"], want.done.usage().prompt_tokens());
+  const json text = Post("/detokenize", {{"tokens", want.token_ids}}).Json();
+  EXPECT_EQ(text["prompt"], want.text);
+}
+
+TEST_F(HttpTest, AClientThatGoesStopsItsRequest) {
+  Begin({});
+  for (const bool stream : {true, false}) {
+    const double before = Cancelled();
+    {
+      Socket socket(cluster_->http_port());
+      json body = Greedy(900);
+      body["n"] = 16;
+      body["temperature"] = 1;
+      body["stream"] = stream;
+      socket.Send(Request("/v1/completions", body));
+      if (stream) {
+        EXPECT_THAT(socket.Receive("data: "), StartsWith("HTTP/1.1 200"));
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    }
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+    EXPECT_GE(Cancelled(), before + 1) << stream;
+  }
+}
+
+TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
+  Begin({.decode = 2});
+  const std::string want =
+      Post("/v1/completions", Greedy(900)).Json()["choices"][0]["text"];
+  json body = Greedy(900);
+  body["stream"] = true;
+  Socket socket(cluster_->http_port());
+  socket.Send(Request("/v1/completions", body));
+  std::string raw = socket.Receive("data: ");
+  const auto state = cluster_->State();
+  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_EQ(state->in_flight_size(), 1);
+  const std::string victim = state->in_flight(0).decode_worker_id();
+  cluster_->Kill(victim);
+  raw += socket.Receive();
+  const Answer answer = Parse(raw);
+  EXPECT_EQ(answer.Text(), want);
+  EXPECT_EQ(answer.Data().back(), "[DONE]");
+  ASSERT_TRUE(cluster_->Restart(victim).ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(1, 2, std::chrono::seconds(20)).ok());
+}
+
+TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
+  Begin({.router_arguments = {"--max-requests", "1", "--recovery-wait", "300ms",
+                              "--no-workers-wait", "300ms"}});
+  json too_long = Greedy(4);
+  too_long["stream"] = true;
+  too_long["prompt"] = std::vector<int>(2000, 5);
+  const Answer length = Post("/v1/completions", too_long);
+  EXPECT_EQ(length.code, 400);
+  EXPECT_EQ(length.Json()["error"]["code"], "context_length_exceeded");
+  json other = Greedy(4);
+  other["model"] = "other";
+  EXPECT_EQ(Post("/v1/completions", other).code, 404);
+  EXPECT_EQ(Post("/v1/completions", {{"prompt", "a"}, {"top_p", 2}})
+                .Json()["error"]["param"],
+            "top_p");
+
+  json stream = Greedy(900);
+  stream["stream"] = true;
+  Socket socket(cluster_->http_port());
+  socket.Send(Request("/v1/completions", stream));
+  std::string raw = socket.Receive("data: ");
+  const Answer full = Post("/v1/completions", Greedy(4));
+  EXPECT_EQ(full.code, 429) << full.body;
+  EXPECT_THAT(full.head, HasSubstr("Retry-After: "));
+  EXPECT_EQ(full.Json()["error"]["type"], "rate_limit_error");
+
+  cluster_->Kill("decode-0");
+  raw += socket.Receive();
+  const std::vector<std::string> data = Parse(raw).Data();
+  ASSERT_GE(data.size(), 2u);
+  EXPECT_EQ(data.back(), "[DONE]");
+  EXPECT_EQ(json::parse(data[data.size() - 2])["error"]["type"],
+            "service_unavailable_error")
+      << data[data.size() - 2];
+  const Answer nobody = Post("/v1/completions", Greedy(4));
+  EXPECT_EQ(nobody.code, 503) << nobody.body;
+  ASSERT_TRUE(cluster_->Restart("decode-0").ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(20)).ok());
+}
+
+}  // namespace
+}  // namespace tandem::integration
