@@ -170,14 +170,20 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
       &block, "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
       decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
   absl::StrAppendFormat(&block, "  gRPC      %s:%d\n", host, flags.grpc_port);
-  absl::StrAppendFormat(&block, "  HTTP      http://%s:%d/metrics, /health\n",
-                        host, flags.http_port);
+  const std::string url =
+      absl::StrFormat("http://%s:%d", host, flags.http_port);
+  absl::StrAppend(&block, "  OpenAI    ", url, "/v1, beside it /metrics, ",
+                  "/health\n");
   absl::StrAppendFormat(&block, "  admin     127.0.0.1:%d\n", ports.admin);
   const std::string at_router =
       flags.grpc_port == 50051
           ? ""
           : absl::StrFormat(" --router %s:%d", host, flags.grpc_port);
-  absl::StrAppend(&block, "  try       tandem generate", at_router,
+  absl::StrAppend(&block, "  try       curl -N ", url,
+                  "/v1/completions -H content-type:application/json \\\n"
+                  "              -d '{\"prompt\": \"Once upon a time\", "
+                  "\"stream\": true}'\n");
+  absl::StrAppend(&block, "            tandem generate", at_router,
                   " \"Once upon a time\"\n            tandem status --admin "
                   "127.0.0.1:",
                   ports.admin, "\n");
