@@ -3,8 +3,8 @@
 find_package(OpenSSL REQUIRED)
 
 tandem_library(tandem_engine_core
-  SRCS beam_search.cc beams.cc block_hash.cc engine.cc kv_pool.cc logit_edits.cc
-       scheduler.cc
+  SRCS beam_search.cc beams.cc block_hash.cc draft_length.cc drafter.cc
+       engine.cc kv_pool.cc logit_edits.cc scheduler.cc
   DEPS tandem_common OpenSSL::Crypto absl::flat_hash_map absl::any_invocable
        absl::span absl::status absl::statusor absl::strings absl::time)
 
@@ -13,5 +13,5 @@ if(NOT TARGET tandem_common_testing)
                    ${PROJECT_BINARY_DIR}/common/testing)
 endif()
 tandem_library(tandem_engine_testing
-  SRCS testing/fake_executor.cc testing/fake_model.cc
+  SRCS testing/fake_executor.cc testing/fake_model.cc testing/noisy_drafter.cc
   DEPS tandem_engine_core tandem_common_testing)

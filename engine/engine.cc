@@ -48,6 +48,18 @@ absl::Status Engine::Validate(const EngineOptions& options,
   if (options.max_model_len < 2) {
     return refuse("max_model_len", options.max_model_len, "at least 2");
   }
+  const Speculation& speculation = options.speculation;
+  if (speculation.num_tokens < 0) {
+    return refuse("num_speculative_tokens", speculation.num_tokens,
+                  "at least 0");
+  }
+  if (speculation.lookup_min < 1) {
+    return refuse("prompt_lookup_min", speculation.lookup_min, "at least 1");
+  }
+  if (speculation.lookup_max < speculation.lookup_min) {
+    return refuse("prompt_lookup_max", speculation.lookup_max,
+                  "at least prompt_lookup_min");
+  }
   const int needed = CeilDiv(options.max_model_len, pool.block_size());
   if (needed > pool.num_blocks()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -70,9 +82,13 @@ Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
       beams_timer_(loop) {
   TANDEM_CHECK(Validate(options, *pool).ok(), "see Engine::Validate");
   const size_t sequences = static_cast<size_t>(options.max_num_seqs);
+  const size_t draws =
+      static_cast<size_t>(std::max(options.max_num_seqs, options.max_draws));
   for (Plan& plan : plans_) {
     plan.parts.reserve(sequences);
-    plan.draws.reserve(sequences);
+    plan.draws.reserve(draws);
+    // Each guess has a draw, and each sequence one more.
+    if (options.speculation.num_tokens > 0) plan.tokens.reserve(draws);
     plan.step.entries.reserve(sequences);
   }
 }
@@ -189,6 +205,16 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
         sampling.logprobs, CandidatesPerBeam(width, stopping.stop_token_ids));
   }
   PrepareGrowth(sequence.get());
+  const Speculation& speculation = options_.speculation;
+  if (speculation.num_tokens > 0 && !sequence->spec.first_token_only &&
+      sequence->spec.beams.width == 0) {
+    sequence->drafter =
+        speculation.drafters != nullptr
+            ? speculation.drafters->New(sequence->spec)
+            : std::make_unique<NgramDrafter>(speculation.lookup_min,
+                                             speculation.lookup_max);
+    sequence->guesses.reserve(static_cast<size_t>(speculation.num_tokens));
+  }
   for (const BlockRef& block : sequence->blocks) {
     if (static_cast<int>(sequence->table.size()) >=
         computed / pool_->block_size()) {
@@ -322,6 +348,11 @@ int Engine::computed(SequenceId id) const {
   return it == sequences_.end() ? -1 : it->second->computed;
 }
 
+DraftCounts Engine::drafts(SequenceId id) const {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? DraftCounts() : it->second->drafts;
+}
+
 void Engine::Count(const Sequence& sequence, int sign) {
   if (sequence.finished || sequence.waits) return;
   if (sequence.paused) {
@@ -342,13 +373,16 @@ void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
     const Sequence& sequence = *part.sequence;
     if (sequence.retired || sequence.group != nullptr) continue;
     listener_->OnComputed(sequence.id, sequence.computed,
-                          sequence.computed + part.tokens, layers_done);
+                          sequence.computed + part.tokens - part.drafts,
+                          layers_done);
   }
 }
 
 void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "the end of a step that is not in flight");
+  step_done_ = loop_->Now();
+  finishing_ = true;
   if (result.ok()) {
     // First all sequences, then the listener: whatever it asks or changes, it
     // meets the state after the step.
@@ -361,6 +395,7 @@ void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
     FailStep(result.status());
   }
   StartStep();
+  finishing_ = false;
 }
 
 void Engine::ApplyResult(const StepResult& result) {
@@ -370,35 +405,81 @@ void Engine::ApplyResult(const StepResult& result) {
     Plan::Part& part = running_->parts[i];
     Sequence* const sequence = part.sequence;
     const StepEntry& entry = running_->step.entries[i];
-    const bool samples = !entry.draws.empty();
-    TANDEM_CHECK(!samples || drawn < result.tokens.size(),
+    const size_t first = drawn;
+    drawn += entry.draws.size();
+    TANDEM_CHECK(drawn <= result.tokens.size(),
                  "a step drew less tokens than it was asked for");
-    const size_t token = drawn;
-    drawn += samples ? 1 : 0;
     part.surplus = sequence->finished || sequence->retired;
-    stats_.prefill_tokens += part.tokens - (samples ? 1 : 0);
-    stats_.decode_tokens += samples && !part.surplus ? 1 : 0;
-    stats_.surplus_tokens += samples && part.surplus ? 1 : 0;
+    const int own = part.tokens - part.drafts;
+    stats_.prefill_tokens += own - (entry.draws.empty() ? 0 : 1);
+    stats_.surplus_tokens += !entry.draws.empty() && part.surplus ? 1 : 0;
     // The KV of a retired sequence is as good as any: others may want it. But
     // it counts only where it follows what is there, and where the token that
     // it is of is known.
     if (!sequence->retired) Count(*sequence, -1);
     if (entry.position == sequence->computed) {
       sequence->computed =
-          std::min(sequence->computed + part.tokens, sequence->length());
+          std::min(sequence->computed + own, sequence->length());
     }
     PublishFullBlocks(sequence);
-    if (samples && !part.surplus) {
+    part.appended = 0;
+    if (!entry.draws.empty() && !part.surplus) {
+      const auto own_draws =
+          absl::MakeConstSpan(result.tokens).subspan(first, entry.draws.size());
       if (sequence->group != nullptr) {
-        TakeCandidates(sequence, result.tokens[token].top);
+        TakeCandidates(sequence, own_draws[0].top);
+        ++stats_.decode_tokens;
       } else {
-        AppendToken(sequence, result.tokens[token].token_id);
+        AppendDrawn(&part, own_draws);
       }
     }
     if (!sequence->retired) Count(*sequence, 1);
   }
   TANDEM_CHECK(drawn == result.tokens.size(),
                "a step drew more tokens than it was asked for");
+}
+
+// The first draw, and each whose row was fed with the draw before it.
+void Engine::AppendDrawn(Plan::Part* part,
+                         absl::Span<const SampledToken> drawn) {
+  Sequence* const sequence = part->sequence;
+  const std::vector<int32_t>& guesses = sequence->guesses;
+  AppendToken(sequence, drawn[0].token_id);
+  part->appended = 1;
+  for (int i = 0; i < part->drafts && !sequence->finished; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (guesses[at] != drawn[at].token_id) break;
+    ++sequence->computed;  // the guess's row
+    PublishFullBlocks(sequence);
+    AppendToken(sequence, drawn[at + 1].token_id);
+    ++part->appended;
+  }
+  stats_.decode_tokens += part->appended;
+  // Guesses teach as far as what they follow came true.
+  const int taught = std::min(part->appended, static_cast<int>(guesses.size()));
+  for (int i = 0; i < taught; ++i) {
+    sequence->acceptance.Saw(guesses[static_cast<size_t>(i)] ==
+                             drawn[static_cast<size_t>(i)].token_id);
+  }
+  sequence->guesses.clear();
+  if (part->drafts == 0) return;
+  ++stats_.draft_steps;
+  for (DraftCounts* counts : {&stats_.drafts, &sequence->drafts}) {
+    counts->verified += part->drafts;
+    counts->accepted += part->appended - 1;
+  }
+  ReturnSpareBlocks(sequence);
+}
+
+// Those that only wrong guesses needed.
+void Engine::ReturnSpareBlocks(Sequence* sequence) {
+  const auto needed =
+      static_cast<size_t>(CeilDiv(sequence->length(), pool_->block_size()));
+  while (sequence->blocks.size() > needed) {
+    sequence->blocks.pop_back();
+    sequence->table.pop_back();
+    blocks_returned_ = true;
+  }
 }
 
 void Engine::AppendToken(Sequence* sequence, int32_t token) {
@@ -423,13 +504,17 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
 void Engine::DeliverTokens(const StepResult& result) {
   size_t drawn = 0;
   for (size_t i = 0; i < running_->parts.size(); ++i) {
-    if (running_->step.entries[i].draws.empty()) continue;
-    const SampledToken& token = result.tokens[drawn++];
+    const size_t first = drawn;
+    drawn += running_->step.entries[i].draws.size();
     const Plan::Part& part = running_->parts[i];
     const Sequence& sequence = *part.sequence;
-    if (sequence.retired || part.surplus || sequence.group != nullptr) continue;
-    listener_->OnToken(sequence.id, sequence.length() - 1, token,
-                       sequence.finish);
+    // The listener may retire it at any token.
+    for (int j = 0; j < part.appended && !sequence.retired; ++j) {
+      const int behind = part.appended - 1 - j;
+      listener_->OnToken(sequence.id, sequence.length() - 1 - behind,
+                         result.tokens[first + static_cast<size_t>(j)],
+                         behind == 0 ? sequence.finish : std::nullopt);
+    }
   }
 }
 
@@ -457,6 +542,7 @@ void Engine::FinishStep() {
     if (!running_->step.entries[i].draws.empty()) --sequence->drawing;
   }
   running_ = std::exchange(ahead_, nullptr);
+  if (running_ != nullptr) running_->follows = step_done_;
   stats_.step_in_flight = running_ != nullptr;
   stats_.step_started = loop_->Now();
   const size_t left = std::erase_if(leaving_, [this](const auto& sequence) {
@@ -464,7 +550,8 @@ void Engine::FinishStep() {
     Release(sequence.get());
     return true;
   });
-  if (left > 0) listener_->OnBlocksFreed();
+  const bool returned = std::exchange(blocks_returned_, false);
+  if (left > 0 || returned) listener_->OnBlocksFreed();
 }
 
 void Engine::PublishFullBlocks(Sequence* sequence) {
@@ -487,11 +574,16 @@ void Engine::RecordStepTime(absl::Duration duration) {
   int rows = 0;
   bool prefill = false;
   for (size_t i = 0; i < running_->parts.size(); ++i) {
-    const int tokens = running_->parts[i].tokens;
-    rows += tokens;
+    const Plan::Part& part = running_->parts[i];
+    const int tokens = part.tokens - part.drafts;
+    rows += part.tokens;
     prefill |= tokens > 1 || running_->step.entries[i].draws.empty();
   }
-  if (!prefill) return;
+  if (!prefill) {
+    draft_costs_.Saw(static_cast<int>(running_->parts.size()), running_->drafts,
+                     absl::ToDoubleSeconds(step_done_ - running_->follows));
+    return;
+  }
   Smooth(rows, &prefill_rows_);
   Smooth(seconds, &prefill_seconds_);
   stats_.tokens_per_second = prefill_rows_ / prefill_seconds_;

@@ -14,6 +14,13 @@
 // A beam search is added like a sequence and has one id, but runs as a group of
 // lanes, one for each beam, that share the blocks behind which they part. It
 // reports nothing but its end, and is preempted as a whole.
+//
+// Speculation: a decode may take guesses of its next tokens along as further
+// positions of the step, which draws behind each of them. Every draw is the
+// very one that a step by itself would have made (same logits, same random
+// number), so as many are right as there are guesses in a row that equal the
+// draw before them, and one more: a step gives several tokens, and no other
+// ones. KV of guesses that were wrong is written over.
 
 #ifndef TANDEM_ENGINE_ENGINE_H_
 #define TANDEM_ENGINE_ENGINE_H_
@@ -32,6 +39,8 @@
 #include "absl/types/span.h"
 #include "common/loop.h"
 #include "engine/beam_search.h"
+#include "engine/draft_length.h"
+#include "engine/drafter.h"
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
 #include "engine/logit_rules.h"
@@ -75,6 +84,23 @@ struct BeamResult {
   int tokens = 0;                // of all hypotheses, also those not in `best`
 };
 
+class DrafterFactory {
+ public:
+  virtual ~DrafterFactory() = default;
+  virtual std::unique_ptr<Drafter> New(const SequenceSpec& spec) = 0;
+};
+
+// Guesses of tokens, verified in one step.
+struct Speculation {
+  int num_tokens = 0;  // of a sequence in a step at most; 0: none
+  int lookup_min = 5;  // n-grams of NgramDrafter
+  int lookup_max = 5;
+  // As many as pay, by what is measured; else always as many as there may be.
+  bool adapt = true;
+  // Instead of NgramDrafter, for tests; outlives the engine.
+  DrafterFactory* drafters = nullptr;
+};
+
 struct EngineOptions {
   int max_num_seqs = 64;             // sequences per step at most
   int max_num_batched_tokens = 512;  // rows per step at most
@@ -83,6 +109,14 @@ struct EngineOptions {
   // Submits a step of decodes while the one before runs, so that the device
   // does not wait for the host. A prompt that comes waits for both.
   bool run_ahead = false;
+  int max_draws = 0;  // tokens drawn per step at most; 0: max_num_seqs
+  Speculation speculation = {};
+};
+
+// Guesses of one sequence's tokens, of all steps so far.
+struct DraftCounts {
+  int64_t verified = 0;
+  int64_t accepted = 0;
 };
 
 // Callbacks may call every method of the engine but its destructor. A
@@ -91,7 +125,7 @@ class EngineListener {
  public:
   virtual ~EngineListener() = default;
   // `token` stands at `position` (from the prompt's start). `finish` is set
-  // when it is the last; `stop_token` where a stop token caused it.
+  // when it is the last. A step may give several, in order.
   virtual void OnToken(SequenceId sequence, int position,
                        const SampledToken& token,
                        std::optional<Finish> finish) = 0;
@@ -119,8 +153,10 @@ class EngineListener {
 struct EngineStats {
   int64_t steps = 0;
   int64_t prefill_tokens = 0;  // computed positions that sampled nothing
-  int64_t decode_tokens = 0;   // computed positions that sampled
+  int64_t decode_tokens = 0;   // tokens drawn for sequences
   int64_t surplus_tokens = 0;  // drawn for sequences that had ended meanwhile
+  int64_t draft_steps = 0;     // a sequence's guesses in a step, each
+  DraftCounts drafts;
   int64_t preemptions = 0;
   int running = 0;  // sequences with something to compute
   int paused = 0;
@@ -182,6 +218,8 @@ class Engine final : private StepListener {
   std::vector<BlockRef> ShareBlocks(SequenceId id, int positions) const;
   // How many positions of the sequence hold finished KV. -1 if unknown.
   int computed(SequenceId id) const;
+  // Of the sequence since it was added; none if unknown.
+  DraftCounts drafts(SequenceId id) const;
 
   const EngineStats& stats() const { return stats_; }
   // Blocks that a sequence of `spec` may hold at once, if it grows as long as
@@ -201,13 +239,20 @@ class Engine final : private StepListener {
   struct Plan {
     struct Part {
       Sequence* sequence;
-      int tokens;
+      int tokens;            // positions, the guesses' included
+      int drafts = 0;        // guesses among them, the last ones
+      int appended = 0;      // tokens that the step gave
       bool surplus = false;  // it ended in the step before
     };
     std::vector<Part> parts;
     int rows = 0;                           // of all parts
     std::vector<kernels::LogitEdit> edits;  // of all draws
     std::vector<RowDraw> draws;             // of all entries
+    std::vector<int32_t> tokens;            // of entries with guesses
+    int drafts = 0;                         // of all parts
+    // When the device turned to it: the end of the step before, if it came at
+    // once.
+    absl::Time follows;
     Step step;
   };
   enum class Kind { kShared, kAlone };
@@ -232,6 +277,8 @@ class Engine final : private StepListener {
   void Release(Sequence* sequence);
   void PublishFullBlocks(Sequence* sequence);
   void ApplyResult(const StepResult& result);
+  void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
+  void ReturnSpareBlocks(Sequence* sequence);
   void AppendToken(Sequence* sequence, int32_t token);
   void DeliverTokens(const StepResult& result);
   void FailStep(const absl::Status& status);
@@ -262,11 +309,19 @@ class Engine final : private StepListener {
   // Fills plan->parts. kReplan: the listener changed the sequences meanwhile.
   Room Compose(Kind kind, Plan* plan);
   Room TryPart(Sequence* sequence, int max_tokens, Plan* plan);
+  void TakeBlocks(Sequence* sequence, int count);
+  void AddDrafts(Plan* plan);
+  int TryDrafts(Plan::Part* part, int length);
+  int MostDrafts(const Sequence& sequence) const;
+  bool MayDraft(Sequence* sequence);
   Room MakeRoom(Sequence* sequence, int missing, Plan* plan);
   Sequence* PickVictim(const Sequence& requester) const;
   void Preempt(Sequence* victim, Plan* plan);
   void FillEntries(Plan* plan);
   void FillDraws(Plan* plan);
+  static absl::Span<const int32_t> TokensWithDrafts(const Plan::Part& part,
+                                                    Plan* plan);
+  static void DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan);
   void DeliverPreempted();
 
   const EngineOptions options_;
@@ -275,6 +330,7 @@ class Engine final : private StepListener {
   KvPool* const pool_;
   EngineListener* const listener_;
   EngineStats stats_;
+  DraftCosts draft_costs_;
   double prefill_rows_ = 0;  // of a step, smoothed
   double prefill_seconds_ = 0;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
@@ -284,6 +340,9 @@ class Engine final : private StepListener {
   std::vector<SequenceId> beams_done_;  // to be reported
   // Retired while a step in flight uses them.
   std::vector<std::unique_ptr<Sequence>> leaving_;
+  absl::Time step_done_;          // the last one's end
+  bool finishing_ = false;        // within OnStepDone
+  bool blocks_returned_ = false;  // by the step being reported
   Plan plans_[2];
   Plan* running_ = nullptr;  // its step is in flight, or being reported
   Plan* ahead_ = nullptr;    // the step after it, in flight as well

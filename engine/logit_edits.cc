@@ -78,6 +78,37 @@ void LogitEdits::Append(int32_t token) {
   if (rules_->penalises()) Count(token, From::kOutput);
 }
 
+void LogitEdits::Guess(int32_t token) {
+  TakeBackBans();
+  if (!rules_->penalises()) return;
+  const int found = Find(token);
+  Before before{.at = found, .made = found < 0, .edit = {}, .count = 0};
+  if (found >= 0) {
+    before.edit = edits_[static_cast<size_t>(found)];
+    before.count = output_counts_[static_cast<size_t>(found)];
+  }
+  Count(token, From::kOutput);
+  before.at = Find(token);
+  if (before.at >= 0) guesses_.push_back(before);
+}
+
+void LogitEdits::TakeBackGuesses() {
+  TakeBackBans();
+  while (!guesses_.empty()) {
+    const Before& before = guesses_.back();
+    const auto at = static_cast<size_t>(before.at);
+    if (before.made) {  // and so it is the last
+      places_.erase(edits_[at].token_id);
+      edits_.pop_back();
+      output_counts_.pop_back();
+    } else {
+      edits_[at] = before.edit;
+      output_counts_[at] = before.count;
+    }
+    guesses_.pop_back();
+  }
+}
+
 void LogitEdits::Ban(int32_t id) {
   const int found = Find(id);
   if (found >= 0) {

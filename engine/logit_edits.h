@@ -26,6 +26,9 @@ class LogitEdits {
 
   // A token of the output.
   void Append(int32_t token);
+  // As Append, until TakeBackGuesses.
+  void Guess(int32_t token);
+  void TakeBackGuesses();
 
   // Of the token that follows `history`, which ends with what was appended.
   // Valid until the next call of either. Where rules do not need history, the
@@ -40,6 +43,13 @@ class LogitEdits {
   struct Undo {
     size_t at;
     float bias;
+  };
+  // The edit that a guess changed, as it was.
+  struct Before {
+    int at;
+    bool made;  // it was not there
+    kernels::LogitEdit edit;
+    int32_t count;
   };
 
   // Adds the bias to the id's edit, which it makes if there is none; not where
@@ -59,6 +69,7 @@ class LogitEdits {
   std::vector<int32_t> output_counts_;        // of each edit that stays
   absl::flat_hash_map<int32_t, int> places_;  // of those
   std::vector<Undo> bans_;
+  std::vector<Before> guesses_;
 };
 
 }  // namespace tandem::engine

@@ -16,6 +16,10 @@
 // many, of which nothing is heard. Whatever needs a decision (a prompt, a
 // suspect, a block that is not there, rules that depend on the token drawn)
 // waits until no step is in flight.
+//
+// Guesses (speculation) are added to steps that hold decodes alone: a step
+// with chunks of prompts keeps the device busy as it is. They take no block
+// that others wait for, and what follows them waits for their step.
 
 #include <algorithm>
 
@@ -69,6 +73,7 @@ void Engine::StartStep() {
 void Engine::Launch(Plan* plan) {
   FillEntries(plan);
   plan->step.id = ++last_step_id_;
+  plan->follows = finishing_ ? step_done_ : loop_->Now();
   if (running_ != nullptr) {
     ahead_ = plan;
   } else {
@@ -83,6 +88,7 @@ void Engine::Launch(Plan* plan) {
 bool Engine::ComposeAhead(Plan* plan) {
   plan->parts.clear();
   plan->rows = 0;
+  plan->drafts = 0;
   const int most =
       std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
   for (Sequence* sequence : by_age_) {
@@ -90,10 +96,12 @@ bool Engine::ComposeAhead(Plan* plan) {
     // Which lanes go on is not known.
     if (sequence->group != nullptr && sequence->drawing > 0) return false;
     if (EndsByLength(*sequence)) continue;
+    // Less than one where guesses are in flight.
     if (sequence->unplanned() != 1 || sequence->spec.alone) return false;
     if (sequence->drawing > 0 && sequence->spec.rules.needs_history()) {
       return false;
     }
+    if (MayDraft(sequence)) return false;
     if (plan->rows == most) continue;
     const int next = sequence->next_position();
     const bool fits =
@@ -123,6 +131,7 @@ bool Engine::ComposeAny(Plan* plan) {
     }
     if (plan->parts.empty()) continue;
     last_kind_ = kind;
+    AddDrafts(plan);
     return true;
   }
   return false;
@@ -131,6 +140,7 @@ bool Engine::ComposeAny(Plan* plan) {
 Engine::Room Engine::Compose(Kind kind, Plan* plan) {
   plan->parts.clear();
   plan->rows = 0;
+  plan->drafts = 0;
   candidates_.clear();
   const bool alone = kind == Kind::kAlone;
   Sequence* oldest = nullptr;
@@ -178,18 +188,94 @@ Engine::Room Engine::TryPart(Sequence* sequence, int max_tokens, Plan* plan) {
     if (room != Room::kFound) return room;
   }
   const int tokens = static_cast<int>(fitting());
-  const int missing = blocks_for(tokens);
-  if (missing > 0) {
-    TANDEM_CHECK(pool_->AllocateInto(missing, &sequence->blocks),
-                 "a chunk is cut to what is available");
-    for (size_t i = sequence->table.size(); i < sequence->blocks.size(); ++i) {
-      sequence->table.push_back(sequence->blocks[i].id());
-      writers_[sequence->table[i]] = sequence->serial;
-    }
-  }
+  TakeBlocks(sequence, blocks_for(tokens));
   plan->parts.push_back({sequence, tokens});
   plan->rows += tokens;
   return Room::kFound;
+}
+
+// REQUIRES: they are available.
+void Engine::TakeBlocks(Sequence* sequence, int count) {
+  if (count <= 0) return;
+  TANDEM_CHECK(pool_->AllocateInto(count, &sequence->blocks),
+               "a chunk is cut to what is available");
+  for (size_t i = sequence->table.size(); i < sequence->blocks.size(); ++i) {
+    sequence->table.push_back(sequence->blocks[i].id());
+    writers_[sequence->table[i]] = sequence->serial;
+  }
+}
+
+// ---- Guesses
+
+// So many of its next tokens may be guessed at most: one is drawn behind them.
+int Engine::MostDrafts(const Sequence& sequence) const {
+  if (sequence.drafter == nullptr) return 0;
+  const int64_t most = std::min<int64_t>(
+      options_.max_model_len,
+      int64_t{sequence.spec.prompt_tokens} + sequence.spec.stopping.max_tokens);
+  return static_cast<int>(std::min<int64_t>(options_.speculation.num_tokens,
+                                            most - sequence.length() - 1));
+}
+
+// Whether guesses are likely to pay once its token in flight is known: then no
+// step may run ahead. The first guess stands for that token.
+bool Engine::MayDraft(Sequence* sequence) {
+  const int most = MostDrafts(*sequence);
+  if (most < 2) return false;
+  std::vector<int32_t>& guesses = sequence->guesses;
+  guesses.resize(static_cast<size_t>(most));
+  guesses.resize(static_cast<size_t>(sequence->drafter->Propose(
+      sequence->spec.history, absl::MakeSpan(guesses))));
+  const int coming = static_cast<int>(guesses.size()) - 1;
+  if (coming < 1 || !options_.speculation.adapt) return coming >= 1;
+  const int sequences = static_cast<int>(running_->parts.size());
+  return draft_costs_.Length(sequences, sequences, 0,
+                             sequence->acceptance.chance(), coming) > 0;
+}
+
+// Guesses for the decodes of a plan, the oldest first.
+void Engine::AddDrafts(Plan* plan) {
+  const int sequences = static_cast<int>(plan->parts.size());
+  if (options_.speculation.num_tokens == 0) return;
+  for (const Plan::Part& part : plan->parts) {
+    if (part.tokens > 1 || part.sequence->unplanned() > 1) return;
+  }
+  int room = std::min(options_.max_num_batched_tokens,
+                      std::max(options_.max_num_seqs, options_.max_draws)) -
+             plan->rows;
+  double tokens = sequences;
+  for (Plan::Part& part : plan->parts) {
+    Sequence* const sequence = part.sequence;
+    std::vector<int32_t>& guesses = sequence->guesses;
+    guesses.resize(static_cast<size_t>(std::max(0, MostDrafts(*sequence))));
+    if (guesses.empty()) continue;
+    guesses.resize(static_cast<size_t>(sequence->drafter->Propose(
+        sequence->spec.history, absl::MakeSpan(guesses))));
+    int length = std::min(room, static_cast<int>(guesses.size()));
+    const double chance = sequence->acceptance.chance();
+    if (options_.speculation.adapt) {
+      length =
+          draft_costs_.Length(sequences, tokens, plan->drafts, chance, length);
+    }
+    part.drafts = TryDrafts(&part, length);
+    part.tokens += part.drafts;
+    room -= part.drafts;
+    plan->rows += part.drafts;
+    plan->drafts += part.drafts;
+    tokens += DraftCosts::Expected(part.drafts, chance) - 1;
+  }
+}
+
+// As many of them as have blocks: nobody is to wait for one that a guess took.
+int Engine::TryDrafts(Plan::Part* part, int length) {
+  Sequence* const sequence = part->sequence;
+  const int size = pool_->block_size();
+  const int begin = sequence->next_position() + part->tokens;
+  const int blocks = static_cast<int>(sequence->blocks.size());
+  const int spare = std::max(0, pool_->available() - stats_.running);
+  length = std::clamp((blocks + spare) * size - begin, 0, length);
+  TakeBlocks(sequence, (begin + length + size - 1) / size - blocks);
+  return length;
 }
 
 // Until one block is available. REQUIRES: none is.
@@ -266,9 +352,21 @@ void Engine::DeliverPreempted() {
   }
 }
 
+// The last known token and the guesses behind it.
+absl::Span<const int32_t> Engine::TokensWithDrafts(const Plan::Part& part,
+                                                   Plan* plan) {
+  const Sequence& sequence = *part.sequence;
+  const size_t first = plan->tokens.size();
+  plan->tokens.push_back(sequence.spec.history.back());
+  plan->tokens.insert(plan->tokens.end(), sequence.guesses.begin(),
+                      sequence.guesses.begin() + part.drafts);
+  return absl::MakeConstSpan(plan->tokens).subspan(first);
+}
+
 void Engine::FillEntries(Plan* plan) {
   plan->step.entries.resize(plan->parts.size());
   plan->step.copies.clear();
+  plan->tokens.clear();
   const int size = pool_->block_size();
   for (size_t i = 0; i < plan->parts.size(); ++i) {
     Sequence* const sequence = plan->parts[i].sequence;
@@ -289,7 +387,10 @@ void Engine::FillEntries(Plan* plan) {
     StepEntry& entry = plan->step.entries[i];
     entry.sequence = sequence->id;
     entry.position = begin;
-    if (begin < sequence->length()) {
+    if (plan->parts[i].drafts > 0) {
+      entry.fed = -1;
+      entry.tokens = TokensWithDrafts(plan->parts[i], plan);
+    } else if (begin < sequence->length()) {
       entry.fed = -1;
       entry.tokens =
           absl::MakeConstSpan(sequence->spec.history)
@@ -315,14 +416,9 @@ void Engine::FillDraws(Plan* plan) {
     entry.draws = {};
     entry.only_edited = sequence->edits->only_edited();
     if (sequence->unplanned() > 0) continue;
-    const absl::Span<const kernels::LogitEdit> edits = sequence->edits->Next(
-        sequence->spec.history, sequence->new_tokens() + sequence->drawing <
-                                    sequence->spec.stopping.min_tokens);
-    plan->edits.insert(plan->edits.end(), edits.begin(), edits.end());
-    ++sequence->drawing;
     sequence->last_draw = static_cast<int>(plan->draws.size());
-    plan->draws.push_back({.edits = edits});
-    entry.draws = absl::MakeConstSpan(plan->draws).last(1);
+    DrawAfter(plan->parts[i], &entry, plan);
+    ++sequence->drawing;
   }
   // The plan's copies now, whose place is known only when all are there.
   size_t first_edit = 0;
@@ -337,6 +433,29 @@ void Engine::FillDraws(Plan* plan) {
                       .subspan(first_draw, entry.draws.size());
     first_draw += entry.draws.size();
   }
+}
+
+// What is drawn behind the known tokens, and behind each guess as if it were
+// one.
+void Engine::DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan) {
+  Sequence& sequence = *part.sequence;
+  std::vector<int32_t>& history = sequence.spec.history;
+  const size_t length = history.size();
+  for (int i = 0; i <= part.drafts; ++i) {
+    const absl::Span<const kernels::LogitEdit> edits =
+        sequence.edits->Next(history, sequence.new_tokens() + sequence.drawing <
+                                          sequence.spec.stopping.min_tokens);
+    plan->edits.insert(plan->edits.end(), edits.begin(), edits.end());
+    plan->draws.push_back({.edits = edits});
+    if (i == part.drafts) break;
+    const int32_t guess = sequence.guesses[static_cast<size_t>(i)];
+    history.push_back(guess);  // within what Add reserved
+    sequence.edits->Guess(guess);
+  }
+  history.resize(length);
+  sequence.edits->TakeBackGuesses();
+  entry->draws = absl::MakeConstSpan(plan->draws)
+                     .last(static_cast<size_t>(part.drafts) + 1);
 }
 
 }  // namespace tandem::engine

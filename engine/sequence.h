@@ -39,6 +39,12 @@ struct Engine::Sequence {
   int last_draw = -1;  // which of its step's draws is its, if drawing
   // What the step just done drew for it, until it is reported.
   std::optional<Finish> finish;
+  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  // Its guesses of what follows the history, of which the step in flight
+  // verifies the first ones.
+  std::vector<int32_t> guesses;
+  DraftAcceptance acceptance;
+  DraftCounts drafts;
   // Blocks [0, published) were published; `tail` is the hash of the last.
   int published = 0;
   BlockHash tail;

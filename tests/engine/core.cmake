@@ -7,6 +7,9 @@ tandem_test(virtual_loop_test SRCS virtual_loop_test.cc
 tandem_test(fake_executor_test SRCS fake_executor_test.cc
             DEPS tandem_engine_testing)
 tandem_test(logit_edits_test SRCS logit_edits_test.cc DEPS tandem_engine_core)
+tandem_test(drafter_test SRCS drafter_test.cc DEPS tandem_engine_core)
+tandem_test(draft_length_test SRCS draft_length_test.cc
+            DEPS tandem_engine_core)
 tandem_test(engine_test SRCS engine_test.cc DEPS tandem_engine_testing
             LABELS unit tsan)
 tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
@@ -15,6 +18,8 @@ tandem_test(engine_ahead_test SRCS engine_ahead_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_beams_test SRCS engine_beams_test.cc
             DEPS tandem_engine_testing LABELS unit tsan)
+tandem_test(engine_speculation_test SRCS engine_speculation_test.cc
+            DEPS tandem_engine_testing)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
             DEPS tandem_engine_testing LABELS sim tsan)
 if(NOT TANDEM_SANITIZE MATCHES "thread")  # which has an operator new of its own

@@ -66,7 +66,7 @@ class CountingListener final : public EngineListener {
   int tokens = 0;
 };
 
-TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) {
+void RunTokens(int drafts) {
   constexpr int kSequences = 32;
   constexpr int kTokens = 400;
   VirtualLoop loop;
@@ -76,7 +76,9 @@ TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) {
   Engine engine({.max_num_seqs = kSequences,
                  .max_num_batched_tokens = 64,
                  .max_model_len = 500,
-                 .prefix_caching = true},
+                 .prefix_caching = true,
+                 .max_draws = 64,
+                 .speculation = {.num_tokens = drafts, .adapt = false}},
                 &loop, &executor, &pool, &listener);
   for (SequenceId id = 1; id <= kSequences; ++id) {
     SequenceSpec spec;
@@ -91,7 +93,13 @@ TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) {
   while (engine.stats().step_in_flight) {
     StepResult result;
     for (const StepEntry& entry : executor.step->entries) {
-      if (!entry.draws.empty()) result.tokens.push_back({.token_id = steps, .top = {}});
+      // A period of seven.
+      size_t position = static_cast<size_t>(entry.position) +
+                        entry.tokens.size() - entry.draws.size();
+      for (size_t i = 0; i < entry.draws.size(); ++i) {
+        result.tokens.push_back(
+            {.token_id = static_cast<int32_t>(++position % 7), .top = {}});
+      }
     }
     absl::StatusOr<StepResult> ended(std::move(result));
     const uint64_t id = executor.step->id;
@@ -105,8 +113,14 @@ TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) {
   EXPECT_EQ(engine.stats().decode_tokens, kSequences * kTokens);
   EXPECT_GT(pool.CachedHashes().size(), kSequences * 20);  // it did publish
   EXPECT_EQ(counted, 0);
+  EXPECT_EQ(engine.stats().drafts.accepted > kSequences * kTokens / 4,
+            drafts > 0);
   EXPECT_GT(allocations, 0);
 }
+
+TEST(EngineAllocationTest, TheTokenPathAllocatesNothing) { RunTokens(0); }
+
+TEST(EngineAllocationTest, NorDoesTheTokenPathWithDrafts) { RunTokens(3); }
 
 }  // namespace
 }  // namespace tandem::engine

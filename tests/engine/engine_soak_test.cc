@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/random.h"
+#include "engine/testing/noisy_drafter.h"
 #include "tests/engine/engine_harness.h"
 
 namespace tandem::engine {
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int64_t kSteps = 10'000;
 
-HarnessOptions SoakOptions(uint64_t seed) {
+HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
   SeededRandom random(seed);
   HarnessOptions options;
   options.block_size = 1 << random.Below(4);
@@ -29,6 +30,13 @@ HarnessOptions SoakOptions(uint64_t seed) {
       1 + static_cast<int>(random.Below(40));
   options.engine.prefix_caching = random.Below(4) != 0;
   options.engine.run_ahead = seed % 2 == 0;
+  if (seed % 3 != 1) {
+    options.engine.speculation = {.num_tokens = 1 + static_cast<int>(seed % 7),
+                                  .adapt = seed % 4 == 0,
+                                  .drafters = drafters};
+    options.engine.max_draws =
+        options.engine.max_num_seqs + static_cast<int>(seed % 5) * 3;
+  }
   options.seed = seed;
   options.step_jitter = absl::Milliseconds(3);
   return options;
@@ -36,7 +44,10 @@ HarnessOptions SoakOptions(uint64_t seed) {
 
 class Soak {
  public:
-  explicit Soak(uint64_t seed) : random_(~seed), harness_(SoakOptions(seed)) {
+  explicit Soak(uint64_t seed)
+      : random_(~seed),
+        drafters_(HarnessOptions().model, seed),
+        harness_(SoakOptions(seed, &drafters_)) {
     harness_.on_token = [this](SequenceId id) {
       const Harness::Told& told = harness_.told[id];
       if (told.finish.has_value() || told.spec.first_token_only) {
@@ -88,6 +99,7 @@ class Soak {
   int64_t revoked() const { return revoked_; }
   int64_t fed() const { return harness_.executor.fed; }
   int64_t surplus() { return harness_.engine->stats().surplus_tokens; }
+  DraftCounts drafts() { return harness_.engine->stats().drafts; }
   int64_t preempted() { return harness_.engine->stats().preemptions; }
 
  private:
@@ -204,6 +216,7 @@ class Soak {
   int64_t given_up_ = 0;
   int64_t failed_ = 0;
   int64_t revoked_ = 0;
+  NoisyDrafters drafters_;
   Harness harness_;
 };
 
@@ -215,6 +228,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   int64_t preempted = 0;
   int64_t fed = 0;
   int64_t surplus = 0;
+  DraftCounts drafts;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Soak soak(seed);
@@ -227,6 +241,8 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     preempted += soak.preempted();
     fed += soak.fed();
     surplus += soak.surplus();
+    drafts.verified += soak.drafts().verified;
+    drafts.accepted += soak.drafts().accepted;
   }
   EXPECT_GT(finished, 5000);
   EXPECT_GT(given_up, 500);
@@ -235,6 +251,8 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   EXPECT_GT(preempted, 500);
   EXPECT_GT(fed, 1000);
   EXPECT_GT(surplus, 100);
+  EXPECT_GT(drafts.verified, drafts.accepted + 1000);
+  EXPECT_GT(drafts.accepted, 1000);
 }
 
 TEST(EngineSoakTest, OneSeedIsOneHistory) {

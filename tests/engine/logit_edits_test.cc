@@ -124,6 +124,16 @@ TEST(LogitEdits, FollowTheRulesTokenByTokenAndFromAnyHistory) {
       LogitEdits resumed(&rules, owed, history, prompt);
       ASSERT_EQ(Text(Given(resumed, resumed.Next(history, tokens_owed))),
                 expected);
+      // Guesses count while they are there.
+      const size_t known = history.size();
+      for (uint64_t i = random.Below(4); i > 0; --i) {
+        history.push_back(static_cast<int32_t>(random.Below(6)));
+        edits.Guess(history.back());
+        ASSERT_EQ(Text(Given(edits, edits.Next(history, tokens_owed))),
+                  Text(Statement(rules, owed, history, prompt, tokens_owed)));
+      }
+      history.resize(known);
+      edits.TakeBackGuesses();
       history.push_back(
           random.Below(2) == 0 ? id() : static_cast<int32_t>(random.Below(3)));
       edits.Append(history.back());
