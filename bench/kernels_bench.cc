@@ -3,6 +3,7 @@
 //
 //   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
 //                 [--weights bf16|int8|int4] [--quick]
+//                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
 //   kernels_bench [--threads N] --limits BYTES,BYTES,...
 //
 // Read bandwidth is measured over a set as large as the weights, and the FMA
@@ -43,6 +44,14 @@ struct Model {
 const Model kModels[] = {{"135m", 30, 576, 9, 3, 64, 1536, 49152},
                          {"500m", 24, 896, 14, 2, 64, 4864, 151936}};
 
+// What to measure.
+struct Chosen {
+  std::string_view model;  // empty: all
+  std::vector<size_t> rows = {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512};
+  DType weights = DType::kBF16;
+  bool attention = true;
+};
+
 using Clock = std::chrono::steady_clock;
 
 double TenthPercentile(std::vector<double> seconds) {
@@ -59,9 +68,9 @@ double Since(Clock::time_point begin) {
 class Bench {
  public:
   Bench(std::unique_ptr<Backend> backend, int threads, bool wide, bool quick)
-      : backend_(std::move(backend)),
+      : pool_(threads, std::chrono::microseconds(50)),
+        backend_(std::move(backend)),
         queue_(backend_->NewQueue("bench")),
-        pool_(threads, std::chrono::microseconds(50)),
         wide_(wide),
         passes_(quick ? 3 : 7) {}
 
@@ -153,7 +162,8 @@ class Bench {
     std::printf("}\n");
   }
 
-  void Run(const Model& model, DType type) {
+  void Run(const Model& model, const Chosen& chosen) {
+    const DType type = chosen.weights;
     const std::pair<int, int> shapes[] = {
         {model.qkv(), model.dim},
         {model.dim, model.heads * model.head_dim},
@@ -191,7 +201,8 @@ class Bench {
                 "of read", "GFLOP/s", "of peak");
     float* const x = New(512 * std::max(model.hidden, model.dim), 0.5f);
     float* const out = New(512 * 2 * model.hidden, 0.0f);
-    for (const int rows : {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512}) {
+    for (const size_t some : chosen.rows) {
+      const int rows = static_cast<int>(std::min<size_t>(some, 512));
       // Many rows: weights are no longer the limit, so few layers will do.
       const int layers = rows >= 64 ? 8 : model.layers;
       const double share = 1.0 / model.layers;
@@ -208,7 +219,7 @@ class Bench {
                   seconds / share * 1e3, rate, 100 * rate / bandwidth, flops,
                   peak == 0 ? 0 : 100 * flops / peak);
     }
-    if (codes) return;
+    if (codes || !chosen.attention) return;
     Attention(model, DType::kBF16, bandwidth);
     Sampling(model);
   }
@@ -241,6 +252,7 @@ class Bench {
       std::vector<int32_t> tables(static_cast<size_t>(blocks * c.sequences));
       std::iota(tables.begin(), tables.end(), 0);
       std::vector<RowSpan> spans;
+      spans.reserve(static_cast<size_t>(c.sequences));
       for (int i = 0; i < c.sequences; ++i) {
         spans.push_back({i * c.rows, c.rows, c.context - c.rows, i * blocks});
       }
@@ -314,10 +326,10 @@ class Bench {
     std::printf("\n");
   }
 
+  cpu::ThreadPool pool_;
   const std::unique_ptr<Backend> backend_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   const std::unique_ptr<Queue> queue_;
-  cpu::ThreadPool pool_;
   const bool wide_;
   const int passes_;
   double peak_ = 0;
@@ -326,10 +338,20 @@ class Bench {
 
 }  // namespace
 
+// Numbers with commas between; empty if it is anything else.
+std::vector<size_t> Numbers(char* text) {
+  std::vector<size_t> numbers;
+  for (char* at = text; *at != 0; at += *at == ',' ? 1 : 0) {
+    numbers.push_back(std::strtoull(at, &at, 10));
+    if (*at != ',' && *at != 0) return {};
+  }
+  return numbers;
+}
+
 int main(int argc, char** argv) {
   CpuOptions options;
   bool quick = false;
-  DType weights = DType::kBF16;
+  Chosen chosen;
   std::vector<size_t> sets;
   for (int i = 1; i < argc; ++i) {
     const std::string_view flag = argv[i];
@@ -340,20 +362,24 @@ int main(int argc, char** argv) {
     } else if (flag == "--isa" && i + 1 < argc) {
       options.instruction_set = argv[++i];
     } else if (flag == "--limits" && i + 1 < argc) {
-      for (char* at = argv[++i]; *at != 0; at += *at == ',' ? 1 : 0) {
-        sets.push_back(std::strtoull(at, &at, 10));
-        if (*at != ',' && *at != 0) sets.clear(), at += std::strlen(at);
-      }
+      sets = Numbers(argv[++i]);
+    } else if (flag == "--rows" && i + 1 < argc) {
+      chosen.rows = Numbers(argv[++i]);
+    } else if (flag == "--model" && i + 1 < argc) {
+      chosen.model = argv[++i];
+    } else if (flag == "--no-attention") {
+      chosen.attention = false;
     } else if (flag == "--weights" && i + 1 < argc) {
       const std::string_view value = argv[++i];
-      weights = value == "int8"   ? DType::kInt8
-                : value == "int4" ? DType::kInt4
-                                  : DType::kBF16;
+      chosen.weights = value == "int8"   ? DType::kInt8
+                       : value == "int4" ? DType::kInt4
+                                         : DType::kBF16;
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
                    "[--isa auto|avx2|avx512|avx512vnni|amx] "
-                   "[--weights bf16|int8|int4] [--quick]\n");
+                   "[--weights bf16|int8|int4] [--quick] "
+                   "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;
     }
   }
@@ -375,6 +401,10 @@ int main(int argc, char** argv) {
     bench.PrintLimits(sets);
     return 0;
   }
-  for (const Model& model : kModels) bench.Run(model, weights);
+  for (const Model& model : kModels) {
+    if (chosen.model.empty() || chosen.model == model.name) {
+      bench.Run(model, chosen);
+    }
+  }
   return 0;
 }

@@ -131,7 +131,7 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
                             layout.head_dim);
     } else {
       Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
-                    layout.head_dim, 0);
+                    layout.head_dim, NoPrefetch());
     }
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) {
@@ -184,7 +184,8 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
         AdvanceCodes<W, R, U>(scales, chains, a, kScoreStride, w, stride,
                               count);
       } else {
-        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count, 0);
+        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count,
+                      NoPrefetch());
       }
       position += count;
     }

@@ -20,6 +20,8 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 // Accumulators are at most 24 registers with AVX-512 and 12 with AVX2, which
 // leaves room for weights, a broadcast and the mask.
 inline constexpr int kMaxRows = kParts == 1 ? 12 : 6;
+// Without a mask: weights that are f32 already.
+inline constexpr int kMaxWideRows = kParts == 1 ? 14 : 6;
 
 // Units that go with R rows: as many as the registers hold, at most eight.
 constexpr int UnitsFor(int rows) {
@@ -39,19 +41,26 @@ HWY_INLINE void KeepIndex(int64_t& index) { asm("" : "+r"(index)); }
 struct Bf16Weights {};
 struct F32Weights {};
 
+// What Advance fetches at each step of two inputs, whose units lie at
+// unit[u] + offset.
+struct NoPrefetch {
+  template <int U>
+  HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {}
+};
+
 template <int R, int U>
 struct Chains {
   Vec v[R][U * kParts];
 
   HWY_INLINE void Clear() {
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) v[r][i] = hn::Zero(F32());
     }
   }
   HWY_INLINE void Load(const float* from, int64_t stride) {
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
@@ -60,7 +69,7 @@ struct Chains {
     }
   }
   HWY_INLINE void Store(float* to, int64_t stride) const {
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
@@ -86,7 +95,7 @@ HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
           F32(), half == 0 ? hn::ShiftLeft<16>(raw)
                            : hn::And(raw, hn::Set(du, 0xffff0000u)));
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride + half]);
       TANDEM_PARTS(i) {
@@ -116,7 +125,7 @@ HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
           F32(), half == 0 ? hn::ShiftLeft<16>(raw)
                            : hn::And(raw, hn::Set(du, 0xffff0000u)));
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride + half]);
 #pragma GCC unroll 4
@@ -127,24 +136,18 @@ HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
   }
 }
 
-// Weights of unit u at w[u] + p * w_stride bytes for pair p. Lines at
-// `ahead` bytes beyond are prefetched unless it is zero.
-template <int R, int U>
+// Weights of unit u at w[u] + p * w_stride bytes for pair p.
+template <int R, int U, typename Prefetch>
 HWY_INLINE void Advance(Bf16Weights, Chains<R, U>& chains, const float* a,
                         int64_t a_stride, const std::byte* const* w,
-                        int64_t w_stride, int inputs, int64_t ahead) {
+                        int64_t w_stride, int inputs, Prefetch prefetch) {
   const std::byte* unit[U];
 #pragma GCC unroll 8
   for (int u = 0; u < U; ++u) unit[u] = w[u];
   const int pairs = inputs / 2;
   int64_t offset = 0;
   for (int p = 0; p < pairs; ++p, offset += w_stride, a += 2) {
-    if (ahead != 0) {
-      int64_t far = offset + ahead;
-      KeepIndex(far);
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
-    }
+    prefetch.Step(unit, offset);
     if constexpr (U == 2) {
       StepPair2<R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset,
                       false);
@@ -163,38 +166,44 @@ HWY_INLINE void Advance(Bf16Weights, Chains<R, U>& chains, const float* a,
   }
 }
 
-// Weights of unit u at w[u] + k * w_stride bytes for input k.
+// One input of all units, at unit[u] + offset.
 template <int R, int U>
+HWY_INLINE void StepInput(Chains<R, U>& chains, const float* a,
+                          int64_t a_stride, const std::byte* const (&unit)[U],
+                          int64_t offset) {
+  Vec weights[U * kParts];
+#pragma GCC unroll 8
+  for (int i = 0; i < U * kParts; ++i) {
+    weights[i] = hn::LoadU(
+        F32(), reinterpret_cast<const float*>(unit[i / kParts] + offset) +
+                   (i % kParts) * kLanes);
+  }
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r) {
+    const Vec x = hn::Set(F32(), a[r * a_stride]);
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+    }
+  }
+}
+
+// Weights of unit u at w[u] + k * w_stride bytes for input k. Two inputs a
+// turn: 91 % of the FMA peak, against 84 % with one or with four.
+template <int R, int U, typename Prefetch>
 HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
                         int64_t a_stride, const std::byte* const* w,
-                        int64_t w_stride, int inputs, int64_t ahead) {
+                        int64_t w_stride, int inputs, Prefetch prefetch) {
   const std::byte* unit[U];
 #pragma GCC unroll 8
   for (int u = 0; u < U; ++u) unit[u] = w[u];
   int64_t offset = 0;
-  for (int k = 0; k < inputs; ++k, offset += w_stride, ++a) {
-    Vec weights[U * kParts];
-#pragma GCC unroll 8
-    for (int i = 0; i < U * kParts; ++i) {
-      weights[i] = hn::LoadU(
-          F32(), reinterpret_cast<const float*>(unit[i / kParts] + offset) +
-                     (i % kParts) * kLanes);
-    }
-    if (ahead != 0) {
-      int64_t far = offset + ahead;
-      KeepIndex(far);
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const Vec x = hn::Set(F32(), a[r * a_stride]);
-#pragma GCC unroll 8
-      for (int i = 0; i < U * kParts; ++i) {
-        chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
-      }
-    }
+  for (int k = 2; k <= inputs; k += 2, offset += 2 * w_stride, a += 2) {
+    prefetch.Step(unit, offset);
+    StepInput<R, U>(chains, a, a_stride, unit, offset);
+    StepInput<R, U>(chains, a + 1, a_stride, unit, offset + w_stride);
   }
+  if (inputs % 2 != 0) StepInput<R, U>(chains, a, a_stride, unit, offset);
 }
 
 // A quantised cache's codes (kernels/quantise.h), a byte for each lane; what
@@ -258,7 +267,7 @@ HWY_INLINE void AdvanceCodes(const Scales& scales, Chains<R, U>& chains,
           hn::Mul(Widen(W(), w[i / kParts] + offset + (i % kParts) * kLanes),
                   scales(i / kParts, i % kParts, k));
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride]);
 #pragma GCC unroll 8

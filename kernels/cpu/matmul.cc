@@ -8,6 +8,11 @@
 //                 collide in the cache), weights widen in registers
 //   many rows     a block of weights is widened to f32 once and then reused
 //                 by every tile of rows
+//
+// Memory gives its bandwidth to four streams or more: with as much arithmetic
+// as 8 rows need beside it, one stream gets 13 GB/s and four get 20. Tiles of
+// few rows read as many panels at once; taller ones read one, and fetch what
+// comes next from four.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul.cc"
@@ -26,16 +31,27 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-// Inputs per block of the row paths: 12 rows of activations fit the
-// first-level cache. The stride is no multiple of a page.
-inline constexpr int kRowBlock = 768;
+// Inputs per block of few rows: a panel's block and a tile's rows fit the
+// first-level cache. Strides are an odd number of lines.
+inline constexpr int kFewBlock = 288;
+inline constexpr int kFewStride = kFewBlock + 16;
+// Blocks of rows copied together: at most 0.9 MB.
+inline constexpr int kFewBlocks = 8;
 inline constexpr int kWideBlock = 576;
-inline constexpr int kRowStride = kRowBlock + 16;
-// Panels widened together: 590 KB of second-level cache.
+inline constexpr int kWideStride = kWideBlock + 16;
+// Rows copied together, 1.2 MB, and panels widened together, 590 KB.
+inline constexpr int kWideRows = 512;
 inline constexpr int kWidePanels = 8;
 // From here on widening once beats widening in registers per tile.
-inline constexpr int kWideRows = 96;
+inline constexpr int kManyRows = 144;
 inline constexpr int64_t kPairBytes = kPanel * 4;  // also one f32 input
+inline constexpr int kStreams = 4;
+
+static_assert(kManyRows * kFewBlocks * kFewStride * sizeof(float) <=
+              kMatMulScratchBytes);
+static_assert(kWideRows * kWideStride * sizeof(float) +
+                  kWidePanels * kWideBlock * kPairBytes <=
+              kMatMulScratchBytes);
 
 struct TileArgs {
   const float* a;
@@ -43,11 +59,53 @@ struct TileArgs {
   int inputs;
   float* c;
   int64_t c_stride;
-  bool first;     // chains start here, not at what c holds
-  int64_t ahead;  // prefetch distance
+  bool first;                       // chains start here, not at what c holds
+  const std::byte* next[kStreams];  // what to fetch for later
 };
 
-template <typename W, int R, int U>
+// Lines of one unit in two inputs.
+template <typename W>
+inline constexpr int kUnitLines = std::is_same_v<W, Bf16Weights> ? 1 : 2;
+
+// Each unit's own lines, shortly before they are needed.
+struct OwnStreams {
+  static constexpr int64_t kAhead = 2048;
+
+  HWY_INLINE explicit OwnStreams(const TileArgs&) {}
+  template <int U>
+  HWY_INLINE void Step(const std::byte* const (&unit)[U], int64_t offset) {
+    int64_t far = offset + kAhead;
+    KeepIndex(far);
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
+  }
+};
+
+// kLines lines of one of the four streams in turn, to the second-level cache.
+template <int kLines>
+struct NextStreams {
+  const std::byte* now;
+  const std::byte* second;
+  const std::byte* third;
+  const std::byte* last;
+
+  HWY_INLINE explicit NextStreams(const TileArgs& t)
+      : now(t.next[0]), second(t.next[1]), third(t.next[2]), last(t.next[3]) {}
+  template <int U>
+  HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(now) + i * 64, _MM_HINT_T1);
+    }
+    const std::byte* const end = now + kLines * 64;
+    now = second;
+    second = third;
+    third = last;
+    last = end;
+  }
+};
+
+template <typename W, int R, int U, int kStride, typename Prefetch>
 void Tile(const TileArgs& t) {
   Chains<R, U> chains;
   if (t.first) {
@@ -55,37 +113,82 @@ void Tile(const TileArgs& t) {
   } else {
     chains.Load(t.c, t.c_stride);
   }
-  if (t.ahead != 0) {
-    Advance<R, U>(W(), chains, t.a, kRowStride, t.w, kPairBytes, t.inputs,
-                  t.ahead);
+  if constexpr (std::is_same_v<Prefetch, NoPrefetch>) {
+    Advance<R, U>(W(), chains, t.a, kStride, t.w, kPairBytes, t.inputs,
+                  Prefetch());
   } else {
-    Advance<R, U>(W(), chains, t.a, kRowStride, t.w, kPairBytes, t.inputs, 0);
+    Advance<R, U>(W(), chains, t.a, kStride, t.w, kPairBytes, t.inputs,
+                  Prefetch(t));
   }
   chains.Store(t.c, t.c_stride);
 }
 
 using TileFn = void (*)(const TileArgs&);
 
-// Tiles of R rows and at most `limit` units.
-template <typename W, int limit>
-TileFn TileOf(int rows) {
+// Few rows: what a tile fetches beside its work.
+enum class Fetch { kNothing, kHalf, kAll };
+
+// A tile of R rows and at most `limit` units.
+template <typename W, int R, int limit, Fetch fetch>
+constexpr TileFn FewTile() {
+  constexpr int U = HWY_MIN(limit, UnitsFor(R));
+  if constexpr (UnitsFor(R) > 2) {
+    return Tile<W, R, U, kFewStride, OwnStreams>;
+  } else if constexpr (fetch == Fetch::kNothing) {
+    return Tile<W, R, U, kFewStride, NoPrefetch>;
+  } else {
+    constexpr int kLines = kUnitLines<W> * U;
+    return Tile<
+        W, R, U, kFewStride,
+        NextStreams<fetch == Fetch::kAll ? kLines : HWY_MAX(1, kLines / 2)>>;
+  }
+}
+
+template <typename W, int limit, Fetch fetch>
+TileFn FewTileOf(int rows) {
   switch (rows) {
-#define TANDEM_TILE(R)                   \
-  case R:                                \
-    return Tile<W, HWY_MIN(R, kMaxRows), \
-                HWY_MIN(limit, UnitsFor(HWY_MIN(R, kMaxRows)))>
-    TANDEM_TILE(1);
-    TANDEM_TILE(2);
-    TANDEM_TILE(3);
-    TANDEM_TILE(4);
-    TANDEM_TILE(5);
-    TANDEM_TILE(6);
-    TANDEM_TILE(7);
-    TANDEM_TILE(8);
-    TANDEM_TILE(9);
-    TANDEM_TILE(10);
-    TANDEM_TILE(11);
-    TANDEM_TILE(12);
+#define TANDEM_TILE(R) \
+  case R:              \
+    return FewTile<W, HWY_MIN(R, kMaxRows), limit, fetch>();
+    TANDEM_TILE(1)
+    TANDEM_TILE(2)
+    TANDEM_TILE(3)
+    TANDEM_TILE(4)
+    TANDEM_TILE(5)
+    TANDEM_TILE(6)
+    TANDEM_TILE(7)
+    TANDEM_TILE(8)
+    TANDEM_TILE(9)
+    TANDEM_TILE(10)
+    TANDEM_TILE(11)
+    TANDEM_TILE(12)
+#undef TANDEM_TILE
+  }
+  return nullptr;
+}
+
+// Tiles of many rows, whose weights are f32.
+TileFn WideTileOf(int rows) {
+  switch (rows) {
+#define TANDEM_TILE(R)                                                       \
+  case R:                                                                    \
+    return Tile<F32Weights, HWY_MIN(R, kMaxWideRows),                        \
+                HWY_MIN(2, UnitsFor(HWY_MIN(R, kMaxWideRows))), kWideStride, \
+                NoPrefetch>;
+    TANDEM_TILE(1)
+    TANDEM_TILE(2)
+    TANDEM_TILE(3)
+    TANDEM_TILE(4)
+    TANDEM_TILE(5)
+    TANDEM_TILE(6)
+    TANDEM_TILE(7)
+    TANDEM_TILE(8)
+    TANDEM_TILE(9)
+    TANDEM_TILE(10)
+    TANDEM_TILE(11)
+    TANDEM_TILE(12)
+    TANDEM_TILE(13)
+    TANDEM_TILE(14)
 #undef TANDEM_TILE
   }
   return nullptr;
@@ -96,10 +199,9 @@ const std::byte* UnitOf(const std::byte* w, int64_t panel_bytes, int unit) {
 }
 
 void CopyRows(const MatMulPiece& p, int row, int rows, int begin, int inputs,
-              float* a) {
+              int64_t stride, float* a) {
   for (int r = 0; r < rows; ++r) {
-    std::memcpy(a + int64_t{r} * kRowStride,
-                p.x + int64_t{row + r} * p.k + begin,
+    std::memcpy(a + r * stride, p.x + int64_t{row + r} * p.k + begin,
                 static_cast<size_t>(inputs) * sizeof(float));
   }
 }
@@ -118,15 +220,61 @@ void OneRow(const MatMulPiece& p) {
   args.a = p.x + int64_t{p.row_begin} * p.k;
   args.inputs = p.k;
   args.first = true;
-  args.ahead = 2048;
   const int end = p.panel_end * 2;
   for (int unit = p.panel_begin * 2; unit < end;) {
     const int units = end - unit >= kGroup ? kGroup : 2;
     for (int u = 0; u < units; ++u) {
       args.w[u] = UnitOf(p.w, panel_bytes, unit + u);
     }
-    RunTile(p, units == kGroup ? Tile<W, 1, kGroup> : Tile<W, 1, 2>, args, 1,
-            p.row_begin, unit * 16, units, true);
+    RunTile(p,
+            units == kGroup ? Tile<W, 1, kGroup, 0, OwnStreams>
+                            : Tile<W, 1, 2, 0, OwnStreams>,
+            args, 1, p.row_begin, unit * 16, units, true);
+    unit += units;
+  }
+}
+
+// Inputs [begin, begin + inputs) of panels [first, first + panels) for all
+// rows, which lie at `a`; streams[i] is what comes after them.
+template <typename W>
+void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
+                  int inputs, const float* a,
+                  const std::byte* const (&streams)[kStreams]) {
+  const int rows = p.row_end - p.row_begin;
+  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
+  const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
+  constexpr int64_t kInputBytes = kUnitLines<W> * 64;
+  TileArgs args{};
+  args.inputs = inputs;
+  args.first = begin == 0;
+  const bool last = begin + inputs == p.k;
+  // The first two tiles share what is to be fetched, panel after panel.
+  const int64_t share =
+      inputs * kInputBytes / (kStreams * std::min(tiles, 2)) / 128 * 128;
+  int64_t fetched = 0;
+  const int group = tiles == 1 ? std::max(2, UnitsFor(rows)) : 2;
+  for (int unit = 0; unit < 2 * panels;) {
+    const int units = 2 * panels - unit >= group ? group : 2;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = rows * tile / tiles;
+      const int count = rows * (tile + 1) / tiles - row;
+      args.a = a + int64_t{row} * kFewStride;
+      for (int i = 0; i < kStreams; ++i) args.next[i] = streams[i] + fetched;
+      if (tile < 2) fetched += share;
+      const TileFn run = units > 2 ? FewTileOf<W, kMaxUnits, Fetch::kAll>(count)
+                         : tiles == 1 ? FewTileOf<W, 2, Fetch::kAll>(count)
+                         : tile < 2   ? FewTileOf<W, 2, Fetch::kHalf>(count)
+                                      : FewTileOf<W, 2, Fetch::kNothing>(count);
+      const int step = std::min(units, UnitsFor(count));
+      for (int u = 0; u < units; u += step) {
+        for (int i = 0; i < step; ++i) {
+          args.w[i] = UnitOf(p.w + begin * kInputBytes, panel_bytes,
+                             2 * first + unit + u + i);
+        }
+        RunTile(p, run, args, count, p.row_begin + row,
+                (2 * first + unit + u) * 16, step, last);
+      }
+    }
     unit += units;
   }
 }
@@ -134,41 +282,34 @@ void OneRow(const MatMulPiece& p) {
 template <typename W>
 void FewRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
-  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
-  const int64_t input_bytes =
-      std::is_same_v<W, Bf16Weights> ? kPairBytes / 2 : kPairBytes;
   float* const a = reinterpret_cast<float*>(p.scratch);
-  const int block = BlockInputs(p.k, kRowBlock);
-  for (int begin = 0; begin < p.k; begin += block) {
-    TileArgs args{};
-    args.inputs = std::min(block, p.k - begin);
-    args.first = begin == 0;
-    const bool last = begin + args.inputs == p.k;
-    CopyRows(p, p.row_begin, rows, begin, args.inputs, a);
-    const std::byte* const w = p.w + begin * input_bytes;
-    // Several tiles share a panel while it is in the cache.
-    const int group = tiles == 1 ? std::max(2, UnitsFor(rows)) : 2;
-    const int end = p.panel_end * 2;
-    for (int unit = p.panel_begin * 2; unit < end;) {
-      const int units = end - unit >= group ? group : 2;
-      for (int tile = 0; tile < tiles; ++tile) {
-        const int row = rows * tile / tiles;
-        const int count = rows * (tile + 1) / tiles - row;
-        args.a = a + int64_t{row} * kRowStride;
-        args.ahead = tile == 0 ? 2048 : 0;
-        const TileFn full =
-            units == 2 ? TileOf<W, 2>(count) : TileOf<W, kMaxUnits>(count);
-        const int step = std::min(units, UnitsFor(count));
-        for (int u = 0; u < units; u += step) {
-          for (int i = 0; i < step; ++i) {
-            args.w[i] = UnitOf(w, panel_bytes, unit + u + i);
-          }
-          RunTile(p, full, args, count, p.row_begin + row, (unit + u) * 16,
-                  step, last);
+  const int block = BlockInputs(p.k, kFewBlock);
+  // Usually once: all inputs' rows together stay in the second-level cache.
+  for (int from = 0; from < p.k; from += kFewBlocks * block) {
+    const int to = std::min(from + kFewBlocks * block, p.k);
+    const auto block_rows = [&](int begin) {
+      return a + int64_t{begin - from} / block * rows * kFewStride;
+    };
+    for (int begin = from; begin < to; begin += block) {
+      CopyRows(p, p.row_begin, rows, begin, std::min(block, to - begin),
+               kFewStride, block_rows(begin));
+    }
+    for (int first = p.panel_begin; first < p.panel_end; first += kStreams) {
+      const int panels = std::min(kStreams, p.panel_end - first);
+      for (int begin = from; begin < to; begin += block) {
+        const int end = std::min(begin + block, to);
+        const int next_panel = end < to ? first : first + panels;
+        const int next = end < to ? end : from;
+        const std::byte* streams[kStreams];
+        for (int i = 0; i < kStreams; ++i) {
+          streams[i] = p.w +
+                       std::min(next_panel + i, p.panel_end - 1) * panel_bytes +
+                       next * int64_t{kUnitLines<W> * 64};
         }
+        FewRowsBlock<W>(p, first, panels, begin, end - begin, block_rows(begin),
+                        streams);
       }
-      unit += units;
     }
   }
 }
@@ -189,14 +330,15 @@ void Widen(const std::byte* source, int inputs, float* target) {
   }
 }
 
+// Rows [row_begin, row_end), at most kWideRows.
 template <typename W>
-void ManyRows(const MatMulPiece& p) {
+void ManyRows(const MatMulPiece& p, int row_begin, int row_end) {
   constexpr bool kWiden = std::is_same_v<W, Bf16Weights>;
-  const int rows = p.row_end - p.row_begin;
-  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
+  const int rows = row_end - row_begin;
+  const int tiles = (rows + kMaxWideRows - 1) / kMaxWideRows;
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
   float* const a = reinterpret_cast<float*>(p.scratch);
-  std::byte* const wide = p.scratch + kMaxRows * kRowStride * sizeof(float);
+  std::byte* const wide = p.scratch + kWideRows * kWideStride * sizeof(float);
   constexpr int64_t kWideBytes = int64_t{kWideBlock} * kPairBytes;
   const int block = BlockInputs(p.k, kWideBlock);
   for (int begin = 0; begin < p.k; begin += block) {
@@ -204,6 +346,7 @@ void ManyRows(const MatMulPiece& p) {
     args.inputs = std::min(block, p.k - begin);
     args.first = begin == 0;
     const bool last = begin + args.inputs == p.k;
+    CopyRows(p, row_begin, rows, begin, args.inputs, kWideStride, a);
     for (int panel = p.panel_begin; panel < p.panel_end; panel += kWidePanels) {
       const int panels = std::min(kWidePanels, p.panel_end - panel);
       if constexpr (kWiden) {
@@ -216,9 +359,8 @@ void ManyRows(const MatMulPiece& p) {
         const int row = static_cast<int>(int64_t{rows} * tile / tiles);
         const int count =
             static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
-        CopyRows(p, p.row_begin + row, count, begin, args.inputs, a);
-        args.a = a;
-        const TileFn run = TileOf<F32Weights, 2>(count);
+        args.a = a + int64_t{row} * kWideStride;
+        const TileFn run = WideTileOf(count);
         const int step = std::min(2, UnitsFor(count));
         for (int i = 0; i < panels; ++i) {
           const std::byte* const w =
@@ -226,7 +368,7 @@ void ManyRows(const MatMulPiece& p) {
                      : p.w + (panel + i) * panel_bytes + begin * kPairBytes;
           for (int u = 0; u < 2; u += step) {
             for (int j = 0; j < step; ++j) args.w[j] = w + (u + j) * 64;
-            RunTile(p, run, args, count, p.row_begin + row,
+            RunTile(p, run, args, count, row_begin + row,
                     (panel + i) * kPanel + u * 16, step, last);
           }
         }
@@ -240,10 +382,15 @@ void MatMulOf(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
   if (rows == 1) {
     OneRow<W>(p);
-  } else if (rows < kWideRows) {
+  } else if (rows < kManyRows) {
     FewRows<W>(p);
   } else {
-    ManyRows<W>(p);
+    const int parts = (rows + kWideRows - 1) / kWideRows;
+    for (int part = 0; part < parts; ++part) {
+      ManyRows<W>(
+          p, p.row_begin + static_cast<int>(int64_t{rows} * part / parts),
+          p.row_begin + static_cast<int>(int64_t{rows} * (part + 1) / parts));
+    }
   }
 }
 

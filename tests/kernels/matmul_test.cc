@@ -13,12 +13,14 @@ struct Shape {
   int k;
 };
 
-// Around every edge: panels of 32, pairs of inputs, blocks of 576 and 768.
-const Shape kShapes[] = {{1, 1},     {7, 3},     {31, 17},  {32, 64},
-                         {33, 65},   {96, 576},  {65, 577}, {100, 769},
-                         {48, 1537}, {260, 1024}};
-const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,  12,
-                        13, 16, 24, 32, 63, 95, 96, 130};
+// Around every edge: panels of 32, pairs of inputs, blocks of 288 and 576,
+// eight of the smaller ones.
+const Shape kShapes[] = {{1, 1},      {7, 3},    {31, 17},  {32, 64},
+                         {33, 65},    {96, 576}, {65, 577}, {100, 769},
+                         {260, 1024}, {40, 2305}};
+const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,   12,
+                        13, 16, 24, 32, 63, 95, 143, 144};
+constexpr int kMostRows = 144;
 
 // What is multiplied, and what finished chains of row n are multiplied by.
 struct Kept {
@@ -75,12 +77,13 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
       const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
       Matrix& packed = device.Pack(w, shape.n, shape.k, type);
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
-      const auto x = RandomFloats(static_cast<size_t>(130 * shape.k), 3);
+      const auto x = RandomFloats(static_cast<size_t>(kMostRows * shape.k), 3);
       const auto expected =
-          Reference(130, shape, x, KeptAs(type, shape, w), bias);
+          Reference(kMostRows, shape, x, KeptAs(type, shape, w), bias);
       const float* const device_x = device.Upload(x);
       const float* const device_bias = device.Upload(bias);
-      float* const out = device.New<float>(static_cast<size_t>(130 * shape.n));
+      float* const out =
+          device.New<float>(static_cast<size_t>(kMostRows * shape.n));
       for (const int m : kBatches) {
         device->MatMul(device.queue(), m, device_x, packed, device_bias, out);
         const auto count = static_cast<size_t>(m * shape.n);
@@ -94,6 +97,21 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
     }
   }
   EXPECT_GE(configs, 3);
+}
+
+TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
+  Device device(MakeBackend());
+  const Shape shape{33, 65};
+  const int rows = 1030;
+  const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
+  const auto x = RandomFloats(static_cast<size_t>(rows * shape.k), 3);
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  const auto count = static_cast<size_t>(rows * shape.n);
+  float* const out = device.New<float>(count);
+  device->MatMul(device.queue(), rows, device.Upload(x), packed, nullptr, out);
+  EXPECT_TRUE(
+      SameBits(device.Download(out, count),
+               Reference(rows, shape, x, KeptAs(GetParam(), shape, w), {})));
 }
 
 TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
