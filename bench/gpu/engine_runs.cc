@@ -30,7 +30,7 @@ StepEntry EntryOf(int sequence, int position, absl::Span<const int32_t> tokens,
   entry.position = position;
   entry.tokens = tokens;
   entry.block_table = blocks;
-  if (sample) entry.draws = kOneDraw;
+  if (sample) entry.draws = engine::kOneDraw;
   return entry;
 }
 
