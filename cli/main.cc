@@ -30,6 +30,9 @@ struct ServeCommand {
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
   int block_size = 16;
   int64_t kv_bytes = 0;
+  int64_t offload_bytes = 0;
+  std::string offload_path;
+  int64_t offload_file_bytes = 0;
   std::string device = "auto";
   double gpu_memory_utilization = 0.9;
 
@@ -80,6 +83,12 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddInt("block-size", &block_size, "Positions per KV block", {8, 256});
   line->AddBytes("kv-cache-memory-bytes", &kv_bytes,
                  "Per worker, at most; 0: 1 GiB, or the GPU's share");
+  line->AddBytes("kv-offload-bytes", &offload_bytes,
+                 "Per worker: host memory for evicted KV; 0: none");
+  line->Add("kv-offload-path", &offload_path,
+            "Directory for evicted KV that falls out of that memory");
+  line->AddBytes("kv-offload-file-bytes", &offload_file_bytes,
+                 "Per worker: in that directory at most");
   line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves");
   line->Group("TLS");
@@ -125,6 +134,9 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("max-num-batched-tokens", absl::StrCat(max_batched));
   worker("block-size", absl::StrCat(block_size));
   worker("kv-cache-memory-bytes", absl::StrCat(kv_bytes));
+  worker("kv-offload-bytes", absl::StrCat(offload_bytes));
+  worker("kv-offload-path", offload_path);
+  worker("kv-offload-file-bytes", absl::StrCat(offload_file_bytes));
   worker("handoff", handoff);
 }
 

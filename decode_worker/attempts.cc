@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/error.h"
 #include "decode_worker/call.h"
 #include "decode_worker/core.h"
@@ -45,6 +46,11 @@ void DecodeCore::UseFreeBlocks() {
   });
   for (Call* const call : waiting) {
     if (call->phase == Phase::kLocal) {
+      // For a bounded time, and in nobody's way.
+      if (options_.offload != nullptr &&
+          cache_.Prefetching(LocalHashes(*call))) {
+        continue;
+      }
       if (!TryLocal(call)) return;
       continue;
     }
@@ -58,13 +64,11 @@ void DecodeCore::UseFreeBlocks() {
 bool DecodeCore::TryGrant(Call* call) {
   Landing& landing = call->landing;
   const int positions = static_cast<int>(call->history.size());
-  if (call->use_prefix_cache) {
-    const auto hashes = engine::HashBlocks(Root(*call, landing.formats),
-                                           call->history, pool_->block_size());
-    landing.matched = pool_->Match(hashes);
-  }
+  const auto hashes = Hashes(*call, landing.formats, positions);
+  landing.matched = cache_.Find(hashes);
   const int matched = static_cast<int>(landing.matched.size());
-  const int wanted = BlocksFor(positions) - matched;
+  const int missing = engine::PrefixCache::Missing(landing.matched);
+  const int wanted = BlocksFor(positions) - matched + missing;
   // One block for each running sequence stays: a grant that makes the next
   // step preempt somebody has won nothing.
   if (pool_->available() - wanted < engine_.stats().running) {
@@ -73,11 +77,9 @@ bool DecodeCore::TryGrant(Call* call) {
       return false;
     }
   }
-  landing.reserved = pool_->Reserve(wanted);
-  if (!landing.reserved.has_value()) {
-    landing.matched.clear();
-    return false;
-  }
+  cache_.Restore(hashes, &landing.matched);
+  landing.reserved = pool_->Reserve(wanted - missing);
+  TANDEM_CHECK(landing.reserved.has_value(), "they were available");
   landing.block_table.clear();
   for (const engine::BlockRef& block : landing.matched) {
     landing.block_table.push_back(block.id());
@@ -102,21 +104,16 @@ bool DecodeCore::TryGrant(Call* call) {
 
 bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
-  std::vector<engine::BlockRef> matched;
-  if (call->use_prefix_cache) {
-    auto hashes =
-        engine::HashBlocks(Root(*call, ""), call->history, pool_->block_size());
-    // The last position is always computed: its logits give the next token.
-    hashes.resize(
-        std::min<size_t>(hashes.size(), (positions - 1) / pool_->block_size()));
-    matched = pool_->Match(hashes);
-  }
+  const auto hashes = LocalHashes(*call);
+  std::vector<engine::BlockRef> matched = cache_.Find(hashes);
+  const int missing = engine::PrefixCache::Missing(matched);
   const int wanted =
-      BlocksFor(positions + 1) - static_cast<int>(matched.size());
+      BlocksFor(positions + 1) - static_cast<int>(matched.size()) + missing;
   if (pool_->available() < wanted + engine_.stats().running &&
       (engine_.stats().running > 0 || pool_->available() < wanted)) {
     return false;
   }
+  cache_.Restore(hashes, &matched);
   const int computed = static_cast<int>(matched.size()) * pool_->block_size();
   counters_.history_positions += positions;
   counters_.cached_positions += computed;

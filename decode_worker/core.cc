@@ -28,13 +28,19 @@ DecodeCore::DecodeCore(const DecodeOptions& options, Loop* loop, Random* random,
       random_(random),
       executor_(executor),
       pool_(pool),
+      cache_(pool, options.offload),
       engine_(options.engine, loop, executor, pool, this),
       receiver_(options.receiver, loop, random, this),
       // From anywhere: two decode workers of one request hardly ever agree.
       next_attempt_(static_cast<uint32_t>(random->Below(1u << 30)) + 1),
-      clock_(loop, [this](bool judge) { Tick(judge); }) {}
+      clock_(loop, [this](bool judge) { Tick(judge); }) {
+  if (options_.offload != nullptr) {
+    options_.offload->set_on_change([this] { ScheduleUseFreeBlocks(); });
+  }
+}
 
 DecodeCore::~DecodeCore() {
+  if (options_.offload != nullptr) options_.offload->set_on_change(nullptr);
   CloseAll(absl::UnavailableError("the decode worker is shutting down"));
 }
 
@@ -168,11 +174,9 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   v1::DecodeResponse response;
   v1::AttemptOpened* const opened = response.mutable_opened();
   opened->set_attempt(call->attempt);
-  if (call->use_prefix_cache) {
-    const auto hashes =
-        engine::HashBlocks(Root(*call, ""), call->history, pool_->block_size());
-    opened->set_cached_tokens(pool_->Lookup(hashes) * pool_->block_size());
-  }
+  const auto hashes = Hashes(*call, "", static_cast<int>(call->history.size()));
+  opened->set_cached_tokens(cache_.Lookup(hashes) * pool_->block_size());
+  cache_.Prefetch(hashes);
   if (prefill != nullptr) {
     ++counters_.attempts_remote;
     call->phase = Phase::kRemote;
@@ -333,6 +337,21 @@ int DecodeCore::ExpectedBlocks(const Call& call) const {
 engine::BlockHash DecodeCore::Root(const Call& call,
                                    const std::string& formats) const {
   return engine::RootHash(call.cache_salt, pool_->block_size(), formats);
+}
+
+std::vector<engine::BlockHash> DecodeCore::Hashes(const Call& call,
+                                                  const std::string& formats,
+                                                  int positions) const {
+  if (!call.use_prefix_cache) return {};
+  return engine::HashBlocks(
+      Root(call, formats),
+      absl::MakeConstSpan(call.history).first(static_cast<size_t>(positions)),
+      pool_->block_size());
+}
+
+// The last position is always computed: its logits give the next token.
+std::vector<engine::BlockHash> DecodeCore::LocalHashes(const Call& call) const {
+  return Hashes(call, "", static_cast<int>(call.history.size()) - 1);
 }
 
 v1::WorkerLoad DecodeCore::Load() const {

@@ -33,7 +33,9 @@
 #include "common/stream.h"
 #include "engine/engine.h"
 #include "engine/executor.h"
+#include "engine/kv_offload.h"
 #include "engine/kv_pool.h"
+#include "engine/prefix_cache.h"
 #include "handoff/receiver.h"
 #include "tandem/v1/decode.pb.h"
 #include "tandem/v1/registry.pb.h"
@@ -46,6 +48,7 @@ using DecodeStream = Stream<v1::DecodeResponse, v1::DecodeRequest>;
 struct DecodeOptions {
   std::string incarnation;  // 16 bytes
   engine::EngineOptions engine;
+  engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::ReceiverOptions receiver;
   int max_calls = 256;  // sequences admitted at once
   // Admission: blocks in use and the expected need of all tickets stay under
@@ -148,6 +151,12 @@ class DecodeCore final : private engine::EngineListener,
   int BlocksFor(int positions) const;
   int ExpectedBlocks(const Call& call) const;
   engine::BlockHash Root(const Call& call, const std::string& formats) const;
+  // Of the full blocks of the first `positions` of its history; none where the
+  // prefix cache is bypassed.
+  std::vector<engine::BlockHash> Hashes(const Call& call,
+                                        const std::string& formats,
+                                        int positions) const;
+  std::vector<engine::BlockHash> LocalHashes(const Call& call) const;
   bool RoomIsExpected(int blocks, absl::Duration within) const;
   void SendTokens(Call* call, int position, v1::Token token);
   Call* FindAttempt(const handoff::Attempt& attempt);
@@ -184,6 +193,7 @@ class DecodeCore final : private engine::EngineListener,
   Random* const random_;
   engine::Executor* const executor_;
   engine::KvPool* const pool_;
+  engine::PrefixCache cache_;
   engine::Engine engine_;
   handoff::Receiver receiver_;
   DecodeCounters counters_;

@@ -87,6 +87,7 @@ class DecodeRole final : public worker::Role {
     DecodeOptions options;
     options.incarnation = context.parts.incarnation;
     options.engine = context.parts.engine_options;
+    options.offload = context.parts.offload.get();
     options.receiver = MakeReceiverOptions(context);
     options.max_calls = flags.max_calls;
     options.admission_factor = flags.admission_factor;

@@ -20,6 +20,7 @@ struct DeviceExecutor::Transfer {
   DeviceExecutor* executor;
   KvDigest digest;
   absl::AnyInvocable<void(KvDigest)> done;
+  int32_t block = -1;  // the block table of what moves a whole one
 };
 
 namespace {
@@ -570,6 +571,46 @@ void DeviceExecutor::Digest(const KvPart& part, DType wire, uint64_t digest_key,
       std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
   backend_->KvDigestOf(*transfer_, *cache_, RangeOf(part), wire, digest_key,
                        &transfer->digest);
+  FinishTransfer(std::move(transfer));
+}
+
+// ---- Whole blocks
+
+KvPart DeviceExecutor::WholeBlock(const int32_t* block) const {
+  const kernels::KvShape& shape = kv_shape();
+  return {.block_table = absl::MakeConstSpan(block, 1),
+          .position_begin = 0,
+          .position_end = shape.block_size,
+          .layer_begin = 0,
+          .layer_end = shape.num_layers,
+          .head_begin = 0,
+          .head_end = shape.kv_heads};
+}
+
+int64_t DeviceExecutor::block_bytes() const {
+  const int32_t any = 0;
+  return RangeOf(WholeBlock(&any)).bytes(kv_shape().dtype, kv_shape().head_dim);
+}
+
+void DeviceExecutor::SaveBlock(int32_t block, std::byte* to,
+                               absl::AnyInvocable<void()> done) {
+  auto transfer = std::make_unique<Transfer>(Transfer{
+      this, {}, [done = std::move(done)](KvDigest) mutable { done(); }, block});
+  // As if it wrote: the next step that names the block waits.
+  last_scatter_[block] = transfers_issued_ + 1;
+  backend_->KvGather(*transfer_, *cache_, RangeOf(WholeBlock(&transfer->block)),
+                     kv_shape().dtype, 0, to, &transfer->digest);
+  FinishTransfer(std::move(transfer));
+}
+
+void DeviceExecutor::RestoreBlock(int32_t block, const std::byte* from,
+                                  absl::AnyInvocable<void()> done) {
+  auto transfer = std::make_unique<Transfer>(Transfer{
+      this, {}, [done = std::move(done)](KvDigest) mutable { done(); }, block});
+  const KvPart part = WholeBlock(&transfer->block);
+  WaitForSteps(part);
+  backend_->KvScatter(*transfer_, *cache_, RangeOf(part), kv_shape().dtype,
+                      from);
   FinishTransfer(std::move(transfer));
 }
 

@@ -7,7 +7,9 @@
 // `transfer` beside them. They meet only where both touch a block: a step
 // waits for an unfinished scatter into a block that it names, and a scatter
 // waits for an unfinished step that names its block. A gather waits for
-// nothing, since it may read only what OnLayersDone has reported.
+// nothing, since it may read only what OnLayersDone has reported. Saving and
+// restoring a whole block are a gather and a scatter for which steps wait
+// alike.
 //
 // A step in which every entry has one position and draws (a decode) can be
 // recorded by the backend once for each size and put on the queue in one go:
@@ -33,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/loop.h"
+#include "engine/block_mover.h"
 #include "engine/executor.h"
 #include "engine/forward.h"
 #include "engine/model.h"
@@ -57,7 +60,7 @@ struct DeviceExecutorOptions {
   int draws() const { return max_draws > 0 ? max_draws : max_sequences; }
 };
 
-class DeviceExecutor final : public Executor {
+class DeviceExecutor final : public Executor, public BlockMover {
  public:
   // All three outlive the executor.
   static absl::StatusOr<std::unique_ptr<DeviceExecutor>> Create(
@@ -90,6 +93,11 @@ class DeviceExecutor final : public Executor {
   void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
   const kernels::KvShape& kv_shape() const override { return cache_->shape(); }
+  int64_t block_bytes() const override;
+  void SaveBlock(int32_t block, std::byte* to,
+                 absl::AnyInvocable<void()> done) override;
+  void RestoreBlock(int32_t block, const std::byte* from,
+                    absl::AnyInvocable<void()> done) override;
   // Waits for all that was asked for.
   void Synchronize();
 
@@ -158,6 +166,7 @@ class DeviceExecutor final : public Executor {
   void WaitForScatters(const Step& step);
   void WaitForSteps(const KvPart& part);
   absl::Span<const int32_t> BlocksOf(const KvPart& part) const;
+  KvPart WholeBlock(const int32_t* block) const;
   void FinishTransfer(std::unique_ptr<Transfer> transfer);
 
   const DeviceExecutorOptions options_;

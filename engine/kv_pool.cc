@@ -180,7 +180,7 @@ void KvPool::Publish(const BlockRef& block, const BlockHash& hash) {
   if (!found_.try_emplace(hash, block.id_).second) return;
   entry.published = true;
   entry.hash = hash;
-  NoteChange(hash, 1);
+  if (tier_ == nullptr || !tier_->Holds(hash)) NoteChange(hash, 1);
 }
 
 bool KvPool::published(const BlockRef& block) const {
@@ -194,7 +194,7 @@ int KvPool::references(const BlockRef& block) const {
 void KvPool::ClearCache() {
   while (oldest_ >= 0) {
     const int32_t id = oldest_;
-    Forget(id);
+    Forget(id, /*evicted=*/false);
     MoveTo(id, State::kFree);
   }
 }
@@ -218,6 +218,11 @@ std::vector<uint64_t> KvPool::CachedHashes() const {
   std::vector<uint64_t> hashes;
   hashes.reserve(found_.size());
   for (const auto& [hash, id] : found_) hashes.push_back(hash.Short());
+  if (tier_ != nullptr) {
+    for (const BlockHash& hash : tier_->Hashes()) {
+      if (!found_.contains(hash)) hashes.push_back(hash.Short());
+    }
+  }
   std::sort(hashes.begin(), hashes.end());
   return hashes;
 }
@@ -271,18 +276,26 @@ int32_t KvPool::Take(State state) {
   } else {
     id = oldest_;
     TANDEM_CHECK(id >= 0, "callers look at available() first");
-    Forget(id);
+    Forget(id, /*evicted=*/true);
   }
   MoveTo(id, state);
   return id;
 }
 
-void KvPool::Forget(int32_t id) {
+void KvPool::Forget(int32_t id, bool evicted) {
   Block& block = blocks_[id];
   if (!block.published) return;
   found_.erase(block.hash);
-  NoteChange(block.hash, -1);
   block.published = false;
+  if (tier_ != nullptr &&
+      (evicted ? tier_->Keep(id, block.hash) : tier_->Holds(block.hash))) {
+    return;
+  }
+  NoteChange(block.hash, -1);
+}
+
+void KvPool::TierForgot(const BlockHash& hash) {
+  if (!found_.contains(hash)) NoteChange(hash, -1);
 }
 
 void KvPool::NoteChange(const BlockHash& hash, int change) {

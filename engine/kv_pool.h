@@ -128,6 +128,19 @@ struct CacheChanges {
   std::vector<uint64_t> removed;
 };
 
+// A second place where the content of evicted blocks is found
+// (engine/kv_offload.h). Called by the pool, which it may tell TierForgot.
+class KvTier {
+ public:
+  virtual ~KvTier() = default;
+  // `block`, cached under `hash`, will be written by what comes next. True if
+  // the content is held here from now on, or was already.
+  virtual bool Keep(int32_t block, const BlockHash& hash) = 0;
+  virtual bool Holds(const BlockHash& hash) const = 0;
+  // All that it holds, in any order.
+  virtual std::vector<BlockHash> Hashes() const = 0;
+};
+
 class KvPool {
  public:
   KvPool(int num_blocks, int block_size);
@@ -162,8 +175,15 @@ class KvPool {
   // References to the block, without holds.
   int references(const BlockRef& block) const;
 
-  // Drops all cached blocks that nobody holds.
+  // Drops all cached blocks that nobody holds. What a tier holds stays.
   void ClearCache();
+
+  // Who is asked to keep what is evicted; null: nobody. What the tier holds
+  // counts as cached in TakeChanges and CachedHashes. REQUIRES: it holds
+  // nothing yet, or (null) nobody asks for those any more.
+  void set_tier(KvTier* tier) { tier_ = tier; }
+  // The tier holds `hash` no longer.
+  void TierForgot(const BlockHash& hash);
 
   // Calls `wake` once, when the next block becomes free or evictable. It may
   // not use the pool: it puts a task on a loop. Replaces the one before; an
@@ -203,7 +223,8 @@ class KvPool {
   // Takes a free block or evicts the least recently used one.
   int32_t Take(State state);
   void Unlink(int32_t id);
-  void Forget(int32_t id);  // no longer found by its hash
+  // No longer found by its hash; `evicted`: the tier may keep the content.
+  void Forget(int32_t id, bool evicted);
   void NoteChange(const BlockHash& hash, int change);
   BlockRef AddReference(int32_t id);
   void DropReference(int32_t id);
@@ -225,6 +246,7 @@ class KvPool {
   // was published then and is published now, so it cannot grow on.
   absl::flat_hash_map<uint64_t, int> changes_;
   absl::AnyInvocable<void()> wake_;
+  KvTier* tier_ = nullptr;
 };
 
 }  // namespace tandem::engine

@@ -18,11 +18,17 @@ PrefillCore::PrefillCore(const PrefillOptions& options, Loop* loop,
       loop_(loop),
       executor_(executor),
       pool_(pool),
+      cache_(pool, options.offload),
       engine_(options.engine, loop, executor, pool, this),
       sender_(options.sender, loop, random, std::move(dial), this),
-      clock_(loop, [this](bool judge) { Tick(judge); }) {}
+      clock_(loop, [this](bool judge) { Tick(judge); }) {
+  if (options_.offload != nullptr) {
+    options_.offload->set_on_change([this] { ScheduleAdvance(); });
+  }
+}
 
 PrefillCore::~PrefillCore() {
+  if (options_.offload != nullptr) options_.offload->set_on_change(nullptr);
   CloseAll(absl::UnavailableError("the prefill worker is shutting down"));
 }
 
@@ -99,6 +105,7 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   if (!attempts_.emplace(AttemptOf(*call), call->id).second) {
     return absl::AlreadyExistsError("the attempt is being prefilled here");
   }
+  cache_.Prefetch(CacheableHashes(*call));
   call->phase = Phase::kQueued;
   queued_tokens_ += positions;
   ScheduleAdvance();
@@ -145,6 +152,11 @@ void PrefillCore::Advance() {
     int& blocks = held[call->open.decode_worker().worker_id()];
     const int wanted = BlocksFor(static_cast<int>(call->history.size()));
     if (blocks > 0 && blocks + wanted > limit) continue;
+    // For a bounded time, and in nobody's way.
+    if (options_.offload != nullptr &&
+        cache_.Prefetching(CacheableHashes(*call))) {
+      continue;
+    }
     if (!TryCompute(call)) return;
     blocks += wanted;
   }
@@ -165,35 +177,40 @@ void PrefillCore::Offer(Call* call) {
   call->phase = Phase::kOffered;
   const int positions = static_cast<int>(call->history.size());
   queued_tokens_ -= positions;
-  int cached = 0;
-  if (!call->open.bypass_prefix_cache()) {
-    const auto hashes = engine::HashBlocks(
-        engine::RootHash(call->open.cache_salt(), pool_->block_size(), ""),
-        call->history, pool_->block_size());
-    cached = pool_->Lookup(hashes) * pool_->block_size();
-  }
+  const int cached =
+      cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
       positions, cached, ExpectedPrefill(positions - cached),
       {call->open.avoid_ways().begin(), call->open.avoid_ways().end()});
 }
 
+std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
+    const Call& call) const {
+  if (call.open.bypass_prefix_cache()) return {};
+  const size_t positions = call.history.size();
+  auto hashes = engine::HashBlocks(
+      engine::RootHash(call.open.cache_salt(), pool_->block_size(), ""),
+      call.history, pool_->block_size());
+  // The last position is always computed: its logits give the first token.
+  hashes.resize(
+      std::min(hashes.size(),
+               (positions - 1) / static_cast<size_t>(pool_->block_size())));
+  return hashes;
+}
+
 bool PrefillCore::TryCompute(Call* call) {
   const int positions = static_cast<int>(call->history.size());
-  const engine::BlockHash root =
-      engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
-  std::vector<engine::BlockRef> matched;
-  if (!call->open.bypass_prefix_cache()) {
-    auto hashes = engine::HashBlocks(root, call->history, pool_->block_size());
-    // The last position is always computed: its logits give the first token.
-    hashes.resize(
-        std::min<size_t>(hashes.size(), (positions - 1) / pool_->block_size()));
-    matched = pool_->Match(hashes);
-  }
+  const std::vector<engine::BlockHash> hashes = CacheableHashes(*call);
+  std::vector<engine::BlockRef> matched = cache_.Find(hashes);
   // All its blocks must fit beside what the others were promised, so that
   // nothing that was computed is ever preempted.
-  const int wanted = BlocksFor(positions) - static_cast<int>(matched.size());
+  const int missing = engine::PrefixCache::Missing(matched);
+  int wanted =
+      BlocksFor(positions) - static_cast<int>(matched.size()) + missing;
   if (pool_->available() - promised_blocks_ < wanted) return false;
+  cache_.Restore(hashes, &matched);
+  wanted -= missing;
 
   const int cached = static_cast<int>(matched.size()) * pool_->block_size();
   counters_.history_positions += positions;
@@ -210,7 +227,8 @@ bool PrefillCore::TryCompute(Call* call) {
       worker::ToEngine(call->open.sampling(), call->open.sequence_index());
   spec.rules = worker::ToEngine(call->open.sampling().rules());
   spec.stopping = call->stopping;
-  spec.root = root;
+  spec.root =
+      engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;
   spec.first_token_only = true;

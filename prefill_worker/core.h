@@ -32,7 +32,9 @@
 #include "common/stream.h"
 #include "engine/engine.h"
 #include "engine/executor.h"
+#include "engine/kv_offload.h"
 #include "engine/kv_pool.h"
+#include "engine/prefix_cache.h"
 #include "handoff/sender.h"
 #include "tandem/v1/prefill.pb.h"
 #include "tandem/v1/registry.pb.h"
@@ -45,6 +47,7 @@ using PrefillStream = Stream<v1::PrefillResponse, v1::PrefillRequest>;
 struct PrefillOptions {
   std::string incarnation;  // 16 bytes
   engine::EngineOptions engine;
+  engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::SenderOptions sender;
   int max_queue = 256;                  // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
@@ -106,6 +109,8 @@ class PrefillCore final : private engine::EngineListener,
   void ScheduleAdvance();
   void Offer(Call* call);
   bool TryCompute(Call* call);
+  // Of the blocks that its prompt may find in the cache.
+  std::vector<engine::BlockHash> CacheableHashes(const Call& call) const;
   // By decode worker: of what computes, or waits for its handoff.
   std::map<std::string, int> BlocksHeld() const;
   void Retire(CallId id, const absl::Status& status);
@@ -145,6 +150,7 @@ class PrefillCore final : private engine::EngineListener,
   Loop* const loop_;
   engine::Executor* const executor_;
   engine::KvPool* const pool_;
+  engine::PrefixCache cache_;
   engine::Engine engine_;
   handoff::Sender sender_;
   PrefillCounters counters_;

@@ -78,6 +78,7 @@ class PrefillRole final : public worker::Role {
     PrefillOptions options;
     options.incarnation = context.parts.incarnation;
     options.engine = context.parts.engine_options;
+    options.offload = context.parts.offload.get();
     options.max_queue = flags.max_queue;
     options.waiting_share = flags.waiting_share;
     options.lease = context.flags.lease;

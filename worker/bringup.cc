@@ -147,6 +147,70 @@ void RecordDecodes(engine::DeviceExecutor& executor) {
   }
 }
 
+// Options that make no sense alone.
+absl::Status CheckOffload(const WorkerFlags& flags) {
+  const auto refuse = [](const char* what) {
+    return absl::InvalidArgumentError(what);
+  };
+  if (flags.kv_offload_bytes > 0 && !flags.prefix_caching) {
+    return refuse(
+        "--kv-offload-bytes keeps what the prefix cache evicts: give it with "
+        "--enable-prefix-caching, or neither");
+  }
+  if (flags.kv_offload_path.empty() != (flags.kv_offload_file_bytes == 0)) {
+    return refuse(
+        "--kv-offload-path and --kv-offload-file-bytes go together: where the "
+        "file lies, and how large it may be");
+  }
+  if (flags.kv_offload_file_bytes > 0 && flags.kv_offload_bytes == 0) {
+    return refuse(
+        "--kv-offload-file-bytes needs --kv-offload-bytes: blocks go to the "
+        "file by way of memory");
+  }
+  return absl::OkStatus();
+}
+
+// REQUIRES: executor and pool are there.
+absl::Status StartOffload(const WorkerFlags& flags, Loop* loop,
+                          WorkerParts* parts) {
+  if (flags.kv_offload_bytes == 0) return absl::OkStatus();
+  const int64_t block = parts->executor->block_bytes();
+  const auto blocks = [block](int64_t bytes) {
+    return static_cast<int>(std::min<int64_t>(bytes / block, 1 << 24));
+  };
+  engine::KvOffloadOptions options;
+  options.memory_blocks = blocks(flags.kv_offload_bytes);
+  options.file_blocks = blocks(flags.kv_offload_file_bytes);
+  const bool with_file = flags.kv_offload_file_bytes > 0;
+  if (options.memory_blocks == 0 || (with_file && options.file_blocks == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.memory_blocks == 0 ? "--kv-offload-bytes is "
+                                                : "--kv-offload-file-bytes is ",
+                     options.memory_blocks == 0 ? flags.kv_offload_bytes
+                                                : flags.kv_offload_file_bytes,
+                     ", less than one block of ", block, " bytes"));
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
+      parts->backend->AllocateHost(
+          static_cast<size_t>(options.memory_blocks * block));
+  if (!memory.ok()) return memory.status();
+  parts->offload_memory = *std::move(memory);
+  if (with_file) {
+    auto file = engine::TemporaryBlockFile::Create(
+        flags.kv_offload_path, options.file_blocks, block, loop);
+    if (!file.ok()) return file.status();
+    parts->offload_file = *std::move(file);
+  }
+  parts->offload = std::make_unique<engine::KvOffload>(
+      options, loop, parts->executor.get(), parts->pool.get(),
+      parts->offload_memory->data(), parts->offload_file.get());
+  LogInfo("KV that is evicted is kept",
+          {{"memory_tokens", int64_t{options.memory_blocks} * flags.block_size},
+           {"file_tokens", int64_t{options.file_blocks} * flags.block_size},
+           {"directory", flags.kv_offload_path}});
+  return absl::OkStatus();
+}
+
 v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
                           const WorkerParts& parts) {
   v1::WorkerHello hello;
@@ -212,6 +276,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     return absl::InvalidArgumentError(absl::StrCat(
         "--block-size is ", flags.block_size, ", expected a multiple of 8"));
   }
+  const absl::Status offload = CheckOffload(flags);
+  if (!offload.ok()) return offload;
 
   absl::StatusOr<engine::ModelSpec> spec =
       engine::LoadModelSpec(flags.model_dir);
@@ -325,6 +391,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   }
   parts.pool =
       std::make_unique<engine::KvPool>(plan->num_blocks, flags.block_size);
+  const absl::Status offloading = StartOffload(flags, loop, &parts);
+  if (!offloading.ok()) return offloading;
 
   parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;

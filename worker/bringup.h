@@ -16,6 +16,7 @@
 #include "engine/device_executor.h"
 #include "engine/engine.h"
 #include "engine/fingerprint.h"
+#include "engine/kv_offload.h"
 #include "engine/kv_pool.h"
 #include "engine/model.h"
 #include "kernels/backend.h"
@@ -50,6 +51,9 @@ struct WorkerFlags {
   int num_blocks = 0;          // 0: from kv_cache_bytes
   int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
   bool prefix_caching = true;
+  int64_t kv_offload_bytes = 0;           // of host memory; 0: no offloading
+  std::string kv_offload_path;            // a directory; empty: no file
+  int64_t kv_offload_file_bytes = 0;      // in it
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   int layers_per_group = 0;      // of a handoff; 0: so that slices are large
@@ -67,6 +71,9 @@ struct WorkerParts {
   std::unique_ptr<engine::Model> model;
   std::unique_ptr<engine::DeviceExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
+  std::unique_ptr<kernels::Buffer> offload_memory;  // these three: null
+  std::unique_ptr<engine::BlockFile> offload_file;  // where nothing is
+  std::unique_ptr<engine::KvOffload> offload;       // offloaded
   engine::EngineOptions engine_options;
   engine::FingerprintParts fingerprint;
   std::string kv_dtype;

@@ -14,6 +14,7 @@
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "tandem/v1/registry.grpc.pb.h"
+#include "worker/offload_metrics.h"
 #include "worker/registration.h"
 #include "worker/resolver.h"
 
@@ -89,6 +90,12 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
   line->Add("enable-prefix-caching", &worker.prefix_caching,
             "Keep full blocks for later prompts that start alike");
+  line->AddBytes("kv-offload-bytes", &worker.kv_offload_bytes,
+                 "Host memory for what the prefix cache evicts; 0: none");
+  line->Add("kv-offload-path", &worker.kv_offload_path,
+            "Directory of a nameless file for what falls out of that memory");
+  line->AddBytes("kv-offload-file-bytes", &worker.kv_offload_file_bytes,
+                 "Size of that file at most");
   line->AddChoice("async-scheduling", &worker.async_scheduling,
                   {"auto", "on", "off"},
                   "Submit the next step of decodes while one runs; auto: on a "
@@ -164,6 +171,7 @@ class Process {
   std::unique_ptr<ThreadLoop> loop_;
   WorkerParts parts_;
   std::unique_ptr<MeasuredExecutor> executor_;
+  std::unique_ptr<OffloadMetrics> offload_metrics_;
   std::unique_ptr<Role> role_;
   std::unique_ptr<rpc::Server> server_;
   std::map<std::string, std::string> tls_names_;  // by router address
@@ -222,6 +230,7 @@ absl::Status Process::StartRole() {
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode",
       parts_.hello.model());
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
+  offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(
       parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get());
   absl::Status made = absl::CancelledError("the loop stopped");
@@ -326,6 +335,7 @@ void Process::EachSecond() {
   watchdog_->Beat(loop_->Now());
   role_->UpdateMetrics();
   if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();
+  if (parts_.offload != nullptr) offload_metrics_->Update(*parts_.offload);
   if (!role_->fatal().ok()) Finish(role_->fatal());
 }
 
@@ -379,6 +389,8 @@ void Process::Stop() {
   role_.reset();
   server_.reset();
   executor_.reset();
+  parts_.offload.reset();
+  parts_.offload_file.reset();
   parts_.pool.reset();
   // Its wait for communicators has an end; freeing the executor's memory would
   // wait for whatever of theirs is still on the device.

@@ -26,6 +26,7 @@ kernels::KvDigest RowDigest(uint64_t key, uint64_t word, int layer,
 FakeExecutor::FakeExecutor(const FakeExecutorOptions& options, Loop* loop)
     : options_(options),
       random_(options.seed),
+      moving_(static_cast<size_t>(options.num_blocks)),
       writers_(static_cast<size_t>(options.num_blocks)),
       step_timer_(loop),
       copy_timer_(loop) {
@@ -144,8 +145,26 @@ bool FakeExecutor::CheckStep(const Step& step) {
   return true;
 }
 
+bool FakeExecutor::WaitsForMoves(const Step& step) const {
+  const auto moves = [this](int32_t block) {
+    return block >= 0 && block < shape_.num_blocks &&
+           moving_[static_cast<size_t>(block)] > 0;
+  };
+  for (const BlockCopy& copy : step.copies) {
+    if (moves(copy.from) || moves(copy.to)) return true;
+  }
+  for (const StepEntry& entry : step.entries) {
+    for (const int32_t block : entry.block_table) {
+      if (moves(block)) return true;
+    }
+  }
+  return false;
+}
+
 void FakeExecutor::StartStep() {
   const Step& step = *submitted_.front().step;
+  step_waits_ = WaitsForMoves(step);
+  if (step_waits_) return;
   TANDEM_CHECK(CheckStep(step), violations_.back().c_str());
   for (const BlockCopy& copy : step.copies) CopyBlock(copy);
   int64_t rows = 0;
@@ -364,6 +383,66 @@ void FakeExecutor::Digest(const KvPart& part, kernels::DType wire,
     });
     done(digest);
   });
+}
+
+// ---- Whole blocks
+
+template <typename Visit>
+void FakeExecutor::ForEachWord(int32_t block, Visit visit) {
+  const absl::Span<const int32_t> table = absl::MakeConstSpan(&block, 1);
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    for (int p = 0; p < shape_.block_size; ++p) visit(WordAt(table, p, layer));
+  }
+}
+
+void FakeExecutor::SaveBlock(int32_t block, std::byte* to,
+                             absl::AnyInvocable<void()> done) {
+  Move(block, [this, block, to, done = std::move(done)]() mutable {
+    std::byte* out = to;
+    ForEachWord(block, [&](const uint64_t& word) {
+      std::memcpy(out, &word, sizeof(word));
+      out += sizeof(word);
+    });
+    EndMove(block);
+    done();
+  });
+}
+
+void FakeExecutor::RestoreBlock(int32_t block, const std::byte* from,
+                                absl::AnyInvocable<void()> done) {
+  Move(block, [this, block, from, done = std::move(done)]() mutable {
+    const std::byte* in = from;
+    ForEachWord(block, [&](uint64_t& word) {
+      std::memcpy(&word, in, sizeof(word));
+      in += sizeof(word);
+    });
+    EndMove(block);
+    done();
+  });
+}
+
+void FakeExecutor::Move(int32_t block, absl::AnyInvocable<void()> run) {
+  TANDEM_CHECK(block >= 0 && block < shape_.num_blocks, "no such block");
+  ++moving_[static_cast<size_t>(block)];
+  copies_.push_back(
+      {int64_t{shape_.num_layers} * shape_.block_size, std::move(run)});
+  if (copies_.size() == 1) StartCopy();
+}
+
+void FakeExecutor::EndMove(int32_t block) {
+  --moving_[static_cast<size_t>(block)];
+  if (submitted_.empty()) return;
+  if (step_waits_) {
+    StartStep();
+    return;
+  }
+  for (const StepEntry& entry : submitted_.front().step->entries) {
+    for (const int32_t used : entry.block_table) {
+      if (used != block) continue;
+      Violation(absl::StrCat("block ", block, " was moved while sequence ",
+                             entry.sequence, " is using it"));
+    }
+  }
 }
 
 }  // namespace tandem::engine

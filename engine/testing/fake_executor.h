@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/random.h"
+#include "engine/block_mover.h"
 #include "engine/executor.h"
 #include "engine/testing/fake_model.h"
 
@@ -45,7 +46,7 @@ struct FakeExecutorOptions {
 };
 
 // Destroyed, it runs nothing any more and calls nobody.
-class FakeExecutor final : public Executor {
+class FakeExecutor final : public Executor, public BlockMover {
  public:
   FakeExecutor(const FakeExecutorOptions& options, Loop* loop);
 
@@ -59,6 +60,13 @@ class FakeExecutor final : public Executor {
   void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
   const kernels::KvShape& kv_shape() const override { return shape_; }
+  int64_t block_bytes() const override {
+    return int64_t{8} * shape_.num_layers * shape_.block_size;
+  }
+  void SaveBlock(int32_t block, std::byte* to,
+                 absl::AnyInvocable<void()> done) override;
+  void RestoreBlock(int32_t block, const std::byte* from,
+                    absl::AnyInvocable<void()> done) override;
 
   // The next step that ends, ends with this, and has written rubbish.
   void FailNextStep(absl::Status status) { failure_ = std::move(status); }
@@ -87,6 +95,7 @@ class FakeExecutor final : public Executor {
   bool CheckStep(const Step& step);
   bool CheckPart(const KvPart& part, kernels::DType wire);
   void CopyBlock(const BlockCopy& copy);
+  bool WaitsForMoves(const Step& step) const;
   void StartStep();
   void RunLayer();
   void EndStep();
@@ -97,6 +106,10 @@ class FakeExecutor final : public Executor {
                          const RowDraw& draw);
   void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
   void StartCopy();
+  void Move(int32_t block, absl::AnyInvocable<void()> run);
+  void EndMove(int32_t block);
+  template <typename Visit>  // (uint64_t& word)
+  void ForEachWord(int32_t block, Visit visit);
   template <typename Visit>  // (uint64_t& word, int layer, int position)
   void ForEachRow(const KvPart& part, Visit visit);
 
@@ -108,6 +121,8 @@ class FakeExecutor final : public Executor {
   int layers_done_ = 0;              // of the front one
   StepResult drawn_;                 // by the last one that ended
   absl::Duration per_layer_;
+  bool step_waits_ = false;  // the front one, for moves of its blocks
+  std::vector<int> moving_;  // [num_blocks] saves and restores queued
   std::deque<Copy> copies_;  // the front one runs
   absl::Status failure_;
   std::vector<std::string> violations_;

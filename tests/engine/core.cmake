@@ -1,6 +1,9 @@
 # Block accounting and scheduling.
 tandem_test(kv_pool_test SRCS kv_pool_test.cc DEPS tandem_engine_core
             LABELS unit tsan)
+tandem_test(block_file_test SRCS block_file_test.cc DEPS tandem_engine_core
+            LABELS unit tsan)
+tandem_test(kv_offload_test SRCS kv_offload_test.cc DEPS tandem_engine_testing)
 tandem_test(block_hash_test SRCS block_hash_test.cc DEPS tandem_engine_core)
 tandem_test(virtual_loop_test SRCS virtual_loop_test.cc
             DEPS tandem_common_testing)

@@ -456,6 +456,61 @@ TEST_P(DeviceExecutorTest, AScatterWaitsForTheStepThatNamesItsBlocks) {
   }
 }
 
+// A block is saved, written by the step that comes at once behind, and
+// restored elsewhere for the step behind that: nothing but the executor orders
+// these.
+TEST_P(DeviceExecutorTest, SavedBlocksComeBackWhateverIsWrittenMeanwhile) {
+  const auto rig = MakeRig();
+  TestSequence source = rig->NewSequence(Prompt(33), 34);
+  TestSequence* one = &source;
+  rig->Advance({&one, 1}, 32);
+  const StepOutput expected = rig->Advance({&one, 1}, 1);
+  const auto bytes = static_cast<size_t>(rig->executor().block_bytes());
+
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::byte> saved(2 * bytes);
+    std::vector<int32_t> ids = Prompt(33);
+    ids[0] += round + 1;
+    TestSequence intruder = source;  // in the same blocks
+    intruder.ids = ids;
+    TestSequence target = rig->NewSequence(Prompt(33), 34);
+    const Step writes{.id = 1000, .entries = {Entry(intruder, 0, 32)}};
+    const Step reads{.id = 1001, .entries = {Entry(target, 32, 1, true)}};
+    Recorder recorder(2);
+    int moved = 0;
+    std::vector<float> logits;
+    rig->loop().RunSync([&] {
+      DeviceExecutor& executor = rig->executor();
+      executor.set_logits_probe(
+          [&](uint64_t, int, absl::Span<const float> row) {
+            logits.assign(row.begin(), row.end());
+          });
+      // So that the copies come late enough.
+      for (int i = 0; i < 100; ++i) {
+        executor.Digest(WholePart(source, executor.kv_shape(), 0, 32),
+                        DType::kF32, 1, [](KvDigest) {});
+      }
+      for (int i = 0; i < 2; ++i) {
+        executor.SaveBlock(source.blocks[i], saved.data() + i * bytes,
+                           [&] { ++moved; });
+      }
+      executor.Submit(&writes, &recorder);
+      for (int i = 0; i < 2; ++i) {
+        executor.RestoreBlock(target.blocks[i], saved.data() + i * bytes,
+                              [&] { ++moved; });
+      }
+      executor.Submit(&reads, &recorder);
+    });
+    recorder.done.WaitForNotification();
+    rig->loop().RunSync([&] {
+      EXPECT_EQ(moved, 4);
+      rig->executor().set_logits_probe(nullptr);
+    });
+    ASSERT_EQ(logits, expected.logits[0]) << round;
+    source.blocks = target.blocks;
+  }
+}
+
 // Slices leave while later layers compute: at each report, what it names is
 // there, and the sum is the digest of the whole.
 TEST_P(DeviceExecutorTest, WhatALayerReportNamesCanBeGathered) {

@@ -22,7 +22,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/testing/virtual_loop.h"
 #include "engine/engine.h"
+#include "engine/kv_offload.h"
 #include "engine/kv_pool.h"
+#include "engine/prefix_cache.h"
+#include "engine/testing/fake_block_file.h"
 #include "engine/testing/fake_executor.h"
 
 namespace tandem::engine {
@@ -88,6 +91,8 @@ struct HarnessOptions {
   FakeModel model = {.num_layers = 2, .vocab_size = 100, .weights = 1};
   uint64_t seed = 1;
   absl::Duration step_jitter = absl::ZeroDuration();
+  KvOffloadOptions offload = {};  // no memory: none
+  FakeBlockFileOptions file = {};
 };
 
 class Harness final : public EngineListener {
@@ -112,6 +117,16 @@ class Harness final : public EngineListener {
                 .step_jitter = options.step_jitter},
                &loop),
         executor(&device),
+        file(options.file, &loop),
+        offload_memory(static_cast<size_t>(options.offload.memory_blocks *
+                                           device.block_bytes())),
+        offload(options.offload.memory_blocks == 0
+                    ? nullptr
+                    : std::make_unique<KvOffload>(
+                          options.offload, &loop, &device, &pool,
+                          offload_memory.data(),
+                          options.offload.file_blocks > 0 ? &file : nullptr)),
+        cache(&pool, offload.get()),
         engine(std::make_unique<Engine>(options.engine, &loop, &executor, &pool,
                                         this)) {}
 
@@ -150,10 +165,14 @@ class Harness final : public EngineListener {
     std::vector<BlockRef> blocks;
     if (match_cache) {
       // Never the whole history: its last position must be computed.
-      blocks = pool.Match(HashBlocks(
+      const auto hashes = HashBlocks(
           spec.root,
           absl::MakeConstSpan(spec.history).first(spec.history.size() - 1),
-          options.block_size));
+          options.block_size);
+      cache.Prefetch(hashes);
+      blocks = cache.Find(hashes);
+      if (PrefixCache::Missing(blocks) > pool.available()) blocks.clear();
+      cache.Restore(hashes, &blocks);
     }
     const int computed = static_cast<int>(blocks.size()) * options.block_size;
     entry.spec = spec;
@@ -222,6 +241,8 @@ class Harness final : public EngineListener {
   void CheckInvariants() const {
     EXPECT_TRUE(engine->CheckInvariants().ok()) << engine->CheckInvariants();
     EXPECT_TRUE(pool.CheckInvariants().ok()) << pool.CheckInvariants();
+    if (offload == nullptr) return;
+    EXPECT_TRUE(offload->CheckInvariants().ok()) << offload->CheckInvariants();
   }
 
   // ---- EngineListener
@@ -271,6 +292,10 @@ class Harness final : public EngineListener {
   KvPool pool;
   FakeExecutor device;
   NotingExecutor executor;
+  FakeBlockFile file;
+  std::vector<std::byte> offload_memory;
+  std::unique_ptr<KvOffload> offload;  // may be null
+  PrefixCache cache;
   std::map<SequenceId, Told> told;
   std::vector<std::string> events;
   std::vector<std::string> layers;

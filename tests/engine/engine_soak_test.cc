@@ -5,8 +5,10 @@
 // or running ahead. Whoever finishes has the tokens of an undisturbed run; at
 // the end nothing is left.
 
+#include <algorithm>
 #include <deque>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "common/random.h"
@@ -39,6 +41,17 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
   }
   options.seed = seed;
   options.step_jitter = absl::Milliseconds(3);
+  if (seed % 3 == 0) return options;
+  // What is evicted goes to memory, and (every third) to a disk that fails.
+  options.offload.memory_blocks = 1 + static_cast<int>(random.Below(20));
+  options.offload.read_timeout = absl::Milliseconds(20);
+  if (seed % 3 == 2) {
+    options.offload.file_blocks = 1 + static_cast<int>(random.Below(60));
+    options.file = {.latency = absl::Milliseconds(2),
+                    .full = 0.1,
+                    .corrupt = 0.1,
+                    .seed = seed};
+  }
   return options;
 }
 
@@ -78,6 +91,7 @@ class Soak {
         if (!harness_.loop.RunNext()) break;
       }
       if (random_.Below(20) == 0) harness_.CheckInvariants();
+      if (random_.Below(50) == 0) ExpectToldRight();
     }
     closing_ = true;
     grants_.clear();
@@ -98,6 +112,10 @@ class Soak {
   int64_t failed() const { return failed_; }
   int64_t revoked() const { return revoked_; }
   int64_t fed() const { return harness_.executor.fed; }
+  KvOffloadCounters offload() const {
+    return harness_.offload == nullptr ? KvOffloadCounters()
+                                       : harness_.offload->counters();
+  }
   int64_t surplus() { return harness_.engine->stats().surplus_tokens; }
   DraftCounts drafts() { return harness_.engine->stats().drafts; }
   int64_t preempted() { return harness_.engine->stats().preemptions; }
@@ -195,6 +213,18 @@ class Soak {
     }
     if (!harness_.engine->stats().step_in_flight) Forget();
   }
+  // What routers are told one by one is what there is.
+  void ExpectToldRight() {
+    const CacheChanges changes = harness_.pool.TakeChanges();
+    for (const uint64_t hash : changes.added) {
+      EXPECT_TRUE(told_.insert(hash).second);
+    }
+    for (const uint64_t hash : changes.removed) {
+      EXPECT_EQ(told_.erase(hash), 1u);
+    }
+    const std::vector<uint64_t> all = harness_.pool.CachedHashes();
+    EXPECT_TRUE(std::equal(told_.begin(), told_.end(), all.begin(), all.end()));
+  }
   void Forget() {
     for (const SequenceId id : gone_) harness_.told.erase(id);
     gone_.clear();
@@ -207,6 +237,7 @@ class Soak {
   }
 
   SeededRandom random_;
+  std::set<uint64_t> told_;  // hashes, by the pool's changes
   std::deque<Reservation> grants_;
   std::vector<BlockHold> holds_;
   std::vector<SequenceId> gone_;
@@ -229,6 +260,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   int64_t fed = 0;
   int64_t surplus = 0;
   DraftCounts drafts;
+  KvOffloadCounters offload;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Soak soak(seed);
@@ -243,6 +275,12 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     surplus += soak.surplus();
     drafts.verified += soak.drafts().verified;
     drafts.accepted += soak.drafts().accepted;
+    offload.saved += soak.offload().saved;
+    offload.restored += soak.offload().restored;
+    offload.dropped += soak.offload().dropped;
+    offload.read += soak.offload().read;
+    offload.read_errors += soak.offload().read_errors;
+    offload.write_errors += soak.offload().write_errors;
   }
   EXPECT_GT(finished, 5000);
   EXPECT_GT(given_up, 500);
@@ -253,6 +291,12 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   EXPECT_GT(surplus, 100);
   EXPECT_GT(drafts.verified, drafts.accepted + 1000);
   EXPECT_GT(drafts.accepted, 1000);
+  EXPECT_GT(offload.saved, 1000);
+  EXPECT_GT(offload.restored, 1000);
+  EXPECT_GT(offload.dropped, 100);
+  EXPECT_GT(offload.read, 50);
+  EXPECT_GT(offload.read_errors, 5);
+  EXPECT_GT(offload.write_errors, 5);
 }
 
 TEST(EngineSoakTest, OneSeedIsOneHistory) {

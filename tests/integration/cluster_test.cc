@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -370,6 +371,47 @@ TEST_F(ClusterTest, ARepeatedPromptIsMostlyCached) {
   EXPECT_EQ(first.done.usage().cached_tokens(), 0);
   EXPECT_GE(second.done.usage().cached_tokens(),
             first.done.usage().prompt_tokens() - 32);
+}
+
+// Pools too small for what is asked, over and over: what they evict comes back
+// from memory and from a file, and the tokens are those of no cache at all.
+TEST_F(ClusterTest, OffloadedPromptsComeBackWithTheSameTokens) {
+  const std::string directory = std::filesystem::temp_directory_path();
+  Begin({.worker_arguments = {"--max-model-len", "256", "--num-kv-blocks", "24",
+                              "--kv-offload-bytes", "2MiB", "--kv-offload-path",
+                              directory, "--kv-offload-file-bytes", "16MiB"}});
+  std::vector<Outcome> expected;
+  std::vector<std::string> prompts;
+  for (uint64_t seed = 21; seed < 27; ++seed) {
+    prompts.push_back(absl::StrJoin(SomePrompts(2, seed), " "));
+  }
+  for (const bool cached : {false, true, true, true}) {
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      v1::GenerateRequest request = TextRequest(prompts[i], 24);
+      request.set_placement(i % 2 == 0 ? v1::PLACEMENT_SPLIT
+                                       : v1::PLACEMENT_LOCAL);
+      request.mutable_cache()->set_bypass_prefix_cache(!cached);
+      const Outcome outcome = cluster_->Generate(request);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_GT(outcome.done.usage().prompt_tokens(), 48);
+      if (!cached) {
+        expected.push_back(outcome);
+      } else {
+        EXPECT_EQ(outcome.token_ids, expected[i].token_ids) << i;
+      }
+    }
+  }
+  std::this_thread::sleep_for(milliseconds(1100));  // metrics of each second
+  const auto metrics = cluster_->Metrics("decode-0");
+  double restored = 0, errors = 0;
+  for (const auto& [name, value] : metrics) {
+    if (name.find("kv_offload") == std::string::npos) continue;
+    if (name.find("restored") != std::string::npos) restored += value;
+    if (name.find("errors") != std::string::npos) errors += value;
+  }
+  EXPECT_GT(restored, 0);
+  EXPECT_EQ(errors, 0);
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
 }
 
 TEST_F(ClusterTest, OneCallGivesWhatTheStreamGives) {

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "decode_worker/core.h"
+#include "engine/kv_offload.h"
+#include "engine/testing/fake_block_file.h"
 #include "prefill_worker/core.h"
 #include "tests/simulation/parts.h"
 #include "worker/registration.h"
@@ -46,9 +48,12 @@ struct WorkerNode : Node {
   int block_size = 16;
   int num_blocks = 48;
   std::string incarnation;
+  std::unique_ptr<engine::KvPool> pool;
+  std::vector<std::byte> offload_memory;
   std::unique_ptr<engine::FakeExecutor> fake;
   std::unique_ptr<engine::Executor> wrapped;
-  std::unique_ptr<engine::KvPool> pool;
+  std::unique_ptr<engine::FakeBlockFile> offload_file;
+  std::unique_ptr<engine::KvOffload> offload;
   std::unique_ptr<worker::Registration> registration;
   engine::Executor* executor() const {
     return wrapped != nullptr ? wrapped.get() : fake.get();
@@ -177,12 +182,28 @@ void WorkerNode::StartParts() {
   options.copy_base = absl::Microseconds(500);
   fake = std::make_unique<engine::FakeExecutor>(options, &host->loop);
   pool = std::make_unique<engine::KvPool>(num_blocks, block_size);
+  // Of a disk that fails now and then, and (every third) is too slow.
+  const engine::FakeBlockFileOptions disk{
+      .latency = absl::Milliseconds(random->Below(3) == 0 ? 80 : 3),
+      .full = 0.1,
+      .corrupt = 0.1,
+      .seed = random->Next()};
+  offload_file = std::make_unique<engine::FakeBlockFile>(disk, &host->loop);
+  constexpr int kMemoryBlocks = 12;
+  offload_memory.resize(
+      static_cast<size_t>(kMemoryBlocks * fake->block_bytes()));
+  offload = std::make_unique<engine::KvOffload>(
+      engine::KvOffloadOptions{.memory_blocks = kMemoryBlocks,
+                               .file_blocks = 40},
+      &host->loop, fake.get(), pool.get(), offload_memory.data(),
+      offload_file.get());
 }
 
 void WorkerNode::ClearParts() {
   registration.reset();
   wrapped.reset();
   fake.reset();
+  offload_file.reset();
 }
 
 void WorkerNode::Register(v1::WorkerRole role) {
@@ -225,6 +246,7 @@ std::string WorkerNode::WhatIsLeft() const {
 
 absl::Status WorkerNode::CheckInvariants() const {
   absl::Status status = pool->CheckInvariants();
+  if (status.ok()) status = offload->CheckInvariants();
   if (status.ok()) status = CheckCore();
   if (status.ok() && !fake->violations().empty()) {
     status = absl::InternalError(fake->violations().front());
@@ -238,23 +260,28 @@ void DecodeNode::Start() {
     wrapped = world->profile().wrap_decode_executor(fake.get(), &host->loop,
                                                     random.get());
   }
+  decode_worker::DecodeOptions options =
+      MakeDecodeOptions(name, incarnation, fake->kv_shape());
+  options.offload = offload.get();
   core = std::make_unique<decode_worker::DecodeCore>(
-      MakeDecodeOptions(name, incarnation, fake->kv_shape()), &host->loop,
-      random.get(), executor(), pool.get());
+      options, &host->loop, random.get(), executor(), pool.get());
   Register(v1::WORKER_ROLE_DECODE);
 }
 
 void DecodeNode::Clear() {
   ClearParts();
   core.reset();
+  offload.reset();
   pool.reset();
 }
 
 void PrefillNode::Start() {
   StartParts();
+  prefill_worker::PrefillOptions options =
+      MakePrefillOptions(name, incarnation, fake->kv_shape());
+  options.offload = offload.get();
   core = std::make_unique<prefill_worker::PrefillCore>(
-      MakePrefillOptions(name, incarnation, fake->kv_shape()), &host->loop,
-      random.get(), executor(), pool.get(),
+      options, &host->loop, random.get(), executor(), pool.get(),
       [this](const v1::WorkerRef& receiver)
           -> std::unique_ptr<handoff::SenderStream> {
         auto* const decode =
@@ -274,6 +301,7 @@ void PrefillNode::Start() {
 void PrefillNode::Clear() {
   ClearParts();
   core.reset();
+  offload.reset();
   pool.reset();
 }
 
