@@ -89,8 +89,10 @@ absl::Status DeviceExecutor::Initialize() {
                             .dtype = options_.kv_dtype});
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
-  absl::StatusOr<Workspace> workspace =
-      Workspace::Create(spec, options_.max_rows, options_.draws(), backend_);
+  absl::StatusOr<Workspace> workspace = Workspace::Create(
+      spec, options_.max_rows, options_.draws(),
+      options_.loras == nullptr ? nullptr : &options_.loras->layout(),
+      backend_);
   if (!workspace.ok()) return workspace.status();
   workspace_ = std::make_unique<Workspace>(*std::move(workspace));
 
@@ -206,6 +208,10 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
                       count - 1, model_->max_positions() - 1);
   }
   const int block_size = options_.block_size;
+  const int adapters = options_.loras == nullptr ? 0 : options_.loras->count();
+  if (entry.adapter < -1 || entry.adapter >= adapters) {
+    return OutOfRange("adapter", entry.adapter, -1, adapters - 1);
+  }
   const int64_t needed = (entry.position + count + block_size - 1) / block_size;
   const int64_t most = MaxBlocksPerEntry();
   const auto blocks = static_cast<int64_t>(entry.block_table.size());
@@ -314,8 +320,8 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
   int end = 0;
   for (const StepEntry& entry : step.entries) {
     // Edits lie elsewhere from when their memory grew.
-    if (entry.tokens.size() != 1 || entry.draws.size() != 1 ||
-        !entry.draws[0].edits.empty()) {
+    if (entry.tokens.size() != 1 || entry.adapter >= 0 ||
+        entry.draws.size() != 1 || !entry.draws[0].edits.empty()) {
       return {};
     }
     end = std::max(end, entry.position + 1);
@@ -398,13 +404,36 @@ kernels::Rows DeviceExecutor::RowsOf(const StepPlan& plan) const {
   return rows;
 }
 
+StepAdapters DeviceExecutor::AdaptersOf(const Flight& flight) const {
+  if (!flight.plan.has_adapters()) return {};
+  StepAdapters adapters{
+      .slots = options_.loras,
+      .rows = flight.plan.DeviceAdapters(device_plan_->data()),
+      .sampled = flight.plan.DeviceDrawnAdapters(device_plan_->data())};
+  for (const StepEntry& entry : flight.step->entries) {
+    if (entry.adapter >= 0) {
+      adapters.sections |= options_.loras->sections(entry.adapter);
+    }
+  }
+  return adapters;
+}
+
+void DeviceExecutor::PutAdapter(int slot, const LoraAdapter& adapter,
+                                absl::AnyInvocable<void()> done) {
+  options_.loras->Put(slot, adapter, *compute_);
+  compute_->Callback([loop = loop_, done = std::move(done)]() mutable {
+    loop->Post([done = std::move(done)]() mutable { done(); });
+  });
+}
+
 void DeviceExecutor::RunMixed(Flight& flight) {
   const StepPlan& plan = flight.plan;
   const std::byte* device = device_plan_->data();
   const int layers = model_->spec().layers;
   const int group = LayersPerReport(*flight.step);
   Forward(*model_, RowsOf(plan), {plan.drawn(), plan.DeviceRowIds(device)},
-          *backend_, *compute_, *cache_, *workspace_, [&](int written) {
+          AdaptersOf(flight), *backend_, *compute_, *cache_, *workspace_,
+          [&](int written) {
             if (written % group == 0 || written == layers) {
               ReportLayers(flight, written);
             }
@@ -417,8 +446,8 @@ void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
   const std::byte* device = device_plan_->data();
   kernels::Rows rows = RowsOf(plan);
   rows.max_positions = decode.bound;
-  Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, *backend_,
-          *compute_, *cache_, *workspace_, [](int) {});
+  Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, {},
+          *backend_, *compute_, *cache_, *workspace_, [](int) {});
   DrawTokens(plan, decode.size);
 }
 

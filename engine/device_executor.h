@@ -14,7 +14,8 @@
 // A step in which every entry has one position and draws (a decode) can be
 // recorded by the backend once for each size and put on the queue in one go:
 // see RecordDecodes. Sizes are few; a step is filled up to the next one with
-// rows that belong to nobody and are written nowhere.
+// rows that belong to nobody and are written nowhere. Steps with adapters are
+// not recorded: which products they touch differs from step to step.
 //
 // Memory is sized once for the largest step; that for edits of logits grows
 // beyond kEditsAtStart. Two steps may be in flight, each with its own host
@@ -38,6 +39,7 @@
 #include "engine/block_mover.h"
 #include "engine/executor.h"
 #include "engine/forward.h"
+#include "engine/lora_slots.h"
 #include "engine/model.h"
 #include "engine/step_layout.h"
 #include "kernels/backend.h"
@@ -51,6 +53,8 @@ struct DeviceExecutorOptions {
   int block_size = 16;     // positions per KV block; a multiple of 8
   int num_blocks = 0;      // of the KV cache
   kernels::DType kv_dtype = kernels::DType::kF32;
+  // Of the adapters that entries may name; null: none. Outlives the executor.
+  LoraSlots* loras = nullptr;
   // OnLayersDone after so many layers each; 0: as group_bytes says.
   int layers_per_group = 0;
   // After as few layers as make a slice of so many bytes (layer_groups.h); 0:
@@ -98,6 +102,11 @@ class DeviceExecutor final : public Executor, public BlockMover {
                  absl::AnyInvocable<void()> done) override;
   void RestoreBlock(int32_t block, const std::byte* from,
                     absl::AnyInvocable<void()> done) override;
+  // Puts an adapter into a slot of options.loras, behind all steps that were
+  // submitted; `adapter` lives until `done` has run on the loop. REQUIRES: no
+  // later step names the slot for what was in it before.
+  void PutAdapter(int slot, const LoraAdapter& adapter,
+                  absl::AnyInvocable<void()> done);
   // Waits for all that was asked for.
   void Synchronize();
 
@@ -155,6 +164,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
   absl::Status ForgetRecords(absl::Status why);
   kernels::Rows RowsOf(const StepPlan& plan) const;
   void RunDecode(const StepPlan& plan, const Decode& decode);
+  StepAdapters AdaptersOf(const Flight& flight) const;
   void RunMixed(Flight& flight);
   void Run(Flight& flight);
   absl::Status ReserveEdits(Flight& flight, const Step& step);

@@ -67,6 +67,7 @@ struct StepEntry {
   // what `tokens` says is not looked at.
   int fed = -1;
   absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
+  int adapter = -1;  // slot of the LoRA adapter that it is computed with
   // What follows each of its last rows, of as many as there are draws. Each
   // has its own position, and so its own random number.
   absl::Span<const RowDraw> draws;

@@ -95,6 +95,12 @@ void HashPieces(std::vector<Piece>& pieces, int threads, uint64_t total,
 
 }  // namespace
 
+std::string HashStrings(absl::Span<const std::string> strings) {
+  Sha256 hash;
+  for (const std::string& text : strings) hash.UpdateString(text);
+  return Hex(hash.Finish());
+}
+
 std::string HashWeights(const Checkpoint& checkpoint, int threads,
                         LoadProgress progress) {
   std::vector<Piece> pieces = CutPieces(checkpoint);

@@ -20,6 +20,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/model.h"
 #include "engine/safetensors.h"
 #include "kernels/backend.h"
@@ -27,6 +28,9 @@
 namespace tandem::engine {
 
 using FingerprintParts = std::map<std::string, std::string>;
+
+// Hex, each with its length.
+std::string HashStrings(absl::Span<const std::string> strings);
 
 // Hex. `progress` is called on the calling thread, which works too.
 std::string HashWeights(const Checkpoint& checkpoint, int threads,

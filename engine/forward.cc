@@ -16,6 +16,8 @@ struct Pass {
   const Model& model;
   Backend& backend;
   Queue& queue;
+  const StepAdapters& adapters;
+  const int32_t* slots;  // of the rows that are left
 
   // out = norm of x, after x += delta unless that is null.
   void Norm(int rows, const Model::Norm& norm, void* x, const void* delta,
@@ -41,21 +43,60 @@ struct Pass {
                     {w.expert_x, w.activated, w.expert_y}, w.delta);
   }
 
+  bool Adapts(LoraProduct product) const {
+    if (adapters.slots == nullptr) return false;
+    const auto& sections = adapters.slots->layout().sections();
+    for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].product == product && (adapters.sections >> s & 1) != 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // out [rows, stride] += what adapters make of x; out may be halves.
+  void Adapt(LoraProduct product, int layer, int rows, const void* x,
+             int64_t stride, void* out, Workspace& w, int halves = 0) const {
+    if (adapters.slots == nullptr) return;
+    const auto& sections = adapters.slots->layout().sections();
+    for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].product != product || (adapters.sections >> s & 1) == 0) {
+        continue;
+      }
+      backend.AddLora(queue, rows, x, slots,
+                      adapters.slots->Factors(layer, static_cast<int>(s)),
+                      {.out = out,
+                       .stride = stride,
+                       .first = sections[s].first,
+                       .halves = halves,
+                       .scratch = w.lora_inner});
+    }
+  }
+
   // w.delta = the feed-forward layer of w.normed.
-  void FeedForward(int rows, const Model::Layer& layer, Workspace& w) const {
+  void FeedForward(int index, int rows, const Model::Layer& layer,
+                   Workspace& w) const {
     const ModelSpec& spec = model.spec();
+    const int wide = spec.intermediate_size;
     if (spec.experts > 0) return Experts(rows, layer, w);
-    if (spec.is_gated()) {
+    if (spec.is_gated() && Adapts(LoraProduct::kGateUp)) {
+      backend.MatMulHalves(queue, rows, w.normed, *layer.gate_up, w.halves);
+      Adapt(LoraProduct::kGateUp, index, rows, w.normed, 0, w.halves, w, wide);
+      backend.GateHalves(queue, rows, wide, spec.activation, w.halves,
+                         w.activated);
+    } else if (spec.is_gated()) {
       backend.GatedMatMul(queue, rows, w.normed, *layer.gate_up,
                           layer.gate_up_bias, spec.activation, w.activated);
     } else {
       backend.MatMul(queue, rows, w.normed, *layer.gate_up, layer.gate_up_bias,
                      w.activated);
-      backend.Activate(queue, rows, spec.intermediate_size, spec.activation,
-                       w.activated);
+      Adapt(LoraProduct::kGateUp, index, rows, w.normed, wide, w.activated, w);
+      backend.Activate(queue, rows, wide, spec.activation, w.activated);
     }
     backend.MatMul(queue, rows, w.activated, *layer.down, layer.down_bias,
                    w.delta);
+    Adapt(LoraProduct::kDown, index, rows, w.activated, spec.hidden_size,
+          w.delta, w);
   }
 
   // Norms what is about to be added to x, where the family does.
@@ -67,11 +108,11 @@ struct Pass {
 }  // namespace
 
 void Forward(const Model& model, const kernels::Rows& rows,
-             const SampledRows& sampled, Backend& backend, Queue& queue,
-             kernels::KvCache& cache, Workspace& w,
-             absl::FunctionRef<void(int)> kv_written) {
+             const SampledRows& sampled, const StepAdapters& adapters,
+             Backend& backend, Queue& queue, kernels::KvCache& cache,
+             Workspace& w, absl::FunctionRef<void(int)> kv_written) {
   const ModelSpec& spec = model.spec();
-  const Pass pass{model, backend, queue};
+  Pass pass{model, backend, queue, adapters, adapters.rows};
   const int hidden = spec.hidden_size;
   const int query = spec.heads * spec.head_dim;
   const int last = spec.layers - 1;
@@ -90,6 +131,7 @@ void Forward(const Model& model, const kernels::Rows& rows,
     const Model::Layer& layer = model.layers()[i];
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
+    pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
     backend.RopeAppend(queue, rows, spec.heads, model.rope(i),
                        {layer.query_norm.weight, layer.key_norm.weight, eps},
                        w.qkv, cache, i);
@@ -105,12 +147,14 @@ void Forward(const Model& model, const kernels::Rows& rows,
                          w.sampled_attention);
       x = w.sampled_x;
       attention = w.sampled_attention;
+      pass.slots = adapters.sampled;
     }
     backend.MatMul(queue, n, attention, *layer.output, layer.output_bias,
                    w.delta);
+    pass.Adapt(LoraProduct::kOutput, i, n, attention, hidden, w.delta, w);
     pass.OutputNorm(n, layer.attention_output_norm, w);
     pass.Norm(n, layer.mlp_norm, x, w.delta, w.normed);
-    pass.FeedForward(n, layer, w);
+    pass.FeedForward(i, n, layer, w);
     pass.OutputNorm(n, layer.mlp_output_norm, w);
     delta = w.delta;
   }
@@ -134,18 +178,23 @@ struct FloatParts {
   void* route_logits = nullptr;
   void* route_weights = nullptr;
   void* logits = nullptr;
+  void* lora_inner = nullptr;
 };
 
-constexpr int kParts = 13;
+constexpr int kParts = 15;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
-                                 int max_sampled, kernels::DType activation,
-                                 Workspace& w, FloatParts& floats) {
+                                 int max_sampled, const LoraLayout* lora,
+                                 kernels::DType activation, Workspace& w,
+                                 FloatParts& floats) {
   const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
   const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
   const size_t routed = spec.experts > 0 ? static_cast<size_t>(max_rows) : 0;
   const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
+  const bool halves =
+      lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
+  const size_t ranks = lora == nullptr ? 0 : lora->max_rank();
   std::array<Part, kParts> parts = {
       {{&w.x, rows * spec.hidden_size},
        {&w.normed, rows * spec.hidden_size},
@@ -159,6 +208,8 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.expert_y, routed * spec.hidden_size * SizeOf(activation)},
        {&floats.route_logits, routed * spec.experts * sizeof(float)},
        {&floats.route_weights, routed * spec.experts * sizeof(float)},
+       {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},
+       {&floats.lora_inner, max_rows * ranks * sizeof(float)},
        {&floats.logits,
         static_cast<size_t>(max_sampled) * spec.vocab_size * sizeof(float)}}};
   for (Part& part : parts) part.bytes = (part.bytes + 255) / 256 * 256;
@@ -168,35 +219,38 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
 }  // namespace
 
 size_t Workspace::Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
-                        kernels::DType activation) {
+                        const LoraLayout* lora, kernels::DType activation) {
   Workspace none;
   FloatParts floats;
   size_t total = 0;
   for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, activation, none, floats)) {
+       PartsOf(spec, max_rows, max_sampled, lora, activation, none, floats)) {
     total += part.bytes;
   }
   return total;
 }
 
 absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
-                                            int max_sampled, Backend* backend) {
+                                            int max_sampled,
+                                            const LoraLayout* lora,
+                                            Backend* backend) {
   const kernels::DType activation = backend->activation_type();
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-      backend->Allocate(Bytes(spec, max_rows, max_sampled, activation));
+      backend->Allocate(Bytes(spec, max_rows, max_sampled, lora, activation));
   if (!buffer.ok()) return buffer.status();
   Workspace w;
   w.buffer_ = *std::move(buffer);
   std::byte* next = w.buffer_->data();
   FloatParts floats;
   for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, activation, w, floats)) {
+       PartsOf(spec, max_rows, max_sampled, lora, activation, w, floats)) {
     *part.pointer = next;
     next += part.bytes;
   }
   w.route_logits = static_cast<float*>(floats.route_logits);
   w.route_weights = static_cast<float*>(floats.route_weights);
   w.logits = static_cast<float*>(floats.logits);
+  w.lora_inner = static_cast<float*>(floats.lora_inner);
   return w;
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "engine/lora_slots.h"
 #include "engine/model.h"
 #include "kernels/backend.h"
 
@@ -19,11 +20,13 @@ namespace tandem::engine {
 // the backend's activation type.
 class Workspace {
  public:
+  // `lora` is null where there are no adapters.
   static absl::StatusOr<Workspace> Create(const ModelSpec& spec, int max_rows,
                                           int max_sampled,
+                                          const LoraLayout* lora,
                                           kernels::Backend* backend);
   static size_t Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
-                      kernels::DType activation);
+                      const LoraLayout* lora, kernels::DType activation);
 
   void* x = nullptr;          // [max_rows, hidden], the residual stream
   void* normed = nullptr;     // [max_rows, hidden]
@@ -36,6 +39,9 @@ class Workspace {
   void* expert_y = nullptr;        // [max_rows, hidden]
   float* route_logits = nullptr;   // [max_rows, experts]
   float* route_weights = nullptr;  // [max_rows, experts]
+  // Of adapters.
+  void* halves = nullptr;       // [max_rows, 2 * intermediate + 14]
+  float* lora_inner = nullptr;  // [max_rows, max_rank]
   // Rows that are sampled, from the last layer's attention on.
   void* sampled_x = nullptr;          // [max_sampled, hidden]
   void* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
@@ -51,13 +57,22 @@ struct SampledRows {
   const int32_t* row_ids = nullptr;  // [count], device
 };
 
+// The adapters of a step's rows.
+struct StepAdapters {
+  const LoraSlots* slots = nullptr;  // null: no row has one
+  const int32_t* rows = nullptr;     // [num_rows] slot or -1, device
+  const int32_t* sampled = nullptr;  // [SampledRows::count], device
+  uint32_t sections = 0;             // that any of them changes
+};
+
 // Issues the pass on `queue`. `kv_written(n)` is called when the KV of layers
 // [0, n) has been issued. Logits are in workspace.logits, in the order of
 // `sampled`.
 void Forward(const Model& model, const kernels::Rows& rows,
-             const SampledRows& sampled, kernels::Backend& backend,
-             kernels::Queue& queue, kernels::KvCache& cache,
-             Workspace& workspace, absl::FunctionRef<void(int)> kv_written);
+             const SampledRows& sampled, const StepAdapters& adapters,
+             kernels::Backend& backend, kernels::Queue& queue,
+             kernels::KvCache& cache, Workspace& workspace,
+             absl::FunctionRef<void(int)> kv_written);
 
 }  // namespace tandem::engine
 

@@ -2,7 +2,7 @@
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
   SRCS config_fields.cc device_executor.cc file.cc fingerprint.cc forward.cc
-       families.cc json.cc model.cc model_config.cc quantisation.cc
+       families.cc json.cc lora_adapter.cc lora_layout.cc lora_slots.cc model.cc model_config.cc quantisation.cc
        quantised_tensors.cc rope.cc rope_config.cc safetensors.cc
        safetensors_header.cc step_layout.cc widen.cc
   DEPS nlohmann_json::nlohmann_json OpenSSL::Crypto Threads::Threads

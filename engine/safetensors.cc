@@ -46,11 +46,24 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
         "there; other checkpoint formats are not read"));
   }
   if (!status.ok()) return status;
-  std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(), ByName);
-  for (const TensorInfo& tensor : checkpoint.tensors_) {
-    checkpoint.total_bytes_ += tensor.end - tensor.begin;
-  }
+  checkpoint.Index();
   return checkpoint;
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::OpenFile(const std::string& path) {
+  Checkpoint checkpoint;
+  checkpoint.main_path_ = path;
+  const absl::Status status = checkpoint.AddFile(path);
+  if (!status.ok()) return status;
+  checkpoint.Index();
+  return checkpoint;
+}
+
+void Checkpoint::Index() {
+  std::sort(tensors_.begin(), tensors_.end(), ByName);
+  for (const TensorInfo& tensor : tensors_) {
+    total_bytes_ += tensor.end - tensor.begin;
+  }
 }
 
 absl::Status Checkpoint::AddFile(const std::string& path) {

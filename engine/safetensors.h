@@ -59,6 +59,8 @@ class Checkpoint {
  public:
   // model.safetensors, or else model.safetensors.index.json and its shards.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory);
+  // One file by its own name.
+  static absl::StatusOr<Checkpoint> OpenFile(const std::string& path);
 
   Checkpoint(Checkpoint&&) = default;
   Checkpoint& operator=(Checkpoint&&) = default;
@@ -83,6 +85,7 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   absl::Status AddFile(const std::string& path);
+  void Index();
   absl::Status OpenShards(const std::string& directory);
   absl::StatusOr<kernels::HostTensor> Typed(
       std::string_view name, absl::Span<const int64_t> shape) const;

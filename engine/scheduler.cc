@@ -401,6 +401,7 @@ void Engine::FillEntries(Plan* plan) {
     }
     entry.block_table = absl::MakeConstSpan(sequence->table).subspan(0, blocks);
     entry.sampling = sequence->spec.sampling;
+    entry.adapter = sequence->spec.adapter;
     sequence->in_flight += tokens;
   }
   FillDraws(plan);

@@ -11,7 +11,7 @@ using kernels::RowSpan;
 using kernels::SampleParams;
 
 constexpr size_t kAlignment = 64;
-constexpr int kSections = 8;
+constexpr int kSections = 10;
 
 size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -22,10 +22,10 @@ size_t Aligned(size_t bytes) {
 size_t StepPlan::MaxBytes(const StepLimits& limits) {
   const auto entries = static_cast<size_t>(limits.entries);
   const size_t ints =
-      4 * static_cast<size_t>(limits.rows) + entries * limits.blocks_per_entry;
+      5 * static_cast<size_t>(limits.rows) + entries * limits.blocks_per_entry;
   return ints * sizeof(int32_t) + entries * sizeof(RowSpan) +
          static_cast<size_t>(limits.draws) *
-             (sizeof(int32_t) + sizeof(SampleParams)) +
+             (2 * sizeof(int32_t) + sizeof(SampleParams)) +
          kSections * kAlignment;
 }
 
@@ -48,6 +48,19 @@ void StepPlan::Fill(const Step& step, int block_size, int least) {
   FillRows(step, block_size, least);
   FillDraws(step, least);
   FillTables(step);
+  has_adapters_ =
+      std::any_of(step.entries.begin(), step.entries.end(),
+                  [](const StepEntry& entry) { return entry.adapter >= 0; });
+  if (has_adapters_) FillAdapters(step);
+}
+
+void StepPlan::FillAdapters(const Step& step) {
+  auto* rows = Place<int32_t>(static_cast<size_t>(rows_), &adapters_);
+  auto* draws = Place<int32_t>(static_cast<size_t>(drawn_), &drawn_adapters_);
+  for (const StepEntry& entry : step.entries) {
+    rows = std::fill_n(rows, entry.tokens.size(), entry.adapter);
+    draws = std::fill_n(draws, entry.draws.size(), entry.adapter);
+  }
 }
 
 void StepPlan::FillRows(const Step& step, int block_size, int least) {
@@ -166,6 +179,14 @@ kernels::Rows StepPlan::DeviceRows(const std::byte* device) const {
 
 const int32_t* StepPlan::DeviceRowIds(const std::byte* device) const {
   return reinterpret_cast<const int32_t*>(device + row_ids_);
+}
+
+const int32_t* StepPlan::DeviceAdapters(const std::byte* device) const {
+  return reinterpret_cast<const int32_t*>(device + adapters_);
+}
+
+const int32_t* StepPlan::DeviceDrawnAdapters(const std::byte* device) const {
+  return reinterpret_cast<const int32_t*>(device + drawn_adapters_);
 }
 
 const SampleParams* StepPlan::DeviceParams(const std::byte* device) const {

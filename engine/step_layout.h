@@ -5,6 +5,10 @@
 //   token_ids [rows], fed [rows], positions [rows], slots [rows],
 //   spans [entries], row_ids [draws], params [draws], block_tables [sum]
 //
+// and, where an entry has an adapter, those of all rows and draws,
+//
+//   adapters [rows], drawn_adapters [draws]
+//
 // each aligned to 64 bytes. A step of decodes may be filled up with rows that
 // belong to nobody, so that all but the length of the tables lies at the same
 // place in every step of that size. Edits of logits are most often none and
@@ -54,6 +58,11 @@ class StepPlan {
   kernels::Rows DeviceRows(const std::byte* device) const;
   const int32_t* DeviceRowIds(const std::byte* device) const;
   const kernels::SampleParams* DeviceParams(const std::byte* device) const;
+  // Slots of rows, and of the rows that draw, -1 without one. REQUIRES:
+  // has_adapters(), some entry has one.
+  const int32_t* DeviceAdapters(const std::byte* device) const;
+  const int32_t* DeviceDrawnAdapters(const std::byte* device) const;
+  bool has_adapters() const { return has_adapters_; }
   // Fillers not counted.
   int drawn() const { return drawn_; }
   // Edits of all that draw, which params refer to.
@@ -66,6 +75,7 @@ class StepPlan {
   void FillRows(const Step& step, int block_size, int least);
   void FillDraws(const Step& step, int least);
   void FillTables(const Step& step);
+  void FillAdapters(const Step& step);
 
   std::vector<std::byte> own_;  // unless the memory is the caller's
   std::byte* bytes_ = nullptr;
@@ -82,6 +92,9 @@ class StepPlan {
   size_t tables_ = 0;
   size_t row_ids_ = 0;
   size_t params_ = 0;
+  bool has_adapters_ = false;
+  size_t adapters_ = 0;
+  size_t drawn_adapters_ = 0;
 };
 
 }  // namespace tandem::engine

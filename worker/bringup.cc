@@ -92,6 +92,8 @@ absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
   if (!reserved.ok()) return reserved;
   const auto coming = static_cast<int64_t>(engine::Workspace::Bytes(
                           model.spec(), options.max_rows, options.max_sequences,
+                          options.loras == nullptr ? nullptr
+                                                   : &options.loras->layout(),
                           backend.activation_type())) +
                       handoff_bytes + kGpuOverheadBytes;
   const kernels::MemoryFigures memory = backend.memory();

@@ -177,6 +177,12 @@ json LoadCases() {
   return cases;
 }
 
+void WriteAdapter(const json& adapter, const TempDir& dir) {
+  dir.Write("adapter_config.json", adapter.at("config").dump());
+  dir.Write("adapter_model.safetensors",
+            SafetensorsFile(adapter, Shapes(adapter)));
+}
+
 void WriteCheckpoint(const json& spec, const TempDir& dir) {
   const json& config = spec.at("config");
   dir.Write("config.json", config.dump());

@@ -24,6 +24,9 @@ nlohmann::json LoadCases();
 
 void WriteCheckpoint(const nlohmann::json& spec, const TempDir& dir);
 
+// An adapter of tests/golden/engine/adapters.json.
+void WriteAdapter(const nlohmann::json& adapter, const TempDir& dir);
+
 // The ids that the goldens' prompts of this length have.
 std::vector<int32_t> PromptIds(const nlohmann::json& spec, int length);
 

@@ -104,6 +104,57 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
   }
 }
 
+// Of three sequences, of which the first and the last have the adapter; each
+// alone or all together.
+std::vector<std::vector<float>> AdaptedLogits(kernels::Backend* backend,
+                                              const std::string& name,
+                                              DType type, bool together) {
+  const nlohmann::json adapter = ReadGolden("adapters.json")[name];
+  const Checkpoint checkpoint(adapter["base"].get<std::string>());
+  const TempDir lora;
+  WriteAdapter(adapter, lora);
+  RigOptions options = Options(type);
+  options.load.max_positions = checkpoint.spec.value("served", 0);
+  options.adapters = {lora.path()};
+  Rig rig(checkpoint.dir.path(), backend, options);
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < 3; ++i) {
+    sequences.push_back(
+        rig.NewSequence(PromptIds(checkpoint.spec, 5 + 2 * i), 16));
+    sequences.back().adapter = i == 1 ? -1 : 0;
+  }
+  std::vector<TestSequence*> running;
+  std::vector<std::vector<float>> logits;
+  for (TestSequence& sequence : sequences) {
+    running.push_back(&sequence);
+    if (together && running.size() < sequences.size()) continue;
+    const StepOutput output = rig.Advance(running, 16);
+    EXPECT_TRUE(output.status.ok()) << output.status;
+    logits.insert(logits.end(), output.logits.begin(), output.logits.end());
+    running.clear();
+  }
+  return logits;
+}
+
+TEST(CudaEngine, AdaptersGiveTheCpusBitsInF32) {
+  for (const char* name : {"llama_all", "phi3_fused", "gpt2_all"}) {
+    SCOPED_TRACE(name);
+    const auto cpu = NewCpu(1);
+    const auto cuda = NewTestDevice(DType::kF32);
+    EXPECT_EQ(AdaptedLogits(cuda.get(), name, DType::kF32, true),
+              AdaptedLogits(cpu.get(), name, DType::kF32, false));
+  }
+}
+
+TEST(CudaEngine, AdaptersInABatchChangeNoBit) {
+  for (const char* name : {"llama_patterns", "llama_all"}) {
+    SCOPED_TRACE(name);
+    const auto cuda = NewTestDevice(DType::kBF16);
+    EXPECT_EQ(AdaptedLogits(cuda.get(), name, DType::kBF16, true),
+              AdaptedLogits(cuda.get(), name, DType::kBF16, false));
+  }
+}
+
 TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
   const struct {
     const char* name;

@@ -23,6 +23,8 @@ if(TARGET tandem_kernels)
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   tandem_test(golden_test SRCS golden_test.cc DEPS tandem_engine_rig
               LABELS golden TIMEOUT 600)
+  tandem_test(lora_test SRCS lora_test.cc DEPS tandem_engine_rig
+              LABELS golden)
   tandem_test(model_test SRCS model_test.cc DEPS tandem_engine_rig)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)

@@ -58,8 +58,22 @@ Rig::Rig(const std::string& directory, kernels::Backend* backend,
   const ModelSpec spec = Must(LoadModelSpec(directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(directory));
   model_ = Must(Model::Load(spec, checkpoint, options.load, backend));
-  executor_ = Must(
-      DeviceExecutor::Create(options.executor, model_.get(), backend, &loop_));
+  DeviceExecutorOptions executor = options.executor;
+  if (!options.adapters.empty()) {
+    loras_ = Must(
+        LoraSlots::Create(spec, static_cast<int>(options.adapters.size()) + 1,
+                          options.max_lora_rank, backend));
+    executor.loras = loras_.get();
+    const auto queue = backend->NewQueue("adapters");
+    for (size_t i = 0; i < options.adapters.size(); ++i) {
+      const LoraAdapter adapter =
+          Must(ReadLoraAdapter(options.adapters[i], spec, loras_->layout()));
+      loras_->Put(static_cast<int>(i), adapter, *queue);
+      queue->Synchronize();
+    }
+  }
+  executor_ =
+      Must(DeviceExecutor::Create(executor, model_.get(), backend, &loop_));
   // Far apart and in no order, as in a pool that has been used for a while.
   const int blocks = options.executor.num_blocks;
   for (int i = 0; i < blocks; ++i) {
@@ -120,6 +134,7 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
          .tokens = absl::MakeConstSpan(sequence->ids)
                        .subspan(sequence->computed, take),
          .block_table = sequence->blocks,
+         .adapter = sequence->adapter,
          .draws = absl::MakeConstSpan(&sequence->draw, 1),
          .sampling = sequence->sampling});
     sequence->computed += take;

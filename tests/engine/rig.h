@@ -32,6 +32,9 @@ struct RigOptions {
                                  .max_sequences = 32,
                                  .block_size = 16,
                                  .num_blocks = 512};
+  // PEFT directories, in the order of their slots; one slot more is free.
+  std::vector<std::string> adapters;
+  int max_lora_rank = 8;
 };
 
 // A token stream and where its KV lies.
@@ -40,6 +43,7 @@ struct TestSequence {
   std::vector<int32_t> blocks;
   int computed = 0;
   Sampling sampling;
+  int adapter = -1;
   std::vector<kernels::LogitEdit> edits;
   RowDraw draw = {};  // with them
 };
@@ -64,6 +68,7 @@ class Rig {
   const ModelSpec& spec() const { return model_->spec(); }
   const Model& model() const { return *model_; }
   DeviceExecutor& executor() { return *executor_; }
+  LoraSlots& loras() { return *loras_; }
   ThreadLoop& loop() { return loop_; }
 
   // With blocks for `positions`, from all over the pool. They are never
@@ -90,6 +95,7 @@ class Rig {
   class Listener;
 
   std::unique_ptr<Model> model_;
+  std::unique_ptr<LoraSlots> loras_;
   ThreadLoop loop_;
   std::unique_ptr<DeviceExecutor> executor_;
   std::vector<int32_t> free_;
