@@ -68,26 +68,46 @@ struct Pages {
 };
 
 // Blocks lie anywhere, so the hardware cannot guess the next one. Decoding,
-// where each key is used by few queries, waits for memory: fetch the values
-// of these keys and the keys that come next.
-HWY_INLINE void PrefetchBlock(const Pages& pages, int position, int end) {
+// where each key is used by few queries, waits for memory: it fetches the keys
+// and values that come next, evenly over its work, since a burst of prefetches
+// stops everything behind it.
+constexpr bool FetchesAhead(int rows) { return rows <= 6; }
+
+// A line of each unit at each step, kSteps of `stride` bytes apart.
+template <int kUnits, int kSteps>
+struct UnitsAhead {
+  const std::byte* at[kUnits];
+  int64_t stride;
+
+  template <int U>
+  HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {
+#pragma GCC unroll 2
+    for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 8
+      for (int u = 0; u < kUnits; ++u) PrefetchFar(at[u] + i * stride);
+    }
+#pragma GCC unroll 8
+    for (int u = 0; u < kUnits; ++u) at[u] += kSteps * stride;
+  }
+};
+// Steps of Advance are two inputs: of bf16 one line, of f32 two.
+template <typename W>
+inline constexpr int kLineSteps = std::is_same_v<W, F32Weights> ? 2 : 1;
+
+// The same of codes, all at once: values of these keys, and keys behind them.
+HWY_INLINE void PrefetchCodes(const Pages& pages, int position, int end) {
   const KvLayout& layout = *pages.layout;
-  const int block = position / layout.block_size;
   const int slot = position % layout.block_size;
-  const bool pairs = layout.type == DType::kBF16;
-  const int cell = layout.cell_bytes;
   const std::byte* const v =
-      pages.V(block) + int64_t{pairs ? slot / 2 : slot} * layout.width * cell;
-  const int count = std::min(16, layout.block_size - slot);
-  const int v_bytes = (pairs ? count / 2 : count) * layout.width * cell;
+      pages.V(position / layout.block_size) + int64_t{slot} * layout.width;
+  const int v_bytes = std::min(16, layout.block_size - slot) * layout.width;
   for (int i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
   const int next = position + 64;
   if (next >= end) return;
   const std::byte* const k =
-      pages.K(next / layout.block_size) + next % layout.block_size * cell;
-  const int steps = pairs ? layout.head_dim / 2 : layout.head_dim;
-  for (int i = 0; i < steps; ++i) {
-    PrefetchLine(k + int64_t{i} * layout.slots * cell);
+      pages.K(next / layout.block_size) + next % layout.block_size;
+  for (int i = 0; i < layout.head_dim; ++i) {
+    PrefetchLine(k + int64_t{i} * layout.slots);
   }
 }
 
@@ -111,7 +131,9 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
     int units = 0;
     while (units < U && position < end) {
       const int slot = position % layout.block_size;
-      if constexpr (R <= 6) PrefetchBlock(pages, position, end);
+      if constexpr (FetchesAhead(R) && kIsCodes<W>) {
+        PrefetchCodes(pages, position, end);
+      }
       w[units] = pages.K(position / layout.block_size) + slot * kCell;
       if constexpr (kIsCodes<W>) {
         scales.scale[units] =
@@ -129,6 +151,18 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
     if constexpr (kIsCodes<W>) {
       AdvanceCodes<W, R, U>(scales, chains, q, kHeadStride, w, layout.slots,
                             layout.head_dim);
+    } else if constexpr (FetchesAhead(R)) {
+      UnitsAhead<U, kLineSteps<W>> ahead{{}, int64_t{layout.slots} * 4};
+      for (int u = 0; u < U; ++u) {
+        // The keys that come next, or after the last ones the first values.
+        const int next = position + u * 16;
+        ahead.at[u] = next < end ? pages.K(next / layout.block_size) +
+                                       next % layout.block_size * int64_t{4}
+                                 : pages.V(std::min(begin + u * 16, end - 1) /
+                                           layout.block_size);
+      }
+      Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
+                    layout.head_dim, ahead);
     } else {
       Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
                     layout.head_dim, NoPrefetch());
@@ -183,6 +217,13 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
             pages.Scales(true, position / layout.block_size) + slot};
         AdvanceCodes<W, R, U>(scales, chains, a, kScoreStride, w, stride,
                               count);
+      } else if constexpr (FetchesAhead(R)) {
+        const int next = std::min(position + 64, end - 1) / layout.block_size;
+        UnitsAhead<U, kLineSteps<W>> ahead{{}, stride};
+        for (int u = 0; u < U; ++u) {
+          ahead.at[u] = pages.V(next) + step * stride + (w[u] - base);
+        }
+        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count, ahead);
       } else {
         Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count,
                       NoPrefetch());

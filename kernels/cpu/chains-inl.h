@@ -34,6 +34,11 @@ HWY_INLINE void PrefetchLine(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
+// To the second-level cache, for what is needed later.
+HWY_INLINE void PrefetchFar(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
 // Stops the compiler from keeping one more pointer per unit, for which there
 // are too few registers.
 HWY_INLINE void KeepIndex(int64_t& index) { asm("" : "+r"(index)); }

@@ -95,7 +95,7 @@ struct NextStreams {
   HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {
 #pragma GCC unroll 8
     for (int i = 0; i < kLines; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(now) + i * 64, _MM_HINT_T1);
+      PrefetchFar(now + i * 64);
     }
     const std::byte* const end = now + kLines * 64;
     now = second;
