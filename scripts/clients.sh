@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The clients that people use (OpenAI's SDKs for Python and JavaScript,
+# LangChain, LiteLLM; versions in tests/clients) against a cluster that serves
+# the embedded model. Needs the network; some minutes the first time.
+source "$(dirname "$0")/lib.sh"
+
+"$ROOT/scripts/setup.sh"
+build release tandem tandem-router tandem-prefill tandem-decode
+CLIENTS=$BUILD/clients
+[ -x "$CLIENTS/bin/python" ] || python3 -m venv "$CLIENTS"
+step clients-python "Python clients (build/clients)" \
+  "$CLIENTS/bin/pip" install -q --disable-pip-version-check \
+  -r "$ROOT/tests/clients/requirements.txt"
+
+LOG=$LOGS/clients-server.log
+HTTP=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$BUILD/release/bin/tandem" serve "$ROOT/models/tales" --grpc-port 0 \
+  --port "$HTTP" >"$LOG" 2>&1 &
+SERVER=$!
+trap 'kill -TERM "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null || true' EXIT
+for _ in $(seq 300); do
+  grep -q 'Tandem is ready' "$LOG" && break
+  sleep 0.1
+done
+grep -q 'Tandem is ready' "$LOG" || die "not ready after 30 s; see $LOG"
+
+"$CLIENTS/bin/python" "$ROOT/tests/clients/python_clients.py" \
+  "http://127.0.0.1:$HTTP/v1"
+if command -v npm >/dev/null; then
+  cp "$ROOT/tests/clients/package.json" "$ROOT/tests/clients/node_client.mjs" \
+    "$CLIENTS/"
+  step clients-node "JavaScript client (build/clients)" \
+    npm install --prefix "$CLIENTS" --no-audit --no-fund --silent
+  node "$CLIENTS/node_client.mjs" "http://127.0.0.1:$HTTP/v1"
+else
+  say "JavaScript: skipped, there is no npm"
+fi
