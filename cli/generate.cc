@@ -70,6 +70,20 @@ json TimingsJson(const v1::Timings& timings) {
       {"preemptions", timings.preemptions()}};
 }
 
+// What the workers counted.
+json WorkJson(const v1::Work& work) {
+  return {{"steps", work.steps()},
+          {"positions_computed", work.positions_computed()},
+          {"kv_rows", work.kv_rows()},
+          {"positions_attended", work.positions_attended()},
+          {"query_key_pairs", work.query_key_pairs()},
+          {"weight_bytes_read", work.weight_bytes_read()},
+          {"kv_bytes_read", work.kv_bytes_read()},
+          {"kv_bytes_written", work.kv_bytes_written()},
+          {"matrix_flops", work.matrix_flops()},
+          {"attention_flops", work.attention_flops()}};
+}
+
 // SIGINT cancels the call; the server frees what it held within a step.
 std::atomic<bool> interrupted = false;
 
@@ -146,6 +160,9 @@ std::string ToJson(const v1::GenerateOnceResponse& response) {
                   {{"prefill", response.done().workers().prefill()},
                    {"decode", response.done().workers().decode()}}},
                  {"reproducible", !response.done().not_reproducible()}};
+  if (response.done().has_work()) {
+    object["work"] = WorkJson(response.done().work());
+  }
   object.update(SequenceJson(response.sequences(0)));
   if (response.sequences_size() > 1) {
     for (const v1::GeneratedSequence& sequence : response.sequences()) {
@@ -188,6 +205,11 @@ std::string TimingsTable(const v1::GenerateDone& done) {
       line("KV moved",
            absl::StrFormat("%7d bytes%s", t.kv_bytes(),
                            t.way().empty() ? "" : " by way of " + t.way()));
+  if (done.has_work()) {
+    table += line("computed", absl::StrFormat("%7d positions, %d K/V rows",
+                                              done.work().positions_computed(),
+                                              done.work().kv_rows()));
+  }
   table += line("workers",
                 absl::StrCat("prefill ", split ? done.workers().prefill() : "-",
                              ", decode ", done.workers().decode(),

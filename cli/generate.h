@@ -30,8 +30,8 @@ struct GenerateFlags {
 absl::Status Generate(const GenerateFlags& flags);
 
 // The object that --json prints: text, token_ids, prompt_token_ids,
-// finish_reason, usage, timings, workers, logprobs; those of all sequences
-// under `sequences` where there are several.
+// finish_reason, usage, timings, work, workers, logprobs; those of all
+// sequences under `sequences` where there are several.
 std::string ToJson(const v1::GenerateOnceResponse& response);
 
 // "prompt 12 tokens (0 cached) ...", aligned, one line per quantity.

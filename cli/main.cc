@@ -33,6 +33,8 @@ struct ServeCommand {
   int64_t offload_bytes = 0;
   std::string offload_path;
   int64_t offload_file_bytes = 0;
+  std::string kv_cache = "on";
+  bool no_kv_cache = false;
   std::string device = "auto";
   double gpu_memory_utilization = 0.9;
 
@@ -52,6 +54,8 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("policy", &policy,
                   {"prefix_aware", "least_loaded", "round_robin"},
                   "How requests are placed");
+  line->Add("enable-no-kv-cache", &no_kv_cache,
+            "Requests may ask to be computed without a KV cache");
   line->AddDuration("shutdown-timeout", &shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->Group("Listening");
@@ -89,6 +93,8 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Directory for evicted KV that falls out of that memory");
   line->AddBytes("kv-offload-file-bytes", &offload_file_bytes,
                  "Per worker: in that directory at most");
+  line->AddChoice("kv-cache", &kv_cache, {"on", "off"},
+                  "off: every token computes its whole sequence again");
   line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves");
   line->Group("TLS");
@@ -119,6 +125,7 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {"--policy", policy});
   }
+  if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
   worker("device", device);
   // The workers of one host share its first GPU.
   flags.worker_arguments.insert(
@@ -137,6 +144,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("kv-offload-bytes", absl::StrCat(offload_bytes));
   worker("kv-offload-path", offload_path);
   worker("kv-offload-file-bytes", absl::StrCat(offload_file_bytes));
+  worker("kv-cache", kv_cache);
   worker("handoff", handoff);
 }
 

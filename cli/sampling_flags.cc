@@ -80,6 +80,8 @@ void SamplingFlags::AddTo(CommandLine* line) {
                   "Prefill on a prefill worker (split) or in place (local)");
   line->Add("bypass-prefix-cache", &bypass_prefix_cache,
             "Compute the whole prompt");
+  line->Add("no-kv-cache", &no_kv_cache,
+            "Compute the whole sequence again for every token");
   line->Add("cache-salt", &cache_salt, "Share prefixes only with this salt");
   line->Add("request-id", &request_id, "Your name for this request");
   line->Add("model", &model, "Served model; empty: the only one");
@@ -150,6 +152,7 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   if (bypass_prefix_cache) {
     request->mutable_cache()->set_bypass_prefix_cache(true);
   }
+  if (no_kv_cache) request->mutable_cache()->set_no_kv_cache(true);
   if (!cache_salt.empty()) {
     request->mutable_cache()->set_cache_salt(cache_salt);
   }

@@ -32,6 +32,7 @@ struct SamplingFlags {
   bool include_stop = false;
   bool echo = false;
   bool bypass_prefix_cache = false;
+  bool no_kv_cache = false;
   std::string cache_salt;
   std::string placement = "auto";
   std::string request_id;

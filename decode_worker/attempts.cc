@@ -102,6 +102,22 @@ bool DecodeCore::TryGrant(Call* call) {
   return true;
 }
 
+engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
+                                        const std::string& formats) const {
+  engine::SequenceSpec spec;
+  spec.history = call.history;
+  spec.prompt_tokens = call.prompt_tokens;
+  spec.sampling = call.sampling;
+  spec.rules = call.rules;
+  spec.stopping = call.stopping;
+  spec.root = Root(call, formats);
+  spec.cache_blocks = call.use_prefix_cache;
+  spec.kv_cache = call.kv_cache;
+  spec.admitted = call.admitted;
+  spec.alone = call.suspect;
+  return spec;
+}
+
 bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = LocalHashes(*call);
@@ -120,18 +136,8 @@ bool DecodeCore::TryLocal(Call* call) {
   call->cached_tokens = computed;
   call->local_started = loop_->Now();
   call->phase = Phase::kRunning;
-  engine::SequenceSpec spec;
-  spec.history = call->history;
-  spec.prompt_tokens = call->prompt_tokens;
-  spec.sampling = call->sampling;
-  spec.rules = call->rules;
-  spec.stopping = call->stopping;
-  spec.root = Root(*call, "");
-  spec.cache_blocks = call->use_prefix_cache;
-  spec.admitted = call->admitted;
-  spec.alone = call->suspect;
   const absl::Status status =
-      engine_.Add(call->id, std::move(spec), std::move(matched), computed);
+      engine_.Add(call->id, SpecOf(*call, ""), std::move(matched), computed);
   if (!status.ok()) {
     Retire(call->id, status);
   } else if (call->paused) {
@@ -275,19 +281,8 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
   call->phase = Phase::kRunning;
   call->decode_started = loop_->Now();
   call->history.push_back(first.token.token_id());
-
-  engine::SequenceSpec spec;
-  spec.history = call->history;
-  spec.prompt_tokens = call->prompt_tokens;
-  spec.sampling = call->sampling;
-  spec.rules = call->rules;
-  spec.stopping = call->stopping;
-  spec.root = Root(*call, call->formats);
-  spec.cache_blocks = call->use_prefix_cache;
-  spec.admitted = call->admitted;
-  spec.alone = call->suspect;
-  const absl::Status added =
-      engine_.Add(call->id, std::move(spec), std::move(blocks), positions);
+  const absl::Status added = engine_.Add(call->id, SpecOf(*call, call->formats),
+                                         std::move(blocks), positions);
   if (!added.ok()) {
     Retire(call->id, added);
     return added;
@@ -330,6 +325,11 @@ void DecodeCore::SendTokens(Call* call, int position, v1::Token token) {
   Say(call, std::move(response));
 }
 
+void DecodeCore::OnWork(CallId id, const engine::Work& work) {
+  const auto it = calls_.find(id);
+  if (it != calls_.end()) it->second->work += work;
+}
+
 void DecodeCore::OnToken(CallId id, int position,
                          const engine::SampledToken& token,
                          std::optional<engine::Finish> finish) {
@@ -358,6 +358,7 @@ void DecodeCore::OnToken(CallId id, int position,
     }
     finished->set_cached_tokens(call->cached_tokens);
     finished->set_preemptions(call->preemptions);
+    *finished->mutable_work() = worker::ToWire(call->work);
     Say(call, std::move(response));
     ++counters_.finished;
     call->phase = Phase::kFinishing;

@@ -45,6 +45,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::Stopping stopping;
   std::string cache_salt;
   bool use_prefix_cache = true;
+  bool kv_cache = true;
   bool suspect = false;
   absl::Time admitted;  // anywhere, for age
 
@@ -63,6 +64,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   bool started_said = false;  // for the live attempt
   int cached_tokens = 0;
   int preemptions = 0;
+  engine::Work work;  // of all attempts
 };
 
 }  // namespace tandem::decode_worker

@@ -155,7 +155,9 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
   call->cache_salt = open.cache_salt();
-  call->use_prefix_cache = !open.bypass_prefix_cache();
+  call->kv_cache = options_.kv_cache && !open.no_kv_cache();
+  // Blocks of others are not computed again.
+  call->use_prefix_cache = !open.bypass_prefix_cache() && call->kv_cache;
   call->suspect = open.suspect();
   call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());

@@ -51,6 +51,8 @@ struct DecodeOptions {
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::ReceiverOptions receiver;
   int max_calls = 256;  // sequences admitted at once
+  // False: all sequences compute without a cache, as with no_kv_cache.
+  bool kv_cache = true;
   // Admission: blocks in use and the expected need of all tickets stay under
   // this share of the pool.
   double admission_factor = 0.95;
@@ -132,6 +134,8 @@ class DecodeCore final : private engine::EngineListener,
   // Whether it makes sense, and whether there is room.
   absl::Status CheckOpen(const v1::DecodeOpen& open) const;
   absl::Status Admit(const v1::DecodeOpen& open) const;
+  engine::SequenceSpec SpecOf(const Call& call,
+                              const std::string& formats) const;
   void Retry(Call* call, const v1::DecodeRetry& retry);
   void StartAttempt(Call* call, const v1::WorkerRef* prefill_worker);
   void EndAttempt(Call* call, const absl::Status& why);
@@ -165,6 +169,7 @@ class DecodeCore final : private engine::EngineListener,
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override {}
+  void OnWork(CallId id, const engine::Work& work) override;
   void OnPreempted(CallId id) override;
   bool OnBlocksShort(int blocks) override;
   void OnBlocksFreed() override { ScheduleUseFreeBlocks(); }

@@ -90,6 +90,7 @@ class DecodeRole final : public worker::Role {
     options.offload = context.parts.offload.get();
     options.receiver = MakeReceiverOptions(context);
     options.max_calls = flags.max_calls;
+    options.kv_cache = context.flags.kv_cache == "on";
     options.admission_factor = flags.admission_factor;
     options.stall_limit = flags.stall_limit;
     options.lease = context.flags.lease;

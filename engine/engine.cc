@@ -128,6 +128,9 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
     return refuse("computed is ", computed, ", expected 0 to ", length - 1);
   }
   const bool searches = spec.beams.width > 0 && !spec.first_token_only;
+  if (searches && !spec.kv_cache) {
+    return refuse("a beam search needs a KV cache: its beams share blocks");
+  }
   if (!spec.first_candidates.empty() && !searches) {
     return refuse("first candidates are those of a beam search");
   }
@@ -194,6 +197,10 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
   sequence->id = id;
   sequence->serial = ++last_serial_;
   sequence->spec = std::move(spec);
+  if (!sequence->spec.kv_cache) {
+    sequence->spec.cache_blocks = false;
+    computed = 0;
+  }
   sequence->blocks = std::move(blocks);
   sequence->computed = computed;
   sequence->tail = sequence->spec.root;
@@ -207,7 +214,7 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
   PrepareGrowth(sequence.get());
   const Speculation& speculation = options_.speculation;
   if (speculation.num_tokens > 0 && !sequence->spec.first_token_only &&
-      sequence->spec.beams.width == 0) {
+      sequence->spec.beams.width == 0 && sequence->spec.kv_cache) {
     sequence->drafter =
         speculation.drafters != nullptr
             ? speculation.drafters->New(sequence->spec)
@@ -431,6 +438,9 @@ void Engine::ApplyResult(const StepResult& result) {
         ++stats_.decode_tokens;
       } else {
         AppendDrawn(&part, own_draws);
+        if (!sequence->spec.kv_cache && !sequence->finished) {
+          sequence->computed = 0;
+        }
       }
     }
     if (!sequence->retired) Count(*sequence, 1);
@@ -482,6 +492,20 @@ void Engine::ReturnSpareBlocks(Sequence* sequence) {
   }
 }
 
+// Of the step just done, which read so many bytes of weights.
+Work Engine::WorkOfPart(size_t index, int64_t weight_bytes) const {
+  const StepEntry& entry = running_->step.entries[index];
+  Work work = options_.work.EntryWork(entry.position,
+                                      static_cast<int64_t>(entry.tokens.size()),
+                                      static_cast<int64_t>(entry.draws.size()));
+  // The first ones have what division leaves.
+  const auto count = static_cast<int64_t>(running_->parts.size());
+  work.weight_bytes =
+      weight_bytes / count +
+      (static_cast<int64_t>(index) < weight_bytes % count ? 1 : 0);
+  return work;
+}
+
 void Engine::AppendToken(Sequence* sequence, int32_t token) {
   const Stopping& stopping = sequence->spec.stopping;
   // Before min_tokens they were banned, so that none can stand here.
@@ -503,11 +527,18 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
 
 void Engine::DeliverTokens(const StepResult& result) {
   size_t drawn = 0;
+  const int64_t weight_bytes = options_.work.StepWeightBytes(
+      running_->rows, static_cast<int64_t>(result.tokens.size()));
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     const size_t first = drawn;
     drawn += running_->step.entries[i].draws.size();
     const Plan::Part& part = running_->parts[i];
     const Sequence& sequence = *part.sequence;
+    if (!sequence.retired && !part.surplus) {
+      const BeamGroup* const group = sequence.group;
+      listener_->OnWork(group == nullptr ? sequence.id : group->id,
+                        WorkOfPart(i, weight_bytes));
+    }
     // The listener may retire it at any token.
     for (int j = 0; j < part.appended && !sequence.retired; ++j) {
       const int behind = part.appended - 1 - j;

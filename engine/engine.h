@@ -44,6 +44,7 @@
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
 #include "engine/logit_rules.h"
+#include "engine/work.h"
 
 namespace tandem::engine {
 
@@ -77,6 +78,10 @@ struct SequenceSpec {
   // Of a beam search: its first candidates, from whoever computed the history.
   // Then nothing of it is left to compute.
   std::vector<TopLogprob> first_candidates;
+  // False: each token's step computes all positions again, into the sequence's
+  // own blocks and in chunks as a prompt, and what `blocks` hold at Add is not
+  // used: the same tokens, to show what the cache saves.
+  bool kv_cache = true;
 };
 
 // What a beam search came to.
@@ -112,6 +117,7 @@ struct EngineOptions {
   bool run_ahead = false;
   int max_draws = 0;  // tokens drawn per step at most; 0: max_num_seqs
   Speculation speculation = {};
+  WorkShape work = {};  // what EngineListener::OnWork counts by
 };
 
 // Guesses of one sequence's tokens, of all steps so far.
@@ -136,6 +142,9 @@ class EngineListener {
   // for layers [0, layers_done).
   virtual void OnComputed(SequenceId sequence, int begin, int end,
                           int layers_done) = 0;
+  // What a step did for the sequence, and its share of the weights' bytes: all
+  // shares of a step make a whole. Before the step's token is told.
+  virtual void OnWork(SequenceId /*sequence*/, const Work& /*work*/) {}
   // The pool ran out and this sequence gave its blocks back. It is gone from
   // the engine, as after Retire. Its tokens so far were all reported.
   virtual void OnPreempted(SequenceId sequence) = 0;
@@ -280,6 +289,7 @@ class Engine final : private StepListener {
   void ApplyResult(const StepResult& result);
   void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
   void ReturnSpareBlocks(Sequence* sequence);
+  Work WorkOfPart(size_t index, int64_t weight_bytes) const;
   void AppendToken(Sequence* sequence, int32_t token);
   void DeliverTokens(const StepResult& result);
   void FailStep(const absl::Status& status);

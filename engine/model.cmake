@@ -2,10 +2,12 @@
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
   SRCS config_fields.cc device_executor.cc file.cc fingerprint.cc forward.cc
-       families.cc json.cc lora_adapter.cc lora_layout.cc lora_slots.cc model.cc model_config.cc quantisation.cc
+       families.cc json.cc lora_adapter.cc lora_layout.cc lora_slots.cc model.cc
+       model_config.cc model_work.cc quantisation.cc
        quantised_tensors.cc rope.cc rope_config.cc safetensors.cc
        safetensors_header.cc step_layout.cc widen.cc
-  DEPS nlohmann_json::nlohmann_json OpenSSL::Crypto Threads::Threads
+  DEPS tandem_engine_core nlohmann_json::nlohmann_json OpenSSL::Crypto
+       Threads::Threads
        absl::any_invocable absl::flat_hash_map absl::flat_hash_set
        absl::function_ref absl::span absl::status absl::statusor absl::strings
        absl::str_format absl::time)

@@ -97,7 +97,10 @@ bool Engine::ComposeAhead(Plan* plan) {
     if (sequence->group != nullptr && sequence->drawing > 0) return false;
     if (EndsByLength(*sequence)) continue;
     // Less than one where guesses are in flight.
-    if (sequence->unplanned() != 1 || sequence->spec.alone) return false;
+    if (sequence->unplanned() != 1 || sequence->spec.alone ||
+        !sequence->spec.kv_cache) {
+      return false;
+    }
     if (sequence->drawing > 0 && sequence->spec.rules.needs_history()) {
       return false;
     }

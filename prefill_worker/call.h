@@ -43,6 +43,7 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   bool may_compute = false;  // granted, or told to start
   int promised_blocks = 0;   // that the engine has not taken yet
   int computed_layers = 0;   // of the chunk in the running step
+  engine::Work work;
 };
 
 }  // namespace tandem::prefill_worker

@@ -287,6 +287,7 @@ void PrefillCore::SendDone(Call* call, const handoff::HandoffTimings& timings) {
   done->set_handoff_exposed_us(absl::ToInt64Microseconds(timings.exposed));
   done->set_handoff_bytes(timings.bytes);
   done->set_way(timings.way);
+  *done->mutable_work() = worker::ToWire(call->work);
   Say(call, std::move(response));
 }
 
@@ -371,6 +372,11 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
   const int promised = std::min(call->promised_blocks, left);
   promised_blocks_ -= call->promised_blocks - promised;
   call->promised_blocks = promised;
+}
+
+void PrefillCore::OnWork(CallId id, const engine::Work& work) {
+  const auto it = calls_.find(id);
+  if (it != calls_.end()) it->second->work += work;
 }
 
 void PrefillCore::OnToken(CallId id, int position,

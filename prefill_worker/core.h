@@ -129,6 +129,7 @@ class PrefillCore final : private engine::EngineListener,
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override;
+  void OnWork(CallId id, const engine::Work& work) override;
   void OnPreempted(CallId id) override;
   bool OnBlocksShort(int blocks) override { return false; }
   void OnBlocksFreed() override { ScheduleAdvance(); }

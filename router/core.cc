@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "engine/kv_pool.h"
 #include "router/errors.h"
@@ -28,6 +29,29 @@ std::string Uuid(std::string bytes) {
   return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-",
                       hex.substr(12, 4), "-", hex.substr(16, 4), "-",
                       hex.substr(20));
+}
+
+// What decode workers must heed for it.
+std::vector<std::string> Needed(const Request& request) {
+  const EffectiveRequest& effective = request.effective();
+  std::vector<std::string> needed = effective.features;
+  needed.insert(needed.end(), effective.decode_features.begin(),
+                effective.decode_features.end());
+  return needed;
+}
+
+// An older worker would ignore what it does not know.
+bool Heeds(const Worker& worker, const Request& request) {
+  const auto& heeded = worker.hello.features();
+  const auto names = [&heeded](const std::vector<std::string>& needed) {
+    return std::all_of(needed.begin(), needed.end(), [&](const auto& feature) {
+      return std::find(heeded.begin(), heeded.end(), feature) != heeded.end();
+    });
+  };
+  const EffectiveRequest& effective = request.effective();
+  return names(effective.features) &&
+         (worker.hello.role() != v1::WORKER_ROLE_DECODE ||
+          names(effective.decode_features));
 }
 
 }  // namespace
@@ -155,7 +179,15 @@ bool RouterCore::TryPlace(Request* request) {
   const absl::Time begun = context_.loop->Now();
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);
-  if (pair.decode < 0) return false;
+  if (pair.decode < 0) {
+    if (request->was_computed() || AnyHeeds(*request)) return false;
+    request->Fail(
+        MakeError(absl::StatusCode::kUnavailable, "NO_WORKERS",
+                  absl::StrCat("no decode worker is of a version that knows ",
+                               absl::StrJoin(Needed(*request), ", ")),
+                  {}, absl::Seconds(5)));
+    return true;
+  }
   const WorkerView& decode = snapshot.decode[pair.decode];
   Choice choice;
   choice.decode = registry_.Find(decode.worker_id)->hello.worker();
@@ -205,6 +237,7 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
   std::vector<const Worker*> prefill, decode;
   for (const auto& [id, worker] : registry_.workers()) {
     if (!registry_.Placeable(*worker) || registry_.Full(*worker)) continue;
+    if (!Heeds(*worker, request)) continue;
     if (worker->hello.role() == v1::WORKER_ROLE_PREFILL) {
       if (worker->hello.max_model_len() > request.history_tokens()) {
         prefill.push_back(worker.get());
@@ -279,7 +312,7 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
   snapshot.decode.push_back(MakeView(*decode, CachedTokens(*request, *decode)));
   for (const auto& [id, worker] : registry_.workers()) {
     if (worker->hello.role() != v1::WORKER_ROLE_PREFILL ||
-        !registry_.Placeable(*worker) ||
+        !registry_.Placeable(*worker) || !Heeds(*worker, *request) ||
         worker->hello.max_model_len() <= request->history_tokens() ||
         !registry_.PairAllowed(*worker, *decode)) {
       continue;
@@ -399,6 +432,20 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
       absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
       absl::StrCat("no worker had room within ", absl::FormatDuration(limit)),
       {}, absl::Seconds(2)));
+}
+
+// False where there are decode workers, and none of them does.
+bool RouterCore::AnyHeeds(const Request& request) const {
+  bool ready = false;
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (worker->hello.role() != v1::WORKER_ROLE_DECODE ||
+        !registry_.Placeable(*worker)) {
+      continue;
+    }
+    if (Heeds(*worker, request)) return true;
+    ready = true;
+  }
+  return !ready;
 }
 
 int RouterCore::ready_workers(v1::WorkerRole role) const {

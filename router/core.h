@@ -88,6 +88,7 @@ class RouterCore final : private RegistryListener,
   bool TryPlace(Request* request);
   Snapshot MakeSnapshot(const Request& request) const;
   // Of that pair, whose prefill worker may be none.
+  bool AnyHeeds(const Request& request) const;
   Way WayOf(const Request& request, const Snapshot& snapshot,
             const Pair& pair) const;
   WorkerView MakeView(const Worker& worker, int cached_tokens) const;

@@ -12,6 +12,7 @@ namespace tandem::router {
 
 ModelLimits Intake::Limits() const {
   ModelLimits limits = model_->limits();
+  limits.offers = offers_;
   // What every decode worker can hold; the model's own while there is none.
   if (const int length = facts_->context_length; length > 0) {
     limits.context_length = length;

@@ -27,8 +27,8 @@ struct ClusterFacts {
 class Intake {
  public:
   Intake(const ModelText* model, const ClusterFacts* facts,
-         RouterMetrics* metrics)
-      : model_(model), facts_(facts), metrics_(metrics) {}
+         const Offers& offers, RouterMetrics* metrics)
+      : model_(model), facts_(facts), offers_(offers), metrics_(metrics) {}
 
   // All that can be done without the core. `header_id` (x-request-id) names
   // the request where it has no name of its own; `time_left` is the call's,
@@ -50,6 +50,7 @@ class Intake {
 
   const ModelText* const model_;
   const ClusterFacts* const facts_;
+  const Offers offers_;
   RouterMetrics* const metrics_;
 };
 

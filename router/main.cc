@@ -53,6 +53,7 @@ struct Flags {
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
   RouterOptions options;
+  Offers offers;
   LogFlags log;
   TlsFlags tls;
 };
@@ -91,6 +92,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddInt("max-local-prefill-tokens", &options.max_local_tokens,
                "Uncached prompt tokens that a decode worker computes itself",
                {0, 1 << 24});
+  line->Group("Offers");
+  line->Add("enable-no-kv-cache", &flags->offers.no_kv_cache,
+            "Requests may ask to be computed without a KV cache, which is slow "
+            "and shows what it saves");
   line->Group("Limits");
   line->AddInt("max-requests", &options.max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
@@ -195,8 +200,8 @@ absl::Status Process::Start() {
     EachSecond();
     UpdateFacts();
   });
-  intake_ =
-      std::make_unique<Intake>(model_.get(), &facts_, router_metrics_.get());
+  intake_ = std::make_unique<Intake>(model_.get(), &facts_, flags_.offers,
+                                     router_metrics_.get());
   inference_ =
       std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
   http_front_ =

@@ -27,7 +27,8 @@ class ModelText final : public TextCodec {
   static absl::StatusOr<std::unique_ptr<ModelText>> Load(
       const std::string& directory, const std::string& served_name);
 
-  // The model's own limits; context_length is what its config says.
+  // The model's own limits; context_length is what its config says, and
+  // nothing is offered beyond.
   const ModelLimits& limits() const { return limits_; }
 
   struct Prompt {

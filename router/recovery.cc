@@ -353,6 +353,8 @@ v1::GenerateDone Request::Summary() const {
   done.mutable_workers()->set_prefill(prefill_ref_.worker_id());
   done.mutable_workers()->set_decode(decode_ref_.worker_id());
   done.set_not_reproducible(mixed_);
+  const bool prefill_told = !split || prefill_done_.has_work();
+  if (work_known_ && prefill_told) *done.mutable_work() = work_;
   return done;
 }
 

@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "router/compatibility.h"
 #include "router/legs.h"
+#include "router/work.h"
 
 namespace tandem::router {
 
@@ -95,6 +96,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
   open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
   open->set_suspect(suspect());
+  open->set_no_kv_cache(effective_.no_kv_cache);
   decode_ = std::make_unique<DecodeLeg>(
       this, context_.dialer->DialDecode(decode_ref_, Remaining()), now);
   decode_->stream->Start(decode_.get());
@@ -241,6 +243,8 @@ void Request::OnDead(const v1::AttemptDead& dead) {
 void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
   if (phase_ != Phase::kDecoding) return;
   decode_finished_ = finished;
+  AddWork(finished.work(), &work_);
+  work_known_ = finished.has_work();
   if (!cached_tokens_) cached_tokens_ = finished.cached_tokens();
   if (finished.reason() == v1::FINISH_REASON_UNSPECIFIED) {
     DecodeLost(absl::InternalError("the decode worker gave no finish reason"));
@@ -267,6 +271,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       prefill_->done = true;
       prefill_computes_ = false;
       prefill_done_ = message.done();
+      AddWork(prefill_done_.work(), &work_);
       if (!prefill_done_.way().empty()) {
         context_.registry->PairWorked(prefill_ref_.worker_id(),
                                       decode_ref_.worker_id(),
@@ -290,6 +295,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   if (!Take(tokens)) return;
   if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
     // No commit follows: the decode worker's part is over.
+    work_known_ = true;
     Finish(first.finish_reason());
   }
 }

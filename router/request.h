@@ -241,6 +241,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   absl::Duration worker_queue_;
   v1::PrefillDone prefill_done_;
   v1::DecodeFinished decode_finished_;
+  v1::Work work_;            // all that workers told of
+  bool work_known_ = false;  // the last one told
   v1::FinishReason finish_reason_ = v1::FINISH_REASON_UNSPECIFIED;
 
   Timer deadline_timer_;

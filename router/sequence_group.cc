@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "router/work.h"
+
 namespace tandem::router {
 
 class SequenceGroup::Member final : public ClientStream {
@@ -243,6 +245,7 @@ v1::GenerateDone SequenceGroup::MergedDone() const {
   v1::GenerateDone merged = parts_[0].done;
   v1::Usage& usage = *merged.mutable_usage();
   v1::Timings& timings = *merged.mutable_timings();
+  bool all_counted = merged.has_work();
   for (size_t i = 1; i < parts_.size(); ++i) {
     const v1::GenerateDone& done = parts_[i].done;
     usage.set_completion_tokens(usage.completion_tokens() +
@@ -251,9 +254,12 @@ v1::GenerateDone SequenceGroup::MergedDone() const {
     timings.set_retries(timings.retries() + done.timings().retries());
     timings.set_preemptions(timings.preemptions() +
                             done.timings().preemptions());
+    AddWork(done.work(), merged.mutable_work());
+    all_counted = all_counted && done.has_work();
     merged.set_not_reproducible(merged.not_reproducible() ||
                                 done.not_reproducible());
   }
+  if (!all_counted) merged.clear_work();
   usage.set_total_tokens(usage.prompt_tokens() + usage.completion_tokens());
   const int64_t nanos = absl::ToInt64Nanoseconds(loop_->Now() - begun_);
   timings.mutable_total()->set_seconds(nanos / 1'000'000'000);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "common/features.h"
 #include "router/errors.h"
 
 namespace tandem::router {
@@ -254,9 +255,12 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status CheckRest(const v1::GenerateRequest& request) {
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("cache.no_kv_cache", request.cache().no_kv_cache()));
+absl::Status CheckRest(const v1::GenerateRequest& request,
+                       const ModelLimits& limits) {
+  if (request.cache().no_kv_cache() && !limits.offers.no_kv_cache) {
+    return FieldInvalid("cache.no_kv_cache", "true",
+                        "this server was started without --enable-no-kv-cache");
+  }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));
@@ -395,6 +399,31 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
   return absl::OkStatus();
 }
 
+namespace {
+
+// Most requests have none, and the message goes to two workers.
+bool HasLogitRules(const EffectiveRequest& effective) {
+  const v1::SamplingOptions& s = effective.sampling;
+  return s.repetition_penalty() != 1 || s.presence_penalty() != 0 ||
+         s.frequency_penalty() != 0 || !s.logit_bias().empty() ||
+         !s.allowed_token_ids().empty() || !s.banned_token_ids().empty() ||
+         !s.bad_words().empty();
+}
+
+void NoteFeatures(EffectiveRequest* effective) {
+  if (effective->sampling.typical_p() != 1) {
+    effective->features.emplace_back(kFeatureTypicalP);
+  }
+  if (HasLogitRules(*effective)) {
+    effective->features.emplace_back(kFeatureLogitRules);
+  }
+  if (effective->no_kv_cache) {
+    effective->decode_features.emplace_back(kFeatureNoKvCache);
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
                                           const ModelLimits& limits) {
   TANDEM_ROUTER_RETURN_IF_ERROR(ValidateRequestId(request.request_id()));
@@ -403,7 +432,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request.stopping(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
   EffectiveRequest effective;
   effective.request_id = request.request_id();
@@ -423,7 +452,9 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
                             ? v1::PLACEMENT_AUTO
                             : request.placement();
   effective.cache_salt = request.cache().cache_salt();
-  effective.bypass_prefix_cache = request.cache().bypass_prefix_cache();
+  effective.no_kv_cache = request.cache().no_kv_cache();
+  effective.bypass_prefix_cache =
+      request.cache().bypass_prefix_cache() || effective.no_kv_cache;
   if (request.stopping().has_max_time()) {
     effective.max_time = *ReadMaxTime(request.stopping().max_time());
   }
@@ -438,6 +469,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
       }
     }
   }
+  NoteFeatures(&effective);
   return effective;
 }
 
@@ -492,15 +524,6 @@ v1::LogitRules ToLogitRules(const EffectiveRequest& effective) {
     rules.add_bad_words()->mutable_token_ids()->Add(word.begin(), word.end());
   }
   return rules;
-}
-
-// Most requests have none, and the message goes to two workers.
-bool HasLogitRules(const EffectiveRequest& effective) {
-  const v1::SamplingOptions& s = effective.sampling;
-  return s.repetition_penalty() != 1 || s.presence_penalty() != 0 ||
-         s.frequency_penalty() != 0 || !s.logit_bias().empty() ||
-         !s.allowed_token_ids().empty() || !s.banned_token_ids().empty() ||
-         !effective.bad_word_ids.empty();
 }
 
 }  // namespace

@@ -21,6 +21,11 @@
 
 namespace tandem::router {
 
+// What a server was started to offer beyond what is always there.
+struct Offers {
+  bool no_kv_cache = false;
+};
+
 struct ModelLimits {
   std::string model;       // served name
   int context_length = 0;  // positions; 0: not known, not checked
@@ -34,6 +39,7 @@ struct ModelLimits {
   int top_k = 0;
   float min_p = 0;
   float repetition_penalty = 1;
+  Offers offers;
 };
 
 inline constexpr int kMaxRequestIdBytes = 128;
@@ -60,6 +66,11 @@ struct EffectiveRequest {
   v1::Placement placement = v1::PLACEMENT_AUTO;
   std::string cache_salt;
   bool bypass_prefix_cache = false;
+  bool no_kv_cache = false;
+  // What workers must heed (common/features.h): all of them, and those that
+  // decode.
+  std::vector<std::string> features;
+  std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
   // The tokens of sampling.bad_words, which Validate does not fill in.
   std::vector<std::vector<int32_t>> bad_word_ids;

@@ -14,10 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/features.h"
 #include "common/log.h"
 #include "common/progress.h"
 #include "common/random.h"
 #include "engine/model_config.h"
+#include "engine/model_work.h"
 #include "engine/safetensors.h"
 #include "handoff/handoff.h"
 #include "kernels/cuda/loader.h"
@@ -90,12 +92,12 @@ absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
   const absl::Status reserved =
       backend.Reserve(engine::DeviceExecutor::Limits(options, model));
   if (!reserved.ok()) return reserved;
-  const auto coming = static_cast<int64_t>(engine::Workspace::Bytes(
-                          model.spec(), options.max_rows, options.max_sequences,
-                          options.loras == nullptr ? nullptr
-                                                   : &options.loras->layout(),
-                          backend.activation_type())) +
-                      handoff_bytes + kGpuOverheadBytes;
+  const auto coming =
+      static_cast<int64_t>(engine::Workspace::Bytes(
+          model.spec(), options.max_rows, options.max_sequences,
+          options.loras == nullptr ? nullptr : &options.loras->layout(),
+          backend.activation_type())) +
+      handoff_bytes + kGpuOverheadBytes;
   const kernels::MemoryFigures memory = backend.memory();
   return GpuMemory{static_cast<int64_t>(memory.total_bytes),
                    static_cast<int64_t>(memory.used_bytes) + coming,
@@ -158,6 +160,11 @@ absl::Status CheckOffload(const WorkerFlags& flags) {
     return refuse(
         "--kv-offload-bytes keeps what the prefix cache evicts: give it with "
         "--enable-prefix-caching, or neither");
+  }
+  if (flags.kv_offload_bytes > 0 && flags.kv_cache == "off") {
+    return refuse(
+        "--kv-offload-bytes keeps what the prefix cache evicts, and --kv-cache "
+        "off has none: take one of them");
   }
   if (flags.kv_offload_path.empty() != (flags.kv_offload_file_bytes == 0)) {
     return refuse(
@@ -242,6 +249,10 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.set_mixed_numerics(flags.mixed_numerics);
   for (const std::string_view format : handoff::kWireFormats) {
     hello.add_kv_formats(std::string(format));
+  }
+  for (const char* const feature :
+       {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+    hello.add_features(feature);
   }
   return hello;
 }
@@ -399,7 +410,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
   parts.engine_options.max_model_len = plan->max_model_len;
-  parts.engine_options.prefix_caching = flags.prefix_caching;
+  parts.engine_options.prefix_caching =
+      flags.prefix_caching && flags.kv_cache == "on";
+  parts.engine_options.work = engine::MakeWorkShape(*parts.model, kv_dtype);
   // A CPU that computes steps leaves the host nothing to run ahead with.
   parts.engine_options.run_ahead =
       flags.async_scheduling == "on" ||

@@ -70,6 +70,21 @@ v1::FinishReason ToWire(engine::Finish finish) {
                                          : v1::FINISH_REASON_LENGTH;
 }
 
+v1::Work ToWire(const engine::Work& work) {
+  v1::Work wire;
+  wire.set_steps(work.steps);
+  wire.set_positions_computed(work.positions_computed);
+  wire.set_kv_rows(work.kv_rows);
+  wire.set_positions_attended(work.positions_attended);
+  wire.set_query_key_pairs(work.query_key_pairs);
+  wire.set_weight_bytes_read(work.weight_bytes);
+  wire.set_kv_bytes_read(work.kv_bytes_read);
+  wire.set_kv_bytes_written(work.kv_bytes_written);
+  wire.set_matrix_flops(work.matrix_flops);
+  wire.set_attention_flops(work.attention_flops);
+  return wire;
+}
+
 v1::WorkerLoad ToWire(const engine::EngineStats& stats,
                       const engine::KvPoolCounts& blocks,
                       const handoff::SlabCounts& slabs) {

@@ -22,6 +22,7 @@ engine::LogitRules ToEngine(const v1::LogitRules& rules);
 engine::Stopping ToEngine(const v1::StoppingParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);
+v1::Work ToWire(const engine::Work& work);
 // What both workers report alike.
 v1::WorkerLoad ToWire(const engine::EngineStats& stats,
                       const engine::KvPoolCounts& blocks,

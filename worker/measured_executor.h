@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An Executor that passes everything on and observes each step: its duration
-// and its rows, by phase. Also what liveness is judged by.
+// An Executor that passes everything on and observes each step: its duration,
+// its rows by phase, and its work, counted. Also what liveness is judged by.
 
 #ifndef TANDEM_WORKER_MEASURED_EXECUTOR_H_
 #define TANDEM_WORKER_MEASURED_EXECUTOR_H_
@@ -13,13 +13,58 @@
 #include "common/loop.h"
 #include "common/metrics.h"
 #include "engine/executor.h"
+#include "engine/work.h"
 
 namespace tandem::worker {
+
+// Counted and not measured: engine/work.h says what each is.
+class WorkMetrics {
+ public:
+  explicit WorkMetrics(Metrics* metrics)
+      : kv_rows_(metrics->AddCounter("tandem_kv_rows_computed_total",
+                                     "K/V rows computed, all layers and KV "
+                                     "heads")),
+        attended_(metrics->AddCounter("tandem_positions_attended_total",
+                                      "Positions that drawn tokens looked at, "
+                                      "all layers and heads")),
+        weights_(metrics->AddCounter("tandem_read_bytes_total",
+                                     "Bytes that steps read",
+                                     {{"of", "weights"}})),
+        kv_(metrics->AddCounter("tandem_read_bytes_total",
+                                "Bytes that steps read", {{"of", "kv"}})),
+        kv_written_(metrics->AddCounter("tandem_kv_written_bytes_total",
+                                        "Bytes of K and V written by steps")),
+        matrix_(metrics->AddCounter("tandem_flops_total",
+                                    "Floating-point operations of steps",
+                                    {{"of", "matrices"}})),
+        attention_(metrics->AddCounter("tandem_flops_total",
+                                       "Floating-point operations of steps",
+                                       {{"of", "attention"}})) {}
+
+  void Add(const engine::Work& work) {
+    kv_rows_.Add(static_cast<double>(work.kv_rows));
+    attended_.Add(static_cast<double>(work.positions_attended));
+    weights_.Add(static_cast<double>(work.weight_bytes));
+    kv_.Add(static_cast<double>(work.kv_bytes_read));
+    kv_written_.Add(static_cast<double>(work.kv_bytes_written));
+    matrix_.Add(static_cast<double>(work.matrix_flops));
+    attention_.Add(static_cast<double>(work.attention_flops));
+  }
+
+ private:
+  Counter& kv_rows_;
+  Counter& attended_;
+  Counter& weights_;
+  Counter& kv_;
+  Counter& kv_written_;
+  Counter& matrix_;
+  Counter& attention_;
+};
 
 class MeasuredExecutor final : public engine::Executor {
  public:
   MeasuredExecutor(engine::Executor* inner, Loop* loop, Metrics* metrics,
-                   Watchdog* watchdog)
+                   Watchdog* watchdog, const engine::WorkShape& shape)
       : inner_(inner),
         loop_(loop),
         watchdog_(watchdog),
@@ -28,7 +73,9 @@ class MeasuredExecutor final : public engine::Executor {
                                          kStageTimeBuckets, "phase", 3)),
         tokens_(metrics->AddHistograms("tandem_step_batch_tokens",
                                        "Positions computed per step",
-                                       TokenCountBuckets(8192), "phase", 3)) {}
+                                       TokenCountBuckets(8192), "phase", 3)),
+        shape_(shape),
+        work_(metrics) {}
 
   void Submit(const engine::Step* step,
               engine::StepListener* listener) override {
@@ -39,8 +86,13 @@ class MeasuredExecutor final : public engine::Executor {
     bool prefill = false, decode = false;
     for (const engine::StepEntry& entry : step->entries) {
       raw->rows += static_cast<int>(entry.tokens.size());
+      const auto draws = static_cast<int64_t>(entry.draws.size());
+      raw->drawn += draws;
+      raw->work += shape_.EntryWork(
+          entry.position, static_cast<int64_t>(entry.tokens.size()), draws);
       (entry.tokens.size() > 1 ? prefill : decode) = true;
     }
+    raw->work.weight_bytes = shape_.StepWeightBytes(raw->rows, raw->drawn);
     raw->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
     in_flight_.emplace(step->id, std::move(observer));
     inner_->Submit(step, raw);
@@ -77,6 +129,7 @@ class MeasuredExecutor final : public engine::Executor {
       const absl::Duration took = owner->loop_->Now() - begun;
       owner->duration_[phase].Observe(absl::ToDoubleSeconds(took));
       owner->tokens_[phase].Observe(rows);
+      if (result.ok()) owner->work_.Add(work);
       const auto self = owner->in_flight_.extract(step_id);
       owner->watchdog_->Progress(owner->loop_->Now(),
                                  !owner->in_flight_.empty());
@@ -87,6 +140,8 @@ class MeasuredExecutor final : public engine::Executor {
     engine::StepListener* const listener;
     absl::Time begun;
     int rows = 0;
+    int64_t drawn = 0;
+    engine::Work work;
     const char* phase = "";
   };
 
@@ -95,6 +150,8 @@ class MeasuredExecutor final : public engine::Executor {
   Watchdog* const watchdog_;
   HistogramSet& duration_;
   HistogramSet& tokens_;
+  const engine::WorkShape shape_;
+  WorkMetrics work_;
   std::map<uint64_t, std::unique_ptr<Observer>> in_flight_;
 };
 

@@ -96,6 +96,9 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
             "Directory of a nameless file for what falls out of that memory");
   line->AddBytes("kv-offload-file-bytes", &worker.kv_offload_file_bytes,
                  "Size of that file at most");
+  line->AddChoice("kv-cache", &worker.kv_cache, {"on", "off"},
+                  "off: every token's step computes its whole sequence again, "
+                  "to show what the cache saves: the same tokens, slower");
   line->AddChoice("async-scheduling", &worker.async_scheduling,
                   {"auto", "on", "off"},
                   "Submit the next step of decodes while one runs; auto: on a "
@@ -232,7 +235,8 @@ absl::Status Process::StartRole() {
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(
-      parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get());
+      parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get(),
+      parts_.engine_options.work);
   absl::Status made = absl::CancelledError("the loop stopped");
   loop_->RunSync([&] {
     made = parts_.gpu == nullptr

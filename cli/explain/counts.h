@@ -8,10 +8,8 @@
 //   without a cache  every step computes all p + i of them again.
 //
 // The first functions count one layer and one head. Work multiplies by the
-// layers and heads of a model and adds bytes and operations, following
-// engine/forward.h: all rows go through all layers, but behind the last
-// layer's attention only those that a token is drawn from. Left out is what is
-// below a thousandth: norms, biases, activations, the rows of the embedding.
+// layers and heads of a model and adds bytes and operations, by the definition
+// that workers count with (engine/work.h).
 //
 // Counts are doubles: exact up to 2^53, and of any length.
 
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "engine/model_config.h"
+#include "engine/work.h"
 #include "kernels/types.h"
 
 namespace tandem::explain {
@@ -46,10 +45,6 @@ double KvRowsInLoop(Lengths lengths);
 // g p + g (g - 1) / 2, with a cache and without.
 double PositionsAttended(Lengths lengths);
 
-// Causal query-key pairs of queries [first, first + rows), each of which sees
-// itself and what is before it, `window` positions at most (0: all).
-double QueryKeyPairs(int64_t first, int64_t rows, int64_t window = 0);
-
 // K/V rows computed, one layer and head, after each of the g steps.
 std::vector<double> CumulativeKvRows(Lengths lengths, bool cached);
 
@@ -66,9 +61,6 @@ struct Formats {
   kernels::DType head() const;
 };
 
-// Scales included; cols are inputs.
-double MatrixBytes(kernels::DType type, double rows, double cols);
-
 // Matrices, with all experts; a tied head counts once.
 double Parameters(const engine::ModelSpec& spec);
 
@@ -80,27 +72,15 @@ inline constexpr std::array<kernels::DType, 5> kKvFormats = {
 // All layers, K and V, scales included.
 int64_t KvBytesPerToken(const engine::ModelSpec& spec, kernels::DType type);
 
-// Of a whole model: times layers, and times KV heads or heads.
-struct Work {
-  double kv_rows = 0;  // computed; each is a K and a V of head_dim elements
-  double positions_attended = 0;  // by rows that a token is drawn from
-  double query_key_pairs = 0;
-  double weight_bytes = 0;      // read: each matrix once a step
-  double kv_bytes_read = 0;     // each position once a step and sequence
-  double kv_bytes_written = 0;  // not in any other figure
-  double matrix_flops = 0;
-  double attention_flops = 0;
+// Of a whole model. Doubles: a long generation without a cache outgrows 2^63.
+using Work = engine::WorkOf<double>;
 
-  double bytes_read() const { return weight_bytes + kv_bytes_read; }
-  double flops() const { return matrix_flops + attention_flops; }
-  // FLOPs per byte read.
-  double intensity() const { return flops() / bytes_read(); }
-  Work& operator+=(const Work& other);
-};
+// The shape that workers count by, of a model as it would be loaded.
+engine::WorkShape ShapeOf(const engine::ModelSpec& spec,
+                          const Formats& formats);
 
 // One step of `sequences`, each of which computes positions [first, first +
-// rows) and draws a token from the last. Experts are taken to be chosen evenly
-// and independently of one another.
+// rows) and draws a token from the last.
 Work StepWork(const engine::ModelSpec& spec, const Formats& formats,
               int64_t sequences, int64_t first, int64_t rows);
 

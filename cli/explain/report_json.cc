@@ -65,6 +65,8 @@ json TimingJson(const Explanation& e) {
                      {"without_cache_seconds", timing.without_seconds},
                      {"prefill_seconds_per_token", timing.prefill_per_token()},
                      {"decode_seconds_per_token", timing.decode_per_token()},
+                     {"counted_with_cache", WorkJson(timing.with_work)},
+                     {"counted_without_cache", WorkJson(timing.without_work)},
                      {"token_ids", timing.tokens}});
   return object;
 }

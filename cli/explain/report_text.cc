@@ -170,10 +170,24 @@ void AddTiming(const Explanation& e, Text* text) {
   add("all steps, ms", without_s, with_s);
   add("last step, ms", timing.without_seconds.back(),
       timing.with_seconds.back());
-  text->Line("  %-34s %14s %14s %9s", "FLOPs, counted", Count(without.flops()),
-             Count(with.flops()), Ratio(without.flops(), with.flops()));
-  text->Line("  %-34s %14s %14s", "FLOP/s", Count(without.flops() / without_s),
-             Count(with.flops() / with_s));
+  const auto count = [&](std::string_view name, double a, double b) {
+    text->Line("  %-34s %14s %14s %9s", name, Count(a), Count(b), Ratio(a, b));
+  };
+  // What the engine counted beside what the formulas say.
+  const Work& a = timing.without_work;
+  const Work& b = timing.with_work;
+  count("K/V rows, predicted", without.kv_rows, with.kv_rows);
+  count("K/V rows, counted", a.kv_rows, b.kv_rows);
+  count("positions attended, predicted", without.positions_attended,
+        with.positions_attended);
+  count("positions attended, counted", a.positions_attended,
+        b.positions_attended);
+  count("bytes read, predicted", without.bytes_read(), with.bytes_read());
+  count("bytes read, counted", a.bytes_read(), b.bytes_read());
+  count("FLOPs, predicted", without.flops(), with.flops());
+  count("FLOPs, counted", a.flops(), b.flops());
+  text->Line("  %-34s %14s %14s", "FLOP/s", Count(a.flops() / without_s),
+             Count(b.flops() / with_s));
   if (lengths.output > 1) {
     const double prefill = timing.prefill_per_token();
     const double decode = timing.decode_per_token();

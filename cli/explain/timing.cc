@@ -6,12 +6,16 @@
 #include <future>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/thread_loop.h"
 #include "engine/device_executor.h"
+#include "engine/engine.h"
+#include "engine/kv_pool.h"
 #include "engine/model.h"
+#include "engine/model_work.h"
 #include "engine/safetensors.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -20,55 +24,61 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using engine::DeviceExecutor;
-using engine::StepResult;
+using engine::Engine;
 
-class Waiter final : public engine::StepListener {
- public:
-  void OnLayersDone(uint64_t, int) override {}
-  void OnStepDone(uint64_t, absl::StatusOr<StepResult> result) override {
-    done_.set_value(std::move(result));
-  }
-  absl::StatusOr<StepResult> Wait() { return done_.get_future().get(); }
-
- private:
-  std::promise<absl::StatusOr<StepResult>> done_;
+// All g steps of a request: tokens drawn, seconds of each step, work counted.
+struct Run {
+  std::vector<int32_t> tokens;
+  std::vector<double> seconds;
+  Work work;
 };
 
-// One sequence on an executor of its own.
-class Sequence {
+// A worker's engine for one sequence after the other.
+class Generator final : private engine::EngineListener {
  public:
-  static absl::StatusOr<std::unique_ptr<Sequence>> Create(
+  static absl::StatusOr<std::unique_ptr<Generator>> Create(
       const TimingOptions& options, const engine::Model* model,
       kernels::Backend* backend);
-  ~Sequence() {
+  ~Generator() override {
     loop_.Stop();
+    engine_.reset();
     executor_.reset();
   }
 
-  // All g steps from `prompt`; tokens drawn and seconds of each step.
-  struct Run {
-    std::vector<int32_t> tokens;
-    std::vector<double> seconds;
-  };
-  absl::StatusOr<Run> Generate(std::vector<int32_t> ids, int64_t output,
-                               bool cached,
-                               absl::FunctionRef<void(double)> rows_done);
+  // Hears of every step how many rows it had.
+  absl::StatusOr<Run> Generate(const std::vector<int32_t>& prompt,
+                               int64_t output, bool cached,
+                               std::function<void(double)> rows_done);
 
  private:
-  Sequence() : loop_("explain") {}
-  // Computes positions [first, ids.size()) and draws what follows.
-  absl::StatusOr<int32_t> Step(const std::vector<int32_t>& ids, size_t first);
+  Generator() : loop_("explain") {}
+  void OnToken(engine::SequenceId id, int position,
+               const engine::SampledToken& token,
+               std::optional<engine::Finish> finish) override;
+  void OnComputed(engine::SequenceId, int, int, int) override {}
+  void OnWork(engine::SequenceId, const engine::Work& work) override;
+  void OnPreempted(engine::SequenceId) override {}  // it has the pool alone
+  bool OnBlocksShort(int) override { return false; }
+  void OnStepFailed(const std::vector<engine::SequenceId>&,
+                    const absl::Status& status) override {
+    done_->set_value(status);
+  }
 
   ThreadLoop loop_;
   std::unique_ptr<DeviceExecutor> executor_;
-  std::vector<int32_t> blocks_;
-  uint64_t steps_ = 0;
+  std::unique_ptr<engine::KvPool> pool_;
+  std::unique_ptr<Engine> engine_;
+  // The run, on the loop until `done_`.
+  Run run_;
+  Clock::time_point step_begun_;
+  std::function<void(double)> rows_done_;
+  std::optional<std::promise<absl::Status>> done_;
 };
 
-absl::StatusOr<std::unique_ptr<Sequence>> Sequence::Create(
+absl::StatusOr<std::unique_ptr<Generator>> Generator::Create(
     const TimingOptions& options, const engine::Model* model,
     kernels::Backend* backend) {
-  std::unique_ptr<Sequence> sequence(new Sequence);
+  std::unique_ptr<Generator> generator(new Generator);
   const auto positions =
       static_cast<int>(options.lengths.prompt + options.lengths.output);
   engine::DeviceExecutorOptions executor;
@@ -79,50 +89,61 @@ absl::StatusOr<std::unique_ptr<Sequence>> Sequence::Create(
   executor.num_blocks = positions / options.block_size + 1;
   executor.kv_dtype = options.formats.kv;
   auto made =
-      DeviceExecutor::Create(executor, model, backend, &sequence->loop_);
+      DeviceExecutor::Create(executor, model, backend, &generator->loop_);
   if (!made.ok()) return made.status();
-  sequence->executor_ = *std::move(made);
-  sequence->blocks_.resize(static_cast<size_t>(executor.num_blocks));
-  std::iota(sequence->blocks_.begin(), sequence->blocks_.end(), 0);
-  return sequence;
+  generator->executor_ = *std::move(made);
+  generator->pool_ =
+      std::make_unique<engine::KvPool>(executor.num_blocks, options.block_size);
+  engine::EngineOptions limits;
+  limits.max_num_seqs = 1;
+  limits.max_num_batched_tokens = positions;
+  limits.max_model_len = positions;
+  limits.prefix_caching = false;
+  limits.work = engine::MakeWorkShape(*model, options.formats.kv);
+  engine::EngineListener* const listener = generator.get();
+  generator->engine_ = std::make_unique<Engine>(
+      limits, &generator->loop_, generator->executor_.get(),
+      generator->pool_.get(), listener);
+  return generator;
 }
 
-absl::StatusOr<int32_t> Sequence::Step(const std::vector<int32_t>& ids,
-                                       size_t first) {
-  engine::Step step;
-  step.id = ++steps_;
-  engine::StepEntry& entry = step.entries.emplace_back();
-  entry.position = static_cast<int>(first);
-  entry.tokens = absl::MakeConstSpan(ids).subspan(first);
-  entry.block_table = blocks_;
-  entry.draws = engine::kOneDraw;
-  Waiter waiter;
-  loop_.RunSync([&] { executor_->Submit(&step, &waiter); });
-  absl::StatusOr<StepResult> result = waiter.Wait();
-  // The executor is done with the step when the loop is.
-  loop_.RunSync([] {});
-  if (!result.ok()) return result.status();
-  return result->tokens[0].token_id;
+absl::StatusOr<Run> Generator::Generate(const std::vector<int32_t>& prompt,
+                                        int64_t output, bool cached,
+                                        std::function<void(double)> rows_done) {
+  done_.emplace();
+  std::future<absl::Status> done = done_->get_future();
+  rows_done_ = std::move(rows_done);
+  loop_.RunSync([&] {
+    run_ = Run();
+    engine::SequenceSpec spec;
+    spec.history = prompt;
+    spec.prompt_tokens = static_cast<int>(prompt.size());
+    spec.stopping.max_tokens = static_cast<int>(output);
+    spec.kv_cache = cached;
+    step_begun_ = Clock::now();
+    const absl::Status added =
+        engine_->Add(/*id=*/1, std::move(spec), {}, /*computed=*/0);
+    if (!added.ok()) done_->set_value(added);
+  });
+  const absl::Status status = done.get();
+  loop_.RunSync([&] { engine_->Retire(1); });
+  if (!status.ok()) return status;
+  return run_;
 }
 
-absl::StatusOr<Sequence::Run> Sequence::Generate(
-    std::vector<int32_t> ids, int64_t output, bool cached,
-    absl::FunctionRef<void(double)> rows_done) {
-  Run run;
-  size_t known = 0;
-  for (int64_t i = 0; i < output; ++i) {
-    const size_t first = cached ? known : 0;
-    const Clock::time_point begin = Clock::now();
-    const absl::StatusOr<int32_t> token = Step(ids, first);
-    if (!token.ok()) return token.status();
-    run.seconds.push_back(
-        std::chrono::duration<double>(Clock::now() - begin).count());
-    rows_done(static_cast<double>(ids.size() - first));
-    known = ids.size();
-    ids.push_back(*token);
-    run.tokens.push_back(*token);
-  }
-  return run;
+void Generator::OnToken(engine::SequenceId, int, const engine::SampledToken& t,
+                        std::optional<engine::Finish> finish) {
+  const Clock::time_point now = Clock::now();
+  run_.tokens.push_back(t.token_id);
+  run_.seconds.push_back(
+      std::chrono::duration<double>(now - step_begun_).count());
+  step_begun_ = now;
+  if (finish.has_value()) done_->set_value(absl::OkStatus());
+}
+
+void Generator::OnWork(engine::SequenceId, const engine::Work& work) {
+  run_.work += work;
+  rows_done_(static_cast<double>(work.positions_computed));
 }
 
 // Ids that are spread over the vocabulary.
@@ -175,8 +196,9 @@ absl::StatusOr<Timing> TimeRequest(const engine::ModelSpec& spec,
   const auto model = engine::Model::Load(
       spec, *checkpoint, LoadAs(options.formats), backend->get());
   if (!model.ok()) return model.status();
-  const auto sequence = Sequence::Create(options, model->get(), backend->get());
-  if (!sequence.ok()) return sequence.status();
+  const auto generator =
+      Generator::Create(options, model->get(), backend->get());
+  if (!generator.ok()) return generator.status();
 
   const Lengths lengths = options.lengths;
   const std::vector<int32_t> prompt = MadeUp(lengths.prompt, spec.vocab_size);
@@ -184,14 +206,15 @@ absl::StatusOr<Timing> TimeRequest(const engine::ModelSpec& spec,
   double done = 0;
   const auto more = [&](double rows) { progress((done += rows) / all); };
   // Clocks, caches and pages settle first.
-  const auto warm = (*sequence)->Generate(
-      prompt, std::min<int64_t>(lengths.output, 2), true, [](double) {});
+  const auto warm = (*generator)
+                        ->Generate(prompt, std::min<int64_t>(lengths.output, 2),
+                                   true, [](double) {});
   if (!warm.ok()) return warm.status();
   const auto with =
-      (*sequence)->Generate(prompt, lengths.output, /*cached=*/true, more);
+      (*generator)->Generate(prompt, lengths.output, /*cached=*/true, more);
   if (!with.ok()) return with.status();
   const auto without =
-      (*sequence)->Generate(prompt, lengths.output, /*cached=*/false, more);
+      (*generator)->Generate(prompt, lengths.output, /*cached=*/false, more);
   if (!without.ok()) return without.status();
   const auto [a, b] = std::mismatch(with->tokens.begin(), with->tokens.end(),
                                     without->tokens.begin());
@@ -203,7 +226,9 @@ absl::StatusOr<Timing> TimeRequest(const engine::ModelSpec& spec,
   return Timing{.lengths = lengths,
                 .with_seconds = with->seconds,
                 .without_seconds = without->seconds,
-                .tokens = with->tokens};
+                .tokens = with->tokens,
+                .with_work = with->work,
+                .without_work = without->work};
 }
 
 }  // namespace tandem::explain

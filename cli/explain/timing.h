@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request through the worker's own executor, timed: with the KV cache, and
-// without it, where each step begins at position 0 again. Both ways draw
-// greedily, and must draw the same tokens.
+// One request through the worker's own engine, timed and counted: with the KV
+// cache, and without it, where each step begins at position 0 again. Both ways
+// draw greedily, and must draw the same tokens.
 
 #ifndef TANDEM_CLI_EXPLAIN_TIMING_H_
 #define TANDEM_CLI_EXPLAIN_TIMING_H_
@@ -24,6 +24,8 @@ struct Timing {
   std::vector<double> with_seconds;     // [output]
   std::vector<double> without_seconds;  // [output]
   std::vector<int32_t> tokens;          // [output], the same both ways
+  Work with_work = {};                  // as workers count it
+  Work without_work = {};
 
   double with_total() const;
   double without_total() const;

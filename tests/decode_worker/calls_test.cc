@@ -46,6 +46,80 @@ TEST(DecodeCallsTest, TheShortWayGivesTheTokensOfTheModel) {
   }
 }
 
+// g p + g (g - 1) / 2 positions and, with a cache, p + g - 1.
+int64_t PositionsOf(int prompt, int output, bool cached) {
+  return cached ? prompt + output - 1
+                : output * prompt + output * (output - 1) / 2;
+}
+
+TEST(DecodeCallsTest, WithoutAKvCacheTheTokensAreTheSameAndTheWorkIsNot) {
+  for (const bool flag : {false, true}) {  // of the worker, or of the request
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.num_blocks = 128},
+                      [&](decode_worker::DecodeOptions* options) {
+                        options->kv_cache = !flag;
+                      });
+    PrefillMachine* const prefill = rig.AddPrefill("prefill");
+    std::vector<Request*> local, split;
+    for (const int prompt : {1, 16, 33, 100}) {
+      for (auto* const requests : {&local, &split}) {
+        Request* const request =
+            rig.NewRequest({.prompt = Prompt(prompt, prompt),
+                            .max_tokens = 9,
+                            .temperature = 0.7f});
+        request->tweak_open.set_no_kv_cache(!flag);
+        request->Decode(decode, requests == &split ? prefill : nullptr);
+        requests->push_back(request);
+      }
+    }
+    rig.RunUntilEnded();
+    size_t i = 0;
+    for (const int prompt : {1, 16, 33, 100}) {
+      const v1::Work& alone = local[i]->finished->work();
+      EXPECT_EQ(alone.positions_computed(), PositionsOf(prompt, 9, false));
+      // The prefill worker's one pass, and what was handed over not used.
+      ASSERT_TRUE(split[i]->done.has_value());
+      EXPECT_EQ(split[i]->done->work().positions_computed(), prompt);
+      EXPECT_EQ(split[i]->finished->work().positions_computed(),
+                PositionsOf(prompt, 9, false) - prompt);
+      local[i]->ExpectAllRight();
+      split[i]->ExpectAllRight();
+      ++i;
+    }
+    EXPECT_EQ(decode->core->Load().blocks_cached(), 0);
+    rig.ExpectNothingLeft();
+  }
+}
+
+TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 17}, [](decode_worker::DecodeOptions* options) {
+        options->admission_factor = 16;
+      });
+  for (int i = 0; i < 3; ++i) {
+    rig.Local({.prompt = Prompt(60, i),
+               .max_tokens = 60,
+               .bypass_prefix_cache = true},
+              decode);
+  }
+  rig.RunUntilEnded();
+  int64_t again = 0;
+  for (const auto& request : rig.requests) {
+    request->ExpectAllRight();
+    const int64_t computed = request->finished->work().positions_computed();
+    EXPECT_GE(computed, PositionsOf(60, 60, true));
+    EXPECT_EQ(request->finished->preemptions() > 0,
+              computed > PositionsOf(60, 60, true));
+    again += computed - PositionsOf(60, 60, true);
+  }
+  EXPECT_GT(again, 0) << "nobody was preempted";
+  // Every row that the device ran belongs to somebody.
+  EXPECT_EQ(again, decode->device->rows() - 3 * PositionsOf(60, 60, true));
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeCallsTest, AStopTokenEndsWithItsId) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode();

@@ -105,6 +105,7 @@ class Harness final : public EngineListener {
     int preempted = 0;
     int failed = 0;
     bool retired = false;
+    Work work;
   };
 
   explicit Harness(const HarnessOptions& harness_options = {})
@@ -258,6 +259,10 @@ class Harness final : public EngineListener {
     entry.finish = finish;
     events.push_back(absl::StrCat("token ", id, "@", position));
     if (on_token) on_token(id);
+  }
+  void OnWork(SequenceId id, const Work& work) override {
+    EXPECT_FALSE(told[id].retired) << "a retired sequence works: " << id;
+    told[id].work += work;
   }
   void OnComputed(SequenceId id, int begin, int end, int layers_done) override {
     EXPECT_FALSE(told[id].retired) << "a retired sequence computes: " << id;

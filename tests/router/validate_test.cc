@@ -194,7 +194,8 @@ const Case kCases[] = {
     {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
     {"output.attention", "output { attention { } }"},
     {"adapter", "adapter: 'a'"},
-    {"cache.no_kv_cache", "cache { no_kv_cache: true }"},
+    {"", "cache { no_kv_cache: false }"},
+    {"cache.no_kv_cache", "cache { no_kv_cache: true }"},  // not offered here
     {"", "output { echo: false }"},
     {"", "output { echo: true }"},
     {"output.echo", "output { echo: true text: false }"},

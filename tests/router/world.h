@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "common/features.h"
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
 #include "router/core.h"
@@ -124,6 +125,10 @@ struct World final : Dialer, RouterObserver {
     hello.set_block_size(16);
     hello.set_num_blocks(100);
     hello.set_max_num_seqs(8);
+    for (const char* const feature :
+         {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+      hello.add_features(feature);
+    }
     return hello;
   }
   LeasePipe* Register(const v1::WorkerHello& hello) {

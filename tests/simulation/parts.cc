@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/features.h"
 #include "worker/convert.h"
 
 namespace tandem::simulation {
@@ -56,6 +57,10 @@ v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
   hello.set_block_size(shape.block_size);
   hello.set_num_blocks(shape.num_blocks);
   hello.set_max_num_seqs(8);
+  for (const char* const feature :
+       {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+    hello.add_features(feature);
+  }
   hello.set_kv_dtype("f32");
   hello.set_kv_bytes_per_token(shape.bytes_per_position());
   hello.set_host_id(name);

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include "cli/explain/command.h"
+#include "engine/model_work.h"
 
 namespace tandem::explain {
 namespace {
 
+using engine::MatrixBytes;
 using engine::ModelSpec;
+using engine::QueryKeyPairs;
 using kernels::DType;
 
 // 2 layers, hidden 8, 4 heads and 2 KV heads of 4, feed-forward 16, 32 tokens.

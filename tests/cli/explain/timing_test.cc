@@ -31,6 +31,9 @@ TEST(TimingTest, BothWaysDrawTheSameTokens) {
   EXPECT_EQ(timing->without_seconds.size(), 12u);
   EXPECT_GT(timing->prefill_per_token(), 0);
   EXPECT_GT(timing->decode_per_token(), 0);
+  // The embedding is kept as in the checkpoint: bf16, as predicted for.
+  EXPECT_EQ(timing->with_work, GenerationWork(*spec, {}, {21, 12}, true));
+  EXPECT_EQ(timing->without_work, GenerationWork(*spec, {}, {21, 12}, false));
 }
 
 TEST(TimingTest, FiguresPerToken) {

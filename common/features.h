@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of requests that a worker says it heeds (WorkerHello.features), as
+// far as they are younger than the protocol. In a rolling upgrade routers and
+// workers of two versions meet: fields that a worker does not know would be
+// ignored in silence, so a request that needs one of these goes only to
+// workers that name it.
+
+#ifndef TANDEM_COMMON_FEATURES_H_
+#define TANDEM_COMMON_FEATURES_H_
+
+namespace tandem {
+
+inline constexpr char kFeatureTypicalP[] = "typical_p";
+inline constexpr char kFeatureLogitRules[] = "logit_rules";  // SamplingParams
+inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_FEATURES_H_

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// By what the work of a model's steps is counted: its shape, and how its
+// matrices and its KV cache are kept.
+
+#ifndef TANDEM_ENGINE_MODEL_WORK_H_
+#define TANDEM_ENGINE_MODEL_WORK_H_
+
+#include <cstdint>
+
+#include "engine/model.h"
+#include "engine/model_config.h"
+#include "engine/work.h"
+#include "kernels/types.h"
+
+namespace tandem::engine {
+
+struct WorkFormats {
+  kernels::DType layers = kernels::DType::kBF16;  // matrices of layers
+  kernels::DType routers = kernels::DType::kBF16;
+  kernels::DType head = kernels::DType::kBF16;
+  kernels::DType kv = kernels::DType::kBF16;
+};
+
+// Scales included; cols are inputs.
+int64_t MatrixBytes(kernels::DType type, int64_t rows, int64_t cols);
+
+WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats);
+// Of a model as it was loaded.
+WorkShape MakeWorkShape(const Model& model, kernels::DType kv);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_MODEL_WORK_H_

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a request may show of its own computation, through real processes: the
+// work that it took, with the KV cache and without it.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "tests/integration/cluster.h"
+
+namespace tandem::integration {
+namespace {
+
+// The embedded model.
+constexpr int64_t kLayers = 6;
+constexpr int64_t kKvHeads = 2;
+
+v1::GenerateRequest Ask(v1::Placement placement, bool no_kv_cache) {
+  v1::GenerateRequest request = TextRequest("Once upon a time", 12);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.set_placement(placement);
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  request.mutable_cache()->set_no_kv_cache(no_kv_cache);
+  return request;
+}
+
+double RowsCounted(Cluster& cluster) {
+  double rows = 0;
+  for (const char* const worker : {"prefill-0", "decode-0"}) {
+    for (const auto& [name, value] : cluster.Metrics(worker)) {
+      if (name.starts_with("tandem_kv_rows_computed_total")) rows += value;
+    }
+  }
+  return rows;
+}
+
+// Started, with the connections of a first request.
+std::unique_ptr<Cluster> Begin(ClusterOptions options) {
+  auto cluster = std::make_unique<Cluster>(std::move(options));
+  EXPECT_TRUE(cluster->Start().ok());
+  EXPECT_TRUE(cluster->Generate(TextRequest("One day", 4)).status.ok());
+  EXPECT_EQ(cluster->WhatIsLeft(), "");
+  return cluster;
+}
+
+TEST(IntrospectionTest, TheSameTokensWithTheCacheAndWithout) {
+  const auto running = Begin({.router_arguments = {"--enable-no-kv-cache"}});
+  Cluster& cluster = *running;
+  const double before = RowsCounted(cluster);
+  const Outcome with = cluster.Generate(Ask(v1::PLACEMENT_LOCAL, false));
+  ASSERT_TRUE(with.status.ok()) << with.status;
+  const int64_t p = with.done.usage().prompt_tokens();
+  constexpr int64_t kOutput = 12;
+  for (const auto placement : {v1::PLACEMENT_LOCAL, v1::PLACEMENT_SPLIT}) {
+    for (const bool no_kv_cache : {false, true}) {
+      const Outcome outcome = cluster.Generate(Ask(placement, no_kv_cache));
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_EQ(outcome.token_ids, with.token_ids);
+      const v1::Work& work = outcome.done.work();
+      const int64_t rows = no_kv_cache
+                               ? kOutput * p + kOutput * (kOutput - 1) / 2
+                               : p + kOutput - 1;
+      EXPECT_EQ(work.positions_computed(), rows);
+      EXPECT_EQ(work.kv_rows(), rows * kLayers * kKvHeads);
+      EXPECT_EQ(work.steps(), kOutput);
+      EXPECT_GT(work.matrix_flops(), 0);
+      EXPECT_GT(work.weight_bytes_read(), 0);
+    }
+  }
+  // The workers' own counters hold the same sum.
+  EXPECT_EQ(RowsCounted(cluster) - before,
+            (3 * (p + kOutput - 1) +
+             2 * (kOutput * p + kOutput * (kOutput - 1) / 2)) *
+                kLayers * kKvHeads);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+TEST(IntrospectionTest, AWorkerMayComputeAllRequestsWithoutACache) {
+  Outcome outcomes[2];
+  for (const bool off : {false, true}) {
+    const auto running =
+        Begin({.worker_arguments = {"--kv-cache", off ? "off" : "on"}});
+    Cluster& cluster = *running;
+    outcomes[off] = cluster.Generate(Ask(v1::PLACEMENT_SPLIT, false));
+    ASSERT_TRUE(outcomes[off].status.ok()) << outcomes[off].status;
+    // Its router was not told to offer it by request.
+    const Outcome refused = cluster.Generate(Ask(v1::PLACEMENT_LOCAL, true));
+    EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(cluster.WhatIsLeft(), "");
+  }
+  EXPECT_EQ(outcomes[0].token_ids, outcomes[1].token_ids);
+  EXPECT_LT(outcomes[0].done.work().kv_rows(),
+            outcomes[1].done.work().kv_rows());
+}
+
+}  // namespace
+}  // namespace tandem::integration

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options that only some workers know, as in a rolling upgrade, and the work
+// that workers count: what reaches whom, and what the client reads.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/router/world.h"
+
+namespace tandem::router {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int kPrompt = 40;
+
+v1::WorkerHello Old(const std::string& id, v1::WorkerRole role) {
+  v1::WorkerHello hello = World::Hello(id, role);
+  hello.clear_features();
+  return hello;
+}
+
+AdmittedRequest WithRules() {
+  AdmittedRequest admitted = World::Ask();
+  admitted.effective.sampling.set_presence_penalty(1);
+  admitted.effective.features = {kFeatureLogitRules};
+  return admitted;
+}
+
+AdmittedRequest WithoutCache() {
+  AdmittedRequest admitted = World::Ask();
+  admitted.effective.no_kv_cache = true;
+  admitted.effective.bypass_prefix_cache = true;
+  admitted.effective.decode_features = {kFeatureNoKvCache};
+  return admitted;
+}
+
+v1::Work WorkOf(int64_t positions) {
+  v1::Work work;
+  work.set_steps(1);
+  work.set_positions_computed(positions);
+  work.set_kv_rows(2 * positions);
+  work.set_positions_attended(3 * positions);
+  work.set_query_key_pairs(4 * positions);
+  work.set_weight_bytes_read(5 * positions);
+  work.set_kv_bytes_read(6 * positions);
+  work.set_kv_bytes_written(7 * positions);
+  work.set_matrix_flops(8 * positions);
+  work.set_attention_flops(9 * positions);
+  return work;
+}
+
+TEST(FeaturesTest, OlderWorkersGetNoOptionsThatTheyWouldIgnore) {
+  World w;
+  w.Register(Old("old-p", v1::WORKER_ROLE_PREFILL));
+  w.Register(Old("old-d", v1::WORKER_ROLE_DECODE));
+  w.Prefill("new-p");
+  w.Decode("new-d");
+  for (int i = 0; i < 6; ++i) w.Submit(WithRules());
+  for (DecodePipe& decode : w.decodes) {
+    decode.Say(World::Opened(1, "ticket"));
+  }
+  EXPECT_THAT(w.decode_ids, testing::SizeIs(6));
+  EXPECT_THAT(w.decode_ids, testing::Each("new-d"));
+  EXPECT_THAT(w.prefill_ids, testing::Each("new-p"));
+  // Without them old workers serve as ever.
+  for (int i = 0; i < 6; ++i) w.Submit(World::Ask());
+  EXPECT_THAT(w.decode_ids, testing::Contains("old-d"));
+}
+
+TEST(FeaturesTest, AnOlderPrefillWorkerIsLeftOut) {
+  World w;
+  w.Register(Old("old-p", v1::WORKER_ROLE_PREFILL));
+  w.Decode("new-d");
+  w.Submit(WithRules());
+  ASSERT_THAT(w.decodes, testing::SizeIs(1));
+  EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());
+  // It need not know what concerns decoding alone.
+  w.Submit(WithoutCache());
+  ASSERT_THAT(w.decodes, testing::SizeIs(2));
+  EXPECT_TRUE(w.decodes[1].sent[0].open().has_prefill_worker());
+  EXPECT_TRUE(w.decodes[1].sent[0].open().no_kv_cache());
+  EXPECT_TRUE(w.decodes[1].sent[0].open().bypass_prefix_cache());
+}
+
+TEST(FeaturesTest, WhereNoWorkerKnowsAnOptionTheErrorNamesIt) {
+  World w;
+  w.Register(Old("old-d", v1::WORKER_ROLE_DECODE));
+  ClientPipe* const rules = w.Submit(WithRules());
+  ClientPipe* const no_cache = w.Submit(WithoutCache());
+  EXPECT_THAT(w.decodes, IsEmpty());
+  ASSERT_TRUE(rules->dropped);
+  EXPECT_EQ(rules->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(rules->status.message()), HasSubstr("logit_rules"));
+  ASSERT_TRUE(no_cache->dropped);
+  EXPECT_THAT(std::string(no_cache->status.message()),
+              HasSubstr("no_kv_cache"));
+  // Nobody behind them waits.
+  w.Submit(World::Ask());
+  EXPECT_THAT(w.decodes, testing::SizeIs(1));
+}
+
+TEST(FeaturesTest, ValidateSaysWhatARequestNeeds) {
+  ModelLimits limits;
+  limits.vocabulary_size = 100;
+  limits.offers.no_kv_cache = true;
+  v1::GenerateRequest request;
+  request.set_text("x");
+  EXPECT_THAT(Validate(request, limits)->features, IsEmpty());
+  EXPECT_THAT(Validate(request, limits)->decode_features, IsEmpty());
+  request.mutable_sampling()->set_typical_p(0.5);
+  request.mutable_sampling()->add_bad_words("y");
+  request.mutable_cache()->set_no_kv_cache(true);
+  const auto effective = Validate(request, limits);
+  ASSERT_TRUE(effective.ok()) << effective.status();
+  EXPECT_THAT(effective->features,
+              testing::ElementsAre("typical_p", "logit_rules"));
+  EXPECT_THAT(effective->decode_features, testing::ElementsAre("no_kv_cache"));
+  EXPECT_TRUE(effective->bypass_prefix_cache);
+}
+
+TEST(FeaturesTest, WorkOfBothWorkersIsSummed) {
+  World w;
+  w.Prefill("p0");
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "ticket"));
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Say(World::First(kPrompt, 1));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2}));
+  v1::DecodeResponse finished = World::Finished(v1::FINISH_REASON_LENGTH);
+  *finished.mutable_finished()->mutable_work() = WorkOf(7);
+  w.decodes[0].Say(finished);
+  v1::PrefillResponse done = World::Done();
+  *done.mutable_done()->mutable_work() = WorkOf(40);
+  w.prefills[0].Say(done);
+  v1::Work expected = WorkOf(47);
+  expected.set_steps(2);
+  EXPECT_EQ(client->sent.back().done().work().SerializeAsString(),
+            expected.SerializeAsString());
+}
+
+TEST(FeaturesTest, WorkIsAbsentWhereAWorkerCouldNotTell) {
+  World w;
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2}));
+  w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));  // an older one
+  EXPECT_TRUE(client->sent.back().has_done());
+  EXPECT_FALSE(client->sent.back().done().has_work());
+}
+
+}  // namespace
+}  // namespace tandem::router
