@@ -7,8 +7,11 @@ bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the othe
 on the same threads, figure by figure; every one is the median of --repeats runs
 after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
+Beside each ratio and share stands what is wanted of it, where something is:
+--quick measures these rows alone, with two repeats.
+
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
-         [--formats bf16,int8,int4] [--threads 2] [--repeats 5]
+         [--formats bf16,int8,int4] [--threads 2] [--repeats 5] [--quick]
          [--work build/llama] [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
@@ -34,7 +37,25 @@ PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 # Everything else that -march=native gives on a server with AMX.
 WITHOUT_AMX = ("AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI",
                "AVX512_VNNI", "AVX512_BF16")
-TARGETS = ("llama-bench", "llama-batched-bench")
+TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
+
+
+def wanted(shape: str, fmt: str, what: str) -> tuple[float, float] | None:
+    """At least this ratio to llama.cpp, and this share of the limit."""
+    if what == "batch":
+        return (5, 0.6) if shape == "135m" and fmt != "int4" else None
+    if what == "prefill":
+        return {"bf16": (1.8, 0.7), "int8": (2.5, 0.5)}.get(fmt)
+    if fmt == "bf16":
+        return (2.0, 0.75) if shape == "135m" else (1.4, 0.85)
+    return 2.0, 0.8
+
+
+def has_goal(shape: str, fmt: str, what: str, at: int) -> bool:
+    """Quantised weights are wanted to be fast at short contexts."""
+    short = at <= (512 if what == "prefill" else 128)
+    return (wanted(shape, fmt, what) is not None
+            and (fmt == "bf16" or what == "batch" or short))
 
 
 def say(text: str) -> None:
@@ -245,6 +266,8 @@ def main() -> None:
                         "decode:2048,batch:16,batch:32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true",
+                        help="only what has a goal, two repeats")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
     parser.add_argument("--no-amx", action="store_true",
                         help="build llama.cpp for AVX-512 with VNNI and BF16 instead: where "
@@ -252,20 +275,25 @@ def main() -> None:
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's programs, built before")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
     args = parser.parse_args()
+    if args.quick:
+        args.repeats = 2
     peer = args.llama or build_llama(args.work, not args.no_amx)
     shapes, formats = args.shapes.split(","), args.formats.split(",")
     items = [(what, int(at)) for what, at in
              (item.split(":") for item in args.work_items.split(","))]
     for shape in shapes:
         make_models(shape, formats, args.work)
-    print("| shape | weights | work | Tandem, tokens/s | llama.cpp | ratio | limit | of it |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| shape | weights | work | Tandem, tokens/s | llama.cpp | ratio | wanted | limit "
+          "| of it | wanted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for shape in shapes:
         for fmt in formats:
             work = Work(shape, fmt)
             size = int(work.weight_bytes)
             for what, at in items:
                 if what == "batch" and (shape != "135m" or fmt == "int4"):
+                    continue
+                if args.quick and not has_goal(shape, fmt, what, at):
                     continue
                 limits = json.loads(run([args.binaries / "kernels_bench", "--threads",
                                          args.threads, "--quick", "--limits", size]
@@ -280,9 +308,11 @@ def main() -> None:
                     theirs = peer_bench(peer, model, args.threads, args.repeats, prompt,
                                         steps, depth)
                 limit = work.limit(what, at, fmt, limits, limits[str(size)])
+                goals = (wanted(shape, fmt, what) if has_goal(shape, fmt, what, at) else None)
+                ratio, share = (f"{goals[0]:g}", f"{100 * goals[1]:.0f} %") if goals else ("", "")
                 print(f"| {shape} | {fmt} | {what} {at} | {mine:.4g} | {theirs:.4g} | "
-                      f"{mine / theirs:.2f} | {limit:.4g} | {100 * mine / limit:.0f} % |",
-                      flush=True)
+                      f"{mine / theirs:.2f} | {ratio} | {limit:.4g} | "
+                      f"{100 * mine / limit:.0f} % | {share} |", flush=True)
     load = os.getloadavg()
     print(f"\n{args.threads} threads, medians of {args.repeats}; load averages at the end "
           f"{load[0]:.1f}, {load[1]:.1f}, {load[2]:.1f}.")

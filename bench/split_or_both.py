@@ -15,15 +15,11 @@ Needs numpy (pip).
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
 
+import cluster
 import compare_llama
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -32,50 +28,12 @@ compare_llama.SHAPES["split"] = (576, 30, 9, 3, 64, 1536, 1024)
 LAYOUTS = {"split": ("1", "1"), "both": ("0", "2")}  # prefill and decode workers
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-class Cluster:
-    def __init__(self, binaries, model, layout: str, work):
-        prefill, decode = LAYOUTS[layout]
-        self.router = f"127.0.0.1:{free_port()}"
-        log = work / f"{layout}.log"
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                [str(binaries / "tandem"), "serve", str(model), "--device", "cpu",
-                 "--prefill", prefill, "--decode", decode, "--threads", "1",
-                 "--grpc-port", self.router.split(":")[1],
-                 "--port", str(free_port())], stdout=out, stderr=out)
-        for _ in range(600):
-            if "Tandem is ready" in log.read_text():
-                return
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.1)
-        self.close()
-        raise SystemExit(f"the cluster did not start; see {log}")
-
-    def close(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
-
-
-def measure(options, cluster: Cluster, rate: float) -> dict:
-    out = options.work / "run.json"
+def measure(options, running: cluster.Cluster, rate: float) -> dict:
     count = max(8, round(rate * options.seconds))
-    done = subprocess.run(
-        [str(options.binaries / "tandem"), "bench", "--router", cluster.router,
-         "--request-rate", str(rate), "--num-prompts", str(count),
-         "--random-input-len", str(options.input), "--random-output-len",
-         str(options.output), "--random-range-ratio", "0.5", "--goodput",
-         options.goodput, "--json", str(out), "--no-progress"],
-        capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(done.stderr)
-    return json.loads(out.read_text())
+    return running.load(
+        options.work / "run.json", "--request-rate", str(rate), "--num-prompts", str(count),
+        "--random-input-len", str(options.input), "--random-output-len",
+        str(options.output), "--random-range-ratio", "0.5", "--goodput", options.goodput)
 
 
 def main() -> None:
@@ -101,12 +59,11 @@ def main() -> None:
           "| ITL p99 | good requests/s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for rate in (float(r) for r in options.rates.split(",")):
-        for layout in LAYOUTS:
-            cluster = Cluster(options.binaries, model, layout, options.work)
-            try:
-                run = measure(options, cluster, rate)
-            finally:
-                cluster.close()
+        for layout, (prefill, decode) in LAYOUTS.items():
+            with cluster.Cluster(options.binaries, model, options.work / f"{layout}.log",
+                                 "--prefill", prefill, "--decode", decode,
+                                 "--threads", "1") as running:
+                run = measure(options, running, rate)
             print(f"| {rate:g} | {layout} | {run['median_ttft_ms']:.0f} | "
                   f"{run['p99_ttft_ms']:.0f} | {run['median_tpot_ms']:.1f} | "
                   f"{run['p99_tpot_ms']:.1f} | {run['p99_itl_ms']:.1f} | "

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every CPU figure that has a goal, as Markdown tables, beside its peer or limit
+# of the same run: kernels, engine beside llama.cpp, whole system. About a
+# quarter of an hour on two quiet hardware threads.
+#
+#   bench/cpu_goals.sh [--threads N] [--work DIR] [--no-amx]
+#
+# --work holds llama.cpp's build and the models (build/llama); --no-amx builds
+# llama.cpp without AMX, where its kernels end with an illegal instruction.
+source "$(dirname "$0")/../scripts/lib.sh"
+
+THREADS=2 WORK=$BUILD/llama AMX=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --threads) THREADS=${2:?} && shift 2 ;;
+    --work) WORK=${2:?} && shift 2 ;;
+    --no-amx) AMX=(--no-amx) && shift ;;
+    -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    *) die "unknown argument '$1' (--threads, --work, --no-amx)" ;;
+  esac
+done
+build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
+  cpu_bench handoff_shm_test rpc_relay_bench
+PYTHON=$BUILD/venv/bin/python
+
+printf '## Kernels, %s threads\n\n```\n' "$THREADS"
+for weights in bf16 int8 int4; do
+  "$BUILD/release/bin/kernels_bench" --threads "$THREADS" --quick \
+    --weights $weights --rows 1,4,8,16,32,512
+done
+printf '```\n\n## Engine\n\n'
+"$PYTHON" "$ROOT/bench/compare_llama.py" --quick --threads "$THREADS" \
+  --work "$WORK" "${AMX[@]}"
+printf '\n## Whole system\n\n'
+"$PYTHON" "$ROOT/bench/system_goals.py" --quick --threads "$THREADS" \
+  --work "$WORK" "${AMX[@]}"
