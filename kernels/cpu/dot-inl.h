@@ -88,8 +88,20 @@ struct CodeTile {
   float* c;
   int64_t c_stride;
   bool first;
-  int64_t ahead;  // prefetch distance
+  int64_t ahead;  // of one row: prefetch distance of the units
+  // Of more rows: so many bytes of each stream are fetched for later with every
+  // block.
+  int64_t fetch;
+  const std::byte* next[kStreams];
 };
+
+HWY_INLINE void FetchNext(const CodeTile& t, int block) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kStreams; ++i) {
+    const std::byte* const at = t.next[i] + block * t.fetch;
+    for (int64_t line = 0; line < t.fetch; line += 64) PrefetchFar(at + line);
+  }
+}
 
 // Where a group's part of the first row is; those of the others follow at
 // sizeof(RowPiece). One register, whatever the compiler thinks of it.
@@ -156,12 +168,18 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
                          const std::byte* const (&unit)[U], int64_t begin,
-                         const GroupRows& a) {
+                         const GroupRows& a, int64_t ahead) {
   constexpr bool kBytes = read == Read::kInt8 || read == Read::kReady;
   const VecI low = hn::Set(I32(), 0x0f0f0f0f);
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
     VecI codes[U * kParts];
+    if constexpr (R == 1) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        PrefetchLine(unit[u] + begin + quad * 64 + ahead);
+      }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
       codes[i] =
@@ -207,21 +225,20 @@ void DotTile(const CodeTile& t) {
     const std::byte* unit[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) unit[u] = t.w[u] + offset;
-    if (t.ahead != 0) {
+    if constexpr (R == 1) {
 #pragma GCC unroll 8
       for (int u = 0; u < U; ++u) {
-#pragma GCC unroll 17
-        for (int64_t line = 0; line < kUnitBytes; line += 64) {
-          PrefetchLine(unit[u] + line + t.ahead);
-        }
+        PrefetchLine(unit[u] + t.ahead);
       }
+    } else {
+      FetchNext(t, block);
     }
 #pragma GCC unroll 2
     for (int group = 0; group < 2; ++group, rows.Next()) {
       VecI sums[R][U * kParts];
       StartGroup<D, read, R, U>(sums, unit, group, rows);
       DotGroup<D, read, R, U>(sums, unit, kCodesBegin + group * kGroupBytes,
-                              rows);
+                              rows, t.ahead);
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
         const Vec scale = hn::PromoteTo(
@@ -342,12 +359,7 @@ inline void AmxTile(const CodeTile& t, int rows) {
     if (block < t.blocks) {
       const std::byte* const w0 = t.w[0] + block * t.w_stride;
       const std::byte* const w1 = t.w[1] + block * t.w_stride;
-      if (t.ahead != 0) {
-        for (int64_t line = 0; line < 17 * 64; line += 64) {
-          PrefetchLine(w0 + t.ahead + line);
-          PrefetchLine(w1 + t.ahead + line);
-        }
-      }
+      FetchNext(t, block);
       for (int group = 0; group < 2; ++group) {
         const int64_t codes = 64 + group * 8 * 64;
         TileGroup(group, t.a->codes + (2 * block + group) * kCodeGroup,

@@ -45,7 +45,6 @@ inline constexpr int kWidePanels = 8;
 // From here on widening once beats widening in registers per tile.
 inline constexpr int kManyRows = 144;
 inline constexpr int64_t kPairBytes = kPanel * 4;  // also one f32 input
-inline constexpr int kStreams = 4;
 
 static_assert(kManyRows * kFewBlocks * kFewStride * sizeof(float) <=
               kMatMulScratchBytes);

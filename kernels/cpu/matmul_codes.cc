@@ -126,6 +126,7 @@ void OneCodeRow(const MatMulPiece& p) {
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
   const int64_t panel_bytes = CodePanelBytes(p.k, kKindOf<read>);
   constexpr int kGroup = 4 / kParts;
+  constexpr int64_t kAhead = 2048;
   const int end = p.panel_end * 2;
   for (int unit = p.panel_begin * 2; unit < end;) {
     const int units = end - unit >= kGroup ? kGroup : 2;
@@ -136,7 +137,7 @@ void OneCodeRow(const MatMulPiece& p) {
       t.w_stride = 2 * kUnitBytes;
       t.blocks = range.blocks;
       t.first = piece == 0;
-      t.ahead = 4096;
+      t.ahead = kAhead;
       for (int u = 0; u < units; ++u) {
         t.w[u] = p.w + (unit + u) / 2 * panel_bytes +
                  (int64_t{2} * range.begin + (unit + u) % 2) * kUnitBytes;
@@ -153,10 +154,9 @@ void OneCodeRow(const MatMulPiece& p) {
 // All tiles of rows against one panel's blocks at `w`.
 template <typename D, Read read>
 void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
-                const std::byte* w, int64_t ahead) {
+                const std::byte* w, CodeTile t) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kDotRows - 1) / kDotRows;
-  CodeTile t{};
   t.w_stride = 2 * CodeUnitBytes(kKindOf<read>);
   t.blocks = range.blocks;
   t.first = range.piece == 0;
@@ -168,7 +168,7 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     const DotFn run = DotTileOf<D, read>(count);
     t.a = a + row;
-    t.ahead = tile == 0 ? ahead : 0;
+    if (tile > 0) t.fetch = 0;
     for (int unit = 0; unit < 2; unit += kDotUnits) {
       for (int u = 0; u < kDotUnits; ++u) {
         t.w[u] = w + (unit + u) * CodeUnitBytes(kKindOf<read>);
@@ -177,6 +177,23 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
               kDotUnits, range.piece + 1 == RowPieces(p.k));
     }
   }
+}
+
+// A tile that fetches, while it works on a panel, what comes after the panel's
+// group of kStreams: a part of each of the next ones.
+template <CodeKind kind>
+CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
+  const int64_t panel_bytes = CodePanelBytes(p.k, kind);
+  const int of_group = (panel - p.panel_begin) % kStreams;
+  const int next = panel - of_group + kStreams;
+  CodeTile t{};
+  t.fetch = 2 * CodeUnitBytes(kind) / kStreams;
+  for (int i = 0; i < kStreams; ++i) {
+    t.next[i] = p.w + std::min(next + i, p.panel_end - 1) * panel_bytes +
+                range.begin * 2 * CodeUnitBytes(kind) +
+                of_group * range.blocks * t.fetch;
+  }
+  return t;
 }
 
 // Runs body(range, panel, blocks) over all pieces and panels, in the order
@@ -262,13 +279,17 @@ void CodeRows(const MatMulPiece& p) {
   } else if (rows < kReadyRows || (read == Read::kInt8 && D::kBias == 0)) {
     ForPanels(p, kKindOf<read>,
               [&](const Range& range, int panel, const std::byte* w) {
-                PanelTiles<D, read>(p, range, panel, w, 4096);
+                PanelTiles<D, read>(
+                    p, range, panel, w,
+                    FetchingTile<kKindOf<read>>(p, range, panel));
               });
   } else {
     ForPanels(p, kKindOf<read>,
               [&](const Range& range, int panel, const std::byte* w) {
                 MakeReady<D, read>(w, range.blocks, p.scratch);
-                PanelTiles<D, Read::kReady>(p, range, panel, p.scratch, 0);
+                PanelTiles<D, Read::kReady>(
+                    p, range, panel, p.scratch,
+                    FetchingTile<kKindOf<read>>(p, range, panel));
               });
   }
 }
@@ -279,10 +300,9 @@ void CodeRows(const MatMulPiece& p) {
 inline constexpr int kAmxRows = 8;
 
 void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
-              const std::byte* w, int64_t ahead) {
+              const std::byte* w, CodeTile t) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kTileRows - 1) / kTileRows;
-  CodeTile t{};
   t.w[0] = w;
   t.w[1] = w + CodeUnitBytes(CodeKind::kInt8);
   t.w_stride = 2 * CodeUnitBytes(CodeKind::kInt8);
@@ -293,7 +313,7 @@ void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
     const int count =
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
-    t.ahead = tile == 0 ? ahead : 0;
+    if (tile > 0) t.fetch = 0;
     RunTile(
         p, [count](const CodeTile& args) { AmxTile(args, count); }, t, count,
         p.row_begin + row, panel * kPanel, 2,
@@ -306,11 +326,12 @@ void AmxRows(const MatMulPiece& p) {
   ConfigureTiles();
   ForPanels(p, kKindOf<read>,
             [&](const Range& range, int panel, const std::byte* w) {
+              const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);
               if (read == Read::kInt8) {
-                AmxPanel(p, range, panel, w, 4096);
+                AmxPanel(p, range, panel, w, t);
               } else {
                 MakeReady<MultiplyAdd, read>(w, range.blocks, p.scratch);
-                AmxPanel(p, range, panel, p.scratch, 0);
+                AmxPanel(p, range, panel, p.scratch, t);
               }
             });
   ReleaseTiles();

@@ -20,6 +20,9 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 
 inline constexpr int kMaxUnits = 8;
 inline constexpr int kMaxTileRows = 16;
+// Panels that are fetched side by side: memory gives its bandwidth to several
+// streams.
+inline constexpr int kStreams = 4;
 
 // Runs `tile`, whose chains come from and go to args.c (stride args.c_stride,
 // not read if args.first), for `units` units from output column `column` on.
