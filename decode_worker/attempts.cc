@@ -65,19 +65,25 @@ bool DecodeCore::TryGrant(Call* call) {
   Landing& landing = call->landing;
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = Hashes(*call, landing.formats, positions);
-  landing.matched = cache_.Find(hashes);
-  const int matched = static_cast<int>(landing.matched.size());
-  const int missing = engine::PrefixCache::Missing(landing.matched);
+  engine::CachedPrefix found = cache_.Find(hashes);
+  int cached = found.size() * pool_->block_size();
+  if (const int first = FirstBlock(*call); found.size() <= first) {
+    // All of it is behind the window.
+    found = {std::vector<engine::BlockRef>(static_cast<size_t>(first)), first};
+    cached = 0;
+  }
+  const int matched = found.size();
+  const int missing = engine::PrefixCache::Missing(found);
   const int wanted = BlocksFor(positions) - matched + missing;
   // One block for each running sequence stays: a grant that makes the next
   // step preempt somebody has won nothing.
   if (pool_->available() - wanted < engine_.stats().running) {
     if (engine_.stats().running > 0 || pool_->available() < wanted) {
-      landing.matched.clear();
       return false;
     }
   }
-  cache_.Restore(hashes, &landing.matched);
+  cache_.Restore(hashes, &found);
+  landing.matched = std::move(found.blocks);
   landing.reserved = pool_->Reserve(wanted - missing);
   TANDEM_CHECK(landing.reserved.has_value(), "they were available");
   landing.block_table.clear();
@@ -97,8 +103,8 @@ bool DecodeCore::TryGrant(Call* call) {
   landing.grant.digest_key = random_->Next();
   landing.granted = true;
   counters_.history_positions += positions;
-  counters_.cached_positions += landing.grant.position_begin;
-  call->cached_tokens = landing.grant.position_begin;
+  counters_.cached_positions += cached;
+  call->cached_tokens = cached;
   return true;
 }
 
@@ -121,23 +127,24 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
 bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = LocalHashes(*call);
-  std::vector<engine::BlockRef> matched = cache_.Find(hashes);
+  engine::CachedPrefix matched = cache_.Find(hashes);
   const int missing = engine::PrefixCache::Missing(matched);
-  const int wanted =
-      BlocksFor(positions + 1) - static_cast<int>(matched.size()) + missing;
+  const int wanted = std::min(BlocksFor(positions + 1) - matched.size(),
+                              BlocksAtOnce(positions + 1, call->kv_cache)) +
+                     missing;
   if (pool_->available() < wanted + engine_.stats().running &&
       (engine_.stats().running > 0 || pool_->available() < wanted)) {
     return false;
   }
   cache_.Restore(hashes, &matched);
-  const int computed = static_cast<int>(matched.size()) * pool_->block_size();
+  const int computed = matched.size() * pool_->block_size();
   counters_.history_positions += positions;
   counters_.cached_positions += computed;
   call->cached_tokens = computed;
   call->local_started = loop_->Now();
   call->phase = Phase::kRunning;
-  const absl::Status status =
-      engine_.Add(call->id, SpecOf(*call, ""), std::move(matched), computed);
+  const absl::Status status = engine_.Add(call->id, SpecOf(*call, ""),
+                                          std::move(matched.blocks), computed);
   if (!status.ok()) {
     Retire(call->id, status);
   } else if (call->paused) {
@@ -157,7 +164,7 @@ bool DecodeCore::RoomIsExpected(int blocks, absl::Duration within) const {
     const int positions = static_cast<int>(call->history.size());
     const int left =
         call->prompt_tokens + call->stopping.max_tokens - positions;
-    if (left <= steps) expected += BlocksFor(positions);
+    if (left <= steps) expected += BlocksAtGrant(*call);
   }
   return expected >= blocks;
 }
@@ -205,7 +212,7 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     return Verdict::kGranted;
   }
   const bool soon = RoomIsExpected(
-      BlocksFor(positions), absl::Milliseconds(offer.expected_prefill_ms()));
+      BlocksAtGrant(*call), absl::Milliseconds(offer.expected_prefill_ms()));
   return soon ? Verdict::kStart : Verdict::kWait;
 }
 

@@ -28,7 +28,7 @@ DecodeCore::DecodeCore(const DecodeOptions& options, Loop* loop, Random* random,
       random_(random),
       executor_(executor),
       pool_(pool),
-      cache_(pool, options.offload),
+      cache_(pool, options.offload, options.engine.window),
       engine_(options.engine, loop, executor, pool, this),
       receiver_(options.receiver, loop, random, this),
       // From anywhere: two decode workers of one request hardly ever agree.
@@ -120,8 +120,10 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   const int in_use = counts.live + counts.reserved;
   const int history =
       open.prompt_token_ids_size() + open.output_token_ids_size();
-  const int wanted = BlocksFor(std::min(history + options_.expected_new_tokens,
-                                        options_.engine.max_model_len));
+  const int wanted =
+      BlocksAtOnce(std::min(history + options_.expected_new_tokens,
+                            options_.engine.max_model_len),
+                   options_.kv_cache && !open.no_kv_cache());
   const double limit = options_.admission_factor * counts.total;
   if (in_use + expected > 0 && in_use + expected + wanted > limit) {
     return MakeError(absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
@@ -318,8 +320,7 @@ void DecodeCore::Tick(bool judge) {
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kRemote && call->landing.offered &&
         !call->landing.granted &&
-        RoomIsExpected(BlocksFor(static_cast<int>(call->history.size())),
-                       worker::kBeat)) {
+        RoomIsExpected(BlocksAtGrant(*call), worker::kBeat)) {
       receiver_.StartLater(
           {call->request_id, call->sequence_index, call->attempt});
     }
@@ -330,10 +331,24 @@ int DecodeCore::BlocksFor(int positions) const {
   return (positions + pool_->block_size() - 1) / pool_->block_size();
 }
 
+int DecodeCore::BlocksAtOnce(int positions, bool kv_cache) const {
+  return kv_cache ? engine_.BlocksAtOnce(positions) : BlocksFor(positions);
+}
+
+int DecodeCore::FirstBlock(const Call& call) const {
+  const int positions = static_cast<int>(call.history.size());
+  return call.kv_cache ? engine_.FirstBlock(positions) : 0;
+}
+
+int DecodeCore::BlocksAtGrant(const Call& call) const {
+  return BlocksFor(static_cast<int>(call.history.size())) - FirstBlock(call);
+}
+
 int DecodeCore::ExpectedBlocks(const Call& call) const {
   const int history = static_cast<int>(call.history.size());
-  return BlocksFor(std::min(history + options_.expected_new_tokens,
-                            options_.engine.max_model_len));
+  return BlocksAtOnce(std::min(history + options_.expected_new_tokens,
+                               options_.engine.max_model_len),
+                      call.kv_cache);
 }
 
 engine::BlockHash DecodeCore::Root(const Call& call,

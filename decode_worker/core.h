@@ -153,6 +153,11 @@ class DecodeCore final : private engine::EngineListener,
   bool TryLocal(Call* call);
   void ScheduleUseFreeBlocks();
   int BlocksFor(int positions) const;
+  // That a sequence holds at most, and, of a call's history, that it needs to
+  // be decoded: from the first one on that is not behind the window.
+  int BlocksAtOnce(int positions, bool kv_cache) const;
+  int FirstBlock(const Call& call) const;
+  int BlocksAtGrant(const Call& call) const;
   int ExpectedBlocks(const Call& call) const;
   engine::BlockHash Root(const Call& call, const std::string& formats) const;
   // Of the full blocks of the first `positions` of its history; none where the

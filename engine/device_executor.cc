@@ -187,8 +187,9 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
 // No sequence is longer than the model or the cache.
 int DeviceExecutor::MaxBlocksPerEntry() const {
   const int block_size = options_.block_size;
-  return std::min(options_.num_blocks,
-                  (model_->max_positions() + block_size - 1) / block_size);
+  const int most = (model_->max_positions() + block_size - 1) / block_size;
+  if (model_->spec().common_window() > 0) return most;  // not all at once
+  return std::min(options_.num_blocks, most);
 }
 
 absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
@@ -218,8 +219,12 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   if (blocks < needed || blocks > most) {
     return OutOfRange("an entry's blocks", blocks, needed, most);
   }
-  for (const int32_t block : entry.block_table) {
-    if (block < 0 || block >= options_.num_blocks) {
+  const int window = model_->spec().common_window();
+  const int seen = window == 0 ? 0 : std::max(0, entry.position - window + 1);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int32_t block = entry.block_table[static_cast<size_t>(b)];
+    const bool behind = block == -1 && b < seen / block_size;
+    if (!behind && (block < 0 || block >= options_.num_blocks)) {
       return OutOfRange("block", block, 0, options_.num_blocks - 1);
     }
   }
@@ -537,7 +542,9 @@ void DeviceExecutor::WaitForScatters(const Step& step) {
     last_step_[block] = steps_issued_;
   };
   for (const StepEntry& entry : step.entries) {
-    for (const int32_t block : entry.block_table) use(block);
+    for (const int32_t block : entry.block_table) {
+      if (block >= 0) use(block);  // else behind the window
+    }
   }
   for (const BlockCopy& copy : step.copies) {
     use(copy.from);

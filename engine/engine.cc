@@ -60,7 +60,11 @@ absl::Status Engine::Validate(const EngineOptions& options,
     return refuse("prompt_lookup_max", speculation.lookup_max,
                   "at least prompt_lookup_min");
   }
-  const int needed = CeilDiv(options.max_model_len, pool.block_size());
+  if (options.window < 0) {
+    return refuse("window", options.window, "at least 0");
+  }
+  const int needed =
+      BlocksAtOnce(options, pool.block_size(), options.max_model_len);
   if (needed > pool.num_blocks()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_model_len is ", options.max_model_len, ", which takes ", needed,
@@ -155,7 +159,28 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
     return refuse("got ", given, " blocks for ", computed,
                   " computed positions, expected ", least, " to ", most);
   }
+  for (int b = 0; b < given; ++b) {
+    const bool behind = spec.kv_cache && b < FirstBlock(computed);
+    if (!blocks[static_cast<size_t>(b)] && !behind) {
+      return refuse("block ", b, " is missing, and position ", computed,
+                    " sees it");
+    }
+  }
   return absl::OkStatus();
+}
+
+int Engine::BlocksAtOnce(const EngineOptions& options, int block_size,
+                         int positions) {
+  const int all = CeilDiv(positions, block_size);
+  if (options.window == 0) return all;
+  // A step's rows and what the first of them sees, from anywhere in a block.
+  const int64_t seen = int64_t{options.window} + options.max_num_batched_tokens;
+  return std::min(all, CeilDiv(seen, block_size) + 1);
+}
+
+int Engine::FirstBlock(int position) const {
+  if (options_.window == 0) return 0;
+  return std::max(0, position - options_.window + 1) / pool_->block_size();
 }
 
 // Lanes share what is full of the prompt; Validate has seen to single ones.
@@ -166,7 +191,10 @@ int Engine::MostBlocks(const SequenceSpec& spec) const {
       std::min<int64_t>(int64_t{spec.prompt_tokens} + spec.stopping.max_tokens,
                         options_.max_model_len);
   const int lanes = spec.first_token_only ? 1 : std::max(spec.beams.width, 1);
-  return shared + lanes * (CeilDiv(end, size) - shared);
+  const int whole = shared + lanes * (CeilDiv(end, size) - shared);
+  if (!spec.kv_cache) return whole;
+  // None has more than what is not behind the window.
+  return std::min(whole, lanes * BlocksAtOnce(static_cast<int>(end)));
 }
 
 absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
@@ -199,6 +227,7 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
   sequence->spec = std::move(spec);
   if (!sequence->spec.kv_cache) {
     sequence->spec.cache_blocks = false;
+    sequence->spec.keep_from = 0;  // each step begins there
     computed = 0;
   }
   sequence->blocks = std::move(blocks);
@@ -223,6 +252,9 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
     sequence->guesses.reserve(static_cast<size_t>(speculation.num_tokens));
   }
   for (const BlockRef& block : sequence->blocks) {
+    if (!block && sequence->behind == sequence->table.size()) {
+      ++sequence->behind;
+    }
     if (static_cast<int>(sequence->table.size()) >=
         computed / pool_->block_size()) {
       TANDEM_CHECK(pool_->references(block) == 1 && !pool_->published(block),
@@ -232,6 +264,7 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
     sequence->table.push_back(block.id());
   }
   PublishFullBlocks(sequence.get());
+  FreeBehindWindow(sequence.get());
   return sequence;
 }
 
@@ -337,17 +370,25 @@ absl::Span<const int32_t> Engine::block_table(SequenceId id) const {
   return it->second->table;
 }
 
-std::vector<BlockRef> Engine::ShareBlocks(SequenceId id, int positions) const {
+std::vector<BlockRef> Engine::ShareBlocks(SequenceId id, int begin,
+                                          int end) const {
   const auto it = sequences_.find(id);
   TANDEM_CHECK(it != sequences_.end(), "only a sequence here has blocks");
   const std::vector<BlockRef>& blocks = it->second->blocks;
-  const size_t count =
-      static_cast<size_t>(CeilDiv(positions, pool_->block_size()));
+  const size_t first = static_cast<size_t>(begin / pool_->block_size());
+  const size_t count = static_cast<size_t>(CeilDiv(end, pool_->block_size()));
   TANDEM_CHECK(count <= blocks.size(), "these positions have no blocks yet");
-  std::vector<BlockRef> shared;
-  shared.reserve(count);
-  for (size_t i = 0; i < count; ++i) shared.push_back(blocks[i].Share());
+  TANDEM_CHECK(first >= it->second->behind, "these blocks were let go");
+  std::vector<BlockRef> shared(count);
+  for (size_t i = first; i < count; ++i) shared[i] = blocks[i].Share();
   return shared;
+}
+
+void Engine::KeepFrom(SequenceId id, int position) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return;
+  it->second->spec.keep_from = position;
+  FreeBehindWindow(it->second.get());
 }
 
 int Engine::computed(SequenceId id) const {
@@ -443,6 +484,7 @@ void Engine::ApplyResult(const StepResult& result) {
         }
       }
     }
+    FreeBehindWindow(sequence);
     if (!sequence->retired) Count(*sequence, 1);
   }
   TANDEM_CHECK(drawn == result.tokens.size(),
@@ -594,7 +636,23 @@ void Engine::PublishFullBlocks(Sequence* sequence) {
                                absl::MakeConstSpan(sequence->spec.history)
                                    .subspan(index * static_cast<size_t>(size),
                                             static_cast<size_t>(size)));
+    if (index < sequence->behind) continue;
     pool_->Publish(sequence->blocks[index], sequence->tail);
+  }
+}
+
+// Steps in flight may name what is let go here, but none reads it, since their
+// rows come later. Whoever gathers has references of its own.
+void Engine::FreeBehindWindow(Sequence* sequence) {
+  if (options_.window == 0) return;
+  const int keep = sequence->spec.keep_from / pool_->block_size();
+  const size_t end =
+      static_cast<size_t>(std::min(FirstBlock(sequence->computed), keep));
+  for (; sequence->behind < end; ++sequence->behind) {
+    sequence->blocks[sequence->behind] = BlockRef();
+    sequence->table[sequence->behind] = -1;
+    blocks_returned_ = true;
+    ++stats_.window_blocks;
   }
 }
 
@@ -640,7 +698,13 @@ absl::Status Engine::CheckInvariants() const {
     if (sequence.table.size() != sequence.blocks.size()) {
       return broken("its block table differs from its references");
     }
+    if (static_cast<int>(sequence.behind) > FirstBlock(sequence.computed)) {
+      return broken("has let go of what its next position sees");
+    }
     for (size_t b = 0; b < sequence.blocks.size(); ++b) {
+      if (static_cast<bool>(sequence.blocks[b]) == (b < sequence.behind)) {
+        return broken("has blocks behind its window, or none before it");
+      }
       if (sequence.blocks[b].id() != sequence.table[b]) {
         return broken("its block table differs from its references");
       }

@@ -27,6 +27,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,9 @@ struct SequenceSpec {
   // whole history. With first_token_only its first candidates, as `top` of the
   // token. Draws nothing at random.
   BeamOptions beams;
+  // Blocks of positions from here on stay, whatever a window leaves behind, for
+  // who gathers them. See KeepFrom.
+  int keep_from = std::numeric_limits<int>::max();
   // Of a beam search: its first candidates, from whoever computed the history.
   // Then nothing of it is left to compute.
   std::vector<TopLogprob> first_candidates;
@@ -115,6 +119,9 @@ struct EngineOptions {
   // Submits a step of decodes while the one before runs, so that the device
   // does not wait for the host. A prompt that comes waits for both.
   bool run_ahead = false;
+  // Positions that the layers see at most, a row's own included; 0: one of them
+  // sees all. Blocks wholly behind are let go while a sequence runs.
+  int window = 0;
   int max_draws = 0;  // tokens drawn per step at most; 0: max_num_seqs
   Speculation speculation = {};
   WorkShape work = {};  // what EngineListener::OnWork counts by
@@ -168,7 +175,8 @@ struct EngineStats {
   int64_t draft_steps = 0;     // a sequence's guesses in a step, each
   DraftCounts drafts;
   int64_t preemptions = 0;
-  int running = 0;  // sequences with something to compute
+  int64_t window_blocks = 0;  // let go behind the window
+  int running = 0;            // sequences with something to compute
   int paused = 0;
   int pending_tokens = 0;   // uncomputed positions of running sequences
   double step_seconds = 0;  // smoothed
@@ -197,7 +205,8 @@ class Engine final : private StepListener {
 
   // Adds a sequence. `blocks` hold positions [0, computed) of its history
   // (from the prefix cache, or landed by a handoff), block i the positions
-  // from i * block_size on; computed < history.size(). Starts a step if none
+  // from i * block_size on; computed < history.size(). Those wholly behind the
+  // window may be empty. Starts a step if none
   // runs, after the task that runs now, so that sequences added together
   // start together. Blocks from computed on will be written: REQUIRES that
   // nobody else refers to them and that they are not published.
@@ -223,15 +232,27 @@ class Engine final : private StepListener {
   // The sequence's blocks in order, e.g. for gathers. Valid until it is
   // retired or preempted, or the next step is planned. Empty if unknown.
   absl::Span<const int32_t> block_table(SequenceId id) const;
-  // References to the blocks of [0, positions): pins them beyond Retire.
-  // REQUIRES: contains(id), and it has blocks for that many positions.
-  std::vector<BlockRef> ShareBlocks(SequenceId id, int positions) const;
+  // References to the blocks of [begin, end), behind empty ones for those
+  // before: pins them beyond Retire. REQUIRES: contains(id), and it has these.
+  std::vector<BlockRef> ShareBlocks(SequenceId id, int begin, int end) const;
+  // The sequence's keep_from is `position` now. No-op if unknown.
+  void KeepFrom(SequenceId id, int position);
   // How many positions of the sequence hold finished KV. -1 if unknown.
   int computed(SequenceId id) const;
   // Of the sequence since it was added; none if unknown.
   DraftCounts drafts(SequenceId id) const;
 
   const EngineStats& stats() const { return stats_; }
+  // Blocks that a sequence with so many positions may hold at once, if nobody
+  // keeps what is behind the window.
+  static int BlocksAtOnce(const EngineOptions& options, int block_size,
+                          int positions);
+  int BlocksAtOnce(int positions) const {
+    return BlocksAtOnce(options_, pool_->block_size(), positions);
+  }
+  // The first block that is not wholly behind the window of `position`.
+  int FirstBlock(int position) const;
+
   // Blocks that a sequence of `spec` may hold at once, if it grows as long as
   // it may.
   int MostBlocks(const SequenceSpec& spec) const;
@@ -286,6 +307,7 @@ class Engine final : private StepListener {
   void Remove(Sequence* sequence);
   void Release(Sequence* sequence);
   void PublishFullBlocks(Sequence* sequence);
+  void FreeBehindWindow(Sequence* sequence);
   void ApplyResult(const StepResult& result);
   void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
   void ReturnSpareBlocks(Sequence* sequence);

@@ -66,7 +66,9 @@ struct StepEntry {
   // Not negative: its one token is the fed-th that the step before draws, and
   // what `tokens` says is not looked at.
   int fed = -1;
-  absl::Span<const int32_t> block_table;  // covers [0, position + tokens)
+  // Covers [0, position + tokens). -1: wholly behind the window of `position`,
+  // where all layers have one.
+  absl::Span<const int32_t> block_table;
   int adapter = -1;  // slot of the LoRA adapter that it is computed with
   // What follows each of its last rows, of as many as there are draws. Each
   // has its own position, and so its own random number.

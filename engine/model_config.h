@@ -10,6 +10,7 @@
 #ifndef TANDEM_ENGINE_MODEL_CONFIG_H_
 #define TANDEM_ENGINE_MODEL_CONFIG_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -70,6 +71,12 @@ struct ModelSpec {
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
+  // Positions that no layer sees beyond; 0 if one sees all.
+  int common_window() const {
+    const bool all =
+        std::find(windowed.begin(), windowed.end(), false) == windowed.end();
+    return all ? window : 0;
+  }
   bool is_gated() const { return !names.gate.empty(); }
 
   // One line with all that the forward pass depends on, the same for equal

@@ -7,6 +7,7 @@
 #define TANDEM_ENGINE_PREFIX_CACHE_H_
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -15,62 +16,114 @@
 
 namespace tandem::engine {
 
+// Blocks of a prompt's beginning, pinned. Those before `first` are not needed,
+// and empty; others are empty that Restore would bring back.
+struct CachedPrefix {
+  std::vector<BlockRef> blocks;
+  int first = 0;
+
+  int size() const { return static_cast<int>(blocks.size()); }
+};
+
 class PrefixCache {
  public:
-  // `offload` may be null; both outlive this.
-  PrefixCache(KvPool* pool, KvOffload* offload)
-      : pool_(pool), offload_(offload) {}
+  static constexpr int kNobodyKeeps = std::numeric_limits<int>::max();
 
-  // Blocks of the longest run that starts `hashes`, pinned; empty references
-  // for those that Restore would bring back.
-  std::vector<BlockRef> Find(absl::Span<const BlockHash> hashes) {
-    if (offload_ == nullptr) return pool_->Match(hashes);
-    std::vector<BlockRef> blocks;
-    for (const BlockHash& hash : hashes) {
-      std::vector<BlockRef> one = pool_->Match(absl::MakeConstSpan(&hash, 1));
-      if (one.empty() && !offload_->InMemory(hash)) break;
-      blocks.push_back(one.empty() ? BlockRef() : std::move(one.front()));
+  // `offload` may be null; both outlive this. `window` as EngineOptions has it:
+  // of a prefix, only what the position behind it sees must be there.
+  PrefixCache(KvPool* pool, KvOffload* offload, int window = 0)
+      : pool_(pool), offload_(offload), window_(window) {}
+
+  // The longest prefix of `hashes` that is usable at once. Positions from
+  // `keep_from` on must be there whatever the window.
+  CachedPrefix Find(absl::Span<const BlockHash> hashes,
+                    int keep_from = kNobodyKeeps) {
+    const Range range = Longest(hashes, keep_from, [this](const BlockHash& h) {
+      return InPool(h) || (offload_ != nullptr && offload_->InMemory(h));
+    });
+    CachedPrefix found;
+    found.first = range.first;
+    found.blocks.resize(static_cast<size_t>(range.end));
+    for (int i = range.first; i < range.end; ++i) {
+      const auto at = static_cast<size_t>(i);
+      std::vector<BlockRef> one = pool_->Match(hashes.subspan(at, 1));
+      if (!one.empty()) found.blocks[at] = std::move(one.front());
     }
-    return blocks;
+    return found;
   }
   // How many blocks of the pool Restore will take.
-  static int Missing(absl::Span<const BlockRef> blocks) {
+  static int Missing(const CachedPrefix& found) {
     return static_cast<int>(
-        std::count_if(blocks.begin(), blocks.end(),
+        std::count_if(found.blocks.begin() + found.first, found.blocks.end(),
                       [](const BlockRef& block) { return !block; }));
   }
-  // Fills in the empty references of `blocks`, just found. REQUIRES: the pool
-  // has as many available.
-  void Restore(absl::Span<const BlockHash> hashes,
-               std::vector<BlockRef>* blocks) {
-    if (offload_ == nullptr) return;
-    offload_->Restore(hashes, absl::MakeSpan(*blocks));
+  // Brings back what was just found. REQUIRES: the pool has as many available
+  // as are Missing.
+  void Restore(absl::Span<const BlockHash> hashes, CachedPrefix* found) {
+    if (Missing(*found) == 0) return;
+    const auto first = static_cast<size_t>(found->first);
+    offload_->Restore(hashes.subspan(first),
+                      absl::MakeSpan(found->blocks).subspan(first));
   }
 
-  // How many blocks are anywhere, at once or after a while.
+  // How many blocks the longest prefix has that is usable at once or after a
+  // while.
   int Lookup(absl::Span<const BlockHash> hashes) const {
-    if (offload_ == nullptr) return pool_->Lookup(hashes);
-    int count = 0;
-    for (const BlockHash& hash : hashes) {
-      if (!offload_->Holds(hash) &&
-          pool_->Lookup(absl::MakeConstSpan(&hash, 1)) == 0) {
-        break;
-      }
-      ++count;
-    }
-    return count;
+    return Somewhere(hashes).end;
   }
   // Has what is on disk brought nearer. A sequence may wait while Prefetching.
   void Prefetch(absl::Span<const BlockHash> hashes) {
-    if (offload_ != nullptr) offload_->Prefetch(hashes);
+    if (offload_ == nullptr) return;
+    const Range range = Somewhere(hashes);
+    offload_->Prefetch(Part(hashes, range));
   }
   bool Prefetching(absl::Span<const BlockHash> hashes) const {
-    return offload_ != nullptr && offload_->Prefetching(hashes);
+    return offload_ != nullptr &&
+           offload_->Prefetching(Part(hashes, Somewhere(hashes)));
   }
 
  private:
+  struct Range {
+    int first = 0;
+    int end = 0;
+  };
+
+  bool InPool(const BlockHash& hash) const {
+    return pool_->Lookup(absl::MakeConstSpan(&hash, 1)) > 0;
+  }
+  Range Somewhere(absl::Span<const BlockHash> hashes) const {
+    return Longest(hashes, kNobodyKeeps, [this](const BlockHash& h) {
+      return InPool(h) || (offload_ != nullptr && offload_->Holds(h));
+    });
+  }
+  static absl::Span<const BlockHash> Part(absl::Span<const BlockHash> hashes,
+                                          const Range& range) {
+    return hashes.subspan(static_cast<size_t>(range.first),
+                          static_cast<size_t>(range.end - range.first));
+  }
+  // The longest prefix of which all needed blocks are `there`.
+  template <typename There>
+  Range Longest(absl::Span<const BlockHash> hashes, int keep_from,
+                const There& there) const {
+    Range longest;
+    int run = 0;  // where the blocks that are there up to now begin
+    for (int end = 1; end <= static_cast<int>(hashes.size()); ++end) {
+      if (!there(hashes[static_cast<size_t>(end - 1)])) {
+        if (window_ == 0) break;
+        run = end;
+        continue;
+      }
+      const int size = pool_->block_size();
+      const int seen = window_ == 0 ? 0 : end * size - window_ + 1;
+      const int first = std::max(0, std::min(seen, keep_from)) / size;
+      if (run <= first) longest = {first, end};
+    }
+    return longest;
+  }
+
   KvPool* const pool_;
   KvOffload* const offload_;
+  const int window_;
 };
 
 }  // namespace tandem::engine

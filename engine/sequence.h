@@ -22,6 +22,7 @@ struct Engine::Sequence {
   std::optional<LogitEdits> edits;  // what spec.rules make of the next token
   std::vector<BlockRef> blocks;
   std::vector<int32_t> table;  // ids of `blocks`
+  size_t behind = 0;           // so many of `blocks` are empty: see window
   int computed = 0;            // KV of [0, computed) is there
   // What the steps in flight add: positions, and tokens behind the history.
   int in_flight = 0;

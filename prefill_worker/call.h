@@ -41,8 +41,11 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   absl::Time started;  // computing
   absl::Time first_token;
   bool may_compute = false;  // granted, or told to start
-  int promised_blocks = 0;   // that the engine has not taken yet
-  int computed_layers = 0;   // of the chunk in the running step
+  // Positions from here on may be wanted by the decode worker: all of them,
+  // until the grant says.
+  int keep_from = 0;
+  int promised_blocks = 0;  // that the engine has not taken yet
+  int computed_layers = 0;  // of the chunk in the running step
   engine::Work work;
 };
 

@@ -18,7 +18,7 @@ PrefillCore::PrefillCore(const PrefillOptions& options, Loop* loop,
       loop_(loop),
       executor_(executor),
       pool_(pool),
-      cache_(pool, options.offload),
+      cache_(pool, options.offload, options.engine.window),
       engine_(options.engine, loop, executor, pool, this),
       sender_(options.sender, loop, random, std::move(dial), this),
       clock_(loop, [this](bool judge) { Tick(judge); }) {
@@ -202,17 +202,17 @@ std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
 bool PrefillCore::TryCompute(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const std::vector<engine::BlockHash> hashes = CacheableHashes(*call);
-  std::vector<engine::BlockRef> matched = cache_.Find(hashes);
+  // What a grant wants may lie behind the window.
+  engine::CachedPrefix matched = cache_.Find(hashes, call->keep_from);
   // All its blocks must fit beside what the others were promised, so that
   // nothing that was computed is ever preempted.
   const int missing = engine::PrefixCache::Missing(matched);
-  int wanted =
-      BlocksFor(positions) - static_cast<int>(matched.size()) + missing;
+  int wanted = BlocksFor(positions) - matched.size() + missing;
   if (pool_->available() - promised_blocks_ < wanted) return false;
   cache_.Restore(hashes, &matched);
   wanted -= missing;
 
-  const int cached = static_cast<int>(matched.size()) * pool_->block_size();
+  const int cached = matched.size() * pool_->block_size();
   counters_.history_positions += positions;
   counters_.cached_positions += cached;
   call->phase = Phase::kComputing;
@@ -231,11 +231,12 @@ bool PrefillCore::TryCompute(Call* call) {
       engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;
+  spec.keep_from = call->keep_from;
   spec.first_token_only = true;
   spec.alone = call->open.suspect();
   const CallId id = call->id;
   const absl::Status status =
-      engine_.Add(id, std::move(spec), std::move(matched), cached);
+      engine_.Add(id, std::move(spec), std::move(matched.blocks), cached);
   if (!status.ok()) {
     Retire(id, status);
     return true;
@@ -427,6 +428,10 @@ void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
   Call* const call = FindAttempt(attempt);
   if (call == nullptr) return;
   call->may_compute = answer != Answer::kWait;
+  if (answer == Answer::kGranted) {
+    call->keep_from = grant.position_begin;
+    engine_.KeepFrom(call->id, call->keep_from);
+  }
   if (call->may_compute) ScheduleAdvance();
 }
 
@@ -442,7 +447,8 @@ void PrefillCore::Gather(const handoff::Attempt& attempt,
     std::vector<int32_t> block_table;
   };
   auto held = std::make_unique<Held>();
-  held->blocks = engine_.ShareBlocks(call->id, range.position_end);
+  held->blocks =
+      engine_.ShareBlocks(call->id, range.position_begin, range.position_end);
   for (const engine::BlockRef& block : held->blocks) {
     held->block_table.push_back(block.id());
   }

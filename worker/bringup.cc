@@ -370,7 +370,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       executor, *parts.model,
       parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);
   if (!gpu.ok()) return gpu.status();
-  absl::StatusOr<KvPlan> plan = PlanKv(flags, *spec, kv_dtype, *gpu);
+  absl::StatusOr<KvPlan> plan =
+      PlanKv(flags, *spec, kv_dtype, *gpu,
+             // A prompt's KV may have to wait as a whole for its grant.
+             role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0);
   if (!plan.ok()) return plan.status();
 
   Progress hashing({.what = "checking weights",
@@ -412,6 +415,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching =
       flags.prefix_caching && flags.kv_cache == "on";
+  // Without a cache a step computes all positions anew, and needs all blocks.
+  parts.engine_options.window =
+      flags.kv_cache == "on" ? spec->common_window() : 0;
   parts.engine_options.work = engine::MakeWorkShape(*parts.model, kv_dtype);
   // A CPU that computes steps leaves the host nothing to run ahead with.
   parts.engine_options.run_ahead =

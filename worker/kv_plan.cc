@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/engine.h"
 #include "kernels/backend.h"
 
 namespace tandem::worker {
@@ -45,7 +46,7 @@ std::string Advice(const WorkerFlags& flags, bool gpu, int64_t position_bytes,
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
-                              const std::optional<GpuMemory>& gpu) {
+                              const std::optional<GpuMemory>& gpu, int window) {
   kernels::KvShape shape;
   shape.num_layers = spec.layers;
   shape.kv_heads = spec.kv_heads;
@@ -62,24 +63,31 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
         "--max-model-len ", flags.max_model_len, " is more than the model's ",
         spec.max_positions, " positions"));
   }
+  // Positions that one sequence needs room for.
+  const auto at_once = [&](int positions) {
+    const engine::EngineOptions options{
+        .max_num_batched_tokens = flags.max_num_batched_tokens,
+        .window = window};
+    return flags.block_size *
+           engine::Engine::BlocksAtOnce(options, flags.block_size, positions);
+  };
   plan.num_blocks = flags.num_blocks;
   if (plan.num_blocks == 0) {
     // No more than every slot full: a small model needs no gigabyte.
-    const int64_t useful =
-        int64_t{flags.max_num_seqs} * 2 *
-        ((plan.max_model_len + flags.block_size - 1) / flags.block_size);
+    const int64_t useful = int64_t{flags.max_num_seqs} * 2 *
+                           (at_once(plan.max_model_len) / flags.block_size);
     plan.num_blocks = static_cast<int>(
         std::min<int64_t>({CacheBytes(flags, gpu) / block_bytes, useful,
                            INT_MAX / flags.block_size}));
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
-  if (fits < plan.max_model_len) {
+  const int needed = std::min(plan.max_model_len, at_once(plan.max_model_len));
+  if (fits < needed) {
     if (flags.max_model_len > 0 || fits < flags.block_size) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the KV cache holds ", fits, " tokens, less than one sequence of ",
           plan.max_model_len, ": ",
-          Advice(flags, gpu.has_value(), position_bytes, plan.max_model_len,
-                 fits)));
+          Advice(flags, gpu.has_value(), position_bytes, needed, fits)));
     }
     plan.max_model_len = static_cast<int>(fits);
   }

@@ -28,12 +28,14 @@ struct KvPlan {
   int max_model_len = 0;
 };
 
-// Without `gpu` the default is 1 GiB. INVALID_ARGUMENT: what was asked for
-// does not fit; says how much would.
+// With a window (engine::EngineOptions) the pool holds what a sequence has at
+// once, not all of it. Without `gpu` the default is 1 GiB. INVALID_ARGUMENT:
+// what was asked for does not fit; says how much would.
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
-                              const std::optional<GpuMemory>& gpu);
+                              const std::optional<GpuMemory>& gpu,
+                              int window = 0);
 
 }  // namespace tandem::worker
 

@@ -37,6 +37,9 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
       preemptions_(metrics->AddCounter("tandem_preemptions_total",
                                        "Sequences that gave way",
                                        {{"reason", "blocks"}})),
+      window_blocks_(metrics->AddCounter(
+          "tandem_kv_window_blocks_total",
+          "Blocks that running sequences let go behind their window")),
       late_(metrics->AddCounter("tandem_handoff_late_messages_total",
                                 "Messages about attempts that had ended")),
       refused_(metrics->AddCounter("tandem_handoff_slices_refused_total",
@@ -77,6 +80,7 @@ void LoadMetrics::Update(const v1::WorkerLoad& load,
   queries_.Set(history_positions);
   hits_.Set(cached_positions);
   preemptions_.Set(stats.preemptions);
+  window_blocks_.Set(stats.window_blocks);
   UpdateHandoffs(handoffs);
 }
 

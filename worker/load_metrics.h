@@ -56,6 +56,7 @@ class LoadMetrics {
   GrowingCounter queries_;
   GrowingCounter hits_;
   GrowingCounter preemptions_;
+  GrowingCounter window_blocks_;
   GrowingCounter late_;
   GrowingCounter refused_;
   std::map<std::string, GrowingCounter> handoffs_;  // by way and outcome

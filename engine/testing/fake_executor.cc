@@ -2,6 +2,7 @@
 
 #include "engine/testing/fake_executor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -95,8 +96,13 @@ bool FakeExecutor::CheckEntry(const StepEntry& entry) {
                            covered));
     return false;
   }
-  for (const int32_t block : entry.block_table) {
+  const int window = options_.model.window;
+  const int seen = window == 0 ? 0 : entry.position - window + 1;
+  for (size_t b = 0; b < entry.block_table.size(); ++b) {
+    const int32_t block = entry.block_table[b];
     if (block >= 0 && block < shape_.num_blocks) continue;
+    const int block_end = static_cast<int>(b + 1) * shape_.block_size;
+    if (block == -1 && block_end <= seen) continue;  // behind the window
     Violation(absl::StrCat("sequence ", entry.sequence, ": no block ", block));
     return false;
   }
@@ -136,6 +142,7 @@ bool FakeExecutor::CheckStep(const Step& step) {
   }
   for (size_t i = 0; i < step.entries.size(); ++i) {
     for (const int32_t block : step.entries[i].block_table) {
+      if (block < 0) continue;
       const Writer& writer = writers_[static_cast<size_t>(block)];
       if (writer.step != step.id || writer.entry == i) continue;
       Violation(absl::StrCat("block ", block, " is read and written by two ",
@@ -254,8 +261,10 @@ void FakeExecutor::Scramble(const StepEntry& entry) {
 SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
                                      const RowDraw& draw) {
   uint64_t fold = 0;
+  const int window = options_.model.window;
+  const int seen = window == 0 ? 0 : std::max(0, position - window);
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    for (int before = 0; before < position; ++before) {
+    for (int before = seen; before < position; ++before) {
       fold ^= FakeModel::Fold(WordAt(entry.block_table, before, layer), before,
                               layer);
     }
@@ -293,8 +302,10 @@ bool FakeExecutor::CheckPart(const KvPart& part, kernels::DType wire) {
                part.layer_begin <= part.layer_end &&
                part.layer_end <= shape_.num_layers && part.head_begin == 0 &&
                part.head_end == 1 && wire == shape_.dtype;
-  for (const int32_t block : part.block_table) {
-    right &= block >= 0 && block < shape_.num_blocks;
+  for (int p = part.position_begin; right && p < part.position_end; ++p) {
+    const int32_t block =
+        part.block_table[static_cast<size_t>(p / shape_.block_size)];
+    right = block >= 0 && block < shape_.num_blocks;
   }
   if (!right) Violation("a part of the KV that is not there");
   return right;

@@ -101,12 +101,18 @@ FakeHistory::FakeHistory(const FakeModel& model) : model_(model) {
 
 void FakeHistory::Append(absl::Span<const int32_t> tokens) {
   for (const int32_t token : tokens) {
+    uint64_t fold = 0;
     for (int layer = 0; layer < model_.num_layers; ++layer) {
       uint64_t& word = words_[static_cast<size_t>(layer)];
       word = model_.Word(word, token, position_, layer);
-      fold_ ^= FakeModel::Fold(word, position_, layer);
+      fold ^= FakeModel::Fold(word, position_, layer);
     }
+    folds_.push_back(fold);
+    fold_ ^= fold;
     ++position_;
+    if (model_.window > 0 && position_ > model_.window) {
+      fold_ ^= folds_[static_cast<size_t>(position_ - model_.window - 1)];
+    }
   }
 }
 

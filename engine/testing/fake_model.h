@@ -25,6 +25,9 @@ struct FakeModel {
   int num_layers = 4;
   int vocab_size = 500;
   uint64_t weights = 1;  // other weights, other tokens
+  // Positions on which a draw depends, that of the token before included; 0:
+  // all. At least 2.
+  int window = 0;
 
   // What stands before position 0.
   uint64_t RootWord(int layer) const;
@@ -66,6 +69,7 @@ class FakeHistory {
   int position_ = 0;
   uint64_t fold_ = 0;
   std::vector<uint64_t> words_;  // [num_layers], of the last position
+  std::vector<uint64_t> folds_;  // by position: of all layers
 };
 
 // The `count` tokens that follow `history`.

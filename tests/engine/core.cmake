@@ -24,6 +24,8 @@ tandem_test(engine_beams_test SRCS engine_beams_test.cc
 tandem_test(engine_speculation_test SRCS engine_speculation_test.cc
             DEPS tandem_engine_testing)
 tandem_test(work_test SRCS work_test.cc DEPS tandem_engine_testing)
+tandem_test(engine_window_test SRCS engine_window_test.cc
+            DEPS tandem_engine_testing)
 tandem_test(engine_soak_test SRCS engine_soak_test.cc
             DEPS tandem_engine_testing LABELS sim tsan)
 if(NOT TANDEM_SANITIZE MATCHES "thread")  # which has an operator new of its own

@@ -167,7 +167,7 @@ TEST(EngineBeams, GoOnFromCandidatesThatOthersComputed) {
       ASSERT_TRUE(harness.engine.Add(2, first, {}, 0).ok());
       harness.Run();
       std::vector<BlockRef> blocks =
-          harness.engine.ShareBlocks(2, prompt / 4 * 4);
+          harness.engine.ShareBlocks(2, 0, prompt / 4 * 4);
       FakeHistory run(harness.options_.model);
       run.Append(spec.history);
       spec.first_candidates = run.Candidates(3 + 4);

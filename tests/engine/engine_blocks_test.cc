@@ -157,7 +157,7 @@ TEST(EngineBlocksTest, SharedBlocksOutliveTheirSequence) {
   Harness harness;
   harness.Add(1, 10, 4);
   harness.RunSteps(1);
-  std::vector<BlockRef> shared = harness.engine->ShareBlocks(1, 9);
+  std::vector<BlockRef> shared = harness.engine->ShareBlocks(1, 0, 9);
   ASSERT_EQ(shared.size(), 3);
   const absl::Span<const int32_t> table = harness.engine->block_table(1);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(shared[i].id(), table[i]);

@@ -127,7 +127,7 @@ class Harness final : public EngineListener {
                           options.offload, &loop, &device, &pool,
                           offload_memory.data(),
                           options.offload.file_blocks > 0 ? &file : nullptr)),
-        cache(&pool, offload.get()),
+        cache(&pool, offload.get(), options.engine.window),
         engine(std::make_unique<Engine>(options.engine, &loop, &executor, &pool,
                                         this)) {}
 
@@ -163,7 +163,7 @@ class Harness final : public EngineListener {
                         spec.history.end());
     entry.retired = false;
     entry.finish.reset();
-    std::vector<BlockRef> blocks;
+    CachedPrefix found;
     if (match_cache) {
       // Never the whole history: its last position must be computed.
       const auto hashes = HashBlocks(
@@ -171,14 +171,14 @@ class Harness final : public EngineListener {
           absl::MakeConstSpan(spec.history).first(spec.history.size() - 1),
           options.block_size);
       cache.Prefetch(hashes);
-      blocks = cache.Find(hashes);
-      if (PrefixCache::Missing(blocks) > pool.available()) blocks.clear();
-      cache.Restore(hashes, &blocks);
+      found = cache.Find(hashes);
+      if (PrefixCache::Missing(found) > pool.available()) found = {};
+      cache.Restore(hashes, &found);
     }
-    const int computed = static_cast<int>(blocks.size()) * options.block_size;
+    const int computed = found.size() * options.block_size;
     entry.spec = spec;
     const absl::Status status =
-        engine->Add(id, std::move(spec), std::move(blocks), computed);
+        engine->Add(id, std::move(spec), std::move(found.blocks), computed);
     EXPECT_TRUE(status.ok()) << status;
   }
   void Add(SequenceId id, int prompt_tokens, int max_tokens) {

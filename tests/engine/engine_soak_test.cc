@@ -39,6 +39,10 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
     options.engine.max_draws =
         options.engine.max_num_seqs + static_cast<int>(seed % 5) * 3;
   }
+  if (seed % 2 == 1) {
+    options.model.window = options.engine.window =
+        2 + static_cast<int>(random.Below(30));
+  }
   options.seed = seed;
   options.step_jitter = absl::Milliseconds(3);
   if (seed % 3 == 0) return options;
@@ -116,6 +120,7 @@ class Soak {
     return harness_.offload == nullptr ? KvOffloadCounters()
                                        : harness_.offload->counters();
   }
+  int64_t window_blocks() { return harness_.engine->stats().window_blocks; }
   int64_t surplus() { return harness_.engine->stats().surplus_tokens; }
   DraftCounts drafts() { return harness_.engine->stats().drafts; }
   int64_t preempted() { return harness_.engine->stats().preemptions; }
@@ -261,6 +266,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   int64_t surplus = 0;
   DraftCounts drafts;
   KvOffloadCounters offload;
+  int64_t window_blocks = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Soak soak(seed);
@@ -275,6 +281,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     surplus += soak.surplus();
     drafts.verified += soak.drafts().verified;
     drafts.accepted += soak.drafts().accepted;
+    window_blocks += soak.window_blocks();
     offload.saved += soak.offload().saved;
     offload.restored += soak.offload().restored;
     offload.dropped += soak.offload().dropped;
@@ -291,6 +298,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   EXPECT_GT(surplus, 100);
   EXPECT_GT(drafts.verified, drafts.accepted + 1000);
   EXPECT_GT(drafts.accepted, 1000);
+  EXPECT_GT(window_blocks, 1000);
   EXPECT_GT(offload.saved, 1000);
   EXPECT_GT(offload.restored, 1000);
   EXPECT_GT(offload.dropped, 100);

@@ -92,7 +92,7 @@ TEST(KvOffloadTest, WhatFellOutOfMemoryComesBackFromTheFile) {
   const auto hashes =
       HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
   EXPECT_EQ(harness.cache.Lookup(hashes), 8);
-  EXPECT_TRUE(harness.cache.Find(hashes).empty());  // not at once
+  EXPECT_EQ(harness.cache.Find(hashes).size(), 0);  // not at once
   harness.cache.Prefetch(hashes);
   EXPECT_TRUE(harness.cache.Prefetching(hashes));
   harness.RunUntilIdle();

@@ -42,6 +42,8 @@ if(TARGET tandem_kernels)
         add_dependencies(cuda-parts ${name}_test)
       endif()
     endforeach()
+    tandem_test(window_test SRCS window_test.cc
+                DEPS tandem_engine_rig tandem_engine_test_device)
     tandem_test(run_ahead_test SRCS run_ahead_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device
                      tandem_engine_testing tandem_kernels_testing)

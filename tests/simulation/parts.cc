@@ -26,8 +26,11 @@ engine::EngineOptions EngineLimits() {
 
 }  // namespace
 
-engine::FakeModel Model() {
-  return {.num_layers = 4, .vocab_size = kVocabulary, .weights = 1};
+engine::FakeModel Model(int window) {
+  return {.num_layers = 4,
+          .vocab_size = kVocabulary,
+          .weights = 1,
+          .window = window};
 }
 
 router::ModelLimits Limits() {
@@ -128,7 +131,7 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation) {
 }
 
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
-                                Random* random) {
+                                Random* random, int window) {
   Order order;
   std::vector<int32_t>& prompt = order.admitted.prompt;
   if (random->Below(2) == 0) {
@@ -163,7 +166,7 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
   if (!fits.ok()) return fits;
   order.admitted.deadline = absl::Seconds(300);
   order.expected = engine::ExpectedUntilStop(
-      Model(), prompt, static_cast<int>(prompt.size()),
+      Model(window), prompt, static_cast<int>(prompt.size()),
       worker::ToEngine(router::ToSamplingParams(*effective), 0),
       worker::ToEngine(router::ToStoppingParams(*effective)), kMaxModelLen);
   order.admitted.effective = *std::move(effective);

@@ -23,7 +23,8 @@ namespace tandem::simulation {
 inline constexpr int kMaxModelLen = 256;
 inline constexpr int kVocabulary = 500;
 
-engine::FakeModel Model();
+// `window`: positions that its layers see; 0: all.
+engine::FakeModel Model(int window = 0);
 router::ModelLimits Limits();
 
 v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
@@ -44,7 +45,7 @@ struct Order {
 };
 // `shared` is a prompt that half of the orders begin with.
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
-                                Random* random);
+                                Random* random, int window = 0);
 
 }  // namespace tandem::simulation
 

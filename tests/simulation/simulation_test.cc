@@ -62,11 +62,18 @@ Profile Storm() {
 Profile Tight() {
   return {.name = "tight", .prefill = 1, .decode = 1, .requests = 48};
 }
+// A model of which all layers have a window.
+Profile Windowed() {
+  return {.name = "windowed",
+          .worker_crashes = 1,
+          .messy = 0.01,
+          .window = 40};
+}
 
 const std::vector<Profile>& Profiles() {
   static const auto* const profiles = new std::vector<Profile>{
       Calm(),       OneCrash(), MessyLinks(),  BrokenStreams(), Freezes(),
-      Partitions(), Storm(),    RouterCrash(), Tight()};
+      Partitions(), Storm(),    RouterCrash(), Tight(),         Windowed()};
   return *profiles;
 }
 

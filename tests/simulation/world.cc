@@ -173,7 +173,7 @@ class World {
 void WorkerNode::StartParts() {
   incarnation = random->Bytes(16);
   engine::FakeExecutorOptions options;
-  options.model = Model();
+  options.model = Model(world->profile().window);
   options.num_blocks = num_blocks;
   options.block_size = block_size;
   options.seed = random->Next();
@@ -263,6 +263,7 @@ void DecodeNode::Start() {
   decode_worker::DecodeOptions options =
       MakeDecodeOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
+  options.engine.window = world->profile().window;
   core = std::make_unique<decode_worker::DecodeCore>(
       options, &host->loop, random.get(), executor(), pool.get());
   Register(v1::WORKER_ROLE_DECODE);
@@ -280,6 +281,7 @@ void PrefillNode::Start() {
   prefill_worker::PrefillOptions options =
       MakePrefillOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
+  options.engine.window = world->profile().window;
   core = std::make_unique<prefill_worker::PrefillCore>(
       options, &host->loop, random.get(), executor(), pool.get(),
       [this](const v1::WorkerRef& receiver)
@@ -441,7 +443,7 @@ void World::PlanRequests() {
   }
   for (int i = 0; i < profile_.requests; ++i) {
     auto client = std::make_unique<Client>(this, i);
-    absl::StatusOr<Order> order = DrawOrder(shared, &random_);
+    absl::StatusOr<Order> order = DrawOrder(shared, &random_, profile_.window);
     if (!order.ok()) return Wrong(order.status().ToString());
     client->admitted = std::move(order->admitted);
     client->expected = std::move(order->expected);

@@ -43,6 +43,7 @@ struct Profile {
   int partitions = 0;  // of any pair of processes; every third one way
   double break_probability = 0;  // of any stream but the clients'
   double messy = 0;       // loss, repetition, reordering on handoff links
+  int window = 0;         // of the model's layers
   bool may_fail = false;  // some requests may end with an error
   // A seeded fault of the code: wraps the devices and streams of workers.
   std::function<std::unique_ptr<engine::Executor>(engine::FakeExecutor*, Loop*,

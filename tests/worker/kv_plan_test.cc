@@ -5,6 +5,7 @@
 #include "worker/kv_plan.h"
 
 #include <string>
+#include <tuple>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -67,6 +68,23 @@ TEST(KvPlan, TakesWhatIsGivenOrTheShareThatIsLeft) {
     EXPECT_EQ(plan->num_blocks, c.expected_bytes / (16 * kPosition));
     EXPECT_EQ(plan->max_model_len,
               std::min<int64_t>(131072, c.expected_bytes / kPosition));
+  }
+}
+
+// A window of 4096 and steps of 512 rows: 4608 positions, and a block more.
+TEST(KvPlan, WithAWindowThePoolHoldsWhatASequenceHasAtOnce) {
+  WorkerFlags flags = Flags();
+  flags.max_model_len = 65536;
+  flags.max_num_batched_tokens = 512;
+  for (const auto& [positions, window, fits] :
+       {std::tuple{4624, 4096, true}, std::tuple{4608, 4096, false},
+        std::tuple{4624, 0, false}}) {
+    flags.kv_cache_bytes = positions * kPosition;
+    const auto plan = PlanKv(flags, Spec(), DType::kBF16, std::nullopt, window);
+    ASSERT_EQ(plan.ok(), fits) << positions << " " << plan.status();
+    if (fits) {
+      EXPECT_EQ(plan->max_model_len, 65536);
+    }
   }
 }
 
