@@ -9,7 +9,7 @@
 //   values one chain over positions per dimension
 //
 // (a soft cap is applied to each score; keys before a row's window never reach
-// it but for one, at an even position, whose weight is zero)
+// it)
 //
 // and segments are merged in ascending order by Merge(). How many queries are
 // worked on together, where blocks end, and which thread does it never show.
@@ -315,6 +315,20 @@ void Finish(const SoftmaxState& state, const float* values, int head_dim,
   }
 }
 
+// values = weight times V of one position: what a chain is after it.
+void SeedValues(const Pages& pages, float weight, int position, float* values) {
+  const KvLayout& layout = *pages.layout;
+  alignas(64) float row[2 * kMaxHeadDim];  // K, then V
+  const int block = position / layout.block_size;
+  ReadKvRow(layout, pages.layer + pages.table[block] * layout.block_bytes,
+            position % layout.block_size, pages.head, pages.head + 1,
+            DType::kF32, reinterpret_cast<std::byte*>(row));
+  for (int i = 0; i < layout.head_dim; ++i) {
+    values[i] = weight * row[layout.head_dim + i] + 0.0f;  // never -0
+  }
+  std::fill(values + layout.head_dim, values + layout.width, 0.0f);
+}
+
 // One segment of all queries of a piece: states and values of those that
 // reach it.
 template <typename W>
@@ -357,6 +371,14 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
       Tiles<W>::kValue[count](pages, weights(query, key), start + key,
                               start + end_key, fresh, ws.values[query]);
     };
+    // A query's own keys from its first one on, which may be odd: then that one
+    // by itself, so that what stands in a pair with it is not touched.
+    const auto own_values = [&](int query, int end_key) {
+      const int key = first_key(query);
+      if (key % 2 == 0) return values(query, 1, key, end_key, true);
+      SeedValues(pages, *weights(query, key), start + key, ws.values[query]);
+      if (key + 1 < end_key) values(query, 1, key + 1, end_key, false);
+    };
     const int common = (first_key(end - 1) + 1) / 2 * 2;
     const int common_end = end_key(begin) / 2 * 2;
     const bool together = common < common_end;
@@ -364,15 +386,18 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     for (int i = begin; i < end && together && apart; ++i) {
       const int own = first_key(i) / 2 * 2;
       if (own < common) {
-        values(i, 1, own, common, true);
+        own_values(i, common);
       } else {
         std::fill_n(ws.values[i], p.layout->width, 0.0f);
       }
     }
     if (together) values(begin, end - begin, common, common_end, !apart);
     for (int i = begin; i < end; ++i) {
-      const int key = together ? common_end : first_key(i) / 2 * 2;
-      if (key < end_key(i)) values(i, 1, key, end_key(i), !together);
+      if (!together) {
+        own_values(i, end_key(i));
+      } else if (common_end < end_key(i)) {
+        values(i, 1, common_end, end_key(i), false);
+      }
     }
   }
 }

@@ -277,6 +277,40 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
   }
 }
 
+// Windows begin at odd positions as well as at even ones, and bf16 values lie
+// in pairs.
+TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
+  const int length = 40;
+  const int poisoned = 12;
+  Device device(MakeBackend());
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kInt8}) {
+    for (const int window : {1, 7, 8}) {
+      const Model model{4, 2, 24, type, window};
+      auto qkv = RandomFloats(static_cast<size_t>(length * model.qkv()), 21);
+      for (const int chunk : {7, 40}) {
+        const auto clean = Attend(device, model, length, {.chunk = chunk}, qkv);
+        for (const float value : {std::nanf(""), HUGE_VALF}) {
+          auto spoiled = qkv;
+          const auto values = spoiled.begin() + poisoned * model.qkv() +
+                              (model.heads + model.kv_heads) * model.head_dim;
+          std::fill(values, values + model.kv_heads * model.head_dim, value);
+          const auto got =
+              Attend(device, model, length, {.chunk = chunk}, spoiled);
+          const auto width = static_cast<size_t>(model.heads * model.head_dim);
+          for (int row = 0; row < length; ++row) {
+            if (row >= poisoned && row < poisoned + window) continue;
+            const auto at = static_cast<size_t>(row) * width;
+            EXPECT_TRUE(
+                SameBits(std::vector<float>(&clean[at], &clean[at] + width),
+                         std::vector<float>(&got[at], &got[at] + width)))
+                << Name(type) << " window " << window << " row " << row;
+          }
+        }
+      }
+    }
+  }
+}
+
 class BehindTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
