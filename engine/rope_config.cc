@@ -102,12 +102,18 @@ std::vector<double> ReadFactors(ConfigFields& scaling, const char* field,
   return factors;
 }
 
+constexpr int kPhi3OriginalPositions = 4096;  // where its config is silent
+
 void ReadLongRope(ConfigFields& scaling, const Context& context,
                   RopeSpec& rope) {
-  rope.original_max_positions = scaling.Int(
-      "original_max_position_embeddings", 2, kMaxPositions,
-      context.original_max_positions > 0 ? context.original_max_positions
-                                         : context.max_positions);
+  // Beside the scaling it goes before what stands in it, as transformers has
+  // it; Phi3's configuration always has the former.
+  const int own = scaling.Int("original_max_position_embeddings", 2,
+                              kMaxPositions, context.max_positions);
+  rope.original_max_positions =
+      context.original_max_positions > 0    ? context.original_max_positions
+      : context.family.model_type == "phi3" ? kPhi3OriginalPositions
+                                            : own;
   rope.short_factors =
       ReadFactors(scaling, "short_factor", context.head_dim / 2);
   rope.long_factors = ReadFactors(scaling, "long_factor", context.head_dim / 2);

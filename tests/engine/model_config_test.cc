@@ -120,6 +120,76 @@ TEST(ModelConfig, ReadsScaledRopeOldAndNew) {
   EXPECT_EQ(old->Canonical(), renewed->Canonical());
 }
 
+// transformers: standardize_rope_params and Phi3Config.
+TEST(ModelConfig, LongRopeFindsTheFirstContextWhereTransformersDoes) {
+  const json factors(8, 1.5);
+  const auto scaled = [&](json config, const json& own, const json& beside) {
+    json scaling = {{"rope_type", "longrope"},
+                    {"short_factor", factors},
+                    {"long_factor", factors}};
+    scaling.update(own);
+    config.update({{"max_position_embeddings", 8192},
+                   {"hidden_size", 192},
+                   {"num_attention_heads", 12},
+                   {"rope_scaling", scaling}});
+    config.update(beside);
+    return Parse(config);
+  };
+  const json phi = With(Llama(), {{"model_type", "phi3"},
+                                  {"architectures", {"Phi3ForCausalLM"}}});
+  const char* const kOriginal = "original_max_position_embeddings";
+  const struct {
+    const char* why;
+    json config, own, beside;
+    int original;
+    double attention;
+  } cases[] = {{"of the scaling",
+                Llama(),
+                {{kOriginal, 512}},
+                {},
+                512,
+                std::sqrt(1 + std::log(16.0) / std::log(512.0))},
+               {"beside it goes first",
+                Llama(),
+                {{kOriginal, 512}},
+                {{kOriginal, 2048}},
+                2048,
+                std::sqrt(1 + std::log(4.0) / std::log(2048.0))},
+               {"nowhere", Llama(), json::object(), {}, 8192, 1},
+               {"a factor goes before the ratio",
+                Llama(),
+                {{kOriginal, 512}, {"factor", 2.0}},
+                {},
+                512,
+                std::sqrt(1 + std::log(2.0) / std::log(512.0))},
+               {"Phi3's default",
+                phi,
+                json::object(),
+                {},
+                4096,
+                std::sqrt(1 + std::log(2.0) / std::log(4096.0))},
+               {"which goes before the scaling's",
+                phi,
+                {{kOriginal, 512}},
+                {},
+                4096,
+                std::sqrt(1 + std::log(2.0) / std::log(4096.0))},
+               {"and is given",
+                phi,
+                {{kOriginal, 512}},
+                {{kOriginal, 1024}},
+                1024,
+                std::sqrt(1 + std::log(8.0) / std::log(1024.0))}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    const auto spec =
+        scaled(c.config, c.own, c.beside.is_null() ? json::object() : c.beside);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->rope.original_max_positions, c.original);
+    EXPECT_DOUBLE_EQ(spec->rope.attention_factor, c.attention);
+  }
+}
+
 TEST(ModelConfig, WindowsAreOfTheLayersThatTheFamilySays) {
   using Layers = std::vector<bool>;
   const auto windows = [](const json& config) {
