@@ -21,20 +21,21 @@ constexpr TensorNames kQwen3MoeNames = {.query_norm = "self_attn.q_norm",
                                         .router = "mlp.gate",
                                         .experts = "mlp.experts."};
 
-constexpr TensorNames kGpt2Names = {.embedding = "transformer.wte",
-                                    .positions = "transformer.wpe",
-                                    .final_norm = "transformer.ln_f",
-                                    .layers = "transformer.h.",
-                                    .input_norm = "ln_1",
-                                    .qkv = "attn.c_attn",
-                                    .output = "attn.c_proj",
-                                    .mlp_norm = "ln_2",
-                                    .gate = "",
-                                    .up = "mlp.c_fc",
-                                    .down = "mlp.c_proj",
-                                    .ignored_suffix = "attn.bias",
-                                    .optional_prefix = "transformer.",
-                                    .transposed = true};
+constexpr TensorNames kGpt2Names = {
+    .embedding = "transformer.wte",
+    .positions = "transformer.wpe",
+    .final_norm = "transformer.ln_f",
+    .layers = "transformer.h.",
+    .input_norm = "ln_1",
+    .qkv = "attn.c_attn",
+    .output = "attn.c_proj",
+    .mlp_norm = "ln_2",
+    .gate = "",
+    .up = "mlp.c_fc",
+    .down = "mlp.c_proj",
+    .ignored_suffixes = {".attn.bias", ".attn.masked_bias"},
+    .optional_prefix = "transformer.",
+    .transposed = true};
 
 constexpr TensorNames kGemma2Names = {
     .attention_output_norm = "post_attention_layernorm",

@@ -7,6 +7,7 @@
 #ifndef TANDEM_ENGINE_FAMILIES_H_
 #define TANDEM_ENGINE_FAMILIES_H_
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -50,7 +51,7 @@ struct TensorNames {
   std::string_view experts = "";
 
   // Of buffers that old files carry, and that say nothing.
-  std::string_view ignored_suffix = ".rotary_emb.inv_freq";
+  std::array<std::string_view, 2> ignored_suffixes = {".rotary_emb.inv_freq"};
   // Some files have all names without it.
   std::string_view optional_prefix = "";
   bool transposed = false;  // layers' matrices are [inputs, outputs]

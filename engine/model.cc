@@ -5,6 +5,7 @@
 #include "engine/model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -75,6 +76,7 @@ class ModelLoader {
   void AddRope(RopeSpec& rope, kernels::RopeTable& table);
   absl::Status UploadVectors();
   absl::Status RefuseLeftovers() const;
+  void RoundEmbeddingScale();
   bool IsBuffer(std::string_view name) const;
   bool IsNoBias(const TensorInfo& tensor) const;
   // A tensor's name in this checkpoint.
@@ -383,12 +385,25 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   return status;
 }
 
+// transformers multiplies in the embedding's type.
+void ModelLoader::RoundEmbeddingScale() {
+  const TensorInfo* const embedding =
+      checkpoint_.Find(NameOf(spec_.names.embedding, ".weight"));
+  if (embedding == nullptr || embedding->dtype != "BF16") return;
+  auto bits = std::bit_cast<uint32_t>(
+      static_cast<float>(model_->spec_.embedding_scale));
+  bits += 0x7fffu + (bits >> 16 & 1u);  // to nearest, ties to even
+  model_->spec_.embedding_scale = std::bit_cast<float>(bits & 0xffff0000u);
+}
+
 // Old conversions carry what follows from the config (frequencies, masks); a
 // tied head may be there twice.
 bool ModelLoader::IsBuffer(std::string_view name) const {
-  return absl::EndsWith(absl::string_view(name.data(), name.size()),
-                        absl::string_view(spec_.names.ignored_suffix.data(),
-                                          spec_.names.ignored_suffix.size())) ||
+  const auto& ignored = spec_.names.ignored_suffixes;
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](std::string_view suffix) {
+                       return !suffix.empty() && name.ends_with(suffix);
+                     }) ||
          (spec_.tied_head && name == NameOf(spec_.names.head, ".weight"));
 }
 
@@ -472,6 +487,7 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   status = Pack({{NameOf(names.embedding, ".weight"), spec_.vocab_size}},
                 spec_.hidden_size, Use::kTokens, model_->embedding_);
   if (!status.ok()) return status;
+  RoundEmbeddingScale();
   if (!names.positions.empty()) {
     // One vector: row after row.
     status = AddMatrixValues(NameOf(names.positions, ".weight"),

@@ -90,12 +90,31 @@ TEST_F(ModelTest, PositionsServedAreInTheFingerprintWhereTheyMatter) {
   }
 }
 
+TEST_F(ModelTest, TheEmbeddingIsScaledInItsOwnType) {
+  json spec = LoadCases()["gemma2_f32"];
+  spec["config"]["hidden_size"] = 80;
+  for (json& tensor : spec["tensors"]) {
+    for (json& size : tensor[1]) {
+      if (size == 64) size = 80;
+    }
+  }
+  for (const auto& [dtype, scale] :
+       {std::pair{"F32", std::sqrt(80.0)}, std::pair{"BF16", 8.9375}}) {
+    spec["dtype"] = dtype;
+    WriteCheckpoint(spec, dir_);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_DOUBLE_EQ((*model)->spec().embedding_scale, scale) << dtype;
+  }
+}
+
 TEST_F(ModelTest, OldGpt2FilesHaveShorterNamesAndMasks) {
   json spec = LoadCases()["gpt2_f32"];
   for (json& tensor : spec["tensors"]) {
     tensor[0] = tensor[0].get<std::string>().substr(12);  // "transformer."
   }
   spec["tensors"].push_back({"h.0.attn.bias", {8, 8}});
+  spec["tensors"].push_back({"h.0.attn.masked_bias", {1}});
   WriteCheckpoint(spec, dir_);
   EXPECT_TRUE(Load().ok()) << Load().status();
   spec["tensors"].push_back({"h.0.attn.sink", {8}});
