@@ -117,6 +117,7 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
         sequence->mutable_text()->append(delta.text());
         sequence->mutable_token_ids()->MergeFrom(delta.token_ids());
         sequence->mutable_logprobs()->MergeFrom(delta.logprobs());
+        sequence->mutable_attention()->MergeFrom(delta.attention());
         break;
       }
       case v1::GenerateResponse::kFinished:
@@ -139,6 +140,13 @@ json SequenceJson(const v1::GeneratedSequence& sequence) {
       {"finish_reason", ReasonName(sequence.finished().finish_reason())}};
   if (sequence.logprobs_size() > 0) {
     object["logprobs"] = LogprobsJson(sequence);
+  }
+  for (const v1::TokenAttention& token : sequence.attention()) {
+    json layers = json::array();
+    for (const v1::AttentionWeights& row : token.layers()) {
+      layers.push_back({{"layer", row.layer()}, {"weights", row.weights()}});
+    }
+    object["attention"].push_back(std::move(layers));
   }
   return object;
 }

@@ -30,7 +30,8 @@ struct GenerateFlags {
 absl::Status Generate(const GenerateFlags& flags);
 
 // The object that --json prints: text, token_ids, prompt_token_ids,
-// finish_reason, usage, timings, work, workers, logprobs; those of all
+// finish_reason, usage, timings, work, workers, logprobs, attention (of each
+// token the layers' weights; layer -1 is their mean); those of all
 // sequences under `sequences` where there are several.
 std::string ToJson(const v1::GenerateOnceResponse& response);
 

@@ -35,6 +35,7 @@ struct ServeCommand {
   int64_t offload_file_bytes = 0;
   std::string kv_cache = "on";
   bool no_kv_cache = false;
+  bool attention_output = false;
   std::string device = "auto";
   double gpu_memory_utilization = 0.9;
 
@@ -56,6 +57,8 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "How requests are placed");
   line->Add("enable-no-kv-cache", &no_kv_cache,
             "Requests may ask to be computed without a KV cache");
+  line->Add("enable-attention-output", &attention_output,
+            "Requests may ask for attention weights with every token");
   line->AddDuration("shutdown-timeout", &shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->Group("Listening");
@@ -126,6 +129,11 @@ void ServeCommand::Complete(const CommandLine& line) {
                                   {"--policy", policy});
   }
   if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
+  if (attention_output) {
+    for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
+      arguments->push_back("--enable-attention-output");
+    }
+  }
   worker("device", device);
   // The workers of one host share its first GPU.
   flags.worker_arguments.insert(

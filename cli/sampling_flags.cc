@@ -3,6 +3,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace tandem::cli {
 namespace {
@@ -75,6 +76,9 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Group("Request");
   line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
                {0, 20});
+  line->Add("attention", &attention,
+            "Layers whose attention weights come with every token, with "
+            "--json: all, mean (of all) or 0,3,5");
   line->Add("echo", &echo, "The prompt's text before the output");
   line->AddChoice("placement", &placement, {"auto", "split", "local"},
                   "Prefill on a prefill worker (split) or in place (local)");
@@ -112,6 +116,27 @@ absl::Status SamplingFlags::FillLogitRules(
                 sampling->mutable_banned_token_ids());
 }
 
+absl::Status SamplingFlags::FillAttention(v1::OutputOptions* output) const {
+  if (attention.empty()) return absl::OkStatus();
+  v1::AttentionOptions* const asked = output->mutable_attention();
+  if (attention == "all") return absl::OkStatus();
+  if (attention == "mean") {
+    asked->set_mean(true);
+    return absl::OkStatus();
+  }
+  for (const std::string& text :
+       std::vector<std::string>(absl::StrSplit(attention, ','))) {
+    int32_t layer = 0;
+    if (!absl::SimpleAtoi(text, &layer) || layer < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--attention: '", attention,
+                       "' is not all, mean or a list of layers"));
+    }
+    asked->add_layers(layer);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   v1::SamplingOptions* const sampling = request->mutable_sampling();
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
@@ -141,6 +166,10 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
     stopping->mutable_max_time()->set_seconds(nanos / 1'000'000'000);
     stopping->mutable_max_time()->set_nanos(
         static_cast<int32_t>(nanos % 1'000'000'000));
+  }
+  if (absl::Status status = FillAttention(request->mutable_output());
+      !status.ok()) {
+    return status;
   }
   if (echo) request->mutable_output()->set_echo(true);
   if (logprobs) {

@@ -33,6 +33,7 @@ struct SamplingFlags {
   bool echo = false;
   bool bypass_prefix_cache = false;
   bool no_kv_cache = false;
+  std::string attention;
   std::string cache_salt;
   std::string placement = "auto";
   std::string request_id;
@@ -43,6 +44,7 @@ struct SamplingFlags {
   absl::Status Fill(v1::GenerateRequest* request) const;
 
  private:
+  absl::Status FillAttention(v1::OutputOptions* output) const;
   absl::Status FillLogitRules(v1::SamplingOptions* sampling) const;
 };
 

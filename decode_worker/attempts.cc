@@ -119,6 +119,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.root = Root(call, formats);
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
+  spec.attention = call.attention;
   spec.admitted = call.admitted;
   spec.alone = call.suspect;
   return spec;

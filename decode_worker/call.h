@@ -43,6 +43,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::Sampling sampling;
   engine::LogitRules rules;
   engine::Stopping stopping;
+  engine::AttentionAsk attention;
   std::string cache_salt;
   bool use_prefix_cache = true;
   bool kv_cache = true;

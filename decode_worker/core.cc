@@ -92,10 +92,14 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
                      "this decode worker has restarted since the router "
                      "registered it");
   }
-  return worker::CheckOpen(open.request_id(), open.prompt_token_ids_size(),
-                           open.output_token_ids_size(), open.sampling(),
-                           open.stopping(), open.deadline_ms(),
-                           options_.engine.max_model_len);
+  absl::Status status = worker::CheckOpen(
+      open.request_id(), open.prompt_token_ids_size(),
+      open.output_token_ids_size(), open.sampling(), open.stopping(),
+      open.deadline_ms(), options_.engine.max_model_len);
+  if (!status.ok()) return status;
+  return worker::CheckAttention(
+      open.sampling(), options_.attention_layers,
+      int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
 }
 
 absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
@@ -156,6 +160,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->sampling = worker::ToEngine(open.sampling(), open.sequence_index());
   call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
+  call->attention = worker::ToEngine(open.sampling().attention());
   call->cache_salt = open.cache_salt();
   call->kv_cache = options_.kv_cache && !open.no_kv_cache();
   // Blocks of others are not computed again.

@@ -50,7 +50,8 @@ struct DecodeOptions {
   engine::EngineOptions engine;
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::ReceiverOptions receiver;
-  int max_calls = 256;  // sequences admitted at once
+  int max_calls = 256;       // sequences admitted at once
+  int attention_layers = 0;  // whose weights may be asked for: all, or none
   // False: all sequences compute without a cache, as with no_kv_cache.
   bool kv_cache = true;
   // Admission: blocks in use and the expected need of all tickets stay under

@@ -87,6 +87,9 @@ class DecodeRole final : public worker::Role {
     DecodeOptions options;
     options.incarnation = context.parts.incarnation;
     options.engine = context.parts.engine_options;
+    options.attention_layers = context.flags.attention_output
+                                   ? context.executor->kv_shape().num_layers
+                                   : 0;
     options.offload = context.parts.offload.get();
     options.receiver = MakeReceiverOptions(context);
     options.max_calls = flags.max_calls;

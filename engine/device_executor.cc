@@ -161,6 +161,7 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
   for (const StepEntry& entry : step.entries) {
     absl::Status status = CheckEntry(entry);
     if (status.ok()) status = CheckDraws(entry);
+    if (status.ok()) status = CheckAttention(entry);
     if (!status.ok()) return status;
     rows += static_cast<int64_t>(entry.tokens.size());
     draws += static_cast<int64_t>(entry.draws.size());
@@ -237,6 +238,29 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   return absl::OkStatus();
 }
 
+absl::Status DeviceExecutor::CheckAttention(const StepEntry& entry) const {
+  if (entry.attention == nullptr) return absl::OkStatus();
+  if (entry.draws.empty()) {
+    return absl::InvalidArgumentError(
+        "step: an entry asks for attention weights and draws no token");
+  }
+  int32_t least = 0;
+  const int32_t last = model_->spec().layers - 1;
+  for (const int32_t layer : entry.attention->layers) {
+    if (layer < least || layer > last) {
+      return OutOfRange("a layer of attention weights", layer, least, last);
+    }
+    least = layer + 1;
+  }
+  const int64_t positions =
+      entry.position + static_cast<int64_t>(entry.tokens.size());
+  const int64_t count = entry.attention->rows() * positions;
+  if (count < 1 || count > kMaxAttentionWeights) {
+    return OutOfRange("attention weights", count, 1, kMaxAttentionWeights);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DeviceExecutor::CheckDraws(const StepEntry& entry) const {
   const auto rows = static_cast<int64_t>(entry.tokens.size());
   const auto draws = static_cast<int64_t>(entry.draws.size());
@@ -271,6 +295,7 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
         absl::StrCat("step: ", kStepsInFlight, " steps are in flight already"));
   }
   if (status.ok()) status = ReserveEdits(*free, *step);
+  if (status.ok()) status = PlanLooks(*free, *step);
   if (!status.ok()) {
     newest_ = nullptr;
     // By way of the queue: steps end in the order in which they were submitted.
@@ -326,7 +351,8 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
   for (const StepEntry& entry : step.entries) {
     // Edits lie elsewhere from when their memory grew.
     if (entry.tokens.size() != 1 || entry.adapter >= 0 ||
-        entry.draws.size() != 1 || !entry.draws[0].edits.empty()) {
+        entry.attention != nullptr || entry.draws.size() != 1 ||
+        !entry.draws[0].edits.empty()) {
       return {};
     }
     end = std::max(end, entry.position + 1);
@@ -436,13 +462,15 @@ void DeviceExecutor::RunMixed(Flight& flight) {
   const std::byte* device = device_plan_->data();
   const int layers = model_->spec().layers;
   const int group = LayersPerReport(*flight.step);
-  Forward(*model_, RowsOf(plan), {plan.drawn(), plan.DeviceRowIds(device)},
-          AdaptersOf(flight), *backend_, *compute_, *cache_, *workspace_,
-          [&](int written) {
-            if (written % group == 0 || written == layers) {
-              ReportLayers(flight, written);
-            }
-          });
+  Forward(
+      *model_, RowsOf(plan), {plan.drawn(), plan.DeviceRowIds(device)},
+      AdaptersOf(flight), *backend_, *compute_, *cache_, *workspace_,
+      [&](int written) {
+        if (written % group == 0 || written == layers) {
+          ReportLayers(flight, written);
+        }
+      },
+      flight.looks);
   if (plan.drawn() > 0) DrawTokens(plan, plan.drawn());
 }
 
@@ -479,19 +507,64 @@ absl::Status DeviceExecutor::ReserveEdits(Flight& flight, const Step& step) {
 // too much to keep.
 absl::Status DeviceExecutor::GrowEdits(Flight& flight, size_t count) {
   if (count == 0) return absl::OkStatus();
-  const size_t bytes = std::bit_ceil(count * sizeof(kernels::LogitEdit));
-  if (flight.edits == nullptr || flight.edits->size() < bytes) {
-    absl::StatusOr<std::unique_ptr<kernels::Buffer>> host =
+  return Grow(count * sizeof(kernels::LogitEdit), &flight.edits,
+              &device_edits_);
+}
+
+absl::Status DeviceExecutor::Grow(size_t bytes,
+                                  std::unique_ptr<kernels::Buffer>* host,
+                                  std::unique_ptr<kernels::Buffer>* device) {
+  bytes = std::bit_ceil(bytes);
+  if (*host == nullptr || (*host)->size() < bytes) {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> larger =
         backend_->AllocateHost(bytes);
-    if (!host.ok()) return host.status();
-    flight.edits = *std::move(host);
+    if (!larger.ok()) return larger.status();
+    *host = *std::move(larger);
   }
-  if (device_edits_ == nullptr || device_edits_->size() < bytes) {
-    absl::StatusOr<std::unique_ptr<kernels::Buffer>> device =
+  if (*device == nullptr || (*device)->size() < bytes) {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> larger =
         backend_->Allocate(bytes);
-    if (!device.ok()) return device.status();
-    compute_->Synchronize();  // the step that runs may read the smaller one
-    device_edits_ = *std::move(device);
+    if (!larger.ok()) return larger.status();
+    compute_->Synchronize();  // the step that runs may use the smaller one
+    *device = *std::move(larger);
+  }
+  return absl::OkStatus();
+}
+
+size_t DeviceExecutor::StatesFloats() const {
+  return 2 * static_cast<size_t>(model_->spec().heads);
+}
+
+// One look works after the other, so all share the states.
+absl::Status DeviceExecutor::PlanLooks(Flight& flight, const Step& step) {
+  flight.looks.clear();
+  size_t floats = 0;
+  int row = -1;  // the last one of the entry
+  int64_t table = 0;
+  for (const StepEntry& entry : step.entries) {
+    const auto tokens = static_cast<int>(entry.tokens.size());
+    row += tokens;
+    if (entry.attention != nullptr) {
+      RowLook& look = flight.looks.emplace_back();
+      look.ask = entry.attention;
+      look.look.row = row;
+      look.look.position = entry.position + tokens - 1;
+      look.look.block_table = table;
+      floats += static_cast<size_t>(entry.attention->rows()) *
+                static_cast<size_t>(entry.position + tokens);
+    }
+    table += static_cast<int64_t>(entry.block_table.size());
+  }
+  if (flight.looks.empty()) return absl::OkStatus();
+  const absl::Status grown = Grow((StatesFloats() + floats) * sizeof(float),
+                                  &flight.attention, &device_attention_);
+  if (!grown.ok()) return grown;
+  auto* const states = reinterpret_cast<float*>(device_attention_->data());
+  float* out = states + StatesFloats();
+  for (RowLook& look : flight.looks) {
+    look.look.states = states;
+    look.look.out = out;
+    out += int64_t{look.ask->rows()} * (look.look.position + 1);
   }
   return absl::OkStatus();
 }
@@ -500,6 +573,14 @@ void DeviceExecutor::FetchTokens(Flight& flight) {
   const int drawn = flight.plan.drawn();
   backend_->CopyToHost(*compute_, flight.results, device_results_->data(),
                        sizeof(SampleResult) * drawn);
+  if (!flight.looks.empty()) {
+    const RowLook& last = flight.looks.back();
+    const float* const end =
+        last.look.out + int64_t{last.ask->rows()} * (last.look.position + 1);
+    const float* const begin = flight.looks.front().look.out;
+    backend_->CopyToHost(*compute_, flight.attention->data(), begin,
+                         static_cast<size_t>(end - begin) * sizeof(float));
+  }
   if (!probe_) return;
   flight.logits.resize(static_cast<size_t>(drawn) * model_->spec().vocab_size);
   backend_->CopyToHost(*compute_, flight.logits.data(), workspace_->logits,
@@ -512,6 +593,22 @@ void DeviceExecutor::ReportLayers(Flight& flight, int layers) {
       flight.listener->OnLayersDone(flight.step->id, layers);
     });
   });
+}
+
+// Of entries that asked: to the token of their last draw.
+void DeviceExecutor::TakeAttention(const Flight& flight, StepResult* result) {
+  if (flight.looks.empty()) return;
+  const auto* next = reinterpret_cast<const float*>(flight.attention->data());
+  size_t token = 0;
+  for (const StepEntry& entry : flight.step->entries) {
+    token += entry.draws.size();
+    if (entry.attention == nullptr) continue;
+    const auto count =
+        static_cast<std::ptrdiff_t>(entry.attention->rows()) *
+        (entry.position + static_cast<std::ptrdiff_t>(entry.tokens.size()));
+    result->tokens[token - 1].attention.assign(next, next + count);
+    next += count;
+  }
 }
 
 // On the loop. The flight is free before the listener, who may submit, runs.
@@ -530,6 +627,7 @@ void DeviceExecutor::Finish(Flight& flight) {
     }
     result.tokens.push_back(ToToken(flight.results[at]));
   }
+  TakeAttention(flight, &result);
   flight.step = nullptr;
   listener->OnStepDone(id, std::move(result));
 }

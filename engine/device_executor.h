@@ -138,6 +138,10 @@ class DeviceExecutor final : public Executor, public BlockMover {
     std::unique_ptr<kernels::Buffer> edits;    // host's
     kernels::SampleResult* results = nullptr;  // in the order of the draws
     std::vector<float> logits;                 // for the probe
+    // Of entries that ask for attention weights, and where these come to lie,
+    // entry by entry: host memory, as device_attention_ behind the states.
+    std::vector<RowLook> looks;
+    std::unique_ptr<kernels::Buffer> attention;
   };
   struct Transfer;
 
@@ -149,6 +153,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
   absl::Status Check(const Step& step) const;
   absl::Status CheckEntry(const StepEntry& entry) const;
   absl::Status CheckDraws(const StepEntry& entry) const;
+  absl::Status CheckAttention(const StepEntry& entry) const;
   int MaxBlocksPerEntry() const;
   int LayersPerReport(const Step& step) const;
   // Of a step that is filled up: its size and bound of positions.
@@ -169,6 +174,13 @@ class DeviceExecutor final : public Executor, public BlockMover {
   void Run(Flight& flight);
   absl::Status ReserveEdits(Flight& flight, const Step& step);
   absl::Status GrowEdits(Flight& flight, size_t count);
+  // Makes room for at least `bytes` in both, which grow together.
+  absl::Status Grow(size_t bytes, std::unique_ptr<kernels::Buffer>* host,
+                    std::unique_ptr<kernels::Buffer>* device);
+  // Fills flight.looks.
+  absl::Status PlanLooks(Flight& flight, const Step& step);
+  size_t StatesFloats() const;  // what a look works in
+  static void TakeAttention(const Flight& flight, StepResult* result);
   void DrawTokens(const StepPlan& plan, int count);
   void FetchTokens(Flight& flight);
   void Finish(Flight& flight);
@@ -185,9 +197,10 @@ class DeviceExecutor final : public Executor, public BlockMover {
   Loop* const loop_;
   std::unique_ptr<kernels::KvCache> cache_;
   std::unique_ptr<Workspace> workspace_;
-  std::unique_ptr<kernels::Buffer> device_plan_;     // one step's StepPlan
-  std::unique_ptr<kernels::Buffer> device_edits_;    // one step's; grows
-  std::unique_ptr<kernels::Buffer> device_results_;  // [max_draws]
+  std::unique_ptr<kernels::Buffer> device_plan_;       // one step's StepPlan
+  std::unique_ptr<kernels::Buffer> device_edits_;      // one step's; grows
+  std::unique_ptr<kernels::Buffer> device_results_;    // [max_draws]
+  std::unique_ptr<kernels::Buffer> device_attention_;  // one step's; grows
   std::array<Flight, kStepsInFlight> flights_;
   const Flight* newest_ = nullptr;  // of the step submitted last
   LogitsProbe probe_;

@@ -135,6 +135,9 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
   if (searches && !spec.kv_cache) {
     return refuse("a beam search needs a KV cache: its beams share blocks");
   }
+  if (spec.beams.width > 0 && spec.attention.rows() > 0) {
+    return refuse("a beam search brings no attention weights along");
+  }
   if (!spec.first_candidates.empty() && !searches) {
     return refuse("first candidates are those of a beam search");
   }
@@ -243,7 +246,8 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
   PrepareGrowth(sequence.get());
   const Speculation& speculation = options_.speculation;
   if (speculation.num_tokens > 0 && !sequence->spec.first_token_only &&
-      sequence->spec.beams.width == 0 && sequence->spec.kv_cache) {
+      sequence->spec.beams.width == 0 && sequence->spec.kv_cache &&
+      sequence->spec.attention.rows() == 0) {
     sequence->drafter =
         speculation.drafters != nullptr
             ? speculation.drafters->New(sequence->spec)

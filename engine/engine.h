@@ -86,6 +86,8 @@ struct SequenceSpec {
   // own blocks and in chunks as a prompt, and what `blocks` hold at Add is not
   // used: the same tokens, to show what the cache saves.
   bool kv_cache = true;
+  // That its tokens bring along; such a sequence guesses none.
+  AttentionAsk attention = {};
 };
 
 // What a beam search came to.

@@ -36,6 +36,18 @@ struct Sampling {
   bool edited_logprobs = false;
 };
 
+// Attention weights that tokens bring along.
+struct AttentionAsk {
+  std::vector<int32_t> layers;  // ascending; none: nothing is asked for
+  bool mean = false;            // of these layers: one row instead of each
+
+  int rows() const {
+    return mean && !layers.empty() ? 1 : static_cast<int>(layers.size());
+  }
+};
+// Numbers that one token may bring: rows times its position. 64 KiB.
+inline constexpr int64_t kMaxAttentionWeights = 16384;
+
 struct TopLogprob {
   int32_t token_id;
   float logprob;
@@ -46,6 +58,9 @@ struct SampledToken {
   float logprob = 0;
   int32_t rank = 0;
   std::vector<TopLogprob> top;  // empty unless asked for
+  // [AttentionAsk::rows()][position of the token]: how much the row that it
+  // was drawn from looked at each position, averaged over heads.
+  std::vector<float> attention = {};
 };
 
 // The token that follows one row.
@@ -75,6 +90,8 @@ struct StepEntry {
   absl::Span<const RowDraw> draws;
   Sampling sampling;         // of all draws
   bool only_edited = false;  // only ids with an edit may be drawn
+  // Of the last draw; null: not asked for.
+  const AttentionAsk* attention = nullptr;
 };
 
 // All of a block, in every layer: a fork's own copy of what it will write.

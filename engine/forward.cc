@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/forward.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -99,6 +100,28 @@ struct Pass {
           w.delta, w);
   }
 
+  // The weights with which a row looks at what `options` say, where its ask
+  // is of this layer.
+  void Look(const RowLook& row, int layer, const kernels::Rows& rows,
+            const kernels::AttentionOptions& options,
+            const kernels::KvCache& cache, const Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const std::vector<int32_t>& layers = row.ask->layers;
+    const auto found = std::lower_bound(layers.begin(), layers.end(), layer);
+    if (found == layers.end() || *found != layer) return;
+    const int64_t index = found - layers.begin();
+    kernels::AttentionLook look = row.look;
+    look.factor = 1.0f / static_cast<float>(spec.heads);
+    if (row.ask->mean) {
+      look.factor /= static_cast<float>(layers.size());
+      look.add = index > 0;
+    } else {
+      look.out += index * (look.position + 1);
+    }
+    backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
+                             spec.qkv_rows(), cache, layer, look);
+  }
+
   // Norms what is about to be added to x, where the family does.
   void OutputNorm(int rows, const Model::Norm& norm, Workspace& w) const {
     if (norm.weight != nullptr) Norm(rows, norm, w.delta, nullptr, w.delta);
@@ -110,7 +133,8 @@ struct Pass {
 void Forward(const Model& model, const kernels::Rows& rows,
              const SampledRows& sampled, const StepAdapters& adapters,
              Backend& backend, Queue& queue, kernels::KvCache& cache,
-             Workspace& w, absl::FunctionRef<void(int)> kv_written) {
+             Workspace& w, absl::FunctionRef<void(int)> kv_written,
+             absl::Span<const RowLook> looks) {
   const ModelSpec& spec = model.spec();
   Pass pass{model, backend, queue, adapters, adapters.rows};
   const int hidden = spec.hidden_size;
@@ -140,6 +164,7 @@ void Forward(const Model& model, const kernels::Rows& rows,
     look.window = spec.is_windowed(i) ? spec.window : 0;
     backend.Attention(queue, rows, spec.heads, look, w.qkv, spec.qkv_rows(),
                       cache, i, w.attention);
+    for (const RowLook& row : looks) pass.Look(row, i, rows, look, cache, w);
     if (i == last) {  // no row looks at another any more: go on with few
       n = sampled.count;
       backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);

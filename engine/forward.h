@@ -10,6 +10,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/executor.h"
 #include "engine/lora_slots.h"
 #include "engine/model.h"
 #include "kernels/backend.h"
@@ -65,6 +67,14 @@ struct StepAdapters {
   uint32_t sections = 0;             // that any of them changes
 };
 
+// A row whose attention weights are wanted.
+struct RowLook {
+  const AttentionAsk* ask = nullptr;
+  // `out` is that of the first row of weights; factor and add are not looked
+  // at.
+  kernels::AttentionLook look;
+};
+
 // Issues the pass on `queue`. `kv_written(n)` is called when the KV of layers
 // [0, n) has been issued. Logits are in workspace.logits, in the order of
 // `sampled`.
@@ -72,7 +82,8 @@ void Forward(const Model& model, const kernels::Rows& rows,
              const SampledRows& sampled, const StepAdapters& adapters,
              kernels::Backend& backend, kernels::Queue& queue,
              kernels::KvCache& cache, Workspace& workspace,
-             absl::FunctionRef<void(int)> kv_written);
+             absl::FunctionRef<void(int)> kv_written,
+             absl::Span<const RowLook> looks = {});
 
 }  // namespace tandem::engine
 

@@ -418,10 +418,14 @@ void Engine::FillDraws(Plan* plan) {
     Sequence* const sequence = plan->parts[i].sequence;
     StepEntry& entry = plan->step.entries[i];
     entry.draws = {};
+    entry.attention = nullptr;
     entry.only_edited = sequence->edits->only_edited();
     if (sequence->unplanned() > 0) continue;
     sequence->last_draw = static_cast<int>(plan->draws.size());
     DrawAfter(plan->parts[i], &entry, plan);
+    if (sequence->spec.attention.rows() > 0) {
+      entry.attention = &sequence->spec.attention;
+    }
     ++sequence->drawing;
   }
   // The plan's copies now, whose place is known only when all are there.

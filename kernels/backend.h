@@ -164,6 +164,17 @@ struct AttentionOptions {
   int window = 0;      // positions seen, the row's own included; 0: all
 };
 
+// The weights of one row, for those who ask to see them.
+struct AttentionLook {
+  int row = 0;              // of q
+  int position = 0;         // the row's
+  int64_t block_table = 0;  // its sequence's, an index as RowSpan's
+  float factor = 1;         // of the sum over heads
+  bool add = false;         // to what `out` holds
+  float* states = nullptr;  // [heads, 2], device, overwritten
+  float* out = nullptr;     // [position + 1], device
+};
+
 // One of many feed-forward layers of which each row takes a few.
 struct Expert {
   const Matrix* gate_up = nullptr;  // of PackGatedMatrix
@@ -349,6 +360,15 @@ class Backend {
                          const AttentionOptions& options, const void* q,
                          int64_t q_stride, const KvCache& cache, int layer,
                          void* out) = 0;
+
+  // look.out[j] (+)= look.factor times the sum over heads, ascending, of how
+  // much the row looks at position j: the softmax of its scores, as Attention
+  // has them; 0 where a window hides j. It reads the keys again, in f32: the
+  // weights are Attention's but for roundings.
+  virtual void AttentionWeights(Queue& queue, const Rows& rows, int heads,
+                                const AttentionOptions& options, const void* q,
+                                int64_t q_stride, const KvCache& cache,
+                                int layer, const AttentionLook& look) = 0;
 
   // out [num_rows, w.rows() / 2] = activation(gate) * up of the halves of what
   // MatMul gives for `w`, of PackGatedMatrix, and `bias` [w.rows()] or null.

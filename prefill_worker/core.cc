@@ -73,6 +73,11 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
       open.request_id(), open.prompt_token_ids_size(),
       open.output_token_ids_size(), open.sampling(), open.stopping(),
       open.deadline_ms(), options_.engine.max_model_len);
+  if (status.ok()) {
+    status = worker::CheckAttention(
+        open.sampling(), options_.attention_layers,
+        int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
+  }
   if (!status.ok()) return status;
   const int positions =
       open.prompt_token_ids_size() + open.output_token_ids_size();
@@ -227,6 +232,7 @@ bool PrefillCore::TryCompute(Call* call) {
       worker::ToEngine(call->open.sampling(), call->open.sequence_index());
   spec.rules = worker::ToEngine(call->open.sampling().rules());
   spec.stopping = call->stopping;
+  spec.attention = worker::ToEngine(call->open.sampling().attention());
   spec.root =
       engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
   spec.cache_blocks = !call->open.bypass_prefix_cache();

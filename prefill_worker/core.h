@@ -47,6 +47,7 @@ using PrefillStream = Stream<v1::PrefillResponse, v1::PrefillRequest>;
 struct PrefillOptions {
   std::string incarnation;  // 16 bytes
   engine::EngineOptions engine;
+  int attention_layers = 0;  // whose weights may be asked for: all, or none
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::SenderOptions sender;
   int max_queue = 256;                  // calls that wait for their turn

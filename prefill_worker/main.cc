@@ -78,6 +78,9 @@ class PrefillRole final : public worker::Role {
     PrefillOptions options;
     options.incarnation = context.parts.incarnation;
     options.engine = context.parts.engine_options;
+    options.attention_layers = context.flags.attention_output
+                                   ? context.executor->kv_shape().num_layers
+                                   : 0;
     options.offload = context.parts.offload.get();
     options.max_queue = flags.max_queue;
     options.waiting_share = flags.waiting_share;

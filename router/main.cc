@@ -96,6 +96,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("enable-no-kv-cache", &flags->offers.no_kv_cache,
             "Requests may ask to be computed without a KV cache, which is slow "
             "and shows what it saves");
+  line->Add("enable-attention-output", &flags->offers.attention,
+            "Requests may ask for attention weights with every token, of "
+            "workers that run with this flag too");
   line->Group("Limits");
   line->AddInt("max-requests", &options.max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
@@ -204,8 +207,7 @@ absl::Status Process::Start() {
                                      router_metrics_.get());
   inference_ =
       std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
-  http_front_ =
-      std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get());
+  http_front_ = std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get());
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();

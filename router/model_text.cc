@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   }
   limits.context_length = spec->max_positions;
   limits.vocabulary_size = spec->vocab_size;
+  limits.layers = spec->layers;
   limits.has_chat_template = chat.ok();
   limits.eos_token_ids = spec->eos_ids;
   if (limits.eos_token_ids.empty() && tokenizer->eos_id() &&

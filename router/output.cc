@@ -92,6 +92,7 @@ Output::Verdict Output::Add(const v1::Token& token) {
 
 void Output::Record(const v1::Token& token) {
   if (request_.output.return_token_ids()) held_.add_token_ids(token.token_id());
+  if (request_.output.has_attention()) RecordAttention(token);
   if (!request_.output.has_logprobs()) return;
   v1::TokenLogprob* const logprob = held_.add_logprobs();
   logprob->set_token_id(token.token_id());
@@ -106,6 +107,21 @@ void Output::Record(const v1::Token& token) {
   }
 }
 
+// [rows][positions]; of a worker that sent none, rows of none.
+void Output::RecordAttention(const v1::Token& token) {
+  const v1::AttentionOptions& asked = request_.output.attention();
+  const int rows = asked.mean() ? 1 : asked.layers_size();
+  v1::TokenAttention* const record = held_.add_attention();
+  const int positions = token.attention_size() / rows;
+  const float* next = token.attention().data();
+  for (int row = 0; row < rows; ++row) {
+    v1::AttentionWeights* const weights = record->add_layers();
+    weights->set_layer(asked.mean() ? -1 : asked.layers(row));
+    weights->mutable_weights()->Add(next, next + positions);
+    next += positions;
+  }
+}
+
 std::string Output::TokenBytes(int32_t token_id) const {
   return codec_ == nullptr ? "" : codec_->TokenBytes(token_id);
 }
@@ -115,7 +131,7 @@ void Output::Flush() {
     delta_.MergeFrom(std::exchange(held_, v1::GenerateDelta()));
   }
   if (delta_.text().empty() && delta_.token_ids().empty() &&
-      delta_.logprobs().empty()) {
+      delta_.logprobs().empty() && delta_.attention().empty()) {
     return;
   }
   v1::GenerateResponse response;

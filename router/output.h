@@ -47,6 +47,7 @@ class Output {
  private:
   void Echo();
   void Record(const v1::Token& token);
+  void RecordAttention(const v1::Token& token);
   std::string TokenBytes(int32_t token_id) const;
 
   const EffectiveRequest request_;

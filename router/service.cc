@@ -101,6 +101,10 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
     v1::GenerateOnceResponse* response) {
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
+  if (request->output().has_attention()) {  // too much for one message
+    return Answer(context, FieldInvalid("output.attention", "(set)",
+                                        "is of Generate, which streams"));
+  }
   absl::StatusOr<AdmittedRequest> admitted =
       intake_->Prepare(*request, info.Find("x-request-id"), info.time_left);
   if (!admitted.ok()) return Answer(context, admitted.status());

@@ -243,8 +243,6 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("output.prompt_logprobs", o.has_prompt_logprobs()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("output.attention", o.has_attention()));
   if (o.echo() && o.has_text() && !o.text()) {
     return FieldInvalid("output.echo", "true", "excludes output.text = false");
   }
@@ -253,6 +251,39 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
                         "stopping.stop needs text; use stop_token_ids");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const v1::GenerateRequest& request,
+                            const ModelLimits& limits) {
+  if (!request.output().has_attention()) return absl::OkStatus();
+  if (!limits.offers.attention) {
+    return FieldInvalid(
+        "output.attention", "(set)",
+        "this server was started without --enable-attention-output");
+  }
+  if (request.has_beam()) {
+    return FieldInvalid("output.attention", "(set)", "excludes beam");
+  }
+  const v1::SamplingOptions& s = request.sampling();
+  if (s.has_best_of() && s.best_of() != (s.has_n() ? s.n() : 1)) {
+    return FieldInvalid("output.attention", "(set)",
+                        "excludes a sampling.best_of above sampling.n");
+  }
+  int32_t least = 0;
+  for (const int32_t layer : request.output().attention().layers()) {
+    if (layer < least || layer >= limits.layers) {
+      return FieldInvalid(
+          "output.attention.layers", absl::StrCat(layer),
+          absl::StrCat("must ascend, each in 0..", limits.layers - 1));
+    }
+    least = layer + 1;
+  }
+  return absl::OkStatus();
+}
+
+// Rows of weights with a token.
+int AttentionRows(const v1::AttentionOptions& attention) {
+  return attention.mean() ? 1 : attention.layers_size();
 }
 
 absl::Status CheckRest(const v1::GenerateRequest& request,
@@ -417,6 +448,9 @@ void NoteFeatures(EffectiveRequest* effective) {
   if (HasLogitRules(*effective)) {
     effective->features.emplace_back(kFeatureLogitRules);
   }
+  if (effective->output.has_attention()) {
+    effective->features.emplace_back(kFeatureAttention);
+  }
   if (effective->no_kv_cache) {
     effective->decode_features.emplace_back(kFeatureNoKvCache);
   }
@@ -432,6 +466,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request.stopping(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckAttention(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
   EffectiveRequest effective;
@@ -448,6 +483,17 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   }
   effective.stopping = EffectiveStopping(request.stopping());
   effective.output = EffectiveOutput(request.output());
+  if (request.output().has_attention()) {
+    v1::AttentionOptions* const attention =
+        effective.output.mutable_attention();
+    *attention = request.output().attention();
+    attention->set_mean(attention->mean());
+    for (int i = 0; attention->layers_size() < limits.layers &&
+                    request.output().attention().layers().empty();
+         ++i) {
+      attention->add_layers(i);
+    }
+  }
   effective.placement = request.placement() == v1::PLACEMENT_UNSPECIFIED
                             ? v1::PLACEMENT_AUTO
                             : request.placement();
@@ -496,6 +542,18 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
            {"context_length", absl::StrCat(limits.context_length)}});
     }
   }
+  if (effective->output.has_attention()) {
+    const int rows = AttentionRows(effective->output.attention());
+    const int most = kMaxAttentionWeights / rows - prompt_tokens;
+    if (most < (stopping.has_max_tokens() ? stopping.max_tokens() : 1)) {
+      return FieldInvalid(
+          "output.attention", absl::StrCat(rows, " layers"),
+          absl::StrCat("layers times (prompt + max_tokens) is at most ",
+                       kMaxAttentionWeights,
+                       ": ask for fewer layers, their mean, or less tokens"));
+    }
+    room = std::min(room, most);
+  }
   if (!stopping.has_max_tokens()) {
     stopping.set_max_tokens(std::min(room, limits.default_max_tokens));
   }
@@ -538,6 +596,12 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
   params.set_seed(effective.sampling.seed());
   if (HasLogitRules(effective)) {
     *params.mutable_rules() = ToLogitRules(effective);
+  }
+  if (effective.output.has_attention()) {
+    const v1::AttentionOptions& asked = effective.output.attention();
+    v1::AttentionParams* const attention = params.mutable_attention();
+    *attention->mutable_layers() = asked.layers();
+    attention->set_mean(asked.mean());
   }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);

@@ -24,12 +24,14 @@ namespace tandem::router {
 // What a server was started to offer beyond what is always there.
 struct Offers {
   bool no_kv_cache = false;
+  bool attention = false;
 };
 
 struct ModelLimits {
   std::string model;       // served name
   int context_length = 0;  // positions; 0: not known, not checked
   int vocabulary_size = 0;
+  int layers = 0;
   bool has_chat_template = false;
   std::vector<int32_t> eos_token_ids;
   int default_max_tokens = 4096;
@@ -52,6 +54,7 @@ inline constexpr int kMaxListedTokenIds = 1024;  // biased, allowed, banned
 inline constexpr int kMaxBadWords = 64;
 inline constexpr int kMaxBadWordBytes = 64;
 inline constexpr int kMaxCacheSaltBytes = 64;
+inline constexpr int kMaxAttentionWeights = 16384;  // with a token: 64 KiB
 inline constexpr float kMaxTemperature = 2;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr float kMaxLogitBias = 100;

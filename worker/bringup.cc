@@ -76,9 +76,10 @@ DType Activations(const std::optional<DType>& flag,
   return DType::kF32;
 }
 
-// Whether the embedding's format, in which nothing is quantised, is f32.
-bool KeepsF32(const engine::Model& model) {
-  return model.embedding().dtype() == DType::kF32;
+// What is quantised when it is loaded was of the checkpoint's format before.
+bool KeepsF32(const std::optional<DType>& flag,
+              const engine::Checkpoint& checkpoint) {
+  return Activations(flag, checkpoint) != DType::kBF16;
 }
 
 // The driver's own, the kernels' code, streams, small buffers.
@@ -254,6 +255,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
        {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
     hello.add_features(feature);
   }
+  if (flags.attention_output) hello.add_features(kFeatureAttention);
   return hello;
 }
 
@@ -358,8 +360,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   const DType kv_dtype =
       kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()
-                        : KeepsF32(*parts.model) ? DType::kF32
-                                                 : DType::kBF16);
+                        : KeepsF32(*weight_dtype, *checkpoint) ? DType::kF32
+                                                               : DType::kBF16);
   parts.kv_dtype = std::string(kernels::Name(kv_dtype));
   engine::DeviceExecutorOptions executor;
   executor.max_rows = flags.max_num_batched_tokens;

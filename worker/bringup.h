@@ -55,6 +55,7 @@ struct WorkerFlags {
   std::string kv_offload_path;            // a directory; empty: no file
   int64_t kv_offload_file_bytes = 0;      // in it
   std::string kv_cache = "on";            // off: each token computes all again
+  bool attention_output = false;          // tokens may bring weights along
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   int layers_per_group = 0;      // of a handoff; 0: so that slices are large

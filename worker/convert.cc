@@ -22,6 +22,13 @@ engine::Sampling ToEngine(const v1::SamplingParams& params,
   return sampling;
 }
 
+engine::AttentionAsk ToEngine(const v1::AttentionParams& params) {
+  engine::AttentionAsk ask;
+  ask.layers.assign(params.layers().begin(), params.layers().end());
+  ask.mean = params.mean();
+  return ask;
+}
+
 engine::LogitRules ToEngine(const v1::LogitRules& rules) {
   engine::LogitRules result;
   if (rules.repetition_penalty() > 0) {
@@ -62,6 +69,7 @@ v1::Token ToWire(const engine::SampledToken& token) {
     entry->set_token_id(top.token_id);
     entry->set_logprob(top.logprob);
   }
+  wire.mutable_attention()->Add(token.attention.begin(), token.attention.end());
   return wire;
 }
 
@@ -196,6 +204,36 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                   ", expected 0 to ", stopping.max_tokens());
   }
   if (deadline_ms <= 0) return refuse("deadline_ms is ", deadline_ms);
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const v1::SamplingParams& sampling, int layers,
+                            int64_t positions) {
+  if (!sampling.has_attention()) return absl::OkStatus();
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.attention", parts...));
+  };
+  if (layers == 0) {
+    return refuse(
+        " is set; this worker was started without --enable-attention-output");
+  }
+  const v1::AttentionParams& attention = sampling.attention();
+  if (attention.layers().empty()) return refuse(".layers is empty");
+  int32_t least = 0;
+  for (const int32_t layer : attention.layers()) {
+    if (layer < least || layer >= layers) {
+      return refuse(".layers holds ", layer, ", expected ascending layers of ",
+                    layers);
+    }
+    least = layer + 1;
+  }
+  const int64_t rows = attention.mean() ? 1 : attention.layers_size();
+  if (rows * positions > engine::kMaxAttentionWeights) {
+    return refuse(" comes to ", rows, " times ", positions,
+                  " weights with a token, of at most ",
+                  engine::kMaxAttentionWeights);
+  }
   return absl::OkStatus();
 }
 

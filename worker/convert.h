@@ -20,6 +20,7 @@ engine::Sampling ToEngine(const v1::SamplingParams& params,
                           uint32_t sequence_index);
 engine::LogitRules ToEngine(const v1::LogitRules& rules);
 engine::Stopping ToEngine(const v1::StoppingParams& params);
+engine::AttentionAsk ToEngine(const v1::AttentionParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);
 v1::Work ToWire(const engine::Work& work);
@@ -47,6 +48,11 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                        int output_tokens, const v1::SamplingParams& sampling,
                        const v1::StoppingParams& stopping, int64_t deadline_ms,
                        int max_model_len);
+
+// What a request may ask of attention weights, of a sequence that may come to
+// `positions`. `layers` is the model's number; 0: this worker offers none.
+absl::Status CheckAttention(const v1::SamplingParams& sampling, int layers,
+                            int64_t positions);
 
 }  // namespace tandem::worker
 

@@ -99,6 +99,9 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddChoice("kv-cache", &worker.kv_cache, {"on", "off"},
                   "off: every token's step computes its whole sequence again, "
                   "to show what the cache saves: the same tokens, slower");
+  line->Add("enable-attention-output", &worker.attention_output,
+            "Tokens bring attention weights along where a request asks for "
+            "them");
   line->AddChoice("async-scheduling", &worker.async_scheduling,
                   {"auto", "on", "off"},
                   "Submit the next step of decodes while one runs; auto: on a "

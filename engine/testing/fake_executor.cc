@@ -226,6 +226,10 @@ void FakeExecutor::EndStep() {
     for (const RowDraw& draw : entry.draws) {
       result.tokens.push_back(DrawToken(entry, ++position, draw));
     }
+    if (entry.attention != nullptr) {
+      result.tokens.back().attention =
+          FakeModel::Attention(*entry.attention, position);
+    }
   }
   const absl::Status failure = std::exchange(failure_, absl::OkStatus());
   if (!failure.ok()) Spoil(*ended.step, &result);

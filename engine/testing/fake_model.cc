@@ -40,6 +40,20 @@ uint64_t Mix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
+std::vector<float> FakeModel::Attention(const AttentionAsk& ask,
+                                        int positions) {
+  std::vector<float> weights;
+  for (int row = 0; row < ask.rows(); ++row) {
+    const auto at = static_cast<size_t>(row);
+    const int name =
+        ask.mean ? -static_cast<int>(ask.layers.size()) : ask.layers[at];
+    for (int position = 0; position < positions; ++position) {
+      weights.push_back(static_cast<float>(1000 * name + position));
+    }
+  }
+  return weights;
+}
+
 uint64_t FakeModel::RootWord(int layer) const {
   return Mix64(weights ^ Mix64(static_cast<uint64_t>(layer)));
 }

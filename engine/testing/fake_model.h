@@ -29,6 +29,10 @@ struct FakeModel {
   // all. At least 2.
   int window = 0;
 
+  // What stands for weights [rows][positions]: something that names its row's
+  // layer (or, of a mean, the number of layers) and its position.
+  static std::vector<float> Attention(const AttentionAsk& ask, int positions);
+
   // What stands before position 0.
   uint64_t RootWord(int layer) const;
   uint64_t Word(uint64_t previous, int32_t token, int position,

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/attention_weights.h"
 #include "kernels/cpu/cpu_queue.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/kv_layout.h"
@@ -351,6 +352,24 @@ class CpuBackend final : public Backend {
     Put(queue, [this, step] {
       ThreadPool::Team team(&pool_);
       cpu::RunAttention(table_, team, step);
+    });
+  }
+
+  void AttentionWeights(Queue& queue, const Rows& rows, int heads,
+                        const AttentionOptions& options, const void* q,
+                        int64_t q_stride, const KvCache& cache, int layer,
+                        const AttentionLook& look) override {
+    const cpu::AttentionWeightsStep step{
+        rows.block_tables + look.block_table,
+        heads,
+        options,
+        static_cast<const float*>(q) + look.row * q_stride,
+        &static_cast<const CpuKvCache&>(cache),
+        layer,
+        look};
+    Put(queue, [this, step] {
+      ThreadPool::Team team(&pool_);
+      cpu::RunAttentionWeights(table_, team, step);
     });
   }
 

@@ -350,6 +350,31 @@ class CudaBackend final : public Backend {
               "attention");
   }
 
+  void AttentionWeights(Queue& queue, const Rows& rows, int heads,
+                        const AttentionOptions& options, const void* q,
+                        int64_t q_stride, const KvCache& cache, int layer,
+                        const AttentionLook& look) override {
+    CudaQueue& own = Own(queue);
+    const int64_t begin =
+        look.row * q_stride * static_cast<int64_t>(SizeOf(activation_));
+    own.Check(LaunchAttentionWeights(
+                  own.stream(), activation_,
+                  {.block_table = rows.block_tables + look.block_table,
+                   .q = static_cast<const std::byte*>(q) + begin,
+                   .states = look.states,
+                   .out = look.out,
+                   .kv = ViewOf(cache),
+                   .scale = options.scale,
+                   .factor = look.factor,
+                   .position = look.position,
+                   .heads = heads,
+                   .layer = layer,
+                   .add = look.add,
+                   .window = options.window,
+                   .soft_cap = options.soft_cap}),
+              "attention weights");
+  }
+
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
                    const float* bias, Activation activation,
                    void* out) override {

@@ -260,6 +260,25 @@ size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
 int LaunchAttention(const Stream& stream, DType activation,
                     const AttentionParams& params);
 
+// Backend::AttentionWeights, of one row.
+struct AttentionWeightsParams {
+  const int32_t* block_table;  // the sequence's
+  const void* q;               // [heads, head_dim], the row's
+  float* states;               // [heads, 2], overwritten
+  float* out;                  // [position + 1]
+  KvView kv;
+  float scale;
+  float factor;
+  int position;
+  int heads;
+  int layer;
+  bool add;
+  int window = 0;
+  float soft_cap = 0;
+};
+int LaunchAttentionWeights(const Stream& stream, DType activation,
+                           const AttentionWeightsParams& params);
+
 // out[i] = x[row_ids[i]], rows of dim elements.
 struct GatherRowsParams {
   const int32_t* row_ids;  // [count]

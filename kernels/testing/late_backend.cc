@@ -298,6 +298,15 @@ class LateBackend final : public Backend {
                         out);
     });
   }
+  void AttentionWeights(Queue& queue, const Rows& rows, int heads,
+                        const AttentionOptions& options, const void* q,
+                        int64_t q_stride, const KvCache& cache, int layer,
+                        const AttentionLook& look) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->AttentionWeights(inner, rows, heads, options, q, q_stride, cache,
+                               layer, look);
+    });
+  }
   void GatedMatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
                    const float* bias, Activation activation,
                    void* out) override {

@@ -120,6 +120,75 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   rig.ExpectNothingLeft();
 }
 
+TEST(DecodeCallsTest, AttentionComesFromWhoeverComputedTheToken) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {}, [](decode_worker::DecodeOptions* options) {
+        options->attention_layers = 4;
+      });
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {}, [](prefill_worker::PrefillOptions* options) {
+        options->attention_layers = 4;
+      });
+  engine::AttentionAsk ask;
+  ask.layers = {1, 3};
+  for (const bool mean : {false, true}) {
+    ask.mean = mean;
+    for (const bool split : {true, false}) {
+      Request* const request =
+          rig.NewRequest({.prompt = Prompt(50), .max_tokens = 5});
+      for (v1::SamplingParams* const sampling :
+           {request->tweak_open.mutable_sampling(),
+            request->tweak_prefill.mutable_sampling()}) {
+        sampling->mutable_attention()->add_layers(1);
+        sampling->mutable_attention()->add_layers(3);
+        sampling->mutable_attention()->set_mean(mean);
+      }
+      request->Decode(decode, split ? prefill : nullptr);
+      rig.RunUntilEnded();
+      request->ExpectAllRight();
+      ASSERT_THAT(request->attention, SizeIs(5));
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_EQ(request->attention[static_cast<size_t>(i)],
+                  engine::FakeModel::Attention(ask, 50 + i));
+      }
+    }
+  }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AttentionThatIsNotOfferedOrTooMuchIsRefused) {
+  const struct {
+    const char* why;
+    int offered;
+    std::vector<int32_t> layers;
+    int max_tokens;
+  } cases[] = {{"not offered", 0, {0}, 5},
+               {"no layer", 4, {}, 5},
+               {"no such layer", 4, {4}, 5},
+               {"not ascending", 4, {2, 1}, 5},
+               {"more than 16384", 4, {0, 1, 2, 3}, 4096}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    Rig rig;
+    DecodeMachine* const decode = rig.AddDecode(
+        "decode", {}, [&](decode_worker::DecodeOptions* options) {
+          options->attention_layers = c.offered;
+        });
+    Request* const request =
+        rig.NewRequest({.prompt = Prompt(50), .max_tokens = 5});
+    auto* const attention =
+        request->tweak_open.mutable_sampling()->mutable_attention();
+    for (const int32_t layer : c.layers) attention->add_layers(layer);
+    request->tweak_open.mutable_stopping()->set_max_tokens(c.max_tokens);
+    request->Decode(decode, nullptr);
+    rig.RunUntilEnded();
+    ASSERT_TRUE(request->decode_ended.has_value());
+    EXPECT_EQ(request->decode_ended->code(), StatusCode::kInvalidArgument);
+    rig.ExpectNothingLeft();
+  }
+}
+
 TEST(DecodeCallsTest, AStopTokenEndsWithItsId) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode();

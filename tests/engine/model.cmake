@@ -35,7 +35,7 @@ if(TARGET tandem_kernels)
     tandem_library(tandem_engine_test_device
       SRCS test_device.cc
       DEPS tandem_cuda_loader tandem_cuda_testing)
-    foreach(name cuda_engine device_golden quality)
+    foreach(name attention_output cuda_engine device_golden quality)
       tandem_test(${name}_test SRCS ${name}_test.cc
                   DEPS tandem_engine_rig tandem_engine_test_device)
       if(TANDEM_CUDA)

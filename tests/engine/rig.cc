@@ -136,7 +136,9 @@ StepOutput Rig::Advance(absl::Span<TestSequence* const> sequences, int count) {
          .block_table = sequence->blocks,
          .adapter = sequence->adapter,
          .draws = absl::MakeConstSpan(&sequence->draw, 1),
-         .sampling = sequence->sampling});
+         .sampling = sequence->sampling,
+         .attention =
+             sequence->attention.rows() > 0 ? &sequence->attention : nullptr});
     sequence->computed += take;
   }
   return Run(step);

@@ -45,6 +45,7 @@ struct TestSequence {
   Sampling sampling;
   int adapter = -1;
   std::vector<kernels::LogitEdit> edits;
+  AttentionAsk attention;
   RowDraw draw = {};  // with them
 };
 

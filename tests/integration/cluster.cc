@@ -350,6 +350,7 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
       sequence.mutable_text()->append(delta.text());
       sequence.mutable_token_ids()->MergeFrom(delta.token_ids());
       sequence.mutable_logprobs()->MergeFrom(delta.logprobs());
+      sequence.mutable_attention()->MergeFrom(delta.attention());
     }
     if (response.has_finished()) {
       ++outcome.finished;

@@ -93,5 +93,45 @@ TEST(IntrospectionTest, AWorkerMayComputeAllRequestsWithoutACache) {
             outcomes[1].done.work().kv_rows());
 }
 
+TEST(IntrospectionTest, AttentionWeightsComeWithEveryToken) {
+  const auto running =
+      Begin({.router_arguments = {"--enable-attention-output"},
+             .worker_arguments = {"--enable-attention-output"}});
+  Cluster& cluster = *running;
+  v1::GenerateRequest request = Ask(v1::PLACEMENT_LOCAL, false);
+  const Outcome plain = cluster.Generate(request);
+  request.mutable_output()->mutable_attention()->add_layers(0);
+  request.mutable_output()->mutable_attention()->add_layers(5);
+  Outcome outcomes[2];
+  for (const auto placement : {v1::PLACEMENT_LOCAL, v1::PLACEMENT_SPLIT}) {
+    request.set_placement(placement);
+    const Outcome outcome = cluster.Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.token_ids, plain.token_ids);
+    const v1::GeneratedSequence& sequence = outcome.sequences.at(0);
+    ASSERT_EQ(sequence.attention_size(), 12);
+    int positions = outcome.done.usage().prompt_tokens();
+    for (const v1::TokenAttention& token : sequence.attention()) {
+      ASSERT_EQ(token.layers_size(), 2);
+      EXPECT_EQ(token.layers(1).layer(), 5);
+      for (const v1::AttentionWeights& row : token.layers()) {
+        ASSERT_EQ(row.weights_size(), positions);
+        double sum = 0;
+        for (const float weight : row.weights()) sum += weight;
+        EXPECT_NEAR(sum, 1, 1e-4);
+      }
+      ++positions;
+    }
+    outcomes[placement == v1::PLACEMENT_SPLIT] = outcome;
+  }
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(
+        outcomes[0].sequences.at(0).attention(i).SerializeAsString(),
+        outcomes[1].sequences.at(0).attention(i).SerializeAsString())
+        << "prefilled elsewhere: token " << i;
+  }
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
 }  // namespace
 }  // namespace tandem::integration

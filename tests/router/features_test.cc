@@ -120,6 +120,80 @@ TEST(FeaturesTest, ValidateSaysWhatARequestNeeds) {
   EXPECT_TRUE(effective->bypass_prefix_cache);
 }
 
+v1::Token TokenWith(int32_t id, std::vector<float> attention) {
+  v1::Token token;
+  token.set_token_id(id);
+  token.mutable_attention()->Add(attention.begin(), attention.end());
+  return token;
+}
+
+TEST(FeaturesTest, AttentionComesWithEachTokenOnce) {
+  World w;
+  w.Register(Old("old-d", v1::WORKER_ROLE_DECODE));
+  w.Prefill("p0");
+  w.Decode("d0");
+  AdmittedRequest admitted = World::Ask(std::vector<int32_t>(2, 7));
+  admitted.effective.placement = v1::PLACEMENT_SPLIT;
+  admitted.effective.features = {kFeatureAttention};
+  admitted.effective.output.set_return_token_ids(false);
+  admitted.effective.output.set_text(false);
+  admitted.effective.output.mutable_attention()->add_layers(1);
+  admitted.effective.output.mutable_attention()->add_layers(4);
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  EXPECT_THAT(w.decode_ids, testing::ElementsAre("d0"));
+  const auto& asked = w.decodes[0].sent[0].open().sampling().attention();
+  EXPECT_THAT(asked.layers(), testing::ElementsAre(1, 4));
+  EXPECT_FALSE(asked.mean());
+  w.decodes[0].Say(World::Opened(1, "ticket"));
+  EXPECT_EQ(w.prefills[0].sent[0].open().sampling().attention().layers_size(),
+            2);
+  w.prefills[0].Say(World::Computing());
+  v1::PrefillResponse first = World::First(2, 1);
+  *first.mutable_first_token()->mutable_token() = TokenWith(1, {1, 2, 3, 4});
+  w.prefills[0].Say(first);
+  w.decodes[0].Say(World::Started(1));
+  v1::DecodeResponse tokens = World::Tokens(2, {});
+  *tokens.mutable_tokens()->add_tokens() = TokenWith(1, {1, 2, 3, 4});
+  *tokens.mutable_tokens()->add_tokens() = TokenWith(2, {1, 2, 3, 4, 5, 6});
+  w.decodes[0].Say(tokens);
+  std::vector<v1::TokenAttention> seen;
+  for (const v1::GenerateResponse& r : client->sent) {
+    seen.insert(seen.end(), r.delta().attention().begin(),
+                r.delta().attention().end());
+  }
+  ASSERT_EQ(seen.size(), 2u);
+  ASSERT_EQ(seen[1].layers_size(), 2);
+  EXPECT_EQ(seen[0].layers(1).layer(), 4);
+  EXPECT_THAT(seen[0].layers(1).weights(), testing::ElementsAre(3, 4));
+  EXPECT_THAT(seen[1].layers(0).weights(), testing::ElementsAre(1, 2, 3));
+}
+
+TEST(FeaturesTest, AttentionIsBoundedByLayersAndPositions) {
+  ModelLimits limits;
+  limits.vocabulary_size = 100;
+  limits.context_length = 100000;
+  limits.layers = 8;
+  limits.offers.attention = true;
+  v1::GenerateRequest request;
+  request.set_text("x");
+  request.mutable_output()->mutable_attention();
+  auto all = *Validate(request, limits);
+  EXPECT_EQ(all.output.attention().layers_size(), 8);
+  EXPECT_THAT(all.features, testing::ElementsAre("attention"));
+  // 8 layers: 2048 positions.
+  EXPECT_TRUE(FitToContext(1000, limits, &all).ok());
+  EXPECT_EQ(all.stopping.max_tokens(), 1048);
+  auto long_prompt = *Validate(request, limits);
+  EXPECT_FALSE(FitToContext(2048, limits, &long_prompt).ok());
+  request.mutable_stopping()->set_max_tokens(1049);
+  auto many = *Validate(request, limits);
+  const absl::Status status = FitToContext(1000, limits, &many);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("output.attention"));
+  request.mutable_output()->mutable_attention()->set_mean(true);
+  auto mean = *Validate(request, limits);
+  EXPECT_TRUE(FitToContext(15000, limits, &mean).ok());
+}
+
 TEST(FeaturesTest, WorkOfBothWorkersIsSummed) {
   World w;
   w.Prefill("p0");

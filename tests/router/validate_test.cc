@@ -192,7 +192,7 @@ const Case kCases[] = {
     {"output.logprobs", "output { logprobs: 2147483647 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
-    {"output.attention", "output { attention { } }"},
+    {"output.attention", "output { attention { } }"},  // not offered here
     {"adapter", "adapter: 'a'"},
     {"", "cache { no_kv_cache: false }"},
     {"cache.no_kv_cache", "cache { no_kv_cache: true }"},  // not offered here

@@ -126,7 +126,8 @@ struct World final : Dialer, RouterObserver {
     hello.set_num_blocks(100);
     hello.set_max_num_seqs(8);
     for (const char* const feature :
-         {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+         {kFeatureTypicalP, kFeatureLogitRules, kFeatureAttention,
+          kFeatureNoKvCache}) {
       hello.add_features(feature);
     }
     return hello;

@@ -299,6 +299,7 @@ void Request::Take(int position, const v1::Token& token) {
     return;
   }
   tokens.push_back(token.token_id());
+  attention.emplace_back(token.attention().begin(), token.attention().end());
   token_times.push_back(rig_->world.Now());
 }
 

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention weights of single rows on the emulated device, against float64:
+// every activation and KV format, groups of heads, windows, soft caps. A kernel
+// that counts a key twice, or none of a window's, is found.
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/quantise.h"
+#include "tests/kernels/cuda/checks.h"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+struct Case {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int position;
+  int window = 0;
+  float soft_cap = 0;
+};
+constexpr Case kCases[] = {{2, 2, 8, 0},          {4, 2, 32, 150},
+                           {3, 1, 24, 127, 0, 2}, {4, 4, 16, 200, 60},
+                           {2, 1, 16, 130, 1},    {2, 1, 16, 20, 64}};
+
+inline constexpr int kBlockSize = 16;
+
+struct Bytes {
+  std::vector<std::byte> data;
+  KvView view;
+};
+
+// One layer behind another; K as `type` holds it, V left alone.
+Bytes MakeCache(const Case& c, DType type, const std::vector<int32_t>& table,
+                const std::vector<float>& keys) {
+  Bytes cache;
+  const int blocks = static_cast<int>(table.size()) + 1;
+  cache.view = {nullptr, type, blocks, c.kv_heads, c.head_dim, kBlockSize};
+  const size_t element = IsQuantised(type) ? 1 : SizeOf(type);
+  cache.data.resize(At(cache.view.layer_stride()) * 2 * element);
+  cache.view.data = cache.data.data();
+  for (int key = 0; key <= c.position; ++key) {
+    for (int head = 0; head < c.kv_heads; ++head) {
+      const float* const from =
+          keys.data() + At(int64_t{key} * c.kv_heads + head) * At(c.head_dim);
+      const int block = table[At(key / kBlockSize)];
+      const int slot = key % kBlockSize;
+      std::byte* const to =
+          cache.data.data() + cache.view.Offset(1, block, 0, head, slot) *
+                                  static_cast<int64_t>(element);
+      if (!IsQuantised(type)) {
+        const auto bytes =
+            Encode(type, std::vector<float>(from, from + c.head_dim));
+        std::copy(bytes.begin(), bytes.end(), to);
+        continue;
+      }
+      uint32_t amax = 0;
+      for (int i = 0; i < c.head_dim; ++i) {
+        amax = std::max(amax, MagnitudeBits(from[i]));
+      }
+      const VectorQuantiser quantiser(type, amax);
+      for (int i = 0; i < c.head_dim; ++i) {
+        to[i] = static_cast<std::byte>(quantiser(from[i]));
+      }
+      std::memcpy(
+          cache.data.data() + cache.view.ScaleOffset(1, block, 0, head, slot),
+          &quantiser.scale, 4);
+    }
+  }
+  return cache;
+}
+
+std::vector<double> Reference(const Case& c, DType activation, DType type,
+                              const std::vector<float>& keys,
+                              const std::vector<float>& q) {
+  std::vector<double> sums(At(c.position) + 1);
+  const int first = c.window > 0 ? std::max(0, c.position + 1 - c.window) : 0;
+  for (int head = 0; head < c.heads; ++head) {
+    const int kv_head = head / (c.heads / c.kv_heads);
+    std::vector<double> scores;
+    for (int key = first; key <= c.position; ++key) {
+      const float* const from =
+          keys.data() +
+          At(int64_t{key} * c.kv_heads + kv_head) * At(c.head_dim);
+      std::vector<float> k(from, from + c.head_dim);
+      if (IsQuantised(type)) {
+        k = CachedVector(from, k.size(), type);
+        for (float& value : k) value = RoundedTo(activation, value);
+      } else {
+        for (float& value : k) value = RoundedTo(type, value);
+      }
+      double score = 0;
+      for (int i = 0; i < c.head_dim; ++i) {
+        score += double{q[At(head * c.head_dim + i)]} * k[At(i)];
+      }
+      score *= 0.25;
+      if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
+      scores.push_back(score);
+    }
+    const double most = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (double& score : scores) sum += score = std::exp(score - most);
+    for (size_t i = 0; i < scores.size(); ++i) {
+      sums[At(first) + i] += scores[i] / sum / c.heads;
+    }
+  }
+  return sums;
+}
+
+AssertionResult Check(const Case& c, DType activation, DType type) {
+  const auto keys =
+      RandomFloats(At(int64_t{c.position + 1} * c.kv_heads * c.head_dim), 31);
+  const auto q = RandomOf(activation, int64_t{c.heads} * c.head_dim, 32);
+  std::vector<int32_t> table(At(c.position / kBlockSize) + 1);
+  std::iota(table.begin(), table.end(), 1);
+  std::shuffle(table.begin(), table.end(), std::mt19937_64(4));
+  Bytes cache = MakeCache(c, type, table, keys);
+  const auto q_bytes = Encode(activation, q);
+  std::vector<float> states(2 * At(c.heads));
+  Guarded out(DType::kF32, c.position + 1);
+  const auto expected = Reference(c, activation, type, keys, q);
+  AttentionWeightsParams params{.block_table = table.data(),
+                                .q = q_bytes.data(),
+                                .states = states.data(),
+                                .out = reinterpret_cast<float*>(out.data()),
+                                .kv = cache.view,
+                                .scale = 0.25f,
+                                .factor = 1.0f / static_cast<float>(c.heads),
+                                .position = c.position,
+                                .heads = c.heads,
+                                .layer = 1,
+                                .add = false,
+                                .window = c.window,
+                                .soft_cap = c.soft_cap};
+  for (const bool add : {false, true}) {
+    params.add = add;
+    TANDEM_LAUNCHED(LaunchAttentionWeights(StreamOf(Generation::kHopper),
+                                           activation, params));
+    const auto got = out.Values();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double want = (add ? 2 : 1) * expected[i];
+      if (std::abs(got[i] - want) > 5e-6 || (want == 0 && got[i] != 0)) {
+        return AssertionFailure()
+               << "position " << i << ": " << got[i] << ", expected " << want;
+      }
+    }
+  }
+  if (!out.Kept()) return AssertionFailure() << "wrote behind the weights";
+  return AssertionSuccess();
+}
+
+TEST(CudaAttentionWeights, AreNearFloat64WhateverTheSchedule) {
+  for (const emulator::Settings& settings : kSettings) {
+    const ScopedSettings scoped(settings);
+    for (const Case& c : kCases) {
+      for (const DType activation : kTypes) {
+        for (const DType type : {activation, DType::kFp8, DType::kInt8}) {
+          EXPECT_TRUE(Check(c, activation, type))
+              << Name(activation) << " over " << Name(type) << " at "
+              << c.position;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::kernels::cuda
