@@ -155,19 +155,22 @@ json SequenceJson(const v1::GeneratedSequence& sequence) {
 
 std::string ToJson(const v1::GenerateOnceResponse& response) {
   const v1::Usage& usage = response.done().usage();
-  json object = {{"request_id", response.request_id()},
-                 {"model", response.started().model()},
-                 {"prompt_token_ids", response.started().prompt_token_ids()},
-                 {"usage",
-                  {{"prompt_tokens", usage.prompt_tokens()},
-                   {"completion_tokens", usage.completion_tokens()},
-                   {"total_tokens", usage.total_tokens()},
-                   {"cached_tokens", usage.cached_tokens()}}},
-                 {"timings", TimingsJson(response.done().timings())},
-                 {"workers",
-                  {{"prefill", response.done().workers().prefill()},
-                   {"decode", response.done().workers().decode()}}},
-                 {"reproducible", !response.done().not_reproducible()}};
+  json object = {
+      {"request_id", response.request_id()},
+      {"model", response.started().model()},
+      {"prompt_token_ids", response.started().prompt_token_ids()},
+      {"usage",
+       {{"prompt_tokens", usage.prompt_tokens()},
+        {"completion_tokens", usage.completion_tokens()},
+        {"total_tokens", usage.total_tokens()},
+        {"cached_tokens", usage.cached_tokens()},
+        {"accepted_prediction_tokens", usage.accepted_prediction_tokens()},
+        {"rejected_prediction_tokens", usage.rejected_prediction_tokens()}}},
+      {"timings", TimingsJson(response.done().timings())},
+      {"workers",
+       {{"prefill", response.done().workers().prefill()},
+        {"decode", response.done().workers().decode()}}},
+      {"reproducible", !response.done().not_reproducible()}};
   if (response.done().has_work()) {
     object["work"] = WorkJson(response.done().work());
   }
@@ -197,6 +200,13 @@ std::string TimingsTable(const v1::GenerateDone& done) {
                                 usage.prompt_tokens(), usage.cached_tokens()));
   table += line("generated",
                 absl::StrFormat("%7d tokens", usage.completion_tokens()));
+  const int drafted =
+      usage.accepted_prediction_tokens() + usage.rejected_prediction_tokens();
+  if (drafted > 0) {
+    table +=
+        line("drafted", absl::StrFormat("%7d tokens, %d of them right", drafted,
+                                        usage.accepted_prediction_tokens()));
+  }
   table += line("queue", ms(t.queue()));
   table += line("prefill", ms(t.prefill()));
   table += line(

@@ -346,6 +346,7 @@ void DecodeCore::OnToken(CallId id, int position,
   Call* const call = it->second.get();
   if (call->local && !call->started_said) call->decode_started = loop_->Now();
   call->history.push_back(token.token_id);
+  call->live_drafts = engine_.drafts(id);
   if (std::exchange(call->suspect, false)) engine_.ShareSteps(id);
   SendTokens(call, position, worker::ToWire(token));
   if (finish.has_value()) {
@@ -367,6 +368,10 @@ void DecodeCore::OnToken(CallId id, int position,
     finished->set_cached_tokens(call->cached_tokens);
     finished->set_preemptions(call->preemptions);
     *finished->mutable_work() = worker::ToWire(call->work);
+    call->EndStay();
+    finished->set_draft_tokens(static_cast<int32_t>(call->drafts.verified));
+    finished->set_accepted_draft_tokens(
+        static_cast<int32_t>(call->drafts.accepted));
     Say(call, std::move(response));
     ++counters_.finished;
     call->phase = Phase::kFinishing;
@@ -384,6 +389,7 @@ void DecodeCore::OnPreempted(CallId id) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   Call* const call = it->second.get();
+  call->EndStay();
   if (++call->preemptions > options_.max_preemptions) {
     Retire(id, MakeError(absl::StatusCode::kResourceExhausted, "PREEMPTED",
                          absl::StrCat("preempted ", call->preemptions,

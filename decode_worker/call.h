@@ -24,6 +24,13 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   void OnDrained() override;
   void OnClosed(absl::Status status) override { core->Retire(id, status); }
 
+  // Its sequence is about to leave the engine, or has left it.
+  void EndStay() {
+    drafts.verified += live_drafts.verified;
+    drafts.accepted += live_drafts.accepted;
+    live_drafts = {};
+  }
+
   bool remote_or_idle() const {
     return phase == Phase::kRemote || phase == Phase::kIdle;
   }
@@ -65,7 +72,9 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   bool started_said = false;  // for the live attempt
   int cached_tokens = 0;
   int preemptions = 0;
-  engine::Work work;  // of all attempts
+  engine::Work work;                // of all attempts
+  engine::DraftCounts drafts;       // of stays in the engine that ended
+  engine::DraftCounts live_drafts;  // of this one
 };
 
 }  // namespace tandem::decode_worker

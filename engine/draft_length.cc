@@ -14,8 +14,8 @@ constexpr double kUnseenRow = 0.02;
 // step is forgotten in a few hundred, and trying again costs a few in a
 // thousand.
 constexpr double kForget = 0.005;
-// Drafts must promise so much.
-constexpr double kLeastGain = 1.03;
+// Drafts must promise so much: what was measured is noisy.
+constexpr double kLeastGain = 1.1;
 // After so many steps with drafts one without is measured again.
 constexpr int kPlainEvery = 64;
 

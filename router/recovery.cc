@@ -318,6 +318,12 @@ v1::GenerateDone Request::Summary() const {
   usage->set_total_tokens(prompt + completion);
   usage->set_cached_tokens(std::min(prompt, cached_tokens_.value_or(0)));
 
+  usage->set_accepted_prediction_tokens(
+      decode_finished_.accepted_draft_tokens());
+  usage->set_rejected_prediction_tokens(
+      decode_finished_.draft_tokens() -
+      decode_finished_.accepted_draft_tokens());
+
   v1::Timings* const timings = done.mutable_timings();
   const bool split = !prefill_ref_.worker_id().empty();
   SetDuration(

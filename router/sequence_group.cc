@@ -250,6 +250,12 @@ v1::GenerateDone SequenceGroup::MergedDone() const {
     const v1::GenerateDone& done = parts_[i].done;
     usage.set_completion_tokens(usage.completion_tokens() +
                                 done.usage().completion_tokens());
+    usage.set_accepted_prediction_tokens(
+        usage.accepted_prediction_tokens() +
+        done.usage().accepted_prediction_tokens());
+    usage.set_rejected_prediction_tokens(
+        usage.rejected_prediction_tokens() +
+        done.usage().rejected_prediction_tokens());
     timings.set_kv_bytes(timings.kv_bytes() + done.timings().kv_bytes());
     timings.set_retries(timings.retries() + done.timings().retries());
     timings.set_preemptions(timings.preemptions() +

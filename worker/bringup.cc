@@ -24,6 +24,7 @@
 #include "handoff/handoff.h"
 #include "kernels/cuda/loader.h"
 #include "worker/kv_plan.h"
+#include "worker/speculation.h"
 
 namespace tandem::worker {
 namespace {
@@ -95,7 +96,7 @@ absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
   if (!reserved.ok()) return reserved;
   const auto coming =
       static_cast<int64_t>(engine::Workspace::Bytes(
-          model.spec(), options.max_rows, options.max_sequences,
+          model.spec(), options.max_rows, options.draws(),
           options.loras == nullptr ? nullptr : &options.loras->layout(),
           backend.activation_type())) +
       handoff_bytes + kGpuOverheadBytes;
@@ -287,6 +288,21 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       ParseQuantization(flags.quantization);
   if (!quantisation.ok()) return quantisation.status();
 
+  const absl::StatusOr<engine::Speculation> speculation =
+      ParseSpeculativeConfig(flags.speculative_config);
+  if (!speculation.ok()) return speculation.status();
+  if (speculation->num_tokens > 0 && role != v1::WORKER_ROLE_DECODE) {
+    return absl::InvalidArgumentError(
+        "--speculative-config is for decode workers: a prefill worker draws "
+        "one token of each sequence");
+  }
+
+  if (speculation->num_tokens > 0 && flags.kv_cache == "off") {
+    return absl::InvalidArgumentError(
+        "--speculative-config and --kv-cache off exclude each other: guesses "
+        "are verified behind positions that the cache holds");
+  }
+
   if (flags.block_size % 8 != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--block-size is ", flags.block_size, ", expected a multiple of 8"));
@@ -368,6 +384,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // Each sequence of a step has at least one row.
   executor.max_sequences =
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
+  executor.max_draws = MaxDraws(*speculation, executor.max_sequences,
+                                flags.max_num_batched_tokens);
   const absl::StatusOr<std::optional<GpuMemory>> gpu = MeasureGpu(
       executor, *parts.model,
       parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);
@@ -414,6 +432,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
 
   parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
+  parts.engine_options.max_draws = executor.max_draws;
+  parts.engine_options.speculation = *speculation;
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching =
       flags.prefix_caching && flags.kv_cache == "on";

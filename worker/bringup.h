@@ -58,6 +58,7 @@ struct WorkerFlags {
   bool attention_output = false;          // tokens may bring weights along
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
+  std::string speculative_config;         // JSON; empty: no speculation
   int layers_per_group = 0;      // of a handoff; 0: so that slices are large
   std::string handoff = "auto";  // auto, nccl, shm, grpc
   bool mixed_numerics = false;

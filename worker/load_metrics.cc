@@ -40,6 +40,15 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
       window_blocks_(metrics->AddCounter(
           "tandem_kv_window_blocks_total",
           "Blocks that running sequences let go behind their window")),
+      drafts_(metrics->AddCounter("tandem_spec_decode_num_drafts_total",
+                                  "Times that a step verified guesses of a "
+                                  "sequence's tokens")),
+      draft_tokens_(
+          metrics->AddCounter("tandem_spec_decode_num_draft_tokens_total",
+                              "Tokens guessed and verified")),
+      accepted_tokens_(
+          metrics->AddCounter("tandem_spec_decode_num_accepted_tokens_total",
+                              "Guesses that were right")),
       late_(metrics->AddCounter("tandem_handoff_late_messages_total",
                                 "Messages about attempts that had ended")),
       refused_(metrics->AddCounter("tandem_handoff_slices_refused_total",
@@ -81,6 +90,9 @@ void LoadMetrics::Update(const v1::WorkerLoad& load,
   hits_.Set(cached_positions);
   preemptions_.Set(stats.preemptions);
   window_blocks_.Set(stats.window_blocks);
+  drafts_.Set(stats.draft_steps);
+  draft_tokens_.Set(stats.drafts.verified);
+  accepted_tokens_.Set(stats.drafts.accepted);
   UpdateHandoffs(handoffs);
 }
 

@@ -57,6 +57,9 @@ class LoadMetrics {
   GrowingCounter hits_;
   GrowingCounter preemptions_;
   GrowingCounter window_blocks_;
+  GrowingCounter drafts_;
+  GrowingCounter draft_tokens_;
+  GrowingCounter accepted_tokens_;
   GrowingCounter late_;
   GrowingCounter refused_;
   std::map<std::string, GrowingCounter> handoffs_;  // by way and outcome

@@ -106,6 +106,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                   {"auto", "on", "off"},
                   "Submit the next step of decodes while one runs; auto: on a "
                   "GPU");
+  line->Add("speculative-config", &worker.speculative_config,
+            "Of decode workers, JSON as in vLLM: {\"method\": \"ngram\", "
+            "\"num_speculative_tokens\": N}, \"prompt_lookup_min\" and "
+            "\"prompt_lookup_max\"");
   line->Add(
       "enforce-eager", &worker.enforce_eager,
       "On a GPU, put steps on it operation by operation (no CUDA graphs)");

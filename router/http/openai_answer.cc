@@ -106,12 +106,16 @@ const char* ReasonName(v1::FinishReason reason) {
   }
 }
 
-json UsageJson(int prompt, int completion, int cached, int reasoning) {
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", completion},
-          {"total_tokens", prompt + completion},
-          {"prompt_tokens_details", {{"cached_tokens", cached}}},
-          {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
+json UsageJson(const v1::Usage& usage) {
+  return {
+      {"prompt_tokens", usage.prompt_tokens()},
+      {"completion_tokens", usage.completion_tokens()},
+      {"total_tokens", usage.prompt_tokens() + usage.completion_tokens()},
+      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens()}}},
+      {"completion_tokens_details",
+       {{"reasoning_tokens", usage.reasoning_tokens()},
+        {"accepted_prediction_tokens", usage.accepted_prediction_tokens()},
+        {"rejected_prediction_tokens", usage.rejected_prediction_tokens()}}}};
 }
 
 double Milliseconds(const google::protobuf::Duration& duration) {
@@ -392,7 +396,10 @@ json OpenAiAnswer::UsageSoFar() const {
     prompt += state.prompt_tokens;
     for (const Choice& choice : state.choices) completion += choice.tokens;
   }
-  return UsageJson(prompt, completion, 0, 0);
+  v1::Usage usage;
+  usage.set_prompt_tokens(prompt);
+  usage.set_completion_tokens(completion);
+  return UsageJson(usage);
 }
 
 json OpenAiAnswer::UsageOfAll() const {
@@ -404,9 +411,12 @@ json OpenAiAnswer::UsageOfAll() const {
                               usage.completion_tokens());
     sum.set_cached_tokens(sum.cached_tokens() + usage.cached_tokens());
     sum.set_reasoning_tokens(sum.reasoning_tokens() + usage.reasoning_tokens());
+    sum.set_accepted_prediction_tokens(sum.accepted_prediction_tokens() +
+                                       usage.accepted_prediction_tokens());
+    sum.set_rejected_prediction_tokens(sum.rejected_prediction_tokens() +
+                                       usage.rejected_prediction_tokens());
   }
-  return UsageJson(sum.prompt_tokens(), sum.completion_tokens(),
-                   sum.cached_tokens(), sum.reasoning_tokens());
+  return UsageJson(sum);
 }
 
 }  // namespace tandem::router

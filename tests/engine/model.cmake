@@ -47,8 +47,11 @@ if(TARGET tandem_kernels)
     tandem_test(run_ahead_test SRCS run_ahead_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device
                      tandem_engine_testing tandem_kernels_testing)
+    tandem_test(device_speculation_test SRCS device_speculation_test.cc
+                DEPS tandem_engine_rig tandem_engine_test_device
+                     tandem_engine_core tandem_kernels_testing)
     if(TANDEM_CUDA)
-      add_dependencies(cuda-parts run_ahead_test)
+      add_dependencies(cuda-parts run_ahead_test device_speculation_test)
     endif()
   endif()
 

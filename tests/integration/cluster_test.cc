@@ -144,6 +144,59 @@ TEST_F(ClusterTest, MetricNamesAndLabelsAreFrozen) {
   EXPECT_EQ(absl::StrJoin(unknown, "\n"), "") << "not in metrics.txt";
 }
 
+TEST_F(ClusterTest, SpeculationChangesNoTokenAndSaysWhatItGuessed) {
+  std::vector<v1::GenerateRequest> requests;
+  for (int i = 0; i < 6; ++i) {
+    v1::GenerateRequest request = TextRequest(
+        i % 2 == 0 ? "The cat sat. The dog sat. The cat sat. The dog sat. The"
+                   : "Once upon a time there was a small red fox who",
+        120);
+    request.mutable_stopping()->set_ignore_eos(i != 2);
+    request.mutable_output()->set_logprobs(1);
+    if (i >= 3) {
+      request.mutable_sampling()->set_temperature(0.7f);
+      request.mutable_sampling()->set_top_p(0.9f);
+      request.mutable_sampling()->set_seed(i);
+    }
+    if (i == 4) request.mutable_sampling()->set_repetition_penalty(1.2f);
+    if (i == 5) request.mutable_sampling()->set_n(2);
+    requests.push_back(request);
+  }
+  std::vector<std::vector<int32_t>> tokens[2];
+  std::vector<std::string> logprobs[2];
+  int accepted = 0, rejected = 0;
+  for (const bool guess : {false, true}) {
+    ClusterOptions options;
+    if (guess) {
+      options.decode_arguments = {
+          "--speculative-config",
+          R"({"method": "ngram", "num_speculative_tokens": 5,
+              "prompt_lookup_min": 1, "prompt_lookup_max": 4})"};
+    }
+    Begin(options);
+    for (const v1::GenerateRequest& request : requests) {
+      const Outcome outcome = cluster_->Generate(request);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      tokens[guess].push_back(outcome.token_ids);
+      for (const auto& [index, sequence] : outcome.sequences) {
+        for (const v1::TokenLogprob& token : sequence.logprobs()) {
+          logprobs[guess].push_back(token.ShortDebugString());
+        }
+      }
+      const v1::Usage& usage = outcome.done.usage();
+      accepted += usage.accepted_prediction_tokens();
+      rejected += usage.rejected_prediction_tokens();
+      if (!guess) {
+        EXPECT_EQ(accepted + rejected, 0);
+      }
+    }
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  }
+  EXPECT_EQ(tokens[1], tokens[0]);
+  EXPECT_EQ(logprobs[1], logprobs[0]);
+  EXPECT_GT(accepted, 0);  // how many, depends on what steps took
+}
+
 TEST_F(ClusterTest, SplitAndLocalAndEveryWayGiveTheSameTokens) {
   const std::string prompt =
       "Tom and his small dog ran to the river near the old house with the "

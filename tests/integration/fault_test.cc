@@ -168,12 +168,21 @@ class FaultTest : public testing::TestWithParam<const char*> {
   std::vector<Expectation> expectations_;
 };
 
+// Any id that stood there before has a guess of what follows it.
+constexpr char kGuessMuch[] =
+    R"({"method": "ngram", "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1, "prompt_lookup_max": 4})";
 // In flight while workers are killed.
 constexpr int kStreams = 12;
 
 TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
   const std::string role = GetParam();
-  Begin(SlowCluster());
+  ClusterOptions options = SlowCluster();
+  if (role == "decode") {  // with guesses in flight
+    options.decode_arguments.insert(options.decode_arguments.end(),
+                                    {"--speculative-config", kGuessMuch});
+  }
+  Begin(options);
   SeededRandom random(role == "prefill" ? 1 : 2);
   std::map<std::string, int> hits;
   Load load(cluster_.get(), &expectations_, kStreams);

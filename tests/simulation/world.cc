@@ -9,6 +9,7 @@
 #include "decode_worker/core.h"
 #include "engine/kv_offload.h"
 #include "engine/testing/fake_block_file.h"
+#include "engine/testing/noisy_drafter.h"
 #include "prefill_worker/core.h"
 #include "tests/simulation/parts.h"
 #include "worker/registration.h"
@@ -69,6 +70,7 @@ struct DecodeNode final : WorkerNode {
     return core->receiver().slabs();
   }
   absl::Status CheckCore() const override { return core->CheckInvariants(); }
+  std::unique_ptr<engine::NoisyDrafters> drafters;
   std::unique_ptr<decode_worker::DecodeCore> core;
 };
 
@@ -264,6 +266,15 @@ void DecodeNode::Start() {
       MakeDecodeOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
   options.engine.window = world->profile().window;
+  if ((incarnation.front() & 3) != 0) {
+    // Right and wrong guesses, of which no client may notice anything.
+    drafters = std::make_unique<engine::NoisyDrafters>(
+        Model(), static_cast<uint64_t>(incarnation.front()));
+    options.engine.max_draws = 24;
+    options.engine.speculation = {.num_tokens = 6,
+                                  .adapt = (incarnation.front() & 3) == 1,
+                                  .drafters = drafters.get()};
+  }
   core = std::make_unique<decode_worker::DecodeCore>(
       options, &host->loop, random.get(), executor(), pool.get());
   Register(v1::WORKER_ROLE_DECODE);

@@ -46,7 +46,8 @@ constexpr char kStarted[] = R"(
   started { model: "tales" prompt_tokens: 5 prompt_token_ids: [7, 8] })";
 constexpr char kDone[] = R"(
   done { usage { prompt_tokens: 5 completion_tokens: 3 total_tokens: 8
-                 cached_tokens: 4 }
+                 cached_tokens: 4 accepted_prediction_tokens: 6
+                 rejected_prediction_tokens: 2 }
          timings { queue { nanos: 1500000 } total { seconds: 2 } retries: 1 }
          workers { decode: "decode-0" } })";
 
@@ -80,7 +81,9 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   EXPECT_EQ(body["usage"],
             json::parse(R"({"prompt_tokens": 5, "completion_tokens": 3,
               "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 4},
-              "completion_tokens_details": {"reasoning_tokens": 0}})"));
+              "completion_tokens_details": {"reasoning_tokens": 0,
+                "accepted_prediction_tokens": 6,
+                "rejected_prediction_tokens": 2}})"));
   EXPECT_EQ(body["timings"]["queue_ms"], 1.5);
   EXPECT_EQ(body["timings"]["total_ms"], 2000);
   EXPECT_EQ(body["timings"]["retries"], 1);

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What --speculative-config says, as in vLLM: a JSON object.
+//
+//   {"method": "ngram", "num_speculative_tokens": 5,
+//    "prompt_lookup_min": 3, "prompt_lookup_max": 5}
+
+#ifndef TANDEM_WORKER_SPECULATION_H_
+#define TANDEM_WORKER_SPECULATION_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+
+namespace tandem::worker {
+
+// Most guesses of a sequence in a step.
+inline constexpr int kMaxSpeculativeTokens = 64;
+
+// "" is no speculation. num_speculative_tokens must be there; the ends of the
+// n-grams' lengths are each other's default, and both 5 without either.
+// Errors: INVALID_ARGUMENT, with what is wrong.
+absl::StatusOr<engine::Speculation> ParseSpeculativeConfig(
+    const std::string& text);
+
+// Draws that a step may hold: one of each sequence and all of its guesses, but
+// no more than so few that their logits' memory stays small.
+int MaxDraws(const engine::Speculation& speculation, int max_num_seqs,
+             int max_num_batched_tokens);
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_SPECULATION_H_
