@@ -48,21 +48,21 @@ struct WorkerFlags {
   int max_num_seqs = 64;
   int max_num_batched_tokens = 512;
   int block_size = 16;
-  int num_blocks = 0;          // 0: from kv_cache_bytes
-  int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
+  int num_blocks = 0;                 // 0: from kv_cache_bytes
+  int64_t kv_cache_bytes = 0;         // 0: 1 GiB; on a GPU its share
+  int64_t kv_offload_bytes = 0;       // of host memory; 0: no offloading
+  std::string kv_offload_path;        // a directory; empty: no file
+  int64_t kv_offload_file_bytes = 0;  // in it
+  std::string kv_cache = "on";        // off: each token computes all again
+  bool attention_output = false;      // tokens may bring weights along
   bool prefix_caching = true;
-  int64_t kv_offload_bytes = 0;           // of host memory; 0: no offloading
-  std::string kv_offload_path;            // a directory; empty: no file
-  int64_t kv_offload_file_bytes = 0;      // in it
-  std::string kv_cache = "on";            // off: each token computes all again
-  bool attention_output = false;          // tokens may bring weights along
+  bool mixed_numerics = false;
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   std::string speculative_config;         // JSON; empty: no speculation
   int layers_per_group = 0;      // of a handoff; 0: so that slices are large
   std::string handoff = "auto";  // auto, nccl, shm, grpc
-  bool mixed_numerics = false;
-  int64_t slab_bytes = 0;  // 0: 8 MiB on a GPU, else 1 MiB
+  int64_t slab_bytes = 0;        // 0: 8 MiB on a GPU, else 1 MiB
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration lease = absl::Seconds(4);
 };
