@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/testing/host_device.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/notification.h"
 #include "tests/engine/rig.h"
 #include "tests/engine/test_device.h"
 
@@ -61,6 +62,42 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
     logits = output.logits.back();
   }
   return logits;
+}
+
+// What is offloaded and restored, into other blocks, is the same KV.
+TEST(CudaEngine, SavedBlocksComeBackElsewhere) {
+  for (const DType kv : {DType::kBF16, DType::kFp8}) {
+    SCOPED_TRACE(kernels::Name(kv));
+    const Checkpoint checkpoint("llama_biases_f32");
+    const auto cuda = NewTestDevice(DType::kBF16);
+    RigOptions options = Options(DType::kBF16);
+    options.executor.kv_dtype = kv;
+    Rig rig(checkpoint.dir.path(), cuda.get(), options);
+    TestSequence source =
+        rig.NewSequence(PromptIds(checkpoint.spec, kLength), kLength);
+    TestSequence* one = &source;
+    ASSERT_TRUE(rig.Advance({&one, 1}, kLength - 1).status.ok());
+    const auto bytes = static_cast<size_t>(rig.executor().block_bytes());
+    auto memory = cuda->AllocateHost(source.blocks.size() * bytes);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    TestSequence target = rig.NewSequence(source.ids, kLength);
+    target.computed = source.computed;
+    Notification done;
+    rig.loop().RunSync([&] {
+      for (size_t i = 0; i < source.blocks.size(); ++i) {
+        std::byte* const at = (*memory)->data() + i * bytes;
+        rig.executor().SaveBlock(source.blocks[i], at, [] {});
+        const bool last = i + 1 == source.blocks.size();
+        rig.executor().RestoreBlock(target.blocks[i], at, [&done, last] {
+          if (last) done.Notify();
+        });
+      }
+    });
+    done.WaitForNotification();
+    const StepOutput expected = rig.Advance({&one, 1}, 1);
+    one = &target;
+    EXPECT_EQ(rig.Advance({&one, 1}, 1).logits, expected.logits);
+  }
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32) {
