@@ -49,11 +49,11 @@ Work WorkShape::EntryWork(int64_t first, int64_t rows, int64_t draws) const {
       2 * rows * (layers * qkv + std::max(0, layers - 1) * after_attention) +
       2 * draws * (after_attention + head);
   const int64_t drawn_first = first + rows - draws;
-  work.positions_attended =
-      heads * (layers - windowed_layers) * QueryKeyPairs(drawn_first, draws);
+  work.positions_attended = int64_t{heads} * (layers - windowed_layers) *
+                            QueryKeyPairs(drawn_first, draws);
   if (windowed_layers > 0) {
-    work.positions_attended +=
-        heads * windowed_layers * QueryKeyPairs(drawn_first, draws, window);
+    work.positions_attended += int64_t{heads} * windowed_layers *
+                               QueryKeyPairs(drawn_first, draws, window);
   }
   return work;
 }

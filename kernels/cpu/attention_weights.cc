@@ -25,8 +25,7 @@ struct Pieces {
   // scores [heads of kv_head][kKeys] of keys [begin, end).
   void Score(int kv_head, int begin, int end, float* scores) const {
     alignas(64) float row[2 * kMaxHeadDim];  // K, then V
-    const float* const q =
-        step.q + int64_t{kv_head} * group * layout.head_dim;
+    const float* const q = step.q + int64_t{kv_head} * group * layout.head_dim;
     for (int key = begin; key < end; ++key) {
       const int block = step.block_table[key / layout.block_size];
       ReadKvRow(layout, step.cache->Block(step.layer, block),
@@ -42,7 +41,7 @@ struct Pieces {
     }
     for (int h = 0; h < group; ++h) {
       table.scale(end - begin, step.options.scale, step.options.soft_cap,
-                  scores + h * kKeys);
+                  scores + int64_t{h} * kKeys);
     }
   }
 
@@ -67,7 +66,7 @@ struct Pieces {
       const int end = std::min(begin + kKeys, end_key());
       Score(kv_head, from, end, scores);
       for (int h = 0; h < group; ++h) {
-        const float* const own = scores + h * kKeys;
+        const float* const own = scores + int64_t{h} * kKeys;
         float& maximum = states[2 * h];
         float& sum = states[2 * h + 1];
         const float most =
@@ -94,7 +93,7 @@ struct Pieces {
       for (int h = 0; h < group; ++h) {
         const float* const state =
             look.states + int64_t{2} * (kv_head * group + h);
-        Weigh(end - from, state[0], scores + h * kKeys, weights);
+        Weigh(end - from, state[0], scores + int64_t{h} * kKeys, weights);
         for (int i = from; i < end; ++i) {
           sums[i - begin] += weights[i - from] / state[1];
         }
