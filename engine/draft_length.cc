@@ -22,7 +22,9 @@ constexpr int kPlainEvery = 64;
 double Unseen(int drafts) { return 1 + kUnseenRow * drafts; }
 
 // The largest number of drafts of a size.
-int DraftsOf(int size) { return size < 8 ? size + 1 : 8 << (size - 7); }
+int DraftsOf(int size) {
+  return size < 8 ? size + 1 : 8 << std::clamp(size - 7, 1, 8);
+}
 
 }  // namespace
 
