@@ -49,6 +49,14 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->AddInt("n", &n, "Sequences of the answer", {1, 32});
   line->AddInt("best-of", &best_of,
                "Sequences of which the n most probable are returned", {1, 32});
+  line->Group("Beam search");
+  line->AddInt("beam-width", &beam_width,
+               "Beams of a search; the n best hypotheses are returned",
+               {1, 20});
+  line->Add("length-penalty", &length_penalty,
+            "Hypotheses are compared by sum / length ^ this", -10, 10);
+  line->AddChoice("early-stopping", &early_stopping, {"false", "true", "never"},
+                  "When a search with enough hypotheses ends");
   line->Group("Logits");
   line->Add("repetition-penalty", &repetition_penalty,
             "Factor on tokens of prompt and output", 0, 2);
@@ -137,6 +145,25 @@ absl::Status SamplingFlags::FillAttention(v1::OutputOptions* output) const {
   return absl::OkStatus();
 }
 
+absl::Status SamplingFlags::FillBeam(v1::GenerateRequest* request) const {
+  if (!beam_width) {
+    if (!length_penalty && early_stopping == "false") return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(length_penalty ? "--length-penalty" : "--early-stopping",
+                     " is of a beam search: give --beam-width as well"));
+  }
+  v1::BeamOptions* const beam = request->mutable_beam();
+  beam->set_width(static_cast<int32_t>(*beam_width));
+  if (length_penalty) {
+    beam->set_length_penalty(static_cast<float>(*length_penalty));
+  }
+  beam->set_early_stopping(early_stopping == "true" ? v1::EARLY_STOPPING_TRUE
+                           : early_stopping == "never"
+                               ? v1::EARLY_STOPPING_NEVER
+                               : v1::EARLY_STOPPING_FALSE);
+  return absl::OkStatus();
+}
+
 absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   v1::SamplingOptions* const sampling = request->mutable_sampling();
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
@@ -150,6 +177,7 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   if (absl::Status status = FillLogitRules(sampling); !status.ok()) {
     return status;
   }
+  if (absl::Status status = FillBeam(request); !status.ok()) return status;
   v1::StoppingOptions* const stopping = request->mutable_stopping();
   if (max_tokens) stopping->set_max_tokens(static_cast<int32_t>(*max_tokens));
   if (min_tokens) stopping->set_min_tokens(static_cast<int32_t>(*min_tokens));

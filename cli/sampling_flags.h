@@ -23,6 +23,9 @@ struct SamplingFlags {
   std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<double> max_time_seconds;
   std::optional<int64_t> n, best_of;
+  std::optional<int64_t> beam_width;
+  std::optional<double> length_penalty;
+  std::string early_stopping = "false";
   std::optional<int64_t> top_k, seed, max_tokens, min_tokens, logprobs;
   std::vector<std::string> logit_bias, allowed_token_ids, banned_token_ids;
   std::vector<std::string> bad_words;
@@ -45,6 +48,7 @@ struct SamplingFlags {
 
  private:
   absl::Status FillAttention(v1::OutputOptions* output) const;
+  absl::Status FillBeam(v1::GenerateRequest* request) const;
   absl::Status FillLogitRules(v1::SamplingOptions* sampling) const;
 };
 

@@ -13,6 +13,7 @@ namespace tandem {
 inline constexpr char kFeatureTypicalP[] = "typical_p";
 inline constexpr char kFeatureLogitRules[] = "logit_rules";  // SamplingParams
 inline constexpr char kFeatureAttention[] = "attention";     // SamplingParams
+inline constexpr char kFeatureBeamSearch[] = "beam_search";  // SamplingParams
 inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
 
 }  // namespace tandem

@@ -14,6 +14,12 @@
 #include "worker/convert.h"
 
 namespace tandem::decode_worker {
+namespace {
+
+// Of a hypothesis: 100 KB with all alternatives.
+constexpr size_t kTokensPerMessage = 256;
+
+}  // namespace
 
 DecodeCore::Call* DecodeCore::FindAttempt(const handoff::Attempt& attempt) {
   const auto it = attempts_.find(attempt.number);
@@ -116,6 +122,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.sampling = call.sampling;
   spec.rules = call.rules;
   spec.stopping = call.stopping;
+  spec.beams = call.beams;
   spec.root = Root(call, formats);
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
@@ -130,9 +137,10 @@ bool DecodeCore::TryLocal(Call* call) {
   const auto hashes = LocalHashes(*call);
   engine::CachedPrefix matched = cache_.Find(hashes);
   const int missing = engine::PrefixCache::Missing(matched);
+  // Beams part behind the first token.
   const int wanted = std::min(BlocksFor(positions + 1) - matched.size(),
                               BlocksAtOnce(positions + 1, call->kv_cache)) +
-                     missing;
+                     std::max(call->beams.width - 1, 0) + missing;
   if (pool_->available() < wanted + engine_.stats().running &&
       (engine_.stats().running > 0 || pool_->available() < wanted)) {
     return false;
@@ -143,6 +151,8 @@ bool DecodeCore::TryLocal(Call* call) {
   counters_.cached_positions += computed;
   call->cached_tokens = computed;
   call->local_started = loop_->Now();
+  // A search says nothing at its first token: its prefill counts as decoding.
+  if (call->beams.width > 0) call->decode_started = loop_->Now();
   call->phase = Phase::kRunning;
   const absl::Status status = engine_.Add(call->id, SpecOf(*call, ""),
                                           std::move(matched.blocks), computed);
@@ -262,6 +272,26 @@ void DecodeCore::Digest(const handoff::Attempt& attempt,
                     });
 }
 
+absl::Status DecodeCore::CheckFirst(const Call& call,
+                                    const handoff::FirstToken& first) const {
+  const int positions = static_cast<int>(call.history.size());
+  if (first.position != positions) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_position is ", first.position, ", expected ", positions));
+  }
+  if (call.beams.width == 0) return absl::OkStatus();
+  const auto& top = first.token.top();
+  const bool ordered = std::is_sorted(
+      top.begin(), top.end(),
+      [](const auto& x, const auto& y) { return x.logprob() > y.logprob(); });
+  if (top.empty() || !(top[0].logprob() <= 0) || !ordered) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_token brings ", top.size(),
+        " candidates for a beam search, or not the most probable first"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
                                   const handoff::FirstToken& first) {
   Call* const call = FindAttempt(attempt);
@@ -269,11 +299,7 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     return absl::FailedPreconditionError("the attempt has ended");
   }
   const int positions = static_cast<int>(call->history.size());
-  const absl::Status bad = first.position == positions
-                               ? absl::OkStatus()
-                               : absl::InvalidArgumentError(absl::StrCat(
-                                     "first_position is ", first.position,
-                                     ", expected ", positions));
+  const absl::Status bad = CheckFirst(*call, first);
   if (!bad.ok()) {
     EndAttempt(call, bad);
     ReportDead(call, bad, /*preempted=*/false, "");
@@ -288,15 +314,27 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
   call->landing = Landing();
   call->phase = Phase::kRunning;
   call->decode_started = loop_->Now();
-  call->history.push_back(first.token.token_id());
-  const absl::Status added = engine_.Add(call->id, SpecOf(*call, call->formats),
-                                         std::move(blocks), positions);
+  engine::SequenceSpec spec = SpecOf(*call, call->formats);
+  if (call->beams.width > 0) {
+    for (const v1::TopLogprob& top : first.token.top()) {
+      spec.first_candidates.push_back({top.token_id(), top.logprob()});
+    }
+  } else {
+    call->history.push_back(first.token.token_id());
+    spec.history = call->history;
+  }
+  const absl::Status added =
+      engine_.Add(call->id, std::move(spec), std::move(blocks), positions);
   if (!added.ok()) {
     Retire(call->id, added);
     return added;
   }
   if (call->paused) engine_.Pause(call->id, true);
-  SendTokens(call, first.position, first.token);
+  if (call->beams.width > 0) {
+    SayAttemptStarted(call);
+  } else {
+    SendTokens(call, first.position, first.token);
+  }
   return absl::OkStatus();
 }
 
@@ -320,13 +358,15 @@ void DecodeCore::OnFatal(const absl::Status& status) {
 
 // ---- engine::EngineListener
 
+void DecodeCore::SayAttemptStarted(Call* call) {
+  if (std::exchange(call->started_said, true)) return;
+  v1::DecodeResponse response;
+  response.mutable_started()->set_attempt(call->attempt);
+  Say(call, std::move(response));
+}
+
 void DecodeCore::SendTokens(Call* call, int position, v1::Token token) {
-  if (!call->started_said) {
-    call->started_said = true;
-    v1::DecodeResponse response;
-    response.mutable_started()->set_attempt(call->attempt);
-    Say(call, std::move(response));
-  }
+  SayAttemptStarted(call);
   v1::DecodeResponse response;
   response.mutable_tokens()->set_position(position);
   *response.mutable_tokens()->add_tokens() = std::move(token);
@@ -350,38 +390,81 @@ void DecodeCore::OnToken(CallId id, int position,
   if (std::exchange(call->suspect, false)) engine_.ShareSteps(id);
   SendTokens(call, position, worker::ToWire(token));
   if (finish.has_value()) {
-    v1::DecodeResponse response;
-    v1::DecodeFinished* const finished = response.mutable_finished();
-    finished->set_reason(worker::ToWire(*finish));
-    finished->set_stop_token_id(
+    v1::DecodeFinished finished;
+    finished.set_reason(worker::ToWire(*finish));
+    finished.set_stop_token_id(
         *finish == engine::Finish::kStop
             ? worker::StopTokenOf(call->stopping, token.token_id)
             : -1);
-    finished->set_decode_us(
-        absl::ToInt64Microseconds(loop_->Now() - call->decode_started));
-    if (call->local) {
-      finished->set_local_queue_us(
-          absl::ToInt64Microseconds(call->local_started - call->local_since));
-      finished->set_local_prefill_us(absl::ToInt64Microseconds(
-          call->decode_started - call->local_started));
-    }
-    finished->set_cached_tokens(call->cached_tokens);
-    finished->set_preemptions(call->preemptions);
-    *finished->mutable_work() = worker::ToWire(call->work);
-    call->EndStay();
-    finished->set_draft_tokens(static_cast<int32_t>(call->drafts.verified));
-    finished->set_accepted_draft_tokens(
-        static_cast<int32_t>(call->drafts.accepted));
-    Say(call, std::move(response));
-    ++counters_.finished;
-    call->phase = Phase::kFinishing;
-    Retire(id, absl::OkStatus());
+    FinishCall(call, std::move(finished));
     return;
   }
   if (!call->paused && call->stream->unsent() > options_.max_unsent) {
     call->paused = true;
     call->paused_since = loop_->Now();
     engine_.Pause(id, true);
+  }
+}
+
+void DecodeCore::FinishCall(Call* call, v1::DecodeFinished finished) {
+  finished.set_decode_us(
+      absl::ToInt64Microseconds(loop_->Now() - call->decode_started));
+  if (call->local) {
+    finished.set_local_queue_us(
+        absl::ToInt64Microseconds(call->local_started - call->local_since));
+    finished.set_local_prefill_us(
+        absl::ToInt64Microseconds(call->decode_started - call->local_started));
+  }
+  finished.set_cached_tokens(call->cached_tokens);
+  finished.set_preemptions(call->preemptions);
+  *finished.mutable_work() = worker::ToWire(call->work);
+  call->EndStay();
+  finished.set_draft_tokens(static_cast<int32_t>(call->drafts.verified));
+  finished.set_accepted_draft_tokens(
+      static_cast<int32_t>(call->drafts.accepted));
+  v1::DecodeResponse response;
+  *response.mutable_finished() = std::move(finished);
+  Say(call, std::move(response));
+  ++counters_.finished;
+  call->phase = Phase::kFinishing;
+  Retire(call->id, absl::OkStatus());
+}
+
+void DecodeCore::OnBeams(CallId id, engine::BeamResult result) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  SayAttemptStarted(call);
+  for (size_t i = 0; i < result.best.size(); ++i) {
+    SendHypothesis(call, static_cast<int>(i), result.best[i]);
+  }
+  v1::DecodeFinished finished;
+  finished.set_reason(!result.best.empty() && result.best[0].stopped
+                          ? v1::FINISH_REASON_STOP
+                          : v1::FINISH_REASON_LENGTH);
+  finished.set_stop_token_id(-1);
+  finished.set_completion_tokens(result.tokens);
+  FinishCall(call, std::move(finished));
+}
+
+void DecodeCore::SendHypothesis(Call* call, int index,
+                                const engine::Hypothesis& hypothesis) {
+  for (size_t begin = 0; begin < hypothesis.tokens.size();
+       begin += kTokensPerMessage) {
+    const size_t end =
+        std::min(begin + kTokensPerMessage, hypothesis.tokens.size());
+    v1::DecodeResponse response;
+    v1::DecodedHypothesis* const part = response.mutable_hypothesis();
+    part->set_index(index);
+    part->set_score(hypothesis.score);
+    for (size_t i = begin; i < end; ++i) {
+      *part->add_tokens() = worker::ToWire(hypothesis.tokens[i]);
+    }
+    if (end == hypothesis.tokens.size()) {
+      part->set_reason(hypothesis.stopped ? v1::FINISH_REASON_STOP
+                                          : v1::FINISH_REASON_LENGTH);
+    }
+    Say(call, std::move(response));
   }
 }
 

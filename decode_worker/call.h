@@ -51,6 +51,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::LogitRules rules;
   engine::Stopping stopping;
   engine::AttentionAsk attention;
+  engine::BeamOptions beams;  // width 0: none
   std::string cache_salt;
   bool use_prefix_cache = true;
   bool kv_cache = true;

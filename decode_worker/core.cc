@@ -97,9 +97,25 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
       open.output_token_ids_size(), open.sampling(), open.stopping(),
       open.deadline_ms(), options_.engine.max_model_len);
   if (!status.ok()) return status;
-  return worker::CheckAttention(
+  status = worker::CheckAttention(
       open.sampling(), options_.attention_layers,
       int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
+  if (!status.ok() || !open.sampling().has_beam()) return status;
+  if (!options_.kv_cache || open.no_kv_cache()) {
+    return absl::InvalidArgumentError(
+        "sampling.beam: a beam search needs the KV cache");
+  }
+  // One that the pool can never hold would wait for ever.
+  engine::SequenceSpec spec;
+  spec.prompt_tokens = open.prompt_token_ids_size();
+  spec.stopping = worker::ToEngine(open.stopping());
+  spec.beams = worker::ToEngine(open.sampling().beam());
+  if (const int most = engine_.MostBlocks(spec); most > pool_->num_blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sampling.beam.width is ", spec.beams.width, ", and ", most,
+        " KV blocks may be needed: this worker has ", pool_->num_blocks()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
@@ -124,10 +140,8 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   const int in_use = counts.live + counts.reserved;
   const int history =
       open.prompt_token_ids_size() + open.output_token_ids_size();
-  const int wanted =
-      BlocksAtOnce(std::min(history + options_.expected_new_tokens,
-                            options_.engine.max_model_len),
-                   options_.kv_cache && !open.no_kv_cache());
+  const int wanted = ExpectedBlocks(history, open.sampling().beam().width(),
+                                    options_.kv_cache && !open.no_kv_cache());
   const double limit = options_.admission_factor * counts.total;
   if (in_use + expected > 0 && in_use + expected + wanted > limit) {
     return MakeError(absl::StatusCode::kResourceExhausted, "NO_BLOCKS",
@@ -161,6 +175,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
   call->attention = worker::ToEngine(open.sampling().attention());
+  call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();
   call->kv_cache = options_.kv_cache && !open.no_kv_cache();
   // Blocks of others are not computed again.
@@ -350,10 +365,17 @@ int DecodeCore::BlocksAtGrant(const Call& call) const {
 }
 
 int DecodeCore::ExpectedBlocks(const Call& call) const {
-  const int history = static_cast<int>(call.history.size());
-  return BlocksAtOnce(std::min(history + options_.expected_new_tokens,
-                               options_.engine.max_model_len),
-                      call.kv_cache);
+  return ExpectedBlocks(static_cast<int>(call.history.size()), call.beams.width,
+                        call.kv_cache);
+}
+
+// Beams share what is full of the history, and grow apart.
+int DecodeCore::ExpectedBlocks(int history, int width, bool kv_cache) const {
+  const int end = std::min(history + options_.expected_new_tokens,
+                           options_.engine.max_model_len);
+  if (width <= 1) return BlocksAtOnce(end, kv_cache);
+  const int shared = history / pool_->block_size();
+  return shared + width * (BlocksFor(end) - shared);
 }
 
 engine::BlockHash DecodeCore::Root(const Call& call,

@@ -160,6 +160,7 @@ class DecodeCore final : private engine::EngineListener,
   int FirstBlock(const Call& call) const;
   int BlocksAtGrant(const Call& call) const;
   int ExpectedBlocks(const Call& call) const;
+  int ExpectedBlocks(int history, int width, bool kv_cache) const;
   engine::BlockHash Root(const Call& call, const std::string& formats) const;
   // Of the full blocks of the first `positions` of its history; none where the
   // prefix cache is bypassed.
@@ -168,12 +169,20 @@ class DecodeCore final : private engine::EngineListener,
                                         int positions) const;
   std::vector<engine::BlockHash> LocalHashes(const Call& call) const;
   bool RoomIsExpected(int blocks, absl::Duration within) const;
+  absl::Status CheckFirst(const Call& call,
+                          const handoff::FirstToken& first) const;
+  void SayAttemptStarted(Call* call);
   void SendTokens(Call* call, int position, v1::Token token);
+  void SendHypothesis(Call* call, int index,
+                      const engine::Hypothesis& hypothesis);
+  // Its last message, and its end.
+  void FinishCall(Call* call, v1::DecodeFinished finished);
   Call* FindAttempt(const handoff::Attempt& attempt);
 
   // engine::EngineListener
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
+  void OnBeams(CallId id, engine::BeamResult result) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override {}
   void OnWork(CallId id, const engine::Work& work) override;
   void OnPreempted(CallId id) override;

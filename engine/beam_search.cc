@@ -21,11 +21,10 @@ absl::Status CheckBeams(const BeamOptions& options,
   if (options.width < 1) {
     return refuse("width is ", options.width, ", expected at least 1");
   }
-  const int candidates = CandidatesPerBeam(options.width, stop_token_ids);
-  if (candidates > kernels::kMaxTopLogprobs) {
-    return refuse("width is ", options.width, ", and there are ",
-                  candidates - options.width, " end tokens: together at most ",
-                  kernels::kMaxTopLogprobs);
+  const int ends = CandidatesPerBeam(0, stop_token_ids);
+  if (options.width > kernels::kMaxTopLogprobs - ends) {
+    return refuse("width is ", options.width, ", and there are ", ends,
+                  " end tokens: together at most ", kernels::kMaxTopLogprobs);
   }
   if (options.best < 1 || options.best > options.width) {
     return refuse("best is ", options.best, ", expected 1 to the width, ",

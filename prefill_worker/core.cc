@@ -233,6 +233,7 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.rules = worker::ToEngine(call->open.sampling().rules());
   spec.stopping = call->stopping;
   spec.attention = worker::ToEngine(call->open.sampling().attention());
+  spec.beams = worker::ToEngine(call->open.sampling().beam());
   spec.root =
       engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
   spec.cache_blocks = !call->open.bypass_prefix_cache();

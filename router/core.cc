@@ -87,7 +87,10 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
                      absl::StrCat("request_id = ", id,
                                   ": a request of that name is in flight"));
   }
-  const int others = std::max(1, admitted.effective.sampling.best_of()) - 1;
+  const int others =
+      admitted.effective.beam
+          ? 0
+          : std::max(1, admitted.effective.sampling.best_of()) - 1;
   int unstarted = 0;
   for (const auto& group : groups_) unstarted += group->unstarted();
   const int taken = in_flight() + unstarted;
@@ -125,7 +128,8 @@ void RouterCore::Submit(AdmittedRequest admitted,
   if (admitted.deadline <= absl::ZeroDuration()) {
     admitted.deadline = options_.default_deadline;
   }
-  if (effective.sampling.best_of() <= 1) {
+  // Hypotheses of a beam search are one search's.
+  if (effective.sampling.best_of() <= 1 || effective.beam) {
     StartSequence(std::move(admitted), std::move(client));
     return;
   }

@@ -60,6 +60,7 @@ class RouterCore final : private RegistryListener,
   void CloseAll(const absl::Status& status);
 
   int context_length() const { return registry_.context_length(); }
+  KvRoom kv_room() const { return registry_.kv_room(); }
   int ready_workers(v1::WorkerRole role) const;
   v1::GetClusterStateResponse State(bool include_requests) const;
   v1::RequestCounts Counts() const;

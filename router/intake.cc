@@ -17,6 +17,8 @@ ModelLimits Intake::Limits() const {
   if (const int length = facts_->context_length; length > 0) {
     limits.context_length = length;
   }
+  limits.kv_blocks = facts_->kv_blocks;
+  limits.kv_block_size = facts_->kv_block_size;
   return limits;
 }
 

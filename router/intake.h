@@ -20,6 +20,9 @@ namespace tandem::router {
 // What threads other than the loop's may know of the cluster: written by it.
 struct ClusterFacts {
   std::atomic<int> context_length = 0;  // 0: no decode worker
+  // Of every decode worker's KV cache at least, in the largest of their blocks.
+  std::atomic<int> kv_blocks = 0;
+  std::atomic<int> kv_block_size = 0;
   std::atomic<int> ready_decode = 0;
   std::atomic<int> ready_prefill = 0;
 };

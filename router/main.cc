@@ -288,6 +288,9 @@ void Process::EachSecond() {
 void Process::UpdateFacts() {
   facts_timer_->Start(absl::Milliseconds(50), [this] { UpdateFacts(); });
   facts_.context_length = core_->context_length();
+  const KvRoom room = core_->kv_room();
+  facts_.kv_block_size = room.block_size;
+  facts_.kv_blocks = room.blocks;
   facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
   facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
 }

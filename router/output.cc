@@ -15,13 +15,14 @@ bool Contains(absl::Span<const int32_t> ids, int32_t id) {
 
 Output::Output(const EffectiveRequest& request,
                absl::Span<const int32_t> prompt, TextCodec* codec,
-               ClientStream* client)
+               ClientStream* client, int index)
     : request_(request),
       prompt_(request.output.return_token_ids() || request.output.echo()
                   ? std::vector<int32_t>(prompt.begin(), prompt.end())
                   : std::vector<int32_t>()),
       codec_(codec),
       client_(client),
+      index_(index),
       stops_({request.stopping.stop().begin(), request.stopping.stop().end()},
              request.stopping.include_stop_str_in_output()) {
   if (request.output.text() && codec != nullptr) {
@@ -41,6 +42,7 @@ void Output::Started(std::string request_id, const std::string& model,
   *started->mutable_sampling() = request_.sampling;
   *started->mutable_stopping() = request_.stopping;
   *started->mutable_output() = request_.output;
+  if (request_.beam) *started->mutable_beam() = *request_.beam;
   started->set_placement(request_.placement);
   if (request_.output.return_token_ids()) {
     started->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
@@ -55,6 +57,7 @@ void Output::Echo() {
   const std::unique_ptr<TextStream> stream =
       codec_->NewStream({}, request_.output.skip_special_tokens());
   v1::GenerateResponse response;
+  response.mutable_delta()->set_index(index_);
   std::string* const text = response.mutable_delta()->mutable_text();
   for (const int32_t id : prompt_) text->append(stream->Push(id));
   text->append(stream->Finish());
@@ -136,6 +139,7 @@ void Output::Flush() {
   }
   v1::GenerateResponse response;
   *response.mutable_delta() = std::exchange(delta_, v1::GenerateDelta());
+  response.mutable_delta()->set_index(index_);
   client_->Send(std::move(response));
 }
 
@@ -153,6 +157,7 @@ v1::FinishReason Output::Finished(v1::FinishReason reason) {
   Flush();
   v1::GenerateResponse response;
   v1::GenerateFinished* const finished = response.mutable_finished();
+  finished->set_index(index_);
   finished->set_finish_reason(reason);
   if (reason == v1::FINISH_REASON_STOP) {
     if (stop_string_ >= 0) {

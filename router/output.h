@@ -23,12 +23,15 @@ namespace tandem::router {
 class Output {
  public:
   // `codec` may be null where the request asks for no text. Both outlive this.
+  // `index` is that of the sequence.
   Output(const EffectiveRequest& request, absl::Span<const int32_t> prompt,
-         TextCodec* codec, ClientStream* client);
+         TextCodec* codec, ClientStream* client, int index = 0);
 
   void Started(std::string request_id, const std::string& model,
                int prompt_tokens, int cached_tokens);
   bool started() const { return started_; }
+  // The prompt's text; Started sends it where it is to be returned.
+  void Echo();
 
   // What the sequence has come to with `token`, the next one.
   enum class Verdict { kGoesOn, kEndToken, kStopString };
@@ -45,7 +48,6 @@ class Output {
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
-  void Echo();
   void Record(const v1::Token& token);
   void RecordAttention(const v1::Token& token);
   std::string TokenBytes(int32_t token_id) const;
@@ -54,6 +56,7 @@ class Output {
   const std::vector<int32_t> prompt_;  // only where it is returned or echoed
   TextCodec* const codec_;
   ClientStream* const client_;
+  const int index_;
   std::unique_ptr<TextStream> text_;  // null without text
   StopStrings stops_;
   v1::GenerateDelta delta_;  // not sent yet

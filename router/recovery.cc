@@ -286,13 +286,23 @@ void Request::Fail(const absl::Status& status) {
 
 void Request::Finish(v1::FinishReason reason) {
   if (phase_ == Phase::kEnding || phase_ == Phase::kEnded) return;
+  BeginEnding();
+  finish_reason_ = output_.Finished(reason);
+  for (const auto& other : other_outputs_) other->Finished(reason);
+  EndCalls();
+}
+
+void Request::BeginEnding() {
   SayStarted();  // an abort may come before anything was computed
   phase_ = Phase::kEnding;
   judge_timer_.Stop();
   retry_timer_.Stop();
   decode_.reset();
   paused_ = false;
-  finish_reason_ = output_.Finished(reason);
+}
+
+// Waits for the prefill worker's timings, if they are still to come.
+void Request::EndCalls() {
   if (prefill_ == nullptr || prefill_->done) {
     WriteDone();
     return;
@@ -312,7 +322,9 @@ v1::GenerateDone Request::Summary() const {
   v1::GenerateDone done;
   v1::Usage* const usage = done.mutable_usage();
   const int prompt = static_cast<int>(prompt_.size());
-  const int completion = static_cast<int>(output_tokens_.size());
+  const int completion = effective_.beam
+                             ? decode_finished_.completion_tokens()
+                             : static_cast<int>(output_tokens_.size());
   usage->set_prompt_tokens(prompt);
   usage->set_completion_tokens(completion);
   usage->set_total_tokens(prompt + completion);

@@ -2,6 +2,7 @@
 #include "router/registry.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -332,6 +333,21 @@ int Registry::context_length() const {
     length = length == 0 ? its : std::min(length, its);
   }
   return length;
+}
+
+KvRoom Registry::kv_room() const {
+  KvRoom room;
+  int64_t positions = std::numeric_limits<int64_t>::max();
+  for (const auto& [id, worker] : workers_) {
+    const v1::WorkerHello& hello = worker->hello;
+    if (hello.role() != v1::WORKER_ROLE_DECODE) continue;
+    room.block_size = std::max(room.block_size, hello.block_size());
+    positions =
+        std::min(positions, int64_t{hello.num_blocks()} * hello.block_size());
+  }
+  if (room.block_size == 0) return {};
+  room.blocks = static_cast<int>(positions / room.block_size);
+  return room;
 }
 
 void Registry::Tick() {

@@ -60,6 +60,11 @@ class RegistryListener {
   virtual void OnVoided(const v1::WorkerRef& old) = 0;
 };
 
+struct KvRoom {
+  int blocks = 0;      // of the smallest, in blocks of
+  int block_size = 0;  // the largest
+};
+
 class Registry {
  public:
   Registry(const RouterOptions& options, Loop* loop,
@@ -107,6 +112,8 @@ class Registry {
 
   // Positions of one sequence that every decode worker can hold; 0 of none.
   int context_length() const;
+  // What the KV cache of every decode worker holds; zeros while there is none.
+  KvRoom kv_room() const;
 
   void Describe(v1::GetClusterStateResponse* state) const;
   int64_t registrations() const { return registrations_; }

@@ -53,6 +53,10 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       judge_timer_(context.loop),
       retry_timer_(context.loop),
       ending_timer_(context.loop) {
+  for (int i = 1; effective_.beam && i < effective_.sampling.n(); ++i) {
+    other_outputs_.push_back(std::make_unique<Output>(
+        effective_, prompt_, context.codec, client_.get(), i));
+  }
   client_->Start(this);
   ArmDeadline();
 }
@@ -122,7 +126,14 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
             message.tokens().tokens_size());
         return;
       }
+      if (effective_.beam) {
+        DecodeLost(absl::InternalError("single tokens of a beam search"));
+        return;
+      }
       if (Take(message.tokens())) Pause();
+      return;
+    case v1::DecodeResponse::kHypothesis:
+      if (phase_ == Phase::kDecoding) OnHypothesis(message.hypothesis());
       return;
     case v1::DecodeResponse::kFinished:
       OnDecodeFinished(message.finished());
@@ -145,6 +156,7 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   was_computed_ = true;
   waiting_ = false;
   attempt_ = opened.attempt();
+  hypotheses_.clear();
   phase_ = Phase::kPrefilling;
   if (local_) {
     decode_computes_ = true;
@@ -250,7 +262,11 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
     DecodeLost(absl::InternalError("the decode worker gave no finish reason"));
     return;
   }
-  Finish(finished.reason());
+  if (effective_.beam) {
+    FinishBeams();
+  } else {
+    Finish(finished.reason());
+  }
 }
 
 void Request::OnPrefill(const v1::PrefillResponse& message) {
@@ -287,6 +303,12 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
 
 void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   if (phase_ == Phase::kEnding) return;
+  if (effective_.beam) {
+    // The decode worker takes it from the commit: there is more than one.
+    if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
+    SayStarted();
+    return;
+  }
   v1::DecodedTokens tokens;
   tokens.set_position(first.position());
   *tokens.add_tokens() = first.token();

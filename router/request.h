@@ -161,6 +161,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnPrefill(const v1::PrefillResponse& message);
   void OnPrefillClosed(const absl::Status& status);
   void OnFirstToken(const v1::PrefillFirstToken& first);
+  // beams.cc: a beam search, of which nothing is heard before its end.
+  void OnHypothesis(const v1::DecodedHypothesis& part);
+  void FinishBeams();
 
   // Forwards what is new of `tokens`. False: the request has ended, or the
   // worker contradicted what was forwarded.
@@ -184,6 +187,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool CountFailure(const absl::Status& why);
   bool ComputedToTheEnd();
   void Finish(v1::FinishReason reason);
+  // Nothing more is wanted of the workers but their timings.
+  void BeginEnding();
+  void EndCalls();
   void WriteDone();
   v1::GenerateDone Summary() const;
   void End(const absl::Status& status);
@@ -198,6 +204,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::string internal_id_;
   std::unique_ptr<ClientStream> client_;
   Output output_;
+  // Of a beam search, hypotheses 1 .. n-1.
+  std::vector<std::unique_ptr<Output>> other_outputs_;
   Phase phase_ = Phase::kQueued;
 
   // The two calls.
@@ -214,7 +222,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool paused_ = false;
   absl::Time paused_since_;
 
-  std::vector<int32_t> output_tokens_;
+  std::vector<int32_t> output_tokens_;  // empty of a beam search
+  // Of a beam search, as this attempt's worker sends them.
+  std::vector<v1::DecodedHypothesis> hypotheses_;
   std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn
 
   // Recovery.

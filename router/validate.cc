@@ -294,7 +294,6 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("structured", request.has_structured()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("beam", request.has_beam()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("adapter", !request.adapter().empty()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
@@ -311,6 +310,63 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
         absl::StrCat("at most ", kMaxCacheSaltBytes));
   }
   return absl::OkStatus();
+}
+
+// What excludes each other: by name, whatever the values.
+absl::Status CheckBeam(const v1::GenerateRequest& request) {
+  const v1::BeamOptions& beam = request.beam();
+  if (!beam.has_width() || beam.width() < 1) {
+    return FieldInvalid("beam.width", absl::StrCat(beam.width()),
+                        "must be at least 1");
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckRange("beam.length_penalty", beam.length_penalty(),
+                 -kMaxLengthPenalty, kMaxLengthPenalty));
+  if (!v1::EarlyStopping_IsValid(beam.early_stopping())) {
+    return FieldInvalid("beam.early_stopping",
+                        absl::StrCat(static_cast<int>(beam.early_stopping())),
+                        "must be FALSE, TRUE or NEVER");
+  }
+  const v1::SamplingOptions& s = request.sampling();
+  const struct {
+    const char* field;
+    bool set;
+  } kExcluded[] = {
+      {"sampling.temperature", s.temperature() != 0},
+      {"sampling.top_p", s.has_top_p() && s.top_p() != 1},
+      {"sampling.top_k", s.top_k() > 0},
+      {"sampling.min_p", s.min_p() != 0},
+      {"sampling.typical_p", s.has_typical_p() && s.typical_p() != 1},
+      {"sampling.best_of", s.has_best_of()},
+      {"stopping.stop", !request.stopping().stop().empty()},
+      {"cache.no_kv_cache", request.cache().no_kv_cache()},
+      {"output.attention", request.output().has_attention()},
+  };
+  for (const auto& [field, set] : kExcluded) {
+    if (set) return FieldInvalid(field, "(set)", "excludes beam");
+  }
+  const int n = s.has_n() ? s.n() : 1;
+  if (n <= beam.width()) return absl::OkStatus();
+  return FieldInvalid("sampling.n", absl::StrCat(n),
+                      absl::StrCat("at most beam.width, ", beam.width()));
+}
+
+// With those that end it.
+absl::Status CheckBeamWidth(const EffectiveRequest& effective) {
+  const int ends = static_cast<int>(effective.end_token_ids.size());
+  const int width = effective.beam->width();
+  if (width <= kMaxBeamCandidates - ends) return absl::OkStatus();
+  return FieldInvalid(
+      "beam.width", absl::StrCat(width),
+      absl::StrCat("with the ", ends, " tokens that end a sequence at most ",
+                   kMaxBeamCandidates));
+}
+
+v1::BeamOptions EffectiveBeam(const v1::BeamOptions& asked) {
+  v1::BeamOptions beam = asked;
+  if (!beam.has_length_penalty()) beam.set_length_penalty(1);
+  beam.set_early_stopping(asked.early_stopping());
+  return beam;
 }
 
 v1::SamplingOptions EffectiveSampling(const v1::SamplingOptions& asked,
@@ -338,6 +394,14 @@ v1::SamplingOptions EffectiveSampling(const v1::SamplingOptions& asked,
   *s.mutable_banned_token_ids() = asked.banned_token_ids();
   *s.mutable_bad_words() = asked.bad_words();
   return s;
+}
+
+// The model's own defaults are for sampling.
+void DrawNothing(v1::SamplingOptions* sampling) {
+  sampling->set_temperature(0);
+  sampling->set_top_p(1);
+  sampling->set_top_k(0);
+  sampling->set_min_p(0);
 }
 
 v1::StoppingOptions EffectiveStopping(const v1::StoppingOptions& asked) {
@@ -451,6 +515,9 @@ void NoteFeatures(EffectiveRequest* effective) {
   if (effective->output.has_attention()) {
     effective->features.emplace_back(kFeatureAttention);
   }
+  if (effective->beam) {
+    effective->features.emplace_back(kFeatureBeamSearch);
+  }
   if (effective->no_kv_cache) {
     effective->decode_features.emplace_back(kFeatureNoKvCache);
   }
@@ -469,11 +536,16 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckAttention(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
+  if (request.has_beam()) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeam(request));
+
   EffectiveRequest effective;
   effective.request_id = request.request_id();
   effective.sampling = EffectiveSampling(request.sampling(), limits);
-  if (effective.sampling.best_of() > 1 &&
-      effective.sampling.temperature() == 0) {
+  if (request.has_beam()) {
+    effective.beam = EffectiveBeam(request.beam());
+    DrawNothing(&effective.sampling);
+  } else if (effective.sampling.best_of() > 1 &&
+             effective.sampling.temperature() == 0) {
     const bool by_n = effective.sampling.n() > 1;
     return FieldInvalid(
         by_n ? "sampling.n" : "sampling.best_of",
@@ -515,9 +587,23 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
       }
     }
   }
+  if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
   NoteFeatures(&effective);
   return effective;
 }
+
+namespace {
+
+// New tokens that the beams of a search may have, whatever they come to: they
+// share full blocks of the prompt and nothing else for certain.
+int BeamRoom(int prompt_tokens, int width, const ModelLimits& limits) {
+  const int size = limits.kv_block_size;
+  const int shared = prompt_tokens / size;
+  const int own = (limits.kv_blocks - shared) / width;
+  return (shared + own) * size - prompt_tokens;
+}
+
+}  // namespace
 
 absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
                           EffectiveRequest* effective) {
@@ -553,6 +639,21 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
                        ": ask for fewer layers, their mean, or less tokens"));
     }
     room = std::min(room, most);
+  }
+  if (effective->beam && limits.kv_blocks > 0) {
+    const int width = effective->beam->width();
+    const int beam_room = BeamRoom(prompt_tokens, width, limits);
+    const int wanted = stopping.has_max_tokens() ? stopping.max_tokens() : 1;
+    if (wanted > beam_room) {
+      return FieldInvalid(
+          "beam.width", absl::StrCat(width),
+          absl::StrCat("behind a prompt of ", prompt_tokens,
+                       " tokens, so many beams of max_tokens = ", wanted,
+                       " may not fit a decode worker's KV cache, which has "
+                       "room for ",
+                       std::max(0, beam_room), " tokens of each"));
+    }
+    room = std::min(room, beam_room);
   }
   if (!stopping.has_max_tokens()) {
     stopping.set_max_tokens(std::min(room, limits.default_max_tokens));
@@ -605,6 +706,13 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
   }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);
+  if (effective.beam) {
+    v1::BeamParams* const beam = params.mutable_beam();
+    beam->set_width(effective.beam->width());
+    beam->set_best(effective.sampling.n());
+    beam->set_length_penalty(effective.beam->length_penalty());
+    beam->set_early_stopping(effective.beam->early_stopping());
+  }
   return params;
 }
 

@@ -35,6 +35,9 @@ struct ModelLimits {
   bool has_chat_template = false;
   std::vector<int32_t> eos_token_ids;
   int default_max_tokens = 4096;
+  // What every decode worker's KV cache holds; 0: not known, not checked.
+  int kv_blocks = 0;
+  int kv_block_size = 0;
   // The model's own defaults (generation_config).
   float temperature = 1;
   float top_p = 1;
@@ -49,7 +52,9 @@ inline constexpr int kMaxStopStrings = 8;
 inline constexpr int kMaxStopStringBytes = 64;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxLogprobs = 20;
-inline constexpr int kMaxSequences = 32;         // of a request, best_of
+inline constexpr int kMaxSequences = 32;       // of a request, best_of
+inline constexpr int kMaxBeamCandidates = 20;  // width and end tokens
+inline constexpr float kMaxLengthPenalty = 10;
 inline constexpr int kMaxListedTokenIds = 1024;  // biased, allowed, banned
 inline constexpr int kMaxBadWords = 64;
 inline constexpr int kMaxBadWordBytes = 64;
@@ -75,6 +80,7 @@ struct EffectiveRequest {
   std::vector<std::string> features;
   std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
+  std::optional<v1::BeamOptions> beam;  // every field set
   // The tokens of sampling.bad_words, which Validate does not fill in.
   std::vector<std::vector<int32_t>> bad_word_ids;
   // Ids that end the sequence: the request's and the model's.

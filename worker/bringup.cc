@@ -257,6 +257,8 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
     hello.add_features(feature);
   }
   if (flags.attention_output) hello.add_features(kFeatureAttention);
+  // Beams share what they have in common.
+  if (flags.kv_cache == "on") hello.add_features(kFeatureBeamSearch);
   return hello;
 }
 

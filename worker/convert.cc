@@ -59,6 +59,19 @@ engine::Stopping ToEngine(const v1::StoppingParams& params) {
   return stopping;
 }
 
+engine::BeamOptions ToEngine(const v1::BeamParams& params) {
+  engine::BeamOptions beams;
+  beams.width = params.width();
+  beams.best = params.best();
+  beams.length_penalty = static_cast<double>(params.length_penalty());
+  beams.early_stopping = params.early_stopping() == v1::EARLY_STOPPING_TRUE
+                             ? engine::EarlyStopping::kAlways
+                         : params.early_stopping() == v1::EARLY_STOPPING_NEVER
+                             ? engine::EarlyStopping::kNever
+                             : engine::EarlyStopping::kHeuristic;
+  return beams;
+}
+
 v1::Token ToWire(const engine::SampledToken& token) {
   v1::Token wire;
   wire.set_token_id(token.token_id);
@@ -204,7 +217,17 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                   ", expected 0 to ", stopping.max_tokens());
   }
   if (deadline_ms <= 0) return refuse("deadline_ms is ", deadline_ms);
-  return absl::OkStatus();
+  if (!sampling.has_beam()) return absl::OkStatus();
+  if (output_tokens > 0) {
+    return refuse("output_token_ids holds ", output_tokens,
+                  " tokens: a beam search begins behind its prompt");
+  }
+  if (!v1::EarlyStopping_IsValid(sampling.beam().early_stopping())) {
+    return refuse("sampling.beam.early_stopping is ",
+                  static_cast<int>(sampling.beam().early_stopping()));
+  }
+  return engine::CheckBeams(ToEngine(sampling.beam()),
+                            ToEngine(stopping).stop_token_ids);
 }
 
 absl::Status CheckAttention(const v1::SamplingParams& sampling, int layers,

@@ -21,6 +21,7 @@ engine::Sampling ToEngine(const v1::SamplingParams& params,
 engine::LogitRules ToEngine(const v1::LogitRules& rules);
 engine::Stopping ToEngine(const v1::StoppingParams& params);
 engine::AttentionAsk ToEngine(const v1::AttentionParams& params);
+engine::BeamOptions ToEngine(const v1::BeamParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);
 v1::Work ToWire(const engine::Work& work);

@@ -146,6 +146,29 @@ void ReadStructured(JsonFields* fields, v1::GenerateRequest* request) {
   }
 }
 
+// vLLM's: as many beams as sequences, unless best_of says how many.
+void ReadBeam(JsonFields* fields, v1::GenerateRequest* request) {
+  if (!fields->Bool("use_beam_search").value_or(false)) return;
+  v1::BeamOptions* const beam = request->mutable_beam();
+  v1::SamplingOptions* const sampling = request->mutable_sampling();
+  const int n = sampling->has_n() ? sampling->n() : 1;
+  beam->set_width(sampling->has_best_of() ? sampling->best_of() : n);
+  sampling->clear_best_of();
+  if (const auto penalty = fields->Number("length_penalty")) {
+    beam->set_length_penalty(static_cast<float>(*penalty));
+  }
+  const json* const early = fields->Find("early_stopping");
+  if (early == nullptr) return;
+  if (early->is_boolean()) {
+    beam->set_early_stopping(early->get<bool>() ? v1::EARLY_STOPPING_TRUE
+                                                : v1::EARLY_STOPPING_FALSE);
+  } else if (*early == "never") {
+    beam->set_early_stopping(v1::EARLY_STOPPING_NEVER);
+  } else {
+    fields->Refuse("early_stopping", *early, "true, false or \"never\"");
+  }
+}
+
 // What both kinds of body share.
 void ReadCommon(JsonFields* fields, OpenAiRequest* request,
                 v1::GenerateRequest* base) {
@@ -156,6 +179,7 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request,
     base->mutable_cache()->set_cache_salt(*salt);
   }
   ReadSampling(fields, base->mutable_sampling());
+  ReadBeam(fields, base);
   ReadStopping(fields, base->mutable_stopping());
   ReadStructured(fields, base);
   v1::OutputOptions* const output = base->mutable_output();

@@ -19,6 +19,7 @@ tandem_test(engine_blocks_test SRCS engine_blocks_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_ahead_test SRCS engine_ahead_test.cc
             DEPS tandem_engine_testing)
+tandem_test(beam_search_test SRCS beam_search_test.cc DEPS tandem_engine_core)
 tandem_test(engine_beams_test SRCS engine_beams_test.cc
             DEPS tandem_engine_testing LABELS unit tsan)
 tandem_test(engine_speculation_test SRCS engine_speculation_test.cc

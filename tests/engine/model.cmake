@@ -44,6 +44,12 @@ if(TARGET tandem_kernels)
     endforeach()
     tandem_test(window_test SRCS window_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device)
+    tandem_test(beams_golden_test SRCS beams_golden_test.cc
+                DEPS tandem_engine_rig tandem_engine_test_device
+                     tandem_kernels_testing)
+    if(TANDEM_CUDA)
+      add_dependencies(cuda-parts beams_golden_test)
+    endif()
     tandem_test(run_ahead_test SRCS run_ahead_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device
                      tandem_engine_testing tandem_kernels_testing)

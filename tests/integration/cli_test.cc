@@ -161,6 +161,17 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   ASSERT_EQ(two.code, 0);
   EXPECT_EQ(json::parse(two.output)["sequences"].size(), 2u);
 
+  const Result beams = Shell(
+      Tandem("generate " + served.Router() +
+             " --json --max-tokens 8 --n 2 --beam-width 4 --length-penalty 0.5"
+             " --early-stopping never --logprobs 0 'The cat' 2>/dev/null"));
+  ASSERT_EQ(beams.code, 0);
+  const json hypotheses = json::parse(beams.output)["sequences"];
+  ASSERT_EQ(hypotheses.size(), 2u);
+  EXPECT_NE(hypotheses[0]["token_ids"], hypotheses[1]["token_ids"]);
+  EXPECT_EQ(hypotheses[0]["logprobs"].size(),
+            hypotheses[0]["token_ids"].size());
+
   const Result piped =
       Shell("printf 'Once upon a time' | " +
             Tandem("generate " + served.Router() +
@@ -230,6 +241,9 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"serve /no/such/model", 1, "config.json"},
       {"generate --router 127.0.0.1:1 --timeout 2 hi", 1,
        "no router answers at 127.0.0.1:1"},
+      {"generate --length-penalty 2 hi", 2, "--beam-width"},
+      {"generate --early-stopping maybe --beam-width 2 hi", 2,
+       "--early-stopping"},
       {"generate --temperature 9 hi", 2, "temperature"},
       {"explain --no-machine", 0, "131072 B"},
       {"explain /no/such/model", 1, "config.json"},

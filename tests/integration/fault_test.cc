@@ -67,6 +67,12 @@ std::vector<v1::GenerateRequest> Requests() {
     }
     request.mutable_cache()->set_bypass_prefix_cache(i % 3 == 0);
     if (i % 4 >= 2) SetRules(i, request.mutable_sampling());
+    if (i % 8 == 0) {  // begins again, wherever it was
+      request.mutable_sampling()->Clear();
+      request.mutable_sampling()->set_n(2);
+      request.mutable_beam()->set_width(3);
+      request.mutable_stopping()->set_max_tokens(20);
+    }
     if (i % 8 == 4) {
       request.mutable_sampling()->set_n(2);
       request.mutable_stopping()->set_max_tokens(20);

@@ -207,8 +207,27 @@ const Case kCases[] = {
     {"structured", "structured { regex: 'a' }"},
     {"structured", "structured { }"},
     {"structured", "structured { json_object: true }"},
-    {"beam", "beam { width: 2 }"},
-    {"beam", "beam { }"},
+    // The model has two end tokens.
+    {"", "beam { width: 2 }"},
+    {"", "beam { width: 1 } sampling { n: 1 seed: 3 repetition_penalty: 2 }"},
+    {"", "beam { width: 18 } sampling { n: 18 temperature: 0 top_k: -1 }"},
+    {"", "beam { width: 20 } stopping { ignore_eos: true }"},
+    {"beam.width", "beam { }"},
+    {"beam.width", "beam { width: 0 }"},
+    {"beam.width", "beam { width: 19 }"},
+    {"beam.width", "beam { width: 18 } stopping { stop_token_ids: 9 }"},
+    {"beam.width", "beam { width: 2147483647 }"},
+    {"beam.length_penalty", "beam { width: 2 length_penalty: 10.1 }"},
+    {"beam.length_penalty", "beam { width: 2 length_penalty: nan }"},
+    {"beam.early_stopping", "beam { width: 2 early_stopping: 3 }"},
+    {"sampling.n", "beam { width: 2 } sampling { n: 3 }"},
+    {"sampling.best_of", "beam { width: 2 } sampling { best_of: 2 }"},
+    {"sampling.temperature", "beam { width: 2 } sampling { temperature: 1 }"},
+    {"sampling.top_p", "beam { width: 2 } sampling { top_p: 0.5 }"},
+    {"sampling.top_k", "beam { width: 2 } sampling { top_k: 5 }"},
+    {"sampling.min_p", "beam { width: 2 } sampling { min_p: 0.5 }"},
+    {"sampling.typical_p", "beam { width: 2 } sampling { typical_p: 0.5 }"},
+    {"stopping.stop", "beam { width: 2 } stopping { stop: 'a' }"},
     {"", "priority: 0"},
     {"priority", "priority: 1"},
     {"priority", "priority: -1"},
@@ -323,6 +342,44 @@ TEST(Validate, EffectiveValuesAreAllSet) {
   EXPECT_EQ(ToSamplingParams(e).logprobs(), -1);
   ASSERT_TRUE(FitToContext(40, Limits(), &e).ok());
   EXPECT_EQ(e.stopping.max_tokens(), 60);
+}
+
+TEST(Validate, BeamsDrawNothingAndGoToWorkers) {
+  EffectiveRequest e = *Validate(
+      Parse("text: 'x' beam { width: 4 early_stopping: EARLY_STOPPING_NEVER } "
+            "sampling { n: 3 }"),
+      Limits());
+  EXPECT_EQ(e.sampling.temperature(), 0);
+  EXPECT_EQ(e.sampling.top_k(), 0) << "the model's own is for sampling";
+  EXPECT_EQ(e.beam->length_penalty(), 1);
+  const v1::SamplingParams params = ToSamplingParams(e);
+  EXPECT_EQ(params.beam().width(), 4);
+  EXPECT_EQ(params.beam().best(), 3);
+  EXPECT_EQ(params.beam().length_penalty(), 1);
+  EXPECT_EQ(params.beam().early_stopping(), v1::EARLY_STOPPING_NEVER);
+  EXPECT_FALSE(
+      ToSamplingParams(*Validate(Parse("text: 'x'"), Limits())).has_beam());
+}
+
+TEST(FitToContext, BeamsFitTheCacheHoweverTheyPart) {
+  ModelLimits limits = Limits();
+  limits.context_length = 1000;
+  limits.kv_blocks = 20;
+  limits.kv_block_size = 16;
+  EffectiveRequest e = *Validate(Parse("text: 'x' beam { width: 4 }"), limits);
+  // Two full blocks are shared, and each beam may have four of its own.
+  ASSERT_TRUE(FitToContext(40, limits, &e).ok());
+  EXPECT_EQ(e.stopping.max_tokens(), 6 * 16 - 40);
+  for (const int more : {0, 1}) {
+    EffectiveRequest asked =
+        *Validate(Parse("text: 'x' beam { width: 4 }"), limits);
+    asked.stopping.set_max_tokens(6 * 16 - 40 + more);
+    const absl::Status status = FitToContext(40, limits, &asked);
+    EXPECT_EQ(status.ok(), more == 0) << status;
+    if (more == 1) {
+      EXPECT_EQ(ErrorMetadata(status)["field"], "beam.width");
+    }
+  }
 }
 
 TEST(Validate, RequestsOverrideTheModel) {

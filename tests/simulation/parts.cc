@@ -39,6 +39,8 @@ router::ModelLimits Limits() {
   limits.context_length = kMaxModelLen;
   limits.vocabulary_size = kVocabulary;
   limits.eos_token_ids = {3};
+  limits.kv_blocks = kLeastBlocks;
+  limits.kv_block_size = 16;
   return limits;
 }
 
@@ -60,8 +62,8 @@ v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
   hello.set_block_size(shape.block_size);
   hello.set_num_blocks(shape.num_blocks);
   hello.set_max_num_seqs(8);
-  for (const char* const feature :
-       {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+  for (const char* const feature : {kFeatureTypicalP, kFeatureLogitRules,
+                                    kFeatureBeamSearch, kFeatureNoKvCache}) {
     hello.add_features(feature);
   }
   hello.set_kv_dtype("f32");
@@ -130,6 +132,27 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation) {
   return options;
 }
 
+namespace {
+
+// Of few tokens, so that it fits every decode worker's cache.
+void AskForBeams(Random* random, v1::GenerateRequest* request) {
+  const int width = 2 + static_cast<int>(random->Below(3));
+  request->mutable_beam()->set_width(width);
+  request->mutable_beam()->set_length_penalty(
+      static_cast<float>(random->Below(5)) * 0.5f - 0.5f);
+  request->mutable_beam()->set_early_stopping(
+      static_cast<v1::EarlyStopping>(random->Below(3)));
+  v1::SamplingOptions* const sampling = request->mutable_sampling();
+  sampling->set_temperature(0);
+  sampling->set_n(
+      1 + static_cast<int>(random->Below(static_cast<uint64_t>(width))));
+  v1::StoppingOptions* const stopping = request->mutable_stopping();
+  stopping->set_max_tokens(1 + static_cast<int32_t>(random->Below(24)));
+  for (uint32_t id = 20; id < 420; id += 60) stopping->add_stop_token_ids(id);
+}
+
+}  // namespace
+
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
                                 Random* random, int window) {
   Order order;
@@ -157,6 +180,8 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
   request.set_placement(random->Below(4) == 0 ? v1::PLACEMENT_AUTO
                                               : v1::PLACEMENT_SPLIT);
   request.mutable_cache()->set_bypass_prefix_cache(random->Below(5) == 0);
+  const bool beams = random->Below(5) == 0;
+  if (beams) AskForBeams(random, &request);
   const router::ModelLimits limits = Limits();
   absl::StatusOr<router::EffectiveRequest> effective =
       router::Validate(request, limits);
@@ -165,10 +190,24 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
       static_cast<int>(prompt.size()), limits, &*effective);
   if (!fits.ok()) return fits;
   order.admitted.deadline = absl::Seconds(300);
-  order.expected = engine::ExpectedUntilStop(
-      Model(window), prompt, static_cast<int>(prompt.size()),
-      worker::ToEngine(router::ToSamplingParams(*effective), 0),
-      worker::ToEngine(router::ToStoppingParams(*effective)), kMaxModelLen);
+  const engine::Stopping stopping =
+      worker::ToEngine(router::ToStoppingParams(*effective));
+  const v1::SamplingParams sampling = router::ToSamplingParams(*effective);
+  if (beams) {
+    const engine::BeamResult result = engine::ExpectedBeams(
+        Model(window), prompt, worker::ToEngine(sampling.beam()), stopping,
+        kMaxModelLen);
+    for (const engine::Hypothesis& hypothesis : result.best) {
+      std::vector<int32_t>& ids = order.expected.emplace_back();
+      for (const engine::SampledToken& token : hypothesis.tokens) {
+        ids.push_back(token.token_id);
+      }
+    }
+  } else {
+    order.expected.push_back(engine::ExpectedUntilStop(
+        Model(window), prompt, static_cast<int>(prompt.size()),
+        worker::ToEngine(sampling, 0), stopping, kMaxModelLen));
+  }
   order.admitted.effective = *std::move(effective);
   return order;
 }

@@ -22,6 +22,7 @@ namespace tandem::simulation {
 
 inline constexpr int kMaxModelLen = 256;
 inline constexpr int kVocabulary = 500;
+inline constexpr int kLeastBlocks = 28;  // of 16, of a decode worker
 
 // `window`: positions that its layers see; 0: all.
 engine::FakeModel Model(int window = 0);
@@ -41,7 +42,7 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation);
 // A request as a router admits it, and the tokens that must come.
 struct Order {
   router::AdmittedRequest admitted;
-  std::vector<int32_t> expected;
+  std::vector<std::vector<int32_t>> expected;  // of each sequence
 };
 // `shared` is a prompt that half of the orders begin with.
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,

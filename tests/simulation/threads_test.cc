@@ -175,8 +175,10 @@ class Cluster final : public router::Dialer, public router::RouterObserver {
 
 struct Client final : StreamHandler<v1::GenerateResponse> {
   void OnMessage(v1::GenerateResponse response) override {
+    tokens.resize(order.expected.size());
+    const auto index = static_cast<size_t>(response.delta().index());
     for (const uint32_t id : response.delta().token_ids()) {
-      tokens.push_back(static_cast<int32_t>(id));
+      tokens.at(index).push_back(static_cast<int32_t>(id));
     }
   }
   void OnClosed(absl::Status s) override {
@@ -186,7 +188,7 @@ struct Client final : StreamHandler<v1::GenerateResponse> {
 
   Order order;
   std::unique_ptr<Stream<v1::GenerateRequest, v1::GenerateResponse>> stream;
-  std::vector<int32_t> tokens;
+  std::vector<std::vector<int32_t>> tokens;  // of each sequence
   absl::Status status;
   bool ended = false;
   bool cancelled = false;

@@ -108,8 +108,9 @@ struct Client final : StreamHandler<v1::GenerateResponse> {
   World* const world;
   const int number;
   router::AdmittedRequest admitted;
-  std::vector<int32_t> expected;
-  std::vector<int32_t> tokens;
+  // Of each sequence.
+  std::vector<std::vector<int32_t>> expected;
+  std::vector<std::vector<int32_t>> tokens;
   std::unique_ptr<Stream<v1::GenerateRequest, v1::GenerateResponse>> stream;
   std::string router;  // whom it asked
   int started = 0, finished = 0, done = 0;
@@ -367,16 +368,24 @@ void Client::OnMessage(v1::GenerateResponse response) {
   if (response.has_started() && ++started > 1) {
     world->Wrong(Name() + " was told twice that it started");
   }
+  const auto index = static_cast<size_t>(response.delta().index());
+  if (response.has_delta() && index >= expected.size()) {
+    return world->Wrong(absl::StrCat(Name(), " got sequence ", index));
+  }
+  tokens.resize(expected.size());
   for (const uint32_t id : response.delta().token_ids()) {
-    if (finished > 0) world->Wrong(Name() + " got tokens after the finish");
-    const size_t at = tokens.size();
-    if (at >= expected.size()) {
-      world->Wrong(absl::StrCat(Name(), " got more than ", at, " tokens"));
-    } else if (static_cast<int32_t>(id) != expected[at]) {
-      world->Wrong(absl::StrCat(Name(), ": token ", at, " is ", id,
-                                ", expected ", expected[at]));
+    if (finished > static_cast<int>(index)) {
+      world->Wrong(Name() + " got tokens after the finish");
     }
-    tokens.push_back(static_cast<int32_t>(id));
+    const std::vector<int32_t>& right = expected[index];
+    const size_t at = tokens[index].size();
+    if (at >= right.size()) {
+      world->Wrong(absl::StrCat(Name(), " got more than ", at, " tokens"));
+    } else if (static_cast<int32_t>(id) != right[at]) {
+      world->Wrong(absl::StrCat(Name(), ": token ", at, " is ", id,
+                                ", expected ", right[at]));
+    }
+    tokens[index].push_back(static_cast<int32_t>(id));
   }
   finished += response.has_finished();
   done += response.has_done();
@@ -386,7 +395,8 @@ void Client::OnClosed(absl::Status s) {
   ended = true;
   status = std::move(s);
   if (!status.ok()) return;
-  if (started != 1 || finished != 1 || done != 1) {
+  if (started != 1 || finished != static_cast<int>(expected.size()) ||
+      done != 1) {
     world->Wrong(absl::StrCat(Name(), " ended OK with ", started, " started, ",
                               finished, " finished, ", done, " done"));
   }
@@ -441,8 +451,8 @@ void World::Build() {
   for (int i = 0; i < profile_.decode; ++i) {
     auto node = std::make_unique<DecodeNode>(this, absl::StrCat("decode-", i));
     node->block_size = random_.Below(2) == 0 ? 16 : 8;
-    node->num_blocks =
-        static_cast<int>(28 + random_.Below(40)) * 16 / node->block_size;
+    node->num_blocks = static_cast<int>(kLeastBlocks + random_.Below(40)) * 16 /
+                       node->block_size;
     start(std::move(node));
   }
 }
@@ -609,7 +619,9 @@ Report World::Run() {
     CheckQuiet();
   }
   for (const auto& client : clients_) {
-    report_.tokens += static_cast<int64_t>(client->tokens.size());
+    for (const auto& sequence : client->tokens) {
+      report_.tokens += static_cast<int64_t>(sequence.size());
+    }
     if (client->cancelled) {
       ++report_.cancelled;
     } else if (client->status.ok()) {

@@ -250,6 +250,18 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         Take(message.tokens().position() + i, message.tokens().tokens(i));
       }
       return;
+    case v1::DecodeResponse::kHypothesis: {
+      story += 'H';
+      const v1::DecodedHypothesis& part = message.hypothesis();
+      hypotheses.resize(
+          std::max(hypotheses.size(), static_cast<size_t>(part.index()) + 1));
+      v1::DecodedHypothesis& whole =
+          hypotheses[static_cast<size_t>(part.index())];
+      whole.mutable_tokens()->MergeFrom(part.tokens());
+      whole.set_reason(part.reason());
+      whole.set_score(part.score());
+      return;
+    }
     case v1::DecodeResponse::kFinished:
       story += 'F';
       finished = message.finished();
@@ -270,7 +282,9 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
     case v1::PrefillResponse::kFirstToken:
       story += 'f';
       first = message.first_token();
-      Take(first->position(), first->token());
+      if (!tweak_prefill.sampling().has_beam()) {
+        Take(first->position(), first->token());
+      }
       if (first->finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
         DropDecode();
       }

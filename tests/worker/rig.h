@@ -147,6 +147,7 @@ class Request {
   std::vector<v1::AttemptOpened> opened;
   std::vector<uint32_t> started;
   std::vector<v1::AttemptDead> dead;
+  std::vector<v1::DecodedHypothesis> hypotheses;  // of a beam search
   std::optional<v1::DecodeFinished> finished;
   std::optional<absl::Status> decode_ended;
   std::optional<v1::PrefillStarted> prefill_started;
@@ -154,8 +155,8 @@ class Request {
   std::optional<v1::PrefillDone> done;
   std::optional<absl::Status> prefill_ended;
   int decode_beats = 0, prefill_beats = 0;
-  // Every event's first letter: Opened Started Dead Token Finished; Prefill
-  // said First token and Done in lower case.
+  // Every event's first letter: Opened Started Dead Token Hypothesis Finished;
+  // Prefill said First token and Done in lower case.
   std::string story;
   std::vector<absl::Time> token_times;
 

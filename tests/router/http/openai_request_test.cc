@@ -93,6 +93,34 @@ TEST(OpenAiRequestTest, EveryFieldOfACompletion) {
     cache { cache_salt: "mine" })pb");
 }
 
+TEST(OpenAiRequestTest, ABeamSearchHasAsManyBeamsAsSequences) {
+  const auto beams = [](const std::string& fields) {
+    const auto request = ParseCompletion(
+        R"({"prompt": "x", "use_beam_search": true)" + fields + "}");
+    EXPECT_TRUE(request.ok()) << request.status();
+    v1::GenerateRequest part;
+    *part.mutable_sampling() = request->prompts.at(0).sampling();
+    *part.mutable_beam() = request->prompts.at(0).beam();
+    return part;
+  };
+  ExpectSame(beams(R"(, "n": 3)"), "sampling { n: 3 } beam { width: 3 }");
+  ExpectSame(beams(R"(, "n": 2, "best_of": 5, "length_penalty": 0.5)"),
+             "sampling { n: 2 } beam { width: 5 length_penalty: 0.5 }");
+  ExpectSame(
+      beams(R"(, "early_stopping": true)"),
+      "sampling { } beam { width: 1 early_stopping: EARLY_STOPPING_TRUE }");
+  ExpectSame(
+      beams(R"(, "early_stopping": "never")"),
+      "sampling { } beam { width: 1 early_stopping: EARLY_STOPPING_NEVER }");
+  const auto wrong = ParseCompletion(
+      R"({"prompt": "x", "use_beam_search": true, "early_stopping": 3})");
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("early_stopping"));
+  const auto none = ParseCompletion(
+      R"({"prompt": "x", "use_beam_search": false, "length_penalty": 2})");
+  EXPECT_FALSE(none->prompts.at(0).has_beam());
+}
+
 TEST(OpenAiRequestTest, PromptsComeInFourForms) {
   const auto prompts = [](const std::string& prompt) {
     const auto request = ParseCompletion("{\"prompt\": " + prompt + "}");
