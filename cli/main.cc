@@ -30,6 +30,8 @@ struct ServeCommand {
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
   int block_size = 16;
   int64_t kv_bytes = 0;
+  std::vector<std::string> lora_modules;
+  int max_lora_rank = 16;
   int64_t offload_bytes = 0;
   std::string offload_path;
   int64_t offload_file_bytes = 0;
@@ -98,6 +100,10 @@ void ServeCommand::AddTo(CommandLine* line) {
                  "Per worker: in that directory at most");
   line->AddChoice("kv-cache", &kv_cache, {"on", "off"},
                   "off: every token computes its whole sequence again");
+  line->AddList("lora-modules", &lora_modules,
+                "LoRA adapters as PEFT saves them, NAME=DIRECTORY each");
+  line->AddInt("max-lora-rank", &max_lora_rank, "Largest rank of an adapter",
+               {1, 512});
   line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves");
   line->Group("TLS");
@@ -148,6 +154,8 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("max-num-seqs", absl::StrCat(max_num_seqs));
   worker("max-num-batched-tokens", absl::StrCat(max_batched));
   worker("block-size", absl::StrCat(block_size));
+  for (const std::string& module : lora_modules) worker("lora-modules", module);
+  worker("max-lora-rank", absl::StrCat(max_lora_rank));
   worker("kv-cache-memory-bytes", absl::StrCat(kv_bytes));
   worker("kv-offload-bytes", absl::StrCat(offload_bytes));
   worker("kv-offload-path", offload_path);

@@ -97,6 +97,7 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Add("cache-salt", &cache_salt, "Share prefixes only with this salt");
   line->Add("request-id", &request_id, "Your name for this request");
   line->Add("model", &model, "Served model; empty: the only one");
+  line->Add("lora", &lora, "LoRA adapter of the workers, by name");
 }
 
 absl::Status SamplingFlags::FillLogitRules(
@@ -215,6 +216,7 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   }
   request->set_request_id(request_id);
   request->set_model(model);
+  request->set_adapter(lora);
   return absl::OkStatus();
 }
 

@@ -41,6 +41,7 @@ struct SamplingFlags {
   std::string placement = "auto";
   std::string request_id;
   std::string model;
+  std::string lora;
 
   void AddTo(CommandLine* line);
   // INVALID_ARGUMENT where a value is not of its flag's form.

@@ -124,6 +124,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.stopping = call.stopping;
   spec.beams = call.beams;
   spec.root = Root(call, formats);
+  spec.adapter = call.adapter_slot;
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
   spec.attention = call.attention;
@@ -202,10 +203,22 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     return absl::FailedPreconditionError("the attempt has ended");
   }
   const int positions = static_cast<int>(call->history.size());
+  absl::Status bad;
   if (offer.positions() != positions) {
-    return absl::InvalidArgumentError(
+    bad = absl::InvalidArgumentError(
         absl::StrCat("offer.positions is ", offer.positions(),
                      ", the attempt's history has ", positions));
+  } else if (worker::AdapterKey(offer.adapter()) !=
+             worker::AdapterKey(call->adapter)) {
+    bad = absl::FailedPreconditionError(absl::StrCat(
+        "offer.adapter is '",
+        worker::AdapterKey(offer.adapter()).substr(0, 128),
+        "', the attempt's is '", worker::AdapterKey(call->adapter), "'"));
+  }
+  if (!bad.ok()) {
+    EndAttempt(call, bad);
+    ReportDead(call, bad, /*preempted=*/false, "");
+    return bad;
   }
   Landing& landing = call->landing;
   if (landing.granted) {  // the same offer over a new link

@@ -53,6 +53,8 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::AttentionAsk attention;
   engine::BeamOptions beams;  // width 0: none
   std::string cache_salt;
+  v1::AdapterRef adapter;  // no name: none
+  int adapter_slot = -1;
   bool use_prefix_cache = true;
   bool kv_cache = true;
   bool suspect = false;

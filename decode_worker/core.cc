@@ -155,6 +155,9 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
+  const absl::StatusOr<int> slot =
+      worker::SlotOf(options_.adapters, open.adapter());
+  if (!slot.ok()) return slot.status();
   // A second call for a live sequence retires the first: its router has
   // given that one up.
   const std::string key = RequestKey(open.request_id(), open.sequence_index());
@@ -177,6 +180,8 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->attention = worker::ToEngine(open.sampling().attention());
   call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();
+  call->adapter = open.adapter();
+  call->adapter_slot = *slot;
   call->kv_cache = options_.kv_cache && !open.no_kv_cache();
   // Blocks of others are not computed again.
   call->use_prefix_cache = !open.bypass_prefix_cache() && call->kv_cache;
@@ -380,7 +385,8 @@ int DecodeCore::ExpectedBlocks(int history, int width, bool kv_cache) const {
 
 engine::BlockHash DecodeCore::Root(const Call& call,
                                    const std::string& formats) const {
-  return engine::RootHash(call.cache_salt, pool_->block_size(), formats);
+  return engine::RootHash(call.cache_salt, pool_->block_size(), formats,
+                          worker::AdapterKey(call.adapter));
 }
 
 std::vector<engine::BlockHash> DecodeCore::Hashes(const Call& call,

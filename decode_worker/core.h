@@ -39,6 +39,7 @@
 #include "handoff/receiver.h"
 #include "tandem/v1/decode.pb.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/adapters.h"
 #include "worker/call_clock.h"
 
 namespace tandem::decode_worker {
@@ -50,6 +51,8 @@ struct DecodeOptions {
   engine::EngineOptions engine;
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::ReceiverOptions receiver;
+  // Null: none; outlives the core.
+  const worker::AdapterTable* adapters = nullptr;
   int max_calls = 256;       // sequences admitted at once
   int attention_layers = 0;  // whose weights may be asked for: all, or none
   // False: all sequences compute without a cache, as with no_kv_cache.

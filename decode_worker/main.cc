@@ -86,6 +86,7 @@ class DecodeRole final : public worker::Role {
   static DecodeOptions MakeOptions(const worker::RoleContext& context) {
     DecodeOptions options;
     options.incarnation = context.parts.incarnation;
+    options.adapters = &context.parts.adapters.table;
     options.engine = context.parts.engine_options;
     options.attention_layers = context.flags.attention_output
                                    ? context.executor->kv_shape().num_layers

@@ -74,17 +74,29 @@ uint64_t BlockHash::Short() const {
   return value;
 }
 
-// Lengths stand before the strings, so that no two triples read alike; the
+// Lengths stand before the strings, so that no two tuples read alike; the
 // first word keeps roots apart from children, which start with a hash.
 BlockHash RootHash(std::string_view salt, int block_size,
-                   std::string_view formats) {
+                   std::string_view formats, std::string_view adapter) {
   std::string message = "tandem kv root 1";
   AppendLittleEndian(static_cast<uint64_t>(block_size), 4, &message);
   AppendLittleEndian(salt.size(), 8, &message);
   message.append(salt);
   AppendLittleEndian(formats.size(), 8, &message);
   message.append(formats);
+  if (!adapter.empty()) {
+    AppendLittleEndian(adapter.size(), 8, &message);
+    message.append(adapter);
+  }
   return ThreadSha256()(AsBytes(message), {});
+}
+
+std::string AdapterKey(std::string_view name, std::string_view digest) {
+  if (name.empty() && digest.empty()) return "";
+  std::string key(digest);
+  key.push_back(' ');
+  key.append(name);
+  return key;
 }
 
 BlockHash ChildHash(const BlockHash& parent, absl::Span<const int32_t> tokens) {

@@ -39,9 +39,12 @@ struct BlockHash {
 };
 
 // Where the chain of a prompt starts. Differs by tenant (salt), block size,
-// and the formats of a mixed pair ("" where both sides are equal).
+// the formats of a mixed pair ("" where both sides are equal), and the adapter
+// that it is computed with (AdapterKey).
 BlockHash RootHash(std::string_view salt, int block_size,
-                   std::string_view formats);
+                   std::string_view formats, std::string_view adapter = "");
+// A LoRA adapter by name and content; "" of none.
+std::string AdapterKey(std::string_view name, std::string_view digest);
 BlockHash ChildHash(const BlockHash& parent, absl::Span<const int32_t> tokens);
 // Hashes of all full blocks of `tokens`.
 std::vector<BlockHash> HashBlocks(const BlockHash& root,

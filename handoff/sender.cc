@@ -80,7 +80,8 @@ int Sender::Impl::waiting_positions(const std::string& worker_id) const {
 void Sender::Impl::Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
                          const std::string& ticket, int positions,
                          int cached_positions, absl::Duration expected_prefill,
-                         const std::vector<std::string>& avoid_ways) {
+                         const std::vector<std::string>& avoid_ways,
+                         const v1::AdapterRef& adapter) {
   if (Find(attempt) != nullptr) return;
   auto owned = std::make_unique<State>(loop_);
   State* state = owned.get();
@@ -94,6 +95,7 @@ void Sender::Impl::Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
   state->offer.set_cached_positions(cached_positions);
   state->offer.set_expected_prefill_ms(
       absl::ToInt64Milliseconds(expected_prefill));
+  if (!adapter.name().empty()) *state->offer.mutable_adapter() = adapter;
   // Should the link itself fail, this is the way that did.
   for (const std::string& way : options_.hello.ways()) {
     if (std::find(avoid_ways.begin(), avoid_ways.end(), way) ==
@@ -507,9 +509,10 @@ void Sender::AddWay(std::unique_ptr<SenderWay> way) {
 void Sender::Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
                    const std::string& ticket, int positions,
                    int cached_positions, absl::Duration expected_prefill,
-                   const std::vector<std::string>& avoid_ways) {
+                   const std::vector<std::string>& avoid_ways,
+                   const v1::AdapterRef& adapter) {
   impl_->Offer(attempt, receiver, ticket, positions, cached_positions,
-               expected_prefill, avoid_ways);
+               expected_prefill, avoid_ways, adapter);
 }
 void Sender::Computed(const Attempt& attempt, const SliceRange& range) {
   impl_->Computed(attempt, range);

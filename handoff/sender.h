@@ -83,10 +83,13 @@ class Sender {
 
   // Opens the attempt: links to `receiver` if need be and offers. `ticket` is
   // opaque. Ways in `avoid_ways` are not used (fails if none is left).
+  // `adapter` is what the history is computed with; the receiver's must be the
+  // same.
   void Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
              const std::string& ticket, int positions, int cached_positions,
              absl::Duration expected_prefill,
-             const std::vector<std::string>& avoid_ways);
+             const std::vector<std::string>& avoid_ways,
+             const v1::AdapterRef& adapter = {});
 
   // KV of `range` is computed and pinned. Sent once a grant wants it; ranges
   // outside the granted positions are dropped. Layers of one position range

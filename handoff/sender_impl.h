@@ -44,7 +44,8 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   void Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
              const std::string& ticket, int positions, int cached_positions,
              absl::Duration expected_prefill,
-             const std::vector<std::string>& avoid_ways);
+             const std::vector<std::string>& avoid_ways,
+             const v1::AdapterRef& adapter);
   void Computed(const Attempt& attempt, const SliceRange& range);
   void Commit(const Attempt& attempt, const FirstToken& first);
   void Cancel(const Attempt& attempt);

@@ -79,6 +79,10 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
         int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
   }
   if (!status.ok()) return status;
+  const absl::StatusOr<int> slot =
+      worker::SlotOf(options_.adapters, open.adapter());
+  if (!slot.ok()) return slot.status();
+  call->adapter_slot = *slot;
   const int positions =
       open.prompt_token_ids_size() + open.output_token_ids_size();
   // A history that the pool can never hold would wait for ever.
@@ -187,16 +191,21 @@ void PrefillCore::Offer(Call* call) {
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
       positions, cached, ExpectedPrefill(positions - cached),
-      {call->open.avoid_ways().begin(), call->open.avoid_ways().end()});
+      {call->open.avoid_ways().begin(), call->open.avoid_ways().end()},
+      call->open.adapter());
+}
+
+engine::BlockHash PrefillCore::Root(const v1::PrefillOpen& open) const {
+  return engine::RootHash(open.cache_salt(), pool_->block_size(), "",
+                          worker::AdapterKey(open.adapter()));
 }
 
 std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
     const Call& call) const {
   if (call.open.bypass_prefix_cache()) return {};
   const size_t positions = call.history.size();
-  auto hashes = engine::HashBlocks(
-      engine::RootHash(call.open.cache_salt(), pool_->block_size(), ""),
-      call.history, pool_->block_size());
+  auto hashes =
+      engine::HashBlocks(Root(call.open), call.history, pool_->block_size());
   // The last position is always computed: its logits give the first token.
   hashes.resize(
       std::min(hashes.size(),
@@ -234,8 +243,8 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.stopping = call->stopping;
   spec.attention = worker::ToEngine(call->open.sampling().attention());
   spec.beams = worker::ToEngine(call->open.sampling().beam());
-  spec.root =
-      engine::RootHash(call->open.cache_salt(), pool_->block_size(), "");
+  spec.root = Root(call->open);
+  spec.adapter = call->adapter_slot;
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;
   spec.keep_from = call->keep_from;

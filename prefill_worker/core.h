@@ -38,6 +38,7 @@
 #include "handoff/sender.h"
 #include "tandem/v1/prefill.pb.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/adapters.h"
 #include "worker/call_clock.h"
 
 namespace tandem::prefill_worker {
@@ -50,6 +51,8 @@ struct PrefillOptions {
   int attention_layers = 0;  // whose weights may be asked for: all, or none
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::SenderOptions sender;
+  // Null: none; outlives the core.
+  const worker::AdapterTable* adapters = nullptr;
   int max_queue = 256;                  // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
   int max_offered = 16;                 // asked for, or told to wait, at once
@@ -111,6 +114,7 @@ class PrefillCore final : private engine::EngineListener,
   void Offer(Call* call);
   bool TryCompute(Call* call);
   // Of the blocks that its prompt may find in the cache.
+  engine::BlockHash Root(const v1::PrefillOpen& open) const;
   std::vector<engine::BlockHash> CacheableHashes(const Call& call) const;
   // By decode worker: of what computes, or waits for its handoff.
   std::map<std::string, int> BlocksHeld() const;

@@ -77,6 +77,7 @@ class PrefillRole final : public worker::Role {
     const kernels::KvShape& shape = context.executor->kv_shape();
     PrefillOptions options;
     options.incarnation = context.parts.incarnation;
+    options.adapters = &context.parts.adapters.table;
     options.engine = context.parts.engine_options;
     options.attention_layers = context.flags.attention_output
                                    ? context.executor->kv_shape().num_layers

@@ -2,6 +2,7 @@
 #include "router/core.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -194,7 +195,9 @@ bool RouterCore::TryPlace(Request* request) {
   }
   const WorkerView& decode = snapshot.decode[pair.decode];
   Choice choice;
-  choice.decode = registry_.Find(decode.worker_id)->hello.worker();
+  const v1::WorkerHello& hello = registry_.Find(decode.worker_id)->hello;
+  choice.decode = hello.worker();
+  choice.adapter = request->AdapterOn(hello);
   int cached = decode.cached_tokens;
   if (!request->last_attempt() &&
       WayOf(*request, snapshot, pair) == Way::kSplit) {
@@ -243,11 +246,13 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
     if (!registry_.Placeable(*worker) || registry_.Full(*worker)) continue;
     if (!Heeds(*worker, request)) continue;
     if (worker->hello.role() == v1::WORKER_ROLE_PREFILL) {
-      if (worker->hello.max_model_len() > request.history_tokens()) {
+      if (worker->hello.max_model_len() > request.history_tokens() &&
+          request.HasAdapter(worker->hello)) {
         prefill.push_back(worker.get());
       }
     } else if (worker->hello.max_model_len() >= positions &&
-               request.MayContinueOn(worker->hello)) {
+               request.MayContinueOn(worker->hello) &&
+               request.HasAdapter(worker->hello)) {
       decode.push_back(worker.get());
     }
   }
@@ -264,7 +269,9 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
   }
   for (const Worker* p : prefill) {
     for (const Worker* d : decode) {
-      snapshot.pair_allowed.push_back(registry_.PairAllowed(*p, *d));
+      snapshot.pair_allowed.push_back(registry_.PairAllowed(*p, *d) &&
+                                      request.AdapterOn(p->hello).digest() ==
+                                          request.AdapterOn(d->hello).digest());
     }
   }
   return snapshot;
@@ -282,7 +289,9 @@ int RouterCore::CachedTokens(const Request& request,
     hashes_.clear();
   }
   const int block_size = worker.hello.block_size();
-  const auto [it, fresh] = hashes_.try_emplace(block_size);
+  const v1::AdapterRef adapter = request.AdapterOn(worker.hello);
+  const std::string key = engine::AdapterKey(adapter.name(), adapter.digest());
+  const auto [it, fresh] = hashes_.try_emplace({block_size, key});
   if (fresh) {
     // Only a prompt's head: hashing runs on the loop.
     std::vector<int32_t> tokens = request.prompt();
@@ -291,9 +300,10 @@ int RouterCore::CachedTokens(const Request& request,
     const size_t limit =
         static_cast<size_t>(options_.max_hashed_blocks) * block_size;
     if (tokens.size() > limit) tokens.resize(limit);
-    for (const engine::BlockHash& hash : engine::HashBlocks(
-             engine::RootHash(request.effective().cache_salt, block_size, ""),
-             tokens, block_size)) {
+    for (const engine::BlockHash& hash :
+         engine::HashBlocks(engine::RootHash(request.effective().cache_salt,
+                                             block_size, "", key),
+                            tokens, block_size)) {
       it->second.push_back(hash.Short());
     }
   }
@@ -318,7 +328,9 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
     if (worker->hello.role() != v1::WORKER_ROLE_PREFILL ||
         !registry_.Placeable(*worker) || !Heeds(*worker, *request) ||
         worker->hello.max_model_len() <= request->history_tokens() ||
-        !registry_.PairAllowed(*worker, *decode)) {
+        !registry_.PairAllowed(*worker, *decode) ||
+        request->AdapterOn(worker->hello).digest() !=
+            request->AdapterOn(decode->hello).digest()) {
       continue;
     }
     if (registry_.Full(*worker)) {
@@ -418,15 +430,20 @@ void RouterCore::Tick() {
 
 void RouterCore::FailIfWaitedTooLong(Request* request) {
   const absl::Duration waited = loop_->Now() - request->waiting_since();
-  if (ready_workers(v1::WORKER_ROLE_DECODE) == 0) {
+  if (!AdapterIsReady(*request)) {
     const absl::Duration limit = request->was_computed()
                                      ? options_.recovery_wait
                                      : options_.no_workers_wait;
     if (waited < limit) return;
     request->Fail(MakeError(
         absl::StatusCode::kUnavailable, "NO_WORKERS",
-        absl::StrCat("no decode worker for ", absl::FormatDuration(limit)), {},
-        absl::Seconds(5)));
+        absl::StrCat(
+            "no decode worker",
+            request->effective().adapter.empty()
+                ? ""
+                : absl::StrCat(" with adapter ", request->effective().adapter),
+            " for ", absl::FormatDuration(limit)),
+        {}, absl::Seconds(5)));
     return;
   }
   const absl::Duration limit =
@@ -450,6 +467,26 @@ bool RouterCore::AnyHeeds(const Request& request) const {
     ready = true;
   }
   return !ready;
+}
+
+std::vector<std::string> RouterCore::adapters() const {
+  std::set<std::string> names;
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (worker->hello.role() != v1::WORKER_ROLE_DECODE) continue;
+    for (const v1::AdapterRef& adapter : worker->hello.adapters()) {
+      names.insert(adapter.name());
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+bool RouterCore::AdapterIsReady(const Request& request) const {
+  const auto& workers = registry_.workers();
+  return std::any_of(workers.begin(), workers.end(), [&](const auto& entry) {
+    const Worker& worker = *entry.second;
+    return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
+           registry_.Placeable(worker) && request.HasAdapter(worker.hello);
+  });
 }
 
 int RouterCore::ready_workers(v1::WorkerRole role) const {

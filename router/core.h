@@ -61,6 +61,8 @@ class RouterCore final : private RegistryListener,
 
   int context_length() const { return registry_.context_length(); }
   KvRoom kv_room() const { return registry_.kv_room(); }
+  // Names of those that some decode worker has, ascending.
+  std::vector<std::string> adapters() const;
   int ready_workers(v1::WorkerRole role) const;
   v1::GetClusterStateResponse State(bool include_requests) const;
   v1::RequestCounts Counts() const;
@@ -98,6 +100,8 @@ class RouterCore final : private RegistryListener,
   void Tick();
   absl::Time tick_due_;
   void FailIfWaitedTooLong(Request* request);
+  // Whether some decode worker has what it needs; room is another matter.
+  bool AdapterIsReady(const Request& request) const;
   std::vector<Request*> All() const;
 
   const RouterOptions options_;
@@ -121,7 +125,8 @@ class RouterCore final : private RegistryListener,
   // Block hashes of the request at the queue's head, per block size.
   mutable std::string hashed_id_;
   mutable size_t hashed_tokens_ = 0;
-  mutable std::map<int, std::vector<uint64_t>> hashes_;
+  // And per adapter's content.
+  mutable std::map<std::pair<int, std::string>, std::vector<uint64_t>> hashes_;
   // Until callbacks returned.
   std::vector<std::unique_ptr<Request>> ended_;
   std::vector<std::unique_ptr<SequenceGroup>> ended_groups_;

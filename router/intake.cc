@@ -19,6 +19,7 @@ ModelLimits Intake::Limits() const {
   }
   limits.kv_blocks = facts_->kv_blocks;
   limits.kv_block_size = facts_->kv_block_size;
+  if (facts_->ready_decode > 0) limits.adapters = facts_->adapters();
   return limits;
 }
 
@@ -120,10 +121,11 @@ absl::StatusOr<v1::DetokenizeResponse> Intake::Detokenize(
   return response;
 }
 
-v1::ModelInfo Intake::Info() const {
+v1::ModelInfo Intake::Info(const std::string& name) const {
   const ModelLimits& limits = model_->limits();
   v1::ModelInfo info;
-  info.set_model(limits.model);
+  info.set_model(name.empty() ? limits.model : name);
+  if (info.model() != limits.model) info.set_parent(limits.model);
   info.set_context_length(facts_->context_length);
   info.set_vocabulary_size(limits.vocabulary_size);
   info.set_has_chat_template(limits.has_chat_template);
@@ -134,6 +136,14 @@ v1::ModelInfo Intake::Info() const {
   info.set_ready_decode_workers(facts_->ready_decode);
   info.set_ready_prefill_workers(facts_->ready_prefill);
   return info;
+}
+
+std::vector<v1::ModelInfo> Intake::Infos() const {
+  std::vector<v1::ModelInfo> infos = {Info()};
+  for (const std::string& adapter : facts_->adapters()) {
+    infos.push_back(Info(adapter));
+  }
+  return infos;
 }
 
 }  // namespace tandem::router

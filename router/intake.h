@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
 #include "router/request.h"
@@ -18,13 +19,28 @@
 namespace tandem::router {
 
 // What threads other than the loop's may know of the cluster: written by it.
-struct ClusterFacts {
+class ClusterFacts {
+ public:
   std::atomic<int> context_length = 0;  // 0: no decode worker
   // Of every decode worker's KV cache at least, in the largest of their blocks.
   std::atomic<int> kv_blocks = 0;
   std::atomic<int> kv_block_size = 0;
   std::atomic<int> ready_decode = 0;
   std::atomic<int> ready_prefill = 0;
+
+  void set_adapters(std::vector<std::string> names) {
+    const MutexLock lock(&mutex_);
+    adapters_ = std::move(names);
+  }
+  // Of all decode workers, ascending.
+  std::vector<std::string> adapters() const {
+    const MutexLock lock(&mutex_);
+    return adapters_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<std::string> adapters_ ABSL_GUARDED_BY(mutex_);
 };
 
 class Intake {
@@ -44,7 +60,10 @@ class Intake {
       const v1::TokenizeRequest& request) const;
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(
       const v1::DetokenizeRequest& request) const;
-  v1::ModelInfo Info() const;
+  // Of the model, or of an adapter by its name.
+  v1::ModelInfo Info(const std::string& name = "") const;
+  // The model's, then those of its adapters.
+  std::vector<v1::ModelInfo> Infos() const;
   ModelLimits Limits() const;
 
  private:

@@ -293,6 +293,7 @@ void Process::UpdateFacts() {
   facts_.kv_blocks = room.blocks;
   facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
   facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
+  facts_.set_adapters(core_->adapters());
 }
 
 void Process::Drain() {

@@ -44,6 +44,7 @@ void Output::Started(std::string request_id, const std::string& model,
   *started->mutable_output() = request_.output;
   if (request_.beam) *started->mutable_beam() = *request_.beam;
   started->set_placement(request_.placement);
+  started->set_adapter(request_.adapter);
   if (request_.output.return_token_ids()) {
     started->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
   }

@@ -68,6 +68,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   if (!placed_) placed_ = now;
   decode_ref_ = choice.decode;
   prefill_ref_ = choice.prefill.value_or(v1::WorkerRef());
+  adapter_ = choice.adapter;
   local_ = !choice.prefill.has_value();
   opened_ = decode_computes_ = prefill_computes_ = false;
   phase_ = Phase::kOpening;
@@ -95,6 +96,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   if (!local_) *open->mutable_prefill_worker() = prefill_ref_;
   open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
+  if (!adapter_.name().empty()) *open->mutable_adapter() = adapter_;
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
@@ -183,6 +185,7 @@ void Request::OpenPrefill(const std::string& ticket) {
   *open->mutable_stopping() = ToStoppingParams(effective_);
   open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
+  if (!adapter_.name().empty()) *open->mutable_adapter() = adapter_;
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
@@ -446,6 +449,21 @@ void Request::NotePair() {
 
 bool Request::MayContinueOn(const v1::WorkerHello& decode) const {
   return !bound_to_ || SameResults(*bound_to_, decode);
+}
+
+v1::AdapterRef Request::AdapterOn(const v1::WorkerHello& worker) const {
+  v1::AdapterRef ref;
+  if (effective_.adapter.empty()) return ref;
+  ref.set_digest(AdapterDigest(worker, effective_.adapter));
+  if (!ref.digest().empty()) ref.set_name(effective_.adapter);
+  return ref;
+}
+
+bool Request::HasAdapter(const v1::WorkerHello& worker) const {
+  if (effective_.adapter.empty()) return true;
+  const std::string digest = AdapterDigest(worker, effective_.adapter);
+  return !digest.empty() &&
+         (output_tokens_.empty() || digest == adapter_.digest());
 }
 
 void Request::Describe(v1::RequestStatus* status) const {

@@ -54,6 +54,7 @@ struct AdmittedRequest {
 struct Choice {
   v1::WorkerRef decode;
   std::optional<v1::WorkerRef> prefill;  // none: the decode worker
+  v1::AdapterRef adapter;                // as both have it; no name: none
 };
 
 class Request;
@@ -138,6 +139,11 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   }
   // Once a decode worker gave tokens, later ones must give the same results.
   bool MayContinueOn(const v1::WorkerHello& decode) const;
+  // The adapter that it asks for as the worker has it; no name: none asked
+  // for, or the worker has none of that name.
+  v1::AdapterRef AdapterOn(const v1::WorkerHello& worker) const;
+  // Once tokens came of one, it must have the same content everywhere.
+  bool HasAdapter(const v1::WorkerHello& worker) const;
   void Describe(v1::RequestStatus* status) const;
 
  private:
@@ -211,6 +217,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // The two calls.
   v1::WorkerRef decode_ref_;
   v1::WorkerRef prefill_ref_;  // of the attempt; empty: local
+  v1::AdapterRef adapter_;     // that the calls name
   bool mixed_ = false;         // some pair of it differed in numerics
   std::unique_ptr<DecodeLeg> decode_;
   std::unique_ptr<PrefillLeg> prefill_;

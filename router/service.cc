@@ -142,7 +142,9 @@ grpc::ServerUnaryReactor* InferenceServer::Detokenize(
 grpc::ServerUnaryReactor* InferenceServer::ListModels(
     grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
     v1::ListModelsResponse* response) {
-  *response->add_models() = intake_->Info();
+  for (v1::ModelInfo& info : intake_->Infos()) {
+    *response->add_models() = std::move(info);
+  }
   return Answer(context, absl::OkStatus());
 }
 
@@ -151,7 +153,7 @@ grpc::ServerUnaryReactor* InferenceServer::GetModel(
     v1::GetModelResponse* response) {
   const absl::Status status =
       ValidateModel(request->model(), intake_->Limits());
-  if (status.ok()) *response->mutable_model() = intake_->Info();
+  if (status.ok()) *response->mutable_model() = intake_->Info(request->model());
   return Answer(context, status);
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/features.h"
 #include "router/errors.h"
 
@@ -295,8 +296,6 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("adapter", !request.adapter().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckOnly("priority", request.has_priority(), request.priority(), 0));
   if (!v1::Placement_IsValid(request.placement())) {
     return FieldInvalid("placement",
@@ -446,9 +445,48 @@ absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
                                    limits.vocabulary_size));
 }
 
+namespace {
+
+bool HasAdapter(const ModelLimits& limits, const std::string& name) {
+  return limits.adapters.has_value() &&
+         std::find(limits.adapters->begin(), limits.adapters->end(), name) !=
+             limits.adapters->end();
+}
+
+// The adapter that the request names, in its own field or as the model.
+absl::StatusOr<std::string> AdapterOf(const v1::GenerateRequest& request,
+                                      const ModelLimits& limits) {
+  const std::string& named = request.adapter();
+  const bool by_model =
+      !request.model().empty() && request.model() != limits.model;
+  if (named.empty()) return by_model ? request.model() : "";
+  if (named.size() > kMaxAdapterName) {
+    return FieldInvalid("adapter", absl::StrCat(named.size(), " bytes"),
+                        absl::StrCat("at most ", kMaxAdapterName));
+  }
+  if (by_model && request.model() != named) {
+    return FieldInvalid(
+        "adapter", named,
+        absl::StrCat("model names another one, ", request.model()));
+  }
+  if (!limits.adapters.has_value() || HasAdapter(limits, named)) return named;
+  return MakeError(
+      absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
+      absl::StrCat("adapter = ", named, ": ",
+                   limits.adapters->empty()
+                       ? "there are none here"
+                       : absl::StrCat("there are ",
+                                      absl::StrJoin(*limits.adapters, ", "))),
+      {{"adapter", named}});
+}
+
+}  // namespace
+
 absl::Status ValidateModel(const std::string& model,
                            const ModelLimits& limits) {
-  if (model.empty() || model == limits.model) return absl::OkStatus();
+  if (model.empty() || model == limits.model || HasAdapter(limits, model)) {
+    return absl::OkStatus();
+  }
   return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
                    absl::StrCat("model = ", model.substr(0, 128),
                                 ": served here is ", limits.model),
@@ -569,6 +607,9 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   effective.placement = request.placement() == v1::PLACEMENT_UNSPECIFIED
                             ? v1::PLACEMENT_AUTO
                             : request.placement();
+  absl::StatusOr<std::string> adapter = AdapterOf(request, limits);
+  if (!adapter.ok()) return adapter.status();
+  effective.adapter = *std::move(adapter);
   effective.cache_salt = request.cache().cache_salt();
   effective.no_kv_cache = request.cache().no_kv_cache();
   effective.bypass_prefix_cache =

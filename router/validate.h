@@ -34,6 +34,8 @@ struct ModelLimits {
   int layers = 0;
   bool has_chat_template = false;
   std::vector<int32_t> eos_token_ids;
+  // LoRA adapters of the decode workers; unset: not known, not checked.
+  std::optional<std::vector<std::string>> adapters;
   int default_max_tokens = 4096;
   // What every decode worker's KV cache holds; 0: not known, not checked.
   int kv_blocks = 0;
@@ -60,6 +62,7 @@ inline constexpr int kMaxBadWords = 64;
 inline constexpr int kMaxBadWordBytes = 64;
 inline constexpr int kMaxCacheSaltBytes = 64;
 inline constexpr int kMaxAttentionWeights = 16384;  // with a token: 64 KiB
+inline constexpr int kMaxAdapterName = 64;
 inline constexpr float kMaxTemperature = 2;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr float kMaxLogitBias = 100;
@@ -72,6 +75,7 @@ struct EffectiveRequest {
   v1::StoppingOptions stopping;  // max_tokens unset until FitToContext
   v1::OutputOptions output;
   v1::Placement placement = v1::PLACEMENT_AUTO;
+  std::string adapter;  // empty: none
   std::string cache_salt;
   bool bypass_prefix_cache = false;
   bool no_kv_cache = false;
@@ -94,7 +98,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
 // Printable ASCII, of bounded length.
 absl::Status ValidateRequestId(std::string_view id);
-// NOT_FOUND where `model` is neither empty nor the one served.
+// NOT_FOUND where `model` is neither empty nor the one served nor an adapter.
 absl::Status ValidateModel(const std::string& model, const ModelLimits& limits);
 // Each id must be below the vocabulary size.
 template <typename Ids>

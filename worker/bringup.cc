@@ -259,6 +259,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   if (flags.attention_output) hello.add_features(kFeatureAttention);
   // Beams share what they have in common.
   if (flags.kv_cache == "on") hello.add_features(kFeatureBeamSearch);
+  parts.adapters.table.List(hello.mutable_adapters());
   return hello;
 }
 
@@ -375,6 +376,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                           });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
+  absl::StatusOr<LoadedAdapters> adapters = LoadAdapters(
+      flags.lora_modules, flags.max_lora_rank, *spec, parts.backend.get());
+  if (!adapters.ok()) return adapters.status();
+  parts.adapters = *std::move(adapters);
 
   const DType kv_dtype =
       kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()
@@ -388,6 +393,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
   executor.max_draws = MaxDraws(*speculation, executor.max_sequences,
                                 flags.max_num_batched_tokens);
+  executor.loras = parts.adapters.slots.get();
   const absl::StatusOr<std::optional<GpuMemory>> gpu = MeasureGpu(
       executor, *parts.model,
       parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);

@@ -22,6 +22,7 @@
 #include "kernels/backend.h"
 #include "tandem/v1/registry.pb.h"
 #include "worker/gpu_handoff.h"
+#include "worker/load_adapters.h"
 
 namespace tandem::worker {
 
@@ -57,6 +58,8 @@ struct WorkerFlags {
   bool attention_output = false;      // tokens may bring weights along
   bool prefix_caching = true;
   bool mixed_numerics = false;
+  std::vector<std::string> lora_modules;  // NAME=DIRECTORY
+  int max_lora_rank = 16;
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   std::string speculative_config;         // JSON; empty: no speculation
@@ -72,6 +75,7 @@ struct WorkerParts {
   std::unique_ptr<kernels::Backend> backend;
   std::unique_ptr<GpuHandoff> gpu;  // null on a CPU
   std::unique_ptr<engine::Model> model;
+  LoadedAdapters adapters;
   std::unique_ptr<engine::DeviceExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
   std::unique_ptr<kernels::Buffer> offload_memory;  // these three: null

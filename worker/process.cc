@@ -113,6 +113,11 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->Add(
       "enforce-eager", &worker.enforce_eager,
       "On a GPU, put steps on it operation by operation (no CUDA graphs)");
+  line->AddList("lora-modules", &worker.lora_modules,
+                "LoRA adapters as PEFT saves them, NAME=DIRECTORY each");
+  line->AddInt("max-lora-rank", &worker.max_lora_rank,
+               "Largest rank of an adapter, for which memory is kept",
+               {1, 512});
   line->Group("Handoff");
   line->AddChoice("handoff", &worker.handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves; auto: between GPUs NCCL, else shared memory "

@@ -110,9 +110,16 @@ void HttpFront::Generate(Parse parse,
   });
 }
 
+// vLLM lists adapters as models that have a parent.
 HttpResponse HttpFront::Models() const {
-  return Json(
-      {{"object", "list"}, {"data", json::array({json::parse(Model().body)})}});
+  json data = json::array({json::parse(Model().body)});
+  const std::vector<v1::ModelInfo> infos = intake_->Infos();
+  for (size_t i = 1; i < infos.size(); ++i) {
+    data.push_back(data[0]);
+    data.back()["id"] = infos[i].model();
+    data.back()["parent"] = infos[i].parent();
+  }
+  return Json({{"object", "list"}, {"data", std::move(data)}});
 }
 
 HttpResponse HttpFront::Model() const {

@@ -193,7 +193,6 @@ const Case kCases[] = {
     {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
     {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
     {"output.attention", "output { attention { } }"},  // not offered here
-    {"adapter", "adapter: 'a'"},
     {"", "cache { no_kv_cache: false }"},
     {"cache.no_kv_cache", "cache { no_kv_cache: true }"},  // not offered here
     {"", "output { echo: false }"},
@@ -491,6 +490,45 @@ TEST(FitToContext, Table) {
     if (!status.ok()) continue;
     EXPECT_EQ(e.stopping.max_tokens(), c.expected);
   }
+}
+
+TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
+  const struct {
+    const char* model;
+    const char* adapter;
+    bool known;            // which there are
+    const char* expected;  // the adapter, or the error's reason
+  } cases[] = {{"", "", true, ""},
+               {"m", "", true, ""},
+               {"", "verse", true, "verse"},
+               {"m", "verse", true, "verse"},
+               {"verse", "", true, "verse"},
+               {"verse", "verse", true, "verse"},
+               {"verse", "prose", true, "FIELD_INVALID"},
+               {"", "rhyme", true, "ADAPTER_NOT_FOUND"},
+               {"rhyme", "", true, "MODEL_NOT_FOUND"},
+               {"", "rhyme", false, "rhyme"},
+               {"verse", "", false, "MODEL_NOT_FOUND"}};
+  for (const auto& c : cases) {
+    ModelLimits limits = Limits();
+    if (c.known) limits.adapters = {"prose", "verse"};
+    v1::GenerateRequest request;
+    request.set_text("x");
+    request.set_model(c.model);
+    request.set_adapter(c.adapter);
+    const auto effective = Validate(request, limits);
+    EXPECT_EQ(
+        effective.ok() ? effective->adapter : ErrorReason(effective.status()),
+        c.expected)
+        << c.model << " " << c.adapter;
+  }
+  v1::GenerateRequest request;
+  request.set_text("x");
+  request.set_adapter("rhyme");
+  ModelLimits limits = Limits();
+  limits.adapters.emplace();
+  EXPECT_EQ(Validate(request, limits).status().message(),
+            "adapter = rhyme: there are none here");
 }
 
 }  // namespace
