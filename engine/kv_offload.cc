@@ -130,10 +130,12 @@ bool KvOffload::Keep(int32_t block, const BlockHash& hash) {
   entry->memory = slot;
   entry->in_memory = memory_order_.insert(memory_order_.end(), entry);
   entry->pins = 1;
+  entry->saving = true;
   entries_.emplace(hash, std::move(made));
   ++counters_.saved;
   mover_->SaveBlock(block, Slot(slot), [this, entry] {
     --entry->pins;
+    entry->saving = false;
     if (file_ == nullptr) return;
     unwritten_.push_back(entry->hash);
     // What was forgotten before its turn came is among them.
@@ -179,7 +181,10 @@ void KvOffload::WriteBehind() {
          free_memory_.size() * 4 <
              static_cast<size_t>(options_.memory_blocks)) {
     Entry* const entry = Find(unwritten_.front());
-    if (entry == nullptr || entry->memory < 0 || entry->file >= 0) {
+    // One that is being saved was forgotten since and is kept anew: its slot
+    // holds something else yet. The end of the save brings it here again.
+    if (entry == nullptr || entry->saving || entry->memory < 0 ||
+        entry->file >= 0) {
       unwritten_.pop_front();
       continue;
     }
@@ -317,6 +322,9 @@ absl::Status KvOffload::CheckInvariants() const {
       if (!entry->writing && *entry->in_file != entry.get()) {
         return broken("file order");
       }
+    }
+    if (entry->saving && (entry->reading || entry->writing)) {
+      return broken("reads or writes what is not saved yet");
     }
     reading += entry->reading;
     writing += entry->writing;

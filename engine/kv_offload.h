@@ -107,6 +107,7 @@ class KvOffload final : public KvTier {
     int memory = -1;       // slot
     int file = -1;         // slot
     int pins = 0;          // operations that use the memory slot
+    bool saving = false;   // its memory is being filled from the pool
     bool reading = false;  // its memory is being filled from the file
     bool writing = false;  // its file slot is being written
     absl::Time read_since;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -33,9 +34,12 @@ class FakeBlockFile final : public BlockFile {
 
   void Write(int slot, const BlockHash& hash, absl::Span<const std::byte> data,
              Done done) override {
-    Push([this, slot, hash, data, done = std::move(done)]() mutable {
+    // Takes the data when it begins, as early as a thread may.
+    auto taken = std::make_shared<std::vector<std::byte>>();
+    auto take = [taken, data] { taken->assign(data.begin(), data.end()); };
+    auto write = [this, slot, hash, taken, done = std::move(done)]() mutable {
       Slot& to = slots_[slot];
-      to.data.assign(data.begin(), data.end());
+      to.data = std::move(*taken);
       to.hash = hash;
       if (random_.Uniform() < options_.full) {
         to = Slot();
@@ -43,11 +47,12 @@ class FakeBlockFile final : public BlockFile {
       } else {
         done(absl::OkStatus());
       }
-    });
+    };
+    Push({std::move(take), std::move(write)});
   }
   void Read(int slot, const BlockHash& hash, absl::Span<std::byte> data,
             Done done) override {
-    Push([this, slot, hash, data, done = std::move(done)]() mutable {
+    auto read = [this, slot, hash, data, done = std::move(done)]() mutable {
       const Slot& from = slots_[slot];
       const bool right = from.data.size() == data.size() && from.hash == hash &&
                          random_.Uniform() >= options_.corrupt;
@@ -58,7 +63,8 @@ class FakeBlockFile final : public BlockFile {
         std::fill(data.begin(), data.end(), std::byte{0x5a});
         done(absl::DataLossError("not what was written"));
       }
-    });
+    };
+    Push({[] {}, std::move(read)});
   }
 
  private:
@@ -67,23 +73,29 @@ class FakeBlockFile final : public BlockFile {
     std::vector<std::byte> data;
   };
 
-  void Push(absl::AnyInvocable<void()> run) {
-    operations_.push_back(std::move(run));
+  struct Operation {
+    absl::AnyInvocable<void()> begin;
+    absl::AnyInvocable<void()> end;
+  };
+
+  void Push(Operation operation) {
+    operations_.push_back(std::move(operation));
     if (operations_.size() == 1) Start();
   }
   void Start() {
+    operations_.front().begin();
     timer_.Start(options_.latency, [this] {
-      absl::AnyInvocable<void()> run = std::move(operations_.front());
+      absl::AnyInvocable<void()> end = std::move(operations_.front().end);
       operations_.pop_front();
       if (!operations_.empty()) Start();
-      run();
+      end();
     });
   }
 
   const FakeBlockFileOptions options_;
   SeededRandom random_;
   std::map<int, Slot> slots_;
-  std::deque<absl::AnyInvocable<void()>> operations_;
+  std::deque<Operation> operations_;
   Timer timer_;
 };
 

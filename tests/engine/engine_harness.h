@@ -91,6 +91,7 @@ struct HarnessOptions {
   FakeModel model = {.num_layers = 2, .vocab_size = 100, .weights = 1};
   uint64_t seed = 1;
   absl::Duration step_jitter = absl::ZeroDuration();
+  absl::Duration copy_base = FakeExecutorOptions().copy_base;
   KvOffloadOptions offload = {};  // no memory: none
   FakeBlockFileOptions file = {};
 };
@@ -115,7 +116,8 @@ class Harness final : public EngineListener {
                 .num_blocks = options.num_blocks,
                 .block_size = options.block_size,
                 .seed = options.seed,
-                .step_jitter = options.step_jitter},
+                .step_jitter = options.step_jitter,
+                .copy_base = options.copy_base},
                &loop),
         executor(&device),
         file(options.file, &loop),

@@ -51,7 +51,10 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
   options.offload.read_timeout = absl::Milliseconds(20);
   if (seed % 3 == 2) {
     options.offload.file_blocks = 1 + static_cast<int>(random.Below(60));
-    options.file = {.latency = absl::Milliseconds(2),
+    // Slow ones let blocks come and go while their saves and writes wait.
+    const bool slow = seed % 2 == 0;
+    if (slow) options.copy_base = absl::Milliseconds(3);
+    options.file = {.latency = absl::Milliseconds(slow ? 20 : 2),
                     .full = 0.1,
                     .corrupt = 0.1,
                     .seed = seed};

@@ -6,10 +6,13 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <cstring>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "tests/engine/engine_harness.h"
 
 namespace tandem::engine {
@@ -169,6 +172,86 @@ TEST(KvOffloadTest, RoutersHearOfABlockUntilItIsGoneEverywhere) {
   for (const uint64_t hash : first) {
     EXPECT_TRUE(std::find(gone.begin(), gone.end(), hash) != gone.end());
   }
+}
+
+// Saves that end when they are told to. A block's content is its number.
+class ManualMover final : public BlockMover {
+ public:
+  int64_t block_bytes() const override { return sizeof(int32_t); }
+  void SaveBlock(int32_t block, std::byte* to,
+                 absl::AnyInvocable<void()> done) override {
+    saves_.push_back([block, to, done = std::move(done)]() mutable {
+      std::memcpy(to, &block, sizeof(block));
+      done();
+    });
+  }
+  void RestoreBlock(int32_t, const std::byte*,
+                    absl::AnyInvocable<void()>) override {
+    FAIL() << "nobody asked for one";
+  }
+  void EndSaves() {
+    for (; !saves_.empty(); saves_.pop_front()) saves_.front()();
+  }
+
+ private:
+  std::deque<absl::AnyInvocable<void()>> saves_;
+};
+
+// Takes the data at once, and ends a write when it is told to.
+class ManualFile final : public BlockFile {
+ public:
+  void Write(int, const BlockHash& hash, absl::Span<const std::byte> data,
+             Done done) override {
+    int32_t block = -1;
+    std::memcpy(&block, data.data(), sizeof(block));
+    written[hash].push_back(block);
+    writes_.push_back(std::move(done));
+  }
+  void Read(int, const BlockHash&, absl::Span<std::byte>, Done) override {
+    FAIL() << "nobody asked for one";
+  }
+  void EndWrite() {
+    ASSERT_FALSE(writes_.empty());
+    Done done = std::move(writes_.front());
+    writes_.pop_front();
+    done(absl::OkStatus());
+  }
+
+  absl::flat_hash_map<BlockHash, std::vector<int32_t>> written;
+
+ private:
+  std::deque<Done> writes_;
+};
+
+TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
+  VirtualLoop loop;
+  ManualMover mover;
+  ManualFile file;
+  KvPool pool(8, 4);
+  std::vector<std::byte> memory(5 * sizeof(int32_t));
+  KvOffload offload({.memory_blocks = 5, .file_blocks = 20}, &loop, &mover,
+                    &pool, memory.data(), &file);
+  const std::vector<BlockHash> hashes =
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, 6 * 4), 4);
+  // Four are being written, one waits for its turn.
+  for (int32_t block = 0; block < 5; ++block) {
+    ASSERT_TRUE(offload.Keep(block, hashes[static_cast<size_t>(block)]));
+    mover.EndSaves();
+  }
+  ASSERT_EQ(file.written.size(), 4u);
+  // It gives way to another, which gives way to it: its slot holds the other.
+  ASSERT_TRUE(offload.Keep(5, hashes[5]));
+  mover.EndSaves();
+  ASSERT_TRUE(offload.Keep(4, hashes[4]));
+  file.EndWrite();
+  EXPECT_FALSE(file.written.contains(hashes[4]));
+  mover.EndSaves();
+  while (offload.counters().written < 5) file.EndWrite();
+  for (int32_t block = 0; block < 5; ++block) {
+    EXPECT_THAT(file.written[hashes[static_cast<size_t>(block)]],
+                ::testing::ElementsAre(block));
+  }
+  EXPECT_TRUE(offload.CheckInvariants().ok()) << offload.CheckInvariants();
 }
 
 }  // namespace
