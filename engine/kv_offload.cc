@@ -49,7 +49,12 @@ bool KvOffload::InMemory(const BlockHash& hash) const {
 std::vector<BlockHash> KvOffload::Hashes() const {
   std::vector<BlockHash> hashes;
   hashes.reserve(entries_.size());
-  for (const auto& [hash, entry] : entries_) hashes.push_back(hash);
+  for (auto it = memory_order_.rbegin(); it != memory_order_.rend(); ++it) {
+    hashes.push_back((*it)->hash);
+  }
+  for (auto it = file_order_.rbegin(); it != file_order_.rend(); ++it) {
+    if ((*it)->memory < 0) hashes.push_back((*it)->hash);
+  }
   return hashes;
 }
 

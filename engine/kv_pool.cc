@@ -214,15 +214,17 @@ CacheChanges KvPool::TakeChanges() {
   return changes;
 }
 
-std::vector<uint64_t> KvPool::CachedHashes() const {
+std::vector<uint64_t> KvPool::CachedHashes(size_t most) const {
   std::vector<uint64_t> hashes;
   hashes.reserve(found_.size());
   for (const auto& [hash, id] : found_) hashes.push_back(hash.Short());
   if (tier_ != nullptr) {
     for (const BlockHash& hash : tier_->Hashes()) {
+      if (hashes.size() >= most) break;
       if (!found_.contains(hash)) hashes.push_back(hash.Short());
     }
   }
+  if (hashes.size() > most) hashes.resize(most);
   std::sort(hashes.begin(), hashes.end());
   return hashes;
 }

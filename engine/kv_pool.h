@@ -140,7 +140,7 @@ class KvTier {
   // the content is held here from now on, or was already.
   virtual bool Keep(int32_t block, const BlockHash& hash) = 0;
   virtual bool Holds(const BlockHash& hash) const = 0;
-  // All that it holds, in any order.
+  // All that it holds, the newest first.
   virtual std::vector<BlockHash> Hashes() const = 0;
 };
 
@@ -196,8 +196,9 @@ class KvPool {
   KvPoolCounts counts() const { return counts_; }
   CacheChanges TakeChanges();
   // All that can be found, ascending: for a full re-publish. Equal to the
-  // sum of all changes once TakeChanges has been called.
-  std::vector<uint64_t> CachedHashes() const;
+  // sum of all changes once TakeChanges has been called. Where it is more than
+  // `most`, the tier's oldest are left out, and then any.
+  std::vector<uint64_t> CachedHashes(size_t most = SIZE_MAX) const;
   // Every block in exactly one state, sums right, references as counted:
   // INTERNAL with the first contradiction. Cheap enough for every test.
   absl::Status CheckInvariants() const;

@@ -4,12 +4,34 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/types/span.h"
+
 namespace tandem::worker {
 namespace {
 
 // Slow readers lose the increments and get everything anew: the queue to a
 // router is bounded by a few messages.
 constexpr size_t kMaxUnsent = 16;
+
+// Both in order, and no message with more than `most`; one at least.
+void SendCache(bool reset, absl::Span<const uint64_t> removed,
+               absl::Span<const uint64_t> added, int most,
+               RegistryStream* stream) {
+  do {
+    v1::RegisterRequest message;
+    v1::CacheChange* const cache = message.mutable_cache();
+    cache->set_reset(std::exchange(reset, false));
+    const auto gone =
+        removed.first(std::min(removed.size(), static_cast<size_t>(most)));
+    cache->mutable_removed()->Add(gone.begin(), gone.end());
+    removed.remove_prefix(gone.size());
+    const auto come = added.first(
+        std::min(added.size(), static_cast<size_t>(most) - gone.size()));
+    cache->mutable_added()->Add(come.begin(), come.end());
+    added.remove_prefix(come.size());
+    stream->Send(std::move(message));
+  } while (!removed.empty() || !added.empty());
+}
 
 }  // namespace
 
@@ -105,22 +127,15 @@ void Registration::SayLoad() {
     v1::RegisterRequest message;
     *message.mutable_load() = load;
     link->stream->Send(std::move(message));
-    v1::RegisterRequest cache;
     if (!link->cache_known) {
       link->cache_known = true;
-      cache.mutable_cache()->set_reset(true);
-      for (const uint64_t hash : pool_->CachedHashes()) {
-        cache.mutable_cache()->add_added(hash);
-      }
-    } else if (changes.added.empty() && changes.removed.empty()) {
-      continue;
-    } else {
-      cache.mutable_cache()->mutable_added()->Add(changes.added.begin(),
-                                                  changes.added.end());
-      cache.mutable_cache()->mutable_removed()->Add(changes.removed.begin(),
-                                                    changes.removed.end());
+      SendCache(/*reset=*/true, {},
+                pool_->CachedHashes(options_.max_cached_hashes),
+                options_.max_hashes_per_message, link->stream.get());
+    } else if (!changes.added.empty() || !changes.removed.empty()) {
+      SendCache(/*reset=*/false, changes.removed, changes.added,
+                options_.max_hashes_per_message, link->stream.get());
     }
-    link->stream->Send(std::move(cache));
   }
 }
 

@@ -30,6 +30,10 @@ struct RegistrationOptions {
   absl::Duration silence = absl::Seconds(4);  // of a router
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
+  // Of the whole cache, as many as a router remembers; and 2 MiB a message,
+  // where gRPC takes 4.
+  size_t max_cached_hashes = size_t{1} << 20;
+  int max_hashes_per_message = 1 << 18;
 };
 
 class Registration {

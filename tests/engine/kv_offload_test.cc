@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <deque>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -252,6 +253,29 @@ TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
                 ::testing::ElementsAre(block));
   }
   EXPECT_TRUE(offload.CheckInvariants().ok()) << offload.CheckInvariants();
+}
+
+TEST(KvOffloadTest, RoutersHearOfTheNewestWhereAllIsTooMuch) {
+  Harness harness(Small(16, 100));
+  for (uint64_t prompt = 1; prompt < 8; ++prompt) {
+    RunPrompt(harness, prompt, prompt);
+  }
+  const std::vector<BlockHash> kept = harness.offload->Hashes();
+  const size_t pool = static_cast<size_t>(harness.pool.counts().cached);
+  std::set<uint64_t> expected;
+  for (const uint64_t hash : harness.pool.CachedHashes()) expected.insert(hash);
+  ASSERT_EQ(expected.size(), pool + kept.size());
+  EXPECT_EQ(harness.pool.CachedHashes(pool).size(), pool);
+  EXPECT_EQ(harness.pool.CachedHashes(3).size(), 3u);
+  // All but the oldest of the file.
+  expected.erase(kept.back().Short());
+  const auto told = harness.pool.CachedHashes(expected.size());
+  EXPECT_TRUE(
+      std::equal(told.begin(), told.end(), expected.begin(), expected.end()));
+  const auto first =
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
+  EXPECT_TRUE(std::find(first.begin(), first.end(), kept.back()) !=
+              first.end());
 }
 
 }  // namespace

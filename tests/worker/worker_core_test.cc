@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "tests/simulation/network.h"
@@ -166,6 +167,8 @@ struct Router : StreamHandler<v1::RegisterRequest> {
       case v1::RegisterRequest::kCache:
         if (message.cache().reset()) hashes.clear();
         story += message.cache().reset() ? 'R' : 'c';
+        most_hashes = std::max(most_hashes, message.cache().added_size() +
+                                                message.cache().removed_size());
         for (const uint64_t hash : message.cache().added()) {
           hashes.insert(hash);
         }
@@ -173,6 +176,7 @@ struct Router : StreamHandler<v1::RegisterRequest> {
           hashes.erase(hash);
         }
         return;
+      case v1::RegisterRequest::kAdapters:
       case v1::RegisterRequest::EVENT_NOT_SET:
         ADD_FAILURE();
     }
@@ -190,6 +194,7 @@ struct Router : StreamHandler<v1::RegisterRequest> {
   int loads = 0;
   std::string story;
   std::set<uint64_t> hashes;
+  int most_hashes = 0;  // in a message
 };
 
 struct RegistrationTest : testing::Test {
@@ -201,6 +206,10 @@ struct RegistrationTest : testing::Test {
         two(&world, "two"),
         pool(8, 4) {
     options.hello.mutable_worker()->set_worker_id("worker");
+    options.max_hashes_per_message = 5;
+    Register();
+  }
+  void Register() {
     registration = std::make_unique<Registration>(
         options, &worker->loop, &random,
         [this](const std::string& endpoint) {
@@ -279,6 +288,33 @@ TEST_F(RegistrationTest, EveryRouterKnowsTheCacheAndItsChanges) {
   EXPECT_EQ(one.hashes.size(), 8u);
   EXPECT_GE(one.loads, 10);
   EXPECT_EQ(troubles, "");
+}
+
+TEST_F(RegistrationTest, AWholeCacheComesInPieces) {
+  std::vector<int32_t> tokens(8 * 4, 5);
+  Cache(tokens);
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.story, "HRc");
+  EXPECT_EQ(one.hashes.size(), 8u);
+  EXPECT_EQ(one.hashes, Cached());
+  tokens.assign(8 * 4, 6);
+  Cache(tokens);  // eight that come for eight that go
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.story, "HRccccc");
+  EXPECT_EQ(one.hashes.size(), 8u);
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_EQ(one.most_hashes, 5);
+  EXPECT_EQ(troubles, "");
+}
+
+TEST_F(RegistrationTest, NoMoreIsSaidThanRoutersRemember) {
+  options.max_cached_hashes = 7;
+  Register();
+  Cache(std::vector<int32_t>(8 * 4, 5));
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.hashes.size(), 7u);
 }
 
 TEST_F(RegistrationTest, ABrokenStreamIsDialledAgainAndSaysEverything) {
