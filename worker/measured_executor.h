@@ -5,6 +5,7 @@
 #ifndef TANDEM_WORKER_MEASURED_EXECUTOR_H_
 #define TANDEM_WORKER_MEASURED_EXECUTOR_H_
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -88,9 +89,10 @@ class MeasuredExecutor final : public engine::Executor {
       raw->rows += static_cast<int>(entry.tokens.size());
       const auto draws = static_cast<int64_t>(entry.draws.size());
       raw->drawn += draws;
-      raw->work += shape_.EntryWork(
-          entry.position, static_cast<int64_t>(entry.tokens.size()), draws);
-      (entry.tokens.size() > 1 ? prefill : decode) = true;
+      const auto rows = static_cast<int64_t>(entry.tokens.size());
+      raw->work += shape_.EntryWork(entry.position, rows, draws);
+      // Guesses that are verified are rows too, and each is drawn behind.
+      (rows > std::max<int64_t>(draws, 1) ? prefill : decode) = true;
     }
     raw->work.weight_bytes = shape_.StepWeightBytes(raw->rows, raw->drawn);
     raw->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";

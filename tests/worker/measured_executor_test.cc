@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/measured_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/testing/virtual_loop.h"
+
+namespace tandem::worker {
+namespace {
+
+// Ends each step at once.
+class Device final : public engine::Executor {
+ public:
+  void Submit(const engine::Step* step,
+              engine::StepListener* listener) override {
+    listener->OnStepDone(step->id, engine::StepResult());
+  }
+  void Gather(const engine::KvPart&, kernels::DType, uint64_t, std::byte*,
+              absl::AnyInvocable<void(kernels::KvDigest)>) override {}
+  void Scatter(const engine::KvPart&, kernels::DType, const std::byte*,
+               absl::AnyInvocable<void()>) override {}
+  void Digest(const engine::KvPart&, kernels::DType, uint64_t,
+              absl::AnyInvocable<void(kernels::KvDigest)>) override {}
+  const kernels::KvShape& kv_shape() const override { return shape_; }
+
+ private:
+  kernels::KvShape shape_;
+};
+
+struct Listener final : engine::StepListener {
+  void OnLayersDone(uint64_t, int) override {}
+  void OnStepDone(uint64_t, absl::StatusOr<engine::StepResult>) override {}
+};
+
+TEST(MeasuredExecutorTest, AStepsPhaseIsWhatItsRowsAreFor) {
+  VirtualLoop loop;
+  Metrics metrics("decode", "model");
+  Watchdog watchdog(absl::Seconds(60), loop.Now());
+  Device device;
+  Listener listener;
+  MeasuredExecutor executor(&device, &loop, &metrics, &watchdog,
+                            engine::WorkShape());
+  const std::vector<int32_t> tokens(8);
+  const std::vector<engine::RowDraw> draws(8);
+  uint64_t id = 0;
+  // Rows and draws of a step's entries.
+  const auto run = [&](const std::vector<std::pair<size_t, size_t>>& entries) {
+    engine::Step step{.id = ++id, .entries = {}};
+    for (const auto& [rows, drawn] : entries) {
+      engine::StepEntry& entry = step.entries.emplace_back();
+      entry.tokens = absl::MakeConstSpan(tokens).first(rows);
+      entry.draws = absl::MakeConstSpan(draws).first(drawn);
+    }
+    executor.Submit(&step, &listener);
+  };
+  const auto count = [&](const char* phase) {
+    const std::string text = metrics.Text();
+    const std::string mark = std::string("phase=\"") + phase + "\"";
+    for (size_t at = text.find("tandem_step_batch_tokens_count");
+         at != std::string::npos;
+         at = text.find("tandem_step_batch_tokens_count", at + 1)) {
+      const std::string line = text.substr(at, text.find('\n', at) - at);
+      if (line.find(mark) != std::string::npos) {
+        return std::stoi(line.substr(line.rfind(' ') + 1));
+      }
+    }
+    return 0;
+  };
+  run({{1, 1}, {1, 1}});
+  run({{4, 4}, {1, 1}});  // three guesses are verified
+  EXPECT_EQ(count("decode"), 2);
+  run({{8, 0}});
+  run({{8, 1}});
+  EXPECT_EQ(count("prefill"), 2);
+  run({{1, 1}, {8, 1}});
+  EXPECT_EQ(count("mixed"), 1);
+  EXPECT_EQ(count("decode"), 2);
+}
+
+}  // namespace
+}  // namespace tandem::worker
