@@ -30,9 +30,9 @@ absl::Status CheckBeams(const BeamOptions& options,
     return refuse("best is ", options.best, ", expected 1 to the width, ",
                   options.width);
   }
-  if (!std::isfinite(options.length_penalty)) {
-    return refuse("length_penalty is ", options.length_penalty,
-                  ", expected a finite number");
+  if (!(std::abs(options.length_penalty) <= kMaxLengthPenalty)) {
+    return refuse("length_penalty is ", options.length_penalty, ", expected -",
+                  kMaxLengthPenalty, " to ", kMaxLengthPenalty);
   }
   return absl::OkStatus();
 }

@@ -29,10 +29,13 @@ namespace tandem::engine {
 // (kHeuristic), or at the length that would be best for it (kNever).
 enum class EarlyStopping { kHeuristic, kAlways, kNever };
 
+// Either sign: with more, lengths' powers would leave what a double holds.
+inline constexpr double kMaxLengthPenalty = 10;
+
 struct BeamOptions {
-  int width = 0;  // 0: no beam search
-  int best = 1;   // hypotheses wanted, at most `width`
-  double length_penalty = 1;
+  int width = 0;              // 0: no beam search
+  int best = 1;               // hypotheses wanted, at most `width`
+  double length_penalty = 1;  // at most kMaxLengthPenalty, either sign
   EarlyStopping early_stopping = EarlyStopping::kHeuristic;
 };
 

@@ -79,7 +79,9 @@ void Engine::Advance(BeamGroup* group) {
     }
   }
   for (std::unique_ptr<Sequence>& parent : parents) {
-    if (parent != nullptr) DropLane(std::move(parent));
+    if (parent == nullptr) continue;
+    DropLane(std::move(parent));
+    blocks_returned_ = true;  // its own, and what a fork has copied
   }
   ++changes_;
   if (!group->search.done()) return;

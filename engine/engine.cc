@@ -377,7 +377,8 @@ absl::Span<const int32_t> Engine::block_table(SequenceId id) const {
 std::vector<BlockRef> Engine::ShareBlocks(SequenceId id, int begin,
                                           int end) const {
   const auto it = sequences_.find(id);
-  TANDEM_CHECK(it != sequences_.end(), "only a sequence here has blocks");
+  TANDEM_CHECK(it != sequences_.end(),
+               "only a sequence here, and no beam search, shares blocks");
   const std::vector<BlockRef>& blocks = it->second->blocks;
   const size_t first = static_cast<size_t>(begin / pool_->block_size());
   const size_t count = static_cast<size_t>(CeilDiv(end, pool_->block_size()));
@@ -462,6 +463,7 @@ void Engine::ApplyResult(const StepResult& result) {
     TANDEM_CHECK(drawn <= result.tokens.size(),
                  "a step drew less tokens than it was asked for");
     part.surplus = sequence->finished || sequence->retired;
+    part.lane = sequence->group != nullptr;
     const int own = part.tokens - part.drafts;
     stats_.prefill_tokens += own - (entry.draws.empty() ? 0 : 1);
     stats_.surplus_tokens += !entry.draws.empty() && part.surplus ? 1 : 0;
@@ -580,10 +582,11 @@ void Engine::DeliverTokens(const StepResult& result) {
     drawn += running_->step.entries[i].draws.size();
     const Plan::Part& part = running_->parts[i];
     const Sequence& sequence = *part.sequence;
-    if (!sequence.retired && !part.surplus) {
-      const BeamGroup* const group = sequence.group;
-      listener_->OnWork(group == nullptr ? sequence.id : group->id,
-                        WorkOfPart(i, weight_bytes));
+    // A lane that goes no further has worked for its search all the same.
+    const bool here =
+        part.lane ? beams_.contains(sequence.id) : !sequence.retired;
+    if (here && !part.surplus) {
+      listener_->OnWork(sequence.id, WorkOfPart(i, weight_bytes));
     }
     // The listener may retire it at any token.
     for (int j = 0; j < part.appended && !sequence.retired; ++j) {

@@ -161,7 +161,7 @@ class EngineListener {
   // without progress) before a sequence is preempted. True: try again; but
   // where nothing became available, sequences are preempted all the same.
   virtual bool OnBlocksShort(int blocks) = 0;
-  // Blocks of sequences that ended while a step used them have come back.
+  // Blocks that a step used and nobody needs any more have come back.
   virtual void OnBlocksFreed() {}
   // The device failed the step; the listed sequences are gone.
   virtual void OnStepFailed(const std::vector<SequenceId>& sequences,
@@ -235,11 +235,13 @@ class Engine final : private StepListener {
   // retired or preempted, or the next step is planned. Empty if unknown.
   absl::Span<const int32_t> block_table(SequenceId id) const;
   // References to the blocks of [begin, end), behind empty ones for those
-  // before: pins them beyond Retire. REQUIRES: contains(id), and it has these.
+  // before: pins them beyond Retire. REQUIRES: a sequence here, no beam
+  // search, and it has these.
   std::vector<BlockRef> ShareBlocks(SequenceId id, int begin, int end) const;
   // The sequence's keep_from is `position` now. No-op if unknown.
   void KeepFrom(SequenceId id, int position);
-  // How many positions of the sequence hold finished KV. -1 if unknown.
+  // How many positions of the sequence hold finished KV. -1 if unknown, and of
+  // a beam search.
   int computed(SequenceId id) const;
   // Of the sequence since it was added; none if unknown.
   DraftCounts drafts(SequenceId id) const;
@@ -276,6 +278,7 @@ class Engine final : private StepListener {
       int drafts = 0;        // guesses among them, the last ones
       int appended = 0;      // tokens that the step gave
       bool surplus = false;  // it ended in the step before
+      bool lane = false;     // of a beam search, maybe dropped meanwhile
     };
     std::vector<Part> parts;
     int rows = 0;                           // of all parts
@@ -350,6 +353,7 @@ class Engine final : private StepListener {
   int MostDrafts(const Sequence& sequence) const;
   bool MayDraft(Sequence* sequence);
   Room MakeRoom(Sequence* sequence, int missing, Plan* plan);
+  static bool HoldsBlocks(const Sequence& sequence);
   Sequence* PickVictim(const Sequence& requester) const;
   void Preempt(Sequence* victim, Plan* plan);
   void FillEntries(Plan* plan);

@@ -299,6 +299,16 @@ Engine::Room Engine::MakeRoom(Sequence* sequence, int missing, Plan* plan) {
   return Room::kFound;
 }
 
+// Whether there is anything to gain. A fork may have no block of its own and
+// keep its parent's alive, which waits for it.
+bool Engine::HoldsBlocks(const Sequence& sequence) {
+  if (sequence.group == nullptr) return !sequence.blocks.empty();
+  const auto& lanes = sequence.group->lanes;
+  return std::any_of(lanes.begin(), lanes.end(), [](const auto& lane) {
+    return !lane->blocks.empty() || lane->copied;
+  });
+}
+
 // Whose blocks `requester` may have: nobody's who is older, unless paused.
 // May be the requester itself.
 Engine::Sequence* Engine::PickVictim(const Sequence& requester) const {
@@ -313,7 +323,7 @@ Engine::Sequence* Engine::PickVictim(const Sequence& requester) const {
                    [](const Sequence* s) { return s->runnable(); });
   for (size_t i = by_age_.size(); i-- > 0;) {
     Sequence* const sequence = by_age_[i];
-    if (!sequence->runnable() || sequence->blocks.empty()) continue;
+    if (!sequence->runnable() || !HoldsBlocks(*sequence)) continue;
     const bool of_oldest =
         sequence == *oldest ||
         (sequence->group != nullptr && sequence->group == (*oldest)->group);

@@ -98,6 +98,11 @@ class BeamsHarness final : public EngineListener {
     if (retire_at_end) engine.Retire(id);
   }
   void OnComputed(SequenceId, int, int, int) override {}
+  void OnWork(SequenceId id, const Work& done) override {
+    EXPECT_TRUE(engine.contains(id));
+    work[id] += done;
+  }
+  void OnBlocksFreed() override { ++blocks_freed; }
   void OnPreempted(SequenceId id) override {
     ++preempted[id];
     EXPECT_FALSE(engine.contains(id));
@@ -122,6 +127,8 @@ class BeamsHarness final : public EngineListener {
   std::map<SequenceId, BeamResult> results;
   std::map<SequenceId, std::vector<int32_t>> tokens;
   std::map<SequenceId, int> preempted, failed;
+  std::map<SequenceId, Work> work;
+  int blocks_freed = 0;
   int most_live = 0;
   bool retire_at_end = true;
   Engine engine;
@@ -249,6 +256,66 @@ TEST(EngineBeams, ArePreemptedAsAWholeAndBeginAgain) {
   EXPECT_GT(preemptions, 0);
 }
 
+TEST(EngineBeams, ForksWithoutABlockDoNotHideTheirSearchFromOlderOnes) {
+  // The search has a block for its first lane and one for a fork; the other
+  // waits for one, and all others for it. Then the older one needs its third.
+  BeamsHarness harness({.num_blocks = 4,
+                        .block_size = 16,
+                        .engine = {.max_num_seqs = 16,
+                                   .max_num_batched_tokens = 64,
+                                   .max_model_len = 48}});
+  SequenceSpec older = harness.Spec(1, 30, 12, {});
+  SequenceSpec search = harness.Spec(2, 5, 6, {.width = 3, .best = 3});
+  older.stopping.stop_token_ids.clear();
+  search.stopping.stop_token_ids.clear();
+  harness.Add(1, older);
+  harness.Add(2, search);
+  harness.Run();
+  EXPECT_EQ(harness.tokens[1].size(), 12u);
+  EXPECT_EQ(harness.preempted[1], 0);
+  EXPECT_GT(harness.preempted[2], 0);
+  harness.ExpectRight(2);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineBeams, SharesOfAStepMakeAWholeWhateverBecomesOfItsLanes) {
+  for (const int width : {1, 4}) {
+    BeamsHarness harness(
+        {.engine = {.max_num_seqs = 16,
+                    .max_num_batched_tokens = 64,
+                    .max_model_len = 200,
+                    .work = {.layers = 3, .head = 70, .head_bytes = 283}}});
+    harness.Add(1, harness.Spec(1, 9, 15, {.width = width, .best = 1}));
+    harness.Run();
+    harness.ExpectRight(1);
+    EXPECT_EQ(harness.work[1].weight_bytes, 283 * harness.engine.stats().steps);
+    EXPECT_EQ(harness.work[1].positions_computed, harness.device.rows());
+    harness.ExpectNothingLeft();
+  }
+}
+
+TEST(EngineBeams, WhatLanesLeaveBehindIsTold) {
+  // One lane a step: those that are dropped are in none, and their last block
+  // is the copied one of a fork that ran after them.
+  for (SequenceId id = 1; id <= 8; ++id) {
+    BeamsHarness harness({.engine = {.max_num_seqs = 1,
+                                     .max_num_batched_tokens = 64,
+                                     .max_model_len = 200}});
+    harness.retire_at_end = false;
+    harness.Add(id, harness.Spec(id, 9, 20, {.width = 4, .best = 1}));
+    for (;;) {
+      const int available = harness.pool.available();
+      const int told = harness.blocks_freed;
+      if (!harness.loop.RunNext()) break;
+      if (harness.pool.available() > available) {
+        EXPECT_GT(harness.blocks_freed, told);
+      }
+    }
+    harness.ExpectRight(id);
+    harness.ExpectNothingLeft();
+  }
+}
+
 TEST(EngineBeams, EndWithTheirStepAndWithTheirOwner) {
   for (int after = 0; after < 40; ++after) {
     BeamsHarness harness;
@@ -291,6 +358,10 @@ TEST(EngineBeams, NonsenseIsRefused) {
       {{.width = 17}, 5, "width is 17, and there are 4 end tokens: together"},
       {{.width = 2, .best = 3}, 5, "beam.best is 3, expected 1 to the width"},
       {{.width = 2, .length_penalty = NAN}, 5, "beam.length_penalty is nan"},
+      {{.width = 2, .length_penalty = 11},
+       5,
+       "beam.length_penalty is 11, expected -10 to 10"},
+      {{.width = 2, .length_penalty = -1e300}, 5, "beam.length_penalty is -1e"},
       {{.width = 8}, 100, "beam.width is 8, and 210 KV blocks may be needed"},
   };
   for (const auto& c : kCases) {
