@@ -14,16 +14,20 @@ step clients-python "Python clients (build/clients)" \
   -r "$ROOT/tests/clients/requirements.txt"
 
 LOG=$LOGS/clients-server.log
-HTTP=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$BUILD/release/bin/tandem" serve "$ROOT/models/tales" --grpc-port 0 \
-  --port "$HTTP" >"$LOG" 2>&1 &
+free_port() {
+  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+HTTP=$(free_port)
+"$BUILD/release/bin/tandem" serve "$ROOT/models/tales" \
+  --grpc-port "$(free_port)" --port "$HTTP" >"$LOG" 2>&1 &
 SERVER=$!
 trap 'kill -TERM "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null || true' EXIT
 for _ in $(seq 300); do
   grep -q 'Tandem is ready' "$LOG" && break
+  kill -0 "$SERVER" 2>/dev/null || break
   sleep 0.1
 done
-grep -q 'Tandem is ready' "$LOG" || die "not ready after 30 s; see $LOG"
+grep -q 'Tandem is ready' "$LOG" || die "the server is not ready; see $LOG"
 
 "$CLIENTS/bin/python" "$ROOT/tests/clients/python_clients.py" \
   "http://127.0.0.1:$HTTP/v1"
