@@ -114,6 +114,7 @@ void RouterCore::Submit(AdmittedRequest admitted,
     counters_.set_refused(counters_.refused() + 1);
     RequestSummary summary;
     summary.request_id = admitted.effective.request_id;
+    summary.api = admitted.api;
     summary.status = status;
     observer_->OnEnded(summary);
     client->Close(status);

@@ -24,13 +24,14 @@ ModelLimits Intake::Limits() const {
 }
 
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
-    const v1::GenerateRequest& request, std::string_view header_id,
+    Api api, const v1::GenerateRequest& request, std::string_view header_id,
     absl::Duration time_left) const {
   absl::StatusOr<AdmittedRequest> admitted = Admit(request);
   if (!admitted.ok()) {
-    metrics_->OnInvalid(admitted.status());
+    metrics_->OnInvalid(api, admitted.status());
     return admitted;
   }
+  admitted->api = api;
   if (admitted->effective.request_id.empty() &&
       ValidateRequestId(header_id).ok()) {
     admitted->effective.request_id = std::string(header_id);

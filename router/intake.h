@@ -49,12 +49,19 @@ class Intake {
          const Offers& offers, RouterMetrics* metrics)
       : model_(model), facts_(facts), offers_(offers), metrics_(metrics) {}
 
-  // All that can be done without the core. `header_id` (x-request-id) names
-  // the request where it has no name of its own; `time_left` is the call's,
-  // infinite if it has no deadline. Refusals are counted.
-  absl::StatusOr<AdmittedRequest> Prepare(const v1::GenerateRequest& request,
+  // All that can be done without the core, for a client of `api`. `header_id`
+  // (x-request-id) names the request where it has no name of its own;
+  // `time_left` is the call's, infinite if it has no deadline. Refusals are
+  // counted.
+  absl::StatusOr<AdmittedRequest> Prepare(Api api,
+                                          const v1::GenerateRequest& request,
                                           std::string_view header_id,
                                           absl::Duration time_left) const;
+
+  // One that did not come as far as Prepare.
+  void CountRefused(Api api, const absl::Status& status) const {
+    metrics_->OnInvalid(api, status);
+  }
 
   absl::StatusOr<v1::TokenizeResponse> Tokenize(
       const v1::TokenizeRequest& request) const;

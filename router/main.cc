@@ -34,6 +34,8 @@ namespace tandem::router {
 namespace {
 
 constexpr absl::Duration kStuckAfter = absl::Seconds(30);
+// For /health and /metrics when clients have taken all others.
+constexpr int kProbeConnections = 32;
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 constexpr char kService[] = "tandem.v1.InferenceService";
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
@@ -49,6 +51,7 @@ struct Flags {
   int admin_port = 50053;
   std::string policy = "prefix_aware";
   int64_t max_message_bytes = 1 << 20;
+  int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
@@ -79,6 +82,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {0, 65535});
   line->AddBytes("max-request-bytes", &flags->max_message_bytes,
                  "Size of one request message", {1 << 10, 64 << 20});
+  line->AddBytes("max-response-bytes", &flags->max_answer_bytes,
+                 "Size of an HTTP answer that is not streamed",
+                 {1 << 10, int64_t{1} << 32});
   line->AddInt("max-http-connections", &flags->max_http_connections,
                "Open at once; more are refused", {1, 1 << 16});
   line->AddDuration("max-connection-age", &flags->max_connection_age,
@@ -207,7 +213,9 @@ absl::Status Process::Start() {
                                      router_metrics_.get());
   inference_ =
       std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
-  http_front_ = std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get());
+  http_front_ =
+      std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get(),
+                                  static_cast<size_t>(flags_.max_answer_bytes));
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();
@@ -238,7 +246,8 @@ absl::Status Process::StartServers() {
       .host = flags_.host,
       .port = flags_.http_port,
       .max_body_bytes = static_cast<size_t>(flags_.max_message_bytes),
-      .max_connections = flags_.max_http_connections});
+      .max_connections = flags_.max_http_connections,
+      .spare_connections = kProbeConnections});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};

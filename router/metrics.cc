@@ -66,9 +66,7 @@ Histogram& RequestTime(Metrics* metrics, const char* name, const char* help) {
 }  // namespace
 
 RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
-    : requests_(m->AddCounters("tandem_requests_total", "Requests by outcome",
-                               "outcome", 8, {{"api", "grpc"}})),
-      finished_(m->AddCounters("tandem_requests_finished_total",
+    : finished_(m->AddCounters("tandem_requests_finished_total",
                                "Requests that ended well", "finish_reason", 8)),
       placements_(m->AddCounters(
           "tandem_router_placements_total", "Requests placed on workers",
@@ -127,10 +125,16 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                   kRouterStageBuckets, {{"stage", kStages[i]}});
   }
   // Present from the start, so that rates have a beginning.
-  for (const char* outcome :
-       {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
-        "deadline", "internal"}) {
-    requests_[outcome].Add(0);
+  for (const Api api : {Api::kGrpc, Api::kHttp}) {
+    CounterSet& requests = m->AddCounters(
+        "tandem_requests_total", "Requests by outcome", "outcome", 8,
+        {{"api", api == Api::kGrpc ? "grpc" : "http"}});
+    requests_[static_cast<int>(api)] = &requests;
+    for (const char* outcome :
+         {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
+          "deadline", "internal"}) {
+      requests[outcome].Add(0);
+    }
   }
 }
 
@@ -154,12 +158,13 @@ void RouterMetrics::OnTokens(int tokens, absl::Duration gap) {
 
 void RouterMetrics::OnRetry(std::string_view cause) { retries_[cause].Add(); }
 
-void RouterMetrics::OnInvalid(const absl::Status& status) {
-  requests_[Outcome(status, false)].Add();
+void RouterMetrics::OnInvalid(Api api, const absl::Status& status) {
+  (*requests_[static_cast<int>(api)])[Outcome(status, false)].Add();
 }
 
 void RouterMetrics::OnEnded(const RequestSummary& summary) {
-  requests_[Outcome(summary.status, summary.client_gone)].Add();
+  CounterSet& requests = *requests_[static_cast<int>(summary.api)];
+  requests[Outcome(summary.status, summary.client_gone)].Add();
   if (summary.client_gone) disconnects_.Add();
   const v1::Usage& usage = summary.done.usage();
   const v1::Timings& timings = summary.done.timings();

@@ -26,12 +26,12 @@ class RouterMetrics final : public RouterObserver {
   void OnEnded(const RequestSummary& summary) override;
 
   // A request that validation refused; it never reached the core.
-  void OnInvalid(const absl::Status& status);
+  void OnInvalid(Api api, const absl::Status& status);
   // Gauges; about once a second.
   void Update(const v1::GetClusterStateResponse& state);
 
  private:
-  CounterSet& requests_;
+  CounterSet* requests_[2];  // by Api
   CounterSet& finished_;
   CounterSet& placements_;
   Histogram* stages_[4];  // by Stage

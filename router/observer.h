@@ -14,9 +14,13 @@
 
 namespace tandem::router {
 
+// What a client spoke.
+enum class Api { kGrpc, kHttp };
+
 struct RequestSummary {
   std::string request_id;
   std::string internal_id;  // hex
+  Api api = Api::kGrpc;
   absl::Status status;
   bool client_gone = false;
   v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;

@@ -385,6 +385,7 @@ void Request::End(const absl::Status& status) {
   RequestSummary summary;
   summary.request_id = effective_.request_id;
   summary.internal_id = absl::BytesToHexString(internal_id_);
+  summary.api = api_;
   summary.status = status;
   summary.client_gone = client_gone;
   summary.finish_reason = finish_reason_;

@@ -48,6 +48,7 @@ struct AdmittedRequest {
   std::vector<int32_t> prompt;
   absl::Duration deadline;      // from now; zero: the default
   uint32_t sequence_index = 0;  // of a request for several; see sampling.n
+  Api api = Api::kGrpc;
 };
 
 // Who is to serve a request.
@@ -207,6 +208,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   EffectiveRequest effective_;
   const std::vector<int32_t> prompt_;
   const uint32_t sequence_index_;
+  const Api api_;
   const std::string internal_id_;
   std::unique_ptr<ClientStream> client_;
   Output output_;

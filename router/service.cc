@@ -78,8 +78,8 @@ std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
-  absl::StatusOr<AdmittedRequest> admitted =
-      intake_->Prepare(*request, info.Find("x-request-id"), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
+      Api::kGrpc, *request, info.Find("x-request-id"), info.time_left);
   if (!admitted.ok()) {
     return new RefusedStream(rpc::ToGrpc(admitted.status(), context));
   }
@@ -105,8 +105,8 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
     return Answer(context, FieldInvalid("output.attention", "(set)",
                                         "is of Generate, which streams"));
   }
-  absl::StatusOr<AdmittedRequest> admitted =
-      intake_->Prepare(*request, info.Find("x-request-id"), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
+      Api::kGrpc, *request, info.Find("x-request-id"), info.time_left);
   if (!admitted.ok()) return Answer(context, admitted.status());
   rpc::EchoRequestId(info, context);
   auto* call =

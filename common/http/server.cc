@@ -104,8 +104,9 @@ class HttpServer::Impl {
         });
         return;
       }
-      const bool full = static_cast<int>(state_->sessions.size()) >=
-                        state_->options.max_connections;
+      const bool full =
+          static_cast<int>(state_->sessions.size()) >=
+          state_->options.max_connections + state_->options.spare_connections;
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
       auto session = std::make_shared<Session>(std::move(socket), state_.get());

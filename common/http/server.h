@@ -55,6 +55,8 @@ struct HttpOptions {
   size_t max_body_bytes = 1 << 20;
   absl::Duration idle_timeout = absl::Seconds(60);
   int max_connections = 256;
+  // Beyond those: served by Handle's handlers, refused by HandleLater's.
+  int spare_connections = 0;
   int handler_threads = 2;  // for HandleLater
 };
 

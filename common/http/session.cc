@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/http/session.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <boost/asio/post.hpp>
@@ -22,6 +23,8 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using tcp = asio::ip::tcp;
 
+// How often a peer is looked at that has sent more than its request.
+constexpr auto kLookAgain = std::chrono::milliseconds(500);
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
 HttpResponse Plain(int code, std::string text) {
@@ -117,7 +120,9 @@ class Exchange final : public HttpExchange {
 }  // namespace
 
 Session::Session(tcp::socket socket, ServerState* state)
-    : stream_(std::move(socket)), state_(state) {
+    : stream_(std::move(socket)),
+      timer_(stream_.get_executor()),
+      state_(state) {
   state_->sessions.insert(this);
 }
 
@@ -214,6 +219,10 @@ void Session::Dispatch(HttpRequest request) {
   if (const auto* handler = std::get_if<HttpServer::Handler>(&found->second)) {
     return Answer((*handler)(request));
   }
+  if (static_cast<int>(state_->sessions.size()) >
+      state_->options.max_connections) {
+    return Refuse();
+  }
   later_ = true;
   begun_ = ended_ = false;
   ++number_;
@@ -266,6 +275,7 @@ void Session::AfterAnswer() {
   answering_ = later_ = false;
   on_gone_ = nullptr;
   ++number_;
+  timer_.cancel();
   if (!watching_) return NextRequest();
   // Two readers of one socket would get in each other's way.
   beast::error_code ignored;
@@ -381,9 +391,22 @@ void Session::OnReadable(Error error) {
   char byte;
   const ssize_t n =
       recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (n > 0) return;  // as long as nobody reads it, nothing more is to be seen
+  if (n > 0) return LookAgain();  // it stays readable
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Watch();
   Gone();
+}
+
+// Whether the peer has closed behind what it sent and nobody has read yet.
+void Session::LookAgain() {
+  timer_.expires_after(kLookAgain);
+  timer_.async_wait([self = shared_from_this(), number = number_](Error error) {
+    if (error || self->gone_ || self->number_ != number) return;
+    pollfd state{.fd = self->stream_.socket().native_handle(),
+                 .events = POLLRDHUP,
+                 .revents = 0};
+    if (poll(&state, 1, 0) > 0) return self->Gone();
+    self->LookAgain();
+  });
 }
 
 void Session::Gone() {
@@ -401,6 +424,7 @@ void Session::ExpiresWhenIdle() {
 }
 
 void Session::Close() {
+  timer_.cancel();
   beast::error_code ignored;
   stream_.socket().close(ignored);
 }

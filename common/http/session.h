@@ -8,6 +8,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
@@ -86,11 +87,13 @@ class Session : public std::enable_shared_from_this<Session> {
   void OnWritten(Error error);
   void Watch();
   void OnReadable(Error error);
+  void LookAgain();
   void ExpiresWhenIdle();
   void Linger();
   void Discard();
 
   boost::beast::tcp_stream stream_;
+  boost::asio::steady_timer timer_;
   boost::beast::flat_buffer buffer_;
   std::optional<
       boost::beast::http::request_parser<boost::beast::http::string_body>>

@@ -83,14 +83,17 @@ void HttpFront::Generate(Parse parse,
     return exchange->Answer(std::move(response));
   }
   absl::StatusOr<OpenAiRequest> request = parse(http.body);
-  if (!request.ok()) return refuse(request.status());
+  if (!request.ok()) {
+    intake_->CountRefused(Api::kHttp, request.status());
+    return refuse(request.status());
+  }
   std::vector<AdmittedRequest> admitted;
   for (v1::GenerateRequest& prompt : request->prompts) {
     // Several prompts cannot share one name.
     const bool single = request->prompts.size() == 1;
     if (!single) prompt.clear_request_id();
-    absl::StatusOr<AdmittedRequest> one =
-        intake_->Prepare(prompt, single ? id : "", absl::InfiniteDuration());
+    absl::StatusOr<AdmittedRequest> one = intake_->Prepare(
+        Api::kHttp, prompt, single ? id : "", absl::InfiniteDuration());
     if (!one.ok()) return refuse(one.status());
     admitted.push_back(*std::move(one));
   }
@@ -98,11 +101,12 @@ void HttpFront::Generate(Parse parse,
                       absl::ToUnixSeconds(absl::Now()));
   loop_->Post([loop = loop_, core = core_, exchange = std::move(exchange),
                answer = std::move(answer), admitted = std::move(admitted),
-               headers = std::move(headers),
-               stream = request->stream]() mutable {
+               headers = std::move(headers), stream = request->stream,
+               max_bytes = max_bytes_]() mutable {
     const auto call = std::make_shared<OpenAiCall>(
         loop, std::move(exchange), std::move(answer),
-        static_cast<int>(admitted.size()), stream, std::move(headers));
+        static_cast<int>(admitted.size()), stream, max_bytes,
+        std::move(headers));
     call->Start();
     for (size_t i = 0; i < admitted.size() && !call->ended(); ++i) {
       core->Submit(std::move(admitted[i]), call->StreamOf(static_cast<int>(i)));

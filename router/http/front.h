@@ -25,9 +25,11 @@ namespace tandem::router {
 
 class HttpFront {
  public:
-  // All outlive the server that Register was called with.
-  HttpFront(Loop* loop, RouterCore* core, const Intake* intake)
-      : loop_(loop), core_(core), intake_(intake) {}
+  // All outlive the server that Register was called with. `max_bytes` of an
+  // answer that is not streamed.
+  HttpFront(Loop* loop, RouterCore* core, const Intake* intake,
+            size_t max_bytes)
+      : loop_(loop), core_(core), intake_(intake), max_bytes_(max_bytes) {}
 
   void Register(HttpServer* server);
 
@@ -43,6 +45,7 @@ class HttpFront {
   Loop* const loop_;
   RouterCore* const core_;
   const Intake* const intake_;
+  const size_t max_bytes_;
 };
 
 }  // namespace tandem::router

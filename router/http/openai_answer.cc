@@ -24,6 +24,14 @@ std::string Event(const json& value) {
   return absl::StrCat("data: ", Dump(value), "\n\n");
 }
 
+// Before the closing brace of an object; `value` is JSON.
+void AddMember(const std::string& name, const std::string& value,
+               std::string* object) {
+  object->pop_back();
+  absl::StrAppend(object, object->size() > 1 ? "," : "", "\"", name,
+                  "\":", value, "}");
+}
+
 constexpr char kDone[] = "data: [DONE]\n\n";
 
 struct ErrorKind {
@@ -224,16 +232,7 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   choice.tokens += delta.token_ids_size();
   json logprobs = wants_logprobs_ ? Logprobs(&choice, delta) : json();
   if (!stream_) {
-    choice.text += delta.text();
-    for (uint32_t id : delta.token_ids()) choice.token_ids.push_back(id);
-    if (choice.logprobs.is_null()) {
-      choice.logprobs = std::move(logprobs);
-    } else if (!logprobs.is_null()) {
-      for (auto& [name, list] : logprobs.items()) {
-        json& all = choice.logprobs[name];
-        if (list.is_array()) all.insert(all.end(), list.begin(), list.end());
-      }
-    }
+    Gather(&choice, delta, logprobs);
     return "";
   }
   json chunk = {{"logprobs", std::move(logprobs)}, {"finish_reason", nullptr}};
@@ -244,6 +243,27 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   }
   if (return_token_ids_) chunk["token_ids"] = delta.token_ids();
   return Chunk(prompt, delta.index(), std::move(chunk));
+}
+
+// As text: hundreds of thousands of records would be slow to make and to free
+// at the end.
+void OpenAiAnswer::Gather(Choice* choice, const v1::GenerateDelta& delta,
+                          const json& logprobs) {
+  choice->text += delta.text();
+  bytes_ += delta.text().size();
+  const auto append = [this](std::string* list, const std::string& array) {
+    if (array.size() <= 2) return;  // "[]"
+    if (!list->empty()) *list += ',';
+    list->append(array, 1, array.size() - 2);
+    bytes_ += array.size();
+  };
+  if (return_token_ids_) {
+    append(&choice->token_ids, Dump(json(delta.token_ids())));
+  }
+  if (logprobs.is_null()) return;
+  for (const auto& [name, list] : logprobs.items()) {
+    append(&choice->logprobs[name], Dump(list));
+  }
 }
 
 std::string OpenAiAnswer::OnFinished(int prompt,
@@ -279,16 +299,19 @@ std::string OpenAiAnswer::Finish() {
     }
     return events + kDone;
   }
-  json body = Head(/*chunk=*/false);
-  body["choices"] = json::array();
+  json head = Head(/*chunk=*/false);
+  head["usage"] = UsageOfAll();
+  head["timings"] = TimingsJson(prompts_.front().done);
+  std::string choices;
   for (size_t p = 0; p < prompts_.size(); ++p) {
     for (int i = 0; i < prompts_[p].sequences; ++i) {
-      body["choices"].push_back(WholeChoice(static_cast<int>(p), i));
+      if (!choices.empty()) choices += ',';
+      choices += WholeChoice(static_cast<int>(p), i);
     }
   }
-  body["usage"] = UsageOfAll();
-  body["timings"] = TimingsJson(prompts_.front().done);
-  return Dump(body);
+  std::string body = Dump(head);
+  AddMember("choices", absl::StrCat("[", choices, "]"), &body);
+  return body;
 }
 
 std::string OpenAiAnswer::Fail(const absl::Status& status) {
@@ -366,14 +389,13 @@ json OpenAiAnswer::Head(bool chunk) const {
           {"model", model_}};
 }
 
-json OpenAiAnswer::WholeChoice(int prompt, int index) const {
+std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
   const Prompt& state = prompts_[static_cast<size_t>(prompt)];
   static const Choice kEmpty;
   const bool there = index < static_cast<int>(state.choices.size());
   const Choice& choice =
       there ? state.choices[static_cast<size_t>(index)] : kEmpty;
   json whole = {{"index", Index(prompt, index)},
-                {"logprobs", choice.logprobs},
                 {"finish_reason", choice.finish_reason},
                 {"stop_reason", choice.stop_reason}};
   if (chat_) {
@@ -382,11 +404,20 @@ json OpenAiAnswer::WholeChoice(int prompt, int index) const {
   } else {
     whole["text"] = choice.text;
   }
+  if (return_token_ids_) whole["prompt_token_ids"] = state.token_ids;
+  if (!wants_logprobs_) whole["logprobs"] = nullptr;
+  std::string text = Dump(whole);
   if (return_token_ids_) {
-    whole["token_ids"] = choice.token_ids;
-    whole["prompt_token_ids"] = state.token_ids;
+    AddMember("token_ids", absl::StrCat("[", choice.token_ids, "]"), &text);
   }
-  return whole;
+  if (wants_logprobs_) {
+    std::string lists = "{}";
+    for (const auto& [name, list] : choice.logprobs) {
+      AddMember(name, absl::StrCat("[", list, "]"), &lists);
+    }
+    AddMember("logprobs", lists, &text);
+  }
+  return text;
 }
 
 json OpenAiAnswer::UsageSoFar() const {

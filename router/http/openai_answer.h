@@ -7,7 +7,9 @@
 #ifndef TANDEM_ROUTER_HTTP_OPENAI_ANSWER_H_
 #define TANDEM_ROUTER_HTTP_OPENAI_ANSWER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,9 @@ class OpenAiAnswer {
   // that it comes to ("data: ...\n\n", possibly none or several).
   std::string Add(int prompt, const v1::GenerateResponse& event);
 
+  // Gathered for an answer that is not streamed.
+  size_t bytes() const { return bytes_; }
+
   // After all prompts have ended. Of a streamed answer: usage where asked for,
   // and [DONE]; else the whole body.
   std::string Finish();
@@ -41,9 +46,10 @@ class OpenAiAnswer {
 
  private:
   struct Choice {
+    // Of an answer that is not streamed; lists as JSON without brackets.
     std::string text;
-    nlohmann::json logprobs;  // null unless asked for
-    nlohmann::json token_ids = nlohmann::json::array();
+    std::map<std::string, std::string> logprobs;
+    std::string token_ids;
     std::string finish_reason;
     nlohmann::json stop_reason;
     int text_offset = 0;  // characters, for completions' logprobs
@@ -62,11 +68,13 @@ class OpenAiAnswer {
   std::string OnFinished(int prompt, const v1::GenerateFinished& finished);
   Choice& At(int prompt, int index);
   int Index(int prompt, int index) const;
+  void Gather(Choice* choice, const v1::GenerateDelta& delta,
+              const nlohmann::json& logprobs);
   nlohmann::json Logprobs(Choice* choice, const v1::GenerateDelta& delta);
   // One event with one choice.
   std::string Chunk(int prompt, int index, nlohmann::json choice);
   nlohmann::json Head(bool chunk) const;
-  nlohmann::json WholeChoice(int prompt, int index) const;
+  std::string WholeChoice(int prompt, int index) const;
   nlohmann::json UsageSoFar() const;
   nlohmann::json UsageOfAll() const;
 
@@ -80,6 +88,7 @@ class OpenAiAnswer {
   const int64_t created_;
   std::string id_;
   std::vector<Prompt> prompts_;
+  size_t bytes_ = 0;
 };
 
 }  // namespace tandem::router

@@ -3,11 +3,23 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+
 namespace tandem::router {
 namespace {
 
 // Proxies and load balancers cut connections that say nothing for a minute.
 constexpr absl::Duration kKeepAlive = absl::Seconds(15);
+constexpr size_t kFewEvents = 16;
+
+absl::Status TooLarge(size_t limit) {
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
+      absl::StrCat("the answer is over ", limit,
+                   " bytes (--max-response-bytes): stream it, or "
+                   "ask for fewer sequences or log probabilities"));
+}
 
 }  // namespace
 
@@ -65,11 +77,13 @@ class OpenAiCall::Part final : public ClientStream {
 
 OpenAiCall::OpenAiCall(Loop* loop, std::unique_ptr<HttpExchange> exchange,
                        OpenAiAnswer answer, int prompts, bool stream,
+                       size_t max_bytes,
                        std::vector<std::pair<std::string, std::string>> headers)
     : loop_(loop),
       exchange_(std::move(exchange)),
       answer_(std::move(answer)),
       stream_(stream),
+      max_bytes_(max_bytes),
       headers_(std::move(headers)),
       parts_(static_cast<size_t>(prompts), nullptr),
       open_(prompts),
@@ -93,7 +107,10 @@ std::unique_ptr<ClientStream> OpenAiCall::StreamOf(int prompt) {
 void OpenAiCall::OnEvent(int prompt, const v1::GenerateResponse& event) {
   if (ended_) return;
   std::string events = answer_.Add(prompt, event);
-  if (!stream_) return;
+  if (!stream_) {
+    if (answer_.bytes() > max_bytes_) Fail(TooLarge(max_bytes_));
+    return;
+  }
   // Also where there is nothing to say yet: the request has been admitted.
   Write(std::move(events));
 }
@@ -180,7 +197,9 @@ void OpenAiCall::OnWritten() {
   writing_ = false;
   events_in_flight_ = 0;
   if (ended_) return;
-  if (events_unsent_ > 0) return Flush();
+  if (events_unsent_ > 0) Flush();
+  // A part that paused may go on though others keep writes busy.
+  if (events_in_flight_ > kFewEvents) return;
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i] != nullptr) parts_[i]->Drained();
   }

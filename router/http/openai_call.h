@@ -23,9 +23,10 @@ namespace tandem::router {
 
 class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
  public:
-  // `headers` go out with every answer.
+  // `headers` go out with every answer. Of an answer that is not streamed at
+  // most `max_bytes` are gathered.
   OpenAiCall(Loop* loop, std::unique_ptr<HttpExchange> exchange,
-             OpenAiAnswer answer, int prompts, bool stream,
+             OpenAiAnswer answer, int prompts, bool stream, size_t max_bytes,
              std::vector<std::pair<std::string, std::string>> headers);
   ~OpenAiCall();
 
@@ -55,6 +56,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   const std::unique_ptr<HttpExchange> exchange_;
   OpenAiAnswer answer_;
   const bool stream_;
+  const size_t max_bytes_;
   const std::vector<std::pair<std::string, std::string>> headers_;
   std::vector<Part*> parts_;  // null: not there yet, or gone
   int open_;                  // prompts that have not ended

@@ -17,6 +17,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr size_t kMaxOptionBytes = 1 << 20;
+
 absl::StatusOr<json> ParseBody(std::string_view body) {
   absl::StatusOr<json> parsed = engine::ParseJson("the body", body);
   if (!parsed.ok()) {
@@ -239,6 +241,11 @@ void ReadPrompts(JsonFields* fields, const v1::GenerateRequest& base,
   if (prompt->size() > kMaxPrompts) {
     return fields->Refuse("prompt", prompt->size(),
                           absl::StrCat("at most ", kMaxPrompts, " prompts"));
+  }
+  // Each gets a copy of all options.
+  if (base.ByteSizeLong() * prompt->size() > kMaxOptionBytes) {
+    return fields->Refuse("prompt", prompt->size(),
+                          "fewer prompts, or shorter lists in other fields");
   }
   for (const json& one : *prompt) add(one);
 }

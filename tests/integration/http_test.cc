@@ -120,6 +120,7 @@ class HttpTest : public testing::Test {
     double sum = 0;
     for (const auto& [name, value] : cluster_->Metrics("router")) {
       if (name.rfind("tandem_requests_total", 0) == 0 &&
+          name.find("api=\"http\"") != std::string::npos &&
           name.find("cancelled") != std::string::npos) {
         sum += value;
       }
@@ -242,7 +243,8 @@ TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
 
 TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
   Begin({.router_arguments = {"--max-requests", "1", "--recovery-wait", "300ms",
-                              "--no-workers-wait", "300ms"}});
+                              "--no-workers-wait", "300ms",
+                              "--max-response-bytes", "1KiB"}});
   json too_long = Greedy(4);
   too_long["stream"] = true;
   too_long["prompt"] = std::vector<int>(2000, 5);
@@ -255,6 +257,10 @@ TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
   EXPECT_EQ(Post("/v1/completions", {{"prompt", "a"}, {"top_p", 2}})
                 .Json()["error"]["param"],
             "top_p");
+
+  const Answer large = Post("/v1/completions", Greedy(900));
+  EXPECT_EQ(large.code, 429) << large.body;
+  EXPECT_EQ(large.Json()["error"]["code"], "answer_too_large");
 
   json stream = Greedy(900);
   stream["stream"] = true;

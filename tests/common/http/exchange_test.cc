@@ -174,6 +174,34 @@ TEST_F(HttpExchangeTest, APeerThatGoesIsNoticedWithoutAWrite) {
   }
 }
 
+TEST_F(HttpExchangeTest, APeerThatGoesBehindWhatNobodyReadsIsNoticed) {
+  StartServer();
+  auto socket = std::make_unique<Socket>(server_->port());
+  socket->Send(std::string(kRequest) + "\r\n");
+  std::unique_ptr<HttpExchange> exchange = Next();
+  Event gone;
+  exchange->OnGone([&] { gone.Set(); });
+  EXPECT_FALSE(gone.Wait(std::chrono::milliseconds(20)));
+  socket.reset();
+  EXPECT_TRUE(gone.Wait());
+}
+
+TEST_F(HttpExchangeTest, ProbesAreServedWhenClientsHoldAllConnections) {
+  StartServer({.max_connections = 1, .spare_connections = 1});
+  Socket client(server_->port());
+  client.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  {
+    Socket probe(server_->port());
+    probe.Send("GET /now HTTP/1.1\r\n\r\n");
+    EXPECT_THAT(probe.Receive("now"), StartsWith("HTTP/1.1 200 OK\r\n"));
+    probe.Send(kRequest);
+    EXPECT_THAT(probe.Receive(), StartsWith("HTTP/1.1 503"));
+  }
+  exchange->Answer({.body = "served"});
+  EXPECT_THAT(client.Receive("served"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
 TEST_F(HttpExchangeTest, APeerThatTakesNothingIsCutAndNotWaitedFor) {
   StartServer({.idle_timeout = absl::Milliseconds(150)});
   Socket socket(server_->port());

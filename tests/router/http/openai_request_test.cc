@@ -283,6 +283,9 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
   for (int i = 0; i < kMaxPrompts; ++i) many += ", \"a\"";
   check({"many", "prompt", "at most 128 prompts"},
         ParseCompletion(many + "]}"));
+  std::string copies = R"({"prompt": ["a", "a", "a", "a"], "stop": ["s")";
+  for (int i = 0; i < 100'000; ++i) copies += ", \"s\"";
+  check({"copies", "prompt", "fewer prompts"}, ParseCompletion(copies + "]}"));
   std::string deep = "{\"prompt\": ";
   for (int i = 0; i < 1000; ++i) deep += "[";
   check({"deep", "", "nested deeper"}, ParseCompletion(deep));
