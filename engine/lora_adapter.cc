@@ -67,21 +67,32 @@ void RefuseOthers(ConfigFields& fields) {
     if (AsksForNothing(value)) continue;
     fields.Refuse(field, ShowJson(*value), "left out: it is not supported");
   }
-  // These change the base model's weights, which the adapter then needs.
+  // Others (pissa, olora, corda, loftq, lora_ga) change the base model's
+  // weights, which the adapter then needs.
   const nlohmann::json* const init = fields.Find("init_lora_weights");
-  if (init == nullptr || !init->is_string()) return;
-  const std::string name = absl::AsciiStrToLower(init->get<std::string>());
-  for (const char* method : {"pissa", "olora", "corda", "loftq"}) {
-    if (absl::StartsWith(name, method)) {
-      fields.Refuse("init_lora_weights", name,
-                    "another: save the adapter as plain LoRA");
-    }
-  }
+  if (init == nullptr || init->is_null() || init->is_boolean()) return;
+  const std::string name =
+      init->is_string() ? absl::AsciiStrToLower(init->get<std::string>()) : "";
+  if (name == "gaussian" || name == "eva" || name == "orthogonal") return;
+  fields.Refuse("init_lora_weights", name.empty() ? ShowJson(*init) : name,
+                "true, false, gaussian, eva or orthogonal, which leave the "
+                "base model as it is: save the adapter as plain LoRA");
 }
+
+constexpr int kMaxRank = 1 << 16;
+constexpr double kMaxAlpha = 1e6;
+
+bool IsRank(double value) {
+  return value >= 1 && value <= kMaxRank && value == std::trunc(value);
+}
+
+bool IsAlpha(double value) { return value > 0 && value <= kMaxAlpha; }
 
 // PEFT's keys are regular expressions; plain ones are ends of module names.
 std::vector<std::pair<std::string, double>> Pattern(ConfigFields& fields,
-                                                    const char* field) {
+                                                    const char* field,
+                                                    bool (*allowed)(double),
+                                                    const char* expected) {
   std::vector<std::pair<std::string, double>> pattern;
   const nlohmann::json* const object = fields.Find(field);
   if (AsksForNothing(object)) return pattern;
@@ -93,8 +104,8 @@ std::vector<std::pair<std::string, double>> Pattern(ConfigFields& fields,
     if (key.find_first_of("^$*+?()[]{}|\\") != key.npos) {
       fields.Refuse(field, ShowJson(key),
                     "a module's name: regular expressions are not supported");
-    } else if (!value.is_number() || !(value.get<double>() > 0)) {
-      fields.Refuse(field, ShowJson(value), "a number above 0");
+    } else if (!value.is_number() || !allowed(value.get<double>())) {
+      fields.Refuse(field, ShowJson(value), expected);
     } else {
       pattern.emplace_back(key, value.get<double>());
     }
@@ -114,13 +125,15 @@ absl::StatusOr<PeftConfig> ReadConfig(const std::string& path) {
   ConfigFields fields(path, *json);
   RefuseOthers(fields);
   PeftConfig config;
-  config.rank = fields.Int("r", 1, 1 << 16);
-  config.alpha = fields.Double("lora_alpha", 0, 1e6);
+  config.rank = fields.Int("r", 1, kMaxRank);
+  config.alpha = fields.Double("lora_alpha", 0, kMaxAlpha);
   config.root = fields.Bool("use_rslora", false);
-  for (const auto& [module, rank] : Pattern(fields, "rank_pattern")) {
+  for (const auto& [module, rank] :
+       Pattern(fields, "rank_pattern", IsRank, "a whole number in 1..65536")) {
     config.ranks.emplace_back(module, static_cast<int>(rank));
   }
-  config.alphas = Pattern(fields, "alpha_pattern");
+  config.alphas = Pattern(fields, "alpha_pattern", IsAlpha,
+                          "a number above 0, at most 1e6");
   if (!fields.status().ok()) return fields.status();
   return config;
 }

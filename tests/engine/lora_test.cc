@@ -248,6 +248,19 @@ TEST_F(LoraTest, WhatIsNotPlainLoraIsRefusedByName) {
        "layer_replication: "},
       {"target_parameters", json::array({"w"}), "target_parameters: "},
       {"init_lora_weights", "pissa_niter_4", "init_lora_weights: pissa"},
+      {"init_lora_weights", "PiSSA", "init_lora_weights: "},
+      {"init_lora_weights", "olora", "init_lora_weights: "},
+      {"init_lora_weights", "corda", "init_lora_weights: "},
+      {"init_lora_weights", "loftq", "init_lora_weights: "},
+      {"init_lora_weights", "lora_ga", "init_lora_weights: "},
+      {"init_lora_weights", "of_a_later_version", "init_lora_weights: "},
+      {"init_lora_weights", 1, "init_lora_weights: "},
+      {"rank_pattern", {{"q_proj", 0.5}}, "a whole number in 1..65536"},
+      {"rank_pattern", {{"q_proj", 8.5}}, "a whole number in 1..65536"},
+      {"rank_pattern", {{"q_proj", 65537}}, "a whole number in 1..65536"},
+      {"rank_pattern", {{"q_proj", 1e300}}, "a whole number in 1..65536"},
+      {"alpha_pattern", {{"q_proj", 1e300}}, "at most 1e6"},
+      {"lora_alpha", 1e300, "lora_alpha: "},
       {"rank_pattern", {{"^model.*", 4}}, "regular expressions"},
       {"alpha_pattern", {{"q_proj", -1}}, "a number above 0"},
       {"r", 0, "r: 0;"},
@@ -260,6 +273,11 @@ TEST_F(LoraTest, WhatIsNotPlainLoraIsRefusedByName) {
     ASSERT_FALSE(read.ok()) << field;
     EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(read.status().message()), HasSubstr(message));
+  }
+  // These begin elsewhere, and leave the base model as it is.
+  for (const json& init : {json(true), json(false), json(nullptr),
+                           json("gaussian"), json("eva"), json("orthogonal")}) {
+    EXPECT_TRUE(ReadWith("init_lora_weights", init).ok()) << init;
   }
 }
 
