@@ -174,9 +174,14 @@ void RouterCore::SchedulePump() {
 void RouterCore::Pump() {
   if (pumping_) return;
   pumping_ = true;
-  while (!queue_.empty()) {
-    Request* const request = queue_.front();
-    if (!TryPlace(request)) break;
+  // Those passed over stay at the head, and are asked first the next time.
+  size_t passed = 0;
+  while (passed < queue_.size()) {
+    Request* const request =
+        *std::next(queue_.begin(), static_cast<ptrdiff_t>(passed));
+    if (TryPlace(request)) continue;
+    if (!OthersHaveRoom(*request)) break;
+    ++passed;
   }
   pumping_ = false;
 }
@@ -258,6 +263,7 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
     }
   }
   Snapshot snapshot;
+  if (decode.empty()) return snapshot;
   snapshot.history_tokens = request.history_tokens();
   snapshot.turn = placements_;
   for (const Worker* worker : prefill) {
@@ -488,6 +494,17 @@ bool RouterCore::AdapterIsReady(const Request& request) const {
     return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
            registry_.Placeable(worker) && request.HasAdapter(worker.hello);
   });
+}
+
+bool RouterCore::OthersHaveRoom(const Request& request) const {
+  return std::any_of(
+      registry_.workers().begin(), registry_.workers().end(),
+      [&](const auto& entry) {
+        const Worker& worker = *entry.second;
+        return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
+               registry_.Placeable(worker) && !registry_.Full(worker) &&
+               !(Heeds(worker, request) && request.HasAdapter(worker.hello));
+      });
 }
 
 int RouterCore::ready_workers(v1::WorkerRole role) const {

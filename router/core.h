@@ -84,7 +84,8 @@ class RouterCore final : private RegistryListener,
   void OnGroupEnded(SequenceGroup* group) override;
 
   absl::Status Admit(const AdmittedRequest& admitted) const;
-  // Places waiting requests, oldest first, until one finds no room.
+  // Places waiting requests, oldest first, until one finds no room. One that
+  // waits for workers of its features is in nobody's way.
   void Pump();
   void SchedulePump();
   void Reap();
@@ -92,6 +93,8 @@ class RouterCore final : private RegistryListener,
   Snapshot MakeSnapshot(const Request& request) const;
   // Of that pair, whose prefill worker may be none.
   bool AnyHeeds(const Request& request) const;
+  // Where only what it needs keeps it from a decode worker.
+  bool OthersHaveRoom(const Request& request) const;
   Way WayOf(const Request& request, const Snapshot& snapshot,
             const Pair& pair) const;
   WorkerView MakeView(const Worker& worker, int cached_tokens) const;
