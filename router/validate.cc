@@ -265,6 +265,11 @@ absl::Status CheckAttention(const v1::GenerateRequest& request,
   if (request.has_beam()) {
     return FieldInvalid("output.attention", "(set)", "excludes beam");
   }
+  // Tokens whose text may begin one are held back, with all their weights.
+  if (!request.stopping().stop().empty()) {
+    return FieldInvalid("output.attention", "(set)",
+                        "excludes strings in stopping.stop");
+  }
   const v1::SamplingOptions& s = request.sampling();
   if (s.has_best_of() && s.best_of() != (s.has_n() ? s.n() : 1)) {
     return FieldInvalid("output.attention", "(set)",
