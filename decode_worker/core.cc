@@ -97,6 +97,8 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
       open.output_token_ids_size(), open.sampling(), open.stopping(),
       open.deadline_ms(), options_.engine.max_model_len);
   if (!status.ok()) return status;
+  status = CheckWithoutCache(open);
+  if (!status.ok()) return status;
   status = worker::CheckAttention(
       open.sampling(), options_.attention_layers,
       int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
@@ -116,6 +118,24 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
         " KV blocks may be needed: this worker has ", pool_->num_blocks()));
   }
   return absl::OkStatus();
+}
+
+// Such a sequence holds all its blocks at once, whatever the window; a pool
+// that never has them would make all behind it wait for ever.
+absl::Status DecodeCore::CheckWithoutCache(const v1::DecodeOpen& open) const {
+  if (options_.kv_cache && !open.no_kv_cache()) return absl::OkStatus();
+  const int64_t asked =
+      int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens();
+  const int positions =
+      static_cast<int>(std::min<int64_t>(asked, options_.engine.max_model_len));
+  const int total = pool_->counts().total;
+  if (BlocksFor(positions) <= total) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "CONTEXT_LENGTH_EXCEEDED",
+      absl::StrCat("without a KV cache, prompt and max_tokens are together at "
+                   "most ",
+                   total * pool_->block_size(), " tokens here, not ",
+                   positions));
 }
 
 absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {

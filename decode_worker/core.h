@@ -137,6 +137,7 @@ class DecodeCore final : private engine::EngineListener,
   absl::Status Open(Call* call, const v1::DecodeOpen& open);
   // Whether it makes sense, and whether there is room.
   absl::Status CheckOpen(const v1::DecodeOpen& open) const;
+  absl::Status CheckWithoutCache(const v1::DecodeOpen& open) const;
   absl::Status Admit(const v1::DecodeOpen& open) const;
   engine::SequenceSpec SpecOf(const Call& call,
                               const std::string& formats) const;

@@ -92,6 +92,31 @@ TEST(DecodeCallsTest, WithoutAKvCacheTheTokensAreTheSameAndTheWorkIsNot) {
   }
 }
 
+// With a window the pool may be smaller than the longest sequence.
+TEST(DecodeCallsTest, WhatNeverFitsWithoutACacheIsRefusedAndStopsNobody) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 8}, [](decode_worker::DecodeOptions* options) {
+        options->engine.window = 16;
+      });
+  std::vector<Request*> requests;
+  for (const int max_tokens : {29, 100, 28}) {
+    Request* const request =
+        rig.NewRequest({.prompt = Prompt(100), .max_tokens = max_tokens});
+    request->tweak_open.set_no_kv_cache(true);
+    request->Decode(decode, nullptr);
+    requests.push_back(request);
+  }
+  rig.RunUntilEnded();
+  for (Request* const refused : {requests[0], requests[1]}) {
+    EXPECT_EQ(refused->reason(), "CONTEXT_LENGTH_EXCEEDED");
+    EXPECT_EQ(refused->decode_ended->code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused->story, "");
+  }
+  requests[2]->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode(
@@ -122,8 +147,8 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
 
 TEST(DecodeCallsTest, AttentionComesFromWhoeverComputedTheToken) {
   Rig rig;
-  DecodeMachine* const decode = rig.AddDecode(
-      "decode", {}, [](decode_worker::DecodeOptions* options) {
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {}, [](decode_worker::DecodeOptions* options) {
         options->attention_layers = 4;
       });
   PrefillMachine* const prefill = rig.AddPrefill(
@@ -171,8 +196,8 @@ TEST(DecodeCallsTest, AttentionThatIsNotOfferedOrTooMuchIsRefused) {
   for (const auto& c : cases) {
     SCOPED_TRACE(c.why);
     Rig rig;
-    DecodeMachine* const decode = rig.AddDecode(
-        "decode", {}, [&](decode_worker::DecodeOptions* options) {
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {}, [&](decode_worker::DecodeOptions* options) {
           options->attention_layers = c.offered;
         });
     Request* const request =
