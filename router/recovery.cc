@@ -36,7 +36,7 @@ bool IsRefusal(const absl::Status& status) {
 
 void Request::OnPrefillClosed(const absl::Status& status) {
   if (phase_ == Phase::kEnding) {
-    prefill_.reset();
+    DropPrefill();
     WriteDone();
     return;
   }
@@ -73,7 +73,7 @@ void Request::OnPrefillClosed(const absl::Status& status) {
 void Request::PrefillLost(const absl::Status& status, bool call_failed) {
   const bool computed = prefill_computes_;
   prefill_computes_ = false;
-  prefill_.reset();
+  DropPrefill();
   if (phase_ == Phase::kEnding) {
     WriteDone();
     return;
@@ -99,7 +99,15 @@ void Request::OnDecodeClosed(const absl::Status& status) {
     decode_.reset();
     return;
   }
+  if (!opened_ && ErrorReason(status) == "CONTEXT_LENGTH_EXCEEDED") {
+    decode_.reset();  // it did nothing, and asking again would not help
+    Fail(MakeError(status.code(), "CONTEXT_LENGTH_EXCEEDED",
+                   std::string(status.message()),
+                   {{"field", "stopping.max_tokens"}}));
+    return;
+  }
   if (IsRefusal(status) && !opened_) {
+    decode_.reset();  // it did nothing
     DropLegs();
     context_.counters->set_refusals(context_.counters->refusals() + 1);
     context_.registry->Refused(decode_ref_.worker_id());
@@ -205,7 +213,7 @@ bool Request::CountFailure(const absl::Status& why) {
 }
 
 void Request::RetryPrefill(bool counts, const absl::Status& why) {
-  prefill_.reset();
+  DropPrefill();
   prefill_computes_ = false;
   if (counts) {
     context_.counters->set_prefill_retries(
@@ -372,7 +380,9 @@ v1::GenerateDone Request::Summary() const {
   done.mutable_workers()->set_decode(decode_ref_.worker_id());
   done.set_not_reproducible(mixed_);
   const bool prefill_told = !split || prefill_done_.has_work();
-  if (work_known_ && prefill_told) *done.mutable_work() = work_;
+  if (work_known_ && !work_lost_ && prefill_told) {
+    *done.mutable_work() = work_;
+  }
   return done;
 }
 
@@ -404,13 +414,20 @@ void Request::End(const absl::Status& status) {
   context_.host->OnEnded(this);
 }
 
+// Destroying a stream cancels its call. What its worker may have computed and
+// has not told of is lost.
+void Request::DropPrefill() {
+  if (prefill_ != nullptr && !prefill_->done) work_lost_ = true;
+  prefill_.reset();
+}
+
 void Request::DropLegs() {
   judge_timer_.Stop();
   retry_timer_.Stop();
   paused_ = false;
   opened_ = decode_computes_ = prefill_computes_ = false;
-  // Destroying a stream cancels its call.
-  prefill_.reset();
+  DropPrefill();
+  if (decode_ != nullptr) work_lost_ = true;
   decode_.reset();
 }
 

@@ -72,6 +72,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   adapter_ = choice.adapter;
   local_ = !choice.prefill.has_value();
   opened_ = decode_computes_ = prefill_computes_ = false;
+  decode_computed_ = false;
   phase_ = Phase::kOpening;
   opening_since_ = now;
   v1::RouterCounters& counters = *context_.counters;
@@ -160,9 +161,10 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   waiting_ = false;
   attempt_ = opened.attempt();
   hypotheses_.clear();
+  prefill_done_.Clear();
   phase_ = Phase::kPrefilling;
   if (local_) {
-    decode_computes_ = true;
+    decode_computes_ = decode_computed_ = true;
     if (!cached_tokens_) cached_tokens_ = opened.cached_tokens();
     SayStarted();
     return;
@@ -214,13 +216,14 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   judge_timer_.Stop();
   retry_timer_.Stop();
   phase_ = Phase::kDecoding;
-  decode_computes_ = true;
+  decode_computes_ = decode_computed_ = true;
   prefill_computes_ = false;
   context_.registry->CallWorked(decode_ref_.worker_id());
   if (!bound_to_) {
     if (const Worker* worker =
             context_.registry->Find(decode_ref_.worker_id())) {
-      bound_to_ = worker->hello;
+      // Only what SameResults reads: a whole hello names many adapters.
+      *bound_to_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
     }
   }
   SayStarted();
@@ -260,7 +263,8 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
   if (phase_ != Phase::kDecoding) return;
   decode_finished_ = finished;
   AddWork(finished.work(), &work_);
-  work_known_ = finished.has_work();
+  work_lost_ = work_lost_ || !finished.has_work();
+  work_known_ = true;
   if (!cached_tokens_) cached_tokens_ = finished.cached_tokens();
   if (finished.reason() == v1::FINISH_REASON_UNSPECIFIED) {
     DecodeLost(absl::InternalError("the decode worker gave no finish reason"));
@@ -292,6 +296,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       prefill_computes_ = false;
       prefill_done_ = message.done();
       AddWork(prefill_done_.work(), &work_);
+      work_lost_ = work_lost_ || !prefill_done_.has_work();
       if (!prefill_done_.way().empty()) {
         context_.registry->PairWorked(prefill_ref_.worker_id(),
                                       decode_ref_.worker_id(),
@@ -320,7 +325,9 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   SayStarted();
   if (!Take(tokens)) return;
   if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
-    // No commit follows: the decode worker's part is over.
+    // No commit follows: the decode worker's part is over, and what it did
+    // for a commit before this one stays untold.
+    work_lost_ = work_lost_ || decode_computed_;
     work_known_ = true;
     Finish(first.finish_reason());
   }

@@ -200,6 +200,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void WriteDone();
   v1::GenerateDone Summary() const;
   void End(const absl::Status& status);
+  void DropPrefill();
   void DropLegs();
   absl::Duration Remaining() const;
   void ArmDeadline();
@@ -227,6 +228,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool opened_ = false;   // the Decode call has opened an attempt
   bool local_ = false;    // the decode worker prefills
   bool decode_computes_ = false;
+  bool decode_computed_ = false;  // in this call, an attempt before included
   bool prefill_computes_ = false;
   bool paused_ = false;
   absl::Time paused_since_;
@@ -234,7 +236,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::vector<int32_t> output_tokens_;  // empty of a beam search
   // Of a beam search, as this attempt's worker sends them.
   std::vector<v1::DecodedHypothesis> hypotheses_;
-  std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn
+  std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn; in part
 
   // Recovery.
   int attempts_failed_ = 0;  // since the last new token
@@ -261,7 +263,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   v1::PrefillDone prefill_done_;
   v1::DecodeFinished decode_finished_;
   v1::Work work_;            // all that workers told of
-  bool work_known_ = false;  // the last one told
+  bool work_known_ = false;  // the decode worker's call came to its end
+  bool work_lost_ = false;   // some may have been done and was not told of
   v1::FinishReason finish_reason_ = v1::FINISH_REASON_UNSPECIFIED;
 
   Timer deadline_timer_;

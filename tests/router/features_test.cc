@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/error.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {
@@ -101,6 +102,57 @@ TEST(FeaturesTest, WhereNoWorkerKnowsAnOptionTheErrorNamesIt) {
   EXPECT_THAT(w.decodes, testing::SizeIs(1));
 }
 
+TEST(FeaturesTest, WaitingForWorkersOfAFeatureStopsNobodyElse) {
+  World w;
+  w.Register(Old("old-d", v1::WORKER_ROLE_DECODE));
+  w.Decode("new-d");
+  w.Submit(WithRules());
+  w.decodes[0].Break(absl::ResourceExhaustedError("no blocks"));
+  w.Submit(WithRules());
+  w.Submit(World::Ask());
+  EXPECT_THAT(w.decode_ids, testing::ElementsAre("new-d", "old-d"));
+  // First come, first served where it has room again.
+  w.RunFor(w.options.beat);
+  EXPECT_THAT(w.decode_ids,
+              testing::ElementsAre("new-d", "old-d", "new-d", "new-d"));
+}
+
+TEST(FeaturesTest, OneWhoseOnlyWorkerWasLostWaitsForItInNobodysWay) {
+  World w;
+  w.Register(Old("old-d", v1::WORKER_ROLE_DECODE));
+  LeasePipe* const lease = w.Decode("new-d");
+  ClientPipe* const client = w.Submit(WithRules());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1}));
+  lease->Break(absl::UnavailableError("crashed"));
+  w.decodes[0].Break(absl::UnavailableError("crashed"));
+  w.Settle();
+  w.Submit(World::Ask());
+  EXPECT_THAT(w.decode_ids, testing::ElementsAre("new-d", "old-d"));
+  EXPECT_FALSE(client->dropped);
+  // A restart within the recovery wait continues it.
+  w.Register(World::Hello("new-d", v1::WORKER_ROLE_DECODE, '2'));
+  w.RunFor(w.options.beat);
+  ASSERT_THAT(w.decode_ids, testing::ElementsAre("new-d", "old-d", "new-d"));
+  EXPECT_EQ(w.decodes[2].sent[0].open().output_token_ids_size(), 1);
+}
+
+TEST(FeaturesTest, TooLongForAWorkerWithoutACacheIsTheClientsError) {
+  World w;
+  w.Decode("d0");
+  w.Decode("d1");
+  ClientPipe* const client = w.Submit(WithoutCache());
+  w.decodes[0].Break(MakeError(absl::StatusCode::kInvalidArgument,
+                               "CONTEXT_LENGTH_EXCEEDED", "at most 20"));
+  w.Settle();
+  EXPECT_THAT(w.decode_ids, testing::SizeIs(1));
+  ASSERT_TRUE(client->dropped);
+  EXPECT_EQ(client->status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ErrorReason(client->status), "CONTEXT_LENGTH_EXCEEDED");
+  EXPECT_THAT(std::string(client->status.message()), HasSubstr("at most 20"));
+}
+
 TEST(FeaturesTest, ValidateSaysWhatARequestNeeds) {
   ModelLimits limits;
   limits.vocabulary_size = 100;
@@ -192,6 +244,11 @@ TEST(FeaturesTest, AttentionIsBoundedByLayersAndPositions) {
   request.mutable_output()->mutable_attention()->set_mean(true);
   auto mean = *Validate(request, limits);
   EXPECT_TRUE(FitToContext(15000, limits, &mean).ok());
+  // It would have to be held back without a bound.
+  request.mutable_stopping()->add_stop("x");
+  EXPECT_THAT(std::string(Validate(request, limits).status().message()),
+              testing::AllOf(HasSubstr("output.attention"),
+                             HasSubstr("stopping.stop")));
 }
 
 TEST(FeaturesTest, WorkOfBothWorkersIsSummed) {
@@ -226,6 +283,108 @@ TEST(FeaturesTest, WorkIsAbsentWhereAWorkerCouldNotTell) {
   w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));  // an older one
   EXPECT_TRUE(client->sent.back().has_done());
   EXPECT_FALSE(client->sent.back().done().has_work());
+}
+
+v1::DecodeResponse FinishedWith(int64_t positions) {
+  v1::DecodeResponse finished = World::Finished(v1::FINISH_REASON_LENGTH);
+  *finished.mutable_finished()->mutable_work() = WorkOf(positions);
+  return finished;
+}
+
+v1::PrefillResponse DoneWith(int64_t positions) {
+  v1::PrefillResponse done = World::Done();
+  *done.mutable_done()->mutable_work() = WorkOf(positions);
+  return done;
+}
+
+// Of positions; -1 where it is absent, -2 without an end.
+int64_t WorkTold(const ClientPipe& client) {
+  if (client.sent.empty() || !client.sent.back().has_done()) return -2;
+  const v1::GenerateDone& done = client.sent.back().done();
+  return done.has_work() ? done.work().positions_computed() : -1;
+}
+
+TEST(FeaturesTest, WorkIsAbsentWhereADecodeWorkersPartWasLost) {
+  World w;
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2}));
+  w.decodes[0].Break(absl::InternalError("a step failed"));
+  w.Settle();
+  ASSERT_THAT(w.decodes, testing::SizeIs(2));
+  w.decodes[1].Say(World::Opened(2, ""));
+  w.decodes[1].Say(World::Started(2));
+  w.decodes[1].Say(World::Tokens(kPrompt + 2, {3}));
+  w.decodes[1].Say(FinishedWith(43));
+  EXPECT_EQ(WorkTold(*client), -1);
+}
+
+TEST(FeaturesTest, WorkIsAbsentWhereAPrefillWorkersPartWasLost) {
+  World w;
+  w.Prefill("p0");
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "ticket"));
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Break(absl::InternalError("a step failed"));
+  w.decodes[0].Say(World::Opened(2, "ticket"));
+  ASSERT_THAT(w.prefills, testing::SizeIs(2));
+  w.prefills[1].Say(World::First(kPrompt, 1));
+  w.decodes[0].Say(World::Started(2));
+  w.prefills[1].Say(DoneWith(40));
+  w.decodes[0].Say(FinishedWith(7));
+  EXPECT_EQ(WorkTold(*client), -1);
+}
+
+TEST(FeaturesTest, WorkOfAnAttemptThatWasPreemptedIsNotTakenForTheNext) {
+  enum { kTold, kPrefillUntold, kEndsWithoutACommit };
+  for (const int end : {kTold, kPrefillUntold, kEndsWithoutACommit}) {
+    World w;
+    w.Prefill("p0");
+    w.Decode("d0");
+    ClientPipe* const client = w.Submit(World::Ask());
+    w.decodes[0].Say(World::Opened(1, "ticket"));
+    w.prefills[0].Say(World::Computing());
+    w.prefills[0].Say(World::First(kPrompt, 1));
+    w.decodes[0].Say(World::Started(1));
+    w.prefills[0].Say(DoneWith(40));
+    w.prefills[0].Break(absl::OkStatus());
+    w.decodes[0].Say(World::Dead(1, /*preempted=*/true));
+    w.decodes[0].Say(World::Opened(2, "ticket"));
+    ASSERT_THAT(w.prefills, testing::SizeIs(2));
+    w.prefills[1].Say(World::Computing());
+    if (end == kEndsWithoutACommit) {
+      w.prefills[1].Say(World::First(kPrompt + 1, 2, v1::FINISH_REASON_LENGTH));
+      w.prefills[1].Say(DoneWith(41));
+      EXPECT_EQ(WorkTold(*client), -1) << "decoding before was not told";
+      continue;
+    }
+    w.prefills[1].Say(World::First(kPrompt + 1, 2));
+    w.decodes[0].Say(World::Started(2));
+    if (end == kTold) w.prefills[1].Say(DoneWith(41));
+    w.decodes[0].Say(FinishedWith(7));
+    w.RunFor(2 * w.options.timings_wait);
+    EXPECT_EQ(WorkTold(*client), end == kTold ? 88 : -1) << end;
+  }
+}
+
+TEST(FeaturesTest, WorkersThatRefusedHadNoPart) {
+  World w;
+  w.Prefill("p0");
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Break(absl::ResourceExhaustedError("no blocks"));
+  w.RunFor(w.options.beat);
+  ASSERT_THAT(w.decodes, testing::SizeIs(2));
+  w.decodes[1].Say(World::Opened(1, "ticket"));
+  w.prefills[0].Break(absl::ResourceExhaustedError("full"));
+  w.decodes[1].Say(World::Opened(2, ""));
+  w.decodes[1].Say(World::Started(2));
+  w.decodes[1].Say(World::Tokens(kPrompt, {1}));
+  w.decodes[1].Say(FinishedWith(47));
+  EXPECT_EQ(WorkTold(*client), 47);
 }
 
 }  // namespace
