@@ -398,10 +398,12 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       executor, *parts.model,
       parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);
   if (!gpu.ok()) return gpu.status();
-  absl::StatusOr<KvPlan> plan =
-      PlanKv(flags, *spec, kv_dtype, *gpu,
-             // A prompt's KV may have to wait as a whole for its grant.
-             role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0);
+  const bool with_cache = flags.kv_cache == "on";
+  // Without a cache a step computes all positions anew, and needs all blocks;
+  // and a prefill worker's prompt may wait as a whole for its grant.
+  absl::StatusOr<KvPlan> plan = PlanKv(
+      flags, *spec, kv_dtype, *gpu,
+      with_cache && role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0);
   if (!plan.ok()) return plan.status();
 
   Progress hashing({.what = "checking weights",
@@ -443,16 +445,16 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_draws = executor.max_draws;
   parts.engine_options.speculation = *speculation;
   parts.engine_options.max_model_len = plan->max_model_len;
-  parts.engine_options.prefix_caching =
-      flags.prefix_caching && flags.kv_cache == "on";
-  // Without a cache a step computes all positions anew, and needs all blocks.
-  parts.engine_options.window =
-      flags.kv_cache == "on" ? spec->common_window() : 0;
+  parts.engine_options.prefix_caching = flags.prefix_caching && with_cache;
+  parts.engine_options.window = with_cache ? spec->common_window() : 0;
   parts.engine_options.work = engine::MakeWorkShape(*parts.model, kv_dtype);
   // A CPU that computes steps leaves the host nothing to run ahead with.
   parts.engine_options.run_ahead =
       flags.async_scheduling == "on" ||
       (flags.async_scheduling == "auto" && opened->is_cuda());
+  const absl::Status valid =
+      engine::Engine::Validate(parts.engine_options, *parts.pool);
+  if (!valid.ok()) return valid;
   parts.hello = MakeHello(flags, role, parts);
   return parts;
 }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/bringup.h"
+
+#include "common/testing/virtual_loop.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_maker.h"
+
+namespace tandem::worker {
+namespace {
+
+using testing::HasSubstr;
+
+// All its layers have a window of 11.
+class WindowedBringUpTest : public testing::Test {
+ protected:
+  WindowedBringUpTest() {
+    engine::WriteCheckpoint(engine::LoadCases()["mistral_window_f32"], model_);
+    flags_.model_dir = model_.path();
+    flags_.device = "cpu";
+    flags_.threads = 1;
+    flags_.block_size = 8;
+    flags_.num_blocks = 6;
+    flags_.max_num_batched_tokens = 8;
+    flags_.handoff = "grpc";
+  }
+
+  absl::StatusOr<WorkerParts> Begin() {
+    return BringUp(flags_, v1::WORKER_ROLE_DECODE, &loop_);
+  }
+
+  engine::TempDir model_;
+  VirtualLoop loop_;
+  WorkerFlags flags_;
+};
+
+TEST_F(WindowedBringUpTest, AWindowMakesRoomForLongSequences) {
+  const auto parts = Begin();
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->engine_options.window, 11);
+  EXPECT_GT(parts->engine_options.max_model_len, 48);
+}
+
+TEST_F(WindowedBringUpTest, WithoutACacheASequenceNeedsAllItsBlocks) {
+  flags_.kv_cache = "off";
+  const auto parts = Begin();
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->engine_options.window, 0);
+  EXPECT_EQ(parts->engine_options.max_model_len, 48);
+  EXPECT_TRUE(
+      engine::Engine::Validate(parts->engine_options, *parts->pool).ok());
+  flags_.max_model_len = 64;
+  EXPECT_THAT(std::string(Begin().status().message()),
+              HasSubstr("holds 48 tokens"));
+}
+
+// What the plan does not look at is the engine's to refuse, not to abort on.
+TEST_F(WindowedBringUpTest, WhatTheEngineRefusesIsTold) {
+  flags_.max_model_len = 1;
+  EXPECT_THAT(std::string(Begin().status().message()),
+              HasSubstr("max_model_len is 1, expected at least 2"));
+}
+
+}  // namespace
+}  // namespace tandem::worker
