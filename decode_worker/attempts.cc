@@ -443,7 +443,7 @@ void DecodeCore::FinishCall(Call* call, v1::DecodeFinished finished) {
   Retire(call->id, absl::OkStatus());
 }
 
-void DecodeCore::OnBeams(CallId id, engine::BeamResult result) {
+void DecodeCore::OnBeams(CallId id, const engine::BeamResult& result) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   Call* const call = it->second.get();

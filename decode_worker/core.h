@@ -186,7 +186,7 @@ class DecodeCore final : private engine::EngineListener,
   // engine::EngineListener
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
-  void OnBeams(CallId id, engine::BeamResult result) override;
+  void OnBeams(CallId id, const engine::BeamResult& result) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override {}
   void OnWork(CallId id, const engine::Work& work) override;
   void OnPreempted(CallId id) override;

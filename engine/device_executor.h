@@ -119,7 +119,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
   static constexpr int kStepsInFlight = 2;
   // Edits of logits in a step for which there is memory from the start: 64
   // sequences with as many as a request may list.
-  static constexpr int64_t kEditsAtStart = 64 * 1024;
+  static constexpr int64_t kEditsAtStart = int64_t{64} * 1024;
 
   // Sizes that decodes are filled up to, ascending, the last `most`.
   static std::vector<int> DecodeSizes(int most);

@@ -146,7 +146,7 @@ class EngineListener {
                        const SampledToken& token,
                        std::optional<Finish> finish) = 0;
   // The beam search is over; it stays, without computing, until retired.
-  virtual void OnBeams(SequenceId search, BeamResult result) {}
+  virtual void OnBeams(SequenceId search, const BeamResult& result) {}
   // A step runs positions [begin, end) of the sequence, and their KV is there
   // for layers [0, layers_done).
   virtual void OnComputed(SequenceId sequence, int begin, int end,

@@ -162,6 +162,7 @@ BeamResult ExpectedBeams(const FakeModel& model,
       std::max(top, CandidatesPerBeam(beams.width, stopping.stop_token_ids));
   for (int length = 0; !search.done(); ++length) {
     std::vector<std::vector<TopLogprob>> candidates;
+    candidates.reserve(runs.size());
     for (const FakeHistory& run : runs) {
       candidates.push_back(
           run.Candidates(count, length < stopping.min_tokens

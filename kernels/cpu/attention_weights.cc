@@ -57,8 +57,9 @@ struct Pieces {
     float weights[kKeys];
     float* const states = step.look.states + int64_t{2} * kv_head * group;
     for (int h = 0; h < group; ++h) {
-      states[2 * h] = -std::numeric_limits<float>::infinity();
-      states[2 * h + 1] = 0;
+      const size_t at = size_t{2} * static_cast<size_t>(h);
+      states[at] = -std::numeric_limits<float>::infinity();
+      states[at + 1] = 0;
     }
     for (int begin = first_key() / kKeys * kKeys; begin < end_key();
          begin += kKeys) {
@@ -67,8 +68,9 @@ struct Pieces {
       Score(kv_head, from, end, scores);
       for (int h = 0; h < group; ++h) {
         const float* const own = scores + int64_t{h} * kKeys;
-        float& maximum = states[2 * h];
-        float& sum = states[2 * h + 1];
+        const size_t at = size_t{2} * static_cast<size_t>(h);
+        float& maximum = states[at];
+        float& sum = states[at + 1];
         const float most =
             std::max(maximum, *std::max_element(own, own + end - from));
         float before = maximum - most;

@@ -403,7 +403,8 @@ class CpuBackend final : public Backend {
                const LoraFactors& factors, const LoraSum& sum) override {
     Put(queue, [this, num_rows, x = static_cast<const float*>(x), slots,
                 f = factors, sum] {
-      const int64_t stride = sum.halves > 0 ? 2 * sum.halves : sum.stride;
+      const int64_t stride =
+          sum.halves > 0 ? int64_t{2} * sum.halves : sum.stride;
       ForRows(pool_, num_rows, int64_t{f.max_rank} * (f.cols + f.rows) / 16,
               [&](int row) {
                 if (slots[row] < 0) return;

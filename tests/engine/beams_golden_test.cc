@@ -71,8 +71,8 @@ class Searches final : public EngineListener {
                std::optional<Finish>) override {
     ADD_FAILURE();
   }
-  void OnBeams(SequenceId id, BeamResult result) override {
-    results[id] = std::move(result);
+  void OnBeams(SequenceId id, const BeamResult& result) override {
+    results[id] = result;
     engine_->Retire(id);
     if (--left_ == 0) done_.Notify();
   }

@@ -91,10 +91,10 @@ class BeamsHarness final : public EngineListener {
     tokens[id].push_back(token.token_id);
     if (finish) engine.Retire(id);
   }
-  void OnBeams(SequenceId id, BeamResult result) override {
+  void OnBeams(SequenceId id, const BeamResult& result) override {
     EXPECT_TRUE(engine.contains(id));
     EXPECT_FALSE(results.contains(id)) << "told twice";
-    results[id] = std::move(result);
+    results[id] = result;
     if (retire_at_end) engine.Retire(id);
   }
   void OnComputed(SequenceId, int, int, int) override {}
