@@ -106,13 +106,13 @@ std::unique_ptr<ClientStream> OpenAiCall::StreamOf(int prompt) {
 
 void OpenAiCall::OnEvent(int prompt, const v1::GenerateResponse& event) {
   if (ended_) return;
-  std::string events = answer_.Add(prompt, event);
+  const std::string events = answer_.Add(prompt, event);
   if (!stream_) {
     if (answer_.bytes() > max_bytes_) Fail(TooLarge(max_bytes_));
     return;
   }
   // Also where there is nothing to say yet: the request has been admitted.
-  Write(std::move(events));
+  Write(events);
 }
 
 void OpenAiCall::OnPartClosed(const absl::Status& status) {
@@ -121,7 +121,7 @@ void OpenAiCall::OnPartClosed(const absl::Status& status) {
   if (--open_ > 0) return;
   std::string last = answer_.Finish();
   if (stream_) {
-    Write(std::move(last));
+    Write(last);
     return End();
   }
   exchange_->Answer({.content_type = "application/json",
@@ -173,7 +173,7 @@ HttpResponse OpenAiCall::StreamHead() const {
   return head;
 }
 
-void OpenAiCall::Write(std::string bytes) {
+void OpenAiCall::Write(const std::string& bytes) {
   if (!std::exchange(begun_, true)) exchange_->Begin(StreamHead());
   if (bytes.empty()) return;
   ++events_unsent_;

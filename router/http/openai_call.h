@@ -46,7 +46,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   void Fail(const absl::Status& status);
   void End();
   void CancelParts();
-  void Write(std::string bytes);
+  void Write(const std::string& bytes);
   void OnWritten();
   void Flush();
   void KeepAlive();
