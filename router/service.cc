@@ -127,16 +127,18 @@ grpc::ServerUnaryReactor* InferenceServer::Tokenize(
     grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
     v1::TokenizeResponse* response) {
   absl::StatusOr<v1::TokenizeResponse> answer = intake_->Tokenize(*request);
-  if (answer.ok()) *response = *std::move(answer);
-  return Answer(context, answer.status());
+  if (!answer.ok()) return Answer(context, answer.status());
+  *response = *std::move(answer);
+  return Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* InferenceServer::Detokenize(
     grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
     v1::DetokenizeResponse* response) {
   absl::StatusOr<v1::DetokenizeResponse> answer = intake_->Detokenize(*request);
-  if (answer.ok()) *response = *std::move(answer);
-  return Answer(context, answer.status());
+  if (!answer.ok()) return Answer(context, answer.status());
+  *response = *std::move(answer);
+  return Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* InferenceServer::ListModels(
