@@ -150,7 +150,7 @@ TEST(DecodeBeamsTest, PreemptedSearchesBeginAgainAndRoomIsCounted) {
       rig.AddDecode("decode", {.block_size = 4, .num_blocks = 54},
                     [](decode_worker::DecodeOptions* options) {
                       options->engine.max_model_len = 150;
-        options->admission_factor = 10;
+                      options->admission_factor = 10;
                       options->local_recompute_tokens = 1000;
                     });
   std::vector<Job> jobs;

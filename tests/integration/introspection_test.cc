@@ -125,9 +125,8 @@ TEST(IntrospectionTest, AttentionWeightsComeWithEveryToken) {
     outcomes[placement == v1::PLACEMENT_SPLIT] = outcome;
   }
   for (int i = 0; i < 12; ++i) {
-    EXPECT_EQ(
-        outcomes[0].sequences.at(0).attention(i).SerializeAsString(),
-        outcomes[1].sequences.at(0).attention(i).SerializeAsString())
+    EXPECT_EQ(outcomes[0].sequences.at(0).attention(i).SerializeAsString(),
+              outcomes[1].sequences.at(0).attention(i).SerializeAsString())
         << "prefilled elsewhere: token " << i;
   }
   EXPECT_EQ(cluster.WhatIsLeft(), "");

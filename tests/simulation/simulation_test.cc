@@ -64,10 +64,7 @@ Profile Tight() {
 }
 // A model of which all layers have a window.
 Profile Windowed() {
-  return {.name = "windowed",
-          .worker_crashes = 1,
-          .messy = 0.01,
-          .window = 40};
+  return {.name = "windowed", .worker_crashes = 1, .messy = 0.01, .window = 40};
 }
 
 const std::vector<Profile>& Profiles() {

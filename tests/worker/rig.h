@@ -143,7 +143,7 @@ class Request {
   // ---- What it heard.
   std::vector<int32_t> tokens;  // output, delivered once and in order
   std::vector<std::vector<float>> attention;  // of each of them
-  int repeated = 0;             // that came a second time
+  int repeated = 0;                           // that came a second time
   std::vector<v1::AttemptOpened> opened;
   std::vector<uint32_t> started;
   std::vector<v1::AttemptDead> dead;
