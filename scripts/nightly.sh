@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
-# fresh inputs, and the simulation over many more seeds.
+# fresh inputs, the simulation over many more seeds, and models on the emulated
+# GPU with AddressSanitizer.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -22,3 +23,7 @@ for fuzzer in "$BUILD"/fuzz/fuzz/*; do
 done
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
+build asan cuda_engine_test device_golden_test quality_test
+step emulated "models on the emulated GPU (asan)" \
+  ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
+  --parallel "$(nproc)" -R '^(cuda_engine|device_golden|quality)_test$'
