@@ -18,6 +18,8 @@ free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 HTTP=$(free_port)
+: >"$LOG"
+: >"$LOG"
 "$BUILD/release/bin/tandem" serve "$ROOT/models/tales" \
   --grpc-port "$(free_port)" --port "$HTTP" >"$LOG" 2>&1 &
 SERVER=$!
