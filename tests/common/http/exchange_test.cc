@@ -177,8 +177,9 @@ TEST_F(HttpExchangeTest, APeerThatGoesIsNoticedWithoutAWrite) {
 TEST_F(HttpExchangeTest, APeerThatGoesBehindWhatNobodyReadsIsNoticed) {
   StartServer();
   auto socket = std::make_unique<Socket>(server_->port());
-  socket->Send(std::string(kRequest) + "\r\n");
+  socket->Send(kRequest);
   std::unique_ptr<HttpExchange> exchange = Next();
+  socket->Send("\r\n");
   Event gone;
   exchange->OnGone([&] { gone.Set(); });
   EXPECT_FALSE(gone.Wait(std::chrono::milliseconds(20)));
