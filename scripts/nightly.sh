@@ -23,7 +23,8 @@ for fuzzer in "$BUILD"/fuzz/fuzz/*; do
 done
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
-build asan cuda_engine_test device_golden_test quality_test
+build asan cuda_engine_test device_golden_test device_speculation_test \
+  quality_test window_test
 step emulated "models on the emulated GPU (asan)" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
-  --parallel "$(nproc)" -R '^(cuda_engine|device_golden|quality)_test$'
+  --parallel "$(nproc)" -R '^(cuda_engine|device_golden|device_speculation|quality|window)_test$'

@@ -61,7 +61,8 @@ stage_asan() {
   build asan
   # Those that emulate a GPU take one core each, for minutes; the longest are
   # left to scripts/nightly.sh.
-  local emulated='^kernels_cuda_' whole='^(cuda_engine|device_golden|quality)_test$'
+  local emulated='^kernels_cuda_'
+  local whole='^(cuda_engine|device_golden|device_speculation|quality|window)_test$'
   run_tests asan -LE no-sanitizer -R "$emulated" --parallel "$(nproc)"
   run_tests asan -LE no-sanitizer -E "$emulated|$whole"
 }
