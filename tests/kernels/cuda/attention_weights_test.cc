@@ -140,7 +140,8 @@ AssertionResult Check(const Case& c, DType activation, DType type) {
     const auto got = out.Values();
     for (size_t i = 0; i < got.size(); ++i) {
       const double want = (add ? 2 : 1) * expected[i];
-      if (std::abs(got[i] - want) > 5e-6 || (want == 0 && got[i] != 0)) {
+      // So that NaN is noticed, too.
+      if (!(std::abs(got[i] - want) <= 5e-6) || (want == 0 && got[i] != 0)) {
         return AssertionFailure()
                << "position " << i << ": " << got[i] << ", expected " << want;
       }
