@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// One HTTP call between the core and a client, on virtual time: who is told
+// what when a prompt fails, the client goes or reads slowly, or nothing is
+// said.
+#include "router/http/openai_call.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/testing/virtual_loop.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tandem::router {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A client's end; writes stay under way until told.
+struct Client {
+  int code = 0;  // of what was answered or begun
+  std::string body;
+  bool streaming = false;
+  bool ended = false;
+  int begun = 0;
+  std::vector<std::function<void()>> writes;
+  std::function<void()> gone;
+
+  void TakeAll() {
+    for (const auto& written : std::exchange(writes, {})) {
+      if (written) written();
+    }
+  }
+};
+
+class FakeExchange final : public HttpExchange {
+ public:
+  explicit FakeExchange(Client* client) : client_(client) {}
+  const HttpRequest& request() const override { return request_; }
+  void Answer(HttpResponse response) override {
+    client_->code = response.code;
+    client_->body = std::move(response.body);
+    client_->ended = true;
+  }
+  void Begin(HttpResponse head) override {
+    ++client_->begun;
+    client_->code = head.code;
+    client_->streaming = true;
+  }
+  void Write(std::string piece, std::function<void()> written) override {
+    client_->body += piece;
+    client_->writes.push_back(std::move(written));
+  }
+  void End() override { client_->ended = true; }
+  void OnGone(std::function<void()> gone) override {
+    client_->gone = std::move(gone);
+  }
+
+ private:
+  Client* const client_;
+  const HttpRequest request_;
+};
+
+// The core's end of one prompt.
+class Handler final : public StreamHandler<v1::GenerateRequest> {
+ public:
+  explicit Handler(std::unique_ptr<ClientStream> prompt)
+      : stream(std::move(prompt)) {
+    stream->Start(this);
+  }
+  void OnMessage(v1::GenerateRequest message) override {}
+  void OnDrained() override { ++drained; }
+  void OnClosed(absl::Status status) override { closed = std::move(status); }
+  void Say(const std::string& text) {
+    v1::GenerateResponse event;
+    event.mutable_delta()->set_text(text);
+    stream->Send(std::move(event));
+  }
+
+  std::unique_ptr<ClientStream> stream;
+  int drained = 0;
+  absl::Status closed;
+};
+
+class OpenAiCallTest : public ::testing::Test {
+ protected:
+  void Begin(const std::string& body, size_t max_bytes = 1 << 20) {
+    const auto request = ParseCompletion(body);
+    ASSERT_TRUE(request.ok()) << request.status();
+    const int prompts = static_cast<int>(request->prompts.size());
+    call_ = std::make_shared<OpenAiCall>(
+        &loop_, std::make_unique<FakeExchange>(&client_),
+        OpenAiAnswer(*request, "tales", 1700), prompts, request->stream,
+        max_bytes, std::vector<std::pair<std::string, std::string>>());
+    call_->Start();
+    for (int i = 0; i < prompts; ++i) {
+      parts_.push_back(std::make_unique<Handler>(call_->StreamOf(i)));
+    }
+  }
+  void Settle() { loop_.RunFor(absl::Milliseconds(1)); }
+
+  VirtualLoop loop_;
+  Client client_;
+  std::shared_ptr<OpenAiCall> call_;
+  std::vector<std::unique_ptr<Handler>> parts_;
+};
+
+TEST_F(OpenAiCallTest, AFailureBeforeTheFirstWordIsAStatusAndEndsAllPrompts) {
+  Begin(R"({"prompt": ["a", "b", "c"], "stream": true})");
+  parts_[1]->stream->Close(absl::ResourceExhaustedError("full"));
+  EXPECT_EQ(client_.code, 429);
+  EXPECT_FALSE(client_.streaming);
+  EXPECT_TRUE(call_->ended());
+  // Not within the core's own call.
+  EXPECT_TRUE(parts_[0]->closed.ok());
+  Settle();
+  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(parts_[1]->closed.ok());
+  EXPECT_EQ(parts_[2]->closed.code(), absl::StatusCode::kCancelled);
+  parts_[0]->Say("late");
+  EXPECT_THAT(client_.body, Not(HasSubstr("late")));
+}
+
+TEST_F(OpenAiCallTest, AFailureLaterIsAnEventBeforeTheEnd) {
+  Begin(R"({"prompt": ["a", "b"], "stream": true})");
+  parts_[0]->Say("one");
+  parts_[0]->Say("two");
+  parts_[1]->stream->Close(absl::UnavailableError("lost"));
+  EXPECT_EQ(client_.code, 200);
+  EXPECT_TRUE(client_.ended);
+  EXPECT_LT(client_.body.find("two"), client_.body.find("lost"));
+  EXPECT_THAT(client_.body, ::testing::EndsWith("data: [DONE]\n\n"));
+  Settle();
+  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(OpenAiCallTest, AClientThatGoesEndsAllPrompts) {
+  Begin(R"({"prompt": ["a", "b"]})");
+  client_.gone();
+  Settle();
+  EXPECT_TRUE(call_->ended());
+  for (const auto& part : parts_) {
+    EXPECT_EQ(part->closed.code(), absl::StatusCode::kCancelled);
+  }
+  // One that the core takes up only now hears it as well.
+  const Handler late(call_->StreamOf(0));
+  Settle();
+  EXPECT_EQ(late.closed.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(OpenAiCallTest, TheAnswerWaitsForAllPrompts) {
+  Begin(R"({"prompt": ["a", "b"]})");
+  parts_[0]->Say("one");
+  parts_[0]->stream->Close(absl::OkStatus());
+  EXPECT_FALSE(client_.ended);
+  parts_[1]->Say("two");
+  parts_[1]->stream->Close(absl::OkStatus());
+  EXPECT_TRUE(client_.ended);
+  EXPECT_THAT(client_.body, HasSubstr("\"text\":\"one\""));
+  EXPECT_THAT(client_.body, HasSubstr("\"text\":\"two\""));
+}
+
+TEST_F(OpenAiCallTest, WritesFollowEachOtherAndPausedPromptsGoOn) {
+  Begin(R"({"prompt": ["a", "b"], "stream": true})");
+  parts_[0]->Say("0");
+  ASSERT_EQ(client_.writes.size(), 1u);  // and no second one meanwhile
+  for (int i = 0; i < 100; ++i) parts_[0]->Say("x");
+  EXPECT_EQ(client_.writes.size(), 1u);
+  EXPECT_EQ(parts_[0]->stream->unsent(), 101u);
+  client_.TakeAll();
+  Settle();
+  EXPECT_EQ(client_.writes.size(), 1u);
+  EXPECT_EQ(parts_[0]->stream->unsent(), 100u);
+  EXPECT_EQ(parts_[0]->drained, 0);  // still too much
+  // The other prompt keeps every write busy; the first goes on all the same.
+  parts_[1]->Say("y");
+  client_.TakeAll();
+  Settle();
+  EXPECT_EQ(client_.writes.size(), 1u);
+  EXPECT_EQ(parts_[0]->drained, 1);
+}
+
+TEST_F(OpenAiCallTest, SilenceIsBrokenByComments) {
+  Begin(R"({"prompt": "a", "stream": true})");
+  loop_.RunFor(absl::Seconds(14));
+  EXPECT_EQ(client_.begun, 0);
+  loop_.RunFor(absl::Seconds(2));
+  EXPECT_EQ(client_.body, ": keep-alive\n\n");
+  client_.TakeAll();
+  Settle();
+  parts_[0]->Say("word");
+  client_.TakeAll();
+  Settle();
+  const size_t size = client_.body.size();
+  loop_.RunFor(absl::Seconds(14));  // of the fifteen
+  EXPECT_EQ(client_.body.size(), size);
+  parts_[0]->stream->Close(absl::OkStatus());
+  const std::string last = client_.body;
+  loop_.RunFor(absl::Minutes(2));
+  EXPECT_EQ(client_.body, last);
+}
+
+TEST_F(OpenAiCallTest, AWholeAnswerIsBounded) {
+  Begin(R"({"prompt": ["a", "b"]})", 100);
+  parts_[0]->Say(std::string(100, 'x'));
+  EXPECT_FALSE(client_.ended);
+  parts_[1]->Say("y");
+  EXPECT_EQ(client_.code, 429);
+  EXPECT_THAT(client_.body, HasSubstr("answer_too_large"));
+  Settle();
+  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace tandem::router
