@@ -211,13 +211,26 @@ absl::StatusOr<double> EngineRuns::Decode(int context, int steps, bool ahead) {
 }
 
 absl::StatusOr<double> EngineRuns::RunPrefill(int tokens, std::byte* staging) {
+  const Clock::time_point begin = Clock::now();
+  for (int at = 0; at < tokens; at += max_rows_) {
+    const int end = std::min(tokens, at + max_rows_);
+    const absl::Status status =
+        RunChunk(at, end, end == tokens,
+                 staging == nullptr ? nullptr : staging + kv_bytes(at));
+    if (!status.ok()) return status;
+  }
+  return Between(begin, Clock::now());
+}
+
+absl::Status EngineRuns::RunChunk(int begin, int end, bool sample,
+                                  std::byte* staging) {
   std::vector<int32_t> ids;
-  for (int i = 0; i < tokens; ++i) ids.push_back(TokenAt(0, i, vocab_));
+  for (int i = begin; i < end; ++i) ids.push_back(TokenAt(0, i, vocab_));
   Step step;
   step.id = 1;
-  step.entries.push_back(EntryOf(0, 0, ids, blocks_[0], true));
+  step.entries.push_back(EntryOf(0, begin, ids, blocks_[0], sample));
   const kernels::KvShape& shape = executor_->kv_shape();
-  const int64_t layer_bytes = kv_bytes(tokens) / shape.num_layers;
+  const int64_t layer_bytes = kv_bytes(end - begin) / shape.num_layers;
   Steps listener;
   int gathered_from = 0;
   int waiting = 1;  // gathers, and the step itself
@@ -227,8 +240,8 @@ absl::StatusOr<double> EngineRuns::RunPrefill(int tokens, std::byte* staging) {
   if (staging != nullptr) {
     listener.on_layers = [&](int layers) {
       const engine::KvPart part{.block_table = blocks_[0],
-                                .position_begin = 0,
-                                .position_end = tokens,
+                                .position_begin = begin,
+                                .position_end = end,
                                 .layer_begin = gathered_from,
                                 .layer_end = layers,
                                 .head_begin = 0,
@@ -241,13 +254,8 @@ absl::StatusOr<double> EngineRuns::RunPrefill(int tokens, std::byte* staging) {
     };
   }
   listener.on_step = [&](StepResult) { finish_one(); };
-  Clock::time_point begin;
-  loop_.RunSync([&] {
-    begin = Clock::now();
-    executor_->Submit(&step, &listener);
-  });
-  if (absl::Status status = listener.Wait(); !status.ok()) return status;
-  return Between(begin, Clock::now());
+  loop_.RunSync([&] { executor_->Submit(&step, &listener); });
+  return listener.Wait();
 }
 
 absl::StatusOr<double> EngineRuns::Prefill(int tokens) {

@@ -33,7 +33,8 @@ class EngineRuns {
   // submitted when the one before has given its tokens.
   absl::StatusOr<double> Decode(int context, int steps, bool ahead);
 
-  // Seconds to compute positions [0, tokens) of one sequence and draw one.
+  // Seconds to compute positions [0, tokens) of one sequence, in steps of
+  // max_rows as a worker's, and draw one.
   absl::StatusOr<double> Prefill(int tokens);
 
   // The same with the KV gathered, group of layers by group, into `staging`
@@ -49,6 +50,9 @@ class EngineRuns {
   explicit EngineRuns(int max_rows, int vocab)
       : loop_("bench"), max_rows_(max_rows), vocab_(vocab) {}
   absl::StatusOr<double> RunPrefill(int tokens, std::byte* staging);
+  // Positions [begin, end) in one step; the last of them draws a token if
+  // `sample`.
+  absl::Status RunChunk(int begin, int end, bool sample, std::byte* staging);
 
   ThreadLoop loop_;
   const int max_rows_;
