@@ -4,8 +4,8 @@ find_package(OpenSSL REQUIRED)
 
 tandem_library(tandem_engine_core
   SRCS beam_search.cc beams.cc block_file.cc block_hash.cc draft_length.cc
-       drafter.cc engine.cc kv_offload.cc kv_pool.cc logit_edits.cc scheduler.cc
-       work.cc
+       draft_model.cc drafter.cc engine.cc kv_offload.cc kv_pool.cc
+       logit_edits.cc scheduler.cc speculation.cc work.cc
   DEPS tandem_common OpenSSL::Crypto absl::flat_hash_map absl::any_invocable
        absl::span absl::status absl::statusor absl::strings absl::time)
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace tandem::engine {
 namespace {
@@ -11,15 +12,19 @@ constexpr double kWeight = 0.2;  // of the newest step
 // Of a row that was not measured yet: little, so that it is tried.
 constexpr double kUnseenRow = 0.02;
 // A step without drafts drives what was measured so far towards that: one slow
-// step is forgotten in a few hundred, and trying again costs a few in a
-// thousand.
-constexpr double kForget = 0.005;
+// step is forgotten in some hundred, and trying again costs a percent at most.
+constexpr double kForget = 0.002;
+// What is then measured counts as it is: mixed with what was forgotten it would
+// seem worth another try at once.
+constexpr int kStaleAfter = 16;
 // Drafts must promise so much: what was measured is noisy.
 constexpr double kLeastGain = 1.1;
 // After so many steps with drafts one without is measured again.
 constexpr int kPlainEvery = 64;
 
-double Unseen(int drafts) { return 1 + kUnseenRow * drafts; }
+// By which guesses are taken, the likeliest first.
+constexpr double kLeastChances[] = {0.9, 0.8, 0.7,  0.6, 0.5,  0.4,
+                                    0.3, 0.2, 0.15, 0.1, 0.05, 0.02};
 
 // The largest number of drafts of a size.
 int DraftsOf(int size) {
@@ -39,6 +44,10 @@ int DraftCosts::BatchOf(int sequences) {
   return std::min(kBatches, width) - 1;
 }
 
+double DraftCosts::Assumed(int sequences, int drafts) const {
+  return kUnseenRow * drafts + draft_step_ * drafts / sequences;
+}
+
 void DraftCosts::Saw(int sequences, int drafts, double seconds) {
   Batch& batch = batches_[static_cast<size_t>(BatchOf(sequences))];
   if (drafts == 0) {
@@ -48,16 +57,22 @@ void DraftCosts::Saw(int sequences, int drafts, double seconds) {
                       : (1 - kWeight) * batch.plain + kWeight * seconds;
     for (int size = 0; size < kSizes; ++size) {
       double& cost = batch.cost[static_cast<size_t>(size)];
-      if (cost > 0) cost += kForget * (Unseen(DraftsOf(size)) - cost);
+      ++batch.since[static_cast<size_t>(size)];
+      if (cost == 0) continue;
+      cost += kForget * (1 + Assumed(sequences, DraftsOf(size)) - cost);
     }
     return;
   }
   ++batch.since_plain;
   if (batch.plain == 0) return;
-  double& cost = batch.cost[static_cast<size_t>(SizeOf(drafts))];
+  const auto size = static_cast<size_t>(SizeOf(drafts));
+  double& cost = batch.cost[size];
+  const bool stale = std::exchange(batch.since[size], 0) >= kStaleAfter;
   // Not below 1: what was measured without drafts was disturbed then.
-  const double seen = std::max(1.0, seconds / batch.plain);
-  cost = cost == 0 ? seen : (1 - kWeight) * cost + kWeight * seen;
+  // Above what guesses can give nothing differs.
+  const double seen = std::clamp(seconds / batch.plain, 1.0, 2.0 + drafts);
+  const double weight = cost == 0 || stale ? 1 : kWeight;
+  cost = (1 - weight) * cost + weight * seen;
 }
 
 double DraftCosts::Cost(int sequences, int drafts) const {
@@ -66,9 +81,9 @@ double DraftCosts::Cost(int sequences, int drafts) const {
   int size = SizeOf(drafts);
   while (size >= 0 && batch.cost[static_cast<size_t>(size)] == 0) --size;
   if (size == SizeOf(drafts)) return batch.cost[static_cast<size_t>(size)];
-  if (size < 0) return Unseen(drafts);
+  if (size < 0) return 1 + Assumed(sequences, drafts);
   return batch.cost[static_cast<size_t>(size)] +
-         kUnseenRow * (drafts - DraftsOf(size));
+         Assumed(sequences, drafts - DraftsOf(size));
 }
 
 double DraftCosts::Expected(int drafts, double chance) {
@@ -81,11 +96,50 @@ double DraftCosts::Expected(int drafts, double chance) {
   return tokens;
 }
 
+// What is measured needs a measure.
+bool DraftCosts::NeedsMeasure(int sequences) const {
+  const Batch& batch = batches_[static_cast<size_t>(BatchOf(sequences))];
+  return batch.plain == 0 || batch.since_plain >= kPlainEvery;
+}
+
+// A row costs the same whosever it is, so of all ways to spend so many the best
+// takes the likeliest.
+bool DraftCosts::Lengths(absl::Span<const double> chances, int sequences,
+                         int room, absl::Span<int> lengths) const {
+  if (NeedsMeasure(sequences)) return false;
+  double best = kLeastGain * sequences;
+  double least = 2;  // no guess is so likely
+  for (const double limit : kLeastChances) {
+    int drafts = 0;
+    double tokens = sequences;
+    for (size_t i = 0; i < chances.size(); ++i) {
+      double all_right = chances[i];
+      for (int l = 0; l < lengths[i] && all_right >= limit; ++l) {
+        ++drafts;
+        tokens += all_right;
+        all_right *= chances[i];
+      }
+    }
+    if (drafts == 0 || drafts > room) continue;
+    const double rate = tokens / Cost(sequences, drafts);
+    if (rate <= best) continue;
+    best = rate;
+    least = limit;
+  }
+  for (size_t i = 0; i < chances.size(); ++i) {
+    double all_right = chances[i];
+    int length = 0;
+    for (; length < lengths[i] && all_right >= least; ++length) {
+      all_right *= chances[i];
+    }
+    lengths[i] = length;
+  }
+  return true;
+}
+
 int DraftCosts::Length(int sequences, double tokens, int drafts, double chance,
                        int most) const {
-  const Batch& batch = batches_[static_cast<size_t>(BatchOf(sequences))];
-  // What is measured needs a measure.
-  if (batch.plain == 0 || batch.since_plain >= kPlainEvery) return 0;
+  if (NeedsMeasure(sequences)) return 0;
   const double now = drafts == 0 ? 1 : Cost(sequences, drafts);
   double best = kLeastGain * tokens / now;
   int length = 0;

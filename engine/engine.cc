@@ -81,10 +81,18 @@ Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
       executor_(executor),
       pool_(pool),
       listener_(listener),
+      draft_costs_(options.speculation.draft_model.executor == nullptr
+                       ? 0
+                       : options.speculation.draft_model.step_cost),
       writers_(static_cast<size_t>(pool->num_blocks()), 0),
       plan_timer_(loop),
       beams_timer_(loop) {
   TANDEM_CHECK(Validate(options, *pool).ok(), "see Engine::Validate");
+  if (options.speculation.num_tokens > 0 &&
+      options.speculation.draft_model.executor != nullptr) {
+    draft_model_ =
+        std::make_unique<DraftModel>(options.speculation.draft_model, loop);
+  }
   const size_t sequences = static_cast<size_t>(options.max_num_seqs);
   const size_t draws =
       static_cast<size_t>(std::max(options.max_num_seqs, options.max_draws));
@@ -244,17 +252,7 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
         sampling.logprobs, CandidatesPerBeam(width, stopping.stop_token_ids));
   }
   PrepareGrowth(sequence.get());
-  const Speculation& speculation = options_.speculation;
-  if (speculation.num_tokens > 0 && !sequence->spec.first_token_only &&
-      sequence->spec.beams.width == 0 && sequence->spec.kv_cache &&
-      sequence->spec.attention.rows() == 0) {
-    sequence->drafter =
-        speculation.drafters != nullptr
-            ? speculation.drafters->New(sequence->spec)
-            : std::make_unique<NgramDrafter>(speculation.lookup_min,
-                                             speculation.lookup_max);
-    sequence->guesses.reserve(static_cast<size_t>(speculation.num_tokens));
-  }
+  PrepareDrafts(sequence.get());
   for (const BlockRef& block : sequence->blocks) {
     if (!block && sequence->behind == sequence->table.size()) {
       ++sequence->behind;
@@ -321,6 +319,7 @@ void Engine::Retire(SequenceId id) {
 std::unique_ptr<Engine::Sequence> Engine::Detach(Sequence* sequence) {
   Count(*sequence, -1);
   ++changes_;
+  EndDrafts(sequence);
   std::erase(by_age_, sequence);
   sequence->retired = true;
   if (BeamGroup* const group = std::exchange(sequence->group, nullptr)) {
@@ -439,7 +438,7 @@ void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   if (result.ok()) {
     // First all sequences, then the listener: whatever it asks or changes, it
     // meets the state after the step.
-    RecordStepTime(loop_->Now() - stats_.step_started);
+    RecordStepTime(loop_->Now() - stats_.step_started + running_->drafting);
     ApplyResult(*result);
     AdvanceBeams();
     DeliverTokens(*result);
@@ -516,9 +515,15 @@ void Engine::AppendDrawn(Plan::Part* part,
   // Guesses teach as far as what they follow came true.
   const int taught = std::min(part->appended, static_cast<int>(guesses.size()));
   for (int i = 0; i < taught; ++i) {
-    sequence->acceptance.Saw(guesses[static_cast<size_t>(i)] ==
-                             drawn[static_cast<size_t>(i)].token_id);
+    const bool right = guesses[static_cast<size_t>(i)] ==
+                       drawn[static_cast<size_t>(i)].token_id;
+    sequence->acceptance.Saw(right);
+    usual_acceptance_.Saw(right);
   }
+  if (taught > 0 && sequence->drafted) {
+    NoteTry(sequence, sequence->length() - part->appended);
+  }
+  if (sequence->finished) EndDrafts(sequence);
   sequence->guesses.clear();
   if (part->drafts == 0) return;
   ++stats_.draft_steps;
@@ -676,8 +681,13 @@ void Engine::RecordStepTime(absl::Duration duration) {
     prefill |= tokens > 1 || running_->step.entries[i].draws.empty();
   }
   if (!prefill) {
-    draft_costs_.Saw(static_cast<int>(running_->parts.size()), running_->drafts,
-                     absl::ToDoubleSeconds(step_done_ - running_->follows));
+    const int drafts = running_->drafts;
+    absl::Duration took = step_done_ - running_->follows;
+    // Guesses cost what making them took; catching up for them says nothing.
+    if (drafts > 0 && running_->caught_up) return;
+    if (drafts > 0) took += running_->drafting;
+    draft_costs_.Saw(static_cast<int>(running_->parts.size()), drafts,
+                     absl::ToDoubleSeconds(took));
     return;
   }
   Smooth(rows, &prefill_rows_);
@@ -737,7 +747,8 @@ absl::Status Engine::CheckInvariants() const {
   if (running_ == nullptr && !leaving_.empty()) {
     return absl::InternalError("sequences are leaving, but no step runs");
   }
-  return CheckGroups();
+  const absl::Status drafts = CheckDrafts();
+  return drafts.ok() ? CheckGroups() : drafts;
 }
 
 }  // namespace tandem::engine

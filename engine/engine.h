@@ -20,7 +20,8 @@
 // very one that a step by itself would have made (same logits, same random
 // number), so as many are right as there are guesses in a row that equal the
 // draw before them, and one more: a step gives several tokens, and no other
-// ones. KV of guesses that were wrong is written over.
+// ones. KV of guesses that were wrong is written over. A draft model that makes
+// them runs between steps, and says nothing of itself.
 
 #ifndef TANDEM_ENGINE_ENGINE_H_
 #define TANDEM_ENGINE_ENGINE_H_
@@ -41,6 +42,7 @@
 #include "common/loop.h"
 #include "engine/beam_search.h"
 #include "engine/draft_length.h"
+#include "engine/draft_model.h"
 #include "engine/drafter.h"
 #include "engine/executor.h"
 #include "engine/kv_pool.h"
@@ -111,6 +113,9 @@ struct Speculation {
   bool adapt = true;
   // Instead of NgramDrafter, for tests; outlives the engine.
   DrafterFactory* drafters = nullptr;
+  // Instead of both, where it has an executor; both it names outlive the
+  // engine.
+  DraftModelOptions draft_model = {};
 };
 
 struct EngineOptions {
@@ -289,6 +294,8 @@ class Engine final : private StepListener {
     // When the device turned to it: the end of the step before, if it came at
     // once.
     absl::Time follows;
+    absl::Duration drafting;  // what the draft model took for it,
+    bool caught_up = false;   // and whether that was for prompts as well
     Step step;
   };
   enum class Kind { kShared, kAlone };
@@ -348,10 +355,6 @@ class Engine final : private StepListener {
   Room Compose(Kind kind, Plan* plan);
   Room TryPart(Sequence* sequence, int max_tokens, Plan* plan);
   void TakeBlocks(Sequence* sequence, int count);
-  void AddDrafts(Plan* plan);
-  int TryDrafts(Plan::Part* part, int length);
-  int MostDrafts(const Sequence& sequence) const;
-  bool MayDraft(Sequence* sequence);
   Room MakeRoom(Sequence* sequence, int missing, Plan* plan);
   static bool HoldsBlocks(const Sequence& sequence);
   Sequence* PickVictim(const Sequence& requester) const;
@@ -363,6 +366,23 @@ class Engine final : private StepListener {
   static void DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan);
   void DeliverPreempted();
 
+  // speculation.cc: guesses.
+  bool MaySpeculate(const SequenceSpec& spec) const;
+  void PrepareDrafts(Sequence* sequence);
+  void EndDrafts(Sequence* sequence);
+  int MostDrafts(const Sequence& sequence) const;
+  bool MayDraft(Sequence* sequence);
+  void LookUp(Sequence* sequence);
+  void AddDrafts(Plan* plan);
+  int TryDrafts(Plan::Part* part, int length);
+  bool PlanWishes();
+  bool MayCatchUp(const Sequence& sequence) const;
+  bool IsDue(Sequence* sequence);
+  static void NoteTry(Sequence* sequence, int length);
+  bool StartDrafting();
+  void FinishDrafting(absl::Time start);
+  absl::Status CheckDrafts() const;
+
   const EngineOptions options_;
   Loop* const loop_;
   Executor* const executor_;
@@ -370,6 +390,16 @@ class Engine final : private StepListener {
   EngineListener* const listener_;
   EngineStats stats_;
   DraftCosts draft_costs_;
+  std::unique_ptr<DraftModel> draft_model_;          // may be null
+  DraftAcceptance usual_acceptance_{0.5, 1.0 / 64};  // of all sequences
+  std::vector<DraftWish> wishes_;   // of the round that runs or is planned
+  std::vector<Sequence*> wishing_;  // at the same places
+  std::vector<double> chances_;
+  std::vector<int> lengths_;
+  bool drafting_ = false;  // a round of the draft model's runs
+  bool drafted_ = false;   // or is over, and no step was submitted yet
+  absl::Duration drafting_took_;
+  bool caught_up_ = false;
   double prefill_rows_ = 0;  // of a step, smoothed
   double prefill_seconds_ = 0;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;

@@ -17,11 +17,10 @@
 // suspect, a block that is not there, rules that depend on the token drawn)
 // waits until no step is in flight.
 //
-// Guesses (speculation) are added to steps that hold decodes alone: a step
-// with chunks of prompts keeps the device busy as it is. They take no block
-// that others wait for, and what follows them waits for their step.
+// Where guesses come from, and how many, is decided in speculation.cc.
 
 #include <algorithm>
+#include <utility>
 
 #include "common/check.h"
 #include "engine/engine.h"
@@ -36,7 +35,7 @@ constexpr int32_t kUnknownToken[] = {0};
 }  // namespace
 
 void Engine::SchedulePlan() {
-  if (planning_ || plan_timer_.running()) return;
+  if (planning_ || drafting_ || plan_timer_.running()) return;
   if (running_ != nullptr && (!options_.run_ahead || ahead_ != nullptr)) return;
   if (stats_.running == 0) return;
   plan_timer_.Start(absl::ZeroDuration(), [this] { StartStep(); });
@@ -44,7 +43,7 @@ void Engine::SchedulePlan() {
 
 void Engine::StartStep() {
   // A callback of the step just done may have scheduled a planning.
-  if (planning_) return;
+  if (planning_ || drafting_) return;
   if (running_ != nullptr && (!options_.run_ahead || ahead_ != nullptr)) return;
   plan_timer_.Stop();
   Plan* const plan = &plans_[last_step_id_ % 2];
@@ -52,6 +51,7 @@ void Engine::StartStep() {
     if (ComposeAhead(plan)) Launch(plan);
     return;
   }
+  if (StartDrafting()) return;  // and comes back
   planning_ = true;
   may_ask_ = true;
   const uint64_t before = changes_;
@@ -74,6 +74,9 @@ void Engine::Launch(Plan* plan) {
   FillEntries(plan);
   plan->step.id = ++last_step_id_;
   plan->follows = finishing_ ? step_done_ : loop_->Now();
+  plan->drafting = std::exchange(drafting_took_, absl::ZeroDuration());
+  plan->caught_up = std::exchange(caught_up_, false);
+  drafted_ = false;
   if (running_ != nullptr) {
     ahead_ = plan;
   } else {
@@ -89,6 +92,8 @@ bool Engine::ComposeAhead(Plan* plan) {
   plan->parts.clear();
   plan->rows = 0;
   plan->drafts = 0;
+  // Guesses are made between steps.
+  if (draft_model_ != nullptr && PlanWishes()) return false;
   const int most =
       std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
   for (Sequence* sequence : by_age_) {
@@ -206,79 +211,6 @@ void Engine::TakeBlocks(Sequence* sequence, int count) {
     sequence->table.push_back(sequence->blocks[i].id());
     writers_[sequence->table[i]] = sequence->serial;
   }
-}
-
-// ---- Guesses
-
-// So many of its next tokens may be guessed at most: one is drawn behind them.
-int Engine::MostDrafts(const Sequence& sequence) const {
-  if (sequence.drafter == nullptr) return 0;
-  const int64_t most = std::min<int64_t>(
-      options_.max_model_len,
-      int64_t{sequence.spec.prompt_tokens} + sequence.spec.stopping.max_tokens);
-  return static_cast<int>(std::min<int64_t>(options_.speculation.num_tokens,
-                                            most - sequence.length() - 1));
-}
-
-// Whether guesses are likely to pay once its token in flight is known: then no
-// step may run ahead. The first guess stands for that token.
-bool Engine::MayDraft(Sequence* sequence) {
-  const int most = MostDrafts(*sequence);
-  if (most < 2) return false;
-  std::vector<int32_t>& guesses = sequence->guesses;
-  guesses.resize(static_cast<size_t>(most));
-  guesses.resize(static_cast<size_t>(sequence->drafter->Propose(
-      sequence->spec.history, absl::MakeSpan(guesses))));
-  const int coming = static_cast<int>(guesses.size()) - 1;
-  if (coming < 1 || !options_.speculation.adapt) return coming >= 1;
-  const int sequences = static_cast<int>(running_->parts.size());
-  return draft_costs_.Length(sequences, sequences, 0,
-                             sequence->acceptance.chance(), coming) > 0;
-}
-
-// Guesses for the decodes of a plan, the oldest first.
-void Engine::AddDrafts(Plan* plan) {
-  const int sequences = static_cast<int>(plan->parts.size());
-  if (options_.speculation.num_tokens == 0) return;
-  for (const Plan::Part& part : plan->parts) {
-    if (part.tokens > 1 || part.sequence->unplanned() > 1) return;
-  }
-  int room = std::min(options_.max_num_batched_tokens,
-                      std::max(options_.max_num_seqs, options_.max_draws)) -
-             plan->rows;
-  double tokens = sequences;
-  for (Plan::Part& part : plan->parts) {
-    Sequence* const sequence = part.sequence;
-    std::vector<int32_t>& guesses = sequence->guesses;
-    guesses.resize(static_cast<size_t>(std::max(0, MostDrafts(*sequence))));
-    if (guesses.empty()) continue;
-    guesses.resize(static_cast<size_t>(sequence->drafter->Propose(
-        sequence->spec.history, absl::MakeSpan(guesses))));
-    int length = std::min(room, static_cast<int>(guesses.size()));
-    const double chance = sequence->acceptance.chance();
-    if (options_.speculation.adapt) {
-      length =
-          draft_costs_.Length(sequences, tokens, plan->drafts, chance, length);
-    }
-    part.drafts = TryDrafts(&part, length);
-    part.tokens += part.drafts;
-    room -= part.drafts;
-    plan->rows += part.drafts;
-    plan->drafts += part.drafts;
-    tokens += DraftCosts::Expected(part.drafts, chance) - 1;
-  }
-}
-
-// As many of them as have blocks: nobody is to wait for one that a guess took.
-int Engine::TryDrafts(Plan::Part* part, int length) {
-  Sequence* const sequence = part->sequence;
-  const int size = pool_->block_size();
-  const int begin = sequence->next_position() + part->tokens;
-  const int blocks = static_cast<int>(sequence->blocks.size());
-  const int spare = std::max(0, pool_->available() - stats_.running);
-  length = std::clamp((blocks + spare) * size - begin, 0, length);
-  TakeBlocks(sequence, (begin + length + size - 1) / size - blocks);
-  return length;
 }
 
 // Until one block is available. REQUIRES: none is.

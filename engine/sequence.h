@@ -40,7 +40,11 @@ struct Engine::Sequence {
   int last_draw = -1;  // which of its step's draws is its, if drawing
   // What the step just done drew for it, until it is reported.
   std::optional<Finish> finish;
-  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  std::unique_ptr<Drafter> drafter;  // null: no guesses are looked up
+  bool drafted = false;              // by the draft model
+  // Where it is tried again, if that has been given up, and how often it was.
+  int try_at = 0;
+  int tries = 0;
   // Its guesses of what follows the history, of which the step in flight
   // verifies the first ones.
   std::vector<int32_t> guesses;

@@ -24,6 +24,8 @@ tandem_test(engine_beams_test SRCS engine_beams_test.cc
             DEPS tandem_engine_testing LABELS unit tsan)
 tandem_test(engine_speculation_test SRCS engine_speculation_test.cc
             DEPS tandem_engine_testing)
+tandem_test(engine_draft_model_test SRCS engine_draft_model_test.cc
+            DEPS tandem_engine_testing)
 tandem_test(work_test SRCS work_test.cc DEPS tandem_engine_testing)
 tandem_test(engine_window_test SRCS engine_window_test.cc
             DEPS tandem_engine_testing)

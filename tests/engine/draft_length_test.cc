@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/draft_length.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "gtest/gtest.h"
@@ -75,6 +76,56 @@ TEST(DraftCostsTest, OneSlowStepIsForgotten) {
   }
   EXPECT_GT(steps, 100);
   EXPECT_LT(steps, 2000);
+}
+
+// Good guesses that cost more than they give: trying them again costs little.
+TEST(DraftCostsTest, TryingAgainWhatDoesNotPayCostsAPercent) {
+  for (const double draft_step : {0.0, 0.1}) {
+    DraftCosts costs(draft_step);
+    double seconds = 0;
+    double tokens = 0;
+    for (int i = 0; i < 20'000; ++i) {
+      const int length = costs.Length(1, 1, 0, 0.9, 4);
+      // Each guess costs a step.
+      const double took = 1e-3 * (1 + length);
+      costs.Saw(1, length, took);
+      seconds += took;
+      tokens += DraftCosts::Expected(length, 0.9);
+    }
+    EXPECT_LT(seconds, 1.015e-3 * tokens);
+  }
+}
+
+// All of a batch at once.
+TEST(DraftCostsTest, TheLikeliestGuessesOfABatchAreTaken) {
+  DraftCosts costs(0.1);
+  int lengths[] = {4, 4, 2, 4};
+  const double chances[] = {0.9, 0.1, 0.9, 0.6};
+  const auto all = absl::MakeSpan(lengths);
+  EXPECT_FALSE(costs.Lengths(chances, 4, 64, all));  // nothing was measured
+  EXPECT_EQ(lengths[1], 4);
+  for (int i = 0; i < 20; ++i) costs.Saw(4, 0, 1e-3);
+  EXPECT_TRUE(costs.Lengths(chances, 4, 64, all));
+  EXPECT_EQ(lengths[0], 4);
+  EXPECT_EQ(lengths[1], 0);
+  EXPECT_EQ(lengths[2], 2);
+  EXPECT_GT(lengths[3], 0);
+  EXPECT_LT(lengths[3], 4);
+  // No more than there is room for, and none where they cost what they give.
+  std::fill(all.begin(), all.end(), 4);
+  EXPECT_TRUE(costs.Lengths(chances, 4, 3, all));
+  EXPECT_LE(lengths[0] + lengths[1] + lengths[2] + lengths[3], 3);
+  for (int drafts = 1; drafts <= 16; ++drafts) {
+    costs.Saw(4, drafts, 1e-3 * (4 + drafts));
+  }
+  std::fill(all.begin(), all.end(), 4);
+  EXPECT_TRUE(costs.Lengths(chances, 4, 64, all));
+  for (const int length : lengths) EXPECT_EQ(length, 0);
+  // Neither where none is ever right, nor where all are.
+  const double sure[] = {1.0, 0.0, 1.0, 1.0};
+  std::fill(all.begin(), all.end(), 4);
+  EXPECT_TRUE(costs.Lengths(sure, 4, 64, all));
+  EXPECT_EQ(lengths[1], 0);
 }
 
 TEST(DraftCostsTest, NowAndThenAStepWithoutDraftsIsMeasured) {

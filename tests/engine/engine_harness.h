@@ -27,6 +27,7 @@
 #include "engine/prefix_cache.h"
 #include "engine/testing/fake_block_file.h"
 #include "engine/testing/fake_executor.h"
+#include "engine/testing/noisy_executor.h"
 
 namespace tandem::engine {
 
@@ -81,6 +82,16 @@ class NotingExecutor final : public Executor {
   Executor* const device_;
 };
 
+// A draft model on a fake device of its own, which knows what comes.
+struct HarnessDraft {
+  int num_blocks = 0;  // 0: there is none
+  double right = 1;    // of its guesses
+  int max_positions = 200;
+  int max_rows = 64;
+  absl::Duration step_base = absl::Microseconds(100);
+  absl::Duration step_per_row = absl::Microseconds(2);
+};
+
 struct HarnessOptions {
   int num_blocks = 64;
   int block_size = 4;
@@ -94,6 +105,7 @@ struct HarnessOptions {
   absl::Duration copy_base = FakeExecutorOptions().copy_base;
   KvOffloadOptions offload = {};  // no memory: none
   FakeBlockFileOptions file = {};
+  HarnessDraft draft = {};
 };
 
 class Harness final : public EngineListener {
@@ -130,11 +142,34 @@ class Harness final : public EngineListener {
                           offload_memory.data(),
                           options.offload.file_blocks > 0 ? &file : nullptr)),
         cache(&pool, offload.get(), options.engine.window),
-        engine(std::make_unique<Engine>(options.engine, &loop, &executor, &pool,
-                                        this)) {}
+        draft_pool(std::max(1, options.draft.num_blocks), options.block_size),
+        draft_device({.model = options.model,
+                      .num_blocks = draft_pool.num_blocks(),
+                      .block_size = options.block_size,
+                      .step_base = options.draft.step_base,
+                      .step_per_row = options.draft.step_per_row},
+                     &loop),
+        draft_noise(&draft_device, options.model.vocab_size, options.seed,
+                    options.draft.right),
+        draft_executor(&draft_noise),
+        engine(std::make_unique<Engine>(WithDraftModel(), &loop, &executor,
+                                        &pool, this)) {}
 
   ~Harness() override {
     EXPECT_THAT(device.violations(), ::testing::IsEmpty());
+    EXPECT_THAT(draft_device.violations(), ::testing::IsEmpty());
+  }
+
+  EngineOptions WithDraftModel() {
+    EngineOptions with = options.engine;
+    if (options.draft.num_blocks == 0) return with;
+    with.speculation.draft_model = {
+        .executor = &draft_executor,
+        .pool = &draft_pool,
+        .max_positions = options.draft.max_positions,
+        .max_rows = std::max(options.draft.max_rows, with.max_num_seqs),
+        .max_sequences = with.max_num_seqs};
+    return with;
   }
 
   // A prompt of `length` tokens that differ by `id`.
@@ -235,6 +270,7 @@ class Harness final : public EngineListener {
     EXPECT_EQ(counts.live, 0);
     EXPECT_EQ(counts.reserved, 0);
     EXPECT_EQ(counts.free + counts.cached, options.num_blocks);
+    EXPECT_EQ(draft_pool.counts().free, draft_pool.num_blocks());
     CheckInvariants();
     EXPECT_EQ(engine->stats().running, 0);
     EXPECT_EQ(engine->stats().paused, 0);
@@ -303,6 +339,10 @@ class Harness final : public EngineListener {
   std::vector<std::byte> offload_memory;
   std::unique_ptr<KvOffload> offload;  // may be null
   PrefixCache cache;
+  KvPool draft_pool;
+  FakeExecutor draft_device;
+  NoisyExecutor draft_noise;
+  NotingExecutor draft_executor;
   std::map<SequenceId, Told> told;
   std::vector<std::string> events;
   std::vector<std::string> layers;

@@ -32,7 +32,14 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
       1 + static_cast<int>(random.Below(40));
   options.engine.prefix_caching = random.Below(4) != 0;
   options.engine.run_ahead = seed % 2 == 0;
-  if (seed % 3 != 1) {
+  if (seed % 3 == 1) {
+    options.engine.speculation = {.num_tokens = 1 + static_cast<int>(seed % 5),
+                                  .adapt = seed % 2 == 0};
+    options.draft = {.num_blocks = options.num_blocks / 2,
+                     .right = 0.7,
+                     .max_positions = 40};
+    options.engine.max_draws = options.engine.max_num_seqs + 8;
+  } else {
     options.engine.speculation = {.num_tokens = 1 + static_cast<int>(seed % 7),
                                   .adapt = seed % 4 == 0,
                                   .drafters = drafters};

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guesses of a draft model: it guesses what the model draws, by all rules and
+// whatever came before; no token changes; its blocks are where they belong; and
+// it runs where that pays.
+
+#include "tests/engine/engine_harness.h"
+
+namespace tandem::engine {
+namespace {
+
+using testing::ElementsAre;
+
+HarnessOptions With(double right, int num_tokens = 4, bool adapt = false) {
+  HarnessOptions options;
+  options.num_blocks = 200;
+  options.engine.max_draws = 64;
+  options.engine.speculation = {.num_tokens = num_tokens, .adapt = adapt};
+  options.draft = {.num_blocks = 150, .right = right};
+  return options;
+}
+
+DraftCounts Drafts(const Harness& harness) {
+  return harness.engine->stats().drafts;
+}
+
+TEST(EngineDraftModelTest, ARoundFeedsWhatIsMissingAndEachGuess) {
+  Harness harness(With(1, 3));
+  harness.Add(1, 5, 10);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  // The prompt and its first token, and where all guesses were right, the last
+  // of them, which nobody fed, and the draw behind.
+  EXPECT_THAT(harness.draft_executor.steps,
+              ElementsAre("1@0+6*", "1@6+1*", "1@7+1*", "1@8+2*", "1@10+1*",
+                          "1@11+1*"));
+  EXPECT_THAT(harness.executor.steps,
+              ElementsAre("1@0+5*", "1@5+4****", "1@9+4****", "1@13+1*"));
+  EXPECT_EQ(Drafts(harness).verified, 6);
+  EXPECT_EQ(Drafts(harness).accepted, 6);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, AWrongGuessIsWrittenOver) {
+  Harness harness(With(0, 3));
+  harness.Add(1, 5, 5);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  EXPECT_THAT(harness.draft_executor.steps,
+              ElementsAre("1@0+6*", "1@6+1*", "1@7+1*",  // 1 of 3 is judged
+                          "1@6+1*", "1@7+1*", "1@7+1*"));
+  EXPECT_EQ(Drafts(harness).accepted, 0);
+  harness.ExpectNothingLeft();
+}
+
+// Several tokens may come between two rounds.
+TEST(EngineDraftModelTest, WhatWasWrongIsFedAgainHoweverLate) {
+  const FakeModel model = HarnessOptions().model;
+  VirtualLoop loop;
+  KvPool pool(16, 4);
+  FakeExecutor device({.model = model, .num_blocks = 16, .block_size = 4},
+                      &loop);
+  NoisyExecutor executor(&device, model.vocab_size, 1, 0);
+  DraftModel drafts({.executor = &executor, .pool = &pool, .max_positions = 60},
+                    &loop);
+  const Sampling sampling;
+  const LogitRules rules;
+  std::vector<int32_t> history = Harness::Prompt(1, 10);
+  const auto right = Expected(model, history, 20, sampling);
+  LogitEdits edits(&rules, {}, history, 10);
+  std::vector<int32_t> guesses;
+  const DraftWish wish = {.id = 1,
+                          .history = &history,
+                          .edits = &edits,
+                          .sampling = &sampling,
+                          .length = 4,
+                          .guesses = &guesses};
+  for (const double share : {0.0, 1.0}) {
+    executor.set_right(share);
+    guesses.clear();
+    ASSERT_TRUE(drafts.Reserve(1, static_cast<int>(history.size()) + 4));
+    int done = 0;
+    drafts.Start({wish}, 1, [&] { ++done; });
+    loop.RunUntilIdle();
+    EXPECT_EQ(done, 1);
+    EXPECT_TRUE(drafts.CheckInvariants().ok()) << drafts.CheckInvariants();
+    ASSERT_EQ(guesses.size(), 4u);
+    if (share == 0) {
+      EXPECT_NE(guesses[0], right[0]);
+      history.insert(history.end(), right.begin(), right.begin() + 6);
+    }
+  }
+  EXPECT_THAT(guesses, ElementsAre(right[6], right[7], right[8], right[9]));
+  EXPECT_TRUE(device.violations().empty());
+  drafts.Forget(1);
+  EXPECT_EQ(pool.counts().free, 16);
+}
+
+std::vector<SequenceSpec> RuledSpecs(const Harness& harness) {
+  std::vector<SequenceSpec> specs;
+  for (SequenceId id = 1; id <= 7; ++id) {
+    SequenceSpec spec = harness.Spec(id, 3 + static_cast<int>(id), 40);
+    spec.sampling = {.temperature = id % 2 == 0 ? 1.0f : 0.0f,
+                     .seed = id,
+                     .sequence_index = static_cast<uint32_t>(id % 3),
+                     .logprobs = 2};
+    specs.push_back(spec);
+  }
+  specs[0].rules.repetition_penalty = 1.3f;
+  specs[1].rules.frequency_penalty = 0.5f;
+  specs[1].rules.presence_penalty = 0.25f;
+  specs[2].rules.logit_bias = {{.token_id = 4, .bias = 2}};
+  specs[2].rules.banned_ids = {1, 2, 3};
+  for (int32_t id = 0; id < 8; ++id) {
+    specs[3].rules.allowed_ids.push_back(id * 11);
+    specs[4].rules.allowed_ids.push_back(id * 7);
+  }
+  specs[3].rules.repetition_penalty = 0.7f;
+  for (int32_t id = 0; id < 8; ++id) {
+    specs[4].rules.bad_words.push_back({id * 7, (id * 21) % 56});
+  }
+  for (int32_t id = 0; id < 50; ++id) {
+    specs[5].stopping.stop_token_ids.push_back(id);
+  }
+  specs[5].stopping.min_tokens = 17;
+  specs[5].rules.presence_penalty = -1;
+  return specs;
+}
+
+TEST(EngineDraftModelTest, TheModelItselfIsRightUnderAllRules) {
+  Harness without(HarnessOptions{.num_blocks = 200});
+  const auto specs = RuledSpecs(without);
+  for (size_t i = 0; i < specs.size(); ++i) without.Add(i + 1, specs[i]);
+  without.RunUntilIdle();
+  for (const double right : {1.0, 0.7}) {
+    for (const int num_tokens : {1, 4, 9}) {
+      for (const bool ahead : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(right, " ", num_tokens, " ", ahead));
+        HarnessOptions options = With(right, num_tokens);
+        options.engine.run_ahead = ahead;
+        options.engine.max_draws = 7 + 5 * num_tokens;
+        Harness with(options);
+        for (size_t i = 0; i < specs.size(); ++i) with.Add(i + 1, specs[i]);
+        with.RunUntilIdle();
+        for (size_t i = 1; i <= specs.size(); ++i) {
+          EXPECT_EQ(with.told[i].tokens, without.told[i].tokens) << i;
+          EXPECT_EQ(with.told[i].finish, without.told[i].finish) << i;
+        }
+        EXPECT_GT(Drafts(with).verified, 100);
+        // A sequence may stop within what was guessed for it.
+        if (right == 1) {
+          EXPECT_GE(Drafts(with).accepted, Drafts(with).verified - num_tokens);
+        } else {
+          EXPECT_LT(Drafts(with).accepted, Drafts(with).verified * 9 / 10);
+        }
+        with.ExpectNothingLeft();
+      }
+    }
+  }
+}
+
+TEST(EngineDraftModelTest, ACacheThatIsBehindCatchesUpInChunks) {
+  HarnessOptions options = With(1, 4);
+  Harness harness(options);
+  harness.Add(1, 10, 150);
+  harness.RunSteps(4);
+  // As if it came by a handoff: all but the last position is there.
+  harness.Add(2, 150, 20);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  int chunks = 0;
+  for (const std::string& step : harness.draft_executor.steps) {
+    const size_t at = step.find("2@");
+    if (at == std::string::npos) continue;
+    const int rows = std::atoi(step.c_str() + step.find('+', at) + 1);
+    EXPECT_LE(rows, 40) << step;
+    chunks += rows > 8 ? 1 : 0;
+    // The other one goes on meanwhile.
+    if (rows > 8) {
+      EXPECT_NE(step.find("1@"), std::string::npos) << step;
+    }
+  }
+  EXPECT_GE(chunks, 4);
+  EXPECT_EQ(Drafts(harness).accepted, Drafts(harness).verified);
+  EXPECT_GT(harness.engine->drafts(2).verified, 0);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, WhoFindsNoBlocksHasNoGuesses) {
+  HarnessOptions options = With(1, 4);
+  options.draft.num_blocks = 10;  // of 4 positions
+  Harness harness(options);
+  for (SequenceId id = 1; id <= 4; ++id) harness.Add(id, 12, 30);
+  bool full = false;
+  harness.on_token = [&](SequenceId) {
+    full |= harness.draft_pool.available() <= 2;
+    harness.CheckInvariants();
+  };
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  EXPECT_TRUE(full);
+  EXPECT_GT(Drafts(harness).accepted, 10);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, TheDraftModelsContextMayEndFirst) {
+  HarnessOptions options = With(1, 4);
+  options.draft.max_positions = 30;
+  Harness harness(options);
+  harness.Add(1, 10, 60);
+  harness.Add(2, 40, 20);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  EXPECT_GT(harness.engine->drafts(1).verified, 8);
+  EXPECT_EQ(harness.engine->drafts(2).verified, 0);
+  for (const std::string& step : harness.draft_executor.steps) {
+    EXPECT_LT(std::atoi(step.c_str() + 2), 30) << step;
+  }
+  // Its blocks came back when it could not go on.
+  EXPECT_EQ(harness.draft_pool.counts().live, 0);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, WhatComesAndGoesWithinARoundHarmsNobody) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    HarnessOptions options = With(0.8, 5);
+    options.engine.run_ahead = seed % 2 == 0;
+    options.seed = seed;
+    options.num_blocks = 40;
+    options.engine.max_model_len = 100;
+    options.draft.num_blocks = 30;
+    Harness harness(options);
+    SeededRandom random(seed);
+    SequenceId last = 0;
+    harness.on_preempted = [&](SequenceId id) {
+      harness.loop.After(absl::Milliseconds(3),
+                         [&harness, id] { harness.Resume(id, true); });
+    };
+    harness.on_token = [&](SequenceId id) {
+      if (harness.told[id].finish.has_value()) harness.Retire(id);
+    };
+    for (int i = 0; i < 300; ++i) {
+      harness.loop.RunNext();
+      const auto any = [&] { return 1 + random.Below(last); };
+      switch (random.Below(20)) {
+        case 0:
+          if (last < 12) {
+            ++last;
+            SequenceSpec spec = harness.Spec(last, 3 + last % 9, 25);
+            spec.sampling = {.temperature = 1, .seed = last};
+            spec.alone = last % 7 == 0;
+            harness.Add(last, std::move(spec));
+          }
+          break;
+        case 1:
+          if (last > 0) harness.engine->Pause(any(), random.Below(2) == 0);
+          break;
+        case 2:
+          if (last > 0 && random.Below(4) == 0) harness.Retire(any());
+          break;
+        case 3:
+          if (random.Below(3) == 0) {
+            harness.draft_device.FailNextStep(absl::InternalError("device"));
+          }
+          break;
+        default:
+          break;
+      }
+      harness.CheckInvariants();
+    }
+    for (SequenceId id = 1; id <= last; ++id) harness.engine->Pause(id, false);
+    harness.RunUntilIdle();
+    harness.ExpectAllFinishedRight();
+    harness.ExpectNothingLeft();
+  }
+}
+
+TEST(EngineDraftModelTest, ADeviceThatFailsGuessesNoMore) {
+  Harness harness(With(1, 4));
+  harness.on_token = [&](SequenceId) {
+    harness.draft_device.FailNextStep(absl::InternalError("device"));
+  };
+  harness.Add(1, 10, 60);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  EXPECT_LE(harness.draft_device.steps(), 3);
+  EXPECT_EQ(Drafts(harness).verified, 0);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, ItRunsWhereItPays) {
+  for (const bool ahead : {false, true}) {
+    // Steps of 1 ms, of its own a tenth.
+    HarnessOptions options = With(1, 4, /*adapt=*/true);
+    options.engine.run_ahead = ahead;
+    {
+      Harness harness(options);
+      harness.Add(1, 20, 150);
+      harness.RunUntilIdle();
+      harness.ExpectAllFinishedRight();
+      EXPECT_LT(harness.device.steps(), 60);
+      harness.ExpectNothingLeft();
+    }
+    // As slow as what it guesses for.
+    options.draft.step_base = absl::Milliseconds(1);
+    {
+      Harness harness(options);
+      harness.Add(1, 20, 150);
+      harness.RunUntilIdle();
+      harness.ExpectAllFinishedRight();
+      EXPECT_GT(harness.device.steps(), 120);
+      EXPECT_LT(harness.draft_device.steps(), 30);
+      harness.ExpectNothingLeft();
+    }
+  }
+}
+
+// Time of a run beside that of one without: many requests, one after the other.
+TEST(EngineDraftModelTest, GuessesThatAreWrongCostLittle) {
+  const auto run = [](const HarnessOptions& options, int side_by_side) {
+    Harness harness(options);
+    SequenceId next = 1;
+    const auto add = [&] {
+      if (next <= 60) {
+        const SequenceId id = next++;
+        harness.Add(id, 60, 100);
+      }
+    };
+    harness.on_token = [&](SequenceId id) {
+      if (!harness.told[id].finish.has_value()) return;
+      harness.Retire(id);
+      add();
+    };
+    for (int i = 0; i < side_by_side; ++i) add();
+    const absl::Time start = harness.loop.Now();
+    harness.RunUntilIdle();
+    harness.ExpectAllFinishedRight();
+    const double seconds = absl::ToDoubleSeconds(harness.loop.Now() - start);
+    harness.ExpectNothingLeft();
+    return seconds;
+  };
+  for (const int side_by_side : {1, 8}) {
+    HarnessOptions options = With(0.02, 4, /*adapt=*/true);
+    options.num_blocks = options.draft.num_blocks = 500;
+    options.engine.max_num_batched_tokens = 512;
+    const double with = run(options, side_by_side);
+    options.draft = {};
+    options.engine.speculation = {};
+    const double without = run(options, side_by_side);
+    EXPECT_LT(with, 1.03 * without) << side_by_side;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::engine
