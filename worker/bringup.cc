@@ -131,6 +131,15 @@ int64_t SlabBytes(const WorkerFlags& flags, bool on_gpu) {
   return on_gpu ? int64_t{8} << 20 : int64_t{1} << 20;
 }
 
+DraftKv DraftKvOf(const engine::Model& model, DType kv_dtype, int num_blocks) {
+  kernels::KvShape shape;
+  shape.num_layers = model.spec().layers;
+  shape.kv_heads = model.spec().kv_heads;
+  shape.head_dim = model.spec().head_dim;
+  shape.dtype = kv_dtype;
+  return {shape.bytes_per_position(), num_blocks};
+}
+
 std::string DirectoryName(const std::string& path) {
   std::filesystem::path normal =
       std::filesystem::weakly_canonical(std::filesystem::path(path));
@@ -291,16 +300,17 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       ParseQuantization(flags.quantization);
   if (!quantisation.ok()) return quantisation.status();
 
-  const absl::StatusOr<engine::Speculation> speculation =
+  const absl::StatusOr<SpeculativeConfig> speculative =
       ParseSpeculativeConfig(flags.speculative_config);
-  if (!speculation.ok()) return speculation.status();
-  if (speculation->num_tokens > 0 && role != v1::WORKER_ROLE_DECODE) {
+  if (!speculative.ok()) return speculative.status();
+  const engine::Speculation& speculation = speculative->speculation;
+  if (speculation.num_tokens > 0 && role != v1::WORKER_ROLE_DECODE) {
     return absl::InvalidArgumentError(
         "--speculative-config is for decode workers: a prefill worker draws "
         "one token of each sequence");
   }
 
-  if (speculation->num_tokens > 0 && flags.kv_cache == "off") {
+  if (speculation.num_tokens > 0 && flags.kv_cache == "off") {
     return absl::InvalidArgumentError(
         "--speculative-config and --kv-cache off exclude each other: guesses "
         "are verified behind positions that the cache holds");
@@ -391,19 +401,36 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // Each sequence of a step has at least one row.
   executor.max_sequences =
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
-  executor.max_draws = MaxDraws(*speculation, executor.max_sequences,
+  executor.max_draws = MaxDraws(speculation, executor.max_sequences,
                                 flags.max_num_batched_tokens);
   executor.loras = parts.adapters.slots.get();
-  const absl::StatusOr<std::optional<GpuMemory>> gpu = MeasureGpu(
-      executor, *parts.model,
-      parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes(), *parts.backend);
+  executor.block_size = flags.block_size;
+  executor.kv_dtype = kv_dtype;
+  int64_t reserved_bytes = parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes();
+  DraftKv draft;
+  if (!speculative->draft_model.empty()) {
+    auto drafter = LoadDraftModel({.directory = speculative->draft_model,
+                                   .target_directory = flags.model_dir,
+                                   .target_vocab_size = spec->vocab_size,
+                                   .load = load},
+                                  parts.backend.get());
+    if (!drafter.ok()) return drafter.status();
+    parts.draft.model = *std::move(drafter);
+    reserved_bytes +=
+        DraftWorkspaceBytes(*parts.draft.model, executor, *parts.backend);
+    draft =
+        DraftKvOf(*parts.draft.model, kv_dtype, speculative->draft_num_blocks);
+  }
+  const absl::StatusOr<std::optional<GpuMemory>> gpu =
+      MeasureGpu(executor, *parts.model, reserved_bytes, *parts.backend);
   if (!gpu.ok()) return gpu.status();
   const bool with_cache = flags.kv_cache == "on";
   // Without a cache a step computes all positions anew, and needs all blocks;
   // and a prefill worker's prompt may wait as a whole for its grant.
   absl::StatusOr<KvPlan> plan = PlanKv(
       flags, *spec, kv_dtype, *gpu,
-      with_cache && role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0);
+      with_cache && role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0,
+      draft);
   if (!plan.ok()) return plan.status();
 
   Progress hashing({.what = "checking weights",
@@ -417,9 +444,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);
 
-  executor.block_size = flags.block_size;
   executor.num_blocks = plan->num_blocks;
-  executor.kv_dtype = kv_dtype;
   // Only prefill workers hand over what they compute.
   if (role == v1::WORKER_ROLE_PREFILL) {
     executor.layers_per_group = flags.layers_per_group;
@@ -443,11 +468,22 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
   parts.engine_options.max_draws = executor.max_draws;
-  parts.engine_options.speculation = *speculation;
+  parts.engine_options.speculation = speculation;
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching = flags.prefix_caching && with_cache;
   parts.engine_options.window = with_cache ? spec->common_window() : 0;
   parts.engine_options.work = engine::MakeWorkShape(*parts.model, kv_dtype);
+  if (parts.draft.model != nullptr) {
+    const auto started = StartDraftModel(
+        executor, draft.num_blocks > 0 ? draft.num_blocks : plan->num_blocks,
+        plan->max_model_len, parts.engine_options.work, parts.backend.get(),
+        loop, &parts.draft);
+    if (!started.ok()) return started.status();
+    parts.engine_options.speculation.draft_model = *started;
+    if (opened->is_cuda() && !flags.enforce_eager) {
+      RecordDecodes(*parts.draft.executor);
+    }
+  }
   // A CPU that computes steps leaves the host nothing to run ahead with.
   parts.engine_options.run_ahead =
       flags.async_scheduling == "on" ||

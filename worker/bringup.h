@@ -21,6 +21,7 @@
 #include "engine/model.h"
 #include "kernels/backend.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/draft_model.h"
 #include "worker/gpu_handoff.h"
 #include "worker/load_adapters.h"
 
@@ -78,6 +79,7 @@ struct WorkerParts {
   LoadedAdapters adapters;
   std::unique_ptr<engine::DeviceExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
+  DraftParts draft;
   std::unique_ptr<kernels::Buffer> offload_memory;  // these three: null
   std::unique_ptr<engine::BlockFile> offload_file;  // where nothing is
   std::unique_ptr<engine::KvOffload> offload;       // offloaded

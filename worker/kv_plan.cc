@@ -46,13 +46,18 @@ std::string Advice(const WorkerFlags& flags, bool gpu, int64_t position_bytes,
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
-                              const std::optional<GpuMemory>& gpu, int window) {
+                              const std::optional<GpuMemory>& gpu, int window,
+                              const DraftKv& draft) {
   kernels::KvShape shape;
   shape.num_layers = spec.layers;
   shape.kv_heads = spec.kv_heads;
   shape.head_dim = spec.head_dim;
   shape.dtype = kv_dtype;
-  const int64_t position_bytes = shape.bytes_per_position();
+  const int64_t position_bytes =
+      shape.bytes_per_position() +
+      (draft.num_blocks == 0 ? draft.position_bytes : 0);
+  const int64_t draft_bytes =
+      draft.position_bytes * draft.num_blocks * flags.block_size;
   const int64_t block_bytes = position_bytes * flags.block_size;
   KvPlan plan;
   plan.max_model_len = flags.max_model_len > 0
@@ -76,9 +81,10 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     // No more than every slot full: a small model needs no gigabyte.
     const int64_t useful = int64_t{flags.max_num_seqs} * 2 *
                            (at_once(plan.max_model_len) / flags.block_size);
-    plan.num_blocks = static_cast<int>(
-        std::min<int64_t>({CacheBytes(flags, gpu) / block_bytes, useful,
-                           INT_MAX / flags.block_size}));
+    plan.num_blocks = static_cast<int>(std::min<int64_t>(
+        {std::max<int64_t>(0, CacheBytes(flags, gpu) - draft_bytes) /
+             block_bytes,
+         useful, INT_MAX / flags.block_size}));
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
   const int needed = std::min(plan.max_model_len, at_once(plan.max_model_len));

@@ -22,6 +22,12 @@ struct GpuMemory {
   int64_t free_bytes = 0;  // left by all, this process's coming needs deducted
 };
 
+// The KV cache of a draft model, which comes out of the same memory.
+struct DraftKv {
+  int64_t position_bytes = 0;  // 0: there is none
+  int num_blocks = 0;          // 0: as many as the other cache has
+};
+
 // Blocks that the flags ask for, and the longest sequence that they hold.
 struct KvPlan {
   int num_blocks = 0;
@@ -35,7 +41,7 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
                               const std::optional<GpuMemory>& gpu,
-                              int window = 0);
+                              int window = 0, const DraftKv& draft = {});
 
 }  // namespace tandem::worker
 

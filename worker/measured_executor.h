@@ -64,8 +64,10 @@ class WorkMetrics {
 
 class MeasuredExecutor final : public engine::Executor {
  public:
+  // `phase`: of all steps, where it is not null; else what they hold says it.
   MeasuredExecutor(engine::Executor* inner, Loop* loop, Metrics* metrics,
-                   Watchdog* watchdog, const engine::WorkShape& shape)
+                   Watchdog* watchdog, const engine::WorkShape& shape,
+                   const char* phase = nullptr)
       : inner_(inner),
         loop_(loop),
         watchdog_(watchdog),
@@ -76,6 +78,7 @@ class MeasuredExecutor final : public engine::Executor {
                                        "Positions computed per step",
                                        TokenCountBuckets(8192), "phase", 3)),
         shape_(shape),
+        phase_(phase),
         work_(metrics) {}
 
   void Submit(const engine::Step* step,
@@ -95,7 +98,10 @@ class MeasuredExecutor final : public engine::Executor {
       (rows > std::max<int64_t>(draws, 1) ? prefill : decode) = true;
     }
     raw->work.weight_bytes = shape_.StepWeightBytes(raw->rows, raw->drawn);
-    raw->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
+    raw->phase = phase_ != nullptr ? phase_
+                 : !prefill        ? "decode"
+                 : !decode         ? "prefill"
+                                   : "mixed";
     in_flight_.emplace(step->id, std::move(observer));
     inner_->Submit(step, raw);
   }
@@ -153,6 +159,7 @@ class MeasuredExecutor final : public engine::Executor {
   HistogramSet& duration_;
   HistogramSet& tokens_;
   const engine::WorkShape shape_;
+  const char* const phase_;
   WorkMetrics work_;
   std::map<uint64_t, std::unique_ptr<Observer>> in_flight_;
 };

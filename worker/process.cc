@@ -109,7 +109,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->Add("speculative-config", &worker.speculative_config,
             "Of decode workers, JSON as in vLLM: {\"method\": \"ngram\", "
             "\"num_speculative_tokens\": N}, \"prompt_lookup_min\" and "
-            "\"prompt_lookup_max\"");
+            "\"prompt_lookup_max\"; or {\"model\": DIRECTORY, "
+            "\"num_speculative_tokens\": N} for a draft model");
   line->Add(
       "enforce-eager", &worker.enforce_eager,
       "On a GPU, put steps on it operation by operation (no CUDA graphs)");
@@ -186,6 +187,7 @@ class Process {
   std::unique_ptr<ThreadLoop> loop_;
   WorkerParts parts_;
   std::unique_ptr<MeasuredExecutor> executor_;
+  std::unique_ptr<MeasuredExecutor> draft_executor_;  // may be null
   std::unique_ptr<OffloadMetrics> offload_metrics_;
   std::unique_ptr<Role> role_;
   std::unique_ptr<rpc::Server> server_;
@@ -249,6 +251,13 @@ absl::Status Process::StartRole() {
   executor_ = std::make_unique<MeasuredExecutor>(
       parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get(),
       parts_.engine_options.work);
+  if (parts_.draft.executor != nullptr) {
+    draft_executor_ = std::make_unique<MeasuredExecutor>(
+        parts_.draft.executor.get(), loop_.get(), metrics_.get(),
+        watchdog_.get(), parts_.draft.work, "draft");
+    parts_.engine_options.speculation.draft_model.executor =
+        draft_executor_.get();
+  }
   absl::Status made = absl::CancelledError("the loop stopped");
   loop_->RunSync([&] {
     made = parts_.gpu == nullptr
@@ -402,15 +411,19 @@ void Process::Stop() {
   if (loop_ != nullptr) loop_->Stop();
   // Gathers and scatters that run use memory of the role's.
   if (parts_.executor != nullptr) parts_.executor->Synchronize();
+  if (parts_.draft.executor != nullptr) parts_.draft.executor->Synchronize();
   role_.reset();
   server_.reset();
   executor_.reset();
+  draft_executor_.reset();
+  parts_.draft.pool.reset();
   parts_.offload.reset();
   parts_.offload_file.reset();
   parts_.pool.reset();
   // Its wait for communicators has an end; freeing the executor's memory would
   // wait for whatever of theirs is still on the device.
   parts_.gpu.reset();
+  parts_.draft.executor.reset();
   parts_.executor.reset();
 }
 

@@ -14,6 +14,7 @@ using nlohmann::json;
 
 constexpr int kMaxLookup = 64;  // tokens of an n-gram
 constexpr int kDefaultLookup = 5;
+constexpr int kMaxBlocks = 1 << 28;
 constexpr int64_t kMaxDrafts = 192;  // in a step
 
 absl::Status Refused(auto... parts) {
@@ -31,64 +32,127 @@ absl::Status ReadInt(const std::string& name, const json& value, int most,
   return absl::OkStatus();
 }
 
-absl::Status ReadMethod(const json& value) {
-  if (value == "ngram") return absl::OkStatus();
-  return Refused("method is ", value.dump(),
-                 ", expected \"ngram\" (draft models are not served)");
+absl::Status ReadString(const std::string& name, const json& value,
+                        std::string* out) {
+  if (!value.is_string() || value == "") {
+    return Refused(name, " is ", value.dump(), ", expected a string");
+  }
+  *out = value.get<std::string>();
+  return absl::OkStatus();
+}
+
+// As it stands there.
+struct Fields {
+  std::string method;
+  std::string model;
+  int tokens = 0;
+  int min = 0;
+  int max = 0;
+  int blocks = 0;
+  bool adaptive = true;
+};
+
+absl::Status ReadField(const std::string& name, const json& value,
+                       Fields* fields) {
+  if (name == "method") return ReadString(name, value, &fields->method);
+  if (name == "model") return ReadString(name, value, &fields->model);
+  const struct {
+    const char* name;
+    int most;
+    int* out;
+  } numbers[] = {
+      {"num_speculative_tokens", kMaxSpeculativeTokens, &fields->tokens},
+      {"prompt_lookup_min", kMaxLookup, &fields->min},
+      {"prompt_lookup_max", kMaxLookup, &fields->max},
+      {"num_kv_blocks", kMaxBlocks, &fields->blocks}};
+  for (const auto& number : numbers) {
+    if (name == number.name) {
+      return ReadInt(name, value, number.most, number.out);
+    }
+  }
+  if (name == "adaptive") {
+    if (!value.is_boolean()) {
+      return Refused(name, " is ", value.dump(), ", expected true or false");
+    }
+    fields->adaptive = value.get<bool>();
+    return absl::OkStatus();
+  }
+  return Refused("there is no '", name,
+                 "'; method, model, num_speculative_tokens, "
+                 "prompt_lookup_min, prompt_lookup_max, num_kv_blocks and "
+                 "adaptive are known");
+}
+
+// What goes with which method.
+absl::Status CheckFields(const Fields& fields) {
+  const bool drafts = fields.method == "draft_model";
+  if (fields.method.empty()) {
+    return Refused(
+        "method is missing, expected \"ngram\", or \"model\" with the "
+        "directory of a draft model");
+  }
+  if (!drafts && fields.method != "ngram") {
+    return Refused("method is \"", fields.method,
+                   "\", expected \"ngram\" or \"draft_model\"");
+  }
+  if (drafts && fields.model.empty()) {
+    return Refused(
+        "method \"draft_model\" needs \"model\", the draft model's "
+        "directory");
+  }
+  if (!drafts && (!fields.model.empty() || fields.blocks > 0)) {
+    return Refused(fields.blocks > 0 ? "num_kv_blocks" : "model",
+                   " is for method \"draft_model\", not for \"ngram\"");
+  }
+  if (drafts && fields.min + fields.max > 0) {
+    return Refused(
+        "prompt_lookup_min and prompt_lookup_max are for method \"ngram\", "
+        "not for \"draft_model\"");
+  }
+  if (fields.tokens == 0) {
+    return Refused("num_speculative_tokens is missing, expected 1 to ",
+                   kMaxSpeculativeTokens);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<engine::Speculation> ParseSpeculativeConfig(
+absl::StatusOr<SpeculativeConfig> ParseSpeculativeConfig(
     const std::string& text) {
-  engine::Speculation speculation;
-  if (text.empty()) return speculation;
+  SpeculativeConfig parsed;
+  if (text.empty()) return parsed;
   const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) {
     return Refused(text,
                    " is not a JSON object, expected e.g. {\"method\": "
                    "\"ngram\", \"num_speculative_tokens\": 5}");
   }
-  int min = 0;
-  int max = 0;
+  Fields fields;
   for (const auto& [name, value] : config.items()) {
-    absl::Status status;
-    if (name == "method") {
-      status = ReadMethod(value);
-    } else if (name == "num_speculative_tokens") {
-      status =
-          ReadInt(name, value, kMaxSpeculativeTokens, &speculation.num_tokens);
-    } else if (name == "prompt_lookup_min") {
-      status = ReadInt(name, value, kMaxLookup, &min);
-    } else if (name == "prompt_lookup_max") {
-      status = ReadInt(name, value, kMaxLookup, &max);
-    } else if (name == "model") {
-      status = Refused("model is ", value.dump(),
-                       ": draft models are not served; leave it out, with "
-                       "\"method\": \"ngram\"");
-    } else {
-      status = Refused("there is no '", name,
-                       "'; method, num_speculative_tokens, prompt_lookup_min "
-                       "and prompt_lookup_max are known");
-    }
+    const absl::Status status = ReadField(name, value, &fields);
     if (!status.ok()) return status;
   }
-  if (!config.contains("method")) {
-    return Refused("method is missing, expected \"ngram\"");
+  if (fields.method.empty() && !fields.model.empty()) {
+    fields.method = "draft_model";
   }
-  if (speculation.num_tokens == 0) {
-    return Refused("num_speculative_tokens is missing, expected 1 to ",
-                   kMaxSpeculativeTokens);
-  }
+  const absl::Status status = CheckFields(fields);
+  if (!status.ok()) return status;
+  int min = fields.min;
+  int max = fields.max;
   if (min == 0) min = max > 0 ? max : kDefaultLookup;
   if (max == 0) max = min;
   if (min > max) {
     return Refused("prompt_lookup_min is ", min, ", prompt_lookup_max is ", max,
                    ": expected no more than that");
   }
-  speculation.lookup_min = min;
-  speculation.lookup_max = max;
-  return speculation;
+  parsed.speculation.num_tokens = fields.tokens;
+  parsed.speculation.lookup_min = min;
+  parsed.speculation.lookup_max = max;
+  parsed.speculation.adapt = fields.adaptive;
+  parsed.draft_model = fields.model;
+  parsed.draft_num_blocks = fields.blocks;
+  return parsed;
 }
 
 int MaxDraws(const engine::Speculation& speculation, int max_num_seqs,

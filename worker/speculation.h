@@ -3,6 +3,8 @@
 //
 //   {"method": "ngram", "num_speculative_tokens": 5,
 //    "prompt_lookup_min": 3, "prompt_lookup_max": 5}
+//   {"method": "draft_model", "model": DIRECTORY, "num_speculative_tokens": 5,
+//    "num_kv_blocks": 1000}
 
 #ifndef TANDEM_WORKER_SPECULATION_H_
 #define TANDEM_WORKER_SPECULATION_H_
@@ -17,10 +19,17 @@ namespace tandem::worker {
 // Most guesses of a sequence in a step.
 inline constexpr int kMaxSpeculativeTokens = 64;
 
+struct SpeculativeConfig {
+  engine::Speculation speculation;
+  std::string draft_model;   // its directory; empty: n-grams
+  int draft_num_blocks = 0;  // of its KV cache; 0: as many as the model's
+};
+
 // "" is no speculation. num_speculative_tokens must be there; the ends of the
-// n-grams' lengths are each other's default, and both 5 without either.
-// Errors: INVALID_ARGUMENT, with what is wrong.
-absl::StatusOr<engine::Speculation> ParseSpeculativeConfig(
+// n-grams' lengths are each other's default, and both 5 without either; a model
+// alone says that it is a draft model. Errors: INVALID_ARGUMENT, with what is
+// wrong.
+absl::StatusOr<SpeculativeConfig> ParseSpeculativeConfig(
     const std::string& text);
 
 // Draws that a step may hold: one of each sequence and all of its guesses, but

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/random.h"
 #include "engine/engine.h"
 #include "gtest/gtest.h"
@@ -112,10 +113,12 @@ SequenceSpec SpecOf(const nlohmann::json& model, SequenceId id, int tokens) {
 class Generation final : public EngineListener {
  public:
   Generation(Rig* rig, const nlohmann::json& model, int most_tokens,
-             EngineOptions options, int num_blocks)
+             EngineOptions options, int num_blocks,
+             const DraftModelOptions& draft = {})
       : rig_(rig), pool_(num_blocks, rig->executor().kv_shape().block_size) {
     options.max_num_seqs = kSequences;
     options.max_model_len = 64;
+    options.speculation.draft_model = draft;
     rig_->loop().RunSync([&] {
       engine_ = std::make_unique<Engine>(options, &rig_->loop(),
                                          &rig_->executor(), &pool_, this);
@@ -240,6 +243,103 @@ TEST_P(DeviceSpeculationTest, ChangesNoTokenAndNoLogprob) {
   EXPECT_GT(rejected, 0);
   if (GetParam() != "cuda") {  // too short to run out of blocks
     EXPECT_GT(preemptions, 0);
+  }
+}
+
+// A model behind the rig's, on its backend and loop.
+class DraftRig {
+ public:
+  DraftRig(const std::string& directory, kernels::Backend* backend, Rig* rig)
+      : pool_(64, 8) {
+    const absl::StatusOr<ModelSpec> spec = LoadModelSpec(directory);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto model =
+        Model::Load(*spec, *checkpoint, {.weight_dtype = DType::kF32}, backend);
+    EXPECT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    auto executor = DeviceExecutor::Create({.max_rows = 24,
+                                            .max_sequences = kSequences,
+                                            .block_size = 8,
+                                            .num_blocks = 64},
+                                           model_.get(), backend, &rig->loop());
+    EXPECT_TRUE(executor.ok()) << executor.status();
+    executor_ = *std::move(executor);
+  }
+  DraftModelOptions options() {
+    return {.executor = executor_.get(),
+            .pool = &pool_,
+            .max_positions = 60,
+            .max_rows = 24,
+            .max_sequences = kSequences};
+  }
+  const KvPool& pool() const { return pool_; }
+
+ private:
+  std::unique_ptr<Model> model_;
+  KvPool pool_;
+  std::unique_ptr<DeviceExecutor> executor_;
+};
+
+// The model itself is right whenever its cache, positions, rules and random
+// numbers are; another one seldom is, and changes nothing.
+TEST_P(DeviceSpeculationTest, ADraftModelGuessesAndChangesNothing) {
+  const nlohmann::json cases = LoadCases();
+  const nlohmann::json model = cases["llama_biases_f32"];
+  nlohmann::json another = model;
+  another["seed"] = 4711;
+  TempDir dir, other_dir;
+  WriteCheckpoint(model, dir);
+  WriteCheckpoint(another, other_dir);
+  const auto backend = NewBackend();
+  const int tokens = GetParam() == "cpu" ? 36 : 12;
+  RigOptions rig_options;
+  rig_options.load.weight_dtype = DType::kF32;
+  rig_options.executor.max_rows = 64;
+  rig_options.executor.max_sequences = kSequences;
+  rig_options.executor.max_draws = 40;
+  rig_options.executor.num_blocks = 64;
+  rig_options.executor.block_size = 8;
+  Rig rig(dir.path(), backend.get(), rig_options);
+  const EngineOptions plain{.max_num_batched_tokens = 64};
+  const Generation expected(&rig, model, tokens, plain, 64);
+  DraftRig same(dir.path(), backend.get(), &rig);
+  DraftRig other(other_dir.path(), backend.get(), &rig);
+  const struct {
+    DraftRig* draft;
+    int rows;
+    int guesses;
+    bool ahead;
+    int blocks;  // few: sequences are preempted
+  } kRuns[] = {{&same, 64, 3, true, 64},
+               {&same, 9, 5, false, 64},
+               {&same, 40, 4, false, 16},
+               {&other, 64, 4, true, 64}};
+  for (const auto& run : kRuns) {
+    SCOPED_TRACE(absl::StrCat(run.guesses, " ", run.rows));
+    // Steps of the others take long.
+    if (GetParam() != "cpu" && run.guesses != 3) continue;
+    EngineOptions options{.max_num_batched_tokens = run.rows,
+                          .run_ahead = run.ahead,
+                          .max_draws = 40};
+    options.speculation = {.num_tokens = run.guesses, .adapt = false};
+    const Generation got(&rig, model, tokens, options, run.blocks,
+                         run.draft->options());
+    EXPECT_EQ(got.tokens, expected.tokens);
+    EXPECT_EQ(run.draft->pool().counts().free, 64);
+    EXPECT_TRUE(run.draft->pool().CheckInvariants().ok());
+    const DraftCounts& drafts = got.stats.drafts;
+    EXPECT_GT(drafts.verified, tokens / 2);
+    if (run.draft == &same) {
+      // One sequence stops, maybe within its guesses.
+      EXPECT_GE(drafts.accepted, drafts.verified - run.guesses);
+    } else {
+      EXPECT_LT(drafts.accepted, drafts.verified / 2);
+    }
+    if (run.blocks == 16) {
+      EXPECT_GT(got.stats.preemptions, 0);
+    }
   }
 }
 

@@ -162,18 +162,22 @@ TEST_F(ClusterTest, SpeculationChangesNoTokenAndSaysWhatItGuessed) {
     if (i == 5) request.mutable_sampling()->set_n(2);
     requests.push_back(request);
   }
-  std::vector<std::vector<int32_t>> tokens[2];
-  std::vector<std::string> logprobs[2];
-  int accepted = 0, rejected = 0;
-  for (const bool guess : {false, true}) {
+  std::vector<std::vector<int32_t>> tokens[3];
+  std::vector<std::string> logprobs[3];
+  // The draft model is the model itself.
+  const std::string configs[] = {
+      "",
+      R"({"method": "ngram", "num_speculative_tokens": 5,
+          "prompt_lookup_min": 1, "prompt_lookup_max": 4})",
+      absl::StrCat(R"({"model": ")", EmbeddedModel(),
+                   R"(", "num_speculative_tokens": 4, "adaptive": false})")};
+  for (size_t guess = 0; guess < std::size(configs); ++guess) {
     ClusterOptions options;
-    if (guess) {
-      options.decode_arguments = {
-          "--speculative-config",
-          R"({"method": "ngram", "num_speculative_tokens": 5,
-              "prompt_lookup_min": 1, "prompt_lookup_max": 4})"};
+    if (guess > 0) {
+      options.decode_arguments = {"--speculative-config", configs[guess]};
     }
     Begin(options);
+    int accepted = 0, rejected = 0;
     for (const v1::GenerateRequest& request : requests) {
       const Outcome outcome = cluster_->Generate(request);
       ASSERT_TRUE(outcome.status.ok()) << outcome.status;
@@ -186,15 +190,20 @@ TEST_F(ClusterTest, SpeculationChangesNoTokenAndSaysWhatItGuessed) {
       const v1::Usage& usage = outcome.done.usage();
       accepted += usage.accepted_prediction_tokens();
       rejected += usage.rejected_prediction_tokens();
-      if (!guess) {
-        EXPECT_EQ(accepted + rejected, 0);
-      }
+    }
+    // How many, depends on what steps took.
+    EXPECT_EQ(accepted > 0, guess > 0);
+    if (guess == 0) {
+      EXPECT_EQ(rejected, 0);
+    }
+    // A stop token may come within what was guessed.
+    if (guess == 2) {
+      EXPECT_LT(rejected, 10);
     }
     EXPECT_EQ(cluster_->WhatIsLeft(), "");
+    EXPECT_EQ(tokens[guess], tokens[0]) << configs[guess];
+    EXPECT_EQ(logprobs[guess], logprobs[0]) << configs[guess];
   }
-  EXPECT_EQ(tokens[1], tokens[0]);
-  EXPECT_EQ(logprobs[1], logprobs[0]);
-  EXPECT_GT(accepted, 0);  // how many, depends on what steps took
 }
 
 TEST_F(ClusterTest, SplitAndLocalAndEveryWayGiveTheSameTokens) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/speculation.h"
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,10 +29,43 @@ TEST(SpeculativeConfigTest, ReadsWhatVllmReads) {
   for (const auto& c : kCases) {
     const auto got = ParseSpeculativeConfig(c.text);
     ASSERT_TRUE(got.ok()) << got.status();
-    EXPECT_EQ(got->num_tokens, c.tokens) << c.text;
-    EXPECT_EQ(got->lookup_min, c.min) << c.text;
-    EXPECT_EQ(got->lookup_max, c.max) << c.text;
-    EXPECT_TRUE(got->adapt);
+    EXPECT_EQ(got->speculation.num_tokens, c.tokens) << c.text;
+    EXPECT_EQ(got->speculation.lookup_min, c.min) << c.text;
+    EXPECT_EQ(got->speculation.lookup_max, c.max) << c.text;
+    EXPECT_TRUE(got->speculation.adapt);
+    EXPECT_EQ(got->draft_model, "");
+  }
+}
+
+TEST(SpeculativeConfigTest, AModelIsADraftModel) {
+  const struct {
+    const char* text;
+    int tokens, blocks;
+  } kCases[] = {{R"({"method": "draft_model", "model": "/m",
+           "num_speculative_tokens": 4})",
+                 4, 0},
+                {R"({"model": "/m", "num_speculative_tokens": 2,
+           "num_kv_blocks": 100})",
+                 2, 100}};
+  for (const auto& c : kCases) {
+    const auto got = ParseSpeculativeConfig(c.text);
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(got->speculation.num_tokens, c.tokens);
+    EXPECT_EQ(got->draft_model, "/m");
+    EXPECT_EQ(got->draft_num_blocks, c.blocks);
+  }
+}
+
+TEST(SpeculativeConfigTest, LengthsNeedNotAdapt) {
+  for (const char* const more : {R"("method": "ngram", "adaptive": )",
+                                 R"("model": "/m", "adaptive": )"}) {
+    for (const bool adaptive : {false, true}) {
+      const auto got = ParseSpeculativeConfig(
+          absl::StrCat(R"({"num_speculative_tokens": 4, )", more,
+                       adaptive ? "true}" : "false}"));
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_EQ(got->speculation.adapt, adaptive);
+    }
   }
 }
 
@@ -45,11 +79,23 @@ TEST(SpeculativeConfigTest, SaysWhatIsWrong) {
       {"{}", "method is missing"},
       {R"({"method": "ngram"})", "num_speculative_tokens is missing"},
       {R"({"method": "eagle", "num_speculative_tokens": 4})",
-       "method is \"eagle\", expected \"ngram\""},
+       "method is \"eagle\", expected \"ngram\" or \"draft_model\""},
+      {R"({"method": 3, "num_speculative_tokens": 4})", "method is 3"},
       {R"({"method": "draft_model", "num_speculative_tokens": 4})",
-       "draft models are not served"},
-      {R"({"model": "/m", "num_speculative_tokens": 4})",
-       "draft models are not served"},
+       "method \"draft_model\" needs \"model\""},
+      {R"({"model": "", "num_speculative_tokens": 4})", "model is \"\""},
+      {R"({"method": "ngram", "model": "/m", "num_speculative_tokens": 4})",
+       "model is for method \"draft_model\", not for \"ngram\""},
+      {R"({"method": "ngram", "num_kv_blocks": 5,
+           "num_speculative_tokens": 4})",
+       "num_kv_blocks is for method \"draft_model\""},
+      {R"({"model": "/m", "num_speculative_tokens": 4, "num_kv_blocks": 0})",
+       "num_kv_blocks is 0"},
+      {R"({"method": "ngram", "adaptive": 1})", "adaptive is 1"},
+      {R"({"model": "/m"})", "num_speculative_tokens is missing"},
+      {R"({"model": "/m", "num_speculative_tokens": 4,
+           "prompt_lookup_min": 2})",
+       "prompt_lookup_max are for method \"ngram\", not for \"draft_model\""},
       {R"({"method": "ngram", "num_speculative_tokens": 0})",
        "num_speculative_tokens is 0, expected a number of 1 to 64"},
       {R"({"method": "ngram", "num_speculative_tokens": 65})", "is 65"},
