@@ -2,7 +2,7 @@
 // CPU kernels beside this machine's limits, in one table:
 //
 //   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
-//                 [--weights bf16|int8|int4] [--quick]
+//                 [--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick]
 //                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
 //   kernels_bench [--threads N] --limits BYTES,BYTES,...
 //
@@ -49,6 +49,7 @@ struct Chosen {
   std::string_view model;  // empty: all
   std::vector<size_t> rows = {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512};
   DType weights = DType::kBF16;
+  DType kv = DType::kBF16;
   bool attention = true;
 };
 
@@ -220,7 +221,7 @@ class Bench {
                   peak == 0 ? 0 : 100 * flops / peak);
     }
     if (codes || !chosen.attention) return;
-    Attention(model, DType::kBF16, bandwidth);
+    Attention(model, chosen.kv, bandwidth);
     Sampling(model);
   }
 
@@ -369,16 +370,17 @@ int main(int argc, char** argv) {
       chosen.model = argv[++i];
     } else if (flag == "--no-attention") {
       chosen.attention = false;
-    } else if (flag == "--weights" && i + 1 < argc) {
+    } else if ((flag == "--weights" || flag == "--kv") && i + 1 < argc) {
       const std::string_view value = argv[++i];
-      chosen.weights = value == "int8"   ? DType::kInt8
-                       : value == "int4" ? DType::kInt4
-                                         : DType::kBF16;
+      (flag == "--kv" ? chosen.kv : chosen.weights) =
+          value == "int8"   ? DType::kInt8
+          : value == "int4" ? DType::kInt4
+                            : DType::kBF16;
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
                    "[--isa auto|avx2|avx512|avx512vnni|amx] "
-                   "[--weights bf16|int8|int4] [--quick] "
+                   "[--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;
     }

@@ -81,9 +81,10 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("quantization", &quantization,
                   {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");
-  line->AddChoice("kv-cache-dtype", &kv_dtype,
-                  {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
-                  "Format of the KV cache");
+  line->AddChoice(
+      "kv-cache-dtype", &kv_dtype,
+      {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8", "int4"},
+      "Format of the KV cache");
   line->AddInt("max-model-len", &max_model_len, "Positions per sequence",
                {0, 1 << 24});
   line->AddInt("max-num-seqs", &max_num_seqs, "Sequences per step", {1, 4096});

@@ -29,8 +29,8 @@ inline constexpr uint32_t kProtocolMax = 1;
 
 // Formats of KV that this program puts on the wire, and takes off it. A peer
 // that names none knows the first two.
-inline constexpr std::string_view kWireFormats[] = {"f32", "bf16", "f16", "fp8",
-                                                    "int8"};
+inline constexpr std::string_view kWireFormats[] = {"f32", "bf16", "f16",
+                                                    "fp8", "int8", "int4"};
 
 // Streams of a link, seen from either end.
 using SenderStream = Stream<v1::LinkRequest, v1::LinkResponse>;

@@ -61,8 +61,8 @@ std::string Message(const absl::Status& status) {
 
 std::optional<kernels::DType> ParseDType(std::string_view name) {
   using kernels::DType;
-  for (DType type :
-       {DType::kF32, DType::kBF16, DType::kF16, DType::kFp8, DType::kInt8}) {
+  for (DType type : {DType::kF32, DType::kBF16, DType::kF16, DType::kFp8,
+                     DType::kInt8, DType::kInt4}) {
     if (name == kernels::Name(type)) return type;
   }
   return std::nullopt;

@@ -98,7 +98,8 @@ struct KvShape {
   int head_dim = 0;     // multiple of 8, at most 256
   int block_size = 16;  // positions; a multiple of 8
   int num_blocks = 0;
-  // On a CPU f32, bf16, fp8 or int8; on a GPU fp8, int8 or the activations'.
+  // On a CPU f32, bf16, fp8, int8 or int4; on a GPU fp8, int8, int4 or the
+  // activations'.
   DType dtype = DType::kF32;
 
   // Scales included.

@@ -5,6 +5,7 @@
 //   fp8   OCP e4m3: 4 bits of exponent, 3 of fraction, largest 448, no
 //         infinities, NaN 0x7f and 0xff (which nothing here produces)
 //   int8  two's complement, -127 .. 127
+//   int4  two's complement, -8 .. 7
 //
 // A vector of a KV cache (K or V of one head at one position) is quantised by
 // itself, so that nothing depends on what else is computed with it:
@@ -12,6 +13,13 @@
 //   scale = amax / limit, code = x * (limit / amax) to the nearest code, ties
 //   to even; amax is the vector's largest magnitude, limit 448 or 127, and
 //   each operation is rounded to f32.
+//
+// In int4 each group of kCodeGroup elements is quantised like that by itself
+// (the last one may be shorter), with
+//
+//   scale = bf16(most / -8), where most is the group's value of greatest
+//   magnitude, a negative one before a positive one: so -8 is used;
+//   code = x * (1 / scale) to the nearest, ties to even, kept within -8 .. 7
 //
 // An amax below 2^-100 gives scale 0 and codes 0: such vectors are zeros. An
 // infinity or a NaN anywhere gives scale NaN and codes 0, so that it is as
@@ -41,6 +49,7 @@
 #define TANDEM_KERNELS_QUANTISE_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/types.h"
@@ -102,35 +111,65 @@ constexpr int8_t Int8FromFloat(float value) {
   return static_cast<int8_t>((bits >> 31) != 0 ? -code : code);
 }
 
-// A value's part in its vector's amax: the greatest of these, as integers.
 constexpr uint32_t MagnitudeBits(float value) {
   return std::bit_cast<uint32_t>(value) & 0x7fffffffu;
 }
+// A value's part in its vector's amax: the greatest of these, as integers, is
+// of the value of greatest magnitude, a negative one before a positive one.
+constexpr uint32_t MagnitudeKey(float value) {
+  return std::rotl(std::bit_cast<uint32_t>(value), 1);
+}
 
-// What turns one vector's values into codes.
+// `value` to the nearest integer, ties to even, kept within -8 .. 7.
+// REQUIRES: finite.
+constexpr int8_t Int4FromFloat(float value) {
+  return Int8FromFloat(value < -8 ? -8 : value > 7 ? 7 : value);
+}
+
+// `value` to the nearest bf16, ties to even. REQUIRES: finite.
+constexpr uint16_t Bf16Bits(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+constexpr float FloatFromBf16Bits(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+// What turns the values of one vector, or of one group of kInt4, into codes.
 struct VectorQuantiser {
   DType type;
-  float scale;
+  float scale;    // of kInt4 it is a bf16
   float inverse;  // 0: all codes are 0
 
-  // `amax`: the greatest MagnitudeBits of the vector.
-  constexpr VectorQuantiser(DType code_type, uint32_t amax)
+  // `key`: the greatest MagnitudeKey of the vector or group.
+  constexpr VectorQuantiser(DType code_type, uint32_t key)
       : type(code_type), scale(0), inverse(0) {
-    const float limit = code_type == DType::kFp8 ? kLargestE4M3 : kLargestInt8;
+    const uint32_t amax = key >> 1;
     if (amax >= 0x7f800000u) {
       scale = std::bit_cast<float>(0x7fc00000u);
-    } else if (amax >= 0x0d800000u) {  // 2^-100
+    } else if (amax < 0x0d800000u) {  // 2^-100
+      return;
+    } else if (code_type == DType::kInt4) {
+      const float most = std::bit_cast<float>(std::rotr(key, 1));
+      scale = FloatFromBf16Bits(Bf16Bits(most / -8.0f));
+      inverse = 1.0f / scale;
+    } else {
+      const float limit =
+          code_type == DType::kFp8 ? kLargestE4M3 : kLargestInt8;
       const float most = std::bit_cast<float>(amax);
       scale = most / limit;
       inverse = limit / most;
     }
   }
 
+  // Of kInt4 in the low half, two's complement like int8.
   constexpr uint8_t operator()(float value) const {
     if (inverse == 0) return 0;
     const float scaled = value * inverse;
-    return type == DType::kFp8 ? E4M3FromFloat(scaled)
-                               : static_cast<uint8_t>(Int8FromFloat(scaled));
+    if (type == DType::kFp8) return E4M3FromFloat(scaled);
+    return static_cast<uint8_t>(type == DType::kInt4
+                                    ? Int4FromFloat(scaled) & 0xf
+                                    : Int8FromFloat(scaled));
   }
 };
 
@@ -140,16 +179,22 @@ constexpr float RowPower(float most, float limit) {
   return exponent == 0 ? 1.0f : std::bit_cast<float>(exponent << 23);
 }
 
-// `value` to the nearest integer, ties to even, kept within -8 .. 7.
-// REQUIRES: finite.
-constexpr int8_t Int4FromFloat(float value) {
-  return Int8FromFloat(value < -8 ? -8 : value > 7 ? 7 : value);
-}
-
 // The number that a code stands for, without its scale.
 constexpr float FloatFromCode(DType type, uint8_t code) {
-  return type == DType::kFp8 ? FloatFromE4M3(code)
-                             : static_cast<float>(static_cast<int8_t>(code));
+  if (type == DType::kFp8) return FloatFromE4M3(code);
+  if (type == DType::kInt4) {  // of a KV cache: the low half
+    return static_cast<float>((code & 0xf) < 8 ? code & 0xf
+                                               : (code & 0xf) - 16);
+  }
+  return static_cast<float>(static_cast<int8_t>(code));
+}
+
+// Code `i` of a vector, as VectorQuantiser gave it.
+constexpr uint8_t CodeAt(DType type, const std::byte* codes, int i) {
+  return type == DType::kInt4
+             ? static_cast<uint8_t>(codes[i / 2] >> (i % 2 * 4) &
+                                    std::byte{0xf})
+             : static_cast<uint8_t>(codes[i]);
 }
 
 }  // namespace tandem::kernels

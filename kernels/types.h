@@ -14,15 +14,17 @@
 namespace tandem::kernels {
 
 // kFp8 (e4m3), kInt8 and kInt4 are codes that mean nothing without a scale: one
-// for each vector of a KV cache, one for each row of a weight matrix in kFp8,
-// one for each group of inputs in kInt8 and kInt4. kernels/quantise.h says how
-// they are found. kInt4 is of weights alone, two to a byte.
+// for each vector of a KV cache, of kInt4 for each group of its elements; one
+// for each row of a weight matrix in kFp8, for each group of inputs in kInt8
+// and kInt4. kernels/quantise.h says how they are found. Two of kInt4 share a
+// byte.
 enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8, kInt4 };
 
 constexpr bool IsQuantised(DType type) {
   return type == DType::kFp8 || type == DType::kInt8 || type == DType::kInt4;
 }
-// Of an element; a code's scale is not in it. Of kInt4 outside of a matrix.
+// Of an element; a code's scale is not in it. Of kInt4 where it has a byte of
+// its own: outside of matrices and KV caches.
 constexpr size_t SizeOf(DType type) {
   return type == DType::kF32 ? 4 : IsQuantised(type) ? 1 : 2;
 }
@@ -44,15 +46,32 @@ constexpr std::string_view Name(DType type) {
   return "int4";
 }
 
-// One vector of a KV cache, K or V of a head at a position: its elements and,
-// of a quantised one, the scale.
+// Elements that share a scale in vectors of kInt4 and inputs that do in
+// matrices of kInt8 and kInt4.
+inline constexpr int kCodeGroup = 32;
+
+// One vector of a KV cache, K or V of a head at a position: its elements (of
+// kInt4 element 2i in the low half of byte i, 2i + 1 in the high one) and, of a
+// quantised one, its scales: an f32, or of kInt4 a bf16 for each kCodeGroup
+// elements, of which the last may be fewer.
+constexpr int64_t KvElementBytes(DType type, int64_t count) {
+  return type == DType::kInt4 ? count / 2
+                              : count * static_cast<int64_t>(SizeOf(type));
+}
+constexpr int KvScales(DType type, int head_dim) {
+  return type == DType::kInt4 ? (head_dim + kCodeGroup - 1) / kCodeGroup
+                              : (IsQuantised(type) ? 1 : 0);
+}
+constexpr int KvScaleBytes(DType type) {
+  return type == DType::kInt4 ? 2 : IsQuantised(type) ? 4 : 0;
+}
 constexpr int64_t KvVectorBytes(DType type, int head_dim) {
-  return int64_t{head_dim} * static_cast<int64_t>(SizeOf(type)) +
-         (IsQuantised(type) ? 4 : 0);
+  return KvElementBytes(type, head_dim) +
+         int64_t{KvScales(type, head_dim)} * KvScaleBytes(type);
 }
 // One position of one layer on the wire: K of `heads` heads, then V of them,
-// as elements; of a quantised type then their scales in the same order, f32,
-// and zeros up to a multiple of 16 bytes (which the others are).
+// as elements; of a quantised type then their scales in the same order, and
+// zeros up to a multiple of 16 bytes (which the others are).
 constexpr int64_t KvRowBytes(DType type, int heads, int head_dim) {
   const int64_t bytes = int64_t{2} * heads * KvVectorBytes(type, head_dim);
   return IsQuantised(type) ? (bytes + 15) / 16 * 16 : bytes;
@@ -66,9 +85,6 @@ struct HostTensor {
   int64_t rows = 0;
   int64_t cols = 0;
 };
-
-// Inputs that share a scale in matrices of kInt8 and kInt4.
-inline constexpr int kCodeGroup = 32;
 
 // A matrix that was quantised before, in host memory that the caller keeps:
 // element (row, col) is (code - zero) * scale.

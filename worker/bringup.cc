@@ -45,12 +45,13 @@ absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
 absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
   if (value == "fp8" || value == "fp8_e4m3") return DType::kFp8;
   if (value == "int8") return DType::kInt8;
+  if (value == "int4") return DType::kInt4;
   absl::StatusOr<std::optional<DType>> type =
       ParseDType("--kv-cache-dtype", value);
   if (type.ok()) return type;
   return absl::InvalidArgumentError(
       absl::StrCat("--kv-cache-dtype is '", value,
-                   "', expected auto, f32, bf16, f16, fp8 or int8"));
+                   "', expected auto, f32, bf16, f16, fp8, int8 or int4"));
 }
 
 absl::StatusOr<std::optional<DType>> ParseQuantization(

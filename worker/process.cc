@@ -71,7 +71,7 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                   "Quantise the layers' weights when loading");
   line->AddChoice(
       "kv-cache-dtype", &worker.kv_cache_dtype,
-      {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8"},
+      {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8", "int4"},
       "Format of the KV cache; auto: the activations' on a GPU, else "
       "f32 for f32 weights, bf16 for others");
   line->AddInt("max-model-len", &worker.max_model_len,

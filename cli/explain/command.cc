@@ -37,7 +37,8 @@ void ExplainCommand::AddTo(CommandLine* line) {
   line->AddChoice("quantization", &quantization_,
                   {"none", "fp8", "int8", "int4"}, "Of the layers' weights");
   line->AddChoice("kv-cache-dtype", &kv_dtype_,
-                  {"f32", "bf16", "f16", "fp8", "int8"}, "Of the KV cache");
+                  {"f32", "bf16", "f16", "fp8", "int8", "int4"},
+                  "Of the KV cache");
   line->AddInt("block-size", &options_.block_size, "Positions per KV block",
                {8, 256});
   line->Group("This machine");

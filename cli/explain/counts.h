@@ -65,9 +65,9 @@ struct Formats {
 double Parameters(const engine::ModelSpec& spec);
 
 // Formats that a KV cache may have.
-inline constexpr std::array<kernels::DType, 5> kKvFormats = {
+inline constexpr std::array<kernels::DType, 6> kKvFormats = {
     kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16,
-    kernels::DType::kFp8, kernels::DType::kInt8};
+    kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4};
 
 // All layers, K and V, scales included.
 int64_t KvBytesPerToken(const engine::ModelSpec& spec, kernels::DType type);

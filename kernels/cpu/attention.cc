@@ -4,7 +4,7 @@
 // segment and query:
 //
 //   score  one chain over dimensions, times the scale; of quantised keys and
-//          values, a code times its vector's scale is rounded to f32 first
+//          values, a code times its scale is rounded to f32 first
 //   max, weights exp(score - max), their sum by position modulo 16
 //   values one chain over positions per dimension
 //
@@ -60,8 +60,10 @@ struct Pages {
   const std::byte* V(int block) const {
     return layer + table[block] * layout->block_bytes + layout->VHead(head);
   }
-  const float* Scales(bool value, int block) const {
-    return reinterpret_cast<const float*>(layer +
+  // [groups][slots]; Scale is what one is.
+  template <typename Scale = float>
+  const Scale* Scales(bool value, int block) const {
+    return reinterpret_cast<const Scale*>(layer +
                                           table[block] * layout->block_bytes +
                                           layout->ScaleHead(value, head));
   }
@@ -99,16 +101,16 @@ HWY_INLINE void PrefetchCodes(const Pages& pages, int position, int end) {
   const KvLayout& layout = *pages.layout;
   const int slot = position % layout.block_size;
   const std::byte* const v =
-      pages.V(position / layout.block_size) + int64_t{slot} * layout.width;
-  const int v_bytes = std::min(16, layout.block_size - slot) * layout.width;
-  for (int i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
+      pages.V(position / layout.block_size) + slot * layout.v_row_bytes();
+  const int64_t v_bytes =
+      std::min(16, layout.block_size - slot) * layout.v_row_bytes();
+  for (int64_t i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
   const int next = position + 64;
   if (next >= end) return;
   const std::byte* const k =
       pages.K(next / layout.block_size) + next % layout.block_size;
-  for (int i = 0; i < layout.head_dim; ++i) {
-    PrefetchLine(k + int64_t{i} * layout.slots);
-  }
+  const int64_t k_rows = KvElementBytes(layout.type, layout.head_dim);
+  for (int64_t i = 0; i < k_rows; ++i) PrefetchLine(k + i * layout.slots);
 }
 
 constexpr int AttentionUnits(int rows) { return HWY_MIN(4, UnitsFor(rows)); }
@@ -127,6 +129,7 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
   while (position < end) {
     const std::byte* w[U] = {};
     ScaledLanes scales{};
+    const uint16_t* group_scales[U] = {};
     int column[U] = {};
     int units = 0;
     while (units < U && position < end) {
@@ -135,7 +138,10 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
         PrefetchCodes(pages, position, end);
       }
       w[units] = pages.K(position / layout.block_size) + slot * kCell;
-      if constexpr (kIsCodes<W>) {
+      if constexpr (kIsInt4<W>) {
+        group_scales[units] =
+            pages.Scales<uint16_t>(false, position / layout.block_size) + slot;
+      } else if constexpr (kIsCodes<W>) {
         scales.scale[units] =
             pages.Scales(false, position / layout.block_size) + slot;
       }
@@ -145,10 +151,26 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
     for (int u = units; u < U; ++u) {  // computed, not stored
       w[u] = w[0];
       scales.scale[u] = scales.scale[0];
+      group_scales[u] = group_scales[0];
     }
     Chains<R, U> chains;
     chains.Clear();
-    if constexpr (kIsCodes<W>) {
+    if constexpr (kIsInt4<W>) {
+      for (int dim = 0; dim < layout.head_dim; dim += kCodeGroup) {
+        alignas(64) float wide[U][16];
+        for (int u = 0; u < U; ++u) {
+          WidenScales(group_scales[u], wide[u]);
+          scales.scale[u] = wide[u];
+        }
+        AdvanceInt4Keys<R, U>(scales, chains, q + dim, kHeadStride, w,
+                              layout.slots,
+                              std::min(kCodeGroup, layout.head_dim - dim));
+        for (int u = 0; u < U; ++u) {
+          w[u] += int64_t{kCodeGroup / 2} * layout.slots;
+          group_scales[u] += layout.slots;
+        }
+      }
+    } else if constexpr (kIsCodes<W>) {
       AdvanceCodes<W, R, U>(scales, chains, q, kHeadStride, w, layout.slots,
                             layout.head_dim);
     } else if constexpr (FetchesAhead(R)) {
@@ -190,7 +212,8 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
   constexpr int U = AttentionUnits(R);
   const KvLayout& layout = *pages.layout;
   constexpr int kCell = kIsCodes<W> ? 1 : 4;
-  const int64_t stride = int64_t{layout.width} * kCell;
+  const int64_t stride =
+      kIsInt4<W> ? layout.v_row_bytes() : int64_t{layout.width} * kCell;
   const int width_units = layout.width / 16;
   for (int unit = 0; unit < width_units; unit += U) {
     const int units = std::min(U, width_units - unit);
@@ -212,7 +235,25 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
         w[u] = base + (unit + (u < units ? u : 0)) * 16 * kCell;
       }
       const float* const a = weights + (position - begin);
-      if constexpr (kIsCodes<W>) {
+      if constexpr (kIsInt4<W>) {
+        constexpr int kPairs = (U + 1) / 2;
+        alignas(64) float wide[kPairs][kMaxBlockSize + 16];
+        const float* scales[kPairs];
+        const std::byte* pairs[kPairs];
+        for (int p = 0; p < kPairs; ++p) {
+          const int group = unit / 2 + (2 * p < units ? p : 0);
+          const uint16_t* const from =
+              pages.Scales<uint16_t>(true, position / layout.block_size) +
+              int64_t{group} * layout.slots;
+          for (int i = slot / 16 * 16; i < slot + count; i += 16) {
+            WidenScales(from + i, wide[p] + i);
+          }
+          scales[p] = wide[p] + slot;
+          pairs[p] = base + group * 16;
+        }
+        AdvanceInt4Values<R, U>(scales, unit % 2 != 0, chains, a, kScoreStride,
+                                pairs, stride, count);
+      } else if constexpr (kIsCodes<W>) {
         const ScaledInputs scales{
             pages.Scales(true, position / layout.block_size) + slot};
         AdvanceCodes<W, R, U>(scales, chains, a, kScoreStride, w, stride,
@@ -452,9 +493,10 @@ void Attend(const AttentionPiece& p) {
       return AttendOf<Fp8Codes>(p);
     case DType::kInt8:
       return AttendOf<Int8Codes>(p);
-    case DType::kBF16:
-    case DType::kF16:  // no cache has these
     case DType::kInt4:
+      return AttendOf<Int4Codes>(p);
+    case DType::kBF16:
+    case DType::kF16:  // no cache has this
       return AttendOf<Bf16Weights>(p);
   }
 }

@@ -211,13 +211,16 @@ HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
   if (inputs % 2 != 0) StepInput<R, U>(chains, a, a_stride, unit, offset);
 }
 
-// A quantised cache's codes (kernels/quantise.h), a byte for each lane; what
-// is multiplied is code times scale, rounded to f32.
+// A quantised cache's codes (kernels/quantise.h), a byte for each lane, of int4
+// for two; what is multiplied is code times scale, rounded to f32.
 struct Fp8Codes {};
 struct Int8Codes {};
+struct Int4Codes {};
+template <typename W>
+inline constexpr bool kIsInt4 = std::is_same_v<W, Int4Codes>;
 template <typename W>
 inline constexpr bool kIsCodes =
-    std::is_same_v<W, Fp8Codes> || std::is_same_v<W, Int8Codes>;
+    std::is_same_v<W, Fp8Codes> || std::is_same_v<W, Int8Codes> || kIsInt4<W>;
 
 HWY_INLINE Vec Widen(Fp8Codes, const std::byte* codes) {
   const F32 d;
@@ -280,6 +283,129 @@ HWY_INLINE void AdvanceCodes(const Scales& scales, Chains<R, U>& chains,
         chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
       }
     }
+  }
+}
+
+// ---- int4: codes are the low halves of bytes in 32-bit lanes, whatever is
+// above them. With AVX-512 they are looked up, which takes one instruction.
+using Bytes = hn::Vec<U32>;
+HWY_INLINE Bytes LoadBytes(const std::byte* p) {
+  return hn::PromoteTo(U32(), hn::LoadU(hn::Rebind<uint8_t, F32>(),
+                                        reinterpret_cast<const uint8_t*>(p)));
+}
+#if HWY_TARGET == HWY_AVX3
+HWY_INLINE Vec Int4Numbers() {
+  alignas(64) static constexpr float kNumbers[16] = {
+      0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+  return hn::Load(F32(), kNumbers);
+}
+HWY_INLINE Vec LookUp(Bytes codes, Vec numbers) {
+  return Vec{_mm512_permutexvar_ps(codes.raw, numbers.raw)};
+}
+// Codes times the scales of their lanes.
+HWY_INLINE Vec TimesLanes(Bytes codes, Vec scales) {
+  return hn::Mul(LookUp(codes, Int4Numbers()), scales);
+}
+// Codes times one scale.
+struct TimesOne {
+  Vec products;
+  explicit HWY_INLINE TimesOne(float scale)
+      : products(hn::Mul(Int4Numbers(), hn::Set(F32(), scale))) {}
+  HWY_INLINE Vec operator()(Bytes codes) const {
+    return LookUp(codes, products);
+  }
+};
+#else
+HWY_INLINE Vec TimesLanes(Bytes codes, Vec scales) {
+  const auto signs = hn::BitCast(I32(), hn::ShiftLeft<28>(codes));
+  return hn::Mul(hn::ConvertTo(F32(), hn::ShiftRight<28>(signs)), scales);
+}
+struct TimesOne {
+  Vec scale;
+  explicit HWY_INLINE TimesOne(float value) : scale(hn::Set(F32(), value)) {}
+  HWY_INLINE Vec operator()(Bytes codes) const {
+    return TimesLanes(codes, scale);
+  }
+};
+#endif
+
+// The next input of all units.
+template <int R, int U>
+HWY_INLINE void StepWeights(Chains<R, U>& chains, const float* a,
+                            int64_t a_stride,
+                            const Vec (&weights)[U * kParts]) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r) {
+    const Vec x = hn::Set(F32(), a[r * a_stride]);
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+    }
+  }
+}
+
+// Lanes are keys, and a byte has two inputs: those of unit u at w[u] + k / 2 *
+// w_stride for input k. `inputs` is even.
+template <int R, int U>
+HWY_INLINE void AdvanceInt4Keys(const ScaledLanes& scales, Chains<R, U>& chains,
+                                const float* a, int64_t a_stride,
+                                const std::byte* const* w, int64_t w_stride,
+                                int inputs) {
+  int64_t offset = 0;
+  for (int k = 0; k < inputs; k += 2, offset += w_stride, a += 2) {
+    Bytes bytes[U * kParts];
+    Vec weights[U * kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      bytes[i] = LoadBytes(w[i / kParts] + offset + (i % kParts) * kLanes);
+      weights[i] = TimesLanes(bytes[i], scales(i / kParts, i % kParts, k));
+    }
+    StepWeights<R, U>(chains, a, a_stride, weights);
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      weights[i] = TimesLanes(hn::ShiftRight<4>(bytes[i]),
+                              scales(i / kParts, i % kParts, k));
+    }
+    StepWeights<R, U>(chains, a + 1, a_stride, weights);
+  }
+}
+
+// Inputs are keys, and a byte has a lane of two units: those of units 2p and
+// 2p + 1 at w[p] + k * w_stride for input k, whose scale is scale[p][k]. Of one
+// unit alone `high` says which half.
+template <int R, int U>
+HWY_INLINE void AdvanceInt4Values(const float* const* scale, bool high,
+                                  Chains<R, U>& chains, const float* a,
+                                  int64_t a_stride, const std::byte* const* w,
+                                  int64_t w_stride, int inputs) {
+  static_assert(U == 1 || U % 2 == 0);
+  int64_t offset = 0;
+  for (int k = 0; k < inputs; ++k, offset += w_stride, ++a) {
+    Vec weights[U * kParts];
+#pragma GCC unroll 4
+    for (int p = 0; p < (U + 1) / 2; ++p) {
+      const TimesOne scaled(scale[p][k]);
+      TANDEM_PARTS(i) {
+        const Bytes bytes = LoadBytes(w[p] + offset + i * kLanes);
+        if constexpr (U == 1) {
+          weights[i] = scaled(hn::ShiftRightSame(bytes, high ? 4 : 0));
+        } else {
+          weights[2 * p * kParts + i] = scaled(bytes);
+          weights[(2 * p + 1) * kParts + i] = scaled(hn::ShiftRight<4>(bytes));
+        }
+      }
+    }
+    StepWeights<R, U>(chains, a, a_stride, weights);
+  }
+}
+
+// 16 bf16 as f32.
+HWY_INLINE void WidenScales(const uint16_t* from, float* to) {
+  TANDEM_PARTS(i) {
+    const auto bits = hn::PromoteTo(
+        U32(), hn::LoadU(hn::Rebind<uint16_t, F32>(), from + i * kLanes));
+    hn::StoreU(hn::BitCast(F32(), hn::ShiftLeft<16>(bits)), F32(),
+               to + i * kLanes);
   }
 }
 

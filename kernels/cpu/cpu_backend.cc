@@ -109,10 +109,10 @@ absl::Status CheckShape(const KvShape& shape) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to 256"));
   }
-  if (shape.dtype == DType::kF16 || shape.dtype == DType::kInt4) {
+  if (shape.dtype == DType::kF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
-                     ", expected f32, bf16, fp8 or int8 on a CPU"));
+                     ", expected f32, bf16, fp8, int8 or int4 on a CPU"));
   }
   if (int64_t{2} * shape.kv_heads * shape.head_dim * 4 >
       static_cast<int64_t>(CpuQueue::kScratchBytes)) {

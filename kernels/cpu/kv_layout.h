@@ -7,12 +7,18 @@
 //   bf16    K [kv_heads][head_dim / 2][slots][2]
 //           V [kv_heads][size / 2][width][2]
 //   codes   as f32, a byte each (fp8, int8)
-//   scales  [kv_heads][slots] f32, of codes alone
+//   int4    K [kv_heads][head_dim / 2][slots], the even dimension in a byte's
+//           low half
+//           V [kv_heads][size][width / 32][16], the lower dimension there; the
+//           other one is 16 further
+//   scales  [kv_heads][slots] f32, of codes alone; of int4
+//           [kv_heads][groups][slots] bf16
 //
-// with slots = block size and width = head_dim, each rounded up to 16. So
-// scores have 16 positions, and weighted sums 16 dimensions, side by side in
-// the lanes, and a bf16 pair is two steps of one chain: both products of
-// attention run the matrix product's inner loop.
+// with slots = block size and width = head_dim, each rounded up to 16, width of
+// int4 to 32. So scores have 16 positions, and weighted sums 16 dimensions,
+// side by side in the lanes, and a bf16 pair is two steps of one chain: both
+// products of attention run the matrix product's inner loop. No two positions
+// share a byte, so that threads may write any two of them.
 
 #ifndef TANDEM_KERNELS_CPU_KV_LAYOUT_H_
 #define TANDEM_KERNELS_CPU_KV_LAYOUT_H_
@@ -33,15 +39,15 @@ struct KvLayout {
         head_dim(shape.head_dim),
         block_size(shape.block_size),
         slots((shape.block_size + 15) / 16 * 16),
-        width((shape.head_dim + 15) / 16 * 16) {
-    const int64_t element = static_cast<int64_t>(SizeOf(type));
+        width(shape.dtype == DType::kInt4 ? (shape.head_dim + 31) / 32 * 32
+                                          : (shape.head_dim + 15) / 16 * 16),
+        groups(KvScales(shape.dtype, shape.head_dim)) {
     cell_bytes = IsQuantised(type) ? 1 : 4;
-    k_head_bytes = int64_t{head_dim} * slots * element;
-    v_head_bytes = int64_t{block_size} * width * element;
+    k_head_bytes = KvElementBytes(type, int64_t{head_dim} * slots);
+    v_head_bytes = block_size * v_row_bytes();
     v_begin = kv_heads * k_head_bytes;
     scales_begin = kv_heads * (k_head_bytes + v_head_bytes);
-    block_bytes = scales_begin;
-    if (IsQuantised(type)) block_bytes += int64_t{2} * kv_heads * slots * 4;
+    block_bytes = ScaleHead(true, kv_heads);
     layer_bytes = block_bytes * shape.num_blocks;
   }
 
@@ -49,17 +55,21 @@ struct KvLayout {
   int64_t KHead(int head) const { return head * k_head_bytes; }
   int64_t VHead(int head) const { return v_begin + head * v_head_bytes; }
   int64_t ScaleHead(bool value, int head) const {
-    return scales_begin + (int64_t{value ? kv_heads : 0} + head) * slots * 4;
+    return scales_begin + (int64_t{value ? kv_heads : 0} + head) * groups *
+                              slots * KvScaleBytes(type);
   }
-  // Of one element; `slot` is the position within the block.
+  // Of a position's V.
+  int64_t v_row_bytes() const { return KvElementBytes(type, width); }
+  // Of one element, not of int4; `slot` is the position within the block.
   int64_t K(int head, int slot, int dim) const {
     return KHead(head) + Cell(slots, dim, slot);
   }
   int64_t V(int head, int slot, int dim) const {
     return VHead(head) + Cell(width, slot, dim);
   }
-  int64_t Scale(bool value, int head, int slot) const {
-    return ScaleHead(value, head) + int64_t{slot} * 4;
+  int64_t Scale(bool value, int head, int slot, int group = 0) const {
+    return ScaleHead(value, head) +
+           (int64_t{group} * slots + slot) * KvScaleBytes(type);
   }
 
   DType type = DType::kF32;
@@ -68,6 +78,7 @@ struct KvLayout {
   int block_size = 0;
   int slots = 0;
   int width = 0;
+  int groups = 0;      // of a vector, with a scale each
   int cell_bytes = 0;  // of a lane: an f32, a pair of bf16 or a code
   int64_t k_head_bytes = 0;
   int64_t v_head_bytes = 0;

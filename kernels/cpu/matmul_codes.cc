@@ -47,8 +47,8 @@ HWY_INLINE void QuantiseGroup(const float* x, int8_t* codes, float* scale,
                                  hn::Set(di, 0x7fffffff)));
   }
   const VectorQuantiser quantiser(
-      DType::kInt8,
-      static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most))));
+      DType::kInt8, static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most)))
+                        << 1);
   *scale = quantiser.scale;
   if (quantiser.inverse == 0) {
     std::memset(codes, 0, kCodeGroup);

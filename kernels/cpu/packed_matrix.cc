@@ -27,12 +27,12 @@ uint16_t LoadBf16(const std::byte* data, DType type, int64_t index) {
 
 // Rows of fp8 are quantised like vectors of a KV cache.
 VectorQuantiser RowQuantiser(const HostTensor& source, int64_t row) {
-  uint32_t amax = 0;
+  uint32_t most = 0;
   for (int64_t col = 0; col < source.cols; ++col) {
-    amax = std::max(amax, MagnitudeBits(LoadElement(source.data, source.dtype,
-                                                    row * source.cols + col)));
+    most = std::max(most, MagnitudeKey(LoadElement(source.data, source.dtype,
+                                                   row * source.cols + col)));
   }
-  return {DType::kFp8, amax};
+  return {DType::kFp8, most};
 }
 
 void PackFp8Rows(const HostTensor& source, int64_t begin, int lanes,

@@ -24,9 +24,10 @@ struct AttentionKernelParams {
   const void* q;  // [rows, heads, head_dim], stride q_stride elements
   void* out;      // [rows, heads, head_dim]
   const void* k;  // of the layer: position p of KV head h of block b is at
-  const void* v;  // b * block_stride + h * head_stride + p * head_dim
-  const void* k_scales;         // of a quantised layer, in bytes: at
-  const void* v_scales;         // b * block_stride + (h * block_size + p) * 4
+  const void* v;  // b * block_stride + h * head_stride + p * slot_stride
+  const void* k_scales;         // of a quantised layer, in bytes: of group s at
+  const void* v_scales;         // b * block_stride + h * head_scales
+                                // + s * scale_stride + p * KvScaleBytes
   const RowSpan* spans;         // [num_spans]
   const int32_t* block_tables;  // a span's at its block_table
   float* partials;    // [num_spans, heads, max_segments, head_dim + 2]: the
@@ -37,6 +38,9 @@ struct AttentionKernelParams {
   int64_t out_stride;
   int64_t block_stride;
   int64_t head_stride;
+  int64_t head_scales;
+  int64_t scale_stride;
+  int slot_stride;
   DType kv;
   int kv_heads;
   int group;                  // query heads per KV head

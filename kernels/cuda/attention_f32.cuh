@@ -18,7 +18,7 @@
 
 namespace tandem::kernels::cuda {
 
-// KV: float, BFloat16, Half or Code8, what the cache holds.
+// KV: float, BFloat16, Half or Code, what the cache holds.
 template <typename KV>
 struct AttentionF32Kernel {
   static constexpr int kThreads = 128;
@@ -30,36 +30,17 @@ struct AttentionF32Kernel {
   AttentionKernelParams p;
   int num_spans;
 
-  // One vector of the cache, in f32.
-  struct CachedVector {
-    const KV* elements;
-    float scale;
-    DType type;
-
-    TANDEM_DEVICE float operator[](int i) const {
-      if constexpr (std::is_same_v<KV, Code8>) {
-        return Mul(FloatFromCode(type, elements[i].bits), scale);
-      } else {
-        return ToFloat(elements[i]);
-      }
-    }
-  };
-  TANDEM_DEVICE CachedVector At(const void* side, const void* scales,
-                                const int32_t* table, int kv_head,
-                                int key) const {
+  TANDEM_DEVICE KvVector<const KV> At(const void* side, const void* scales,
+                                      const int32_t* table, int kv_head,
+                                      int key) const {
     const int block = key / p.block_size;
     const int slot = key - block * p.block_size;
     const int64_t begin = table[block] * p.block_stride;
-    CachedVector vector{static_cast<const KV*>(side) + begin +
-                            kv_head * p.head_stride +
-                            int64_t{slot} * p.head_dim,
-                        1.0f, p.kv};
-    if constexpr (std::is_same_v<KV, Code8>) {
-      vector.scale = *reinterpret_cast<const float*>(
-          static_cast<const std::byte*>(scales) + begin +
-          (int64_t{kv_head} * p.block_size + slot) * 4);
-    }
-    return vector;
+    return {static_cast<const KV*>(side) + begin + kv_head * p.head_stride +
+                int64_t{slot} * p.slot_stride,
+            static_cast<const std::byte*>(scales) + begin +
+                kv_head * p.head_scales + int64_t{slot} * KvScaleBytes(p.kv),
+            p.scale_stride, p.kv};
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -93,7 +74,7 @@ struct AttentionF32Kernel {
       g.Barrier();
       float most = -kInfinity;
       for (int key = begin + g.thread(); key < end; key += kThreads) {
-        const CachedVector k = At(p.k, p.k_scales, table, kv_head, key);
+        const auto k = At(p.k, p.k_scales, table, kv_head, key);
         float chain = 0;
         for (int i = 0; i < p.head_dim; ++i) {
           chain = Fma(q[i], k[i], chain);

@@ -42,6 +42,9 @@ inline AttentionKernelParams ParamsOf(const AttentionParams& p) {
   k.out_stride = int64_t{p.heads} * p.kv.head_dim;
   k.block_stride = p.kv.block_stride();
   k.head_stride = p.kv.head_stride();
+  k.head_scales = p.kv.head_scales();
+  k.scale_stride = p.kv.scale_stride();
+  k.slot_stride = p.kv.slot_stride();
   k.kv_heads = p.kv.kv_heads;
   k.group = p.heads / p.kv.kv_heads;
   k.head_dim = p.kv.head_dim;

@@ -3,7 +3,8 @@
 // to one of the activation type, with the same chunks for the attention
 // kernels. Codes and scales come as they lie, asynchronously; a chunk whose
 // turn it is becomes code times scale, rounded to the activation type, in
-// memory of its own.
+// memory of its own. A slot has room for codes of a byte; those of int4 take
+// half of it, and their scales begin there.
 
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_QUANTISED_CUH_
 #define TANDEM_KERNELS_CUDA_ATTENTION_QUANTISED_CUH_
@@ -28,10 +29,11 @@ struct QuantisedKeyStream {
   int end;
   int tile;  // of the next chunk to copy
   int end_tile;
-  std::byte* chunk;  // then the slots: [64 keys][head_dim] codes, [64] scales
-  int part = 0;      // of the tile: 0 .. kChunksPerTile - 1
-  int slot = 0;      // where it goes
-  int taken = 0;     // slot of the next chunk to use
+  // Then the slots: [64 keys][head_dim] codes, [groups][64] scales.
+  std::byte* chunk;
+  int part = 0;                     // of the tile: 0 .. kChunksPerTile - 1
+  int slot = 0;                     // where it goes
+  int taken = 0;                    // slot of the next chunk to use
   int key = tile * kAttentionTile;  // first one of that
   int taken_part = 0;
 
@@ -51,19 +53,25 @@ struct QuantisedKeyStream {
           kv_head * p.head_stride;
       // A block's codes lie without gaps, rows of 8 or 24 codes too: pieces
       // are cut from all of them, and none leaves eight keys, nor a block.
-      for (int i = g.thread(); i < kChunkKeys * p.head_dim / 16;
+      for (int i = g.thread(); i < kChunkKeys * p.slot_stride / 16;
            i += kThreads) {
-        const int row = i * 16 / p.head_dim;
-        const int last = (i * 16 + 15) / p.head_dim;
-        Copy16(g, to + i * 16, codes, key0 + row, key0 + last, p.head_dim,
-               i * 16 - row * p.head_dim);
+        const int row = i * 16 / p.slot_stride;
+        const int last = (i * 16 + 15) / p.slot_stride;
+        Copy16(g, to + i * 16, codes, key0 + row, key0 + last, p.slot_stride,
+               i * 16 - row * p.slot_stride);
       }
       const std::byte* const scales =
           static_cast<const std::byte*>(keys ? p.k_scales : p.v_scales) +
-          int64_t{kv_head} * p.block_size * 4;
-      for (int i = g.thread(); i < kChunkKeys / 4; i += kThreads) {
-        const int row = key0 + i * 4;
-        Copy16(g, to + kCodeBytes + i * 16, scales, row, row + 3, 4, 0);
+          kv_head * p.head_scales;
+      // Pieces of 16 bytes: of 4 keys, of int4 of 8, and never of two groups.
+      const int bytes = KvScaleBytes(p.kv);
+      const int pieces = kChunkKeys * bytes / 16;
+      for (int i = g.thread(); i < pieces * KvScales(p.kv, p.head_dim);
+           i += kThreads) {
+        const int group = i / pieces;
+        const int row = key0 + i % pieces * (16 / bytes);
+        Copy16(g, to + ScalesBegin() + i * 16, scales + group * p.scale_stride,
+               row, row + 16 / bytes - 1, bytes, 0);
       }
       if (++part == kChunksPerTile) {
         part = 0;
@@ -91,6 +99,12 @@ struct QuantisedKeyStream {
   }
 
  private:
+  // In a slot. int4's take 4 bytes for a dimension.
+  static_assert(kSlotBytes - kCodeBytes / 2 >= 4 * D);
+  TANDEM_DEVICE int ScalesBegin() const {
+    return p.kv == DType::kInt4 ? kCodeBytes / 2 : kCodeBytes;
+  }
+
   TANDEM_DEVICE std::byte* Slot(int i) const {
     return chunk + kChunkBytes + i * kSlotBytes;
   }
@@ -112,15 +126,20 @@ struct QuantisedKeyStream {
 
   TANDEM_DEVICE void Widen(Grid& g, const std::byte* from, int key0) const {
     constexpr int kPieces = D / 8;
-    const float* const scales =
-        reinterpret_cast<const float*>(from + kCodeBytes);
+    const bool int4 = p.kv == DType::kInt4;
+    const std::byte* const scales = from + ScalesBegin();
     for (int i = g.thread(); i < kChunkKeys * kPieces; i += kThreads) {
       const int row = i / kPieces;
       const int piece = i % kPieces;
       Vector16 wide = {};
       if (key0 + row >= begin && key0 + row < end && piece * 8 < p.head_dim) {
-        wide = WidenCodes<T>(p.kv, from + row * p.head_dim + piece * 8,
-                             scales[row]);
+        const float scale =
+            int4 ? FloatFromBf16Bits(reinterpret_cast<const uint16_t*>(
+                       scales)[piece * 8 / kCodeGroup * kChunkKeys + row])
+                 : reinterpret_cast<const float*>(scales)[row];
+        wide = WidenCodes<T>(
+            p.kv, from + row * p.slot_stride + (int4 ? piece * 4 : piece * 8),
+            scale);
       }
       Store16(chunk + PieceOffset<kChunkKeys>(row, piece), wide);
     }

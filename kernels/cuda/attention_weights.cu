@@ -12,7 +12,7 @@ int LaunchAttentionWeights(const Stream& stream, DType activation,
       using T = decltype(element);
       using KV = decltype(cached);
       if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, KV> &&
-                    !std::is_same_v<KV, Code8>) {
+                    !std::is_same_v<KV, Code>) {
         return kInvalidLaunch;  // no cache is so
       } else {
         using States = WeightsStatesKernel<T, KV>;

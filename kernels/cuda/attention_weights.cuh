@@ -18,7 +18,7 @@ namespace tandem::kernels::cuda {
 
 inline constexpr int kWeightsThreads = 128;
 
-// T of activations; KV: what the cache holds, T or Code8, or any with f32.
+// T of activations; KV: what the cache holds, T or Code, or any with f32.
 template <typename T, typename KV>
 struct WeightsReader {
   AttentionWeightsParams p;
@@ -34,24 +34,17 @@ struct WeightsReader {
     const int kv_head = head / (p.heads / kv.kv_heads);
     const int block = p.block_table[key / kv.block_size];
     const int slot = key % kv.block_size;
-    const int64_t at = kv.Offset(p.layer, block, 0, kv_head, slot);
-    const T* const q =
-        static_cast<const T*>(p.q) + int64_t{head} * kv.head_dim;
+    const KvVector<const KV> k{
+        reinterpret_cast<const KV*>(kv.data) +
+            kv.Offset(p.layer, block, 0, kv_head, slot),
+        kv.data + kv.ScaleOffset(p.layer, block, 0, kv_head, slot),
+        kv.scale_stride(), kv.dtype};
+    const T* const q = static_cast<const T*>(p.q) + int64_t{head} * kv.head_dim;
     float chain = 0;
-    if constexpr (std::is_same_v<KV, Code8>) {
-      const auto* const k = reinterpret_cast<const Code8*>(kv.data + at);
-      const float scale = *reinterpret_cast<const float*>(
-          kv.data + kv.ScaleOffset(p.layer, block, 0, kv_head, slot));
-      for (int i = 0; i < kv.head_dim; ++i) {
-        chain = Fma(ToFloat(q[i]),
-                    RoundTo<T>(Mul(FloatFromCode(kv.dtype, k[i].bits), scale)),
-                    chain);
-      }
-    } else {
-      const KV* const k = reinterpret_cast<const KV*>(kv.data) + at;
-      for (int i = 0; i < kv.head_dim; ++i) {
-        chain = Fma(ToFloat(q[i]), ToFloat(k[i]), chain);
-      }
+    for (int i = 0; i < kv.head_dim; ++i) {
+      const float key_element =
+          std::is_same_v<KV, Code> ? RoundTo<T>(k[i]) : k[i];
+      chain = Fma(ToFloat(q[i]), key_element, chain);
     }
     const float score = Mul(chain, p.scale);
     return p.soft_cap > 0 ? SoftCap(score, p.soft_cap) : score;
@@ -107,7 +100,8 @@ struct WeightsSumKernel {
     if (key > p.position) return;
     float sum = 0;
     for (int head = 0; head < p.heads && key >= reader.first_key(); ++head) {
-      const float weight = Exp(Sub(reader.Score(head, key), p.states[2 * head]));
+      const float weight =
+          Exp(Sub(reader.Score(head, key), p.states[2 * head]));
       sum = Add(sum, Div(weight, p.states[2 * head + 1]));
     }
     const float weight = Mul(sum, p.factor);

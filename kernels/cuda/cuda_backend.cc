@@ -86,12 +86,11 @@ absl::Status CheckShape(const KvShape& shape, DType activation) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to ", kMaxBlockSize));
   }
-  if ((activation != DType::kF32 && shape.dtype != activation &&
-       !IsQuantised(shape.dtype)) ||
-      shape.dtype == DType::kInt4) {
+  if (activation != DType::kF32 && shape.dtype != activation &&
+      !IsQuantised(shape.dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
-                     ", expected fp8, int8 or the activations' ",
+                     ", expected fp8, int8, int4 or the activations' ",
                      std::string(Name(activation)), " on a GPU"));
   }
   return absl::OkStatus();

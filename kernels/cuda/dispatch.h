@@ -28,10 +28,10 @@ int WithElement(DType type, const Function& run) {
   return kInvalidLaunch;
 }
 
-// The same of a KV cache or of the wire; Code8 is both quantised formats.
+// The same of a KV cache or of the wire; Code is all quantised formats.
 template <typename Function>
 int WithKvElement(DType type, const Function& run) {
-  return IsQuantised(type) ? run(Code8{}) : WithElement(type, run);
+  return IsQuantised(type) ? run(Code{}) : WithElement(type, run);
 }
 
 }  // namespace tandem::kernels::cuda

@@ -64,25 +64,9 @@ TANDEM_HOST_DEVICE inline int PiecesOf(const KvSliceParams& p) {
   return (RowBytesOf(p) / 4 + kDigestPieceWords - 1) / kDigestPieceWords;
 }
 
-// A vector in the cache. C: its elements.
 template <typename C>
-struct CachedVector {
-  C* elements;
-  float* scale;  // of Code8 alone
-  DType type;
-
-  TANDEM_DEVICE float operator[](int i) const {
-    if constexpr (std::is_same_v<C, Code8>) {
-      return Mul(FloatFromCode(type, elements[i].bits), *scale);
-    } else {
-      return ToFloat(elements[i]);
-    }
-  }
-};
-
-template <typename C>
-TANDEM_DEVICE CachedVector<C> CachedAt(const KvSliceParams& p, int layer,
-                                       int position, int vector) {
+TANDEM_DEVICE KvVector<C> CachedAt(const KvSliceParams& p, int layer,
+                                   int position, int vector) {
   const int heads = RowOf(p).heads;
   const int side = vector / heads;
   const int head = p.head_begin + vector % heads;
@@ -91,36 +75,29 @@ TANDEM_DEVICE CachedVector<C> CachedAt(const KvSliceParams& p, int layer,
   const int slot = position % p.kv.block_size;
   return {reinterpret_cast<C*>(p.kv.data) +
               p.kv.Offset(layer, block, side, head, slot),
-          reinterpret_cast<float*>(
-              p.kv.data + p.kv.ScaleOffset(layer, block, side, head, slot)),
-          p.kv.dtype};
+          p.kv.data + p.kv.ScaleOffset(layer, block, side, head, slot),
+          p.kv.scale_stride(), p.kv.dtype};
 }
 
-// A vector on the wire. W: its elements.
-template <typename W>
-struct WireVector {
-  const W* elements;
-  const float* scale;
-  DType type;
-
-  TANDEM_DEVICE float operator[](int i) const {
-    if constexpr (std::is_same_v<W, Code8>) {
-      return Mul(FloatFromCode(type, elements[i].bits), *scale);
-    } else {
-      return ToFloat(elements[i]);
-    }
-  }
-};
-
+// Of the vector, or of the group of int4's that element i is in.
 template <typename Vector>
-TANDEM_DEVICE VectorQuantiser QuantiserOf(const Vector& vector, int head_dim,
-                                          DType type) {
+TANDEM_DEVICE VectorQuantiser QuantiserOf(const Vector& vector, int i,
+                                          int head_dim, DType type) {
+  const int begin = type == DType::kInt4 ? i / kCodeGroup * kCodeGroup : 0;
+  const int end =
+      type == DType::kInt4 ? Smaller(begin + kCodeGroup, head_dim) : head_dim;
   uint32_t most = 0;
-  for (int i = 0; i < head_dim; ++i) {
-    const uint32_t magnitude = MagnitudeBits(vector[i]);
-    most = magnitude > most ? magnitude : most;
+  for (int j = begin; j < end; ++j) {
+    const uint32_t key = MagnitudeKey(vector[j]);
+    most = key > most ? key : most;
   }
   return VectorQuantiser(type, most);
+}
+
+// As caches and the wire have it.
+TANDEM_DEVICE uint32_t ScaleBits(const VectorQuantiser& quantiser) {
+  const uint32_t bits = FloatToBits(quantiser.scale);
+  return quantiser.type == DType::kInt4 ? bits >> 16 : bits;
 }
 
 TANDEM_DEVICE std::byte* WireAt(const KvSliceParams& p, int layer, int position,
@@ -205,24 +182,23 @@ struct KvGatherKernel {
   // 16 bytes of the wire.
   TANDEM_DEVICE Vector16 Load(int layer, int position, int offset) const {
     Vector16 v;
-    if constexpr (std::is_same_v<W, Code8>) {
-      const int codes = RowOf(p).elements();
-      for (int half = 0; half < 2; ++half) {
-        // Eight codes are of one vector.
-        EightCodes part;
-        if (offset < codes) {
-          part = LoadCodes(layer, position, offset + 8 * half);
+    if constexpr (std::is_same_v<W, Code>) {
+      const int codes =
+          static_cast<int>(KvElementBytes(p.wire, RowOf(p).elements()));
+      for (int i = 0; i < 4; ++i) {
+        const int at = offset + 4 * i;
+        if (at < codes) {
+          v.word[i] = LoadCodes(layer, position, at);
+        } else if (p.wire == DType::kInt4) {
+          v.word[i] = LoadScale(layer, position, (at - codes) / 2) |
+                      LoadScale(layer, position, (at - codes) / 2 + 1) << 16;
         } else {
-          const int first = (offset - codes) / 4 + 2 * half;
-          part.word[0] = LoadScale(layer, position, first);
-          part.word[1] = LoadScale(layer, position, first + 1);
+          v.word[i] = LoadScale(layer, position, (at - codes) / 4);
         }
-        v.word[2 * half] = part.word[0];
-        v.word[2 * half + 1] = part.word[1];
       }
     } else {
       const int element = offset / static_cast<int>(sizeof(W));
-      const CachedVector<C> from =
+      const KvVector<C> from =
           CachedAt<C>(p, layer, position, element / p.kv.head_dim);
       const int begin = element % p.kv.head_dim;
       if constexpr (std::is_same_v<C, W>) {
@@ -241,41 +217,49 @@ struct KvGatherKernel {
     return v;
   }
 
-  TANDEM_DEVICE W Converted(const CachedVector<C>& from, int i) const {
-    if constexpr (std::is_same_v<C, Code8>) {
+  TANDEM_DEVICE W Converted(const KvVector<C>& from, int i) const {
+    if constexpr (std::is_same_v<C, Code>) {
       return ConvertKv<W>(from[i]);
     } else {
       return ConvertKv<W>(from.elements[i]);
     }
   }
 
-  TANDEM_DEVICE EightCodes LoadCodes(int layer, int position,
-                                     int element) const {
-    const CachedVector<C> from =
-        CachedAt<C>(p, layer, position, element / p.kv.head_dim);
-    const int begin = element % p.kv.head_dim;
-    if constexpr (std::is_same_v<C, Code8>) {
+  // Four bytes of codes, which are of one vector and one group, `offset` behind
+  // the row's beginning.
+  TANDEM_DEVICE uint32_t LoadCodes(int layer, int position, int offset) const {
+    const int bytes = static_cast<int>(KvElementBytes(p.wire, p.kv.head_dim));
+    const KvVector<C> from = CachedAt<C>(p, layer, position, offset / bytes);
+    const int begin = offset % bytes;
+    if constexpr (std::is_same_v<C, Code>) {
       if (p.kv.dtype == p.wire) {
-        return *reinterpret_cast<const EightCodes*>(from.elements + begin);
+        return *reinterpret_cast<const uint32_t*>(from.elements + begin);
       }
     }
-    EightCodes codes = {};
-    const VectorQuantiser quantiser = QuantiserOf(from, p.kv.head_dim, p.wire);
-    for (int i = 0; i < 8; ++i) {
-      codes.word[i / 4] |= static_cast<uint32_t>(quantiser(from[begin + i]))
-                           << (i % 4 * 8);
+    const int bits = p.wire == DType::kInt4 ? 4 : 8;
+    const int first = begin * 8 / bits;
+    const VectorQuantiser quantiser =
+        QuantiserOf(from, first, p.kv.head_dim, p.wire);
+    uint32_t codes = 0;
+    for (int i = 0; i < 32 / bits; ++i) {
+      codes |= static_cast<uint32_t>(quantiser(from[first + i])) << (i * bits);
     }
     return codes;
   }
 
-  // Zero behind the last one: padding.
-  TANDEM_DEVICE uint32_t LoadScale(int layer, int position, int vector) const {
-    if (vector >= RowOf(p).vectors()) return 0;
-    const CachedVector<C> from = CachedAt<C>(p, layer, position, vector);
-    if constexpr (std::is_same_v<C, Code8>) {
-      if (p.kv.dtype == p.wire) return FloatToBits(*from.scale);
+  // Scale `i` of the row; zero behind the last one: padding.
+  TANDEM_DEVICE uint32_t LoadScale(int layer, int position, int i) const {
+    const int groups = KvScales(p.wire, p.kv.head_dim);
+    if (i >= RowOf(p).vectors() * groups) return 0;
+    const KvVector<C> from = CachedAt<C>(p, layer, position, i / groups);
+    const int element = i % groups * kCodeGroup;
+    if constexpr (std::is_same_v<C, Code>) {
+      if (p.kv.dtype == p.wire) {
+        const uint32_t bits = FloatToBits(from.ScaleOf(element));
+        return p.wire == DType::kInt4 ? bits >> 16 : bits;
+      }
     }
-    return FloatToBits(QuantiserOf(from, p.kv.head_dim, p.wire).scale);
+    return ScaleBits(QuantiserOf(from, element, p.kv.head_dim, p.wire));
   }
 
   // Adds the rows [first, end) to the digest. One warp.
@@ -310,7 +294,7 @@ struct KvScatterKernel {
   static constexpr int kThreads = kKvThreads;
   // What a thread takes at a time: 16 bytes, or 8 codes, of one vector.
   static constexpr int kElements =
-      std::is_same_v<W, Code8> ? 8 : 16 / static_cast<int>(sizeof(W));
+      std::is_same_v<W, Code> ? 8 : 16 / static_cast<int>(sizeof(W));
   KvSliceParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -326,13 +310,11 @@ struct KvScatterKernel {
                       CachedAt<C>(p, layer, position, vector),
                       element % row.head_dim);
       }
-      if constexpr (std::is_same_v<C, Code8>) {
-        for (int vector = g.thread(); vector < row.vectors();
-             vector += kThreads) {
-          const WireVector<W> from = VectorOf(layer, position, vector);
-          *CachedAt<C>(p, layer, position, vector).scale =
-              Same() ? *from.scale
-                     : QuantiserOf(from, row.head_dim, p.kv.dtype).scale;
+      if constexpr (std::is_same_v<C, Code>) {
+        const int groups = KvScales(p.kv.dtype, row.head_dim);
+        for (int i = g.thread(); i < row.vectors() * groups; i += kThreads) {
+          StoreScale(VectorOf(layer, position, i / groups),
+                     CachedAt<C>(p, layer, position, i / groups), i % groups);
         }
       }
     }
@@ -343,41 +325,77 @@ struct KvScatterKernel {
     return std::is_same_v<C, W> && p.kv.dtype == p.wire;
   }
 
-  TANDEM_DEVICE WireVector<W> VectorOf(int layer, int position,
-                                       int vector) const {
+  TANDEM_DEVICE KvVector<const W> VectorOf(int layer, int position,
+                                           int vector) const {
     const KvRow row = RowOf(p);
     const std::byte* const bytes = WireAt(p, layer, position, RowBytesOf(p), 0);
-    const W* const elements = reinterpret_cast<const W*>(bytes);
-    return {elements + vector * row.head_dim,
-            reinterpret_cast<const float*>(elements + row.elements()) + vector,
-            p.wire};
+    const int64_t scale = KvScaleBytes(p.wire);
+    return {reinterpret_cast<const W*>(
+                bytes + vector * KvElementBytes(p.wire, row.head_dim)),
+            bytes + KvElementBytes(p.wire, row.elements()) +
+                vector * KvScales(p.wire, row.head_dim) * scale,
+            scale, p.wire};
+  }
+
+  TANDEM_DEVICE void StoreScale(const KvVector<const W>& from,
+                                const KvVector<C>& to, int group) const {
+    const int element = group * kCodeGroup;
+    const uint32_t bits =
+        Same()
+            ? FloatToBits(from.ScaleOf(element)) >>
+                  (p.kv.dtype == DType::kInt4 ? 16 : 0)
+            : ScaleBits(QuantiserOf(from, element, p.kv.head_dim, p.kv.dtype));
+    std::byte* const at = to.scales + group * to.scale_stride;
+    if (p.kv.dtype == DType::kInt4) {
+      *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(bits);
+    } else {
+      *reinterpret_cast<uint32_t*>(at) = bits;
+    }
   }
 
   // Elements [begin, begin + kElements) of a vector.
-  TANDEM_DEVICE void StoreElements(const WireVector<W>& from,
-                                   const CachedVector<C>& to, int begin) const {
-    if constexpr (std::is_same_v<C, W> && !std::is_same_v<C, Code8>) {
+  TANDEM_DEVICE void StoreElements(const KvVector<const W>& from,
+                                   const KvVector<C>& to, int begin) const {
+    if constexpr (std::is_same_v<C, W> && !std::is_same_v<C, Code>) {
       Store16(to.elements + begin, Load16(from.elements + begin));
-    } else if constexpr (std::is_same_v<C, Code8>) {
-      if constexpr (std::is_same_v<W, Code8>) {
-        if (Same()) {
-          *reinterpret_cast<EightCodes*>(to.elements + begin) =
-              *reinterpret_cast<const EightCodes*>(from.elements + begin);
-          return;
-        }
-      }
-      const VectorQuantiser quantiser =
-          QuantiserOf(from, p.kv.head_dim, p.kv.dtype);
-      for (int i = begin; i < begin + kElements; ++i) {
-        to.elements[i] = {quantiser(from[i])};
-      }
+    } else if constexpr (std::is_same_v<C, Code>) {
+      StoreCodes(from, to, begin);
     } else {
       for (int i = begin; i < begin + kElements; ++i) {
-        if constexpr (std::is_same_v<W, Code8>) {
+        if constexpr (std::is_same_v<W, Code>) {
           to.elements[i] = ConvertKv<C>(from[i]);
         } else {
           to.elements[i] = ConvertKv<C>(from.elements[i]);
         }
+      }
+    }
+  }
+
+  TANDEM_DEVICE void StoreCodes(const KvVector<const W>& from,
+                                const KvVector<C>& to, int begin) const {
+    const bool int4 = p.kv.dtype == DType::kInt4;
+    if constexpr (std::is_same_v<W, Code>) {
+      if (Same() && int4) {
+        *reinterpret_cast<uint32_t*>(to.elements + begin / 2) =
+            *reinterpret_cast<const uint32_t*>(from.elements + begin / 2);
+        return;
+      }
+      if (Same()) {
+        *reinterpret_cast<EightCodes*>(to.elements + begin) =
+            *reinterpret_cast<const EightCodes*>(from.elements + begin);
+        return;
+      }
+    }
+    const VectorQuantiser quantiser =
+        QuantiserOf(from, begin, p.kv.head_dim, p.kv.dtype);
+    for (int i = begin; i < begin + kElements; i += 2) {
+      const uint8_t low = quantiser(from[i]);
+      const uint8_t high = quantiser(from[i + 1]);
+      if (int4) {
+        to.elements[i / 2] = {static_cast<uint8_t>(low | high << 4)};
+      } else {
+        to.elements[i] = {low};
+        to.elements[i + 1] = {high};
       }
     }
   }

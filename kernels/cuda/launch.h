@@ -38,8 +38,9 @@ struct Stream {
 };
 
 // A KV cache: [layer][block][K, then V][kv_head][slot][head_dim]; of a
-// quantised one, each block's codes are followed by their scales,
-// [K, then V][kv_head][slot] f32.
+// quantised one (two codes of int4 to a byte) each block's codes are followed
+// by their scales, [K, then V][kv_head][slot] f32, of int4 [K, then
+// V][kv_head][group][slot] bf16.
 struct KvView {
   std::byte* data;
   DType dtype;
@@ -48,17 +49,19 @@ struct KvView {
   int head_dim;
   int block_size;
 
-  // Elements from one (layer, block, side, head) to the next of each.
+  // Elements, of a quantised cache bytes, from one (layer, block, side, head,
+  // slot) to the next of each.
+  TANDEM_HOST_DEVICE int slot_stride() const {
+    return dtype == DType::kInt4 ? head_dim / 2 : head_dim;
+  }
   TANDEM_HOST_DEVICE int64_t head_stride() const {
-    return int64_t{block_size} * head_dim;
+    return int64_t{block_size} * slot_stride();
   }
   TANDEM_HOST_DEVICE int64_t side_stride() const {
     return head_stride() * kv_heads;
   }
   TANDEM_HOST_DEVICE int64_t block_stride() const {
-    return 2 * side_stride() + (dtype == DType::kFp8 || dtype == DType::kInt8
-                                    ? int64_t{2} * kv_heads * block_size * 4
-                                    : 0);
+    return 2 * side_stride() + 2 * kv_heads * head_scales();
   }
   TANDEM_HOST_DEVICE int64_t layer_stride() const {
     return block_stride() * num_blocks;
@@ -68,13 +71,21 @@ struct KvView {
                                     int slot) const {
     return layer * layer_stride() + block * block_stride() +
            side * side_stride() + head * head_stride() +
-           int64_t{slot} * head_dim;
+           int64_t{slot} * slot_stride();
   }
-  // Bytes, to the scale of a quantised cache's vector.
+  // Bytes of one head's scales in a block, and from one group's to the next's.
+  TANDEM_HOST_DEVICE int64_t head_scales() const {
+    return KvScales(dtype, head_dim) * scale_stride();
+  }
+  TANDEM_HOST_DEVICE int64_t scale_stride() const {
+    return int64_t{block_size} * KvScaleBytes(dtype);
+  }
+  // Bytes, to the first scale of a quantised cache's vector.
   TANDEM_HOST_DEVICE int64_t ScaleOffset(int layer, int block, int side,
                                          int head, int slot) const {
     return layer * layer_stride() + block * block_stride() + 2 * side_stride() +
-           ((int64_t{side} * kv_heads + head) * block_size + slot) * 4;
+           (int64_t{side} * kv_heads + head) * head_scales() +
+           int64_t{slot} * KvScaleBytes(dtype);
   }
 };
 

@@ -134,7 +134,7 @@ class RowPacker {
     }
     uint32_t most = 0;
     for (const float value : wide_) {
-      most = std::max(most, MagnitudeBits(value));
+      most = std::max(most, MagnitudeKey(value));
     }
     const VectorQuantiser quantiser(DType::kFp8, most);
     for (size_t c = 0; c < wide_.size(); ++c) narrow_[c] = quantiser(wide_[c]);

@@ -28,13 +28,12 @@ template <typename T, typename C>
 struct RopeAppendKernel {
   static constexpr int kThreads = 64;
   static constexpr int kMaxPairs = 2;  // a thread's: head_dim is at most 256
-  static constexpr bool kQuantised = std::is_same_v<C, Code8>;
+  static constexpr bool kQuantised = std::is_same_v<C, Code>;
   // Largest's warps; the head and its sum.
   static constexpr int kWarpBytes = kThreads / 32 * 4;
   static constexpr int SharedBytes(bool norms) {
-    return norms        ? kWarpBytes + (2 * kMaxPairs * kThreads + 1) * 4
-           : kQuantised ? kWarpBytes
-                        : 0;
+    return norms || kQuantised ? kWarpBytes + (2 * kMaxPairs * kThreads + 1) * 4
+                               : 0;
   }
   RopeAppendParams p;
 
@@ -84,6 +83,12 @@ struct RopeAppendKernel {
     C* const to = reinterpret_cast<C*>(p.kv.data) +
                   p.kv.Offset(p.layer, block, side, kv_head, slot);
     if constexpr (kQuantised) {
+      if (p.kv.dtype == DType::kInt4) {
+        StoreInt4(
+            g, a, b, reinterpret_cast<uint8_t*>(to),
+            p.kv.data + p.kv.ScaleOffset(p.layer, block, side, kv_head, slot));
+        return;
+      }
       const VectorQuantiser quantiser(p.kv.dtype, Largest(g, a, b));
       if (g.thread() == 0) {
         *reinterpret_cast<float*>(
@@ -103,6 +108,40 @@ struct RopeAppendKernel {
   }
 
  private:
+  // [head_dim] in shared memory.
+  TANDEM_DEVICE static float* Row(Grid& g) {
+    return reinterpret_cast<float*>(g.shared() + kWarpBytes) + 1;
+  }
+
+  // A thread makes a byte, of two dimensions of one group, and reads all of it.
+  TANDEM_DEVICE void StoreInt4(Grid& g, const float (&a)[kMaxPairs],
+                               const float (&b)[kMaxPairs], uint8_t* codes,
+                               std::byte* scales) const {
+    const int dim = p.kv.head_dim;
+    float* const row = Row(g);
+    ForPairs(g, dim / 2, [&](int n, int i) {
+      row[i] = a[n];
+      row[i + dim / 2] = b[n];
+    });
+    g.Barrier();
+    ForPairs(g, dim / 2, [&](int, int i) {
+      const int begin = 2 * i / kCodeGroup * kCodeGroup;
+      const int end = Smaller(begin + kCodeGroup, dim);
+      uint32_t most = 0;
+      for (int j = begin; j < end; ++j) {
+        most = Greater(most, MagnitudeKey(row[j]));
+      }
+      const VectorQuantiser quantiser(DType::kInt4, most);
+      codes[i] = static_cast<uint8_t>(quantiser(row[2 * i]) |
+                                      quantiser(row[2 * i + 1]) << 4);
+      if (2 * i == begin) {
+        *reinterpret_cast<uint16_t*>(scales +
+                                     begin / kCodeGroup * p.kv.scale_stride()) =
+            static_cast<uint16_t>(FloatToBits(quantiser.scale) >> 16);
+      }
+    });
+  }
+
   template <typename Function>
   TANDEM_DEVICE void ForPairs(Grid& g, int half, const Function& run) const {
 #pragma unroll
@@ -116,7 +155,7 @@ struct RopeAppendKernel {
                           float (&a)[kMaxPairs], float (&b)[kMaxPairs]) const {
     const int half = dim / 2;
     float* const sum = reinterpret_cast<float*>(g.shared() + kWarpBytes);
-    float* const row = sum + 1;
+    float* const row = Row(g);
     ForPairs(g, half, [&](int n, int i) {
       row[i] = a[n];
       row[i + half] = b[n];
@@ -141,13 +180,13 @@ struct RopeAppendKernel {
     });
   }
 
-  // The vector's amax, in all threads.
+  // The vector's greatest key, in all threads.
   TANDEM_DEVICE uint32_t Largest(Grid& g, const float (&a)[kMaxPairs],
                                  const float (&b)[kMaxPairs]) const {
     uint32_t most = 0;
 #pragma unroll
     for (int n = 0; n < kMaxPairs; ++n) {
-      most = Greater(most, Greater(MagnitudeBits(a[n]), MagnitudeBits(b[n])));
+      most = Greater(most, Greater(MagnitudeKey(a[n]), MagnitudeKey(b[n])));
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) {

@@ -66,7 +66,7 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
 
 // What is offloaded and restored, into other blocks, is the same KV.
 TEST(CudaEngine, SavedBlocksComeBackElsewhere) {
-  for (const DType kv : {DType::kBF16, DType::kFp8}) {
+  for (const DType kv : {DType::kBF16, DType::kFp8, DType::kInt4}) {
     SCOPED_TRACE(kernels::Name(kv));
     const Checkpoint checkpoint("llama_biases_f32");
     const auto cuda = NewTestDevice(DType::kBF16);
@@ -125,7 +125,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
   const Checkpoint checkpoint("llama_biases_f32");
   const auto cpu = NewCpu(1);
   const auto cuda = NewTestDevice(DType::kF32);
-  for (const DType kv : {DType::kFp8, DType::kInt8}) {
+  for (const DType kv : {DType::kFp8, DType::kInt8, DType::kInt4}) {
     RigOptions options = Options(DType::kF32);
     options.executor.kv_dtype = kv;
     if (kv == DType::kFp8) options.load.quantisation = kv;
@@ -202,6 +202,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
                {"llama3_scaled_bf16", DType::kBF16, DType::kFp8, true},
                {"llama_f16", DType::kF16, DType::kF16, false},
                {"llama_f16", DType::kF16, DType::kInt8, false},
+               {"llama3_scaled_bf16", DType::kBF16, DType::kInt4, false},
                {"gemma2_f32", DType::kBF16, DType::kBF16, false},
                {"gemma3_f32", DType::kBF16, DType::kInt8, false},
                {"gpt2_f32", DType::kF16, DType::kF16, false}};
@@ -251,7 +252,11 @@ TEST(CudaEngine, APeerGetsItsOwnKvFormat) {
                {cuda.get(), DType::kFp8, cuda.get(), DType::kBF16},
                {cuda.get(), DType::kInt8, cpu.get(), DType::kInt8},
                {cpu.get(), DType::kF32, cuda.get(), DType::kFp8},
-               {cpu.get(), DType::kFp8, cuda.get(), DType::kInt8}};
+               {cpu.get(), DType::kFp8, cuda.get(), DType::kInt8},
+               {cuda.get(), DType::kBF16, cpu.get(), DType::kInt4},
+               {cpu.get(), DType::kInt4, cuda.get(), DType::kInt4},
+               {cpu.get(), DType::kInt8, cuda.get(), DType::kInt4},
+               {cuda.get(), DType::kInt4, cuda.get(), DType::kBF16}};
   for (const auto& pair : pairs) {
     RigOptions options = Options(DType::kBF16);
     options.executor.kv_dtype = pair.from_kv;

@@ -149,7 +149,8 @@ TEST_P(Numerics, BlockSizeChangesNoBit) {
 
 TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
   for (const kernels::DType type :
-       {kernels::DType::kBF16, kernels::DType::kFp8, kernels::DType::kInt8}) {
+       {kernels::DType::kBF16, kernels::DType::kFp8, kernels::DType::kInt8,
+        kernels::DType::kInt4}) {
     const LogitsAt reference = Reference(type);
     RigOptions options = Blocks(32);
     options.executor.kv_dtype = type;

@@ -265,7 +265,7 @@ TEST(Handoff, MismatchesAreRefusedReadably) {
        "'kv_dtype' is 'bf16'"},
       {"unknown KV format",
        [](auto* m) { m->mutable_hello()->set_kv_dtype("q4"); },
-       "none of f32, bf16, f16, fp8, int8"},
+       "none of f32, bf16, f16, fp8, int8, int4"},
       {"a sender that cannot convert to the receiver's format",
        [](auto* m) {
          m->mutable_hello()->set_kv_dtype("bf16");

@@ -387,7 +387,7 @@ TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 
   for (const auto& [prefill, decode] :
-       {std::pair{"f32", "bf16"}, std::pair{"fp8", "int8"}}) {
+       {std::pair{"f32", "bf16"}, std::pair{"fp8", "int4"}}) {
     Begin({.worker_arguments = {"--mixed-numerics"},
            .prefill_arguments = {"--kv-cache-dtype", prefill},
            .decode_arguments = {"--kv-cache-dtype", decode}});

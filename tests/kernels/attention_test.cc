@@ -196,6 +196,9 @@ const Model kModels[] = {
     {13, 1, 128, DType::kF32},
     {9, 3, 64, DType::kFp8},
     {4, 2, 40, DType::kInt8},
+    {9, 3, 64, DType::kInt4},
+    {4, 2, 40, DType::kInt4},
+    {26, 1, 24, DType::kInt4, 19},
     {9, 3, 64, DType::kBF16, 19},
     {4, 1, 24, DType::kF32, 1},
     {2, 2, 40, DType::kInt8, 40, 0.5f},
@@ -283,7 +286,8 @@ TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
   const int length = 40;
   const int poisoned = 12;
   Device device(MakeBackend());
-  for (const DType type : {DType::kF32, DType::kBF16, DType::kInt8}) {
+  for (const DType type :
+       {DType::kF32, DType::kBF16, DType::kInt8, DType::kInt4}) {
     for (const int window : {1, 7, 8}) {
       const Model model{4, 2, 24, type, window};
       auto qkv = RandomFloats(static_cast<size_t>(length * model.qkv()), 21);
@@ -347,13 +351,13 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
 
 INSTANTIATE_TEST_SUITE_P(AttentionTest, BehindTest,
                          ::testing::Values(DType::kF32, DType::kFp8,
-                                           DType::kInt8),
+                                           DType::kInt8, DType::kInt4),
                          [](const auto& test) {
                            return std::string(Name(test.param));
                          });
 
 TEST(AttentionTest, ANonFiniteQuantisedVectorIsSeenByWhoeverReadsIt) {
-  for (const DType type : {DType::kFp8, DType::kInt8}) {
+  for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
     for (const float poison : {HUGE_VALF, std::nanf("")}) {
       Device device(MakeBackend());
       const Model model{2, 1, 16, type};

@@ -20,6 +20,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/quantise.h"
 
 namespace tandem::kernels {
 
@@ -108,13 +109,38 @@ inline float Rounded(float value, DType type) {
   return type == DType::kBF16 ? RoundToBf16(value) : value;
 }
 
-// A vector's codes and scale from the words of kernels/quantise.h: the nearest
-// of all codes, found by looking at each.
+// A vector's codes and scale, of int4 a group's, from the words of
+// kernels/quantise.h: the nearest of all codes, found by looking at each.
 struct Quantised {
   std::vector<float> codes;  // the numbers they stand for
   float scale;
 };
+inline Quantised QuantisedGroup(const float* values, size_t count) {
+  Quantised result{std::vector<float>(count), 0.0f};
+  float most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = values[i];
+    if (!std::isfinite(value)) return {result.codes, std::nanf("")};
+    if (std::fabs(value) > std::fabs(most) || value == -std::fabs(most)) {
+      most = value;
+    }
+  }
+  if (std::fabs(most) < 0x1p-100f) return result;
+  result.scale = RoundToBf16(most / -8.0f);
+  const float inverse = 1.0f / result.scale;
+  for (size_t i = 0; i < count; ++i) {
+    const double scaled = values[i] * inverse;
+    int best = -8;
+    for (int code = -7; code <= 7; ++code) {
+      const double gain = std::fabs(best - scaled) - std::fabs(code - scaled);
+      if (gain > 0 || (gain == 0 && code % 2 == 0)) best = code;
+    }
+    result.codes[i] = static_cast<float>(best);
+  }
+  return result;
+}
 inline Quantised QuantisedOf(const float* values, size_t count, DType type) {
+  if (type == DType::kInt4) return QuantisedGroup(values, count);
   std::vector<double> numbers;  // magnitudes, ascending; even ones win ties
   if (type == DType::kInt8) {
     for (int i = 0; i <= 127; ++i) numbers.push_back(i);
@@ -150,6 +176,48 @@ inline Quantised QuantisedOf(const float* values, size_t count, DType type) {
   return result;
 }
 
+// Of int4 one for each group, of others one.
+inline std::vector<Quantised> GroupsOf(const float* values, size_t count,
+                                       DType type) {
+  const size_t most = type == DType::kInt4 ? 32 : count;
+  std::vector<Quantised> groups;
+  for (size_t begin = 0; begin < count; begin += most) {
+    groups.push_back(
+        QuantisedOf(values + begin, std::min(most, count - begin), type));
+  }
+  return groups;
+}
+
+// A quantised vector as the wire and GPUs have it.
+struct StoredVector {
+  std::vector<std::byte> codes;
+  std::vector<std::byte> scales;
+  size_t scale_bytes;
+};
+inline StoredVector StoredOf(const float* values, size_t count, DType type) {
+  StoredVector stored{{}, {}, type == DType::kInt4 ? size_t{2} : size_t{4}};
+  size_t i = 0;
+  for (const Quantised& group : GroupsOf(values, count, type)) {
+    for (const float code : group.codes) {
+      const int whole = static_cast<int>(code);
+      if (type == DType::kFp8) {
+        stored.codes.push_back(static_cast<std::byte>(E4M3FromFloat(code)));
+      } else if (type == DType::kInt8) {
+        stored.codes.push_back(static_cast<std::byte>(whole));
+      } else if (i++ % 2 == 0) {
+        stored.codes.push_back(static_cast<std::byte>(whole & 15));
+      } else {
+        stored.codes.back() |= static_cast<std::byte>((whole & 15) << 4);
+      }
+    }
+    const uint32_t bits = std::bit_cast<uint32_t>(group.scale);
+    for (size_t byte = 4 - stored.scale_bytes; byte < 4; ++byte) {
+      stored.scales.push_back(static_cast<std::byte>(bits >> (8 * byte)));
+    }
+  }
+  return stored;
+}
+
 // What a cache of `type` gives back for one vector, in f32.
 inline std::vector<float> CachedVector(const float* values, size_t count,
                                        DType type) {
@@ -158,9 +226,9 @@ inline std::vector<float> CachedVector(const float* values, size_t count,
     for (float& value : out) value = Rounded(value, type);
     return out;
   }
-  const Quantised quantised = QuantisedOf(values, count, type);
-  for (size_t i = 0; i < count; ++i) {
-    out[i] = quantised.codes[i] * quantised.scale;
+  out.clear();
+  for (const Quantised& group : GroupsOf(values, count, type)) {
+    for (const float code : group.codes) out.push_back(code * group.scale);
   }
   return out;
 }

@@ -141,9 +141,10 @@ TEST(KvTest, RoundTripsBetweenBlockSizesAndTypes) {
 // format, and what it holds then is what it would say again.
 TEST(KvTest, EachPairOfFormatsConvertsOnceAndThenRoundTrips) {
   Device device(MakeBackend());
-  const DType types[] = {DType::kF32, DType::kBF16, DType::kFp8, DType::kInt8};
+  const DType types[] = {DType::kF32, DType::kBF16, DType::kFp8, DType::kInt8,
+                         DType::kInt4};
   const int length = 20;
-  for (const int dim : {8, 24, 64}) {
+  for (const int dim : {8, 40, 64}) {
     for (const DType from : types) {
       for (const DType to : types) {
         Cache source = NewCache(device, dim, 16, from, length);
@@ -183,6 +184,36 @@ TEST(KvTest, QuantisedBytesAreCounted) {
   EXPECT_EQ(KvRowBytes(DType::kInt8, 2, 64), 2 * 2 * (64 + 4));
   EXPECT_EQ(KvRowBytes(DType::kFp8, 1, 64), 2 * (64 + 4) + 8) << "padded";
   EXPECT_EQ(KvRowBytes(DType::kBF16, 1, 8), 2 * 8 * 2);
+  EXPECT_EQ(KvVectorBytes(DType::kInt4, 128), 64 + 4 * 2);
+  EXPECT_EQ(KvVectorBytes(DType::kInt4, 40), 20 + 2 * 2) << "32 and 8";
+  EXPECT_EQ(KvRowBytes(DType::kInt4, 2, 40), 4 * (20 + 4));
+  EXPECT_EQ(KvRowBytes(DType::kInt4, 1, 8), 2 * (4 + 2) + 4) << "padded";
+}
+
+TEST(KvTest, Int4IsTwoCodesToAByteAndAScaleForEachGroup) {
+  Device device(MakeBackend());
+  Cache cache = NewCache(device, 40, 16, DType::kInt4, 1);
+  const KvRange range = cache.Range(0, 1);
+  std::vector<float> values(static_cast<size_t>(range.elements(40)));
+  // K of head 0: 32 whole numbers with -8, then 8 halves of which the largest
+  // is positive, so that its sign is the scale's.
+  for (int i = 0; i < 32; ++i) values[i] = static_cast<float>(i % 16 - 8);
+  const float halves[] = {0.5f, -0.5f, 4.0f, 1.25f, -3.5f, 0, -0.25f, 0.75f};
+  std::copy(std::begin(halves), std::end(halves), values.begin() + 32);
+  std::vector<uint8_t> wide(values.size() * 4);
+  std::memcpy(wide.data(), values.data(), wide.size());
+  Scatter(device, cache, range, DType::kF32, wide);
+  KvDigest digest;
+  const auto got = Gather(device, cache, range, DType::kInt4, &digest);
+  // Codes of -8, -7, ... 7, twice; then of x / -0.5, ties to even: -1, 1, -8,
+  // -2, 7, 0, 0, -2.
+  const std::vector<uint8_t> codes = {0x98, 0xba, 0xdc, 0xfe, 0x10, 0x32, 0x54,
+                                      0x76, 0x98, 0xba, 0xdc, 0xfe, 0x10, 0x32,
+                                      0x54, 0x76, 0x1f, 0xe8, 0x07, 0xe0};
+  EXPECT_EQ(std::vector<uint8_t>(got.begin(), got.begin() + 20), codes);
+  // Behind the codes of four vectors: 1 and -0.5 as bf16.
+  EXPECT_EQ(std::vector<uint8_t>(got.begin() + 80, got.begin() + 84),
+            (std::vector<uint8_t>{0x80, 0x3f, 0x00, 0xbf}));
 }
 
 TEST(QuantiseTest, CodesAreTheNearestOnesTiesToEven) {
@@ -207,24 +238,35 @@ TEST(QuantiseTest, CodesAreTheNearestOnesTiesToEven) {
     }
     EXPECT_EQ(nearest(1e30f), last);
   }
+  for (int code = -8; code < 7; ++code) {
+    const float middle = static_cast<float>(code) + 0.5f;
+    EXPECT_EQ(Int4FromFloat(static_cast<float>(code)), code);
+    EXPECT_EQ(Int4FromFloat(middle), code + std::abs(code % 2));
+    EXPECT_EQ(FloatFromCode(DType::kInt4, static_cast<uint8_t>(code & 15)),
+              static_cast<float>(code));
+  }
+  EXPECT_EQ(Int4FromFloat(1e30f), 7);
+  EXPECT_EQ(Int4FromFloat(-1e30f), -8);
   EXPECT_TRUE(std::isnan(FloatFromE4M3(E4M3FromFloat(std::nanf("")))));
 }
 
 TEST(QuantiseTest, ZerosAndWhatIsNotFiniteAreAsStated) {
-  for (const DType type : {DType::kFp8, DType::kInt8}) {
+  for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
     for (const float tiny : {0.0f, 0x1p-101f, 0x1p-140f}) {
-      const VectorQuantiser quantiser(type, MagnitudeBits(tiny));
+      const VectorQuantiser quantiser(type, MagnitudeKey(tiny));
       EXPECT_EQ(quantiser.scale, 0.0f);
       EXPECT_EQ(quantiser(tiny), 0);
     }
     for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
-      const VectorQuantiser quantiser(type, MagnitudeBits(bad));
+      const VectorQuantiser quantiser(type, MagnitudeKey(bad));
       EXPECT_TRUE(std::isnan(quantiser.scale));
       EXPECT_EQ(quantiser(bad), 0);
       EXPECT_EQ(quantiser(1.0f), 0);
     }
-    const VectorQuantiser least(type, MagnitudeBits(0x1p-100f));
+    const VectorQuantiser least(type, MagnitudeKey(-0x1p-100f));
     EXPECT_EQ(FloatFromCode(type, least(-0x1p-100f)) * least.scale, -0x1p-100f);
+    const VectorQuantiser most(type, MagnitudeKey(0x1p127f));
+    EXPECT_EQ(FloatFromCode(type, most(0x1p127f)) * most.scale, 0x1p127f);
   }
 }
 

@@ -95,6 +95,8 @@ TEST(CountsTest, KvBytesOfKnownModels) {
   EXPECT_EQ(KvBytesPerToken(*llama, DType::kF32), 262144);
   // 512 vectors a token (32 layers, 8 heads, K and V), a scale of 4 bytes each.
   EXPECT_EQ(KvBytesPerToken(*llama, DType::kInt8), 512 * (128 + 4));
+  // Of int4 one of 2 bytes for each 32 of the 128 dimensions.
+  EXPECT_EQ(KvBytesPerToken(*llama, DType::kInt4), 512 * (64 + 4 * 2));
   // 8.03e9 as published, of which norms are 266 240.
   EXPECT_EQ(Parameters(*llama), 8030261248.0 - 266240);
   // 32 layers of 4096 KV dimensions: 512 KiB. 70B: 4096 tokens are 1.25 GiB.

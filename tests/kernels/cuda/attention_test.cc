@@ -21,7 +21,7 @@ struct Model {
   int head_dim;
   int block_size = 16;
   int window = 0;
-  DType quantised = DType::kF32;  // of a cache of fp8 or int8; else none
+  DType quantised = DType::kF32;  // of a quantised cache; else none
   DType cache() const { return IsQuantised(quantised) ? quantised : type; }
   int group() const { return heads / kv_heads; }
   int width() const { return heads * head_dim; }
@@ -74,25 +74,16 @@ struct Sequence {
       }
     }
   }
-  // One vector as the cache holds it, and its scale if it has one.
-  std::vector<std::byte> Stored(int side, int position, int kv_head,
-                                float* scale) const {
+  // One vector as the cache holds it, and its scales if it has any.
+  StoredVector Stored(int side, int position, int kv_head) const {
     const std::vector<float>& all = side == 0 ? appended_k : appended_v;
     const float* const row = &all[At(
         (int64_t{position} * model.kv_heads + kv_head) * model.head_dim)];
     const std::vector<float> values(row, row + model.head_dim);
-    if (!IsQuantised(model.quantised)) return Encode(model.type, values);
-    const Quantised vector =
-        QuantisedOf(values.data(), values.size(), model.quantised);
-    *scale = vector.scale;
-    std::vector<std::byte> codes;
-    for (const float code : vector.codes) {
-      codes.push_back(static_cast<std::byte>(
-          model.quantised == DType::kFp8
-              ? E4M3FromFloat(code)
-              : static_cast<uint8_t>(static_cast<int8_t>(code))));
+    if (!IsQuantised(model.quantised)) {
+      return {Encode(model.type, values), {}, 1};
     }
-    return codes;
+    return StoredOf(values.data(), values.size(), model.quantised);
   }
   const float* K(int position, int kv_head) const {
     return &k[At((int64_t{position} * model.kv_heads + kv_head) *
@@ -134,16 +125,16 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   for (int p = 0; p < s.length; ++p) {
     for (int h = 0; h < m.kv_heads; ++h) {
       for (int side = 0; side < 2; ++side) {
-        float scale = 0;
-        const auto bytes = s.Stored(side, p, h, &scale);
+        const StoredVector stored = s.Stored(side, p, h);
         const int block = table[At(p / m.block_size)];
         const int slot = p % m.block_size;
         std::memcpy(&cache[At(kv.Offset(layer, block, side, h, slot)) *
                            SizeOf(kv.dtype)],
-                    bytes.data(), bytes.size());
-        if (IsQuantised(kv.dtype)) {
-          std::memcpy(&cache[At(kv.ScaleOffset(layer, block, side, h, slot))],
-                      &scale, 4);
+                    stored.codes.data(), stored.codes.size());
+        for (size_t i = 0; i < stored.scales.size(); i += stored.scale_bytes) {
+          std::memcpy(&cache[At(kv.ScaleOffset(layer, block, side, h, slot)) +
+                             i / stored.scale_bytes * At(kv.scale_stride())],
+                      &stored.scales[i], stored.scale_bytes);
         }
       }
     }
@@ -351,6 +342,11 @@ const Case kCases[] = {
     {{DType::kBF16, 2, 1, 24, 24, 100, DType::kInt8}, 600, {{95, 4}, {590, 9}}},
     {{DType::kBF16, 2, 2, 8, 8, 0, DType::kFp8}, 140, {{120, 15}}},
     {{DType::kF16, 1, 1, 256, 16, 0, DType::kFp8}, 140, {{130, 5}}},
+    {{DType::kBF16, 4, 2, 64, 16, 0, DType::kInt4}, 530, {{60, 6}, {505, 14}}},
+    {{DType::kF16, 2, 1, 128, 16, 0, DType::kInt4}, 300, {{250, 9}}},
+    {{DType::kBF16, 2, 1, 40, 24, 100, DType::kInt4}, 600, {{95, 4}, {590, 9}}},
+    {{DType::kBF16, 2, 2, 8, 8, 0, DType::kInt4}, 140, {{120, 15}}},
+    {{DType::kF16, 1, 1, 256, 16, 0, DType::kInt4}, 140, {{130, 5}}},
 };
 
 std::vector<Range> OneByOne(const std::vector<Range>& ranges) {
@@ -482,6 +478,7 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
       {{DType::kBF16, 2, 1, 64, 16, 100}, 230, 33, {{128, 11}}},
       {{DType::kBF16, 2, 1, 64, 16, 0, DType::kFp8}, 140, 129, {{126, 7}}},
       {{DType::kF16, 2, 1, 64, 16, 100, DType::kInt8}, 230, 33, {{128, 8}}},
+      {{DType::kBF16, 2, 1, 24, 16, 0, DType::kInt4}, 140, 129, {{126, 7}}},
   };
   for (const auto& c : kPoisoned) {
     for (const float poison : {HUGE_VALF, std::nanf("")}) {
@@ -527,7 +524,8 @@ TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
                          {DType::kF32, 2, 2, 64},
                          {DType::kF32, 3, 1, 136, 24},
                          {DType::kF32, 4, 2, 40, 16, 0, DType::kFp8},
-                         {DType::kF32, 3, 1, 8, 24, 0, DType::kInt8}}) {
+                         {DType::kF32, 3, 1, 8, 24, 0, DType::kInt8},
+                         {DType::kF32, 4, 2, 72, 16, 0, DType::kInt4}}) {
     const int length = 1030;
     const Sequence s(m, length);
     Device cpu(MakeBackend());

@@ -20,7 +20,7 @@ struct Case {
   int window = 0;
   float soft_cap = 0;
 };
-constexpr Case kCases[] = {{2, 2, 8, 0},          {4, 2, 32, 150},
+constexpr Case kCases[] = {{2, 2, 8, 0},          {4, 2, 40, 150},
                            {3, 1, 24, 127, 0, 2}, {4, 4, 16, 200, 60},
                            {2, 1, 16, 130, 1},    {2, 1, 16, 20, 64}};
 
@@ -55,17 +55,15 @@ Bytes MakeCache(const Case& c, DType type, const std::vector<int32_t>& table,
         std::copy(bytes.begin(), bytes.end(), to);
         continue;
       }
-      uint32_t amax = 0;
-      for (int i = 0; i < c.head_dim; ++i) {
-        amax = std::max(amax, MagnitudeBits(from[i]));
+      const StoredVector stored = StoredOf(from, At(c.head_dim), type);
+      std::copy(stored.codes.begin(), stored.codes.end(), to);
+      for (size_t i = 0; i < stored.scales.size(); i += stored.scale_bytes) {
+        std::copy_n(stored.scales.data() + i, stored.scale_bytes,
+                    cache.data.data() +
+                        cache.view.ScaleOffset(1, block, 0, head, slot) +
+                        static_cast<int64_t>(i / stored.scale_bytes) *
+                            cache.view.scale_stride());
       }
-      const VectorQuantiser quantiser(type, amax);
-      for (int i = 0; i < c.head_dim; ++i) {
-        to[i] = static_cast<std::byte>(quantiser(from[i]));
-      }
-      std::memcpy(
-          cache.data.data() + cache.view.ScaleOffset(1, block, 0, head, slot),
-          &quantiser.scale, 4);
     }
   }
   return cache;
@@ -156,7 +154,8 @@ TEST(CudaAttentionWeights, AreNearFloat64WhateverTheSchedule) {
     const ScopedSettings scoped(settings);
     for (const Case& c : kCases) {
       for (const DType activation : kTypes) {
-        for (const DType type : {activation, DType::kFp8, DType::kInt8}) {
+        for (const DType type :
+             {activation, DType::kFp8, DType::kInt8, DType::kInt4}) {
           EXPECT_TRUE(Check(c, activation, type))
               << Name(activation) << " over " << Name(type) << " at "
               << c.position;

@@ -25,6 +25,27 @@ std::vector<float> Vectors(int64_t count, int head_dim) {
   return values;
 }
 
+// Where the view's words say, counted out here.
+void Put(const KvView& kv, const StoredVector& vector, int block, int side,
+         int head, int slot, std::byte* cache) {
+  const size_t row = vector.codes.size();
+  const size_t scale = vector.scale_bytes;
+  const size_t groups = vector.scales.size() / scale;
+  const size_t heads = 2 * At(kv.kv_heads);
+  const size_t size = At(kv.block_size);
+  const size_t block_bytes = heads * size * (row + groups * scale);
+  const size_t which = At(side) * At(kv.kv_heads) + At(head);
+  std::byte* const at =
+      cache + (At(kv.num_blocks) + At(block)) * block_bytes;  // layer 1
+  std::copy(vector.codes.begin(), vector.codes.end(),
+            at + (which * size + At(slot)) * row);
+  for (size_t g = 0; g < groups; ++g) {
+    std::copy_n(vector.scales.data() + g * scale, scale,
+                at + heads * size * row +
+                    ((which * groups + g) * size + At(slot)) * scale);
+  }
+}
+
 TEST(CudaQuantised, AppendHasTheCodesAndScalesOfTheDefinition) {
   struct Case {
     DType type, cache;
@@ -34,6 +55,10 @@ TEST(CudaQuantised, AppendHasTheCodesAndScalesOfTheDefinition) {
                         {DType::kF32, DType::kInt8, 3, 1, 24, 8},
                         {DType::kBF16, DType::kFp8, 4, 4, 256, 16},
                         {DType::kBF16, DType::kInt8, 2, 2, 128, 16},
+                        {DType::kF32, DType::kInt4, 4, 2, 8, 16},
+                        {DType::kBF16, DType::kInt4, 3, 1, 40, 8},
+                        {DType::kF16, DType::kInt4, 2, 2, 64, 16},
+                        {DType::kBF16, DType::kInt4, 2, 1, 256, 32},
                         {DType::kF16, DType::kInt8, 8, 2, 64, 32}};
   for (const Case& c : cases) {
     const std::vector<int32_t> positions = {0, 5, 17, 3};
@@ -73,18 +98,8 @@ TEST(CudaQuantised, AppendHasTheCodesAndScalesOfTheDefinition) {
         const int kv_head = (head - c.heads) % c.kv_heads;
         const int block = slots[At(row)] / c.block_size;
         const int slot = slots[At(row)] % c.block_size;
-        const Quantised vector = QuantisedOf(x.data(), x.size(), c.cache);
-        std::memcpy(
-            &expected[At(kv.ScaleOffset(1, block, side, kv_head, slot))],
-            &vector.scale, 4);
-        for (size_t i = 0; i < x.size(); ++i) {
-          expected[At(kv.Offset(1, block, side, kv_head, slot)) + i] =
-              static_cast<std::byte>(
-                  c.cache == DType::kFp8
-                      ? E4M3FromFloat(vector.codes[i])
-                      : static_cast<uint8_t>(
-                            static_cast<int8_t>(vector.codes[i])));
-        }
+        Put(kv, StoredOf(x.data(), x.size(), c.cache), block, side, kv_head,
+            slot, expected.data());
       }
     }
     EXPECT_TRUE(cache == expected)
@@ -175,8 +190,8 @@ class Pair {
 };
 
 TEST(CudaQuantised, SlicesHaveTheBytesOfTheCpuInEachPairOfFormats) {
-  const DType types[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kFp8,
-                         DType::kInt8};
+  const DType types[] = {DType::kF32, DType::kBF16, DType::kF16,
+                         DType::kFp8, DType::kInt8, DType::kInt4};
   struct Case {
     int kv_heads, head_dim, block_size, length;
   };
@@ -207,8 +222,10 @@ TEST(CudaQuantised, SlicesHaveTheBytesOfTheCpuInEachPairOfFormats) {
   }
 }
 
-TEST(CudaQuantised, CopyBlockTakesTheScalesAlong) {
-  KvView kv{nullptr, DType::kInt8, 3, 2, 24, 8};
+class CudaQuantisedCopy : public testing::TestWithParam<DType> {};
+
+TEST_P(CudaQuantisedCopy, TakesTheScalesAlong) {
+  KvView kv{nullptr, GetParam(), 3, 2, 40, 8};
   const int64_t block = kv.block_stride();
   std::vector<std::byte> cache(At(2 * kv.layer_stride()));
   std::mt19937 random(9);
@@ -222,6 +239,12 @@ TEST(CudaQuantised, CopyBlockTakesTheScalesAlong) {
   ASSERT_EQ(LaunchKvCopyBlock(StreamOf(Generation::kHopper), {kv, 2, 1, 2}), 0);
   EXPECT_TRUE(cache == expected);
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, CudaQuantisedCopy,
+                         testing::Values(DType::kInt8, DType::kInt4),
+                         [](const auto& test) {
+                           return std::string(Name(test.param));
+                         });
 
 }  // namespace
 }  // namespace tandem::kernels::cuda
