@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens per second of one sequence with prompt look-up and without, of a
-// checkpoint on the CPU backend through the workers' engine, in turns:
+// Tokens per second with prompt look-up, or guesses of a draft model, and
+// without, of a checkpoint on the CPU backend through the workers' engine, in
+// turns:
 //
-//   speculation_bench --model DIR [--threads N] [--repeats 5] [--tokens 256]
-//                     [--drafts 8] [--lookup-min 3] [--lookup-max 5]
+//   speculation_bench --model DIR [--draft DIR] [--threads N] [--repeats 5]
+//                     [--tokens 256] [--sequences 1] [--drafts 8]
+//                     [--lookup-min 3] [--lookup-max 5]
 //
 // One JSON object a line for each text: "repetitive" is greedy behind a prompt
 // that repeats itself, which most models go on with; "sampled" draws from all
 // ids, so that little comes back; "few ids" draws from the likeliest four,
 // where n-grams come back and something else follows them. Medians of the
-// runs, their ratio, the share of guesses that were right; and it dies where a
-// token differs.
+// runs and their ratio, by the clock and by this process's CPU time (which
+// other processes disturb less), and the share of guesses that were right; and
+// it dies where a token differs.
+
+#include <time.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -36,6 +41,8 @@ using namespace tandem;  // NOLINT: a program of one file
 
 struct Flags {
   std::string model;
+  std::string draft;  // empty: n-grams
+  int sequences = 1;
   int threads = 0;
   int repeats = 5;
   int tokens = 256;
@@ -55,14 +62,15 @@ Flags Parse(int argc, char** argv) {
     std::string_view name;
     int* value;
   } numbers[] = {
-      {"--threads", &flags.threads},       {"--repeats", &flags.repeats},
-      {"--tokens", &flags.tokens},         {"--drafts", &flags.drafts},
-      {"--lookup-min", &flags.lookup_min}, {"--lookup-max", &flags.lookup_max}};
+      {"--sequences", &flags.sequences},  {"--threads", &flags.threads},
+      {"--repeats", &flags.repeats},      {"--tokens", &flags.tokens},
+      {"--drafts", &flags.drafts},        {"--lookup-min", &flags.lookup_min},
+      {"--lookup-max", &flags.lookup_max}};
   for (int i = 1; i < argc; i += 2) {
     const std::string_view flag = argv[i];
     if (i + 1 == argc) Die(std::string(flag) + ": no value");
-    if (flag == "--model") {
-      flags.model = argv[i + 1];
+    if (flag == "--model" || flag == "--draft") {
+      (flag == "--model" ? flags.model : flags.draft) = argv[i + 1];
       continue;
     }
     const auto number =
@@ -75,9 +83,17 @@ Flags Parse(int argc, char** argv) {
   return flags;
 }
 
+double CpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 struct Run {
-  std::vector<int32_t> tokens;
-  double seconds = 0;  // from the first token to the last
+  std::vector<std::vector<int32_t>> tokens;  // of each sequence
+  double seconds = 0;                        // from the first to the last
+  double cpu_seconds = 0;                    // meanwhile
   engine::DraftCounts drafts;
 };
 
@@ -96,30 +112,44 @@ class Generator final : public engine::EngineListener {
     loop_->RunSync([&] { engine_.reset(); });
   }
 
-  Run Generate(const engine::SequenceSpec& spec) {
+  // So many like `spec`, with seeds of their own.
+  Run Generate(const engine::SequenceSpec& spec, int sequences) {
     run_ = {};
-    done_ = false;
+    run_.tokens.resize(static_cast<size_t>(sequences));
+    running_ = sequences;
     loop_->RunSync([&] {
-      const absl::Status status = engine_->Add(1, spec, {}, 0);
-      if (!status.ok()) Die(status.ToString());
+      for (int i = 0; i < sequences; ++i) {
+        engine::SequenceSpec own = spec;
+        own.sampling.seed += static_cast<uint64_t>(i);
+        own.history[0] += i;
+        const absl::Status status =
+            engine_->Add(static_cast<uint64_t>(i) + 1, std::move(own), {}, 0);
+        if (!status.ok()) Die(status.ToString());
+      }
     });
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return done_; });
+    ended_.wait(lock, [&] { return running_ == 0; });
     return run_;
   }
 
  private:
   void OnToken(engine::SequenceId id, int, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override {
-    if (run_.tokens.empty()) first_ = loop_->Now();
-    run_.tokens.push_back(token.token_id);
+    std::vector<int32_t>& tokens = run_.tokens[id - 1];
+    tokens.push_back(token.token_id);
+    // All have computed their prompts.
+    if (id == run_.tokens.size() && tokens.size() == 1) {
+      first_ = loop_->Now();
+      cpu_first_ = CpuSeconds();
+    }
     if (!finish.has_value()) return;
     run_.seconds = absl::ToDoubleSeconds(loop_->Now() - first_);
-    run_.drafts = engine_->drafts(id);
+    run_.cpu_seconds = CpuSeconds() - cpu_first_;
+    run_.drafts.verified += engine_->drafts(id).verified;
+    run_.drafts.accepted += engine_->drafts(id).accepted;
     engine_->Retire(id);
     const std::lock_guard lock(mutex_);
-    done_ = true;
-    ended_.notify_one();
+    if (--running_ == 0) ended_.notify_one();
   }
   void OnComputed(engine::SequenceId, int, int, int) override {}
   void OnPreempted(engine::SequenceId) override { Die("preempted"); }
@@ -134,9 +164,10 @@ class Generator final : public engine::EngineListener {
   std::unique_ptr<engine::Engine> engine_;
   Run run_;
   absl::Time first_;
+  double cpu_first_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;
-  bool done_ = false;
+  int running_ = 0;
 };
 
 double Median(std::vector<double> values) {
@@ -162,60 +193,95 @@ void Compare(const Flags& flags, std::string_view kind, int vocab,
              Generator* without, Generator* with) {
   const engine::SequenceSpec spec = Text(kind, vocab, flags.tokens);
   std::vector<double> rates[2];
+  std::vector<double> cpu[2];
+  const int all = flags.sequences * (flags.tokens - 1);
   engine::DraftCounts drafts;
   for (int i = 0; i <= flags.repeats; ++i) {
-    const Run plain = without->Generate(spec);
-    const Run guessed = with->Generate(spec);
+    const Run plain = without->Generate(spec, flags.sequences);
+    const Run guessed = with->Generate(spec, flags.sequences);
     if (plain.tokens != guessed.tokens) Die("a token differs");
     if (i == 0) continue;  // to warm up
-    rates[0].push_back((flags.tokens - 1) / plain.seconds);
-    rates[1].push_back((flags.tokens - 1) / guessed.seconds);
+    rates[0].push_back(all / plain.seconds);
+    rates[1].push_back(all / guessed.seconds);
+    cpu[0].push_back(all / plain.cpu_seconds);
+    cpu[1].push_back(all / guessed.cpu_seconds);
     drafts.verified += guessed.drafts.verified;
     drafts.accepted += guessed.drafts.accepted;
   }
   std::printf(
       "{\"text\": \"%s\", \"without\": %.5g, \"with\": %.5g, \"ratio\": %.3f, "
-      "\"verified\": %lld, \"accepted\": %lld, \"runs\": %zu}\n",
+      "\"cpu_ratio\": %.3f, \"verified\": %lld, \"accepted\": %lld, \"runs\": "
+      "%zu}\n",
       std::string(kind).c_str(), Median(rates[0]), Median(rates[1]),
-      Median(rates[1]) / Median(rates[0]),
+      Median(rates[1]) / Median(rates[0]), Median(cpu[1]) / Median(cpu[0]),
       static_cast<long long>(drafts.verified),
       static_cast<long long>(drafts.accepted), rates[0].size());
   std::fflush(stdout);
 }
 
+// A checkpoint and what runs it.
+struct Device {
+  Device(const std::string& directory, kernels::Backend* backend,
+         ThreadLoop* loop, engine::DeviceExecutorOptions options) {
+    const auto loaded = engine::LoadModelSpec(directory);
+    if (!loaded.ok()) Die(loaded.status().ToString());
+    spec = *loaded;
+    const auto checkpoint = engine::Checkpoint::Open(directory);
+    if (!checkpoint.ok()) Die(checkpoint.status().ToString());
+    auto weights = engine::Model::Load(spec, *checkpoint, {}, backend);
+    if (!weights.ok()) Die(weights.status().ToString());
+    model = *std::move(weights);
+    options.kv_dtype = kernels::DType::kBF16;
+    auto made =
+        engine::DeviceExecutor::Create(options, model.get(), backend, loop);
+    if (!made.ok()) Die(made.status().ToString());
+    executor = *std::move(made);
+  }
+
+  engine::ModelSpec spec;
+  std::unique_ptr<engine::Model> model;
+  std::unique_ptr<engine::DeviceExecutor> executor;
+};
+
 void RunAll(const Flags& flags) {
-  const auto spec = engine::LoadModelSpec(flags.model);
-  if (!spec.ok()) Die(spec.status().ToString());
-  const auto checkpoint = engine::Checkpoint::Open(flags.model);
-  if (!checkpoint.ok()) Die(checkpoint.status().ToString());
   const auto backend = kernels::NewCpuBackend({.threads = flags.threads});
   if (!backend.ok()) Die(backend.status().ToString());
-  const auto model =
-      engine::Model::Load(*spec, *checkpoint, {}, backend->get());
-  if (!model.ok()) Die(model.status().ToString());
   ThreadLoop loop("engine");
-  const int blocks = (flags.tokens + 128) / 16 + 2;
-  engine::DeviceExecutorOptions device;
-  device.max_rows = 512;
-  device.max_sequences = 1;
-  device.max_draws = 1 + flags.drafts;
-  device.num_blocks = blocks;
-  device.kv_dtype = kernels::DType::kBF16;
-  const auto executor = engine::DeviceExecutor::Create(device, model->get(),
-                                                       backend->get(), &loop);
-  if (!executor.ok()) Die(executor.status().ToString());
+  const int length = flags.tokens + 128;
+  const int blocks = flags.sequences * (length / 16 + 2);
+  const int draws = flags.sequences * (1 + flags.drafts);
+  const Device target(flags.model, backend->get(), &loop,
+                      {.max_rows = std::max(512, draws),
+                       .max_sequences = flags.sequences,
+                       .max_draws = draws,
+                       .num_blocks = blocks});
   engine::EngineOptions options;
-  options.max_num_seqs = 1;
-  options.max_model_len = blocks * 16;
+  options.max_num_seqs = flags.sequences;
+  options.max_num_batched_tokens = std::max(512, draws);
+  options.max_model_len = length;
   options.prefix_caching = false;
-  options.max_draws = 1 + flags.drafts;
-  Generator without(options, &loop, executor->get(), blocks);
+  options.max_draws = draws;
+  Generator without(options, &loop, target.executor.get(), blocks);
   options.speculation.num_tokens = flags.drafts;
   options.speculation.lookup_min = flags.lookup_min;
   options.speculation.lookup_max = flags.lookup_max;
-  Generator with(options, &loop, executor->get(), blocks);
+  std::unique_ptr<Device> draft;
+  engine::KvPool draft_pool(blocks, 16);
+  if (!flags.draft.empty()) {
+    draft = std::make_unique<Device>(
+        flags.draft, backend->get(), &loop,
+        engine::DeviceExecutorOptions{.max_rows = 256,
+                                      .max_sequences = flags.sequences,
+                                      .num_blocks = blocks});
+    options.speculation.draft_model = {.executor = draft->executor.get(),
+                                       .pool = &draft_pool,
+                                       .max_positions = length,
+                                       .max_rows = 256,
+                                       .max_sequences = flags.sequences};
+  }
+  Generator with(options, &loop, target.executor.get(), blocks);
   for (const char* kind : {"repetitive", "sampled", "few ids"}) {
-    Compare(flags, kind, spec->vocab_size, &without, &with);
+    Compare(flags, kind, target.spec.vocab_size, &without, &with);
   }
 }
 

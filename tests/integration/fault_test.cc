@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "common/random.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/load.h"
@@ -178,6 +179,11 @@ class FaultTest : public testing::TestWithParam<const char*> {
 constexpr char kGuessMuch[] =
     R"({"method": "ngram", "num_speculative_tokens": 4,
         "prompt_lookup_min": 1, "prompt_lookup_max": 4})";
+// The model itself: nearly all is right.
+std::string GuessWithModel() {
+  return absl::StrCat(R"({"model": ")", EmbeddedModel(),
+                      R"(", "num_speculative_tokens": 3, "adaptive": false})");
+}
 // In flight while workers are killed.
 constexpr int kStreams = 12;
 
@@ -187,6 +193,9 @@ TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
   if (role == "decode") {  // with guesses in flight
     options.decode_arguments.insert(options.decode_arguments.end(),
                                     {"--speculative-config", kGuessMuch});
+  } else {  // whose caches begin anew behind each handoff
+    options.decode_arguments.insert(options.decode_arguments.end(),
+                                    {"--speculative-config", GuessWithModel()});
   }
   Begin(options);
   SeededRandom random(role == "prefill" ? 1 : 2);
@@ -255,6 +264,8 @@ TEST_P(FaultTest, WithoutASpareStreamsWaitForTheRestart) {
   if (role == "decode") {  // quantised KV is handed over and made anew alike
     options.worker_arguments.insert(options.worker_arguments.end(),
                                     {"--kv-cache-dtype", "fp8"});
+    options.decode_arguments.insert(options.decode_arguments.end(),
+                                    {"--speculative-config", GuessWithModel()});
   }
   Begin(options);
   Load load(cluster_.get(), &expectations_, 8);

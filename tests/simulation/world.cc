@@ -10,6 +10,7 @@
 #include "engine/kv_offload.h"
 #include "engine/testing/fake_block_file.h"
 #include "engine/testing/noisy_drafter.h"
+#include "engine/testing/noisy_executor.h"
 #include "prefill_worker/core.h"
 #include "tests/simulation/parts.h"
 #include "worker/registration.h"
@@ -40,7 +41,7 @@ struct WorkerNode : Node {
   virtual handoff::SlabCounts Slabs() const = 0;
   virtual absl::Status CheckCore() const = 0;
   // What a worker still holds, or "".
-  std::string WhatIsLeft() const;
+  virtual std::string WhatIsLeft() const;
   absl::Status CheckInvariants() const;
   void StartParts();
   void ClearParts();
@@ -69,8 +70,27 @@ struct DecodeNode final : WorkerNode {
   handoff::SlabCounts Slabs() const override {
     return core->receiver().slabs();
   }
-  absl::Status CheckCore() const override { return core->CheckInvariants(); }
+  absl::Status CheckCore() const override {
+    absl::Status status = core->CheckInvariants();
+    if (!status.ok() || draft_pool == nullptr) return status;
+    if (!draft_device->violations().empty()) {
+      return absl::InternalError(draft_device->violations().front());
+    }
+    return draft_pool->CheckInvariants();
+  }
+  std::string WhatIsLeft() const override {
+    std::string left = WorkerNode::WhatIsLeft();
+    if (draft_pool != nullptr && draft_pool->counts().live > 0) {
+      absl::StrAppend(&left, name, ": blocks of the draft model; ");
+    }
+    return left;
+  }
+  engine::Speculation StartDraftModel();
   std::unique_ptr<engine::NoisyDrafters> drafters;
+  // Or a draft model, on a device of its own.
+  std::unique_ptr<engine::FakeExecutor> draft_device;
+  std::unique_ptr<engine::NoisyExecutor> draft_executor;
+  std::unique_ptr<engine::KvPool> draft_pool;
   std::unique_ptr<decode_worker::DecodeCore> core;
 };
 
@@ -267,7 +287,10 @@ void DecodeNode::Start() {
       MakeDecodeOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
   options.engine.window = world->profile().window;
-  if ((incarnation.front() & 3) != 0) {
+  if ((incarnation.front() & 3) == 3) {
+    options.engine.max_draws = 24;
+    options.engine.speculation = StartDraftModel();
+  } else if ((incarnation.front() & 3) != 0) {
     // Right and wrong guesses, of which no client may notice anything.
     drafters = std::make_unique<engine::NoisyDrafters>(
         Model(), static_cast<uint64_t>(incarnation.front()));
@@ -281,9 +304,34 @@ void DecodeNode::Start() {
   Register(v1::WORKER_ROLE_DECODE);
 }
 
+// Right by seven of ten, with room for some sequences.
+engine::Speculation DecodeNode::StartDraftModel() {
+  engine::FakeExecutorOptions device;
+  device.model = Model(world->profile().window);
+  device.num_blocks = num_blocks / 2;
+  device.block_size = block_size;
+  device.seed = random->Next();
+  device.step_base = absl::Milliseconds(1);
+  device.step_jitter = absl::Milliseconds(1);
+  draft_device = std::make_unique<engine::FakeExecutor>(device, &host->loop);
+  draft_executor = std::make_unique<engine::NoisyExecutor>(
+      draft_device.get(), device.model.vocab_size, random->Next(), 0.7);
+  draft_pool = std::make_unique<engine::KvPool>(device.num_blocks, block_size);
+  return {.num_tokens = 6,
+          .adapt = random->Below(2) == 0,
+          .draft_model = {.executor = draft_executor.get(),
+                          .pool = draft_pool.get(),
+                          .max_positions = 400,
+                          .max_rows = 64,
+                          .max_sequences = 64}};
+}
+
 void DecodeNode::Clear() {
   ClearParts();
+  draft_executor.reset();
+  draft_device.reset();
   core.reset();
+  draft_pool.reset();
   offload.reset();
   pool.reset();
 }
