@@ -9,6 +9,7 @@
 #include "cli/bench/command.h"
 #include "cli/explain/command.h"
 #include "cli/generate.h"
+#include "cli/lora.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
 #include "cli/status.h"
@@ -31,7 +32,9 @@ struct ServeCommand {
   int block_size = 16;
   int64_t kv_bytes = 0;
   std::vector<std::string> lora_modules;
+  int max_loras = 0;
   int max_lora_rank = 16;
+  bool lora_updating = false;
   int64_t offload_bytes = 0;
   std::string offload_path;
   int64_t offload_file_bytes = 0;
@@ -61,6 +64,8 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Requests may ask to be computed without a KV cache");
   line->Add("enable-attention-output", &attention_output,
             "Requests may ask for attention weights with every token");
+  line->Add("allow-runtime-lora-updating", &lora_updating,
+            "Clients may load and unload LoRA adapters over HTTP");
   line->AddDuration("shutdown-timeout", &shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->Group("Listening");
@@ -103,6 +108,10 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "off: every token computes its whole sequence again");
   line->AddList("lora-modules", &lora_modules,
                 "LoRA adapters as PEFT saves them, NAME=DIRECTORY each");
+  line->AddInt("max-loras", &max_loras,
+               "Adapters at once, loaded in service ones included; 0: as many "
+               "as --lora-modules",
+               {0, 1024});
   line->AddInt("max-lora-rank", &max_lora_rank, "Largest rank of an adapter",
                {1, 512});
   line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
@@ -136,6 +145,9 @@ void ServeCommand::Complete(const CommandLine& line) {
                                   {"--policy", policy});
   }
   if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
+  if (lora_updating) {
+    flags.router_arguments.push_back("--allow-runtime-lora-updating");
+  }
   if (attention_output) {
     for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
       arguments->push_back("--enable-attention-output");
@@ -156,6 +168,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("max-num-batched-tokens", absl::StrCat(max_batched));
   worker("block-size", absl::StrCat(block_size));
   for (const std::string& module : lora_modules) worker("lora-modules", module);
+  worker("max-loras", absl::StrCat(max_loras));
   worker("max-lora-rank", absl::StrCat(max_lora_rank));
   worker("kv-cache-memory-bytes", absl::StrCat(kv_bytes));
   worker("kv-offload-bytes", absl::StrCat(offload_bytes));
@@ -231,6 +244,11 @@ int RunTandem(int argc, char** argv) {
   status_line->Group("TLS");
   status_tls.AddTo(status_line);
 
+  LoraCommand lora;
+  CommandLine* const lora_line = line.AddCommand(
+      "lora", "Load, unload and list a cluster's LoRA adapters");
+  lora.AddTo(lora_line);
+
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const CommandLine* const chosen = line.chosen();
   if (chosen == serve_line) {
@@ -251,6 +269,8 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == lora_line) {
+    status = lora.Run();
   } else if (chosen == generate_line) {
     generate.prompt_given = generate_line->given("PROMPT");
     generate.router.tls_cert = generate_tls.cert;

@@ -15,6 +15,8 @@ inline constexpr char kFeatureLogitRules[] = "logit_rules";  // SamplingParams
 inline constexpr char kFeatureAttention[] = "attention";     // SamplingParams
 inline constexpr char kFeatureBeamSearch[] = "beam_search";  // SamplingParams
 inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
+// No request's: commands of the registration stream.
+inline constexpr char kFeatureAdapterLoading[] = "adapter_loading";
 
 }  // namespace tandem
 

@@ -124,7 +124,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.stopping = call.stopping;
   spec.beams = call.beams;
   spec.root = Root(call, formats);
-  spec.adapter = call.adapter_slot;
+  spec.adapter = call.adapter_use.slot();
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
   spec.attention = call.attention;

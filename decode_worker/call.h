@@ -54,7 +54,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::BeamOptions beams;  // width 0: none
   std::string cache_salt;
   v1::AdapterRef adapter;  // no name: none
-  int adapter_slot = -1;
+  worker::AdapterUse adapter_use;
   bool use_prefix_cache = true;
   bool kv_cache = true;
   bool suspect = false;

@@ -175,9 +175,9 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
-  const absl::StatusOr<int> slot =
-      worker::SlotOf(options_.adapters, open.adapter());
-  if (!slot.ok()) return slot.status();
+  absl::StatusOr<worker::AdapterUse> use =
+      worker::UseAdapter(options_.adapters, open.adapter());
+  if (!use.ok()) return use.status();
   // A second call for a live sequence retires the first: its router has
   // given that one up.
   const std::string key = RequestKey(open.request_id(), open.sequence_index());
@@ -201,7 +201,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();
   call->adapter = open.adapter();
-  call->adapter_slot = *slot;
+  call->adapter_use = *std::move(use);
   call->kv_cache = options_.kv_cache && !open.no_kv_cache();
   // Blocks of others are not computed again.
   call->use_prefix_cache = !open.bypass_prefix_cache() && call->kv_cache;

@@ -52,7 +52,7 @@ struct DecodeOptions {
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::ReceiverOptions receiver;
   // Null: none; outlives the core.
-  const worker::AdapterTable* adapters = nullptr;
+  worker::AdapterTable* adapters = nullptr;
   int max_calls = 256;       // sequences admitted at once
   int attention_layers = 0;  // whose weights may be asked for: all, or none
   // False: all sequences compute without a cache, as with no_kv_cache.

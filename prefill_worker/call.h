@@ -30,7 +30,7 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   Phase phase = Phase::kNew;
 
   v1::PrefillOpen open;
-  int adapter_slot = -1;
+  worker::AdapterUse adapter_use;
   std::vector<int32_t> history;
   engine::Stopping stopping;
   // When its prompt would be computed had it never waited: the smallest goes

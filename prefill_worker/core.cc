@@ -79,10 +79,10 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
         int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
   }
   if (!status.ok()) return status;
-  const absl::StatusOr<int> slot =
-      worker::SlotOf(options_.adapters, open.adapter());
-  if (!slot.ok()) return slot.status();
-  call->adapter_slot = *slot;
+  absl::StatusOr<worker::AdapterUse> use =
+      worker::UseAdapter(options_.adapters, open.adapter());
+  if (!use.ok()) return use.status();
+  call->adapter_use = *std::move(use);
   const int positions =
       open.prompt_token_ids_size() + open.output_token_ids_size();
   // A history that the pool can never hold would wait for ever.
@@ -244,7 +244,7 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.attention = worker::ToEngine(call->open.sampling().attention());
   spec.beams = worker::ToEngine(call->open.sampling().beam());
   spec.root = Root(call->open);
-  spec.adapter = call->adapter_slot;
+  spec.adapter = call->adapter_use.slot();
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;
   spec.keep_from = call->keep_from;

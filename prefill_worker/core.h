@@ -52,7 +52,7 @@ struct PrefillOptions {
   engine::KvOffload* offload = nullptr;  // behind the pool; outlives the core
   handoff::SenderOptions sender;
   // Null: none; outlives the core.
-  const worker::AdapterTable* adapters = nullptr;
+  worker::AdapterTable* adapters = nullptr;
   int max_queue = 256;                  // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
   int max_offered = 16;                 // asked for, or told to wait, at once

@@ -138,6 +138,9 @@ absl::Status CheckAdapters(const Adapters& adapters) {
     } else if (adapter.digest().size() != 64) {
       problem = absl::StrCat("a digest of ", adapter.digest().size(),
                              " bytes, 64 are needed");
+    } else if (adapter.path().size() > kMaxAdapterPathBytes) {
+      problem = absl::StrCat("a path of ", adapter.path().size(),
+                             " bytes, at most ", kMaxAdapterPathBytes);
     } else if (!names.insert(name).second) {
       problem = "a name twice";
     }

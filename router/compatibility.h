@@ -32,6 +32,7 @@ absl::Status CheckHello(const v1::WorkerHello& hello);
 using Adapters = google::protobuf::RepeatedPtrField<v1::AdapterRef>;
 inline constexpr int kMaxAdapters = 1024;  // of a worker
 inline constexpr size_t kMaxAdapterNameBytes = 64;
+inline constexpr size_t kMaxAdapterPathBytes = 4096;
 absl::Status CheckAdapters(const Adapters& adapters);
 
 // What is in the worker's adapter of that name; empty: it has none.

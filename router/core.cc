@@ -65,6 +65,9 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
       random_(random),
       observer_(observer),
       registry_(options_, loop, this),
+      adapter_control_(
+          &options_, loop, &registry_, observer,
+          [this](const std::string& adapter) { return InFlightWith(adapter); }),
       context_{&options_, loop,      dialer,     &registry_,
                codec,     observer_, &counters_, this},
       started_(loop->Now()),
@@ -87,6 +90,14 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
     return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_IN_USE",
                      absl::StrCat("request_id = ", id,
                                   ": a request of that name is in flight"));
+  }
+  // Said before what threads beside the loop know of adapters was renewed.
+  if (const std::string& adapter = admitted.effective.adapter;
+      adapter_control_.Closed(adapter)) {
+    return MakeError(
+        absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
+        absl::StrCat("adapter = ", adapter, ": is being loaded or unloaded"),
+        {{"adapter", adapter}});
   }
   const int others =
       admitted.effective.beam
@@ -367,6 +378,7 @@ void RouterCore::OnEnded(Request* request) {
   const auto it = requests_.find(request->internal_id());
   ended_.push_back(std::move(it->second));
   requests_.erase(it);
+  adapter_control_.OnRequestEnded(request->effective().adapter);
   Reap();
   SchedulePump();
 }
@@ -430,6 +442,7 @@ void RouterCore::Tick() {
       request->Tick(judge);
     }
   }
+  adapter_control_.Tick();
   Pump();
   tick_due_ = context_.loop->Now() + options_.beat;
   tick_.Start(options_.beat, [this] { Tick(); });
@@ -484,7 +497,24 @@ std::vector<std::string> RouterCore::adapters() const {
       names.insert(adapter.name());
     }
   }
+  for (std::string& name : adapter_control_.InService()) {
+    names.insert(std::move(name));
+  }
+  std::erase_if(names, [this](const std::string& name) {
+    return adapter_control_.Closed(name);
+  });
   return {names.begin(), names.end()};
+}
+
+int RouterCore::InFlightWith(const std::string& adapter) const {
+  int count = 0;
+  for (const auto& [id, request] : requests_) {
+    count += request->effective().adapter == adapter;
+  }
+  for (const auto& group : groups_) {
+    if (group->effective().adapter == adapter) count += group->unstarted();
+  }
+  return count;
 }
 
 bool RouterCore::AdapterIsReady(const Request& request) const {

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "common/loop.h"
 #include "common/random.h"
+#include "router/adapter_control.h"
 #include "router/dialer.h"
 #include "router/observer.h"
 #include "router/options.h"
@@ -61,8 +62,10 @@ class RouterCore final : private RegistryListener,
 
   int context_length() const { return registry_.context_length(); }
   KvRoom kv_room() const { return registry_.kv_room(); }
-  // Names of those that some decode worker has, ascending.
+  // Names of those that requests may name: what some decode worker has or is
+  // to have, and nobody is loading or unloading. Ascending.
   std::vector<std::string> adapters() const;
+  AdapterControl& adapter_control() { return adapter_control_; }
   int ready_workers(v1::WorkerRole role) const;
   v1::GetClusterStateResponse State(bool include_requests) const;
   v1::RequestCounts Counts() const;
@@ -73,6 +76,19 @@ class RouterCore final : private RegistryListener,
   // RegistryListener
   void OnRoom() override { Pump(); }
   void OnVoided(const v1::WorkerRef& old) override;
+  void OnRegistered(const Worker& worker) override {
+    adapter_control_.OnRegistered(worker);
+  }
+  void OnLost(const std::string& worker_id) override {
+    adapter_control_.OnLost(worker_id);
+  }
+  void OnAdapters(const Worker& worker, const Adapters& before) override {
+    adapter_control_.OnAdapters(worker, before);
+  }
+  void OnAdapterOutcome(const std::string& worker_id,
+                        const v1::AdapterOutcome& outcome) override {
+    adapter_control_.OnOutcome(worker_id, outcome);
+  }
   // RequestHost
   void OnWaits(Request* request) override;
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
@@ -105,6 +121,8 @@ class RouterCore final : private RegistryListener,
   void FailIfWaitedTooLong(Request* request);
   // Whether some decode worker has what it needs; room is another matter.
   bool AdapterIsReady(const Request& request) const;
+  // Requests in flight that name it, sequences yet to start included.
+  int InFlightWith(const std::string& adapter) const;
   std::vector<Request*> All() const;
 
   const RouterOptions options_;
@@ -113,6 +131,7 @@ class RouterCore final : private RegistryListener,
   RouterObserver* const observer_;
   v1::RouterCounters counters_;
   Registry registry_;
+  AdapterControl adapter_control_;
   RequestContext context_;
   const absl::Time started_;
   bool draining_ = false;

@@ -53,6 +53,7 @@ struct Flags {
   int64_t max_message_bytes = 1 << 20;
   int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
+  bool lora_updating = false;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
   RouterOptions options;
@@ -87,6 +88,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
                  {1 << 10, int64_t{1} << 32});
   line->AddInt("max-http-connections", &flags->max_http_connections,
                "Open at once; more are refused", {1, 1 << 16});
+  line->Add("allow-runtime-lora-updating", &flags->lora_updating,
+            "Clients may load and unload LoRA adapters over HTTP, as with "
+            "vLLM; operators may over --admin-port without this");
   line->AddDuration("max-connection-age", &flags->max_connection_age,
                     "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
@@ -122,6 +126,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {1, 100});
   line->AddDuration("stall-limit", &options.stall_limit,
                     "For a client that takes nothing");
+  line->AddDuration("adapter-wait", &options.adapter_wait,
+                    "For workers to load or let go a LoRA adapter");
   line->AddDuration(
       "lease", &options.lease,
       "Silence of a worker's registration after which it is lost");
@@ -213,9 +219,11 @@ absl::Status Process::Start() {
                                      router_metrics_.get());
   inference_ =
       std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
-  http_front_ =
-      std::make_unique<HttpFront>(&loop_, core_.get(), intake_.get(),
-                                  static_cast<size_t>(flags_.max_answer_bytes));
+  http_front_ = std::make_unique<HttpFront>(
+      &loop_, core_.get(), intake_.get(),
+      HttpFrontOptions{
+          .max_bytes = static_cast<size_t>(flags_.max_answer_bytes),
+          .lora_updating = flags_.lora_updating});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();

@@ -158,6 +158,16 @@ void RouterMetrics::OnTokens(int tokens, absl::Duration gap) {
 
 void RouterMetrics::OnRetry(std::string_view cause) { retries_[cause].Add(); }
 
+void RouterMetrics::OnAdapter(const std::string& name, std::string_view what,
+                              const absl::Status& status) {
+  if (status.ok()) {
+    LogInfo("adapter", {{"adapter", name}, {"what", what}});
+  } else {
+    LogWarning("adapter",
+               {{"adapter", name}, {"what", what}, {"status", status}});
+  }
+}
+
 void RouterMetrics::OnInvalid(Api api, const absl::Status& status) {
   (*requests_[static_cast<int>(api)])[Outcome(status, false)].Add();
 }

@@ -24,6 +24,8 @@ class RouterMetrics final : public RouterObserver {
   void OnTokens(int tokens, absl::Duration gap) override;
   void OnRetry(std::string_view cause) override;
   void OnEnded(const RequestSummary& summary) override;
+  void OnAdapter(const std::string& name, std::string_view what,
+                 const absl::Status& status) override;
 
   // A request that validation refused; it never reached the core.
   void OnInvalid(Api api, const absl::Status& status);

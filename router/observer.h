@@ -46,6 +46,10 @@ class RouterObserver {
   virtual void OnTokens(int tokens, absl::Duration gap) {}
   virtual void OnRetry(std::string_view cause) {}
   virtual void OnEnded(const RequestSummary& summary) {}
+  // "loaded", "unloaded" or, with a status, "not loaded", "not unloaded":
+  // on all workers, or on one that came later.
+  virtual void OnAdapter(const std::string& name, std::string_view what,
+                         const absl::Status& status) {}
 };
 
 }  // namespace tandem::router

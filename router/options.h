@@ -56,6 +56,8 @@ struct RouterOptions {
   absl::Duration lease = absl::Seconds(4);
   absl::Duration load_interval = absl::Milliseconds(250);
   int max_workers = 1024;
+  // For workers to load or let go an adapter: its files may be gigabytes.
+  absl::Duration adapter_wait = absl::Seconds(60);
   size_t max_cached_hashes = size_t{1} << 20;  // remembered per worker
   int max_hashed_blocks = 1024;  // of a prompt's head, to look for in caches
 

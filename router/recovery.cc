@@ -29,7 +29,9 @@ void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
 bool IsRefusal(const absl::Status& status) {
   if (status.code() == absl::StatusCode::kResourceExhausted) return true;
   const std::string reason = ErrorReason(status);
-  return reason == "DRAINING" || reason == "WORKER_RESTARTED";
+  // An adapter that it let go a moment ago.
+  return reason == "DRAINING" || reason == "WORKER_RESTARTED" ||
+         reason == "ADAPTER_NOT_FOUND";
 }
 
 }  // namespace

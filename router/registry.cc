@@ -97,6 +97,12 @@ void Registry::OnMessage(Lease* lease, const v1::RegisterRequest& message) {
     case v1::RegisterRequest::kAdapters:
       if (lease->worker != nullptr) OnAdapters(lease, message.adapters());
       return;
+    case v1::RegisterRequest::kAdapterOutcome:
+      if (lease->worker != nullptr) {
+        listener_->OnAdapterOutcome(lease->worker->id(),
+                                    message.adapter_outcome());
+      }
+      return;
     case v1::RegisterRequest::EVENT_NOT_SET:
       return;  // of a later version
   }
@@ -108,8 +114,19 @@ void Registry::OnAdapters(Lease* lease, const v1::AdapterList& list) {
     Reject(lease, lease->worker->id(), status);
     return;
   }
-  *lease->worker->hello.mutable_adapters() = list.adapters();
+  const Adapters before =
+      std::exchange(*lease->worker->hello.mutable_adapters(), list.adapters());
+  listener_->OnAdapters(*lease->worker, before);
   listener_->OnRoom();
+}
+
+void Registry::Send(const std::string& worker_id,
+                    v1::RegisterResponse message) {
+  for (const auto& lease : leases_) {
+    if (lease->worker == nullptr || lease->worker->id() != worker_id) continue;
+    lease->stream->Send(std::move(message));
+    return;
+  }
 }
 
 void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
@@ -161,6 +178,7 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
       absl::ToInt64Milliseconds(options_.load_interval));
   lease->stream->Send(std::move(response));
   if (!voided.worker_id().empty()) listener_->OnVoided(voided);
+  listener_->OnRegistered(*lease->worker);
 }
 
 void Registry::OnLoad(Worker* worker, const v1::WorkerLoad& load) {
@@ -195,9 +213,11 @@ void Registry::Reject(Lease* lease, const std::string& worker_id,
 void Registry::End(Lease* lease, const absl::Status& status) {
   if (lease->ended) return;
   lease->ended = true;
+  std::string lost;
   if (lease->worker != nullptr) {
     ++leases_lost_;
-    Forget(lease->worker->id());
+    lost = lease->worker->id();
+    Forget(lost);
     lease->worker = nullptr;
   }
   lease->stream->Close(status);
@@ -206,6 +226,7 @@ void Registry::End(Lease* lease, const absl::Status& status) {
       std::find_if(leases_.begin(), leases_.end(),
                    [lease](const auto& held) { return held.get() == lease; });
   ended_.splice(ended_.end(), leases_, it);
+  if (!lost.empty()) listener_->OnLost(lost);
 }
 
 void Registry::Forget(const std::string& worker_id) {

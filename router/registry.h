@@ -25,6 +25,7 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "router/avoid_list.h"
+#include "router/compatibility.h"
 #include "router/dialer.h"
 #include "router/options.h"
 #include "tandem/v1/admin.pb.h"
@@ -58,6 +59,13 @@ class RegistryListener {
   virtual void OnRoom() = 0;
   // This incarnation has ended: a new one of the same worker registered.
   virtual void OnVoided(const v1::WorkerRef& old) = 0;
+  // A worker is among workers() now; and it no longer is.
+  virtual void OnRegistered(const Worker& worker) = 0;
+  virtual void OnLost(const std::string& worker_id) = 0;
+  // It had `before`.
+  virtual void OnAdapters(const Worker& worker, const Adapters& before) = 0;
+  virtual void OnAdapterOutcome(const std::string& worker_id,
+                                const v1::AdapterOutcome& outcome) = 0;
 };
 
 struct KvRoom {
@@ -75,6 +83,9 @@ class Registry {
 
   // A worker's registration call.
   void AddStream(std::unique_ptr<RegistrationStream> stream);
+
+  // To a worker that has a lease.
+  void Send(const std::string& worker_id, v1::RegisterResponse message);
 
   // By worker id; null where it has no lease.
   Worker* Find(const std::string& worker_id);

@@ -41,6 +41,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
                 std::unique_ptr<ClientStream> client);
   ~SequenceGroup() override;
   void Start();
+  const EffectiveRequest& effective() const { return admitted_.effective; }
   // Sequences that it will start.
   int unstarted() const {
     return spread_ ? 0 : static_cast<int>(parts_.size()) - 1;

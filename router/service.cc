@@ -53,6 +53,16 @@ class LoopAnswer {
   grpc::ServerUnaryReactor* reactor_;
 };
 
+// Response: with a field `adapter`.
+template <typename Response>
+AdapterControl::Done Answering(Response* response, LoopAnswer answer) {
+  return [response, answer = std::move(answer)](
+             absl::StatusOr<v1::LoraAdapter> adapter) mutable {
+    if (adapter.ok()) *response->mutable_adapter() = *std::move(adapter);
+    answer.Finish(adapter.status());
+  };
+}
+
 }  // namespace
 
 std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
@@ -183,6 +193,50 @@ grpc::ServerUnaryReactor* AdminServer::Abort(
     const absl::StatusOr<int> tokens = core->Abort(id);
     if (tokens.ok()) response->set_output_tokens(*tokens);
     answer.Finish(tokens.status());
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServer::LoadLoraAdapter(
+    grpc::CallbackServerContext* context,
+    const v1::LoadLoraAdapterRequest* request,
+    v1::LoadLoraAdapterResponse* response) {
+  LoopAnswer answer(context);
+  grpc::ServerUnaryReactor* const reactor = answer.reactor();
+  loop_->Post([core = core_, name = request->lora_name(),
+               path = request->lora_path(), response,
+               answer = std::move(answer)]() mutable {
+    core->adapter_control().Load(name, path,
+                                 Answering(response, std::move(answer)));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServer::UnloadLoraAdapter(
+    grpc::CallbackServerContext* context,
+    const v1::UnloadLoraAdapterRequest* request,
+    v1::UnloadLoraAdapterResponse* response) {
+  LoopAnswer answer(context);
+  grpc::ServerUnaryReactor* const reactor = answer.reactor();
+  loop_->Post([core = core_, name = request->lora_name(), response,
+               answer = std::move(answer)]() mutable {
+    core->adapter_control().Unload(name,
+                                   Answering(response, std::move(answer)));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServer::ListLoraAdapters(
+    grpc::CallbackServerContext* context,
+    const v1::ListLoraAdaptersRequest* /*request*/,
+    v1::ListLoraAdaptersResponse* response) {
+  LoopAnswer answer(context);
+  grpc::ServerUnaryReactor* const reactor = answer.reactor();
+  loop_->Post([core = core_, response, answer = std::move(answer)]() mutable {
+    for (v1::LoraAdapter& adapter : core->adapter_control().List()) {
+      *response->add_adapters() = std::move(adapter);
+    }
+    answer.Finish(absl::OkStatus());
   });
   return reactor;
 }

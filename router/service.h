@@ -96,6 +96,18 @@ class AdminServer final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
                                   const v1::AbortRequest* request,
                                   v1::AbortResponse* response) override;
+  grpc::ServerUnaryReactor* LoadLoraAdapter(
+      grpc::CallbackServerContext* context,
+      const v1::LoadLoraAdapterRequest* request,
+      v1::LoadLoraAdapterResponse* response) override;
+  grpc::ServerUnaryReactor* UnloadLoraAdapter(
+      grpc::CallbackServerContext* context,
+      const v1::UnloadLoraAdapterRequest* request,
+      v1::UnloadLoraAdapterResponse* response) override;
+  grpc::ServerUnaryReactor* ListLoraAdapters(
+      grpc::CallbackServerContext* context,
+      const v1::ListLoraAdaptersRequest* request,
+      v1::ListLoraAdaptersResponse* response) override;
 
  private:
   Loop* const loop_;

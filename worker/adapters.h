@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LoRA adapters that a worker was started with, by name: in which slot each
-// lies, and what is in it.
+// The LoRA adapters that a worker has, by name: in which slot of device memory
+// each lies, what is in it, and how many calls use it.
+//
+// A slot is in exactly one state: free; taken (something is on its way into
+// it); named (calls may begin with it); leaving (its name is gone, calls still
+// use it). On the worker's loop.
 
 #ifndef TANDEM_WORKER_ADAPTERS_H_
 #define TANDEM_WORKER_ADAPTERS_H_
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,31 +25,96 @@ namespace tandem::worker {
 
 inline constexpr size_t kMaxAdapters = 1024;
 
-class AdapterTable {
+class AdapterTable;
+
+// A call's hold on a slot: what is in it stays as long as this lives. The
+// table outlives it.
+class AdapterUse {
  public:
-  // INVALID_ARGUMENT: the name is there already, or is not one (1..64
-  // printable ASCII characters without spaces).
-  absl::Status Add(const std::string& name, const std::string& digest);
+  AdapterUse() = default;  // of the model as it is
+  AdapterUse(AdapterUse&& other) noexcept
+      : table_(std::exchange(other.table_, nullptr)),
+        slot_(std::exchange(other.slot_, -1)) {}
+  AdapterUse& operator=(AdapterUse&& other) noexcept {
+    std::swap(table_, other.table_);
+    std::swap(slot_, other.slot_);
+    return *this;
+  }
+  ~AdapterUse();
 
-  // The slot of what a call asks for; -1 where it asks for none (no name).
-  // NOT_FOUND names those that there are; FAILED_PRECONDITION: the one of this
-  // name is another.
-  absl::StatusOr<int> SlotOf(const v1::AdapterRef& adapter) const;
-
-  int size() const { return static_cast<int>(by_name_.size()); }
-  void List(google::protobuf::RepeatedPtrField<v1::AdapterRef>* out) const;
+  int slot() const { return slot_; }  // -1: none
 
  private:
-  struct Entry {
-    int slot;
-    std::string digest;
+  friend class AdapterTable;
+  AdapterUse(AdapterTable* table, int slot) : table_(table), slot_(slot) {}
+
+  AdapterTable* table_ = nullptr;
+  int slot_ = -1;
+};
+
+struct AdapterCounts {
+  int free = 0;
+  int taken = 0;
+  int named = 0;
+  int leaving = 0;
+};
+
+class AdapterTable {
+ public:
+  explicit AdapterTable(int slots = 0) : slots_(static_cast<size_t>(slots)) {}
+
+  // 1..64 printable ASCII characters without spaces; else INVALID_ARGUMENT.
+  static absl::Status CheckName(const std::string& name);
+
+  // A free slot to put something into. RESOURCE_EXHAUSTED: there is none.
+  absl::StatusOr<int> Take();
+  // Nothing was put into it after all.
+  void GiveBack(int slot);
+  // Names a taken slot. INVALID_ARGUMENT: not a name, or it is there already;
+  // then the slot is still taken.
+  absl::Status Add(const v1::AdapterRef& adapter, int slot);
+  // Takes a name's away: its slot is free when the last call that uses it has
+  // ended. The slot, or NOT_FOUND.
+  absl::StatusOr<int> Remove(const std::string& name);
+  // Calls still use what has no name any more.
+  bool leaving(int slot) const {
+    return slots_[static_cast<size_t>(slot)].state == State::kLeaving;
+  }
+  // Told of each slot that leaves no longer.
+  void set_on_freed(std::function<void(int slot)> on_freed) {
+    on_freed_ = std::move(on_freed);
+  }
+
+  // For a call that asks for it; of none where it asks for none (no name).
+  // NOT_FOUND names those that there are; FAILED_PRECONDITION: the one of this
+  // name is another.
+  absl::StatusOr<AdapterUse> Use(const v1::AdapterRef& adapter);
+
+  // Null: none of that name.
+  const v1::AdapterRef* Find(const std::string& name) const;
+  void List(google::protobuf::RepeatedPtrField<v1::AdapterRef>* out) const;
+  int slots() const { return static_cast<int>(slots_.size()); }
+  AdapterCounts counts() const;
+
+ private:
+  friend class AdapterUse;
+  enum class State { kFree, kTaken, kNamed, kLeaving };
+  struct Slot {
+    State state = State::kFree;
+    int uses = 0;
+    v1::AdapterRef adapter = {};  // while named
   };
-  std::map<std::string, Entry> by_name_;  // slots in the order of Add
+
+  void EndUse(int slot);
+
+  std::vector<Slot> slots_;
+  std::map<std::string, int> by_name_;
+  std::function<void(int slot)> on_freed_;
 };
 
 // The same where a worker may have no table.
-absl::StatusOr<int> SlotOf(const AdapterTable* table,
-                           const v1::AdapterRef& adapter);
+absl::StatusOr<AdapterUse> UseAdapter(AdapterTable* table,
+                                      const v1::AdapterRef& adapter);
 
 // What an adapter adds to the hash of a prefix: "" of none.
 std::string AdapterKey(const v1::AdapterRef& adapter);

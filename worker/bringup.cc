@@ -263,7 +263,8 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
     hello.add_kv_formats(std::string(format));
   }
   for (const char* const feature :
-       {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache}) {
+       {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache,
+        kFeatureAdapterLoading}) {
     hello.add_features(feature);
   }
   if (flags.attention_output) hello.add_features(kFeatureAttention);
@@ -387,8 +388,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                           });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
-  absl::StatusOr<LoadedAdapters> adapters = LoadAdapters(
-      flags.lora_modules, flags.max_lora_rank, *spec, parts.backend.get());
+  absl::StatusOr<LoadedAdapters> adapters =
+      LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
   parts.adapters = *std::move(adapters);
 

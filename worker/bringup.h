@@ -59,8 +59,7 @@ struct WorkerFlags {
   bool attention_output = false;      // tokens may bring weights along
   bool prefix_caching = true;
   bool mixed_numerics = false;
-  std::vector<std::string> lora_modules;  // NAME=DIRECTORY
-  int max_lora_rank = 16;
+  AdapterFlags adapters;
   bool enforce_eager = false;             // a GPU's steps are not recorded
   std::string async_scheduling = "auto";  // on, off; auto: on a GPU
   std::string speculative_config;         // JSON; empty: no speculation

@@ -8,24 +8,40 @@
 #include "engine/lora.h"
 
 namespace tandem::worker {
+namespace {
 
-absl::StatusOr<LoadedAdapters> LoadAdapters(
-    const std::vector<std::string>& modules, int max_rank,
-    const engine::ModelSpec& spec, kernels::Backend* backend) {
-  LoadedAdapters loaded;
-  if (modules.empty()) return loaded;
-  if (modules.size() > kMaxAdapters) {
+absl::StatusOr<int> SlotsFor(const AdapterFlags& flags) {
+  const size_t modules = flags.modules.size();
+  if (modules > kMaxAdapters) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--lora-modules names ", modules.size(),
-                     " adapters, at most ", kMaxAdapters, " are served"));
+        absl::StrCat("--lora-modules names ", modules, " adapters, at most ",
+                     kMaxAdapters, " are served"));
   }
+  if (flags.max_loras == 0) return static_cast<int>(modules);
+  if (static_cast<size_t>(flags.max_loras) < modules) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-loras is ", flags.max_loras, ", and --lora-modules names ",
+        modules, " adapters: raise it, or name fewer"));
+  }
+  return flags.max_loras;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
+                                            const engine::ModelSpec& spec,
+                                            kernels::Backend* backend) {
+  LoadedAdapters loaded;
+  const absl::StatusOr<int> slots = SlotsFor(flags);
+  if (!slots.ok()) return slots.status();
+  if (*slots == 0) return loaded;
+  loaded.table = AdapterTable(*slots);
   absl::StatusOr<std::unique_ptr<engine::LoraSlots>> made =
-      engine::LoraSlots::Create(spec, static_cast<int>(modules.size()),
-                                max_rank, backend);
+      engine::LoraSlots::Create(spec, *slots, flags.max_rank, backend);
   if (!made.ok()) return made.status();
   loaded.slots = *std::move(made);
   const std::unique_ptr<kernels::Queue> queue = backend->NewQueue("adapters");
-  for (const std::string& module : modules) {
+  for (const std::string& module : flags.modules) {
     const size_t equals = module.find('=');
     if (equals == module.npos) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -34,16 +50,39 @@ absl::StatusOr<LoadedAdapters> LoadAdapters(
     const absl::StatusOr<engine::LoraAdapter> adapter = engine::ReadLoraAdapter(
         module.substr(equals + 1), spec, loaded.slots->layout());
     if (!adapter.ok()) return adapter.status();
-    const int slot = loaded.table.size();
-    const std::string name = module.substr(0, equals);
-    const absl::Status added = loaded.table.Add(name, adapter->digest);
+    v1::AdapterRef ref;
+    ref.set_name(module.substr(0, equals));
+    ref.set_path(module.substr(equals + 1));
+    ref.set_digest(adapter->digest);
+    const absl::StatusOr<int> slot = loaded.table.Take();
+    if (!slot.ok()) return slot.status();
+    const absl::Status added = loaded.table.Add(ref, *slot);
     if (!added.ok()) return added;
-    loaded.slots->Put(slot, *adapter, *queue);
+    loaded.slots->Put(*slot, *adapter, *queue);
     queue->Synchronize();
-    LogInfo("loaded an adapter",
-            {{"adapter", name}, {"digest", adapter->digest.substr(0, 16)}});
+    LogInfo("loaded an adapter", {{"adapter", ref.name()},
+                                  {"digest", adapter->digest.substr(0, 16)}});
   }
   return loaded;
+}
+
+void DeviceAdapters::Read(
+    const std::string& path,
+    absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
+  reader_.Post([this, path, done = std::move(done)]() mutable {
+    absl::StatusOr<engine::LoraAdapter> adapter =
+        engine::ReadLoraAdapter(path, *spec_, slots_->layout());
+    loop_->Post(
+        [this, adapter = std::move(adapter), done = std::move(done)]() mutable {
+          if (!adapter.ok()) return done(std::move(adapter).status());
+          read_ = std::make_unique<engine::LoraAdapter>(*std::move(adapter));
+          done(read_->digest);
+        });
+  });
+}
+
+void DeviceAdapters::Put(int slot, absl::AnyInvocable<void()> done) {
+  executor_->PutAdapter(slot, *read_, std::move(done));
 }
 
 }  // namespace tandem::worker

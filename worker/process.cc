@@ -114,9 +114,13 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->Add(
       "enforce-eager", &worker.enforce_eager,
       "On a GPU, put steps on it operation by operation (no CUDA graphs)");
-  line->AddList("lora-modules", &worker.lora_modules,
+  line->AddList("lora-modules", &worker.adapters.modules,
                 "LoRA adapters as PEFT saves them, NAME=DIRECTORY each");
-  line->AddInt("max-lora-rank", &worker.max_lora_rank,
+  line->AddInt("max-loras", &worker.adapters.max_loras,
+               "Adapters at once, loaded in service ones included; memory is "
+               "kept for each; 0: as many as --lora-modules",
+               {0, kMaxAdapters});
+  line->AddInt("max-lora-rank", &worker.adapters.max_rank,
                "Largest rank of an adapter, for which memory is kept",
                {1, 512});
   line->Group("Handoff");
@@ -168,6 +172,7 @@ class Process {
   absl::Status StartRole();
   absl::Status StartServers();
   void StartRegistration(std::vector<Endpoint> routers);
+  void StartAdapters();
   void EachSecond();
   void Drain();
   void PollDrained();
@@ -191,8 +196,10 @@ class Process {
   std::unique_ptr<OffloadMetrics> offload_metrics_;
   std::unique_ptr<Role> role_;
   std::unique_ptr<rpc::Server> server_;
-  std::map<std::string, std::string> tls_names_;  // by router address
+  std::map<std::string, std::string> tls_names_;    // by router address
+  std::unique_ptr<DeviceAdapters> adapter_memory_;  // null: no slots
   std::unique_ptr<Registration> registration_;
+  std::unique_ptr<AdapterLoader> adapter_loader_;
   std::unique_ptr<Resolver> resolver_;
   std::unique_ptr<Timer> second_;
   std::unique_ptr<Timer> drain_poll_;
@@ -337,6 +344,7 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
                 {{"router", endpoint}, {"status", status}, {"hidden", hidden}});
           }
         });
+    StartAdapters();
     second_ = std::make_unique<Timer>(loop_.get());
     drain_poll_ = std::make_unique<Timer>(loop_.get());
     EachSecond();
@@ -353,6 +361,24 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
         }
         registration_->SetRouters(endpoints);
       });
+}
+
+// What routers ask for while this worker serves.
+void Process::StartAdapters() {
+  if (parts_.adapters.slots != nullptr) {
+    adapter_memory_ = std::make_unique<DeviceAdapters>(
+        &parts_.model->spec(), parts_.adapters.slots.get(),
+        parts_.executor.get(), loop_.get());
+  }
+  adapter_loader_ = std::make_unique<AdapterLoader>(
+      &parts_.adapters.table, adapter_memory_.get(), [this] {
+        v1::AdapterList list;
+        parts_.adapters.table.List(list.mutable_adapters());
+        LogInfo("adapters", {{"served", list.adapters_size()},
+                             {"free", parts_.adapters.table.counts().free}});
+        registration_->SetAdapters(list);
+      });
+  registration_->ServeAdapters(adapter_loader_.get());
 }
 
 void Process::EachSecond() {
@@ -401,6 +427,7 @@ void Process::Stop() {
     loop_->RunSync([&] {
       second_.reset();
       drain_poll_.reset();
+      if (adapter_loader_ != nullptr) adapter_loader_->Stop();
       registration_.reset();
       role_->CloseAll(absl::UnavailableError("this worker is going away"));
     });
@@ -413,6 +440,8 @@ void Process::Stop() {
   if (parts_.executor != nullptr) parts_.executor->Synchronize();
   if (parts_.draft.executor != nullptr) parts_.draft.executor->Synchronize();
   role_.reset();
+  adapter_loader_.reset();
+  adapter_memory_.reset();
   server_.reset();
   executor_.reset();
   draft_executor_.reset();

@@ -47,6 +47,14 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
       welcomed = true;
       backoff = owner->options_.min_backoff;
     }
+    if (owner->loader_ == nullptr) return;
+    if (message.has_load_adapter()) {
+      owner->loader_->Load(std::move(*message.mutable_load_adapter()),
+                           owner->AnswerTo(*this));
+    } else if (message.has_unload_adapter()) {
+      owner->loader_->Unload(std::move(*message.mutable_unload_adapter()),
+                             owner->AnswerTo(*this));
+    }
   }
   void OnClosed(absl::Status status) override { owner->Lost(this, status); }
 
@@ -58,6 +66,8 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
   absl::Time heard;
   bool welcomed = false;
   bool cache_known = false;  // the router holds our cache's hashes
+  bool adapters_known = false;
+  uint64_t number = 0;  // of the stream
 };
 
 Registration::Registration(const RegistrationOptions& options, Loop* loop,
@@ -95,6 +105,8 @@ void Registration::SetRouters(const std::vector<std::string>& endpoints) {
 void Registration::Connect(Link* link) {
   link->welcomed = false;
   link->cache_known = false;
+  link->adapters_known = true;  // the hello has them
+  link->number = ++streams_;
   link->heard = loop_->Now();
   link->stream = dial_(link->endpoint);
   link->stream->Start(link);
@@ -115,7 +127,41 @@ void Registration::Lost(Link* link, const absl::Status& status) {
   link->redial.Start(delay, [this, link] { Connect(link); });
 }
 
+void Registration::SetAdapters(const v1::AdapterList& list) {
+  *options_.hello.mutable_adapters() = list.adapters();
+  for (const auto& [endpoint, link] : links_) link->adapters_known = false;
+  SayAdapters();
+}
+
+void Registration::SayAdapters() {
+  for (const auto& [endpoint, link] : links_) {
+    if (link->stream == nullptr || link->adapters_known ||
+        link->stream->unsent() > kMaxUnsent) {
+      continue;
+    }
+    link->adapters_known = true;
+    v1::RegisterRequest message;
+    *message.mutable_adapters()->mutable_adapters() = options_.hello.adapters();
+    link->stream->Send(std::move(message));
+  }
+}
+
+AdapterLoader::Done Registration::AnswerTo(const Link& link) {
+  return [this, endpoint = link.endpoint,
+          number = link.number](v1::AdapterOutcome outcome) {
+    const auto it = links_.find(endpoint);
+    if (it == links_.end() || it->second->stream == nullptr ||
+        it->second->number != number) {
+      return;
+    }
+    v1::RegisterRequest message;
+    *message.mutable_adapter_outcome() = std::move(outcome);
+    it->second->stream->Send(std::move(message));
+  };
+}
+
 void Registration::SayLoad() {
+  SayAdapters();
   const v1::WorkerLoad load = load_();
   const engine::CacheChanges changes = pool_->TakeChanges();
   for (const auto& [endpoint, link] : links_) {

@@ -19,6 +19,7 @@
 #include "common/stream.h"
 #include "engine/kv_pool.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/adapter_loader.h"
 
 namespace tandem::worker {
 
@@ -52,6 +53,12 @@ class Registration {
   // The routers to register with: those no longer named are left.
   void SetRouters(const std::vector<std::string>& endpoints);
 
+  // Takes routers' commands about adapters to `loader`, and its outcomes back
+  // to who asked, unless it has gone. The loader is stopped before this ends.
+  void ServeAdapters(AdapterLoader* loader) { loader_ = loader; }
+  // Those that this worker has from now on.
+  void SetAdapters(const v1::AdapterList& list);
+
   // Sends the load now, e.g. when a drain begins.
   void SayLoad();
 
@@ -62,14 +69,19 @@ class Registration {
   void Connect(Link* link);
   void Lost(Link* link, const absl::Status& status);
   void Tick();
+  void SayAdapters();
+  // What came of a router's command, if its stream is still that one.
+  AdapterLoader::Done AnswerTo(const Link& link);
 
-  const RegistrationOptions options_;
+  RegistrationOptions options_;  // the hello's adapters change
   Loop* const loop_;
   Random* const random_;
   Dial dial_;
   std::function<v1::WorkerLoad()> load_;
   engine::KvPool* const pool_;
   OnTrouble on_trouble_;
+  AdapterLoader* loader_ = nullptr;
+  uint64_t streams_ = 0;  // dialled
   std::map<std::string, std::unique_ptr<Link>> links_;
   Timer tick_;
 };

@@ -97,7 +97,8 @@ class HttpServer {
   // Runs on one of the handler threads.
   using LaterHandler = std::function<void(std::unique_ptr<HttpExchange>)>;
 
-  // Before Start. GET serves HEAD too. Handlers must live until Stop.
+  // Before Start. GET serves HEAD too. A path that ends in '/' serves all
+  // below it that nothing else does. Handlers must live until Stop.
   void Handle(std::string method, std::string path, Handler handler);
   void HandleLater(std::string method, std::string path, LaterHandler handler);
 

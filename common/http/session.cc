@@ -199,7 +199,12 @@ bool Session::RefuseBroken(Error error) {
 
 void Session::Dispatch(HttpRequest request) {
   answering_ = true;
-  const auto route = state_->routes.find(request.path);
+  auto route = state_->routes.find(request.path);
+  for (size_t slash = request.path.rfind('/');
+       route == state_->routes.end() && slash != std::string::npos && slash > 0;
+       slash = request.path.rfind('/', slash - 1)) {
+    route = state_->routes.find(request.path.substr(0, slash + 1));
+  }
   if (route == state_->routes.end()) {
     return Answer(Plain(404, absl::StrCat("nothing at ", request.path)));
   }

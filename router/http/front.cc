@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -34,6 +35,61 @@ absl::Status CheckContentType(const HttpRequest& request) {
       absl::StrCat("Content-Type = ", type, ": application/json is needed"));
 }
 
+template <typename Message>
+absl::StatusOr<Message> Parsed(
+    const HttpRequest& request,
+    absl::StatusOr<Message> (*parse)(std::string_view body)) {
+  const absl::Status type = CheckContentType(request);
+  if (!type.ok()) return type;
+  return parse(request.body);
+}
+
+constexpr std::string_view kModels = "/v1/models/";
+
+// Names in paths; what is no escape stays as it is.
+std::string PercentDecoded(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 1])) &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 2]))) {
+      decoded += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+// As vLLM lists models, and adapters as models that have a parent.
+json Card(const v1::ModelInfo& info, int max_model_len) {
+  json card = {{"id", info.model()},
+               {"object", "model"},
+               {"created", 0},
+               {"owned_by", "tandem"},
+               {"root", info.parent().empty() ? info.model() : info.parent()},
+               {"parent", nullptr},
+               {"max_model_len", max_model_len}};
+  if (!info.parent().empty()) card["parent"] = info.parent();
+  return card;
+}
+
+// In vLLM's words.
+AdapterControl::Done Answering(const char* done,
+                               std::unique_ptr<HttpExchange> exchange) {
+  return [done, exchange = std::move(exchange)](
+             absl::StatusOr<v1::LoraAdapter> adapter) {
+    if (!adapter.ok()) {
+      exchange->Answer(ErrorResponse(adapter.status()));
+      return;
+    }
+    exchange->Answer(
+        {.body = absl::StrCat("Success: LoRA adapter '", adapter->lora_name(),
+                              "' ", done, " successfully.")});
+  };
+}
+
 }  // namespace
 
 void HttpFront::Register(HttpServer* server) {
@@ -56,8 +112,21 @@ void HttpFront::Register(HttpServer* server) {
   text("/detokenize", &HttpFront::Detokenize);
   server->Handle("GET", "/v1/models",
                  [this](const HttpRequest&) { return Models(); });
-  server->Handle("GET", absl::StrCat("/v1/models/", intake_->Limits().model),
-                 [this](const HttpRequest&) { return Model(); });
+  server->Handle("GET", std::string(kModels),
+                 [this](const HttpRequest& request) {
+                   return Model(PercentDecoded(
+                       std::string_view(request.path).substr(kModels.size())));
+                 });
+  if (options_.lora_updating) {
+    server->HandleLater("POST", "/v1/load_lora_adapter",
+                        [this](std::unique_ptr<HttpExchange> exchange) {
+                          LoadAdapter(std::move(exchange));
+                        });
+    server->HandleLater("POST", "/v1/unload_lora_adapter",
+                        [this](std::unique_ptr<HttpExchange> exchange) {
+                          UnloadAdapter(std::move(exchange));
+                        });
+  }
   server->Handle("GET", "/version", [](const HttpRequest&) {
     return Json({{"version", kVersion}});
   });
@@ -97,12 +166,15 @@ void HttpFront::Generate(Parse parse,
     if (!one.ok()) return refuse(one.status());
     admitted.push_back(*std::move(one));
   }
-  OpenAiAnswer answer(*request, intake_->Limits().model,
+  // All of a call's prompts ask for the same.
+  const std::string& adapter = admitted.front().effective.adapter;
+  OpenAiAnswer answer(*request,
+                      adapter.empty() ? intake_->Limits().model : adapter,
                       absl::ToUnixSeconds(absl::Now()));
   loop_->Post([loop = loop_, core = core_, exchange = std::move(exchange),
                answer = std::move(answer), admitted = std::move(admitted),
                headers = std::move(headers), stream = request->stream,
-               max_bytes = max_bytes_]() mutable {
+               max_bytes = options_.max_bytes]() mutable {
     const auto call = std::make_shared<OpenAiCall>(
         loop, std::move(exchange), std::move(answer),
         static_cast<int>(admitted.size()), stream, max_bytes,
@@ -114,27 +186,44 @@ void HttpFront::Generate(Parse parse,
   });
 }
 
-// vLLM lists adapters as models that have a parent.
 HttpResponse HttpFront::Models() const {
-  json data = json::array({json::parse(Model().body)});
-  const std::vector<v1::ModelInfo> infos = intake_->Infos();
-  for (size_t i = 1; i < infos.size(); ++i) {
-    data.push_back(data[0]);
-    data.back()["id"] = infos[i].model();
-    data.back()["parent"] = infos[i].parent();
+  const int length = intake_->Limits().context_length;
+  json data = json::array();
+  for (const v1::ModelInfo& info : intake_->Infos()) {
+    data.push_back(Card(info, length));
   }
   return Json({{"object", "list"}, {"data", std::move(data)}});
 }
 
-HttpResponse HttpFront::Model() const {
+HttpResponse HttpFront::Model(const std::string& name) const {
   const ModelLimits limits = intake_->Limits();
-  return Json({{"id", limits.model},
-               {"object", "model"},
-               {"created", 0},
-               {"owned_by", "tandem"},
-               {"root", limits.model},
-               {"parent", nullptr},
-               {"max_model_len", limits.context_length}});
+  const absl::Status status =
+      name.empty() ? absl::NotFoundError("/v1/models/NAME: no name is given")
+                   : ValidateModel(name, limits);
+  if (!status.ok()) return ErrorResponse(status);
+  return Json(Card(intake_->Info(name), limits.context_length));
+}
+
+void HttpFront::LoadAdapter(std::unique_ptr<HttpExchange> exchange) const {
+  absl::StatusOr<v1::LoadLoraAdapterRequest> parsed =
+      Parsed(exchange->request(), &ParseLoadLoraAdapter);
+  if (!parsed.ok()) return exchange->Answer(ErrorResponse(parsed.status()));
+  loop_->Post([core = core_, request = *std::move(parsed),
+               exchange = std::move(exchange)]() mutable {
+    core->adapter_control().Load(request.lora_name(), request.lora_path(),
+                                 Answering("added", std::move(exchange)));
+  });
+}
+
+void HttpFront::UnloadAdapter(std::unique_ptr<HttpExchange> exchange) const {
+  absl::StatusOr<v1::UnloadLoraAdapterRequest> parsed =
+      Parsed(exchange->request(), &ParseUnloadLoraAdapter);
+  if (!parsed.ok()) return exchange->Answer(ErrorResponse(parsed.status()));
+  loop_->Post([core = core_, request = *std::move(parsed),
+               exchange = std::move(exchange)]() mutable {
+    core->adapter_control().Unload(request.lora_name(),
+                                   Answering("removed", std::move(exchange)));
+  });
 }
 
 HttpResponse HttpFront::Tokenize(const HttpRequest& request) const {

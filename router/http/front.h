@@ -5,6 +5,7 @@
 //   POST /v1/chat/completions, /v1/completions
 //   GET  /v1/models, /v1/models/NAME, /version
 //   POST /tokenize, /detokenize (vLLM's)
+//   POST /v1/load_lora_adapter, /v1/unload_lora_adapter (vLLM's, where allowed)
 //
 // Errors have OpenAI's shape, and name the field. Bodies must be
 // application/json: a web page of another origin cannot send that without
@@ -14,6 +15,7 @@
 #define TANDEM_ROUTER_HTTP_FRONT_H_
 
 #include <memory>
+#include <string>
 
 #include "common/http/server.h"
 #include "common/loop.h"
@@ -23,13 +25,17 @@
 
 namespace tandem::router {
 
+struct HttpFrontOptions {
+  size_t max_bytes = 0;        // of an answer that is not streamed
+  bool lora_updating = false;  // clients may load and unload adapters
+};
+
 class HttpFront {
  public:
-  // All outlive the server that Register was called with. `max_bytes` of an
-  // answer that is not streamed.
+  // All outlive the server that Register was called with.
   HttpFront(Loop* loop, RouterCore* core, const Intake* intake,
-            size_t max_bytes)
-      : loop_(loop), core_(core), intake_(intake), max_bytes_(max_bytes) {}
+            const HttpFrontOptions& options)
+      : loop_(loop), core_(core), intake_(intake), options_(options) {}
 
   void Register(HttpServer* server);
 
@@ -38,14 +44,16 @@ class HttpFront {
 
   void Generate(Parse parse, std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Models() const;
-  HttpResponse Model() const;
+  HttpResponse Model(const std::string& name) const;
+  void LoadAdapter(std::unique_ptr<HttpExchange> exchange) const;
+  void UnloadAdapter(std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Tokenize(const HttpRequest& request) const;
   HttpResponse Detokenize(const HttpRequest& request) const;
 
   Loop* const loop_;
   RouterCore* const core_;
   const Intake* const intake_;
-  const size_t max_bytes_;
+  const HttpFrontOptions options_;
 };
 
 }  // namespace tandem::router

@@ -444,4 +444,31 @@ absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(std::string_view body) {
   return request;
 }
 
+absl::StatusOr<v1::LoadLoraAdapterRequest> ParseLoadLoraAdapter(
+    std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  v1::LoadLoraAdapterRequest request;
+  request.set_lora_name(fields.String("lora_name").value_or(""));
+  request.set_lora_path(fields.String("lora_path").value_or(""));
+  if (fields.Bool("load_inplace").value_or(false)) {
+    fields.Refuse("load_inplace", true,
+                  "an adapter is unloaded before another takes its name");
+  }
+  if (!fields.status().ok()) return fields.status();
+  return request;
+}
+
+absl::StatusOr<v1::UnloadLoraAdapterRequest> ParseUnloadLoraAdapter(
+    std::string_view body) {
+  const absl::StatusOr<json> parsed = ParseBody(body);
+  if (!parsed.ok()) return parsed.status();
+  JsonFields fields(*parsed, "");
+  v1::UnloadLoraAdapterRequest request;
+  request.set_lora_name(fields.String("lora_name").value_or(""));
+  if (!fields.status().ok()) return fields.status();
+  return request;
+}
+
 }  // namespace tandem::router

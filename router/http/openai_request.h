@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tandem/v1/admin.pb.h"
 #include "tandem/v1/inference.pb.h"
 
 namespace tandem::router {
@@ -35,6 +36,12 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body);
 // vLLM's /tokenize ({prompt} or {messages}) and /detokenize ({tokens}).
 absl::StatusOr<v1::TokenizeRequest> ParseTokenize(std::string_view body);
 absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(std::string_view body);
+
+// vLLM's {lora_name, lora_path} and {lora_name}.
+absl::StatusOr<v1::LoadLoraAdapterRequest> ParseLoadLoraAdapter(
+    std::string_view body);
+absl::StatusOr<v1::UnloadLoraAdapterRequest> ParseUnloadLoraAdapter(
+    std::string_view body);
 
 }  // namespace tandem::router
 

@@ -32,12 +32,11 @@ class AdaptersTest : public testing::Test {
  protected:
   AdaptersTest() {
     for (AdapterTable* const table : {&table_, &others_}) {
-      EXPECT_TRUE(table->Add("verse", Digest('a')).ok());
+      Put(table, Ref("verse", 'a'));
+      Put(table, Ref("twin", 'a'));
     }
-    EXPECT_TRUE(table_.Add("prose", Digest('b')).ok());
-    EXPECT_TRUE(table_.Add("twin", Digest('a')).ok());
-    EXPECT_TRUE(others_.Add("prose", Digest('c')).ok());
-    EXPECT_TRUE(others_.Add("twin", Digest('a')).ok());
+    Put(&table_, Ref("prose", 'b'));
+    Put(&others_, Ref("prose", 'c'));
     decode_ = rig_.AddDecode("decode", {.num_blocks = 256},
                              [this](auto* o) { o->adapters = &table_; });
     // What it has is not all the same.
@@ -65,8 +64,12 @@ class AdaptersTest : public testing::Test {
     return request;
   }
 
-  AdapterTable table_;
-  AdapterTable others_;
+  static void Put(AdapterTable* table, const v1::AdapterRef& adapter) {
+    EXPECT_TRUE(table->Add(adapter, *table->Take()).ok());
+  }
+
+  AdapterTable table_ = AdapterTable(4);
+  AdapterTable others_ = AdapterTable(4);
   Rig rig_;
   DecodeMachine* decode_;
   PrefillMachine* prefill_;
@@ -133,14 +136,62 @@ TEST_F(AdaptersTest, KvOfAnotherAdapterIsNotTaken) {
 }
 
 TEST_F(AdaptersTest, ATableTakesEachNameOnce) {
-  EXPECT_EQ(table_.Add("verse", Digest('a')).code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(table_.Add("a b", Digest('a')).code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(table_.Add("", Digest('a')).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(table_.size(), 3);
-  EXPECT_EQ(*table_.SlotOf({}), -1);
-  EXPECT_EQ(*table_.SlotOf(Ref("prose", 'b')), 1);
+  const int slot = *table_.Take();
+  EXPECT_EQ(table_.Take().status().code(), StatusCode::kResourceExhausted);
+  for (const char* name : {"verse", "a b", ""}) {
+    EXPECT_EQ(table_.Add(Ref(name, 'a'), slot).code(),
+              StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(table_.counts().named, 3);
+  EXPECT_EQ(table_.counts().taken, 1);
+  table_.GiveBack(slot);
+  EXPECT_EQ(table_.counts().free, 1);
+  EXPECT_EQ(table_.Use({})->slot(), -1);
+  EXPECT_EQ(table_.Use(Ref("prose", 'b'))->slot(), 2);
+}
+
+// Its calls go on, to the end, at both workers; its slot is free after the
+// last of them, whatever ended it.
+TEST_F(AdaptersTest, WhatIsUnloadedServesTheCallsThatItHas) {
+  std::vector<int> freed;
+  table_.set_on_freed([&](int slot) { freed.push_back(slot); });
+  others_.set_on_freed([&](int slot) { freed.push_back(100 + slot); });
+  const v1::AdapterRef verse = Ref("verse", 'a');
+  const auto begin = [&](bool split) {
+    Request* const request =
+        rig_.NewRequest({.prompt = Prompt(64), .max_tokens = 40});
+    *request->tweak_open.mutable_adapter() = verse;
+    *request->tweak_prefill.mutable_adapter() = verse;
+    request->Decode(decode_, split ? prefill_ : nullptr);
+    return request;
+  };
+  Request* const split = begin(true);
+  Request* const local = begin(false);
+  Request* const dropped = begin(false);
+  rig_.RunUntil([&] {
+    return split->prefill_started.has_value() && !local->opened.empty() &&
+           !dropped->opened.empty();
+  });
+  EXPECT_EQ(*table_.Remove("verse"), 0);
+  EXPECT_EQ(*others_.Remove("verse"), 0);
+  EXPECT_TRUE(table_.leaving(0));
+  EXPECT_EQ(table_.counts().leaving, 1);
+  EXPECT_EQ(table_.Remove("verse").status().code(), StatusCode::kNotFound);
+  const Request* const late = Run(verse, {}, false);
+  EXPECT_EQ(late->decode_ended->code(), StatusCode::kNotFound);
+
+  dropped->DropDecode();
+  rig_.RunUntil([&] { return split->prefill_ended.has_value(); });
+  EXPECT_THAT(freed, testing::ElementsAre(100));
+  rig_.RunUntil([&] {
+    return split->decode_ended.has_value() && local->decode_ended.has_value();
+  });
+  split->ExpectAllRight();
+  local->ExpectAllRight();
+  EXPECT_THAT(freed, testing::ElementsAre(100, 0));
+  EXPECT_EQ(table_.counts().free, 2);
+  EXPECT_EQ(table_.counts().leaving, 0);
+  rig_.ExpectNothingLeft();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adapters through a whole cluster: mixed with the model as it is, by both
-// ways, with a decode worker killed among them; and who may share prefixes.
+// ways, with a decode worker killed among them; who may share prefixes; and
+// loaded and unloaded while streams run.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,11 +12,13 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/http/socket.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/load.h"
 
@@ -30,7 +33,8 @@ using testing::HasSubstr;
 constexpr int kRank = 4;
 
 // An adapter of the embedded model's attention and gates, drawn from `seed`.
-void WriteAdapter(const std::string& directory, unsigned seed) {
+void WriteAdapter(const std::string& directory, unsigned seed,
+                  int rank = kRank) {
   std::ifstream file(EmbeddedModel() + "/config.json");
   const json config = json::parse(file);
   const int hidden = config["hidden_size"];
@@ -60,8 +64,8 @@ void WriteAdapter(const std::string& directory, unsigned seed) {
           {"mlp.gate_proj", wide}}) {
       const std::string name =
           absl::StrCat("base_model.model.model.layers.", layer, ".", module);
-      add(name + ".lora_A.weight", kRank, hidden);
-      add(name + ".lora_B.weight", rows, kRank);
+      add(name + ".lora_A.weight", rank, hidden);
+      add(name + ".lora_B.weight", rows, rank);
     }
   }
   const std::string text = header.dump();
@@ -71,7 +75,7 @@ void WriteAdapter(const std::string& directory, unsigned seed) {
   out.write(reinterpret_cast<const char*>(&length), sizeof length);
   out << text << data;
   std::ofstream(directory + "/adapter_config.json")
-      << json({{"peft_type", "LORA"}, {"r", kRank}, {"lora_alpha", 8}});
+      << json({{"peft_type", "LORA"}, {"r", rank}, {"lora_alpha", 8}});
 }
 
 class LoraTest : public testing::Test {
@@ -81,6 +85,7 @@ class LoraTest : public testing::Test {
     directory_ = mkdtemp(pattern);
     WriteAdapter(directory_ + "/verse", 1);
     WriteAdapter(directory_ + "/prose", 2);
+    WriteAdapter(directory_ + "/rhyme", 3);
   }
   ~LoraTest() override { std::filesystem::remove_all(directory_); }
 
@@ -190,6 +195,231 @@ TEST_F(LoraTest, NamesAreModelsToo) {
   by_field.set_model("prose");
   EXPECT_EQ(cluster.Generate(by_field).status.code(),
             absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+// The admin service, as `tandem lora` calls it.
+class LoraServiceTest : public LoraTest {
+ protected:
+  // "prose" from the start, and a slot more.
+  ClusterOptions WithRoom() const {
+    return {.prefill = 1,
+            .decode = 2,
+            .router_arguments = {"--allow-runtime-lora-updating"},
+            .worker_arguments = {"--max-num-batched-tokens", "32",
+                                 "--max-lora-rank", "8", "--max-loras", "2",
+                                 "--lora-modules",
+                                 absl::StrCat("prose=", directory_, "/prose")}};
+  }
+  static absl::Status Of(const grpc::Status& status) {
+    return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                        status.error_message());
+  }
+  absl::Status Load(Cluster* cluster, const std::string& name,
+                    const std::string& from) {
+    const auto stub =
+        v1::AdminService::NewStub(cluster->Channel(cluster->admin_port()));
+    grpc::ClientContext context;
+    v1::LoadLoraAdapterRequest request;
+    request.set_lora_name(name);
+    request.set_lora_path(absl::StrCat(directory_, "/", from));
+    v1::LoadLoraAdapterResponse response;
+    return Of(stub->LoadLoraAdapter(&context, request, &response));
+  }
+  absl::Status Unload(Cluster* cluster, const std::string& name) {
+    const auto stub =
+        v1::AdminService::NewStub(cluster->Channel(cluster->admin_port()));
+    grpc::ClientContext context;
+    v1::UnloadLoraAdapterRequest request;
+    request.set_lora_name(name);
+    v1::UnloadLoraAdapterResponse response;
+    return Of(stub->UnloadLoraAdapter(&context, request, &response));
+  }
+  // Workers that have it.
+  int Holders(Cluster* cluster, const std::string& name) {
+    const auto stub =
+        v1::AdminService::NewStub(cluster->Channel(cluster->admin_port()));
+    grpc::ClientContext context;
+    v1::ListLoraAdaptersResponse response;
+    EXPECT_TRUE(stub->ListLoraAdapters(&context, {}, &response).ok());
+    int holders = 0;
+    for (const v1::LoraAdapter& adapter : response.adapters()) {
+      if (adapter.lora_name() != name) continue;
+      for (const auto& worker : adapter.workers()) {
+        holders += worker.digest() == adapter.digest();
+      }
+    }
+    return holders;
+  }
+  void WaitForHolders(Cluster* cluster, const std::string& name, int count) {
+    for (int tries = 0; tries < 600 && Holders(cluster, name) != count;
+         ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    EXPECT_EQ(Holders(cluster, name), count);
+  }
+  // What the router's threads know of adapters follows a moment later.
+  absl::Status Ask(Cluster* cluster, const std::string& adapter) {
+    absl::Status status;
+    for (int tries = 0; tries < 100; ++tries) {
+      status = cluster->Generate(With(adapter, "One day", 4)).status;
+      if (!absl::IsNotFound(status)) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return status;
+  }
+};
+
+TEST_F(LoraServiceTest, WhatIsLoadedInServiceGivesWhatItGivesFromTheStart) {
+  std::vector<v1::GenerateRequest> others, verses;
+  int i = 0;
+  for (const std::string& prompt : SomePrompts(3, 11)) {
+    const auto placement =
+        i++ % 2 == 0 ? v1::PLACEMENT_SPLIT : v1::PLACEMENT_LOCAL;
+    for (const char* adapter : {"", "prose", "verse"}) {
+      auto& requests = std::string(adapter) == "verse" ? verses : others;
+      requests.push_back(With(adapter, prompt, 40));
+      requests.back().set_placement(placement);
+    }
+  }
+  std::vector<Expectation> expected, other;
+  {
+    ClusterOptions options = Options();
+    options.decode = 1;
+    Cluster from_start(options);
+    ASSERT_TRUE(from_start.Start().ok());
+    expected = RunAlone(&from_start, verses);
+    other = RunAlone(&from_start, others);
+  }
+  ASSERT_EQ(expected.size(), verses.size());
+  Cluster cluster(WithRoom());
+  ASSERT_TRUE(cluster.Start().ok());
+  integration::Load load(&cluster, &other, 4);
+  load.WaitForEveryStream();
+  absl::Status status = Load(&cluster, "verse", "verse");
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Holders(&cluster, "verse"), 3);
+  EXPECT_TRUE(Ask(&cluster, "verse").ok());
+  for (const Expectation& verse : expected) {
+    EXPECT_EQ(Compare(verse, cluster.Generate(verse.request)), "");
+  }
+  // The same once more; another one is refused, as is one too many.
+  EXPECT_TRUE(Load(&cluster, "verse", "verse").ok());
+  EXPECT_EQ(Load(&cluster, "verse", "rhyme").code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Load(&cluster, "rhyme", "rhyme").code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Load(&cluster, "rhyme", "nowhere").code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Holders(&cluster, "verse"), 3);
+  EXPECT_EQ(Holders(&cluster, "rhyme"), 0);
+
+  // A restarted worker has it again, and so does a new router know it.
+  integration::Load all(&cluster, &expected, 2);
+  all.WaitForEveryStream();
+  cluster.Kill("decode-0");
+  all.WaitForEveryStream();
+  ASSERT_TRUE(cluster.Restart("decode-0").ok());
+  WaitForHolders(&cluster, "verse", 3);
+  all.WaitForEveryStream();
+  EXPECT_TRUE(all.Finish());
+  EXPECT_EQ(all.faults(), "");
+  load.WaitForEveryStream();
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+
+  ASSERT_TRUE(cluster.Restart("router").ok());
+  ASSERT_TRUE(cluster.WaitUntilReady(1, 2, seconds(30)).ok());
+  EXPECT_TRUE(Ask(&cluster, "verse").ok());
+  ASSERT_TRUE(cluster.Restart("decode-1").ok());
+  WaitForHolders(&cluster, "verse", 3);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+TEST_F(LoraServiceTest, AnUnloadLetsRequestsEndAndFreesTheSlot) {
+  ClusterOptions options = WithRoom();
+  options.decode = 1;
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.Start().ok());
+  ASSERT_TRUE(Load(&cluster, "verse", "verse").ok());
+  ASSERT_TRUE(Ask(&cluster, "verse").ok());
+  const std::vector<Expectation> expected =
+      RunAlone(&cluster, {With("verse", "One day", 600)});
+  ASSERT_EQ(expected.size(), 1u);
+  std::thread running([&] {
+    EXPECT_EQ(Compare(expected[0], cluster.Generate(expected[0].request)), "");
+  });
+  for (int tries = 0; tries < 1000; ++tries) {
+    const auto state = cluster.State();
+    if (state.ok() && state->requests().decoding() > 0) break;
+  }
+  EXPECT_TRUE(Unload(&cluster, "verse").ok());
+  running.join();
+  EXPECT_EQ(cluster.Generate(With("verse", "One day", 4)).status.code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(Unload(&cluster, "verse").code(), absl::StatusCode::kNotFound);
+  // What fails leaves nothing behind; what fits takes the slot.
+  const absl::Status missing = Load(&cluster, "rhyme", "nowhere");
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("worker "));
+  WriteAdapter(directory_ + "/wide", 4, /*rank=*/16);
+  const absl::Status wide = Load(&cluster, "rhyme", "wide");
+  EXPECT_EQ(wide.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(wide.message()), HasSubstr("--max-lora-rank"));
+  EXPECT_EQ(Holders(&cluster, "rhyme"), 0);
+  EXPECT_TRUE(Load(&cluster, "rhyme", "rhyme").ok());
+  // Another content under a name that was in use: nothing of the old one.
+  EXPECT_TRUE(Unload(&cluster, "rhyme").ok());
+  EXPECT_TRUE(Load(&cluster, "verse", "rhyme").ok());
+  ASSERT_TRUE(Ask(&cluster, "verse").ok());
+  EXPECT_NE(Compare(expected[0], cluster.Generate(expected[0].request)), "");
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+TEST_F(LoraServiceTest, OverHttpAsWithVllm) {
+  ClusterOptions options = WithRoom();
+  options.decode = 1;
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.Start().ok());
+  const auto exchange = [&](const std::string& head, const json& body) {
+    const std::string text = body.is_null() ? "" : body.dump();
+    Socket socket(cluster.http_port());
+    socket.Send(absl::StrCat(head,
+                             " HTTP/1.1\r\nConnection: close\r\nContent-Type: "
+                             "application/json\r\nContent-Length: ",
+                             text.size(), "\r\n\r\n", text));
+    return socket.Receive();
+  };
+  const auto load = [&](const std::string& name, const std::string& from) {
+    return exchange("POST /v1/load_lora_adapter",
+                    {{"lora_name", name},
+                     {"lora_path", absl::StrCat(directory_, "/", from)}});
+  };
+  EXPECT_THAT(load("verse", "verse"),
+              HasSubstr("LoRA adapter 'verse' added successfully."));
+  ASSERT_TRUE(Ask(&cluster, "verse").ok());
+  EXPECT_THAT(load("verse", "rhyme"), HasSubstr("HTTP/1.1 409"));
+  EXPECT_THAT(exchange("GET /v1/models/verse", nullptr),
+              testing::AllOf(HasSubstr("\"id\":\"verse\""),
+                             HasSubstr("\"parent\":\"tales\"")));
+  EXPECT_THAT(exchange("GET /v1/models/tales", nullptr),
+              HasSubstr("\"parent\":null"));
+  EXPECT_THAT(exchange("GET /v1/models/r%68yme", nullptr),
+              testing::AllOf(HasSubstr("HTTP/1.1 404"), HasSubstr("rhyme")));
+  const json prompt = {
+      {"model", "verse"}, {"prompt", "One day"}, {"max_tokens", 2}};
+  EXPECT_THAT(exchange("POST /v1/completions", prompt),
+              HasSubstr("\"model\":\"verse\""));
+  json streamed = prompt;
+  streamed["stream"] = true;
+  EXPECT_THAT(exchange("POST /v1/completions", streamed),
+              HasSubstr("\"model\":\"verse\""));
+  EXPECT_THAT(
+      exchange("POST /v1/unload_lora_adapter", {{"lora_name", "verse"}}),
+      HasSubstr("LoRA adapter 'verse' removed successfully."));
+  EXPECT_THAT(
+      exchange("POST /v1/unload_lora_adapter", {{"lora_name", "verse"}}),
+      HasSubstr("HTTP/1.1 404"));
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 

@@ -159,6 +159,9 @@ struct Router : StreamHandler<v1::RegisterRequest> {
         v1::RegisterResponse response;
         response.mutable_welcome();
         if (welcomes) stream->Send(std::move(response));
+        for (const auto& adapter : message.hello().adapters()) {
+          story += adapter.name();
+        }
         return;
       }
       case v1::RegisterRequest::kLoad:
@@ -177,6 +180,15 @@ struct Router : StreamHandler<v1::RegisterRequest> {
         }
         return;
       case v1::RegisterRequest::kAdapters:
+        story += 'A';
+        for (const auto& adapter : message.adapters().adapters()) {
+          story += adapter.name();
+        }
+        return;
+      case v1::RegisterRequest::kAdapterOutcome:
+        story += 'O';
+        outcomes.push_back(message.adapter_outcome());
+        return;
       case v1::RegisterRequest::EVENT_NOT_SET:
         ADD_FAILURE();
     }
@@ -195,6 +207,7 @@ struct Router : StreamHandler<v1::RegisterRequest> {
   std::string story;
   std::set<uint64_t> hashes;
   int most_hashes = 0;  // in a message
+  std::vector<v1::AdapterOutcome> outcomes;
 };
 
 struct RegistrationTest : testing::Test {
@@ -288,6 +301,70 @@ TEST_F(RegistrationTest, EveryRouterKnowsTheCacheAndItsChanges) {
   EXPECT_EQ(one.hashes.size(), 8u);
   EXPECT_GE(one.loads, 10);
   EXPECT_EQ(troubles, "");
+}
+
+// What is there at once.
+struct Files final : AdapterMemory {
+  void Read(
+      const std::string& /*path*/,
+      absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override {
+    if (hold) {
+      held = std::move(done);
+    } else {
+      done(std::string(64, 'a'));
+    }
+  }
+  void Put(int /*slot*/, absl::AnyInvocable<void()> done) override { done(); }
+  void Forget() override {}
+  bool hold = false;
+  absl::AnyInvocable<void(absl::StatusOr<std::string>)> held;
+};
+
+TEST_F(RegistrationTest, RoutersCommandAdaptersAndAllHearOfThem) {
+  AdapterTable table(2);
+  Files files;
+  AdapterLoader loader(&table, &files, [&] {
+    v1::AdapterList list;
+    table.List(list.mutable_adapters());
+    registration->SetAdapters(list);
+  });
+  registration->ServeAdapters(&loader);
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(1));
+  const auto load = [&](Router* router, const std::string& name) {
+    v1::RegisterResponse command;
+    command.mutable_load_adapter()->set_command(7);
+    command.mutable_load_adapter()->set_name(name);
+    command.mutable_load_adapter()->set_path("/" + name);
+    router->stream->Send(std::move(command));
+  };
+  load(&one, "verse");
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.story, "HRAverseO");  // the list before the outcome
+  EXPECT_EQ(two.story, "HRAverse");
+  ASSERT_EQ(one.outcomes.size(), 1u);
+  EXPECT_EQ(one.outcomes[0].command(), 7u);
+  EXPECT_EQ(one.outcomes[0].code(), 0);
+
+  // Who asked has come anew since: the number may be of another command.
+  files.hold = true;
+  load(&one, "prose");
+  RunWithBeats(absl::Seconds(1));
+  one.stream->Close(absl::UnavailableError("gone"));
+  RunWithBeats(absl::Seconds(1));
+  files.held(std::string(64, 'b'));
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.outcomes.size(), 1u);
+  EXPECT_EQ(one.story, "HRAverseOHverseRAproseverse");
+
+  v1::RegisterResponse command;
+  command.mutable_unload_adapter()->set_command(8);
+  command.mutable_unload_adapter()->set_name("verse");
+  two.stream->Send(std::move(command));
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(two.story, "HRAverseAproseverseAproseO");
+  EXPECT_EQ(two.outcomes.at(0).command(), 8u);
+  loader.Stop();
 }
 
 TEST_F(RegistrationTest, AWholeCacheComesInPieces) {

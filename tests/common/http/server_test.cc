@@ -34,6 +34,12 @@ class HttpServerTest : public ::testing::Test {
       response.headers.emplace_back("X-Answer", "42");
       return response;
     });
+    server_->Handle("GET", "/below/", [](const HttpRequest& request) {
+      return HttpResponse{.body = request.path + "\n"};
+    });
+    server_->Handle("GET", "/below/one", [](const HttpRequest&) {
+      return HttpResponse{.body = "its own\n"};
+    });
     const absl::Status started = server_->Start();
     ASSERT_TRUE(started.ok()) << started;
     ASSERT_GT(server_->port(), 0);
@@ -65,6 +71,13 @@ TEST_F(HttpServerTest, AnswersByPathAndMethod) {
        "HTTP/1.1 200 OK\r\n", "Content-Length: 3\r\n"},
       {"GET /nothing HTTP/1.1\r\nConnection: close\r\n\r\n",
        "HTTP/1.1 404 Not Found\r\n", "nothing at /nothing\n"},
+      {"GET /below/a/b HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK\r\n",
+       "\r\n\r\n/below/a/b\n"},
+      {"GET /below/one HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK\r\n",
+       "\r\n\r\nits own\n"},
+      {"GET /below HTTP/1.0\r\n\r\n", "HTTP/1.0 404 Not Found\r\n",
+       "nothing at /below\n"},
+      {"POST /below/a HTTP/1.0\r\n\r\n", "HTTP/1.0 405 ", "Allow: GET, HEAD"},
       {"DELETE /health HTTP/1.1\r\nConnection: close\r\n\r\n",
        "HTTP/1.1 405 Method Not Allowed\r\n", "Allow: GET, HEAD\r\n"},
       {"GET /echo HTTP/1.1\r\nConnection: close\r\n\r\n",

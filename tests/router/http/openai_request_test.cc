@@ -305,5 +305,23 @@ TEST(OpenAiRequestTest, Text) {
   EXPECT_FALSE(ParseDetokenize("{}").ok());
 }
 
+TEST(ParseLora, VllmsFields) {
+  const auto load = ParseLoadLoraAdapter(
+      R"({"lora_name": "verse", "lora_path": "/v", "lora_int_id": 3})");
+  ASSERT_TRUE(load.ok()) << load.status();
+  EXPECT_EQ(load->lora_name(), "verse");
+  EXPECT_EQ(load->lora_path(), "/v");
+  EXPECT_TRUE(ParseLoadLoraAdapter(R"({"load_inplace": false})").ok());
+  EXPECT_THAT(
+      std::string(
+          ParseLoadLoraAdapter(R"({"load_inplace": true})").status().message()),
+      testing::HasSubstr("load_inplace"));
+  EXPECT_FALSE(ParseLoadLoraAdapter(R"({"lora_name": 1})").ok());
+  const auto unload = ParseUnloadLoraAdapter(R"({"lora_name": "verse"})");
+  ASSERT_TRUE(unload.ok()) << unload.status();
+  EXPECT_EQ(unload->lora_name(), "verse");
+  EXPECT_FALSE(ParseUnloadLoraAdapter("[]").ok());
+}
+
 }  // namespace
 }  // namespace tandem::router
