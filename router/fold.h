@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // A unary answer made of a stream's events: the core writes to a ClientStream
-// as always, and this one collects until the end. On the router's loop.
+// as always, and this one collects until the end, or until it is more than a
+// client may be sent at once. On the router's loop.
 
 #ifndef TANDEM_ROUTER_FOLD_H_
 #define TANDEM_ROUTER_FOLD_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/loop.h"
 #include "router/dialer.h"
 
 namespace tandem::router {
@@ -17,13 +23,17 @@ using UnaryStream = Stream<v1::GenerateOnceResponse, v1::GenerateRequest>;
 
 class FoldingStream final : public ClientStream {
  public:
-  explicit FoldingStream(std::unique_ptr<UnaryStream> call)
-      : call_(std::move(call)) {}
+  FoldingStream(Loop* loop, std::unique_ptr<UnaryStream> call, size_t max_bytes)
+      : call_(std::move(call)), max_bytes_(max_bytes), gone_(loop) {}
 
   void Start(StreamHandler<v1::GenerateRequest>* handler) override {
+    handler_ = handler;
     call_->Start(handler);
   }
   void Send(v1::GenerateResponse event) override {
+    if (bytes_ > max_bytes_) return;
+    bytes_ += event.ByteSizeLong();
+    if (bytes_ > max_bytes_) return Refuse();
     if (!event.request_id().empty()) {
       answer_.set_request_id(event.request_id());
     }
@@ -52,6 +62,7 @@ class FoldingStream final : public ClientStream {
   size_t unsent() const override { return 0; }
   void PauseReading(bool paused) override {}
   void Close(absl::Status status) override {
+    gone_.Stop();
     if (status.ok()) call_->Send(std::move(answer_));
     call_->Close(std::move(status));
   }
@@ -65,8 +76,25 @@ class FoldingStream final : public ClientStream {
     return answer_.mutable_sequences(index);
   }
 
+  // Ends the call, and then the request, which is in the midst of writing.
+  void Refuse() {
+    answer_.Clear();
+    call_->Close(MakeError(
+        absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
+        absl::StrCat("the answer is longer than ", max_bytes_,
+                     " bytes (--max-response-bytes): ask for less, or call "
+                     "Generate, which streams")));
+    gone_.Start(absl::ZeroDuration(), [this] {
+      handler_->OnClosed(absl::CancelledError("its answer was too large"));
+    });
+  }
+
   const std::unique_ptr<UnaryStream> call_;
+  const size_t max_bytes_;
+  StreamHandler<v1::GenerateRequest>* handler_ = nullptr;
   v1::GenerateOnceResponse answer_;
+  size_t bytes_ = 0;  // of the events that it is made of
+  Timer gone_;
 };
 
 }  // namespace tandem::router

@@ -84,7 +84,7 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddBytes("max-request-bytes", &flags->max_message_bytes,
                  "Size of one request message", {1 << 10, 64 << 20});
   line->AddBytes("max-response-bytes", &flags->max_answer_bytes,
-                 "Size of an HTTP answer that is not streamed",
+                 "Size of an answer that is not streamed",
                  {1 << 10, int64_t{1} << 32});
   line->AddInt("max-http-connections", &flags->max_http_connections,
                "Open at once; more are refused", {1, 1 << 16});
@@ -217,8 +217,9 @@ absl::Status Process::Start() {
   });
   intake_ = std::make_unique<Intake>(model_.get(), &facts_, flags_.offers,
                                      router_metrics_.get());
-  inference_ =
-      std::make_unique<InferenceServer>(&loop_, core_.get(), intake_.get());
+  inference_ = std::make_unique<InferenceServer>(
+      &loop_, core_.get(), intake_.get(),
+      static_cast<size_t>(flags_.max_answer_bytes));
   http_front_ = std::make_unique<HttpFront>(
       &loop_, core_.get(), intake_.get(),
       HttpFrontOptions{

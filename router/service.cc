@@ -123,9 +123,11 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
       new rpc::ServerUnaryCall<v1::GenerateOnceResponse, v1::GenerateRequest>(
           loop_, context, {}, response);
   std::unique_ptr<ClientStream> stream = std::make_unique<FoldingStream>(
+      loop_,
       std::make_unique<
           rpc::CallStream<v1::GenerateOnceResponse, v1::GenerateRequest>>(
-          call, info.peer));
+          call, info.peer),
+      max_once_bytes_);
   loop_->Post([core = core_, admitted = *std::move(admitted),
                stream = std::move(stream)]() mutable {
     core->Submit(std::move(admitted), std::move(stream));

@@ -6,6 +6,7 @@
 #ifndef TANDEM_ROUTER_SERVICE_H_
 #define TANDEM_ROUTER_SERVICE_H_
 
+#include <cstddef>
 #include <memory>
 
 #include "common/loop.h"
@@ -39,8 +40,13 @@ class RpcDialer final : public Dialer {
 
 class InferenceServer final : public v1::InferenceService::CallbackService {
  public:
-  InferenceServer(Loop* loop, RouterCore* core, const Intake* intake)
-      : loop_(loop), core_(core), intake_(intake) {}
+  // `max_once_bytes`: of GenerateOnce's answers.
+  InferenceServer(Loop* loop, RouterCore* core, const Intake* intake,
+                  size_t max_once_bytes)
+      : loop_(loop),
+        core_(core),
+        intake_(intake),
+        max_once_bytes_(max_once_bytes) {}
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context,
@@ -67,6 +73,7 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
   Loop* const loop_;
   RouterCore* const core_;
   const Intake* const intake_;
+  const size_t max_once_bytes_;
 };
 
 class RegistryServer final : public v1::RegistryService::CallbackService {
