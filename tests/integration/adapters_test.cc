@@ -134,6 +134,7 @@ TEST_F(LoraTest, AdaptersAreMixedAndOutliveADecodeWorker) {
   cluster.Kill("decode-0");
   load.WaitForEveryStream();
   ASSERT_TRUE(cluster.Restart("decode-0").ok());
+  ASSERT_TRUE(cluster.WaitUntilReady(1, 2, seconds(60)).ok());
   load.WaitForEveryStream();
   EXPECT_TRUE(load.Finish());
   EXPECT_EQ(load.faults(), "");
