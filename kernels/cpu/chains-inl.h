@@ -58,14 +58,14 @@ struct Chains {
   Vec v[R][U * kParts];
 
   HWY_INLINE void Clear() {
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) v[r][i] = hn::Zero(F32());
     }
   }
   HWY_INLINE void Load(const float* from, int64_t stride) {
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
@@ -74,7 +74,7 @@ struct Chains {
     }
   }
   HWY_INLINE void Store(float* to, int64_t stride) const {
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
@@ -100,7 +100,7 @@ HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
           F32(), half == 0 ? hn::ShiftLeft<16>(raw)
                            : hn::And(raw, hn::Set(du, 0xffff0000u)));
     }
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride + half]);
       TANDEM_PARTS(i) {
@@ -130,7 +130,7 @@ HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
           F32(), half == 0 ? hn::ShiftLeft<16>(raw)
                            : hn::And(raw, hn::Set(du, 0xffff0000u)));
     }
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride + half]);
 #pragma GCC unroll 4
@@ -183,7 +183,7 @@ HWY_INLINE void StepInput(Chains<R, U>& chains, const float* a,
         F32(), reinterpret_cast<const float*>(unit[i / kParts] + offset) +
                    (i % kParts) * kLanes);
   }
-#pragma GCC unroll 14
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const Vec x = hn::Set(F32(), a[r * a_stride]);
 #pragma GCC unroll 8
@@ -275,7 +275,7 @@ HWY_INLINE void AdvanceCodes(const Scales& scales, Chains<R, U>& chains,
           hn::Mul(Widen(W(), w[i / kParts] + offset + (i % kParts) * kLanes),
                   scales(i / kParts, i % kParts, k));
     }
-#pragma GCC unroll 14
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vec x = hn::Set(F32(), a[r * a_stride]);
 #pragma GCC unroll 8

@@ -260,8 +260,8 @@ void DotTile(const CodeTile& t) {
 
 #if HWY_TARGET == HWY_AVX3
 
-// ---- AMX: 16 rows against both units of a panel, int8 codes as they lie in
-// the packed matrix (Read::kInt8) or in scratch. Registers of tiles belong to a
+// ---- AMX: R rows, at most 16, against one unit, int8 codes as they lie in the
+// packed matrix (Read::kInt8) or in scratch. Registers of tiles belong to a
 // thread from ConfigureTiles to ReleaseTiles.
 
 inline constexpr int kTileRows = 16;
@@ -271,9 +271,9 @@ inline void ConfigureTiles() {
     uint8_t palette = 1;
     uint8_t start_row = 0;
     uint8_t reserved[14] = {};
-    // 0, 7: rows [16][32 bytes]; 1, 2: codes [8 quads][64]; 3 to 6: sums
-    uint16_t row_bytes[16] = {32, 64, 64, 64, 64, 64, 64, 32};
-    uint8_t rows[16] = {16, 8, 8, 16, 16, 16, 16, 16};
+    // 0, 3: rows [16][32 bytes]; 1, 4: codes [8 quads][64]; 2, 5: sums
+    uint16_t row_bytes[16] = {32, 64, 64, 32, 64, 64};
+    uint8_t rows[16] = {16, 8, 16, 16, 8, 16};
   };
   static_assert(sizeof(Config) == 64);
   const Config config;
@@ -281,99 +281,83 @@ inline void ConfigureTiles() {
 }
 inline void ReleaseTiles() { asm volatile("tilerelease"); }
 
-// Dot products of one group: out [2 units][16 rows][16].
-#define TANDEM_TILE_GROUP(x, sum0, sum1)                                   \
-  asm volatile("tilezero %%tmm" sum0 "\n\ttilezero %%tmm" sum1             \
-               "\n\t"                                                      \
-               "tileloadd (%0,%1,1), %%tmm" x                              \
-               "\n\t"                                                      \
-               "tileloadd (%2,%4,1), %%tmm1\n\t"                           \
-               "tileloadd (%3,%4,1), %%tmm2\n\t"                           \
-               "tdpbssd %%tmm1, %%tmm" x ", %%tmm" sum0                    \
-               "\n\t"                                                      \
-               "tdpbssd %%tmm2, %%tmm" x ", %%tmm" sum1                    \
-               "\n\t"                                                      \
-               "tilestored %%tmm" sum0                                     \
-               ", (%5,%4,1)\n\t"                                           \
-               "tilestored %%tmm" sum1 ", (%6,%4,1)"                       \
-               :                                                           \
-               : "r"(a), "r"(int64_t{sizeof(RowPiece)}), "r"(w0), "r"(w1), \
-                 "r"(int64_t{64}), "r"(out), "r"(out + kTileRows * kUnit)  \
+// Dot products of one group: out [16 rows][16].
+#define TANDEM_TILE_GROUP(rows, codes, sums)                       \
+  asm volatile("tilezero %%tmm" sums                               \
+               "\n\t"                                              \
+               "tileloadd (%0,%1,1), %%tmm" rows                   \
+               "\n\t"                                              \
+               "tileloadd (%2,%3,1), %%tmm" codes                  \
+               "\n\t"                                              \
+               "tdpbssd %%tmm" codes ", %%tmm" rows ", %%tmm" sums \
+               "\n\t"                                              \
+               "tilestored %%tmm" sums ", (%4,%3,1)"               \
+               :                                                   \
+               : "r"(a), "r"(int64_t{sizeof(RowPiece)}), "r"(w),   \
+                 "r"(int64_t{64}), "r"(out)                        \
                : "memory")
 
-HWY_INLINE void TileGroup(int group, const int8_t* a, const std::byte* w0,
-                          const std::byte* w1, int32_t* out) {
-  if (group == 0) {
-    TANDEM_TILE_GROUP("0", "3", "4");
+template <int group>
+HWY_INLINE void TileGroup(const int8_t* a, const std::byte* w, int32_t* out) {
+  if constexpr (group == 0) {
+    TANDEM_TILE_GROUP("0", "1", "2");
   } else {
-    TANDEM_TILE_GROUP("7", "5", "6");
+    TANDEM_TILE_GROUP("3", "4", "5");
   }
 }
 #undef TANDEM_TILE_GROUP
 
-// Chains [rows][2 units][16] go on by one block, whose sums are [2 groups][2
-// units][16 rows][16].
-HWY_INLINE void TileChains(const CodeTile& t, int rows, int block,
-                           const int32_t* sums, float* chains) {
+// Chains of R rows go on by one group with `sums` [16][16].
+template <int R>
+HWY_INLINE void TileChains(const int32_t* sums, const std::byte* unit,
+                           int group, const GroupRows& rows,
+                           Chains<R, 1>& chains) {
   const F32 d;
-  const std::byte* const unit[2] = {t.w[0] + block * t.w_stride,
-                                    t.w[1] + block * t.w_stride};
-  Vec scales[2][2];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    scales[i / 2][i % 2] = hn::PromoteTo(
-        d, hn::LoadU(hn::Rebind<hwy::float16_t, F32>(),
-                     reinterpret_cast<const hwy::float16_t*>(unit[i % 2]) +
-                         i / 2 * kUnit));
-  }
-  for (int r = 0; r < rows; ++r) {
-    float* const c = chains + r * 2 * kUnit;
-    Vec chain[2] = {hn::Load(d, c), hn::Load(d, c + kUnit)};
-#pragma GCC unroll 2
-    for (int group = 0; group < 2; ++group) {
-      const Vec scale = hn::Set(d, t.a[r].scales[2 * block + group]);
-#pragma GCC unroll 2
-      for (int u = 0; u < 2; ++u) {
-        const VecI sum =
-            hn::Load(I32(), sums + ((group * 2 + u) * kTileRows + r) * kUnit);
-        chain[u] = hn::MulAdd(hn::ConvertTo(d, sum),
-                              hn::Mul(scales[group][u], scale), chain[u]);
-      }
-    }
-    hn::Store(chain[0], d, c);
-    hn::Store(chain[1], d, c + kUnit);
+  const Vec scale = hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::float16_t, F32>(),
+                   reinterpret_cast<const hwy::float16_t*>(unit) + group * 16));
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const VecI sum = hn::Load(I32(), sums + r * kUnit);
+    chains.v[r][0] =
+        hn::MulAdd(hn::ConvertTo(d, sum),
+                   hn::Mul(scale, hn::Set(d, rows.Scale(r))), chains.v[r][0]);
   }
 }
 
-// As DotTile<.., kReady, rows, 2>. Reads codes of 16 rows, whatever `rows` is.
-inline void AmxTile(const CodeTile& t, int rows) {
-  constexpr int kSums = 4 * kTileRows * kUnit;
-  alignas(64) int32_t sums[2][kSums];
-  // Not in t.c, whose rows may all lie in the same sets of the cache.
-  constexpr size_t kRowBytes = 2 * kUnit * sizeof(float);
-  alignas(64) float chains[kTileRows * 2 * kUnit] = {};
-  for (int r = 0; r < rows && !t.first; ++r) {
-    std::memcpy(chains + r * 2 * kUnit, t.c + r * t.c_stride, kRowBytes);
+// As DotTile<.., kReady, R, 1>. Reads codes of 16 rows, whatever R is. Tiles
+// are one group ahead of the vectors, which work at the same time: so no load
+// of sums may come after a store with the same lowest 12 bits, with which it
+// would be taken to depend on it (three times slower). Two sums, side by side,
+// and chains that stay in registers keep to that.
+template <int R>
+void AmxTile(const CodeTile& t) {
+  alignas(2048) int32_t sums[2][kTileRows * kUnit];
+  Chains<R, 1> chains;
+  if (t.first) {
+    chains.Clear();
+  } else {
+    chains.Load(t.c, t.c_stride);
   }
-  for (int block = 0; block <= t.blocks; ++block) {
-    if (block < t.blocks) {
-      const std::byte* const w0 = t.w[0] + block * t.w_stride;
-      const std::byte* const w1 = t.w[1] + block * t.w_stride;
-      FetchNext(t, block);
-      for (int group = 0; group < 2; ++group) {
-        const int64_t codes = 64 + group * 8 * 64;
-        TileGroup(group, t.a->codes + (2 * block + group) * kCodeGroup,
-                  w0 + codes, w1 + codes, sums[block % 2] + group * kSums / 2);
-      }
-    }
-    // One block behind, so that tiles and vectors work side by side.
-    if (block > 0) {
-      TileChains(t, rows, block - 1, sums[(block - 1) % 2], chains);
-    }
+  constexpr int64_t kCodesBegin = 64;
+  constexpr int64_t kGroupBytes = 8 * 64;
+  const std::byte* unit = t.w[0];
+  const int8_t* codes = t.a->codes;
+  GroupRows rows(t.a);
+  TileGroup<0>(codes, unit + kCodesBegin, sums[0]);
+  for (int block = 0; block < t.blocks; ++block) {
+    FetchNext(t, block);
+    TileGroup<1>(codes + kCodeGroup, unit + kCodesBegin + kGroupBytes, sums[1]);
+    TileChains<R>(sums[0], unit, 0, rows, chains);
+    rows.Next();
+    const std::byte* const next = unit + t.w_stride;
+    codes += 2 * kCodeGroup;
+    if (block + 1 < t.blocks) TileGroup<0>(codes, next + kCodesBegin, sums[0]);
+    TileChains<R>(sums[1], unit, 1, rows, chains);
+    rows.Next();
+    unit = next;
   }
-  for (int r = 0; r < rows; ++r) {
-    std::memcpy(t.c + r * t.c_stride, chains + r * 2 * kUnit, kRowBytes);
-  }
+  chains.Store(t.c, t.c_stride);
 }
 
 #endif  // HWY_TARGET == HWY_AVX3

@@ -62,7 +62,7 @@ struct SoftmaxState {
 
 // Queries of one KV head of one sequence: `rows` consecutive rows times
 // `group` query heads that share it; query i = row i / group, head i % group.
-inline constexpr int kMaxQueries = 12;
+inline constexpr int kMaxQueries = 36;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxBlockSize = 256;
 
@@ -90,7 +90,7 @@ struct AttentionPiece {
   float* partial_sums;
   std::byte* scratch;  // kAttentionScratchBytes
 };
-inline constexpr size_t kAttentionScratchBytes = size_t{256} << 10;
+inline constexpr size_t kAttentionScratchBytes = size_t{512} << 10;
 
 // The first key that a query at `position` sees.
 constexpr int FirstKey(int position, int window) {

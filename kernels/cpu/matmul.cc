@@ -60,20 +60,28 @@ struct TileArgs {
   int64_t c_stride;
   bool first;                       // chains start here, not at what c holds
   const std::byte* next[kStreams];  // what to fetch for later
+  // Where units end, and how far on those that come after them begin.
+  int64_t end;
+  int64_t jump;
 };
 
 // Lines of one unit in two inputs.
 template <typename W>
 inline constexpr int kUnitLines = std::is_same_v<W, Bf16Weights> ? 1 : 2;
 
-// Each unit's own lines, shortly before they are needed.
+// Each unit's own lines, shortly before they are needed, and at its end those
+// of the unit that comes next.
 struct OwnStreams {
   static constexpr int64_t kAhead = 2048;
+  int64_t end;
+  int64_t jump;
 
-  HWY_INLINE explicit OwnStreams(const TileArgs&) {}
+  HWY_INLINE explicit OwnStreams(const TileArgs& t)
+      : end(t.end), jump(t.jump) {}
   template <int U>
   HWY_INLINE void Step(const std::byte* const (&unit)[U], int64_t offset) {
     int64_t far = offset + kAhead;
+    if (far >= end) far += jump;
     KeepIndex(far);
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
@@ -222,6 +230,8 @@ void OneRow(const MatMulPiece& p) {
   const int end = p.panel_end * 2;
   for (int unit = p.panel_begin * 2; unit < end;) {
     const int units = end - unit >= kGroup ? kGroup : 2;
+    args.end = panel_bytes;
+    args.jump = (units / 2 - 1) * panel_bytes;
     for (int u = 0; u < units; ++u) {
       args.w[u] = UnitOf(p.w, panel_bytes, unit + u);
     }
@@ -266,6 +276,8 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
                                       : FewTileOf<W, 2, Fetch::kNothing>(count);
       const int step = std::min(units, UnitsFor(count));
       for (int u = 0; u < units; u += step) {
+        args.end = panel_bytes - begin * kInputBytes;
+        args.jump = (units / 2 - 1) * panel_bytes;
         for (int i = 0; i < step; ++i) {
           args.w[i] = UnitOf(p.w + begin * kInputBytes, panel_bytes,
                              2 * first + unit + u + i);

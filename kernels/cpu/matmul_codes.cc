@@ -299,12 +299,30 @@ void CodeRows(const MatMulPiece& p) {
 // From here on tiles beat vectors.
 inline constexpr int kAmxRows = 8;
 
+DotFn AmxTileOf(int rows) {
+  switch (rows) {
+#define TANDEM_TILE(R) \
+  case R:              \
+    return AmxTile<R>
+    TANDEM_TILE(8);
+    TANDEM_TILE(9);
+    TANDEM_TILE(10);
+    TANDEM_TILE(11);
+    TANDEM_TILE(12);
+    TANDEM_TILE(13);
+    TANDEM_TILE(14);
+    TANDEM_TILE(15);
+    TANDEM_TILE(16);
+#undef TANDEM_TILE
+  }
+  return nullptr;
+}
+
+// At least kAmxRows rows, so that balanced tiles have as many too.
 void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
               const std::byte* w, CodeTile t) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kTileRows - 1) / kTileRows;
-  t.w[0] = w;
-  t.w[1] = w + CodeUnitBytes(CodeKind::kInt8);
   t.w_stride = 2 * CodeUnitBytes(CodeKind::kInt8);
   t.blocks = range.blocks;
   t.first = range.piece == 0;
@@ -313,11 +331,12 @@ void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
     const int count =
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
-    if (tile > 0) t.fetch = 0;
-    RunTile(
-        p, [count](const CodeTile& args) { AmxTile(args, count); }, t, count,
-        p.row_begin + row, panel * kPanel, 2,
-        range.piece + 1 == RowPieces(p.k));
+    for (int unit = 0; unit < 2; ++unit) {
+      t.w[0] = w + unit * CodeUnitBytes(CodeKind::kInt8);
+      RunTile(p, AmxTileOf(count), t, count, p.row_begin + row,
+              panel * kPanel + unit * 16, 1, range.piece + 1 == RowPieces(p.k));
+      t.fetch = 0;
+    }
   }
 }
 

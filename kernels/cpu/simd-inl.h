@@ -102,21 +102,26 @@ HWY_INLINE F16 Fma(const F16& a, const F16& b, const F16& c) {
   return r;
 }
 
-// ((0+8)+(4+12)) ... : halves are folded until one lane is left.
+// Folds halves until one lane is left: ((0 8) (4 12)) ...
+template <typename Op>
+HWY_INLINE float Fold16(const F16& a, const Op& op) {
+#if HWY_TARGET == HWY_AVX3
+  const hn::Half<F32> d8;
+  const auto eight = op(hn::LowerHalf(d8, a.v[0]), hn::UpperHalf(d8, a.v[0]));
+#else
+  const F32 d8;
+  const auto eight = op(a.v[0], a.v[1]);
+#endif
+  const hn::FixedTag<float, 4> d4;
+  const auto four = op(hn::LowerHalf(d4, eight), hn::UpperHalf(d4, eight));
+  const auto two = op(four, hn::Shuffle1032(four));
+  return hn::GetLane(op(two, hn::Shuffle2301(two)));
+}
 HWY_INLINE float Sum16(const F16& a) {
-  alignas(64) float lane[16];
-  Store16(a, lane);
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] + lane[i + width];
-  }
-  return lane[0];
+  return Fold16(a, [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); });
 }
 HWY_INLINE float Max16(const F16& a) {
-  alignas(64) float lane[16];
-  Store16(a, lane);
-  float r = lane[0];
-  for (int i = 1; i < 16; ++i) r = lane[i] > r ? lane[i] : r;
-  return r;
+  return Fold16(a, [](auto x, auto y) HWY_ATTR { return hn::Max(x, y); });
 }
 
 // exp(x), relative error below 2e-7; exactly 1 at 0; 0 below -87.33 and
@@ -126,7 +131,10 @@ HWY_INLINE Vec ExpVec(Vec x) {
   const F32 d;
   const auto tiny = hn::Lt(x, hn::Set(d, -87.33f));
   x = hn::Min(hn::Max(x, hn::Set(d, -87.33f)), hn::Set(d, 88.0f));
-  const Vec n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  // Rounds to an integer, which then stands in the lowest bits.
+  const Vec magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23
+  const Vec shifted = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504f)), magic);
+  const Vec n = hn::Sub(shifted, magic);
   Vec r = hn::MulAdd(n, hn::Set(d, -0.693359375f), x);
   r = hn::MulAdd(n, hn::Set(d, 2.12194440e-4f), r);
   Vec p = hn::Set(d, 1.9875691500e-4f);
@@ -137,8 +145,8 @@ HWY_INLINE Vec ExpVec(Vec x) {
   p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
   p = hn::MulAdd(p, hn::Mul(r, r), r);
   p = hn::Add(p, hn::Set(d, 1.0f));
-  const auto exponent =
-      hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(I32(), n), hn::Set(I32(), 127)));
+  const auto exponent = hn::ShiftLeft<23>(
+      hn::Add(hn::BitCast(I32(), shifted), hn::Set(I32(), 127)));
   return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(d, exponent)));
 }
 HWY_INLINE F16 Exp(const F16& a) {
