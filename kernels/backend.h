@@ -265,9 +265,9 @@ class Backend {
 
   // Converts a checkpoint matrix into the backend's layout. `dtype` is how it
   // is kept: on a CPU kF32 or kBF16 (f16 sources widen to f32), on a GPU the
-  // activations'; on both kFp8, e4m3 with a scale for each row; on a CPU also
-  // kInt8 and kInt4, with a scale for each group (kernels/quantise.h). Blocks
-  // the caller, and waits for operations that are running on all threads.
+  // activations'; on both kFp8, e4m3 with a scale for each row, and kInt8 and
+  // kInt4, with a scale for each group (kernels/quantise.h). Blocks the caller,
+  // and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;
   // The same for GatedMatMul: the first half of the rows are gates, the

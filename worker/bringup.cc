@@ -344,12 +344,6 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
 
-  if (opened->is_cuda() && quantisation->value_or(DType::kFp8) != DType::kFp8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--quantization ", flags.quantization,
-                     " is for CPUs; on a GPU take fp8, or none"));
-  }
-
   absl::StatusOr<std::vector<std::string>> ways =
       Ways(flags.handoff, opened->is_cuda());
   if (!ways.ok()) return ways.status();

@@ -17,9 +17,8 @@ int LaunchAttentionWeights(const Stream& stream, DType activation,
       } else {
         using States = WeightsStatesKernel<T, KV>;
         using Sum = WeightsSumKernel<T, KV>;
-        const int launched =
-            Launch(stream, {p.heads, 1, 1}, States::kThreads,
-                   States::kSharedBytes, States{{p}});
+        const int launched = Launch(stream, {p.heads, 1, 1}, States::kThreads,
+                                    States::kSharedBytes, States{{p}});
         if (launched != 0) return launched;
         Stream behind = stream;
         behind.after_kernel = true;

@@ -25,6 +25,8 @@ inline constexpr int kMaxBlockSize = 256;
 WeightType WeightTypeOf(DType type) {
   return type == DType::kF32    ? WeightType::kF32
          : type == DType::kFp8  ? WeightType::kE4M3
+         : type == DType::kInt8 ? WeightType::kInt8
+         : type == DType::kInt4 ? WeightType::kInt4
          : type == DType::kBF16 ? WeightType::kBF16
                                 : WeightType::kF16;
 }
@@ -155,14 +157,17 @@ class CudaBackend final : public Backend {
   }
 
   absl::Status Reserve(const WorkLimits& limits) override {
+    MutexLock lock(&mutex_);
     const std::pair<CudaQueue::Scratch, size_t> parts[] = {
         {CudaQueue::kAttention,
          AttentionScratchBytes(limits.spans, limits.heads, limits.head_dim,
                                limits.positions)},
         {CudaQueue::kSampling,
-         SampleScratchBytes(limits.sampled, limits.vocab)}};
-    MutexLock lock(&mutex_);
+         SampleScratchBytes(limits.sampled, limits.vocab)},
+        {CudaQueue::kCodes,
+         static_cast<size_t>(CodeRowsBytes(limits.rows, most_code_inputs_))}};
     for (const auto& [which, bytes] : parts) {
+      if (bytes == 0) continue;
       if (reserved_[which] != nullptr && reserved_[which]->size() >= bytes) {
         continue;
       }
@@ -554,12 +559,11 @@ class CudaBackend final : public Backend {
           absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
                        " columns cannot be packed"));
     }
-    if ((activation_ != DType::kF32 && dtype != activation_ &&
-         dtype != DType::kFp8) ||
-        dtype == DType::kInt8 || dtype == DType::kInt4) {
+    if (activation_ != DType::kF32 && dtype != activation_ &&
+        !IsQuantised(dtype)) {
       return absl::InvalidArgumentError(
           absl::StrCat("matrices are ", std::string(Name(dtype)),
-                       ", expected fp8 or the activations' ",
+                       ", expected fp8, int8, int4 or the activations' ",
                        std::string(Name(activation_)), " on a GPU"));
     }
     const WeightType type = WeightTypeOf(dtype);
@@ -576,7 +580,7 @@ class CudaBackend final : public Backend {
       return status;
     }
     std::unique_ptr<Memory> uploaded;
-    if (type == WeightType::kE4M3) {
+    if (HasRowScales(type)) {
       const size_t bytes = scales.size() * sizeof(float);
       absl::StatusOr<std::unique_ptr<Memory>> memory =
           Memory::OnDevice(*device_, bytes);
@@ -584,6 +588,9 @@ class CudaBackend final : public Backend {
       MutexLock lock(&mutex_);
       Copy(*uploads_, (*memory)->data(), scales.data(), bytes);
       uploads_->Synchronize();
+      if (IsGrouped(type)) {
+        most_code_inputs_ = std::max(most_code_inputs_, cols);
+      }
       uploaded = *std::move(memory);
     }
     return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
@@ -634,20 +641,35 @@ class CudaBackend final : public Backend {
                             ? matrix.rows() / 2
                             : PackedRows(matrix.rows(), matrix.order());
     CudaQueue& own = Own(queue);
-    own.Check(LaunchMatMul(own.stream(), activation_, matrix.type(),
-                           {.weights = matrix.weights(),
-                            .scales = matrix.scales(),
-                            .x = x,
-                            .bias = bias,
-                            .out = out,
-                            .x_stride = matrix.cols(),
-                            .out_stride = outputs,
-                            .rows = PackedRows(matrix.rows(), matrix.order()),
-                            .cols = matrix.cols(),
-                            .tokens = num_rows,
-                            .outputs = outputs,
-                            .output = output,
-                            .activation = activation}),
+    const bool codes = IsGrouped(matrix.type());
+    if (codes) {
+      std::byte* const rows =
+          Scratch(own, CudaQueue::kCodes,
+                  static_cast<size_t>(CodeRowsBytes(num_rows, matrix.cols())));
+      own.Check(LaunchQuantiseRows(own.stream(), activation_,
+                                   {.x = x,
+                                    .out = rows,
+                                    .x_stride = matrix.cols(),
+                                    .tokens = num_rows,
+                                    .cols = matrix.cols()}),
+                "quantised rows");
+      x = rows;
+    }
+    const auto launch = codes ? LaunchMatMulCodes : LaunchMatMul;
+    own.Check(launch(own.stream(), activation_, matrix.type(),
+                     {.weights = matrix.weights(),
+                      .scales = matrix.scales(),
+                      .x = x,
+                      .bias = bias,
+                      .out = out,
+                      .x_stride = matrix.cols(),
+                      .out_stride = outputs,
+                      .rows = PackedRows(matrix.rows(), matrix.order()),
+                      .cols = matrix.cols(),
+                      .tokens = num_rows,
+                      .outputs = outputs,
+                      .output = output,
+                      .activation = activation}),
               "matrix product");
   }
 
@@ -697,6 +719,7 @@ class CudaBackend final : public Backend {
   Mutex mutex_;
   std::unique_ptr<Memory> reserved_[CudaQueue::kScratches] ABSL_GUARDED_BY(
       mutex_);
+  int most_code_inputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of IsGrouped matrices
   std::unique_ptr<CudaQueue> uploads_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Memory> packing_ ABSL_GUARDED_BY(mutex_);  // pinned
 };

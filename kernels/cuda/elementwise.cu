@@ -31,6 +31,10 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
         return run(EmbedKernel<T, WeightType::kF16>{});
       case WeightType::kE4M3:
         return run(EmbedKernel<T, WeightType::kE4M3>{});
+      case WeightType::kInt8:
+        return run(EmbedKernel<T, WeightType::kInt8>{});
+      case WeightType::kInt4:
+        return run(EmbedKernel<T, WeightType::kInt4>{});
     }
     return kInvalidLaunch;
   });

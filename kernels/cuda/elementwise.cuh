@@ -10,6 +10,7 @@
 #include "kernels/cuda/device/tensor_ops.h"
 #include "kernels/cuda/device/vectors.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/quantise.h"
 
 namespace tandem::kernels::cuda {
 
@@ -31,6 +32,20 @@ TANDEM_DEVICE float LoadWeight(const std::byte* p) {
   }
 }
 
+// Of int8 or int4 with its group's scale.
+template <WeightType kType>
+TANDEM_DEVICE float LoadGrouped(const std::byte* weights, int row, int col,
+                                int cols) {
+  const uint8_t byte =
+      static_cast<uint8_t>(weights[PackedOffset(row, col, cols, kType)]);
+  const DType type = kType == WeightType::kInt4 ? DType::kInt4 : DType::kInt8;
+  const bool high = kType == WeightType::kInt4 && col % 8 >= 4;
+  const float code =
+      FloatFromCode(type, static_cast<uint8_t>(high ? byte >> 4 : byte));
+  return Mul(code, ToFloat(*reinterpret_cast<const Half*>(
+                       weights + PackedScale(row, col, cols, kType))));
+}
+
 template <typename T, WeightType kType>
 struct EmbedKernel {
   static constexpr int kThreads = kElementwiseThreads;
@@ -45,10 +60,13 @@ struct EmbedKernel {
     const int count = Smaller(kChunk, p.cols - begin);
     float v[kChunk] = {};
     for (int i = 0; i < count; ++i) {
-      v[i] = LoadWeight<kType>(p.weights +
-                               PackedOffset(token, begin + i, p.cols, kType));
-      if constexpr (kType == WeightType::kE4M3)
-        v[i] = Mul(v[i], p.scales[token]);
+      if constexpr (IsGrouped(kType)) {
+        v[i] = LoadGrouped<kType>(p.weights, token, begin + i, p.cols);
+      } else {
+        v[i] = LoadWeight<kType>(p.weights +
+                                 PackedOffset(token, begin + i, p.cols, kType));
+      }
+      if constexpr (HasRowScales(kType)) v[i] = Mul(v[i], p.scales[token]);
       v[i] = RoundTo<T>(Mul(v[i], p.scale));
     }
     if (p.added != nullptr) {

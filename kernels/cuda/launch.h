@@ -61,7 +61,7 @@ struct KvView {
     return head_stride() * kv_heads;
   }
   TANDEM_HOST_DEVICE int64_t block_stride() const {
-    return 2 * side_stride() + 2 * kv_heads * head_scales();
+    return 2 * side_stride() + int64_t{2} * kv_heads * head_scales();
   }
   TANDEM_HOST_DEVICE int64_t layer_stride() const {
     return block_stride() * num_blocks;
@@ -92,7 +92,7 @@ struct KvView {
 // out [num_rows, cols] = rows of a packed matrix; see kernels::Rows.
 struct EmbedParams {
   const std::byte* weights;  // packed [rows, cols]
-  const float* scales;       // [rows], e4m3 alone
+  const float* scales;       // [rows], of HasRowScales
   const int32_t* token_ids;  // [num_rows]
   const int32_t* fed;        // [num_rows] or null
   const SampleResult* drawn;
@@ -183,7 +183,7 @@ enum class MatMulOutput : uint8_t {
 };
 struct MatMulParams {
   const std::byte* weights;  // packed [rows, cols]
-  const float* scales;       // [rows], e4m3 alone
+  const float* scales;       // [rows], of HasRowScales
   const void* x;             // [tokens, cols], stride x_stride elements
   const float* bias;         // [rows] or null; gated: [2 * outputs], halves
   void* out;                 // [tokens, outputs], stride out_stride elements
@@ -202,6 +202,30 @@ struct MatMulParams {
 };
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& params);
+
+// Rows of activations as products with int8 and int4 weights take them:
+// quantised in groups of kCodeGroup inputs. For each kCodeTokens tokens and
+// group, columns padded to whole blocks of weights, a record of [8 tokens][32]
+// codes and [8] f32 scales. Tokens and columns that are not there are zeros.
+inline constexpr int kCodeTokens = 8;
+inline constexpr int kCodeRecordBytes = kCodeTokens * (kCodeGroup + 4);
+constexpr int64_t CodeRowsBytes(int tokens, int cols) {
+  return int64_t{(tokens + kCodeTokens - 1) / kCodeTokens} *
+         WeightBlocks(cols) * kGroupsPerBlock * kCodeRecordBytes;
+}
+struct QuantiseRowsParams {
+  const void* x;   // [tokens, cols], stride x_stride elements
+  std::byte* out;  // CodeRowsBytes
+  int64_t x_stride;
+  int tokens;
+  int cols;
+};
+int LaunchQuantiseRows(const Stream& stream, DType activation,
+                       const QuantiseRowsParams& params);
+// LaunchMatMul with weights of kInt8 or kInt4; params.x is what
+// LaunchQuantiseRows made of the tokens.
+int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
+                      const MatMulParams& params);
 
 // Backend::GateHalves of what a plain product with a gated matrix gives: its
 // packed rows, groups of eight gates and the eight that they open.

@@ -102,6 +102,7 @@ int RunF32(const Stream& stream, const MatMulParams& p) {
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& p) {
   if (p.tokens == 0 || p.rows == 0) return 0;
+  if (IsGrouped(type)) return kInvalidLaunch;  // LaunchMatMulCodes's
   if (activation == DType::kF32) {
     switch (type) {
       case WeightType::kF32:
@@ -112,6 +113,9 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
         return RunF32<WeightType::kF16>(stream, p);
       case WeightType::kE4M3:
         return RunF32<WeightType::kE4M3>(stream, p);
+      case WeightType::kInt8:
+      case WeightType::kInt4:
+        break;
     }
   }
   if (activation == DType::kBF16 && type == WeightType::kBF16) {

@@ -132,6 +132,7 @@ class RowPacker {
       }
       return 1.0f;
     }
+    if (IsGrouped(type_)) return PackGroups(r, to);
     uint32_t most = 0;
     for (const float value : wide_) {
       most = std::max(most, MagnitudeKey(value));
@@ -148,6 +149,56 @@ class RowPacker {
   }
 
  private:
+  // wide_ as int8 or int4.
+  float PackGroups(int r, std::byte* to) {
+    const bool int4 = type_ == WeightType::kInt4;
+    float greatest = 0;
+    for (const float value : wide_) {
+      if (std::isfinite(value)) greatest = std::max(greatest, std::fabs(value));
+    }
+    const float row = RowPower(greatest, int4 ? 8.0f : kLargestInt8);
+    for (size_t begin = 0; begin < wide_.size(); begin += kCodeGroup) {
+      const uint16_t scale = QuantiseGroup(begin, 1.0f / row, int4);
+      const int col = static_cast<int>(begin);
+      std::memcpy(to + PackedScale(r, col, cols_, type_), &scale, 2);
+      for (int c = col; c < col + kCodeGroup; ++c) {
+        const auto code =
+            static_cast<std::byte>(narrow_[static_cast<size_t>(c)]);
+        std::byte& at = to[PackedOffset(r, c, cols_, type_)];
+        if (!int4) {
+          at = code;
+        } else if (c % 8 < 4) {
+          at = code & std::byte{0xf};
+        } else {
+          at |= code << 4;
+        }
+      }
+    }
+    return row;
+  }
+
+  // Codes into narrow_. Returns the scale.
+  uint16_t QuantiseGroup(size_t begin, float inverse_row, bool int4) {
+    const float* const values = &wide_[begin];
+    uint16_t* const codes = &narrow_[begin];
+    std::fill(codes, codes + kCodeGroup, 0);
+    float most = 0;  // the first of the greatest
+    for (int i = 0; i < kCodeGroup; ++i) {
+      if (!std::isfinite(values[i])) return ToF16(std::nanf(""));
+      if (std::fabs(values[i]) > std::fabs(most)) most = values[i];
+    }
+    const uint16_t scale = ToF16(
+        (int4 ? most / -8.0f : std::fabs(most) / kLargestInt8) * inverse_row);
+    const float rounded = FromF16(scale);
+    if (rounded == 0) return scale;
+    for (int i = 0; i < kCodeGroup; ++i) {
+      const float scaled = values[i] * inverse_row * (1.0f / rounded);
+      codes[i] = static_cast<uint8_t>(int4 ? Int4FromFloat(scaled)
+                                           : Int8FromFloat(scaled));
+    }
+    return scale;
+  }
+
   const HostTensor& source_;
   const WeightType type_;
   const int cols_;
@@ -169,7 +220,7 @@ void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
         const int row = block * kWeightBlock + r;
         const float scale = packer.Pack(SourceRow(row, rows, order), r,
                                         to + (block - begin) * block_bytes);
-        if (type == WeightType::kE4M3) {
+        if (HasRowScales(type)) {
           scales[row - begin * kWeightBlock] = scale;
         }
       }
@@ -201,14 +252,13 @@ PackedWeights PackWeights(const HostTensor& source, WeightType type,
   const int cols = static_cast<int>(source.cols);
   PackedWeights packed;
   packed.bytes.resize(static_cast<size_t>(PackedBytes(rows, cols, type)));
-  if (type == WeightType::kE4M3) {
+  if (HasRowScales(type)) {
     packed.scales.resize(static_cast<size_t>(WeightBlocks(rows)) *
                          kWeightBlock);
   }
   PackRowBlocks(source, type, order, 0, WeightBlocks(rows), packed.bytes.data(),
                 packed.scales.data());
-  packed.scales.resize(type == WeightType::kE4M3 ? static_cast<size_t>(rows)
-                                                 : 0);
+  packed.scales.resize(HasRowScales(type) ? static_cast<size_t>(rows) : 0);
   return packed;
 }
 
@@ -226,6 +276,15 @@ float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
            packed.scales[static_cast<size_t>(row)];
   }
   uint16_t bits;
+  if (IsGrouped(type)) {
+    std::memcpy(&bits, packed.bytes.data() + PackedScale(row, col, cols, type),
+                2);
+    const bool high = type == WeightType::kInt4 && col % 8 >= 4;
+    const float code =
+        FloatFromCode(type == WeightType::kInt4 ? DType::kInt4 : DType::kInt8,
+                      static_cast<uint8_t>(high ? *at >> 4 : *at));
+    return code * FromF16(bits) * packed.scales[static_cast<size_t>(row)];
+  }
   std::memcpy(&bits, at, 2);
   return type == WeightType::kBF16
              ? std::bit_cast<float>(static_cast<uint32_t>(bits) << 16)

@@ -12,6 +12,16 @@
 //              instruction: [step / 2][lane][step % 2][8], the eight being
 //              rows g, g, g + 8, g + 8, g, g, g + 8, g + 8 at columns 2t,
 //              2t + 1 (the last four at 8 more), g = lane / 4, t = lane % 4
+//   int8       per 16 rows 1 KB in the order of the registers of an integer
+//              matrix instruction, a group of 32 columns: [group][lane][16],
+//              the 16 being 4 of row g, 4 of g + 8, 4 of g, 4 of g + 8 at
+//              columns 8t .. 8t + 3 (the last eight at 4 more). An integer sum
+//              has no order, so which input is which of the instruction's is
+//              free, as long as tokens agree (matmul_codes.cuh)
+//   int4       per 16 rows 512 bytes, [lane][group][row g, row g + 8][4], a
+//   byte
+//              i being columns 8t + i (low half) and 8t + i + 4 (high half)
+//   of both    then f16 scales, [group][row]
 //   f32        [64 columns][64 rows]: a warp reads one input of its rows
 //
 // Matrices of gates and of what they are multiplied with are interleaved:
@@ -36,25 +46,39 @@
 
 namespace tandem::kernels::cuda {
 
-enum class WeightType : uint8_t { kF32, kBF16, kF16, kE4M3 };
+enum class WeightType : uint8_t { kF32, kBF16, kF16, kE4M3, kInt8, kInt4 };
 
 inline constexpr int kWeightBlock = 64;  // rows and columns of a block
 
-TANDEM_HOST_DEVICE constexpr int WeightBytes(WeightType type) {
-  return type == WeightType::kF32 ? 4 : type == WeightType::kE4M3 ? 1 : 2;
+// Codes with a scale for each group of kCodeGroup columns and an f32 for each
+// row (kernels/quantise.h).
+TANDEM_HOST_DEVICE constexpr bool IsGrouped(WeightType type) {
+  return type == WeightType::kInt8 || type == WeightType::kInt4;
+}
+// Scales of all rows are multiplied with finished chains.
+TANDEM_HOST_DEVICE constexpr bool HasRowScales(WeightType type) {
+  return type == WeightType::kE4M3 || IsGrouped(type);
 }
 TANDEM_HOST_DEVICE constexpr int WeightBlocks(int size) {
   return (size + kWeightBlock - 1) / kWeightBlock;
 }
+inline constexpr int kGroupsPerBlock = kWeightBlock / kCodeGroup;
+inline constexpr int kBlockScaleBytes = kGroupsPerBlock * kWeightBlock * 2;
 TANDEM_HOST_DEVICE constexpr int BlockBytes(WeightType type) {
-  return kWeightBlock * kWeightBlock * WeightBytes(type);
+  constexpr int kWeights = kWeightBlock * kWeightBlock;
+  return type == WeightType::kF32    ? kWeights * 4
+         : type == WeightType::kE4M3 ? kWeights
+         : type == WeightType::kInt8 ? kWeights + kBlockScaleBytes
+         : type == WeightType::kInt4 ? kWeights / 2 + kBlockScaleBytes
+                                     : kWeights * 2;
 }
 TANDEM_HOST_DEVICE constexpr int64_t PackedBytes(int rows, int cols,
                                                  WeightType type) {
   return int64_t{WeightBlocks(rows)} * WeightBlocks(cols) * BlockBytes(type);
 }
 
-// Offset in bytes of one weight.
+// Offset in bytes of one weight; of int4 in the byte's high half if column % 8
+// is 4 or more.
 TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
                                                   WeightType type) {
   const int64_t block =
@@ -64,6 +88,13 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
   int within = 0;
   if (type == WeightType::kF32) {
     within = (c * kWeightBlock + r) * 4;
+  } else if (type == WeightType::kInt8) {
+    const int lane = r % 8 * 4 + c % 32 / 8;
+    within = r / 16 * 1024 + c / 32 * 512 + lane * 16 + c % 8 / 4 * 8 +
+             r % 16 / 8 * 4 + c % 4;
+  } else if (type == WeightType::kInt4) {
+    const int lane = r % 8 * 4 + c % 32 / 8;
+    within = r / 16 * 512 + lane * 16 + c / 32 * 8 + r % 16 / 8 * 4 + c % 4;
   } else if (type == WeightType::kE4M3) {
     const int step = c / 16;
     const int lane = r % 8 * 4 + c % 8 / 2;
@@ -74,6 +105,16 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
     within = r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
   }
   return block * BlockBytes(type) + within;
+}
+
+// Offset in bytes of the scale of int8 or int4 at a row and column.
+TANDEM_HOST_DEVICE constexpr int64_t PackedScale(int row, int col, int cols,
+                                                 WeightType type) {
+  const int64_t block =
+      int64_t{row / kWeightBlock} * WeightBlocks(cols) + col / kWeightBlock;
+  return (block + 1) * BlockBytes(type) - kBlockScaleBytes +
+         int64_t{2} * (col % kWeightBlock / kCodeGroup * kWeightBlock +
+                       row % kWeightBlock);
 }
 
 enum class RowOrder : uint8_t { kPlain, kGated };
@@ -91,15 +132,16 @@ TANDEM_HOST_DEVICE constexpr int SourceRow(int row, int rows, RowOrder order) {
 
 // ---- Host side.
 
-// A matrix as device memory is to hold it. `scales` [PackedRows], for e4m3
-// alone: what each finished output is multiplied by.
+// A matrix as device memory is to hold it. `scales` [PackedRows], for e4m3,
+// int8 and int4 alone: what each finished output is multiplied by.
 struct PackedWeights {
   std::vector<std::byte> bytes;
   std::vector<float> scales;
 };
 
-// Converts (rounding to nearest, ties to even). Rows of e4m3 are quantised as
-// kernels/quantise.h says. Works on all of the machine's processors.
+// Converts (rounding to nearest, ties to even). Rows of e4m3, and groups of
+// int8 and int4, are quantised as kernels/quantise.h says. Works on all of the
+// machine's processors.
 PackedWeights PackWeights(const HostTensor& source, WeightType type,
                           RowOrder order = RowOrder::kPlain);
 

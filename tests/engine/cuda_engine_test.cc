@@ -141,6 +141,25 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
   }
 }
 
+TEST(CudaEngine, GivesTheCpusBitsInF32WithWeightsInGroups) {
+  const Checkpoint checkpoint("llama_biases_f32");
+  const auto cpu = NewCpu(1);
+  const auto cuda = NewTestDevice(DType::kF32);
+  for (const DType weights : {DType::kInt8, DType::kInt4}) {
+    RigOptions options = Options(DType::kF32);
+    options.load.quantisation = weights;
+    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
+    Rig rig(checkpoint.dir.path(), cuda.get(), options);
+    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
+    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
+    ASSERT_EQ(logits.size(), expected.size());
+    EXPECT_EQ(
+        memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
+        0)
+        << kernels::Name(weights);
+  }
+}
+
 // Of three sequences, of which the first and the last have the adapter; each
 // alone or all together.
 std::vector<std::vector<float>> AdaptedLogits(kernels::Backend* backend,
@@ -197,15 +216,15 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
     const char* name;
     DType type;
     DType kv;
-    bool fp8_weights;
-  } cases[] = {{"llama3_scaled_bf16", DType::kBF16, DType::kBF16, false},
-               {"llama3_scaled_bf16", DType::kBF16, DType::kFp8, true},
-               {"llama_f16", DType::kF16, DType::kF16, false},
-               {"llama_f16", DType::kF16, DType::kInt8, false},
-               {"llama3_scaled_bf16", DType::kBF16, DType::kInt4, false},
-               {"gemma2_f32", DType::kBF16, DType::kBF16, false},
-               {"gemma3_f32", DType::kBF16, DType::kInt8, false},
-               {"gpt2_f32", DType::kF16, DType::kF16, false}};
+    std::optional<DType> weights = std::nullopt;
+  } cases[] = {{"llama3_scaled_bf16", DType::kBF16, DType::kBF16},
+               {"llama3_scaled_bf16", DType::kBF16, DType::kFp8, DType::kFp8},
+               {"llama_f16", DType::kF16, DType::kF16},
+               {"llama_f16", DType::kF16, DType::kInt8, DType::kInt8},
+               {"llama3_scaled_bf16", DType::kBF16, DType::kInt4, DType::kInt4},
+               {"gemma2_f32", DType::kBF16, DType::kBF16},
+               {"gemma3_f32", DType::kBF16, DType::kInt8},
+               {"gpt2_f32", DType::kF16, DType::kF16}};
   for (const auto& c : cases) {
     if (kFewExamples && c.name[0] == 'g') continue;
     SCOPED_TRACE(c.name);
@@ -213,7 +232,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
     const auto cuda = NewTestDevice(c.type);
     RigOptions options = Options(c.type);
     options.executor.kv_dtype = c.kv;
-    if (c.fp8_weights) options.load.quantisation = DType::kFp8;
+    options.load.quantisation = c.weights;
     Rig alone(checkpoint.dir.path(), cuda.get(), options);
     // Every position by a decode step.
     const auto expected = LastLogits(alone, checkpoint.spec, 1, 1);

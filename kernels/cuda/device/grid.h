@@ -29,8 +29,8 @@
 //                 CopyAsyncWait<n>(g) until all but n groups have landed
 //                 device/async_copy.h for copies that arrive at barriers
 //   matrices      LoadMatrix4, LoadMatrix4Transposed (ldmatrix.x4), MmaBf16,
-//                 MmaF16 (m16n8k16, f32); StoreMatrix4Transposed (stmatrix.x4,
-//                 sm_90); device/wgmma.h for Hopper's own
+//                 MmaF16 (m16n8k16, f32); MmaS8 (m16n8k32, s32); device/wgmma.h
+//                 for Hopper's own; StoreMatrix4Transposed (stmatrix.x4, sm_90)
 //   arithmetic    Fma Add Sub Mul Div Sqrt Max Min: f32, rounded to nearest,
 //                 denormals flushed, never contracted; Exp: one polynomial,
 //                 the CPU backend's, so the same bits everywhere; Exp2: the

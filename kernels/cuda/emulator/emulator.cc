@@ -150,6 +150,8 @@ class Block {
                   const Place& place);
   void Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b, bool half,
            const Place& place);
+  void MmaS8(Grid& g, int32_t* d, const uint32_t* a, const uint32_t* b,
+             const Place& place);
   void StoreMatrix(Grid& g, void* column, const uint32_t (&r)[4],
                    const Place& place);
   void Wgmma(Grid& g, float* d, int n, uint64_t a, const uint32_t* registers,
@@ -651,6 +653,43 @@ void Block::Mma(Grid& g, float* d, const uint32_t* a, const uint32_t* b,
   });
 }
 
+// PTX ISA, m16n8k32: byte i of a lane's 16 is of row lane / 4 (+ 8 where i / 4
+// is odd) and input lane % 4 * 4 + i % 4 (+ 16 from 8 on); of the second
+// operand likewise, with columns for rows.
+void Block::MmaS8(Grid& g, int32_t* d, const uint32_t* a, const uint32_t* b,
+                  const Place& place) {
+  struct Arguments {
+    int32_t* d;
+    const uint32_t* a;
+    const uint32_t* b;
+  } mine{d, a, b};
+  Together(g, kWarp, place, &mine, [&](Arguments* const* lanes) {
+    int8_t rows[16][32];
+    int8_t columns[8][32];
+    const auto byte = [](const uint32_t* registers, int i) {
+      return static_cast<int8_t>(registers[i / 4] >> (i % 4 * 8));
+    };
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int i = 0; i < 16; ++i) {
+        rows[lane / 4 + i / 4 % 2 * 8][lane % 4 * 4 + i % 4 + i / 8 * 16] =
+            byte(lanes[lane]->a, i);
+      }
+      for (int i = 0; i < 8; ++i) {
+        columns[lane / 4][lane % 4 * 4 + i % 4 + i / 4 * 16] =
+            byte(lanes[lane]->b, i);
+      }
+    }
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        for (int k = 0; k < 32; ++k) {
+          lanes[lane]->d[i] +=
+              rows[lane / 4 + i / 2 * 8][k] * columns[lane % 4 * 2 + i % 2][k];
+        }
+      }
+    }
+  });
+}
+
 void Block::Execute(Grid& g, const WgmmaStep& step) {
   constexpr uint64_t kStrideAndSwizzle = uint64_t{64} << 32 | uint64_t{1} << 62;
   // Where a byte is: the swizzle goes by the address, bits 4-6 ^= bits 7-9.
@@ -912,6 +951,10 @@ void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
 void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
             const uint32_t (&b)[2], Place place) {
   g.emulated->Mma(g, d, a, b, true, place);
+}
+void MmaS8(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
+           const uint32_t (&b)[2], Place place) {
+  g.emulated->MmaS8(g, d, a, b, place);
 }
 
 void InitBarrier(Grid& g, AsyncBarrier* b, int arrivals) {

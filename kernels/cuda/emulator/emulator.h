@@ -203,6 +203,8 @@ void MmaBf16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
              const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 void MmaF16(Grid& g, float (&d)[4], const uint32_t (&a)[4],
             const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
+void MmaS8(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
+           const uint32_t (&b)[2], emulator::Place place = TANDEM_HERE);
 
 // device/async_copy.h's.
 void InitBarrier(Grid& g, AsyncBarrier* b, int arrivals);

@@ -5,6 +5,7 @@
 // on comes first and stays as it is.
 
 #include "kernels/cuda/device/async_copy.h"
+#include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/tensor_ops.h"
@@ -12,11 +13,13 @@
 #include "kernels/cuda/device/wgmma.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/matmul_codes.cuh"
 #include "kernels/cuda/matmul_stream.cuh"
 #include "kernels/cuda/matmul_wgmma.cuh"
 #include "kernels/kv_digest.h"
 #include "kernels/sampling.h"
 #include "tests/kernels/cuda/checks.h"
+#include "tests/kernels/cuda/code_checks.h"
 #include "tests/kernels/cuda/family_checks.h"
 #include "tests/kernels/cuda/lora_checks.h"
 
@@ -26,6 +29,11 @@ using namespace cuda;
 template <int kPending>
 void WaitForFewer(Grid& g) {
   WgmmaWait<kPending + 1>(g);
+}
+inline void MmaOfExchangedRows(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
+                               const uint32_t (&b)[2]) {
+  const uint32_t exchanged[4] = {a[0], a[1], a[3], a[2]};
+  MmaS8(g, d, exchanged, b);
 }
 }  // namespace tandem::kernels::cuda_faulty
 
@@ -81,6 +89,12 @@ void WaitForFewer(Grid& g) {
 #define WgmmaWait WaitForFewer
 #include "kernels/cuda/matmul_wgmma.cuh"
 #undef WgmmaWait
+
+// The last inputs of two rows are exchanged.
+#undef TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
+#define MmaS8 MmaOfExchangedRows
+#include "kernels/cuda/matmul_codes.cuh"
+#undef MmaS8
 
 #undef cuda
 
@@ -250,6 +264,24 @@ TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
   const auto expected = OfWarpgroups<MatMulWgmmaKernel>();
   EXPECT_NE(OfWarpgroups<faulty::MatMulWgmmaKernel>(), expected);
   EXPECT_EQ(OfStreams<MatMulStreamKernel>(), expected);
+}
+
+template <template <typename, WeightType, typename> typename Kernel>
+int MultiplyCodes(const Stream& stream, DType, WeightType,
+                  const MatMulParams& p) {
+  using Codes =
+      Kernel<BFloat16, WeightType::kInt4, MatMulTiles<2, 1, 1, 1, 1, 8>>;
+  return Launch(stream,
+                {Codes::RowTiles(p.rows) * Codes::TokenTiles(p.tokens), 1, 1},
+                Codes::kThreads, Codes::kSharedBytes, Codes{p});
+}
+
+TEST(CudaSeededFault, InputsOfAnotherRowAreNoticed) {
+  const CodeData data({DType::kBF16, DType::kInt4, 40, 100}, 5);
+  const auto expected = data.Expected(5);
+  EXPECT_EQ(data.Multiply(5, MultiplyCodes<MatMulCodesKernel>), expected);
+  EXPECT_NE(data.Multiply(5, MultiplyCodes<faulty::MatMulCodesKernel>),
+            expected);
 }
 
 TEST(CudaSeededFault, AStreamOfOtherTokensIsNoticed) {

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tiles multiply how many tokens by codes. Speed alone depends on it.
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/matmul_codes.cuh"
+
+namespace tandem::kernels::cuda {
+namespace {
+
+using Few = MatMulTiles<2, 1, 1, 1, 1, 8>;
+using Some = MatMulTiles<2, 2, 1, 2, 1, 6>;
+using Many = MatMulTiles<4, 2, 2, 8, 1, 3>;
+
+template <typename Kernel>
+int Run(const Stream& stream, const MatMulParams& p) {
+  const int blocks = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
+  return Launch(stream, {blocks, 1, 1}, Kernel::kThreads, Kernel::kSharedBytes,
+                Kernel{p});
+}
+
+template <typename T, WeightType kWeight>
+int RunTiles(const Stream& stream, const MatMulParams& p) {
+  if constexpr (!std::is_same_v<T, float>) {
+    if (p.tokens <= Few::kTokens) {
+      return Run<MatMulCodesKernel<T, kWeight, Few>>(stream, p);
+    }
+    if (p.tokens > 2 * Some::kTokens) {
+      return Run<MatMulCodesKernel<T, kWeight, Many>>(stream, p);
+    }
+  }
+  return Run<MatMulCodesKernel<T, kWeight, Some>>(stream, p);
+}
+
+}  // namespace
+
+int LaunchQuantiseRows(const Stream& stream, DType activation,
+                       const QuantiseRowsParams& p) {
+  if (p.tokens == 0) return 0;
+  return WithElement(activation, [&](auto element) {
+    using Kernel = QuantiseRowsKernel<decltype(element)>;
+    const int groups = WeightBlocks(p.cols) * kGroupsPerBlock;
+    return Launch(stream,
+                  {(p.tokens + kCodeTokens - 1) / kCodeTokens,
+                   (groups + Kernel::kGroups - 1) / Kernel::kGroups, 1},
+                  Kernel::kThreads, 0, Kernel{p});
+  });
+}
+
+int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
+                      const MatMulParams& p) {
+  if (p.tokens == 0 || p.rows == 0) return 0;
+  return WithElement(activation, [&](auto element) {
+    using T = decltype(element);
+    return type == WeightType::kInt8
+               ? RunTiles<T, WeightType::kInt8>(stream, p)
+               : RunTiles<T, WeightType::kInt4>(stream, p);
+  });
+}
+
+}  // namespace tandem::kernels::cuda

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with int8 and int4 weights (kernels/quantise.h): of each group of 32
+// inputs the integer matrix instruction m16n8k32 gives the exact sum, which a
+// fused multiply-add with both scales puts behind the output's chain, group by
+// group in ascending order; the row's power of two multiplies the finished
+// chain. So neither tiles nor tokens show in the bits, and those of an f32
+// model are the CPU backend's.
+//
+// Tokens are quantised first, by a kernel of their own, into what the
+// instruction's second operand is: for each 8 tokens and group a record of
+// [8 tokens][32] codes and [8] f32 scales. Input 8t + j of a group is the
+// instruction's 4t + j (j < 4) or 16 + 4t + j - 4, on both sides.
+//
+// A block of threads owns kRows x kTokens outputs and all of cols; both
+// operands stream through a ring of kStages stages of 64 columns, as in
+// matmul.cuh.
+
+#ifndef TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
+#define TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
+
+#include "kernels/cuda/device/codes.h"
+#include "kernels/cuda/matmul.cuh"
+#include "kernels/quantise.h"
+
+namespace tandem::kernels::cuda {
+
+// Grid: tiles of 8 tokens, pieces of kGroups groups. A warp has a token.
+template <typename T>
+struct QuantiseRowsKernel {
+  static constexpr int kThreads = 32 * kCodeTokens;
+  static constexpr int kGroups = 8;
+  QuantiseRowsParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int groups = WeightBlocks(p.cols) * kGroupsPerBlock;
+    const int end = Smaller((g.block_y() + 1) * kGroups, groups);
+    const int token = g.block_x() * kCodeTokens + g.warp();
+    const T* const x = static_cast<const T*>(p.x) + token * p.x_stride;
+    for (int group = g.block_y() * kGroups; group < end; ++group) {
+      const int col = group * kCodeGroup + g.lane();
+      const float value =
+          token < p.tokens && col < p.cols ? ToFloat(x[col]) : 0.0f;
+      uint32_t most = MagnitudeKey(value);
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+        const uint32_t other = g.ShuffleXor(most, mask);
+        most = other > most ? other : most;
+      }
+      const VectorQuantiser quantiser(DType::kInt8, most);
+      std::byte* const record =
+          p.out + (int64_t{g.block_x()} * groups + group) * kCodeRecordBytes;
+      record[g.warp() * kCodeGroup + g.lane()] =
+          static_cast<std::byte>(quantiser(value));
+      if (g.lane() == 0) {
+        reinterpret_cast<float*>(record + kCodeTokens * kCodeGroup)[g.warp()] =
+            quantiser.scale;
+      }
+    }
+  }
+};
+
+// T: activations.
+template <typename T, WeightType kWeight, typename Tiles>
+struct MatMulCodesKernel {
+  static constexpr int kThreads = Tiles::kThreads;
+  static constexpr bool kInt4 = kWeight == WeightType::kInt4;
+  static constexpr int kTileBytes = kInt4 ? 512 : 1024;  // of 16 rows
+  static constexpr int kCodeBytes = Tiles::kRows / 16 * kTileBytes;
+  static constexpr int kScaleBytes = kGroupsPerBlock * Tiles::kRows * 2;
+  static constexpr int kTokenTileBytes = kGroupsPerBlock * kCodeRecordBytes;
+  static constexpr int kStageBytes =
+      kCodeBytes + kScaleBytes + Tiles::kTokens / kCodeTokens * kTokenTileBytes;
+  // The results pass through shared memory, so that a warp writes whole rows.
+  static constexpr int kOutStride = Tiles::kRows + 8;
+  static constexpr int kOutBytes =
+      Tiles::kTokens * kOutStride * static_cast<int>(sizeof(T));
+  static constexpr int kSharedBytes = kStageBytes * Tiles::kStages > kOutBytes
+                                          ? kStageBytes* Tiles::kStages
+                                          : kOutBytes;
+
+  MatMulParams p;  // x: what QuantiseRowsKernel gives
+
+  TANDEM_HOST_DEVICE static constexpr int RowTiles(int rows) {
+    return (rows + Tiles::kRows - 1) / Tiles::kRows;
+  }
+  TANDEM_HOST_DEVICE static constexpr int TokenTiles(int tokens) {
+    return (tokens + Tiles::kTokens - 1) / Tiles::kTokens;
+  }
+
+  // 16 bytes, or zeros.
+  TANDEM_DEVICE static void Copy(Grid& g, std::byte* to, const std::byte* base,
+                                 int64_t offset, bool valid) {
+    CopyAsync16(g, to, base + (valid ? offset : 0), valid ? 16 : 0);
+  }
+
+  TANDEM_DEVICE void CopyStage(Grid& g, int row, int token, int block,
+                               std::byte* to) const {
+    const int blocks = WeightBlocks(p.cols);
+    const auto begin = [&](int r) {  // of the block that row r is in
+      return (int64_t{r / kWeightBlock} * blocks + block) * BlockBytes(kWeight);
+    };
+    const int end_row = WeightBlocks(p.rows) * kWeightBlock;
+#pragma unroll
+    for (int i = g.thread(); i < kCodeBytes / 16; i += kThreads) {
+      const int r = row + i * 16 / kTileBytes * 16;
+      Copy(g, to + i * 16, p.weights,
+           begin(r) + r % kWeightBlock / 16 * kTileBytes + i * 16 % kTileBytes,
+           r < end_row);
+    }
+    for (int i = g.thread(); i < kScaleBytes / 16; i += kThreads) {
+      const int group = i * 8 / Tiles::kRows;
+      const int r = row + i * 8 % Tiles::kRows;
+      Copy(g, to + kCodeBytes + i * 16, p.weights,
+           begin(r) + BlockBytes(kWeight) - kBlockScaleBytes +
+               (group * kWeightBlock + r % kWeightBlock) * 2,
+           r < end_row);
+    }
+    constexpr int kPieces = kTokenTileBytes / 16;
+    const int first = token / kCodeTokens;
+    const int end = (p.tokens + kCodeTokens - 1) / kCodeTokens;
+    for (int i = g.thread(); i < Tiles::kTokens / kCodeTokens * kPieces;
+         i += kThreads) {
+      const int tile = first + i / kPieces;
+      Copy(
+          g, to + kCodeBytes + kScaleBytes + i * 16,
+          static_cast<const std::byte*>(p.x),
+          (int64_t{tile} * blocks + block) * kTokenTileBytes + i % kPieces * 16,
+          tile < end);
+    }
+  }
+
+  // The instruction's rows from the 16 weight rows at `tile`. int4: 16 times
+  // each code, which needs no sign to be spread.
+  TANDEM_DEVICE static void LoadCodes(Grid& g, const std::byte* tile, int group,
+                                      uint32_t (&a)[4]) {
+    if constexpr (kInt4) {
+      uint32_t raw[4];
+      LoadShared16(g, tile + g.lane() * 16, raw);
+      constexpr uint32_t kHigh = 0xf0f0f0f0u;
+      const uint32_t low_row = group == 0 ? raw[0] : raw[2];
+      const uint32_t high_row = group == 0 ? raw[1] : raw[3];
+      a[0] = low_row << 4 & kHigh;
+      a[1] = high_row << 4 & kHigh;
+      a[2] = low_row & kHigh;
+      a[3] = high_row & kHigh;
+    } else {
+      LoadShared16(g, tile + group * 512 + g.lane() * 16, a);
+    }
+  }
+
+  TANDEM_DEVICE static void Step(
+      Grid& g, const std::byte* stage, int warp_row, int warp_token, int group,
+      float (&chain)[Tiles::kTilesM][Tiles::kTilesN][4]) {
+    uint32_t b[Tiles::kTilesN][2];
+    float token_scale[Tiles::kTilesN][2];
+#pragma unroll
+    for (int n = 0; n < Tiles::kTilesN; ++n) {
+      const std::byte* const record =
+          stage + kCodeBytes + kScaleBytes +
+          (warp_token / kCodeTokens + n) * kTokenTileBytes +
+          group * kCodeRecordBytes;
+      const uint32_t* const codes =
+          reinterpret_cast<const uint32_t*>(record) + g.lane() * 2;
+      const float* const scales =
+          reinterpret_cast<const float*>(record + kCodeTokens * kCodeGroup) +
+          g.lane() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        b[n][i] = codes[i];
+        token_scale[n][i] = scales[i];
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < Tiles::kTilesM; ++m) {
+      const int row = warp_row + m * 16;
+      uint32_t a[4];
+      LoadCodes(g, stage + row / 16 * kTileBytes, group, a);
+      const Half* const scales =
+          reinterpret_cast<const Half*>(stage + kCodeBytes) +
+          group * Tiles::kRows + row + g.lane() / 4;
+      const float row_scale[2] = {ToFloat(scales[0]), ToFloat(scales[8])};
+#pragma unroll
+      for (int n = 0; n < Tiles::kTilesN; ++n) {
+        int32_t dot[4] = {};
+        MmaS8(g, dot, a, b[n]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float sum = static_cast<float>(kInt4 ? dot[i] >> 4 : dot[i]);
+          chain[m][n][i] =
+              Fma(sum, Mul(row_scale[i / 2], token_scale[n][i % 2]),
+                  chain[m][n][i]);
+        }
+      }
+    }
+  }
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    std::byte* const ring = g.shared();
+    const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
+    const int row = tile.row_tile * Tiles::kRows;
+    const int token = tile.token_tile * Tiles::kTokens;
+    const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
+    const int warp_token = g.warp() / Tiles::kWarpsM * (8 * Tiles::kTilesN);
+    const int stages = WeightBlocks(p.cols);
+    float chain[Tiles::kTilesM][Tiles::kTilesN][4] = {};
+
+#pragma unroll
+    for (int s = 0; s < Tiles::kStages - 1; ++s) {
+      if (s < stages) CopyStage(g, row, token, s, ring + s * kStageBytes);
+      CopyAsyncCommit(g);
+    }
+    int slot = 0;
+    for (int s = 0; s < stages; ++s) {
+      CopyAsyncWait<Tiles::kStages - 2>(g);
+      // Everyone's copies of this stage have landed, and everyone is through
+      // with the stage before, whose place the next copies take.
+      g.Barrier();
+      const int next = s + Tiles::kStages - 1;
+      if (next < stages) {
+        const int next_slot = slot == 0 ? Tiles::kStages - 1 : slot - 1;
+        CopyStage(g, row, token, next, ring + next_slot * kStageBytes);
+      }
+      CopyAsyncCommit(g);
+#pragma unroll
+      for (int group = 0; group < kGroupsPerBlock; ++group) {
+        Step(g, ring + slot * kStageBytes, warp_row, warp_token, group, chain);
+      }
+      slot = slot == Tiles::kStages - 1 ? 0 : slot + 1;
+    }
+    CopyAsyncWait<0>(g);
+    g.Barrier();
+    WriteResults(g, row, token, warp_row, warp_token, chain,
+                 reinterpret_cast<T*>(ring));
+  }
+
+  TANDEM_DEVICE void WriteResults(
+      Grid& g, int row, int token, int warp_row, int warp_token,
+      const float (&chain)[Tiles::kTilesM][Tiles::kTilesN][4],
+      T* results) const {
+    const int group = g.lane() / 4;
+#pragma unroll
+    for (int m = 0; m < Tiles::kTilesM; ++m) {
+      const int first = warp_row + m * 16;
+      const RowFinish<T, Code> finish_low(p, row + first + group);
+      const RowFinish<T, Code> finish_high(p, row + first + group + 8);
+#pragma unroll
+      for (int n = 0; n < Tiles::kTilesN; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i;
+          const float low = finish_low(chain[m][n][i]);
+          const float high = finish_high(chain[m][n][i + 2]);
+          T* const to = results + t * kOutStride;
+          if (p.gated()) {
+            to[first / 2 + group] =
+                FromFloat<T>(Mul(Activated(p.activation, low), high));
+          } else {
+            to[first + group] = FromFloat<T>(low);
+            to[first + group + 8] = FromFloat<T>(high);
+          }
+        }
+      }
+    }
+    g.Barrier();
+    const int part = p.gated() ? 2 : 1;
+    WriteTile<T, Tiles::kTokens, kOutStride, kThreads>(
+        g, p, row / part, Tiles::kRows / part, token, results);
+  }
+};
+
+}  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
