@@ -16,6 +16,33 @@
 
 namespace tandem::engine {
 
+// Blocks [first, end) of a prefix of `end` blocks: those before are not needed.
+struct PrefixRange {
+  int first = 0;
+  int end = 0;
+};
+
+// The longest prefix, of `count` blocks at most, of which all blocks are there
+// that the position behind it sees (`window` as EngineOptions has it), and all
+// positions from `keep_from` on. there(i): whether block i is.
+template <typename There>
+PrefixRange LongestPrefix(int count, int block_size, int window, int keep_from,
+                          const There& there) {
+  PrefixRange longest;
+  int run = 0;  // where the blocks that are there up to now begin
+  for (int end = 1; end <= count; ++end) {
+    if (!there(end - 1)) {
+      if (window == 0) break;
+      run = end;
+      continue;
+    }
+    const int seen = window == 0 ? 0 : end * block_size - window + 1;
+    const int first = std::max(0, std::min(seen, keep_from)) / block_size;
+    if (run <= first) longest = {first, end};
+  }
+  return longest;
+}
+
 // Blocks of a prompt's beginning, pinned. Those before `first` are not needed,
 // and empty; others are empty that Restore would bring back.
 struct CachedPrefix {
@@ -38,9 +65,10 @@ class PrefixCache {
   // `keep_from` on must be there whatever the window.
   CachedPrefix Find(absl::Span<const BlockHash> hashes,
                     int keep_from = kNobodyKeeps) {
-    const Range range = Longest(hashes, keep_from, [this](const BlockHash& h) {
-      return InPool(h) || (offload_ != nullptr && offload_->InMemory(h));
-    });
+    const PrefixRange range =
+        Longest(hashes, keep_from, [this](const BlockHash& h) {
+          return InPool(h) || (offload_ != nullptr && offload_->InMemory(h));
+        });
     CachedPrefix found;
     found.first = range.first;
     found.blocks.resize(static_cast<size_t>(range.end));
@@ -74,7 +102,7 @@ class PrefixCache {
   // Has what is on disk brought nearer. A sequence may wait while Prefetching.
   void Prefetch(absl::Span<const BlockHash> hashes) {
     if (offload_ == nullptr) return;
-    const Range range = Somewhere(hashes);
+    const PrefixRange range = Somewhere(hashes);
     offload_->Prefetch(Part(hashes, range));
   }
   bool Prefetching(absl::Span<const BlockHash> hashes) const {
@@ -83,42 +111,27 @@ class PrefixCache {
   }
 
  private:
-  struct Range {
-    int first = 0;
-    int end = 0;
-  };
-
   bool InPool(const BlockHash& hash) const {
     return pool_->Lookup(absl::MakeConstSpan(&hash, 1)) > 0;
   }
-  Range Somewhere(absl::Span<const BlockHash> hashes) const {
+  PrefixRange Somewhere(absl::Span<const BlockHash> hashes) const {
     return Longest(hashes, kNobodyKeeps, [this](const BlockHash& h) {
       return InPool(h) || (offload_ != nullptr && offload_->Holds(h));
     });
   }
   static absl::Span<const BlockHash> Part(absl::Span<const BlockHash> hashes,
-                                          const Range& range) {
+                                          const PrefixRange& range) {
     return hashes.subspan(static_cast<size_t>(range.first),
                           static_cast<size_t>(range.end - range.first));
   }
   // The longest prefix of which all needed blocks are `there`.
   template <typename There>
-  Range Longest(absl::Span<const BlockHash> hashes, int keep_from,
-                const There& there) const {
-    Range longest;
-    int run = 0;  // where the blocks that are there up to now begin
-    for (int end = 1; end <= static_cast<int>(hashes.size()); ++end) {
-      if (!there(hashes[static_cast<size_t>(end - 1)])) {
-        if (window_ == 0) break;
-        run = end;
-        continue;
-      }
-      const int size = pool_->block_size();
-      const int seen = window_ == 0 ? 0 : end * size - window_ + 1;
-      const int first = std::max(0, std::min(seen, keep_from)) / size;
-      if (run <= first) longest = {first, end};
-    }
-    return longest;
+  PrefixRange Longest(absl::Span<const BlockHash> hashes, int keep_from,
+                      const There& there) const {
+    return LongestPrefix(static_cast<int>(hashes.size()), pool_->block_size(),
+                         window_, keep_from, [&](int i) {
+                           return there(hashes[static_cast<size_t>(i)]);
+                         });
   }
 
   KvPool* const pool_;

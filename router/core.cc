@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "engine/kv_pool.h"
+#include "engine/prefix_cache.h"
 #include "router/errors.h"
 #include "router/placement.h"
 
@@ -325,12 +326,15 @@ int RouterCore::CachedTokens(const Request& request,
       it->second.push_back(hash.Short());
     }
   }
-  int blocks = 0;
-  for (uint64_t hash : it->second) {
-    if (!worker.cached.contains(hash)) break;
-    ++blocks;
-  }
-  return blocks * block_size;
+  const std::vector<uint64_t>& hashes = it->second;
+  return block_size *
+         engine::LongestPrefix(
+             static_cast<int>(hashes.size()), block_size, options_.window,
+             engine::PrefixCache::kNobodyKeeps,
+             [&](int i) {
+               return worker.cached.contains(hashes[static_cast<size_t>(i)]);
+             })
+             .end;
 }
 
 std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,

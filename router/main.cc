@@ -201,6 +201,7 @@ absl::Status Process::Start() {
   options.incarnation = random_.Bytes(16);
   options.model = model_->limits().model;
   options.policy = *policy;
+  options.window = model_->window();
   metrics_ = std::make_unique<Metrics>("router", options.model);
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());

@@ -97,8 +97,9 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   }
   std::optional<text::ChatTemplate> chat_template;
   if (chat.ok()) chat_template = *std::move(chat);
-  return std::unique_ptr<ModelText>(new ModelText(
-      *std::move(tokenizer), std::move(chat_template), std::move(limits)));
+  return std::unique_ptr<ModelText>(
+      new ModelText(*std::move(tokenizer), std::move(chat_template),
+                    std::move(limits), spec->common_window()));
 }
 
 absl::StatusOr<ModelText::Prompt> ModelText::Encode(

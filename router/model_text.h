@@ -30,6 +30,8 @@ class ModelText final : public TextCodec {
   // The model's own limits; context_length is what its config says, and
   // nothing is offered beyond.
   const ModelLimits& limits() const { return limits_; }
+  // Positions that all of its layers see; 0: some see all.
+  int window() const { return window_; }
 
   struct Prompt {
     std::vector<int32_t> token_ids;
@@ -58,14 +60,17 @@ class ModelText final : public TextCodec {
 
  private:
   ModelText(text::Tokenizer tokenizer,
-            std::optional<text::ChatTemplate> chat_template, ModelLimits limits)
+            std::optional<text::ChatTemplate> chat_template, ModelLimits limits,
+            int window)
       : tokenizer_(std::move(tokenizer)),
         chat_template_(std::move(chat_template)),
-        limits_(std::move(limits)) {}
+        limits_(std::move(limits)),
+        window_(window) {}
 
   const text::Tokenizer tokenizer_;
   const std::optional<text::ChatTemplate> chat_template_;
   const ModelLimits limits_;
+  const int window_;
 };
 
 }  // namespace tandem::router

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/kv_pool.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {
@@ -193,6 +194,31 @@ TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
   EXPECT_TRUE(list.Avoided("x", now));
   list.Succeeded("x");
   EXPECT_FALSE(list.Avoided("x", now));
+}
+
+// Behind a window the beginning of a prompt is not needed, and seldom there.
+TEST(RegistryTest, AWindowedPromptIsCachedWhereItsEndIs) {
+  for (const int window : {0, 32}) {
+    RouterOptions options;
+    options.window = window;
+    World w(options);
+    w.Prefill("p0");
+    w.Decode("d0");
+    LeasePipe* const d1 = w.Decode("d1");
+    const std::vector<int32_t> prompt(160, 7);
+    const auto hashes =
+        engine::HashBlocks(engine::RootHash("", 16, "", ""), prompt, 16);
+    v1::RegisterRequest message;
+    // Position 144, behind nine of ten blocks, sees 113 and on.
+    for (const size_t block : {7, 8}) {
+      message.mutable_cache()->add_added(hashes[block].Short());
+    }
+    d1->Say(message);
+    w.Submit(World::Ask(prompt));
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), window == 0);
+    if (window == 0) continue;
+    EXPECT_EQ(w.decode_ids[0], "d1");
+  }
 }
 
 }  // namespace
