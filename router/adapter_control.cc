@@ -499,6 +499,7 @@ bool AdapterControl::Closed(const std::string& name) const {
 
 std::vector<std::string> AdapterControl::InService() const {
   std::vector<std::string> names;
+  names.reserve(in_service_.size());
   for (const auto& [name, origin] : in_service_) names.push_back(name);
   return names;
 }
@@ -547,6 +548,7 @@ std::vector<v1::LoraAdapter> AdapterControl::List() const {
     }
   }
   std::vector<v1::LoraAdapter> list;
+  list.reserve(names.size());
   for (const std::string& name : names) list.push_back(Describe(name));
   return list;
 }
