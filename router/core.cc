@@ -56,6 +56,27 @@ bool Heeds(const Worker& worker, const Request& request) {
           names(effective.decode_features));
 }
 
+// What all beams of a search may come to: they share full blocks of the prompt
+// and nothing else for certain.
+bool HoldsBeams(const Worker& worker, const Request& request) {
+  const EffectiveRequest& effective = request.effective();
+  if (!effective.beam) return true;
+  const int size = worker.hello.block_size();
+  const int64_t prompt = static_cast<int64_t>(request.prompt().size());
+  const int64_t shared = prompt / size;
+  const int64_t all =
+      (prompt + effective.stopping.max_tokens() + size - 1) / size;
+  return shared + effective.beam->width() * (all - shared) <=
+         worker.hello.num_blocks();
+}
+
+// Whether there is all that it needs of a decode worker; room is another
+// matter.
+bool CanServe(const Worker& worker, const Request& request) {
+  return Heeds(worker, request) && request.HasAdapter(worker.hello) &&
+         HoldsBeams(worker, request);
+}
+
 }  // namespace
 
 RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
@@ -270,7 +291,8 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
       }
     } else if (worker->hello.max_model_len() >= positions &&
                request.MayContinueOn(worker->hello) &&
-               request.HasAdapter(worker->hello)) {
+               request.HasAdapter(worker->hello) &&
+               HoldsBeams(*worker, request)) {
       decode.push_back(worker.get());
     }
   }
@@ -454,7 +476,7 @@ void RouterCore::Tick() {
 
 void RouterCore::FailIfWaitedTooLong(Request* request) {
   const absl::Duration waited = loop_->Now() - request->waiting_since();
-  if (!AdapterIsReady(*request)) {
+  if (!AnyCanServe(*request)) {
     const absl::Duration limit = request->was_computed()
                                      ? options_.recovery_wait
                                      : options_.no_workers_wait;
@@ -466,6 +488,14 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
             request->effective().adapter.empty()
                 ? ""
                 : absl::StrCat(" with adapter ", request->effective().adapter),
+            request->effective().beam
+                ? absl::StrCat(" with room for ",
+                               request->effective().beam->width(), " beams")
+                : "",
+            Needed(*request).empty()
+                ? ""
+                : absl::StrCat(" that knows ",
+                               absl::StrJoin(Needed(*request), ", ")),
             " for ", absl::FormatDuration(limit)),
         {}, absl::Seconds(5)));
     return;
@@ -521,24 +551,24 @@ int RouterCore::InFlightWith(const std::string& adapter) const {
   return count;
 }
 
-bool RouterCore::AdapterIsReady(const Request& request) const {
+bool RouterCore::AnyCanServe(const Request& request) const {
   const auto& workers = registry_.workers();
   return std::any_of(workers.begin(), workers.end(), [&](const auto& entry) {
     const Worker& worker = *entry.second;
     return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
-           registry_.Placeable(worker) && request.HasAdapter(worker.hello);
+           registry_.Placeable(worker) && CanServe(worker, request);
   });
 }
 
 bool RouterCore::OthersHaveRoom(const Request& request) const {
-  return std::any_of(
-      registry_.workers().begin(), registry_.workers().end(),
-      [&](const auto& entry) {
-        const Worker& worker = *entry.second;
-        return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
-               registry_.Placeable(worker) && !registry_.Full(worker) &&
-               !(Heeds(worker, request) && request.HasAdapter(worker.hello));
-      });
+  return std::any_of(registry_.workers().begin(), registry_.workers().end(),
+                     [&](const auto& entry) {
+                       const Worker& worker = *entry.second;
+                       return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
+                              registry_.Placeable(worker) &&
+                              !registry_.Full(worker) &&
+                              !CanServe(worker, request);
+                     });
 }
 
 int RouterCore::ready_workers(v1::WorkerRole role) const {

@@ -120,7 +120,7 @@ class RouterCore final : private RegistryListener,
   absl::Time tick_due_;
   void FailIfWaitedTooLong(Request* request);
   // Whether some decode worker has what it needs; room is another matter.
-  bool AdapterIsReady(const Request& request) const;
+  bool AnyCanServe(const Request& request) const;
   // Requests in flight that name it, sequences yet to start included.
   int InFlightWith(const std::string& adapter) const;
   std::vector<Request*> All() const;

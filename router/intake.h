@@ -22,7 +22,7 @@ namespace tandem::router {
 class ClusterFacts {
  public:
   std::atomic<int> context_length = 0;  // 0: no decode worker
-  // Of every decode worker's KV cache at least, in the largest of their blocks.
+  // Of the decode worker whose KV cache is the largest.
   std::atomic<int> kv_blocks = 0;
   std::atomic<int> kv_block_size = 0;
   std::atomic<int> ready_decode = 0;

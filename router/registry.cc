@@ -358,16 +358,14 @@ int Registry::context_length() const {
 
 KvRoom Registry::kv_room() const {
   KvRoom room;
-  int64_t positions = std::numeric_limits<int64_t>::max();
   for (const auto& [id, worker] : workers_) {
     const v1::WorkerHello& hello = worker->hello;
-    if (hello.role() != v1::WORKER_ROLE_DECODE) continue;
-    room.block_size = std::max(room.block_size, hello.block_size());
-    positions =
-        std::min(positions, int64_t{hello.num_blocks()} * hello.block_size());
+    if (hello.role() == v1::WORKER_ROLE_DECODE &&
+        int64_t{hello.num_blocks()} * hello.block_size() >
+            int64_t{room.blocks} * room.block_size) {
+      room = {hello.num_blocks(), hello.block_size()};
+    }
   }
-  if (room.block_size == 0) return {};
-  room.blocks = static_cast<int>(positions / room.block_size);
   return room;
 }
 

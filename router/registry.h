@@ -69,8 +69,8 @@ class RegistryListener {
 };
 
 struct KvRoom {
-  int blocks = 0;      // of the smallest, in blocks of
-  int block_size = 0;  // the largest
+  int blocks = 0;
+  int block_size = 0;
 };
 
 class Registry {
@@ -123,7 +123,7 @@ class Registry {
 
   // Positions of one sequence that every decode worker can hold; 0 of none.
   int context_length() const;
-  // What the KV cache of every decode worker holds; zeros while there is none.
+  // The largest KV cache of a decode worker; zeros while there is none.
   KvRoom kv_room() const;
 
   void Describe(v1::GetClusterStateResponse* state) const;

@@ -37,7 +37,7 @@ struct ModelLimits {
   // LoRA adapters of the decode workers; unset: not known, not checked.
   std::optional<std::vector<std::string>> adapters;
   int default_max_tokens = 4096;
-  // What every decode worker's KV cache holds; 0: not known, not checked.
+  // The largest KV cache of a decode worker; 0: not known, not checked.
   int kv_blocks = 0;
   int kv_block_size = 0;
   // The model's own defaults (generation_config).

@@ -387,5 +387,68 @@ TEST(FeaturesTest, WorkersThatRefusedHadNoPart) {
   EXPECT_EQ(WorkTold(*client), 47);
 }
 
+AdmittedRequest Beams(int width, int max_tokens) {
+  AdmittedRequest admitted = World::Ask({}, max_tokens);
+  admitted.effective.beam.emplace();
+  admitted.effective.beam->set_width(width);
+  admitted.effective.sampling.set_best_of(width);
+  admitted.effective.decode_features = {kFeatureBeamSearch};
+  return admitted;
+}
+
+v1::WorkerHello WithBlocks(const std::string& id, int blocks) {
+  v1::WorkerHello hello = World::Hello(id, v1::WORKER_ROLE_DECODE);
+  hello.set_num_blocks(blocks);
+  return hello;
+}
+
+// 40 tokens share two blocks of 16; each of four beams has 15 of its own.
+TEST(FeaturesTest, ABeamSearchGoesToAPoolThatHoldsIt) {
+  for (const int large : {62, 61}) {
+    World w;
+    w.Register(WithBlocks("small", 20));
+    LeasePipe* const lease = w.Register(WithBlocks("large", large));
+    ClientPipe* const client = w.Submit(Beams(4, 17 * 16 - 40));
+    if (large == 62) {
+      EXPECT_EQ(w.decode_ids, std::vector<std::string>{"large"});
+      // It waits for that one, and in nobody's way.
+      lease->Break(absl::UnavailableError("reset"));
+      w.decodes[0].Break(absl::UnavailableError("reset"));
+      w.RunFor(absl::Seconds(2));
+      w.Submit(World::Ask());
+      EXPECT_EQ(w.decode_ids.back(), "small");
+      EXPECT_EQ(w.decode_ids.size(), 2u);
+      w.Register(WithBlocks("again", 62));
+      EXPECT_EQ(w.decode_ids.back(), "again");
+      continue;
+    }
+    w.RunFor(absl::Seconds(12));
+    EXPECT_THAT(w.decode_ids, IsEmpty());
+    EXPECT_EQ(ErrorReason(client->status), "NO_WORKERS");
+    EXPECT_THAT(std::string(client->status.message()),
+                HasSubstr("with room for 4 beams"));
+  }
+}
+
+// Its worker may be restarted; then it says what is missing, not that all are
+// busy.
+TEST(FeaturesTest, WhatWasComputedWaitsForARestartAndSaysForWhat) {
+  World w;
+  LeasePipe* const lease = w.Decode("new");
+  ClientPipe* const client = w.Submit(WithoutCache());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1}));
+  w.Register(Old("old", v1::WORKER_ROLE_DECODE));
+  lease->Break(absl::UnavailableError("reset"));
+  w.decodes[0].Break(absl::UnavailableError("reset"));
+  w.RunFor(absl::Seconds(50));
+  EXPECT_TRUE(client->open);
+  w.RunFor(absl::Seconds(15));
+  EXPECT_EQ(ErrorReason(client->status), "NO_WORKERS");
+  EXPECT_THAT(std::string(client->status.message()),
+              HasSubstr("no decode worker that knows no_kv_cache for 1m"));
+}
+
 }  // namespace
 }  // namespace tandem::router
