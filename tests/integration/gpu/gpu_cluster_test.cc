@@ -425,6 +425,24 @@ TEST_F(GpuClusterTest, GpusAndCpusWorkTogetherIfTheyMay) {
   }
 }
 
+TEST_F(GpuClusterTest, CodesGiveOneTextWhereverItIsPrefilled) {
+  std::vector<std::string> prefill = Gpu(kPrefillGpu, "bf16");
+  std::vector<std::string> decode = Gpu(kDecodeGpu, "bf16");
+  for (auto* worker : {&prefill, &decode}) {
+    worker->insert(worker->end(), {"--handoff", "shm", "--quantization", "int8",
+                                   "--kv-cache-dtype", "int4"});
+  }
+  Begin(prefill, decode);
+  ASSERT_FALSE(HasFatalFailure());
+  v1::GenerateRequest request = Request(1, 6);
+  const Outcome split = cluster_->Generate(request);
+  ASSERT_TRUE(split.status.ok()) << split.status;
+  EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+  EXPECT_EQ(split.token_ids.size(), 6u);
+  request.set_placement(v1::PLACEMENT_LOCAL);
+  EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
+}
+
 TEST_F(GpuClusterTest, GpusAndCpusAreNoPairUnlessAllowed) {
   Begin(Gpu(kPrefillGpu), {"--device", "cpu", "--dtype", "f32"});
   ASSERT_FALSE(HasFatalFailure());
