@@ -48,7 +48,8 @@ run_tests() {
 
 stage_release() {
   build release
-  run_tests release
+  run_tests release -L unit --parallel "$(nproc)"
+  run_tests release -LE unit
 }
 
 stage_asan() {
@@ -61,10 +62,9 @@ stage_asan() {
   build asan
   # Those that emulate a GPU take one core each, for minutes; the longest are
   # left to scripts/nightly.sh.
-  local emulated='^kernels_cuda_'
   local whole='^(cuda_engine|device_golden|device_speculation|quality|window)_test$'
-  run_tests asan -LE no-sanitizer -R "$emulated" --parallel "$(nproc)"
-  run_tests asan -LE no-sanitizer -E "$emulated|$whole"
+  run_tests asan -L unit -LE no-sanitizer -E "$whole" --parallel "$(nproc)"
+  run_tests asan -LE 'no-sanitizer|unit' -E "$whole"
 }
 
 stage_tsan() {

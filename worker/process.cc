@@ -178,6 +178,7 @@ class Process {
   void PollDrained();
   void Finish(const absl::Status& status);
   absl::Status WaitUntilDrained() { return finished_.get_future().get(); }
+  void SynchronizeExecutors();
   void Stop();
   std::unique_ptr<RegistryStream> DialRouter(const std::string& endpoint);
 
@@ -421,6 +422,11 @@ void Process::Finish(const absl::Status& status) {
   finished_.set_value(status);
 }
 
+void Process::SynchronizeExecutors() {
+  if (parts_.executor != nullptr) parts_.executor->Synchronize();
+  if (parts_.draft.executor != nullptr) parts_.draft.executor->Synchronize();
+}
+
 void Process::Stop() {
   resolver_.reset();
   if (loop_ != nullptr && role_ != nullptr) {
@@ -435,10 +441,15 @@ void Process::Stop() {
   // Streams that were just closed still have their last word to write.
   if (server_ != nullptr) server_->Shutdown(absl::Seconds(2));
   http_.reset();
-  if (loop_ != nullptr) loop_->Stop();
-  // Gathers and scatters that run use memory of the role's.
-  if (parts_.executor != nullptr) parts_.executor->Synchronize();
-  if (parts_.draft.executor != nullptr) parts_.draft.executor->Synchronize();
+  if (loop_ != nullptr) {
+    // Gathers and scatters that run use memory of the role's; what they tell
+    // the loop at their end is to arrive there.
+    loop_->RunSync([&] { SynchronizeExecutors(); });
+    loop_->RunSync([] {});
+    loop_->Stop();
+  }
+  // Nothing runs but what those last words began.
+  SynchronizeExecutors();
   role_.reset();
   adapter_loader_.reset();
   adapter_memory_.reset();
