@@ -25,6 +25,9 @@ using tcp = asio::ip::tcp;
 
 // How often a peer is looked at that has sent more than its request.
 constexpr auto kLookAgain = std::chrono::milliseconds(500);
+// Read at once, beside a header. What a parser waits for must fit: the end of a
+// chunk's extension or of a trailer.
+constexpr size_t kReadBytes = 64 << 10;
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
 HttpResponse Plain(int code, std::string text) {
@@ -122,6 +125,7 @@ class Exchange final : public HttpExchange {
 Session::Session(tcp::socket socket, ServerState* state)
     : stream_(std::move(socket)),
       timer_(stream_.get_executor()),
+      buffer_(kReadBytes + state->options.max_header_bytes),
       state_(state) {
   state_->sessions.insert(this);
 }
@@ -149,6 +153,11 @@ void Session::OnHeader(Error error) {
   // Beast limits the request line and the fields, but each by itself.
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
     return RefuseMessage(Plain(431, "header over the limit"));
+  }
+  // Where such a body ends, two readers may see differently (RFC 9112, 6.1).
+  if (parser_->get().count(http::field::transfer_encoding) > 0 &&
+      (!parser_->chunked() || parser_->get().version() < 11)) {
+    return RefuseMessage(Plain(400, "transfer encoding other than chunked"));
   }
   const auto expects = parser_->get()[http::field::expect];
   if (!absl::EqualsIgnoreCase(absl::string_view(expects.data(), expects.size()),
@@ -268,12 +277,21 @@ void Session::Answer(HttpResponse answer) {
     response_.content_length(size);
   }
   response_.keep_alive(keep_alive_);
+  serializer_.emplace(response_);
+  WriteAnswer();
+}
+
+// A peer that takes it slowly is not one that takes nothing.
+void Session::WriteAnswer() {
   ExpiresWhenIdle();
-  http::async_write(stream_, response_,
-                    [self = shared_from_this()](Error error, size_t) {
-                      if (error) return self->Gone();
-                      self->AfterAnswer();
-                    });
+  http::async_write_some(stream_, *serializer_,
+                         [self = shared_from_this()](Error error, size_t) {
+                           if (error) return self->Gone();
+                           if (!self->serializer_->is_done()) {
+                             return self->WriteAnswer();
+                           }
+                           self->AfterAnswer();
+                         });
 }
 
 void Session::AfterAnswer() {

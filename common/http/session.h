@@ -81,6 +81,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Dispatch(HttpRequest request);
   void RefuseMessage(HttpResponse response);
   void Answer(HttpResponse answer);
+  void WriteAnswer();
   void AfterAnswer();
   void NextRequest();
   void WriteNext();
@@ -99,6 +100,9 @@ class Session : public std::enable_shared_from_this<Session> {
       boost::beast::http::request_parser<boost::beast::http::string_body>>
       parser_;
   boost::beast::http::response<boost::beast::http::string_body> response_;
+  std::optional<
+      boost::beast::http::response_serializer<boost::beast::http::string_body>>
+      serializer_;
   unsigned version_ = 11;
   bool head_ = false;  // HEAD: no body goes out
   bool keep_alive_ = false;

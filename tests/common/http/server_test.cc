@@ -88,6 +88,12 @@ TEST_F(HttpServerTest, AnswersByPathAndMethod) {
       {"POST /echo HTTP/1.1\r\nConnection: close\r\n"
        "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
        "HTTP/1.1 200 OK\r\n", "||abc"},
+      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+       "HTTP/1.1 400 Bad Request\r\n", "transfer encoding"},
+      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+       "HTTP/1.1 400 Bad Request\r\n", "transfer encoding"},
+      {"POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+       "HTTP/1.1 400 Bad Request\r\n", "transfer encoding"},
       {"nonsense\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n", ""},
       {"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
        "HTTP/1.1 400 Bad Request\r\n", ""},
@@ -130,6 +136,36 @@ TEST_F(HttpServerTest, HeadersAndBodiesAreAcceptedToTheLimitAndNoFurther) {
   EXPECT_THAT(with_body(2048), StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(with_body(2049), StartsWith("HTTP/1.1 413"));
   EXPECT_THAT(with_body(1'000'000), StartsWith("HTTP/1.1 413"));
+}
+
+TEST_F(HttpServerTest, ChunksHoldNoMoreThanTheirBytes) {
+  StartServer();
+  const std::string head =
+      "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const std::string endless(1'000'000, 'x');
+  EXPECT_THAT(Exchange(head + "5;" + endless), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(Exchange(head + "0\r\nX: " + endless), StartsWith("HTTP/1.1 4"));
+  Socket socket(server_->port());
+  socket.Send(head + "5;a=b\r\nabcde\r\n0\r\nX: y\r\n\r\n");
+  EXPECT_THAT(socket.Receive("||abcde"), HasSubstr("||abcde"));
+}
+
+TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
+  HttpServer server({.idle_timeout = absl::Milliseconds(300)});
+  const size_t bytes = 24 << 20;
+  server.Handle("GET", "/much", [&](const HttpRequest&) {
+    return HttpResponse{.body = std::string(bytes, 'x')};
+  });
+  ASSERT_TRUE(server.Start().ok());
+  Socket socket(server.port());
+  socket.Send("GET /much HTTP/1.1\r\nConnection: close\r\n\r\n");
+  size_t taken = 0;
+  for (int i = 0; i < 12; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    taken += socket.Take(1 << 20);
+  }
+  taken += socket.Receive().size();
+  EXPECT_GT(taken, bytes);
 }
 
 TEST_F(HttpServerTest, ConnectionsBeyondTheLimitAreRefusedUntilOneGoes) {

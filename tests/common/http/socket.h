@@ -49,6 +49,13 @@ class Socket {
     return text;
   }
 
+  // How many bytes came, `most` at most, before the peer closed.
+  size_t Take(size_t most) {
+    std::string bytes(most, 0);
+    const ssize_t n = recv(fd_, bytes.data(), most, MSG_WAITALL);
+    return n > 0 ? static_cast<size_t>(n) : 0;
+  }
+
  private:
   const int fd_;
   bool connected_ = false;
