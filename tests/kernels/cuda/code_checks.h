@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_KERNELS_CUDA_CODE_CHECKS_H_
 #define TANDEM_TESTS_KERNELS_CUDA_CODE_CHECKS_H_
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ struct CodeData {
 
   CodeData(const CodeProblem& p, int tokens)
       : problem(p), w(RandomFloats(At(int64_t{p.rows} * p.cols), 5, 0.1f)) {
+    // Which of equal magnitudes is a group's, and a group of zeros.
+    for (size_t i = 0; i < At(p.cols); ++i) w[i] = i % 3 == 0 ? 0.5f : -0.5f;
+    std::fill_n(w.begin() + p.cols, std::min(p.cols, 32), 0.0f);
     x = RandomFloats(At(int64_t{tokens} * p.cols), 6);
     for (float& value : x) value = RoundedTo(p.type, value);
     if (p.bias) bias = RandomFloats(At(p.rows), 7);
