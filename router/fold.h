@@ -62,11 +62,15 @@ class FoldingStream final : public ClientStream {
   size_t unsent() const override { return 0; }
   void PauseReading(bool paused) override {}
   void Close(absl::Status status) override {
+    if (call_ == nullptr) return;
     gone_.Stop();
+    if (bytes_ > max_bytes_) status = TooLarge();
     if (status.ok()) call_->Send(std::move(answer_));
     call_->Close(std::move(status));
   }
-  std::string peer() const override { return call_->peer(); }
+  std::string peer() const override {
+    return call_ == nullptr ? "" : call_->peer();
+  }
 
  private:
   v1::GeneratedSequence* Sequence(int index) {
@@ -76,20 +80,25 @@ class FoldingStream final : public ClientStream {
     return answer_.mutable_sequences(index);
   }
 
-  // Ends the call, and then the request, which is in the midst of writing.
+  // Ends the request, which is in the midst of writing, and then the call.
   void Refuse() {
     answer_.Clear();
-    call_->Close(MakeError(
+    gone_.Start(absl::ZeroDuration(), [this] {
+      const std::unique_ptr<UnaryStream> call = std::move(call_);
+      const absl::Status status = TooLarge();
+      handler_->OnClosed(absl::CancelledError("its answer was too large"));
+      call->Close(status);  // this is gone
+    });
+  }
+  absl::Status TooLarge() const {
+    return MakeError(
         absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
         absl::StrCat("the answer is longer than ", max_bytes_,
                      " bytes (--max-response-bytes): ask for less, or call "
-                     "Generate, which streams")));
-    gone_.Start(absl::ZeroDuration(), [this] {
-      handler_->OnClosed(absl::CancelledError("its answer was too large"));
-    });
+                     "Generate, which streams"));
   }
 
-  const std::unique_ptr<UnaryStream> call_;
+  std::unique_ptr<UnaryStream> call_;  // null: refused
   const size_t max_bytes_;
   StreamHandler<v1::GenerateRequest>* handler_ = nullptr;
   v1::GenerateOnceResponse answer_;

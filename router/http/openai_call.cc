@@ -133,14 +133,19 @@ void OpenAiCall::OnPartClosed(const absl::Status& status) {
 void OpenAiCall::Fail(const absl::Status& status) {
   if (begun_) {
     Write(OpenAiAnswer::Fail(status));
-  } else {
-    HttpResponse response = ErrorResponse(status);
-    response.headers.insert(response.headers.end(), headers_.begin(),
-                            headers_.end());
-    exchange_->Answer(std::move(response));
+    End();
+    CancelParts();
+    return;
   }
+  HttpResponse response = ErrorResponse(status);
+  response.headers.insert(response.headers.end(), headers_.begin(),
+                          headers_.end());
   End();
   CancelParts();
+  // Behind the parts' ends: who has read it finds their places free.
+  loop_->Post([call = shared_from_this(), response]() mutable {
+    call->exchange_->Answer(std::move(response));
+  });
 }
 
 void OpenAiCall::OnGone() {

@@ -63,10 +63,11 @@ TEST_F(FoldTest, OneThatGrowsTooLargeIsRefusedAndItsRequestEnds) {
   w.Settle();
   EXPECT_TRUE(once.open);
   Tokens(8, 56);
+  EXPECT_TRUE(once.open);
+  w.Settle();
   EXPECT_EQ(once.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(once.status), "ANSWER_TOO_LARGE");
   EXPECT_TRUE(once.sent.empty());
-  w.Settle();
   EXPECT_TRUE(w.decodes[0].dropped);
   EXPECT_TRUE(w.core->idle());
 }

@@ -73,7 +73,10 @@ class Handler final : public StreamHandler<v1::GenerateRequest> {
   }
   void OnMessage(v1::GenerateRequest message) override {}
   void OnDrained() override { ++drained; }
-  void OnClosed(absl::Status status) override { closed = std::move(status); }
+  void OnClosed(absl::Status status) override {
+    closed = std::move(status);
+    if (on_closed) on_closed();
+  }
   void Say(const std::string& text) {
     v1::GenerateResponse event;
     event.mutable_delta()->set_text(text);
@@ -83,6 +86,7 @@ class Handler final : public StreamHandler<v1::GenerateRequest> {
   std::unique_ptr<ClientStream> stream;
   int drained = 0;
   absl::Status closed;
+  std::function<void()> on_closed;
 };
 
 class OpenAiCallTest : public ::testing::Test {
@@ -111,12 +115,14 @@ class OpenAiCallTest : public ::testing::Test {
 TEST_F(OpenAiCallTest, AFailureBeforeTheFirstWordIsAStatusAndEndsAllPrompts) {
   Begin(R"({"prompt": ["a", "b", "c"], "stream": true})");
   parts_[1]->stream->Close(absl::ResourceExhaustedError("full"));
+  EXPECT_TRUE(call_->ended());
+  // Not within the core's own call, and before the client is told: it may ask
+  // again at once, and finds their places free.
+  EXPECT_TRUE(parts_[0]->closed.ok());
+  parts_[2]->on_closed = [this] { EXPECT_FALSE(client_.ended); };
+  Settle();
   EXPECT_EQ(client_.code, 429);
   EXPECT_FALSE(client_.streaming);
-  EXPECT_TRUE(call_->ended());
-  // Not within the core's own call.
-  EXPECT_TRUE(parts_[0]->closed.ok());
-  Settle();
   EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(parts_[1]->closed.ok());
   EXPECT_EQ(parts_[2]->closed.code(), absl::StatusCode::kCancelled);
@@ -208,9 +214,9 @@ TEST_F(OpenAiCallTest, AWholeAnswerIsBounded) {
   parts_[0]->Say(std::string(100, 'x'));
   EXPECT_FALSE(client_.ended);
   parts_[1]->Say("y");
+  Settle();
   EXPECT_EQ(client_.code, 429);
   EXPECT_THAT(client_.body, HasSubstr("answer_too_large"));
-  Settle();
   EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
 }
 
