@@ -12,7 +12,7 @@ constexpr double kWeight = 0.2;  // of the newest step
 // Of a row that was not measured yet: little, so that it is tried.
 constexpr double kUnseenRow = 0.02;
 // A step without drafts drives what was measured so far towards that: one slow
-// step is forgotten in some hundred, and trying again costs a percent at most.
+// step is forgotten in some hundred, and trying again costs a percent or so.
 constexpr double kForget = 0.002;
 // What is then measured counts as it is: mixed with what was forgotten it would
 // seem worth another try at once.
@@ -114,13 +114,14 @@ bool DraftCosts::Lengths(absl::Span<const double> chances, int sequences,
     double tokens = sequences;
     for (size_t i = 0; i < chances.size(); ++i) {
       double all_right = chances[i];
-      for (int l = 0; l < lengths[i] && all_right >= limit; ++l) {
+      for (int l = 0; l < lengths[i] && drafts < room && all_right >= limit;
+           ++l) {
         ++drafts;
         tokens += all_right;
         all_right *= chances[i];
       }
     }
-    if (drafts == 0 || drafts > room) continue;
+    if (drafts == 0) continue;
     const double rate = tokens / Cost(sequences, drafts);
     if (rate <= best) continue;
     best = rate;
@@ -129,10 +130,12 @@ bool DraftCosts::Lengths(absl::Span<const double> chances, int sequences,
   for (size_t i = 0; i < chances.size(); ++i) {
     double all_right = chances[i];
     int length = 0;
-    for (; length < lengths[i] && all_right >= least; ++length) {
+    for (; length < lengths[i] && length < room && all_right >= least;
+         ++length) {
       all_right *= chances[i];
     }
     lengths[i] = length;
+    room -= length;
   }
   return true;
 }

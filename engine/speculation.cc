@@ -168,7 +168,8 @@ bool Engine::PlanWishes() {
     if (!sequence->runnable() || sequence->spec.alone) continue;
     if (sequence->group == nullptr && EndsByLength(*sequence)) continue;
     if (sequence->unplanned() > 1) return false;  // a prompt
-    if (++sequences > options_.max_num_seqs) break;
+    if (sequences == options_.max_num_seqs) break;
+    ++sequences;
     // What was guessed and could not be verified yet is still good.
     if (!sequence->drafted || !sequence->guesses.empty()) continue;
     if (sequence->length() >= draft_model_->max_positions()) {

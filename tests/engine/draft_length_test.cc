@@ -115,6 +115,11 @@ TEST(DraftCostsTest, TheLikeliestGuessesOfABatchAreTaken) {
   std::fill(all.begin(), all.end(), 4);
   EXPECT_TRUE(costs.Lengths(chances, 4, 3, all));
   EXPECT_LE(lengths[0] + lengths[1] + lengths[2] + lengths[3], 3);
+  // Where all are likely, as many as there is room for.
+  const double likely[] = {0.98, 0.98, 0.98, 0.98};
+  std::fill(all.begin(), all.end(), 4);
+  EXPECT_TRUE(costs.Lengths(likely, 4, 10, all));
+  EXPECT_EQ(lengths[0] + lengths[1] + lengths[2] + lengths[3], 10);
   for (int drafts = 1; drafts <= 16; ++drafts) {
     costs.Saw(4, drafts, 1e-3 * (4 + drafts));
   }
