@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <iostream>
 #include <iterator>
@@ -35,14 +36,20 @@ std::string ReasonName(v1::FinishReason reason) {
   return name;
 }
 
-json LogprobsJson(const v1::GeneratedSequence& sequence) {
+// Of the prompt's first token, which has no rank, there is nothing to say.
+template <typename Tokens>
+json LogprobsJson(const Tokens& tokens) {
   json records = json::array();
-  for (const v1::TokenLogprob& token : sequence.logprobs()) {
-    json record = {{"token_id", token.token_id()},
-                   {"token", token.token()},
-                   {"logprob", token.logprob()},
-                   {"rank", token.rank()},
-                   {"top", json::array()}};
+  for (const v1::TokenLogprob& token : tokens) {
+    json record = {{"token_id", token.token_id()}, {"token", token.token()}};
+    if (token.rank() == 0) {
+      record["logprob"] = nullptr;
+      records.push_back(std::move(record));
+      continue;
+    }
+    record["logprob"] = token.logprob();
+    record["rank"] = token.rank();
+    record["top"] = json::array();
     for (const v1::TokenAlternative& top : token.top()) {
       record["top"].push_back({{"token_id", top.token_id()},
                                {"token", top.token()},
@@ -120,6 +127,10 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
         sequence->mutable_attention()->MergeFrom(delta.attention());
         break;
       }
+      case v1::GenerateResponse::kPromptLogprobs:
+        whole->mutable_prompt_logprobs()->MergeFrom(
+            response.prompt_logprobs().tokens());
+        break;
       case v1::GenerateResponse::kFinished:
         *SequenceAt(response.finished().index(), whole)->mutable_finished() =
             response.finished();
@@ -139,7 +150,7 @@ json SequenceJson(const v1::GeneratedSequence& sequence) {
       {"token_ids", sequence.token_ids()},
       {"finish_reason", ReasonName(sequence.finished().finish_reason())}};
   if (sequence.logprobs_size() > 0) {
-    object["logprobs"] = LogprobsJson(sequence);
+    object["logprobs"] = LogprobsJson(sequence.logprobs());
   }
   for (const v1::TokenAttention& token : sequence.attention()) {
     json layers = json::array();
@@ -173,6 +184,9 @@ std::string ToJson(const v1::GenerateOnceResponse& response) {
       {"reproducible", !response.done().not_reproducible()}};
   if (response.done().has_work()) {
     object["work"] = WorkJson(response.done().work());
+  }
+  if (response.prompt_logprobs_size() > 0) {
+    object["prompt_logprobs"] = LogprobsJson(response.prompt_logprobs());
   }
   object.update(SequenceJson(response.sequences(0)));
   if (response.sequences_size() > 1) {
@@ -235,6 +249,29 @@ std::string TimingsTable(const v1::GenerateDone& done) {
                                  ? " (mixed numerics: not reproducible)"
                                  : ""));
   return table;
+}
+
+std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response) {
+  std::string table = absl::StrFormat("%8s  %8s  %10s  %6s  %s\n", "position",
+                                      "id", "logprob", "rank", "token");
+  double sum = 0;
+  int position = 0;
+  for (const v1::TokenLogprob& token : response.prompt_logprobs()) {
+    const bool scored = token.rank() > 0;
+    absl::StrAppend(
+        &table,
+        absl::StrFormat(
+            "%8d  %8d  %10s  %6s  %s\n", position++, token.token_id(),
+            scored ? absl::StrFormat("%.4f", token.logprob()) : "-",
+            scored ? absl::StrCat(token.rank()) : "-",
+            // As a JSON string: with its spaces, and no control characters.
+            json(token.token())
+                .dump(-1, ' ', false, json::error_handler_t::replace)));
+    sum += double{token.logprob()};
+  }
+  if (position < 2) return table;
+  return absl::StrCat(table, absl::StrFormat("sum %.4f, perplexity %.4f\n", sum,
+                                             std::exp(-sum / (position - 1))));
 }
 
 absl::Status Generate(const GenerateFlags& flags) {
@@ -302,6 +339,9 @@ absl::Status Generate(const GenerateFlags& flags) {
     }
   } else {
     std::cout << "\n";
+  }
+  if (!flags.json && whole.prompt_logprobs_size() > 0) {
+    std::cout << PromptLogprobsTable(whole);
   }
   if (flags.timings) std::cerr << TimingsTable(whole.done());
   return absl::OkStatus();

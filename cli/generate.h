@@ -30,10 +30,15 @@ struct GenerateFlags {
 absl::Status Generate(const GenerateFlags& flags);
 
 // The object that --json prints: text, token_ids, prompt_token_ids,
-// finish_reason, usage, timings, work, workers, logprobs, attention (of each
+// finish_reason, usage, timings, work, workers, logprobs, prompt_logprobs (that
+// of the first token is null), attention (of each
 // token the layers' weights; layer -1 is their mean); those of all
 // sequences under `sequences` where there are several.
 std::string ToJson(const v1::GenerateOnceResponse& response);
+
+// Position, id, log probability, rank and text of each token of the prompt, a
+// line for each; their sum, and the perplexity.
+std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response);
 
 // "prompt 12 tokens (0 cached) ...", aligned, one line per quantity.
 std::string TimingsTable(const v1::GenerateDone& done);

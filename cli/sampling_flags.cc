@@ -84,6 +84,10 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Group("Request");
   line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
                {0, 20});
+  line->AddInt("prompt-logprobs", &prompt_logprobs,
+               "Log probabilities of the prompt's tokens, with so many "
+               "alternatives in --json; --max-tokens 0 for nothing else",
+               {0, 20});
   line->Add("attention", &attention,
             "Layers whose attention weights come with every token, with "
             "--json: all, mean (of all) or 0,3,5");
@@ -203,6 +207,10 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   if (echo) request->mutable_output()->set_echo(true);
   if (logprobs) {
     request->mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
+  }
+  if (prompt_logprobs) {
+    request->mutable_output()->set_prompt_logprobs(
+        static_cast<int32_t>(*prompt_logprobs));
   }
   request->set_placement(placement == "split"   ? v1::PLACEMENT_SPLIT
                          : placement == "local" ? v1::PLACEMENT_LOCAL

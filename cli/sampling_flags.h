@@ -27,6 +27,7 @@ struct SamplingFlags {
   std::optional<double> length_penalty;
   std::string early_stopping = "false";
   std::optional<int64_t> top_k, seed, max_tokens, min_tokens, logprobs;
+  std::optional<int64_t> prompt_logprobs;
   std::vector<std::string> logit_bias, allowed_token_ids, banned_token_ids;
   std::vector<std::string> bad_words;
   std::vector<std::string> stop;

@@ -15,6 +15,7 @@ inline constexpr char kFeatureLogitRules[] = "logit_rules";  // SamplingParams
 inline constexpr char kFeatureAttention[] = "attention";     // SamplingParams
 inline constexpr char kFeatureBeamSearch[] = "beam_search";  // SamplingParams
 inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
+inline constexpr char kFeaturePromptLogprobs[] = "prompt_logprobs";  // both
 // No request's: commands of the registration stream.
 inline constexpr char kFeatureAdapterLoading[] = "adapter_loading";
 

@@ -14,12 +14,6 @@
 #include "worker/convert.h"
 
 namespace tandem::decode_worker {
-namespace {
-
-// Of a hypothesis: 100 KB with all alternatives.
-constexpr size_t kTokensPerMessage = 256;
-
-}  // namespace
 
 DecodeCore::Call* DecodeCore::FindAttempt(const handoff::Attempt& attempt) {
   const auto it = attempts_.find(attempt.number);
@@ -128,6 +122,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
   spec.attention = call.attention;
+  if (call.local) spec.scoring = call.scoring;
   spec.admitted = call.admitted;
   spec.alone = call.suspect;
   return spec;
@@ -319,6 +314,8 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     return bad;
   }
   ++counters_.commits;
+  // Told by the prefill worker, before it committed.
+  call->scoring = engine::Scoring();
   attempts_.erase(call->attempt);
   std::vector<engine::BlockRef> blocks = std::move(call->landing.matched);
   for (engine::BlockRef& block : std::move(*call->landing.reserved).Commit()) {
@@ -412,11 +409,42 @@ void DecodeCore::OnToken(CallId id, int position,
     FinishCall(call, std::move(finished));
     return;
   }
-  if (!call->paused && call->stream->unsent() > options_.max_unsent) {
-    call->paused = true;
-    call->paused_since = loop_->Now();
-    engine_.Pause(id, true);
+  PauseIfUnread(call);
+}
+
+void DecodeCore::PauseIfUnread(Call* call) {
+  if (call->paused || call->stream->unsent() <= options_.max_unsent) return;
+  call->paused = true;
+  call->paused_since = loop_->Now();
+  engine_.Pause(call->id, true);
+}
+
+void DecodeCore::OnScores(CallId id, int position,
+                          absl::Span<const engine::SampledToken> scores,
+                          std::optional<engine::Finish> finish) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  for (v1::ScoredTokens& part : worker::ToWire(position, scores)) {
+    v1::DecodeResponse response;
+    *response.mutable_scores() = std::move(part);
+    Say(call, std::move(response));
   }
+  call->scoring.position = position + static_cast<int>(scores.size());
+  // None are left to be asked for, should it be computed again.
+  if (call->scoring.position >= call->prompt_tokens) {
+    call->scoring = engine::Scoring();
+  }
+  if (!finish.has_value()) {
+    PauseIfUnread(call);
+    return;
+  }
+  call->decode_started = loop_->Now();
+  SayAttemptStarted(call);
+  v1::DecodeFinished finished;
+  finished.set_reason(worker::ToWire(*finish));
+  finished.set_stop_token_id(-1);
+  FinishCall(call, std::move(finished));
 }
 
 void DecodeCore::FinishCall(Call* call, v1::DecodeFinished finished) {
@@ -463,9 +491,9 @@ void DecodeCore::OnBeams(CallId id, const engine::BeamResult& result) {
 void DecodeCore::SendHypothesis(Call* call, int index,
                                 const engine::Hypothesis& hypothesis) {
   for (size_t begin = 0; begin < hypothesis.tokens.size();
-       begin += kTokensPerMessage) {
+       begin += worker::kTokensPerMessage) {
     const size_t end =
-        std::min(begin + kTokensPerMessage, hypothesis.tokens.size());
+        std::min(begin + worker::kTokensPerMessage, hypothesis.tokens.size());
     v1::DecodeResponse response;
     v1::DecodedHypothesis* const part = response.mutable_hypothesis();
     part->set_index(index);

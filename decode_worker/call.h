@@ -51,6 +51,8 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::LogitRules rules;
   engine::Stopping stopping;
   engine::AttentionAsk attention;
+  // Of a local attempt; its position is the first score that was not sent.
+  engine::Scoring scoring;
   engine::BeamOptions beams;  // width 0: none
   std::string cache_salt;
   v1::AdapterRef adapter;  // no name: none

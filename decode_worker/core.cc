@@ -92,11 +92,18 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
                      "this decode worker has restarted since the router "
                      "registered it");
   }
+  const v1::ScoringParams* const scoring =
+      open.has_scoring() ? &open.scoring() : nullptr;
   absl::Status status = worker::CheckOpen(
       open.request_id(), open.prompt_token_ids_size(),
-      open.output_token_ids_size(), open.sampling(), open.stopping(),
+      open.output_token_ids_size(), open.sampling(), open.stopping(), scoring,
       open.deadline_ms(), options_.engine.max_model_len);
   if (!status.ok()) return status;
+  if (open.has_prefill_worker() && open.stopping().max_tokens() == 0) {
+    return absl::InvalidArgumentError(
+        "prefill_worker is set, and stopping.max_tokens is 0: nothing is "
+        "handed over");
+  }
   status = CheckWithoutCache(open);
   if (!status.ok()) return status;
   status = worker::CheckAttention(
@@ -198,6 +205,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
   call->attention = worker::ToEngine(open.sampling().attention());
+  if (open.has_scoring()) call->scoring = worker::ToEngine(open.scoring());
   call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();
   call->adapter = open.adapter();
@@ -223,7 +231,10 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   v1::DecodeResponse response;
   v1::AttemptOpened* const opened = response.mutable_opened();
   opened->set_attempt(call->attempt);
-  const auto hashes = Hashes(*call, "", static_cast<int>(call->history.size()));
+  const auto hashes = Hashes(*call, "",
+                             call->local && call->scoring.wanted()
+                                 ? CacheableTokens(*call)
+                                 : static_cast<int>(call->history.size()));
   opened->set_cached_tokens(cache_.Lookup(hashes) * pool_->block_size());
   cache_.Prefetch(hashes);
   if (prefill != nullptr) {
@@ -264,6 +275,14 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
   // It crossed a commit, the tokens behind it and a preemption, all of which
   // are on their way to the router: it will ask again when it holds them.
   if (held < known) return;
+  if (retry.has_scoring()) {
+    const absl::Status scoring = worker::CheckScoring(
+        retry.scoring(), call->prompt_tokens, held, call->beams.width);
+    if (!scoring.ok()) {
+      Retire(call->id, scoring);
+      return;
+    }
+  }
   if (call->prompt_tokens + held >= options_.engine.max_model_len ||
       held >= call->stopping.max_tokens) {
     Retire(call->id, absl::InvalidArgumentError(absl::StrCat(
@@ -273,6 +292,8 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
     return;
   }
   EndAttempt(call, absl::AbortedError("retried by the router"));
+  call->scoring = engine::Scoring();
+  if (retry.has_scoring()) call->scoring = worker::ToEngine(retry.scoring());
   call->history.resize(call->prompt_tokens);
   call->history.insert(call->history.end(), retry.output_token_ids().begin(),
                        retry.output_token_ids().end());
@@ -419,9 +440,15 @@ std::vector<engine::BlockHash> DecodeCore::Hashes(const Call& call,
       pool_->block_size());
 }
 
-// The last position is always computed: its logits give the next token.
+// The last position is always computed: its logits give the next token. And so
+// is the first one whose logits are a score.
+int DecodeCore::CacheableTokens(const Call& call) {
+  return call.scoring.wanted() ? call.scoring.position - 1
+                               : static_cast<int>(call.history.size()) - 1;
+}
+
 std::vector<engine::BlockHash> DecodeCore::LocalHashes(const Call& call) const {
-  return Hashes(call, "", static_cast<int>(call.history.size()) - 1);
+  return Hashes(call, "", CacheableTokens(call));
 }
 
 v1::WorkerLoad DecodeCore::Load() const {

@@ -175,7 +175,10 @@ class DecodeCore final : private engine::EngineListener,
   bool RoomIsExpected(int blocks, absl::Duration within) const;
   absl::Status CheckFirst(const Call& call,
                           const handoff::FirstToken& first) const;
+  // Tokens of its history that a local attempt may find cached.
+  static int CacheableTokens(const Call& call);
   void SayAttemptStarted(Call* call);
+  void PauseIfUnread(Call* call);
   void SendTokens(Call* call, int position, v1::Token token);
   void SendHypothesis(Call* call, int index,
                       const engine::Hypothesis& hypothesis);
@@ -186,6 +189,9 @@ class DecodeCore final : private engine::EngineListener,
   // engine::EngineListener
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
+  void OnScores(CallId id, int position,
+                absl::Span<const engine::SampledToken> scores,
+                std::optional<engine::Finish> finish) override;
   void OnBeams(CallId id, const engine::BeamResult& result) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override {}
   void OnWork(CallId id, const engine::Work& work) override;

@@ -277,6 +277,10 @@ absl::Status DeviceExecutor::CheckDraws(const StepEntry& entry) const {
     if (draw.given >= vocab) {
       return OutOfRange("a given token id", draw.given, -1, vocab - 1);
     }
+    if (draw.given_logprobs > kernels::kMaxTopLogprobs) {
+      return OutOfRange("given_logprobs", draw.given_logprobs, -1,
+                        kernels::kMaxTopLogprobs);
+    }
   }
   if (entry.sampling.logprobs > kernels::kMaxTopLogprobs) {
     return OutOfRange("logprobs", entry.sampling.logprobs, -1,

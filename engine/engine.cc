@@ -121,7 +121,8 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
     return absl::InvalidArgumentError(absl::StrCat(parts...));
   };
   if (length == 0) return refuse("history is empty, expected a token");
-  if (length >= options_.max_model_len) {
+  // The last token of what is only scored is looked at, and not computed.
+  if (length >= options_.max_model_len + (spec.only_scores() ? 1 : 0)) {
     return refuse("history has ", length, " tokens, expected less than ",
                   "max_model_len, ", options_.max_model_len);
   }
@@ -129,7 +130,12 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
     return refuse("prompt_tokens is ", spec.prompt_tokens,
                   ", expected 0 to the history's ", length);
   }
-  if (spec.stopping.max_tokens <= length - spec.prompt_tokens) {
+  if (spec.scoring.wanted()) {
+    const absl::Status scoring = CheckScoring(spec, computed);
+    if (!scoring.ok()) return scoring;
+  }
+  if (!spec.only_scores() &&
+      spec.stopping.max_tokens <= length - spec.prompt_tokens) {
     return refuse("max_tokens is ", spec.stopping.max_tokens,
                   ", expected more than the ", length - spec.prompt_tokens,
                   " that the history has behind its prompt");
@@ -176,6 +182,35 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
       return refuse("block ", b, " is missing, and position ", computed,
                     " sees it");
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::CheckScoring(const SequenceSpec& spec, int computed) {
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(parts...));
+  };
+  const Scoring& scoring = spec.scoring;
+  if (scoring.alternatives > kernels::kMaxTopLogprobs) {
+    return refuse("scoring.alternatives is ", scoring.alternatives,
+                  ", expected at most ", kernels::kMaxTopLogprobs);
+  }
+  if (spec.beams.width > 0) {
+    return refuse("a beam search and a scored prompt exclude each other");
+  }
+  const auto length = static_cast<int64_t>(spec.history.size());
+  if (spec.prompt_tokens != length) {
+    return refuse("a prompt of ", spec.prompt_tokens,
+                  " tokens is to be scored with ", length - spec.prompt_tokens,
+                  " tokens behind it, expected none");
+  }
+  if (scoring.position < 1 || scoring.position >= spec.prompt_tokens) {
+    return refuse("scoring.position is ", scoring.position,
+                  ", expected 1 to the prompt's ", spec.prompt_tokens - 1);
+  }
+  if (computed >= scoring.position) {
+    return refuse("computed is ", computed, ", and what follows position ",
+                  scoring.position - 1, " is to be scored");
   }
   return absl::OkStatus();
 }
@@ -464,8 +499,8 @@ void Engine::ApplyResult(const StepResult& result) {
     part.surplus = sequence->finished || sequence->retired;
     part.lane = sequence->group != nullptr;
     const int own = part.tokens - part.drafts;
-    stats_.prefill_tokens += own - (entry.draws.empty() ? 0 : 1);
-    stats_.surplus_tokens += !entry.draws.empty() && part.surplus ? 1 : 0;
+    stats_.prefill_tokens += own - (part.draws ? 1 : 0);
+    stats_.surplus_tokens += part.draws && part.surplus ? 1 : 0;
     // The KV of a retired sequence is as good as any: others may want it. But
     // it counts only where it follows what is there, and where the token that
     // it is of is known.
@@ -476,9 +511,11 @@ void Engine::ApplyResult(const StepResult& result) {
     }
     PublishFullBlocks(sequence);
     part.appended = 0;
-    if (!entry.draws.empty() && !part.surplus) {
-      const auto own_draws =
-          absl::MakeConstSpan(result.tokens).subspan(first, entry.draws.size());
+    if (part.scores > 0 && !part.surplus) ApplyScores(part);
+    if (part.draws && !part.surplus) {
+      const auto own_draws = absl::MakeConstSpan(result.tokens)
+                                 .subspan(first, entry.draws.size())
+                                 .subspan(static_cast<size_t>(part.scores));
       if (sequence->group != nullptr) {
         TakeCandidates(sequence, own_draws[0].top);
         ++stats_.decode_tokens;
@@ -494,6 +531,14 @@ void Engine::ApplyResult(const StepResult& result) {
   }
   TANDEM_CHECK(drawn == result.tokens.size(),
                "a step drew more tokens than it was asked for");
+}
+
+void Engine::ApplyScores(const Plan::Part& part) {
+  Sequence& sequence = *part.sequence;
+  sequence.spec.scoring.position += part.scores;
+  if (!sequence.spec.only_scores() || sequence.uncomputed() > 0) return;
+  sequence.finished = true;
+  sequence.finish = Finish::kLength;
 }
 
 // The first draw, and each whose row was fed with the draw before it.
@@ -593,14 +638,30 @@ void Engine::DeliverTokens(const StepResult& result) {
     if (here && !part.surplus) {
       listener_->OnWork(sequence.id, WorkOfPart(i, weight_bytes));
     }
-    // The listener may retire it at any token.
+    // The listener may retire it at any time.
+    const auto scores = static_cast<size_t>(part.scores);
+    if (scores > 0 && !part.surplus && !sequence.retired) {
+      DeliverScores(i,
+                    absl::MakeConstSpan(result.tokens).subspan(first, scores));
+    }
     for (int j = 0; j < part.appended && !sequence.retired; ++j) {
       const int behind = part.appended - 1 - j;
       listener_->OnToken(sequence.id, sequence.length() - 1 - behind,
-                         result.tokens[first + static_cast<size_t>(j)],
+                         result.tokens[first + scores + static_cast<size_t>(j)],
                          behind == 0 ? sequence.finish : std::nullopt);
     }
   }
+}
+
+void Engine::DeliverScores(size_t index,
+                           absl::Span<const SampledToken> scores) {
+  const Sequence& sequence = *running_->parts[index].sequence;
+  const StepEntry& entry = running_->step.entries[index];
+  // The first row that scores is that before the position it scores.
+  const auto before = entry.tokens.size() - entry.draws.size();
+  listener_->OnScores(
+      sequence.id, entry.position + static_cast<int>(before) + 1, scores,
+      sequence.spec.only_scores() ? sequence.finish : std::nullopt);
 }
 
 void Engine::FailStep(const absl::Status& status) {
@@ -624,7 +685,7 @@ void Engine::FinishStep() {
     Sequence* const sequence = running_->parts[i].sequence;
     sequence->in_flight -= running_->parts[i].tokens;
     if (sequence->in_flight == 0) sequence->copied = BlockRef();
-    if (!running_->step.entries[i].draws.empty()) --sequence->drawing;
+    if (running_->parts[i].draws) --sequence->drawing;
   }
   running_ = std::exchange(ahead_, nullptr);
   if (running_ != nullptr) running_->follows = step_done_;
@@ -678,7 +739,7 @@ void Engine::RecordStepTime(absl::Duration duration) {
     const Plan::Part& part = running_->parts[i];
     const int tokens = part.tokens - part.drafts;
     rows += part.tokens;
-    prefill |= tokens > 1 || running_->step.entries[i].draws.empty();
+    prefill |= tokens > 1 || !part.draws;
   }
   if (!prefill) {
     const int drafts = running_->drafts;

@@ -15,6 +15,10 @@
 // lanes, one for each beam, that share the blocks behind which they part. It
 // reports nothing but its end, and is preempted as a whole.
 //
+// Scoring: rows of a prompt may also report how probable the token is that
+// stands behind them. A step draws so much at most, so chunks are cut to what
+// is left when everybody else may draw one token.
+//
 // Speculation: a decode may take guesses of its next tokens along as further
 // positions of the step, which draws behind each of them. Every draw is the
 // very one that a step by itself would have made (same logits, same random
@@ -61,6 +65,14 @@ struct Stopping {
   std::vector<int32_t> stop_token_ids;
 };
 
+// Log probabilities of a prompt's tokens, each behind those before it.
+struct Scoring {
+  int alternatives = -1;  // reported per token; -1: the prompt is not scored
+  int position = 1;       // the first token wanted, or still wanted
+
+  bool wanted() const { return alternatives >= 0; }
+};
+
 struct SequenceSpec {
   std::vector<int32_t> history;  // prompt, then output so far
   int prompt_tokens = 0;
@@ -90,6 +102,14 @@ struct SequenceSpec {
   bool kv_cache = true;
   // That its tokens bring along; such a sequence guesses none.
   AttentionAsk attention = {};
+  // If wanted the history is the prompt, no beam search begins behind it, and
+  // the row before scoring.position is still to be computed. max_tokens may be
+  // 0 then: nothing is drawn, and the last score ends the sequence.
+  Scoring scoring = {};
+
+  bool only_scores() const {
+    return scoring.wanted() && stopping.max_tokens == 0;
+  }
 };
 
 // What a beam search came to.
@@ -150,6 +170,12 @@ class EngineListener {
   virtual void OnToken(SequenceId sequence, int position,
                        const SampledToken& token,
                        std::optional<Finish> finish) = 0;
+  // Of the prompt's tokens from `position` on, all of them before the first
+  // token that is drawn. `finish` is set where these are the last, and nothing
+  // is drawn.
+  virtual void OnScores(SequenceId /*sequence*/, int /*position*/,
+                        absl::Span<const SampledToken> /*scores*/,
+                        std::optional<Finish> /*finish*/) {}
   // The beam search is over; it stays, without computing, until retired.
   virtual void OnBeams(SequenceId search, const BeamResult& result) {}
   // A step runs positions [begin, end) of the sequence, and their KV is there
@@ -281,6 +307,8 @@ class Engine final : private StepListener {
       Sequence* sequence;
       int tokens;            // positions, the guesses' included
       int drafts = 0;        // guesses among them, the last ones
+      int scores = 0;        // rows that score what follows them
+      bool draws = false;    // a token behind its last row
       int appended = 0;      // tokens that the step gave
       bool surplus = false;  // it ended in the step before
       bool lane = false;     // of a beam search, maybe dropped meanwhile
@@ -307,6 +335,7 @@ class Engine final : private StepListener {
   // engine.cc: what becomes of sequences.
   absl::Status CheckSpec(const SequenceSpec& spec,
                          absl::Span<const BlockRef> blocks, int computed) const;
+  static absl::Status CheckScoring(const SequenceSpec& spec, int computed);
   std::unique_ptr<Sequence> NewSequence(SequenceId id, SequenceSpec spec,
                                         std::vector<BlockRef> blocks,
                                         int computed);
@@ -321,6 +350,8 @@ class Engine final : private StepListener {
   void PublishFullBlocks(Sequence* sequence);
   void FreeBehindWindow(Sequence* sequence);
   void ApplyResult(const StepResult& result);
+  static void ApplyScores(const Plan::Part& part);
+  void DeliverScores(size_t index, absl::Span<const SampledToken> scores);
   void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
   void ReturnSpareBlocks(Sequence* sequence);
   Work WorkOfPart(size_t index, int64_t weight_bytes) const;
@@ -354,6 +385,7 @@ class Engine final : private StepListener {
   // Fills plan->parts. kReplan: the listener changed the sequences meanwhile.
   Room Compose(Kind kind, Plan* plan);
   Room TryPart(Sequence* sequence, int max_tokens, Plan* plan);
+  int ScoreRoom(const Plan& plan) const;
   void TakeBlocks(Sequence* sequence, int count);
   Room MakeRoom(Sequence* sequence, int missing, Plan* plan);
   static bool HoldsBlocks(const Sequence& sequence);
@@ -361,9 +393,11 @@ class Engine final : private StepListener {
   void Preempt(Sequence* victim, Plan* plan);
   void FillEntries(Plan* plan);
   void FillDraws(Plan* plan);
+  static void AddScores(const Plan::Part& part, const StepEntry& entry,
+                        Plan* plan);
   static absl::Span<const int32_t> TokensWithDrafts(const Plan::Part& part,
                                                     Plan* plan);
-  static void DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan);
+  static void DrawAfter(const Plan::Part& part, Plan* plan);
   void DeliverPreempted();
 
   // speculation.cc: guesses.

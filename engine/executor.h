@@ -68,8 +68,10 @@ struct RowDraw {
   // Of the row's logits, as kernels/sampling.h says: of different ids,
   // ascending where only ids with an edit may be drawn.
   absl::Span<const kernels::LogitEdit> edits = {};
-  // Not negative: nothing is drawn, the token is this one.
+  // Not negative: nothing is drawn, the token is this one, and what is reported
+  // of it is as Sampling::logprobs says, by the next field.
   int32_t given = -1;
+  int32_t given_logprobs = -1;
 };
 inline constexpr RowDraw kOneDraw[1] = {};  // without edits
 

@@ -17,6 +17,9 @@
 // suspect, a block that is not there, rules that depend on the token drawn)
 // waits until no step is in flight.
 //
+// A prompt that is scored needs logits of all its rows, of which a step has
+// only so many: its chunk is cut so that every other sequence may draw a token.
+//
 // Where guesses come from, and how many, is decided in speculation.cc.
 
 #include <algorithm>
@@ -31,6 +34,13 @@ namespace {
 
 // Stands for the token that a step is fed with.
 constexpr int32_t kUnknownToken[] = {0};
+
+// Of rows [begin, end), those that score the token behind them.
+int ScoredRows(const SequenceSpec& spec, int begin, int end) {
+  if (!spec.scoring.wanted()) return 0;
+  const int first = std::max(begin, spec.scoring.position - 1);
+  return std::max(0, std::min(end, spec.prompt_tokens - 1) - first);
+}
 
 }  // namespace
 
@@ -123,6 +133,7 @@ bool Engine::ComposeAhead(Plan* plan) {
 
 // When the steps in flight are done, whatever they draw.
 bool Engine::EndsByLength(const Sequence& sequence) const {
+  if (sequence.spec.only_scores()) return sequence.unplanned() == 0;
   if (sequence.drawing == 0) return false;
   return sequence.spec.first_token_only ||
          sequence.new_tokens() + sequence.drawing >=
@@ -180,8 +191,13 @@ Engine::Room Engine::Compose(Kind kind, Plan* plan) {
 
 Engine::Room Engine::TryPart(Sequence* sequence, int max_tokens, Plan* plan) {
   const int64_t size = pool_->block_size();
-  const int wanted = std::min(max_tokens, sequence->unplanned());
   const int begin = sequence->next_position();
+  int wanted = std::min(max_tokens, sequence->unplanned());
+  if (const Scoring& scoring = sequence->spec.scoring;
+      scoring.wanted() && scoring.position < sequence->spec.prompt_tokens) {
+    const int unscored = std::max(0, scoring.position - 1 - begin);
+    wanted = std::min(wanted, unscored + ScoreRoom(*plan));
+  }
   const auto fitting = [&] {
     const int64_t blocks =
         static_cast<int64_t>(sequence->blocks.size()) + pool_->available();
@@ -198,8 +214,20 @@ Engine::Room Engine::TryPart(Sequence* sequence, int max_tokens, Plan* plan) {
   const int tokens = static_cast<int>(fitting());
   TakeBlocks(sequence, blocks_for(tokens));
   plan->parts.push_back({sequence, tokens});
+  plan->parts.back().scores = ScoredRows(sequence->spec, begin, begin + tokens);
   plan->rows += tokens;
   return Room::kFound;
+}
+
+// Rows that one more sequence may have logits of, the last one's included,
+// when every sequence in the step, and that may still come, draws a token.
+int Engine::ScoreRoom(const Plan& plan) const {
+  const int sequences =
+      std::min(options_.max_num_seqs, static_cast<int>(candidates_.size()));
+  int room = std::max(options_.max_num_seqs, options_.max_draws) -
+             std::max(sequences, 1) + 1;
+  for (const Plan::Part& part : plan.parts) room -= part.scores;
+  return std::max(room, 1);
 }
 
 // REQUIRES: they are available.
@@ -357,18 +385,23 @@ void Engine::FillDraws(Plan* plan) {
   plan->edits.clear();
   plan->draws.clear();
   for (size_t i = 0; i < plan->parts.size(); ++i) {
-    Sequence* const sequence = plan->parts[i].sequence;
+    Plan::Part& part = plan->parts[i];
+    Sequence* const sequence = part.sequence;
     StepEntry& entry = plan->step.entries[i];
-    entry.draws = {};
+    const size_t first = plan->draws.size();
     entry.attention = nullptr;
     entry.only_edited = sequence->edits->only_edited();
-    if (sequence->unplanned() > 0) continue;
-    sequence->last_draw = static_cast<int>(plan->draws.size());
-    DrawAfter(plan->parts[i], &entry, plan);
-    if (sequence->spec.attention.rows() > 0) {
-      entry.attention = &sequence->spec.attention;
+    AddScores(part, entry, plan);
+    part.draws = sequence->unplanned() <= 0 && !sequence->spec.only_scores();
+    if (part.draws) {
+      sequence->last_draw = static_cast<int>(plan->draws.size());
+      DrawAfter(part, plan);
+      if (sequence->spec.attention.rows() > 0) {
+        entry.attention = &sequence->spec.attention;
+      }
+      ++sequence->drawing;
     }
-    ++sequence->drawing;
+    entry.draws = absl::MakeConstSpan(plan->draws).subspan(first);
   }
   // The plan's copies now, whose place is known only when all are there.
   size_t first_edit = 0;
@@ -385,9 +418,23 @@ void Engine::FillDraws(Plan* plan) {
   }
 }
 
+// The tokens behind its rows that score, which are its last ones but for the
+// one that draws.
+void Engine::AddScores(const Plan::Part& part, const StepEntry& entry,
+                       Plan* plan) {
+  if (part.scores == 0) return;
+  const SequenceSpec& spec = part.sequence->spec;
+  const int begin = std::max(entry.position, spec.scoring.position - 1);
+  for (int i = 1; i <= part.scores; ++i) {
+    plan->draws.push_back(
+        {.given = spec.history[static_cast<size_t>(begin + i)],
+         .given_logprobs = spec.scoring.alternatives});
+  }
+}
+
 // What is drawn behind the known tokens, and behind each guess as if it were
 // one.
-void Engine::DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan) {
+void Engine::DrawAfter(const Plan::Part& part, Plan* plan) {
   Sequence& sequence = *part.sequence;
   std::vector<int32_t>& history = sequence.spec.history;
   const size_t length = history.size();
@@ -404,8 +451,6 @@ void Engine::DrawAfter(const Plan::Part& part, StepEntry* entry, Plan* plan) {
   }
   history.resize(length);
   sequence.edits->TakeBackGuesses();
-  entry->draws = absl::MakeConstSpan(plan->draws)
-                     .last(static_cast<size_t>(part.drafts) + 1);
 }
 
 }  // namespace tandem::engine

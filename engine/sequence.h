@@ -55,11 +55,14 @@ struct Engine::Sequence {
   BlockHash tail;
 
   int length() const { return static_cast<int>(spec.history.size()); }
-  int uncomputed() const { return length() - computed; }
+  // Of which KV or logits are wanted: what follows the last one is not, where
+  // nothing is drawn.
+  int wanted() const { return length() - (spec.only_scores() ? 1 : 0); }
+  int uncomputed() const { return wanted() - computed; }
   // The same when all steps in flight are done.
   int next_position() const { return computed + in_flight; }
   int next_length() const { return length() + drawing; }
-  int unplanned() const { return next_length() - next_position(); }
+  int unplanned() const { return wanted() + drawing - next_position(); }
   int new_tokens() const { return length() - spec.prompt_tokens; }
   bool runnable() const { return !finished && !paused && !waits; }
   bool older_than(const Sequence& other) const {

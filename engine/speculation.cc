@@ -131,7 +131,8 @@ int Engine::TryDrafts(Plan::Part* part, int length) {
 // known.
 bool Engine::MaySpeculate(const SequenceSpec& spec) const {
   return options_.speculation.num_tokens > 0 && !spec.first_token_only &&
-         spec.beams.width == 0 && spec.kv_cache && spec.attention.rows() == 0;
+         !spec.only_scores() && spec.beams.width == 0 && spec.kv_cache &&
+         spec.attention.rows() == 0;
 }
 
 void Engine::PrepareDrafts(Sequence* sequence) {

@@ -131,20 +131,21 @@ void StepPlan::FillDraws(const Step& step, int least) {
       const int num_edits = static_cast<int>(row.edits.size());
       --left;
       row_ids[at] = end - 1 - left;
-      params[at] = {.temperature = s.temperature,
-                    .top_p = s.top_p,
-                    .min_p = s.min_p,
-                    .typical_p = s.typical_p,
-                    .top_k = s.top_k,
-                    .seed = s.seed,
-                    .sequence_index = s.sequence_index,
-                    .position = entry.position + count - left,
-                    .logprobs = s.logprobs,
-                    .first_edit = num_edits_,
-                    .num_edits = num_edits,
-                    .only_edited = entry.only_edited ? 1 : 0,
-                    .given = row.given,
-                    .edited_logprobs = s.edited_logprobs ? 1 : 0};
+      params[at] = {
+          .temperature = s.temperature,
+          .top_p = s.top_p,
+          .min_p = s.min_p,
+          .typical_p = s.typical_p,
+          .top_k = s.top_k,
+          .seed = s.seed,
+          .sequence_index = s.sequence_index,
+          .position = entry.position + count - left,
+          .logprobs = row.given >= 0 ? row.given_logprobs : s.logprobs,
+          .first_edit = num_edits_,
+          .num_edits = num_edits,
+          .only_edited = entry.only_edited ? 1 : 0,
+          .given = row.given,
+          .edited_logprobs = s.edited_logprobs ? 1 : 0};
       num_edits_ += num_edits;
     }
   }

@@ -21,6 +21,7 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   void OnMessage(v1::PrefillRequest message) override {
     core->OnMessage(this, std::move(message));
   }
+  void OnDrained() override;
   void OnClosed(absl::Status status) override { core->Retire(id, status); }
 
   PrefillCore* const core;
@@ -42,9 +43,14 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   absl::Time started;  // computing
   absl::Time first_token;
   bool may_compute = false;  // granted, or told to start
+  // Nothing is drawn, and nothing handed over: no decode worker knows of it.
+  bool only_scores() const { return !open.has_decode_worker(); }
+
   // Positions from here on may be wanted by the decode worker: all of them,
   // until the grant says.
   int keep_from = 0;
+  bool paused = false;  // the router reads too slowly
+  absl::Time paused_since;
   int promised_blocks = 0;  // that the engine has not taken yet
   int computed_layers = 0;  // of the chunk in the running step
   engine::Work work;

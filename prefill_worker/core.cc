@@ -2,6 +2,7 @@
 #include "prefill_worker/core.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,26 @@ void PrefillCore::OnMessage(Call* call, v1::PrefillRequest message) {
   }
 }
 
+absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
+  const v1::ScoringParams* const scoring =
+      open.has_scoring() ? &open.scoring() : nullptr;
+  absl::Status status = worker::CheckOpen(
+      open.request_id(), open.prompt_token_ids_size(),
+      open.output_token_ids_size(), open.sampling(), open.stopping(), scoring,
+      open.deadline_ms(), options_.engine.max_model_len);
+  if (!status.ok()) return status;
+  if (open.has_decode_worker() != (open.stopping().max_tokens() > 0)) {
+    return absl::InvalidArgumentError(
+        open.has_decode_worker()
+            ? "decode_worker is set, and stopping.max_tokens is 0: nothing is "
+              "handed over"
+            : "decode_worker is missing");
+  }
+  return worker::CheckAttention(
+      open.sampling(), options_.attention_layers,
+      int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
+}
+
 absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   if (open.prefill_incarnation() != options_.incarnation) {
     return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTED",
@@ -69,15 +90,7 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                      "this prefill worker is draining");
   }
-  absl::Status status = worker::CheckOpen(
-      open.request_id(), open.prompt_token_ids_size(),
-      open.output_token_ids_size(), open.sampling(), open.stopping(),
-      open.deadline_ms(), options_.engine.max_model_len);
-  if (status.ok()) {
-    status = worker::CheckAttention(
-        open.sampling(), options_.attention_layers,
-        int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
-  }
+  const absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
   absl::StatusOr<worker::AdapterUse> use =
       worker::UseAdapter(options_.adapters, open.adapter());
@@ -111,6 +124,7 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
   call->queued = loop_->Now();
   call->open = std::move(open);
+  if (call->only_scores()) call->keep_from = std::numeric_limits<int>::max();
   if (!attempts_.emplace(AttemptOf(*call), call->id).second) {
     return absl::AlreadyExistsError("the attempt is being prefilled here");
   }
@@ -186,6 +200,10 @@ void PrefillCore::Offer(Call* call) {
   call->phase = Phase::kOffered;
   const int positions = static_cast<int>(call->history.size());
   queued_tokens_ -= positions;
+  if (call->only_scores()) {
+    call->may_compute = true;
+    return;
+  }
   const int cached =
       cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
   sender_.Offer(
@@ -206,10 +224,13 @@ std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
   const size_t positions = call.history.size();
   auto hashes =
       engine::HashBlocks(Root(call.open), call.history, pool_->block_size());
-  // The last position is always computed: its logits give the first token.
-  hashes.resize(
-      std::min(hashes.size(),
-               (positions - 1) / static_cast<size_t>(pool_->block_size())));
+  // The last position is always computed: its logits give the first token. And
+  // so is the first one whose logits are a score.
+  const size_t cached = call.open.has_scoring()
+                            ? call.open.scoring().position() - 1
+                            : positions - 1;
+  hashes.resize(std::min(hashes.size(),
+                         cached / static_cast<size_t>(pool_->block_size())));
   return hashes;
 }
 
@@ -247,6 +268,9 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.adapter = call->adapter_use.slot();
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;
+  if (call->open.has_scoring()) {
+    spec.scoring = worker::ToEngine(call->open.scoring());
+  }
   spec.keep_from = call->keep_from;
   spec.first_token_only = true;
   spec.alone = call->open.suspect();
@@ -262,7 +286,7 @@ bool PrefillCore::TryCompute(Call* call) {
   response.mutable_started()->set_queue_us(
       absl::ToInt64Microseconds(call->started - call->queued));
   Say(call, std::move(response));
-  if (cached > 0) {
+  if (cached > 0 && !call->only_scores()) {
     sender_.Computed(AttemptOf(*call),
                      {0, executor_->kv_shape().num_layers, 0, cached});
   }
@@ -319,6 +343,13 @@ void PrefillCore::Tick(bool judge) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",
                                  absl::FormatDuration(options_.lease))));
+    } else if (call->paused &&
+               now - call->paused_since > options_.stall_limit) {
+      ended.emplace_back(
+          id,
+          MakeError(absl::StatusCode::kResourceExhausted, "SLOW_READER",
+                    absl::StrCat("the reader took no score for ",
+                                 absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
                call->phase != Phase::kNew && call->stream->unsent() == 0) {
       v1::PrefillResponse response;
@@ -381,8 +412,10 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
   Call* const call = it->second.get();
   // The engine has taken the blocks up to `end`.
   const int layers = executor_->kv_shape().num_layers;
-  sender_.Computed(AttemptOf(*call),
-                   {call->computed_layers, layers_done, begin, end});
+  if (!call->only_scores()) {
+    sender_.Computed(AttemptOf(*call),
+                     {call->computed_layers, layers_done, begin, end});
+  }
   call->computed_layers = layers_done == layers ? 0 : layers_done;
   const int left =
       BlocksFor(static_cast<int>(call->history.size())) - BlocksFor(end);
@@ -394,6 +427,35 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
 void PrefillCore::OnWork(CallId id, const engine::Work& work) {
   const auto it = calls_.find(id);
   if (it != calls_.end()) it->second->work += work;
+}
+
+void PrefillCore::OnScores(CallId id, int position,
+                           absl::Span<const engine::SampledToken> scores,
+                           std::optional<engine::Finish> finish) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Call* const call = it->second.get();
+  for (v1::ScoredTokens& part : worker::ToWire(position, scores)) {
+    v1::PrefillResponse response;
+    *response.mutable_scores() = std::move(part);
+    Say(call, std::move(response));
+  }
+  if (finish.has_value()) {
+    call->first_token = loop_->Now();
+    SendDone(call, handoff::HandoffTimings());
+    Retire(id, absl::OkStatus());
+    return;
+  }
+  if (!call->paused && call->stream->unsent() > options_.max_unsent) {
+    call->paused = true;
+    call->paused_since = loop_->Now();
+    engine_.Pause(id, true);
+  }
+}
+
+void PrefillCore::Call::OnDrained() {
+  if (!std::exchange(paused, false)) return;
+  core->engine_.Pause(id, false);
 }
 
 void PrefillCore::OnToken(CallId id, int position,

@@ -12,6 +12,10 @@
 //   computing  in the engine
 //   sending    first token out; KV and commit on their way
 //
+// A prompt that is scored sends its scores with every chunk. Where nothing else
+// is wanted of it no decode worker takes part: it is `offered` to nobody, and
+// ends with the last score.
+//
 // A call holds its blocks (through the engine's sequence) until it ends; then
 // they are ordinary prefix cache.
 
@@ -59,7 +63,9 @@ struct PrefillOptions {
   // What is computed and not yet handed over fills at most this share of the
   // pool per decode worker.
   double waiting_share = 0.5;
-  absl::Duration lease = absl::Seconds(4);  // of a silent router
+  size_t max_unsent = 64;  // messages, before a prompt's scores pause
+  absl::Duration stall_limit = absl::Seconds(30);  // of a paused one
+  absl::Duration lease = absl::Seconds(4);         // of a silent router
   // Hears of every handoff that was committed, on the loop; may be null.
   std::function<void(const handoff::HandoffTimings&)> on_handoff;
 };
@@ -108,6 +114,7 @@ class PrefillCore final : private engine::EngineListener,
 
   void OnMessage(Call* call, v1::PrefillRequest message);
   absl::Status Open(Call* call, v1::PrefillOpen open);
+  absl::Status CheckOpen(const v1::PrefillOpen& open) const;
   // Offers from the queue's head, and starts what may compute.
   void Advance();
   void ScheduleAdvance();
@@ -133,6 +140,9 @@ class PrefillCore final : private engine::EngineListener,
   // engine::EngineListener
   void OnToken(CallId id, int position, const engine::SampledToken& token,
                std::optional<engine::Finish> finish) override;
+  void OnScores(CallId id, int position,
+                absl::Span<const engine::SampledToken> scores,
+                std::optional<engine::Finish> finish) override;
   void OnComputed(CallId id, int begin, int end, int layers_done) override;
   void OnWork(CallId id, const engine::Work& work) override;
   void OnPreempted(CallId id) override;

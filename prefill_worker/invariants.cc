@@ -18,7 +18,8 @@ absl::Status PrefillCore::CheckInvariants() const {
           "call ", id, " and the engine disagree on whether it computes"));
     }
     promised += call->promised_blocks;
-    offered += computes || call->phase == Phase::kOffered ? 1 : 0;
+    const bool begun = computes || call->phase == Phase::kOffered;
+    offered += begun && !call->only_scores() ? 1 : 0;
     live += call->phase == Phase::kNew ? 0 : 1;
     if (call->phase == Phase::kQueued) queued_tokens += call->history.size();
   }

@@ -219,7 +219,43 @@ void RouterCore::Pump() {
   pumping_ = false;
 }
 
+// Where there is none with room a decode worker does it.
+bool RouterCore::TryPlaceScoring(Request* request) {
+  const bool local = request->effective().placement == v1::PLACEMENT_LOCAL &&
+                     !request->suspect();
+  if (local || request->last_attempt()) return false;
+  Snapshot snapshot;
+  snapshot.history_tokens = request->history_tokens();
+  snapshot.turn = placements_;
+  snapshot.decode.emplace_back();  // nobody
+  for (const auto& [id, worker] : registry_.workers()) {
+    if (worker->hello.role() == v1::WORKER_ROLE_PREFILL &&
+        registry_.Placeable(*worker) && !registry_.Full(*worker) &&
+        Heeds(*worker, *request) && request->HasAdapter(worker->hello) &&
+        worker->hello.max_model_len() >= request->history_tokens()) {
+      snapshot.prefill.push_back(MakeView(*worker, /*cached_tokens=*/0));
+      snapshot.pair_allowed.push_back(true);
+    }
+  }
+  const int chosen =
+      PlacePrefill(options_.policy, snapshot, /*decode=*/0, random_);
+  if (chosen < 0) return false;
+  const v1::WorkerHello& hello =
+      registry_.Find(snapshot.prefill[chosen].worker_id)->hello;
+  ++placements_;
+  queue_.remove(request);
+  request->Begin({.decode = {},
+                  .prefill = hello.worker(),
+                  .adapter = request->AdapterOn(hello)},
+                 /*cached_tokens=*/0);
+  return true;
+}
+
 bool RouterCore::TryPlace(Request* request) {
+  if (request->ComputedToTheEnd()) return true;
+  if (request->effective().only_scores() && TryPlaceScoring(request)) {
+    return true;
+  }
   const absl::Time begun = context_.loop->Now();
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);
@@ -238,7 +274,7 @@ bool RouterCore::TryPlace(Request* request) {
   choice.decode = hello.worker();
   choice.adapter = request->AdapterOn(hello);
   int cached = decode.cached_tokens;
-  if (!request->last_attempt() &&
+  if (!request->last_attempt() && !request->effective().only_scores() &&
       WayOf(*request, snapshot, pair) == Way::kSplit) {
     const WorkerView& prefill = snapshot.prefill[pair.prefill];
     choice.prefill = registry_.Find(prefill.worker_id)->hello.worker();
@@ -320,7 +356,9 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
 
 int RouterCore::CachedTokens(const Request& request,
                              const Worker& worker) const {
-  if (worker.cached.empty() || request.effective().bypass_prefix_cache) {
+  // What is scored is computed.
+  if (worker.cached.empty() || request.effective().bypass_prefix_cache ||
+      !request.scores_complete()) {
     return 0;
   }
   const size_t history = request.history_tokens();

@@ -106,6 +106,8 @@ class RouterCore final : private RegistryListener,
   void SchedulePump();
   void Reap();
   bool TryPlace(Request* request);
+  // Of a request that wants nothing but scores: a prefill worker alone.
+  bool TryPlaceScoring(Request* request);
   Snapshot MakeSnapshot(const Request& request) const;
   // Of that pair, whose prefill worker may be none.
   bool AnyHeeds(const Request& request) const;

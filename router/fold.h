@@ -48,6 +48,10 @@ class FoldingStream final : public ClientStream {
         s->mutable_logprobs()->MergeFrom(event.delta().logprobs());
         return;
       }
+      case v1::GenerateResponse::kPromptLogprobs:
+        answer_.mutable_prompt_logprobs()->MergeFrom(
+            event.prompt_logprobs().tokens());
+        return;
       case v1::GenerateResponse::kFinished:
         *Sequence(event.finished().index())->mutable_finished() =
             event.finished();

@@ -17,7 +17,8 @@ Output::Output(const EffectiveRequest& request,
                absl::Span<const int32_t> prompt, TextCodec* codec,
                ClientStream* client, int index)
     : request_(request),
-      prompt_(request.output.return_token_ids() || request.output.echo()
+      prompt_(request.output.return_token_ids() || request.output.echo() ||
+                      request.output.has_prompt_logprobs()
                   ? std::vector<int32_t>(prompt.begin(), prompt.end())
                   : std::vector<int32_t>()),
       codec_(codec),
@@ -50,6 +51,21 @@ void Output::Started(std::string request_id, const std::string& model,
   }
   client_->Send(std::move(response));
   if (request_.output.echo()) Echo();
+  if (request_.output.has_prompt_logprobs()) {
+    v1::Token first;
+    first.set_token_id(prompt_.front());
+    const v1::Token* const only = &first;
+    Scores(0, {&only, 1});
+  }
+}
+
+void Output::Scores(int position, absl::Span<const v1::Token* const> tokens) {
+  v1::GenerateResponse response;
+  response.mutable_prompt_logprobs()->set_position(position);
+  for (const v1::Token* token : tokens) {
+    Fill(*token, response.mutable_prompt_logprobs()->add_tokens());
+  }
+  client_->Send(std::move(response));
 }
 
 // No stop string is looked for in it.
@@ -98,13 +114,16 @@ void Output::Record(const v1::Token& token) {
   if (request_.output.return_token_ids()) held_.add_token_ids(token.token_id());
   if (request_.output.has_attention()) RecordAttention(token);
   if (!request_.output.has_logprobs()) return;
-  v1::TokenLogprob* const logprob = held_.add_logprobs();
-  logprob->set_token_id(token.token_id());
-  logprob->set_token(TokenBytes(token.token_id()));
-  logprob->set_logprob(token.logprob());
-  logprob->set_rank(token.rank());
+  Fill(token, held_.add_logprobs());
+}
+
+void Output::Fill(const v1::Token& token, v1::TokenLogprob* record) const {
+  record->set_token_id(token.token_id());
+  record->set_token(TokenBytes(token.token_id()));
+  record->set_logprob(token.logprob());
+  record->set_rank(token.rank());
   for (const v1::TopLogprob& top : token.top()) {
-    v1::TokenAlternative* const alternative = logprob->add_top();
+    v1::TokenAlternative* const alternative = record->add_top();
     alternative->set_token_id(top.token_id());
     alternative->set_token(TokenBytes(top.token_id()));
     alternative->set_logprob(top.logprob());

@@ -33,6 +33,9 @@ class Output {
   // The prompt's text; Started sends it where it is to be returned.
   void Echo();
 
+  // Sends what is known of the next tokens of the prompt. REQUIRES: Started.
+  void Scores(int position, absl::Span<const v1::Token* const> tokens);
+
   // What the sequence has come to with `token`, the next one.
   enum class Verdict { kGoesOn, kEndToken, kStopString };
   Verdict Add(const v1::Token& token);
@@ -49,6 +52,7 @@ class Output {
 
  private:
   void Record(const v1::Token& token);
+  void Fill(const v1::Token& token, v1::TokenLogprob* record) const;
   void RecordAttention(const v1::Token& token);
   std::string TokenBytes(int32_t token_id) const;
 

@@ -44,6 +44,7 @@ void Request::OnPrefillClosed(const absl::Status& status) {
   }
   if (status.ok() && prefill_->done) {
     prefill_.reset();
+    if (waits_for_scores_) ScoresLost(absl::InternalError("no scores came"));
     return;
   }
   if (IsRefusal(status) && !prefill_->admitted) {
@@ -80,13 +81,17 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
     WriteDone();
     return;
   }
+  if (decode_ == nullptr && ComputedToTheEnd()) return;
   const bool transport = status.code() == absl::StatusCode::kUnavailable ||
                          status.code() == absl::StatusCode::kCancelled;
   if (transport && call_failed) {
     context_.registry->CallFailed(prefill_ref_, std::string(status.message()));
   }
-  // It committed: the sequence no longer needs that worker.
-  if (phase_ == Phase::kDecoding) return;
+  // It committed: the sequence no longer needs that worker, unless for scores.
+  if (phase_ == Phase::kDecoding) {
+    if (!scores_complete()) ScoresLost(status);
+    return;
+  }
   phase_ = Phase::kRetrying;
   if (!transport || !computed) {
     RetryPrefill(/*counts=*/true, status);
@@ -225,6 +230,10 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
     if (!CountFailure(why)) return;
   }
   if (ComputedToTheEnd()) return;
+  if (decode_ == nullptr) {
+    Requeue();
+    return;
+  }
   phase_ = Phase::kRetrying;
   SendRetry();
 }
@@ -246,6 +255,7 @@ void Request::SendRetry() {
                                          output_tokens_.end());
   if (prefill) *retry->mutable_prefill_worker() = *prefill;
   retry->set_suspect(suspect());
+  if (!scores_complete()) *retry->mutable_scoring() = ScoresLeft();
   prefill_ref_ = prefill.value_or(v1::WorkerRef());
   local_ = !prefill.has_value();
   NotePair();
@@ -264,7 +274,12 @@ void Request::Requeue() {
 // A worker lost behind its last token, but before it could say so.
 bool Request::ComputedToTheEnd() {
   const int count = static_cast<int>(output_tokens_.size());
-  if (count == 0) return false;
+  if (count == 0) {
+    if (!effective_.only_scores() || !scores_complete()) return false;
+    DropLegs();
+    Finish(v1::FINISH_REASON_LENGTH);
+    return true;
+  }
   if (output_.EndsSequence(output_tokens_.back(), count)) {
     DropLegs();
     Finish(v1::FINISH_REASON_STOP);
@@ -426,7 +441,7 @@ void Request::DropPrefill() {
 void Request::DropLegs() {
   judge_timer_.Stop();
   retry_timer_.Stop();
-  paused_ = false;
+  paused_ = waits_for_scores_ = false;
   opened_ = decode_computes_ = prefill_computes_ = false;
   DropPrefill();
   if (decode_ != nullptr) work_lost_ = true;

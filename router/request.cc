@@ -46,6 +46,9 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       internal_id_(std::move(internal_id)),
       client_(std::move(client)),
       output_(effective_, prompt_, context.codec, client_.get()),
+      next_score_(effective_.output.has_prompt_logprobs()
+                      ? 1
+                      : static_cast<int>(prompt_.size())),
       admitted_(context.loop->Now()),
       deadline_(admitted_ + admitted.deadline),
       waiting_since_(admitted_),
@@ -85,6 +88,10 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            std::max(1, history_tokens() - cached_tokens));
+  if (decode_ref_.worker_id().empty()) {
+    BeginScoring();
+    return;
+  }
 
   v1::DecodeRequest message;
   v1::DecodeOpen* const open = message.mutable_open();
@@ -105,6 +112,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
   open->set_suspect(suspect());
   open->set_no_kv_cache(effective_.no_kv_cache);
+  if (!scores_complete()) *open->mutable_scoring() = ScoresLeft();
   decode_ = std::make_unique<DecodeLeg>(
       this, context_.dialer->DialDecode(decode_ref_, Remaining()), now);
   decode_->stream->Start(decode_.get());
@@ -135,6 +143,9 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         return;
       }
       if (Take(message.tokens())) Pause();
+      return;
+    case v1::DecodeResponse::kScores:
+      OnScores(message.scores());
       return;
     case v1::DecodeResponse::kHypothesis:
       if (phase_ == Phase::kDecoding) OnHypothesis(message.hypothesis());
@@ -180,7 +191,9 @@ void Request::OpenPrefill(const std::string& ticket) {
   open->set_prefill_incarnation(prefill_ref_.incarnation());
   open->set_attempt(attempt_);
   open->set_ticket(ticket);
-  *open->mutable_decode_worker() = decode_ref_;
+  if (!decode_ref_.worker_id().empty()) {
+    *open->mutable_decode_worker() = decode_ref_;
+  }
   open->mutable_prompt_token_ids()->Add(prompt_.begin(), prompt_.end());
   open->mutable_output_token_ids()->Add(output_tokens_.begin(),
                                         output_tokens_.end());
@@ -198,6 +211,7 @@ void Request::OpenPrefill(const std::string& ticket) {
            prefill_ref_.worker_id(), decode_ref_.worker_id())) {
     open->add_avoid_ways(way);
   }
+  if (!scores_complete()) *open->mutable_scoring() = ScoresLeft();
   prefill_computes_ = false;
   prefill_ = std::make_unique<PrefillLeg>(
       this, context_.dialer->DialPrefill(prefill_ref_, Remaining()), now);
@@ -212,10 +226,19 @@ void Request::OnAttemptStarted(uint32_t attempt) {
       phase_ != Phase::kRetrying) {
     return;
   }
-  // A retry that crossed the commit: nothing was lost after all.
+  // A retry that crossed the commit: nothing was lost after all, but for scores
+  // that were on their way.
+  if (!scores_complete() && prefill_ == nullptr) {
+    ScoresLost(absl::UnavailableError("the prompt's scores were lost"));
+    return;
+  }
   judge_timer_.Stop();
   retry_timer_.Stop();
   phase_ = Phase::kDecoding;
+  if (!scores_complete()) {
+    waits_for_scores_ = true;
+    SetReading();
+  }
   decode_computes_ = decode_computed_ = true;
   prefill_computes_ = false;
   context_.registry->CallWorked(decode_ref_.worker_id());
@@ -286,6 +309,14 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       if (!cached_tokens_) cached_tokens_ = message.started().cached_tokens();
       worker_queue_ = absl::Microseconds(message.started().queue_us());
       if (phase_ == Phase::kPrefilling) SayStarted();
+      if (effective_.only_scores()) {
+        was_computed_ = true;
+        waiting_ = false;
+      }
+      return;
+    case v1::PrefillResponse::kScores:
+      prefill_->admitted = true;
+      OnScores(message.scores());
       return;
     case v1::PrefillResponse::kFirstToken:
       prefill_->admitted = true;
@@ -302,7 +333,11 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
                                       decode_ref_.worker_id(),
                                       prefill_done_.way());
       }
-      if (phase_ == Phase::kEnding) WriteDone();
+      if (phase_ == Phase::kEnding) {
+        WriteDone();
+      } else if (effective_.only_scores()) {
+        FinishScoring();
+      }
       return;
     case v1::PrefillResponse::kBeat:
     case v1::PrefillResponse::EVENT_NOT_SET:
@@ -312,6 +347,10 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
 
 void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   if (phase_ == Phase::kEnding) return;
+  if (!scores_complete()) {
+    PrefillLost(absl::InternalError("a token came before the last score"));
+    return;
+  }
   if (effective_.beam) {
     // The decode worker takes it from the commit: there is more than one.
     if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
@@ -391,19 +430,32 @@ void Request::SayStarted() {
 }
 
 void Request::Pause() {
-  if (paused_ || decode_ == nullptr ||
+  if (paused_ || (decode_ == nullptr && prefill_ == nullptr) ||
       client_->unsent() <= context_.options->max_unsent) {
     return;
   }
   paused_ = true;
   paused_since_ = context_.loop->Now();
-  decode_->stream->PauseReading(true);
+  SetReading();
+}
+
+// Of the prefill worker only scores can be too many.
+void Request::SetReading() {
+  if (decode_ != nullptr) {
+    decode_->stream->PauseReading(paused_ || waits_for_scores_);
+  }
+  if (prefill_ != nullptr) {
+    prefill_->stream->PauseReading(paused_ && !scores_complete());
+  }
 }
 
 void Request::OnDrained() {
-  if (!std::exchange(paused_, false) || decode_ == nullptr) return;
-  decode_->heard = context_.loop->Now();  // it was we who did not listen
-  decode_->stream->PauseReading(false);
+  if (!std::exchange(paused_, false)) return;
+  // It was we who did not listen.
+  const absl::Time now = context_.loop->Now();
+  if (decode_ != nullptr) decode_->heard = now;
+  if (prefill_ != nullptr) prefill_->heard = now;
+  SetReading();
 }
 
 void Request::Tick(bool judge) {
@@ -416,7 +468,7 @@ void Request::Tick(bool judge) {
     return;
   }
   if (prefill_ != nullptr) {
-    if (judge && now - prefill_->heard > options.silence) {
+    if (judge && !paused_ && now - prefill_->heard > options.silence) {
       PrefillLost(absl::UnavailableError("the prefill worker went silent"));
       return;
     }
@@ -427,7 +479,8 @@ void Request::Tick(bool judge) {
     }
   }
   if (decode_ != nullptr) {
-    if (judge && !paused_ && now - decode_->heard > options.silence) {
+    if (judge && !paused_ && !waits_for_scores_ &&
+        now - decode_->heard > options.silence) {
       DecodeLost(absl::UnavailableError("the decode worker went silent"));
       return;
     }

@@ -15,7 +15,8 @@
 // losing the decode worker asks the core for a new pair; losing the client (or
 // a stop string, the deadline, an abort) ends both calls at once.
 //
-// request.cc: the two calls. recovery.cc: losses, verdicts, ends.
+// request.cc: the two calls. recovery.cc: losses, verdicts, ends. scoring.cc:
+// log probabilities of the prompt.
 
 #ifndef TANDEM_ROUTER_REQUEST_H_
 #define TANDEM_ROUTER_REQUEST_H_
@@ -53,7 +54,7 @@ struct AdmittedRequest {
 
 // Who is to serve a request.
 struct Choice {
-  v1::WorkerRef decode;
+  v1::WorkerRef decode;  // empty: none, nothing but scores is wanted
   std::optional<v1::WorkerRef> prefill;  // none: the decode worker
   v1::AdapterRef adapter;                // as both have it; no name: none
 };
@@ -102,6 +103,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
           std::string internal_id, std::unique_ptr<ClientStream> client);
   ~Request() override;
 
+  // Nothing is left to be computed: it was lost before it could be said. Then
+  // it ends.
+  bool ComputedToTheEnd();
   // From kQueued: opens the Decode call.
   void Begin(const Choice& choice, int cached_tokens);
   // Finish reason CANCELLED, with all output so far.
@@ -117,6 +121,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const EffectiveRequest& effective() const { return effective_; }
   const std::vector<int32_t>& prompt() const { return prompt_; }
   const std::vector<int32_t>& output() const { return output_tokens_; }
+  bool scores_complete() const {
+    return next_score_ >= static_cast<int>(prompt_.size());
+  }
   int history_tokens() const {
     return static_cast<int>(prompt_.size() + output_tokens_.size());
   }
@@ -176,7 +183,17 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // worker contradicted what was forwarded.
   bool Take(const v1::DecodedTokens& tokens);
   void SayStarted();
+  // Where the client reads too slowly.
   void Pause();
+  void SetReading();
+
+  // scoring.cc
+  v1::ScoringParams ScoresLeft() const;
+  void BeginScoring();
+  void OnScores(const v1::ScoredTokens& scores);
+  void ComputingLost(const absl::Status& status);
+  void ScoresLost(const absl::Status& status);
+  void FinishScoring();
 
   // recovery.cc
   // `call_failed`: its own call said so, not only the decode worker.
@@ -192,7 +209,6 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool Crashed(const v1::WorkerRef& worker) const;
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);
-  bool ComputedToTheEnd();
   void Finish(v1::FinishReason reason);
   // Nothing more is wanted of the workers but their timings.
   void BeginEnding();
@@ -233,6 +249,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool paused_ = false;
   absl::Time paused_since_;
 
+  int next_score_;  // position; the prompt's length where all are passed on
+  // The decode worker is not read before all are.
+  bool waits_for_scores_ = false;
   std::vector<int32_t> output_tokens_;  // empty of a beam search
   // Of a beam search, as this attempt's worker sends them.
   std::vector<v1::DecodedHypothesis> hypotheses_;

@@ -91,6 +91,8 @@ void SequenceGroup::StartPart(int index) {
     *admitted.effective.max_time =
         std::max(*admitted.effective.max_time - spent, absl::Milliseconds(1));
   }
+  // The prompt is everybody's.
+  if (index > 0) admitted.effective.output.clear_prompt_logprobs();
   if (!streams() && !admitted.effective.output.has_logprobs()) {
     admitted.effective.output.set_logprobs(0);  // what they are compared by
   }
@@ -116,6 +118,9 @@ void SequenceGroup::OnEvent(int index, v1::GenerateResponse event) {
       return;
     case v1::GenerateResponse::kDelta:
       OnDelta(index, event.mutable_delta());
+      return;
+    case v1::GenerateResponse::kPromptLogprobs:
+      client_->Send(std::move(event));
       return;
     case v1::GenerateResponse::kFinished:
       OnFinished(index, event.mutable_finished());

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/rpc/client_stream.h"
 #include "common/rpc/status.h"
 #include "router/errors.h"
@@ -20,6 +21,22 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   reactor->Finish(rpc::ToGrpc(status, context));
   return reactor;
+}
+
+// Clients take 4 MiB unless told otherwise, and a record has some 30 bytes.
+constexpr int64_t kMaxFoldedRecords = 65536;
+
+absl::Status FitsOneMessage(const AdmittedRequest& admitted) {
+  const v1::OutputOptions& output = admitted.effective.output;
+  if (!output.has_prompt_logprobs()) return absl::OkStatus();
+  const auto tokens = static_cast<int64_t>(admitted.prompt.size());
+  if (tokens * (output.prompt_logprobs() + 1) <= kMaxFoldedRecords) {
+    return absl::OkStatus();
+  }
+  return FieldInvalid(
+      "output.prompt_logprobs", absl::StrCat(output.prompt_logprobs()),
+      absl::StrCat("of a prompt of ", tokens,
+                   " tokens is too much for one answer: Generate streams it"));
 }
 
 // Refuses a call that will never reach the core.
@@ -117,7 +134,9 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
   }
   absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
       Api::kGrpc, *request, info.Find("x-request-id"), info.time_left);
-  if (!admitted.ok()) return Answer(context, admitted.status());
+  absl::Status status = admitted.status();
+  if (status.ok()) status = FitsOneMessage(*admitted);
+  if (!status.ok()) return Answer(context, status);
   rpc::EchoRequestId(info, context);
   auto* call =
       new rpc::ServerUnaryCall<v1::GenerateOnceResponse, v1::GenerateRequest>(

@@ -201,13 +201,32 @@ absl::StatusOr<absl::Duration> ReadMaxTime(
   return time;
 }
 
-absl::Status CheckStopping(const v1::StoppingOptions& s,
-                           const ModelLimits& limits) {
+// 0 only where the prompt's scores are wanted, and nothing else.
+absl::Status CheckMaxTokens(const v1::GenerateRequest& request,
+                            const ModelLimits& limits) {
+  constexpr char kField[] = "stopping.max_tokens";
   constexpr int kMax = std::numeric_limits<int>::max();
+  const int max_tokens = request.stopping().max_tokens();
+  if (max_tokens == 0 && request.output().has_prompt_logprobs()) {
+    const v1::SamplingOptions& s = request.sampling();
+    if (s.n() <= 1 && s.best_of() <= 1) return absl::OkStatus();
+    return FieldInvalid(kField, "0",
+                        absl::StrCat("excludes a sampling.",
+                                     s.n() > 1 ? "n" : "best_of", " above 1"));
+  }
+  if (max_tokens == 0) {
+    return FieldInvalid(kField, "0",
+                        "must be at least 1 without output.prompt_logprobs");
+  }
+  return CheckRange(kField, max_tokens, 1,
+                    limits.context_length > 0 ? limits.context_length : kMax);
+}
+
+absl::Status CheckStopping(const v1::GenerateRequest& request,
+                           const ModelLimits& limits) {
+  const v1::StoppingOptions& s = request.stopping();
   if (s.has_max_tokens()) {
-    TANDEM_ROUTER_RETURN_IF_ERROR(
-        CheckRange("stopping.max_tokens", s.max_tokens(), 1,
-                   limits.context_length > 0 ? limits.context_length : kMax));
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckMaxTokens(request, limits));
   }
   if (s.has_min_tokens() && s.min_tokens() < 0) {
     return FieldInvalid("stopping.min_tokens", absl::StrCat(s.min_tokens()),
@@ -242,8 +261,10 @@ absl::Status CheckOutput(const v1::GenerateRequest& request) {
     TANDEM_ROUTER_RETURN_IF_ERROR(
         CheckRange("output.logprobs", o.logprobs(), 0, kMaxLogprobs));
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("output.prompt_logprobs", o.has_prompt_logprobs()));
+  if (o.has_prompt_logprobs()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
+        "output.prompt_logprobs", o.prompt_logprobs(), 0, kMaxLogprobs));
+  }
   if (o.echo() && o.has_text() && !o.text()) {
     return FieldInvalid("output.echo", "true", "excludes output.text = false");
   }
@@ -345,6 +366,7 @@ absl::Status CheckBeam(const v1::GenerateRequest& request) {
       {"stopping.stop", !request.stopping().stop().empty()},
       {"cache.no_kv_cache", request.cache().no_kv_cache()},
       {"output.attention", request.output().has_attention()},
+      {"output.prompt_logprobs", request.output().has_prompt_logprobs()},
   };
   for (const auto& [field, set] : kExcluded) {
     if (set) return FieldInvalid(field, "(set)", "excludes beam");
@@ -419,6 +441,9 @@ v1::StoppingOptions EffectiveStopping(const v1::StoppingOptions& asked) {
 v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
   v1::OutputOptions o;
   if (asked.has_logprobs()) o.set_logprobs(asked.logprobs());
+  if (asked.has_prompt_logprobs()) {
+    o.set_prompt_logprobs(asked.prompt_logprobs());
+  }
   o.set_echo(asked.echo());
   o.set_skip_special_tokens(!asked.has_skip_special_tokens() ||
                             asked.skip_special_tokens());
@@ -558,6 +583,9 @@ void NoteFeatures(EffectiveRequest* effective) {
   if (effective->output.has_attention()) {
     effective->features.emplace_back(kFeatureAttention);
   }
+  if (effective->output.has_prompt_logprobs()) {
+    effective->features.emplace_back(kFeaturePromptLogprobs);
+  }
   if (effective->beam) {
     effective->features.emplace_back(kFeatureBeamSearch);
   }
@@ -574,7 +602,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(ValidateModel(request.model(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckPrompt(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request.stopping(), limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckAttention(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));

@@ -85,6 +85,10 @@ struct EffectiveRequest {
   std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
   std::optional<v1::BeamOptions> beam;  // every field set
+  // Nothing is to be generated.
+  bool only_scores() const {
+    return stopping.has_max_tokens() && stopping.max_tokens() == 0;
+  }
   // The tokens of sampling.bad_words, which Validate does not fill in.
   std::vector<std::vector<int32_t>> bad_word_ids;
   // Ids that end the sequence: the request's and the model's.

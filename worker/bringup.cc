@@ -84,6 +84,10 @@ bool KeepsF32(const std::optional<DType>& flag,
   return Activations(flag, checkpoint) != DType::kBF16;
 }
 
+// Rows of a step that may score their prompt while all sequences draw a token.
+// Each takes the memory of a row of logits.
+inline constexpr int kScoredRows = 64;
+
 // The driver's own, the kernels' code, streams, small buffers.
 inline constexpr int64_t kGpuOverheadBytes = int64_t{768} << 20;
 
@@ -264,7 +268,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   }
   for (const char* const feature :
        {kFeatureTypicalP, kFeatureLogitRules, kFeatureNoKvCache,
-        kFeatureAdapterLoading}) {
+        kFeatureAdapterLoading, kFeaturePromptLogprobs}) {
     hello.add_features(feature);
   }
   if (flags.attention_output) hello.add_features(kFeatureAttention);
@@ -397,8 +401,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // Each sequence of a step has at least one row.
   executor.max_sequences =
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
-  executor.max_draws = MaxDraws(speculation, executor.max_sequences,
-                                flags.max_num_batched_tokens);
+  executor.max_draws = std::max(MaxDraws(speculation, executor.max_sequences,
+                                         flags.max_num_batched_tokens),
+                                std::min(executor.max_sequences + kScoredRows,
+                                         flags.max_num_batched_tokens));
   executor.loras = parts.adapters.slots.get();
   executor.block_size = flags.block_size;
   executor.kv_dtype = kv_dtype;

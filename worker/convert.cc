@@ -72,6 +72,24 @@ engine::BeamOptions ToEngine(const v1::BeamParams& params) {
   return beams;
 }
 
+engine::Scoring ToEngine(const v1::ScoringParams& params) {
+  return {.alternatives = params.alternatives(), .position = params.position()};
+}
+
+std::vector<v1::ScoredTokens> ToWire(
+    int position, absl::Span<const engine::SampledToken> scores) {
+  std::vector<v1::ScoredTokens> messages;
+  for (size_t begin = 0; begin < scores.size(); begin += kTokensPerMessage) {
+    v1::ScoredTokens& message = messages.emplace_back();
+    message.set_position(position + static_cast<int>(begin));
+    for (const engine::SampledToken& score :
+         scores.subspan(begin, kTokensPerMessage)) {
+      *message.add_tokens() = ToWire(score);
+    }
+  }
+  return messages;
+}
+
 v1::Token ToWire(const engine::SampledToken& token) {
   v1::Token wire;
   wire.set_token_id(token.token_id);
@@ -164,9 +182,31 @@ absl::Status CheckRules(const v1::LogitRules& rules) {
 
 }  // namespace
 
+absl::Status CheckScoring(const v1::ScoringParams& scoring, int prompt_tokens,
+                          int output_tokens, int beam_width) {
+  const auto refuse = [](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat("scoring", parts...));
+  };
+  if (scoring.alternatives() < 0 ||
+      scoring.alternatives() > kernels::kMaxTopLogprobs) {
+    return refuse(".alternatives is ", scoring.alternatives(),
+                  ", expected 0 to ", kernels::kMaxTopLogprobs);
+  }
+  if (scoring.position() < 1 || scoring.position() >= prompt_tokens) {
+    return refuse(".position is ", scoring.position(), ", expected 1 to ",
+                  prompt_tokens - 1);
+  }
+  if (output_tokens > 0) {
+    return refuse(" excludes output_token_ids, which hold ", output_tokens);
+  }
+  if (beam_width > 0) return refuse(" excludes sampling.beam");
+  return absl::OkStatus();
+}
+
 absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                        int output_tokens, const v1::SamplingParams& sampling,
-                       const v1::StoppingParams& stopping, int64_t deadline_ms,
+                       const v1::StoppingParams& stopping,
+                       const v1::ScoringParams* scoring, int64_t deadline_ms,
                        int max_model_len) {
   const auto refuse = [](auto... parts) {
     return absl::InvalidArgumentError(absl::StrCat(parts...));
@@ -175,10 +215,18 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
     return refuse("request_id has ", request_id.size(), " bytes, expected 16");
   }
   if (prompt_tokens < 1) return refuse("prompt_token_ids is empty");
-  if (output_tokens < 0 || prompt_tokens + output_tokens >= max_model_len) {
+  if (scoring != nullptr) {
+    const absl::Status status = CheckScoring(
+        *scoring, prompt_tokens, output_tokens, sampling.beam().width());
+    if (!status.ok()) return status;
+  }
+  // The last token of what is only scored is not computed.
+  const bool only_scores = scoring != nullptr && stopping.max_tokens() == 0;
+  const int most = max_model_len - (only_scores ? 0 : 1);
+  if (output_tokens < 0 || prompt_tokens + output_tokens > most) {
     return refuse("prompt_token_ids and output_token_ids hold ",
                   prompt_tokens + output_tokens,
-                  " tokens; this worker takes at most ", max_model_len - 1);
+                  " tokens; this worker takes at most ", most);
   }
   if (!(sampling.temperature() >= 0 && sampling.temperature() <= 2)) {
     return refuse("sampling.temperature is ", sampling.temperature(),
@@ -206,7 +254,7 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
     return refuse("sampling.logprobs is ", sampling.logprobs(),
                   ", expected -1 to ", kernels::kMaxTopLogprobs);
   }
-  if (stopping.max_tokens() <= output_tokens) {
+  if (!only_scores && stopping.max_tokens() <= output_tokens) {
     return refuse("stopping.max_tokens is ", stopping.max_tokens(),
                   ", expected more than the ", output_tokens,
                   " tokens already there");

@@ -22,6 +22,7 @@ engine::LogitRules ToEngine(const v1::LogitRules& rules);
 engine::Stopping ToEngine(const v1::StoppingParams& params);
 engine::AttentionAsk ToEngine(const v1::AttentionParams& params);
 engine::BeamOptions ToEngine(const v1::BeamParams& params);
+engine::Scoring ToEngine(const v1::ScoringParams& params);
 v1::Token ToWire(const engine::SampledToken& token);
 v1::FinishReason ToWire(engine::Finish finish);
 v1::Work ToWire(const engine::Work& work);
@@ -29,6 +30,12 @@ v1::Work ToWire(const engine::Work& work);
 v1::WorkerLoad ToWire(const engine::EngineStats& stats,
                       const engine::KvPoolCounts& blocks,
                       const handoff::SlabCounts& slabs);
+
+// Tokens in one message at most: 100 KB with all alternatives.
+inline constexpr size_t kTokensPerMessage = 256;
+// Of a prompt's tokens from `position` on, in messages of so many.
+std::vector<v1::ScoredTokens> ToWire(
+    int position, absl::Span<const engine::SampledToken> scores);
 
 // The token's id if it is one of the request's stop tokens, else -1.
 int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id);
@@ -44,11 +51,17 @@ std::vector<int32_t> Join(const Repeated& prompt, const Repeated& output) {
 }
 
 // What every open message must satisfy, whichever worker it reaches: lengths,
-// ids, ranges. INVALID_ARGUMENT names the field.
+// ids, ranges. `scoring` is null where the prompt is not scored.
+// INVALID_ARGUMENT names the field.
 absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
                        int output_tokens, const v1::SamplingParams& sampling,
-                       const v1::StoppingParams& stopping, int64_t deadline_ms,
+                       const v1::StoppingParams& stopping,
+                       const v1::ScoringParams* scoring, int64_t deadline_ms,
                        int max_model_len);
+
+// What may be asked of a prompt's scores; CheckOpen asks it too.
+absl::Status CheckScoring(const v1::ScoringParams& scoring, int prompt_tokens,
+                          int output_tokens, int beam_width);
 
 // What a request may ask of attention weights, of a sequence that may come to
 // `positions`. `layers` is the model's number; 0: this worker offers none.

@@ -143,6 +143,7 @@ void Runner::OnMessage(InFlight* request, const v1::GenerateResponse& message) {
       record.cached_tokens = message.done().usage().cached_tokens();
       record.server = ReadServerTimes(message.done());
       break;
+    case v1::GenerateResponse::kPromptLogprobs:
     case v1::GenerateResponse::EVENT_NOT_SET:
       break;
   }

@@ -273,6 +273,9 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
                               layer);
     }
   }
+  if (draw.given >= 0) {
+    return options_.model.Score(fold, draw.given, draw.given_logprobs);
+  }
   SampledToken token;
   if (entry.sampling.edited_logprobs) {
     token.top = options_.model.Candidates(
@@ -282,10 +285,8 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
     token.rank = 1;
     return token;
   }
-  token.token_id = draw.given >= 0
-                       ? draw.given
-                       : options_.model.Draw(fold, entry.sampling, position,
-                                             draw.edits, entry.only_edited);
+  token.token_id = options_.model.Draw(fold, entry.sampling, position,
+                                       draw.edits, entry.only_edited);
   token.logprob = -static_cast<float>(Mix64(fold) % 1024) / 256;
   token.rank = 1;
   for (int i = 0; i < entry.sampling.logprobs; ++i) {

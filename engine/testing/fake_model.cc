@@ -107,6 +107,24 @@ std::vector<TopLogprob> FakeModel::Candidates(
   return candidates;
 }
 
+SampledToken FakeModel::Score(uint64_t fold, int32_t token,
+                              int alternatives) const {
+  const uint64_t own = Mix64(fold ^ Mix64(static_cast<uint64_t>(token) + 1));
+  SampledToken score;
+  score.token_id = token;
+  score.logprob = -static_cast<float>(own % 4096) / 256;
+  score.rank =
+      static_cast<int32_t>(own % static_cast<uint64_t>(vocab_size)) + 1;
+  for (int i = 0; i < alternatives; ++i) {
+    const auto place = static_cast<uint64_t>(i);
+    score.top.push_back(
+        {static_cast<int32_t>((Mix64(fold) + place) %
+                              static_cast<uint64_t>(vocab_size)),
+         -static_cast<float>(Mix64(fold) % 64 + place) / 64});
+  }
+  return score;
+}
+
 FakeHistory::FakeHistory(const FakeModel& model) : model_(model) {
   for (int layer = 0; layer < model_.num_layers; ++layer) {
     words_.push_back(model_.RootWord(layer));
@@ -128,6 +146,18 @@ void FakeHistory::Append(absl::Span<const int32_t> tokens) {
       fold_ ^= folds_[static_cast<size_t>(position_ - model_.window - 1)];
     }
   }
+}
+
+std::vector<SampledToken> ExpectedScores(const FakeModel& model,
+                                         absl::Span<const int32_t> prompt,
+                                         int alternatives) {
+  FakeHistory history(model);
+  std::vector<SampledToken> scores;
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    history.Append(prompt.subspan(i - 1, 1));
+    scores.push_back(history.Score(prompt[i], alternatives));
+  }
+  return scores;
 }
 
 std::vector<int32_t> Expected(const FakeModel& model,

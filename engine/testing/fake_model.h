@@ -51,6 +51,9 @@ struct FakeModel {
       uint64_t fold, int position, int count,
       absl::Span<const kernels::LogitEdit> edits = {},
       bool only_edited = false) const;
+  // How probable `token` is where the shares before it sum to `fold`, and what
+  // stands for the most probable ones.
+  SampledToken Score(uint64_t fold, int32_t token, int alternatives) const;
 };
 
 // The model run over a history, token by token.
@@ -67,6 +70,9 @@ class FakeHistory {
       int count, absl::Span<const kernels::LogitEdit> edits = {}) const {
     return model_.Candidates(fold_, position_, count, edits);
   }
+  SampledToken Score(int32_t token, int alternatives) const {
+    return model_.Score(fold_, token, alternatives);
+  }
 
  private:
   FakeModel model_;
@@ -80,6 +86,10 @@ class FakeHistory {
 std::vector<int32_t> Expected(const FakeModel& model,
                               absl::Span<const int32_t> history, int count,
                               const Sampling& sampling);
+// The scores of `prompt` from position 1 on.
+std::vector<SampledToken> ExpectedScores(const FakeModel& model,
+                                         absl::Span<const int32_t> prompt,
+                                         int alternatives);
 // What a beam search behind `prompt` comes to, run without blocks or lanes.
 BeamResult ExpectedBeams(const FakeModel& model,
                          absl::Span<const int32_t> prompt,

@@ -154,6 +154,57 @@ int Characters(const std::string& utf8) {
       }));
 }
 
+// Completions' lists. What has no rank, the prompt's first token, has no log
+// probability. `offset` counts characters.
+template <typename Tokens>
+json CompletionLogprobs(const Tokens& records, int* offset) {
+  json offsets = json::array();
+  json tokens = json::array();
+  json values = json::array();
+  json tops = json::array();
+  for (const v1::TokenLogprob& token : records) {
+    offsets.push_back(*offset);
+    *offset += Characters(token.token());
+    tokens.push_back(token.token());
+    if (token.rank() == 0) {
+      values.push_back(nullptr);
+      tops.push_back(nullptr);
+      continue;
+    }
+    values.push_back(token.logprob());
+    std::map<std::string, float> top = {{token.token(), token.logprob()}};
+    // Tokens of one text: the more probable one, so that it is seen that the
+    // chosen one was not the first.
+    for (const v1::TokenAlternative& other : token.top()) {
+      float& logprob =
+          top.emplace(other.token(), other.logprob()).first->second;
+      logprob = std::max(logprob, other.logprob());
+    }
+    tops.push_back(std::move(top));
+  }
+  return {{"text_offset", std::move(offsets)},
+          {"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(values)},
+          {"top_logprobs", std::move(tops)}};
+}
+
+// vLLM's: by id, the token's own and the most probable ones.
+json PromptLogprob(const v1::TokenLogprob& token) {
+  if (token.rank() == 0) return nullptr;
+  const auto record = [](float logprob, int rank, const std::string& text) {
+    return json{{"logprob", logprob}, {"rank", rank}, {"decoded_token", text}};
+  };
+  json records = json::object();
+  int rank = 0;
+  for (const v1::TokenAlternative& other : token.top()) {
+    records[absl::StrCat(other.token_id())] =
+        record(other.logprob(), ++rank, other.token());
+  }
+  records[absl::StrCat(token.token_id())] =
+      record(token.logprob(), token.rank(), token.token());
+  return records;
+}
+
 json ChatLogprob(const std::string& token, float logprob) {
   json bytes = json::array();
   for (const char byte : token)
@@ -183,6 +234,8 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       continuous_usage_(request.continuous_usage_stats),
       return_token_ids_(request.return_token_ids),
       wants_logprobs_(request.prompts.front().output().has_logprobs()),
+      prompt_logprobs_(request.prompt_logprobs),
+      echo_logprobs_(request.echo_logprobs),
       model_(std::move(model)),
       created_(created),
       prompts_(request.prompts.size()) {
@@ -200,6 +253,8 @@ std::string OpenAiAnswer::Add(int prompt, const v1::GenerateResponse& event) {
       return OnStarted(prompt, event.started());
     case v1::GenerateResponse::kDelta:
       return OnDelta(prompt, event.delta());
+    case v1::GenerateResponse::kPromptLogprobs:
+      return OnPromptLogprobs(prompt, event.prompt_logprobs());
     case v1::GenerateResponse::kFinished:
       return OnFinished(prompt, event.finished());
     case v1::GenerateResponse::kDone:
@@ -251,19 +306,50 @@ void OpenAiAnswer::Gather(Choice* choice, const v1::GenerateDelta& delta,
                           const json& logprobs) {
   choice->text += delta.text();
   bytes_ += delta.text().size();
-  const auto append = [this](std::string* list, const std::string& array) {
-    if (array.size() <= 2) return;  // "[]"
-    if (!list->empty()) *list += ',';
-    list->append(array, 1, array.size() - 2);
-    bytes_ += array.size();
-  };
   if (return_token_ids_) {
-    append(&choice->token_ids, Dump(json(delta.token_ids())));
+    Append(Dump(json(delta.token_ids())), &choice->token_ids);
   }
-  if (logprobs.is_null()) return;
+  if (!logprobs.is_null()) AppendLogprobs(logprobs, choice);
+}
+
+void OpenAiAnswer::Append(const std::string& array, std::string* list) {
+  if (array.size() <= 2) return;  // "[]"
+  if (!list->empty()) *list += ',';
+  list->append(array, 1, array.size() - 2);
+  bytes_ += array.size();
+}
+
+void OpenAiAnswer::AppendLogprobs(const json& logprobs, Choice* choice) {
   for (const auto& [name, list] : logprobs.items()) {
-    append(&choice->logprobs[name], Dump(list));
+    Append(Dump(list), &choice->logprobs[name]);
   }
+}
+
+// Where they are echoed each choice has them, as it has the prompt's text.
+std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
+                                           const v1::PromptLogprobs& scores) {
+  Prompt& state = prompts_[static_cast<size_t>(prompt)];
+  if (prompt_logprobs_) {
+    json records = json::array();
+    for (const v1::TokenLogprob& token : scores.tokens()) {
+      records.push_back(PromptLogprob(token));
+    }
+    Append(Dump(records), &state.logprobs);
+  }
+  std::string events;
+  for (int i = 0; echo_logprobs_ && i < state.sequences; ++i) {
+    Choice& choice = At(prompt, i);
+    json logprobs = CompletionLogprobs(scores.tokens(), &choice.text_offset);
+    if (stream_) {
+      events += Chunk(prompt, i,
+                      {{"text", ""},
+                       {"logprobs", std::move(logprobs)},
+                       {"finish_reason", nullptr}});
+    } else {
+      AppendLogprobs(logprobs, &choice);
+    }
+  }
+  return events;
 }
 
 std::string OpenAiAnswer::OnFinished(int prompt,
@@ -310,6 +396,10 @@ std::string OpenAiAnswer::Finish() {
     }
   }
   std::string body = Dump(head);
+  if (prompt_logprobs_ && chat_) {
+    AddMember("prompt_logprobs",
+              absl::StrCat("[", prompts_.front().logprobs, "]"), &body);
+  }
   AddMember("choices", absl::StrCat("[", choices, "]"), &body);
   return body;
 }
@@ -344,28 +434,11 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
     }
     return {{"content", std::move(content)}};
   }
-  json offsets = json::array();
-  json tokens = json::array();
-  json values = json::array();
-  json tops = json::array();
-  for (const v1::TokenLogprob& token : delta.logprobs()) {
-    offsets.push_back(choice->text_offset);
-    choice->text_offset += Characters(token.token());
-    tokens.push_back(token.token());
-    values.push_back(token.logprob());
-    json top = json::object();
-    for (const v1::TokenAlternative& other : token.top()) {
-      top[other.token()] = other.logprob();
-    }
-    top[token.token()] = token.logprob();
-    tops.push_back(std::move(top));
+  // Echoed text has no records here, but its place.
+  if (delta.logprobs().empty() && !echo_logprobs_) {
+    choice->text_offset += Characters(delta.text());
   }
-  // Echoed text has no records of its own, but its place.
-  if (delta.logprobs().empty()) choice->text_offset += Characters(delta.text());
-  return {{"text_offset", std::move(offsets)},
-          {"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(values)},
-          {"top_logprobs", std::move(tops)}};
+  return CompletionLogprobs(delta.logprobs(), &choice->text_offset);
 }
 
 std::string OpenAiAnswer::Chunk(int prompt, int index, json choice) {
@@ -416,6 +489,9 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
       AddMember(name, absl::StrCat("[", list, "]"), &lists);
     }
     AddMember("logprobs", lists, &text);
+  }
+  if (prompt_logprobs_ && !chat_) {
+    AddMember("prompt_logprobs", absl::StrCat("[", state.logprobs, "]"), &text);
   }
   return text;
 }

@@ -57,6 +57,7 @@ class OpenAiAnswer {
   };
   struct Prompt {
     int sequences = 1;
+    std::string logprobs;  // vLLM's prompt_logprobs, likewise
     int prompt_tokens = 0;
     nlohmann::json token_ids;  // where asked for
     v1::GenerateDone done;
@@ -65,11 +66,15 @@ class OpenAiAnswer {
 
   std::string OnStarted(int prompt, const v1::GenerateStarted& started);
   std::string OnDelta(int prompt, const v1::GenerateDelta& delta);
+  std::string OnPromptLogprobs(int prompt, const v1::PromptLogprobs& scores);
   std::string OnFinished(int prompt, const v1::GenerateFinished& finished);
   Choice& At(int prompt, int index);
   int Index(int prompt, int index) const;
   void Gather(Choice* choice, const v1::GenerateDelta& delta,
               const nlohmann::json& logprobs);
+  // `array` is one of JSON.
+  void Append(const std::string& array, std::string* list);
+  void AppendLogprobs(const nlohmann::json& logprobs, Choice* choice);
   nlohmann::json Logprobs(Choice* choice, const v1::GenerateDelta& delta);
   // One event with one choice.
   std::string Chunk(int prompt, int index, nlohmann::json choice);
@@ -84,6 +89,8 @@ class OpenAiAnswer {
   const bool continuous_usage_;
   const bool return_token_ids_;
   const bool wants_logprobs_;
+  const bool prompt_logprobs_;  // as a field of their own
+  const bool echo_logprobs_;    // before those of the output
   const std::string model_;
   const int64_t created_;
   std::string id_;

@@ -190,12 +190,18 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request,
   }
   if (const auto n = fields->Int32("prompt_logprobs")) {
     output->set_prompt_logprobs(*n);
+    request->prompt_logprobs = true;
   }
   if (const auto on = fields->Bool("echo")) output->set_echo(*on);
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
   if (request->return_token_ids) output->set_return_token_ids(true);
 
   request->stream = fields->Bool("stream").value_or(false);
+  if (request->stream && request->prompt_logprobs) {
+    fields->Refuse("prompt_logprobs", output->prompt_logprobs(),
+                   "not together with stream = true; completions stream those "
+                   "of echo with logprobs");
+  }
   const json* const options = fields->Object("stream_options");
   if (options == nullptr) return;
   if (!request->stream) {
@@ -380,6 +386,11 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
   ReadCommon(&fields, &request, &base);
   if (const auto n = fields.Int32("logprobs")) {
     base.mutable_output()->set_logprobs(*n);
+    request.echo_logprobs = base.output().echo() && !base.has_beam();
+  }
+  // As vLLM has it.
+  if (request.echo_logprobs && !request.prompt_logprobs) {
+    base.mutable_output()->set_prompt_logprobs(base.output().logprobs());
   }
   if (const auto suffix = fields.String("suffix"); suffix && !suffix->empty()) {
     fields.Refuse("suffix", *suffix, "is not offered");

@@ -26,6 +26,8 @@ struct OpenAiRequest {
   bool include_usage = false;           // a last chunk with the usage
   bool continuous_usage_stats = false;  // usage in every chunk
   bool return_token_ids = false;
+  bool prompt_logprobs = false;  // wanted in a field of their own
+  bool echo_logprobs = false;    // before those of the output: echo, logprobs
   // One for each prompt; exactly one of a chat.
   std::vector<v1::GenerateRequest> prompts;
 };

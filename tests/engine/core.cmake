@@ -22,6 +22,8 @@ tandem_test(engine_ahead_test SRCS engine_ahead_test.cc
 tandem_test(beam_search_test SRCS beam_search_test.cc DEPS tandem_engine_core)
 tandem_test(engine_beams_test SRCS engine_beams_test.cc
             DEPS tandem_engine_testing LABELS unit tsan)
+tandem_test(engine_scoring_test SRCS engine_scoring_test.cc
+            DEPS tandem_engine_testing)
 tandem_test(engine_speculation_test SRCS engine_speculation_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_draft_model_test SRCS engine_draft_model_test.cc

@@ -41,7 +41,9 @@ class NotingExecutor final : public Executor {
   void Submit(const Step* step, StepListener* listener) override {
     std::string text;
     int rows = 0;
+    int draws = 0;
     for (const StepEntry& entry : step->entries) {
+      draws += static_cast<int>(entry.draws.size());
       absl::StrAppend(&text, text.empty() ? "" : " ", entry.fed < 0 ? "" : "~",
                       entry.sequence, "@", entry.position, "+",
                       entry.tokens.size(),
@@ -51,6 +53,7 @@ class NotingExecutor final : public Executor {
     }
     steps.push_back(text);
     most_rows = std::max(most_rows, rows);
+    most_draws = std::max(most_draws, draws);
     most_sequences =
         std::max(most_sequences, static_cast<int>(step->entries.size()));
     device_->Submit(step, listener);
@@ -76,6 +79,7 @@ class NotingExecutor final : public Executor {
   std::vector<std::string> steps;
   int64_t fed = 0;  // entries
   int most_rows = 0;
+  int most_draws = 0;
   int most_sequences = 0;
 
  private:
@@ -114,6 +118,7 @@ class Harness final : public EngineListener {
     SequenceSpec spec;  // as last added
     std::vector<int32_t> prompt;
     std::vector<int32_t> tokens;
+    std::vector<SampledToken> scores;  // of the prompt from position 1 on
     std::optional<Finish> finish;
     int preempted = 0;
     int failed = 0;
@@ -251,6 +256,7 @@ class Harness final : public EngineListener {
         options.model, entry.prompt, static_cast<int>(entry.prompt.size()),
         entry.spec.sampling, entry.spec.stopping, options.engine.max_model_len);
     if (entry.spec.first_token_only) tokens.resize(1);
+    if (entry.spec.only_scores()) tokens.clear();
     return tokens;
   }
   // Each one finished, with the tokens that an undisturbed run gives.
@@ -260,6 +266,24 @@ class Harness final : public EngineListener {
       EXPECT_TRUE(entry.finish.has_value() || entry.spec.first_token_only)
           << "sequence " << id << " did not finish";
       EXPECT_EQ(entry.tokens, ExpectedTokens(id)) << "sequence " << id;
+    }
+  }
+  // All of them, once and in order, are those of an undisturbed run.
+  void ExpectScoresRight(SequenceId id) {
+    const Told& entry = told[id];
+    const std::vector<SampledToken> expected = ExpectedScores(
+        options.model, entry.prompt, entry.spec.scoring.alternatives);
+    ASSERT_EQ(entry.scores.size(), expected.size()) << "sequence " << id;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const SampledToken& got = entry.scores[i];
+      EXPECT_EQ(got.token_id, expected[i].token_id) << id << "@" << i + 1;
+      EXPECT_EQ(got.logprob, expected[i].logprob) << id << "@" << i + 1;
+      EXPECT_EQ(got.rank, expected[i].rank) << id << "@" << i + 1;
+      ASSERT_EQ(got.top.size(), expected[i].top.size()) << id << "@" << i + 1;
+      for (size_t j = 0; j < got.top.size(); ++j) {
+        EXPECT_EQ(got.top[j].token_id, expected[i].top[j].token_id);
+        EXPECT_EQ(got.top[j].logprob, expected[i].top[j].logprob);
+      }
     }
   }
   // Retires all: nothing may be left. Blocks are free or cached.
@@ -297,6 +321,20 @@ class Harness final : public EngineListener {
     entry.finish = finish;
     events.push_back(absl::StrCat("token ", id, "@", position));
     if (on_token) on_token(id);
+  }
+  void OnScores(SequenceId id, int position,
+                absl::Span<const SampledToken> scores,
+                std::optional<Finish> finish) override {
+    Told& entry = told[id];
+    EXPECT_FALSE(entry.retired) << "a retired sequence scores: " << id;
+    EXPECT_TRUE(entry.tokens.empty()) << "scores behind a token: " << id;
+    EXPECT_EQ(position, static_cast<int>(entry.scores.size()) + 1);
+    entry.scores.insert(entry.scores.end(), scores.begin(), scores.end());
+    entry.finish = finish;
+    events.push_back(absl::StrCat("scores ", id, "@", position, "+",
+                                  scores.size(),
+                                  finish.has_value() ? " finish" : ""));
+    if (on_scores) on_scores(id);
   }
   void OnWork(SequenceId id, const Work& work) override {
     EXPECT_FALSE(told[id].retired) << "a retired sequence works: " << id;
@@ -348,6 +386,7 @@ class Harness final : public EngineListener {
   std::vector<std::string> layers;
   int blocks_freed = 0;  // so often it was told
   std::function<void(SequenceId)> on_token;
+  std::function<void(SequenceId)> on_scores;
   std::function<void(SequenceId, int)> on_computed;
   std::function<void(SequenceId)> on_preempted;
   std::function<bool(int)> on_blocks_short;

@@ -47,8 +47,11 @@ if(TARGET tandem_kernels)
     tandem_test(beams_golden_test SRCS beams_golden_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device
                      tandem_kernels_testing)
+    tandem_test(scoring_golden_test SRCS scoring_golden_test.cc
+                DEPS tandem_engine_rig tandem_engine_test_device
+                     tandem_kernels_testing)
     if(TANDEM_CUDA)
-      add_dependencies(cuda-parts beams_golden_test)
+      add_dependencies(cuda-parts beams_golden_test scoring_golden_test)
     endif()
     tandem_test(run_ahead_test SRCS run_ahead_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device

@@ -190,8 +190,22 @@ const Case kCases[] = {
     {"output.logprobs", "output { logprobs: -1 }"},
     {"output.logprobs", "output { logprobs: 21 }"},
     {"output.logprobs", "output { logprobs: 2147483647 }"},
-    {"output.prompt_logprobs", "output { prompt_logprobs: 0 }"},
-    {"output.prompt_logprobs", "output { prompt_logprobs: 5 }"},
+    {"", "output { prompt_logprobs: 0 }"},
+    {"", "output { prompt_logprobs: 20 echo: true }"},
+    {"output.prompt_logprobs", "output { prompt_logprobs: -1 }"},
+    {"output.prompt_logprobs", "output { prompt_logprobs: 21 }"},
+    {"output.prompt_logprobs",
+     "output { prompt_logprobs: 1 } beam { width: 2 }"},
+    // Nothing but scores.
+    {"", "stopping { max_tokens: 0 } output { prompt_logprobs: 0 }"},
+    {"stopping.max_tokens",
+     "stopping { max_tokens: -1 } output { prompt_logprobs: 0 }"},
+    {"stopping.max_tokens",
+     "stopping { max_tokens: 0 } output { prompt_logprobs: 0 }"
+     " sampling { n: 2 temperature: 1 }"},
+    {"stopping.max_tokens",
+     "stopping { max_tokens: 0 } output { prompt_logprobs: 0 }"
+     " sampling { best_of: 2 temperature: 1 }"},
     {"output.attention", "output { attention { } }"},  // not offered here
     {"", "cache { no_kv_cache: false }"},
     {"cache.no_kv_cache", "cache { no_kv_cache: true }"},  // not offered here

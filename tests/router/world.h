@@ -127,7 +127,7 @@ struct World final : Dialer, RouterObserver {
     hello.set_max_num_seqs(8);
     for (const char* const feature :
          {kFeatureTypicalP, kFeatureLogitRules, kFeatureAttention,
-          kFeatureBeamSearch, kFeatureNoKvCache}) {
+          kFeatureBeamSearch, kFeatureNoKvCache, kFeaturePromptLogprobs}) {
       hello.add_features(feature);
     }
     return hello;

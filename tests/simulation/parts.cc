@@ -62,8 +62,9 @@ v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
   hello.set_block_size(shape.block_size);
   hello.set_num_blocks(shape.num_blocks);
   hello.set_max_num_seqs(8);
-  for (const char* const feature : {kFeatureTypicalP, kFeatureLogitRules,
-                                    kFeatureBeamSearch, kFeatureNoKvCache}) {
+  for (const char* const feature :
+       {kFeatureTypicalP, kFeatureLogitRules, kFeatureBeamSearch,
+        kFeatureNoKvCache, kFeaturePromptLogprobs}) {
     hello.add_features(feature);
   }
   hello.set_kv_dtype("f32");
@@ -182,6 +183,12 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
   request.mutable_cache()->set_bypass_prefix_cache(random->Below(5) == 0);
   const bool beams = random->Below(5) == 0;
   if (beams) AskForBeams(random, &request);
+  const bool scored = !beams && random->Below(4) == 0;
+  if (scored) {
+    request.mutable_output()->set_prompt_logprobs(
+        static_cast<int32_t>(random->Below(4)));
+    if (random->Below(3) == 0) request.mutable_stopping()->set_max_tokens(0);
+  }
   const router::ModelLimits limits = Limits();
   absl::StatusOr<router::EffectiveRequest> effective =
       router::Validate(request, limits);
@@ -203,10 +210,16 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
         ids.push_back(token.token_id);
       }
     }
+  } else if (stopping.max_tokens == 0) {
+    order.expected.emplace_back();
   } else {
     order.expected.push_back(engine::ExpectedUntilStop(
         Model(window), prompt, static_cast<int>(prompt.size()),
         worker::ToEngine(sampling, 0), stopping, kMaxModelLen));
+  }
+  if (scored) {
+    order.scores = engine::ExpectedScores(Model(window), prompt,
+                                          effective->output.prompt_logprobs());
   }
   order.admitted.effective = *std::move(effective);
   return order;

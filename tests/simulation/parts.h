@@ -43,6 +43,8 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation);
 struct Order {
   router::AdmittedRequest admitted;
   std::vector<std::vector<int32_t>> expected;  // of each sequence
+  // Of the prompt from position 1 on, if they are asked for.
+  std::vector<engine::SampledToken> scores;
 };
 // `shared` is a prompt that half of the orders begin with.
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,

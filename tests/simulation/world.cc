@@ -122,6 +122,7 @@ struct Client final : StreamHandler<v1::GenerateResponse> {
   void Begin();
   void OnMessage(v1::GenerateResponse response) override;
   void OnClosed(absl::Status status) override;
+  void CheckScores(const v1::PromptLogprobs& part);
   void Cancel();
   std::string Name() const { return absl::StrCat("client ", number); }
 
@@ -131,6 +132,8 @@ struct Client final : StreamHandler<v1::GenerateResponse> {
   // Of each sequence.
   std::vector<std::vector<int32_t>> expected;
   std::vector<std::vector<int32_t>> tokens;
+  std::vector<engine::SampledToken> expected_scores;
+  size_t scores = 0;  // heard, all of them right
   std::unique_ptr<Stream<v1::GenerateRequest, v1::GenerateResponse>> stream;
   std::string router;  // whom it asked
   int started = 0, finished = 0, done = 0;
@@ -435,8 +438,32 @@ void Client::OnMessage(v1::GenerateResponse response) {
     }
     tokens[index].push_back(static_cast<int32_t>(id));
   }
+  if (response.has_prompt_logprobs()) CheckScores(response.prompt_logprobs());
   finished += response.has_finished();
   done += response.has_done();
+}
+
+void Client::CheckScores(const v1::PromptLogprobs& part) {
+  if (finished > 0 || !tokens[0].empty()) {
+    world->Wrong(Name() + " got scores behind a token");
+  }
+  for (int i = 0; i < part.tokens_size(); ++i) {
+    const v1::TokenLogprob& token = part.tokens(i);
+    const int position = part.position() + i;
+    if (position == 0) continue;
+    if (position != static_cast<int>(scores) + 1 ||
+        scores >= expected_scores.size()) {
+      return world->Wrong(absl::StrCat(Name(), ": the score of ", position,
+                                       " came behind ", scores));
+    }
+    const engine::SampledToken& right = expected_scores[scores++];
+    if (static_cast<int32_t>(token.token_id()) != right.token_id ||
+        token.logprob() != right.logprob || token.rank() != right.rank ||
+        token.top_size() != static_cast<int>(right.top.size())) {
+      world->Wrong(absl::StrCat(Name(), ": the score of ", position, " is ",
+                                token.logprob(), ", expected ", right.logprob));
+    }
+  }
 }
 
 void Client::OnClosed(absl::Status s) {
@@ -447,6 +474,10 @@ void Client::OnClosed(absl::Status s) {
       done != 1) {
     world->Wrong(absl::StrCat(Name(), " ended OK with ", started, " started, ",
                               finished, " finished, ", done, " done"));
+  }
+  if (scores != expected_scores.size()) {
+    world->Wrong(absl::StrCat(Name(), " ended OK with ", scores, " scores of ",
+                              expected_scores.size()));
   }
   if (tokens != expected) {
     world->Wrong(absl::StrCat(Name(), " ended OK with ", tokens.size(),
@@ -516,6 +547,7 @@ void World::PlanRequests() {
     if (!order.ok()) return Wrong(order.status().ToString());
     client->admitted = std::move(order->admitted);
     client->expected = std::move(order->expected);
+    client->expected_scores = std::move(order->scores);
     Client* const raw = client.get();
     const absl::Duration begin =
         absl::Seconds(1) + SomeTime(profile_.faults_for * 0.5);

@@ -85,6 +85,7 @@ v1::StoppingParams Job::Stopping() const {
 }
 
 std::vector<int32_t> Job::Expected() const {
+  if (max_tokens == 0) return {};
   return engine::ExpectedUntilStop(
       simulation::Model(), prompt, static_cast<int>(prompt.size()),
       ToEngine(Sampling(), 0), ToEngine(Stopping()), simulation::kMaxModelLen);
@@ -168,6 +169,7 @@ void Request::Decode(DecodeMachine* decode, PrefillMachine* prefill) {
   open->set_deadline_ms(absl::ToInt64Milliseconds(job_.deadline));
   open->set_age_ms(absl::ToInt64Milliseconds(job_.age));
   open->set_suspect(job_.suspect);
+  AskForScores(open);
   open->MergeFrom(tweak_open);
   decode_ended.reset();
   decode_ = rig_->network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
@@ -185,7 +187,9 @@ void Request::Prefill(PrefillMachine* prefill,
   open->set_prefill_incarnation(prefill->incarnation);
   open->set_attempt(attempt.attempt());
   open->set_ticket(attempt.ticket());
-  *open->mutable_decode_worker() = decode_machine_->ref();
+  if (decode_machine_ != nullptr) {
+    *open->mutable_decode_worker() = decode_machine_->ref();
+  }
   open->mutable_prompt_token_ids()->Add(job_.prompt.begin(), job_.prompt.end());
   open->mutable_output_token_ids()->Add(tokens.begin(), tokens.end());
   *open->mutable_sampling() = job_.Sampling();
@@ -195,6 +199,7 @@ void Request::Prefill(PrefillMachine* prefill,
   open->set_deadline_ms(absl::ToInt64Milliseconds(job_.deadline));
   open->set_age_ms(absl::ToInt64Milliseconds(job_.age));
   open->set_suspect(job_.suspect);
+  AskForScores(open);
   open->MergeFrom(tweak_prefill);
   prefill_.reset();
   prefill_ended.reset();
@@ -217,7 +222,38 @@ void Request::Retry(PrefillMachine* prefill, uint32_t attempt) {
   retry->set_attempt(attempt != 0 ? attempt : opened.back().attempt());
   retry->mutable_output_token_ids()->Add(tokens.begin(), tokens.end());
   if (prefill != nullptr) *retry->mutable_prefill_worker() = prefill->ref();
+  AskForScores(retry);
   decode_->Send(std::move(message));
+}
+
+// From the first one on that it does not have.
+template <typename Open>
+void Request::AskForScores(Open* open) const {
+  if (!scoring || scores + 1 >= static_cast<int>(job_.prompt.size())) return;
+  open->mutable_scoring()->set_alternatives(*scoring);
+  open->mutable_scoring()->set_position(scores + 1);
+}
+
+void Request::TakeScores(const v1::ScoredTokens& part) {
+  story += 'P';
+  EXPECT_TRUE(tokens.empty()) << "scores behind a token";
+  most_scores = std::max(most_scores, part.tokens_size());
+  const std::vector<engine::SampledToken> right =
+      engine::ExpectedScores(simulation::Model(), job_.prompt, *scoring);
+  for (int i = 0; i < part.tokens_size(); ++i) {
+    ASSERT_EQ(part.position() + i, scores + 1);
+    ASSERT_LT(scores, static_cast<int>(right.size()));
+    const engine::SampledToken& expected = right[static_cast<size_t>(scores++)];
+    const v1::Token& token = part.tokens(i);
+    EXPECT_EQ(token.token_id(), expected.token_id);
+    EXPECT_EQ(token.logprob(), expected.logprob);
+    EXPECT_EQ(token.rank(), expected.rank);
+    ASSERT_EQ(token.top_size(), static_cast<int>(expected.top.size()));
+    for (int j = 0; j < token.top_size(); ++j) {
+      EXPECT_EQ(token.top(j).logprob(),
+                expected.top[static_cast<size_t>(j)].logprob);
+    }
+  }
 }
 
 void Request::DropDecode() { decode_.reset(); }
@@ -249,6 +285,9 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
       for (int i = 0; i < message.tokens().tokens_size(); ++i) {
         Take(message.tokens().position() + i, message.tokens().tokens(i));
       }
+      return;
+    case v1::DecodeResponse::kScores:
+      TakeScores(message.scores());
       return;
     case v1::DecodeResponse::kHypothesis: {
       story += 'H';
@@ -288,6 +327,9 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       if (first->finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
         DropDecode();
       }
+      return;
+    case v1::PrefillResponse::kScores:
+      TakeScores(message.scores());
       return;
     case v1::PrefillResponse::kDone:
       story += 'd';

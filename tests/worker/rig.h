@@ -139,11 +139,16 @@ class Request {
   std::string request_id;     // to be changed before Decode
   v1::DecodeOpen tweak_open;  // merged over the open
   v1::PrefillOpen tweak_prefill;
+  // Asks for log probabilities of the prompt with so many alternatives.
+  std::optional<int> scoring;
+  void PausePrefill(bool paused) { prefill_->PauseReading(paused); }
 
   // ---- What it heard.
   std::vector<int32_t> tokens;  // output, delivered once and in order
   std::vector<std::vector<float>> attention;  // of each of them
-  int repeated = 0;                           // that came a second time
+  int scores = 0;       // of the prompt's tokens, each right, once and in order
+  int most_scores = 0;  // in one message
+  int repeated = 0;     // that came a second time
   std::vector<v1::AttemptOpened> opened;
   std::vector<uint32_t> started;
   std::vector<v1::AttemptDead> dead;
@@ -155,7 +160,8 @@ class Request {
   std::optional<v1::PrefillDone> done;
   std::optional<absl::Status> prefill_ended;
   int decode_beats = 0, prefill_beats = 0;
-  // Every event's first letter: Opened Started Dead Token Hypothesis Finished;
+  // Every event's first letter: Opened Started Dead Token Hypothesis Finished
+  // and scores as P;
   // Prefill said First token and Done in lower case.
   std::string story;
   std::vector<absl::Time> token_times;
@@ -171,6 +177,9 @@ class Request {
   void OnDecode(const v1::DecodeResponse& message);
   void OnPrefill(const v1::PrefillResponse& message);
   void Take(int position, const v1::Token& token);
+  void TakeScores(const v1::ScoredTokens& part);
+  template <typename Open>
+  void AskForScores(Open* open) const;
   void Beat();
 
   Rig* const rig_;

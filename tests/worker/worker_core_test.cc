@@ -44,7 +44,8 @@ absl::Status Check(const Open& open) {
   stopping.set_max_tokens(open.max_tokens);
   stopping.set_min_tokens(open.min_tokens);
   return CheckOpen(open.id, open.prompt, open.output, sampling, stopping,
-                   open.deadline_ms, /*max_model_len=*/100);
+                   /*scoring=*/nullptr, open.deadline_ms,
+                   /*max_model_len=*/100);
 }
 
 TEST(CheckOpenTest, EveryFieldHasItsRange) {

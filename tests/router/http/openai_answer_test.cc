@@ -109,6 +109,94 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
             json({{"x", -0.25}, {"\357\277\275", -1}}));
 }
 
+// Two messages of scores for the prompt "<s>ab", behind its first token.
+constexpr char kScores[] = R"(
+  prompt_logprobs { position: 0 tokens { token_id: 1 token: "<s>" } })";
+constexpr char kMoreScores[] = R"(
+  prompt_logprobs {
+    position: 1
+    tokens { token_id: 7 token: "a" logprob: -1.5 rank: 3
+             top { token_id: 9 token: "x" logprob: -0.5 } }
+    tokens { token_id: 8 token: "b" logprob: -2 rank: 4
+             top { token_id: 6 token: "b" logprob: -1 } } })";
+
+TEST(OpenAiAnswerTest, EchoedLogprobsStandBeforeThoseOfTheOutput) {
+  for (const bool stream : {false, true}) {
+    const OpenAiRequest request =
+        Request(false, R"({"prompt": "ab", "n": 2, "echo": true, "logprobs": 1,
+                   "stream": )" +
+                           std::string(stream ? "true}" : "false}"));
+    OpenAiAnswer answer(request, "tales", 1700);
+    std::string events = answer.Add(0, Event(kStarted));
+    for (const char* const event :
+         {R"(delta { text: "<s>ab" })", kScores, kMoreScores,
+          R"(delta { index: 1 text: "<s>ab" })",
+          R"(delta { text: "c" token_ids: 5
+             logprobs { token_id: 5 token: "c" logprob: -3 rank: 1 } })",
+          R"(finished { finish_reason: FINISH_REASON_LENGTH })",
+          R"(finished { index: 1 finish_reason: FINISH_REASON_LENGTH })",
+          kDone}) {
+      events += answer.Add(0, Event(event));
+    }
+    events += answer.Finish();
+    // Lists of all chunks of a choice, joined.
+    json lists[2];
+    std::string texts[2];
+    const auto take = [&](const json& choice) {
+      const int index = choice["index"];
+      texts[index] += choice["text"].get<std::string>();
+      if (choice["logprobs"].is_null()) return;
+      for (const auto& [name, list] : choice["logprobs"].items()) {
+        for (const json& value : list) lists[index][name].push_back(value);
+      }
+    };
+    if (stream) {
+      for (const std::string& data : Data(events)) {
+        if (data == "[DONE]") continue;
+        const json chunk = json::parse(data);
+        for (const json& choice : chunk["choices"]) take(choice);
+      }
+    } else {
+      const json body = json::parse(events);
+      for (const json& choice : body["choices"]) take(choice);
+    }
+    EXPECT_EQ(texts[0], "<s>abc");
+    EXPECT_EQ(texts[1], "<s>ab");
+    EXPECT_EQ(lists[0], json::parse(R"({
+      "tokens": ["<s>", "a", "b", "c"], "text_offset": [0, 3, 4, 5],
+      "token_logprobs": [null, -1.5, -2.0, -3.0],
+      "top_logprobs": [null, {"a": -1.5, "x": -0.5}, {"b": -1.0},
+                       {"c": -3.0}]})"));
+    EXPECT_EQ(lists[1]["token_logprobs"], json({nullptr, -1.5, -2}));
+    EXPECT_EQ(lists[1]["text_offset"], json({0, 3, 4}));
+  }
+}
+
+TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
+  const json expected = json::parse(R"([null,
+    {"7": {"logprob": -1.5, "rank": 3, "decoded_token": "a"},
+     "9": {"logprob": -0.5, "rank": 1, "decoded_token": "x"}},
+    {"8": {"logprob": -2.0, "rank": 4, "decoded_token": "b"},
+     "6": {"logprob": -1.0, "rank": 1, "decoded_token": "b"}}])");
+  for (const bool chat : {false, true}) {
+    const OpenAiRequest request = Request(
+        chat, chat ? R"({"messages": [{"role": "user", "content": "ab"}],
+                         "prompt_logprobs": 1})"
+                   : R"({"prompt": "ab", "prompt_logprobs": 1})");
+    OpenAiAnswer answer(request, "tales", 1700);
+    for (const char* const event :
+         {kStarted, kScores, kMoreScores, R"(delta { text: "c" })",
+          R"(finished { finish_reason: FINISH_REASON_LENGTH })", kDone}) {
+      EXPECT_EQ(answer.Add(0, Event(event)), "");
+    }
+    EXPECT_GT(answer.bytes(), 100u);
+    const json body = json::parse(answer.Finish());
+    const json& choice = body["choices"][0];
+    EXPECT_EQ((chat ? body : choice)["prompt_logprobs"], expected);
+    EXPECT_TRUE(choice["logprobs"].is_null());
+  }
+}
+
 TEST(OpenAiAnswerTest, AStreamedChat) {
   const OpenAiRequest request =
       Request(true, R"({"messages": [], "stream": true, "logprobs": true,

@@ -2,6 +2,7 @@
 // Bodies as clients send them, against the messages that they must become.
 #include "router/http/openai_request.h"
 
+#include <algorithm>
 #include <string>
 
 #include "common/error.h"
@@ -39,7 +40,7 @@ TEST(OpenAiRequestTest, EveryFieldOfACompletion) {
     "max_tokens": 9, "min_tokens": 1, "stop": ["a", "b"],
     "stop_token_ids": [4], "ignore_eos": true,
     "include_stop_str_in_output": true, "skip_special_tokens": false,
-    "logprobs": 3, "echo": true, "prompt_logprobs": 2,
+    "logprobs": 3, "echo": true,
     "return_token_ids": true, "cache_salt": "mine",
     "user": "somebody", "no_such_field": {"a": [1]}, "suffix": null,
     "stream": true, "stream_options": {"include_usage": true}})");
@@ -86,11 +87,45 @@ TEST(OpenAiRequestTest, EveryFieldOfACompletion) {
     output {
       logprobs: 3
       echo: true
-      prompt_logprobs: 2
+      prompt_logprobs: 3
       return_token_ids: true
       skip_special_tokens: false
     }
     cache { cache_salt: "mine" })pb");
+}
+
+TEST(OpenAiRequestTest, EchoWithLogprobsScoresThePrompt) {
+  const struct {
+    const char* fields;
+    int prompt_logprobs;  // -1: none
+    bool echoed;          // before those of the output
+    bool listed;          // in a field of their own
+  } kCases[] = {
+      {R"("echo": true, "logprobs": 0)", 0, true, false},
+      {R"("echo": true, "logprobs": 5)", 5, true, false},
+      {R"("echo": true)", -1, false, false},
+      {R"("logprobs": 5)", -1, false, false},
+      {R"("prompt_logprobs": 2)", 2, false, true},
+      {R"("echo": true, "logprobs": 5, "prompt_logprobs": 2)", 2, true, true},
+      {R"("echo": true, "logprobs": 5, "use_beam_search": true, "n": 2)", -1,
+       false, false},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.fields);
+    const auto request = ParseCompletion(
+        std::string(R"({"prompt": "x", "max_tokens": 0, )") + c.fields + "}");
+    ASSERT_TRUE(request.ok()) << request.status();
+    const v1::OutputOptions& output = request->prompts[0].output();
+    EXPECT_EQ(output.has_prompt_logprobs(), c.prompt_logprobs >= 0);
+    EXPECT_EQ(output.prompt_logprobs(), std::max(0, c.prompt_logprobs));
+    EXPECT_EQ(request->echo_logprobs, c.echoed);
+    EXPECT_EQ(request->prompt_logprobs, c.listed);
+    EXPECT_EQ(request->prompts[0].stopping().max_tokens(), 0);
+  }
+  const auto streamed = ParseCompletion(
+      R"({"prompt": "x", "stream": true, "prompt_logprobs": 1})");
+  EXPECT_THAT(std::string(streamed.status().message()),
+              HasSubstr("prompt_logprobs = 1: not together with stream"));
 }
 
 TEST(OpenAiRequestTest, ABeamSearchHasAsManyBeamsAsSequences) {
