@@ -4,7 +4,6 @@
 // for f32 activations as they are, for others rounded to their type. Whatever
 // the tiles, the batch and the schedule.
 
-#include "kernels/cuda/matmul_codes.cuh"
 #include "tests/kernels/cuda/code_checks.h"
 
 namespace tandem::kernels::cuda {
