@@ -82,7 +82,7 @@ class DraftBringUpTest : public testing::Test {
  protected:
   DraftBringUpTest() {
     engine::WriteCheckpoint(engine::LoadCases()["llama_biases_f32"], model_);
-    engine::WriteCheckpoint(engine::LoadCases()["mistral_window_f32"], other_);
+    engine::WriteCheckpoint(engine::LoadCases()["llama_biases_f32"], other_);
     flags_.model_dir = model_.path();
     flags_.device = "cpu";
     flags_.threads = 1;
@@ -131,6 +131,14 @@ TEST_F(DraftBringUpTest, ACacheOfItsOwnComesOutOfTheSameMemory) {
 }
 
 TEST_F(DraftBringUpTest, SaysWhatDoesNotGo) {
+  WriteTokenizer(model_, R"({"model": {"vocab": {"a": 0}}})");
+  WriteTokenizer(other_, R"({"model": {"vocab": {"b": 0}}})");
+  const auto other = Begin(absl::StrCat(R"({"model": ")", other_.path(),
+                                        R"(", "num_speculative_tokens": 3})"));
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(other.status().message()),
+              AllOf(HasSubstr("vocabulary"), HasSubstr(model_.path()),
+                    HasSubstr(other_.path())));
   EXPECT_THAT(std::string(Begin(R"({"model": "/nowhere",
                                     "num_speculative_tokens": 2})")
                               .status()

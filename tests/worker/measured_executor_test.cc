@@ -79,6 +79,14 @@ TEST(MeasuredExecutorTest, AStepsPhaseIsWhatItsRowsAreFor) {
   run({{1, 1}, {8, 1}});
   EXPECT_EQ(count("mixed"), 1);
   EXPECT_EQ(count("decode"), 2);
+  // Unless it is said.
+  MeasuredExecutor draft(&device, &loop, &metrics, &watchdog,
+                         engine::WorkShape(), "draft");
+  engine::Step step{.id = 1, .entries = {}};
+  step.entries.emplace_back().tokens = absl::MakeConstSpan(tokens).first(8);
+  draft.Submit(&step, &listener);
+  EXPECT_EQ(count("draft"), 1);
+  EXPECT_EQ(count("prefill"), 2);
 }
 
 }  // namespace
