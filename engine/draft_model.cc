@@ -53,9 +53,9 @@ void DraftModel::Settle(const std::vector<int32_t>& history, Cache* cache) {
 
 bool DraftModel::Reserve(uint64_t id, int positions) {
   TANDEM_CHECK(!running(), "a step in flight may use the block table");
-  if (failures_ == kMaxFailures || positions > options_.max_positions) {
-    return false;
-  }
+  TANDEM_CHECK(positions <= options_.max_positions,
+               "the draft model's context has an end");
+  if (failures_ == kMaxFailures) return false;
   std::unique_ptr<Cache>& cache = caches_[id];
   if (cache == nullptr) cache = std::make_unique<Cache>();
   const int size = options_.pool->block_size();

@@ -75,7 +75,7 @@ class DraftModel final : private StepListener {
   // Takes blocks for so many positions of a sequence, those that it has
   // included. False where there are too few, or the device fails: then it is to
   // be forgotten, so that others go on with what it has. REQUIRES: no round
-  // runs.
+  // runs; no more than max_positions.
   bool Reserve(uint64_t id, int positions);
   // Starts a round, in which caches that are behind may take about
   // `catch_up_seconds`. `done` is called when it is over, and not within.
@@ -95,6 +95,8 @@ class DraftModel final : private StepListener {
   // tokens can be drawn.
   int Behind(uint64_t id, int length) const;
   int max_positions() const { return options_.max_positions; }
+  // Of a position fed to catch up, smoothed; 0: not measured.
+  double row_seconds() const { return row_seconds_; }
   // Of blocks that the sequences hold, and that they are the pool's: INTERNAL
   // with the first contradiction. For tests.
   absl::Status CheckInvariants() const;
@@ -140,7 +142,7 @@ class DraftModel final : private StepListener {
   absl::AnyInvocable<void()> done_;  // empty: no round
   int caught_up_ = 0;
   int failures_ = 0;
-  double row_seconds_ = 0;  // of catching up, smoothed; 0: not measured
+  double row_seconds_ = 0;
 
   // The step in flight.
   Step step_;

@@ -29,9 +29,12 @@ constexpr int kMaxTries = 4;
 constexpr int kTriedGuesses = 2;
 // Of those that are not likely to gain anything, one in so many is tried.
 constexpr uint64_t kTryOneIn = 16;
-// Catching up pays where so many times the tokens still to come are missing at
-// most.
-constexpr int64_t kMostBehind = 16;
+// Of the time that the tokens still to come take without guesses, this times
+// the squared chance of a guess may go into catching up: about half of what
+// guesses save.
+constexpr double kCatchUpGain = 0.5;
+// Until it is measured: rows of a chunk that take as long as one by itself.
+constexpr int kRowsPerStep = 8;
 // A sequence with so good guesses has none because of what they cost.
 constexpr double kHopeful = 0.6;
 // Share of a step's time that catching up may take in addition.
@@ -214,12 +217,23 @@ bool Engine::PlanWishes() {
   return !wishes_.empty();
 }
 
-// Whether its cache is there, or will be in time to be of use.
+// Whether its cache is there, or what it lacks is worth the tokens still to
+// come.
 bool Engine::MayCatchUp(const Sequence& sequence) const {
-  const Stopping& stopping = sequence.spec.stopping;
-  const int64_t left = int64_t{stopping.max_tokens} - sequence.new_tokens();
-  return draft_model_->Behind(sequence.serial, sequence.length()) <=
-         kMostBehind * left;
+  const int behind = draft_model_->Behind(sequence.serial, sequence.length());
+  if (behind == 0 || !options_.speculation.adapt) return true;
+  const int sequences = stats_.running;
+  const double plain = draft_costs_.PlainSeconds(sequences);
+  double row = draft_model_->row_seconds();
+  if (row == 0) {
+    row = plain * options_.speculation.draft_model.step_cost / kRowsPerStep;
+  }
+  const int64_t left = std::min<int64_t>(
+      int64_t{sequence.spec.stopping.max_tokens} - sequence.new_tokens(),
+      options_.max_model_len - sequence.length());
+  const double chance = sequence.acceptance.chance();
+  return behind * row <= kCatchUpGain * chance * chance * plain *
+                             static_cast<double>(left) / sequences;
 }
 
 // Whether it is to be tried though guesses do not seem to pay, because they

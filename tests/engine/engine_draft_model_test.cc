@@ -3,6 +3,10 @@
 // whatever came before; no token changes; its blocks are where they belong; and
 // it runs where that pays.
 
+#include <set>
+#include <string>
+
+#include "absl/strings/str_split.h"
 #include "tests/engine/engine_harness.h"
 
 namespace tandem::engine {
@@ -146,6 +150,12 @@ TEST(EngineDraftModelTest, TheModelItselfIsRightUnderAllRules) {
           EXPECT_EQ(with.told[i].finish, without.told[i].finish) << i;
         }
         EXPECT_GT(Drafts(with).verified, 100);
+        // No more is guessed than a step has room to verify.
+        int64_t guessed = 0;
+        for (const std::string& step : with.draft_executor.steps) {
+          guessed += std::count(step.begin(), step.end(), '*');
+        }
+        EXPECT_EQ(guessed, Drafts(with).verified);
         // A sequence may stop within what was guessed for it.
         if (right == 1) {
           EXPECT_GE(Drafts(with).accepted, Drafts(with).verified - num_tokens);
@@ -204,7 +214,7 @@ TEST(EngineDraftModelTest, WhoFindsNoBlocksHasNoGuesses) {
 
 TEST(EngineDraftModelTest, TheDraftModelsContextMayEndFirst) {
   HarnessOptions options = With(1, 4);
-  options.draft.max_positions = 30;
+  options.draft.max_positions = 28;
   Harness harness(options);
   harness.Add(1, 10, 60);
   harness.Add(2, 40, 20);
@@ -213,7 +223,7 @@ TEST(EngineDraftModelTest, TheDraftModelsContextMayEndFirst) {
   EXPECT_GT(harness.engine->drafts(1).verified, 8);
   EXPECT_EQ(harness.engine->drafts(2).verified, 0);
   for (const std::string& step : harness.draft_executor.steps) {
-    EXPECT_LT(std::atoi(step.c_str() + 2), 30) << step;
+    EXPECT_LT(std::atoi(step.c_str() + 2), 28) << step;
   }
   // Its blocks came back when it could not go on.
   EXPECT_EQ(harness.draft_pool.counts().live, 0);
@@ -315,6 +325,17 @@ TEST(EngineDraftModelTest, ItRunsWhereItPays) {
   }
 }
 
+TEST(EngineDraftModelTest, LongPromptsAreCaughtUpForManyTokensAlone) {
+  for (const int tokens : {8, 40}) {
+    Harness harness(With(1, 4, /*adapt=*/true));
+    harness.Add(1, 150, tokens);
+    harness.RunUntilIdle();
+    harness.ExpectAllFinishedRight();
+    EXPECT_EQ(harness.draft_device.steps() > 0, tokens == 40);
+    harness.ExpectNothingLeft();
+  }
+}
+
 // Time of a run beside that of one without: many requests, one after the other.
 TEST(EngineDraftModelTest, GuessesThatAreWrongCostLittle) {
   const auto run = [](const HarnessOptions& options, int side_by_side) {
@@ -336,6 +357,15 @@ TEST(EngineDraftModelTest, GuessesThatAreWrongCostLittle) {
     harness.RunUntilIdle();
     harness.ExpectAllFinishedRight();
     const double seconds = absl::ToDoubleSeconds(harness.loop.Now() - start);
+    // Most of those that come late are not tried.
+    std::set<std::string> late;
+    for (const std::string& step : harness.draft_executor.steps) {
+      for (const absl::string_view entry : absl::StrSplit(step, ' ')) {
+        const std::string id(entry.substr(0, entry.find('@')));
+        if (std::atoi(id.c_str()) > 20) late.insert(id);
+      }
+    }
+    EXPECT_LE(late.size(), 8u);
     harness.ExpectNothingLeft();
     return seconds;
   };
