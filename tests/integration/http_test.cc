@@ -175,6 +175,38 @@ TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
   EXPECT_EQ(both["usage"]["completion_tokens"], 80);
 }
 
+// Without a token to be generated a prefill worker scores the prompt, with one
+// the decode worker computes so short a prompt by itself.
+TEST_F(HttpTest, EitherWorkerScoresAPromptAlike) {
+  Begin({});
+  json body = {{"prompt", kPrompt},
+               {"echo", true},
+               {"logprobs", 3},
+               {"temperature", 0},
+               {"max_tokens", 0}};
+  const Answer alone = Post("/v1/completions", body);
+  ASSERT_EQ(alone.code, 200) << alone.body;
+  const json scored = alone.Json();
+  EXPECT_EQ(scored["timings"]["decode_worker"], "");
+  EXPECT_EQ(scored["usage"]["completion_tokens"], 0);
+  const json& choice = scored["choices"][0];
+  EXPECT_EQ(choice["text"], kPrompt);
+  EXPECT_EQ(choice["finish_reason"], "length");
+  body["max_tokens"] = 1;
+  const json more = Post("/v1/completions", body).Json();
+  EXPECT_EQ(more["timings"]["prefill_worker"], "");
+  const size_t tokens = choice["logprobs"]["tokens"].size();
+  EXPECT_EQ(static_cast<int>(tokens), scored["usage"]["prompt_tokens"]);
+  for (const auto& [name, list] : choice["logprobs"].items()) {
+    json longer = more["choices"][0]["logprobs"][name];
+    ASSERT_EQ(longer.size(), tokens + 1) << name;
+    longer.erase(tokens);
+    EXPECT_EQ(longer, list) << name;
+  }
+  EXPECT_TRUE(choice["logprobs"]["token_logprobs"][0].is_null());
+  EXPECT_LT(choice["logprobs"]["token_logprobs"][1], 0);
+}
+
 TEST_F(HttpTest, ChatsUseTheModelsTemplate) {
   Begin({});
   const json messages = json::array(
