@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The clients that people use (OpenAI's SDKs for Python and JavaScript,
-# LangChain, LiteLLM; versions in tests/clients) against a cluster that serves
-# the embedded model. Needs the network; some minutes the first time.
+# LangChain, LiteLLM, lm-eval; versions in tests/clients) against a cluster that
+# serves the embedded model. Needs the network; some minutes the first time.
 source "$(dirname "$0")/lib.sh"
 
 "$ROOT/scripts/setup.sh"
@@ -12,6 +12,13 @@ CLIENTS=$BUILD/clients
 step clients-python "Python clients (build/clients)" \
   "$CLIENTS/bin/pip" install -q --disable-pip-version-check \
   -r "$ROOT/tests/clients/requirements.txt"
+
+# Of its own: it pins other versions of what they share.
+LM_EVAL=$BUILD/clients-lm-eval
+[ -x "$LM_EVAL/bin/python" ] || python3 -m venv "$LM_EVAL"
+step clients-lm-eval "lm-eval (build/clients-lm-eval)" \
+  "$LM_EVAL/bin/pip" install -q --disable-pip-version-check \
+  -r "$ROOT/tests/clients/lm_eval_requirements.txt"
 
 LOG=$LOGS/clients-server.log
 free_port() {
@@ -33,6 +40,9 @@ grep -q 'Tandem is ready' "$LOG" || die "the server is not ready; see $LOG"
 
 "$CLIENTS/bin/python" "$ROOT/tests/clients/python_clients.py" \
   "http://127.0.0.1:$HTTP/v1"
+"$LM_EVAL/bin/python" "$ROOT/tests/clients/lm_eval_client.py" \
+  "http://127.0.0.1:$HTTP/v1" "$ROOT/models/tales" 2>"$LOGS/lm-eval.log" ||
+  die "lm-eval failed; see $LOGS/lm-eval.log"
 if command -v npm >/dev/null; then
   cp "$ROOT/tests/clients/package.json" "$ROOT/tests/clients/node_client.mjs" \
     "$CLIENTS/"
