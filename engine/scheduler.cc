@@ -424,11 +424,13 @@ void Engine::AddScores(const Plan::Part& part, const StepEntry& entry,
                        Plan* plan) {
   if (part.scores == 0) return;
   const SequenceSpec& spec = part.sequence->spec;
-  const int begin = std::max(entry.position, spec.scoring.position - 1);
-  for (int i = 1; i <= part.scores; ++i) {
+  const int first = std::max(entry.position + 1, spec.scoring.position);
+  const auto given = absl::MakeConstSpan(spec.history)
+                         .subspan(static_cast<size_t>(first),
+                                  static_cast<size_t>(part.scores));
+  for (const int32_t token : given) {
     plan->draws.push_back(
-        {.given = spec.history[static_cast<size_t>(begin + i)],
-         .given_logprobs = spec.scoring.alternatives});
+        {.given = token, .given_logprobs = spec.scoring.alternatives});
   }
 }
 
