@@ -158,7 +158,9 @@ void AdapterControl::Unload(const std::string& name, Done done) {
   change.adapter = Describe(name);
   change.due = absl::InfiniteFuture();  // requests have deadlines
   change.done = std::move(done);
-  Advance(changes_.emplace(name, std::move(change)).first);
+  const auto it = changes_.emplace(name, std::move(change)).first;
+  if (changed_) changed_();
+  Advance(it);
 }
 
 // ---- Commands and their answers
@@ -294,6 +296,7 @@ void AdapterControl::FinishLoad(Changes::iterator it) {
   observer_->OnAdapter(name, "loaded", absl::OkStatus());
   Done done = std::move(it->second.done);
   changes_.erase(it);
+  if (changed_) changed_();
   done(Describe(name));
   // Workers that came in the meantime.
   for (const auto& [id, worker] : registry_->workers()) Complete(*worker);
@@ -347,7 +350,10 @@ void AdapterControl::Finish(Changes::iterator it,
                        answer.status());
   Done done = std::move(it->second.done);
   changes_.erase(it);
+  if (changed_) changed_();
   done(std::move(answer));
+  // Workers that were passed over while it was changed.
+  for (const auto& [id, worker] : registry_->workers()) Complete(*worker);
 }
 
 void AdapterControl::TimeOut(Changes::iterator it) {
@@ -402,14 +408,20 @@ void AdapterControl::OnRegistered(const Worker& worker) {
     owed = std::move(it->second);
     owed_.erase(it);
   }
-  for (const v1::AdapterRef& adapter : worker.hello.adapters()) {
-    const std::string& name = adapter.name();
-    if (adapter.in_service() && owed.contains(name) &&
-        !in_service_.contains(name) && !changes_.contains(name)) {
+  // Whether its hello names them or not: it may be loading them still.
+  for (const std::string& name : owed) {
+    if (in_service_.contains(name)) continue;
+    const auto change = changes_.find(name);
+    if (change == changes_.end()) {
       SendUnload(worker.id(), name, Command::Of::kNobody);
-    } else {
-      Learn(adapter);
+    } else if (change->second.phase == Phase::kUndoing ||
+               change->second.phase == Phase::kUnloading) {
+      change->second.waiting.insert(worker.id());
+      SendUnload(worker.id(), name, Command::Of::kChange);
     }
+  }
+  for (const v1::AdapterRef& adapter : worker.hello.adapters()) {
+    if (!Told(worker.id(), adapter.name())) Learn(adapter);
   }
   Complete(worker);
 }
@@ -423,7 +435,10 @@ void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
     }
   }
   for (const v1::AdapterRef& adapter : now) {
-    if (FindIn(before, adapter.name()) == nullptr) Learn(adapter);
+    if (FindIn(before, adapter.name()) == nullptr &&
+        !Told(worker.id(), adapter.name())) {
+      Learn(adapter);
+    }
   }
 }
 

@@ -61,6 +61,10 @@ class AdapterControl {
   // Those that are to be on every worker.
   std::vector<std::string> InService() const;
 
+  // Runs `changed` whenever what requests may name has changed, before whoever
+  // changed it hears of it.
+  void Watch(std::function<void()> changed) { changed_ = std::move(changed); }
+
   // Of the registry.
   void OnRegistered(const Worker& worker);
   void OnAdapters(const Worker& worker, const Adapters& before);
@@ -135,6 +139,7 @@ class AdapterControl {
   Registry* const registry_;
   RouterObserver* const observer_;
   const std::function<int(const std::string&)> in_flight_;
+  std::function<void()> changed_;             // may be null
   std::map<std::string, Origin> in_service_;  // by adapter
   Changes changes_;
   std::map<std::pair<std::string, std::string>, Late> late_;  // worker, adapter

@@ -232,6 +232,7 @@ bool RouterCore::TryPlaceScoring(Request* request) {
     if (worker->hello.role() == v1::WORKER_ROLE_PREFILL &&
         registry_.Placeable(*worker) && !registry_.Full(*worker) &&
         Heeds(*worker, *request) && request->HasAdapter(worker->hello) &&
+        request->MayScoreOn(worker->hello) &&
         worker->hello.max_model_len() >= request->history_tokens()) {
       snapshot.prefill.push_back(MakeView(*worker, /*cached_tokens=*/0));
       snapshot.pair_allowed.push_back(true);
@@ -322,11 +323,13 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
     if (!Heeds(*worker, request)) continue;
     if (worker->hello.role() == v1::WORKER_ROLE_PREFILL) {
       if (worker->hello.max_model_len() > request.history_tokens() &&
+          request.MayScoreOn(worker->hello) &&
           request.HasAdapter(worker->hello)) {
         prefill.push_back(worker.get());
       }
     } else if (worker->hello.max_model_len() >= positions &&
                request.MayContinueOn(worker->hello) &&
+               (request.mixed() || request.MayScoreOn(worker->hello)) &&
                request.HasAdapter(worker->hello) &&
                HoldsBeams(*worker, request)) {
       decode.push_back(worker.get());
@@ -409,6 +412,7 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
   for (const auto& [id, worker] : registry_.workers()) {
     if (worker->hello.role() != v1::WORKER_ROLE_PREFILL ||
         !registry_.Placeable(*worker) || !Heeds(*worker, *request) ||
+        !request->MayScoreOn(worker->hello) ||
         worker->hello.max_model_len() <= request->history_tokens() ||
         !registry_.PairAllowed(*worker, *decode) ||
         request->AdapterOn(worker->hello).digest() !=

@@ -215,6 +215,7 @@ absl::Status Process::Start() {
     drain_poll_ = std::make_unique<Timer>(&loop_);
     EachSecond();
     UpdateFacts();
+    core_->adapter_control().Watch([this] { UpdateFacts(); });
   });
   intake_ = std::make_unique<Intake>(model_.get(), &facts_, flags_.offers,
                                      router_metrics_.get());

@@ -217,6 +217,7 @@ void Request::OpenPrefill(const std::string& ticket) {
       this, context_.dialer->DialPrefill(prefill_ref_, Remaining()), now);
   prefill_->stream->Start(prefill_.get());
   prefill_->stream->Send(std::move(message));
+  if (paused_) SetReading();
 }
 
 void Request::OnAttemptStarted(uint32_t attempt) {
@@ -523,8 +524,8 @@ v1::AdapterRef Request::AdapterOn(const v1::WorkerHello& worker) const {
 bool Request::HasAdapter(const v1::WorkerHello& worker) const {
   if (effective_.adapter.empty()) return true;
   const std::string digest = AdapterDigest(worker, effective_.adapter);
-  return !digest.empty() &&
-         (output_tokens_.empty() || digest == adapter_.digest());
+  return !digest.empty() && ((output_tokens_.empty() && !scored_by_) ||
+                             digest == adapter_.digest());
 }
 
 void Request::Describe(v1::RequestStatus* status) const {

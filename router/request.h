@@ -147,6 +147,11 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   }
   // Once a decode worker gave tokens, later ones must give the same results.
   bool MayContinueOn(const v1::WorkerHello& decode) const;
+  // Whether some pair that worked on it differed in numerics.
+  bool mixed() const { return mixed_; }
+  // MayContinueOn of who computes the prompt, while some of its scores were
+  // passed on and others are missing.
+  bool MayScoreOn(const v1::WorkerHello& worker) const;
   // The adapter that it asks for as the worker has it; no name: none asked
   // for, or the worker has none of that name.
   v1::AdapterRef AdapterOn(const v1::WorkerHello& worker) const;
@@ -191,6 +196,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   v1::ScoringParams ScoresLeft() const;
   void BeginScoring();
   void OnScores(const v1::ScoredTokens& scores);
+  void BindScores();
   void ComputingLost(const absl::Status& status);
   void ScoresLost(const absl::Status& status);
   void FinishScoring();
@@ -255,7 +261,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::vector<int32_t> output_tokens_;  // empty of a beam search
   // Of a beam search, as this attempt's worker sends them.
   std::vector<v1::DecodedHypothesis> hypotheses_;
-  std::optional<v1::WorkerHello> bound_to_;  // see MayContinueOn; in part
+  std::optional<v1::WorkerHello> bound_to_;   // see MayContinueOn; in part
+  std::optional<v1::WorkerHello> scored_by_;  // see MayScoreOn; in part
 
   // Recovery.
   int attempts_failed_ = 0;  // since the last new token

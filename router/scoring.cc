@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "router/compatibility.h"
 #include "router/legs.h"
 #include "router/request.h"
 
@@ -40,7 +41,8 @@ void Request::OnScores(const v1::ScoredTokens& scores) {
   if (phase_ == Phase::kEnding) return;
   std::vector<const v1::Token*> fresh;
   const int begin = next_score_;
-  for (int i = 0; i < scores.tokens_size(); ++i) {
+  absl::Status wrong;
+  for (int i = 0; i < scores.tokens_size() && wrong.ok(); ++i) {
     const v1::Token& token = scores.tokens(i);
     const int64_t position = int64_t{scores.position()} + i;
     if (position < next_score_) {
@@ -50,22 +52,40 @@ void Request::OnScores(const v1::ScoredTokens& scores) {
     }
     if (position > next_score_ || scores_complete() ||
         token.token_id() != prompt_[static_cast<size_t>(position)]) {
-      ComputingLost(absl::InternalError(
+      wrong = absl::InternalError(
           absl::StrCat("a score of position ", position, " came where ",
-                       next_score_, " was due, or of another token")));
-      return;
+                       next_score_, " was due, or of another token"));
+      continue;
     }
     fresh.push_back(&token);
     ++next_score_;
   }
+  if (!fresh.empty()) {
+    BindScores();
+    SayStarted();
+    output_.Scores(begin, fresh);
+  }
+  if (!wrong.ok()) return ComputingLost(wrong);
   if (fresh.empty()) return;
-  SayStarted();
-  output_.Scores(begin, fresh);
   if (scores_complete() && std::exchange(waits_for_scores_, false)) {
     decode_->heard = context_.loop->Now();  // it was we who did not listen
     SetReading();
   }
   Pause();
+}
+
+// The rest must come from the same weights and number formats.
+void Request::BindScores() {
+  if (scored_by_) return;
+  const std::string& id =
+      prefill_ != nullptr ? prefill_ref_.worker_id() : decode_ref_.worker_id();
+  if (const Worker* worker = context_.registry->Find(id)) {
+    *scored_by_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
+  }
+}
+
+bool Request::MayScoreOn(const v1::WorkerHello& worker) const {
+  return !scored_by_ || scores_complete() || SameResults(*scored_by_, worker);
 }
 
 // Whoever computes the prompt is of no use.

@@ -78,7 +78,10 @@ SequenceGroup::~SequenceGroup() {
 void SequenceGroup::Start() {
   StartPart(0);
   // Without caches there is nothing to wait for.
-  if (admitted_.effective.bypass_prefix_cache) StartOthers();
+  if (admitted_.effective.bypass_prefix_cache &&
+      !admitted_.effective.output.has_prompt_logprobs()) {
+    StartOthers();  // tokens come behind the prompt's scores
+  }
 }
 
 void SequenceGroup::StartPart(int index) {

@@ -334,7 +334,10 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
     for (const v1::TokenLogprob& token : scores.tokens()) {
       records.push_back(PromptLogprob(token));
     }
+    const size_t before = bytes_;
     Append(Dump(records), &state.logprobs);
+    if (!chat_)
+      bytes_ += (bytes_ - before) * static_cast<size_t>(state.sequences - 1);
   }
   std::string events;
   for (int i = 0; echo_logprobs_ && i < state.sequences; ++i) {

@@ -276,6 +276,35 @@ TEST_F(AdapterControlTest, AWorkerLostWhileItLoadsUndoesTheLoad) {
   EXPECT_THAT(w.core->adapters(), IsEmpty());
 }
 
+TEST_F(AdapterControlTest, AWorkerThatComesBackWhileItReadsLetsItGoToo) {
+  for (const bool over : {false, true}) {
+    Call* const call = Load("verse");
+    for (FakeWorker* const worker : {&p, &d, &e}) worker->CommandText();
+    p.Loads("verse", 'a');
+    e.Loads("verse", 'a');
+    d.lease->Break(absl::UnavailableError("reset"));
+    const auto undo = [&] {
+      for (FakeWorker* const worker : {&p, &e}) {
+        EXPECT_EQ(worker->CommandText(), "unload verse");
+        worker->Unloads("verse");
+      }
+    };
+    if (over) undo();
+    d.Register();
+    EXPECT_EQ(d.CommandText(), "unload verse");
+    if (!over) undo();
+    EXPECT_EQ(call->answer.has_value(), over);
+    // Now it has read them all.
+    *d.hello.add_adapters() = Ref("verse", 'a', true);
+    d.SayList();
+    EXPECT_EQ(e.CommandText(), "");  // nobody else is to have it
+    d.Unloads("verse");
+    EXPECT_EQ(ErrorReason(call->status()), "WORKER_LOST");
+    EXPECT_THAT(w.core->adapters(), IsEmpty());
+    EXPECT_THAT(w.core->adapter_control().List(), IsEmpty());
+  }
+}
+
 TEST_F(AdapterControlTest, AWorkerThatDoesNotAnswerUndoesItToo) {
   Call* const call = Load("verse");
   for (FakeWorker* const worker : {&p, &d, &e}) worker->CommandText();

@@ -14,9 +14,12 @@
 namespace tandem::router {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 constexpr int kPrompt = 40;
 
@@ -379,15 +382,45 @@ TEST_F(ScoringTest, OneSequenceOfSeveralIsScored) {
   AdmittedRequest admitted = Ask(8, Prompt());
   admitted.effective.sampling.set_n(2);
   admitted.effective.sampling.set_best_of(2);
-  admitted.effective.bypass_prefix_cache = true;  // they begin at once
+  admitted.effective.bypass_prefix_cache = true;
   ClientPipe* const client = w.Submit(std::move(admitted));
-  ASSERT_THAT(w.decodes, SizeIs(2));
+  ASSERT_THAT(w.decodes, SizeIs(1));
   EXPECT_TRUE(w.decodes[0].sent[0].open().has_scoring());
-  EXPECT_FALSE(w.decodes[1].sent[0].open().has_scoring());
   w.decodes[0].Say(World::Opened(1, "t"));
   w.prefills[0].Say(World::Computing());
   w.prefills[0].Say(FromPrefill(1, kPrompt));
   EXPECT_EQ(Story(*client), "started 0+1 1+39");
+  // No other token comes before the last score.
+  w.prefills[0].Say(World::First(kPrompt, 1));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2}));
+  w.Settle();
+  ASSERT_THAT(w.decodes, SizeIs(2));
+  EXPECT_FALSE(w.decodes[1].sent[0].open().has_scoring());
+}
+
+// As while workers are brought to new weights one by one.
+TEST_F(ScoringTest, ScoresOfOnePromptAreOfTheSameWeights) {
+  const auto with_weights = [](const std::string& id, const std::string& hash) {
+    v1::WorkerHello hello = World::Hello(id, v1::WORKER_ROLE_PREFILL);
+    (*hello.mutable_fingerprint())["weights"] = hash;
+    return hello;
+  };
+  for (const int max_tokens : {0, 8}) {
+    World world;
+    world.Decode("d0");
+    world.Register(with_weights("p0", "w"));
+    ClientPipe* const client = world.Submit(Ask(max_tokens, Prompt()));
+    if (max_tokens > 0) world.decodes[0].Say(World::Opened(1, "t"));
+    ASSERT_THAT(world.prefills, SizeIs(1));
+    world.prefills[0].Say(World::Computing());
+    world.prefills[0].Say(FromPrefill(1, 10));
+    world.Register(with_weights("p1", "x"));
+    world.prefills[0].Break(Gone());
+    world.Settle();
+    EXPECT_THAT(world.prefill_ids, Not(Contains("p1"))) << max_tokens;
+    EXPECT_THAT(Story(*client), StartsWith("started 0+1 1+9"));
+  }
 }
 
 }  // namespace
