@@ -16,7 +16,7 @@ import tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
                   HF_HOME=tempfile.mkdtemp())
-import lm_eval  # noqa: E402
+import lm_eval
 
 DATA = pathlib.Path(__file__).with_name("lm_eval_tales.jsonl")
 # bf16 weights and activations against float64 ones.

@@ -24,14 +24,12 @@ struct FoldTest : testing::Test {
   FoldTest() { w.Decode("d"); }
   // A request for 64 tokens, of which none has come.
   void Begin(size_t max_bytes) {
-    w.core->Submit(
-        World::Ask({}, 64),
-        std::make_unique<FoldingStream>(
-            &w.loop,
-            std::make_unique<
-                FakeStream<v1::GenerateOnceResponse, v1::GenerateRequest>>(
-                &once),
-            max_bytes));
+    w.core->Submit(World::Ask({}, 64),
+                   std::make_unique<FoldingStream>(
+                       &w.loop,
+                       std::make_unique<FakeStream<v1::GenerateOnceResponse,
+                                                   v1::GenerateRequest>>(&once),
+                       max_bytes));
     w.decodes[0].Say(World::Opened(1, ""));
     w.decodes[0].Say(World::Started(1));
   }
