@@ -51,6 +51,12 @@ absl::StatusOr<uint64_t> RegularSize(const std::string& path, int fd) {
   return static_cast<uint64_t>(info.st_size);
 }
 
+absl::Status TooLarge(const std::string& path, uint64_t size,
+                      uint64_t max_bytes) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": ", size, " bytes; at most ", max_bytes, " are read"));
+}
+
 // O_NONBLOCK: opening a FIFO returns at once, and is then refused.
 int OpenForReading(const std::string& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -66,6 +72,31 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   void* data = mmap(nullptr, *size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) return SystemError(path, "cannot map");
   return MappedFile(path, static_cast<std::byte*>(data), *size);
+}
+
+absl::StatusOr<MappedFile> MappedFile::Copy(const std::string& path,
+                                            uint64_t max_bytes) {
+  const Descriptor file(OpenForReading(path));
+  const absl::StatusOr<uint64_t> size = RegularSize(path, file.get());
+  if (!size.ok()) return size.status();
+  if (*size > max_bytes) return TooLarge(path, *size, max_bytes);
+  if (*size == 0) return MappedFile(path, nullptr, 0);
+  void* data = mmap(nullptr, *size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return SystemError(path, "no memory for it");
+  MappedFile copy(path, static_cast<std::byte*>(data), *size);
+  for (uint64_t at = 0; at < *size;) {
+    const ssize_t n =
+        pread(file.get(), copy.data_ + at, *size - at, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError(path, "cannot read");
+    if (n == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": was cut short while it was read"));
+    }
+    at += static_cast<uint64_t>(n);
+  }
+  return copy;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
@@ -89,10 +120,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path,
   const Descriptor file(OpenForReading(path));
   const absl::StatusOr<uint64_t> size = RegularSize(path, file.get());
   if (!size.ok()) return size.status();
-  if (*size > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": ", *size, " bytes; at most ", max_bytes, " are read"));
-  }
+  if (*size > max_bytes) return TooLarge(path, *size, max_bytes);
   std::string content(*size, '\0');
   size_t done = 0;
   while (done < content.size()) {

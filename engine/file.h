@@ -23,6 +23,11 @@ namespace tandem::engine {
 class MappedFile {
  public:
   static absl::StatusOr<MappedFile> Open(const std::string& path);
+  // The same of a copy in memory, for files that may be written at any time:
+  // what they hold later shows nowhere. INVALID_ARGUMENT if that is more than
+  // `max_bytes`, or changes its length meanwhile.
+  static absl::StatusOr<MappedFile> Copy(const std::string& path,
+                                         uint64_t max_bytes);
 
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;

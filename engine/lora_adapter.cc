@@ -32,6 +32,7 @@
 namespace tandem::engine {
 namespace {
 
+constexpr uint64_t kMaxFileBytes = uint64_t{8} << 30;
 constexpr char kPrefix[] = "base_model.model.";
 constexpr char kFileA[] = ".lora_A.weight";
 constexpr char kFileB[] = ".lora_B.weight";
@@ -285,8 +286,9 @@ absl::StatusOr<LoraAdapter> ReadLoraAdapter(const std::string& directory,
   const absl::StatusOr<PeftConfig> config =
       ReadConfig(absl::StrCat(directory, "/adapter_config.json"));
   if (!config.ok()) return config.status();
-  const absl::StatusOr<Checkpoint> file = Checkpoint::OpenFile(
-      absl::StrCat(directory, "/adapter_model.safetensors"));
+  // Adapters are read in service, when whoever trained them may write anew.
+  const absl::StatusOr<Checkpoint> file = Checkpoint::CopyFile(
+      absl::StrCat(directory, "/adapter_model.safetensors"), kMaxFileBytes);
   if (!file.ok()) return file.status();
   AdapterReader reader(*config, *file, spec, layout);
   absl::StatusOr<LoraAdapter> adapter = reader.Read();

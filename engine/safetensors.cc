@@ -35,7 +35,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
   absl::Status status;
   if (FileExists(single)) {
     checkpoint.main_path_ = single;
-    status = checkpoint.AddFile(single);
+    status = checkpoint.AddFile(MappedFile::Open(single));
   } else if (FileExists(index)) {
     checkpoint.main_path_ = index;
     status = checkpoint.OpenShards(directory);
@@ -50,10 +50,12 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
   return checkpoint;
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::OpenFile(const std::string& path) {
+absl::StatusOr<Checkpoint> Checkpoint::CopyFile(const std::string& path,
+                                                uint64_t max_bytes) {
   Checkpoint checkpoint;
   checkpoint.main_path_ = path;
-  const absl::Status status = checkpoint.AddFile(path);
+  const absl::Status status =
+      checkpoint.AddFile(MappedFile::Copy(path, max_bytes));
   if (!status.ok()) return status;
   checkpoint.Index();
   return checkpoint;
@@ -66,11 +68,10 @@ void Checkpoint::Index() {
   }
 }
 
-absl::Status Checkpoint::AddFile(const std::string& path) {
-  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+absl::Status Checkpoint::AddFile(absl::StatusOr<MappedFile> file) {
   if (!file.ok()) return file.status();
   absl::StatusOr<std::vector<TensorInfo>> tensors =
-      ParseSafetensors(path, {file->data(), file->size()});
+      ParseSafetensors(file->path(), {file->data(), file->size()});
   if (!tensors.ok()) return tensors.status();
   for (TensorInfo& tensor : *tensors) {
     tensor.shard = static_cast<int>(files_.size());
@@ -116,7 +117,8 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
                                             " files; at most ", kMaxShards));
   }
   for (const std::string& shard : shards) {
-    const absl::Status status = AddFile(absl::StrCat(directory, "/", shard));
+    const absl::Status status =
+        AddFile(MappedFile::Open(absl::StrCat(directory, "/", shard)));
     if (!status.ok()) return status;
   }
   size_t found = 0;

@@ -59,8 +59,10 @@ class Checkpoint {
  public:
   // model.safetensors, or else model.safetensors.index.json and its shards.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory);
-  // One file by its own name.
-  static absl::StatusOr<Checkpoint> OpenFile(const std::string& path);
+  // One file by its own name, of at most `max_bytes`, copied to memory: it may
+  // be written to later.
+  static absl::StatusOr<Checkpoint> CopyFile(const std::string& path,
+                                             uint64_t max_bytes);
 
   Checkpoint(Checkpoint&&) = default;
   Checkpoint& operator=(Checkpoint&&) = default;
@@ -84,7 +86,7 @@ class Checkpoint {
 
  private:
   Checkpoint() = default;
-  absl::Status AddFile(const std::string& path);
+  absl::Status AddFile(absl::StatusOr<MappedFile> file);
   void Index();
   absl::Status OpenShards(const std::string& directory);
   absl::StatusOr<kernels::HostTensor> Typed(

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -456,6 +457,27 @@ TEST(Checkpoint, FilesThatAreNoneAreRefused) {
   std::filesystem::create_symlink("/dev/zero", path);
   EXPECT_THAT(std::string(Checkpoint::Open(dir.path()).status().message()),
               HasSubstr("not a regular file"));
+}
+
+TEST(Checkpoint, ACopyHoldsWhatTheFileHeld) {
+  TempDir dir;
+  const std::string path = dir.Write(
+      "one.safetensors",
+      File(R"({"t":)" + Tensor("F32", "[2048]", "[0,8192]") + "}", Data(8192)));
+  const auto copy = Checkpoint::CopyFile(path, 1 << 20);
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  std::filesystem::resize_file(path, 0);  // a mapping would be gone
+  const TensorInfo* const tensor = copy->Find("t");
+  ASSERT_NE(tensor, nullptr);
+  const absl::Span<const std::byte> bytes = copy->bytes(*tensor);
+  EXPECT_EQ(
+      std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
+      Data(8192));
+  EXPECT_FALSE(Checkpoint::CopyFile(path, 1 << 20).ok());
+  std::filesystem::resize_file(path, (1 << 20) + 1);
+  EXPECT_THAT(
+      std::string(Checkpoint::CopyFile(path, 1 << 20).status().message()),
+      HasSubstr("one.safetensors: 1048577 bytes; at most 1048576 are read"));
 }
 
 TEST(Checkpoint, TensorsOfAnotherShapeOrTypeAreRefused) {
