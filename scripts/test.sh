@@ -62,7 +62,7 @@ stage_asan() {
   build asan
   # Those that emulate a GPU take one core each, for minutes; the longest are
   # left to scripts/nightly.sh.
-  local whole='^(cuda_engine|device_golden|device_speculation|quality|window)_test$'
+  local whole='^(cuda_engine|device_golden|device_speculation|kernels_cuda_attention|kernels_cuda_quantised|quality|window)_test$'
   run_tests asan -L unit -LE no-sanitizer -E "$whole" --parallel "$(nproc)"
   run_tests asan -LE 'no-sanitizer|unit' -E "$whole"
 }
