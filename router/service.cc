@@ -75,7 +75,7 @@ template <typename Response>
 AdapterControl::Done Answering(Response* response, LoopAnswer answer) {
   return [response, answer = std::move(answer)](
              absl::StatusOr<v1::LoraAdapter> adapter) mutable {
-    if (adapter.ok()) *response->mutable_adapter() = *std::move(adapter);
+    if (adapter.ok()) response->mutable_adapter()->Swap(&*adapter);
     answer.Finish(adapter.status());
   };
 }
