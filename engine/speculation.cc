@@ -171,8 +171,8 @@ bool Engine::PlanWishes() {
   for (Sequence* const sequence : by_age_) {
     if (!sequence->runnable() || sequence->spec.alone) continue;
     if (sequence->group == nullptr && EndsByLength(*sequence)) continue;
-    if (sequence->unplanned() > 1) return false;  // a prompt
-    if (sequences == options_.max_num_seqs) break;
+    if (sequences == options_.max_num_seqs) break;  // the others wait
+    if (sequence->unplanned() > 1) return false;    // a prompt
     ++sequences;
     // What was guessed and could not be verified yet is still good.
     if (!sequence->drafted || !sequence->guesses.empty()) continue;

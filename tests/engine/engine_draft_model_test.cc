@@ -5,6 +5,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_split.h"
 #include "tests/engine/engine_harness.h"
@@ -322,6 +323,28 @@ TEST(EngineDraftModelTest, ItRunsWhereItPays) {
       EXPECT_LT(harness.draft_device.steps(), 30);
       harness.ExpectNothingLeft();
     }
+  }
+}
+
+TEST(EngineDraftModelTest, MoreSequencesThanAStepTakesHaveGuessesToo) {
+  for (const int seqs : {1, 3}) {
+    HarnessOptions options = With(1, 4, /*adapt=*/true);
+    options.engine.max_num_seqs = seqs;
+    Harness harness(options);
+    for (int id = 1; id <= seqs + 1; ++id) {
+      harness.Add(static_cast<SequenceId>(id), 10, 150);
+    }
+    uint64_t together = 0;  // while all were there
+    bool ended = false;
+    harness.on_token = [&](SequenceId id) {
+      if (!std::exchange(ended, ended || harness.told[id].finish.has_value())) {
+        together = static_cast<uint64_t>(Drafts(harness).verified);
+      }
+    };
+    harness.RunUntilIdle();
+    harness.ExpectAllFinishedRight();
+    EXPECT_GT(together, 0u) << seqs;
+    harness.ExpectNothingLeft();
   }
 }
 

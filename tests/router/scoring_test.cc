@@ -256,6 +256,19 @@ TEST_F(ScoringTest, AWorkerThatLeavesScoresOutIsNotBelieved) {
   }
 }
 
+TEST_F(ScoringTest, WhatWasRightBeforeAWrongScoreIsPassedOnOnce) {
+  ClientPipe* const client = Submit();
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  v1::PrefillResponse scores = FromPrefill(1, 5);
+  scores.mutable_scores()->mutable_tokens(2)->set_token_id(17);
+  w.Prefill("p1");
+  w.prefills[0].Say(scores);
+  w.Settle();
+  EXPECT_EQ(Story(*client), "started 0+1 1+2");
+  EXPECT_EQ(w.decodes[0].sent.back().retry().scoring().position(), 3);
+}
+
 TEST_F(ScoringTest, ALocalPromptIsScoredByTheDecodeWorker) {
   prefill_lease->Break(Gone());
   ClientPipe* const client = Submit();
@@ -358,6 +371,21 @@ TEST_F(ScoringTest, ASlowClientPausesThePrefillWorker) {
   w.RunFor(w.options.stall_limit + absl::Seconds(2));
   EXPECT_EQ(client->status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(w.prefills[0].dropped);
+}
+
+TEST_F(ScoringTest, ASlowClientPausesTheNextPrefillWorkerToo) {
+  ClientPipe* const client = Submit(0);
+  w.prefills[0].Say(World::Computing());
+  client->unsent = w.options.max_unsent + 1;
+  w.prefills[0].Say(FromPrefill(1, 10));
+  w.Prefill("p1");
+  w.prefills[0].Break(Gone());
+  w.Settle();
+  ASSERT_THAT(w.prefills, SizeIs(2));
+  EXPECT_TRUE(w.prefills[1].paused);
+  client->unsent = 0;
+  client->handler->OnDrained();
+  EXPECT_FALSE(w.prefills[1].paused);
 }
 
 TEST_F(ScoringTest, WorkersOfAnOlderVersionAreNotAsked) {

@@ -197,6 +197,21 @@ TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
   }
 }
 
+TEST(OpenAiAnswerTest, ScoresCountForEveryChoiceThatHasThem) {
+  const auto bytes = [](const std::string& n) {
+    OpenAiAnswer answer(
+        Request(false,
+                R"({"prompt": "ab", "prompt_logprobs": 1, "n": )" + n + "}"),
+        "tales", 1700);
+    for (const char* const event : {kStarted, kScores, kMoreScores}) {
+      answer.Add(0, Event(event));
+    }
+    return answer.bytes();
+  };
+  EXPECT_GT(bytes("1"), 100u);
+  EXPECT_EQ(bytes("3"), 3 * bytes("1"));
+}
+
 TEST(OpenAiAnswerTest, AStreamedChat) {
   const OpenAiRequest request =
       Request(true, R"({"messages": [], "stream": true, "logprobs": true,
