@@ -336,8 +336,9 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
     }
     const size_t before = bytes_;
     Append(Dump(records), &state.logprobs);
-    if (!chat_)
+    if (!chat_) {  // each choice has them
       bytes_ += (bytes_ - before) * static_cast<size_t>(state.sequences - 1);
+    }
   }
   std::string events;
   for (int i = 0; echo_logprobs_ && i < state.sequences; ++i) {
