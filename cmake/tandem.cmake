@@ -32,14 +32,24 @@ function(tandem_binary name)
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
+# Emulated GPUs and whole models: minutes under AddressSanitizer, so that only
+# scripts/nightly.sh builds (nightly-sanitizer-tests) and runs them there.
+set(TANDEM_NIGHTLY_SANITIZER_TESTS cuda_engine_test device_golden_test
+    device_speculation_test kernels_cuda_attention_test
+    kernels_cuda_quantised_test quality_test window_test)
+
 # tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
-# Label tsan: also runs under ThreadSanitizer, in target tsan-tests.
+# Label tsan: also runs under ThreadSanitizer, in target tsan-tests. Label
+# no-sanitizer: neither built nor run under sanitizers.
 # One ctest entry per binary: a run of thousands of tiny processes would cost
 # more than the tests. LABELS: unit (default), golden, integration, fault, sim.
 function(tandem_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
+  endif()
+  if(TANDEM_SANITIZE AND "no-sanitizer" IN_LIST ARG_LABELS)
+    return()
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
@@ -58,6 +68,11 @@ function(tandem_test name)
                        TIMEOUT ${ARG_TIMEOUT})
   if("tsan" IN_LIST ARG_LABELS)
     set_property(GLOBAL APPEND PROPERTY TANDEM_TSAN_TESTS ${name})
+  endif()
+  if(TANDEM_SANITIZE AND name IN_LIST TANDEM_NIGHTLY_SANITIZER_TESTS)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    set_property(TEST ${name} APPEND PROPERTY LABELS nightly)
+    set_property(GLOBAL APPEND PROPERTY TANDEM_NIGHTLY_TESTS ${name})
   endif()
 endfunction()
 

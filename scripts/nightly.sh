@@ -23,9 +23,7 @@ for fuzzer in "$BUILD"/fuzz/fuzz/*; do
 done
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
-build asan cuda_engine_test device_golden_test device_speculation_test \
-  kernels_cuda_attention_test kernels_cuda_quantised_test quality_test window_test
+build asan nightly-sanitizer-tests
 step emulated "models on the emulated GPU (asan)" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
-  --parallel "$(nproc)" \
-    -R '^(cuda_engine|device_golden|device_speculation|kernels_cuda_attention|kernels_cuda_quantised|quality|window)_test$'
+  --parallel "$(nproc)" -L nightly

@@ -60,11 +60,9 @@ stage_asan() {
   export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-2}
   export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-240}
   build asan
-  # Those that emulate a GPU take one core each, for minutes; the longest are
-  # left to scripts/nightly.sh.
-  local whole='^(cuda_engine|device_golden|device_speculation|kernels_cuda_attention|kernels_cuda_quantised|quality|window)_test$'
-  run_tests asan -L unit -LE no-sanitizer -E "$whole" --parallel "$(nproc)"
-  run_tests asan -LE 'no-sanitizer|unit' -E "$whole"
+  # What is labelled nightly takes minutes here: scripts/nightly.sh.
+  run_tests asan -L unit -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
+  run_tests asan -LE 'no-sanitizer|nightly|unit'
 }
 
 stage_tsan() {
