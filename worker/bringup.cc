@@ -418,6 +418,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                                   parts.backend.get());
     if (!drafter.ok()) return drafter.status();
     parts.draft.model = *std::move(drafter);
+    const absl::Status reserved =
+        parts.backend->Reserve(engine::DeviceExecutor::Limits(
+            DraftExecutorOptions(executor), *parts.draft.model));
+    if (!reserved.ok()) return reserved;
     reserved_bytes +=
         DraftWorkspaceBytes(*parts.draft.model, executor, *parts.backend);
     draft =

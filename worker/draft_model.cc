@@ -189,7 +189,17 @@ absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
   engine::DraftModelOptions draft;
   draft.executor = parts->executor.get();
   draft.pool = parts->pool.get();
-  draft.max_positions = std::min(parts->model->max_positions(), max_model_len);
+  // A sequence that the cache can never hold goes on without guesses.
+  const int64_t holds = int64_t{num_blocks} * target.block_size;
+  draft.max_positions = static_cast<int>(
+      std::min<int64_t>({parts->model->max_positions(), max_model_len, holds}));
+  if (draft.max_positions < max_model_len) {
+    LogWarning("the draft model guesses for shorter sequences only",
+               {{"its_max_model_len", draft.max_positions},
+                {"max_model_len", max_model_len},
+                {"its_positions", parts->model->max_positions()},
+                {"its_kv_tokens", holds}});
+  }
   draft.max_rows = options.max_rows;
   draft.max_sequences = options.max_sequences;
   // A decode reads weights and does little else.

@@ -48,7 +48,8 @@ struct DraftLoad {
 absl::StatusOr<std::unique_ptr<engine::Model>> LoadDraftModel(
     const DraftLoad& draft, kernels::Backend* backend);
 
-// What its steps need of memory beside weights and KV cache.
+// What its steps need of memory beside weights, KV cache and what the backend
+// keeps for all (Backend::Reserve).
 engine::DeviceExecutorOptions DraftExecutorOptions(
     const engine::DeviceExecutorOptions& target);
 int64_t DraftWorkspaceBytes(const engine::Model& model,
@@ -56,7 +57,8 @@ int64_t DraftWorkspaceBytes(const engine::Model& model,
                             const kernels::Backend& backend);
 
 // Its KV cache of so many blocks and what runs its steps. `max_model_len`: of
-// the model that is served, as `target` and `target_work`.
+// the model that is served, as `target` and `target_work`; a warning says so
+// where the draft model or its cache is too short for it.
 absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
     const engine::DeviceExecutorOptions& target, int num_blocks,
     int max_model_len, const engine::WorkShape& target_work,

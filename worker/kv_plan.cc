@@ -26,16 +26,15 @@ int64_t CacheBytes(const WorkerFlags& flags,
 }
 
 // What to change when `fits` positions are too few.
-std::string Advice(const WorkerFlags& flags, bool gpu, int64_t position_bytes,
-                   int64_t wanted, int64_t fits) {
+std::string Advice(const WorkerFlags& flags, bool gpu, int64_t wanted_bytes,
+                   int64_t fits) {
   const bool by_share = gpu && flags.kv_cache_bytes == 0;
   std::string advice =
       by_share
           ? absl::StrCat("raise --gpu-memory-utilization (now ",
                          flags.gpu_memory_utilization, "; the cache needs ",
-                         position_bytes * wanted, " bytes)")
-          : absl::StrCat("raise --kv-cache-memory-bytes to ",
-                         position_bytes * wanted);
+                         wanted_bytes, " bytes)")
+          : absl::StrCat("raise --kv-cache-memory-bytes to ", wanted_bytes);
   if (fits > 0)
     absl::StrAppend(&advice, ", or lower --max-model-len to ", fits);
   return advice;
@@ -93,7 +92,8 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
       return absl::InvalidArgumentError(absl::StrCat(
           "the KV cache holds ", fits, " tokens, less than one sequence of ",
           plan.max_model_len, ": ",
-          Advice(flags, gpu.has_value(), position_bytes, needed, fits)));
+          Advice(flags, gpu.has_value(), position_bytes * needed + draft_bytes,
+                 fits)));
     }
     plan.max_model_len = static_cast<int>(fits);
   }

@@ -128,6 +128,13 @@ TEST_F(DraftBringUpTest, ACacheOfItsOwnComesOutOfTheSameMemory) {
   ASSERT_TRUE(few.ok()) << few.status();
   EXPECT_EQ(few->pool->num_blocks(), 80);
   EXPECT_EQ(few->draft.pool->num_blocks(), 20);
+
+  // A sequence that it can never hold is not waited for.
+  const auto short_one = Begin(Config(R"(, "num_kv_blocks": 2)"));
+  ASSERT_TRUE(short_one.ok()) << short_one.status();
+  EXPECT_GT(short_one->engine_options.max_model_len, 16);
+  EXPECT_EQ(short_one->engine_options.speculation.draft_model.max_positions,
+            16);
 }
 
 TEST_F(DraftBringUpTest, SaysWhatDoesNotGo) {

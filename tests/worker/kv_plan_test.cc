@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -103,6 +104,24 @@ TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {
   EXPECT_THAT(std::string(cpu.status().message()),
               AllOf(HasSubstr("raise --kv-cache-memory-bytes to 8589934592"),
                     HasSubstr("or lower --max-model-len to 8192")));
+}
+
+TEST(KvPlan, AdviceCountsTheDraftModelsCache) {
+  WorkerFlags flags = Flags();
+  flags.max_model_len = 65536;
+  const DraftKv draft{.position_bytes = 1024, .num_blocks = 100};
+  const auto refused =
+      PlanKv(flags, Spec(), DType::kBF16, std::nullopt, 0, draft);
+  const int64_t enough =
+      int64_t{8589934592} + int64_t{1024} * 100 * flags.block_size;
+  EXPECT_THAT(
+      std::string(refused.status().message()),
+      HasSubstr(absl::StrCat("raise --kv-cache-memory-bytes to ", enough)));
+  flags.kv_cache_bytes = enough;
+  EXPECT_TRUE(PlanKv(flags, Spec(), DType::kBF16, std::nullopt, 0, draft).ok());
+  --flags.kv_cache_bytes;
+  EXPECT_FALSE(
+      PlanKv(flags, Spec(), DType::kBF16, std::nullopt, 0, draft).ok());
 }
 
 TEST(KvPlan, WeightsThatFillTheShareLeaveNoContextToOffer) {
