@@ -10,6 +10,7 @@
 #include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/lora.h"
+#include "cli/plan/command.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
 #include "cli/status.h"
@@ -186,6 +187,7 @@ int RunTandem(int argc, char** argv) {
   line.Example("tandem generate \"Once upon a time\"");
   line.Example("tandem bench --request-rate 4");
   line.Example("tandem explain models/tales");
+  line.Example("tandem plan models/tales --memory 80GiB");
   line.Example("tandem status --admin 127.0.0.1:50053");
 
   ServeCommand serve;
@@ -232,6 +234,11 @@ int RunTandem(int argc, char** argv) {
       "explain", "What the KV cache saves, and what bounds each phase here");
   explain_command.AddTo(explain_line);
 
+  plan::PlanCommand plan_command;
+  CommandLine* const plan_line = line.AddCommand(
+      "plan", "What a model takes of a device, and which contexts fit");
+  plan_command.AddTo(plan_line);
+
   StatusFlags status_flags;
   status_flags.admin.address = "127.0.0.1:50053";
   TlsFlags status_tls;
@@ -269,6 +276,13 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == plan_line) {
+    status = plan_command.Complete();
+    if (!status.ok()) {
+      ReportFailure("tandem plan", status);
+      return kExitUsage;
+    }
+    status = plan_command.Run(plan_command.model());
   } else if (chosen == lora_line) {
     status = lora.Run();
   } else if (chosen == generate_line) {

@@ -84,13 +84,6 @@ bool KeepsF32(const std::optional<DType>& flag,
   return Activations(flag, checkpoint) != DType::kBF16;
 }
 
-// Rows of a step that may score their prompt while all sequences draw a token.
-// Each takes the memory of a row of logits.
-inline constexpr int kScoredRows = 64;
-
-// The driver's own, the kernels' code, streams, small buffers.
-inline constexpr int64_t kGpuOverheadBytes = int64_t{768} << 20;
-
 // What is left for the KV cache once steps have their working memory.
 absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
     const engine::DeviceExecutorOptions& options, const engine::Model& model,
@@ -403,8 +396,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       std::min(flags.max_num_seqs, flags.max_num_batched_tokens);
   executor.max_draws = std::max(MaxDraws(speculation, executor.max_sequences,
                                          flags.max_num_batched_tokens),
-                                std::min(executor.max_sequences + kScoredRows,
-                                         flags.max_num_batched_tokens));
+                                PlainDraws(flags));
   executor.loras = parts.adapters.slots.get();
   executor.block_size = flags.block_size;
   executor.kv_dtype = kv_dtype;

@@ -134,15 +134,20 @@ std::string GpuHandoff::gpu() const {
   return library_ == nullptr ? "" : library_->device();
 }
 
-int GpuHandoff::buffers() const {
-  const int slabs = options_.role == v1::WORKER_ROLE_PREFILL
+int GpuHandoff::Slabs(v1::WorkerRole role) {
+  const int slabs = role == v1::WORKER_ROLE_PREFILL
                         ? kSlabsPerPeer * kMaxCommunicators
                         : kSlabs;
   return slabs + kMaxJoining;
 }
 
+int64_t GpuHandoff::BufferBytes(v1::WorkerRole role, int64_t slab_bytes) {
+  return Slabs(role) * slab_bytes;
+}
+
 int64_t GpuHandoff::buffer_bytes() const {
-  return library_ == nullptr ? 0 : buffers() * options_.slab_bytes;
+  return library_ == nullptr ? 0
+                             : BufferBytes(options_.role, options_.slab_bytes);
 }
 
 absl::Status GpuHandoff::Start(const std::string& self, Loop* loop,
@@ -151,7 +156,7 @@ absl::Status GpuHandoff::Start(const std::string& self, Loop* loop,
   handoff::nccl::StationOptions options;
   options.self = self;
   options.slab_bytes = options_.slab_bytes;
-  options.buffers = buffers();
+  options.buffers = Slabs(options_.role);
   options.max_communicators = kMaxCommunicators;
   options.max_joining = kMaxJoining;
   auto station = handoff::nccl::Station::Create(

@@ -50,7 +50,8 @@ class GpuHandoff {
   handoff::HostMemory* host_memory();
   // For LinkHello; empty without NCCL.
   std::string gpu() const;
-  // Of the GPU, that Start will take.
+  // Of the GPU, where there is NCCL; and that Start will take of this one.
+  static int64_t BufferBytes(v1::WorkerRole role, int64_t slab_bytes);
   int64_t buffer_bytes() const;
 
   // On the loop, before the ways are asked for. `self` is this worker's id.
@@ -71,7 +72,7 @@ class GpuHandoff {
   class Figures;
 
   GpuHandoff(const GpuHandoffOptions& options, kernels::Backend* backend);
-  int buffers() const;
+  static int Slabs(v1::WorkerRole role);
 
   const GpuHandoffOptions options_;
   const std::unique_ptr<Host> host_;

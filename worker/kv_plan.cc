@@ -13,6 +13,9 @@
 namespace tandem::worker {
 namespace {
 
+// Rows of a step that may score their prompt while all sequences draw a token.
+inline constexpr int kScoredRows = 64;
+
 inline constexpr int64_t kHostCacheBytes = int64_t{1} << 30;
 
 int64_t CacheBytes(const WorkerFlags& flags,
@@ -41,6 +44,11 @@ std::string Advice(const WorkerFlags& flags, bool gpu, int64_t wanted_bytes,
 }
 
 }  // namespace
+
+int PlainDraws(const WorkerFlags& flags) {
+  return std::min(flags.max_num_seqs + kScoredRows,
+                  flags.max_num_batched_tokens);
+}
 
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,

@@ -15,6 +15,13 @@
 
 namespace tandem::worker {
 
+// Of a GPU: the driver's own, the kernels' code, streams, small buffers.
+inline constexpr int64_t kGpuOverheadBytes = int64_t{768} << 20;
+
+// Rows of a step from which a token is drawn or scored, without speculation:
+// each takes the memory of a row of logits.
+int PlainDraws(const WorkerFlags& flags);
+
 // A GPU's memory when all but the KV cache has its place.
 struct GpuMemory {
   int64_t total_bytes = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/model_work.h"
+#include "engine/rope.h"
 
 namespace tandem::explain {
 namespace {
@@ -56,6 +57,18 @@ DType Formats::head() const {
   return codes && !from_checkpoint ? DType::kInt8 : weights;
 }
 
+Formats FormatsOf(const ModelSpec& spec, Formats formats) {
+  using Method = engine::Quantisation::Method;
+  const engine::Quantisation& quantisation = spec.quantisation;
+  if (quantisation.method == Method::kNone) return formats;
+  formats.from_checkpoint = true;
+  formats.layers =
+      quantisation.method != Method::kPlain && quantisation.bits == 4
+          ? kernels::DType::kInt4
+          : kernels::DType::kInt8;
+  return formats;
+}
+
 double Parameters(const ModelSpec& spec) {
   const double hidden = spec.hidden_size;
   const double feed_forward = spec.experts == 0
@@ -74,6 +87,28 @@ double Parameters(const ModelSpec& spec) {
 int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
   return int64_t{2} * spec.layers * spec.kv_heads *
          kernels::KvVectorBytes(type, spec.head_dim);
+}
+
+int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
+                    int positions) {
+  const engine::WorkShape shape = ShapeOf(spec, formats);
+  int64_t bytes = spec.layers * (shape.qkv_bytes + shape.after_attention_bytes +
+                                 shape.experts * shape.expert_bytes) +
+                  (spec.tied_head ? 1 : 2) * shape.head_bytes;
+  if (!spec.names.positions.empty()) {
+    bytes += int64_t{4} * spec.hidden_size * spec.max_positions;
+  }
+  // A cosine and a sine each, in f32.
+  const auto tables = [&](const engine::RopeSpec& rope) {
+    return rope.kind == engine::RopeSpec::Kind::kNone
+               ? 0
+               : static_cast<int64_t>(
+                     8 * engine::RopeFrequencies(rope, spec.head_dim).size()) *
+                     positions;
+  };
+  bytes += tables(spec.rope);
+  if (spec.window > 0) bytes += tables(spec.local_rope);
+  return bytes;
 }
 
 engine::WorkShape ShapeOf(const ModelSpec& spec, const Formats& formats) {

@@ -61,8 +61,16 @@ struct Formats {
   kernels::DType head() const;
 };
 
+// What a quantised checkpoint's matrices are; of others `formats` as they are.
+Formats FormatsOf(const engine::ModelSpec& spec, Formats formats);
+
 // Matrices, with all experts; a tied head counts once.
 double Parameters(const engine::ModelSpec& spec);
+
+// In memory, with all experts, learned positions and rotary tables for so many
+// positions; left out are norms and biases, below a thousandth.
+int64_t WeightBytes(const engine::ModelSpec& spec, const Formats& formats,
+                    int positions);
 
 // Formats that a KV cache may have.
 inline constexpr std::array<kernels::DType, 6> kKvFormats = {

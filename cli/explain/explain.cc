@@ -116,19 +116,6 @@ absl::StatusOr<std::optional<TimingOptions>> PlanTiming(
   return timing;
 }
 
-// What a quantised checkpoint's matrices are, unless it is to be changed.
-Formats FormatsOf(const engine::ModelSpec& spec, Formats formats) {
-  using Method = engine::Quantisation::Method;
-  const engine::Quantisation& quantisation = spec.quantisation;
-  if (quantisation.method == Method::kNone) return formats;
-  formats.from_checkpoint = true;
-  formats.layers =
-      quantisation.method != Method::kPlain && quantisation.bits == 4
-          ? kernels::DType::kInt4
-          : kernels::DType::kInt8;
-  return formats;
-}
-
 }  // namespace
 
 absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model) {

@@ -246,6 +246,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
        "--early-stopping"},
       {"generate --temperature 9 hi", 2, "temperature"},
       {"explain --no-machine", 0, "131072 B"},
+      {"plan x --memory 8GiB --device h100", 2, "--memory and --device h100"},
+      {"plan /no/such/model", 1, "config.json"},
       {"explain /no/such/model", 1, "config.json"},
       {"explain --measure", 1, "--measure needs a directory"},
       {"explain --output-tokens 0", 2, "--output-tokens"},

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// `tandem plan MODEL`: does it fit, and how many contexts beside it.
+
+#ifndef TANDEM_CLI_PLAN_COMMAND_H_
+#define TANDEM_CLI_PLAN_COMMAND_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/plan/figures.h"
+#include "common/flags.h"
+
+namespace tandem::plan {
+
+// Memory that a new process may take on this machine: what the kernel says is
+// available, or less where a control group sets a limit. 0: not known.
+int64_t AvailableMemory();
+
+// The model of `directory` (or of a config.json), and the format of its
+// weights, into `input`.
+absl::Status ReadModel(const std::string& directory, PlanInput* input);
+
+class PlanCommand {
+ public:
+  void AddTo(CommandLine* line);
+  const std::string& model() const { return input_.model; }
+  // After parsing. INVALID_ARGUMENT: --device and --memory exclude each other.
+  absl::Status Complete();
+  // `directory` holds the model's config.json, or is one.
+  absl::Status Run(const std::string& directory);
+
+ private:
+  PlanInput input_;
+  std::string device_;
+  int64_t memory_bytes_ = 0;
+  bool json_ = false;
+};
+
+}  // namespace tandem::plan
+
+#endif  // TANDEM_CLI_PLAN_COMMAND_H_

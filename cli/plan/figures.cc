@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/plan/figures.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "cli/explain/counts.h"
+#include "common/progress.h"
+#include "engine/engine.h"
+#include "engine/forward.h"
+#include "engine/model_work.h"
+#include "worker/gpu_handoff.h"
+#include "worker/kv_plan.h"
+
+namespace tandem::plan {
+namespace {
+
+using kernels::DType;
+
+constexpr int64_t kGpuSlabBytes = int64_t{8} << 20;  // the workers' default
+
+std::optional<DType> NamedType(std::string_view name) {
+  if (name == "f32" || name == "float32") return DType::kF32;
+  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
+  if (name == "f16" || name == "float16") return DType::kF16;
+  if (name == "fp8" || name == "fp8_e4m3") return DType::kFp8;
+  if (name == "int8") return DType::kInt8;
+  if (name == "int4") return DType::kInt4;
+  return std::nullopt;
+}
+
+// The formats that worker/bringup.cc chooses, where it sees the tensors.
+void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
+  const DType given = NamedType(input.checkpoint_dtype).value_or(DType::kBF16);
+  // CPUs widen f16 to f32.
+  const DType kept = input.gpu || given == DType::kBF16 ? given : DType::kF32;
+  formats->weights = NamedType(input.dtype).value_or(kept);
+  formats->layers = NamedType(input.quantization).value_or(formats->weights);
+  const DType kv = input.gpu                          ? formats->weights
+                   : formats->weights == DType::kBF16 ? DType::kBF16
+                                                      : DType::kF32;
+  formats->kv = NamedType(input.kv_cache_dtype).value_or(kv);
+  *formats = explain::FormatsOf(input.spec, *formats);
+}
+
+worker::WorkerFlags FlagsOf(const PlanInput& input) {
+  worker::WorkerFlags flags;
+  flags.max_model_len = input.max_model_len;
+  flags.max_num_seqs = input.max_num_seqs;
+  flags.max_num_batched_tokens = input.max_num_batched_tokens;
+  flags.block_size = input.block_size;
+  flags.gpu_memory_utilization = input.gpu_memory_utilization / input.workers;
+  return flags;
+}
+
+absl::Status DoesNotFit(const Plan& plan) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "weights (", HumanBytes(static_cast<double>(plan.weight_bytes)),
+      ") and working memory (",
+      HumanBytes(
+          static_cast<double>(plan.workspace_bytes + plan.overhead_bytes)),
+      ") leave nothing of ", HumanBytes(static_cast<double>(plan.budget_bytes)),
+      " for a KV cache: take a larger device, or --quantization int8 or int4"));
+}
+
+std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {
+  const engine::EngineOptions options{
+      .max_num_batched_tokens = input.max_num_batched_tokens,
+      .window = input.spec.common_window()};
+  std::vector<Contexts> all;
+  const auto add = [&](int positions) {
+    const int blocks =
+        engine::Engine::BlocksAtOnce(options, input.block_size, positions);
+    all.push_back({positions, plan.num_blocks / blocks});
+  };
+  for (int64_t positions = 1024; positions < plan.max_model_len;
+       positions *= 2) {
+    add(static_cast<int>(positions));
+  }
+  add(plan.max_model_len);
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
+  if (input.block_size % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--block-size is ", input.block_size, ", expected a multiple of 8"));
+  }
+  const engine::ModelSpec& spec = input.spec;
+  explain::Formats formats;
+  ChooseFormats(input, &formats);
+  worker::WorkerFlags flags = FlagsOf(input);
+  Plan plan;
+  plan.weights = formats.weights;
+  plan.layers = formats.layers;
+  plan.kv = formats.kv;
+  plan.parameters = explain::Parameters(spec);
+  const int positions = input.max_model_len > 0
+                            ? std::min(input.max_model_len, spec.max_positions)
+                            : spec.max_positions;
+  plan.weight_bytes = explain::WeightBytes(spec, formats, positions);
+  plan.workspace_bytes = static_cast<int64_t>(engine::Workspace::Bytes(
+      spec, input.max_num_batched_tokens, worker::PlainDraws(flags), nullptr,
+      input.gpu ? formats.weights : DType::kF32));
+  plan.kv_token_bytes = explain::KvBytesPerToken(spec, formats.kv);
+  plan.kv_block_bytes = plan.kv_token_bytes * input.block_size;
+
+  std::optional<worker::GpuMemory> gpu;
+  if (input.gpu) {
+    plan.budget_bytes = static_cast<int64_t>(
+        static_cast<double>(input.memory_bytes) * flags.gpu_memory_utilization);
+    plan.overhead_bytes =
+        worker::kGpuOverheadBytes +
+        worker::GpuHandoff::BufferBytes(v1::WORKER_ROLE_DECODE, kGpuSlabBytes);
+    const int64_t used =
+        plan.weight_bytes + plan.workspace_bytes + plan.overhead_bytes;
+    gpu =
+        worker::GpuMemory{input.memory_bytes, used, input.memory_bytes - used};
+  } else {
+    plan.budget_bytes = input.memory_bytes / input.workers;
+    flags.kv_cache_bytes =
+        plan.budget_bytes - plan.weight_bytes - plan.workspace_bytes;
+  }
+  const int64_t left = plan.budget_bytes - plan.weight_bytes -
+                       plan.workspace_bytes - plan.overhead_bytes;
+  if (left < plan.kv_block_bytes) return DoesNotFit(plan);
+  const absl::StatusOr<worker::KvPlan> kv =
+      worker::PlanKv(flags, spec, formats.kv, gpu, spec.common_window());
+  if (!kv.ok()) return kv.status();
+  plan.num_blocks = kv->num_blocks;
+  plan.max_model_len = kv->max_model_len;
+  plan.kv_bytes = plan.kv_block_bytes * plan.num_blocks;
+  plan.contexts = CountContexts(input, plan);
+  return plan;
+}
+
+}  // namespace tandem::plan

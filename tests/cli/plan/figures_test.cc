@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans against figures worked out by hand from the models' published shapes.
+
+#include "cli/plan/figures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/plan/command.h"
+#include "common/progress.h"
+
+namespace tandem::plan {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+constexpr const char* kLlama8B = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+  "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+  "rope_theta": 500000.0, "hidden_act": "silu"})";
+constexpr const char* kGpt2 = R"({
+  "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+  "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+  "vocab_size": 50257, "activation_function": "gelu_new",
+  "layer_norm_epsilon": 1e-5})";
+constexpr const char* kMixtral = R"({
+  "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+  "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+  "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+  "num_local_experts": 8, "num_experts_per_tok": 2,
+  "rope_theta": 1000000.0, "hidden_act": "silu", "sliding_window": null})";
+
+PlanInput Input(const char* config, bool gpu, int64_t memory) {
+  PlanInput input;
+  input.model = "model";
+  absl::StatusOr<engine::ModelSpec> spec =
+      engine::ParseModelSpec("config.json", config, "", "");
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  if (spec.ok()) input.spec = *spec;
+  input.checkpoint_dtype = "bfloat16";
+  input.gpu = gpu;
+  input.memory_bytes = memory;
+  return input;
+}
+
+TEST(PlanTest, BytesOfPublishedShapes) {
+  const struct {
+    const char* config;
+    const char* dtype;
+    const char* quantization;
+    const char* kv;
+    double parameters;
+    int64_t weights, kv_token;
+  } cases[] = {
+      // 8 029 995 008 parameters of matrices in 2 bytes, and rotary tables of
+      // 131 072 positions x 128 x 4 bytes; K and V: 2 x 32 x 8 x 128 x 2.
+      {kLlama8B, "auto", "none", "auto", 8029995008,
+       2 * int64_t{8029995008} + 131072 * 512, 131072},
+      // fp8 vectors have an f32 scale each: 2 x 32 x 8 x (128 + 4).
+      {kLlama8B, "auto", "none", "fp8", 8029995008,
+       2 * int64_t{8029995008} + 131072 * 512, 67584},
+      // Layers of 6 979 321 856 in half a byte, the head and the embedding of
+      // 525 336 576 each in one, and 2 bytes of scale for each 32.
+      {kLlama8B, "auto", "int4", "auto", 8029995008,
+       6979321856 / 2 + 6979321856 / 16 +
+           2 * (int64_t{525336576} + 525336576 / 16) + 131072 * 512,
+       131072},
+      // 12 layers of 7 077 888 and a tied head of 38 597 376 in 4 bytes, and
+      // 1024 x 768 learned positions; K and V: 2 x 12 x 12 x 64 x 4.
+      {kGpt2, "f32", "none", "auto", 123532032 + 1024 * 768,
+       4 * (int64_t{123532032} + 1024 * 768), 73728},
+      // All experts count.
+      {kMixtral, "bf16", "none", "int8", 46702526464,
+       2 * int64_t{46702526464} + 32768 * 512, 2 * 32 * 8 * (128 + 4)},
+  };
+  for (const auto& c : cases) {
+    PlanInput input = Input(c.config, /*gpu=*/true, 1000 * kGiB);
+    input.dtype = c.dtype;
+    input.quantization = c.quantization;
+    input.kv_cache_dtype = c.kv;
+    const absl::StatusOr<Plan> plan = MakePlan(input);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->parameters, c.parameters);
+    EXPECT_EQ(plan->weight_bytes, c.weights) << c.quantization;
+    EXPECT_EQ(plan->kv_token_bytes, c.kv_token) << c.kv;
+    EXPECT_EQ(plan->kv_block_bytes, 16 * c.kv_token);
+  }
+}
+
+// An H100 of 81 559 MiB: nine tenths, without 15.0 GiB of weights, a step's
+// working memory (of which 128 rows of logits are 62.6 MiB), 768 MiB of the
+// driver and the kernels, and 34 handoff buffers of 8 MiB.
+TEST(PlanTest, ContextsOfLlamaOnAnH100) {
+  const PlanInput input = Input(kLlama8B, true, int64_t{81559} << 20);
+  const absl::StatusOr<Plan> plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->budget_bytes, 76968728985);
+  EXPECT_EQ(plan->overhead_bytes, (int64_t{768} + 34 * 8) << 20);
+  const int64_t logits = int64_t{4} * 128 * 128256;
+  // x, its norm, the delta, q with k and v, attention, gate times up: bf16.
+  const int64_t rows = int64_t{2} * 512 * (3 * 4096 + 6144 + 4096 + 14336);
+  const int64_t sampled = int64_t{2} * 128 * (2 * 4096);
+  EXPECT_GE(plan->workspace_bytes, logits + rows + sampled);
+  EXPECT_LT(plan->workspace_bytes, (logits + rows + sampled) * 101 / 100);
+  const int64_t left = plan->budget_bytes - plan->weight_bytes -
+                       plan->workspace_bytes - plan->overhead_bytes;
+  EXPECT_EQ(plan->num_blocks, left / (16 * 131072));
+  EXPECT_EQ(plan->max_model_len, 131072);
+  ASSERT_EQ(plan->contexts.size(), 8u);
+  EXPECT_EQ(plan->contexts[0].positions, 1024);
+  EXPECT_EQ(plan->contexts[0].count, plan->num_blocks / 64);
+  EXPECT_EQ(plan->contexts[7].positions, 131072);
+  EXPECT_EQ(plan->contexts[7].count, 3);
+}
+
+TEST(PlanTest, WorkersShareAndLimitsAreKept) {
+  PlanInput input = Input(kLlama8B, true, 80 * kGiB);
+  input.workers = 2;
+  input.max_model_len = 4096;
+  const absl::StatusOr<Plan> half = MakePlan(input);
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->budget_bytes, static_cast<int64_t>(36 * 1.0 * kGiB));
+  EXPECT_EQ(half->max_model_len, 4096);
+  EXPECT_EQ(half->contexts.back().positions, 4096);
+  // 64 sequences of 256 blocks, twice.
+  EXPECT_LE(half->num_blocks, 64 * 2 * 256);
+
+  input.workers = 1;
+  input.gpu = false;
+  input.memory_bytes = 200 * kGiB;
+  const absl::StatusOr<Plan> host = MakePlan(input);
+  ASSERT_TRUE(host.ok()) << host.status();
+  EXPECT_EQ(host->num_blocks, 64 * 2 * 256);
+  EXPECT_THAT(PlanText(input, *host), HasSubstr("--max-num-seqs 64"));
+}
+
+TEST(PlanTest, WhatDoesNotFitSaysWhatWould) {
+  PlanInput input = Input(kLlama8B, true, 16 * kGiB);
+  absl::StatusOr<Plan> plan = MakePlan(input);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("15.0 GiB"));
+
+  input.memory_bytes = 24 * kGiB;
+  input.max_model_len = 100000;
+  plan = MakePlan(input);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(plan.status().message()),
+              HasSubstr("lower --max-model-len to "));
+}
+
+TEST(PlanTest, ReportsSayTheSame) {
+  const PlanInput input = Input(kLlama8B, true, 80 * kGiB);
+  const absl::StatusOr<Plan> plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto json = nlohmann::json::parse(PlanJson(input, *plan));
+  EXPECT_EQ(json["kv_bytes_per_token"], 131072);
+  EXPECT_EQ(json["num_blocks"], plan->num_blocks);
+  EXPECT_EQ(json["contexts"].size(), plan->contexts.size());
+  const std::string text = PlanText(input, *plan);
+  EXPECT_THAT(text, HasSubstr("8.03 B parameters"));
+  EXPECT_THAT(text, HasSubstr("131072 bytes"));
+}
+
+TEST(PlanTest, EmbeddedModelIsReadFromItsDirectory) {
+  PlanInput input;
+  ASSERT_TRUE(
+      ReadModel(std::string(TANDEM_SOURCE_DIR) + "/models/tales", &input).ok());
+  EXPECT_EQ(input.spec.layers, 6);
+  EXPECT_GT(AvailableMemory(), 1 << 20);
+}
+
+}  // namespace
+}  // namespace tandem::plan
