@@ -155,6 +155,8 @@ class Process {
       grpc::Service* service);
   void EachSecond();
   void UpdateFacts();
+  // Can serve: for readiness probes, from any thread.
+  absl::Status Ready() const;
   void Drain();
   void PollDrained();
   void Stop();
@@ -267,6 +269,11 @@ absl::Status Process::StartServers() {
     return HealthResponse(draining_ ? absl::UnavailableError("draining")
                                     : watchdog_->Check(loop_.Now()));
   });
+  http_->Handle("GET", "/livez", [this](const HttpRequest&) {
+    return HealthResponse(watchdog_->Check(loop_.Now()));
+  });
+  http_->Handle("GET", "/readyz",
+                [this](const HttpRequest&) { return HealthResponse(Ready()); });
   http_front_->Register(http_.get());
   absl::Status status = http_->Start();
   if (!status.ok()) return status;
@@ -314,6 +321,14 @@ void Process::UpdateFacts() {
   facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
   facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
   facts_.set_adapters(core_->adapters());
+}
+
+absl::Status Process::Ready() const {
+  if (draining_) return absl::UnavailableError("draining");
+  if (facts_.ready_decode == 0) {
+    return absl::UnavailableError("no decode worker is ready");
+  }
+  return watchdog_->Check(loop_.Now());
 }
 
 void Process::Drain() {

@@ -174,6 +174,8 @@ class Process {
   void StartRegistration(std::vector<Endpoint> routers);
   void StartAdapters();
   void EachSecond();
+  // Can be given work: for readiness probes, from any thread.
+  absl::Status Ready() const;
   void Drain();
   void PollDrained();
   void Finish(const absl::Status& status);
@@ -205,6 +207,7 @@ class Process {
   std::unique_ptr<Timer> second_;
   std::unique_ptr<Timer> drain_poll_;
   std::atomic<bool> ready_ = false;
+  std::atomic<bool> registered_ = false;  // with a router at least
   absl::Time drain_ends_;
   bool finished_told_ = false;
   std::promise<absl::Status> finished_;
@@ -291,6 +294,11 @@ absl::Status Process::StartServers() {
                               ? watchdog_->Check(loop_->Now())
                               : absl::UnavailableError("starting or draining"));
   });
+  http_->Handle("GET", "/livez", [this](const HttpRequest&) {
+    return HealthResponse(watchdog_->Check(loop_->Now()));
+  });
+  http_->Handle("GET", "/readyz",
+                [this](const HttpRequest&) { return HealthResponse(Ready()); });
   absl::Status listening = http_->Start();
   if (!listening.ok()) return listening;
 
@@ -385,10 +393,17 @@ void Process::StartAdapters() {
 void Process::EachSecond() {
   second_->Start(absl::Seconds(1), [this] { EachSecond(); });
   watchdog_->Beat(loop_->Now());
+  registered_ = registration_->connected() > 0;
   role_->UpdateMetrics();
   if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();
   if (parts_.offload != nullptr) offload_metrics_->Update(*parts_.offload);
   if (!role_->fatal().ok()) Finish(role_->fatal());
+}
+
+absl::Status Process::Ready() const {
+  if (!ready_) return absl::UnavailableError("starting or draining");
+  if (!registered_) return absl::UnavailableError("no router knows it");
+  return watchdog_->Check(loop_->Now());
 }
 
 void Process::Drain() {

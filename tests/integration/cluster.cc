@@ -384,6 +384,13 @@ std::string Cluster::Log(const std::string& name) const {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
+std::string Cluster::Probe(const std::string& name, const std::string& path) {
+  const std::string response = HttpGet(processes_.at(name).http_port, path);
+  const size_t body = response.find("\r\n\r\n");
+  if (body == std::string::npos) return "";
+  return absl::StrCat(response.substr(9, 3), " ", response.substr(body + 4));
+}
+
 std::map<std::string, double> Cluster::Metrics(const std::string& name) {
   std::map<std::string, double> values;
   std::istringstream lines(HttpGet(processes_.at(name).http_port, "/metrics"));

@@ -97,6 +97,8 @@ class Cluster {
 
   // Values of "name{labels}" lines of a process's /metrics.
   std::map<std::string, double> Metrics(const std::string& name);
+  // "CODE BODY" of GET `path` on a process's HTTP port; empty: no answer.
+  std::string Probe(const std::string& name, const std::string& path);
   Footprint FootprintOf(const std::string& name) const;
   std::string Log(const std::string& name) const;
   static std::string BinaryPath(const std::string& binary);

@@ -714,6 +714,33 @@ TEST_F(ClusterTest, DrainingAWorkerUnderLoadFailsNobody) {
   ASSERT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(30)).ok());
 }
 
+TEST_F(ClusterTest, ReadyIsWhoCanServeAndAliveWhoRuns) {
+  Begin({});
+  // Readiness is told once a second.
+  const auto becomes = [&](const std::string& name, const std::string& want) {
+    std::string said;
+    for (int i = 0; i < 200 && said != want; ++i) {
+      if (i > 0) std::this_thread::sleep_for(milliseconds(50));
+      said = cluster_->Probe(name, "/readyz");
+    }
+    EXPECT_EQ(said, want) << name;
+    EXPECT_EQ(cluster_->Probe(name, "/livez"), "200 ok\n") << name;
+  };
+  for (const char* name : {"router", "prefill-0", "decode-0"}) {
+    becomes(name, "200 ok\n");
+  }
+  cluster_->Kill("decode-0");
+  becomes("router", "503 no decode worker is ready\n");
+  becomes("prefill-0", "200 ok\n");
+  ASSERT_TRUE(cluster_->Restart("decode-0").ok());
+  becomes("router", "200 ok\n");
+  cluster_->Kill("router");
+  becomes("decode-0", "503 no router knows it\n");
+  ASSERT_TRUE(cluster_->Restart("router").ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, seconds(30)).ok());
+  becomes("decode-0", "200 ok\n");
+}
+
 TEST_F(ClusterTest, EveryTrainedGoldenComesOutExactly) {
   const char* const data = std::getenv("TANDEM_TEST_DATA");
   if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
