@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
-# fresh inputs, the simulation over many more seeds, and models on the emulated
-# GPU with AddressSanitizer.
+# fresh inputs, the simulation over many more seeds, models on the emulated GPU
+# with AddressSanitizer, and the Helm chart in a real API server.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -27,3 +27,5 @@ build asan nightly-sanitizer-tests
 step emulated "models on the emulated GPU (asan)" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
   --parallel "$(nproc)" -L nightly
+# Kubernetes' tools are built from source the first time, about 20 min.
+"$ROOT/scripts/chart.sh"
