@@ -25,9 +25,11 @@
 #include "common/thread_loop.h"
 #include "router/core.h"
 #include "router/http/front.h"
+#include "router/http/live_feed.h"
 #include "router/intake.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
+#include "router/page/page.h"
 #include "router/service.h"
 
 namespace tandem::router {
@@ -36,6 +38,8 @@ namespace {
 constexpr absl::Duration kStuckAfter = absl::Seconds(30);
 // For /health and /metrics when clients have taken all others.
 constexpr int kProbeConnections = 32;
+// With more requests in flight who watches sees sums alone.
+constexpr int kMostDescribed = 2048;
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 constexpr char kService[] = "tandem.v1.InferenceService";
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
@@ -54,6 +58,8 @@ struct Flags {
   int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
   bool lora_updating = false;
+  bool no_webui = false;
+  std::string live_feed = "auto";
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
   RouterOptions options;
@@ -91,6 +97,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("allow-runtime-lora-updating", &flags->lora_updating,
             "Clients may load and unload LoRA adapters over HTTP, as with "
             "vLLM; operators may over --admin-port without this");
+  line->Add("no-webui", &flags->no_webui, "No page at /");
+  line->AddChoice("live-feed", &flags->live_feed, {"auto", "on", "off"},
+                  "GET /v1/tandem/events, for the page: workers, requests and "
+                  "timings, no text. auto: on if --host is of loopback");
   line->AddDuration("max-connection-age", &flags->max_connection_age,
                     "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
@@ -135,6 +145,15 @@ void AddFlags(CommandLine* line, Flags* flags) {
                     "Silence of a worker's call after which it is lost");
 }
 
+bool OnLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+bool FeedIsOn(const Flags& flags) {
+  return flags.live_feed == "on" ||
+         (flags.live_feed == "auto" && OnLoopback(flags.host));
+}
+
 class Process {
  public:
   Process(Flags* flags, SignalWatcher* signals)
@@ -167,6 +186,7 @@ class Process {
   ThreadLoop loop_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RouterMetrics> router_metrics_;
+  std::unique_ptr<LiveFeed> feed_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<ModelText> model_;
   rpc::Credentials tls_;
@@ -176,6 +196,7 @@ class Process {
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
   std::unique_ptr<HttpFront> http_front_;
+  Page page_;
   std::unique_ptr<RegistryServer> registry_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<HttpServer> http_;
@@ -209,9 +230,11 @@ absl::Status Process::Start() {
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
   loop_.RunSync([&] {
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
-    core_ =
-        std::make_unique<RouterCore>(options, &loop_, &random_, dialer_.get(),
-                                     model_.get(), router_metrics_.get());
+    feed_ = std::make_unique<LiveFeed>(&loop_, router_metrics_.get(), [this] {
+      return core_->State(core_->in_flight() <= kMostDescribed);
+    });
+    core_ = std::make_unique<RouterCore>(
+        options, &loop_, &random_, dialer_.get(), model_.get(), feed_.get());
     second_ = std::make_unique<Timer>(&loop_);
     facts_timer_ = std::make_unique<Timer>(&loop_);
     drain_poll_ = std::make_unique<Timer>(&loop_);
@@ -228,7 +251,8 @@ absl::Status Process::Start() {
       &loop_, core_.get(), intake_.get(),
       HttpFrontOptions{
           .max_bytes = static_cast<size_t>(flags_.max_answer_bytes),
-          .lora_updating = flags_.lora_updating});
+          .lora_updating = flags_.lora_updating,
+          .feed = FeedIsOn(flags_) ? feed_.get() : nullptr});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
   absl::Status status = StartServers();
@@ -275,6 +299,7 @@ absl::Status Process::StartServers() {
   http_->Handle("GET", "/readyz",
                 [this](const HttpRequest&) { return HealthResponse(Ready()); });
   http_front_->Register(http_.get());
+  if (!flags_.no_webui) page_.Register(http_.get());
   absl::Status status = http_->Start();
   if (!status.ok()) return status;
 
@@ -344,6 +369,7 @@ void Process::Drain() {
 
 void Process::PollDrained() {
   if (core_->idle() || loop_.Now() >= drain_ends_) {
+    feed_->Close();
     core_->CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                               "this router is going away", {},
                               absl::Seconds(1)));
@@ -358,6 +384,7 @@ void Process::Stop() {
     second_.reset();
     facts_timer_.reset();
     drain_poll_.reset();
+    if (feed_ != nullptr) feed_->Close();
     if (core_ != nullptr) {
       core_->Drain();
       core_->CloseAll(absl::UnavailableError("this router is going away"));
@@ -371,7 +398,10 @@ void Process::Stop() {
   if (internal_server_ != nullptr) {
     internal_server_->Shutdown(absl::ZeroDuration());
   }
-  loop_.RunSync([&] { core_.reset(); });
+  loop_.RunSync([&] {
+    core_.reset();
+    feed_.reset();
+  });
   http_.reset();
   loop_.Stop();
   dialer_.reset();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/http/front.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,11 @@ absl::StatusOr<Message> Parsed(
   const absl::Status type = CheckContentType(request);
   if (!type.ok()) return type;
   return parse(request.body);
+}
+
+// 0.7 rather than the nearest float's 0.699999988.
+double Rounded(float value) {
+  return std::round(static_cast<double>(value) * 1e6) / 1e6;
 }
 
 constexpr std::string_view kModels = "/v1/models/";
@@ -117,6 +123,18 @@ void HttpFront::Register(HttpServer* server) {
                    return Model(PercentDecoded(
                        std::string_view(request.path).substr(kModels.size())));
                  });
+  server->Handle("GET", "/v1/tandem/capabilities",
+                 [this](const HttpRequest&) { return Capabilities(); });
+  if (options_.feed != nullptr) {
+    server->HandleLater(
+        "GET", "/v1/tandem/events",
+        [this](std::unique_ptr<HttpExchange> exchange) {
+          loop_->Post(
+              [feed = options_.feed, exchange = std::move(exchange)]() mutable {
+                feed->Watch(std::move(exchange));
+              });
+        });
+  }
   if (options_.lora_updating) {
     server->HandleLater("POST", "/v1/load_lora_adapter",
                         [this](std::unique_ptr<HttpExchange> exchange) {
@@ -193,6 +211,32 @@ HttpResponse HttpFront::Models() const {
     data.push_back(Card(info, length));
   }
   return Json({{"object", "list"}, {"data", std::move(data)}});
+}
+
+// What the page, or another client that wants more than OpenAI's fields, can
+// ask of this server.
+HttpResponse HttpFront::Capabilities() const {
+  const ModelLimits limits = intake_->Limits();
+  json adapters = json::array();
+  for (const v1::ModelInfo& info : intake_->Infos()) {
+    if (!info.parent().empty()) adapters.push_back(info.model());
+  }
+  return Json({{"model", limits.model},
+               {"adapters", std::move(adapters)},
+               {"chat", limits.has_chat_template},
+               {"max_model_len", limits.context_length},
+               {"default_max_tokens", limits.default_max_tokens},
+               {"layers", limits.layers},
+               {"kv_block_size", limits.kv_block_size},
+               {"attention", limits.offers.attention},
+               {"max_attention_weights", kMaxAttentionWeights},
+               {"no_kv_cache", limits.offers.no_kv_cache},
+               {"events", options_.feed != nullptr},
+               {"defaults",
+                {{"temperature", Rounded(limits.temperature)},
+                 {"top_p", Rounded(limits.top_p)},
+                 {"top_k", limits.top_k}}},
+               {"version", kVersion}});
 }
 
 HttpResponse HttpFront::Model(const std::string& name) const {

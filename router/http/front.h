@@ -5,6 +5,7 @@
 //   POST /v1/chat/completions, /v1/completions
 //   GET  /v1/models, /v1/models/NAME, /version
 //   POST /tokenize, /detokenize (vLLM's)
+//   GET  /v1/tandem/capabilities, and /v1/tandem/events where there is a feed
 //   POST /v1/load_lora_adapter, /v1/unload_lora_adapter (vLLM's, where allowed)
 //
 // Errors have OpenAI's shape, and name the field. Bodies must be
@@ -20,6 +21,7 @@
 #include "common/http/server.h"
 #include "common/loop.h"
 #include "router/core.h"
+#include "router/http/live_feed.h"
 #include "router/http/openai_request.h"
 #include "router/intake.h"
 
@@ -28,6 +30,7 @@ namespace tandem::router {
 struct HttpFrontOptions {
   size_t max_bytes = 0;        // of an answer that is not streamed
   bool lora_updating = false;  // clients may load and unload adapters
+  LiveFeed* feed = nullptr;    // null: nobody may watch
 };
 
 class HttpFront {
@@ -44,6 +47,7 @@ class HttpFront {
 
   void Generate(Parse parse, std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Models() const;
+  HttpResponse Capabilities() const;
   HttpResponse Model(const std::string& name) const;
   void LoadAdapter(std::unique_ptr<HttpExchange> exchange) const;
   void UnloadAdapter(std::unique_ptr<HttpExchange> exchange) const;

@@ -114,37 +114,10 @@ const char* ReasonName(v1::FinishReason reason) {
   }
 }
 
-json UsageJson(const v1::Usage& usage) {
-  return {
-      {"prompt_tokens", usage.prompt_tokens()},
-      {"completion_tokens", usage.completion_tokens()},
-      {"total_tokens", usage.prompt_tokens() + usage.completion_tokens()},
-      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens()}}},
-      {"completion_tokens_details",
-       {{"reasoning_tokens", usage.reasoning_tokens()},
-        {"accepted_prediction_tokens", usage.accepted_prediction_tokens()},
-        {"rejected_prediction_tokens", usage.rejected_prediction_tokens()}}}};
-}
-
 double Milliseconds(const google::protobuf::Duration& duration) {
   const double ms = static_cast<double>(duration.seconds()) * 1e3 +
                     static_cast<double>(duration.nanos()) / 1e6;
   return std::round(ms * 1e3) / 1e3;
-}
-
-// How this request was served; not OpenAI's, whose clients ignore it.
-json TimingsJson(const v1::GenerateDone& done) {
-  const v1::Timings& timings = done.timings();
-  return {
-      {"queue_ms", Milliseconds(timings.queue())},
-      {"prefill_ms", Milliseconds(timings.prefill())},
-      {"handoff_ms", Milliseconds(timings.handoff())},
-      {"time_to_first_token_ms", Milliseconds(timings.time_to_first_token())},
-      {"decode_ms", Milliseconds(timings.decode())},
-      {"total_ms", Milliseconds(timings.total())},
-      {"retries", timings.retries()},
-      {"prefill_worker", done.workers().prefill()},
-      {"decode_worker", done.workers().decode()}};
 }
 
 int Characters(const std::string& utf8) {
@@ -205,6 +178,27 @@ json PromptLogprob(const v1::TokenLogprob& token) {
   return records;
 }
 
+// One list for each token of the delta: {layer, weights} for each layer asked
+// for, or one with layer -1 for their mean.
+json AttentionJson(const v1::GenerateDelta& delta) {
+  constexpr double kDigits = 1e6;  // six decimals
+  json tokens = json::array();
+  for (const v1::TokenAttention& token : delta.attention()) {
+    json layers = json::array();
+    for (const v1::AttentionWeights& layer : token.layers()) {
+      json weights = json::array();
+      for (const float weight : layer.weights()) {
+        weights.push_back(std::round(static_cast<double>(weight) * kDigits) /
+                          kDigits);
+      }
+      layers.push_back(
+          {{"layer", layer.layer()}, {"weights", std::move(weights)}});
+    }
+    tokens.push_back(std::move(layers));
+  }
+  return tokens;
+}
+
 json ChatLogprob(const std::string& token, float logprob) {
   json bytes = json::array();
   for (const char byte : token)
@@ -213,6 +207,49 @@ json ChatLogprob(const std::string& token, float logprob) {
 }
 
 }  // namespace
+
+json UsageJson(const v1::Usage& usage) {
+  return {
+      {"prompt_tokens", usage.prompt_tokens()},
+      {"completion_tokens", usage.completion_tokens()},
+      {"total_tokens", usage.prompt_tokens() + usage.completion_tokens()},
+      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens()}}},
+      {"completion_tokens_details",
+       {{"reasoning_tokens", usage.reasoning_tokens()},
+        {"accepted_prediction_tokens", usage.accepted_prediction_tokens()},
+        {"rejected_prediction_tokens", usage.rejected_prediction_tokens()}}}};
+}
+
+json TimingsJson(const v1::GenerateDone& done) {
+  const v1::Timings& timings = done.timings();
+  return {
+      {"queue_ms", Milliseconds(timings.queue())},
+      {"prefill_ms", Milliseconds(timings.prefill())},
+      {"handoff_ms", Milliseconds(timings.handoff())},
+      {"handoff_exposed_ms", Milliseconds(timings.handoff_exposed())},
+      {"time_to_first_token_ms", Milliseconds(timings.time_to_first_token())},
+      {"decode_ms", Milliseconds(timings.decode())},
+      {"total_ms", Milliseconds(timings.total())},
+      {"kv_bytes", timings.kv_bytes()},
+      {"way", timings.way()},
+      {"retries", timings.retries()},
+      {"preemptions", timings.preemptions()},
+      {"prefill_worker", done.workers().prefill()},
+      {"decode_worker", done.workers().decode()}};
+}
+
+json WorkJson(const v1::Work& work) {
+  return {{"steps", work.steps()},
+          {"positions_computed", work.positions_computed()},
+          {"kv_rows", work.kv_rows()},
+          {"positions_attended", work.positions_attended()},
+          {"query_key_pairs", work.query_key_pairs()},
+          {"weight_bytes_read", work.weight_bytes_read()},
+          {"kv_bytes_read", work.kv_bytes_read()},
+          {"kv_bytes_written", work.kv_bytes_written()},
+          {"matrix_flops", work.matrix_flops()},
+          {"attention_flops", work.attention_flops()}};
+}
 
 HttpResponse ErrorResponse(const absl::Status& status) {
   HttpResponse response{.code = KindOf(status.code()).code,
@@ -270,6 +307,7 @@ std::string OpenAiAnswer::OnStarted(int prompt,
                                     const v1::GenerateStarted& started) {
   Prompt& state = prompts_[static_cast<size_t>(prompt)];
   state.prompt_tokens = started.prompt_tokens();
+  state.cached_tokens = started.cached_tokens();
   if (return_token_ids_) state.token_ids = started.prompt_token_ids();
   if (!stream_ || !chat_) return "";
   std::string events;
@@ -297,6 +335,9 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
     chunk["text"] = delta.text();
   }
   if (return_token_ids_) chunk["token_ids"] = delta.token_ids();
+  if (!delta.attention().empty()) {
+    chunk["attention"] = AttentionJson(delta);
+  }
   return Chunk(prompt, delta.index(), std::move(chunk));
 }
 
@@ -384,14 +425,14 @@ std::string OpenAiAnswer::Finish() {
       json last = Head(/*chunk=*/true);
       last["choices"] = json::array();
       last["usage"] = UsageOfAll();
-      last["timings"] = TimingsJson(prompts_.front().done);
+      AddServing(&last);
       events = Event(last);
     }
     return events + kDone;
   }
   json head = Head(/*chunk=*/false);
   head["usage"] = UsageOfAll();
-  head["timings"] = TimingsJson(prompts_.front().done);
+  AddServing(&head);
   std::string choices;
   for (size_t p = 0; p < prompts_.size(); ++p) {
     for (int i = 0; i < prompts_[p].sequences; ++i) {
@@ -410,6 +451,15 @@ std::string OpenAiAnswer::Finish() {
 
 std::string OpenAiAnswer::Fail(const absl::Status& status) {
   return Event(ErrorBody(status)) + kDone;
+}
+
+void OpenAiAnswer::AddServing(json* answer) const {
+  const v1::GenerateDone& done = prompts_.front().done;
+  (*answer)["timings"] = TimingsJson(done);
+  // Of several prompts nobody could tell whose it is.
+  if (prompts_.size() == 1 && done.has_work()) {
+    (*answer)["work"] = WorkJson(done.work());
+  }
 }
 
 OpenAiAnswer::Choice& OpenAiAnswer::At(int prompt, int index) {
@@ -502,13 +552,16 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
 
 json OpenAiAnswer::UsageSoFar() const {
   int prompt = 0;
+  int cached = 0;
   int completion = 0;
   for (const Prompt& state : prompts_) {
     prompt += state.prompt_tokens;
+    cached += state.cached_tokens;
     for (const Choice& choice : state.choices) completion += choice.tokens;
   }
   v1::Usage usage;
   usage.set_prompt_tokens(prompt);
+  usage.set_cached_tokens(cached);
   usage.set_completion_tokens(completion);
   return UsageJson(usage);
 }

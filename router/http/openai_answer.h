@@ -25,6 +25,12 @@ namespace tandem::router {
 // ("context_length_exceeded").
 HttpResponse ErrorResponse(const absl::Status& status);
 
+// Parts of answers; timings and work are not OpenAI's, whose clients ignore
+// them: how a request was served, and what its workers counted.
+nlohmann::json UsageJson(const v1::Usage& usage);
+nlohmann::json TimingsJson(const v1::GenerateDone& done);
+nlohmann::json WorkJson(const v1::Work& work);
+
 class OpenAiAnswer {
  public:
   // `model` is the served name; `created` in seconds since 1970.
@@ -59,6 +65,7 @@ class OpenAiAnswer {
     int sequences = 1;
     std::string logprobs;  // vLLM's prompt_logprobs, likewise
     int prompt_tokens = 0;
+    int cached_tokens = 0;     // of them, when computing began
     nlohmann::json token_ids;  // where asked for
     v1::GenerateDone done;
     std::vector<Choice> choices;
@@ -79,6 +86,8 @@ class OpenAiAnswer {
   // One event with one choice.
   std::string Chunk(int prompt, int index, nlohmann::json choice);
   nlohmann::json Head(bool chunk) const;
+  // What is told beside the usage.
+  void AddServing(nlohmann::json* answer) const;
   std::string WholeChoice(int prompt, int index) const;
   nlohmann::json UsageSoFar() const;
   nlohmann::json UsageOfAll() const;

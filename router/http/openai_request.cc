@@ -171,6 +171,49 @@ void ReadBeam(JsonFields* fields, v1::GenerateRequest* request) {
   }
 }
 
+// Tandem's own: true (all layers), "mean" (of all), or {layers, mean}.
+void ReadAttention(JsonFields* fields, bool stream, v1::OutputOptions* output) {
+  const json* const asked = fields->Find("attention");
+  if (asked == nullptr || *asked == false) return;
+  if (!stream) {
+    return fields->Refuse("attention", *asked,
+                          "only together with stream = true");
+  }
+  v1::AttentionOptions* const attention = output->mutable_attention();
+  if (*asked == true) return;
+  if (*asked == "mean") return attention->set_mean(true);
+  if (!asked->is_object()) {
+    return fields->Refuse(
+        "attention", *asked,
+        "true, false, \"mean\" or an object with layers and mean");
+  }
+  JsonFields inner(*asked, "attention.");
+  if (const auto on = inner.Bool("mean")) attention->set_mean(*on);
+  for (const uint32_t layer : inner.TokenIds("layers")) {
+    attention->add_layers(static_cast<int32_t>(layer));
+  }
+  fields->Keep(inner.status());
+}
+
+// Tandem's own: who computes, and what of the caches it uses.
+void ReadComputing(JsonFields* fields, v1::GenerateRequest* base) {
+  if (const auto on = fields->Bool("bypass_prefix_cache")) {
+    base->mutable_cache()->set_bypass_prefix_cache(*on);
+  }
+  if (const auto on = fields->Bool("no_kv_cache")) {
+    base->mutable_cache()->set_no_kv_cache(*on);
+  }
+  const std::optional<std::string> placement = fields->String("placement");
+  if (!placement || *placement == "auto") return;
+  if (*placement == "split") {
+    base->set_placement(v1::PLACEMENT_SPLIT);
+  } else if (*placement == "local") {
+    base->set_placement(v1::PLACEMENT_LOCAL);
+  } else {
+    fields->Refuse("placement", *placement, "one of auto, split, local");
+  }
+}
+
 // What both kinds of body share.
 void ReadCommon(JsonFields* fields, OpenAiRequest* request,
                 v1::GenerateRequest* base) {
@@ -196,7 +239,10 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request,
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
   if (request->return_token_ids) output->set_return_token_ids(true);
 
+  ReadComputing(fields, base);
+
   request->stream = fields->Bool("stream").value_or(false);
+  ReadAttention(fields, request->stream, output);
   if (request->stream && request->prompt_logprobs) {
     fields->Refuse("prompt_logprobs", output->prompt_logprobs(),
                    "not together with stream = true; completions stream those "

@@ -3,8 +3,11 @@
 // gRPC, streams that survive a worker, and errors where clients look for them.
 #include <signal.h>
 
+#include <array>
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -271,6 +274,88 @@ TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
   EXPECT_EQ(answer.Data().back(), "[DONE]");
   ASSERT_TRUE(cluster_->Restart(victim).ok());
   ASSERT_TRUE(cluster_->WaitUntilReady(1, 2, std::chrono::seconds(20)).ok());
+}
+
+// GET, with more header lines.
+Answer Get(int port, const std::string& path, const std::string& more = "") {
+  Socket socket(port);
+  socket.Send(absl::StrCat("GET ", path, " HTTP/1.1\r\nConnection: close\r\n",
+                           more, "\r\n"));
+  return Parse(socket.Receive());
+}
+
+std::string AssetBytes(const std::string& name) {
+  std::ifstream file(
+      absl::StrCat(TANDEM_SOURCE_DIR "/router/page/assets/", name),
+      std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(HttpTest, ThePageAndWhatItAsksFor) {
+  Begin({.router_arguments = {"--enable-attention-output"},
+         .worker_arguments = {"--enable-attention-output"}});
+  const int port = cluster_->http_port();
+  for (const auto& [path, name, type] : std::vector<std::array<std::string, 3>>{
+           {"/", "index.html", "text/html; charset=utf-8"},
+           {"/page/main.js", "main.js", "text/javascript; charset=utf-8"},
+           {"/page/page.css", "page.css", "text/css; charset=utf-8"},
+           {"/page/icon.svg", "icon.svg", "image/svg+xml"}}) {
+    const Answer file = Get(port, path);
+    EXPECT_EQ(file.code, 200) << path;
+    EXPECT_TRUE(file.body == AssetBytes(name)) << path;
+    EXPECT_THAT(file.head, HasSubstr("Content-Type: " + type + "\r\n"));
+    EXPECT_THAT(file.head, HasSubstr("\r\nContent-Security-Policy: "
+                                     "default-src 'none'; script-src 'self'"));
+    EXPECT_THAT(file.head, HasSubstr("X-Content-Type-Options: nosniff\r\n"));
+  }
+  const Answer page = Get(port, "/");
+  const size_t at = page.head.find("ETag: ") + 6;
+  const std::string etag =
+      page.head.substr(at, page.head.find("\r\n", at) - at);
+  const Answer known =
+      Get(port, "/", absl::StrCat("If-None-Match: \"x\", ", etag, "\r\n"));
+  EXPECT_EQ(known.code, 304);
+  EXPECT_EQ(known.body, "");
+  const Answer packed = Get(port, "/", "Accept-Encoding: gzip, br\r\n");
+  EXPECT_THAT(packed.head, HasSubstr("Content-Encoding: gzip\r\n"));
+  EXPECT_LT(packed.body.size(), page.body.size());
+  EXPECT_EQ(packed.body.substr(0, 2), "\x1f\x8b");
+  EXPECT_EQ(Get(port, "/page/../main.cc").code, 404);
+  EXPECT_EQ(Get(port, "/page/").code, 404);
+
+  const json can = Get(port, "/v1/tandem/capabilities").Json();
+  EXPECT_EQ(can["model"], "tales");
+  EXPECT_EQ(can["chat"], true);
+  EXPECT_EQ(can["layers"], 6);
+  EXPECT_EQ(can["attention"], true);
+  EXPECT_EQ(can["no_kv_cache"], false);
+
+  // The feed hears of a request, whose tokens bring weights along.
+  Socket watcher(port);
+  watcher.Send("GET /v1/tandem/events HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(watcher.Receive("event: state"),
+              HasSubstr("Content-Type: text/event-stream"));
+  json asked = Greedy(3);
+  asked["stream"] = true;
+  asked["attention"] = "mean";
+  int tokens = 0;
+  for (const std::string& data : Post("/v1/completions", asked).Data()) {
+    const json chunk = json::parse(data, nullptr, false);
+    if (chunk.is_discarded() || chunk["choices"].empty()) continue;
+    for (const json& token :
+         chunk["choices"][0].value("attention", json::array())) {
+      ++tokens;
+      double sum = 0;
+      for (const json& weight : token[0]["weights"]) {
+        sum += weight.get<double>();
+      }
+      EXPECT_NEAR(sum, 1, 1e-3);
+    }
+  }
+  EXPECT_EQ(tokens, 3);
+  const std::string heard = watcher.Receive("\"work\":");
+  EXPECT_THAT(heard, HasSubstr("event: ended"));
+  EXPECT_THAT(heard, HasSubstr("\"completion_tokens\":3"));
 }
 
 TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {

@@ -313,5 +313,34 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
   EXPECT_EQ(events[1], "[DONE]");
 }
 
+TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {
+  OpenAiAnswer answer(Request(false, R"({"prompt": "a", "stream": true,
+      "attention": true, "stream_options": {"include_usage": true}})"),
+                      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  const auto chunk = Data(answer.Add(0, Event(R"(
+    delta { text: "b" token_ids: [3, 4]
+      attention { layers { layer: 0 weights: [0.75, 0.25] }
+                  layers { layer: 5 weights: [0.1234567, 0.8765433] } }
+      attention { layers { layer: -1 weights: 1 } } })")));
+  ASSERT_EQ(chunk.size(), 1u);
+  EXPECT_EQ(json::parse(chunk[0])["choices"][0]["attention"],
+            json::parse(R"([[{"layer": 0, "weights": [0.75, 0.25]},
+                             {"layer": 5, "weights": [0.123457, 0.876543]}],
+                            [{"layer": -1, "weights": [1]}]])"));
+  v1::GenerateResponse done = Event(kDone);
+  done.mutable_done()->mutable_work()->set_kv_rows(12);
+  done.mutable_done()->mutable_work()->set_matrix_flops(34);
+  done.mutable_done()->mutable_timings()->set_way("shm");
+  answer.Add(0, Event(R"(delta { text: "c" token_ids: 5 })"));
+  answer.Add(0, done);
+  const auto end = Data(answer.Finish());
+  ASSERT_EQ(end.size(), 2u);
+  const json last = json::parse(end[0]);
+  EXPECT_EQ(last["work"]["kv_rows"], 12);
+  EXPECT_EQ(last["work"]["matrix_flops"], 34);
+  EXPECT_EQ(last["timings"]["way"], "shm");
+}
+
 }  // namespace
 }  // namespace tandem::router

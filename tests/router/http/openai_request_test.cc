@@ -358,5 +358,47 @@ TEST(ParseLora, VllmsFields) {
   EXPECT_FALSE(ParseUnloadLoraAdapter("[]").ok());
 }
 
+TEST(OpenAiRequestTest, WhoComputesAndWhatIsShownOfIt) {
+  const auto request = ParseCompletion(R"({"prompt": "a", "stream": true,
+    "attention": {"layers": [0, 3], "mean": true}, "placement": "split",
+    "bypass_prefix_cache": true, "no_kv_cache": true})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  ExpectSame(request->prompts[0], R"pb(
+    text: "a"
+    sampling {}
+    stopping {}
+    output {
+      attention {
+        layers: [ 0, 3 ]
+        mean: true
+      }
+    }
+    placement: PLACEMENT_SPLIT
+    cache { bypass_prefix_cache: true no_kv_cache: true })pb");
+  const auto attention = [](const std::string& value) {
+    const auto parsed = ParseCompletion(
+        R"({"prompt": "a", "stream": true, "attention": )" + value + "}");
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed->prompts[0].output();
+  };
+  EXPECT_TRUE(attention("true").has_attention());
+  EXPECT_FALSE(attention("true").attention().mean());
+  EXPECT_TRUE(attention("\"mean\"").attention().mean());
+  EXPECT_FALSE(attention("false").has_attention());
+  for (const char* wrong :
+       {R"({"prompt": "a", "attention": true})",
+        R"({"prompt": "a", "stream": true, "attention": "all"})",
+        R"({"prompt": "a", "stream": true, "attention": {"layers": [-1]}})"}) {
+    const auto refused = ParseCompletion(wrong);
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("attention"))
+        << wrong;
+  }
+  EXPECT_THAT(
+      std::string(ParseCompletion(R"({"prompt": "a", "placement": "both"})")
+                      .status()
+                      .message()),
+      HasSubstr("placement"));
+}
+
 }  // namespace
 }  // namespace tandem::router
