@@ -7,6 +7,7 @@ import {generate, runs, speed, state} from './runs.js';
 import {markdown} from './markdown.js';
 import {fields, settingsForm, systemPrompt} from './settings.js';
 import {tokenStrip} from './tokens.js';
+import {show} from './generation.js';
 
 const EXAMPLES = [
   ['Story', 'Tell me a story about a cat.', 'prose, token by token'],
@@ -79,7 +80,8 @@ function answer(run) {
         if (strip) { strip.remove(); strip = null; } else { strip = tokenStrip(run); tools.after(strip); }
         open.setAttribute('aria-expanded', String(!!strip));
       });
-      tools.append(open);
+      tools.append(open, h('button', {type: 'button', class: 'quiet', onclick: () => { show(run); location.hash = '#generation'; }},
+        'See it generated'));
     }
     announce(run.error ? `Failed: ${run.error}` : `Answer finished: ${run.text}`);
   });

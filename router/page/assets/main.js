@@ -7,8 +7,10 @@ import {state, runs} from './runs.js';
 import {loadSettings, settingsForm} from './settings.js';
 import {chatView} from './chat.js';
 import {machineView} from './machine.js';
+import {generationView} from './generation.js';
+import {cacheView} from './cache.js';
 
-const NAMES = ['chat', 'machine'];
+const NAMES = ['chat', 'machine', 'generation', 'cache'];
 const views = {};
 let feed = null;  // an AbortController while somebody looks
 
@@ -84,6 +86,8 @@ async function start() {
   byId('model').textContent = state.capabilities.model;
   views.chat = chatView(byId('view-chat'));
   views.machine = machineView(byId('view-machine'));
+  views.generation = generationView(byId('view-generation'));
+  views.cache = cacheView(byId('view-cache'));
   addEventListener('hashchange', go);
   addEventListener('visibilitychange', go);
   go();

@@ -4,6 +4,7 @@
 
 import {bytes, h, milliseconds, short} from './dom.js';
 import {all, state} from './runs.js';
+import {show} from './generation.js';
 
 const MOST = 24;
 const NAMES = {queue: 'queue', prefill: 'prefill', handoff: 'handoff', decode: 'decode'};
@@ -96,7 +97,10 @@ export function timelines() {
   };
   const add = (id, label) => {
     const entry = {id, label, request: null, ended: null, parts: [], total: 0, dirty: true};
-    entry.extra = () => [];
+    entry.extra = () => {
+      const run = all.find((r) => r.label === label);
+      return run ? [h('button', {type: 'button', class: 'quiet', onclick: () => { show(run); location.hash = '#generation'; }}, 'See it generated')] : [];
+    };
     entry.row = makeRow(entry);
     entries.set(id, entry);
     list.prepend(entry.row.node);
