@@ -57,4 +57,10 @@ absl::StatusOr<std::string> ChatTemplate::Render(
   return prompt;
 }
 
+std::string ChatTemplate::Source(bool has_tools) const {
+  std::string source;
+  ffi::tandem_text_template_source(handle_.get(), has_tools, ffi::Into(source));
+  return source;
+}
+
 }  // namespace tandem::text

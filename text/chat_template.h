@@ -77,6 +77,10 @@ class ChatTemplate {
   // a limit was reached.
   absl::StatusOr<std::string> Render(const ChatTemplateInput& input) const;
 
+  // The source of the template that Render takes with or without tools; empty
+  // where there is none for them.
+  std::string Source(bool has_tools) const;
+
  private:
   struct Free {
     void operator()(ffi::ChatTemplateHandle* handle) const;

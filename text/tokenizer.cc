@@ -127,6 +127,11 @@ std::string Tokenizer::TokenBytes(int32_t id) const {
   return {table_->later_bytes + begin, table_->later_ends[id] - begin};
 }
 
+bool Tokenizer::IsSpecial(int32_t id) const {
+  return id >= 0 && id < vocab_size() &&
+         (table_->flags[id] & ffi::kSpecial) != 0;
+}
+
 int32_t Tokenizer::vocab_size() const {
   return static_cast<int32_t>(table_->num_ids);
 }

@@ -70,6 +70,9 @@ class Tokenizer {
   // a part of a character. Empty for an id without a token.
   std::string TokenBytes(int32_t id) const;
 
+  // Whether decoding without special tokens leaves `id` out.
+  bool IsSpecial(int32_t id) const;
+
   // One more than the highest id. The model's own may be larger (padding).
   int32_t vocab_size() const;
 

@@ -176,6 +176,13 @@ impl ChatTemplate {
         })
     }
 
+    /// The source of the template for chats with or without tools; none where
+    /// the model has none for them.
+    pub fn source(&self, has_tools: bool) -> &str {
+        // SAFETY: owned by the program, and nobody writes to it.
+        self.choose(has_tools).map_or("", |program| unsafe { &*program.source })
+    }
+
     pub fn render(&self, input: &RenderInput) -> Outcome<String> {
         let messages: Json = parse(input.messages, "messages")?;
         let Some(list) = messages.as_array().filter(|x| x.iter().all(Json::is_object)) else {
