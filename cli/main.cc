@@ -10,7 +10,6 @@
 #include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/lora.h"
-#include "cli/model_source.h"
 #include "cli/plan/command.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
@@ -23,12 +22,12 @@ namespace {
 
 struct ServeCommand {
   ServeFlags flags;
-  ModelSource source;
   TlsFlags tls;
   LogFlags log;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Handed on to the children where given.
   std::string policy = "prefix_aware";
+  std::string tool_call_parser = "auto";
   std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
   std::string quantization = "none";
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
@@ -49,13 +48,12 @@ struct ServeCommand {
 
   void AddTo(CommandLine* line);
   void Complete(const CommandLine& line);
-  // Fetches the model if it is not here, and runs.
-  absl::StatusOr<int> Run();
 };
 
 void ServeCommand::AddTo(CommandLine* line) {
   line->Example("tandem serve models/tales --prefill 2 --decode 2");
-  source.AddTo(line);
+  line->AddPositional("MODEL_DIR", &flags.model_dir,
+                      "Hugging Face directory with the model", true);
   line->Group("Cluster");
   line->AddInt("prefill", &flags.prefill, "Prefill workers", {0, 64});
   line->AddInt("decode", &flags.decode, "Decode workers", {1, 64});
@@ -64,6 +62,9 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("policy", &policy,
                   {"prefix_aware", "least_loaded", "round_robin"},
                   "How requests are placed");
+  line->AddChoice("tool-call-parser", &tool_call_parser,
+                  {"auto", "llama3_json", "hermes", "mistral", "none"},
+                  "How the model writes tool calls");
   line->Add("enable-no-kv-cache", &no_kv_cache,
             "Requests may ask to be computed without a KV cache");
   line->Add("enable-attention-output", &attention_output,
@@ -148,6 +149,10 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {"--policy", policy});
   }
+  if (line.given("tool-call-parser")) {
+    flags.router_arguments.insert(flags.router_arguments.end(),
+                                  {"--tool-call-parser", tool_call_parser});
+  }
   if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
   if (lora_updating) {
     flags.router_arguments.push_back("--allow-runtime-lora-updating");
@@ -180,17 +185,6 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("kv-offload-file-bytes", absl::StrCat(offload_file_bytes));
   worker("kv-cache", kv_cache);
   worker("handoff", handoff);
-}
-
-absl::StatusOr<int> ServeCommand::Run() {
-  absl::StatusOr<std::string> directory = source.Directory();
-  if (!directory.ok()) return directory.status();
-  flags.model_dir = *std::move(directory);
-  // A snapshot's folder is named by its commit.
-  if (flags.served_model_name.empty() && flags.model_dir != source.model) {
-    flags.served_model_name = source.model;
-  }
-  return Serve(flags);
 }
 
 int RunTandem(int argc, char** argv) {
@@ -248,17 +242,9 @@ int RunTandem(int argc, char** argv) {
       "explain", "What the KV cache saves, and what bounds each phase here");
   explain_command.AddTo(explain_line);
 
-  ModelSource pull;
-  CommandLine* const pull_line = line.AddCommand(
-      "pull", "Fetch a model from the Hugging Face hub into its cache");
-  pull_line->Example("tandem pull HuggingFaceTB/SmolLM2-135M-Instruct");
-  pull.AddTo(pull_line);
-
-  ModelSource plan_source;
   plan::PlanCommand plan_command;
   CommandLine* const plan_line = line.AddCommand(
       "plan", "What a model takes of a device, and which contexts fit");
-  plan_source.AddTo(plan_line);
   plan_command.AddTo(plan_line);
 
   StatusFlags status_flags;
@@ -282,7 +268,7 @@ int RunTandem(int argc, char** argv) {
   const CommandLine* const chosen = line.chosen();
   if (chosen == serve_line) {
     serve.Complete(*serve_line);
-    const absl::StatusOr<int> code = serve.Run();
+    const absl::StatusOr<int> code = Serve(serve.flags);
     return code.ok() ? *code : ReportFailure("tandem serve", code.status());
   }
   if (chosen == bench_line) {
@@ -298,18 +284,13 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
-  } else if (chosen == pull_line) {
-    status = Pull(pull);
   } else if (chosen == plan_line) {
     status = plan_command.Complete();
     if (!status.ok()) {
       ReportFailure("tandem plan", status);
       return kExitUsage;
     }
-    const absl::StatusOr<std::string> directory =
-        plan_source.Directory(/*config_only=*/true);
-    status = directory.ok() ? plan_command.Run(plan_source.model, *directory)
-                            : directory.status();
+    status = plan_command.Run(plan_command.model());
   } else if (chosen == lora_line) {
     status = lora.Run();
   } else if (chosen == generate_line) {

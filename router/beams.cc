@@ -61,7 +61,7 @@ void Request::FinishBeams() {
         if ((t + 1) % kTokensPerDelta == 0) output.Flush();
       }
     }
-    output.Finished(reason);
+    reason = output.Finished(reason);
     if (i == 0) finish_reason_ = reason;
   }
   EndCalls();

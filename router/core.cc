@@ -178,6 +178,9 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
                                std::unique_ptr<ClientStream> client) {
   counters_.set_accepted(counters_.accepted() + 1);
   const std::string internal_id = random_->Bytes(16);
+  if (admitted.effective.tool_calls) {
+    admitted.effective.tool_calls->id_seed = random_->Next();
+  }
   auto request = std::make_unique<Request>(context_, std::move(admitted),
                                            internal_id, std::move(client));
   Request* const raw = request.get();

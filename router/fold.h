@@ -16,6 +16,7 @@
 #include "common/error.h"
 #include "common/loop.h"
 #include "router/dialer.h"
+#include "router/tool_call_output.h"
 
 namespace tandem::router {
 
@@ -46,6 +47,7 @@ class FoldingStream final : public ClientStream {
         s->mutable_text()->append(event.delta().text());
         s->mutable_token_ids()->MergeFrom(event.delta().token_ids());
         s->mutable_logprobs()->MergeFrom(event.delta().logprobs());
+        JoinToolCalls(event.delta().tool_calls(), s->mutable_tool_calls());
         return;
       }
       case v1::GenerateResponse::kPromptLogprobs:

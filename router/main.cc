@@ -47,6 +47,7 @@ constexpr char kRegistry[] = "tandem.v1.RegistryService";
 struct Flags {
   std::string model_dir;
   std::string served_model_name;
+  std::string tool_call_parser = "auto";
   std::string host = "127.0.0.1";
   std::string internal_host = "127.0.0.1";
   int grpc_port = 50051;
@@ -75,6 +76,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
                       true);
   line->Add("served-model-name", &flags->served_model_name,
             "Name of the model in the API; the directory's by default");
+  line->AddChoice("tool-call-parser", &flags->tool_call_parser,
+                  {"auto", "llama3_json", "hermes", "mistral", "none"},
+                  "How the model writes tool calls, with vLLM's names; auto "
+                  "goes by its chat template, none leaves calls in the text");
   line->Group("Listening");
   line->Add("host", &flags->host, "Address for clients");
   line->AddInt("grpc-port", &flags->grpc_port, "Clients; 0 takes a free one",
@@ -215,8 +220,8 @@ absl::Status Process::Start() {
   tls_ = *std::move(tls);
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
   if (!policy.ok()) return policy.status();
-  absl::StatusOr<std::unique_ptr<ModelText>> model =
-      ModelText::Load(flags_.model_dir, flags_.served_model_name);
+  absl::StatusOr<std::unique_ptr<ModelText>> model = ModelText::Load(
+      flags_.model_dir, flags_.served_model_name, flags_.tool_call_parser);
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
 
@@ -261,12 +266,17 @@ absl::Status Process::Start() {
       ->AddGauge("tandem_startup_seconds", "Start to serving",
                  {{"phase", "total"}})
       .Set(absl::ToDoubleSeconds(absl::Now() - begun));
-  LogInfo("ready", {{"endpoint", public_server_->address()},
-                    {"internal", internal_server_->address()},
-                    {"admin", admin_server_->address()},
-                    {"http", http_->url()},
-                    {"model", options.model},
-                    {"policy", flags_.policy}});
+  LogInfo(
+      "ready",
+      {{"endpoint", public_server_->address()},
+       {"internal", internal_server_->address()},
+       {"admin", admin_server_->address()},
+       {"http", http_->url()},
+       {"model", options.model},
+       {"tool_calls",
+        std::string(ToolCallStyleName(
+            model_->limits().tool_call_style.value_or(ToolCallStyle::kNone)))},
+       {"policy", flags_.policy}});
   signals_->OnDrain(&loop_, [this] { Drain(); });
   return absl::OkStatus();
 }

@@ -54,6 +54,8 @@ std::string_view FinishName(v1::FinishReason reason) {
       return "time_limit";
     case v1::FINISH_REASON_CANCELLED:
       return "cancelled";
+    case v1::FINISH_REASON_TOOL_CALLS:
+      return "tool_calls";
     default:
       return "other";
   }

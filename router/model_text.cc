@@ -6,14 +6,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/model_config.h"
-#include "nlohmann/json.hpp"
+#include "router/chat_json.h"
 #include "router/errors.h"
+#include "router/tool_calls.h"
 
 namespace tandem::router {
 namespace {
@@ -36,25 +38,39 @@ class Decoder final : public TextStream {
   text::StreamDecoder decoder_;
 };
 
-nlohmann::json MessagesJson(const v1::Chat& chat) {
-  nlohmann::json messages = nlohmann::json::array();
-  for (const v1::ChatMessage& message : chat.messages()) {
-    std::string content = message.content();
-    for (const v1::ContentPart& part : message.parts()) content += part.text();
-    nlohmann::json item = {{"role", message.role()}, {"content", content}};
-    if (!message.name().empty()) item["name"] = message.name();
-    if (!message.reasoning_content().empty()) {
-      item["reasoning_content"] = message.reasoning_content();
+// What the chat template tells of the model's tool calls, as far as
+// `parser_name` leaves it open.
+absl::Status LearnToolCalls(const text::ChatTemplate& chat,
+                            const std::string& parser_name,
+                            const text::Tokenizer& tokenizer,
+                            ModelLimits* limits) {
+  const std::string source = chat.Source(/*has_tools=*/true);
+  limits->template_has_tools = source.find("tools") != std::string::npos;
+  if (parser_name != "auto") {
+    limits->tool_call_style = ToolCallStyleByName(parser_name);
+    if (!limits->tool_call_style) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tool-call-parser ", parser_name, ": is not known"));
     }
-    messages.push_back(std::move(item));
+  } else if (const ToolCallStyle style = DetectToolCallStyle(source);
+             style != ToolCallStyle::kNone) {
+    limits->tool_call_style = style;
   }
-  return messages;
+  for (const std::string_view marker : ToolCallMarkers(
+           limits->tool_call_style.value_or(ToolCallStyle::kNone))) {
+    const std::optional<int32_t> id = tokenizer.TokenToId(marker);
+    if (id && tokenizer.IsSpecial(*id)) {
+      limits->tool_call_markers.emplace(*id, marker);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
-    const std::string& directory, const std::string& served_name) {
+    const std::string& directory, const std::string& served_name,
+    const std::string& tool_call_parser) {
   absl::StatusOr<text::Tokenizer> tokenizer = text::Tokenizer::Load(directory);
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<engine::ModelSpec> spec = engine::LoadModelSpec(directory);
@@ -73,6 +89,11 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   limits.vocabulary_size = spec->vocab_size;
   limits.layers = spec->layers;
   limits.has_chat_template = chat.ok();
+  if (chat.ok()) {
+    absl::Status status =
+        LearnToolCalls(*chat, tool_call_parser, *tokenizer, &limits);
+    if (!status.ok()) return status;
+  }
   limits.eos_token_ids = spec->eos_ids;
   if (limits.eos_token_ids.empty() && tokenizer->eos_id() &&
       *tokenizer->eos_id() < spec->vocab_size) {
@@ -139,7 +160,8 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
   if (!chat_template_) {
     return FieldInvalid("chat", "(set)", "this model has no chat template");
   }
-  const std::string messages = MessagesJson(chat).dump();
+  const std::string messages = MessagesJson(chat);
+  const std::string tools = ToolsJson(chat);
   std::string extra;
   if (chat.has_chat_template_kwargs()) {
     const auto status = google::protobuf::util::MessageToJsonString(
@@ -151,6 +173,7 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
   }
   text::ChatTemplateInput input;
   input.messages_json = messages;
+  input.tools_json = tools;
   input.extra_json = extra;
   input.now_unix_s = absl::ToUnixSeconds(absl::Now());
   input.continue_final_message = chat.continue_final_message();

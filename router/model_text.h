@@ -23,9 +23,11 @@ namespace tandem::router {
 
 class ModelText final : public TextCodec {
  public:
-  // `served_name` may be empty: the directory's name.
+  // `served_name` may be empty: the directory's name. `tool_call_parser` is a
+  // style's name, or "auto": what the chat template's calls look like.
   static absl::StatusOr<std::unique_ptr<ModelText>> Load(
-      const std::string& directory, const std::string& served_name);
+      const std::string& directory, const std::string& served_name,
+      const std::string& tool_call_parser = "auto");
 
   // The model's own limits; context_length is what its config says, and
   // nothing is offered beyond.

@@ -28,6 +28,9 @@ Output::Output(const EffectiveRequest& request,
              request.stopping.include_stop_str_in_output()) {
   if (request.output.text() && codec != nullptr) {
     text_ = codec->NewStream(prompt, request.output.skip_special_tokens());
+    if (request.tool_calls) {
+      calls_ = std::make_unique<ToolCallOutput>(*request.tool_calls, index);
+    }
   }
 }
 
@@ -96,18 +99,28 @@ Output::Verdict Output::Add(const v1::Token& token) {
     return Verdict::kEndToken;
   }
   const std::string piece = text_->Push(token.token_id());
+  if (calls_ != nullptr) calls_->Arrives(token.token_id(), piece.size());
   if (tokens_ <= request_.stopping.min_tokens()) {
-    delta_.mutable_text()->append(piece);
+    Release(piece);
     return Verdict::kGoesOn;
   }
   StopStrings::Result result = stops_.Push(piece);
-  delta_.mutable_text()->append(result.text);
+  Release(result.text);
   if (result.matched >= 0) {
     stop_string_ = result.matched;
     end_token_ = -1;
     return Verdict::kStopString;
   }
   return ends ? Verdict::kEndToken : Verdict::kGoesOn;
+}
+
+// Behind stop strings.
+void Output::Release(const std::string& text) {
+  if (calls_ == nullptr) {
+    delta_.mutable_text()->append(text);
+  } else {
+    calls_->Release(text, &delta_);
+  }
 }
 
 void Output::Record(const v1::Token& token) {
@@ -153,8 +166,9 @@ void Output::Flush() {
   if (!stops_.holding() || stop_string_ >= 0) {
     delta_.MergeFrom(std::exchange(held_, v1::GenerateDelta()));
   }
-  if (delta_.text().empty() && delta_.token_ids().empty() &&
-      delta_.logprobs().empty() && delta_.attention().empty()) {
+  if (delta_.text().empty() && delta_.tool_calls().empty() &&
+      delta_.token_ids().empty() && delta_.logprobs().empty() &&
+      delta_.attention().empty()) {
     return;
   }
   v1::GenerateResponse response;
@@ -166,20 +180,25 @@ void Output::Flush() {
 v1::FinishReason Output::Finished(v1::FinishReason reason) {
   if (text_ != nullptr && stop_string_ < 0) {
     // The rest of a character may still complete a stop string.
-    StopStrings::Result result = stops_.Push(text_->Finish());
-    delta_.mutable_text()->append(result.text);
+    const std::string rest = text_->Finish();
+    StopStrings::Result result = stops_.Push(rest);
+    Release(result.text);
     if (result.matched >= 0) {
       stop_string_ = result.matched;
       reason = v1::FINISH_REASON_STOP;
     }
-    delta_.mutable_text()->append(stops_.Flush());
+    Release(stops_.Flush());
   }
+  if (calls_ != nullptr) calls_->Finish(&delta_);
   Flush();
   v1::GenerateResponse response;
   v1::GenerateFinished* const finished = response.mutable_finished();
   finished->set_index(index_);
+  const bool called = calls_ != nullptr && calls_->any();
+  const bool stopped = reason == v1::FINISH_REASON_STOP;
+  if (called && stopped) reason = v1::FINISH_REASON_TOOL_CALLS;
   finished->set_finish_reason(reason);
-  if (reason == v1::FINISH_REASON_STOP) {
+  if (stopped) {
     if (stop_string_ >= 0) {
       finished->set_stop_string(request_.stopping.stop(stop_string_));
     } else if (std::find(request_.stopping.stop_token_ids().begin(),

@@ -2,6 +2,7 @@
 // From tokens to what a client reads: text, stop strings, token ids,
 // logprobs, and the four events in their order. Text that may be the
 // beginning of a stop string is held back, and so are the ids of its tokens.
+// Text that may be a tool call is held back as well, but for its tokens.
 
 #ifndef TANDEM_ROUTER_OUTPUT_H_
 #define TANDEM_ROUTER_OUTPUT_H_
@@ -15,6 +16,7 @@
 #include "router/dialer.h"
 #include "router/stop_strings.h"
 #include "router/text_codec.h"
+#include "router/tool_call_output.h"
 #include "router/validate.h"
 #include "tandem/v1/inference.pb.h"
 
@@ -51,6 +53,7 @@ class Output {
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
+  void Release(const std::string& text);
   void Record(const v1::Token& token);
   void Fill(const v1::Token& token, v1::TokenLogprob* record) const;
   void RecordAttention(const v1::Token& token);
@@ -63,8 +66,9 @@ class Output {
   const int index_;
   std::unique_ptr<TextStream> text_;  // null without text
   StopStrings stops_;
-  v1::GenerateDelta delta_;  // not sent yet
-  v1::GenerateDelta held_;   // ids and logprobs of held-back text
+  std::unique_ptr<ToolCallOutput> calls_;  // null: none are looked for
+  v1::GenerateDelta delta_;                // not sent yet
+  v1::GenerateDelta held_;                 // ids and logprobs of held-back text
   int tokens_ = 0;
   int stop_string_ = -1;
   int32_t end_token_ = -1;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "router/tool_call_output.h"
 #include "router/work.h"
 
 namespace tandem::router {
@@ -151,6 +152,7 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
     part.sequence.mutable_text()->append(delta->text());
     part.sequence.mutable_token_ids()->MergeFrom(delta->token_ids());
     part.sequence.mutable_logprobs()->MergeFrom(delta->logprobs());
+    JoinToolCalls(delta->tool_calls(), part.sequence.mutable_tool_calls());
   }
   // Not inside the first one's own call.
   const int echoes = admitted_.effective.output.echo() ? 1 : 0;
@@ -242,6 +244,7 @@ void SequenceGroup::SendBest() {
     delta.set_text(best.text());
     *delta.mutable_token_ids() = best.token_ids();
     *delta.mutable_logprobs() = best.logprobs();
+    SplitToolCalls(best.tool_calls(), delta.mutable_tool_calls());
     SendDelta(std::move(delta));
     best.mutable_finished()->set_index(i);
     SendFinished(best.finished());

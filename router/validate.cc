@@ -523,45 +523,6 @@ absl::Status ValidateModel(const std::string& model,
                    {{"served", limits.model}});
 }
 
-absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
-  if (!limits.has_chat_template) {
-    return FieldInvalid("chat", "(set)",
-                        "this model has no chat template; use text");
-  }
-  if (chat.messages().empty()) {
-    return FieldInvalid("chat.messages", "(empty)",
-                        "at least one message is needed");
-  }
-  for (const v1::ChatMessage& message : chat.messages()) {
-    if (message.role().empty()) {
-      return FieldInvalid("chat.messages.role", "(empty)", "is needed");
-    }
-    if (!message.content().empty() && !message.parts().empty()) {
-      return FieldInvalid("chat.messages.parts", "(set)",
-                          "either content or parts, not both");
-    }
-    for (const v1::ContentPart& part : message.parts()) {
-      if (!part.has_text()) {
-        return FieldInvalid("chat.messages.parts", "(not text)",
-                            "only text parts are allowed");
-      }
-    }
-    TANDEM_ROUTER_RETURN_IF_ERROR(
-        CheckUnset("chat.messages.tool_calls", !message.tool_calls().empty()));
-    TANDEM_ROUTER_RETURN_IF_ERROR(CheckUnset("chat.messages.tool_call_id",
-                                             !message.tool_call_id().empty()));
-  }
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("chat.tools", !chat.tools().empty()));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("chat.tool_choice", chat.has_tool_choice()));
-  if (chat.add_generation_prompt() && chat.continue_final_message()) {
-    return FieldInvalid("chat.continue_final_message", "true",
-                        "excludes add_generation_prompt");
-  }
-  return absl::OkStatus();
-}
-
 namespace {
 
 // Most requests have none, and the message goes to two workers.
@@ -571,6 +532,27 @@ bool HasLogitRules(const EffectiveRequest& effective) {
          s.frequency_penalty() != 0 || !s.logit_bias().empty() ||
          !s.allowed_token_ids().empty() || !s.banned_token_ids().empty() ||
          !s.bad_words().empty();
+}
+
+// None where calls are text like any other.
+std::optional<ToolCallOptions> EffectiveToolCalls(
+    const v1::GenerateRequest& request, const ModelLimits& limits) {
+  const ToolCallStyle style =
+      limits.tool_call_style.value_or(ToolCallStyle::kNone);
+  if (!WantsTools(request.chat()) || style == ToolCallStyle::kNone) return {};
+  ToolCallOptions options;
+  options.style = style;
+  for (const v1::Tool& tool : request.chat().tools()) {
+    options.names.push_back(tool.name());
+  }
+  options.parallel = !request.chat().has_parallel_tool_calls() ||
+                     request.chat().parallel_tool_calls();
+  // Otherwise they are in the text.
+  if (!request.output().has_skip_special_tokens() ||
+      request.output().skip_special_tokens()) {
+    options.markers = limits.tool_call_markers;
+  }
+  return options;
 }
 
 void NoteFeatures(EffectiveRequest* effective) {
@@ -662,6 +644,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
     }
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
+  effective.tool_calls = EffectiveToolCalls(request, limits);
   NoteFeatures(&effective);
   return effective;
 }

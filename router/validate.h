@@ -8,6 +8,7 @@
 #define TANDEM_ROUTER_VALIDATE_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "router/tool_calls.h"
 #include "tandem/v1/generation.pb.h"
 #include "tandem/v1/inference.pb.h"
 
@@ -33,6 +35,11 @@ struct ModelLimits {
   int vocabulary_size = 0;
   int layers = 0;
   bool has_chat_template = false;
+  // Whether the template shows tools to the model, how that writes its calls
+  // (unset: not known), and the special tokens among its marks.
+  bool template_has_tools = false;
+  std::optional<ToolCallStyle> tool_call_style;
+  std::map<int32_t, std::string> tool_call_markers;
   std::vector<int32_t> eos_token_ids;
   // LoRA adapters of the decode workers; unset: not known, not checked.
   std::optional<std::vector<std::string>> adapters;
@@ -63,6 +70,8 @@ inline constexpr int kMaxBadWordBytes = 64;
 inline constexpr int kMaxCacheSaltBytes = 64;
 inline constexpr int kMaxAttentionWeights = 16384;  // with a token: 64 KiB
 inline constexpr int kMaxAdapterName = 64;
+inline constexpr int kMaxTools = 128;
+inline constexpr size_t kMaxToolBytes = 256 << 10;  // of all together
 inline constexpr float kMaxTemperature = 2;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr float kMaxLogitBias = 100;
@@ -84,7 +93,8 @@ struct EffectiveRequest {
   std::vector<std::string> features;
   std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
-  std::optional<v1::BeamOptions> beam;  // every field set
+  std::optional<v1::BeamOptions> beam;        // every field set
+  std::optional<ToolCallOptions> tool_calls;  // none: not looked for
   // Nothing is to be generated.
   bool only_scores() const {
     return stopping.has_max_tokens() && stopping.max_tokens() == 0;
@@ -100,6 +110,8 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
 
 // The same checks for a chat alone, e.g. of TokenizeRequest.
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
+// Whether the model is to know of the chat's tools.
+bool WantsTools(const v1::Chat& chat);
 // Printable ASCII, of bounded length.
 absl::Status ValidateRequestId(std::string_view id);
 // NOT_FOUND where `model` is neither empty nor the one served nor an adapter.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/http/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -124,6 +125,39 @@ const json* JsonFields::Array(const char* name) {
   if (value == nullptr || value->is_array()) return value;
   Refuse(name, *value, "a list is needed");
   return nullptr;
+}
+
+namespace {
+
+constexpr size_t kMaxOrderedMembers = 512;
+
+// No deeper than the parser allowed.
+bool HasLargeObject(const json& value) {
+  if (value.is_object() && value.size() > kMaxOrderedMembers) return true;
+  if (!value.is_structured()) return false;
+  return std::any_of(value.begin(), value.end(), HasLargeObject);
+}
+
+}  // namespace
+
+absl::StatusOr<nlohmann::ordered_json> InOrder(std::string_view body,
+                                               const char* name,
+                                               const json& member) {
+  using nlohmann::ordered_json;
+  if (HasLargeObject(member)) {
+    return FieldInvalid(
+        name, "(object)",
+        absl::StrCat("objects of at most ", kMaxOrderedMembers, " members"));
+  }
+  // Nothing is built of the other members.
+  const auto wanted = [name](int depth, ordered_json::parse_event_t event,
+                             const ordered_json& parsed) {
+    return event != ordered_json::parse_event_t::key || depth != 1 ||
+           parsed == name;
+  };
+  ordered_json object = ordered_json::parse(body.begin(), body.end(), wanted,
+                                            /*allow_exceptions=*/false);
+  return std::move(object[name]);
 }
 
 }  // namespace tandem::router

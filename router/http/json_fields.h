@@ -14,9 +14,11 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 
 namespace tandem::router {
@@ -52,12 +54,21 @@ class JsonFields {
               const std::string& allowed);
   void Keep(const absl::Status& status) { status_.Update(status); }
   const absl::Status& status() const { return status_; }
+  const std::string& prefix() const { return prefix_; }
 
  private:
   const nlohmann::json& object_;
   const std::string prefix_;
   absl::Status status_;
 };
+
+// `member` of the object that `body` is, which was parsed before, with the
+// members of its own objects in the client's order: prompts and grammars are
+// made of some. FIELD_INVALID with its name where an object in it has more than
+// 512 members, since each is looked for among those before it.
+absl::StatusOr<nlohmann::ordered_json> InOrder(std::string_view body,
+                                               const char* name,
+                                               const nlohmann::json& member);
 
 }  // namespace tandem::router
 

@@ -10,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "router/http/openai_tools.h"
+#include "router/tool_call_output.h"
 
 namespace tandem::router {
 namespace {
@@ -330,7 +332,11 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   }
   json chunk = {{"logprobs", std::move(logprobs)}, {"finish_reason", nullptr}};
   if (chat_) {
-    chunk["delta"] = {{"content", delta.text()}};
+    json& part = chunk["delta"] = json::object();
+    if (!delta.tool_calls().empty()) {
+      part["tool_calls"] = ToolCallDeltasJson(delta.tool_calls());
+    }
+    if (!delta.text().empty() || part.empty()) part["content"] = delta.text();
   } else {
     chunk["text"] = delta.text();
   }
@@ -347,6 +353,8 @@ void OpenAiAnswer::Gather(Choice* choice, const v1::GenerateDelta& delta,
                           const json& logprobs) {
   choice->text += delta.text();
   bytes_ += delta.text().size();
+  JoinToolCalls(delta.tool_calls(), &choice->tool_calls);
+  bytes_ += delta.tool_calls().empty() ? 0 : delta.ByteSizeLong();
   if (return_token_ids_) {
     Append(Dump(json(delta.token_ids())), &choice->token_ids);
   }
@@ -528,6 +536,11 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
   if (chat_) {
     whole["message"] = {
         {"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    if (!choice.tool_calls.empty()) {
+      json& message = whole["message"];
+      message["tool_calls"] = ToolCallsJson(choice.tool_calls);
+      if (choice.text.empty()) message["content"] = nullptr;
+    }
   } else {
     whole["text"] = choice.text;
   }

@@ -11,6 +11,7 @@
 #include "engine/json.h"
 #include "router/errors.h"
 #include "router/http/json_fields.h"
+#include "router/http/openai_tools.h"
 
 namespace tandem::router {
 namespace {
@@ -328,26 +329,6 @@ void ReadContent(JsonFields* fields, v1::ChatMessage* message) {
   }
 }
 
-void ReadToolCalls(JsonFields* fields, v1::ChatMessage* message) {
-  const json* const calls = fields->Array("tool_calls");
-  if (calls == nullptr) return;
-  for (const json& call : *calls) {
-    if (!call.is_object() || !call.contains("function") ||
-        !call["function"].is_object()) {
-      return fields->Refuse("tool_calls", call,
-                            "objects with a function are needed");
-    }
-    JsonFields inner(call, "tool_calls.");
-    JsonFields function(call["function"], "tool_calls.function.");
-    v1::ToolCall* const to = message->add_tool_calls();
-    to->set_id(inner.String("id").value_or(""));
-    to->set_name(function.String("name").value_or(""));
-    to->set_arguments_json(function.String("arguments").value_or(""));
-    fields->Keep(inner.status());
-    fields->Keep(function.status());
-  }
-}
-
 void ReadMessages(JsonFields* fields, v1::Chat* chat) {
   static const json kNone;
   const json* const messages = fields->Array("messages");
@@ -376,36 +357,9 @@ void ReadMessages(JsonFields* fields, v1::Chat* chat) {
   }
 }
 
-void ReadTools(JsonFields* fields, v1::Chat* chat) {
-  if (const json* const choice = fields->Find("tool_choice")) {
-    if (choice->is_string() && *choice == "none") return;  // as if none
-    chat->set_tool_choice(choice->is_string() ? choice->get<std::string>()
-                                              : Dump(*choice));
-  }
-  const json* const tools = fields->Array("tools");
-  if (tools == nullptr || tools->empty()) {
-    return chat->clear_tool_choice();  // "auto" among none says nothing
-  }
-  for (const json& tool : *tools) {
-    if (!tool.is_object() || !tool.contains("function") ||
-        !tool["function"].is_object()) {
-      return fields->Refuse("tools", tool,
-                            "objects with a function are needed");
-    }
-    JsonFields function(tool["function"], "tools.function.");
-    v1::Tool* const to = chat->add_tools();
-    to->set_name(function.String("name").value_or(""));
-    to->set_description(function.String("description").value_or(""));
-    if (const json* const schema = function.Object("parameters")) {
-      to->set_parameters_json_schema(Dump(*schema));
-    }
-    fields->Keep(function.status());
-  }
-}
-
-void ReadChat(JsonFields* fields, v1::Chat* chat) {
+void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   ReadMessages(fields, chat);
-  ReadTools(fields, chat);
+  ReadTools(body, fields, chat);
   if (const auto on = fields->Bool("add_generation_prompt")) {
     chat->set_add_generation_prompt(*on);
   }
@@ -454,7 +408,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
   request.chat = true;
   v1::GenerateRequest base;
   ReadCommon(&fields, &request, &base);
-  ReadChat(&fields, base.mutable_chat());
+  ReadChat(body, &fields, base.mutable_chat());
   const std::optional<int32_t> top = fields.Int32("top_logprobs");
   if (fields.Bool("logprobs").value_or(false)) {
     base.mutable_output()->set_logprobs(top.value_or(0));
@@ -473,7 +427,7 @@ absl::StatusOr<v1::TokenizeRequest> ParseTokenize(std::string_view body) {
   v1::TokenizeRequest request;
   request.set_model(fields.String("model").value_or(""));
   if (fields.Find("messages") != nullptr) {
-    ReadChat(&fields, request.mutable_chat());
+    ReadChat(body, &fields, request.mutable_chat());
   } else if (const auto prompt = fields.String("prompt")) {
     request.set_text(*prompt);
   } else {

@@ -26,6 +26,8 @@ ModelLimits Limits() {
   limits.context_length = 100;
   limits.vocabulary_size = kVocabulary;
   limits.has_chat_template = true;
+  limits.template_has_tools = true;
+  limits.tool_call_style = ToolCallStyle::kHermes;
   limits.eos_token_ids = {2, 3};
   limits.top_k = 40;
   return limits;
@@ -42,6 +44,17 @@ struct Case {
   const char* field;  // named by the refusal; "" where it is accepted
   std::string text;   // in protobuf's text format, besides a text prompt
 };
+
+std::string Tools(const std::string& tool, const std::string& rest = "") {
+  return absl::StrCat("chat { messages { role: 'u' } tools { ", tool, " } ",
+                      rest, " }");
+}
+
+std::string Called(const std::string& call, const std::string& next = "") {
+  return absl::StrCat(
+      "chat { messages { role: 'assistant' tool_calls { ", call, " } } ",
+      next.empty() ? "" : absl::StrCat("messages { ", next, " }"), " }");
+}
 
 const Case kCases[] = {
     {"", ""},
@@ -270,12 +283,56 @@ const Case kCases[] = {
     {"chat.messages.parts",
      "chat { messages { role: 'u' content: 'a' parts { text: 'b' } } }"},
     {"chat.messages.parts", "chat { messages { role: 'u' parts { } } }"},
-    {"chat.messages.tool_calls",
-     "chat { messages { role: 'u' tool_calls { } } }"},
-    {"chat.messages.tool_call_id",
-     "chat { messages { role: 'u' tool_call_id: 'x' } }"},
-    {"chat.tools", "chat { messages { role: 'u' } tools { name: 'f' } }"},
-    {"chat.tool_choice", "chat { messages { role: 'u' } tool_choice: 'auto' }"},
+    // tools
+    {"", Tools("name: 'get_weather-2'")},
+    {"", Tools(absl::StrCat("name: '", std::string(64, 'f'), "'"))},
+    {"", Tools("name: 'f' parameters_json_schema: ' {\"a\": [1]} '")},
+    {"", Tools("name: 'f' } tools { name: 'g'")},
+    {"chat.tools[0].name", Tools("")},
+    {"chat.tools[0].name", Tools("name: 'f.g'")},
+    {"chat.tools[0].name",
+     Tools(absl::StrCat("name: '", std::string(65, 'f'), "'"))},
+    {"chat.tools[1].name", Tools("name: 'f' } tools { name: 'f'")},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: '[]'")},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: '{\"a\":}'")},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: '{} {}'")},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: '{'")},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: ' '")},
+    {"", Tools(absl::StrCat("name: 'f' description: '",
+                            std::string((256 << 10) - 1, 'd'), "'"))},
+    {"chat.tools", Tools(absl::StrCat("name: 'f' description: '",
+                                      std::string(256 << 10, 'd'), "'"))},
+    {"", Tools("name: 'f'", "tool_choice: 'auto'")},
+    {"", Tools("name: 'f'", "tool_choice: 'none' parallel_tool_calls: false")},
+    {"", "chat { messages { role: 'u' } tool_choice: 'auto' }"},
+    {"chat.tool_choice", Tools("name: 'f'", "tool_choice: 'f'")},
+    {"chat.tool_choice", Tools("name: 'f'", "tool_choice: ''")},
+    {"chat.tool_choice", Tools("name: 'f'", "tool_choice: 'required'")},
+    {"chat.tool_choice", Tools("name: 'f'", "tool_choice_function: 'f'")},
+    {"chat.tool_choice_function",
+     Tools("name: 'f'", "tool_choice: 'auto' tool_choice_function: 'f'")},
+    // tool calls
+    {"", Called("id: 'c1' name: 'f' arguments_json: '{}'")},
+    {"", Called("id: 'c1' name: 'f'")},
+    {"chat.messages[0].tool_calls[0].id", Called("name: 'f'")},
+    {"chat.messages[0].tool_calls[0].id", Called("id: 'c\\n' name: 'f'")},
+    {"chat.messages[0].tool_calls[0].name", Called("id: 'c1'")},
+    {"chat.messages[0].tool_calls[0].arguments_json",
+     Called("id: 'c1' name: 'f' arguments_json: '\"\"'")},
+    {"chat.messages[0].tool_calls",
+     "chat { messages { role: 'u' tool_calls { id: 'c' name: 'f' } } }"},
+    {"", Called("id: 'c1' name: 'f'", "role: 'tool' tool_call_id: 'c1'")},
+    {"chat.messages[1].tool_call_id",
+     Called("id: 'c1' name: 'f'", "role: 'tool' tool_call_id: 'c2'")},
+    {"chat.messages[1].tool_call_id",
+     Called("id: 'c1' name: 'f'", "role: 'tool'")},
+    {"chat.messages[1].tool_call_id",
+     Called("id: 'c1' name: 'f'", "role: 'user' tool_call_id: 'c1'")},
     {"", "chat { messages { role: 'u' } continue_final_message: true }"},
     {"chat.continue_final_message",
      "chat { messages { role: 'u' } continue_final_message: true "
@@ -543,6 +600,60 @@ TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
   limits.adapters.emplace();
   EXPECT_EQ(Validate(request, limits).status().message(),
             "adapter = rhyme: there are none here");
+}
+
+v1::GenerateRequest WithTools(int tools) {
+  v1::GenerateRequest request =
+      Parse("chat { messages { role: 'u' content: 'hi' } }");
+  for (int i = 0; i < tools; ++i) {
+    request.mutable_chat()->add_tools()->set_name(absl::StrCat("f", i));
+  }
+  return request;
+}
+
+TEST(ValidateTools, AtMost128) {
+  EXPECT_TRUE(Validate(WithTools(128), Limits()).ok());
+  EXPECT_EQ(ErrorMetadata(Validate(WithTools(129), Limits()).status())["field"],
+            "chat.tools");
+}
+
+TEST(ValidateTools, AreRefusedWhereTheModelCouldNotUseThem) {
+  ModelLimits limits = Limits();
+  limits.tool_call_style.reset();
+  EXPECT_THAT(std::string(Validate(WithTools(1), limits).status().message()),
+              testing::HasSubstr("--tool-call-parser"));
+  limits.template_has_tools = false;
+  EXPECT_THAT(std::string(Validate(WithTools(1), limits).status().message()),
+              testing::HasSubstr("knows no tools"));
+  v1::GenerateRequest none = WithTools(1);
+  none.mutable_chat()->set_tool_choice("none");
+  EXPECT_TRUE(Validate(none, limits).ok());
+}
+
+TEST(ValidateTools, TellWhichCallsAreLookedFor) {
+  ModelLimits limits = Limits();
+  limits.tool_call_markers = {{7, "<tool_call>"}};
+  v1::GenerateRequest request = WithTools(2);
+  auto effective = Validate(request, limits);
+  ASSERT_TRUE(effective.ok() && effective->tool_calls.has_value());
+  EXPECT_EQ(effective->tool_calls->style, ToolCallStyle::kHermes);
+  EXPECT_EQ(effective->tool_calls->names,
+            (std::vector<std::string>{"f0", "f1"}));
+  EXPECT_TRUE(effective->tool_calls->parallel);
+  EXPECT_EQ(effective->tool_calls->markers.size(), 1u);
+  // In the text they are seen without help.
+  request.mutable_output()->set_skip_special_tokens(false);
+  request.mutable_chat()->set_parallel_tool_calls(false);
+  effective = Validate(request, limits);
+  EXPECT_FALSE(effective->tool_calls->parallel);
+  EXPECT_TRUE(effective->tool_calls->markers.empty());
+  request.mutable_chat()->set_tool_choice("none");
+  EXPECT_FALSE(Validate(request, limits)->tool_calls.has_value());
+  request.mutable_chat()->clear_tool_choice();
+  limits.tool_call_style = ToolCallStyle::kNone;
+  EXPECT_FALSE(Validate(request, limits)->tool_calls.has_value());
+  request.mutable_chat()->clear_tools();
+  EXPECT_FALSE(Validate(request, Limits())->tool_calls.has_value());
 }
 
 }  // namespace

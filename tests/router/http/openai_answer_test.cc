@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/error.h"
 #include "gmock/gmock.h"
@@ -340,6 +341,67 @@ TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {
   EXPECT_EQ(last["work"]["kv_rows"], 12);
   EXPECT_EQ(last["work"]["matrix_flops"], 34);
   EXPECT_EQ(last["timings"]["way"], "shm");
+}
+
+constexpr char kChatWithTools[] =
+    R"({"messages": [{"role": "user", "content": "?"}], "stream": %s})";
+constexpr char kCallBegins[] = R"(
+  delta { tool_calls { index: 0 id: "call_1" name: "f" }
+          tool_calls { index: 0 arguments_json: "{\"a\":" } })";
+constexpr char kCallsGoOn[] = R"(
+  delta { text: " ok" tool_calls { index: 0 arguments_json: "1}" }
+          tool_calls { index: 1 id: "call_2" name: "g" }
+          tool_calls { index: 1 arguments_json: "{}" } })";
+constexpr char kCalled[] = R"(
+  finished { finish_reason: FINISH_REASON_TOOL_CALLS eos_token_id: 2 })";
+
+TEST(OpenAiAnswerTest, StreamedToolCallsAreOpenAisDeltas) {
+  OpenAiAnswer answer(
+      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "true"}})),
+      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  const auto delta = [&](const char* event) {
+    const auto data = Data(answer.Add(0, Event(event)));
+    return json::parse(data.at(0))["choices"][0];
+  };
+  EXPECT_EQ(delta(kCallBegins)["delta"], json::parse(R"({"tool_calls": [
+    {"index": 0, "id": "call_1", "type": "function",
+     "function": {"name": "f", "arguments": ""}},
+    {"index": 0, "function": {"arguments": "{\"a\":"}}]})"));
+  EXPECT_EQ(delta(kCallsGoOn)["delta"], json::parse(R"({"content": " ok",
+    "tool_calls": [{"index": 0, "function": {"arguments": "1}"}},
+    {"index": 1, "id": "call_2", "type": "function",
+     "function": {"name": "g", "arguments": ""}},
+    {"index": 1, "function": {"arguments": "{}"}}]})"));
+  EXPECT_EQ(delta(kCalled)["finish_reason"], "tool_calls");
+}
+
+TEST(OpenAiAnswerTest, WholeToolCallsAreJoined) {
+  OpenAiAnswer answer(
+      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
+      "tales", 1700);
+  for (const char* event :
+       {kStarted, kCallBegins, kCallsGoOn, kCalled, kDone}) {
+    answer.Add(0, Event(event));
+  }
+  EXPECT_GT(answer.bytes(), 20u);
+  const json choice = json::parse(answer.Finish())["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"], json::parse(R"({"role": "assistant",
+    "content": " ok", "refusal": null, "tool_calls": [
+    {"id": "call_1", "type": "function",
+     "function": {"name": "f", "arguments": "{\"a\":1}"}},
+    {"id": "call_2", "type": "function",
+     "function": {"name": "g", "arguments": "{}"}}]})"));
+  // Without text there is no content.
+  OpenAiAnswer bare(
+      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
+      "tales", 1700);
+  for (const char* event : {kStarted, kCallBegins, kCalled, kDone}) {
+    bare.Add(0, Event(event));
+  }
+  EXPECT_TRUE(
+      json::parse(bare.Finish())["choices"][0]["message"]["content"].is_null());
 }
 
 }  // namespace

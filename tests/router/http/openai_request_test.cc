@@ -3,6 +3,9 @@
 #include "router/http/openai_request.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "common/error.h"
@@ -10,6 +13,10 @@
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "router/chat_json.h"
+#include "router/tool_calls.h"
+#include "text/chat_template.h"
 
 namespace tandem::router {
 namespace {
@@ -241,6 +248,68 @@ TEST(OpenAiRequestTest, ToolsAndConstraintsReachTheCoreWhichJudgesThem) {
   EXPECT_EQ(choice->prompts[0].structured().choice().values_size(), 2);
 }
 
+// Prompts and grammars are made of schemas: members keep their order.
+TEST(OpenAiRequestTest, SchemasOfToolsKeepTheirOrder) {
+  const auto request = ParseChatCompletion(R"({
+    "metadata": {"tools": [{"function": 1}]},
+    "tools": [{"type": "function", "function": {"parameters":
+      {"z": {"y": 1, "b": [{"d": 1.0, "c": "\u00e9"}]}, "a": 1}, "name": "f"}},
+      {"type": "function", "function": {"name": "g", "strict": true}}],
+    "parallel_tool_calls": false,
+    "tool_choice": {"type": "function", "function": {"name": "g"}},
+    "messages": [{"role": "user", "content": "?"}]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const v1::Chat& chat = request->prompts[0].chat();
+  EXPECT_EQ(chat.tools(0).parameters_json_schema(),
+            "{\"z\":{\"y\":1,\"b\":[{\"d\":1.0,\"c\":\"\u00e9\"}]},\"a\":1}");
+  EXPECT_EQ(chat.tools(1).parameters_json_schema(), "");
+  EXPECT_FALSE(chat.tools(0).has_strict());
+  EXPECT_TRUE(chat.tools(1).strict());
+  EXPECT_EQ(chat.tool_choice_function(), "g");
+  EXPECT_FALSE(chat.has_tool_choice());
+  EXPECT_TRUE(chat.has_parallel_tool_calls() && !chat.parallel_tool_calls());
+}
+
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// What transformers' apply_chat_template makes of the same chats, from a
+// client's body to the prompt.
+TEST(OpenAiRequestTest, PromptsWithToolsAreThoseOfTransformers) {
+  auto golden = nlohmann::ordered_json::parse(ReadWhole(
+      std::string(TANDEM_SOURCE_DIR) + "/tests/golden/text/tool_prompts.json"));
+  const std::string directory =
+      testing::TempDir() + "/openai_request_test_model";
+  std::filesystem::create_directories(directory);
+  ASSERT_GT(golden["cases"].size(), 40u);
+  for (const auto& c : golden["cases"]) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    auto config = golden["tokens"];
+    config["chat_template"] = golden["templates"][c["family"]];
+    std::ofstream(directory + "/tokenizer_config.json") << config.dump();
+    const auto chat_template = text::ChatTemplate::Load(directory);
+    ASSERT_TRUE(chat_template.ok()) << chat_template.status();
+    EXPECT_NE(DetectToolCallStyle(chat_template->Source(true)),
+              ToolCallStyle::kNone);
+    const auto request = ParseChatCompletion(c["request"].dump());
+    ASSERT_TRUE(request.ok()) << request.status();
+    const v1::Chat& chat = request->prompts[0].chat();
+    const std::string messages = MessagesJson(chat);
+    const std::string tools = ToolsJson(chat);
+    const std::string extra =
+        c["request"].value("chat_template_kwargs", golden["none"]).dump();
+    const auto prompt =
+        chat_template->Render({.messages_json = messages,
+                               .tools_json = tools,
+                               .extra_json = extra == "null" ? "" : extra});
+    ASSERT_TRUE(prompt.ok()) << prompt.status();
+    EXPECT_EQ(*prompt, c["expected"].get<std::string>());
+  }
+  std::filesystem::remove_all(directory);
+}
+
 TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
   struct Case {
     const char* body;
@@ -296,6 +365,17 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
        "top_logprobs", "only together with logprobs"},
       {R"({"messages": [], "tools": [{"type": "function"}]})", "tools",
        "with a function"},
+      {R"({"messages": [], "tools": [{"type": "custom", "function": {}}]})",
+       "tools[0].type", "only functions"},
+      {R"({"messages": [], "tools": [{"function": {"parameters": "x"}}]})",
+       "tools[0].function.parameters", "an object is needed"},
+      {R"({"messages": [], "tool_choice": {"type": "function"}})",
+       "tool_choice", "a function's name"},
+      {R"({"messages": [], "parallel_tool_calls": "no"})",
+       "parallel_tool_calls", "true or false"},
+      {R"({"messages": [{"role": "assistant", "tool_calls": [
+           {"function": {"name": "f", "arguments": {}}}]}]})",
+       "messages[0].tool_calls[0].function.arguments", "a string is needed"},
       {R"({"messages": [], "chat_template_kwargs": [1]})",
        "chat_template_kwargs", "an object is needed"},
   };

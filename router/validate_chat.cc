@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// What router/validate.h says of chats and their tools.
+
+#include <cstddef>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "router/errors.h"
+#include "router/json_scanner.h"
+#include "router/validate.h"
+
+namespace tandem::router {
+namespace {
+
+// Returns from the enclosing function on an error.
+#define TANDEM_ROUTER_RETURN_IF_ERROR(expression)                           \
+  do {                                                                      \
+    if (absl::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+std::string Shortened(const std::string& text) {
+  return text.size() <= 128 ? text : absl::StrCat(text.substr(0, 128), "...");
+}
+
+absl::Status CheckFunctionName(const std::string& field,
+                               const std::string& name) {
+  if (IsFunctionName(name)) return absl::OkStatus();
+  return FieldInvalid(field, name.empty() ? "(empty)" : Shortened(name),
+                      "1..64 of A-Z, a-z, 0-9, '_' and '-' are needed");
+}
+
+bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+absl::Status CheckJsonObject(const std::string& field,
+                             const std::string& text) {
+  JsonScanner scanner;
+  auto verdict = JsonScanner::Verdict::kMore;
+  bool begun = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (IsSpace(text[i]) &&
+        (!begun || verdict == JsonScanner::Verdict::kComplete)) {
+      continue;
+    }
+    begun = true;
+    verdict = verdict == JsonScanner::Verdict::kMore
+                  ? scanner.Push(text[i])
+                  : JsonScanner::Verdict::kBroken;
+    if (verdict != JsonScanner::Verdict::kBroken) continue;
+    return FieldInvalid(
+        field, "(text)",
+        absl::StrCat("a JSON object is needed, nested in at most ",
+                     JsonScanner::kMaxDepth, " levels; byte ", i,
+                     " is not of one"));
+  }
+  if (text.empty() || verdict == JsonScanner::Verdict::kComplete) {
+    return absl::OkStatus();
+  }
+  return FieldInvalid(field, "(text)", "a JSON object is needed, to its end");
+}
+
+absl::Status CheckToolCalls(const std::string& where,
+                            const v1::ChatMessage& message,
+                            std::set<std::string>* ids) {
+  const std::string field = absl::StrCat(where, ".tool_calls");
+  if (!message.tool_calls().empty() && message.role() != "assistant") {
+    return FieldInvalid(field, "(set)", "only an assistant calls tools");
+  }
+  if (message.tool_calls_size() > kMaxTools) {
+    return FieldInvalid(field,
+                        absl::StrCat(message.tool_calls_size(), " calls"),
+                        absl::StrCat("at most ", kMaxTools));
+  }
+  for (int i = 0; i < message.tool_calls_size(); ++i) {
+    const v1::ToolCall& call = message.tool_calls(i);
+    const std::string at = absl::StrCat(field, "[", i, "]");
+    if (call.id().empty() || !ValidateRequestId(call.id()).ok()) {
+      return FieldInvalid(absl::StrCat(at, ".id"),
+                          call.id().empty() ? "(empty)" : "(text)",
+                          absl::StrCat("1..", kMaxRequestIdBytes,
+                                       " printable ASCII characters are "
+                                       "needed"));
+    }
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckFunctionName(absl::StrCat(at, ".name"), call.name()));
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckJsonObject(
+        absl::StrCat(at, ".arguments_json"), call.arguments_json()));
+    ids->insert(call.id());
+  }
+  return absl::OkStatus();
+}
+
+// A tool's message names a call before it.
+absl::Status CheckToolCallId(const std::string& where,
+                             const v1::ChatMessage& message,
+                             const std::set<std::string>& ids) {
+  const std::string field = absl::StrCat(where, ".tool_call_id");
+  const std::string& id = message.tool_call_id();
+  if (message.role() != "tool") {
+    if (id.empty()) return absl::OkStatus();
+    return FieldInvalid(field, "(set)", "only of messages of role tool");
+  }
+  if (ids.contains(id)) return absl::OkStatus();
+  return FieldInvalid(field, id.empty() ? "(empty)" : Shortened(id),
+                      "the id of a call in an earlier message is needed");
+}
+
+absl::Status CheckMessages(const v1::Chat& chat) {
+  std::set<std::string> call_ids;
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const v1::ChatMessage& message = chat.messages(i);
+    if (message.role().empty()) {
+      return FieldInvalid("chat.messages.role", "(empty)", "is needed");
+    }
+    if (!message.content().empty() && !message.parts().empty()) {
+      return FieldInvalid("chat.messages.parts", "(set)",
+                          "either content or parts, not both");
+    }
+    for (const v1::ContentPart& part : message.parts()) {
+      if (!part.has_text()) {
+        return FieldInvalid("chat.messages.parts", "(not text)",
+                            "only text parts are allowed");
+      }
+    }
+    const std::string where = absl::StrCat("chat.messages[", i, "]");
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolCallId(where, message, call_ids));
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolCalls(where, message, &call_ids));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTools(const v1::Chat& chat, const ModelLimits& limits) {
+  if (chat.tools_size() > kMaxTools) {
+    return FieldInvalid("chat.tools", absl::StrCat(chat.tools_size(), " tools"),
+                        absl::StrCat("at most ", kMaxTools));
+  }
+  size_t bytes = 0;
+  std::set<std::string> names;
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    const v1::Tool& tool = chat.tools(i);
+    const std::string at = absl::StrCat("chat.tools[", i, "]");
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckFunctionName(absl::StrCat(at, ".name"), tool.name()));
+    if (!names.insert(tool.name()).second) {
+      return FieldInvalid(absl::StrCat(at, ".name"), tool.name(),
+                          "another tool has this name");
+    }
+    bytes += tool.name().size() + tool.description().size() +
+             tool.parameters_json_schema().size();
+    if (bytes > kMaxToolBytes) {
+      return FieldInvalid("chat.tools", "(list)",
+                          absl::StrCat("at most ", kMaxToolBytes,
+                                       " bytes of names, descriptions and "
+                                       "schemas"));
+    }
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckJsonObject(absl::StrCat(at, ".parameters_json_schema"),
+                        tool.parameters_json_schema()));
+  }
+  if (!WantsTools(chat)) return absl::OkStatus();
+  if (!limits.template_has_tools) {
+    return FieldInvalid("chat.tools", "(set)",
+                        "this model's chat template knows no tools");
+  }
+  if (limits.tool_call_style) return absl::OkStatus();
+  return FieldInvalid(
+      "chat.tools", "(set)",
+      "the style of this model's tool calls is not known: the server needs "
+      "--tool-call-parser (with none, calls come back as text)");
+}
+
+absl::Status CheckToolChoice(const v1::Chat& chat) {
+  const std::string& choice = chat.tool_choice();
+  if (chat.has_tool_choice() && chat.has_tool_choice_function()) {
+    return FieldInvalid("chat.tool_choice_function", "(set)",
+                        "excludes tool_choice");
+  }
+  if (chat.has_tool_choice() && choice != "auto" && choice != "none" &&
+      choice != "required") {
+    return FieldInvalid("chat.tool_choice", Shortened(choice),
+                        "must be auto, none, required or a function by name");
+  }
+  if (choice != "required" && !chat.has_tool_choice_function()) {
+    return absl::OkStatus();
+  }
+  return FieldInvalid(
+      "chat.tool_choice",
+      chat.has_tool_choice() ? choice : Shortened(chat.tool_choice_function()),
+      "a call cannot be forced by this version: auto or none");
+}
+
+}  // namespace
+
+bool WantsTools(const v1::Chat& chat) {
+  return !chat.tools().empty() && chat.tool_choice() != "none";
+}
+
+absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
+  if (!limits.has_chat_template) {
+    return FieldInvalid("chat", "(set)",
+                        "this model has no chat template; use text");
+  }
+  if (chat.messages().empty()) {
+    return FieldInvalid("chat.messages", "(empty)",
+                        "at least one message is needed");
+  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckMessages(chat));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckTools(chat, limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolChoice(chat));
+  if (chat.add_generation_prompt() && chat.continue_final_message()) {
+    return FieldInvalid("chat.continue_final_message", "true",
+                        "excludes add_generation_prompt");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::router
