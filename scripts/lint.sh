@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Formats (all files) and clang-tidy over the .cc files that changed since
-# LINT_BASE (default: the last commit older than 12 hours), or `--all`. What
-# does not fit into TIDY_MINUTES (default 9) is named and left to the nightly
-# run.
+# Formats (all files), buf over proto/, and clang-tidy over the .cc files that
+# changed since LINT_BASE (default: the last commit older than 12 hours), or
+# `--all`. What does not fit into TIDY_MINUTES (default 9) is named and left to
+# the nightly run.
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -11,8 +11,15 @@ mapfile -t sources < <(git ls-files '*.cc' '*.h')
 clang-format-14 --dry-run --Werror "${sources[@]}" ||
   die "formats differ: run clang-format-14 -i on the files above"
 
-"$BUILD/venv/bin/ruff" check --quiet tools scripts tests ||
+"$BUILD/venv/bin/ruff" check --quiet tools scripts tests sdk ||
   die "ruff found faults in the Python files above"
+
+# proto/released.binpb is what clients out there may have been built from:
+#   build/venv/bin/buf build --exclude-source-info -o proto/released.binpb
+# makes it anew, at a release.
+"$BUILD/venv/bin/buf" lint || die "buf found faults in proto/"
+"$BUILD/venv/bin/buf" breaking --against proto/released.binpb ||
+  die "proto/ breaks clients that were built before (see buf.yaml)"
 
 [ -e "$BUILD/release/compile_commands.json" ] ||
   die "no build/release: run scripts/test.sh release first"
