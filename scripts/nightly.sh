@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
 # fresh inputs, the simulation over many more seeds, models on the emulated GPU
-# with AddressSanitizer, and the Helm chart in a real API server.
+# with AddressSanitizer, the Helm chart in a real API server, and the
+# client libraries.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -29,3 +30,4 @@ step emulated "models on the emulated GPU (asan)" \
   --parallel "$(nproc)" -L nightly
 # Kubernetes' tools are built from source the first time, about 20 min.
 "$ROOT/scripts/chart.sh"
+"$ROOT/scripts/sdk.sh"

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// conformance.json through the TypeScript client, as it is packed:
+//
+//   node conformance.mjs ADDRESS      (tandem-client beside it in node_modules)
+
+import { readFileSync } from "node:fs";
+
+import {
+  Client,
+  DetokenizeRequest,
+  DetokenizeResponse,
+  GenerateOnceResponse,
+  GenerateRequest,
+  GetModelResponse,
+  ListModelsResponse,
+  TandemError,
+  TokenizeRequest,
+  TokenizeResponse,
+} from "tandem-client";
+
+const path = process.argv[3] ?? new URL("conformance.json", import.meta.url);
+const { cases } = JSON.parse(readFileSync(path, "utf8"));
+const client = new Client({ address: process.argv[2] });
+
+// Where `got` is not what conformance.json means by `want`; or "".
+function differs(want, got, at = "") {
+  const wrong = `${at}: ${JSON.stringify(got)}, not ${JSON.stringify(want)}`;
+  if (typeof want === "number") {
+    const number = got === undefined ? 0 : got;
+    return typeof number === "number" && Math.abs(want - number) <= 1e-3 ? "" : wrong;
+  }
+  if (Array.isArray(want)) {
+    if (!Array.isArray(got) || got.length !== want.length) return wrong;
+    return want.map((item, i) => differs(item, got[i], `${at}[${i}]`)).find(Boolean) ?? "";
+  }
+  if (typeof want === "object") {
+    if (typeof got !== "object") return wrong;
+    return (
+      Object.entries(want)
+        .map(([key, value]) => differs(value, got[key], `${at}.${key}`))
+        .find(Boolean) ?? ""
+    );
+  }
+  return want === got ? "" : wrong;
+}
+
+// ts-proto writes JSON's own names; the list has the fields'.
+function snake(value) {
+  if (Array.isArray(value)) return value.map(snake);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(
+    Object.entries(value).map(([key, inner]) => [
+      key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+      snake(inner),
+    ]),
+  );
+}
+
+async function answer(c) {
+  const options = { timeoutMs: c.timeout_ms };
+  switch (c.call) {
+    case "generate": {
+      const stream = client.generate(GenerateRequest.fromJSON(c.request), options);
+      let deltas = 0;
+      for await (const _ of stream) {
+        if (++deltas === c.cancel_after_deltas) stream.cancel();
+      }
+      return GenerateOnceResponse.toJSON(stream.answer);
+    }
+    case "generate_once":
+      return GenerateOnceResponse.toJSON(
+        await client.generateOnce(GenerateRequest.fromJSON(c.request), options),
+      );
+    case "tokenize":
+      return TokenizeResponse.toJSON(
+        await client.tokenize(TokenizeRequest.fromJSON(c.request), options),
+      );
+    case "detokenize":
+      return DetokenizeResponse.toJSON(
+        await client.detokenize(DetokenizeRequest.fromJSON(c.request), options),
+      );
+    case "get_model":
+      return GetModelResponse.toJSON({ model: await client.getModel("", options) });
+    case "list_models":
+      return ListModelsResponse.toJSON({ models: await client.listModels(options) });
+    default:
+      throw new Error(`no call ${c.call}`);
+  }
+}
+
+async function verdict(c) {
+  try {
+    const got = snake(await answer(c));
+    return c.error ? `no error, but ${JSON.stringify(got)}` : differs(c.expect, got);
+  } catch (error) {
+    if (!(error instanceof TandemError)) throw error;
+    if (!c.error) return `failed: ${error.message}`;
+    const { code, reason, metadata } = error;
+    return differs(c.error, { code, reason, field: metadata.field ?? "" }, "error");
+  }
+}
+
+const start = Date.now();
+let failed = 0;
+for (const c of cases) {
+  const wrong = await verdict(c);
+  if (wrong) {
+    failed += 1;
+    console.log(`typescript: ${c.name}: ${wrong}`);
+  }
+}
+client.close();
+const seconds = ((Date.now() - start) / 1000).toFixed(1);
+console.log(`typescript: ${cases.length - failed} passed, ${failed} failed, ${seconds} s`);
+process.exitCode = failed > 0 ? 1 : 0;

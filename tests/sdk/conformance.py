@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""conformance.json through the Python client, by threads and by asyncio.
+
+    conformance.py ADDRESS
+"""
+
+import asyncio
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+from tandem import AsyncClient, Client, TandemError
+from tandem.v1 import inference_pb2 as pb
+
+CASES = json.loads(
+    pathlib.Path(__file__).with_name("conformance.json").read_text()
+)["cases"]
+REQUESTS = {
+    "generate": pb.GenerateRequest,
+    "generate_once": pb.GenerateRequest,
+    "tokenize": pb.TokenizeRequest,
+    "detokenize": pb.DetokenizeRequest,
+    "get_model": pb.GetModelRequest,
+    "list_models": pb.ListModelsRequest,
+}
+
+
+def differs(want: Any, got: Any, path: str = "") -> str:
+    """Where `got` is not what conformance.json means by `want`; or ""."""
+    if isinstance(want, dict):
+        if not isinstance(got, dict):
+            return f"{path}: {got!r}, not an object"
+        return next(filter(None, (
+            differs(value, got.get(key, 0 if isinstance(value, (int, float)) else None),
+                    f"{path}.{key}") for key, value in want.items())), "")
+    if isinstance(want, list):
+        if not isinstance(got, list) or len(want) != len(got):
+            return f"{path}: {got!r}, not {len(want)} items"
+        return next(filter(None, (
+            differs(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(want, got))
+        )), "")
+    if isinstance(want, float):
+        same = isinstance(got, (int, float)) and abs(want - got) <= 1e-3
+        return "" if same else f"{path}: {got!r}, not {want!r}"
+    return "" if want == got else f"{path}: {got!r}, not {want!r}"
+
+
+def verdict(case: dict, answer: Any, error: TandemError | None) -> str:
+    if "error" in case:
+        if error is None:
+            return f"no error, but {answer}"
+        got = {"code": error.code.name, "reason": error.reason,
+               "field": error.metadata.get("field", "")}
+        return differs(case["error"], got, "error")
+    if error is not None:
+        return f"failed: {error}"
+    return differs(case["expect"],
+                   MessageToDict(answer, preserving_proto_field_name=True))
+
+
+def wrap(call: str, answer: Any) -> Any:
+    if call == "get_model":
+        return pb.GetModelResponse(model=answer)
+    if call == "list_models":
+        return pb.ListModelsResponse(models=answer)
+    return answer
+
+
+def arguments(case: dict) -> tuple[list, float | None]:
+    call = case["call"]
+    request = ParseDict(case["request"], REQUESTS[call]())
+    timeout = case["timeout_ms"] / 1000 if "timeout_ms" in case else None
+    if call == "list_models":
+        return [], timeout
+    return [request.model if call == "get_model" else request], timeout
+
+
+def run(client: Client, case: dict) -> str:
+    given, timeout = arguments(case)
+    try:
+        answer = getattr(client, case["call"])(*given, timeout=timeout)
+        if case["call"] == "generate":
+            stream = answer
+            for deltas, _ in enumerate(stream, 1):
+                if deltas == case.get("cancel_after_deltas"):
+                    stream.cancel()
+            answer = stream.answer
+    except TandemError as error:
+        return verdict(case, None, error)
+    return verdict(case, wrap(case["call"], answer), None)
+
+
+async def run_async(client: AsyncClient, case: dict) -> str:
+    given, timeout = arguments(case)
+    try:
+        answer = getattr(client, case["call"])(*given, timeout=timeout)
+        if case["call"] == "generate":
+            stream, deltas = answer, 0
+            async for _ in stream:
+                deltas += 1
+                if deltas == case.get("cancel_after_deltas"):
+                    stream.cancel()
+            answer = stream.answer
+        else:
+            answer = await answer
+    except TandemError as error:
+        return verdict(case, None, error)
+    return verdict(case, wrap(case["call"], answer), None)
+
+
+async def all_async(address: str) -> list[str]:
+    async with AsyncClient(address) as client:
+        return [await run_async(client, case) for case in CASES]
+
+
+def main() -> None:
+    address = sys.argv[1]
+    start = time.monotonic()
+    with Client(address) as client:
+        results = {"threads": [run(client, case) for case in CASES]}
+    results["asyncio"] = asyncio.run(all_async(address))
+    failed = 0
+    for kind, verdicts in results.items():
+        for case, wrong in zip(CASES, verdicts):
+            if wrong:
+                failed += 1
+                print(f"python {kind}: {case['name']}: {wrong}")
+    print(f"python: {2 * len(CASES) - failed} passed, {failed} failed, "
+          f"{time.monotonic() - start:.1f} s")
+    raise SystemExit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
