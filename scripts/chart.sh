@@ -41,7 +41,7 @@ for values in "$CHART"/examples/*.yaml; do
 done
 if [ "$mode" = --write ]; then exit 0; fi
 
-python_tools "$ROOT/scripts/chart-requirements.txt"
+python_tools "$ROOT/scripts/deploy-requirements.txt"
 go_tool kubeconform github.com/yannh/kubeconform v0.7.0 \
   github.com/yannh/kubeconform/cmd/kubeconform
 go_tool kube-score github.com/zegl/kube-score v1.20.0 \
