@@ -250,7 +250,8 @@ bool RouterCore::TryPlaceScoring(Request* request) {
   queue_.remove(request);
   request->Begin({.decode = {},
                   .prefill = hello.worker(),
-                  .adapter = request->AdapterOn(hello)},
+                  .adapter = request->AdapterOn(hello),
+                  .begun = context_.loop->Now()},
                  /*cached_tokens=*/0);
   return true;
 }
@@ -274,6 +275,7 @@ bool RouterCore::TryPlace(Request* request) {
   }
   const WorkerView& decode = snapshot.decode[pair.decode];
   Choice choice;
+  choice.begun = begun;
   const v1::WorkerHello& hello = registry_.Find(decode.worker_id)->hello;
   choice.decode = hello.worker();
   choice.adapter = request->AdapterOn(hello);

@@ -41,6 +41,9 @@ class RouterCore final : private RegistryListener,
              Dialer* dialer, TextCodec* codec, RouterObserver* observer);
   ~RouterCore() override;
 
+  // Where the spans of sampled requests go; before the first request.
+  void set_span_sink(SpanSink* sink) { context_.spans = sink; }
+
   // Takes a request over, or closes `client` with the reason why not.
   void Submit(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
   // A worker registers.

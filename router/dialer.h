@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "common/stream.h"
+#include "common/trace_context.h"
 #include "tandem/v1/decode.pb.h"
 #include "tandem/v1/generation.pb.h"
 #include "tandem/v1/inference.pb.h"
@@ -27,11 +28,14 @@ class Dialer {
  public:
   virtual ~Dialer() = default;
   // Never null and never blocking: a worker that cannot be reached is an
-  // OnClosed(UNAVAILABLE). `deadline` is the call's, from now.
-  virtual std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
-                                                   absl::Duration deadline) = 0;
+  // OnClosed(UNAVAILABLE). `deadline` is the call's, from now; `trace` goes
+  // with it, where there is one.
+  virtual std::unique_ptr<DecodeStream> DialDecode(
+      const v1::WorkerRef& worker, absl::Duration deadline,
+      const TraceContext& trace) = 0;
   virtual std::unique_ptr<PrefillStream> DialPrefill(
-      const v1::WorkerRef& worker, absl::Duration deadline) = 0;
+      const v1::WorkerRef& worker, absl::Duration deadline,
+      const TraceContext& trace) = 0;
 };
 
 }  // namespace tandem::router

@@ -2,10 +2,13 @@
 #include "router/intake.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/random.h"
+#include "common/trace_context.h"
 #include "router/errors.h"
 
 namespace tandem::router {
@@ -24,7 +27,7 @@ ModelLimits Intake::Limits() const {
 }
 
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
-    Api api, const v1::GenerateRequest& request, std::string_view header_id,
+    Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
   absl::StatusOr<AdmittedRequest> admitted = Admit(request);
   if (!admitted.ok()) {
@@ -32,14 +35,30 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
     return admitted;
   }
   admitted->api = api;
+  admitted->chat = request.has_chat();
+  admitted->trace = TraceOf(headers);
   if (admitted->effective.request_id.empty() &&
-      ValidateRequestId(header_id).ok()) {
-    admitted->effective.request_id = std::string(header_id);
+      ValidateRequestId(headers.request_id).ok()) {
+    admitted->effective.request_id = std::string(headers.request_id);
   }
   if (time_left != absl::InfiniteDuration()) {
     admitted->deadline = std::max(time_left, absl::Milliseconds(1));
   }
   return admitted;
+}
+
+// As its caller decided, and where there is none, by the ratio.
+TraceContext Intake::TraceOf(const CallHeaders& headers) const {
+  if (const std::optional<TraceContext> caller =
+          ParseTraceContext(headers.traceparent, headers.tracestate)) {
+    return *caller;
+  }
+  TraceContext trace;
+  if (trace_ratio_ <= 0) return trace;
+  SystemRandom random;
+  trace.sampled = random.Uniform() < trace_ratio_;
+  if (trace.sampled) trace.trace_id = random.Bytes(16);
+  return trace;
 }
 
 absl::StatusOr<AdmittedRequest> Intake::Admit(

@@ -43,19 +43,32 @@ class ClusterFacts {
   std::vector<std::string> adapters_ ABSL_GUARDED_BY(mutex_);
 };
 
+// What a call brings beside its request; "" where it does not.
+struct CallHeaders {
+  std::string_view request_id;  // x-request-id
+  std::string_view traceparent;
+  std::string_view tracestate;
+};
+
 class Intake {
  public:
+  // `trace_ratio`: of the requests that come without a trace, those of which
+  // one is begun; negative: no spans are wanted of any.
   Intake(const ModelText* model, const ClusterFacts* facts,
-         const Offers& offers, RouterMetrics* metrics)
-      : model_(model), facts_(facts), offers_(offers), metrics_(metrics) {}
+         const Offers& offers, RouterMetrics* metrics, double trace_ratio = -1)
+      : model_(model),
+        facts_(facts),
+        offers_(offers),
+        metrics_(metrics),
+        trace_ratio_(trace_ratio) {}
 
-  // All that can be done without the core, for a client of `api`. `header_id`
-  // (x-request-id) names the request where it has no name of its own;
+  // All that can be done without the core, for a client of `api`. A request id
+  // among the headers names the request where it has no name of its own;
   // `time_left` is the call's, infinite if it has no deadline. Refusals are
   // counted.
   absl::StatusOr<AdmittedRequest> Prepare(Api api,
                                           const v1::GenerateRequest& request,
-                                          std::string_view header_id,
+                                          const CallHeaders& headers,
                                           absl::Duration time_left) const;
 
   // One that did not come as far as Prepare.
@@ -74,6 +87,7 @@ class Intake {
   ModelLimits Limits() const;
 
  private:
+  TraceContext TraceOf(const CallHeaders& headers) const;
   absl::StatusOr<AdmittedRequest> Admit(
       const v1::GenerateRequest& request) const;
 
@@ -81,6 +95,7 @@ class Intake {
   const ClusterFacts* const facts_;
   const Offers offers_;
   RouterMetrics* const metrics_;
+  const double trace_ratio_;
 };
 
 }  // namespace tandem::router

@@ -29,6 +29,7 @@
 #include "router/intake.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
+#include "router/otlp_exporter.h"
 #include "router/page/page.h"
 #include "router/service.h"
 
@@ -40,6 +41,7 @@ constexpr absl::Duration kStuckAfter = absl::Seconds(30);
 constexpr int kProbeConnections = 32;
 // With more requests in flight who watches sees sums alone.
 constexpr int kMostDescribed = 2048;
+constexpr absl::Duration kLastSpans = absl::Seconds(1);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 constexpr char kService[] = "tandem.v1.InferenceService";
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
@@ -63,6 +65,8 @@ struct Flags {
   std::string live_feed = "auto";
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
+  std::string otlp_traces_endpoint;
+  double traces_sample_ratio = 1;
   RouterOptions options;
   Offers offers;
   LogFlags log;
@@ -124,6 +128,14 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("enable-attention-output", &flags->offers.attention,
             "Requests may ask for attention weights with every token, of "
             "workers that run with this flag too");
+  line->Group("Tracing");
+  line->Add("otlp-traces-endpoint", &flags->otlp_traces_endpoint,
+            "Collector that takes spans over OTLP/gRPC, http://host:4317; also "
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+  line->Add("traces-sample-ratio", &flags->traces_sample_ratio,
+            "Of requests that come without a trace, those of which one is "
+            "begun; others are as their traceparent says",
+            0, 1);
   line->Group("Limits");
   line->AddInt("max-requests", &options.max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
@@ -197,6 +209,7 @@ class Process {
   rpc::Credentials tls_;
   ClusterFacts facts_;
   std::unique_ptr<RpcDialer> dialer_;
+  std::unique_ptr<OtlpExporter> spans_;
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
@@ -225,6 +238,10 @@ absl::Status Process::Start() {
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
 
+  const absl::StatusOr<OtlpOptions> otlp =
+      ReadOtlpOptions(flags_.otlp_traces_endpoint);
+  if (!otlp.ok()) return otlp.status();
+
   RouterOptions& options = flags_.options;
   options.incarnation = random_.Bytes(16);
   options.model = model_->limits().model;
@@ -240,6 +257,10 @@ absl::Status Process::Start() {
     });
     core_ = std::make_unique<RouterCore>(
         options, &loop_, &random_, dialer_.get(), model_.get(), feed_.get());
+    if (!otlp->address.empty()) {
+      spans_ = std::make_unique<OtlpExporter>(*otlp, &loop_, metrics_.get());
+      core_->set_span_sink(spans_.get());
+    }
     second_ = std::make_unique<Timer>(&loop_);
     facts_timer_ = std::make_unique<Timer>(&loop_);
     drain_poll_ = std::make_unique<Timer>(&loop_);
@@ -247,8 +268,9 @@ absl::Status Process::Start() {
     UpdateFacts();
     core_->adapter_control().Watch([this] { UpdateFacts(); });
   });
-  intake_ = std::make_unique<Intake>(model_.get(), &facts_, flags_.offers,
-                                     router_metrics_.get());
+  intake_ = std::make_unique<Intake>(
+      model_.get(), &facts_, flags_.offers, router_metrics_.get(),
+      spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
       &loop_, core_.get(), intake_.get(),
       static_cast<size_t>(flags_.max_answer_bytes));
@@ -408,9 +430,11 @@ void Process::Stop() {
   if (internal_server_ != nullptr) {
     internal_server_->Shutdown(absl::ZeroDuration());
   }
+  loop_.RunSync([&] { core_.reset(); });
+  if (spans_ != nullptr) spans_->Stop(kLastSpans);
   loop_.RunSync([&] {
-    core_.reset();
     feed_.reset();
+    spans_.reset();
   });
   http_.reset();
   loop_.Stop();

@@ -202,6 +202,7 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
   LogInfo("request ended",
           {{"request_id", summary.request_id},
            {"internal_id", summary.internal_id},
+           {"trace_id", summary.trace_id},
            {"code", absl::StatusCodeToString(summary.status.code())},
            {"reason", ErrorReason(summary.status)},
            {"finish_reason", FinishName(summary.finish_reason)},

@@ -21,6 +21,8 @@ struct RequestSummary {
   std::string request_id;
   std::string internal_id;  // hex
   Api api = Api::kGrpc;
+  std::string operation;  // as OpenTelemetry's GenAI conventions name it
+  std::string trace_id;   // hex; empty: it is part of no trace
   absl::Status status;
   bool client_gone = false;
   v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;

@@ -138,7 +138,7 @@ void Request::DecodeLost(const absl::Status& status) {
   }
   context_.counters->set_decode_retries(context_.counters->decode_retries() +
                                         1);
-  context_.observer->OnRetry("decode_lost");
+  NoteLoss("decode_lost", status);
   phase_ = Phase::kRetrying;
   const auto go_on = [this, status] {
     if (CountFailure(status)) Requeue();
@@ -225,7 +225,7 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
   if (counts) {
     context_.counters->set_prefill_retries(
         context_.counters->prefill_retries() + 1);
-    context_.observer->OnRetry("prefill_lost");
+    NoteLoss("prefill_lost", why);
     ++handoffs_failed_;
     if (!CountFailure(why)) return;
   }
@@ -413,6 +413,8 @@ void Request::End(const absl::Status& status) {
   summary.request_id = effective_.request_id;
   summary.internal_id = absl::BytesToHexString(internal_id_);
   summary.api = api_;
+  summary.operation = chat_ ? "chat" : "text_completion";
+  summary.trace_id = absl::BytesToHexString(caller_.trace_id);
   summary.status = status;
   summary.client_gone = client_gone;
   summary.finish_reason = finish_reason_;
@@ -428,6 +430,13 @@ void Request::End(const absl::Status& status) {
     counters.set_failed(counters.failed() + 1);
   }
   context_.observer->OnEnded(summary);
+  if (trace_ != nullptr) {
+    context_.spans->Export(trace_->Finish(summary, effective_,
+                                          effective_.adapter.empty()
+                                              ? context_.options->model
+                                              : effective_.adapter,
+                                          context_.loop->Now(), absl::Now()));
+  }
   context_.host->OnEnded(this);
 }
 

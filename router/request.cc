@@ -43,7 +43,9 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       prompt_(std::move(admitted.prompt)),
       sequence_index_(admitted.sequence_index),
       api_(admitted.api),
+      chat_(admitted.chat),
       internal_id_(std::move(internal_id)),
+      caller_(std::move(admitted.trace)),
       client_(std::move(client)),
       output_(effective_, prompt_, context.codec, client_.get()),
       next_score_(effective_.output.has_prompt_logprobs()
@@ -60,6 +62,10 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
   for (int i = 1; effective_.beam && i < effective_.sampling.n(); ++i) {
     other_outputs_.push_back(std::make_unique<Output>(
         effective_, prompt_, context.codec, client_.get(), i));
+  }
+  if (context_.spans != nullptr && caller_.sampled) {
+    trace_ = std::make_unique<RequestTrace>(caller_, internal_id_, admitted_);
+    trace_->Enter("queue", admitted_);
   }
   client_->Start(this);
   ArmDeadline();
@@ -78,6 +84,10 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   decode_computed_ = false;
   phase_ = Phase::kOpening;
   opening_since_ = now;
+  if (trace_ != nullptr) {
+    trace_->Enter("reserve", now, decode_ref_.worker_id());
+    trace_->Add("place", choice.begun, now);
+  }
   v1::RouterCounters& counters = *context_.counters;
   if (local_) {
     counters.set_local_placements(counters.local_placements() + 1);
@@ -114,7 +124,8 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   open->set_no_kv_cache(effective_.no_kv_cache);
   if (!scores_complete()) *open->mutable_scoring() = ScoresLeft();
   decode_ = std::make_unique<DecodeLeg>(
-      this, context_.dialer->DialDecode(decode_ref_, Remaining()), now);
+      this, context_.dialer->DialDecode(decode_ref_, Remaining(), CallTrace()),
+      now);
   decode_->stream->Start(decode_.get());
   decode_->stream->Send(std::move(message));
 }
@@ -175,6 +186,9 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   prefill_done_.Clear();
   phase_ = Phase::kPrefilling;
   if (local_) {
+    if (trace_ != nullptr) {
+      trace_->Enter("prefill", context_.loop->Now(), decode_ref_.worker_id());
+    }
     decode_computes_ = decode_computed_ = true;
     if (!cached_tokens_) cached_tokens_ = opened.cached_tokens();
     SayStarted();
@@ -185,6 +199,9 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
 
 void Request::OpenPrefill(const std::string& ticket) {
   const absl::Time now = context_.loop->Now();
+  if (trace_ != nullptr) {
+    trace_->Enter("prefill", now, prefill_ref_.worker_id());
+  }
   v1::PrefillRequest message;
   v1::PrefillOpen* const open = message.mutable_open();
   open->set_request_id(internal_id_);
@@ -214,7 +231,9 @@ void Request::OpenPrefill(const std::string& ticket) {
   if (!scores_complete()) *open->mutable_scoring() = ScoresLeft();
   prefill_computes_ = false;
   prefill_ = std::make_unique<PrefillLeg>(
-      this, context_.dialer->DialPrefill(prefill_ref_, Remaining()), now);
+      this,
+      context_.dialer->DialPrefill(prefill_ref_, Remaining(), CallTrace()),
+      now);
   prefill_->stream->Start(prefill_.get());
   prefill_->stream->Send(std::move(message));
   if (paused_) SetReading();
@@ -327,6 +346,12 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       prefill_->done = true;
       prefill_computes_ = false;
       prefill_done_ = message.done();
+      if (trace_ != nullptr && !prefill_done_.way().empty()) {
+        const absl::Time now = context_.loop->Now();
+        trace_->Add("handoff",
+                    now - absl::Microseconds(prefill_done_.handoff_us()), now,
+                    prefill_ref_.worker_id(), prefill_done_.way());
+      }
       AddWork(prefill_done_.work(), &work_);
       work_lost_ = work_lost_ || !prefill_done_.has_work();
       if (!prefill_done_.way().empty()) {
@@ -415,6 +440,7 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
     context_.observer->OnTokens(fresh, now - last_token_);
   }
   last_token_ = now;
+  if (trace_ != nullptr) trace_->Enter("decode", now, decode_ref_.worker_id());
   output_.Flush();
   context_.observer->OnStage(Stage::kRelay, context_.loop->Now() - now);
   if (verdict == Output::Verdict::kStopString) {
@@ -497,6 +523,17 @@ void Request::Tick(bool judge) {
       decode_->stream->Send(std::move(beat));
     }
   }
+}
+
+const TraceContext& Request::CallTrace() const {
+  return trace_ != nullptr ? trace_->context() : caller_;
+}
+
+void Request::NoteLoss(std::string_view cause, const absl::Status& status) {
+  context_.observer->OnRetry(cause);
+  if (trace_ == nullptr) return;
+  trace_->Lost(context_.loop->Now(), cause, status);
+  trace_->Enter("queue", context_.loop->Now());
 }
 
 void Request::NotePair() {

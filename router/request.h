@@ -32,11 +32,13 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
+#include "common/trace_context.h"
 #include "router/dialer.h"
 #include "router/observer.h"
 #include "router/options.h"
 #include "router/output.h"
 #include "router/registry.h"
+#include "router/request_trace.h"
 #include "router/short_way.h"
 #include "router/validate.h"
 #include "tandem/v1/admin.pb.h"
@@ -50,13 +52,16 @@ struct AdmittedRequest {
   absl::Duration deadline;      // from now; zero: the default
   uint32_t sequence_index = 0;  // of a request for several; see sampling.n
   Api api = Api::kGrpc;
+  bool chat = false;
+  TraceContext trace;
 };
 
 // Who is to serve a request.
 struct Choice {
   v1::WorkerRef decode;  // empty: none, nothing but scores is wanted
-  std::optional<v1::WorkerRef> prefill;  // none: the decode worker
-  v1::AdapterRef adapter;                // as both have it; no name: none
+  std::optional<v1::WorkerRef> prefill;     // none: the decode worker
+  v1::AdapterRef adapter;                   // as both have it; no name: none
+  absl::Time begun = absl::InfinitePast();  // to choose
 };
 
 class Request;
@@ -84,6 +89,7 @@ struct RequestContext {
   RouterObserver* observer;
   v1::RouterCounters* counters;
   RequestHost* host;
+  SpanSink* spans = nullptr;  // null: no request is traced
 };
 
 class Request final : private StreamHandler<v1::GenerateRequest> {
@@ -174,6 +180,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnAttemptStarted(uint32_t attempt);
   void OnDead(const v1::AttemptDead& dead);
   void OnDecodeFinished(const v1::DecodeFinished& finished);
+  // What its calls to workers carry.
+  const TraceContext& CallTrace() const;
+  // An attempt came to nothing.
+  void NoteLoss(std::string_view cause, const absl::Status& status);
   // Whether this pair makes the answer depend on where it was computed.
   void NotePair();
   void OpenPrefill(const std::string& ticket);
@@ -232,7 +242,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::vector<int32_t> prompt_;
   const uint32_t sequence_index_;
   const Api api_;
+  const bool chat_;
   const std::string internal_id_;
+  const TraceContext caller_;            // the trace that it is part of
+  std::unique_ptr<RequestTrace> trace_;  // null: not sampled
   std::unique_ptr<ClientStream> client_;
   Output output_;
   // Of a beam search, hypotheses 1 .. n-1.

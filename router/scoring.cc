@@ -102,7 +102,7 @@ void Request::ScoresLost(const absl::Status& status) {
   DropLegs();
   context_.counters->set_prefill_retries(context_.counters->prefill_retries() +
                                          1);
-  context_.observer->OnRetry("prefill_lost");
+  NoteLoss("prefill_lost", status);
   phase_ = Phase::kRetrying;
   if (CountFailure(status)) Requeue();
 }

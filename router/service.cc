@@ -16,6 +16,26 @@ namespace {
 // The router ends calls itself; gRPC's deadline is only the backstop.
 constexpr absl::Duration kDeadlineSlack = absl::Seconds(1);
 
+rpc::CallOptions Options(const v1::WorkerRef& worker, absl::Duration deadline,
+                         const TraceContext& trace) {
+  rpc::CallOptions options{.timeout = deadline + kDeadlineSlack,
+                           .peer = worker.endpoint()};
+  std::string parent = trace.Traceparent();
+  if (!parent.empty()) {
+    options.metadata.emplace_back("traceparent", std::move(parent));
+    if (!trace.state.empty()) {
+      options.metadata.emplace_back("tracestate", trace.state);
+    }
+  }
+  return options;
+}
+
+CallHeaders Headers(const rpc::CallInfo& info) {
+  return {.request_id = info.Find("x-request-id"),
+          .traceparent = info.Find("traceparent"),
+          .tracestate = info.Find("tracestate")};
+}
+
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const absl::Status& status) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
@@ -83,20 +103,22 @@ AdapterControl::Done Answering(Response* response, LoopAnswer answer) {
 }  // namespace
 
 std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
-                                                    absl::Duration deadline) {
+                                                    absl::Duration deadline,
+                                                    const TraceContext& trace) {
   auto stub = std::make_shared<v1::DecodeService::Stub>(channels_.Get(worker));
   return rpc::OpenBidi<v1::DecodeRequest, v1::DecodeResponse>(
-      loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
+      loop_, Options(worker, deadline, trace),
       [stub](auto* context, auto* reactor) {
         stub->async()->Decode(context, reactor);
       });
 }
 
 std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
-    const v1::WorkerRef& worker, absl::Duration deadline) {
+    const v1::WorkerRef& worker, absl::Duration deadline,
+    const TraceContext& trace) {
   auto stub = std::make_shared<v1::PrefillService::Stub>(channels_.Get(worker));
   return rpc::OpenBidi<v1::PrefillRequest, v1::PrefillResponse>(
-      loop_, {.timeout = deadline + kDeadlineSlack, .peer = worker.endpoint()},
+      loop_, Options(worker, deadline, trace),
       [stub](auto* context, auto* reactor) {
         stub->async()->Prefill(context, reactor);
       });
@@ -105,8 +127,8 @@ std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
-  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
-      Api::kGrpc, *request, info.Find("x-request-id"), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted =
+      intake_->Prepare(Api::kGrpc, *request, Headers(info), info.time_left);
   if (!admitted.ok()) {
     return new RefusedStream(rpc::ToGrpc(admitted.status(), context));
   }
@@ -132,8 +154,8 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
     return Answer(context, FieldInvalid("output.attention", "(set)",
                                         "is of Generate, which streams"));
   }
-  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
-      Api::kGrpc, *request, info.Find("x-request-id"), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted =
+      intake_->Prepare(Api::kGrpc, *request, Headers(info), info.time_left);
   absl::Status status = admitted.status();
   if (status.ok()) status = FitsOneMessage(*admitted);
   if (!status.ok()) return Answer(context, status);

@@ -29,9 +29,11 @@ class RpcDialer final : public Dialer {
   RpcDialer(Loop* loop, rpc::Credentials tls)
       : loop_(loop), channels_(std::move(tls)) {}
   std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
-                                           absl::Duration deadline) override;
-  std::unique_ptr<PrefillStream> DialPrefill(const v1::WorkerRef& worker,
-                                             absl::Duration deadline) override;
+                                           absl::Duration deadline,
+                                           const TraceContext& trace) override;
+  std::unique_ptr<PrefillStream> DialPrefill(
+      const v1::WorkerRef& worker, absl::Duration deadline,
+      const TraceContext& trace) override;
 
  private:
   Loop* const loop_;

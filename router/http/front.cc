@@ -179,8 +179,12 @@ void HttpFront::Generate(Parse parse,
     // Several prompts cannot share one name.
     const bool single = request->prompts.size() == 1;
     if (!single) prompt.clear_request_id();
-    absl::StatusOr<AdmittedRequest> one = intake_->Prepare(
-        Api::kHttp, prompt, single ? id : "", absl::InfiniteDuration());
+    absl::StatusOr<AdmittedRequest> one =
+        intake_->Prepare(Api::kHttp, prompt,
+                         {.request_id = single ? std::string_view(id) : "",
+                          .traceparent = http.Header("traceparent"),
+                          .tracestate = http.Header("tracestate")},
+                         absl::InfiniteDuration());
     if (!one.ok()) return refuse(one.status());
     admitted.push_back(*std::move(one));
   }

@@ -93,14 +93,18 @@ struct World final : Dialer, RouterObserver {
   ~World() override { core.reset(); }
 
   std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
-                                           absl::Duration) override {
+                                           absl::Duration,
+                                           const TraceContext& trace) override {
     decode_ids.push_back(worker.worker_id());
+    traces.push_back(trace);
     return std::make_unique<FakeStream<v1::DecodeRequest, v1::DecodeResponse>>(
         &decodes.emplace_back());
   }
-  std::unique_ptr<PrefillStream> DialPrefill(const v1::WorkerRef& worker,
-                                             absl::Duration) override {
+  std::unique_ptr<PrefillStream> DialPrefill(
+      const v1::WorkerRef& worker, absl::Duration,
+      const TraceContext& trace) override {
     prefill_ids.push_back(worker.worker_id());
+    traces.push_back(trace);
     return std::make_unique<
         FakeStream<v1::PrefillRequest, v1::PrefillResponse>>(
         &prefills.emplace_back());
@@ -302,6 +306,7 @@ struct World final : Dialer, RouterObserver {
   absl::flat_hash_set<const void*> frozen;           // pipes that say nothing
   absl::flat_hash_set<const void*> draining;         // leases
   std::vector<std::string> decode_ids, prefill_ids;  // dialled, in order
+  std::vector<TraceContext> traces;                  // of all calls
   std::vector<RequestSummary> ended;
   std::unique_ptr<RouterCore> core;
 };

@@ -73,15 +73,15 @@ class Cluster final : public router::Dialer, public router::RouterObserver {
     for (auto& [name, worker] : workers_) worker->loop.Stop();
   }
 
-  std::unique_ptr<router::DecodeStream> DialDecode(const v1::WorkerRef& ref,
-                                                   absl::Duration) override {
+  std::unique_ptr<router::DecodeStream> DialDecode(
+      const v1::WorkerRef& ref, absl::Duration, const TraceContext&) override {
     Worker* const worker = workers_.at(ref.worker_id()).get();
     return OpenPipe<v1::DecodeRequest, v1::DecodeResponse>(
         &router_loop_, &worker->loop,
         [worker](auto stream) { worker->decode->AddCall(std::move(stream)); });
   }
-  std::unique_ptr<router::PrefillStream> DialPrefill(const v1::WorkerRef& ref,
-                                                     absl::Duration) override {
+  std::unique_ptr<router::PrefillStream> DialPrefill(
+      const v1::WorkerRef& ref, absl::Duration, const TraceContext&) override {
     Worker* const worker = workers_.at(ref.worker_id()).get();
     return OpenPipe<v1::PrefillRequest, v1::PrefillResponse>(
         &router_loop_, &worker->loop,

@@ -109,9 +109,11 @@ struct RouterNode final : Node, router::Dialer, router::RouterObserver {
   void Start() override;
   void Clear() override { core.reset(); }
   std::unique_ptr<router::DecodeStream> DialDecode(
-      const v1::WorkerRef& worker, absl::Duration deadline) override;
+      const v1::WorkerRef& worker, absl::Duration deadline,
+      const TraceContext&) override;
   std::unique_ptr<router::PrefillStream> DialPrefill(
-      const v1::WorkerRef& worker, absl::Duration deadline) override;
+      const v1::WorkerRef& worker, absl::Duration deadline,
+      const TraceContext&) override;
   std::unique_ptr<router::RouterCore> core;
 };
 
@@ -379,7 +381,7 @@ void RouterNode::Start() {
 }
 
 std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
-    const v1::WorkerRef& worker, absl::Duration) {
+    const v1::WorkerRef& worker, absl::Duration, const TraceContext&) {
   auto* const node = static_cast<DecodeNode*>(world->Find(worker.worker_id()));
   decode_worker::DecodeCore* const peer = node->core.get();
   auto call = world->network().Connect<v1::DecodeRequest, v1::DecodeResponse>(
@@ -390,7 +392,7 @@ std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
 }
 
 std::unique_ptr<router::PrefillStream> RouterNode::DialPrefill(
-    const v1::WorkerRef& worker, absl::Duration) {
+    const v1::WorkerRef& worker, absl::Duration, const TraceContext&) {
   auto* const node = static_cast<PrefillNode*>(world->Find(worker.worker_id()));
   prefill_worker::PrefillCore* const peer = node->core.get();
   auto call = world->network().Connect<v1::PrefillRequest, v1::PrefillResponse>(

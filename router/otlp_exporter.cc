@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/otlp_exporter.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
+#include "common/error.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "common/version.h"
+
+namespace tandem::router {
+namespace {
+
+constexpr char kSystemRoots[] = "/etc/ssl/certs/ca-certificates.crt";
+
+std::string Environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+absl::Status Wrong(absl::string_view endpoint, absl::string_view why) {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "FLAG_INVALID",
+      absl::StrCat("--otlp-traces-endpoint '", std::string(endpoint), "' ",
+                   std::string(why),
+                   ": give http://host:port or https://host:port of a "
+                   "collector's OTLP/gRPC receiver (mostly port 4317)"));
+}
+
+}  // namespace
+
+absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint) {
+  OtlpOptions options;
+  std::string url = endpoint;
+  if (url.empty()) url = Environment("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+  if (url.empty()) url = Environment("OTEL_EXPORTER_OTLP_ENDPOINT");
+  if (url.empty()) return options;
+  absl::string_view rest = url;
+  const bool tls = absl::ConsumePrefix(&rest, "https://");
+  if (!tls && !absl::ConsumePrefix(&rest, "http://")) {
+    absl::ConsumePrefix(&rest, "grpc://");
+  }
+  absl::ConsumeSuffix(&rest, "/");
+  if (absl::StrContains(rest, "/")) {
+    return Wrong(url, "has a path, which OTLP/HTTP has and OTLP/gRPC has not");
+  }
+  const size_t colon = rest.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0 ||
+      colon + 1 == rest.size()) {
+    return Wrong(url, "lacks a host or a port");
+  }
+  options.address = std::string(rest);
+  if (tls) {
+    std::string path = Environment("OTEL_EXPORTER_OTLP_CERTIFICATE");
+    if (path.empty()) path = kSystemRoots;
+    std::ifstream file(path, std::ios::binary);
+    options.tls.ca.assign(std::istreambuf_iterator<char>(file), {});
+    if (options.tls.ca.empty()) {
+      return Wrong(url, absl::StrCat("needs certificates, and ", path,
+                                     " cannot be read (set "
+                                     "OTEL_EXPORTER_OTLP_CERTIFICATE)"));
+    }
+  }
+  const std::string headers = Environment("OTEL_EXPORTER_OTLP_HEADERS");
+  for (absl::string_view header :
+       absl::StrSplit(headers, ',', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(header, absl::MaxSplits('=', 1));
+    options.headers.emplace_back(
+        absl::AsciiStrToLower(absl::StripAsciiWhitespace(parts.first)),
+        std::string(absl::StripAsciiWhitespace(parts.second)));
+  }
+  if (const std::string name = Environment("OTEL_SERVICE_NAME");
+      !name.empty()) {
+    options.service_name = name;
+  }
+  return options;
+}
+
+struct OtlpExporter::Call {
+  grpc::ClientContext context;
+  otlp::ExportTraceServiceRequest request;
+  otlp::ExportTraceServiceResponse response;
+  absl::Notification done;
+};
+
+OtlpExporter::OtlpExporter(const OtlpOptions& options, Loop* loop,
+                           Metrics* metrics)
+    : options_(options),
+      loop_(loop),
+      counts_(metrics->AddCounters("tandem_trace_spans_total",
+                                   "Spans for the collector", "outcome", 3)),
+      stub_(otlp::TraceService::NewStub(
+          rpc::MakeChannel(options.address, options.tls))),
+      timer_(loop) {
+  for (const char* outcome : {"exported", "failed", "dropped"}) {
+    counts_[outcome].Add(0);
+  }
+}
+
+OtlpExporter::~OtlpExporter() = default;
+
+void OtlpExporter::Export(std::vector<otlp::Span> spans) {
+  if (queue_.size() + spans.size() > options_.max_queued) {
+    counts_["dropped"].Add(static_cast<double>(spans.size()));
+    return;
+  }
+  const bool first = queue_.empty();
+  std::move(spans.begin(), spans.end(), std::back_inserter(queue_));
+  if (call_ != nullptr) return;  // its end sends more
+  if (queue_.size() >= options_.max_batch) {
+    Send();
+  } else if (first) {
+    timer_.Start(options_.interval, [this] { Send(); });
+  }
+}
+
+void OtlpExporter::Send() {
+  timer_.Stop();
+  if (queue_.empty() || call_ != nullptr) return;
+  const auto call = std::make_shared<Call>();
+  call_ = call;
+  otlp::ResourceSpans* const resource = call->request.add_resource_spans();
+  const auto attribute = [&](const char* key, const std::string& value) {
+    otlp::KeyValue* const entry =
+        resource->mutable_resource()->add_attributes();
+    entry->set_key(key);
+    entry->mutable_value()->set_string_value(value);
+  };
+  attribute("service.name", options_.service_name);
+  attribute("service.version", kVersion);
+  otlp::ScopeSpans* const scope = resource->add_scope_spans();
+  scope->mutable_scope()->set_name("tandem");
+  scope->mutable_scope()->set_version(kVersion);
+  const size_t count = std::min(queue_.size(), options_.max_batch);
+  for (size_t i = 0; i < count; ++i) {
+    *scope->add_spans() = std::move(queue_[i]);
+  }
+  queue_.erase(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(count));
+  call->context.set_deadline(std::chrono::system_clock::now() +
+                             absl::ToChronoMicroseconds(options_.timeout));
+  for (const auto& [key, value] : options_.headers) {
+    call->context.AddMetadata(key, value);
+  }
+  stub_->async()->Export(
+      &call->context, &call->request, &call->response,
+      [this, call, count, loop = loop_](const grpc::Status& result) {
+        absl::Status status = rpc::FromGrpc(result, call->context);
+        loop->Post([this, count, status = std::move(status)] {
+          OnSent(status, count);
+        });
+        call->done.Notify();
+      });
+}
+
+void OtlpExporter::OnSent(const absl::Status& status, size_t spans) {
+  const auto refused = static_cast<size_t>(
+      std::max<int64_t>(0, call_->response.partial_success().rejected_spans()));
+  const size_t failed = status.ok() ? std::min(refused, spans) : spans;
+  counts_["exported"].Add(static_cast<double>(spans - failed));
+  counts_["failed"].Add(static_cast<double>(failed));
+  int64_t hidden = 0;
+  if (failed > 0 && limiter_.Allow(loop_->Now(), &hidden)) {
+    LogWarning("spans not exported",
+               {{"collector", options_.address},
+                {"spans", static_cast<int64_t>(failed)},
+                {"status", status},
+                {"why", call_->response.partial_success().error_message()},
+                {"hidden", hidden}});
+  }
+  call_.reset();
+  if (queue_.empty()) return;
+  if (queue_.size() >= options_.max_batch) {
+    Send();
+  } else {
+    timer_.Start(options_.interval, [this] { Send(); });
+  }
+}
+
+void OtlpExporter::Stop(absl::Duration grace) {
+  const absl::Time end = absl::Now() + grace;
+  while (true) {
+    std::shared_ptr<Call> call;
+    absl::Notification looked;
+    loop_->Post([&] {
+      if (absl::Now() < end) {
+        Send();
+      } else {
+        counts_["dropped"].Add(static_cast<double>(queue_.size()));
+        queue_.clear();
+        timer_.Stop();
+      }
+      call = call_;
+      looked.Notify();
+    });
+    looked.WaitForNotification();
+    if (call == nullptr) return;
+    if (!call->done.WaitForNotificationWithTimeout(end - absl::Now())) {
+      call->context.TryCancel();
+      call->done.WaitForNotification();
+    }
+  }
+}
+
+}  // namespace tandem::router
