@@ -24,31 +24,53 @@ LOG=$LOGS/clients-server.log
 free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
-HTTP=$(free_port)
-: >"$LOG"
-: >"$LOG"
-"$BUILD/release/bin/tandem" serve "$ROOT/models/tales" \
-  --grpc-port "$(free_port)" --port "$HTTP" >"$LOG" 2>&1 &
-SERVER=$!
-trap 'kill -TERM "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null || true' EXIT
-for _ in $(seq 300); do
-  grep -q 'Tandem is ready' "$LOG" && break
-  kill -0 "$SERVER" 2>/dev/null || break
-  sleep 0.1
-done
-grep -q 'Tandem is ready' "$LOG" || die "the server is not ready; see $LOG"
+SERVER=
+stop() {
+  [ -z "$SERVER" ] && return
+  kill -TERM "$SERVER" 2>/dev/null
+  wait "$SERVER" 2>/dev/null || true
+  SERVER=
+}
+trap stop EXIT
+# A cluster of this model, at $HTTP.
+serve() {
+  stop
+  HTTP=$(free_port)
+  : >"$LOG"
+  "$BUILD/release/bin/tandem" serve "$1" \
+    --grpc-port "$(free_port)" --port "$HTTP" >"$LOG" 2>&1 &
+  SERVER=$!
+  for _ in $(seq 300); do
+    grep -q 'Tandem is ready' "$LOG" && return
+    kill -0 "$SERVER" 2>/dev/null || break
+    sleep 0.1
+  done
+  die "the server is not ready; see $LOG"
+}
 
+serve "$ROOT/models/tales"
 "$CLIENTS/bin/python" "$ROOT/tests/clients/python_clients.py" \
   "http://127.0.0.1:$HTTP/v1"
 "$LM_EVAL/bin/python" "$ROOT/tests/clients/lm_eval_client.py" \
   "http://127.0.0.1:$HTTP/v1" "$ROOT/models/tales" 2>"$LOGS/lm-eval.log" ||
   die "lm-eval failed; see $LOGS/lm-eval.log"
 if command -v npm >/dev/null; then
-  cp "$ROOT/tests/clients/package.json" "$ROOT/tests/clients/node_client.mjs" \
-    "$CLIENTS/"
+  cp "$ROOT/tests/clients/package.json" "$ROOT/tests/clients/"*.mjs "$CLIENTS/"
   step clients-node "JavaScript client (build/clients)" \
     npm install --prefix "$CLIENTS" --no-audit --no-fund --silent
   node "$CLIENTS/node_client.mjs" "http://127.0.0.1:$HTTP/v1"
 else
   say "JavaScript: skipped, there is no npm"
 fi
+
+# Models that call tools by their weights, in each style.
+for style in hermes llama3_json mistral; do
+  python3 "$ROOT/tests/clients/make_scripted_model.py" "$style" \
+    "$CLIENTS/models/$style"
+  serve "$CLIENTS/models/$style"
+  "$CLIENTS/bin/python" "$ROOT/tests/clients/tool_clients.py" \
+    "http://127.0.0.1:$HTTP/v1" "$style"
+  if command -v npm >/dev/null; then
+    node "$CLIENTS/tool_client.mjs" "http://127.0.0.1:$HTTP/v1" "$style"
+  fi
+done

@@ -332,11 +332,7 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   }
   json chunk = {{"logprobs", std::move(logprobs)}, {"finish_reason", nullptr}};
   if (chat_) {
-    json& part = chunk["delta"] = json::object();
-    if (!delta.tool_calls().empty()) {
-      part["tool_calls"] = ToolCallDeltasJson(delta.tool_calls());
-    }
-    if (!delta.text().empty() || part.empty()) part["content"] = delta.text();
+    chunk["delta"] = {{"content", delta.text()}};
   } else {
     chunk["text"] = delta.text();
   }
@@ -344,7 +340,21 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   if (!delta.attention().empty()) {
     chunk["attention"] = AttentionJson(delta);
   }
-  return Chunk(prompt, delta.index(), std::move(chunk));
+  // Chunks of calls have one piece each, which SDKs count on; the first chunk
+  // tells of all tokens.
+  std::string events;
+  const bool has_calls = chat_ && !delta.tool_calls().empty();
+  if (!has_calls || !delta.text().empty()) {
+    events = Chunk(prompt, delta.index(), std::move(chunk));
+    chunk = {{"logprobs", nullptr}, {"finish_reason", nullptr}};
+  }
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    if (!has_calls) break;
+    chunk["delta"] = {{"tool_calls", {ToolCallDeltaJson(call)}}};
+    events += Chunk(prompt, delta.index(), std::move(chunk));
+    chunk = {{"logprobs", nullptr}, {"finish_reason", nullptr}};
+  }
+  return events;
 }
 
 // As text: hundreds of thousands of records would be slow to make and to free

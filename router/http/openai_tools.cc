@@ -100,20 +100,15 @@ void ReadTools(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   }
 }
 
-json ToolCallDeltasJson(
-    const google::protobuf::RepeatedPtrField<v1::ToolCallDelta>& deltas) {
-  json list = json::array();
-  for (const v1::ToolCallDelta& delta : deltas) {
-    json item = {{"index", delta.index()},
-                 {"function", {{"arguments", delta.arguments_json()}}}};
-    if (!delta.id().empty()) {
-      item["id"] = delta.id();
-      item["type"] = "function";
-      item["function"]["name"] = delta.name();
-    }
-    list.push_back(std::move(item));
+json ToolCallDeltaJson(const v1::ToolCallDelta& delta) {
+  json item = {{"index", delta.index()},
+               {"function", {{"arguments", delta.arguments_json()}}}};
+  if (!delta.id().empty()) {
+    item["id"] = delta.id();
+    item["type"] = "function";
+    item["function"]["name"] = delta.name();
   }
-  return list;
+  return item;
 }
 
 json ToolCallsJson(

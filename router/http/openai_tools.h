@@ -17,10 +17,9 @@ namespace tandem::router {
 void ReadToolCalls(JsonFields* fields, v1::ChatMessage* message);
 void ReadTools(std::string_view body, JsonFields* fields, v1::Chat* chat);
 
-// [{index, id, type, function: {name, arguments}}, {index, function:
-// {arguments}}, ...]
-nlohmann::json ToolCallDeltasJson(
-    const google::protobuf::RepeatedPtrField<v1::ToolCallDelta>& deltas);
+// {index, id, type, function: {name, arguments}}, or of what follows {index,
+// function: {arguments}}.
+nlohmann::json ToolCallDeltaJson(const v1::ToolCallDelta& delta);
 // [{id, type, function: {name, arguments}}, ...]
 nlohmann::json ToolCallsJson(
     const google::protobuf::RepeatedPtrField<v1::ToolCall>& calls);

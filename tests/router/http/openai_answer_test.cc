@@ -360,20 +360,47 @@ TEST(OpenAiAnswerTest, StreamedToolCallsAreOpenAisDeltas) {
       Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "true"}})),
       "tales", 1700);
   answer.Add(0, Event(kStarted));
-  const auto delta = [&](const char* event) {
-    const auto data = Data(answer.Add(0, Event(event)));
-    return json::parse(data.at(0))["choices"][0];
-  };
-  EXPECT_EQ(delta(kCallBegins)["delta"], json::parse(R"({"tool_calls": [
-    {"index": 0, "id": "call_1", "type": "function",
-     "function": {"name": "f", "arguments": ""}},
-    {"index": 0, "function": {"arguments": "{\"a\":"}}]})"));
-  EXPECT_EQ(delta(kCallsGoOn)["delta"], json::parse(R"({"content": " ok",
-    "tool_calls": [{"index": 0, "function": {"arguments": "1}"}},
-    {"index": 1, "id": "call_2", "type": "function",
-     "function": {"name": "g", "arguments": ""}},
-    {"index": 1, "function": {"arguments": "{}"}}]})"));
-  EXPECT_EQ(delta(kCalled)["finish_reason"], "tool_calls");
+  std::vector<json> deltas;
+  for (const char* event : {kCallBegins, kCallsGoOn}) {
+    for (const std::string& data : Data(answer.Add(0, Event(event)))) {
+      deltas.push_back(json::parse(data)["choices"][0]["delta"]);
+    }
+  }
+  // A piece a chunk: SDKs take the first list that comes as it is.
+  const char* const kWant[] = {
+      R"({"tool_calls": [{"index": 0, "id": "call_1", "type": "function",
+                          "function": {"name": "f", "arguments": ""}}]})",
+      R"({"tool_calls": [{"index": 0, "function": {"arguments": "{\"a\":"}}]})",
+      R"({"content": " ok"})",
+      R"({"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]})",
+      R"({"tool_calls": [{"index": 1, "id": "call_2", "type": "function",
+                          "function": {"name": "g", "arguments": ""}}]})",
+      R"({"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]})"};
+  ASSERT_EQ(deltas.size(), std::size(kWant));
+  for (size_t i = 0; i < deltas.size(); ++i) {
+    EXPECT_EQ(deltas[i], json::parse(kWant[i])) << i;
+  }
+  const auto end = Data(answer.Add(0, Event(kCalled)));
+  EXPECT_EQ(json::parse(end.at(0))["choices"][0]["finish_reason"],
+            "tool_calls");
+}
+
+TEST(OpenAiAnswerTest, TheFirstChunkOfADeltaTellsOfItsTokens) {
+  OpenAiAnswer answer(Request(true, R"({"messages": [{"role": "user"}],
+      "stream": true, "return_token_ids": true, "logprobs": true})"),
+                      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  const auto data = Data(answer.Add(0, Event(R"(
+    delta { token_ids: [3, 4] logprobs { token_id: 3 rank: 1 }
+            tool_calls { index: 0 id: "call_1" name: "f" }
+            tool_calls { index: 0 arguments_json: "{}" } })")));
+  ASSERT_EQ(data.size(), 2u);
+  const json first = json::parse(data[0])["choices"][0];
+  EXPECT_EQ(first["token_ids"], json::parse("[3, 4]"));
+  EXPECT_FALSE(first["logprobs"].is_null());
+  const json second = json::parse(data[1])["choices"][0];
+  EXPECT_FALSE(second.contains("token_ids"));
+  EXPECT_TRUE(second["logprobs"].is_null());
 }
 
 TEST(OpenAiAnswerTest, WholeToolCallsAreJoined) {

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a model that calls tools: a real checkpoint whose weights say which
+token follows which, so that what clients see is known to the letter.
+
+Attention and MLP add nothing, a token's embedding is a unit vector, and the
+head gives the largest logit to the token's successor. So the text is a function
+of the last token of the prompt, which the chat template chooses: by whether
+there are tools, and results of tools.
+
+Usage: make_scripted_model.py hermes|llama3_json|mistral DIRECTORY
+"""
+
+import itertools
+import json
+import pathlib
+import struct
+import sys
+
+WEATHER = '{"city": "Rome", "days": 2}'
+CLOCK = '{"zone": "CET"}'
+ANSWER = ["It is ", "warm", " in Rome."]
+TALK = ["I have ", "no tools", " here."]
+# What each style writes for two calls, cut as tokenizers do: within words and
+# across marks. No piece stands twice, since it has one successor; so Mistral's
+# marks are special tokens once, and then text.
+CALLS = {
+    "hermes": ["Let me look", ".\n", "<tool_", "call>\n{\"name\": \"get_wea", "ther\", \"argume",
+               "nts\": {\"city\": \"Ro", "me\", \"days\": 2}}\n</tool_call>\n<tool_call>\n",
+               "{\"name\": \"clock\", \"arguments\"", ": {\"zone\": \"CET\"}}\n</tool_call>"],
+    "llama3_json": ["<|python_tag|>", "{\"name\": \"get_wea", "ther\", \"parame", "ters\": ",
+                    "{\"city\": \"Ro", "me\", \"days\": 2}}", "; {\"name\": \"clo",
+                    "ck\", \"parameters\": {\"zone\": \"CET\"}}"],
+    "mistral": ["Let me look", ".\n", "[TOOL_CALLS]", "get_wea", "ther", "[ARGS]", "{\"city\": \"Ro",
+                "me\", \"days\": 2}", "[TOOL", "_CALLS]clo", "ck[AR", "GS]{\"zone\": \"CET\"}"],
+}
+SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"}
+# How templates of the style write a call, by which servers know it.
+WRITTEN = {
+    "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
+    "llama3_json": "'<|python_tag|>' ~ {'name': call.function.name, 'parameters': call.function.arguments} | tojson",
+    "mistral": "'[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson",
+}
+STARTS = ["<|talk|>", "<|call|>", "<|answer|>"]
+END = "<|end|>"
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """GPT-2's printable letters for all bytes."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters, extra = {}, 0
+    for byte in range(256):
+        letters[byte] = chr(byte) if byte in kept else chr(256 + extra)
+        extra += byte not in kept
+    return letters
+
+
+def chat_template(style: str) -> str:
+    return (
+        "{%- for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+        "{%- for message in messages %}{{ message.role ~ ': ' ~ (message.content or '') ~ '\n' }}"
+        "{%- for call in message.tool_calls or [] %}{{ " + WRITTEN[style] + " }}{% endfor %}"
+        "{%- endfor %}"
+        "{%- if messages[-1].role == 'tool' %}<|answer|>"
+        "{%- elif tools %}<|call|>{% else %}<|talk|>{% endif %}")
+
+
+def pieces_and_chains(style: str) -> tuple[list[str], list[list[int]]]:
+    """Added tokens, and lists of those that follow each other."""
+    pieces = [*STARTS, END]
+    chains = []
+    for start, texts in zip(STARTS, (TALK, CALLS[style], ANSWER), strict=True):
+        chain = [pieces.index(start)]
+        for text in texts:
+            if text not in pieces:
+                pieces.append(text)
+            chain.append(pieces.index(text))
+        chains.append([*chain, pieces.index(END)])
+    return pieces, chains
+
+
+def write_safetensors(path: pathlib.Path, tensors: dict[str, tuple[list[int], bytes]]) -> None:
+    header, offset = {}, 0
+    for name, (shape, data) in tensors.items():
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, data in tensors.values():
+            file.write(data)
+
+
+def main(style: str, directory: str) -> None:
+    out = pathlib.Path(directory)
+    out.mkdir(parents=True, exist_ok=True)
+    pieces, chains = pieces_and_chains(style)
+    vocabulary = {letter: byte for byte, letter in bytes_to_letters().items()}
+    count = 256 + len(pieces)
+    hidden = -(-count // 64) * 64
+    rows = {"embed": {}, "head": {}}
+    for token in range(count):
+        rows["embed"][token] = {token: 1.0}
+    successors: dict[int, int] = {}
+    for chain in chains:
+        for token, follower in itertools.pairwise(chain):
+            if successors.setdefault(token, follower) != follower:
+                raise SystemExit(f"{pieces[token]!r} would have two successors")
+    for token, follower in successors.items():
+        rows["head"].setdefault(256 + follower, {})[256 + token] = 20.0
+
+    def matrix(entries: dict[int, dict[int, float]]) -> tuple[list[int], bytes]:
+        data = bytearray(count * hidden * 4)
+        for row, columns in entries.items():
+            for column, value in columns.items():
+                struct.pack_into("<f", data, (row * hidden + column) * 4, value)
+        return [count, hidden], bytes(data)
+
+    def filled(shape: list[int], value: float) -> tuple[list[int], bytes]:
+        size = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        return shape, struct.pack("<f", value) * size
+
+    layer = "model.layers.0."
+    write_safetensors(out / "model.safetensors", {
+        "model.embed_tokens.weight": matrix(rows["embed"]),
+        "lm_head.weight": matrix(rows["head"]),
+        "model.norm.weight": filled([hidden], 1),
+        layer + "input_layernorm.weight": filled([hidden], 1),
+        layer + "post_attention_layernorm.weight": filled([hidden], 1),
+        **{f"{layer}self_attn.{name}_proj.weight": filled([hidden, hidden], 0) for name in "qkvo"},
+        layer + "mlp.gate_proj.weight": filled([64, hidden], 0),
+        layer + "mlp.up_proj.weight": filled([64, hidden], 0),
+        layer + "mlp.down_proj.weight": filled([hidden, 64], 0),
+    })
+    special = {*STARTS, END, *SPECIAL}
+    files = {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": count,
+            "hidden_size": hidden, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+            "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
+            "eos_token_id": 256 + pieces.index(END)},
+        "tokenizer_config.json": {"eos_token": END, "chat_template": chat_template(style)},
+        "tokenizer.json": {
+            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                              "use_regex": True},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                        "use_regex": True},
+            "post_processor": None,
+            "added_tokens": [
+                {"id": 256 + i, "content": text, "single_word": False, "lstrip": False,
+                 "rstrip": False, "normalized": False, "special": text in special}
+                for i, text in enumerate(pieces)],
+            "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                      "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                      "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                      "vocab": vocabulary, "merges": []}},
+    }
+    for name, value in files.items():
+        (out / name).write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
