@@ -10,6 +10,7 @@
 #include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/lora.h"
+#include "cli/model_source.h"
 #include "cli/plan/command.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
@@ -22,6 +23,7 @@ namespace {
 
 struct ServeCommand {
   ServeFlags flags;
+  ModelSource source;
   TlsFlags tls;
   LogFlags log;
   absl::Duration shutdown_timeout = absl::Seconds(30);
@@ -48,12 +50,13 @@ struct ServeCommand {
 
   void AddTo(CommandLine* line);
   void Complete(const CommandLine& line);
+  // Fetches the model if it is not here, and runs.
+  absl::StatusOr<int> Run();
 };
 
 void ServeCommand::AddTo(CommandLine* line) {
   line->Example("tandem serve models/tales --prefill 2 --decode 2");
-  line->AddPositional("MODEL_DIR", &flags.model_dir,
-                      "Hugging Face directory with the model", true);
+  source.AddTo(line);
   line->Group("Cluster");
   line->AddInt("prefill", &flags.prefill, "Prefill workers", {0, 64});
   line->AddInt("decode", &flags.decode, "Decode workers", {1, 64});
@@ -187,6 +190,17 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("handoff", handoff);
 }
 
+absl::StatusOr<int> ServeCommand::Run() {
+  absl::StatusOr<std::string> directory = source.Directory();
+  if (!directory.ok()) return directory.status();
+  flags.model_dir = *std::move(directory);
+  // A snapshot's folder is named by its commit.
+  if (flags.served_model_name.empty() && flags.model_dir != source.model) {
+    flags.served_model_name = source.model;
+  }
+  return Serve(flags);
+}
+
 int RunTandem(int argc, char** argv) {
   CommandLine line("tandem",
                    "Serves large language models with prefill and decode on "
@@ -242,9 +256,17 @@ int RunTandem(int argc, char** argv) {
       "explain", "What the KV cache saves, and what bounds each phase here");
   explain_command.AddTo(explain_line);
 
+  ModelSource pull;
+  CommandLine* const pull_line = line.AddCommand(
+      "pull", "Fetch a model from the Hugging Face hub into its cache");
+  pull_line->Example("tandem pull HuggingFaceTB/SmolLM2-135M-Instruct");
+  pull.AddTo(pull_line);
+
+  ModelSource plan_source;
   plan::PlanCommand plan_command;
   CommandLine* const plan_line = line.AddCommand(
       "plan", "What a model takes of a device, and which contexts fit");
+  plan_source.AddTo(plan_line);
   plan_command.AddTo(plan_line);
 
   StatusFlags status_flags;
@@ -268,7 +290,7 @@ int RunTandem(int argc, char** argv) {
   const CommandLine* const chosen = line.chosen();
   if (chosen == serve_line) {
     serve.Complete(*serve_line);
-    const absl::StatusOr<int> code = Serve(serve.flags);
+    const absl::StatusOr<int> code = serve.Run();
     return code.ok() ? *code : ReportFailure("tandem serve", code.status());
   }
   if (chosen == bench_line) {
@@ -284,13 +306,18 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == pull_line) {
+    status = Pull(pull);
   } else if (chosen == plan_line) {
     status = plan_command.Complete();
     if (!status.ok()) {
       ReportFailure("tandem plan", status);
       return kExitUsage;
     }
-    status = plan_command.Run(plan_command.model());
+    const absl::StatusOr<std::string> directory =
+        plan_source.Directory(/*config_only=*/true);
+    status = directory.ok() ? plan_command.Run(plan_source.model, *directory)
+                            : directory.status();
   } else if (chosen == lora_line) {
     status = lora.Run();
   } else if (chosen == generate_line) {

@@ -249,14 +249,6 @@ absl::StatusOr<int> FreePort(const std::string& host) {
 }
 
 absl::StatusOr<int> Serve(const ServeFlags& flags) {
-  std::error_code error;
-  const std::filesystem::path config =
-      std::filesystem::path(flags.model_dir) / "config.json";
-  if (!std::filesystem::exists(config, error)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", flags.model_dir,
-                     "' is no model directory: it holds no config.json"));
-  }
   absl::StatusOr<Ports> ports = ChoosePorts(flags);
   if (!ports.ok()) return ports.status();
   InstallHandlers();

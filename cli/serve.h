@@ -14,7 +14,7 @@
 namespace tandem::cli {
 
 struct ServeFlags {
-  std::string model_dir;
+  std::string model_dir;          // holds a config.json
   std::string served_model_name;  // empty: the directory's name
   int prefill = 1;
   int decode = 1;

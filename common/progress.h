@@ -23,6 +23,8 @@ class Progress {
     std::FILE* output = stderr;
     bool tty = false;                           // see IsTerminal
     std::function<absl::Time()> now = nullptr;  // the monotonic clock
+    int64_t begin_bytes = 0;  // there before: no part of the rate
+    int columns = 0;          // of the terminal; 0: asked for at each drawing
   };
 
   explicit Progress(Options options);
@@ -36,6 +38,7 @@ class Progress {
 
  private:
   void DrawBar(int64_t done, absl::Duration elapsed);
+  double Rate(int64_t done, absl::Duration elapsed) const;  // bytes a second
 
   const Options options_;
   const absl::Time start_;
@@ -45,6 +48,8 @@ class Progress {
 };
 
 bool IsTerminal(std::FILE* file);
+// As wide as it is now; 80 where it does not say.
+int TerminalColumns(std::FILE* file);
 
 // "1.5 GiB", "12 KiB", "7 B".
 std::string HumanBytes(double bytes);

@@ -62,6 +62,25 @@ struct RenderArguments {
   bool continue_final_message;
 };
 
+struct FetchArguments {
+  Bytes repo;
+  Bytes revision;
+  Bytes endpoint;
+  Bytes cache;
+  Bytes token;
+  bool offline;
+  bool config_only;
+};
+
+struct FetchListener {
+  void* context;
+  // `line` is null where bytes are told of.
+  void (*hear)(void* context, const char* line, size_t len, uint64_t done,
+               uint64_t total);
+};
+
+int32_t tandem_text_hub_fetch(const FetchArguments* arguments,
+                              FetchListener listener, Sink path, Sink error);
 int32_t tandem_text_tokenizer_new(Bytes json, TextTokenizer** out, Sink error);
 void tandem_text_tokenizer_free(TextTokenizer* handle);
 DecodeTable tandem_text_tokenizer_table(const TextTokenizer* handle);
@@ -122,6 +141,10 @@ inline absl::Status ToStatus(int32_t kind, std::string_view place,
       return absl::ResourceExhaustedError(text);
     case 3:
       return absl::NotFoundError(text);
+    case 5:
+      return absl::PermissionDeniedError(text);
+    case 6:
+      return absl::UnavailableError(text);
     default:
       return absl::InternalError(text);
   }

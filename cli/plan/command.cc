@@ -68,8 +68,6 @@ void PlanCommand::AddTo(CommandLine* line) {
   line->Example("tandem plan models/tales");
   line->Example("tandem plan meta-llama/Llama-3.1-8B-Instruct --device h100");
   line->Example("tandem plan config.json --memory 80GiB --quantization int8");
-  line->AddPositional("MODEL", &input_.model,
-                      "Hugging Face directory, config.json or model id", true);
   line->Group("Device");
   std::vector<std::string> devices = {std::string(kCpu)};
   for (const Device& device : kDevices) devices.emplace_back(device.name);
@@ -126,7 +124,9 @@ absl::Status PlanCommand::Complete() {
       "with --device cpu");
 }
 
-absl::Status PlanCommand::Run(const std::string& directory) {
+absl::Status PlanCommand::Run(const std::string& model,
+                              const std::string& directory) {
+  input_.model = model;
   const absl::Status status = ReadModel(directory, &input_);
   if (!status.ok()) return status;
   const absl::StatusOr<Plan> plan = MakePlan(input_);

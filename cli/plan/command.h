@@ -25,11 +25,10 @@ absl::Status ReadModel(const std::string& directory, PlanInput* input);
 class PlanCommand {
  public:
   void AddTo(CommandLine* line);
-  const std::string& model() const { return input_.model; }
   // After parsing. INVALID_ARGUMENT: --device and --memory exclude each other.
   absl::Status Complete();
-  // `directory` holds the model's config.json, or is one.
-  absl::Status Run(const std::string& directory);
+  // `directory` holds the model's config.json, or is one; `model` is its name.
+  absl::Status Run(const std::string& model, const std::string& directory);
 
  private:
   PlanInput input_;

@@ -11,7 +11,7 @@ namespace tandem {
 namespace {
 
 // Loads 1000 MiB in `seconds`, in a hundred updates; returns what was shown.
-std::string Show(double seconds, bool tty) {
+std::string Show(double seconds, bool tty, int columns = 80) {
   char* text = nullptr;
   size_t size = 0;
   std::FILE* file = open_memstream(&text, &size);
@@ -21,7 +21,8 @@ std::string Show(double seconds, bool tty) {
                        .total_bytes = int64_t{1000} << 20,
                        .output = file,
                        .tty = tty,
-                       .now = [&] { return now; }});
+                       .now = [&] { return now; },
+                       .columns = columns});
     for (int i = 1; i <= 100; ++i) {
       now += absl::Seconds(seconds / 100);
       progress.Update((int64_t{10} << 20) * i);
@@ -61,7 +62,24 @@ TEST(ProgressTest, ATerminalGetsABarThatEndsFull) {
   const size_t last = shown.rfind('\r');
   EXPECT_EQ(shown.substr(last),
             "\rtales [##############################] 100 % 1000 MiB, 100 "
-            "MiB/s, 0s left \033[K\n");
+            "MiB/s, 0s left\033[K\n");
+}
+
+// A line that wraps cannot be drawn over.
+TEST(ProgressTest, NarrowTerminalsGetShorterLines) {
+  for (const int columns : {80, 60, 40, 30, 12}) {
+    const std::string shown = Show(10, true, columns);
+    size_t begin = shown.find('\r');
+    ASSERT_NE(begin, std::string::npos);
+    while (begin < shown.size()) {
+      const size_t end = shown.find("\033[K", begin);
+      ASSERT_NE(end, std::string::npos);
+      EXPECT_LT(end - begin - 1, static_cast<size_t>(columns))
+          << shown.substr(begin + 1, end - begin - 1);
+      begin = shown.find('\r', end);
+    }
+    EXPECT_NE(shown.find(" 50 %"), std::string::npos) << columns;
+  }
 }
 
 TEST(ProgressTest, BytesAreReadable) {

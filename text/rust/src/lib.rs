@@ -13,6 +13,9 @@
 
 mod budget;
 mod decode_table;
+mod hub;
+mod hub_cache;
+mod hub_http;
 mod python;
 mod python_filters;
 mod sandbox;
@@ -36,6 +39,8 @@ pub enum Kind {
     ResourceExhausted = 2,
     NotFound = 3,
     Internal = 4,
+    PermissionDenied = 5,
+    Unavailable = 6,
 }
 
 #[derive(Debug)]
@@ -345,6 +350,70 @@ pub unsafe extern "C" fn tandem_text_template_render(
             continue_final_message: arguments.continue_final_message,
         })?;
         prompt.text(&text);
+        Ok(())
+    })
+}
+
+/// What to fetch; all borrowed for the call, UTF-8.
+#[repr(C)]
+pub struct FetchArguments {
+    repo: Bytes,
+    revision: Bytes,
+    endpoint: Bytes,
+    cache: Bytes,
+    token: Bytes,
+    offline: bool,
+    config_only: bool,
+}
+
+/// Hears of a download, on the caller's thread: a line to show (`line` is not
+/// null) or how many bytes are there of how many.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FetchListener {
+    context: *mut c_void,
+    hear: extern "C" fn(*mut c_void, line: *const u8, len: usize, done: u64, total: u64),
+}
+
+impl hub::Listener for FetchListener {
+    fn say(&mut self, line: &str) {
+        (self.hear)(self.context, line.as_ptr(), line.len(), 0, 0);
+    }
+    fn bytes(&mut self, done: u64, total: u64) {
+        (self.hear)(self.context, std::ptr::null(), 0, done, total);
+    }
+}
+
+/// Fetches a model from a hub into its cache; `path` receives the folder of
+/// its snapshot. Blocks while it does.
+///
+/// # Safety
+/// `arguments` and what it points to are readable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_hub_fetch(
+    arguments: *const FetchArguments,
+    mut listener: FetchListener,
+    path: Sink,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: borrowed for this call.
+        let arguments = unsafe { &*arguments };
+        // SAFETY: as above.
+        let part = |bytes: Bytes, what| utf8(unsafe { bytes.get() }, what);
+        let found = hub::fetch(
+            &hub::Request {
+                repo: part(arguments.repo, "the model's id")?,
+                revision: part(arguments.revision, "the revision")?,
+                endpoint: part(arguments.endpoint, "HF_ENDPOINT")?,
+                cache: part(arguments.cache, "the cache's path")?,
+                token: part(arguments.token, "the token")?,
+                offline: arguments.offline,
+                config_only: arguments.config_only,
+            },
+            &mut listener,
+        )?;
+        path.text(&found);
         Ok(())
     })
 }
