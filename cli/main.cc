@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
+#include "cli/chat/chat.h"
 #include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/lora.h"
@@ -246,6 +247,11 @@ int RunTandem(int argc, char** argv) {
   generate_line->Group("TLS");
   generate_tls.AddTo(generate_line);
 
+  chat::ChatCommand chat;
+  CommandLine* const chat_line =
+      line.AddCommand("chat", "Talk to a model, in a terminal");
+  chat.AddTo(chat_line);
+
   bench::BenchCommand bench_command;
   CommandLine* const bench_line = line.AddCommand(
       "bench", "Load a running cluster and report its latencies");
@@ -306,6 +312,8 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == chat_line) {
+    status = chat.Run();
   } else if (chosen == pull_line) {
     status = Pull(pull);
   } else if (chosen == plan_line) {

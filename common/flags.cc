@@ -129,7 +129,7 @@ void CommandLine::AddFlag(const std::string& name, const std::string& type,
             .text = std::move(text)};
   flag.option =
       app_->add_option("--" + name, [](const CLI::results_t&) { return true; });
-  flag.option->envname(EnvironmentName(name));
+  if (environment_) flag.option->envname(EnvironmentName(name));
   // Checks run once per value, in order, whatever source it came from.
   flag.option->check([set = std::move(set)](const std::string& value) {
     const absl::Status status = set(value);
@@ -158,7 +158,7 @@ void CommandLine::Add(const std::string& name, bool* value,
             .default_text = *value ? "on" : "off",
             .text = [value] { return *value ? "on" : "off"; }};
   flag.option = app_->add_flag("--" + name + ",!--no-" + name, *value);
-  flag.option->envname(EnvironmentName(name));
+  if (environment_) flag.option->envname(EnvironmentName(name));
   flags_.push_back(std::move(flag));
 }
 
@@ -350,6 +350,30 @@ std::string CommandLine::Stray(const std::string& word) const {
       nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
 }
 
+absl::Status CommandLine::TryParse(int argc, const char* const* argv) {
+  try {
+    app_->parse(argc, argv);
+    return absl::OkStatus();
+  } catch (const CLI::ParseError& parse_error) {
+    return absl::InvalidArgumentError(Explain(parse_error));
+  }
+}
+
+std::string CommandLine::Explain(const std::exception& error) const {
+  const auto* const parse_error = dynamic_cast<const CLI::ParseError*>(&error);
+  // CLI11 tells of a missing subcommand before it tells of the word that was
+  // meant as one.
+  const auto extras = app_->remaining(/*recurse=*/true);
+  const auto code = static_cast<CLI::ExitCodes>(parse_error->get_exit_code());
+  const bool stray = code == CLI::ExitCodes::ExtrasError ||
+                     code == CLI::ExitCodes::RequiredError;
+  if (!stray || extras.empty()) return error.what();
+  const auto flag =
+      std::find_if(extras.begin(), extras.end(),
+                   [](const auto& word) { return word.rfind('-', 0) == 0; });
+  return Stray(flag != extras.end() ? *flag : extras.front());
+}
+
 std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {
   std::string error;
   try {
@@ -362,18 +386,7 @@ std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {
     absl::PrintF("%s\n", version.what());
     return 0;
   } catch (const CLI::ParseError& parse_error) {
-    // CLI11 tells of a missing subcommand before it tells of the word that was
-    // meant as one.
-    const auto extras = app_->remaining(/*recurse=*/true);
-    const auto code = static_cast<CLI::ExitCodes>(parse_error.get_exit_code());
-    const bool stray = code == CLI::ExitCodes::ExtrasError ||
-                       code == CLI::ExitCodes::RequiredError;
-    const auto flag =
-        std::find_if(extras.begin(), extras.end(),
-                     [](const auto& word) { return word.rfind('-', 0) == 0; });
-    error = !stray || extras.empty() ? parse_error.what()
-            : flag != extras.end()   ? Stray(*flag)
-                                     : Stray(extras.front());
+    error = Explain(parse_error);
   }
   absl::FPrintF(stderr, "%s: %s (see %s --help)\n", name_, error,
                 Deepest().name_);

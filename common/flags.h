@@ -17,6 +17,7 @@
 #define TANDEM_COMMON_FLAGS_H_
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -107,6 +108,12 @@ class CommandLine {
   CommandLine* chosen() const;
   const std::string& name() const { return name_; }
 
+  // For flags that are no program's: environment variables are not read. Call
+  // it before flags are added.
+  void IgnoreEnvironment() { environment_ = false; }
+
+  // Parses without a word on the screen; --help is as wrong as anything else.
+  absl::Status TryParse(int argc, const char* const* argv);
   // The code to exit with, if the process is to end: 0 after --help or
   // --version, 2 after one line on stderr about what is wrong.
   std::optional<int> Parse(int argc, const char* const* argv);
@@ -135,11 +142,14 @@ class CommandLine {
   void AddFlag(const std::string& name, const std::string& type,
                const std::string& help, std::function<std::string()> text,
                Setter set);
+  // Of CLI11's errors, which this header does not know.
+  std::string Explain(const std::exception& error) const;
   std::string Stray(const std::string& word) const;
   std::string Suggestion(const std::string& unknown) const;
   const CommandLine& Deepest() const;
 
   const std::string name_;
+  bool environment_ = true;
   std::string group_ = "Options";
   std::vector<std::string> examples_;
   std::vector<Flag> flags_;

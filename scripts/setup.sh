@@ -12,7 +12,7 @@ source "$(dirname "$0")/lib.sh"
 PACKAGES=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-  libabsl-dev libhwy-dev libcli11-dev libspdlog-dev libboost-dev
+  libabsl-dev libhwy-dev libcli11-dev libedit-dev libspdlog-dev libboost-dev
   nlohmann-json3-dev prometheus-cpp-dev libssl-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv
 )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tandem` as a person sees it, on a pseudo-terminal, and as a script does, on
+pipes: serve, chat and what they print.
+
+    python3 tests/cli/terminal_test.py build/release/bin/tandem
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from terminal import Terminal
+
+TANDEM = ""
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+MODEL = str(SOURCE / "models" / "tales")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def tandem(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [TANDEM, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+class TerminalTest(unittest.TestCase):
+    """One server for all, on a terminal of 40 columns."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.grpc, cls.http, cls.admin = free_ports(3)
+        words = [TANDEM, "serve", MODEL, "--grpc-port", str(cls.grpc)]
+        words += ["--port", str(cls.http), "--admin-port", str(cls.admin)]
+        cls.server = Terminal([*words, "--served-model-name", "tales"], columns=40)
+        cls.server.expect(r"Tandem is ready")
+        cls.server.expect(rf"status --admin 127.0.0.1:{cls.admin}\n")
+
+    @classmethod
+    def tearDownClass(cls):
+        os.kill(cls.server.pid, signal.SIGINT)
+        code = cls.server.wait()
+        assert code == 130, (code, cls.server.text)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.home = pathlib.Path(folder.name)
+        self.router = ["--router", f"127.0.0.1:{self.grpc}"]
+
+    def chat(self, *arguments: str, limit=12, **environment: str) -> Terminal:
+        words = [TANDEM, "chat", *self.router, "--history", str(self.home / "history")]
+        words += ["--temperature", "0", "--max-tokens", str(limit), *arguments]
+        terminal = Terminal(words, **environment)
+        self.addCleanup(terminal.close)
+        terminal.expect(r"/help lists")
+        terminal.expect(r">>> ")
+        return terminal
+
+    def test_the_ready_block_s_curl_line_works(self):
+        block = self.server.text[self.server.text.index("Tandem is ready") :]
+        lines = block.replace("\\\n", " ")
+        found = re.search(r"curl -N .*\}'", lines)
+        self.assertIsNotNone(found, block)
+        command = found.group(0).replace("curl", "curl -sS", 1)
+        command = command.replace('"stream"', '"max_tokens": 4, "stream"')
+        shell = subprocess.run(
+            ["bash", "-c", command], check=False, capture_output=True, text=True
+        )
+        self.assertIn("data: [DONE]", shell.stdout, shell.stderr)
+
+    def test_chat_answers_with_a_line_about_it(self):
+        terminal = self.chat()
+        terminal.send("Hello\r")
+        footer = terminal.expect(
+            r"(\d+) prompt tokens \((\d+) cached\), first after (\d+) ms, "
+            r"(\d+) tokens at [\d.]+/s"
+        )
+        self.assertEqual(footer.group(4), "12")
+        self.assertIn("\x1b[2m", terminal.raw)
+        terminal.expect(">>> ")
+        terminal.send("/stats\r")
+        terminal.expect(r"1 answers: \d+ prompt tokens")
+        terminal.send("/exit\r")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_chat_remembers_regenerates_forgets_saves_and_loads(self):
+        terminal = self.chat("--system", "Be brief.")
+        terminal.send("Hello\r")
+        first = int(terminal.expect(r"(\d+) prompt tokens").group(1))
+        terminal.expect(">>> ")
+        terminal.send("And then?\r")
+        second = int(terminal.expect(r"(\d+) prompt tokens").group(1))
+        self.assertGreater(second, first)
+        path = self.home / "talk.json"
+        terminal.send(f"/save {path}\r")
+        terminal.expect("4 messages")
+        saved = json.loads(path.read_text())["messages"]
+        roles = ["system", "user", "assistant", "user", "assistant"]
+        self.assertEqual([message["role"] for message in saved], roles)
+        self.assertEqual(saved[3]["content"], "And then?")
+        terminal.send("/regen\r")
+        again = int(terminal.expect(r"(\d+) prompt tokens").group(1))
+        self.assertEqual(again, second)
+        terminal.send("/clear\r")
+        terminal.expect("forgotten")
+        terminal.send("Hello\r")
+        self.assertEqual(int(terminal.expect(r"(\d+) prompt").group(1)), first)
+        terminal.send(f"/load {path}\r")
+        terminal.expect("4 messages")
+        terminal.send("/regen\r")
+        self.assertEqual(int(terminal.expect(r"(\d+) prompt").group(1)), second)
+        terminal.send("/load /no/such/file\r")
+        terminal.expect("error: .*cannot read")
+        terminal.send("\x04")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_set_takes_sampling_flags_and_refuses_others(self):
+        terminal = self.chat()
+        terminal.send("/set max_tokens 3\r")
+        terminal.expect("max-tokens 3")
+        terminal.send("Hello\r")
+        terminal.expect(r"\b3 tokens at")
+        terminal.send("/set max_tokens\r")
+        terminal.expect("default again")
+        terminal.send("/set temprature 1\r")
+        terminal.expect("error: unknown flag .*did you mean --temperature")
+        terminal.send("/set temperature 9\r")
+        terminal.expect("error: .*9.* is not a number from 0 to 2")
+        terminal.send("/set n 2\r")
+        terminal.expect("error: a chat has one answer")
+        terminal.send("/nonsense\r")
+        terminal.expect("error: there is no /nonsense")
+
+    def test_ctrl_c_stops_the_answer_and_not_the_program(self):
+        terminal = self.chat("--ignore-eos", limit=900)
+        terminal.send("Tell me a story.\r")
+        terminal.expect(r"Tell me a story\.\s+\S+ \S+ \S+ ")
+        terminal.send("\x03")
+        terminal.expect("stopped")
+        terminal.expect(">>> ")
+        # At the prompt it gives the line up.
+        terminal.send("half a line\x03")
+        terminal.expect(">>> ")
+        terminal.send("/stats\r")
+        terminal.expect("0 answers")
+        terminal.send("/exit\r")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_lines_are_edited_remembered_and_may_be_several(self):
+        terminal = self.chat()
+        terminal.send("/systemX\x7f Be brief\r")
+        terminal.expect(r"\nBe brief\n")
+        terminal.expect(">>> ")
+        terminal.send("\x1b[A\r")  # the line before, once more
+        terminal.expect(r"\nBe brief\n")
+        terminal.send('"""one\r')
+        terminal.expect(r"\.\.\. ")
+        terminal.send('two"""\r')
+        terminal.expect("prompt tokens")
+        path = self.home / "talk.json"
+        terminal.send(f"/save {path}\r")
+        terminal.expect("2 messages")
+        saved = json.loads(path.read_text())["messages"]
+        self.assertEqual(saved[1]["content"], "one\ntwo")
+        terminal.send("/exit\r")
+        self.assertEqual(terminal.wait(), 0)
+        history = self.home / "history"
+        self.assertEqual(history.stat().st_mode & 0o777, 0o600)
+        self.assertIn("brief", history.read_text())
+
+    def test_no_color_is_respected(self):
+        terminal = self.chat(NO_COLOR="1")
+        terminal.send("Hello\r")
+        terminal.expect("prompt tokens")
+        self.assertNotRegex(terminal.raw, "\x1b\\[[0-9;]*m")
+
+    def test_chat_on_a_pipe_is_answers_and_nothing_else(self):
+        words = ["chat", *self.router, "--temperature", "0", "--max-tokens", "8"]
+        result = tandem(*words, input="Hello\n/clear\nHello\n")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr, "")
+        self.assertNotIn("\x1b", result.stdout)
+        once = tandem(*words, input="Hello\n").stdout
+        self.assertEqual(result.stdout, once + "forgotten\n" + once)
+        nobody = tandem("chat", "--router", "127.0.0.1:1", input="Hello\n")
+        self.assertEqual(nobody.returncode, 1)
+        self.assertIn("no router answers at 127.0.0.1:1", nobody.stderr)
+
+    def test_chat_with_a_server_of_its_own(self):
+        words = ["chat", MODEL, "--temperature", "0", "--max-tokens", "8"]
+        own = tandem(*words, input="Hello\n")
+        self.assertEqual(own.returncode, 0, own.stderr)
+        words = ["chat", *self.router, "--temperature", "0", "--max-tokens", "8"]
+        self.assertEqual(own.stdout, tandem(*words, input="Hello\n").stdout)
+        both = tandem("chat", MODEL, *self.router, input="")
+        self.assertIn("--router", both.stderr)
+        self.assertNotEqual(both.returncode, 0)
+
+
+if __name__ == "__main__":
+    TANDEM = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
