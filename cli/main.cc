@@ -46,6 +46,7 @@ struct ServeCommand {
   std::string kv_cache = "on";
   bool no_kv_cache = false;
   bool attention_output = false;
+  std::string live_feed = "auto";
   std::string device = "auto";
   double gpu_memory_utilization = 0.9;
 
@@ -84,6 +85,10 @@ void ServeCommand::AddTo(CommandLine* line) {
                {0, 65535});
   line->AddInt("admin-port", &flags.admin_port,
                "Admin gRPC on loopback; 0 takes a free one", {0, 65535});
+  line->Add("no-webui", &flags.no_webui, "No page at /");
+  line->AddChoice("live-feed", &live_feed, {"auto", "on", "off"},
+                  "Workers and requests as numbers, for the page; auto: on if "
+                  "--host is of loopback");
   line->Group("Workers");
   line->AddInt("threads", &flags.threads,
                "Per worker; 0 divides the cores among them", {0, 1024});
@@ -158,6 +163,11 @@ void ServeCommand::Complete(const CommandLine& line) {
                                   {"--tool-call-parser", tool_call_parser});
   }
   if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
+  if (flags.no_webui) flags.router_arguments.push_back("--no-webui");
+  if (line.given("live-feed")) {
+    flags.router_arguments.insert(flags.router_arguments.end(),
+                                  {"--live-feed", live_feed});
+  }
   if (lora_updating) {
     flags.router_arguments.push_back("--allow-runtime-lora-updating");
   }

@@ -174,6 +174,7 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
       absl::StrFormat("http://%s:%d", host, flags.http_port);
   absl::StrAppend(&block, "  OpenAI    ", url, "/v1, beside it /metrics, ",
                   "/health\n");
+  if (!flags.no_webui) absl::StrAppend(&block, "  page      ", url, "/\n");
   absl::StrAppendFormat(&block, "  admin     127.0.0.1:%d\n", ports.admin);
   const std::string at_router =
       flags.grpc_port == 50051

@@ -21,6 +21,7 @@ struct ServeFlags {
   std::string host = "127.0.0.1";
   int grpc_port = 50051;
   int http_port = 8000;
+  bool no_webui = false;
   int admin_port = 0;  // 0: a free one
   int threads = 0;     // per worker; 0: the cores, divided
   double shutdown_timeout_seconds = 30;

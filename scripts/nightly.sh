@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
 # fresh inputs, the simulation over many more seeds, models on the emulated GPU
-# with AddressSanitizer, the Helm chart in a real API server, and the
-# client libraries.
+# with AddressSanitizer, the page in a browser, the Helm chart in a real API
+# server, and the client libraries.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -22,6 +22,7 @@ for fuzzer in "$BUILD"/fuzz/fuzz/*; do
     -artifact_prefix="$BUILD/corpus/$name-" \
     "$BUILD/corpus/$name" "$BUILD/fuzz/seeds/$name"
 done
+step page "the page in a browser" "$ROOT/scripts/page.sh"
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
 build asan nightly-sanitizer-tests

@@ -7,6 +7,7 @@
 #   scripts/setup.sh           what a build for CPUs needs
 #   scripts/setup.sh --tests   and the tests' other compilers and checkers
 #   scripts/setup.sh --cuda    and a CUDA toolkit (no GPU needed)
+#   scripts/setup.sh --page    and a browser, for the tests of the page
 source "$(dirname "$0")/lib.sh"
 
 PACKAGES=(
@@ -26,7 +27,12 @@ for argument in "$@"; do
   case $argument in
     --tests) PACKAGES+=("${TEST_PACKAGES[@]}") ;;
     --cuda) with_cuda=1 ;;
-    *) die "unknown option '$argument' (--tests, --cuda)" ;;
+    --page)
+      # Node of another source is as good, and conflicts with Debian's npm.
+      command -v npm >/dev/null || PACKAGES+=(nodejs npm)
+      PACKAGES+=(chromium procps)
+      ;;
+    *) die "unknown option '$argument' (--tests, --cuda, --page)" ;;
   esac
 done
 

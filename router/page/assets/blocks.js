@@ -22,7 +22,7 @@ export function kind(run, position) {
 
 // Grows with calls of the function that it returns.
 export function blockGrid() {
-  const node = h('div', {class: 'blocks', role: 'img'});
+  const node = h('div', {class: 'blocks', role: 'img', 'aria-label': 'No block holds anything yet'});
   let shownRun = null;
   let cells = [];
   let filled = 0;

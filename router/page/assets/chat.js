@@ -5,7 +5,7 @@
 import {announce, byId, h, milliseconds} from './dom.js';
 import {generate, runs, speed, state} from './runs.js';
 import {markdown} from './markdown.js';
-import {fields, settingsForm, systemPrompt} from './settings.js';
+import {fields, settingsForm, systemPrompt, wantsAttention} from './settings.js';
 import {tokenStrip} from './tokens.js';
 import {show} from './generation.js';
 
@@ -111,7 +111,7 @@ export async function ask(text) {
   const system = systemPrompt();
   const prompt = chat ? [...(system ? [{role: 'system', content: system}] : []), ...turns]
     : turns.map((t) => t.content).join('');
-  const run = generate(prompt, fields(), {attention: true, title: text});
+  const run = generate(prompt, fields(), {attention: wantsAttention(), title: text});
   setBusy(run);
   thread.append(answer(run));
   scrollTo({top: document.documentElement.scrollHeight});
@@ -154,8 +154,9 @@ export function chatView(section) {
   }}, h('div', {class: 'composer-row'}, input, send));
   const panel = h('details', {class: 'settings-panel'}, h('summary', {}, 'Settings'), settingsForm());
   section.append(
+    h('h1', {id: 'chat-title', class: 'visually-hidden'}, 'Chat'),
     h('div', {id: 'empty', class: 'empty'},
-      h('h1', {id: 'chat-title'}, 'One machine reads. ', h('br'), 'Another one writes.'),
+      h('h2', {class: 'display'}, 'One machine reads. ', h('br'), 'Another one writes.'),
       h('p', {class: 'lead'}, 'A ', h('b', {class: 'is-prefill'}, 'prefill worker'),
         ' computes your prompt in one pass and hands its cache over; a ',
         h('b', {class: 'is-decode'}, 'decode worker'), ' streams the answer from it.'),

@@ -193,7 +193,7 @@ export function makeScene(canvas, overlay) {
       const chosen = frame.layer === layer;
       for (let b = 0; b < blocks; ++b) {
         const from = b * frame.size;
-        put(glass, from + frame.size / 2 - 0.5, y, 0, frame.size - 0.28, pitch * 0.5, 1.7, colours['strong-line'], 0.2);
+        put(glass, from + frame.size / 2 - 0.5, y, 0, frame.size - 0.28, pitch * 0.4, 1.16, colours['strong-line'], 0.2);
         // One box for each stretch of a kind.
         const end = Math.min(from + frame.size, frame.held);
         for (let i = from; i < end;) {
@@ -204,7 +204,7 @@ export function makeScene(canvas, overlay) {
           if (frame.again > 0) c = mix(c, colours.again, frame.again);
           const left = i === from ? i - 0.36 : i - 0.5;
           const rightEdge = stop === from + frame.size ? stop - 0.64 : stop - 0.5;
-          put(solid, (left + rightEdge) / 2, y, 0, rightEdge - left, pitch * (chosen ? 0.44 : 0.3), 1.5, c);
+          put(solid, (left + rightEdge) / 2, y, 0, rightEdge - left, pitch * (chosen ? 0.4 : 0.24), 0.98, c);
           i = stop;
         }
       }

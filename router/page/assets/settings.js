@@ -7,7 +7,7 @@ import {state} from './runs.js';
 
 const KEPT = 'tandem.settings';
 const values = {system: '', temperature: 0.7, top_p: 1, top_k: 0, max_tokens: 256, seed: '',
-  placement: 'auto', no_kv_cache: false};
+  placement: 'auto', no_kv_cache: false, attention: true};
 
 export function loadSettings() {
   const {temperature, top_p, top_k} = state.capabilities.defaults;
@@ -33,6 +33,9 @@ export function fields() {
   if (values.no_kv_cache) out.no_kv_cache = true;
   return out;
 }
+
+// Whether answers bring weights along, for the generation view.
+export const wantsAttention = () => values.attention;
 
 export const systemPrompt = () => values.system.trim();
 
@@ -73,6 +76,8 @@ export function settingsForm() {
       .map(([value, text]) => h('option', {value}, text)));
   placement.value = values.placement;
   placement.addEventListener('change', () => { values.placement = placement.value; save(); });
+  const attention = h('input', {type: 'checkbox', id: 'attention', checked: values.attention});
+  attention.addEventListener('change', () => { values.attention = attention.checked; save(); });
   const noCache = h('input', {type: 'checkbox', id: 'no-cache'});
   noCache.addEventListener('change', () => { values.no_kv_cache = noCache.checked; });
   const secret = h('input', {type: 'password', id: 'key', autocomplete: 'off', spellcheck: 'false'});
@@ -91,6 +96,8 @@ export function settingsForm() {
       h('p', {class: 'hint'}, 'The answer is the same')),
     can.no_kv_cache && h('div', {class: 'field check'}, noCache, h('label', {for: 'no-cache'},
       'Without KV cache', h('span', {class: 'hint'}, 'Every token computes the whole sequence again'))),
+    can.attention && h('div', {class: 'field check'}, attention, h('label', {for: 'attention'},
+      'Attention weights', h('span', {class: 'hint'}, 'Come with every token, for “See it generated”'))),
     h('div', {class: 'field'}, h('label', {for: 'key'}, 'API key'), secret,
       h('p', {class: 'hint'}, 'Where the server asks for one; kept until this tab closes')));
 }
