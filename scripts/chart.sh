@@ -116,7 +116,7 @@ step chart-score "kube-score" "$TOOLS/bin/kube-score" score --output-format ci \
   "$OUT"/*.yaml
 [ "$mode" = all ] || exit 0
 
-build_apiserver() {
+build_apiserver() (
   local folder=$TOOLS/src/kube-apiserver directory
   rm -rf "$folder" && mkdir -p "$folder" "$TOOLS/bin" && cd "$folder" &&
     printf 'module tool\n\ngo 1.24.0\n\nrequire k8s.io/kubernetes v%s\n' \
@@ -131,7 +131,7 @@ build_apiserver() {
   nice go build -mod=mod -o "$TOOLS/bin/kube-apiserver" \
     k8s.io/kubernetes/cmd/kube-apiserver &&
     echo "$KUBERNETES" >"$TOOLS/kube-apiserver.version"
-}
+)
 if [ "$(cat "$TOOLS/kube-apiserver.version" 2>/dev/null)" != "$KUBERNETES" ]; then
   step tool-kube-apiserver "kube-apiserver $KUBERNETES" build_apiserver
 fi

@@ -26,13 +26,13 @@ debian_packages() {
 # installed, since it would start a service.
 debian_program() {
   [ -x "$TOOLS/bin/$1" ] && return
-  unpack_program() {
+  unpack_program() (
     local folder=$TOOLS/src/$1
     rm -rf "$folder" && mkdir -p "$folder" "$TOOLS/bin" && cd "$folder" &&
       { apt-get download -qq "$2" || { as_root apt-get update -qq &&
         apt-get download -qq "$2"; }; } &&
       dpkg -x "$2"_*.deb . && cp "$3" "$TOOLS/bin/$1"
-  }
+  )
   step "tool-$1" "$1 (Debian)" unpack_program "$@"
 }
 
@@ -46,7 +46,7 @@ use_go() {
   if [ ! -x "$root/bin/go" ]; then
     command -v go >/dev/null || step golang "install golang-go" \
       debian_packages golang-go
-    fetch_go() {
+    fetch_go() (
       local directory
       mkdir -p "$TOOLS" && cd "$TOOLS" || return 1
       directory=$(go mod download -json \
@@ -56,7 +56,7 @@ use_go() {
       cp -r "$directory" "$root.part" && chmod -R u+w "$root.part" &&
         chmod +x "$root.part"/bin/* "$root.part"/pkg/tool/*/* &&
         mv "$root.part" "$root"
-    }
+    )
     step go "Go $GO_VERSION (build/tools)" fetch_go
   fi
   export PATH=$root/bin:$PATH
@@ -66,7 +66,7 @@ use_go() {
 go_tool() {
   local name=$1 module=$2 version=$3 package=$4 mark=$TOOLS/$1.version
   if [ "$(cat "$mark" 2>/dev/null)" = "$version" ]; then return; fi
-  build_tool() {
+  build_tool() (
     # A module of our own: `go install` would ask for every prefix of the path.
     local folder=$TOOLS/src/$name
     rm -rf "$folder" && mkdir -p "$folder" "$TOOLS/bin" &&
@@ -74,7 +74,7 @@ go_tool() {
       go get "$module@$version" &&
       nice go build -mod=mod -o "$TOOLS/bin/$name" "$package" &&
       echo "$version" >"$mark"
-  }
+  )
   step "tool-$name" "$name $version" build_tool
 }
 
