@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # The clients that people use (OpenAI's SDKs for Python and JavaScript,
 # LangChain, LiteLLM, lm-eval; versions in tests/clients) against a cluster that
-# serves the embedded model. Needs the network; some minutes the first time.
+# serves the embedded model, and with models that call tools. Needs the network;
+# some minutes the first time.
+#
+#   scripts/clients.sh [--guidellm]   the load generator too: 6 GB of packages
 source "$(dirname "$0")/lib.sh"
 
 "$ROOT/scripts/setup.sh"
@@ -61,6 +64,18 @@ if command -v npm >/dev/null; then
   node "$CLIENTS/node_client.mjs" "http://127.0.0.1:$HTTP/v1"
 else
   say "JavaScript: skipped, there is no npm"
+fi
+
+if [ "${1-}" = --guidellm ]; then
+  GUIDELLM=$BUILD/clients-guidellm
+  [ -x "$GUIDELLM/bin/python" ] || python3 -m venv "$GUIDELLM"
+  step clients-guidellm "GuideLLM (build/clients-guidellm)" \
+    "$GUIDELLM/bin/pip" install -q --disable-pip-version-check \
+    -r "$ROOT/tests/clients/guidellm_requirements.txt"
+  HF_HUB_OFFLINE=1 "$GUIDELLM/bin/python" \
+    "$ROOT/tests/clients/guidellm_client.py" "http://127.0.0.1:$HTTP" \
+    "$ROOT/models/tales" 2>"$LOGS/guidellm.log" ||
+    die "GuideLLM failed; see $LOGS/guidellm.log"
 fi
 
 # Models that call tools by their weights, in each style.

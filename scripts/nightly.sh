@@ -32,6 +32,7 @@ step emulated "models on the emulated GPU (asan)" \
 # Kubernetes' tools are built from source the first time, about 20 min.
 "$ROOT/scripts/chart.sh"
 "$ROOT/scripts/sdk.sh"
+"$ROOT/scripts/clients.sh" --guidellm
 "$ROOT/scripts/monitoring.sh"
 # By chroot, so only as root.
 [ "$(id -u)" != 0 ] ||
