@@ -16,6 +16,7 @@
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
 #include "cli/status.h"
+#include "cli/version.h"
 #include "common/flags.h"
 #include "common/lifecycle.h"
 
@@ -294,6 +295,9 @@ int RunTandem(int argc, char** argv) {
   status_line->Add("admin", &status_flags.admin.address,
                    "The router's admin address");
   status_line->Add("json", &status_flags.json, "All of it, as JSON");
+  status_line->Add("watch", &status_flags.watch,
+                   "Again and again until q or Ctrl-C");
+  status_line->AddDuration("interval", &status_flags.interval, "Of --watch");
   status_line->Group("TLS");
   status_tls.AddTo(status_line);
 
@@ -301,6 +305,19 @@ int RunTandem(int argc, char** argv) {
   CommandLine* const lora_line = line.AddCommand(
       "lora", "Load, unload and list a cluster's LoRA adapters");
   lora.AddTo(lora_line);
+
+  bool version_json = false;
+  CommandLine* const version_line = line.AddCommand(
+      "version", "Version, commit, build, backends and CPU features");
+  version_line->Add("json", &version_json, "One JSON object");
+
+  std::string shell;
+  CommandLine* const completion_line = line.AddCommand(
+      "completion", "Completions of all commands and flags for a shell");
+  completion_line->Example("source <(tandem completion bash)");
+  completion_line->Example(
+      "tandem completion fish > ~/.config/fish/completions/tandem.fish");
+  completion_line->AddPositional("SHELL", &shell, "bash, zsh or fish", true);
 
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const CommandLine* const chosen = line.chosen();
@@ -322,6 +339,16 @@ int RunTandem(int argc, char** argv) {
   absl::Status status;
   if (chosen == explain_line) {
     status = explain::Explain(explain_command.Complete(*explain_line));
+  } else if (chosen == version_line) {
+    const VersionInfo info = GetVersionInfo();
+    std::cout << (version_json ? VersionJson(info) : VersionText(info));
+  } else if (chosen == completion_line) {
+    const absl::StatusOr<std::string> script = line.Completion(shell);
+    if (!script.ok()) {
+      ReportFailure("tandem completion", script.status());
+      return kExitUsage;
+    }
+    std::cout << *script;
   } else if (chosen == chat_line) {
     status = chat.Run();
   } else if (chosen == pull_line) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/watch.h"
 #include "common/rpc/status.h"
 #include "tandem/v1/admin.grpc.pb.h"
 
@@ -85,6 +86,19 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
 }
 
 absl::Status ShowStatus(const StatusFlags& flags) {
+  if (flags.watch) {
+    if (flags.json) {
+      return absl::InvalidArgumentError(
+          "--watch and --json exclude each other: give one of them");
+    }
+    Watch(absl::ToChronoMilliseconds(flags.interval), [&]() -> std::string {
+      const auto now = FetchClusterState(flags.admin);
+      if (now.ok()) return StatusTable(*now);
+      return absl::StrCat("no router answers at ", flags.admin.address, ": ",
+                          std::string(now.status().message()), "\n");
+    });
+    return absl::OkStatus();
+  }
   absl::StatusOr<v1::GetClusterStateResponse> state =
       FetchClusterState(flags.admin);
   if (!state.ok()) return state.status();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cli/connect.h"
 #include "tandem/v1/admin.pb.h"
 
@@ -15,6 +16,8 @@ namespace tandem::cli {
 struct StatusFlags {
   ConnectFlags admin;
   bool json = false;
+  bool watch = false;
+  absl::Duration interval = absl::Seconds(1);
 };
 
 absl::StatusOr<v1::GetClusterStateResponse> FetchClusterState(

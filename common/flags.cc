@@ -306,6 +306,8 @@ CommandLine* CommandLine::AddCommand(const std::string& name,
   return commands_.back().get();
 }
 
+std::string CommandLine::Description() const { return app_->get_description(); }
+
 CommandLine* CommandLine::chosen() const {
   for (const auto& command : commands_) {
     if (command->app_->parsed()) return command.get();

@@ -118,6 +118,10 @@ class CommandLine {
   // --version, 2 after one line on stderr about what is wrong.
   std::optional<int> Parse(int argc, const char* const* argv);
 
+  // A script that completes this command line in bash, zsh or fish.
+  // INVALID_ARGUMENT: another shell.
+  absl::StatusOr<std::string> Completion(std::string_view shell) const;
+
   // Was the flag given, on the command line or in the environment?
   bool given(const std::string& name) const;
   // Flags that differ from their defaults, with the subcommand's, as text for
@@ -138,7 +142,14 @@ class CommandLine {
     bool positional = false;
   };
 
+  struct Completions;  // of one command, in completion.cc
+
   CommandLine(std::string name, CLI::App* app);
+  std::string Description() const;
+  void Collect(std::vector<Completions>* all) const;
+  std::string ForBash(const std::vector<Completions>& all) const;
+  std::string ForZsh(const std::vector<Completions>& all) const;
+  std::string ForFish(const std::vector<Completions>& all) const;
   void AddFlag(const std::string& name, const std::string& type,
                const std::string& help, std::function<std::string()> text,
                Setter set);

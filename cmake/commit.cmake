@@ -1,0 +1,16 @@
+# Writes the commit of the sources to a header, which is left alone where it is
+# right already. Run by every build: -DSOURCE=... -DOUTPUT=...
+execute_process(COMMAND git -C ${SOURCE} rev-parse --short=12 HEAD
+                OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE
+                ERROR_QUIET RESULT_VARIABLE failed)
+if(failed)
+  set(commit unknown)
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT
+"#ifndef TANDEM_CLI_COMMIT_H_
+#define TANDEM_CLI_COMMIT_H_
+namespace tandem::cli {
+inline constexpr char kCommit[] = \"@commit@\";
+}  // namespace tandem::cli
+#endif  // TANDEM_CLI_COMMIT_H_
+")
