@@ -42,16 +42,22 @@ step sdk-python "Python wheel (build/sdk)" python_sdk
 "$SDK/python/bin/python" "$TESTS/conformance.py" "127.0.0.1:$GRPC"
 
 if command -v npm >/dev/null; then
-  typescript_sdk() {
-    (cd "$ROOT/sdk/typescript" && npm ci --silent --no-audit --no-fund &&
-      rm -rf "$SDK/node" && mkdir -p "$SDK/node" &&
-      npm pack --silent --pack-destination "$SDK/node") &&
+  typescript_sdk() (
+    rm -rf "$SDK/node" && mkdir -p "$SDK/node" &&
+      cd "$ROOT/sdk/typescript" && npm install --silent --no-audit --no-fund --no-package-lock &&
+      npm pack --silent --pack-destination "$SDK/node" &&
       cd "$SDK/node" && echo '{"private": true}' >package.json &&
       npm install --silent --no-audit --no-fund ./tandem-client-*.tgz
-  }
+  )
   step sdk-typescript "TypeScript package (build/sdk)" typescript_sdk
   cp "$TESTS/conformance.mjs" "$SDK/node/"
   node "$SDK/node/conformance.mjs" "127.0.0.1:$GRPC" "$TESTS/conformance.json"
 else
   say "TypeScript: skipped, there is no npm"
 fi
+
+use_go
+step sdk-go "Go stubs" "$ROOT/sdk/go/generate.sh"
+step sdk-go-test "Go" env TANDEM_ADDRESS="127.0.0.1:$GRPC" \
+  go -C "$ROOT/sdk/go" test -count=1 -v ./...
+say "go: $(grep -c '^    --- PASS' "$LOGS/sdk-go-test.log") passed, 0 failed"
