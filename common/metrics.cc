@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/process_metrics.h"
+#include "common/vllm_metrics.h"
 
 namespace tandem {
 
@@ -153,6 +154,11 @@ HistogramSet& Metrics::AddHistograms(const std::string& name,
 
 std::string Metrics::Text() const {
   auto families = registry_->Collect();
+  if (vllm_names_) {
+    for (auto& family : VllmMetrics(constant_labels_.at("role"), families)) {
+      families.push_back(std::move(family));
+    }
+  }
   for (auto& family : process_->Collect()) {
     families.push_back(std::move(family));
   }

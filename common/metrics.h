@@ -142,6 +142,9 @@ class Metrics {
                               const Buckets& buckets, const std::string& label,
                               size_t max_values, const Labels& labels = {});
 
+  // Text has vLLM's names as well (common/vllm_metrics.h). For start-up.
+  void ExportVllmNames() { vllm_names_ = true; }
+
   // All of it, and process_* of this process, in Prometheus' text format.
   std::string Text() const;
   static constexpr const char* kContentType =
@@ -159,6 +162,7 @@ class Metrics {
                                       const Labels& labels);
 
   const Labels constant_labels_;
+  bool vllm_names_ = false;
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::unique_ptr<prometheus::Collectable> process_;
   std::vector<std::unique_ptr<Counter>> counters_;

@@ -67,6 +67,7 @@ struct Flags {
   absl::Duration max_connection_age = absl::Minutes(30);
   std::string otlp_traces_endpoint;
   double traces_sample_ratio = 1;
+  std::string metrics_compat = "none";
   RouterOptions options;
   Offers offers;
   LogFlags log;
@@ -128,7 +129,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("enable-attention-output", &flags->offers.attention,
             "Requests may ask for attention weights with every token, of "
             "workers that run with this flag too");
-  line->Group("Tracing");
+  line->Group("Metrics and traces");
+  line->AddChoice("metrics-compat", &flags->metrics_compat, {"none", "vllm"},
+                  "Further names on /metrics, for what reads those of vLLM");
   line->Add("otlp-traces-endpoint", &flags->otlp_traces_endpoint,
             "Collector that takes spans over OTLP/gRPC, http://host:4317; also "
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
@@ -248,6 +251,7 @@ absl::Status Process::Start() {
   options.policy = *policy;
   options.window = model_->window();
   metrics_ = std::make_unique<Metrics>("router", options.model);
+  if (flags_.metrics_compat == "vllm") metrics_->ExportVllmNames();
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
   loop_.RunSync([&] {

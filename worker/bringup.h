@@ -31,8 +31,9 @@ namespace tandem::worker {
 // know. docs/operations.md explains each.
 struct WorkerFlags {
   std::string model_dir;
-  std::string served_model_name;     // empty: the directory's name
-  std::string worker_id;             // empty: drawn
+  std::string served_model_name;  // empty: the directory's name
+  std::string worker_id;          // empty: drawn
+  std::string metrics_compat = "none";
   std::vector<std::string> routers;  // host:port of their internal listeners
   std::string host = "127.0.0.1";
   int grpc_port = 0;  // 0: a free one

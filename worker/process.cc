@@ -48,6 +48,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                {0, 65535});
   line->AddInt("port", &worker.http_port,
                "HTTP: /metrics and /health; 0 takes a free one", {0, 65535});
+  line->AddChoice("metrics-compat", &worker.metrics_compat, {"none", "vllm"},
+                  "Further names on /metrics, for what reads those of vLLM");
   line->Add("advertise-host", &worker.advertise_host,
             "What others dial, where it is not --host");
   line->AddDuration("shutdown-timeout", &worker.shutdown_timeout,
@@ -257,6 +259,7 @@ absl::Status Process::StartRole() {
   metrics_ = std::make_unique<Metrics>(
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode",
       parts_.hello.model());
+  if (flags_.worker.metrics_compat == "vllm") metrics_->ExportVllmNames();
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(

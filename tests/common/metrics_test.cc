@@ -65,6 +65,51 @@ TEST(MetricsTest, LabelValuesBeyondTheBoundAreCountedAsOther) {
   EXPECT_THAT(text, Not(HasSubstr("model_name")));
 }
 
+TEST(MetricsTest, VllmNamesAreSumsOfOursFromOneKindOfProcess) {
+  Metrics router("router", "tales"), worker("decode", "tales");
+  for (Metrics* metrics : {&router, &worker}) {
+    metrics->ExportVllmNames();
+    CounterSet& tokens = metrics->AddCounters("tandem_prompt_tokens_total",
+                                              "Tokens", "source", 2);
+    tokens["cached"].Add(3);
+    tokens["computed"].Add(4);
+    metrics->AddGauge("tandem_num_requests_running", "Running").Set(5);
+    metrics
+        ->AddHistogram("tandem_time_to_first_token_seconds", "First", {0.5, 1})
+        .Observe(0.75);
+    metrics
+        ->AddCounters("tandem_requests_finished_total", "Ended",
+                      "finish_reason", 2)["stop"]
+        .Add(2);
+    metrics
+        ->AddGauge("tandem_cache_config_info", "Cache",
+                   {{"block_size", "16"}, {"num_blocks", "9"}, {"dtype", "x"}})
+        .Set(1);
+  }
+  const std::string labels = "{engine=\"0\",model_name=\"tales\"";
+  const std::string of_router = OwnText(router);
+  for (const std::string& line :
+       {"vllm:prompt_tokens_total" + labels + "} 7\n",
+        "vllm:prompt_tokens_cached_total" + labels + "} 3\n",
+        "# TYPE vllm:time_to_first_token_seconds histogram\n" + std::string(),
+        "vllm:time_to_first_token_seconds_bucket" + labels + ",le=\"0.5\"} 0\n",
+        "vllm:time_to_first_token_seconds_bucket" + labels + ",le=\"1\"} 1\n",
+        "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\","
+        "model_name=\"tales\"} 2\n" +
+            std::string()}) {
+    EXPECT_THAT(of_router, HasSubstr("\n" + line));
+  }
+  EXPECT_THAT(of_router, Not(HasSubstr("vllm:num_requests_running")));
+  const std::string of_worker = OwnText(worker);
+  EXPECT_THAT(of_worker,
+              HasSubstr("\nvllm:num_requests_running" + labels + "} 5\n"));
+  EXPECT_THAT(of_worker, HasSubstr("\nvllm:cache_config_info{block_size=\"16\","
+                                   "cache_dtype=\"x\",engine=\"0\",model_name="
+                                   "\"tales\",num_gpu_blocks=\"9\"} 1\n"));
+  EXPECT_THAT(of_worker, Not(HasSubstr("vllm:prompt_tokens")));
+  EXPECT_THAT(OwnText(Metrics("router", "")), Not(HasSubstr("vllm:")));
+}
+
 TEST(MetricsTest, TheProcessDescribesItself) {
   const std::string text = Metrics("router", "").Text();
   const auto value = [&](const std::string& name) {
