@@ -124,9 +124,12 @@ export function generate(prompt, options, want = {}) {
   return run;
 }
 
-// Tokens a second after the first, by this page's clock; null where too few.
+// Tokens a second after the first: as the router measured once the answer is
+// there, till then by this page's clock; null where too few.
 export function speed(run) {
   const n = (run.usage ? run.usage.completion_tokens : run.tokens.length) - 1;
-  if (run.first === null || n < 1 || !run.last || run.last <= run.first) return null;
-  return n / ((run.last - run.first) / 1000);
+  if (n < 1) return null;
+  if (run.timings && run.timings.decode_ms > 0) return (n * 1000) / run.timings.decode_ms;
+  if (run.first === null || !run.last || run.last <= run.first) return null;
+  return (n * 1000) / (run.last - run.first);
 }
