@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
 #include "cli/chat/chat.h"
+#include "cli/doctor/doctor.h"
 #include "cli/explain/command.h"
 #include "cli/generate.h"
 #include "cli/lora.h"
@@ -306,6 +307,11 @@ int RunTandem(int argc, char** argv) {
       "lora", "Load, unload and list a cluster's LoRA adapters");
   lora.AddTo(lora_line);
 
+  doctor::DoctorCommand doctor_command;
+  CommandLine* const doctor_line = line.AddCommand(
+      "doctor", "Check this machine, a model, or a running cluster");
+  doctor_command.AddTo(doctor_line);
+
   bool version_json = false;
   CommandLine* const version_line = line.AddCommand(
       "version", "Version, commit, build, backends and CPU features");
@@ -335,6 +341,10 @@ int RunTandem(int argc, char** argv) {
     }
     const absl::StatusOr<int> code = bench::Bench(*options);
     return code.ok() ? *code : ReportFailure("tandem bench", code.status());
+  }
+  if (chosen == doctor_line) {
+    const absl::StatusOr<int> code = doctor_command.Run();
+    return code.ok() ? *code : ReportFailure("tandem doctor", code.status());
   }
   absl::Status status;
   if (chosen == explain_line) {

@@ -296,6 +296,69 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2)
         self.assertIn("bash, zsh or fish", wrong.stderr)
 
+    def doctor(self, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        """The exit code, and of each check its verdict and its text."""
+        result = tandem("doctor", "--json", *arguments)
+        checks = json.loads(result.stdout)["checks"]
+        found = {each["check"]: (each["verdict"], each["text"]) for each in checks}
+        return result.returncode, found
+
+    def test_doctor_finds_nothing_wrong_where_nothing_is(self):
+        grpc, http = free_ports(2)
+        ports = ["--grpc-port", str(grpc), "--port", str(http)]
+        code, found = self.doctor(MODEL, *ports)
+        self.assertEqual(code, 0, found)
+        for check in ("cpu", "config", "weights", "tokenizer", "chat", "memory"):
+            self.assertEqual(found[check][0], "ok", found)
+        self.assertEqual(found[f"port {grpc}"][0], "ok")
+        text = tandem("doctor", *ports).stdout
+        self.assertRegex(text, r"(?m)^ok    cpu ")
+        self.assertNotIn("\x1b", text)
+
+    def test_doctor_tells_what_stops_a_start(self):
+        code, found = self.doctor("--grpc-port", str(self.grpc), "--port", "1")
+        self.assertEqual(code, 1)
+        self.assertEqual(found[f"port {self.grpc}"][0], "fail")
+        self.assertIn("--grpc-port", found[f"port {self.grpc}"][1])
+        broken = self.home / "broken"
+        broken.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (broken / name).write_bytes((SOURCE / "models/tales" / name).read_bytes())
+        (broken / "model.safetensors").write_bytes(b"\xff" * 64)
+        code, found = self.doctor(str(broken))
+        self.assertEqual(code, 1)
+        self.assertEqual(found["config"][0], "ok")
+        self.assertEqual(found["weights"][0], "fail")
+        self.assertEqual(found["chat"][0], "warn")
+
+    def test_doctor_looks_at_every_worker(self):
+        code, found = self.doctor("--admin", f"127.0.0.1:{self.admin}")
+        self.assertEqual(code, 0, found)
+        for check in ("prefill-0", "decode-0", "fingerprint", "protocol"):
+            self.assertEqual(found[check][0], "ok", found)
+        code, found = self.doctor("--admin", "127.0.0.1:1")
+        self.assertEqual((code, found["router"][0]), (1, "fail"))
+
+    def test_doctor_reads_certificates(self):
+        def make(name: str, days: int) -> list[str]:
+            request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+            request += ["-subj", "/CN=x", "-days", str(days)]
+            paths = [str(self.home / f"{name}.{part}") for part in ("pem", "key")]
+            request += ["-out", paths[0], "-keyout", paths[1]]
+            subprocess.run(request, check=True, capture_output=True)
+            return paths
+
+        good, soon = make("good", 100), make("soon", 3)
+        for (cert, key), verdict, word in (
+            (good, "ok", "valid until"),
+            (soon, "warn", "renew"),
+            ((good[0], soon[1]), "fail", "do not belong together"),
+            (("/no/such", good[1]), "fail", "/no/such"),
+        ):
+            _, found = self.doctor("--tls-cert", cert, "--tls-key", key)
+            self.assertEqual(found["tls"][0], verdict, found)
+            self.assertIn(word, found["tls"][1])
+
     def test_chat_with_a_server_of_its_own(self):
         words = ["chat", MODEL, "--temperature", "0", "--max-tokens", "8"]
         own = tandem(*words, input="Hello\n")
