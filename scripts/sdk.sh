@@ -12,22 +12,27 @@ SDK=$BUILD/sdk
 TESTS=$ROOT/tests/sdk
 mkdir -p "$SDK"
 
-LOG=$LOGS/sdk-server.log
 free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
-GRPC=$(free_port)
-: >"$LOG"
-"$BUILD/release/bin/tandem" serve "$ROOT/models/tales" \
-  --grpc-port "$GRPC" --port "$(free_port)" >"$LOG" 2>&1 &
-SERVER=$!
-trap 'kill -TERM "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null || true' EXIT
-for _ in $(seq 300); do
-  grep -q 'Tandem is ready' "$LOG" && break
-  kill -0 "$SERVER" 2>/dev/null || break
-  sleep 0.1
-done
-grep -q 'Tandem is ready' "$LOG" || die "the server is not ready; see $LOG"
+SERVERS=()
+trap 'kill -TERM "${SERVERS[@]}" 2>/dev/null; wait || true' EXIT
+# serve NAME FLAGS...: a cluster of real processes; its address is in ADDRESS.
+serve() {
+  local log=$LOGS/sdk-$1.log port
+  port=$(free_port)
+  : >"$log"
+  "$BUILD/release/bin/tandem" serve "$ROOT/models/tales" --grpc-port "$port" \
+    --port "$(free_port)" "${@:2}" >"$log" 2>&1 &
+  SERVERS+=($!)
+  for _ in $(seq 300); do
+    grep -q 'Tandem is ready' "$log" && break
+    kill -0 "${SERVERS[-1]}" 2>/dev/null || break
+    sleep 0.1
+  done
+  grep -q 'Tandem is ready' "$log" || die "the server is not ready; see $log"
+  ADDRESS=127.0.0.1:$port
+}
 
 python_sdk() {
   python3 -m venv "$SDK/python" &&
@@ -39,8 +44,6 @@ python_sdk() {
       --force-reinstall "$SDK"/wheel/*.whl
 }
 step sdk-python "Python wheel (build/sdk)" python_sdk
-"$SDK/python/bin/python" "$TESTS/conformance.py" "127.0.0.1:$GRPC"
-
 if command -v npm >/dev/null; then
   typescript_sdk() (
     rm -rf "$SDK/node" && mkdir -p "$SDK/node" &&
@@ -51,13 +54,37 @@ if command -v npm >/dev/null; then
   )
   step sdk-typescript "TypeScript package (build/sdk)" typescript_sdk
   cp "$TESTS/conformance.mjs" "$SDK/node/"
-  node "$SDK/node/conformance.mjs" "127.0.0.1:$GRPC" "$TESTS/conformance.json"
 else
   say "TypeScript: skipped, there is no npm"
 fi
 
 use_go
 step sdk-go "Go stubs" "$ROOT/sdk/go/generate.sh"
-step sdk-go-test "Go" env TANDEM_ADDRESS="127.0.0.1:$GRPC" \
-  go -C "$ROOT/sdk/go" test -count=1 -v ./...
-say "go: $(grep -c '^    --- PASS' "$LOGS/sdk-go-test.log") passed, 0 failed"
+
+# Every case through every client of the cluster at ADDRESS.
+conform() {
+  say "$1"
+  "$SDK/python/bin/python" "$TESTS/conformance.py" "$ADDRESS"
+  [ ! -e "$SDK/node" ] ||
+    node "$SDK/node/conformance.mjs" "$ADDRESS" "$TESTS/conformance.json"
+  step "sdk-go-$1" "go" env TANDEM_ADDRESS="$ADDRESS" \
+    go -C "$ROOT/sdk/go" test -count=1 -v ./...
+  echo "go: $(grep -c '^    --- PASS' "$LOGS/sdk-go-$1.log") passed, 0 failed"
+}
+serve plain
+conform plain
+
+# The same over mutual TLS, which clients take from the environment.
+certificates() (
+  cd "$SDK"
+  key=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
+  openssl req -x509 "${key[@]}" -keyout ca.key -out ca.pem -subj /CN=ca -days 2 &&
+    openssl req "${key[@]}" -keyout key.pem -out request.pem -subj /CN=tandem &&
+    openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial \
+      -extfile <(echo subjectAltName=DNS:localhost,IP:127.0.0.1) -days 2 \
+      -out cert.pem
+)
+step sdk-certificates "certificates" certificates
+serve tls --tls-cert "$SDK/cert.pem" --tls-key "$SDK/key.pem" --tls-ca "$SDK/ca.pem"
+export TANDEM_CA=$SDK/ca.pem TANDEM_CERT=$SDK/cert.pem TANDEM_KEY=$SDK/key.pem
+conform tls
