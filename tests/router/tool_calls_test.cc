@@ -154,6 +154,7 @@ std::vector<Case> Cases() {
       {kHermes, R"(<tool_call>{"name": "f", "arguments": "{}"}</tool_call>)"},
       {kHermes, R"(<tool_call>{'name': 'f'}</tool_call>)"},
       {kHermes, "<tool_call>{\"name\": \"f\n\"}</tool_call>"},
+      {kHermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"\n\"}}"},
       {kHermes, R"(<tool_call>{"name": "\ud800"}</tool_call>)"},
       {kHermes, R"(<tool_call>{"nom": "f"}</tool_call>)"},
       {kHermes, "<tool_call><function=f></function></tool_call>"},
