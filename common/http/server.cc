@@ -38,8 +38,16 @@ class HttpServer::Impl {
     state_->routes[std::move(path)][std::move(method)] = std::move(handler);
   }
 
+  void SetGuard(HttpServer::Guard guard) { state_->guard = std::move(guard); }
+  void Open(std::string path) { state_->open_paths.insert(std::move(path)); }
+
   absl::Status Start() {
     const HttpOptions& options = state_->options;
+    if (options.tls) {
+      auto context = http_internal::MakeTlsContext(*options.tls);
+      if (!context.ok()) return context.status();
+      state_->tls = *std::move(context);
+    }
     const std::string where = absl::StrCat(options.host, ":", options.port);
     beast::error_code error;
     const auto address = asio::ip::make_address(
@@ -89,7 +97,18 @@ class HttpServer::Impl {
     handlers_->join();
   }
 
+  absl::Status ReplaceTls(const HttpTls& tls) {
+    auto context = http_internal::MakeTlsContext(tls);
+    if (!context.ok()) return context.status();
+    asio::post(state_->context,
+               [state = state_, context = *std::move(context)]() mutable {
+                 state->tls = std::move(context);
+               });
+    return absl::OkStatus();
+  }
+
   int port() const { return port_; }
+  bool is_tls() const { return state_->options.tls.has_value(); }
   const std::string& host() const { return state_->options.host; }
 
  private:
@@ -111,7 +130,7 @@ class HttpServer::Impl {
       socket.set_option(tcp::no_delay(true), ignored);
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
       if (full) {
-        session->Refuse();
+        session->RefuseConnection();
       } else {
         session->Serve();
       }
@@ -162,14 +181,22 @@ void HttpServer::HandleLater(std::string method, std::string path,
   impl_->Handle(std::move(method), std::move(path), std::move(handler));
 }
 
+void HttpServer::SetGuard(Guard guard) { impl_->SetGuard(std::move(guard)); }
+
+void HttpServer::Open(std::string path) { impl_->Open(std::move(path)); }
+
 absl::Status HttpServer::Start() { return impl_->Start(); }
+
+absl::Status HttpServer::ReplaceTls(const HttpTls& tls) {
+  return impl_->ReplaceTls(tls);
+}
 
 int HttpServer::port() const { return impl_->port(); }
 
 std::string HttpServer::url() const {
   const bool v6 = impl_->host().find(':') != std::string::npos;
-  return absl::StrCat("http://", v6 ? "[" : "", impl_->host(), v6 ? "]:" : ":",
-                      impl_->port());
+  return absl::StrCat(impl_->is_tls() ? "https://" : "http://", v6 ? "[" : "",
+                      impl_->host(), v6 ? "]:" : ":", impl_->port());
 }
 
 void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }

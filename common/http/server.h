@@ -11,8 +11,9 @@
 //   Announce(server.port());
 //
 // Limits: header 8 KiB (431), body 1 MiB (413), idle connections and peers that
-// take nothing 60 s, 256 connections (503). Wrong paths are 404, wrong methods
-// 405 with Allow.
+// take nothing 60 s, TLS handshakes 10 s, 256 connections (503; with TLS the
+// connection is cut), those that shake hands included. Wrong paths are 404,
+// wrong methods 405 with Allow.
 
 #ifndef TANDEM_COMMON_HTTP_SERVER_H_
 #define TANDEM_COMMON_HTTP_SERVER_H_
@@ -20,6 +21,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +38,7 @@ struct HttpRequest {
   std::string query;  // after '?', not decoded
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // as sent
+  std::string caller;  // who sent it, as the server's guard found
 
   // The first value; the name's case does not matter. "" if there is none.
   std::string_view Header(std::string_view name) const;
@@ -48,6 +51,13 @@ struct HttpResponse {
   std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
+// PEM texts. With `client_ca` clients must show a certificate of it.
+struct HttpTls {
+  std::string cert;  // chain, leaf first
+  std::string key;
+  std::string client_ca;
+};
+
 struct HttpOptions {
   std::string host = "127.0.0.1";
   int port = 0;  // 0: a free one
@@ -58,6 +68,8 @@ struct HttpOptions {
   // Beyond those: served by Handle's handlers, refused by HandleLater's.
   int spare_connections = 0;
   int handler_threads = 2;  // for HandleLater
+  std::optional<HttpTls> tls = {};
+  absl::Duration handshake_timeout = absl::Seconds(10);
 };
 
 // A request whose answer comes later, or in pieces: either Answer, or Begin,
@@ -102,10 +114,22 @@ class HttpServer {
   void Handle(std::string method, std::string path, Handler handler);
   void HandleLater(std::string method, std::string path, LaterHandler handler);
 
+  // Asked on the server's thread about every request's head, before its body
+  // is read: sets `caller`, or returns the refusal, after which the connection
+  // ends. Paths of Open are let in unasked. Before Start.
+  using Guard = std::function<std::optional<HttpResponse>(HttpRequest* head)>;
+  void SetGuard(Guard guard);
+  void Open(std::string path);
+
   // UNAVAILABLE with the system's reason if the address cannot be had.
   absl::Status Start();
   int port() const;
-  // "http://127.0.0.1:8000"
+  // For connections from now on; those open keep theirs. INVALID_ARGUMENT, and
+  // nothing changes, if it is no pair of key and certificate. Of a server that
+  // was started with TLS.
+  absl::Status ReplaceTls(const HttpTls& tls);
+
+  // "http://127.0.0.1:8000", or "https:"
   std::string url() const;
 
   // Takes no more connections, gives answers that have begun `grace` to reach

@@ -123,7 +123,7 @@ class Exchange final : public HttpExchange {
 }  // namespace
 
 Session::Session(tcp::socket socket, ServerState* state)
-    : stream_(std::move(socket)),
+    : stream_(std::move(socket), state->tls),
       timer_(stream_.get_executor()),
       buffer_(kReadBytes + state->options.max_header_bytes),
       state_(state) {
@@ -131,6 +131,25 @@ Session::Session(tcp::socket socket, ServerState* state)
 }
 
 Session::~Session() { state_->sessions.erase(this); }
+
+// A handshake belongs to a connection like a request: it has its time, and
+// nobody else waits for it.
+void Session::Serve() {
+  if (!stream_.is_tls()) return Read();
+  stream_.tcp().expires_after(
+      absl::ToChronoMilliseconds(state_->options.handshake_timeout));
+  stream_.tls().async_handshake(asio::ssl::stream_base::server,
+                                [self = shared_from_this()](Error error) {
+                                  if (error) return self->Close();
+                                  self->Read();
+                                });
+}
+
+void Session::RefuseConnection() {
+  // To say why would take a handshake.
+  if (stream_.is_tls()) return Close();
+  Refuse();
+}
 
 void Session::Refuse() { RefuseMessage(Plain(503, "too many connections")); }
 
@@ -154,6 +173,7 @@ void Session::OnHeader(Error error) {
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
     return RefuseMessage(Plain(431, "header over the limit"));
   }
+  if (!LetIn()) return;
   // Where such a body ends, two readers may see differently (RFC 9112, 6.1).
   if (parser_->get().count(http::field::transfer_encoding) > 0 &&
       (!parser_->chunked() || parser_->get().version() < 11)) {
@@ -171,6 +191,21 @@ void Session::OnHeader(Error error) {
                     });
 }
 
+// Whether the guard has nothing against it.
+bool Session::LetIn() {
+  caller_.clear();
+  if (state_->guard == nullptr) return true;
+  HttpRequest head = Convert(parser_->get());
+  if (state_->open_paths.contains(head.path)) return true;
+  std::optional<HttpResponse> refusal = state_->guard(&head);
+  if (refusal) {
+    RefuseMessage(*std::move(refusal));
+    return false;
+  }
+  caller_ = std::move(head.caller);
+  return true;
+}
+
 void Session::ReadBody() {
   http::async_read(stream_, buffer_, *parser_,
                    [self = shared_from_this()](Error error, size_t) {
@@ -184,6 +219,7 @@ void Session::OnRead(Error error) {
   version_ = message.version() == 10 ? 10 : 11;
   keep_alive_ = message.keep_alive();
   HttpRequest request = Convert(message);
+  request.caller = std::move(caller_);
   head_ = request.method == "HEAD";
   Dispatch(std::move(request));
 }
@@ -243,7 +279,7 @@ void Session::Dispatch(HttpRequest request) {
   auto exchange =
       std::make_unique<Exchange>(state_->shared_from_this(), shared_from_this(),
                                  number_, std::move(request));
-  stream_.expires_never();
+  stream_.tcp().expires_never();
   Watch();
   const auto* later = &std::get<HttpServer::LaterHandler>(found->second);
   asio::post(*state_->handlers,
@@ -302,7 +338,7 @@ void Session::AfterAnswer() {
   if (!watching_) return NextRequest();
   // Two readers of one socket would get in each other's way.
   beast::error_code ignored;
-  stream_.socket().cancel(ignored);
+  stream_.tcp().socket().cancel(ignored);
 }
 
 void Session::NextRequest() {
@@ -381,7 +417,7 @@ void Session::WriteNext() {
 void Session::OnWritten(Error error) {
   writing_ = false;
   if (error) return Gone();
-  stream_.expires_never();
+  stream_.tcp().expires_never();
   for (const auto& written : std::exchange(written_, {})) written();
   WriteNext();
 }
@@ -401,7 +437,7 @@ void Session::Dropped() {
 // sends meanwhile (the next request) stays where it is.
 void Session::Watch() {
   watching_ = true;
-  stream_.socket().async_wait(
+  stream_.tcp().socket().async_wait(
       tcp::socket::wait_read,
       [self = shared_from_this()](Error error) { self->OnReadable(error); });
 }
@@ -412,8 +448,8 @@ void Session::OnReadable(Error error) {
   if (!answering_) return NextRequest();  // it waited for this
   if (error) return;
   char byte;
-  const ssize_t n =
-      recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const ssize_t n = recv(stream_.tcp().socket().native_handle(), &byte, 1,
+                         MSG_PEEK | MSG_DONTWAIT);
   if (n > 0) return LookAgain();  // it stays readable
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Watch();
   Gone();
@@ -424,7 +460,7 @@ void Session::LookAgain() {
   timer_.expires_after(kLookAgain);
   timer_.async_wait([self = shared_from_this(), number = number_](Error error) {
     if (error || self->gone_ || self->number_ != number) return;
-    pollfd state{.fd = self->stream_.socket().native_handle(),
+    pollfd state{.fd = self->stream_.tcp().socket().native_handle(),
                  .events = POLLRDHUP,
                  .revents = 0};
     if (poll(&state, 1, 0) > 0) return self->Gone();
@@ -442,32 +478,39 @@ void Session::Gone() {
 // ------------------------------------------------------------ the end
 
 void Session::ExpiresWhenIdle() {
-  stream_.expires_after(
+  stream_.tcp().expires_after(
       absl::ToChronoMilliseconds(state_->options.idle_timeout));
 }
 
 void Session::Close() {
   timer_.cancel();
   beast::error_code ignored;
-  stream_.socket().close(ignored);
+  stream_.tcp().socket().close(ignored);
 }
 
 // Closing with unread bytes resets the connection and may take the answer
 // with it: say goodbye, then read what still comes for a short while.
 void Session::Linger() {
+  if (!stream_.is_tls()) return LingerBelowTls();
+  stream_.tcp().expires_after(std::chrono::seconds(1));
+  stream_.tls().async_shutdown(
+      [self = shared_from_this()](Error) { self->LingerBelowTls(); });
+}
+
+void Session::LingerBelowTls() {
   beast::error_code ignored;
-  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-  stream_.expires_after(std::chrono::seconds(1));
+  stream_.tcp().socket().shutdown(tcp::socket::shutdown_send, ignored);
+  stream_.tcp().expires_after(std::chrono::seconds(1));
   Discard();
 }
 
 void Session::Discard() {
   buffer_.consume(buffer_.size());
-  stream_.async_read_some(buffer_.prepare(4096),
-                          [self = shared_from_this()](Error error, size_t) {
-                            if (error) return self->Close();
-                            self->Discard();
-                          });
+  stream_.tcp().async_read_some(
+      buffer_.prepare(4096), [self = shared_from_this()](Error error, size_t) {
+        if (error) return self->Close();
+        self->Discard();
+      });
 }
 
 }  // namespace tandem::http_internal

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "common/http/server.h"
+#include "common/http/tls.h"
 
 namespace tandem::http_internal {
 
@@ -37,8 +38,11 @@ using Route = std::variant<HttpServer::Handler, HttpServer::LaterHandler>;
 struct ServerState : std::enable_shared_from_this<ServerState> {
   HttpOptions options;
   std::map<std::string, std::map<std::string, Route>> routes;
+  HttpServer::Guard guard;           // may be null: all are let in
+  std::set<std::string> open_paths;  // not guarded
   std::set<Session*> sessions;
   bool stopping = false;
+  std::shared_ptr<boost::asio::ssl::context> tls;  // null: plain text
   boost::asio::thread_pool* handlers = nullptr;
   boost::asio::io_context context{1};
 };
@@ -49,8 +53,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(boost::asio::ip::tcp::socket socket, ServerState* state);
   ~Session();
 
-  void Serve() { Read(); }
-  void Refuse();  // 503: too many connections
+  void Serve();
+  void RefuseConnection();  // there are too many
   void Close();
   void Gone();  // closes; tells an exchange
   // Nobody waits for what this connection may still bring.
@@ -73,8 +77,10 @@ class Session : public std::enable_shared_from_this<Session> {
     std::function<void()> written;
   };
 
+  void Refuse();  // 503: too many connections
   void Read();
   void OnHeader(Error error);
+  bool LetIn();
   void ReadBody();
   void OnRead(Error error);
   bool RefuseBroken(Error error);
@@ -91,9 +97,10 @@ class Session : public std::enable_shared_from_this<Session> {
   void LookAgain();
   void ExpiresWhenIdle();
   void Linger();
+  void LingerBelowTls();
   void Discard();
 
-  boost::beast::tcp_stream stream_;
+  Transport stream_;
   boost::asio::steady_timer timer_;
   boost::beast::flat_buffer buffer_;
   std::optional<
@@ -106,6 +113,7 @@ class Session : public std::enable_shared_from_this<Session> {
   unsigned version_ = 11;
   bool head_ = false;  // HEAD: no body goes out
   bool keep_alive_ = false;
+  std::string caller_;
 
   // Of an exchange.
   uint64_t number_ = 0;

@@ -38,18 +38,19 @@ absl::StatusOr<std::string> ReadPem(std::string_view flag,
 
 absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
                                             const std::string& key_path,
-                                            const std::string& ca_path) {
+                                            const std::string& ca_path,
+                                            const PemFlags& flags) {
   if (cert_path.empty() != key_path.empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "TLS_PAIR",
-                     "--tls-cert and --tls-key come together: set both or "
-                     "neither");
+                     absl::StrCat(flags.cert, " and ", flags.key,
+                                  " come together: set both or neither"));
   }
   Credentials tls;
-  auto cert = ReadPem("--tls-cert", cert_path, "-----BEGIN CERTIFICATE-----");
+  auto cert = ReadPem(flags.cert, cert_path, "-----BEGIN CERTIFICATE-----");
   if (!cert.ok()) return cert.status();
-  auto key = ReadPem("--tls-key", key_path, "PRIVATE KEY-----");
+  auto key = ReadPem(flags.key, key_path, "PRIVATE KEY-----");
   if (!key.ok()) return key.status();
-  auto ca = ReadPem("--tls-ca", ca_path, "-----BEGIN CERTIFICATE-----");
+  auto ca = ReadPem(flags.ca, ca_path, "-----BEGIN CERTIFICATE-----");
   if (!ca.ok()) return ca.status();
   tls.cert = *std::move(cert);
   tls.key = *std::move(key);

@@ -30,11 +30,19 @@ struct Credentials {
   bool mutual() const { return !cert.empty() && !ca.empty(); }
 };
 
+// What a message calls the three files.
+struct PemFlags {
+  const char* cert = "--tls-cert";
+  const char* key = "--tls-key";
+  const char* ca = "--tls-ca";
+};
+
 // Reads the files; an empty path leaves its part empty. A certificate without
 // a key, or the reverse, is an INVALID_ARGUMENT that names the flag.
 absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
                                             const std::string& key_path,
-                                            const std::string& ca_path);
+                                            const std::string& ca_path,
+                                            const PemFlags& flags = {});
 
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls);
 std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls);

@@ -45,6 +45,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                               options.max_concurrent_streams);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8192);
+  // Two minutes by default.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
   if (options.max_connection_age != absl::InfiniteDuration()) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 static_cast<int>(absl::ToInt64Milliseconds(
@@ -68,7 +70,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   EnableStandardServices();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options.address, ServerSide(options.tls), &port);
+  builder.AddListeningPort(options.address,
+                           options.rotating != nullptr
+                               ? options.rotating->server_side()
+                               : ServerSide(options.tls),
+                           &port);
   SetLimits(options, &builder);
   for (grpc::Service* service : services) builder.RegisterService(service);
 

@@ -26,12 +26,15 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/rotating_credentials.h"
 
 namespace tandem::rpc {
 
 struct ServerOptions {
   std::string address = "127.0.0.1:0";  // host:port (0: a free one) or unix:
   Credentials tls;
+  // Instead of `tls`; outlives the server.
+  const RotatingCredentials* rotating = nullptr;
   int max_receive_bytes = 4 << 20;
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.
