@@ -108,7 +108,13 @@ RouterCore::~RouterCore() {
 absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
   if (draining_) return Draining();
   const std::string& id = admitted.effective.request_id;
-  if (!id.empty() && by_client_id_.contains(id)) {
+  // Names are a tenant's own: another's must not be found out by them.
+  const auto named = by_client_id_.find(id);
+  if (named != by_client_id_.end() &&
+      std::any_of(named->second.begin(), named->second.end(),
+                  [&](const Request* other) {
+                    return other->tenant() == admitted.tenant;
+                  })) {
     return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_IN_USE",
                      absl::StrCat("request_id = ", id,
                                   ": a request of that name is in flight"));
@@ -148,6 +154,7 @@ void RouterCore::Submit(AdmittedRequest admitted,
     RequestSummary summary;
     summary.request_id = admitted.effective.request_id;
     summary.api = admitted.api;
+    summary.tenant = admitted.tenant;
     summary.status = status;
     observer_->OnEnded(summary);
     client->Close(status);

@@ -30,6 +30,11 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
     Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
   absl::StatusOr<AdmittedRequest> admitted = Admit(request);
+  if (admitted.ok() && !headers.tenant.empty()) {
+    absl::Status charged =
+        Charge(request, std::string(headers.tenant), &*admitted);
+    if (!charged.ok()) admitted = std::move(charged);
+  }
   if (!admitted.ok()) {
     metrics_->OnInvalid(api, admitted.status());
     return admitted;
@@ -90,6 +95,24 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
       static_cast<int>(admitted.prompt.size()), limits, &admitted.effective);
   if (!fits.ok()) return fits;
   return admitted;
+}
+
+absl::Status Intake::Charge(const v1::GenerateRequest& request,
+                            const std::string& tenant,
+                            AdmittedRequest* admitted) const {
+  EffectiveRequest& effective = admitted->effective;
+  effective.cache_salt = TenantSalt(tenant, effective.cache_salt);
+  const int64_t sequences =
+      effective.beam ? int64_t{effective.beam->width()}
+                     : std::max<int64_t>(1, effective.sampling.best_of());
+  auto charge = access_->tenants().Admit(
+      tenant, {.prompt_tokens = static_cast<int64_t>(admitted->prompt.size()),
+               .completion_tokens = sequences * effective.stopping.max_tokens(),
+               .bounded = request.stopping().has_max_tokens()});
+  if (!charge.ok()) return charge.status();
+  admitted->tenant = tenant;
+  admitted->charge = *std::move(charge);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::TokenizeResponse> Intake::Tokenize(

@@ -15,6 +15,7 @@
 #include "router/metrics.h"
 #include "router/model_text.h"
 #include "router/request.h"
+#include "router/tenants/access.h"
 
 namespace tandem::router {
 
@@ -48,6 +49,7 @@ struct CallHeaders {
   std::string_view request_id;  // x-request-id
   std::string_view traceparent;
   std::string_view tracestate;
+  std::string_view tenant;  // whose key it is; empty: none is asked for
 };
 
 class Intake {
@@ -55,23 +57,33 @@ class Intake {
   // `trace_ratio`: of the requests that come without a trace, those of which
   // one is begun; negative: no spans are wanted of any.
   Intake(const ModelText* model, const ClusterFacts* facts,
-         const Offers& offers, RouterMetrics* metrics, double trace_ratio = -1)
+         const Offers& offers, RouterMetrics* metrics, Access* access,
+         double trace_ratio = -1)
       : model_(model),
         facts_(facts),
         offers_(offers),
         metrics_(metrics),
+        access_(access),
         trace_ratio_(trace_ratio) {}
+
+  const Access& access() const { return *access_; }
 
   // All that can be done without the core, for a client of `api`. A request id
   // among the headers names the request where it has no name of its own;
   // `time_left` is the call's, infinite if it has no deadline. Refusals are
-  // counted.
+  // counted. The last step is to charge the tenant for it.
   absl::StatusOr<AdmittedRequest> Prepare(Api api,
                                           const v1::GenerateRequest& request,
                                           const CallHeaders& headers,
                                           absl::Duration time_left) const;
 
-  // One that did not come as far as Prepare.
+  // OpenAI's x-ratelimit-* of the tenant.
+  std::vector<std::pair<std::string, std::string>> RateHeaders(
+      const std::string& tenant) const {
+    return access_->tenants().RateHeaders(tenant);
+  }
+
+  // A call that did not come as far as Prepare.
   void CountRefused(Api api, const absl::Status& status) const {
     metrics_->OnInvalid(api, status);
   }
@@ -90,11 +102,15 @@ class Intake {
   TraceContext TraceOf(const CallHeaders& headers) const;
   absl::StatusOr<AdmittedRequest> Admit(
       const v1::GenerateRequest& request) const;
+  absl::Status Charge(const v1::GenerateRequest& request,
+                      const std::string& tenant,
+                      AdmittedRequest* admitted) const;
 
   const ModelText* const model_;
   const ClusterFacts* const facts_;
   const Offers offers_;
   RouterMetrics* const metrics_;
+  Access* const access_;
   const double trace_ratio_;
 };
 

@@ -11,9 +11,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/file_watcher.h"
 #include "common/flags.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
@@ -21,6 +23,7 @@
 #include "common/metrics.h"
 #include "common/random.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/rotating_credentials.h"
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "router/core.h"
@@ -32,6 +35,7 @@
 #include "router/otlp_exporter.h"
 #include "router/page/page.h"
 #include "router/service.h"
+#include "router/tenants/access.h"
 
 namespace tandem::router {
 namespace {
@@ -63,6 +67,9 @@ struct Flags {
   bool lora_updating = false;
   bool no_webui = false;
   std::string live_feed = "auto";
+  std::vector<std::string> api_keys;
+  std::string api_keys_file;
+  std::string ssl_certfile, ssl_keyfile, ssl_ca_certs;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
   std::string otlp_traces_endpoint;
@@ -108,13 +115,30 @@ void AddFlags(CommandLine* line, Flags* flags) {
             "Clients may load and unload LoRA adapters over HTTP, as with "
             "vLLM; operators may over --admin-port without this");
   line->Add("no-webui", &flags->no_webui, "No page at /");
-  line->AddChoice("live-feed", &flags->live_feed, {"auto", "on", "off"},
-                  "GET /v1/tandem/events, for the page: workers, requests and "
-                  "timings, no text. auto: on if --host is of loopback");
+  line->AddChoice(
+      "live-feed", &flags->live_feed, {"auto", "on", "off"},
+      "GET /v1/tandem/events, for the page: workers, requests and "
+      "timings, no text. auto: on if --host is of loopback and there "
+      "are no --api-keys-file's tenants to watch each other");
   line->AddDuration("max-connection-age", &flags->max_connection_age,
                     "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
                     "For the drain after SIGTERM; then calls end");
+  line->Group("Access");
+  line->AddList("api-key", &flags->api_keys,
+                "Clients must bring it as 'Authorization: Bearer KEY'; may be "
+                "given several times",
+                0);
+  line->Add("api-keys-file", &flags->api_keys_file,
+            "Keys of several tenants and their limits, as `tandem keys new` "
+            "writes them; read again when it changes");
+  line->Add("ssl-certfile", &flags->ssl_certfile,
+            "PEM: certificate chain of the HTTP and gRPC ports for clients; "
+            "read again when it changes");
+  line->Add("ssl-keyfile", &flags->ssl_keyfile, "PEM: its private key");
+  line->Add("ssl-ca-certs", &flags->ssl_ca_certs,
+            "PEM: authorities, of one of which clients must show a "
+            "certificate");
   line->Group("Placement");
   line->AddChoice("policy", &flags->policy,
                   {"prefix_aware", "least_loaded", "round_robin"},
@@ -171,7 +195,8 @@ bool OnLoopback(const std::string& host) {
 
 bool FeedIsOn(const Flags& flags) {
   return flags.live_feed == "on" ||
-         (flags.live_feed == "auto" && OnLoopback(flags.host));
+         (flags.live_feed == "auto" && OnLoopback(flags.host) &&
+          flags.api_keys_file.empty());
 }
 
 class Process {
@@ -188,6 +213,10 @@ class Process {
 
  private:
   absl::Status Start();
+  absl::Status StartAccess();
+  absl::Status LoadPublicTls();
+  void ReloadPublicTls();
+  void WarnIfExposed() const;
   absl::Status StartServers();
   absl::StatusOr<std::unique_ptr<rpc::Server>> Listen(
       rpc::ServerOptions options, const std::string& host, int port,
@@ -203,13 +232,18 @@ class Process {
   Flags& flags_;
   SignalWatcher* const signals_;
   SystemRandom random_;
-  ThreadLoop loop_;
+  // Before the loop, with which requests go that still are charged.
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RouterMetrics> router_metrics_;
+  std::unique_ptr<Access> access_;
+  ThreadLoop loop_;
+  FileWatcher watcher_;
   std::unique_ptr<LiveFeed> feed_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<ModelText> model_;
   rpc::Credentials tls_;
+  rpc::Credentials public_tls_;  // of --ssl-certfile; may be empty
+  std::unique_ptr<rpc::RotatingCredentials> public_credentials_;
   ClusterFacts facts_;
   std::unique_ptr<RpcDialer> dialer_;
   std::unique_ptr<OtlpExporter> spans_;
@@ -227,6 +261,40 @@ class Process {
   absl::Time drain_ends_;
   std::promise<absl::Status> finished_;
 };
+
+absl::Status Process::StartAccess() {
+  access_ = std::make_unique<Access>([this] { return loop_.Now(); },
+                                     router_metrics_.get());
+  const std::string& path = flags_.api_keys_file;
+  if (path.empty()) {
+    if (!flags_.api_keys.empty()) {
+      access_->Install(Access::SharedKeys(flags_.api_keys));
+    }
+    return absl::OkStatus();
+  }
+  if (!flags_.api_keys.empty()) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "API_KEYS",
+        "--api-key (or TANDEM_API_KEY) and --api-keys-file exclude each "
+        "other: put the key into the file");
+  }
+  // Watched before it is read: no change is missed.
+  watcher_.Watch({path}, [this, path] {
+    const absl::StatusOr<KeyFile> file = ReadKeyFile(path);
+    if (!file.ok()) {
+      LogError("API keys not reloaded: those before stay",
+               {{"status", file.status()}});
+      return;
+    }
+    access_->Install(*file);
+    LogInfo("API keys reloaded",
+            {{"keys", file->keys.size()}, {"tenants", file->tenants.size()}});
+  });
+  const absl::StatusOr<KeyFile> file = ReadKeyFile(path);
+  if (!file.ok()) return Annotate(file.status(), "--api-keys-file");
+  access_->Install(*file);
+  return absl::OkStatus();
+}
 
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
@@ -254,6 +322,8 @@ absl::Status Process::Start() {
   if (flags_.metrics_compat == "vllm") metrics_->ExportVllmNames();
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
+  absl::Status status = StartAccess();
+  if (!status.ok()) return status;
   loop_.RunSync([&] {
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
     feed_ = std::make_unique<LiveFeed>(&loop_, router_metrics_.get(), [this] {
@@ -274,7 +344,7 @@ absl::Status Process::Start() {
   });
   intake_ = std::make_unique<Intake>(
       model_.get(), &facts_, flags_.offers, router_metrics_.get(),
-      spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
+      access_.get(), spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
       &loop_, core_.get(), intake_.get(),
       static_cast<size_t>(flags_.max_answer_bytes));
@@ -286,8 +356,11 @@ absl::Status Process::Start() {
           .feed = FeedIsOn(flags_) ? feed_.get() : nullptr});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
   admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
-  absl::Status status = StartServers();
+  status = LoadPublicTls();
+  if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
+  WarnIfExposed();
+  watcher_.Start();
   metrics_
       ->AddGauge("tandem_startup_seconds", "Start to serving",
                  {{"phase", "total"}})
@@ -314,13 +387,74 @@ absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
   return rpc::Server::Start(options, {service});
 }
 
+absl::StatusOr<rpc::Credentials> LoadSsl(const Flags& flags) {
+  return rpc::LoadCredentials(
+      flags.ssl_certfile, flags.ssl_keyfile, flags.ssl_ca_certs,
+      {"--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"});
+}
+
+HttpTls ForHttp(const rpc::Credentials& tls) {
+  return {.cert = tls.cert, .key = tls.key, .client_ca = tls.ca};
+}
+
+absl::Status Process::LoadPublicTls() {
+  if (flags_.ssl_certfile.empty() && !flags_.ssl_ca_certs.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_PAIR",
+                     "--ssl-ca-certs needs --ssl-certfile and --ssl-keyfile");
+  }
+  // Watched before they are read: no change is missed.
+  if (!flags_.ssl_certfile.empty()) {
+    std::vector<std::string> paths = {flags_.ssl_certfile, flags_.ssl_keyfile};
+    if (!flags_.ssl_ca_certs.empty()) paths.push_back(flags_.ssl_ca_certs);
+    watcher_.Watch(std::move(paths), [this] { ReloadPublicTls(); });
+  }
+  absl::StatusOr<rpc::Credentials> tls = LoadSsl(flags_);
+  if (!tls.ok()) return tls.status();
+  public_tls_ = *std::move(tls);
+  return absl::OkStatus();
+}
+
+void Process::ReloadPublicTls() {
+  absl::StatusOr<rpc::Credentials> tls = LoadSsl(flags_);
+  absl::Status status = tls.status();
+  // Checks the pair, too.
+  if (status.ok()) status = http_->ReplaceTls(ForHttp(*tls));
+  if (status.ok()) status = public_credentials_->Replace(*tls);
+  if (status.ok()) {
+    LogInfo("certificate reloaded", {{"file", flags_.ssl_certfile}});
+  } else {
+    LogError("certificate not reloaded: the one before stays",
+             {{"status", status}});
+  }
+}
+
+void Process::WarnIfExposed() const {
+  const std::string& host = flags_.host;
+  if (OnLoopback(host)) return;
+  if (!access_->closed()) {
+    LogWarning(
+        "whoever reaches this address may use it: set --api-key or "
+        "--api-keys-file",
+        {{"host", host}});
+  }
+  if (public_tls_.cert.empty()) {
+    LogWarning(
+        "prompts, answers and keys can be read on the way: set "
+        "--ssl-certfile, or have TLS in front",
+        {{"host", host}});
+  }
+}
+
 absl::Status Process::StartServers() {
   http_ = std::make_unique<HttpServer>(HttpOptions{
       .host = flags_.host,
       .port = flags_.http_port,
       .max_body_bytes = static_cast<size_t>(flags_.max_message_bytes),
       .max_connections = flags_.max_http_connections,
-      .spare_connections = kProbeConnections});
+      .spare_connections = kProbeConnections,
+      .tls = public_tls_.cert.empty()
+                 ? std::nullopt
+                 : std::make_optional(ForHttp(public_tls_))});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};
@@ -334,6 +468,9 @@ absl::Status Process::StartServers() {
   });
   http_->Handle("GET", "/readyz",
                 [this](const HttpRequest&) { return HealthResponse(Ready()); });
+  for (const char* path : {"/metrics", "/health", "/livez", "/readyz"}) {
+    http_->Open(path);
+  }
   http_front_->Register(http_.get());
   if (!flags_.no_webui) page_.Register(http_.get());
   absl::Status status = http_->Start();
@@ -357,6 +494,12 @@ absl::Status Process::StartServers() {
 
   rpc::ServerOptions front;
   front.tls = tls_;
+  if (!public_tls_.cert.empty()) {
+    auto rotating = rpc::RotatingCredentials::Create(public_tls_);
+    if (!rotating.ok()) return rotating.status();
+    public_credentials_ = *std::move(rotating);
+    front.rotating = public_credentials_.get();
+  }
   front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
   front.max_connection_age = flags_.max_connection_age;
   auto public_server =
@@ -416,6 +559,7 @@ void Process::PollDrained() {
 }
 
 void Process::Stop() {
+  watcher_.Stop();
   loop_.RunSync([&] {
     second_.reset();
     facts_timer_.reset();

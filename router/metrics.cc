@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/metrics.h"
 
+#include "absl/strings/ascii.h"
 #include "common/error.h"
 #include "common/log.h"
 #include "common/version.h"
@@ -9,6 +10,8 @@ namespace tandem::router {
 namespace {
 
 constexpr int64_t kLongestPrompt = 1 << 20;
+// Names come from the operator's file; more than these share one series.
+constexpr size_t kMaxTenantSeries = 256;
 const Buckets kRouterStageBuckets = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4,
                                      2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2,
                                      5e-2, 0.1,  0.2,  0.5,  1,    2,    5};
@@ -32,7 +35,10 @@ std::string_view Outcome(const absl::Status& status, bool client_gone) {
     case absl::StatusCode::kNotFound:
       return "not_found";
     case absl::StatusCode::kResourceExhausted:
-      return "overload";
+      return ErrorReason(status) == "RATE_LIMITED" ? "rate_limited"
+                                                   : "overload";
+    case absl::StatusCode::kUnauthenticated:
+      return "unauthenticated";
     case absl::StatusCode::kUnavailable:
       return "unavailable";
     case absl::StatusCode::kCancelled:
@@ -68,7 +74,8 @@ Histogram& RequestTime(Metrics* metrics, const char* name, const char* help) {
 }  // namespace
 
 RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
-    : finished_(m->AddCounters("tandem_requests_finished_total",
+    : metrics_(m),
+      finished_(m->AddCounters("tandem_requests_finished_total",
                                "Requests that ended well", "finish_reason", 8)),
       placements_(m->AddCounters(
           "tandem_router_placements_total", "Requests placed on workers",
@@ -129,12 +136,12 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
   // Present from the start, so that rates have a beginning.
   for (const Api api : {Api::kGrpc, Api::kHttp}) {
     CounterSet& requests = m->AddCounters(
-        "tandem_requests_total", "Requests by outcome", "outcome", 8,
+        "tandem_requests_total", "Requests by outcome", "outcome", 10,
         {{"api", api == Api::kGrpc ? "grpc" : "http"}});
     requests_[static_cast<int>(api)] = &requests;
     for (const char* outcome :
          {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
-          "deadline", "internal"}) {
+          "deadline", "internal", "unauthenticated", "rate_limited"}) {
       requests[outcome].Add(0);
     }
   }
@@ -170,6 +177,40 @@ void RouterMetrics::OnAdapter(const std::string& name, std::string_view what,
   }
 }
 
+RouterMetrics::TenantCounters& RouterMetrics::Of(const std::string& tenant) {
+  const bool known = tenants_.contains(tenant);
+  const std::string name =
+      known || tenants_.size() < kMaxTenantSeries ? tenant : "other";
+  const auto found = tenants_.find(name);
+  if (found != tenants_.end()) return found->second;
+  const Labels labels = {{"tenant", name}};
+  return tenants_
+      .emplace(name,
+               TenantCounters{
+                   &metrics_->AddCounters("tandem_tenant_refused_total",
+                                          "Calls refused for want of a key, "
+                                          "or by a tenant's limits",
+                                          "reason", 4, labels),
+                   &metrics_->AddCounters("tandem_tenant_tokens_total",
+                                          "Tokens charged to a tenant", "kind",
+                                          2, labels)})
+      .first->second;
+}
+
+void RouterMetrics::OnTenantRefused(const std::string& tenant,
+                                    std::string_view limit) {
+  const MutexLock lock(&tenants_mutex_);
+  (*Of(tenant).refused)[absl::AsciiStrToLower(std::string(limit))].Add();
+}
+
+void RouterMetrics::OnTenantTokens(const std::string& tenant, int64_t prompt,
+                                   int64_t generated) {
+  const MutexLock lock(&tenants_mutex_);
+  CounterSet& tokens = *Of(tenant).tokens;
+  tokens["prompt"].Add(static_cast<double>(prompt));
+  tokens["completion"].Add(static_cast<double>(generated));
+}
+
 void RouterMetrics::OnInvalid(Api api, const absl::Status& status) {
   (*requests_[static_cast<int>(api)])[Outcome(status, false)].Add();
 }
@@ -203,6 +244,7 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
           {{"request_id", summary.request_id},
            {"internal_id", summary.internal_id},
            {"trace_id", summary.trace_id},
+           {"tenant", summary.tenant},
            {"code", absl::StatusCodeToString(summary.status.code())},
            {"reason", ErrorReason(summary.status)},
            {"finish_reason", FinishName(summary.finish_reason)},

@@ -4,10 +4,13 @@
 #ifndef TANDEM_ROUTER_METRICS_H_
 #define TANDEM_ROUTER_METRICS_H_
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
 #include "common/metrics.h"
+#include "common/mutex.h"
 #include "router/observer.h"
 #include "router/placement.h"
 #include "tandem/v1/admin.pb.h"
@@ -27,12 +30,28 @@ class RouterMetrics final : public RouterObserver {
   void OnAdapter(const std::string& name, std::string_view what,
                  const absl::Status& status) override;
 
+  void OnTenantRefused(const std::string& tenant,
+                       std::string_view limit) override;
+  void OnTenantTokens(const std::string& tenant, int64_t prompt,
+                      int64_t generated) override;
+
   // A request that validation refused; it never reached the core.
   void OnInvalid(Api api, const absl::Status& status);
   // Gauges; about once a second.
   void Update(const v1::GetClusterStateResponse& state);
 
  private:
+  struct TenantCounters {
+    CounterSet* refused;  // by reason
+    CounterSet* tokens;   // by kind
+  };
+  TenantCounters& Of(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tenants_mutex_);
+
+  Metrics* const metrics_;
+  Mutex tenants_mutex_;
+  std::map<std::string, TenantCounters> tenants_
+      ABSL_GUARDED_BY(tenants_mutex_);
   CounterSet* requests_[2];  // by Api
   CounterSet& finished_;
   CounterSet& placements_;

@@ -5,6 +5,7 @@
 #ifndef TANDEM_ROUTER_OBSERVER_H_
 #define TANDEM_ROUTER_OBSERVER_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,7 @@ struct RequestSummary {
   Api api = Api::kGrpc;
   std::string operation;  // as OpenTelemetry's GenAI conventions name it
   std::string trace_id;   // hex; empty: it is part of no trace
+  std::string tenant;     // empty: no keys are asked for
   absl::Status status;
   bool client_gone = false;
   v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;
@@ -52,6 +54,14 @@ class RouterObserver {
   // on all workers, or on one that came later.
   virtual void OnAdapter(const std::string& name, std::string_view what,
                          const absl::Status& status) {}
+
+  // From any thread. `limit`: tokens_per_minute, requests_per_minute,
+  // max_parallel_requests.
+  virtual void OnTenantRefused(const std::string& tenant,
+                               std::string_view limit) {}
+  // What a request of it has paid for.
+  virtual void OnTenantTokens(const std::string& tenant, int64_t prompt,
+                              int64_t generated) {}
 };
 
 }  // namespace tandem::router

@@ -415,6 +415,7 @@ void Request::End(const absl::Status& status) {
   summary.api = api_;
   summary.operation = chat_ ? "chat" : "text_completion";
   summary.trace_id = absl::BytesToHexString(caller_.trace_id);
+  summary.tenant = tenant_;
   summary.status = status;
   summary.client_gone = client_gone;
   summary.finish_reason = finish_reason_;

@@ -44,6 +44,8 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       sequence_index_(admitted.sequence_index),
       api_(admitted.api),
       chat_(admitted.chat),
+      tenant_(std::move(admitted.tenant)),
+      charge_(std::move(admitted.charge)),
       internal_id_(std::move(internal_id)),
       caller_(std::move(admitted.trace)),
       client_(std::move(client)),
@@ -76,6 +78,7 @@ Request::~Request() = default;
 void Request::Begin(const Choice& choice, int cached_tokens) {
   const absl::Time now = context_.loop->Now();
   if (!placed_) placed_ = now;
+  if (charge_ != nullptr) charge_->Begun();
   decode_ref_ = choice.decode;
   prefill_ref_ = choice.prefill.value_or(v1::WorkerRef());
   adapter_ = choice.adapter;
@@ -430,6 +433,7 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
     if (verdict == Output::Verdict::kStopString) break;
   }
   if (fresh == 0) return true;
+  if (charge_ != nullptr) charge_->Generated(fresh);
   attempts_failed_ = 0;
   crashed_in_.reset();
   context_.counters->set_tokens(context_.counters->tokens() + fresh);

@@ -40,6 +40,7 @@
 #include "router/registry.h"
 #include "router/request_trace.h"
 #include "router/short_way.h"
+#include "router/tenants/tenants.h"
 #include "router/validate.h"
 #include "tandem/v1/admin.pb.h"
 
@@ -54,6 +55,8 @@ struct AdmittedRequest {
   Api api = Api::kGrpc;
   bool chat = false;
   TraceContext trace;
+  std::string tenant;                       // empty: no keys are asked for
+  std::shared_ptr<Tenants::Charge> charge;  // null without a tenant
 };
 
 // Who is to serve a request.
@@ -134,6 +137,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
     return static_cast<int>(prompt_.size() + output_tokens_.size());
   }
   const std::string& client_id() const { return effective_.request_id; }
+  const std::string& tenant() const { return tenant_; }
   const std::string& internal_id() const { return internal_id_; }
   bool suspect() const { return crashed_in_.has_value(); }
   // The last attempt that is allowed needs no handoff: what failed so often
@@ -243,6 +247,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const uint32_t sequence_index_;
   const Api api_;
   const bool chat_;
+  const std::string tenant_;
+  const std::shared_ptr<Tenants::Charge> charge_;
   const std::string internal_id_;
   const TraceContext caller_;            // the trace that it is part of
   std::unique_ptr<RequestTrace> trace_;  // null: not sampled

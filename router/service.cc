@@ -9,6 +9,7 @@
 #include "common/rpc/status.h"
 #include "router/errors.h"
 #include "router/fold.h"
+#include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
 namespace {
@@ -30,10 +31,11 @@ rpc::CallOptions Options(const v1::WorkerRef& worker, absl::Duration deadline,
   return options;
 }
 
-CallHeaders Headers(const rpc::CallInfo& info) {
+CallHeaders Headers(const rpc::CallInfo& info, const std::string& tenant) {
   return {.request_id = info.Find("x-request-id"),
           .traceparent = info.Find("traceparent"),
-          .tracestate = info.Find("tracestate")};
+          .tracestate = info.Find("tracestate"),
+          .tenant = tenant};
 }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
@@ -124,11 +126,27 @@ std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
       });
 }
 
+absl::StatusOr<std::string> InferenceServer::Caller(
+    const grpc::CallbackServerContext& context) const {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("authorization");
+  absl::StatusOr<std::string> caller = intake_->access().Authenticate(
+      found == metadata.end()
+          ? std::string_view()
+          : std::string_view(found->second.data(), found->second.size()));
+  if (!caller.ok()) intake_->CountRefused(Api::kGrpc, caller.status());
+  return caller;
+}
+
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  const absl::StatusOr<std::string> caller = Caller(*context);
+  if (!caller.ok()) {
+    return new RefusedStream(rpc::ToGrpc(caller.status(), context));
+  }
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
-  absl::StatusOr<AdmittedRequest> admitted =
-      intake_->Prepare(Api::kGrpc, *request, Headers(info), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
+      Api::kGrpc, *request, Headers(info, *caller), info.time_left);
   if (!admitted.ok()) {
     return new RefusedStream(rpc::ToGrpc(admitted.status(), context));
   }
@@ -139,6 +157,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
   std::unique_ptr<ClientStream> stream = std::make_unique<
       rpc::CallStream<v1::GenerateResponse, v1::GenerateRequest>>(call,
                                                                   info.peer);
+  stream = Charged(std::move(stream), admitted->charge);
   loop_->Post([core = core_, admitted = *std::move(admitted),
                stream = std::move(stream)]() mutable {
     core->Submit(std::move(admitted), std::move(stream));
@@ -149,13 +168,15 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
 grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
     v1::GenerateOnceResponse* response) {
+  const absl::StatusOr<std::string> caller = Caller(*context);
+  if (!caller.ok()) return Answer(context, caller.status());
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
   if (request->output().has_attention()) {  // too much for one message
     return Answer(context, FieldInvalid("output.attention", "(set)",
                                         "is of Generate, which streams"));
   }
-  absl::StatusOr<AdmittedRequest> admitted =
-      intake_->Prepare(Api::kGrpc, *request, Headers(info), info.time_left);
+  absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
+      Api::kGrpc, *request, Headers(info, *caller), info.time_left);
   absl::Status status = admitted.status();
   if (status.ok()) status = FitsOneMessage(*admitted);
   if (!status.ok()) return Answer(context, status);
@@ -169,6 +190,7 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
           rpc::CallStream<v1::GenerateOnceResponse, v1::GenerateRequest>>(
           call, info.peer),
       max_once_bytes_);
+  stream = Charged(std::move(stream), admitted->charge);
   loop_->Post([core = core_, admitted = *std::move(admitted),
                stream = std::move(stream)]() mutable {
     core->Submit(std::move(admitted), std::move(stream));
@@ -179,6 +201,9 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
 grpc::ServerUnaryReactor* InferenceServer::Tokenize(
     grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
     v1::TokenizeResponse* response) {
+  if (const auto caller = Caller(*context); !caller.ok()) {
+    return Answer(context, caller.status());
+  }
   absl::StatusOr<v1::TokenizeResponse> answer = intake_->Tokenize(*request);
   if (!answer.ok()) return Answer(context, answer.status());
   *response = *std::move(answer);
@@ -188,6 +213,9 @@ grpc::ServerUnaryReactor* InferenceServer::Tokenize(
 grpc::ServerUnaryReactor* InferenceServer::Detokenize(
     grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
     v1::DetokenizeResponse* response) {
+  if (const auto caller = Caller(*context); !caller.ok()) {
+    return Answer(context, caller.status());
+  }
   absl::StatusOr<v1::DetokenizeResponse> answer = intake_->Detokenize(*request);
   if (!answer.ok()) return Answer(context, answer.status());
   *response = *std::move(answer);
@@ -197,6 +225,9 @@ grpc::ServerUnaryReactor* InferenceServer::Detokenize(
 grpc::ServerUnaryReactor* InferenceServer::ListModels(
     grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
     v1::ListModelsResponse* response) {
+  if (const auto caller = Caller(*context); !caller.ok()) {
+    return Answer(context, caller.status());
+  }
   for (v1::ModelInfo& info : intake_->Infos()) {
     *response->add_models() = std::move(info);
   }
@@ -206,6 +237,9 @@ grpc::ServerUnaryReactor* InferenceServer::ListModels(
 grpc::ServerUnaryReactor* InferenceServer::GetModel(
     grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
     v1::GetModelResponse* response) {
+  if (const auto caller = Caller(*context); !caller.ok()) {
+    return Answer(context, caller.status());
+  }
   const absl::Status status =
       ValidateModel(request->model(), intake_->Limits());
   if (status.ok()) *response->mutable_model() = intake_->Info(request->model());

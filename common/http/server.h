@@ -116,7 +116,8 @@ class HttpServer {
 
   // Asked on the server's thread about every request's head, before its body
   // is read: sets `caller`, or returns the refusal, after which the connection
-  // ends. Paths of Open are let in unasked. Before Start.
+  // ends. Paths of Open are let in unasked, with all below those that end in
+  // '/' as Handle's do. Before Start.
   using Guard = std::function<std::optional<HttpResponse>(HttpRequest* head)>;
   void SetGuard(Guard guard);
   void Open(std::string path);

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
@@ -122,6 +123,14 @@ class Exchange final : public HttpExchange {
 
 }  // namespace
 
+bool ServerState::IsOpen(std::string_view path) const {
+  return std::any_of(
+      open_paths.begin(), open_paths.end(), [path](const std::string& open) {
+        const bool folder = open.size() > 1 && open.back() == '/';
+        return path == open || (folder && path.substr(0, open.size()) == open);
+      });
+}
+
 Session::Session(tcp::socket socket, ServerState* state)
     : stream_(std::move(socket), state->tls),
       timer_(stream_.get_executor()),
@@ -196,7 +205,7 @@ bool Session::LetIn() {
   caller_.clear();
   if (state_->guard == nullptr) return true;
   HttpRequest head = Convert(parser_->get());
-  if (state_->open_paths.contains(head.path)) return true;
+  if (state_->IsOpen(head.path)) return true;
   std::optional<HttpResponse> refusal = state_->guard(&head);
   if (refusal) {
     RefuseMessage(*std::move(refusal));

@@ -40,6 +40,7 @@ struct ServerState : std::enable_shared_from_this<ServerState> {
   std::map<std::string, std::map<std::string, Route>> routes;
   HttpServer::Guard guard;           // may be null: all are let in
   std::set<std::string> open_paths;  // not guarded
+  bool IsOpen(std::string_view path) const;
   std::set<Session*> sessions;
   bool stopping = false;
   std::shared_ptr<boost::asio::ssl::context> tls;  // null: plain text

@@ -16,6 +16,7 @@
 #include "nlohmann/json.hpp"
 #include "router/http/openai_answer.h"
 #include "router/http/openai_call.h"
+#include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
 namespace {
@@ -99,6 +100,10 @@ AdapterControl::Done Answering(const char* done,
 }  // namespace
 
 void HttpFront::Register(HttpServer* server) {
+  if (intake_->access().closed()) {
+    server->SetGuard([this](HttpRequest* head) { return Guard(head); });
+    server->Open("/version");
+  }
   const auto generate = [&](const char* path, Parse parse) {
     server->HandleLater("POST", path,
                         [this, parse](std::unique_ptr<HttpExchange> exchange) {
@@ -150,6 +155,17 @@ void HttpFront::Register(HttpServer* server) {
   });
 }
 
+std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
+  absl::StatusOr<std::string> caller =
+      intake_->access().Authenticate(head->Header("authorization"));
+  if (caller.ok()) {
+    head->caller = *std::move(caller);
+    return std::nullopt;
+  }
+  intake_->CountRefused(Api::kHttp, caller.status());
+  return ErrorResponse(caller.status());
+}
+
 void HttpFront::Generate(Parse parse,
                          std::unique_ptr<HttpExchange> exchange) const {
   const HttpRequest& http = exchange->request();
@@ -160,6 +176,11 @@ void HttpFront::Generate(Parse parse,
   }
   const auto refuse = [&](const absl::Status& status) {
     HttpResponse response = ErrorResponse(status);
+    if (!http.caller.empty()) {
+      for (auto& header : intake_->RateHeaders(http.caller)) {
+        headers.push_back(std::move(header));
+      }
+    }
     response.headers.insert(response.headers.end(), headers.begin(),
                             headers.end());
     exchange->Answer(std::move(response));
@@ -183,10 +204,16 @@ void HttpFront::Generate(Parse parse,
         intake_->Prepare(Api::kHttp, prompt,
                          {.request_id = single ? std::string_view(id) : "",
                           .traceparent = http.Header("traceparent"),
-                          .tracestate = http.Header("tracestate")},
+                          .tracestate = http.Header("tracestate"),
+                          .tenant = http.caller},
                          absl::InfiniteDuration());
     if (!one.ok()) return refuse(one.status());
     admitted.push_back(*std::move(one));
+  }
+  if (!http.caller.empty()) {
+    for (auto& header : intake_->RateHeaders(http.caller)) {
+      headers.push_back(std::move(header));
+    }
   }
   // All of a call's prompts ask for the same.
   const std::string& adapter = admitted.front().effective.adapter;
@@ -203,7 +230,9 @@ void HttpFront::Generate(Parse parse,
         std::move(headers));
     call->Start();
     for (size_t i = 0; i < admitted.size() && !call->ended(); ++i) {
-      core->Submit(std::move(admitted[i]), call->StreamOf(static_cast<int>(i)));
+      std::unique_ptr<ClientStream> client =
+          Charged(call->StreamOf(static_cast<int>(i)), admitted[i].charge);
+      core->Submit(std::move(admitted[i]), std::move(client));
     }
   });
 }

@@ -16,6 +16,7 @@
 #define TANDEM_ROUTER_HTTP_FRONT_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/http/server.h"
@@ -45,6 +46,8 @@ class HttpFront {
  private:
   using Parse = absl::StatusOr<OpenAiRequest> (*)(std::string_view body);
 
+  // Answers who brings no key of a tenant; else says whose it is.
+  std::optional<HttpResponse> Guard(HttpRequest* head) const;
   void Generate(Parse parse, std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Models() const;
   HttpResponse Capabilities() const;

@@ -98,7 +98,14 @@ json ErrorBody(const absl::Status& status) {
                 {"type", KindOf(status.code()).type},
                 {"param", param},
                 {"code", nullptr}};
-  if (!reason.empty()) error["code"] = absl::AsciiStrToLower(reason);
+  // OpenAI's clients know these two by other names.
+  if (reason == "RATE_LIMITED") {
+    error["code"] = "rate_limit_exceeded";
+  } else if (reason == "API_KEY_INVALID") {
+    error["code"] = "invalid_api_key";
+  } else if (!reason.empty()) {
+    error["code"] = absl::AsciiStrToLower(reason);
+  }
   return {{"error", std::move(error)}};
 }
 
@@ -257,6 +264,13 @@ HttpResponse ErrorResponse(const absl::Status& status) {
   HttpResponse response{.code = KindOf(status.code()).code,
                         .content_type = "application/json",
                         .body = Dump(ErrorBody(status))};
+  if (response.code == 401) {  // RFC 6750, section 3
+    response.headers.emplace_back(
+        "WWW-Authenticate",
+        ErrorReason(status) == "API_KEY_INVALID"
+            ? "Bearer realm=\"tandem\", error=\"invalid_token\""
+            : "Bearer realm=\"tandem\"");
+  }
   if (const auto wait = RetryAfter(status)) {
     const int64_t seconds = std::max<int64_t>(
         1, absl::ToInt64Seconds(absl::Ceil(*wait, absl::Seconds(1))));

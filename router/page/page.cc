@@ -114,6 +114,9 @@ Page::Page() {
 }
 
 void Page::Register(HttpServer* server) const {
+  // It asks for the key itself.
+  server->Open("/");
+  server->Open(std::string(kFolder));
   server->Handle("GET", "/", [this](const HttpRequest& request) {
     return Answer(request, "index.html");
   });

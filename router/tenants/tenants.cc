@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/tenants/tenants.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+
+namespace tandem::router {
+namespace {
+
+// Nobody knows when a request in flight ends.
+constexpr absl::Duration kParallelRetry = absl::Seconds(1);
+
+std::string Reset(absl::Duration until) {
+  return absl::FormatDuration(absl::Ceil(until, absl::Milliseconds(1)));
+}
+
+}  // namespace
+
+void Tenants::Set(const std::map<std::string, TenantLimits>& limits) {
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  std::erase_if(accounts_, [&limits](const auto& entry) {
+    return !limits.contains(entry.first);
+  });
+  for (const auto& [tenant, set] : limits) {
+    std::shared_ptr<Account>& account = accounts_[tenant];
+    if (account == nullptr) {
+      account = std::make_shared<Account>(set, now);
+      continue;
+    }
+    account->limits = set;
+    account->tokens.SetLimit(set.tokens_per_minute, now);
+    account->requests.SetLimit(set.requests_per_minute, now);
+  }
+}
+
+absl::Status Tenants::Refused(const std::string& tenant, const char* limit,
+                              const std::string& what,
+                              std::optional<absl::Duration> wait) const {
+  observer_->OnTenantRefused(tenant, limit);
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "RATE_LIMITED",
+      absl::StrCat(
+          "Rate limit reached for tenant ", tenant, " on ", what,
+          wait ? absl::StrCat(". Try again in ", Reset(*wait), ".") : ""),
+      {{"tenant", tenant}, {"limit", limit}}, wait);
+}
+
+absl::Status Tenants::Check(const std::string& tenant, Account* account,
+                            const TenantAsk& ask, absl::Time now,
+                            int64_t* reserved) {
+  const TenantLimits& limits = account->limits;
+  if (limits.parallel_requests != 0 &&
+      account->in_flight >= limits.parallel_requests) {
+    return Refused(
+        tenant, "max_parallel_requests",
+        absl::StrCat("requests at a time: limit ", limits.parallel_requests,
+                     ", in flight ", account->in_flight),
+        kParallelRetry);
+  }
+  if (!account->requests.Has(1, now)) {
+    return Refused(tenant, "requests_per_minute",
+                   absl::StrCat("requests per minute (RPM): limit ",
+                                limits.requests_per_minute),
+                   account->requests.Until(1, now));
+  }
+  *reserved = ask.prompt_tokens +
+              (ask.bounded ? ask.completion_tokens
+                           : std::min(ask.completion_tokens, kUnstatedTokens));
+  const int64_t limit = limits.tokens_per_minute;
+  if (limit != 0 && !ask.bounded && ask.prompt_tokens < limit) {
+    *reserved = std::min(*reserved, limit);
+  }
+  if (account->tokens.Has(*reserved, now)) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat("tokens per minute (TPM): limit ", limit, ", left ",
+                   account->tokens.Left(now), ", requested ", *reserved);
+  if (*reserved > limit) {
+    return Refused(tenant, "tokens_per_minute",
+                   absl::StrCat(what,
+                                ". That is more than a whole minute's: "
+                                "shorten the prompt or lower max_tokens"),
+                   std::nullopt);
+  }
+  return Refused(tenant, "tokens_per_minute", what,
+                 account->tokens.Until(*reserved, now));
+}
+
+absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
+    const std::string& tenant, const TenantAsk& ask) {
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  const auto found = accounts_.find(tenant);
+  if (found == accounts_.end()) {  // its key was revoked a moment ago
+    return MakeError(absl::StatusCode::kUnauthenticated, "API_KEY_INVALID",
+                     "the API key has been revoked");
+  }
+  Account& account = *found->second;
+  int64_t reserved = 0;
+  absl::Status status = Check(tenant, &account, ask, now, &reserved);
+  if (!status.ok()) return status;
+  ++account.in_flight;
+  account.requests.Take(1, now);
+  account.tokens.Take(reserved, now);
+  return std::make_shared<Charge>(this, tenant, found->second,
+                                  ask.prompt_tokens, reserved);
+}
+
+std::vector<std::pair<std::string, std::string>> Tenants::RateHeaders(
+    const std::string& tenant) {
+  std::vector<std::pair<std::string, std::string>> headers;
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  const auto found = accounts_.find(tenant);
+  if (found == accounts_.end()) return headers;
+  const auto add = [&](const char* what, TokenBucket* bucket) {
+    if (bucket->limit() == 0) return;
+    headers.emplace_back(absl::StrCat("x-ratelimit-limit-", what),
+                         absl::StrCat(bucket->limit()));
+    headers.emplace_back(absl::StrCat("x-ratelimit-remaining-", what),
+                         absl::StrCat(bucket->Left(now)));
+    headers.emplace_back(absl::StrCat("x-ratelimit-reset-", what),
+                         Reset(bucket->UntilFull(now)));
+  };
+  add("requests", &found->second->requests);
+  add("tokens", &found->second->tokens);
+  return headers;
+}
+
+void Tenants::Charge::Begun() {
+  const MutexLock lock(&tenants_->mutex_);
+  begun_ = true;
+}
+
+void Tenants::Charge::CoverLocked(int64_t generated) {
+  generated_ = generated;
+  const int64_t used = prompt_tokens_ + generated_;
+  if (used <= reserved_) return;
+  account_->tokens.Take(used - reserved_, tenants_->clock_());
+  reserved_ = used;
+}
+
+void Tenants::Charge::Generated(int64_t tokens) {
+  const MutexLock lock(&tenants_->mutex_);
+  if (!ended_) CoverLocked(generated_ + tokens);
+}
+
+void Tenants::Charge::GeneratedInAll(int64_t tokens) {
+  const MutexLock lock(&tenants_->mutex_);
+  if (!ended_ && tokens > generated_) CoverLocked(tokens);
+}
+
+void Tenants::Charge::End(Outcome outcome) {
+  int64_t prompt = 0, generated = 0;
+  {
+    const MutexLock lock(&tenants_->mutex_);
+    if (std::exchange(ended_, true)) return;
+    const bool free =
+        generated_ == 0 && (outcome == Outcome::kFailed || !begun_);
+    prompt = free ? 0 : prompt_tokens_;
+    generated = generated_;
+    const absl::Time now = tenants_->clock_();
+    --account_->in_flight;
+    account_->tokens.Give(reserved_ - prompt - generated, now);
+    if (free && outcome == Outcome::kFailed) account_->requests.Give(1, now);
+  }
+  tenants_->observer_->OnTenantTokens(tenant_, prompt, generated);
+}
+
+std::string TenantSalt(const std::string& tenant, const std::string& salt) {
+  if (tenant.empty()) return salt;
+  std::string message = "tandem tenant salt";
+  for (int shift = 0; shift < 64; shift += 8) {
+    message += static_cast<char>(uint64_t{tenant.size()} >> shift);
+  }
+  const KeyDigest digest = DigestOf(absl::StrCat(message, tenant, salt));
+  // 0xff begins no UTF-8 text, which is what clients' salts are.
+  return absl::StrCat(
+      "\xff", absl::string_view(reinterpret_cast<const char*>(digest.data()),
+                                digest.size()));
+}
+
+}  // namespace tandem::router
