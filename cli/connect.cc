@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/connect.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/error.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
 
@@ -11,7 +14,19 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
   absl::StatusOr<rpc::Credentials> tls =
       rpc::LoadCredentials(flags.tls_cert, flags.tls_key, flags.tls_ca);
   if (!tls.ok()) return tls.status();
-  return rpc::MakeChannel(flags.address, *tls);
+  absl::string_view address = flags.address;
+  if (absl::ConsumePrefix(&address, "https://")) {
+    tls->system_authorities = tls->ca.empty();
+  } else if (absl::ConsumePrefix(&address, "http://") && tls->tls()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_ADDRESS",
+                     absl::StrCat(flags.address,
+                                  ": http:// is plain text, and TLS files were "
+                                  "given: write https://"));
+  }
+  absl::ConsumeSuffix(&address, "/");
+  rpc::ChannelOptions options;
+  options.bearer = flags.api_key;
+  return rpc::MakeChannel(std::string(address), *tls, options);
 }
 
 }  // namespace tandem::cli

@@ -14,10 +14,11 @@
 namespace tandem::cli {
 
 struct ConnectFlags {
-  std::string address;  // host:port
-  std::string tls_cert;
-  std::string tls_key;
-  std::string tls_ca;
+  std::string address;  // host:port, or https://host:port for TLS
+  std::string tls_cert = {};
+  std::string tls_key = {};
+  std::string tls_ca = {};
+  std::string api_key = {};  // of a router that asks for one
 };
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(

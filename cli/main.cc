@@ -11,6 +11,7 @@
 #include "cli/doctor/doctor.h"
 #include "cli/explain/command.h"
 #include "cli/generate.h"
+#include "cli/keys.h"
 #include "cli/lora.h"
 #include "cli/model_source.h"
 #include "cli/plan/command.h"
@@ -42,6 +43,9 @@ struct ServeCommand {
   int max_loras = 0;
   int max_lora_rank = 16;
   bool lora_updating = false;
+  std::string api_key;
+  std::string api_keys_file;
+  std::string ssl_certfile, ssl_keyfile, ssl_ca_certs;
   int64_t offload_bytes = 0;
   std::string offload_path;
   int64_t offload_file_bytes = 0;
@@ -132,6 +136,17 @@ void ServeCommand::AddTo(CommandLine* line) {
                {1, 512});
   line->AddChoice("handoff", &handoff, {"auto", "nccl", "shm", "grpc"},
                   "How KV moves");
+  line->Group("Access");
+  line->Add("api-key", &api_key,
+            "Clients must bring it as 'Authorization: Bearer KEY'");
+  line->Add("api-keys-file", &api_keys_file,
+            "Keys of several tenants and their limits; see `tandem keys`");
+  line->Add("ssl-certfile", &ssl_certfile,
+            "PEM: certificate chain of the HTTP and gRPC ports for clients");
+  line->Add("ssl-keyfile", &ssl_keyfile, "PEM: its private key");
+  line->Add("ssl-ca-certs", &ssl_ca_certs,
+            "PEM: authorities, of one of which clients must show a "
+            "certificate");
   line->Group("TLS");
   tls.AddTo(line);
   line->Group("Logs");
@@ -156,6 +171,19 @@ void ServeCommand::Complete(const CommandLine& line) {
   };
   both("log-level", log.level);
   both("log-format", log.format);
+  // Not as an argument, which every user of the machine may read.
+  if (!api_key.empty()) setenv("TANDEM_API_KEY", api_key.c_str(), 1);
+  const auto router = [&](const char* name, const std::string& value) {
+    if (!line.given(name)) return;
+    flags.router_arguments.insert(flags.router_arguments.end(),
+                                  {absl::StrCat("--", name), value});
+  };
+  router("api-keys-file", api_keys_file);
+  router("ssl-certfile", ssl_certfile);
+  router("ssl-keyfile", ssl_keyfile);
+  router("ssl-ca-certs", ssl_ca_certs);
+  flags.public_tls = !ssl_certfile.empty();
+  flags.asks_for_key = !api_key.empty() || !api_keys_file.empty();
   if (line.given("policy")) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {"--policy", policy});
@@ -245,6 +273,8 @@ int RunTandem(int argc, char** argv) {
   generate_line->Group("Router");
   generate_line->Add("router", &generate.router.address,
                      "The router's gRPC address");
+  generate_line->Add("api-key", &generate.router.api_key,
+                     "The key that the router asks for");
   generate_line->Add("timeout", &generate.timeout_seconds,
                      "Deadline in seconds", 0.001, 1e6);
   generate_line->Group("Prompt");
@@ -325,6 +355,11 @@ int RunTandem(int argc, char** argv) {
       "tandem completion fish > ~/.config/fish/completions/tandem.fish");
   completion_line->AddPositional("SHELL", &shell, "bash, zsh or fish", true);
 
+  KeysCommand keys;
+  CommandLine* const keys_line = line.AddCommand(
+      "keys", "Make and list the API keys of a router's clients");
+  keys.AddTo(keys_line);
+
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const CommandLine* const chosen = line.chosen();
   if (chosen == serve_line) {
@@ -375,6 +410,8 @@ int RunTandem(int argc, char** argv) {
                             : directory.status();
   } else if (chosen == lora_line) {
     status = lora.Run();
+  } else if (chosen == keys_line) {
+    status = keys.Run();
   } else if (chosen == generate_line) {
     generate.prompt_given = generate_line->given("PROMPT");
     generate.router.tls_cert = generate_tls.cert;

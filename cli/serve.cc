@@ -170,18 +170,24 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
       &block, "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
       decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
   absl::StrAppendFormat(&block, "  gRPC      %s:%d\n", host, flags.grpc_port);
-  const std::string url =
-      absl::StrFormat("http://%s:%d", host, flags.http_port);
+  const std::string url = absl::StrFormat(
+      "http%s://%s:%d", flags.public_tls ? "s" : "", host, flags.http_port);
   absl::StrAppend(&block, "  OpenAI    ", url, "/v1, beside it /metrics, ",
                   "/health\n");
   if (!flags.no_webui) absl::StrAppend(&block, "  page      ", url, "/\n");
   absl::StrAppendFormat(&block, "  admin     127.0.0.1:%d\n", ports.admin);
   const std::string at_router =
-      flags.grpc_port == 50051
+      flags.grpc_port == 50051 && !flags.public_tls
           ? ""
-          : absl::StrFormat(" --router %s:%d", host, flags.grpc_port);
+          : absl::StrFormat(" --router %s%s:%d",
+                            flags.public_tls ? "https://" : "", host,
+                            flags.grpc_port);
   absl::StrAppend(&block, "  try       curl -N ", url,
-                  "/v1/completions -H content-type:application/json \\\n"
+                  "/v1/completions -H content-type:application/json \\\n",
+                  flags.asks_for_key
+                      ? "              -H \"Authorization: Bearer "
+                        "$TANDEM_API_KEY\" \\\n"
+                      : "",
                   "              -d '{\"prompt\": \"Once upon a time\", "
                   "\"stream\": true}'\n");
   absl::StrAppend(&block, "            tandem generate", at_router,

@@ -28,6 +28,8 @@ struct ServeFlags {
   std::string tls_cert;
   std::string tls_key;
   std::string tls_ca;
+  bool public_tls = false;    // clients' ports, by the router's arguments
+  bool asks_for_key = false;  // of clients
   std::vector<std::string> router_arguments;  // passed on as they are
   std::vector<std::string> worker_arguments;
 };

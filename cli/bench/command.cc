@@ -49,6 +49,7 @@ void BenchCommand::AddTo(CommandLine* line) {
       "--length-scale 0.25");
   line->Group("Router");
   line->Add("router", &router_, "The router's gRPC address");
+  line->Add("api-key", &api_key_, "The key that the router asks for");
   line->Add("model", &model_, "Served model; empty: the only one");
   line->Add("timeout", &timeout_seconds_, "Seconds that a request may take",
             0.001, 1e6);
@@ -219,7 +220,7 @@ void BenchCommand::CompleteRequest(BenchOptions* options) const {
 absl::StatusOr<BenchOptions> BenchCommand::Complete(
     const CommandLine& line) const {
   BenchOptions options;
-  options.router = {router_, tls_.cert, tls_.key, tls_.ca};
+  options.router = {router_, tls_.cert, tls_.key, tls_.ca, api_key_};
   options.timeout_seconds = timeout_seconds_;
   options.seed = static_cast<uint64_t>(seed_);
   const absl::Status load = CompleteLoad(line, &options);

@@ -29,6 +29,7 @@ class BenchCommand {
   void CompleteRequest(BenchOptions* options) const;
 
   std::string router_ = "127.0.0.1:50051";
+  std::string api_key_;
   double timeout_seconds_ = 600;
   std::string request_rate_ = "inf";
   double burstiness_ = 1;

@@ -25,8 +25,12 @@ struct Credentials {
   std::string cert;  // chain, leaf first
   std::string key;
   std::string ca;
+  // Of a client: TLS, against the system's authorities if `ca` is empty.
+  bool system_authorities = false;
 
-  bool tls() const { return !cert.empty() || !ca.empty(); }
+  bool tls() const {
+    return !cert.empty() || !ca.empty() || system_authorities;
+  }
   bool mutual() const { return !cert.empty() && !ca.empty(); }
 };
 

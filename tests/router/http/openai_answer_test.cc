@@ -291,8 +291,19 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
               json::parse(R"({"error": {"message": "why", "param": null,
                 "code": "some_reason", "type": ")" +
                           std::string(c.type) + "\"}}"));
-    EXPECT_TRUE(response.headers.empty());
+    EXPECT_EQ(response.headers.empty(), c.http != 401);
   }
+  // Two have the names that OpenAI's clients know.
+  const HttpResponse stranger = ErrorResponse(
+      MakeError(absl::StatusCode::kUnauthenticated, "API_KEY_INVALID", "no"));
+  EXPECT_EQ(json::parse(stranger.body)["error"]["code"], "invalid_api_key");
+  ASSERT_EQ(stranger.headers.size(), 1u);
+  EXPECT_EQ(stranger.headers[0].first, "WWW-Authenticate");
+  EXPECT_EQ(stranger.headers[0].second,
+            "Bearer realm=\"tandem\", error=\"invalid_token\"");
+  const HttpResponse limited = ErrorResponse(MakeError(
+      absl::StatusCode::kResourceExhausted, "RATE_LIMITED", "slower"));
+  EXPECT_EQ(json::parse(limited.body)["error"]["code"], "rate_limit_exceeded");
   const HttpResponse full = ErrorResponse(
       MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "full", {},
                 absl::Milliseconds(1200)));

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/keys.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/error.h"
+#include "common/random.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr mode_t kNewFileMode = 0640;
+
+absl::Status Failed(const std::string& what, const std::string& path) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(errno)));
+}
+
+// In one step, so that a router never reads half of it.
+absl::Status Replace(const std::string& path, const std::string& text) {
+  struct stat info {};
+  const mode_t mode = stat(path.c_str(), &info) == 0
+                          ? info.st_mode & mode_t{0777}
+                          : kNewFileMode;
+  const std::string fresh = path + ".new";
+  const int file =
+      open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  if (file < 0) return Failed("make", fresh);
+  absl::Status status;
+  if (write(file, text.data(), text.size()) !=
+          static_cast<ssize_t>(text.size()) ||
+      fsync(file) != 0) {
+    status = Failed("write", fresh);
+  }
+  close(file);
+  if (status.ok() && rename(fresh.c_str(), path.c_str()) != 0) {
+    status = Failed("replace", path);
+  }
+  if (!status.ok()) unlink(fresh.c_str());
+  return status;
+}
+
+std::string Limit(int64_t value) {
+  return value == 0 ? "-" : absl::StrCat(value);
+}
+
+}  // namespace
+
+void KeysCommand::AddTo(CommandLine* line) {
+  line_ = line;
+  new_ = line->AddCommand(
+      "new", "Make a key, add its hash to the file, and print it once");
+  new_->Example("tandem keys new acme --api-keys-file keys --rpm-limit 600");
+  new_->AddPositional("TENANT", &tenant_, "Whose key it is", true);
+  new_->Add("api-keys-file", &path_, "The router's; made if there is none");
+  new_->Add("name", &name_, "What to tell the key by later");
+  new_->Group("The tenant's limits, all its keys together");
+  new_->AddInt("tpm-limit", &limits_.tokens_per_minute,
+               "Tokens per minute, prompts and answers; 0: not said here",
+               {0, router::kMaxLimitPerMinute});
+  new_->AddInt("rpm-limit", &limits_.requests_per_minute,
+               "Requests per minute; 0: not said here",
+               {0, router::kMaxLimitPerMinute});
+  new_->AddInt("max-parallel-requests", &limits_.parallel_requests,
+               "Requests at a time; 0: not said here",
+               {0, router::kMaxParallelRequests});
+  CommandLine* const list =
+      line->AddCommand("list", "Tenants, their keys' hashes and limits");
+  list->Add("api-keys-file", &path_, "The router's");
+}
+
+absl::Status KeysCommand::Run() {
+  if (path_.empty()) {
+    return absl::InvalidArgumentError("--api-keys-file is needed");
+  }
+  return line_->chosen() == new_ ? New() : List();
+}
+
+absl::Status KeysCommand::New() {
+  absl::Status status = router::CheckTenantName(tenant_);
+  if (status.ok() && !name_.empty()) status = router::CheckTenantName(name_);
+  if (!status.ok()) return status;
+  std::string text;
+  std::error_code error;
+  if (std::filesystem::exists(path_, error)) {
+    std::ifstream file(path_, std::ios::binary);
+    if (!file) return Failed("read", path_);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+    if (!text.empty() && text.back() != '\n') text += '\n';
+  }
+  SystemRandom random;
+  const std::string key = router::NewKey(&random);
+  absl::StrAppend(
+      &text,
+      router::FormatKeyEntry(
+          {.tenant = tenant_, .digest = router::DigestOf(key), .name = name_},
+          limits_),
+      "\n");
+  const absl::StatusOr<router::KeyFile> valid = router::ParseKeyFile(text);
+  if (!valid.ok()) return Annotate(valid.status(), path_);
+  status = Replace(path_, text);
+  if (!status.ok()) return status;
+  std::cerr << "The key of " << tenant_
+            << ", which is shown this once and kept nowhere:\n";
+  std::cout << key << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status KeysCommand::List() const {
+  const absl::StatusOr<router::KeyFile> file = router::ReadKeyFile(path_);
+  if (!file.ok()) return file.status();
+  std::cout << absl::StrFormat("%-20s %-16s %-14s %12s %10s %9s\n", "tenant",
+                               "key", "sha256", "tokens/min", "reqs/min",
+                               "parallel");
+  for (const router::KeyEntry& entry : file->keys) {
+    const router::TenantLimits& limits = file->tenants.at(entry.tenant);
+    const std::string hash = absl::BytesToHexString(
+        absl::string_view(reinterpret_cast<const char*>(entry.digest.data()),
+                          entry.digest.size()));
+    std::cout << absl::StrFormat(
+        "%-20s %-16s %-14s %12s %10s %9s\n", entry.tenant, entry.name,
+        hash.substr(0, 12), Limit(limits.tokens_per_minute),
+        Limit(limits.requests_per_minute), Limit(limits.parallel_requests));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::cli
