@@ -30,6 +30,7 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
+  int fd() const { return fd_; }
   bool connected() const { return connected_; }
   // Says that no more will be sent.
   void Finish() { shutdown(fd_, SHUT_WR); }
