@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks once in a while whether files have changed, on a thread of its own:
+// Looks four times a second whether files have changed, on a thread of its own:
 // by their identity, size and times, so also when a link on the way to them
 // points elsewhere, as where Kubernetes mounts secrets. No inotify: it sees
 // neither that nor network file systems.
@@ -20,7 +20,7 @@ namespace tandem {
 
 class FileWatcher {
  public:
-  explicit FileWatcher(absl::Duration period = absl::Seconds(1))
+  explicit FileWatcher(absl::Duration period = absl::Milliseconds(250))
       : period_(period) {}
   ~FileWatcher() { Stop(); }
   FileWatcher(const FileWatcher&) = delete;

@@ -267,6 +267,14 @@ absl::Status Process::StartAccess() {
                                      router_metrics_.get());
   const std::string& path = flags_.api_keys_file;
   if (path.empty()) {
+    for (const std::string& key : flags_.api_keys) {
+      if (!key.empty() && key.find_first_of(" \t\r\n") == std::string::npos) {
+        continue;
+      }
+      return MakeError(absl::StatusCode::kInvalidArgument, "API_KEYS",
+                       "--api-key (or TANDEM_API_KEY) is empty, or has a "
+                       "space in it: no client can send that");
+    }
     if (!flags_.api_keys.empty()) {
       access_->Install(Access::SharedKeys(flags_.api_keys));
     }

@@ -52,6 +52,7 @@ absl::StatusOr<std::string> Access::Authenticate(
                    "KEY'");
   }
   key = absl::StripAsciiWhitespace(key.substr(kScheme.size()));
+  if (key.empty()) return Refused("CREDENTIALS_MISSING", "the key is empty");
   const KeyDigest digest = DigestOf(std::string_view(key.data(), key.size()));
   const KeyEntry* found = nullptr;
   for (const KeyEntry& entry : *keys) {

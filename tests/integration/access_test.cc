@@ -410,6 +410,7 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
       const Outcome outcome = Grpc(key, request);
       request.clear_cache();
       EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_EQ(outcome.done.timings().retries(), 0) << "may find its own";
       return outcome.done.usage().cached_tokens();
     };
     EXPECT_EQ(cached(a, ""), 0);
@@ -439,6 +440,46 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
   context.TryCancel();
   while (reader->Read(&response)) continue;
   (void)reader->Finish();
+}
+
+// Standard output of a command of `tandem`, whatever it is given.
+std::string Tandem(const std::string& arguments) {
+  FILE* const pipe = popen(
+      absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments).c_str(), "r");
+  std::string text(4096, '\0');
+  text.resize(fread(text.data(), 1, text.size(), pipe));
+  return absl::StrCat(text, "exit ", pclose(pipe) / 256);
+}
+
+TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
+  const std::string file = " --api-keys-file " + file_ + " 2>&1";
+  const std::string made =
+      Tandem(absl::StrCat("keys new acme --name laptop --rpm-limit 600 "
+                          "--api-keys-file ",
+                          file_, " 2>/dev/null"));
+  ASSERT_THAT(made, testing::MatchesRegex("sk-tandem-[^\n]{43}\nexit 0"));
+  const std::string key = made.substr(0, 53);
+  EXPECT_THAT(Tandem("keys new zen" + file), HasSubstr("exit 0"));
+  EXPECT_THAT(Tandem("keys new acme --rpm-limit 5" + file),
+              HasSubstr("line 3: rpm_limit = 5: an entry of the same tenant"));
+  EXPECT_THAT(Tandem("keys new a/b" + file), HasSubstr("exit 1"));
+  const std::string list = Tandem("keys list" + file);
+  EXPECT_THAT(list, HasSubstr("acme                 laptop"));
+  EXPECT_EQ(list.find(key), std::string::npos);
+  std::ifstream stream(file_);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  EXPECT_EQ(text.find(key), std::string::npos) << "only its hash is kept";
+  Begin(text);
+  const std::string generate =
+      absl::StrCat("generate --router 127.0.0.1:", cluster_->grpc_port(),
+                   " --max-tokens 2 Once 2>&1");
+  EXPECT_THAT(Tandem(generate), HasSubstr("exit 1"));
+  EXPECT_THAT(
+      Tandem(absl::StrCat("generate --api-key ", key, generate.substr(8))),
+      HasSubstr("exit 0"));
+  setenv("TANDEM_API_KEY", key.c_str(), 1);
+  EXPECT_THAT(Tandem(generate), HasSubstr("exit 0"));
+  unsetenv("TANDEM_API_KEY");
 }
 
 }  // namespace

@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole cluster under mutual TLS, with certificates made for the test.
+// The whole cluster under mutual TLS, and the ports for clients under TLS of
+// their own, with certificates made for the test.
 
+#include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/common/http/certificates.h"
+#include "tests/common/http/tls_socket.h"
 #include "tests/integration/cluster.h"
 
 namespace tandem::integration {
@@ -86,6 +97,169 @@ TEST(TlsTest, AClusterUnderMutualTlsServesAndRefusesStrangers) {
   EXPECT_EQ(cluster.WhatIsLeft(), "");
   std::filesystem::remove_all(ours);
   std::filesystem::remove_all(theirs);
+}
+
+constexpr char kModels[] =
+    "GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+class PublicTlsTest : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(directory_); }
+  void TearDown() override {
+    if (cluster_ != nullptr) {
+      EXPECT_EQ(cluster_->WhatIsLeft(), "");
+    }
+    std::filesystem::remove_all(directory_);
+  }
+  std::string Path(const std::string& name) const {
+    return directory_ + "/" + name;
+  }
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(Path(name + ".new")) << text;
+    std::filesystem::rename(Path(name + ".new"), Path(name));
+  }
+  void Begin(const std::vector<std::string>& more = {}) {
+    const Pem pem = authority_.Issue(1);
+    Write("cert", pem.cert);
+    Write("key", pem.key);
+    std::vector<std::string> arguments = {"--ssl-certfile", Path("cert"),
+                                          "--ssl-keyfile", Path("key")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    cluster_ = std::make_unique<Cluster>(ClusterOptions{
+        .prefill = 1, .decode = 1, .router_arguments = arguments});
+    const absl::Status status = cluster_->Start();
+    ASSERT_TRUE(status.ok()) << status << cluster_->Log("router");
+  }
+  // A connection of its own.
+  std::unique_ptr<v1::InferenceService::Stub> Stub(const std::string& ca,
+                                                   const Pem& own = {}) {
+    grpc::SslCredentialsOptions ssl;
+    ssl.pem_root_certs = ca;
+    ssl.pem_cert_chain = own.cert;
+    ssl.pem_private_key = own.key;
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::InferenceService::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("127.0.0.1:", cluster_->grpc_port()),
+        ca.empty() ? grpc::InsecureChannelCredentials()
+                   : grpc::SslCredentials(ssl),
+        arguments));
+  }
+  static bool Lists(v1::InferenceService::Stub* stub) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(10));
+    v1::ListModelsResponse models;
+    return stub->ListModels(&context, {}, &models).ok();
+  }
+  bool HttpLists(const TlsClientOptions& options) const {
+    TlsSocket socket(cluster_->http_port(), options);
+    socket.Send(kModels);
+    return socket.Receive().find("HTTP/1.1 200") == 0;
+  }
+  // Of both ports' certificates.
+  bool Shows(int64_t serial) const {
+    TlsClientOptions grpc{.ca = authority_.cert()};
+    grpc.protocols = "\x02h2";
+    return TlsSocket(cluster_->http_port(), {.ca = authority_.cert()})
+                   .serial() == serial &&
+           TlsSocket(cluster_->grpc_port(), grpc).serial() == serial;
+  }
+  static bool Until(const std::function<bool()>& done) {
+    for (int i = 0; i < 400 && !done(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    }
+    return done();
+  }
+
+  const Authority authority_{"ours"};
+  const std::string directory_ =
+      absl::StrCat(testing::TempDir(), "/tandem-public-tls-", getpid());
+  std::unique_ptr<Cluster> cluster_;
+};
+
+TEST_F(PublicTlsTest, BothPortsSpeakTlsAndNothingElse) {
+  Begin();
+  EXPECT_TRUE(Shows(1));
+  EXPECT_TRUE(HttpLists({.ca = authority_.cert()}));
+  EXPECT_TRUE(Lists(Stub(authority_.cert()).get()));
+  const std::string other = Authority("theirs").cert();
+  EXPECT_FALSE(TlsSocket(cluster_->http_port(), {.ca = other}).connected());
+  EXPECT_FALSE(Lists(Stub(other).get()));
+  EXPECT_FALSE(Lists(Stub("").get()));
+  Socket plain(cluster_->http_port());
+  plain.Send(kModels);
+  EXPECT_EQ(plain.Receive().find("HTTP"), std::string::npos);
+  for (const int port : {cluster_->http_port(), cluster_->grpc_port()}) {
+    TlsClientOptions old;
+    old.min_version = old.max_version = TLS1_1_VERSION;
+    EXPECT_FALSE(TlsSocket(port, old).connected());
+  }
+}
+
+TEST_F(PublicTlsTest, ClientsShowCertificatesWhereTheyMust) {
+  Write("ca", authority_.cert());
+  Begin({"--ssl-ca-certs", Path("ca")});
+  const Pem ours = authority_.Issue(2);
+  const Pem theirs = Authority("theirs").Issue(2);
+  EXPECT_TRUE(HttpLists({.ca = authority_.cert(), .own = ours}));
+  EXPECT_TRUE(Lists(Stub(authority_.cert(), ours).get()));
+  EXPECT_FALSE(HttpLists({.ca = authority_.cert()}));
+  EXPECT_FALSE(Lists(Stub(authority_.cert()).get()));
+  EXPECT_FALSE(HttpLists({.ca = authority_.cert(), .own = theirs}));
+  EXPECT_FALSE(Lists(Stub(authority_.cert(), theirs).get()));
+}
+
+TEST_F(PublicTlsTest, CertificatesChangeUnderLoad) {
+  Begin();
+  // A stream of each port that outlives every change.
+  const auto stub = Stub(authority_.cert());
+  grpc::ClientContext context;
+  v1::GenerateRequest request = TextRequest("Once upon a time", 900);
+  request.mutable_stopping()->set_ignore_eos(true);
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  TlsSocket kept(cluster_->http_port(), {.ca = authority_.cert()});
+
+  std::atomic<bool> stop = false;
+  std::atomic<int> failed = 0, served = 0;
+  std::vector<std::thread> clients;
+  clients.emplace_back([&] {
+    while (!stop) ++(HttpLists({.ca = authority_.cert()}) ? served : failed);
+  });
+  clients.emplace_back([&] {
+    while (!stop) {
+      ++(Lists(Stub(authority_.cert()).get()) ? served : failed);
+    }
+  });
+  Pem last;
+  for (int serial = 2; serial <= 3; ++serial) {
+    last = authority_.Issue(serial);
+    Write("cert", last.cert);  // and a moment later
+    Write("key", last.key);
+    EXPECT_TRUE(Until([&] { return Shows(serial); })) << serial;
+  }
+  // The key of another one.
+  Write("key", authority_.Issue(4).key);
+  EXPECT_TRUE(Until([&] {
+    return cluster_->Log("router").find("certificate not reloaded") !=
+           std::string::npos;
+  }));
+  EXPECT_TRUE(Shows(3));
+  stop = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(failed, 0) << "of " << served;
+  EXPECT_GT(served, 20);
+  kept.Send(kModels);
+  EXPECT_EQ(kept.Receive().find("HTTP/1.1 200"), 0u);
+  EXPECT_EQ(kept.serial(), 1);
+  v1::GenerateDone done;
+  while (reader->Read(&response)) {
+    if (response.has_done()) done = response.done();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(done.usage().completion_tokens(), 900);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <string>
@@ -55,6 +56,7 @@ class TlsSocket {
       EVP_PKEY_free(key);
       BIO_free(bio);
     }
+    signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
     ssl_ = SSL_new(context_);
     SSL_set_tlsext_host_name(ssl_, "localhost");
     if (!options.protocols.empty()) {

@@ -423,7 +423,7 @@ TEST(AccessTest, AsksForKeysOnceThereAreSome) {
       {"Bearer", "CREDENTIALS_MISSING"},
       {"secret", "CREDENTIALS_MISSING"},
       {"Basic c2VjcmV0", "CREDENTIALS_MISSING"},
-      {"Bearer ", "API_KEY_INVALID"},
+      {"Bearer ", "CREDENTIALS_MISSING"},
       {"Bearer Secret", "API_KEY_INVALID"},
       {"Bearer secre", "API_KEY_INVALID"},
       {"Bearer secret2", "API_KEY_INVALID"},
@@ -446,7 +446,8 @@ TEST(AccessTest, AsksForKeysOnceThereAreSome) {
   access.Install({});
   EXPECT_FALSE(access.Authenticate("Bearer secret").ok());
   EXPECT_FALSE(access.Authenticate("").ok());
-  access.Install(Access::SharedKeys({"one", "two"}));
+  access.Install(Access::SharedKeys({"one", "two", ""}));
+  EXPECT_FALSE(access.Authenticate("Bearer  ").ok());
   EXPECT_EQ(access.Authenticate("Bearer two").value(), kDefaultTenant);
 }
 
