@@ -405,32 +405,42 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
     v1::GenerateRequest request = TextRequest(
         absl::StrCat(v1::Placement_Name(placement), ": ", kPrompt), 4);
     request.set_placement(placement);
-    // A request that was computed anew may find what it left itself.
-    int own = 0;
-    const auto expect = [&](const std::string& key, const std::string& salt,
-                            bool hit) {
+    // A request that was computed anew finds what it left itself, and one
+    // that the decode worker computed in the end leaves the prefill worker's
+    // cache without it: hits may take another try, misses must be misses.
+    const auto ask = [&](const std::string& key, const std::string& salt) {
       if (!salt.empty()) request.mutable_cache()->set_cache_salt(salt);
-      const Outcome outcome = Grpc(key, request);
+      Outcome outcome = Grpc(key, request);
       request.clear_cache();
       EXPECT_TRUE(outcome.status.ok()) << outcome.status;
       EXPECT_EQ(cluster_->WhatIsLeft(), "");  // all of it is in the caches
-      const int cached = outcome.done.usage().cached_tokens();
-      if (own == 0 && hit) own = cached;
-      EXPECT_TRUE(cached == (hit ? own : 0) ||
-                  outcome.done.timings().retries() > 0)
-          << (key == a ? "a" : "b") << " with salt '" << salt << "': " << cached
-          << " of " << own << ": " << outcome.done.ShortDebugString();
+      return outcome.done;
     };
-    expect(a, "", false);
-    expect(a, "", true);
-    EXPECT_GE(own, 16);
-    expect(b, "", false);
-    expect(b, "a", false);  // names of others are no salts of theirs
-    expect(b, "", true);
-    expect(a, "own", false);
-    expect(a, "own", true);
-    expect(b, "own", false);
-    expect(a, "", true);
+    const auto misses = [&](const std::string& key, const std::string& salt) {
+      const v1::GenerateDone done = ask(key, salt);
+      EXPECT_TRUE(done.usage().cached_tokens() == 0 ||
+                  done.timings().retries() > 0)
+          << (key == a ? "a" : "b") << " with salt '" << salt
+          << "': " << done.ShortDebugString();
+    };
+    const auto hits = [&](const std::string& key, const std::string& salt) {
+      v1::GenerateDone done;
+      for (int i = 0; i < 5 && done.usage().cached_tokens() == 0; ++i) {
+        done = ask(key, salt);
+      }
+      EXPECT_GE(done.usage().cached_tokens(), 16)
+          << (key == a ? "a" : "b") << " with salt '" << salt
+          << "': " << done.ShortDebugString();
+    };
+    misses(a, "");
+    hits(a, "");
+    misses(b, "");
+    misses(b, "a");  // names of others are no salts of theirs
+    hits(b, "");
+    misses(a, "own");
+    hits(a, "own");
+    misses(b, "own");
+    hits(a, "");
   }
   // Names of requests are a tenant's own, too.
   grpc::ClientContext context;
