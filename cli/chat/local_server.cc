@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
     const std::string& model_dir, const std::vector<std::string>& arguments) {
   std::unique_ptr<LocalServer> server(new LocalServer());
   std::vector<std::string> ports;
+  ports.reserve(3);
   for (int i = 0; i < 3; ++i) {
     const absl::StatusOr<int> port = cli::FreePort("127.0.0.1");
     if (!port.ok()) return port.status();
@@ -65,6 +66,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
       ports[2]};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const pid_t parent = getpid();

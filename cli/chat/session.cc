@@ -133,6 +133,7 @@ absl::Status ChatSession::FillSampling(v1::GenerateRequest* request) const {
     words.push_back(absl::StrCat("--", name, "=", value));
   }
   std::vector<const char*> argv;
+  argv.reserve(words.size());
   for (const std::string& word : words) argv.push_back(word.c_str());
   const absl::Status parsed =
       line.TryParse(static_cast<int>(argv.size()), argv.data());

@@ -120,7 +120,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(404, X_Error_Code="RevisionNotFound")
         if is_api:
             siblings = [{"rfilename": name} for name in found.files]
-            body = json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
+            body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
             return self.reply(200, body, Content_Type="application/json")
         return self.file(repo, found, parts[4])
 
