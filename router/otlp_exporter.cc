@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -29,23 +30,18 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-absl::Status Wrong(absl::string_view endpoint, absl::string_view why) {
+absl::Status Wrong(absl::string_view source, absl::string_view endpoint,
+                   absl::string_view why) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "FLAG_INVALID",
-      absl::StrCat("--otlp-traces-endpoint '", std::string(endpoint), "' ",
-                   std::string(why),
+      absl::StrCat(source, " '", endpoint, "' ", why,
                    ": give http://host:port or https://host:port of a "
                    "collector's OTLP/gRPC receiver (mostly port 4317)"));
 }
 
-}  // namespace
-
-absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint) {
-  OtlpOptions options;
-  std::string url = endpoint;
-  if (url.empty()) url = Environment("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
-  if (url.empty()) url = Environment("OTEL_EXPORTER_OTLP_ENDPOINT");
-  if (url.empty()) return options;
+// `source`: where the endpoint was found, for errors.
+absl::Status ReadEndpoint(absl::string_view source, absl::string_view url,
+                          OtlpOptions* options) {
   absl::string_view rest = url;
   const bool tls = absl::ConsumePrefix(&rest, "https://");
   if (!tls && !absl::ConsumePrefix(&rest, "http://")) {
@@ -53,34 +49,116 @@ absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint) {
   }
   absl::ConsumeSuffix(&rest, "/");
   if (absl::StrContains(rest, "/")) {
-    return Wrong(url, "has a path, which OTLP/HTTP has and OTLP/gRPC has not");
+    return Wrong(source, url,
+                 "has a path, which OTLP/HTTP has and OTLP/gRPC has not");
   }
   const size_t colon = rest.rfind(':');
   if (colon == absl::string_view::npos || colon == 0 ||
       colon + 1 == rest.size()) {
-    return Wrong(url, "lacks a host or a port");
+    return Wrong(source, url, "lacks a host or a port");
   }
-  options.address = std::string(rest);
   if (tls) {
     std::string path = Environment("OTEL_EXPORTER_OTLP_CERTIFICATE");
     if (path.empty()) path = kSystemRoots;
     std::ifstream file(path, std::ios::binary);
-    options.tls.ca.assign(std::istreambuf_iterator<char>(file), {});
-    if (options.tls.ca.empty()) {
-      return Wrong(url, absl::StrCat("needs certificates, and ", path,
-                                     " cannot be read (set "
-                                     "OTEL_EXPORTER_OTLP_CERTIFICATE)"));
+    options->tls.ca.assign(std::istreambuf_iterator<char>(file), {});
+    if (options->tls.ca.empty()) {
+      return Wrong(source, url,
+                   absl::StrCat("needs certificates, and ", path,
+                                " cannot be read (set "
+                                "OTEL_EXPORTER_OTLP_CERTIFICATE)"));
     }
   }
-  const std::string headers = Environment("OTEL_EXPORTER_OTLP_HEADERS");
+  options->address = std::string(rest);
+  return absl::OkStatus();
+}
+
+std::string PercentDecoded(absl::string_view text) {
+  std::string value;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() &&
+        absl::ascii_isxdigit(text[i + 1]) &&
+        absl::ascii_isxdigit(text[i + 2])) {
+      value += absl::HexStringToBytes(text.substr(i + 1, 2));
+      i += 2;
+    } else {
+      value.push_back(text[i]);
+    }
+  }
+  return value;
+}
+
+// What gRPC takes for metadata: it would abort at anything else.
+bool IsHeader(const std::string& key, const std::string& value) {
+  const auto in_key = [](char c) {
+    return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-' ||
+           c == '_' || c == '.';
+  };
+  return !key.empty() && std::all_of(key.begin(), key.end(), in_key) &&
+         std::all_of(value.begin(), value.end(), absl::ascii_isprint);
+}
+
+// key=value,key=value in the form of W3C Baggage.
+absl::Status ReadHeaders(OtlpOptions* options) {
+  constexpr char kName[] = "OTEL_EXPORTER_OTLP_HEADERS";
+  const std::string headers = Environment(kName);
   for (absl::string_view header :
        absl::StrSplit(headers, ',', absl::SkipWhitespace())) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(header, absl::MaxSplits('=', 1));
-    options.headers.emplace_back(
-        absl::AsciiStrToLower(absl::StripAsciiWhitespace(parts.first)),
-        std::string(absl::StripAsciiWhitespace(parts.second)));
+    const std::string key =
+        absl::AsciiStrToLower(absl::StripAsciiWhitespace(parts.first));
+    const std::string value =
+        PercentDecoded(absl::StripAsciiWhitespace(parts.second));
+    if (!IsHeader(key, value)) {
+      // Not its value, which may be a secret.
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "ENVIRONMENT_INVALID",
+          absl::StrCat(kName, ": '", key,
+                       "' and its value are no header: a name of letters, "
+                       "digits, '-', '_' and '.', and printable ASCII"));
+    }
+    options->headers.emplace_back(key, value);
   }
+  return absl::OkStatus();
+}
+
+// What platforms set for all their programs may be of no use to this one.
+absl::Status EndpointFromEnvironment(OtlpOptions* options) {
+  if (Environment("OTEL_SDK_DISABLED") == "true" ||
+      Environment("OTEL_TRACES_EXPORTER") == "none") {
+    return absl::OkStatus();
+  }
+  for (const char* name :
+       {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"}) {
+    const std::string url = Environment(name);
+    if (url.empty()) continue;
+    std::string protocol = Environment("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL");
+    if (protocol.empty()) protocol = Environment("OTEL_EXPORTER_OTLP_PROTOCOL");
+    absl::Status status = ReadEndpoint(name, url, options);
+    if (status.ok() && !protocol.empty() && protocol != "grpc") {
+      status = Wrong(name, url, absl::StrCat("is for ", protocol));
+    }
+    if (status.ok()) return ReadHeaders(options);
+    LogWarning("requests are not traced", {{"why", status}});
+    options->address.clear();
+    return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint) {
+  OtlpOptions options;
+  absl::Status status;
+  if (endpoint.empty()) {
+    status = EndpointFromEnvironment(&options);
+  } else {
+    status = ReadEndpoint("--otlp-traces-endpoint", endpoint, &options);
+    if (status.ok()) status = ReadHeaders(&options);
+  }
+  if (!status.ok()) return status;
   if (const std::string name = Environment("OTEL_SERVICE_NAME");
       !name.empty()) {
     options.service_name = name;
@@ -101,8 +179,8 @@ OtlpExporter::OtlpExporter(const OtlpOptions& options, Loop* loop,
       loop_(loop),
       counts_(metrics->AddCounters("tandem_trace_spans_total",
                                    "Spans for the collector", "outcome", 3)),
-      stub_(otlp::TraceService::NewStub(
-          rpc::MakeChannel(options.address, options.tls))),
+      stub_(otlp::TraceService::NewStub(rpc::MakeChannel(
+          options.address, options.tls, {.keepalive = false}))),
       timer_(loop) {
   for (const char* outcome : {"exported", "failed", "dropped"}) {
     counts_[outcome].Add(0);

@@ -38,7 +38,9 @@ struct OtlpOptions {
 // open comes from the environment, as OpenTelemetry names it:
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT,
 // OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE (default: the
-// system's) and OTEL_SERVICE_NAME. INVALID_ARGUMENT names what is wrong.
+// system's), OTEL_SERVICE_NAME, OTEL_TRACES_EXPORTER (none) and
+// OTEL_SDK_DISABLED. INVALID_ARGUMENT names what is wrong, but of an endpoint
+// from the environment a warning does: it may be meant for others.
 absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint);
 
 // All methods but Stop are called on the loop, which outlives it.

@@ -235,6 +235,7 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
     return;
   }
   phase_ = Phase::kRetrying;
+  if (trace_ != nullptr) trace_->Enter("queue", context_.loop->Now());
   SendRetry();
 }
 
@@ -267,6 +268,7 @@ void Request::SendRetry() {
 void Request::Requeue() {
   if (ComputedToTheEnd()) return;
   phase_ = Phase::kQueued;
+  if (trace_ != nullptr) trace_->Enter("queue", context_.loop->Now());
   if (!std::exchange(waiting_, true)) waiting_since_ = context_.loop->Now();
   context_.host->OnWaits(this);
 }

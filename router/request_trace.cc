@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/error.h"
 
 namespace tandem::router {
@@ -29,8 +30,9 @@ void PutText(Attributes* attributes, std::string_view key,
 }
 
 std::string FinishName(v1::FinishReason reason) {
-  return absl::AsciiStrToLower(
-      v1::FinishReason_Name(reason).substr(sizeof("FINISH_REASON_") - 1));
+  const std::string name = v1::FinishReason_Name(reason);
+  if (name.empty()) return "other";  // of a later version
+  return absl::AsciiStrToLower(absl::StripPrefix(name, "FINISH_REASON_"));
 }
 
 uint64_t Nanos(absl::Time time) {

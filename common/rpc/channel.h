@@ -17,9 +17,11 @@ namespace tandem::rpc {
 struct ChannelOptions {
   int max_receive_bytes = 4 << 20;
   // For a certificate made out to a name that is not the address's host.
-  std::string tls_server_name;
+  std::string tls_server_name = "";
   // Every call brings it as `authorization: Bearer ...`; empty: none does.
-  std::string bearer;
+  std::string bearer = "";
+  // For servers that are not ours, which may hang up on who pings that often.
+  bool keepalive = true;
 };
 
 // Connects lazily. Keepalive 30 s / 10 s, back-off 100 ms to 5 s, 5 s to

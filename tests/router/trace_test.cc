@@ -240,6 +240,30 @@ TEST_F(RequestTraceTest, ALossIsAnEventAndWhatItCutShortAnError) {
   EXPECT_THAT(failed, ElementsAre("decode UNAVAILABLE"));
 }
 
+TEST_F(RequestTraceTest, ARefusalAndAPreemptionWaitInTheQueue) {
+  w.Submit(Ask());
+  w.RunFor(absl::Milliseconds(10));
+  w.decodes.back().Break(absl::ResourceExhaustedError("no blocks"));
+  w.RunFor(absl::Milliseconds(100));
+  ASSERT_EQ(w.decodes.size(), 2u);
+  w.PrefillAndCommit(1, 40, 1);
+  w.RunFor(absl::Milliseconds(10));
+  w.decodes.back().Say(World::Dead(1, /*preempted=*/true));
+  w.RunFor(absl::Milliseconds(30));
+  w.PrefillAndCommit(2, 41, 2);
+  w.decodes.back().Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  std::vector<std::string> phases;
+  for (const otlp::Span& span : kept.spans) {
+    EXPECT_EQ(span.status().code(), otlp::Status::STATUS_CODE_UNSET);
+    if (span.name() == "place" || span.name() == "handoff") continue;
+    phases.push_back(span.name());
+  }
+  EXPECT_THAT(phases,
+              ElementsAre("chat m", "queue", "reserve", "queue", "reserve",
+                          "prefill", "decode", "queue", "prefill", "decode"));
+  EXPECT_EQ(When("reserve"), "0-10");
+}
+
 TEST_F(RequestTraceTest, AnErrorEndsTheRequestsSpan) {
   AdmittedRequest admitted = Ask();
   admitted.deadline = absl::Milliseconds(30);
@@ -480,6 +504,28 @@ TEST(OtlpOptionsTest, EndpointsAreThoseOfOpenTelemetry) {
   EXPECT_THAT(options->headers,
               ElementsAre(std::pair<std::string, std::string>("api-key", "a=b"),
                           std::pair<std::string, std::string>("other", "c")));
+  setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20a%3D=%zz", 1);
+  EXPECT_EQ(ReadOtlpOptions("")->headers[0].second, "Basic a==%zz");
+  for (const char* wrong : {"my key=1", "=x", "k=a%0Ab", "k=\xc3\xa4"}) {
+    setenv("OTEL_EXPORTER_OTLP_HEADERS", wrong, 1);
+    EXPECT_THAT(std::string(ReadOtlpOptions("c:1").status().message()),
+                HasSubstr("OTEL_EXPORTER_OTLP_HEADERS"))
+        << wrong;
+  }
+  unsetenv("OTEL_EXPORTER_OTLP_HEADERS");
+  // Set for all programs of a platform: this one starts all the same.
+  setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c:4318/v1/traces", 1);
+  EXPECT_EQ(ReadOtlpOptions("")->address, "");
+  setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c:4317", 1);
+  for (const auto& [name, value] :
+       {std::pair("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        std::pair("OTEL_TRACES_EXPORTER", "none"),
+        std::pair("OTEL_SDK_DISABLED", "true")}) {
+    setenv(name, value, 1);
+    EXPECT_EQ(ReadOtlpOptions("")->address, "") << name;
+    unsetenv(name);
+  }
+  EXPECT_EQ(ReadOtlpOptions("")->address, "c:4317");
   setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", 1);
   EXPECT_THAT(std::string(ReadOtlpOptions("https://c:1").status().message()),
               AllOf(HasSubstr("/nowhere"), Not(HasSubstr("lacks"))));
