@@ -15,7 +15,7 @@ const EXAMPLES = [
   ['Chat', 'What is 17 + 25?', 'a question'],
 ];
 
-const turns = [];  // {role, content}
+let turns = [];  // {role, content}
 let thread, input, send, current = null;
 
 function rate(run) {
@@ -106,7 +106,8 @@ export async function ask(text) {
   byId('empty').hidden = true;
   input.value = '';
   grow();
-  turns.push({role: 'user', content: text});
+  const mine = turns;  // it may be over before the answer is
+  mine.push({role: 'user', content: text});
   thread.append(h('article', {class: 'turn user', 'aria-label': 'You'}, h('p', {}, text)));
   const system = systemPrompt();
   const prompt = chat ? [...(system ? [{role: 'system', content: system}] : []), ...turns]
@@ -117,13 +118,13 @@ export async function ask(text) {
   scrollTo({top: document.documentElement.scrollHeight});
   await run.ended;
   setBusy(null);
-  if (run.text) turns.push({role: 'assistant', content: run.text});
-  else turns.pop();  // it was never answered
+  if (run.text) mine.push({role: 'assistant', content: run.text});
+  else mine.pop();  // it was never answered
 }
 
 function restart() {
   if (current) current.stop();
-  turns.length = 0;
+  turns = [];
   thread.replaceChildren();
   byId('empty').hidden = false;
   input.focus();

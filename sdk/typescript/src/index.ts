@@ -99,12 +99,15 @@ export class Stream implements AsyncIterable<GenerateDelta> {
    * sequences after the last. */
   readonly answer: GenerateOnceResponse = GenerateOnceResponse.fromPartial({});
   readonly #call: grpc.ClientReadableStream<GenerateResponse>;
+  #error: Error | undefined;
   readonly #sequences = new Map<number, GeneratedSequence>();
 
   constructor(call: grpc.ClientReadableStream<GenerateResponse>, signal?: AbortSignal) {
     this.#call = call;
-    // Told to whoever iterates; before that, it waits.
-    call.on("error", () => {});
+    // It may come, with the stream's end, before anybody iterates.
+    call.on("error", (error: Error) => {
+      this.#error = error;
+    });
     const stop = () => call.cancel();
     if (signal?.aborted) stop();
     signal?.addEventListener("abort", stop, { once: true });
@@ -117,6 +120,7 @@ export class Stream implements AsyncIterable<GenerateDelta> {
         const delta = this.#add(event as GenerateResponse);
         if (delta) yield delta;
       }
+      if (this.#error) throw this.#error;
     } catch (error) {
       if (error instanceof Error && "code" in error && "details" in error) {
         throw new TandemError(error as grpc.ServiceError);
