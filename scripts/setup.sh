@@ -69,16 +69,16 @@ if [ ${#missing[@]} -gt 0 ]; then
     install_packages "${missing[@]}"
 fi
 
-# The tokenizers crate needs cargo 1.85; Debian has it as cargo-web.
+# The llguidance crate needs cargo 1.87; Debian has it as cargo-web.
 cargo_is_recent() {
   local version
   version=$(cargo --version 2>/dev/null | sed 's/cargo \([0-9.]*\).*/\1/')
-  [ -n "$version" ] && [ "$(printf '%s\n' 1.85 "$version" | sort -V |
-    head -n 1)" = 1.85 ]
+  [ -n "$version" ] && [ "$(printf '%s\n' 1.87 "$version" | sort -V |
+    head -n 1)" = 1.87 ]
 }
 if ! cargo_is_recent; then
   step cargo "install cargo-web" install_packages cargo-web
-  cargo_is_recent || die "cargo 1.85 or newer is needed and cargo-web did not
+  cargo_is_recent || die "cargo 1.87 or newer is needed and cargo-web did not
 bring it: $(cargo --version 2>&1 | head -n 1)"
 fi
 

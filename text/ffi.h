@@ -2,7 +2,7 @@
 // The C face of text/rust, for the .cc files of this folder only. The same
 // types and functions are in rust/src/lib.rs, which states what each borrows
 // and who frees: inputs are borrowed for the call, results come through a
-// Sink during the call, and the two handles belong to their C++ classes.
+// Sink during the call, and handles belong to their C++ classes.
 
 #ifndef TANDEM_TEXT_FFI_H_
 #define TANDEM_TEXT_FFI_H_
@@ -22,6 +22,8 @@ extern "C" {
 
 struct TextTokenizer;
 struct ChatTemplateHandle;
+struct GrammarVocabulary;
+struct GrammarHandle;
 
 struct Bytes {
   const char* data;
@@ -100,6 +102,23 @@ void tandem_text_template_source(const ChatTemplateHandle* handle,
 int32_t tandem_text_template_render(const ChatTemplateHandle* handle,
                                     const RenderArguments* arguments,
                                     Sink prompt, Sink error);
+int32_t tandem_text_vocabulary_new(const TextTokenizer* tokenizer,
+                                   size_t vocab_size,
+                                   const GrammarVocabulary** out, Sink error);
+void tandem_text_vocabulary_free(const GrammarVocabulary* handle);
+int32_t tandem_text_grammar_new(const GrammarVocabulary* vocabulary,
+                                int32_t source, Bytes text, uint64_t budget_ms,
+                                GrammarHandle** out, Sink error);
+GrammarHandle* tandem_text_grammar_copy(const GrammarHandle* handle);
+void tandem_text_grammar_free(GrammarHandle* handle);
+int32_t tandem_text_grammar_mask(GrammarHandle* handle, uint32_t* words,
+                                 size_t count, bool* may_end, Sink error);
+int32_t tandem_text_grammar_consume(GrammarHandle* handle,
+                                    const uint32_t* tokens, size_t count,
+                                    size_t* consumed, Sink error);
+int32_t tandem_text_grammar_rollback(GrammarHandle* handle, size_t count,
+                                     Sink error);
+bool tandem_text_grammar_ended(const GrammarHandle* handle);
 
 }  // extern "C"
 

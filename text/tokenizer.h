@@ -84,6 +84,7 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
+  friend class GrammarVocabulary;
   struct Free {
     void operator()(ffi::TextTokenizer* handle) const;
   };

@@ -125,6 +125,17 @@ impl DecodeTable {
         Ok(table)
     }
 
+    /// What `id` adds to a text behind other text; nothing beyond the table.
+    pub fn bytes(&self, id: usize) -> &[u8] {
+        let Some(end) = self.later.ends.get(id) else { return &[] };
+        let begin = if id == 0 { 0 } else { self.later.ends[id - 1] };
+        &self.later.bytes[begin as usize..*end as usize]
+    }
+
+    pub fn is_special(&self, id: usize) -> bool {
+        self.flags.get(id).is_some_and(|flags| flags & SPECIAL != 0)
+    }
+
     pub fn view(&self) -> TableView {
         let first = self.first.as_ref().unwrap_or(&self.later);
         TableView {

@@ -4,9 +4,10 @@
 //! Rules that hold for every function here:
 //! - Input pointers are borrowed for the call only. `(null, 0)` is an empty
 //!   input. Results leave through a `Sink` that the caller passes, so nothing
-//!   allocated here is ever freed elsewhere; only the two handles have owners
+//!   allocated here is ever freed elsewhere; only handles have owners
 //!   (the C++ classes), who give them back to their `_free` function.
-//! - A handle may be used from many threads at once, `_free` excepted.
+//! - A handle may be used from many threads at once, `_free` excepted, and a
+//!   grammar's by one at a time.
 //! - No panic leaves: it becomes `INTERNAL`. Its message may quote the text
 //!   being worked on, so only its place in the source is reported.
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -16,9 +17,12 @@ mod decode_table;
 mod hub;
 mod hub_cache;
 mod hub_http;
+mod grammar;
+mod lark_size;
 mod python;
 mod python_filters;
 mod sandbox;
+mod structural_tag;
 mod template;
 mod tokenizer;
 mod validate;
@@ -26,8 +30,10 @@ mod validate;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::Once;
+use std::sync::{Arc, Once};
+use std::time::Duration;
 
+use grammar::{Grammar, Source, Vocabulary};
 use template::{ChatTemplate, Limits, RenderInput};
 use tokenizer::TextTokenizer;
 
@@ -104,8 +110,8 @@ thread_local! {
     static PANIC_PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `body`; an error or a panic goes to `error`, its kind is returned.
-fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
+/// Runs `body`; a panic becomes an error that tells its place alone.
+fn quietly<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let outer = std::panic::take_hook();
@@ -117,26 +123,31 @@ fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
             PANIC_PLACE.with(|slot| *slot.borrow_mut() = place.unwrap_or_default());
         }));
     });
-    GUARDED.with(|flag| flag.set(true));
+    let outer = GUARDED.with(|flag| flag.replace(true));
     let outcome = catch_unwind(AssertUnwindSafe(body));
-    GUARDED.with(|flag| flag.set(false));
-    let failure = match outcome {
-        Ok(Ok(())) => return 0,
-        Ok(Err(failure)) => failure,
-        Err(payload) => {
-            // Dropping a payload may itself panic.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
-            let place = PANIC_PLACE.with(|slot| slot.borrow().clone());
-            // Only the crate's folder on: the rest is the builder's machine.
-            let place = place.rsplit_once("/registry/src/").map_or(place.as_str(), |x| x.1);
-            Failure {
-                kind: Kind::Internal,
-                message: format!("a library failed on this input (panic at {place})"),
-            }
+    GUARDED.with(|flag| flag.set(outer));
+    outcome.unwrap_or_else(|payload| {
+        // Dropping a payload may itself panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+        let place = PANIC_PLACE.with(|slot| slot.borrow().clone());
+        // Only the crate's folder on: the rest is the builder's machine.
+        let place = place.rsplit_once("/registry/src/").map_or(place.as_str(), |x| x.1);
+        Err(Failure {
+            kind: Kind::Internal,
+            message: format!("a library failed on this input (panic at {place})"),
+        })
+    })
+}
+
+/// Runs `body`; an error or a panic goes to `error`, its kind is returned.
+fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
+    match quietly(body) {
+        Ok(()) => 0,
+        Err(failure) => {
+            error.text(&failure.message);
+            failure.kind as i32
         }
-    };
-    error.text(&failure.message);
-    failure.kind as i32
+    }
 }
 
 /// Parses `json` (tokenizer.json) and gives a handle through `out`, owned by
@@ -416,4 +427,170 @@ pub unsafe extern "C" fn tandem_text_hub_fetch(
         path.text(&found);
         Ok(())
     })
+}
+/// Makes the trie of a model with `vocab_size` ids; the handle is the caller's.
+///
+/// # Safety
+/// `tokenizer` is live, `out` is writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_vocabulary_new(
+    tokenizer: *const TextTokenizer,
+    vocab_size: usize,
+    out: *mut *const Vocabulary,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: live by contract; only shared access.
+        let made = Vocabulary::new(unsafe { &*tokenizer }, vocab_size)?;
+        // SAFETY: `out` is writable by contract.
+        unsafe { *out = Arc::into_raw(Arc::new(made)) };
+        Ok(())
+    })
+}
+
+/// Ends a handle; null is allowed. Grammars made of it stay.
+///
+/// # Safety
+/// `handle` came from `tandem_text_vocabulary_new`, is given back once and is
+/// in use nowhere.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_vocabulary_free(handle: *const Vocabulary) {
+    if !handle.is_null() {
+        // SAFETY: made by Arc::into_raw, given back once.
+        let owned = unsafe { Arc::from_raw(handle) };
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
+    }
+}
+
+/// Compiles `text`, of a kind of `grammar::Source`, within `budget_ms`; the
+/// handle is the caller's.
+///
+/// # Safety
+/// `vocabulary` is live, `text` readable, `out` writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_new(
+    vocabulary: *const Vocabulary,
+    source: i32,
+    text: Bytes,
+    budget_ms: u64,
+    out: *mut *mut Grammar,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: made by Arc::into_raw and live; the count is taken for a
+        // reference of its own.
+        let vocabulary = unsafe {
+            Arc::increment_strong_count(vocabulary);
+            Arc::from_raw(vocabulary)
+        };
+        // SAFETY: borrowed for this call.
+        let text = utf8(unsafe { text.get() }, "the text")?;
+        let budget = Duration::from_millis(budget_ms);
+        let made = Vocabulary::compile(&vocabulary, Source::from_code(source)?, text, budget)?;
+        // SAFETY: `out` is writable by contract.
+        unsafe { *out = Box::into_raw(Box::new(made)) };
+        Ok(())
+    })
+}
+
+/// A state of its own, equal to `handle`'s; the handle is the caller's. Null
+/// where this is not possible.
+///
+/// # Safety
+/// `handle` is live and used by nobody else.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_copy(handle: *const Grammar) -> *mut Grammar {
+    // SAFETY: live by contract; only shared access.
+    let copied = quietly(|| Ok(Box::new(unsafe { &*handle }.copy())));
+    copied.map_or(std::ptr::null_mut(), Box::into_raw)
+}
+
+/// Ends a handle; null is allowed.
+///
+/// # Safety
+/// `handle` came from `tandem_text_grammar_new` or `_copy`, is given back once and is in
+/// use nowhere.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_free(handle: *mut Grammar) {
+    if !handle.is_null() {
+        // SAFETY: made by Box::into_raw, given back once.
+        let owned = unsafe { Box::from_raw(handle) };
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
+    }
+}
+
+/// Fills `words` [count] with the bits of the ids that may come next, and says
+/// in `may_end` whether the text may end.
+///
+/// # Safety
+/// `handle` is live and used by nobody else; `words` and `may_end` are writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_mask(
+    handle: *mut Grammar,
+    words: *mut u32,
+    count: usize,
+    may_end: *mut bool,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: live, and the caller's alone for this call.
+        let (grammar, words) = unsafe { (&mut *handle, std::slice::from_raw_parts_mut(words, count)) };
+        let ends = grammar.mask(words)?;
+        // SAFETY: writable by contract.
+        unsafe { *may_end = ends };
+        Ok(())
+    })
+}
+
+/// Goes on by `tokens` [count] up to the first that may not come; `consumed`
+/// receives how many.
+///
+/// # Safety
+/// `handle` is live and used by nobody else; `tokens` is readable, `consumed`
+/// writable.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_consume(
+    handle: *mut Grammar,
+    tokens: *const u32,
+    count: usize,
+    consumed: *mut usize,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        if count == 0 {
+            // SAFETY: writable by contract.
+            unsafe { *consumed = 0 };
+            return Ok(());
+        }
+        // SAFETY: live, and the caller's alone for this call.
+        let (grammar, tokens) = unsafe { (&mut *handle, std::slice::from_raw_parts(tokens, count)) };
+        let done = grammar.consume(tokens)?;
+        // SAFETY: writable by contract.
+        unsafe { *consumed = done };
+        Ok(())
+    })
+}
+
+/// Takes the last `count` tokens back.
+///
+/// # Safety
+/// `handle` is live and used by nobody else.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_rollback(
+    handle: *mut Grammar,
+    count: usize,
+    error: Sink,
+) -> i32 {
+    // SAFETY: live, and the caller's alone for this call.
+    guard(error, || unsafe { &mut *handle }.rollback(count))
+}
+
+/// Whether no more token may come.
+///
+/// # Safety
+/// `handle` is live and used by nobody else.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_ended(handle: *const Grammar) -> bool {
+    // SAFETY: live by contract.
+    catch_unwind(AssertUnwindSafe(|| unsafe { &*handle }.ended())).unwrap_or(true)
 }

@@ -62,6 +62,14 @@ impl TextTokenizer {
         Ok(encoding.get_ids().iter().map(|id| *id as i32).collect())
     }
 
+    /// The name of `id`, where it is a special token.
+    pub fn special_token(&self, id: u32) -> Option<String> {
+        if !self.table.is_special(id as usize) {
+            return None;
+        }
+        self.inner.id_to_token(id)
+    }
+
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
