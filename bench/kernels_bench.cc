@@ -320,7 +320,7 @@ class Bench {
       SampleResult result;
       const double seconds = LayerSeconds(100, 1, [&](int) {
         backend_->Sample(*queue_, 1, model.vocab, logits, &params, nullptr,
-                         &result);
+                         nullptr, &result);
       });
       std::printf(" %s %.0f;", name, seconds * 1e6);
     }

@@ -151,6 +151,7 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
 DeviceExecutor::~DeviceExecutor() { Synchronize(); }
 
 void DeviceExecutor::Synchronize() {
+  if (masks_ != nullptr) masks_->Synchronize();
   if (compute_ != nullptr) compute_->Synchronize();
   if (transfer_ != nullptr) transfer_->Synchronize();
 }
@@ -277,6 +278,10 @@ absl::Status DeviceExecutor::CheckDraws(const StepEntry& entry) const {
     if (draw.given >= vocab) {
       return OutOfRange("a given token id", draw.given, -1, vocab - 1);
     }
+    if (draw.constrained && entry.constraint == nullptr) {
+      return absl::InvalidArgumentError(
+          "step: a draw is constrained, and its entry has no constraint");
+    }
     if (draw.given_logprobs > kernels::kMaxTopLogprobs) {
       return OutOfRange("given_logprobs", draw.given_logprobs, -1,
                         kernels::kMaxTopLogprobs);
@@ -299,6 +304,7 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
         absl::StrCat("step: ", kStepsInFlight, " steps are in flight already"));
   }
   if (status.ok()) status = ReserveEdits(*free, *step);
+  if (status.ok()) status = ReserveMasks(*free, *step);
   if (status.ok()) status = PlanLooks(*free, *step);
   if (!status.ok()) {
     newest_ = nullptr;
@@ -355,8 +361,8 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
   for (const StepEntry& entry : step.entries) {
     // Edits lie elsewhere from when their memory grew.
     if (entry.tokens.size() != 1 || entry.adapter >= 0 ||
-        entry.attention != nullptr || entry.draws.size() != 1 ||
-        !entry.draws[0].edits.empty()) {
+        entry.attention != nullptr || entry.constraint != nullptr ||
+        entry.draws.size() != 1 || !entry.draws[0].edits.empty()) {
       return {};
     }
     end = std::max(end, entry.position + 1);
@@ -408,6 +414,7 @@ void DeviceExecutor::Run(Flight& flight) {
   const Decode decode = DecodeOf(*flight.step);
   plan.Fill(*flight.step, options_.block_size, decode.size);
   newest_ = &flight;
+  if (plan.num_masks() > 0) MakeMasks(flight);
   for (const BlockCopy& copy : flight.step->copies) {
     backend_->KvCopyBlock(*compute_, *cache_, copy.from, copy.to);
   }
@@ -475,7 +482,8 @@ void DeviceExecutor::RunMixed(Flight& flight) {
         }
       },
       flight.looks);
-  if (plan.drawn() > 0) DrawTokens(plan, plan.drawn());
+  if (plan.num_masks() > 0) compute_->WaitFor(*masks_);
+  if (plan.drawn() > 0) DrawTokens(plan, plan.drawn(), &flight);
 }
 
 // Nothing here may depend on the plan but through the device's copy of it.
@@ -485,17 +493,22 @@ void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
   rows.max_positions = decode.bound;
   Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, {},
           *backend_, *compute_, *cache_, *workspace_, [](int) {});
-  DrawTokens(plan, decode.size);
+  DrawTokens(plan, decode.size, nullptr);
 }
 
-void DeviceExecutor::DrawTokens(const StepPlan& plan, int count) {
+void DeviceExecutor::DrawTokens(const StepPlan& plan, int count,
+                                const Flight* flight) {
   kernels::LogitEdit* edits = nullptr;
   if (plan.num_edits() > 0) {
     edits = reinterpret_cast<kernels::LogitEdit*>(device_edits_->data());
   }
+  const uint32_t* masks = nullptr;
+  if (flight != nullptr && plan.num_masks() > 0) {
+    masks = reinterpret_cast<const uint32_t*>(flight->device_masks->data());
+  }
   backend_->Sample(*compute_, count, model_->spec().vocab_size,
                    workspace_->logits, plan.DeviceParams(device_plan_->data()),
-                   edits,
+                   edits, masks,
                    reinterpret_cast<SampleResult*>(device_results_->data()));
 }
 
@@ -513,6 +526,39 @@ absl::Status DeviceExecutor::GrowEdits(Flight& flight, size_t count) {
   if (count == 0) return absl::OkStatus();
   return Grow(count * sizeof(kernels::LogitEdit), &flight.edits,
               &device_edits_);
+}
+
+absl::Status DeviceExecutor::ReserveMasks(Flight& flight, const Step& step) {
+  size_t count = 0;
+  for (const StepEntry& entry : step.entries) {
+    count += static_cast<size_t>(entry.constrained());
+  }
+  if (count == 0) return absl::OkStatus();
+  const auto words =
+      static_cast<size_t>(kernels::MaskWords(model_->spec().vocab_size));
+  return Grow(count * words * sizeof(uint32_t), &flight.masks,
+              &flight.device_masks);
+}
+
+// Only the draws at the step's end wait for them.
+void DeviceExecutor::MakeMasks(Flight& flight) {
+  if (masks_ == nullptr) masks_ = backend_->NewQueue("masks");
+  auto* const masks = reinterpret_cast<uint32_t*>(flight.masks->data());
+  const auto words =
+      static_cast<size_t>(kernels::MaskWords(model_->spec().vocab_size));
+  const size_t all = static_cast<size_t>(flight.plan.num_masks()) * words;
+  masks_->Callback([step = flight.step, masks, words, all] {
+    std::fill_n(masks, all, 0);
+    uint32_t* next = masks;
+    for (const StepEntry& entry : step->entries) {
+      const auto count = static_cast<size_t>(entry.constrained());
+      if (count == 0) continue;
+      entry.FillMasks(absl::MakeSpan(next, count * words));
+      next += count * words;
+    }
+  });
+  backend_->CopyToDevice(*masks_, flight.device_masks->data(), masks,
+                         all * sizeof(uint32_t));
 }
 
 absl::Status DeviceExecutor::Grow(size_t bytes,

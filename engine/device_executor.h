@@ -135,7 +135,10 @@ class DeviceExecutor final : public Executor, public BlockMover {
     StepListener* listener = nullptr;
     std::unique_ptr<kernels::Buffer> memory;  // host's: of the next two
     StepPlan plan;
-    std::unique_ptr<kernels::Buffer> edits;    // host's
+    std::unique_ptr<kernels::Buffer> edits;  // host's
+    // [num_masks, MaskWords(vocab)], host's and device's; they grow.
+    std::unique_ptr<kernels::Buffer> masks;
+    std::unique_ptr<kernels::Buffer> device_masks;
     kernels::SampleResult* results = nullptr;  // in the order of the draws
     std::vector<float> logits;                 // for the probe
     // Of entries that ask for attention weights, and where these come to lie,
@@ -174,6 +177,9 @@ class DeviceExecutor final : public Executor, public BlockMover {
   void Run(Flight& flight);
   absl::Status ReserveEdits(Flight& flight, const Step& step);
   absl::Status GrowEdits(Flight& flight, size_t count);
+  absl::Status ReserveMasks(Flight& flight, const Step& step);
+  // Puts the making of the step's masks on the queue beside the step's.
+  void MakeMasks(Flight& flight);
   // Makes room for at least `bytes` in both, which grow together.
   absl::Status Grow(size_t bytes, std::unique_ptr<kernels::Buffer>* host,
                     std::unique_ptr<kernels::Buffer>* device);
@@ -181,7 +187,8 @@ class DeviceExecutor final : public Executor, public BlockMover {
   absl::Status PlanLooks(Flight& flight, const Step& step);
   size_t StatesFloats() const;  // what a look works in
   static void TakeAttention(const Flight& flight, StepResult* result);
-  void DrawTokens(const StepPlan& plan, int count);
+  // `flight` is null for what is recorded.
+  void DrawTokens(const StepPlan& plan, int count, const Flight* flight);
   void FetchTokens(Flight& flight);
   void Finish(Flight& flight);
   void ReportLayers(Flight& flight, int layers);
@@ -220,6 +227,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
   // Last: their destructors wait for work that uses the members above.
   std::unique_ptr<kernels::Queue> compute_;
   std::unique_ptr<kernels::Queue> transfer_;
+  std::unique_ptr<kernels::Queue> masks_;  // null until there is a mask
 };
 
 }  // namespace tandem::engine

@@ -244,17 +244,23 @@ int Engine::MostBlocks(const SequenceSpec& spec) const {
 }
 
 absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
-                         std::vector<BlockRef> blocks, int computed) {
+                         std::vector<BlockRef> blocks, int computed,
+                         std::unique_ptr<TokenConstraint> constraint) {
   if (contains(id)) {
     return absl::InvalidArgumentError(
         absl::StrCat("sequence ", id, " is there already: retire it first"));
   }
   const absl::Status status = CheckSpec(spec, blocks, computed);
   if (!status.ok()) return status;
+  if (constraint != nullptr && spec.beams.width > 0) {
+    return absl::InvalidArgumentError(
+        "a beam search and a constraint of its tokens exclude each other");
+  }
 
   const int top = spec.sampling.logprobs;
   std::unique_ptr<Sequence> sequence =
       NewSequence(id, std::move(spec), std::move(blocks), computed);
+  sequence->constraint = std::move(constraint);
   if (sequence->spec.beams.width > 0 && !sequence->spec.first_token_only) {
     AddBeams(std::move(sequence), top);
   } else {
@@ -477,6 +483,7 @@ void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
     ApplyResult(*result);
     AdvanceBeams();
     DeliverTokens(*result);
+    DropFailed();
     FinishStep();
   } else {
     FailStep(result.status());
@@ -519,7 +526,7 @@ void Engine::ApplyResult(const StepResult& result) {
       if (sequence->group != nullptr) {
         TakeCandidates(sequence, own_draws[0].top);
         ++stats_.decode_tokens;
-      } else {
+      } else if (!sequence->fails()) {
         AppendDrawn(&part, own_draws);
         if (!sequence->spec.kv_cache && !sequence->finished) {
           sequence->computed = 0;
@@ -549,6 +556,7 @@ void Engine::AppendDrawn(Plan::Part* part,
   AppendToken(sequence, drawn[0].token_id);
   part->appended = 1;
   for (int i = 0; i < part->drafts && !sequence->finished; ++i) {
+    if (sequence->fails()) break;
     const auto at = static_cast<size_t>(i);
     if (guesses[at] != drawn[at].token_id) break;
     ++sequence->computed;  // the guess's row
@@ -611,6 +619,8 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   sequence->spec.history.push_back(token);
   sequence->edits->Append(token);
   sequence->finish.reset();
+  const bool whole =
+      sequence->constraint != nullptr && sequence->constraint->Append(token);
   if (sequence->spec.beams.width > 0) {
     // Candidates; what becomes of them is decided elsewhere.
   } else if (may_stop && Contains(stopping.stop_token_ids, token)) {
@@ -618,6 +628,9 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   } else if (sequence->new_tokens() >= stopping.max_tokens ||
              sequence->length() >= options_.max_model_len) {
     sequence->finish = Finish::kLength;
+  } else if (whole) {
+    // Behind the limit, which who holds the tokens alone can tell as well.
+    sequence->finish = Finish::kStop;
   }
   sequence->finished =
       sequence->finish.has_value() || sequence->spec.first_token_only;
@@ -662,6 +675,17 @@ void Engine::DeliverScores(size_t index,
   listener_->OnScores(
       sequence.id, entry.position + static_cast<int>(before) + 1, scores,
       sequence.spec.only_scores() ? sequence.finish : std::nullopt);
+}
+
+void Engine::DropFailed() {
+  for (const Plan::Part& part : running_->parts) {
+    Sequence* const sequence = part.sequence;
+    if (sequence->retired || !sequence->fails()) continue;
+    const SequenceId id = sequence->id;
+    const absl::Status status = sequence->constraint->status();
+    Remove(sequence);
+    listener_->OnStepFailed({id}, status);
+  }
 }
 
 void Engine::FailStep(const absl::Status& status) {

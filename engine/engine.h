@@ -194,7 +194,8 @@ class EngineListener {
   virtual bool OnBlocksShort(int blocks) = 0;
   // Blocks that a step used and nobody needs any more have come back.
   virtual void OnBlocksFreed() {}
-  // The device failed the step; the listed sequences are gone.
+  // The device failed the step, or its constraint a sequence; the listed ones
+  // are gone.
   virtual void OnStepFailed(const std::vector<SequenceId>& sequences,
                             const absl::Status& status) = 0;
 };
@@ -243,9 +244,13 @@ class Engine final : private StepListener {
   // runs, after the task that runs now, so that sequences added together
   // start together. Blocks from computed on will be written: REQUIRES that
   // nobody else refers to them and that they are not published.
+  // `constraint`, if any, says what may be drawn, the tokens behind the prompt
+  // appended already; a sequence whose constraint fails is gone, as in
+  // OnStepFailed. Not of a beam search.
   // Errors: INVALID_ARGUMENT (history or limits), nothing changed.
   absl::Status Add(SequenceId id, SequenceSpec spec,
-                   std::vector<BlockRef> blocks, int computed);
+                   std::vector<BlockRef> blocks, int computed,
+                   std::unique_ptr<TokenConstraint> constraint = nullptr);
 
   // Ends a sequence in any state; its full blocks go to the prefix cache and
   // the rest back to the pool, as soon as no step in flight uses them.
@@ -353,6 +358,8 @@ class Engine final : private StepListener {
   static void ApplyScores(const Plan::Part& part);
   void DeliverScores(size_t index, absl::Span<const SampledToken> scores);
   void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
+  // Takes sequences out whose constraint failed.
+  void DropFailed();
   void ReturnSpareBlocks(Sequence* sequence);
   Work WorkOfPart(size_t index, int64_t weight_bytes) const;
   void AppendToken(Sequence* sequence, int32_t token);

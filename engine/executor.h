@@ -8,6 +8,7 @@
 #ifndef TANDEM_ENGINE_EXECUTOR_H_
 #define TANDEM_ENGINE_EXECUTOR_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -17,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/token_constraint.h"
 #include "kernels/backend.h"
 
 namespace tandem::engine {
@@ -72,6 +74,8 @@ struct RowDraw {
   // of it is as Sampling::logprobs says, by the next field.
   int32_t given = -1;
   int32_t given_logprobs = -1;
+  // The entry's constraint says what may be drawn.
+  bool constrained = false;
 };
 inline constexpr RowDraw kOneDraw[1] = {};  // without edits
 
@@ -94,6 +98,20 @@ struct StepEntry {
   bool only_edited = false;  // only ids with an edit may be drawn
   // Of the last draw; null: not asked for.
   const AttentionAsk* attention = nullptr;
+  // Of the constrained draws, which are the last ones; null if there are none.
+  // `tokens` end with the guesses that all but the first of them stand behind.
+  TokenConstraint* constraint = nullptr;
+
+  int constrained() const {
+    return static_cast<int>(
+        std::count_if(draws.begin(), draws.end(),
+                      [](const RowDraw& draw) { return draw.constrained; }));
+  }
+  // Room for all their masks; on any thread before the draws.
+  void FillMasks(absl::Span<uint32_t> masks) const {
+    const auto guesses = static_cast<size_t>(constrained() - 1);
+    constraint->FillMasks(tokens.subspan(tokens.size() - guesses), masks);
+  }
 };
 
 // All of a block, in every layer: a fork's own copy of what it will write.

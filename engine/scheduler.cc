@@ -116,7 +116,7 @@ bool Engine::ComposeAhead(Plan* plan) {
         !sequence->spec.kv_cache) {
       return false;
     }
-    if (sequence->drawing > 0 && sequence->spec.rules.needs_history()) {
+    if (sequence->drawing > 0 && sequence->needs_history()) {
       return false;
     }
     if (MayDraft(sequence)) return false;
@@ -391,11 +391,13 @@ void Engine::FillDraws(Plan* plan) {
     const size_t first = plan->draws.size();
     entry.attention = nullptr;
     entry.only_edited = sequence->edits->only_edited();
+    entry.constraint = nullptr;
     AddScores(part, entry, plan);
     part.draws = sequence->unplanned() <= 0 && !sequence->spec.only_scores();
     if (part.draws) {
       sequence->last_draw = static_cast<int>(plan->draws.size());
       DrawAfter(part, plan);
+      entry.constraint = sequence->constraint.get();
       if (sequence->spec.attention.rows() > 0) {
         entry.attention = &sequence->spec.attention;
       }
@@ -445,7 +447,8 @@ void Engine::DrawAfter(const Plan::Part& part, Plan* plan) {
         sequence.edits->Next(history, sequence.new_tokens() + sequence.drawing <
                                           sequence.spec.stopping.min_tokens);
     plan->edits.insert(plan->edits.end(), edits.begin(), edits.end());
-    plan->draws.push_back({.edits = edits});
+    plan->draws.push_back(
+        {.edits = edits, .constrained = sequence.constraint != nullptr});
     if (i == part.drafts) break;
     const int32_t guess = sequence.guesses[static_cast<size_t>(i)];
     history.push_back(guess);  // within what Add reserved

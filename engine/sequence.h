@@ -20,6 +20,7 @@ struct Engine::Sequence {
   uint64_t serial = 0;  // order of Add: breaks ties of age, never used twice
   SequenceSpec spec;    // its history grows with every token
   std::optional<LogitEdits> edits;  // what spec.rules make of the next token
+  std::unique_ptr<TokenConstraint> constraint;  // null: none
   std::vector<BlockRef> blocks;
   std::vector<int32_t> table;  // ids of `blocks`
   size_t behind = 0;           // so many of `blocks` are empty: see window
@@ -64,6 +65,14 @@ struct Engine::Sequence {
   int next_length() const { return length() + drawing; }
   int unplanned() const { return wanted() + drawing - next_position(); }
   int new_tokens() const { return length() - spec.prompt_tokens; }
+  // Whether the next draw can only be described when all before it are known.
+  bool needs_history() const {
+    return spec.rules.needs_history() || constraint != nullptr;
+  }
+  // Its constraint could not say what may be drawn.
+  bool fails() const {
+    return constraint != nullptr && !constraint->status().ok();
+  }
   bool runnable() const { return !finished && !paused && !waits; }
   bool older_than(const Sequence& other) const {
     return spec.admitted != other.spec.admitted

@@ -116,6 +116,7 @@ void StepPlan::FillDraws(const Step& step, int least) {
     drawn_ += static_cast<int>(entry.draws.size());
   }
   num_edits_ = 0;
+  num_masks_ = 0;
   const auto draws = static_cast<size_t>(std::max(drawn_, least));
   auto* row_ids = Place<int32_t>(draws, &row_ids_);
   auto* params = Place<SampleParams>(draws, &params_);
@@ -145,7 +146,8 @@ void StepPlan::FillDraws(const Step& step, int least) {
           .num_edits = num_edits,
           .only_edited = entry.only_edited ? 1 : 0,
           .given = row.given,
-          .edited_logprobs = s.edited_logprobs ? 1 : 0};
+          .edited_logprobs = s.edited_logprobs ? 1 : 0,
+          .mask = row.constrained ? num_masks_++ : -1};
       num_edits_ += num_edits;
     }
   }

@@ -11,8 +11,8 @@
 //
 // each aligned to 64 bytes. A step of decodes may be filled up with rows that
 // belong to nobody, so that all but the length of the tables lies at the same
-// place in every step of that size. Edits of logits are most often none and
-// can be very many: they have memory of their own.
+// place in every step of that size. Edits of logits and masks are most often
+// none and can be very many: they have memory of their own.
 
 #ifndef TANDEM_ENGINE_STEP_LAYOUT_H_
 #define TANDEM_ENGINE_STEP_LAYOUT_H_
@@ -68,6 +68,8 @@ class StepPlan {
   // Edits of all that draw, which params refer to.
   int num_edits() const { return num_edits_; }
   static void CopyEdits(const Step& step, kernels::LogitEdit* out);
+  // Masks of all constrained draws, in their order.
+  int num_masks() const { return num_masks_; }
 
  private:
   template <typename T>
@@ -84,6 +86,7 @@ class StepPlan {
   int entries_ = 0;
   int drawn_ = 0;
   int num_edits_ = 0;
+  int num_masks_ = 0;
   size_t token_ids_ = 0;  // offsets
   size_t fed_ = 0;
   size_t positions_ = 0;

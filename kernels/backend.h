@@ -422,12 +422,13 @@ class Backend {
 
   // Draws one token per row of logits [count, vocab]: rows with edits change
   // while it runs, afterwards all is as before. params, results [count]; edits
-  // as params name them, null if none does, undefined afterwards. All device
+  // as params name them, null if none does, undefined afterwards; masks
+  // [as params name them, MaskWords(vocab)], null if none does. All device
   // memory. kernels/sampling.h says exactly what is drawn. vocab is at most
   // 2^20.
   virtual void Sample(Queue& queue, int count, int vocab, float* logits,
                       const SampleParams* params, LogitEdit* edits,
-                      SampleResult* results) = 0;
+                      const uint32_t* masks, SampleResult* results) = 0;
 
   // ---- KV for handoffs. On the wire a slice is, for each layer, for each
   // position: K of the heads in range, then V of them, as `wire` elements and

@@ -4,8 +4,10 @@
 //
 // 1. Edits: for each of the row's edits e, in f32, one rounding per operation,
 //    x[e.token_id] = EditedLogit(x[e.token_id], e); where p.only_edited is set,
-//    x of all other ids is -inf. If the first in the order (2) is -inf now,
-//    nothing may be drawn, and step 1 is void.
+//    x of all other ids is -inf. Mask: where p.mask >= 0, x of all ids that the
+//    mask does not name is -inf. If the first in the order (2) is -inf now,
+//    nothing may be drawn, and the edits are void; if it still is, the mask is
+//    void as well.
 // 2. Order: all ids by logit descending, ties by id ascending.
 // 3. p.temperature == 0: the first in the order. Otherwise
 // 4. Temperature: y = (x[first] - x[i]) / temperature, in f32, one rounding
@@ -32,6 +34,7 @@
 // kPurposeSample); R = output[0] + 2^32 output[1].
 //
 // Where p.given >= 0 the token is that one, whatever steps 1 to 9 would draw.
+// There and where p.edited_logprobs != 0, no mask is looked at.
 //
 // Where p.logprobs >= 0: logprob = x[id] - x_max - log(sum of
 // exp(x[j] - x_max)) over all ids, of the logits before step 1 and before

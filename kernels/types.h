@@ -195,7 +195,13 @@ struct SampleParams {
   // Not 0: nothing is drawn. Log probabilities are those that the edits make of
   // the model's, and the token is the most probable one. logprobs is above 0.
   int32_t edited_logprobs = 0;
+  // Not negative: of Sample's masks the one that names the ids that may be
+  // drawn: id i by bit i % 32 of word i / 32.
+  int32_t mask = -1;
 };
+
+// Of one mask.
+constexpr int MaskWords(int vocab) { return (vocab + 31) / 32; }
 
 // What Sample writes per row.
 struct SampleResult {

@@ -223,8 +223,17 @@ void FakeExecutor::EndStep() {
   for (const StepEntry& entry : ended.step->entries) {
     int position = entry.position + static_cast<int>(entry.tokens.size()) -
                    static_cast<int>(entry.draws.size());
+    const auto words =
+        static_cast<size_t>(kernels::MaskWords(options_.model.vocab_size));
+    std::vector<uint32_t> masks(
+        static_cast<size_t>(entry.constrained()) * words, 0);
+    if (!masks.empty()) entry.FillMasks(absl::MakeSpan(masks));
+    size_t mask = 0;
     for (const RowDraw& draw : entry.draws) {
-      result.tokens.push_back(DrawToken(entry, ++position, draw));
+      const auto own = absl::MakeConstSpan(masks).subspan(
+          mask, draw.constrained ? words : 0);
+      mask += own.size();
+      result.tokens.push_back(DrawToken(entry, ++position, draw, own));
     }
     if (entry.attention != nullptr) {
       result.tokens.back().attention =
@@ -263,7 +272,8 @@ void FakeExecutor::Scramble(const StepEntry& entry) {
 }
 
 SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
-                                     const RowDraw& draw) {
+                                     const RowDraw& draw,
+                                     absl::Span<const uint32_t> mask) {
   uint64_t fold = 0;
   const int window = options_.model.window;
   const int seen = window == 0 ? 0 : std::max(0, position - window);
@@ -286,7 +296,7 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
     return token;
   }
   token.token_id = options_.model.Draw(fold, entry.sampling, position,
-                                       draw.edits, entry.only_edited);
+                                       draw.edits, entry.only_edited, mask);
   token.logprob = -static_cast<float>(Mix64(fold) % 1024) / 256;
   token.rank = 1;
   for (int i = 0; i < entry.sampling.logprobs; ++i) {

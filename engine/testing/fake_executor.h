@@ -103,7 +103,7 @@ class FakeExecutor final : public Executor, public BlockMover {
   void Scramble(const StepEntry& entry);
   // What follows [0, position) of the entry's sequence.
   SampledToken DrawToken(const StepEntry& entry, int position,
-                         const RowDraw& draw);
+                         const RowDraw& draw, absl::Span<const uint32_t> mask);
   void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
   void StartCopy();
   void Move(int32_t block, absl::AnyInvocable<void()> run);

@@ -70,7 +70,8 @@ uint64_t FakeModel::Fold(uint64_t word, int position, int layer) {
 
 int32_t FakeModel::Draw(uint64_t fold, const Sampling& sampling, int position,
                         absl::Span<const kernels::LogitEdit> edits,
-                        bool only_edited) const {
+                        bool only_edited,
+                        absl::Span<const uint32_t> mask) const {
   uint64_t state = fold ^ Mix64(static_cast<uint64_t>(position));
   if (sampling.temperature > 0) {
     state ^= Mix64(sampling.seed ^ Mix64(sampling.sequence_index));
@@ -82,12 +83,24 @@ int32_t FakeModel::Draw(uint64_t fold, const Sampling& sampling, int position,
                               std::bit_cast<int>(edit.penalty))));
   }
   const uint64_t drawn = Mix64(state) % static_cast<uint64_t>(vocab_size);
-  int32_t token = static_cast<int32_t>(drawn);
-  for (int i = 0; i < vocab_size && !MayBeDrawn(token, edits, only_edited);
-       ++i) {
-    token = (token + 1) % vocab_size;
-  }
-  return token;
+  const auto named = [mask](int32_t id) {
+    return mask.empty() ||
+           (mask[static_cast<size_t>(id / 32)] >> (id % 32) & 1) != 0;
+  };
+  const auto next = [&](const auto& may_be_drawn) {
+    for (int i = 0; i < vocab_size; ++i) {
+      const auto id = static_cast<int32_t>((drawn + static_cast<uint64_t>(i)) %
+                                           static_cast<uint64_t>(vocab_size));
+      if (may_be_drawn(id)) return id;
+    }
+    return -1;
+  };
+  const int32_t token = next([&](int32_t id) {
+    return named(id) && MayBeDrawn(id, edits, only_edited);
+  });
+  if (token >= 0) return token;
+  const int32_t masked = next(named);
+  return masked >= 0 ? masked : static_cast<int32_t>(drawn);
 }
 
 std::vector<TopLogprob> FakeModel::Candidates(

@@ -41,10 +41,12 @@ struct FakeModel {
   static uint64_t Fold(uint64_t word, int position, int layer);
   // The token at `position`, given the sum (xor) of all shares before it.
   // Temperature 0 ignores the seed, as sampling does. Ids that may not be drawn
-  // give way to the next one; all other edits change the token at random.
+  // give way to the next one; all other edits change the token at random. Of a
+  // mask, if there is one, as kernels/sampling.h has it.
   int32_t Draw(uint64_t fold, const Sampling& sampling, int position,
                absl::Span<const kernels::LogitEdit> edits,
-               bool only_edited = false) const;
+               bool only_edited = false,
+               absl::Span<const uint32_t> mask = {}) const;
   // The `count` most probable ids at `position` of those that may be drawn, in
   // this order, as beam searches want them. Edits but bans do not matter.
   std::vector<TopLogprob> Candidates(
@@ -63,8 +65,9 @@ class FakeHistory {
   void Append(absl::Span<const int32_t> tokens);
   int32_t Next(const Sampling& sampling,
                absl::Span<const kernels::LogitEdit> edits = {},
-               bool only_edited = false) const {
-    return model_.Draw(fold_, sampling, position_, edits, only_edited);
+               bool only_edited = false,
+               absl::Span<const uint32_t> mask = {}) const {
+    return model_.Draw(fold_, sampling, position_, edits, only_edited, mask);
   }
   std::vector<TopLogprob> Candidates(
       int count, absl::Span<const kernels::LogitEdit> edits = {}) const {

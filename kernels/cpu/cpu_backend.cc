@@ -493,7 +493,7 @@ class CpuBackend final : public Backend {
 
   void Sample(Queue& queue, int count, int vocab, float* logits,
               const SampleParams* params, LogitEdit* edits,
-              SampleResult* results) override {
+              const uint32_t* masks, SampleResult* results) override {
     Put(queue, [=, this] {
       ThreadPool::Team team(&pool_);
       team.ForEach(count, [&](int row, int member) {
@@ -501,6 +501,7 @@ class CpuBackend final : public Backend {
                        .vocab = vocab,
                        .params = params + row,
                        .edits = edits,
+                       .masks = masks,
                        .result = results + row,
                        .scratch = team.member_scratch(member)});
       });

@@ -113,12 +113,13 @@ struct SamplePiece {
   int vocab;
   const SampleParams* params;
   const LogitEdit* edits;  // of all rows
+  const uint32_t* masks;   // likewise
   SampleResult* result;
   std::byte* scratch;  // kSampleScratchBytes
 };
 inline constexpr int kMaxVocab = 1 << 20;
 inline constexpr size_t kSampleScratchBytes =
-    size_t{kMaxVocab} * 12 + (size_t{1} << 20);
+    size_t{kMaxVocab} * 20 + (size_t{1} << 20);
 
 struct RopePiece {
   float* qkv;  // one row

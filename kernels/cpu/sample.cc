@@ -4,7 +4,7 @@
 // they are than the best one, integer weights are summed per bucket, and only
 // a bucket that a limit (top-k, top-p, min-p, the draw) falls into is sorted.
 // Edits are made in the row itself and taken back after the draw; where only
-// few ids may be drawn, the draw is from a short row of these.
+// few ids may be drawn, or those of a mask, the draw is from a row of these.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sample.cc"
@@ -14,6 +14,7 @@
 // clang-format on
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -417,6 +418,29 @@ void EditedLogProbs(const SamplePiece& p, float* memory, SampleResult& result) {
   result.rank = 1;
 }
 
+// Ids that may be drawn, ascending, and their logits.
+struct Allowed {
+  float* logits;
+  int32_t* ids;
+  int count = 0;
+
+  void Add(float logit, int32_t id) {
+    logits[count] = logit;
+    ids[count++] = id;
+  }
+};
+
+// Those of a whole row that a mask names.
+void AddMasked(const float* logits, int vocab, const uint32_t* mask,
+               Allowed& allowed) {
+  for (int word = 0; word < MaskWords(vocab); ++word) {
+    for (uint32_t bits = mask[word]; bits != 0; bits &= bits - 1) {
+      const int id = word * 32 + std::countr_zero(bits);
+      if (id < vocab) allowed.Add(logits[id], id);
+    }
+  }
+}
+
 // The place in a row of what is drawn from it; -1 where its first is -inf.
 int DrawFrom(Sampler& sampler, const float* logits, int vocab,
              const SampleParams& params) {
@@ -429,11 +453,37 @@ int DrawFrom(Sampler& sampler, const float* logits, int vocab,
                                    : FirstAt(logits, vocab, sampler.best);
 }
 
-// Step 1 and the draw after it, with `memory` for one float of each edit.
-int DrawEdited(const SamplePiece& p, Sampler& sampler, float* memory) {
+int DrawAllowed(Sampler& sampler, const Allowed& allowed,
+                const SampleParams& params) {
+  const int at = DrawFrom(sampler, allowed.logits, allowed.count, params);
+  return at < 0 ? -1 : allowed.ids[at];
+}
+
+// Draws from what the row's mask names, which is gathered in `allowed`.
+int DrawMasked(const SamplePiece& p, Sampler& sampler, Allowed allowed) {
+  AddMasked(p.logits, p.vocab,
+            p.masks + int64_t{p.params->mask} * MaskWords(p.vocab), allowed);
+  return DrawAllowed(sampler, allowed, *p.params);
+}
+
+// Step 1 and the draw after it, with `memory` for one float of each edit, and
+// room for what a mask leaves.
+int DrawEdited(const SamplePiece& p, Sampler& sampler, float* memory,
+               Allowed allowed) {
   const SampleParams& params = *p.params;
+  const bool masked = params.mask >= 0;
   const LogitEdit* const edits = p.edits + params.first_edit;
   const int count = params.num_edits;
+  if (params.only_edited != 0 && masked) {
+    const uint32_t* const mask =
+        p.masks + int64_t{params.mask} * MaskWords(p.vocab);
+    for (int i = 0; i < count; ++i) {
+      const int32_t id = edits[i].token_id;
+      if ((mask[id / 32] >> (id % 32) & 1) == 0) continue;
+      allowed.Add(EditedLogit(p.logits[id], edits[i]), id);
+    }
+    return DrawAllowed(sampler, allowed, params);
+  }
   if (params.only_edited != 0) {
     for (int i = 0; i < count; ++i) {
       memory[i] = EditedLogit(p.logits[edits[i].token_id], edits[i]);
@@ -446,7 +496,8 @@ int DrawEdited(const SamplePiece& p, Sampler& sampler, float* memory) {
     memory[i] = logit;
     logit = EditedLogit(logit, edits[i]);
   }
-  const int id = DrawFrom(sampler, p.logits, p.vocab, params);
+  const int id = masked ? DrawMasked(p, sampler, allowed)
+                        : DrawFrom(sampler, p.logits, p.vocab, params);
   for (int i = 0; i < count; ++i) p.logits[edits[i].token_id] = memory[i];
   return id;
 }
@@ -462,8 +513,14 @@ void SampleRow(const SamplePiece& p) {
     EditedLogProbs(p, memory, result);
     return;
   }
+  const Allowed allowed{
+      memory + kMaxVocab,
+      reinterpret_cast<int32_t*>(memory + size_t{2} * kMaxVocab)};
   int id = p.params->given;
-  if (id < 0 && p.params->num_edits > 0) id = DrawEdited(p, sampler, memory);
+  if (id < 0 && p.params->num_edits > 0) {
+    id = DrawEdited(p, sampler, memory, allowed);
+  }
+  if (id < 0 && p.params->mask >= 0) id = DrawMasked(p, sampler, allowed);
   if (id < 0) id = DrawFrom(sampler, p.logits, p.vocab, *p.params);
   result.token_id = std::max(id, 0);
   if (p.params->logprobs >= 0) LogProbs(p, result);

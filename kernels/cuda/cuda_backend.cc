@@ -475,13 +475,14 @@ class CudaBackend final : public Backend {
 
   void Sample(Queue& queue, int count, int vocab, float* logits,
               const SampleParams* params, LogitEdit* edits,
-              SampleResult* results) override {
+              const uint32_t* masks, SampleResult* results) override {
     CudaQueue& own = Own(queue);
     std::byte* const scratch =
         Scratch(own, CudaQueue::kSampling, SampleScratchBytes(count, vocab));
     own.Check(LaunchSample(own.stream(), {.logits = logits,
                                           .params = params,
                                           .edits = edits,
+                                          .masks = masks,
                                           .results = results,
                                           .scratch = scratch,
                                           .count = count,

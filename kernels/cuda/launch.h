@@ -330,6 +330,7 @@ struct SampleKernelParams {
   float* logits;               // [count, vocab]; afterwards as before
   const SampleParams* params;  // [count]
   LogitEdit* edits;            // of all rows; overwritten
+  const uint32_t* masks;       // [as params name them, MaskWords(vocab)]
   SampleResult* results;       // [count]
   void* scratch;               // SampleScratchBytes
   int count;

@@ -97,7 +97,8 @@ class RowSampler {
         logits_(p.logits + int64_t{row} * p.vocab),
         vocab_(p.vocab),
         params_(p.params[row]),
-        edits_(p.edits + params_.first_edit) {}
+        edits_(p.edits + params_.first_edit),
+        masks_(p.masks) {}
 
   TANDEM_DEVICE void Run(SampleResult& result) {
     if (params_.edited_logprobs != 0) {
@@ -105,6 +106,8 @@ class RowSampler {
       return;
     }
     int id = params_.given;
+    const bool masked = id < 0 && params_.mask >= 0;
+    if (masked) mask_ = masks_ + int64_t{params_.mask} * MaskWords(vocab_);
     if (id < 0 && params_.num_edits > 0) {
       MakeEdits([](float raw, const LogitEdit& e) { return Edited(raw, e); });
       count_ = only_edited() ? params_.num_edits : vocab_;
@@ -114,6 +117,8 @@ class RowSampler {
     }
     count_ = vocab_;
     if (id < 0) id = DrawPlace();
+    mask_ = nullptr;
+    if (id < 0 && masked) id = DrawPlace();
     if (id < 0) id = 0;  // nothing is above -inf
     if (g_.thread() == 0) {
       result = SampleResult{};
@@ -162,6 +167,10 @@ class RowSampler {
 
   // Of a place in what is drawn from: an id, or an edit that may be drawn.
   TANDEM_DEVICE float LogitAt(int place) const {
+    if (mask_ != nullptr) {
+      const int id = edited_ ? edits_[place].token_id : place;
+      if ((mask_[id >> 5] >> (id & 31) & 1) == 0) return -kInfinity;
+    }
     return edited_ ? edits_[place].bias : logits_[place];
   }
   TANDEM_DEVICE uint64_t KeyAt(int place) const {
@@ -565,10 +574,12 @@ class RowSampler {
   const int vocab_;
   const SampleParams params_;
   LogitEdit* const edits_;
-  bool edited_ = false;  // draws from the edits' places
-  int count_ = 0;        // places that are drawn from
-  float best_ = 0.0f;    // the first of them's logit
-  double top_ = 0.0;     // see LogProb
+  const uint32_t* const masks_;
+  const uint32_t* mask_ = nullptr;  // of what is drawn; null: all ids may be
+  bool edited_ = false;             // draws from the edits' places
+  int count_ = 0;                   // places that are drawn from
+  float best_ = 0.0f;               // the first of them's logit
+  double top_ = 0.0;                // see LogProb
   double log_sum_ = 0.0;
 };
 

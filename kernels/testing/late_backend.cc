@@ -361,9 +361,10 @@ class LateBackend final : public Backend {
   }
   void Sample(Queue& queue, int count, int vocab, float* logits,
               const SampleParams* params, LogitEdit* edits,
-              SampleResult* results) override {
+              const uint32_t* masks, SampleResult* results) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Sample(inner, count, vocab, logits, params, edits, results);
+      inner_->Sample(inner, count, vocab, logits, params, edits, masks,
+                     results);
     });
   }
   void KvGather(Queue& queue, const KvCache& cache, const KvRange& range,

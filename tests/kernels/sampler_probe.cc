@@ -52,7 +52,7 @@ int main() {
     SampleResult* const result = round.New<SampleResult>(1);
     round->Sample(round.queue(), 1, vocab, round.Upload(logits),
                   round.Upload(std::vector<SampleParams>{params}),
-                  round.Upload(edits), result);
+                  round.Upload(edits), nullptr, result);
     const SampleResult drawn = round.Download(result, 1)[0];
     std::printf("%d %.9g %d\n", drawn.token_id,
                 static_cast<double>(drawn.logprob), drawn.rank);

@@ -16,11 +16,13 @@ namespace {
 std::vector<SampleResult> Sample(Device& device, int vocab,
                                  const std::vector<float>& logits,
                                  const std::vector<SampleParams>& params,
-                                 const std::vector<LogitEdit>& edits = {}) {
+                                 const std::vector<LogitEdit>& edits = {},
+                                 const std::vector<uint32_t>& masks = {}) {
   SampleResult* const results = device.New<SampleResult>(params.size());
   float* const rows = device.Upload(logits);
   device->Sample(device.queue(), static_cast<int>(params.size()), vocab, rows,
-                 device.Upload(params), device.Upload(edits), results);
+                 device.Upload(params), device.Upload(edits),
+                 device.Upload(masks), results);
   EXPECT_EQ(device.Download(rows, logits.size()), logits);
   return device.Download(results, params.size());
 }
@@ -143,9 +145,29 @@ Kept Filter(const std::vector<float>& logits, const SampleParams& params) {
   return kept;
 }
 
+// Of a mask, as kernels/types.h says.
+bool Names(const std::vector<uint32_t>& masks, int vocab, int mask, int id) {
+  const int word = mask * MaskWords(vocab) + id / 32;
+  return (masks[static_cast<size_t>(word)] >> (id % 32) & 1) != 0;
+}
+
 int Expected(const std::vector<float>& logits, const SampleParams& params,
-             const std::vector<LogitEdit>& edits) {
-  const std::vector<float> edited = Edited(logits, params, edits);
+             const std::vector<LogitEdit>& edits,
+             const std::vector<uint32_t>& masks) {
+  std::vector<float> edited = Edited(logits, params, edits);
+  const auto hide = [&] {
+    const int vocab = static_cast<int>(logits.size());
+    for (int id = 0; params.mask >= 0 && id < vocab; ++id) {
+      if (!Names(masks, vocab, params.mask, id)) {
+        edited[static_cast<size_t>(id)] = -INFINITY;
+      }
+    }
+    return *std::max_element(edited.begin(), edited.end()) > -INFINITY;
+  };
+  if (!hide()) {
+    edited = logits;
+    if (!hide()) edited = logits;
+  }
   if (params.temperature == 0) return Order(edited)[0];
   const Kept kept = Filter(edited, params);
   const uint64_t total =
@@ -268,6 +290,19 @@ std::vector<LogitEdit> SomeEdits(int vocab, int row) {
   return edits;
 }
 
+// Of half of the ids, of one, of none, or of the first ones.
+std::vector<uint32_t> SomeMask(int vocab, int row) {
+  std::vector<uint32_t> mask(static_cast<size_t>(MaskWords(vocab)), 0);
+  for (int id = 0; id < vocab; ++id) {
+    const bool named = row % 4 == 0   ? (id * 7 + row) % 13 < 6
+                       : row % 4 == 1 ? id == row * 31 % vocab
+                       : row % 4 == 2 ? row % 8 == 2 && id > vocab / 2
+                                      : id <= row % 40;
+    if (named) mask[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
+  }
+  return mask;
+}
+
 TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
   struct Case {
     float temperature, top_p, min_p;
@@ -297,6 +332,7 @@ TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
         for (const Case& c : cases) {
           std::vector<SampleParams> params;
           std::vector<LogitEdit> edits;
+          std::vector<uint32_t> masks;
           std::vector<float> rows;
           for (int i = 0; i < 40; ++i) {
             const auto own =
@@ -312,12 +348,19 @@ TEST(SamplerTest, DrawsEqualTheStatementForEveryFilter) {
                               .first_edit = static_cast<int32_t>(edits.size()),
                               .num_edits = static_cast<int32_t>(own.size()),
                               .only_edited = i % 4 == 3 ? 1 : 0});
+            if (i % 3 != 0) {
+              params.back().mask =
+                  static_cast<int32_t>(masks.size()) / MaskWords(vocab);
+              const auto own_mask = SomeMask(vocab, i);
+              masks.insert(masks.end(), own_mask.begin(), own_mask.end());
+            }
             edits.insert(edits.end(), own.begin(), own.end());
             rows.insert(rows.end(), logits.begin(), logits.end());
           }
-          const auto got = Sample(device, vocab, rows, params, edits);
+          const auto got = Sample(device, vocab, rows, params, edits, masks);
           for (size_t i = 0; i < got.size(); ++i) {
-            ASSERT_EQ(got[i].token_id, Expected(logits, params[i], edits))
+            ASSERT_EQ(got[i].token_id,
+                      Expected(logits, params[i], edits, masks))
                 << isa << " vocab " << vocab << " ties " << ties << " T "
                 << c.temperature << " p " << c.top_p << " min " << c.min_p
                 << " typical " << c.typical_p << " k " << c.top_k << " draw "

@@ -416,6 +416,7 @@ struct SampleProblem {
   std::vector<float> logits;
   std::vector<SampleParams> params;
   std::vector<LogitEdit> edits;
+  std::vector<uint32_t> masks = {};
 };
 
 inline AssertionResult CheckSample(const SampleFn& launch,
@@ -429,16 +430,18 @@ inline AssertionResult CheckSample(const SampleFn& launch,
   Device cpu(MakeBackend());
   SampleResult* const out = cpu.New<SampleResult>(At(count));
   cpu->Sample(cpu.queue(), count, vocab, cpu.Upload(rows),
-              cpu.Upload(problem.params), cpu.Upload(problem.edits), out);
+              cpu.Upload(problem.params), cpu.Upload(problem.edits),
+              cpu.Upload(problem.masks), out);
   const auto expected = cpu.Download(out, At(count));
   std::vector<SampleResult> got(At(count));
   std::memset(static_cast<void*>(got.data()), 0xab,
               got.size() * sizeof(SampleResult));
   const std::vector<float> before = rows;
   std::vector<LogitEdit> edits = problem.edits;
-  TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper),
-                         {rows.data(), problem.params.data(), edits.data(),
-                          got.data(), nullptr, count, vocab}));
+  TANDEM_LAUNCHED(
+      launch(StreamOf(Generation::kHopper),
+             {rows.data(), problem.params.data(), edits.data(),
+              problem.masks.data(), got.data(), nullptr, count, vocab}));
   if (rows != before) {
     return AssertionFailure() << "the rows are not as they were";
   }
@@ -450,15 +453,30 @@ inline AssertionResult CheckSample(const SampleFn& launch,
     return AssertionFailure()
            << "vocabulary " << vocab << ", T " << p.temperature << " k "
            << p.top_k << " p " << p.top_p << " min " << p.min_p << " typical "
-           << p.typical_p << ", draw " << i << ": " << a.token_id << " for "
-           << b.token_id << ", logprob " << a.logprob << " for " << b.logprob
-           << ", rank " << a.rank << " for " << b.rank;
+           << p.typical_p << ", mask " << p.mask << ", draw " << i << ": "
+           << a.token_id << " for " << b.token_id << ", logprob " << a.logprob
+           << " for " << b.logprob << ", rank " << a.rank << " for " << b.rank;
   }
   return AssertionSuccess();
 }
 
+// Adds a mask that names a share of the ids, 1 to all of 8 of 8, or, with
+// share 0, three of them.
+inline void AddMask(int share, int row, SampleProblem* problem) {
+  const int vocab = static_cast<int>(problem->logits.size());
+  const size_t begin = problem->masks.size();
+  problem->masks.resize(begin + At(MaskWords(vocab)), 0);
+  for (int id = 0; id < vocab; ++id) {
+    const bool named = share == 0
+                           ? id == row % vocab || id == vocab - 1 || id == 0
+                           : (id * 5 + id / 8 + row) % 8 < share;
+    if (named) problem->masks[begin + At(id / 32)] |= 1u << (id % 32);
+  }
+}
+
 // Draws at many positions of three sequences, half of them with edits, a
-// quarter from ids with edits alone; of a quarter the token is given.
+// quarter from ids with edits alone; of a quarter the token is given, and
+// three fifths have a mask.
 inline SampleProblem DrawsOf(const std::vector<float>& logits,
                              const SampleParams& base, int draws) {
   SampleProblem problem{logits, {}, {}};
@@ -468,6 +486,11 @@ inline SampleProblem DrawsOf(const std::vector<float>& logits,
     params.position = i;
     params.sequence_index = static_cast<uint32_t>(i % 3);
     if (i % 8 >= 6) params.given = i % vocab;
+    if (i % 5 >= 2) {
+      params.mask =
+          static_cast<int32_t>(problem.masks.size() / At(MaskWords(vocab)));
+      AddMask(i % 5 == 4 ? 0 : 1 + i % 8, i, &problem);
+    }
     if (i % 2 == 1) {
       params.first_edit = static_cast<int32_t>(problem.edits.size());
       params.only_edited = i % 4 == 3 ? 1 : 0;
