@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/sampling_flags.h"
 
+#include <fstream>
+#include <iterator>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -71,6 +74,17 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->AddList("bad-words", &bad_words,
                 "Text that must not be completed; repeatable",
                 /*separator=*/0);
+  line->Group("Structured output");
+  line->Add("json-schema", &json_schema, "The output is JSON of this schema");
+  line->Add("json-schema-file", &json_schema_file, "A file with one");
+  line->Add("json-object", &json_object, "The output is a JSON object");
+  line->Add("regex", &regex, "The output matches it, whole");
+  line->Add("grammar", &grammar, "The output is of this grammar, in Lark");
+  line->Add("grammar-file", &grammar_file, "A file with one");
+  line->AddList("choice", &choice, "The output is one of these; repeatable",
+                /*separator=*/0);
+  line->Add("structural-tag", &structural_tag,
+            "What follows a trigger in the output is constrained; JSON");
   line->Group("Stopping");
   line->AddInt("max-tokens", &max_tokens, "New tokens at most");
   line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
@@ -169,6 +183,54 @@ absl::Status SamplingFlags::FillBeam(v1::GenerateRequest* request) const {
   return absl::OkStatus();
 }
 
+absl::Status SamplingFlags::FillStructured(v1::GenerateRequest* request) const {
+  const struct {
+    const char* flag;
+    bool set;
+  } kFlags[] = {
+      {"--json-schema", !json_schema.empty()},
+      {"--json-schema-file", !json_schema_file.empty()},
+      {"--json-object", json_object},
+      {"--regex", !regex.empty()},
+      {"--grammar", !grammar.empty()},
+      {"--grammar-file", !grammar_file.empty()},
+      {"--choice", !choice.empty()},
+      {"--structural-tag", !structural_tag.empty()},
+  };
+  const char* first = nullptr;
+  for (const auto& [flag, set] : kFlags) {
+    if (!set) continue;
+    if (first != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(first, " and ", flag, " exclude each other"));
+    }
+    first = flag;
+  }
+  if (first == nullptr) return absl::OkStatus();
+  v1::StructuredOptions* const structured = request->mutable_structured();
+  const auto read = [](const std::string& path, std::string* text) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+    text->assign(std::istreambuf_iterator<char>(file), {});
+    return absl::OkStatus();
+  };
+  if (!json_schema.empty()) structured->set_json_schema(json_schema);
+  if (json_object) structured->set_json_object(true);
+  if (!regex.empty()) structured->set_regex(regex);
+  if (!grammar.empty()) structured->set_grammar(grammar);
+  if (!structural_tag.empty()) structured->set_structural_tag(structural_tag);
+  for (const std::string& value : choice) {
+    structured->mutable_choice()->add_values(value);
+  }
+  if (!json_schema_file.empty()) {
+    return read(json_schema_file, structured->mutable_json_schema());
+  }
+  if (!grammar_file.empty()) {
+    return read(grammar_file, structured->mutable_grammar());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
   v1::SamplingOptions* const sampling = request->mutable_sampling();
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
@@ -183,6 +245,9 @@ absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
     return status;
   }
   if (absl::Status status = FillBeam(request); !status.ok()) return status;
+  if (absl::Status status = FillStructured(request); !status.ok()) {
+    return status;
+  }
   v1::StoppingOptions* const stopping = request->mutable_stopping();
   if (max_tokens) stopping->set_max_tokens(static_cast<int32_t>(*max_tokens));
   if (min_tokens) stopping->set_min_tokens(static_cast<int32_t>(*min_tokens));

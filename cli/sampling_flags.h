@@ -32,6 +32,10 @@ struct SamplingFlags {
   std::vector<std::string> bad_words;
   std::vector<std::string> stop;
   std::vector<std::string> stop_token_ids;
+  std::string json_schema, json_schema_file, regex, grammar, grammar_file;
+  std::string structural_tag;
+  std::vector<std::string> choice;
+  bool json_object = false;
   bool ignore_eos = false;
   bool include_stop = false;
   bool echo = false;
@@ -50,6 +54,7 @@ struct SamplingFlags {
 
  private:
   absl::Status FillAttention(v1::OutputOptions* output) const;
+  absl::Status FillStructured(v1::GenerateRequest* request) const;
   absl::Status FillBeam(v1::GenerateRequest* request) const;
   absl::Status FillLogitRules(v1::SamplingOptions* sampling) const;
 };

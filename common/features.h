@@ -16,6 +16,7 @@ inline constexpr char kFeatureAttention[] = "attention";     // SamplingParams
 inline constexpr char kFeatureBeamSearch[] = "beam_search";  // SamplingParams
 inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
 inline constexpr char kFeaturePromptLogprobs[] = "prompt_logprobs";  // both
+inline constexpr char kFeatureStructured[] = "structured";  // SamplingParams
 // No request's: commands of the registration stream.
 inline constexpr char kFeatureAdapterLoading[] = "adapter_loading";
 

@@ -150,8 +150,9 @@ bool DecodeCore::TryLocal(Call* call) {
   // A search says nothing at its first token: its prefill counts as decoding.
   if (call->beams.width > 0) call->decode_started = loop_->Now();
   call->phase = Phase::kRunning;
-  const absl::Status status = engine_.Add(call->id, SpecOf(*call, ""),
-                                          std::move(matched.blocks), computed);
+  const absl::Status status = engine_.Add(
+      call->id, SpecOf(*call, ""), std::move(matched.blocks), computed,
+      worker::Follow(call->grammar.get(), call->output()));
   if (!status.ok()) {
     Retire(call->id, status);
   } else if (call->paused) {
@@ -334,7 +335,8 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     spec.history = call->history;
   }
   const absl::Status added =
-      engine_.Add(call->id, std::move(spec), std::move(blocks), positions);
+      engine_.Add(call->id, std::move(spec), std::move(blocks), positions,
+                  worker::Follow(call->grammar.get(), call->output()));
   if (!added.ok()) {
     Retire(call->id, added);
     return added;

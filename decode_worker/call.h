@@ -31,6 +31,11 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
     live_drafts = {};
   }
 
+  absl::Span<const int32_t> output() const {
+    return absl::MakeConstSpan(history).subspan(
+        static_cast<size_t>(prompt_tokens));
+  }
+
   bool remote_or_idle() const {
     return phase == Phase::kRemote || phase == Phase::kIdle;
   }
@@ -40,6 +45,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::unique_ptr<DecodeStream> stream;
   worker::CallTimes times;
   Phase phase = Phase::kNew;
+  bool opening = false;  // its grammar is being compiled
 
   // The request.
   std::string request_key;  // id and sequence index
@@ -57,6 +63,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::string cache_salt;
   v1::AdapterRef adapter;  // no name: none
   worker::AdapterUse adapter_use;
+  std::unique_ptr<worker::CallGrammar> grammar;  // null: none
   bool use_prefix_cache = true;
   bool kv_cache = true;
   bool suspect = false;

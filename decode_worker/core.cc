@@ -66,15 +66,11 @@ void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
   switch (message.command_case()) {
     case v1::DecodeRequest::kOpen: {
       const CallId id = call->id;
-      if (call->phase != Phase::kNew) {
+      if (call->phase != Phase::kNew || call->opening) {
         Retire(id, absl::InvalidArgumentError("a second open on one call"));
         return;
       }
-      const absl::Status status = Open(call, message.open());
-      if (!status.ok()) {
-        ++counters_.refused;
-        Retire(id, status);
-      }
+      Refuse(id, Open(call, message.open()));
       return;
     }
     case v1::DecodeRequest::kRetry:
@@ -84,6 +80,12 @@ void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
     case v1::DecodeRequest::COMMAND_NOT_SET:
       return;
   }
+}
+
+void DecodeCore::Refuse(CallId id, const absl::Status& status) {
+  if (status.ok()) return;
+  ++counters_.refused;
+  Retire(id, status);
 }
 
 absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
@@ -105,6 +107,10 @@ absl::Status DecodeCore::CheckOpen(const v1::DecodeOpen& open) const {
         "handed over");
   }
   status = CheckWithoutCache(open);
+  if (!status.ok()) return status;
+  status =
+      worker::CheckStructured(open.sampling(), open.stopping().max_tokens(),
+                              options_.grammars != nullptr);
   if (!status.ok()) return status;
   status = worker::CheckAttention(
       open.sampling(), options_.attention_layers,
@@ -179,9 +185,25 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   return absl::OkStatus();
 }
 
+// Comes here again with the grammar, if the request has one.
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
+  if (open.sampling().has_structured() && call->grammar == nullptr) {
+    call->opening = true;
+    options_.grammars->Compile(open.sampling().structured(),
+                               [this, id = call->id, open](auto grammar) {
+                                 const auto it = calls_.find(id);
+                                 if (it == calls_.end()) return;
+                                 if (!grammar.ok()) {
+                                   Refuse(id, grammar.status());
+                                   return;
+                                 }
+                                 it->second->grammar = *std::move(grammar);
+                                 Refuse(id, Open(it->second.get(), open));
+                               });
+    return absl::OkStatus();
+  }
   absl::StatusOr<worker::AdapterUse> use =
       worker::UseAdapter(options_.adapters, open.adapter());
   if (!use.ok()) return use.status();
@@ -217,6 +239,15 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
   by_request_[key] = call->id;
+  // A worker was lost behind the last token, and nobody else could tell.
+  if (call->grammar != nullptr && call->grammar->IsWhole(call->output())) {
+    call->decode_started = loop_->Now();
+    v1::DecodeFinished finished;
+    finished.set_reason(v1::FINISH_REASON_STOP);
+    finished.set_stop_token_id(-1);
+    FinishCall(call, std::move(finished));
+    return absl::OkStatus();
+  }
   StartAttempt(call,
                open.has_prefill_worker() ? &open.prefill_worker() : nullptr);
   return absl::OkStatus();

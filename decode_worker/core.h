@@ -41,6 +41,7 @@
 #include "tandem/v1/registry.pb.h"
 #include "worker/adapters.h"
 #include "worker/call_clock.h"
+#include "worker/grammars.h"
 
 namespace tandem::decode_worker {
 
@@ -53,7 +54,8 @@ struct DecodeOptions {
   handoff::ReceiverOptions receiver;
   // Null: none; outlives the core.
   worker::AdapterTable* adapters = nullptr;
-  int max_calls = 256;       // sequences admitted at once
+  worker::Grammars* grammars = nullptr;  // likewise
+  int max_calls = 256;                   // sequences admitted at once
   int attention_layers = 0;  // whose weights may be asked for: all, or none
   // False: all sequences compute without a cache, as with no_kv_cache.
   bool kv_cache = true;
@@ -136,6 +138,8 @@ class DecodeCore final : private engine::EngineListener,
   void OnMessage(Call* call, const v1::DecodeRequest& message);
   absl::Status Open(Call* call, const v1::DecodeOpen& open);
   // Whether it makes sense, and whether there is room.
+  // Ends the call, if it may not be opened.
+  void Refuse(CallId id, const absl::Status& status);
   absl::Status CheckOpen(const v1::DecodeOpen& open) const;
   absl::Status CheckWithoutCache(const v1::DecodeOpen& open) const;
   absl::Status Admit(const v1::DecodeOpen& open) const;

@@ -87,6 +87,7 @@ class DecodeRole final : public worker::Role {
     DecodeOptions options;
     options.incarnation = context.parts.incarnation;
     options.adapters = &context.parts.adapters.table;
+    options.grammars = context.parts.grammars.get();
     options.engine = context.parts.engine_options;
     options.attention_layers = context.flags.attention_output
                                    ? context.executor->kv_shape().num_layers

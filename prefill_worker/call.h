@@ -29,9 +29,11 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   std::unique_ptr<PrefillStream> stream;
   worker::CallTimes times;
   Phase phase = Phase::kNew;
+  bool opening = false;  // its grammar is being compiled
 
   v1::PrefillOpen open;
   worker::AdapterUse adapter_use;
+  std::unique_ptr<worker::CallGrammar> grammar;  // null: none
   std::vector<int32_t> history;
   engine::Stopping stopping;
   // When its prompt would be computed had it never waited: the smallest goes

@@ -50,14 +50,15 @@ void PrefillCore::OnMessage(Call* call, v1::PrefillRequest message) {
   call->times.heard = loop_->Now();
   if (!message.has_open()) return;  // a beat
   const CallId id = call->id;
-  absl::Status status =
-      call->phase == Phase::kNew
-          ? Open(call, std::move(*message.mutable_open()))
-          : absl::InvalidArgumentError("a second open on one call");
-  if (!status.ok()) {
-    ++counters_.refused;
-    Retire(id, status);
-  }
+  Refuse(id, call->phase == Phase::kNew && !call->opening
+                 ? Open(call, std::move(*message.mutable_open()))
+                 : absl::InvalidArgumentError("a second open on one call"));
+}
+
+void PrefillCore::Refuse(CallId id, const absl::Status& status) {
+  if (status.ok()) return;
+  ++counters_.refused;
+  Retire(id, status);
 }
 
 absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
@@ -75,9 +76,29 @@ absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
               "handed over"
             : "decode_worker is missing");
   }
+  status =
+      worker::CheckStructured(open.sampling(), open.stopping().max_tokens(),
+                              options_.grammars != nullptr);
+  if (!status.ok()) return status;
   return worker::CheckAttention(
       open.sampling(), options_.attention_layers,
       int64_t{open.prompt_token_ids_size()} + open.stopping().max_tokens());
+}
+
+void PrefillCore::CompileThenOpen(Call* call, v1::PrefillOpen open) {
+  call->opening = true;
+  const v1::StructuredParams params = open.sampling().structured();
+  options_.grammars->Compile(
+      params, [this, id = call->id, open = std::move(open)](auto grammar) {
+        const auto it = calls_.find(id);
+        if (it == calls_.end()) return;
+        if (!grammar.ok()) {
+          Refuse(id, grammar.status());
+          return;
+        }
+        it->second->grammar = *std::move(grammar);
+        Refuse(id, Open(it->second.get(), open));
+      });
 }
 
 absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
@@ -92,6 +113,10 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   }
   const absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
+  if (open.sampling().has_structured() && call->grammar == nullptr) {
+    CompileThenOpen(call, std::move(open));
+    return absl::OkStatus();
+  }
   absl::StatusOr<worker::AdapterUse> use =
       worker::UseAdapter(options_.adapters, open.adapter());
   if (!use.ok()) return use.status();
@@ -276,7 +301,11 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.alone = call->open.suspect();
   const CallId id = call->id;
   const absl::Status status =
-      engine_.Add(id, std::move(spec), std::move(matched.blocks), cached);
+      engine_.Add(id, std::move(spec), std::move(matched.blocks), cached,
+                  worker::Follow(call->grammar.get(),
+                                 absl::MakeConstSpan(call->history)
+                                     .subspan(static_cast<size_t>(
+                                         call->open.prompt_token_ids_size()))));
   if (!status.ok()) {
     Retire(id, status);
     return true;

@@ -44,6 +44,7 @@
 #include "tandem/v1/registry.pb.h"
 #include "worker/adapters.h"
 #include "worker/call_clock.h"
+#include "worker/grammars.h"
 
 namespace tandem::prefill_worker {
 
@@ -57,9 +58,10 @@ struct PrefillOptions {
   handoff::SenderOptions sender;
   // Null: none; outlives the core.
   worker::AdapterTable* adapters = nullptr;
-  int max_queue = 256;                  // calls that wait for their turn
-  int64_t max_queued_tokens = 1 << 20;  // their prompt tokens together
-  int max_offered = 16;                 // asked for, or told to wait, at once
+  worker::Grammars* grammars = nullptr;  // likewise
+  int max_queue = 256;                   // calls that wait for their turn
+  int64_t max_queued_tokens = 1 << 20;   // their prompt tokens together
+  int max_offered = 16;                  // asked for, or told to wait, at once
   // What is computed and not yet handed over fills at most this share of the
   // pool per decode worker.
   double waiting_share = 0.5;
@@ -113,6 +115,10 @@ class PrefillCore final : private engine::EngineListener,
   struct Call;
 
   void OnMessage(Call* call, v1::PrefillRequest message);
+  // Ends the call, if it may not be opened.
+  void Refuse(CallId id, const absl::Status& status);
+  // Opens it when its grammar is there.
+  void CompileThenOpen(Call* call, v1::PrefillOpen open);
   absl::Status Open(Call* call, v1::PrefillOpen open);
   absl::Status CheckOpen(const v1::PrefillOpen& open) const;
   // Offers from the queue's head, and starts what may compute.

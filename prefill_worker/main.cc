@@ -78,6 +78,7 @@ class PrefillRole final : public worker::Role {
     PrefillOptions options;
     options.incarnation = context.parts.incarnation;
     options.adapters = &context.parts.adapters.table;
+    options.grammars = context.parts.grammars.get();
     options.engine = context.parts.engine_options;
     options.attention_layers = context.flags.attention_output
                                    ? context.executor->kv_shape().num_layers

@@ -88,6 +88,11 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
     if (!valid.ok()) return valid;
   }
   effective->bad_word_ids = *std::move(bad_words);
+  if (effective->structured) {
+    const absl::Status compiles =
+        model_->CheckStructured(*effective->structured, structured_);
+    if (!compiles.ok()) return compiles;
+  }
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);
   admitted.prompt = std::move(prompt->token_ids);

@@ -57,11 +57,12 @@ class Intake {
   // `trace_ratio`: of the requests that come without a trace, those of which
   // one is begun; negative: no spans are wanted of any.
   Intake(const ModelText* model, const ClusterFacts* facts,
-         const Offers& offers, RouterMetrics* metrics, Access* access,
-         double trace_ratio = -1)
+         const Offers& offers, const StructuredBudget& structured,
+         RouterMetrics* metrics, Access* access, double trace_ratio = -1)
       : model_(model),
         facts_(facts),
         offers_(offers),
+        structured_(structured),
         metrics_(metrics),
         access_(access),
         trace_ratio_(trace_ratio) {}
@@ -109,6 +110,7 @@ class Intake {
   const ModelText* const model_;
   const ClusterFacts* const facts_;
   const Offers offers_;
+  const StructuredBudget structured_;
   RouterMetrics* const metrics_;
   Access* const access_;
   const double trace_ratio_;

@@ -77,6 +77,7 @@ struct Flags {
   std::string metrics_compat = "none";
   RouterOptions options;
   Offers offers;
+  StructuredBudget structured;
   LogFlags log;
   TlsFlags tls;
 };
@@ -109,6 +110,11 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddBytes("max-response-bytes", &flags->max_answer_bytes,
                  "Size of an answer that is not streamed",
                  {1 << 10, int64_t{1} << 32});
+  line->AddBytes("structured-max-bytes", &flags->structured.bytes,
+                 "Size of one request's schema, regex, grammar or choices",
+                 {1, 1 << 20});
+  line->AddDuration("structured-compile-timeout", &flags->structured.compile,
+                    "For compiling one; beyond it the request is refused");
   line->AddInt("max-http-connections", &flags->max_http_connections,
                "Open at once; more are refused", {1, 1 << 16});
   line->Add("allow-runtime-lora-updating", &flags->lora_updating,
@@ -351,8 +357,9 @@ absl::Status Process::Start() {
     core_->adapter_control().Watch([this] { UpdateFacts(); });
   });
   intake_ = std::make_unique<Intake>(
-      model_.get(), &facts_, flags_.offers, router_metrics_.get(),
-      access_.get(), spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
+      model_.get(), &facts_, flags_.offers, flags_.structured,
+      router_metrics_.get(), access_.get(),
+      spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
       &loop_, core_.get(), intake_.get(),
       static_cast<size_t>(flags_.max_answer_bytes));

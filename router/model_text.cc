@@ -16,6 +16,7 @@
 #include "router/chat_json.h"
 #include "router/errors.h"
 #include "router/tool_calls.h"
+#include "text/grammar_source.h"
 
 namespace tandem::router {
 namespace {
@@ -99,6 +100,9 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
       *tokenizer->eos_id() < spec->vocab_size) {
     limits.eos_token_ids = {*tokenizer->eos_id()};
   }
+  absl::StatusOr<text::GrammarVocabulary> grammars =
+      text::GrammarVocabulary::Create(*tokenizer, spec->vocab_size);
+  if (!grammars.ok()) return grammars.status();
   const engine::SamplingDefaults& sampling = spec->sampling;
   limits.temperature = static_cast<float>(std::clamp(
       sampling.temperature.value_or(1), 0.0, double{kMaxTemperature}));
@@ -118,9 +122,9 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   }
   std::optional<text::ChatTemplate> chat_template;
   if (chat.ok()) chat_template = *std::move(chat);
-  return std::unique_ptr<ModelText>(
-      new ModelText(*std::move(tokenizer), std::move(chat_template),
-                    std::move(limits), spec->common_window()));
+  return std::unique_ptr<ModelText>(new ModelText(
+      *std::move(tokenizer), *std::move(grammars), std::move(chat_template),
+      std::move(limits), spec->common_window()));
 }
 
 absl::StatusOr<ModelText::Prompt> ModelText::Encode(
@@ -207,6 +211,29 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ModelText::EncodeBadWords(
     if (*spaced != *alone) all.push_back(*spaced);
   }
   return all;
+}
+
+absl::Status ModelText::CheckStructured(const v1::StructuredOptions& structured,
+                                        const StructuredBudget& budget) const {
+  const text::GrammarSource source = text::SourceOf(structured);
+  const std::string field = absl::StrCat("structured.", source.field);
+  const auto bytes = static_cast<int64_t>(source.text.size());
+  if (bytes > budget.bytes) {
+    return FieldInvalid(
+        field, absl::StrCat(bytes, " bytes"),
+        absl::StrCat("at most ", budget.bytes, " (--structured-max-bytes)"));
+  }
+  const absl::Status status =
+      grammars_.Compile(source.kind, source.text, budget.compile).status();
+  if (status.ok()) return status;
+  const std::string why(status.message());
+  if (absl::IsResourceExhausted(status)) {
+    return MakeError(status.code(), "QUEUE_FULL",
+                     absl::StrCat(field, ": ", why), {{"field", field}},
+                     absl::Seconds(1));
+  }
+  return FieldInvalid(field, source.text.empty() ? "(empty)" : source.text,
+                      why);
 }
 
 absl::StatusOr<std::string> ModelText::Decode(absl::Span<const int32_t> ids,

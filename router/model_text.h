@@ -17,9 +17,16 @@
 #include "router/validate.h"
 #include "tandem/v1/inference.pb.h"
 #include "text/chat_template.h"
+#include "text/grammar.h"
 #include "text/tokenizer.h"
 
 namespace tandem::router {
+
+// What one request's grammar may come to.
+struct StructuredBudget {
+  int64_t bytes = 256 << 10;  // of all its text
+  absl::Duration compile = absl::Seconds(2);
+};
 
 class ModelText final : public TextCodec {
  public:
@@ -48,6 +55,11 @@ class ModelText final : public TextCodec {
   // INVALID_ARGUMENT where a word has none.
   absl::StatusOr<std::vector<std::vector<int32_t>>> EncodeBadWords(
       const google::protobuf::RepeatedPtrField<std::string>& words) const;
+  // Compiles it, to see whether it can be: INVALID_ARGUMENT names the field of
+  // `structured` and says why not; RESOURCE_EXHAUSTED where too many are being
+  // compiled. Takes no longer than the budget's time, and blocks for it.
+  absl::Status CheckStructured(const v1::StructuredOptions& structured,
+                               const StructuredBudget& budget) const;
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids,
                                      bool skip_special_tokens) const;
 
@@ -61,15 +73,17 @@ class ModelText final : public TextCodec {
   }
 
  private:
-  ModelText(text::Tokenizer tokenizer,
+  ModelText(text::Tokenizer tokenizer, text::GrammarVocabulary grammars,
             std::optional<text::ChatTemplate> chat_template, ModelLimits limits,
             int window)
       : tokenizer_(std::move(tokenizer)),
+        grammars_(std::move(grammars)),
         chat_template_(std::move(chat_template)),
         limits_(std::move(limits)),
         window_(window) {}
 
   const text::Tokenizer tokenizer_;
+  const text::GrammarVocabulary grammars_;
   const std::optional<text::ChatTemplate> chat_template_;
   const ModelLimits limits_;
   const int window_;

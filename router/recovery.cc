@@ -34,6 +34,12 @@ bool IsRefusal(const absl::Status& status) {
          reason == "ADAPTER_NOT_FOUND";
 }
 
+// The request's grammar came to more than it may take: other workers, which
+// would come to the same, are not asked.
+bool IsStructuredFailure(const absl::Status& status) {
+  return ErrorReason(status) == "STRUCTURED_FAILED";
+}
+
 }  // namespace
 
 void Request::OnPrefillClosed(const absl::Status& status) {
@@ -53,6 +59,10 @@ void Request::OnPrefillClosed(const absl::Status& status) {
     context_.counters->set_refusals(context_.counters->refusals() + 1);
     context_.registry->Refused(prefill_ref_.worker_id());
     RetryPrefill(/*counts=*/false, status);
+    return;
+  }
+  if (IsStructuredFailure(status) && phase_ != Phase::kDecoding) {
+    Fail(status);
     return;
   }
   // The decode worker says the same, but may be heard after the next attempt
@@ -104,6 +114,11 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
 void Request::OnDecodeClosed(const absl::Status& status) {
   if (phase_ == Phase::kEnding) {
     decode_.reset();
+    return;
+  }
+  if (IsStructuredFailure(status)) {
+    decode_.reset();
+    Fail(status);
     return;
   }
   if (!opened_ && ErrorReason(status) == "CONTEXT_LENGTH_EXCEEDED") {

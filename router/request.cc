@@ -306,7 +306,10 @@ void Request::OnDead(const v1::AttemptDead& dead) {
 }
 
 void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
-  if (phase_ != Phase::kDecoding) return;
+  // Of structured output, a worker may find what others gave to be all.
+  const bool whole = effective_.structured && !output_tokens_.empty() &&
+                     phase_ == Phase::kOpening;
+  if (phase_ != Phase::kDecoding && !whole) return;
   decode_finished_ = finished;
   AddWork(finished.work(), &work_);
   work_lost_ = work_lost_ || !finished.has_work();

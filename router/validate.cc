@@ -43,11 +43,6 @@ absl::Status CheckOnly(const char* field, bool has, T value, T only) {
       absl::StrCat("only ", only, " is allowed; others are ", kNotOffered));
 }
 
-absl::Status CheckUnset(const char* field, bool is_set) {
-  if (!is_set) return absl::OkStatus();
-  return FieldInvalid(field, "(set)", kNotOffered);
-}
-
 absl::Status CheckPrompt(const v1::GenerateRequest& request,
                          const ModelLimits& limits) {
   switch (request.prompt_case()) {
@@ -313,14 +308,38 @@ int AttentionRows(const v1::AttentionOptions& attention) {
   return attention.mean() ? 1 : attention.layers_size();
 }
 
+// What excludes it, and that it is there; what it says, the compiler judges.
+absl::Status CheckStructured(const v1::GenerateRequest& request) {
+  if (!request.has_structured()) return absl::OkStatus();
+  const v1::StructuredOptions& structured = request.structured();
+  if (request.has_beam()) {
+    return FieldInvalid("structured", "(set)", "excludes beam");
+  }
+  if (request.stopping().has_max_tokens() &&
+      request.stopping().max_tokens() == 0) {
+    return FieldInvalid("structured", "(set)",
+                        "excludes stopping.max_tokens = 0");
+  }
+  switch (structured.constraint_case()) {
+    case v1::StructuredOptions::CONSTRAINT_NOT_SET:
+      return FieldInvalid("structured", "(empty)",
+                          "one of json_schema, json_object, regex, grammar, "
+                          "choice and structural_tag is needed");
+    case v1::StructuredOptions::kJsonObject:
+      if (structured.json_object()) return absl::OkStatus();
+      return FieldInvalid("structured.json_object", "false",
+                          "true is the only value");
+    default:
+      return absl::OkStatus();
+  }
+}
+
 absl::Status CheckRest(const v1::GenerateRequest& request,
                        const ModelLimits& limits) {
   if (request.cache().no_kv_cache() && !limits.offers.no_kv_cache) {
     return FieldInvalid("cache.no_kv_cache", "true",
                         "this server was started without --enable-no-kv-cache");
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckUnset("structured", request.has_structured()));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckOnly("priority", request.has_priority(), request.priority(), 0));
   if (!v1::Placement_IsValid(request.placement())) {
@@ -571,6 +590,9 @@ void NoteFeatures(EffectiveRequest* effective) {
   if (effective->beam) {
     effective->features.emplace_back(kFeatureBeamSearch);
   }
+  if (effective->structured) {
+    effective->features.emplace_back(kFeatureStructured);
+  }
   if (effective->no_kv_cache) {
     effective->decode_features.emplace_back(kFeatureNoKvCache);
   }
@@ -587,6 +609,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckAttention(request, limits));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckStructured(request));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
   if (request.has_beam()) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeam(request));
@@ -642,6 +665,10 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
         effective.end_token_ids.push_back(id);
       }
     }
+  }
+  if (request.has_structured()) {
+    effective.structured = request.structured();
+    effective.model_end_ids = limits.eos_token_ids;
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
   effective.tool_calls = EffectiveToolCalls(request, limits);
@@ -760,6 +787,13 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
     v1::AttentionParams* const attention = params.mutable_attention();
     *attention->mutable_layers() = asked.layers();
     attention->set_mean(asked.mean());
+  }
+  if (effective.structured) {
+    v1::StructuredParams* const structured = params.mutable_structured();
+    *structured->mutable_options() = *effective.structured;
+    structured->mutable_end_token_ids()->Add(effective.model_end_ids.begin(),
+                                             effective.model_end_ids.end());
+    structured->set_ignore_end(effective.stopping.ignore_eos());
   }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);

@@ -93,7 +93,11 @@ struct EffectiveRequest {
   std::vector<std::string> features;
   std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
-  std::optional<v1::BeamOptions> beam;        // every field set
+  std::optional<v1::BeamOptions> beam;  // every field set
+  // What the output matches; Intake compiles it. NoteFeatures and the ends of
+  // the model go with it.
+  std::optional<v1::StructuredOptions> structured;
+  std::vector<int32_t> model_end_ids;         // where `structured` is set
   std::optional<ToolCallOptions> tool_calls;  // none: not looked for
   // Nothing is to be generated.
   bool only_scores() const {

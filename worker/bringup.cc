@@ -264,6 +264,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
         kFeatureAdapterLoading, kFeaturePromptLogprobs}) {
     hello.add_features(feature);
   }
+  if (parts.grammars != nullptr) hello.add_features(kFeatureStructured);
   if (flags.attention_output) hello.add_features(kFeatureAttention);
   // Beams share what they have in common.
   if (flags.kv_cache == "on") hello.add_features(kFeatureBeamSearch);
@@ -383,6 +384,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
   parts.adapters = *std::move(adapters);
+  absl::StatusOr<std::unique_ptr<TextGrammars>> grammars =
+      TextGrammars::Load(flags.model_dir, spec->vocab_size, loop);
+  if (grammars.ok()) {
+    parts.grammars = *std::move(grammars);
+  } else {
+    LogWarning("no structured outputs", {{"status", grammars.status()}});
+  }
 
   const DType kv_dtype =
       kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()

@@ -24,6 +24,7 @@
 #include "worker/draft_model.h"
 #include "worker/gpu_handoff.h"
 #include "worker/load_adapters.h"
+#include "worker/text_grammars.h"
 
 namespace tandem::worker {
 
@@ -77,6 +78,7 @@ struct WorkerParts {
   std::unique_ptr<GpuHandoff> gpu;  // null on a CPU
   std::unique_ptr<engine::Model> model;
   LoadedAdapters adapters;
+  std::unique_ptr<TextGrammars> grammars;  // null: not offered
   std::unique_ptr<engine::DeviceExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
   DraftParts draft;

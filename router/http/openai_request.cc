@@ -11,6 +11,7 @@
 #include "engine/json.h"
 #include "router/errors.h"
 #include "router/http/json_fields.h"
+#include "router/http/openai_structured.h"
 #include "router/http/openai_tools.h"
 
 namespace tandem::router {
@@ -105,50 +106,6 @@ void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping) {
   }
 }
 
-// response_format, as OpenAI has it, or vLLM's structured_outputs.
-void ReadStructured(JsonFields* fields, v1::GenerateRequest* request) {
-  if (const json* const format = fields->Object("response_format")) {
-    JsonFields inner(*format, "response_format.");
-    const std::string type = inner.String("type").value_or("");
-    if (type == "json_object") {
-      request->mutable_structured()->set_json_object(true);
-    } else if (type == "json_schema") {
-      const json* const named = inner.Object("json_schema");
-      const json* const schema =
-          named == nullptr ? nullptr : JsonFields(*named, "").Find("schema");
-      if (schema == nullptr) {
-        inner.Refuse("json_schema", *format,
-                     "an object with a schema is needed");
-      } else {
-        request->mutable_structured()->set_json_schema(Dump(*schema));
-      }
-    } else if (type != "text") {
-      inner.Refuse("type", *format, "one of text, json_object, json_schema");
-    }
-    fields->Keep(inner.status());
-  }
-  if (const json* const options = fields->Object("structured_outputs")) {
-    JsonFields inner(*options, "structured_outputs.");
-    v1::StructuredOptions* const structured = request->mutable_structured();
-    if (const json* const schema = inner.Find("json")) {
-      structured->set_json_schema(
-          schema->is_string() ? schema->get<std::string>() : Dump(*schema));
-    }
-    if (inner.Bool("json_object").value_or(false)) {
-      structured->set_json_object(true);
-    }
-    if (auto text = inner.String("regex")) structured->set_regex(*text);
-    if (auto text = inner.String("grammar")) structured->set_grammar(*text);
-    if (auto text = inner.String("structural_tag")) {
-      structured->set_structural_tag(*text);
-    }
-    for (std::string& choice : inner.Strings("choice")) {
-      structured->mutable_choice()->add_values(std::move(choice));
-    }
-    fields->Keep(inner.status());
-  }
-}
-
 // vLLM's: as many beams as sequences, unless best_of says how many.
 void ReadBeam(JsonFields* fields, v1::GenerateRequest* request) {
   if (!fields->Bool("use_beam_search").value_or(false)) return;
@@ -216,8 +173,8 @@ void ReadComputing(JsonFields* fields, v1::GenerateRequest* base) {
 }
 
 // What both kinds of body share.
-void ReadCommon(JsonFields* fields, OpenAiRequest* request,
-                v1::GenerateRequest* base) {
+void ReadCommon(std::string_view body, JsonFields* fields,
+                OpenAiRequest* request, v1::GenerateRequest* base) {
   if (auto model = fields->String("model")) base->set_model(*model);
   if (auto id = fields->String("request_id")) base->set_request_id(*id);
   if (const auto level = fields->Int32("priority")) base->set_priority(*level);
@@ -227,7 +184,7 @@ void ReadCommon(JsonFields* fields, OpenAiRequest* request,
   ReadSampling(fields, base->mutable_sampling());
   ReadBeam(fields, base);
   ReadStopping(fields, base->mutable_stopping());
-  ReadStructured(fields, base);
+  ReadStructured(body, fields, base);
   v1::OutputOptions* const output = base->mutable_output();
   if (const auto on = fields->Bool("skip_special_tokens")) {
     output->set_skip_special_tokens(*on);
@@ -383,7 +340,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
   JsonFields fields(*parsed, "");
   OpenAiRequest request;
   v1::GenerateRequest base;
-  ReadCommon(&fields, &request, &base);
+  ReadCommon(body, &fields, &request, &base);
   if (const auto n = fields.Int32("logprobs")) {
     base.mutable_output()->set_logprobs(*n);
     request.echo_logprobs = base.output().echo() && !base.has_beam();
@@ -407,7 +364,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
   OpenAiRequest request;
   request.chat = true;
   v1::GenerateRequest base;
-  ReadCommon(&fields, &request, &base);
+  ReadCommon(body, &fields, &request, &base);
   ReadChat(body, &fields, base.mutable_chat());
   const std::optional<int32_t> top = fields.Int32("top_logprobs");
   if (fields.Bool("logprobs").value_or(false)) {

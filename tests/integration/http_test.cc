@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -274,6 +275,80 @@ TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
   EXPECT_EQ(answer.Data().back(), "[DONE]");
   ASSERT_TRUE(cluster_->Restart(victim).ok());
   ASSERT_TRUE(cluster_->WaitUntilReady(1, 2, std::chrono::seconds(20)).ok());
+}
+
+// Random text of the model, held to a grammar, on either way and across a
+// worker that dies in the middle.
+TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
+  Begin({.decode = 2});
+  json body = {
+      {"prompt", kPrompt},
+      {"temperature", 1.6},
+      {"seed", 11},
+      {"max_tokens", 900},
+      {"ignore_eos", true},
+      {"structured_outputs", {{"regex", "([0-9]{2} [a-z]{3,9}, )*end"}}}};
+  const json whole = Post("/v1/completions", body).Json();
+  ASSERT_TRUE(whole.contains("choices")) << whole;
+  const std::string want = whole["choices"][0]["text"];
+  EXPECT_TRUE(std::regex_match(want.substr(0, want.rfind(", ") + 2),
+                               std::regex("([0-9]{2} [a-z]{3,9}, )*")))
+      << want;
+  body["stream"] = true;
+  Socket socket(cluster_->http_port());
+  socket.Send(Request("/v1/completions", body));
+  std::string raw = socket.Receive("data: ");
+  const auto state = cluster_->State();
+  ASSERT_TRUE(state.ok()) << state.status();
+  std::string victim;
+  if (state->in_flight_size() == 1) {
+    victim = state->in_flight(0).decode_worker_id();
+    cluster_->Kill(victim);
+  }
+  raw += socket.Receive();
+  EXPECT_EQ(Parse(raw).Text(), want);
+  if (!victim.empty()) {
+    ASSERT_TRUE(cluster_->Restart(victim).ok());
+    ASSERT_TRUE(cluster_->WaitUntilReady(1, 2, std::chrono::seconds(20)).ok());
+  }
+
+  // Several sequences, each its own; a text that can only end, ends.
+  const json choices =
+      Post("/v1/completions",
+           {{"prompt", kPrompt},
+            {"temperature", 1.6},
+            {"n", 4},
+            {"max_tokens", 40},
+            {"structured_outputs", {{"choice", {"yes", "no", "maybe so"}}}}})
+          .Json();
+  ASSERT_EQ(choices["choices"].size(), 4) << choices;
+  for (const json& choice : choices["choices"]) {
+    const std::string text = choice["text"];
+    EXPECT_TRUE(text == "yes" || text == "no" || text == "maybe so") << text;
+    EXPECT_EQ(choice["finish_reason"], "stop");
+  }
+  const json object =
+      Post("/v1/completions",
+           {{"prompt", kPrompt},
+            {"temperature", 1.6},
+            {"max_tokens", 60},
+            {"response_format",
+             {{"type", "json_schema"},
+              {"json_schema",
+               {{"name", "n"},
+                {"schema",
+                 {{"type", "object"},
+                  {"properties", {{"a", {{"enum", {"red", "green"}}}}}},
+                  {"required", {"a"}},
+                  {"additionalProperties", false}}}}}}}})
+          .Json();
+  const json made = json::parse(object["choices"][0]["text"].get<std::string>(),
+                                nullptr, false);
+  EXPECT_TRUE(made == json({{"a", "red"}}) || made == json({{"a", "green"}}))
+      << object;
+  const Answer refused =
+      Post("/v1/completions", {{"prompt", kPrompt}, {"guided_regex", "("}});
+  EXPECT_EQ(refused.Json()["error"]["param"], "regex");
 }
 
 // GET, with more header lines.

@@ -230,9 +230,12 @@ const Case kCases[] = {
     {"", "output { text: true } stopping { stop: 'a' }"},
     {"", "output { skip_special_tokens: false return_token_ids: true }"},
     // structured, beam, priority
-    {"structured", "structured { regex: 'a' }"},
     {"structured", "structured { }"},
-    {"structured", "structured { json_object: true }"},
+    {"structured", "structured { regex: 'a' } beam { width: 2 }"},
+    {"structured",
+     "structured { regex: 'a' } stopping { max_tokens: 0 } "
+     "output { prompt_logprobs: 0 }"},
+    {"structured.json_object", "structured { json_object: false }"},
     // The model has two end tokens.
     {"", "beam { width: 2 }"},
     {"", "beam { width: 1 } sampling { n: 1 seed: 3 repetition_penalty: 2 }"},

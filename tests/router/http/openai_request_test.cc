@@ -246,6 +246,36 @@ TEST(OpenAiRequestTest, ToolsAndConstraintsReachTheCoreWhichJudgesThem) {
       R"({"prompt": "a", "structured_outputs": {"choice": ["x", "y"]}})");
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->prompts[0].structured().choice().values_size(), 2);
+  // Properties keep their order, in all forms of a schema.
+  for (
+      const char* body :
+      {R"({"prompt":"a","structured_outputs":{"json":{"z":1,"a":2}}})",
+       R"({"prompt":"a","structured_outputs":{"json":"{\"z\":1,\"a\":2}"}})",
+       R"({"prompt":"a","guided_json":{"z":1,"a":2}})",
+       R"({"prompt":"a","response_format":{"type":"json_schema","json_schema":)"
+       R"({"name":"n","schema":{"z":1,"a":2}}}})"}) {
+    const auto ordered = ParseCompletion(body);
+    ASSERT_TRUE(ordered.ok()) << ordered.status();
+    EXPECT_EQ(ordered->prompts[0].structured().json_schema(),
+              R"({"z":1,"a":2})");
+  }
+  const auto tag = ParseCompletion(
+      R"({"prompt":"a","response_format":{"type":"structural_tag","triggers":)"
+      R"(["<"],"structures":[]}})");
+  ASSERT_TRUE(tag.ok());
+  EXPECT_EQ(tag->prompts[0].structured().structural_tag(),
+            R"({"type":"structural_tag","triggers":["<"],"structures":[]})");
+  const auto guided =
+      ParseCompletion(R"({"prompt":"a","guided_choice":["x"]})");
+  ASSERT_TRUE(guided.ok());
+  EXPECT_EQ(guided->prompts[0].structured().choice().values(0), "x");
+  const auto both = ParseCompletion(
+      R"({"prompt":"a","response_format":{"type":"json_object"},)"
+      R"("structured_outputs":{"regex":"a"}})");
+  ASSERT_FALSE(both.ok());
+  EXPECT_NE(both.status().message().find("structured_outputs.regex"),
+            std::string::npos);
+  EXPECT_NE(both.status().message().find("response_format"), std::string::npos);
 }
 
 // Prompts and grammars are made of schemas: members keep their order.

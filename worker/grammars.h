@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker does for requests whose output must match something
+// (StructuredParams): a grammar is compiled once per call, beside the loop and
+// before the call is opened, and followed by a constraint of its own in every
+// stay in the engine. The cores see these interfaces; a simulation has grammars
+// of its own.
+
+#ifndef TANDEM_WORKER_GRAMMARS_H_
+#define TANDEM_WORKER_GRAMMARS_H_
+
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/token_constraint.h"
+#include "tandem/v1/generation.pb.h"
+
+namespace tandem::worker {
+
+// Of a call that the grammar of its request ends with such an error, its
+// domain's reason: no other worker would do better.
+inline constexpr char kStructuredReason[] = "STRUCTURED_FAILED";
+
+// One call's grammar. Used on the loop.
+class CallGrammar {
+ public:
+  virtual ~CallGrammar() = default;
+  // Behind the tokens of an output so far. What cannot follow them shows as
+  // the constraint's status.
+  virtual std::unique_ptr<engine::TokenConstraint> Follow(
+      absl::Span<const int32_t> output) const = 0;
+  // Whether nothing can follow them.
+  virtual bool IsWhole(absl::Span<const int32_t> output) const = 0;
+};
+
+class Grammars {
+ public:
+  using Done =
+      absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<CallGrammar>>)>;
+  virtual ~Grammars() = default;
+  // Calls `done` on the loop, later. INVALID_ARGUMENT says what is wrong.
+  virtual void Compile(const v1::StructuredParams& params, Done done) = 0;
+};
+
+// What both workers check before: what excludes a grammar, and that there is
+// one at all. `offered`: the worker has Grammars.
+absl::Status CheckStructured(const v1::SamplingParams& sampling, int max_tokens,
+                             bool offered);
+
+// The constraint of a call without a grammar is none.
+inline std::unique_ptr<engine::TokenConstraint> Follow(
+    const CallGrammar* grammar, absl::Span<const int32_t> output) {
+  return grammar == nullptr ? nullptr : grammar->Follow(output);
+}
+
+}  // namespace tandem::worker
+
+#endif  // TANDEM_WORKER_GRAMMARS_H_
