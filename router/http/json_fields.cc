@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "router/errors.h"
@@ -129,35 +131,107 @@ const json* JsonFields::Array(const char* name) {
 
 namespace {
 
-constexpr size_t kMaxOrderedMembers = 512;
+using nlohmann::ordered_json;
 
-// No deeper than the parser allowed.
-bool HasLargeObject(const json& value) {
-  if (value.is_object() && value.size() > kMaxOrderedMembers) return true;
-  if (!value.is_structured()) return false;
-  return std::any_of(value.begin(), value.end(), HasLargeObject);
-}
+// Duplicates count: an ordered object looks through all members for each.
+constexpr int kMaxOrderedMembers = 512;
+
+// Builds one member of the outermost object as its text comes by, and nothing
+// of the others. A parser with a callback would do with less code, but takes
+// time quadratic in the elements of a list.
+class MemberReader final : public nlohmann::json_sax<ordered_json> {
+ public:
+  explicit MemberReader(const char* name) : name_(name) {}
+
+  ordered_json member() { return std::move(member_); }
+  bool too_many() const { return too_many_; }
+
+  bool null() override { return Put(nullptr); }
+  bool boolean(bool value) override { return Put(value); }
+  bool number_integer(int64_t value) override { return Put(value); }
+  bool number_unsigned(uint64_t value) override { return Put(value); }
+  bool number_float(double value, const std::string& /*text*/) override {
+    return Put(value);
+  }
+  bool string(std::string& text) override { return Put(std::move(text)); }
+  bool binary(ordered_json::binary_t& /*value*/) override { return false; }
+  bool start_object(size_t /*size*/) override {
+    return Open(ordered_json::object());
+  }
+  bool start_array(size_t /*size*/) override {
+    return Open(ordered_json::array());
+  }
+  bool end_object() override { return Close(); }
+  bool end_array() override { return Close(); }
+  bool key(std::string& text) override {
+    if (open_.empty()) {
+      wanted_ = depth_ == 1 && text == name_;
+      return true;
+    }
+    too_many_ = ++open_.back().members > kMaxOrderedMembers;
+    open_.back().key = std::move(text);
+    return !too_many_;
+  }
+  bool parse_error(size_t /*position*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    return false;
+  }
+
+ private:
+  // An object or list that is not closed, within the member.
+  struct Part {
+    ordered_json* value;
+    int members = 0;
+    std::string key = "";
+  };
+
+  ordered_json* Place(ordered_json value) {
+    if (open_.empty()) {
+      member_ = std::move(value);
+      return &member_;
+    }
+    Part& part = open_.back();
+    if (part.value->is_array()) {
+      part.value->push_back(std::move(value));
+      return &part.value->back();
+    }
+    return &((*part.value)[part.key] = std::move(value));
+  }
+  bool inside() const { return !open_.empty() || (wanted_ && depth_ == 1); }
+  bool Put(ordered_json value) {
+    if (inside()) Place(std::move(value));
+    return true;
+  }
+  bool Open(ordered_json value) {
+    if (inside()) open_.push_back({Place(std::move(value))});
+    ++depth_;
+    return true;
+  }
+  bool Close() {
+    --depth_;
+    if (!open_.empty()) open_.pop_back();
+    return true;
+  }
+
+  const std::string name_;
+  ordered_json member_;
+  bool wanted_ = false;  // what follows is the member's value
+  bool too_many_ = false;
+  int depth_ = 0;
+  std::vector<Part> open_;
+};
 
 }  // namespace
 
-absl::StatusOr<nlohmann::ordered_json> InOrder(std::string_view body,
-                                               const char* name,
-                                               const json& member) {
-  using nlohmann::ordered_json;
-  if (HasLargeObject(member)) {
+absl::StatusOr<ordered_json> InOrder(std::string_view body, const char* name) {
+  MemberReader reader(name);
+  ordered_json::sax_parse(body.begin(), body.end(), &reader);
+  if (reader.too_many()) {
     return FieldInvalid(
         name, "(object)",
         absl::StrCat("objects of at most ", kMaxOrderedMembers, " members"));
   }
-  // Nothing is built of the other members.
-  const auto wanted = [name](int depth, ordered_json::parse_event_t event,
-                             const ordered_json& parsed) {
-    return event != ordered_json::parse_event_t::key || depth != 1 ||
-           parsed == name;
-  };
-  ordered_json object = ordered_json::parse(body.begin(), body.end(), wanted,
-                                            /*allow_exceptions=*/false);
-  return std::move(object[name]);
+  return reader.member();
 }
 
 }  // namespace tandem::router

@@ -62,13 +62,12 @@ class JsonFields {
   absl::Status status_;
 };
 
-// `member` of the object that `body` is, which was parsed before, with the
+// Member `name` of the object that `body` is, which was parsed before, with the
 // members of its own objects in the client's order: prompts and grammars are
 // made of some. FIELD_INVALID with its name where an object in it has more than
 // 512 members, since each is looked for among those before it.
 absl::StatusOr<nlohmann::ordered_json> InOrder(std::string_view body,
-                                               const char* name,
-                                               const nlohmann::json& member);
+                                               const char* name);
 
 }  // namespace tandem::router
 

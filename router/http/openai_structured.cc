@@ -36,12 +36,12 @@ class Reader {
           JsonFields(*named, "").Find("schema") == nullptr) {
         inner.Refuse("json_schema", *format,
                      "an object with a schema is needed");
-      } else if (const auto own = Ordered("response_format", *format)) {
+      } else if (const auto own = Ordered("response_format")) {
         Set("response_format")
             ->set_json_schema(Text((*own)["json_schema"]["schema"]));
       }
     } else if (type == "structural_tag") {
-      if (const auto own = Ordered("response_format", *format)) {
+      if (const auto own = Ordered("response_format")) {
         Set("response_format")->set_structural_tag(Text(*own));
       }
     } else if (type != "text") {
@@ -56,7 +56,7 @@ class Reader {
     const json* const options = fields_->Object("structured_outputs");
     if (options == nullptr) return;
     JsonFields inner(*options, "structured_outputs.");
-    const auto own = Ordered("structured_outputs", *options);
+    const auto own = Ordered("structured_outputs");
     if (!own) return;
     ReadMembers("structured_outputs.", "", *own, &inner);
     fields_->Keep(inner.status());
@@ -67,7 +67,7 @@ class Reader {
     const json* const schema = fields_->Find("guided_json");
     ordered_json own = ordered_json::object();
     if (schema != nullptr) {
-      const auto ordered = Ordered("guided_json", *schema);
+      const auto ordered = Ordered("guided_json");
       if (!ordered) return;
       own["guided_json"] = *ordered;
     }
@@ -109,8 +109,8 @@ class Reader {
     }
   }
 
-  std::optional<ordered_json> Ordered(const char* name, const json& member) {
-    absl::StatusOr<ordered_json> ordered = InOrder(body_, name, member);
+  std::optional<ordered_json> Ordered(const char* name) {
+    absl::StatusOr<ordered_json> ordered = InOrder(body_, name);
     fields_->Keep(ordered.status());
     if (!ordered.ok()) return std::nullopt;
     return *std::move(ordered);

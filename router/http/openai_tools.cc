@@ -80,7 +80,7 @@ void ReadTools(std::string_view body, JsonFields* fields, v1::Chat* chat) {
     if (chat->tool_choice() == "auto") chat->clear_tool_choice();
     return;
   }
-  const absl::StatusOr<ordered_json> ordered = InOrder(body, "tools", *tools);
+  const absl::StatusOr<ordered_json> ordered = InOrder(body, "tools");
   if (!ordered.ok()) return fields->Keep(ordered.status());
   for (size_t i = 0; i < tools->size(); ++i) {
     const std::string where = absl::StrCat("tools[", i, "]");

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
@@ -298,6 +299,43 @@ TEST(OpenAiRequestTest, SchemasOfToolsKeepTheirOrder) {
   EXPECT_EQ(chat.tool_choice_function(), "g");
   EXPECT_FALSE(chat.has_tool_choice());
   EXPECT_TRUE(chat.has_parallel_tool_calls() && !chat.parallel_tool_calls());
+}
+
+// In time that grows with the body alone: the other way took minutes.
+TEST(OpenAiRequestTest, LongListsAndRepeatedMembersCostNoMoreThanTheirText) {
+  const auto with = [](const std::string& tools) {
+    return ParseChatCompletion(absl::StrCat(
+        R"({"messages": [{"role": "user", "content": "?"}], )", tools, "}"));
+  };
+  const auto tool = [](const std::string& parameters) {
+    return absl::StrCat(
+        R"("tools": [{"type": "function", "function": {"name": "f", )",
+        parameters, "}}]");
+  };
+  std::string list = "{}";
+  for (int i = 0; i < 200000; ++i) list += ",{}";
+  const auto listed = with(tool(R"("parameters": {"enum": [)" + list + "]}"));
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  EXPECT_EQ(listed->prompts[0].chat().tools(0).parameters_json_schema(),
+            R"({"enum":[)" + list + "]}");
+
+  std::string members = "\"a\":1";
+  for (int i = 0; i < 100000; ++i) absl::StrAppend(&members, ",\"", i, "\":1");
+  for (const std::string& body :
+       {tool(R"("parameters": {)" + members + R"(}, "parameters": {})"),
+        tool(R"("parameters": {)" + members + "}"),
+        R"("tools": {)" + members + "}, " + tool(R"("parameters": {})")}) {
+    const auto refused = with(body);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.status().message().find("at most 512 members"),
+              std::string::npos);
+  }
+  // The last of several is the one.
+  const auto last = with(R"("tools": [], )" + tool(R"("parameters": {"b": 1,
+      "a": 2, "b": 3})"));
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->prompts[0].chat().tools(0).parameters_json_schema(),
+            R"({"b":3,"a":2})");
 }
 
 std::string ReadWhole(const std::string& path) {
