@@ -10,6 +10,7 @@
 #include "common/random.h"
 #include "common/trace_context.h"
 #include "router/errors.h"
+#include "router/forced_call.h"
 
 namespace tandem::router {
 
@@ -91,6 +92,10 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   if (effective->structured) {
     const absl::Status compiles =
         model_->CheckStructured(*effective->structured, structured_);
+    if (!compiles.ok() && ForcesCall(request.chat())) {
+      return FieldInvalid("chat.tools", "(schemas)",
+                          std::string(compiles.message()));
+    }
     if (!compiles.ok()) return compiles;
   }
   AdmittedRequest admitted;

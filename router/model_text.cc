@@ -57,6 +57,7 @@ absl::Status LearnToolCalls(const text::ChatTemplate& chat,
              style != ToolCallStyle::kNone) {
     limits->tool_call_style = style;
   }
+  limits->tool_calls_by_name = source.find("[ARGS]") != std::string::npos;
   for (const std::string_view marker : ToolCallMarkers(
            limits->tool_call_style.value_or(ToolCallStyle::kNone))) {
     const std::optional<int32_t> id = tokenizer.TokenToId(marker);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/features.h"
 #include "router/errors.h"
+#include "router/forced_call.h"
 
 namespace tandem::router {
 namespace {
@@ -306,6 +307,31 @@ absl::Status CheckAttention(const v1::GenerateRequest& request,
 // Rows of weights with a token.
 int AttentionRows(const v1::AttentionOptions& attention) {
   return attention.mean() ? 1 : attention.layers_size();
+}
+
+// A call that must be made is a text to match.
+absl::Status CheckForcedCall(const v1::GenerateRequest& request) {
+  const char* const field = request.chat().has_tool_choice()
+                                ? "chat.tool_choice"
+                                : "chat.tool_choice_function";
+  const struct {
+    const char* name;
+    bool set;
+  } kExcluded[] = {
+      {"structured", request.has_structured()},
+      {"beam", request.has_beam()},
+      {"output.text = false",
+       request.output().has_text() && !request.output().text()},
+      {"stopping.max_tokens = 0", request.stopping().has_max_tokens() &&
+                                      request.stopping().max_tokens() == 0},
+  };
+  for (const auto& [name, set] : kExcluded) {
+    if (set) {
+      return FieldInvalid(field, "(a call is forced)",
+                          absl::StrCat("excludes ", name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What excludes it, and that it is there; what it says, the compiler judges.
@@ -668,6 +694,13 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   }
   if (request.has_structured()) {
     effective.structured = request.structured();
+    effective.model_end_ids = limits.eos_token_ids;
+  }
+  if (ForcesCall(request.chat())) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckForcedCall(request));
+    absl::StatusOr<std::string> tag = ForcedCallTag(request.chat(), limits);
+    if (!tag.ok()) return tag.status();
+    effective.structured.emplace().set_structural_tag(*std::move(tag));
     effective.model_end_ids = limits.eos_token_ids;
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));

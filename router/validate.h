@@ -39,6 +39,7 @@ struct ModelLimits {
   // (unset: not known), and the special tokens among its marks.
   bool template_has_tools = false;
   std::optional<ToolCallStyle> tool_call_style;
+  bool tool_calls_by_name = false;  // Mistral's newer form
   std::map<int32_t, std::string> tool_call_markers;
   std::vector<int32_t> eos_token_ids;
   // LoRA adapters of the decode workers; unset: not known, not checked.

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What router/validate.h says of chats and their tools.
 
+#include <algorithm>
 #include <cstddef>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "router/errors.h"
+#include "router/forced_call.h"
 #include "router/json_scanner.h"
 #include "router/validate.h"
 
@@ -169,7 +171,7 @@ absl::Status CheckTools(const v1::Chat& chat, const ModelLimits& limits) {
       "--tool-call-parser (with none, calls come back as text)");
 }
 
-absl::Status CheckToolChoice(const v1::Chat& chat) {
+absl::Status CheckToolChoice(const v1::Chat& chat, const ModelLimits& limits) {
   const std::string& choice = chat.tool_choice();
   if (chat.has_tool_choice() && chat.has_tool_choice_function()) {
     return FieldInvalid("chat.tool_choice_function", "(set)",
@@ -180,13 +182,25 @@ absl::Status CheckToolChoice(const v1::Chat& chat) {
     return FieldInvalid("chat.tool_choice", Shortened(choice),
                         "must be auto, none, required or a function by name");
   }
-  if (choice != "required" && !chat.has_tool_choice_function()) {
-    return absl::OkStatus();
+  if (!ForcesCall(chat)) return absl::OkStatus();
+  const char* const field =
+      chat.has_tool_choice() ? "chat.tool_choice" : "chat.tool_choice_function";
+  const std::string& value =
+      chat.has_tool_choice() ? choice : chat.tool_choice_function();
+  if (chat.tools().empty()) {
+    return FieldInvalid(field, Shortened(value), "needs chat.tools");
   }
-  return FieldInvalid(
-      "chat.tool_choice",
-      chat.has_tool_choice() ? choice : Shortened(chat.tool_choice_function()),
-      "a call cannot be forced by this version: auto or none");
+  const bool is_tool =
+      std::any_of(chat.tools().begin(), chat.tools().end(),
+                  [&](const v1::Tool& tool) { return tool.name() == value; });
+  if (chat.has_tool_choice_function() && !is_tool) {
+    return FieldInvalid(field, Shortened(value), "is none of chat.tools");
+  }
+  if (limits.tool_call_style == ToolCallStyle::kNone) {
+    return FieldInvalid(field, Shortened(value),
+                        "this server was started with --tool-call-parser none");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -206,7 +220,7 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckMessages(chat));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckTools(chat, limits));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolChoice(chat));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolChoice(chat, limits));
   if (chat.add_generation_prompt() && chat.continue_final_message()) {
     return FieldInvalid("chat.continue_final_message", "true",
                         "excludes add_generation_prompt");

@@ -88,6 +88,36 @@ def openai_whole() -> None:
         check("param", error.param, "tools[0].name")
 
 
+def forced() -> None:
+    """Calls that the model would not make by itself: its weights say others."""
+    import openai
+
+    client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=0)
+    colours = {"type": "object", "properties": {
+        "b": {"enum": ["red", "blue"]}, "a": {"enum": [2, 3]}},
+        "required": ["b", "a"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": colours}}
+             for name in ("paint", "wash")]
+    for choice in ("required", {"type": "function", "function": {"name": "wash"}}):
+        for stream in (False, True):
+            asked = {"model": STYLE, "messages": [ASK], "tools": tools, "tool_choice": choice}
+            if stream:
+                with client.chat.completions.stream(**asked) as events:
+                    answer = events.get_final_completion()
+            else:
+                answer = client.chat.completions.create(**asked)
+            calls = of_openai(answer.choices[0].message.tool_calls)
+            check("one call", len(calls), 1)
+            names = ("paint", "wash") if choice == "required" else ("wash",)
+            check("name", calls[0][1] in names, True)
+            arguments = json.loads(calls[0][2])
+            check("members", list(arguments), ["b", "a"])
+            check("values", (arguments["b"] in ("red", "blue"), arguments["a"] in (2, 3)),
+                  (True, True))
+            check("reason", answer.choices[0].finish_reason, "tool_calls")
+            check("no text", answer.choices[0].message.content or "", "")
+
+
 def openai_streamed() -> None:
     import openai
 
@@ -182,6 +212,6 @@ def litellm() -> None:
     check("answer", follow.choices[0].message.content, ANSWER)
 
 
-for client in (openai_whole, openai_streamed, openai_helpers, langchain, litellm):
+for client in (openai_whole, forced, openai_streamed, openai_helpers, langchain, litellm):
     client()
     print(f"{STYLE}, {client.__name__}: ok", flush=True)

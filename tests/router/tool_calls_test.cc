@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "router/forced_call.h"
 #include "router/json_scanner.h"
 #include "router/output.h"
 #include "router/tool_call_output.h"
@@ -487,6 +489,86 @@ TEST(ToolCallOutputTest, SplitCallsJoinToWhatTheyWere) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(joined[i].SerializeAsString(), calls[i].SerializeAsString());
   }
+}
+
+// A text that a format lets through: its first choice, and {} for schemas.
+std::string TextOf(const nlohmann::json& format, const ModelLimits& limits) {
+  const std::string type = format["type"];
+  if (type == "const_string") return format["value"];
+  if (type == "json_schema") return "{}";
+  if (type == "grammar") {
+    for (const auto& [id, marker] : limits.tool_call_markers) {
+      if (format["grammar"] == absl::StrCat("start: <[", id, "]>")) {
+        return marker;
+      }
+    }
+    ADD_FAILURE() << format;
+  }
+  if (type == "or") return TextOf(format["elements"][0], limits);
+  EXPECT_EQ(type, "sequence");
+  std::string text;
+  for (const nlohmann::json& part : format["elements"]) {
+    text += TextOf(part, limits);
+  }
+  return text;
+}
+
+TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
+  v1::Chat chat;
+  chat.set_tool_choice("required");
+  chat.add_tools()->set_name("get_weather");
+  chat.add_tools()->set_name("f");
+  struct Style {
+    ToolCallStyle style;
+    bool by_name;
+    std::map<int32_t, std::string> markers;
+  };
+  const Style kStyles[] = {
+      {kHermes, false, {}},
+      {kHermes, false, {{7, "<tool_call>"}, {8, "</tool_call>"}}},
+      {kLlama, false, {{7, "<|python_tag|>"}}},
+      {kMistral, false, {{7, "[TOOL_CALLS]"}}},
+      {kMistral, true, {{7, "[TOOL_CALLS]"}, {9, "[ARGS]"}}},
+      {kMistral, true, {}},
+  };
+  for (const Style& style : kStyles) {
+    ModelLimits limits;
+    limits.tool_call_style = style.style;
+    limits.tool_calls_by_name = style.by_name;
+    limits.tool_call_markers = style.markers;
+    for (const bool named : {false, true}) {
+      chat.clear_tool_choice_function();
+      if (named) chat.set_tool_choice_function("f");
+      const auto tag = ForcedCallTag(chat, limits);
+      ASSERT_TRUE(tag.ok()) << tag.status();
+      const std::string text =
+          TextOf(nlohmann::json::parse(*tag)["format"], limits);
+      EXPECT_EQ(Parse(style.style, {text}),
+                (Parsed{"", {named ? "f({})" : "get_weather({})"}}))
+          << text;
+    }
+  }
+}
+
+TEST(ForcedCallTest, SchemasAreOfObjectsAndKeepTheirOrder) {
+  ModelLimits limits;
+  limits.tool_call_style = kLlama;
+  v1::Chat chat;
+  chat.set_tool_choice("required");
+  v1::Tool* const tool = chat.add_tools();
+  tool->set_name("f");
+  const auto tag = [&](const std::string& schema) {
+    tool->set_parameters_json_schema(schema);
+    return ForcedCallTag(chat, limits);
+  };
+  EXPECT_THAT(*tag(""), testing::HasSubstr(R"("additionalProperties":false)"));
+  EXPECT_THAT(*tag(R"( {"z":1,"type":"object"} )"),
+              testing::HasSubstr(R"("json_schema":{"z":1,"type":"object"}})"));
+  EXPECT_THAT(*tag(R"({"z":1})"),
+              testing::HasSubstr(R"(:{"type":"object","z":1}})"));
+  EXPECT_THAT(*tag("{}"), testing::HasSubstr(R"(:{"type":"object"}})"));
+  EXPECT_EQ(ErrorMetadata(tag(R"({"type":"array"})").status())["field"],
+            "chat.tools[0].parameters_json_schema");
 }
 
 TEST(ToolCallStylesTest, AreKnownByTheTemplate) {

@@ -315,8 +315,22 @@ const Case kCases[] = {
     {"", "chat { messages { role: 'u' } tool_choice: 'auto' }"},
     {"chat.tool_choice", Tools("name: 'f'", "tool_choice: 'f'")},
     {"chat.tool_choice", Tools("name: 'f'", "tool_choice: ''")},
-    {"chat.tool_choice", Tools("name: 'f'", "tool_choice: 'required'")},
-    {"chat.tool_choice", Tools("name: 'f'", "tool_choice_function: 'f'")},
+    {"", Tools("name: 'f'", "tool_choice: 'required'")},
+    {"", Tools("name: 'f'", "tool_choice_function: 'f'")},
+    {"chat.tool_choice_function",
+     Tools("name: 'f'", "tool_choice_function: 'g'")},
+    {"chat.tool_choice",
+     "chat { messages { role: 'u' } tool_choice: 'required' }"},
+    {"chat.tools[0].parameters_json_schema",
+     Tools("name: 'f' parameters_json_schema: '{\"type\": \"string\"}'",
+           "tool_choice: 'required'")},
+    {"chat.tool_choice", Tools("name: 'f'", "tool_choice: 'required'") +
+                             " structured { regex: 'a' }"},
+    {"chat.tool_choice",
+     Tools("name: 'f'", "tool_choice: 'required'") + " beam { width: 2 }"},
+    {"chat.tool_choice_function",
+     Tools("name: 'f'", "tool_choice_function: 'f'") +
+         " output { text: false }"},
     {"chat.tool_choice_function",
      Tools("name: 'f'", "tool_choice: 'auto' tool_choice_function: 'f'")},
     // tool calls
@@ -631,6 +645,21 @@ TEST(ValidateTools, AreRefusedWhereTheModelCouldNotUseThem) {
   v1::GenerateRequest none = WithTools(1);
   none.mutable_chat()->set_tool_choice("none");
   EXPECT_TRUE(Validate(none, limits).ok());
+}
+
+TEST(ValidateTools, AForcedCallIsAText) {
+  v1::GenerateRequest request = WithTools(2);
+  EXPECT_FALSE(Validate(request, Limits())->structured.has_value());
+  request.mutable_chat()->set_tool_choice("required");
+  const auto effective = Validate(request, Limits());
+  ASSERT_TRUE(effective.ok()) << effective.status();
+  EXPECT_TRUE(effective->structured->has_structural_tag());
+  EXPECT_EQ(effective->model_end_ids, Limits().eos_token_ids);
+  EXPECT_TRUE(effective->tool_calls.has_value());
+  ModelLimits limits = Limits();
+  limits.tool_call_style = ToolCallStyle::kNone;
+  EXPECT_EQ(ErrorMetadata(Validate(request, limits).status())["field"],
+            "chat.tool_choice");
 }
 
 TEST(ValidateTools, TellWhichCallsAreLookedFor) {

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/forced_call.h"
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "nlohmann/json.hpp"
+#include "router/errors.h"
+#include "router/json_scanner.h"
+
+namespace tandem::router {
+namespace {
+
+std::string Quoted(const std::string& text) {
+  return nlohmann::json(text).dump();
+}
+
+// Formats of structural tags, as JSON text: schemas keep their order in it.
+std::string Constant(const std::string& text) {
+  return absl::StrCat(R"({"type":"const_string","value":)", Quoted(text), "}");
+}
+
+std::string Several(std::string_view type,
+                    const std::vector<std::string>& elements) {
+  if (elements.size() == 1) return elements.front();
+  return absl::StrCat(R"({"type":")", std::string(type), R"(","elements":[)",
+                      absl::StrJoin(elements, ","), "]}");
+}
+
+std::string Sequence(const std::vector<std::string>& elements) {
+  return Several("sequence", elements);
+}
+
+// A mark is a special token, by its id, or text.
+std::string Mark(const std::string& text, const ModelLimits& limits) {
+  for (const auto& [id, marker] : limits.tool_call_markers) {
+    if (marker != text) continue;
+    return absl::StrCat(R"({"type":"grammar","grammar":"start: <[)", id,
+                        R"(]>"})");
+  }
+  return Constant(text);
+}
+
+// The tool's schema, which must be one of objects.
+absl::StatusOr<std::string> ObjectSchema(const v1::Tool& tool, int index) {
+  if (tool.parameters_json_schema().empty()) {
+    return R"({"type":"object","properties":{},"additionalProperties":false})";
+  }
+  const std::string schema(
+      absl::StripAsciiWhitespace(tool.parameters_json_schema()));
+  JsonScanner scanner;
+  for (const char c : schema) scanner.Push(c);
+  for (const JsonScanner::Member& member : scanner.members()) {
+    const auto slice = [&](size_t begin, size_t end) {
+      return std::string_view(schema).substr(begin, end - begin);
+    };
+    if (slice(member.key_begin, member.key_end) != R"("type")") continue;
+    if (slice(member.value_begin, member.value_end) == R"("object")") {
+      return schema;
+    }
+    return FieldInvalid(
+        absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
+        "(schema)", "\"type\": \"object\" is needed to force a call");
+  }
+  return absl::StrCat(R"({"type":"object")",
+                      scanner.members().empty() ? "" : ",", schema.substr(1));
+}
+
+std::string Call(const std::string& name, const std::string& schema,
+                 const ModelLimits& limits) {
+  const std::string arguments =
+      absl::StrCat(R"({"type":"json_schema","json_schema":)", schema, "}");
+  const auto object = [&](const char* key, const char* before,
+                          const char* after) {
+    return Sequence({Constant(absl::StrCat(before, R"({"name": )", Quoted(name),
+                                           ", \"", key, "\": ")),
+                     arguments, Constant(absl::StrCat("}", after))});
+  };
+  switch (*limits.tool_call_style) {
+    case ToolCallStyle::kHermes:
+      return object("arguments", "\n", "\n");
+    case ToolCallStyle::kMistral:
+      if (limits.tool_calls_by_name) {
+        return Sequence({Constant(name), Mark("[ARGS]", limits), arguments});
+      }
+      return object("arguments", "[", "]");
+    default:
+      return object("parameters", "", "");
+  }
+}
+
+}  // namespace
+
+bool ForcesCall(const v1::Chat& chat) {
+  return chat.tool_choice() == "required" || chat.has_tool_choice_function();
+}
+
+absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
+                                          const ModelLimits& limits) {
+  std::vector<std::string> calls;
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    const v1::Tool& tool = chat.tools(i);
+    if (chat.has_tool_choice_function() &&
+        tool.name() != chat.tool_choice_function()) {
+      continue;
+    }
+    absl::StatusOr<std::string> schema = ObjectSchema(tool, i);
+    if (!schema.ok()) return schema.status();
+    calls.push_back(Call(tool.name(), *schema, limits));
+  }
+  const std::string any = Several("or", calls);
+  std::string format = any;
+  if (*limits.tool_call_style == ToolCallStyle::kHermes) {
+    format = Sequence(
+        {Mark("<tool_call>", limits), any, Mark("</tool_call>", limits)});
+  } else if (*limits.tool_call_style == ToolCallStyle::kMistral) {
+    format = Sequence({Mark("[TOOL_CALLS]", limits), any});
+  }
+  return absl::StrCat(R"({"type":"structural_tag","format":)", format, "}");
+}
+
+}  // namespace tandem::router
