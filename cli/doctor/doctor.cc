@@ -73,8 +73,9 @@ void CheckCluster(const v1::GetClusterStateResponse& state,
     if (!why.empty()) {
       checks->push_back(
           {Verdict::kFail, name,
-           absl::StrCat(hello.worker().endpoint(), " cannot be reached from here (",
-                        why, "): check --advertise-host and the network")});
+           absl::StrCat(hello.worker().endpoint(),
+                        " cannot be reached from here (", why,
+                        "): check --advertise-host and the network")});
     } else if (!worker.placeable()) {
       checks->push_back(
           {Verdict::kWarn, name, "gets no new requests: " + worker.reason()});
