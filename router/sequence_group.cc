@@ -100,6 +100,7 @@ void SequenceGroup::StartPart(int index) {
   if (!streams() && !admitted.effective.output.has_logprobs()) {
     admitted.effective.output.set_logprobs(0);  // what they are compared by
   }
+  if (counts_ids(index)) admitted.effective.output.set_return_token_ids(true);
   auto stream = std::make_unique<Member>(this, index);
   parts_[static_cast<size_t>(index)].stream = stream.get();
   host_->StartSequence(std::move(admitted), std::move(stream));
@@ -118,6 +119,7 @@ void SequenceGroup::OnEvent(int index, v1::GenerateResponse event) {
       // Whichever comes first: no delta may precede it.
       if (std::exchange(started_, true)) return;
       *event.mutable_started()->mutable_output() = admitted_.effective.output;
+      if (counts_ids(index)) event.mutable_started()->clear_prompt_token_ids();
       client_->Send(std::move(event));
       return;
     case v1::GenerateResponse::kDelta:
@@ -144,9 +146,13 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
     part.logprob += double{token.logprob()};
     ++part.tokens;
   }
+  if (counts_ids(index)) delta->clear_token_ids();
   if (streams()) {
+    const bool empty = delta->text().empty() && delta->tool_calls().empty() &&
+                       delta->logprobs().empty() &&
+                       delta->token_ids().empty() && delta->attention().empty();
     delta->set_index(index);
-    SendDelta(std::move(*delta));
+    if (!empty) SendDelta(std::move(*delta));
   } else {
     if (!admitted_.effective.output.has_logprobs()) delta->clear_logprobs();
     part.sequence.mutable_text()->append(delta->text());

@@ -75,6 +75,12 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   void OnMemberClosed(int index, const absl::Status& status);
   void OnMemberGone(int index);
 
+  // Text that may be a tool call is held back, maybe to the end: the first
+  // sequence then tells of its tokens by their ids, for us alone.
+  bool counts_ids(int index) const {
+    return index == 0 && streams() && admitted_.effective.tool_calls &&
+           !admitted_.effective.output.return_token_ids();
+  }
   bool streams() const { return returned_ == static_cast<int>(parts_.size()); }
   void SendDelta(v1::GenerateDelta delta);
   void SendFinished(v1::GenerateFinished finished);

@@ -101,6 +101,34 @@ TEST_F(SequenceGroupTest, OthersFollowOnceThePromptIsThereAndStreamTogether) {
   EXPECT_TRUE(w.core->idle());
 }
 
+// What may be a call of a tool is held back, and is nobody else's wait.
+TEST_F(SequenceGroupTest, HeldTextOfTheFirstKeepsNobodyWaiting) {
+  AdmittedRequest admitted = World::Ask();
+  admitted.effective.sampling.set_n(2);
+  admitted.effective.sampling.set_best_of(2);
+  admitted.effective.request_id = "group";
+  admitted.effective.output.set_return_token_ids(false);
+  admitted.effective.tool_calls.emplace();
+  admitted.effective.tool_calls->style = ToolCallStyle::kLlama3Json;
+  admitted.effective.tool_calls->names = {"f"};
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  const int32_t brace = '{' - 'a' + 1;  // the codec's letters go on behind z
+  Begin(0, brace);
+  w.Settle();
+  EXPECT_EQ(w.decodes.size(), 1u);
+  Token(0, kPrompt + 1, 1);
+  ASSERT_EQ(w.decodes.size(), 2u);
+  Begin(1, 3);
+  End(0);
+  End(1);
+  EXPECT_EQ(Texts(*client), (std::map<int, std::string>{{0, "{a"}, {1, "c"}}));
+  for (const v1::GenerateResponse& sent : client->sent) {
+    EXPECT_TRUE(sent.delta().token_ids().empty());
+    EXPECT_TRUE(sent.started().prompt_token_ids().empty());
+    EXPECT_FALSE(sent.has_delta() && sent.delta().text().empty());
+  }
+}
+
 TEST_F(SequenceGroupTest, TheBestAreReturnedAndNothingBefore) {
   ClientPipe* const client = Submit(2, 3);
   const float logprobs[] = {-3, -1, -2};
