@@ -95,28 +95,29 @@ std::string CommandLine::ForBash(const std::vector<Completions>& all) const {
       if (flag.choices.empty()) continue;
       absl::StrAppend(&choices, "    ",
                       Quoted(absl::StrCat(command.path, " ", flag.flag)),
-                      ") words=", Quoted(Joined(flag.choices)), " ;;\n");
+                      ") candidates=", Quoted(Joined(flag.choices)), " ;;\n");
     }
     absl::StrAppend(&words, "      ", Quoted(command.path),
-                    ") words=", Quoted(Joined(command.Words())), " ;;\n");
+                    ") candidates=", Quoted(Joined(command.Words())), " ;;\n");
   }
   return absl::StrCat("_", name_, R"(() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
-  local path=)",
-                      name_, R"( words= i
+  local command_path=)",
+                      name_, R"( candidates= i
   for ((i = 1; i < COMP_CWORD; ++i)); do
-    case "$path ${COMP_WORDS[i]}" in
+    case "$command_path ${COMP_WORDS[i]}" in
       )",
-                      paths, R"() path="$path ${COMP_WORDS[i]}" ;;
+                      paths,
+                      R"() command_path="$command_path ${COMP_WORDS[i]}" ;;
     esac
   done
-  case "$path $prev" in
+  case "$command_path $prev" in
 )",
-                      choices, R"(    *) case "$path" in
+                      choices, R"(    *) case "$command_path" in
 )",
                       words, R"(    esac ;;
   esac
-  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  COMPREPLY=($(compgen -W "$candidates" -- "$cur"))
   if [[ $cur != -* && ${#COMPREPLY[@]} -eq 0 ]]; then
     COMPREPLY=($(compgen -f -- "$cur"))
   fi

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/chat/chat.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -46,6 +47,7 @@ void ChatCommand::AddTo(CommandLine* line) {
                       false);
   line->Group("Router");
   line->Add("router", &router_.address, "The router's gRPC address");
+  line->Add("api-key", &router_.api_key, "The key that the router asks for");
   line->Add("timeout", &options_.timeout_seconds,
             "Deadline of an answer in seconds", 0.001, 1e6);
   line->Group("Server, with MODEL");
@@ -117,6 +119,12 @@ absl::Status ChatCommand::Run() {
       });
   session.conversation()->set_system(system_);
   if (options_.terminal) {
+    // Answers take it, and so does the line that is edited; between them it
+    // must not end the program. Not ignored: a child would inherit that.
+    struct sigaction action = {};
+    action.sa_handler = [](int) {};
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &action, nullptr);
     std::cout << "/help lists commands, /exit or Ctrl-D ends.\n" << std::flush;
   }
   LineReader reader(options_.terminal, options_.colour, history_);
