@@ -472,6 +472,59 @@ std::string ChainOfRefs(int length) {
   return absl::StrCat(schema, "\"", length, "\":{}}}");
 }
 
+// What grows without bound is seen however it is written: what is cut out of
+// the text here must be what the compiler cuts.
+TEST_F(GrammarTest, TerminalsAreMeasuredAsTheCompilerReadsThem) {
+  const auto doubling = [](std::string_view name, std::string_view head,
+                           std::string_view before) {
+    std::string lark = absl::StrCat(std::string(head), "\n");
+    for (int i = 0; i < 26; ++i) {
+      const std::string next = absl::StrCat(std::string(name), i + 1);
+      absl::StrAppend(&lark, std::string(name), i, ": ", std::string(before),
+                      next, " ", next, "\n");
+    }
+    return absl::StrCat(lark, std::string(name), "26: /a/\n");
+  };
+  for (const std::string& lark :
+       {doubling("T-", "start: T-0", ""), doubling("T_-A", "start: T_-A0", ""),
+        doubling("_T", "start: _T0", ""),
+        doubling("T", "start: T0", "/x?\n?/ "),
+        doubling("T", "start: <a/b> T0", ""),
+        doubling("T", "start: <a\"b> T0", ""),
+        doubling("T", "start: T0 // it's \" /", ""),
+        doubling("T", "start: T0 # /", ""),
+        doubling("T", "r::_: T0\nstart: r::0x0", ""),
+        doubling("T", "start: %json {\"a\": 1} T0", ""),
+        doubling("T", "start[capture=\"a\"]: T0", "")}) {
+    const auto grammar = Compile(GrammarKind::kLark, lark);
+    ASSERT_FALSE(grammar.ok()) << lark;
+    EXPECT_NE(std::string(grammar.status().message())
+                  .find("bytes with all that it names"),
+              std::string::npos)
+        << grammar.status();
+  }
+  // Behind a brace of ours they would be part of the whole.
+  const json tag = {
+      {"format",
+       {{"type", "grammar"},
+        {"grammar", "start: \"x\"\n}\nfoo: %lark {\nstart: \"y\""}}}};
+  const auto unbalanced = Compile(GrammarKind::kStructuralTag, tag.dump());
+  ASSERT_FALSE(unbalanced.ok());
+  EXPECT_NE(std::string(unbalanced.status().message()).find("a brace"),
+            std::string::npos);
+  json triggers = {{"triggers", json::array()}, {"structures", json::array()}};
+  for (int i = 0; i < 3000; ++i) {
+    const std::string begin = absl::StrCat("<t", i, ">");
+    triggers["triggers"].push_back(begin);
+    triggers["structures"].push_back(
+        {{"begin", begin}, {"schema", json::object()}, {"end", ""}});
+  }
+  const auto many = Compile(GrammarKind::kStructuralTag, triggers.dump());
+  ASSERT_FALSE(many.ok());
+  EXPECT_NE(std::string(many.status().message()).find("at most 64"),
+            std::string::npos);
+}
+
 // Whatever a client writes within the limit of bytes ends soon, as a grammar or
 // with a reason, and a mask behind it is bounded as well.
 TEST_F(GrammarTest, HostileSourcesAreBounded) {

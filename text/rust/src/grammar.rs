@@ -247,8 +247,13 @@ pub fn checked_lark(text: &str) -> Outcome<&str> {
         ));
     }
     check_nesting(text)?;
-    lark_size::check(text, MAX_REGEX_BYTES, MAX_RULES)?;
+    check_size(text)?;
     Ok(text)
+}
+
+/// Of a whole Lark grammar.
+pub fn check_size(text: &str) -> Outcome<()> {
+    lark_size::check(text, MAX_REGEX_BYTES, MAX_RULES)
 }
 
 pub fn check_regex(regex: &str) -> Outcome<()> {

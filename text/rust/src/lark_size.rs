@@ -3,50 +3,73 @@
 //! in them: what a compiler does before it can count. `A: B B`, `B: C C` and so
 //! on are few bytes and a regex without bound.
 //!
-//! Not a parser of Lark: text falls into literals, names and the rest, and a
-//! name before a colon begins a definition. What this takes wrongly, the
-//! compiler refuses.
+//! Not a parser of Lark, but it cuts text as llguidance's lexer does: a name
+//! that was read otherwise here than there would hide what it stands for. Every
+//! name in the line before a colon is taken for one that is defined there.
 
 use std::collections::HashMap;
 
 use crate::{Failure, Outcome};
 
+#[derive(Clone, Copy, PartialEq)]
 enum Piece<'a> {
     Literal(usize),
+    /// A value behind %json and the like, of so many bytes.
+    Json(usize),
     Name(&'a str),
     Colon,
+    Newline,
+    Open,
+    Close,
 }
 
-/// Refuses terminals of more than `max_bytes` and more than `max_rules`
-/// definitions.
+/// Of a name: bytes of its own, and names that stand in it.
+type Definitions<'a> = HashMap<&'a str, (usize, Vec<&'a str>)>;
+
+/// Refuses terminals of more than `max_bytes`, more than `max_rules`
+/// definitions, and braces that close what this text did not open: it may come
+/// to stand between some.
 pub fn check(text: &str, max_bytes: usize, max_rules: usize) -> Outcome<()> {
-    let mut definitions: HashMap<&str, (usize, Vec<&str>)> = HashMap::new();
-    let mut current = "";
-    let mut last = "";
-    let mut count = 0usize;
-    for piece in pieces(text) {
+    let mut definitions = Definitions::new();
+    let mut current: Vec<&str> = Vec::new();
+    let mut line: Vec<&str> = Vec::new();
+    let (mut count, mut depth) = (0usize, 0usize);
+    for piece in pieces(text)?.into_iter().chain([Piece::Newline]) {
         match piece {
-            Piece::Literal(bytes) => {
-                if bytes > max_bytes {
-                    return Err(Failure::invalid(format!(
-                        "a text or regex of {bytes} bytes; at most {max_bytes}"
-                    )));
+            Piece::Literal(bytes) if bytes > max_bytes => {
+                return Err(Failure::invalid(format!(
+                    "a text or regex of {bytes} bytes; at most {max_bytes}"
+                )));
+            }
+            Piece::Literal(bytes) | Piece::Json(bytes) => {
+                for name in &current {
+                    definitions.entry(name).or_default().0 += bytes + 1;
                 }
-                definitions.entry(current).or_default().0 += bytes + 1;
             }
-            Piece::Name(name) => {
-                definitions.entry(current).or_default().1.push(name);
-                last = name;
-            }
+            Piece::Name(name) => line.push(name),
             Piece::Colon => {
-                // The name before it was no use of it.
-                if let Some((_, names)) = definitions.get_mut(current) {
-                    names.pop();
-                }
                 count += 1;
-                current = last;
+                current = std::mem::take(&mut line);
+                current.sort_unstable();
+                current.dedup();
+                for name in &current {
+                    definitions.entry(name).or_default();
+                }
+            }
+            Piece::Newline => {
+                for name in &current {
+                    definitions.entry(name).or_default().1.extend(&line);
+                }
+                line.clear();
+            }
+            Piece::Open => depth += 1,
+            Piece::Close => {
+                depth = depth.checked_sub(1).ok_or_else(|| unbalanced("closed, not opened"))?;
             }
         }
+    }
+    if depth != 0 {
+        return Err(unbalanced("not closed"));
     }
     if count > max_rules {
         return Err(Failure::invalid(format!("{count} rules; at most {max_rules}")));
@@ -63,6 +86,10 @@ pub fn check(text: &str, max_bytes: usize, max_rules: usize) -> Outcome<()> {
     Ok(())
 }
 
+fn unbalanced(how: &str) -> Failure {
+    Failure::invalid(format!("a brace is {how}"))
+}
+
 fn is_terminal(name: &str) -> bool {
     name.chars().find(|c| c.is_alphabetic()).is_some_and(char::is_uppercase)
 }
@@ -72,7 +99,7 @@ fn is_terminal(name: &str) -> bool {
 /// would drive.
 fn expanded<'a>(
     name: &'a str,
-    definitions: &HashMap<&'a str, (usize, Vec<&'a str>)>,
+    definitions: &Definitions<'a>,
     sizes: &mut HashMap<&'a str, usize>,
 ) -> usize {
     let mut open = vec![name];
@@ -101,37 +128,83 @@ fn expanded<'a>(
     sizes.get(name).copied().unwrap_or(1)
 }
 
-fn pieces(text: &str) -> Vec<Piece<'_>> {
+/// Where the text or regex that begins at `at` has ended.
+fn after_quoted(bytes: &[u8], mut at: usize) -> usize {
+    let quote = bytes[at];
+    at += 1;
+    while at < bytes.len() && bytes[at] != quote {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    (at + 1).min(bytes.len())
+}
+
+/// `!?[_?]?[a-z][_a-z0-9-]*` or `_?[A-Z][_A-Z0-9-]*` at the beginning.
+fn name_length(text: &[u8]) -> Option<usize> {
+    let first = text.iter().position(|c| !matches!(c, b'!' | b'?' | b'_'))?;
+    let upper = text[first].is_ascii_uppercase();
+    if first > 2 || !text[first].is_ascii_alphabetic() {
+        return None;
+    }
+    let rest = text[first..].iter().position(|c| {
+        let letter = if upper { c.is_ascii_uppercase() } else { c.is_ascii_lowercase() };
+        !letter && !c.is_ascii_digit() && !matches!(c, b'_' | b'-')
+    });
+    Some(first + rest.unwrap_or(text.len() - first))
+}
+
+/// `<[^<>\s]+>` at the beginning.
+fn special_length(text: &str) -> Option<usize> {
+    let end = text[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())? + 1;
+    (end > 1 && text[end..].starts_with('>')).then_some(end + 1)
+}
+
+fn json_length(text: &str) -> Outcome<usize> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde_json::Value>();
+    match values.next() {
+        Some(Ok(_)) => Ok(values.byte_offset()),
+        _ => Err(Failure::invalid("no JSON behind %json, %regex or %llguidance")),
+    }
+}
+
+fn pieces(text: &str) -> Outcome<Vec<Piece<'_>>> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let begin = at;
-        match bytes[at] {
-            b'/' if bytes.get(at + 1) == Some(&b'/') => {
-                at = text[at..].find('\n').map_or(bytes.len(), |line| at + line);
-            }
-            b'#' => at = text[at..].find('\n').map_or(bytes.len(), |line| at + line),
-            quote @ (b'"' | b'/') => {
-                at += 1;
-                while at < bytes.len() && bytes[at] != quote && bytes[at] != b'\n' {
-                    at += if bytes[at] == b'\\' { 2 } else { 1 };
-                }
-                at = (at + 1).min(bytes.len());
-                found.push(Piece::Literal(at - begin));
-            }
-            b':' => {
-                at += 1;
-                found.push(Piece::Colon);
-            }
-            c if c.is_ascii_alphabetic() || c == b'_' => {
-                while at < bytes.len() && (bytes[at].is_ascii_alphanumeric() || bytes[at] == b'_') {
-                    at += 1;
-                }
-                found.push(Piece::Name(&text[begin..at]));
-            }
-            _ => at += 1,
+        // Bytes of a character are no token, and slices begin at characters.
+        if !text.is_char_boundary(at) {
+            at += 1;
+            continue;
+        }
+        let rest = &text[at..];
+        if rest.starts_with("//") || rest.starts_with('#') {
+            at += rest.find('\n').unwrap_or(rest.len());
+        } else if rest.starts_with('"') || rest.starts_with('/') {
+            at = after_quoted(bytes, at);
+            found.push(Piece::Literal(at - begin));
+        } else if let Some(word) =
+            ["%json", "%regex", "%llguidance"].into_iter().find(|word| rest.starts_with(word))
+        {
+            at += word.len() + json_length(&rest[word.len()..])?;
+            found.push(Piece::Json(at - begin));
+        } else if rest.starts_with("::") {
+            at += 2;
+        } else if let Some(length) = rest.starts_with('<').then(|| special_length(rest)).flatten() {
+            at += length;
+        } else if let Some(length) = name_length(rest.as_bytes()) {
+            at += length;
+            found.push(Piece::Name(&text[begin..at]));
+        } else {
+            at += 1;
+            found.extend(match bytes[begin] {
+                b':' => Some(Piece::Colon),
+                b'\n' => Some(Piece::Newline),
+                b'{' => Some(Piece::Open),
+                b'}' => Some(Piece::Close),
+                _ => None,
+            });
         }
     }
-    found
+    Ok(found)
 }

@@ -14,6 +14,9 @@ use crate::{Failure, Outcome};
 
 /// Of formats within formats; the JSON parser bounds the rest.
 const MAX_DEPTH: usize = 32;
+/// Of one list. Each trigger's terminal speaks of all of them.
+const MAX_TRIGGERS: usize = 64;
+const MAX_TRIGGER_BYTES: usize = 2048;
 
 /// The Lark grammar for `json`.
 pub fn to_lark(json: &str) -> Outcome<String> {
@@ -28,7 +31,9 @@ pub fn to_lark(json: &str) -> Outcome<String> {
             .ok_or_else(|| Failure::invalid("needs \"format\", or \"structures\" and \"triggers\""))?;
         lark.format(format, "format", 0)?
     };
-    Ok(format!("start: {start}\n{}", lark.rules))
+    let whole = format!("start: {start}\n{}", lark.rules);
+    crate::grammar::check_size(&whole)?;
+    Ok(whole)
 }
 
 #[derive(Default)]
@@ -160,6 +165,14 @@ impl Lark {
         stop_after_first: bool,
         path: &str,
     ) -> Outcome<String> {
+        let bytes: usize = triggers.iter().map(String::len).sum();
+        if triggers.len() > MAX_TRIGGERS || bytes > MAX_TRIGGER_BYTES {
+            return Err(Failure::invalid(format!(
+                "{path}: {} triggers of {bytes} bytes; at most {MAX_TRIGGERS} of \
+                 {MAX_TRIGGER_BYTES}",
+                triggers.len()
+            )));
+        }
         let mut options: Vec<Vec<String>> = vec![Vec::new(); triggers.len()];
         for (index, tag) in tags.iter().enumerate() {
             let begun = |at: &usize| tag.begin.starts_with(triggers[*at].as_str());
