@@ -92,7 +92,7 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   if (effective->structured) {
     const absl::Status compiles =
         model_->CheckStructured(*effective->structured, structured_);
-    if (!compiles.ok() && ForcesCall(request.chat())) {
+    if (absl::IsInvalidArgument(compiles) && ForcesCall(request.chat())) {
       return FieldInvalid("chat.tools", "(schemas)",
                           std::string(compiles.message()));
     }

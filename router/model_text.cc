@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -20,6 +21,8 @@
 
 namespace tandem::router {
 namespace {
+
+constexpr size_t kMaxCompiled = 256;
 
 class Decoder final : public TextStream {
  public:
@@ -224,9 +227,24 @@ absl::Status ModelText::CheckStructured(const v1::StructuredOptions& structured,
         field, absl::StrCat(bytes, " bytes"),
         absl::StrCat("at most ", budget.bytes, " (--structured-max-bytes)"));
   }
+  // Programs send the same again and again, and an HTTP call each of its
+  // prompts. Workers compile it themselves, whatever is said here.
+  const size_t hash = absl::HashOf(source.kind, source.text);
+  {
+    const MutexLock lock(&mutex_);
+    if (std::find(compiled_.begin(), compiled_.end(), hash) !=
+        compiled_.end()) {
+      return absl::OkStatus();
+    }
+  }
   const absl::Status status =
       grammars_.Compile(source.kind, source.text, budget.compile).status();
-  if (status.ok()) return status;
+  if (status.ok()) {
+    const MutexLock lock(&mutex_);
+    compiled_.push_back(hash);
+    if (compiled_.size() > kMaxCompiled) compiled_.pop_front();
+    return status;
+  }
   const std::string why(status.message());
   if (absl::IsResourceExhausted(status)) {
     return MakeError(status.code(), "QUEUE_FULL",

@@ -6,12 +6,14 @@
 #define TANDEM_ROUTER_MODEL_TEXT_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "google/protobuf/repeated_ptr_field.h"
 #include "router/text_codec.h"
 #include "router/validate.h"
@@ -84,6 +86,9 @@ class ModelText final : public TextCodec {
 
   const text::Tokenizer tokenizer_;
   const text::GrammarVocabulary grammars_;
+  // Hashes of sources that compile, by a seed of this process.
+  mutable Mutex mutex_;
+  mutable std::deque<size_t> compiled_ ABSL_GUARDED_BY(mutex_);
   const std::optional<text::ChatTemplate> chat_template_;
   const ModelLimits limits_;
   const int window_;

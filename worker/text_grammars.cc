@@ -17,6 +17,7 @@ namespace {
 
 // Routers have checked it, within less.
 constexpr absl::Duration kCompileBudget = absl::Seconds(10);
+constexpr size_t kMaxRecent = 16;
 constexpr size_t kMaxSourceBytes = size_t{4} << 20;
 
 absl::Status Failed(const absl::Status& why) {
@@ -189,8 +190,25 @@ void TextGrammars::Run() {
   }
 }
 
+absl::StatusOr<text::Grammar> TextGrammars::Compiled(
+    const text::GrammarSource& source) {
+  const auto known =
+      std::find_if(recent_.begin(), recent_.end(), [&](const Recent& recent) {
+        return recent.source.kind == source.kind &&
+               recent.source.text == source.text;
+      });
+  if (known != recent_.end()) return known->grammar.Copy();
+  absl::StatusOr<text::Grammar> grammar =
+      vocabulary_.Compile(source.kind, source.text, kCompileBudget);
+  if (grammar.ok()) {
+    recent_.push_back({source, grammar->Copy()});
+    if (recent_.size() > kMaxRecent) recent_.pop_front();
+  }
+  return grammar;
+}
+
 absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
-    const v1::StructuredParams& params) const {
+    const v1::StructuredParams& params) {
   const text::GrammarSource source = text::SourceOf(params.options());
   const auto refuse = [&](auto... parts) {
     return absl::InvalidArgumentError(
@@ -209,8 +227,7 @@ absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
     }
     ends.ids.push_back(id);
   }
-  absl::StatusOr<text::Grammar> grammar =
-      vocabulary_.Compile(source.kind, source.text, kCompileBudget);
+  absl::StatusOr<text::Grammar> grammar = Compiled(source);
   if (!grammar.ok()) {
     return absl::Status(
         grammar.status().code(),

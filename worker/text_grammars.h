@@ -13,6 +13,7 @@
 #include "common/loop.h"
 #include "common/mutex.h"
 #include "text/grammar.h"
+#include "text/grammar_source.h"
 #include "worker/grammars.h"
 
 namespace tandem::worker {
@@ -37,7 +38,14 @@ class TextGrammars final : public Grammars {
   TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop);
   void Run();
   absl::StatusOr<std::unique_ptr<CallGrammar>> CompileNow(
-      const v1::StructuredParams& params) const;
+      const v1::StructuredParams& params);
+  // Sequences of one request, and requests of one program, have the same.
+  absl::StatusOr<text::Grammar> Compiled(const text::GrammarSource& source);
+
+  struct Recent {
+    text::GrammarSource source;
+    text::Grammar grammar;
+  };
 
   const text::GrammarVocabulary vocabulary_;
   Loop* const loop_;
@@ -45,6 +53,7 @@ class TextGrammars final : public Grammars {
   CondVar wake_;
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);  // at most one per call
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Recent> recent_;  // the thread's own, the newest last
   std::thread thread_;
 };
 
