@@ -621,15 +621,15 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   sequence->finish.reset();
   const bool whole =
       sequence->constraint != nullptr && sequence->constraint->Append(token);
+  const bool stopped = may_stop && Contains(stopping.stop_token_ids, token);
+  const bool full = sequence->new_tokens() >= stopping.max_tokens ||
+                    sequence->length() >= options_.max_model_len;
   if (sequence->spec.beams.width > 0) {
     // Candidates; what becomes of them is decided elsewhere.
-  } else if (may_stop && Contains(stopping.stop_token_ids, token)) {
-    sequence->finish = Finish::kStop;
-  } else if (sequence->new_tokens() >= stopping.max_tokens ||
-             sequence->length() >= options_.max_model_len) {
+  } else if (full && !stopped) {
+    // Before a whole text: who holds the tokens alone can tell it as well.
     sequence->finish = Finish::kLength;
-  } else if (whole) {
-    // Behind the limit, which who holds the tokens alone can tell as well.
+  } else if (stopped || whole) {
     sequence->finish = Finish::kStop;
   }
   sequence->finished =
