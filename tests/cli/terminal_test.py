@@ -130,6 +130,7 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(int(terminal.expect(r"(\d+) prompt").group(1)), second)
         terminal.send("/load /no/such/file\r")
         terminal.expect("error: .*cannot read")
+        terminal.expect(">>> ")  # else it ends a line, not the chat
         terminal.send("\x04")
         self.assertEqual(terminal.wait(), 0)
 
