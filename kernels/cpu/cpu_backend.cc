@@ -517,20 +517,14 @@ class CpuBackend final : public Backend {
   void KvScatter(Queue& queue, KvCache& cache, const KvRange& range, DType wire,
                  const std::byte* staging) override {
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
-    Put(queue, [&kv, range, wire, staging] {
-      const KvLayout& layout = kv.layout();
-      const int64_t row_bytes = RowBytes(layout, range, wire);
-      const std::byte* row = staging;
-      for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
-        for (int position = range.position_begin; position < range.position_end;
-             ++position, row += row_bytes) {
-          cpu::WriteKvRow(
-              layout,
-              kv.Block(layer, range.block_table[position / layout.block_size]),
-              position % layout.block_size, range.head_begin, range.head_end,
-              wire, row);
-        }
-      }
+    Put(queue, [this, &kv, range, wire, staging] {
+      auto* row = const_cast<std::byte*>(staging);  // is read alone
+      ForKvRows(kv, range, wire, std::numeric_limits<int>::max(),
+                [&](int, int, cpu::KvRowsPiece& piece) {
+                  piece.row = row;
+                  table_.write_kv_rows(piece);
+                  row += piece.rows * piece.row_bytes;
+                });
     });
   }
 
@@ -690,6 +684,31 @@ class CpuBackend final : public Backend {
     });
   }
 
+  // run(layer, first position, piece without `row`) over a range's rows in the
+  // order of the wire, at most `most` at once.
+  template <typename Run>
+  static void ForKvRows(const CpuKvCache& kv, const KvRange& range, DType wire,
+                        int most, const Run& run) {
+    const KvLayout& layout = kv.layout();
+    cpu::KvRowsPiece piece{};
+    piece.layout = &layout;
+    piece.head_begin = range.head_begin;
+    piece.head_end = range.head_end;
+    piece.wire = wire;
+    piece.row_bytes = RowBytes(layout, range, wire);
+    for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
+      for (int position = range.position_begin; position < range.position_end;
+           position += piece.rows) {
+        piece.block =
+            kv.Block(layer, range.block_table[position / layout.block_size]);
+        piece.slot = position % layout.block_size;
+        piece.rows = std::min({most, layout.block_size - piece.slot,
+                               range.position_end - position});
+        run(layer, position, piece);
+      }
+    }
+  }
+
   // Gather with `staging`, digest alone without.
   void PutRead(Queue& queue, const KvCache& cache, const KvRange& range,
                DType wire, uint64_t digest_key, std::byte* staging,
@@ -697,25 +716,27 @@ class CpuBackend final : public Backend {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
     own.Put([this, &own, &kv, range, wire, digest_key, staging, digest] {
-      const KvLayout& layout = kv.layout();
       const DigestKeys keys(digest_key);
-      const int64_t row_bytes = RowBytes(layout, range, wire);
       KvDigest sum;
       std::byte* row = staging != nullptr ? staging : own.scratch();
-      for (int layer = range.layer_begin; layer < range.layer_end; ++layer) {
-        for (int position = range.position_begin; position < range.position_end;
-             ++position) {
-          cpu::ReadKvRow(
-              layout,
-              kv.Block(layer, range.block_table[position / layout.block_size]),
-              position % layout.block_size, range.head_begin, range.head_end,
-              wire, row);
-          sum += table_.digest_row(reinterpret_cast<const uint32_t*>(row),
-                                   static_cast<int>(row_bytes / 4), keys.low,
-                                   keys.high, digest_key, layer, position);
-          if (staging != nullptr) row += row_bytes;
-        }
-      }
+      const int most =
+          staging != nullptr
+              ? std::numeric_limits<int>::max()
+              : static_cast<int>(static_cast<int64_t>(CpuQueue::kScratchBytes) /
+                                 RowBytes(kv.layout(), range, wire));
+      ForKvRows(kv, range, wire, most,
+                [&](int layer, int position, cpu::KvRowsPiece& piece) {
+                  piece.row = row;
+                  table_.read_kv_rows(piece);
+                  for (int i = 0; i < piece.rows; ++i) {
+                    sum += table_.digest_row(
+                        reinterpret_cast<const uint32_t*>(piece.row +
+                                                          i * piece.row_bytes),
+                        static_cast<int>(piece.row_bytes / 4), keys.low,
+                        keys.high, digest_key, layer, position + i);
+                  }
+                  if (staging != nullptr) row += piece.rows * piece.row_bytes;
+                });
       *digest = sum;
     });
   }

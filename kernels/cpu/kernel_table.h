@@ -134,6 +134,20 @@ struct RopePiece {
   int slot;
 };
 
+// Rows of KV on the wire, and where their positions lie: side by side in one
+// block.
+struct KvRowsPiece {
+  const KvLayout* layout;
+  std::byte* block;
+  int slot;  // of the first row
+  int rows;
+  int head_begin;
+  int head_end;
+  DType wire;
+  std::byte* row;  // [rows][row_bytes]
+  int64_t row_bytes;
+};
+
 struct KernelTable {
   Isa isa;
   Dot dot;
@@ -167,6 +181,9 @@ struct KernelTable {
   void (*scale)(int dim, float scale, float soft_cap, float* x);
   // out[i] = exp(x[i]) as attention and sampling compute it. For tests.
   void (*exp)(int count, const float* x, float* out);
+  // Block to wire, and back.
+  void (*read_kv_rows)(const KvRowsPiece& piece);
+  void (*write_kv_rows)(const KvRowsPiece& piece);
   // kv_digest.h's sum over one row's words.
   KvDigest (*digest_row)(const uint32_t* words, int count,
                          const uint32_t* low_keys, const uint32_t* high_keys,

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The digest of one row of KV (kv_digest.h), eight words at a time. Sums
-// modulo 2^64 have no order, so this equals the definition.
+// Rows of KV between a block and the wire, and the digest of one row
+// (kv_digest.h), eight words at a time. Sums modulo 2^64 have no order, so the
+// digest equals the definition.
+//
+// Where neither side converts, f32 and bf16 move as cells of 32 bits: keys are
+// a matrix [cells][slots] here and [rows][cells] on the wire, turned in squares
+// of eight; values of bf16 lie in pairs of positions, those of f32 in rows.
+// Anything else goes vector by vector (kv_layout.cc). What lands in a block is
+// stored past the caches, whole lines at a time: it is more than they hold, and
+// a plain store would first read what it replaces.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_rows.cc"
@@ -10,13 +18,205 @@
 // clang-format on
 
 #include <algorithm>
+#include <cstring>
 
+#include "hwy/cache_control.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kv_layout.h"
 #include "kernels/kv_digest.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
+
+using Cells = hn::CappedTag<uint32_t, 8>;  // 8 lanes with both sets
+using CellVec = hn::Vec<Cells>;
+
+// columns[j] = from[i * from_stride + j] for rows i < 8.
+HWY_INLINE void Turn8(const uint32_t* from, int64_t from_stride,
+                      CellVec (&columns)[8]) {
+  const Cells d;
+  const hn::Repartition<uint64_t, Cells> d64;
+  const auto low = [&](CellVec a, CellVec b) HWY_ATTR {
+    return hn::BitCast(
+        d, hn::InterleaveLower(d64, hn::BitCast(d64, a), hn::BitCast(d64, b)));
+  };
+  const auto high = [&](CellVec a, CellVec b) HWY_ATTR {
+    return hn::BitCast(
+        d, hn::InterleaveUpper(d64, hn::BitCast(d64, a), hn::BitCast(d64, b)));
+  };
+  CellVec four[8];  // [half of the rows][column modulo 4], columns 4 apart
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    CellVec row[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      row[i] = hn::LoadU(d, from + (4 * half + i) * from_stride);
+    }
+    const CellVec a = hn::InterleaveLower(d, row[0], row[1]);
+    const CellVec b = hn::InterleaveLower(d, row[2], row[3]);
+    const CellVec e = hn::InterleaveUpper(d, row[0], row[1]);
+    const CellVec f = hn::InterleaveUpper(d, row[2], row[3]);
+    four[4 * half] = low(a, b);
+    four[4 * half + 1] = high(a, b);
+    four[4 * half + 2] = low(e, f);
+    four[4 * half + 3] = high(e, f);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    columns[i] = hn::ConcatLowerLower(d, four[4 + i], four[i]);
+    columns[4 + i] = hn::ConcatUpperUpper(d, four[4 + i], four[i]);
+  }
+}
+
+// to [columns][rows] = from [rows][columns]. With `stream`, lines of 64 bytes
+// that are written whole pass the caches; `to` is then in a block, whose rows
+// of cells begin at lines.
+template <bool stream>
+HWY_INLINE void Turn(const uint32_t* from, int64_t from_stride, int rows,
+                     int columns, uint32_t* to, int64_t to_stride) {
+  const Cells d;
+  const int whole_rows = rows / 8 * 8;
+  const int whole_columns = columns / 8 * 8;
+  const bool lines = stream && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+  for (int j = 0; j < whole_columns; j += 8) {
+    int i = 0;
+    for (; lines && i + 16 <= rows; i += 16) {
+      CellVec first[8], second[8];
+      Turn8(from + i * from_stride + j, from_stride, first);
+      Turn8(from + (i + 8) * from_stride + j, from_stride, second);
+#pragma GCC unroll 8
+      for (int c = 0; c < 8; ++c) {
+        uint32_t* const at = to + (j + c) * to_stride + i;
+#if HWY_TARGET == HWY_AVX3
+        const U32 d16;
+        hn::Stream(hn::Combine(d16, second[c], first[c]), d16, at);
+#else
+        hn::Stream(first[c], d, at);
+        hn::Stream(second[c], d, at + 8);
+#endif
+      }
+    }
+    for (; i < whole_rows; i += 8) {
+      CellVec cells[8];
+      Turn8(from + i * from_stride + j, from_stride, cells);
+#pragma GCC unroll 8
+      for (int c = 0; c < 8; ++c) {
+        hn::StoreU(cells[c], d, to + (j + c) * to_stride + i);
+      }
+    }
+  }
+  for (int i = 0; i < rows; ++i) {
+    for (int j = i < whole_rows ? whole_columns : 0; j < columns; ++j) {
+      to[j * to_stride + i] = from[i * from_stride + j];
+    }
+  }
+}
+
+// `to` is aligned to 32 bytes, `count` a multiple of 8.
+HWY_INLINE void StreamCells(const uint32_t* from, int count, uint32_t* to) {
+  const Cells d;
+  for (int i = 0; i < count; i += 8) {
+    hn::Stream(hn::LoadU(d, from + i), d, to + i);
+  }
+}
+
+// One position's bf16 values of a head; `cells` has those of the pair.
+void OneOfPair(std::byte* cells, bool odd, int count, bool write,
+               std::byte* row) {
+  auto* const in_block = reinterpret_cast<uint16_t*>(cells) + (odd ? 1 : 0);
+  auto* const on_wire = reinterpret_cast<uint16_t*>(row);
+  for (int i = 0; i < count; ++i) {
+    write ? in_block[2 * i] = on_wire[i] : on_wire[i] = in_block[2 * i];
+  }
+}
+
+// Those of both positions; `count` is a multiple of 8.
+HWY_INLINE void BothOfPair(std::byte* cells, int count, bool write,
+                           std::byte* even_row, std::byte* odd_row) {
+  const Cells d;
+  const hn::Rebind<uint16_t, Cells> half;
+  auto* const in_block = reinterpret_cast<uint32_t*>(cells);
+  auto* const even = reinterpret_cast<uint16_t*>(even_row);
+  auto* const odd = reinterpret_cast<uint16_t*>(odd_row);
+  for (int i = 0; i < count; i += 8) {
+    if (write) {
+      const CellVec low = hn::PromoteTo(d, hn::LoadU(half, even + i));
+      const CellVec high = hn::PromoteTo(d, hn::LoadU(half, odd + i));
+      hn::Stream(hn::Or(low, hn::ShiftLeft<16>(high)), d, in_block + i);
+    } else {
+      const CellVec both = hn::LoadU(d, in_block + i);
+      hn::StoreU(hn::TruncateTo(half, both), half, even + i);
+      hn::StoreU(hn::TruncateTo(half, hn::ShiftRight<16>(both)), half, odd + i);
+    }
+  }
+}
+
+void MoveKeys(const KvRowsPiece& p, bool write, int head, std::byte* rows) {
+  const KvLayout& layout = *p.layout;
+  const int cells = static_cast<int>(layout.k_head_bytes / 4 / layout.slots);
+  auto* const block =
+      reinterpret_cast<uint32_t*>(p.block + layout.KHead(head)) + p.slot;
+  auto* const wire = reinterpret_cast<uint32_t*>(rows);
+  const int64_t stride = p.row_bytes / 4;
+  write ? Turn<true>(wire, stride, p.rows, cells, block, layout.slots)
+        : Turn<false>(block, layout.slots, cells, p.rows, wire, stride);
+}
+
+void MoveValues(const KvRowsPiece& p, bool write, int head, std::byte* rows) {
+  const KvLayout& layout = *p.layout;
+  std::byte* const block = p.block + layout.VHead(head);
+  const int count = layout.head_dim;
+  for (int i = 0; i < p.rows;) {
+    const int slot = p.slot + i;
+    std::byte* const row = rows + i * p.row_bytes;
+    if (layout.type == DType::kF32) {
+      std::byte* const at = block + slot * layout.v_row_bytes();
+      if (write) {
+        StreamCells(reinterpret_cast<const uint32_t*>(row), count,
+                    reinterpret_cast<uint32_t*>(at));
+      } else {
+        std::memcpy(row, at, static_cast<size_t>(count) * 4);
+      }
+      ++i;
+      continue;
+    }
+    std::byte* const cells = block + slot / 2 * int64_t{layout.width} * 4;
+    if (slot % 2 == 0 && i + 1 < p.rows) {
+      BothOfPair(cells, count, write, row, row + p.row_bytes);
+      i += 2;
+    } else {
+      OneOfPair(cells, slot % 2 != 0, count, write, row);
+      ++i;
+    }
+  }
+}
+
+void MoveRows(const KvRowsPiece& p, bool write) {
+  const KvLayout& layout = *p.layout;
+  if (layout.type != p.wire ||
+      (p.wire != DType::kF32 && p.wire != DType::kBF16)) {
+    for (int i = 0; i < p.rows; ++i) {
+      std::byte* const row = p.row + i * p.row_bytes;
+      write ? WriteKvRow(layout, p.block, p.slot + i, p.head_begin, p.head_end,
+                         p.wire, row)
+            : ReadKvRow(layout, p.block, p.slot + i, p.head_begin, p.head_end,
+                        p.wire, row);
+    }
+    return;
+  }
+  const int64_t vector = KvElementBytes(p.wire, layout.head_dim);
+  std::byte* at = p.row;
+  for (const bool value : {false, true}) {
+    for (int head = p.head_begin; head < p.head_end; ++head, at += vector) {
+      value ? MoveValues(p, write, head, at) : MoveKeys(p, write, head, at);
+    }
+  }
+  if (write) hwy::FlushStream();
+}
+
+void ReadKvRows(const KvRowsPiece& p) { MoveRows(p, false); }
+void WriteKvRows(const KvRowsPiece& p) { MoveRows(p, true); }
 
 KvDigest DigestWords(const uint32_t* words, int count, const uint32_t* low_keys,
                      const uint32_t* high_keys, uint64_t key, int layer,
@@ -66,8 +266,10 @@ HWY_AFTER_NAMESPACE();
 namespace tandem::kernels::cpu {
 
 void AddKvRows(KernelTable& table) {
-  table.digest_row =
-      table.isa == Isa::kAvx512 ? N_AVX3::DigestWords : N_AVX2::DigestWords;
+  const bool wide = table.isa == Isa::kAvx512;
+  table.digest_row = wide ? N_AVX3::DigestWords : N_AVX2::DigestWords;
+  table.read_kv_rows = wide ? N_AVX3::ReadKvRows : N_AVX2::ReadKvRows;
+  table.write_kv_rows = wide ? N_AVX3::WriteKvRows : N_AVX2::WriteKvRows;
 }
 
 }  // namespace tandem::kernels::cpu

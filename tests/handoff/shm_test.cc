@@ -2,6 +2,7 @@
 // Shared memory between real threads and real processes: who is let in, what
 // is sealed, what a peer's death proves and what it does not.
 
+#include <emmintrin.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -496,6 +497,17 @@ void Each(const SliceRange& range, const Grant& grant, const Copy& copy) {
   }
 }
 
+// A copy past the caches, as a CPU's scatter stores; `size` is a multiple of 64
+// and `to` aligned to 16.
+void StreamCopy(std::byte* to, const std::byte* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += 16) {
+    _mm_stream_si128(
+        reinterpret_cast<__m128i*>(to + i),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+  }
+  _mm_sfence();
+}
+
 // Bytes per second through each way, between two threads of one process,
 // beside a plain copy of as many bytes. Gather and scatter are plain copies
 // too, so "shm" is two copies, of which the second runs beside the first.
@@ -544,7 +556,7 @@ TEST(Shm, ThroughputBesideMemcpy) {
                  const std::byte* staging,
                  absl::AnyInvocable<void()> done) override {
       Each(range, grant, [&](int64_t at, int64_t to, int64_t size) {
-        std::memcpy(sink.data() + to, staging + at, size);
+        StreamCopy(sink.data() + to, staging + at, size);
       });
       slices += 1;
       done();
