@@ -88,9 +88,7 @@ struct CodeTile {
   float* c;
   int64_t c_stride;
   bool first;
-  int64_t ahead;  // of one row: prefetch distance of the units
-  // Of more rows: so many bytes of each stream are fetched for later with every
-  // block.
+  // So many bytes of each stream are fetched for later with every block.
   int64_t fetch;
   const std::byte* next[kStreams];
 };
@@ -168,18 +166,12 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
                          const std::byte* const (&unit)[U], int64_t begin,
-                         const GroupRows& a, int64_t ahead) {
+                         const GroupRows& a) {
   constexpr bool kBytes = read == Read::kInt8 || read == Read::kReady;
   const VecI low = hn::Set(I32(), 0x0f0f0f0f);
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
     VecI codes[U * kParts];
-    if constexpr (R == 1) {
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        PrefetchLine(unit[u] + begin + quad * 64 + ahead);
-      }
-    }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
       codes[i] =
@@ -225,20 +217,13 @@ void DotTile(const CodeTile& t) {
     const std::byte* unit[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) unit[u] = t.w[u] + offset;
-    if constexpr (R == 1) {
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        PrefetchLine(unit[u] + t.ahead);
-      }
-    } else {
-      FetchNext(t, block);
-    }
+    FetchNext(t, block);
 #pragma GCC unroll 2
     for (int group = 0; group < 2; ++group, rows.Next()) {
       VecI sums[R][U * kParts];
       StartGroup<D, read, R, U>(sums, unit, group, rows);
       DotGroup<D, read, R, U>(sums, unit, kCodesBegin + group * kGroupBytes,
-                              rows, t.ahead);
+                              rows);
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
         const Vec scale = hn::PromoteTo(
