@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -61,9 +62,15 @@ class ModelLoader {
   absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
                     std::unique_ptr<kernels::Matrix>& matrix);
   // The same of parts some of which were quantised before: as they are where
-  // all have one form and the backend takes it, else dequantised.
+  // all have one form, else dequantised.
   absl::Status PackQuantised(const std::vector<Part>& parts, int cols, Use use,
                              std::unique_ptr<kernels::Matrix>& matrix);
+  absl::Status PackDequantised(
+      const std::vector<Part>& parts,
+      const std::vector<std::optional<CodeRows>>& codes, int cols, Use use,
+      std::unique_ptr<kernels::Matrix>& matrix);
+  absl::Status Keep(absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,
+                    std::unique_ptr<kernels::Matrix>& matrix);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<Part>& parts, const float** target);
@@ -129,49 +136,62 @@ DType ModelLoader::KeptAs(DType given, Use use) const {
 absl::Status ModelLoader::PackQuantised(
     const std::vector<Part>& parts, int cols, Use use,
     std::unique_ptr<kernels::Matrix>& matrix) {
-  CodeRows codes;
-  std::vector<float> values;  // where codes have no common form
+  std::vector<std::optional<CodeRows>> codes;  // by part; none: a float type
   bool same = true;
   for (const Part& part : parts) {
+    std::optional<CodeRows>& rows = codes.emplace_back();
     const std::string product(absl::StripSuffix(part.name, ".weight"));
-    absl::StatusOr<CodeRows> read;
     if (HasCodes(checkpoint_, product)) {
-      read =
+      absl::StatusOr<CodeRows> read =
           ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
       if (!read.ok()) return read.status();
       for (const std::string& name : read->names) Used(name);
-      const std::vector<float> numbers = Dequantise(*read);
-      values.insert(values.end(), numbers.begin(), numbers.end());
-      same = same && (codes.rows == 0 || SameForm(codes, *read));
-      if (codes.rows == 0) {
-        codes = *std::move(read);
-      } else if (same) {
-        AppendRows(*read, codes);
-      }
-    } else {
-      const absl::StatusOr<HostTensor> tensor =
-          checkpoint_.Matrix(part.name, part.rows, cols);
-      if (!tensor.ok()) return tensor.status();
-      std::vector<std::byte> bytes;
-      Append(*tensor, DType::kF32, bytes);
-      const size_t begin = values.size();
-      values.resize(begin + bytes.size() / sizeof(float));
-      memcpy(values.data() + begin, bytes.data(), bytes.size());
-      Used(part.name);
-      same = false;
+      rows = *std::move(read);
     }
+    same = same && rows.has_value() && SameForm(*codes[0], *rows);
   }
+  if (!same) return PackDequantised(parts, codes, cols, use, matrix);
+  CodeRows& whole = *codes[0];
+  for (size_t i = 1; i < codes.size(); ++i) AppendRows(*codes[i], whole);
   absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      same ? backend_->PackCodes(codes.View())
-           : absl::UnimplementedError("rows of several forms");
-  if (absl::IsUnimplemented(packed.status())) {
-    const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
-                           DType::kF32,
-                           static_cast<int64_t>(values.size()) / cols, cols};
-    const DType kept = KeptAs(DType::kF32, use);
-    packed = use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
-                                : backend_->PackMatrix(whole, kept);
+      use == Use::kGated ? backend_->PackGatedCodes(whole.View())
+                         : backend_->PackCodes(whole.View());
+  return Keep(std::move(packed), matrix);
+}
+
+absl::Status ModelLoader::PackDequantised(
+    const std::vector<Part>& parts,
+    const std::vector<std::optional<CodeRows>>& codes, int cols, Use use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  std::vector<float> values;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (codes[i].has_value()) {
+      const std::vector<float> numbers = Dequantise(*codes[i]);
+      values.insert(values.end(), numbers.begin(), numbers.end());
+      continue;
+    }
+    const absl::StatusOr<HostTensor> tensor =
+        checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
+    if (!tensor.ok()) return tensor.status();
+    std::vector<std::byte> bytes;
+    Append(*tensor, DType::kF32, bytes);
+    const std::vector<float> numbers = FloatsOf(bytes);
+    values.insert(values.end(), numbers.begin(), numbers.end());
+    Used(parts[i].name);
   }
+  const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
+                         DType::kF32,
+                         static_cast<int64_t>(values.size()) / cols, cols};
+  const DType kept = KeptAs(DType::kF32, use);
+  model_->dequantised_.push_back(parts[0].name);
+  return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
+                                 : backend_->PackMatrix(whole, kept),
+              matrix);
+}
+
+absl::Status ModelLoader::Keep(
+    absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,
+    std::unique_ptr<kernels::Matrix>& matrix) {
   if (!packed.ok()) return packed.status();
   matrix = *std::move(packed);
   formats_.insert(std::string(kernels::Name(matrix->dtype())));
@@ -211,14 +231,10 @@ absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
     whole.data = stacked.data();
   }
   const DType kept = KeptAs(whole.dtype, use);
-  absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
-                         : backend_->PackMatrix(whole, kept);
-  if (!packed.ok()) return packed.status();
-  matrix = *std::move(packed);
-  formats_.insert(std::string(kernels::Name(kept)));
   for (const Part& part : parts) Used(part.name);
-  return absl::OkStatus();
+  return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
+                                 : backend_->PackMatrix(whole, kept),
+              matrix);
 }
 
 absl::Status ModelLoader::AddVector(const std::vector<Part>& parts,

@@ -81,6 +81,9 @@ class Model {
   int max_positions() const { return max_positions_; }
   // "f32", "bf16", or "bf16+fp8" and the like where matrices differ.
   const std::string& weight_format() const { return weight_format_; }
+  // First tensors of matrices for which the checkpoint has codes that could not
+  // be kept, since rows of one matrix have several forms.
+  const std::vector<std::string>& dequantised() const { return dequantised_; }
 
   const kernels::Matrix& embedding() const { return *embedding_; }
   // The embedding's own where the head is tied.
@@ -100,6 +103,7 @@ class Model {
   ModelSpec spec_;
   int max_positions_ = 0;
   std::string weight_format_;
+  std::vector<std::string> dequantised_;
   std::unique_ptr<kernels::Matrix> embedding_;  // [vocab, hidden]
   std::unique_ptr<kernels::Matrix> head_;       // [vocab, hidden]
   std::vector<Layer> layers_;

@@ -274,14 +274,13 @@ class Backend {
   // second what they open. No other operation takes such a matrix.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
       const HostTensor& source, DType dtype) = 0;
-  // The same of what was quantised before, kept as it is: scales of one for a
-  // row exactly, those of groups as f16 times a power of two for each row.
-  // UNIMPLEMENTED on a GPU. The caller gives numbers that are finite or NaN.
+  // The same of what was quantised before. Codes and zeros are kept as they
+  // are, scales of one for a row exactly, those of groups as f16 times a power
+  // of two for each row. The caller gives numbers that are finite or NaN.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
-      const HostCodes& /*source*/) {
-    return absl::UnimplementedError(
-        "this device does not keep quantised matrices as they are");
-  }
+      const HostCodes& source) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Matrix>> PackGatedCodes(
+      const HostCodes& source) = 0;
   // Zeroed.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) = 0;

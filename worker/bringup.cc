@@ -84,6 +84,16 @@ bool KeepsF32(const std::optional<DType>& flag,
   return Activations(flag, checkpoint) != DType::kBF16;
 }
 
+void LogWeights(const engine::Model& model) {
+  LogInfo("weights", {{"format", model.weight_format()}});
+  const std::vector<std::string>& dequantised = model.dequantised();
+  if (dequantised.empty()) return;
+  LogWarning(
+      "codes of the checkpoint are not kept but dequantised: rows that are "
+      "multiplied together have several forms",
+      {{"matrices", dequantised.size()}, {"first", dequantised.front()}});
+}
+
 // What is left for the KV cache once steps have their working memory.
 absl::StatusOr<std::optional<GpuMemory>> MeasureGpu(
     const engine::DeviceExecutorOptions& options, const engine::Model& model,
@@ -380,6 +390,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                           });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
+  LogWeights(*parts.model);
   absl::StatusOr<LoadedAdapters> adapters =
       LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();

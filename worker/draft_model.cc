@@ -207,7 +207,8 @@ absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
                     static_cast<double>(std::max<int64_t>(
                         1, target_work.StepWeightBytes(1, 1)));
   LogInfo("draft model",
-          {{"kv_tokens", int64_t{num_blocks} * target.block_size},
+          {{"weights", parts->model->weight_format()},
+           {"kv_tokens", int64_t{num_blocks} * target.block_size},
            {"max_model_len", draft.max_positions},
            {"share_of_weights", draft.step_cost}});
   return draft;

@@ -22,6 +22,7 @@
 #include "kernels/cpu/kv_layout.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/host_codes.h"
 #include "kernels/kv_digest.h"
 
 namespace tandem::kernels {
@@ -182,17 +183,7 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
       const HostCodes& source) override {
-    if (source.codes == nullptr || source.scales == nullptr) {
-      return BadMatrix(source.rows, source.cols);
-    }
-    if (source.group != source.cols &&
-        (source.dtype == DType::kFp8 || source.group < kCodeGroup ||
-         source.group % kCodeGroup != 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a scale for every ", source.group, " inputs of ",
-          std::string(Name(source.dtype)), ", expected one for each row",
-          source.dtype == DType::kFp8 ? "" : " or for a multiple of 32"));
-    }
+    if (absl::Status status = CheckCodes(source); !status.ok()) return status;
     return Pack(source.rows, source.cols, source.dtype,
                 source.dtype != DType::kInt4 ? cpu::CodeKind::kInt8
                 : source.zeros == nullptr    ? cpu::CodeKind::kInt4
@@ -208,11 +199,13 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
       const HostTensor& source, DType dtype) override {
-    if (source.rows % 2 != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "gated matrix of ", source.rows, " rows: must be an even number"));
-    }
+    if (source.rows % 2 != 0) return OddRows(source.rows);
     return PackMatrix(source, dtype);
+  }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedCodes(
+      const HostCodes& source) override {
+    if (source.rows % 2 != 0) return OddRows(source.rows);
+    return PackCodes(source);
   }
 
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
@@ -571,6 +564,11 @@ class CpuBackend final : public Backend {
   static absl::Status BadMatrix(int64_t rows, int64_t cols) {
     return absl::InvalidArgumentError(absl::StrCat(
         "matrix of ", rows, " rows and ", cols, " columns cannot be packed"));
+  }
+
+  static absl::Status OddRows(int64_t rows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gated matrix of ", rows, " rows: must be an even number"));
   }
 
   // A matrix whose panels pack(panel, target, scales) fills.

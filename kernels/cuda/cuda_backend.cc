@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numerics.h"
 #include "kernels/cuda/packed_weights.h"
+#include "kernels/host_codes.h"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -190,11 +191,17 @@ class CudaBackend final : public Backend {
   }
   absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
       const HostTensor& source, DType dtype) override {
-    if (source.rows % 2 != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "gated matrix of ", source.rows, " rows: must be an even number"));
-    }
+    if (source.rows % 2 != 0) return OddRows(source.rows);
     return Pack(source, dtype, RowOrder::kGated);
+  }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
+      const HostCodes& source) override {
+    return Pack(source, RowOrder::kPlain);
+  }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedCodes(
+      const HostCodes& source) override {
+    if (source.rows % 2 != 0) return OddRows(source.rows);
+    return Pack(source, RowOrder::kGated);
   }
 
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
@@ -551,15 +558,17 @@ class CudaBackend final : public Backend {
     Own(queue).Copy(to, from, bytes);
   }
 
+  static absl::Status OddRows(int64_t rows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gated matrix of ", rows, " rows: must be an even number"));
+  }
+
+  // Packs rows [begin, end) of blocks into `to`, and their scales.
+  using PackRows =
+      absl::FunctionRef<void(int begin, int end, std::byte* to, float* scales)>;
+
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(const HostTensor& source,
                                                DType dtype, RowOrder order) {
-    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
-    if (source.data == nullptr || source.rows < 1 || source.cols < 1 ||
-        source.rows > kMost || source.cols > kMost) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
-                       " columns cannot be packed"));
-    }
     if (activation_ != DType::kF32 && dtype != activation_ &&
         !IsQuantised(dtype)) {
       return absl::InvalidArgumentError(
@@ -568,15 +577,43 @@ class CudaBackend final : public Backend {
                        std::string(Name(activation_)), " on a GPU"));
     }
     const WeightType type = WeightTypeOf(dtype);
-    const int rows = PackedRows(static_cast<int>(source.rows), order);
-    const int cols = static_cast<int>(source.cols);
+    return Pack(source.data == nullptr ? 0 : source.rows, source.cols, dtype,
+                type, order,
+                [&](int begin, int end, std::byte* to, float* scales) {
+                  PackRowBlocks(source, type, order, begin, end, to, scales);
+                });
+  }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const HostCodes& source,
+                                               RowOrder order) {
+    if (absl::Status status = CheckCodes(source); !status.ok()) return status;
+    return Pack(source.rows, source.cols, source.dtype, TypeOfCodes(source),
+                order, [&](int begin, int end, std::byte* to, float* scales) {
+                  PackRowBlocks(source, order, begin, end, to, scales);
+                });
+  }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(int64_t source_rows,
+                                               int64_t source_cols, DType dtype,
+                                               WeightType type, RowOrder order,
+                                               PackRows pack) {
+    constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+    if (source_rows < 1 || source_cols < 1 || source_rows > kMost ||
+        source_cols > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("matrix of ", source_rows, " rows and ", source_cols,
+                       " columns cannot be packed"));
+    }
+    const int rows = PackedRows(static_cast<int>(source_rows), order);
+    const int cols = static_cast<int>(source_cols);
     absl::StatusOr<std::unique_ptr<Memory>> weights = Memory::OnDevice(
         *device_, static_cast<size_t>(PackedBytes(rows, cols, type)));
     if (!weights.ok()) return weights.status();
     std::vector<float> scales(static_cast<size_t>(WeightBlocks(rows)) *
                               kWeightBlock);
-    if (absl::Status status = PackTo((*weights)->data(), source, type, order,
-                                     WeightBlocks(rows), scales.data());
+    if (absl::Status status =
+            PackTo((*weights)->data(), PackedBytes(kWeightBlock, cols, type),
+                   WeightBlocks(rows), scales.data(), pack);
         !status.ok()) {
       return status;
     }
@@ -595,17 +632,15 @@ class CudaBackend final : public Backend {
       uploaded = *std::move(memory);
     }
     return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
-        static_cast<int>(source.rows), cols, dtype, type, order,
+        static_cast<int>(source_rows), cols, dtype, type, order,
         *std::move(weights), std::move(uploaded)));
   }
 
   // Packs into pinned memory, one half of it while the other is copied.
-  absl::Status PackTo(std::byte* device, const HostTensor& source,
-                      WeightType type, RowOrder order, int blocks,
-                      float* scales) {
+  // `block_bytes`: of a row of blocks.
+  absl::Status PackTo(std::byte* device, int64_t block_bytes, int blocks,
+                      float* scales, PackRows pack) {
     constexpr int64_t kHalfBytes = int64_t{32} << 20;
-    const int64_t block_bytes =
-        PackedBytes(kWeightBlock, static_cast<int>(source.cols), type);
     const int per_half = static_cast<int>(
         std::clamp<int64_t>(kHalfBytes / block_bytes, 1, blocks));
     MutexLock lock(&mutex_);
@@ -624,8 +659,7 @@ class CudaBackend final : public Backend {
       const int end = std::min(blocks, begin + per_half);
       std::byte* const half =
           packing_->data() + begin / per_half % 2 * (per_half * block_bytes);
-      PackRowBlocks(source, type, order, begin, end, half,
-                    scales + ptrdiff_t{begin} * kWeightBlock);
+      pack(begin, end, half, scales + ptrdiff_t{begin} * kWeightBlock);
       uploads_->Synchronize();  // of the other half
       Copy(*uploads_, device + begin * block_bytes, half,
            static_cast<size_t>((end - begin) * block_bytes));

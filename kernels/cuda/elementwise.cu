@@ -35,6 +35,8 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
         return run(EmbedKernel<T, WeightType::kInt8>{});
       case WeightType::kInt4:
         return run(EmbedKernel<T, WeightType::kInt4>{});
+      case WeightType::kInt4Zeros:
+        return run(EmbedKernel<T, WeightType::kInt4Zeros>{});
     }
     return kInvalidLaunch;
   });

@@ -32,16 +32,21 @@ TANDEM_DEVICE float LoadWeight(const std::byte* p) {
   }
 }
 
-// Of int8 or int4 with its group's scale.
+// Of IsGrouped with its group's scale.
 template <WeightType kType>
 TANDEM_DEVICE float LoadGrouped(const std::byte* weights, int row, int col,
                                 int cols) {
   const uint8_t byte =
       static_cast<uint8_t>(weights[PackedOffset(row, col, cols, kType)]);
-  const DType type = kType == WeightType::kInt4 ? DType::kInt4 : DType::kInt8;
-  const bool high = kType == WeightType::kInt4 && col % 8 >= 4;
-  const float code =
-      FloatFromCode(type, static_cast<uint8_t>(high ? byte >> 4 : byte));
+  const bool high = IsInt4(kType) && col % 8 >= 4;
+  const uint8_t bits = static_cast<uint8_t>(high ? byte >> 4 : byte);
+  float code = 0;
+  if constexpr (kType == WeightType::kInt4Zeros) {
+    code = static_cast<float>(
+        (bits & 0xf) - static_cast<int>(weights[PackedZero(row, col, cols)]));
+  } else {
+    code = FloatFromCode(IsInt4(kType) ? DType::kInt4 : DType::kInt8, bits);
+  }
   return Mul(code, ToFloat(*reinterpret_cast<const Half*>(
                        weights + PackedScale(row, col, cols, kType))));
 }

@@ -222,7 +222,7 @@ struct QuantiseRowsParams {
 };
 int LaunchQuantiseRows(const Stream& stream, DType activation,
                        const QuantiseRowsParams& params);
-// LaunchMatMul with weights of kInt8 or kInt4; params.x is what
+// LaunchMatMul with weights of IsGrouped; params.x is what
 // LaunchQuantiseRows made of the tokens.
 int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
                       const MatMulParams& params);

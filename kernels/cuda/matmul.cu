@@ -115,6 +115,7 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
         return RunF32<WeightType::kE4M3>(stream, p);
       case WeightType::kInt8:
       case WeightType::kInt4:
+      case WeightType::kInt4Zeros:
         break;
     }
   }

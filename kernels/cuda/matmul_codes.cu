@@ -51,9 +51,10 @@ int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
   if (p.tokens == 0 || p.rows == 0) return 0;
   return WithElement(activation, [&](auto element) {
     using T = decltype(element);
-    return type == WeightType::kInt8
-               ? RunTiles<T, WeightType::kInt8>(stream, p)
-               : RunTiles<T, WeightType::kInt4>(stream, p);
+    return type == WeightType::kInt8 ? RunTiles<T, WeightType::kInt8>(stream, p)
+           : type == WeightType::kInt4
+               ? RunTiles<T, WeightType::kInt4>(stream, p)
+               : RunTiles<T, WeightType::kInt4Zeros>(stream, p);
   });
 }
 

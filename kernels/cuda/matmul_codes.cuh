@@ -63,13 +63,16 @@ struct QuantiseRowsKernel {
 template <typename T, WeightType kWeight, typename Tiles>
 struct MatMulCodesKernel {
   static constexpr int kThreads = Tiles::kThreads;
-  static constexpr bool kInt4 = kWeight == WeightType::kInt4;
+  static constexpr bool kInt4 = IsInt4(kWeight);
+  static constexpr bool kZeros = kWeight == WeightType::kInt4Zeros;
   static constexpr int kTileBytes = kInt4 ? 512 : 1024;  // of 16 rows
   static constexpr int kCodeBytes = Tiles::kRows / 16 * kTileBytes;
   static constexpr int kScaleBytes = kGroupsPerBlock * Tiles::kRows * 2;
+  static constexpr int kZeroBytes = kZeros ? kGroupsPerBlock * Tiles::kRows : 0;
+  static constexpr int kWeightBytes = kCodeBytes + kScaleBytes + kZeroBytes;
   static constexpr int kTokenTileBytes = kGroupsPerBlock * kCodeRecordBytes;
   static constexpr int kStageBytes =
-      kCodeBytes + kScaleBytes + Tiles::kTokens / kCodeTokens * kTokenTileBytes;
+      kWeightBytes + Tiles::kTokens / kCodeTokens * kTokenTileBytes;
   // The results pass through shared memory, so that a warp writes whole rows.
   static constexpr int kOutStride = Tiles::kRows + 8;
   static constexpr int kOutBytes =
@@ -115,6 +118,14 @@ struct MatMulCodesKernel {
                (group * kWeightBlock + r % kWeightBlock) * 2,
            r < end_row);
     }
+    for (int i = g.thread(); i < kZeroBytes / 16; i += kThreads) {
+      const int group = i * 16 / Tiles::kRows;
+      const int r = row + i * 16 % Tiles::kRows;
+      Copy(g, to + kCodeBytes + kScaleBytes + i * 16, p.weights,
+           begin(r) + BlockBytes(kWeight) - kBlockScaleBytes - kBlockZeroBytes +
+               group * kWeightBlock + r % kWeightBlock,
+           r < end_row);
+    }
     constexpr int kPieces = kTokenTileBytes / 16;
     const int first = token / kCodeTokens;
     const int end = (p.tokens + kCodeTokens - 1) / kCodeTokens;
@@ -122,16 +133,25 @@ struct MatMulCodesKernel {
          i += kThreads) {
       const int tile = first + i / kPieces;
       Copy(
-          g, to + kCodeBytes + kScaleBytes + i * 16,
-          static_cast<const std::byte*>(p.x),
+          g, to + kWeightBytes + i * 16, static_cast<const std::byte*>(p.x),
           (int64_t{tile} * blocks + block) * kTokenTileBytes + i % kPieces * 16,
           tile < end);
     }
   }
 
+  // Four bytes 0 .. 15 less a zero of 0 .. 16, each by itself: with its highest
+  // bit set none borrows from its neighbour, and what is left of the bit is the
+  // sign's opposite.
+  TANDEM_DEVICE static uint32_t LessZero(uint32_t codes, uint32_t zero) {
+    constexpr uint32_t kHighest = 0x80808080u;
+    return ((codes | kHighest) - zero * 0x01010101u) ^ kHighest;
+  }
+
   // The instruction's rows from the 16 weight rows at `tile`. int4: 16 times
-  // each code, which needs no sign to be spread.
+  // each code, which needs no sign to be spread; with zeros, code less zero.
+  // `zeros`: the thread's first row's.
   TANDEM_DEVICE static void LoadCodes(Grid& g, const std::byte* tile, int group,
+                                      const std::byte* zeros,
                                       uint32_t (&a)[4]) {
     if constexpr (kInt4) {
       uint32_t raw[4];
@@ -139,6 +159,16 @@ struct MatMulCodesKernel {
       constexpr uint32_t kHigh = 0xf0f0f0f0u;
       const uint32_t low_row = group == 0 ? raw[0] : raw[2];
       const uint32_t high_row = group == 0 ? raw[1] : raw[3];
+      if constexpr (kZeros) {
+        constexpr uint32_t kLow = 0x0f0f0f0fu;
+        const uint32_t zero[2] = {static_cast<uint32_t>(zeros[0]),
+                                  static_cast<uint32_t>(zeros[8])};
+        a[0] = LessZero(low_row & kLow, zero[0]);
+        a[1] = LessZero(high_row & kLow, zero[1]);
+        a[2] = LessZero(low_row >> 4 & kLow, zero[0]);
+        a[3] = LessZero(high_row >> 4 & kLow, zero[1]);
+        return;
+      }
       a[0] = low_row << 4 & kHigh;
       a[1] = high_row << 4 & kHigh;
       a[2] = low_row & kHigh;
@@ -156,7 +186,7 @@ struct MatMulCodesKernel {
 #pragma unroll
     for (int n = 0; n < Tiles::kTilesN; ++n) {
       const std::byte* const record =
-          stage + kCodeBytes + kScaleBytes +
+          stage + kWeightBytes +
           (warp_token / kCodeTokens + n) * kTokenTileBytes +
           group * kCodeRecordBytes;
       const uint32_t* const codes =
@@ -174,7 +204,10 @@ struct MatMulCodesKernel {
     for (int m = 0; m < Tiles::kTilesM; ++m) {
       const int row = warp_row + m * 16;
       uint32_t a[4];
-      LoadCodes(g, stage + row / 16 * kTileBytes, group, a);
+      LoadCodes(g, stage + row / 16 * kTileBytes, group,
+                stage + kCodeBytes + kScaleBytes + group * Tiles::kRows + row +
+                    g.lane() / 4,
+                a);
       const Half* const scales =
           reinterpret_cast<const Half*>(stage + kCodeBytes) +
           group * Tiles::kRows + row + g.lane() / 4;
@@ -185,7 +218,8 @@ struct MatMulCodesKernel {
         MmaS8(g, dot, a, b[n]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float sum = static_cast<float>(kInt4 ? dot[i] >> 4 : dot[i]);
+          const float sum =
+              static_cast<float>(kInt4 && !kZeros ? dot[i] >> 4 : dot[i]);
           chain[m][n][i] =
               Fma(sum, Mul(row_scale[i / 2], token_scale[n][i % 2]),
                   chain[m][n][i]);

@@ -85,6 +85,31 @@ void PackChunks(const uint16_t* row, int cols, int r, std::byte* to) {
   }
 }
 
+// The codes of the group that begins at `col`; of int4 the low halves.
+template <typename Code>
+void PutGroup(WeightType type, int r, int col, int cols, const Code* codes,
+              std::byte* to) {
+  for (int i = 0; i < kCodeGroup; ++i) {
+    const auto code = static_cast<std::byte>(codes[i]);
+    std::byte& at = to[PackedOffset(r, col + i, cols, type)];
+    if (!IsInt4(type)) {
+      at = code;
+    } else if (i % 8 < 4) {
+      at = code & std::byte{0xf};
+    } else {
+      at |= code << 4;
+    }
+  }
+}
+
+void PutE4M3(int r, int cols, const uint16_t* codes, std::byte* to) {
+  for (int c = 0; c < WeightBlocks(cols) * kWeightBlock; c += 2) {
+    std::byte* const pair = to + PackedOffset(r, c, cols, WeightType::kE4M3);
+    pair[0] = static_cast<std::byte>(codes[c]);
+    pair[1] = static_cast<std::byte>(codes[c + 1]);
+  }
+}
+
 // Rows of one thread's work, and what it needs for them.
 class RowPacker {
  public:
@@ -139,12 +164,7 @@ class RowPacker {
     }
     const VectorQuantiser quantiser(DType::kFp8, most);
     for (size_t c = 0; c < wide_.size(); ++c) narrow_[c] = quantiser(wide_[c]);
-    for (int c = 0; c < static_cast<int>(wide_.size()); c += 2) {
-      const auto at = static_cast<size_t>(c);
-      std::byte* const pair = to + PackedOffset(r, c, cols_, WeightType::kE4M3);
-      pair[0] = static_cast<std::byte>(narrow_[at]);
-      pair[1] = static_cast<std::byte>(narrow_[at + 1]);
-    }
+    PutE4M3(r, cols_, narrow_.data(), to);
     return quantiser.scale;
   }
 
@@ -161,18 +181,7 @@ class RowPacker {
       const uint16_t scale = QuantiseGroup(begin, 1.0f / row, int4);
       const int col = static_cast<int>(begin);
       std::memcpy(to + PackedScale(r, col, cols_, type_), &scale, 2);
-      for (int c = col; c < col + kCodeGroup; ++c) {
-        const auto code =
-            static_cast<std::byte>(narrow_[static_cast<size_t>(c)]);
-        std::byte& at = to[PackedOffset(r, c, cols_, type_)];
-        if (!int4) {
-          at = code;
-        } else if (c % 8 < 4) {
-          at = code & std::byte{0xf};
-        } else {
-          at |= code << 4;
-        }
-      }
+      PutGroup(type_, r, col, cols_, &narrow_[begin], to);
     }
     return row;
   }
@@ -206,15 +215,81 @@ class RowPacker {
   std::vector<uint16_t> narrow_;
 };
 
-}  // namespace
+// RowPacker of what was quantised before.
+class CodePacker {
+ public:
+  CodePacker(const HostCodes& source, WeightType type)
+      : source_(source),
+        type_(type),
+        cols_(static_cast<int>(source.cols)),
+        codes_(static_cast<size_t>(WeightBlocks(cols_)) * kWeightBlock) {}
 
-void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
-                   int begin, int end, std::byte* to, float* scales) {
+  float Pack(int64_t from, int r, std::byte* to) {
+    std::fill(codes_.begin(), codes_.end(), 0);
+    if (from >= 0) {
+      const uint8_t* const codes = source_.codes + from * source_.cols;
+      // Two's complement but beside zeros.
+      const uint8_t minus = type_ == WeightType::kInt4 ? 8 : 0;
+      for (int c = 0; c < cols_; ++c) {
+        codes_[static_cast<size_t>(c)] = static_cast<uint8_t>(codes[c] - minus);
+      }
+    }
+    if (IsGrouped(type_)) return PackGroups(from, r, to);
+    PutE4M3(r, cols_, codes_.data(), to);
+    return from < 0 ? 0 : source_.scales[from];
+  }
+
+ private:
+  float PackGroups(int64_t from, int r, std::byte* to) {
+    const int64_t groups = (source_.cols + source_.group - 1) / source_.group;
+    const float* const scales =
+        from < 0 ? nullptr : source_.scales + from * groups;
+    // One scale is kept as it is; a power of two brings others within f16.
+    float row = 0;
+    if (from >= 0) row = groups == 1 ? scales[0] : PowerOf(scales, groups);
+    for (size_t begin = 0; begin < codes_.size(); begin += kCodeGroup) {
+      const int col = static_cast<int>(begin);
+      const bool there = from >= 0 && col < cols_;
+      const int64_t group = col / source_.group;
+      const uint16_t scale =
+          ToF16(!there        ? 0.0f
+                : groups == 1 ? 1.0f
+                              : scales[group] * (1.0f / row));
+      std::memcpy(to + PackedScale(r, col, cols_, type_), &scale, 2);
+      if (type_ == WeightType::kInt4Zeros) {
+        to[PackedZero(r, col, cols_)] = static_cast<std::byte>(
+            there ? source_.zeros[from * groups + group] : 0);
+      }
+      PutGroup(type_, r, col, cols_, &codes_[begin], to);
+    }
+    return row;
+  }
+
+  static float PowerOf(const float* scales, int64_t groups) {
+    float most = 0;
+    for (int64_t i = 0; i < groups; ++i) {
+      if (std::isfinite(scales[i])) {
+        most = std::max(most, std::fabs(scales[i]));
+      }
+    }
+    return RowPower(most, 1.0f);
+  }
+
+  const HostCodes& source_;
+  const WeightType type_;
+  const int cols_;
+  std::vector<uint16_t> codes_;
+};
+
+// Rows [begin, end) of blocks, by all of the machine's processors.
+template <typename Packer, typename Source>
+void PackBlocks(const Source& source, WeightType type, RowOrder order,
+                int begin, int end, std::byte* to, float* scales) {
   const int rows = static_cast<int>(source.rows);
   const int64_t block_bytes =
       PackedBytes(kWeightBlock, static_cast<int>(source.cols), type);
   const auto pack = [&](int first, int last) {
-    RowPacker packer(source, type);
+    Packer packer(source, type);
     for (int block = first; block < last; ++block) {
       for (int r = 0; r < kWeightBlock; ++r) {
         const int row = block * kWeightBlock + r;
@@ -246,8 +321,8 @@ void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
   for (std::thread& other : others) other.join();
 }
 
-PackedWeights PackWeights(const HostTensor& source, WeightType type,
-                          RowOrder order) {
+template <typename Packer, typename Source>
+PackedWeights PackAll(const Source& source, WeightType type, RowOrder order) {
   const int rows = PackedRows(static_cast<int>(source.rows), order);
   const int cols = static_cast<int>(source.cols);
   PackedWeights packed;
@@ -256,10 +331,38 @@ PackedWeights PackWeights(const HostTensor& source, WeightType type,
     packed.scales.resize(static_cast<size_t>(WeightBlocks(rows)) *
                          kWeightBlock);
   }
-  PackRowBlocks(source, type, order, 0, WeightBlocks(rows), packed.bytes.data(),
-                packed.scales.data());
+  PackBlocks<Packer>(source, type, order, 0, WeightBlocks(rows),
+                     packed.bytes.data(), packed.scales.data());
   packed.scales.resize(HasRowScales(type) ? static_cast<size_t>(rows) : 0);
   return packed;
+}
+
+}  // namespace
+
+void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
+                   int begin, int end, std::byte* to, float* scales) {
+  PackBlocks<RowPacker>(source, type, order, begin, end, to, scales);
+}
+
+void PackRowBlocks(const HostCodes& source, RowOrder order, int begin, int end,
+                   std::byte* to, float* scales) {
+  PackBlocks<CodePacker>(source, TypeOfCodes(source), order, begin, end, to,
+                         scales);
+}
+
+PackedWeights PackWeights(const HostTensor& source, WeightType type,
+                          RowOrder order) {
+  return PackAll<RowPacker>(source, type, order);
+}
+
+PackedWeights PackWeights(const HostCodes& source, RowOrder order) {
+  return PackAll<CodePacker>(source, TypeOfCodes(source), order);
+}
+
+WeightType TypeOfCodes(const HostCodes& source) {
+  if (source.dtype == DType::kFp8) return WeightType::kE4M3;
+  if (source.dtype == DType::kInt8) return WeightType::kInt8;
+  return source.zeros == nullptr ? WeightType::kInt4 : WeightType::kInt4Zeros;
 }
 
 float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
@@ -279,10 +382,15 @@ float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
   if (IsGrouped(type)) {
     std::memcpy(&bits, packed.bytes.data() + PackedScale(row, col, cols, type),
                 2);
-    const bool high = type == WeightType::kInt4 && col % 8 >= 4;
+    const bool high = IsInt4(type) && col % 8 >= 4;
+    const auto nibble = static_cast<uint8_t>(high ? *at >> 4 : *at);
     const float code =
-        FloatFromCode(type == WeightType::kInt4 ? DType::kInt4 : DType::kInt8,
-                      static_cast<uint8_t>(high ? *at >> 4 : *at));
+        type == WeightType::kInt4Zeros
+            ? static_cast<float>(
+                  (nibble & 0xf) -
+                  std::to_integer<int>(packed.bytes[static_cast<size_t>(
+                      PackedZero(row, col, cols))]))
+            : FloatFromCode(IsInt4(type) ? DType::kInt4 : DType::kInt8, nibble);
     return code * FromF16(bits) * packed.scales[static_cast<size_t>(row)];
   }
   std::memcpy(&bits, at, 2);

@@ -18,9 +18,10 @@
 //              columns 8t .. 8t + 3 (the last eight at 4 more). An integer sum
 //              has no order, so which input is which of the instruction's is
 //              free, as long as tokens agree (matmul_codes.cuh)
-//   int4       per 16 rows 512 bytes, [lane][group][row g, row g + 8][4], a
-//   byte
-//              i being columns 8t + i (low half) and 8t + i + 4 (high half)
+//   int4       per 16 rows 512 bytes, [lane][group][row g, row g + 8][4], byte
+//              i being columns 8t + i (low half) and 8t + i + 4 (high half);
+//              two's complement, or with zeros 0 .. 15 and then the zeros, a
+//              byte each, [group][row]
 //   of both    then f16 scales, [group][row]
 //   f32        [64 columns][64 rows]: a warp reads one input of its rows
 //
@@ -46,14 +47,25 @@
 
 namespace tandem::kernels::cuda {
 
-enum class WeightType : uint8_t { kF32, kBF16, kF16, kE4M3, kInt8, kInt4 };
+enum class WeightType : uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  kE4M3,
+  kInt8,
+  kInt4,
+  kInt4Zeros,  // with a zero for each group
+};
 
 inline constexpr int kWeightBlock = 64;  // rows and columns of a block
 
+TANDEM_HOST_DEVICE constexpr bool IsInt4(WeightType type) {
+  return type == WeightType::kInt4 || type == WeightType::kInt4Zeros;
+}
 // Codes with a scale for each group of kCodeGroup columns and an f32 for each
 // row (kernels/quantise.h).
 TANDEM_HOST_DEVICE constexpr bool IsGrouped(WeightType type) {
-  return type == WeightType::kInt8 || type == WeightType::kInt4;
+  return type == WeightType::kInt8 || IsInt4(type);
 }
 // Scales of all rows are multiplied with finished chains.
 TANDEM_HOST_DEVICE constexpr bool HasRowScales(WeightType type) {
@@ -64,13 +76,16 @@ TANDEM_HOST_DEVICE constexpr int WeightBlocks(int size) {
 }
 inline constexpr int kGroupsPerBlock = kWeightBlock / kCodeGroup;
 inline constexpr int kBlockScaleBytes = kGroupsPerBlock * kWeightBlock * 2;
+inline constexpr int kBlockZeroBytes = kGroupsPerBlock * kWeightBlock;
 TANDEM_HOST_DEVICE constexpr int BlockBytes(WeightType type) {
   constexpr int kWeights = kWeightBlock * kWeightBlock;
   return type == WeightType::kF32    ? kWeights * 4
          : type == WeightType::kE4M3 ? kWeights
          : type == WeightType::kInt8 ? kWeights + kBlockScaleBytes
          : type == WeightType::kInt4 ? kWeights / 2 + kBlockScaleBytes
-                                     : kWeights * 2;
+         : type == WeightType::kInt4Zeros
+             ? kWeights / 2 + kBlockZeroBytes + kBlockScaleBytes
+             : kWeights * 2;
 }
 TANDEM_HOST_DEVICE constexpr int64_t PackedBytes(int rows, int cols,
                                                  WeightType type) {
@@ -92,7 +107,7 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
     const int lane = r % 8 * 4 + c % 32 / 8;
     within = r / 16 * 1024 + c / 32 * 512 + lane * 16 + c % 8 / 4 * 8 +
              r % 16 / 8 * 4 + c % 4;
-  } else if (type == WeightType::kInt4) {
+  } else if (IsInt4(type)) {
     const int lane = r % 8 * 4 + c % 32 / 8;
     within = r / 16 * 512 + lane * 16 + c / 32 * 8 + r % 16 / 8 * 4 + c % 4;
   } else if (type == WeightType::kE4M3) {
@@ -115,6 +130,16 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedScale(int row, int col, int cols,
   return (block + 1) * BlockBytes(type) - kBlockScaleBytes +
          int64_t{2} * (col % kWeightBlock / kCodeGroup * kWeightBlock +
                        row % kWeightBlock);
+}
+
+// Offset in bytes of the zero of int4 with zeros at a row and column.
+TANDEM_HOST_DEVICE constexpr int64_t PackedZero(int row, int col, int cols) {
+  constexpr WeightType kType = WeightType::kInt4Zeros;
+  const int64_t block =
+      int64_t{row / kWeightBlock} * WeightBlocks(cols) + col / kWeightBlock;
+  return (block + 1) * BlockBytes(kType) - kBlockScaleBytes - kBlockZeroBytes +
+         int64_t{col % kWeightBlock / kCodeGroup} * kWeightBlock +
+         row % kWeightBlock;
 }
 
 enum class RowOrder : uint8_t { kPlain, kGated };
@@ -144,11 +169,17 @@ struct PackedWeights {
 // machine's processors.
 PackedWeights PackWeights(const HostTensor& source, WeightType type,
                           RowOrder order = RowOrder::kPlain);
+// The same of what was quantised before, as the type of its codes.
+PackedWeights PackWeights(const HostCodes& source,
+                          RowOrder order = RowOrder::kPlain);
+WeightType TypeOfCodes(const HostCodes& source);
 
 // Rows [begin, end) of blocks of a packed matrix, into `to`, and their scales
 // [64 * (end - begin)] if there are any.
 void PackRowBlocks(const HostTensor& source, WeightType type, RowOrder order,
                    int begin, int end, std::byte* to, float* scales);
+void PackRowBlocks(const HostCodes& source, RowOrder order, int begin, int end,
+                   std::byte* to, float* scales);
 
 // The number that a packed weight stands for, scale included. `row` is of the
 // packed matrix.

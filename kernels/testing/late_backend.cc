@@ -229,6 +229,11 @@ class LateBackend final : public Backend {
     const ScopedOpen open(arena_.get());
     return inner_->PackCodes(source);
   }
+  absl::StatusOr<std::unique_ptr<Matrix>> PackGatedCodes(
+      const HostCodes& source) override {
+    const ScopedOpen open(arena_.get());
+    return inner_->PackGatedCodes(source);
+  }
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) override {
     const ScopedOpen open(arena_.get());

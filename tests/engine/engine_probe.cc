@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets programs in other languages ask the engine: reads lines of
 // "STEPS ID ID ..." and answers each with one JSON object, the logits of the
-// first and the last position and STEPS greedy ids. For tools/oracle.
+// first and the last position and STEPS greedy ids. For tools/oracle. With
+// "cuda" it asks the CUDA backend in f32 (test_device.h).
 
 #include <cstdio>
 #include <iostream>
@@ -11,14 +12,24 @@
 
 #include "nlohmann/json.hpp"
 #include "tests/engine/rig.h"
+#include "tests/engine/test_device.h"
 
 int main(int argc, char** argv) {
   using namespace tandem::engine;
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: engine_probe MODEL_DIR < REQUESTS\n");
+  const bool cuda = argc == 3 && std::string(argv[2]) == "cuda";
+  if (argc != 2 && !cuda) {
+    std::fprintf(stderr, "usage: engine_probe MODEL_DIR [cuda] < REQUESTS\n");
     return 2;
   }
-  const auto backend = NewCpu(2);
+  const auto backend =
+      cuda ? NewTestDevice(tandem::kernels::DType::kF32) : NewCpu(2);
+  RigOptions options;
+  if (cuda) {
+    options.load.weight_dtype = backend->activation_type();
+    options.executor.max_rows = 128;
+    options.executor.max_sequences = 4;
+    options.executor.num_blocks = 64;
+  }
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream words(line);
@@ -26,7 +37,7 @@ int main(int argc, char** argv) {
     words >> steps;
     std::vector<int32_t> ids;
     for (int32_t id; words >> id;) ids.push_back(id);
-    Rig rig(argv[1], backend.get());
+    Rig rig(argv[1], backend.get(), options);
     const int length = static_cast<int>(ids.size());
     TestSequence sequence = rig.NewSequence(ids, length + steps + 1);
     TestSequence* one = &sequence;

@@ -63,11 +63,14 @@ if(TARGET tandem_kernels)
       add_dependencies(cuda-parts run_ahead_test device_speculation_test)
     endif()
   endif()
+endif()
 
+if(TARGET tandem_engine_test_device)
   # The same checkpoints through an independent float64 forward, live. Needs
   # NumPy (the venv of the build folder has it) and skips visibly without.
   add_executable(engine_probe engine_probe.cc)
-  target_link_libraries(engine_probe PRIVATE tandem_engine_rig)
+  target_link_libraries(engine_probe PRIVATE tandem_engine_rig
+                                             tandem_engine_test_device)
   target_compile_options(engine_probe PRIVATE ${TANDEM_WARNINGS})
   set_target_properties(engine_probe PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)

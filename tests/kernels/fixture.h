@@ -90,6 +90,11 @@ class Device {
     return *matrices_.back();
   }
 
+  Matrix& PackCodes(const HostCodes& source) {
+    matrices_.push_back(*backend_->PackCodes(source));
+    return *matrices_.back();
+  }
+
  private:
   std::unique_ptr<Backend> backend_;
   std::vector<std::unique_ptr<Buffer>> buffers_;

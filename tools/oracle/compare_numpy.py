@@ -38,9 +38,10 @@ def find_numpy() -> None:
 
 
 def probe(binary: pathlib.Path, directory: pathlib.Path,
-          requests: list[tuple[int, list[int]]]) -> list[dict]:
+          requests: list[tuple[int, list[int]]], device: str = "") -> list[dict]:
     text = "".join(f"{steps} {' '.join(map(str, ids))}\n" for steps, ids in requests)
-    done = subprocess.run([binary, directory], input=text, text=True,
+    arguments = [binary, directory] + ([device] if device else [])
+    done = subprocess.run(arguments, input=text, text=True,
                           capture_output=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{binary}: exit {done.returncode}: {done.stderr}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the engine on quantised checkpoints with float64 NumPy.
+"""Compares the engine on quantised checkpoints with float64 NumPy, over both backends.
 
 Each format's checkpoint is made here from random codes, scales and zeros,
 packed as the format's own libraries do (AutoGPTQ, AutoAWQ, compressed-tensors;
@@ -219,15 +219,16 @@ def main() -> None:
             weights = make(directory, form, seed)
             model = Rounding(weights, form[0])
             prompts = [[7], list(range(1, 180, 9))]
-            answers = compare_numpy.probe(args.probe, directory, [(1, ids) for ids in prompts])
-            worst = 0.0
-            for ids, answer in zip(prompts, answers, strict=True):
-                want = model.logits(ids)[-1]
-                error = np.abs(np.array(answer["last"]) - want).max() / np.abs(want).max()
-                worst = max(worst, float(error))
-            print(f"{name}: largest relative error {worst:.2g}")
-            if not worst <= TOLERANCE:
-                raise SystemExit(f"{name}: logits off by {worst:.2g}")
+            wanted = [model.logits(ids)[-1] for ids in prompts]
+            for device in ("", "cuda"):
+                answers = compare_numpy.probe(args.probe, directory,
+                                              [(1, ids) for ids in prompts], device)
+                worst = max(float(np.abs(np.array(answer["last"]) - want).max()
+                                  / np.abs(want).max())
+                            for want, answer in zip(wanted, answers, strict=True))
+                print(f"{name}, {device or 'cpu'}: largest relative error {worst:.2g}")
+                if not worst <= TOLERANCE:
+                    raise SystemExit(f"{name}: logits off by {worst:.2g}")
 
 
 if __name__ == "__main__":

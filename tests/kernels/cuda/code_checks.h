@@ -5,6 +5,8 @@
 #define TANDEM_TESTS_KERNELS_CUDA_CODE_CHECKS_H_
 
 #include <algorithm>
+#include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -19,17 +21,69 @@ struct CodeProblem {
   int cols;
   bool bias = false;
   bool gated = false;  // rows: gates, then as many that they open
+  // Quantised before, with so many inputs to a scale (0: all) and, of int4,
+  // with zeros. -1: quantised here.
+  int group = -1;
+  bool zeros = false;
 
   int outputs() const { return gated ? rows / 2 : rows; }
 };
 
 inline std::string NameOf(const CodeProblem& p) {
   return std::string(Name(p.type)) + " by " + std::string(Name(p.weight)) +
-         " " + std::to_string(p.rows) + " x " + std::to_string(p.cols);
+         " " + std::to_string(p.rows) + " x " + std::to_string(p.cols) +
+         (p.group < 0 ? "" : " in groups of " + std::to_string(p.group)) +
+         (p.zeros ? " with zeros" : "");
 }
 inline WeightType CodeWeight(DType type) {
   return type == DType::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
 }
+
+// Random codes and zeros, with scales that are f16 beside a power of two.
+struct GivenCodes {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+  std::vector<uint8_t> zeros;
+  HostCodes view;
+
+  explicit GivenCodes(const CodeProblem& p) {
+    std::mt19937 random(9);
+    const int group = p.group == 0 ? p.cols : p.group;
+    const int groups = (p.cols + group - 1) / group;
+    for (int i = 0; i < p.rows * p.cols; ++i) {
+      codes.push_back(static_cast<uint8_t>(
+          p.weight == DType::kInt4 ? random() % 16 : random()));
+      // NaNs have no products to compare.
+      if (p.weight == DType::kFp8 && codes.back() % 128 == 127) --codes.back();
+    }
+    for (int i = 0; i < p.rows * groups; ++i) {
+      scales.push_back(
+          RoundToBf16(static_cast<float>(1 + random() % 1000) * 1e-6f));
+      if (p.zeros) zeros.push_back(static_cast<uint8_t>(random() % 17));
+    }
+    view = {p.weight,
+            p.rows,
+            p.cols,
+            codes.data(),
+            group,
+            scales.data(),
+            p.zeros ? zeros.data() : nullptr};
+  }
+  GivenCodes(const GivenCodes&) = delete;
+  GivenCodes& operator=(const GivenCodes&) = delete;
+
+  // The number that a code stands for.
+  float Value(int row, int col) const {
+    const int64_t groups = (view.cols + view.group - 1) / view.group;
+    const size_t group = At(row * groups + col / view.group);
+    const uint8_t code = codes[At(row * view.cols + col)];
+    const float number =
+        view.dtype != DType::kInt4
+            ? FloatFromCode(view.dtype, code)
+            : static_cast<float>(code - (zeros.empty() ? 8 : zeros[group]));
+    return number * scales[group];
+  }
+};
 
 struct CodeData {
   CodeProblem problem;
@@ -37,6 +91,7 @@ struct CodeData {
   std::vector<float> x;
   std::vector<float> bias;
   PackedWeights weights;
+  std::unique_ptr<GivenCodes> given;
 
   CodeData(const CodeProblem& p, int tokens)
       : problem(p), w(RandomFloats(At(int64_t{p.rows} * p.cols), 5, 0.1f)) {
@@ -49,10 +104,19 @@ struct CodeData {
     Pack();
   }
   void Pack() {
+    const RowOrder order = problem.gated ? RowOrder::kGated : RowOrder::kPlain;
+    if (problem.group >= 0) {
+      given = std::make_unique<GivenCodes>(problem);
+      weights = PackWeights(given->view, order);
+      return;
+    }
     weights = PackWeights({reinterpret_cast<const std::byte*>(w.data()),
                            DType::kF32, problem.rows, problem.cols},
-                          CodeWeight(problem.weight),
-                          problem.gated ? RowOrder::kGated : RowOrder::kPlain);
+                          CodeWeight(problem.weight), order);
+  }
+  WeightType type() const {
+    return given == nullptr ? CodeWeight(problem.weight)
+                            : TypeOfCodes(given->view);
   }
 
   using LaunchFn = int (*)(const Stream&, DType, WeightType,
@@ -84,7 +148,7 @@ struct CodeData {
     params.tokens = tokens;
     params.outputs = p.outputs();
     if (p.gated) params.output = MatMulOutput::kGated;
-    EXPECT_EQ(launch(stream, p.type, CodeWeight(p.weight), params), 0)
+    EXPECT_EQ(launch(stream, p.type, type(), params), 0)
         << emulator::LastFault();
     return Decode(p.type, out);
   }
@@ -95,7 +159,9 @@ struct CodeData {
     Device cpu(MakeBackend());
     float* const out = cpu.New<float>(At(int64_t{tokens} * p.rows));
     cpu->MatMul(cpu.queue(), tokens, cpu.Upload(x),
-                cpu.Pack(w, p.rows, p.cols, p.weight), nullptr, out);
+                given == nullptr ? cpu.Pack(w, p.rows, p.cols, p.weight)
+                                 : cpu.PackCodes(given->view),
+                nullptr, out);
     auto chains = cpu.Download(out, At(int64_t{tokens} * p.rows));
     for (size_t i = 0; i < chains.size(); ++i) {
       chains[i] = RoundedTo(p.type, chains[i]);

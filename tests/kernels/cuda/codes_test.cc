@@ -33,15 +33,65 @@ TEST(CudaCodes, ProductsHaveTheBitsOfTheCpuBackendWhateverTheBatch) {
   }
 }
 
+const CodeProblem kGiven[] = {
+    {DType::kF32, DType::kInt8, 70, 200, true, false, 0},
+    {DType::kBF16, DType::kInt8, 64, 416, false, false, 64},
+    {DType::kF32, DType::kInt4, 2 * 37, 72, true, true, 32},
+    {DType::kF16, DType::kInt4, 100, 300, false, false, 128},
+    {DType::kF32, DType::kInt4, 33, 100, false, false, 0, true},
+    {DType::kBF16, DType::kInt4, 2 * 44, 288, true, true, 128, true},
+    {DType::kF16, DType::kInt4, 136, 64, true, false, 32, true},
+};
+
+void ExpectKept(const PackedWeights& packed, WeightType type, RowOrder order,
+                const GivenCodes& given) {
+  const int rows = static_cast<int>(given.view.rows);
+  const int cols = static_cast<int>(given.view.cols);
+  for (int row = 0; row < PackedRows(rows, order); ++row) {
+    const int from = SourceRow(row, rows, order);
+    for (int col = 0; from >= 0 && col < cols; ++col) {
+      ASSERT_EQ(UnpackWeight(packed, row, col, cols, type),
+                given.Value(from, col))
+          << "row " << row << ", col " << col;
+    }
+  }
+}
+
+TEST(CudaCodes, WhatWasQuantisedBeforeIsKept) {
+  for (const CodeProblem& problem : kGiven) {
+    SCOPED_TRACE(NameOf(problem));
+    const CodeData data(problem, 130);
+    ExpectKept(data.weights, data.type(),
+               problem.gated ? RowOrder::kGated : RowOrder::kPlain,
+               *data.given);
+    for (const int tokens : {1, 17, 130}) {
+      EXPECT_TRUE(SameBits(data.Multiply(tokens, LaunchMatMulCodes),
+                           data.Expected(tokens)))
+          << tokens << " tokens";
+    }
+  }
+}
+
+TEST(CudaCodes, Fp8CodesAreKept) {
+  const GivenCodes given(
+      {DType::kBF16, DType::kFp8, 2 * 9, 70, false, true, 0});
+  ExpectKept(PackWeights(given.view, RowOrder::kGated), WeightType::kE4M3,
+             RowOrder::kGated, given);
+}
+
 TEST(CudaCodes, LandingAndScheduleDoNotShow) {
-  for (const DType type : {DType::kInt8, DType::kInt4}) {
-    const CodeData data({DType::kBF16, type, 72, 640}, 70);
+  for (const CodeProblem& problem :
+       {CodeProblem{DType::kBF16, DType::kInt8, 72, 640},
+        CodeProblem{DType::kBF16, DType::kInt4, 72, 640},
+        CodeProblem{DType::kBF16, DType::kInt4, 72, 640, false, false, 64,
+                    true}}) {
+    const CodeData data(problem, 70);
     for (const emulator::Settings& settings : kSettings) {
       const ScopedSettings scoped(settings);
       for (const int tokens : {2, 20, 70}) {
         ASSERT_TRUE(SameBits(data.Multiply(tokens, LaunchMatMulCodes),
                              data.Expected(tokens)))
-            << Name(type) << ", " << tokens;
+            << NameOf(problem) << ", " << tokens;
       }
     }
   }
