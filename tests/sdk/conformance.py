@@ -111,9 +111,34 @@ async def run_async(client: AsyncClient, case: dict) -> str:
     return verdict(case, wrap(case["call"], answer), None)
 
 
+LONG = {
+    "text": "a",
+    "sampling": {"temperature": 0},
+    "stopping": {"max_tokens": 900, "ignore_eos": True},
+}
+LEFT = "a loop that is left stops the work"
+
+
+def leave(client: Client) -> str:
+    stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
+    for _ in stream:
+        break
+    code = stream._call.code()  # waits for the call's end
+    return "" if code.name == "CANCELLED" else f"{LEFT}: {code}"
+
+
+async def leave_async(client: AsyncClient) -> str:
+    stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
+    async for _ in stream:
+        break
+    code = await stream._call.code()
+    return "" if code.name == "CANCELLED" else f"{LEFT}: {code}"
+
+
 async def all_async(address: str) -> list[str]:
     async with AsyncClient(address) as client:
-        return [await run_async(client, case) for case in CASES]
+        results = [await run_async(client, case) for case in CASES]
+        return [*results, await leave_async(client)]
 
 
 def main() -> None:
@@ -121,14 +146,15 @@ def main() -> None:
     start = time.monotonic()
     with Client(address) as client:
         results = {"threads": [run(client, case) for case in CASES]}
+        results["threads"].append(leave(client))
     results["asyncio"] = asyncio.run(all_async(address))
     failed = 0
     for kind, verdicts in results.items():
-        for case, wrong in zip(CASES, verdicts):
+        for name, wrong in zip([c["name"] for c in CASES] + [LEFT], verdicts):
             if wrong:
                 failed += 1
-                print(f"python {kind}: {case['name']}: {wrong}")
-    print(f"python: {2 * len(CASES) - failed} passed, {failed} failed, "
+                print(f"python {kind}: {name}: {wrong}")
+    print(f"python: {2 * len(CASES) + 2 - failed} passed, {failed} failed, "
           f"{time.monotonic() - start:.1f} s")
     raise SystemExit(failed > 0)
 

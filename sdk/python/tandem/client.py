@@ -165,7 +165,7 @@ class _Answer:
 
 
 class Stream:
-    """Deltas as they come. Leave early by `cancel`, which stops the work."""
+    """Deltas as they come. Leaving the loop, or `cancel`, stops the work."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -179,9 +179,12 @@ class Stream:
                     yield delta
         except grpc.RpcError as error:
             raise TandemError.of(error) from None
+        finally:
+            self._call.cancel()  # nothing, after the last
 
     def collect(self) -> pb.GenerateOnceResponse:
-        """Reads what is left; the whole answer, what was iterated included."""
+        """The whole answer; what an iterator that is still open has read is
+        part of it."""
         for _ in self:
             pass
         return self._answer.response
@@ -219,6 +222,8 @@ class AsyncStream:
             raise TandemError(
                 grpc.StatusCode.CANCELLED, "cancelled by this client"
             ) from None
+        finally:
+            self._call.cancel()
 
     async def collect(self) -> pb.GenerateOnceResponse:
         async for _ in self:

@@ -132,7 +132,7 @@ export class Stream implements AsyncIterable<GenerateDelta> {
     }
   }
 
-  /** Reads what is left; the whole answer, what was iterated included. */
+  /** The whole answer. Leaving a loop over this early stops the work. */
   async collect(): Promise<GenerateOnceResponse> {
     for await (const _ of this);
     return this.answer;
