@@ -73,6 +73,11 @@ refuses 'exclude each other' --set tls.enabled=true,tls.existingSecret=x \
   --set tls.certManager.enabled=true
 refuses 'issuerRef.name' --set tls.enabled=true,tls.certManager.enabled=true
 refuses 'the chart sets --port itself' --set decode.args.port=1
+refuses 'the chart sets --ssl-certfile itself' --set router.args.ssl-certfile=x
+refuses 'the chart sets --api-keys-file itself' \
+  --set router.args.api-keys-file=x
+refuses 'probes show no certificate' --set router.args.ssl-ca-certs=x
+refuses 'whoever reads the pod' --set router.args.api-key=x
 refuses 'keda needs a Prometheus' --set autoscaling.kind=keda \
   --set decode.autoscaling.enabled=true
 refuses 'is above maxReplicas' --set decode.autoscaling.enabled=true \

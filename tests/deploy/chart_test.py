@@ -102,6 +102,9 @@ class Values(unittest.TestCase):
             "digest that is none": {"image": {"digest": "latest"}},
             "two volumes": {"model": {"volume": {"nfs": {}, "hostPath": {}}}},
             "relative path": {"model": {"path": "models/x"}},
+            "keys in the values": {"apiKeys": {"keys": ["sk-x"]}},
+            "path for a file's name": {"apiKeys": {"key": "../keys"}},
+            "certificate's path": {"clientTls": {"certfile": "/x"}},
         }
         for what, values in mistakes.items():
             with self.subTest(what), self.assertRaises(jsonschema.ValidationError):
@@ -159,7 +162,7 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(own["capabilities"]["drop"], ["ALL"])
                 self.assertIn("memory", container["resources"]["limits"])
                 for volume in container["volumeMounts"]:
-                    if volume["name"] in ("model", "tls"):
+                    if volume["name"] in ("model", "tls", "client-tls", "api-keys"):
                         self.assertTrue(volume["readOnly"])
 
     def test_probes_do_not_kill_what_loads_or_drains(self) -> None:
@@ -176,6 +179,34 @@ class Manifests(unittest.TestCase):
                 self.assertGreaterEqual(
                     start["periodSeconds"] * start["failureThreshold"], 300
                 )
+
+    def test_probes_speak_what_the_port_does(self) -> None:
+        """HTTPS where the port for clients has a certificate, and there alone."""
+        secured = 0
+        for name, pod in pods():
+            container = pod["spec"]["containers"][0]
+            https = any(a.startswith("--ssl-certfile=") for a in container["args"])
+            secured += https
+            with self.subTest(name):
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    scheme = container[probe]["httpGet"].get("scheme", "HTTP")
+                    self.assertEqual(scheme, "HTTPS" if https else "HTTP")
+        self.assertEqual(secured, 1)
+
+    def test_files_that_flags_name_are_mounted(self) -> None:
+        """Of Secrets, whose modes and keys are those of what reads them."""
+        for name, pod in pods():
+            spec, container = pod["spec"], pod["spec"]["containers"][0]
+            mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+            volumes = {v["name"]: v for v in spec["volumes"]}
+            for argument in container["args"]:
+                flag, _, path = argument.partition("=")
+                if not path.startswith("/etc/tandem/"):
+                    continue
+                with self.subTest(name, flag=flag):
+                    secret = volumes[mounts[str(pathlib.Path(path).parent)]]["secret"]
+                    self.assertEqual(secret["defaultMode"], 0o440)
+                    self.assertTrue(secret["secretName"])
 
     def test_workers_find_routers_that_are_not_ready(self) -> None:
         """A router becomes ready by a worker's registration."""

@@ -71,13 +71,19 @@ podSelector:
 
 {{/* What the values cannot say right is refused here, by name. */}}
 {{- define "tandem.check" -}}
-{{- $own := list "host" "port" "grpc-port" "internal-host" "internal-port" "admin-port" "router" "worker-id" "advertise-host" "shutdown-timeout" "served-model-name" "handoff" "tls-cert" "tls-key" "tls-ca" "log-format" -}}
+{{- $own := list "host" "port" "grpc-port" "internal-host" "internal-port" "admin-port" "router" "worker-id" "advertise-host" "shutdown-timeout" "served-model-name" "handoff" "tls-cert" "tls-key" "tls-ca" "ssl-certfile" "ssl-keyfile" "api-keys-file" "log-format" -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- range $flag, $_ := (index $.Values $role).args -}}
 {{- if has $flag $own -}}
 {{- fail (printf "%s.args.%s: the chart sets --%s itself; see values.yaml for the value that it comes from" $role $flag $flag) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if hasKey .Values.router.args "ssl-ca-certs" -}}
+{{- fail "router.args.ssl-ca-certs: Kubernetes' probes show no certificate; ask for clients' ones in front of the routers" -}}
+{{- end -}}
+{{- if hasKey .Values.router.args "api-key" -}}
+{{- fail "router.args.api-key: whoever reads the pod would read the key; use apiKeys, or TANDEM_API_KEY of a Secret in router.env" -}}
 {{- end -}}
 {{- with .Values.tls -}}
 {{- if and .enabled (not .existingSecret) (not .certManager.enabled) -}}
@@ -144,6 +150,13 @@ podSelector:
 - {{ printf "--internal-host=%s" .bindAddress | quote }}
 - --internal-port=50052
 - --admin-port=50053
+{{- if .clientTls.existingSecret }}
+- --ssl-certfile=/etc/tandem/client-tls/tls.crt
+- --ssl-keyfile=/etc/tandem/client-tls/tls.key
+{{- end }}
+{{- if .apiKeys.existingSecret }}
+- {{ printf "--api-keys-file=/etc/tandem/api-keys/%s" .apiKeys.key | quote }}
+{{- end }}
 {{- else }}
 - {{ printf "--router=%s-routers.%s:50052" (include "tandem.fullname" $root) (include "tandem.domain" $root) | quote }}
 - --worker-id=$(POD_NAME)
@@ -172,6 +185,8 @@ podSelector:
 {{- $worker := ne $role "router" -}}
 {{- $values := index $root.Values $role -}}
 {{- $rdma := and $worker $root.Values.handoff.rdma.enabled -}}
+{{- $https := and (not $worker) $root.Values.clientTls.existingSecret -}}
+{{- $keys := and (not $worker) $root.Values.apiKeys.existingSecret -}}
 metadata:
   labels:
     # Not the chart's version: a new chart alone restarts nobody.
@@ -281,17 +296,17 @@ spec:
         {{- end }}
       # HTTP: Kubernetes' own gRPC probes know no TLS.
       startupProbe:
-        httpGet: {path: /livez, port: http}
+        httpGet: {path: /livez, port: http{{ if $https }}, scheme: HTTPS{{ end }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: {{ div (add $values.startupTimeoutSeconds 4) 5 }}
       livenessProbe:
-        httpGet: {path: /livez, port: http}
+        httpGet: {path: /livez, port: http{{ if $https }}, scheme: HTTPS{{ end }}}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
       readinessProbe:
-        httpGet: {path: /readyz, port: http}
+        httpGet: {path: /readyz, port: http{{ if $https }}, scheme: HTTPS{{ end }}}
         periodSeconds: 3
         timeoutSeconds: 3
         failureThreshold: 2
@@ -328,6 +343,12 @@ spec:
         {{- if $root.Values.tls.enabled }}
         - {name: tls, mountPath: /etc/tandem/tls, readOnly: true}
         {{- end }}
+        {{- if $https }}
+        - {name: client-tls, mountPath: /etc/tandem/client-tls, readOnly: true}
+        {{- end }}
+        {{- if $keys }}
+        - {name: api-keys, mountPath: /etc/tandem/api-keys, readOnly: true}
+        {{- end }}
         {{- with $values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -347,6 +368,14 @@ spec:
       secret:
         secretName: {{ include "tandem.tlsSecret" $root }}
         defaultMode: 0440
+    {{- end }}
+    {{- with $https }}
+    - name: client-tls
+      secret: {secretName: {{ . | quote }}, defaultMode: 0440}
+    {{- end }}
+    {{- with $keys }}
+    - name: api-keys
+      secret: {secretName: {{ . | quote }}, defaultMode: 0440}
     {{- end }}
     {{- with $values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
