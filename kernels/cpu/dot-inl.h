@@ -88,6 +88,7 @@ struct CodeTile {
   float* c;
   int64_t c_stride;
   bool first;
+  TileEnd finish;
   // So many bytes of each stream are fetched for later with every block.
   int64_t fetch;
   const std::byte* next[kStreams];
@@ -172,6 +173,13 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
     VecI codes[U * kParts];
+    if constexpr (R == 1) {  // too little work to hide the second-level cache
+#pragma GCC unroll 8
+      for (int u = 0; u < U; ++u) {
+        PrefetchLine(unit[u] + begin + quad * 64 +
+                     2 * CodeUnitBytes(kKindOf<read>));
+      }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
       codes[i] =
@@ -240,6 +248,7 @@ void DotTile(const CodeTile& t) {
       }
     }
   }
+  t.finish.Apply(chains);
   chains.Store(t.c, t.c_stride);
 }
 
@@ -342,6 +351,7 @@ void AmxTile(const CodeTile& t) {
     rows.Next();
     unit = next;
   }
+  t.finish.Apply(chains);
   chains.Store(t.c, t.c_stride);
 }
 

@@ -58,7 +58,8 @@ struct TileArgs {
   int inputs;
   float* c;
   int64_t c_stride;
-  bool first;                       // chains start here, not at what c holds
+  bool first;  // chains start here, not at what c holds
+  TileEnd finish;
   const std::byte* next[kStreams];  // what to fetch for later
   // Where units end, and how far on those that come after them begin.
   int64_t end;
@@ -127,6 +128,7 @@ void Tile(const TileArgs& t) {
     Advance<R, U>(W(), chains, t.a, kStride, t.w, kPairBytes, t.inputs,
                   Prefetch(t));
   }
+  t.finish.Apply(chains);
   chains.Store(t.c, t.c_stride);
 }
 

@@ -24,10 +24,42 @@ inline constexpr int kMaxTileRows = 16;
 // streams.
 inline constexpr int kStreams = 4;
 
+// What finished chains of 16 outputs each become.
+struct TileEnd {
+  const float* scales = nullptr;  // [units * 16], or null
+  const float* bias = nullptr;    // likewise
+
+  template <int R, int U>
+  HWY_INLINE void Apply(Chains<R, U>& chains) const {
+    const F32 d;
+    if (scales != nullptr) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        const Vec scale = hn::LoadU(d, scales + i * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          chains.v[r][i] = hn::Mul(chains.v[r][i], scale);
+        }
+      }
+    }
+    if (bias != nullptr) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        const Vec add = hn::LoadU(d, bias + i * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          chains.v[r][i] = hn::Add(chains.v[r][i], add);
+        }
+      }
+    }
+  }
+};
+
 // Runs `tile`, whose chains come from and go to args.c (stride args.c_stride,
 // not read if args.first), for `units` units from output column `column` on.
-// The last panel's padding must not reach `out`, so such tiles go through a
-// copy. With `last`, chains are finished: scales and bias follow.
+// With `last`, chains are finished and args.finish is applied to them. The last
+// panel's padding must not reach `out`, and has no scale, so such tiles go
+// through copies.
 template <typename Args, typename Tile>
 void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
              int row, int column, int units, bool last) {
@@ -35,43 +67,36 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
   const int width = units * 16;
   const int valid = std::min(width, p.n - column);
   if (valid <= 0) return;
+  args.finish = {};
+  if (last && p.scales != nullptr) args.finish.scales = p.scales + column;
+  if (last && p.bias != nullptr) args.finish.bias = p.bias + column;
   if (valid == width) {
     args.c = out;
     args.c_stride = p.n;
     tile(args);
-  } else {
-    alignas(64) float copy[kMaxTileRows * kMaxUnits * 16];
-    if (!args.first) {
-      for (int r = 0; r < rows; ++r) {
-        std::memcpy(copy + r * width, out + int64_t{r} * p.n,
-                    static_cast<size_t>(valid) * sizeof(float));
-        std::fill(copy + r * width + valid, copy + (r + 1) * width, 0.0f);
-      }
-    }
-    args.c = copy;
-    args.c_stride = width;
-    tile(args);
+    return;
+  }
+  alignas(64) float copy[kMaxTileRows * kMaxUnits * 16];
+  alignas(64) float numbers[2][kMaxUnits * 16] = {};
+  const auto padded = [&](const float* from, float* to) {
+    if (from != nullptr) std::copy(from, from + valid, to);
+    return from == nullptr ? nullptr : to;
+  };
+  args.finish.scales = padded(args.finish.scales, numbers[0]);
+  args.finish.bias = padded(args.finish.bias, numbers[1]);
+  if (!args.first) {
     for (int r = 0; r < rows; ++r) {
-      std::memcpy(out + int64_t{r} * p.n, copy + r * width,
+      std::memcpy(copy + r * width, out + int64_t{r} * p.n,
                   static_cast<size_t>(valid) * sizeof(float));
+      std::fill(copy + r * width + valid, copy + (r + 1) * width, 0.0f);
     }
   }
-  if (!last || (p.scales == nullptr && p.bias == nullptr)) return;
-  for (int i = 0; i < valid; i += 16) {
-    const int count = std::min(16, valid - i);
-    const F16 scale = p.scales == nullptr
-                          ? Set16(1.0f)
-                          : LoadFirst16(p.scales + column + i, count);
-    const F16 bias = p.bias == nullptr
-                         ? Set16(0.0f)
-                         : LoadFirst16(p.bias + column + i, count);
-    for (int r = 0; r < rows; ++r) {
-      float* const at = out + int64_t{r} * p.n + i;
-      F16 value = LoadFirst16(at, count);
-      if (p.scales != nullptr) value = Mul(value, scale);
-      if (p.bias != nullptr) value = Add(value, bias);
-      StoreFirst16(value, at, count);
-    }
+  args.c = copy;
+  args.c_stride = width;
+  tile(args);
+  for (int r = 0; r < rows; ++r) {
+    std::memcpy(out + int64_t{r} * p.n, copy + r * width,
+                static_cast<size_t>(valid) * sizeof(float));
   }
 }
 
