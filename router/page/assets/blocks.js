@@ -5,9 +5,13 @@
 import {bytes, h} from './dom.js';
 import {all, runs, state} from './runs.js';
 
-export const bytesPerToken = () => {
+export const blockSize = () => state.capabilities.kv_block_size || 16;
+
+// Of so many positions, as a decode worker keeps them; null where none told.
+export const keptBytes = (held) => {
   const worker = state.workers.find((w) => w.role === 'decode') || state.workers[0];
-  return worker ? worker.kv_bytes_per_token : null;
+  const each = worker && worker.kv_bytes_per_token;
+  return each ? held * each : null;
 };
 
 // Positions whose keys and values are there once `count` tokens have come: the
@@ -26,14 +30,20 @@ export function blockGrid() {
   let shownRun = null;
   let cells = [];
   let filled = 0;
+  let cached = 0;
   const update = (run, count) => {
-    const size = state.capabilities.kv_block_size || 16;
+    const size = blockSize();
     const want = positions(run, count);
     if (run !== shownRun || want < filled) {
       node.replaceChildren();
       cells = [];
       filled = 0;
       shownRun = run;
+    }
+    // What the cache gave is known only when the first token comes.
+    if (run.cached !== cached) {
+      cached = run.cached;
+      filled = 0;
     }
     while (cells.length < want) {
       const block = h('span', {class: 'block'});
@@ -45,12 +55,11 @@ export function blockGrid() {
       node.append(block);
     }
     for (; filled < want; ++filled) cells[filled].className = kind(run, filled);
-    const perToken = bytesPerToken();
     node.setAttribute('aria-label', `${Math.ceil(want / size)} blocks of ${size} positions hold ${want}: `
       + `${Math.min(run.cached, want)} from the prefix cache, `
       + `${Math.max(0, Math.min(run.promptTokens.length, want) - run.cached)} of the prompt, `
       + `${Math.max(0, want - run.promptTokens.length)} generated`);
-    return {want, size, blocks: Math.ceil(want / size), held: perToken && perToken * Math.ceil(want / size) * size};
+    return {want, blocks: Math.ceil(want / size)};
   };
   return {node, update};
 }
@@ -67,10 +76,11 @@ export function sequencePanel() {
   const text = h('p', {class: 'note'}, 'Ask something, and its cache grows here.');
   const update = (run) => {
     if (run !== all[all.length - 1]) return;
-    const {want, blocks, held} = grid.update(run, run.tokens.length);
+    const {want, blocks} = grid.update(run, run.tokens.length);
+    const kept = keptBytes(want);
     text.textContent = run.noCache
       ? `${want} positions, each computed again for every token`
-      : `${want} positions in ${blocks} blocks${held ? `, ${bytes(held)}` : ''}`
+      : `${want} positions in ${blocks} blocks${kept ? `, ${bytes(kept)}` : ''}`
         + (run.cached ? `; ${run.cached} positions were there already` : '');
   };
   for (const type of ['grown', 'ended']) runs.addEventListener(type, (event) => update(event.detail));

@@ -64,9 +64,9 @@ export function cacheView(section) {
   const context = state.capabilities.max_model_len || 1024;
   const most = Math.min(512, context - 128);
   const input = h('input', {type: 'text', id: 'cache-prompt', 'aria-label': 'Prompt', value: PROMPT});
-  const tokensText = h('output', {for: 'cache-tokens'}, '128');
-  const tokens = h('input', {type: 'range', id: 'cache-tokens', min: 16, max: Math.max(16, most), step: 16, value: 128});
+    const tokens = h('input', {type: 'range', id: 'cache-tokens', min: 16, max: Math.max(16, most), step: 16, value: 128});
   tokens.value = Math.min(128, most);
+  const tokensText = h('output', {for: 'cache-tokens'}, tokens.value);
   tokens.addEventListener('input', () => { tokensText.textContent = tokens.value; });
   const button = h('button', {type: 'submit', class: 'primary', disabled: !can}, 'Measure');
   const progress = h('p', {class: 'note', role: 'status'}, can
@@ -84,8 +84,8 @@ export function cacheView(section) {
     const line = (side) => points.map((p) => [p.tokens, value(p[side])]);
     const two = (on, off) => [{name: 'without cache', class: 'off', points: off}, {name: 'with cache', class: 'on', points: on}];
     plots.replaceChildren(
-      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} for each further token`), linePlot(`${name} per token`, two(perToken(value, 'on'), perToken(value, 'off')), 'tokens generated', name)),
-      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} of the whole answer`), linePlot(`${name} in all`, two(line('on'), line('off')), 'tokens generated', name)));
+      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} for each further token`), linePlot(`${name} per token`, two(perToken(value, 'on'), perToken(value, 'off')), 'tokens generated', name, 560)),
+      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} of the whole answer`), linePlot(`${name} in all`, two(line('on'), line('off')), 'tokens generated', name, 560)));
     figures.replaceChildren(table(metric));
     const last = points[points.length - 1];
     const same = last.on.tokens.length === last.off.tokens.length && last.on.tokens.every((t, i) => t.id === last.off.tokens[i].id);

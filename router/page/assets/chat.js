@@ -6,14 +6,9 @@ import {announce, byId, h, milliseconds} from './dom.js';
 import {generate, runs, speed, state} from './runs.js';
 import {markdown} from './markdown.js';
 import {fields, settingsForm, systemPrompt, wantsAttention} from './settings.js';
+import {EXAMPLES} from './examples.js';
 import {tokenStrip} from './tokens.js';
 import {show} from './generation.js';
-
-const EXAMPLES = [
-  ['Story', 'Tell me a story about a cat.', 'prose, token by token'],
-  ['Code', 'Make a JSON list of red, green and blue.', 'structured output'],
-  ['Chat', 'What is 17 + 25?', 'a question'],
-];
 
 let turns = [];  // {role, content}
 let thread, input, send, current = null;
@@ -31,7 +26,8 @@ function rate(run) {
 
 function workers(run) {
   if (!run.timings) return '';
-  const {prefill_worker: p, decode_worker: d} = run.timings;
+  const {prefill_worker: p, decode_worker: d, retries} = run.timings;
+  if (retries) return `moved ${['', 'once', 'twice'][retries] || `${retries} times`}, now ${d}`;
   return p ? `${p} → ${d}` : d;
 }
 
@@ -120,6 +116,11 @@ export async function ask(text) {
   setBusy(null);
   if (run.text) mine.push({role: 'assistant', content: run.text});
   else mine.pop();  // it was never answered
+  // To be sent again as it is.
+  if (run.error && !run.text && !input.value) {
+    input.value = text;
+    grow();
+  }
 }
 
 function restart() {
@@ -146,7 +147,9 @@ export function chatView(section) {
       event.preventDefault();
       ask(input.value);
     }
-    if (event.key === 'Escape' && current) current.stop();
+  });
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape' && current && !section.hidden) current.stop();
   });
   send = h('button', {id: 'send', type: 'submit', class: 'primary', 'aria-label': 'Send'}, 'Send');
   const form = h('form', {class: 'composer', onsubmit: (event) => {
@@ -162,7 +165,7 @@ export function chatView(section) {
         ' computes your prompt in one pass and hands its cache over; a ',
         h('b', {class: 'is-decode'}, 'decode worker'), ' streams the answer from it.'),
       h('div', {class: 'examples'}, EXAMPLES.map(([name, text, what]) =>
-        h('button', {type: 'button', class: 'example', onclick: () => ask(text)},
+        h('button', {type: 'button', class: 'example', onclick: () => { ask(text); input.focus(); }},
           h('span', {class: 'example-kind'}, name), h('span', {class: 'example-text'}, text),
           h('span', {class: 'example-what'}, what))))),
     thread,

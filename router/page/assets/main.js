@@ -11,7 +11,7 @@ import {generationView} from './generation.js';
 import {cacheView} from './cache.js';
 
 const NAMES = ['chat', 'machine', 'generation', 'cache'];
-const views = {};
+export const views = {};  // for tests
 let feed = null;  // an AbortController while somebody looks
 
 function onFeed(event, data) {

@@ -3,6 +3,8 @@
 
 import {s, short} from './dom.js';
 
+const MOST_DOTS = 24;
+
 function ticks(most, count) {
   if (most <= 0) return [0];
   const rough = most / count;
@@ -13,9 +15,11 @@ function ticks(most, count) {
   return out;
 }
 
-// series: [{name, class, points: [[x, y]]}]
-export function linePlot(title, series, xName, yName) {
-  const width = 560, height = 300, left = 62, right = 14, top = 16, bottom = 42;
+// series: [{name, class, points: [[x, y]]}]; drawn `width` CSS pixels wide, so
+// that its words are as large as others.
+export function linePlot(title, series, xName, yName, width) {
+  const height = Math.round(Math.min(300, Math.max(210, width * 0.54)));
+  const left = 58, right = 14, top = 30, bottom = 42;
   const points = series.flatMap((line) => line.points);
   const xMost = Math.max(1, ...points.map((p) => p[0]));
   const yMost = Math.max(1e-9, ...points.map((p) => p[1])) * 1.06;
@@ -26,13 +30,15 @@ export function linePlot(title, series, xName, yName) {
     node.append(s('line', {x1: left, x2: width - right, y1: y(v), y2: y(v), class: 'grid'}),
       s('text', {x: left - 8, y: y(v) + 4, class: 'tick end'}, short(v)));
   }
-  for (const v of ticks(xMost, 6)) node.append(s('text', {x: x(v), y: height - bottom + 18, class: 'tick middle'}, String(v)));
+  for (const v of ticks(xMost, width < 420 ? 4 : 6)) node.append(s('text', {x: x(v), y: height - bottom + 18, class: 'tick middle'}, String(v)));
   node.append(s('text', {x: (left + width - right) / 2, y: height - 6, class: 'tick middle'}, xName),
-    s('text', {x: left, y: 10, class: 'tick'}, yName));
+    s('text', {x: left - 50, y: 12, class: 'tick'}, yName));
   for (const line of series) {
     if (!line.points.length) continue;
-    node.append(s('polyline', {class: `line ${line.class}`, points: line.points.map((p) => `${x(p[0])},${y(p[1])}`).join(' ')}));
-    for (const p of line.points) node.append(s('circle', {class: `dot ${line.class}`, cx: x(p[0]), cy: y(p[1]), r: 3}));
+    node.append(s('polyline', {class: `line ${line.class}`, points: line.points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(' ')}));
+    if (line.points.length <= MOST_DOTS) {
+      for (const p of line.points) node.append(s('circle', {class: `dot ${line.class}`, cx: x(p[0]), cy: y(p[1]), r: 3}));
+    }
     const [lastX, lastY] = line.points[line.points.length - 1];
     node.append(s('text', {x: x(lastX) - 6, y: Math.max(top + 8, y(lastY) - 9), class: `tick end name ${line.class}`}, line.name));
   }

@@ -4,6 +4,7 @@
 // listen to `runs`.
 
 import {post, stream, label} from './api.js';
+import {ask} from './attention.js';
 
 export const state = {capabilities: null, workers: []};
 export const runs = new EventTarget();
@@ -13,13 +14,6 @@ const MOST = 12;
 const ALTERNATIVES = 5;
 
 const say = (type, run) => runs.dispatchEvent(new CustomEvent(type, {detail: run}));
-
-function attentionFor(options, promptTokens) {
-  const {layers, max_attention_weights: most} = state.capabilities;
-  const positions = promptTokens + options.max_tokens;
-  if (layers * positions <= most && layers <= 16) return true;
-  return positions <= most ? 'mean' : undefined;
-}
 
 // `prompt` is a text, or a list of messages. `options` are fields of the API.
 function body(prompt, options) {
@@ -88,7 +82,7 @@ export function generate(prompt, options, want = {}) {
         else fields.logprobs = ALTERNATIVES;
       }
       if (want.attention && state.capabilities.attention) {
-        fields.attention = attentionFor(options, run.promptTokens.length);
+        fields.attention = ask(state.capabilities, run.promptTokens.length + options.max_tokens);
       }
       fields.stream_options = {include_usage: true, continuous_usage_stats: true};
       run.begun = performance.now();
@@ -104,6 +98,8 @@ export function generate(prompt, options, want = {}) {
           const text = chat ? choice.delta.content : choice.text;
           const before = run.tokens.length;
           addTokens(run, choice, chat);
+          // What the workers had done by then, where they tell.
+          for (const token of run.tokens.slice(before)) token.work = chunk.work || null;
           if (text) run.text += text;
           if ((text || run.tokens.length > before) && run.first === null) {
             run.first = performance.now();

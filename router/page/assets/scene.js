@@ -1,295 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
-// The generation in space, in plain WebGL2: tokens along x, one row of KV
-// blocks below them for each layer, the write head, and an arc for each
-// position that the newest token looked at, as bright as its weight.
-//
-// Two instanced draws: boxes, and arcs. Everything else is arithmetic.
+// The generation in space: tokens along x, below them one row of KV blocks for
+// each layer with a cell for each position, the write head over the token that
+// is written, and a beam from its tip to each position that the token looked
+// at. Beams and cells are as bright as the measured weights.
 
 import {calm} from './dom.js';
+import {makeCamera} from './camera.js';
+import {makeGpu} from './gl.js';
+import {drawWords} from './words.js';
 
-const FOV = 0.66;
-const ARC_POINTS = 24;
-const MOST_ARCS = 512;
-
-const BOX_VERTEX = `#version 300 es
-layout(location=0) in vec3 corner; layout(location=1) in vec3 normal;
-layout(location=2) in vec3 centre; layout(location=3) in vec3 size; layout(location=4) in vec4 colour;
-uniform mat4 view; uniform vec3 light; out vec4 tint;
-void main() {
-  gl_Position = view * vec4(centre + corner * size, 1.0);
-  tint = vec4(colour.rgb * (0.74 + 0.26 * max(0.0, dot(normal, light))), colour.a);
-}`;
-const ARC_VERTEX = `#version 300 es
-layout(location=0) in vec2 along;  // share of the way, side
-layout(location=1) in vec4 ends;   // x and y of both
-layout(location=2) in vec4 colour;
-uniform mat4 view; uniform vec2 pixel; uniform float lift; out vec4 tint; out float side;
-vec3 at(float t) {
-  float span = abs(ends.x - ends.z);
-  vec2 top = vec2((ends.x + ends.z) * 0.5, max(ends.y, ends.w) + lift * (0.5 + pow(span, 0.72)));
-  vec2 p = mix(mix(ends.xy, top, t), mix(top, ends.zw, t), t);
-  return vec3(p, 0.0);
-}
-void main() {
-  vec4 here = view * vec4(at(along.x), 1.0);
-  vec4 next = view * vec4(at(along.x + 0.02), 1.0);
-  vec2 way = normalize((next.xy / next.w - here.xy / here.w) / pixel + vec2(1e-5, 0.0));
-  float width = 0.9 + 2.4 * colour.a;
-  here.xy += vec2(-way.y, way.x) * pixel * width * along.y * here.w;
-  gl_Position = here; tint = colour; side = along.y;
-}`;
-const BOX_FRAGMENT = `#version 300 es
-precision mediump float; in vec4 tint; out vec4 pixel;
-void main() { pixel = vec4(tint.rgb * tint.a, tint.a); }`;
-const ARC_FRAGMENT = `#version 300 es
-precision mediump float; in vec4 tint; in float side; out vec4 pixel;
-void main() { float a = tint.a * (1.0 - side * side * 0.75); pixel = vec4(tint.rgb * a, a); }`;
-
-function program(gl, vertex, fragment) {
-  const made = gl.createProgram();
-  for (const [type, source] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]]) {
-    const shader = gl.createShader(type);
-    gl.shaderSource(shader, source);
-    gl.compileShader(shader);
-    gl.attachShader(made, shader);
-  }
-  gl.linkProgram(made);
-  if (!gl.getProgramParameter(made, gl.LINK_STATUS)) throw new Error(gl.getProgramInfoLog(made));
-  return made;
-}
-
-// Six faces of a unit cube, position and normal.
-function cube() {
-  const out = [];
-  for (const axis of [0, 1, 2]) {
-    for (const sign of [-1, 1]) {
-      const corner = (u, v) => {
-        const p = [0, 0, 0];
-        p[axis] = sign / 2;
-        p[(axis + 1) % 3] = u / 2;
-        p[(axis + 2) % 3] = v / 2;
-        const n = [0, 0, 0];
-        n[axis] = sign;
-        return [...p, ...n];
-      };
-      for (const [u, v] of [[-1, -1], [1, -1], [1, 1], [-1, -1], [1, 1], [-1, 1]]) out.push(...corner(u, v));
-    }
-  }
-  return new Float32Array(out);
-}
-
-// Column-major product of perspective and look-at.
-function viewMatrix(camera, aspect) {
-  const {target, distance, yaw, pitch} = camera;
-  const back = [Math.sin(yaw) * Math.cos(pitch), Math.sin(pitch), Math.cos(yaw) * Math.cos(pitch)];
-  const right = [Math.cos(yaw), 0, -Math.sin(yaw)];
-  const up = [back[1] * right[2] - back[2] * right[1], back[2] * right[0] - back[0] * right[2],
-    back[0] * right[1] - back[1] * right[0]];
-  const eye = target.map((c, i) => c + back[i] * distance);
-  const dot = (a) => -(a[0] * eye[0] + a[1] * eye[1] + a[2] * eye[2]);
-  const near = 0.1;
-  const far = distance * 4 + 400;
-  const f = 1 / Math.tan(FOV / 2);
-  const rows = [[...right, dot(right)].map((v) => (v * f) / aspect), [...up, dot(up)].map((v) => v * f),
-    [...back, dot(back)]];
-  const a = (far + near) / (near - far);
-  const b = (2 * far * near) / (near - far);
-  const z = rows[2].map((v, i) => v * a + (i === 3 ? b : 0));
-  const w = rows[2].map((v) => -v);
-  const m = new Float32Array(16);
-  for (let c = 0; c < 4; ++c) {
-    m[c * 4] = rows[0][c];
-    m[c * 4 + 1] = rows[1][c];
-    m[c * 4 + 2] = z[c];
-    m[c * 4 + 3] = w[c];
-  }
-  return m;
-}
+const MOST_BEAMS = 512;
+const MOST_HALOS = 600;
+// Between the tokens and the first layer: room for words, however far away.
+const gap = (length) => Math.min(3, Math.max(1.4, 0.045 * length));
 
 const hex = (text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16) / 255);
+const mix = (a, b, t) => a.map((v, i) => v + (b[i] - v) * t);
 
-export function palette() {
+function palette() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => {
-    const value = style.getPropertyValue(name).trim();
+    const value = style.getPropertyValue(`--${name}`).trim();
     return hex(value.length === 4 ? `#${[...value.slice(1)].map((c) => c + c).join('')}` : value);
   };
   const out = {};
-  for (const name of ['prefill', 'decode', 'cached', 'again', 'ink', 'muted', 'line', 'bg', 'sunk', 'strong-line']) out[name] = read(`--${name}`);
+  for (const name of ['prefill', 'decode', 'cached', 'flash', 'ink', 'panel', 'strong-line']) out[name] = read(name);
+  out.dark = out.panel[0] + out.panel[1] + out.panel[2] < 1.5;
+  out.kinds = {cached: out.cached, prompt: out.prefill, generated: out.decode};
   return out;
 }
 
-const mix = (a, b, t) => a.map((v, i) => v + (b[i] - v) * t);
-
 // `canvas` for WebGL, `overlay` for words. Null where there is no WebGL2.
-export function makeScene(canvas, overlay) {
+// `onLost` hears true when the context is lost, false when it came back.
+export function makeScene(canvas, overlay, onLost) {
   const gl = canvas.getContext('webgl2', {antialias: true, alpha: true, premultipliedAlpha: true});
   if (!gl) return null;
-  const boxes = program(gl, BOX_VERTEX, BOX_FRAGMENT);
-  const arcs = program(gl, ARC_VERTEX, ARC_FRAGMENT);
-  const uniform = (p, name) => gl.getUniformLocation(p, name);
-  const at = {boxView: uniform(boxes, 'view'), light: uniform(boxes, 'light'), arcView: uniform(arcs, 'view'),
-    pixel: uniform(arcs, 'pixel'), lift: uniform(arcs, 'lift')};
-
-  const layout = (buffer, stride, parts, divisor) => {
-    gl.bindBuffer(gl.ARRAY_BUFFER, buffer);
-    let offset = 0;
-    for (const [location, count] of parts) {
-      gl.enableVertexAttribArray(location);
-      gl.vertexAttribPointer(location, count, gl.FLOAT, false, stride * 4, offset * 4);
-      gl.vertexAttribDivisor(location, divisor);
-      offset += count;
-    }
-  };
-  const boxArray = gl.createVertexArray();
-  const boxBuffer = gl.createBuffer();
-  gl.bindVertexArray(boxArray);
-  const shape = gl.createBuffer();
-  layout(shape, 6, [[0, 3], [1, 3]], 0);
-  gl.bufferData(gl.ARRAY_BUFFER, cube(), gl.STATIC_DRAW);
-  layout(boxBuffer, 10, [[2, 3], [3, 3], [4, 4]], 1);
-  const arcArray = gl.createVertexArray();
-  const arcBuffer = gl.createBuffer();
-  gl.bindVertexArray(arcArray);
-  const strip = gl.createBuffer();
-  layout(strip, 2, [[0, 2]], 0);
-  const steps = [];
-  for (let i = 0; i <= ARC_POINTS; ++i) steps.push((i / ARC_POINTS) * 0.98, -1, (i / ARC_POINTS) * 0.98, 1);
-  gl.bufferData(gl.ARRAY_BUFFER, new Float32Array(steps), gl.STATIC_DRAW);
-  layout(arcBuffer, 8, [[1, 4], [2, 4]], 1);
-  gl.bindVertexArray(null);
-
+  let gpu = makeGpu(gl);
   let colours = palette();
-  const camera = {target: [8, -1, 0], distance: 24, yaw: -0.36, pitch: 0.34};
-  let goal = {...camera, target: [...camera.target]};
-  let preset = 'follow';
-  let content = {length: 1, depth: 4, head: 0};
-  let opaque = 0;
-  let boxCount = 0;
-  let arcCount = 0;
-  let words = [];
-  let rows = {pitch: 1, layers: 0, chosen: -1};
-  let lost = false;
+  const camera = makeCamera();
+  let frame = {tokens: [], rows: [], layer: -1, share: null, head: 0};
+  let rows = [1.4, 0.9, 1.8, 1];  // gap and pitch; the same when folded
+  let counts = {boxes: 0, opaque: 0, cells: 0, beams: 0, halos: 0, again: 0};
+  let headX = null;
+  let wrote = -1e9;
 
-  // ----------------------------------------------------------- content
+  const content = () => {
+    const below = Math.max(0, frame.rows.length - 1);
+    const blocks = Math.ceil((frame.held || 0) / (frame.size || 1)) * frame.size || 0;
+    return {length: Math.max(blocks, frame.head + 1), head: frame.head, span: frame.span || 0,
+      depth: rows[0] + below * rows[1] + 0.5, flat: rows[2] + below * rows[3] + 0.7};
+  };
+  const aspect = () => canvas.width / Math.max(1, canvas.height);
 
-  // frame: {tokens: [{text, kind}], head, layers, size, kinds(position), held,
-  //         weights, layer, again}
-  function setFrame(frame) {
-    const solid = [];
-    const glass = [];
-    const put = (list, x, y, z, w, hh, d, c, a = 1) => list.push(x, y, z, w, hh, d, c[0], c[1], c[2], a);
-    const pitch = Math.min(0.92, 7 / frame.layers);
-    const depth = 1.05 + frame.layers * pitch;
-    const tokenColour = {cached: mix(colours.cached, colours.bg, 0.35), prompt: mix(colours.prefill, colours.bg, 0.45), generated: colours.decode};
+  // Dim where nobody looks, its own colour, then nearly white (or black).
+  const glowing = (base, share) => {
+    const dim = mix(base, colours.panel, colours.dark ? 0.66 : 0.66);
+    const hot = colours.dark ? mix(base, [1, 1, 1], 0.6) : mix(base, [0, 0, 0], 0.3);
+    return share < 0.6 ? mix(dim, base, share / 0.6) : mix(base, hot, (share - 0.6) / 0.4);
+  };
+
+  function putTokens(solid) {
     frame.tokens.forEach((token, i) => {
       const newest = i === frame.head;
-      put(solid, i, newest ? 0.06 : 0, 0, 0.8, newest ? 0.5 : 0.36, 0.8, newest ? mix(colours.decode, colours.ink, 0.25) : tokenColour[token.kind]);
+      const share = frame.share && i < frame.share.length ? frame.share[i] : 0;
+      const c = newest ? glowing(colours.decode, 0.9) : glowing(colours.kinds[token.kind], (token.kind === 'generated' ? 0.45 : 0.2) + 0.4 * share);
+      const high = newest ? 0.5 : 0.34;
+      solid.push(i, 0, 0.8, high, 0.8, (high - 0.34) / 2, c[0], c[1], c[2], 1);
     });
-    const blocks = Math.ceil(frame.held / frame.size);
-    const runs = {cached: colours.cached, prompt: colours.prefill, generated: colours.decode};
-    for (let layer = 0; layer < frame.layers; ++layer) {
-      const y = -1.05 - layer * pitch;
-      const chosen = frame.layer === layer;
-      for (let b = 0; b < blocks; ++b) {
-        const from = b * frame.size;
-        put(glass, from + frame.size / 2 - 0.5, y, 0, frame.size - 0.28, pitch * 0.4, 1.16, colours['strong-line'], 0.2);
-        // One box for each stretch of a kind.
-        const end = Math.min(from + frame.size, frame.held);
-        for (let i = from; i < end;) {
-          const kind = frame.kinds(i);
-          let stop = i + 1;
-          while (stop < end && frame.kinds(stop) === kind) ++stop;
-          let c = mix(runs[kind], colours.bg, chosen ? 0 : 0.28);
-          if (frame.again > 0) c = mix(c, colours.again, frame.again);
-          const left = i === from ? i - 0.36 : i - 0.5;
-          const rightEdge = stop === from + frame.size ? stop - 0.64 : stop - 0.5;
-          put(solid, (left + rightEdge) / 2, y, 0, rightEdge - left, pitch * (chosen ? 0.4 : 0.24), 0.98, c);
-          i = stop;
-        }
-      }
+  }
+
+  // One row of cells and the blocks around them.
+  function putRow(solid, glass, halos, row, weights, quiet) {
+    const high = rows[1] * 0.34;
+    for (let i = 0; i < frame.held; ++i) {
+      const share = weights && i < weights.length ? Math.sqrt(weights[i] / frame.most) * quiet : 0;
+      let c = glowing(colours.kinds[frame.kinds(i)], weights ? share : 0.22);
+      if (frame.again > 0) c = mix(c, colours.flash, frame.again * 0.92);
+      const grown = high * (1 + 0.7 * share);
+      solid.push(i, row, 0.78, grown, 0.78, (grown - high) / 2, c[0], c[1], c[2], 1);
+      if (share > 0.3) halos.push([i, row, colours.kinds[frame.kinds(i)], share * share]);
     }
-    // The write head, above where the next token goes.
-    const hx = frame.head + 1;
-    put(solid, hx, 1.55, 0, 0.34, 0.6, 0.34, colours.ink);
-    put(solid, hx, 1.08, 0, 0.13, 0.36, 0.13, colours.ink);
-    put(glass, hx, 0.06, 0, 0.8, 0.36, 0.8, colours.ink, 0.14);
-    rows = {pitch, layers: frame.layers, chosen: frame.layer};
-    opaque = solid.length / 10;
-    boxCount = opaque + glass.length / 10;
-    gl.bindBuffer(gl.ARRAY_BUFFER, boxBuffer);
-    gl.bufferData(gl.ARRAY_BUFFER, new Float32Array(solid.concat(glass)), gl.DYNAMIC_DRAW);
-    setArcs(frame);
-    words = frame.tokens;
-    content = {length: frame.tokens.length, depth, head: frame.head};
-    aim();
-  }
-
-  // From the newest token, where its row's weights are known, to each position.
-  function setArcs(frame) {
-    const out = [];
-    if (frame.weights) {
-      let most = 0;
-      for (const w of frame.weights) most = Math.max(most, w);
-      const order = [...frame.weights.keys()].filter((i) => frame.weights[i] > most * 0.01)
-        .sort((i, j) => frame.weights[i] - frame.weights[j]).slice(-MOST_ARCS);
-      for (const i of order) {
-        const c = mix(colours.decode, colours.ink, 0.2);
-        out.push(frame.head, 0.3, i, 0.22, c[0], c[1], c[2], 0.1 + 0.85 * Math.sqrt(frame.weights[i] / most));
-      }
-    }
-    arcCount = out.length / 8;
-    gl.bindBuffer(gl.ARRAY_BUFFER, arcBuffer);
-    gl.bufferData(gl.ARRAY_BUFFER, new Float32Array(out), gl.DYNAMIC_DRAW);
-  }
-
-  // ------------------------------------------------------------ camera
-
-  const aspect = () => canvas.width / Math.max(1, canvas.height);
-  function fit(width, height) {
-    const t = Math.tan(FOV / 2);
-    return Math.max(width / 2 / (t * aspect()), height / 2 / t) * 1.12 + 1.5;
-  }
-  function aim() {
-    const {length, depth, head} = content;
-    const middle = (length - 1) / 2;
-    const arch = Math.min(14, 0.4 * Math.pow(length, 0.72) + 1);
-    if (preset === 'follow') {
-      const span = Math.min(length + 4, 25);
-      goal = {...goal, target: [Math.max(span / 2 - 3, head - span * 0.3), 0.9 - depth * 0.24, 0], distance: goal.moved ? goal.distance : fit(span, depth + 4) * 0.92};
-    } else if (preset === 'overview') {
-      goal = {...goal, target: [middle, (arch - depth) / 2, 0], distance: goal.moved ? goal.distance : fit(length + 2, depth + arch + 2) * 0.98};
-    } else if (preset === 'top') {
-      goal = {...goal, target: [middle, 0, 0], distance: goal.moved ? goal.distance : fit(length + 4, 6)};
-    } else {
-      goal = {...goal, target: [middle, (arch - depth) / 2, 0], distance: goal.moved ? goal.distance : fit(length + 4, depth + arch + 2)};
+    for (let from = 0; from < frame.held; from += frame.size) {
+      const c = frame.again > 0 ? mix(colours['strong-line'], colours.flash, 0.6 * frame.again) : colours['strong-line'];
+      glass.push(from + frame.size / 2 - 0.5, row, frame.size - 0.1, rows[1] * 0.62, 0.98, 0, c[0], c[1], c[2], 0.13);
     }
   }
-  function setPreset(name) {
-    preset = name;
-    const angles = {follow: [-0.36, 0.34], overview: [-0.3, 0.4], top: [0, Math.PI / 2 - 0.001], side: [0, 0.02]}[name];
-    goal = {...goal, yaw: angles[0], pitch: angles[1], moved: false};
-    aim();
-  }
-  function turn(yaw, pitch) {
-    goal.yaw += yaw;
-    goal.pitch = Math.min(Math.PI / 2 - 0.001, Math.max(-1.2, goal.pitch + pitch));
-  }
-  function zoom(factor) {
-    goal.distance = Math.min(600, Math.max(5, goal.distance * factor));
-    goal.moved = true;
-  }
-  // Towards the goal; true while it still moves.
-  function moveCamera(seconds) {
-    const share = calm() ? 1 : 1 - Math.exp(-seconds * 6);
-    let left = 0;
-    const step = (from, to) => { left += Math.abs(to - from); return from + (to - from) * share; };
-    camera.target = camera.target.map((v, i) => step(v, goal.target[i]));
-    for (const name of ['distance', 'yaw', 'pitch']) camera[name] = step(camera[name], goal[name]);
-    return left > 0.002;
+
+  // frame: {tokens: [{text, kind}], head: position of the write head, held:
+  //   positions with keys and values, size: of a block, kinds(position), rows:
+  //   [layer], weights: of the chosen layer or the mean, of(layer): weights,
+  //   layer: the chosen one or -1, again: 0..1, how red, playing}
+  function setFrame(next) {
+    if (next.head !== frame.head) wrote = performance.now();
+    frame = next;
+    let most = 1e-9;
+    const of = frame.rows.map((layer) => frame.of(layer));
+    for (const weights of of) if (weights) for (const w of weights) most = Math.max(most, w);
+    frame.most = most;
+    let greatest = 1e-9;
+    if (frame.weights) for (const w of frame.weights) greatest = Math.max(greatest, w);
+    frame.share = frame.weights && Float32Array.from(frame.weights, (w) => Math.sqrt(w / greatest));
+    const count = Math.max(1, frame.rows.length);
+    const length = frame.tokens.length;
+    rows = [gap(length), Math.min(0.92, 7.5 / count), Math.max(1.8, 0.07 * length), Math.min(2.8, Math.max(1, (0.33 * length) / count))];
+    const solid = [];
+    const glass = [];
+    const halos = [];
+    putTokens(solid);
+    const tokens = solid.length / 10;
+    frame.rows.forEach((layer, i) => putRow(solid, glass, halos, i + 1, of[i], frame.layer < 0 || frame.layer === layer ? 1 : 0.4));
+    const beams = [];
+    if (frame.share) {
+      const order = [...frame.share.keys()].filter((i) => frame.share[i] > 0.08).sort((a, b) => frame.share[a] - frame.share[b]).slice(-MOST_BEAMS);
+      frame.span = frame.head - Math.min(frame.head, ...order);
+      for (const i of order) beams.push(i, frame.share[i], ...colours.kinds[frame.tokens[i].kind]);
+    }
+    const brightest = halos.sort((a, b) => b[3] - a[3]).slice(0, MOST_HALOS);
+    const strength = colours.dark ? 0.55 : 0.16;
+    const opaque = solid.length / 10;
+    counts = {boxes: opaque + glass.length / 10, opaque, cells: opaque - tokens, beams: beams.length / 5, halos: brightest.length, again: frame.again};
+    gpu.set('box', new Float32Array(solid.concat(glass)));
+    gpu.set('head', new Float32Array([0, 0, 0.8, 1.7, 0.8, 0, ...mix(colours.ink, colours.decode, 0.15), 1]));
+    gpu.set('beam', new Float32Array(beams));
+    gpu.set('halo', new Float32Array([[frame.head, 0, colours.decode, 0.9], ...brightest].flatMap(([x, row, c, a]) => [x, row, ...c, a * strength])));
+    camera.aim(content(), aspect());
   }
 
-  // ----------------------------------------------------------- drawing
+  // The head on its way to the next token; true while it moves.
+  function moveHead(seconds) {
+    if (headX === null || calm() || Math.abs(frame.head - headX) > 12) headX = frame.head;
+    headX += (frame.head - headX) * (1 - Math.exp(-seconds * 16));
+    if (Math.abs(frame.head - headX) < 0.004) headX = frame.head;
+    return headX !== frame.head || (frame.playing && !calm() && performance.now() - wrote < 700);
+  }
 
   function resize() {
     const scale = Math.min(2, devicePixelRatio || 1);
@@ -298,91 +141,30 @@ export function makeScene(canvas, overlay) {
     if (canvas.width === width && canvas.height === height) return;
     canvas.width = overlay.width = width;
     canvas.height = overlay.height = height;
-    aim();
-  }
-  function project(m, x, y, z) {
-    const w = m[3] * x + m[7] * y + m[11] * z + m[15];
-    if (w <= 0) return null;
-    return [((m[0] * x + m[4] * y + m[8] * z + m[12]) / w * 0.5 + 0.5) * overlay.width,
-      (0.5 - (m[1] * x + m[5] * y + m[9] * z + m[13]) / w * 0.5) * overlay.height];
-  }
-  // Words where they have room, the newest first.
-  function drawWords(m) {
-    const pen = overlay.getContext('2d');
-    pen.clearRect(0, 0, overlay.width, overlay.height);
-    const scale = overlay.width / Math.max(1, overlay.clientWidth);
-    pen.font = `500 ${12 * scale}px "JetBrains Mono", ui-monospace, Menlo, Consolas, monospace`;
-    pen.textAlign = 'center';
-    pen.textBaseline = 'middle';
-    const css = getComputedStyle(document.documentElement);
-    const ink = css.getPropertyValue('--ink').trim();
-    const muted = css.getPropertyValue('--muted').trim();
-    const bg = css.getPropertyValue('--panel').trim();
-    const taken = [];
-    // Which row is which layer: the ends, and the chosen one.
-    for (const layer of new Set([0, rows.layers - 1, rows.chosen])) {
-      if (layer < 0 || preset === 'top') continue;
-      const p = project(m, -0.7, -1.05 - layer * rows.pitch, 0.75);
-      if (!p) continue;
-      pen.textAlign = 'right';
-      pen.fillStyle = layer === rows.chosen ? ink : muted;
-      pen.fillText(`layer ${layer}`, p[0] - 4 * scale, p[1]);
-    }
-    pen.textAlign = 'center';
-    for (let i = words.length - 1; i >= 0; --i) {
-      const p = project(m, i, preset === 'top' ? 0.2 : 0, 0.42);
-      if (!p || p[0] < 0 || p[0] > overlay.width) continue;
-      const text = words[i].text.trim() || '␣';
-      const half = pen.measureText(text).width / 2 + 4 * scale;
-      const y = p[1] + 16 * scale;
-      if (taken.some((t) => Math.abs(t.x - p[0]) < t.half + half && Math.abs(t.y - y) < 14 * scale)) continue;
-      taken.push({x: p[0], y, half});
-      pen.globalAlpha = 0.82;
-      pen.fillStyle = bg;
-      pen.fillRect(p[0] - half, y - 8 * scale, half * 2, 16 * scale);
-      pen.globalAlpha = 1;
-      pen.fillStyle = i === content.head ? ink : muted;
-      pen.fillText(text, p[0], y);
-    }
-  }
-  function draw() {
-    if (lost) return;
-    resize();
-    const m = viewMatrix(camera, aspect());
-    gl.viewport(0, 0, canvas.width, canvas.height);
-    gl.clearColor(0, 0, 0, 0);
-    gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
-    gl.enable(gl.DEPTH_TEST);
-    gl.enable(gl.BLEND);
-    gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
-    gl.useProgram(boxes);
-    gl.uniformMatrix4fv(at.boxView, false, m);
-    gl.uniform3f(at.light, 0.32, 0.84, 0.44);
-    gl.bindVertexArray(boxArray);
-    gl.depthMask(true);
-    gl.drawArraysInstanced(gl.TRIANGLES, 0, 36, opaque);
-    gl.depthMask(false);
-    if (boxCount > opaque) {
-      // The glass follows the solid in the same buffer.
-      gl.bindBuffer(gl.ARRAY_BUFFER, boxBuffer);
-      const offset = opaque * 40;
-      [[2, 3, 0], [3, 3, 12], [4, 4, 24]].forEach(([l, n, o]) => gl.vertexAttribPointer(l, n, gl.FLOAT, false, 40, offset + o));
-      gl.drawArraysInstanced(gl.TRIANGLES, 0, 36, boxCount - opaque);
-      [[2, 3, 0], [3, 3, 12], [4, 4, 24]].forEach(([l, n, o]) => gl.vertexAttribPointer(l, n, gl.FLOAT, false, 40, o));
-    }
-    if (arcCount) {
-      gl.useProgram(arcs);
-      gl.uniformMatrix4fv(at.arcView, false, m);
-      gl.uniform2f(at.pixel, 2 / canvas.width, 2 / canvas.height);
-      gl.uniform1f(at.lift, 0.75);
-      gl.bindVertexArray(arcArray);
-      gl.drawArraysInstanced(gl.TRIANGLE_STRIP, 0, (ARC_POINTS + 1) * 2, arcCount);
-    }
-    gl.depthMask(true);
-    gl.bindVertexArray(null);
-    drawWords(m);
+    camera.aim(content(), aspect());
   }
 
-  canvas.addEventListener('webglcontextlost', (event) => { event.preventDefault(); lost = true; });
-  return {setFrame, setPreset, turn, zoom, moveCamera, draw, recolour: () => { colours = palette(); }, counts: () => ({boxes: boxCount, arcs: arcCount}), isLost: () => lost};
+  function draw() {
+    if (gl.isContextLost()) return;
+    resize();
+    const view = camera.matrix(aspect());
+    const fold = camera.fold();
+    const tip = [headX, 0.5 + Math.min(0.8, 0.5 * Math.abs(frame.head - headX)), 0];
+    gpu.draw({view, fold, rows, additive: colours.dark, opaque: counts.opaque, tip,
+      scale: canvas.width / Math.max(1, canvas.clientWidth), pulse: frame.playing && !calm() ? (performance.now() - wrote) / 500 : 9});
+    const place = (x, row, y, z) => [x, y - (row ? rows[0] + (row - 1) * rows[1] : 0) * (1 - fold),
+      z + (row ? rows[2] + (row - 1) * rows[3] : 0) * fold];
+    drawWords(overlay, view, place, frame);
+  }
+
+  canvas.addEventListener('webglcontextlost', (event) => { event.preventDefault(); onLost(true); });
+  canvas.addEventListener('webglcontextrestored', () => { gpu = makeGpu(gl); onLost(false); });
+  return {
+    setFrame, draw, setPreset: (name) => { camera.setPreset(name); camera.aim(content(), aspect()); },
+    turn: camera.turn, zoom: camera.zoom,
+    // True while something is on its way.
+    move: (seconds) => { const head = moveHead(seconds); return camera.move(seconds) || head; },
+    recolour: () => { colours = palette(); },
+    counts: () => ({...counts}),
+  };
 }

@@ -8,19 +8,30 @@ import {state} from './runs.js';
 const KEPT = 'tandem.settings';
 const values = {system: '', temperature: 0.7, top_p: 1, top_k: 0, max_tokens: 256, seed: '',
   placement: 'auto', no_kv_cache: false, attention: true};
+// Kept for any model; the others belong to the one that they were set for.
+const GENERAL = ['system', 'placement', 'attention'];
+let changed = {};
 
 export function loadSettings() {
   const {temperature, top_p, top_k} = state.capabilities.defaults;
   Object.assign(values, {temperature, top_p, top_k});
   try {
-    Object.assign(values, JSON.parse(localStorage.getItem(KEPT) || '{}'));
-  } catch { /* what was kept is of no use */ }
-  values.no_kv_cache = false;
+    const kept = JSON.parse(localStorage.getItem(KEPT) || '{}');
+    for (const [name, value] of Object.entries(kept.changed || {})) {
+      if (name in values && (GENERAL.includes(name) || kept.model === state.capabilities.model)) changed[name] = value;
+    }
+  } catch {
+    changed = {};  // what was kept is of no use
+  }
+  Object.assign(values, changed);
 }
 
-function save() {
+function set(name, value) {
+  values[name] = value;
+  if (name === 'no_kv_cache') return;  // for this visit
+  changed[name] = value;
   try {
-    localStorage.setItem(KEPT, JSON.stringify(values));
+    localStorage.setItem(KEPT, JSON.stringify({model: state.capabilities.model, changed}));
   } catch { /* a private window keeps nothing */ }
 }
 
@@ -45,9 +56,8 @@ function slider(id, text, name, min, max, by, hint) {
     'aria-describedby': `${id}-hint`});
   input.value = values[name];
   input.addEventListener('input', () => {
-    values[name] = Number(input.value);
+    set(name, Number(input.value));
     shown.textContent = input.value;
-    save();
   });
   return h('div', {class: 'field'}, h('label', {for: id}, text, shown), input,
     h('p', {class: 'hint', id: `${id}-hint`}, hint));
@@ -59,8 +69,7 @@ function number(id, text, name, attributes, hint) {
   input.value = values[name];
   input.addEventListener('input', () => {
     if (!input.checkValidity()) return;
-    values[name] = input.value === '' ? (name === 'seed' ? '' : Number(attributes.min)) : Number(input.value);
-    save();
+    set(name, input.value === '' ? (name === 'seed' ? '' : Number(attributes.min)) : Number(input.value));
   });
   return h('div', {class: 'field'}, h('label', {for: id}, text), input,
     h('p', {class: 'hint', id: `${id}-hint`}, hint));
@@ -70,16 +79,16 @@ export function settingsForm() {
   const can = state.capabilities;
   const system = h('textarea', {id: 'system', rows: 2});
   system.value = values.system;
-  system.addEventListener('input', () => { values.system = system.value; save(); });
+  system.addEventListener('input', () => set('system', system.value));
   const placement = h('select', {id: 'placement'},
     [['auto', 'Automatic'], ['split', 'Prefill worker, then decode worker'], ['local', 'Decode worker alone']]
       .map(([value, text]) => h('option', {value}, text)));
   placement.value = values.placement;
-  placement.addEventListener('change', () => { values.placement = placement.value; save(); });
+  placement.addEventListener('change', () => set('placement', placement.value));
   const attention = h('input', {type: 'checkbox', id: 'attention', checked: values.attention});
-  attention.addEventListener('change', () => { values.attention = attention.checked; save(); });
+  attention.addEventListener('change', () => set('attention', attention.checked));
   const noCache = h('input', {type: 'checkbox', id: 'no-cache'});
-  noCache.addEventListener('change', () => { values.no_kv_cache = noCache.checked; });
+  noCache.addEventListener('change', () => set('no_kv_cache', noCache.checked));
   const secret = h('input', {type: 'password', id: 'key', autocomplete: 'off', spellcheck: 'false'});
   secret.value = key();
   secret.addEventListener('change', () => { setKey(secret.value.trim()); location.reload(); });

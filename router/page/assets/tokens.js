@@ -11,7 +11,7 @@ export function alternatives(token, position) {
   const shown = token.top.length && token.top.some((t) => t.text === token.text)
     ? token.top : [{text: token.text, p: token.p}, ...token.top];
   return h('div', {class: 'alternatives'},
-    h('p', {class: 'note'}, `Position ${position} · drawn with probability ${percent(token.p)}`),
+    h('p', {class: 'note'}, `Position ${position} · drawn with ${percent(token.p)}`),
     h('table', {},
       h('caption', {class: 'visually-hidden'}, `Alternatives to the token at position ${position}`),
       h('thead', {class: 'visually-hidden'}, h('tr', {}, h('th', {scope: 'col'}, 'Token'),
