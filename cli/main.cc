@@ -64,6 +64,7 @@ struct ServeCommand {
 
 void ServeCommand::AddTo(CommandLine* line) {
   line->Example("tandem serve models/tales --prefill 2 --decode 2");
+  line->AddConfigFile();
   source.AddTo(line);
   line->Group("Cluster");
   line->AddInt("prefill", &flags.prefill, "Prefill workers", {0, 64});
@@ -154,6 +155,8 @@ void ServeCommand::AddTo(CommandLine* line) {
 }
 
 void ServeCommand::Complete(const CommandLine& line) {
+  // The children get what it says as flags; its keys are not theirs.
+  unsetenv("TANDEM_CONFIG");
   flags.tls_cert = tls.cert;
   flags.tls_key = tls.key;
   flags.tls_ca = tls.ca;

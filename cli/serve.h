@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tandem serve MODEL_DIR`: a local cluster as child processes of one command:
+// `tandem serve MODEL`: a local cluster as child processes of one command:
 // a router, prefill workers, decode workers. Prints one ready block, restarts
 // what dies, drains on the first Ctrl-C, kills on the second, leaves nothing.
 

@@ -9,16 +9,17 @@
 #include <cstdio>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_replace.h"
+#include "common/config_file.h"
+#include "common/nearest.h"
 #include "common/version.h"
 
 namespace tandem {
 namespace {
-
-constexpr size_t kColumns = 100;
 
 std::string EnvironmentName(const std::string& flag) {
   std::string name = "TANDEM_";
@@ -61,42 +62,6 @@ absl::StatusOr<int64_t> ParseInt(std::string_view text, Range range) {
   return ParseNumber<int64_t>(text, "a whole number", range.min, range.max);
 }
 
-int EditDistance(const std::string& a, const std::string& b) {
-  std::vector<int> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    int diagonal = std::exchange(row[0], static_cast<int>(i));
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
-
-// Appends `text` in lines of at most kColumns, each after `indent` spaces.
-// The first line goes on at `column`.
-void AppendWrapped(std::string* out, const std::string& text, size_t indent,
-                   size_t column) {
-  bool line_start = column <= indent;
-  for (absl::string_view word : absl::StrSplit(text, ' ')) {
-    if (!line_start && column + 1 + word.size() > kColumns) {
-      absl::StrAppend(out, "\n", std::string(indent, ' '));
-      column = indent;
-      line_start = true;
-    }
-    if (!line_start) {
-      out->push_back(' ');
-      ++column;
-    }
-    out->append(word.data(), word.size());
-    column += word.size();
-    line_start = false;
-  }
-  out->push_back('\n');
-}
-
 bool IsSecret(const std::string& name) {
   return name.find("api-key") != std::string::npos ||
          name.find("token-file") != std::string::npos;
@@ -129,7 +94,10 @@ void CommandLine::AddFlag(const std::string& name, const std::string& type,
             .text = std::move(text)};
   flag.option =
       app_->add_option("--" + name, [](const CLI::results_t&) { return true; });
-  if (environment_) flag.option->envname(EnvironmentName(name));
+  if (environment_) {
+    flag.environment = EnvironmentName(name);
+    flag.option->envname(flag.environment);
+  }
   // Checks run once per value, in order, whatever source it came from.
   flag.option->check([set = std::move(set)](const std::string& value) {
     const absl::Status status = set(value);
@@ -158,7 +126,10 @@ void CommandLine::Add(const std::string& name, bool* value,
             .default_text = *value ? "on" : "off",
             .text = [value] { return *value ? "on" : "off"; }};
   flag.option = app_->add_flag("--" + name + ",!--no-" + name, *value);
-  if (environment_) flag.option->envname(EnvironmentName(name));
+  if (environment_) {
+    flag.environment = EnvironmentName(name);
+    flag.option->envname(flag.environment);
+  }
   flags_.push_back(std::move(flag));
 }
 
@@ -276,6 +247,7 @@ void CommandLine::AddList(const std::string& name,
         value->emplace_back(text);
         return absl::OkStatus();
       });
+  flags_.back().list = true;
   flags_.back()
       .option->expected(1)
       ->delimiter(separator)
@@ -291,9 +263,10 @@ void CommandLine::AddPositional(const std::string& name, std::string* value,
             .group = "Arguments",
             .default_text = *value,
             .text = [value] { return *value; },
-            .positional = true};
+            .positional = true,
+            // CLI11 would miss what only the file of --config has.
+            .required = required};
   flag.option = app_->add_option(name, *value);
-  flag.option->required(required);
   flags_.push_back(std::move(flag));
 }
 
@@ -315,6 +288,82 @@ CommandLine* CommandLine::chosen() const {
   return nullptr;
 }
 
+std::string CommandLine::Flag::Key() const {
+  return positional
+             ? absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}})
+             : name;
+}
+
+void CommandLine::AddConfigFile() {
+  AddFlag(
+      "config", "FILE",
+      "YAML: flags by their names, for those that neither the command line nor "
+      "the environment gives",
+      [this] { return config_path_; },
+      [this](std::string_view text) {
+        config_path_ = text;
+        return absl::OkStatus();
+      });
+}
+
+absl::Status CommandLine::Apply(const ConfigEntry& entry) {
+  std::vector<std::string> known;
+  for (const Flag& flag : flags_) {
+    known.push_back(flag.Key());
+    if (flag.Key() != entry.key || flag.name == "config") continue;
+    if (flag.option->count() > 0) return absl::OkStatus();
+    std::vector<std::string> values = entry.values;
+    if (!flag.list && entry.kind == ConfigEntry::Kind::kList) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.key, " takes one value and no list"));
+    }
+    if (!flag.list && entry.kind == ConfigEntry::Kind::kMap) {
+      values = {entry.json};
+    }
+    for (std::string& value : values) flag.option->add_result(std::move(value));
+    try {
+      if (!values.empty()) flag.option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      return absl::InvalidArgumentError(error.what());
+    }
+    return absl::OkStatus();
+  }
+  if (entry.key == "config") {
+    return absl::InvalidArgumentError("config: a file cannot name another one");
+  }
+  const std::string nearest = Nearest(entry.key, known);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown key ", entry.key,
+      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+}
+
+absl::Status CommandLine::ApplyConfig() {
+  if (config_path_.empty()) return absl::OkStatus();
+  const absl::StatusOr<std::vector<ConfigEntry>> entries =
+      ReadConfigFile(config_path_);
+  if (!entries.ok()) return entries.status();
+  for (const ConfigEntry& entry : *entries) {
+    const absl::Status status = Apply(entry);
+    if (status.ok()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        config_path_, ":", entry.line, ": ", std::string(status.message())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CommandLine::Finish() {
+  const absl::Status status = ApplyConfig();
+  if (!status.ok()) return status;
+  for (const Flag& flag : flags_) {
+    if (flag.required && flag.option->count() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag.name, " is required"));
+    }
+  }
+  CommandLine* const command = chosen();
+  return command == nullptr ? absl::OkStatus() : command->Finish();
+}
+
 const CommandLine& CommandLine::Deepest() const {
   const CommandLine* command = chosen();
   return command == nullptr ? *this : command->Deepest();
@@ -331,18 +380,7 @@ std::string CommandLine::Suggestion(const std::string& unknown) const {
       known.push_back(command->app_->get_name());
     }
   }
-  const std::string typed = unknown.substr(0, unknown.find('='));
-  std::string best;
-  // A third of the letters wrong is a typo, more is something else.
-  int limit = std::max<int>(2, static_cast<int>(typed.size()) / 3) + 1;
-  for (const std::string& name : known) {
-    const int distance = EditDistance(typed, name);
-    if (distance < limit) {
-      limit = distance;
-      best = name;
-    }
-  }
-  return best;
+  return Nearest(unknown.substr(0, unknown.find('=')), known);
 }
 
 std::string CommandLine::Stray(const std::string& word) const {
@@ -355,7 +393,7 @@ std::string CommandLine::Stray(const std::string& word) const {
 absl::Status CommandLine::TryParse(int argc, const char* const* argv) {
   try {
     app_->parse(argc, argv);
-    return absl::OkStatus();
+    return Finish();
   } catch (const CLI::ParseError& parse_error) {
     return absl::InvalidArgumentError(Explain(parse_error));
   }
@@ -380,7 +418,9 @@ std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {
   std::string error;
   try {
     app_->parse(argc, argv);
-    return std::nullopt;
+    const absl::Status status = Finish();
+    if (status.ok()) return std::nullopt;
+    error = std::string(status.message());
   } catch (const CLI::CallForHelp&) {
     std::fputs(Deepest().Help().c_str(), stdout);
     return 0;
@@ -417,63 +457,6 @@ std::vector<std::pair<std::string, std::string>> CommandLine::NonDefaults()
       changed.push_back(std::move(pair));
   }
   return changed;
-}
-
-std::string CommandLine::Help() const {
-  std::string out;
-  if (!examples_.empty()) {
-    out += "Examples:\n";
-    for (const std::string& example : examples_) {
-      absl::StrAppend(&out, "  ", example, "\n");
-    }
-    out += "\n";
-  }
-  absl::StrAppend(&out, "Usage: ", name_, commands_.empty() ? "" : " COMMAND");
-  for (const Flag& flag : flags_) {
-    if (!flag.positional) continue;
-    const bool required = flag.option->get_required();
-    absl::StrAppend(&out, required ? " " : " [", flag.name,
-                    required ? "" : "]");
-  }
-  out += " [FLAGS]\n";
-  AppendWrapped(&out, app_->get_description(), 0, 0);
-  if (!commands_.empty()) {
-    out += "\nCommands:\n";
-    for (const auto& command : commands_) {
-      const std::string left =
-          absl::StrFormat("  %-12s ", command->app_->get_name());
-      out += left;
-      AppendWrapped(&out, command->app_->get_description(), 15, 15);
-    }
-  }
-  std::vector<std::string> groups;
-  for (const Flag& flag : flags_) {
-    if (std::find(groups.begin(), groups.end(), flag.group) == groups.end()) {
-      groups.push_back(flag.group);
-    }
-  }
-  for (const std::string& group : groups) {
-    absl::StrAppend(&out, "\n", group, ":\n");
-    for (const Flag& flag : flags_) {
-      if (flag.group != group) continue;
-      std::string left =
-          flag.positional
-              ? absl::StrCat("  ", flag.name)
-              : absl::StrCat("  --", flag.type.empty() ? "[no-]" : "",
-                             flag.name, flag.type.empty() ? "" : " ",
-                             flag.type);
-      absl::StrAppend(&out, left, "\n      ");
-      std::string right = flag.help;
-      if (!flag.default_text.empty()) {
-        absl::StrAppend(&right, " [", flag.default_text, "]");
-      }
-      if (!flag.positional) {
-        absl::StrAppend(&right, " (", EnvironmentName(flag.name), ")");
-      }
-      AppendWrapped(&out, right, 6, 6);
-    }
-  }
-  return out;
 }
 
 }  // namespace tandem

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Command lines. Every flag is --kebab-case with the environment variable
-// TANDEM_KEBAB_CASE beside it; the command line wins over the environment, the
-// environment over the default. Values are checked when they are parsed.
+// TANDEM_KEBAB_CASE beside it, and a line of a file's where there is --config;
+// the command line wins over the environment, that over the file, and the file
+// over the default. Values are checked when they are parsed.
 //
 //   CommandLine line("tandem-decode", "Generates tokens from handed-over KV.");
 //   line.Group("Serving");
@@ -36,6 +37,8 @@ class Option;
 }  // namespace CLI
 
 namespace tandem {
+
+struct ConfigEntry;
 
 struct Range {
   int64_t min = std::numeric_limits<int64_t>::min();
@@ -101,6 +104,10 @@ class CommandLine {
   void AddPositional(const std::string& name, std::string* value,
                      const std::string& help, bool required);
 
+  // --config FILE: YAML (config_file.h) whose keys are the names of the flags
+  // of this line, and of its positional arguments in lower case.
+  void AddConfigFile();
+
   // A subcommand; owned by this. Exactly one must be given, once there is any.
   CommandLine* AddCommand(const std::string& name,
                           const std::string& description);
@@ -122,7 +129,8 @@ class CommandLine {
   // INVALID_ARGUMENT: another shell.
   absl::StatusOr<std::string> Completion(std::string_view shell) const;
 
-  // Was the flag given, on the command line or in the environment?
+  // Was the flag given, on the command line, in the environment or in the file
+  // of --config?
   bool given(const std::string& name) const;
   // Flags that differ from their defaults, with the subcommand's, as text for
   // the start-up log. Keys and tokens read "(set)".
@@ -138,8 +146,13 @@ class CommandLine {
     std::string group;
     std::string default_text;
     std::function<std::string()> text;
+    std::string environment = {};   // the variable's name; empty: none
     CLI::Option* option = nullptr;  // the App's
     bool positional = false;
+    bool required = false;
+    bool list = false;
+
+    std::string Key() const;  // in the file of --config
   };
 
   struct Completions;  // of one command, in completion.cc
@@ -150,6 +163,10 @@ class CommandLine {
   std::string ForBash(const std::vector<Completions>& all) const;
   std::string ForZsh(const std::vector<Completions>& all) const;
   std::string ForFish(const std::vector<Completions>& all) const;
+  // What remains to be done when CLI11 has read words and environment.
+  absl::Status Finish();
+  absl::Status ApplyConfig();
+  absl::Status Apply(const ConfigEntry& entry);
   void AddFlag(const std::string& name, const std::string& type,
                const std::string& help, std::function<std::string()> text,
                Setter set);
@@ -160,6 +177,7 @@ class CommandLine {
   const CommandLine& Deepest() const;
 
   const std::string name_;
+  std::string config_path_;
   bool environment_ = true;
   std::string group_ = "Options";
   std::vector<std::string> examples_;

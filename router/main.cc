@@ -84,7 +84,8 @@ struct Flags {
 
 void AddFlags(CommandLine* line, Flags* flags) {
   RouterOptions& options = flags->options;
-  line->AddPositional("MODEL_DIR", &flags->model_dir,
+  line->AddConfigFile();
+  line->AddPositional("MODEL", &flags->model_dir,
                       "Hugging Face directory: tokenizer, template, limits",
                       true);
   line->Add("served-model-name", &flags->served_model_name,

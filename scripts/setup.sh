@@ -14,7 +14,7 @@ PACKAGES=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
   libabsl-dev libhwy-dev libcli11-dev libedit-dev libspdlog-dev libboost-dev
-  nlohmann-json3-dev prometheus-cpp-dev libssl-dev zlib1g-dev
+  nlohmann-json3-dev prometheus-cpp-dev libssl-dev libyaml-cpp-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv
 )
 # Only the tests' other compilers and checkers.

@@ -33,7 +33,8 @@ struct AllFlags {
 
 void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   WorkerFlags& worker = flags->worker;
-  line->AddPositional("MODEL_DIR", &worker.model_dir,
+  line->AddConfigFile();
+  line->AddPositional("MODEL", &worker.model_dir,
                       "Hugging Face directory with the model", true);
   line->Group("Cluster");
   line->AddList("router", &worker.routers,

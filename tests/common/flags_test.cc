@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/flags.h"
 
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -260,6 +262,148 @@ TEST(FlagsTest, SubcommandsHaveTheirOwnFlagsAndHelp) {
   EXPECT_EQ(parse(top.get(), {"--help"}), 0);
   EXPECT_THAT(GetCapturedStdout(),
               HasSubstr("  serve        Start a local cluster\n"));
+}
+
+// A line with --config, and a file for it.
+struct Configured : Line {
+  std::string path;
+
+  explicit Configured(const std::string& text) {
+    line.AddConfigFile();
+    path = ::testing::TempDir() + "config.yaml";
+    std::ofstream(path) << text;
+  }
+  ~Configured() { std::remove(path.c_str()); }
+
+  std::optional<int> Run(std::vector<const char*> arguments) {
+    arguments.insert(arguments.end(), {"--config", path.c_str()});
+    return Parse(arguments);
+  }
+};
+
+TEST(ConfigFileTest, ValuesOfAllKindsAreRead) {
+  Configured l(
+      "# as vLLM's\n"
+      "model: /models/x\n"
+      "port: 8000\n"
+      "seed: -3\n"
+      "ratio: 0.25\n"
+      "prefix-cache: false\n"
+      "shutdown-timeout: 1m30s\n"
+      "pool: 1GiB\n"
+      "host: {a: 1, b: [2.5, true, 'yes', '7'], c: null}\n"
+      "routers:\n  - a:1\n  - b:2\n");
+  ASSERT_EQ(l.Run({}), std::nullopt);
+  EXPECT_EQ(l.options.model, "/models/x");
+  EXPECT_EQ(l.options.port, 8000);
+  EXPECT_EQ(l.options.seed, -3);
+  EXPECT_EQ(l.options.ratio, 0.25);
+  EXPECT_FALSE(l.options.cache);
+  EXPECT_EQ(l.options.grace, absl::Seconds(90));
+  EXPECT_EQ(l.options.pool, int64_t{1} << 30);
+  EXPECT_EQ(l.options.host, R"({"a":1,"b":[2.5,true,"yes","7"],"c":null})");
+  EXPECT_THAT(l.options.routers, ElementsAre("a:1", "b:2"));
+  EXPECT_TRUE(l.line.given("port"));
+  EXPECT_FALSE(l.line.given("api-key"));
+}
+
+TEST(ConfigFileTest, AMapIsNamesAndValuesToAList) {
+  Configured l("routers: {one: /a, two: /b}\n");
+  ASSERT_EQ(l.Run({}), std::nullopt);
+  EXPECT_THAT(l.options.routers, ElementsAre("one=/a", "two=/b"));
+}
+
+TEST(ConfigFileTest, CommandLineAndEnvironmentBeatTheFile) {
+  const char* const text =
+      "port: 1\nhost: file\nseed: 1\nprefix-cache: false\nrouters: [a:1]\n"
+      "model: file\n";
+  setenv("TANDEM_HOST", "environment", 1);
+  setenv("TANDEM_PORT", "2", 1);
+  Configured l(text);
+  ASSERT_EQ(l.Run({"--port", "3", "--prefix-cache", "--routers", "b:2", "dir"}),
+            std::nullopt);
+  unsetenv("TANDEM_HOST");
+  unsetenv("TANDEM_PORT");
+  EXPECT_EQ(l.options.port, 3);
+  EXPECT_EQ(l.options.host, "environment");
+  EXPECT_EQ(l.options.seed, 1);
+  EXPECT_TRUE(l.options.cache);
+  EXPECT_THAT(l.options.routers, ElementsAre("b:2"));
+  EXPECT_EQ(l.options.model, "dir");
+  Configured by_environment(text);
+  setenv("TANDEM_CONFIG", by_environment.path.c_str(), 1);
+  EXPECT_EQ(by_environment.Parse({}), std::nullopt);
+  unsetenv("TANDEM_CONFIG");
+  EXPECT_EQ(by_environment.options.port, 1);
+}
+
+TEST(ConfigFileTest, AFileWithNothingChangesNothing) {
+  for (const char* const text : {"", "# nothing\n", "---\n", "{}\n"}) {
+    Configured l(text);
+    EXPECT_EQ(l.Run({}), std::nullopt) << text;
+    EXPECT_EQ(l.options.port, 50051);
+  }
+}
+
+TEST(ConfigFileTest, ErrorsNameFileLineAndKey) {
+  struct Case {
+    const char* text;
+    const char* says;
+  };
+  for (const Case& c : {
+           Case{"port: 1\n\nprot: 2\n",
+                "config.yaml:3: unknown key prot; did you mean port?"},
+           Case{"something-else: 1\n",
+                "config.yaml:1: unknown key something-else (see"},
+           Case{"host: x\nport: 65536\n",
+                "config.yaml:2: --port: '65536' is not a whole number"},
+           Case{"prefix-cache: maybe\n", "config.yaml:1: "},
+           Case{"port: [1, 2]\n", "config.yaml:1: port takes one value"},
+           Case{"port: {a: 1}\n", "config.yaml:1: --port: '{\"a\":1}' is not"},
+           Case{"host: a\nport:\n", "config.yaml:2: port has no value"},
+           Case{"port: 1\nhost: a\nport: 2\n",
+                "config.yaml:3: port is in line 1 already"},
+           Case{"routers: [[a]]\n", "routers is a list of single values"},
+           Case{"port 1\n", "config.yaml:1: expected flags' names"},
+           Case{"port: 1\nhost: {a: b\n", "config.yaml:3: "},
+           Case{"port: 1\n---\nport: 2\n", "a second document"},
+           Case{"config: other.yaml\n", "cannot name another"},
+       }) {
+    Configured l(c.text);
+    CaptureStderr();
+    EXPECT_EQ(l.Run({}), 2) << c.text;
+    const std::string text = GetCapturedStderr();
+    EXPECT_THAT(text, HasSubstr(c.says));
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  }
+  for (const char* const path : {"/does/not/exist.yaml", "/tmp"}) {
+    Configured l("");
+    CaptureStderr();
+    EXPECT_EQ(l.Parse({"--config", path}), 2);
+    EXPECT_THAT(GetCapturedStderr(),
+                HasSubstr(std::string("cannot read ") + path));
+  }
+}
+
+TEST(ConfigFileTest, WhatIsRequiredMayComeFromTheFile) {
+  const auto parse = [](const std::string& text, std::string* model) {
+    const std::string path = ::testing::TempDir() + "required.yaml";
+    std::ofstream(path) << text;
+    CommandLine line("tandem", "Serves models.");
+    CommandLine* const serve = line.AddCommand("serve", "Start a cluster");
+    serve->AddConfigFile();
+    serve->AddPositional("MODEL_DIR", model, "Folder", true);
+    const char* const words[] = {"tandem", "serve", "--config", path.c_str()};
+    const std::optional<int> code = line.Parse(4, words);
+    std::remove(path.c_str());
+    return code;
+  };
+  std::string model;
+  EXPECT_EQ(parse("model-dir: /m\n", &model), std::nullopt);
+  EXPECT_EQ(model, "/m");
+  CaptureStderr();
+  EXPECT_EQ(parse("", &model), 2);
+  EXPECT_THAT(GetCapturedStderr(), HasSubstr("tandem: MODEL_DIR is required"));
 }
 
 TEST(FlagValuesTest, SizesParseExactlyOrNotAtAll) {

@@ -129,8 +129,20 @@ class Served {
 };
 
 TEST(CliTest, ServesGeneratesAndShowsStatus) {
-  Served served(EmbeddedModel(), "--prefill 2 --decode 2");
-  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  // Of the numbers of workers one is given, and the other the file's.
+  const std::string config =
+      absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(), ".yaml");
+  std::ofstream(config) << "prefill: 2\ndecode: 1\nmax-num-seqs: 7\n"
+                           "served-model-name: of-a-file\n";
+  setenv("TANDEM_CONFIG", config.c_str(), 1);
+  Served served(EmbeddedModel(), "--decode 2");
+  unsetenv("TANDEM_CONFIG");
+  const bool ready = served.WaitUntilReady();
+  std::remove(config.c_str());
+  ASSERT_TRUE(ready) << served.Log();
+  // Room for twice 7 sequences of the model's 1024 positions.
+  EXPECT_NE(served.Log().find("\"kv_tokens\":14336"), std::string::npos)
+      << served.Log();
   const Result text = Shell(Tandem(
       "generate " + served.Router() +
       " --temperature 0 --max-tokens 20 'Once upon a time' 2>/dev/null"));
@@ -189,6 +201,7 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   const Result status = Shell(Tandem("status --json " + served.Admin()));
   ASSERT_EQ(status.code, 0) << status.output;
   EXPECT_EQ(json::parse(status.output)["workers"].size(), 4u);
+  EXPECT_EQ(json::parse(status.output)["model"], "of-a-file");
   EXPECT_NE(Shell(Tandem("status " + served.Admin())).output.find("decode-1"),
             std::string::npos);
 
