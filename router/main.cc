@@ -470,7 +470,10 @@ absl::Status Process::StartServers() {
       .spare_connections = kProbeConnections,
       .tls = public_tls_.cert.empty()
                  ? std::nullopt
-                 : std::make_optional(ForHttp(public_tls_))});
+                 : std::make_optional(ForHttp(public_tls_)),
+      // Elsewhere a key or a certificate tells who may.
+      .local_hosts_only = OnLoopback(flags_.host) && !access_->closed() &&
+                          public_tls_.cert.empty()});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};

@@ -69,6 +69,8 @@ struct HttpOptions {
   int spare_connections = 0;
   int handler_threads = 2;  // for HandleLater
   std::optional<HttpTls> tls = {};
+  // 403 to every request whose Host is not local (host.h).
+  bool local_hosts_only = false;
   absl::Duration handshake_timeout = absl::Seconds(10);
 };
 

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/http/host.h"
 
 namespace tandem::http_internal {
 namespace {
@@ -203,8 +204,19 @@ void Session::OnHeader(Error error) {
 // Whether the guard has nothing against it.
 bool Session::LetIn() {
   caller_.clear();
-  if (state_->guard == nullptr) return true;
+  const HttpOptions& options = state_->options;
+  if (state_->guard == nullptr && !options.local_hosts_only) return true;
   HttpRequest head = Convert(parser_->get());
+  if (options.local_hosts_only &&
+      !IsLocalHost(head.Header("host"), options.host)) {
+    RefuseMessage(Plain(
+        403, absl::StrCat("Host = ", std::string(head.Header("host")),
+                          ": this server listens on loopback without a key, "
+                          "and so answers local names alone, such as "
+                          "localhost")));
+    return false;
+  }
+  if (state_->guard == nullptr) return true;
   if (state_->IsOpen(head.path)) return true;
   std::optional<HttpResponse> refusal = state_->guard(&head);
   if (refusal) {

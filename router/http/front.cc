@@ -134,6 +134,9 @@ void HttpFront::Register(HttpServer* server) {
     server->HandleLater(
         "GET", "/v1/tandem/events",
         [this](std::unique_ptr<HttpExchange> exchange) {
+          if (exchange->request().method == "HEAD") {  // no watcher
+            return exchange->Answer({.content_type = kEventStream});
+          }
           loop_->Post(
               [feed = options_.feed, exchange = std::move(exchange)]() mutable {
                 feed->Watch(std::move(exchange));

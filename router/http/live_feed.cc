@@ -164,7 +164,7 @@ void LiveFeed::Watch(std::unique_ptr<HttpExchange> exchange) {
   }
   const auto watcher = std::make_shared<Watcher>();
   watcher->exchange = std::move(exchange);
-  watcher->exchange->Begin({.content_type = "text/event-stream; charset=utf-8",
+  watcher->exchange->Begin({.content_type = kEventStream,
                             .body = "retry: 1000\n\n",
                             .headers = {{"Cache-Control", "no-store"},
                                         {"X-Accel-Buffering", "no"}}});

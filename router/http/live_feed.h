@@ -28,6 +28,7 @@
 
 namespace tandem::router {
 
+inline constexpr char kEventStream[] = "text/event-stream; charset=utf-8";
 // More are answered with 503.
 inline constexpr int kMaxWatchers = 16;
 // Requests in flight shown in a state, and ends between two of them.

@@ -405,6 +405,19 @@ TEST_F(HttpTest, ThePageAndWhatItAsksFor) {
   EXPECT_EQ(can["attention"], true);
   EXPECT_EQ(can["no_kv_cache"], false);
 
+  // A page of elsewhere whose name leads here reads nothing.
+  for (const char* const path : {"/", "/v1/models", "/v1/tandem/events"}) {
+    EXPECT_EQ(Get(port, path, "Host: evil.example\r\n").code, 403) << path;
+  }
+  // More than may watch, had they not asked for a head alone.
+  for (int i = 0; i < 20; ++i) {
+    Socket head(port);
+    head.Send("HEAD /v1/tandem/events HTTP/1.1\r\nConnection: close\r\n\r\n");
+    const Answer answer = Parse(head.Receive());
+    EXPECT_EQ(answer.code, 200);
+    EXPECT_THAT(answer.head, HasSubstr("Content-Type: text/event-stream"));
+  }
+
   // The feed hears of a request, whose tokens bring weights along.
   Socket watcher(port);
   watcher.Send("GET /v1/tandem/events HTTP/1.1\r\n\r\n");

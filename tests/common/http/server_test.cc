@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/http/host.h"
 #include "common/metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -105,6 +106,56 @@ TEST_F(HttpServerTest, AnswersByPathAndMethod) {
   }
   EXPECT_THAT(Exchange("HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n"),
               ::testing::EndsWith("\r\n\r\n"));
+}
+
+// Names that public DNS can have must not reach a listener that trusts whoever
+// reaches it.
+TEST_F(HttpServerTest, HostsOfElsewhereAreRefusedWhereOnlyLocalOnesMayAsk) {
+  struct Case {
+    const char* host;
+    bool local;
+  };
+  const Case cases[] = {
+      {"localhost", true},
+      {"LOCALHOST:8000", true},
+      {"localhost.:8000", true},
+      {"app.localhost:80", true},
+      {"host.docker.internal:8000", true},
+      {"printer.local", true},
+      {"127.0.0.1:8000", true},
+      {"10.1.2.3", true},
+      {"[::1]:8000", true},
+      {"[::1]", true},
+      {"evil.example", false},
+      {"evil.example:8000", false},
+      {"127.0.0.1.evil.example", false},
+      {"localhost.evil.example:8000", false},
+      {"notlocalhost", false},
+      {"xlocal", false},
+      {"127.0.0.1x", false},
+      {"[evil.example]", false},
+      {"[::1", false},
+      {".", false},
+      {":8000", false},
+  };
+  StartServer({.local_hosts_only = true});
+  const auto ask = [&](const std::string& host) {
+    return Exchange("GET /health HTTP/1.1\r\nConnection: close\r\nHost: " +
+                    host + "\r\n\r\n");
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(ask(c.host),
+                StartsWith(c.local ? "HTTP/1.1 200" : "HTTP/1.1 403"))
+        << c.host;
+    EXPECT_TRUE(IsLocalHost(c.host, "evil.EXAMPLE") ==
+                (c.local || std::string(c.host).rfind("evil.", 0) == 0))
+        << c.host;
+  }
+  EXPECT_THAT(ask("evil.example"), HasSubstr("Host = evil.example: this"));
+  EXPECT_THAT(Exchange("GET /health HTTP/1.0\r\n\r\n"),
+              StartsWith("HTTP/1.0 200"));
+  StartServer();
+  EXPECT_THAT(ask("evil.example"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTest, ConnectionsAreKeptAndPipelined) {
