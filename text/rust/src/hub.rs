@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use openssl::sha::Sha256;
 
-use crate::hub_cache::{disk_failure, Cache};
+use crate::hub_cache::{disk_failure, settle, Cache};
 use crate::hub_http::{check_repo_id, is_plain, Client, Content, Trouble};
 use crate::{Failure, Kind, Outcome};
 
@@ -257,7 +257,7 @@ impl Download<'_> {
             let mut fruitless = 0;
             while !self.attempt(file, content, &incomplete, before, total, &mut fruitless)? {}
             check_hash(&incomplete, content)?;
-            fs::rename(&incomplete, &blob).map_err(|error| disk_failure(&blob, &error))?;
+            settle(&incomplete, &blob)?;
         }
         self.cache.link(self.commit, file, &content.etag)
     }

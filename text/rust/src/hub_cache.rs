@@ -50,6 +50,17 @@ fn make_folder(path: &Path) -> Outcome<()> {
     fs::create_dir_all(path).map_err(|error| disk_failure(path, &error))
 }
 
+/// What is written to `fresh` becomes `path`, whole even where the machine
+/// stops in between.
+pub fn settle(fresh: &Path, path: &Path) -> Outcome<()> {
+    let folder = path.parent().unwrap_or(path);
+    File::open(fresh)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| fs::rename(fresh, path))
+        .and_then(|()| File::open(folder)?.sync_all())
+        .map_err(|error| disk_failure(path, &error))
+}
+
 impl Cache {
     pub fn new(root: &str, repo: &str) -> Cache {
         let folder = format!("models--{}", repo.replace('/', "--"));
@@ -90,7 +101,9 @@ impl Cache {
         }
         let path = self.at(&["refs", revision]);
         make_folder(path.parent().unwrap_or(&self.root))?;
-        fs::write(&path, commit).map_err(|error| disk_failure(&path, &error))
+        let fresh = self.at(&[&format!("ref.{}.incomplete", std::process::id())]);
+        fs::write(&fresh, commit).map_err(|error| disk_failure(&fresh, &error))?;
+        settle(&fresh, &path)
     }
 
     pub fn has(&self, commit: &str, file: &str) -> bool {
@@ -102,10 +115,11 @@ impl Cache {
         let folder = self.snapshot(commit);
         make_folder(&folder)?;
         let path = folder.join(file);
-        // One that points nowhere is in the way too.
-        let _ = fs::remove_file(&path);
-        std::os::unix::fs::symlink(format!("../../blobs/{etag}"), &path)
-            .or_else(|error| if path.is_file() { Ok(()) } else { Err(error) })
+        // Over one that points nowhere, too, and never without one meanwhile.
+        let fresh = self.at(&["blobs", &format!("{etag}.{}.link", std::process::id())]);
+        let _ = fs::remove_file(&fresh);
+        std::os::unix::fs::symlink(format!("../../blobs/{etag}"), &fresh)
+            .and_then(|()| fs::rename(&fresh, &path))
             .map_err(|error| disk_failure(&path, &error))
     }
 
