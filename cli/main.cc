@@ -302,9 +302,11 @@ int RunTandem(int argc, char** argv) {
       "bench", "Load a running cluster and report its latencies");
   bench_command.AddTo(bench_line);
 
+  ModelSource explain_source;
   explain::ExplainCommand explain_command;
   CommandLine* const explain_line = line.AddCommand(
       "explain", "What the KV cache saves, and what bounds each phase here");
+  explain_source.AddTo(explain_line, /*required=*/false);
   explain_command.AddTo(explain_line);
 
   ModelSource pull;
@@ -386,7 +388,17 @@ int RunTandem(int argc, char** argv) {
   }
   absl::Status status;
   if (chosen == explain_line) {
-    status = explain::Explain(explain_command.Complete(*explain_line));
+    explain::ExplainOptions options = explain_command.Complete(*explain_line);
+    // Weights are worth fetching to be timed alone.
+    const absl::StatusOr<std::string> model =
+        explain_source.model.empty()
+            ? ""
+            : explain_source.Directory(!options.measure.value_or(false));
+    if (model.ok()) {
+      if (*model != explain_source.model) options.name = explain_source.model;
+      options.model = *model;
+    }
+    status = model.ok() ? explain::Explain(options) : model.status();
   } else if (chosen == version_line) {
     const VersionInfo info = GetVersionInfo();
     std::cout << (version_json ? VersionJson(info) : VersionText(info));
@@ -409,7 +421,8 @@ int RunTandem(int argc, char** argv) {
     }
     const absl::StatusOr<std::string> directory =
         plan_source.Directory(/*config_only=*/true);
-    status = directory.ok() ? plan_command.Run(plan_source.model, *directory)
+    status = directory.ok() ? plan_command.Run(plan_source.model,
+                                               plan_source.revision, *directory)
                             : directory.status();
   } else if (chosen == lora_line) {
     status = lora.Run();

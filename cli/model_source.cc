@@ -52,11 +52,11 @@ bool IsHubId(const std::string& model) {
   return !path && std::count(model.begin(), model.end(), '/') <= 1;
 }
 
-void ModelSource::AddTo(CommandLine* line) {
+void ModelSource::AddTo(CommandLine* line, bool required) {
   line->AddPositional("MODEL", &model,
                       "Hugging Face directory, or an id on its hub such as "
                       "org/name",
-                      true);
+                      required);
   line->Group("Model");
   line->Add("revision", &revision,
             "Branch, tag or commit on the hub; not for directories");

@@ -19,7 +19,7 @@ struct ModelSource {
   std::string revision = "main";
 
   // The positional argument MODEL, and --revision.
-  void AddTo(CommandLine* line);
+  void AddTo(CommandLine* line, bool required = true);
   // The directory; an id is fetched first, with progress on standard error.
   // `config_only`: config.json is enough. Errors as of text::FetchModel.
   absl::StatusOr<std::string> Directory(bool config_only = false) const;

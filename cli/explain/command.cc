@@ -23,10 +23,6 @@ void ExplainCommand::AddTo(CommandLine* line) {
   line->Example("tandem explain models/tales");
   line->Example(
       "tandem explain config.json --prompt-tokens 2000 --output-tokens 1000");
-  line->AddPositional("MODEL", &options_.model,
-                      "Hugging Face directory or config.json; the shape of "
-                      "Llama 3.1 8B if not given",
-                      false);
   line->Group("Request");
   line->AddInt("prompt-tokens", &options_.lengths.prompt, "Of the prompt",
                {1, kLongest});

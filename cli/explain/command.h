@@ -18,6 +18,7 @@ namespace tandem::explain {
 
 struct ExplainOptions {
   std::string model;  // directory or config.json; empty: Llama 3.1 8B
+  std::string name;   // for the report; empty: the directory's
   Lengths lengths{.prompt = 100, .output = 50};
   Formats formats;
   int block_size = 16;

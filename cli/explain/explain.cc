@@ -131,11 +131,12 @@ absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model) {
 absl::Status Explain(const ExplainOptions& options) {
   absl::StatusOr<engine::ModelSpec> spec = LoadConfig(options.model);
   if (!spec.ok()) return spec.status();
-  Explanation explanation{.model = NameOf(options.model),
-                          .spec = *spec,
-                          .formats = FormatsOf(*spec, options.formats),
-                          .lengths = options.lengths,
-                          .block_size = options.block_size};
+  Explanation explanation{
+      .model = options.name.empty() ? NameOf(options.model) : options.name,
+      .spec = *spec,
+      .formats = FormatsOf(*spec, options.formats),
+      .lengths = options.lengths,
+      .block_size = options.block_size};
   // What may be refused comes before what takes time.
   const auto timing = PlanTiming(*spec, explanation.formats, options);
   if (!timing.ok()) return timing.status();

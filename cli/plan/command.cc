@@ -5,8 +5,8 @@
 #include <charconv>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "cli/explain/command.h"
@@ -17,11 +17,23 @@ namespace {
 
 constexpr std::string_view kCpu = "cpu";
 
-// Bytes; the largest number where the file is absent or says "max".
-int64_t CgroupValue(const std::string& name) {
-  std::ifstream file("/sys/fs/cgroup/" + name);
+// Bytes; nothing where the file is absent or says "max".
+std::optional<int64_t> CgroupValue(const std::string& path) {
+  std::ifstream file(path);
   int64_t bytes = 0;
-  return file >> bytes ? bytes : std::numeric_limits<int64_t>::max();
+  if (file >> bytes) return bytes;
+  return std::nullopt;
+}
+
+// Of the group's files, clean or soon so: given back as soon as it is wanted.
+int64_t PageCache(const std::string& path) {
+  std::ifstream file(path);
+  std::string name;
+  int64_t bytes = 0, sum = 0;
+  while (file >> name >> bytes) {
+    if (name == "active_file" || name == "inactive_file") sum += bytes;
+  }
+  return sum;
 }
 
 std::string DtypeOf(const std::string& config) {
@@ -38,18 +50,19 @@ std::string DtypeOf(const std::string& config) {
 
 }  // namespace
 
-int64_t AvailableMemory() {
-  std::ifstream file("/proc/meminfo");
+int64_t AvailableMemory(const std::string& meminfo, const std::string& cgroup) {
+  std::ifstream file(meminfo);
   std::string name, unit;
   int64_t kibibytes = 0, available = 0;
   while (available == 0 && file >> name >> kibibytes) {
     if (name == "MemAvailable:") available = kibibytes << 10;
     std::getline(file, unit);
   }
-  const int64_t limit = CgroupValue("memory.max");
-  if (limit == std::numeric_limits<int64_t>::max()) return available;
-  const int64_t used = CgroupValue("memory.current");
-  return std::min(available, std::max<int64_t>(0, limit - used));
+  const std::optional<int64_t> limit = CgroupValue(cgroup + "/memory.max");
+  if (!limit) return available;
+  const int64_t used = CgroupValue(cgroup + "/memory.current").value_or(0) -
+                       PageCache(cgroup + "/memory.stat");
+  return std::min(available, std::max<int64_t>(0, *limit - used));
 }
 
 absl::Status ReadModel(const std::string& directory, PlanInput* input) {
@@ -117,6 +130,7 @@ absl::Status PlanCommand::Complete() {
     return absl::OkStatus();
   }
   input_.gpu = device_.empty() && memory_bytes_ > 0;
+  if (device_ == kCpu) input_.device = device_;
   input_.memory_bytes = memory_bytes_ > 0 ? memory_bytes_ : AvailableMemory();
   if (input_.memory_bytes > 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -125,8 +139,10 @@ absl::Status PlanCommand::Complete() {
 }
 
 absl::Status PlanCommand::Run(const std::string& model,
+                              const std::string& revision,
                               const std::string& directory) {
   input_.model = model;
+  input_.revision = revision;
   const absl::Status status = ReadModel(directory, &input_);
   if (!status.ok()) return status;
   const absl::StatusOr<Plan> plan = MakePlan(input_);

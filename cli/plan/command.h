@@ -15,8 +15,10 @@
 namespace tandem::plan {
 
 // Memory that a new process may take on this machine: what the kernel says is
-// available, or less where a control group sets a limit. 0: not known.
-int64_t AvailableMemory();
+// available, or less where a control group sets a limit. Cached pages of files
+// do not count as used. 0: not known. The paths are for tests.
+int64_t AvailableMemory(const std::string& meminfo = "/proc/meminfo",
+                        const std::string& cgroup = "/sys/fs/cgroup");
 
 // The model of `directory` (or of a config.json), and the format of its
 // weights, into `input`.
@@ -27,8 +29,10 @@ class PlanCommand {
   void AddTo(CommandLine* line);
   // After parsing. INVALID_ARGUMENT: --device and --memory exclude each other.
   absl::Status Complete();
-  // `directory` holds the model's config.json, or is one; `model` is its name.
-  absl::Status Run(const std::string& model, const std::string& directory);
+  // `directory` holds the model's config.json, or is one; `model` is its name,
+  // `revision` as of the hub.
+  absl::Status Run(const std::string& model, const std::string& revision,
+                   const std::string& directory);
 
  private:
   PlanInput input_;

@@ -20,6 +20,11 @@ namespace {
 using kernels::DType;
 
 constexpr int64_t kGpuSlabBytes = int64_t{8} << 20;  // the workers' default
+// Of a worker without model and cache, and of the router, which all of them
+// share: 50 and 9 MB of their own with the embedded model and 48 requests at
+// once, and room for larger tokenizers.
+constexpr int64_t kCpuOverheadBytes = int64_t{96} << 20;
+constexpr int64_t kRouterBytes = int64_t{64} << 20;
 
 std::optional<DType> NamedType(std::string_view name) {
   if (name == "f32" || name == "float32") return DType::kF32;
@@ -113,17 +118,23 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   if (input.gpu) {
     plan.budget_bytes = static_cast<int64_t>(
         static_cast<double>(input.memory_bytes) * flags.gpu_memory_utilization);
-    plan.overhead_bytes =
-        worker::kGpuOverheadBytes +
+    int64_t buffers =
         worker::GpuHandoff::BufferBytes(v1::WORKER_ROLE_DECODE, kGpuSlabBytes);
+    if (input.workers > 1) {  // the fuller of two equal shares
+      buffers = std::max(buffers, worker::GpuHandoff::BufferBytes(
+                                      v1::WORKER_ROLE_PREFILL, kGpuSlabBytes));
+    }
+    plan.overhead_bytes = worker::kGpuOverheadBytes + buffers;
     const int64_t used =
         plan.weight_bytes + plan.workspace_bytes + plan.overhead_bytes;
     gpu =
         worker::GpuMemory{input.memory_bytes, used, input.memory_bytes - used};
   } else {
     plan.budget_bytes = input.memory_bytes / input.workers;
-    flags.kv_cache_bytes =
-        plan.budget_bytes - plan.weight_bytes - plan.workspace_bytes;
+    plan.overhead_bytes =
+        kCpuOverheadBytes + (kRouterBytes + input.workers - 1) / input.workers;
+    flags.kv_cache_bytes = plan.budget_bytes - plan.weight_bytes -
+                           plan.workspace_bytes - plan.overhead_bytes;
   }
   const int64_t left = plan.budget_bytes - plan.weight_bytes -
                        plan.workspace_bytes - plan.overhead_bytes;

@@ -34,11 +34,13 @@ inline constexpr std::array<Device, 7> kDevices = {{{"a10", 23028},
                                                     {"b200", 183359}}};
 
 struct PlanInput {
-  std::string model;  // as it was given, for the report
+  std::string model;              // as it was given, for the report
+  std::string revision = "main";  // on the hub
   engine::ModelSpec spec;
   // "bfloat16" and so on, as config.json says; empty: it does not.
   std::string checkpoint_dtype;
   // As the flags of the workers.
+  std::string device = "auto";
   std::string dtype = "auto", quantization = "none", kv_cache_dtype = "auto";
   int max_model_len = 0;
   int max_num_seqs = 64;
@@ -65,7 +67,8 @@ struct Plan {
   int64_t budget_bytes = 0;
   int64_t weight_bytes = 0;     // matrices, vectors, rotary tables
   int64_t workspace_bytes = 0;  // of a step
-  int64_t overhead_bytes = 0;   // of a GPU: driver, kernels, handoff buffers
+  // Of a GPU: driver, kernels, handoff buffers. Of a CPU: the process, empty.
+  int64_t overhead_bytes = 0;
   int64_t kv_token_bytes = 0;
   int64_t kv_block_bytes = 0;
   int64_t kv_bytes = 0;  // of num_blocks

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -18,23 +20,40 @@ std::string Billions(double parameters) {
                            : absl::StrFormat("%.2f M", parameters / 1e6);
 }
 
-// The flags that a worker needs to do as planned, on a CPU, where the cache is
-// 1 GiB unless it is told.
+// The directory of a config.json.
+std::string ServedModel(const std::string& model) {
+  if (!model.ends_with(".json")) return model;
+  const std::string folder =
+      std::filesystem::path(model).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+// A command that does as planned: what was given, and what it needs besides,
+// as a CPU's cache is 1 GiB unless it is told.
 std::string ServeLine(const PlanInput& input, const Plan& plan) {
-  std::string line = absl::StrCat("tandem serve ", input.model);
-  const auto add = [&](const char* flag, const std::string& value) {
-    absl::StrAppend(&line, " --", flag, " ", value);
+  const PlanInput defaults;
+  std::string line = absl::StrCat("tandem serve ", ServedModel(input.model));
+  const auto add = [&](const char* flag, const auto& value, const auto& usual) {
+    if (value != usual) absl::StrAppend(&line, " --", flag, " ", value);
   };
-  if (input.workers == 1) add("prefill", "0");
-  if (input.dtype != "auto") add("dtype", input.dtype);
-  if (input.quantization != "none") add("quantization", input.quantization);
-  if (input.kv_cache_dtype != "auto") {
-    add("kv-cache-dtype", input.kv_cache_dtype);
+  add("revision", input.revision, defaults.revision);
+  add("prefill", input.workers == 1 ? 0 : 1, -1);
+  add("decode", std::max(1, input.workers - 1), -1);
+  add("device", input.device, defaults.device);
+  add("dtype", input.dtype, defaults.dtype);
+  add("quantization", input.quantization, defaults.quantization);
+  add("kv-cache-dtype", input.kv_cache_dtype, defaults.kv_cache_dtype);
+  add("max-model-len", plan.max_model_len, input.spec.max_positions);
+  add("max-num-seqs", input.max_num_seqs, defaults.max_num_seqs);
+  add("max-num-batched-tokens", input.max_num_batched_tokens,
+      defaults.max_num_batched_tokens);
+  add("block-size", input.block_size, defaults.block_size);
+  if (input.gpu) {
+    add("gpu-memory-utilization", input.gpu_memory_utilization,
+        defaults.gpu_memory_utilization);
+  } else {
+    add("kv-cache-memory-bytes", plan.kv_bytes, -1);
   }
-  if (plan.max_model_len < input.spec.max_positions) {
-    add("max-model-len", absl::StrCat(plan.max_model_len));
-  }
-  if (!input.gpu) add("kv-cache-memory-bytes", absl::StrCat(plan.kv_bytes));
   return line;
 }
 
@@ -67,9 +86,9 @@ std::string PlanText(const PlanInput& input, const Plan& plan) {
                                        others, " or int8"));
   line("step workspace", plan.workspace_bytes,
        absl::StrFormat("%d positions a step", input.max_num_batched_tokens));
-  if (input.gpu) {
-    line("GPU overhead", plan.overhead_bytes, "driver, kernels, KV transfer");
-  }
+  line("overhead", plan.overhead_bytes,
+       input.gpu ? "driver, kernels, KV transfer"
+                 : "program, tokenizer, gRPC, a share of the router");
   line("KV cache", plan.kv_bytes,
        absl::StrFormat("%d blocks, %d tokens in %s", plan.num_blocks,
                        int64_t{plan.num_blocks} * input.block_size,

@@ -17,6 +17,7 @@ import unittest
 from hub_server import COMMIT, Hub, Repository
 
 TANDEM = ""
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
 WEIGHTS = bytes(range(256)) * 8000  # 2 MB
 MODEL = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
@@ -52,12 +53,12 @@ class HubTest(unittest.TestCase):
         self.home = pathlib.Path(folder.name)
         self.cache = self.home / "hub"
 
-    def pull(self, *arguments: str, **environment: str):
+    def pull(self, *arguments: str, command="pull", **environment: str):
         env = {name: value for name, value in os.environ.items() if "HF_" not in name}
         env |= {"HF_HOME": str(self.home), "HF_ENDPOINT": self.hub.endpoint}
         env |= environment
         return subprocess.run(
-            [TANDEM, "pull", *arguments],
+            [TANDEM, command, *arguments],
             check=False,
             env=env,
             cwd=self.home,
@@ -90,6 +91,19 @@ class HubTest(unittest.TestCase):
         for blob in (root / "blobs").iterdir():
             self.assertRegex(blob.name, "^([0-9a-f]{40}|[0-9a-f]{64})$")
         self.assertFalse(self.hub.leaked)
+
+    def test_plans_and_explanations_fetch_the_configuration_alone(self):
+        config = (SOURCE / "models/tales/config.json").read_bytes()
+        self.hub.repositories["org/tiny"] = Repository({**MODEL, "config.json": config})
+        for words in (
+            ["plan", "org/tiny", "--memory", "8GiB"],
+            ["explain", "org/tiny", "--no-machine"],
+        ):
+            result = self.pull(*words[1:], command=words[0])
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("org/tiny", result.stdout)
+        (snapshot,) = (self.cache / "models--org--tiny/snapshots").iterdir()
+        self.assertEqual({path.name for path in snapshot.iterdir()}, {"config.json"})
 
     def test_what_is_there_is_not_fetched_again(self):
         self.assert_pulled(self.pull("org/tiny"))

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/plan/command.h"
@@ -166,6 +168,95 @@ TEST(PlanTest, ReportsSayTheSame) {
   const std::string text = PlanText(input, *plan);
   EXPECT_THAT(text, HasSubstr("8.03 B parameters"));
   EXPECT_THAT(text, HasSubstr("131072 bytes"));
+}
+
+TEST(PlanTest, APrefillWorkersBuffersCountWhereThereIsOne) {
+  PlanInput input = Input(kLlama8B, true, 80 * kGiB);
+  input.workers = 2;
+  const absl::StatusOr<Plan> plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // 4 for each of 16 peers and 2 of joining ones, of 8 MiB.
+  EXPECT_EQ(plan->overhead_bytes, (int64_t{768} + 66 * 8) << 20);
+}
+
+TEST(PlanTest, TheProcessCountsOnACpu) {
+  for (const int workers : {1, 4}) {
+    PlanInput input = Input(kGpt2, false, 16 * kGiB);
+    input.workers = workers;
+    const absl::StatusOr<Plan> plan = MakePlan(input);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->budget_bytes, 16 * kGiB / workers);
+    EXPECT_GT(plan->overhead_bytes, 0);
+    // A worker more or less fills its share of a machine that is small.
+    input.memory_bytes = workers * (plan->weight_bytes + plan->workspace_bytes +
+                                    plan->overhead_bytes + 10 * kGiB / 100);
+    const absl::StatusOr<Plan> tight = MakePlan(input);
+    ASSERT_TRUE(tight.ok()) << tight.status();
+    EXPECT_LE(tight->kv_bytes, 10 * kGiB / 100);
+    EXPECT_GT(tight->kv_bytes, 10 * kGiB / 100 - tight->kv_block_bytes);
+  }
+}
+
+TEST(PlanTest, TheServeLineHasWhatWasGiven) {
+  PlanInput input = Input(kLlama8B, true, 80 * kGiB);
+  const auto line = [&] {
+    const absl::StatusOr<Plan> plan = MakePlan(input);
+    return plan.ok() ? nlohmann::json::parse(PlanJson(input, *plan))["serve"]
+                           .get<std::string>()
+                     : std::string(plan.status().message());
+  };
+  EXPECT_EQ(line(), "tandem serve model --prefill 0 --decode 1");
+  input.model = "org/name";
+  input.revision = "v2";
+  input.workers = 3;
+  input.dtype = "bf16";
+  input.quantization = "int8";
+  input.kv_cache_dtype = "fp8";
+  input.max_model_len = 8192;
+  input.max_num_seqs = 16;
+  input.max_num_batched_tokens = 1024;
+  input.block_size = 32;
+  input.gpu_memory_utilization = 0.8;
+  EXPECT_EQ(line(),
+            "tandem serve org/name --revision v2 --prefill 1 --decode 2 "
+            "--dtype bf16 --quantization int8 --kv-cache-dtype fp8 "
+            "--max-model-len 8192 --max-num-seqs 16 "
+            "--max-num-batched-tokens 1024 --block-size 32 "
+            "--gpu-memory-utilization 0.8");
+  input = Input(kGpt2, false, 200 * kGiB);
+  input.model = "models/gpt2/config.json";
+  input.device = "cpu";
+  // 128 sequences of 64 blocks of 16 positions of 36 864 bytes.
+  EXPECT_EQ(line(),
+            "tandem serve models/gpt2 --prefill 0 --decode 1 --device cpu "
+            "--kv-cache-memory-bytes 4831838208");
+}
+
+TEST(PlanTest, CachedPagesOfFilesAreNotUsed) {
+  const std::string folder = testing::TempDir();
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder + name) << text;
+  };
+  write("meminfo", "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n");
+  const auto available = [&] {
+    return AvailableMemory(folder + "meminfo", folder);
+  };
+  EXPECT_EQ(available(), 8000 << 10);  // no group
+  write("memory.max", "max\n");
+  write("memory.current", "5000000\n");
+  EXPECT_EQ(available(), 8000 << 10);
+  write("memory.max", "6000000\n");
+  EXPECT_EQ(available(), 1000000);
+  write("memory.stat",
+        "anon 1900000\nfile 3000000\nshmem 100000\ninactive_file 2000000\n"
+        "active_file 900000\n");
+  EXPECT_EQ(available(), 3900000);
+  write("memory.max", "100000000\n");
+  EXPECT_EQ(available(), 8000 << 10);
+  for (const char* name :
+       {"meminfo", "memory.max", "memory.current", "memory.stat"}) {
+    std::remove((folder + name).c_str());
+  }
 }
 
 TEST(PlanTest, EmbeddedModelIsReadFromItsDirectory) {
