@@ -2,15 +2,19 @@
 #include "cli/keys.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <string_view>
+#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -21,31 +25,82 @@
 namespace tandem::cli {
 namespace {
 
-constexpr mode_t kNewFileMode = 0640;
+// Hashes are no keys, but limits and names are nobody else's business.
+constexpr mode_t kNewFileMode = 0600;
+constexpr auto kLockPoll = std::chrono::milliseconds(50);
+constexpr auto kLockPatience = std::chrono::seconds(10);
 
 absl::Status Failed(const std::string& what, const std::string& path) {
   return absl::UnavailableError(
       absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(errno)));
 }
 
-// In one step, so that a router never reads half of it.
-absl::Status Replace(const std::string& path, const std::string& text) {
-  struct stat info {};
-  const mode_t mode = stat(path.c_str(), &info) == 0
-                          ? info.st_mode & mode_t{0777}
-                          : kNewFileMode;
-  const std::string fresh = path + ".new";
-  const int file =
-      open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-  if (file < 0) return Failed("make", fresh);
-  absl::Status status;
-  if (write(file, text.data(), text.size()) !=
-          static_cast<ssize_t>(text.size()) ||
-      fsync(file) != 0) {
-    status = Failed("write", fresh);
+// A descriptor that closes itself, and with it gives back its lock.
+class File {
+ public:
+  explicit File(int fd) : fd_(fd) {}
+  ~File() {
+    if (fd_ >= 0) close(fd_);
   }
-  close(file);
-  if (status.ok() && rename(fresh.c_str(), path.c_str()) != 0) {
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+// Two writers would each lose the other's key. The folder is locked, as the
+// file is another one after each write.
+absl::Status Lock(const File& folder, const std::string& path) {
+  if (folder.fd() < 0) return Failed("open the folder of", path);
+  const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
+  while (flock(folder.fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return Failed("lock the folder of", path);
+    if (std::chrono::steady_clock::now() > deadline) {
+      return absl::UnavailableError(
+          absl::StrCat("another process has been writing ", path, " for ",
+                       kLockPatience.count(), " s: try again"));
+    }
+    std::this_thread::sleep_for(kLockPoll);
+  }
+  return absl::OkStatus();
+}
+
+bool WriteAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+// In one step, so that a router never reads half of it, and for good. Mode and
+// owner stay, so that whoever could read it still can. Under the lock.
+absl::Status Replace(const std::string& path, const std::string& text,
+                     const File& folder) {
+  struct stat info {};
+  const bool exists = stat(path.c_str(), &info) == 0;
+  const std::string fresh = path + ".new";
+  unlink(fresh.c_str());  // of one that was killed
+  const File file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                       kNewFileMode));
+  if (file.fd() < 0) return Failed("make", fresh);
+  absl::Status status;
+  if (exists && (fchown(file.fd(), info.st_uid, info.st_gid) != 0 ||
+                 fchmod(file.fd(), info.st_mode & mode_t{0777}) != 0)) {
+    status = Failed("keep the owner and the mode of", path);
+  } else if (!WriteAll(file.fd(), text) || fsync(file.fd()) != 0) {
+    status = Failed("write", fresh);
+  } else if (rename(fresh.c_str(), path.c_str()) != 0 ||
+             fsync(folder.fd()) != 0) {
     status = Failed("replace", path);
   }
   if (!status.ok()) unlink(fresh.c_str());
@@ -94,9 +149,18 @@ absl::Status KeysCommand::New() {
   if (!status.ok()) return status;
   std::string text;
   std::error_code error;
-  if (std::filesystem::exists(path_, error)) {
-    std::ifstream file(path_, std::ios::binary);
-    if (!file) return Failed("read", path_);
+  std::string path = path_;
+  // What a link points to is replaced, not the link.
+  if (std::filesystem::is_symlink(path, error)) {
+    path = std::filesystem::weakly_canonical(path, error).string();
+  }
+  const File folder(
+      open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  status = Lock(folder, path);
+  if (!status.ok()) return status;
+  if (std::filesystem::exists(path, error)) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return Failed("read", path);
     text.assign(std::istreambuf_iterator<char>(file), {});
     if (!text.empty() && text.back() != '\n') text += '\n';
   }
@@ -110,7 +174,7 @@ absl::Status KeysCommand::New() {
       "\n");
   const absl::StatusOr<router::KeyFile> valid = router::ParseKeyFile(text);
   if (!valid.ok()) return Annotate(valid.status(), path_);
-  status = Replace(path_, text);
+  status = Replace(path, text, folder);
   if (!status.ok()) return status;
   std::cerr << "The key of " << tenant_
             << ", which is shown this once and kept nowhere:\n";

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commit.h"
+#include "common/library.h"
 #include "common/version.h"
 
 namespace tandem::cli {
@@ -50,12 +51,13 @@ VersionInfo GetVersionInfo() {
   info.build += ", with assertions";
 #endif
   info.backends = {"cpu"};
-  std::error_code error;
-  const auto folder =
-      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   for (const char* const name : {"cuda", "nccl"}) {
-    if (std::filesystem::exists(
-            folder / absl::StrCat("libtandem_", name, ".so"), error)) {
+    const std::vector<std::string> places =
+        LibraryPlaces("", absl::StrCat("libtandem_", name, ".so"));
+    if (std::any_of(places.begin(), places.end(), [](const std::string& place) {
+          std::error_code error;
+          return std::filesystem::exists(place, error);
+        })) {
       info.backends.emplace_back(name);
     }
   }

@@ -13,7 +13,7 @@ struct VersionInfo {
   std::string version;
   std::string commit;  // "unknown" where the sources are no repository
   std::string build;   // type and compiler
-  // "cpu", and "cuda" and "nccl" where their libraries lie beside the program.
+  // "cpu", and "cuda" and "nccl" where their libraries lie (common/library.h).
   std::vector<std::string> backends;
   std::string cpu;                        // its name
   std::vector<std::string> cpu_features;  // of those that kernels use

@@ -3,14 +3,15 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -21,10 +22,18 @@
 namespace tandem::chat {
 namespace {
 
-std::string LastLine(const std::string& path) {
-  std::ifstream file(path);
+constexpr off_t kLastBytes = 64 << 10;
+
+std::string LastLine(int file) {
+  struct stat info {};
+  if (fstat(file, &info) != 0) return "";
+  std::string text(static_cast<size_t>(std::min(info.st_size, kLastBytes)), 0);
+  const ssize_t size = pread(file, text.data(), text.size(),
+                             info.st_size - static_cast<off_t>(text.size()));
+  text.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  std::istringstream lines(text);
   std::string line, last;
-  while (std::getline(file, line)) {
+  while (std::getline(lines, line)) {
     if (!line.empty()) last = line;
   }
   return last;
@@ -54,11 +63,11 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
   server->address_ = "127.0.0.1:" + ports[0];
   std::string log =
       (std::filesystem::temp_directory_path() / "tandem-chat-XXXXXX").string();
-  const int log_fd = mkostemp(log.data(), O_CLOEXEC);
-  if (log_fd < 0) {
+  server->log_ = mkostemp(log.data(), O_CLOEXEC);
+  if (server->log_ < 0) {
     return absl::InternalError(absl::StrCat("cannot make a file in ", log));
   }
-  server->log_ = log;
+  unlink(log.c_str());  // so that no signal leaves it behind
   // One worker does both: there is one client.
   std::vector<std::string> words = {
       "tandem", "serve",       model_dir, "--prefill", "0",      "--decode",
@@ -75,12 +84,11 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
     DieWithParent(parent);
     setpgid(0, 0);  // Ctrl-C is not meant for it
     dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
-    dup2(log_fd, STDOUT_FILENO);
-    dup2(log_fd, STDERR_FILENO);
+    dup2(server->log_, STDOUT_FILENO);
+    dup2(server->log_, STDERR_FILENO);
     execv("/proc/self/exe", argv.data());
     _exit(127);
   }
-  close(log_fd);
   if (server->pid_ < 0) return absl::InternalError("cannot start a process");
   const cli::ConnectFlags admin{"127.0.0.1:" + ports[2], "", "", ""};
   while (true) {
@@ -104,7 +112,7 @@ LocalServer::~LocalServer() {
     kill(pid_, SIGTERM);
     waitpid(pid_, nullptr, 0);
   }
-  std::remove(log_.c_str());
+  if (log_ >= 0) close(log_);
 }
 
 }  // namespace tandem::chat

@@ -18,7 +18,7 @@ class LocalServer {
  public:
   // Starts it on free ports of loopback and waits until it can answer. Before
   // any channel exists: gRPC does not survive a fork. Its words go to a file
-  // in the temporary directory; the last one is the error's where it ends.
+  // without a name; the last one is the error's where it ends.
   static absl::StatusOr<std::unique_ptr<LocalServer>> Start(
       const std::string& model_dir, const std::vector<std::string>& arguments);
   // Drains and waits.
@@ -35,7 +35,7 @@ class LocalServer {
 
   pid_t pid_ = -1;
   std::string address_;
-  std::string log_;
+  int log_ = -1;  // its words, in a file without a name
 };
 
 }  // namespace tandem::chat

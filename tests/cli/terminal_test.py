@@ -72,8 +72,13 @@ class TerminalTest(unittest.TestCase):
         terminal = Terminal(words, **environment)
         self.addCleanup(terminal.close)
         terminal.expect(r"/help lists")
-        terminal.expect(r">>> ")
         return terminal
+
+    def say(self, terminal: Terminal, keys: str):
+        """Types at the next prompt: what comes earlier meets a terminal that
+        is between two modes, and may be lost."""
+        terminal.expect(">>> ")
+        terminal.send(keys)
 
     def test_the_ready_block_s_curl_line_works(self):
         block = self.server.text[self.server.text.index("Tandem is ready") :]
@@ -89,105 +94,99 @@ class TerminalTest(unittest.TestCase):
 
     def test_chat_answers_with_a_line_about_it(self):
         terminal = self.chat()
-        terminal.send("Hello\r")
+        self.say(terminal, "Hello\r")
         footer = terminal.expect(
             r"(\d+) prompt tokens \((\d+) cached\), first after (\d+) ms, "
             r"(\d+) tokens at [\d.]+/s"
         )
         self.assertEqual(footer.group(4), "12")
         self.assertIn("\x1b[2m", terminal.raw)
-        terminal.expect(">>> ")
-        terminal.send("/stats\r")
+        self.say(terminal, "/stats\r")
         terminal.expect(r"1 answers: \d+ prompt tokens")
-        terminal.send("/exit\r")
+        self.say(terminal, "/exit\r")
         self.assertEqual(terminal.wait(), 0)
 
     def test_chat_remembers_regenerates_forgets_saves_and_loads(self):
         terminal = self.chat("--system", "Be brief.")
-        terminal.send("Hello\r")
+        self.say(terminal, "Hello\r")
         first = int(terminal.expect(r"(\d+) prompt tokens").group(1))
-        terminal.expect(">>> ")
-        terminal.send("And then?\r")
+        self.say(terminal, "And then?\r")
         second = int(terminal.expect(r"(\d+) prompt tokens").group(1))
         self.assertGreater(second, first)
         path = self.home / "talk.json"
-        terminal.send(f"/save {path}\r")
+        self.say(terminal, f"/save {path}\r")
         terminal.expect("4 messages")
         saved = json.loads(path.read_text())["messages"]
         roles = ["system", "user", "assistant", "user", "assistant"]
         self.assertEqual([message["role"] for message in saved], roles)
         self.assertEqual(saved[3]["content"], "And then?")
-        terminal.send("/regen\r")
+        self.say(terminal, "/regen\r")
         again = int(terminal.expect(r"(\d+) prompt tokens").group(1))
         self.assertEqual(again, second)
-        terminal.send("/clear\r")
+        self.say(terminal, "/clear\r")
         terminal.expect("forgotten")
-        terminal.send("Hello\r")
+        self.say(terminal, "Hello\r")
         self.assertEqual(int(terminal.expect(r"(\d+) prompt").group(1)), first)
-        terminal.send(f"/load {path}\r")
+        self.say(terminal, f"/load {path}\r")
         terminal.expect("4 messages")
-        terminal.send("/regen\r")
+        self.say(terminal, "/regen\r")
         self.assertEqual(int(terminal.expect(r"(\d+) prompt").group(1)), second)
-        terminal.send("/load /no/such/file\r")
+        self.say(terminal, "/load /no/such/file\r")
         terminal.expect("error: .*cannot read")
-        terminal.expect(">>> ")  # else it ends a line, not the chat
-        terminal.send("\x04")
+        self.say(terminal, "\x04")
         self.assertEqual(terminal.wait(), 0)
 
     def test_set_takes_sampling_flags_and_refuses_others(self):
         terminal = self.chat()
-        terminal.send("/set max_tokens 3\r")
+        self.say(terminal, "/set max_tokens 3\r")
         terminal.expect("max-tokens 3")
-        terminal.send("Hello\r")
+        self.say(terminal, "Hello\r")
         terminal.expect(r"\b3 tokens at")
-        terminal.send("/set max_tokens\r")
+        self.say(terminal, "/set max_tokens\r")
         terminal.expect("default again")
-        terminal.send("/set temprature 1\r")
+        self.say(terminal, "/set temprature 1\r")
         terminal.expect("error: unknown flag .*did you mean --temperature")
-        terminal.send("/set temperature 9\r")
+        self.say(terminal, "/set temperature 9\r")
         terminal.expect("error: .*9.* is not a number from 0 to 2")
-        terminal.send("/set n 2\r")
+        self.say(terminal, "/set n 2\r")
         terminal.expect("error: a chat has one answer")
-        terminal.send("/nonsense\r")
+        self.say(terminal, "/nonsense\r")
         terminal.expect("error: there is no /nonsense")
 
     def test_ctrl_c_stops_the_answer_and_not_the_program(self):
         terminal = self.chat("--ignore-eos", limit=900)
         # The model is small: an answer may be over before the key is pressed.
         for _ in range(20):
-            terminal.send("/clear\r")
+            self.say(terminal, "/clear\r")
             terminal.expect("forgotten\n")
-            terminal.send("Tell me a story.\r")
+            self.say(terminal, "Tell me a story.\r")
             terminal.expect(r"Tell me a story\.\s+\S+ \S+ ")
             terminal.send("\x03")
             if terminal.expect("stopped|900 tokens at").group() == "stopped":
                 break
         else:
             self.fail(terminal.text)
-        terminal.expect(">>> ")
         # At the prompt it gives the line up.
-        terminal.send("half a line\x03")
-        terminal.expect(">>> ")
-        terminal.send("/exit\r")
+        self.say(terminal, "half a line\x03")
+        self.say(terminal, "/exit\r")
         self.assertEqual(terminal.wait(), 0)
 
     def test_lines_are_edited_remembered_and_may_be_several(self):
         terminal = self.chat()
-        terminal.send("/systemX\x7f Be brief\r")
+        self.say(terminal, "/systemX\x7f Be brief\r")
         terminal.expect(r"\nBe brief\n")
-        terminal.expect(">>> ")
-        terminal.send("\x1b[A\r")  # the line before, once more
+        self.say(terminal, "\x1b[A\r")  # the line before, once more
         terminal.expect(r"\nBe brief\n")
-        terminal.send('"""one\r')
+        self.say(terminal, '"""one\r')
         terminal.expect(r"\.\.\. ")
         terminal.send('two"""\r')
         terminal.expect("prompt tokens")
         path = self.home / "talk.json"
-        terminal.send(f"/save {path}\r")
+        self.say(terminal, f"/save {path}\r")
         terminal.expect("2 messages")
         saved = json.loads(path.read_text())["messages"]
         self.assertEqual(saved[1]["content"], "one\ntwo")
-        terminal.send("/exit\r")
+        self.say(terminal, "/exit\r")
         self.assertEqual(terminal.wait(), 0)
         history = self.home / "history"
         self.assertEqual(history.stat().st_mode & 0o777, 0o600)
@@ -195,7 +194,7 @@ class TerminalTest(unittest.TestCase):
 
     def test_no_color_is_respected(self):
         terminal = self.chat(NO_COLOR="1")
-        terminal.send("Hello\r")
+        self.say(terminal, "Hello\r")
         terminal.expect("prompt tokens")
         self.assertNotRegex(terminal.raw, "\x1b\\[[0-9;]*m")
 
@@ -221,9 +220,11 @@ class TerminalTest(unittest.TestCase):
         self.assertLessEqual(max(map(len, page.split("\x1b[K\r\n"))), 60)
         terminal.expect("model tales")  # drawn again
         terminal.resize(30, 5)
-        terminal.expect("model tales")
-        terminal.expect("model tales")
-        page = terminal.raw.split("\x1b[H")[-2]
+        for _ in range(100):  # of which some were drawn before
+            terminal.expect("model tales")
+            page = terminal.raw.split("\x1b[H")[-2]
+            if max(map(len, page.split("\x1b[K\r\n"))) <= 30:
+                break
         self.assertLessEqual(max(map(len, page.split("\x1b[K\r\n"))), 30)
         self.assertLessEqual(page.count("\r\n"), 4)
         terminal.send("q")
@@ -366,6 +367,14 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(own.returncode, 0, own.stderr)
         words = ["chat", *self.router, "--temperature", "0", "--max-tokens", "8"]
         self.assertEqual(own.stdout, tandem(*words, input="Hello\n").stdout)
+        # A signal leaves nothing behind.
+        words = [TANDEM, "chat", MODEL, "--history", ""]
+        terminal = Terminal(words, TMPDIR=str(self.home))
+        self.addCleanup(terminal.close)
+        terminal.expect(">>> ")
+        os.kill(terminal.pid, signal.SIGTERM)
+        self.assertEqual(terminal.wait(), 128 + signal.SIGTERM)
+        self.assertEqual(list(self.home.iterdir()), [])
         both = tandem("chat", MODEL, *self.router, input="")
         self.assertIn("--router", both.stderr)
         self.assertNotEqual(both.returncode, 0)

@@ -4,6 +4,7 @@
 
 #include <grpcpp/generic/generic_stub.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -477,15 +478,31 @@ TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
                           file_, " 2>/dev/null"));
   ASSERT_THAT(made, testing::MatchesRegex("sk-tandem-[^\n]{43}\nexit 0"));
   const std::string key = made.substr(0, 53);
+  const auto mode = [this] {
+    return std::filesystem::status(file_).permissions();
+  };
+  EXPECT_EQ(mode(), std::filesystem::perms{0600});
+  std::filesystem::permissions(file_, std::filesystem::perms{0640});
   EXPECT_THAT(Tandem("keys new zen" + file), HasSubstr("exit 0"));
+  EXPECT_EQ(mode(), std::filesystem::perms{0640}) << "the router may read it";
   EXPECT_THAT(Tandem("keys new acme --rpm-limit 5" + file),
               HasSubstr("line 3: rpm_limit = 5: an entry of the same tenant"));
   EXPECT_THAT(Tandem("keys new a/b" + file), HasSubstr("exit 1"));
   const std::string list = Tandem("keys list" + file);
   EXPECT_THAT(list, HasSubstr("acme                 laptop"));
   EXPECT_EQ(list.find(key), std::string::npos);
+  // Of writers at the same time none loses another's key.
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 6; ++i) {
+    writers.emplace_back([&, i] {
+      EXPECT_THAT(Tandem(absl::StrCat("keys new many-", i, file)),
+                  HasSubstr("exit 0"));
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
   std::ifstream stream(file_);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 8) << text;
   EXPECT_EQ(text.find(key), std::string::npos) << "only its hash is kept";
   Begin(text);
   const std::string generate =
