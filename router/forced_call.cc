@@ -93,6 +93,64 @@ std::string Call(const std::string& name, const std::string& schema,
   }
 }
 
+std::string Member(const char* type, const char* key,
+                   const std::string& value) {
+  return absl::StrCat(R"({"type":")", type, R"(",")", key, R"(":)", value, "}");
+}
+
+// As an element of a structural tag; schemas keep their order.
+std::optional<std::string> FormatOf(const v1::StructuredOptions& answer) {
+  switch (answer.constraint_case()) {
+    case v1::StructuredOptions::kJsonSchema:
+      if (!nlohmann::json::accept(answer.json_schema())) return std::nullopt;
+      return Member("json_schema", "json_schema", answer.json_schema());
+    case v1::StructuredOptions::kJsonObject:
+      return Member("json_schema", "json_schema", R"({"type":"object"})");
+    case v1::StructuredOptions::kRegex:
+      return Member("regex", "pattern", Quoted(answer.regex()));
+    case v1::StructuredOptions::kGrammar:
+      return Member("grammar", "grammar", Quoted(answer.grammar()));
+    case v1::StructuredOptions::kChoice: {
+      std::vector<std::string> quoted;
+      for (const std::string& value : answer.choice().values()) {
+        quoted.push_back(Quoted(value));
+      }
+      if (quoted.empty()) return std::nullopt;
+      return Member("grammar", "grammar",
+                    Quoted(absl::StrCat("start: CHOICE\nCHOICE: ",
+                                        absl::StrJoin(quoted, " | "), "\n")));
+    }
+    case v1::StructuredOptions::kStructuralTag: {
+      const auto tag = nlohmann::ordered_json::parse(answer.structural_tag(),
+                                                     nullptr, false);
+      if (!tag.is_object() || !tag.contains("format")) return std::nullopt;
+      return tag["format"].dump();
+    }
+    case v1::StructuredOptions::CONSTRAINT_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+// One of these calls, with the marks around it.
+std::string AnyOf(const std::vector<std::string>& calls,
+                  const ModelLimits& limits) {
+  const std::string any = Several("or", calls);
+  switch (*limits.tool_call_style) {
+    case ToolCallStyle::kHermes:
+      return Sequence(
+          {Mark("<tool_call>", limits), any, Mark("</tool_call>", limits)});
+    case ToolCallStyle::kMistral:
+      return Sequence({Mark("[TOOL_CALLS]", limits), any});
+    default:
+      return any;
+  }
+}
+
+std::string Tag(const std::string& format) {
+  return absl::StrCat(R"({"type":"structural_tag","format":)", format, "}");
+}
+
 }  // namespace
 
 bool ForcesCall(const v1::Chat& chat) {
@@ -112,15 +170,23 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
     if (!schema.ok()) return schema.status();
     calls.push_back(Call(tool.name(), *schema, limits));
   }
-  const std::string any = Several("or", calls);
-  std::string format = any;
-  if (*limits.tool_call_style == ToolCallStyle::kHermes) {
-    format = Sequence(
-        {Mark("<tool_call>", limits), any, Mark("</tool_call>", limits)});
-  } else if (*limits.tool_call_style == ToolCallStyle::kMistral) {
-    format = Sequence({Mark("[TOOL_CALLS]", limits), any});
+  return Tag(AnyOf(calls, limits));
+}
+
+absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
+    const v1::Chat& chat, const v1::StructuredOptions& answer,
+    const ModelLimits& limits) {
+  const std::optional<std::string> format = FormatOf(answer);
+  if (!format) return std::nullopt;
+  std::vector<std::string> calls;
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    const v1::Tool& tool = chat.tools(i);
+    absl::StatusOr<std::string> schema = R"({"type":"object"})";
+    if (tool.strict()) schema = ObjectSchema(tool, i);
+    if (!schema.ok()) return schema.status();
+    calls.push_back(Call(tool.name(), *schema, limits));
   }
-  return absl::StrCat(R"({"type":"structural_tag","format":)", format, "}");
+  return Tag(Several("or", {AnyOf(calls, limits), *format}));
 }
 
 }  // namespace tandem::router

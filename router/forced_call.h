@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool call that the model must make, as a text that its output must match:
-// exactly one call, in the style that the model writes calls in, of the
-// functions that may be called, with arguments that satisfy the function's
-// schema. The text is a structural tag (text/grammar.h); tool_calls.h reads
-// what comes of it.
+// A tool call that the model must make, or may make in place of an answer of a
+// certain form, as a text that its output must match: exactly one call, in the
+// style that the model writes calls in, of the functions that may be called.
+// The text is a structural tag (text/grammar.h); tool_calls.h reads what comes
+// of it.
 
 #ifndef TANDEM_ROUTER_FORCED_CALL_H_
 #define TANDEM_ROUTER_FORCED_CALL_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -19,10 +20,20 @@ namespace tandem::router {
 // Whether the chat says that a tool must be called.
 bool ForcesCall(const v1::Chat& chat);
 
-// INVALID_ARGUMENT, with the tool's field, where a schema is not of objects.
+// The arguments satisfy the function's schema. INVALID_ARGUMENT, with the
+// tool's field, where one is not of objects.
 // REQUIRES: ForcesCall and ValidateChat; a style other than none.
 absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
                                           const ModelLimits& limits);
+
+// A call or `answer`, as the model likes: what a client expects that offers
+// tools and asks for answers of a form. Arguments satisfy the schemas of strict
+// functions, those of others are any object. None where the answer's form
+// cannot stand in a structural tag, or is not what it should be.
+// REQUIRES: ValidateChat; a style other than none.
+absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
+    const v1::Chat& chat, const v1::StructuredOptions& answer,
+    const ModelLimits& limits);
 
 }  // namespace tandem::router
 

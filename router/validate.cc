@@ -701,10 +701,17 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
     absl::StatusOr<std::string> tag = ForcedCallTag(request.chat(), limits);
     if (!tag.ok()) return tag.status();
     effective.structured.emplace().set_structural_tag(*std::move(tag));
+    effective.forced_call = true;
     effective.model_end_ids = limits.eos_token_ids;
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
   effective.tool_calls = EffectiveToolCalls(request, limits);
+  if (request.has_structured() && effective.tool_calls) {
+    absl::StatusOr<std::optional<std::string>> tag =
+        CallOrAnswerTag(request.chat(), request.structured(), limits);
+    if (!tag.ok()) return tag.status();
+    if (*tag) effective.structured->set_structural_tag(**std::move(tag));
+  }
   NoteFeatures(&effective);
   return effective;
 }
@@ -802,6 +809,24 @@ v1::LogitRules ToLogitRules(const EffectiveRequest& effective) {
   return rules;
 }
 
+// With ignore_eos none of the model's ends is drawn, but those that the request
+// names itself.
+void AddStructuredEnds(const EffectiveRequest& effective,
+                       v1::StructuredParams* structured) {
+  const v1::StoppingOptions& stopping = effective.stopping;
+  for (const int32_t id : effective.model_end_ids) {
+    const bool named =
+        std::find(stopping.stop_token_ids().begin(),
+                  stopping.stop_token_ids().end(),
+                  static_cast<uint32_t>(id)) != stopping.stop_token_ids().end();
+    if (!stopping.ignore_eos() || named) structured->add_end_token_ids(id);
+  }
+  if (!structured->end_token_ids().empty()) return;
+  structured->mutable_end_token_ids()->Add(effective.model_end_ids.begin(),
+                                           effective.model_end_ids.end());
+  structured->set_ignore_end(stopping.ignore_eos());
+}
+
 }  // namespace
 
 v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
@@ -824,9 +849,7 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
   if (effective.structured) {
     v1::StructuredParams* const structured = params.mutable_structured();
     *structured->mutable_options() = *effective.structured;
-    structured->mutable_end_token_ids()->Add(effective.model_end_ids.begin(),
-                                             effective.model_end_ids.end());
-    structured->set_ignore_end(effective.stopping.ignore_eos());
+    AddStructuredEnds(effective, structured);
   }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);

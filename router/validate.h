@@ -95,9 +95,10 @@ struct EffectiveRequest {
   std::vector<std::string> decode_features;
   std::optional<absl::Duration> max_time;
   std::optional<v1::BeamOptions> beam;  // every field set
-  // What the output matches; Intake compiles it. NoteFeatures and the ends of
-  // the model go with it.
+  // What the output matches; StructuredGate has it compiled. NoteFeatures and
+  // the ends of the model go with it.
   std::optional<v1::StructuredOptions> structured;
+  bool forced_call = false;  // it is the tools' schemas, not the client's own
   std::vector<int32_t> model_end_ids;         // where `structured` is set
   std::optional<ToolCallOptions> tool_calls;  // none: not looked for
   // Nothing is to be generated.

@@ -4,6 +4,7 @@
 
 #include "router/tool_calls.h"
 
+#include <functional>
 #include <memory>
 #include <random>
 #include <set>
@@ -569,6 +570,55 @@ TEST(ForcedCallTest, SchemasAreOfObjectsAndKeepTheirOrder) {
   EXPECT_THAT(*tag("{}"), testing::HasSubstr(R"(:{"type":"object"}})"));
   EXPECT_EQ(ErrorMetadata(tag(R"({"type":"array"})").status())["field"],
             "chat.tools[0].parameters_json_schema");
+}
+
+TEST(ForcedCallTest, ACallOrAnAnswerOfItsForm) {
+  ModelLimits limits;
+  limits.tool_call_style = kLlama;
+  v1::Chat chat;
+  chat.add_tools()->set_name("f");
+  chat.mutable_tools(0)->set_parameters_json_schema(R"({"title":"F"})");
+  chat.add_tools()->set_name("g");
+  chat.mutable_tools(1)->set_parameters_json_schema(R"({"title":"G"})");
+  chat.mutable_tools(1)->set_strict(true);
+  const struct {
+    std::function<void(v1::StructuredOptions*)> set;
+    const char* answer;  // null: it stays as it is
+  } kCases[] = {
+      {[](auto* a) { a->set_json_schema(R"({"z":1,"a":2})"); },
+       R"({"type":"json_schema","json_schema":{"z":1,"a":2}})"},
+      {[](auto* a) { a->set_json_schema("{"); }, nullptr},
+      {[](auto* a) { a->set_json_object(true); },
+       R"({"type":"json_schema","json_schema":{"type":"object"}})"},
+      {[](auto* a) { a->set_regex("\\d"); },
+       R"({"type":"regex","pattern":"\\d"})"},
+      {[](auto* a) { a->set_grammar("start: \"a\""); },
+       R"({"type":"grammar","grammar":"start: \"a\""})"},
+      {[](auto* a) {
+         a->mutable_choice()->add_values("a");
+         a->mutable_choice()->add_values("\"");
+       },
+       R"({"type":"grammar","grammar":"start: CHOICE\nCHOICE: \"a\" | \"\\\"\"\n"})"},
+      {[](auto* a) {
+         a->set_structural_tag(R"({"format":{"type":"any_text"}})");
+       },
+       R"({"type":"any_text"})"},
+      {[](auto* a) { a->set_structural_tag(R"({"structures":[]})"); }, nullptr},
+  };
+  for (const auto& c : kCases) {
+    v1::StructuredOptions answer;
+    c.set(&answer);
+    const auto tag = CallOrAnswerTag(chat, answer, limits);
+    ASSERT_TRUE(tag.ok()) << tag.status();
+    ASSERT_EQ(tag->has_value(), c.answer != nullptr) << answer.DebugString();
+    if (c.answer == nullptr) continue;
+    const auto parsed = nlohmann::ordered_json::parse(**tag)["format"];
+    EXPECT_EQ(parsed["type"], "or");
+    EXPECT_EQ(parsed["elements"][1].dump(), c.answer);
+    const std::string calls = parsed["elements"][0].dump();
+    EXPECT_EQ(calls.find(R"("title":"F")"), std::string::npos);
+    EXPECT_NE(calls.find(R"("title":"G")"), std::string::npos);
+  }
 }
 
 TEST(ToolCallStylesTest, AreKnownByTheTemplate) {

@@ -662,6 +662,46 @@ TEST(ValidateTools, AForcedCallIsAText) {
             "chat.tool_choice");
 }
 
+TEST(ValidateTools, AnAnswerOfAFormMayGiveWayToACall) {
+  v1::GenerateRequest request = WithTools(2);
+  request.mutable_structured()->set_regex("[0-9]");
+  EXPECT_TRUE(Validate(request, Limits())->structured->has_structural_tag());
+  request.mutable_chat()->set_tool_choice("none");
+  EXPECT_EQ(Validate(request, Limits())->structured->regex(), "[0-9]");
+}
+
+TEST(ValidateStructured, NamedEndsComeInSpiteOfIgnoreEos) {
+  ModelLimits limits = Limits();
+  limits.eos_token_ids = {3, 4};
+  const struct {
+    bool ignore_eos;
+    std::vector<uint32_t> stop;
+    std::vector<int32_t> ends;
+    bool ignored;
+  } kCases[] = {{false, {}, {3, 4}, false},
+                {false, {4}, {3, 4}, false},
+                {true, {}, {3, 4}, true},
+                {true, {9}, {3, 4}, true},
+                {true, {4, 9}, {4}, false}};
+  for (const auto& c : kCases) {
+    v1::GenerateRequest request;
+    request.set_text("x");
+    request.mutable_structured()->set_regex("a*");
+    request.mutable_stopping()->set_ignore_eos(c.ignore_eos);
+    for (const uint32_t id : c.stop) {
+      request.mutable_stopping()->add_stop_token_ids(id);
+    }
+    const auto effective = Validate(request, limits);
+    ASSERT_TRUE(effective.ok()) << effective.status();
+    const v1::StructuredParams params =
+        ToSamplingParams(*effective).structured();
+    EXPECT_EQ(std::vector<int32_t>(params.end_token_ids().begin(),
+                                   params.end_token_ids().end()),
+              c.ends);
+    EXPECT_EQ(params.ignore_end(), c.ignored);
+  }
+}
+
 TEST(ValidateTools, TellWhichCallsAreLookedFor) {
   ModelLimits limits = Limits();
   limits.tool_call_markers = {{7, "<tool_call>"}};
