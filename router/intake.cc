@@ -10,7 +10,6 @@
 #include "common/random.h"
 #include "common/trace_context.h"
 #include "router/errors.h"
-#include "router/forced_call.h"
 
 namespace tandem::router {
 
@@ -90,13 +89,13 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   }
   effective->bad_word_ids = *std::move(bad_words);
   if (effective->structured) {
-    const absl::Status compiles =
-        model_->CheckStructured(*effective->structured, structured_);
-    if (absl::IsInvalidArgument(compiles) && ForcesCall(request.chat())) {
+    const absl::Status size =
+        ModelText::CheckStructuredSize(*effective->structured, structured_);
+    if (!size.ok() && effective->forced_call) {
       return FieldInvalid("chat.tools", "(schemas)",
-                          std::string(compiles.message()));
+                          std::string(size.message()));
     }
-    if (!compiles.ok()) return compiles;
+    if (!size.ok()) return size;
   }
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);

@@ -27,6 +27,7 @@
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "router/core.h"
+#include "router/errors.h"
 #include "router/http/front.h"
 #include "router/http/live_feed.h"
 #include "router/intake.h"
@@ -35,6 +36,8 @@
 #include "router/otlp_exporter.h"
 #include "router/page/page.h"
 #include "router/service.h"
+#include "router/structured_checkers.h"
+#include "router/structured_gate.h"
 #include "router/tenants/access.h"
 
 namespace tandem::router {
@@ -255,6 +258,8 @@ class Process {
   std::unique_ptr<RpcDialer> dialer_;
   std::unique_ptr<OtlpExporter> spans_;
   std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<StructuredCheckers> checkers_;
+  std::unique_ptr<StructuredGate> gate_;
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
   std::unique_ptr<HttpFront> http_front_;
@@ -350,6 +355,18 @@ absl::Status Process::Start() {
       spans_ = std::make_unique<OtlpExporter>(*otlp, &loop_, metrics_.get());
       core_->set_span_sink(spans_.get());
     }
+    checkers_ = std::make_unique<StructuredCheckers>(model_.get(),
+                                                     flags_.structured, &loop_);
+    gate_ = std::make_unique<StructuredGate>(
+        StructuredGateOptions{.running = checkers_->threads(),
+                              .running_per_tenant = checkers_->threads() / 2},
+        &loop_, checkers_.get(),
+        [this](AdmittedRequest admitted, std::unique_ptr<ClientStream> client) {
+          core_->Submit(std::move(admitted), std::move(client));
+        },
+        [this](Api api, const absl::Status& why) {
+          router_metrics_->OnInvalid(api, why);
+        });
     second_ = std::make_unique<Timer>(&loop_);
     facts_timer_ = std::make_unique<Timer>(&loop_);
     drain_poll_ = std::make_unique<Timer>(&loop_);
@@ -362,10 +379,10 @@ absl::Status Process::Start() {
       router_metrics_.get(), access_.get(),
       spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
-      &loop_, core_.get(), intake_.get(),
+      &loop_, gate_.get(), intake_.get(),
       static_cast<size_t>(flags_.max_answer_bytes));
   http_front_ = std::make_unique<HttpFront>(
-      &loop_, core_.get(), intake_.get(),
+      &loop_, core_.get(), gate_.get(), intake_.get(),
       HttpFrontOptions{
           .max_bytes = static_cast<size_t>(flags_.max_answer_bytes),
           .lora_updating = flags_.lora_updating,
@@ -561,6 +578,7 @@ void Process::Drain() {
   public_server_->SetServing(kService, false);
   public_server_->SetServing("", false);
   core_->Drain();
+  gate_->CloseAll(Draining());
   drain_ends_ = loop_.Now() + flags_.shutdown_timeout;
   PollDrained();
 }
@@ -584,6 +602,7 @@ void Process::Stop() {
     facts_timer_.reset();
     drain_poll_.reset();
     if (feed_ != nullptr) feed_->Close();
+    if (gate_ != nullptr) gate_->CloseAll(Draining());
     if (core_ != nullptr) {
       core_->Drain();
       core_->CloseAll(absl::UnavailableError("this router is going away"));
@@ -597,7 +616,11 @@ void Process::Stop() {
   if (internal_server_ != nullptr) {
     internal_server_->Shutdown(absl::ZeroDuration());
   }
-  loop_.RunSync([&] { core_.reset(); });
+  checkers_.reset();  // posts nothing from here on
+  loop_.RunSync([&] {
+    gate_.reset();
+    core_.reset();
+  });
   if (spans_ != nullptr) spans_->Stop(kLastSpans);
   loop_.RunSync([&] {
     feed_.reset();

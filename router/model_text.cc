@@ -24,6 +24,14 @@ namespace {
 
 constexpr size_t kMaxCompiled = 256;
 
+std::string StructuredField(const text::GrammarSource& source) {
+  return absl::StrCat("structured.", source.field);
+}
+
+size_t HashOf(const text::GrammarSource& source) {
+  return absl::HashOf(source.kind, source.text);
+}
+
 class Decoder final : public TextStream {
  public:
   Decoder(const text::Tokenizer* tokenizer, absl::Span<const int32_t> prompt,
@@ -217,31 +225,35 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ModelText::EncodeBadWords(
   return all;
 }
 
+absl::Status ModelText::CheckStructuredSize(
+    const v1::StructuredOptions& structured, const StructuredBudget& budget) {
+  const text::GrammarSource source = text::SourceOf(structured);
+  const auto bytes = static_cast<int64_t>(source.text.size());
+  if (bytes <= budget.bytes) return absl::OkStatus();
+  return FieldInvalid(
+      StructuredField(source), absl::StrCat(bytes, " bytes"),
+      absl::StrCat("at most ", budget.bytes, " (--structured-max-bytes)"));
+}
+
+// Programs send the same again and again, and an HTTP call each of its
+// prompts. Workers compile it themselves, whatever is said here.
+bool ModelText::KnowsStructured(const v1::StructuredOptions& structured) const {
+  const size_t hash = HashOf(text::SourceOf(structured));
+  const MutexLock lock(&mutex_);
+  return std::find(compiled_.begin(), compiled_.end(), hash) != compiled_.end();
+}
+
 absl::Status ModelText::CheckStructured(const v1::StructuredOptions& structured,
                                         const StructuredBudget& budget) const {
+  // Meanwhile, perhaps, for another tenant.
+  if (KnowsStructured(structured)) return absl::OkStatus();
   const text::GrammarSource source = text::SourceOf(structured);
-  const std::string field = absl::StrCat("structured.", source.field);
-  const auto bytes = static_cast<int64_t>(source.text.size());
-  if (bytes > budget.bytes) {
-    return FieldInvalid(
-        field, absl::StrCat(bytes, " bytes"),
-        absl::StrCat("at most ", budget.bytes, " (--structured-max-bytes)"));
-  }
-  // Programs send the same again and again, and an HTTP call each of its
-  // prompts. Workers compile it themselves, whatever is said here.
-  const size_t hash = absl::HashOf(source.kind, source.text);
-  {
-    const MutexLock lock(&mutex_);
-    if (std::find(compiled_.begin(), compiled_.end(), hash) !=
-        compiled_.end()) {
-      return absl::OkStatus();
-    }
-  }
+  const std::string field = StructuredField(source);
   const absl::Status status =
       grammars_.Compile(source.kind, source.text, budget.compile).status();
   if (status.ok()) {
     const MutexLock lock(&mutex_);
-    compiled_.push_back(hash);
+    compiled_.push_back(HashOf(source));
     if (compiled_.size() > kMaxCompiled) compiled_.pop_front();
     return status;
   }

@@ -57,6 +57,11 @@ class ModelText final : public TextCodec {
   // INVALID_ARGUMENT where a word has none.
   absl::StatusOr<std::vector<std::vector<int32_t>>> EncodeBadWords(
       const google::protobuf::RepeatedPtrField<std::string>& words) const;
+  // Whether it is larger than the budget allows: INVALID_ARGUMENT.
+  static absl::Status CheckStructuredSize(
+      const v1::StructuredOptions& structured, const StructuredBudget& budget);
+  // Whether it has been compiled before.
+  bool KnowsStructured(const v1::StructuredOptions& structured) const;
   // Compiles it, to see whether it can be: INVALID_ARGUMENT names the field of
   // `structured` and says why not; RESOURCE_EXHAUSTED where too many are being
   // compiled. Takes no longer than the budget's time, and blocks for it.

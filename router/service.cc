@@ -158,9 +158,9 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
       rpc::CallStream<v1::GenerateResponse, v1::GenerateRequest>>(call,
                                                                   info.peer);
   stream = Charged(std::move(stream), admitted->charge);
-  loop_->Post([core = core_, admitted = *std::move(admitted),
+  loop_->Post([gate = gate_, admitted = *std::move(admitted),
                stream = std::move(stream)]() mutable {
-    core->Submit(std::move(admitted), std::move(stream));
+    gate->Enter(std::move(admitted), std::move(stream));
   });
   return call;
 }
@@ -191,9 +191,9 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
           call, info.peer),
       max_once_bytes_);
   stream = Charged(std::move(stream), admitted->charge);
-  loop_->Post([core = core_, admitted = *std::move(admitted),
+  loop_->Post([gate = gate_, admitted = *std::move(admitted),
                stream = std::move(stream)]() mutable {
-    core->Submit(std::move(admitted), std::move(stream));
+    gate->Enter(std::move(admitted), std::move(stream));
   });
   return call;
 }

@@ -14,6 +14,7 @@
 #include "common/rpc/server_stream.h"
 #include "router/core.h"
 #include "router/intake.h"
+#include "router/structured_gate.h"
 #include "tandem/v1/admin.grpc.pb.h"
 #include "tandem/v1/decode.grpc.pb.h"
 #include "tandem/v1/inference.grpc.pb.h"
@@ -43,10 +44,10 @@ class RpcDialer final : public Dialer {
 class InferenceServer final : public v1::InferenceService::CallbackService {
  public:
   // `max_once_bytes`: of GenerateOnce's answers.
-  InferenceServer(Loop* loop, RouterCore* core, const Intake* intake,
+  InferenceServer(Loop* loop, StructuredGate* gate, const Intake* intake,
                   size_t max_once_bytes)
       : loop_(loop),
-        core_(core),
+        gate_(gate),
         intake_(intake),
         max_once_bytes_(max_once_bytes) {}
 
@@ -77,7 +78,7 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
       const grpc::CallbackServerContext& context) const;
 
   Loop* const loop_;
-  RouterCore* const core_;
+  StructuredGate* const gate_;
   const Intake* const intake_;
   const size_t max_once_bytes_;
 };

@@ -223,7 +223,7 @@ void HttpFront::Generate(Parse parse,
   OpenAiAnswer answer(*request,
                       adapter.empty() ? intake_->Limits().model : adapter,
                       absl::ToUnixSeconds(absl::Now()));
-  loop_->Post([loop = loop_, core = core_, exchange = std::move(exchange),
+  loop_->Post([loop = loop_, gate = gate_, exchange = std::move(exchange),
                answer = std::move(answer), admitted = std::move(admitted),
                headers = std::move(headers), stream = request->stream,
                max_bytes = options_.max_bytes]() mutable {
@@ -235,7 +235,7 @@ void HttpFront::Generate(Parse parse,
     for (size_t i = 0; i < admitted.size() && !call->ended(); ++i) {
       std::unique_ptr<ClientStream> client =
           Charged(call->StreamOf(static_cast<int>(i)), admitted[i].charge);
-      core->Submit(std::move(admitted[i]), std::move(client));
+      gate->Enter(std::move(admitted[i]), std::move(client));
     }
   });
 }

@@ -25,6 +25,7 @@
 #include "router/http/live_feed.h"
 #include "router/http/openai_request.h"
 #include "router/intake.h"
+#include "router/structured_gate.h"
 
 namespace tandem::router {
 
@@ -37,9 +38,13 @@ struct HttpFrontOptions {
 class HttpFront {
  public:
   // All outlive the server that Register was called with.
-  HttpFront(Loop* loop, RouterCore* core, const Intake* intake,
-            const HttpFrontOptions& options)
-      : loop_(loop), core_(core), intake_(intake), options_(options) {}
+  HttpFront(Loop* loop, RouterCore* core, StructuredGate* gate,
+            const Intake* intake, const HttpFrontOptions& options)
+      : loop_(loop),
+        core_(core),
+        gate_(gate),
+        intake_(intake),
+        options_(options) {}
 
   void Register(HttpServer* server);
 
@@ -59,6 +64,7 @@ class HttpFront {
 
   Loop* const loop_;
   RouterCore* const core_;
+  StructuredGate* const gate_;
   const Intake* const intake_;
   const HttpFrontOptions options_;
 };

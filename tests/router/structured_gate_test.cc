@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who waits for whom before what they ask for has been compiled, on virtual
+// time: the test is every client and the compiler.
+
+#include "router/structured_gate.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/testing/virtual_loop.h"
+#include "tests/router/world.h"
+
+namespace tandem::router {
+namespace {
+
+struct Compiler final : StructuredChecker {
+  struct Job {
+    std::string regex;
+    Done done;
+  };
+  bool Known(const v1::StructuredOptions& structured) const override {
+    return structured.regex() == known;
+  }
+  void Check(const v1::StructuredOptions& structured, Done done) override {
+    begun.push_back(structured.regex());
+    jobs.push_back({structured.regex(), std::move(done)});
+  }
+  // The job that began first.
+  void Finish(absl::Status status = absl::OkStatus()) {
+    Job job = std::move(jobs.front());
+    jobs.pop_front();
+    job.done(std::move(status));
+  }
+  std::deque<Job> jobs;            // that run
+  std::vector<std::string> begun;  // in order
+  std::string known;
+};
+
+class StructuredGateTest : public testing::Test {
+ protected:
+  StructuredGateTest() { Build({}); }
+  void Build(const StructuredGateOptions& options) {
+    gate_ = std::make_unique<StructuredGate>(
+        options, &loop_, &compiler_,
+        [this](AdmittedRequest admitted, std::unique_ptr<ClientStream> client) {
+          client->Start(&core_);
+          went_on_.push_back(std::move(admitted));
+          streams_.push_back(std::move(client));
+        },
+        [this](Api, const absl::Status& status) {
+          refused_.push_back(ErrorReason(status));
+        });
+  }
+  ClientPipe* Enter(const std::string& tenant, const std::string& regex,
+                    bool forced = false) {
+    AdmittedRequest admitted = World::Ask();
+    if (!regex.empty()) {
+      admitted.effective.structured.emplace().set_regex(regex);
+      admitted.effective.forced_call = forced;
+    }
+    admitted.tenant = tenant;
+    admitted.deadline = absl::Seconds(60);
+    ClientPipe* const client = &clients_.emplace_back();
+    gate_->Enter(
+        std::move(admitted),
+        std::make_unique<FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(
+            client));
+    return client;
+  }
+
+  struct Core final : StreamHandler<v1::GenerateRequest> {
+    void OnMessage(v1::GenerateRequest) override {}
+    void OnClosed(absl::Status) override { ++closed; }
+    int closed = 0;
+  };
+
+  VirtualLoop loop_;
+  Compiler compiler_;
+  Core core_;
+  std::deque<ClientPipe> clients_;
+  std::vector<AdmittedRequest> went_on_;
+  std::vector<std::unique_ptr<ClientStream>> streams_;
+  std::vector<std::string> refused_;
+  std::unique_ptr<StructuredGate> gate_;
+};
+
+TEST_F(StructuredGateTest, OnlyWhatMustBeCompiledWaits) {
+  compiler_.known = "k";
+  Enter("a", "");
+  Enter("a", "k");
+  EXPECT_EQ(went_on_.size(), 2);
+  Enter("a", "x");
+  EXPECT_EQ(went_on_.size(), 2);
+  EXPECT_EQ(gate_->waiting(), 1);
+  loop_.RunFor(absl::Seconds(2));
+  compiler_.Finish();
+  ASSERT_EQ(went_on_.size(), 3);
+  // Its time went by meanwhile.
+  EXPECT_EQ(went_on_[2].deadline, absl::Seconds(58));
+  EXPECT_EQ(gate_->waiting(), 0);
+}
+
+TEST_F(StructuredGateTest, RefusalsAreTypedAndSayWhoseFaultItIs) {
+  ClientPipe* const own = Enter("a", "x");
+  ClientPipe* const tools = Enter("b", "y", /*forced=*/true);
+  compiler_.Finish(MakeError(absl::StatusCode::kInvalidArgument,
+                             "FIELD_INVALID", "structured.regex = x: bad"));
+  compiler_.Finish(MakeError(absl::StatusCode::kInvalidArgument,
+                             "FIELD_INVALID", "structured.regex = y: bad"));
+  EXPECT_EQ(own->status.message(), "structured.regex = x: bad");
+  EXPECT_EQ(ErrorMetadata(tools->status)["field"], "chat.tools");
+  EXPECT_EQ(refused_.size(), 2);
+  EXPECT_TRUE(went_on_.empty());
+}
+
+// Sequences and prompts of one call, and calls of one program.
+TEST_F(StructuredGateTest, EqualSourcesOfATenantAreCompiledOnce) {
+  for (int i = 0; i < 100; ++i) Enter("a", "x");
+  EXPECT_EQ(compiler_.begun.size(), 1);
+  compiler_.Finish();
+  EXPECT_EQ(went_on_.size(), 100);
+  EXPECT_EQ(compiler_.begun.size(), 1);
+}
+
+TEST_F(StructuredGateTest, OneTenantLeavesRoomForOthers) {
+  for (int i = 0; i < 10; ++i) Enter("hostile", absl::StrCat("h", i));
+  EXPECT_EQ(compiler_.begun, std::vector<std::string>({"h0"}));
+  Enter("a", "a0");
+  Enter("b", "b0");
+  Enter("a", "a1");
+  EXPECT_EQ(compiler_.begun, std::vector<std::string>({"h0", "a0"}));
+  compiler_.Finish();  // h0
+  EXPECT_EQ(compiler_.begun.back(), "b0");
+  compiler_.Finish();  // a0
+  EXPECT_EQ(compiler_.begun.back(), "h1");
+  compiler_.Finish();  // b0
+  EXPECT_EQ(compiler_.begun.back(), "a1");
+  compiler_.Finish();  // h1
+  EXPECT_EQ(compiler_.begun.back(), "h2");
+}
+
+TEST_F(StructuredGateTest, WithoutTenantsAllRoomIsForAll) {
+  Enter("", "x");
+  Enter("", "y");
+  Enter("", "z");
+  EXPECT_EQ(compiler_.begun, std::vector<std::string>({"x", "y"}));
+}
+
+TEST_F(StructuredGateTest, WhatWaitsIsBounded) {
+  Build({.waiting = 5, .waiting_per_tenant = 3});
+  std::vector<ClientPipe*> clients;
+  for (int i = 0; i < 5; ++i) clients.push_back(Enter("a", absl::StrCat(i)));
+  EXPECT_EQ(ErrorReason(clients[4]->status), "QUEUE_FULL");
+  EXPECT_EQ(clients[4]->status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryAfter(clients[4]->status).has_value());
+  EXPECT_TRUE(clients[3]->open);
+  // Equal to one that waits: no more work.
+  EXPECT_TRUE(Enter("a", "3")->open);
+  for (const char* tenant : {"b", "c", "d", "e"}) {
+    EXPECT_EQ(Enter(tenant, "x")->open, std::string(tenant) != "e") << tenant;
+  }
+}
+
+TEST_F(StructuredGateTest, NobodyWaitsForEver) {
+  Enter("a", "x");
+  ClientPipe* const second = Enter("a", "y");
+  loop_.RunFor(absl::Seconds(11));
+  EXPECT_EQ(ErrorReason(second->status), "QUEUE_FULL");
+  EXPECT_TRUE(clients_.front().open) << "it has had its turn";
+  compiler_.Finish();
+  EXPECT_EQ(compiler_.begun.size(), 1);
+  EXPECT_EQ(went_on_.size(), 1);
+  EXPECT_EQ(gate_->waiting(), 0);
+}
+
+TEST_F(StructuredGateTest, WhoGoesTakesHisSourceAlong) {
+  Enter("a", "x");
+  ClientPipe* const gone = Enter("a", "y");
+  ClientPipe* const shared = Enter("a", "z");
+  Enter("a", "z");
+  gone->Break(absl::CancelledError("gone"));
+  shared->Break(absl::CancelledError("gone"));
+  EXPECT_EQ(gate_->waiting(), 2);
+  // What runs runs on, for nobody.
+  clients_.front().Break(absl::CancelledError("gone"));
+  compiler_.Finish();
+  EXPECT_EQ(compiler_.begun, std::vector<std::string>({"x", "z"}));
+  compiler_.Finish();
+  EXPECT_EQ(went_on_.size(), 1);
+  EXPECT_TRUE(refused_.empty());
+  EXPECT_EQ(gate_->waiting(), 0);
+}
+
+TEST_F(StructuredGateTest, TheCoreHearsOfAClientThatGoesLater) {
+  ClientPipe* const client = Enter("a", "x");
+  compiler_.Finish();
+  client->Break(absl::CancelledError("gone"));
+  EXPECT_EQ(core_.closed, 1);
+}
+
+TEST_F(StructuredGateTest, AllWhoWaitHearOfTheEnd) {
+  Enter("a", "x");
+  Enter("a", "y");
+  Enter("b", "y");
+  gate_->CloseAll(absl::UnavailableError("draining"));
+  for (const ClientPipe& client : clients_) {
+    EXPECT_EQ(client.status.code(), absl::StatusCode::kUnavailable);
+  }
+  compiler_.Finish();
+  compiler_.Finish();
+  EXPECT_TRUE(went_on_.empty());
+  // And as good as new.
+  Enter("a", "z");
+  EXPECT_EQ(compiler_.begun.back(), "z");
+}
+
+}  // namespace
+}  // namespace tandem::router
