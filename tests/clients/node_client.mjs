@@ -28,6 +28,7 @@ assert.equal(whole.usage.completion_tokens, 24);
 
 let text = "";
 let usage;
+let reason;
 const stream = await client.chat.completions.create({
   ...request,
   stream: true,
@@ -36,8 +37,10 @@ const stream = await client.chat.completions.create({
 for await (const chunk of stream) {
   text += chunk.choices[0]?.delta?.content ?? "";
   usage = chunk.usage ?? usage;
+  reason = chunk.choices[0]?.finish_reason ?? reason;
 }
 assert.equal(text, want);
+assert.equal(reason, "length");
 assert.equal(usage.completion_tokens, 24);
 
 await assert.rejects(

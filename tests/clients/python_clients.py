@@ -9,6 +9,7 @@ Usage: python_clients.py http://127.0.0.1:8000/v1
 
 import asyncio
 import json
+import os
 import sys
 import urllib.request
 
@@ -112,11 +113,16 @@ def langchain() -> None:
     check("content", answer.content, WANT)
     check("usage", answer.usage_metadata["output_tokens"], TOKENS)
     check("reason", answer.response_metadata["finish_reason"], "length")
-    check("streamed", "".join(c.content for c in chat.stream(MESSAGES[0]["content"])),
-          WANT)
+    whole = None
+    for chunk in chat.stream(MESSAGES[0]["content"], stream_usage=True):
+        whole = chunk if whole is None else whole + chunk
+    check("streamed", whole.content, WANT)
+    check("streamed usage", whole.usage_metadata["output_tokens"], TOKENS)
+    check("streamed reason", whole.response_metadata["finish_reason"], "length")
 
 
 def litellm() -> None:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks GitHub
     import litellm as library
 
     arguments = {"model": f"openai/{MODEL}", "messages": MESSAGES, "api_base": BASE,
@@ -125,9 +131,16 @@ def litellm() -> None:
     check("content", answer.choices[0].message.content, WANT)
     check("reason", answer.choices[0].finish_reason, "length")
     check("usage", answer.usage.completion_tokens, TOKENS)
-    check("streamed", "".join(c.choices[0].delta.content or ""
-                              for c in library.completion(**arguments, stream=True)),
-          WANT)
+    text, reason, usage = "", None, None
+    for chunk in library.completion(**arguments, stream=True,
+                                    stream_options={"include_usage": True}):
+        usage = getattr(chunk, "usage", None) or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+    check("streamed", text, WANT)
+    check("streamed usage", usage.completion_tokens, TOKENS)
+    check("streamed reason", reason, "length")
 
 
 for client in (openai_sdk, openai_async, langchain, litellm):
