@@ -156,7 +156,6 @@ struct MatMulCodesKernel {
     if constexpr (kInt4) {
       uint32_t raw[4];
       LoadShared16(g, tile + g.lane() * 16, raw);
-      constexpr uint32_t kHigh = 0xf0f0f0f0u;
       const uint32_t low_row = group == 0 ? raw[0] : raw[2];
       const uint32_t high_row = group == 0 ? raw[1] : raw[3];
       if constexpr (kZeros) {
@@ -167,12 +166,13 @@ struct MatMulCodesKernel {
         a[1] = LessZero(high_row & kLow, zero[1]);
         a[2] = LessZero(low_row >> 4 & kLow, zero[0]);
         a[3] = LessZero(high_row >> 4 & kLow, zero[1]);
-        return;
+      } else {
+        constexpr uint32_t kHigh = 0xf0f0f0f0u;
+        a[0] = low_row << 4 & kHigh;
+        a[1] = high_row << 4 & kHigh;
+        a[2] = low_row & kHigh;
+        a[3] = high_row & kHigh;
       }
-      a[0] = low_row << 4 & kHigh;
-      a[1] = high_row << 4 & kHigh;
-      a[2] = low_row & kHigh;
-      a[3] = high_row & kHigh;
     } else {
       LoadShared16(g, tile + group * 512 + g.lane() * 16, a);
     }
