@@ -183,7 +183,12 @@ absl::Status ModelLoader::PackDequantised(
                          DType::kF32,
                          static_cast<int64_t>(values.size()) / cols, cols};
   const DType kept = KeptAs(DType::kF32, use);
-  model_->dequantised_.push_back(parts[0].name);
+  const bool ordered =
+      std::any_of(codes.begin(), codes.end(), [](const auto& part) {
+        return part.has_value() && !part->group_of.empty();
+      });
+  model_->dequantised_.push_back(absl::StrCat(
+      parts[0].name, ordered ? " (act-order)" : " (rows of several forms)"));
   return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
                                  : backend_->PackMatrix(whole, kept),
               matrix);

@@ -82,7 +82,7 @@ class Model {
   // "f32", "bf16", or "bf16+fp8" and the like where matrices differ.
   const std::string& weight_format() const { return weight_format_; }
   // First tensors of matrices for which the checkpoint has codes that could not
-  // be kept, since rows of one matrix have several forms.
+  // be kept, and why: "X.weight (act-order)".
   const std::vector<std::string>& dequantised() const { return dequantised_; }
 
   const kernels::Matrix& embedding() const { return *embedding_; }

@@ -7,7 +7,7 @@ namespace tandem::engine {
 
 using kernels::DType;
 
-int64_t MatrixBytes(DType type, int64_t rows, int64_t cols) {
+int64_t MatrixBytes(DType type, int64_t rows, int64_t cols, int zero_bytes) {
   const int64_t elements = rows * cols;
   // An f16 scale each group.
   const int64_t scales =
@@ -18,7 +18,7 @@ int64_t MatrixBytes(DType type, int64_t rows, int64_t cols) {
     case DType::kInt8:
       return elements + scales;
     case DType::kInt4:
-      return (elements + 1) / 2 + scales;
+      return (elements + 1) / 2 + scales + scales * zero_bytes / 2;
     default:
       return elements * static_cast<int64_t>(kernels::SizeOf(type));
   }
@@ -29,11 +29,13 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const int64_t query = int64_t{spec.heads} * spec.head_dim;
   const int64_t feed_forward =
       (spec.is_gated() ? 3 : 2) * hidden * spec.intermediate_size;
+  const auto layer_bytes = [&](int64_t rows, int64_t cols) {
+    return MatrixBytes(formats.layers, rows, cols, formats.zero_bytes);
+  };
   const int64_t feed_forward_bytes =
-      MatrixBytes(formats.layers,
-                  int64_t{spec.is_gated() ? 2 : 1} * spec.intermediate_size,
+      layer_bytes(int64_t{spec.is_gated() ? 2 : 1} * spec.intermediate_size,
                   hidden) +
-      MatrixBytes(formats.layers, hidden, spec.intermediate_size);
+      layer_bytes(hidden, spec.intermediate_size);
   WorkShape shape{
       .layers = spec.layers,
       .window = spec.window,
@@ -45,8 +47,8 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       .qkv = spec.qkv_rows() * hidden,
       .after_attention = hidden * query,
       .head = spec.vocab_size * hidden,
-      .qkv_bytes = MatrixBytes(formats.layers, spec.qkv_rows(), hidden),
-      .after_attention_bytes = MatrixBytes(formats.layers, hidden, query),
+      .qkv_bytes = layer_bytes(spec.qkv_rows(), hidden),
+      .after_attention_bytes = layer_bytes(hidden, query),
       .head_bytes = MatrixBytes(formats.head, spec.vocab_size, hidden)};
   for (int layer = 0; layer < spec.layers; ++layer) {
     shape.windowed_layers += spec.is_windowed(layer) ? 1 : 0;

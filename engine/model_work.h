@@ -16,13 +16,15 @@ namespace tandem::engine {
 
 struct WorkFormats {
   kernels::DType layers = kernels::DType::kBF16;  // matrices of layers
+  int zero_bytes = 0;  // of theirs in kInt4, beside each scale
   kernels::DType routers = kernels::DType::kBF16;
   kernels::DType head = kernels::DType::kBF16;
   kernels::DType kv = kernels::DType::kBF16;
 };
 
-// Scales included; cols are inputs.
-int64_t MatrixBytes(kernels::DType type, int64_t rows, int64_t cols);
+// Scales included, and in kInt4 zeros of so many bytes; cols are inputs.
+int64_t MatrixBytes(kernels::DType type, int64_t rows, int64_t cols,
+                    int zero_bytes = 0);
 
 WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats);
 // Of a model as it was loaded.

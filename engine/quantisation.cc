@@ -41,6 +41,9 @@ Quantisation ReadGptq(ConfigFields& fields) {
                   "gptq or gptq_v2");
   }
   result.zeros_less_one = format == "gptq";
+  result.zeros = !fields.Bool("sym", true);
+  result.act_order = fields.Bool("desc_act", false) && result.group != 0 &&
+                     !fields.Bool("static_groups", false);
   return result;
 }
 
@@ -49,6 +52,7 @@ Quantisation ReadAwq(ConfigFields& fields) {
   const int bits = fields.Int("bits", 1, 16);
   if (bits != 4) fields.Refuse("bits", absl::StrCat(bits), "4");
   result.group = ReadGroup(fields, -1);
+  result.zeros = fields.Bool("zero_point", true);
   const std::string version =
       absl::AsciiStrToLower(fields.String("version", "gemm"));
   if (version != "gemm") {
@@ -80,12 +84,19 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   if (format == "pack-quantized") {
     result.method = Method::kPacked;
     result.bits = bits;
+    result.zeros = !fields.Bool("symmetric", true);
+    // "weight" or "static" leave groups where they are.
+    const json* const order = fields.Find("actorder");
+    result.act_order =
+        order != nullptr &&
+        (*order == true || *order == "group" || *order == "dynamic");
     if (type != "int" || (bits != 4 && bits != 8)) {
       fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
                     "4 or 8 of type int");
     }
   } else {
     result.method = Method::kPlain;
+    result.e4m3 = type == "float";
     if (bits != 8 || (type != "int" && type != "float")) {
       fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
                     "8 of type int or float");

@@ -6,7 +6,7 @@
 //   GPTQ     X.qweight I32 [cols * b / 32, rows], inputs from the low bits up;
 //            X.scales [groups, rows]; X.qzeros I32 [groups, rows * b / 32], one
 //            less than the zero unless checkpoint_format is gptq_v2; X.g_idx
-//            I32 [cols], which must be input / g (no act-order)
+//            I32 [cols], each input's group: input / g but for act-order
 //   AWQ      X.qweight I32 [cols, rows / 8]: the outputs 0 2 4 6 1 3 5 7 of
 //            eight from the low bits up; X.qzeros like it; X.scales as above
 //   compressed-tensors
@@ -42,6 +42,10 @@ struct Quantisation {
   int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
   int group = 0;                // inputs that share a scale; 0: all of a row
   bool zeros_less_one = false;  // kGptq
+  // As the config says; tensors have the last word.
+  bool e4m3 = false;       // kPlain: else int8
+  bool zeros = false;      // of 4 bits: other zeros than 8
+  bool act_order = false;  // groups are of inputs here and there
 
   // "" for none; part of the model's canonical line.
   std::string Canonical() const;
@@ -58,9 +62,11 @@ struct CodeRows {
   std::vector<uint8_t> codes;  // as kernels::HostCodes has them
   std::vector<float> scales;
   std::vector<uint8_t> zeros;      // empty: none
+  std::vector<int32_t> group_of;   // [cols]; empty: input / group
   std::vector<std::string> names;  // of the tensors that were read
 
   int64_t groups() const { return (cols + group - 1) / group; }
+  // REQUIRES: group_of is empty.
   kernels::HostCodes View() const {
     return {dtype,
             rows,
@@ -81,7 +87,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t rows,
                                    int64_t cols);
 
-// Whether `more` can follow `codes` as further rows of one matrix.
+// Whether `more` can follow `codes` as further rows of one matrix that a
+// backend keeps: groups are of neighbours.
 bool SameForm(const CodeRows& codes, const CodeRows& more);
 void AppendRows(const CodeRows& more, CodeRows& codes);
 

@@ -66,7 +66,7 @@ class Reader {
   void ReadPacked();
   void ReadPlain();
   void ReadRowScales();  // compressed-tensors
-  void CheckInputOrder(std::string_view suffix);
+  void ReadInputGroups(std::string_view suffix);
   // Codes and zeros of 8 bits become two's complement, and those of 4 bits
   // lose zeros that are all 8.
   void Finish();
@@ -139,16 +139,26 @@ bool Reader::Divides(int64_t count, std::string_view what) {
   return false;
 }
 
-void Reader::CheckInputOrder(std::string_view suffix) {
+void Reader::ReadInputGroups(std::string_view suffix) {
   if (Find(suffix) == nullptr) return;
-  const std::vector<uint32_t> order = Words(suffix, {result_.cols});
-  for (size_t i = 0; i < order.size(); ++i) {
-    if (order[i] == i / static_cast<size_t>(result_.group)) continue;
-    Fail(Find(suffix), suffix,
-         absl::StrCat("input ", i, " is of group ", order[i],
-                      ": act-order (desc_act) is not read"));
+  const std::vector<uint32_t> groups = Words(suffix, {result_.cols});
+  // What compressed-tensors leaves where there is no order.
+  if (std::all_of(groups.begin(), groups.end(),
+                  [](uint32_t group) { return group == ~0u; })) {
     return;
   }
+  bool neighbours = true;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i] >= static_cast<uint64_t>(result_.groups())) {
+      Fail(Find(suffix), suffix,
+           absl::StrCat("input ", i, " is of group ", groups[i], " of ",
+                        result_.groups()));
+      return;
+    }
+    neighbours =
+        neighbours && groups[i] == i / static_cast<size_t>(result_.group);
+  }
+  if (!neighbours) result_.group_of.assign(groups.begin(), groups.end());
 }
 
 void Reader::ReadByInputs() {
@@ -162,7 +172,7 @@ void Reader::ReadByInputs() {
                          : Words("qweight", {cols / each, rows});
   const auto zeros = Words("qzeros", {groups, rows / each});
   const auto scales = Floats("scales", {groups, rows});
-  if (!awq) CheckInputOrder("g_idx");
+  if (!awq) ReadInputGroups("g_idx");
   if (!status_.ok()) return;
   result_.codes.resize(static_cast<size_t>(rows * cols));
   result_.scales.resize(static_cast<size_t>(rows * groups));
@@ -214,7 +224,7 @@ void Reader::ReadPacked() {
   if (!Divides(cols, "inputs")) return;
   const auto words = Words("weight_packed", {rows, cols / each});
   ReadRowScales();
-  CheckInputOrder("weight_g_idx");
+  ReadInputGroups("weight_g_idx");
   const bool zeroed = Find("weight_zero_point") != nullptr;
   if (zeroed && !Divides(rows, "outputs")) return;
   const auto zeros = zeroed ? Words("weight_zero_point", {rows / each, groups})
@@ -322,7 +332,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
 
 bool SameForm(const CodeRows& codes, const CodeRows& more) {
   return codes.dtype == more.dtype && codes.cols == more.cols &&
-         codes.group == more.group;
+         codes.group == more.group && codes.group_of.empty() &&
+         more.group_of.empty();
 }
 
 void AppendRows(const CodeRows& more, CodeRows& codes) {
@@ -350,7 +361,10 @@ std::vector<float> Dequantise(const CodeRows& codes) {
   for (int64_t row = 0; row < codes.rows; ++row) {
     for (int64_t col = 0; col < codes.cols; ++col) {
       const auto at = static_cast<size_t>(row * codes.cols + col);
-      const auto group = static_cast<size_t>(row * groups + col / codes.group);
+      const int64_t part = codes.group_of.empty()
+                               ? col / codes.group
+                               : codes.group_of[static_cast<size_t>(col)];
+      const auto group = static_cast<size_t>(row * groups + part);
       const int zero = codes.dtype != DType::kInt4 ? 0
                        : codes.zeros.empty()       ? 8
                                                    : codes.zeros[group];

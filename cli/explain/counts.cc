@@ -57,15 +57,20 @@ DType Formats::head() const {
   return codes && !from_checkpoint ? DType::kInt8 : weights;
 }
 
-Formats FormatsOf(const ModelSpec& spec, Formats formats) {
+Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
   using Method = engine::Quantisation::Method;
   const engine::Quantisation& quantisation = spec.quantisation;
   if (quantisation.method == Method::kNone) return formats;
   formats.from_checkpoint = true;
-  formats.layers =
-      quantisation.method != Method::kPlain && quantisation.bits == 4
-          ? kernels::DType::kInt4
-          : kernels::DType::kInt8;
+  if (quantisation.act_order) {  // dequantised, to f32 on a CPU
+    formats.layers = gpu ? formats.weights : DType::kF32;
+  } else if (quantisation.method != Method::kPlain && quantisation.bits == 4) {
+    formats.layers = DType::kInt4;
+    // As the backends' layouts have them.
+    formats.zero_bytes = !quantisation.zeros ? 0 : gpu ? 1 : 2;
+  } else {
+    formats.layers = quantisation.e4m3 ? DType::kFp8 : DType::kInt8;
+  }
   return formats;
 }
 
@@ -113,6 +118,7 @@ int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
 
 engine::WorkShape ShapeOf(const ModelSpec& spec, const Formats& formats) {
   return engine::MakeWorkShape(spec, {.layers = formats.layers,
+                                      .zero_bytes = formats.zero_bytes,
                                       .routers = formats.weights,
                                       .head = formats.head(),
                                       .kv = formats.kv});

@@ -56,13 +56,16 @@ struct Formats {
   kernels::DType kv = kernels::DType::kBF16;
 
   bool from_checkpoint = false;  // which holds codes for the layers
+  int zero_bytes = 0;            // of theirs in kInt4, beside each scale
   // The head's: kInt8 beside kInt8 and kInt4, else as the weights; a checkpoint
   // that was quantised before leaves it alone.
   kernels::DType head() const;
 };
 
-// What a quantised checkpoint's matrices are; of others `formats` as they are.
-Formats FormatsOf(const engine::ModelSpec& spec, Formats formats);
+// What a quantised checkpoint's matrices are, on a GPU or a CPU; of others
+// `formats` as they are.
+Formats FormatsOf(const engine::ModelSpec& spec, Formats formats,
+                  bool gpu = false);
 
 // Matrices, with all experts; a tied head counts once.
 double Parameters(const engine::ModelSpec& spec);

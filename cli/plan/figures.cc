@@ -47,7 +47,11 @@ void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
                    : formats->weights == DType::kBF16 ? DType::kBF16
                                                       : DType::kF32;
   formats->kv = NamedType(input.kv_cache_dtype).value_or(kv);
-  *formats = explain::FormatsOf(input.spec, *formats);
+  *formats = explain::FormatsOf(input.spec, *formats, input.gpu);
+  // CPUs keep e4m3 as bf16, which has all of its numbers.
+  if (!input.gpu && formats->layers == DType::kFp8) {
+    formats->layers = DType::kBF16;
+  }
 }
 
 worker::WorkerFlags FlagsOf(const PlanInput& input) {

@@ -80,10 +80,18 @@ std::string PlanText(const PlanInput& input, const Plan& plan) {
                : "of this machine, for CPUs",
            input.workers > 1 ? absl::StrCat(", for each of ", input.workers)
                              : ""));
-  line("weights", plan.weight_bytes,
-       layers == others ? "in " + layers
-                        : absl::StrCat("layers in ", layers, ", others in ",
-                                       others, " or int8"));
+  const engine::Quantisation& quantised = spec.quantisation;
+  const bool given = quantised.method != engine::Quantisation::Method::kNone;
+  std::string weights = layers == others
+                            ? "in " + layers
+                            : absl::StrCat("layers in ", layers, ", others in ",
+                                           others, given ? "" : " or int8");
+  if (given) {
+    absl::StrAppend(&weights, quantised.act_order
+                                  ? "; dequantised, for act-order"
+                                  : "; the checkpoint's own codes");
+  }
+  line("weights", plan.weight_bytes, weights);
   line("step workspace", plan.workspace_bytes,
        absl::StrFormat("%d positions a step", input.max_num_batched_tokens));
   line("overhead", plan.overhead_bytes,

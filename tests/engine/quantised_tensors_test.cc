@@ -105,6 +105,33 @@ TEST(QuantisedTensors, GiveCodesScalesAndZeros) {
   EXPECT_TRUE(Read(Plain(), kPlain).ok());
 }
 
+TEST(QuantisedTensors, InputsMayBeOfAnyGroup) {
+  Tensors tensors = Gptq();
+  std::vector<uint32_t> groups(kCols);
+  for (uint32_t i = 0; i < kCols; ++i) groups[i] = i % 2;
+  tensors["g_idx"].bytes = Words(groups);
+  // Codes 9, which is 1 beside zeros of 8; scales of 1 and of 2, in f16.
+  tensors["qweight"].bytes = Words(std::vector<uint32_t>(64, 0x99999999));
+  std::string scales;
+  for (const char high : {'\x3c', '\x40'}) {
+    for (int i = 0; i < kRows; ++i) scales += {'\0', high};
+  }
+  tensors["scales"].bytes = scales;
+  const auto codes = Read(tensors, kGptq);
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_FALSE(SameForm(*codes, *codes));
+  const std::vector<float> values = Dequantise(*codes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(values[i], i % 2 == 0 ? 1.0f : 2.0f) << i;
+  }
+  // compressed-tensors has -1 where there is no order.
+  Tensors packed = Packed();
+  packed["weight_g_idx"] = {"I32", {64}, Words(std::vector<uint32_t>(64, ~0u))};
+  const auto plain = Read(packed, kPacked);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_TRUE(SameForm(*plain, *plain));
+}
+
 TEST(QuantisedTensors, RowsOfOneFormStack) {
   auto codes = Read(Packed(), kPacked);
   Tensors more = Packed();
@@ -151,10 +178,10 @@ TEST(QuantisedTensors, ThatDoNotFitAreRefusedByName) {
       {"scales of other groups",
        with(Gptq(), "scales", {"F16", {1, 8}, Zeros(16)}), kGptq,
        "'p.scales': is F16 [1, 8]"},
-      {"act-order",
+      {"a group that is not there",
        with(Gptq(), "g_idx",
-            {"I32", {64}, Words(std::vector<uint32_t>(64, 1))}),
-       kGptq, "'p.g_idx': input 0 is of group 1: act-order (desc_act)"},
+            {"I32", {64}, Words(std::vector<uint32_t>(64, 2))}),
+       kGptq, "'p.g_idx': input 0 is of group 2 of 2"},
       {"no word on how", Gptq(), {}, "config.json does not say how"},
       {"zeros of 8 bits",
        {{"qweight", {"I32", {16, 8}, Zeros(512)}},

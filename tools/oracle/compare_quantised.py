@@ -49,6 +49,9 @@ FORMATS = {
                              "desc_act": False, "sym": True}, 4, 128, False),
     "gptq, groups of 32, zeros": ({"quant_method": "gptq", "bits": 4, "group_size": 32,
                                    "desc_act": False, "sym": False}, 4, 32, True),
+    # Inputs of a group lie apart: dequantised.
+    "gptq, act-order": ({"quant_method": "gptq", "bits": 4, "group_size": 32,
+                         "desc_act": True, "sym": True}, 4, 32, False),
     "gptq_v2": ({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False,
                  "checkpoint_format": "gptq_v2"}, 4, 64, True),
     "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": -1,
@@ -112,6 +115,8 @@ def make_product(rng, name: str, rows: int, cols: int, form):
     codes = rng.integers(0, 1 << bits, (rows, cols))
     zeros = rng.integers(1, 16, (rows, groups)) if zeroed else np.full((rows, groups), middle)
     spread = np.repeat(np.arange(groups), group)[:cols]
+    if config.get("desc_act"):
+        spread = rng.permutation(spread)
     weights = (codes - zeros[:, spread]) * scales.astype(np.float64)[:, spread]
     if method == "gptq":
         stored = zeros - (0 if config.get("checkpoint_format") == "gptq_v2" else 1)
@@ -201,7 +206,7 @@ def main() -> None:
         def __init__(self, weights: dict, config: dict) -> None:
             self.config, self.weights = CONFIG, weights
             self.exact = []
-            if config.get("format") == "float-quantized":
+            if config.get("format") == "float-quantized" or config.get("desc_act"):
                 self.exact = list(PRODUCTS)
             elif "modules_to_not_convert" in config:
                 self.exact = ["q_proj", "k_proj", "v_proj"]

@@ -96,6 +96,46 @@ TEST(PlanTest, BytesOfPublishedShapes) {
   }
 }
 
+// The layers' 6 979 321 856 weights as the checkpoint has them, embedding and
+// head of 525 336 576 each in bf16.
+TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {
+  constexpr int64_t kLayers = 6979321856;
+  constexpr int64_t kRest = 2 * int64_t{2} * 525336576 + 131072 * 512;
+  // Rows of qkv, output, gate and up, down: an f32 scale each.
+  constexpr int64_t kRows = 32 * (6144 + 4096 + 28672 + 4096);
+  const struct {
+    const char* config;
+    bool gpu;
+    int64_t layers;
+    const char* note;
+  } cases[] = {
+      {R"({"quant_method": "gptq", "bits": 4, "group_size": 128})", true,
+       kLayers / 2 + kLayers / 16, "layers in int4, others in bf16; the "},
+      {R"({"quant_method": "awq", "bits": 4, "group_size": 128})", true,
+       kLayers / 2 + kLayers / 16 + kLayers / 32, "own codes"},
+      {R"({"quant_method": "awq", "bits": 4, "group_size": 128})", false,
+       kLayers / 2 + kLayers / 16 + kLayers / 16, "own codes"},
+      {R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
+           "desc_act": true})",
+       true, 2 * kLayers, "in bf16; dequantised, for act-order"},
+      {R"({"quant_method": "gptq", "bits": 8, "group_size": -1,
+           "desc_act": true})",
+       true, kLayers + kLayers / 16, "layers in int8"},
+      {R"({"quant_method": "compressed-tensors", "format": "float-quantized",
+           "config_groups": {"group_0": {"weights": {
+             "num_bits": 8, "type": "float", "strategy": "channel"}}}})",
+       true, kLayers + 4 * kRows, "layers in fp8"}};
+  for (const auto& c : cases) {
+    auto config = nlohmann::json::parse(kLlama8B);
+    config["quantization_config"] = nlohmann::json::parse(c.config);
+    const PlanInput input = Input(config.dump().c_str(), c.gpu, 1000 * kGiB);
+    const absl::StatusOr<Plan> plan = MakePlan(input);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->weight_bytes, c.layers + kRest) << c.config;
+    EXPECT_THAT(PlanText(input, *plan), HasSubstr(c.note)) << c.config;
+  }
+}
+
 // An H100 of 81 559 MiB: nine tenths, without 15.0 GiB of weights, a step's
 // working memory (of which 128 rows of logits are 62.6 MiB), 768 MiB of the
 // driver and the kernels, and 34 handoff buffers of 8 MiB.
