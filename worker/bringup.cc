@@ -55,13 +55,14 @@ absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
 }
 
 absl::StatusOr<std::optional<DType>> ParseQuantization(
-    const std::string& value) {
+    std::string_view flag, const std::string& value) {
   if (value == "none") return std::optional<DType>();
   for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
     if (value == kernels::Name(type)) return std::optional<DType>(type);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--quantization is '", value, "', expected none, fp8, int8 or int4"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(flag), " is '", value,
+                   "', expected none, fp8, int8 or int4"));
 }
 
 // What a GPU computes in: as the flag says, else as the checkpoint does.
@@ -89,8 +90,7 @@ void LogWeights(const engine::Model& model) {
   const std::vector<std::string>& dequantised = model.dequantised();
   if (dequantised.empty()) return;
   LogWarning(
-      "codes of the checkpoint are not kept but dequantised: rows that are "
-      "multiplied together have several forms",
+      "codes of the checkpoint cannot be kept and are dequantised",
       {{"matrices", dequantised.size()}, {"first", dequantised.front()}});
 }
 
@@ -307,12 +307,16 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const auto kv_flag = ParseKvDType(flags.kv_cache_dtype);
   if (!kv_flag.ok()) return kv_flag.status();
   const absl::StatusOr<std::optional<DType>> quantisation =
-      ParseQuantization(flags.quantization);
+      ParseQuantization("--quantization", flags.quantization);
   if (!quantisation.ok()) return quantisation.status();
 
   const absl::StatusOr<SpeculativeConfig> speculative =
       ParseSpeculativeConfig(flags.speculative_config);
   if (!speculative.ok()) return speculative.status();
+  const absl::StatusOr<std::optional<DType>> draft_quantisation =
+      ParseQuantization("--speculative-config: quantization",
+                        speculative->draft_quantization);
+  if (!draft_quantisation.ok()) return draft_quantisation.status();
   const engine::Speculation& speculation = speculative->speculation;
   if (speculation.num_tokens > 0 && role != v1::WORKER_ROLE_DECODE) {
     return absl::InvalidArgumentError(
@@ -422,18 +426,24 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   int64_t reserved_bytes = parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes();
   DraftKv draft;
   if (!speculative->draft_model.empty()) {
+    engine::LoadOptions draft_load = load;
+    draft_load.quantisation = *draft_quantisation;
     auto drafter = LoadDraftModel({.directory = speculative->draft_model,
                                    .target_directory = flags.model_dir,
                                    .target_vocab_size = spec->vocab_size,
-                                   .load = load},
+                                   .load = draft_load},
                                   parts.backend.get());
     if (!drafter.ok()) return drafter.status();
     parts.draft.model = *std::move(drafter);
+    // Each model's queue takes working memory of its own, and what is reserved
+    // for one is all that the device counts.
+    const size_t used = parts.backend->memory().used_bytes;
     const absl::Status reserved =
         parts.backend->Reserve(engine::DeviceExecutor::Limits(
             DraftExecutorOptions(executor), *parts.draft.model));
     if (!reserved.ok()) return reserved;
     reserved_bytes +=
+        static_cast<int64_t>(parts.backend->memory().used_bytes - used) +
         DraftWorkspaceBytes(*parts.draft.model, executor, *parts.backend);
     draft =
         DraftKvOf(*parts.draft.model, kv_dtype, speculative->draft_num_blocks);

@@ -142,7 +142,6 @@ absl::StatusOr<std::unique_ptr<engine::Model>> LoadDraftModel(
       engine::Checkpoint::Open(draft.directory);
   if (!checkpoint.ok()) return checkpoint.status();
   engine::LoadOptions load = draft.load;
-  load.quantisation = std::nullopt;
   load.max_positions = std::min(load.max_positions, spec->max_positions);
   Progress loading(
       {.what = "loading the draft model's weights",

@@ -42,7 +42,7 @@ struct DraftLoad {
   std::string directory;
   std::string target_directory;
   int target_vocab_size = 0;
-  engine::LoadOptions load;  // the target's, but for what is quantised
+  engine::LoadOptions load;  // the target's, but for its own quantisation
 };
 // Checks it and loads its weights, with progress on standard error.
 absl::StatusOr<std::unique_ptr<engine::Model>> LoadDraftModel(

@@ -45,6 +45,7 @@ absl::Status ReadString(const std::string& name, const json& value,
 struct Fields {
   std::string method;
   std::string model;
+  std::string quantization;
   int tokens = 0;
   int min = 0;
   int max = 0;
@@ -56,6 +57,9 @@ absl::Status ReadField(const std::string& name, const json& value,
                        Fields* fields) {
   if (name == "method") return ReadString(name, value, &fields->method);
   if (name == "model") return ReadString(name, value, &fields->model);
+  if (name == "quantization") {
+    return ReadString(name, value, &fields->quantization);
+  }
   const struct {
     const char* name;
     int most;
@@ -78,7 +82,7 @@ absl::Status ReadField(const std::string& name, const json& value,
     return absl::OkStatus();
   }
   return Refused("there is no '", name,
-                 "'; method, model, num_speculative_tokens, "
+                 "'; method, model, quantization, num_speculative_tokens, "
                  "prompt_lookup_min, prompt_lookup_max, num_kv_blocks and "
                  "adaptive are known");
 }
@@ -100,9 +104,13 @@ absl::Status CheckFields(const Fields& fields) {
         "method \"draft_model\" needs \"model\", the draft model's "
         "directory");
   }
-  if (!drafts && (!fields.model.empty() || fields.blocks > 0)) {
-    return Refused(fields.blocks > 0 ? "num_kv_blocks" : "model",
-                   " is for method \"draft_model\", not for \"ngram\"");
+  const char* const stray = drafts                         ? nullptr
+                            : fields.blocks > 0            ? "num_kv_blocks"
+                            : !fields.quantization.empty() ? "quantization"
+                            : !fields.model.empty()        ? "model"
+                                                           : nullptr;
+  if (stray != nullptr) {
+    return Refused(stray, " is for method \"draft_model\", not for \"ngram\"");
   }
   if (drafts && fields.min + fields.max > 0) {
     return Refused(
@@ -151,6 +159,9 @@ absl::StatusOr<SpeculativeConfig> ParseSpeculativeConfig(
   parsed.speculation.lookup_max = max;
   parsed.speculation.adapt = fields.adaptive;
   parsed.draft_model = fields.model;
+  if (!fields.quantization.empty()) {
+    parsed.draft_quantization = fields.quantization;
+  }
   parsed.draft_num_blocks = fields.blocks;
   return parsed;
 }

@@ -21,7 +21,8 @@ inline constexpr int kMaxSpeculativeTokens = 64;
 
 struct SpeculativeConfig {
   engine::Speculation speculation;
-  std::string draft_model;   // its directory; empty: n-grams
+  std::string draft_model;                  // its directory; empty: n-grams
+  std::string draft_quantization = "none";  // as --quantization
   int draft_num_blocks = 0;  // of its KV cache; 0: as many as the model's
 };
 

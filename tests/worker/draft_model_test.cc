@@ -137,6 +137,23 @@ TEST_F(DraftBringUpTest, ACacheOfItsOwnComesOutOfTheSameMemory) {
             16);
 }
 
+TEST_F(DraftBringUpTest, HasAQuantisationOfItsOwn) {
+  const auto parts = Begin(Config(R"(, "quantization": "int8")"));
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->draft.model->weight_format(), "int8");
+  EXPECT_EQ(parts->model->weight_format(), "f32");
+  EXPECT_LT(parts->engine_options.speculation.draft_model.step_cost, 0.3);
+  EXPECT_THAT(
+      std::string(
+          Begin(Config(R"(, "quantization": "awq")")).status().message()),
+      HasSubstr("--speculative-config: quantization is 'awq'"));
+  flags_.quantization = "int4";
+  const auto target = Begin(Config(""));
+  ASSERT_TRUE(target.ok()) << target.status();
+  EXPECT_EQ(target->draft.model->weight_format(), "f32");
+  EXPECT_EQ(target->model->weight_format(), "int4+int8");
+}
+
 TEST_F(DraftBringUpTest, SaysWhatDoesNotGo) {
   WriteTokenizer(model_, R"({"model": {"vocab": {"a": 0}}})");
   WriteTokenizer(other_, R"({"model": {"vocab": {"b": 0}}})");
