@@ -71,6 +71,12 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
   if (last && p.scales != nullptr) args.finish.scales = p.scales + column;
   if (last && p.bias != nullptr) args.finish.bias = p.bias + column;
   if (valid == width) {
+    // Rows of outputs lie far apart: their lines come while the tile works.
+    for (int r = 0; r < rows; ++r) {
+      for (int i = 0; i < width; i += 16) {
+        __builtin_prefetch(out + int64_t{r} * p.n + i, 1);
+      }
+    }
     args.c = out;
     args.c_stride = p.n;
     tile(args);
