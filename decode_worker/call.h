@@ -45,7 +45,8 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::unique_ptr<DecodeStream> stream;
   worker::CallTimes times;
   Phase phase = Phase::kNew;
-  bool opening = false;  // its grammar is being compiled
+  uint64_t compiling = 0;  // number of its grammar's order; 0: none
+  absl::Time compiling_since;
 
   // The request.
   std::string request_key;  // id and sequence index

@@ -66,7 +66,7 @@ void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
   switch (message.command_case()) {
     case v1::DecodeRequest::kOpen: {
       const CallId id = call->id;
-      if (call->phase != Phase::kNew || call->opening) {
+      if (call->phase != Phase::kNew || call->compiling != 0) {
         Retire(id, absl::InvalidArgumentError("a second open on one call"));
         return;
       }
@@ -185,23 +185,31 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
   return absl::OkStatus();
 }
 
+void DecodeCore::CompileThenOpen(Call* call, const v1::DecodeOpen& open) {
+  call->compiling_since = loop_->Now();
+  call->compiling = options_.grammars->Compile(
+      {open.sampling().structured(),
+       {open.output_token_ids().begin(), open.output_token_ids().end()},
+       open.cache_salt()},
+      [this, id = call->id, open](auto grammar) {
+        const auto it = calls_.find(id);
+        if (it == calls_.end()) return;
+        it->second->compiling = 0;
+        if (!grammar.ok()) {
+          Refuse(id, grammar.status());
+          return;
+        }
+        it->second->grammar = *std::move(grammar);
+        Refuse(id, Open(it->second.get(), open));
+      });
+}
+
 // Comes here again with the grammar, if the request has one.
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
   if (open.sampling().has_structured() && call->grammar == nullptr) {
-    call->opening = true;
-    options_.grammars->Compile(open.sampling().structured(),
-                               [this, id = call->id, open](auto grammar) {
-                                 const auto it = calls_.find(id);
-                                 if (it == calls_.end()) return;
-                                 if (!grammar.ok()) {
-                                   Refuse(id, grammar.status());
-                                   return;
-                                 }
-                                 it->second->grammar = *std::move(grammar);
-                                 Refuse(id, Open(it->second.get(), open));
-                               });
+    CompileThenOpen(call, open);
     return absl::OkStatus();
   }
   absl::StatusOr<worker::AdapterUse> use =
@@ -240,7 +248,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
   by_request_[key] = call->id;
   // A worker was lost behind the last token, and nobody else could tell.
-  if (call->grammar != nullptr && call->grammar->IsWhole(call->output())) {
+  if (call->grammar != nullptr && call->grammar->IsWhole()) {
     call->decode_started = loop_->Now();
     v1::DecodeFinished finished;
     finished.set_reason(v1::FINISH_REASON_STOP);
@@ -366,6 +374,7 @@ void DecodeCore::Retire(CallId id, const absl::Status& status) {
   if (it == calls_.end()) return;
   const std::unique_ptr<Call> call = std::move(it->second);
   calls_.erase(it);
+  if (call->compiling != 0) options_.grammars->Cancel(call->compiling);
   EndAttempt(call.get(), status.ok() ? absl::CancelledError("ended") : status);
   engine_.Retire(id);
   const auto by_request = by_request_.find(call->request_key);
@@ -398,6 +407,10 @@ void DecodeCore::Tick(bool judge) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",
                                  absl::FormatDuration(options_.lease))));
+    } else if (call->compiling != 0 &&
+               now - call->compiling_since > worker::kGrammarLimit) {
+      ++counters_.refused;
+      ended.emplace_back(id, worker::GrammarOverdue());
     } else if (call->paused &&
                now - call->paused_since > options_.stall_limit) {
       ended.emplace_back(
@@ -406,7 +419,8 @@ void DecodeCore::Tick(bool judge) {
                     absl::StrCat("the reader took no token for ",
                                  absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
-               call->phase != Phase::kNew && call->stream->unsent() == 0) {
+               (call->phase != Phase::kNew || call->compiling != 0) &&
+               call->stream->unsent() == 0) {
       v1::DecodeResponse response;
       response.mutable_beat();
       Say(call.get(), std::move(response));

@@ -137,6 +137,7 @@ class DecodeCore final : private engine::EngineListener,
 
   void OnMessage(Call* call, const v1::DecodeRequest& message);
   absl::Status Open(Call* call, const v1::DecodeOpen& open);
+  void CompileThenOpen(Call* call, const v1::DecodeOpen& open);
   // Whether it makes sense, and whether there is room.
   // Ends the call, if it may not be opened.
   void Refuse(CallId id, const absl::Status& status);

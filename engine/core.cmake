@@ -14,5 +14,6 @@ if(NOT TARGET tandem_common_testing)
                    ${PROJECT_BINARY_DIR}/common/testing)
 endif()
 tandem_library(tandem_engine_testing
-  SRCS testing/fake_executor.cc testing/fake_model.cc testing/noisy_drafter.cc
+  SRCS testing/fake_executor.cc testing/fake_grammar.cc testing/fake_model.cc
+       testing/noisy_drafter.cc
   DEPS tandem_engine_core tandem_common_testing)

@@ -261,6 +261,9 @@ absl::Status Engine::Add(SequenceId id, SequenceSpec spec,
   std::unique_ptr<Sequence> sequence =
       NewSequence(id, std::move(spec), std::move(blocks), computed);
   sequence->constraint = std::move(constraint);
+  if (!sequence->ready()) {
+    sequence->constraint->OnReady([this] { SchedulePlan(); });
+  }
   if (sequence->spec.beams.width > 0 && !sequence->spec.first_token_only) {
     AddBeams(std::move(sequence), top);
   } else {
@@ -559,6 +562,10 @@ void Engine::AppendDrawn(Plan::Part* part,
     if (sequence->fails()) break;
     const auto at = static_cast<size_t>(i);
     if (guesses[at] != drawn[at].token_id) break;
+    if (sequence->constraint != nullptr &&
+        i >= sequence->constraint->guessed()) {
+      break;
+    }
     ++sequence->computed;  // the guess's row
     PublishFullBlocks(sequence);
     AppendToken(sequence, drawn[at + 1].token_id);

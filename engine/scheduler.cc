@@ -107,7 +107,7 @@ bool Engine::ComposeAhead(Plan* plan) {
   const int most =
       std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
   for (Sequence* sequence : by_age_) {
-    if (!sequence->runnable()) continue;
+    if (!sequence->runnable() || !sequence->ready()) continue;
     // Which lanes go on is not known.
     if (sequence->group != nullptr && sequence->drawing > 0) return false;
     if (EndsByLength(*sequence)) continue;
@@ -165,7 +165,10 @@ Engine::Room Engine::Compose(Kind kind, Plan* plan) {
   Sequence* oldest = nullptr;
   for (const bool decodes : {true, false}) {
     for (Sequence* sequence : by_age_) {
-      if (!sequence->runnable() || sequence->spec.alone != alone) continue;
+      if (!sequence->runnable() || !sequence->ready() ||
+          sequence->spec.alone != alone) {
+        continue;
+      }
       if (oldest == nullptr) oldest = sequence;
       if ((sequence->uncomputed() == 1) == decodes) {
         candidates_.push_back(sequence);

@@ -71,9 +71,12 @@ struct Engine::Sequence {
   }
   // Its constraint could not say what may be drawn.
   bool fails() const {
-    return constraint != nullptr && !constraint->status().ok();
+    return constraint != nullptr && constraint->ready() &&
+           !constraint->status().ok();
   }
   bool runnable() const { return !finished && !paused && !waits; }
+  // Of those: its constraint knows what may be drawn.
+  bool ready() const { return constraint == nullptr || constraint->ready(); }
   bool older_than(const Sequence& other) const {
     return spec.admitted != other.spec.admitted
                ? spec.admitted < other.spec.admitted

@@ -8,6 +8,7 @@
 #define TANDEM_ENGINE_TOKEN_CONSTRAINT_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -22,12 +23,23 @@ class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
 
+  // False while it is still on its way behind the tokens that it was made
+  // with: nothing else may be asked of it, and its sequence is in no step.
+  virtual bool ready() const { return true; }
+  // To be called on the loop, once, when it has become so.
+  virtual void OnReady(std::function<void()> ready) {}
+
   // What may follow the tokens so far, then each of `guesses` behind those
   // before it: masks as kernels/sampling.h has them, [guesses + 1, words], all
-  // of them 0 at first. A mask behind a guess that may not come is of no
-  // matter. After an error, so are all; status() tells.
+  // of them 0 at first. It may stop behind any guess; guessed() tells. After an
+  // error at the first mask all are of no matter; status() tells.
   virtual void FillMasks(absl::Span<const int32_t> guesses,
                          absl::Span<uint32_t> masks) = 0;
+
+  // Behind how many of its guesses the last FillMasks said what may be drawn:
+  // what was drawn behind more is worth nothing. That of a sequence alone
+  // would have said it all, so that guesses never change a token.
+  virtual int guessed() const = 0;
 
   // The sequence drew `token`. True: no more may come, the output is whole.
   virtual bool Append(int32_t token) = 0;

@@ -29,7 +29,8 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   std::unique_ptr<PrefillStream> stream;
   worker::CallTimes times;
   Phase phase = Phase::kNew;
-  bool opening = false;  // its grammar is being compiled
+  uint64_t compiling = 0;  // number of its grammar's order; 0: none
+  absl::Time compiling_since;
 
   v1::PrefillOpen open;
   worker::AdapterUse adapter_use;

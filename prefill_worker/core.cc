@@ -50,7 +50,7 @@ void PrefillCore::OnMessage(Call* call, v1::PrefillRequest message) {
   call->times.heard = loop_->Now();
   if (!message.has_open()) return;  // a beat
   const CallId id = call->id;
-  Refuse(id, call->phase == Phase::kNew && !call->opening
+  Refuse(id, call->phase == Phase::kNew && call->compiling == 0
                  ? Open(call, std::move(*message.mutable_open()))
                  : absl::InvalidArgumentError("a second open on one call"));
 }
@@ -86,12 +86,17 @@ absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
 }
 
 void PrefillCore::CompileThenOpen(Call* call, v1::PrefillOpen open) {
-  call->opening = true;
-  const v1::StructuredParams params = open.sampling().structured();
-  options_.grammars->Compile(
-      params, [this, id = call->id, open = std::move(open)](auto grammar) {
+  call->compiling_since = loop_->Now();
+  worker::GrammarOrder order{
+      open.sampling().structured(),
+      {open.output_token_ids().begin(), open.output_token_ids().end()},
+      open.cache_salt()};
+  call->compiling = options_.grammars->Compile(
+      std::move(order),
+      [this, id = call->id, open = std::move(open)](auto grammar) {
         const auto it = calls_.find(id);
         if (it == calls_.end()) return;
+        it->second->compiling = 0;
         if (!grammar.ok()) {
           Refuse(id, grammar.status());
           return;
@@ -330,6 +335,7 @@ void PrefillCore::Retire(CallId id, const absl::Status& status) {
   if (call->phase == Phase::kQueued) {
     queued_tokens_ -= static_cast<int64_t>(call->history.size());
   }
+  if (call->compiling != 0) options_.grammars->Cancel(call->compiling);
   promised_blocks_ -= call->promised_blocks;
   const handoff::Attempt attempt = AttemptOf(*call);
   const auto entry = attempts_.find(attempt);
@@ -372,6 +378,10 @@ void PrefillCore::Tick(bool judge) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",
                                  absl::FormatDuration(options_.lease))));
+    } else if (call->compiling != 0 &&
+               now - call->compiling_since > worker::kGrammarLimit) {
+      ++counters_.refused;
+      ended.emplace_back(id, worker::GrammarOverdue());
     } else if (call->paused &&
                now - call->paused_since > options_.stall_limit) {
       ended.emplace_back(
@@ -380,7 +390,8 @@ void PrefillCore::Tick(bool judge) {
                     absl::StrCat("the reader took no score for ",
                                  absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
-               call->phase != Phase::kNew && call->stream->unsent() == 0) {
+               (call->phase != Phase::kNew || call->compiling != 0) &&
+               call->stream->unsent() == 0) {
       v1::PrefillResponse response;
       response.mutable_beat();
       Say(call.get(), std::move(response));

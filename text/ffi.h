@@ -109,15 +109,14 @@ void tandem_text_vocabulary_free(const GrammarVocabulary* handle);
 int32_t tandem_text_grammar_new(const GrammarVocabulary* vocabulary,
                                 int32_t source, Bytes text, uint64_t budget_ms,
                                 GrammarHandle** out, Sink error);
-GrammarHandle* tandem_text_grammar_copy(const GrammarHandle* handle);
+int32_t tandem_text_grammar_copy(const GrammarHandle* handle, bool shares,
+                                 GrammarHandle** out, Sink error);
 void tandem_text_grammar_free(GrammarHandle* handle);
 int32_t tandem_text_grammar_mask(GrammarHandle* handle, uint32_t* words,
                                  size_t count, bool* may_end, Sink error);
 int32_t tandem_text_grammar_consume(GrammarHandle* handle,
                                     const uint32_t* tokens, size_t count,
                                     size_t* consumed, Sink error);
-int32_t tandem_text_grammar_rollback(GrammarHandle* handle, size_t count,
-                                     Sink error);
 bool tandem_text_grammar_ended(const GrammarHandle* handle);
 
 }  // extern "C"
@@ -164,6 +163,8 @@ inline absl::Status ToStatus(int32_t kind, std::string_view place,
       return absl::PermissionDeniedError(text);
     case 6:
       return absl::UnavailableError(text);
+    case 7:
+      return absl::DeadlineExceededError(text);
     default:
       return absl::InternalError(text);
   }

@@ -18,8 +18,20 @@ Grammar::Grammar(Grammar&&) noexcept = default;
 Grammar& Grammar::operator=(Grammar&&) noexcept = default;
 Grammar::~Grammar() = default;
 
-Grammar Grammar::Copy() const {
-  return Grammar(ffi::tandem_text_grammar_copy(handle_.get()));
+absl::StatusOr<Grammar> Grammar::Copied(bool shares) const {
+  ffi::GrammarHandle* handle = nullptr;
+  std::string error;
+  const int32_t kind = ffi::tandem_text_grammar_copy(handle_.get(), shares,
+                                                     &handle, ffi::Into(error));
+  if (kind != 0) return ffi::ToStatus(kind, "", error);
+  return Grammar(handle);
+}
+
+absl::StatusOr<Grammar> Grammar::Copy() const {
+  return Copied(/*shares=*/false);
+}
+absl::StatusOr<Grammar> Grammar::Fork() const {
+  return Copied(/*shares=*/true);
 }
 
 absl::StatusOr<bool> Grammar::Mask(std::span<uint32_t> words) {
@@ -39,13 +51,6 @@ absl::StatusOr<int> Grammar::Consume(std::span<const int32_t> tokens) {
       tokens.size(), &consumed, ffi::Into(error));
   if (kind != 0) return ffi::ToStatus(kind, "", error);
   return static_cast<int>(consumed);
-}
-
-absl::Status Grammar::Rollback(int count) {
-  std::string error;
-  const int32_t kind = ffi::tandem_text_grammar_rollback(
-      handle_.get(), static_cast<size_t>(std::max(count, 0)), ffi::Into(error));
-  return ffi::ToStatus(kind, "", error);
 }
 
 bool Grammar::ended() const {

@@ -48,8 +48,11 @@ class Grammar {
   Grammar& operator=(Grammar&&) noexcept;
   ~Grammar();
 
-  // A state of its own, as this one is now.
-  Grammar Copy() const;
+  // A state of its own, as this one is now. INTERNAL where it cannot be made.
+  absl::StatusOr<Grammar> Copy() const;
+  // The same, cheaper, and for the thread that this one is used by: what is
+  // found out of the grammar serves both.
+  absl::StatusOr<Grammar> Fork() const;
 
   // Sets bit i % 32 of words[i / 32] for every id i that may come next, and
   // clears all others. Of as many words as the vocabulary needs. Gives whether
@@ -60,8 +63,6 @@ class Grammar {
   // Goes on by these, up to the first one that may not come there; how many.
   // Errors as of Mask.
   absl::StatusOr<int> Consume(std::span<const int32_t> tokens);
-  // Takes the last `count` tokens back.
-  absl::Status Rollback(int count);
   // No more token may come: the text is whole.
   bool ended() const;
 
@@ -71,6 +72,7 @@ class Grammar {
     void operator()(ffi::GrammarHandle* handle) const;
   };
   explicit Grammar(ffi::GrammarHandle* handle);
+  absl::StatusOr<Grammar> Copied(bool shares) const;
 
   std::unique_ptr<ffi::GrammarHandle, Free> handle_;
 };
@@ -88,10 +90,10 @@ class GrammarVocabulary {
   GrammarVocabulary& operator=(GrammarVocabulary&&) noexcept;
   ~GrammarVocabulary();
 
-  // On a thread of its own, for which this one waits no longer than `budget`.
-  // INVALID_ARGUMENT with the compiler's reason, also where it takes too long
-  // or too much; RESOURCE_EXHAUSTED where too many are being compiled. How
-  // long `source` may be is up to the caller.
+  // On a thread of its own, for which this one waits no longer than `budget`:
+  // then DEADLINE_EXCEEDED. INVALID_ARGUMENT with the compiler's reason, also
+  // where it takes too much; RESOURCE_EXHAUSTED where too many are being
+  // compiled. How long `source` may be is up to the caller.
   absl::StatusOr<Grammar> Compile(GrammarKind kind, std::string_view source,
                                   absl::Duration budget) const;
 

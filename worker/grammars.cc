@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/grammars.h"
 
+#include "common/error.h"
+
 namespace tandem::worker {
+
+absl::Status GrammarOverdue() {
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                   "too many grammars are waiting to be compiled here");
+}
 
 absl::Status CheckStructured(const v1::SamplingParams& sampling, int max_tokens,
                              bool offered) {

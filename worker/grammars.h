@@ -8,11 +8,15 @@
 #ifndef TANDEM_WORKER_GRAMMARS_H_
 #define TANDEM_WORKER_GRAMMARS_H_
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "engine/token_constraint.h"
 #include "tandem/v1/generation.pb.h"
@@ -27,12 +31,19 @@ inline constexpr char kStructuredReason[] = "STRUCTURED_FAILED";
 class CallGrammar {
  public:
   virtual ~CallGrammar() = default;
-  // Behind the tokens of an output so far. What cannot follow them shows as
-  // the constraint's status.
+  // Behind the tokens of an output so far, cheaply if they begin with those of
+  // the order. What cannot follow them shows as the constraint's status.
   virtual std::unique_ptr<engine::TokenConstraint> Follow(
       absl::Span<const int32_t> output) const = 0;
-  // Whether nothing can follow them.
-  virtual bool IsWhole(absl::Span<const int32_t> output) const = 0;
+  // Whether nothing can follow the output of the order.
+  virtual bool IsWhole() const = 0;
+};
+
+// What one call wants compiled.
+struct GrammarOrder {
+  v1::StructuredParams params;
+  std::vector<int32_t> output;  // what it will be followed behind first
+  std::string party;            // parties take turns: see Compile
 };
 
 class Grammars {
@@ -40,9 +51,19 @@ class Grammars {
   using Done =
       absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<CallGrammar>>)>;
   virtual ~Grammars() = default;
-  // Calls `done` on the loop, later. INVALID_ARGUMENT says what is wrong.
-  virtual void Compile(const v1::StructuredParams& params, Done done) = 0;
+  // Calls `done` on the loop, later, unless the order, whose number (never 0)
+  // is returned, is cancelled before. INVALID_ARGUMENT, STRUCTURED_FAILED says
+  // what is wrong; RESOURCE_EXHAUSTED, QUEUE_FULL, that there is too much to
+  // do. Between two orders of one party comes one of another, if any waits.
+  virtual uint64_t Compile(GrammarOrder order, Done done) = 0;
+  // No-op for one that was called back.
+  virtual void Cancel(uint64_t number) = 0;
 };
+
+// Routers wait 5 s for a call's first answer: a worker that has not come to its
+// grammar refuses it before, so that it is not taken for lost.
+inline constexpr absl::Duration kGrammarLimit = absl::Milliseconds(2500);
+absl::Status GrammarOverdue();
 
 // What both workers check before: what excludes a grammar, and that there is
 // one at all. `offered`: the worker has Grammars.

@@ -2,6 +2,9 @@
 #include "worker/text_grammars.h"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -15,15 +18,24 @@
 namespace tandem::worker {
 namespace {
 
-// Routers have checked it, within less.
-constexpr absl::Duration kCompileBudget = absl::Seconds(10);
 constexpr size_t kMaxRecent = 16;
 constexpr size_t kMaxSourceBytes = size_t{4} << 20;
+// Followed at once: a few microseconds each.
+constexpr size_t kFewTokens = 32;
+// Of a replay, before it looks whether it is still wanted.
+constexpr size_t kReplayPiece = 64;
 
 absl::Status Failed(const absl::Status& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, kStructuredReason,
                    absl::StrCat("structured: ", std::string(why.message())),
                    {{"field", "structured"}});
+}
+
+// Routers have had it compiled: what does not compile here, or comes to too
+// much, would not elsewhere. Time, and room for more, are others' matter.
+absl::Status NotCompiled(const absl::Status& why) {
+  if (absl::IsInvalidArgument(why)) return Failed(why);
+  return absl::IsInternal(why) ? why : GrammarOverdue();
 }
 
 absl::Status Impossible(size_t position) {
@@ -42,100 +54,173 @@ struct Ends {
   }
 };
 
+// Goes on by all of `tokens`, the first of which is the output's `position`th.
+absl::Status FollowAll(absl::Span<const int32_t> tokens, size_t position,
+                       text::Grammar* grammar) {
+  const absl::StatusOr<int> taken =
+      grammar->Consume(std::span<const int32_t>(tokens.data(), tokens.size()));
+  if (!taken.ok()) return Failed(taken.status());
+  const auto count = static_cast<size_t>(*taken);
+  return count == tokens.size() ? absl::OkStatus()
+                                : Failed(Impossible(position + count));
+}
+
+// A grammar on its way behind an output: the replayer's until `done`.
+struct Replay {
+  std::optional<text::Grammar> grammar;
+  std::vector<int32_t> tokens;
+  size_t position = 0;  // of the first of them
+  absl::Status status;
+  std::atomic<bool> done = false;
+  std::atomic<bool> unwanted = false;
+  std::function<void()> ready;  // the loop's
+
+  void Run() {
+    for (size_t at = 0; at < tokens.size() && status.ok() && !unwanted;
+         at += kReplayPiece) {
+      status = FollowAll(absl::MakeConstSpan(tokens).subspan(at, kReplayPiece),
+                         position + at, &*grammar);
+    }
+    done.store(true, std::memory_order_release);
+  }
+};
+
 class Constraint final : public engine::TokenConstraint {
  public:
-  Constraint(text::Grammar grammar, const Ends* ends, size_t words,
-             absl::Status status)
-      : grammar_(std::move(grammar)),
-        ends_(*ends),
-        words_(words),
-        status_(std::move(status)) {}
+  Constraint(text::Grammar grammar, const Ends* ends, size_t words)
+      : grammar_(std::move(grammar)), ends_(*ends), words_(words) {}
+  Constraint(std::shared_ptr<Replay> replay, const Ends* ends, size_t words)
+      : ends_(*ends), words_(words), replay_(std::move(replay)) {}
+  explicit Constraint(absl::Status status)
+      : words_(0), status_(std::move(status)) {}
+  ~Constraint() override {
+    if (replay_ == nullptr) return;
+    replay_->unwanted = true;
+    replay_->ready = nullptr;
+  }
+
+  bool ready() const override {
+    return replay_ == nullptr || replay_->done.load(std::memory_order_acquire);
+  }
+  void OnReady(std::function<void()> ready) override {
+    if (replay_ != nullptr) replay_->ready = std::move(ready);
+  }
 
   void FillMasks(absl::Span<const int32_t> guesses,
                  absl::Span<uint32_t> masks) override {
-    int guessed = 0;
-    for (size_t i = 0; i <= guesses.size() && status_.ok(); ++i) {
-      FillMask(masks.subspan(i * words_, words_));
-      if (i == guesses.size() || !status_.ok()) break;
-      if (ends_.Has(guesses[i])) break;
-      const absl::StatusOr<int> taken = grammar_.Consume({&guesses[i], 1});
-      if (!taken.ok()) status_ = Failed(taken.status());
-      if (!taken.ok() || *taken == 0) break;
-      ++guessed;
+    guessed_ = 0;
+    TakeReplayed();
+    if (!status_.ok()) return;
+    status_ = FillMask(masks.first(words_), &*grammar_);
+    if (!status_.ok() || guesses.empty()) return;
+    // An error ends a state for good, and one behind a guess says nothing about
+    // the sequence: the guesses are followed by a copy.
+    absl::StatusOr<text::Grammar> copy = grammar_->Fork();
+    if (!copy.ok()) return;
+    for (size_t i = 0; i < guesses.size(); ++i) {
+      if (ends_.Has(guesses[i])) return;
+      const absl::StatusOr<int> taken = copy->Consume({&guesses[i], 1});
+      if (!taken.ok() || *taken == 0) return;
+      if (!FillMask(masks.subspan((i + 1) * words_, words_), &*copy).ok()) {
+        return;
+      }
+      ++guessed_;
     }
-    if (guessed == 0 || !status_.ok()) return;
-    const absl::Status back = grammar_.Rollback(guessed);
-    if (!back.ok()) status_ = Failed(back);
   }
+  int guessed() const override { return guessed_; }
 
   bool Append(int32_t token) override {
+    TakeReplayed();
     if (!status_.ok()) return false;
     if (ends_.Has(token)) return true;
-    const absl::StatusOr<int> taken = grammar_.Consume({&token, 1});
-    if (!taken.ok()) {
-      status_ = Failed(taken.status());
-    } else if (*taken == 0) {
-      status_ = Failed(Impossible(0));
-    }
-    return status_.ok() && grammar_.ended();
+    status_ = FollowAll({&token, 1}, 0, &*grammar_);
+    return status_.ok() && grammar_->ended();
   }
 
   absl::Status status() const override { return status_; }
 
  private:
-  void FillMask(absl::Span<uint32_t> mask) {
+  // REQUIRES: ready().
+  void TakeReplayed() {
+    if (replay_ == nullptr || std::exchange(taken_, true)) return;
+    grammar_ = std::move(replay_->grammar);
+    status_ = replay_->status;
+  }
+
+  absl::Status FillMask(absl::Span<uint32_t> mask, text::Grammar* grammar) {
     const absl::StatusOr<bool> may_end =
-        grammar_.Mask(std::span<uint32_t>(mask.data(), mask.size()));
-    if (!may_end.ok()) {
-      status_ = Failed(may_end.status());
-      return;
-    }
+        grammar->Mask(std::span<uint32_t>(mask.data(), mask.size()));
+    if (!may_end.ok()) return Failed(may_end.status());
     for (const int32_t id : ends_.ids) {
       uint32_t& word = mask[static_cast<size_t>(id / 32)];
       const uint32_t bit = 1u << (id % 32);
       word = *may_end && !ends_.ignored ? word | bit : word & ~bit;
     }
+    return absl::OkStatus();
   }
 
-  text::Grammar grammar_;
+  std::optional<text::Grammar> grammar_;  // none while it is replayed
   const Ends ends_;
   const size_t words_;
+  // Stays, since the loop asks whether it is ready while masks are being made.
+  const std::shared_ptr<Replay> replay_;
+  bool taken_ = false;  // what it came to
   absl::Status status_;
+  int guessed_ = 0;
 };
 
 class TextCallGrammar final : public CallGrammar {
  public:
-  TextCallGrammar(text::Grammar start, Ends ends, size_t words)
-      : start_(std::move(start)), ends_(std::move(ends)), words_(words) {}
+  // `start` has no token; `base` is behind `output`, all of which it took.
+  TextCallGrammar(text::Grammar start, text::Grammar base,
+                  std::vector<int32_t> output, Ends ends, size_t words,
+                  TextGrammars* grammars)
+      : start_(std::move(start)),
+        base_(std::move(base)),
+        output_(std::move(output)),
+        ends_(std::move(ends)),
+        words_(words),
+        grammars_(grammars) {}
 
   std::unique_ptr<engine::TokenConstraint> Follow(
       absl::Span<const int32_t> output) const override {
-    text::Grammar grammar = start_.Copy();
-    absl::Status status;
-    const absl::StatusOr<int> taken =
-        grammar.Consume(std::span<const int32_t>(output.data(), output.size()));
-    if (!taken.ok()) {
-      status = Failed(taken.status());
-    } else if (static_cast<size_t>(*taken) < output.size()) {
-      status = Failed(Impossible(static_cast<size_t>(*taken)));
+    // Its length tells: an output is never taken back, but for a new attempt
+    // that knows less of it.
+    const bool goes_on =
+        output.size() >= output_.size() &&
+        std::equal(output_.begin(), output_.end(), output.begin());
+    absl::StatusOr<text::Grammar> grammar =
+        goes_on ? base_.Copy() : start_.Copy();
+    if (!grammar.ok()) {
+      return std::make_unique<Constraint>(Failed(grammar.status()));
     }
-    return std::make_unique<Constraint>(std::move(grammar), &ends_, words_,
-                                        std::move(status));
+    const size_t known = goes_on ? output_.size() : 0;
+    const absl::Span<const int32_t> rest = output.subspan(known);
+    if (rest.size() <= kFewTokens) {
+      const absl::Status status = FollowAll(rest, known, &*grammar);
+      if (!status.ok()) return std::make_unique<Constraint>(status);
+      return std::make_unique<Constraint>(*std::move(grammar), &ends_, words_);
+    }
+    auto replay = std::make_shared<Replay>();
+    replay->grammar = *std::move(grammar);
+    replay->tokens.assign(rest.begin(), rest.end());
+    replay->position = known;
+    grammars_->Replay([replay] { replay->Run(); },
+                      [replay] {
+                        if (replay->ready) replay->ready();
+                      });
+    return std::make_unique<Constraint>(std::move(replay), &ends_, words_);
   }
 
-  bool IsWhole(absl::Span<const int32_t> output) const override {
-    if (output.empty()) return false;
-    text::Grammar grammar = start_.Copy();
-    const absl::StatusOr<int> taken =
-        grammar.Consume(std::span<const int32_t>(output.data(), output.size()));
-    return taken.ok() && static_cast<size_t>(*taken) == output.size() &&
-           grammar.ended();
-  }
+  bool IsWhole() const override { return !output_.empty() && base_.ended(); }
 
  private:
   const text::Grammar start_;
+  const text::Grammar base_;
+  const std::vector<int32_t> output_;
   const Ends ends_;
   const size_t words_;
+  TextGrammars* const grammars_;
 };
 
 }  // namespace
@@ -154,7 +239,8 @@ absl::StatusOr<std::unique_ptr<TextGrammars>> TextGrammars::Load(
 TextGrammars::TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop)
     : vocabulary_(std::move(vocabulary)),
       loop_(loop),
-      thread_([this] { Run(); }) {}
+      compiler_([this] { RunCompiler(); }),
+      replayer_([this] { RunReplays(); }) {}
 
 TextGrammars::~TextGrammars() {
   {
@@ -162,34 +248,82 @@ TextGrammars::~TextGrammars() {
     stopping_ = true;
   }
   wake_.NotifyAll();
-  thread_.join();
+  compiler_.join();
+  replayer_.join();
 }
 
-void TextGrammars::Compile(const v1::StructuredParams& params, Done done) {
+uint64_t TextGrammars::Compile(GrammarOrder order, Done done) {
+  const uint64_t number = ++last_number_;
   {
     const MutexLock lock(&mutex_);
-    jobs_.push_back({params, std::move(done)});
+    jobs_.push_back({number, std::move(order), std::move(done)});
   }
-  wake_.NotifyOne();
+  wake_.NotifyAll();
+  return number;
 }
 
-void TextGrammars::Run() {
+void TextGrammars::Cancel(uint64_t number) {
+  std::optional<Job> dropped;  // not under the lock
+  const MutexLock lock(&mutex_);
+  const auto job = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& j) {
+    return j.number == number;
+  });
+  if (job == jobs_.end()) return;
+  dropped = std::move(*job);
+  jobs_.erase(job);
+}
+
+void TextGrammars::Replay(Loop::Task replay, Loop::Task done) {
+  {
+    const MutexLock lock(&mutex_);
+    replays_.push_back({std::move(replay), std::move(done)});
+  }
+  wake_.NotifyAll();
+}
+
+// The oldest, but none of the party whose turn it was last if others wait.
+TextGrammars::Job TextGrammars::NextJob() {
+  auto next = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& job) {
+    return job.order.party != served_;
+  });
+  if (next == jobs_.end()) next = jobs_.begin();
+  Job job = std::move(*next);
+  jobs_.erase(next);
+  served_ = job.order.party;
+  return job;
+}
+
+void TextGrammars::RunCompiler() {
   while (true) {
     Job job;
     {
       const MutexLock lock(&mutex_);
       while (jobs_.empty() && !stopping_) wake_.Wait(&mutex_);
       if (stopping_) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      job = NextJob();
     }
     loop_->Post(
-        [done = std::move(job.done), made = CompileNow(job.params)]() mutable {
+        [done = std::move(job.done), made = CompileNow(job.order)]() mutable {
           done(std::move(made));
         });
   }
   // The task owns what was made.
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
+}
+
+void TextGrammars::RunReplays() {
+  while (true) {
+    Replayed next;
+    {
+      const MutexLock lock(&mutex_);
+      while (replays_.empty() && !stopping_) wake_.Wait(&mutex_);
+      if (stopping_) return;
+      next = std::move(replays_.front());
+      replays_.pop_front();
+    }
+    next.replay();
+    loop_->Post(std::move(next.done));
+  }
 }
 
 absl::StatusOr<text::Grammar> TextGrammars::Compiled(
@@ -201,17 +335,17 @@ absl::StatusOr<text::Grammar> TextGrammars::Compiled(
       });
   if (known != recent_.end()) return known->grammar.Copy();
   absl::StatusOr<text::Grammar> grammar =
-      vocabulary_.Compile(source.kind, source.text, kCompileBudget);
-  if (grammar.ok()) {
-    recent_.push_back({source, grammar->Copy()});
-    if (recent_.size() > kMaxRecent) recent_.pop_front();
-  }
+      vocabulary_.Compile(source.kind, source.text, kGrammarLimit);
+  if (!grammar.ok()) return grammar;
+  absl::StatusOr<text::Grammar> copy = grammar->Copy();
+  if (copy.ok()) recent_.push_back({source, *std::move(copy)});
+  if (recent_.size() > kMaxRecent) recent_.pop_front();
   return grammar;
 }
 
 absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
-    const v1::StructuredParams& params) {
-  const text::GrammarSource source = text::SourceOf(params.options());
+    const GrammarOrder& order) {
+  const text::GrammarSource source = text::SourceOf(order.params.options());
   const auto refuse = [&](auto... parts) {
     return absl::InvalidArgumentError(
         absl::StrCat("sampling.structured.", parts...));
@@ -221,24 +355,23 @@ absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
                   " bytes, expected at most ", kMaxSourceBytes);
   }
   Ends ends;
-  ends.ignored = params.ignore_end();
-  for (const int32_t id : params.end_token_ids()) {
+  ends.ignored = order.params.ignore_end();
+  for (const int32_t id : order.params.end_token_ids()) {
     if (id < 0 || id >= vocabulary_.vocab_size()) {
       return refuse("end_token_ids holds ", id, ", expected 0 to ",
                     vocabulary_.vocab_size() - 1);
     }
     ends.ids.push_back(id);
   }
-  absl::StatusOr<text::Grammar> grammar = Compiled(source);
-  if (!grammar.ok()) {
-    return absl::Status(
-        grammar.status().code(),
-        absl::StrCat("sampling.structured.options.", source.field, ": ",
-                     std::string(grammar.status().message())));
-  }
+  absl::StatusOr<text::Grammar> start = Compiled(source);
+  if (!start.ok()) return NotCompiled(start.status());
+  absl::StatusOr<text::Grammar> base = start->Copy();
+  if (!base.ok()) return base.status();
+  const absl::Status followed = FollowAll(order.output, 0, &*base);
+  if (!followed.ok()) return followed;
   return std::make_unique<TextCallGrammar>(
-      *std::move(grammar), std::move(ends),
-      static_cast<size_t>(vocabulary_.mask_words()));
+      *std::move(start), *std::move(base), order.output, std::move(ends),
+      static_cast<size_t>(vocabulary_.mask_words()), this);
 }
 
 }  // namespace tandem::worker

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grammars over the tokens of the worker's own model (text/grammar.h).
+// Grammars over the tokens of the worker's own model (text/grammar.h), on two
+// threads of its own: one compiles, and follows each grammar behind the output
+// that its order brings; one follows grammars of calls that go on behind a long
+// output later, so that no step waits for a replay, and no replay for a
+// compilation.
 
 #ifndef TANDEM_WORKER_TEXT_GRAMMARS_H_
 #define TANDEM_WORKER_TEXT_GRAMMARS_H_
@@ -26,35 +30,50 @@ class TextGrammars final : public Grammars {
       const std::string& model_dir, int vocab_size, Loop* loop);
   ~TextGrammars() override;
 
-  // One after the other, on a thread of its own.
-  void Compile(const v1::StructuredParams& params, Done done) override;
+  // On the loop, as all of it.
+  uint64_t Compile(GrammarOrder order, Done done) override;
+  void Cancel(uint64_t number) override;
+
+  // Runs `replay` on the thread for these, then `done` on the loop.
+  void Replay(Loop::Task replay, Loop::Task done);
 
  private:
   struct Job {
-    v1::StructuredParams params;
+    uint64_t number = 0;
+    GrammarOrder order;
     Done done;
   };
-
-  TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop);
-  void Run();
-  absl::StatusOr<std::unique_ptr<CallGrammar>> CompileNow(
-      const v1::StructuredParams& params);
-  // Sequences of one request, and requests of one program, have the same.
-  absl::StatusOr<text::Grammar> Compiled(const text::GrammarSource& source);
-
   struct Recent {
     text::GrammarSource source;
     text::Grammar grammar;
   };
+  struct Replayed {
+    Loop::Task replay;
+    Loop::Task done;
+  };
+
+  TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop);
+  void RunCompiler();
+  void RunReplays();
+  Job NextJob() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::unique_ptr<CallGrammar>> CompileNow(
+      const GrammarOrder& order);
+  // Sequences of one request, and requests of one program, have the same.
+  absl::StatusOr<text::Grammar> Compiled(const text::GrammarSource& source);
 
   const text::GrammarVocabulary vocabulary_;
   Loop* const loop_;
+  uint64_t last_number_ = 0;
   Mutex mutex_;
   CondVar wake_;
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);  // at most one per call
+  // At most one per call that goes on.
+  std::deque<Replayed> replays_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Recent> recent_;  // the thread's own, the newest last
-  std::thread thread_;
+  std::string served_ ABSL_GUARDED_BY(mutex_);  // the last one's party
+  std::deque<Recent> recent_;  // the compiler's own, the newest last
+  std::thread compiler_;
+  std::thread replayer_;
 };
 
 }  // namespace tandem::worker

@@ -145,6 +145,39 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   rig.ExpectNothingLeft();
 }
 
+// Routers take a worker for lost that does not answer for 4 s.
+TEST(DecodeCallsTest, AGrammarThatIsNotCompiledInTimeIsRefused) {
+  StuckGrammars stuck;
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {}, [&](decode_worker::DecodeOptions* options) {
+        options->grammars = &stuck;
+      });
+  const auto ask = [&] {
+    Request* const request = rig.NewRequest({.prompt = Prompt(40)});
+    request->tweak_open.set_cache_salt("tenant");
+    request->tweak_open.mutable_sampling()
+        ->mutable_structured()
+        ->mutable_options()
+        ->set_regex("x");
+    request->Decode(decode, nullptr);
+    return request;
+  };
+  Request* const slow = ask();
+  Request* const gone = ask();
+  rig.Run(absl::Seconds(1));
+  gone->DropDecode();
+  const absl::Time begun = rig.world.Now();
+  rig.RunUntil([&] { return slow->decode_ended.has_value(); });
+  EXPECT_EQ(slow->decode_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(slow->reason(), "QUEUE_FULL");
+  EXPECT_LT(rig.world.Now() - begun, absl::Milliseconds(2800));
+  EXPECT_GE(slow->decode_beats, 1);
+  EXPECT_EQ(stuck.orders[0].party, "tenant");
+  EXPECT_THAT(stuck.cancelled, testing::ElementsAre(2, 1));
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeCallsTest, AttentionComesFromWhoeverComputedTheToken) {
   Rig rig;
   DecodeMachine* const decode =

@@ -26,6 +26,8 @@ tandem_test(engine_scoring_test SRCS engine_scoring_test.cc
             DEPS tandem_engine_testing)
 tandem_test(engine_speculation_test SRCS engine_speculation_test.cc
             DEPS tandem_engine_testing)
+tandem_test(engine_constraint_test SRCS engine_constraint_test.cc
+            DEPS tandem_engine_testing)
 tandem_test(engine_draft_model_test SRCS engine_draft_model_test.cc
             DEPS tandem_engine_testing)
 tandem_test(work_test SRCS work_test.cc DEPS tandem_engine_testing)

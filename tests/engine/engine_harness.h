@@ -27,6 +27,7 @@
 #include "engine/prefix_cache.h"
 #include "engine/testing/fake_block_file.h"
 #include "engine/testing/fake_executor.h"
+#include "engine/testing/fake_grammar.h"
 #include "engine/testing/noisy_executor.h"
 
 namespace tandem::engine {
@@ -219,8 +220,14 @@ class Harness final : public EngineListener {
     }
     const int computed = found.size() * options.block_size;
     entry.spec = spec;
+    std::unique_ptr<TokenConstraint> constraint;
+    if (const auto it = grammars.find(id); it != grammars.end()) {
+      constraint = std::make_unique<FakeConstraint>(it->second, entry.tokens,
+                                                    &loop, grammar_delay);
+    }
     const absl::Status status =
-        engine->Add(id, std::move(spec), std::move(found.blocks), computed);
+        engine->Add(id, std::move(spec), std::move(found.blocks), computed,
+                    std::move(constraint));
     EXPECT_TRUE(status.ok()) << status;
   }
   void Add(SequenceId id, int prompt_tokens, int max_tokens) {
@@ -252,6 +259,11 @@ class Harness final : public EngineListener {
 
   std::vector<int32_t> ExpectedTokens(SequenceId id) {
     const Told& entry = told[id];
+    if (const auto it = grammars.find(id); it != grammars.end()) {
+      return ExpectedByGrammar(options.model, entry.prompt, it->second,
+                               entry.spec.sampling, entry.spec.stopping,
+                               options.engine.max_model_len);
+    }
     std::vector<int32_t> tokens = ExpectedUntilStop(
         options.model, entry.prompt, static_cast<int>(entry.prompt.size()),
         entry.spec.sampling, entry.spec.stopping, options.engine.max_model_len);
@@ -382,6 +394,8 @@ class Harness final : public EngineListener {
   NoisyExecutor draft_noise;
   NotingExecutor draft_executor;
   std::map<SequenceId, Told> told;
+  std::map<SequenceId, FakeGrammar> grammars;  // of sequences that have one
+  absl::Duration grammar_delay;                // until each may be asked
   std::vector<std::string> events;
   std::vector<std::string> layers;
   int blocks_freed = 0;  // so often it was told

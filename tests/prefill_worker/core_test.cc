@@ -23,6 +23,39 @@ int Count(const Rig& rig, const std::function<bool(const Request&)>& is) {
 
 // ---- Who is not admitted
 
+TEST(PrefillCoreTest, AGrammarThatIsNotCompiledInTimeIsRefused) {
+  StuckGrammars stuck;
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {}, [&](prefill_worker::PrefillOptions* options) {
+        options->grammars = &stuck;
+      });
+  const auto ask = [&] {
+    Request* const request = rig.NewRequest({.prompt = Prompt(40)});
+    request->tweak_prefill.mutable_sampling()
+        ->mutable_structured()
+        ->mutable_options()
+        ->set_regex("x");
+    request->Decode(decode, prefill);
+    return request;
+  };
+  Request* const slow = ask();
+  Request* const gone = ask();
+  rig.Run(absl::Seconds(1));
+  gone->DropPrefill();
+  gone->DropDecode();
+  const absl::Time begun = rig.world.Now();
+  rig.RunUntil([&] { return slow->prefill_ended.has_value(); });
+  EXPECT_EQ(slow->prefill_ended->code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(slow->prefill_reason(), "QUEUE_FULL");
+  EXPECT_LT(rig.world.Now() - begun, absl::Milliseconds(2800));
+  EXPECT_GE(slow->prefill_beats, 1);
+  EXPECT_THAT(stuck.cancelled, testing::ElementsAre(2, 1));
+  slow->DropDecode();
+  rig.ExpectNothingLeft();
+}
+
 TEST(PrefillCoreTest, BadOpensAreRefusedAndChangeNothing) {
   struct Case {
     const char* why;

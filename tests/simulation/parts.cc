@@ -3,7 +3,9 @@
 
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/features.h"
 #include "worker/convert.h"
 
@@ -64,7 +66,7 @@ v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
   hello.set_max_num_seqs(8);
   for (const char* const feature :
        {kFeatureTypicalP, kFeatureLogitRules, kFeatureBeamSearch,
-        kFeatureNoKvCache, kFeaturePromptLogprobs}) {
+        kFeatureNoKvCache, kFeaturePromptLogprobs, kFeatureStructured}) {
     hello.add_features(feature);
   }
   hello.set_kv_dtype("f32");
@@ -133,6 +135,66 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation) {
   return options;
 }
 
+engine::FakeGrammar GrammarOf(const v1::StructuredParams& params) {
+  uint64_t seed = 0;
+  TANDEM_CHECK(absl::SimpleAtoi(params.options().regex(), &seed),
+               "a number stands for a grammar");
+  return {
+      .seed = seed,
+      .vocab_size = kVocabulary,
+      .ends = {params.end_token_ids().begin(), params.end_token_ids().end()},
+      .ends_ignored = params.ignore_end()};
+}
+
+namespace {
+
+class FakeCallGrammar final : public worker::CallGrammar {
+ public:
+  FakeCallGrammar(const engine::FakeGrammar& grammar,
+                  std::vector<int32_t> output, Loop* loop, Random* random)
+      : grammar_(grammar),
+        output_(std::move(output)),
+        loop_(loop),
+        random_(random) {}
+  std::unique_ptr<engine::TokenConstraint> Follow(
+      absl::Span<const int32_t> output) const override {
+    const absl::Duration delay = random_->Below(2) == 0
+                                     ? absl::ZeroDuration()
+                                     : absl::Milliseconds(random_->Below(60));
+    return std::make_unique<engine::FakeConstraint>(grammar_, output, loop_,
+                                                    delay);
+  }
+  bool IsWhole() const override {
+    return grammar_.Whole(grammar_.Behind(output_));
+  }
+
+ private:
+  const engine::FakeGrammar grammar_;
+  const std::vector<int32_t> output_;
+  Loop* const loop_;
+  Random* const random_;
+};
+
+}  // namespace
+
+uint64_t FakeGrammars::Compile(worker::GrammarOrder order, Done done) {
+  const uint64_t number = ++last_;
+  auto timer = std::make_unique<Timer>(loop_);
+  timer->Start(
+      absl::Milliseconds(random_->Below(16) == 0 ? 8000
+                                                 : 1 + random_->Below(50)),
+      [this, number, order = std::move(order),
+       done = std::move(done)]() mutable {
+        orders_.erase(number);
+        done(std::make_unique<FakeCallGrammar>(
+            GrammarOf(order.params), std::move(order.output), loop_, random_));
+      });
+  orders_.emplace(number, std::move(timer));
+  return number;
+}
+
+void FakeGrammars::Cancel(uint64_t number) { orders_.erase(number); }
+
 namespace {
 
 // Of few tokens, so that it fits every decode worker's cache.
@@ -189,6 +251,13 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
         static_cast<int32_t>(random->Below(4)));
     if (random->Below(3) == 0) request.mutable_stopping()->set_max_tokens(0);
   }
+  const bool structured =
+      !beams && request.stopping().max_tokens() > 0 && random->Below(4) == 0;
+  if (structured) {
+    request.mutable_structured()->set_regex(
+        absl::StrCat(random->Below(1 << 20)));
+    request.mutable_stopping()->set_ignore_eos(random->Below(4) == 0);
+  }
   const router::ModelLimits limits = Limits();
   absl::StatusOr<router::EffectiveRequest> effective =
       router::Validate(request, limits);
@@ -212,6 +281,10 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
     }
   } else if (stopping.max_tokens == 0) {
     order.expected.emplace_back();
+  } else if (structured) {
+    order.expected.push_back(engine::ExpectedByGrammar(
+        Model(window), prompt, GrammarOf(sampling.structured()),
+        worker::ToEngine(sampling, 0), stopping, kMaxModelLen));
   } else {
     order.expected.push_back(engine::ExpectedUntilStop(
         Model(window), prompt, static_cast<int>(prompt.size()),

@@ -6,6 +6,7 @@
 #define TANDEM_TESTS_SIMULATION_PARTS_H_
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,12 @@
 #include "common/random.h"
 #include "decode_worker/core.h"
 #include "engine/testing/fake_executor.h"
+#include "engine/testing/fake_grammar.h"
 #include "prefill_worker/core.h"
 #include "router/core.h"
 #include "router/validate.h"
 #include "tandem/v1/registry.pb.h"
+#include "worker/grammars.h"
 
 namespace tandem::simulation {
 
@@ -38,6 +41,23 @@ prefill_worker::PrefillOptions MakePrefillOptions(
     const std::string& name, const std::string& incarnation,
     const kernels::KvShape& shape);
 router::RouterOptions MakeRouterOptions(const std::string& incarnation);
+
+// Of what a request asks for by a number in place of a regex. Compiling takes
+// some time, now and then too long; so does following an output.
+engine::FakeGrammar GrammarOf(const v1::StructuredParams& params);
+class FakeGrammars final : public worker::Grammars {
+ public:
+  FakeGrammars(Loop* loop, Random* random) : loop_(loop), random_(random) {}
+  uint64_t Compile(worker::GrammarOrder order, Done done) override;
+  void Cancel(uint64_t number) override;
+  int compiling() const { return static_cast<int>(orders_.size()); }
+
+ private:
+  Loop* const loop_;
+  Random* const random_;
+  uint64_t last_ = 0;
+  std::map<uint64_t, std::unique_ptr<Timer>> orders_;
+};
 
 // A request as a router admits it, and the tokens that must come.
 struct Order {

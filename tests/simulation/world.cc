@@ -57,6 +57,7 @@ struct WorkerNode : Node {
   std::unique_ptr<engine::FakeBlockFile> offload_file;
   std::unique_ptr<engine::KvOffload> offload;
   std::unique_ptr<worker::Registration> registration;
+  std::unique_ptr<FakeGrammars> grammars;
   engine::Executor* executor() const {
     return wrapped != nullptr ? wrapped.get() : fake.get();
   }
@@ -210,6 +211,7 @@ void WorkerNode::StartParts() {
   options.copy_base = absl::Microseconds(500);
   fake = std::make_unique<engine::FakeExecutor>(options, &host->loop);
   pool = std::make_unique<engine::KvPool>(num_blocks, block_size);
+  grammars = std::make_unique<FakeGrammars>(&host->loop, random.get());
   // Of a disk that fails now and then, and (every third) is too slow.
   const engine::FakeBlockFileOptions disk{
       .latency = absl::Milliseconds(random->Below(3) == 0 ? 80 : 3),
@@ -269,6 +271,7 @@ std::string WorkerNode::WhatIsLeft() const {
   expect_zero("running", load.running());
   expect_zero("waiting", load.waiting());
   expect_zero("tokens queued", load.queued_tokens());
+  expect_zero("grammars", grammars->compiling());
   return left;
 }
 
@@ -291,6 +294,7 @@ void DecodeNode::Start() {
   decode_worker::DecodeOptions options =
       MakeDecodeOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
+  options.grammars = grammars.get();
   options.engine.window = world->profile().window;
   if ((incarnation.front() & 3) == 3) {
     options.engine.max_draws = 24;
@@ -336,6 +340,7 @@ void DecodeNode::Clear() {
   draft_executor.reset();
   draft_device.reset();
   core.reset();
+  grammars.reset();
   draft_pool.reset();
   offload.reset();
   pool.reset();
@@ -346,6 +351,7 @@ void PrefillNode::Start() {
   prefill_worker::PrefillOptions options =
       MakePrefillOptions(name, incarnation, fake->kv_shape());
   options.offload = offload.get();
+  options.grammars = grammars.get();
   options.engine.window = world->profile().window;
   core = std::make_unique<prefill_worker::PrefillCore>(
       options, &host->loop, random.get(), executor(), pool.get(),
@@ -368,6 +374,7 @@ void PrefillNode::Start() {
 void PrefillNode::Clear() {
   ClearParts();
   core.reset();
+  grammars.reset();
   offload.reset();
   pool.reset();
 }

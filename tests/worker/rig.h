@@ -194,6 +194,19 @@ class Request {
   Timer beat_;
 };
 
+// A compiler that does not come to it. Outlives the machines.
+struct StuckGrammars final : Grammars {
+  uint64_t Compile(GrammarOrder order, Done done) override {
+    orders.push_back(std::move(order));
+    waiting.push_back(std::move(done));
+    return orders.size();
+  }
+  void Cancel(uint64_t number) override { cancelled.push_back(number); }
+  std::vector<GrammarOrder> orders;
+  std::vector<Done> waiting;
+  std::vector<uint64_t> cancelled;
+};
+
 class Rig {
  public:
   explicit Rig(uint64_t seed = 1);

@@ -46,6 +46,9 @@ const MAX_RULES: usize = 5000;
 const COMPILE_STACK_BYTES: usize = 512 << 20;
 /// First tokens behind which a new grammar is tried.
 const TRIED_TOKENS: usize = 3;
+/// Tokens behind which a mask is made that nobody asked for: only masks renew
+/// the lexer's fuel, which a replay of a long output would else use up.
+const REFUEL_TOKENS: usize = 32;
 /// Compilations at once, those that nobody waits for any more included.
 const MAX_COMPILING: usize = 8;
 
@@ -99,6 +102,8 @@ impl Source {
 pub struct Grammar {
     matcher: Matcher,
     vocab_size: usize,
+    /// Tokens since the last mask.
+    unmasked: usize,
 }
 
 impl Vocabulary {
@@ -167,10 +172,13 @@ impl Vocabulary {
             });
         }
         receive.recv_timeout(budget).unwrap_or_else(|_| {
-            Err(Failure::invalid(format!(
-                "compiling takes more than {} ms: make it simpler",
-                budget.as_millis()
-            )))
+            Err(Failure {
+                kind: Kind::DeadlineExceeded,
+                message: format!(
+                    "compiling takes more than {} ms: make it simpler",
+                    budget.as_millis()
+                ),
+            })
         })
     }
 
@@ -195,7 +203,11 @@ impl Vocabulary {
             Source::StructuralTag => TopLevelGrammar::from_lark(structural_tag::to_lark(text)?),
         };
         let parser = self.factory.create_parser(grammar).map_err(reason)?;
-        let mut made = Grammar { matcher: Matcher::new(Ok(parser)), vocab_size: self.vocab_size };
+        let mut made = Grammar {
+            matcher: Matcher::new(Ok(parser)),
+            vocab_size: self.vocab_size,
+            unmasked: 0,
+        };
         let mut mask = vec![0; self.vocab_size.div_ceil(32)];
         made.mask(&mut mask)?;
         if mask.iter().all(|word| *word == 0) {
@@ -315,6 +327,7 @@ impl Grammar {
         if self.ended() {
             return Ok(true);
         }
+        self.unmasked = 0;
         let allowed: SimpleVob = self.matcher.compute_mask().map_err(reason)?;
         for (to, from) in words.iter_mut().zip(allowed.as_slice()) {
             *to = *from;
@@ -346,21 +359,27 @@ impl Grammar {
             if *token as usize >= self.vocab_size || self.ended() {
                 return Ok(at);
             }
+            if self.unmasked >= REFUEL_TOKENS {
+                self.unmasked = 0;
+                self.matcher.compute_mask().map_err(reason)?;
+            }
             if self.matcher.try_consume_tokens(&[*token]).map_err(reason)? == 0 {
                 return Ok(at);
             }
+            self.unmasked += 1;
         }
         Ok(tokens.len())
     }
 
-    /// A state of its own, as this one is now.
+    /// A state of its own, as this one is now, that shares nothing.
     pub fn copy(&self) -> Grammar {
-        Grammar { matcher: self.matcher.deep_clone(), vocab_size: self.vocab_size }
+        Grammar { matcher: self.matcher.deep_clone(), ..*self }
     }
 
-    /// Takes the last `count` tokens back.
-    pub fn rollback(&mut self, count: usize) -> Outcome<()> {
-        self.matcher.rollback(count).map_err(reason)
+    /// The same, but with what the lexer has learnt in common: cheaper, and to
+    /// be used by the same thread.
+    pub fn fork(&self) -> Grammar {
+        Grammar { matcher: self.matcher.clone(), ..*self }
     }
 
     /// No more token may come.

@@ -161,7 +161,10 @@ fn special_length(text: &str) -> Option<usize> {
 fn json_length(text: &str) -> Outcome<usize> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde_json::Value>();
     match values.next() {
-        Some(Ok(_)) => Ok(values.byte_offset()),
+        Some(Ok(value)) => {
+            crate::grammar::check_patterns(&value)?;
+            Ok(values.byte_offset())
+        }
         _ => Err(Failure::invalid("no JSON behind %json, %regex or %llguidance")),
     }
 }
@@ -187,7 +190,9 @@ fn pieces(text: &str) -> Outcome<Vec<Piece<'_>>> {
             ["%json", "%regex", "%llguidance"].into_iter().find(|word| rest.starts_with(word))
         {
             at += word.len() + json_length(&rest[word.len()..])?;
-            found.push(Piece::Json(at - begin));
+            // Substrings of a text are a regex as long as it is.
+            let regex = word == "%regex";
+            found.push(if regex { Piece::Literal(at - begin) } else { Piece::Json(at - begin) });
         } else if rest.starts_with("::") {
             at += 2;
         } else if let Some(length) = rest.starts_with('<').then(|| special_length(rest)).flatten() {

@@ -47,6 +47,7 @@ pub enum Kind {
     Internal = 4,
     PermissionDenied = 5,
     Unavailable = 6,
+    DeadlineExceeded = 7,
 }
 
 #[derive(Debug)]
@@ -493,16 +494,27 @@ pub unsafe extern "C" fn tandem_text_grammar_new(
     })
 }
 
-/// A state of its own, equal to `handle`'s; the handle is the caller's. Null
-/// where this is not possible.
+/// Gives a state of its own, equal to `handle`'s, through `out`; the handle is
+/// the caller's. `shares`: what the lexers have learnt is theirs in common, and
+/// both are used by one thread at a time.
 ///
 /// # Safety
-/// `handle` is live and used by nobody else.
+/// `handle` is live and used by nobody else; `out` is writable.
 #[no_mangle]
-pub unsafe extern "C" fn tandem_text_grammar_copy(handle: *const Grammar) -> *mut Grammar {
-    // SAFETY: live by contract; only shared access.
-    let copied = quietly(|| Ok(Box::new(unsafe { &*handle }.copy())));
-    copied.map_or(std::ptr::null_mut(), Box::into_raw)
+pub unsafe extern "C" fn tandem_text_grammar_copy(
+    handle: *const Grammar,
+    shares: bool,
+    out: *mut *mut Grammar,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: live by contract; only shared access.
+        let grammar = unsafe { &*handle };
+        let made = if shares { grammar.fork() } else { grammar.copy() };
+        // SAFETY: `out` is writable by contract.
+        unsafe { *out = Box::into_raw(Box::new(made)) };
+        Ok(())
+    })
 }
 
 /// Ends a handle; null is allowed.
@@ -569,20 +581,6 @@ pub unsafe extern "C" fn tandem_text_grammar_consume(
         unsafe { *consumed = done };
         Ok(())
     })
-}
-
-/// Takes the last `count` tokens back.
-///
-/// # Safety
-/// `handle` is live and used by nobody else.
-#[no_mangle]
-pub unsafe extern "C" fn tandem_text_grammar_rollback(
-    handle: *mut Grammar,
-    count: usize,
-    error: Sink,
-) -> i32 {
-    // SAFETY: live, and the caller's alone for this call.
-    guard(error, || unsafe { &mut *handle }.rollback(count))
 }
 
 /// Whether no more token may come.

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grammars of a real tokenizer as the cores use them: states that follow
+// outputs, masks behind guesses, and orders that wait.
+
+#include "worker/text_grammars.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/thread_loop.h"
+#include "tests/engine/notification.h"
+
+namespace tandem::worker {
+namespace {
+
+constexpr int kEnd = 3;  // stands for the model's own
+
+class TextGrammarsTest : public testing::Test {
+ protected:
+  TextGrammarsTest() : loop_("test") {
+    const std::string model = TANDEM_SOURCE_DIR "/models/tales";
+    tokenizer_ =
+        std::make_unique<text::Tokenizer>(*text::Tokenizer::Load(model));
+    vocab_size_ = tokenizer_->vocab_size();
+    words_ = static_cast<size_t>((vocab_size_ + 31) / 32);
+    grammars_ = *TextGrammars::Load(model, vocab_size_, &loop_);
+  }
+  ~TextGrammarsTest() override {
+    grammars_.reset();
+    loop_.Stop();
+  }
+
+  static GrammarOrder Regex(const std::string& regex,
+                            std::vector<int32_t> output = {}) {
+    GrammarOrder order;
+    order.params.mutable_options()->set_regex(regex);
+    order.params.add_end_token_ids(kEnd);
+    order.output = std::move(output);
+    return order;
+  }
+  absl::StatusOr<std::unique_ptr<CallGrammar>> Compile(GrammarOrder order) {
+    absl::StatusOr<std::unique_ptr<CallGrammar>> made;
+    engine::Notification done;
+    loop_.RunSync([&] {
+      grammars_->Compile(std::move(order), [&](auto grammar) {
+        made = std::move(grammar);
+        done.Notify();
+      });
+    });
+    done.WaitForNotification();
+    return made;
+  }
+  std::vector<int32_t> Ids(const std::string& text) const {
+    std::vector<int32_t> ids;
+    for (const char c : text) {
+      for (int32_t id = 0; id < vocab_size_; ++id) {
+        if (tokenizer_->TokenBytes(id) == std::string(1, c)) {
+          ids.push_back(id);
+          break;
+        }
+      }
+    }
+    EXPECT_EQ(ids.size(), text.size()) << text;
+    return ids;
+  }
+  std::vector<std::vector<uint32_t>> Masks(
+      engine::TokenConstraint* constraint,
+      const std::vector<int32_t>& guesses) {
+    std::vector<uint32_t> all((guesses.size() + 1) * words_, 0);
+    constraint->FillMasks(guesses, absl::MakeSpan(all));
+    std::vector<std::vector<uint32_t>> masks;
+    for (size_t i = 0; i <= guesses.size(); ++i) {
+      const auto begin = all.begin() + static_cast<int64_t>(i * words_);
+      masks.emplace_back(begin, begin + static_cast<int64_t>(words_));
+    }
+    return masks;
+  }
+  static bool Names(const std::vector<uint32_t>& mask, int32_t id) {
+    return (mask[static_cast<size_t>(id / 32)] >> (id % 32) & 1) != 0;
+  }
+  // Asked on the loop, as the engine does.
+  void WaitUntilReady(const engine::TokenConstraint& constraint) {
+    bool ready = false;
+    while (!ready) {
+      loop_.RunSync([&] { ready = constraint.ready(); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  std::unique_ptr<engine::TokenConstraint> Follow(
+      const CallGrammar& grammar, const std::vector<int32_t>& output) {
+    std::unique_ptr<engine::TokenConstraint> constraint;
+    loop_.RunSync([&] { constraint = grammar.Follow(output); });
+    WaitUntilReady(*constraint);
+    return constraint;
+  }
+
+  ThreadLoop loop_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  int vocab_size_ = 0;
+  size_t words_ = 0;
+  std::unique_ptr<TextGrammars> grammars_;
+};
+
+// However a state came there: token by token, behind an output at once, from
+// the order's output on, or with wrong and right guesses on the way.
+TEST_F(TextGrammarsTest, AStateIsItsTokens) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += absl::StrCat("ab", i % 10, ",");
+  const std::vector<int32_t> ids = Ids(text);
+  const auto plain = Compile(Regex("([a-z]{2}[0-9],)*"));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const auto stepwise = Follow(**plain, {});
+  for (size_t at = 0; at < ids.size(); ++at) {
+    const auto rest = ids.begin() + static_cast<int64_t>(at);
+    std::vector<int32_t> guesses(rest,
+                                 rest + std::min<int64_t>(3, ids.end() - rest));
+    const auto masks = Masks(stepwise.get(), guesses);
+    EXPECT_EQ(stepwise->guessed(), std::ssize(guesses));
+    // A guess that may not come ends them.
+    std::swap(guesses[0], guesses.back());
+    if (guesses[0] != guesses.back()) {
+      Masks(stepwise.get(), guesses);
+      EXPECT_EQ(stepwise->guessed(), 0);
+    }
+    if (at % 37 == 0) {
+      const std::vector<int32_t> before(ids.begin(), rest);
+      const std::vector<int32_t> half(
+          ids.begin(), ids.begin() + static_cast<int64_t>(at / 2));
+      const auto resumed = Compile(Regex("([a-z]{2}[0-9],)*", half));
+      ASSERT_TRUE(resumed.ok()) << resumed.status();
+      for (const auto* grammar : {plain->get(), resumed->get()}) {
+        EXPECT_EQ(Masks(Follow(*grammar, before).get(), {})[0], masks[0]) << at;
+      }
+    }
+    EXPECT_FALSE(stepwise->Append(ids[at]));
+    ASSERT_TRUE(stepwise->status().ok()) << stepwise->status();
+    if (guesses.size() > 1) {
+      EXPECT_EQ(Masks(stepwise.get(), {})[0], masks[1]) << at;
+    }
+  }
+}
+
+TEST_F(TextGrammarsTest, WhatDoesNotFollowShows) {
+  const std::vector<int32_t> wrong = Ids("ab1,ab1;");
+  const auto refused = Compile(Regex("([a-z]{2}[0-9],)*", wrong));
+  EXPECT_EQ(ErrorReason(refused.status()), kStructuredReason);
+  const auto grammar = Compile(Regex("([a-z]{2}[0-9],)*"));
+  ASSERT_TRUE(grammar.ok());
+  EXPECT_FALSE(Follow(**grammar, wrong)->status().ok());
+  std::vector<int32_t> long_one;
+  for (int i = 0; i < 30; ++i) {
+    for (const int32_t id : Ids("ab1,")) long_one.push_back(id);
+  }
+  long_one.push_back(wrong.back());
+  const auto followed = Follow(**grammar, long_one);
+  Masks(followed.get(), {});
+  EXPECT_EQ(ErrorReason(followed->status()), kStructuredReason);
+}
+
+TEST_F(TextGrammarsTest, AWholeOutputIsKnown) {
+  EXPECT_TRUE((*Compile(Regex("abc", Ids("abc"))))->IsWhole());
+  EXPECT_FALSE((*Compile(Regex("abc", Ids("ab"))))->IsWhole());
+  EXPECT_FALSE((*Compile(Regex("abc", {})))->IsWhole());
+}
+
+TEST_F(TextGrammarsTest, EndsComeWhereTheTextMayEnd) {
+  for (const bool ignored : {false, true}) {
+    GrammarOrder order = Regex("(ab)*");
+    order.params.set_ignore_end(ignored);
+    const auto grammar = Compile(std::move(order));
+    ASSERT_TRUE(grammar.ok());
+    const auto constraint = Follow(**grammar, {});
+    const std::vector<int32_t> ab = Ids("ab");
+    const auto masks = Masks(constraint.get(), ab);
+    EXPECT_EQ(Names(masks[0], kEnd), !ignored);
+    EXPECT_FALSE(Names(masks[1], kEnd));
+    EXPECT_EQ(Names(masks[2], kEnd), !ignored);
+    if (ignored) continue;
+    EXPECT_TRUE(constraint->Append(kEnd));
+  }
+}
+
+// What a guess comes to says nothing about the sequence.
+TEST_F(TextGrammarsTest, TooMuchBehindAGuessEndsTheGuessesAlone) {
+  GrammarOrder order;
+  order.params.mutable_options()->set_grammar(
+      "start: s\ns: s s | \"a\" | s s s\n");
+  const auto grammar = Compile(std::move(order));
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const auto constraint = Follow(**grammar, {});
+  const int32_t a = Ids("a")[0];
+  const auto masks = Masks(constraint.get(), std::vector<int32_t>(400, a));
+  EXPECT_GT(constraint->guessed(), 0);
+  EXPECT_LT(constraint->guessed(), 400);
+  EXPECT_TRUE(constraint->status().ok()) << constraint->status();
+  EXPECT_FALSE(constraint->Append(a));
+  EXPECT_EQ(Masks(constraint.get(), {})[0], masks[1]);
+  EXPECT_TRUE(constraint->status().ok()) << constraint->status();
+}
+
+TEST_F(TextGrammarsTest, PartiesTakeTurnsAndCancelledOrdersDoNotRun) {
+  std::vector<std::string> done;
+  engine::Notification all;
+  loop_.RunSync([&] {
+    uint64_t cancelled = 0;
+    for (int i = 0; i < 9; ++i) {
+      // The first is at work while the others come, or nearly so.
+      GrammarOrder order = Regex(absl::StrCat("[a-f]{", 30 + i, "}x*"));
+      order.party = i == 7 ? "other" : "busy";
+      const uint64_t number =
+          grammars_->Compile(std::move(order), [&done, &all, i](auto grammar) {
+            EXPECT_TRUE(grammar.ok()) << grammar.status();
+            done.push_back(std::to_string(i));
+            if (done.size() == 8) all.Notify();
+          });
+      if (i == 5) cancelled = number;
+    }
+    grammars_->Cancel(cancelled);
+    grammars_->Cancel(12345);
+  });
+  all.WaitForNotification();
+  loop_.RunSync([&] {
+    EXPECT_THAT(done, testing::Not(testing::Contains("5")));
+    // Behind the one at work, and one that was taken before it came.
+    const auto at = std::find(done.begin(), done.end(), "7");
+    EXPECT_LE(at - done.begin(), 3) << testing::PrintToString(done);
+  });
+}
+
+TEST_F(TextGrammarsTest, WhoNeedsNoReplayAnyMoreIsForgotten) {
+  const auto grammar = Compile(Regex("(ab)*"));
+  std::vector<int32_t> output;
+  for (int i = 0; i < 500; ++i) {
+    for (const int32_t id : Ids("ab")) output.push_back(id);
+  }
+  bool told = false;
+  loop_.RunSync([&] {
+    for (int i = 0; i < 3; ++i) {
+      const auto constraint = (*grammar)->Follow(output);
+      constraint->OnReady([&] { told = true; });
+    }
+  });
+  const auto last = Follow(**grammar, output);
+  Masks(last.get(), {});
+  EXPECT_TRUE(last->status().ok());
+  loop_.RunSync([&] { EXPECT_FALSE(told); });
+}
+
+}  // namespace
+}  // namespace tandem::worker
