@@ -478,7 +478,8 @@ void RouterCore::Reap() {
   });
 }
 
-absl::StatusOr<int> RouterCore::Abort(const std::string& id) {
+absl::StatusOr<int> RouterCore::Abort(
+    const std::string& id, const std::optional<std::string>& tenant) {
   std::vector<Request*> sequences;
   if (const auto it = by_client_id_.find(id); it != by_client_id_.end()) {
     sequences = it->second;
@@ -487,6 +488,9 @@ absl::StatusOr<int> RouterCore::Abort(const std::string& id) {
              id.size() == 32 && by_internal != requests_.end()) {
     sequences = {by_internal->second.get()};
   }
+  std::erase_if(sequences, [&tenant](const Request* request) {
+    return tenant && request->tenant() != *tenant;
+  });
   if (sequences.empty()) {
     return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
                      absl::StrCat("request_id = ", id.substr(0, 128),
@@ -498,6 +502,16 @@ absl::StatusOr<int> RouterCore::Abort(const std::string& id) {
     request->Abort();
   }
   return tokens;
+}
+
+int RouterCore::AbortAll(const std::string& tenant) {
+  std::set<std::string> aborted;
+  for (Request* const request : All()) {
+    if (request->tenant() != tenant) continue;
+    aborted.insert(request->client_id());
+    request->Abort();
+  }
+  return static_cast<int>(aborted.size());
 }
 
 void RouterCore::CloseAll(const absl::Status& status) {
@@ -640,6 +654,8 @@ v1::RequestCounts RouterCore::Counts() const {
     switch (request->phase()) {
       case Request::Phase::kQueued:
         counts.set_queued(counts.queued() + 1);
+        counts.set_queued_tokens(counts.queued_tokens() +
+                                 request->history_tokens());
         break;
       case Request::Phase::kOpening:
         counts.set_opening(counts.opening() + 1);

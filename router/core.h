@@ -52,8 +52,13 @@ class RouterCore final : private RegistryListener,
   }
 
   // By the client's id, or the internal one in hex. NOT_FOUND, or the number
-  // of tokens delivered.
-  absl::StatusOr<int> Abort(const std::string& id);
+  // of tokens delivered. With `tenant`, of its own requests alone, which are
+  // those without a tenant where it is empty.
+  absl::StatusOr<int> Abort(
+      const std::string& id,
+      const std::optional<std::string>& tenant = std::nullopt);
+  // All of the tenant's; how many.
+  int AbortAll(const std::string& tenant);
 
   // Takes no new request from here on; those taken go on.
   void Drain() { draining_ = true; }

@@ -33,6 +33,7 @@
 #include "router/intake.h"
 #include "router/metrics.h"
 #include "router/model_text.h"
+#include "router/openengine/service.h"
 #include "router/otlp_exporter.h"
 #include "router/page/page.h"
 #include "router/service.h"
@@ -50,7 +51,10 @@ constexpr int kProbeConnections = 32;
 constexpr int kMostDescribed = 2048;
 constexpr absl::Duration kLastSpans = absl::Seconds(1);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
-constexpr char kService[] = "tandem.v1.InferenceService";
+// Of the port for clients.
+constexpr const char* kServices[] = {"tandem.v1.InferenceService",
+                                     "openengine.v1.Inference",
+                                     "openengine.v1.Control"};
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
 
 struct Flags {
@@ -230,7 +234,7 @@ class Process {
   absl::Status StartServers();
   absl::StatusOr<std::unique_ptr<rpc::Server>> Listen(
       rpc::ServerOptions options, const std::string& host, int port,
-      grpc::Service* service);
+      const std::vector<grpc::Service*>& services);
   void EachSecond();
   void UpdateFacts();
   // Can serve: for readiness probes, from any thread.
@@ -262,6 +266,8 @@ class Process {
   std::unique_ptr<StructuredGate> gate_;
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<InferenceServer> inference_;
+  std::unique_ptr<OpenEngineInference> openengine_;
+  std::unique_ptr<OpenEngineControl> openengine_control_;
   std::unique_ptr<HttpFront> http_front_;
   Page page_;
   std::unique_ptr<RegistryServer> registry_;
@@ -381,6 +387,14 @@ absl::Status Process::Start() {
   inference_ = std::make_unique<InferenceServer>(
       &loop_, gate_.get(), intake_.get(),
       static_cast<size_t>(flags_.max_answer_bytes));
+  openengine_ = std::make_unique<OpenEngineInference>(
+      &loop_, gate_.get(), intake_.get(), model_.get());
+  openengine_control_ = std::make_unique<OpenEngineControl>(
+      &loop_, core_.get(), intake_.get(),
+      OpenEngineOptions{
+          .lora_updating = flags_.lora_updating,
+          .alive = [this] { return watchdog_->Check(loop_.Now()); },
+          .ready = [this] { return Ready(); }});
   http_front_ = std::make_unique<HttpFront>(
       &loop_, core_.get(), gate_.get(), intake_.get(),
       HttpFrontOptions{
@@ -415,9 +429,9 @@ absl::Status Process::Start() {
 
 absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
     rpc::ServerOptions options, const std::string& host, int port,
-    grpc::Service* service) {
+    const std::vector<grpc::Service*>& services) {
   options.address = Endpoint{host, port}.ToString();
-  return rpc::Server::Start(options, {service});
+  return rpc::Server::Start(options, services);
 }
 
 absl::StatusOr<rpc::Credentials> LoadSsl(const Flags& flags) {
@@ -515,7 +529,7 @@ absl::Status Process::StartServers() {
   rpc::ServerOptions internal;
   internal.tls = tls_;
   auto internal_server = Listen(internal, flags_.internal_host,
-                                flags_.internal_port, registry_.get());
+                                flags_.internal_port, {registry_.get()});
   if (!internal_server.ok()) return internal_server.status();
   internal_server_ = *std::move(internal_server);
   internal_server_->SetServing(kRegistry, true);
@@ -523,7 +537,7 @@ absl::Status Process::StartServers() {
   rpc::ServerOptions admin;
   admin.tls = tls_;
   auto admin_server =
-      Listen(admin, "127.0.0.1", flags_.admin_port, admin_.get());
+      Listen(admin, "127.0.0.1", flags_.admin_port, {admin_.get()});
   if (!admin_server.ok()) return admin_server.status();
   admin_server_ = *std::move(admin_server);
   admin_server_->SetServing("tandem.v1.AdminService", true);
@@ -539,10 +553,13 @@ absl::Status Process::StartServers() {
   front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
   front.max_connection_age = flags_.max_connection_age;
   auto public_server =
-      Listen(front, flags_.host, flags_.grpc_port, inference_.get());
+      Listen(front, flags_.host, flags_.grpc_port,
+             {inference_.get(), openengine_.get(), openengine_control_.get()});
   if (!public_server.ok()) return public_server.status();
   public_server_ = *std::move(public_server);
-  public_server_->SetServing(kService, true);
+  for (const char* service : kServices) {
+    public_server_->SetServing(service, true);
+  }
   return absl::OkStatus();
 }
 
@@ -575,7 +592,9 @@ void Process::Drain() {
   LogInfo("draining", {{"timeout", flags_.shutdown_timeout},
                        {"requests", core_->in_flight()}});
   draining_ = true;
-  public_server_->SetServing(kService, false);
+  for (const char* service : kServices) {
+    public_server_->SetServing(service, false);
+  }
   public_server_->SetServing("", false);
   core_->Drain();
   gate_->CloseAll(Draining());

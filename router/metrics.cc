@@ -31,6 +31,8 @@ std::string_view Outcome(const absl::Status& status, bool client_gone) {
       return "ok";
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
       return "invalid";
     case absl::StatusCode::kNotFound:
       return "not_found";
@@ -134,11 +136,12 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                   kRouterStageBuckets, {{"stage", kStages[i]}});
   }
   // Present from the start, so that rates have a beginning.
-  for (const Api api : {Api::kGrpc, Api::kHttp}) {
-    CounterSet& requests = m->AddCounters(
-        "tandem_requests_total", "Requests by outcome", "outcome", 10,
-        {{"api", api == Api::kGrpc ? "grpc" : "http"}});
-    requests_[static_cast<int>(api)] = &requests;
+  constexpr const char* kApis[] = {"grpc", "http", "openengine"};
+  for (int api = 0; api < 3; ++api) {
+    CounterSet& requests =
+        m->AddCounters("tandem_requests_total", "Requests by outcome",
+                       "outcome", 10, {{"api", kApis[api]}});
+    requests_[api] = &requests;
     for (const char* outcome :
          {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
           "deadline", "internal", "unauthenticated", "rate_limited"}) {

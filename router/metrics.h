@@ -52,7 +52,7 @@ class RouterMetrics final : public RouterObserver {
   Mutex tenants_mutex_;
   std::map<std::string, TenantCounters> tenants_
       ABSL_GUARDED_BY(tenants_mutex_);
-  CounterSet* requests_[2];  // by Api
+  CounterSet* requests_[3];  // by Api
   CounterSet& finished_;
   CounterSet& placements_;
   Histogram* stages_[4];  // by Stage

@@ -16,7 +16,7 @@
 namespace tandem::router {
 
 // What a client spoke.
-enum class Api { kGrpc, kHttp };
+enum class Api { kGrpc, kHttp, kOpenEngine };
 
 struct RequestSummary {
   std::string request_id;

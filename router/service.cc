@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/client_stream.h"
-#include "common/rpc/status.h"
 #include "router/errors.h"
 #include "router/fold.h"
+#include "router/grpc_calls.h"
 #include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
@@ -30,67 +30,6 @@ rpc::CallOptions Options(const v1::WorkerRef& worker, absl::Duration deadline,
   }
   return options;
 }
-
-CallHeaders Headers(const rpc::CallInfo& info, const std::string& tenant) {
-  return {.request_id = info.Find("x-request-id"),
-          .traceparent = info.Find("traceparent"),
-          .tracestate = info.Find("tracestate"),
-          .tenant = tenant};
-}
-
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                 const absl::Status& status) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(rpc::ToGrpc(status, context));
-  return reactor;
-}
-
-// Clients take 4 MiB unless told otherwise, and a record has some 30 bytes.
-constexpr int64_t kMaxFoldedRecords = 65536;
-
-absl::Status FitsOneMessage(const AdmittedRequest& admitted) {
-  const v1::OutputOptions& output = admitted.effective.output;
-  if (!output.has_prompt_logprobs()) return absl::OkStatus();
-  const auto tokens = static_cast<int64_t>(admitted.prompt.size());
-  if (tokens * (output.prompt_logprobs() + 1) <= kMaxFoldedRecords) {
-    return absl::OkStatus();
-  }
-  return FieldInvalid(
-      "output.prompt_logprobs", absl::StrCat(output.prompt_logprobs()),
-      absl::StrCat("of a prompt of ", tokens,
-                   " tokens is too much for one answer: Generate streams it"));
-}
-
-// Refuses a call that will never reach the core.
-class RefusedStream final
-    : public grpc::ServerWriteReactor<v1::GenerateResponse> {
- public:
-  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
-  void OnDone() override { delete this; }
-};
-
-// Runs on the loop what a default reactor waits for. A reactor must be
-// finished even where a stopped loop drops the task.
-class LoopAnswer {
- public:
-  explicit LoopAnswer(grpc::CallbackServerContext* context)
-      : context_(context), reactor_(context->DefaultReactor()) {}
-  LoopAnswer(LoopAnswer&& other) noexcept
-      : context_(other.context_),
-        reactor_(std::exchange(other.reactor_, nullptr)) {}
-  LoopAnswer& operator=(LoopAnswer&&) = delete;
-  ~LoopAnswer() {
-    if (reactor_ != nullptr) Finish(Draining());
-  }
-  void Finish(const absl::Status& status) {
-    std::exchange(reactor_, nullptr)->Finish(rpc::ToGrpc(status, context_));
-  }
-  grpc::ServerUnaryReactor* reactor() const { return reactor_; }
-
- private:
-  grpc::CallbackServerContext* const context_;
-  grpc::ServerUnaryReactor* reactor_;
-};
 
 // Response: with a field `adapter`.
 template <typename Response>
@@ -126,29 +65,20 @@ std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
       });
 }
 
-absl::StatusOr<std::string> InferenceServer::Caller(
-    const grpc::CallbackServerContext& context) const {
-  const auto& metadata = context.client_metadata();
-  const auto found = metadata.find("authorization");
-  absl::StatusOr<std::string> caller = intake_->access().Authenticate(
-      found == metadata.end()
-          ? std::string_view()
-          : std::string_view(found->second.data(), found->second.size()));
-  if (!caller.ok()) intake_->CountRefused(Api::kGrpc, caller.status());
-  return caller;
-}
-
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  const absl::StatusOr<std::string> caller = Caller(*context);
+  const absl::StatusOr<std::string> caller =
+      Caller(*intake_, Api::kGrpc, *context);
   if (!caller.ok()) {
-    return new RefusedStream(rpc::ToGrpc(caller.status(), context));
+    return new RefusedStream<v1::GenerateResponse>(
+        rpc::ToGrpc(caller.status(), context));
   }
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
   absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
       Api::kGrpc, *request, Headers(info, *caller), info.time_left);
   if (!admitted.ok()) {
-    return new RefusedStream(rpc::ToGrpc(admitted.status(), context));
+    return new RefusedStream<v1::GenerateResponse>(
+        rpc::ToGrpc(admitted.status(), context));
   }
   rpc::EchoRequestId(info, context);
   auto* call =
@@ -168,7 +98,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
 grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
     v1::GenerateOnceResponse* response) {
-  const absl::StatusOr<std::string> caller = Caller(*context);
+  const absl::StatusOr<std::string> caller =
+      Caller(*intake_, Api::kGrpc, *context);
   if (!caller.ok()) return Answer(context, caller.status());
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
   if (request->output().has_attention()) {  // too much for one message
@@ -201,7 +132,8 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
 grpc::ServerUnaryReactor* InferenceServer::Tokenize(
     grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
     v1::TokenizeResponse* response) {
-  if (const auto caller = Caller(*context); !caller.ok()) {
+  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
+      !caller.ok()) {
     return Answer(context, caller.status());
   }
   absl::StatusOr<v1::TokenizeResponse> answer = intake_->Tokenize(*request);
@@ -213,7 +145,8 @@ grpc::ServerUnaryReactor* InferenceServer::Tokenize(
 grpc::ServerUnaryReactor* InferenceServer::Detokenize(
     grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
     v1::DetokenizeResponse* response) {
-  if (const auto caller = Caller(*context); !caller.ok()) {
+  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
+      !caller.ok()) {
     return Answer(context, caller.status());
   }
   absl::StatusOr<v1::DetokenizeResponse> answer = intake_->Detokenize(*request);
@@ -225,7 +158,8 @@ grpc::ServerUnaryReactor* InferenceServer::Detokenize(
 grpc::ServerUnaryReactor* InferenceServer::ListModels(
     grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
     v1::ListModelsResponse* response) {
-  if (const auto caller = Caller(*context); !caller.ok()) {
+  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
+      !caller.ok()) {
     return Answer(context, caller.status());
   }
   for (v1::ModelInfo& info : intake_->Infos()) {
@@ -237,7 +171,8 @@ grpc::ServerUnaryReactor* InferenceServer::ListModels(
 grpc::ServerUnaryReactor* InferenceServer::GetModel(
     grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
     v1::GetModelResponse* response) {
-  if (const auto caller = Caller(*context); !caller.ok()) {
+  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
+      !caller.ok()) {
     return Answer(context, caller.status());
   }
   const absl::Status status =

@@ -73,10 +73,6 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
                                      v1::GetModelResponse* response) override;
 
  private:
-  // The tenant whose key the call brings. Every method asks first.
-  absl::StatusOr<std::string> Caller(
-      const grpc::CallbackServerContext& context) const;
-
   Loop* const loop_;
   StructuredGate* const gate_;
   const Intake* const intake_;

@@ -22,6 +22,8 @@
 #include "common/rpc/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "openengine/v1/control.grpc.pb.h"
+#include "openengine/v1/inference.grpc.pb.h"
 #include "router/tenants/key_file.h"
 #include "tests/common/http/socket.h"
 #include "tests/integration/cluster.h"
@@ -173,14 +175,20 @@ TEST_F(AccessTest, EveryMethodAsksForAKey) {
       {absl::StrCat("Bearer ", key.substr(0, key.size() - 1)),
        "API_KEY_INVALID", "invalid_api_key"},
   };
-  const auto* service = v1::InferenceService::service_full_name();
-  const google::protobuf::ServiceDescriptor* descriptor =
-      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
-          service);
-  ASSERT_GE(descriptor->method_count(), 6);
-  for (int i = 0; i < descriptor->method_count(); ++i) {
-    const std::string method =
-        absl::StrCat("/", service, "/", descriptor->method(i)->name());
+  std::vector<std::string> methods;
+  for (const char* service : {v1::InferenceService::service_full_name(),
+                              openengine::v1::Inference::service_full_name(),
+                              openengine::v1::Control::service_full_name()}) {
+    const google::protobuf::ServiceDescriptor* descriptor =
+        google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+            service);
+    for (int i = 0; i < descriptor->method_count(); ++i) {
+      methods.push_back(
+          absl::StrCat("/", service, "/", descriptor->method(i)->name()));
+    }
+  }
+  ASSERT_GE(methods.size(), 17u);
+  for (const std::string& method : methods) {
     for (const auto& c : kRefused) {
       const absl::Status status = Call(method, c.authorization);
       EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << method;

@@ -18,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
+#include "openengine/v1/control.grpc.pb.h"
+#include "openengine/v1/inference.grpc.pb.h"
 #include "tests/common/http/socket.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/load.h"
@@ -377,7 +379,7 @@ TEST_F(LoraServiceTest, AnUnloadLetsRequestsEndAndFreesTheSlot) {
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 
-TEST_F(LoraServiceTest, OverHttpAsWithVllm) {
+TEST_F(LoraServiceTest, ByClientsAsWithVllmAndOpenEngine) {
   ClusterOptions options = WithRoom();
   options.decode = 1;
   Cluster cluster(options);
@@ -421,6 +423,56 @@ TEST_F(LoraServiceTest, OverHttpAsWithVllm) {
   EXPECT_THAT(
       exchange("POST /v1/unload_lora_adapter", {{"lora_name", "verse"}}),
       HasSubstr("HTTP/1.1 404"));
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+
+  // OpenEngine's calls hang on the same switch.
+  const auto channel = cluster.Channel(cluster.grpc_port());
+  const auto control = openengine::v1::Control::NewStub(channel);
+  openengine::v1::LoadLoraRequest verse;
+  verse.mutable_adapter()->set_lora_name("verse");
+  verse.mutable_adapter()->set_source_path(directory_ + "/verse");
+  openengine::v1::LoadLoraResponse loaded;
+  const auto load_lora = [&](int64_t id, const std::string& from) {
+    verse.mutable_adapter()->set_lora_id(id);
+    verse.mutable_adapter()->set_source_path(directory_ + from);
+    grpc::ClientContext context;
+    return control->LoadLora(&context, verse, &loaded).error_code();
+  };
+  EXPECT_EQ(load_lora(0, "/verse"), grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_EQ(load_lora(7, "/verse"), grpc::StatusCode::OK);
+  EXPECT_FALSE(loaded.already_loaded());
+  EXPECT_EQ(loaded.adapter().lora_id(), 7);
+  ASSERT_EQ(load_lora(7, "/verse"), grpc::StatusCode::OK);
+  EXPECT_TRUE(loaded.already_loaded());
+  EXPECT_EQ(load_lora(8, "/verse"), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(load_lora(7, "/rhyme"), grpc::StatusCode::ALREADY_EXISTS);
+  openengine::v1::ListLorasResponse list;
+  grpc::ClientContext listing, generating, unloading;
+  ASSERT_TRUE(control->ListLoras(&listing, {}, &list).ok());
+  ASSERT_EQ(list.adapters_size(), 2);
+  EXPECT_EQ(list.adapters(1).lora_name(), "verse");
+  EXPECT_EQ(list.adapters(1).lora_id(), 7);
+  EXPECT_EQ(list.adapters(1).source_path(), directory_ + "/verse");
+  openengine::v1::GenerateRequest request;
+  request.set_prompt("One day");
+  request.set_lora_name("verse");
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(40);
+  request.mutable_stopping()->set_ignore_eos(true);
+  const auto reader = openengine::v1::Inference::NewStub(channel)->Generate(
+      &generating, request);
+  openengine::v1::GenerateResponse response;
+  std::string text;
+  while (reader->Read(&response)) text += response.token().text();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(text, cluster.Generate(With("verse", "One day", 40)).text);
+  EXPECT_NE(text, cluster.Generate(With("", "One day", 40)).text);
+  openengine::v1::UnloadLoraRequest unload;
+  unload.set_lora_name("verse");
+  openengine::v1::UnloadLoraResponse unloaded;
+  EXPECT_TRUE(control->UnloadLora(&unloading, unload, &unloaded).ok());
+  EXPECT_EQ(unloaded.adapter().lora_id(), 7);
+  EXPECT_EQ(Holders(&cluster, "verse"), 0);
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 
