@@ -153,6 +153,7 @@ void RouterCore::Submit(AdmittedRequest admitted,
     counters_.set_refused(counters_.refused() + 1);
     RequestSummary summary;
     summary.request_id = admitted.effective.request_id;
+    summary.internal_id = absl::BytesToHexString(random_->Bytes(16));
     summary.api = admitted.api;
     summary.tenant = admitted.tenant;
     summary.status = status;

@@ -143,10 +143,12 @@ std::string StateJson(const v1::GetClusterStateResponse& state) {
                  {"leases_lost", counters.leases_lost()}}}});
 }
 
-// One that takes its events slowly gets fewer of them.
+// One that takes its events slowly gets fewer states, but all ends: what
+// nobody tells it has ended would go on for it for ever.
 struct LiveFeed::Watcher {
   std::unique_ptr<HttpExchange> exchange;
   bool writing = false;
+  std::string missed;  // ends since the last write
 };
 
 LiveFeed::LiveFeed(Loop* loop, RouterObserver* next,
@@ -202,23 +204,30 @@ void LiveFeed::Tick() {
   if (watchers_.empty() || closed_) return;
   tick_.Start(kInterval, [this] { Tick(); });
   std::string state = StateJson(state_());
-  std::string events = std::exchange(ended_, "");
+  const std::string ended = std::exchange(ended_, "");
   ended_count_ = 0;
   const absl::Time now = loop_->Now();
+  std::string event;
   if (state != last_state_ || now - last_sent_ >= kQuietInterval) {
-    events += Event("state", state);
+    event = Event("state", state);
     last_state_ = std::move(state);
     last_sent_ = now;
   }
-  if (!events.empty()) Send(events);
+  Send(ended, event);
 }
 
-void LiveFeed::Send(const std::string& events) {
+void LiveFeed::Send(const std::string& ended, const std::string& state) {
   for (const auto& watcher : watchers_) {
+    if (watcher->missed.size() + ended.size() <= kMaxMissedBytes) {
+      watcher->missed += ended;
+    }
     if (watcher->writing) continue;
+    std::string events = std::exchange(watcher->missed, "") + state;
+    if (events.empty()) continue;
     watcher->writing = true;
     watcher->exchange->Write(
-        events, [loop = loop_, weak = std::weak_ptr<Watcher>(watcher)] {
+        std::move(events),
+        [loop = loop_, weak = std::weak_ptr<Watcher>(watcher)] {
           loop->Post([weak] {
             if (const auto written = weak.lock()) written->writing = false;
           });

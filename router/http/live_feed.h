@@ -33,6 +33,8 @@ inline constexpr char kEventStream[] = "text/event-stream; charset=utf-8";
 inline constexpr int kMaxWatchers = 16;
 // Requests in flight shown in a state, and ends between two of them.
 inline constexpr int kMaxShownRequests = 64;
+// Of ends that wait for a watcher that reads slowly.
+inline constexpr size_t kMaxMissedBytes = 64 << 10;
 
 // 16 hex digits: FNV-1a, 64 bits, of the request id that the client knows.
 std::string RequestLabel(std::string_view request_id);
@@ -75,7 +77,8 @@ class LiveFeed final : public RouterObserver {
   struct Watcher;
 
   void Tick();
-  void Send(const std::string& events);
+  // `state` may be empty.
+  void Send(const std::string& ended, const std::string& state);
 
   Loop* const loop_;
   RouterObserver* const next_;

@@ -232,10 +232,24 @@ TEST_F(LiveFeedTest, WhoDoesNotReadGetsNoMoreThanOneWrite) {
     if (i % 10 == 0) loop_.RunFor(absl::Milliseconds(100));
   }
   EXPECT_EQ(client_.writes.size(), 1u);
+  const size_t before = client_.body.size();
   client_.TakeAll();
   for (int i = 0; i < 1000; ++i) feed_.OnEnded(Ended());
   loop_.RunFor(absl::Milliseconds(100));
-  EXPECT_LE(client_.Events("ended").size(), size_t{kMaxShownRequests});
+  EXPECT_GT(client_.Events("ended").size(), size_t{kMaxShownRequests});
+  EXPECT_LT(client_.body.size() - before, kMaxMissedBytes + 4096);
+}
+
+TEST_F(LiveFeedTest, WhoReadsSlowlyHearsOfEveryEnd) {
+  Watch(&client_);
+  for (int i = 0; i < 5; ++i) {
+    feed_.OnEnded(Ended());
+    loop_.RunFor(absl::Milliseconds(300));
+  }
+  EXPECT_LE(client_.Events("ended").size(), 1u);  // one write is under way
+  client_.TakeAll();
+  loop_.RunFor(absl::Milliseconds(100));
+  EXPECT_EQ(client_.Events("ended").size(), 5u);
 }
 
 TEST_F(LiveFeedTest, WatchersAreBoundedAndEndWithTheFeed) {
