@@ -382,6 +382,9 @@ void DecodeCore::SendTokens(Call* call, int position, v1::Token token) {
   v1::DecodeResponse response;
   response.mutable_tokens()->set_position(position);
   *response.mutable_tokens()->add_tokens() = std::move(token);
+  if (call->report_work) {
+    *response.mutable_tokens()->mutable_work() = worker::ToWire(call->work);
+  }
   Say(call, std::move(response));
 }
 

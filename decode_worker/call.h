@@ -58,6 +58,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   engine::LogitRules rules;
   engine::Stopping stopping;
   engine::AttentionAsk attention;
+  bool report_work = false;  // with every token
   // Of a local attempt; its position is the first score that was not sent.
   engine::Scoring scoring;
   engine::BeamOptions beams;  // width 0: none

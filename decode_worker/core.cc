@@ -235,6 +235,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   call->rules = worker::ToEngine(open.sampling().rules());
   call->stopping = worker::ToEngine(open.stopping());
   call->attention = worker::ToEngine(open.sampling().attention());
+  call->report_work = open.sampling().report_work();
   if (open.has_scoring()) call->scoring = worker::ToEngine(open.scoring());
   call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();

@@ -511,6 +511,9 @@ void PrefillCore::OnToken(CallId id, int position,
   first->set_position(position);
   *first->mutable_token() = worker::ToWire(token);
   first->set_stop_token_id(-1);
+  if (call->open.sampling().report_work()) {
+    *first->mutable_work() = worker::ToWire(call->work);
+  }
   if (finish.has_value()) {
     first->set_finish_reason(worker::ToWire(*finish));
     if (*finish == engine::Finish::kStop) {

@@ -22,6 +22,7 @@ ModelLimits Intake::Limits() const {
   }
   limits.kv_blocks = facts_->kv_blocks;
   limits.kv_block_size = facts_->kv_block_size;
+  limits.kv_bytes_per_token = facts_->kv_bytes_per_token;
   if (facts_->ready_decode > 0) limits.adapters = facts_->adapters();
   return limits;
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -41,6 +42,8 @@ class Output {
   // What the sequence has come to with `token`, the next one.
   enum class Verdict { kGoesOn, kEndToken, kStopString };
   Verdict Add(const v1::Token& token);
+  // What was done for the tokens added so far, for the next delta.
+  void Worked(v1::Work so_far) { *delta_.mutable_work() = std::move(so_far); }
   // Sends what the tokens added so far let go.
   void Flush();
 

@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "router/legs.h"
 #include "router/request.h"
+#include "router/work.h"
 
 namespace tandem::router {
 namespace {
@@ -462,6 +463,7 @@ void Request::End(const absl::Status& status) {
 // has not told of is lost.
 void Request::DropPrefill() {
   if (prefill_ != nullptr && !prefill_->done) work_lost_ = true;
+  AddWork(std::exchange(prefill_work_, v1::Work()), &work_);
   prefill_.reset();
 }
 
@@ -472,6 +474,7 @@ void Request::DropLegs() {
   opened_ = decode_computes_ = prefill_computes_ = false;
   DropPrefill();
   if (decode_ != nullptr) work_lost_ = true;
+  AddWork(std::exchange(decode_work_, v1::Work()), &work_);
   decode_.reset();
 }
 

@@ -363,7 +363,8 @@ KvRoom Registry::kv_room() const {
     if (hello.role() == v1::WORKER_ROLE_DECODE &&
         int64_t{hello.num_blocks()} * hello.block_size() >
             int64_t{room.blocks} * room.block_size) {
-      room = {hello.num_blocks(), hello.block_size()};
+      room = {hello.num_blocks(), hello.block_size(),
+              hello.kv_bytes_per_token()};
     }
   }
   return room;

@@ -71,6 +71,7 @@ class RegistryListener {
 struct KvRoom {
   int blocks = 0;
   int block_size = 0;
+  int64_t bytes_per_token = 0;
 };
 
 class Registry {

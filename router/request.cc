@@ -156,6 +156,7 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         DecodeLost(absl::InternalError("single tokens of a beam search"));
         return;
       }
+      if (message.tokens().has_work()) decode_work_ = message.tokens().work();
       if (Take(message.tokens())) Pause();
       return;
     case v1::DecodeResponse::kScores:
@@ -312,6 +313,7 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
   if (phase_ != Phase::kDecoding && !whole) return;
   decode_finished_ = finished;
   AddWork(finished.work(), &work_);
+  decode_work_.Clear();
   work_lost_ = work_lost_ || !finished.has_work();
   work_known_ = true;
   if (!cached_tokens_) cached_tokens_ = finished.cached_tokens();
@@ -359,6 +361,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
                     prefill_ref_.worker_id(), prefill_done_.way());
       }
       AddWork(prefill_done_.work(), &work_);
+      prefill_work_.Clear();
       work_lost_ = work_lost_ || !prefill_done_.has_work();
       if (!prefill_done_.way().empty()) {
         context_.registry->PairWorked(prefill_ref_.worker_id(),
@@ -394,6 +397,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   *tokens.add_tokens() = first.token();
   if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
   SayStarted();
+  prefill_work_ = first.work();
   if (!Take(tokens)) return;
   if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
     // No commit follows: the decode worker's part is over, and what it did
@@ -448,6 +452,12 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
   }
   last_token_ = now;
   if (trace_ != nullptr) trace_->Enter("decode", now, decode_ref_.worker_id());
+  if (effective_.output.work()) {
+    v1::Work so_far = work_;
+    AddWork(prefill_work_, &so_far);
+    AddWork(decode_work_, &so_far);
+    output_.Worked(std::move(so_far));
+  }
   output_.Flush();
   context_.observer->OnStage(Stage::kRelay, context_.loop->Now() - now);
   if (verdict == Output::Verdict::kStopString) {

@@ -307,7 +307,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   absl::Duration worker_queue_;
   v1::PrefillDone prefill_done_;
   v1::DecodeFinished decode_finished_;
-  v1::Work work_;            // all that workers told of
+  v1::Work work_;  // all that workers told of
+  // What calls that go on told of so far, where that is asked for.
+  v1::Work prefill_work_;
+  v1::Work decode_work_;
   bool work_known_ = false;  // the decode worker's call came to its end
   bool work_lost_ = false;   // some may have been done and was not told of
   v1::FinishReason finish_reason_ = v1::FINISH_REASON_UNSPECIFIED;

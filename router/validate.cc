@@ -494,6 +494,7 @@ v1::OutputOptions EffectiveOutput(const v1::OutputOptions& asked) {
                             asked.skip_special_tokens());
   o.set_text(!asked.has_text() || asked.text());
   o.set_return_token_ids(asked.return_token_ids() || !o.text());
+  o.set_work(asked.work());
   return o;
 }
 
@@ -846,6 +847,7 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
     *attention->mutable_layers() = asked.layers();
     attention->set_mean(asked.mean());
   }
+  params.set_report_work(effective.output.work());
   if (effective.structured) {
     v1::StructuredParams* const structured = params.mutable_structured();
     *structured->mutable_options() = *effective.structured;

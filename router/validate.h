@@ -48,6 +48,7 @@ struct ModelLimits {
   // The largest KV cache of a decode worker; 0: not known, not checked.
   int kv_blocks = 0;
   int kv_block_size = 0;
+  int64_t kv_bytes_per_token = 0;
   // The model's own defaults (generation_config).
   float temperature = 1;
   float top_p = 1;

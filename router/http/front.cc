@@ -264,6 +264,7 @@ HttpResponse HttpFront::Capabilities() const {
                {"default_max_tokens", limits.default_max_tokens},
                {"layers", limits.layers},
                {"kv_block_size", limits.kv_block_size},
+               {"kv_bytes_per_token", limits.kv_bytes_per_token},
                {"attention", limits.offers.attention},
                {"max_attention_weights", kMaxAttentionWeights},
                {"no_kv_cache", limits.offers.no_kv_cache},

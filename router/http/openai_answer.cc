@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "router/http/openai_tools.h"
 #include "router/tool_call_output.h"
+#include "router/work.h"
 
 namespace tandem::router {
 namespace {
@@ -339,6 +340,7 @@ std::string OpenAiAnswer::OnStarted(int prompt,
 std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   Choice& choice = At(prompt, delta.index());
   choice.tokens += delta.token_ids_size();
+  if (delta.has_work()) choice.work = delta.work();
   json logprobs = wants_logprobs_ ? Logprobs(&choice, delta) : json();
   if (!stream_) {
     Gather(&choice, delta, logprobs);
@@ -533,6 +535,7 @@ std::string OpenAiAnswer::Chunk(int prompt, int index, json choice) {
   chunk["choices"] = json::array({std::move(choice)});
   if (continuous_usage_) {
     chunk["usage"] = UsageSoFar();
+    chunk["work"] = WorkSoFar();
   } else if (include_usage_) {
     chunk["usage"] = nullptr;
   }
@@ -601,6 +604,14 @@ json OpenAiAnswer::UsageSoFar() const {
   usage.set_cached_tokens(cached);
   usage.set_completion_tokens(completion);
   return UsageJson(usage);
+}
+
+json OpenAiAnswer::WorkSoFar() const {
+  v1::Work sum;
+  for (const Prompt& state : prompts_) {
+    for (const Choice& choice : state.choices) AddWork(choice.work, &sum);
+  }
+  return sum.steps() > 0 ? WorkJson(sum) : json();
 }
 
 json OpenAiAnswer::UsageOfAll() const {

@@ -61,6 +61,7 @@ class OpenAiAnswer {
     nlohmann::json stop_reason;
     int text_offset = 0;  // characters, for completions' logprobs
     int tokens = 0;
+    v1::Work work;  // so far, where asked for
   };
   struct Prompt {
     int sequences = 1;
@@ -91,6 +92,8 @@ class OpenAiAnswer {
   void AddServing(nlohmann::json* answer) const;
   std::string WholeChoice(int prompt, int index) const;
   nlohmann::json UsageSoFar() const;
+  // Null where no worker told.
+  nlohmann::json WorkSoFar() const;
   nlohmann::json UsageOfAll() const;
 
   const bool chat_;

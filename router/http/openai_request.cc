@@ -216,8 +216,10 @@ void ReadCommon(std::string_view body, JsonFields* fields,
   request->include_usage = inner.Bool("include_usage").value_or(false);
   request->continuous_usage_stats =
       inner.Bool("continuous_usage_stats").value_or(false);
-  // To count them by.
-  if (request->continuous_usage_stats) output->set_return_token_ids(true);
+  if (request->continuous_usage_stats) {
+    output->set_return_token_ids(true);  // to count them by
+    output->set_work(true);
+  }
   fields->Keep(inner.status());
 }
 

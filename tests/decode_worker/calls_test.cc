@@ -69,6 +69,8 @@ TEST(DecodeCallsTest, WithoutAKvCacheTheTokensAreTheSameAndTheWorkIsNot) {
                             .max_tokens = 9,
                             .temperature = 0.7f});
         request->tweak_open.set_no_kv_cache(!flag);
+        request->tweak_open.mutable_sampling()->set_report_work(true);
+        request->tweak_prefill.mutable_sampling()->set_report_work(true);
         request->Decode(decode, requests == &split ? prefill : nullptr);
         requests->push_back(request);
       }
@@ -83,6 +85,13 @@ TEST(DecodeCallsTest, WithoutAKvCacheTheTokensAreTheSameAndTheWorkIsNot) {
       EXPECT_EQ(split[i]->done->work().positions_computed(), prompt);
       EXPECT_EQ(split[i]->finished->work().positions_computed(),
                 PositionsOf(prompt, 9, false) - prompt);
+      // With every token, what was done by then.
+      EXPECT_EQ(split[i]->first->work().positions_computed(), prompt);
+      ASSERT_EQ(local[i]->works.size(), 9u);
+      for (int n = 1; n <= 9; ++n) {
+        EXPECT_EQ(local[i]->works[n - 1].positions_computed(),
+                  PositionsOf(prompt, n, false));
+      }
       local[i]->ExpectAllRight();
       split[i]->ExpectAllRight();
       ++i;

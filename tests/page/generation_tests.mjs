@@ -16,11 +16,14 @@ export default {
     const response = await fetch(`${cluster.url}/v1/chat/completions`, {method: 'POST',
       headers: {'Content-Type': 'application/json'}, body: JSON.stringify(body)});
     const tokens = [];
+    const works = [];
     for (const event of (await response.text()).split('\n\n')) {
       if (!event.startsWith('data: {')) continue;
       const chunk = JSON.parse(event.slice(6));
       for (const c of chunk.choices) {
-        if (c.attention) tokens.push(...c.attention);
+        if (!c.attention) continue;
+        tokens.push(...c.attention);
+        while (works.length < tokens.length) works.push(chunk.work);
       }
     }
     assert.equal(tokens[19].length, 6);
@@ -37,6 +40,11 @@ export default {
     await page.selectOption('#layer', 'mean');
     const mean = tokens[19][0].weights.map((_, i) => tokens[19].reduce((sum, l) => sum + l.weights[i], 0) / 6);
     await shows(top(mean));
+    // Figures up to a token are the workers': what they told with it.
+    const hud = words(await page.textContent('.hud'));
+    assert.ok(hud.includes(`${works[19].kv_rows}`), `${hud} has ${works[19].kv_rows}`);
+    const {kv_bytes_per_token: each} = await (await fetch(`${cluster.url}/v1/tandem/capabilities`)).json();
+    assert.equal(each, 6 * 2 * 2 * 32 * 2);  // layers, KV heads, K and V, head_dim, bytes
     // A cell for each position of each layer, glowing, and beams to what is
     // looked at; another camera sees it otherwise.
     const positions = tokens[19][0].weights.length;
@@ -162,6 +170,8 @@ export default {
       assert.equal(on, heads * (p + g - 1), `with a cache, ${g} tokens`);
       assert.equal(off, heads * (g * p + (g * (g - 1)) / 2), `without, ${g} tokens`);
     }
+    // Every token is a point.
+    assert.equal((await page.getAttribute('.plot >> nth=1 >> .line.on', 'points')).split(' ').length, 64);
     for (const [name, more] of [['data-on', {}], ['data-off', {no_kv_cache: true}]]) {
       const answer = await post(cluster.url, '/v1/chat/completions', chatBody(
         {max_tokens: 64, ignore_eos: true, bypass_prefix_cache: true, placement: 'local', ...more}));

@@ -54,6 +54,60 @@ struct CoreTest : ::testing::Test {
   LeasePipe* decode_lease;
 };
 
+// The K/V rows that each delta told of.
+std::vector<int64_t> RowsTold(const ClientPipe& client) {
+  std::vector<int64_t> rows;
+  for (const auto& r : client.sent) {
+    if (r.has_delta()) rows.push_back(r.delta().work().kv_rows());
+  }
+  return rows;
+}
+
+v1::DecodeResponse TokensAndWork(int position, std::vector<int32_t> ids,
+                                 int64_t rows) {
+  v1::DecodeResponse r = World::Tokens(position, std::move(ids));
+  r.mutable_tokens()->mutable_work()->set_kv_rows(rows);
+  return r;
+}
+
+TEST_F(CoreTest, WorkSoFarIsOfAllWorkersAndOnlyGrows) {
+  LeasePipe* const other = w.Decode("d1");
+  AdmittedRequest ask = World::Ask();
+  ask.effective.output.set_work(true);
+  ClientPipe* client = w.Submit(std::move(ask));
+  EXPECT_TRUE(w.decodes[0].sent[0].open().sampling().report_work());
+  w.decodes[0].Say(World::Opened(1, "ticket"));
+  EXPECT_TRUE(w.prefills[0].sent[0].open().sampling().report_work());
+  w.prefills[0].Say(World::Computing());
+  v1::PrefillResponse first = World::First(kPrompt, 1);
+  first.mutable_first_token()->mutable_work()->set_kv_rows(40);
+  w.prefills[0].Say(first);
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(TokensAndWork(kPrompt, {1, 2}, 1));
+  v1::PrefillResponse done = World::Done();
+  done.mutable_done()->mutable_work()->set_kv_rows(40);
+  w.prefills[0].Say(done);  // is not counted twice
+  w.prefills[0].Break(absl::OkStatus());
+  w.decodes[0].Say(TokensAndWork(kPrompt + 2, {3}, 2));
+  EXPECT_THAT(RowsTold(*client), ElementsAre(40, 41, 42));
+  // What a lost worker told of was done all the same.
+  Crash(w.decode_ids[0] == "d0" ? decode_lease : other);
+  w.decodes[0].Break(Gone());
+  w.RunFor(absl::Seconds(1));
+  ASSERT_EQ(w.decodes.size(), 2u);
+  w.PrefillAndCommit(2, kPrompt + 3, 4);
+  w.decodes[1].Say(TokensAndWork(kPrompt + 4, {5}, 1));
+  w.decodes[1].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  EXPECT_THAT(RowsTold(*client), ElementsAre(40, 41, 42, 42, 43));
+}
+
+TEST_F(CoreTest, NobodyCountsForWhoDoesNotAsk) {
+  ClientPipe* client = Decoding();
+  EXPECT_FALSE(w.decodes[0].sent[0].open().sampling().report_work());
+  EXPECT_FALSE(w.prefills[0].sent[0].open().sampling().report_work());
+  for (const auto& r : client->sent) EXPECT_FALSE(r.delta().has_work());
+}
+
 TEST_F(CoreTest, SplitForwardsEachPositionOnceInOrder) {
   ClientPipe* client = w.Submit(World::Ask());
   ASSERT_EQ(w.decodes.size(), 1u);

@@ -285,6 +285,7 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
       for (int i = 0; i < message.tokens().tokens_size(); ++i) {
         Take(message.tokens().position() + i, message.tokens().tokens(i));
       }
+      if (message.tokens().has_work()) works.push_back(message.tokens().work());
       return;
     case v1::DecodeResponse::kScores:
       TakeScores(message.scores());

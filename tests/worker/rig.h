@@ -146,6 +146,7 @@ class Request {
   // ---- What it heard.
   std::vector<int32_t> tokens;  // output, delivered once and in order
   std::vector<std::vector<float>> attention;  // of each of them
+  std::vector<v1::Work> works;                // told with tokens
   int scores = 0;       // of the prompt's tokens, each right, once and in order
   int most_scores = 0;  // in one message
   int repeated = 0;     // that came a second time

@@ -9,8 +9,7 @@ export const blockSize = () => state.capabilities.kv_block_size || 16;
 
 // Of so many positions, as a decode worker keeps them; null where none told.
 export const keptBytes = (held) => {
-  const worker = state.workers.find((w) => w.role === 'decode') || state.workers[0];
-  const each = worker && worker.kv_bytes_per_token;
+  const each = state.capabilities.kv_bytes_per_token;
   return each ? held * each : null;
 };
 

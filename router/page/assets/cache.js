@@ -1,108 +1,142 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same prompt with and without a KV cache, for growing answers, on the
-// model that is served. Every point is a request of its own, and every figure
-// is what its workers counted: nothing is computed here but differences.
+// The same prompt with and without a KV cache on the model that is served: two
+// requests, and at every token what their workers had counted by then. Nothing
+// is computed here but differences.
 
 import {announce, h, milliseconds, short} from './dom.js';
-import {generate, state} from './runs.js';
+import {generate, runs, state} from './runs.js';
 import {linePlot} from './plot.js';
 
 const PROMPT = 'Tell me a story about a cat.';
-const STEPS = 8;
+const ROWS = 8;  // of the table
 
 const METRICS = {
-  kv_rows: ['K/V rows', (run) => run.work.kv_rows],
-  flops: ['FLOPs', (run) => run.work.matrix_flops + run.work.attention_flops],
-  bytes: ['bytes read', (run) => run.work.weight_bytes_read + run.work.kv_bytes_read],
-  time: ['milliseconds', (run) => run.timings.total_ms],
+  kv_rows: ['K/V rows', (token) => token.work.kv_rows],
+  flops: ['FLOPs', (token) => token.work.matrix_flops + token.work.attention_flops],
+  bytes: ['bytes read', (token) => token.work.weight_bytes_read + token.work.kv_bytes_read],
+  time: ['milliseconds', (token) => token.at],
 };
 
-let points = [];  // {tokens, on, off}: runs
-let abort = false;
+let both = {};  // on, off: runs
+let asked = 0;  // tokens
 
-async function measure(text, most, report) {
-  points = [];
-  abort = false;
+// [tokens so far, what they took], where a message of the server ended.
+function points(run, value) {
+  if (!run) return [];
+  const out = [];
+  run.tokens.forEach((token, i) => {
+    const next = run.tokens[i + 1];
+    if (token.work && (!next || next.work !== token.work)) out.push([i + 1, value(token)]);
+  });
+  return out;
+}
+
+// Of each token: what came to it, divided by the tokens that came with it.
+const perToken = (line) => line.slice(1).map(([n, v], i) => [n, (v - line[i][1]) / (n - line[i][0])]);
+
+async function measure(text, report) {
+  both = {};
   const prompt = state.capabilities.chat ? [{role: 'user', content: text}] : text;
-  for (let i = 1; i <= STEPS && !abort; ++i) {
-    const tokens = Math.max(1, Math.round((most * i) / STEPS));
-    const both = {};
-    for (const [name, more] of [['on', {}], ['off', {no_kv_cache: true}]]) {
-      // The whole prompt is computed in both, and by the same worker.
-      const run = generate(prompt, {max_tokens: tokens, temperature: 0, ignore_eos: true, bypass_prefix_cache: true,
-        placement: 'local', ...more}, {title: `${text} (${tokens} tokens, ${name === 'on' ? 'with' : 'without'} cache)`});
-      report(`${tokens} tokens ${name === 'on' ? 'with' : 'without'} a cache …`);
-      await run.ended;
-      if (run.error) throw new Error(run.error);
-      if (!run.work) throw new Error('the workers told no figures');
-      both[name] = run;
-    }
-    points.push({tokens, ...both});
-    report(null);
+  for (const [name, more] of [['on', {}], ['off', {no_kv_cache: true}]]) {
+    const what = name === 'on' ? 'with' : 'without';
+    report(`${asked} tokens ${what} a cache …`);
+    // The whole prompt is computed in both, and by the same worker.
+    const run = generate(prompt, {max_tokens: asked, temperature: 0, ignore_eos: true, bypass_prefix_cache: true,
+      placement: 'local', ...more}, {title: `${text} (${what} cache)`});
+    both[name] = run;
+    await run.ended;
+    if (run.error) throw new Error(run.error);
+    if (run.finish === 'stopped') return;
+    if (!run.tokens.some((token) => token.work)) throw new Error('the workers told no figures');
   }
 }
 
 function table(metric) {
   const [name, value] = METRICS[metric];
   const show = metric === 'time' ? milliseconds : (v) => short(v, 4);
+  const at = (run, tokens) => { const token = run && run.tokens[tokens - 1]; return token && token.work ? value(token) : null; };
+  const counts = [...new Set(Array.from({length: ROWS}, (_, i) => Math.max(1, Math.round((asked * (i + 1)) / ROWS))))];
   return h('div', {class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Figures'}, h('table', {class: 'measured'},
-    h('caption', {}, `${name} of a whole answer, as the workers ${metric === 'time' ? 'took' : 'counted'}`),
+    h('caption', {}, metric === 'time' ? 'Milliseconds since the request, by this page’s clock' : `${name} up to a token, as the workers counted`),
     h('thead', {}, h('tr', {}, ['Tokens', 'With cache', 'Without', 'Ratio'].map((t, i) => h('th', {scope: 'col', class: i ? 'number' : ''}, t)))),
-    h('tbody', {}, points.map((p) => h('tr', {'data-tokens': p.tokens, 'data-on': value(p.on), 'data-off': value(p.off)}, h('th', {scope: 'row'}, String(p.tokens)),
-      h('td', {class: 'number'}, show(value(p.on))), h('td', {class: 'number'}, show(value(p.off))),
-      h('td', {class: 'number'}, `${(value(p.off) / value(p.on)).toFixed(1)} ×`))))));
+    h('tbody', {}, counts.map((tokens) => {
+      const [on, off] = [at(both.on, tokens), at(both.off, tokens)];
+      const ratio = on && off ? `${(off / on).toFixed(1)} ×` : '–';
+      return h('tr', {'data-tokens': tokens, 'data-on': on, 'data-off': off}, h('th', {scope: 'row'}, String(tokens)),
+        [on === null ? '–' : show(on), off === null ? '–' : show(off), ratio].map((t) => h('td', {class: 'number'}, t)));
+    }))));
 }
 
-// Work of each token: what an answer took beyond the one before it, divided by
-// the tokens that it has more.
-function perToken(value, side) {
-  return points.slice(1).map((p, i) => [p.tokens, (value(p[side]) - value(points[i][side])) / (p.tokens - points[i].tokens)]);
+function verdict(metric) {
+  const [name, value] = METRICS[metric];
+  const {on, off} = both;
+  if (!on || !off || on.end === null || off.end === null || !off.tokens.length) return [];
+  const n = Math.min(on.tokens.length, off.tokens.length);
+  const same = on.tokens.length === off.tokens.length && on.tokens.every((t, i) => t.id === off.tokens[i].id);
+  return [h('b', {}, `${(value(off.tokens[n - 1]) / value(on.tokens[n - 1])).toFixed(1)} times the ${name}`),
+    ` without a cache, after ${on.promptTokens.length} prompt and ${n} generated tokens. `,
+    same ? 'Both wrote the very same tokens.' : off.finish === 'stopped' ? '' : 'They did not write the same tokens: that is a fault.'];
 }
 
 export function cacheView(section) {
   const can = state.capabilities.no_kv_cache;
-  const context = state.capabilities.max_model_len || 1024;
-  const most = Math.min(512, context - 128);
+  const most = Math.max(16, Math.min(512, (state.capabilities.max_model_len || 1024) - 128));
   const input = h('input', {type: 'text', id: 'cache-prompt', 'aria-label': 'Prompt', value: PROMPT});
-    const tokens = h('input', {type: 'range', id: 'cache-tokens', min: 16, max: Math.max(16, most), step: 16, value: 128});
+  const tokens = h('input', {type: 'range', id: 'cache-tokens', min: 16, max: most, step: 16});
   tokens.value = Math.min(128, most);
   const tokensText = h('output', {for: 'cache-tokens'}, tokens.value);
   tokens.addEventListener('input', () => { tokensText.textContent = tokens.value; });
   const button = h('button', {type: 'submit', class: 'primary', disabled: !can}, 'Measure');
   const progress = h('p', {class: 'note', role: 'status'}, can
-    ? 'Each point is a request; the cache is the only difference.'
+    ? 'Two requests; the cache is the only difference, and every token a point.'
     : 'This server does not offer it: start it with --enable-no-kv-cache.');
   const plots = h('div', {class: 'plots'});
   const figures = h('div', {});
   const said = h('p', {class: 'verdict'});
   let metric = 'kv_rows';
-  let running = false;
+  let scheduled = false;
 
+  const figure = (title, words, line) => {
+    const node = h('figure', {class: 'panel'}, h('figcaption', {}, words));
+    const {on, off} = both;
+    const two = [{name: 'without cache', class: 'off', points: line(off)}, {name: 'with cache', class: 'on', points: line(on)}];
+    const width = Math.max(260, Math.min(620, (plots.clientWidth - (plots.clientWidth > 800 ? 20 : 0)) / (plots.clientWidth > 800 ? 2 : 1) - 40));
+    node.append(linePlot(title, two, 'tokens generated', METRICS[metric][0], width));
+    return node;
+  };
   const draw = () => {
-    if (!points.length) return;
+    scheduled = false;
+    if (!both.on || !section.clientWidth) return;
     const [name, value] = METRICS[metric];
-    const line = (side) => points.map((p) => [p.tokens, value(p[side])]);
-    const two = (on, off) => [{name: 'without cache', class: 'off', points: off}, {name: 'with cache', class: 'on', points: on}];
     plots.replaceChildren(
-      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} for each further token`), linePlot(`${name} per token`, two(perToken(value, 'on'), perToken(value, 'off')), 'tokens generated', name, 560)),
-      h('figure', {class: 'panel'}, h('figcaption', {}, `${name} of the whole answer`), linePlot(`${name} in all`, two(line('on'), line('off')), 'tokens generated', name, 560)));
+      figure(`${name} per token`, `${name} for each further token`, (run) => perToken(points(run, value))),
+      figure(`${name} in all`, `${name} so far`, (run) => points(run, value)));
     figures.replaceChildren(table(metric));
-    const last = points[points.length - 1];
-    const same = last.on.tokens.length === last.off.tokens.length && last.on.tokens.every((t, i) => t.id === last.off.tokens[i].id);
-    said.replaceChildren(h('b', {}, `${(value(last.off) / value(last.on)).toFixed(1)} times the ${name}`),
-      ` without a cache, after ${last.on.promptTokens.length} prompt and ${last.tokens} generated tokens. `,
-      same ? 'Both wrote the very same tokens.' : 'They did not write the same tokens: that is a fault.');
+    said.replaceChildren(...verdict(metric));
+  };
+  const soon = () => {
+    if (scheduled) return;
+    scheduled = true;
+    requestAnimationFrame(draw);
   };
   const pick = h('select', {id: 'metric'}, Object.entries(METRICS).map(([value, [name]]) => h('option', {value}, name)));
   pick.addEventListener('change', () => { metric = pick.value; draw(); });
+  runs.addEventListener('grown', (event) => { if (event.detail === both.on || event.detail === both.off) soon(); });
+  new ResizeObserver(soon).observe(plots);
 
+  let running = false;
   const start = async () => {
-    if (running) { abort = true; return; }
+    if (running) {
+      for (const run of Object.values(both)) run.stop();
+      return;
+    }
     running = true;
     button.textContent = 'Stop';
+    asked = Number(tokens.value);
     try {
-      await measure(input.value, Number(tokens.value), (text) => { if (text) progress.textContent = text; else draw(); });
-      progress.textContent = abort ? 'Stopped.' : 'Measured.';
+      await measure(input.value, (text) => { progress.textContent = text; });
+      draw();
+      progress.textContent = Object.values(both).some((run) => run.finish === 'stopped') ? 'Stopped.' : 'Measured.';
       announce(said.textContent);
     } catch (error) {
       progress.textContent = error.message;
@@ -118,5 +152,5 @@ export function cacheView(section) {
     progress,
     h('div', {class: 'controls'}, h('div', {class: 'inline'}, h('label', {for: 'metric'}, 'Work as'), pick)),
     said, plots, figures);
-  return {};
+  return {shown: (on) => { if (on) soon(); }};
 }

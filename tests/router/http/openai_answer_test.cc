@@ -3,8 +3,10 @@
 #include "router/http/openai_answer.h"
 
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/error.h"
@@ -263,6 +265,17 @@ TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   EXPECT_FALSE(chunk["choices"][0].contains("token_ids"));
   EXPECT_EQ(chunk["usage"]["prompt_tokens"], 10);
   EXPECT_EQ(chunk["usage"]["completion_tokens"], 2);
+  EXPECT_TRUE(chunk["work"].is_null());  // no worker told
+  // Each sequence tells of itself: the sum of what they told last.
+  for (const auto& [prompt, delta, rows] :
+       std::vector<std::tuple<int, const char*, int>>{
+           {1, "index: 1 text: 'x' work { steps: 1 kv_rows: 30 }", 30},
+           {0, "index: 0 text: 'x' work { steps: 1 kv_rows: 10 }", 40},
+           {1, "index: 1 text: 'x' work { steps: 2 kv_rows: 35 }", 45}}) {
+    const std::string events =
+        answer.Add(prompt, Event(absl::StrCat("delta {", delta, "}")));
+    EXPECT_EQ(json::parse(Data(events)[0])["work"]["kv_rows"], rows);
+  }
   answer.Add(0, Event(kDone));
   answer.Add(1, Event(kDone));
   EXPECT_EQ(answer.Finish(), "data: [DONE]\n\n");
