@@ -4,7 +4,9 @@
 //               map<string, string> metadata = 3; }
 //   RetryInfo { Duration retry_delay = 1; }
 //   Duration { int64 seconds = 1; int32 nanos = 2; }
-// All three need only varints and length-delimited fields.
+//   BadRequest { repeated FieldViolation field_violations = 1; }
+//   FieldViolation { string field = 1; string description = 2; }
+// All need only varints and length-delimited fields.
 #include "common/error.h"
 
 #include <cstdint>
@@ -178,16 +180,47 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
   return fine && duration_fine ? delay : std::nullopt;
 }
 
+void SetViolation(absl::Status* status, std::string_view field,
+                  std::string_view description) {
+  std::string violation;
+  AppendString(&violation, 1, field);
+  AppendString(&violation, 2, description);
+  std::string bad_request;
+  AppendString(&bad_request, 1, violation);
+  status->SetPayload(View(kBadRequestUrl), absl::Cord(bad_request));
+}
+
+std::optional<FieldViolation> ErrorViolation(const absl::Status& status) {
+  const auto payload = status.GetPayload(View(kBadRequestUrl));
+  if (!payload.has_value()) return std::nullopt;
+  const std::string bytes(*payload);
+  std::optional<FieldViolation> first;
+  bool entries_fine = true;
+  const bool fine = ForEachField(bytes, [&](const Field& field) {
+    if (field.number != 1 || first) return;
+    first.emplace();
+    entries_fine &= ForEachField(field.bytes, [&](const Field& part) {
+      if (part.number == 1) first->field = part.bytes;
+      if (part.number == 2) first->description = part.bytes;
+    });
+  });
+  return fine && entries_fine ? first : std::nullopt;
+}
+
+absl::Status WithMessage(const absl::Status& status, std::string_view message) {
+  absl::Status changed(status.code(), View(message));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    changed.SetPayload(url, payload);
+  });
+  return changed;
+}
+
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
   std::string message(context);
   message += ": ";
   message += std::string_view(status.message().data(), status.message().size());
-  absl::Status annotated(status.code(), message);
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    annotated.SetPayload(url, payload);
-  });
-  return annotated;
+  return WithMessage(status, message);
 }
 
 }  // namespace tandem

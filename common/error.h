@@ -31,6 +31,8 @@ inline constexpr std::string_view kErrorInfoUrl =
     "type.googleapis.com/google.rpc.ErrorInfo";
 inline constexpr std::string_view kRetryInfoUrl =
     "type.googleapis.com/google.rpc.RetryInfo";
+inline constexpr std::string_view kBadRequestUrl =
+    "type.googleapis.com/google.rpc.BadRequest";
 
 // `retry_after`: when the same call may succeed; sent as RetryInfo and, by
 // common/rpc, as grpc-retry-pushback-ms.
@@ -48,6 +50,19 @@ std::map<std::string, std::string> ErrorMetadata(const absl::Status& status);
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
 void SetRetryAfter(absl::Status* status, absl::Duration retry_after);
+
+// What is wrong with which field of a request; sent as BadRequest.
+struct FieldViolation {
+  std::string field;
+  std::string description;
+};
+void SetViolation(absl::Status* status, std::string_view field,
+                  std::string_view description);
+// The first, if there is one.
+std::optional<FieldViolation> ErrorViolation(const absl::Status& status);
+
+// The same status and details with another message.
+absl::Status WithMessage(const absl::Status& status, std::string_view message);
 
 // The same code and details with "`context`: " before the message.
 absl::Status Annotate(const absl::Status& status, std::string_view context);

@@ -16,17 +16,27 @@
 
 namespace tandem::router {
 
-// INVALID_ARGUMENT, FIELD_INVALID: "field = value: what is allowed". Of a long
-// value (it may be a whole prompt of nonsense) only the head is shown.
+// INVALID_ARGUMENT: "field = value: what is allowed". Of a long value (it may
+// be a whole prompt of nonsense) only the head is shown.
 inline absl::Status FieldInvalid(std::string_view field, std::string_view value,
-                                 std::string_view allowed) {
+                                 std::string_view allowed,
+                                 std::string_view reason = "FIELD_INVALID") {
   constexpr size_t kMaxShown = 80;
   std::string shown(value.substr(0, kMaxShown));
   if (value.size() > kMaxShown) shown += "...";
-  return MakeError(absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
-                   absl::StrCat(std::string(field), " = ", shown, ": ",
-                                std::string(allowed)),
-                   {{"field", field}});
+  absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, reason,
+                                  absl::StrCat(std::string(field), " = ", shown,
+                                               ": ", std::string(allowed)),
+                                  {{"field", field}});
+  SetViolation(&status, field, allowed);
+  return status;
+}
+
+// Likewise, of what the output must match and cannot.
+inline absl::Status ConstraintInvalid(std::string_view field,
+                                      std::string_view value,
+                                      std::string_view why) {
+  return FieldInvalid(field, value, why, "CONSTRAINT_INVALID");
 }
 
 inline absl::Status Draining() {

@@ -30,6 +30,20 @@ TEST(ErrorTest, EveryPartReadsBack) {
   EXPECT_EQ(RetryAfter(status), absl::Milliseconds(1250));
 }
 
+TEST(ErrorTest, AFieldsViolationReadsBackBesideTheReason) {
+  absl::Status status =
+      MakeError(absl::StatusCode::kInvalidArgument, "FIELD_INVALID", "m");
+  EXPECT_FALSE(ErrorViolation(status).has_value());
+  SetViolation(&status, "sampling.n", "must be in 1..32");
+  for (const absl::Status& same : {status, WithMessage(status, "other")}) {
+    ASSERT_TRUE(ErrorViolation(same).has_value());
+    EXPECT_EQ(ErrorViolation(same)->field, "sampling.n");
+    EXPECT_EQ(ErrorViolation(same)->description, "must be in 1..32");
+    EXPECT_EQ(ErrorReason(same), "FIELD_INVALID");
+  }
+  EXPECT_EQ(WithMessage(status, "other").message(), "other");
+}
+
 TEST(ErrorTest, APlainStatusHasNone) {
   for (const absl::Status& status :
        {absl::OkStatus(), absl::InternalError("x")}) {
