@@ -13,7 +13,8 @@
 // Limits: header 8 KiB (431), body 1 MiB (413), idle connections and peers that
 // take nothing 60 s, TLS handshakes 10 s, 256 connections (503; with TLS the
 // connection is cut), those that shake hands included. Wrong paths are 404,
-// wrong methods 405 with Allow.
+// wrong methods 405 with Allow. A peer that closes, by TLS or below it, is
+// gone.
 
 #ifndef TANDEM_COMMON_HTTP_SERVER_H_
 #define TANDEM_COMMON_HTTP_SERVER_H_
@@ -72,6 +73,11 @@ struct HttpOptions {
   // 403 to every request whose Host is not local (host.h).
   bool local_hosts_only = false;
   absl::Duration handshake_timeout = absl::Seconds(10);
+  // The listener's own refusals in the shape that clients of `path` read; the
+  // path is empty where none could be read. Null: `message` as plain text.
+  std::function<HttpResponse(int code, const std::string& path,
+                             const std::string& message)>
+      error_page = {};
 };
 
 // A request whose answer comes later, or in pieces: either Answer, or Begin,

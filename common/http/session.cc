@@ -30,13 +30,9 @@ constexpr auto kLookAgain = std::chrono::milliseconds(500);
 // Read at once, beside a header. What a parser waits for must fit: the end of a
 // chunk's extension or of a trailer.
 constexpr size_t kReadBytes = 64 << 10;
+// Of a next request, while an answer over TLS is on the way.
+constexpr size_t kReadAhead = 4 << 10;
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
-
-HttpResponse Plain(int code, std::string text) {
-  HttpResponse response{.code = code};
-  response.body = std::move(text) + "\n";
-  return response;
-}
 
 HttpRequest Convert(const http::request<http::string_body>& message) {
   HttpRequest request;
@@ -161,11 +157,23 @@ void Session::RefuseConnection() {
   Refuse();
 }
 
-void Session::Refuse() { RefuseMessage(Plain(503, "too many connections")); }
+void Session::Refuse() {
+  HttpResponse response = ErrorPage(503, "too many connections");
+  response.headers.emplace_back("Retry-After", "1");
+  RefuseMessage(std::move(response));
+}
+
+HttpResponse Session::ErrorPage(int code, const std::string& message) const {
+  if (const auto& page = state_->options.error_page) {
+    return page(code, path_, message);
+  }
+  return {.code = code, .body = message + "\n"};
+}
 
 // ------------------------------------------------------------- a request
 
 void Session::Read() {
+  path_.clear();
   parser_.emplace();
   parser_->header_limit(
       static_cast<std::uint32_t>(state_->options.max_header_bytes));
@@ -178,16 +186,19 @@ void Session::Read() {
 }
 
 void Session::OnHeader(Error error) {
+  const auto target = parser_->get().target();
+  path_.assign(target.data(), std::min(target.find('?'), target.size()));
   if (RefuseBroken(error)) return;
   // Beast limits the request line and the fields, but each by itself.
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
-    return RefuseMessage(Plain(431, "header over the limit"));
+    return RefuseMessage(ErrorPage(431, "header over the limit"));
   }
   if (!LetIn()) return;
   // Where such a body ends, two readers may see differently (RFC 9112, 6.1).
   if (parser_->get().count(http::field::transfer_encoding) > 0 &&
       (!parser_->chunked() || parser_->get().version() < 11)) {
-    return RefuseMessage(Plain(400, "transfer encoding other than chunked"));
+    return RefuseMessage(
+        ErrorPage(400, "transfer encoding other than chunked"));
   }
   const auto expects = parser_->get()[http::field::expect];
   if (!absl::EqualsIgnoreCase(absl::string_view(expects.data(), expects.size()),
@@ -209,7 +220,7 @@ bool Session::LetIn() {
   HttpRequest head = Convert(parser_->get());
   if (options.local_hosts_only &&
       !IsLocalHost(head.Header("host"), options.host)) {
-    RefuseMessage(Plain(
+    RefuseMessage(ErrorPage(
         403, absl::StrCat("Host = ", std::string(head.Header("host")),
                           ": this server listens on loopback without a key, "
                           "and so answers local names alone, such as "
@@ -228,6 +239,7 @@ bool Session::LetIn() {
 }
 
 void Session::ReadBody() {
+  ExpiresWhenIdle();  // its time is not that which the header left
   http::async_read(stream_, buffer_, *parser_,
                    [self = shared_from_this()](Error error, size_t) {
                      self->OnRead(error);
@@ -249,14 +261,16 @@ void Session::OnRead(Error error) {
 bool Session::RefuseBroken(Error error) {
   if (!error) return false;
   if (error == http::error::header_limit) {
-    RefuseMessage(Plain(431, "header over the limit"));
+    RefuseMessage(ErrorPage(431, "header over the limit"));
   } else if (error == http::error::body_limit) {
-    RefuseMessage(Plain(413, "body over the limit"));
+    RefuseMessage(
+        ErrorPage(413, absl::StrCat("body over the limit of ",
+                                    state_->options.max_body_bytes, " bytes")));
   } else if (error.category() ==
                  http::make_error_code(http::error::bad_method).category() &&
              error != http::error::end_of_stream &&
              error != http::error::partial_message) {
-    RefuseMessage(Plain(400, "not an HTTP/1 request"));
+    RefuseMessage(ErrorPage(400, "not an HTTP/1 request"));
   } else {
     Close();  // the peer left, or was idle for too long
   }
@@ -272,7 +286,7 @@ void Session::Dispatch(HttpRequest request) {
     route = state_->routes.find(request.path.substr(0, slash + 1));
   }
   if (route == state_->routes.end()) {
-    return Answer(Plain(404, absl::StrCat("nothing at ", request.path)));
+    return Answer(ErrorPage(404, absl::StrCat("nothing at ", request.path)));
   }
   const auto found = route->second.find(head_ ? "GET" : request.method);
   if (found == route->second.end()) {
@@ -282,8 +296,8 @@ void Session::Dispatch(HttpRequest request) {
       if (name == "GET") allowed.push_back("HEAD");
     }
     HttpResponse response =
-        Plain(405, absl::StrCat(request.path, " knows ",
-                                absl::StrJoin(allowed, ", "), " only"));
+        ErrorPage(405, absl::StrCat(request.path, " knows ",
+                                    absl::StrJoin(allowed, ", "), " only"));
     response.headers.emplace_back("Allow", absl::StrJoin(allowed, ", "));
     return Answer(std::move(response));
   }
@@ -451,12 +465,13 @@ void Session::OnGone(std::function<void()> gone) {
 void Session::Dropped() {
   if (!later_ || ended_) return;
   if (begun_) return Close();
-  AnswerLater(Plain(500, "no answer"));
+  AnswerLater(ErrorPage(500, "no answer"));
 }
 
 // A peer that closes while its answer is on the way does not want it. What it
 // sends meanwhile (the next request) stays where it is.
 void Session::Watch() {
+  if (stream_.is_tls()) return WatchTls();
   watching_ = true;
   stream_.tcp().socket().async_wait(
       tcp::socket::wait_read,
@@ -476,15 +491,39 @@ void Session::OnReadable(Error error) {
   Gone();
 }
 
+// Of TLS only who reads can tell a peer's end from its next request, which is
+// kept for the next reader. Nobody writes slower for it: the two directions are
+// apart.
+void Session::WatchTls() {
+  if (buffer_.size() >= kReadAhead) return LookAgain();
+  watching_ = true;
+  stream_.tcp().expires_never();  // of what is not under way
+  stream_.async_read_some(
+      buffer_.prepare(kReadAhead),
+      [self = shared_from_this()](Error error, size_t bytes) {
+        self->OnReadAhead(error, bytes);
+      });
+}
+
+void Session::OnReadAhead(Error error, size_t bytes) {
+  watching_ = false;
+  buffer_.commit(bytes);
+  if (gone_) return;
+  if (!answering_) return NextRequest();  // it waited for this
+  if (error == asio::error::operation_aborted) return;
+  if (error) return Gone();
+  WatchTls();
+}
+
 // Whether the peer has closed behind what it sent and nobody has read yet.
 void Session::LookAgain() {
+  pollfd state{.fd = stream_.tcp().socket().native_handle(),
+               .events = POLLRDHUP,
+               .revents = 0};
+  if (poll(&state, 1, 0) > 0) return Gone();
   timer_.expires_after(kLookAgain);
   timer_.async_wait([self = shared_from_this(), number = number_](Error error) {
     if (error || self->gone_ || self->number_ != number) return;
-    pollfd state{.fd = self->stream_.tcp().socket().native_handle(),
-                 .events = POLLRDHUP,
-                 .revents = 0};
-    if (poll(&state, 1, 0) > 0) return self->Gone();
     self->LookAgain();
   });
 }

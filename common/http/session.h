@@ -78,6 +78,7 @@ class Session : public std::enable_shared_from_this<Session> {
     std::function<void()> written;
   };
 
+  HttpResponse ErrorPage(int code, const std::string& message) const;
   void Refuse();  // 503: too many connections
   void Read();
   void OnHeader(Error error);
@@ -95,6 +96,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void OnWritten(Error error);
   void Watch();
   void OnReadable(Error error);
+  void WatchTls();
+  void OnReadAhead(Error error, size_t bytes);
   void LookAgain();
   void ExpiresWhenIdle();
   void Linger();
@@ -115,6 +118,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool head_ = false;  // HEAD: no body goes out
   bool keep_alive_ = false;
   std::string caller_;
+  std::string path_;  // of the message at hand; empty: not read
 
   // Of an exchange.
   uint64_t number_ = 0;

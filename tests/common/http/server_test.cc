@@ -2,6 +2,7 @@
 // The listener over raw sockets: what is on the wire, byte for byte.
 #include "common/http/server.h"
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -245,6 +246,52 @@ TEST_F(HttpServerTest, IdleAndSlowConnectionsAreClosed) {
   slow.Send("GET /hea");
   EXPECT_EQ(idle.Receive(), "");
   EXPECT_EQ(slow.Receive(), "");
+}
+
+TEST_F(HttpServerTest, ABodyHasTimeOfItsOwn) {
+  StartServer({.idle_timeout = absl::Seconds(2)});
+  Socket socket(server_->port());
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  socket.Send("POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  socket.Send("hi");
+  EXPECT_THAT(socket.Receive("||hi"), HasSubstr("||hi"));
+}
+
+// In the shape that a path's clients read, as far as there is a path.
+TEST_F(HttpServerTest, ItsOwnRefusalsHaveTheShapeThatIsWanted) {
+  HttpOptions options{.max_header_bytes = 1024, .max_body_bytes = 10};
+  options.error_page = [](int code, const std::string& path,
+                          const std::string& message) {
+    return HttpResponse{.code = code,
+                        .content_type = "application/json",
+                        .body = path + "!" + message};
+  };
+  StartServer(options);
+  for (const auto& [request, status, body] :
+       std::vector<std::array<std::string, 3>>{
+           {"GET /a/b?c HTTP/1.1\r\nConnection: close\r\n\r\n", "404",
+            "/a/b!nothing at /a/b"},
+           {"PUT /echo HTTP/1.1\r\nConnection: close\r\n\r\n", "405",
+            "/echo!/echo knows POST only"},
+           {"POST /echo?d HTTP/1.1\r\nContent-Length: 11\r\n\r\n", "413",
+            "/echo!body over the limit of 10 bytes"},
+           {"GET /health HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n",
+            "431", "/health!header over the limit"},
+           {"GET /health HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", "400",
+            "/health!transfer encoding other than chunked"},
+           {"nonsense\r\n\r\n", "400", "!not an HTTP/1 request"}}) {
+    const std::string answer = Exchange(request);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 " + status)) << request;
+    EXPECT_THAT(answer, HasSubstr("Content-Type: application/json\r\n"));
+    EXPECT_THAT(answer, ::testing::EndsWith("\r\n\r\n" + body)) << request;
+  }
+  options.max_connections = 0;
+  StartServer(options);
+  const std::string full = Exchange("GET /health HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(full, StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(full, HasSubstr("Retry-After: 1\r\n"));
+  EXPECT_THAT(full, ::testing::EndsWith("!too many connections"));
 }
 
 TEST_F(HttpServerTest, StopClosesWhatIsOpen) {

@@ -97,6 +97,8 @@ class TlsSocket {
       (void)SSL_write(ssl_, text.data(), static_cast<int>(text.size()));
     }
   }
+  // Says that nothing more comes; the connection below stays open.
+  void CloseNotify() { SSL_shutdown(ssl_); }
   // Until `end` was seen or the peer said that it is done; `cut` if it just
   // closed.
   std::string Receive(const std::string& end = "") {

@@ -214,6 +214,54 @@ TEST_F(TlsServerTest, LongAnswersAndClientsThatGo) {
             std::future_status::ready);
 }
 
+// By TLS alone, as clients do that still read, and behind a request that nobody
+// has read yet: the end is known within a few of a generation's steps.
+TEST_F(TlsServerTest, ACloseNotifyEndsAnExchange) {
+  Start();
+  for (const bool pipelined : {false, true}) {
+    begun_ = false;
+    TlsSocket socket(port(), Trusting());
+    socket.Send("POST /stream HTTP/1.1\r\nContent-Length: 3\r\n\r\none");
+    EXPECT_THAT(socket.Receive("one"), HasSubstr("200"));
+    AwaitExchange();
+    std::atomic<bool> gone = false;
+    exchange_->OnGone([&gone] { gone = true; });
+    if (pipelined) socket.Send(kGet);
+    socket.CloseNotify();
+    int steps = 0;
+    for (; !gone && steps < 1000; ++steps) {
+      exchange_->Write("x", nullptr);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_LT(steps, 25) << pipelined;
+    exchange_.reset();
+  }
+}
+
+// What a client sends before it has its answer is read while that is written,
+// and answered after it.
+TEST_F(TlsServerTest, PipelinedRequestsWaitForTheirTurn) {
+  Start();
+  TlsSocket socket(port(), Trusting());
+  socket.Send("POST /stream HTTP/1.1\r\nContent-Length: 3\r\n\r\none");
+  EXPECT_THAT(socket.Receive("one"), HasSubstr("200"));
+  AwaitExchange();
+  // More than is read ahead.
+  const std::string filler(3000, 'x');
+  for (int i = 0; i < 3; ++i) {
+    socket.Send(absl::StrCat("GET /hello HTTP/1.1\r\nX: ", filler, "\r\n\r\n"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  exchange_->Write("two", nullptr);
+  exchange_->End();
+  EXPECT_THAT(socket.Receive("0\r\n\r\n"), HasSubstr("two"));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(socket.Receive(kHello), HasSubstr("200"));
+  }
+  socket.Send(kGetAndClose);
+  EXPECT_THAT(socket.Receive(), HasSubstr(kHello));
+}
+
 TEST(GuardTest, DecidesBeforeBodiesAreRead) {
   HttpServer server({});
   server.Handle("GET", "/open", [](const HttpRequest& request) {
