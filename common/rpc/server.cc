@@ -51,9 +51,6 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 static_cast<int>(absl::ToInt64Milliseconds(
                                     options.max_connection_age)));
-    builder->AddChannelArgument(
-        GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
-        static_cast<int>(absl::ToInt64Milliseconds(options.age_grace)));
   }
   builder->SetMaxReceiveMessageSize(options.max_receive_bytes);
   builder->SetMaxSendMessageSize(-1);

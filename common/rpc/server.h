@@ -43,9 +43,9 @@ struct ServerOptions {
   size_t memory_bytes = size_t{256} << 20;
   int max_threads = 64;
   // Infinite: never. Else connections are asked to move on at this age, +-10 %,
-  // so that a balancer in front spreads them anew; calls get `age_grace`.
+  // so that a balancer in front spreads them anew. Calls under way end as they
+  // would: each has a deadline.
   absl::Duration max_connection_age = absl::InfiniteDuration();
-  absl::Duration age_grace = absl::Minutes(10);
 };
 
 class Server {
