@@ -63,7 +63,7 @@ async function takeSplit(folder) {
   const half = ({noCache, image, figures}) => `<figure><figcaption class="${noCache ? 'off' : 'on'}">${noCache ? 'Without a KV cache' : 'With a KV cache'}</figcaption>
     <dl>${figures.filter(([name]) => /compute|rows|read/.test(name)).map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join('')}</dl>
     <img src="data:image/png;base64,${image}"></figure>`;
-  await page.setContent(`<style>
+  await page.setContent(`<!doctype html><style>
     body { margin: 0; padding: 22px; background: #0f1114; color: #ecebe7; font: 15px Inter, sans-serif; display: flex; gap: 22px; width: max-content; }
     figure { margin: 0; } figcaption { font-weight: 650; font-size: 21px; } .on { color: #9db0ff; } .off { color: #ff8a7d; }
     dl { display: flex; gap: 30px; margin: 10px 0 14px; } dt { color: #a0a4ad; font-size: 13px; } dd { margin: 0; font-size: 20px; font-weight: 600; }
