@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -542,20 +543,29 @@ absl::Status DeviceExecutor::ReserveMasks(Flight& flight, const Step& step) {
 
 // Only the draws at the step's end wait for them.
 void DeviceExecutor::MakeMasks(Flight& flight) {
-  if (masks_ == nullptr) masks_ = backend_->NewQueue("masks");
+  if (masks_ == nullptr) {
+    mask_threads_ = std::make_unique<MaskThreads>(MaskThreads::HelpersFor(
+        static_cast<int>(std::thread::hardware_concurrency())));
+    masks_ = backend_->NewQueue("masks");
+  }
   auto* const masks = reinterpret_cast<uint32_t*>(flight.masks->data());
   const auto words =
       static_cast<size_t>(kernels::MaskWords(model_->spec().vocab_size));
   const size_t all = static_cast<size_t>(flight.plan.num_masks()) * words;
-  masks_->Callback([step = flight.step, masks, words, all] {
-    std::fill_n(masks, all, 0);
-    uint32_t* next = masks;
-    for (const StepEntry& entry : step->entries) {
-      const auto count = static_cast<size_t>(entry.constrained());
-      if (count == 0) continue;
-      entry.FillMasks(absl::MakeSpan(next, count * words));
-      next += count * words;
-    }
+  flight.masked.clear();
+  uint32_t* next = masks;
+  for (const StepEntry& entry : flight.step->entries) {
+    const size_t count = static_cast<size_t>(entry.constrained()) * words;
+    if (count == 0) continue;
+    flight.masked.push_back({&entry, absl::MakeSpan(next, count)});
+    next += count;
+  }
+  masks_->Callback([&flight, threads = mask_threads_.get()] {
+    threads->Run(static_cast<int>(flight.masked.size()), [&flight](int index) {
+      const EntryMasks& own = flight.masked[static_cast<size_t>(index)];
+      std::fill(own.masks.begin(), own.masks.end(), 0);
+      own.entry->FillMasks(own.masks);
+    });
   });
   backend_->CopyToDevice(*masks_, flight.device_masks->data(), masks,
                          all * sizeof(uint32_t));

@@ -40,6 +40,7 @@
 #include "engine/executor.h"
 #include "engine/forward.h"
 #include "engine/lora_slots.h"
+#include "engine/mask_threads.h"
 #include "engine/model.h"
 #include "engine/step_layout.h"
 #include "kernels/backend.h"
@@ -128,6 +129,11 @@ class DeviceExecutor final : public Executor, public BlockMover {
   static std::vector<int> DecodeBounds(int most);
 
  private:
+  // An entry and where its masks come to lie.
+  struct EntryMasks {
+    const StepEntry* entry;
+    absl::Span<uint32_t> masks;
+  };
   // Host side of one step in flight. Addresses in it stay put.
   struct Flight {
     DeviceExecutor* executor = nullptr;
@@ -139,6 +145,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
     // [num_masks, MaskWords(vocab)], host's and device's; they grow.
     std::unique_ptr<kernels::Buffer> masks;
     std::unique_ptr<kernels::Buffer> device_masks;
+    std::vector<EntryMasks> masked;            // those with constrained draws
     kernels::SampleResult* results = nullptr;  // in the order of the draws
     std::vector<float> logits;                 // for the probe
     // Of entries that ask for attention weights, and where these come to lie,
@@ -223,6 +230,8 @@ class DeviceExecutor final : public Executor, public BlockMover {
   uint64_t steps_finished_ = 0;
   uint64_t transfers_issued_ = 0;
   uint64_t transfers_finished_ = 0;
+
+  std::unique_ptr<MaskThreads> mask_threads_;  // null until there is a mask
 
   // Last: their destructors wait for work that uses the members above.
   std::unique_ptr<kernels::Queue> compute_;

@@ -2,6 +2,7 @@
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
   SRCS config_fields.cc device_executor.cc file.cc fingerprint.cc forward.cc
+       mask_threads.cc
        families.cc json.cc lora_adapter.cc lora_layout.cc lora_slots.cc model.cc
        model_config.cc model_work.cc quantisation.cc
        quantised_tensors.cc rope.cc rope_config.cc safetensors.cc

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/mask_threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/testing/late_backend.h"
@@ -685,6 +686,19 @@ TEST(DeviceExecutorOptions, NonsenseIsRefused) {
                   .status()
                   .code(),
               absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(MaskThreadsTest, EachIsMadeOnceHoweverManyHelp) {
+  EXPECT_EQ(MaskThreads::HelpersFor(2), 0);
+  EXPECT_GT(MaskThreads::HelpersFor(16), 2);
+  for (const int helpers : {0, 1, 3}) {
+    MaskThreads threads(helpers);
+    for (int count = 0; count < 200; ++count) {
+      std::vector<int> made(static_cast<size_t>(count), 0);
+      threads.Run(count, [&](int i) { ++made[static_cast<size_t>(i)]; });
+      EXPECT_EQ(made, std::vector<int>(static_cast<size_t>(count), 1));
+    }
   }
 }
 
