@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
 #include "cli/chat/chat.h"
+#include "cli/cordon.h"
 #include "cli/doctor/doctor.h"
 #include "cli/explain/command.h"
 #include "cli/generate.h"
@@ -43,6 +44,7 @@ struct ServeCommand {
   int max_loras = 0;
   int max_lora_rank = 16;
   bool lora_updating = false;
+  absl::Duration default_deadline = absl::Seconds(600);
   std::string api_key;
   std::string api_keys_file;
   std::string ssl_certfile, ssl_keyfile, ssl_ca_certs;
@@ -85,6 +87,8 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Clients may load and unload LoRA adapters over HTTP");
   line->AddDuration("shutdown-timeout", &shutdown_timeout,
                     "For the drain after Ctrl-C");
+  line->AddDuration("default-deadline", &default_deadline,
+                    "Of requests that bring none");
   line->Group("Listening");
   line->Add("host", &flags.host, "Address of the public ports");
   line->AddInt("grpc-port", &flags.grpc_port, "Public gRPC", {1, 65535});
@@ -181,6 +185,8 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {absl::StrCat("--", name), value});
   };
+  router("default-deadline",
+         absl::StrCat(absl::ToDoubleSeconds(default_deadline), "s"));
   router("api-keys-file", api_keys_file);
   router("ssl-certfile", ssl_certfile);
   router("ssl-keyfile", ssl_keyfile);
@@ -337,6 +343,15 @@ int RunTandem(int argc, char** argv) {
   status_line->Group("TLS");
   status_tls.AddTo(status_line);
 
+  CordonCommand cordon(/*cordoned=*/true);
+  CommandLine* const cordon_line = line.AddCommand(
+      "cordon", "Give a worker nothing new; what runs on it goes on");
+  cordon.AddTo(cordon_line);
+  CordonCommand uncordon(/*cordoned=*/false);
+  CommandLine* const uncordon_line =
+      line.AddCommand("uncordon", "Give a worker requests again");
+  uncordon.AddTo(uncordon_line);
+
   LoraCommand lora;
   CommandLine* const lora_line = line.AddCommand(
       "lora", "Load, unload and list a cluster's LoRA adapters");
@@ -424,6 +439,10 @@ int RunTandem(int argc, char** argv) {
     status = directory.ok() ? plan_command.Run(plan_source.model,
                                                plan_source.revision, *directory)
                             : directory.status();
+  } else if (chosen == cordon_line) {
+    status = cordon.Run();
+  } else if (chosen == uncordon_line) {
+    status = uncordon.Run();
   } else if (chosen == lora_line) {
     status = lora.Run();
   } else if (chosen == keys_line) {

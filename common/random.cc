@@ -6,6 +6,9 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
 namespace tandem {
 
 uint64_t SystemRandom::Next() {
@@ -26,6 +29,16 @@ uint64_t SeededRandom::Next() {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
+}
+
+std::string Uuid(Random* random) {
+  std::string bytes = random->Bytes(16);
+  bytes[6] = static_cast<char>((bytes[6] & 0x0f) | 0x40);
+  bytes[8] = static_cast<char>((bytes[8] & 0x3f) | 0x80);
+  const std::string hex = absl::BytesToHexString(bytes);
+  return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-",
+                      hex.substr(12, 4), "-", hex.substr(16, 4), "-",
+                      hex.substr(20));
 }
 
 }  // namespace tandem

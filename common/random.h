@@ -55,6 +55,9 @@ class SeededRandom final : public Random {
   uint64_t state_;
 };
 
+// A random UUID (version 4), 36 characters.
+std::string Uuid(Random* random);
+
 }  // namespace tandem
 
 #endif  // TANDEM_COMMON_RANDOM_H_

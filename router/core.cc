@@ -17,20 +17,13 @@
 namespace tandem::router {
 namespace {
 
+// Of a deadline that nobody asked for, behind a limit of time.
+constexpr absl::Duration kTimeLimitSlack = absl::Seconds(1);
+
 absl::Status QueueFull(std::string_view what, int limit) {
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                    absl::StrCat(std::string(what), ", the limit is ", limit),
                    {}, absl::Seconds(1));
-}
-
-// A random UUID (version 4) of 16 bytes.
-std::string Uuid(std::string bytes) {
-  bytes[6] = static_cast<char>((bytes[6] & 0x0f) | 0x40);
-  bytes[8] = static_cast<char>((bytes[8] & 0x3f) | 0x80);
-  const std::string hex = absl::BytesToHexString(bytes);
-  return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-",
-                      hex.substr(12, 4), "-", hex.substr(16, 4), "-",
-                      hex.substr(20));
 }
 
 // What decode workers must heed for it.
@@ -105,16 +98,20 @@ RouterCore::~RouterCore() {
                      "the router is going away"));
 }
 
+// Names are a tenant's own: another's must not be found out by them.
+bool RouterCore::IdInUse(const AdmittedRequest& admitted) const {
+  const auto named = by_client_id_.find(admitted.effective.request_id);
+  return named != by_client_id_.end() &&
+         std::any_of(named->second.begin(), named->second.end(),
+                     [&](const Request* other) {
+                       return other->tenant() == admitted.tenant;
+                     });
+}
+
 absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
   if (draining_) return Draining();
   const std::string& id = admitted.effective.request_id;
-  // Names are a tenant's own: another's must not be found out by them.
-  const auto named = by_client_id_.find(id);
-  if (named != by_client_id_.end() &&
-      std::any_of(named->second.begin(), named->second.end(),
-                  [&](const Request* other) {
-                    return other->tenant() == admitted.tenant;
-                  })) {
+  if (!admitted.id_from_header && IdInUse(admitted)) {
     return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_IN_USE",
                      absl::StrCat("request_id = ", id,
                                   ": a request of that name is in flight"));
@@ -162,14 +159,21 @@ void RouterCore::Submit(AdmittedRequest admitted,
     return;
   }
   EffectiveRequest& effective = admitted.effective;
-  if (effective.request_id.empty()) {
-    effective.request_id = Uuid(random_->Bytes(16));
+  // Proxies and browsers give one trace's calls one header.
+  if (effective.request_id.empty() ||
+      (admitted.id_from_header && IdInUse(admitted))) {
+    effective.request_id = Uuid(random_);
   }
   if (!effective.sampling.has_seed()) {
     effective.sampling.set_seed(random_->Next());
   }
   if (admitted.deadline <= absl::ZeroDuration()) {
     admitted.deadline = options_.default_deadline;
+    // A limit of time ends with what there is, and comes before an error.
+    if (effective.max_time) {
+      admitted.deadline =
+          std::max(admitted.deadline, *effective.max_time + kTimeLimitSlack);
+    }
   }
   // Hypotheses of a beam search are one search's.
   if (effective.sampling.best_of() <= 1 || effective.beam) {
@@ -194,7 +198,14 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
   Request* const raw = request.get();
   by_client_id_[raw->client_id()].push_back(raw);
   requests_[internal_id] = std::move(request);
-  queue_.push_back(raw);
+  // Behind its equals, and behind all that were computed before.
+  queue_.insert(std::find_if(queue_.begin(), queue_.end(),
+                             [&](const Request* other) {
+                               return !other->was_computed() &&
+                                      other->effective().priority >
+                                          raw->effective().priority;
+                             }),
+                raw);
   Pump();
 }
 
@@ -513,6 +524,18 @@ int RouterCore::AbortAll(const std::string& tenant) {
     request->Abort();
   }
   return static_cast<int>(aborted.size());
+}
+
+absl::StatusOr<int> RouterCore::Cordon(const std::string& worker_id,
+                                       bool cordoned) {
+  const absl::Status status = registry_.Cordon(worker_id, cordoned);
+  if (!status.ok()) return status;
+  int count = 0;
+  for (const auto& [id, request] : requests_) {
+    count += request->decode_worker_id() == worker_id ||
+             request->prefill_worker_id() == worker_id;
+  }
+  return count;
 }
 
 void RouterCore::CloseAll(const absl::Status& status) {

@@ -51,6 +51,9 @@ class RouterCore final : private RegistryListener,
     registry_.AddStream(std::move(stream));
   }
 
+  // The requests that the worker has, which go on. NOT_FOUND.
+  absl::StatusOr<int> Cordon(const std::string& worker_id, bool cordoned);
+
   // By the client's id, or the internal one in hex. NOT_FOUND, or the number
   // of tokens delivered. With `tenant`, of its own requests alone, which are
   // those without a tenant where it is empty.
@@ -107,6 +110,7 @@ class RouterCore final : private RegistryListener,
                      std::unique_ptr<ClientStream> client) override;
   void OnGroupEnded(SequenceGroup* group) override;
 
+  bool IdInUse(const AdmittedRequest& admitted) const;
   absl::Status Admit(const AdmittedRequest& admitted) const;
   // Places waiting requests, oldest first, until one finds no room. One that
   // waits for workers of its features is in nobody's way.
@@ -153,7 +157,9 @@ class RouterCore final : private RegistryListener,
   // The sequences of each.
   absl::flat_hash_map<std::string, std::vector<Request*>> by_client_id_;
   std::vector<std::unique_ptr<SequenceGroup>> groups_;
-  std::list<Request*> queue_;  // those that were computed before come first
+  // Those that were computed before come first, the others by priority, then
+  // age.
+  std::list<Request*> queue_;
   // Block hashes of the request at the queue's head, per block size.
   mutable std::string hashed_id_;
   mutable size_t hashed_tokens_ = 0;

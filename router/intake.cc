@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/random.h"
 #include "common/trace_context.h"
 #include "router/errors.h"
@@ -30,7 +31,11 @@ ModelLimits Intake::Limits() const {
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
     Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
-  absl::StatusOr<AdmittedRequest> admitted = Admit(request);
+  absl::StatusOr<AdmittedRequest> admitted =
+      !headers.tenant.empty() && request.priority() < 0
+          ? FieldInvalid("priority", absl::StrCat(request.priority()),
+                         "of a tenant with a key 0 or more")
+          : Admit(request);
   if (admitted.ok() && !headers.tenant.empty()) {
     absl::Status charged =
         Charge(request, std::string(headers.tenant), &*admitted);
@@ -41,11 +46,11 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
     return admitted;
   }
   admitted->api = api;
-  admitted->chat = request.has_chat();
   admitted->trace = TraceOf(headers);
   if (admitted->effective.request_id.empty() &&
       ValidateRequestId(headers.request_id).ok()) {
     admitted->effective.request_id = std::string(headers.request_id);
+    admitted->id_from_header = true;
   }
   if (time_left != absl::InfiniteDuration()) {
     admitted->deadline = std::max(time_left, absl::Milliseconds(1));
@@ -186,6 +191,14 @@ v1::ModelInfo Intake::Info(const std::string& name) const {
                                     limits.eos_token_ids.end());
   *info.mutable_default_sampling() = DefaultSampling(limits);
   *info.mutable_default_stopping() = DefaultStopping(limits);
+  if (limits.has_chat_template) info.add_capabilities("chat");
+  if (limits.template_has_tools &&
+      limits.tool_call_style.value_or(ToolCallStyle::kNone) !=
+          ToolCallStyle::kNone) {
+    info.add_capabilities("tools");
+  }
+  if (offers_.attention) info.add_capabilities("attention");
+  if (offers_.no_kv_cache) info.add_capabilities("no_kv_cache");
   info.set_ready_decode_workers(facts_->ready_decode);
   info.set_ready_prefill_workers(facts_->ready_prefill);
   return info;

@@ -143,9 +143,10 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
     const v1::GenerateRequest& request) const {
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kText:
-      return Encode(request.text(), /*add_special_tokens=*/true);
+      return Encode(request.text(), !request.has_add_special_tokens() ||
+                                        request.add_special_tokens());
     case v1::GenerateRequest::kChat:
-      return Encode(request.chat(), /*add_special_tokens=*/false);
+      return Encode(request.chat(), request.add_special_tokens());
     case v1::GenerateRequest::kTokenIds: {
       Prompt prompt;
       prompt.token_ids.assign(request.token_ids().ids().begin(),
@@ -263,8 +264,8 @@ absl::Status ModelText::CheckStructured(const v1::StructuredOptions& structured,
                      absl::StrCat(field, ": ", why), {{"field", field}},
                      absl::Seconds(1));
   }
-  return FieldInvalid(field, source.text.empty() ? "(empty)" : source.text,
-                      why);
+  return ConstraintInvalid(field, source.text.empty() ? "(empty)" : source.text,
+                           why);
 }
 
 absl::StatusOr<std::string> ModelText::Decode(absl::Span<const int32_t> ids,

@@ -30,7 +30,9 @@ struct RouterOptions {
   // been computed already waits for `recovery_wait`, a worker's restart.
   absl::Duration no_workers_wait = absl::Seconds(10);
   absl::Duration recovery_wait = absl::Seconds(60);
-  absl::Duration default_deadline = absl::Seconds(120);
+  // As long as OpenAI's SDKs wait: whoever sent none gets an answer that is not
+  // streamed before it gives up.
+  absl::Duration default_deadline = absl::Seconds(600);
 
   // Calls to workers.
   absl::Duration beat = absl::Seconds(1);

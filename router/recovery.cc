@@ -323,7 +323,12 @@ void Request::OnClosed(absl::Status status) {
 
 void Request::Fail(const absl::Status& status) {
   if (phase_ == Phase::kEnded) return;
-  client_->Close(status);
+  // By its name people find it in the logs.
+  client_->Close(
+      absl::IsInternal(status)
+          ? WithMessage(status, absl::StrCat(status.message(), " (request ",
+                                             client_id(), ")"))
+          : status);
   End(status);
 }
 
@@ -431,7 +436,7 @@ void Request::End(const absl::Status& status) {
   summary.request_id = effective_.request_id;
   summary.internal_id = absl::BytesToHexString(internal_id_);
   summary.api = api_;
-  summary.operation = chat_ ? "chat" : "text_completion";
+  summary.operation = effective_.chat ? "chat" : "text_completion";
   summary.trace_id = absl::BytesToHexString(caller_.trace_id);
   summary.tenant = tenant_;
   summary.status = status;

@@ -261,8 +261,24 @@ Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
   return Life::kLost;
 }
 
+absl::Status Registry::Cordon(const std::string& worker_id, bool cordoned) {
+  const bool known = workers_.find(worker_id) != workers_.end();
+  if (!known && (cordoned || !cordoned_.contains(worker_id))) {
+    return MakeError(absl::StatusCode::kNotFound, "WORKER_NOT_FOUND",
+                     absl::StrCat("worker_id = ", worker_id.substr(0, 128),
+                                  ": no such worker is registered here"));
+  }
+  if (cordoned) {
+    cordoned_.insert(worker_id);
+  } else if (cordoned_.erase(worker_id) > 0) {
+    listener_->OnRoom();
+  }
+  return absl::OkStatus();
+}
+
 bool Registry::Placeable(const Worker& worker) const {
   return worker.has_load && worker.load.state() == v1::WORKER_STATE_READY &&
+         !cordoned_.contains(worker.id()) &&
          !avoided_workers_.Avoided(worker.id(), loop_->Now());
 }
 
@@ -424,7 +440,9 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
     status->set_losses(worker->losses);
     if (status->placeable()) continue;
     const auto avoided = avoided_workers_.entries().find(id);
-    if (worker->load.state() == v1::WORKER_STATE_DRAINING) {
+    if (cordoned_.contains(id)) {
+      status->set_reason("cordoned");
+    } else if (worker->load.state() == v1::WORKER_STATE_DRAINING) {
       status->set_reason("draining");
     } else if (!worker->has_load ||
                worker->load.state() != v1::WORKER_STATE_READY) {

@@ -16,6 +16,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -103,7 +104,12 @@ class Registry {
   };
   Life LifeOf(const v1::WorkerRef& worker) const;
 
-  // READY, and its calls do not fail. Whether it has room is another matter.
+  // Whether it gets nothing new, until told otherwise: also where it registers
+  // anew. NOT_FOUND where there is none, and none was cordoned.
+  absl::Status Cordon(const std::string& worker_id, bool cordoned);
+
+  // READY, not cordoned, and its calls do not fail. Whether it has room is
+  // another matter.
   bool Placeable(const Worker& worker) const;
   bool Full(const Worker& worker) const;
   bool PairAllowed(const Worker& prefill, const Worker& decode) const;
@@ -159,9 +165,10 @@ class Registry {
   std::list<std::unique_ptr<Lease>> leases_;
   std::list<std::unique_ptr<Lease>> ended_;  // until their callbacks returned
   std::map<std::string, std::unique_ptr<Worker>> workers_;
-  std::deque<Departed> departed_;  // newest last, bounded
-  AvoidList avoided_workers_;      // by worker id
-  AvoidList avoided_pairs_;        // "prefill\ndecode\nway"; way may be empty
+  std::set<std::string> cordoned_;  // by worker id
+  std::deque<Departed> departed_;   // newest last, bounded
+  AvoidList avoided_workers_;       // by worker id
+  AvoidList avoided_pairs_;         // "prefill\ndecode\nway"; way may be empty
   std::deque<std::pair<absl::Time, v1::RejectedWorker>> rejected_;
   int64_t registrations_ = 0;
   int64_t leases_lost_ = 0;

@@ -43,7 +43,6 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       prompt_(std::move(admitted.prompt)),
       sequence_index_(admitted.sequence_index),
       api_(admitted.api),
-      chat_(admitted.chat),
       tenant_(std::move(admitted.tenant)),
       charge_(std::move(admitted.charge)),
       internal_id_(std::move(internal_id)),
@@ -294,7 +293,8 @@ void Request::OnDead(const v1::AttemptDead& dead) {
     if (++preemptions_ > context_.options->max_preemptions) {
       Fail(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                      "the sequence was preempted too often: the decode "
-                     "workers have too little memory for their load"));
+                     "workers have too little memory for their load",
+                     {}, absl::Seconds(2)));
       return;
     }
   }

@@ -53,7 +53,8 @@ struct AdmittedRequest {
   absl::Duration deadline;      // from now; zero: the default
   uint32_t sequence_index = 0;  // of a request for several; see sampling.n
   Api api = Api::kGrpc;
-  bool chat = false;
+  // Its id is that of a header, which several requests may share.
+  bool id_from_header = false;
   TraceContext trace;
   std::string tenant;                       // empty: no keys are asked for
   std::shared_ptr<Tenants::Charge> charge;  // null without a tenant
@@ -246,7 +247,6 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::vector<int32_t> prompt_;
   const uint32_t sequence_index_;
   const Api api_;
-  const bool chat_;
   const std::string tenant_;
   const std::shared_ptr<Tenants::Charge> charge_;
   const std::string internal_id_;

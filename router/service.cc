@@ -209,6 +209,22 @@ grpc::ServerUnaryReactor* AdminServer::Abort(
   return reactor;
 }
 
+grpc::ServerUnaryReactor* AdminServer::SetWorkerState(
+    grpc::CallbackServerContext* context,
+    const v1::SetWorkerStateRequest* request,
+    v1::SetWorkerStateResponse* response) {
+  LoopAnswer answer(context);
+  grpc::ServerUnaryReactor* const reactor = answer.reactor();
+  loop_->Post([core = core_, id = request->worker_id(),
+               cordoned = request->cordoned(), response,
+               answer = std::move(answer)]() mutable {
+    const absl::StatusOr<int> requests = core->Cordon(id, cordoned);
+    if (requests.ok()) response->set_requests(*requests);
+    answer.Finish(requests.status());
+  });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* AdminServer::LoadLoraAdapter(
     grpc::CallbackServerContext* context,
     const v1::LoadLoraAdapterRequest* request,

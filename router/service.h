@@ -106,6 +106,10 @@ class AdminServer final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
                                   const v1::AbortRequest* request,
                                   v1::AbortResponse* response) override;
+  grpc::ServerUnaryReactor* SetWorkerState(
+      grpc::CallbackServerContext* context,
+      const v1::SetWorkerStateRequest* request,
+      v1::SetWorkerStateResponse* response) override;
   grpc::ServerUnaryReactor* LoadLoraAdapter(
       grpc::CallbackServerContext* context,
       const v1::LoadLoraAdapterRequest* request,

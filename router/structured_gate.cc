@@ -244,8 +244,8 @@ void StructuredGate::Refuse(uint64_t request, absl::Status status) {
   requests_.erase(it);
   if (waiting->admitted.effective.forced_call &&
       absl::IsInvalidArgument(status)) {
-    status =
-        FieldInvalid("chat.tools", "(schemas)", std::string(status.message()));
+    status = ConstraintInvalid("chat.tools", "(schemas)",
+                               std::string(status.message()));
   }
   refused_(waiting->admitted.api, status);
   waiting->client->Close(std::move(status));

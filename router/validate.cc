@@ -14,8 +14,6 @@
 namespace tandem::router {
 namespace {
 
-constexpr char kNotOffered[] = "not offered by this version";
-
 // Returns from the enclosing function on an error.
 #define TANDEM_ROUTER_RETURN_IF_ERROR(expression)                           \
   do {                                                                      \
@@ -35,15 +33,6 @@ absl::Status CheckRange(const char* field, T value, T low, T high) {
                       absl::StrCat("must be in ", low, "..", high));
 }
 
-// Features of later versions: only the value that asks for nothing passes.
-template <typename T>
-absl::Status CheckOnly(const char* field, bool has, T value, T only) {
-  if (!has || value == only) return absl::OkStatus();
-  return FieldInvalid(
-      field, absl::StrCat(value),
-      absl::StrCat("only ", only, " is allowed; others are ", kNotOffered));
-}
-
 absl::Status CheckPrompt(const v1::GenerateRequest& request,
                          const ModelLimits& limits) {
   switch (request.prompt_case()) {
@@ -53,6 +42,10 @@ absl::Status CheckPrompt(const v1::GenerateRequest& request,
       if (request.token_ids().ids().empty()) {
         return FieldInvalid("token_ids.ids", "(empty)",
                             "at least one token is needed");
+      }
+      if (request.has_add_special_tokens()) {
+        return FieldInvalid("add_special_tokens", "(set)",
+                            "excludes token_ids, which are used as they are");
       }
       return ValidateTokenIds("token_ids.ids", request.token_ids().ids(),
                               limits);
@@ -366,8 +359,6 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
     return FieldInvalid("cache.no_kv_cache", "true",
                         "this server was started without --enable-no-kv-cache");
   }
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckOnly("priority", request.has_priority(), request.priority(), 0));
   if (!v1::Placement_IsValid(request.placement())) {
     return FieldInvalid("placement",
                         absl::StrCat(static_cast<int>(request.placement())),
@@ -643,6 +634,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
 
   EffectiveRequest effective;
   effective.request_id = request.request_id();
+  effective.chat = request.has_chat();
   effective.sampling = EffectiveSampling(request.sampling(), limits);
   if (request.has_beam()) {
     effective.beam = EffectiveBeam(request.beam());
@@ -675,6 +667,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   absl::StatusOr<std::string> adapter = AdapterOf(request, limits);
   if (!adapter.ok()) return adapter.status();
   effective.adapter = *std::move(adapter);
+  effective.priority = request.priority();
   effective.cache_salt = request.cache().cache_salt();
   effective.no_kv_cache = request.cache().no_kv_cache();
   effective.bypass_prefix_cache =
@@ -742,12 +735,18 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
     room = limits.context_length - prompt_tokens;
     const int wanted = stopping.has_max_tokens() ? stopping.max_tokens() : 1;
     if (wanted > room) {
+      // In OpenAI's words, by which clients know that a shorter prompt helps.
+      const char* const part = effective->chat ? "messages" : "prompt";
       return MakeError(
           absl::StatusCode::kInvalidArgument, "CONTEXT_LENGTH_EXCEEDED",
-          absl::StrCat("prompt of ", prompt_tokens, " tokens and max_tokens = ",
-                       wanted, ": together at most ", limits.context_length),
-          {{"field",
-            stopping.has_max_tokens() ? "stopping.max_tokens" : "prompt"},
+          absl::StrCat("This model's maximum context length is ",
+                       limits.context_length,
+                       " tokens. However, you requested ",
+                       int64_t{prompt_tokens} + wanted, " tokens (",
+                       prompt_tokens, " in the ", part, ", ", wanted,
+                       " in the completion). Please reduce the length of the ",
+                       part, " or completion."),
+          {{"field", effective->chat ? "chat.messages" : "prompt"},
            {"prompt_tokens", absl::StrCat(prompt_tokens)},
            {"max_tokens", absl::StrCat(wanted)},
            {"context_length", absl::StrCat(limits.context_length)}});

@@ -59,8 +59,8 @@ struct ModelLimits {
 };
 
 inline constexpr int kMaxRequestIdBytes = 128;
-inline constexpr int kMaxStopStrings = 8;
-inline constexpr int kMaxStopStringBytes = 64;
+inline constexpr int kMaxStopStrings = 32;
+inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr int kMaxSequences = 32;       // of a request, best_of
@@ -82,11 +82,13 @@ inline constexpr float kMaxLogitBias = 100;
 // go back to the client in GenerateStarted.
 struct EffectiveRequest {
   std::string request_id;        // the client's; may be empty
+  bool chat = false;             // of a chat template's prompt
   v1::SamplingOptions sampling;  // seed unset where the client gave none
   v1::StoppingOptions stopping;  // max_tokens unset until FitToContext
   v1::OutputOptions output;
   v1::Placement placement = v1::PLACEMENT_AUTO;
-  std::string adapter;  // empty: none
+  int32_t priority = 0;  // lower: served first
+  std::string adapter;   // empty: none
   std::string cache_salt;
   bool bypass_prefix_cache = false;
   bool no_kv_cache = false;

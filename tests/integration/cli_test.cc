@@ -205,6 +205,22 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_NE(Shell(Tandem("status " + served.Admin())).output.find("decode-1"),
             std::string::npos);
 
+  const auto shows_cordoned = [&] {
+    const std::string table = Shell(Tandem("status " + served.Admin())).output;
+    return table.find("  decode-1         decode   cordoned ") !=
+           std::string::npos;
+  };
+  EXPECT_FALSE(shows_cordoned());
+  EXPECT_EQ(Shell(Tandem("cordon decode-1 " + served.Admin())).output,
+            "decode-1 cordoned, 0 requests on it\n");
+  EXPECT_TRUE(shows_cordoned());
+  EXPECT_EQ(Shell(Tandem("uncordon decode-1 " + served.Admin())).code, 0);
+  EXPECT_FALSE(shows_cordoned());
+  const Result nobody =
+      Shell(Tandem("cordon decode-9 " + served.Admin() + " 2>&1"));
+  EXPECT_EQ(nobody.code, 1);
+  EXPECT_NE(nobody.output.find("decode-9"), std::string::npos);
+
   const Result chat =
       Shell(Tandem("generate --chat --timings " + served.Router() +
                    " --temperature 0 --max-tokens 30 'Hello' 2>&1"));

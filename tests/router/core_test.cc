@@ -5,7 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
@@ -197,6 +201,11 @@ TEST_F(CoreTest, AContradictionEndsTheRequestWithAnError) {
   w.decodes[0].Say(World::Started(1));
   w.decodes[0].Say(World::Tokens(kPrompt, {2}));
   EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
+  // Who reports it can say which one.
+  EXPECT_THAT(std::string(client->status.message()),
+              testing::EndsWith(absl::StrCat(
+                  " (request ", client->sent.front().request_id(), ")")));
+  EXPECT_EQ(ErrorReason(client->status), "INTERNAL");
 }
 
 // ------------------------------------------------------------- prefill lost
@@ -365,6 +374,18 @@ TEST_F(CoreTest, PreemptionIsNoFailure) {
   EXPECT_EQ(World::Text(*client), "abcd");
   EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
   EXPECT_EQ(client->sent.back().done().timings().preemptions(), 5);
+}
+
+TEST(CoreLimits, WhoIsPreemptedTooOftenMayComeAgain) {
+  RouterOptions options;
+  options.max_preemptions = 0;
+  World w(options);
+  w.Decode("d0");
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.decodes[0].Say(World::Dead(1, /*preempted=*/true));
+  EXPECT_EQ(ErrorReason(client->status), "QUEUE_FULL");
+  EXPECT_EQ(RetryAfter(client->status), absl::Seconds(2));
 }
 
 // -------------------------------------------------------------- decode lost
@@ -673,6 +694,26 @@ TEST_F(CoreTest, DeadlineAndMaxTimeEndDifferently) {
   EXPECT_TRUE(w.core->idle());
 }
 
+// Who limits its time gets what there is by then, also beyond the deadline of
+// those that say nothing.
+TEST(CoreLimits, ALimitOfTimeIsNoDeadline) {
+  RouterOptions options;
+  options.default_deadline = absl::Seconds(3);
+  World w(options);
+  AdmittedRequest ask = World::Ask();
+  ClientPipe* const silent = w.Submit(ask);
+  ask.effective.max_time = absl::Seconds(5);
+  ClientPipe* const limited = w.Submit(std::move(ask));
+  w.Decode("d0");
+  for (DecodePipe& pipe : w.decodes) pipe.Say(World::Opened(1, "t"));
+  w.RunFor(absl::Seconds(4));
+  EXPECT_EQ(ErrorReason(silent->status), "DEADLINE");
+  EXPECT_FALSE(limited->dropped);
+  w.RunFor(absl::Seconds(3));
+  EXPECT_TRUE(limited->status.ok()) << limited->status;
+  EXPECT_EQ(World::Reason(*limited), v1::FINISH_REASON_TIME_LIMIT);
+}
+
 TEST_F(CoreTest, ASlowClientPausesItsOwnStreamThenEnds) {
   ClientPipe* slow = Decoding();
   ClientPipe* normal = Decoding();
@@ -743,6 +784,74 @@ TEST(CoreLimits, RequestIdsInFlightAreUnique) {
   EXPECT_EQ(w.Submit(again)->status.code(), absl::StatusCode::kAlreadyExists);
   first->Break(absl::CancelledError(""));
   EXPECT_FALSE(w.Submit(again)->dropped);
+}
+
+// A header of that name may come with several calls of one trace.
+TEST(CoreLimits, AHeadersIdInUseMakesRoomForAFreshOne) {
+  World w;
+  w.Decode("d0");
+  AdmittedRequest ask = World::Ask();
+  ask.effective.request_id = "trace";
+  ask.id_from_header = true;
+  std::vector<std::string> ids;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_FALSE(w.Submit(ask)->dropped) << i;
+  }
+  const v1::GetClusterStateResponse state = w.core->State(true);
+  for (const v1::RequestStatus& status : state.in_flight()) {
+    ids.push_back(status.request_id());
+  }
+  ASSERT_EQ(ids.size(), 3u);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), "trace"), 1);
+  EXPECT_EQ(std::set<std::string>(ids.begin(), ids.end()).size(), 3u);
+  // Named by its own field, it is refused as ever.
+  ask.id_from_header = false;
+  EXPECT_EQ(ErrorReason(w.Submit(ask)->status), "REQUEST_ID_IN_USE");
+}
+
+TEST(CoreLimits, TheLowerPriorityIsPlacedFirstAndOfEqualsTheOlder) {
+  World w;
+  for (const int priority : {0, 5, -1, 0, 5, -1}) {
+    AdmittedRequest ask = World::Ask();
+    ask.prompt.back() = static_cast<int32_t>(w.clients.size());
+    ask.effective.priority = priority;
+    w.Submit(std::move(ask));
+  }
+  w.Decode("d0");
+  std::vector<int> order;
+  for (const DecodePipe& pipe : w.decodes) {
+    order.push_back(*pipe.sent[0].open().prompt_token_ids().rbegin());
+  }
+  EXPECT_THAT(order, testing::ElementsAre(2, 5, 0, 3, 1, 4));
+}
+
+TEST(CoreLimits, ACordonedWorkerKeepsWhatItHasAndGetsNothingNew) {
+  World w;
+  LeasePipe* const lease = w.Decode("d0");
+  ClientPipe* const running = w.Submit(World::Ask());
+  ASSERT_EQ(w.decodes.size(), 1u);
+  EXPECT_EQ(ErrorReason(w.core->Cordon("d1", true).status()),
+            "WORKER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(w.core->Cordon("d1", false).status()),
+            "WORKER_NOT_FOUND");
+  EXPECT_EQ(*w.core->Cordon("d0", true), 1);
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+  EXPECT_EQ(w.core->State(false).workers(0).reason(), "cordoned");
+  EXPECT_FALSE(w.core->State(false).workers(0).placeable());
+  w.Submit(World::Ask());
+  w.RunFor(absl::Seconds(1));
+  EXPECT_EQ(w.decodes.size(), 1u);
+  EXPECT_FALSE(running->dropped || w.decodes[0].dropped);
+  // A restart does not undo what an operator decided.
+  lease->Break(absl::UnavailableError("gone"));
+  EXPECT_TRUE(w.core->Cordon("d0", true).status().code() ==
+              absl::StatusCode::kNotFound);
+  w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, '2'));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 0);
+  EXPECT_TRUE(w.core->Cordon("d0", false).ok());
+  EXPECT_EQ(w.core->ready_workers(v1::WORKER_ROLE_DECODE), 1);
+  EXPECT_GE(w.decodes.size(), 2u);
 }
 
 TEST(CoreLimits, DrainRefusesNewRequestsAndFinishesOld) {

@@ -119,7 +119,7 @@ class RequestTraceTest : public testing::Test {
   }
   AdmittedRequest Ask(bool sampled = true) {
     AdmittedRequest admitted = World::Ask();
-    admitted.chat = true;
+    admitted.effective.chat = true;
     admitted.effective.request_id = "mine";
     admitted.trace = *ParseTraceContext(kParent, "a=b");
     admitted.trace.sampled = sampled;

@@ -7,11 +7,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <regex>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "google/protobuf/text_format.h"
 
@@ -48,6 +54,12 @@ struct Case {
 std::string Tools(const std::string& tool, const std::string& rest = "") {
   return absl::StrCat("chat { messages { role: 'u' } tools { ", tool, " } ",
                       rest, " }");
+}
+
+std::string Stops(int count) {
+  return absl::StrCat(
+      "stopping { stop: [",
+      absl::StrJoin(std::vector<std::string>(count, "'a'"), ","), "] }");
 }
 
 std::string Called(const std::string& call, const std::string& next = "") {
@@ -171,14 +183,13 @@ const Case kCases[] = {
     {"stopping.min_tokens", "stopping { min_tokens: -2147483648 }"},
     // stopping.stop
     {"", "stopping { stop: 'a' }"},
-    {"", absl::StrCat("stopping { stop: '", std::string(64, 'a'), "' }")},
+    {"", absl::StrCat("stopping { stop: '", std::string(256, 'a'), "' }")},
     {"stopping.stop", "stopping { stop: '' }"},
     {"stopping.stop", "stopping { stop: 'a' stop: '' }"},
     {"stopping.stop",
-     absl::StrCat("stopping { stop: '", std::string(65, 'a'), "' }")},
-    {"", "stopping { stop: ['a','b','c','d','e','f','g','h'] }"},
-    {"stopping.stop",
-     "stopping { stop: ['a','b','c','d','e','f','g','h','i'] }"},
+     absl::StrCat("stopping { stop: '", std::string(257, 'a'), "' }")},
+    {"", Stops(32)},
+    {"stopping.stop", Stops(33)},
     // stopping.stop_token_ids
     {"", "stopping { stop_token_ids: 0 }"},
     {"", "stopping { stop_token_ids: 999 }"},
@@ -258,8 +269,8 @@ const Case kCases[] = {
     {"sampling.typical_p", "beam { width: 2 } sampling { typical_p: 0.5 }"},
     {"stopping.stop", "beam { width: 2 } stopping { stop: 'a' }"},
     {"", "priority: 0"},
-    {"priority", "priority: 1"},
-    {"priority", "priority: -1"},
+    {"", "priority: 7"},
+    {"", "priority: -1"},
     // placement
     {"", "placement: PLACEMENT_UNSPECIFIED"},
     {"", "placement: PLACEMENT_AUTO"},
@@ -276,6 +287,9 @@ const Case kCases[] = {
     {"", "text: ''"},
     {"", "token_ids { ids: [0, 999] }"},
     {"token_ids.ids", "token_ids { }"},
+    {"", "text: '' add_special_tokens: false"},
+    {"", "chat { messages { role: 'user' } } add_special_tokens: true"},
+    {"add_special_tokens", "token_ids { ids: 1 } add_special_tokens: true"},
     {"token_ids.ids", "token_ids { ids: 1000 }"},
     {"token_ids.ids", "token_ids { ids: [1, 4294967295] }"},
     {"", "chat { messages { role: 'user' content: 'hi' } }"},
@@ -578,6 +592,25 @@ TEST(FitToContext, Table) {
     if (!status.ok()) continue;
     EXPECT_EQ(e.stopping.max_tokens(), c.expected);
   }
+  // OpenAI's sentence, which LiteLLM and others look for.
+  for (const bool chat : {false, true}) {
+    EffectiveRequest e;
+    e.chat = chat;
+    e.stopping.set_max_tokens(41);
+    ModelLimits limits = Limits();
+    limits.context_length = 100;
+    const absl::Status status = FitToContext(60, limits, &e);
+    const std::string part = chat ? "messages" : "prompt";
+    EXPECT_EQ(status.message(),
+              "This model's maximum context length is 100 tokens. However, you "
+              "requested 101 tokens (60 in the " +
+                  part +
+                  ", 41 in the completion). Please reduce the length "
+                  "of the " +
+                  part + " or completion.");
+    EXPECT_EQ(ErrorMetadata(status)["field"],
+              chat ? "chat.messages" : "prompt");
+  }
 }
 
 TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
@@ -726,6 +759,54 @@ TEST(ValidateTools, TellWhichCallsAreLookedFor) {
   EXPECT_FALSE(Validate(request, limits)->tool_calls.has_value());
   request.mutable_chat()->clear_tools();
   EXPECT_FALSE(Validate(request, Limits())->tool_calls.has_value());
+}
+
+std::string Contents(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::set<std::string> Matches(const std::string& text, const char* pattern) {
+  std::set<std::string> all;
+  const std::regex expression(pattern);
+  for (std::sregex_iterator it(text.begin(), text.end(), expression), end;
+       it != end; ++it) {
+    all.insert((*it)[1]);
+  }
+  return all;
+}
+
+// Programs compare reasons, and find them in inference.proto: all that the
+// router's sources give, and no other.
+TEST(Reasons, AreThoseThatTheProtocolLists) {
+  const std::filesystem::path root = TANDEM_SOURCE_DIR;
+  // Of operators' and workers' services, and of the start.
+  const std::set<std::string> others = {
+      "adapter_control.cc", "compatibility.cc", "key_file.cc", "main.cc",
+      "otlp_exporter.cc",   "registry.cc"};
+  std::set<std::string> used;
+  for (const char* folder : {"router", "router/tenants"}) {
+    for (const auto& file :
+         std::filesystem::directory_iterator(root / folder)) {
+      const std::string extension = file.path().extension();
+      if ((extension != ".cc" && extension != ".h") ||
+          others.contains(file.path().filename())) {
+        continue;
+      }
+      used.merge(
+          Matches(Contents(file.path()), R"x("([A-Z]{3,}(?:_[A-Z]+)*)")x"));
+    }
+  }
+  used.erase("WORKER_RESTARTED");   // from worker to router
+  used.erase("REQUEST_NOT_FOUND");  // AdminService
+  const std::string proto = Contents(root / "proto/tandem/v1/inference.proto");
+  const size_t begin = proto.find("whose reason is one of");
+  const size_t end = proto.find("A stream that ends with OK");
+  ASSERT_LT(begin, end);
+  std::string list = proto.substr(begin, end - begin);
+  // Behind the canonical codes.
+  list = std::regex_replace(list, std::regex("\n//   [A-Z_]+ "), "\n");
+  EXPECT_EQ(Matches(list, "\\b([A-Z]{3,}(?:_[A-Z]+)*)\\b"), used);
 }
 
 }  // namespace
