@@ -276,6 +276,9 @@ class Process {
   std::unique_ptr<rpc::Server> public_server_, internal_server_, admin_server_;
   std::unique_ptr<Timer> second_, facts_timer_, drain_poll_;
   std::atomic<bool> draining_ = false;
+  // On the loop: whose health says whether a decode worker is ready.
+  rpc::Server* health_ = nullptr;
+  bool serving_ = false;
   absl::Time drain_ends_;
   std::promise<absl::Status> finished_;
 };
@@ -504,7 +507,8 @@ absl::Status Process::StartServers() {
                  : std::make_optional(ForHttp(public_tls_)),
       // Elsewhere a key or a certificate tells who may.
       .local_hosts_only = OnLoopback(flags_.host) && !access_->closed() &&
-                          public_tls_.cert.empty()});
+                          public_tls_.cert.empty(),
+      .error_page = &HttpFront::ErrorPage});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};
@@ -557,9 +561,14 @@ absl::Status Process::StartServers() {
              {inference_.get(), openengine_.get(), openengine_control_.get()});
   if (!public_server.ok()) return public_server.status();
   public_server_ = *std::move(public_server);
+  // "" is the process, for who restarts it; services are what /readyz says.
   for (const char* service : kServices) {
-    public_server_->SetServing(service, true);
+    public_server_->SetServing(service, false);
   }
+  loop_.RunSync([this] {
+    health_ = public_server_.get();
+    UpdateFacts();
+  });
   return absl::OkStatus();
 }
 
@@ -579,6 +588,10 @@ void Process::UpdateFacts() {
   facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
   facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
   facts_.set_adapters(core_->adapters());
+  const bool serving = !draining_ && facts_.ready_decode > 0;
+  if (health_ == nullptr || serving == serving_) return;
+  serving_ = serving;
+  for (const char* service : kServices) health_->SetServing(service, serving);
 }
 
 absl::Status Process::Ready() const {
@@ -593,9 +606,7 @@ void Process::Drain() {
   LogInfo("draining", {{"timeout", flags_.shutdown_timeout},
                        {"requests", core_->in_flight()}});
   draining_ = true;
-  for (const char* service : kServices) {
-    public_server_->SetServing(service, false);
-  }
+  UpdateFacts();  // the services have ended
   public_server_->SetServing("", false);
   core_->Drain();
   gate_->CloseAll(Draining());

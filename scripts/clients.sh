@@ -66,6 +66,17 @@ else
   say "JavaScript: skipped, there is no npm"
 fi
 
+# The same with a key, which `tandem serve` and the clients read there.
+export TANDEM_API_KEY=sk-tandem-clients
+serve "$ROOT/models/tales"
+"$CLIENTS/bin/python" "$ROOT/tests/clients/python_clients.py" \
+  "http://127.0.0.1:$HTTP/v1"
+if command -v npm >/dev/null; then
+  node "$CLIENTS/node_client.mjs" "http://127.0.0.1:$HTTP/v1"
+fi
+unset TANDEM_API_KEY
+serve "$ROOT/models/tales"
+
 if [ "${1-}" = --guidellm ]; then
   GUIDELLM=$BUILD/clients-guidellm
   [ -x "$GUIDELLM/bin/python" ] || python3 -m venv "$GUIDELLM"

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/error.h"
+#include "common/random.h"
 #include "common/version.h"
 #include "nlohmann/json.hpp"
 #include "router/http/openai_answer.h"
@@ -52,6 +53,16 @@ double Rounded(float value) {
 }
 
 constexpr std::string_view kModels = "/v1/models/";
+constexpr char kRequestIdHeader[] = "X-Request-Id";
+
+// What the client calls its request, or a name for it: people who ask about an
+// error quote it.
+std::string RequestIdOf(const HttpRequest& http) {
+  const std::string id(http.Header("x-request-id"));
+  if (!id.empty() && ValidateRequestId(id).ok()) return id;
+  SystemRandom random;
+  return Uuid(&random);
+}
 
 // Names in paths; what is no escape stays as it is.
 std::string PercentDecoded(std::string_view text) {
@@ -158,6 +169,17 @@ void HttpFront::Register(HttpServer* server) {
   });
 }
 
+HttpResponse HttpFront::ErrorPage(int code, const std::string& path,
+                                  const std::string& message) {
+  for (const char* const ours : {"/v1/", "/tokenize", "/detokenize"}) {
+    // Of a connection that is refused nothing was read.
+    if (path.empty() || absl::StartsWith(path, ours)) {
+      return ListenerError(code, message);
+    }
+  }
+  return {.code = code, .body = message + "\n"};
+}
+
 std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
   absl::StatusOr<std::string> caller =
       intake_->access().Authenticate(head->Header("authorization"));
@@ -166,19 +188,20 @@ std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
     return std::nullopt;
   }
   intake_->CountRefused(Api::kHttp, caller.status());
-  return ErrorResponse(caller.status());
+  HttpResponse response = ErrorResponse(caller.status());
+  response.headers.emplace_back(kRequestIdHeader, RequestIdOf(*head));
+  return response;
 }
 
 void HttpFront::Generate(Parse parse,
                          std::unique_ptr<HttpExchange> exchange) const {
   const HttpRequest& http = exchange->request();
   std::vector<std::pair<std::string, std::string>> headers;
-  const std::string id(http.Header("x-request-id"));
-  if (!id.empty() && ValidateRequestId(id).ok()) {
-    headers.emplace_back("X-Request-Id", id);
-  }
+  const std::string id = RequestIdOf(http);
+  headers.emplace_back(kRequestIdHeader, id);
+  FieldNames names;
   const auto refuse = [&](const absl::Status& status) {
-    HttpResponse response = ErrorResponse(status);
+    HttpResponse response = ErrorResponse(status, names);
     if (!http.caller.empty()) {
       for (auto& header : intake_->RateHeaders(http.caller)) {
         headers.push_back(std::move(header));
@@ -189,14 +212,18 @@ void HttpFront::Generate(Parse parse,
     exchange->Answer(std::move(response));
   };
   if (const absl::Status type = CheckContentType(http); !type.ok()) {
-    HttpResponse response = ErrorResponse(type);
-    response.code = 415;
-    return exchange->Answer(std::move(response));
+    return refuse(type);
   }
   absl::StatusOr<OpenAiRequest> request = parse(http.body);
   if (!request.ok()) {
     intake_->CountRefused(Api::kHttp, request.status());
     return refuse(request.status());
+  }
+  names = request->names;
+  if (const std::string& own = request->prompts.front().request_id();
+      request->prompts.size() == 1 && !own.empty() &&
+      http.Header("x-request-id").empty() && ValidateRequestId(own).ok()) {
+    headers.front().second = own;
   }
   std::vector<AdmittedRequest> admitted;
   for (v1::GenerateRequest& prompt : request->prompts) {
@@ -315,7 +342,10 @@ HttpResponse HttpFront::Tokenize(const HttpRequest& request) const {
   if (!parsed.ok()) return ErrorResponse(parsed.status());
   const absl::StatusOr<v1::TokenizeResponse> answer =
       intake_->Tokenize(*parsed);
-  if (!answer.ok()) return ErrorResponse(answer.status());
+  if (!answer.ok()) {
+    return ErrorResponse(answer.status(),
+                         {{"text", "prompt"}, {"chat", "messages"}});
+  }
   json body = {{"count", answer->token_ids_size()},
                {"max_model_len", intake_->Limits().context_length},
                {"tokens", answer->token_ids()},
@@ -337,7 +367,9 @@ HttpResponse HttpFront::Detokenize(const HttpRequest& request) const {
   if (!parsed.ok()) return ErrorResponse(parsed.status());
   const absl::StatusOr<v1::DetokenizeResponse> answer =
       intake_->Detokenize(*parsed);
-  if (!answer.ok()) return ErrorResponse(answer.status());
+  if (!answer.ok()) {
+    return ErrorResponse(answer.status(), {{"token_ids", "tokens"}});
+  }
   return Json({{"prompt", answer->text()}});
 }
 

@@ -48,6 +48,10 @@ class HttpFront {
 
   void Register(HttpServer* server);
 
+  // HttpOptions::error_page: OpenAI's shape below the paths of its API.
+  static HttpResponse ErrorPage(int code, const std::string& path,
+                                const std::string& message);
+
  private:
   using Parse = absl::StatusOr<OpenAiRequest> (*)(std::string_view body);
 

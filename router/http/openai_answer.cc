@@ -71,34 +71,32 @@ ErrorKind KindOf(absl::StatusCode code) {
   }
 }
 
-// "sampling.top_p" of the one API is "top_p" of the other.
-std::string FieldName(const std::string& field) {
-  for (const char* group : {"sampling.", "stopping.", "output.", "structured.",
-                            "cache.", "chat.", "beam."}) {
-    if (absl::StartsWith(field, group)) {
-      return field.substr(std::string(group).size());
-    }
+// Whether the same call can succeed at another time. SDKs ask again twice after
+// 409, 429 and all that is 500 or more, which may be a whole generation each.
+bool MayRetry(const absl::Status& status) {
+  const std::string reason = ErrorReason(status);
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return RetryAfter(status).has_value();
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kUnimplemented:
+      return false;
+    default:
+      return reason != "SUSPECT";
   }
-  return field;
 }
 
-json ErrorBody(const absl::Status& status) {
+json ErrorBody(const absl::Status& status, const FieldNames& names) {
   const std::map<std::string, std::string> metadata = ErrorMetadata(status);
-  const auto found = metadata.find("field");
-  std::string message(status.message());
-  json param;
-  if (found != metadata.end()) {
-    const std::string name = FieldName(found->second);
-    if (absl::StartsWith(message, found->second)) {
-      message = name + message.substr(found->second.size());
-    }
-    param = name;
-  }
+  const auto field = metadata.find("field");
   const std::string reason = ErrorReason(status);
-  json error = {{"message", message},
+  json error = {{"message", ClientsMessage(status, names)},
                 {"type", KindOf(status.code()).type},
-                {"param", param},
+                {"param", nullptr},
                 {"code", nullptr}};
+  if (field != metadata.end()) {
+    error["param"] = ClientsName(field->second, names);
+  }
   // OpenAI's clients know these two by other names.
   if (reason == "RATE_LIMITED") {
     error["code"] = "rate_limit_exceeded";
@@ -261,10 +259,12 @@ json WorkJson(const v1::Work& work) {
           {"attention_flops", work.attention_flops()}};
 }
 
-HttpResponse ErrorResponse(const absl::Status& status) {
+HttpResponse ErrorResponse(const absl::Status& status,
+                           const FieldNames& names) {
   HttpResponse response{.code = KindOf(status.code()).code,
                         .content_type = "application/json",
-                        .body = Dump(ErrorBody(status))};
+                        .body = Dump(ErrorBody(status, names))};
+  if (ErrorReason(status) == "CONTENT_TYPE") response.code = 415;
   if (response.code == 401) {  // RFC 6750, section 3
     response.headers.emplace_back(
         "WWW-Authenticate",
@@ -277,7 +277,24 @@ HttpResponse ErrorResponse(const absl::Status& status) {
         1, absl::ToInt64Seconds(absl::Ceil(*wait, absl::Seconds(1))));
     response.headers.emplace_back("Retry-After", absl::StrCat(seconds));
   }
+  if (response.code >= 409 && !MayRetry(status)) {
+    response.headers.emplace_back("x-should-retry", "false");
+  }
   return response;
+}
+
+HttpResponse ListenerError(int code, const std::string& message) {
+  const char* const type = code == 404   ? "not_found_error"
+                           : code == 503 ? "service_unavailable_error"
+                           : code >= 500 ? "server_error"
+                                         : "invalid_request_error";
+  const json error = {{"message", message},
+                      {"type", type},
+                      {"param", nullptr},
+                      {"code", nullptr}};
+  return {.code = code,
+          .content_type = "application/json",
+          .body = Dump({{"error", error}})};
 }
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
@@ -290,6 +307,7 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       wants_logprobs_(request.prompts.front().output().has_logprobs()),
       prompt_logprobs_(request.prompt_logprobs),
       echo_logprobs_(request.echo_logprobs),
+      names_(request.names),
       model_(std::move(model)),
       created_(created),
       prompts_(request.prompts.size()) {
@@ -326,13 +344,17 @@ std::string OpenAiAnswer::OnStarted(int prompt,
   state.prompt_tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   if (return_token_ids_) state.token_ids = started.prompt_token_ids();
-  if (!stream_ || !chat_) return "";
+  if (!stream_ || (!chat_ && !return_token_ids_)) return "";
   std::string events;
   for (int i = 0; i < state.sequences; ++i) {
-    events += Chunk(prompt, i,
-                    {{"delta", {{"role", "assistant"}, {"content", ""}}},
-                     {"logprobs", nullptr},
-                     {"finish_reason", nullptr}});
+    json first = {{"logprobs", nullptr}, {"finish_reason", nullptr}};
+    if (chat_) {
+      first["delta"] = {{"role", "assistant"}, {"content", ""}};
+    } else {
+      first["text"] = "";
+      first["prompt_token_ids"] = state.token_ids;
+    }
+    events += Chunk(prompt, i, std::move(first), /*first=*/true);
   }
   return events;
 }
@@ -483,8 +505,8 @@ std::string OpenAiAnswer::Finish() {
   return body;
 }
 
-std::string OpenAiAnswer::Fail(const absl::Status& status) {
-  return Event(ErrorBody(status)) + kDone;
+std::string OpenAiAnswer::Fail(const absl::Status& status) const {
+  return Event(ErrorBody(status, names_)) + kDone;
 }
 
 void OpenAiAnswer::AddServing(json* answer) const {
@@ -529,8 +551,12 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
   return CompletionLogprobs(delta.logprobs(), &choice->text_offset);
 }
 
-std::string OpenAiAnswer::Chunk(int prompt, int index, json choice) {
+std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,
+                                bool first) {
   json chunk = Head(/*chunk=*/true);
+  if (first && chat_ && return_token_ids_) {
+    chunk["prompt_token_ids"] = prompts_[static_cast<size_t>(prompt)].token_ids;
+  }
   choice["index"] = Index(prompt, index);
   chunk["choices"] = json::array({std::move(choice)});
   if (continuous_usage_) {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "common/http/server.h"
 #include "nlohmann/json.hpp"
+#include "router/http/field_names.h"
 #include "router/http/openai_request.h"
 
 namespace tandem::router {
@@ -23,7 +24,12 @@ namespace tandem::router {
 // {"error": {message, type, param, code}} with the status that belongs to it,
 // and Retry-After where the error knows. `code` is the reason in lower case
 // ("context_length_exceeded").
-HttpResponse ErrorResponse(const absl::Status& status);
+// Fields go by the names that the client gave them. x-should-retry: false where
+// SDKs would ask again in vain.
+HttpResponse ErrorResponse(const absl::Status& status,
+                           const FieldNames& names = {});
+// The same shape for what never became a call: no such path, a body too large.
+HttpResponse ListenerError(int code, const std::string& message);
 
 // Parts of answers; timings and work are not OpenAI's, whose clients ignore
 // them: how a request was served, and what its workers counted.
@@ -47,8 +53,12 @@ class OpenAiAnswer {
   // After all prompts have ended. Of a streamed answer: usage where asked for,
   // and [DONE]; else the whole body.
   std::string Finish();
+  // An error before an answer has begun.
+  HttpResponse Refuse(const absl::Status& status) const {
+    return ErrorResponse(status, names_);
+  }
   // An error in the midst of a stream, and [DONE].
-  static std::string Fail(const absl::Status& status);
+  std::string Fail(const absl::Status& status) const;
 
  private:
   struct Choice {
@@ -85,8 +95,10 @@ class OpenAiAnswer {
   void Append(const std::string& array, std::string* list);
   void AppendLogprobs(const nlohmann::json& logprobs, Choice* choice);
   nlohmann::json Logprobs(Choice* choice, const v1::GenerateDelta& delta);
-  // One event with one choice.
-  std::string Chunk(int prompt, int index, nlohmann::json choice);
+  // One event with one choice. `first` of it: with the prompt's token ids,
+  // where asked for.
+  std::string Chunk(int prompt, int index, nlohmann::json choice,
+                    bool first = false);
   nlohmann::json Head(bool chunk) const;
   // What is told beside the usage.
   void AddServing(nlohmann::json* answer) const;
@@ -104,6 +116,7 @@ class OpenAiAnswer {
   const bool wants_logprobs_;
   const bool prompt_logprobs_;  // as a field of their own
   const bool echo_logprobs_;    // before those of the output
+  const FieldNames names_;
   const std::string model_;
   const int64_t created_;
   std::string id_;

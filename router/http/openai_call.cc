@@ -15,7 +15,7 @@ constexpr size_t kFewEvents = 16;
 
 absl::Status TooLarge(size_t limit) {
   return MakeError(
-      absl::StatusCode::kResourceExhausted, "ANSWER_TOO_LARGE",
+      absl::StatusCode::kInvalidArgument, "ANSWER_TOO_LARGE",
       absl::StrCat("the answer is over ", limit,
                    " bytes (--max-response-bytes): stream it, or "
                    "ask for fewer sequences or log probabilities"));
@@ -132,12 +132,12 @@ void OpenAiCall::OnPartClosed(const absl::Status& status) {
 
 void OpenAiCall::Fail(const absl::Status& status) {
   if (begun_) {
-    Write(OpenAiAnswer::Fail(status));
+    Write(answer_.Fail(status));
     End();
     CancelParts();
     return;
   }
-  HttpResponse response = ErrorResponse(status);
+  HttpResponse response = answer_.Refuse(status);
   response.headers.insert(response.headers.end(), headers_.begin(),
                           headers_.end());
   End();

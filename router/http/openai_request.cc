@@ -4,6 +4,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -20,6 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxOptionBytes = 1 << 20;
+constexpr double kMaxTimeSeconds = 3600;
 
 absl::StatusOr<json> ParseBody(std::string_view body) {
   absl::StatusOr<json> parsed = engine::ParseJson("the body", body);
@@ -88,11 +90,31 @@ void ReadSampling(JsonFields* fields, v1::SamplingOptions* sampling) {
   }
 }
 
-void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping) {
+// In seconds, as transformers has it.
+void ReadMaxTime(JsonFields* fields, v1::StoppingOptions* stopping) {
+  const std::optional<double> seconds = fields->Number("max_time");
+  if (!seconds) return;
+  if (!(*seconds > 0 && *seconds <= kMaxTimeSeconds)) {
+    return fields->Refuse("max_time", *seconds,
+                          absl::StrCat("must be above 0 and at most ",
+                                       kMaxTimeSeconds, " seconds"));
+  }
+  const auto nanos = static_cast<int64_t>(std::ceil(*seconds * 1e9));
+  stopping->mutable_max_time()->set_seconds(nanos / 1'000'000'000);
+  stopping->mutable_max_time()->set_nanos(
+      static_cast<int32_t>(nanos % 1'000'000'000));
+}
+
+void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping,
+                  FieldNames* names) {
   // The later name of the two wins, as with OpenAI.
   for (const char* name : {"max_tokens", "max_completion_tokens"}) {
-    if (const auto n = fields->Int32(name)) stopping->set_max_tokens(*n);
+    if (const auto n = fields->Int32(name)) {
+      stopping->set_max_tokens(*n);
+      (*names)["stopping.max_tokens"] = name;
+    }
   }
+  ReadMaxTime(fields, stopping);
   if (const auto n = fields->Int32("min_tokens")) stopping->set_min_tokens(*n);
   for (std::string& stop : fields->Strings("stop")) {
     stopping->add_stop(std::move(stop));
@@ -107,12 +129,15 @@ void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping) {
 }
 
 // vLLM's: as many beams as sequences, unless best_of says how many.
-void ReadBeam(JsonFields* fields, v1::GenerateRequest* request) {
+void ReadBeam(JsonFields* fields, v1::GenerateRequest* request,
+              FieldNames* names) {
   if (!fields->Bool("use_beam_search").value_or(false)) return;
+  (*names)["beam"] = "use_beam_search";
   v1::BeamOptions* const beam = request->mutable_beam();
   v1::SamplingOptions* const sampling = request->mutable_sampling();
   const int n = sampling->has_n() ? sampling->n() : 1;
   beam->set_width(sampling->has_best_of() ? sampling->best_of() : n);
+  (*names)["beam.width"] = sampling->has_best_of() ? "best_of" : "n";
   sampling->clear_best_of();
   if (const auto penalty = fields->Number("length_penalty")) {
     beam->set_length_penalty(static_cast<float>(*penalty));
@@ -182,9 +207,10 @@ void ReadCommon(std::string_view body, JsonFields* fields,
     base->mutable_cache()->set_cache_salt(*salt);
   }
   ReadSampling(fields, base->mutable_sampling());
-  ReadBeam(fields, base);
-  ReadStopping(fields, base->mutable_stopping());
-  ReadStructured(body, fields, base);
+  ReadBeam(fields, base, &request->names);
+  ReadStopping(fields, base->mutable_stopping(), &request->names);
+  const std::string constraint = ReadStructured(body, fields, base);
+  if (!constraint.empty()) request->names["structured"] = constraint;
   v1::OutputOptions* const output = base->mutable_output();
   if (const auto on = fields->Bool("skip_special_tokens")) {
     output->set_skip_special_tokens(*on);
@@ -194,10 +220,18 @@ void ReadCommon(std::string_view body, JsonFields* fields,
     request->prompt_logprobs = true;
   }
   if (const auto on = fields->Bool("echo")) output->set_echo(*on);
+  if (const auto on = fields->Bool("add_special_tokens")) {
+    base->set_add_special_tokens(*on);
+  }
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
   if (request->return_token_ids) output->set_return_token_ids(true);
 
   ReadComputing(fields, base);
+  for (const char* name : {"chat_template", "truncate_prompt_tokens"}) {
+    if (const json* const value = fields->Find(name)) {
+      fields->Refuse(name, *value, "is not offered");
+    }
+  }
 
   request->stream = fields->Bool("stream").value_or(false);
   ReadAttention(fields, request->stream, output);
@@ -236,6 +270,7 @@ void ReadPrompts(JsonFields* fields, const v1::GenerateRequest& base,
     if (one.is_string()) {
       request.set_text(one.get<std::string>());
     } else if (one.is_array() && !one.empty()) {
+      request.clear_add_special_tokens();  // used as they are
       const json holder = {{"prompt", one}};
       JsonFields ids(holder, "");
       for (uint32_t id : ids.TokenIds("prompt")) {
@@ -334,6 +369,13 @@ void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   }
 }
 
+FieldNames NamesInChats() {
+  return {{"prompt", "messages"},
+          {"text", "messages"},
+          {"chat", "messages"},
+          {"output.logprobs", "top_logprobs"}};
+}
+
 }  // namespace
 
 absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
@@ -341,6 +383,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
   if (!parsed.ok()) return parsed.status();
   JsonFields fields(*parsed, "");
   OpenAiRequest request;
+  request.names = {{"text", "prompt"}, {"token_ids.ids", "prompt"}};
   v1::GenerateRequest base;
   ReadCommon(body, &fields, &request, &base);
   if (const auto n = fields.Int32("logprobs")) {
@@ -365,6 +408,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
   JsonFields fields(*parsed, "");
   OpenAiRequest request;
   request.chat = true;
+  request.names = NamesInChats();
   v1::GenerateRequest base;
   ReadCommon(body, &fields, &request, &base);
   ReadChat(body, &fields, base.mutable_chat());
@@ -410,6 +454,7 @@ absl::StatusOr<v1::DetokenizeRequest> ParseDetokenize(std::string_view body) {
     fields.Refuse("tokens", nullptr, "a list of token ids is needed");
   }
   for (uint32_t id : fields.TokenIds("tokens")) request.add_token_ids(id);
+  request.set_skip_special_tokens(false);  // as vLLM does
   if (!fields.status().ok()) return fields.status();
   return request;
 }

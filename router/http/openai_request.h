@@ -2,7 +2,7 @@
 // Bodies of OpenAI's completions and chat completions, with vLLM's further
 // fields, as GenerateRequests. Fields that are not known are ignored, as both
 // do; a wrong one is INVALID_ARGUMENT, FIELD_INVALID with its name. Values are
-// judged by router/validate.h, whose messages name the same fields.
+// judged by router/validate.h, whose messages go by OpenAiRequest::names.
 
 #ifndef TANDEM_ROUTER_HTTP_OPENAI_REQUEST_H_
 #define TANDEM_ROUTER_HTTP_OPENAI_REQUEST_H_
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "router/http/field_names.h"
 #include "tandem/v1/admin.pb.h"
 #include "tandem/v1/inference.pb.h"
 
@@ -28,6 +29,7 @@ struct OpenAiRequest {
   bool return_token_ids = false;
   bool prompt_logprobs = false;  // wanted in a field of their own
   bool echo_logprobs = false;    // before those of the output: echo, logprobs
+  FieldNames names;              // as this body has them
   // One for each prompt; exactly one of a chat.
   std::vector<v1::GenerateRequest> prompts;
 };

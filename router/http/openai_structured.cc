@@ -62,6 +62,9 @@ class Reader {
     fields_->Keep(inner.status());
   }
 
+  // Of the constraint, empty for none.
+  const std::string& name() const { return set_; }
+
   // vLLM's older members of the body itself.
   void ReadGuided() {
     const json* const schema = fields_->Find("guided_json");
@@ -132,12 +135,13 @@ class Reader {
 
 }  // namespace
 
-void ReadStructured(std::string_view body, JsonFields* fields,
-                    v1::GenerateRequest* request) {
+std::string ReadStructured(std::string_view body, JsonFields* fields,
+                           v1::GenerateRequest* request) {
   Reader reader(body, fields, request);
   reader.ReadResponseFormat();
   reader.ReadStructuredOutputs();
   reader.ReadGuided();
+  return reader.name();
 }
 
 }  // namespace tandem::router

@@ -4,6 +4,7 @@
 #ifndef TANDEM_ROUTER_HTTP_OPENAI_STRUCTURED_H_
 #define TANDEM_ROUTER_HTTP_OPENAI_STRUCTURED_H_
 
+#include <string>
 #include <string_view>
 
 #include "router/http/json_fields.h"
@@ -13,9 +14,10 @@ namespace tandem::router {
 
 // response_format (OpenAI), structured_outputs and guided_* (vLLM) of `body`,
 // whose members `fields` are. Only one constraint may be among them. Schemas
-// keep the client's order of properties, which is that of the output.
-void ReadStructured(std::string_view body, JsonFields* fields,
-                    v1::GenerateRequest* request);
+// keep the client's order of properties, which is that of the output. Returns
+// the name of the one that is there.
+std::string ReadStructured(std::string_view body, JsonFields* fields,
+                           v1::GenerateRequest* request);
 
 }  // namespace tandem::router
 

@@ -2,11 +2,13 @@
 // OpenAI's SDK for JavaScript against a running server.
 //
 // Usage: node node_client.mjs http://127.0.0.1:8000/v1
+// The server's key, if it asks for one, is in TANDEM_API_KEY.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
 const baseURL = process.argv[2];
-const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
+const apiKey = process.env.TANDEM_API_KEY ?? "none";
+const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
 const request = {
   model: "tales",
   messages: [{ role: "user", content: "Tell me a story about a cat." }],
@@ -16,7 +18,10 @@ const request = {
 
 const plain = await fetch(`${baseURL}/chat/completions`, {
   method: "POST",
-  headers: { "content-type": "application/json" },
+  headers: {
+    "content-type": "application/json",
+    authorization: `Bearer ${apiKey}`,
+  },
   body: JSON.stringify(request),
 }).then((answer) => answer.json());
 const want = plain.choices[0].message.content;
@@ -40,8 +45,9 @@ for await (const chunk of stream) {
   reason = chunk.choices[0]?.finish_reason ?? reason;
 }
 assert.equal(text, want);
-assert.equal(reason, "length");
 assert.equal(usage.completion_tokens, 24);
+assert.equal(usage.prompt_tokens, plain.usage.prompt_tokens);
+assert.equal(reason, "length");
 
 await assert.rejects(
   client.completions.create({ model: "tales", prompt: "a", temperature: 7 }),

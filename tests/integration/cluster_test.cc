@@ -4,6 +4,8 @@
 #include "tests/integration/cluster.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/impl/codegen/client_unary_call.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -714,8 +716,43 @@ TEST_F(ClusterTest, DrainingAWorkerUnderLoadFailsNobody) {
   ASSERT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(30)).ok());
 }
 
+// As grpc.health.v1 has it: 1 is SERVING, 2 is NOT_SERVING; -1: no answer.
+int Health(const std::shared_ptr<grpc::Channel>& channel,
+           const std::string& service) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(5));
+  const grpc::Slice name(absl::StrCat(
+      "\x0a", std::string(1, static_cast<char>(service.size())), service));
+  const grpc::ByteBuffer request(&name, 1);
+  grpc::ByteBuffer response;
+  const grpc::Status status =
+      grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+          channel.get(),
+          grpc::internal::RpcMethod("/grpc.health.v1.Health/Check",
+                                    grpc::internal::RpcMethod::NORMAL_RPC),
+          &context, request, &response);
+  grpc::Slice bytes;
+  if (!status.ok() || !response.DumpToSingleSlice(&bytes).ok() ||
+      bytes.size() != 2) {
+    return -1;
+  }
+  return bytes.begin()[1];
+}
+
 TEST_F(ClusterTest, ReadyIsWhoCanServeAndAliveWhoRuns) {
   Begin({});
+  const auto channel = cluster_->Channel(cluster_->grpc_port());
+  // Balancers ask for the service, and who restarts the process for "".
+  const auto health_becomes = [&](int want) {
+    int said = 0;
+    for (int i = 0; i < 200 && said != want; ++i) {
+      if (i > 0) std::this_thread::sleep_for(milliseconds(50));
+      said = Health(channel, "tandem.v1.InferenceService");
+    }
+    EXPECT_EQ(said, want);
+    EXPECT_EQ(Health(channel, ""), 1);
+  };
+  health_becomes(1);
   // Readiness is told once a second.
   const auto becomes = [&](const std::string& name, const std::string& want) {
     std::string said;
@@ -731,9 +768,11 @@ TEST_F(ClusterTest, ReadyIsWhoCanServeAndAliveWhoRuns) {
   }
   cluster_->Kill("decode-0");
   becomes("router", "503 no decode worker is ready\n");
+  health_becomes(2);
   becomes("prefill-0", "200 ok\n");
   ASSERT_TRUE(cluster_->Restart("decode-0").ok());
   becomes("router", "200 ok\n");
+  health_becomes(1);
   cluster_->Kill("router");
   becomes("decode-0", "503 no router knows it\n");
   ASSERT_TRUE(cluster_->Restart("router").ok());

@@ -28,6 +28,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr char kPrompt[] = "Mia found a red ball.";
@@ -348,7 +349,8 @@ TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
       << object;
   const Answer refused =
       Post("/v1/completions", {{"prompt", kPrompt}, {"guided_regex", "("}});
-  EXPECT_EQ(refused.Json()["error"]["param"], "regex");
+  EXPECT_EQ(refused.Json()["error"]["param"], "guided_regex");
+  EXPECT_EQ(refused.Json()["error"]["code"], "constraint_invalid");
 }
 
 // GET, with more header lines.
@@ -456,6 +458,11 @@ TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
   const Answer length = Post("/v1/completions", too_long);
   EXPECT_EQ(length.code, 400);
   EXPECT_EQ(length.Json()["error"]["code"], "context_length_exceeded");
+  EXPECT_EQ(length.Json()["error"]["param"], "prompt");
+  EXPECT_THAT(std::string(length.Json()["error"]["message"]),
+              StartsWith("This model's maximum context length is 1024 tokens. "
+                         "However, you requested 2004 tokens (2000 in the "
+                         "prompt, 4 in the completion)."));
   json other = Greedy(4);
   other["model"] = "other";
   EXPECT_EQ(Post("/v1/completions", other).code, 404);
@@ -464,8 +471,39 @@ TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
             "top_p");
 
   const Answer large = Post("/v1/completions", Greedy(900));
-  EXPECT_EQ(large.code, 429) << large.body;
+  EXPECT_EQ(large.code, 400) << large.body;
   EXPECT_EQ(large.Json()["error"]["code"], "answer_too_large");
+  EXPECT_EQ(large.Json()["error"]["type"], "invalid_request_error");
+
+  // The listener's own words, and another type of content.
+  const Answer nothing = Post("/v1/nothing", json::object());
+  EXPECT_EQ(nothing.code, 404);
+  EXPECT_EQ(nothing.Json()["error"]["message"], "nothing at /v1/nothing");
+  EXPECT_EQ(Get(cluster_->http_port(), "/page/nothing").body.front(), 'n');
+  const Answer method = Get(cluster_->http_port(), "/tokenize");
+  EXPECT_EQ(method.code, 405);
+  EXPECT_EQ(method.Json()["error"]["type"], "invalid_request_error");
+  for (const char* path : {"/v1/completions", "/tokenize", "/detokenize"}) {
+    Socket plain(cluster_->http_port());
+    plain.Send(absl::StrCat("POST ", path, " HTTP/1.1\r\nConnection: close\r\n",
+                            "Content-Length: 2\r\n\r\n{}"));
+    EXPECT_EQ(Parse(plain.Receive()).code, 415) << path;
+  }
+
+  // A limit of time ends with what there is, and beats a deadline.
+  json timed = Greedy(900);
+  timed["max_time"] = 0.03;
+  timed["stream"] = true;
+  timed["stream_options"] = {{"include_usage", true}};
+  const Answer cut = Post("/v1/completions", timed);
+  ASSERT_EQ(cut.code, 200) << cut.body;
+  EXPECT_THAT(cut.body, HasSubstr("\"finish_reason\":\"length\""));
+  EXPECT_THAT(cut.body, Not(HasSubstr("\"error\"")));
+  const std::vector<std::string> events = cut.Data();
+  ASSERT_GE(events.size(), 2u);
+  EXPECT_LT(
+      json::parse(events[events.size() - 2])["usage"]["completion_tokens"],
+      900);
 
   json stream = Greedy(900);
   stream["stream"] = true;
@@ -476,6 +514,8 @@ TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
   EXPECT_EQ(full.code, 429) << full.body;
   EXPECT_THAT(full.head, HasSubstr("Retry-After: "));
   EXPECT_EQ(full.Json()["error"]["type"], "rate_limit_error");
+  EXPECT_THAT(full.head, HasSubstr("\r\nX-Request-Id: "));
+  EXPECT_THAT(full.head, Not(HasSubstr("x-should-retry")));
 
   cluster_->Kill("decode-0");
   raw += socket.Receive();

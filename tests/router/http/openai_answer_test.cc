@@ -304,7 +304,14 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
               json::parse(R"({"error": {"message": "why", "param": null,
                 "code": "some_reason", "type": ")" +
                           std::string(c.type) + "\"}}"));
-    EXPECT_EQ(response.headers.empty(), c.http != 401);
+    using Headers = std::vector<std::pair<std::string, std::string>>;
+    EXPECT_EQ(response.headers,
+              c.http == 401
+                  ? Headers({{"WWW-Authenticate", "Bearer realm=\"tandem\""}})
+              // Nothing says when it might succeed, so it never will.
+              : c.http == 429 || c.http == 504
+                  ? Headers({{"x-should-retry", "false"}})
+                  : Headers());
   }
   // Two have the names that OpenAI's clients know.
   const HttpResponse stranger = ErrorResponse(
@@ -330,12 +337,107 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
   EXPECT_EQ(field["param"], "top_p");
   EXPECT_EQ(field["message"], "top_p = 7: must be in (0, 1]");
   EXPECT_EQ(field["code"], "field_invalid");
+  EXPECT_EQ(ErrorResponse(MakeError(absl::StatusCode::kInternal, "SUSPECT", ""))
+                .headers.front()
+                .second,
+            "false");
+  EXPECT_EQ(ErrorResponse(MakeError(absl::StatusCode::kInvalidArgument,
+                                    "CONTENT_TYPE", ""))
+                .code,
+            415);
+  const HttpResponse missing = ListenerError(404, "nothing at /v1/x");
+  EXPECT_EQ(missing.code, 404);
+  EXPECT_EQ(missing.content_type, "application/json");
+  EXPECT_EQ(json::parse(missing.body), json::parse(R"({"error": {
+    "message": "nothing at /v1/x", "type": "not_found_error", "param": null,
+    "code": null}})"));
+  const OpenAiAnswer answer(Request(false, R"({"prompt": ""})"), "tales", 1700);
   const std::vector<std::string> events =
-      Data(OpenAiAnswer::Fail(absl::UnavailableError("lost")));
+      Data(answer.Fail(absl::UnavailableError("lost")));
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(json::parse(events[0])["error"]["message"], "lost");
   EXPECT_TRUE(json::parse(events[0])["error"]["code"].is_null());
   EXPECT_EQ(events[1], "[DONE]");
+}
+
+// What a client reads of a refusal, in the names of its own request.
+TEST(OpenAiAnswerTest, ErrorsNameFieldsAsTheClientDid) {
+  constexpr char kChat[] = R"({"messages": [{"role": "user"}], )";
+  constexpr char kText[] = R"({"prompt": "a", )";
+  const auto forms = [](const std::string& field, const std::string& why) {
+    return FieldInvalid(field, "7: chat.x", why);
+  };
+  const struct {
+    const char* body;
+    const char* more;  // members
+    absl::Status status;
+    const char* param;
+    const char* message;
+  } kCases[] = {
+      {kChat, R"("logprobs": true, "top_logprobs": 7})",
+       forms("output.logprobs", "at most 5"), "top_logprobs",
+       "top_logprobs = 7: chat.x: at most 5"},
+      {kText, R"("logprobs": 7})", forms("output.logprobs", "at most 5"),
+       "logprobs", "logprobs = 7: chat.x: at most 5"},
+      {kChat, R"("max_completion_tokens": 7})",
+       forms("stopping.max_tokens", "needs output.prompt_logprobs."),
+       "max_completion_tokens",
+       "max_completion_tokens = 7: chat.x: needs prompt_logprobs."},
+      {kText, R"("max_tokens": 7})",
+       forms("sampling.n", "needs a sampling.temperature above 0: all equal"),
+       "n", "n = 7: chat.x: needs a temperature above 0: all equal"},
+      {kText, R"("use_beam_search": true, "n": 2})",
+       forms("beam.width", "at most 3"), "n", "n = 7: chat.x: at most 3"},
+      {kText, R"("use_beam_search": true, "best_of": 2})",
+       forms("stopping.stop", "excludes beam"), "stop",
+       "stop = 7: chat.x: excludes use_beam_search"},
+      {kText, R"("prompt": "b"})", forms("token_ids.ids", "ids"), "prompt",
+       "prompt = 7: chat.x: ids"},
+      {kChat, R"("n": 1})", forms("prompt", "no token of it"), "messages",
+       "messages = 7: chat.x: no token of it"},
+      {kText, R"("guided_regex": "("})", forms("structured.regex", "no regex"),
+       "guided_regex", "guided_regex = 7: chat.x: no regex"},
+      {kChat, R"("response_format": {"type": "json_object"}})",
+       forms("chat.tool_choice_function", "excludes structured"), "tool_choice",
+       "tool_choice = 7: chat.x: excludes response_format"},
+      {kChat, R"("n": 1})",
+       forms("chat.tools[3].parameters_json_schema", "an object"),
+       "tools[3].function.parameters",
+       "tools[3].function.parameters = 7: chat.x: an object"},
+      {kChat, R"("n": 1})",
+       forms("chat.messages[2].tool_calls[0].arguments_json", "an object"),
+       "messages[2].tool_calls[0].function.arguments",
+       "messages[2].tool_calls[0].function.arguments = 7: chat.x: an object"},
+  };
+  for (const auto& c : kCases) {
+    const bool chat = c.body == kChat;
+    const OpenAiAnswer answer(Request(chat, std::string(c.body) + c.more),
+                              "tales", 1700);
+    const json error = json::parse(answer.Refuse(c.status).body)["error"];
+    EXPECT_EQ(error["param"], c.param);
+    EXPECT_EQ(error["message"], c.message);
+  }
+}
+
+TEST(OpenAiAnswerTest, AStreamBeginsWithThePromptsTokenIds) {
+  const json ids = {7, 8};
+  OpenAiAnswer chat(Request(true, R"({"messages": [{"role": "user"}],
+      "stream": true, "return_token_ids": true})"),
+                    "tales", 1700);
+  const json first = json::parse(Data(chat.Add(0, Event(kStarted))).at(0));
+  EXPECT_EQ(first["prompt_token_ids"], ids);
+  EXPECT_EQ(first["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_FALSE(
+      json::parse(Data(chat.Add(0, Event("delta { text: 'b' }"))).at(0))
+          .contains("prompt_token_ids"));
+  OpenAiAnswer text(Request(false, R"({"prompt": "a", "stream": true,
+      "return_token_ids": true, "n": 2})"),
+                    "tales", 1700);
+  const std::vector<std::string> begun = Data(text.Add(0, Event(kStarted)));
+  ASSERT_EQ(begun.size(), 2u);
+  EXPECT_EQ(json::parse(begun[1])["choices"][0]["prompt_token_ids"], ids);
+  EXPECT_EQ(json::parse(begun[1])["choices"][0]["index"], 1);
+  EXPECT_EQ(json::parse(begun[1])["choices"][0]["text"], "");
 }
 
 TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {

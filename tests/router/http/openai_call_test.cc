@@ -215,8 +215,10 @@ TEST_F(OpenAiCallTest, AWholeAnswerIsBounded) {
   EXPECT_FALSE(client_.ended);
   parts_[1]->Say("y");
   Settle();
-  EXPECT_EQ(client_.code, 429);
+  // No error that SDKs would ask again after, twice.
+  EXPECT_EQ(client_.code, 400);
   EXPECT_THAT(client_.body, HasSubstr("answer_too_large"));
+  EXPECT_THAT(client_.body, HasSubstr("invalid_request_error"));
   EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
 }
 

@@ -102,6 +102,26 @@ TEST(OpenAiRequestTest, EveryFieldOfACompletion) {
     cache { cache_salt: "mine" })pb");
 }
 
+TEST(OpenAiRequestTest, SpecialTokensAndTimeAreTheClientsToSay) {
+  const auto text = ParseCompletion(
+      R"({"prompt": ["a", [1, 2]], "add_special_tokens": false,
+          "max_time": 1.25, "chat_template": null})");
+  ASSERT_TRUE(text.ok()) << text.status();
+  ExpectSame(text->prompts[0], R"pb(
+    text: "a"
+    add_special_tokens: false
+    stopping { max_time { seconds: 1 nanos: 250000000 } }
+    sampling {}
+    output {})pb");
+  // Ids are used as they are.
+  EXPECT_FALSE(text->prompts[1].has_add_special_tokens());
+  const auto chat = ParseChatCompletion(
+      R"({"messages": [{"role": "user"}], "add_special_tokens": true})");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_TRUE(chat->prompts[0].add_special_tokens());
+  EXPECT_FALSE(chat->prompts[0].stopping().has_max_time());
+}
+
 TEST(OpenAiRequestTest, EchoWithLogprobsScoresThePrompt) {
   const struct {
     const char* fields;
@@ -418,6 +438,13 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
       {R"({"prompt": "a", "response_format": {"type": "xml"}})",
        "response_format.type", "json_schema"},
       {R"({"prompt": "a", "suffix": "z"})", "suffix", "not offered"},
+      {R"({"prompt": "a", "chat_template": "{{ x }}"})", "chat_template",
+       "not offered"},
+      {R"({"prompt": "a", "truncate_prompt_tokens": 5})",
+       "truncate_prompt_tokens", "not offered"},
+      {R"({"prompt": "a", "max_time": 0})", "max_time",
+       "above 0 and at most 3600 seconds"},
+      {R"({"prompt": "a", "max_time": 3600.5})", "max_time", "at most 3600"},
   };
   const Case chats[] = {
       {"{}", "messages", "is needed"},
@@ -484,7 +511,10 @@ TEST(OpenAiRequestTest, Text) {
   EXPECT_TRUE(tokenize->return_tokens());
   EXPECT_TRUE(ParseTokenize(R"({"messages": []})")->has_chat());
   EXPECT_FALSE(ParseTokenize("{}").ok());
-  EXPECT_EQ(ParseDetokenize(R"({"tokens": [1, 2]})")->token_ids_size(), 2);
+  const auto detokenize = ParseDetokenize(R"({"tokens": [1, 2]})");
+  EXPECT_EQ(detokenize->token_ids_size(), 2);
+  EXPECT_TRUE(detokenize->has_skip_special_tokens());
+  EXPECT_FALSE(detokenize->skip_special_tokens());
   EXPECT_FALSE(ParseDetokenize("{}").ok());
 }
 
