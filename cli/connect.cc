@@ -29,4 +29,12 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
   return rpc::MakeChannel(std::string(address), *tls, options);
 }
 
+absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
+  // What Tandem refuses has a reason; gRPC's own failures have none.
+  if (!absl::IsUnavailable(status) || !ErrorReason(status).empty()) {
+    return status;
+  }
+  return Annotate(status, absl::StrCat("no router answers at ", flags.address));
+}
+
 }  // namespace tandem::cli

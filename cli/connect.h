@@ -13,6 +13,11 @@
 
 namespace tandem::cli {
 
+// Where a router listens unless told otherwise.
+inline constexpr char kDefaultRouter[] = "127.0.0.1:50051";
+inline constexpr int kAdminPort = 50053;
+inline constexpr char kDefaultAdmin[] = "127.0.0.1:50053";
+
 struct ConnectFlags {
   std::string address;  // host:port, or https://host:port for TLS
   std::string tls_cert = {};
@@ -23,6 +28,10 @@ struct ConnectFlags {
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
     const ConnectFlags& flags);
+
+// `status` of a call to `flags`: where nobody answered, it says so, with the
+// address.
+absl::Status Explained(const absl::Status& status, const ConnectFlags& flags);
 
 }  // namespace tandem::cli
 

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/error.h"
 #include "common/rpc/status.h"
+#include "common/utf8.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
 namespace tandem::cli {
@@ -101,6 +101,12 @@ v1::GeneratedSequence* SequenceAt(int index, v1::GenerateOnceResponse* whole) {
   return whole->mutable_sequences(index);
 }
 
+// An answer is no program for the terminal.
+std::string Shown(const std::string& text) {
+  static const bool terminal = isatty(STDOUT_FILENO) != 0;
+  return terminal ? ForTerminal(text) : text;
+}
+
 // Reads the stream; prints text as it comes unless it is wanted as JSON or is
 // of several sequences, which would mix.
 void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
@@ -118,7 +124,9 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
         break;
       case v1::GenerateResponse::kDelta: {
         const v1::GenerateDelta& delta = response.delta();
-        if (print) std::cout << delta.text() << std::flush;
+        if (print) {
+          std::cout << Shown(delta.text()) << std::flush;
+        }
         v1::GeneratedSequence* const sequence =
             SequenceAt(delta.index(), whole);
         sequence->mutable_text()->append(delta.text());
@@ -274,7 +282,7 @@ std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response) {
                                              std::exp(-sum / (position - 1))));
 }
 
-absl::Status Generate(const GenerateFlags& flags) {
+absl::StatusOr<int> Generate(const GenerateFlags& flags) {
   v1::GenerateRequest request = flags.request;
   std::string prompt = flags.prompt;
   if (!flags.prompt_given) {
@@ -324,18 +332,16 @@ absl::Status Generate(const GenerateFlags& flags) {
   const absl::Status status = rpc::FromGrpc(reader->Finish(), context);
   if (!status.ok()) {
     if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
-    if (absl::IsUnavailable(status) && ErrorReason(status).empty() &&
-        !whole.has_started()) {
-      return Annotate(
-          status, absl::StrCat("no router answers at ", flags.router.address));
-    }
-    return status;
+    // What the reader gave up is no failure that needs words.
+    if (interrupted) return 128 + SIGINT;
+    return whole.has_started() ? status : Explained(status, flags.router);
   }
   if (flags.json) {
     std::cout << ToJson(whole) << "\n";
   } else if (whole.sequences_size() > 1) {
     for (const v1::GeneratedSequence& sequence : whole.sequences()) {
-      std::cout << "[" << sequence.index() << "] " << sequence.text() << "\n";
+      std::cout << "[" << sequence.index() << "] " << Shown(sequence.text())
+                << "\n";
     }
   } else {
     std::cout << "\n";
@@ -344,7 +350,7 @@ absl::Status Generate(const GenerateFlags& flags) {
     std::cout << PromptLogprobsTable(whole);
   }
   if (flags.timings) std::cerr << TimingsTable(whole.done());
-  return absl::OkStatus();
+  return 0;
 }
 
 }  // namespace tandem::cli

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cli/connect.h"
 #include "tandem/v1/inference.pb.h"
 
@@ -26,8 +26,9 @@ struct GenerateFlags {
   double timeout_seconds = 120;
 };
 
-// Streams until the end or SIGINT, which cancels the request.
-absl::Status Generate(const GenerateFlags& flags);
+// Streams until the end or SIGINT, which cancels the request. The exit code: 0,
+// or 130 after SIGINT.
+absl::StatusOr<int> Generate(const GenerateFlags& flags);
 
 // The object that --json prints: text, token_ids, prompt_token_ids,
 // finish_reason, usage, timings, work, workers, logprobs, prompt_logprobs (that

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/random.h"
 
 namespace tandem::cli {
@@ -138,7 +139,9 @@ void KeysCommand::AddTo(CommandLine* line) {
 
 absl::Status KeysCommand::Run() {
   if (path_.empty()) {
-    return absl::InvalidArgumentError("--api-keys-file is needed");
+    return UsageError(
+        "--api-keys-file is needed: the file of the router's flag of that "
+        "name");
   }
   return line_->chosen() == new_ ? New() : List();
 }

@@ -68,7 +68,7 @@ void LoraCommand::AddRouter(CommandLine* line) {
 
 void LoraCommand::AddTo(CommandLine* line) {
   line_ = line;
-  admin_.address = "127.0.0.1:50053";
+  admin_.address = kDefaultAdmin;
   load_ = line->AddCommand("load", "Have every worker load an adapter");
   load_->AddPositional("NAME", &name_, "What requests call it", true);
   load_->AddPositional("DIRECTORY", &path_,
@@ -115,7 +115,7 @@ absl::Status LoraCommand::Run() {
   } else {
     status = stub->ListLoraAdapters(&context, {}, &shown);
   }
-  if (!status.ok()) return rpc::FromGrpc(status, context);
+  if (!status.ok()) return Explained(rpc::FromGrpc(status, context), admin_);
   return Print(shown, json_);
 }
 

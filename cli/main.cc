@@ -22,6 +22,7 @@
 #include "cli/version.h"
 #include "common/flags.h"
 #include "common/lifecycle.h"
+#include "router/options.h"
 
 namespace tandem::cli {
 namespace {
@@ -52,6 +53,12 @@ struct ServeCommand {
   std::string offload_path;
   int64_t offload_file_bytes = 0;
   std::string kv_cache = "on";
+  bool prefix_caching = true;
+  std::string speculative_config;
+  int max_requests = router::RouterOptions().max_requests;
+  int max_queued = router::RouterOptions().max_queued;
+  std::string metrics_compat = "none";
+  std::string otlp_traces_endpoint;
   bool no_kv_cache = false;
   bool attention_output = false;
   std::string live_feed = "auto";
@@ -85,6 +92,10 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Requests may ask for attention weights with every token");
   line->Add("allow-runtime-lora-updating", &lora_updating,
             "Clients may load and unload LoRA adapters over HTTP");
+  line->AddInt("max-requests", &max_requests,
+               "Requests in flight, waiting ones included", {1, 1 << 20});
+  line->AddInt("max-queued", &max_queued,
+               "Of them waiting for room on a worker", {0, 1 << 20});
   line->AddDuration("shutdown-timeout", &shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->AddDuration("default-deadline", &default_deadline,
@@ -92,11 +103,13 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->Group("Listening");
   line->Add("host", &flags.host, "Address of the public ports");
   line->AddInt("grpc-port", &flags.grpc_port, "Public gRPC", {1, 65535});
-  line->AddInt("port", &flags.http_port, "HTTP: /metrics and /health",
-               {0, 65535});
+  line->AddInt("port", &flags.http_port,
+               "HTTP: OpenAI's API, the page, /metrics, /health", {1, 65535});
   line->AddInt("admin-port", &flags.admin_port,
-               "Admin gRPC on loopback; 0 takes a free one", {0, 65535});
-  line->Add("no-webui", &flags.no_webui, "No page at /");
+               "Admin gRPC on loopback; 0: 50053, or a free one if that is "
+               "taken",
+               {0, 65535});
+  line->Add("webui", &flags.webui, "The page at /");
   line->AddChoice("live-feed", &live_feed, {"auto", "on", "off"},
                   "Workers and requests as numbers, for the page; auto: on if "
                   "--host is of loopback");
@@ -131,6 +144,12 @@ void ServeCommand::AddTo(CommandLine* line) {
                  "Per worker: in that directory at most");
   line->AddChoice("kv-cache", &kv_cache, {"on", "off"},
                   "off: every token computes its whole sequence again");
+  line->Add("enable-prefix-caching", &prefix_caching,
+            "Keep full KV blocks for later prompts that start alike");
+  line->Add("speculative-config", &speculative_config,
+            "Of decode workers, JSON as in vLLM: {\"method\": \"ngram\", "
+            "\"num_speculative_tokens\": N}, or {\"model\": DIRECTORY, ...} "
+            "for a draft model");
   line->AddList("lora-modules", &lora_modules,
                 "LoRA adapters as PEFT saves them, NAME=DIRECTORY each");
   line->AddInt("max-loras", &max_loras,
@@ -154,6 +173,11 @@ void ServeCommand::AddTo(CommandLine* line) {
             "certificate");
   line->Group("TLS");
   tls.AddTo(line);
+  line->Group("Watching");
+  line->AddChoice("metrics-compat", &metrics_compat, {"none", "vllm"},
+                  "Further names on /metrics, for what reads those of vLLM");
+  line->Add("otlp-traces-endpoint", &otlp_traces_endpoint,
+            "Collector that takes spans over OTLP/gRPC, http://host:4317");
   line->Group("Logs");
   log.AddTo(line);
 }
@@ -178,6 +202,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   };
   both("log-level", log.level);
   both("log-format", log.format);
+  both("metrics-compat", metrics_compat);
   // Not as an argument, which every user of the machine may read.
   if (!api_key.empty()) setenv("TANDEM_API_KEY", api_key.c_str(), 1);
   const auto router = [&](const char* name, const std::string& value) {
@@ -193,20 +218,14 @@ void ServeCommand::Complete(const CommandLine& line) {
   router("ssl-ca-certs", ssl_ca_certs);
   flags.public_tls = !ssl_certfile.empty();
   flags.asks_for_key = !api_key.empty() || !api_keys_file.empty();
-  if (line.given("policy")) {
-    flags.router_arguments.insert(flags.router_arguments.end(),
-                                  {"--policy", policy});
-  }
-  if (line.given("tool-call-parser")) {
-    flags.router_arguments.insert(flags.router_arguments.end(),
-                                  {"--tool-call-parser", tool_call_parser});
-  }
+  router("policy", policy);
+  router("tool-call-parser", tool_call_parser);
+  router("max-requests", absl::StrCat(max_requests));
+  router("max-queued", absl::StrCat(max_queued));
+  router("otlp-traces-endpoint", otlp_traces_endpoint);
   if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
-  if (flags.no_webui) flags.router_arguments.push_back("--no-webui");
-  if (line.given("live-feed")) {
-    flags.router_arguments.insert(flags.router_arguments.end(),
-                                  {"--live-feed", live_feed});
-  }
+  if (!flags.webui) flags.router_arguments.push_back("--no-webui");
+  router("live-feed", live_feed);
   if (lora_updating) {
     flags.router_arguments.push_back("--allow-runtime-lora-updating");
   }
@@ -237,6 +256,14 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("kv-offload-path", offload_path);
   worker("kv-offload-file-bytes", absl::StrCat(offload_file_bytes));
   worker("kv-cache", kv_cache);
+  if (!prefix_caching) {
+    flags.worker_arguments.push_back("--no-enable-prefix-caching");
+  }
+  if (!speculative_config.empty()) {
+    flags.decode_arguments = {"--speculative-config", speculative_config};
+    // Prefill workers inherit the environment, and refuse it.
+    unsetenv("TANDEM_SPECULATIVE_CONFIG");
+  }
   worker("handoff", handoff);
 }
 
@@ -260,7 +287,7 @@ int RunTandem(int argc, char** argv) {
   line.Example("tandem bench --request-rate 4");
   line.Example("tandem explain models/tales");
   line.Example("tandem plan models/tales --memory 80GiB");
-  line.Example("tandem status --admin 127.0.0.1:50053");
+  line.Example("tandem status");
 
   ServeCommand serve;
   CommandLine* const serve_line = line.AddCommand(
@@ -268,7 +295,7 @@ int RunTandem(int argc, char** argv) {
   serve.AddTo(serve_line);
 
   GenerateFlags generate;
-  generate.router.address = "127.0.0.1:50051";
+  generate.router.address = kDefaultRouter;
   SamplingFlags sampling;
   TlsFlags generate_tls;
   CommandLine* const generate_line =
@@ -329,7 +356,7 @@ int RunTandem(int argc, char** argv) {
   plan_command.AddTo(plan_line);
 
   StatusFlags status_flags;
-  status_flags.admin.address = "127.0.0.1:50053";
+  status_flags.admin.address = kDefaultAdmin;
   TlsFlags status_tls;
   CommandLine* const status_line =
       line.AddCommand("status", "Workers, load and blocks of a cluster");
@@ -390,10 +417,7 @@ int RunTandem(int argc, char** argv) {
   if (chosen == bench_line) {
     const absl::StatusOr<bench::BenchOptions> options =
         bench_command.Complete(*bench_line);
-    if (!options.ok()) {
-      ReportFailure("tandem bench", options.status());
-      return kExitUsage;
-    }
+    if (!options.ok()) return ReportFailure("tandem bench", options.status());
     const absl::StatusOr<int> code = bench::Bench(*options);
     return code.ok() ? *code : ReportFailure("tandem bench", code.status());
   }
@@ -419,21 +443,15 @@ int RunTandem(int argc, char** argv) {
     std::cout << (version_json ? VersionJson(info) : VersionText(info));
   } else if (chosen == completion_line) {
     const absl::StatusOr<std::string> script = line.Completion(shell);
-    if (!script.ok()) {
-      ReportFailure("tandem completion", script.status());
-      return kExitUsage;
-    }
-    std::cout << *script;
+    if (script.ok()) std::cout << *script;
+    if (!script.ok()) status = UsageError(script.status().message());
   } else if (chosen == chat_line) {
     status = chat.Run();
   } else if (chosen == pull_line) {
     status = Pull(pull);
   } else if (chosen == plan_line) {
     status = plan_command.Complete();
-    if (!status.ok()) {
-      ReportFailure("tandem plan", status);
-      return kExitUsage;
-    }
+    if (!status.ok()) return ReportFailure("tandem plan", status);
     const absl::StatusOr<std::string> directory =
         plan_source.Directory(/*config_only=*/true);
     status = directory.ok() ? plan_command.Run(plan_source.model,
@@ -453,11 +471,11 @@ int RunTandem(int argc, char** argv) {
     generate.router.tls_key = generate_tls.key;
     generate.router.tls_ca = generate_tls.ca;
     status = sampling.Fill(&generate.request);
-    if (!status.ok()) {
-      ReportFailure("tandem generate", status);
-      return kExitUsage;
+    if (status.ok()) {
+      const absl::StatusOr<int> code = Generate(generate);
+      if (code.ok()) return *code;
+      status = code.status();
     }
-    status = Generate(generate);
   } else {
     status_flags.admin.tls_cert = status_tls.cert;
     status_flags.admin.tls_key = status_tls.key;

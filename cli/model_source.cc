@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/progress.h"
 #include "text/hub.h"
 
@@ -72,9 +73,9 @@ absl::StatusOr<std::string> ModelSource::Directory(bool config_only) const {
           "'", model, "' is no model directory: it holds no config.json"));
     }
     if (revision == "main") return model;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--revision ", revision, " is of models on the hub, and '",
-                     model, "' is a path: leave one of them out"));
+    return UsageError(absl::StrCat("--revision ", revision,
+                                   " is of models on the hub, and '", model,
+                                   "' is a path: leave one of them out"));
   }
   text::HubOptions options = text::HubOptionsFromEnvironment();
   options.revision = revision;

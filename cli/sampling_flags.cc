@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/lifecycle.h"
 
 namespace tandem::cli {
 namespace {
@@ -16,7 +17,7 @@ absl::Status AddIds(const char* flag, const std::vector<std::string>& texts,
   for (const std::string& text : texts) {
     uint32_t id;
     if (!absl::SimpleAtoi(text, &id)) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", flag, ": '", text, "' is no token id"));
     }
     ids->Add(id);
@@ -132,8 +133,8 @@ absl::Status SamplingFlags::FillLogitRules(
   for (const std::string& word : bad_words) sampling->add_bad_words(word);
   for (const std::string& text : logit_bias) {
     if (!AddBias(text, sampling)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--logit-bias: '", text, "' is not of the form ID=BIAS"));
+      return UsageError(absl::StrCat("--logit-bias: '", text,
+                                     "' is not of the form ID=BIAS"));
     }
   }
   absl::Status status = AddIds("allowed-token-ids", allowed_token_ids,
@@ -155,9 +156,8 @@ absl::Status SamplingFlags::FillAttention(v1::OutputOptions* output) const {
        std::vector<std::string>(absl::StrSplit(attention, ','))) {
     int32_t layer = 0;
     if (!absl::SimpleAtoi(text, &layer) || layer < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--attention: '", attention,
-                       "' is not all, mean or a list of layers"));
+      return UsageError(absl::StrCat("--attention: '", attention,
+                                     "' is not all, mean or a list of layers"));
     }
     asked->add_layers(layer);
   }
@@ -167,7 +167,7 @@ absl::Status SamplingFlags::FillAttention(v1::OutputOptions* output) const {
 absl::Status SamplingFlags::FillBeam(v1::GenerateRequest* request) const {
   if (!beam_width) {
     if (!length_penalty && early_stopping == "false") return absl::OkStatus();
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat(length_penalty ? "--length-penalty" : "--early-stopping",
                      " is of a beam search: give --beam-width as well"));
   }
@@ -201,7 +201,7 @@ absl::Status SamplingFlags::FillStructured(v1::GenerateRequest* request) const {
   for (const auto& [flag, set] : kFlags) {
     if (!set) continue;
     if (first != nullptr) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat(first, " and ", flag, " exclude each other"));
     }
     first = flag;

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/connect.h"
 #include "cli/status.h"
 #include "cli/supervisor.h"
 
@@ -119,21 +120,27 @@ void AddChildren(const ServeFlags& flags, const Ports& ports,
                           ? flags.threads
                           : std::max(1, AvailableCores() / workers);
   const auto add_worker = [&](const std::string& name,
-                              const std::string& binary) {
-    ChildSpec worker{name,
-                     {SiblingBinary(binary), flags.model_dir, "--router",
-                      absl::StrCat("127.0.0.1:", ports.internal), "--worker-id",
-                      name, "--threads", absl::StrCat(threads)}};
+                              const std::string& binary,
+                              const std::vector<std::string>& more) {
+    ChildSpec worker{
+        name,
+        {SiblingBinary(binary), flags.model_dir, "--router",
+         absl::StrCat("127.0.0.1:", ports.internal), "--worker-id", name,
+         "--threads", absl::StrCat(threads),
+         // TANDEM_HOST and the ports are the router's.
+         "--host", "127.0.0.1", "--grpc-port", "0", "--port", "0"}};
     worker.argv.insert(worker.argv.end(), common.begin(), common.end());
     worker.argv.insert(worker.argv.end(), flags.worker_arguments.begin(),
                        flags.worker_arguments.end());
+    worker.argv.insert(worker.argv.end(), more.begin(), more.end());
     supervisor->Add(std::move(worker));
   };
   for (int i = 0; i < flags.prefill; ++i) {
-    add_worker(absl::StrCat("prefill-", i), "tandem-prefill");
+    add_worker(absl::StrCat("prefill-", i), "tandem-prefill", {});
   }
   for (int i = 0; i < flags.decode; ++i) {
-    add_worker(absl::StrCat("decode-", i), "tandem-decode");
+    add_worker(absl::StrCat("decode-", i), "tandem-decode",
+               flags.decode_arguments);
   }
 }
 
@@ -151,7 +158,9 @@ bool AllReady(const ServeFlags& flags,
 std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
                        const v1::GetClusterStateResponse& state,
                        double seconds) {
-  const std::string host = Bracketed(flags.host);
+  // What can be dialled, where every address is listened on.
+  const bool any = flags.host == "0.0.0.0" || flags.host == "::";
+  const std::string host = any ? "127.0.0.1" : Bracketed(flags.host);
   int64_t decode_tokens = 0;
   int max_len = 0;
   std::string kv;
@@ -174,7 +183,7 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
       "http%s://%s:%d", flags.public_tls ? "s" : "", host, flags.http_port);
   absl::StrAppend(&block, "  OpenAI    ", url, "/v1, beside it /metrics, ",
                   "/health\n");
-  if (!flags.no_webui) absl::StrAppend(&block, "  page      ", url, "/\n");
+  if (flags.webui) absl::StrAppend(&block, "  page      ", url, "/\n");
   absl::StrAppendFormat(&block, "  admin     127.0.0.1:%d\n", ports.admin);
   const std::string at_router =
       flags.grpc_port == 50051 && !flags.public_tls
@@ -204,7 +213,9 @@ absl::StatusOr<Ports> ChoosePorts(const ServeFlags& flags) {
   ports.internal = *internal;
   ports.admin = flags.admin_port;
   if (ports.admin == 0) {
-    absl::StatusOr<int> admin = FreePort("127.0.0.1");
+    // Where `tandem status` looks, unless another cluster is there.
+    absl::StatusOr<int> admin = FreePort("127.0.0.1", kAdminPort);
+    if (!admin.ok()) admin = FreePort("127.0.0.1");
     if (!admin.ok()) return admin.status();
     ports.admin = *admin;
   }
@@ -224,18 +235,22 @@ void StopAll(const ServeFlags& flags, Supervisor* supervisor) {
 
 }  // namespace
 
-absl::StatusOr<int> FreePort(const std::string& host) {
+absl::StatusOr<int> FreePort(const std::string& host, int wanted) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) {
+  if (getaddrinfo(host.c_str(), absl::StrCat(wanted).c_str(), &hints, &found) !=
+      0) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", host, "' is no address of this machine"));
   }
   int port = 0;
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  // As servers bind: what waits in TIME_WAIT is free.
+  const int yes = 1;
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0) {
     sockaddr_storage bound;
     socklen_t length = sizeof bound;
@@ -250,7 +265,8 @@ absl::StatusOr<int> FreePort(const std::string& host) {
   freeaddrinfo(found);
   if (port == 0) {
     return absl::UnavailableError(
-        absl::StrCat("no free port to be had on ", host));
+        wanted != 0 ? absl::StrCat("port ", wanted, " of ", host, " is taken")
+                    : absl::StrCat("no free port to be had on ", host));
   }
   return port;
 }

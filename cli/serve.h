@@ -21,8 +21,8 @@ struct ServeFlags {
   std::string host = "127.0.0.1";
   int grpc_port = 50051;
   int http_port = 8000;
-  bool no_webui = false;
-  int admin_port = 0;  // 0: a free one
+  bool webui = true;
+  int admin_port = 0;  // 0: kAdminPort, or if that is taken a free one
   int threads = 0;     // per worker; 0: the cores, divided
   double shutdown_timeout_seconds = 30;
   std::string tls_cert;
@@ -32,14 +32,16 @@ struct ServeFlags {
   bool asks_for_key = false;  // of clients
   std::vector<std::string> router_arguments;  // passed on as they are
   std::vector<std::string> worker_arguments;
+  std::vector<std::string> decode_arguments;  // behind worker_arguments
 };
 
 // Runs until a signal. Returns the process's exit code: 130 or 143 after a
 // drained signal, 1 if a child cannot be kept alive.
 absl::StatusOr<int> Serve(const ServeFlags& flags);
 
-// A port that was free a moment ago, on `host`.
-absl::StatusOr<int> FreePort(const std::string& host);
+// `wanted` (0: any) if it was free a moment ago, on `host`. UNAVAILABLE: it
+// was not.
+absl::StatusOr<int> FreePort(const std::string& host, int wanted = 0);
 
 }  // namespace tandem::cli
 

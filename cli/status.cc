@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/watch.h"
+#include "common/lifecycle.h"
 #include "common/rpc/status.h"
 #include "tandem/v1/admin.grpc.pb.h"
 
@@ -48,7 +49,7 @@ absl::StatusOr<v1::GetClusterStateResponse> FetchClusterState(
   v1::GetClusterStateResponse response;
   const grpc::Status status =
       stub->GetClusterState(&context, request, &response);
-  if (!status.ok()) return rpc::FromGrpc(status, context);
+  if (!status.ok()) return Explained(rpc::FromGrpc(status, context), admin);
   return response;
 }
 
@@ -88,14 +89,13 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
 absl::Status ShowStatus(const StatusFlags& flags) {
   if (flags.watch) {
     if (flags.json) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           "--watch and --json exclude each other: give one of them");
     }
     Watch(absl::ToChronoMilliseconds(flags.interval), [&]() -> std::string {
       const auto now = FetchClusterState(flags.admin);
       if (now.ok()) return StatusTable(*now);
-      return absl::StrCat("no router answers at ", flags.admin.address, ": ",
-                          std::string(now.status().message()), "\n");
+      return absl::StrCat(std::string(now.status().message()), "\n");
     });
     return absl::OkStatus();
   }

@@ -17,10 +17,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/error.h"
 #include "common/utf8.h"
 
 namespace tandem {
 namespace {
+
+constexpr std::string_view kUsage = "USAGE";
 
 sigset_t StopSignals() {
   sigset_t set;
@@ -108,6 +111,10 @@ void DieWithParent(pid_t parent) {
   if (getppid() != parent) _exit(kExitFailed);
 }
 
+absl::Status UsageError(std::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, kUsage, message);
+}
+
 int ReportFailure(std::string_view program, const absl::Status& status) {
   const std::string line = absl::StrCat(
       std::string(program), ": error: ",
@@ -118,7 +125,7 @@ int ReportFailure(std::string_view program, const absl::Status& status) {
   std::fflush(stdout);
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
-  return kExitFailed;
+  return ErrorReason(status) == kUsage ? kExitUsage : kExitFailed;
 }
 
 absl::Status Watchdog::Check(absl::Time now) const {

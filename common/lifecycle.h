@@ -77,7 +77,12 @@ void ResetSignalsInChild();
 // at once if it has died already. Async-signal-safe.
 void DieWithParent(pid_t parent);
 
-// Prints "NAME: error: MESSAGE" as the last line on stderr; returns 1.
+// About a command line that parses and yet cannot be meant, such as flags that
+// exclude each other: the program ends with kExitUsage.
+absl::Status UsageError(std::string_view message);
+
+// Prints "NAME: error: MESSAGE" as the last line on stderr; returns the exit
+// code, kExitFailed but for a UsageError.
 int ReportFailure(std::string_view program, const absl::Status& status);
 
 // Liveness, asked by /health from any thread. Sick when the loop does not

@@ -19,6 +19,10 @@ size_t Utf8Length(std::string_view text);
 // characters, for terminals.
 std::string JsonEscaped(std::string_view text, bool quotes = true);
 
+// What a model wrote must not steer the terminal: control characters but the
+// ends of lines and tabs become U+FFFD.
+std::string ForTerminal(std::string_view text);
+
 }  // namespace tandem
 
 #endif  // TANDEM_COMMON_UTF8_H_

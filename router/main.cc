@@ -72,7 +72,7 @@ struct Flags {
   int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
   bool lora_updating = false;
-  bool no_webui = false;
+  bool webui = true;
   std::string live_feed = "auto";
   std::vector<std::string> api_keys;
   std::string api_keys_file;
@@ -128,7 +128,7 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Add("allow-runtime-lora-updating", &flags->lora_updating,
             "Clients may load and unload LoRA adapters over HTTP, as with "
             "vLLM; operators may over --admin-port without this");
-  line->Add("no-webui", &flags->no_webui, "No page at /");
+  line->Add("webui", &flags->webui, "The page at /");
   line->AddChoice(
       "live-feed", &flags->live_feed, {"auto", "on", "off"},
       "GET /v1/tandem/events, for the page: workers, requests and "
@@ -526,7 +526,7 @@ absl::Status Process::StartServers() {
     http_->Open(path);
   }
   http_front_->Register(http_.get());
-  if (!flags_.no_webui) page_.Register(http_.get());
+  if (flags_.webui) page_.Register(http_.get());
   absl::Status status = http_->Start();
   if (!status.ok()) return status;
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/lifecycle.h"
 
 namespace tandem::bench {
 namespace {
@@ -32,8 +33,8 @@ absl::StatusOr<double> ParseRate(const std::string& text) {
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, rate);
   if (error != std::errc() || rest != end || !(rate > 0) || std::isinf(rate)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--request-rate: '", text, "' is neither a number above 0 nor inf"));
+    return UsageError(absl::StrCat("--request-rate: '", text,
+                                   "' is neither a number above 0 nor inf"));
   }
   return rate;
 }
@@ -144,7 +145,7 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
           "random-range-ratio", "random-distribution", "random-sigma",
           "random-prefix-len", "random-prefix-ratio", "random-num-prefixes"}) {
       if (!line.given(other)) continue;
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", other,
                        " and --trace exclude each other: arrivals and lengths "
                        "are the trace's"));
@@ -161,14 +162,12 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
   }
   for (const char* const of_trace : {"time-scale", "length-scale"}) {
     if (!line.given(of_trace)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", of_trace, " needs --trace"));
+    return UsageError(absl::StrCat("--", of_trace, " needs --trace"));
   }
   const absl::StatusOr<double> rate = ParseRate(request_rate_);
   if (!rate.ok()) return rate.status();
   if (std::isinf(*rate) && line.given("burstiness")) {
-    return absl::InvalidArgumentError(
-        "--burstiness needs a --request-rate that is not inf");
+    return UsageError("--burstiness needs a --request-rate that is not inf");
   }
   if (std::isinf(*rate) || line.given("max-concurrency")) {
     options->run.max_concurrency = max_concurrency_;
@@ -181,7 +180,7 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
   synthetic.burstiness = burstiness_;
   const bool uniform = distribution_ == "uniform";
   if (line.given(uniform ? "random-sigma" : "random-range-ratio")) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         uniform ? "--random-sigma needs --random-distribution lognormal"
                 : "--random-range-ratio is for --random-distribution uniform");
   }
@@ -236,7 +235,7 @@ absl::StatusOr<BenchOptions> BenchCommand::Complete(
   options.metrics = *std::move(metrics);
   options.percentiles = *std::move(percentiles);
   if (save_detailed_ && json_.empty()) {
-    return absl::InvalidArgumentError("--save-detailed needs --json");
+    return UsageError("--save-detailed needs --json");
   }
   options.json_path = json_;
   options.svg_path = svg_;

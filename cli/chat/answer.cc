@@ -90,21 +90,4 @@ std::string Footer(const v1::GenerateDone& done) {
   return text;
 }
 
-std::string ForTerminal(std::string_view text) {
-  std::string shown;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are 0xc2 and one of these.
-    const bool c1 = c == 0xc2 && i + 1 < text.size() &&
-                    static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f || c1) {
-      shown += "\xef\xbf\xbd";
-      i += c1 ? 1 : 0;
-    } else {
-      shown += text[i];
-    }
-  }
-  return shown;
-}
-
 }  // namespace tandem::chat

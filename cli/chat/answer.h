@@ -30,10 +30,6 @@ absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
 // "57 prompt tokens (48 cached), first after 12 ms, 128 tokens at 85.3/s".
 std::string Footer(const v1::GenerateDone& done);
 
-// What a model wrote must not steer the terminal: control characters but the
-// ends of lines and tabs become U+FFFD.
-std::string ForTerminal(std::string_view text);
-
 }  // namespace tandem::chat
 
 #endif  // TANDEM_CLI_CHAT_ANSWER_H_

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/chat/line_reader.h"
 #include "cli/chat/local_server.h"
-#include "common/error.h"
+#include "common/lifecycle.h"
 
 namespace tandem::chat {
 namespace {
@@ -37,7 +37,7 @@ void ChatCommand::AddTo(CommandLine* line) {
   line->Example("tandem chat");
   line->Example("tandem chat models/tales");
   line->Example("echo 'Tell me a story.' | tandem chat --max-tokens 100");
-  router_.address = "127.0.0.1:50051";
+  router_.address = cli::kDefaultRouter;
   history_ = DefaultHistory();
   options_.terminal = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   options_.timings = options_.terminal;
@@ -68,14 +68,13 @@ absl::Status ChatCommand::Run() {
   const bool own = !source_.model.empty();
   for (const char* const flag : {"router", "tls-cert", "tls-key", "tls-ca"}) {
     if (own && line_->given(flag)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("MODEL starts a server, and --", flag,
-                       " is of one that runs: give one of them"));
+      return UsageError(absl::StrCat("MODEL starts a server, and --", flag,
+                                     " is of one that runs: give one of them"));
     }
   }
   for (const char* const flag : {"revision", "device"}) {
     if (!own && line_->given(flag)) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", flag,
                        " is for a server that MODEL starts: name a "
                        "MODEL, or leave it out"));
@@ -109,13 +108,8 @@ absl::Status ChatCommand::Run() {
           const std::function<void(std::string_view)>& show) {
         absl::StatusOr<Answer> answer =
             Ask(stub.get(), request, options_.timeout_seconds, show);
-        if (absl::IsUnavailable(answer.status()) &&
-            ErrorReason(answer.status()).empty()) {
-          return absl::StatusOr<Answer>(
-              Annotate(answer.status(),
-                       absl::StrCat("no router answers at ", router_.address)));
-        }
-        return answer;
+        if (answer.ok()) return answer;
+        return absl::StatusOr<Answer>(cli::Explained(answer.status(), router_));
       });
   session.conversation()->set_system(system_);
   if (options_.terminal) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/chat/chat.h"
 #include "common/error.h"
+#include "common/utf8.h"
 
 namespace tandem::chat {
 namespace {

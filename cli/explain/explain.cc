@@ -12,6 +12,7 @@
 #include "cli/explain/command.h"
 #include "cli/explain/machine.h"
 #include "cli/explain/report.h"
+#include "common/lifecycle.h"
 #include "engine/file.h"
 
 namespace tandem::explain {
@@ -104,14 +105,14 @@ absl::StatusOr<std::optional<TimingOptions>> PlanTiming(
   }
   if (!*options.measure) return std::nullopt;
   if (!weights) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "--measure needs a directory with weights (model.safetensors)");
   }
   const int64_t positions = timing.lengths.prompt + timing.lengths.output;
   if (positions > spec.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("--measure: ", positions,
-                                                   " positions, the model has ",
-                                                   spec.max_positions));
+    return UsageError(absl::StrCat("--measure: ", positions,
+                                   " positions, the model has ",
+                                   spec.max_positions));
   }
   return timing;
 }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/explain/command.h"
+#include "common/lifecycle.h"
 #include "engine/file.h"
 
 namespace tandem::plan {
@@ -118,7 +119,7 @@ void PlanCommand::AddTo(CommandLine* line) {
 absl::Status PlanCommand::Complete() {
   if (!device_.empty() && device_ != kCpu) {
     if (memory_bytes_ > 0) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--memory and --device ", device_,
                        " exclude each other: the device has a size of its "
                        "own; give one of them"));

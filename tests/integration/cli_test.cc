@@ -66,12 +66,14 @@ class Served {
     pid_ = fork();
     if (pid_ == 0) {
       setpgid(0, 0);
-      const std::string command = absl::StrCat(
-          "exec ",
-          Tandem(absl::StrCat("serve ", model, " --grpc-port ", base_,
-                              " --port ", base_ + 1, " --admin-port ",
-                              base_ + 2, " ", arguments)),
-          " >", log_, " 2>&1");
+      // By environment, which the workers inherit, and must not heed.
+      setenv("TANDEM_GRPC_PORT", absl::StrCat(base_).c_str(), 1);
+      setenv("TANDEM_PORT", absl::StrCat(base_ + 1).c_str(), 1);
+      const std::string command =
+          absl::StrCat("exec ",
+                       Tandem(absl::StrCat("serve ", model, " --admin-port ",
+                                           base_ + 2, " ", arguments)),
+                       " >", log_, " 2>&1");
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       _exit(127);
     }
@@ -227,6 +229,12 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(chat.code, 0);
   EXPECT_NE(chat.output.find("TTFT"), std::string::npos) << chat.output;
 
+  EXPECT_EQ(Shell("timeout --preserve-status -s INT 0.4 " +
+                  Tandem("generate " + served.Router() +
+                         " --ignore-eos --max-tokens 900 'Once upon a time'"))
+                .code,
+            130);
+
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
 }
 
@@ -278,7 +286,15 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"plan x --memory 8GiB --device h100", 2, "--memory and --device h100"},
       {"plan /no/such/model", 1, "config.json"},
       {"explain /no/such/model", 1, "config.json"},
-      {"explain --measure", 1, "--measure needs a directory"},
+      {"explain --measure", 2, "--measure needs a directory"},
+      {"status --watch --json", 2, "--watch and --json"},
+      {"status --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
+      {"lora list --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
+      {"keys list", 2, "--api-keys-file is needed"},
+      {"chat x --router 127.0.0.1:1", 2, "--router"},
+      {"pull /tmp --revision x", 2, "--revision"},
+      {"completion tcsh", 2, "tcsh"},
+      {"bench --save-detailed", 2, "--json"},
       {"explain --output-tokens 0", 2, "--output-tokens"},
   };
   for (const Case& c : cases) {
@@ -293,7 +309,10 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
   const char* const data = std::getenv("TANDEM_TEST_DATA");
   if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
   const std::string model = std::string(data) + "/models/stories260K";
-  Served served(model, "--prefill 2 --decode 2");
+  // Guesses are the decode workers' alone, and change no token.
+  Served served(model,
+                "--prefill 2 --decode 2 --speculative-config "
+                "'{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'");
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
   std::ifstream file(model + "/golden.json");
   const json golden = json::parse(file);
