@@ -63,10 +63,12 @@ ThreadLoop::ThreadLoop(std::string name) : name_(std::move(name)) {
 
 ThreadLoop::~ThreadLoop() { Stop(); }
 
-absl::Time ThreadLoop::Now() const {
+absl::Time MonotonicNow() {
   return absl::UnixEpoch() +
          absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
+
+absl::Time ThreadLoop::Now() const { return MonotonicNow(); }
 
 void ThreadLoop::Post(Task task) {
   MutexLock lock(&mutex_);

@@ -27,6 +27,10 @@
 
 namespace tandem {
 
+// What ThreadLoop::Now tells, for threads that have no loop: steps of the wall
+// clock do not touch it. Thread-safe.
+absl::Time MonotonicNow();
+
 class ThreadLoop final : public Loop {
  public:
   // `name` is what `top -H` shows (15 bytes of it).

@@ -47,7 +47,9 @@ DecodeCore::~DecodeCore() {
 void DecodeCore::AddCall(std::unique_ptr<DecodeStream> stream) {
   const CallId id = next_call_++;
   auto call = std::make_unique<Call>(this, id, std::move(stream));
-  call->times = {loop_->Now(), loop_->Now(), absl::InfiniteFuture()};
+  // A call that never opens must not keep its place by beats.
+  call->times = {loop_->Now(), loop_->Now(),
+                 loop_->Now() + worker::kOpenPatience};
   Call* const raw = call.get();
   calls_.emplace(id, std::move(call));
   raw->stream->Start(raw);
@@ -187,6 +189,7 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 
 void DecodeCore::CompileThenOpen(Call* call, const v1::DecodeOpen& open) {
   call->compiling_since = loop_->Now();
+  call->times.deadline = absl::InfiniteFuture();  // until it is opened
   call->compiling = options_.grammars->Compile(
       {open.sampling().structured(),
        {open.output_token_ids().begin(), open.output_token_ids().end()},
@@ -402,8 +405,11 @@ void DecodeCore::Tick(bool judge) {
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
     if (now >= call->times.deadline) {
-      ended.emplace_back(
-          id, absl::DeadlineExceededError("the request's deadline passed"));
+      ended.emplace_back(id,
+                         absl::DeadlineExceededError(
+                             call->phase == Phase::kNew && call->compiling == 0
+                                 ? "the call was not opened"
+                                 : "the request's deadline passed"));
     } else if (judge && now - call->times.heard > options_.lease) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",

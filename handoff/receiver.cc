@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "handoff/grpc/grpc_way.h"
 #include "handoff/receiver_impl.h"
@@ -176,11 +177,15 @@ void Receiver::Impl::OnOffer(Link* link, const v1::HandoffOffer& offer) {
     return;
   }
   state->link = link;
-  state->way = offer.way();
   state->positions = offer.positions();
   link->attempts.insert(state->serial);
   for (Usable& usable : link->ways) {
     if (usable.name == offer.way()) state->usable = &usable;
+  }
+  // Counters are kept by name: not by one that a peer made up.
+  if (offer.way() == "grpc" ||
+      absl::c_linear_search(options_.ways, offer.way())) {
+    state->way = offer.way();
   }
   if (state->usable == nullptr || !state->usable->channel->ready()) {
     Fail(state,

@@ -36,7 +36,9 @@ PrefillCore::~PrefillCore() {
 void PrefillCore::AddCall(std::unique_ptr<PrefillStream> stream) {
   const CallId id = next_call_++;
   auto call = std::make_unique<Call>(this, id, std::move(stream));
-  call->times = {loop_->Now(), loop_->Now(), absl::InfiniteFuture()};
+  // A call that never opens must not keep its place by beats.
+  call->times = {loop_->Now(), loop_->Now(),
+                 loop_->Now() + worker::kOpenPatience};
   Call* const raw = call.get();
   calls_.emplace(id, std::move(call));
   raw->stream->Start(raw);
@@ -87,6 +89,7 @@ absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
 
 void PrefillCore::CompileThenOpen(Call* call, v1::PrefillOpen open) {
   call->compiling_since = loop_->Now();
+  call->times.deadline = absl::InfiniteFuture();  // until it is opened
   worker::GrammarOrder order{
       open.sampling().structured(),
       {open.output_token_ids().begin(), open.output_token_ids().end()},
@@ -372,8 +375,11 @@ void PrefillCore::Tick(bool judge) {
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
     if (now >= call->times.deadline) {
-      ended.emplace_back(
-          id, absl::DeadlineExceededError("the request's deadline passed"));
+      ended.emplace_back(id,
+                         absl::DeadlineExceededError(
+                             call->phase == Phase::kNew && call->compiling == 0
+                                 ? "the call was not opened"
+                                 : "the request's deadline passed"));
     } else if (judge && now - call->times.heard > options_.lease) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",

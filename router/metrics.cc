@@ -261,6 +261,7 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
            {"decode", ToDuration(timings.decode())},
            {"total", ToDuration(timings.total())},
            {"retries", timings.retries()},
+           {"last_failure", std::string(summary.last_failure.message())},
            {"way", timings.way()},
            {"prefill_worker", summary.done.workers().prefill()},
            {"decode_worker", summary.done.workers().decode()}});

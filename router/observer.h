@@ -30,6 +30,7 @@ struct RequestSummary {
   v1::FinishReason finish_reason = v1::FINISH_REASON_UNSPECIFIED;
   v1::GenerateDone done;  // as the client saw it, or would have
   int failures = 0;
+  absl::Status last_failure;  // may name addresses: for logs, not for clients
 };
 
 // Where the router itself spends a request's time.

@@ -226,12 +226,13 @@ bool Request::CountFailure(const absl::Status& why) {
       failures_ < context_.options->max_failures) {
     return true;
   }
-  // The workers' word stays out of it: it may speak of their insides.
-  Fail(MakeError(
-      absl::StatusCode::kUnavailable,
-      decode_ != nullptr ? "HANDOFF_FAILED" : "WORKER_LOST",
-      absl::StrCat("gave up after ", failures_,
-                   " failures, the last: ", std::string(why.message()))));
+  // The workers' word stays out of it: it may speak of their insides. The log
+  // has it.
+  Fail(MakeError(absl::StatusCode::kUnavailable,
+                 decode_ != nullptr ? "HANDOFF_FAILED" : "WORKER_LOST",
+                 absl::StrCat("gave up after ", failures_,
+                              " failures of workers or of links between them, "
+                              "which the router's log tells")));
   return false;
 }
 
@@ -433,6 +434,7 @@ void Request::End(const absl::Status& status) {
   deadline_timer_.Stop();
   ending_timer_.Stop();
   RequestSummary summary;
+  summary.last_failure = last_failure_;
   summary.request_id = effective_.request_id;
   summary.internal_id = absl::BytesToHexString(internal_id_);
   summary.api = api_;

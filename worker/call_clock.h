@@ -14,6 +14,9 @@ namespace tandem::worker {
 
 inline constexpr absl::Duration kBeat = absl::Seconds(1);
 
+// From a call's begin to the message that opens it.
+inline constexpr absl::Duration kOpenPatience = absl::Seconds(5);
+
 // Per call.
 struct CallTimes {
   absl::Time heard;

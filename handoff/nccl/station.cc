@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/thread_loop.h"
 #include "handoff/nccl/pair.h"
 
 namespace tandem::handoff::nccl {
@@ -51,12 +52,12 @@ Station::Station(const StationOptions& options, Loop* loop, Random* random,
       places_(loop) {}
 
 Station::~Station() {
-  const absl::Time limit = absl::Now() + kFarewell;
+  const absl::Time limit = MonotonicNow() + kFarewell;
   bool left = false;
   for (const std::unique_ptr<Pair>& pair : buried_) {
     const auto gone = pair->gone_flag();
     if (gone == nullptr) continue;
-    while (!gone->load() && absl::Now() < limit) {
+    while (!gone->load() && MonotonicNow() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     if (gone->load()) {

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/thread_loop.h"
 #include "handoff/shm/shm_way.h"
 
 namespace tandem::handoff {
@@ -141,7 +142,7 @@ void Doorman::Run() {
         deadline == absl::InfiniteFuture()
             ? -1
             : static_cast<int>(std::clamp<int64_t>(
-                  absl::ToInt64Milliseconds(deadline - absl::Now()) + 1, 0,
+                  absl::ToInt64Milliseconds(deadline - MonotonicNow()) + 1, 0,
                   60'000));
     if (poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) {
       return;
@@ -157,7 +158,7 @@ void Doorman::Run() {
         visit = forgotten ? visits_.erase(visit) : std::next(visit);
       }
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     for (auto visit = visits_.begin(); visit != visits_.end();) {
       // Visits may have gone since the poll: find by descriptor.
       const auto ready = [&](int fd) {
@@ -193,7 +194,7 @@ void Doorman::Accept() {
   if (!visit.process.open()) return;
   visit.socket = std::move(socket);
   visit.nonce = random_.Bytes(shm::kNonceBytes);
-  visit.deadline = absl::Now() + kPatience;
+  visit.deadline = MonotonicNow() + kPatience;
   if (send(visit.socket.get(), visit.nonce.data(), visit.nonce.size(),
            MSG_NOSIGNAL) != static_cast<ssize_t>(visit.nonce.size())) {
     return;

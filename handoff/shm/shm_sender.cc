@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
+#include "common/thread_loop.h"
 #include "handoff/shm/arena.h"
 #include "handoff/shm/shm_way.h"
 
@@ -103,14 +104,14 @@ class ShmSenderWay final : public SenderWay {
       absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<SenderChannel>>)>
           done) override {
     MutexLock lock(&mutex_);
-    jobs_.push_back({welcome, absl::Now() + timeout, std::move(done)});
+    jobs_.push_back({welcome, MonotonicNow() + timeout, std::move(done)});
     changed_.NotifyAll();
   }
 
  private:
   struct Job {
     v1::LinkWelcome welcome;
-    absl::Time deadline;  // the rim's own clock: sockets know no other
+    absl::Time deadline;  // MonotonicNow: sockets know no virtual time
     absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<SenderChannel>>)>
         done;
   };
@@ -127,7 +128,7 @@ class ShmSenderWay final : public SenderWay {
         jobs_.pop_front();
       }
       absl::StatusOr<std::unique_ptr<SenderChannel>> channel =
-          ConnectShm(job.welcome, job.deadline - absl::Now(), memory_);
+          ConnectShm(job.welcome, job.deadline - MonotonicNow(), memory_);
       loop_->Post(
           [done = std::move(job.done), channel = std::move(channel)]() mutable {
             done(std::move(channel));

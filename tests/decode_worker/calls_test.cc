@@ -534,7 +534,7 @@ TEST(DecodeCallsTest, AWorkerThatStoodStillDoesNotCallItsRoutersSilent) {
   rig.ExpectNothingLeft();
 }
 
-TEST(DecodeCallsTest, ACallThatWasNeverOpenedEndsWithTheLease) {
+TEST(DecodeCallsTest, ACallThatWasNeverOpenedEndsWithOrWithoutBeats) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode();
   struct Ears final : StreamHandler<v1::DecodeResponse> {
@@ -542,15 +542,25 @@ TEST(DecodeCallsTest, ACallThatWasNeverOpenedEndsWithTheLease) {
     void OnClosed(absl::Status s) override { ended = std::move(s); }
     int heard = 0;
     std::optional<absl::Status> ended;
-  } ears;
-  auto stream = rig.network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
-      rig.router, decode->host, false,
-      [&](auto s) { decode->core->AddCall(std::move(s)); });
-  stream->Start(&ears);
-  rig.RunUntil([&] { return ears.ended.has_value(); });
-  EXPECT_EQ(ears.ended->code(), StatusCode::kUnavailable);
-  EXPECT_EQ(ears.heard, 0);
-  rig.ExpectNothingLeft();
+  };
+  for (const bool beats : {false, true}) {
+    Ears ears;
+    auto stream = rig.network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
+        rig.router, decode->host, false,
+        [&](auto s) { decode->core->AddCall(std::move(s)); });
+    stream->Start(&ears);
+    for (int second = 0; second < 7 && !ears.ended; ++second) {
+      v1::DecodeRequest beat;
+      beat.mutable_beat();
+      if (beats) stream->Send(beat);
+      rig.Run(absl::Seconds(1));
+    }
+    ASSERT_TRUE(ears.ended.has_value()) << beats;
+    EXPECT_EQ(ears.ended->code(),
+              beats ? StatusCode::kDeadlineExceeded : StatusCode::kUnavailable);
+    EXPECT_EQ(ears.heard, 0);
+    rig.ExpectNothingLeft();
+  }
 }
 
 TEST(DecodeCallsTest, ARouterThatGoesAwayEndsItsSequencesAtOnce) {

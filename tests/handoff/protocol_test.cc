@@ -375,6 +375,22 @@ TEST(Handoff, AnotherWorkersTicketIsRefused) {
   world.ExpectBaseline();
 }
 
+TEST(Handoff, AWayThatNobodyKnowsFailsAndIsNotCounted) {
+  World world({});
+  world.prefill().on_dial = [](Pair* pair) {
+    pair->requests.filter = [](int, v1::LinkRequest* message) {
+      if (message->has_offer()) message->mutable_offer()->set_way("carrier");
+      return 1;
+    };
+  };
+  const Attempt attempt = world.Run(1, 16);
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_FALSE(world.decode.seen[1].status.ok());
+  EXPECT_FALSE(world.receiver->counters().ways.contains("carrier"));
+  world.sender().Cancel(attempt);
+  world.receiver->EndAttempt(attempt, absl::OkStatus());
+}
+
 TEST(Handoff, ARefusalByTheWorkerEndsTheAttempt) {
   World world({});
   world.decode.refuse = absl::ResourceExhaustedError("no room, ever");

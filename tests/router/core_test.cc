@@ -336,10 +336,15 @@ TEST_F(CoreTest, ThreeFailuresWithoutATokenEndTheRequest) {
   for (uint32_t attempt = 1; attempt <= 3; ++attempt) {
     EXPECT_FALSE(client->dropped) << attempt;
     w.decodes[0].Say(World::Opened(attempt, "t"));
-    w.decodes[0].Say(World::Dead(attempt, false));
+    v1::DecodeResponse dead = World::Dead(attempt, false);
+    dead.mutable_dead()->set_message("ipv4:10.0.3.7:50051 reset /models/x");
+    w.decodes[0].Say(dead);
   }
   EXPECT_EQ(client->status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorReason(client->status), "HANDOFF_FAILED");
+  // Where things are is for the log alone.
+  EXPECT_EQ(client->status.message().find("10.0.3.7"), absl::string_view::npos);
+  EXPECT_EQ(client->status.message().find("/models"), absl::string_view::npos);
   EXPECT_TRUE(w.decodes[0].dropped);
   EXPECT_TRUE(w.core->idle());
 }
