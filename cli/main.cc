@@ -444,7 +444,8 @@ int RunTandem(int argc, char** argv) {
   } else if (chosen == completion_line) {
     const absl::StatusOr<std::string> script = line.Completion(shell);
     if (script.ok()) std::cout << *script;
-    if (!script.ok()) status = UsageError(script.status().message());
+    if (!script.ok())
+      status = UsageError(std::string(script.status().message()));
   } else if (chosen == chat_line) {
     status = chat.Run();
   } else if (chosen == pull_line) {
