@@ -711,12 +711,12 @@ TEST(ValidateStructured, NamedEndsComeInSpiteOfIgnoreEos) {
     std::vector<uint32_t> stop;
     std::vector<int32_t> ends;
     bool ignored;
-  } kCases[] = {{false, {}, {3, 4}, false},
-                {false, {4}, {3, 4}, false},
-                {true, {}, {3, 4}, true},
-                {true, {9}, {3, 4}, true},
-                {true, {4, 9}, {4}, false}};
-  for (const auto& c : kCases) {
+  } cases[] = {{false, {}, {3, 4}, false},
+               {false, {4}, {3, 4}, false},
+               {true, {}, {3, 4}, true},
+               {true, {9}, {3, 4}, true},
+               {true, {4, 9}, {4}, false}};
+  for (const auto& c : cases) {
     v1::GenerateRequest request;
     request.set_text("x");
     request.mutable_structured()->set_regex("a*");
