@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cli/chat/answer.h"
 #include "common/utf8.h"
 
 namespace tandem::chat {
