@@ -417,7 +417,10 @@ int RunTandem(int argc, char** argv) {
   if (chosen == bench_line) {
     const absl::StatusOr<bench::BenchOptions> options =
         bench_command.Complete(*bench_line);
-    if (!options.ok()) return ReportFailure("tandem bench", options.status());
+    if (!options.ok()) {
+      return ReportFailure("tandem bench",
+                           UsageError(std::string(options.status().message())));
+    }
     const absl::StatusOr<int> code = bench::Bench(*options);
     return code.ok() ? *code : ReportFailure("tandem bench", code.status());
   }

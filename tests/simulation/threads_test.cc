@@ -39,6 +39,7 @@ struct Worker {
   std::string incarnation;
   std::unique_ptr<engine::FakeExecutor> executor;
   std::unique_ptr<engine::KvPool> pool;
+  std::unique_ptr<FakeGrammars> grammars;
   std::unique_ptr<decode_worker::DecodeCore> decode;
   std::unique_ptr<prefill_worker::PrefillCore> prefill;
   std::unique_ptr<worker::Registration> registration;
@@ -67,6 +68,7 @@ class Cluster final : public router::Dialer, public router::RouterObserver {
       worker->loop.RunSync([&w = *worker] {
         w.prefill.reset();
         w.decode.reset();
+        w.grammars.reset();
       });
     }
     router_loop_.Stop();
@@ -129,15 +131,21 @@ class Cluster final : public router::Dialer, public router::RouterObserver {
   void Begin(Worker* worker) {
     const kernels::KvShape& shape = worker->executor->kv_shape();
     const bool decode = worker->name[0] == 'd';
+    worker->grammars =
+        std::make_unique<FakeGrammars>(&worker->loop, &worker->random);
     if (decode) {
+      decode_worker::DecodeOptions options =
+          MakeDecodeOptions(worker->name, worker->incarnation, shape);
+      options.grammars = worker->grammars.get();
       worker->decode = std::make_unique<decode_worker::DecodeCore>(
-          MakeDecodeOptions(worker->name, worker->incarnation, shape),
-          &worker->loop, &worker->random, worker->executor.get(),
+          options, &worker->loop, &worker->random, worker->executor.get(),
           worker->pool.get());
     } else {
+      prefill_worker::PrefillOptions options =
+          MakePrefillOptions(worker->name, worker->incarnation, shape);
+      options.grammars = worker->grammars.get();
       worker->prefill = std::make_unique<prefill_worker::PrefillCore>(
-          MakePrefillOptions(worker->name, worker->incarnation, shape),
-          &worker->loop, &worker->random, worker->executor.get(),
+          options, &worker->loop, &worker->random, worker->executor.get(),
           worker->pool.get(), [this, worker](const v1::WorkerRef& ref) {
             Worker* const peer = workers_.at(ref.worker_id()).get();
             return OpenPipe<v1::LinkRequest, v1::LinkResponse>(
