@@ -36,7 +36,10 @@ endfunction()
 # scripts/nightly.sh builds (nightly-sanitizer-tests) and runs them there.
 set(TANDEM_NIGHTLY_SANITIZER_TESTS cuda_engine_test device_golden_test
     device_speculation_test kernels_cuda_attention_test
-    kernels_cuda_quantised_test quality_test window_test)
+    kernels_cuda_attention_weights_test kernels_cuda_codes_test
+    kernels_cuda_device_main_test kernels_cuda_families_test
+    kernels_cuda_faults_test kernels_cuda_lora_test kernels_cuda_matmul_test
+    kernels_cuda_probe_test kernels_cuda_quantised_test quality_test window_test)
 
 # tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
 # Label tsan: also runs under ThreadSanitizer, in target tsan-tests. Label
