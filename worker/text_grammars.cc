@@ -283,8 +283,9 @@ void TextGrammars::Replay(Loop::Task replay, Loop::Task done) {
 
 // The oldest, but none of the party whose turn it was last if others wait.
 TextGrammars::Job TextGrammars::NextJob() {
+  const std::string served = served_;  // lambdas hold no lock, to the compiler
   auto next = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& job) {
-    return job.order.party != served_;
+    return job.order.party != served;
   });
   if (next == jobs_.end()) next = jobs_.begin();
   Job job = std::move(*next);
