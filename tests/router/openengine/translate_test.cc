@@ -391,8 +391,8 @@ struct OpenEngineStreamTest : testing::Test {
     w.decodes[decode].Say(World::Tokens(40, {1}));
   }
 
+  std::deque<Call> calls;  // the core's streams end in them: they outlive it
   World w;
-  std::deque<Call> calls;
 };
 
 TEST_F(OpenEngineStreamTest, AWholeRequest) {
