@@ -58,7 +58,7 @@ stage_asan() {
   export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
   # The same schedules ran in the release stage: here they look for memory.
   export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-2}
-  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-240}
+  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-120}
   build asan
   # What is labelled nightly takes minutes here: scripts/nightly.sh.
   run_tests asan -L unit -LE 'no-sanitizer|nightly' --parallel "$(nproc)"

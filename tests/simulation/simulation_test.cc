@@ -345,9 +345,10 @@ class EndedAttemptGoesOn final
   Ears ears_;
 };
 
-// How many seeds until the fault was seen; -1 if never.
-int SeedsUntilFound(const Profile& profile) {
-  for (int seed = 1; seed <= 1000; ++seed) {
+// The first seed from `first` on that shows the fault; -1 if none does. A fault
+// that few seeds show is looked for where one is known to: sanitizers are slow.
+int SeedsUntilFound(const Profile& profile, int first = 1) {
+  for (int seed = first; seed <= 1000; ++seed) {
     const Report report = Simulate(static_cast<uint64_t>(seed), profile);
     if (!report.wrong.empty()) {
       std::printf("found with seed %d: %s\n", seed, report.wrong.c_str());
@@ -405,7 +406,7 @@ TEST(SeededFaultTest, TokensOfAnEndedAttemptAreFound) {
   profile.wrap_decode_call = [](auto inner) {
     return std::make_unique<EndedAttemptGoesOn>(std::move(inner));
   };
-  EXPECT_GT(SeedsUntilFound(profile), 0);
+  EXPECT_GT(SeedsUntilFound(profile, 80), 0);
 }
 
 }  // namespace
