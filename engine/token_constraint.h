@@ -27,7 +27,8 @@ class TokenConstraint {
   // with: nothing else may be asked of it, and its sequence is in no step.
   virtual bool ready() const { return true; }
   // To be called on the loop, once, when it has become so.
-  virtual void OnReady(std::function<void()>) {}
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): who is late keeps it
+  virtual void OnReady(std::function<void()> ready) {}
 
   // What may follow the tokens so far, then each of `guesses` behind those
   // before it: masks as kernels/sampling.h has them, [guesses + 1, words], all
