@@ -104,6 +104,8 @@ std::optional<std::string> LineReader::ReadLine(bool more) {
   editor_->more = more;
   editor_->interrupted = false;
   int count = 0;
+  // Before the prompt shows, since el_gets makes Ctrl-C a key only after it.
+  el_set(editor_->line, EL_PREP_TERM, 1);
   const char* const text = el_gets(editor_->line, &count);
   if (editor_->interrupted) return std::string();
   if (text == nullptr || count <= 0) return std::nullopt;
