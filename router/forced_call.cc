@@ -98,8 +98,38 @@ std::string Member(const char* type, const char* key,
   return absl::StrCat(R"({"type":")", type, R"(",")", key, R"(":)", value, "}");
 }
 
+// The member "format" of a client's own tag, as it is written: a text of any
+// depth and of any number of members is looked at once, and nothing is built
+// of it. Of several the last counts, as for whoever parses it.
+absl::StatusOr<std::optional<std::string>> FormatIn(const std::string& text) {
+  const std::string tag(absl::StripAsciiWhitespace(text));
+  JsonScanner scanner;
+  JsonScanner::Verdict verdict = JsonScanner::Verdict::kMore;
+  size_t read = 0;
+  while (read < tag.size() && verdict == JsonScanner::Verdict::kMore) {
+    verdict = scanner.Push(tag[read++]);
+  }
+  if (verdict != JsonScanner::Verdict::kComplete || read < tag.size()) {
+    return ConstraintInvalid(
+        "structured.structural_tag", tag.empty() ? "(empty)" : tag,
+        absl::StrCat("must be a JSON object of depth ", JsonScanner::kMaxDepth,
+                     " or less where the chat has tools"));
+  }
+  std::optional<std::string> format;
+  for (const JsonScanner::Member& member : scanner.members()) {
+    const auto slice = [&](size_t begin, size_t end) {
+      return std::string_view(tag).substr(begin, end - begin);
+    };
+    if (slice(member.key_begin, member.key_end) == R"("format")") {
+      format = slice(member.value_begin, member.value_end);
+    }
+  }
+  return format;
+}
+
 // As an element of a structural tag; schemas keep their order.
-std::optional<std::string> FormatOf(const v1::StructuredOptions& answer) {
+absl::StatusOr<std::optional<std::string>> FormatOf(
+    const v1::StructuredOptions& answer) {
   switch (answer.constraint_case()) {
     case v1::StructuredOptions::kJsonSchema:
       if (!nlohmann::json::accept(answer.json_schema())) return std::nullopt;
@@ -120,12 +150,8 @@ std::optional<std::string> FormatOf(const v1::StructuredOptions& answer) {
                     Quoted(absl::StrCat("start: CHOICE\nCHOICE: ",
                                         absl::StrJoin(quoted, " | "), "\n")));
     }
-    case v1::StructuredOptions::kStructuralTag: {
-      const auto tag = nlohmann::ordered_json::parse(answer.structural_tag(),
-                                                     nullptr, false);
-      if (!tag.is_object() || !tag.contains("format")) return std::nullopt;
-      return tag["format"].dump();
-    }
+    case v1::StructuredOptions::kStructuralTag:
+      return FormatIn(answer.structural_tag());
     case v1::StructuredOptions::CONSTRAINT_NOT_SET:
       break;
   }
@@ -176,8 +202,9 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
 absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     const v1::Chat& chat, const v1::StructuredOptions& answer,
     const ModelLimits& limits) {
-  const std::optional<std::string> format = FormatOf(answer);
-  if (!format) return std::nullopt;
+  const absl::StatusOr<std::optional<std::string>> format = FormatOf(answer);
+  if (!format.ok()) return format.status();
+  if (!*format) return std::nullopt;
   std::vector<std::string> calls;
   for (int i = 0; i < chat.tools_size(); ++i) {
     const v1::Tool& tool = chat.tools(i);
@@ -186,7 +213,7 @@ absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     if (!schema.ok()) return schema.status();
     calls.push_back(Call(tool.name(), *schema, limits));
   }
-  return Tag(Several("or", {AnyOf(calls, limits), *format}));
+  return Tag(Several("or", {AnyOf(calls, limits), **format}));
 }
 
 }  // namespace tandem::router

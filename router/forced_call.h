@@ -30,6 +30,7 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
 // tools and asks for answers of a form. Arguments satisfy the schemas of strict
 // functions, those of others are any object. None where the answer's form
 // cannot stand in a structural tag, or is not what it should be.
+// INVALID_ARGUMENT of a tag that is no JSON object, or too deep a one.
 // REQUIRES: ValidateChat; a style other than none.
 absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     const v1::Chat& chat, const v1::StructuredOptions& answer,

@@ -76,6 +76,11 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
     const v1::GenerateRequest& request) const {
   const ModelLimits limits = Limits();
   const absl::Time begun = absl::Now();
+  if (request.has_structured()) {  // before anything is made of it
+    const absl::Status size =
+        ModelText::CheckStructuredSize(request.structured(), structured_);
+    if (!size.ok()) return size;
+  }
   absl::StatusOr<EffectiveRequest> effective = Validate(request, limits);
   if (!effective.ok()) return effective.status();
   absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);

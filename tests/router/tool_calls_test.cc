@@ -621,6 +621,38 @@ TEST(ForcedCallTest, ACallOrAnAnswerOfItsForm) {
   }
 }
 
+// Whatever a client sends as its tag is read in one pass and on no deep stack.
+TEST(ForcedCallTest, ATagOfAnySizeIsReadOnce) {
+  ModelLimits limits;
+  limits.tool_call_style = kLlama;
+  v1::Chat chat;
+  chat.add_tools()->set_name("f");
+  v1::StructuredOptions answer;
+  const auto tag = [&](const std::string& own) {
+    answer.set_structural_tag(own);
+    return CallOrAnswerTag(chat, answer, limits);
+  };
+  const auto nested = [](size_t depth) {
+    return absl::StrCat(R"({"format":)", std::string(depth, '['),
+                        std::string(depth, ']'), "}");
+  };
+  ASSERT_TRUE(tag(nested(31)).ok());
+  for (const std::string& wrong :
+       {nested(32), nested(500'000), std::string(1 << 20, '['),
+        std::string(R"({"format":)"), std::string(R"({"format":{}}})"),
+        std::string("[]"), std::string()}) {
+    const absl::Status status = tag(wrong).status();
+    EXPECT_EQ(ErrorReason(status), "CONSTRAINT_INVALID") << status;
+    EXPECT_EQ(ErrorMetadata(status)["field"], "structured.structural_tag");
+  }
+  std::string many = R"( {"format":{"type":"x"})";
+  for (int i = 0; i < 60'000; ++i) absl::StrAppend(&many, R"(,")", i, R"(":1)");
+  many += R"(, "format" : {"z":1, "a":2} } )";
+  const auto made = tag(many);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_THAT(**made, testing::EndsWith(R"(,{"z":1, "a":2}]}})"));
+}
+
 TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
   EXPECT_EQ(DetectToolCallStyle("..[TOOL_CALLS]..<tool_call>"), kMistral);
   EXPECT_EQ(DetectToolCallStyle("<tool_call>\\n{\"name\": "), kHermes);
