@@ -5,6 +5,7 @@
 // tokenisation), the loop "router" (all of RouterCore), and the HTTP
 // listener's.
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <memory>
@@ -367,8 +368,11 @@ absl::Status Process::Start() {
     checkers_ = std::make_unique<StructuredCheckers>(model_.get(),
                                                      flags_.structured, &loop_);
     gate_ = std::make_unique<StructuredGate>(
-        StructuredGateOptions{.running = checkers_->threads(),
-                              .running_per_tenant = checkers_->threads() / 2},
+        StructuredGateOptions{
+            .running = checkers_->threads(),
+            .running_per_tenant = checkers_->threads() / 2,
+            .requests = options.max_queued,
+            .requests_per_tenant = std::max(1, options.max_queued / 2)},
         &loop_, checkers_.get(),
         [this](AdmittedRequest admitted, std::unique_ptr<ClientStream> client) {
           core_->Submit(std::move(admitted), std::move(client));
@@ -609,7 +613,7 @@ void Process::Drain() {
   UpdateFacts();  // the services have ended
   public_server_->SetServing("", false);
   core_->Drain();
-  gate_->CloseAll(Draining());
+  gate_->Drain(Draining());
   drain_ends_ = loop_.Now() + flags_.shutdown_timeout;
   PollDrained();
 }
@@ -633,7 +637,7 @@ void Process::Stop() {
     facts_timer_.reset();
     drain_poll_.reset();
     if (feed_ != nullptr) feed_->Close();
-    if (gate_ != nullptr) gate_->CloseAll(Draining());
+    if (gate_ != nullptr) gate_->Drain(Draining());
     if (core_ != nullptr) {
       core_->Drain();
       core_->CloseAll(absl::UnavailableError("this router is going away"));

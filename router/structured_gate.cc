@@ -2,6 +2,7 @@
 #include "router/structured_gate.h"
 
 #include <algorithm>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -12,11 +13,11 @@
 namespace tandem::router {
 namespace {
 
-absl::Status Overloaded(int waiting) {
+absl::Status Overloaded(int waiting,
+                        std::string_view what = "schemas or grammars wait") {
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                   absl::StrCat(waiting,
-                                " schemas or grammars wait to be compiled "
-                                "already: try again"),
+                   absl::StrCat(waiting, " ", std::string(what),
+                                " to be compiled already: try again"),
                    {{"field", "structured"}}, absl::Seconds(1));
 }
 
@@ -94,14 +95,22 @@ StructuredGate::StructuredGate(const StructuredGateOptions& options, Loop* loop,
 
 StructuredGate::~StructuredGate() = default;
 
-absl::Status StructuredGate::RoomFor(const std::string& tenant) const {
+absl::Status StructuredGate::RoomFor(const std::string& tenant,
+                                     bool new_source) const {
+  constexpr std::string_view kRequests =
+      "requests wait for schemas or grammars";
   const auto it = tenants_.find(tenant);
-  const int own = it == tenants_.end() ? 0 : it->second.waiting;
+  const Tenant own = it == tenants_.end() ? Tenant() : it->second;
+  if (waiting() >= options_.requests) return Overloaded(waiting(), kRequests);
+  if (!tenant.empty() && own.requests >= options_.requests_per_tenant) {
+    return Overloaded(own.requests, kRequests);
+  }
+  if (!new_source) return absl::OkStatus();
   if (sources_waiting_ >= options_.waiting) {
     return Overloaded(sources_waiting_);
   }
-  if (!tenant.empty() && own >= options_.waiting_per_tenant) {
-    return Overloaded(own);
+  if (!tenant.empty() && own.waiting >= options_.waiting_per_tenant) {
+    return Overloaded(own.waiting);
   }
   return absl::OkStatus();
 }
@@ -114,24 +123,20 @@ void StructuredGate::Enter(AdmittedRequest admitted,
     return;
   }
   Key key(admitted.tenant, admitted.effective.structured->SerializeAsString());
-  std::unique_ptr<Source>& source = sources_[key];
-  if (source == nullptr) {
-    if (absl::Status room = RoomFor(key.first); !room.ok()) {
-      sources_.erase(key);
-      refused_(admitted.api, room);
-      client->Close(std::move(room));
-      return;
-    }
-    source = std::make_unique<Source>(loop_);
-    source->key = key;
-    source->order = next_++;
-    source->structured = *admitted.effective.structured;
-    source->limit.Start(options_.wait, [this, key] { WaitedTooLong(key); });
-    ++tenants_[key.first].waiting;
-    ++sources_waiting_;
+  const auto there = sources_.find(key);
+  absl::Status room = drained_;
+  if (room.ok()) room = RoomFor(key.first, there == sources_.end());
+  if (!room.ok()) {
+    refused_(admitted.api, room);
+    client->Close(std::move(room));
+    return;
   }
+  Source* const source = there != sources_.end()
+                             ? there->second.get()
+                             : AddSource(key, *admitted.effective.structured);
   const uint64_t id = next_++;
   source->requests.push_back(id);
+  ++tenants_.at(key.first).requests;
   auto waiting = std::make_unique<Waiting>();
   waiting->key = std::move(key);
   waiting->admitted = std::move(admitted);
@@ -141,6 +146,22 @@ void StructuredGate::Enter(AdmittedRequest admitted,
   raw->client =
       std::make_unique<Held>(std::move(client), [this, id] { Left(id); });
   Pump();
+}
+
+StructuredGate::Source* StructuredGate::AddSource(
+    const Key& key, const v1::StructuredOptions& structured) {
+  auto source = std::make_unique<Source>(loop_);
+  source->key = key;
+  source->order = next_++;
+  source->structured = structured;
+  source->limit.Start(options_.wait, [this, key] { WaitedTooLong(key); });
+  // Who comes anew comes behind those who wait already: else a tenant of one
+  // source at a time would be before all others for ever.
+  const auto [tenant, fresh] = tenants_.try_emplace(key.first);
+  if (fresh) tenant->second.served = turn_;
+  ++tenant->second.waiting;
+  ++sources_waiting_;
+  return sources_.emplace(key, std::move(source)).first->second.get();
 }
 
 // Of the tenants that may have one more, the one that runs least, then the one
@@ -188,10 +209,8 @@ void StructuredGate::Checked(const Key& key, const absl::Status& status) {
       Refuse(id, status);
       continue;
     }
-    const auto it = requests_.find(id);
-    if (it == requests_.end()) continue;
-    const std::unique_ptr<Waiting> waiting = std::move(it->second);
-    requests_.erase(it);
+    const std::unique_ptr<Waiting> waiting = Take(id);
+    if (waiting == nullptr) continue;
     AdmittedRequest& admitted = waiting->admitted;
     if (admitted.deadline > absl::ZeroDuration()) {
       admitted.deadline =
@@ -210,15 +229,26 @@ void StructuredGate::WaitedTooLong(const Key& key) {
   for (const uint64_t id : requests) Refuse(id, status);
 }
 
-void StructuredGate::Left(uint64_t request) {
+void StructuredGate::Left(uint64_t request) { Take(request); }
+
+std::unique_ptr<StructuredGate::Waiting> StructuredGate::Take(
+    uint64_t request) {
   const auto it = requests_.find(request);
-  if (it == requests_.end()) return;
-  const std::unique_ptr<Waiting> waiting = std::move(it->second);
+  if (it == requests_.end()) return nullptr;
+  std::unique_ptr<Waiting> waiting = std::move(it->second);
   requests_.erase(it);
-  Source& source = *sources_.at(waiting->key);
-  std::erase(source.requests, request);
-  // What runs runs to its end, and may serve the next one.
-  if (source.requests.empty() && !source.running) DropSource(waiting->key);
+  if (const auto source = sources_.find(waiting->key);
+      source != sources_.end()) {
+    std::erase(source->second->requests, request);
+    // What runs runs to its end, and may serve the next one.
+    if (source->second->requests.empty() && !source->second->running) {
+      DropSource(waiting->key);
+    }
+  }
+  const auto tenant = tenants_.find(waiting->key.first);
+  --tenant->second.requests;
+  DropIfIdle(tenant);
+  return waiting;
 }
 
 void StructuredGate::DropSource(const Key& key) {
@@ -231,17 +261,19 @@ void StructuredGate::DropSource(const Key& key) {
     --sources_waiting_;
     --tenant->second.waiting;
   }
-  if (tenant->second.running == 0 && tenant->second.waiting == 0) {
-    tenants_.erase(tenant);
-  }
+  DropIfIdle(tenant);
   sources_.erase(it);
 }
 
+void StructuredGate::DropIfIdle(
+    std::map<std::string, Tenant>::iterator tenant) {
+  const Tenant& own = tenant->second;
+  if (own.running + own.waiting + own.requests == 0) tenants_.erase(tenant);
+}
+
 void StructuredGate::Refuse(uint64_t request, absl::Status status) {
-  const auto it = requests_.find(request);
-  if (it == requests_.end()) return;
-  const std::unique_ptr<Waiting> waiting = std::move(it->second);
-  requests_.erase(it);
+  const std::unique_ptr<Waiting> waiting = Take(request);
+  if (waiting == nullptr) return;
   if (waiting->admitted.effective.forced_call &&
       absl::IsInvalidArgument(status)) {
     status = ConstraintInvalid("chat.tools", "(schemas)",
@@ -251,15 +283,9 @@ void StructuredGate::Refuse(uint64_t request, absl::Status status) {
   waiting->client->Close(std::move(status));
 }
 
-void StructuredGate::CloseAll(const absl::Status& status) {
-  while (!requests_.empty()) {
-    const uint64_t id = requests_.begin()->first;
-    const Key key = requests_.begin()->second->key;
-    Source& source = *sources_.at(key);
-    std::erase(source.requests, id);
-    if (source.requests.empty() && !source.running) DropSource(key);
-    Refuse(id, status);
-  }
+void StructuredGate::Drain(const absl::Status& status) {
+  drained_ = status;
+  while (!requests_.empty()) Refuse(requests_.begin()->first, status);
 }
 
 }  // namespace tandem::router

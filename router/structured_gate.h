@@ -2,8 +2,9 @@
 // Where requests whose output is to match something wait until it is known
 // that it compiles, which may take seconds of a core. Tenants have paid for
 // them by then; a few sources are compiled at a time, fewer of one tenant,
-// tenants take turns, and what waits is bounded. A request whose client goes
-// leaves, and with the last one its source.
+// tenants take turns, and what waits is bounded: sources, which cost a core's
+// time, and requests, which cost memory. A request whose client goes leaves,
+// and with the last one its source.
 //
 // What decides is here, on the loop; who compiles is a StructuredChecker.
 
@@ -42,6 +43,8 @@ struct StructuredGateOptions {
   int running_per_tenant = 1;  // where there are tenants
   int waiting = 64;            // sources that wait
   int waiting_per_tenant = 16;
+  int requests = 256;  // that wait, however few their sources
+  int requests_per_tenant = 128;
   absl::Duration wait = absl::Seconds(10);  // for its turn
 };
 
@@ -64,29 +67,34 @@ class StructuredGate {
   // (QUEUE_FULL) where too much is waiting.
   void Enter(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
 
-  // All that wait; more may come.
-  void CloseAll(const absl::Status& status);
+  // Closes all that wait, and from here on whoever would have to.
+  void Drain(const absl::Status& status);
   int waiting() const { return static_cast<int>(requests_.size()); }
 
  private:
   class Held;
   struct Waiting;
   struct Source;
-  // Of its sources.
   struct Tenant {
-    int running = 0;
+    int running = 0;  // of its sources
     int waiting = 0;
-    uint64_t served = 0;  // when it had its last turn
+    int requests = 0;
+    uint64_t served = 0;  // when it had its last turn, or came
   };
   using Key = std::pair<std::string, std::string>;  // tenant, options' bytes
 
-  absl::Status RoomFor(const std::string& tenant) const;
+  // For one more request, and for its source where that is new.
+  absl::Status RoomFor(const std::string& tenant, bool new_source) const;
+  Source* AddSource(const Key& key, const v1::StructuredOptions& structured);
   Source* Next();
   void Pump();
   void Checked(const Key& key, const absl::Status& status);
   void WaitedTooLong(const Key& key);
   void Left(uint64_t request);
   void DropSource(const Key& key);
+  void DropIfIdle(std::map<std::string, Tenant>::iterator tenant);
+  // Out of here, and its source with the last one; null: it is not here.
+  std::unique_ptr<Waiting> Take(uint64_t request);
   void Refuse(uint64_t request, absl::Status status);
 
   const StructuredGateOptions options_;
@@ -100,7 +108,8 @@ class StructuredGate {
   int sources_waiting_ = 0;
   std::map<uint64_t, std::unique_ptr<Waiting>> requests_;
   std::map<Key, std::unique_ptr<Source>> sources_;
-  std::map<std::string, Tenant> tenants_;  // with a source
+  std::map<std::string, Tenant> tenants_;  // with a source or a request
+  absl::Status drained_;                   // unless OK
 };
 
 }  // namespace tandem::router

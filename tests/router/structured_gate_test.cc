@@ -136,14 +136,27 @@ TEST_F(StructuredGateTest, OneTenantLeavesRoomForOthers) {
   Enter("b", "b0");
   Enter("a", "a1");
   EXPECT_EQ(compiler_.begun, std::vector<std::string>({"h0", "a0"}));
-  compiler_.Finish();  // h0
+  compiler_.Finish();                       // h0
+  EXPECT_EQ(compiler_.begun.back(), "h1");  // its last turn is the longest ago
+  compiler_.Finish();                       // a0
   EXPECT_EQ(compiler_.begun.back(), "b0");
-  compiler_.Finish();  // a0
-  EXPECT_EQ(compiler_.begun.back(), "h1");
-  compiler_.Finish();  // b0
-  EXPECT_EQ(compiler_.begun.back(), "a1");
   compiler_.Finish();  // h1
+  EXPECT_EQ(compiler_.begun.back(), "a1");
+  compiler_.Finish();  // b0
   EXPECT_EQ(compiler_.begun.back(), "h2");
+}
+
+// Those that come anew with every source are not always new.
+TEST_F(StructuredGateTest, WhoComesAgainAndAgainIsNotAlwaysFirst) {
+  Enter("patient", "p0");
+  Enter("patient", "p1");
+  for (const char* other : {"a", "b", "c"}) Enter(other, other);
+  for (int i = 1; compiler_.begun.back() != "p1"; ++i) {
+    ASSERT_LT(i, 9) << "it waits for ever";
+    const std::string done = compiler_.jobs.front().regex;
+    compiler_.Finish();
+    if (done[0] != 'p') Enter(done.substr(0, 1), absl::StrCat(done, i));
+  }
 }
 
 TEST_F(StructuredGateTest, WithoutTenantsAllRoomIsForAll) {
@@ -166,6 +179,26 @@ TEST_F(StructuredGateTest, WhatWaitsIsBounded) {
   for (const char* tenant : {"b", "c", "d", "e"}) {
     EXPECT_EQ(Enter(tenant, "x")->open, std::string(tenant) != "e") << tenant;
   }
+}
+
+// Requests of few sources are as much memory as those of many.
+TEST_F(StructuredGateTest, RequestsThatWaitAreBoundedToo) {
+  Build({.requests = 5, .requests_per_tenant = 3});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Enter("a", "x")->open);
+  ClientPipe* const fourth = Enter("a", "x");
+  EXPECT_EQ(ErrorReason(fourth->status), "QUEUE_FULL");
+  EXPECT_TRUE(RetryAfter(fourth->status).has_value());
+  EXPECT_TRUE(Enter("b", "x")->open);
+  EXPECT_TRUE(Enter("c", "x")->open);
+  EXPECT_FALSE(Enter("d", "x")->open);
+  EXPECT_EQ(gate_->waiting(), 5);
+  // One that goes makes room, and so do those that go on.
+  clients_.front().Break(absl::CancelledError("gone"));
+  EXPECT_TRUE(Enter("a", "x")->open);
+  compiler_.Finish();  // a's
+  EXPECT_EQ(went_on_.size(), 3);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Enter("a", "x")->open);
+  EXPECT_FALSE(Enter("a", "x")->open);
 }
 
 TEST_F(StructuredGateTest, NobodyWaitsForEver) {
@@ -209,16 +242,17 @@ TEST_F(StructuredGateTest, AllWhoWaitHearOfTheEnd) {
   Enter("a", "x");
   Enter("a", "y");
   Enter("b", "y");
-  gate_->CloseAll(absl::UnavailableError("draining"));
+  gate_->Drain(absl::UnavailableError("draining"));
   for (const ClientPipe& client : clients_) {
     EXPECT_EQ(client.status.code(), absl::StatusCode::kUnavailable);
   }
   compiler_.Finish();
   compiler_.Finish();
   EXPECT_TRUE(went_on_.empty());
-  // And as good as new.
-  Enter("a", "z");
-  EXPECT_EQ(compiler_.begun.back(), "z");
+  EXPECT_EQ(Enter("a", "z")->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(compiler_.begun, std::vector<std::string>({"x", "y"}));
+  Enter("a", "");  // the core says it itself
+  EXPECT_EQ(went_on_.size(), 1);
 }
 
 }  // namespace
