@@ -48,8 +48,8 @@ double Micros(absl::Duration time) { return absl::ToDoubleMicroseconds(time); }
 
 struct Costs {
   std::vector<double> masks;  // microseconds each
-  double consumed = 0, copies = 0, forks = 0, replayed = 0;
-  int tokens = 0, texts = 0;
+  double consumed = 0, copies = 0, replayed = 0;
+  int tokens = 0;
 };
 
 // One text of at most `most` tokens.
@@ -57,12 +57,10 @@ void Follow(const GrammarVocabulary& vocabulary, const Grammar& start,
             uint32_t seed, int most, Costs* costs) {
   std::mt19937 random(seed);
   std::vector<uint32_t> mask(static_cast<size_t>(vocabulary.mask_words()));
-  absl::Time begun = absl::Now();
   Grammar grammar = *start.Copy();
-  costs->copies += Micros(absl::Now() - begun);
   std::vector<int32_t> ids;
   for (int i = 0; i < most && !grammar.ended(); ++i) {
-    begun = absl::Now();
+    absl::Time begun = absl::Now();
     if (!grammar.Mask(mask).ok()) break;
     costs->masks.push_back(Micros(absl::Now() - begun));
     std::vector<int32_t> allowed;
@@ -74,18 +72,17 @@ void Follow(const GrammarVocabulary& vocabulary, const Grammar& start,
     if (allowed.empty()) break;
     ids.push_back(allowed[random() % allowed.size()]);
     begun = absl::Now();
-    const Grammar fork = *grammar.Fork();
-    costs->forks += Micros(absl::Now() - begun);
+    const Grammar copy = *grammar.Copy();
+    costs->copies += Micros(absl::Now() - begun);
     begun = absl::Now();
     if (!grammar.Consume({&ids.back(), 1}).ok()) break;
     costs->consumed += Micros(absl::Now() - begun);
   }
   Grammar replay = *start.Copy();
-  begun = absl::Now();
+  const absl::Time begun = absl::Now();
   if (!replay.Consume(ids).ok()) std::abort();
   costs->replayed += Micros(absl::Now() - begun);
   costs->tokens += static_cast<int>(ids.size());
-  ++costs->texts;
 }
 
 void Print(const char* name, double compiled_us, Costs costs) {
@@ -93,11 +90,11 @@ void Print(const char* name, double compiled_us, Costs costs) {
   double sum = 0;
   for (const double mask : costs.masks) sum += mask;
   const size_t count = costs.masks.size();
-  std::printf("%-12s %8.2f %8.1f %8.1f %8.1f %9.1f %9.1f %8.1f %8.1f\n", name,
+  std::printf("%-12s %8.2f %8.1f %8.1f %8.1f %9.1f %9.1f %8.1f\n", name,
               compiled_us / 1000, sum / static_cast<double>(count),
               costs.masks[count * 99 / 100], costs.masks.back(),
               costs.consumed / costs.tokens, costs.replayed / costs.tokens,
-              costs.copies / costs.texts, costs.forks / costs.tokens);
+              costs.copies / costs.tokens);
 }
 
 int Run(const char* directory) {
@@ -111,9 +108,9 @@ int Run(const char* directory) {
   if (!vocabulary.ok()) return 1;
   std::printf(
       "%d tokens; microseconds, but for compiling (ms)\n%-12s %8s %8s "
-      "%8s %8s %9s %9s %8s %8s\n",
+      "%8s %8s %9s %9s %8s\n",
       vocabulary->vocab_size(), "", "compile", "mask", "p99", "max", "consume",
-      "replay", "copy", "fork");
+      "replay", "copy");
   for (const Case& c : Cases()) {
     const absl::Time begun = absl::Now();
     const absl::StatusOr<Grammar> start =

@@ -109,7 +109,7 @@ void tandem_text_vocabulary_free(const GrammarVocabulary* handle);
 int32_t tandem_text_grammar_new(const GrammarVocabulary* vocabulary,
                                 int32_t source, Bytes text, uint64_t budget_ms,
                                 GrammarHandle** out, Sink error);
-int32_t tandem_text_grammar_copy(const GrammarHandle* handle, bool shares,
+int32_t tandem_text_grammar_copy(const GrammarHandle* handle,
                                  GrammarHandle** out, Sink error);
 void tandem_text_grammar_free(GrammarHandle* handle);
 int32_t tandem_text_grammar_mask(GrammarHandle* handle, uint32_t* words,

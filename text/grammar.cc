@@ -18,20 +18,13 @@ Grammar::Grammar(Grammar&&) noexcept = default;
 Grammar& Grammar::operator=(Grammar&&) noexcept = default;
 Grammar::~Grammar() = default;
 
-absl::StatusOr<Grammar> Grammar::Copied(bool shares) const {
+absl::StatusOr<Grammar> Grammar::Copy() const {
   ffi::GrammarHandle* handle = nullptr;
   std::string error;
-  const int32_t kind = ffi::tandem_text_grammar_copy(handle_.get(), shares,
-                                                     &handle, ffi::Into(error));
+  const int32_t kind =
+      ffi::tandem_text_grammar_copy(handle_.get(), &handle, ffi::Into(error));
   if (kind != 0) return ffi::ToStatus(kind, "", error);
   return Grammar(handle);
-}
-
-absl::StatusOr<Grammar> Grammar::Copy() const {
-  return Copied(/*shares=*/false);
-}
-absl::StatusOr<Grammar> Grammar::Fork() const {
-  return Copied(/*shares=*/true);
 }
 
 absl::StatusOr<bool> Grammar::Mask(std::span<uint32_t> words) {

@@ -49,10 +49,8 @@ class Grammar {
   ~Grammar();
 
   // A state of its own, as this one is now. INTERNAL where it cannot be made.
+  // Many threads at once may copy one state that nobody uses meanwhile.
   absl::StatusOr<Grammar> Copy() const;
-  // The same, cheaper, and for the thread that this one is used by: what is
-  // found out of the grammar serves both.
-  absl::StatusOr<Grammar> Fork() const;
 
   // Sets bit i % 32 of words[i / 32] for every id i that may come next, and
   // clears all others. Of as many words as the vocabulary needs. Gives whether
@@ -72,7 +70,6 @@ class Grammar {
     void operator()(ffi::GrammarHandle* handle) const;
   };
   explicit Grammar(ffi::GrammarHandle* handle);
-  absl::StatusOr<Grammar> Copied(bool shares) const;
 
   std::unique_ptr<ffi::GrammarHandle, Free> handle_;
 };

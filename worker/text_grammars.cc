@@ -115,7 +115,7 @@ class Constraint final : public engine::TokenConstraint {
     if (!status_.ok() || guesses.empty()) return;
     // An error ends a state for good, and one behind a guess says nothing about
     // the sequence: the guesses are followed by a copy.
-    absl::StatusOr<text::Grammar> copy = grammar_->Fork();
+    absl::StatusOr<text::Grammar> copy = grammar_->Copy();
     if (!copy.ok()) return;
     for (size_t i = 0; i < guesses.size(); ++i) {
       if (ends_.Has(guesses[i])) return;

@@ -51,10 +51,10 @@ void Walk(Grammar grammar, int vocab_size, size_t words, uint64_t seed) {
       }
     }
     Require(*may_end || !allowed.empty());
-    absl::StatusOr<Grammar> fork = grammar.Fork();
-    Require(fork.ok());
+    absl::StatusOr<Grammar> copy = grammar.Copy();
+    Require(copy.ok());
     if (refused >= 0) {
-      const absl::StatusOr<int> taken = fork->Consume({&refused, 1});
+      const absl::StatusOr<int> taken = copy->Consume({&refused, 1});
       Require(!taken.ok() || *taken == 0);
     }
     if (allowed.empty()) return;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,6 +206,30 @@ TEST_F(TextGrammarsTest, TooMuchBehindAGuessEndsTheGuessesAlone) {
   EXPECT_FALSE(constraint->Append(a));
   EXPECT_EQ(Masks(constraint.get(), {})[0], masks[1]);
   EXPECT_TRUE(constraint->status().ok()) << constraint->status();
+}
+
+// Nor what it comes to in the lexer, which copies could have in common.
+TEST_F(TextGrammarsTest, ALexerThatAGuessBlowsUpIsNotTheSequencesOwn) {
+  // It must know of every letter so far how long ago it was.
+  const auto grammar = Compile(
+      Regex("1*(([a-z ]*[aeiou][a-z ]{60}Y)|([a-z ]*[bcdst][a-z ]{61}Z))?"));
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const auto guessing = Follow(**grammar, {});
+  const auto plain = Follow(**grammar, {});
+  std::mt19937 random(1);
+  std::string letters;
+  while (letters.size() < 300)
+    letters += static_cast<char>('a' + random() % 26);
+  const std::vector<int32_t> guesses = Ids(letters);
+  const int32_t one = Ids("1")[0];
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Masks(guessing.get(), guesses)[0], Masks(plain.get(), {})[0]);
+    EXPECT_GT(guessing->guessed(), 0);
+    EXPECT_LT(guessing->guessed(), 300);
+    EXPECT_FALSE(guessing->Append(one));
+    EXPECT_FALSE(plain->Append(one));
+    ASSERT_TRUE(guessing->status().ok()) << guessing->status();
+  }
 }
 
 TEST_F(TextGrammarsTest, PartiesTakeTurnsAndCancelledOrdersDoNotRun) {

@@ -98,6 +98,12 @@ impl Source {
     }
 }
 
+// Others may copy it at the same time.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Grammar>();
+};
+
 /// One sequence's state.
 pub struct Grammar {
     matcher: Matcher,
@@ -371,15 +377,10 @@ impl Grammar {
         Ok(tokens.len())
     }
 
-    /// A state of its own, as this one is now, that shares nothing.
+    /// A state of its own, as this one is now, that shares nothing: a lexer that
+    /// errs once errs for good, for all that have it in common.
     pub fn copy(&self) -> Grammar {
         Grammar { matcher: self.matcher.deep_clone(), ..*self }
-    }
-
-    /// The same, but with what the lexer has learnt in common: cheaper, and to
-    /// be used by the same thread.
-    pub fn fork(&self) -> Grammar {
-        Grammar { matcher: self.matcher.clone(), ..*self }
     }
 
     /// No more token may come.

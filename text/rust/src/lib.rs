@@ -495,22 +495,20 @@ pub unsafe extern "C" fn tandem_text_grammar_new(
 }
 
 /// Gives a state of its own, equal to `handle`'s, through `out`; the handle is
-/// the caller's. `shares`: what the lexers have learnt is theirs in common, and
-/// both are used by one thread at a time.
+/// the caller's.
 ///
 /// # Safety
-/// `handle` is live and used by nobody else; `out` is writable.
+/// `handle` is live, and at most copied by others; `out` is writable.
 #[no_mangle]
 pub unsafe extern "C" fn tandem_text_grammar_copy(
     handle: *const Grammar,
-    shares: bool,
     out: *mut *mut Grammar,
     error: Sink,
 ) -> i32 {
     guard(error, || {
         // SAFETY: live by contract; only shared access.
         let grammar = unsafe { &*handle };
-        let made = if shares { grammar.fork() } else { grammar.copy() };
+        let made = grammar.copy();
         // SAFETY: `out` is writable by contract.
         unsafe { *out = Box::into_raw(Box::new(made)) };
         Ok(())
