@@ -35,7 +35,8 @@ class CallGrammar {
   // the order. What cannot follow them shows as the constraint's status.
   virtual std::unique_ptr<engine::TokenConstraint> Follow(
       absl::Span<const int32_t> output) const = 0;
-  // Whether nothing can follow the output of the order.
+  // Whether nothing can follow the output of the order. Of a long one it may
+  // not be known: then false, and only end tokens will be drawn if it is so.
   virtual bool IsWhole() const = 0;
 };
 

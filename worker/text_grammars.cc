@@ -22,8 +22,10 @@ constexpr size_t kMaxRecent = 16;
 constexpr size_t kMaxSourceBytes = size_t{4} << 20;
 // Followed at once: a few microseconds each.
 constexpr size_t kFewTokens = 32;
-// Of a replay, before it looks whether it is still wanted.
-constexpr size_t kReplayPiece = 64;
+// Followed by the compiler: some 10 ms, for which others wait.
+constexpr size_t kManyTokens = 2048;
+// Before it is looked whether they are still wanted.
+constexpr size_t kPiece = 64;
 
 absl::Status Failed(const absl::Status& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, kStructuredReason,
@@ -65,8 +67,22 @@ absl::Status FollowAll(absl::Span<const int32_t> tokens, size_t position,
                                 : Failed(Impossible(position + count));
 }
 
+// The same, but not to the end where they turn out to be `unwanted`.
+absl::Status FollowWhileWanted(absl::Span<const int32_t> tokens,
+                               size_t position,
+                               const std::atomic<bool>& unwanted,
+                               text::Grammar* grammar) {
+  absl::Status status;
+  for (size_t at = 0; at < tokens.size() && status.ok() && !unwanted;
+       at += kPiece) {
+    status = FollowAll(tokens.subspan(at, kPiece), position + at, grammar);
+  }
+  return status;
+}
+
 // A grammar on its way behind an output: the replayer's until `done`.
 struct Replay {
+  std::shared_ptr<const text::Grammar> from;
   std::optional<text::Grammar> grammar;
   std::vector<int32_t> tokens;
   size_t position = 0;  // of the first of them
@@ -76,10 +92,12 @@ struct Replay {
   std::function<void()> ready;  // the loop's
 
   void Run() {
-    for (size_t at = 0; at < tokens.size() && status.ok() && !unwanted;
-         at += kReplayPiece) {
-      status = FollowAll(absl::MakeConstSpan(tokens).subspan(at, kReplayPiece),
-                         position + at, &*grammar);
+    absl::StatusOr<text::Grammar> copy = from->Copy();
+    if (copy.ok()) {
+      grammar = *std::move(copy);
+      status = FollowWhileWanted(tokens, position, unwanted, &*grammar);
+    } else {
+      status = Failed(copy.status());
     }
     done.store(true, std::memory_order_release);
   }
@@ -172,7 +190,8 @@ class Constraint final : public engine::TokenConstraint {
 class TextCallGrammar final : public CallGrammar {
  public:
   // `start` has no token; `base` is behind `output`, all of which it took.
-  TextCallGrammar(text::Grammar start, text::Grammar base,
+  TextCallGrammar(std::shared_ptr<const text::Grammar> start,
+                  std::shared_ptr<const text::Grammar> base,
                   std::vector<int32_t> output, Ends ends, size_t words,
                   TextGrammars* grammars)
       : start_(std::move(start)),
@@ -189,20 +208,19 @@ class TextCallGrammar final : public CallGrammar {
     const bool goes_on =
         output.size() >= output_.size() &&
         std::equal(output_.begin(), output_.end(), output.begin());
-    absl::StatusOr<text::Grammar> grammar =
-        goes_on ? base_.Copy() : start_.Copy();
-    if (!grammar.ok()) {
-      return std::make_unique<Constraint>(Failed(grammar.status()));
-    }
+    const auto& from = goes_on ? base_ : start_;
     const size_t known = goes_on ? output_.size() : 0;
     const absl::Span<const int32_t> rest = output.subspan(known);
     if (rest.size() <= kFewTokens) {
-      const absl::Status status = FollowAll(rest, known, &*grammar);
+      absl::StatusOr<text::Grammar> grammar = from->Copy();
+      const absl::Status status = grammar.ok()
+                                      ? FollowAll(rest, known, &*grammar)
+                                      : Failed(grammar.status());
       if (!status.ok()) return std::make_unique<Constraint>(status);
       return std::make_unique<Constraint>(*std::move(grammar), &ends_, words_);
     }
     auto replay = std::make_shared<Replay>();
-    replay->grammar = *std::move(grammar);
+    replay->from = from;
     replay->tokens.assign(rest.begin(), rest.end());
     replay->position = known;
     grammars_->Replay([replay] { replay->Run(); },
@@ -212,11 +230,11 @@ class TextCallGrammar final : public CallGrammar {
     return std::make_unique<Constraint>(std::move(replay), &ends_, words_);
   }
 
-  bool IsWhole() const override { return !output_.empty() && base_.ended(); }
+  bool IsWhole() const override { return !output_.empty() && base_->ended(); }
 
  private:
-  const text::Grammar start_;
-  const text::Grammar base_;
+  const std::shared_ptr<const text::Grammar> start_;
+  const std::shared_ptr<const text::Grammar> base_;
   const std::vector<int32_t> output_;
   const Ends ends_;
   const size_t words_;
@@ -246,6 +264,7 @@ TextGrammars::~TextGrammars() {
   {
     const MutexLock lock(&mutex_);
     stopping_ = true;
+    unwanted_ = true;
   }
   wake_.NotifyAll();
   compiler_.join();
@@ -268,7 +287,10 @@ void TextGrammars::Cancel(uint64_t number) {
   const auto job = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& j) {
     return j.number == number;
   });
-  if (job == jobs_.end()) return;
+  if (job == jobs_.end()) {
+    if (number == at_work_) unwanted_ = true;
+    return;
+  }
   dropped = std::move(*job);
   jobs_.erase(job);
 }
@@ -302,11 +324,14 @@ void TextGrammars::RunCompiler() {
       while (jobs_.empty() && !stopping_) wake_.Wait(&mutex_);
       if (stopping_) return;
       job = NextJob();
+      at_work_ = job.number;
+      unwanted_ = false;
     }
-    loop_->Post(
-        [done = std::move(job.done), made = CompileNow(job.order)]() mutable {
-          done(std::move(made));
-        });
+    auto made = CompileNow(job.order);
+    if (unwanted_) continue;
+    loop_->Post([done = std::move(job.done), made = std::move(made)]() mutable {
+      done(std::move(made));
+    });
   }
   // The task owns what was made.
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
@@ -364,14 +389,25 @@ absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
     }
     ends.ids.push_back(id);
   }
-  absl::StatusOr<text::Grammar> start = Compiled(source);
-  if (!start.ok()) return NotCompiled(start.status());
-  absl::StatusOr<text::Grammar> base = start->Copy();
-  if (!base.ok()) return base.status();
-  const absl::Status followed = FollowAll(order.output, 0, &*base);
-  if (!followed.ok()) return followed;
+  absl::StatusOr<text::Grammar> compiled = Compiled(source);
+  if (!compiled.ok()) return NotCompiled(compiled.status());
+  const auto start =
+      std::make_shared<const text::Grammar>(*std::move(compiled));
+  auto base = start;
+  std::vector<int32_t> known;
+  // A long output is the replayer's, which others do not wait for, but where
+  // no end token could say that it was whole already.
+  if (order.output.size() <= kManyTokens || ends.ids.empty() || ends.ignored) {
+    absl::StatusOr<text::Grammar> behind = start->Copy();
+    if (!behind.ok()) return behind.status();
+    known = order.output;
+    const absl::Status followed =
+        FollowWhileWanted(known, 0, unwanted_, &*behind);
+    if (!followed.ok()) return followed;
+    base = std::make_shared<const text::Grammar>(*std::move(behind));
+  }
   return std::make_unique<TextCallGrammar>(
-      *std::move(start), *std::move(base), order.output, std::move(ends),
+      start, std::move(base), std::move(known), std::move(ends),
       static_cast<size_t>(vocabulary_.mask_words()), this);
 }
 

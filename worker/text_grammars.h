@@ -2,12 +2,13 @@
 // Grammars over the tokens of the worker's own model (text/grammar.h), on two
 // threads of its own: one compiles, and follows each grammar behind the output
 // that its order brings; one follows grammars of calls that go on behind a long
-// output later, so that no step waits for a replay, and no replay for a
-// compilation.
+// output, so that no step and no compilation waits for a replay, and no replay
+// for a compilation.
 
 #ifndef TANDEM_WORKER_TEXT_GRAMMARS_H_
 #define TANDEM_WORKER_TEXT_GRAMMARS_H_
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -70,7 +71,9 @@ class TextGrammars final : public Grammars {
   // At most one per call that goes on.
   std::deque<Replayed> replays_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::string served_ ABSL_GUARDED_BY(mutex_);  // the last one's party
+  uint64_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;  // the compiler's order
+  std::atomic<bool> unwanted_ = false;            // it is; set under mutex_
+  std::string served_ ABSL_GUARDED_BY(mutex_);    // the last one's party
   std::deque<Recent> recent_;  // the compiler's own, the newest last
   std::thread compiler_;
   std::thread replayer_;

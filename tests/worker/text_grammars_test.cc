@@ -173,6 +173,46 @@ TEST_F(TextGrammarsTest, AWholeOutputIsKnown) {
   EXPECT_FALSE((*Compile(Regex("abc", {})))->IsWhole());
 }
 
+std::vector<int32_t> Repeated(const std::vector<int32_t>& ids, int times) {
+  std::vector<int32_t> all;
+  for (int i = 0; i < times; ++i) all.insert(all.end(), ids.begin(), ids.end());
+  return all;
+}
+
+// The compiler follows it only where nothing else can tell that it is whole.
+TEST_F(TextGrammarsTest, ALongOutputIsLeftToTheReplay) {
+  const std::vector<int32_t> output = Repeated(Ids("ab"), 1500);
+  for (const bool ignored : {false, true}) {
+    GrammarOrder order = Regex("(ab){1500}", output);
+    order.params.set_ignore_end(ignored);
+    const auto grammar = Compile(order);
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    EXPECT_EQ((*grammar)->IsWhole(), ignored);
+    if (ignored) continue;
+    const auto constraint = Follow(**grammar, output);
+    std::vector<uint32_t> only_end(words_);
+    only_end[kEnd / 32] = 1u << kEnd % 32;
+    EXPECT_EQ(Masks(constraint.get(), {})[0], only_end);
+    EXPECT_TRUE(constraint->Append(kEnd));
+    EXPECT_TRUE(constraint->status().ok()) << constraint->status();
+  }
+}
+
+TEST_F(TextGrammarsTest, AnOrderThatIsCancelledAtWorkIsGivenUp) {
+  GrammarOrder order = Regex("(ab)*", Repeated(Ids("ab"), 300'000));
+  order.params.set_ignore_end(true);
+  bool told = false;
+  uint64_t number = 0;
+  loop_.RunSync([&] {
+    number = grammars_->Compile(std::move(order), [&](auto) { told = true; });
+  });
+  // It is at work by now, or else this test says nothing.
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  loop_.RunSync([&] { grammars_->Cancel(number); });
+  EXPECT_TRUE(Compile(Regex("(ab)*")).ok());
+  loop_.RunSync([&] { EXPECT_FALSE(told); });
+}
+
 TEST_F(TextGrammarsTest, EndsComeWhereTheTextMayEnd) {
   for (const bool ignored : {false, true}) {
     GrammarOrder order = Regex("(ab)*");
@@ -263,10 +303,7 @@ TEST_F(TextGrammarsTest, PartiesTakeTurnsAndCancelledOrdersDoNotRun) {
 
 TEST_F(TextGrammarsTest, WhoNeedsNoReplayAnyMoreIsForgotten) {
   const auto grammar = Compile(Regex("(ab)*"));
-  std::vector<int32_t> output;
-  for (int i = 0; i < 500; ++i) {
-    for (const int32_t id : Ids("ab")) output.push_back(id);
-  }
+  const std::vector<int32_t> output = Repeated(Ids("ab"), 500);
   bool told = false;
   loop_.RunSync([&] {
     for (int i = 0; i < 3; ++i) {
