@@ -117,7 +117,7 @@ absl::Status AdapterControl::CheckIdle(const std::string& name) const {
 
 void AdapterControl::Load(const std::string& name, const std::string& path,
                           Done done) {
-  const absl::Status status = CheckLoad(name, path);
+  const absl::Status status = closing_.ok() ? CheckLoad(name, path) : closing_;
   if (!status.ok()) return done(status);
   Change change;
   for (const auto& [id, worker] : registry_->workers()) {
@@ -142,7 +142,7 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
 }
 
 void AdapterControl::Unload(const std::string& name, Done done) {
-  absl::Status status = CheckIdle(name);
+  absl::Status status = closing_.ok() ? CheckIdle(name) : closing_;
   if (status.ok() && !in_service_.contains(name) && !ServedByAny(name)) {
     status = NotFound(name);
   }
@@ -161,6 +161,16 @@ void AdapterControl::Unload(const std::string& name, Done done) {
   const auto it = changes_.emplace(name, std::move(change)).first;
   if (changed_) changed_();
   Advance(it);
+}
+
+void AdapterControl::Close(const absl::Status& status) {
+  closing_ = status;
+  std::vector<Done> waiting;
+  for (auto& [name, change] : changes_) {
+    waiting.push_back(std::exchange(
+        change.done, [](const absl::StatusOr<v1::LoraAdapter>&) {}));
+  }
+  for (Done& done : waiting) done(status);
 }
 
 // ---- Commands and their answers

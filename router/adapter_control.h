@@ -55,6 +55,9 @@ class AdapterControl {
   void Load(const std::string& name, const std::string& path, Done done);
   void Unload(const std::string& name, Done done);
   std::vector<v1::LoraAdapter> List() const;
+  // Answers whoever waits for a change, or comes to ask for one. Changes that
+  // workers were told of go on.
+  void Close(const absl::Status& status);
 
   // Whether new requests must not name it, whoever has it.
   bool Closed(const std::string& name) const;
@@ -144,6 +147,7 @@ class AdapterControl {
   Changes changes_;
   std::map<std::pair<std::string, std::string>, Late> late_;  // worker, adapter
   std::map<uint64_t, Command> commands_;                      // by number
+  absl::Status closing_;                                      // unless OK
   uint64_t last_command_ = 0;
   // Adapters that workers may still have which were lost before they answered
   // that they let them go.

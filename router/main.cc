@@ -641,6 +641,8 @@ void Process::Stop() {
     if (core_ != nullptr) {
       core_->Drain();
       core_->CloseAll(absl::UnavailableError("this router is going away"));
+      // Servers wait for their calls, and those for workers.
+      core_->adapter_control().Close(Draining());
     }
   });
   // Streams that were just closed still have their last word to write.

@@ -515,5 +515,25 @@ TEST_F(AdapterControlTest, AnswersOfOthersCountForNobody) {
   EXPECT_FALSE(call->answer.has_value());
 }
 
+TEST_F(AdapterControlTest, WhoWaitsHearsOfTheRoutersEnd) {
+  HaveVerse();
+  ASSERT_TRUE(Ask("verse")->open);
+  Begin();
+  Call* const load = Load("prose", "/prose");
+  Call* const unload = Unload("verse");
+  ASSERT_FALSE(load->answer || unload->answer);
+  w.core->adapter_control().Close(absl::UnavailableError("draining"));
+  EXPECT_EQ(load->status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(unload->status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(Load("rhyme")->status().message(), "draining");
+  EXPECT_EQ(Unload("prose")->status().message(), "draining");
+  // What had begun goes on, for nobody.
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load prose");
+    worker->Loads("prose", 'b');
+  }
+  EXPECT_EQ(Shown("prose").state(), "ready");
+}
+
 }  // namespace
 }  // namespace tandem::router
