@@ -145,7 +145,10 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
 
 void RouterCore::Submit(AdmittedRequest admitted,
                         std::unique_ptr<ClientStream> client) {
-  const absl::Status status = Admit(admitted);
+  // What has ended meanwhile takes no room.
+  const absl::Status status = admitted.ended == AdmittedRequest::Ended::kNo
+                                  ? Admit(admitted)
+                                  : absl::OkStatus();
   if (!status.ok()) {
     counters_.set_refused(counters_.refused() + 1);
     RequestSummary summary;
@@ -193,11 +196,20 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
   if (admitted.effective.tool_calls) {
     admitted.effective.tool_calls->id_seed = random_->Next();
   }
+  const AdmittedRequest::Ended ended = admitted.ended;
   auto request = std::make_unique<Request>(context_, std::move(admitted),
                                            internal_id, std::move(client));
   Request* const raw = request.get();
   by_client_id_[raw->client_id()].push_back(raw);
   requests_[internal_id] = std::move(request);
+  switch (ended) {
+    case AdmittedRequest::Ended::kAborted:
+      return raw->Abort();
+    case AdmittedRequest::Ended::kClientGone:
+      return raw->Leave();
+    case AdmittedRequest::Ended::kNo:
+      break;
+  }
   // Behind its equals, and behind all that were computed before.
   queue_.insert(std::find_if(queue_.begin(), queue_.end(),
                              [&](const Request* other) {

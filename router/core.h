@@ -44,7 +44,8 @@ class RouterCore final : private RegistryListener,
   // Where the spans of sampled requests go; before the first request.
   void set_span_sink(SpanSink* sink) { context_.spans = sink; }
 
-  // Takes a request over, or closes `client` with the reason why not.
+  // Takes a request over, or closes `client` with the reason why not. One that
+  // has ended before is counted, and its client told, as if it ended here.
   void Submit(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
   // A worker registers.
   void AddRegistration(std::unique_ptr<RegistrationStream> stream) {

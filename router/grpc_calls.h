@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the router's gRPC services do alike: whose call it is, what came with
-// it, and answers without a stream.
+// it, answers without a stream, and aborts.
 
 #ifndef TANDEM_ROUTER_GRPC_CALLS_H_
 #define TANDEM_ROUTER_GRPC_CALLS_H_
@@ -8,6 +8,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,8 +16,10 @@
 #include "absl/status/statusor.h"
 #include "common/rpc/server_stream.h"
 #include "common/rpc/status.h"
+#include "router/core.h"
 #include "router/errors.h"
 #include "router/intake.h"
+#include "router/structured_gate.h"
 
 namespace tandem::router {
 
@@ -80,6 +83,21 @@ class LoopAnswer {
   grpc::CallbackServerContext* const context_;
   grpc::ServerUnaryReactor* reactor_;
 };
+
+// Wherever the request is: waiting for what it must match, or with the core.
+// As RouterCore's; on the loop.
+inline absl::StatusOr<int> AbortRequest(
+    RouterCore* core, StructuredGate* gate, const std::string& id,
+    const std::optional<std::string>& tenant = std::nullopt) {
+  const int waited = gate->Abort(id, tenant);
+  const absl::StatusOr<int> tokens = core->Abort(id, tenant);
+  return waited > 0 && !tokens.ok() ? 0 : tokens;
+}
+inline int AbortAllRequests(RouterCore* core, StructuredGate* gate,
+                            const std::string& tenant) {
+  const int waited = gate->AbortAll(tenant);
+  return waited + core->AbortAll(tenant);
+}
 
 // Where log probabilities of the prompt come in one message. Clients take
 // 4 MiB unless told otherwise, and a record has some 30 bytes.

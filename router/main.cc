@@ -397,7 +397,7 @@ absl::Status Process::Start() {
   openengine_ = std::make_unique<OpenEngineInference>(
       &loop_, gate_.get(), intake_.get(), model_.get());
   openengine_control_ = std::make_unique<OpenEngineControl>(
-      &loop_, core_.get(), intake_.get(),
+      &loop_, core_.get(), gate_.get(), intake_.get(),
       OpenEngineOptions{
           .lora_updating = flags_.lora_updating,
           .alive = [this] { return watchdog_->Check(loop_.Now()); },
@@ -409,7 +409,7 @@ absl::Status Process::Start() {
           .lora_updating = flags_.lora_updating,
           .feed = FeedIsOn(flags_) ? feed_.get() : nullptr});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
-  admin_ = std::make_unique<AdminServer>(&loop_, core_.get());
+  admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get());
   status = LoadPublicTls();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;

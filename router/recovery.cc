@@ -493,15 +493,17 @@ void Request::ArmDeadline() {
   const absl::Time time_limit = effective_.max_time
                                     ? admitted_ + *effective_.max_time
                                     : absl::InfiniteFuture();
+  const absl::Time now = context_.loop->Now();
   if (time_limit < deadline_) {
-    deadline_timer_.Start(time_limit - admitted_, [this] {
-      if (phase_ == Phase::kEnding) return;
-      DropLegs();
-      Finish(v1::FINISH_REASON_TIME_LIMIT);
-    });
+    deadline_timer_.Start(std::max(time_limit - now, absl::ZeroDuration()),
+                          [this] {
+                            if (phase_ == Phase::kEnding) return;
+                            DropLegs();
+                            Finish(v1::FINISH_REASON_TIME_LIMIT);
+                          });
     return;
   }
-  deadline_timer_.Start(deadline_ - admitted_, [this] {
+  deadline_timer_.Start(deadline_ - now, [this] {
     if (phase_ == Phase::kEnding) return;
     Fail(
         MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE",

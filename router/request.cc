@@ -52,9 +52,10 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       next_score_(effective_.output.has_prompt_logprobs()
                       ? 1
                       : static_cast<int>(prompt_.size())),
-      admitted_(context.loop->Now()),
-      deadline_(admitted_ + admitted.deadline),
-      waiting_since_(admitted_),
+      admitted_(admitted.since.value_or(context.loop->Now())),
+      deadline_(std::max(admitted_ + admitted.deadline,
+                         context.loop->Now() + absl::Milliseconds(1))),
+      waiting_since_(context.loop->Now()),
       last_token_(admitted_),
       deadline_timer_(context.loop),
       judge_timer_(context.loop),

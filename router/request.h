@@ -50,11 +50,15 @@ namespace tandem::router {
 struct AdmittedRequest {
   EffectiveRequest effective;  // FitToContext done
   std::vector<int32_t> prompt;
-  absl::Duration deadline;      // from now; zero: the default
+  absl::Duration deadline;      // from `since`; zero: the default
   uint32_t sequence_index = 0;  // of a request for several; see sampling.n
   Api api = Api::kGrpc;
   // Its id is that of a header, which several requests may share.
   bool id_from_header = false;
+  // When it came, on the loop's clock, where it waited before it came to the
+  // core; and what became of it meanwhile: the core then ends it at once.
+  std::optional<absl::Time> since;
+  enum class Ended { kNo, kAborted, kClientGone } ended = Ended::kNo;
   TraceContext trace;
   std::string tenant;                       // empty: no keys are asked for
   std::shared_ptr<Tenants::Charge> charge;  // null without a tenant
@@ -120,6 +124,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void Begin(const Choice& choice, int cached_tokens);
   // Finish reason CANCELLED, with all output so far.
   void Abort();
+  // Its client has gone already.
+  void Leave() { OnClosed(absl::CancelledError("the client went away")); }
   void Fail(const absl::Status& status);
   // An incarnation has ended, its calls with it.
   void OnVoided(const v1::WorkerRef& worker);

@@ -62,7 +62,7 @@ SequenceGroup::SequenceGroup(Loop* loop, GroupHost* host,
     : loop_(loop),
       host_(host),
       admitted_(std::move(admitted)),
-      begun_(loop->Now()),
+      begun_(admitted_.since.value_or(loop->Now())),
       returned_(admitted_.effective.sampling.n()),
       client_(std::move(client)),
       parts_(static_cast<size_t>(admitted_.effective.sampling.best_of())),
@@ -88,15 +88,18 @@ void SequenceGroup::Start() {
 void SequenceGroup::StartPart(int index) {
   AdmittedRequest admitted = admitted_;
   admitted.sequence_index = static_cast<uint32_t>(index);
-  const absl::Duration spent = loop_->Now() - begun_;
-  admitted.deadline =
-      std::max(admitted.deadline - spent, absl::Milliseconds(1));
-  if (admitted.effective.max_time) {
-    *admitted.effective.max_time =
-        std::max(*admitted.effective.max_time - spent, absl::Milliseconds(1));
+  if (index > 0) {
+    const absl::Duration spent = loop_->Now() - begun_;
+    admitted.since.reset();  // its own times count from now
+    admitted.deadline =
+        std::max(admitted.deadline - spent, absl::Milliseconds(1));
+    if (admitted.effective.max_time) {
+      *admitted.effective.max_time =
+          std::max(*admitted.effective.max_time - spent, absl::Milliseconds(1));
+    }
+    // The prompt is everybody's.
+    admitted.effective.output.clear_prompt_logprobs();
   }
-  // The prompt is everybody's.
-  if (index > 0) admitted.effective.output.clear_prompt_logprobs();
   if (!streams() && !admitted.effective.output.has_logprobs()) {
     admitted.effective.output.set_logprobs(0);  // what they are compared by
   }

@@ -200,9 +200,9 @@ grpc::ServerUnaryReactor* AdminServer::Abort(
     v1::AbortResponse* response) {
   LoopAnswer answer(context);
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
-  loop_->Post([core = core_, id = request->request_id(), response,
+  loop_->Post([core = core_, gate = gate_, id = request->request_id(), response,
                answer = std::move(answer)]() mutable {
-    const absl::StatusOr<int> tokens = core->Abort(id);
+    const absl::StatusOr<int> tokens = AbortRequest(core, gate, id);
     if (tokens.ok()) response->set_output_tokens(*tokens);
     answer.Finish(tokens.status());
   });

@@ -98,7 +98,8 @@ class RegistryServer final : public v1::RegistryService::CallbackService {
 
 class AdminServer final : public v1::AdminService::CallbackService {
  public:
-  AdminServer(Loop* loop, RouterCore* core) : loop_(loop), core_(core) {}
+  AdminServer(Loop* loop, RouterCore* core, StructuredGate* gate)
+      : loop_(loop), core_(core), gate_(gate) {}
   grpc::ServerUnaryReactor* GetClusterState(
       grpc::CallbackServerContext* context,
       const v1::GetClusterStateRequest* request,
@@ -126,6 +127,7 @@ class AdminServer final : public v1::AdminService::CallbackService {
  private:
   Loop* const loop_;
   RouterCore* const core_;
+  StructuredGate* const gate_;
 };
 
 }  // namespace tandem::router

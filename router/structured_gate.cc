@@ -43,7 +43,7 @@ class StructuredGate::Held final : public ClientStream,
   void Close(absl::Status status) override {
     handler_ = nullptr;
     gone_ = nullptr;
-    client_->Close(std::move(status));
+    if (!closed_) client_->Close(std::move(status));
   }
   std::string peer() const override { return client_->peer(); }
 
@@ -55,6 +55,7 @@ class StructuredGate::Held final : public ClientStream,
     if (handler_ != nullptr) handler_->OnDrained();
   }
   void OnClosed(absl::Status status) override {
+    closed_ = true;
     if (handler_ != nullptr) {
       std::exchange(handler_, nullptr)->OnClosed(std::move(status));
     } else if (Loop::Task gone = std::exchange(gone_, nullptr)) {
@@ -65,12 +66,12 @@ class StructuredGate::Held final : public ClientStream,
   const std::unique_ptr<ClientStream> client_;
   StreamHandler<v1::GenerateRequest>* handler_ = nullptr;
   Loop::Task gone_;
+  bool closed_ = false;  // by the client
 };
 
 struct StructuredGate::Waiting {
   Key key;
   AdmittedRequest admitted;
-  absl::Time since;
   std::unique_ptr<Held> client;
 };
 
@@ -140,11 +141,12 @@ void StructuredGate::Enter(AdmittedRequest admitted,
   auto waiting = std::make_unique<Waiting>();
   waiting->key = std::move(key);
   waiting->admitted = std::move(admitted);
-  waiting->since = loop_->Now();
+  waiting->admitted.since = loop_->Now();
   Waiting* const raw = waiting.get();
   requests_.emplace(id, std::move(waiting));
-  raw->client =
-      std::make_unique<Held>(std::move(client), [this, id] { Left(id); });
+  raw->client = std::make_unique<Held>(std::move(client), [this, id] {
+    End(id, AdmittedRequest::Ended::kClientGone);
+  });
   Pump();
 }
 
@@ -211,13 +213,7 @@ void StructuredGate::Checked(const Key& key, const absl::Status& status) {
     }
     const std::unique_ptr<Waiting> waiting = Take(id);
     if (waiting == nullptr) continue;
-    AdmittedRequest& admitted = waiting->admitted;
-    if (admitted.deadline > absl::ZeroDuration()) {
-      admitted.deadline =
-          std::max(admitted.deadline - (loop_->Now() - waiting->since),
-                   absl::Milliseconds(1));
-    }
-    submit_(std::move(admitted), std::move(waiting->client));
+    submit_(std::move(waiting->admitted), std::move(waiting->client));
   }
   Pump();
 }
@@ -229,7 +225,36 @@ void StructuredGate::WaitedTooLong(const Key& key) {
   for (const uint64_t id : requests) Refuse(id, status);
 }
 
-void StructuredGate::Left(uint64_t request) { Take(request); }
+void StructuredGate::End(uint64_t request, AdmittedRequest::Ended how) {
+  const std::unique_ptr<Waiting> waiting = Take(request);
+  if (waiting == nullptr) return;
+  waiting->admitted.ended = how;
+  submit_(std::move(waiting->admitted), std::move(waiting->client));
+}
+
+int StructuredGate::Abort(const std::string& id,
+                          const std::optional<std::string>& tenant) {
+  return AbortIf([&](const AdmittedRequest& admitted) {
+    return !id.empty() && admitted.effective.request_id == id &&
+           admitted.tenant == tenant.value_or(admitted.tenant);
+  });
+}
+
+int StructuredGate::AbortAll(const std::string& tenant) {
+  return AbortIf([&](const AdmittedRequest& admitted) {
+    return admitted.tenant == tenant;
+  });
+}
+
+int StructuredGate::AbortIf(
+    absl::FunctionRef<bool(const AdmittedRequest&)> wanted) {
+  std::vector<uint64_t> aborted;
+  for (const auto& [id, waiting] : requests_) {
+    if (wanted(waiting->admitted)) aborted.push_back(id);
+  }
+  for (const uint64_t id : aborted) End(id, AdmittedRequest::Ended::kAborted);
+  return static_cast<int>(aborted.size());
+}
 
 std::unique_ptr<StructuredGate::Waiting> StructuredGate::Take(
     uint64_t request) {

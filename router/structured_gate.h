@@ -3,8 +3,9 @@
 // that it compiles, which may take seconds of a core. Tenants have paid for
 // them by then; a few sources are compiled at a time, fewer of one tenant,
 // tenants take turns, and what waits is bounded: sources, which cost a core's
-// time, and requests, which cost memory. A request whose client goes leaves,
-// and with the last one its source.
+// time, and requests, which cost memory. A request that is aborted or whose
+// client goes leaves, and with the last one its source; the core ends it, as if
+// it had been there.
 //
 // What decides is here, on the loop; who compiles is a StructuredChecker.
 
@@ -15,10 +16,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
@@ -51,7 +54,7 @@ struct StructuredGateOptions {
 // On the loop.
 class StructuredGate {
  public:
-  // Takes a request that may go on.
+  // Takes a request that may go on, or has ended.
   using Submit =
       absl::AnyInvocable<void(AdmittedRequest, std::unique_ptr<ClientStream>)>;
   using Refused = absl::AnyInvocable<void(Api, const absl::Status&)>;
@@ -66,6 +69,11 @@ class StructuredGate {
   // INVALID_ARGUMENT where it does not compile, with RESOURCE_EXHAUSTED
   // (QUEUE_FULL) where too much is waiting.
   void Enter(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
+
+  // Of those that wait, with finish reason CANCELLED: by the client's id, and
+  // with `tenant` of its own alone; or all of a tenant. How many there were.
+  int Abort(const std::string& id, const std::optional<std::string>& tenant);
+  int AbortAll(const std::string& tenant);
 
   // Closes all that wait, and from here on whoever would have to.
   void Drain(const absl::Status& status);
@@ -90,7 +98,8 @@ class StructuredGate {
   void Pump();
   void Checked(const Key& key, const absl::Status& status);
   void WaitedTooLong(const Key& key);
-  void Left(uint64_t request);
+  void End(uint64_t request, AdmittedRequest::Ended how);
+  int AbortIf(absl::FunctionRef<bool(const AdmittedRequest&)> wanted);
   void DropSource(const Key& key);
   void DropIfIdle(std::map<std::string, Tenant>::iterator tenant);
   // Out of here, and its source with the last one; null: it is not here.

@@ -207,12 +207,13 @@ grpc::ServerUnaryReactor* OpenEngineControl::Abort(
   }
   LoopAnswer answer(context);
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
-  loop_->Post([core = core_, tenant = *tenant, request = *request, response,
-               answer = std::move(answer)]() mutable {
+  loop_->Post([core = core_, gate = gate_, tenant = *tenant, request = *request,
+               response, answer = std::move(answer)]() mutable {
     if (request.has_all_requests()) {
-      response->set_message(
-          absl::StrCat(core->AbortAll(tenant), " requests aborted"));
-    } else if (const auto tokens = core->Abort(request.request_id(), tenant);
+      response->set_message(absl::StrCat(AbortAllRequests(core, gate, tenant),
+                                         " requests aborted"));
+    } else if (const auto tokens =
+                   AbortRequest(core, gate, request.request_id(), tenant);
                !tokens.ok()) {
       return answer.Finish(tokens.status());
     }

@@ -47,10 +47,11 @@ struct OpenEngineOptions {
 
 class OpenEngineControl final : public oe::Control::CallbackService {
  public:
-  OpenEngineControl(Loop* loop, RouterCore* core, const Intake* intake,
-                    OpenEngineOptions options)
+  OpenEngineControl(Loop* loop, RouterCore* core, StructuredGate* gate,
+                    const Intake* intake, OpenEngineOptions options)
       : loop_(loop),
         core_(core),
+        gate_(gate),
         intake_(intake),
         options_(std::move(options)) {}
 
@@ -102,6 +103,7 @@ class OpenEngineControl final : public oe::Control::CallbackService {
 
   Loop* const loop_;
   RouterCore* const core_;
+  StructuredGate* const gate_;
   const Intake* const intake_;
   const OpenEngineOptions options_;
   AdapterIds adapter_ids_;  // the loop's

@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/testing/virtual_loop.h"
+#include "router/errors.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {
@@ -50,6 +52,10 @@ class StructuredGateTest : public testing::Test {
     gate_ = std::make_unique<StructuredGate>(
         options, &loop_, &compiler_,
         [this](AdmittedRequest admitted, std::unique_ptr<ClientStream> client) {
+          if (admitted.ended != AdmittedRequest::Ended::kNo) {
+            ended_.push_back(admitted.ended);
+            return;
+          }
           client->Start(&core_);
           went_on_.push_back(std::move(admitted));
           streams_.push_back(std::move(client));
@@ -87,6 +93,7 @@ class StructuredGateTest : public testing::Test {
   std::deque<ClientPipe> clients_;
   std::vector<AdmittedRequest> went_on_;
   std::vector<std::unique_ptr<ClientStream>> streams_;
+  std::vector<AdmittedRequest::Ended> ended_;
   std::vector<std::string> refused_;
   std::unique_ptr<StructuredGate> gate_;
 };
@@ -103,17 +110,15 @@ TEST_F(StructuredGateTest, OnlyWhatMustBeCompiledWaits) {
   compiler_.Finish();
   ASSERT_EQ(went_on_.size(), 3);
   // Its time went by meanwhile.
-  EXPECT_EQ(went_on_[2].deadline, absl::Seconds(58));
+  EXPECT_EQ(loop_.Now() - *went_on_[2].since, absl::Seconds(2));
   EXPECT_EQ(gate_->waiting(), 0);
 }
 
 TEST_F(StructuredGateTest, RefusalsAreTypedAndSayWhoseFaultItIs) {
   ClientPipe* const own = Enter("a", "x");
   ClientPipe* const tools = Enter("b", "y", /*forced=*/true);
-  compiler_.Finish(MakeError(absl::StatusCode::kInvalidArgument,
-                             "FIELD_INVALID", "structured.regex = x: bad"));
-  compiler_.Finish(MakeError(absl::StatusCode::kInvalidArgument,
-                             "FIELD_INVALID", "structured.regex = y: bad"));
+  compiler_.Finish(ConstraintInvalid("structured.regex", "x", "bad"));
+  compiler_.Finish(ConstraintInvalid("structured.regex", "y", "bad"));
   EXPECT_EQ(own->status.message(), "structured.regex = x: bad");
   EXPECT_EQ(ErrorMetadata(tools->status)["field"], "chat.tools");
   EXPECT_EQ(refused_.size(), 2);
@@ -228,6 +233,8 @@ TEST_F(StructuredGateTest, WhoGoesTakesHisSourceAlong) {
   compiler_.Finish();
   EXPECT_EQ(went_on_.size(), 1);
   EXPECT_TRUE(refused_.empty());
+  EXPECT_EQ(ended_, std::vector<AdmittedRequest::Ended>(
+                        3, AdmittedRequest::Ended::kClientGone));
   EXPECT_EQ(gate_->waiting(), 0);
 }
 
@@ -253,6 +260,113 @@ TEST_F(StructuredGateTest, AllWhoWaitHearOfTheEnd) {
   EXPECT_EQ(compiler_.begun, std::vector<std::string>({"x", "y"}));
   Enter("a", "");  // the core says it itself
   EXPECT_EQ(went_on_.size(), 1);
+}
+
+// In front of a core.
+struct GateAndCoreTest : testing::Test {
+  GateAndCoreTest() {
+    w.Decode("d0");
+    w.Settle();
+  }
+  ClientPipe* Enter(const std::string& id, const std::string& tenant, int n,
+                    const std::string& regex = "x") {
+    AdmittedRequest admitted = World::Ask();
+    admitted.effective.structured.emplace().set_regex(regex);
+    admitted.effective.request_id = id;
+    admitted.effective.sampling.set_n(n);
+    admitted.effective.sampling.set_best_of(n);
+    admitted.tenant = tenant;
+    admitted.deadline = absl::Seconds(30);
+    ClientPipe* const client = &w.clients.emplace_back();
+    gate.Enter(
+        std::move(admitted),
+        std::make_unique<FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(
+            client));
+    return client;
+  }
+
+  World w;
+  Compiler compiler;
+  StructuredGate gate{
+      {},
+      &w.loop,
+      &compiler,
+      [this](AdmittedRequest admitted, std::unique_ptr<ClientStream> client) {
+        w.core->Submit(std::move(admitted), std::move(client));
+      },
+      [](Api, const absl::Status&) {}};
+};
+
+TEST_F(GateAndCoreTest, AnAbortEndsWhatWaitsAsItDoesWhatRuns) {
+  for (const int n : {1, 3}) {
+    ClientPipe* const mine = Enter("mine", "a", n);
+    ClientPipe* const others = Enter("mine", "b", n);
+    ClientPipe* const unnamed = Enter("", "a", n);
+    EXPECT_EQ(gate.Abort("yours", std::nullopt), 0);
+    EXPECT_EQ(gate.Abort("", "a"), 0);
+    EXPECT_EQ(gate.Abort("mine", "a"), 1);
+    EXPECT_EQ(gate.AbortAll("a"), 1);
+    EXPECT_EQ(gate.waiting(), 1);
+    for (const ClientPipe* client : {mine, unnamed}) {
+      EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_CANCELLED);
+      EXPECT_TRUE(client->sent.front().has_started());
+      EXPECT_TRUE(client->sent.back().has_done());
+      EXPECT_TRUE(client->status.ok()) << client->status;
+    }
+    EXPECT_TRUE(others->open);
+    EXPECT_EQ(gate.Abort("mine", std::nullopt), 1);
+    w.Settle();
+    EXPECT_TRUE(w.core->idle());
+    // Their compilations, for nobody.
+    while (!compiler.jobs.empty()) compiler.Finish();
+  }
+  EXPECT_TRUE(w.decodes.empty());
+  EXPECT_EQ(w.core->counters().accepted(), w.core->counters().finished_ok());
+}
+
+TEST_F(GateAndCoreTest, ALongWaitIsInEveryNumber) {
+  ClientPipe* const client = Enter("", "", 1);
+  w.RunFor(absl::Seconds(9));
+  compiler.Finish();
+  ASSERT_EQ(w.decodes.size(), 1u);
+  EXPECT_GE(w.decodes[0].sent[0].open().age_ms(), 9000);
+  EXPECT_LE(w.decodes[0].sent[0].open().deadline_ms(), 21000);
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(40, {1}));
+  w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  ASSERT_TRUE(client->sent.back().has_done());
+  const v1::Timings& timings = client->sent.back().done().timings();
+  EXPECT_GE(timings.queue().seconds(), 9);
+  EXPECT_GE(timings.time_to_first_token().seconds(), 9);
+  EXPECT_GE(timings.total().seconds(), 9);
+}
+
+TEST_F(GateAndCoreTest, ALimitOfTimeHoldsWhereverItIsSpent) {
+  AdmittedRequest ask = World::Ask();
+  ask.since = w.loop.Now() - absl::Seconds(9);
+  ask.deadline = absl::Seconds(8);
+  ClientPipe* const late = w.Submit(ask);
+  ask.deadline = absl::Seconds(30);
+  ask.effective.max_time = absl::Seconds(10);
+  ClientPipe* const limited = w.Submit(ask);
+  w.RunFor(absl::Seconds(2));
+  EXPECT_EQ(ErrorReason(late->status), "DEADLINE");
+  EXPECT_EQ(World::Reason(*limited), v1::FINISH_REASON_TIME_LIMIT);
+}
+
+TEST_F(GateAndCoreTest, AClientThatGoesWhileItWaitsIsCounted) {
+  for (const int n : {1, 3}) {
+    w.ended.clear();
+    Enter("mine", "a", n)->Break(absl::CancelledError("gone"));
+    ASSERT_EQ(w.ended.size(), 1u);
+    EXPECT_TRUE(w.ended[0].client_gone);
+    EXPECT_EQ(w.ended[0].tenant, "a");
+    w.Settle();
+    EXPECT_TRUE(w.core->idle());
+    compiler.Finish();
+  }
+  EXPECT_EQ(w.core->counters().cancelled(), 2);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // OpenEngine's messages against those of tandem.v1, field by field and both
-// ways, and what its clients are told of a cluster.
+// ways, what its clients are told of a cluster, and its service and the
+// operators' where no cluster is needed.
 
 #include "router/openengine/translate.h"
 
@@ -8,16 +9,25 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/random.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/server.h"
+#include "common/rpc/status.h"
+#include "common/thread_loop.h"
 #include "router/openengine/facts.h"
+#include "router/openengine/service.h"
 #include "router/openengine/stream.h"
+#include "router/service.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {
@@ -569,6 +579,119 @@ TEST(OpenEngineFactsTest, NumbersOfAdaptersAreTheirOwn) {
   loaded.pop_back();
   EXPECT_TRUE(ids.Take("rhyme", 7, loaded).ok());
   EXPECT_NE(ids.Of("prose"), 7);
+}
+
+// A router without workers, whose compiler is never done.
+class ServicesTest : public testing::Test {
+ protected:
+  struct Compiler final : StructuredChecker {
+    bool Known(const v1::StructuredOptions&) const override { return false; }
+    void Check(const v1::StructuredOptions&, Done) override {}
+  };
+
+  ServicesTest() {
+    options_.incarnation = std::string(16, 'r');
+    options_.model = "m";
+    loop_.RunSync([this] {
+      core_ = std::make_unique<RouterCore>(options_, &loop_, &random_, &dialer_,
+                                           &letters_, &nobody_);
+      gate_ = std::make_unique<StructuredGate>(
+          StructuredGateOptions(), &loop_, &compiler_,
+          [this](AdmittedRequest admitted,
+                 std::unique_ptr<ClientStream> client) {
+            core_->Submit(std::move(admitted), std::move(client));
+          },
+          [](Api, const absl::Status&) {});
+    });
+    admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get());
+    control_ = std::make_unique<OpenEngineControl>(
+        &loop_, core_.get(), gate_.get(), &intake_, OpenEngineOptions());
+    auto server = rpc::Server::Start({}, {admin_.get(), control_.get()});
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = rpc::MakeChannel(server_->address(), {});
+  }
+  ~ServicesTest() override {
+    server_->Shutdown(absl::ZeroDuration());
+    loop_.RunSync([this] {
+      gate_.reset();
+      core_.reset();
+    });
+    loop_.Stop();
+  }
+
+  ClientPipe* Enter(const std::string& id) {
+    AdmittedRequest admitted = World::Ask();
+    admitted.effective.structured.emplace().set_regex("x");
+    admitted.effective.request_id = id;
+    ClientPipe* const client = &clients_.emplace_back();
+    loop_.RunSync([&] {
+      gate_->Enter(
+          std::move(admitted),
+          std::make_unique<
+              FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(client));
+    });
+    return client;
+  }
+  bool Cancelled(const ClientPipe* client) {
+    bool cancelled = false;
+    loop_.RunSync([&] {
+      cancelled = !client->open &&
+                  World::Reason(*client) == v1::FINISH_REASON_CANCELLED;
+    });
+    return cancelled;
+  }
+
+  RouterOptions options_;
+  SystemRandom random_;
+  Letters letters_;
+  RouterObserver nobody_;
+  Compiler compiler_;
+  std::deque<ClientPipe> clients_;
+  ThreadLoop loop_{"services"};
+  RpcDialer dialer_{&loop_, {}};
+  Access access_{[this] { return loop_.Now(); }, &nobody_};
+  const Intake intake_{nullptr, nullptr, {}, {}, nullptr, &access_};
+  std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<StructuredGate> gate_;
+  std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<OpenEngineControl> control_;
+  std::unique_ptr<rpc::Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(ServicesTest, AbortsReachWhatWaitsForACompiler) {
+  ClientPipe* const first = Enter("first");
+  ClientPipe* const second = Enter("second");
+  ClientPipe* const third = Enter("third");
+  const auto operators = v1::AdminService::NewStub(channel_);
+  const auto clients = oe::Control::NewStub(channel_);
+  for (const StatusCode code : {StatusCode::kOk, StatusCode::kNotFound}) {
+    grpc::ClientContext context, other;
+    v1::AbortRequest request;
+    v1::AbortResponse response;
+    request.set_request_id("first");
+    EXPECT_EQ(
+        rpc::FromGrpc(operators->Abort(&context, request, &response), context)
+            .code(),
+        code);
+    oe::AbortRequest theirs;
+    oe::AbortResponse answer;
+    theirs.set_request_id("second");
+    EXPECT_EQ(
+        rpc::FromGrpc(clients->Abort(&other, theirs, &answer), other).code(),
+        code);
+  }
+  EXPECT_TRUE(Cancelled(first));
+  EXPECT_TRUE(Cancelled(second));
+  EXPECT_FALSE(Cancelled(third));
+  grpc::ClientContext context;
+  oe::AbortRequest all;
+  oe::AbortResponse answer;
+  all.mutable_all_requests();
+  EXPECT_TRUE(clients->Abort(&context, all, &answer).ok());
+  EXPECT_EQ(answer.message(), "1 requests aborted");
+  EXPECT_TRUE(Cancelled(third));
 }
 
 }  // namespace
