@@ -102,11 +102,7 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   if (effective->structured) {
     const absl::Status size =
         ModelText::CheckStructuredSize(*effective->structured, structured_);
-    if (!size.ok() && effective->forced_call) {
-      return FieldInvalid("chat.tools", "(schemas)",
-                          std::string(size.message()));
-    }
-    if (!size.ok()) return size;
+    if (!size.ok()) return InClientsTerms(*effective, size);
   }
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);

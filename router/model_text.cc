@@ -231,9 +231,9 @@ absl::Status ModelText::CheckStructuredSize(
   const text::GrammarSource source = text::SourceOf(structured);
   const auto bytes = static_cast<int64_t>(source.text.size());
   if (bytes <= budget.bytes) return absl::OkStatus();
-  return FieldInvalid(
-      StructuredField(source), absl::StrCat(bytes, " bytes"),
-      absl::StrCat("at most ", budget.bytes, " (--structured-max-bytes)"));
+  return FieldInvalid(StructuredField(source), absl::StrCat(bytes, " bytes"),
+                      absl::StrCat("at most ", budget.bytes,
+                                   " bytes (--structured-max-bytes)"));
 }
 
 // Programs send the same again and again, and an HTTP call each of its

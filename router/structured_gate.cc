@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
-#include "router/errors.h"
 
 namespace tandem::router {
 namespace {
@@ -299,11 +298,7 @@ void StructuredGate::DropIfIdle(
 void StructuredGate::Refuse(uint64_t request, absl::Status status) {
   const std::unique_ptr<Waiting> waiting = Take(request);
   if (waiting == nullptr) return;
-  if (waiting->admitted.effective.forced_call &&
-      absl::IsInvalidArgument(status)) {
-    status = ConstraintInvalid("chat.tools", "(schemas)",
-                               std::string(status.message()));
-  }
+  status = InClientsTerms(waiting->admitted.effective, status);
   refused_(waiting->admitted.api, status);
   waiting->client->Close(std::move(status));
 }

@@ -5,8 +5,11 @@
 #include <limits>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "common/error.h"
 #include "common/features.h"
 #include "router/errors.h"
 #include "router/forced_call.h"
@@ -616,6 +619,22 @@ void NoteFeatures(EffectiveRequest* effective) {
   }
 }
 
+// A call of the tools is as good as an answer that is asked for.
+void JoinTools(const v1::Chat& chat, std::string tag,
+               EffectiveRequest* effective) {
+  v1::StructuredOptions& structured = *effective->structured;
+  effective->constraint_field = absl::StrCat(
+      "structured.", v1::StructuredOptions::descriptor()
+                         ->FindFieldByNumber(structured.constraint_case())
+                         ->name());
+  // Of others any object is a call, which is no schema of the client's.
+  if (std::any_of(chat.tools().begin(), chat.tools().end(),
+                  [](const v1::Tool& tool) { return tool.strict(); })) {
+    effective->constraint_of = ConstraintOf::kEither;
+  }
+  structured.set_structural_tag(std::move(tag));
+}
+
 }  // namespace
 
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
@@ -695,7 +714,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
     absl::StatusOr<std::string> tag = ForcedCallTag(request.chat(), limits);
     if (!tag.ok()) return tag.status();
     effective.structured.emplace().set_structural_tag(*std::move(tag));
-    effective.forced_call = true;
+    effective.constraint_of = ConstraintOf::kTools;
     effective.model_end_ids = limits.eos_token_ids;
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
@@ -704,7 +723,9 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
     absl::StatusOr<std::optional<std::string>> tag =
         CallOrAnswerTag(request.chat(), request.structured(), limits);
     if (!tag.ok()) return tag.status();
-    if (*tag) effective.structured->set_structural_tag(**std::move(tag));
+    if (*tag) {
+      JoinTools(request.chat(), **std::move(tag), &effective);
+    }
   }
   NoteFeatures(&effective);
   return effective;
@@ -722,6 +743,30 @@ int BeamRoom(int prompt_tokens, int width, const ModelLimits& limits) {
 }
 
 }  // namespace
+
+absl::Status InClientsTerms(const EffectiveRequest& effective,
+                            const absl::Status& status) {
+  const std::string& own = effective.constraint_field;
+  const bool tools = effective.constraint_of != ConstraintOf::kClient;
+  const std::string blamed = ErrorMetadata(status)["field"];
+  if ((own.empty() && !tools) || !absl::StartsWith(blamed, "structured.")) {
+    return status;
+  }
+  const std::string field = tools ? "chat.tools" : own;
+  const std::optional<FieldViolation> wrong = ErrorViolation(status);
+  if (!wrong) {  // it may compile another time
+    absl::string_view message = status.message();
+    absl::ConsumePrefix(&message, blamed);
+    return MakeError(status.code(), ErrorReason(status),
+                     absl::StrCat(field, message), {{"field", field}},
+                     RetryAfter(status));
+  }
+  return FieldInvalid(field,
+                      !tools        ? "(with chat.tools)"
+                      : own.empty() ? "(schemas)"
+                                    : absl::StrCat("(schemas, or ", own, ")"),
+                      wrong->description, ErrorReason(status));
+}
 
 absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
                           EffectiveRequest* effective) {

@@ -78,6 +78,10 @@ inline constexpr float kMaxTemperature = 2;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr float kMaxLogitBias = 100;
 
+// Whose constraint it is that the output must match: the client's own, that of
+// the tools' schemas, or either of them.
+enum class ConstraintOf { kClient, kTools, kEither };
+
 // What a request comes down to. The public messages have every field set and
 // go back to the client in GenerateStarted.
 struct EffectiveRequest {
@@ -101,7 +105,9 @@ struct EffectiveRequest {
   // What the output matches; StructuredGate has it compiled. NoteFeatures and
   // the ends of the model go with it.
   std::optional<v1::StructuredOptions> structured;
-  bool forced_call = false;  // it is the tools' schemas, not the client's own
+  ConstraintOf constraint_of = ConstraintOf::kClient;
+  // The client's field whose text `structured` is not, but made of.
+  std::string constraint_field;
   std::vector<int32_t> model_end_ids;         // where `structured` is set
   std::optional<ToolCallOptions> tool_calls;  // none: not looked for
   // Nothing is to be generated.
@@ -133,6 +139,11 @@ absl::Status ValidateTokenIds(const char* field, const Ids& ids,
 // Fills in max_tokens, and refuses what does not fit the context.
 absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
                           EffectiveRequest* effective);
+
+// Why `effective.structured` is refused, told of what the client sent: not of
+// the text that was made of its tools.
+absl::Status InClientsTerms(const EffectiveRequest& effective,
+                            const absl::Status& status);
 
 // The effective values as workers want them.
 v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective);

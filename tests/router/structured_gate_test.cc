@@ -65,11 +65,11 @@ class StructuredGateTest : public testing::Test {
         });
   }
   ClientPipe* Enter(const std::string& tenant, const std::string& regex,
-                    bool forced = false) {
+                    ConstraintOf of = ConstraintOf::kClient) {
     AdmittedRequest admitted = World::Ask();
     if (!regex.empty()) {
       admitted.effective.structured.emplace().set_regex(regex);
-      admitted.effective.forced_call = forced;
+      admitted.effective.constraint_of = of;
     }
     admitted.tenant = tenant;
     admitted.deadline = absl::Seconds(60);
@@ -116,10 +116,11 @@ TEST_F(StructuredGateTest, OnlyWhatMustBeCompiledWaits) {
 
 TEST_F(StructuredGateTest, RefusalsAreTypedAndSayWhoseFaultItIs) {
   ClientPipe* const own = Enter("a", "x");
-  ClientPipe* const tools = Enter("b", "y", /*forced=*/true);
+  ClientPipe* const tools = Enter("b", "y", ConstraintOf::kTools);
   compiler_.Finish(ConstraintInvalid("structured.regex", "x", "bad"));
   compiler_.Finish(ConstraintInvalid("structured.regex", "y", "bad"));
   EXPECT_EQ(own->status.message(), "structured.regex = x: bad");
+  EXPECT_EQ(tools->status.message(), "chat.tools = (schemas): bad");
   EXPECT_EQ(ErrorMetadata(tools->status)["field"], "chat.tools");
   EXPECT_EQ(refused_.size(), 2);
   EXPECT_TRUE(went_on_.empty());

@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "google/protobuf/text_format.h"
+#include "router/errors.h"
 
 namespace tandem::router {
 namespace {
@@ -701,6 +702,47 @@ TEST(ValidateTools, AnAnswerOfAFormMayGiveWayToACall) {
   EXPECT_TRUE(Validate(request, Limits())->structured->has_structural_tag());
   request.mutable_chat()->set_tool_choice("none");
   EXPECT_EQ(Validate(request, Limits())->structured->regex(), "[0-9]");
+}
+
+// What a client sent is named, and the text that was made of it never shown.
+TEST(ValidateStructured, ARefusalIsToldOfWhatTheClientSent) {
+  const struct {
+    bool own, required, strict;
+    const char* told;  // ": why" behind it
+  } cases[] = {
+      {true, false, false, "structured.regex = (with chat.tools)"},
+      {true, false, true, "chat.tools = (schemas, or structured.regex)"},
+      {false, true, false, "chat.tools = (schemas)"},
+  };
+  for (const auto& c : cases) {
+    v1::GenerateRequest request = WithTools(2);
+    if (c.own) request.mutable_structured()->set_regex("[0-9]");
+    if (c.required) request.mutable_chat()->set_tool_choice("required");
+    request.mutable_chat()->mutable_tools(1)->set_strict(c.strict);
+    const auto effective = Validate(request, Limits());
+    ASSERT_TRUE(effective.ok()) << effective.status();
+    const absl::Status told = InClientsTerms(
+        *effective,
+        ConstraintInvalid("structured.structural_tag",
+                          effective->structured->structural_tag(), "why"));
+    EXPECT_EQ(told.message(), absl::StrCat(c.told, ": why"));
+    const std::string field =
+        std::string(c.told).substr(0, std::string(c.told).find(' '));
+    EXPECT_EQ(ErrorMetadata(told)["field"], field);
+    EXPECT_EQ(ErrorReason(told), "CONSTRAINT_INVALID");
+    const absl::Status slow = InClientsTerms(
+        *effective,
+        MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                  "structured.structural_tag: takes too long",
+                  {{"field", "structured.structural_tag"}}, absl::Seconds(1)));
+    EXPECT_EQ(slow.message(), absl::StrCat(field, ": takes too long"));
+    EXPECT_EQ(RetryAfter(slow), absl::Seconds(1));
+  }
+  v1::GenerateRequest request;
+  request.set_text("x");
+  request.mutable_structured()->set_regex("(");
+  const absl::Status own = ConstraintInvalid("structured.regex", "(", "why");
+  EXPECT_EQ(InClientsTerms(*Validate(request, Limits()), own), own);
 }
 
 TEST(ValidateStructured, NamedEndsComeInSpiteOfIgnoreEos) {
