@@ -7,8 +7,11 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 
 namespace tandem {
 namespace {
@@ -21,30 +24,71 @@ absl::Status Wrong(const std::string& path, const YAML::Mark& mark,
       absl::StrCat(path, ":", mark.line + 1, ": ", what));
 }
 
-// A plain scalar has the type that it looks like, a quoted one is a string.
-Json JsonOf(const YAML::Node& node) {
-  if (node.IsSequence()) {
-    Json list = Json::array();
-    for (const YAML::Node& element : node) list.push_back(JsonOf(element));
-    return list;
+// Text that JSON can hold.
+absl::StatusOr<std::string> TextOf(const std::string& path,
+                                   const YAML::Node& node) {
+  std::string text = node.as<std::string>();
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t length = Utf8Length(rest);
+    if (length == 0) return Wrong(path, node.Mark(), "not valid UTF-8");
+    rest.remove_prefix(length);
   }
-  if (node.IsMap()) {
-    Json object = Json::object();
-    for (const auto& pair : node) {
-      object[pair.first.as<std::string>()] = JsonOf(pair.second);
-    }
-    return object;
-  }
-  if (!node.IsScalar()) return nullptr;
-  int64_t whole = 0;
-  double number = 0;
-  bool truth = false;
-  const bool plain = node.Tag() != "!";
-  if (plain && YAML::convert<int64_t>::decode(node, whole)) return whole;
-  if (plain && YAML::convert<double>::decode(node, number)) return number;
-  if (plain && YAML::convert<bool>::decode(node, truth)) return truth;
-  return node.Scalar();
+  return text;
 }
+
+// A map's value as JSON. Aliases make nodes of a few lines endless, or as good
+// as that: both the depth and the number of values are bounded.
+class JsonReader {
+ public:
+  explicit JsonReader(const std::string& path) : path_(path) {}
+
+  absl::StatusOr<Json> Read(const YAML::Node& node, int depth = 1) {
+    constexpr int kMaxDepth = 32;
+    if (depth > kMaxDepth) {
+      return Wrong(path_, node.Mark(),
+                   absl::StrCat("nested more than ", kMaxDepth, " deep"));
+    }
+    if (--left_ < 0) return Wrong(path_, node.Mark(), "too many values");
+    if (node.IsSequence()) {
+      Json list = Json::array();
+      for (const YAML::Node& element : node) {
+        absl::StatusOr<Json> value = Read(element, depth + 1);
+        if (!value.ok()) return value;
+        list.push_back(*std::move(value));
+      }
+      return list;
+    }
+    if (node.IsMap()) {
+      Json object = Json::object();
+      for (const auto& pair : node) {
+        const absl::StatusOr<std::string> key = TextOf(path_, pair.first);
+        if (!key.ok()) return key.status();
+        absl::StatusOr<Json> value = Read(pair.second, depth + 1);
+        if (!value.ok()) return value;
+        object[*key] = *std::move(value);
+      }
+      return object;
+    }
+    return Scalar(node);
+  }
+
+ private:
+  // A plain one has the type that it looks like, a quoted one is a string.
+  absl::StatusOr<Json> Scalar(const YAML::Node& node) {
+    if (!node.IsScalar()) return Json();
+    int64_t whole = 0;
+    double number = 0;
+    bool truth = false;
+    const bool plain = node.Tag() != "!";
+    if (plain && YAML::convert<int64_t>::decode(node, whole)) return whole;
+    if (plain && YAML::convert<double>::decode(node, number)) return number;
+    if (plain && YAML::convert<bool>::decode(node, truth)) return truth;
+    return TextOf(path_, node);
+  }
+
+  const std::string& path_;
+  int left_ = 10'000;  // values
+};
 
 absl::Status ReadValue(const std::string& path, const YAML::Node& value,
                        ConfigEntry* entry) {
@@ -69,11 +113,16 @@ absl::Status ReadValue(const std::string& path, const YAML::Node& value,
   }
   entry->kind = ConfigEntry::Kind::kMap;
   for (const auto& pair : value) {
-    if (!pair.second.IsScalar()) continue;
+    if (!pair.second.IsScalar()) {
+      entry->nested = true;
+      continue;
+    }
     entry->values.push_back(
         absl::StrCat(pair.first.as<std::string>(), "=", pair.second.Scalar()));
   }
-  entry->json = JsonOf(value).dump();
+  const absl::StatusOr<Json> json = JsonReader(path).Read(value);
+  if (!json.ok()) return json.status();
+  entry->json = json->dump();
   return absl::OkStatus();
 }
 

@@ -25,11 +25,13 @@ struct ConfigEntry {
   Kind kind = Kind::kScalar;
   // The scalar, the list's elements, or NAME=VALUE of a map's.
   std::vector<std::string> values;
-  std::string json;  // of a map
+  std::string json;     // of a map
+  bool nested = false;  // a map: some of its values are lists or maps
 };
 
 // In the file's order. INVALID_ARGUMENT names file and line: no YAML, no
-// mapping, a key twice, a key without a value, or a list of lists.
+// mapping, a key twice, a key without a value, a list of lists, or a map that
+// is nested too deep or no UTF-8.
 absl::StatusOr<std::vector<ConfigEntry>> ReadConfigFile(
     const std::string& path);
 

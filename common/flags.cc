@@ -320,6 +320,10 @@ absl::Status CommandLine::Apply(const ConfigEntry& entry) {
     if (!flag.list && entry.kind == ConfigEntry::Kind::kMap) {
       values = {entry.json};
     }
+    if (flag.list && entry.nested) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.key, " is a map of single values"));
+    }
     for (std::string& value : values) flag.option->add_result(std::move(value));
     try {
       if (!values.empty()) flag.option->run_callback();

@@ -364,6 +364,20 @@ TEST(ConfigFileTest, ErrorsNameFileLineAndKey) {
            Case{"port: 1\nhost: a\nport: 2\n",
                 "config.yaml:3: port is in line 1 already"},
            Case{"routers: [[a]]\n", "routers is a list of single values"},
+           Case{"port: 1\nrouters: {a: b, c: [x]}\n",
+                "config.yaml:2: routers is a map of single values"},
+           Case{"host: {a: 1,\n  b: \"\xff\"}\n",
+                "config.yaml:2: not valid UTF-8"},
+           Case{"host: {a: 1,\n  \"\xc3\": b}\n",
+                "config.yaml:2: not valid UTF-8"},
+           Case{"port: 1\nhost: &all {a: *all}\n",
+                "config.yaml:2: nested more than 32 deep"},
+           Case{"host: {a: &a [0,0,0,0,0,0,0,0,0],\n"
+                "  b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a],\n"
+                "  c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b],\n"
+                "  d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c],\n"
+                "  e: [*d,*d,*d,*d,*d,*d,*d,*d,*d]}\n",
+                "too many values"},
            Case{"port 1\n", "config.yaml:1: expected flags' names"},
            Case{"port: 1\nhost: {a: b\n", "config.yaml:3: "},
            Case{"port: 1\n---\nport: 2\n", "a second document"},
