@@ -189,7 +189,8 @@ absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
 
 void DecodeCore::CompileThenOpen(Call* call, const v1::DecodeOpen& open) {
   call->compiling_since = loop_->Now();
-  call->times.deadline = absl::InfiniteFuture();  // until it is opened
+  call->times.deadline =
+      call->compiling_since + absl::Milliseconds(open.deadline_ms());
   call->compiling = options_.grammars->Compile(
       {open.sampling().structured(),
        {open.output_token_ids().begin(), open.output_token_ids().end()},
@@ -248,8 +249,10 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   // Blocks of others are not computed again.
   call->use_prefix_cache = !open.bypass_prefix_cache() && call->kv_cache;
   call->suspect = open.suspect();
-  call->admitted = loop_->Now() - absl::Milliseconds(open.age_ms());
-  call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
+  const absl::Time asked =
+      call->grammar == nullptr ? loop_->Now() : call->compiling_since;
+  call->admitted = asked - absl::Milliseconds(open.age_ms());
+  call->times.deadline = asked + absl::Milliseconds(open.deadline_ms());
   by_request_[key] = call->id;
   // A worker was lost behind the last token, and nobody else could tell.
   if (call->grammar != nullptr && call->grammar->IsWhole()) {
@@ -404,17 +407,16 @@ void DecodeCore::Tick(bool judge) {
   const absl::Time now = loop_->Now();
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
-    if (now >= call->times.deadline) {
-      ended.emplace_back(id,
-                         absl::DeadlineExceededError(
-                             call->phase == Phase::kNew && call->compiling == 0
-                                 ? "the call was not opened"
-                                 : "the request's deadline passed"));
+    const bool unopened = call->phase == Phase::kNew && call->compiling == 0;
+    if (now >= call->times.deadline && (judge || !unopened)) {
+      ended.emplace_back(id, absl::DeadlineExceededError(
+                                 unopened ? "the call was not opened"
+                                          : "the request's deadline passed"));
     } else if (judge && now - call->times.heard > options_.lease) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",
                                  absl::FormatDuration(options_.lease))));
-    } else if (call->compiling != 0 &&
+    } else if (judge && call->compiling != 0 &&
                now - call->compiling_since > worker::kGrammarLimit) {
       ++counters_.refused;
       ended.emplace_back(id, worker::GrammarOverdue());

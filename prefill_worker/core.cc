@@ -89,7 +89,8 @@ absl::Status PrefillCore::CheckOpen(const v1::PrefillOpen& open) const {
 
 void PrefillCore::CompileThenOpen(Call* call, v1::PrefillOpen open) {
   call->compiling_since = loop_->Now();
-  call->times.deadline = absl::InfiniteFuture();  // until it is opened
+  call->times.deadline =
+      call->compiling_since + absl::Milliseconds(open.deadline_ms());
   worker::GrammarOrder order{
       open.sampling().structured(),
       {open.output_token_ids().begin(), open.output_token_ids().end()},
@@ -150,11 +151,13 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   call->history =
       worker::Join(open.prompt_token_ids(), open.output_token_ids());
   call->stopping = worker::ToEngine(open.stopping());
+  const absl::Time asked =
+      call->grammar == nullptr ? loop_->Now() : call->compiling_since;
   // Bounded, since rates are guesses: nobody is put off for most of its time.
   call->due =
-      loop_->Now() - absl::Milliseconds(open.age_ms()) +
+      asked - absl::Milliseconds(open.age_ms()) +
       std::min(WorkOf(positions), absl::Milliseconds(open.deadline_ms()) / 4);
-  call->times.deadline = loop_->Now() + absl::Milliseconds(open.deadline_ms());
+  call->times.deadline = asked + absl::Milliseconds(open.deadline_ms());
   call->queued = loop_->Now();
   call->open = std::move(open);
   if (call->only_scores()) call->keep_from = std::numeric_limits<int>::max();
@@ -374,17 +377,16 @@ void PrefillCore::Tick(bool judge) {
   const absl::Time now = loop_->Now();
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
-    if (now >= call->times.deadline) {
-      ended.emplace_back(id,
-                         absl::DeadlineExceededError(
-                             call->phase == Phase::kNew && call->compiling == 0
-                                 ? "the call was not opened"
-                                 : "the request's deadline passed"));
+    const bool unopened = call->phase == Phase::kNew && call->compiling == 0;
+    if (now >= call->times.deadline && (judge || !unopened)) {
+      ended.emplace_back(id, absl::DeadlineExceededError(
+                                 unopened ? "the call was not opened"
+                                          : "the request's deadline passed"));
     } else if (judge && now - call->times.heard > options_.lease) {
       ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
                                  "nothing heard from the router for ",
                                  absl::FormatDuration(options_.lease))));
-    } else if (call->compiling != 0 &&
+    } else if (judge && call->compiling != 0 &&
                now - call->compiling_since > worker::kGrammarLimit) {
       ++counters_.refused;
       ended.emplace_back(id, worker::GrammarOverdue());

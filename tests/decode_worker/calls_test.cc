@@ -154,6 +154,11 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   rig.ExpectNothingLeft();
 }
 
+void AskForGrammar(v1::DecodeOpen* open) {
+  open->mutable_sampling()->mutable_structured()->mutable_options()->set_regex(
+      "x");
+}
+
 // Routers take a worker for lost that does not answer for 4 s.
 TEST(DecodeCallsTest, AGrammarThatIsNotCompiledInTimeIsRefused) {
   StuckGrammars stuck;
@@ -165,10 +170,7 @@ TEST(DecodeCallsTest, AGrammarThatIsNotCompiledInTimeIsRefused) {
   const auto ask = [&] {
     Request* const request = rig.NewRequest({.prompt = Prompt(40)});
     request->tweak_open.set_cache_salt("tenant");
-    request->tweak_open.mutable_sampling()
-        ->mutable_structured()
-        ->mutable_options()
-        ->set_regex("x");
+    AskForGrammar(&request->tweak_open);
     request->Decode(decode, nullptr);
     return request;
   };
@@ -185,6 +187,41 @@ TEST(DecodeCallsTest, AGrammarThatIsNotCompiledInTimeIsRefused) {
   EXPECT_EQ(stuck.orders[0].party, "tenant");
   EXPECT_THAT(stuck.cancelled, testing::ElementsAre(2, 1));
   rig.ExpectNothingLeft();
+}
+
+// From when the request came, not from when its grammar did.
+TEST(DecodeCallsTest, ADeadlineRunsWhileTheGrammarIsCompiled) {
+  struct Anything final : CallGrammar {
+    std::unique_ptr<engine::TokenConstraint> Follow(
+        absl::Span<const int32_t>) const override {
+      return nullptr;
+    }
+    bool IsWhole() const override { return false; }
+  };
+  for (const bool comes : {false, true}) {
+    StuckGrammars stuck;
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.step = absl::Milliseconds(100)},
+                      [&](decode_worker::DecodeOptions* options) {
+                        options->grammars = &stuck;
+                      });
+    Request* const request =
+        rig.NewRequest({.prompt = Prompt(20),
+                        .max_tokens = 200,
+                        .deadline = absl::Milliseconds(comes ? 3500 : 1500)});
+    AskForGrammar(&request->tweak_open);
+    request->Decode(decode, nullptr);
+    const absl::Time begun = rig.world.Now();
+    rig.Run(absl::Seconds(1));
+    if (comes) stuck.waiting[0](std::make_unique<Anything>());
+    rig.RunUntilEnded();
+    EXPECT_EQ(request->decode_ended->code(), StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(request->tokens.empty(), !comes);
+    // To the next look.
+    EXPECT_LT(rig.world.Now() - begun, absl::Milliseconds(comes ? 4100 : 2100));
+    rig.ExpectNothingLeft();
+  }
 }
 
 TEST(DecodeCallsTest, AttentionComesFromWhoeverComputedTheToken) {
@@ -531,6 +568,43 @@ TEST(DecodeCallsTest, AWorkerThatStoodStillDoesNotCallItsRoutersSilent) {
   decode->host->loop.Thaw();
   rig.RunUntilEnded();
   request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AWorkerThatStoodStillReadsTheOpeningFirst) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  rig.network.Cut("router", "decode");  // it is connected all the same
+  Request* const request = rig.Local({.prompt = Prompt(20)}, decode);
+  rig.RunUntil([&] { return decode->core->Load().streams() == 1; });
+  decode->host->loop.Freeze();
+  rig.Run(absl::Seconds(20));
+  ASSERT_TRUE(request->opened.empty());
+  decode->host->loop.Thaw();
+  rig.network.HealAll();
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, AWorkerThatStoodStillHearsOfTheGrammarFirst) {
+  StuckGrammars stuck;
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {}, [&](decode_worker::DecodeOptions* options) {
+        options->grammars = &stuck;
+      });
+  Request* const request = rig.NewRequest({.prompt = Prompt(20)});
+  AskForGrammar(&request->tweak_open);
+  request->Decode(decode, nullptr);
+  rig.RunUntil([&] { return stuck.orders.size() == 1; });
+  decode->host->loop.Freeze();
+  rig.Run(absl::Seconds(20));
+  decode->host->loop.Thaw();
+  rig.Run(absl::Milliseconds(50));
+  EXPECT_FALSE(request->decode_ended.has_value());
+  rig.RunUntilEnded();
+  EXPECT_EQ(request->reason(), "QUEUE_FULL");
   rig.ExpectNothingLeft();
 }
 

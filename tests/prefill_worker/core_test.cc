@@ -444,6 +444,23 @@ TEST(PrefillCoreTest, AWorkerThatStoodStillDoesNotCallItsRoutersSilent) {
   rig.ExpectNothingLeft();
 }
 
+TEST(PrefillCoreTest, AWorkerThatStoodStillReadsTheOpeningFirst) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  rig.network.Cut("router", "prefill");  // it is connected all the same
+  Request* const request = rig.Split({.prompt = Prompt(40)}, decode, prefill);
+  rig.RunUntil([&] { return prefill->core->Load().streams() == 1; });
+  prefill->host->loop.Freeze();
+  rig.Run(absl::Seconds(20));
+  ASSERT_FALSE(request->prefill_started.has_value());
+  prefill->host->loop.Thaw();
+  rig.network.HealAll();
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 TEST(PrefillCoreTest, DrainingServesTheQueueAndTakesNothingNew) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
