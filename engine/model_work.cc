@@ -69,11 +69,16 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   return shape;
 }
 
-WorkShape MakeWorkShape(const Model& model, DType kv) {
+int ZeroBytes(const Quantisation& quantisation, bool gpu) {
+  return !quantisation.zeros ? 0 : gpu ? 1 : 2;
+}
+
+WorkShape MakeWorkShape(const Model& model, DType kv, bool gpu) {
   const Model::Layer& layer = model.layers().front();
   return MakeWorkShape(
       model.spec(),
       {.layers = layer.qkv->dtype(),
+       .zero_bytes = ZeroBytes(model.spec().quantisation, gpu),
        .routers = layer.router ? layer.router->dtype() : layer.qkv->dtype(),
        .head = model.head().dtype(),
        .kv = kv});

@@ -27,8 +27,11 @@ int64_t MatrixBytes(kernels::DType type, int64_t rows, int64_t cols,
                     int zero_bytes = 0);
 
 WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats);
-// Of a model as it was loaded.
-WorkShape MakeWorkShape(const Model& model, kernels::DType kv);
+// Beside a scale of kInt4 that the checkpoint has, as the backends' layouts
+// have them.
+int ZeroBytes(const Quantisation& quantisation, bool gpu);
+// Of a model as it was loaded, on a GPU or a CPU.
+WorkShape MakeWorkShape(const Model& model, kernels::DType kv, bool gpu);
 
 }  // namespace tandem::engine
 

@@ -499,12 +499,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.prefix_caching = flags.prefix_caching && with_cache;
   parts.engine_options.window = with_cache ? spec->common_window() : 0;
-  parts.engine_options.work = engine::MakeWorkShape(*parts.model, kv_dtype);
+  parts.engine_options.work =
+      engine::MakeWorkShape(*parts.model, kv_dtype, opened->is_cuda());
   if (parts.draft.model != nullptr) {
     const auto started = StartDraftModel(
         executor, draft.num_blocks > 0 ? draft.num_blocks : plan->num_blocks,
-        plan->max_model_len, parts.engine_options.work, parts.backend.get(),
-        loop, &parts.draft);
+        plan->max_model_len, parts.engine_options.work, opened->is_cuda(),
+        parts.backend.get(), loop, &parts.draft);
     if (!started.ok()) return started.status();
     parts.engine_options.speculation.draft_model = *started;
     if (opened->is_cuda() && !flags.enforce_eager) {

@@ -175,7 +175,7 @@ int64_t DraftWorkspaceBytes(const engine::Model& model,
 
 absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
     const engine::DeviceExecutorOptions& target, int num_blocks,
-    int max_model_len, const engine::WorkShape& target_work,
+    int max_model_len, const engine::WorkShape& target_work, bool gpu,
     kernels::Backend* backend, Loop* loop, DraftParts* parts) {
   engine::DeviceExecutorOptions options = DraftExecutorOptions(target);
   options.num_blocks = num_blocks;
@@ -184,7 +184,7 @@ absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
   if (!executor.ok()) return executor.status();
   parts->executor = *std::move(executor);
   parts->pool = std::make_unique<engine::KvPool>(num_blocks, target.block_size);
-  parts->work = engine::MakeWorkShape(*parts->model, target.kv_dtype);
+  parts->work = engine::MakeWorkShape(*parts->model, target.kv_dtype, gpu);
   engine::DraftModelOptions draft;
   draft.executor = parts->executor.get();
   draft.pool = parts->pool.get();

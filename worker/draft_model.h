@@ -61,7 +61,7 @@ int64_t DraftWorkspaceBytes(const engine::Model& model,
 // where the draft model or its cache is too short for it.
 absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
     const engine::DeviceExecutorOptions& target, int num_blocks,
-    int max_model_len, const engine::WorkShape& target_work,
+    int max_model_len, const engine::WorkShape& target_work, bool gpu,
     kernels::Backend* backend, Loop* loop, DraftParts* parts);
 
 }  // namespace tandem::worker

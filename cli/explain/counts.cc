@@ -66,10 +66,12 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
     formats.layers = gpu ? formats.weights : DType::kF32;
   } else if (quantisation.method != Method::kPlain && quantisation.bits == 4) {
     formats.layers = DType::kInt4;
-    // As the backends' layouts have them.
-    formats.zero_bytes = !quantisation.zeros ? 0 : gpu ? 1 : 2;
+    formats.zero_bytes = engine::ZeroBytes(quantisation, gpu);
   } else {
-    formats.layers = quantisation.e4m3 ? DType::kFp8 : DType::kInt8;
+    // CPUs keep e4m3 as bf16, which has all of its numbers.
+    formats.layers = !quantisation.e4m3 ? DType::kInt8
+                     : gpu              ? DType::kFp8
+                                        : DType::kBF16;
   }
   return formats;
 }

@@ -99,7 +99,8 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Create(
   limits.max_num_batched_tokens = positions;
   limits.max_model_len = positions;
   limits.prefix_caching = false;
-  limits.work = engine::MakeWorkShape(*model, options.formats.kv);
+  limits.work = engine::MakeWorkShape(*model, options.formats.kv,
+                                      /*gpu=*/false);
   engine::EngineListener* const listener = generator.get();
   generator->engine_ = std::make_unique<Engine>(
       limits, &generator->loop_, generator->executor_.get(),

@@ -48,7 +48,7 @@ void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
                                                       : DType::kF32;
   formats->kv = NamedType(input.kv_cache_dtype).value_or(kv);
   *formats = explain::FormatsOf(input.spec, *formats, input.gpu);
-  // CPUs keep e4m3 as bf16, which has all of its numbers.
+  // As those of a checkpoint.
   if (!input.gpu && formats->layers == DType::kFp8) {
     formats->layers = DType::kBF16;
   }

@@ -217,5 +217,13 @@ TEST(CountsTest, CodesBringTheirScales) {
   EXPECT_EQ((Formats{.layers = DType::kFp8}.head()), DType::kBF16);
 }
 
+TEST(CountsTest, CpusKeepE4m3AsBf16) {
+  engine::ModelSpec spec;
+  spec.quantisation.method = engine::Quantisation::Method::kPlain;
+  spec.quantisation.e4m3 = true;
+  EXPECT_EQ(FormatsOf(spec, {}).layers, DType::kBF16);
+  EXPECT_EQ(FormatsOf(spec, {}, /*gpu=*/true).layers, DType::kFp8);
+}
+
 }  // namespace
 }  // namespace tandem::explain

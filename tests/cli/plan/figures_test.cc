@@ -5,11 +5,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "cli/plan/command.h"
 #include "common/progress.h"
 
@@ -273,7 +275,9 @@ TEST(PlanTest, TheServeLineHasWhatWasGiven) {
 }
 
 TEST(PlanTest, CachedPagesOfFilesAreNotUsed) {
-  const std::string folder = testing::TempDir();
+  const std::string folder =
+      absl::StrCat(testing::TempDir(), "/pages-", getpid(), "/");
+  std::filesystem::create_directory(folder);
   const auto write = [&](const char* name, const std::string& text) {
     std::ofstream(folder + name) << text;
   };
@@ -293,10 +297,7 @@ TEST(PlanTest, CachedPagesOfFilesAreNotUsed) {
   EXPECT_EQ(available(), 3900000);
   write("memory.max", "100000000\n");
   EXPECT_EQ(available(), 8000 << 10);
-  for (const char* name :
-       {"meminfo", "memory.max", "memory.current", "memory.stat"}) {
-    std::remove((folder + name).c_str());
-  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(PlanTest, EmbeddedModelIsReadFromItsDirectory) {
