@@ -7,6 +7,44 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   list(APPEND TANDEM_WARNINGS -Wthread-safety)
 endif()
 
+# Sanitizers are here to find faults, not to be fast, and clang spends half of
+# its time on optimising what they insert: only what computes is optimised.
+# Headers that most files include are parsed once there; release builds, which
+# parse each file by itself, find an include that is missing.
+set(TANDEM_COMPUTES "/(kernels|engine|simulation)")
+if(TANDEM_SANITIZE)
+  find_package(GTest REQUIRED)
+  foreach(level 0 1)
+    # Programs are compiled with -fPIE, libraries with -fPIC.
+    set(file ${PROJECT_SOURCE_DIR}/cmake/precompiled)
+    add_library(precompiled_STATIC_LIBRARY_${level} OBJECT ${file}.cc)
+    add_executable(precompiled_EXECUTABLE_${level} ${file}.cc)
+    target_link_libraries(precompiled_EXECUTABLE_${level}
+                          PRIVATE GTest::gmock GTest::gtest_main)
+    target_precompile_headers(precompiled_EXECUTABLE_${level} PRIVATE
+                              <gmock/gmock.h> <gtest/gtest.h>)
+    foreach(kind STATIC_LIBRARY EXECUTABLE)
+      target_precompile_headers(precompiled_${kind}_${level} PRIVATE ${file}.h)
+      target_compile_options(precompiled_${kind}_${level} PRIVATE -O${level}
+                             "SHELL:-Xclang -fno-pch-timestamp")
+    endforeach()
+  endforeach()
+endif()
+
+# How hard the compiler works on a target of the current folder.
+function(tandem_effort target)
+  if(NOT TANDEM_SANITIZE)
+    return()
+  endif()
+  set(level 0)
+  if(CMAKE_CURRENT_SOURCE_DIR MATCHES "${TANDEM_COMPUTES}")
+    set(level 1)
+  endif()
+  get_target_property(kind ${target} TYPE)
+  target_compile_options(${target} PRIVATE -O${level})
+  target_precompile_headers(${target} REUSE_FROM precompiled_${kind}_${level})
+endfunction()
+
 # tandem_library(NAME SRCS ... [DEPS ...] [INTERFACE])
 function(tandem_library name)
   cmake_parse_arguments(ARG "INTERFACE" "" "SRCS;DEPS" ${ARGN})
@@ -20,6 +58,7 @@ function(tandem_library name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+  tandem_effort(${name})
 endfunction()
 
 # tandem_binary(NAME SRCS ... [DEPS ...]): lands in <build>/bin
@@ -28,6 +67,7 @@ function(tandem_binary name)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+  tandem_effort(${name})
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
@@ -61,14 +101,9 @@ function(tandem_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock
                         GTest::gtest GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
-  # A test's own code is compiled more often than it runs: half of the time
-  # that it took. References and the simulation's world do compute.
-  if(NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(kernels|engine|simulation)")
-    if(TANDEM_SANITIZE)
-      target_compile_options(${name} PRIVATE -O0)
-    else()
-      target_compile_options(${name} PRIVATE -O1)
-    endif()
+  tandem_effort(${name})
+  if(NOT TANDEM_SANITIZE)  # it is compiled more often than it runs
+    target_compile_options(${name} PRIVATE -O1)
   endif()
   target_compile_definitions(${name} PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
@@ -98,6 +133,7 @@ function(tandem_fuzzer name)
                  ${PROJECT_SOURCE_DIR}/tests/fuzz_main.cc)
   target_link_libraries(${name}_corpus PRIVATE ${ARG_DEPS})
   target_compile_options(${name}_corpus PRIVATE ${TANDEM_WARNINGS})
+  tandem_effort(${name}_corpus)
   set_target_properties(${name}_corpus PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name}_corpus COMMAND ${name}_corpus ${ARG_CORPUS})
