@@ -37,6 +37,18 @@ size_t Utf8Length(std::string_view text) {
   return length;
 }
 
+std::string_view Utf8Head(std::string_view text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  // Back to a character's first byte, unless there is none near.
+  for (size_t end = bytes; end + 4 > bytes; --end) {
+    if ((static_cast<uint8_t>(text[end]) & 0xc0) != 0x80) {
+      return text.substr(0, end);
+    }
+    if (end == 0) break;
+  }
+  return text.substr(0, bytes);
+}
+
 std::string JsonEscaped(std::string_view text, bool quotes) {
   std::string out;
   out.reserve(text.size());

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "common/features.h"
+#include "common/utf8.h"
 
 namespace tandem::router {
 namespace {
@@ -35,10 +36,10 @@ const v1::AdapterRef* FindIn(const Adapters& adapters,
 }
 
 absl::Status NotFound(const std::string& name) {
-  return MakeError(
-      absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
-      absl::StrCat("adapter = ", name.substr(0, 128), ": no worker has it"),
-      {{"adapter", name.substr(0, 128)}});
+  const std::string shown(Utf8Head(name, 128));
+  return MakeError(absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
+                   absl::StrCat("adapter = ", shown, ": no worker has it"),
+                   {{"adapter", shown}});
 }
 
 absl::Status CannotLoad(const std::string& worker_id) {
@@ -74,7 +75,7 @@ absl::Status AdapterControl::CheckLoad(const std::string& name,
                           const std::string& need) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "FIELD_INVALID",
-        absl::StrCat(field, " = ", std::string(value.substr(0, 128)), ": ",
+        absl::StrCat(field, " = ", std::string(Utf8Head(value, 128)), ": ",
                      need),
         {{"field", field}});
   };

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/utf8.h"
 #include "engine/kv_pool.h"
 #include "engine/prefix_cache.h"
 #include "router/errors.h"
@@ -516,9 +517,10 @@ absl::StatusOr<int> RouterCore::Abort(
     return tenant && request->tenant() != *tenant;
   });
   if (sequences.empty()) {
-    return MakeError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
-                     absl::StrCat("request_id = ", id.substr(0, 128),
-                                  ": no such request is in flight here"));
+    return MakeError(
+        absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
+        absl::StrCat("request_id = ", std::string(Utf8Head(id, 128)),
+                     ": no such request is in flight here"));
   }
   int tokens = 0;
   for (Request* const request : sequences) {

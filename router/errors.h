@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/error.h"
+#include "common/utf8.h"
 
 namespace tandem::router {
 
@@ -22,7 +23,7 @@ inline absl::Status FieldInvalid(std::string_view field, std::string_view value,
                                  std::string_view allowed,
                                  std::string_view reason = "FIELD_INVALID") {
   constexpr size_t kMaxShown = 80;
-  std::string shown(value.substr(0, kMaxShown));
+  std::string shown(Utf8Head(value, kMaxShown));
   if (value.size() > kMaxShown) shown += "...";
   absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, reason,
                                   absl::StrCat(std::string(field), " = ", shown,

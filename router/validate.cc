@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "common/error.h"
 #include "common/features.h"
+#include "common/utf8.h"
 #include "router/errors.h"
 #include "router/forced_call.h"
 
@@ -558,7 +559,7 @@ absl::Status ValidateModel(const std::string& model,
     return absl::OkStatus();
   }
   return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
-                   absl::StrCat("model = ", model.substr(0, 128),
+                   absl::StrCat("model = ", std::string(Utf8Head(model, 128)),
                                 ": served here is ", limits.model),
                    {{"served", limits.model}});
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 #include "router/errors.h"
 #include "router/forced_call.h"
 #include "router/json_scanner.h"
@@ -22,7 +23,9 @@ namespace {
   } while (false)
 
 std::string Shortened(const std::string& text) {
-  return text.size() <= 128 ? text : absl::StrCat(text.substr(0, 128), "...");
+  return text.size() <= 128
+             ? text
+             : absl::StrCat(std::string(Utf8Head(text, 128)), "...");
 }
 
 absl::Status CheckFunctionName(const std::string& field,

@@ -8,6 +8,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "common/error.h"
+#include "common/utf8.h"
 #include "google/rpc/status.pb.h"
 
 namespace tandem::rpc {
@@ -24,7 +25,8 @@ constexpr size_t kMaxDetailBytes = 4096;
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const auto code = static_cast<grpc::StatusCode>(status.raw_code());
-  const std::string message(status.message().substr(0, kMaxMessageBytes));
+  const std::string message(Utf8Head(
+      {status.message().data(), status.message().size()}, kMaxMessageBytes));
   google::rpc::Status details;
   size_t detail_bytes = 0;
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {

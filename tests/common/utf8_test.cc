@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/utf8.h"
 
+#include <iterator>
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace tandem {
 namespace {
+
+TEST(Utf8Test, AHeadEndsWhereACharacterDoes) {
+  const std::string_view text = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80";
+  const size_t kept[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 10};
+  for (size_t bytes = 0; bytes < std::size(kept); ++bytes) {
+    EXPECT_EQ(Utf8Head(text, bytes), text.substr(0, kept[bytes])) << bytes;
+  }
+  // What is no UTF-8 is cut all the same.
+  const std::string none(20, '\x80');
+  EXPECT_EQ(Utf8Head(none, 10), none.substr(0, 10));
+  EXPECT_EQ(Utf8Head(none, 2), none.substr(0, 2));
+}
 
 TEST(Utf8Test, LengthAcceptsExactlyWellFormedCharacters) {
   struct Case {

@@ -430,6 +430,18 @@ TEST(Validate, LongValuesAreShownByTheirHeads) {
   EXPECT_LT(Validate(request, Limits()).status().message().size(), 300u);
 }
 
+TEST(Validate, NoCharacterOfThemIsShownInPart) {
+  for (size_t before = 70; before < 90; ++before) {
+    const std::string value =
+        std::string(before, 'x') + "\xf0\x9f\x98\x80" + std::string(9, 'y');
+    const std::string message(FieldInvalid("f", value, "a").message());
+    const size_t shown = message.find("\xf0");
+    EXPECT_EQ(shown != std::string::npos,
+              message.find("\xf0\x9f\x98\x80") != std::string::npos);
+    EXPECT_EQ(shown != std::string::npos, before <= 76) << message;
+  }
+}
+
 TEST(Validate, EffectiveValuesAreAllSet) {
   EffectiveRequest e = *Validate(Parse("text: 'x'"), Limits());
   EXPECT_EQ(e.sampling.temperature(), 1);
