@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "common/error.h"
 #include "nlohmann/json.hpp"
+#include "router/fnv.h"
 #include "router/http/openai_answer.h"
 
 namespace tandem::router {
@@ -97,11 +98,7 @@ json EndedJson(const RequestSummary& summary) {
 }  // namespace
 
 std::string RequestLabel(std::string_view request_id) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char byte : request_id) {
-    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
-  }
-  return absl::StrFormat("%016x", hash);
+  return absl::StrFormat("%016x", Fnv1a(request_id));
 }
 
 std::string StateJson(const v1::GetClusterStateResponse& state) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/version.h"
+#include "router/fnv.h"
 
 namespace tandem::router {
 namespace {
@@ -164,11 +165,7 @@ void AddCheck(const char* name, const absl::Status& status,
 }
 
 int64_t AdapterIds::Made(const std::string& name) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return static_cast<int64_t>(std::max<uint64_t>(hash >> 1, 1));
+  return static_cast<int64_t>(std::max<uint64_t>(Fnv1a(name) >> 1, 1));
 }
 
 int64_t AdapterIds::Of(const std::string& name) const {
@@ -176,15 +173,18 @@ int64_t AdapterIds::Of(const std::string& name) const {
   return given == given_.end() ? Made(name) : given->second;
 }
 
-absl::Status AdapterIds::Take(const std::string& name, int64_t id,
-                              const std::vector<v1::LoraAdapter>& adapters) {
-  // Others may have unloaded some meanwhile.
+void AdapterIds::Keep(const std::vector<v1::LoraAdapter>& adapters) {
   std::erase_if(given_, [&adapters](const auto& given) {
     return std::none_of(adapters.begin(), adapters.end(),
                         [&given](const v1::LoraAdapter& adapter) {
                           return adapter.lora_name() == given.first;
                         });
   });
+}
+
+absl::Status AdapterIds::Take(const std::string& name, int64_t id,
+                              const std::vector<v1::LoraAdapter>& adapters) {
+  Keep(adapters);
   for (const v1::LoraAdapter& adapter : adapters) {
     const bool same = adapter.lora_name() == name;
     if ((Of(adapter.lora_name()) == id) == same) continue;

@@ -44,6 +44,8 @@ class AdapterIds {
   absl::Status Take(const std::string& name, int64_t id,
                     const std::vector<v1::LoraAdapter>& adapters);
   void Drop(const std::string& name) { given_.erase(name); }
+  // Forgets those of all others, which somebody else has unloaded.
+  void Keep(const std::vector<v1::LoraAdapter>& adapters);
 
  private:
   std::map<std::string, int64_t> given_;

@@ -6,10 +6,12 @@
 #include <limits>
 #include <string_view>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/utf8.h"
+#include "google/rpc/error_details.pb.h"
 #include "router/errors.h"
 
 namespace tandem::router {
@@ -285,6 +287,25 @@ absl::StatusOr<v1::GenerateRequest> FromOpenEngine(
   return ours;
 }
 
+namespace {
+
+// The same status, of another field.
+absl::Status WithField(absl::Status status, std::string_view field) {
+  constexpr absl::string_view kUrl(kErrorInfoUrl.data(), kErrorInfoUrl.size());
+  google::rpc::ErrorInfo info;
+  const auto payload = status.GetPayload(kUrl);
+  if (payload && info.ParseFromString(std::string(*payload))) {
+    (*info.mutable_metadata())["field"] = std::string(field);
+    status.SetPayload(kUrl, absl::Cord(info.SerializeAsString()));
+  }
+  if (const auto violation = ErrorViolation(status)) {
+    SetViolation(&status, field, violation->description);
+  }
+  return status;
+}
+
+}  // namespace
+
 absl::Status InOpenEngineTerms(const absl::Status& status) {
   const std::map<std::string, std::string> metadata = ErrorMetadata(status);
   const auto field = metadata.find("field");
@@ -295,8 +316,7 @@ absl::Status InOpenEngineTerms(const absl::Status& status) {
     if (absl::StartsWith(message, field->second)) {
       message = absl::StrCat(std::string(theirs), message.substr(ours.size()));
     }
-    return MakeError(status.code(), ErrorReason(status), message,
-                     {{"field", theirs}}, RetryAfter(status));
+    return WithField(WithMessage(status, message), theirs);
   }
   return status;
 }
