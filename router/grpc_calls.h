@@ -8,6 +8,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "router/errors.h"
 #include "router/intake.h"
 #include "router/structured_gate.h"
+#include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
 
@@ -83,6 +85,17 @@ class LoopAnswer {
   grpc::CallbackServerContext* const context_;
   grpc::ServerUnaryReactor* reactor_;
 };
+
+// `stream` is its client's; settles the charge.
+inline void EnterGate(Loop* loop, StructuredGate* gate,
+                      AdmittedRequest admitted,
+                      std::unique_ptr<ClientStream> stream) {
+  stream = Charged(std::move(stream), admitted.charge);
+  loop->Post([gate, admitted = std::move(admitted),
+              stream = std::move(stream)]() mutable {
+    gate->Enter(std::move(admitted), std::move(stream));
+  });
+}
 
 // Wherever the request is: waiting for what it must match, or with the core.
 // As RouterCore's; on the loop.

@@ -9,7 +9,6 @@
 #include "router/errors.h"
 #include "router/fold.h"
 #include "router/grpc_calls.h"
-#include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
 namespace {
@@ -87,11 +86,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
   std::unique_ptr<ClientStream> stream = std::make_unique<
       rpc::CallStream<v1::GenerateResponse, v1::GenerateRequest>>(call,
                                                                   info.peer);
-  stream = Charged(std::move(stream), admitted->charge);
-  loop_->Post([gate = gate_, admitted = *std::move(admitted),
-               stream = std::move(stream)]() mutable {
-    gate->Enter(std::move(admitted), std::move(stream));
-  });
+  EnterGate(loop_, gate_, *std::move(admitted), std::move(stream));
   return call;
 }
 
@@ -102,15 +97,20 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
       Caller(*intake_, Api::kGrpc, *context);
   if (!caller.ok()) return Answer(context, caller.status());
   const rpc::CallInfo info = rpc::MakeCallInfo(*context);
+  const auto refuse = [&](const absl::Status& status) {
+    intake_->CountRefused(Api::kGrpc, status);
+    return Answer(context, status);
+  };
   if (request->output().has_attention()) {  // too much for one message
-    return Answer(context, FieldInvalid("output.attention", "(set)",
-                                        "is of Generate, which streams"));
+    return refuse(FieldInvalid("output.attention", "(set)",
+                               "is of Generate, which streams"));
   }
   absl::StatusOr<AdmittedRequest> admitted = intake_->Prepare(
       Api::kGrpc, *request, Headers(info, *caller), info.time_left);
-  absl::Status status = admitted.status();
-  if (status.ok()) status = FitsOneMessage(*admitted);
-  if (!status.ok()) return Answer(context, status);
+  if (!admitted.ok()) return Answer(context, admitted.status());
+  if (const absl::Status fits = FitsOneMessage(*admitted); !fits.ok()) {
+    return refuse(fits);
+  }
   rpc::EchoRequestId(info, context);
   auto* call =
       new rpc::ServerUnaryCall<v1::GenerateOnceResponse, v1::GenerateRequest>(
@@ -121,11 +121,7 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
           rpc::CallStream<v1::GenerateOnceResponse, v1::GenerateRequest>>(
           call, info.peer),
       max_once_bytes_);
-  stream = Charged(std::move(stream), admitted->charge);
-  loop_->Post([gate = gate_, admitted = *std::move(admitted),
-               stream = std::move(stream)]() mutable {
-    gate->Enter(std::move(admitted), std::move(stream));
-  });
+  EnterGate(loop_, gate_, *std::move(admitted), std::move(stream));
   return call;
 }
 

@@ -96,11 +96,7 @@ grpc::ServerWriteReactor<oe::GenerateResponse>* OpenEngineInference::Generate(
           rpc::CallStream<oe::GenerateResponse, v1::GenerateRequest>>(
           call, info.peer),
       codec_);
-  stream = Charged(std::move(stream), admitted->charge);
-  loop_->Post([gate = gate_, admitted = *std::move(admitted),
-               stream = std::move(stream)]() mutable {
-    gate->Enter(std::move(admitted), std::move(stream));
-  });
+  EnterGate(loop_, gate_, *std::move(admitted), std::move(stream));
   return call;
 }
 
@@ -321,7 +317,10 @@ grpc::ServerUnaryReactor* OpenEngineControl::ListLoras(
   LoopAnswer answer(context);
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
   loop_->Post([this, response, answer = std::move(answer)]() mutable {
-    for (const v1::LoraAdapter& adapter : core_->adapter_control().List()) {
+    const std::vector<v1::LoraAdapter> adapters =
+        core_->adapter_control().List();
+    adapter_ids_.Keep(adapters);
+    for (const v1::LoraAdapter& adapter : adapters) {
       Describe(adapter, response->add_adapters());
     }
     answer.Finish(absl::OkStatus());

@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "common/rpc/server.h"
 #include "common/rpc/status.h"
 #include "common/thread_loop.h"
+#include "router/metrics.h"
 #include "router/openengine/facts.h"
 #include "router/openengine/service.h"
 #include "router/openengine/stream.h"
@@ -201,6 +203,24 @@ TEST(FromOpenEngineTest, RefusalsNameFieldsAsItsClientsKnowThem) {
   const absl::Status full = MakeError(StatusCode::kResourceExhausted,
                                       "QUEUE_FULL", "2", {}, absl::Seconds(1));
   EXPECT_EQ(InOpenEngineTerms(full), full);
+}
+
+TEST(OpenEngineRequestTest, ARefusalKeepsAllElseThatItSays) {
+  absl::Status ours = MakeError(
+      StatusCode::kInvalidArgument, "CONTEXT_LENGTH", "prompt = x: too long",
+      {{"field", "prompt"}, {"prompt_tokens", "9"}, {"context_length", "8"}},
+      absl::Seconds(3));
+  SetViolation(&ours, "prompt", "too long");
+  const absl::Status theirs = InOpenEngineTerms(ours);
+  EXPECT_EQ(theirs.message(), "input = x: too long");
+  EXPECT_EQ(ErrorReason(theirs), "CONTEXT_LENGTH");
+  EXPECT_EQ(ErrorMetadata(theirs),
+            (std::map<std::string, std::string>{{"field", "input"},
+                                                {"prompt_tokens", "9"},
+                                                {"context_length", "8"}}));
+  EXPECT_EQ(ErrorViolation(theirs)->field, "input");
+  EXPECT_EQ(ErrorViolation(theirs)->description, "too long");
+  EXPECT_EQ(RetryAfter(theirs), absl::Seconds(3));
 }
 
 TEST(OpenEngineMetadataTest, ReservedKeysAreCheckedAndOthersAreNot) {
@@ -579,6 +599,11 @@ TEST(OpenEngineFactsTest, NumbersOfAdaptersAreTheirOwn) {
   loaded.pop_back();
   EXPECT_TRUE(ids.Take("rhyme", 7, loaded).ok());
   EXPECT_NE(ids.Of("prose"), 7);
+  loaded.back().set_lora_name("rhyme");
+  ids.Keep(loaded);
+  EXPECT_EQ(ids.Of("rhyme"), 7);
+  ids.Keep({});
+  EXPECT_NE(ids.Of("rhyme"), 7);
 }
 
 // A router without workers, whose compiler is never done.
@@ -606,7 +631,10 @@ class ServicesTest : public testing::Test {
     admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get());
     control_ = std::make_unique<OpenEngineControl>(
         &loop_, core_.get(), gate_.get(), &intake_, OpenEngineOptions());
-    auto server = rpc::Server::Start({}, {admin_.get(), control_.get()});
+    inference_ = std::make_unique<InferenceServer>(&loop_, gate_.get(),
+                                                   &intake_, 1 << 20);
+    auto server = rpc::Server::Start(
+        {}, {admin_.get(), control_.get(), inference_.get()});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = rpc::MakeChannel(server_->address(), {});
@@ -651,11 +679,14 @@ class ServicesTest : public testing::Test {
   ThreadLoop loop_{"services"};
   RpcDialer dialer_{&loop_, {}};
   Access access_{[this] { return loop_.Now(); }, &nobody_};
-  const Intake intake_{nullptr, nullptr, {}, {}, nullptr, &access_};
+  Metrics metrics_{"router", "m"};
+  RouterMetrics router_metrics_{&metrics_, Policy::kRoundRobin};
+  const Intake intake_{nullptr, nullptr, {}, {}, &router_metrics_, &access_};
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<StructuredGate> gate_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<OpenEngineControl> control_;
+  std::unique_ptr<InferenceServer> inference_;
   std::unique_ptr<rpc::Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
 };
@@ -692,6 +723,19 @@ TEST_F(ServicesTest, AbortsReachWhatWaitsForACompiler) {
   EXPECT_TRUE(clients->Abort(&context, all, &answer).ok());
   EXPECT_EQ(answer.message(), "1 requests aborted");
   EXPECT_TRUE(Cancelled(third));
+}
+
+TEST_F(ServicesTest, WhatIsTooMuchForOneMessageIsCounted) {
+  const auto stub = v1::InferenceService::NewStub(channel_);
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  v1::GenerateOnceResponse response;
+  request.mutable_output()->mutable_attention()->set_mean(true);
+  const absl::Status status =
+      rpc::FromGrpc(stub->GenerateOnce(&context, request, &response), context);
+  EXPECT_EQ(ErrorMetadata(status)["field"], "output.attention");
+  EXPECT_THAT(metrics_.Text(),
+              testing::ContainsRegex("tandem_requests_total\\{[^\n]*} 1\n"));
 }
 
 }  // namespace
