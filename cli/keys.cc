@@ -28,6 +28,7 @@ namespace {
 
 // Hashes are no keys, but limits and names are nobody else's business.
 constexpr mode_t kNewFileMode = 0600;
+constexpr int kMaxLinks = 40;  // as Linux
 constexpr auto kLockPoll = std::chrono::milliseconds(50);
 constexpr auto kLockPatience = std::chrono::seconds(10);
 
@@ -100,11 +101,16 @@ absl::Status Replace(const std::string& path, const std::string& text,
     status = Failed("keep the owner and the mode of", path);
   } else if (!WriteAll(file.fd(), text) || fsync(file.fd()) != 0) {
     status = Failed("write", fresh);
-  } else if (rename(fresh.c_str(), path.c_str()) != 0 ||
-             fsync(folder.fd()) != 0) {
+  } else if (rename(fresh.c_str(), path.c_str()) != 0) {
     status = Failed("replace", path);
   }
   if (!status.ok()) unlink(fresh.c_str());
+  // The key is in the file already, so it is shown in any case.
+  if (status.ok() && fsync(folder.fd()) != 0) {
+    std::cerr << "warning: "
+              << Failed("keep for good what was written to", path).message()
+              << "\n";
+  }
   return status;
 }
 
@@ -153,9 +159,12 @@ absl::Status KeysCommand::New() {
   std::string text;
   std::error_code error;
   std::string path = path_;
-  // What a link points to is replaced, not the link.
-  if (std::filesystem::is_symlink(path, error)) {
-    path = std::filesystem::weakly_canonical(path, error).string();
+  // What a link points to is written, even where it is not there yet.
+  for (int links = 0;
+       links < kMaxLinks && std::filesystem::is_symlink(path, error); ++links) {
+    path = (std::filesystem::path(path).parent_path() /
+            std::filesystem::read_symlink(path, error))
+               .string();
   }
   const File folder(
       open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -124,7 +124,8 @@ class OpenEngineTest : public testing::Test {
   }
   // A stream that has begun, and goes on for long.
   std::unique_ptr<grpc::ClientReader<oe::GenerateResponse>> Begin(
-      grpc::ClientContext* context, const std::string& id, int outputs = 1) {
+      grpc::ClientContext* context, const std::string& id, int outputs = 1,
+      bool in_time = true) {
     oe::GenerateRequest request = Ask("Once upon a time", 900);
     request.set_request_id(id);
     request.mutable_sampling()->set_num_sequences(
@@ -132,8 +133,11 @@ class OpenEngineTest : public testing::Test {
     if (outputs > 1) request.mutable_sampling()->set_temperature(1);
     auto reader = inference_->Generate(context, request);
     oe::GenerateResponse response;
-    EXPECT_TRUE(reader->Read(&response));
-    EXPECT_EQ(response.request_id(), id);
+    const bool heard = reader->Read(&response);
+    EXPECT_TRUE(heard || !in_time);
+    if (heard) {
+      EXPECT_EQ(response.request_id(), id);
+    }
     return reader;
   }
   static oe::GenerateResponse Last(
@@ -281,7 +285,8 @@ TEST_F(OpenEngineTest, EveryWayToEndOneFreesAll) {
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 
   context = Context(acme_, std::chrono::milliseconds(800));
-  reader = Begin(context.get(), "late", /*outputs=*/32);
+  // On a busy machine it may pass before the first answer.
+  reader = Begin(context.get(), "late", /*outputs=*/32, /*in_time=*/false);
   Last(reader.get(), &status);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(cluster_->WhatIsLeft(), "");

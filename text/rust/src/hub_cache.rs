@@ -50,6 +50,14 @@ fn make_folder(path: &Path) -> Outcome<()> {
     fs::create_dir_all(path).map_err(|error| disk_failure(path, &error))
 }
 
+/// Some network file systems know this of files alone.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    match File::open(path)?.sync_all() {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTSUP)) => Ok(()),
+        synced => synced,
+    }
+}
+
 /// What is written to `fresh` becomes `path`, whole even where the machine
 /// stops in between.
 pub fn settle(fresh: &Path, path: &Path) -> Outcome<()> {
@@ -57,7 +65,7 @@ pub fn settle(fresh: &Path, path: &Path) -> Outcome<()> {
     File::open(fresh)
         .and_then(|file| file.sync_all())
         .and_then(|()| fs::rename(fresh, path))
-        .and_then(|()| File::open(folder)?.sync_all())
+        .and_then(|()| sync_folder(folder))
         .map_err(|error| disk_failure(path, &error))
 }
 
