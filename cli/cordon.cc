@@ -11,7 +11,7 @@
 namespace tandem::cli {
 
 void CordonCommand::AddTo(CommandLine* line) {
-  admin_.address = "127.0.0.1:50053";
+  admin_.address = kDefaultAdmin;
   line->AddPositional("WORKER", &worker_id_,
                       "Its id, as `tandem status` shows it", true);
   line->Group("Router");
@@ -35,7 +35,7 @@ absl::Status CordonCommand::Run() {
   v1::SetWorkerStateResponse response;
   const grpc::Status status =
       stub->SetWorkerState(&context, request, &response);
-  if (!status.ok()) return rpc::FromGrpc(status, context);
+  if (!status.ok()) return Explained(rpc::FromGrpc(status, context), admin_);
   std::cout << worker_id_ << (cordoned_ ? " cordoned, " : " uncordoned, ")
             << response.requests() << " requests on it\n";
   return absl::OkStatus();

@@ -32,7 +32,6 @@ struct ServeCommand {
   ModelSource source;
   TlsFlags tls;
   LogFlags log;
-  absl::Duration shutdown_timeout = absl::Seconds(30);
   // Handed on to the children where given.
   std::string policy = "prefix_aware";
   std::string tool_call_parser = "auto";
@@ -96,7 +95,7 @@ void ServeCommand::AddTo(CommandLine* line) {
                "Requests in flight, waiting ones included", {1, 1 << 20});
   line->AddInt("max-queued", &max_queued,
                "Of them waiting for room on a worker", {0, 1 << 20});
-  line->AddDuration("shutdown-timeout", &shutdown_timeout,
+  line->AddDuration("shutdown-timeout", &flags.shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->AddDuration("default-deadline", &default_deadline,
                     "Of requests that bring none");
@@ -185,10 +184,11 @@ void ServeCommand::AddTo(CommandLine* line) {
 void ServeCommand::Complete(const CommandLine& line) {
   // The children get what it says as flags; its keys are not theirs.
   unsetenv("TANDEM_CONFIG");
+  // To a decode worker it would be the number of its own sequences.
+  unsetenv("TANDEM_MAX_REQUESTS");
   flags.tls_cert = tls.cert;
   flags.tls_key = tls.key;
   flags.tls_ca = tls.ca;
-  flags.shutdown_timeout_seconds = absl::ToDoubleSeconds(shutdown_timeout);
   const auto both = [&](const char* name, const std::string& value) {
     if (!line.given(name)) return;
     for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
@@ -210,8 +210,7 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {absl::StrCat("--", name), value});
   };
-  router("default-deadline",
-         absl::StrCat(absl::ToDoubleSeconds(default_deadline), "s"));
+  router("default-deadline", absl::FormatDuration(default_deadline));
   router("api-keys-file", api_keys_file);
   router("ssl-certfile", ssl_certfile);
   router("ssl-keyfile", ssl_keyfile);
@@ -339,7 +338,7 @@ int RunTandem(int argc, char** argv) {
   explain::ExplainCommand explain_command;
   CommandLine* const explain_line = line.AddCommand(
       "explain", "What the KV cache saves, and what bounds each phase here");
-  explain_source.AddTo(explain_line, /*required=*/false);
+  explain_source.AddTo(explain_line, "the shape of Llama 3.1 8B");
   explain_command.AddTo(explain_line);
 
   ModelSource pull;
@@ -430,6 +429,10 @@ int RunTandem(int argc, char** argv) {
   }
   absl::Status status;
   if (chosen == explain_line) {
+    if (explain_source.model.empty() && explain_line->given("revision")) {
+      return ReportFailure("tandem explain",
+                           UsageError("--revision needs a MODEL"));
+    }
     explain::ExplainOptions options = explain_command.Complete(*explain_line);
     // Weights are worth fetching to be timed alone.
     const absl::StatusOr<std::string> model =

@@ -53,11 +53,12 @@ bool IsHubId(const std::string& model) {
   return !path && std::count(model.begin(), model.end(), '/') <= 1;
 }
 
-void ModelSource::AddTo(CommandLine* line, bool required) {
-  line->AddPositional("MODEL", &model,
-                      "Hugging Face directory, or an id on its hub such as "
-                      "org/name",
-                      required);
+void ModelSource::AddTo(CommandLine* line, const std::string& otherwise) {
+  std::string help = "Hugging Face directory, ";
+  if (!otherwise.empty()) help += "a config.json, ";
+  help += "or an id on its hub such as org/name";
+  if (!otherwise.empty()) absl::StrAppend(&help, "; without one ", otherwise);
+  line->AddPositional("MODEL", &model, help, otherwise.empty());
   line->Group("Model");
   line->Add("revision", &revision,
             "Branch, tag or commit on the hub; not for directories");

@@ -18,8 +18,10 @@ struct ModelSource {
   std::string model;
   std::string revision = "main";
 
-  // The positional argument MODEL, and --revision.
-  void AddTo(CommandLine* line, bool required = true);
+  // The positional argument MODEL, and --revision. `otherwise`: what is taken
+  // where there is none; empty: there must be one. Where there need be none, a
+  // config.json will do, too.
+  void AddTo(CommandLine* line, const std::string& otherwise = "");
   // The directory; an id is fetched first, with progress on standard error.
   // `config_only`: config.json is enough. Errors as of text::FetchModel.
   absl::StatusOr<std::string> Directory(bool config_only = false) const;

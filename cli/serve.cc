@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -96,7 +97,7 @@ void AddTls(const ServeFlags& flags, std::vector<std::string>* argv) {
 
 void AddChildren(const ServeFlags& flags, const Ports& ports,
                  Supervisor* supervisor) {
-  const std::string timeout = absl::StrCat(flags.shutdown_timeout_seconds, "s");
+  const std::string timeout = absl::FormatDuration(flags.shutdown_timeout);
   std::vector<std::string> common = {"--shutdown-timeout", timeout};
   if (!flags.served_model_name.empty()) {
     common.insert(common.end(),
@@ -207,25 +208,31 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
 }
 
 absl::StatusOr<Ports> ChoosePorts(const ServeFlags& flags) {
-  Ports ports;
-  absl::StatusOr<int> internal = FreePort("127.0.0.1");
+  // None that another listener of the same router is about to take.
+  std::set<int> ours = {flags.grpc_port, flags.http_port, flags.admin_port};
+  const auto any = [&]() -> absl::StatusOr<int> {
+    while (true) {
+      absl::StatusOr<int> port = FreePort("127.0.0.1");
+      if (!port.ok() || ours.insert(*port).second) return port;
+    }
+  };
+  const absl::StatusOr<int> internal = any();
   if (!internal.ok()) return internal.status();
-  ports.internal = *internal;
-  ports.admin = flags.admin_port;
-  if (ports.admin == 0) {
-    // Where `tandem status` looks, unless another cluster is there.
-    absl::StatusOr<int> admin = FreePort("127.0.0.1", kAdminPort);
-    if (!admin.ok()) admin = FreePort("127.0.0.1");
-    if (!admin.ok()) return admin.status();
-    ports.admin = *admin;
-  }
-  return ports;
+  if (flags.admin_port != 0) return Ports{*internal, flags.admin_port};
+  // Where `tandem status` looks, unless another cluster is there.
+  absl::StatusOr<int> admin =
+      ours.contains(kAdminPort) ? any() : FreePort("127.0.0.1", kAdminPort);
+  if (!admin.ok()) admin = any();
+  if (!admin.ok()) return admin.status();
+  return Ports{*internal, *admin};
 }
 
 // The router first, since what it accepted still needs the workers.
 void StopAll(const ServeFlags& flags, Supervisor* supervisor) {
-  const milliseconds grace(
-      static_cast<int64_t>(flags.shutdown_timeout_seconds * 1000) + 2000);
+  // It may be without end, which no clock can add.
+  const milliseconds grace = absl::ToChronoMilliseconds(
+      std::min(flags.shutdown_timeout, absl::Hours(24 * 365)) +
+      absl::Seconds(2));
   for (const char* const role : {"router", "prefill", "decode"}) {
     if (signals_seen > 1) break;
     supervisor->Stop(role, grace);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace tandem::cli {
 
@@ -24,7 +25,7 @@ struct ServeFlags {
   bool webui = true;
   int admin_port = 0;  // 0: kAdminPort, or if that is taken a free one
   int threads = 0;     // per worker; 0: the cores, divided
-  double shutdown_timeout_seconds = 30;
+  absl::Duration shutdown_timeout = absl::Seconds(30);
   std::string tls_cert;
   std::string tls_key;
   std::string tls_ca;

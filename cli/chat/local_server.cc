@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
   argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  unsetenv("TANDEM_CONFIG");  // of another server: its keys, and its ports
   const pid_t parent = getpid();
   server->pid_ = fork();
   if (server->pid_ == 0) {

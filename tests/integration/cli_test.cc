@@ -137,7 +137,9 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   std::ofstream(config) << "prefill: 2\ndecode: 1\nmax-num-seqs: 7\n"
                            "served-model-name: of-a-file\n";
   setenv("TANDEM_CONFIG", config.c_str(), 1);
-  Served served(EmbeddedModel(), "--decode 2");
+  // Durations that routers and workers must be told as they were meant.
+  Served served(EmbeddedModel(),
+                "--decode 2 --default-deadline 300h --shutdown-timeout inf");
   unsetenv("TANDEM_CONFIG");
   const bool ready = served.WaitUntilReady();
   std::remove(config.c_str());
@@ -290,6 +292,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"status --watch --json", 2, "--watch and --json"},
       {"status --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
       {"lora list --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
+      {"cordon w --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
+      {"explain --revision main", 2, "--revision"},
       {"keys list", 2, "--api-keys-file is needed"},
       {"chat x --router 127.0.0.1:1", 2, "--router"},
       {"completion tcsh", 2, "tcsh"},
