@@ -79,10 +79,10 @@ podSelector:
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if hasKey .Values.router.args "ssl-ca-certs" -}}
+{{- if hasKey (.Values.router.args | default dict) "ssl-ca-certs" -}}
 {{- fail "router.args.ssl-ca-certs: Kubernetes' probes show no certificate; ask for clients' ones in front of the routers" -}}
 {{- end -}}
-{{- if hasKey .Values.router.args "api-key" -}}
+{{- if hasKey (.Values.router.args | default dict) "api-key" -}}
 {{- fail "router.args.api-key: whoever reads the pod would read the key; use apiKeys, or TANDEM_API_KEY of a Secret in router.env" -}}
 {{- end -}}
 {{- with .Values.tls -}}
