@@ -103,6 +103,9 @@ export default {
   async 'a generation plays, pauses and is stepped through by keyboard'() {
     const page = await open({reducedMotion: 'reduce'});
     await view(page, 'generation');
+    // It must still play when it is told to pause.
+    const play = (speed) => page.locator('#speed').evaluate((e, speed) => { e.value = speed; e.dispatchEvent(new Event('input')); }, speed);
+    await play(0.5);
     await page.click('.chips button:text-is("Code")');
     await page.waitForFunction(() => document.querySelector('#position').max > 15);
     const cursor = () => page.evaluate(async () => (await import('/page/main.js')).views.generation.drawn().cursor);
@@ -110,6 +113,7 @@ export default {
     const at = await cursor();
     await page.waitForTimeout(400);
     assert.equal(await cursor(), at);
+    await play(12);
     await page.focus('#position');
     await page.keyboard.press('Home');
     await page.keyboard.press('ArrowRight');
