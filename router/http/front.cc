@@ -220,19 +220,23 @@ void HttpFront::Generate(Parse parse,
     return refuse(request.status());
   }
   names = request->names;
+  const bool single = request->prompts.size() == 1;
   if (const std::string& own = request->prompts.front().request_id();
-      request->prompts.size() == 1 && !own.empty() &&
-      http.Header("x-request-id").empty() && ValidateRequestId(own).ok()) {
+      !own.empty() && http.Header("x-request-id").empty() &&
+      ValidateRequestId(own).ok()) {
     headers.front().second = own;
   }
   std::vector<AdmittedRequest> admitted;
   for (v1::GenerateRequest& prompt : request->prompts) {
-    // Several prompts cannot share one name.
-    const bool single = request->prompts.size() == 1;
-    if (!single) prompt.clear_request_id();
+    // Several prompts cannot share one name: NAME-0, NAME-1, ...
+    std::string name = id;
+    if (!single) {
+      name = absl::StrCat(headers.front().second, "-", admitted.size());
+      prompt.clear_request_id();
+    }
     absl::StatusOr<AdmittedRequest> one =
         intake_->Prepare(Api::kHttp, prompt,
-                         {.request_id = single ? std::string_view(id) : "",
+                         {.request_id = name,
                           .traceparent = http.Header("traceparent"),
                           .tracestate = http.Header("tracestate"),
                           .tenant = http.caller},

@@ -173,7 +173,11 @@ TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
   const std::vector<int32_t> ids(want.token_ids.begin(),
                                  want.token_ids.begin() + 3);
   several["prompt"] = {kPrompt, "Once upon a time"};
-  const json both = Post("/v1/completions", several).Json();
+  several["request_id"] = "both";
+  const Answer answer = Post("/v1/completions", several);
+  EXPECT_THAT(answer.head, testing::HasSubstr("\r\nX-Request-Id: both\r\n"));
+  const json both = answer.Json();
+  EXPECT_THAT(both["id"].get<std::string>(), testing::StartsWith("cmpl-both-"));
   ASSERT_EQ(both["choices"].size(), 2u);
   EXPECT_EQ(both["choices"][0]["text"], want.text);
   EXPECT_EQ(both["choices"][1]["index"], 1);
