@@ -20,6 +20,10 @@ namespace {
 
 // Of a deadline that nobody asked for, behind a limit of time.
 constexpr absl::Duration kTimeLimitSlack = absl::Seconds(1);
+// Retries a minute, and at once: a worker may be lost with all requests, twice.
+constexpr int kLeastRetries = 600;
+// And one more for so many requests that are admitted.
+constexpr int kRequestsPerRetry = 5;
 
 absl::Status QueueFull(std::string_view what, int limit) {
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
@@ -84,6 +88,8 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
       adapter_control_(
           &options_, loop, &registry_, observer,
           [this](const std::string& adapter) { return InFlightWith(adapter); }),
+      quarantine_(options_.suspect_quarantine),
+      retries_(std::max(kLeastRetries, 2 * options_.max_requests), loop->Now()),
       context_{&options_, loop,      dialer,     &registry_,
                codec,     observer_, &counters_, this},
       started_(loop->Now()),
@@ -109,8 +115,29 @@ bool RouterCore::IdInUse(const AdmittedRequest& admitted) const {
                      });
 }
 
-absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
+absl::Status RouterCore::HasRoom() const {
+  const int taken = taken_;
+  if (taken >= options_.max_requests) {
+    return QueueFull(absl::StrCat(taken, " requests are in flight"),
+                     options_.max_requests);
+  }
+  const int waiting = waiting_;
+  if (waiting >= options_.max_queued) {
+    return QueueFull(absl::StrCat(waiting, " requests are waiting"),
+                     options_.max_queued);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RouterCore::Admit(const AdmittedRequest& admitted) {
   if (draining_) return Draining();
+  if (quarantine_.Holds(admitted.prompt, loop_->Now())) {
+    return MakeError(
+        absl::StatusCode::kInternal, "SUSPECT",
+        absl::StrCat("two workers crashed while they computed "
+                     "this prompt; it is refused for ",
+                     absl::FormatDuration(options_.suspect_quarantine)));
+  }
   const std::string& id = admitted.effective.request_id;
   if (!admitted.id_from_header && IdInUse(admitted)) {
     return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_IN_USE",
@@ -136,12 +163,11 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) const {
     return QueueFull(absl::StrCat(taken, " requests are in flight"),
                      options_.max_requests);
   }
-  const int waiting = static_cast<int>(queue_.size());
-  if (waiting >= options_.max_queued) {
-    return QueueFull(absl::StrCat(waiting, " requests are waiting"),
-                     options_.max_queued);
-  }
-  return absl::OkStatus();
+  return HasRoom();
+}
+
+void RouterCore::OnSuspect(const Request& request) {
+  quarantine_.Add(request.prompt(), loop_->Now());
 }
 
 void RouterCore::Submit(AdmittedRequest admitted,
@@ -193,6 +219,9 @@ void RouterCore::Submit(AdmittedRequest admitted,
 void RouterCore::StartSequence(AdmittedRequest admitted,
                                std::unique_ptr<ClientStream> client) {
   counters_.set_accepted(counters_.accepted() + 1);
+  if (counters_.accepted() % kRequestsPerRetry == 0) {
+    retries_.Give(1, loop_->Now());
+  }
   const std::string internal_id = random_->Bytes(16);
   if (admitted.effective.tool_calls) {
     admitted.effective.tool_calls->id_seed = random_->Next();
@@ -219,6 +248,7 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
                                           raw->effective().priority;
                              }),
                 raw);
+  Count();
   Pump();
 }
 
@@ -230,6 +260,7 @@ void RouterCore::OnWaits(Request* request) {
                other->admitted() > request->admitted();
       });
   queue_.insert(it, request);
+  Count();
   SchedulePump();
   // Refused again and again it would hardly be found waiting at a tick.
   FailIfWaitedTooLong(request);
@@ -247,11 +278,16 @@ void RouterCore::Pump() {
   while (passed < queue_.size()) {
     Request* const request =
         *std::next(queue_.begin(), static_cast<ptrdiff_t>(passed));
-    if (TryPlace(request)) continue;
-    if (!OthersHaveRoom(*request)) break;
+    const bool over = TooManyRetries(*request);
+    if (!over && TryPlace(request)) continue;
+    if (!over && !OthersHaveRoom(*request)) break;
     ++passed;
   }
   pumping_ = false;
+}
+
+bool RouterCore::TooManyRetries(const Request& request) {
+  return request.attempts_failed() > 0 && !retries_.Has(1, loop_->Now());
 }
 
 // Where there is none with room a decode worker does it.
@@ -279,7 +315,9 @@ bool RouterCore::TryPlaceScoring(Request* request) {
   const v1::WorkerHello& hello =
       registry_.Find(snapshot.prefill[chosen].worker_id)->hello;
   ++placements_;
+  if (request->attempts_failed() > 0) retries_.Take(1, loop_->Now());
   queue_.remove(request);
+  Count();
   request->Begin({.decode = {},
                   .prefill = hello.worker(),
                   .adapter = request->AdapterOn(hello),
@@ -320,7 +358,9 @@ bool RouterCore::TryPlace(Request* request) {
   }
   context_.observer->OnStage(Stage::kPlace, context_.loop->Now() - begun);
   ++placements_;
+  if (request->attempts_failed() > 0) retries_.Take(1, loop_->Now());
   queue_.remove(request);
+  Count();
   request->Begin(choice, cached);
   return true;
 }
@@ -483,6 +523,7 @@ void RouterCore::OnEnded(Request* request) {
   const auto it = requests_.find(request->internal_id());
   ended_.push_back(std::move(it->second));
   requests_.erase(it);
+  Count();
   adapter_control_.OnRequestEnded(request->effective().adapter);
   Reap();
   SchedulePump();

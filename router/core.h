@@ -7,6 +7,7 @@
 #ifndef TANDEM_ROUTER_CORE_H_
 #define TANDEM_ROUTER_CORE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -23,11 +24,13 @@
 #include "router/dialer.h"
 #include "router/observer.h"
 #include "router/options.h"
+#include "router/quarantine.h"
 #include "router/registry.h"
 #include "router/request.h"
 #include "router/sequence_group.h"
 #include "router/short_way.h"
 #include "router/snapshot.h"
+#include "router/tenants/token_bucket.h"
 #include "tandem/v1/admin.pb.h"
 
 namespace tandem::router {
@@ -69,6 +72,9 @@ class RouterCore final : private RegistryListener,
   bool draining() const { return draining_; }
   bool idle() const { return requests_.empty() && groups_.empty(); }
   int in_flight() const { return static_cast<int>(requests_.size()); }
+  // From any thread: QUEUE_FULL where one more request would be refused, so
+  // that a router which is full spends nothing on preparing it.
+  absl::Status HasRoom() const;
   // The grace is over.
   void CloseAll(const absl::Status& status);
 
@@ -105,6 +111,7 @@ class RouterCore final : private RegistryListener,
   void OnWaits(Request* request) override;
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                              bool* full) override;
+  void OnSuspect(const Request& request) override;
   void OnEnded(Request* request) override;
   // GroupHost
   void StartSequence(AdmittedRequest admitted,
@@ -112,10 +119,18 @@ class RouterCore final : private RegistryListener,
   void OnGroupEnded(SequenceGroup* group) override;
 
   bool IdInUse(const AdmittedRequest& admitted) const;
-  absl::Status Admit(const AdmittedRequest& admitted) const;
+  absl::Status Admit(const AdmittedRequest& admitted);
+  // Tells other threads how many there are.
+  void Count() {
+    taken_ = in_flight();
+    waiting_ = static_cast<int>(queue_.size());
+  }
   // Places waiting requests, oldest first, until one finds no room. One that
   // waits for workers of its features is in nobody's way.
   void Pump();
+  // Whether it must wait before another worker is tried, because so many
+  // requests are being tried again that they would keep the cluster down.
+  bool TooManyRetries(const Request& request);
   void SchedulePump();
   void Reap();
   bool TryPlace(Request* request);
@@ -147,11 +162,15 @@ class RouterCore final : private RegistryListener,
   v1::RouterCounters counters_;
   Registry registry_;
   AdapterControl adapter_control_;
+  Quarantine quarantine_;
+  TokenBucket retries_;  // see TooManyRetries
   RequestContext context_;
   const absl::Time started_;
   bool draining_ = false;
   bool pumping_ = false;
   uint64_t placements_ = 0;
+  std::atomic<int> taken_ = 0;
+  std::atomic<int> waiting_ = 0;
 
   // By internal id, in no order that matters.
   std::map<std::string, std::unique_ptr<Request>> requests_;

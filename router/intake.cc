@@ -31,6 +31,10 @@ ModelLimits Intake::Limits() const {
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
     Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
+  if (absl::Status room = room_(); !room.ok()) {
+    metrics_->OnInvalid(api, room);
+    return room;
+  }
   absl::StatusOr<AdmittedRequest> admitted =
       !headers.tenant.empty() && request.priority() < 0
           ? FieldInvalid("priority", absl::StrCat(request.priority()),

@@ -7,7 +7,9 @@
 #define TANDEM_ROUTER_INTAKE_H_
 
 #include <atomic>
+#include <functional>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -56,16 +58,19 @@ struct CallHeaders {
 class Intake {
  public:
   // `trace_ratio`: of the requests that come without a trace, those of which
-  // one is begun; negative: no spans are wanted of any.
+  // one is begun; negative: no spans are wanted of any. `room`, called from
+  // many threads, refuses a request before anything is made of it.
   Intake(const ModelText* model, const ClusterFacts* facts,
          const Offers& offers, const StructuredBudget& structured,
-         RouterMetrics* metrics, Access* access, double trace_ratio = -1)
+         RouterMetrics* metrics, Access* access,
+         std::function<absl::Status()> room, double trace_ratio = -1)
       : model_(model),
         facts_(facts),
         offers_(offers),
         structured_(structured),
         metrics_(metrics),
         access_(access),
+        room_(std::move(room)),
         trace_ratio_(trace_ratio) {}
 
   const Access& access() const { return *access_; }
@@ -114,6 +119,7 @@ class Intake {
   const StructuredBudget structured_;
   RouterMetrics* const metrics_;
   Access* const access_;
+  const std::function<absl::Status()> room_;
   const double trace_ratio_;
 };
 

@@ -390,6 +390,7 @@ absl::Status Process::Start() {
   intake_ = std::make_unique<Intake>(
       model_.get(), &facts_, flags_.offers, flags_.structured,
       router_metrics_.get(), access_.get(),
+      [core = core_.get()] { return core->HasRoom(); },
       spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
       &loop_, gate_.get(), intake_.get(),

@@ -50,6 +50,8 @@ struct RouterOptions {
   int max_attempts = 3;   // that fail without a new token in between
   int max_failures = 16;  // of one request in all
   int max_preemptions = 64;
+  // How long a prompt is refused that two workers crashed over.
+  absl::Duration suspect_quarantine = absl::Minutes(10);
 
   // Clients.
   size_t max_unsent = 64;  // messages, before the decode stream is paused

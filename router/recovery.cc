@@ -204,6 +204,7 @@ void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
 void Request::SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on) {
   if (Crashed(worker)) {
     if (Crashed(*crashed_in_)) {
+      context_.host->OnSuspect(*this);
       Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
                      "two workers crashed while they computed this request"));
       return;

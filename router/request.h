@@ -84,6 +84,8 @@ class RequestHost {
   // `full`: some are alive, but none has room.
   virtual std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                                      bool* full) = 0;
+  // Two workers crashed while they computed it.
+  virtual void OnSuspect(const Request& request) = 0;
   // It has ended and holds nothing; to be destroyed after the callback.
   virtual void OnEnded(Request* request) = 0;
 };
@@ -155,6 +157,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   }
   absl::Time admitted() const { return admitted_; }
   absl::Time waiting_since() const { return waiting_since_; }
+  // Since its last new token.
+  int attempts_failed() const { return attempts_failed_; }
   bool was_computed() const { return was_computed_; }
   const std::string& decode_worker_id() const {
     return decode_ref_.worker_id();

@@ -466,6 +466,61 @@ TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
   }
   EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
+  // Its client's next try would take two more along; other prompts go on.
+  const size_t calls = w.decodes.size();
+  ClientPipe* again = w.Submit(World::Ask());
+  EXPECT_EQ(ErrorReason(again->status), "SUSPECT");
+  EXPECT_EQ(w.decodes.size(), calls);
+  EXPECT_TRUE(w.Submit(World::Ask({1, 2, 3}))->open);
+  w.loop.RunFor(absl::Minutes(10));
+  EXPECT_TRUE(w.Submit(World::Ask())->open);
+}
+
+// Where everything fails at once, attempts come to a fifth more than requests,
+// beside a number that one worker's loss may need; nobody is given up for it.
+TEST(CoreLimits, RetriesAreAShareOfTheRequests) {
+  RouterOptions options;
+  options.max_requests = 300;
+  World w(options);
+  w.Decode("d0");
+  std::vector<ClientPipe*> clients;
+  size_t calls = 0;
+  for (int i = 0; i < 500; ++i) {
+    clients.push_back(w.Submit(World::Ask()));
+    w.Settle();
+    while (calls < w.decodes.size()) {
+      w.decodes[calls++].Break(absl::InternalError("lost"));
+      w.Settle();
+    }
+  }
+  EXPECT_EQ(calls, 500u + 600u + 500u / 5);
+  EXPECT_EQ(w.core->in_flight(), 150);  // the others have had three attempts
+  w.RunFor(absl::Seconds(2));
+  EXPECT_NEAR(w.decodes.size() - calls, 20, 1);
+  EXPECT_TRUE(clients.back()->open);
+}
+
+TEST(CoreLimits, WhetherThereIsRoomIsKnownBeforehand) {
+  RouterOptions options;
+  options.max_requests = 3;
+  options.max_queued = 1;
+  World w(options);
+  EXPECT_TRUE(w.core->HasRoom().ok());
+  ClientPipe* const waits = w.Submit(World::Ask());  // there is no worker
+  EXPECT_EQ(ErrorReason(w.core->HasRoom()), "QUEUE_FULL");
+  waits->Break(absl::CancelledError("gone"));
+  EXPECT_TRUE(w.core->HasRoom().ok());
+  w.Decode("d0");
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(w.core->HasRoom().ok()) << i;
+    w.Submit(World::Ask());
+  }
+  EXPECT_EQ(ErrorReason(w.core->HasRoom()), "QUEUE_FULL");
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_TRUE(w.core->HasRoom().ok());
 }
 
 // Only crashes without a new token in between are held against a request.
