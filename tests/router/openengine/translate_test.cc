@@ -681,7 +681,10 @@ class ServicesTest : public testing::Test {
   Access access_{[this] { return loop_.Now(); }, &nobody_};
   Metrics metrics_{"router", "m"};
   RouterMetrics router_metrics_{&metrics_, Policy::kRoundRobin};
-  const Intake intake_{nullptr, nullptr, {}, {}, &router_metrics_, &access_};
+  const Intake intake_{
+      nullptr, nullptr, {}, {}, &router_metrics_, &access_, [this] {
+        return core_->HasRoom();
+      }};
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<StructuredGate> gate_;
   std::unique_ptr<AdminServer> admin_;
@@ -734,6 +737,30 @@ TEST_F(ServicesTest, WhatIsTooMuchForOneMessageIsCounted) {
   const absl::Status status =
       rpc::FromGrpc(stub->GenerateOnce(&context, request, &response), context);
   EXPECT_EQ(ErrorMetadata(status)["field"], "output.attention");
+  EXPECT_THAT(metrics_.Text(),
+              testing::ContainsRegex("tandem_requests_total\\{[^\n]*} 1\n"));
+}
+
+// The model, which this one has not, is asked for nothing.
+TEST_F(ServicesTest, AFullRouterRefusesBeforeItPreparesAnything) {
+  ClientPipe* const waits = &clients_.emplace_back();
+  loop_.RunSync([&] {  // for workers that there are none of
+    for (int i = 0; i < options_.max_queued; ++i) {
+      core_->Submit(
+          World::Ask(),
+          std::make_unique<
+              FakeStream<v1::GenerateResponse, v1::GenerateRequest>>(waits));
+    }
+  });
+  const auto stub = v1::InferenceService::NewStub(channel_);
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  v1::GenerateOnceResponse response;
+  request.set_text("Once upon a time");
+  const absl::Status status =
+      rpc::FromGrpc(stub->GenerateOnce(&context, request, &response), context);
+  EXPECT_EQ(ErrorReason(status), "QUEUE_FULL") << status;
+  EXPECT_EQ(RetryAfter(status), absl::Seconds(1));
   EXPECT_THAT(metrics_.Text(),
               testing::ContainsRegex("tandem_requests_total\\{[^\n]*} 1\n"));
 }
