@@ -36,22 +36,24 @@ def libraries(programs: list[str]) -> set[str]:
     return found
 
 
-def package_of(library: str) -> str:
-    """Debian's name of the package, with its architecture."""
-    real = str(pathlib.Path(library).resolve())
+def packages_of(paths: set[str]) -> set[str]:
+    """Debian's names of the packages, with their architectures."""
     # On a merged /usr, dpkg knows some files by their old places.
-    names = [library, real]
-    names += [name.removeprefix("/usr") for name in names]
-    for name in names:
-        found = subprocess.run(
-            ["dpkg-query", "--search", name],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if found.returncode == 0:
-            return found.stdout.split(": ")[0].split(",")[0]
-    raise SystemExit(f"{library} is of no Debian package")
+    names = {}
+    for path in paths:
+        for name in [path, str(pathlib.Path(path).resolve())]:
+            names[name] = names[name.removeprefix("/usr")] = path
+    found = subprocess.run(
+        ["dpkg-query", "--search", *names], check=False, capture_output=True, text=True
+    )
+    packages = {}
+    for line in found.stdout.splitlines():
+        package, name = line.rsplit(": ", 1)
+        if name in names:
+            packages[names[name]] = package.split(",")[0]
+    for path in sorted(paths - packages.keys()):
+        raise SystemExit(f"{path} is of no Debian package")
+    return set(packages.values())
 
 
 def debian_components(programs: list[str]) -> list[dict]:
@@ -62,7 +64,7 @@ def debian_components(programs: list[str]) -> list[dict]:
     )
     distribution = f"{release['ID']}-{release['VERSION_ID']}".replace('"', "")
     components = []
-    packages = {package_of(library) for library in libraries(programs)}
+    packages = packages_of(libraries(programs))
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package}\n"
     for line in output("dpkg-query", "--show", f"-f={form}", *packages).splitlines():
         name, version, architecture, source = line.split("\t")

@@ -50,13 +50,16 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(component["version"])
 
     def test_libraries_and_crates_are_there(self):
-        names = {component["name"]: component for component in self.components}
+        names = {component["name"] for component in self.components}
         for pattern in ["libgrpc", "libprotobuf", "libabsl", "libssl", "libc6"]:
             self.assertTrue(any(name.startswith(pattern) for name in names), pattern)
         manifest = tomllib.loads((ROOT / "text/rust/Cargo.toml").read_text())
         for crate, wanted in manifest["dependencies"].items():
             form = wanted if isinstance(wanted, str) else wanted["version"]
-            self.assertTrue(names[crate]["version"].startswith(form.lstrip("=")))
+            versions = [c["version"] for c in self.components if c["name"] == crate]
+            self.assertTrue(versions, crate)
+            if form.startswith("="):  # others may be newer
+                self.assertIn(form[1:], versions, crate)
 
     def test_dependencies_are_documented(self):
         document = (ROOT / "docs/dependencies.md").read_text().lower()

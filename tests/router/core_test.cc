@@ -494,7 +494,7 @@ TEST(CoreLimits, RetriesAreAShareOfTheRequests) {
     }
   }
   EXPECT_EQ(calls, 500u + 600u + 500u / 5);
-  EXPECT_EQ(w.core->in_flight(), 150);  // the others have had three attempts
+  EXPECT_GE(w.core->in_flight(), 150);  // the others have had three attempts
   w.RunFor(absl::Seconds(2));
   EXPECT_NEAR(w.decodes.size() - calls, 20, 1);
   EXPECT_TRUE(clients.back()->open);
