@@ -11,7 +11,7 @@ endif()
 # its time on optimising what they insert: only what computes is optimised.
 # Headers that most files include are parsed once there; release builds, which
 # parse each file by itself, find an include that is missing.
-set(TANDEM_COMPUTES "/(kernels|engine|simulation)")
+set(TANDEM_COMPUTES "/(kernels|engine|handoff|simulation)")
 if(TANDEM_SANITIZE)
   find_package(GTest REQUIRED)
   foreach(level 0 1)
