@@ -128,16 +128,24 @@ int ReportFailure(std::string_view program, const absl::Status& status) {
   return ErrorReason(status) == kUsage ? kExitUsage : kExitFailed;
 }
 
+void Watchdog::Beat(absl::Time now, int64_t progress, bool has_work) {
+  // Nothing could advance while the process itself was stopped.
+  const bool late = now - absl::FromUnixNanos(beat_) > limit_ / 2;
+  if (late || !has_work || progress != progress_) advanced_ = ToNanos(now);
+  progress_ = progress;
+  beat_ = ToNanos(now);
+}
+
 absl::Status Watchdog::Check(absl::Time now) const {
   const absl::Duration since_beat = now - absl::FromUnixNanos(beat_);
   if (since_beat > limit_) {
     return absl::UnavailableError(absl::StrFormat(
         "the loop has not run for %.1f s", absl::ToDoubleSeconds(since_beat)));
   }
-  const absl::Duration since_progress = now - absl::FromUnixNanos(progress_);
-  if (has_work_ && since_progress > limit_) {
+  const absl::Duration since_progress = now - absl::FromUnixNanos(advanced_);
+  if (since_progress > limit_) {
     return absl::UnavailableError(
-        absl::StrFormat("work is waiting, but no step has ended for %.1f s",
+        absl::StrFormat("work is waiting, but nothing has advanced for %.1f s",
                         absl::ToDoubleSeconds(since_progress)));
   }
   return absl::OkStatus();

@@ -90,19 +90,12 @@ int ReportFailure(std::string_view program, const absl::Status& status);
 class Watchdog {
  public:
   Watchdog(absl::Duration limit, absl::Time now)
-      : limit_(limit), beat_(ToNanos(now)), progress_(ToNanos(now)) {}
+      : limit_(limit), beat_(ToNanos(now)), advanced_(ToNanos(now)) {}
 
-  // The loop, about once a second.
-  void Beat(absl::Time now) { beat_ = ToNanos(now); }
-  // After every step; `has_work`: more is waiting or running.
-  void Progress(absl::Time now, bool has_work) {
-    progress_ = ToNanos(now);
-    has_work_ = has_work;
-  }
-  // Work came to an idle loop: its time counts from now.
-  void WorkArrived(absl::Time now) {
-    if (!has_work_.exchange(true)) progress_ = ToNanos(now);
-  }
+  // The loop, about once a second. `progress`: a count of all that was done
+  // since the start; `has_work`: something could be done now, and waits for
+  // nobody else.
+  void Beat(absl::Time now, int64_t progress = 0, bool has_work = false);
 
   // OK or UNAVAILABLE with what has not happened for how long.
   absl::Status Check(absl::Time now) const;
@@ -112,8 +105,8 @@ class Watchdog {
 
   const absl::Duration limit_;
   std::atomic<int64_t> beat_;
-  std::atomic<int64_t> progress_;
-  std::atomic<bool> has_work_ = false;
+  std::atomic<int64_t> advanced_;  // or had no work
+  int64_t progress_ = 0;           // of the last beat; the loop's
 };
 
 }  // namespace tandem

@@ -52,9 +52,11 @@ void DecodeCore::UseFreeBlocks() {
         continue;
       }
       if (!TryLocal(call)) return;
+      ++progress_;
       continue;
     }
     if (!TryGrant(call)) return;
+    ++progress_;
     receiver_.GrantLater(
         {call->request_id, call->sequence_index, call->attempt},
         call->landing.grant);
@@ -250,9 +252,12 @@ void DecodeCore::Scatter(const handoff::Attempt& attempt,
   part.layer_end = range.layer_end;
   part.head_begin = grant.head_begin;
   part.head_end = grant.head_end;
+  ++copies_;
   executor_->Scatter(
       part, grant.wire, staging,
       [held = std::move(held), done = std::move(done), this]() mutable {
+        --copies_;
+        ++progress_;
         held.reset();
         done();
         ScheduleUseFreeBlocks();
@@ -272,9 +277,12 @@ void DecodeCore::Digest(const handoff::Attempt& attempt,
   part.layer_end = executor_->kv_shape().num_layers;
   part.head_begin = grant.head_begin;
   part.head_end = grant.head_end;
+  ++copies_;
   executor_->Digest(part, grant.wire, grant.digest_key,
                     [held = std::move(held), done = std::move(done),
                      this](kernels::KvDigest digest) mutable {
+                      --copies_;
+                      ++progress_;
                       held.reset();
                       done(digest);
                       ScheduleUseFreeBlocks();

@@ -505,6 +505,25 @@ std::vector<engine::BlockHash> DecodeCore::LocalHashes(const Call& call) const {
   return Hashes(call, "", CacheableTokens(call));
 }
 
+bool DecodeCore::has_work() const {
+  if (copies_ > 0 || engine_.stats().step_in_flight) return true;
+  bool waiting = false, landing = false, running = false;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kRunning) {
+      running = true;
+    } else if (call->phase == Phase::kRemote && call->landing.granted) {
+      landing = true;
+    } else if (call->phase == Phase::kLocal ||
+               (call->phase == Phase::kRemote && call->landing.offered)) {
+      waiting = true;
+    }
+  }
+  // Of blocks only those of a landing cannot be had for it.
+  if (engine_.has_work()) return pool_->available() > 0 || !landing;
+  // All that is running is paused, or its grammar not ready.
+  return waiting && !running && !landing;
+}
+
 v1::WorkerLoad DecodeCore::Load() const {
   const engine::EngineStats& stats = engine_.stats();
   v1::WorkerLoad load =

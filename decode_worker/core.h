@@ -104,6 +104,13 @@ class DecodeCore final : private engine::EngineListener,
   // Takes no new call from here on. idle() tells when all are done.
   void Drain() { draining_ = true; }
   bool idle() const { return calls_.empty(); }
+
+  // For liveness: a count of what was done since the start (layers, steps,
+  // copies, grants), and whether something could be done now. A call that
+  // waits for others is no work: for a handoff's other end, a reader, a
+  // grammar, the router, or blocks that those hold.
+  int64_t progress() const { return progress_ + engine_.progress(); }
+  bool has_work() const;
   // The grace is over: ends every call, so that routers move its sequence.
   void CloseAll(const absl::Status& status);
 
@@ -232,6 +239,8 @@ class DecodeCore final : private engine::EngineListener,
   engine::Engine engine_;
   handoff::Receiver receiver_;
   DecodeCounters counters_;
+  int64_t progress_ = 0;  // without the engine's
+  int copies_ = 0;        // scatters and digests that run
   absl::Status fatal_;
   bool draining_ = false;
   bool use_free_blocks_scheduled_ = false;

@@ -225,6 +225,7 @@ void DraftModel::OnStepDone(uint64_t step_id,
                             absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running() && step_id == step_.id,
                "a step that nobody waits for");
+  ++progress_;
   for (Part& part : parts_) {
     if (part.tokens > 0 && part.wish.id != 0) part.cache->in_step = false;
   }

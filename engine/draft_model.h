@@ -84,6 +84,8 @@ class DraftModel final : private StepListener {
   void Start(absl::Span<const DraftWish> wishes, double catch_up_seconds,
              absl::AnyInvocable<void()> done);
   bool running() const { return done_ != nullptr; }
+  // Layers and steps that the device has reported, for liveness.
+  int64_t progress() const { return progress_; }
   // Positions of the last round's that were fed to catch up.
   int caught_up() const { return caught_up_; }
 
@@ -120,7 +122,7 @@ class DraftModel final : private StepListener {
     bool draws = false;
   };
 
-  void OnLayersDone(uint64_t, int) override {}
+  void OnLayersDone(uint64_t, int) override { ++progress_; }
   void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
 
   static void Settle(const std::vector<int32_t>& history, Cache* cache);
@@ -142,6 +144,7 @@ class DraftModel final : private StepListener {
   absl::AnyInvocable<void()> done_;  // empty: no round
   int caught_up_ = 0;
   int failures_ = 0;
+  int64_t progress_ = 0;
   double row_seconds_ = 0;
 
   // The step in flight.

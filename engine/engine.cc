@@ -464,6 +464,7 @@ void Engine::Count(const Sequence& sequence, int sign) {
 void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "layers of a step that is not in flight");
+  ++progress_;
   // By value: the listener may retire the sequence, but parts stay.
   for (const Plan::Part part : running_->parts) {
     const Sequence& sequence = *part.sequence;
@@ -477,6 +478,7 @@ void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
 void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "the end of a step that is not in flight");
+  ++progress_;
   step_done_ = loop_->Now();
   finishing_ = true;
   if (result.ok()) {

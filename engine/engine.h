@@ -283,6 +283,12 @@ class Engine final : private StepListener {
   DraftCounts drafts(SequenceId id) const;
 
   const EngineStats& stats() const { return stats_; }
+  // For liveness: whether a sequence could be in the next step, if there are
+  // blocks for it; and layers and steps that devices reported since the start.
+  bool has_work() const;
+  int64_t progress() const {
+    return progress_ + (draft_model_ == nullptr ? 0 : draft_model_->progress());
+  }
   // Blocks that a sequence with so many positions may hold at once, if nobody
   // keeps what is behind the window.
   static int BlocksAtOnce(const EngineOptions& options, int block_size,
@@ -430,6 +436,7 @@ class Engine final : private StepListener {
   KvPool* const pool_;
   EngineListener* const listener_;
   EngineStats stats_;
+  int64_t progress_ = 0;
   DraftCosts draft_costs_;
   std::unique_ptr<DraftModel> draft_model_;          // may be null
   DraftAcceptance usual_acceptance_{0.5, 1.0 / 64};  // of all sequences

@@ -44,6 +44,12 @@ int ScoredRows(const SequenceSpec& spec, int begin, int end) {
 
 }  // namespace
 
+bool Engine::has_work() const {
+  return std::any_of(by_age_.begin(), by_age_.end(), [](const Sequence* s) {
+    return s->runnable() && s->ready();
+  });
+}
+
 void Engine::SchedulePlan() {
   if (planning_ || drafting_ || plan_timer_.running()) return;
   if (running_ != nullptr && (!options_.run_ahead || ahead_ != nullptr)) return;

@@ -217,6 +217,7 @@ void PrefillCore::Advance() {
       continue;
     }
     if (!TryCompute(call)) return;
+    ++progress_;
     blocks += wanted;
   }
 }
@@ -234,6 +235,7 @@ std::map<std::string, int> PrefillCore::BlocksHeld() const {
 
 void PrefillCore::Offer(Call* call) {
   call->phase = Phase::kOffered;
+  ++progress_;
   const int positions = static_cast<int>(call->history.size());
   queued_tokens_ -= positions;
   if (call->only_scores()) {
@@ -432,6 +434,26 @@ PrefillCore::Call* PrefillCore::FindAttempt(const handoff::Attempt& attempt) {
   return it == attempts_.end() ? nullptr : calls_.at(it->second).get();
 }
 
+bool PrefillCore::has_work() const {
+  if (gathers_ > 0 || engine_.stats().step_in_flight || engine_.has_work()) {
+    return true;
+  }
+  int queued = 0, offered = 0;
+  bool ready = false;
+  bool held = false;  // blocks, until others go on
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kQueued) {
+      ++queued;
+    } else if (call->phase == Phase::kOffered) {
+      ++offered;
+      ready |= call->may_compute;
+    } else if (call->phase != Phase::kNew) {
+      held = true;
+    }
+  }
+  return (queued > 0 && offered < options_.max_offered) || (ready && !held);
+}
+
 v1::WorkerLoad PrefillCore::Load() const {
   const engine::EngineStats& stats = engine_.stats();
   v1::WorkerLoad load = worker::ToWire(stats, pool_->counts(), sender_.slabs());
@@ -589,9 +611,12 @@ void PrefillCore::Gather(const handoff::Attempt& attempt,
   part.layer_end = range.layer_end;
   part.head_begin = grant.head_begin;
   part.head_end = grant.head_end;
+  ++gathers_;
   executor_->Gather(part, grant.wire, grant.digest_key, staging,
                     [held = std::move(held), done = std::move(done),
                      this](kernels::KvDigest digest) mutable {
+                      --gathers_;
+                      ++progress_;
                       held.reset();
                       done(digest);
                       ScheduleAdvance();

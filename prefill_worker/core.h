@@ -99,6 +99,14 @@ class PrefillCore final : private engine::EngineListener,
   // Takes no new call from here on; queued ones are still served.
   void Drain() { draining_ = true; }
   bool idle() const { return calls_.empty(); }
+
+  // For liveness: a count of what was done since the start (layers, steps,
+  // gathers, offers), and whether something could be done now. A call that
+  // waits for others is no work: for a decode worker, a reader, a grammar, or
+  // blocks that those hold.
+  int64_t progress() const { return progress_ + engine_.progress(); }
+  bool has_work() const;
+
   void CloseAll(const absl::Status& status);
 
   v1::WorkerLoad Load() const;
@@ -176,6 +184,8 @@ class PrefillCore final : private engine::EngineListener,
   engine::Engine engine_;
   handoff::Sender sender_;
   PrefillCounters counters_;
+  int64_t progress_ = 0;  // without the engine's
+  int gathers_ = 0;       // that run
   bool draining_ = false;
   bool advance_scheduled_ = false;
   CallId next_call_ = 1;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // An Executor that passes everything on and observes each step: its duration,
-// its rows by phase, and its work, counted. Also what liveness is judged by.
+// its rows by phase, and its work, counted.
 
 #ifndef TANDEM_WORKER_MEASURED_EXECUTOR_H_
 #define TANDEM_WORKER_MEASURED_EXECUTOR_H_
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
-#include "common/lifecycle.h"
 #include "common/loop.h"
 #include "common/metrics.h"
 #include "engine/executor.h"
@@ -66,11 +66,9 @@ class MeasuredExecutor final : public engine::Executor {
  public:
   // `phase`: of all steps, where it is not null; else what they hold says it.
   MeasuredExecutor(engine::Executor* inner, Loop* loop, Metrics* metrics,
-                   Watchdog* watchdog, const engine::WorkShape& shape,
-                   const char* phase = nullptr)
+                   const engine::WorkShape& shape, const char* phase = nullptr)
       : inner_(inner),
         loop_(loop),
-        watchdog_(watchdog),
         duration_(metrics->AddHistograms("tandem_step_duration_seconds",
                                          "One forward pass of a batch",
                                          kStageTimeBuckets, "phase", 3)),
@@ -83,7 +81,6 @@ class MeasuredExecutor final : public engine::Executor {
 
   void Submit(const engine::Step* step,
               engine::StepListener* listener) override {
-    watchdog_->WorkArrived(loop_->Now());
     auto observer = std::make_unique<Observer>(this, listener);
     Observer* const raw = observer.get();
     raw->begun = loop_->Now();
@@ -129,7 +126,6 @@ class MeasuredExecutor final : public engine::Executor {
     Observer(MeasuredExecutor* o, engine::StepListener* l)
         : owner(o), listener(l) {}
     void OnLayersDone(uint64_t step_id, int layers_done) override {
-      owner->watchdog_->Progress(owner->loop_->Now(), true);
       listener->OnLayersDone(step_id, layers_done);
     }
     void OnStepDone(uint64_t step_id,
@@ -139,8 +135,6 @@ class MeasuredExecutor final : public engine::Executor {
       owner->tokens_[phase].Observe(rows);
       if (result.ok()) owner->work_.Add(work);
       const auto self = owner->in_flight_.extract(step_id);
-      owner->watchdog_->Progress(owner->loop_->Now(),
-                                 !owner->in_flight_.empty());
       listener->OnStepDone(step_id, std::move(result));
     }
 
@@ -155,7 +149,6 @@ class MeasuredExecutor final : public engine::Executor {
 
   engine::Executor* const inner_;
   Loop* const loop_;
-  Watchdog* const watchdog_;
   HistogramSet& duration_;
   HistogramSet& tokens_;
   const engine::WorkShape shape_;

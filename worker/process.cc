@@ -263,13 +263,13 @@ absl::Status Process::StartRole() {
   if (flags_.worker.metrics_compat == "vllm") metrics_->ExportVllmNames();
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
-  executor_ = std::make_unique<MeasuredExecutor>(
-      parts_.executor.get(), loop_.get(), metrics_.get(), watchdog_.get(),
-      parts_.engine_options.work);
+  executor_ = std::make_unique<MeasuredExecutor>(parts_.executor.get(),
+                                                 loop_.get(), metrics_.get(),
+                                                 parts_.engine_options.work);
   if (parts_.draft.executor != nullptr) {
     draft_executor_ = std::make_unique<MeasuredExecutor>(
         parts_.draft.executor.get(), loop_.get(), metrics_.get(),
-        watchdog_.get(), parts_.draft.work, "draft");
+        parts_.draft.work, "draft");
     parts_.engine_options.speculation.draft_model.executor =
         draft_executor_.get();
   }
@@ -396,7 +396,7 @@ void Process::StartAdapters() {
 
 void Process::EachSecond() {
   second_->Start(absl::Seconds(1), [this] { EachSecond(); });
-  watchdog_->Beat(loop_->Now());
+  watchdog_->Beat(loop_->Now(), role_->progress(), role_->has_work());
   registered_ = registration_->connected() > 0;
   role_->UpdateMetrics();
   if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();

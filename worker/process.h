@@ -30,6 +30,10 @@ class Role {
   virtual v1::WorkerLoad Load() const = 0;
   virtual void Drain() = 0;
   virtual bool idle() const = 0;
+  // For liveness: a count of what was done, and whether something could be done
+  // now that waits for nobody else. See the cores.
+  virtual int64_t progress() const = 0;
+  virtual bool has_work() const = 0;
   virtual void CloseAll(const absl::Status& status) = 0;
   // Not OK: the process must end with it.
   virtual absl::Status fatal() const { return absl::OkStatus(); }

@@ -146,17 +146,21 @@ TEST(WatchdogTest, SickOnlyWithoutBeatsOrWithWorkAndNoProgress) {
             "the loop has not run for 11.0 s");
   watchdog.Beat(at(100));
   EXPECT_TRUE(watchdog.Check(at(100)).ok());  // idle is fine for ever
-  watchdog.WorkArrived(at(100));
-  watchdog.WorkArrived(at(105));  // the first one counts
-  watchdog.Beat(at(111));
-  EXPECT_TRUE(watchdog.Check(at(110)).ok());
-  EXPECT_EQ(watchdog.Check(at(111)).message(),
-            "work is waiting, but no step has ended for 11.0 s");
-  watchdog.Progress(at(111), /*has_work=*/true);
-  EXPECT_TRUE(watchdog.Check(at(111)).ok());
-  watchdog.Progress(at(112), /*has_work=*/false);
-  watchdog.Beat(at(200));
-  EXPECT_TRUE(watchdog.Check(at(200)).ok());
+  watchdog.Beat(at(101), 7, /*has_work=*/true);
+  for (int t = 102; t <= 112; ++t) {
+    EXPECT_TRUE(watchdog.Check(at(t)).ok()) << t;
+    watchdog.Beat(at(t), 8, /*has_work=*/true);
+  }
+  EXPECT_EQ(watchdog.Check(at(113)).message(),
+            "work is waiting, but nothing has advanced for 11.0 s");
+  watchdog.Beat(at(113), 9, /*has_work=*/true);
+  EXPECT_TRUE(watchdog.Check(at(113)).ok());
+  watchdog.Beat(at(114), 9, /*has_work=*/false);
+  watchdog.Beat(at(119), 9, /*has_work=*/true);
+  EXPECT_TRUE(watchdog.Check(at(124)).ok()) << "work came after 114";
+  // A process that was stopped has its time again.
+  watchdog.Beat(at(200), 9, /*has_work=*/true);
+  EXPECT_TRUE(watchdog.Check(at(201)).ok());
 }
 
 }  // namespace

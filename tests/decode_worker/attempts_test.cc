@@ -504,5 +504,114 @@ TEST(DecodeAttemptsTest, PreemptionsAreBounded) {
   rig.ExpectNothingLeft();
 }
 
+// ---- Liveness
+
+TEST(DecodeLivenessTest, WorkThatDoesNotAdvanceIsSeen) {
+  const struct {
+    const char* swallows;  // empty: all free blocks are lost
+    bool split;
+  } wedges[] = {
+      {"step", false},  {"step", true}, {"scatter", true},
+      {"digest", true}, {"", false},    {"", true},
+  };
+  for (const auto& wedge : wedges) {
+    SCOPED_TRACE(absl::StrCat("'", wedge.swallows, "' ", wedge.split));
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {}, [](decode_worker::DecodeOptions* options) {
+          options->admission_factor = 9;  // lost blocks count as used
+        });
+    PrefillMachine* const prefill = rig.AddPrefill();
+    std::vector<engine::BlockRef> lost;
+    Pulse pulse(decode);
+    const auto ask = [&] {
+      rig.Split({.prompt = Prompt(100)}, decode,
+                wedge.split ? prefill : nullptr);
+    };
+    ask();
+    rig.RunUntilEnded();
+    rig.Run(absl::Seconds(60));  // idle
+    EXPECT_TRUE(pulse.always_lived());
+    decode->log->swallows = wedge.swallows;
+    if (*wedge.swallows == '\0') {
+      lost = decode->pool->Allocate(decode->pool->available());
+    }
+    ask();
+    rig.Run(Pulse::kLimit - absl::Seconds(1));
+    EXPECT_TRUE(pulse.lives());
+    rig.Run(absl::Seconds(4));
+    EXPECT_FALSE(pulse.lives());
+  }
+}
+
+TEST(DecodeLivenessTest, ASequenceThatFindsNoBlockIsSeen) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  Pulse pulse(decode);
+  rig.Local({.prompt = Prompt(100), .max_tokens = 100}, decode);
+  rig.RunUntil([&] { return rig.requests[0]->tokens.size() > 3; });
+  const auto lost = decode->pool->Allocate(decode->pool->available());
+  rig.Run(Pulse::kLimit + absl::Seconds(4));
+  EXPECT_EQ(decode->core->engine_stats().running, 1);
+  EXPECT_FALSE(pulse.lives());
+}
+
+TEST(DecodeLivenessTest, SlowStepsAreHealthy) {
+  Rig rig;
+  // Four layers.
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.step = Pulse::kLimit * 2});
+  Pulse pulse(decode);
+  rig.Local({.prompt = Prompt(100), .max_tokens = 4}, decode);
+  rig.RunUntilEnded(absl::Seconds(200));
+  rig.requests[0]->ExpectAllRight();
+  EXPECT_TRUE(pulse.always_lived());
+}
+
+TEST(DecodeLivenessTest, WhoWaitsForOthersIsHealthy) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.num_blocks = simulation::kLeastBlocks},
+                    [](decode_worker::DecodeOptions* options) {
+                      options->stall_limit = absl::InfiniteDuration();
+                      options->admission_factor = 9;
+                    });
+  PrefillMachine* const slow =
+      rig.AddPrefill("slow", {.step = absl::Seconds(100)});
+  Pulse pulse(decode);
+  const absl::Duration long_time = Pulse::kLimit * 4;
+
+  // A prefill worker that is not heard of, and one that takes its time, in
+  // whose blocks a local prompt does not fit.
+  Request* const silent = rig.NewRequest({.prompt = Prompt(50)});
+  silent->prefills = false;
+  silent->Decode(decode, slow);
+  Request* const granted = rig.Split({.prompt = Prompt(240)}, decode, slow);
+  rig.RunUntil([&] { return decode->Load().blocks_reserved() == 15; });
+  Request* const waiting = rig.Local({.prompt = Prompt(245, 1)}, decode);
+  rig.Run(long_time);
+  EXPECT_EQ(decode->Load().running(), 0);
+  EXPECT_EQ(waiting->story, "O");
+  silent->DropDecode();
+  granted->DropDecode();
+  granted->DropPrefill();
+  rig.RunUntil([&] { return waiting->finished.has_value(); });
+
+  // A reader that takes nothing: likewise.
+  Request* const unread =
+      rig.Local({.prompt = Prompt(200, 2), .max_tokens = 50}, decode);
+  unread->PauseReading(true);
+  rig.RunUntil([&] { return decode->core->engine_stats().paused == 1; });
+  Request* const behind = rig.Local({.prompt = Prompt(245, 3)}, decode);
+  rig.Run(long_time);
+  EXPECT_EQ(behind->story, "O");
+  unread->PauseReading(false);
+  rig.RunUntil([&] {
+    return unread->finished.has_value() && behind->finished.has_value();
+  });
+  EXPECT_TRUE(pulse.always_lived());
+  rig.ExpectNothingLeft();
+}
+
 }  // namespace
 }  // namespace tandem::worker

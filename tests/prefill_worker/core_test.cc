@@ -489,5 +489,91 @@ TEST(PrefillCoreTest, DrainingServesTheQueueAndTakesNothingNew) {
   rig.ExpectNothingLeft();
 }
 
+// ---- Liveness
+
+TEST(PrefillLivenessTest, WorkThatDoesNotAdvanceIsSeen) {
+  for (const char* const swallows : {"step", "gather", ""}) {
+    SCOPED_TRACE(swallows);
+    Rig rig;
+    DecodeMachine* const decode = rig.AddDecode();
+    PrefillMachine* const prefill = rig.AddPrefill();
+    std::vector<engine::BlockRef> lost;
+    Pulse pulse(prefill);
+    rig.Split({.prompt = Prompt(100)}, decode, prefill);
+    rig.RunUntilEnded();
+    rig.Run(absl::Seconds(60));  // idle
+    EXPECT_TRUE(pulse.always_lived());
+    prefill->log->swallows = swallows;
+    if (*swallows == '\0') {
+      lost = prefill->pool->Allocate(prefill->pool->available());
+    }
+    rig.Split({.prompt = Prompt(100, 1)}, decode, prefill);
+    rig.Run(Pulse::kLimit - absl::Seconds(1));
+    EXPECT_TRUE(pulse.lives());
+    rig.Run(absl::Seconds(4));
+    EXPECT_FALSE(pulse.lives());
+  }
+}
+
+TEST(PrefillLivenessTest, SlowStepsAreHealthy) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  // Four layers.
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.step = Pulse::kLimit * 2});
+  Pulse pulse(prefill);
+  for (const int i : {0, 1, 2}) {
+    rig.Split({.prompt = Prompt(150, i)}, decode, prefill);
+  }
+  rig.RunUntilEnded(absl::Seconds(250));
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_TRUE(pulse.always_lived());
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillLivenessTest, WhoWaitsForOthersIsHealthy) {
+  StuckGrammars stuck;
+  Rig rig;
+  const auto patient = [](decode_worker::DecodeOptions* options) {
+    options->stall_limit = absl::InfiniteDuration();
+    options->admission_factor = 9;
+  };
+  DecodeMachine* const full =
+      rig.AddDecode("full", {.num_blocks = simulation::kLeastBlocks}, patient);
+  DecodeMachine* const slow =
+      rig.AddDecode("slow", {.copy = absl::Minutes(1)}, patient);
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 20},
+                     [&](prefill_worker::PrefillOptions* options) {
+                       options->grammars = &stuck;
+                       options->max_offered = 2;
+                     });
+  Pulse pulse(prefill);
+
+  // A reader keeps the blocks of a decode worker: it says wait, to as many as
+  // may be offered, and others queue.
+  Request* const unread =
+      rig.Local({.prompt = Prompt(200), .max_tokens = 50}, full);
+  unread->PauseReading(true);
+  rig.RunUntil([&] { return full->core->engine_stats().paused == 1; });
+  for (const int i : {1, 2, 3}) {
+    rig.Split({.prompt = Prompt(240, i)}, full, prefill);
+  }
+  rig.Run(Pulse::kLimit * 4);
+  EXPECT_EQ(prefill->Load().waiting(), 3);
+  EXPECT_EQ(prefill->Load().running(), 0);
+  unread->PauseReading(false);
+  rig.RunUntilEnded();
+
+  // KV that lands slowly keeps the blocks that the next prompt needs.
+  for (const int i : {4, 5}) {
+    rig.Split({.prompt = Prompt(200, i)}, slow, prefill);
+  }
+  rig.Run(Pulse::kLimit * 4);
+  EXPECT_EQ(prefill->Load().running(), 1);
+  EXPECT_EQ(prefill->Load().waiting(), 1);
+  EXPECT_TRUE(pulse.always_lived());
+}
+
 }  // namespace
 }  // namespace tandem::worker

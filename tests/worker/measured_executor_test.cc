@@ -39,11 +39,9 @@ struct Listener final : engine::StepListener {
 TEST(MeasuredExecutorTest, AStepsPhaseIsWhatItsRowsAreFor) {
   VirtualLoop loop;
   Metrics metrics("decode", "model");
-  Watchdog watchdog(absl::Seconds(60), loop.Now());
   Device device;
   Listener listener;
-  MeasuredExecutor executor(&device, &loop, &metrics, &watchdog,
-                            engine::WorkShape());
+  MeasuredExecutor executor(&device, &loop, &metrics, engine::WorkShape());
   const std::vector<int32_t> tokens(8);
   const std::vector<engine::RowDraw> draws(8);
   uint64_t id = 0;
@@ -80,8 +78,8 @@ TEST(MeasuredExecutorTest, AStepsPhaseIsWhatItsRowsAreFor) {
   EXPECT_EQ(count("mixed"), 1);
   EXPECT_EQ(count("decode"), 2);
   // Unless it is said.
-  MeasuredExecutor draft(&device, &loop, &metrics, &watchdog,
-                         engine::WorkShape(), "draft");
+  MeasuredExecutor draft(&device, &loop, &metrics, engine::WorkShape(),
+                         "draft");
   engine::Step step{.id = 1, .entries = {}};
   step.entries.emplace_back().tokens = absl::MakeConstSpan(tokens).first(8);
   draft.Submit(&step, &listener);

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/lifecycle.h"
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
 #include "decode_worker/core.h"
@@ -35,7 +36,8 @@ struct MachineOptions {
   absl::Duration copy = absl::Microseconds(100);
 };
 
-// Passes everything on, and notes which sequences each step had.
+// Passes everything on, and notes which sequences each step had. Or swallows
+// what is named: nothing of it is heard again.
 class StepLog final : public engine::Executor {
  public:
   explicit StepLog(engine::FakeExecutor* inner) : inner_(inner) {}
@@ -53,9 +55,15 @@ class StepLog final : public engine::Executor {
     return inner_->kv_shape();
   }
   std::vector<std::vector<engine::SequenceId>> steps;
+  std::string swallows;  // "step", "gather", "scatter", "digest"
+  void Forget() { swallowed_.clear(); }
 
  private:
+  template <typename Done>
+  bool Swallow(const char* what, Done* done);
+
   engine::FakeExecutor* const inner_;
+  std::vector<absl::AnyInvocable<void()>> swallowed_;  // with what they hold
 };
 
 // One worker's process.
@@ -65,6 +73,8 @@ struct Machine {
   virtual v1::WorkerLoad Load() const = 0;
   virtual absl::Status CheckCore() const = 0;
   virtual v1::WorkerRole role() const = 0;
+  virtual int64_t progress() const = 0;
+  virtual bool has_work() const = 0;
   v1::WorkerRef ref() const;
   const std::string& name() const { return host->name; }
 
@@ -81,6 +91,8 @@ struct DecodeMachine final : Machine {
   v1::WorkerLoad Load() const override { return core->Load(); }
   absl::Status CheckCore() const override { return core->CheckInvariants(); }
   v1::WorkerRole role() const override { return v1::WORKER_ROLE_DECODE; }
+  int64_t progress() const override { return core->progress(); }
+  bool has_work() const override { return core->has_work(); }
   std::unique_ptr<decode_worker::DecodeCore> core;
 };
 
@@ -89,7 +101,39 @@ struct PrefillMachine final : Machine {
   v1::WorkerLoad Load() const override { return core->Load(); }
   absl::Status CheckCore() const override { return core->CheckInvariants(); }
   v1::WorkerRole role() const override { return v1::WORKER_ROLE_PREFILL; }
+  int64_t progress() const override { return core->progress(); }
+  bool has_work() const override { return core->has_work(); }
   std::unique_ptr<prefill_worker::PrefillCore> core;
+};
+
+// What a process does each second for its liveness.
+class Pulse {
+ public:
+  static constexpr absl::Duration kLimit = absl::Seconds(10);
+
+  explicit Pulse(const Machine* machine)
+      : machine_(machine),
+        loop_(&machine->host->loop),
+        watchdog_(kLimit, loop_->Now()),
+        timer_(loop_) {
+    Beat();
+  }
+  bool lives() const { return watchdog_.Check(loop_->Now()).ok(); }
+  // It never was sick.
+  bool always_lived() const { return always_lived_; }
+
+ private:
+  void Beat() {
+    timer_.Start(absl::Seconds(1), [this] { Beat(); });
+    watchdog_.Beat(loop_->Now(), machine_->progress(), machine_->has_work());
+    always_lived_ &= lives();
+  }
+
+  const Machine* const machine_;
+  Loop* const loop_;
+  Watchdog watchdog_;
+  bool always_lived_ = true;
+  Timer timer_;
 };
 
 // What a client wants.
