@@ -120,10 +120,11 @@ void TlsFlags::AddTo(CommandLine* line) {
             "both ends must show one");
 }
 
-void ListenFlags::AddTo(CommandLine* line) {
-  line->Add("host", &host,
-            "Address to listen on; beyond loopback only with TLS, or behind a "
-            "proxy that has it");
+void ClusterTlsFlags::AddTo(CommandLine* line) {
+  TlsFlags::AddTo(line);
+  line->Add("allow-plaintext", &allow_plaintext,
+            "Speak with the rest of the cluster beyond loopback without these: "
+            "for a network that nobody else is on");
 }
 
 }  // namespace tandem

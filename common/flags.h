@@ -202,8 +202,9 @@ struct TlsFlags {
   void AddTo(CommandLine* line);
 };
 
-struct ListenFlags {
-  std::string host = "127.0.0.1";
+// Of a process of the cluster.
+struct ClusterTlsFlags : TlsFlags {
+  bool allow_plaintext = false;
 
   void AddTo(CommandLine* line);
 };

@@ -87,7 +87,7 @@ struct Flags {
   Offers offers;
   StructuredBudget structured;
   LogFlags log;
-  TlsFlags tls;
+  ClusterTlsFlags tls;
 };
 
 void AddFlags(CommandLine* line, Flags* flags) {
@@ -204,13 +204,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
                     "Silence of a worker's call after which it is lost");
 }
 
-bool OnLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 bool FeedIsOn(const Flags& flags) {
   return flags.live_feed == "on" ||
-         (flags.live_feed == "auto" && OnLoopback(flags.host) &&
+         (flags.live_feed == "auto" && rpc::OnLoopback(flags.host) &&
           flags.api_keys_file.empty());
 }
 
@@ -332,6 +328,10 @@ absl::Status Process::Start() {
       rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
+  absl::Status status =
+      rpc::CheckPlaintext(tls_, flags_.tls.allow_plaintext, "--internal-host",
+                          flags_.internal_host);
+  if (!status.ok()) return status;
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
   if (!policy.ok()) return policy.status();
   absl::StatusOr<std::unique_ptr<ModelText>> model = ModelText::Load(
@@ -352,7 +352,7 @@ absl::Status Process::Start() {
   if (flags_.metrics_compat == "vllm") metrics_->ExportVllmNames();
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
-  absl::Status status = StartAccess();
+  status = StartAccess();
   if (!status.ok()) return status;
   loop_.RunSync([&] {
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
@@ -485,7 +485,7 @@ void Process::ReloadPublicTls() {
 
 void Process::WarnIfExposed() const {
   const std::string& host = flags_.host;
-  if (OnLoopback(host)) return;
+  if (rpc::OnLoopback(host)) return;
   if (!access_->closed()) {
     LogWarning(
         "whoever reaches this address may use it: set --api-key or "
@@ -511,7 +511,7 @@ absl::Status Process::StartServers() {
                  ? std::nullopt
                  : std::make_optional(ForHttp(public_tls_)),
       // Elsewhere a key or a certificate tells who may.
-      .local_hosts_only = OnLoopback(flags_.host) && !access_->closed() &&
+      .local_hosts_only = rpc::OnLoopback(flags_.host) && !access_->closed() &&
                           public_tls_.cert.empty(),
       .error_page = &HttpFront::ErrorPage});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {

@@ -74,6 +74,8 @@ refuses 'exclude each other' --set tls.enabled=true,tls.existingSecret=x \
 refuses 'issuerRef.name' --set tls.enabled=true,tls.certManager.enabled=true
 refuses 'the chart sets --port itself' --set decode.args.port=1
 refuses 'the chart sets --ssl-certfile itself' --set router.args.ssl-certfile=x
+refuses 'the chart sets --allow-plaintext itself' \
+  --set decode.args.allow-plaintext=true
 refuses 'the chart sets --api-keys-file itself' \
   --set router.args.api-keys-file=x
 refuses 'probes show no certificate' --set router.args.ssl-ca-certs=x

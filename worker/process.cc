@@ -28,7 +28,7 @@ constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 struct AllFlags {
   WorkerFlags worker;
   LogFlags log;
-  TlsFlags tls;
+  ClusterTlsFlags tls;
 };
 
 void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
@@ -216,6 +216,18 @@ class Process {
   std::promise<absl::Status> finished_;
 };
 
+absl::Status CheckPlaintext(const AllFlags& flags, const rpc::Credentials& tls,
+                            const std::vector<Endpoint>& routers) {
+  const bool allowed = flags.tls.allow_plaintext;
+  absl::Status status =
+      rpc::CheckPlaintext(tls, allowed, "--host", flags.worker.host);
+  for (const Endpoint& router : routers) {
+    if (!status.ok()) break;
+    status = rpc::CheckPlaintext(tls, allowed, "--router", router.host);
+  }
+  return status;
+}
+
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
   absl::StatusOr<std::vector<Endpoint>> routers =
@@ -225,13 +237,15 @@ absl::Status Process::Start() {
       rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
+  absl::Status status = CheckPlaintext(flags_, tls_, *routers);
+  if (!status.ok()) return status;
   loop_ = std::make_unique<ThreadLoop>(
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode");
   absl::StatusOr<WorkerParts> parts =
       BringUp(flags_.worker, spec_.role, loop_.get());
   if (!parts.ok()) return parts.status();
   parts_ = *std::move(parts);
-  absl::Status status = StartRole();
+  status = StartRole();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
   StartRegistration(*std::move(routers));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/rpc/credentials.h"
 
+#include <arpa/inet.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -9,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
+#include "common/log.h"
 
 namespace tandem::rpc {
 namespace {
@@ -56,6 +60,34 @@ absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
   tls.key = *std::move(key);
   tls.ca = *std::move(ca);
   return tls;
+}
+
+bool OnLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
+    return ntohl(v4.s_addr) >> 24 == 127;
+  }
+  in6_addr v6{};
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 &&
+         std::memcmp(&v6, &in6addr_loopback, sizeof v6) == 0;
+}
+
+absl::Status CheckPlaintext(const Credentials& tls, bool allowed,
+                            std::string_view flag, const std::string& host) {
+  if (tls.mutual() || OnLoopback(host)) return absl::OkStatus();
+  if (!allowed) {
+    return UsageError(absl::StrCat(
+        std::string(flag), " ", host,
+        ": beyond loopback whoever reaches the cluster's own ports may speak "
+        "as one of it, and read prompts and KV: set --tls-cert, --tls-key and "
+        "--tls-ca, or --allow-plaintext on a network that you trust"));
+  }
+  LogWarning(
+      "whoever reaches the cluster's own ports may speak as one of it, and "
+      "read prompts and KV: set --tls-cert, --tls-key and --tls-ca",
+      {{"flag", flag}, {"host", host}});
+  return absl::OkStatus();
 }
 
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls) {

@@ -5,7 +5,7 @@
 //   cert + key + ca   mutual TLS: both ends must show a certificate of `ca`
 //   cert + key        server: TLS without client certificates
 //   ca                client: TLS, server checked against `ca`
-//   none              plain text: for loopback and tests only
+//   none              plain text: on loopback, or with --allow-plaintext
 
 #ifndef TANDEM_COMMON_RPC_CREDENTIALS_H_
 #define TANDEM_COMMON_RPC_CREDENTIALS_H_
@@ -15,7 +15,9 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tandem::rpc {
@@ -47,6 +49,16 @@ absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
                                             const std::string& key_path,
                                             const std::string& ca_path,
                                             const PemFlags& flags = {});
+
+// Is it of this machine alone: "localhost", 127.0.0.0/8 or ::1? No name is
+// looked up.
+bool OnLoopback(const std::string& host);
+
+// Whether a process of the cluster may speak with the others over `host`, to
+// which `flag` was set: on loopback, with mutual TLS, or where the operator
+// allows plain text, of which a warning is logged. Else a UsageError.
+absl::Status CheckPlaintext(const Credentials& tls, bool allowed,
+                            std::string_view flag, const std::string& host);
 
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls);
 std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls);

@@ -193,6 +193,18 @@ class Manifests(unittest.TestCase):
                     self.assertEqual(scheme, "HTTPS" if https else "HTTP")
         self.assertEqual(secured, 1)
 
+    def test_plaintext_is_allowed_where_there_is_no_tls_alone(self) -> None:
+        """Else a pod ends at once: it listens beyond loopback."""
+        secured = 0
+        for name, pod in pods():
+            arguments = pod["spec"]["containers"][0]["args"]
+            tls = [a for a in arguments if a.startswith("--tls-")]
+            secured += bool(tls)
+            with self.subTest(name):
+                self.assertIn(len(tls), (0, 3))
+                self.assertEqual("--allow-plaintext" in arguments, not tls)
+        self.assertEqual(secured, 3)
+
     def test_files_that_flags_name_are_mounted(self) -> None:
         """Of Secrets, whose modes and keys are those of what reads them."""
         for name, pod in pods():

@@ -308,6 +308,25 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
   }
 }
 
+TEST(CliTest, PlaintextBeyondLoopbackMustBeAllowed) {
+  const char* const commands[] = {
+      "tandem-router /no/such/model --internal-host 0.0.0.0",
+      "tandem-decode /no/such/model --router 127.0.0.1:1 --host 0.0.0.0",
+      "tandem-prefill /no/such/model --router 127.0.0.1:1,router.example:1",
+  };
+  for (const std::string command : commands) {
+    const std::string shell = Cluster::BinaryPath(command) + " 2>&1";
+    const Result refused = Shell(shell);
+    EXPECT_EQ(refused.code, 2) << command << ": " << refused.output;
+    EXPECT_NE(refused.output.find("--allow-plaintext"), std::string::npos)
+        << command << ": " << refused.output;
+    const Result allowed = Shell("TANDEM_ALLOW_PLAINTEXT=true " + shell);
+    EXPECT_EQ(allowed.code, 1) << command << ": " << allowed.output;
+    EXPECT_NE(allowed.output.find("config.json"), std::string::npos)
+        << command << ": " << allowed.output;
+  }
+}
+
 TEST(CliTest, GoldensComeOutOfGenerateJson) {
   const char* const data = std::getenv("TANDEM_TEST_DATA");
   if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";

@@ -19,6 +19,7 @@
 namespace tandem::rpc {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -323,6 +324,35 @@ TEST_F(TlsTest, WithoutAnAuthorityTheServerTakesAnyClient) {
   Start(options);
   EXPECT_TRUE(CallWith(Load("", "ca")).ok());
   EXPECT_EQ(CallWith(Load("", "")).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(PlaintextTest, StaysOnLoopbackUnlessItIsAllowed) {
+  for (const char* const host :
+       {"localhost", "127.0.0.1", "127.1.2.3", "::1"}) {
+    EXPECT_TRUE(OnLoopback(host)) << host;
+  }
+  const auto with = [](const char* cert, const char* ca) {
+    Credentials tls;
+    tls.cert = tls.key = cert;
+    tls.ca = ca;
+    return tls;
+  };
+  for (const char* const host :
+       {"0.0.0.0", "::", "10.0.0.1", "126.0.0.1", "128.0.0.1", "::2", "",
+        "router.example", "127.evil.example", "localhost.example"}) {
+    SCOPED_TRACE(host);
+    EXPECT_FALSE(OnLoopback(host));
+    for (const Credentials& tls :
+         {with("", ""), with("c", ""), with("", "a")}) {
+      const absl::Status status = CheckPlaintext(tls, false, "--host", host);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("--host"), HasSubstr("--allow-plaintext"),
+                        HasSubstr("--tls-cert"), HasSubstr("--tls-ca")));
+      EXPECT_TRUE(CheckPlaintext(tls, true, "--host", host).ok());
+      EXPECT_TRUE(CheckPlaintext(tls, false, "--host", "::1").ok());
+    }
+    EXPECT_TRUE(CheckPlaintext(with("c", "a"), false, "--host", host).ok());
+  }
 }
 
 TEST_F(TlsTest, WrongFilesAreNamed) {

@@ -71,7 +71,7 @@ podSelector:
 
 {{/* What the values cannot say right is refused here, by name. */}}
 {{- define "tandem.check" -}}
-{{- $own := list "host" "port" "grpc-port" "internal-host" "internal-port" "admin-port" "router" "worker-id" "advertise-host" "shutdown-timeout" "served-model-name" "handoff" "tls-cert" "tls-key" "tls-ca" "ssl-certfile" "ssl-keyfile" "api-keys-file" "log-format" -}}
+{{- $own := list "host" "port" "grpc-port" "internal-host" "internal-port" "admin-port" "router" "worker-id" "advertise-host" "shutdown-timeout" "served-model-name" "handoff" "tls-cert" "tls-key" "tls-ca" "allow-plaintext" "ssl-certfile" "ssl-keyfile" "api-keys-file" "log-format" -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- range $flag, $_ := (index $.Values $role).args -}}
 {{- if has $flag $own -}}
@@ -171,6 +171,8 @@ podSelector:
 - --tls-cert=/etc/tandem/tls/tls.crt
 - --tls-key=/etc/tandem/tls/tls.key
 - --tls-ca=/etc/tandem/tls/ca.crt
+{{- else }}
+- --allow-plaintext
 {{- end }}
 - {{ printf "--shutdown-timeout=%ds" (int $values.shutdownTimeoutSeconds) | quote }}
 - --log-format=json
