@@ -218,7 +218,24 @@ absl::Status Cluster::Start() {
   absl::Status status = WaitUntilReady(options_.prefill, options_.decode,
                                        std::chrono::seconds(60));
   if (!status.ok()) return status;
+  WarmUp();
+  for (auto& [name, process] : processes_) {
+    process.baseline = FootprintOf(name);
+  }
   return absl::OkStatus();
+}
+
+// Where keys are asked for it is refused, and changes nothing.
+void Cluster::WarmUp() {
+  v1::GenerateRequest request = TextRequest("Once", 2);
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  if (options_.prefill > 0) request.set_placement(v1::PLACEMENT_SPLIT);
+  for (int i = 0; i < std::max(options_.prefill, options_.decode); ++i) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(10));
+    Generate(request, &context);
+  }
 }
 
 std::shared_ptr<grpc::Channel> Cluster::Channel(int port) {
@@ -330,14 +347,18 @@ std::optional<int> Cluster::WaitForExit(const std::string& name,
   return std::nullopt;
 }
 
+void Cluster::SetDeadline(grpc::ClientContext* context) {
+  context->set_deadline(std::chrono::system_clock::now() +
+                        std::chrono::seconds(120));
+}
+
 Outcome Cluster::Generate(const v1::GenerateRequest& request,
                           grpc::ClientContext* context) {
   const auto stub = Client();
   grpc::ClientContext own;
   if (context == nullptr) {
     context = &own;
-    own.set_deadline(std::chrono::system_clock::now() +
-                     std::chrono::seconds(120));
+    SetDeadline(context);
   }
   Outcome outcome;
   const auto reader = stub->Generate(context, request);

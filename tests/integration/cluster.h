@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cluster of real processes on loopback, for integration and fault tests:
 // starts the binaries, kills and stops them, asks them what they hold. Every
-// test ends with ExpectQuiet: nothing may be left behind.
+// test ends with WhatIsLeft: nothing may be left behind.
 
 #ifndef TANDEM_TESTS_INTEGRATION_CLUSTER_H_
 #define TANDEM_TESTS_INTEGRATION_CLUSTER_H_
@@ -61,8 +61,9 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  // Starts all and waits until every worker is placeable; then takes the
-  // footprints that ExpectQuiet compares with.
+  // Starts all, waits until every worker is placeable, runs a few requests, so
+  // that what is made once is there, and takes the footprints that WhatIsLeft
+  // compares with. One that is started again has the next check's.
   absl::Status Start();
 
   // `name` is "router", "prefill-0", "decode-1", ...
@@ -85,9 +86,12 @@ class Cluster {
   int admin_port() const { return admin_port_; }
   int http_port() const { return router_http_port_; }
 
-  // Reads the whole stream. `context` lets the caller cancel.
+  // Reads the whole stream. `context` lets the caller cancel, and brings a
+  // deadline of its own.
   Outcome Generate(const v1::GenerateRequest& request,
                    grpc::ClientContext* context = nullptr);
+  // Behind any test that is right.
+  static void SetDeadline(grpc::ClientContext* context);
 
   // Within a few seconds: no request anywhere; on every worker no ticket, no
   // stream, no live or reserved block, all blocks accounted for, no slab in
@@ -113,6 +117,7 @@ class Cluster {
   };
 
   absl::Status Spawn(const std::string& name);
+  void WarmUp();
   bool ClientsSee(int decode);
   std::string CheckWorkers(const v1::GetClusterStateResponse& state);
   std::string CheckFootprints();

@@ -46,7 +46,8 @@ Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
     : cluster_(cluster),
       expectations_(expectations),
       running_(streams),
-      completed_(static_cast<size_t>(streams)) {
+      completed_(static_cast<size_t>(streams)),
+      calls_(static_cast<size_t>(streams)) {
   (void)cluster_->Client();  // makes the channel, before threads share it
   for (int i = 0; i < streams; ++i)
     threads_.emplace_back([this, i] { Run(i); });
@@ -56,7 +57,18 @@ void Load::Run(int stream) {
   while (!stop_) {
     const size_t i = static_cast<size_t>(next_++) % expectations_->size();
     const Expectation& expected = (*expectations_)[i];
-    const Outcome outcome = cluster_->Generate(expected.request);
+    grpc::ClientContext context;
+    Cluster::SetDeadline(&context);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (cancelled_) break;
+      calls_[static_cast<size_t>(stream)] = &context;
+    }
+    const Outcome outcome = cluster_->Generate(expected.request, &context);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      calls_[static_cast<size_t>(stream)] = nullptr;
+    }
     const std::string wrong = Compare(expected, outcome);
     retries_ += outcome.done.timings().retries();
     ++completed_[static_cast<size_t>(stream)];
@@ -85,10 +97,16 @@ void Load::WaitForEveryStream() const {
 bool Load::Finish(std::chrono::seconds timeout) {
   stop_ = true;
   const auto end = std::chrono::steady_clock::now() + timeout;
-  bool in_time = true;
-  while (running_ > 0) {
-    if (std::chrono::steady_clock::now() > end) in_time = false;
+  while (running_ > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const bool in_time = running_ == 0;
+  if (!in_time) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = true;
+    for (grpc::ClientContext* const call : calls_) {
+      if (call != nullptr) call->TryCancel();
+    }
   }
   for (std::thread& thread : threads_) {
     if (thread.joinable()) thread.join();

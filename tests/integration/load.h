@@ -5,6 +5,8 @@
 #ifndef TANDEM_TESTS_INTEGRATION_LOAD_H_
 #define TANDEM_TESTS_INTEGRATION_LOAD_H_
 
+#include <grpcpp/client_context.h>
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -38,7 +40,7 @@ class Load {
   ~Load() { Finish(); }
 
   // Lets what runs end, starts no more, joins. False if a stream did not end
-  // within `timeout`: a hang.
+  // within `timeout`: a hang, which is cancelled.
   bool Finish(std::chrono::seconds timeout = std::chrono::seconds(60));
 
   int64_t completed() const;
@@ -61,8 +63,10 @@ class Load {
   std::vector<std::atomic<int64_t>> completed_;  // by stream
   std::atomic<int64_t> fault_count_ = 0;
   std::atomic<int64_t> retries_ = 0;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of the three below
   std::string faults_;
+  std::vector<grpc::ClientContext*> calls_;  // by stream; null: none
+  bool cancelled_ = false;
   std::vector<std::thread> threads_;
 };
 
