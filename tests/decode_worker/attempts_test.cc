@@ -563,7 +563,7 @@ TEST(DecodeLivenessTest, SlowStepsAreHealthy) {
       rig.AddDecode("decode", {.step = Pulse::kLimit * 2});
   Pulse pulse(decode);
   rig.Local({.prompt = Prompt(100), .max_tokens = 4}, decode);
-  rig.RunUntilEnded(absl::Seconds(200));
+  rig.Run(absl::Seconds(150));
   rig.requests[0]->ExpectAllRight();
   EXPECT_TRUE(pulse.always_lived());
 }
@@ -577,7 +577,7 @@ TEST(DecodeLivenessTest, WhoWaitsForOthersIsHealthy) {
                       options->admission_factor = 9;
                     });
   PrefillMachine* const slow =
-      rig.AddPrefill("slow", {.step = absl::Seconds(100)});
+      rig.AddPrefill("slow", {.step = absl::Seconds(400)});
   Pulse pulse(decode);
   const absl::Duration long_time = Pulse::kLimit * 4;
 
@@ -594,12 +594,12 @@ TEST(DecodeLivenessTest, WhoWaitsForOthersIsHealthy) {
   EXPECT_EQ(waiting->story, "O");
   silent->DropDecode();
   granted->DropDecode();
-  granted->DropPrefill();
+  rig.Crash(slow);
   rig.RunUntil([&] { return waiting->finished.has_value(); });
 
   // A reader that takes nothing: likewise.
   Request* const unread =
-      rig.Local({.prompt = Prompt(200, 2), .max_tokens = 50}, decode);
+      rig.Local({.prompt = Prompt(170, 2), .max_tokens = 80}, decode);
   unread->PauseReading(true);
   rig.RunUntil([&] { return decode->core->engine_stats().paused == 1; });
   Request* const behind = rig.Local({.prompt = Prompt(245, 3)}, decode);
