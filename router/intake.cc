@@ -89,7 +89,10 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   if (!effective.ok()) return effective.status();
   absl::StatusOr<ModelText::Prompt> prompt = model_->Encode(request);
   if (!prompt.ok()) return prompt.status();
-  metrics_->OnStage(Stage::kTokenise, absl::Now() - begun);
+  metrics_->OnStage(Stage::kTokenise, absl::Now() - begun - prompt->rendering);
+  if (request.has_chat()) {
+    metrics_->OnStage(Stage::kTemplate, prompt->rendering);
+  }
   // Tokenizers may know tokens that the model has no rows for.
   const absl::Status known =
       ValidateTokenIds("prompt", prompt->token_ids, limits);

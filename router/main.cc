@@ -338,6 +338,7 @@ absl::Status Process::Start() {
       flags_.model_dir, flags_.served_model_name, flags_.tool_call_parser);
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
+  const absl::Duration loading = absl::Now() - begun;
 
   const absl::StatusOr<OtlpOptions> otlp =
       ReadOtlpOptions(flags_.otlp_traces_endpoint);
@@ -416,10 +417,10 @@ absl::Status Process::Start() {
   if (!status.ok()) return status;
   WarnIfExposed();
   watcher_.Start();
-  metrics_
-      ->AddGauge("tandem_startup_seconds", "Start to serving",
-                 {{"phase", "total"}})
-      .Set(absl::ToDoubleSeconds(absl::Now() - begun));
+  GaugeSet& startup = metrics_->AddGauges(
+      "tandem_startup_seconds", "Start to serving, by phase", "phase", 2);
+  startup["model"].Set(absl::ToDoubleSeconds(loading));
+  startup["total"].Set(absl::ToDoubleSeconds(absl::Now() - begun));
   LogInfo(
       "ready",
       {{"endpoint", public_server_->address()},

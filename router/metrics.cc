@@ -97,6 +97,9 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
           m->AddGauge("tandem_num_requests_running", "Requests on workers")),
       waiting_(m->AddGauge("tandem_num_requests_waiting",
                            "Requests waiting for room on a worker")),
+      waiting_tokens_(m->AddGauge("tandem_num_prompt_tokens_waiting",
+                                  "Tokens that workers will have to compute "
+                                  "for them")),
       prefill_workers_(m->AddGauges("tandem_router_workers",
                                     "Registered workers", "state", 3,
                                     {{"worker_role", "prefill"}})),
@@ -129,8 +132,9 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                        "Generated tokens of a request",
                                        TokenCountBuckets(kLongestPrompt))) {
   m->AddGauge("tandem_build_info", "1", {{"version", kVersion}}).Set(1);
-  constexpr const char* kStages[] = {"tokenise", "place", "reserve", "relay"};
-  for (int i = 0; i < 4; ++i) {
+  constexpr const char* kStages[] = {"template", "tokenise", "place", "reserve",
+                                     "relay"};
+  for (int i = 0; i < 5; ++i) {
     stages_[i] = &m->AddHistogram("tandem_stage_duration_seconds",
                                   "Where the router spends time",
                                   kRouterStageBuckets, {{"stage", kStages[i]}});
@@ -269,6 +273,7 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
 
 void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {
   waiting_.Set(state.requests().queued());
+  waiting_tokens_.Set(static_cast<double>(state.requests().queued_tokens()));
   running_.Set(state.requests().total() - state.requests().queued());
   int count[2][3] = {};
   for (const v1::WorkerStatus& worker : state.workers()) {

@@ -55,7 +55,7 @@ class RouterMetrics final : public RouterObserver {
   CounterSet* requests_[3];  // by Api
   CounterSet& finished_;
   CounterSet& placements_;
-  Histogram* stages_[4];  // by Stage
+  Histogram* stages_[5];  // by Stage
   CounterSet& retries_;
   CounterSet& resumed_;
   CounterSet& prompt_tokens_;
@@ -63,6 +63,7 @@ class RouterMetrics final : public RouterObserver {
   Counter& disconnects_;
   Gauge& running_;
   Gauge& waiting_;
+  Gauge& waiting_tokens_;
   GaugeSet& prefill_workers_;
   GaugeSet& decode_workers_;
   Histogram& queue_time_;

@@ -177,6 +177,7 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
   if (!chat_template_) {
     return FieldInvalid("chat", "(set)", "this model has no chat template");
   }
+  const absl::Time begun = absl::Now();
   const std::string messages = MessagesJson(chat);
   const std::string tools = ToolsJson(chat);
   std::string extra;
@@ -202,8 +203,12 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
     return FieldInvalid("chat", "(messages)",
                         std::string(rendered.status().message()));
   }
+  const absl::Duration rendering = absl::Now() - begun;
   absl::StatusOr<Prompt> prompt = Encode(*rendered, add_special_tokens);
-  if (prompt.ok()) prompt->rendered = *std::move(rendered);
+  if (prompt.ok()) {
+    prompt->rendered = *std::move(rendered);
+    prompt->rendering = rendering;
+  }
   return prompt;
 }
 

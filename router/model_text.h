@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/mutex.h"
 #include "google/protobuf/repeated_ptr_field.h"
 #include "router/text_codec.h"
@@ -46,7 +47,8 @@ class ModelText final : public TextCodec {
 
   struct Prompt {
     std::vector<int32_t> token_ids;
-    std::string rendered;  // what the chat template made
+    std::string rendered;      // what the chat template made
+    absl::Duration rendering;  // the time that it took
   };
   absl::StatusOr<Prompt> Encode(const v1::GenerateRequest& request) const;
   absl::StatusOr<Prompt> Encode(const std::string& text,

@@ -35,7 +35,8 @@ struct RequestSummary {
 
 // Where the router itself spends a request's time.
 enum class Stage {
-  kTokenise,  // with the chat template, and validation
+  kTemplate,  // of chats
+  kTokenise,  // with validation
   kPlace,     // choosing workers, once
   kReserve,   // from the choice to the decode worker's attempt
   kRelay,     // one message of tokens, from worker to client

@@ -12,6 +12,8 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
                                  "Sequences in steps")),
       waiting_(metrics->AddGauge("tandem_num_requests_waiting",
                                  "Sequences queued or waiting for their KV")),
+      waiting_tokens_(metrics->AddGauge("tandem_num_prompt_tokens_waiting",
+                                        "Prompt tokens not yet computed")),
       usage_(metrics->AddGauge("tandem_kv_cache_usage_ratio",
                                "Blocks in use, of all")),
       blocks_(metrics->AddGauges("tandem_kv_blocks",
@@ -71,6 +73,7 @@ void LoadMetrics::Update(const v1::WorkerLoad& load,
                          int64_t history_positions, int64_t cached_positions) {
   running_.Set(load.running());
   waiting_.Set(load.waiting());
+  waiting_tokens_.Set(load.queued_tokens());
   const double in_use = load.blocks_reserved() + load.blocks_live();
   const double total = in_use + load.blocks_free() + load.blocks_cached();
   usage_.Set(total > 0 ? in_use / total : 0);

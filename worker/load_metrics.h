@@ -46,6 +46,7 @@ class LoadMetrics {
   const char* const direction_;  // of handed-over bytes, from here
   Gauge& running_;
   Gauge& waiting_;
+  Gauge& waiting_tokens_;
   Gauge& usage_;
   GaugeSet& blocks_;
   GaugeSet& slabs_;

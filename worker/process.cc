@@ -245,14 +245,15 @@ absl::Status Process::Start() {
       BringUp(flags_.worker, spec_.role, loop_.get());
   if (!parts.ok()) return parts.status();
   parts_ = *std::move(parts);
+  const absl::Duration loading = absl::Now() - begun;
   status = StartRole();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
   StartRegistration(*std::move(routers));
-  metrics_
-      ->AddGauge("tandem_startup_seconds", "Start to registered",
-                 {{"phase", "total"}})
-      .Set(absl::ToDoubleSeconds(absl::Now() - begun));
+  GaugeSet& startup = metrics_->AddGauges(
+      "tandem_startup_seconds", "Start to registered, by phase", "phase", 2);
+  startup["model"].Set(absl::ToDoubleSeconds(loading));
+  startup["total"].Set(absl::ToDoubleSeconds(absl::Now() - begun));
   const kernels::KvShape& shape = parts_.executor->kv_shape();
   LogInfo("ready", {{"endpoint", parts_.hello.worker().endpoint()},
                     {"http", parts_.hello.http_endpoint()},

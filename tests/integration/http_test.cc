@@ -227,8 +227,22 @@ TEST_F(HttpTest, ChatsUseTheModelsTemplate) {
   const Outcome want = cluster_->Generate(request);
   ASSERT_TRUE(want.status.ok()) << want.status;
   json chat = {{"messages", messages}, {"temperature", 0}, {"max_tokens", 24}};
+  const auto stage = [&](const std::string& name) {
+    double count = 0;
+    for (const auto& [series, value] : cluster_->Metrics("router")) {
+      if (series.starts_with("tandem_stage_duration_seconds_count") &&
+          series.find("stage=\"" + name + "\"") != std::string::npos) {
+        count += value;
+      }
+    }
+    return count;
+  };
+  const double templates = stage("template"), prompts = stage("tokenise");
   const json whole = Post("/v1/chat/completions", chat).Json();
   EXPECT_EQ(whole["choices"][0]["message"]["content"], want.text);
+  Post("/v1/completions", Greedy(1));
+  EXPECT_EQ(stage("template") - templates, 1);
+  EXPECT_EQ(stage("tokenise") - prompts, 2);
   EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
   chat["stream"] = true;
   EXPECT_EQ(Post("/v1/chat/completions", chat).Text(), want.text);

@@ -151,6 +151,19 @@ TEST_F(CoreTest, SplitForwardsEachPositionOnceInOrder) {
   EXPECT_TRUE(w.core->idle());
 }
 
+// What an autoscaler of prefill workers goes by.
+TEST(QueuedTokensTest, ThoseOfPromptsThatWaitForAWorker) {
+  World w;
+  w.Submit(World::Ask());
+  w.Submit(World::Ask({1, 2, 3}));
+  EXPECT_EQ(w.core->Counts().queued(), 2);
+  EXPECT_EQ(w.core->Counts().queued_tokens(), kPrompt + 3);
+  w.Decode("d");
+  w.Settle();
+  EXPECT_EQ(w.core->Counts().queued(), 0);
+  EXPECT_EQ(w.core->Counts().queued_tokens(), 0);
+}
+
 TEST_F(CoreTest, ShortPromptsStayOnTheDecodeWorker) {
   ClientPipe* client = w.Submit(World::Ask(std::vector<int32_t>(32, 7)));
   EXPECT_FALSE(w.decodes[0].sent[0].open().has_prefill_worker());

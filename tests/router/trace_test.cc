@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "opentelemetry/trace.grpc.pb.h"
+#include "router/metrics.h"
 #include "router/otlp_exporter.h"
 #include "router/request_trace.h"
 #include "tests/router/world.h"
@@ -55,6 +56,27 @@ TEST(TraceContextTest, ParentsAreReadAsTheStandardSays) {
 
   EXPECT_EQ(ParseTraceContext(kParent, std::string(513, 'x'))->state, "");
   EXPECT_EQ(ParseTraceContext(kParent, "a=\n")->state, "");
+}
+
+TEST(RouterMetricsTest, QueuesAndRefusalsAreCounted) {
+  Metrics metrics("router", "m");
+  RouterMetrics exported(&metrics, Policy::kRoundRobin);
+  v1::GetClusterStateResponse state;
+  state.mutable_requests()->set_total(7);
+  state.mutable_requests()->set_queued(3);
+  state.mutable_requests()->set_queued_tokens(4567);
+  exported.Update(state);
+  exported.OnInvalid(Api::kOpenEngine, absl::UnimplementedError(""));
+  const std::string text = metrics.Text();
+  for (const char* line :
+       {"tandem_num_requests_running{model_name=\"m\",role=\"router\"} 4\n",
+        "tandem_num_requests_waiting{model_name=\"m\",role=\"router\"} 3\n",
+        "tandem_num_prompt_tokens_waiting{model_name=\"m\",role=\"router\"} "
+        "4567\n",
+        "{model_name=\"m\",role=\"router\",api=\"openengine\","
+        "outcome=\"invalid\"} 1\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
 }
 
 TEST(TraceContextTest, WrongParentsBeginNoTrace) {

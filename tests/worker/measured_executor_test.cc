@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/testing/virtual_loop.h"
+#include "worker/load_metrics.h"
 
 namespace tandem::worker {
 namespace {
@@ -85,6 +86,27 @@ TEST(MeasuredExecutorTest, AStepsPhaseIsWhatItsRowsAreFor) {
   draft.Submit(&step, &listener);
   EXPECT_EQ(count("draft"), 1);
   EXPECT_EQ(count("prefill"), 2);
+}
+
+TEST(LoadMetricsTest, AQueueIsCountedInRequestsAndInTokens) {
+  Metrics metrics("prefill", "m");
+  LoadMetrics exported(&metrics, {});
+  v1::WorkerLoad load;
+  load.set_running(2);
+  load.set_waiting(3);
+  load.set_queued_tokens(4567);
+  exported.Update(load, {}, {}, 0, 0);
+  const auto says = [&](const std::string& name, const std::string& value) {
+    return metrics.Text().find("\ntandem_" + name +
+                               "{model_name=\"m\",role=\"prefill\"} " + value +
+                               "\n") != std::string::npos;
+  };
+  EXPECT_TRUE(says("num_requests_running", "2")) << metrics.Text();
+  EXPECT_TRUE(says("num_requests_waiting", "3"));
+  EXPECT_TRUE(says("num_prompt_tokens_waiting", "4567"));
+  load.set_queued_tokens(0);
+  exported.Update(load, {}, {}, 0, 0);
+  EXPECT_TRUE(says("num_prompt_tokens_waiting", "0"));
 }
 
 }  // namespace
