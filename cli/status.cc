@@ -34,6 +34,15 @@ std::string WorkerLine(const v1::WorkerStatus& worker) {
                          hello.http_endpoint());
 }
 
+// "3 of 8", or "3" where nothing bounds it.
+std::string Used(int64_t used, bool bounded, int64_t limit) {
+  return bounded ? absl::StrCat(used, " of ", limit) : absl::StrCat(used);
+}
+// "120 of 600 left".
+std::string Left(bool bounded, int64_t left, int64_t limit) {
+  return bounded ? absl::StrCat(left, " of ", limit, " left") : "-";
+}
+
 }  // namespace
 
 absl::StatusOr<v1::GetClusterStateResponse> FetchClusterState(
@@ -73,6 +82,20 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
     table += WorkerLine(worker);
   }
   if (state.workers().empty()) table += "  no worker is registered\n";
+  if (!state.tenants().empty()) {
+    absl::StrAppendFormat(&table, "%-18s %13s %15s %21s\n", "  tenant",
+                          "running", "requests/min", "tokens/min");
+  }
+  for (const v1::TenantStatus& tenant : state.tenants()) {
+    absl::StrAppendFormat(
+        &table, "  %-16s %13s %15s %21s\n", tenant.tenant(),
+        Used(tenant.running(), tenant.has_max_parallel_requests(),
+             tenant.max_parallel_requests()),
+        Left(tenant.has_requests_per_minute(), tenant.requests_left(),
+             tenant.requests_per_minute()),
+        Left(tenant.has_tokens_per_minute(), tenant.tokens_left(),
+             tenant.tokens_per_minute()));
+  }
   for (const v1::AvoidedPair& pair : state.avoided_pairs()) {
     absl::StrAppend(&table, "  avoided: ", pair.prefill_worker_id(), " -> ",
                     pair.decode_worker_id(),

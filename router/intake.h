@@ -90,6 +90,13 @@ class Intake {
     return access_->tenants().RateHeaders(tenant);
   }
 
+  // A call of the tenant's that needs no worker, against its requests per
+  // minute. Nothing is asked of an empty one.
+  absl::Status AdmitCall(const std::string& tenant) const {
+    return tenant.empty() ? absl::OkStatus()
+                          : access_->tenants().AdmitCall(tenant);
+  }
+
   // A call that did not come as far as Prepare.
   void CountRefused(Api api, const absl::Status& status) const {
     metrics_->OnInvalid(api, status);

@@ -411,7 +411,8 @@ absl::Status Process::Start() {
           .lora_updating = flags_.lora_updating,
           .feed = FeedIsOn(flags_) ? feed_.get() : nullptr});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());
-  admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get());
+  admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get(),
+                                         &access_->tenants());
   status = LoadPublicTls();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;

@@ -128,10 +128,11 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
 grpc::ServerUnaryReactor* InferenceServer::Tokenize(
     grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
     v1::TokenizeResponse* response) {
-  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
-      !caller.ok()) {
-    return Answer(context, caller.status());
-  }
+  const absl::StatusOr<std::string> caller =
+      Caller(*intake_, Api::kGrpc, *context);
+  absl::Status status = caller.status();
+  if (status.ok()) status = intake_->AdmitCall(*caller);
+  if (!status.ok()) return Answer(context, status);
   absl::StatusOr<v1::TokenizeResponse> answer = intake_->Tokenize(*request);
   if (!answer.ok()) return Answer(context, answer.status());
   *response = *std::move(answer);
@@ -141,10 +142,11 @@ grpc::ServerUnaryReactor* InferenceServer::Tokenize(
 grpc::ServerUnaryReactor* InferenceServer::Detokenize(
     grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
     v1::DetokenizeResponse* response) {
-  if (const auto caller = Caller(*intake_, Api::kGrpc, *context);
-      !caller.ok()) {
-    return Answer(context, caller.status());
-  }
+  const absl::StatusOr<std::string> caller =
+      Caller(*intake_, Api::kGrpc, *context);
+  absl::Status status = caller.status();
+  if (status.ok()) status = intake_->AdmitCall(*caller);
+  if (!status.ok()) return Answer(context, status);
   absl::StatusOr<v1::DetokenizeResponse> answer = intake_->Detokenize(*request);
   if (!answer.ok()) return Answer(context, answer.status());
   *response = *std::move(answer);
@@ -183,9 +185,13 @@ grpc::ServerUnaryReactor* AdminServer::GetClusterState(
     v1::GetClusterStateResponse* response) {
   LoopAnswer answer(context);
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
-  loop_->Post([core = core_, all = request->include_requests(), response,
+  loop_->Post([core = core_, tenants = tenants_,
+               all = request->include_requests(), response,
                answer = std::move(answer)]() mutable {
     *response = core->State(all);
+    for (v1::TenantStatus& tenant : tenants->Describe()) {
+      *response->add_tenants() = std::move(tenant);
+    }
     answer.Finish(absl::OkStatus());
   });
   return reactor;

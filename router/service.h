@@ -98,8 +98,9 @@ class RegistryServer final : public v1::RegistryService::CallbackService {
 
 class AdminServer final : public v1::AdminService::CallbackService {
  public:
-  AdminServer(Loop* loop, RouterCore* core, StructuredGate* gate)
-      : loop_(loop), core_(core), gate_(gate) {}
+  AdminServer(Loop* loop, RouterCore* core, StructuredGate* gate,
+              Tenants* tenants)
+      : loop_(loop), core_(core), gate_(gate), tenants_(tenants) {}
   grpc::ServerUnaryReactor* GetClusterState(
       grpc::CallbackServerContext* context,
       const v1::GetClusterStateRequest* request,
@@ -128,6 +129,7 @@ class AdminServer final : public v1::AdminService::CallbackService {
   Loop* const loop_;
   RouterCore* const core_;
   StructuredGate* const gate_;
+  Tenants* const tenants_;
 };
 
 }  // namespace tandem::router

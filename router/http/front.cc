@@ -340,6 +340,7 @@ void HttpFront::UnloadAdapter(std::unique_ptr<HttpExchange> exchange) const {
 
 HttpResponse HttpFront::Tokenize(const HttpRequest& request) const {
   absl::Status status = CheckContentType(request);
+  if (status.ok()) status = intake_->AdmitCall(request.caller);
   if (!status.ok()) return ErrorResponse(status);
   const absl::StatusOr<v1::TokenizeRequest> parsed =
       ParseTokenize(request.body);
@@ -365,6 +366,7 @@ HttpResponse HttpFront::Tokenize(const HttpRequest& request) const {
 
 HttpResponse HttpFront::Detokenize(const HttpRequest& request) const {
   absl::Status status = CheckContentType(request);
+  if (status.ok()) status = intake_->AdmitCall(request.caller);
   if (!status.ok()) return ErrorResponse(status);
   const absl::StatusOr<v1::DetokenizeRequest> parsed =
       ParseDetokenize(request.body);

@@ -21,11 +21,24 @@ std::string Reset(absl::Duration until) {
 void Tenants::Set(const std::map<std::string, TenantLimits>& limits) {
   const absl::Time now = clock_();
   const MutexLock lock(&mutex_);
-  std::erase_if(accounts_, [&limits](const auto& entry) {
-    return !limits.contains(entry.first);
+  for (auto it = accounts_.begin(); it != accounts_.end();) {
+    const auto next = std::next(it);
+    if (!limits.contains(it->first)) gone_.insert(accounts_.extract(it));
+    it = next;
+  }
+  std::erase_if(gone_, [now](const auto& entry) {
+    Account& account = *entry.second;
+    return account.in_flight == 0 &&
+           account.tokens.UntilFull(now) <= absl::ZeroDuration() &&
+           account.requests.UntilFull(now) <= absl::ZeroDuration();
   });
   for (const auto& [tenant, set] : limits) {
     std::shared_ptr<Account>& account = accounts_[tenant];
+    if (account == nullptr) {
+      if (auto before = gone_.extract(tenant)) {
+        account = std::move(before.mapped());
+      }
+    }
     if (account == nullptr) {
       account = std::make_shared<Account>(set, now);
       continue;
@@ -48,6 +61,23 @@ absl::Status Tenants::Refused(const std::string& tenant, const char* limit,
       {{"tenant", tenant}, {"limit", limit}}, wait);
 }
 
+absl::StatusOr<Tenants::Account*> Tenants::Find(const std::string& tenant) {
+  const auto found = accounts_.find(tenant);
+  if (found != accounts_.end()) return found->second.get();
+  // Its key was revoked a moment ago.
+  return MakeError(absl::StatusCode::kUnauthenticated, "API_KEY_INVALID",
+                   "the API key has been revoked");
+}
+
+absl::Status Tenants::CheckRequests(const std::string& tenant, Account* account,
+                                    absl::Time now) {
+  if (account->requests.Has(1, now)) return absl::OkStatus();
+  return Refused(tenant, "requests_per_minute",
+                 absl::StrCat("requests per minute (RPM): limit ",
+                              account->limits.requests_per_minute),
+                 account->requests.Until(1, now));
+}
+
 absl::Status Tenants::Check(const std::string& tenant, Account* account,
                             const TenantAsk& ask, absl::Time now,
                             int64_t* reserved) {
@@ -60,12 +90,8 @@ absl::Status Tenants::Check(const std::string& tenant, Account* account,
                      ", in flight ", account->in_flight),
         kParallelRetry);
   }
-  if (!account->requests.Has(1, now)) {
-    return Refused(tenant, "requests_per_minute",
-                   absl::StrCat("requests per minute (RPM): limit ",
-                                limits.requests_per_minute),
-                   account->requests.Until(1, now));
-  }
+  const absl::Status requests = CheckRequests(tenant, account, now);
+  if (!requests.ok()) return requests;
   *reserved = ask.prompt_tokens +
               (ask.bounded ? ask.completion_tokens
                            : std::min(ask.completion_tokens, kUnstatedTokens));
@@ -92,20 +118,51 @@ absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
     const std::string& tenant, const TenantAsk& ask) {
   const absl::Time now = clock_();
   const MutexLock lock(&mutex_);
-  const auto found = accounts_.find(tenant);
-  if (found == accounts_.end()) {  // its key was revoked a moment ago
-    return MakeError(absl::StatusCode::kUnauthenticated, "API_KEY_INVALID",
-                     "the API key has been revoked");
-  }
-  Account& account = *found->second;
+  const absl::StatusOr<Account*> found = Find(tenant);
+  if (!found.ok()) return found.status();
+  Account& account = **found;
   int64_t reserved = 0;
   absl::Status status = Check(tenant, &account, ask, now, &reserved);
   if (!status.ok()) return status;
   ++account.in_flight;
   account.requests.Take(1, now);
   account.tokens.Take(reserved, now);
-  return std::make_shared<Charge>(this, tenant, found->second,
+  return std::make_shared<Charge>(this, tenant, accounts_[tenant],
                                   ask.prompt_tokens, reserved);
+}
+
+absl::Status Tenants::AdmitCall(const std::string& tenant) {
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  const absl::StatusOr<Account*> account = Find(tenant);
+  if (!account.ok()) return account.status();
+  absl::Status status = CheckRequests(tenant, *account, now);
+  if (status.ok()) (*account)->requests.Take(1, now);
+  return status;
+}
+
+std::vector<v1::TenantStatus> Tenants::Describe() {
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  std::vector<v1::TenantStatus> all;
+  for (const auto& [tenant, account] : accounts_) {
+    v1::TenantStatus& status = all.emplace_back();
+    status.set_tenant(tenant);
+    status.set_running(static_cast<int32_t>(account->in_flight));
+    const TenantLimits& limits = account->limits;
+    if (limits.parallel_requests != 0) {
+      status.set_max_parallel_requests(limits.parallel_requests);
+    }
+    if (limits.requests_per_minute != 0) {
+      status.set_requests_per_minute(limits.requests_per_minute);
+      status.set_requests_left(account->requests.Left(now));
+    }
+    if (limits.tokens_per_minute != 0) {
+      status.set_tokens_per_minute(limits.tokens_per_minute);
+      status.set_tokens_left(account->tokens.Left(now));
+    }
+  }
+  return all;
 }
 
 std::vector<std::pair<std::string, std::string>> Tenants::RateHeaders(

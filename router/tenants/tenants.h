@@ -32,6 +32,7 @@
 #include "router/observer.h"
 #include "router/tenants/key_file.h"
 #include "router/tenants/token_bucket.h"
+#include "tandem/v1/admin.pb.h"
 
 namespace tandem::router {
 
@@ -53,8 +54,8 @@ class Tenants {
 
   class Charge;
 
-  // Instead of those before. Tenants that stay keep what they have taken; of
-  // those that went, requests in flight go on.
+  // Instead of those before. Tenants that stay keep what they have taken, and
+  // so do those that went and come back; requests in flight go on.
   void Set(const std::map<std::string, TenantLimits>& limits);
 
   // RESOURCE_EXHAUSTED, RATE_LIMITED with the time to wait, if there is one,
@@ -62,6 +63,12 @@ class Tenants {
   // its sequences.
   absl::StatusOr<std::shared_ptr<Charge>> Admit(const std::string& tenant,
                                                 const TenantAsk& ask);
+
+  // Of a call that takes no worker: one of its requests per minute. As Admit.
+  absl::Status AdmitCall(const std::string& tenant);
+
+  // All of them as they are now, by name.
+  std::vector<v1::TenantStatus> Describe();
 
   // OpenAI's x-ratelimit-*, of what limits the tenant has.
   std::vector<std::pair<std::string, std::string>> RateHeaders(
@@ -82,6 +89,11 @@ class Tenants {
   absl::Status Refused(const std::string& tenant, const char* limit,
                        const std::string& what,
                        std::optional<absl::Duration> wait) const;
+  absl::StatusOr<Account*> Find(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRequests(const std::string& tenant, Account* account,
+                             absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Check(const std::string& tenant, Account* account,
                      const TenantAsk& ask, absl::Time now, int64_t* reserved)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -91,6 +103,8 @@ class Tenants {
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<Account>> accounts_
       ABSL_GUARDED_BY(mutex_);
+  // Of tenants that went, until nothing of what they took is missing any more.
+  std::map<std::string, std::shared_ptr<Account>> gone_ ABSL_GUARDED_BY(mutex_);
 };
 
 // What one request takes. Thread-safe.

@@ -34,6 +34,8 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // More than one block of it.
@@ -52,6 +54,15 @@ struct Answer {
     return head.substr(begin, head.find("\r\n", begin) - begin);
   }
 };
+
+// Standard output of a command of `tandem`, whatever it is given.
+std::string Tandem(const std::string& arguments) {
+  FILE* const pipe = popen(
+      absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments).c_str(), "r");
+  std::string text(4096, '\0');
+  text.resize(fread(text.data(), 1, text.size(), pipe));
+  return absl::StrCat(text, "exit ", pclose(pipe) / 256);
+}
 
 class AccessTest : public testing::Test {
  protected:
@@ -327,6 +338,16 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   EXPECT_GE(wait, 1);
   EXPECT_LE(wait, 20);
   EXPECT_EQ(beyond.Header("x-ratelimit-limit-requests"), "3");
+  for (const char* path : {"/tokenize", "/detokenize"}) {
+    EXPECT_EQ(Http("POST", path, absl::StrCat("Bearer ", some),
+                   {{"prompt", "Once"}, {"tokens", {1}}})
+                  .code,
+              429);
+  }
+  EXPECT_THAT(
+      Tandem(absl::StrCat("status --admin 127.0.0.1:", cluster_->admin_port())),
+      AllOf(ContainsRegex("some +0 +0 of 3 left +-"),
+            ContainsRegex("one +0 of 1 +- +-")));
   const absl::Status refused = Grpc(some, TextRequest("Once", 1)).status;
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(refused), "RATE_LIMITED");
@@ -379,7 +400,7 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
     }
   }
   EXPECT_EQ(charged, 30);
-  EXPECT_EQ(limited, 2);
+  EXPECT_EQ(limited, 4);
 }
 
 TEST_F(AccessTest, LimitsHoldUnderAStorm) {
@@ -470,15 +491,6 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
   context.TryCancel();
   while (reader->Read(&response)) continue;
   (void)reader->Finish();
-}
-
-// Standard output of a command of `tandem`, whatever it is given.
-std::string Tandem(const std::string& arguments) {
-  FILE* const pipe = popen(
-      absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments).c_str(), "r");
-  std::string text(4096, '\0');
-  text.resize(fread(text.data(), 1, text.size(), pipe));
-  return absl::StrCat(text, "exit ", pclose(pipe) / 256);
 }
 
 TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {

@@ -628,7 +628,8 @@ class ServicesTest : public testing::Test {
           },
           [](Api, const absl::Status&) {});
     });
-    admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get());
+    admin_ = std::make_unique<AdminServer>(&loop_, core_.get(), gate_.get(),
+                                           &access_.tenants());
     control_ = std::make_unique<OpenEngineControl>(
         &loop_, core_.get(), gate_.get(), &intake_, OpenEngineOptions());
     inference_ = std::make_unique<InferenceServer>(&loop_, gate_.get(),

@@ -374,6 +374,53 @@ TEST_F(TenantsTest, NewLimitsTakeEffectAndOldRequestsGoOn) {
   EXPECT_EQ(ledger_.generated_tokens, 4);
 }
 
+TEST_F(TenantsTest, OneThatGoesAndComesBackHasWhatItHad) {
+  auto charge = Ask(50, 10);
+  ASSERT_TRUE(charge.ok());
+  tenants_.Set({{"zen", kLimits}});
+  tenants_.Set({{"zen", kLimits}});
+  tenants_.Set({{"acme", kLimits}, {"zen", kLimits}});
+  EXPECT_EQ(Remaining("tokens"), "40");
+  EXPECT_EQ(Remaining("requests"), "9");
+  EXPECT_EQ(tenants_.Describe()[0].running(), 1);
+  (*charge)->End(Outcome::kDone);
+  EXPECT_EQ(Remaining("tokens"), "50");
+  EXPECT_EQ(tenants_.Describe()[0].running(), 0);
+  // With other limits, and once more with all that it had.
+  tenants_.Set({{"zen", kLimits}});
+  tenants_.Set({{"acme", {.tokens_per_minute = 70}}, {"zen", kLimits}});
+  EXPECT_EQ(Remaining("tokens"), "20");
+  tenants_.Set({{"zen", kLimits}});
+  now_ += absl::Minutes(1);
+  tenants_.Set({{"acme", kLimits}, {"zen", kLimits}});
+  EXPECT_EQ(Remaining("tokens"), "100");
+}
+
+TEST_F(TenantsTest, CallsWithoutAWorkerAreRequestsOfTheMinute) {
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(tenants_.AdmitCall("acme").ok());
+  EXPECT_EQ(ErrorReason(tenants_.AdmitCall("acme")), "RATE_LIMITED");
+  EXPECT_EQ(ErrorReason(Ask(1, 1).status()), "RATE_LIMITED");
+  EXPECT_THAT(ledger_.refused, ElementsAre("acme:requests_per_minute",
+                                           "acme:requests_per_minute"));
+  EXPECT_EQ(Remaining("tokens"), "100");
+  EXPECT_TRUE(tenants_.AdmitCall("free").ok());
+  EXPECT_EQ(tenants_.AdmitCall("nobody").code(),
+            absl::StatusCode::kUnauthenticated);
+  now_ += absl::Seconds(6);
+  EXPECT_TRUE(tenants_.AdmitCall("acme").ok());
+}
+
+TEST_F(TenantsTest, OperatorsSeeLimitsAndWhatIsLeft) {
+  const auto charge = Ask(50, 10);
+  const std::vector<v1::TenantStatus> all = tenants_.Describe();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0].ShortDebugString(),
+            "tenant: \"acme\" running: 1 max_parallel_requests: 3 "
+            "requests_per_minute: 10 requests_left: 9 "
+            "tokens_per_minute: 100 tokens_left: 40");
+  EXPECT_EQ(all[1].ShortDebugString(), "tenant: \"free\"");
+}
+
 TEST_F(TenantsTest, HeadersAreOfTheLimitsThereAre) {
   EXPECT_TRUE(tenants_.RateHeaders("free").empty());
   EXPECT_TRUE(tenants_.RateHeaders("nobody").empty());
