@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs are built as an attacker would least like them: addresses
 chosen at the start, tables that are read-only once bound, no memory both
-writable and executable, canaries on stacks, checked copies.
+writable and executable, canaries on stacks, checked copies. And
+nobody can let them fail on command (common/failpoint.h).
 
     hardening_test.py FOLDER-OF-PROGRAMS
 """
@@ -38,6 +39,8 @@ def faults(program: str) -> list[str]:
             found.append(f"{words[0]} is writable and executable")
     if not any(line.split()[:1] == ["GNU_STACK"] for line in segments):
         found.append("its stack may be executable")
+    if "tandem_fp" in readelf("--sections", program):
+        found.append("it has failpoints")
     if "NOW" not in readelf("--dynamic", program):
         found.append("its functions are bound late")
     symbols = readelf("--dyn-syms", program)
@@ -63,12 +66,13 @@ class HardeningTest(unittest.TestCase):
                 ["cc", "-O0", "-x", "c", "-", "-o", program, "-no-pie"]
                 + ["-fno-stack-protector", "-U_FORTIFY_SOURCE"]
                 + ["-Wl,-z,norelro,-z,lazy,-z,execstack"],
-                input="int main(void) { return 0; }",
+                input="int main(void) { return 0; }"
+                ' __attribute__((section("tandem_fp"))) int place = 1;\n',
                 check=True,
                 text=True,
                 stderr=subprocess.DEVNULL,
             )
-            self.assertEqual(len(faults(program)), 6, faults(program))
+            self.assertEqual(len(faults(program)), 7, faults(program))
 
 
 if __name__ == "__main__":
