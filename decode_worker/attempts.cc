@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "decode_worker/call.h"
 #include "decode_worker/core.h"
 #include "worker/convert.h"
@@ -64,6 +65,7 @@ void DecodeCore::UseFreeBlocks() {
 }
 
 bool DecodeCore::TryGrant(Call* call) {
+  if (TANDEM_FAILPOINT("decode.reserve", "crash fail")) return false;
   Landing& landing = call->landing;
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = Hashes(*call, landing.formats, positions);
@@ -202,7 +204,9 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
   }
   const int positions = static_cast<int>(call->history.size());
   absl::Status bad;
-  if (offer.positions() != positions) {
+  if (TANDEM_FAILPOINT("decode.offer", "crash fail stall")) {
+    bad = failpoint::Error();
+  } else if (offer.positions() != positions) {
     bad = absl::InvalidArgumentError(
         absl::StrCat("offer.positions is ", offer.positions(),
                      ", the attempt's history has ", positions));
@@ -242,6 +246,7 @@ void DecodeCore::Scatter(const handoff::Attempt& attempt,
                          const handoff::SliceRange& range,
                          const handoff::Grant& grant, const std::byte* staging,
                          absl::AnyInvocable<void()> done) {
+  TANDEM_FAILPOINT("decode.scatter", "crash stall");
   Call* const call = FindAttempt(attempt);
   auto held = std::make_unique<HeldBlocks>(call->landing);
   engine::KvPart part;
@@ -267,6 +272,7 @@ void DecodeCore::Scatter(const handoff::Attempt& attempt,
 void DecodeCore::Digest(const handoff::Attempt& attempt,
                         const handoff::Grant& grant,
                         absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  TANDEM_FAILPOINT("decode.digest", "crash stall");
   Call* const call = FindAttempt(attempt);
   auto held = std::make_unique<HeldBlocks>(call->landing);
   engine::KvPart part;
@@ -291,6 +297,9 @@ void DecodeCore::Digest(const handoff::Attempt& attempt,
 
 absl::Status DecodeCore::CheckFirst(const Call& call,
                                     const handoff::FirstToken& first) const {
+  if (TANDEM_FAILPOINT("decode.commit", "crash fail")) {
+    return failpoint::Error();
+  }
   const int positions = static_cast<int>(call.history.size());
   if (first.position != positions) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -380,6 +389,7 @@ void DecodeCore::OnFatal(const absl::Status& status) {
 
 void DecodeCore::SayAttemptStarted(Call* call) {
   if (std::exchange(call->started_said, true)) return;
+  if (TANDEM_FAILPOINT("decode.started", "crash drop")) return;
   v1::DecodeResponse response;
   response.mutable_started()->set_attempt(call->attempt);
   Say(call, std::move(response));
@@ -411,6 +421,7 @@ void DecodeCore::OnToken(CallId id, int position,
   call->history.push_back(token.token_id);
   call->live_drafts = engine_.drafts(id);
   if (std::exchange(call->suspect, false)) engine_.ShareSteps(id);
+  TANDEM_FAILPOINT("decode.sampled", "crash");
   SendTokens(call, position, worker::ToWire(token));
   if (finish.has_value()) {
     v1::DecodeFinished finished;
@@ -461,6 +472,7 @@ void DecodeCore::OnScores(CallId id, int position,
 }
 
 void DecodeCore::FinishCall(Call* call, v1::DecodeFinished finished) {
+  TANDEM_FAILPOINT("decode.finish", "crash");
   finished.set_decode_us(
       absl::ToInt64Microseconds(loop_->Now() - call->decode_started));
   if (call->local) {
@@ -526,6 +538,7 @@ void DecodeCore::OnPreempted(CallId id) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   Call* const call = it->second.get();
+  TANDEM_FAILPOINT("decode.preempt", "crash");
   call->EndStay();
   if (++call->preemptions > options_.max_preemptions) {
     Retire(id, MakeError(absl::StatusCode::kResourceExhausted, "PREEMPTED",
@@ -562,6 +575,7 @@ bool DecodeCore::OnBlocksShort(int blocks) {
             {call->request_id, call->sequence_index, call->attempt})) {
       continue;
     }
+    TANDEM_FAILPOINT("decode.revoke", "crash");
     ++counters_.grants_revoked;
     const absl::Status why =
         absl::ResourceExhaustedError("the grant was revoked: blocks are short");

@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "decode_worker/call.h"
 #include "worker/convert.h"
 
@@ -154,6 +155,9 @@ absl::Status DecodeCore::CheckWithoutCache(const v1::DecodeOpen& open) const {
 }
 
 absl::Status DecodeCore::Admit(const v1::DecodeOpen& open) const {
+  if (TANDEM_FAILPOINT("decode.admit", "fail")) {
+    return failpoint::Error(absl::StatusCode::kResourceExhausted);
+  }
   if (draining_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                      "this decode worker is draining");
@@ -210,6 +214,9 @@ void DecodeCore::CompileThenOpen(Call* call, const v1::DecodeOpen& open) {
 
 // Comes here again with the grammar, if the request has one.
 absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
+  if (TANDEM_FAILPOINT("decode.open", "crash fail stall")) {
+    return failpoint::Error();
+  }
   absl::Status status = CheckOpen(open);
   if (!status.ok()) return status;
   if (open.sampling().has_structured() && call->grammar == nullptr) {
@@ -291,6 +298,9 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
         {call->request_id, call->sequence_index, call->attempt}, *prefill,
         static_cast<int>(call->history.size()),
         call->times.deadline - loop_->Now()));
+    if (TANDEM_FAILPOINT("decode.ticket", "crash corrupt")) {
+      failpoint::Corrupt(opened->ticket().data(), opened->ticket().size());
+    }
     Say(call, std::move(response));
     return;
   }
@@ -313,6 +323,7 @@ void DecodeCore::Retry(Call* call, const v1::DecodeRetry& retry) {
     }
     return;
   }
+  TANDEM_FAILPOINT("decode.retry", "crash");
   // The router's tokens are the truth: a first token that it delivered is an
   // input now, never sampled again.
   const int held = retry.output_token_ids_size();
@@ -379,6 +390,7 @@ void DecodeCore::ReportDead(Call* call, const absl::Status& why, bool preempted,
 void DecodeCore::Retire(CallId id, const absl::Status& status) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
+  TANDEM_FAILPOINT("decode.retire", "crash");
   const std::unique_ptr<Call> call = std::move(it->second);
   calls_.erase(it);
   if (call->compiling != 0) options_.grammars->Cancel(call->compiling);
@@ -393,6 +405,7 @@ void DecodeCore::Retire(CallId id, const absl::Status& status) {
 }
 
 void DecodeCore::Say(Call* call, v1::DecodeResponse response) {
+  TANDEM_FAILPOINT("decode.write", "crash delay");
   call->times.said = loop_->Now();
   call->stream->Send(std::move(response));
 }
@@ -429,7 +442,8 @@ void DecodeCore::Tick(bool judge) {
                                  absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
                (call->phase != Phase::kNew || call->compiling != 0) &&
-               call->stream->unsent() == 0) {
+               call->stream->unsent() == 0 &&
+               !TANDEM_FAILPOINT("decode.beat", "drop")) {
       v1::DecodeResponse response;
       response.mutable_beat();
       Say(call.get(), std::move(response));

@@ -19,6 +19,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/failpoint.h"
 #include "common/mutex.h"
 
 namespace tandem::engine {
@@ -44,6 +45,9 @@ absl::Status FileError(const char* what, int error) {
 
 absl::Status WriteAll(int fd, absl::Span<const std::byte> data,
                       int64_t offset) {
+  if (TANDEM_FAILPOINT("engine.offload_write", "crash fail stall")) {
+    return failpoint::Error();
+  }
   while (!data.empty()) {
     const ssize_t done = pwrite(fd, data.data(), data.size(), offset);
     if (done < 0 && errno == EINTR) continue;
@@ -55,6 +59,10 @@ absl::Status WriteAll(int fd, absl::Span<const std::byte> data,
 }
 
 absl::Status ReadAll(int fd, absl::Span<std::byte> data, int64_t offset) {
+  const absl::Span<std::byte> all = data;
+  const failpoint::Hit hit =
+      TANDEM_FAILPOINT("engine.offload_read", "fail corrupt stall");
+  if (hit == failpoint::kFail) return failpoint::Error();
   while (!data.empty()) {
     const ssize_t done = pread(fd, data.data(), data.size(), offset);
     if (done < 0 && errno == EINTR) continue;
@@ -63,6 +71,7 @@ absl::Status ReadAll(int fd, absl::Span<std::byte> data, int64_t offset) {
     data.remove_prefix(static_cast<size_t>(done));
     offset += done;
   }
+  if (hit == failpoint::kCorrupt) failpoint::Corrupt(all.data(), all.size());
   return absl::OkStatus();
 }
 

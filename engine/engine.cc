@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/failpoint.h"
 #include "engine/sequence.h"
 
 namespace tandem::engine {
@@ -479,6 +480,9 @@ void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "the end of a step that is not in flight");
   ++progress_;
+  if (TANDEM_FAILPOINT("engine.step", "crash fail stall")) {
+    result = failpoint::Error(absl::StatusCode::kInternal);
+  }
   step_done_ = loop_->Now();
   finishing_ = true;
   if (result.ok()) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 
 namespace tandem::engine {
 namespace {
@@ -65,6 +66,9 @@ int OpenForReading(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+  if (TANDEM_FAILPOINT("load.open", "crash fail stall")) {
+    return failpoint::Error();
+  }
   const Descriptor file(OpenForReading(path));
   const absl::StatusOr<uint64_t> size = RegularSize(path, file.get());
   if (!size.ok()) return size.status();

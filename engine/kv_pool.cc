@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/failpoint.h"
 
 namespace tandem::engine {
 
@@ -287,6 +288,7 @@ int32_t KvPool::Take(State state) {
 void KvPool::Forget(int32_t id, bool evicted) {
   Block& block = blocks_[id];
   if (!block.published) return;
+  if (evicted) TANDEM_FAILPOINT("engine.evict", "crash");
   found_.erase(block.hash);
   block.published = false;
   if (tier_ != nullptr &&

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "common/failpoint.h"
 #include "engine/quantisation.h"
 #include "engine/rope.h"
 #include "engine/widen.h"
@@ -206,6 +207,7 @@ absl::Status ModelLoader::Keep(
 absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
                                Use use,
                                std::unique_ptr<kernels::Matrix>& matrix) {
+  if (TANDEM_FAILPOINT("load.pack", "crash fail")) return failpoint::Error();
   for (const Part& part : parts) {
     if (HasCodes(checkpoint_,
                  std::string(absl::StripSuffix(part.name, ".weight")))) {

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/failpoint.h"
 #include "engine/json.h"
 
 namespace tandem::engine {
@@ -70,8 +71,12 @@ void Checkpoint::Index() {
 
 absl::Status Checkpoint::AddFile(absl::StatusOr<MappedFile> file) {
   if (!file.ok()) return file.status();
+  absl::Span<const std::byte> bytes(file->data(), file->size());
+  const failpoint::Hit hit = TANDEM_FAILPOINT("load.header", "fail truncate");
+  if (hit == failpoint::kFail) return failpoint::Error();
+  if (hit == failpoint::kTruncate) bytes = bytes.first(bytes.size() / 2);
   absl::StatusOr<std::vector<TensorInfo>> tensors =
-      ParseSafetensors(file->path(), {file->data(), file->size()});
+      ParseSafetensors(file->path(), bytes);
   if (!tensors.ok()) return tensors.status();
   for (TensorInfo& tensor : *tensors) {
     tensor.shard = static_cast<int>(files_.size());
@@ -82,6 +87,7 @@ absl::Status Checkpoint::AddFile(absl::StatusOr<MappedFile> file) {
 }
 
 absl::Status Checkpoint::OpenShards(const std::string& directory) {
+  if (TANDEM_FAILPOINT("load.index", "fail")) return failpoint::Error();
   const absl::StatusOr<std::string> text = ReadFile(main_path_, kMaxIndexBytes);
   if (!text.ok()) return text.status();
   const absl::StatusOr<nlohmann::json> index = ParseJson(main_path_, *text);

@@ -6,6 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "handoff/grpc/grpc_way.h"
 #include "handoff/receiver_impl.h"
 #include "handoff/wire.h"
@@ -240,7 +241,10 @@ void Receiver::Impl::Answer(State* state, v1::HandoffAnswer::Verdict verdict) {
   state->answer.set_verdict(verdict);
   v1::LinkResponse response;
   *response.mutable_answer() = state->answer;
-  state->link->Send(std::move(response));
+  const failpoint::Hit hit =
+      TANDEM_FAILPOINT("handoff.answer", "drop duplicate");
+  if (hit == failpoint::kDuplicate) state->link->Send(response);
+  if (hit != failpoint::kDrop) state->link->Send(std::move(response));
 }
 
 void Receiver::Impl::Grant(State* state, const struct Grant& wanted) {
@@ -466,6 +470,15 @@ void Receiver::Impl::SendEnd(Link* link, const Attempt& attempt,
       ToKey(attempt, response.mutable_ack()->mutable_key());
       response.mutable_ack()->set_code(status.raw_code());
       response.mutable_ack()->set_message(Message(status));
+      switch (TANDEM_FAILPOINT("handoff.ack", "crash drop duplicate")) {
+        case failpoint::kDrop:
+          return;
+        case failpoint::kDuplicate:
+          link->Send(response);
+          break;
+        default:
+          break;
+      }
       break;
   }
   link->Send(std::move(response));

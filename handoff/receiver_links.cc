@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "handoff/receiver_impl.h"
 #include "handoff/wire.h"
 
@@ -128,7 +129,10 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
   }
   uint32_t protocol = 0;
   bool mixed = false;
-  const absl::Status status = CheckHello(hello, &protocol, &mixed);
+  absl::Status status = CheckHello(hello, &protocol, &mixed);
+  if (TANDEM_FAILPOINT("handoff.hello", "crash fail")) {
+    status = failpoint::Error();
+  }
   if (!status.ok()) {
     Break(link, status, /*refused=*/true);
     return;
@@ -192,6 +196,7 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
 void Receiver::Impl::Break(Link* link, const absl::Status& status,
                            bool refused) {
   if (link->ended()) return;
+  TANDEM_FAILPOINT("handoff.receiver_break", "crash");
   ++(refused ? counters_.links_refused : counters_.links_lost);
   link->End(status);
   auto found = links_.find(link->serial);
@@ -324,7 +329,10 @@ void Receiver::Impl::ServeCredits() {
     message->set_slice(credit.slice);
     message->set_slab(static_cast<uint32_t>(loan->slot));
     message->set_generation(loan->generation);
-    state->link->Send(std::move(response));
+    const failpoint::Hit hit =
+        TANDEM_FAILPOINT("handoff.credit", "drop duplicate delay");
+    if (hit == failpoint::kDuplicate) state->link->Send(response);
+    if (hit != failpoint::kDrop) state->link->Send(std::move(response));
   }
 }
 
@@ -390,6 +398,9 @@ void Receiver::Impl::OnReceived(int slab, uint64_t generation,
     }
     return;
   }
+  if (TANDEM_FAILPOINT("handoff.landed", "corrupt")) {
+    failpoint::Corrupt(*memory, static_cast<size_t>(credit.bytes));
+  }
   state->received = true;
   const Attempt attempt = credit.attempt;
   const SliceRange range = credit.range;
@@ -401,6 +412,7 @@ void Receiver::Impl::OnReceived(int slab, uint64_t generation,
 }
 
 void Receiver::Impl::OnScattered(int slab, uint64_t generation) {
+  TANDEM_FAILPOINT("handoff.scattered", "crash delay");
   if (arena_.state(slab) != SlabArena::State::kInFlight ||
       arena_.loan(slab).generation != generation) {
     return;
@@ -515,6 +527,7 @@ void Receiver::Impl::QuarantineUnlanded(Link* link) {
 }
 
 void Receiver::Impl::OnQuiet(Serial link_serial, size_t way) {
+  if (TANDEM_FAILPOINT("handoff.quiet", "drop stall")) return;
   Link* link = FindLink(link_serial);
   if (link == nullptr) {
     auto found = ghosts_.find(link_serial);

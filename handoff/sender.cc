@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/failpoint.h"
 #include "handoff/grpc/grpc_way.h"
 #include "handoff/sender_impl.h"
 #include "handoff/wire.h"
@@ -196,7 +197,10 @@ void Sender::Impl::SendOffer(State* state) {
   if (state->link->unsent() <= kBusyUnsent) {
     v1::LinkRequest request;
     *request.mutable_offer() = state->offer;
-    state->link->Send(std::move(request));
+    const failpoint::Hit hit =
+        TANDEM_FAILPOINT("handoff.offer", "drop duplicate");
+    if (hit == failpoint::kDuplicate) state->link->Send(request);
+    if (hit != failpoint::kDrop) state->link->Send(std::move(request));
   }
   state->repeat.Start(options_.repeat, [this, serial = state->serial] {
     State* again = Find(serial);
@@ -374,6 +378,20 @@ void Sender::Impl::SendCommit(State* state) {
     commit->set_digest_high(state->digest.high);
     commit->set_first_position(state->first->position);
     *commit->mutable_first_token() = state->first->token;
+    switch (TANDEM_FAILPOINT("handoff.manifest",
+                             "crash corrupt truncate duplicate")) {
+      case failpoint::kCorrupt:
+        commit->set_digest_low(commit->digest_low() ^ 1);
+        break;
+      case failpoint::kTruncate:
+        commit->set_slices(commit->slices() - 1);
+        break;
+      case failpoint::kDuplicate:
+        state->link->Send(request);
+        break;
+      default:
+        break;
+    }
     state->link->Send(std::move(request));
   }
   state->repeat.Start(options_.repeat, [this, serial = state->serial] {
@@ -448,6 +466,7 @@ void Sender::Impl::CheckClock(Serial serial) {
 
 void Sender::Impl::Withdraw(State* state, const absl::Status& why) {
   if (state->phase == Phase::kLinking || state->link->ended()) return;
+  if (TANDEM_FAILPOINT("handoff.withdraw", "crash drop")) return;
   v1::LinkRequest request;
   ToKey(state->attempt, request.mutable_withdraw()->mutable_key());
   request.mutable_withdraw()->set_reason(Message(why));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "handoff/sender_impl.h"
 #include "handoff/wire.h"
 
@@ -47,7 +48,9 @@ Sender::Impl::Link* Sender::Impl::LinkTo(const v1::WorkerRef& receiver) {
   auto found = links_.find(key);
   if (found != links_.end()) return found->second.get();
 
-  std::unique_ptr<SenderStream> stream = dial_(receiver);
+  std::unique_ptr<SenderStream> stream =
+      TANDEM_FAILPOINT("handoff.dial", "fail delay") ? nullptr
+                                                     : dial_(receiver);
   const bool dialled = stream != nullptr;
   if (!dialled) stream = std::make_unique<NoStream>();
   auto owned = std::make_unique<Link>(this, loop_, options_.link_timeout,
@@ -82,6 +85,7 @@ Sender::Impl::Link* Sender::Impl::LinkTo(const v1::WorkerRef& receiver) {
 }
 
 void Sender::Impl::OnWelcome(Link* link, const v1::LinkWelcome& welcome) {
+  TANDEM_FAILPOINT("handoff.welcome", "crash delay");
   if (std::exchange(link->welcomed, true)) {
     ++counters_.duplicates;
     return;
@@ -132,6 +136,9 @@ void Sender::Impl::OnWay(
     absl::StatusOr<std::unique_ptr<SenderChannel>> channel) {
   Link* link = FindLink(link_serial);
   if (link == nullptr) return;
+  if (TANDEM_FAILPOINT("handoff.way", "fail stall")) {
+    channel = failpoint::Error();
+  }
   if (channel.ok()) {
     Usable& usable = link->ways[index];
     usable.host = std::make_unique<Host>();
@@ -257,6 +264,7 @@ void Sender::Impl::OnLinkBroken(SenderLinkBase* link, absl::Status status) {
 
 void Sender::Impl::Break(Link* link, const absl::Status& status, bool lost) {
   if (link->ended()) return;
+  TANDEM_FAILPOINT("handoff.sender_break", "crash");
   if (lost) ++counters_.links_lost;
   link->End(absl::CancelledError("handoff link ended"));
   link->deadline->Stop();
@@ -324,6 +332,10 @@ void Sender::Impl::Announce(Link* link) {
     ready->set_position_begin(range.position_begin);
     ready->set_position_end(range.position_end);
     ready->set_bytes(Rows(range) * RowBytes(state->grant, options_.head_dim));
+    const failpoint::Hit hit =
+        TANDEM_FAILPOINT("handoff.announce", "crash drop duplicate");
+    if (hit == failpoint::kDrop) continue;
+    if (hit == failpoint::kDuplicate) link->Send(request);
     link->Send(std::move(request));
   }
 }
@@ -384,6 +396,9 @@ void Sender::Impl::OnGathered(Serial op_serial, kernels::KvDigest digest) {
   }
   state->digest += digest;
   Progress(state);
+  if (TANDEM_FAILPOINT("handoff.payload", "corrupt")) {
+    failpoint::Corrupt(op.staging, op.bytes);
+  }
   v1::Slice slice;
   ToKey(op.attempt, slice.mutable_key());
   slice.set_slice(op.slice);
@@ -415,7 +430,10 @@ void Sender::Impl::OnSendable(Serial op_serial,
   }
   v1::LinkRequest request;
   *request.mutable_slice() = *std::move(slice);
-  link->Send(std::move(request));
+  const failpoint::Hit hit =
+      TANDEM_FAILPOINT("handoff.slice", "crash drop duplicate");
+  if (hit == failpoint::kDuplicate) link->Send(request);
+  if (hit != failpoint::kDrop) link->Send(std::move(request));
   if (op->own >= 0) {
     link->sending.emplace_back(link->sent(), std::exchange(op->own, -1));
   }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "prefill_worker/call.h"
 #include "worker/convert.h"
 
@@ -111,6 +112,9 @@ void PrefillCore::CompileThenOpen(Call* call, v1::PrefillOpen open) {
 }
 
 absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
+  if (TANDEM_FAILPOINT("prefill.open", "crash fail stall")) {
+    return failpoint::Error();
+  }
   if (open.prefill_incarnation() != options_.incarnation) {
     return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTED",
                      "this prefill worker has restarted since the router "
@@ -244,6 +248,7 @@ void PrefillCore::Offer(Call* call) {
   }
   const int cached =
       cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
+  TANDEM_FAILPOINT("prefill.offer", "crash");
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
       positions, cached, ExpectedPrefill(positions - cached),
@@ -281,6 +286,7 @@ bool PrefillCore::TryCompute(Call* call) {
   // nothing that was computed is ever preempted.
   const int missing = engine::PrefixCache::Missing(matched);
   int wanted = BlocksFor(positions) - matched.size() + missing;
+  if (TANDEM_FAILPOINT("prefill.alloc", "crash fail")) return false;
   if (pool_->available() - promised_blocks_ < wanted) return false;
   cache_.Restore(hashes, &matched);
   wanted -= missing;
@@ -401,7 +407,8 @@ void PrefillCore::Tick(bool judge) {
                                  absl::FormatDuration(options_.stall_limit))));
     } else if (now - call->times.said >= worker::kBeat &&
                (call->phase != Phase::kNew || call->compiling != 0) &&
-               call->stream->unsent() == 0) {
+               call->stream->unsent() == 0 &&
+               !TANDEM_FAILPOINT("prefill.beat", "drop")) {
       v1::PrefillResponse response;
       response.mutable_beat();
       Say(call.get(), std::move(response));
@@ -480,6 +487,7 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   Call* const call = it->second.get();
+  TANDEM_FAILPOINT("prefill.chunk", "crash stall delay");
   // The engine has taken the blocks up to `end`.
   const int layers = executor_->kv_shape().num_layers;
   if (!call->only_scores()) {
@@ -534,6 +542,7 @@ void PrefillCore::OnToken(CallId id, int position,
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   Call* const call = it->second.get();
+  TANDEM_FAILPOINT("prefill.sampled", "crash");
   call->first_token = loop_->Now();
   call->phase = Phase::kSending;
   v1::PrefillResponse response;
@@ -558,6 +567,7 @@ void PrefillCore::OnToken(CallId id, int position,
     Retire(id, absl::OkStatus());
     return;
   }
+  TANDEM_FAILPOINT("prefill.before_commit", "crash stall");
   sender_.Commit(AttemptOf(*call), {position, worker::ToWire(token)});
   ScheduleAdvance();
 }
@@ -590,6 +600,7 @@ void PrefillCore::Gather(const handoff::Attempt& attempt,
                          const handoff::SliceRange& range,
                          const handoff::Grant& grant, std::byte* staging,
                          absl::AnyInvocable<void(kernels::KvDigest)> done) {
+  TANDEM_FAILPOINT("prefill.gather", "crash stall");
   Call* const call = FindAttempt(attempt);
   // The blocks and the table live until the device is through with them,
   // whatever becomes of the attempt.
@@ -629,7 +640,7 @@ void PrefillCore::OnAcknowledged(const handoff::Attempt& attempt,
   if (call == nullptr) return;
   attempts_.erase(attempt);
   if (options_.on_handoff) options_.on_handoff(timings);
-  SendDone(call, timings);
+  if (!TANDEM_FAILPOINT("prefill.done", "crash drop")) SendDone(call, timings);
   Retire(call->id, absl::OkStatus());
 }
 

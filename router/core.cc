@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "common/utf8.h"
 #include "engine/kv_pool.h"
 #include "engine/prefix_cache.h"
@@ -172,6 +173,7 @@ void RouterCore::OnSuspect(const Request& request) {
 
 void RouterCore::Submit(AdmittedRequest admitted,
                         std::unique_ptr<ClientStream> client) {
+  TANDEM_FAILPOINT("router.submit", "crash stall");
   // What has ended meanwhile takes no room.
   const absl::Status status = admitted.ended == AdmittedRequest::Ended::kNo
                                   ? Admit(admitted)
@@ -331,6 +333,7 @@ bool RouterCore::TryPlace(Request* request) {
   if (request->effective().only_scores() && TryPlaceScoring(request)) {
     return true;
   }
+  if (TANDEM_FAILPOINT("router.place", "crash fail")) return false;
   const absl::Time begun = context_.loop->Now();
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "common/random.h"
 #include "common/trace_context.h"
 #include "router/errors.h"
@@ -31,6 +32,9 @@ ModelLimits Intake::Limits() const {
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
     Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
+  if (TANDEM_FAILPOINT("router.admit", "crash fail stall")) {
+    return failpoint::Error();
+  }
   if (absl::Status room = room_(); !room.ok()) {
     metrics_->OnInvalid(api, room);
     return room;

@@ -16,8 +16,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "common/file_watcher.h"
 #include "common/flags.h"
+#include "common/http/failpoints.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
@@ -532,6 +534,9 @@ absl::Status Process::StartServers() {
   for (const char* path : {"/metrics", "/health", "/livez", "/readyz"}) {
     http_->Open(path);
   }
+#ifdef TANDEM_FAILPOINTS
+  ServeFailpoints(http_.get());
+#endif
   http_front_->Register(http_.get());
   if (flags_.webui) page_.Register(http_.get());
   absl::Status status = http_->Start();
@@ -610,6 +615,7 @@ absl::Status Process::Ready() const {
 }
 
 void Process::Drain() {
+  TANDEM_FAILPOINT("router.drain", "crash stall");
   LogInfo("draining", {{"timeout", flags_.shutdown_timeout},
                        {"requests", core_->in_flight()}});
   draining_ = true;

@@ -13,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "router/legs.h"
 #include "router/request.h"
 #include "router/work.h"
@@ -280,10 +281,12 @@ void Request::SendRetry() {
   NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            history_tokens());
+  if (TANDEM_FAILPOINT("router.retry", "crash drop")) return;
   decode_->stream->Send(std::move(message));
 }
 
 void Request::Requeue() {
+  TANDEM_FAILPOINT("router.requeue", "crash");
   if (ComputedToTheEnd()) return;
   phase_ = Phase::kQueued;
   if (trace_ != nullptr) trace_->Enter("queue", context_.loop->Now());
@@ -319,6 +322,7 @@ void Request::Abort() {
 }
 
 void Request::OnClosed(absl::Status status) {
+  TANDEM_FAILPOINT("router.client_gone", "crash");
   client_.reset();
   End(status.ok() ? absl::CancelledError("the client went away") : status);
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "router/compatibility.h"
 
 namespace tandem::router {
@@ -131,6 +132,9 @@ void Registry::Send(const std::string& worker_id,
 
 void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   absl::Status status = CheckHello(hello);
+  if (TANDEM_FAILPOINT("router.hello", "crash fail")) {
+    status = failpoint::Error();
+  }
   if (status.ok() && lease->worker != nullptr) {
     status = absl::InvalidArgumentError("a second hello on one registration");
   }
@@ -182,6 +186,7 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
 }
 
 void Registry::OnLoad(Worker* worker, const v1::WorkerLoad& load) {
+  if (TANDEM_FAILPOINT("router.load", "drop delay")) return;
   worker->load = load;
   worker->has_load = true;
   worker->load_heard = loop_->Now();

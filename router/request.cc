@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "router/compatibility.h"
 #include "router/legs.h"
 #include "router/work.h"
@@ -126,6 +127,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   open->set_suspect(suspect());
   open->set_no_kv_cache(effective_.no_kv_cache);
   if (!scores_complete()) *open->mutable_scoring() = ScoresLeft();
+  TANDEM_FAILPOINT("router.open", "crash delay");
   decode_ = std::make_unique<DecodeLeg>(
       this, context_.dialer->DialDecode(decode_ref_, Remaining(), CallTrace()),
       now);
@@ -198,6 +200,7 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
     SayStarted();
     return;
   }
+  TANDEM_FAILPOINT("router.between", "crash stall");
   OpenPrefill(opened.ticket());
 }
 
@@ -382,6 +385,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
 }
 
 void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
+  TANDEM_FAILPOINT("router.first_token", "crash");
   if (phase_ == Phase::kEnding) return;
   if (!scores_complete()) {
     PrefillLost(absl::InternalError("a token came before the last score"));
@@ -459,6 +463,7 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
     AddWork(decode_work_, &so_far);
     output_.Worked(std::move(so_far));
   }
+  TANDEM_FAILPOINT("router.relay", "crash delay");
   output_.Flush();
   context_.observer->OnStage(Stage::kRelay, context_.loop->Now() - now);
   if (verdict == Output::Verdict::kStopString) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/chat_template.h"
 
+#include "common/failpoint.h"
 #include "text/ffi.h"
 #include "text/files.h"
 #include "text/tokenizer.h"
@@ -17,6 +18,7 @@ ChatTemplate::~ChatTemplate() = default;
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Load(
     const std::string& model_dir, const ChatTemplateLimits& limits) {
+  if (TANDEM_FAILPOINT("load.template", "fail")) return failpoint::Error();
   auto config = ReadOptionalModelFile(model_dir + "/tokenizer_config.json",
                                       kMaxConfigBytes);
   if (!config.ok()) return config.status();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "text/ffi.h"
 #include "text/files.h"
 
@@ -69,6 +70,7 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view tokenizer_json) {
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& model_dir) {
+  if (TANDEM_FAILPOINT("load.tokenizer", "fail")) return failpoint::Error();
   const std::string path = model_dir + "/tokenizer.json";
   auto json = ReadModelFile(path, kMaxTokenizerBytes);
   if (!json.ok()) return json.status();

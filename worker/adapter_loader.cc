@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 
 namespace tandem::worker {
 namespace {
@@ -112,6 +113,9 @@ absl::Status AdapterLoader::CheckLoad(const v1::LoadAdapter& command) const {
 }
 
 void AdapterLoader::OnRead(const absl::StatusOr<std::string>& digest) {
+  if (TANDEM_FAILPOINT("load.adapter", "crash fail stall")) {
+    return Finish(failpoint::Error());
+  }
   if (!digest.ok()) return Finish(digest.status());
   const v1::LoadAdapter& load = orders_.front().load;
   if (!load.digest().empty() && load.digest() != *digest) {

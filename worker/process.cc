@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
+#include "common/http/failpoints.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
@@ -302,6 +304,7 @@ absl::Status Process::StartRole() {
 }
 
 absl::Status Process::StartServers() {
+  if (TANDEM_FAILPOINT("worker.listen", "fail")) return failpoint::Error();
   http_ = std::make_unique<HttpServer>(
       HttpOptions{.host = flags_.worker.host, .port = flags_.worker.http_port});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
@@ -318,6 +321,9 @@ absl::Status Process::StartServers() {
   });
   http_->Handle("GET", "/readyz",
                 [this](const HttpRequest&) { return HealthResponse(Ready()); });
+#ifdef TANDEM_FAILPOINTS
+  ServeFailpoints(http_.get());
+#endif
   absl::Status listening = http_->Start();
   if (!listening.ok()) return listening;
 
@@ -426,6 +432,7 @@ absl::Status Process::Ready() const {
 }
 
 void Process::Drain() {
+  TANDEM_FAILPOINT("worker.drain", "crash stall");
   LogInfo("draining", {{"timeout", flags_.worker.shutdown_timeout}});
   ready_ = false;
   for (const std::string& service : spec_.health_services) {
@@ -462,6 +469,7 @@ void Process::SynchronizeExecutors() {
 }
 
 void Process::Stop() {
+  TANDEM_FAILPOINT("worker.stop", "crash stall");
   resolver_.reset();
   if (loop_ != nullptr && role_ != nullptr) {
     loop_->RunSync([&] {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/types/span.h"
+#include "common/failpoint.h"
 
 namespace tandem::worker {
 namespace {
@@ -112,6 +113,7 @@ void Registration::Connect(Link* link) {
   link->stream->Start(link);
   v1::RegisterRequest hello;
   *hello.mutable_hello() = options_.hello;
+  if (TANDEM_FAILPOINT("worker.register", "crash drop")) return;
   link->stream->Send(std::move(hello));
   v1::RegisterRequest load;
   *load.mutable_load() = load_();
@@ -161,6 +163,7 @@ AdapterLoader::Done Registration::AnswerTo(const Link& link) {
 }
 
 void Registration::SayLoad() {
+  if (TANDEM_FAILPOINT("worker.load", "drop delay")) return;
   SayAdapters();
   const v1::WorkerLoad load = load_();
   const engine::CacheChanges changes = pool_->TakeChanges();

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/failpoint.h"
 #include "kernels/types.h"
 #include "text/grammar_source.h"
 #include "text/tokenizer.h"
@@ -327,6 +328,7 @@ void TextGrammars::RunCompiler() {
       at_work_ = job.number;
       unwanted_ = false;
     }
+    TANDEM_FAILPOINT("worker.grammar", "crash stall");
     auto made = CompileNow(job.order);
     if (unwanted_) continue;
     loop_->Post([done = std::move(job.done), made = std::move(made)]() mutable {

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/thread_loop.h"
 #include "handoff/shm/shm_way.h"
 
@@ -226,6 +227,7 @@ bool Doorman::Hear(Visit* visit) {
 }
 
 bool Doorman::Admit(Visit* visit) {
+  if (TANDEM_FAILPOINT("handoff.door", "crash fail stall")) return false;
   if (CRYPTO_memcmp(visit->heard.data() + shm::kSecretBytes,
                     visit->nonce.data(), shm::kNonceBytes) != 0) {
     return false;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "common/mutex.h"
 #include "common/thread_loop.h"
 #include "handoff/shm/arena.h"
@@ -60,6 +61,9 @@ absl::Status ReadExactly(int socket, char* out, size_t size) {
 
 // The one byte that carries the descriptor.
 absl::StatusOr<Fd> ReadDescriptor(int socket) {
+  if (TANDEM_FAILPOINT("handoff.descriptor", "fail stall")) {
+    return failpoint::Error();
+  }
   char byte = 0;
   iovec part{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};

@@ -70,7 +70,9 @@ int CountEntries(const std::string& directory) {
   return count;
 }
 
-std::string HttpGet(int port, const std::string& path) {
+// GET, or POST of `body`.
+std::string Http(int port, const std::string& path,
+                 const std::string* body = nullptr) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -80,9 +82,11 @@ std::string HttpGet(int port, const std::string& path) {
   timeval timeout{.tv_sec = 5, .tv_usec = 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
-    const std::string request = absl::StrCat(
-        "GET ", path,
-        " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    const std::string request =
+        absl::StrCat(body == nullptr ? "GET " : "POST ", path,
+                     " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                     "Content-Length: ", body == nullptr ? 0 : body->size(),
+                     "\r\n\r\n", body == nullptr ? "" : *body);
     (void)!send(fd, request.data(), request.size(), MSG_NOSIGNAL);
     char buffer[8192];
     ssize_t count;
@@ -102,6 +106,12 @@ std::string EmbeddedModel() {
 
 std::string Cluster::BinaryPath(const std::string& binary) {
   return absl::StrCat(TANDEM_BINARY_DIR, "/bin/", binary);
+}
+
+std::string Cluster::Program(const std::string& name) const {
+  return options_.faulty
+             ? absl::StrCat(TANDEM_BINARY_DIR, "/tests/", name, "-faulty")
+             : BinaryPath(name);
 }
 
 Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
@@ -149,10 +159,9 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
             .log_path = absl::StrCat(directory_, "/", name, ".log")};
       };
   add("router",
-      {BinaryPath("tandem-router"), model, "--grpc-port",
-       absl::StrCat(grpc_port_), "--internal-port",
-       absl::StrCat(internal_port_), "--admin-port", absl::StrCat(admin_port_),
-       "--port", absl::StrCat(router_http_port_)},
+      {Program("tandem-router"), model, "--grpc-port", absl::StrCat(grpc_port_),
+       "--internal-port", absl::StrCat(internal_port_), "--admin-port",
+       absl::StrCat(admin_port_), "--port", absl::StrCat(router_http_port_)},
       {&options_.router_arguments});
   processes_["router"].http_port = router_http_port_;
   const auto add_workers = [&](const std::string& role, int count,
@@ -161,7 +170,7 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
       const std::string name = absl::StrCat(role, "-", i);
       const int http_port = FreePort();
       add(name,
-          {BinaryPath(absl::StrCat("tandem-", role)), model, "--router",
+          {Program(absl::StrCat("tandem-", role)), model, "--router",
            absl::StrCat("localhost:", internal_port_), "--worker-id", name,
            "--threads", "1", "--port", absl::StrCat(http_port), "--grpc-port",
            absl::StrCat(FreePort())},
@@ -188,6 +197,15 @@ absl::Status Cluster::Spawn(const std::string& name) {
   std::vector<char*> argv;
   for (std::string& argument : process.argv) argv.push_back(argument.data());
   argv.push_back(nullptr);
+  std::vector<char*> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    environment.push_back(*entry);
+  }
+  std::string faults = absl::StrCat("TANDEM_FAILPOINTS=", process.faults);
+  if (!std::exchange(process.faults, "").empty()) {
+    environment.push_back(faults.data());
+  }
+  environment.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return absl::InternalError("fork failed");
@@ -203,7 +221,7 @@ absl::Status Cluster::Spawn(const std::string& name) {
     dup2(log, STDERR_FILENO);
     // Descriptors of the test's own sockets must not keep ports busy.
     for (int fd = 3; fd < 1024; ++fd) close(fd);
-    execv(argv[0], argv.data());
+    execve(argv[0], argv.data(), environment.data());
     _exit(127);
   }
   process.pid = pid;
@@ -316,6 +334,17 @@ void Cluster::Signal(const std::string& name, int signal) {
   if (processes_.at(name).pid > 0) kill(processes_.at(name).pid, signal);
 }
 
+void Cluster::ArmAtStart(const std::string& name, const std::string& faults) {
+  processes_.at(name).faults = faults;
+}
+
+std::string Cluster::Arm(const std::string& name, const std::string& faults) {
+  const std::string response =
+      Http(processes_.at(name).http_port, "/failpoints", &faults);
+  if (response.size() > 12 && response.substr(9, 3) == "200") return "";
+  return absl::StrCat(name, " is not armed: ", response);
+}
+
 void Cluster::Kill(const std::string& name) {
   Process& process = processes_.at(name);
   if (process.pid <= 0) return;
@@ -406,7 +435,7 @@ std::string Cluster::Log(const std::string& name) const {
 }
 
 std::string Cluster::Probe(const std::string& name, const std::string& path) {
-  const std::string response = HttpGet(processes_.at(name).http_port, path);
+  const std::string response = Http(processes_.at(name).http_port, path);
   const size_t body = response.find("\r\n\r\n");
   if (body == std::string::npos) return "";
   return absl::StrCat(response.substr(9, 3), " ", response.substr(body + 4));
@@ -414,7 +443,7 @@ std::string Cluster::Probe(const std::string& name, const std::string& path) {
 
 std::map<std::string, double> Cluster::Metrics(const std::string& name) {
   std::map<std::string, double> values;
-  std::istringstream lines(HttpGet(processes_.at(name).http_port, "/metrics"));
+  std::istringstream lines(Http(processes_.at(name).http_port, "/metrics"));
   std::string line;
   while (std::getline(lines, line)) {
     const size_t space = line.rfind(' ');

@@ -30,6 +30,8 @@ struct ClusterOptions {
   std::vector<std::string> worker_arguments = {};
   std::vector<std::string> prefill_arguments = {};
   std::vector<std::string> decode_arguments = {};
+  // The programs with failpoints (tests/failpoints).
+  bool faulty = false;
   // PEM files for --tls-cert, --tls-key, --tls-ca; empty: plain text.
   std::string tls_cert = {}, tls_key = {}, tls_ca = {};
 };
@@ -69,6 +71,10 @@ class Cluster {
   // `name` is "router", "prefill-0", "decode-1", ...
   pid_t pid(const std::string& name) const;
   void Signal(const std::string& name, int signal);
+  // What the next start of it has in TANDEM_FAILPOINTS, once.
+  void ArmAtStart(const std::string& name, const std::string& faults);
+  // POST /failpoints: "" once armed, or why not.
+  std::string Arm(const std::string& name, const std::string& faults);
   // SIGKILL and reap.
   void Kill(const std::string& name);
   // Starts a killed one again, on the same ports.
@@ -113,11 +119,13 @@ class Cluster {
     pid_t pid = -1;
     std::string log_path = {};
     int http_port = 0;
+    std::string faults = {};
     std::optional<Footprint> baseline = {};
   };
 
   absl::Status Spawn(const std::string& name);
   void WarmUp();
+  std::string Program(const std::string& name) const;
   bool ClientsSee(int decode);
   std::string CheckWorkers(const v1::GetClusterStateResponse& state);
   std::string CheckFootprints();
