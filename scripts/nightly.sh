@@ -27,6 +27,8 @@ step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
 step faults "workers killed in every phase, 20 times" \
   env TANDEM_FAULT_SEEDS=20 "$BUILD/release/tests/fault_test"
+step failpoints "each action of each failpoint" \
+  env TANDEM_FAILPOINT_CASES=all "$BUILD/release/tests/failpoint_matrix_test"
 build asan nightly-sanitizer-tests
 step emulated "models on the emulated GPU (asan)" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \

@@ -42,9 +42,10 @@ std::string Compare(const Expectation& expected, const Outcome& outcome) {
 }
 
 Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
-           int streams)
+           int streams, bool patient)
     : cluster_(cluster),
       expectations_(expectations),
+      patient_(patient),
       running_(streams),
       completed_(static_cast<size_t>(streams)),
       calls_(static_cast<size_t>(streams)) {
@@ -69,6 +70,11 @@ void Load::Run(int stream) {
       std::lock_guard<std::mutex> lock(mutex_);
       calls_[static_cast<size_t>(stream)] = nullptr;
     }
+    if (patient_ && absl::IsUnavailable(outcome.status)) {
+      ++unavailable_;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      continue;
+    }
     const std::string wrong = Compare(expected, outcome);
     retries_ += outcome.done.timings().retries();
     ++completed_[static_cast<size_t>(stream)];
@@ -85,13 +91,16 @@ int64_t Load::completed() const {
   return std::accumulate(completed_.begin(), completed_.end(), int64_t{0});
 }
 
-void Load::WaitForEveryStream() const {
+bool Load::WaitForEveryStream(std::chrono::seconds timeout) const {
+  const auto end = std::chrono::steady_clock::now() + timeout;
   const std::vector<int64_t> before(completed_.begin(), completed_.end());
   for (size_t i = 0; i < before.size(); ++i) {
     while (completed_[i] == before[i] && fault_count_ == 0) {
+      if (std::chrono::steady_clock::now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
+  return true;
 }
 
 bool Load::Finish(std::chrono::seconds timeout) {
