@@ -3,7 +3,7 @@
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
 # fresh inputs, the simulation over many more seeds, models on the emulated GPU
 # with AddressSanitizer, the page in a browser, the Helm chart in a real API
-# server, and the client libraries.
+# server, the client libraries, and the table of docs/reliability.md.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -41,3 +41,5 @@ step emulated "models on the emulated GPU (asan)" \
 # By chroot, so only as root.
 [ "$(id -u)" != 0 ] ||
   "$ROOT/scripts/image.sh" --programs "$BUILD/release/bin"
+# Last, since a time that a busy machine misses ends it.
+"$ROOT/scripts/figures.sh"

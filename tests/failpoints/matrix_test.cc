@@ -363,7 +363,8 @@ class MatrixTest : public testing::Test {
   // All that is wrong.
   static std::string Run(const Case& c) {
     const size_t seen = cluster_->Log(c.victim).size();
-    Load load(cluster_, expectations_, kStreams, c.row.told);
+    Load load(cluster_, expectations_, kStreams,
+              c.row.told ? Load::Again::kAll : Load::Again::kNone);
     std::string wrong = Provoke(c, seen);
     const bool fired = wrong.empty();
     if (fired && c.exit().has_value()) {

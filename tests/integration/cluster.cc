@@ -117,10 +117,13 @@ std::string Cluster::Program(const std::string& name) const {
 Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   char directory[] = "/tmp/tandem-test-XXXXXX";
   directory_ = mkdtemp(directory);
-  grpc_port_ = FreePort();
-  internal_port_ = FreePort();
-  admin_port_ = FreePort();
-  router_http_port_ = FreePort();
+  for (int i = 0; i < options_.routers; ++i) {
+    routers_.push_back({.name = i == 0 ? "router" : absl::StrCat("router-", i),
+                        .grpc_port = FreePort(),
+                        .internal_port = FreePort(),
+                        .admin_port = FreePort(),
+                        .http_port = FreePort()});
+  }
 
   const std::string model =
       options_.model_dir.empty() ? EmbeddedModel() : options_.model_dir;
@@ -158,23 +161,30 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
             .argv = std::move(argv),
             .log_path = absl::StrCat(directory_, "/", name, ".log")};
       };
-  add("router",
-      {Program("tandem-router"), model, "--grpc-port", absl::StrCat(grpc_port_),
-       "--internal-port", absl::StrCat(internal_port_), "--admin-port",
-       absl::StrCat(admin_port_), "--port", absl::StrCat(router_http_port_)},
-      {&options_.router_arguments});
-  processes_["router"].http_port = router_http_port_;
+  std::vector<std::string> registries;
+  for (const Router& router : routers_) {
+    add(router.name,
+        {Program("tandem-router"), model, "--grpc-port",
+         absl::StrCat(router.grpc_port), "--internal-port",
+         absl::StrCat(router.internal_port), "--admin-port",
+         absl::StrCat(router.admin_port), "--port",
+         absl::StrCat(router.http_port)},
+        {&options_.router_arguments});
+    processes_[router.name].http_port = router.http_port;
+    registries.insert(
+        registries.end(),
+        {"--router", absl::StrCat("localhost:", router.internal_port)});
+  }
   const auto add_workers = [&](const std::string& role, int count,
                                const std::vector<std::string>& own) {
     for (int i = 0; i < count; ++i) {
       const std::string name = absl::StrCat(role, "-", i);
       const int http_port = FreePort();
       add(name,
-          {Program(absl::StrCat("tandem-", role)), model, "--router",
-           absl::StrCat("localhost:", internal_port_), "--worker-id", name,
+          {Program(absl::StrCat("tandem-", role)), model, "--worker-id", name,
            "--threads", "1", "--port", absl::StrCat(http_port), "--grpc-port",
            absl::StrCat(FreePort())},
-          {&device, &options_.worker_arguments, &own});
+          {&registries, &device, &options_.worker_arguments, &own});
       processes_[name].http_port = http_port;
     }
   };
@@ -262,14 +272,16 @@ std::shared_ptr<grpc::Channel> Cluster::Channel(int port) {
   return rpc::MakeChannel(absl::StrCat("localhost:", port), *tls);
 }
 
-std::unique_ptr<v1::InferenceService::Stub> Cluster::Client() {
-  if (channel_ == nullptr) channel_ = Channel(grpc_port_);
-  return v1::InferenceService::NewStub(channel_);
+std::unique_ptr<v1::InferenceService::Stub> Cluster::Client(int router) {
+  Router& of = routers_[static_cast<size_t>(router)];
+  if (of.channel == nullptr) of.channel = Channel(of.grpc_port);
+  return v1::InferenceService::NewStub(of.channel);
 }
 
-absl::StatusOr<v1::GetClusterStateResponse> Cluster::State() {
-  if (admin_channel_ == nullptr) admin_channel_ = Channel(admin_port_);
-  const auto stub = v1::AdminService::NewStub(admin_channel_);
+absl::StatusOr<v1::GetClusterStateResponse> Cluster::State(int router) {
+  Router& of = routers_[static_cast<size_t>(router)];
+  if (of.admin_channel == nullptr) of.admin_channel = Channel(of.admin_port);
+  const auto stub = v1::AdminService::NewStub(of.admin_channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(5));
@@ -283,35 +295,38 @@ absl::StatusOr<v1::GetClusterStateResponse> Cluster::State() {
 }
 
 // What clients are told of workers follows a moment later.
-bool Cluster::ClientsSee(int decode) {
+bool Cluster::ClientsSee(int router, int decode) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(5));
   v1::GetModelResponse response;
-  const grpc::Status status = Client()->GetModel(&context, {}, &response);
+  const grpc::Status status = Client(router)->GetModel(&context, {}, &response);
   return !status.ok() || response.model().ready_decode_workers() >= decode;
+}
+
+std::string Cluster::Missing(int router, int prefill, int decode) {
+  const auto state = State(router);
+  if (!state.ok()) return state.status().ToString();
+  int p = 0, d = 0;
+  for (const v1::WorkerStatus& worker : state->workers()) {
+    if (!worker.placeable()) continue;
+    p += worker.hello().role() == v1::WORKER_ROLE_PREFILL;
+    d += worker.hello().role() == v1::WORKER_ROLE_DECODE;
+  }
+  if (p >= prefill && d >= decode && ClientsSee(router, decode)) return "";
+  return state->ShortDebugString();
 }
 
 absl::Status Cluster::WaitUntilReady(int prefill, int decode,
                                      std::chrono::seconds timeout) {
   const auto end = Clock::now() + timeout;
-  std::string last = "never answered";
+  std::string missing = "never answered";
   while (Clock::now() < end) {
-    const auto state = State();
-    if (state.ok()) {
-      int p = 0, d = 0;
-      for (const v1::WorkerStatus& worker : state->workers()) {
-        if (!worker.placeable()) continue;
-        p += worker.hello().role() == v1::WORKER_ROLE_PREFILL;
-        d += worker.hello().role() == v1::WORKER_ROLE_DECODE;
-      }
-      if (p >= prefill && d >= decode && ClientsSee(decode)) {
-        return absl::OkStatus();
-      }
-      last = state->ShortDebugString();
-    } else {
-      last = state.status().ToString();
+    missing.clear();
+    for (int i = 0; i < routers() && missing.empty(); ++i) {
+      missing = Missing(i, prefill, decode);
     }
+    if (missing.empty()) return absl::OkStatus();
     for (auto& [name, process] : processes_) {
       int wait_status;
       if (process.pid > 0 &&
@@ -323,7 +338,7 @@ absl::Status Cluster::WaitUntilReady(int prefill, int decode,
     }
     std::this_thread::sleep_for(milliseconds(50));
   }
-  return absl::DeadlineExceededError(absl::StrCat("not ready: ", last));
+  return absl::DeadlineExceededError(absl::StrCat("not ready: ", missing));
 }
 
 pid_t Cluster::pid(const std::string& name) const {
@@ -382,14 +397,15 @@ void Cluster::SetDeadline(grpc::ClientContext* context) {
 }
 
 Outcome Cluster::Generate(const v1::GenerateRequest& request,
-                          grpc::ClientContext* context) {
-  const auto stub = Client();
+                          grpc::ClientContext* context, int router) {
+  const auto stub = Client(router);
   grpc::ClientContext own;
   if (context == nullptr) {
     context = &own;
     SetDeadline(context);
   }
   Outcome outcome;
+  outcome.sent = Clock::now();
   const auto reader = stub->Generate(context, request);
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
@@ -401,6 +417,7 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
       sequence.mutable_token_ids()->MergeFrom(delta.token_ids());
       sequence.mutable_logprobs()->MergeFrom(delta.logprobs());
       sequence.mutable_attention()->MergeFrom(delta.attention());
+      if (delta.token_ids_size() > 0) outcome.deltas.push_back(Clock::now());
     }
     if (response.has_finished()) {
       ++outcome.finished;
@@ -414,6 +431,7 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
     }
   }
   outcome.status = rpc::FromGrpc(reader->Finish());
+  outcome.ended = Clock::now();
   for (const auto& [index, sequence] : outcome.sequences) {
     outcome.text += sequence.text();
     outcome.token_ids.insert(outcome.token_ids.end(),
@@ -518,9 +536,12 @@ std::string Cluster::WhatIsLeft(const std::string& canary) {
   std::string wrong;
   const auto end = Clock::now() + std::chrono::seconds(8);
   while (Clock::now() < end) {
-    const auto state = State();
-    wrong = state.ok() ? CheckWorkers(*state) : state.status().ToString();
-    absl::StrAppend(&wrong, CheckFootprints());
+    wrong = CheckFootprints();
+    for (int i = 0; i < routers(); ++i) {
+      const auto state = State(i);
+      absl::StrAppend(&wrong, state.ok() ? CheckWorkers(*state)
+                                         : state.status().ToString());
+    }
     if (wrong.empty()) break;
     // Loads are reported four times a second.
     std::this_thread::sleep_for(milliseconds(100));

@@ -22,10 +22,13 @@
 
 namespace tandem::integration {
 
+using TimePoint = std::chrono::steady_clock::time_point;
+
 struct ClusterOptions {
   std::string model_dir = {};  // empty: the embedded model
   int prefill = 1;
   int decode = 1;
+  int routers = 1;  // workers register with all
   std::vector<std::string> router_arguments = {};
   std::vector<std::string> worker_arguments = {};
   std::vector<std::string> prefill_arguments = {};
@@ -54,6 +57,8 @@ struct Outcome {
   int started = 0;  // events of each kind, for their order and number
   int finished = 0;
   int ends = 0;
+  TimePoint sent, ended;
+  std::vector<TimePoint> deltas;  // of those that brought a token
 };
 
 class Cluster {
@@ -68,7 +73,7 @@ class Cluster {
   // compares with. One that is started again has the next check's.
   absl::Status Start();
 
-  // `name` is "router", "prefill-0", "decode-1", ...
+  // `name` is "router", "router-1", "prefill-0", "decode-1", ...
   pid_t pid(const std::string& name) const;
   void Signal(const std::string& name, int signal);
   // What the next start of it has in TANDEM_FAILPOINTS, once.
@@ -82,20 +87,22 @@ class Cluster {
   // Waits for it to end by itself; its exit code, or 128 + signal.
   std::optional<int> WaitForExit(const std::string& name,
                                  std::chrono::seconds timeout);
+  // Every router places on so many.
   absl::Status WaitUntilReady(int prefill, int decode,
                               std::chrono::seconds timeout);
 
-  absl::StatusOr<v1::GetClusterStateResponse> State();
-  std::unique_ptr<v1::InferenceService::Stub> Client();
+  int routers() const { return static_cast<int>(routers_.size()); }
+  absl::StatusOr<v1::GetClusterStateResponse> State(int router = 0);
+  std::unique_ptr<v1::InferenceService::Stub> Client(int router = 0);
   std::shared_ptr<grpc::Channel> Channel(int port);
-  int grpc_port() const { return grpc_port_; }
-  int admin_port() const { return admin_port_; }
-  int http_port() const { return router_http_port_; }
+  int grpc_port() const { return routers_[0].grpc_port; }
+  int admin_port() const { return routers_[0].admin_port; }
+  int http_port() const { return routers_[0].http_port; }
 
   // Reads the whole stream. `context` lets the caller cancel, and brings a
   // deadline of its own.
   Outcome Generate(const v1::GenerateRequest& request,
-                   grpc::ClientContext* context = nullptr);
+                   grpc::ClientContext* context = nullptr, int router = 0);
   // Behind any test that is right.
   static void SetDeadline(grpc::ClientContext* context);
 
@@ -123,22 +130,29 @@ class Cluster {
     std::optional<Footprint> baseline = {};
   };
 
+  struct Router {
+    std::string name = {};
+    int grpc_port = 0;
+    int internal_port = 0;
+    int admin_port = 0;
+    int http_port = 0;
+    std::shared_ptr<grpc::Channel> channel = {};
+    std::shared_ptr<grpc::Channel> admin_channel = {};
+  };
+
   absl::Status Spawn(const std::string& name);
   void WarmUp();
   std::string Program(const std::string& name) const;
-  bool ClientsSee(int decode);
+  // "" or what is missing.
+  std::string Missing(int router, int prefill, int decode);
+  bool ClientsSee(int router, int decode);
   std::string CheckWorkers(const v1::GetClusterStateResponse& state);
   std::string CheckFootprints();
 
   const ClusterOptions options_;
   std::string directory_;  // of logs
-  int grpc_port_ = 0;
-  int internal_port_ = 0;
-  int admin_port_ = 0;
-  int router_http_port_ = 0;
+  std::vector<Router> routers_;
   std::map<std::string, Process> processes_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::shared_ptr<grpc::Channel> admin_channel_;
 };
 
 // Greedy unless changed; token ids are returned.

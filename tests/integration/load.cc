@@ -41,44 +41,87 @@ std::string Compare(const Expectation& expected, const Outcome& outcome) {
   return "";
 }
 
+Served Summary(const Outcome& outcome) {
+  Served served;
+  served.sent = outcome.sent;
+  served.ended = outcome.ended;
+  served.code = outcome.status.code();
+  served.tokens = static_cast<int>(outcome.token_ids.size());
+  if (!outcome.deltas.empty()) served.first = outcome.deltas[0];
+  for (size_t i = 1; i < outcome.deltas.size(); ++i) {
+    const auto gap = outcome.deltas[i] - outcome.deltas[i - 1];
+    if (gap <= served.gap) continue;
+    served.gap = gap;
+    served.gap_ended = outcome.deltas[i];
+  }
+  return served;
+}
+
 Load::Load(Cluster* cluster, const std::vector<Expectation>* expectations,
-           int streams, bool patient)
+           int streams, Again again)
     : cluster_(cluster),
       expectations_(expectations),
-      patient_(patient),
+      again_(again),
       running_(streams),
       completed_(static_cast<size_t>(streams)),
       calls_(static_cast<size_t>(streams)) {
-  (void)cluster_->Client();  // makes the channel, before threads share it
+  for (int i = 0; i < cluster_->routers(); ++i) {
+    (void)cluster_->Client(i);  // makes the channel, before threads share it
+  }
   for (int i = 0; i < streams; ++i)
     threads_.emplace_back([this, i] { Run(i); });
 }
 
+bool Load::MayAgain(const Outcome& outcome, TimePoint first_sent) const {
+  if (again_ == Again::kNone || !absl::IsUnavailable(outcome.status)) {
+    return false;
+  }
+  if (again_ == Again::kAll) return true;
+  return outcome.started == 0 &&
+         outcome.ended - first_sent < std::chrono::seconds(5);
+}
+
+std::optional<Outcome> Load::Call(int stream, int router,
+                                  const Expectation& expected) {
+  grpc::ClientContext context;
+  Cluster::SetDeadline(&context);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (cancelled_) return std::nullopt;
+    calls_[static_cast<size_t>(stream)] = &context;
+  }
+  Outcome outcome = cluster_->Generate(expected.request, &context, router);
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_[static_cast<size_t>(stream)] = nullptr;
+  served_.push_back(Summary(outcome));
+  return outcome;
+}
+
 void Load::Run(int stream) {
+  int router = stream % cluster_->routers();
+  std::optional<TimePoint> first_sent;  // of a call that is made again
+  size_t i = 0;
   while (!stop_) {
-    const size_t i = static_cast<size_t>(next_++) % expectations_->size();
+    if (!first_sent) {
+      i = static_cast<size_t>(next_++) % expectations_->size();
+    }
     const Expectation& expected = (*expectations_)[i];
-    grpc::ClientContext context;
-    Cluster::SetDeadline(&context);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (cancelled_) break;
-      calls_[static_cast<size_t>(stream)] = &context;
-    }
-    const Outcome outcome = cluster_->Generate(expected.request, &context);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      calls_[static_cast<size_t>(stream)] = nullptr;
-    }
-    if (patient_ && absl::IsUnavailable(outcome.status)) {
+    const std::optional<Outcome> called = Call(stream, router, expected);
+    if (!called) break;
+    const Outcome& outcome = *called;
+    if (!first_sent) first_sent = outcome.sent;
+    if (MayAgain(outcome, *first_sent)) {
       ++unavailable_;
+      router = (router + 1) % cluster_->routers();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       continue;
     }
+    first_sent.reset();
     const std::string wrong = Compare(expected, outcome);
     retries_ += outcome.done.timings().retries();
     ++completed_[static_cast<size_t>(stream)];
     if (wrong.empty()) continue;
+    wrong_count_ += outcome.status.ok();
     if (++fault_count_ <= 5) {
       std::lock_guard<std::mutex> lock(mutex_);
       absl::StrAppend(&faults_, "request ", i, ": ", wrong, "\n");
@@ -111,6 +154,7 @@ bool Load::Finish(std::chrono::seconds timeout) {
   }
   const bool in_time = running_ == 0;
   if (!in_time) {
+    hung_ = running_;
     std::lock_guard<std::mutex> lock(mutex_);
     cancelled_ = true;
     for (grpc::ClientContext* const call : calls_) {
@@ -121,6 +165,11 @@ bool Load::Finish(std::chrono::seconds timeout) {
     if (thread.joinable()) thread.join();
   }
   return in_time;
+}
+
+std::vector<Served> Load::served() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return served_;
 }
 
 std::string Load::faults() {

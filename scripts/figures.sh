@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Measures what docs/reliability.md promises, with real processes on this
+# machine, prints the table, and writes it into that page.
+#
+#   scripts/figures.sh                  every row but the soak, about an hour
+#   scripts/figures.sh kills load       only these
+#   scripts/figures.sh --small          minutes: the same with smaller numbers
+#   scripts/figures.sh soak             TANDEM_SOAK_HOURS (default 8)
+#
+# Rows: kills load cancellation overload rollout soak. TANDEM_SEED runs one
+# again. Times are goals for an idle machine of two cores. Status 1: a row was
+# not held.
+source "$(dirname "$0")/lib.sh"
+
+rows=() size=full
+for argument in "$@"; do
+  case $argument in
+    kills | load | cancellation | overload | rollout | soak) rows+=("$argument") ;;
+    --small) size=ci ;;
+    -h | --help)
+      sed -n '3,14s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
+    *) die "unknown row '$argument' (kills, load, cancellation, overload, rollout, soak)" ;;
+  esac
+done
+[ ${#rows[@]} -gt 0 ] || rows=(kills load cancellation overload rollout)
+
+build release reliability_figures
+results=$LOGS/figures.jsonl
+: >"$results"
+failed=0
+for row in "${rows[@]}"; do
+  say "== $row"
+  TANDEM_FIGURES=$results TANDEM_FIGURES_SIZE=$size \
+    "$BUILD/release/tests/reliability_figures" --gtest_brief=1 \
+    --gtest_filter="${row^}Row.*" 2>&1 | tee "$LOGS/figures-$row.log" || failed=1
+done
+"$ROOT/scripts/figures.py" "$results" "$ROOT/docs/reliability.md" || failed=1
+exit $failed
