@@ -104,7 +104,7 @@ void Request::PrefillLost(const absl::Status& status, bool call_failed) {
     if (!scores_complete()) ScoresLost(status);
     return;
   }
-  phase_ = Phase::kRetrying;
+  BeginRetry();
   if (!transport || !computed) {
     RetryPrefill(/*counts=*/true, status);
     return;
@@ -156,7 +156,7 @@ void Request::DecodeLost(const absl::Status& status) {
   context_.counters->set_decode_retries(context_.counters->decode_retries() +
                                         1);
   NoteLoss("decode_lost", status);
-  phase_ = Phase::kRetrying;
+  BeginRetry();
   const auto go_on = [this, status] {
     if (CountFailure(status)) Requeue();
   };
@@ -253,9 +253,14 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
     Requeue();
     return;
   }
-  phase_ = Phase::kRetrying;
+  BeginRetry();
   if (trace_ != nullptr) trace_->Enter("queue", context_.loop->Now());
   SendRetry();
+}
+
+void Request::BeginRetry() {
+  phase_ = Phase::kRetrying;
+  asked_since_ = absl::InfiniteFuture();  // nothing yet
 }
 
 void Request::SendRetry() {
@@ -281,6 +286,7 @@ void Request::SendRetry() {
   NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            history_tokens());
+  asked_since_ = context_.loop->Now();
   if (TANDEM_FAILPOINT("router.retry", "crash drop")) return;
   decode_->stream->Send(std::move(message));
 }

@@ -87,7 +87,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   opened_ = decode_computes_ = prefill_computes_ = false;
   decode_computed_ = false;
   phase_ = Phase::kOpening;
-  opening_since_ = now;
+  asked_since_ = now;
   if (trace_ != nullptr) {
     trace_->Enter("reserve", now, decode_ref_.worker_id());
     trace_->Add("place", choice.begun, now);
@@ -182,7 +182,7 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   retry_timer_.Stop();
   if (phase_ == Phase::kOpening) {
     context_.observer->OnStage(Stage::kReserve,
-                               context_.loop->Now() - opening_since_);
+                               context_.loop->Now() - asked_since_);
   }
   opened_ = true;
   was_computed_ = true;
@@ -534,8 +534,8 @@ void Request::Tick(bool judge) {
       DecodeLost(absl::UnavailableError("the decode worker went silent"));
       return;
     }
-    if (phase_ == Phase::kOpening &&
-        now - opening_since_ > options.open_limit) {
+    if ((phase_ == Phase::kOpening || phase_ == Phase::kRetrying) &&
+        now - asked_since_ > options.open_limit) {
       DecodeLost(absl::UnavailableError(
           "the decode worker did not open an attempt in time"));
       return;

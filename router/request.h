@@ -232,6 +232,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void DecodeLost(const absl::Status& status);
   // Asks for the next attempt; counts the failure unless it is free.
   void RetryPrefill(bool counts, const absl::Status& why);
+  void BeginRetry();
   void SendRetry();
   void Requeue();
   // Judges whether a worker that computed this crashed, then goes on.
@@ -309,7 +310,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const absl::Time deadline_;
   absl::Time waiting_since_;  // for room on a decode worker, refusals included
   bool waiting_ = true;
-  absl::Time opening_since_;
+  absl::Time asked_since_;  // the decode worker, to open an attempt
   std::optional<absl::Time> placed_;
   std::optional<absl::Time> first_token_;
   absl::Time last_token_;

@@ -103,7 +103,7 @@ void Request::ScoresLost(const absl::Status& status) {
   context_.counters->set_prefill_retries(context_.counters->prefill_retries() +
                                          1);
   NoteLoss("prefill_lost", status);
-  phase_ = Phase::kRetrying;
+  BeginRetry();
   if (CountFailure(status)) Requeue();
 }
 

@@ -688,6 +688,21 @@ TEST_F(CoreTest, SilenceOfEitherWorkerIsALoss) {
   EXPECT_TRUE(w.decodes[0].dropped);
 }
 
+TEST_F(CoreTest, ADecodeWorkerThatBeatsButOpensNothingIsLost) {
+  w.Decode("d1");
+  w.Submit(World::Ask());
+  w.RunFor(absl::Seconds(3));
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.Prefill("p1");
+  w.prefills[0].Break(Gone());
+  ASSERT_TRUE(w.decodes[0].sent.back().has_retry());
+  w.RunFor(absl::Seconds(4));  // counted from the retry
+  EXPECT_FALSE(w.decodes[0].dropped);
+  w.RunFor(absl::Seconds(2));
+  EXPECT_TRUE(w.decodes[0].dropped);
+  EXPECT_EQ(w.decodes.size(), 2u);
+}
+
 TEST_F(CoreTest, RefusalsMoveOnAtNoCost) {
   w.Decode("d1");
   ClientPipe* client = w.Submit(World::Ask());
