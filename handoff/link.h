@@ -24,6 +24,14 @@ inline constexpr absl::Duration kBeat = absl::Seconds(1);
 // above what credits and repeats let a well-behaved pair queue.
 inline constexpr size_t kMaxUnsent = 4096;
 
+// Since when a transfer stands still that advanced last at `own`, and its link,
+// with any, at `link`. To wait behind slices of others is no stall, but not for
+// ever: what was lost would be waited for as long as the link is busy.
+inline absl::Time StandsSince(absl::Time own, absl::Time link,
+                              absl::Duration transfer_timeout) {
+  return std::max(own, std::min(link, own + 5 * transfer_timeout));
+}
+
 template <typename Out, typename In>
 class LinkBase : public StreamHandler<In> {
  public:

@@ -405,7 +405,9 @@ void Receiver::Impl::CheckClock(Serial serial) {
   // Without a credit out no byte may flow; the next one starts the clock.
   if (state == nullptr || state->credited == 0) return;
   const absl::Duration idle =
-      loop_->Now() - std::max(state->last_progress, state->link->last_progress);
+      loop_->Now() - StandsSince(state->last_progress,
+                                 state->link->last_progress,
+                                 options_.transfer_timeout);
   if (idle < options_.transfer_timeout) {
     state->clock.Start(options_.transfer_timeout - idle,
                        [this, serial] { CheckClock(serial); });

@@ -448,9 +448,11 @@ void Sender::Impl::CheckClock(Serial serial) {
                        !state->announced.empty() || !state->cut.empty();
   // Nothing to move: the clock starts again with the next credit.
   if (!pending) return;
-  // Waiting behind slices of others on the same link is not a stall.
   absl::Time since = state->last_progress;
-  if (!committed) since = std::max(since, state->link->last_progress);
+  if (!committed) {
+    since = StandsSince(since, state->link->last_progress,
+                        options_.transfer_timeout);
+  }
   const absl::Duration idle = loop_->Now() - since;
   if (idle < options_.transfer_timeout) {
     state->clock.Start(options_.transfer_timeout - idle,

@@ -140,6 +140,42 @@ TEST_P(EveryMessage, MayBeLostWithoutAWrongToken) {
 INSTANTIATE_TEST_SUITE_P(Handoff, EveryMessage,
                          ::testing::Values("grpc", "direct"));
 
+TEST(HandoffFault, WhatIsLostIsNotWaitedForWhileOthersUseTheLink) {
+  for (const bool announcement : {true, false}) {
+    World world(Of("grpc"));
+    bool lost = false;
+    world.prefill().on_dial = [&](Pair* pair) {
+      pair->requests.filter = [&](int, v1::LinkRequest* request) {
+        const bool it = announcement && request->has_slice_ready();
+        return it && !std::exchange(lost, true) ? 0 : 1;
+      };
+      pair->responses.filter = [&](int, v1::LinkResponse* response) {
+        const bool it = !announcement && response->has_credit();
+        return it && !std::exchange(lost, true) ? 0 : 1;
+      };
+    };
+    world.Run(1, kPositions);
+    for (int n = 2; n <= 59; ++n) {
+      world.loop.RunFor(absl::Seconds(1));
+      world.Run(n, kPositions);
+    }
+    EXPECT_TRUE(lost);
+    EXPECT_EQ(world.prefill().side.seen[1].failed, 0);  // it might be behind
+    for (int n = 60; n <= 64; ++n) {
+      world.loop.RunFor(absl::Seconds(1));
+      world.Run(n, kPositions);
+    }
+    world.loop.RunFor(absl::Seconds(1));
+    EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
+    for (int n = 2; n <= 64; ++n) {
+      EXPECT_EQ(world.prefill().side.seen[n].acknowledged, 1) << n;
+    }
+    world.receiver->EndAttempt(MakeAttempt(1), absl::OkStatus());
+    world.loop.RunFor(absl::Seconds(70));
+    world.ExpectBaseline();
+  }
+}
+
 TEST(HandoffFault, EverythingTwiceStillLandsOnce) {
   for (const std::string way : {"grpc", "direct"}) {
     World world(Of(way));
