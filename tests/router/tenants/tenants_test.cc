@@ -377,6 +377,7 @@ TEST_F(TenantsTest, NewLimitsTakeEffectAndOldRequestsGoOn) {
 TEST_F(TenantsTest, OneThatGoesAndComesBackHasWhatItHad) {
   auto charge = Ask(50, 10);
   ASSERT_TRUE(charge.ok());
+  (*charge)->Begun();
   tenants_.Set({{"zen", kLimits}});
   tenants_.Set({{"zen", kLimits}});
   tenants_.Set({{"acme", kLimits}, {"zen", kLimits}});
