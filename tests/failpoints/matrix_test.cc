@@ -43,7 +43,9 @@ enum class By {
   kLoad,     // requests
   kStart,    // it is armed when it starts
   kPeer,     // a worker of the other role is killed and comes back
-  kStop,     // or stands still for less than a lease, so that calls wait
+  kStall,    // its loop or its peer stands still for longer than a beat
+  kAlone,    // the other decode worker is killed: blocks are short,
+             // and what is granted waits for slow prefill workers
   kCancel,   // clients that go away
   kTerm,     // SIGTERM
   kAdapter,  // an adapter that is to be loaded, of a folder that is not there
@@ -90,7 +92,7 @@ constexpr Row kRows[] = {
     {"prefill.before_commit", "crash stall(1500)", "prefill"},
     {"prefill.gather", "crash crash@7 stall(1500)", "prefill"},
     {"prefill.done", "crash drop", "prefill"},
-    {"prefill.beat", "drop*40", "prefill", By::kStop},
+    {"prefill.beat", "drop*40", "prefill", By::kStall},
     {"engine.step", "crash fail stall(1500) stall(6000)", "prefill decode"},
     {"engine.evict", "crash", "prefill decode"},
     {"engine.offload_write", "crash fail stall(1500)", "decode"},
@@ -107,12 +109,12 @@ constexpr Row kRows[] = {
     {"decode.started", "crash drop", "decode"},
     {"decode.sampled", "crash crash@17", "decode"},
     {"decode.write", "crash crash@30 delay(300)", "decode"},
-    {"decode.preempt", "crash", "decode"},
-    {"decode.revoke", "crash", "decode"},
+    {"decode.preempt", "crash", "decode", By::kAlone},
+    {"decode.revoke", "crash", "decode", By::kAlone},
     {"decode.retry", "crash", "decode", By::kPeer},
     {"decode.finish", "crash", "decode"},
     {"decode.retire", "crash", "decode"},
-    {"decode.beat", "drop*40", "decode", By::kStop},
+    {"decode.beat", "drop*40", "decode", By::kStall},
 
     {"handoff.dial", "fail delay(300)", "prefill", By::kPeer},
     {"handoff.hello", "crash fail", "decode", By::kPeer},
@@ -248,7 +250,7 @@ ClusterOptions SmallCluster() {
                            "--handoff-slab-bytes", "4KiB", "--shutdown-timeout",
                            "5s", "--max-loras", "1"},
       .prefill_arguments = {"--max-num-seqs", "2", "--num-kv-blocks", "40"},
-      .decode_arguments = {"--num-kv-blocks", "20", "--kv-offload-bytes",
+      .decode_arguments = {"--num-kv-blocks", "16", "--kv-offload-bytes",
                            "256KiB", "--kv-offload-path", testing::TempDir(),
                            "--kv-offload-file-bytes", "4MiB"},
       .faulty = true};
@@ -258,7 +260,7 @@ std::vector<v1::GenerateRequest> Requests() {
   std::vector<v1::GenerateRequest> requests;
   uint64_t i = 0;
   for (const std::string& prompt : SomePrompts(24, 77)) {
-    v1::GenerateRequest request = TextRequest(prompt, 40);
+    v1::GenerateRequest request = TextRequest(prompt, i % 4 == 1 ? 120 : 40);
     request.set_placement(v1::PLACEMENT_SPLIT);
     request.mutable_stopping()->set_ignore_eos(true);
     if (++i % 2 == 0) {
@@ -355,14 +357,27 @@ class MatrixTest : public testing::Test {
       if (!cluster_->Restart(PeerOf(c)).ok()) return "peer does not start; ";
       if (Fired(c, seen, seconds(3))) return "";
     }
-    for (int i = 0; i < 6 && c.row.by == By::kStop; ++i) {
+    for (int i = 0; i < 6 && c.row.by == By::kStall; ++i) {
+      (void)cluster_->Arm(c.victim, "engine.step=stall(1500)");
       cluster_->Signal(PeerOf(c), SIGSTOP);
       const bool fired = Fired(c, seen, seconds(3));
       cluster_->Signal(PeerOf(c), SIGCONT);
       if (fired) return "";
-      std::this_thread::sleep_for(seconds(1));
     }
-    return Fired(c, seen, seconds(20)) ? "" : "never fired; ";
+    if (c.row.by == By::kAlone) {
+      cluster_->Kill("decode-1");
+      for (const char* slow : {"prefill-0", "prefill-1"}) {
+        (void)cluster_->Arm(slow, "prefill.chunk=delay(60)*200");
+      }
+    }
+    const bool fired = Fired(c, seen, seconds(20));
+    if (c.row.by == By::kAlone) {
+      for (const char* slow : {"prefill-0", "prefill-1"}) {
+        (void)cluster_->Arm(slow, "prefill.chunk=off");
+      }
+      if (!cluster_->Restart("decode-1").ok()) return "no restart; ";
+    }
+    return fired ? "" : "never fired; ";
   }
 
   // A slab whose message was lost comes back when its quarantine is over.
@@ -377,7 +392,13 @@ class MatrixTest : public testing::Test {
   // All that is wrong.
   static std::string Run(const Case& c) {
     const size_t seen = cluster_->Log(c.victim).size();
-    Load load(cluster_, expectations_, kStreams,
+    std::vector<Expectation> asked = *expectations_;
+    if (c.row.by == By::kAlone) {  // which grow
+      std::erase_if(asked, [](const Expectation& e) {
+        return e.request.stopping().max_tokens() <= 40;
+      });
+    }
+    Load load(cluster_, &asked, kStreams,
               c.row.told ? Load::Again::kAll : Load::Again::kNone);
     std::string wrong = Provoke(c, seen);
     const bool fired = wrong.empty();
