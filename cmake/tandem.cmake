@@ -125,23 +125,40 @@ endfunction()
 
 # tandem_fuzzer(NAME SRCS ... [DEPS ...] CORPUS dir): with clang and
 # TANDEM_FUZZ=ON a libFuzzer binary in <build>/fuzz, its corpus at
-# <build>/seeds/NAME, both made by the target `fuzzers`; always a plain test that
-# runs the corpus (tests/fuzz_main.cc calls LLVMFuzzerTestOneInput on every file).
+# <build>/seeds/NAME, both made by the target `fuzzers`. Always a part of the
+# folder's <folder>_corpora_test, which runs the corpora of all targets there.
 function(tandem_fuzzer name)
   cmake_parse_arguments(ARG "" "CORPUS" "SRCS;DEPS" ${ARGN})
-  add_executable(${name}_corpus ${ARG_SRCS}
-                 ${PROJECT_SOURCE_DIR}/tests/fuzz_main.cc)
-  target_link_libraries(${name}_corpus PRIVATE ${ARG_DEPS})
-  target_compile_options(${name}_corpus PRIVATE ${TANDEM_WARNINGS})
-  tandem_effort(${name}_corpus)
-  set_target_properties(${name}_corpus PROPERTIES
-    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  add_test(NAME ${name}_corpus COMMAND ${name}_corpus ${ARG_CORPUS})
-  set_tests_properties(${name}_corpus PROPERTIES LABELS unit TIMEOUT 300)
+  get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+  set(test ${folder}_corpora_test)
+  if(NOT TARGET ${test})
+    add_executable(${test} ${PROJECT_SOURCE_DIR}/tests/fuzz_main.cc)
+    target_compile_options(${test} PRIVATE ${TANDEM_WARNINGS})
+    tandem_effort(${test})
+    if(NOT TANDEM_SANITIZE)  # as tests are
+      target_compile_options(${test} PRIVATE -O1)
+    endif()
+    target_include_directories(${test} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_definitions(${test} PRIVATE
+      TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    set_target_properties(${test} PROPERTIES
+      RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    add_test(NAME ${test}
+             COMMAND ${test} "$<TARGET_PROPERTY:${test},TANDEM_CORPORA>"
+             COMMAND_EXPAND_LISTS)
+    set_tests_properties(${test} PROPERTIES LABELS unit TIMEOUT 300)
+  endif()
+  target_sources(${test} PRIVATE ${ARG_SRCS})
+  target_link_libraries(${test} PRIVATE ${ARG_DEPS})
+  set_property(TARGET ${test} APPEND PROPERTY TANDEM_CORPORA
+               ${name}=${ARG_CORPUS})
   if(TANDEM_FUZZ)
     add_executable(${name} ${ARG_SRCS})
     target_link_libraries(${name} PRIVATE ${ARG_DEPS} -fsanitize=fuzzer)
     target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_definitions(${name} PRIVATE TANDEM_LIBFUZZER
+      TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
     set_target_properties(${name} PROPERTIES
       RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
     file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/seeds)

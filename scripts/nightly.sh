@@ -12,16 +12,8 @@ minutes=${1:-10}
 "$ROOT/scripts/setup.sh" --tests
 build release
 "$ROOT/scripts/lint.sh" --all
-build fuzz fuzzers
-for fuzzer in "$BUILD"/fuzz/fuzz/*; do
-  name=$(basename "$fuzzer")
-  # New inputs go to the first folder; what fails is left beside it.
-  mkdir -p "$BUILD/corpus/$name"
-  step "fuzz-$name" "fuzz $name for $minutes min" \
-    "$fuzzer" -max_total_time=$((minutes * 60)) -timeout=1 -rss_limit_mb=512 \
-    -artifact_prefix="$BUILD/corpus/$name-" \
-    "$BUILD/corpus/$name" "$BUILD/fuzz/seeds/$name"
-done
+step fuzz "fuzzing, $minutes min for each target" \
+  "$ROOT/scripts/fuzz.sh" $((minutes * 60))
 step page "the page in a browser" "$ROOT/scripts/page.sh"
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"

@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include "engine/model_config.h"
+#include "tests/fuzz.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_config)(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const size_t cut = text.find('\0');
   const std::string_view generation =

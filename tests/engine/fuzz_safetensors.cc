@@ -7,8 +7,9 @@
 #include <cstdlib>
 
 #include "engine/safetensors.h"
+#include "tests/fuzz.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_safetensors)(const uint8_t* data, size_t size) {
   const auto tensors = tandem::engine::ParseSafetensors(
       "fuzz", {reinterpret_cast<const std::byte*>(data), size});
   if (!tensors.ok()) return 0;

@@ -13,6 +13,8 @@ tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/safetensors)
 tandem_fuzzer(fuzz_config SRCS fuzz_config.cc DEPS tandem_engine_model
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/config)
+tandem_fuzzer(fuzz_lora SRCS fuzz_lora.cc DEPS tandem_engine_model
+              CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/lora)
 
 # With a backend to run on: the rig, and what stands on it.
 if(TARGET tandem_kernels)

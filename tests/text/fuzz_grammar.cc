@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz.h"
 #include "text/grammar.h"
 
 namespace tandem::text {
@@ -73,7 +74,7 @@ void Walk(Grammar grammar, int vocab_size, size_t words, uint64_t seed) {
 }  // namespace
 }  // namespace tandem::text
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_grammar)(const uint8_t* data, size_t size) {
   using namespace tandem::text;  // NOLINT(google-build-using-namespace)
   static const auto* const words = new Words();
   if (size == 0) return 0;

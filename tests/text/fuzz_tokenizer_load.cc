@@ -7,9 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/fuzz.h"
 #include "text/tokenizer.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_tokenizer_load)(const uint8_t* data, size_t size) {
   auto tokenizer = tandem::text::Tokenizer::FromJson(
       {reinterpret_cast<const char*>(data), size});
   if (!tokenizer.ok()) {

@@ -8,8 +8,9 @@
 
 #include "cli/bench/trace.h"
 #include "cli/bench/workload.h"
+#include "tests/fuzz.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_trace)(const uint8_t* data, size_t size) {
   const auto rows = tandem::bench::ParseTrace(
       std::string_view(reinterpret_cast<const char*>(data), size), "fuzz",
       1000);

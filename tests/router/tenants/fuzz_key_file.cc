@@ -7,8 +7,9 @@
 #include <string_view>
 
 #include "router/tenants/key_file.h"
+#include "tests/fuzz.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TANDEM_FUZZ_TARGET(fuzz_key_file)(const uint8_t* data, size_t size) {
   using tandem::router::KeyFile;
   const auto file = tandem::router::ParseKeyFile(
       std::string_view(reinterpret_cast<const char*>(data), size));
