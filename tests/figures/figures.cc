@@ -58,8 +58,8 @@ Row::Row() : name_(NameOfRow()), seed_(SeedOfRow()), random_(seed_) {
 }
 
 void Row::Tell(const std::string& asked, const std::string& measured,
-               bool right, bool in_time) const {
-  const bool held = right && in_time;
+               bool right, bool goal) const {
+  const bool held = right && goal;
   std::printf("%s: %s\n  %s\n  %s\n", name_.c_str(), asked.c_str(),
               measured.c_str(), held ? "held" : "NOT HELD");
   std::fflush(stdout);

@@ -44,10 +44,10 @@ T Sized(T full, T ci) {
 class Row : public testing::Test {
  protected:
   Row();
-  // One line of the table, held if both. Of times another program on the
-  // machine may be the cause: only what is not right fails the test.
+  // One line of the table, held if both. A goal may be missed for another
+  // program on the machine: only what is not right fails the test.
   void Tell(const std::string& asked, const std::string& measured, bool right,
-            bool in_time = true) const;
+            bool goal = true) const;
   // That nothing is left on the cluster.
   void TellWhatIsLeft();
   // Starts it, and runs every request by itself.

@@ -32,6 +32,9 @@ class OverloadRow : public Row {
   Storm Open(double rate, seconds time, int again);
   void TellStorm(const std::string& what, const Storm& storm, double capacity,
                  double unloaded_p99);
+  Outcome Serve(const v1::GenerateRequest& poison, const std::string& role,
+                int* deaths);
+  void Poison(const std::string& role);
 };
 
 std::vector<double> Times(const std::vector<Served>& served) {
@@ -221,69 +224,79 @@ TEST_F(OverloadRow, Readers) {
   TellWhatIsLeft();
 }
 
-// Whichever prefill worker computes it dies of it: by this test's hand, which
-// looks where it is.
-TEST_F(OverloadRow, Poison) {
+// Sends `poison`, and kills each worker of `role` that computes it, after a
+// moment: by this test's hand, which looks where it is.
+Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
+                           const std::string& role, int* deaths) {
+  Outcome outcome;
+  std::atomic<bool> ended = false;
+  std::thread client([&] {
+    outcome = cluster_->Generate(poison);
+    ended = true;
+  });
+  const bool prefill = role == "prefill";
+  std::string computes;
+  while (!ended) {
+    const auto state = cluster_->State();
+    std::string now;
+    if (!state.ok()) continue;
+    for (const v1::RequestStatus& request : state->in_flight()) {
+      if (request.request_id() == poison.request_id() &&
+          request.phase() == (prefill ? "prefilling" : "decoding")) {
+        now =
+            prefill ? request.prefill_worker_id() : request.decode_worker_id();
+      }
+    }
+    if (!now.empty() && (now == computes || !prefill)) {
+      cluster_->Kill(now);
+      ++*deaths;
+      EXPECT_TRUE(cluster_->Restart(now).ok());
+      now.clear();
+    }
+    computes = now;
+    std::this_thread::sleep_for(milliseconds(now.empty() ? 1 : 15));
+  }
+  client.join();
+  return outcome;
+}
+
+void OverloadRow::Poison(const std::string& role) {
   Begin({.prefill = 3,
-         .decode = 2,
+         .decode = 3,
          .worker_arguments = {"--max-num-batched-tokens", "16"}},
         Requests(16, seed_, 5, 10, 400));
   if (HasFatalFailure()) return;
-  v1::GenerateRequest poison = Requests(1, seed_ + 1, 330, 331, 8)[0];
+  v1::GenerateRequest poison = Requests(1, seed_ + 1, 330, 331, 200)[0];
   Load load(cluster_.get(), &expectations_, 15);
   std::this_thread::sleep_for(milliseconds(500));
-  int deaths = 0;
-  const auto serve = [&](const std::string& id) {
-    poison.set_request_id(id);
-    Outcome outcome;
-    std::atomic<bool> ended = false;
-    std::thread client([&] {
-      outcome = cluster_->Generate(poison);
-      ended = true;
-    });
-    std::string computes;
-    while (!ended) {
-      const auto state = cluster_->State();
-      std::string now;
-      if (!state.ok()) continue;
-      for (const v1::RequestStatus& request : state->in_flight()) {
-        if (request.request_id() == id && request.phase() == "prefilling") {
-          now = request.prefill_worker_id();
-        }
-      }
-      if (!now.empty() && now == computes) {
-        cluster_->Kill(now);
-        ++deaths;
-        EXPECT_TRUE(cluster_->Restart(now).ok());
-        now.clear();
-      }
-      computes = now;
-      std::this_thread::sleep_for(milliseconds(now.empty() ? 1 : 15));
-    }
-    client.join();
-    return outcome;
-  };
-  const Outcome first = serve("poison-1");
-  const int killed = deaths;
-  const Outcome second = serve("poison-2");
-  const absl::Status ready = cluster_->WaitUntilReady(3, 2, seconds(60));
+  int deaths = 0, more = 0;
+  poison.set_request_id("poison-1");
+  const Outcome first = Serve(poison, role, &deaths);
+  poison.set_request_id("poison-2");
+  const Outcome second = Serve(poison, role, &more);
+  const absl::Status ready = cluster_->WaitUntilReady(3, 3, seconds(60));
   EXPECT_TRUE(ready.ok()) << ready;
   load.WaitForEveryStream(seconds(60));
   load.Finish();
-  Tell(
-      "a prompt that its workers die of, beside 15 streams: two deaths at "
-      "most, then it is refused at once",
-      absl::StrFormat(
-          "%d deaths, then %s; again: %d deaths, %s within %.0f ms; beside "
-          "it %s",
-          killed, absl::StatusCodeToString(first.status.code()),
-          deaths - killed, absl::StatusCodeToString(second.status.code()),
-          1e3 * Served::Seconds(second.ended - second.sent), Counts(load)),
-      killed == 2 && absl::IsInternal(first.status) && deaths == killed &&
-          absl::IsInternal(second.status) && Clean(load));
+  Tell(absl::StrFormat("a prompt that %s workers die of, beside 15 streams: "
+                       "two deaths at most, then it is refused at once",
+                       role),
+       absl::StrFormat(
+           "%d deaths, then %s; again: %d deaths, %s within %.0f ms; beside "
+           "it %s",
+           deaths, absl::StatusCodeToString(first.status.code()), more,
+           absl::StatusCodeToString(second.status.code()),
+           1e3 * Served::Seconds(second.ended - second.sent), Counts(load)),
+       Clean(load),
+       deaths == 2 && absl::IsInternal(first.status) && more == 0 &&
+           absl::IsInternal(second.status));
   EXPECT_EQ(load.faults(), "");
   TellWhatIsLeft();
 }
+
+TEST_F(OverloadRow, PoisonOfPrefill) { Poison("prefill"); }
+
+TEST_F(OverloadRow, PoisonOfDecode) { Poison("decode"); }
 
 }  // namespace
 }  // namespace tandem::figures
