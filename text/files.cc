@@ -49,6 +49,9 @@ absl::StatusOr<std::string> ReadOptionalModelFile(const std::string& path,
                                                   size_t max_bytes) {
   auto bytes = ReadModelFile(path, max_bytes);
   if (absl::IsNotFound(bytes.status())) return std::string();
+  if (bytes.ok() && bytes->empty()) {  // cut short: it is not the same as none
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is empty"));
+  }
   return bytes;
 }
 

@@ -16,7 +16,8 @@ namespace tandem::text {
 absl::StatusOr<std::string> ReadModelFile(const std::string& path,
                                           size_t max_bytes);
 
-// The same, but a file that does not exist is the empty string.
+// The same, but a file that does not exist is the empty string, and one that is
+// empty is INVALID_ARGUMENT.
 absl::StatusOr<std::string> ReadOptionalModelFile(const std::string& path,
                                                   size_t max_bytes);
 
