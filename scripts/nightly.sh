@@ -21,6 +21,9 @@ step faults "workers killed in every phase, 20 times" \
   env TANDEM_FAULT_SEEDS=20 "$BUILD/release/tests/fault_test"
 step failpoints "each action of each failpoint" \
   env TANDEM_FAILPOINT_CASES=all "$BUILD/release/tests/failpoint_matrix_test"
+step network "partitions, loss, slow links, resets" \
+  python3 -B "$ROOT/tests/network/partition_test.py" "$BUILD/release/bin" \
+  --size full
 build asan nightly-sanitizer-tests
 step emulated "models on the emulated GPU (asan)" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
