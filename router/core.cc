@@ -167,8 +167,10 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) {
   return HasRoom();
 }
 
-void RouterCore::OnSuspect(const Request& request) {
-  quarantine_.Add(request.prompt(), loop_->Now());
+void RouterCore::OnSuspect(const Request& request, const v1::WorkerRef& first,
+                           const v1::WorkerRef& second) {
+  quarantine_.Add(request.prompt(), {first.incarnation(), second.incarnation()},
+                  loop_->Now());
 }
 
 void RouterCore::Submit(AdmittedRequest admitted,

@@ -95,6 +95,7 @@ class RouterCore final : private RegistryListener,
   void OnRoom() override { Pump(); }
   void OnVoided(const v1::WorkerRef& old) override;
   void OnRegistered(const Worker& worker) override {
+    quarantine_.Acquit(worker.hello.worker().incarnation());
     adapter_control_.OnRegistered(worker);
   }
   void OnLost(const std::string& worker_id) override {
@@ -111,7 +112,8 @@ class RouterCore final : private RegistryListener,
   void OnWaits(Request* request) override;
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                              bool* full) override;
-  void OnSuspect(const Request& request) override;
+  void OnSuspect(const Request& request, const v1::WorkerRef& first,
+                 const v1::WorkerRef& second) override;
   void OnEnded(Request* request) override;
   // GroupHost
   void StartSequence(AdmittedRequest admitted,

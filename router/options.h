@@ -41,6 +41,9 @@ struct RouterOptions {
   // A call broke while its worker computed: how long its lease may take to
   // break too, which tells a crash from a broken link.
   absl::Duration crash_verdict = absl::Milliseconds(300);
+  // Calls and leases of two workers broke over one request, as by crashes or by
+  // resets on the way to them: how long both have to come back as they were.
+  absl::Duration proof_of_life = absl::Seconds(2);
   // A worker without room is asked again after this.
   absl::Duration refusal_pause = absl::Milliseconds(50);
   // After a request's end: how long its prefill call may take to tell timings.
@@ -66,9 +69,11 @@ struct RouterOptions {
   size_t max_cached_hashes = size_t{1} << 20;  // remembered per worker
   int max_hashed_blocks = 1024;  // of a prompt's head, to look for in caches
 
-  // What failed is left alone for the first of these, doubling to the second.
+  // What failed is left alone for the first of these, doubling to the second:
+  // a network that healed is in use again within 15 s, and the probes of one
+  // that did not cost a request each 10 s.
   absl::Duration avoid_first = absl::Seconds(1);
-  absl::Duration avoid_longest = absl::Seconds(30);
+  absl::Duration avoid_longest = absl::Seconds(10);
 };
 
 }  // namespace tandem::router

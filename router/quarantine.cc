@@ -4,6 +4,7 @@
 #include <openssl/sha.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem::router {
 namespace {
@@ -23,10 +24,19 @@ std::string Quarantine::FingerprintOf(
   return digest;
 }
 
-void Quarantine::Add(const std::vector<int32_t>& prompt, absl::Time now) {
+void Quarantine::Add(const std::vector<int32_t>& prompt,
+                     std::vector<std::string> incarnations, absl::Time now) {
   if (Holds(prompt, now)) return;  // another sequence of it
   if (entries_.size() == kMost) entries_.pop_front();
-  entries_.push_back({FingerprintOf(prompt), now + length_});
+  entries_.push_back(
+      {FingerprintOf(prompt), std::move(incarnations), now + length_});
+}
+
+void Quarantine::Acquit(const std::string& incarnation) {
+  entries_.remove_if([&](const Entry& entry) {
+    return std::find(entry.incarnations.begin(), entry.incarnations.end(),
+                     incarnation) != entry.incarnations.end();
+  });
 }
 
 bool Quarantine::Holds(const std::vector<int32_t>& prompt, absl::Time now) {

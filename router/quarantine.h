@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prompts that crashed two workers: their client's next try would crash two
-// more, so they are refused for a while. What is kept tells nobody what they
-// were: SHA-256 with a salt of this process.
+// more, so they are refused for a while, or until one of the two shows that it
+// was only cut off. What is kept tells nobody what they were: SHA-256 with a
+// salt of this process.
 
 #ifndef TANDEM_ROUTER_QUARANTINE_H_
 #define TANDEM_ROUTER_QUARANTINE_H_
@@ -22,13 +23,18 @@ class Quarantine {
   explicit Quarantine(absl::Duration length)
       : length_(length), salt_(SystemRandom().Bytes(16)) {}
 
-  void Add(const std::vector<int32_t>& prompt, absl::Time now);
+  // `incarnations`: of the processes that are held to have crashed.
+  void Add(const std::vector<int32_t>& prompt,
+           std::vector<std::string> incarnations, absl::Time now);
+  // A process that is there did not crash.
+  void Acquit(const std::string& incarnation);
   // Costs nothing while nobody is in it.
   bool Holds(const std::vector<int32_t>& prompt, absl::Time now);
 
  private:
   struct Entry {
     std::string fingerprint;
+    std::vector<std::string> incarnations;
     absl::Time until;
   };
 

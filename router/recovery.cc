@@ -203,16 +203,28 @@ void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
 }
 
 void Request::SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on) {
-  if (Crashed(worker)) {
-    if (Crashed(*crashed_in_)) {
-      context_.host->OnSuspect(*this);
-      Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
-                     "two workers crashed while they computed this request"));
-      return;
-    }
-    crashed_in_ = worker;
+  if (!BothCrashed(worker)) {
+    go_on();
+    return;
   }
-  go_on();
+  judge_timer_.Start(
+      context_.options->proof_of_life,
+      [this, worker, go_on = std::move(go_on)]() mutable {
+        if (!BothCrashed(worker)) {
+          go_on();
+          return;
+        }
+        context_.host->OnSuspect(*this, *crashed_in_, worker);
+        Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
+                       "two workers crashed while they computed this request"));
+      });
+}
+
+bool Request::BothCrashed(const v1::WorkerRef& second) {
+  if (!Crashed(second)) return false;
+  if (Crashed(*crashed_in_)) return true;
+  crashed_in_ = second;
+  return false;
 }
 
 bool Request::Crashed(const v1::WorkerRef& worker) const {

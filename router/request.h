@@ -85,7 +85,8 @@ class RequestHost {
   virtual std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                                      bool* full) = 0;
   // Two workers crashed while they computed it.
-  virtual void OnSuspect(const Request& request) = 0;
+  virtual void OnSuspect(const Request& request, const v1::WorkerRef& first,
+                         const v1::WorkerRef& second) = 0;
   // It has ended and holds nothing; to be destroyed after the callback.
   virtual void OnEnded(Request* request) = 0;
 };
@@ -238,6 +239,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // Judges whether a worker that computed this crashed, then goes on.
   void Judge(const v1::WorkerRef& worker, Loop::Task go_on);
   void SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on);
+  // Whether the one before did too, which else is forgotten for this one.
+  bool BothCrashed(const v1::WorkerRef& second);
   bool Crashed(const v1::WorkerRef& worker) const;
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);

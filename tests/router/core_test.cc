@@ -47,6 +47,25 @@ struct CoreTest : ::testing::Test {
     lease->Break(absl::UnavailableError("reset"));
   }
   static absl::Status Gone() { return absl::UnavailableError("reset"); }
+  // A request over which a decode worker and then p0 break off, call and lease.
+  ClientPipe* LosingTwo() {
+    w.Decode("d1");
+    AdmittedRequest ask = World::Ask();
+    ask.effective.placement = v1::PLACEMENT_LOCAL;
+    ClientPipe* client = w.Submit(std::move(ask));
+    w.decodes[0].Say(World::Opened(1, ""));
+    Crash(w.decode_ids[0] == "d0" ? decode_lease : &w.leases.back());
+    w.decodes[0].Break(Gone());
+    EXPECT_FALSE(client->dropped);
+    w.Settle();
+    // On a prefill worker, so that a poison takes no batch along.
+    EXPECT_TRUE(w.decodes[1].sent[0].open().has_prefill_worker());
+    w.decodes[1].Say(World::Opened(1, "t"));
+    w.prefills.back().Say(World::Computing());
+    Crash(prefill_lease);
+    w.prefills.back().Break(Gone());
+    return client;
+  }
   // d0 finishes what `Decoding` began, on the newest decode call.
   void FinishTo8(int from, std::vector<int32_t> rest) {
     w.decodes.back().Say(World::Tokens(from, std::move(rest)));
@@ -454,29 +473,9 @@ TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
 }
 
 TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
-  w.Decode("d1");
-  AdmittedRequest ask = World::Ask();
-  ask.effective.placement = v1::PLACEMENT_LOCAL;
-  ClientPipe* client = w.Submit(std::move(ask));
-  for (int crash = 0; crash < 2; ++crash) {
-    EXPECT_FALSE(client->dropped);
-    w.Settle();
-    ASSERT_EQ(w.decodes.size(), crash + 1u);
-    if (crash == 1) {
-      // On a prefill worker, so that a poison takes no batch along.
-      EXPECT_TRUE(w.decodes[1].sent[0].open().has_prefill_worker());
-      w.decodes[1].Say(World::Opened(1, "t"));
-      w.prefills.back().Say(World::Computing());
-      Crash(prefill_lease);
-      w.prefills.back().Break(Gone());
-      break;
-    }
-    w.decodes[0].Say(World::Opened(1, ""));
-    LeasePipe* lease =
-        w.decode_ids[0] == "d0" ? decode_lease : &w.leases.back();
-    Crash(lease);
-    w.decodes[0].Break(Gone());
-  }
+  ClientPipe* client = LosingTwo();
+  EXPECT_FALSE(client->dropped);  // both may still come back
+  w.RunFor(absl::Seconds(3));
   EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
   // Its client's next try would take two more along; other prompts go on.
@@ -486,6 +485,26 @@ TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
   EXPECT_EQ(w.decodes.size(), calls);
   EXPECT_TRUE(w.Submit(World::Ask({1, 2, 3}))->open);
   w.loop.RunFor(absl::Minutes(10));
+  EXPECT_TRUE(w.Submit(World::Ask())->open);
+}
+
+// Resets on the way break calls and leases as crashes do.
+TEST_F(CoreTest, AWorkerThatComesBackAsItWasDidNotCrash) {
+  ClientPipe* client = LosingTwo();
+  w.Prefill("p0");
+  w.RunFor(absl::Seconds(3));
+  EXPECT_TRUE(client->open);
+  EXPECT_EQ(ErrorReason(client->status), "");
+  EXPECT_TRUE(w.Submit(World::Ask())->open);
+}
+
+TEST_F(CoreTest, ASuspectIsAcquittedByAWorkerThatComesBackLate) {
+  ClientPipe* client = LosingTwo();
+  w.RunFor(absl::Seconds(3));
+  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
+  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));  // it crashed
+  EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "SUSPECT");
+  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL));
   EXPECT_TRUE(w.Submit(World::Ask())->open);
 }
 
