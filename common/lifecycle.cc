@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -96,6 +97,13 @@ void SignalWatcher::Deliver() {
 
 int SignalWatcher::ExitCode(int code) const {
   return code == kExitOk && signal_ != 0 ? 128 + signal_ : code;
+}
+
+void RaiseDescriptorLimit() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);  // if not, then not
 }
 
 void ResetSignalsInChild() {

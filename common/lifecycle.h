@@ -69,6 +69,10 @@ class SignalWatcher {
   std::thread thread_;
 };
 
+// As many descriptors as the system lets this process have: often a thousand
+// are allowed and half a million may be asked for. At the start of a server.
+void RaiseDescriptorLimit();
+
 // In a child between fork and exec: undoes what SignalWatcher did to the
 // signal mask, which exec would hand on. Async-signal-safe.
 void ResetSignalsInChild();

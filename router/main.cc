@@ -28,6 +28,7 @@
 #include "common/rpc/credentials.h"
 #include "common/rpc/rotating_credentials.h"
 #include "common/rpc/server.h"
+#include "common/self_connect.h"
 #include "common/thread_loop.h"
 #include "router/core.h"
 #include "router/errors.h"
@@ -239,6 +240,9 @@ class Process {
   // Can serve: for readiness probes, from any thread.
   absl::Status Ready() const;
   void Drain();
+  // A port of gRPC's takes no connection any more: nothing but a new process
+  // mends that. What runs may end first.
+  void OnDeaf(const std::string& address);
   void PollDrained();
   void Stop();
 
@@ -273,12 +277,14 @@ class Process {
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<rpc::Server> public_server_, internal_server_, admin_server_;
+  std::unique_ptr<SelfConnect> self_connect_;
   std::unique_ptr<Timer> second_, facts_timer_, drain_poll_;
   std::atomic<bool> draining_ = false;
   // On the loop: whose health says whether a decode worker is ready.
   rpc::Server* health_ = nullptr;
   bool serving_ = false;
   absl::Time drain_ends_;
+  absl::Status outcome_;  // what the drain ends in; the loop's
   std::promise<absl::Status> finished_;
 };
 
@@ -436,6 +442,12 @@ absl::Status Process::Start() {
             model_->limits().tool_call_style.value_or(ToolCallStyle::kNone)))},
        {"policy", flags_.policy}});
   signals_->OnDrain(&loop_, [this] { Drain(); });
+  self_connect_ = std::make_unique<SelfConnect>(
+      std::vector<std::string>{public_server_->address(),
+                               internal_server_->address()},
+      SelfConnectOptions(), [this](const std::string& address) {
+        loop_.Post([this, address] { OnDeaf(address); });
+      });
   return absl::OkStatus();
 }
 
@@ -614,7 +626,18 @@ absl::Status Process::Ready() const {
   return watchdog_->Check(loop_.Now());
 }
 
+void Process::OnDeaf(const std::string& address) {
+  if (draining_) return;
+  outcome_ = absl::UnavailableError(
+      absl::StrCat(address,
+                   " takes no connections any more, as after running out of "
+                   "descriptors: to be started anew"));
+  LogError("a port has gone deaf", {{"address", address}});
+  Drain();
+}
+
 void Process::Drain() {
+  if (draining_) return;
   TANDEM_FAILPOINT("router.drain", "crash stall");
   LogInfo("draining", {{"timeout", flags_.shutdown_timeout},
                        {"requests", core_->in_flight()}});
@@ -633,13 +656,14 @@ void Process::PollDrained() {
     core_->CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                               "this router is going away", {},
                               absl::Seconds(1)));
-    finished_.set_value(absl::OkStatus());
+    finished_.set_value(outcome_);
     return;
   }
   drain_poll_->Start(kDrainPoll, [this] { PollDrained(); });
 }
 
 void Process::Stop() {
+  self_connect_.reset();
   watcher_.Stop();
   loop_.RunSync([&] {
     second_.reset();
@@ -699,6 +723,7 @@ int main(int argc, char** argv) {
   for (const auto& [name, value] : line.NonDefaults()) {
     LogDebug("flag", {{name, value}});
   }
+  RaiseDescriptorLimit();
   SignalWatcher signals;
   router::Process process(&flags, &signals);
   const absl::Status status = process.Run();

@@ -532,6 +532,7 @@ int RunWorker(int argc, char** argv, const RoleSpec& spec) {
   for (const auto& [name, value] : line.NonDefaults()) {
     LogDebug("flag", {{name, value}});
   }
+  RaiseDescriptorLimit();
   SignalWatcher signals;
   Process process(spec, flags, &signals);
   const absl::Status status = process.Run();

@@ -3,15 +3,20 @@
 // ends by its signals.
 #include "common/lifecycle.h"
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <string>
 #include <thread>
 
+#include "common/self_connect.h"
 #include "common/thread_loop.h"
 #include "gtest/gtest.h"
 
@@ -57,6 +62,75 @@ TEST(SignalWatcherTest, FailuresAndQuietEndsKeepTheirCodes) {
               return signals.ExitCode(kExitFailed);
             }),
             1);
+}
+
+TEST(LifecycleTest, AServerMayHaveAsManyDescriptorsAsTheSystemAllows) {
+  EXPECT_EQ(InChild([] {
+              rlimit files{};
+              getrlimit(RLIMIT_NOFILE, &files);
+              files.rlim_cur = 64;
+              setrlimit(RLIMIT_NOFILE, &files);
+              RaiseDescriptorLimit();
+              getrlimit(RLIMIT_NOFILE, &files);
+              return files.rlim_cur == files.rlim_max ? 0 : 1;
+            }),
+            0);
+}
+
+// Takes connections, up to its backlog, but nobody answers them.
+struct Listener {
+  Listener() {
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof any;
+    bind(fd, reinterpret_cast<sockaddr*>(&any), size);
+    listen(fd, 16);
+    getsockname(fd, reinterpret_cast<sockaddr*>(&any), &size);
+    address = "0.0.0.0:" + std::to_string(ntohs(any.sin_port));
+  }
+  ~Listener() { close(fd); }
+
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  std::string address;
+};
+
+TEST(SelfConnectTest, OnlyWhoTakesAConnectionAnswers) {
+  std::string gone;
+  {
+    Listener deaf;
+    gone = deaf.address;
+    EXPECT_FALSE(Answers(deaf.address, absl::Milliseconds(50)));
+  }
+  EXPECT_FALSE(Answers(gone, absl::Seconds(5)));
+  Listener listener;
+  std::thread hangs_up([&] { close(accept(listener.fd, nullptr, nullptr)); });
+  EXPECT_TRUE(Answers(listener.address, absl::Seconds(60)));
+  hangs_up.join();
+  // Whoever lacks a descriptor to ask with cannot tell.
+  EXPECT_EQ(InChild([] {
+              const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+              setrlimit(RLIMIT_NOFILE, &none);
+              return Answers("127.0.0.1:1", absl::Seconds(1)) ? 0 : 1;
+            }),
+            0);
+}
+
+TEST(SelfConnectTest, AFewFailuresInARowAreToldOnce) {
+  Listener deaf;
+  std::atomic<int> told = 0;
+  const SelfConnectOptions options{.interval = absl::Milliseconds(1),
+                                   .timeout = absl::Milliseconds(1),
+                                   .failures = 3};
+  SelfConnect watch({deaf.address}, options, [&](const std::string& address) {
+    EXPECT_EQ(address, deaf.address);
+    ++told;
+  });
+  for (int i = 0; i < 2000 && told == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(told, 1);
 }
 
 TEST(SignalWatcherTest, TheSecondSignalEndsAtOnce) {
