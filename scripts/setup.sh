@@ -20,7 +20,7 @@ PACKAGES=(
 # Only the tests' other compilers and checkers.
 TEST_PACKAGES=(
   clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 spin gcc
-  openssl iproute2 nftables procps
+  openssl iproute2 nftables haproxy procps
 )
 with_cuda=
 for argument in "$@"; do
