@@ -43,7 +43,8 @@ struct RouterOptions {
   absl::Duration crash_verdict = absl::Milliseconds(300);
   // Calls and leases of two workers broke over one request, as by crashes or by
   // resets on the way to them: how long both have to come back as they were.
-  absl::Duration proof_of_life = absl::Seconds(2);
+  // More than a worker waits before it dials its router again (6 s).
+  absl::Duration proof_of_life = absl::Seconds(10);
   // A worker without room is asked again after this.
   absl::Duration refusal_pause = absl::Milliseconds(50);
   // After a request's end: how long its prefill call may take to tell timings.

@@ -192,7 +192,7 @@ void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
     return;
   }
   // A crash breaks call and lease together, in either order.
-  if (life == Registry::Life::kLost) {
+  if (life == Registry::Life::kLost || life == Registry::Life::kReplaced) {
     SecondLoss(worker, std::move(go_on));
     return;
   }
@@ -203,21 +203,31 @@ void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
 }
 
 void Request::SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on) {
+  AwaitProofOfLife(worker,
+                   context_.loop->Now() + context_.options->proof_of_life,
+                   std::move(go_on));
+}
+
+void Request::AwaitProofOfLife(const v1::WorkerRef& worker, absl::Time end,
+                               Loop::Task go_on) {
   if (!BothCrashed(worker)) {
     go_on();
     return;
   }
-  judge_timer_.Start(
-      context_.options->proof_of_life,
-      [this, worker, go_on = std::move(go_on)]() mutable {
-        if (!BothCrashed(worker)) {
-          go_on();
-          return;
-        }
-        context_.host->OnSuspect(*this, *crashed_in_, worker);
-        Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
-                       "two workers crashed while they computed this request"));
-      });
+  const auto replaced = [&](const v1::WorkerRef& ref) {
+    return context_.registry->LifeOf(ref) == Registry::Life::kReplaced;
+  };
+  if (context_.loop->Now() >= end ||
+      (replaced(*crashed_in_) && replaced(worker))) {
+    context_.host->OnSuspect(*this, *crashed_in_, worker);
+    Fail(MakeError(absl::StatusCode::kInternal, "SUSPECT",
+                   "two workers crashed while they computed this request"));
+    return;
+  }
+  judge_timer_.Start(context_.options->crash_verdict,
+                     [this, worker, end, go_on = std::move(go_on)]() mutable {
+                       AwaitProofOfLife(worker, end, std::move(go_on));
+                     });
 }
 
 bool Request::BothCrashed(const v1::WorkerRef& second) {
@@ -229,7 +239,8 @@ bool Request::BothCrashed(const v1::WorkerRef& second) {
 
 bool Request::Crashed(const v1::WorkerRef& worker) const {
   const Registry::Life life = context_.registry->LifeOf(worker);
-  return life == Registry::Life::kLost || life == Registry::Life::kUncertain;
+  return life == Registry::Life::kLost || life == Registry::Life::kReplaced ||
+         life == Registry::Life::kUncertain;
 }
 
 bool Request::CountFailure(const absl::Status& why) {

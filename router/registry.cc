@@ -256,14 +256,15 @@ Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
     const absl::Duration silent = loop_->Now() - it->second->heard;
     return silent > options_.beat ? Life::kUncertain : Life::kAlive;
   }
+  const Life gone = it != workers_.end() ? Life::kReplaced : Life::kLost;
   for (auto departed = departed_.rbegin(); departed != departed_.rend();
        ++departed) {
     if (departed->worker_id == ref.worker_id() &&
         departed->incarnation == ref.incarnation()) {
-      return departed->orderly ? Life::kLeft : Life::kLost;
+      return departed->orderly ? Life::kLeft : gone;
     }
   }
-  return Life::kLost;
+  return gone;
 }
 
 absl::Status Registry::Cordon(const std::string& worker_id, bool cordoned) {

@@ -100,7 +100,8 @@ class Registry {
     kAlive,      // its lease holds, and it was heard just now
     kUncertain,  // its lease holds, but it has been silent for a while
     kLeft,       // drained and took its leave
-    kLost,       // its lease broke without a word, or a new incarnation is here
+    kLost,       // its lease broke without a word
+    kReplaced,   // and a new incarnation is here
   };
   Life LifeOf(const v1::WorkerRef& worker) const;
 

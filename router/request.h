@@ -239,6 +239,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // Judges whether a worker that computed this crashed, then goes on.
   void Judge(const v1::WorkerRef& worker, Loop::Task go_on);
   void SecondLoss(const v1::WorkerRef& worker, Loop::Task go_on);
+  // Calls and leases break by a crash, and by resets of the network's: only who
+  // is replaced, or does not come back as it was until `end`, has crashed.
+  void AwaitProofOfLife(const v1::WorkerRef& worker, absl::Time end,
+                        Loop::Task go_on);
   // Whether the one before did too, which else is forgotten for this one.
   bool BothCrashed(const v1::WorkerRef& second);
   bool Crashed(const v1::WorkerRef& worker) const;

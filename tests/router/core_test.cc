@@ -475,7 +475,7 @@ TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
 TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
   ClientPipe* client = LosingTwo();
   EXPECT_FALSE(client->dropped);  // both may still come back
-  w.RunFor(absl::Seconds(3));
+  w.RunFor(absl::Seconds(11));
   EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
   // Its client's next try would take two more along; other prompts go on.
@@ -492,7 +492,7 @@ TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
 TEST_F(CoreTest, AWorkerThatComesBackAsItWasDidNotCrash) {
   ClientPipe* client = LosingTwo();
   w.Prefill("p0");
-  w.RunFor(absl::Seconds(3));
+  w.RunFor(absl::Seconds(11));
   EXPECT_TRUE(client->open);
   EXPECT_EQ(ErrorReason(client->status), "");
   EXPECT_TRUE(w.Submit(World::Ask())->open);
@@ -500,12 +500,22 @@ TEST_F(CoreTest, AWorkerThatComesBackAsItWasDidNotCrash) {
 
 TEST_F(CoreTest, ASuspectIsAcquittedByAWorkerThatComesBackLate) {
   ClientPipe* client = LosingTwo();
-  w.RunFor(absl::Seconds(3));
+  w.RunFor(absl::Seconds(11));
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));  // it crashed
+  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
   EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "SUSPECT");
   w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL));
   EXPECT_TRUE(w.Submit(World::Ask())->open);
+}
+
+TEST_F(CoreTest, TwoNewIncarnationsProveTheCrashes) {
+  ClientPipe* client = LosingTwo();
+  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_TRUE(client->open);
+  w.Register(World::Hello(w.decode_ids[0], v1::WORKER_ROLE_DECODE, '2'));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
 }
 
 // Where everything fails at once, attempts come to a fifth more than requests,
