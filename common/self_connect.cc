@@ -67,11 +67,10 @@ bool Becomes(int fd, short event, Clock::time_point end) {
   }
 }
 
-bool Connected(int fd, Clock::time_point end) {
+int ErrorOf(int fd) {
   int error = 0;
   socklen_t size = sizeof error;
-  return Becomes(fd, POLLOUT, end) &&
-         getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : 0;
 }
 
 }  // namespace
@@ -83,14 +82,19 @@ bool Answers(const std::string& address, absl::Duration timeout) {
       socket(to.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return true;
   const auto end = Clock::now() + absl::ToChronoNanoseconds(timeout);
-  const int begun =
-      connect(fd, reinterpret_cast<const sockaddr*>(&to.bytes), to.size);
-  bool answers = (begun == 0 || errno == EINPROGRESS) && Connected(fd, end);
-  if (answers) {
+  int error = 0;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to.bytes), to.size) != 0 &&
+      errno != EINPROGRESS) {
+    error = errno;
+  }
+  bool answers = error != 0 || Becomes(fd, POLLOUT, end);
+  if (answers && error == 0) error = ErrorOf(fd);
+  if (answers && error == 0) {
     // The kernel took the connection; that the process did, only it can show.
     shutdown(fd, SHUT_WR);
     answers = Becomes(fd, POLLIN, end);
   }
+  answers = answers && error != ECONNREFUSED;
   close(fd);
   return answers;
 }
@@ -125,11 +129,16 @@ bool SelfConnect::Pause() {
 
 void SelfConnect::Run() {
   pthread_setname_np(pthread_self(), "self-connect");
-  std::vector<int> failures(addresses_.size(), 0);
+  // Who never answered cannot be reached from here, as a firewall may have it.
+  constexpr int kUnknown = -1;
+  std::vector<int> failures(addresses_.size(), kUnknown);
   while (Pause()) {
     for (size_t i = 0; i < addresses_.size(); ++i) {
-      failures[i] =
-          Answers(addresses_[i], options_.timeout) ? 0 : failures[i] + 1;
+      if (Answers(addresses_[i], options_.timeout)) {
+        failures[i] = 0;
+      } else if (failures[i] != kUnknown) {
+        ++failures[i];
+      }
       if (failures[i] < options_.failures) continue;
       deaf_(addresses_[i]);
       return;

@@ -28,14 +28,14 @@ struct SelfConnectOptions {
 // Whether who listens at `address`, "host:port" or "[host]:port" as numbers,
 // takes a connection within `timeout`: it says something or hangs up once it
 // hears that nothing will come, be it TLS or not. A host of all addresses
-// stands for loopback. True also where this process has no descriptor left to
-// ask with.
+// stands for loopback. True also where nobody can tell: without a descriptor to
+// ask with, or where the network resets the connection.
 bool Answers(const std::string& address, absl::Duration timeout);
 
 class SelfConnect {
  public:
-  // `deaf` runs once, on a thread of this, with the address that does not
-  // answer.
+  // `deaf` runs once, on a thread of this, with an address that answered once
+  // and does not any more.
   SelfConnect(std::vector<std::string> addresses, SelfConnectOptions options,
               std::function<void(const std::string& address)> deaf);
   // Waits for a look that is underway, up to its timeout.

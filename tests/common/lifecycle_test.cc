@@ -116,20 +116,26 @@ TEST(SelfConnectTest, OnlyWhoTakesAConnectionAnswers) {
             0);
 }
 
-TEST(SelfConnectTest, AFewFailuresInARowAreToldOnce) {
-  Listener deaf;
+TEST(SelfConnectTest, WhoAnsweredAndDoesNotAnyMoreIsToldOnce) {
+  Listener listener, never;
+  std::thread soon_deaf([&] {
+    for (int i = 0; i < 5; ++i) close(accept(listener.fd, nullptr, nullptr));
+  });
   std::atomic<int> told = 0;
   const SelfConnectOptions options{.interval = absl::Milliseconds(1),
-                                   .timeout = absl::Milliseconds(1),
+                                   .timeout = absl::Milliseconds(50),
                                    .failures = 3};
-  SelfConnect watch({deaf.address}, options, [&](const std::string& address) {
-    EXPECT_EQ(address, deaf.address);
-    ++told;
-  });
-  for (int i = 0; i < 2000 && told == 0; ++i) {
+  SelfConnect watch({never.address, listener.address}, options,
+                    [&](const std::string& address) {
+                      EXPECT_EQ(address, listener.address);
+                      ++told;
+                    });
+  for (int i = 0; i < 6000 && told == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  shutdown(listener.fd, SHUT_RDWR);  // in case it still waits for one
+  soon_deaf.join();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(told, 1);
 }
 

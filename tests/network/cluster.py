@@ -48,7 +48,8 @@ class Cluster:
             self._start("router", "tandem-router", "--port", str(HTTP),
                         "--grpc-port", str(GRPC), "--internal-host", self.address,
                         "--internal-port", str(INTERNAL), "--admin-port", str(ADMIN),
-                        "--live-feed", "on")
+                        # Each pair in turn: what nobody uses nobody finds cut.
+                        "--policy", "round_robin", "--live-feed", "on")
             for name in self.workers:
                 # Small steps and slabs: a handoff has phases to be cut in.
                 self._start(name, f"tandem-{name.split('-')[0]}", "--worker-id", name,

@@ -115,6 +115,7 @@ class Host:
 
     def _apply(self) -> None:
         chain = "\n".join(["type filter hook input priority 0; policy accept;",
+                           "iif lo accept",
                            *self._rules.values()])
         # As one transaction: there is no moment without rules.
         self.run("nft", "-f", "-", text=f"table inet {TABLE}\n"
