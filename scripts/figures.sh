@@ -8,7 +8,7 @@
 #   scripts/figures.sh --small          minutes: the same with smaller numbers
 #   scripts/figures.sh soak             TANDEM_SOAK_HOURS (default 8)
 #
-# Rows: kills load cancellation overload rollout soak. TANDEM_SEED runs one
+# Rows: kills load cancellation network overload rollout soak. TANDEM_SEED runs one
 # again. Times are goals for an idle machine of two cores. Status 1: a row was
 # not held.
 source "$(dirname "$0")/lib.sh"
@@ -16,26 +16,34 @@ source "$(dirname "$0")/lib.sh"
 rows=() size=full
 for argument in "$@"; do
   case $argument in
-    kills | load | cancellation | overload | rollout | soak) rows+=("$argument") ;;
+    kills | load | cancellation | network | overload | rollout | soak) rows+=("$argument") ;;
     --small) size=ci ;;
     -h | --help)
       sed -n '3,14s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    *) die "unknown row '$argument' (kills, load, cancellation, overload, rollout, soak)" ;;
+    *) die "unknown row '$argument' (kills, load, cancellation, network, overload, rollout, soak)" ;;
   esac
 done
-[ ${#rows[@]} -gt 0 ] || rows=(kills load cancellation overload rollout)
+[ ${#rows[@]} -gt 0 ] || rows=(kills load cancellation network overload rollout)
 
 build release reliability_figures
 results=$LOGS/figures.jsonl
 : >"$results"
+export TANDEM_FIGURES=$results TANDEM_FIGURES_SIZE=$size
+run_row() {
+  if [ "$1" = network ]; then
+    python3 -B "$ROOT/tests/network/partition_test.py" "$BUILD/release/bin" \
+      --size "$size"
+  else
+    "$BUILD/release/tests/reliability_figures" --gtest_brief=1 \
+      --gtest_filter="${1^}Row.*"
+  fi
+}
 failed=0
 for row in "${rows[@]}"; do
   say "== $row"
-  TANDEM_FIGURES=$results TANDEM_FIGURES_SIZE=$size \
-    "$BUILD/release/tests/reliability_figures" --gtest_brief=1 \
-    --gtest_filter="${row^}Row.*" 2>&1 | tee "$LOGS/figures-$row.log" || failed=1
+  run_row "$row" 2>&1 | tee "$LOGS/figures-$row.log" || failed=1
 done
 "$ROOT/scripts/figures.py" "$results" "$ROOT/docs/reliability.md" || failed=1
 exit $failed

@@ -7,7 +7,8 @@ and used again soon after.
 
     python3 tests/network/partition_test.py build/release/bin [--size full] [--seed N]
 
-With $TANDEM_FIGURES its figure is appended to that file as a line of JSON. Where
+With $TANDEM_FIGURES its figure is appended to that file as a line of JSON, for
+scripts/figures.py. Where
 there are no network namespaces it is skipped (exit 77), and says so.
 """
 
@@ -48,7 +49,7 @@ class Size:
     trouble_s: float     # loss, slow links and resets, each
 
 
-SIZES = {"small": Size(streams=4, cuts=3, cut_s=1.2, watched=0, trouble_s=1),
+SIZES = {"ci": Size(streams=4, cuts=3, cut_s=1.2, watched=0, trouble_s=1),
          "full": Size(streams=16, cuts=20, cut_s=3, watched=9, trouble_s=30)}
 ENDS = ("prefill-decode", "router-prefill", "router-decode")
 WAYS = ("both", "from", "to")
@@ -191,7 +192,7 @@ class _Phase:
         self._run.end(self._name, self._lossless)
 
 
-def report(run: Run, seed: int, seconds: float) -> bool:
+def report(run: Run, seed: int, size: str) -> bool:
     slow = [f"avoided after {took:.1f} s" for took in run.avoided
             if took > AVOIDED_WITHIN]
     slow += [f"back after {took:.1f} s" for took in run.back if took > BACK_WITHIN]
@@ -203,8 +204,8 @@ def report(run: Run, seed: int, seconds: float) -> bool:
         value += (f"; avoided within {max(run.avoided):.1f} s, back within "
                   f"{max(run.back):.1f} s")
     value += f"; {run.failed} told of a failure; longest silence {run.gap:.1f} s"
-    line = {"row": "network", "goal": GOAL, "value": value, "pass": passed,
-            "seed": seed, "seconds": round(seconds, 1),
+    line = {"row": "network", "asked": GOAL, "measured": value, "held": passed,
+            "form": "full" if size == "full" else "small", "seed": seed,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     if figures := os.environ.get("TANDEM_FIGURES"):
         with open(figures, "a") as out:
@@ -216,7 +217,7 @@ def report(run: Run, seed: int, seconds: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("binaries", type=pathlib.Path)
-    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--size", choices=SIZES, default="ci")
     parser.add_argument("--seed", type=int,
                         default=int(os.environ.get("TANDEM_SEED", "1")))
     arguments = parser.parse_args()
@@ -224,7 +225,6 @@ def main() -> int:
         print(f"SKIPPED: {lacking}")
         return SKIPPED
     print(f"seed {arguments.seed}, {arguments.size}", flush=True)
-    begun = time.monotonic()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="tandem-network-"))
     try:
         with Cluster(arguments.binaries, folder, 2, 2) as cluster:
@@ -233,7 +233,7 @@ def main() -> int:
     finally:
         if not os.environ.get("TANDEM_KEEP_LOGS"):
             shutil.rmtree(folder)
-    return 0 if report(run, arguments.seed, time.monotonic() - begun) else 1
+    return 0 if report(run, arguments.seed, arguments.size) else 1
 
 
 if __name__ == "__main__":
