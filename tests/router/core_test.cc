@@ -492,7 +492,11 @@ TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
 TEST_F(CoreTest, AWorkerThatComesBackAsItWasDidNotCrash) {
   ClientPipe* client = LosingTwo();
   w.Prefill("p0");
-  w.RunFor(absl::Seconds(11));
+  w.RunFor(absl::Seconds(1));
+  const auto& sent = w.decodes[1].sent;
+  EXPECT_TRUE(std::any_of(sent.begin(), sent.end(), [](const auto& message) {
+    return message.has_retry();
+  }));
   EXPECT_TRUE(client->open);
   EXPECT_EQ(ErrorReason(client->status), "");
   EXPECT_TRUE(w.Submit(World::Ask())->open);
