@@ -381,16 +381,20 @@ Way RouterCore::WayOf(const Request& request, const Snapshot& snapshot,
        .max_local_tokens = options_.max_local_tokens});
 }
 
+// A worker's count, bounded so that sums with it stay in range.
+static int Said(int32_t count) { return std::clamp(count, 0, 1 << 28); }
+
 WorkerView RouterCore::MakeView(const Worker& worker, int cached_tokens) const {
   WorkerView view;
   view.worker_id = worker.id();
-  view.running = worker.load.running();
-  view.waiting = worker.load.waiting() + worker.unreported_requests;
-  view.queued_tokens = worker.load.queued_tokens() + worker.unreported_tokens;
+  view.running = Said(worker.load.running());
+  view.waiting = Said(worker.load.waiting()) + worker.unreported_requests;
+  view.queued_tokens =
+      Said(worker.load.queued_tokens()) + worker.unreported_tokens;
   view.max_num_seqs = worker.hello.max_num_seqs();
   view.num_blocks = worker.hello.num_blocks();
   view.blocks_available =
-      worker.load.blocks_free() + worker.load.blocks_cached();
+      Said(worker.load.blocks_free()) + Said(worker.load.blocks_cached());
   view.cached_tokens = cached_tokens;
   view.tokens_per_second = worker.load.prefill_tokens_per_second();
   return view;
