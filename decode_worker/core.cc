@@ -56,8 +56,9 @@ void DecodeCore::AddCall(std::unique_ptr<DecodeStream> stream) {
   raw->stream->Start(raw);
 }
 
-void DecodeCore::AddLink(std::unique_ptr<handoff::ReceiverStream> stream) {
-  receiver_.AddLink(std::move(stream));
+void DecodeCore::AddLink(std::unique_ptr<handoff::ReceiverStream> stream,
+                         rpc::PeerIdentity peer) {
+  receiver_.AddLink(std::move(stream), std::move(peer));
 }
 
 void DecodeCore::CloseAll(const absl::Status& status) {

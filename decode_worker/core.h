@@ -93,8 +93,9 @@ class DecodeCore final : private engine::EngineListener,
 
   // A router's call; its first message opens it.
   void AddCall(std::unique_ptr<DecodeStream> stream);
-  // A prefill worker's link.
-  void AddLink(std::unique_ptr<handoff::ReceiverStream> stream);
+  // A prefill worker's link; of which, `peer` knows.
+  void AddLink(std::unique_ptr<handoff::ReceiverStream> stream,
+               rpc::PeerIdentity peer = {});
 
   // A way beside "grpc". REQUIRES: nothing was linked yet.
   void AddWay(std::unique_ptr<handoff::ReceiverWay> way) {

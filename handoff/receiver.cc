@@ -524,8 +524,9 @@ void Receiver::GrantLater(const Attempt& attempt, const struct Grant& grant) {
 void Receiver::EndAttempt(const Attempt& attempt, const absl::Status& why) {
   impl_->EndAttempt(attempt, why);
 }
-void Receiver::AddLink(std::unique_ptr<ReceiverStream> stream) {
-  impl_->AddLink(std::move(stream));
+void Receiver::AddLink(std::unique_ptr<ReceiverStream> stream,
+                       rpc::PeerIdentity peer) {
+  impl_->AddLink(std::move(stream), std::move(peer));
 }
 SlabCounts Receiver::slabs() const { return impl_->slabs(); }
 int Receiver::tickets() const { return impl_->tickets(); }

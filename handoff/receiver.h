@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/random.h"
+#include "common/rpc/identity.h"
 #include "handoff/handoff.h"
 #include "handoff/host_memory.h"
 #include "handoff/ticket.h"
@@ -106,8 +107,9 @@ class Receiver {
   // Idempotent.
   void EndAttempt(const Attempt& attempt, const absl::Status& why);
 
-  // A prefill worker linked.
-  void AddLink(std::unique_ptr<ReceiverStream> stream);
+  // A prefill worker linked. Its hello must name the worker that `peer` is.
+  void AddLink(std::unique_ptr<ReceiverStream> stream,
+               rpc::PeerIdentity peer = {});
 
   SlabCounts slabs() const;
   int tickets() const;  // issued, not ended

@@ -44,7 +44,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   void StartLater(const Attempt& attempt);
   void GrantLater(const Attempt& attempt, const struct Grant& grant);
   void EndAttempt(const Attempt& attempt, const absl::Status& why);
-  void AddLink(std::unique_ptr<ReceiverStream> stream);
+  void AddLink(std::unique_ptr<ReceiverStream> stream, rpc::PeerIdentity peer);
 
   SlabCounts slabs() const { return arena_.counts(); }
   int tickets() const { return static_cast<int>(states_.size()); }
@@ -80,6 +80,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   struct Link final : ReceiverLinkBase {
     using ReceiverLinkBase::ReceiverLinkBase;
     Serial serial = 0;
+    rpc::PeerIdentity peer;
     bool welcomed = false;
     bool buried = false;
     bool dropping = false;  // a quarantine outlived its deadline

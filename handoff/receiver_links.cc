@@ -32,11 +32,13 @@ Receiver::Impl::Link* Receiver::Impl::FindLink(Serial serial) {
 
 // ---- Links.
 
-void Receiver::Impl::AddLink(std::unique_ptr<ReceiverStream> stream) {
+void Receiver::Impl::AddLink(std::unique_ptr<ReceiverStream> stream,
+                             rpc::PeerIdentity peer) {
   auto owned = std::make_unique<Link>(this, loop_, options_.silence,
                                       options_.silence, std::move(stream));
   Link* link = owned.get();
   link->serial = next_serial_++;
+  link->peer = std::move(peer);
   link->last_progress = loop_->Now();
   links_[link->serial] = std::move(owned);
   link->Start();
@@ -129,7 +131,9 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
   }
   uint32_t protocol = 0;
   bool mixed = false;
-  absl::Status status = CheckHello(hello, &protocol, &mixed);
+  absl::Status status = rpc::CheckClaim(link->peer, rpc::PeerRole::kPrefill,
+                                        hello.sender().worker_id());
+  if (status.ok()) status = CheckHello(hello, &protocol, &mixed);
   if (TANDEM_FAILPOINT("handoff.hello", "crash fail")) {
     status = failpoint::Error();
   }

@@ -50,9 +50,10 @@ class RouterCore final : private RegistryListener,
   // Takes a request over, or closes `client` with the reason why not. One that
   // has ended before is counted, and its client told, as if it ended here.
   void Submit(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
-  // A worker registers.
-  void AddRegistration(std::unique_ptr<RegistrationStream> stream) {
-    registry_.AddStream(std::move(stream));
+  // A worker registers; which, `peer` knows.
+  void AddRegistration(std::unique_ptr<RegistrationStream> stream,
+                       rpc::PeerIdentity peer = {}) {
+    registry_.AddStream(std::move(stream), std::move(peer));
   }
 
   // The requests that the worker has, which go on. NOT_FOUND.

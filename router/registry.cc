@@ -25,6 +25,16 @@ std::string PairKey(const std::string& prefill_id, const std::string& decode_id,
   return absl::StrCat(prefill_id, "\n", decode_id, "\n", way);
 }
 
+// REQUIRES: a hello that was checked.
+absl::Status CheckPeer(const rpc::PeerIdentity& peer,
+                       const v1::WorkerHello& hello) {
+  return rpc::CheckClaim(peer,
+                         hello.role() == v1::WORKER_ROLE_PREFILL
+                             ? rpc::PeerRole::kPrefill
+                             : rpc::PeerRole::kDecode,
+                         hello.worker().worker_id());
+}
+
 void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
   const int64_t nanos = absl::ToInt64Nanoseconds(value);
   out->set_seconds(nanos / 1'000'000'000);
@@ -34,8 +44,11 @@ void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
 }  // namespace
 
 struct Registry::Lease final : StreamHandler<v1::RegisterRequest> {
-  Lease(Registry* registry_in, std::unique_ptr<RegistrationStream> stream_in)
-      : registry(registry_in), stream(std::move(stream_in)) {}
+  Lease(Registry* registry_in, std::unique_ptr<RegistrationStream> stream_in,
+        rpc::PeerIdentity peer_in)
+      : registry(registry_in),
+        stream(std::move(stream_in)),
+        peer(std::move(peer_in)) {}
 
   void OnMessage(v1::RegisterRequest message) override {
     registry->OnMessage(this, message);
@@ -44,6 +57,7 @@ struct Registry::Lease final : StreamHandler<v1::RegisterRequest> {
 
   Registry* const registry;
   std::unique_ptr<RegistrationStream> stream;
+  const rpc::PeerIdentity peer;
   absl::Time opened;
   absl::Time heard;
   Worker* worker = nullptr;  // of registry->workers_; null before its hello
@@ -68,7 +82,8 @@ Registry::~Registry() {
   }
 }
 
-void Registry::AddStream(std::unique_ptr<RegistrationStream> stream) {
+void Registry::AddStream(std::unique_ptr<RegistrationStream> stream,
+                         rpc::PeerIdentity peer) {
   if (static_cast<int>(leases_.size()) >= options_.max_workers) {
     stream->Close(
         MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_WORKERS",
@@ -76,7 +91,8 @@ void Registry::AddStream(std::unique_ptr<RegistrationStream> stream) {
                                " registrations")));
     return;
   }
-  leases_.push_back(std::make_unique<Lease>(this, std::move(stream)));
+  leases_.push_back(
+      std::make_unique<Lease>(this, std::move(stream), std::move(peer)));
   Lease* const lease = leases_.back().get();
   lease->opened = lease->heard = loop_->Now();
   lease->stream->Start(lease);
@@ -132,6 +148,7 @@ void Registry::Send(const std::string& worker_id,
 
 void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   absl::Status status = CheckHello(hello);
+  if (status.ok()) status = CheckPeer(lease->peer, hello);
   if (TANDEM_FAILPOINT("router.hello", "crash fail")) {
     status = failpoint::Error();
   }

@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
+#include "common/rpc/identity.h"
 #include "router/avoid_list.h"
 #include "router/compatibility.h"
 #include "router/dialer.h"
@@ -83,8 +84,10 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // A worker's registration call.
-  void AddStream(std::unique_ptr<RegistrationStream> stream);
+  // A worker's registration call. Its hello must name the worker that `peer`
+  // is.
+  void AddStream(std::unique_ptr<RegistrationStream> stream,
+                 rpc::PeerIdentity peer = {});
 
   // To a worker that has a lease.
   void Send(const std::string& worker_id, v1::RegisterResponse message);

@@ -75,16 +75,7 @@ serve plain
 conform plain
 
 # The same over mutual TLS, which clients take from the environment.
-certificates() (
-  cd "$SDK"
-  key=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
-  openssl req -x509 "${key[@]}" -keyout ca.key -out ca.pem -subj /CN=ca -days 2 &&
-    openssl req "${key[@]}" -keyout key.pem -out request.pem -subj /CN=tandem &&
-    openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial \
-      -extfile <(echo subjectAltName=DNS:localhost,IP:127.0.0.1) -days 2 \
-      -out cert.pem
-)
-step sdk-certificates "certificates" certificates
-serve tls --tls-cert "$SDK/cert.pem" --tls-key "$SDK/key.pem" --tls-ca "$SDK/ca.pem"
-export TANDEM_CA=$SDK/ca.pem TANDEM_CERT=$SDK/cert.pem TANDEM_KEY=$SDK/key.pem
+step sdk-certificates "certificates" "$ROOT/scripts/dev-ca.sh" "$SDK" serve client
+serve tls --tls-cert "$SDK/serve.pem" --tls-key "$SDK/serve.key" --tls-ca "$SDK/ca.pem"
+export TANDEM_CA=$SDK/ca.pem TANDEM_CERT=$SDK/client.pem TANDEM_KEY=$SDK/client.key
 conform tls

@@ -30,6 +30,16 @@ void EnableStandardServices() {
   });
 }
 
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
+    const ServerOptions& options) {
+  if (options.rotating != nullptr) return options.rotating->server_side();
+  std::shared_ptr<grpc::ServerCredentials> made = ServerSide(options.tls);
+  if (options.tls.mutual()) {
+    made->SetAuthMetadataProcessor(MakeAuthorizer(options.rules));
+  }
+  return made;
+}
+
 void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   // Two processes on one port would each get half of the calls.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -67,11 +77,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   EnableStandardServices();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options.address,
-                           options.rotating != nullptr
-                               ? options.rotating->server_side()
-                               : ServerSide(options.tls),
-                           &port);
+  builder.AddListeningPort(options.address, CredentialsOf(options), &port);
   SetLimits(options, &builder);
   for (grpc::Service* service : services) builder.RegisterService(service);
 

@@ -25,6 +25,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/rpc/authorization.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/rotating_credentials.h"
 
@@ -35,6 +37,9 @@ struct ServerOptions {
   Credentials tls;
   // Instead of `tls`; outlives the server.
   const RotatingCredentials* rotating = nullptr;
+  // Asked for each call where `tls` is mutual; outlive the server. Clients of
+  // `rotating` are not of the cluster, and have no role.
+  absl::Span<const MethodRule> rules = ClusterRules();
   int max_receive_bytes = 4 << 20;
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.

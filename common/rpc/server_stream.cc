@@ -3,6 +3,8 @@
 
 #include <chrono>
 
+#include "common/rpc/authorization.h"
+
 namespace tandem::rpc {
 namespace {
 
@@ -32,11 +34,7 @@ CallInfo MakeCallInfo(const grpc::CallbackServerContext& context) {
                                std::string(value.data(), value.size()));
   }
   const auto auth = context.auth_context();
-  if (auth != nullptr && auth->IsPeerAuthenticated()) {
-    for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
-      info.identities.emplace_back(name.data(), name.size());
-    }
-  }
+  if (auth != nullptr) info.identity = PeerOf(*auth);
   return info;
 }
 

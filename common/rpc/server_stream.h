@@ -33,6 +33,7 @@
 
 #include "absl/time/time.h"
 #include "common/rpc/call.h"
+#include "common/rpc/identity.h"
 #include "common/rpc/status.h"
 
 namespace tandem::rpc {
@@ -43,8 +44,7 @@ struct CallInfo {
   absl::Duration time_left;  // until the caller's deadline; may be infinite
   // Lower-case keys; values of "-bin" keys are bytes.
   std::vector<std::pair<std::string, std::string>> metadata;
-  // Names in the peer's certificate under mutual TLS, else empty.
-  std::vector<std::string> identities;
+  PeerIdentity identity;
 
   // The first value of `key`, or "".
   std::string_view Find(std::string_view key) const;

@@ -306,6 +306,34 @@ TEST(Handoff, MismatchesAreRefusedReadably) {
   }
 }
 
+TEST(Handoff, ALinkIsOfTheWorkerThatItsCertificateNames) {
+  using enum rpc::PeerRole;
+  struct Row {
+    rpc::PeerRole role;
+    const char* id;
+    bool taken;
+  };
+  for (const Row& row :
+       {Row{kPrefill, "", true}, Row{kPrefill, "prefill", true},
+        Row{kPrefill, "other", false}, Row{kPrefill, "prefil", false},
+        Row{kDecode, "prefill", false}, Row{kRouter, "", false}}) {
+    World world({});
+    world.prefill().identity = {
+        .authenticated = true,
+        .identities = {{.role = row.role, .worker_id = row.id}}};
+    const Attempt attempt = world.Run(1, 16);
+    world.loop.RunFor(absl::Seconds(1));
+    const auto& seen = world.prefill().side.seen[1];
+    EXPECT_EQ(seen.acknowledged, row.taken ? 1 : 0) << row.id;
+    EXPECT_EQ(world.receiver->counters().links_refused, row.taken ? 0 : 1);
+    if (row.taken) continue;
+    EXPECT_EQ(seen.failed, 1);
+    EXPECT_THAT(Text(seen.status), HasSubstr("says it is prefill/prefill"));
+    world.receiver->EndAttempt(attempt, absl::OkStatus());
+    world.ExpectBaseline();
+  }
+}
+
 TEST(Handoff, ANeighbouringProtocolVersionWorks) {
   World world({});
   world.prefill().on_dial = [](Pair* pair) {

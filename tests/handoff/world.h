@@ -48,6 +48,7 @@ struct Prefill {
   std::shared_ptr<Pair> pair;  // the latest link
   int dials = 0;
   std::function<void(Pair*)> on_dial;
+  rpc::PeerIdentity identity;  // of its certificate
   std::unique_ptr<Sender> sender;
 };
 
@@ -184,7 +185,7 @@ inline Prefill::Prefill(World* world, const Setting& setting,
         ++dials;
         pair = std::make_shared<Pair>(&world->loop, &world->loop);
         if (on_dial) on_dial(pair.get());
-        world->receiver->AddLink(pair->Server());
+        world->receiver->AddLink(pair->Server(), identity);
         return pair->Client();
       },
       &side);

@@ -143,17 +143,15 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
       device.clear();
     }
   }
-  const auto add_tls = [&](const char* flag, const std::string& path) {
-    if (!path.empty()) common.insert(common.end(), {flag, path});
-  };
-  add_tls("--tls-cert", options_.tls_cert);
-  add_tls("--tls-key", options_.tls_key);
-  add_tls("--tls-ca", options_.tls_ca);
-
   const auto add =
       [&](const std::string& name, std::vector<std::string> argv,
           std::initializer_list<const std::vector<std::string>*> more) {
         argv.insert(argv.end(), common.begin(), common.end());
+        if (!options_.tls_directory.empty()) {
+          argv.insert(argv.end(), {"--tls-cert", TlsFile(name, ".pem"),
+                                   "--tls-key", TlsFile(name, ".key"),
+                                   "--tls-ca", TlsFile("ca", ".pem")});
+        }
         for (const auto* arguments : more) {
           argv.insert(argv.end(), arguments->begin(), arguments->end());
         }
@@ -179,13 +177,14 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
                                const std::vector<std::string>& own) {
     for (int i = 0; i < count; ++i) {
       const std::string name = absl::StrCat(role, "-", i);
-      const int http_port = FreePort();
+      const int http_port = FreePort(), grpc_port = FreePort();
       add(name,
           {Program(absl::StrCat("tandem-", role)), model, "--worker-id", name,
            "--threads", "1", "--port", absl::StrCat(http_port), "--grpc-port",
-           absl::StrCat(FreePort())},
+           absl::StrCat(grpc_port)},
           {&registries, &device, &options_.worker_arguments, &own});
       processes_[name].http_port = http_port;
+      processes_[name].grpc_port = grpc_port;
     }
   };
   add_workers("prefill", options_.prefill, options_.prefill_arguments);
@@ -266,21 +265,33 @@ void Cluster::WarmUp() {
   }
 }
 
-std::shared_ptr<grpc::Channel> Cluster::Channel(int port) {
+std::string Cluster::TlsFile(const std::string& name,
+                             const std::string& ending) const {
+  if (options_.tls_directory.empty()) return "";
+  const std::string role =
+      absl::StrCat(options_.tls_directory, "/", name.substr(0, name.find('-')));
+  const std::string own = absl::StrCat(role, "-", name, ending);
+  return std::filesystem::exists(own) ? own : role + ending;
+}
+
+std::shared_ptr<grpc::Channel> Cluster::Channel(int port,
+                                                const std::string& who) {
   absl::StatusOr<rpc::Credentials> tls = rpc::LoadCredentials(
-      options_.tls_cert, options_.tls_key, options_.tls_ca);
+      TlsFile(who, ".pem"), TlsFile(who, ".key"), TlsFile("ca", ".pem"));
   return rpc::MakeChannel(absl::StrCat("localhost:", port), *tls);
 }
 
 std::unique_ptr<v1::InferenceService::Stub> Cluster::Client(int router) {
   Router& of = routers_[static_cast<size_t>(router)];
-  if (of.channel == nullptr) of.channel = Channel(of.grpc_port);
+  if (of.channel == nullptr) of.channel = Channel(of.grpc_port, "client");
   return v1::InferenceService::NewStub(of.channel);
 }
 
 absl::StatusOr<v1::GetClusterStateResponse> Cluster::State(int router) {
   Router& of = routers_[static_cast<size_t>(router)];
-  if (of.admin_channel == nullptr) of.admin_channel = Channel(of.admin_port);
+  if (of.admin_channel == nullptr) {
+    of.admin_channel = Channel(of.admin_port, "operator");
+  }
   const auto stub = v1::AdminService::NewStub(of.admin_channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +

@@ -35,8 +35,9 @@ struct ClusterOptions {
   std::vector<std::string> decode_arguments = {};
   // The programs with failpoints (tests/failpoints).
   bool faulty = false;
-  // PEM files for --tls-cert, --tls-key, --tls-ca; empty: plain text.
-  std::string tls_cert = {}, tls_key = {}, tls_ca = {};
+  // What scripts/dev-ca.sh makes: a certificate for each role or worker, and
+  // "client" and "operator" for the test itself; empty: plain text.
+  std::string tls_directory = {};
 };
 
 // What a process holds of the system, as of one moment.
@@ -94,9 +95,16 @@ class Cluster {
   int routers() const { return static_cast<int>(routers_.size()); }
   absl::StatusOr<v1::GetClusterStateResponse> State(int router = 0);
   std::unique_ptr<v1::InferenceService::Stub> Client(int router = 0);
-  std::shared_ptr<grpc::Channel> Channel(int port);
+  // As `who` under TLS.
+  std::shared_ptr<grpc::Channel> Channel(int port,
+                                         const std::string& who = "client");
   int grpc_port() const { return routers_[0].grpc_port; }
   int admin_port() const { return routers_[0].admin_port; }
+  int internal_port() const { return routers_[0].internal_port; }
+  // Of a worker's gRPC.
+  int worker_port(const std::string& name) const {
+    return processes_.at(name).grpc_port;
+  }
   int http_port() const { return routers_[0].http_port; }
 
   // Reads the whole stream. `context` lets the caller cancel, and brings a
@@ -126,6 +134,7 @@ class Cluster {
     pid_t pid = -1;
     std::string log_path = {};
     int http_port = 0;
+    int grpc_port = 0;  // of a worker
     std::string faults = {};
     std::optional<Footprint> baseline = {};
   };
@@ -143,6 +152,7 @@ class Cluster {
   absl::Status Spawn(const std::string& name);
   void WarmUp();
   std::string Program(const std::string& name) const;
+  std::string TlsFile(const std::string& name, const std::string& ending) const;
   // "" or what is missing.
   std::string Missing(int router, int prefill, int decode);
   bool ClientsSee(int router, int decode);

@@ -4,6 +4,7 @@
 
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -24,44 +25,22 @@
 namespace tandem::integration {
 namespace {
 
-bool Shell(const std::string& command) {
-  return std::system(absl::StrCat(command, " >/dev/null 2>&1").c_str()) == 0;
-}
-
-// An authority in `directory` with the name's certificate: ca.pem, NAME.pem,
-// NAME.key.
-void MakeCertificates(const std::string& directory, const std::string& name) {
-  std::filesystem::create_directories(directory);
-  std::ofstream(directory + "/ext")
-      << "subjectAltName=DNS:localhost,IP:127.0.0.1\n";
-  const std::string cd = absl::StrCat("cd ", directory, " && ");
-  ASSERT_TRUE(Shell(cd + "openssl req -x509 -newkey ec -pkeyopt "
-                         "ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
-                         "/CN=test-ca -keyout ca.key -out ca.pem"));
-  ASSERT_TRUE(Shell(absl::StrCat(
-      cd,
-      "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 "
-      "-nodes -subj /CN=",
-      name, " -keyout ", name, ".key -out ", name, ".csr")));
-  ASSERT_TRUE(
-      Shell(absl::StrCat(cd,
-                         "openssl x509 -req -days 2 -CA ca.pem -CAkey ca.key "
-                         "-CAcreateserial -extfile ext -in ",
-                         name, ".csr -out ", name, ".pem")));
+void MakeCertificates(const std::string& names) {
+  ASSERT_EQ(
+      std::system(
+          absl::StrCat(TANDEM_SOURCE_DIR "/scripts/dev-ca.sh ", names).c_str()),
+      0);
 }
 
 TEST(TlsTest, AClusterUnderMutualTlsServesAndRefusesStrangers) {
-  if (!Shell("openssl version")) GTEST_SKIP() << "no openssl command";
-  const std::string ours = testing::TempDir() + "/tandem-tls-ours";
-  const std::string theirs = testing::TempDir() + "/tandem-tls-theirs";
-  ASSERT_NO_FATAL_FAILURE(MakeCertificates(ours, "node"));
-  ASSERT_NO_FATAL_FAILURE(MakeCertificates(theirs, "node"));
-  const ClusterOptions options = {.prefill = 1,
-                                  .decode = 1,
-                                  .tls_cert = ours + "/node.pem",
-                                  .tls_key = ours + "/node.key",
-                                  .tls_ca = ours + "/ca.pem"};
-  Cluster cluster(options);
+  const std::string ours =
+      absl::StrCat(testing::TempDir(), "/tandem-tls-ours-", getpid());
+  const std::string theirs = ours + "-not";
+  // One worker has a certificate of its own, the other one of its role.
+  ASSERT_NO_FATAL_FAILURE(MakeCertificates(ours));
+  ASSERT_NO_FATAL_FAILURE(MakeCertificates(ours + " prefill/prefill-0"));
+  ASSERT_NO_FATAL_FAILURE(MakeCertificates(theirs + " client"));
+  Cluster cluster({.prefill = 1, .decode = 1, .tls_directory = ours});
   const absl::Status status = cluster.Start();
   ASSERT_TRUE(status.ok()) << status << cluster.Log("decode-0");
   v1::GenerateRequest request = TextRequest(SomePrompts(1, 2)[0], 24);
@@ -88,11 +67,11 @@ TEST(TlsTest, AClusterUnderMutualTlsServesAndRefusesStrangers) {
   grpc::SslCredentialsOptions ssl;
   ssl.pem_root_certs = read(ours + "/ca.pem");
   EXPECT_FALSE(answers(grpc::SslCredentials(ssl)));
-  ssl.pem_cert_chain = read(theirs + "/node.pem");
-  ssl.pem_private_key = read(theirs + "/node.key");
+  ssl.pem_cert_chain = read(theirs + "/client.pem");
+  ssl.pem_private_key = read(theirs + "/client.key");
   EXPECT_FALSE(answers(grpc::SslCredentials(ssl)));
-  ssl.pem_cert_chain = read(ours + "/node.pem");
-  ssl.pem_private_key = read(ours + "/node.key");
+  ssl.pem_cert_chain = read(ours + "/client.pem");
+  ssl.pem_private_key = read(ours + "/client.key");
   EXPECT_TRUE(answers(grpc::SslCredentials(ssl)));
   EXPECT_EQ(cluster.WhatIsLeft(), "");
   std::filesystem::remove_all(ours);

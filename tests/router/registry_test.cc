@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/error.h"
 #include "engine/kv_pool.h"
 #include "tests/router/world.h"
 
@@ -64,6 +65,44 @@ TEST(RegistryTest, WrongHellosAreRefusedByName) {
     EXPECT_THAT(std::string(lease->status.message()),
                 ::testing::HasSubstr(c.field));
     EXPECT_EQ(w.core->State(false).rejected_size(), 1);
+  }
+}
+
+TEST(RegistryTest, AWorkerRegistersAsWhatItsCertificateSays) {
+  using enum rpc::PeerRole;
+  const auto peer = [](rpc::PeerRole role, const char* id) {
+    return rpc::PeerIdentity{.authenticated = true,
+                             .identities = {{.role = role, .worker_id = id}}};
+  };
+  struct Case {
+    rpc::PeerIdentity peer;
+    v1::WorkerRole role;
+    bool taken;
+  };
+  for (const Case& c : {
+           Case{{}, v1::WORKER_ROLE_DECODE, true},  // plain text
+           Case{peer(kDecode, "w0"), v1::WORKER_ROLE_DECODE, true},
+           Case{peer(kDecode, ""), v1::WORKER_ROLE_DECODE, true},
+           Case{peer(kPrefill, "w0"), v1::WORKER_ROLE_PREFILL, true},
+           Case{peer(kDecode, "w1"), v1::WORKER_ROLE_DECODE, false},
+           Case{peer(kPrefill, "w1"), v1::WORKER_ROLE_PREFILL, false},
+           Case{peer(kDecode, "w0"), v1::WORKER_ROLE_PREFILL, false},
+           Case{peer(kPrefill, "w0"), v1::WORKER_ROLE_DECODE, false},
+           Case{peer(kRouter, ""), v1::WORKER_ROLE_DECODE, false},
+           Case{{.authenticated = true}, v1::WORKER_ROLE_DECODE, false},
+       }) {
+    World w;
+    // Whom it would take the place of.
+    LeasePipe* const rightful = w.Register(World::Hello("w0", c.role));
+    LeasePipe* const lease =
+        w.Register(World::Hello("w0", c.role, 'x'), c.peer);
+    EXPECT_EQ(lease->dropped, !c.taken);
+    EXPECT_EQ(rightful->dropped, c.taken);
+    EXPECT_EQ(w.core->ready_workers(c.role), 1);
+    if (c.taken) continue;
+    EXPECT_EQ(lease->status.code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_EQ(ErrorReason(lease->status), "IDENTITY_MISMATCH");
+    EXPECT_EQ(w.core->State(false).rejected(0).worker_id(), "w0");
   }
 }
 

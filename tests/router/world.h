@@ -136,11 +136,13 @@ struct World final : Dialer, RouterObserver {
     }
     return hello;
   }
-  LeasePipe* Register(const v1::WorkerHello& hello) {
+  LeasePipe* Register(const v1::WorkerHello& hello,
+                      const rpc::PeerIdentity& peer = {}) {
     LeasePipe* const lease = &leases.emplace_back();
     core->AddRegistration(
         std::make_unique<FakeStream<v1::RegisterResponse, v1::RegisterRequest>>(
-            lease));
+            lease),
+        peer);
     v1::RegisterRequest message;
     *message.mutable_hello() = hello;
     lease->Say(message);

@@ -5,15 +5,17 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
+#include <vector>
 
 #include "common/error.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "gtest/gtest.h"
+#include "tests/common/http/certificates.h"
 #include "tests/common/rpc/echo.h"
 
 namespace tandem::rpc {
@@ -252,78 +254,132 @@ TEST_F(ServerTest, TheRequestIdComesBackInTheHeaders) {
   loop_.RunSync([&] { EXPECT_EQ(info_.Find("x-request-id"), "abc-1"); });
 }
 
-// Certificates of two authorities, made by the openssl tool.
+// Certificates of two authorities.
 class TlsTest : public ServerTest {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("tandem-tls-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-    Run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes "
-        "-keyout ca.key -out ca.pem -subj /CN=ca -days 2");
-    Run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes "
-        "-keyout other.key -out other.pem -subj /CN=other -days 2");
-    Leaf("ca", "worker");
-    Leaf("other", "stranger");
+  // The authority's, and a leaf of it with these URIs.
+  static Credentials With(const Authority& authority,
+                          const std::vector<std::string>& uris = {}) {
+    const Pem leaf = authority.Issue(2, uris);
+    Credentials tls;
+    tls.cert = leaf.cert;
+    tls.key = leaf.key;
+    tls.ca = authority.cert();
+    return tls;
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  void Run(const std::string& arguments) {
-    const std::string command =
-        "cd " + folder_.string() + " && openssl " + arguments + " >log 2>&1";
-    ASSERT_EQ(std::system(command.c_str()), 0) << arguments;
-  }
-  void Leaf(const std::string& ca, const std::string& name) {
-    std::ofstream(folder_ / "san")
-        << "subjectAltName=DNS:" + name + ",IP:127.0.0.1\n";
-    Run("req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout " +
-        name + ".key -out " + name + ".csr -subj /CN=" + name);
-    Run("x509 -req -in " + name + ".csr -CA " + ca + ".pem -CAkey " + ca +
-        ".key -CAcreateserial -days 2 -extfile san -out " + name + ".pem");
-  }
-  std::string Path(const std::string& name) {
-    return name.empty() ? "" : (folder_ / name).string();
-  }
-  Credentials Load(const std::string& leaf, const std::string& ca) {
-    auto tls = LoadCredentials(Path(leaf.empty() ? "" : leaf + ".pem"),
-                               Path(leaf.empty() ? "" : leaf + ".key"),
-                               Path(ca.empty() ? "" : ca + ".pem"));
-    EXPECT_TRUE(tls.ok()) << tls.status();
-    return *tls;
+  static ServerOptions Echo(Credentials tls) {
+    static const std::vector<MethodRule> rules = {
+        {"/tandem.testing.EchoService/Once", {PeerRole::kRouter}},
+        {.method = "/tandem.testing.EchoService/Count", .anybody = true}};
+    ServerOptions options;
+    options.tls = std::move(tls);
+    options.rules = rules;
+    return options;
   }
   absl::Status CallWith(const Credentials& tls) {
     return Call(MakeChannel(server_->address(), tls), Request(3));
   }
+  // Of one message to any method and no wish for an answer.
+  grpc::StatusCode CodeOf(const std::string& method, const Credentials& tls) {
+    grpc::GenericStub stub(MakeChannel(server_->address(), tls));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(10));
+    grpc::Slice nothing;
+    grpc::ByteBuffer request(&nothing, 1), response;
+    std::promise<grpc::Status> done;
+    stub.UnaryCall(&context, method, {}, &request, &response,
+                   [&](const grpc::Status& status) { done.set_value(status); });
+    return done.get_future().get().error_code();
+  }
 
-  std::filesystem::path folder_;
+  const Authority ours_{"ours"}, theirs_{"theirs"};
 };
 
 TEST_F(TlsTest, MutualTlsAdmitsOnlyCertificatesOfTheAuthority) {
-  ServerOptions options;
-  options.tls = Load("worker", "ca");
-  EXPECT_TRUE(options.tls.mutual());
-  Start(options);
-  EXPECT_TRUE(CallWith(Load("worker", "ca")).ok());
-  loop_.RunSync([&] {
-    EXPECT_THAT(info_.identities, ElementsAre("worker", "127.0.0.1"));
-  });
-  struct Case {
-    const char *leaf, *ca;
-  };
-  for (const Case& c : {Case{"", "ca"}, Case{"stranger", "ca"},
-                        Case{"worker", "other"}, Case{"", ""}}) {
-    EXPECT_EQ(CallWith(Load(c.leaf, c.ca)).code(),
-              absl::StatusCode::kUnavailable)
-        << c.leaf << " " << c.ca;
+  const Credentials good = With(ours_, {"spiffe://tandem/router"});
+  EXPECT_TRUE(good.mutual());
+  Start(Echo(good));
+  EXPECT_TRUE(CallWith(good).ok());
+  Credentials bare, stranger = With(theirs_, {"spiffe://tandem/router"}),
+                    deceived = good, late = good;
+  bare.ca = good.ca;
+  stranger.ca = good.ca;
+  deceived.ca = theirs_.cert();
+  const Pem expired = ours_.Issue(3, {"spiffe://tandem/router"}, -1);
+  late.cert = expired.cert;
+  late.key = expired.key;
+  for (const Credentials& tls : {bare, stranger, deceived, late, {}}) {
+    EXPECT_EQ(CallWith(tls).code(), absl::StatusCode::kUnavailable);
   }
 }
 
+TEST_F(TlsTest, EachCallIsAskedForARole) {
+  Start(Echo(With(ours_)));
+  const char kOnce[] = "/tandem.testing.EchoService/Once";
+  struct Case {
+    std::vector<std::string> uris;
+    grpc::StatusCode code;
+  };
+  for (const Case& c : {
+           Case{{"spiffe://tandem/router"}, grpc::StatusCode::OK},
+           Case{{"spiffe://tandem/decode/d0", "spiffe://tandem/router"},
+                grpc::StatusCode::OK},
+           Case{{"spiffe://mesh/x", "spiffe://tandem/router"},
+                grpc::StatusCode::OK},
+           Case{{"spiffe://tandem/prefill"},
+                grpc::StatusCode::PERMISSION_DENIED},
+           Case{{}, grpc::StatusCode::UNAUTHENTICATED},
+           Case{{"spiffe://mesh/router"}, grpc::StatusCode::UNAUTHENTICATED},
+           Case{{"spiffe://tandem/router/"}, grpc::StatusCode::UNAUTHENTICATED},
+       }) {
+    const Credentials tls = With(ours_, c.uris);
+    SCOPED_TRACE(c.uris.empty() ? "no URI" : c.uris[0]);
+    EXPECT_EQ(CodeOf(kOnce, tls), c.code);
+    EXPECT_EQ(CodeOf("/tandem.testing.EchoService/Count", tls),
+              grpc::StatusCode::OK);
+    const auto refused = c.code == grpc::StatusCode::OK
+                             ? grpc::StatusCode::PERMISSION_DENIED
+                             : c.code;
+    // Served, but no rule names it; and not served at all.
+    EXPECT_EQ(CodeOf("/tandem.testing.EchoService/Chat", tls), refused);
+    EXPECT_EQ(CodeOf("/tandem.testing.EchoService/None", tls), refused);
+    EXPECT_EQ(CodeOf("/grpc.health.v1.Health/Check", tls), refused);
+  }
+}
+
+TEST_F(TlsTest, HandlersHearWhoCalls) {
+  Start(Echo(With(ours_)));
+  ASSERT_TRUE(CallWith(With(ours_, {"spiffe://tandem/router",
+                                    "spiffe://tandem/decode/d0"}))
+                  .ok());
+  loop_.RunSync([&] {
+    EXPECT_TRUE(info_.identity.authenticated);
+    EXPECT_THAT(
+        info_.identity.identities,
+        ElementsAre(Identity{.role = PeerRole::kRouter},
+                    Identity{.role = PeerRole::kDecode, .worker_id = "d0"}));
+  });
+}
+
 TEST_F(TlsTest, WithoutAnAuthorityTheServerTakesAnyClient) {
-  ServerOptions options;
-  options.tls = Load("worker", "");
-  Start(options);
-  EXPECT_TRUE(CallWith(Load("", "ca")).ok());
-  EXPECT_EQ(CallWith(Load("", "")).code(), absl::StatusCode::kUnavailable);
+  Credentials server = With(ours_);
+  server.ca = "";
+  Start(Echo(server));
+  Credentials client;
+  client.ca = ours_.cert();
+  EXPECT_TRUE(CallWith(client).ok());
+  loop_.RunSync([&] { EXPECT_FALSE(info_.identity.authenticated); });
+  EXPECT_EQ(CallWith({}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ServerTest, PlainTextHasNoIdentityAndNoRules) {
+  Start();
+  EXPECT_TRUE(Call(MakeChannel(server_->address(), {}), Request(3)).ok());
+  loop_.RunSync([&] {
+    EXPECT_FALSE(info_.identity.authenticated);
+    EXPECT_TRUE(info_.identity.identities.empty());
+  });
 }
 
 TEST(PlaintextTest, StaysOnLoopbackUnlessItIsAllowed) {
@@ -355,8 +411,18 @@ TEST(PlaintextTest, StaysOnLoopbackUnlessItIsAllowed) {
   }
 }
 
-TEST_F(TlsTest, WrongFilesAreNamed) {
-  std::ofstream(folder_ / "empty.pem") << "no pem";
+TEST(TlsFilesTest, WrongFilesAreNamed) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("tandem-tls-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const Pem pem = Authority("ours").Issue(2);
+  std::ofstream(folder / "worker.pem") << pem.cert;
+  std::ofstream(folder / "worker.key") << pem.key;
+  std::ofstream(folder / "empty.pem") << "no pem";
+  const auto path = [&](const std::string& name) {
+    return name.empty() ? "" : (folder / name).string();
+  };
   struct Case {
     const char *cert, *key, *ca, *says;
   };
@@ -368,10 +434,11 @@ TEST_F(TlsTest, WrongFilesAreNamed) {
       {"worker.pem", "worker.key", "empty.pem", "--tls-ca: "},
   };
   for (const Case& c : cases) {
-    const auto tls = LoadCredentials(Path(c.cert), Path(c.key), Path(c.ca));
+    const auto tls = LoadCredentials(path(c.cert), path(c.key), path(c.ca));
     EXPECT_EQ(tls.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(tls.status().message()), HasSubstr(c.says));
   }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
