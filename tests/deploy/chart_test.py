@@ -205,6 +205,23 @@ class Manifests(unittest.TestCase):
                 self.assertEqual("--allow-plaintext" in arguments, not tls)
         self.assertEqual(secured, 3)
 
+    def test_each_role_has_a_certificate_that_names_it_alone(self) -> None:
+        """Else a process would be refused, or might speak as another."""
+        mounted = {}
+        for name, pod in pods():
+            for volume in pod["spec"]["volumes"]:
+                if volume["name"] == "tls":
+                    secret = volume["secret"]["secretName"]
+                    role = name.rsplit("-", 1)[-1]
+                    mounted[secret] = [f"spiffe://tandem/{role}"]
+        issued = {
+            thing["spec"]["secretName"]: thing["spec"]["uris"]
+            for _, thing in objects()
+            if thing["kind"] == "Certificate"
+        }
+        self.assertEqual(len(issued), 3)
+        self.assertEqual(issued, mounted)
+
     def test_files_that_flags_name_are_mounted(self) -> None:
         """Of Secrets, whose modes and keys are those of what reads them."""
         for name, pod in pods():

@@ -31,8 +31,9 @@
 {{- end -}}
 {{- end -}}
 
+{{/* (dict "root" $ "role" "router") */}}
 {{- define "tandem.tlsSecret" -}}
-{{- default (printf "%s-tls" (include "tandem.fullname" .)) .Values.tls.existingSecret -}}
+{{- default (printf "%s-%s-tls" (include "tandem.fullname" .root) .role) .root.Values.tls.existingSecret -}}
 {{- end -}}
 
 {{/* Namespace's DNS suffix: SERVICE of it is SERVICE.{{ this }}. */}}
@@ -368,7 +369,7 @@ spec:
     {{- if $root.Values.tls.enabled }}
     - name: tls
       secret:
-        secretName: {{ include "tandem.tlsSecret" $root }}
+        secretName: {{ include "tandem.tlsSecret" (dict "root" $root "role" $role) }}
         defaultMode: 0440
     {{- end }}
     {{- with $https }}
