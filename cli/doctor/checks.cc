@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
@@ -22,6 +23,7 @@
 #include "common/cpu_limits.h"
 #include "common/progress.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/identity.h"
 #include "engine/safetensors.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -32,6 +34,23 @@ namespace {
 constexpr int64_t kSharedMemory = int64_t{64} << 20;
 constexpr absl::Duration kSoon = absl::Hours(24 * 14);
 constexpr int kConnectMs = 2000;
+
+// The URIs among a certificate's subject alternative names.
+std::vector<std::string> UrisOf(const X509* certificate) {
+  const std::unique_ptr<GENERAL_NAMES, void (*)(GENERAL_NAMES*)> names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(
+          certificate, NID_subject_alt_name, nullptr, nullptr)),
+      GENERAL_NAMES_free);
+  std::vector<std::string> uris;
+  for (int i = 0; i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    const ASN1_IA5STRING* const uri = name->d.uniformResourceIdentifier;
+    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)),
+                      static_cast<size_t>(ASN1_STRING_length(uri)));
+  }
+  return uris;
+}
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -197,8 +216,22 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
         return;
       }
     }
+    std::string roles;
+    if (!key_pem.empty() && read->mutual()) {
+      const auto identities = rpc::ParseIdentities(UrisOf(certificate.get()));
+      if (!identities.ok()) {
+        checks->push_back(
+            {Verdict::kFail, "tls",
+             absl::StrCat(path, ": ", Message(identities.status()))});
+        return;
+      }
+      for (const rpc::Identity& identity : *identities) {
+        absl::StrAppend(&roles, roles.empty() ? ", as " : " and ",
+                        identity.ToString());
+      }
+    }
     checks->push_back({end - now < kSoon ? Verdict::kWarn : Verdict::kOk, "tls",
-                       absl::StrCat(path, " is valid until ", until,
+                       absl::StrCat(path, " is valid until ", until, roles,
                                     end - now < kSoon ? ": renew it" : "")});
   };
   if (!read->cert.empty()) check(read->cert, tls.cert, read->key);

@@ -362,6 +362,34 @@ class TerminalTest(unittest.TestCase):
             self.assertEqual(found["tls"][0], verdict, found)
             self.assertIn(word, found["tls"][1])
 
+    def test_doctor_reads_roles(self):
+        def issue(name: str, *uris: str) -> list[str]:
+            request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+            request += ["-subj", "/CN=x", "-days", "100", "-addext"]
+            request += ["subjectAltName=" + ",".join(["DNS:localhost", *uris])]
+            paths = [str(self.home / f"{name}.{part}") for part in ("pem", "key")]
+            request += ["-out", paths[0], "-keyout", paths[1]]
+            subprocess.run(request, check=True, capture_output=True)
+            return paths
+
+        role = "URI:spiffe://tandem/"
+        for uris, verdict, words in (
+            ((role + "prefill/p0",), "ok", ", as prefill/p0"),
+            ((role + "router", role + "operator"), "ok", ", as router and operator"),
+            (("URI:spiffe://mesh/x",), "fail", "names no role"),
+            ((role + "gateway",), "fail", "none of router, prefill"),
+        ):
+            cert, key = issue("one", *uris)
+            tls = ("--tls-cert", cert, "--tls-key", key)
+            said = tandem("doctor", "--json", *tls, "--tls-ca", cert).stdout
+            # Before the authority's line.
+            line = next(c for c in json.loads(said)["checks"] if c["check"] == "tls")
+            self.assertEqual(line["verdict"], verdict, said)
+            self.assertIn(words, line["text"])
+            # Where no client shows one, there is nobody to ask for a role.
+            _, found = self.doctor(*tls)
+            self.assertEqual(found["tls"][0], "ok", found)
+
     def test_chat_with_a_server_of_its_own(self):
         words = ["chat", MODEL, "--temperature", "0", "--max-tokens", "8"]
         own = tandem(*words, input="Hello\n")
