@@ -64,6 +64,9 @@ class PrefillRole final : public worker::Role {
   std::vector<grpc::Service*> services() override { return {&prefill_}; }
   v1::WorkerLoad Load() const override { return core_.Load(); }
   void Drain() override { core_.Drain(); }
+  void ReplaceCredentials(const rpc::Credentials& tls) override {
+    channels_.Replace(tls);
+  }
   bool idle() const override { return core_.idle(); }
   int64_t progress() const override { return core_.progress(); }
   bool has_work() const override { return core_.has_work(); }

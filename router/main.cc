@@ -25,6 +25,7 @@
 #include "common/log.h"
 #include "common/metrics.h"
 #include "common/random.h"
+#include "common/rpc/cluster_credentials.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/rotating_credentials.h"
 #include "common/rpc/server.h"
@@ -258,7 +259,7 @@ class Process {
   std::unique_ptr<LiveFeed> feed_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<ModelText> model_;
-  rpc::Credentials tls_;
+  std::unique_ptr<rpc::ClusterCredentials> tls_;
   rpc::Credentials public_tls_;  // of --ssl-certfile; may be empty
   std::unique_ptr<rpc::RotatingCredentials> public_credentials_;
   ClusterFacts facts_;
@@ -332,13 +333,18 @@ absl::Status Process::StartAccess() {
 
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
-  absl::StatusOr<rpc::Credentials> tls =
-      rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
+  auto tls = rpc::ClusterCredentials::Load(
+      flags_.tls, rpc::PeerRole::kRouter, "", &watcher_,
+      [this](rpc::Credentials now) {
+        loop_.Post([this, now = std::move(now)]() mutable {
+          dialer_->Replace(std::move(now));
+        });
+      });
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
   absl::Status status =
-      rpc::CheckPlaintext(tls_, flags_.tls.allow_plaintext, "--internal-host",
-                          flags_.internal_host);
+      rpc::CheckPlaintext(tls_->first(), flags_.tls.allow_plaintext,
+                          "--internal-host", flags_.internal_host);
   if (!status.ok()) return status;
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
   if (!policy.ok()) return policy.status();
@@ -364,7 +370,7 @@ absl::Status Process::Start() {
   status = StartAccess();
   if (!status.ok()) return status;
   loop_.RunSync([&] {
-    dialer_ = std::make_unique<RpcDialer>(&loop_, tls_);
+    dialer_ = std::make_unique<RpcDialer>(&loop_, tls_->first());
     feed_ = std::make_unique<LiveFeed>(&loop_, router_metrics_.get(), [this] {
       return core_->State(core_->in_flight() <= kMostDescribed);
     });
@@ -555,7 +561,7 @@ absl::Status Process::StartServers() {
   if (!status.ok()) return status;
 
   rpc::ServerOptions internal;
-  internal.tls = tls_;
+  internal.rotating = tls_->rotating();
   auto internal_server = Listen(internal, flags_.internal_host,
                                 flags_.internal_port, {registry_.get()});
   if (!internal_server.ok()) return internal_server.status();
@@ -563,7 +569,7 @@ absl::Status Process::StartServers() {
   internal_server_->SetServing(kRegistry, true);
 
   rpc::ServerOptions admin;
-  admin.tls = tls_;
+  admin.rotating = tls_->rotating();
   auto admin_server =
       Listen(admin, "127.0.0.1", flags_.admin_port, {admin_.get()});
   if (!admin_server.ok()) return admin_server.status();
@@ -571,12 +577,13 @@ absl::Status Process::StartServers() {
   admin_server_->SetServing("tandem.v1.AdminService", true);
 
   rpc::ServerOptions front;
-  front.tls = tls_;
+  front.rotating = tls_->rotating();
   if (!public_tls_.cert.empty()) {
     auto rotating = rpc::RotatingCredentials::Create(public_tls_);
     if (!rotating.ok()) return rotating.status();
     public_credentials_ = *std::move(rotating);
     front.rotating = public_credentials_.get();
+    front.rules.reset();  // its clients are not the cluster's
   }
   front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
   front.max_connection_age = flags_.max_connection_age;

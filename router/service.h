@@ -35,6 +35,8 @@ class RpcDialer final : public Dialer {
   std::unique_ptr<PrefillStream> DialPrefill(
       const v1::WorkerRef& worker, absl::Duration deadline,
       const TraceContext& trace) override;
+  // For calls from now on.
+  void Replace(rpc::Credentials tls) { channels_.Replace(std::move(tls)); }
 
  private:
   Loop* const loop_;

@@ -41,13 +41,20 @@ class Channels {
     return entries_.front().channel;
   }
 
+  // For channels from now on: those that are open keep their connections until
+  // their calls ended.
+  void Replace(rpc::Credentials tls) {
+    tls_ = std::move(tls);
+    entries_.clear();
+  }
+
  private:
   struct Entry {
     std::string endpoint;
     std::string incarnation;
     std::shared_ptr<grpc::Channel> channel;
   };
-  const rpc::Credentials tls_;
+  rpc::Credentials tls_;
   const size_t limit_;
   std::list<Entry> entries_;  // the latest first
 };

@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/client_stream.h"
+#include "common/rpc/cluster_credentials.h"
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "tandem/v1/registry.grpc.pb.h"
@@ -192,12 +193,14 @@ class Process {
   const RoleSpec& spec_;
   const AllFlags& flags_;
   SignalWatcher* const signals_;
-  rpc::Credentials tls_;
+  std::unique_ptr<rpc::ClusterCredentials> credentials_;
+  rpc::Credentials tls_;  // of calls to others; the loop's once it runs
   SystemRandom random_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ThreadLoop> loop_;
+  FileWatcher watcher_;
   WorkerParts parts_;
   std::unique_ptr<MeasuredExecutor> executor_;
   std::unique_ptr<MeasuredExecutor> draft_executor_;  // may be null
@@ -235,10 +238,19 @@ absl::Status Process::Start() {
   absl::StatusOr<std::vector<Endpoint>> routers =
       ParseRouters(flags_.worker.routers);
   if (!routers.ok()) return routers.status();
-  absl::StatusOr<rpc::Credentials> tls =
-      rpc::LoadCredentials(flags_.tls.cert, flags_.tls.key, flags_.tls.ca);
+  auto tls = rpc::ClusterCredentials::Load(
+      flags_.tls,
+      spec_.role == v1::WORKER_ROLE_PREFILL ? rpc::PeerRole::kPrefill
+                                            : rpc::PeerRole::kDecode,
+      flags_.worker.worker_id, &watcher_, [this](const rpc::Credentials& now) {
+        loop_->Post([this, now] {
+          tls_ = now;
+          role_->ReplaceCredentials(now);
+        });
+      });
   if (!tls.ok()) return tls.status();
-  tls_ = *std::move(tls);
+  credentials_ = *std::move(tls);
+  tls_ = credentials_->first();
   absl::Status status = CheckPlaintext(flags_, tls_, *routers);
   if (!status.ok()) return status;
   loop_ = std::make_unique<ThreadLoop>(
@@ -264,6 +276,7 @@ absl::Status Process::Start() {
                     {"kv_dtype", parts_.kv_dtype},
                     {"max_model_len", parts_.engine_options.max_model_len},
                     {"took", absl::Now() - begun}});
+  watcher_.Start();
   signals_->OnDrain(loop_.get(), [this] { Drain(); });
   return absl::OkStatus();
 }
@@ -330,7 +343,7 @@ absl::Status Process::StartServers() {
   rpc::ServerOptions grpc;
   grpc.address =
       Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
-  grpc.tls = tls_;
+  grpc.rotating = credentials_->rotating();
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(grpc, role_->services());
   if (!server.ok()) return server.status();
@@ -470,6 +483,7 @@ void Process::SynchronizeExecutors() {
 
 void Process::Stop() {
   TANDEM_FAILPOINT("worker.stop", "crash stall");
+  watcher_.Stop();
   resolver_.reset();
   if (loop_ != nullptr && role_ != nullptr) {
     loop_->RunSync([&] {

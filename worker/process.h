@@ -29,6 +29,8 @@ class Role {
   virtual std::vector<grpc::Service*> services() = 0;
   virtual v1::WorkerLoad Load() const = 0;
   virtual void Drain() = 0;
+  // For its calls to others, from now on.
+  virtual void ReplaceCredentials(const rpc::Credentials& /*tls*/) {}
   virtual bool idle() const = 0;
   // For liveness: a count of what was done, and whether something could be done
   // now that waits for nobody else. See the cores.

@@ -4,7 +4,6 @@
 #include <netdb.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
-#include <openssl/x509v3.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
@@ -34,23 +33,6 @@ namespace {
 constexpr int64_t kSharedMemory = int64_t{64} << 20;
 constexpr absl::Duration kSoon = absl::Hours(24 * 14);
 constexpr int kConnectMs = 2000;
-
-// The URIs among a certificate's subject alternative names.
-std::vector<std::string> UrisOf(const X509* certificate) {
-  const std::unique_ptr<GENERAL_NAMES, void (*)(GENERAL_NAMES*)> names(
-      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(
-          certificate, NID_subject_alt_name, nullptr, nullptr)),
-      GENERAL_NAMES_free);
-  std::vector<std::string> uris;
-  for (int i = 0; i < sk_GENERAL_NAME_num(names.get()); ++i) {
-    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
-    if (name->type != GEN_URI) continue;
-    const ASN1_IA5STRING* const uri = name->d.uniformResourceIdentifier;
-    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)),
-                      static_cast<size_t>(ASN1_STRING_length(uri)));
-  }
-  return uris;
-}
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -182,7 +164,7 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
     return;
   }
   const auto check = [&](const std::string& pem, const std::string& path,
-                         const std::string& key_pem) {
+                         bool names_role) {
     const std::unique_ptr<BIO, int (*)(BIO*)> text(
         BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
     const std::unique_ptr<X509, void (*)(X509*)> certificate(
@@ -202,23 +184,9 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
                         ": renew it, or set the clock")});
       return;
     }
-    if (!key_pem.empty()) {
-      const std::unique_ptr<BIO, int (*)(BIO*)> key_text(
-          BIO_new_mem_buf(key_pem.data(), static_cast<int>(key_pem.size())),
-          BIO_free);
-      const std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key(
-          PEM_read_bio_PrivateKey(key_text.get(), nullptr, nullptr, nullptr),
-          EVP_PKEY_free);
-      if (key == nullptr ||
-          X509_check_private_key(certificate.get(), key.get()) != 1) {
-        checks->push_back({Verdict::kFail, "tls",
-                           path + " and --tls-key do not belong together"});
-        return;
-      }
-    }
     std::string roles;
-    if (!key_pem.empty() && read->mutual()) {
-      const auto identities = rpc::ParseIdentities(UrisOf(certificate.get()));
+    if (names_role) {
+      const auto identities = rpc::IdentitiesIn(pem);
       if (!identities.ok()) {
         checks->push_back(
             {Verdict::kFail, "tls",
@@ -234,8 +202,8 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
                        absl::StrCat(path, " is valid until ", until, roles,
                                     end - now < kSoon ? ": renew it" : "")});
   };
-  if (!read->cert.empty()) check(read->cert, tls.cert, read->key);
-  if (!read->ca.empty()) check(read->ca, tls.ca, "");
+  if (!read->cert.empty()) check(read->cert, tls.cert, read->mutual());
+  if (!read->ca.empty()) check(read->ca, tls.ca, false);
 }
 
 std::string Reach(const std::string& endpoint) {

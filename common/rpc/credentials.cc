@@ -2,11 +2,15 @@
 #include "common/rpc/credentials.h"
 
 #include <arpa/inet.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +42,48 @@ absl::StatusOr<std::string> ReadPem(std::string_view flag,
   return text;
 }
 
+using Certificate = std::unique_ptr<X509, void (*)(X509*)>;
+
+// The first of `pem`; null: it has none that can be read.
+Certificate ReadCertificate(const std::string& pem) {
+  const std::unique_ptr<BIO, int (*)(BIO*)> text(
+      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+  return {PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free};
+}
+
+// gRPC takes anything, and fails each handshake with it.
+absl::Status CheckUsable(const Credentials& tls, const PemFlags& flags) {
+  const auto unusable = [](const std::string& what) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE", what);
+  };
+  if (!tls.ca.empty() && ReadCertificate(tls.ca) == nullptr) {
+    return unusable(absl::StrCat(flags.ca, " holds no certificate"));
+  }
+  if (tls.cert.empty()) return absl::OkStatus();
+  const Certificate certificate = ReadCertificate(tls.cert);
+  if (certificate == nullptr) {
+    return unusable(absl::StrCat(flags.cert, " holds no certificate"));
+  }
+  const std::unique_ptr<BIO, int (*)(BIO*)> text(
+      BIO_new_mem_buf(tls.key.data(), static_cast<int>(tls.key.size())),
+      BIO_free);
+  // No callback would ask a terminal for the key's password.
+  const std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key(
+      PEM_read_bio_PrivateKey(
+          text.get(), nullptr, [](char*, int, int, void*) { return -1; },
+          nullptr),
+      EVP_PKEY_free);
+  if (key == nullptr) {
+    return unusable(absl::StrCat(
+        flags.key, " holds no key that can be read without a password"));
+  }
+  if (X509_check_private_key(certificate.get(), key.get()) != 1) {
+    return unusable(absl::StrCat(flags.cert, " and ", flags.key,
+                                 " do not belong together"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
@@ -59,7 +105,27 @@ absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
   tls.cert = *std::move(cert);
   tls.key = *std::move(key);
   tls.ca = *std::move(ca);
+  const absl::Status usable = CheckUsable(tls, flags);
+  if (!usable.ok()) return usable;
   return tls;
+}
+
+absl::StatusOr<std::vector<Identity>> IdentitiesIn(const std::string& pem) {
+  const Certificate certificate = ReadCertificate(pem);
+  std::vector<std::string> uris;
+  if (certificate == nullptr) return ParseIdentities(uris);
+  const std::unique_ptr<GENERAL_NAMES, void (*)(GENERAL_NAMES*)> names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(
+          certificate.get(), NID_subject_alt_name, nullptr, nullptr)),
+      GENERAL_NAMES_free);
+  for (int i = 0; i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    const ASN1_IA5STRING* const uri = name->d.uniformResourceIdentifier;
+    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)),
+                      static_cast<size_t>(ASN1_STRING_length(uri)));
+  }
+  return ParseIdentities(uris);
 }
 
 bool OnLoopback(const std::string& host) {

@@ -16,9 +16,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/rpc/identity.h"
 
 namespace tandem::rpc {
 
@@ -44,11 +46,15 @@ struct PemFlags {
 };
 
 // Reads the files; an empty path leaves its part empty. A certificate without
-// a key, or the reverse, is an INVALID_ARGUMENT that names the flag.
+// a key, or the reverse, one with the key of another, and files that hold no
+// certificate or key are INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
                                             const std::string& key_path,
                                             const std::string& ca_path,
                                             const PemFlags& flags = {});
+
+// What the first certificate of `pem` says of its process; see identity.h.
+absl::StatusOr<std::vector<Identity>> IdentitiesIn(const std::string& pem);
 
 // Is it of this machine alone: "localhost", 127.0.0.0/8 or ::1? No name is
 // looked up.

@@ -128,7 +128,7 @@ absl::Status CheckClaim(const PeerIdentity& peer, PeerRole role,
       absl::StatusCode::kPermissionDenied, "IDENTITY_MISMATCH",
       absl::StrCat("the certificate is ",
                    names.empty() ? "nobody's" : absl::StrCat("of ", names),
-                   ", the peer says it is ", claimed.ToString(),
+                   ", its bearer says it is ", claimed.ToString(),
                    ": give it a certificate of its own, or its --worker-id"));
 }
 

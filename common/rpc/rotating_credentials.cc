@@ -39,25 +39,29 @@ RotatingCredentials::Create(const Credentials& tls) {
   if (!tls.ca.empty()) made->ca_ = memfd_create("authority", MFD_CLOEXEC);
   const absl::Status status = made->Replace(tls);
   if (!status.ok()) return status;
-  auto provider =
+  made->provider_ =
       std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
           PathOf(made->key_), PathOf(made->cert_), PathOf(made->ca_),
           kRefreshSeconds);
-  grpc::experimental::TlsServerCredentialsOptions options(provider);
-  options.watch_identity_key_cert_pairs();
-  if (tls.ca.empty()) {
-    options.set_cert_request_type(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
-  } else {
-    options.watch_root_certs();
-    options.set_cert_request_type(
-        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  made->server_side_ = grpc::experimental::TlsServerCredentials(options);
   return made;
 }
 
+std::shared_ptr<grpc::ServerCredentials> RotatingCredentials::MakeServerSide()
+    const {
+  grpc::experimental::TlsServerCredentialsOptions options(provider_);
+  options.watch_identity_key_cert_pairs();
+  if (mutual()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(
+        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  } else {
+    options.set_cert_request_type(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
 RotatingCredentials::~RotatingCredentials() {
-  server_side_.reset();
+  provider_.reset();
   for (const int file : {cert_, key_, ca_}) {
     if (file >= 0) close(file);
   }

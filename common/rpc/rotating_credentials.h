@@ -10,6 +10,7 @@
 #define TANDEM_COMMON_RPC_ROTATING_CREDENTIALS_H_
 
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
 
 #include <memory>
 #include <string>
@@ -33,15 +34,17 @@ class RotatingCredentials {
   // an authority stays as it was.
   absl::Status Replace(const Credentials& tls);
 
-  const std::shared_ptr<grpc::ServerCredentials>& server_side() const {
-    return server_side_;
-  }
+  // For one server each.
+  std::shared_ptr<grpc::ServerCredentials> MakeServerSide() const;
+  // Whether clients must show a certificate.
+  bool mutual() const { return ca_ >= 0; }
 
  private:
   RotatingCredentials() = default;
 
   int cert_ = -1, key_ = -1, ca_ = -1;  // memfd_create's
-  std::shared_ptr<grpc::ServerCredentials> server_side_;
+  // Reads the files on a thread of its own; ends with its last server.
+  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
 };
 
 }  // namespace tandem::rpc

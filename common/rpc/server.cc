@@ -32,10 +32,14 @@ void EnableStandardServices() {
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
     const ServerOptions& options) {
-  if (options.rotating != nullptr) return options.rotating->server_side();
-  std::shared_ptr<grpc::ServerCredentials> made = ServerSide(options.tls);
-  if (options.tls.mutual()) {
-    made->SetAuthMetadataProcessor(MakeAuthorizer(options.rules));
+  const RotatingCredentials* const rotating = options.rotating;
+  std::shared_ptr<grpc::ServerCredentials> made =
+      rotating != nullptr ? rotating->MakeServerSide()
+                          : ServerSide(options.tls);
+  const bool mutual =
+      rotating != nullptr ? rotating->mutual() : options.tls.mutual();
+  if (mutual && options.rules.has_value()) {
+    made->SetAuthMetadataProcessor(MakeAuthorizer(*options.rules));
   }
   return made;
 }

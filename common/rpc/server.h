@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +38,9 @@ struct ServerOptions {
   Credentials tls;
   // Instead of `tls`; outlives the server.
   const RotatingCredentials* rotating = nullptr;
-  // Asked for each call where `tls` is mutual; outlive the server. Clients of
-  // `rotating` are not of the cluster, and have no role.
-  absl::Span<const MethodRule> rules = ClusterRules();
+  // Asked for each call where clients show certificates; outlive the server.
+  // None where those are not of the cluster, and name no roles.
+  std::optional<absl::Span<const MethodRule>> rules = ClusterRules();
   int max_receive_bytes = 4 << 20;
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.

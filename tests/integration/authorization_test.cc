@@ -8,14 +8,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +31,7 @@
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/registry.grpc.pb.h"
 #include "tests/common/http/certificates.h"
+#include "tests/common/http/tls_socket.h"
 #include "tests/integration/cluster.h"
 
 namespace tandem::integration {
@@ -84,24 +89,57 @@ grpc::Status CallWithNothing(const std::shared_ptr<grpc::Channel>& channel,
   return done.get_future().get();
 }
 
-class AuthorizationMatrixTest : public testing::Test {
+class ClusterTlsTest : public testing::Test {
  protected:
-  AuthorizationMatrixTest() {
+  ClusterTlsTest() {
     std::filesystem::create_directories(directory_);
-    std::ofstream(directory_ + "/ca.pem") << ours_.cert();
+    Write("ca.pem", ours_.cert());
     for (const std::string name : {"router", "prefill/prefill-0",
                                    "decode/decode-0", "operator", "client"}) {
-      const Pem pem = ours_.Issue(2, {"spiffe://tandem/" + name});
-      std::string file = name;
-      std::replace(file.begin(), file.end(), '/', '-');
-      std::ofstream(absl::StrCat(directory_, "/", file, ".pem")) << pem.cert;
-      std::ofstream(absl::StrCat(directory_, "/", file, ".key")) << pem.key;
+      Put(name, ours_.Issue(2, {"spiffe://tandem/" + name}));
     }
     cluster_ = std::make_unique<Cluster>(
         ClusterOptions{.prefill = 1, .decode = 1, .tls_directory = directory_});
   }
-  ~AuthorizationMatrixTest() override {
-    std::filesystem::remove_all(directory_);
+  ~ClusterTlsTest() override { std::filesystem::remove_all(directory_); }
+
+  void Write(const std::string& name, const std::string& text) const {
+    const std::string path = absl::StrCat(directory_, "/", name);
+    std::ofstream(path + ".new") << text;
+    std::filesystem::rename(path + ".new", path);
+  }
+  // As the files of "router" or "prefill/prefill-0".
+  void Put(std::string name, const Pem& pem) const {
+    std::replace(name.begin(), name.end(), '/', '-');
+    Write(name + ".key", pem.key);
+    Write(name + ".pem", pem.cert);
+  }
+  int Count(const std::string& process, const std::string& words) const {
+    const std::string log = cluster_->Log(process);
+    int count = 0;
+    for (size_t at = log.find(words); at != std::string::npos;
+         at = log.find(words, at + 1)) {
+      ++count;
+    }
+    return count;
+  }
+  static bool Until(const std::function<bool()>& done) {
+    for (int i = 0; i < 800 && !done(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    }
+    return done();
+  }
+  // All gRPC ports show this certificate.
+  bool AllShow(int serial) const {
+    TlsClientOptions options;
+    options.protocols = "\x02h2";
+    const int ports[] = {cluster_->grpc_port(), cluster_->internal_port(),
+                         cluster_->admin_port(),
+                         cluster_->worker_port("prefill-0"),
+                         cluster_->worker_port("decode-0")};
+    return std::all_of(std::begin(ports), std::end(ports), [&](int port) {
+      return TlsSocket(port, options).serial() == serial;
+    });
   }
 
   rpc::Credentials With(const Pem& own) const {
@@ -125,7 +163,7 @@ class AuthorizationMatrixTest : public testing::Test {
   std::unique_ptr<Cluster> cluster_;
 };
 
-TEST_F(AuthorizationMatrixTest, EachMethodTakesItsRolesAlone) {
+TEST_F(ClusterTlsTest, EachMethodTakesItsRolesAlone) {
   const absl::Status started = cluster_->Start();
   ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
   struct Server {
@@ -218,7 +256,7 @@ TEST_F(AuthorizationMatrixTest, EachMethodTakesItsRolesAlone) {
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 }
 
-TEST_F(AuthorizationMatrixTest, AWorkerSpeaksForItselfAlone) {
+TEST_F(ClusterTlsTest, AWorkerSpeaksForItselfAlone) {
   const absl::Status started = cluster_->Start();
   ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
   v1::RegisterRequest registration;
@@ -275,6 +313,101 @@ TEST_F(AuthorizationMatrixTest, AWorkerSpeaksForItselfAlone) {
     EXPECT_EQ(stream->Finish().error_code(), c.links);
   }
   // The rightful one lost neither its lease nor its link.
+  v1::GenerateRequest request = TextRequest("Once upon a time", 16);
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  const Outcome outcome = cluster_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+}
+
+TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
+  const absl::Status started = cluster_->Start();
+  ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
+  const Authority next("next");
+  const std::string both = ours_.cert() + next.cert();
+  const auto replace = [&](const Authority& authority, int serial) {
+    for (const std::string name :
+         {"router", "prefill/prefill-0", "decode/decode-0"}) {
+      Put(name, authority.Issue(serial, {"spiffe://tandem/" + name}));
+    }
+    EXPECT_TRUE(Until([&] { return AllShow(serial); })) << serial;
+  };
+  const auto trust = [&](const std::string& ca) {
+    std::map<std::string, int> before;
+    for (const char* const name : {"router", "prefill-0", "decode-0"}) {
+      before[name] = Count(name, "certificate reloaded");
+    }
+    Write("ca.pem", ca);
+    EXPECT_TRUE(Until([&] {
+      return std::all_of(before.begin(), before.end(), [&](const auto& each) {
+        return Count(each.first, "certificate reloaded") > each.second;
+      });
+    }));
+    // gRPC looks once a second.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  };
+
+  // The first authority is trusted until the one, the next from the other on.
+  std::atomic<bool> leaving = false, arrived = false, stop = false;
+  std::atomic<int> served = 0, failed = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 2; ++i) {
+    clients.emplace_back([&] {
+      v1::GenerateRequest request = TextRequest("Once upon a time", 24);
+      request.set_placement(v1::PLACEMENT_SPLIT);
+      while (!stop) {
+        ++(cluster_->Generate(request).status.ok() ? served : failed);
+      }
+    });
+  }
+  // A connection for each call, with certificates of both in turn.
+  clients.emplace_back([&] {
+    for (int i = 0; !stop; ++i) {
+      const bool first = i % 2 == 0, trusted = arrived;
+      rpc::Credentials tls =
+          With((first ? ours_ : next).Issue(3, {"spiffe://tandem/client"}));
+      tls.ca = both;
+      grpc::ClientContext context;
+      Cluster::SetDeadline(&context);
+      v1::ListModelsResponse models;
+      const bool ok =
+          v1::InferenceService::NewStub(Dial(cluster_->grpc_port(), tls))
+              ->ListModels(&context, {}, &models)
+              .ok();
+      if (first ? !leaving : trusted) ++(ok ? served : failed);
+    }
+  });
+  replace(ours_, 10);
+  trust(both);
+  arrived = true;
+  replace(next, 11);
+  leaving = true;
+  trust(next.cert());
+
+  // What cannot be used, or would be refused, changes nothing.
+  const int refused = Count("router", "certificate not reloaded");
+  Write("router.key", ours_.Issue(12).key);
+  EXPECT_TRUE(Until(
+      [&] { return Count("router", "certificate not reloaded") > refused; }));
+  Put("router", next.Issue(13, {"spiffe://tandem/prefill"}));
+  EXPECT_TRUE(Until(
+      [&] { return Count("router", "the certificate is of prefill") > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_TRUE(AllShow(11));
+  const int reloaded = Count("router", "certificate reloaded");
+  Put("router", next.Issue(14, {"spiffe://tandem/router"}));
+  EXPECT_TRUE(Until(
+      [&] { return Count("router", "certificate reloaded") > reloaded; }));
+  stop = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(failed, 0) << "of " << served;
+  EXPECT_GT(served, 50);
+
+  // A process that knows the new authority alone finds the others, and they it.
+  cluster_->Kill("decode-0");
+  ASSERT_TRUE(cluster_->Restart("decode-0").ok());
+  EXPECT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(30)).ok());
   v1::GenerateRequest request = TextRequest("Once upon a time", 16);
   request.set_placement(v1::PLACEMENT_SPLIT);
   const Outcome outcome = cluster_->Generate(request);

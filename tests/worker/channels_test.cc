@@ -45,5 +45,14 @@ TEST(Channels, BeyondTheLimitTheLongestUnusedGoes) {
   EXPECT_NE(channels.Get(Worker(2, "a")), two);
 }
 
+TEST(Channels, NewCredentialsAreOfChannelsFromThenOn) {
+  Channels channels{rpc::Credentials()};
+  const auto before = channels.Get(Worker(1, "a"));
+  channels.Replace(rpc::Credentials());
+  const auto after = channels.Get(Worker(1, "a"));
+  EXPECT_NE(after, before);
+  EXPECT_EQ(channels.Get(Worker(1, "a")), after);
+}
+
 }  // namespace
 }  // namespace tandem::worker

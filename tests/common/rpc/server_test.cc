@@ -420,6 +420,12 @@ TEST(TlsFilesTest, WrongFilesAreNamed) {
   std::ofstream(folder / "worker.pem") << pem.cert;
   std::ofstream(folder / "worker.key") << pem.key;
   std::ofstream(folder / "empty.pem") << "no pem";
+  std::ofstream(folder / "other.key") << Authority("ours").Issue(3).key;
+  for (const std::string what : {"CERTIFICATE", "PRIVATE KEY"}) {
+    std::ofstream(folder / (what.substr(0, 4) + ".pem"))
+        << "-----BEGIN " << what << "-----\nAAAA\n-----END " << what
+        << "-----\n";
+  }
   const auto path = [&](const std::string& name) {
     return name.empty() ? "" : (folder / name).string();
   };
@@ -432,6 +438,10 @@ TEST(TlsFilesTest, WrongFilesAreNamed) {
       {"missing.pem", "worker.key", "", "--tls-cert: cannot read"},
       {"worker.pem", "worker.pem", "", "--tls-key: "},
       {"worker.pem", "worker.key", "empty.pem", "--tls-ca: "},
+      {"worker.pem", "other.key", "", "do not belong together"},
+      {"CERT.pem", "worker.key", "", "--tls-cert holds no certificate"},
+      {"worker.pem", "PRIV.pem", "", "--tls-key holds no key"},
+      {"worker.pem", "worker.key", "CERT.pem", "--tls-ca holds no certificate"},
   };
   for (const Case& c : cases) {
     const auto tls = LoadCredentials(path(c.cert), path(c.key), path(c.ca));
