@@ -5,7 +5,8 @@
 // Everything else counts: `max_attempts` without a new token in between, and
 // `max_failures` in all. A worker whose call broke while it was computing the
 // request makes it suspect; the second crash without a new token in between
-// ends it, so that a poison prompt cannot walk through the cluster.
+// ends it, so that a poison prompt cannot walk through the cluster. After a
+// decode worker's crash only a decode worker's token counts.
 
 #include <algorithm>
 #include <utility>
@@ -187,7 +188,7 @@ void Request::Judge(const v1::WorkerRef& worker, Loop::Task go_on) {
     return;
   }
   if (!crashed_in_) {
-    crashed_in_ = worker;
+    NoteCrash(worker);
     go_on();
     return;
   }
@@ -233,8 +234,13 @@ void Request::AwaitProofOfLife(const v1::WorkerRef& worker, absl::Time end,
 bool Request::BothCrashed(const v1::WorkerRef& second) {
   if (!Crashed(second)) return false;
   if (Crashed(*crashed_in_)) return true;
-  crashed_in_ = second;
+  NoteCrash(second);
   return false;
+}
+
+void Request::NoteCrash(const v1::WorkerRef& worker) {
+  crashed_in_ = worker;
+  crashed_decoding_ = worker.worker_id() == decode_ref_.worker_id();
 }
 
 bool Request::Crashed(const v1::WorkerRef& worker) const {

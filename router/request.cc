@@ -159,7 +159,7 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         return;
       }
       if (message.tokens().has_work()) decode_work_ = message.tokens().work();
-      if (Take(message.tokens())) Pause();
+      if (Take(message.tokens(), /*decoded=*/true)) Pause();
       return;
     case v1::DecodeResponse::kScores:
       OnScores(message.scores());
@@ -403,7 +403,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
   SayStarted();
   prefill_work_ = first.work();
-  if (!Take(tokens)) return;
+  if (!Take(tokens, /*decoded=*/false)) return;
   if (first.finish_reason() != v1::FINISH_REASON_UNSPECIFIED) {
     // No commit follows: the decode worker's part is over, and what it did
     // for a commit before this one stays untold.
@@ -413,7 +413,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   }
 }
 
-bool Request::Take(const v1::DecodedTokens& tokens) {
+bool Request::Take(const v1::DecodedTokens& tokens, bool decoded) {
   const absl::Time now = context_.loop->Now();
   int fresh = 0;
   Output::Verdict verdict = Output::Verdict::kGoesOn;
@@ -447,7 +447,8 @@ bool Request::Take(const v1::DecodedTokens& tokens) {
   if (fresh == 0) return true;
   if (charge_ != nullptr) charge_->Generated(fresh);
   attempts_failed_ = 0;
-  crashed_in_.reset();
+  // What crashes decode workers may well have a first token each time.
+  if (decoded || !crashed_decoding_) crashed_in_.reset();
   context_.counters->set_tokens(context_.counters->tokens() + fresh);
   if (!first_token_) {
     first_token_ = now;

@@ -210,9 +210,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnHypothesis(const v1::DecodedHypothesis& part);
   void FinishBeams();
 
-  // Forwards what is new of `tokens`. False: the request has ended, or the
-  // worker contradicted what was forwarded.
-  bool Take(const v1::DecodedTokens& tokens);
+  // Forwards what is new of `tokens`, which the decode worker says or else the
+  // prefill worker. False: the request has ended, or the worker contradicted
+  // what was forwarded.
+  bool Take(const v1::DecodedTokens& tokens, bool decoded);
   void SayStarted();
   // Where the client reads too slowly.
   void Pause();
@@ -245,6 +246,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
                         Loop::Task go_on);
   // Whether the one before did too, which else is forgotten for this one.
   bool BothCrashed(const v1::WorkerRef& second);
+  void NoteCrash(const v1::WorkerRef& worker);
   bool Crashed(const v1::WorkerRef& worker) const;
   // True if another attempt is allowed, else the request has failed.
   bool CountFailure(const absl::Status& why);
@@ -307,8 +309,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   int handoffs_failed_ = 0;
   int failures_ = 0;
   int preemptions_ = 0;
-  // Whose call broke while it computed the request, since a new token.
+  // Whose call broke while it computed the request, since a new token of such
+  // a worker: a decode worker, or else a prefill worker.
   std::optional<v1::WorkerRef> crashed_in_;
+  bool crashed_decoding_ = false;
   bool was_computed_ = false;
   absl::Status last_failure_;
 
