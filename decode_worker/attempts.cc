@@ -305,7 +305,15 @@ absl::Status DecodeCore::CheckFirst(const Call& call,
     return absl::InvalidArgumentError(absl::StrCat(
         "first_position is ", first.position, ", expected ", positions));
   }
-  if (call.beams.width == 0) return absl::OkStatus();
+  const int vocabulary = options_.engine.vocab_size;
+  if (call.beams.width == 0) {
+    const int32_t id = first.token.token_id();
+    if (vocabulary == 0 || (id >= 0 && id < vocabulary)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_token is ", id, ", expected 0 to ", vocabulary - 1));
+  }
   const auto& top = first.token.top();
   const bool ordered = std::is_sorted(
       top.begin(), top.end(),

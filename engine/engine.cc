@@ -114,6 +114,31 @@ Engine::~Engine() {
 
 // ---- Coming and going
 
+// A step with another id fails, and with it the others in that step.
+absl::Status Engine::CheckTokenIds(const SequenceSpec& spec) const {
+  if (options_.vocab_size == 0) return absl::OkStatus();
+  absl::Status status;
+  const auto check = [&](const char* what, int64_t id) {
+    if (id >= 0 && id < options_.vocab_size) return;
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat(what, " has token id ", id, ", expected 0 to ",
+                     options_.vocab_size - 1)));
+  };
+  for (const int32_t id : spec.history) check("history", id);
+  for (const TokenBias& bias : spec.rules.logit_bias) {
+    check("logit_bias", bias.token_id);
+  }
+  for (const int32_t id : spec.rules.allowed_ids) check("allowed_ids", id);
+  for (const int32_t id : spec.rules.banned_ids) check("banned_ids", id);
+  for (const std::vector<int32_t>& word : spec.rules.bad_words) {
+    for (const int32_t id : word) check("bad_words", id);
+  }
+  for (const TopLogprob& top : spec.first_candidates) {
+    check("first_candidates", top.token_id);
+  }
+  return status;
+}
+
 absl::Status Engine::CheckSpec(const SequenceSpec& spec,
                                absl::Span<const BlockRef> blocks,
                                int computed) const {
@@ -170,6 +195,8 @@ absl::Status Engine::CheckSpec(const SequenceSpec& spec,
                   MostBlocks(spec), " KV blocks may be needed: the pool has ",
                   pool_->num_blocks());
   }
+  const absl::Status ids = CheckTokenIds(spec);
+  if (!ids.ok()) return ids;
   const int least = CeilDiv(computed, pool_->block_size());
   const int most = CeilDiv(options_.max_model_len, pool_->block_size());
   const int given = static_cast<int>(blocks.size());

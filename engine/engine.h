@@ -142,6 +142,7 @@ struct EngineOptions {
   int max_num_seqs = 64;             // sequences per step at most
   int max_num_batched_tokens = 512;  // rows per step at most
   int max_model_len = 0;             // positions per sequence
+  int vocab_size = 0;  // above all ids that sequences name; 0: not checked
   bool prefix_caching = true;
   // Submits a step of decodes while the one before runs, so that the device
   // does not wait for the host. A prompt that comes waits for both.
@@ -344,6 +345,7 @@ class Engine final : private StepListener {
   void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
 
   // engine.cc: what becomes of sequences.
+  absl::Status CheckTokenIds(const SequenceSpec& spec) const;
   absl::Status CheckSpec(const SequenceSpec& spec,
                          absl::Span<const BlockRef> blocks, int computed) const;
   static absl::Status CheckScoring(const SequenceSpec& spec, int computed);

@@ -497,6 +497,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_draws = executor.max_draws;
   parts.engine_options.speculation = speculation;
   parts.engine_options.max_model_len = plan->max_model_len;
+  parts.engine_options.vocab_size = spec->vocab_size;
   parts.engine_options.prefix_caching = flags.prefix_caching && with_cache;
   parts.engine_options.window = with_cache ? spec->common_window() : 0;
   parts.engine_options.work =

@@ -541,9 +541,25 @@ TEST(EngineTest, RefusesWhatCannotRunAndChangesNothing) {
       {"computed is 10", [](auto&, int& computed) { computed = 10; }},
       {"computed is -1", [](auto&, int& computed) { computed = -1; }},
       {"0 blocks for 5", [](auto&, int& computed) { computed = 5; }},
+      {"history has token id 100", [](auto& s, int&) { s.history[3] = 100; }},
+      {"history has token id -1", [](auto& s, int&) { s.history[9] = -1; }},
+      {"logit_bias has token id 100",
+       [](auto& s, int&) {
+         s.rules.logit_bias = {{99, 1}, {100, 1}};
+       }},
+      {"allowed_ids has token id -1",
+       [](auto& s, int&) { s.rules.allowed_ids = {-1}; }},
+      {"banned_ids has token id 2147483647",
+       [](auto& s, int&) { s.rules.banned_ids = {2147483647}; }},
+      {"bad_words has token id 100",
+       [](auto& s, int&) {
+         s.rules.bad_words = {{1, 2}, {99, 100}};
+       }},
   };
+  HarnessOptions options;
+  options.engine.vocab_size = 100;
   for (const Case& c : cases) {
-    Harness harness;
+    Harness harness(options);
     SequenceSpec spec = harness.Spec(1, 10, 5);
     int computed = 0;
     c.spoil(spec, computed);

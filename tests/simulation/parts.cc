@@ -23,6 +23,7 @@ engine::EngineOptions EngineLimits() {
   options.max_num_seqs = 8;
   options.max_num_batched_tokens = 48;
   options.max_model_len = kMaxModelLen;
+  options.vocab_size = kVocabulary;
   return options;
 }
 
