@@ -74,7 +74,7 @@ TEST(IdentityTest, AnythingElseIsRefused) {
         std::string("spiffe://tandem/prefill/p%30"),
         std::string("spiffe://tandem/prefill/p0?x"),
         std::string("spiffe://tandem/prefill/p0#x"),
-        std::string("spiffe://tandem/prefill/p\0", 29) + "0",
+        std::string("spiffe://tandem/prefill/p\0", 26) + "0",
         std::string("spiffe://tandem/prefill/p\xc3\xa9"),
         "spiffe://tandem/prefill/" + std::string(257, 'p'),
         std::string("spiffe://tandem/Router"),
