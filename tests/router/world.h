@@ -70,7 +70,8 @@ using ClientPipe = Pipe<v1::GenerateResponse, v1::GenerateRequest>;
 class Letters final : public TextCodec {
   class Text final : public TextStream {
     std::string Push(int32_t id) override {
-      return std::string(1, static_cast<char>('a' + id - 1));
+      return std::string(
+          1, static_cast<char>('a' + static_cast<uint32_t>(id) - 1));
     }
     std::string Finish() override { return ""; }
   };
@@ -79,7 +80,8 @@ class Letters final : public TextCodec {
     return std::make_unique<Text>();
   }
   std::string TokenBytes(int32_t id) override {
-    return std::string(1, static_cast<char>('a' + id - 1));
+    return std::string(1,
+                       static_cast<char>('a' + static_cast<uint32_t>(id) - 1));
   }
 };
 
