@@ -74,12 +74,22 @@ endfunction()
 
 # Emulated GPUs and whole models: minutes under AddressSanitizer, so that only
 # scripts/nightly.sh builds (nightly-sanitizer-tests) and runs them there.
-set(TANDEM_NIGHTLY_SANITIZER_TESTS cuda_engine_test device_golden_test
-    device_speculation_test kernels_cuda_attention_test
+set(TANDEM_NIGHTLY_SANITIZER_TESTS attention_output_test beams_golden_test
+    cuda_engine_test device_golden_test device_speculation_test
+    handoff_nccl_control_test kernels_cuda_attention_test
     kernels_cuda_attention_weights_test kernels_cuda_codes_test
     kernels_cuda_device_main_test kernels_cuda_families_test
-    kernels_cuda_faults_test kernels_cuda_lora_test kernels_cuda_matmul_test
-    kernels_cuda_probe_test kernels_cuda_quantised_test quality_test window_test)
+    kernels_cuda_faults_test kernels_cuda_kv_test kernels_cuda_lora_test
+    kernels_cuda_matmul_test kernels_cuda_probe_test kernels_cuda_quantised_test
+    kernels_cuda_rows_test kernels_cuda_sample_test quality_test run_ahead_test
+    scoring_golden_test window_test)
+
+# What only they need, and whose kernels take minutes to compile.
+function(tandem_nightly_library)
+  if(TANDEM_SANITIZE)
+    set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+endfunction()
 
 # tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
 # Label tsan: also runs under ThreadSanitizer, in target tsan-tests. Label

@@ -48,7 +48,7 @@ run_tests() {
 
 stage_release() {
   # Kills of a worker in each phase; scripts/nightly.sh has more.
-  export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-8}
+  export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-6}
   build release
   run_tests release -L unit --parallel "$(nproc)"
   run_tests release -LE unit
@@ -60,12 +60,11 @@ stage_asan() {
   export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
   # The same schedules ran in the release stage: here they look for memory.
   export TANDEM_FAULT_SEEDS=2
-  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-60}
+  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-40}
   build asan
   # What is labelled nightly takes minutes here: scripts/nightly.sh.
   run_tests asan -L unit -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
-  # Whole models in twelve formats, whose readers the unit tests hold.
-  run_tests asan -LE 'no-sanitizer|nightly|unit' -E '^quantised_oracle_test$'
+  run_tests asan -LE 'no-sanitizer|nightly|unit'
 }
 
 stage_tsan() {

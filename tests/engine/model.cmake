@@ -37,6 +37,7 @@ if(TARGET tandem_kernels)
     tandem_library(tandem_engine_test_device
       SRCS test_device.cc
       DEPS tandem_cuda_loader tandem_cuda_testing)
+    tandem_nightly_library(tandem_engine_test_device)
     foreach(name attention_output cuda_engine device_golden quality)
       tandem_test(${name}_test SRCS ${name}_test.cc
                   DEPS tandem_engine_rig tandem_engine_test_device)
@@ -67,7 +68,7 @@ if(TARGET tandem_kernels)
   endif()
 endif()
 
-if(TARGET tandem_engine_test_device)
+if(TARGET tandem_engine_test_device AND NOT TANDEM_SANITIZE)
   # The same checkpoints through an independent float64 forward, live. Needs
   # NumPy (the venv of the build folder has it) and skips visibly without.
   add_executable(engine_probe engine_probe.cc)
