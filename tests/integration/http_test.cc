@@ -100,8 +100,12 @@ class HttpTest : public testing::Test {
     cluster_ = std::make_unique<Cluster>(std::move(options));
     const absl::Status status = cluster_->Start();
     ASSERT_TRUE(status.ok()) << status;
-    ASSERT_TRUE(
-        cluster_->Generate(TextRequest("Once upon a time", 4)).status.ok());
+    // Where one request fills the router, that before may count for a moment.
+    absl::Status warm = absl::ResourceExhaustedError("");
+    for (int i = 0; i < 100 && absl::IsResourceExhausted(warm); ++i) {
+      warm = cluster_->Generate(TextRequest("Once upon a time", 4)).status;
+    }
+    ASSERT_TRUE(warm.ok()) << warm;
     Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 2}});
     ASSERT_EQ(cluster_->WhatIsLeft(), "");
   }
