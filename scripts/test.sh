@@ -48,7 +48,7 @@ run_tests() {
 
 stage_release() {
   # Kills of a worker in each phase; scripts/nightly.sh has more.
-  export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-6}
+  export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-5}
   build release
   run_tests release -L unit --parallel "$(nproc)"
   run_tests release -LE unit
@@ -59,8 +59,8 @@ stage_asan() {
   export UBSAN_OPTIONS=print_stacktrace=1
   export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
   # The same schedules ran in the release stage: here they look for memory.
-  export TANDEM_FAULT_SEEDS=2
-  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-40}
+  export TANDEM_FAULT_SEEDS=1
+  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-20}
   build asan
   # What is labelled nightly takes minutes here: scripts/nightly.sh.
   run_tests asan -L unit -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
