@@ -21,8 +21,10 @@
 
 // The linker's names for the section's ends; null where it has no entry.
 extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier): the linker's, not ours.
 __attribute__((weak)) extern const tandem::failpoint::Site* __start_tandem_fp;
 __attribute__((weak)) extern const tandem::failpoint::Site* __stop_tandem_fp;
+// NOLINTEND(bugprone-reserved-identifier)
 }
 
 namespace tandem::failpoint {
