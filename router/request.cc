@@ -535,8 +535,8 @@ void Request::Tick(bool judge) {
       DecodeLost(absl::UnavailableError("the decode worker went silent"));
       return;
     }
-    if ((phase_ == Phase::kOpening || phase_ == Phase::kRetrying) &&
-        now - asked_since_ > options.open_limit) {
+    const bool asked = phase_ == Phase::kOpening || phase_ == Phase::kRetrying;
+    if (judge && asked && now - asked_since_ > options.open_limit) {
       DecodeLost(absl::UnavailableError(
           "the decode worker did not open an attempt in time"));
       return;
