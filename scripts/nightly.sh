@@ -12,6 +12,12 @@ minutes=${1:-10}
 "$ROOT/scripts/setup.sh" --tests
 build release
 "$ROOT/scripts/lint.sh" --all
+check_advisories() {
+  apt-get update -qq || echo "apt was not updated: its last lists are used"
+  "$ROOT/scripts/sbom.py" "$BUILD"/release/bin/tandem{,-router,-prefill,-decode} |
+    "$ROOT/scripts/advisories.py" --apt
+}
+step advisories "known advisories, newer packages" check_advisories
 step fuzz "fuzzing, $minutes min for each target" \
   "$ROOT/scripts/fuzz.sh" $((minutes * 60))
 step page "the page in a browser" "$ROOT/scripts/page.sh"

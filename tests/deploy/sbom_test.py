@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The bill of materials names what the programs are made of, the same each
-time, and docs/dependencies.md gives a reason for all that they name themselves.
+time, docs/dependencies.md gives a reason for all that they name themselves, and
+nothing is known against it but what deploy/advisories.json accepts.
 
     sbom_test.py FOLDER-OF-PROGRAMS
 """
@@ -60,6 +61,50 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(versions, crate)
             if form.startswith("="):  # others may be newer
                 self.assertIn(form[1:], versions, crate)
+
+    def advisories(self, name: str = "", version: str = "") -> tuple[int, str]:
+        """What is said of the bill, with another version of one component."""
+        components = [
+            component | ({"version": version} if component["name"] == name else {})
+            for component in self.components
+        ]
+        if name and name not in {component["name"] for component in components}:
+            purl = f"pkg:cargo/{name}@{version}"
+            components.append({"name": name, "version": version, "purl": purl})
+        done = subprocess.run(
+            [ROOT / "scripts/advisories.py"],
+            input=json.dumps({"components": components}),
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def test_nothing_is_known_against_it_but_what_is_accepted(self):
+        status, said = self.advisories()
+        self.assertEqual(status, 0, said)
+
+    def test_what_is_known_is_found_by_its_version(self):
+        for name, version, word in [
+            ("openssl", "0.10.71", "RUSTSEC-2025-0022"),
+            ("openssl", "0.10.38", "RUSTSEC-2023-0072"),
+            ("openssl", "0.10.72-beta.1", "RUSTSEC-2025-0022"),
+            ("smallvec", "1.6.0", "RUSTSEC-2021-0003"),
+            ("rand", "0.8.5", "RUSTSEC-2026-0097"),
+            ("paste", "1.0.15", None),
+            ("smallvec", "0.6.14", None),
+            ("smallvec", "1.6.1", None),
+            ("rand", "0.9.3", None),
+            ("nobody-knows-this-one", "1.0.0", "is in no list"),
+            ("libabsl20220623", "20220623.1-1", "CVE-2025-0838"),
+        ]:
+            with self.subTest(name, version=version):
+                status, said = self.advisories(name, version)
+                refused = [line for line in said.splitlines() if "NOT ACC" in line]
+                self.assertEqual(status, 1 if word else 0, said)
+                self.assertEqual(
+                    any(word and word in line for line in refused), word is not None
+                )
 
     def test_dependencies_are_documented(self):
         document = (ROOT / "docs/dependencies.md").read_text().lower()
