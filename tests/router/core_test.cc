@@ -755,6 +755,20 @@ TEST_F(CoreTest, ADecodeWorkerThatBeatsButOpensNothingIsLost) {
   EXPECT_EQ(w.decodes.size(), 2u);
 }
 
+TEST_F(CoreTest, ARouterThatStoodStillReadsBeforeItJudges) {
+  w.Decode("d1");
+  w.Submit(World::Ask());
+  w.process.Freeze();
+  w.RunFor(absl::Seconds(20));
+  w.process.Thaw();  // its tick is the first to run
+  w.Settle();
+  EXPECT_FALSE(w.decodes[0].dropped);
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_FALSE(w.decodes[0].dropped);
+  EXPECT_EQ(w.decodes.size(), 1u);
+}
+
 TEST_F(CoreTest, RefusalsMoveOnAtNoCost) {
   w.Decode("d1");
   ClientPipe* client = w.Submit(World::Ask());

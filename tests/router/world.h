@@ -89,7 +89,7 @@ struct World final : Dialer, RouterObserver {
   explicit World(RouterOptions options_in = {}) : options(options_in) {
     options.incarnation = std::string(16, 'r');
     options.model = "m";
-    core = std::make_unique<RouterCore>(options, &loop, &random, this, &letters,
+    core = std::make_unique<RouterCore>(options, &process, &random, this, &letters,
                                         this);
   }
   ~World() override { core.reset(); }
@@ -301,6 +301,7 @@ struct World final : Dialer, RouterObserver {
 
   RouterOptions options;
   VirtualLoop loop;
+  VirtualProcess process{&loop};  // the router's own, to be frozen
   SeededRandom random{1};
   Letters letters;
   std::deque<DecodePipe> decodes;
