@@ -23,6 +23,7 @@
 #include "common/http/server.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
+#include "common/memory_limit.h"
 #include "common/metrics.h"
 #include "common/random.h"
 #include "common/rpc/cluster_credentials.h"
@@ -84,6 +85,7 @@ struct Flags {
   std::string ssl_certfile, ssl_keyfile, ssl_ca_certs;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
+  int64_t max_memory_bytes = ControlGroupMemoryLimit() / 10 * 9;
   std::string otlp_traces_endpoint;
   double traces_sample_ratio = 1;
   std::string metrics_compat = "none";
@@ -185,6 +187,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Group("Limits");
   line->AddInt("max-requests", &options.max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
+  line->AddBytes("max-memory-bytes", &flags->max_memory_bytes,
+                 "Memory of this process above which it drains and ends, to be "
+                 "started anew; by default nine tenths of what its control "
+                 "group may have; 0: none");
   line->AddInt("max-queued", &options.max_queued,
                "Of them waiting for room on a worker", {0, 1 << 20});
   line->AddDuration("queue-wait", &options.queue_wait, "For room on a worker");
@@ -241,9 +247,10 @@ class Process {
   // Can serve: for readiness probes, from any thread.
   absl::Status Ready() const;
   void Drain();
-  // A port of gRPC's takes no connection any more: nothing but a new process
-  // mends that. What runs may end first.
-  void OnDeaf(const std::string& address);
+  // Nothing but a new process mends what `fault` says. What runs may end first.
+  void DrainForFault(absl::Status fault);
+  // Once above the ceiling for three seconds.
+  void CheckMemory();
   void PollDrained();
   void Stop();
 
@@ -286,6 +293,7 @@ class Process {
   bool serving_ = false;
   absl::Time drain_ends_;
   absl::Status outcome_;  // what the drain ends in; the loop's
+  int seconds_above_ceiling_ = 0;
   std::promise<absl::Status> finished_;
 };
 
@@ -452,7 +460,12 @@ absl::Status Process::Start() {
       std::vector<std::string>{public_server_->address(),
                                internal_server_->address()},
       SelfConnectOptions(), [this](const std::string& address) {
-        loop_.Post([this, address] { OnDeaf(address); });
+        loop_.Post([this, address] {
+          DrainForFault(absl::UnavailableError(absl::StrCat(
+              address,
+              " takes no connections any more, as after running out of "
+              "descriptors: to be started anew")));
+        });
       });
   return absl::OkStatus();
 }
@@ -606,6 +619,7 @@ absl::Status Process::StartServers() {
 void Process::EachSecond() {
   second_->Start(absl::Seconds(1), [this] { EachSecond(); });
   watchdog_->Beat(loop_.Now());
+  CheckMemory();
   router_metrics_->Update(core_->State(/*include_requests=*/false));
 }
 
@@ -633,14 +647,24 @@ absl::Status Process::Ready() const {
   return watchdog_->Check(loop_.Now());
 }
 
-void Process::OnDeaf(const std::string& address) {
+void Process::DrainForFault(absl::Status fault) {
   if (draining_) return;
-  outcome_ = absl::UnavailableError(
-      absl::StrCat(address,
-                   " takes no connections any more, as after running out of "
-                   "descriptors: to be started anew"));
-  LogError("a port has gone deaf", {{"address", address}});
+  LogError("draining for a fault", {{"fault", std::string(fault.message())}});
+  outcome_ = std::move(fault);
   Drain();
+}
+
+void Process::CheckMemory() {
+  const int64_t ceiling = flags_.max_memory_bytes;
+  const int64_t held = ceiling > 0 ? OwnMemory() : 0;
+  if (held <= ceiling) {
+    seconds_above_ceiling_ = 0;
+    return;
+  }
+  if (++seconds_above_ceiling_ < 3) return;
+  DrainForFault(absl::ResourceExhaustedError(
+      absl::StrCat(held >> 20, " MiB of memory, above --max-memory-bytes (",
+                   ceiling >> 20, " MiB): to be started anew")));
 }
 
 void Process::Drain() {

@@ -12,10 +12,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "common/memory_limit.h"
 #include "common/self_connect.h"
 #include "common/thread_loop.h"
 #include "gtest/gtest.h"
@@ -137,6 +141,40 @@ TEST(SelfConnectTest, WhoAnsweredAndDoesNotAnyMoreIsToldOnce) {
   soon_deaf.join();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(told, 1);
+}
+
+TEST(MemoryLimitTest, IsThatOfTheNarrowestGroup) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::path(testing::TempDir()) / "memory_limit";
+  fs::remove_all(root);
+  const auto write = [&](const std::string& name, const std::string& text) {
+    fs::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+  };
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);  // no /proc
+  write("proc/self/cgroup", "0::/a/b\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);  // nobody limits anything
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/memory.max", "3000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 3000000);
+  write("sys/fs/cgroup/a/b/memory.max", "2000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 2000000);
+  // In a container the group is the root, and its files are there.
+  write("proc/self/cgroup", "0::/\n");
+  write("sys/fs/cgroup/memory.max", "5000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 5000000);
+  write("proc/self/cgroup", "4:cpu:/x\n7:memory:/pod\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);
+  write("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", "4000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root), 4000000);
+  fs::remove_all(root);
+}
+
+TEST(MemoryLimitTest, WhatIsTakenIsSeen) {
+  const int64_t before = OwnMemory();
+  std::vector<char> taken(64 << 20, 'x');
+  EXPECT_GE(OwnMemory(), before + (60 << 20)) << taken[1 << 20];
 }
 
 TEST(SignalWatcherTest, TheSecondSignalEndsAtOnce) {

@@ -300,6 +300,39 @@ TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
   ASSERT_TRUE(cluster_->WaitUntilReady(1, 2, std::chrono::seconds(20)).ok());
 }
 
+TEST_F(HttpTest, ARouterAboveItsCeilingEndsItsStreamsAndItself) {
+  Begin({.router_arguments = {"--max-request-bytes", "64MiB"}});
+  int64_t held = 0;
+  for (const auto& [name, value] : cluster_->Metrics("router")) {
+    if (name.rfind("process_resident_memory_bytes", 0) == 0) {
+      held = static_cast<int64_t>(value);
+    }
+  }
+  ASSERT_GT(held, 0);
+  Begin({.router_arguments = {"--max-request-bytes", "64MiB",
+                              "--max-memory-bytes",
+                              absl::StrCat(held + (16 << 20))}});
+  json body = Greedy(900);
+  body["stream"] = true;
+  body["n"] = 16;  // for longer than the ceiling is borne
+  body["temperature"] = 1;
+  Socket stream(cluster_->http_port());
+  stream.Send(Request("/v1/completions", body));
+  std::string raw = stream.Receive("data: ");
+  Socket hoarder(cluster_->http_port());  // its last byte never comes
+  hoarder.Send(absl::StrCat("POST /v1/completions HTTP/1.1\r\n",
+                            "Content-Type: application/json\r\n",
+                            "Content-Length: ", 60 << 20, "\r\n\r\n",
+                            std::string((60 << 20) - 1, ' ')));
+  EXPECT_EQ(cluster_->WaitForExit("router", std::chrono::seconds(60)), 1);
+  raw += stream.Receive();
+  EXPECT_EQ(Parse(raw).Data().back(), "[DONE]");
+  EXPECT_THAT(cluster_->Log("router"), HasSubstr("above --max-memory-bytes"));
+  ASSERT_TRUE(cluster_->Restart("router").ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(20)).ok());
+  EXPECT_EQ(Post("/v1/completions", Greedy(4)).code, 200);
+}
+
 // Random text of the model, held to a grammar, on either way and across a
 // worker that dies in the middle.
 TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {

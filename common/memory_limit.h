@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory this process holds, and how much it may. A library's memory
+// that a flood took and that is never given back (gRPC 1.51's, for streams that
+// are reset at once) is no leak that a test finds, and nothing but a new
+// process is rid of it: better one that drains first than one that the kernel
+// kills.
+
+#ifndef TANDEM_COMMON_MEMORY_LIMIT_H_
+#define TANDEM_COMMON_MEMORY_LIMIT_H_
+
+#include <cstdint>
+#include <string>
+
+namespace tandem {
+
+// Bytes that are resident and nobody else's; 0 where /proc does not tell.
+int64_t OwnMemory();
+
+// The smallest limit, in bytes, of the control groups (version 1 or 2) that
+// this process is in; 0: none. `root` is where /proc and /sys are.
+int64_t ControlGroupMemoryLimit(const std::string& root = "");
+
+}  // namespace tandem
+
+#endif  // TANDEM_COMMON_MEMORY_LIMIT_H_
