@@ -41,8 +41,8 @@ class PrefillServer final : public v1::PrefillService::CallbackService {
 inline handoff::Sender::Dial LinkDialer(Loop* loop,
                                         worker::Channels* channels) {
   return [loop, channels](const v1::WorkerRef& receiver) {
-    auto stub =
-        std::make_shared<v1::HandoffService::Stub>(channels->Get(receiver));
+    auto stub = std::make_shared<v1::HandoffService::Stub>(
+        channels->Get(rpc::PeerRole::kDecode, receiver));
     return rpc::OpenBidi<v1::LinkRequest, v1::LinkResponse>(
         loop,
         {.timeout = absl::InfiniteDuration(), .peer = receiver.endpoint()},

@@ -45,7 +45,8 @@ AdapterControl::Done Answering(Response* response, LoopAnswer answer) {
 std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
                                                     absl::Duration deadline,
                                                     const TraceContext& trace) {
-  auto stub = std::make_shared<v1::DecodeService::Stub>(channels_.Get(worker));
+  auto stub = std::make_shared<v1::DecodeService::Stub>(
+      channels_.Get(rpc::PeerRole::kDecode, worker));
   return rpc::OpenBidi<v1::DecodeRequest, v1::DecodeResponse>(
       loop_, Options(worker, deadline, trace),
       [stub](auto* context, auto* reactor) {
@@ -56,7 +57,8 @@ std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
 std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(
     const v1::WorkerRef& worker, absl::Duration deadline,
     const TraceContext& trace) {
-  auto stub = std::make_shared<v1::PrefillService::Stub>(channels_.Get(worker));
+  auto stub = std::make_shared<v1::PrefillService::Stub>(
+      channels_.Get(rpc::PeerRole::kPrefill, worker));
   return rpc::OpenBidi<v1::PrefillRequest, v1::PrefillResponse>(
       loop_, Options(worker, deadline, trace),
       [stub](auto* context, auto* reactor) {

@@ -26,7 +26,9 @@ class Channels {
   explicit Channels(rpc::Credentials tls, size_t limit = 256)
       : tls_(std::move(tls)), limit_(limit) {}
 
-  std::shared_ptr<grpc::Channel> Get(const v1::WorkerRef& worker) {
+  // Where TLS is mutual, `worker` must show a certificate of `role` and its id.
+  std::shared_ptr<grpc::Channel> Get(rpc::PeerRole role,
+                                     const v1::WorkerRef& worker) {
     const auto it = std::find_if(
         entries_.begin(), entries_.end(),
         [&](const Entry& e) { return e.endpoint == worker.endpoint(); });
@@ -36,8 +38,10 @@ class Channels {
     }
     if (it != entries_.end()) entries_.erase(it);
     if (entries_.size() >= limit_) entries_.pop_back();
+    rpc::ChannelOptions options;
+    options.server = rpc::Identity{role, worker.worker_id()};
     entries_.push_front({worker.endpoint(), worker.incarnation(),
-                         rpc::MakeChannel(worker.endpoint(), tls_)});
+                         rpc::MakeChannel(worker.endpoint(), tls_, options)});
     return entries_.front().channel;
   }
 

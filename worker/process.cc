@@ -364,6 +364,7 @@ std::unique_ptr<RegistryStream> Process::DialRouter(
     const std::string& endpoint) {
   rpc::ChannelOptions options;
   if (tls_.tls()) options.tls_server_name = tls_names_[endpoint];
+  options.server = rpc::Identity{rpc::PeerRole::kRouter};
   auto stub = std::make_shared<v1::RegistryService::Stub>(
       rpc::MakeChannel(endpoint, tls_, options));
   // The registration is the lease: it lives as long as both ends.

@@ -103,14 +103,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
     arguments.SetSslTargetNameOverride(options.tls_server_name);
   }
   if (options.bearer.empty()) {
-    return grpc::CreateCustomChannel(address, ClientSide(tls), arguments);
+    return grpc::CreateCustomChannel(address, ClientSide(tls, options.server),
+                                     arguments);
   }
   std::vector<
       std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>>
       interceptors;
   interceptors.push_back(std::make_unique<AddBearerFactory>(options.bearer));
   return grpc::experimental::CreateCustomChannelWithInterceptors(
-      address, ClientSide(tls), arguments, std::move(interceptors));
+      address, ClientSide(tls, options.server), arguments,
+      std::move(interceptors));
 }
 
 }  // namespace tandem::rpc

@@ -8,6 +8,7 @@
 #include <grpcpp/channel.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/rpc/credentials.h"
@@ -18,6 +19,8 @@ struct ChannelOptions {
   int max_receive_bytes = 4 << 20;
   // For a certificate made out to a name that is not the address's host.
   std::string tls_server_name = "";
+  // Who must be there, where TLS is mutual; see ClientSide().
+  std::optional<Identity> server = std::nullopt;
   // Every call brings it as `authorization: Bearer ...`; empty: none does.
   std::string bearer = "";
   // For servers that are not ours, which may hang up on who pings that often.

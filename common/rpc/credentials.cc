@@ -2,6 +2,9 @@
 #include "common/rpc/credentials.h"
 
 #include <arpa/inet.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_certificate_verifier.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
@@ -9,9 +12,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
@@ -82,6 +87,59 @@ absl::Status CheckUsable(const Credentials& tls, const PemFlags& flags) {
                                  " do not belong together"));
   }
   return absl::OkStatus();
+}
+
+// Of a server, after its chain was verified: its name, as gRPC does it, and
+// whose certificate it is.
+class ServerVerifier final
+    : public grpc::experimental::ExternalCertificateVerifier {
+ public:
+  explicit ServerVerifier(Identity expected) : expected_(std::move(expected)) {}
+
+  bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
+              std::function<void(grpc::Status)> callback,
+              grpc::Status* status) override {
+    // It answers at once, so `callback` is never called.
+    name_.Verify(request, std::move(callback), status);
+    if (!status->ok()) return true;
+    std::vector<std::string> uris;
+    for (const grpc::string_ref& uri : request->uri_names()) {
+      uris.emplace_back(uri.data(), uri.size());
+    }
+    const auto identities = ParseIdentities(uris);
+    const absl::Status claim =
+        identities.ok()
+            ? CheckClaim({.authenticated = true, .identities = *identities},
+                         expected_.role, expected_.worker_id)
+            : identities.status();
+    if (!claim.ok()) {
+      *status = grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                             std::string(claim.message()));
+    }
+    return true;
+  }
+  void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {
+  }
+
+ private:
+  const Identity expected_;
+  grpc::experimental::HostNameCertificateVerifier name_;
+};
+
+std::shared_ptr<grpc::ChannelCredentials> ClientOf(const Credentials& tls,
+                                                   const Identity& server) {
+  using grpc::experimental::ExternalCertificateVerifier;
+  const std::vector<grpc::experimental::IdentityKeyCertPair> own = {
+      {tls.key, tls.cert}};
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(
+      std::make_shared<grpc::experimental::StaticDataCertificateProvider>(
+          tls.ca, own));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(
+      ExternalCertificateVerifier::Create<ServerVerifier>(server));
+  return grpc::experimental::TlsCredentials(options);
 }
 
 }  // namespace
@@ -167,8 +225,10 @@ std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls) {
   return grpc::SslServerCredentials(options);
 }
 
-std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls) {
+std::shared_ptr<grpc::ChannelCredentials> ClientSide(
+    const Credentials& tls, const std::optional<Identity>& server) {
   if (!tls.tls()) return grpc::InsecureChannelCredentials();
+  if (tls.mutual() && server.has_value()) return ClientOf(tls, *server);
   grpc::SslCredentialsOptions options;
   options.pem_root_certs = tls.ca;
   options.pem_private_key = tls.key;

@@ -14,6 +14,7 @@
 #include <grpcpp/security/server_credentials.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,7 +68,12 @@ absl::Status CheckPlaintext(const Credentials& tls, bool allowed,
                             std::string_view flag, const std::string& host);
 
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const Credentials& tls);
-std::shared_ptr<grpc::ChannelCredentials> ClientSide(const Credentials& tls);
+// Where TLS is mutual and `server` is set, the server's certificate must be of
+// that role, and of that worker where it names one; else connecting fails with
+// UNAVAILABLE, whose message says what it is. Its host's name is checked
+// always.
+std::shared_ptr<grpc::ChannelCredentials> ClientSide(
+    const Credentials& tls, const std::optional<Identity>& server = {});
 
 }  // namespace tandem::rpc
 

@@ -20,38 +20,39 @@ v1::WorkerRef Worker(int port, const std::string& incarnation) {
 
 TEST(Channels, AWorkersCallsShareOneChannel) {
   Channels channels{rpc::Credentials()};
-  const auto first = channels.Get(Worker(1, "a"));
-  EXPECT_EQ(channels.Get(Worker(1, "a")), first);
-  EXPECT_NE(channels.Get(Worker(2, "a")), first);
+  const auto first = channels.Get(rpc::PeerRole::kDecode, Worker(1, "a"));
+  EXPECT_EQ(channels.Get(rpc::PeerRole::kDecode, Worker(1, "a")), first);
+  EXPECT_NE(channels.Get(rpc::PeerRole::kDecode, Worker(2, "a")), first);
 }
 
 // The old one may be backing off from the crash.
 TEST(Channels, ANewIncarnationGetsANewOne) {
   Channels channels{rpc::Credentials()};
-  const auto before = channels.Get(Worker(1, "a"));
-  const auto after = channels.Get(Worker(1, "b"));
+  const auto before = channels.Get(rpc::PeerRole::kDecode, Worker(1, "a"));
+  const auto after = channels.Get(rpc::PeerRole::kDecode, Worker(1, "b"));
   EXPECT_NE(after, before);
-  EXPECT_EQ(channels.Get(Worker(1, "b")), after);
-  EXPECT_NE(channels.Get(Worker(1, "a")), before);
+  EXPECT_EQ(channels.Get(rpc::PeerRole::kDecode, Worker(1, "b")), after);
+  EXPECT_NE(channels.Get(rpc::PeerRole::kDecode, Worker(1, "a")), before);
 }
 
 TEST(Channels, BeyondTheLimitTheLongestUnusedGoes) {
   Channels channels{rpc::Credentials(), /*limit=*/2};
-  const auto one = channels.Get(Worker(1, "a"));
-  const auto two = channels.Get(Worker(2, "a"));
-  EXPECT_EQ(channels.Get(Worker(1, "a")), one);  // used again
-  channels.Get(Worker(3, "a"));
-  EXPECT_EQ(channels.Get(Worker(1, "a")), one);
-  EXPECT_NE(channels.Get(Worker(2, "a")), two);
+  const auto one = channels.Get(rpc::PeerRole::kDecode, Worker(1, "a"));
+  const auto two = channels.Get(rpc::PeerRole::kDecode, Worker(2, "a"));
+  EXPECT_EQ(channels.Get(rpc::PeerRole::kDecode, Worker(1, "a")),
+            one);  // used again
+  channels.Get(rpc::PeerRole::kDecode, Worker(3, "a"));
+  EXPECT_EQ(channels.Get(rpc::PeerRole::kDecode, Worker(1, "a")), one);
+  EXPECT_NE(channels.Get(rpc::PeerRole::kDecode, Worker(2, "a")), two);
 }
 
 TEST(Channels, NewCredentialsAreOfChannelsFromThenOn) {
   Channels channels{rpc::Credentials()};
-  const auto before = channels.Get(Worker(1, "a"));
+  const auto before = channels.Get(rpc::PeerRole::kDecode, Worker(1, "a"));
   channels.Replace(rpc::Credentials());
-  const auto after = channels.Get(Worker(1, "a"));
+  const auto after = channels.Get(rpc::PeerRole::kDecode, Worker(1, "a"));
   EXPECT_NE(after, before);
-  EXPECT_EQ(channels.Get(Worker(1, "a")), after);
+  EXPECT_EQ(channels.Get(rpc::PeerRole::kDecode, Worker(1, "a")), after);
 }
 
 }  // namespace

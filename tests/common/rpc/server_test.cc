@@ -348,6 +348,47 @@ TEST_F(TlsTest, EachCallIsAskedForARole) {
   }
 }
 
+TEST_F(TlsTest, AClientSpeaksOnlyWithWhomItMeant) {
+  Start(Echo(With(ours_, {"spiffe://tandem/decode/d0", "spiffe://mesh/x",
+                          "spiffe://tandem/operator"})));
+  const Credentials own = With(ours_, {"spiffe://tandem/router"});
+  const auto call = [&](Identity server, const std::string& name = "",
+                        const std::string& ca = "") {
+    Credentials tls = own;
+    if (!ca.empty()) tls.ca = ca;
+    return Call(
+        MakeChannel(server_->address(), tls,
+                    {.tls_server_name = name, .server = std::move(server)}),
+        Request(3));
+  };
+  const Identity meant{PeerRole::kDecode, "d0"};
+  EXPECT_TRUE(call(meant).ok()) << call(meant);
+  EXPECT_TRUE(call({PeerRole::kOperator}).ok());
+  for (const Identity& other :
+       {Identity{PeerRole::kDecode, "d1"}, Identity{PeerRole::kDecode},
+        Identity{PeerRole::kPrefill, "d0"}, Identity{PeerRole::kRouter}}) {
+    const absl::Status status = call(other);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable)
+        << other.ToString();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the certificate is of decode/d0, operator"));
+  }
+  // Chain and host are checked as ever.
+  EXPECT_EQ(call(meant, "elsewhere").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(call(meant, "", theirs_.cert()).code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_F(TlsTest, AServerOfNoRoleIsNobodyOfTheCluster) {
+  Start(Echo(With(ours_)));
+  const absl::Status status = Call(
+      MakeChannel(server_->address(), With(ours_, {"spiffe://tandem/router"}),
+                  {.server = Identity{PeerRole::kDecode, "d0"}}),
+      Request(3));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("names no role"));
+}
+
 TEST_F(TlsTest, HandlersHearWhoCalls) {
   Start(Echo(With(ours_)));
   ASSERT_TRUE(CallWith(With(ours_, {"spiffe://tandem/router",
