@@ -34,8 +34,8 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
 class HandoffServer final : public v1::HandoffService::CallbackService {
  public:
   HandoffServer(Loop* loop, DecodeCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo info) {
-          core->AddLink(std::move(stream), std::move(info.identity));
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo& info) {
+          core->AddLink(std::move(stream), info.identity);
         }) {}
 
   grpc::ServerBidiReactor<v1::LinkRequest, v1::LinkResponse>* Link(

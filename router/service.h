@@ -84,8 +84,8 @@ class InferenceServer final : public v1::InferenceService::CallbackService {
 class RegistryServer final : public v1::RegistryService::CallbackService {
  public:
   RegistryServer(Loop* loop, RouterCore* core)
-      : loop_(loop), accept_([core](auto stream, rpc::CallInfo info) {
-          core->AddRegistration(std::move(stream), std::move(info.identity));
+      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo& info) {
+          core->AddRegistration(std::move(stream), info.identity);
         }) {}
   grpc::ServerBidiReactor<v1::RegisterRequest, v1::RegisterResponse>* Register(
       grpc::CallbackServerContext* context) override {

@@ -137,8 +137,10 @@ std::shared_ptr<grpc::ChannelCredentials> ClientOf(const Credentials& tls,
           tls.ca, own));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
+#ifndef __clang_analyzer__  // loses sight of the owner within gRPC
   options.set_certificate_verifier(
       ExternalCertificateVerifier::Create<ServerVerifier>(server));
+#endif
   return grpc::experimental::TlsCredentials(options);
 }
 
