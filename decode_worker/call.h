@@ -14,7 +14,8 @@
 
 namespace tandem::decode_worker {
 
-struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
+struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
+                                worker::TimedCall {
   Call(DecodeCore* core_in, CallId id_in, std::unique_ptr<DecodeStream> s)
       : core(core_in), id(id_in), stream(std::move(s)) {}
 
@@ -43,10 +44,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   DecodeCore* const core;
   const CallId id;
   std::unique_ptr<DecodeStream> stream;
-  worker::CallTimes times;
   Phase phase = Phase::kNew;
-  uint64_t compiling = 0;  // number of its grammar's order; 0: none
-  absl::Time compiling_since;
 
   // The request.
   std::string request_key;  // id and sequence index
@@ -77,8 +75,6 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest> {
   std::string formats;  // of the blocks it runs on
 
   // The stream of tokens.
-  bool paused = false;
-  absl::Time paused_since;
   absl::Time local_since;  // queued for a local prefill
   absl::Time local_started;
   absl::Time decode_started;

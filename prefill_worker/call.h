@@ -14,7 +14,8 @@
 
 namespace tandem::prefill_worker {
 
-struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
+struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest>,
+                                 worker::TimedCall {
   Call(PrefillCore* core_in, CallId id_in, std::unique_ptr<PrefillStream> s)
       : core(core_in), id(id_in), stream(std::move(s)) {}
 
@@ -27,10 +28,7 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   PrefillCore* const core;
   const CallId id;
   std::unique_ptr<PrefillStream> stream;
-  worker::CallTimes times;
   Phase phase = Phase::kNew;
-  uint64_t compiling = 0;  // number of its grammar's order; 0: none
-  absl::Time compiling_since;
 
   v1::PrefillOpen open;
   worker::AdapterUse adapter_use;
@@ -52,8 +50,6 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest> {
   // Positions from here on may be wanted by the decode worker: all of them,
   // until the grant says.
   int keep_from = 0;
-  bool paused = false;  // the router reads too slowly
-  absl::Time paused_since;
   int promised_blocks = 0;  // that the engine has not taken yet
   int computed_layers = 0;  // of the chunk in the running step
   engine::Work work;

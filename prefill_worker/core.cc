@@ -385,28 +385,13 @@ void PrefillCore::Tick(bool judge) {
   const absl::Time now = loop_->Now();
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
-    const bool unopened = call->phase == Phase::kNew && call->compiling == 0;
-    if (now >= call->times.deadline && (judge || !unopened)) {
-      ended.emplace_back(id, absl::DeadlineExceededError(
-                                 unopened ? "the call was not opened"
-                                          : "the request's deadline passed"));
-    } else if (judge && now - call->times.heard > options_.lease) {
-      ended.emplace_back(id, absl::UnavailableError(absl::StrCat(
-                                 "nothing heard from the router for ",
-                                 absl::FormatDuration(options_.lease))));
-    } else if (judge && call->compiling != 0 &&
-               now - call->compiling_since > worker::kGrammarLimit) {
-      ++counters_.refused;
-      ended.emplace_back(id, worker::GrammarOverdue());
-    } else if (call->paused &&
-               now - call->paused_since > options_.stall_limit) {
-      ended.emplace_back(
-          id,
-          MakeError(absl::StatusCode::kResourceExhausted, "SLOW_READER",
-                    absl::StrCat("the reader took no score for ",
-                                 absl::FormatDuration(options_.stall_limit))));
-    } else if (now - call->times.said >= worker::kBeat &&
-               (call->phase != Phase::kNew || call->compiling != 0) &&
+    const bool opened = call->phase != Phase::kNew;
+    absl::Status overdue = worker::Overdue(
+        *call, opened, now, judge, options_.lease, options_.stall_limit);
+    if (!overdue.ok()) {
+      if (overdue == worker::GrammarOverdue()) ++counters_.refused;
+      ended.emplace_back(id, std::move(overdue));
+    } else if (worker::OwesBeat(*call, opened, now) &&
                call->stream->unsent() == 0 &&
                !TANDEM_FAILPOINT("prefill.beat", "drop")) {
       v1::PrefillResponse response;

@@ -7,6 +7,10 @@
 #ifndef TANDEM_WORKER_CALL_CLOCK_H_
 #define TANDEM_WORKER_CALL_CLOCK_H_
 
+#include <cstdint>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
 
@@ -17,12 +21,29 @@ inline constexpr absl::Duration kBeat = absl::Seconds(1);
 // From a call's begin to the message that opens it.
 inline constexpr absl::Duration kOpenPatience = absl::Seconds(5);
 
-// Per call.
 struct CallTimes {
   absl::Time heard;
   absl::Time said;
   absl::Time deadline;
 };
+
+// What the calls of both roles have of it.
+struct TimedCall {
+  CallTimes times;
+  uint64_t compiling = 0;  // number of its grammar's order; 0: none
+  absl::Time compiling_since;
+  bool paused = false;  // the router reads too slowly
+  absl::Time paused_since;
+};
+
+// Why `call` ends now, by its times alone; OK: it goes on. `opened`: its first
+// message was taken. `judge` as CallClock says.
+absl::Status Overdue(const TimedCall& call, bool opened, absl::Time now,
+                     bool judge, absl::Duration lease,
+                     absl::Duration stall_limit);
+
+// Whether it is time to say that the call is served, if nothing else is said.
+bool OwesBeat(const TimedCall& call, bool opened, absl::Time now);
 
 class CallClock {
  public:
