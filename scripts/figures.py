@@ -14,7 +14,16 @@ import sys
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 COLUMNS = ("row", "asked", "measured", "held", "form", "seed", "date")
-ORDER = ("kills", "load", "cancellation", "network", "overload", "rollout", "soak")
+ORDER = (
+    "kills",
+    "load",
+    "cancellation",
+    "network",
+    "overload",
+    "rollout",
+    "timing",
+    "soak",
+)
 
 
 def line(cells: list[str]) -> str:

@@ -8,24 +8,28 @@
 #   scripts/figures.sh --small          minutes: the same with smaller numbers
 #   scripts/figures.sh soak             TANDEM_SOAK_HOURS (default 8)
 #
-# Rows: kills load cancellation network overload rollout soak. TANDEM_SEED runs one
-# again. Times are goals for an idle machine of two cores. Status 1: a row was
-# not held.
+# Rows: kills load cancellation network overload rollout timing soak.
+# TANDEM_SEED runs one again. Times are goals for an idle machine of two cores.
+# Status 1: a row was not held.
 source "$(dirname "$0")/lib.sh"
 
 rows=() size=full
+within_the_hour=(kills load cancellation network overload rollout timing)
 for argument in "$@"; do
   case $argument in
-    kills | load | cancellation | network | overload | rollout | soak) rows+=("$argument") ;;
     --small) size=ci ;;
     -h | --help)
       sed -n '3,14s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    *) die "unknown row '$argument' (kills, load, cancellation, network, overload, rollout, soak)" ;;
+    *)
+      [[ " ${within_the_hour[*]} soak " == *" $argument "* ]] ||
+        die "unknown row '$argument' (${within_the_hour[*]} soak)"
+      rows+=("$argument")
+      ;;
   esac
 done
-[ ${#rows[@]} -gt 0 ] || rows=(kills load cancellation network overload rollout)
+[ ${#rows[@]} -gt 0 ] || rows=("${within_the_hour[@]}")
 
 build release reliability_figures
 results=$LOGS/figures.jsonl
