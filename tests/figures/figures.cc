@@ -97,6 +97,21 @@ void Row::Begin(integration::ClusterOptions options,
   ASSERT_EQ(cluster_->WhatIsLeft(), "");
 }
 
+std::string Row::Oldest() const {
+  const auto state = cluster_->State();
+  if (!state.ok()) return state.status().ToString();
+  std::vector<v1::RequestStatus> requests(state->in_flight().begin(),
+                                          state->in_flight().end());
+  std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) {
+    return a.age().seconds() > b.age().seconds();
+  });
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(5, requests.size()); ++i) {
+    absl::StrAppend(&text, "\n  ", requests[i].ShortDebugString());
+  }
+  return text;
+}
+
 void Row::Pause(std::chrono::milliseconds longest) {
   std::this_thread::sleep_for(std::chrono::milliseconds(
       random_.Below(static_cast<uint64_t>(longest.count()))));

@@ -53,6 +53,8 @@ class Row : public testing::Test {
   // Starts it, and runs every request by itself.
   void Begin(integration::ClusterOptions options,
              const std::vector<v1::GenerateRequest>& requests);
+  // What the router says of the oldest requests, for one that stands.
+  std::string Oldest() const;
   // A moment within `longest`, drawn.
   void Pause(std::chrono::milliseconds longest);
   std::string Draw(std::string_view role, int count);

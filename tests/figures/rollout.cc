@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/figures/figures.h"
 
@@ -40,7 +41,9 @@ TEST_F(RolloutRow, Holds) {
       ASSERT_TRUE(cluster_->Restart(name).ok());
       const absl::Status ready = cluster_->WaitUntilReady(2, 2, seconds(60));
       if (!ready.ok()) trouble = ready.ToString();
-      if (!load.WaitForEveryStream(seconds(60))) trouble = "a stream stands";
+      if (!load.WaitForEveryStream(seconds(60))) {
+        trouble = absl::StrCat("a stream stands: ", Oldest());
+      }
       if (!trouble.empty() || load.fault_count() != 0) break;
     }
   }

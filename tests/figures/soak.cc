@@ -110,7 +110,9 @@ TEST_F(SoakRow, Holds) {
       const absl::Status ready =
           cluster_->WaitUntilReady(1 + kVictims, 1 + kVictims, seconds(60));
       if (!ready.ok()) trouble_ = ready.ToString();
-      if (!load.WaitForEveryStream(seconds(60))) trouble_ = "a stream stands";
+      if (!load.WaitForEveryStream(seconds(60))) {
+        trouble_ = absl::StrCat("a stream stands: ", Oldest());
+      }
       next = std::max(next, Clock::now() - period);
     }
     load.Finish();
