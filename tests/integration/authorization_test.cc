@@ -5,16 +5,11 @@
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <future>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -31,8 +26,8 @@
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/registry.grpc.pb.h"
 #include "tests/common/http/certificates.h"
-#include "tests/common/http/tls_socket.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/tls_files.h"
 
 namespace tandem::integration {
 namespace {
@@ -92,62 +87,36 @@ grpc::Status CallWithNothing(const std::shared_ptr<grpc::Channel>& channel,
 class ClusterTlsTest : public testing::Test {
  protected:
   ClusterTlsTest() {
-    std::filesystem::create_directories(directory_);
-    Write("ca.pem", ours_.cert());
-    for (const std::string name : {"router", "prefill/prefill-0",
-                                   "decode/decode-0", "operator", "client"}) {
-      Put(name, ours_.Issue(2, {"spiffe://tandem/" + name}));
-    }
-    cluster_ = std::make_unique<Cluster>(
-        ClusterOptions{.prefill = 1, .decode = 1, .tls_directory = directory_});
+    cluster_ = std::make_unique<Cluster>(ClusterOptions{
+        .prefill = 1, .decode = 1, .tls_directory = files_.directory()});
   }
-  ~ClusterTlsTest() override { std::filesystem::remove_all(directory_); }
+  void Start() {
+    const absl::Status started = cluster_->Start();
+    ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
+  }
+  // With all workers, and nothing is left of it.
+  void ExpectServes() {
+    v1::GenerateRequest request = TextRequest("Once upon a time", 16);
+    request.set_placement(v1::PLACEMENT_SPLIT);
+    const Outcome outcome = cluster_->Generate(request);
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  }
 
-  void Write(const std::string& name, const std::string& text) const {
-    const std::string path = absl::StrCat(directory_, "/", name);
-    std::ofstream(path + ".new") << text;
-    std::filesystem::rename(path + ".new", path);
-  }
-  // As the files of "router" or "prefill/prefill-0".
-  void Put(std::string name, const Pem& pem) const {
-    std::replace(name.begin(), name.end(), '/', '-');
-    Write(name + ".key", pem.key);
-    Write(name + ".pem", pem.cert);
-  }
   int Count(const std::string& process, const std::string& words) const {
-    const std::string log = cluster_->Log(process);
-    int count = 0;
-    for (size_t at = log.find(words); at != std::string::npos;
-         at = log.find(words, at + 1)) {
-      ++count;
-    }
-    return count;
-  }
-  static bool Until(const std::function<bool()>& done) {
-    for (int i = 0; i < 800 && !done(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(25));
-    }
-    return done();
+    return CountInLog(*cluster_, process, words);
   }
   // All gRPC ports show this certificate.
-  bool AllShow(int serial) const {
-    TlsClientOptions options;
-    options.protocols = "\x02h2";
-    const int ports[] = {cluster_->grpc_port(), cluster_->internal_port(),
-                         cluster_->admin_port(),
-                         cluster_->worker_port("prefill-0"),
-                         cluster_->worker_port("decode-0")};
-    return std::all_of(std::begin(ports), std::end(ports), [&](int port) {
-      return TlsSocket(port, options).serial() == serial;
-    });
+  bool AllPortsShow(int serial) const {
+    return AllShow({cluster_->grpc_port(), cluster_->internal_port(),
+                    cluster_->admin_port(), cluster_->worker_port("prefill-0"),
+                    cluster_->worker_port("decode-0")},
+                   serial);
   }
 
   rpc::Credentials With(const Pem& own) const {
-    rpc::Credentials tls;
-    tls.cert = own.cert;
-    tls.key = own.key;
-    tls.ca = ours_.cert();
-    return tls;
+    return CredentialsOf(own, ours_.cert());
   }
   rpc::Credentials As(const std::string& name) const {
     return With(ours_.Issue(3, {"spiffe://tandem/" + name}));
@@ -158,14 +127,13 @@ class ClusterTlsTest : public testing::Test {
   }
 
   const Authority ours_{"ours"};
-  const std::string directory_ =
-      absl::StrCat(testing::TempDir(), "/tandem-authorization-", getpid());
+  const ClusterTlsFiles files_{
+      "authorization", ours_, {"prefill/prefill-0", "decode/decode-0"}};
   std::unique_ptr<Cluster> cluster_;
 };
 
 TEST_F(ClusterTlsTest, EachMethodTakesItsRolesAlone) {
-  const absl::Status started = cluster_->Start();
-  ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
+  ASSERT_NO_FATAL_FAILURE(Start());
   struct Server {
     int port;
     std::vector<std::string> services;
@@ -248,17 +216,11 @@ TEST_F(ClusterTlsTest, EachMethodTakesItsRolesAlone) {
   EXPECT_GT(calls, 200);
 
   // All that was of no use to strangers serves the cluster.
-  v1::GenerateRequest request = TextRequest("Once upon a time", 16);
-  request.set_placement(v1::PLACEMENT_SPLIT);
-  const Outcome outcome = cluster_->Generate(request);
-  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-  EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
-  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  ExpectServes();
 }
 
 TEST_F(ClusterTlsTest, AWorkerSpeaksForItselfAlone) {
-  const absl::Status started = cluster_->Start();
-  ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
+  ASSERT_NO_FATAL_FAILURE(Start());
   v1::RegisterRequest registration;
   v1::WorkerHello* const hello = registration.mutable_hello();
   hello->mutable_worker()->set_worker_id("prefill-0");
@@ -313,39 +275,16 @@ TEST_F(ClusterTlsTest, AWorkerSpeaksForItselfAlone) {
     EXPECT_EQ(stream->Finish().error_code(), c.links);
   }
   // The rightful one lost neither its lease nor its link.
-  v1::GenerateRequest request = TextRequest("Once upon a time", 16);
-  request.set_placement(v1::PLACEMENT_SPLIT);
-  const Outcome outcome = cluster_->Generate(request);
-  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-  EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
-  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  ExpectServes();
 }
 
 TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
-  const absl::Status started = cluster_->Start();
-  ASSERT_TRUE(started.ok()) << started << cluster_->Log("decode-0");
+  ASSERT_NO_FATAL_FAILURE(Start());
   const Authority next("next");
   const std::string both = ours_.cert() + next.cert();
-  const auto replace = [&](const Authority& authority, int serial) {
-    for (const std::string name :
-         {"router", "prefill/prefill-0", "decode/decode-0"}) {
-      Put(name, authority.Issue(serial, {"spiffe://tandem/" + name}));
-    }
-    EXPECT_TRUE(Until([&] { return AllShow(serial); })) << serial;
-  };
-  const auto trust = [&](const std::string& ca) {
-    std::map<std::string, int> before;
-    for (const char* const name : {"router", "prefill-0", "decode-0"}) {
-      before[name] = Count(name, "certificate reloaded");
-    }
-    Write("ca.pem", ca);
-    EXPECT_TRUE(Until([&] {
-      return std::all_of(before.begin(), before.end(), [&](const auto& each) {
-        return Count(each.first, "certificate reloaded") > each.second;
-      });
-    }));
-    // gRPC looks once a second.
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const auto renew = [&](const Authority& authority, int serial) {
+    files_.Renew(authority, serial);
+    EXPECT_TRUE(Until([&] { return AllPortsShow(serial); })) << serial;
   };
 
   // The first authority is trusted until the one, the next from the other on.
@@ -378,25 +317,25 @@ TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
       if (first ? !leaving : trusted) ++(ok ? served : failed);
     }
   });
-  replace(ours_, 10);
-  trust(both);
+  renew(ours_, 10);
+  EXPECT_TRUE(files_.Trust(*cluster_, both));
   arrived = true;
-  replace(next, 11);
+  renew(next, 11);
   leaving = true;
-  trust(next.cert());
+  EXPECT_TRUE(files_.Trust(*cluster_, next.cert()));
 
   // What cannot be used, or would be refused, changes nothing.
   const int refused = Count("router", "certificate not reloaded");
-  Write("router.key", ours_.Issue(12).key);
+  files_.Write("router.key", ours_.Issue(12).key);
   EXPECT_TRUE(Until(
       [&] { return Count("router", "certificate not reloaded") > refused; }));
-  Put("router", next.Issue(13, {"spiffe://tandem/prefill"}));
+  files_.Put("router", next.Issue(13, {"spiffe://tandem/prefill"}));
   EXPECT_TRUE(Until(
       [&] { return Count("router", "the certificate is of prefill") > 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  EXPECT_TRUE(AllShow(11));
+  EXPECT_TRUE(AllPortsShow(11));
   const int reloaded = Count("router", "certificate reloaded");
-  Put("router", next.Issue(14, {"spiffe://tandem/router"}));
+  files_.Put("router", next.Issue(14, {"spiffe://tandem/router"}));
   EXPECT_TRUE(Until(
       [&] { return Count("router", "certificate reloaded") > reloaded; }));
   stop = true;
@@ -408,12 +347,7 @@ TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
   cluster_->Kill("decode-0");
   ASSERT_TRUE(cluster_->Restart("decode-0").ok());
   EXPECT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(30)).ok());
-  v1::GenerateRequest request = TextRequest("Once upon a time", 16);
-  request.set_placement(v1::PLACEMENT_SPLIT);
-  const Outcome outcome = cluster_->Generate(request);
-  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-  EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
-  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  ExpectServes();
 }
 
 }  // namespace

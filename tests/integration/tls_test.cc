@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,6 +20,7 @@
 #include "tests/common/http/certificates.h"
 #include "tests/common/http/tls_socket.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/tls_files.h"
 
 namespace tandem::integration {
 namespace {
@@ -83,26 +83,17 @@ constexpr char kModels[] =
 
 class PublicTlsTest : public testing::Test {
  protected:
-  void SetUp() override { std::filesystem::create_directories(directory_); }
   void TearDown() override {
     if (cluster_ != nullptr) {
       EXPECT_EQ(cluster_->WhatIsLeft(), "");
     }
-    std::filesystem::remove_all(directory_);
-  }
-  std::string Path(const std::string& name) const {
-    return directory_ + "/" + name;
-  }
-  void Write(const std::string& name, const std::string& text) const {
-    std::ofstream(Path(name + ".new")) << text;
-    std::filesystem::rename(Path(name + ".new"), Path(name));
   }
   void Begin(const std::vector<std::string>& more = {}) {
     const Pem pem = authority_.Issue(1);
-    Write("cert", pem.cert);
-    Write("key", pem.key);
-    std::vector<std::string> arguments = {"--ssl-certfile", Path("cert"),
-                                          "--ssl-keyfile", Path("key")};
+    files_.Write("cert", pem.cert);
+    files_.Write("key", pem.key);
+    std::vector<std::string> arguments = {"--ssl-certfile", files_.Path("cert"),
+                                          "--ssl-keyfile", files_.Path("key")};
     arguments.insert(arguments.end(), more.begin(), more.end());
     cluster_ = std::make_unique<Cluster>(ClusterOptions{
         .prefill = 1, .decode = 1, .router_arguments = arguments});
@@ -144,16 +135,9 @@ class PublicTlsTest : public testing::Test {
                    .serial() == serial &&
            TlsSocket(cluster_->grpc_port(), grpc).serial() == serial;
   }
-  static bool Until(const std::function<bool()>& done) {
-    for (int i = 0; i < 400 && !done(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(25));
-    }
-    return done();
-  }
 
   const Authority authority_{"ours"};
-  const std::string directory_ =
-      absl::StrCat(testing::TempDir(), "/tandem-public-tls-", getpid());
+  const TlsFiles files_{"public-tls"};
   std::unique_ptr<Cluster> cluster_;
 };
 
@@ -177,8 +161,8 @@ TEST_F(PublicTlsTest, BothPortsSpeakTlsAndNothingElse) {
 }
 
 TEST_F(PublicTlsTest, ClientsShowCertificatesWhereTheyMust) {
-  Write("ca", authority_.cert());
-  Begin({"--ssl-ca-certs", Path("ca")});
+  files_.Write("ca", authority_.cert());
+  Begin({"--ssl-ca-certs", files_.Path("ca")});
   const Pem ours = authority_.Issue(2);
   const Pem theirs = Authority("theirs").Issue(2);
   EXPECT_TRUE(HttpLists({.ca = authority_.cert(), .own = ours}));
@@ -215,15 +199,14 @@ TEST_F(PublicTlsTest, CertificatesChangeUnderLoad) {
   Pem last;
   for (int serial = 2; serial <= 3; ++serial) {
     last = authority_.Issue(serial);
-    Write("cert", last.cert);  // and a moment later
-    Write("key", last.key);
+    files_.Write("cert", last.cert);  // and a moment later
+    files_.Write("key", last.key);
     EXPECT_TRUE(Until([&] { return Shows(serial); })) << serial;
   }
   // The key of another one.
-  Write("key", authority_.Issue(4).key);
+  files_.Write("key", authority_.Issue(4).key);
   EXPECT_TRUE(Until([&] {
-    return cluster_->Log("router").find("certificate not reloaded") !=
-           std::string::npos;
+    return CountInLog(*cluster_, "router", "certificate not reloaded") > 0;
   }));
   EXPECT_TRUE(Shows(3));
   stop = true;

@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_COMMON_HTTP_TLS_SOCKET_H_
 #define TANDEM_TESTS_COMMON_HTTP_TLS_SOCKET_H_
 
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 namespace tandem {
 
 struct TlsClientOptions {
-  std::string ca = {};  // empty: any server will do
+  std::string ca = {};  // one or more; empty: any server will do
   Pem own = {};
   int min_version = TLS1_2_VERSION;
   int max_version = TLS1_3_VERSION;
@@ -37,9 +38,12 @@ class TlsSocket {
     }
     if (!options.ca.empty()) {
       BIO* const bio = BIO_new_mem_buf(options.ca.data(), -1);
-      X509* const ca = PEM_read_bio_X509(bio, nullptr, nullptr, nullptr);
-      X509_STORE_add_cert(SSL_CTX_get_cert_store(context_), ca);
-      X509_free(ca);
+      while (X509* const ca =
+                 PEM_read_bio_X509(bio, nullptr, nullptr, nullptr)) {
+        X509_STORE_add_cert(SSL_CTX_get_cert_store(context_), ca);
+        X509_free(ca);
+      }
+      ERR_clear_error();  // there was no more
       BIO_free(bio);
       SSL_CTX_set_verify(context_, SSL_VERIFY_PEER, nullptr);
     }
