@@ -44,6 +44,19 @@ struct LineReader::Editor {
                          : mark;
     return editor->prompt.data();
   }
+  // After each line: a terminal that goes (SIGHUP) leaves no time for it.
+  void Save() const {
+    if (history_file.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(
+        std::filesystem::path(history_file).parent_path(), error);
+    // H_SAVE would make a new file as the umask says.
+    const int fd =
+        open(history_file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0) close(fd);
+    HistEvent event;
+    ::history(history, &event, H_SAVE, history_file.c_str());
+  }
   static unsigned char OnInterrupt(EditLine* line, int /*key*/) {
     Of(line)->interrupted = true;
     return CC_NEWLINE;
@@ -80,17 +93,6 @@ LineReader::LineReader(bool terminal, bool colour, std::string history) {
 
 LineReader::~LineReader() {
   if (editor_ == nullptr) return;
-  HistEvent event;
-  if (!editor_->history_file.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(
-        std::filesystem::path(editor_->history_file).parent_path(), error);
-    // H_SAVE would make a new file as the umask says.
-    const int fd = open(editor_->history_file.c_str(),
-                        O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd >= 0) close(fd);
-    ::history(editor_->history, &event, H_SAVE, editor_->history_file.c_str());
-  }
   history_end(editor_->history);
   el_end(editor_->line);
 }
@@ -116,6 +118,7 @@ std::optional<std::string> LineReader::ReadLine(bool more) {
   HistEvent event;
   if (!line.empty()) {
     ::history(editor_->history, &event, H_ENTER, line.c_str());
+    editor_->Save();
   }
   return line;
 }

@@ -193,6 +193,15 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(history.stat().st_mode & 0o777, 0o600)
         self.assertIn("brief", history.read_text())
 
+    def test_typed_lines_outlive_their_terminal(self):
+        terminal = self.chat()
+        self.say(terminal, "Hello\r")
+        terminal.expect(r"prompt tokens")
+        terminal.expect(">>> ")
+        os.kill(terminal.pid, signal.SIGHUP)
+        self.assertEqual(terminal.wait(), 128 + signal.SIGHUP)
+        self.assertIn("Hello", (self.home / "history").read_text())
+
     def test_no_color_is_respected(self):
         terminal = self.chat(NO_COLOR="1")
         self.say(terminal, "Hello\r")
