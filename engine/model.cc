@@ -116,6 +116,17 @@ std::vector<float> FloatsOf(const std::vector<std::byte>& bytes) {
   return values;
 }
 
+const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
+  for (const std::optional<CodeRows>& part : codes) {
+    if (!part.has_value()) continue;
+    if (!part->group_of.empty()) return "act-order";
+    if (part->dtype == DType::kFp8 && part->group != part->cols) {
+      return "fp8 in groups";
+    }
+  }
+  return "rows of several forms";
+}
+
 }  // namespace
 
 void ModelLoader::Used(const std::string& name) {
@@ -165,15 +176,18 @@ absl::Status ModelLoader::PackDequantised(
     const std::vector<std::optional<CodeRows>>& codes, int cols, Use use,
     std::unique_ptr<kernels::Matrix>& matrix) {
   std::vector<float> values;
+  // bf16 has twice the digits of e4m3; other codes' numbers need more.
+  bool bf16 = true;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (codes[i].has_value()) {
-      const std::vector<float> numbers = Dequantise(*codes[i]);
-      values.insert(values.end(), numbers.begin(), numbers.end());
+      bf16 = bf16 && codes[i]->dtype == DType::kFp8;
+      Dequantise(*codes[i], values);
       continue;
     }
     const absl::StatusOr<HostTensor> tensor =
         checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
     if (!tensor.ok()) return tensor.status();
+    bf16 = bf16 && tensor->dtype == DType::kBF16;
     std::vector<std::byte> bytes;
     Append(*tensor, DType::kF32, bytes);
     const std::vector<float> numbers = FloatsOf(bytes);
@@ -183,13 +197,9 @@ absl::Status ModelLoader::PackDequantised(
   const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
                          DType::kF32,
                          static_cast<int64_t>(values.size()) / cols, cols};
-  const DType kept = KeptAs(DType::kF32, use);
-  const bool ordered =
-      std::any_of(codes.begin(), codes.end(), [](const auto& part) {
-        return part.has_value() && !part->group_of.empty();
-      });
-  model_->dequantised_.push_back(absl::StrCat(
-      parts[0].name, ordered ? " (act-order)" : " (rows of several forms)"));
+  const DType kept = KeptAs(bf16 ? DType::kBF16 : DType::kF32, use);
+  model_->dequantised_.push_back(
+      absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
   return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
                                  : backend_->PackMatrix(whole, kept),
               matrix);

@@ -61,6 +61,36 @@ Quantisation ReadAwq(ConfigFields& fields) {
   return result;
 }
 
+// [outputs, inputs] that share a scale.
+void ReadBlock(ConfigFields& fields, std::string_view field, const json& block,
+               Quantisation* result) {
+  const auto fits = [](const json& size, int64_t least) {
+    return size.is_number_integer() && size >= least && size <= 1 << 20;
+  };
+  if (!block.is_array() || block.size() != 2 || !fits(block[0], 1) ||
+      !fits(block[1], kernels::kCodeGroup) ||
+      block[1].get<int>() % kernels::kCodeGroup != 0) {
+    fields.Refuse(field, ShowJson(block),
+                  "two numbers, the second a multiple of 32");
+    return;
+  }
+  result->block_rows = block[0].get<int>();
+  result->group = block[1].get<int>();
+}
+
+// As transformers and vLLM write it: blocks, or a scale for each matrix.
+Quantisation ReadFp8(ConfigFields& fields) {
+  Quantisation result{.method = Method::kPlain, .e4m3 = true};
+  const std::string type = fields.String("fmt", "e4m3");
+  if (type != "e4m3" && type != "float8_e4m3fn") {
+    fields.Refuse("fmt", absl::StrCat("\"", type, "\""), "e4m3");
+  }
+  if (const json* const block = fields.Find("weight_block_size")) {
+    ReadBlock(fields, "weight_block_size", *block, &result);
+  }
+  return result;
+}
+
 // The weights of the only group of compressed-tensors' config_groups.
 Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
                          const json& group) {
@@ -77,9 +107,13 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   const std::string strategy = fields.String("strategy", "channel");
   if (strategy == "group") {
     result.group = ReadGroup(fields, -1);
+  } else if (strategy == "block" && format != "pack-quantized") {
+    const json* const block = fields.Find("block_structure");
+    ReadBlock(fields, "block_structure", block == nullptr ? json() : *block,
+              &result);
   } else if (strategy != "channel" && strategy != "tensor") {
     fields.Refuse("strategy", absl::StrCat("\"", strategy, "\""),
-                  "group, channel or tensor");
+                  "group, channel, tensor or (not pack-quantized) block");
   }
   if (format == "pack-quantized") {
     result.method = Method::kPacked;
@@ -100,9 +134,6 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
     if (bits != 8 || (type != "int" && type != "float")) {
       fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
                     "8 of type int or float");
-    }
-    if (type == "float" && result.group != 0) {
-      fields.Refuse("strategy", "group of type float", "channel or tensor");
     }
   }
   outer.Fail(fields.status());
@@ -138,7 +169,13 @@ std::string Quantisation::Canonical() const {
   if (method == Method::kNone) return "";
   return absl::StrCat(
       " quantised=", std::string(kNames[static_cast<int>(method)]),
-      " bits=", bits, " group=", group, " zeros_less_one=", zeros_less_one);
+      " bits=", bits, " group=", group, " zeros_less_one=", zeros_less_one,
+      block_rows == 0 ? "" : absl::StrCat(" block_rows=", block_rows));
+}
+
+std::string_view Quantisation::DequantisedFor() const {
+  if (act_order) return "act-order";
+  return e4m3 && group != 0 ? "fp8 in groups" : "";
 }
 
 Quantisation ReadQuantisation(ConfigFields& outer) {
@@ -157,9 +194,11 @@ Quantisation ReadQuantisation(ConfigFields& outer) {
     result = ReadAwq(fields);
   } else if (method == "compressed-tensors") {
     result = ReadCompressed(fields);
+  } else if (method == "fp8") {
+    result = ReadFp8(fields);
   } else {
     fields.Refuse("quant_method", absl::StrCat("\"", method, "\""),
-                  "gptq, awq or compressed-tensors");
+                  "gptq, awq, compressed-tensors or fp8");
   }
   outer.Fail(fields.status());
   return result;

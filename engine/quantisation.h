@@ -14,7 +14,11 @@
 //                             plus 2^(b-1) from the low bits up;
 //                             X.weight_zero_point I32 [rows * b / 32, groups]
 //            int-quantized    X.weight I8; float-quantized: F8_E4M3
-//                             X.weight_scale [rows, groups], [rows, 1] or [1]
+//                             X.weight_scale [rows, groups], [rows, 1] or [1];
+//                             of blocks of r rows and c inputs
+//                             [ceil(rows / r), ceil(cols / c)]
+//   fp8      X.weight F8_E4M3; X.weight_scale_inv, of blocks as above (it is
+//            multiplied by, whatever its name says), or X.weight_scale [1]
 //
 // A product that has only X.weight in a float type was not quantised. Scales
 // of activations that were found before (input_scale) are not used: they are
@@ -25,6 +29,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -42,11 +47,14 @@ struct Quantisation {
   int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
   int group = 0;                // inputs that share a scale; 0: all of a row
   bool zeros_less_one = false;  // kGptq
+  int block_rows = 0;           // kPlain: rows that share scales; 0: none do
   // As the config says; tensors have the last word.
-  bool e4m3 = false;       // kPlain: else int8
+  bool e4m3 = false;       // kPlain, which fp8 is too: else int8
   bool zeros = false;      // of 4 bits: other zeros than 8
   bool act_order = false;  // groups are of inputs here and there
 
+  // Why codes are not kept, whatever the tensors say; "" if they are.
+  std::string_view DequantisedFor() const;
   // "" for none; part of the model's canonical line.
   std::string Canonical() const;
 };
@@ -88,12 +96,12 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
                                    int64_t cols);
 
 // Whether `more` can follow `codes` as further rows of one matrix that a
-// backend keeps: groups are of neighbours.
+// backend keeps: groups are of neighbours, and of e4m3 all of a row.
 bool SameForm(const CodeRows& codes, const CodeRows& more);
 void AppendRows(const CodeRows& more, CodeRows& codes);
 
-// The numbers that they stand for, [rows, cols].
-std::vector<float> Dequantise(const CodeRows& codes);
+// Appends the numbers that they stand for, [rows, cols], each rounded to f32.
+void Dequantise(const CodeRows& codes, std::vector<float>& out);
 
 }  // namespace tandem::engine
 

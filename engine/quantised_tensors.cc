@@ -4,6 +4,7 @@
 // of it is read.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -65,7 +66,7 @@ class Reader {
   void ReadByInputs();  // GPTQ and AWQ
   void ReadPacked();
   void ReadPlain();
-  void ReadRowScales();  // compressed-tensors
+  void ReadRowScales();  // compressed-tensors and fp8
   void ReadInputGroups(std::string_view suffix);
   // Codes and zeros of 8 bits become two's complement, and those of 4 bits
   // lose zeros that are all 8.
@@ -202,18 +203,28 @@ void Reader::ReadByInputs() {
 void Reader::ReadRowScales() {
   const int64_t rows = result_.rows;
   const int64_t groups = result_.groups();
-  const TensorInfo* const tensor = Find("weight_scale");
+  const std::string_view name =
+      Find("weight_scale_inv") != nullptr ? "weight_scale_inv" : "weight_scale";
+  const TensorInfo* const tensor = Find(name);
   const bool one =
       tensor != nullptr &&
       (tensor->shape.empty() || tensor->shape == std::vector<int64_t>{1});
-  if (one && groups == 1) {  // a scale for the whole tensor
-    const auto scale = Floats("weight_scale", tensor->shape);
+  if (one && groups == 1 &&
+      quantisation_.block_rows == 0) {  // a scale for the whole tensor
+    const auto scale = Floats(name, tensor->shape);
     if (scale.size() == 1) {
       result_.scales.assign(static_cast<size_t>(rows), scale[0]);
     }
     return;
   }
-  result_.scales = Floats("weight_scale", {rows, groups});
+  const int64_t each = std::max(1, quantisation_.block_rows);
+  const auto scales = Floats(name, {(rows + each - 1) / each, groups});
+  if (!status_.ok()) return;
+  result_.scales.reserve(static_cast<size_t>(rows * groups));
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto first = scales.begin() + row / each * groups;
+    result_.scales.insert(result_.scales.end(), first, first + groups);
+  }
 }
 
 void Reader::ReadPacked() {
@@ -304,7 +315,8 @@ absl::StatusOr<CodeRows> Reader::Read() {
       break;
   }
   // Found on the fly instead.
-  for (const char* suffix : {"input_scale", "input_zero_point"}) {
+  for (const char* suffix :
+       {"input_scale", "input_zero_point", "activation_scale"}) {
     if (const TensorInfo* const tensor = Find(suffix)) {
       result_.names.push_back(tensor->name);
     }
@@ -317,10 +329,13 @@ absl::StatusOr<CodeRows> Reader::Read() {
 }  // namespace
 
 bool HasCodes(const Checkpoint& checkpoint, const std::string& name) {
-  for (const char* suffix : {".qweight", ".weight_packed", ".weight_scale"}) {
+  for (const char* suffix :
+       {".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv"}) {
     if (checkpoint.Find(name + suffix) != nullptr) return true;
   }
-  return false;
+  // Nor are codes numbers where the scales are missing.
+  const TensorInfo* const weight = checkpoint.Find(name + ".weight");
+  return weight != nullptr && weight->dtype == "F8_E4M3";
 }
 
 absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
@@ -333,7 +348,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
 bool SameForm(const CodeRows& codes, const CodeRows& more) {
   return codes.dtype == more.dtype && codes.cols == more.cols &&
          codes.group == more.group && codes.group_of.empty() &&
-         more.group_of.empty();
+         more.group_of.empty() &&
+         (codes.dtype != DType::kFp8 || codes.group == codes.cols);
 }
 
 void AppendRows(const CodeRows& more, CodeRows& codes) {
@@ -355,27 +371,31 @@ void AppendRows(const CodeRows& more, CodeRows& codes) {
   codes.names.insert(codes.names.end(), more.names.begin(), more.names.end());
 }
 
-std::vector<float> Dequantise(const CodeRows& codes) {
-  std::vector<float> values(codes.codes.size());
-  const int64_t groups = codes.groups();
+void Dequantise(const CodeRows& codes, std::vector<float>& out) {
+  std::array<float, 256> numbers;  // of each code, before its zero
+  for (int code = 0; code < 256; ++code) {
+    const auto byte = static_cast<uint8_t>(code);
+    numbers[static_cast<size_t>(code)] =
+        codes.dtype == DType::kInt4 ? static_cast<float>(code)
+                                    : kernels::FloatFromCode(codes.dtype, byte);
+  }
+  std::vector<int32_t> groups = codes.group_of;
+  for (int64_t col = 0; groups.size() < static_cast<size_t>(codes.cols);) {
+    groups.push_back(static_cast<int32_t>(col++ / codes.group));
+  }
+  out.reserve(out.size() + codes.codes.size());
   for (int64_t row = 0; row < codes.rows; ++row) {
-    for (int64_t col = 0; col < codes.cols; ++col) {
-      const auto at = static_cast<size_t>(row * codes.cols + col);
-      const int64_t part = codes.group_of.empty()
-                               ? col / codes.group
-                               : codes.group_of[static_cast<size_t>(col)];
-      const auto group = static_cast<size_t>(row * groups + part);
+    const int64_t first_group = row * codes.groups();
+    const uint8_t* const from = codes.codes.data() + row * codes.cols;
+    for (size_t col = 0; col < groups.size(); ++col) {
+      const auto group = static_cast<size_t>(first_group + groups[col]);
       const int zero = codes.dtype != DType::kInt4 ? 0
                        : codes.zeros.empty()       ? 8
                                                    : codes.zeros[group];
-      const float number =
-          codes.dtype == DType::kInt4
-              ? static_cast<float>(codes.codes[at] - zero)
-              : kernels::FloatFromCode(codes.dtype, codes.codes[at]);
-      values[at] = number * codes.scales[group];
+      out.push_back((numbers[from[col]] - static_cast<float>(zero)) *
+                    codes.scales[group]);
     }
   }
-  return values;
 }
 
 }  // namespace tandem::engine

@@ -64,6 +64,8 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
   formats.from_checkpoint = true;
   if (quantisation.act_order) {  // dequantised, to f32 on a CPU
     formats.layers = gpu ? formats.weights : DType::kF32;
+  } else if (!quantisation.DequantisedFor().empty()) {
+    formats.layers = formats.weights;
   } else if (quantisation.method != Method::kPlain && quantisation.bits == 4) {
     formats.layers = DType::kInt4;
     formats.zero_bytes = engine::ZeroBytes(quantisation, gpu);

@@ -87,9 +87,9 @@ std::string PlanText(const PlanInput& input, const Plan& plan) {
                             : absl::StrCat("layers in ", layers, ", others in ",
                                            others, given ? "" : " or int8");
   if (given) {
-    absl::StrAppend(&weights, quantised.act_order
-                                  ? "; dequantised, for act-order"
-                                  : "; the checkpoint's own codes");
+    const std::string why(quantised.DequantisedFor());
+    absl::StrAppend(&weights, why.empty() ? "; the checkpoint's own codes"
+                                          : "; dequantised, for " + why);
   }
   line("weights", plan.weight_bytes, weights);
   line("step workspace", plan.workspace_bytes,

@@ -25,7 +25,7 @@
 #include "engine/model_config.h"
 #include "engine/quantisation.h"
 #include "engine/safetensors.h"
-#include "nlohmann/json.hpp"
+#include "tests/engine/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -33,7 +33,9 @@
 namespace tandem::worker {
 namespace {
 
+using engine::SafetensorsFile;
 using engine::TempDir;
+using engine::Zeros;
 
 // ASan's shadow fills any address space.
 constexpr bool IsMeasured() {
@@ -59,36 +61,11 @@ struct Kind {
 
 // ---- Good files
 
-struct Tensor {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-
-std::string Safetensors(const std::vector<Tensor>& tensors) {
-  nlohmann::ordered_json header;
-  std::string data;
-  for (const Tensor& tensor : tensors) {
-    header[tensor.name] = {
-        {"dtype", tensor.dtype},
-        {"shape", tensor.shape},
-        {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
-    data += tensor.bytes;
-  }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  const uint64_t size = text.size();
-  std::string file(8, '\0');
-  std::memcpy(file.data(), &size, 8);
-  return file + text + data;
-}
 size_t HeaderEnd(const std::string& file) {
   uint64_t size = 0;
   std::memcpy(&size, file.data(), 8);
   return static_cast<size_t>(size) + 8;
 }
-
-std::string Zeros(size_t bytes) { return std::string(bytes, '\0'); }
 
 constexpr char kConfig[] = R"({"architectures":["LlamaForCausalLM"],
 "model_type":"llama","hidden_act":"silu","hidden_size":16,
@@ -117,12 +94,12 @@ constexpr char kTemplate[] =
 std::string Adapter() {
   const std::string name =
       "base_model.model.model.layers.0.self_attn.q_proj.lora_";
-  return Safetensors({{name + "A.weight", "F32", {2, 16}, Zeros(128)},
-                      {name + "B.weight", "F16", {16, 2}, Zeros(64)}});
+  return SafetensorsFile({{name + "A.weight", {"F32", {2, 16}, Zeros(128)}},
+                          {name + "B.weight", {"F16", {16, 2}, Zeros(64)}}});
 }
 std::string Quantised() {
-  return Safetensors({{"p.weight", "I8", {8, 64}, Zeros(512)},
-                      {"p.weight_scale", "F32", {8, 1}, Zeros(32)}});
+  return SafetensorsFile({{"p.weight", {"I8", {8, 64}, Zeros(512)}},
+                          {"p.weight_scale", {"F32", {8, 1}, Zeros(32)}}});
 }
 
 // ---- What reads them
@@ -161,8 +138,8 @@ absl::Status ReadTemplate(const std::string& folder) {
 }
 
 std::vector<Kind> Kinds() {
-  const std::string tensors = Safetensors(
-      {{"a", "BF16", {2}, Zeros(4)}, {"b", "F32", {2, 1}, Zeros(8)}});
+  const std::string tensors = SafetensorsFile(
+      {{"a", {"BF16", {2}, Zeros(4)}}, {"b", {"F32", {2, 1}, Zeros(8)}}});
   const std::string adapter = Adapter(), quantised = Quantised();
   return {
       {"safetensors",

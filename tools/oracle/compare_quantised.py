@@ -35,12 +35,14 @@ PRODUCTS = {"self_attn.q_proj": (128, 128), "self_attn.k_proj": (64, 128),
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
-def compressed(fmt: str, bits: int, kind: str, strategy: str, group: int | None) -> dict:
+def compressed(fmt: str, bits: int, kind: str, strategy: str, group: int | None,
+               block: list[int] | None = None) -> dict:
     return {"quant_method": "compressed-tensors", "format": fmt, "ignore": ["lm_head"],
             "kv_cache_scheme": None, "config_groups": {"group_0": {
                 "targets": ["Linear"], "input_activations": None,
                 "weights": {"num_bits": bits, "type": kind, "strategy": strategy,
-                            "group_size": group, "symmetric": True}}}}
+                            "group_size": group, "symmetric": True,
+                            "block_structure": block}}}}
 
 
 # name: (quantization_config, bits, group (0: by row), zeros)
@@ -68,6 +70,15 @@ FORMATS = {
     "float-quantized": (compressed("float-quantized", 8, "float", "channel", None), 8, 0, False),
     "float-quantized, one scale": (
         compressed("float-quantized", 8, "float", "tensor", None), 8, 0, False),
+    "float-quantized, groups": (
+        compressed("float-quantized", 8, "float", "group", 64), 8, 64, False),
+    # 192 is no multiple of 128.
+    "float-quantized, blocks": (
+        compressed("float-quantized", 8, "float", "block", None, [128, 128]), 8, 128, False),
+    "int-quantized, blocks": (
+        compressed("int-quantized", 8, "int", "block", None, [128, 128]), 8, 128, False),
+    "fp8, blocks": ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                     "weight_block_size": [128, 128]}, 8, 128, False),
 }
 
 
@@ -87,6 +98,19 @@ def e4m3_value(code: int) -> float:
     return -value if code & 0x80 else value
 
 
+def strategy_of(config: dict) -> str:
+    groups = config.get("config_groups")
+    return groups["group_0"]["weights"]["strategy"] if groups else ""
+
+
+def block_of(config: dict) -> list[int] | None:
+    """[outputs, inputs] that share a scale."""
+    if "weight_block_size" in config:
+        return config["weight_block_size"]
+    groups = config.get("config_groups")
+    return groups["group_0"]["weights"]["block_structure"] if groups else None
+
+
 def make_product(rng, name: str, rows: int, cols: int, form):
     """The tensors of one product, and the numbers that they stand for."""
     import numpy as np
@@ -95,26 +119,31 @@ def make_product(rng, name: str, rows: int, cols: int, form):
     method, fmt = config["quant_method"], config.get("format", "")
     group = group or cols
     groups = -(-cols // group)
+    spread = np.repeat(np.arange(groups), group)[:cols]
     scales = rng.uniform(0.2, 1.0, (rows, groups)).astype(np.float16) / np.float16(64)
     if bits == 8:
         scales = (scales / np.float16(16)).astype(np.float16)
-    if fmt == "float-quantized":
+    stored = scales
+    if block := block_of(config):
+        stored = scales[:: block[0]]
+        scales = np.repeat(stored, block[0], axis=0)[:rows]
+    if fmt == "float-quantized" or method == "fp8":
         codes = rng.integers(0, 0x7F, (rows, cols)) | rng.integers(0, 2, (rows, cols)) << 7
         codes &= 0xB7 | 0x80  # magnitudes below 1
         numbers = np.vectorize(e4m3_value)(codes)
-        if config["config_groups"]["group_0"]["weights"]["strategy"] == "tensor":
+        if strategy_of(config) == "tensor":
             scales = np.full_like(scales, scales[0, 0])
             stored = scales[0, :1]
-        else:
-            stored = scales
-        weights = numbers * scales.astype(np.float64) * 1.0
+        elif groups > 1 or block:  # expanded to bf16: no digits are left over
+            stored, scales = (np.ldexp(np.rint(np.ldexp(s, 13)), -13) for s in (stored, scales))
+        weights = numbers * scales.astype(np.float64)[:, spread]
+        suffix = ".weight_scale_inv" if method == "fp8" else ".weight_scale"
         return {name + ".weight": ("F8_E4M3", codes.astype(np.uint8)),
-                name + ".weight_scale": ("F16", stored),
+                name + suffix: ("F32" if method == "fp8" else "F16", stored),
                 name + ".input_scale": ("F32", np.ones(1, np.float32))}, weights
     middle = 1 << bits - 1
     codes = rng.integers(0, 1 << bits, (rows, cols))
     zeros = rng.integers(1, 16, (rows, groups)) if zeroed else np.full((rows, groups), middle)
-    spread = np.repeat(np.arange(groups), group)[:cols]
     if config.get("desc_act"):
         spread = rng.permutation(spread)
     weights = (codes - zeros[:, spread]) * scales.astype(np.float64)[:, spread]
@@ -135,7 +164,7 @@ def make_product(rng, name: str, rows: int, cols: int, form):
                 name + ".scales": ("F16", scales.T)}, weights
     if fmt == "int-quantized":
         return {name + ".weight": ("I8", (codes - middle).astype(np.int8)),
-                name + ".weight_scale": ("F16", scales)}, weights
+                name + ".weight_scale": ("F16", stored)}, weights
     tensors = {name + ".weight_packed": ("I32", pack_words(codes, bits)),
                name + ".weight_scale": ("F16", scales),
                name + ".weight_shape": ("I64", np.array([rows, cols]))}
@@ -206,7 +235,8 @@ def main() -> None:
         def __init__(self, weights: dict, config: dict) -> None:
             self.config, self.weights = CONFIG, weights
             self.exact = []
-            if config.get("format") == "float-quantized" or config.get("desc_act"):
+            if (config.get("format") == "float-quantized" or config["quant_method"] == "fp8"
+                    or config.get("desc_act")):
                 self.exact = list(PRODUCTS)
             elif "modules_to_not_convert" in config:
                 self.exact = ["q_proj", "k_proj", "v_proj"]

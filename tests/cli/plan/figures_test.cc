@@ -126,7 +126,14 @@ TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {
       {R"({"quant_method": "compressed-tensors", "format": "float-quantized",
            "config_groups": {"group_0": {"weights": {
              "num_bits": 8, "type": "float", "strategy": "channel"}}}})",
-       true, kLayers + 4 * kRows, "layers in fp8"}};
+       true, kLayers + 4 * kRows, "layers in fp8"},
+      // As DeepSeek and Qwen publish them: expanded.
+      {R"({"quant_method": "fp8", "weight_block_size": [128, 128]})", true,
+       2 * kLayers, "in bf16; dequantised, for fp8 in groups"},
+      {R"({"quant_method": "fp8", "weight_block_size": [128, 128]})", false,
+       2 * kLayers, "in bf16; dequantised, for fp8 in groups"},
+      {R"({"quant_method": "fp8", "activation_scheme": "static"})", true,
+       kLayers + 4 * kRows, "layers in fp8"}};
   for (const auto& c : cases) {
     auto config = nlohmann::json::parse(kLlama8B);
     config["quantization_config"] = nlohmann::json::parse(c.config);
