@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
@@ -31,10 +32,31 @@ DraftModel::DraftModel(const DraftModelOptions& options, Loop* loop)
 
 // ---- Caches
 
-int DraftModel::Behind(uint64_t id, int length) const {
-  const auto it = caches_.find(id);
-  const int there = it == caches_.end() ? 0 : it->second->computed;
-  return std::max(0, length - 1 - there);
+DraftModel::Cache* DraftModel::CacheOf(uint64_t id, const BlockHash* root,
+                                       const std::vector<int32_t>& history) {
+  std::unique_ptr<Cache>& cache = caches_[id];
+  if (cache == nullptr) cache = std::make_unique<Cache>();
+  const auto size = static_cast<size_t>(options_.pool->block_size());
+  std::vector<BlockHash>& hashes = cache->hashes;
+  while (root != nullptr && (hashes.size() + 1) * size < history.size()) {
+    hashes.push_back(ChildHash(
+        hashes.empty() ? *root : hashes.back(),
+        absl::MakeConstSpan(history).subspan(hashes.size() * size, size)));
+  }
+  return cache.get();
+}
+
+int DraftModel::Behind(uint64_t id, const BlockHash* root,
+                       const std::vector<int32_t>& history) {
+  const Cache& cache = *CacheOf(id, root, history);
+  const int size = options_.pool->block_size();
+  const auto hashes = absl::MakeConstSpan(cache.hashes);
+  const size_t own =
+      std::min(hashes.size(), static_cast<size_t>(cache.settled / size));
+  const int found =
+      static_cast<int>(own) + options_.pool->Lookup(hashes.subspan(own));
+  const int there = std::max(cache.computed, found * size);
+  return std::max(0, static_cast<int>(history.size()) - 1 - there);
 }
 
 // What is there of the history, but for its last position, behind which the
@@ -51,13 +73,43 @@ void DraftModel::Settle(const std::vector<int32_t>& history, Cache* cache) {
   cache->tail.clear();
 }
 
-bool DraftModel::Reserve(uint64_t id, int positions) {
+// Full blocks of what is sure: they are never written again.
+void DraftModel::Publish(Cache* cache) {
+  const int full = std::min(cache->settled / options_.pool->block_size(),
+                            static_cast<int>(cache->hashes.size()));
+  for (; cache->published < full; ++cache->published) {
+    const auto at = static_cast<size_t>(cache->published);
+    options_.pool->Publish(cache->blocks[at], cache->hashes[at]);
+  }
+}
+
+// Takes blocks that are found in place of those that it would have to compute.
+// REQUIRES: it holds nothing that is not settled, and has published that.
+void DraftModel::Adopt(Cache* cache) {
+  const auto hashes = absl::MakeConstSpan(cache->hashes);
+  for (auto at = static_cast<size_t>(cache->published); at < hashes.size();
+       ++at) {
+    std::vector<BlockRef> found = options_.pool->Match(hashes.subspan(at, 1));
+    if (found.empty()) return;
+    cache->blocks.resize(std::max(cache->blocks.size(), at + 1));
+    cache->table.resize(cache->blocks.size());
+    cache->table[at] = found[0].id();
+    cache->blocks[at] = std::move(found[0]);
+    cache->published = static_cast<int>(at) + 1;
+    cache->settled = cache->published * options_.pool->block_size();
+    cache->computed = cache->settled;
+  }
+}
+
+bool DraftModel::Reserve(const DraftWish& wish) {
   TANDEM_CHECK(!running(), "a step in flight may use the block table");
+  const int positions = static_cast<int>(wish.history->size()) + wish.length;
   TANDEM_CHECK(positions <= options_.max_positions,
                "the draft model's context has an end");
   if (failures_ == kMaxFailures) return false;
-  std::unique_ptr<Cache>& cache = caches_[id];
-  if (cache == nullptr) cache = std::make_unique<Cache>();
+  Cache* const cache = CacheOf(wish.id, wish.root, *wish.history);
+  // Before what is found is evicted for what is not needed then.
+  if (cache->blocks.empty()) Adopt(cache);
   const int size = options_.pool->block_size();
   const int missing =
       (positions + size - 1) / size - static_cast<int>(cache->blocks.size());
@@ -102,8 +154,11 @@ void DraftModel::Start(absl::Span<const DraftWish> wishes,
   for (const DraftWish& wish : wishes) {
     const auto it = caches_.find(wish.id);
     TANDEM_CHECK(it != caches_.end(), "a wish without blocks");
-    Settle(*wish.history, it->second.get());
-    parts_.push_back({.wish = wish, .cache = it->second.get()});
+    Cache* const cache = it->second.get();
+    Settle(*wish.history, cache);
+    Publish(cache);
+    Adopt(cache);
+    parts_.push_back({.wish = wish, .cache = cache});
   }
   PlanFirst(catch_up_seconds);
   first_ = true;
@@ -274,16 +329,14 @@ void DraftModel::Finish() {
 
 std::vector<uint64_t> DraftModel::ids() const {
   std::vector<uint64_t> ids;
-  for (const auto& [id, cache] : caches_) {
-    if (!cache->blocks.empty()) ids.push_back(id);
-  }
+  for (const auto& [id, cache] : caches_) ids.push_back(id);
   return ids;
 }
 
 absl::Status DraftModel::CheckInvariants() const {
-  int held = 0;
+  absl::flat_hash_set<int32_t> blocks;  // those found are shared
   for (const auto& [id, cache] : caches_) {
-    held += static_cast<int>(cache->blocks.size());
+    blocks.insert(cache->table.begin(), cache->table.end());
     const auto broken = [id = id](const char* what) {
       return absl::InternalError(absl::StrCat("draft cache ", id, ": ", what));
     };
@@ -297,11 +350,15 @@ absl::Status DraftModel::CheckInvariants() const {
     const int room =
         static_cast<int>(cache->blocks.size()) * options_.pool->block_size();
     if (cache->computed > room) return broken("has positions without blocks");
+    if (cache->published * options_.pool->block_size() > cache->settled) {
+      return broken("gave away what is not sure");
+    }
     if (!running() && cache->in_step) return broken("waits, but no step runs");
   }
   for (const auto& cache : leaving_) {
-    held += static_cast<int>(cache->blocks.size());
+    blocks.insert(cache->table.begin(), cache->table.end());
   }
+  const int held = static_cast<int>(blocks.size());
   if (!running() && !leaving_.empty()) {
     return absl::InternalError("draft caches are leaving, but no step runs");
   }

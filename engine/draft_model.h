@@ -15,7 +15,9 @@
 // What the cache holds of guesses that were wrong is found by comparing with
 // the history and written over. Blocks are taken for a whole history at once,
 // so that no two sequences wait for each other's; one that finds too few has no
-// guesses.
+// guesses. Full blocks of what is sure are found by their hashes, as those of
+// the model's cache, so that a prompt that comes again, or a request that is
+// tried again here, is not computed again.
 
 #ifndef TANDEM_ENGINE_DRAFT_MODEL_H_
 #define TANDEM_ENGINE_DRAFT_MODEL_H_
@@ -53,6 +55,8 @@ struct DraftModelOptions {
 // over or the id is forgotten.
 struct DraftWish {
   uint64_t id = 0;  // of the sequence; never used twice
+  // Where its block hashes start; null: it neither finds blocks nor leaves any.
+  const BlockHash* root = nullptr;
   // With room for `length` more.
   std::vector<int32_t>* history = nullptr;
   LogitEdits* edits = nullptr;  // of what follows the history
@@ -72,15 +76,15 @@ class DraftModel final : private StepListener {
   DraftModel(const DraftModel&) = delete;
   DraftModel& operator=(const DraftModel&) = delete;
 
-  // Takes blocks for so many positions of a sequence, those that it has
-  // included. False where there are too few, or the device fails: then it is to
-  // be forgotten, so that others go on with what it has. REQUIRES: no round
-  // runs; no more than max_positions.
-  bool Reserve(uint64_t id, int positions);
+  // Takes blocks for a wish's history and guesses, those that it has and those
+  // that are found included. False where there are too few, or the device
+  // fails: then it is to be forgotten, so that others go on with what it has.
+  // REQUIRES: no round runs; no more than max_positions.
+  bool Reserve(const DraftWish& wish);
   // Starts a round, in which caches that are behind may take about
   // `catch_up_seconds`. `done` is called when it is over, and not within.
   // REQUIRES: no round runs; wishes, no more than max_sequences, of different
-  // ids, for each of which its history's and guesses' positions were reserved.
+  // ids, that were reserved.
   void Start(absl::Span<const DraftWish> wishes, double catch_up_seconds,
              absl::AnyInvocable<void()> done);
   bool running() const { return done_ != nullptr; }
@@ -93,25 +97,30 @@ class DraftModel final : private StepListener {
   // when the step that uses them is done. Idempotent.
   void Forget(uint64_t id);
 
-  // Positions that a sequence's cache lacks before a guess behind `length`
-  // tokens can be drawn.
-  int Behind(uint64_t id, int length) const;
+  // Positions that are to be computed before a guess behind the history can be
+  // drawn: those that neither its cache has nor a block that is found.
+  int Behind(uint64_t id, const BlockHash* root,
+             const std::vector<int32_t>& history);
   int max_positions() const { return options_.max_positions; }
   // Of a position fed to catch up, smoothed; 0: not measured.
   double row_seconds() const { return row_seconds_; }
   // Of blocks that the sequences hold, and that they are the pool's: INTERNAL
   // with the first contradiction. For tests.
   absl::Status CheckInvariants() const;
-  std::vector<uint64_t> ids() const;  // that hold blocks; for tests
+  std::vector<uint64_t> ids() const;  // not forgotten; for tests
 
  private:
   // Of one sequence.
   struct Cache {
     std::vector<BlockRef> blocks;
     std::vector<int32_t> table;  // ids of `blocks`
-    int computed = 0;            // KV of [0, computed) is there,
-    int settled = 0;             // of the history in [0, settled),
-    std::vector<int32_t> tail;   // and of these tokens behind
+    // Of the history's full blocks, but for that of its last position, which is
+    // fed whatever is there. The first `published` of them are in the pool.
+    std::vector<BlockHash> hashes;
+    int published = 0;
+    int computed = 0;           // KV of [0, computed) is there,
+    int settled = 0;            // of the history in [0, settled),
+    std::vector<int32_t> tail;  // and of these tokens behind
     bool in_step = false;
   };
   // A wish in this round, and what its next step takes.
@@ -125,7 +134,11 @@ class DraftModel final : private StepListener {
   void OnLayersDone(uint64_t, int) override { ++progress_; }
   void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
 
+  Cache* CacheOf(uint64_t id, const BlockHash* root,
+                 const std::vector<int32_t>& history);
   static void Settle(const std::vector<int32_t>& history, Cache* cache);
+  void Publish(Cache* cache);
+  void Adopt(Cache* cache);
   static void Release(Cache* cache);
   void PlanFirst(double catch_up_seconds);
   void PlanNext();

@@ -425,6 +425,7 @@ class Engine final : private StepListener {
   void AddDrafts(Plan* plan);
   int TryDrafts(Plan::Part* part, int length);
   bool PlanWishes();
+  const BlockHash* DraftRoot(const Sequence& sequence) const;
   bool MayCatchUp(const Sequence& sequence) const;
   bool IsDue(Sequence* sequence);
   static void NoteTry(Sequence* sequence, int length);

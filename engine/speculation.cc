@@ -206,6 +206,7 @@ bool Engine::PlanWishes() {
     room -= lengths_[i];
     wishing_[kept++] = sequence;  // of the wish at the same place
     wishes_.push_back({.id = sequence->serial,
+                       .root = DraftRoot(*sequence),
                        .history = &sequence->spec.history,
                        .edits = &*sequence->edits,
                        .sampling = &sequence->spec.sampling,
@@ -217,10 +218,19 @@ bool Engine::PlanWishes() {
   return !wishes_.empty();
 }
 
+// Where the hashes of its blocks in the draft model's cache start. An adapter
+// counts, though it changes nothing there.
+const BlockHash* Engine::DraftRoot(const Sequence& sequence) const {
+  return options_.prefix_caching && sequence.spec.cache_blocks
+             ? &sequence.spec.root
+             : nullptr;
+}
+
 // Whether its cache is there, or what it lacks is worth the tokens still to
 // come.
 bool Engine::MayCatchUp(const Sequence& sequence) const {
-  const int behind = draft_model_->Behind(sequence.serial, sequence.length());
+  const int behind = draft_model_->Behind(sequence.serial, DraftRoot(sequence),
+                                          sequence.spec.history);
   if (behind == 0 || !options_.speculation.adapt) return true;
   const int sequences = stats_.running;
   const double plain = draft_costs_.PlainSeconds(sequences);
@@ -261,8 +271,7 @@ bool Engine::StartDrafting() {
   size_t kept = 0;
   for (size_t i = 0; i < wishes_.size(); ++i) {
     const DraftWish& wish = wishes_[i];
-    const int positions = static_cast<int>(wish.history->size()) + wish.length;
-    if (draft_model_->Reserve(wish.id, positions)) {
+    if (draft_model_->Reserve(wish)) {
       wishes_[kept++] = wish;
     } else {
       EndDrafts(wishing_[i]);
@@ -286,7 +295,7 @@ void Engine::FinishDrafting(absl::Time start) {
   StartStep();
 }
 
-// Only who is here and may have guesses holds blocks of the draft model's.
+// Only who is here and may have guesses is known to the draft model.
 absl::Status Engine::CheckDrafts() const {
   if (draft_model_ == nullptr) return absl::OkStatus();
   if (draft_model_->running() != drafting_) {
@@ -299,7 +308,7 @@ absl::Status Engine::CheckDrafts() const {
         });
     if (!here) {
       return absl::InternalError(
-          "a sequence that is over holds blocks of the draft model's");
+          "the draft model knows a sequence that is over");
     }
   }
   return draft_model_->CheckInvariants();

@@ -73,7 +73,9 @@ TEST(EngineDraftModelTest, WhatWasWrongIsFedAgainHoweverLate) {
   const auto right = Expected(model, history, 20, sampling);
   LogitEdits edits(&rules, {}, history, 10);
   std::vector<int32_t> guesses;
+  const BlockHash root = RootHash("", 4, "");
   const DraftWish wish = {.id = 1,
+                          .root = &root,
                           .history = &history,
                           .edits = &edits,
                           .sampling = &sampling,
@@ -82,7 +84,7 @@ TEST(EngineDraftModelTest, WhatWasWrongIsFedAgainHoweverLate) {
   for (const double share : {0.0, 1.0}) {
     executor.set_right(share);
     guesses.clear();
-    ASSERT_TRUE(drafts.Reserve(1, static_cast<int>(history.size()) + 4));
+    ASSERT_TRUE(drafts.Reserve(wish));
     int done = 0;
     drafts.Start({wish}, 1, [&] { ++done; });
     loop.RunUntilIdle();
@@ -97,7 +99,7 @@ TEST(EngineDraftModelTest, WhatWasWrongIsFedAgainHoweverLate) {
   EXPECT_THAT(guesses, ElementsAre(right[6], right[7], right[8], right[9]));
   EXPECT_TRUE(device.violations().empty());
   drafts.Forget(1);
-  EXPECT_EQ(pool.counts().free, 16);
+  EXPECT_EQ(pool.available(), 16);
 }
 
 std::vector<SequenceSpec> RuledSpecs(const Harness& harness) {
@@ -196,6 +198,130 @@ TEST(EngineDraftModelTest, ACacheThatIsBehindCatchesUpInChunks) {
   harness.ExpectNothingLeft();
 }
 
+// Positions of a sequence that the draft model was fed, from which on, and in
+// how many rows.
+struct Fed {
+  int first = -1;
+  int rows = 0;
+};
+Fed FedOf(const Harness& harness, SequenceId id) {
+  Fed fed;
+  for (const std::string& step : harness.draft_executor.steps) {
+    for (const absl::string_view text : absl::StrSplit(step, ' ')) {
+      const std::string entry(text);
+      if (entry.substr(0, entry.find('@')) != absl::StrCat(id)) continue;
+      const int at = std::atoi(entry.c_str() + entry.find('@') + 1);
+      if (fed.first < 0) fed.first = at;
+      fed.rows += std::atoi(entry.c_str() + entry.find('+') + 1);
+    }
+  }
+  return fed;
+}
+
+TEST(EngineDraftModelTest, WhatWasComputedIsFoundAgain) {
+  const auto again = [](Harness& harness, SequenceId id) {
+    SequenceSpec spec = harness.Spec(id, 62, 20);
+    spec.history = Harness::Prompt(1, 62);
+    return spec;
+  };
+  Harness harness(With(1, 4));
+  harness.Add(1, again(harness, 1));
+  harness.RunUntilIdle();
+  EXPECT_EQ(FedOf(harness, 1).first, 0);
+  harness.Retire(1);
+
+  // 15 blocks of 4 are before the prompt's last token.
+  harness.Add(2, again(harness, 2));
+  // The same up to the third block.
+  SequenceSpec other = again(harness, 3);
+  other.history[11] ^= 1;
+  harness.Add(3, other);
+  // Of another tenant, and of a request whose blocks are not to be shared.
+  SequenceSpec foreign = again(harness, 4);
+  foreign.root = RootHash("salt", 4, "");
+  harness.Add(4, foreign);
+  SequenceSpec secret = again(harness, 5);
+  secret.cache_blocks = false;
+  harness.Add(5, secret);
+  harness.RunUntilIdle();
+  // Or later: it had tokens already when all prompts were computed.
+  EXPECT_GE(FedOf(harness, 2).first, 60);
+  EXPECT_EQ(FedOf(harness, 3).first, 8);
+  EXPECT_EQ(FedOf(harness, 4).first, 0);
+  EXPECT_EQ(FedOf(harness, 5).first, 0);
+
+  // A request that is tried again here brings its output along, which was sure
+  // before the last guesses.
+  harness.Retire(2);
+  SequenceSpec retried = again(harness, 6);
+  retried.history.insert(retried.history.end(), harness.told[2].tokens.begin(),
+                         harness.told[2].tokens.begin() + 12);
+  harness.Add(6, retried);
+  harness.RunUntilIdle();
+  EXPECT_GE(FedOf(harness, 6).first, 68);
+  harness.ExpectAllFinishedRight();
+  EXPECT_EQ(Drafts(harness).accepted, Drafts(harness).verified);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, WithoutPrefixCachingNothingIsFoundAgain) {
+  HarnessOptions options = With(1, 4);
+  options.engine.prefix_caching = false;
+  Harness harness(options);
+  for (SequenceId id = 1; id <= 2; ++id) {
+    SequenceSpec spec = harness.Spec(id, 40, 10);
+    spec.history = Harness::Prompt(1, 40);
+    harness.Add(id, spec);
+    harness.RunUntilIdle();
+    EXPECT_EQ(FedOf(harness, id).first, 0);
+    harness.Retire(id);
+  }
+  EXPECT_EQ(harness.draft_pool.counts().cached, 0);
+  harness.ExpectNothingLeft();
+}
+
+// As the sequences of one request: who comes first computes for the others.
+TEST(EngineDraftModelTest, OnePromptOfSeveralIsComputedOnce) {
+  Harness harness(With(1, 4));
+  for (SequenceId id = 1; id <= 4; ++id) {
+    SequenceSpec spec = harness.Spec(id, 122, 40);
+    spec.history = Harness::Prompt(1, 122);
+    spec.sampling = {.temperature = 1,
+                     .seed = 1,
+                     .sequence_index = static_cast<uint32_t>(id)};
+    harness.Add(id, spec);
+  }
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  int rows = 0;
+  for (SequenceId id = 1; id <= 4; ++id) rows += FedOf(harness, id).rows;
+  // Alone each has its prompt, 40 tokens and a few more.
+  EXPECT_LT(rows, 122 + 4 * 60);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineDraftModelTest, WhatWasEvictedIsComputedAgain) {
+  HarnessOptions options = With(1, 4);
+  options.draft.num_blocks = 24;
+  Harness harness(options);
+  const auto run = [&](SequenceId id, SequenceId prompt) {
+    SequenceSpec spec = harness.Spec(id, 60, 10);
+    spec.history = Harness::Prompt(prompt, 60);
+    harness.Add(id, spec);
+    harness.RunUntilIdle();
+    harness.Retire(id);
+    return FedOf(harness, id).first;
+  };
+  EXPECT_EQ(run(1, 1), 0);
+  EXPECT_EQ(run(2, 1), 60);
+  EXPECT_EQ(run(3, 3), 0);
+  const int found = run(4, 1);  // the deepest blocks went first
+  EXPECT_LT(found, 60);
+  EXPECT_GT(found, 0);
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
 TEST(EngineDraftModelTest, WhoFindsNoBlocksHasNoGuesses) {
   HarnessOptions options = With(1, 4);
   options.draft.num_blocks = 10;  // of 4 positions
@@ -258,6 +384,11 @@ TEST(EngineDraftModelTest, WhatComesAndGoesWithinARoundHarmsNobody) {
           if (last < 12) {
             ++last;
             SequenceSpec spec = harness.Spec(last, 3 + last % 9, 25);
+            if (seed % 3 > 0) {  // some begin alike
+              const int length = 8 + static_cast<int>(last) % 9;
+              spec.history = Harness::Prompt(1 + last % 2, length);
+              spec.prompt_tokens = length;
+            }
             spec.sampling = {.temperature = 1, .seed = last};
             spec.alone = last % 7 == 0;
             harness.Add(last, std::move(spec));

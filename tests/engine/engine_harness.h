@@ -306,7 +306,7 @@ class Harness final : public EngineListener {
     EXPECT_EQ(counts.live, 0);
     EXPECT_EQ(counts.reserved, 0);
     EXPECT_EQ(counts.free + counts.cached, options.num_blocks);
-    EXPECT_EQ(draft_pool.counts().free, draft_pool.num_blocks());
+    EXPECT_EQ(draft_pool.available(), draft_pool.num_blocks());
     CheckInvariants();
     EXPECT_EQ(engine->stats().running, 0);
     EXPECT_EQ(engine->stats().paused, 0);
