@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/testing/fake_grammar.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/rig.h"
@@ -185,6 +186,97 @@ TEST(DeviceStream, GoesOnWithTheSameBitsWhereItWasTakenOver) {
     }
     EXPECT_EQ(second.ids, first.ids);
   }
+}
+
+// The likeliest id that may follow `behind`.
+int32_t Likeliest(const std::vector<float>& logits, const FakeGrammar* grammar,
+                  const std::vector<int32_t>& behind) {
+  int32_t best = -1;
+  for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) {
+    const auto at = static_cast<size_t>(id);
+    if (grammar != nullptr && !grammar->Allows(grammar->Behind(behind), id)) {
+      continue;
+    }
+    if (best < 0 || logits[at] > logits[static_cast<size_t>(best)]) best = id;
+  }
+  return best;
+}
+
+// Masks are made on host threads beside the step, and copied on a queue of
+// their own: a draw heeds the one of its own row, a free one between them none.
+TEST(DeviceMasks, EachDrawIsTheLikeliestThatItsOwnMaskAllows) {
+  const json spec = LoadCases()["llama3_scaled_bf16"];
+  TempDir dir;
+  WriteCheckpoint(spec, dir);
+  const auto backend = NewTestDevice(DType::kBF16);
+  Rig rig(dir.path(), backend.get(), Options(DType::kBF16));
+  const int vocab = rig.spec().vocab_size;
+  const int rounds = TestsRunOnGpu() ? 20 : 3;
+  int changed = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const auto seed = static_cast<uint64_t>(round);
+    FakeGrammar one, other;
+    one.seed = 2 * seed + 1;
+    other.seed = 2 * seed + 2;
+    one.vocab_size = other.vocab_size = vocab;
+    // The other's text goes on behind two guesses.
+    std::vector<int32_t> guesses;
+    for (int i = 0; i < 2; ++i) {
+      for (int32_t id = 0;; ++id) {
+        if (!other.Allows(other.Behind(guesses), id)) continue;
+        guesses.push_back(id);
+        break;
+      }
+    }
+    const std::vector<int32_t> prompt = PromptIds(spec, 5 + round);
+    std::vector<int32_t> guessed = prompt;
+    guessed.insert(guessed.end(), guesses.begin(), guesses.end());
+    const auto run = [&](bool constrained, FakeConstraint* first,
+                         FakeConstraint* last) {
+      const RowDraw masked{.constrained = constrained};
+      const std::vector<RowDraw> several(3, masked);
+      const auto entry = [&](const TestSequence& sequence,
+                             absl::Span<const RowDraw> draws,
+                             TokenConstraint* constraint) {
+        StepEntry made;
+        made.tokens = sequence.ids;
+        made.block_table = sequence.blocks;
+        made.draws = draws;
+        made.constraint = constrained ? constraint : nullptr;
+        return made;
+      };
+      const TestSequence a = rig.NewSequence(prompt, 64);
+      const TestSequence b = rig.NewSequence(prompt, 64);
+      const TestSequence c = rig.NewSequence(guessed, 64);
+      Step step;
+      step.id = static_cast<uint64_t>(2 * round + (constrained ? 1 : 0) + 1);
+      step.entries = {entry(a, absl::MakeConstSpan(&masked, 1), first),
+                      entry(b, kOneDraw, nullptr), entry(c, several, last)};
+      StepOutput output = rig.Run(step);
+      EXPECT_TRUE(output.status.ok()) << output.status;
+      return output;
+    };
+    const StepOutput free = run(false, nullptr, nullptr);
+    FakeConstraint first(one, {});
+    FakeConstraint last(other, {});
+    const StepOutput masked = run(true, &first, &last);
+    ASSERT_EQ(free.logits.size(), 5u);
+    ASSERT_EQ(masked.tokens.size(), 5u);
+    const auto expect = [&](size_t draw, const FakeGrammar* grammar,
+                            const std::vector<int32_t>& behind) {
+      EXPECT_EQ(masked.tokens[draw].token_id,
+                Likeliest(free.logits[draw], grammar, behind))
+          << "round " << round << ", draw " << draw;
+      changed += masked.tokens[draw].token_id != free.tokens[draw].token_id;
+    };
+    expect(0, &one, {});
+    expect(1, nullptr, {});
+    for (size_t i = 0; i <= static_cast<size_t>(last.guessed()); ++i) {
+      expect(2 + i, &other,
+             {guesses.begin(), guesses.begin() + static_cast<int64_t>(i)});
+    }
+  }
+  EXPECT_GT(changed, rounds);  // else this says little
 }
 
 int OpenDescriptors() {

@@ -45,6 +45,7 @@ if(TARGET tandem_kernels)
         add_dependencies(cuda-parts ${name}_test)
       endif()
     endforeach()
+    target_link_libraries(device_golden_test PRIVATE tandem_engine_testing)
     tandem_test(window_test SRCS window_test.cc
                 DEPS tandem_engine_rig tandem_engine_test_device)
     tandem_test(beams_golden_test SRCS beams_golden_test.cc
