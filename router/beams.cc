@@ -49,6 +49,7 @@ void Request::FinishBeams() {
                                 decode_finished_.completion_tokens());
   first_token_ = last_token_ = now;
   context_.observer->OnFirstToken(now - admitted_);
+  context_.host->OnFirstToken();
   for (int i = 0; i < effective_.sampling.n(); ++i) {
     const auto at = static_cast<size_t>(i);
     Output& output = i == 0 ? output_ : *other_outputs_[at - 1];

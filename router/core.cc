@@ -21,6 +21,8 @@ namespace {
 
 // Of a deadline that nobody asked for, behind a limit of time.
 constexpr absl::Duration kTimeLimitSlack = absl::Seconds(1);
+// Of a refusal by the expected wait: the rate may have changed by then.
+constexpr absl::Duration kLongestPushback = absl::Seconds(30);
 // Retries a minute, and at once: a worker may be lost with all requests, twice.
 constexpr int kLeastRetries = 600;
 // And one more for so many requests that are admitted.
@@ -91,6 +93,7 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
           [this](const std::string& adapter) { return InFlightWith(adapter); }),
       quarantine_(options_.suspect_quarantine),
       retries_(std::max(kLeastRetries, 2 * options_.max_requests), loop->Now()),
+      expected_(loop->Now()),
       context_{&options_, loop,      dialer,     &registry_,
                codec,     observer_, &counters_, this},
       started_(loop->Now()),
@@ -116,7 +119,7 @@ bool RouterCore::IdInUse(const AdmittedRequest& admitted) const {
                      });
 }
 
-absl::Status RouterCore::HasRoom() const {
+absl::Status RouterCore::HasRoom(int priority) const {
   const int taken = taken_;
   if (taken >= options_.max_requests) {
     return QueueFull(absl::StrCat(taken, " requests are in flight"),
@@ -127,7 +130,45 @@ absl::Status RouterCore::HasRoom() const {
     return QueueFull(absl::StrCat(waiting, " requests are waiting"),
                      options_.max_queued);
   }
+  if (priority >= refused_from_) {
+    const absl::Duration expected = absl::Milliseconds(expected_ms_.load());
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+        absl::StrCat("a first token is to be expected in ",
+                     absl::FormatDuration(expected), ", the limit is ",
+                     absl::FormatDuration(options_.max_expected_wait)),
+        {},
+        std::clamp(expected - options_.max_expected_wait, absl::Seconds(1),
+                   kLongestPushback));
+  }
   return absl::OkStatus();
+}
+
+void RouterCore::Count() {
+  const absl::Time now = loop_->Now();
+  taken_ = in_flight();
+  waiting_ = static_cast<int>(queue_.size());
+  expected_.SetWaiting(in_flight() - answered_, now);
+  expected_ms_ =
+      absl::ToInt64Milliseconds(expected_.Behind(expected_.waiting()));
+  refused_from_ = RefusedFrom();
+}
+
+int64_t RouterCore::RefusedFrom() const {
+  // So many of those that wait have to be behind it.
+  const int behind =
+      expected_.waiting() - expected_.MostWithin(options_.max_expected_wait);
+  if (behind <= 0) return INT64_MAX;
+  if (behind > static_cast<int>(queue_.size())) return INT64_MIN;
+  const Request* const last_ahead = *std::prev(queue_.end(), behind);
+  return last_ahead->was_computed() ? INT64_MIN
+                                    : last_ahead->effective().priority;
+}
+
+void RouterCore::OnFirstToken() {
+  ++answered_;
+  expected_.OnServed(loop_->Now());
+  Count();
 }
 
 absl::Status RouterCore::Admit(const AdmittedRequest& admitted) {
@@ -164,7 +205,8 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) {
     return QueueFull(absl::StrCat(taken, " requests are in flight"),
                      options_.max_requests);
   }
-  return HasRoom();
+  Count();  // time has passed
+  return HasRoom(admitted.effective.priority);
 }
 
 void RouterCore::OnSuspect(const Request& request, const v1::WorkerRef& first,
@@ -292,6 +334,12 @@ void RouterCore::Pump() {
 
 bool RouterCore::TooManyRetries(const Request& request) {
   return request.attempts_failed() > 0 && !retries_.Has(1, loop_->Now());
+}
+
+bool RouterCore::TakeRetry(const Request& request) {
+  if (TooManyRetries(request)) return false;
+  if (request.attempts_failed() > 0) retries_.Take(1, loop_->Now());
+  return true;
 }
 
 // Where there is none with room a decode worker does it.
@@ -529,6 +577,12 @@ void RouterCore::OnEnded(Request* request) {
   const auto same_id = by_client_id_.find(request->client_id());
   std::erase(same_id->second, request);
   if (same_id->second.empty()) by_client_id_.erase(same_id);
+  if (request->answered()) {
+    --answered_;
+  } else if (request->finish_reason() != v1::FINISH_REASON_UNSPECIFIED &&
+             request->finish_reason() != v1::FINISH_REASON_CANCELLED) {
+    expected_.OnServed(loop_->Now());  // it wanted no token
+  }
   const auto it = requests_.find(request->internal_id());
   ended_.push_back(std::move(it->second));
   requests_.erase(it);
@@ -625,6 +679,7 @@ void RouterCore::Tick() {
     }
   }
   adapter_control_.Tick();
+  Count();
   Pump();
   tick_due_ = context_.loop->Now() + options_.beat;
   tick_.Start(options_.beat, [this] { Tick(); });

@@ -22,6 +22,7 @@
 #include "common/random.h"
 #include "router/adapter_control.h"
 #include "router/dialer.h"
+#include "router/expected_wait.h"
 #include "router/observer.h"
 #include "router/options.h"
 #include "router/quarantine.h"
@@ -73,9 +74,9 @@ class RouterCore final : private RegistryListener,
   bool draining() const { return draining_; }
   bool idle() const { return requests_.empty() && groups_.empty(); }
   int in_flight() const { return static_cast<int>(requests_.size()); }
-  // From any thread: QUEUE_FULL where one more request would be refused, so
-  // that a router which is full spends nothing on preparing it.
-  absl::Status HasRoom() const;
+  // From any thread: QUEUE_FULL where one more request of that priority would
+  // be refused, so that a router which is full spends nothing on preparing it.
+  absl::Status HasRoom(int priority) const;
   // The grace is over.
   void CloseAll(const absl::Status& status);
 
@@ -96,6 +97,7 @@ class RouterCore final : private RegistryListener,
   void OnRoom() override { Pump(); }
   void OnVoided(const v1::WorkerRef& old) override;
   void OnRegistered(const Worker& worker) override {
+    expected_.Forget();
     quarantine_.Acquit(worker.hello.worker().incarnation());
     adapter_control_.OnRegistered(worker);
   }
@@ -113,6 +115,8 @@ class RouterCore final : private RegistryListener,
   void OnWaits(Request* request) override;
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                              bool* full) override;
+  bool TakeRetry(const Request& request) override;
+  void OnFirstToken() override;
   void OnSuspect(const Request& request, const v1::WorkerRef& first,
                  const v1::WorkerRef& second) override;
   void OnEnded(Request* request) override;
@@ -123,11 +127,10 @@ class RouterCore final : private RegistryListener,
 
   bool IdInUse(const AdmittedRequest& admitted) const;
   absl::Status Admit(const AdmittedRequest& admitted);
-  // Tells other threads how many there are.
-  void Count() {
-    taken_ = in_flight();
-    waiting_ = static_cast<int>(queue_.size());
-  }
+  // Tells other threads how many there are, and who would be refused.
+  void Count();
+  // Requests of this priority, and greater ones, would wait too long.
+  int64_t RefusedFrom() const;
   // Places waiting requests, oldest first, until one finds no room. One that
   // waits for workers of its features is in nobody's way.
   void Pump();
@@ -167,6 +170,8 @@ class RouterCore final : private RegistryListener,
   AdapterControl adapter_control_;
   Quarantine quarantine_;
   TokenBucket retries_;  // see TooManyRetries
+  ExpectedWait expected_;
+  int answered_ = 0;  // of requests_
   RequestContext context_;
   const absl::Time started_;
   bool draining_ = false;
@@ -174,6 +179,8 @@ class RouterCore final : private RegistryListener,
   uint64_t placements_ = 0;
   std::atomic<int> taken_ = 0;
   std::atomic<int> waiting_ = 0;
+  std::atomic<int64_t> refused_from_ = INT64_MAX;
+  std::atomic<int64_t> expected_ms_ = 0;
 
   // By internal id, in no order that matters.
   std::map<std::string, std::unique_ptr<Request>> requests_;

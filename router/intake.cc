@@ -35,18 +35,16 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
   if (TANDEM_FAILPOINT("router.admit", "crash fail stall")) {
     return failpoint::Error();
   }
-  if (absl::Status room = room_(); !room.ok()) {
-    metrics_->OnInvalid(api, room);
-    return room;
-  }
+  const std::string tenant(headers.tenant);
+  absl::Status room = HasRoom(api, tenant, request.priority());
+  if (!room.ok()) return room;
   absl::StatusOr<AdmittedRequest> admitted =
-      !headers.tenant.empty() && request.priority() < 0
+      !tenant.empty() && request.priority() < 0
           ? FieldInvalid("priority", absl::StrCat(request.priority()),
                          "of a tenant with a key 0 or more")
           : Admit(request);
-  if (admitted.ok() && !headers.tenant.empty()) {
-    absl::Status charged =
-        Charge(request, std::string(headers.tenant), &*admitted);
+  if (admitted.ok() && !tenant.empty()) {
+    absl::Status charged = Charge(request, tenant, &*admitted);
     if (!charged.ok()) admitted = std::move(charged);
   }
   if (!admitted.ok()) {
@@ -64,6 +62,14 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
     admitted->deadline = std::max(time_left, absl::Milliseconds(1));
   }
   return admitted;
+}
+
+absl::Status Intake::HasRoom(Api api, const std::string& tenant,
+                             int priority) const {
+  absl::Status room = room_(priority);
+  if (room.ok() && !tenant.empty()) room = access_->tenants().HasRoom(tenant);
+  if (!room.ok()) metrics_->OnInvalid(api, room);
+  return room;
 }
 
 // As its caller decided, and where there is none, by the ratio.

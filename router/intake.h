@@ -63,7 +63,8 @@ class Intake {
   Intake(const ModelText* model, const ClusterFacts* facts,
          const Offers& offers, const StructuredBudget& structured,
          RouterMetrics* metrics, Access* access,
-         std::function<absl::Status()> room, double trace_ratio = -1)
+         std::function<absl::Status(int priority)> room,
+         double trace_ratio = -1)
       : model_(model),
         facts_(facts),
         offers_(offers),
@@ -89,6 +90,10 @@ class Intake {
       const std::string& tenant) const {
     return access_->tenants().RateHeaders(tenant);
   }
+
+  // Whether a request of that priority would be let in now, asked before
+  // anything is made of it: what Prepare asks first. Refusals are counted.
+  absl::Status HasRoom(Api api, const std::string& tenant, int priority) const;
 
   // A call of the tenant's that needs no worker, against its requests per
   // minute. Nothing is asked of an empty one.
@@ -126,7 +131,7 @@ class Intake {
   const StructuredBudget structured_;
   RouterMetrics* const metrics_;
   Access* const access_;
-  const std::function<absl::Status()> room_;
+  const std::function<absl::Status(int)> room_;
   const double trace_ratio_;
 };
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -194,6 +195,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddInt("max-queued", &options.max_queued,
                "Of them waiting for room on a worker", {0, 1 << 20});
   line->AddDuration("queue-wait", &options.queue_wait, "For room on a worker");
+  line->AddDuration("max-expected-wait", &options.max_expected_wait,
+                    "For a first token, by the rate of late; beyond it a "
+                    "request is refused at once");
   line->AddDuration("no-workers-wait", &options.no_workers_wait,
                     "For any decode worker");
   line->AddDuration("recovery-wait", &options.recovery_wait,
@@ -413,7 +417,7 @@ absl::Status Process::Start() {
   intake_ = std::make_unique<Intake>(
       model_.get(), &facts_, flags_.offers, flags_.structured,
       router_metrics_.get(), access_.get(),
-      [core = core_.get()] { return core->HasRoom(); },
+      [core = core_.get()](int priority) { return core->HasRoom(priority); },
       spans_ == nullptr ? -1 : flags_.traces_sample_ratio);
   inference_ = std::make_unique<InferenceServer>(
       &loop_, gate_.get(), intake_.get(),
@@ -542,6 +546,9 @@ absl::Status Process::StartServers() {
       .max_body_bytes = static_cast<size_t>(flags_.max_message_bytes),
       .max_connections = flags_.max_http_connections,
       .spare_connections = kProbeConnections,
+      // They tokenise; a refusal waits for none of them.
+      .handler_threads =
+          std::max(2, static_cast<int>(std::thread::hardware_concurrency())),
       .tls = public_tls_.cert.empty()
                  ? std::nullopt
                  : std::make_optional(ForHttp(public_tls_)),

@@ -26,6 +26,9 @@ struct RouterOptions {
   int max_requests = 512;  // admitted and not ended
   int max_queued = 256;    // of them waiting for room on a worker
   absl::Duration queue_wait = absl::Seconds(10);
+  // For a first token, by the rate of late; beyond it the same refusal. Longer
+  // than whoever reads along waits, and what fills a queue in a burst drains.
+  absl::Duration max_expected_wait = absl::Seconds(10);
   // Without any decode worker a new request waits this long; one that has
   // been computed already waits for `recovery_wait`, a worker's restart.
   absl::Duration no_workers_wait = absl::Seconds(10);

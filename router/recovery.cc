@@ -296,8 +296,10 @@ void Request::SendRetry() {
   bool full = false;
   const std::optional<v1::WorkerRef> prefill =
       last_attempt() ? std::nullopt : context_.host->ChoosePrefill(this, &full);
-  if (!prefill && full && effective_.placement == v1::PLACEMENT_SPLIT) {
-    // Asked to wait for one rather than to go without.
+  const bool waits =
+      !prefill && full && effective_.placement == v1::PLACEMENT_SPLIT;
+  // Asked to wait for one rather than to go without; or too many try again.
+  if (waits || !context_.host->TakeRetry(*this)) {
     retry_timer_.Start(context_.options->refusal_pause,
                        [this] { SendRetry(); });
     return;

@@ -453,6 +453,7 @@ bool Request::Take(const v1::DecodedTokens& tokens, bool decoded) {
   if (!first_token_) {
     first_token_ = now;
     context_.observer->OnFirstToken(now - admitted_);
+    context_.host->OnFirstToken();
   } else {
     context_.observer->OnTokens(fresh, now - last_token_);
   }

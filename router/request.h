@@ -84,6 +84,11 @@ class RequestHost {
   // `full`: some are alive, but none has room.
   virtual std::optional<v1::WorkerRef> ChoosePrefill(Request* request,
                                                      bool* full) = 0;
+  // Whether its retry is within what all requests' retries may come to, of
+  // which it then is one.
+  virtual bool TakeRetry(const Request& request) = 0;
+  // Its client has the first token.
+  virtual void OnFirstToken() = 0;
   // Two workers crashed while they computed it.
   virtual void OnSuspect(const Request& request, const v1::WorkerRef& first,
                          const v1::WorkerRef& second) = 0;
@@ -149,6 +154,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::string& client_id() const { return effective_.request_id; }
   const std::string& tenant() const { return tenant_; }
   const std::string& internal_id() const { return internal_id_; }
+  // Waits for its first token no more.
+  bool answered() const { return first_token_.has_value(); }
+  v1::FinishReason finish_reason() const { return finish_reason_; }
   bool suspect() const { return crashed_in_.has_value(); }
   // The last attempt that is allowed needs no handoff: what failed so often
   // is left out, whatever placement was asked for.

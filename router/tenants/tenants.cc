@@ -78,9 +78,8 @@ absl::Status Tenants::CheckRequests(const std::string& tenant, Account* account,
                  account->requests.Until(1, now));
 }
 
-absl::Status Tenants::Check(const std::string& tenant, Account* account,
-                            const TenantAsk& ask, absl::Time now,
-                            int64_t* reserved) {
+absl::Status Tenants::CheckCounts(const std::string& tenant, Account* account,
+                                  absl::Time now) {
   const TenantLimits& limits = account->limits;
   if (limits.parallel_requests != 0 &&
       account->in_flight >= limits.parallel_requests) {
@@ -90,8 +89,15 @@ absl::Status Tenants::Check(const std::string& tenant, Account* account,
                      ", in flight ", account->in_flight),
         kParallelRetry);
   }
-  const absl::Status requests = CheckRequests(tenant, account, now);
-  if (!requests.ok()) return requests;
+  return CheckRequests(tenant, account, now);
+}
+
+absl::Status Tenants::Check(const std::string& tenant, Account* account,
+                            const TenantAsk& ask, absl::Time now,
+                            int64_t* reserved) {
+  const TenantLimits& limits = account->limits;
+  const absl::Status counts = CheckCounts(tenant, account, now);
+  if (!counts.ok()) return counts;
   *reserved = ask.prompt_tokens +
               (ask.bounded ? ask.completion_tokens
                            : std::min(ask.completion_tokens, kUnstatedTokens));
@@ -129,6 +135,14 @@ absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
   account.tokens.Take(reserved, now);
   return std::make_shared<Charge>(this, tenant, accounts_[tenant],
                                   ask.prompt_tokens, reserved);
+}
+
+absl::Status Tenants::HasRoom(const std::string& tenant) {
+  const absl::Time now = clock_();
+  const MutexLock lock(&mutex_);
+  const absl::StatusOr<Account*> account = Find(tenant);
+  if (!account.ok()) return account.status();
+  return CheckCounts(tenant, *account, now);
 }
 
 absl::Status Tenants::AdmitCall(const std::string& tenant) {

@@ -64,6 +64,10 @@ class Tenants {
   absl::StatusOr<std::shared_ptr<Charge>> Admit(const std::string& tenant,
                                                 const TenantAsk& ask);
 
+  // Of what Admit would say, that which no prompt needs to be tokenised for.
+  // Takes nothing.
+  absl::Status HasRoom(const std::string& tenant);
+
   // Of a call that takes no worker: one of its requests per minute. As Admit.
   absl::Status AdmitCall(const std::string& tenant);
 
@@ -93,6 +97,9 @@ class Tenants {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRequests(const std::string& tenant, Account* account,
                              absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckCounts(const std::string& tenant, Account* account,
+                           absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Check(const std::string& tenant, Account* account,
                      const TenantAsk& ask, absl::Time now, int64_t* reserved)

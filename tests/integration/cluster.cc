@@ -160,6 +160,12 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
             .log_path = absl::StrCat(directory_, "/", name, ".log")};
       };
   std::vector<std::string> registries;
+  // A machine that many tests share is no overload.
+  std::vector<std::string> patience = {"--max-expected-wait", "inf"};
+  const auto& given = options_.router_arguments;
+  if (std::find(given.begin(), given.end(), patience[0]) != given.end()) {
+    patience.clear();
+  }
   for (const Router& router : routers_) {
     add(router.name,
         {Program("tandem-router"), model, "--grpc-port",
@@ -167,7 +173,7 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
          absl::StrCat(router.internal_port), "--admin-port",
          absl::StrCat(router.admin_port), "--port",
          absl::StrCat(router.http_port)},
-        {&options_.router_arguments});
+        {&patience, &options_.router_arguments});
     processes_[router.name].http_port = router.http_port;
     registries.insert(
         registries.end(),

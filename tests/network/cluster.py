@@ -49,7 +49,9 @@ class Cluster:
                         "--grpc-port", str(GRPC), "--internal-host", self.address,
                         "--internal-port", str(INTERNAL), "--admin-port", str(ADMIN),
                         # Each pair in turn: what nobody uses nobody finds cut.
-                        "--policy", "round_robin", "--live-feed", "on")
+                        "--policy", "round_robin", "--live-feed", "on",
+                        # A slow link is no overload.
+                        "--max-expected-wait", "inf")
             for name in self.workers:
                 # Small steps and slabs: a handoff has phases to be cut in.
                 self._start(name, f"tandem-{name.split('-')[0]}", "--worker-id", name,

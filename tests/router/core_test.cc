@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <climits>
+#include <deque>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -551,22 +554,211 @@ TEST(CoreLimits, WhetherThereIsRoomIsKnownBeforehand) {
   options.max_requests = 3;
   options.max_queued = 1;
   World w(options);
-  EXPECT_TRUE(w.core->HasRoom().ok());
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
   ClientPipe* const waits = w.Submit(World::Ask());  // there is no worker
-  EXPECT_EQ(ErrorReason(w.core->HasRoom()), "QUEUE_FULL");
+  EXPECT_EQ(ErrorReason(w.core->HasRoom(0)), "QUEUE_FULL");
   waits->Break(absl::CancelledError("gone"));
-  EXPECT_TRUE(w.core->HasRoom().ok());
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
   w.Decode("d0");
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(w.core->HasRoom().ok()) << i;
+    EXPECT_TRUE(w.core->HasRoom(0).ok()) << i;
     w.Submit(World::Ask());
   }
-  EXPECT_EQ(ErrorReason(w.core->HasRoom()), "QUEUE_FULL");
+  EXPECT_EQ(ErrorReason(w.core->HasRoom(0)), "QUEUE_FULL");
   w.decodes[0].Say(World::Opened(1, ""));
   w.decodes[0].Say(World::Started(1));
   w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
   w.RunFor(absl::Seconds(1));
-  EXPECT_TRUE(w.core->HasRoom().ok());
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
+}
+
+// Retries that keep the decode worker are of the same share.
+TEST(CoreLimits, RetriesOfThePrefillAreAShareOfTheRequests) {
+  RouterOptions options;
+  options.max_requests = 300;
+  World w(options);
+  w.Prefill("p0");
+  w.Decode("d0");
+  std::deque<size_t> retries;  // sent, of each decode call
+  const auto lose_all = [&] {
+    for (size_t i = 0; i < w.decodes.size(); ++i) {
+      DecodePipe& decode = w.decodes[i];
+      if (i == retries.size()) {
+        retries.push_back(0);
+        decode.Say(World::Opened(1, "t"));
+      }
+      if (decode.sent.size() == 1) decode.Say(World::Dead(1, false));
+      w.Settle();
+      retries[i] = static_cast<size_t>(
+          std::count_if(decode.sent.begin(), decode.sent.end(),
+                        [](const auto& m) { return m.has_retry(); }));
+    }
+  };
+  const auto sent = [&] {
+    return std::accumulate(retries.begin(), retries.end(), size_t{0});
+  };
+  for (int i = 0; i < 900; ++i) {
+    ClientPipe* const client = w.Submit(World::Ask());
+    w.Settle();
+    lose_all();
+    // Those that got their retry go.
+    if (retries.back() == 1) client->Break(absl::CancelledError("gone"));
+    if (w.core->in_flight() == 300) break;
+  }
+  EXPECT_NEAR(static_cast<double>(sent()), 600 + 900 / 5, 2);
+  const size_t before = sent();
+  w.RunFor(absl::Seconds(2));
+  lose_all();
+  EXPECT_NEAR(static_cast<double>(sent() - before), 20, 2);
+}
+
+// ------------------------------------------------------------ expected wait
+
+// A request that a decode worker is to compute, and has begun with.
+ClientPipe* Begin(World* w, int priority = 0) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.priority = priority;
+  const size_t calls = w->decodes.size();
+  ClientPipe* const client = w->Submit(std::move(ask));
+  if (w->decodes.size() > calls) w->decodes.back().Say(World::Opened(1, ""));
+  return client;
+}
+void Answer(World* w, size_t call) {
+  w->decodes[call].Say(World::Started(1));
+  w->decodes[call].Say(World::Tokens(kPrompt, {1}));
+}
+
+TEST(ExpectedWaitTest, IsThoseThatWaitByTheRateWhileTheyWaited) {
+  absl::Time now = absl::UnixEpoch();
+  ExpectedWait wait(now);
+  wait.SetWaiting(1000, now);
+  EXPECT_EQ(wait.Behind(100), absl::ZeroDuration());  // nothing is known
+  EXPECT_EQ(wait.MostWithin(absl::Seconds(1)), INT_MAX);
+  for (int left = 999; left >= 0; --left) {  // 10 a second
+    now += absl::Milliseconds(100);
+    wait.OnServed(now);
+    wait.SetWaiting(left, now);
+  }
+  EXPECT_NEAR(absl::ToDoubleSeconds(wait.Behind(20)), 2, 0.05);
+  EXPECT_NEAR(wait.MostWithin(absl::Seconds(3)), 30, 1);
+  EXPECT_EQ(wait.Behind(0), absl::ZeroDuration());
+  EXPECT_EQ(wait.MostWithin(absl::InfiniteDuration()), INT_MAX);
+  // Hours without requests change nothing.
+  now += absl::Hours(5);
+  wait.SetWaiting(1, now);
+  EXPECT_NEAR(absl::ToDoubleSeconds(wait.Behind(20)), 2, 0.05);
+  // Time in which none is served does: in 5 s, a half-life, the rate halves.
+  now += absl::Seconds(5);
+  wait.SetWaiting(1, now);
+  EXPECT_NEAR(absl::ToDoubleSeconds(wait.Behind(20)), 4, 0.2);
+  wait.Forget();
+  EXPECT_EQ(wait.Behind(20), absl::ZeroDuration());
+}
+
+TEST(ExpectedWaitTest, FollowsTheRateUpAndDown) {
+  absl::Time now = absl::UnixEpoch();
+  ExpectedWait wait(now);
+  wait.SetWaiting(1, now);
+  const auto serve = [&](int count, absl::Duration apart) {
+    for (int i = 0; i < count; ++i) {
+      now += apart;
+      wait.OnServed(now);
+    }
+    return absl::ToDoubleSeconds(wait.Behind(100));
+  };
+  EXPECT_NEAR(serve(1000, absl::Milliseconds(20)), 2, 0.1);
+  EXPECT_NEAR(serve(250, absl::Milliseconds(200)), 20, 1);
+  EXPECT_NEAR(serve(1000, absl::Milliseconds(20)), 2, 0.2);
+}
+
+TEST(CoreLimits, WhoWouldWaitTooLongIsRefusedAtOnce) {
+  RouterOptions options;
+  options.max_expected_wait = absl::Seconds(2);
+  World w(options);
+  w.Decode("d0");
+  size_t served = 0;
+  const auto serve = [&] {  // 10 a second
+    w.RunFor(absl::Milliseconds(100));
+    Answer(&w, served++);
+  };
+  for (int i = 0; i < 60; ++i) Begin(&w);  // nothing is known
+  EXPECT_EQ(w.core->in_flight(), 60);
+  for (int i = 0; i < 40; ++i) serve();
+  // 20 wait: exactly what may be ahead.
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
+  EXPECT_FALSE(Begin(&w)->dropped);
+  const absl::Status room = w.core->HasRoom(0);
+  ClientPipe* const refused = Begin(&w);
+  EXPECT_EQ(refused->status, room);
+  EXPECT_EQ(ErrorReason(room), "QUEUE_FULL");
+  EXPECT_EQ(room.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RetryAfter(room), absl::Seconds(1));
+  serve();
+  EXPECT_FALSE(Begin(&w)->dropped);
+  EXPECT_FALSE(w.core->HasRoom(0).ok());
+  // One that goes makes room, too.
+  w.clients[59].Break(absl::CancelledError("gone"));
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
+  // Where none is served the wait is longer by the second.
+  w.RunFor(absl::Seconds(3));
+  EXPECT_FALSE(w.core->HasRoom(0).ok());
+  // A further worker is measured anew.
+  w.Decode("d1");
+  EXPECT_FALSE(Begin(&w)->dropped);
+}
+
+// Only those before it in the queue are in a request's way.
+TEST(CoreLimits, TheUrgentAreLetInWhereOthersWouldWaitTooLong) {
+  RouterOptions options;
+  options.max_expected_wait = absl::Seconds(2);
+  World w(options);
+  LeasePipe* const lease = w.Decode("d0");
+  for (int i = 0; i < 40; ++i) Begin(&w);
+  for (size_t i = 0; i < 30; ++i) {
+    w.RunFor(absl::Milliseconds(100));
+    Answer(&w, i);
+  }
+  w.Load(lease, v1::WORKER_STATE_DRAINING);  // the others wait in the queue
+  for (int i = 0; i < 10; ++i) Begin(&w, i % 2 == 0 ? 1 : 2);
+  EXPECT_TRUE(Begin(&w, 2)->dropped == false);
+  EXPECT_TRUE(Begin(&w, 2)->dropped);  // behind 21
+  EXPECT_FALSE(w.core->HasRoom(2).ok());
+  EXPECT_TRUE(w.core->HasRoom(1).ok());
+  for (int i = 0; i < 6; ++i) EXPECT_FALSE(Begin(&w, 1)->dropped) << i;
+  EXPECT_TRUE(Begin(&w, 1)->dropped);
+  EXPECT_FALSE(Begin(&w, 0)->dropped);
+}
+
+// Else nobody would be let in who could show that it goes on.
+TEST(CoreLimits, AfterAStandstillRequestsAreServedAgain) {
+  RouterOptions options;
+  options.max_expected_wait = absl::Seconds(2);
+  World w(options);
+  w.Decode("d0");
+  for (int i = 0; i < 40; ++i) Begin(&w);
+  for (size_t i = 0; i < 20; ++i) {
+    w.RunFor(absl::Milliseconds(10));
+    Answer(&w, i);
+  }
+  w.RunFor(absl::Minutes(1));
+  EXPECT_FALSE(w.core->HasRoom(0).ok());
+  for (size_t i = 20; i < 40; ++i) {
+    w.clients[i].Break(absl::CancelledError("gone"));
+  }
+  int refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    refused += Begin(&w)->dropped;
+    Begin(&w);
+    w.RunFor(absl::Milliseconds(10));
+    for (size_t call = 40; call < w.decodes.size(); ++call) {
+      if (w.decodes[call].open) {
+        Answer(&w, call);
+        w.decodes[call].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+      }
+    }
+  }
+  EXPECT_EQ(refused, 0);
+  EXPECT_TRUE(w.core->HasRoom(0).ok());
 }
 
 // Only crashes without a new token in between are held against a request.
@@ -871,14 +1063,14 @@ TEST(CoreLimits, ALimitOfTimeIsNoDeadline) {
 TEST_F(CoreTest, ASlowClientPausesItsOwnStreamThenEnds) {
   ClientPipe* slow = Decoding();
   ClientPipe* normal = Decoding();
-  slow->unsent = 65;
+  slow->unsent = w.options.max_unsent + 1;
   w.decodes[0].Say(World::Tokens(kPrompt + 3, {4}));
   EXPECT_TRUE(w.decodes[0].paused);
   EXPECT_FALSE(w.decodes[1].paused);
   slow->unsent = 0;
   slow->handler->OnDrained();
   EXPECT_FALSE(w.decodes[0].paused);
-  slow->unsent = 65;
+  slow->unsent = w.options.max_unsent + 1;
   w.decodes[0].Say(World::Tokens(kPrompt + 4, {5}));
   w.RunFor(absl::Seconds(29));
   EXPECT_FALSE(slow->dropped);

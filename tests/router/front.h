@@ -85,10 +85,13 @@ class Front {
   Metrics metrics_{"router", "m"};
   RouterMetrics router_metrics_{&metrics_, Policy::kRoundRobin};
   Access access_{[] { return absl::UnixEpoch(); }, &nobody_};
-  const Intake intake_{
-      model_.get(), &facts_, {}, {}, &router_metrics_, &access_, [] {
-        return absl::OkStatus();
-      }};
+  const Intake intake_{model_.get(),
+                       &facts_,
+                       {},
+                       {},
+                       &router_metrics_,
+                       &access_,
+                       [](int /*priority*/) { return absl::OkStatus(); }};
 };
 
 // "" where a client may be shown it: a typed refusal of what it sent, short,

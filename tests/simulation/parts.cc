@@ -132,6 +132,8 @@ router::RouterOptions MakeRouterOptions(const std::string& incarnation) {
   options.max_local_tokens = 12;
   // A partition may leave no worker within reach for a while.
   options.queue_wait = options.no_workers_wait = absl::Seconds(60);
+  // Whoever comes is to be served, however long that takes.
+  options.max_expected_wait = absl::InfiniteDuration();
   options.max_unsent = 8;
   return options;
 }

@@ -683,9 +683,13 @@ class ServicesTest : public testing::Test {
   Metrics metrics_{"router", "m"};
   RouterMetrics router_metrics_{&metrics_, Policy::kRoundRobin};
   const Intake intake_{
-      nullptr, nullptr, {}, {}, &router_metrics_, &access_, [this] {
-        return core_->HasRoom();
-      }};
+      nullptr,
+      nullptr,
+      {},
+      {},
+      &router_metrics_,
+      &access_,
+      [this](int priority) { return core_->HasRoom(priority); }};
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<StructuredGate> gate_;
   std::unique_ptr<AdminServer> admin_;
