@@ -2,7 +2,8 @@
 // The figures of docs/performance.md's GPU table, each beside a limit that the
 // same run measured:
 //
-//   cuda_bench [--device cuda:0] [--weights bf16|fp8] [--seconds 420]
+//   cuda_bench [--device cuda:0] [--weights bf16|fp8|int8|int4]
+//              [--seconds 420]
 //              [--parts limits,decode,prefill,handoff,attention,matmul]
 //              [--layers 32] [--quick]
 //
@@ -46,7 +47,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using kernels::DType;
-using std::string_view_literals::operator""sv;
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
@@ -182,7 +182,19 @@ class Bench {
     Fact("backend", backend_->description());
     Fact("numerics", backend_->numerics());
     for (const auto& [key, value] : yardstick_->Facts()) Fact(key, value);
-    if (flags_.weights == "fp8") widths_.weight = 1;
+    return SetWidths();
+  }
+
+  absl::Status SetWidths() {
+    const auto type = WeightType();
+    if (!type.ok()) return type.status();
+    constexpr double kScales = 2.0 / kernels::kCodeGroup;  // f16
+    if (*type == DType::kFp8) widths_.weight = 1;
+    if (*type == DType::kInt8) widths_.weight = 1 + kScales;
+    if (*type == DType::kInt4) widths_.weight = 0.5 + kScales;
+    if (*type == DType::kInt8 || *type == DType::kInt4) {
+      widths_.head = 1 + kScales;
+    }
     return absl::OkStatus();
   }
 
@@ -257,7 +269,7 @@ class Bench {
     auto type = WeightType();
     if (!type.ok()) return type.status();
     engine::LoadOptions load{.weight_dtype = backend_->activation_type()};
-    if (*type == DType::kFp8) load.quantisation = *type;
+    if (*type != DType::kBF16) load.quantisation = *type;
     auto model = engine::Model::Load(*spec, *checkpoint, load, backend_.get());
     if (!model.ok()) return model.status();
     model_ = *std::move(model);
@@ -265,11 +277,12 @@ class Bench {
     return absl::OkStatus();
   }
   absl::StatusOr<DType> WeightType() const {
-    for (const DType type : {DType::kBF16, DType::kFp8}) {
+    for (const DType type :
+         {DType::kBF16, DType::kFp8, DType::kInt8, DType::kInt4}) {
       if (kernels::Name(type) == flags_.weights) return type;
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("--weights ", flags_.weights, ", expected bf16 or fp8"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--weights ", flags_.weights, ", expected bf16, fp8, int8 or int4"));
   }
   // `positions` of KV in all; groups of layers are what a handoff sends.
   absl::StatusOr<std::unique_ptr<EngineRuns>> NewRuns(int max_rows,
@@ -421,7 +434,7 @@ class Bench {
         return s;
       }
     }
-    // Never quantised.
+    // In bf16, or int8 beside int8 and int4.
     return MatMulsOf("head", {&model_->head()}, plan_.most_head_tokens,
                      {.weight = widths_.head});
   }
@@ -435,7 +448,8 @@ class Bench {
       const std::string id =
           absl::StrCat("exact.", flags_.weights, ".", name, ".", tokens);
       if (Late(id)) continue;
-      auto own = TimeMatMul(*backend_, all, tokens, name == "gate_up"sv);
+      auto own = TimeMatMul(*backend_, all, tokens,
+                            std::string_view(name) == "gate_up");
       if (!own.ok()) return own.status();
       auto best = yardstick_->BestMatMul(tokens, rows, cols);
       if (!best.ok()) return best.status();

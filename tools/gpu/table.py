@@ -49,6 +49,16 @@ def prefill(weights: str, tokens: int) -> Goal:
 GOALS = [
     *(decode(weights, batch) for weights in ("bf16", "fp8") for batch in (1, 64, 256)),
     *(prefill(weights, tokens) for weights in ("bf16", "fp8") for tokens in (2048, 8192)),
+    # How far they come is to be seen first.
+    *(
+        Goal(f"decode.{weights}.{batch}", decode(weights, batch).figure, "")
+        for weights in ("int8", "int4")
+        for batch in (1, 64, 256)
+    ),
+    *(
+        Goal(f"prefill.{weights}.2048", prefill(weights, 2048).figure, "")
+        for weights in ("int8", "int4")
+    ),
     Goal(
         "attention.decode",
         "paged decode attention alone, batch 64, context 8 K",
@@ -113,8 +123,9 @@ def row(goal: Goal, results: Results) -> str:
     met = (goal.least is None or value >= goal.least) and (
         goal.most is None or value <= goal.most
     )
+    verdict = "" if not goal.goal else "yes" if met else "**no**"
     shown = f"{value * 100:.1f} %" if goal.unit == "%" else f"{value:.4g}{goal.unit}"
-    return f"| {goal.figure} | {goal.goal} | {shown} | {'yes' if met else '**no**'} | {note} |"
+    return f"| {goal.figure} | {goal.goal} | {shown} | {verdict} | {note} |"
 
 
 def markdown(results: Results) -> str:
