@@ -20,6 +20,7 @@ ORDER = (
     "cancellation",
     "network",
     "overload",
+    "determinism",
     "rollout",
     "timing",
     "soak",
