@@ -22,6 +22,7 @@ ORDER = (
     "overload",
     "determinism",
     "rollout",
+    "rotation",
     "timing",
     "soak",
 )

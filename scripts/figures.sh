@@ -8,14 +8,14 @@
 #   scripts/figures.sh --small          minutes: the same with smaller numbers
 #   scripts/figures.sh soak             TANDEM_SOAK_HOURS (default 8)
 #
-# Rows: kills load cancellation network overload determinism rollout timing
-# soak. TANDEM_SEED runs one again. Times are goals for an idle machine of two
-# cores. Status 1: a row was not held.
+# Rows: kills load cancellation network overload determinism rollout rotation
+# timing soak. TANDEM_SEED runs one again. Times are goals for an idle machine of
+# two cores. Status 1: a row was not held.
 source "$(dirname "$0")/lib.sh"
 
 rows=() size=full
 within_the_hour=(kills load cancellation network overload determinism rollout
-  timing)
+  rotation timing)
 for argument in "$@"; do
   case $argument in
     --small) size=ci ;;
