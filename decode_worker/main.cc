@@ -35,6 +35,7 @@ handoff::ReceiverOptions MakeReceiverOptions(
   options.kv_heads = shape.kv_heads;
   options.head_dim = shape.head_dim;
   options.slab_bytes = context.parts.slab_bytes;
+  options.on_fault = worker::LogHandoffFault;
   if (context.parts.gpu != nullptr) {
     options.host_memory = context.parts.gpu->host_memory();
     options.slabs_per_peer = worker::GpuHandoff::kSlabsPerPeer;

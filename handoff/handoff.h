@@ -11,11 +11,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/stream.h"
 #include "kernels/backend.h"
@@ -91,6 +93,7 @@ struct HandoffCounters {
     int64_t cancelled = 0;  // Sender::Cancel, Receiver::EndAttempt
     int64_t slices = 0;     // sent, or landed
     int64_t bytes = 0;      // of those slices
+    std::map<std::string, int64_t, std::less<>> failed_in;  // by stage
   };
   std::map<std::string, Way> ways;  // "": attempts that ended without a way
   int64_t links = 0;                // established
@@ -104,6 +107,16 @@ struct HandoffCounters {
   int64_t quarantines = 0;     // slabs that went through it
   int64_t arenas_dropped = 0;  // quarantine outlived its deadline
 };
+
+// Something that failed, as it is found: for the log. Ids, no payload.
+struct HandoffFault {
+  std::string_view what;   // "handoff failed", "handoff link lost", ...
+  std::string peer;        // the other worker's id; empty: it never said
+  std::string way;         // empty: none was chosen
+  std::string_view stage;  // a phase of the attempt; empty: of a link
+  absl::Status status;
+};
+using FaultListener = std::function<void(const HandoffFault&)>;
 
 // States of a slab; the sum is the arena's size.
 struct SlabCounts {

@@ -204,7 +204,7 @@ void Receiver::Impl::OnOffer(Link* link, const v1::HandoffOffer& offer) {
   state = Find(serial);
   if (state == nullptr || state->phase != Phase::kOffered) return;
   if (!verdict.ok()) {
-    ++counters_.ways[state->way].failed;
+    CountFailed(*state, verdict.status());
     Remove(state, verdict.status());
     Refuse(link, offer.key(), verdict.status());
     return;
@@ -228,6 +228,8 @@ void Receiver::Impl::OnOffer(Link* link, const v1::HandoffOffer& offer) {
 void Receiver::Impl::Refuse(Link* link, const v1::AttemptKey& key,
                             const absl::Status& status) {
   ++counters_.offers_refused;
+  Report({"handoff offer refused", link->sender.worker_id(), "", "offered",
+          status});
   v1::LinkResponse response;
   v1::HandoffAnswer* answer = response.mutable_answer();
   *answer->mutable_key() = key;
@@ -384,7 +386,8 @@ void Receiver::Impl::OnDigest(Serial serial, kernels::KvDigest digest) {
   if (status.ok()) {
     ++counters_.ways[way].committed;
   } else {
-    ++counters_.ways[way].failed;
+    CountFailed(FindLink(link_serial), way, StageName(Phase::kDigesting),
+                status);
     outcomes_[attempt] = status;
   }
   Link* link = FindLink(link_serial);
@@ -446,11 +449,40 @@ void Receiver::Impl::Remove(State* state, const absl::Status& outcome) {
   states_.erase(serial);
 }
 
+std::string_view Receiver::Impl::StageName(Phase phase) {
+  switch (phase) {
+    case Phase::kIssued:
+      return "issued";
+    case Phase::kOffered:
+      return "offered";
+    case Phase::kGranted:
+      return "granted";
+    case Phase::kDigesting:
+      return "digesting";
+  }
+  return "";
+}
+
+void Receiver::Impl::CountFailed(const State& state,
+                                 const absl::Status& status) {
+  CountFailed(state.link, state.way, StageName(state.phase), status);
+}
+
+void Receiver::Impl::CountFailed(const Link* link, const std::string& name,
+                                 std::string_view stage,
+                                 const absl::Status& status) {
+  HandoffCounters::Way& way = counters_.ways[name];
+  ++way.failed;
+  ++way.failed_in[std::string(stage)];
+  Report({"handoff failed", link == nullptr ? "" : link->sender.worker_id(),
+          name, stage, status});
+}
+
 void Receiver::Impl::Fail(State* state, const absl::Status& status,
                           const std::string& failed_way, Tell tell) {
   const Attempt attempt = state->attempt;
   Link* link = state->link;
-  ++counters_.ways[state->way].failed;
+  CountFailed(*state, status);
   Remove(state, status);
   if (link != nullptr) SendEnd(link, attempt, status, tell);
   ServeCredits();

@@ -43,6 +43,7 @@ struct ReceiverOptions {
   absl::Duration silence = absl::Seconds(4);
   absl::Duration transfer_timeout = absl::Seconds(10);
   absl::Duration quarantine_timeout = absl::Seconds(30);
+  FaultListener on_fault = nullptr;  // on the loop; calls nothing back
 };
 
 class ReceiverDelegate {

@@ -93,6 +93,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   };
 
   enum class Phase { kIssued, kOffered, kGranted, kDigesting };
+  static std::string_view StageName(Phase phase);
   enum class SliceState { kAnnounced, kCredited, kLanded };
 
   struct SliceRecord {
@@ -164,6 +165,13 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   int64_t WantedRows(const State& state) const;
   void Progress(State* state);
   void CheckClock(Serial serial);
+  // An attempt's failure: counted, and told.
+  void CountFailed(const State& state, const absl::Status& status);
+  void CountFailed(const Link* link, const std::string& way,
+                   std::string_view stage, const absl::Status& status);
+  void Report(const HandoffFault& fault) const {
+    if (options_.on_fault) options_.on_fault(fault);
+  }
   enum class Tell { kNothing, kDead, kAck };
   void Fail(State* state, const absl::Status& status,
             const std::string& failed_way, Tell tell);

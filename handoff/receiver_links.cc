@@ -202,6 +202,11 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
   if (link->ended()) return;
   TANDEM_FAILPOINT("handoff.receiver_break", "crash");
   ++(refused ? counters_.links_refused : counters_.links_lost);
+  // Idle ones are ended by their sender.
+  if (refused || !link->attempts.empty()) {
+    Report({refused ? "handoff link refused" : "handoff link lost",
+            link->sender.worker_id(), "", "", status});
+  }
   link->End(status);
   auto found = links_.find(link->serial);
   ghosts_[link->serial] = std::move(found->second);
@@ -213,7 +218,7 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
   for (Serial serial : attempts) {
     State* state = Find(serial);
     failed.emplace_back(state->attempt, state->way);
-    ++counters_.ways[state->way].failed;
+    CountFailed(*state, lost);
     Remove(state, lost);
   }
   for (int slab : arena_.Held(link->pair, SlabArena::State::kGranted)) {

@@ -494,9 +494,31 @@ void Sender::Impl::Remove(State* state) {
   for (Serial op : waiting) EndOp(op, /*return_credit=*/true);
 }
 
+std::string_view Sender::Impl::StageName(Phase phase) {
+  switch (phase) {
+    case Phase::kLinking:
+      return "linking";
+    case Phase::kOffered:
+      return "offered";
+    case Phase::kGranted:
+      return "granted";
+    case Phase::kCommitted:
+      return "committed";
+  }
+  return "";
+}
+
+void Sender::Impl::CountFailed(const State& state, const absl::Status& status) {
+  HandoffCounters::Way& way = counters_.ways[state.way];
+  const std::string_view stage = StageName(state.phase);
+  ++way.failed;
+  ++way.failed_in[std::string(stage)];
+  Tell({"handoff failed", state.link->worker_id, state.way, stage, status});
+}
+
 void Sender::Impl::Fail(State* state, const absl::Status& status,
                         const std::string& failed_way) {
-  ++counters_.ways[state->way].failed;
+  CountFailed(*state, status);
   const Attempt attempt = state->attempt;
   Link* link = state->link;
   Remove(state);

@@ -39,6 +39,7 @@ struct SenderOptions {
   absl::Duration transfer_timeout = absl::Seconds(10);  // without progress
   absl::Duration idle_timeout = absl::Minutes(10);      // of an unused link
   absl::Duration repeat = absl::Milliseconds(500);      // offers, commits
+  FaultListener on_fault = nullptr;  // on the loop; calls nothing back
 };
 
 class SenderDelegate {

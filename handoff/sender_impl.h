@@ -107,6 +107,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   };
 
   enum class Phase { kLinking, kOffered, kGranted, kCommitted };
+  static std::string_view StageName(Phase phase);
 
   struct State {
     explicit State(Loop* loop) : repeat(loop), clock(loop) {}
@@ -177,6 +178,11 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   void CheckClock(Serial serial);
   void Fail(State* state, const absl::Status& status,
             const std::string& failed_way);
+  // An attempt's failure: counted, and told.
+  void CountFailed(const State& state, const absl::Status& status);
+  void Tell(const HandoffFault& fault) const {
+    if (options_.on_fault) options_.on_fault(fault);
+  }
   void FailLater(State* state, absl::Status status, std::string failed_way);
   // Takes the attempt out, with everything of it but running gathers.
   void Remove(State* state);

@@ -265,7 +265,10 @@ void Sender::Impl::OnLinkBroken(SenderLinkBase* link, absl::Status status) {
 void Sender::Impl::Break(Link* link, const absl::Status& status, bool lost) {
   if (link->ended()) return;
   TANDEM_FAILPOINT("handoff.sender_break", "crash");
-  if (lost) ++counters_.links_lost;
+  if (lost) {
+    ++counters_.links_lost;
+    Tell({"handoff link lost", link->worker_id, "", "", status});
+  }
   link->End(absl::CancelledError("handoff link ended"));
   link->deadline->Stop();
   auto found = links_.find(link->key);
@@ -280,7 +283,7 @@ void Sender::Impl::Break(Link* link, const absl::Status& status, bool lost) {
     State* state = Find(serial);
     if (state == nullptr) continue;
     failed.emplace_back(state->attempt, state->way);
-    ++counters_.ways[state->way].failed;
+    CountFailed(*state, status);
     Remove(state);
   }
   arena_.RemovePair(link->pair);

@@ -107,6 +107,7 @@ class PrefillRole final : public worker::Role {
     for (const std::string_view format : handoff::kWireFormats) {
       hello.add_kv_formats(std::string(format));
     }
+    options.sender.on_fault = worker::LogHandoffFault;
     options.sender.num_layers = shape.num_layers;
     options.sender.kv_heads = shape.kv_heads;
     options.sender.head_dim = shape.head_dim;

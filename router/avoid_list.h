@@ -28,14 +28,17 @@ class AvoidList {
   AvoidList(absl::Duration first, absl::Duration longest)
       : first_(first), longest_(longest) {}
 
-  void Failed(const std::string& key, absl::Time now, std::string reason) {
+  // For how long it is avoided from now on; zero: it was already.
+  absl::Duration Failed(const std::string& key, absl::Time now,
+                        std::string reason) {
     auto [it, fresh] = entries_.try_emplace(key);
     Entry& entry = it->second;
     // Many users fail together: that is one failure, not many.
-    if (!fresh && now < entry.until) return;
+    if (!fresh && now < entry.until) return absl::ZeroDuration();
     entry.timeout = fresh ? first_ : std::min(longest_, 2 * entry.timeout);
     entry.until = now + entry.timeout;
     entry.reason = std::move(reason);
+    return entry.timeout;
   }
   void Succeeded(const std::string& key) { entries_.erase(key); }
   template <typename Predicate>

@@ -213,6 +213,8 @@ void RouterCore::OnSuspect(const Request& request, const v1::WorkerRef& first,
                            const v1::WorkerRef& second) {
   quarantine_.Add(request.prompt(), {first.incarnation(), second.incarnation()},
                   loop_->Now());
+  observer_->OnSuspect(absl::BytesToHexString(request.internal_id()),
+                       first.worker_id(), second.worker_id());
 }
 
 void RouterCore::Submit(AdmittedRequest admitted,

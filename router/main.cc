@@ -30,6 +30,7 @@
 #include "common/rpc/cluster_credentials.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/rotating_credentials.h"
+#include "common/rpc/security_metrics.h"
 #include "common/rpc/server.h"
 #include "common/self_connect.h"
 #include "common/thread_loop.h"
@@ -273,6 +274,8 @@ class Process {
   std::unique_ptr<rpc::ClusterCredentials> tls_;
   rpc::Credentials public_tls_;  // of --ssl-certfile; may be empty
   std::unique_ptr<rpc::RotatingCredentials> public_credentials_;
+  std::unique_ptr<rpc::CertificateMetrics> public_certificate_;
+  std::unique_ptr<rpc::SecurityMetrics> security_metrics_;
   ClusterFacts facts_;
   std::unique_ptr<RpcDialer> dialer_;
   std::unique_ptr<OtlpExporter> spans_;
@@ -354,9 +357,8 @@ absl::Status Process::Start() {
       });
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
-  absl::Status status =
-      rpc::CheckPlaintext(tls_->first(), flags_.tls.allow_plaintext,
-                          "--internal-host", flags_.internal_host);
+  absl::Status status = rpc::CheckPlaintext(tls_->first(), flags_.tls.allow_plaintext,
+                               "--internal-host", flags_.internal_host);
   if (!status.ok()) return status;
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
   if (!policy.ok()) return policy.status();
@@ -378,6 +380,8 @@ absl::Status Process::Start() {
   metrics_ = std::make_unique<Metrics>("router", options.model);
   if (flags_.metrics_compat == "vllm") metrics_->ExportVllmNames();
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
+  security_metrics_ =
+      std::make_unique<rpc::SecurityMetrics>(metrics_.get(), tls_.get());
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
   status = StartAccess();
   if (!status.ok()) return status;
@@ -505,6 +509,11 @@ absl::Status Process::LoadPublicTls() {
   absl::StatusOr<rpc::Credentials> tls = LoadSsl(flags_);
   if (!tls.ok()) return tls.status();
   public_tls_ = *std::move(tls);
+  if (!public_tls_.cert.empty()) {
+    public_certificate_ =
+        std::make_unique<rpc::CertificateMetrics>(metrics_.get(), "public");
+    public_certificate_->Uses(public_tls_.cert);
+  }
   return absl::OkStatus();
 }
 
@@ -514,7 +523,9 @@ void Process::ReloadPublicTls() {
   // Checks the pair, too.
   if (status.ok()) status = http_->ReplaceTls(ForHttp(*tls));
   if (status.ok()) status = public_credentials_->Replace(*tls);
+  public_certificate_->Reloaded(status.ok());
   if (status.ok()) {
+    public_certificate_->Uses(tls->cert);
     LogInfo("certificate reloaded", {{"file", flags_.ssl_certfile}});
   } else {
     LogError("certificate not reloaded: the one before stays",
@@ -628,6 +639,7 @@ void Process::EachSecond() {
   watchdog_->Beat(loop_.Now());
   CheckMemory();
   router_metrics_->Update(core_->State(/*include_requests=*/false));
+  security_metrics_->Update();
 }
 
 void Process::UpdateFacts() {

@@ -2,8 +2,10 @@
 #include "router/metrics.h"
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "common/error.h"
 #include "common/log.h"
+#include "common/thread_loop.h"
 #include "common/version.h"
 
 namespace tandem::router {
@@ -82,8 +84,23 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
       placements_(m->AddCounters(
           "tandem_router_placements_total", "Requests placed on workers",
           "path", 2, {{"policy", std::string(PolicyName(policy))}})),
-      retries_(m->AddCounters("tandem_router_retries_total",
-                              "Attempts lost and repeated", "cause", 8)),
+      registrations_(m->AddCounters("tandem_router_registrations_total",
+                                    "Workers that registered", "outcome", 2)),
+      pairs_avoided_(m->AddCounters(
+          "tandem_router_pairs_avoided_total",
+          "Times that a pair of workers, or a way between them, failed and "
+          "was left alone for a while",
+          "way", 4)),
+      avoided_pairs_(m->AddGauges("tandem_router_avoided_pairs",
+                                  "Pairs of workers that are not used now, "
+                                  "or not by this way",
+                                  "way", 5)),
+      avoided_workers_(m->AddGauge("tandem_router_avoided_workers",
+                                   "Registered workers whose calls fail")),
+      suspects_(m->AddCounter("tandem_router_suspect_requests_total",
+                              "Requests that crashed two workers")),
+      refusals_(m->AddCounter("tandem_router_worker_refusals_total",
+                              "Calls that workers refused for want of room")),
       resumed_(m->AddCounters("tandem_streams_resumed_total",
                               "Requests that ended well after a loss", "cause",
                               8)),
@@ -140,6 +157,20 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                   kRouterStageBuckets, {{"stage", kStages[i]}});
   }
   // Present from the start, so that rates have a beginning.
+  for (const bool decode : {false, true}) {
+    lost_[decode] = &m->AddCounters(
+        "tandem_router_workers_lost_total", "Registrations that ended", "cause",
+        6, {{"worker_role", decode ? "decode" : "prefill"}});
+    for (const char* cause : {"reset", "silence", "restarted", "left"}) {
+      (*lost_[decode])[cause].Add(0);
+    }
+  }
+  for (const char* outcome : {"accepted", "refused"}) {
+    registrations_[outcome].Add(0);
+  }
+  for (const char* way : {"all", "shm", "grpc", "nccl"}) {
+    pairs_avoided_[way].Add(0);
+  }
   constexpr const char* kApis[] = {"grpc", "http", "openengine"};
   for (int api = 0; api < 3; ++api) {
     CounterSet& requests =
@@ -172,7 +203,105 @@ void RouterMetrics::OnTokens(int tokens, absl::Duration gap) {
   inter_token_time_.Observe(absl::ToDoubleSeconds(gap) / tokens);
 }
 
-void RouterMetrics::OnRetry(std::string_view cause) { retries_[cause].Add(); }
+CounterSet& RouterMetrics::RetriesIn(std::string_view stage) {
+  auto found = retries_.find(stage);
+  if (found == retries_.end()) {
+    // As many as a request has phases.
+    found = retries_
+                .emplace(std::string(stage),
+                         &metrics_->AddCounters(
+                             "tandem_router_retries_total",
+                             "Attempts lost and repeated", "cause", 8,
+                             {{"stage", std::string(stage)}}))
+                .first;
+  }
+  return *found->second;
+}
+
+void RouterMetrics::OnRetry(const AttemptLoss& loss) {
+  RetriesIn(loss.stage)[loss.cause].Add();
+  int64_t hidden;
+  if (!losses_log_.Allow(MonotonicNow(), &hidden)) return;
+  LogWarning("attempt lost", {{"internal_id", loss.internal_id},
+                              {"prefill_worker", loss.prefill_worker},
+                              {"decode_worker", loss.decode_worker},
+                              {"stage", loss.stage},
+                              {"cause", loss.cause},
+                              {"status", loss.status},
+                              {"hidden", hidden}});
+}
+
+void RouterMetrics::OnClusterEvent(const ClusterEvent& event) {
+  using Kind = ClusterEvent::Kind;
+  const std::string way = event.way.empty() ? "all" : event.way;
+  const bool decode = event.role == v1::WORKER_ROLE_DECODE;
+  const char* const role = decode ? "decode" : "prefill";
+  switch (event.kind) {
+    case Kind::kRegistered:
+      registrations_["accepted"].Add();
+      break;
+    case Kind::kRefused:
+      registrations_["refused"].Add();
+      break;
+    case Kind::kLost:
+      (*lost_[decode])[event.cause].Add();
+      break;
+    case Kind::kPairAvoided:
+      pairs_avoided_[way].Add();
+      break;
+    case Kind::kWorkerAvoided:
+      break;
+  }
+  int64_t hidden;
+  if (!cluster_log_[static_cast<int>(event.kind)].Allow(MonotonicNow(),
+                                                        &hidden)) {
+    return;
+  }
+  switch (event.kind) {
+    case Kind::kRegistered:
+      LogInfo("worker registered", {{"worker", event.worker},
+                                    {"worker_role", role},
+                                    {"endpoint", event.why},
+                                    {"hidden", hidden}});
+      break;
+    case Kind::kRefused:
+      LogWarning(
+          "registration refused",
+          {{"worker", event.worker}, {"why", event.why}, {"hidden", hidden}});
+      break;
+    case Kind::kLost:
+      LogWarning("worker lost", {{"worker", event.worker},
+                                 {"worker_role", role},
+                                 {"cause", event.cause},
+                                 {"why", event.why},
+                                 {"hidden", hidden}});
+      break;
+    case Kind::kWorkerAvoided:
+      LogWarning("worker avoided", {{"worker", event.worker},
+                                    {"worker_role", role},
+                                    {"for", event.length},
+                                    {"why", event.why},
+                                    {"hidden", hidden}});
+      break;
+    case Kind::kPairAvoided:
+      LogWarning("pair avoided", {{"prefill_worker", event.worker},
+                                  {"decode_worker", event.decode_worker},
+                                  {"way", way},
+                                  {"for", event.length},
+                                  {"why", event.why},
+                                  {"hidden", hidden}});
+      break;
+  }
+}
+
+void RouterMetrics::OnSuspect(std::string_view internal_id,
+                              const std::string& first,
+                              const std::string& second) {
+  suspects_.Add();
+  LogWarning(
+      "request crashed two workers",
+      {{"internal_id", internal_id}, {"first", first}, {"second", second}});
+}
 
 void RouterMetrics::OnAdapter(const std::string& name, std::string_view what,
                               const absl::Status& status) {
@@ -219,7 +348,16 @@ void RouterMetrics::OnTenantTokens(const std::string& tenant, int64_t prompt,
 }
 
 void RouterMetrics::OnInvalid(Api api, const absl::Status& status) {
-  (*requests_[static_cast<int>(api)])[Outcome(status, false)].Add();
+  const std::string_view outcome = Outcome(status, false);
+  (*requests_[static_cast<int>(api)])[outcome].Add();
+  // A tenant's own limits have a metric of their own.
+  if (outcome != "overload") return;
+  int64_t hidden;
+  if (refusals_log_.Allow(MonotonicNow(), &hidden)) {
+    LogWarning("request refused", {{"reason", ErrorReason(status)},
+                                   {"why", std::string(status.message())},
+                                   {"hidden", hidden}});
+  }
 }
 
 void RouterMetrics::OnEnded(const RequestSummary& summary) {
@@ -276,13 +414,26 @@ void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {
   waiting_tokens_.Set(static_cast<double>(state.requests().queued_tokens()));
   running_.Set(state.requests().total() - state.requests().queued());
   int count[2][3] = {};
+  int avoided = 0;
   for (const v1::WorkerStatus& worker : state.workers()) {
     const int role = worker.hello().role() == v1::WORKER_ROLE_DECODE;
     const int kind = worker.placeable()                                   ? 0
                      : worker.load().state() == v1::WORKER_STATE_DRAINING ? 1
                                                                           : 2;
     ++count[role][kind];
+    avoided += absl::StartsWith(worker.reason(), "avoided");
   }
+  std::map<std::string, int> pairs = {
+      {"all", 0}, {"shm", 0}, {"grpc", 0}, {"nccl", 0}, {"mismatched", 0}};
+  for (const v1::AvoidedPair& pair : state.avoided_pairs()) {
+    ++pairs[!pair.has_retry_in() ? "mismatched"
+            : pair.way().empty() ? "all"
+                                 : pair.way()];
+  }
+  for (const auto& [way, of_it] : pairs) avoided_pairs_[way].Set(of_it);
+  avoided_workers_.Set(avoided);
+  const auto refused = static_cast<double>(state.counters().refusals());
+  refusals_.Add(refused - refusals_.value());
   const char* const names[] = {"ready", "draining", "lost"};
   for (int kind = 0; kind < 3; ++kind) {
     prefill_workers_[names[kind]].Set(count[0][kind]);

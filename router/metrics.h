@@ -5,10 +5,12 @@
 #define TANDEM_ROUTER_METRICS_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 
+#include "common/log.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "router/observer.h"
@@ -19,13 +21,19 @@ namespace tandem::router {
 
 class RouterMetrics final : public RouterObserver {
  public:
+  // Of lines of one kind, when much fails at once.
+  static constexpr absl::Duration kLogInterval = absl::Milliseconds(100);
+
   RouterMetrics(Metrics* metrics, Policy policy);
 
   void OnPlaced(bool split) override;
   void OnStage(Stage stage, absl::Duration took) override;
   void OnFirstToken(absl::Duration since_admission) override;
   void OnTokens(int tokens, absl::Duration gap) override;
-  void OnRetry(std::string_view cause) override;
+  void OnRetry(const AttemptLoss& loss) override;
+  void OnClusterEvent(const ClusterEvent& event) override;
+  void OnSuspect(std::string_view internal_id, const std::string& first,
+                 const std::string& second) override;
   void OnEnded(const RequestSummary& summary) override;
   void OnAdapter(const std::string& name, std::string_view what,
                  const absl::Status& status) override;
@@ -45,6 +53,8 @@ class RouterMetrics final : public RouterObserver {
     CounterSet* refused;  // by reason
     CounterSet* tokens;   // by kind
   };
+  // By the stage at which attempts were lost.
+  CounterSet& RetriesIn(std::string_view stage);
   TenantCounters& Of(const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(tenants_mutex_);
 
@@ -55,8 +65,21 @@ class RouterMetrics final : public RouterObserver {
   CounterSet* requests_[3];  // by Api
   CounterSet& finished_;
   CounterSet& placements_;
-  Histogram* stages_[5];  // by Stage
-  CounterSet& retries_;
+  Histogram* stages_[5];                                     // by Stage
+  std::map<std::string, CounterSet*, std::less<>> retries_;  // by stage
+  CounterSet* lost_[2];  // workers, decode workers second
+  CounterSet& registrations_;
+  CounterSet& pairs_avoided_;
+  GaugeSet& avoided_pairs_;
+  Gauge& avoided_workers_;
+  Counter& suspects_;
+  Counter& refusals_;
+  LogLimiter losses_log_{kLogInterval};
+  LogLimiter refusals_log_{kLogInterval};
+  LogLimiter cluster_log_[5] = {
+      LogLimiter(kLogInterval), LogLimiter(kLogInterval),
+      LogLimiter(kLogInterval), LogLimiter(kLogInterval),
+      LogLimiter(kLogInterval)};  // by ClusterEvent::Kind
   CounterSet& resumed_;
   CounterSet& prompt_tokens_;
   Counter& generation_tokens_;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "tandem/v1/inference.pb.h"
+#include "tandem/v1/registry.pb.h"
 
 namespace tandem::router {
 
@@ -33,6 +34,36 @@ struct RequestSummary {
   absl::Status last_failure;  // may name addresses: for logs, not for clients
 };
 
+// An attempt at a request that came to nothing and is made again.
+struct AttemptLoss {
+  std::string_view cause;   // "prefill_lost", "decode_lost"
+  std::string_view stage;   // where it was: a field of v1::RequestCounts
+  std::string internal_id;  // hex
+  std::string_view prefill_worker;  // empty: the decode worker computes
+  std::string_view decode_worker;
+  absl::Status status;  // may name addresses: for logs
+};
+
+// What befalls workers and pairs of them rather than one request.
+struct ClusterEvent {
+  enum class Kind {
+    kRegistered,
+    kLost,           // its lease ended
+    kRefused,        // its registration
+    kWorkerAvoided,  // its calls fail: nothing new for `length`
+    kPairAvoided,    // likewise, a way between two workers
+  };
+  Kind kind;
+  std::string worker;  // of a pair: the one that prefills
+  std::string decode_worker = {};
+  v1::WorkerRole role = v1::WORKER_ROLE_UNSPECIFIED;
+  std::string way = {};         // empty: the whole pair
+  std::string_view cause = {};  // of a loss: "reset", "silence", "restarted",
+                                // "duplicate", "left", "refused"
+  std::string why = {};         // may name addresses: for logs
+  absl::Duration length = absl::ZeroDuration();
+};
+
 // Where the router itself spends a request's time.
 enum class Stage {
   kTemplate,  // of chats
@@ -50,7 +81,11 @@ class RouterObserver {
   virtual void OnFirstToken(absl::Duration since_admission) {}
   // `tokens` came `gap` after the one before them.
   virtual void OnTokens(int tokens, absl::Duration gap) {}
-  virtual void OnRetry(std::string_view cause) {}
+  virtual void OnRetry(const AttemptLoss& loss) {}
+  virtual void OnClusterEvent(const ClusterEvent& event) {}
+  // Two workers crashed while they computed it; `internal_id` in hex.
+  virtual void OnSuspect(std::string_view internal_id, const std::string& first,
+                         const std::string& second) {}
   virtual void OnEnded(const RequestSummary& summary) {}
   // "loaded", "unloaded" or, with a status, "not loaded", "not unloaded":
   // on all workers, or on one that came later.

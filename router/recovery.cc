@@ -288,7 +288,7 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
 }
 
 void Request::BeginRetry() {
-  phase_ = Phase::kRetrying;
+  lost_in_ = std::exchange(phase_, Phase::kRetrying);
   asked_since_ = absl::InfiniteFuture();  // nothing yet
 }
 

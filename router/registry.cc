@@ -53,7 +53,9 @@ struct Registry::Lease final : StreamHandler<v1::RegisterRequest> {
   void OnMessage(v1::RegisterRequest message) override {
     registry->OnMessage(this, message);
   }
-  void OnClosed(absl::Status status) override { registry->End(this, status); }
+  void OnClosed(absl::Status status) override {
+    registry->End(this, status, "reset");
+  }
 
   Registry* const registry;
   std::unique_ptr<RegistrationStream> stream;
@@ -171,10 +173,22 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
     restarted =
         old->hello.worker().incarnation() != hello.worker().incarnation();
     if (restarted) voided = old->hello.worker();
+    // What has died is not heard any more: there are two of this name.
+    const bool both =
+        restarted && loop_->Now() - old->heard <= options_.load_interval * 2;
+    if (both) {
+      NoteRejected(id, absl::StrCat("two processes have this --worker-id, at ",
+                                    old->hello.worker().endpoint(), " and ",
+                                    hello.worker().endpoint(),
+                                    ": end one, or name it otherwise"));
+    }
     for (const auto& other : leases_) {
       if (other->worker != old) continue;
       End(other.get(),
-          absl::AbortedError("a newer registration of this worker took over"));
+          absl::AbortedError("a newer registration of this worker took over"),
+          both        ? "duplicate"
+          : restarted ? "restarted"
+                      : "reset");
       break;
     }
   }
@@ -198,6 +212,10 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   response.mutable_welcome()->set_load_interval_ms(
       absl::ToInt64Milliseconds(options_.load_interval));
   lease->stream->Send(std::move(response));
+  listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kRegistered,
+                             .worker = id,
+                             .role = hello.role(),
+                             .why = hello.worker().endpoint()});
   if (!voided.worker_id().empty()) listener_->OnVoided(voided);
   listener_->OnRegistered(*lease->worker);
 }
@@ -222,23 +240,38 @@ void Registry::OnCache(Worker* worker, const v1::CacheChange& change) {
   }
 }
 
-void Registry::Reject(Lease* lease, const std::string& worker_id,
-                      const absl::Status& status) {
+void Registry::NoteRejected(const std::string& worker_id, std::string reason) {
   v1::RejectedWorker rejected;
   rejected.set_worker_id(worker_id.substr(0, 256));
-  rejected.set_reason(std::string(status.message()));
+  rejected.set_reason(std::move(reason));
   rejected_.emplace_front(loop_->Now(), std::move(rejected));
   if (rejected_.size() > kMaxRejected) rejected_.pop_back();
-  End(lease, status);
 }
 
-void Registry::End(Lease* lease, const absl::Status& status) {
+void Registry::Reject(Lease* lease, const std::string& worker_id,
+                      const absl::Status& status) {
+  NoteRejected(worker_id, std::string(status.message()));
+  listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kRefused,
+                             .worker = worker_id.substr(0, 256),
+                             .why = std::string(status.message())});
+  End(lease, status, "refused");
+}
+
+void Registry::End(Lease* lease, const absl::Status& status,
+                   std::string_view cause) {
   if (lease->ended) return;
   lease->ended = true;
   std::string lost;
   if (lease->worker != nullptr) {
     ++leases_lost_;
     lost = lease->worker->id();
+    const bool draining =
+        lease->worker->load.state() == v1::WORKER_STATE_DRAINING;
+    listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kLost,
+                               .worker = lost,
+                               .role = lease->worker->hello.role(),
+                               .cause = draining ? "left" : cause,
+                               .why = std::string(status.message())});
     Forget(lost);
     lease->worker = nullptr;
   }
@@ -347,7 +380,15 @@ void Registry::CallFailed(const v1::WorkerRef& ref, const std::string& reason) {
     return;
   }
   ++worker->losses;
-  avoided_workers_.Failed(ref.worker_id(), loop_->Now(), reason);
+  const absl::Duration length =
+      avoided_workers_.Failed(ref.worker_id(), loop_->Now(), reason);
+  if (length > absl::ZeroDuration()) {
+    listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kWorkerAvoided,
+                               .worker = ref.worker_id(),
+                               .role = worker->hello.role(),
+                               .why = reason,
+                               .length = length});
+  }
   WakeAtNextRetry();
 }
 
@@ -358,8 +399,16 @@ void Registry::CallWorked(const std::string& worker_id) {
 void Registry::PairFailed(const std::string& prefill_id,
                           const std::string& decode_id, const std::string& way,
                           const std::string& reason) {
-  avoided_pairs_.Failed(PairKey(prefill_id, decode_id, way), loop_->Now(),
-                        reason);
+  const absl::Duration length = avoided_pairs_.Failed(
+      PairKey(prefill_id, decode_id, way), loop_->Now(), reason);
+  if (length > absl::ZeroDuration()) {
+    listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kPairAvoided,
+                               .worker = prefill_id,
+                               .decode_worker = decode_id,
+                               .way = way,
+                               .why = reason,
+                               .length = length});
+  }
   WakeAtNextRetry();
 }
 
@@ -418,11 +467,12 @@ void Registry::Tick() {
   for (auto it = leases_.begin(); it != leases_.end();) {
     Lease* const lease = (it++)->get();  // End() takes it off the list
     if (lease->worker == nullptr && now - lease->opened > kHelloLimit) {
-      End(lease, absl::DeadlineExceededError("no hello came"));
+      End(lease, absl::DeadlineExceededError("no hello came"), "silence");
     } else if (judge && now - lease->heard > options_.lease) {
       End(lease,
           absl::UnavailableError(absl::StrCat(
-              "nothing heard for ", absl::FormatDuration(options_.lease))));
+              "nothing heard for ", absl::FormatDuration(options_.lease))),
+          "silence");
     } else if (lease->stream->unsent() == 0) {
       v1::RegisterResponse response;
       response.mutable_beat();

@@ -18,6 +18,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -29,6 +30,7 @@
 #include "router/avoid_list.h"
 #include "router/compatibility.h"
 #include "router/dialer.h"
+#include "router/observer.h"
 #include "router/options.h"
 #include "tandem/v1/admin.pb.h"
 #include "tandem/v1/registry.pb.h"
@@ -68,6 +70,7 @@ class RegistryListener {
   virtual void OnAdapters(const Worker& worker, const Adapters& before) = 0;
   virtual void OnAdapterOutcome(const std::string& worker_id,
                                 const v1::AdapterOutcome& outcome) = 0;
+  virtual void OnClusterEvent(const ClusterEvent& event) = 0;
 };
 
 struct KvRoom {
@@ -154,10 +157,13 @@ class Registry {
   void OnLoad(Worker* worker, const v1::WorkerLoad& load);
   void OnCache(Worker* worker, const v1::CacheChange& change);
   void OnAdapters(Lease* lease, const v1::AdapterList& list);
+  // For operators to see.
+  void NoteRejected(const std::string& worker_id, std::string reason);
   void Reject(Lease* lease, const std::string& worker_id,
               const absl::Status& status);
   // Ends the lease in any state, telling the worker `status`. Idempotent.
-  void End(Lease* lease, const absl::Status& status);
+  // `cause`: ClusterEvent's.
+  void End(Lease* lease, const absl::Status& status, std::string_view cause);
   void Forget(const std::string& worker_id);
   void Tick();
   absl::Time tick_due_ = absl::InfinitePast();

@@ -294,6 +294,9 @@ void Request::OnDead(const v1::AttemptDead& dead) {
   if (dead.preempted()) {
     context_.counters->set_preempted_attempts(
         context_.counters->preempted_attempts() + 1);
+    if (trace_ != nullptr) {
+      trace_->Note("preempted", context_.loop->Now(), decode_ref_.worker_id());
+    }
     if (++preemptions_ > context_.options->max_preemptions) {
       Fail(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                      "the sequence was preempted too often: the decode "
@@ -555,9 +558,16 @@ const TraceContext& Request::CallTrace() const {
 }
 
 void Request::NoteLoss(std::string_view cause, const absl::Status& status) {
-  context_.observer->OnRetry(cause);
+  const AttemptLoss loss{
+      .cause = cause,
+      .stage = PhaseName(phase_ == Phase::kRetrying ? lost_in_ : phase_),
+      .internal_id = absl::BytesToHexString(internal_id_),
+      .prefill_worker = prefill_ref_.worker_id(),
+      .decode_worker = decode_ref_.worker_id(),
+      .status = status};
+  context_.observer->OnRetry(loss);
   if (trace_ == nullptr) return;
-  trace_->Lost(context_.loop->Now(), cause, status);
+  trace_->Lost(context_.loop->Now(), loss);
   trace_->Enter("queue", context_.loop->Now());
 }
 

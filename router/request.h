@@ -285,6 +285,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // Of a beam search, hypotheses 1 .. n-1.
   std::vector<std::unique_ptr<Output>> other_outputs_;
   Phase phase_ = Phase::kQueued;
+  Phase lost_in_ = Phase::kRetrying;  // the phase before kRetrying
 
   // The two calls.
   v1::WorkerRef decode_ref_;

@@ -155,16 +155,28 @@ void RequestTrace::Leave(absl::Time now) {
   phase_.reset();
 }
 
-void RequestTrace::Lost(absl::Time now, std::string_view cause,
-                        const absl::Status& status) {
-  if (phase_) SetError(&*phase_, ErrorType(status));
+void RequestTrace::Lost(absl::Time now, const AttemptLoss& loss) {
+  if (phase_) SetError(&*phase_, ErrorType(loss.status));
   Leave(now);
   if (done_.size() >= kMaxSpans) return;
   otlp::Span::Event* const event = request_.add_events();
   event->set_name("retry");
   event->set_time_unix_nano(Nanos(now));
-  PutText(event->mutable_attributes(), "cause", cause);
-  PutText(event->mutable_attributes(), "error.type", ErrorType(status));
+  Attributes* const attributes = event->mutable_attributes();
+  PutText(attributes, "cause", loss.cause);
+  PutText(attributes, "error.type", ErrorType(loss.status));
+  PutText(attributes, "tandem.stage", loss.stage);
+  PutText(attributes, "tandem.prefill_worker", loss.prefill_worker);
+  PutText(attributes, "tandem.decode_worker", loss.decode_worker);
+}
+
+void RequestTrace::Note(std::string_view name, absl::Time now,
+                        std::string_view worker) {
+  if (request_.events_size() >= static_cast<int>(kMaxSpans)) return;
+  otlp::Span::Event* const event = request_.add_events();
+  event->set_name(std::string(name));
+  event->set_time_unix_nano(Nanos(now));
+  PutText(event->mutable_attributes(), "tandem.worker", worker);
 }
 
 void RequestTrace::Add(std::string_view name, absl::Time begin, absl::Time end,

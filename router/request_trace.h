@@ -52,7 +52,9 @@ class RequestTrace {
              std::string_view worker = "");
   void Leave(absl::Time now);
   // The phase under way came to nothing.
-  void Lost(absl::Time now, std::string_view cause, const absl::Status& status);
+  void Lost(absl::Time now, const AttemptLoss& loss);
+  // Of the request as a whole.
+  void Note(std::string_view event, absl::Time now, std::string_view worker);
   // One beside the phases.
   void Add(std::string_view name, absl::Time begin, absl::Time end,
            std::string_view worker = "", std::string_view way = "");

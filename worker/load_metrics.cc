@@ -2,8 +2,32 @@
 #include "worker/load_metrics.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/thread_loop.h"
 
 namespace tandem::worker {
+
+namespace {
+
+GrowingCounter LinkCounter(Metrics* metrics, const char* event) {
+  return GrowingCounter(metrics->AddCounter("tandem_handoff_links_total",
+                                            "Links to workers of the other "
+                                            "role",
+                                            {{"event", event}}));
+}
+
+}  // namespace
+
+void LogHandoffFault(const handoff::HandoffFault& fault) {
+  static LogLimiter limiter(absl::Milliseconds(100));
+  int64_t hidden;
+  if (!limiter.Allow(MonotonicNow(), &hidden)) return;
+  LogWarning(fault.what, {{"peer", fault.peer},
+                          {"way", fault.way},
+                          {"stage", fault.stage},
+                          {"cause", fault.status},
+                          {"hidden", hidden}});
+}
 
 LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
     : metrics_(metrics),
@@ -54,7 +78,22 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
       late_(metrics->AddCounter("tandem_handoff_late_messages_total",
                                 "Messages about attempts that had ended")),
       refused_(metrics->AddCounter("tandem_handoff_slices_refused_total",
-                                   "Slices that fitted no live grant")) {
+                                   "Slices that fitted no live grant")),
+      offers_refused_(
+          metrics->AddCounter("tandem_handoff_offers_refused_total",
+                              "Offers whose ticket or terms were not taken")),
+      ways_failed_(metrics->AddCounter("tandem_handoff_ways_failed_total",
+                                       "Ways that could not be set up for a "
+                                       "link, or broke")),
+      quarantines_(
+          metrics->AddCounter("tandem_kv_slab_quarantines_total",
+                              "Slabs held back until their writer was quiet")),
+      arenas_dropped_(metrics->AddCounter(
+          "tandem_handoff_arenas_dropped_total",
+          "Slab arenas given up because a writer never was")),
+      links_made_(LinkCounter(metrics, "established")),
+      links_lost_(LinkCounter(metrics, "lost")),
+      links_refused_(LinkCounter(metrics, "refused")) {
   metrics
       ->AddGauge("tandem_cache_config_info", "How the KV cache is laid out",
                  {{"block_size", absl::StrCat(hello.block_size())},
@@ -116,6 +155,13 @@ void LoadMetrics::Told(const std::string& way, const char* outcome,
 void LoadMetrics::UpdateHandoffs(const handoff::HandoffCounters& handoffs) {
   late_.Set(handoffs.late_messages);
   refused_.Set(handoffs.slices_refused);
+  offers_refused_.Set(handoffs.offers_refused);
+  ways_failed_.Set(handoffs.ways_failed);
+  quarantines_.Set(handoffs.quarantines);
+  arenas_dropped_.Set(handoffs.arenas_dropped);
+  links_made_.Set(handoffs.links);
+  links_lost_.Set(handoffs.links_lost);
+  links_refused_.Set(handoffs.links_refused);
   for (const auto& [name, way] : handoffs.ways) {
     const std::string label = name.empty() ? "none" : name;
     Told(label, "ok", way.committed);
@@ -131,6 +177,20 @@ void LoadMetrics::UpdateHandoffs(const handoff::HandoffCounters& handoffs) {
                .first;
     }
     it->second.Set(way.bytes);
+    for (const auto& [stage, total] : way.failed_in) {
+      auto failures = failures_.find(absl::StrCat(label, "/", stage));
+      if (failures == failures_.end()) {
+        failures =
+            failures_
+                .emplace(absl::StrCat(label, "/", stage),
+                         GrowingCounter(metrics_->AddCounter(
+                             "tandem_handoff_failures_total",
+                             "Handoffs failed, by the stage they had reached",
+                             {{"way", label}, {"stage", stage}})))
+                .first;
+      }
+      failures->second.Set(total);
+    }
   }
 }
 

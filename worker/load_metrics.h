@@ -30,6 +30,10 @@ class GrowingCounter {
   int64_t told_ = 0;
 };
 
+// One line, some at most where much fails at once: the pair (with the worker
+// whose log it is), the stage and the cause.
+void LogHandoffFault(const handoff::HandoffFault& fault);
+
 class LoadMetrics {
  public:
   LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello);
@@ -63,6 +67,12 @@ class LoadMetrics {
   GrowingCounter accepted_tokens_;
   GrowingCounter late_;
   GrowingCounter refused_;
+  GrowingCounter offers_refused_;
+  GrowingCounter ways_failed_;
+  GrowingCounter quarantines_;
+  GrowingCounter arenas_dropped_;
+  GrowingCounter links_made_, links_lost_, links_refused_;
+  std::map<std::string, GrowingCounter> failures_;  // by way and stage
   std::map<std::string, GrowingCounter> handoffs_;  // by way and outcome
   std::map<std::string, GrowingCounter> bytes_;     // by way
 };

@@ -14,6 +14,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/client_stream.h"
 #include "common/rpc/cluster_credentials.h"
+#include "common/rpc/security_metrics.h"
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
 #include "tandem/v1/registry.grpc.pb.h"
@@ -197,6 +198,7 @@ class Process {
   rpc::Credentials tls_;  // of calls to others; the loop's once it runs
   SystemRandom random_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<rpc::SecurityMetrics> security_metrics_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ThreadLoop> loop_;
@@ -291,6 +293,8 @@ absl::Status Process::StartRole() {
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode",
       parts_.hello.model());
   if (flags_.worker.metrics_compat == "vllm") metrics_->ExportVllmNames();
+  security_metrics_ = std::make_unique<rpc::SecurityMetrics>(
+      metrics_.get(), credentials_.get());
   watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(parts_.executor.get(),
@@ -434,6 +438,7 @@ void Process::EachSecond() {
   watchdog_->Beat(loop_->Now(), role_->progress(), role_->has_work());
   registered_ = registration_->connected() > 0;
   role_->UpdateMetrics();
+  security_metrics_->Update();
   if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();
   if (parts_.offload != nullptr) offload_metrics_->Update(*parts_.offload);
   if (!role_->fatal().ok()) Finish(role_->fatal());

@@ -4,6 +4,7 @@
 #include <grpc/grpc_security_constants.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "common/error.h"
 #include "common/log.h"
+#include "common/rpc/refusals.h"
 #include "common/rpc/status.h"
 
 namespace tandem::rpc {
@@ -32,6 +34,16 @@ const MethodRule* Find(absl::Span<const MethodRule> rules,
       rules.begin(), rules.end(),
       [&](const MethodRule& rule) { return rule.method == method; });
   return found == rules.end() ? nullptr : found;
+}
+
+enum Refusal { kNotAllowed, kNoRole, kNoMethod, kRefusals };
+constexpr const char* kRefusalNames[] = {"role_not_allowed", "no_role",
+                                         "no_method"};
+std::atomic<int64_t> refused_calls[kRefusals];
+
+absl::Status Refused(Refusal why, absl::Status status) {
+  if (!status.ok()) ++refused_calls[why];
+  return status;
 }
 
 class Authorizer final : public grpc::AuthMetadataProcessor {
@@ -59,21 +71,31 @@ class Authorizer final : public grpc::AuthMetadataProcessor {
                      const grpc::AuthContext& context) const {
     const auto [path, end] = metadata.equal_range(":path");
     if (path == end || std::next(path) != end) {
-      return absl::PermissionDeniedError("a call names one method");
+      return Refused(kNoMethod,
+                     absl::PermissionDeniedError("a call names one method"));
     }
     const std::string_view method(path->second.data(), path->second.size());
     const MethodRule* const rule = Find(rules_, method);
     if (rule != nullptr && rule->anybody) return absl::OkStatus();
     const absl::StatusOr<std::vector<Identity>> identities =
         IdentitiesOf(context);
-    if (!identities.ok()) return identities.status();
-    return Authorize(rules_, method, *identities);
+    if (!identities.ok()) return Refused(kNoRole, identities.status());
+    return Refused(rule == nullptr ? kNoMethod : kNotAllowed,
+                   Authorize(rules_, method, *identities));
   }
 
   const absl::Span<const MethodRule> rules_;
 };
 
 }  // namespace
+
+std::map<std::string, int64_t> RefusedCalls() {
+  std::map<std::string, int64_t> calls;
+  for (int why = 0; why < kRefusals; ++why) {
+    calls[kRefusalNames[why]] = refused_calls[why];
+  }
+  return calls;
+}
 
 absl::Span<const MethodRule> ClusterRules() {
   using enum PeerRole;

@@ -66,6 +66,11 @@ void ClusterCredentials::Reload(
   absl::StatusOr<Credentials> tls = Read();
   absl::Status status = tls.status();
   if (status.ok()) status = rotating_->Replace(*tls);
+  {
+    const MutexLock lock(&mutex_);
+    ++(status.ok() ? reloads_.ok : reloads_.failed);
+    if (status.ok()) reloads_.cert = tls->cert;
+  }
   if (!status.ok()) {
     LogError("certificate not reloaded: the one before stays",
              {{"status", status}});

@@ -8,15 +8,18 @@
 #ifndef TANDEM_COMMON_RPC_CLUSTER_CREDENTIALS_H_
 #define TANDEM_COMMON_RPC_CLUSTER_CREDENTIALS_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/file_watcher.h"
 #include "common/flags.h"
+#include "common/mutex.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/identity.h"
 #include "common/rpc/rotating_credentials.h"
@@ -33,6 +36,18 @@ class ClusterCredentials {
       const TlsFlags& flags, PeerRole role, const std::string& worker_id,
       FileWatcher* watcher, std::function<void(Credentials)> changed);
 
+  // Of the files, since the start.
+  struct Reloads {
+    int64_t ok = 0;
+    int64_t failed = 0;  // those before stayed
+    std::string cert;    // in use after the last one that was ok
+  };
+  // Thread-safe.
+  Reloads reloads() const {
+    const MutexLock lock(&mutex_);
+    return reloads_;
+  }
+
   // As of the start.
   const Credentials& first() const { return first_; }
   // For servers, which it outlives; null: plain text.
@@ -48,6 +63,8 @@ class ClusterCredentials {
   const Identity own_;
   Credentials first_;
   std::unique_ptr<RotatingCredentials> rotating_;
+  mutable Mutex mutex_;
+  Reloads reloads_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tandem::rpc

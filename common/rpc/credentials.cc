@@ -22,6 +22,7 @@
 #include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
+#include "common/rpc/certificate.h"
 
 namespace tandem::rpc {
 namespace {
@@ -54,6 +55,12 @@ Certificate ReadCertificate(const std::string& pem) {
   const std::unique_ptr<BIO, int (*)(BIO*)> text(
       BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
   return {PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free};
+}
+
+absl::Time TimeOf(const ASN1_TIME* time) {
+  tm parts{};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
+  return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
 // gRPC takes anything, and fails each handshake with it.
@@ -186,6 +193,15 @@ absl::StatusOr<std::vector<Identity>> IdentitiesIn(const std::string& pem) {
                       static_cast<size_t>(ASN1_STRING_length(uri)));
   }
   return ParseIdentities(uris);
+}
+
+absl::StatusOr<Validity> ValidityOf(const std::string& pem) {
+  const Certificate certificate = ReadCertificate(pem);
+  if (certificate == nullptr) {
+    return absl::InvalidArgumentError("is no certificate");
+  }
+  return Validity{TimeOf(X509_get0_notBefore(certificate.get())),
+                  TimeOf(X509_get0_notAfter(certificate.get()))};
 }
 
 bool OnLoopback(const std::string& host) {

@@ -3,10 +3,13 @@
 
 #include <grpcpp/version_info.h>
 
+#include "common/rpc/refusals.h"
+
 // Later versions log through absl, and have no hook of their own.
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 60
 #include <grpc/support/log.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -15,10 +18,16 @@
 namespace tandem::rpc {
 namespace {
 
+std::atomic<int64_t> failed_handshakes = 0;
+
 void ToOurLog(gpr_log_func_args* line) {
   static auto& limiter = *new LogLimiter(absl::Seconds(1));
   const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
   int64_t hidden = 0;
+  // Nothing else tells of them: no call begins.
+  if (error && std::strstr(line->message, "Handshake failed") != nullptr) {
+    ++failed_handshakes;
+  }
   if (!error) {
     LogDebug("grpc", {{"what", line->message}});
   } else if (limiter.Allow(absl::Now(), &hidden)) {
@@ -31,6 +40,8 @@ void ToOurLog(gpr_log_func_args* line) {
 
 }  // namespace
 
+int64_t FailedHandshakes() { return failed_handshakes; }
+
 void RouteGrpcLogs() { gpr_set_log_function(&ToOurLog); }
 
 }  // namespace tandem::rpc
@@ -38,6 +49,8 @@ void RouteGrpcLogs() { gpr_set_log_function(&ToOurLog); }
 #else
 
 namespace tandem::rpc {
+
+int64_t FailedHandshakes() { return 0; }
 
 void RouteGrpcLogs() {}
 

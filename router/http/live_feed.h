@@ -66,7 +66,14 @@ class LiveFeed final : public RouterObserver {
   void OnTokens(int tokens, absl::Duration gap) override {
     next_->OnTokens(tokens, gap);
   }
-  void OnRetry(std::string_view cause) override { next_->OnRetry(cause); }
+  void OnRetry(const AttemptLoss& loss) override { next_->OnRetry(loss); }
+  void OnClusterEvent(const ClusterEvent& event) override {
+    next_->OnClusterEvent(event);
+  }
+  void OnSuspect(std::string_view internal_id, const std::string& first,
+                 const std::string& second) override {
+    next_->OnSuspect(internal_id, first, second);
+  }
   void OnEnded(const RequestSummary& summary) override;
   void OnAdapter(const std::string& name, std::string_view what,
                  const absl::Status& status) override {

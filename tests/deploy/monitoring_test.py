@@ -19,8 +19,10 @@ VALUES = ROOT / "deploy/helm/tandem/values.yaml"
 TARGET_LABELS = {"namespace", "pod", "instance", "job"}
 # Not there before the first event, so not in the golden list.
 LATER = {
-    "tandem_router_retries_total": {"cause"},
+    "tandem_router_retries_total": {"cause", "stage"},
     "tandem_streams_resumed_total": {"cause"},
+    # Under TLS alone.
+    "tandem_tls_certificate_expiry_timestamp_seconds": {"certificate"},
 }
 
 

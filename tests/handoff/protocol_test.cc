@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/handoff/world.h"
@@ -215,6 +216,33 @@ TEST(Handoff, ASilentPeerIsLostInTimeAndNamesItsWay) {
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(world.sender().links(), 0);
   world.ExpectBaseline();
+}
+
+TEST(Handoff, FaultsAreToldWithPairStageAndCause) {
+  std::vector<std::string> told;
+  const auto listen = [&told](const char* who) {
+    return [&told, who](const HandoffFault& fault) {
+      told.push_back(absl::StrCat(who, ": ", std::string(fault.what), " ",
+                                  fault.peer, " ", fault.way, " ",
+                                  std::string(fault.stage)));
+      EXPECT_FALSE(fault.status.ok());
+    };
+  };
+  World w{Setting{}};
+  w.options.on_fault = listen("receiver");
+  w.Restart();
+  w.Run(1, 16);
+  w.loop.RunFor(absl::Seconds(1));
+  EXPECT_TRUE(told.empty()) << told[0];
+  w.Offer(2, 16);  // granted, never computed
+  w.loop.RunFor(absl::Seconds(1));
+  w.prefill().pair->Cut();
+  w.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(told, (std::vector<std::string>{
+                      "receiver: handoff link lost prefill  ",
+                      "receiver: handoff failed prefill grpc granted"}));
+  EXPECT_EQ(w.receiver->counters().ways.at("grpc").failed_in.at("granted"), 1);
+  EXPECT_EQ(w.sender().counters().ways.at("grpc").failed_in.at("granted"), 1);
 }
 
 TEST(Handoff, ALinkThatNeverAnswersFailsInTime) {

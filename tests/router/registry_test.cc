@@ -209,6 +209,62 @@ TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
   }
 }
 
+TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
+  using ::testing::ElementsAre;
+  World w;
+  LeasePipe* d0 = w.Decode("d0");
+  LeasePipe* p0 = w.Prefill("p0");
+  // Many failures within its time are one.
+  for (int i = 0; i < 3; ++i) {
+    w.core->registry().CallFailed(
+        World::Hello("d0", v1::WORKER_ROLE_DECODE).worker(), "reset");
+    w.core->registry().PairFailed("p0", "d0", "shm", "no progress");
+  }
+  EXPECT_THAT(w.told, ElementsAre("avoided d0", "avoided p0 d0 shm"));
+  w.told.clear();
+  d0->Break(absl::UnavailableError(""));
+  w.frozen.insert(p0);
+  w.RunFor(absl::Seconds(6));
+  EXPECT_THAT(w.told, ElementsAre("lost d0 reset", "lost p0 silence"));
+  w.told.clear();
+  LeasePipe* d1 = w.Decode("d1");
+  w.Load(d1, v1::WORKER_STATE_DRAINING);
+  d1->Break(absl::UnavailableError(""));
+  EXPECT_THAT(w.told, ElementsAre("lost d1 left"));
+  w.told.clear();
+  v1::WorkerHello strange = World::Hello("d2", v1::WORKER_ROLE_DECODE);
+  strange.set_model("other");
+  w.Register(strange);
+  EXPECT_THAT(w.told, ElementsAre("refused d2"));
+}
+
+TEST(RegistryTest, TwoOfOneNameAreToldFromOneThatStartedAnew) {
+  using ::testing::ElementsAre;
+  const auto hello = [](char incarnation) {
+    return World::Hello("d0", v1::WORKER_ROLE_DECODE, incarnation);
+  };
+  {
+    World w;
+    LeasePipe* old = w.Register(hello('1'));
+    w.frozen.insert(old);
+    w.RunFor(absl::Seconds(2));
+    w.Register(hello('2'));
+    EXPECT_THAT(w.told, ElementsAre("lost d0 restarted"));
+    EXPECT_EQ(w.core->State(false).rejected_size(), 0);
+  }
+  World w;
+  w.Register(hello('1'));
+  for (int i = 0; i < 4; ++i) {
+    w.RunFor(absl::Seconds(1));
+    w.Register(hello(i % 2 == 0 ? '2' : '1'));
+  }
+  EXPECT_EQ(w.told.size(), 4u);
+  EXPECT_EQ(w.told.back(), "lost d0 duplicate");
+  ASSERT_EQ(w.core->State(false).rejected_size(), 4);
+  EXPECT_THAT(w.core->State(false).rejected(0).reason(),
+              ::testing::HasSubstr("two processes have this --worker-id"));
+}
+
 TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
   World w;
   EXPECT_EQ(w.core->context_length(), 0);

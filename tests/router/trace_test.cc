@@ -249,6 +249,15 @@ TEST_F(RequestTraceTest, ALossIsAnEventAndWhatItCutShortAnError) {
   EXPECT_EQ(kept.spans[0].events(0).name(), "retry");
   EXPECT_EQ(kept.spans[0].events(0).attributes(0).value().string_value(),
             "decode_lost");
+  std::map<std::string, std::string> told;
+  for (const auto& attribute : kept.spans[0].events(0).attributes()) {
+    told[attribute.key()] = attribute.value().string_value();
+  }
+  EXPECT_EQ(told["tandem.stage"], "decoding");
+  EXPECT_EQ(told["tandem.prefill_worker"], "p0");
+  EXPECT_EQ(told["tandem.decode_worker"], w.decode_ids[0]);
+  EXPECT_THAT(w.lost, ElementsAre(absl::StrCat("decode_lost decoding p0 ",
+                                               w.decode_ids[0])));
   EXPECT_EQ(kept.spans[0].status().code(), otlp::Status::STATUS_CODE_UNSET);
   EXPECT_EQ(When("decode"), "0-10");
   EXPECT_NE(When("prefill", 1), "none");

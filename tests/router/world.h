@@ -114,6 +114,37 @@ struct World final : Dialer, RouterObserver {
   void OnEnded(const RequestSummary& summary) override {
     ended.push_back(summary);
   }
+  void OnRetry(const AttemptLoss& loss) override {
+    lost.push_back(absl::StrCat(std::string(loss.cause), " ",
+                                std::string(loss.stage), " ",
+                                std::string(loss.prefill_worker), " ",
+                                std::string(loss.decode_worker)));
+  }
+  void OnClusterEvent(const ClusterEvent& event) override {
+    using Kind = ClusterEvent::Kind;
+    switch (event.kind) {
+      case Kind::kRegistered:
+        return;
+      case Kind::kLost:
+        told.push_back(
+            absl::StrCat("lost ", event.worker, " ", std::string(event.cause)));
+        return;
+      case Kind::kRefused:
+        told.push_back("refused " + event.worker);
+        return;
+      case Kind::kWorkerAvoided:
+        told.push_back("avoided " + event.worker);
+        return;
+      case Kind::kPairAvoided:
+        told.push_back(absl::StrCat("avoided ", event.worker, " ",
+                                    event.decode_worker, " ", event.way));
+        return;
+    }
+  }
+  void OnSuspect(std::string_view, const std::string& first,
+                 const std::string& second) override {
+    told.push_back(absl::StrCat("suspect ", first, " ", second));
+  }
 
   static v1::WorkerHello Hello(const std::string& id, v1::WorkerRole role,
                                char incarnation = '1') {
@@ -313,6 +344,8 @@ struct World final : Dialer, RouterObserver {
   std::vector<std::string> decode_ids, prefill_ids;  // dialled, in order
   std::vector<TraceContext> traces;                  // of all calls
   std::vector<RequestSummary> ended;
+  std::vector<std::string> lost;  // attempts: cause, stage, pair
+  std::vector<std::string> told;  // of the cluster
   std::unique_ptr<RouterCore> core;
 };
 
