@@ -2,18 +2,23 @@
 // The checks of this machine, a model and certificates.
 #include <fcntl.h>
 #include <netdb.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/doctor/doctor.h"
@@ -21,9 +26,14 @@
 #include "cli/version.h"
 #include "common/cpu_limits.h"
 #include "common/progress.h"
+#include "common/rpc/certificate.h"
+#include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/identity.h"
 #include "engine/safetensors.h"
+#include "handoff/nccl/loader.h"
+#include "kernels/cuda/loader.h"
+#include "tandem/v1/admin.grpc.pb.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -31,8 +41,10 @@ namespace tandem::doctor {
 namespace {
 
 constexpr int64_t kSharedMemory = int64_t{64} << 20;
-constexpr absl::Duration kSoon = absl::Hours(24 * 14);
 constexpr int kConnectMs = 2000;
+constexpr size_t kMostAnswer = 4 << 20;
+// Fewer is what a shell allows where nobody raised it.
+constexpr rlim_t kDescriptors = 4096;
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -56,12 +68,6 @@ std::unique_ptr<addrinfo, void (*)(addrinfo*)> Resolve(const std::string& host,
   return {found, [](addrinfo* all) {
             if (all != nullptr) freeaddrinfo(all);
           }};
-}
-
-absl::Time TimeOf(const ASN1_TIME* time) {
-  tm parts{};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
-  return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
 }  // namespace
@@ -96,6 +102,45 @@ void CheckHost(Checks* checks) {
                          ? "is not synchronised: run an NTP client, or "
                            "certificates and logs of several machines disagree"
                          : "is synchronised, as far as the kernel says"});
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const bool few = files.rlim_max < kDescriptors;
+  checks->push_back(
+      {few ? Verdict::kWarn : Verdict::kOk, "descriptors",
+       files.rlim_max == RLIM_INFINITY
+           ? "without a limit"
+           : absl::StrCat(files.rlim_max, " file descriptors at most",
+                          few ? ": connections take one each and a port that "
+                                "runs out goes deaf; raise the hard limit "
+                                "(ulimit -Hn, LimitNOFILE=)"
+                              : "")});
+}
+
+void CheckGpu(Checks* checks) {
+  const std::vector<std::string> parts = cli::GetVersionInfo().backends;
+  const auto has = [&](const char* part) {
+    return std::find(parts.begin(), parts.end(), part) != parts.end();
+  };
+  if (!has("cuda")) return;
+  const auto gpu = kernels::cuda::OpenDevice(kernels::cuda::DeviceOptions());
+  if (!gpu.ok() || !gpu->is_cuda()) {
+    checks->push_back(
+        {Verdict::kWarn, "gpu",
+         absl::StrCat(gpu.ok() ? gpu->reason : Message(gpu.status()),
+                      ": workers here compute on the CPU unless that is "
+                      "mended")});
+    return;
+  }
+  checks->push_back({Verdict::kOk, "gpu", gpu->backend->description()});
+  if (!has("nccl")) return;
+  handoff::nccl::LibraryOptions options;
+  options.device = gpu->ordinal;
+  const auto nccl = handoff::nccl::OpenNccl(options);
+  checks->push_back(
+      nccl.ok() ? Check{Verdict::kOk, "nccl", "loads"}
+                : Check{Verdict::kWarn, "nccl",
+                        absl::StrCat(Message(nccl.status()),
+                                     ": KV moves by gRPC between GPUs")});
 }
 
 void CheckPort(const std::string& host, int port, const std::string& flag,
@@ -165,16 +210,13 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
   }
   const auto check = [&](const std::string& pem, const std::string& path,
                          bool names_role) {
-    const std::unique_ptr<BIO, int (*)(BIO*)> text(
-        BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
-    const std::unique_ptr<X509, void (*)(X509*)> certificate(
-        PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free);
-    if (certificate == nullptr) {
-      checks->push_back({Verdict::kFail, "tls", path + " is no certificate"});
+    const auto validity = rpc::ValidityOf(pem);
+    if (!validity.ok()) {
+      checks->push_back({Verdict::kFail, "tls",
+                         absl::StrCat(path, " ", Message(validity.status()))});
       return;
     }
-    const absl::Time begin = TimeOf(X509_get0_notBefore(certificate.get()));
-    const absl::Time end = TimeOf(X509_get0_notAfter(certificate.get()));
+    const auto [begin, end] = *validity;
     const std::string until = absl::FormatTime(end, absl::UTCTimeZone());
     if (now < begin || now > end) {
       checks->push_back(
@@ -198,23 +240,33 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
                         identity.ToString());
       }
     }
-    checks->push_back({end - now < kSoon ? Verdict::kWarn : Verdict::kOk, "tls",
-                       absl::StrCat(path, " is valid until ", until, roles,
-                                    end - now < kSoon ? ": renew it" : "")});
+    checks->push_back(
+        {end - now < kRenewBefore ? Verdict::kWarn : Verdict::kOk, "tls",
+         absl::StrCat(path, " is valid until ", until, roles,
+                      end - now < kRenewBefore ? ": renew it" : "")});
   };
   if (!read->cert.empty()) check(read->cert, tls.cert, read->mutual());
   if (!read->ca.empty()) check(read->ca, tls.ca, false);
 }
 
-std::string Reach(const std::string& endpoint) {
+namespace {
+
+// A connected socket, or -1 and why not.
+int Dial(const std::string& endpoint, std::string* why) {
+  const auto fail = [why](std::string reason) {
+    *why = std::move(reason);
+    return -1;
+  };
   const absl::StatusOr<Endpoint> parsed = ParseEndpoint(endpoint);
-  if (!parsed.ok()) return Message(parsed.status());
+  if (!parsed.ok()) return fail(Message(parsed.status()));
   const auto address =
       Resolve(parsed->host, absl::StrCat(parsed->port), /*passive=*/false);
-  if (address == nullptr) return absl::StrCat("no host '", parsed->host, "'");
+  if (address == nullptr) {
+    return fail(absl::StrCat("no host '", parsed->host, "'"));
+  }
   const int fd =
       socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return std::strerror(errno);
+  if (fd < 0) return fail(std::strerror(errno));
   int error = 0;
   if (connect(fd, address->ai_addr, address->ai_addrlen) != 0) {
     error = errno;
@@ -227,8 +279,104 @@ std::string Reach(const std::string& endpoint) {
       }
     }
   }
+  if (error == 0) return fd;
   close(fd);
-  return error == 0 ? "" : std::strerror(error);
+  return fail(std::strerror(error));
+}
+
+// The whole answer to GET `path`, head included; empty: none in time.
+std::string HttpGet(const std::string& endpoint, const std::string& path) {
+  std::string why;
+  const int fd = Dial(endpoint, &why);
+  if (fd < 0) return "";
+  const std::string request =
+      absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", endpoint, "\r\n\r\n");
+  std::string answer;
+  char buffer[4096];
+  if (send(fd, request.data(), request.size(), MSG_NOSIGNAL) ==
+      static_cast<ssize_t>(request.size())) {
+    for (pollfd ready{fd, POLLIN, 0}; poll(&ready, 1, kConnectMs) > 0;) {
+      const ssize_t size = recv(fd, buffer, sizeof buffer, 0);
+      if (size <= 0 || answer.size() > kMostAnswer) break;
+      answer.append(buffer, static_cast<size_t>(size));
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+// The value of the first sample of metric `name`.
+std::optional<double> Sample(const std::string& text, const std::string& name) {
+  for (size_t at = text.find("\n" + name); at != std::string::npos;
+       at = text.find("\n" + name, at + 1)) {
+    const char next = text[at + 1 + name.size()];
+    if (next != '{' && next != ' ') continue;
+    const size_t end = text.find('\n', at + 1);
+    const size_t blank = text.rfind(' ', end);
+    double value = 0;
+    if (absl::SimpleAtod(text.substr(blank + 1, end - blank - 1), &value)) {
+      return value;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string Reach(const std::string& endpoint) {
+  std::string why;
+  const int fd = Dial(endpoint, &why);
+  if (fd >= 0) close(fd);
+  return why;
+}
+
+std::string ReachByTls(const std::string& endpoint,
+                       const rpc::Credentials& tls) {
+  const std::string tcp = Reach(endpoint);
+  if (!tcp.empty()) return tcp;
+  const auto channel = rpc::MakeChannel(endpoint, tls);
+  const auto deadline =
+      std::chrono::system_clock::now() + std::chrono::milliseconds(kConnectMs);
+  if (channel->WaitForConnected(deadline)) return "";
+  // Never sent: only a call tells why there is no connection.
+  grpc::ClientContext context;
+  context.set_deadline(deadline + std::chrono::milliseconds(kConnectMs));
+  v1::GetClusterStateResponse response;
+  const grpc::Status status =
+      v1::AdminService::NewStub(channel)->GetClusterState(
+          &context, v1::GetClusterStateRequest(), &response);
+  return absl::StrCat(
+      "TLS: ", status.error_message(),
+      "; check that both certificates are valid now, are of one authority "
+      "and that this one names the host");
+}
+
+ProcessFacts AskProcess(const std::string& endpoint) {
+  ProcessFacts facts;
+  const std::string livez = HttpGet(endpoint, "/livez");
+  const size_t body = livez.find("\r\n\r\n");
+  if (body == std::string::npos) return facts;
+  if (absl::StrContains(livez.substr(0, livez.find('\r')), " 503")) {
+    facts.stuck = std::string(absl::StripAsciiWhitespace(livez.substr(body)));
+  }
+  const size_t date = livez.find("\r\nDate: ");
+  if (date < body) {
+    absl::Time time;
+    if (absl::ParseTime(
+            "%a, %d %b %Y %H:%M:%S GMT",
+            livez.substr(date + 8, livez.find('\r', date + 8) - date - 8),
+            &time, nullptr)) {
+      facts.date = time;
+    }
+  }
+  const std::string metrics = HttpGet(endpoint, "/metrics");
+  facts.open_fds = Sample(metrics, "process_open_fds").value_or(0);
+  facts.max_fds = Sample(metrics, "process_max_fds").value_or(0);
+  if (const auto expiry =
+          Sample(metrics, "tandem_tls_certificate_expiry_timestamp_seconds")) {
+    facts.certificate_expiry = absl::UnixEpoch() + absl::Seconds(*expiry);
+  }
+  return facts;
 }
 
 }  // namespace tandem::doctor

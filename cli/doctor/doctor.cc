@@ -6,18 +6,20 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "cli/status.h"
 #include "common/lifecycle.h"
+#include "common/rpc/credentials.h"
 
 namespace tandem::doctor {
 namespace {
+
+// A step takes less, of all but the largest models on slow machines.
+constexpr absl::Duration kBetweenLooks = absl::Seconds(2);
 
 const char* Name(Verdict verdict) {
   return verdict == Verdict::kOk     ? "ok"
@@ -25,76 +27,7 @@ const char* Name(Verdict verdict) {
                                      : "fail";
 }
 
-// Fields of the fingerprint that workers differ in, with both values.
-void CompareWorkers(const v1::GetClusterStateResponse& state, Checks* checks) {
-  std::map<std::string, std::set<std::string>> values;
-  uint32_t least = 0, most = UINT32_MAX;
-  for (const v1::WorkerStatus& worker : state.workers()) {
-    for (const auto& [field, value] : worker.hello().fingerprint()) {
-      values[field].insert(value);
-    }
-    least = std::max(least, worker.hello().protocol_min());
-    most = std::min(most, worker.hello().protocol_max());
-  }
-  if (state.workers_size() < 2) return;
-  bool equal = true;
-  for (const auto& [field, different] : values) {
-    if (different.size() < 2) continue;
-    equal = false;
-    checks->push_back(
-        {Verdict::kFail, "fingerprint",
-         absl::StrCat(field, " differs: ", *different.begin(), " and ",
-                      *different.rbegin(),
-                      "; start all workers with one model and one build")});
-  }
-  if (equal) {
-    checks->push_back({Verdict::kOk, "fingerprint", "equal on all workers"});
-  }
-  checks->push_back(
-      least <= most
-          ? Check{Verdict::kOk, "protocol",
-                  absl::StrCat("version ", most, " on all workers")}
-          : Check{Verdict::kFail, "protocol",
-                  absl::StrCat("one worker needs ", least, ", another knows ",
-                               most, ": upgrade the older one")});
-}
-
 }  // namespace
-
-void CheckCluster(const v1::GetClusterStateResponse& state,
-                  const std::function<std::string(const std::string&)>& reach,
-                  Checks* checks) {
-  bool decode = false;
-  for (const v1::WorkerStatus& worker : state.workers()) {
-    const v1::WorkerHello& hello = worker.hello();
-    const std::string name = hello.worker().worker_id();
-    decode = decode || hello.role() == v1::WORKER_ROLE_DECODE;
-    const std::string why = reach(hello.worker().endpoint());
-    if (!why.empty()) {
-      checks->push_back(
-          {Verdict::kFail, name,
-           absl::StrCat(hello.worker().endpoint(),
-                        " cannot be reached from here (", why,
-                        "): check --advertise-host and the network")});
-    } else if (!worker.placeable()) {
-      checks->push_back(
-          {Verdict::kWarn, name, "gets no new requests: " + worker.reason()});
-    } else {
-      checks->push_back(
-          {Verdict::kOk, name, "ready at " + hello.worker().endpoint()});
-    }
-  }
-  for (const v1::RejectedWorker& worker : state.rejected()) {
-    checks->push_back({Verdict::kFail, worker.worker_id(),
-                       "was rejected: " + worker.reason()});
-  }
-  if (!decode) {
-    checks->push_back({Verdict::kFail, "workers",
-                       "no decode worker is registered: start one with "
-                       "--router at this router's internal port"});
-  }
-  CompareWorkers(state, checks);
-}
 
 std::string ChecksText(const Checks& checks, bool colour) {
   std::string text;
@@ -143,9 +76,44 @@ void DoctorCommand::AddTo(CommandLine* line) {
   line->Add("json", &json_, "One JSON object");
 }
 
+void DoctorCommand::LookAtCluster(Checks* checks) const {
+  const cli::ConnectFlags router{admin_, tls_.cert, tls_.key, tls_.ca};
+  const auto state = cli::FetchClusterState(router);
+  if (!state.ok()) {
+    checks->push_back(
+        {Verdict::kFail, "router",
+         absl::StrCat("no answer at ", admin_, ": ",
+                      std::string(state.status().message()),
+                      "; start it, or check --admin and --tls-*")});
+    return;
+  }
+  const auto tls = rpc::LoadCredentials(tls_.cert, tls_.key, tls_.ca);
+  const bool secured = tls.ok() && tls->tls();
+  CheckCluster(
+      *state,
+      [&](const std::string& endpoint) {
+        return secured ? ReachByTls(endpoint, *tls) : Reach(endpoint);
+      },
+      checks);
+  CheckPlaintext(*state, secured, checks);
+  for (const v1::WorkerStatus& worker : state->workers()) {
+    CheckProcess(worker.hello().worker().worker_id(),
+                 AskProcess(worker.hello().http_endpoint()), absl::Now(),
+                 checks);
+  }
+  const bool busy = std::any_of(
+      state->workers().begin(), state->workers().end(),
+      [](const auto& worker) { return worker.load().running() > 0; });
+  if (!busy) return;
+  absl::SleepFor(kBetweenLooks);
+  const auto after = cli::FetchClusterState(router);
+  if (after.ok()) CheckProgress(*state, *after, checks);
+}
+
 absl::StatusOr<int> DoctorCommand::Run() {
   Checks checks;
   CheckHost(&checks);
+  CheckGpu(&checks);
   CheckCertificates(tls_, absl::Now(), &checks);
   if (!source_.model.empty()) {
     const absl::StatusOr<std::string> directory = source_.Directory();
@@ -160,17 +128,7 @@ absl::StatusOr<int> DoctorCommand::Run() {
     CheckPort(host_, grpc_port_, "grpc-port", &checks);
     CheckPort(host_, http_port_, "port", &checks);
   } else {
-    const auto state =
-        cli::FetchClusterState({admin_, tls_.cert, tls_.key, tls_.ca});
-    if (state.ok()) {
-      CheckCluster(*state, Reach, &checks);
-    } else {
-      checks.push_back(
-          {Verdict::kFail, "router",
-           absl::StrCat("no answer at ", admin_, ": ",
-                        std::string(state.status().message()),
-                        "; start it, or check --admin and --tls-*")});
-    }
+    LookAtCluster(&checks);
   }
   const bool colour =
       isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;

@@ -6,6 +6,7 @@
 #define TANDEM_CLI_DOCTOR_DOCTOR_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "cli/connect.h"
 #include "cli/model_source.h"
 #include "common/flags.h"
+#include "common/rpc/credentials.h"
 #include "tandem/v1/admin.pb.h"
 
 namespace tandem::doctor {
@@ -27,8 +29,10 @@ struct Check {
 };
 using Checks = std::vector<Check>;
 
-// CPU, shared memory, clock.
+// CPU, shared memory, clock, file descriptors.
 void CheckHost(Checks* checks);
+// The GPU and NCCL, where this installation has parts for them.
+void CheckGpu(Checks* checks);
 // Whether `port` of `host` is free.
 void CheckPort(const std::string& host, int port, const std::string& flag,
                Checks* checks);
@@ -42,8 +46,34 @@ void CheckCluster(const v1::GetClusterStateResponse& state,
                   const std::function<std::string(const std::string&)>& reach,
                   Checks* checks);
 
+// Of two looks at one cluster: workers with sequences and without a step.
+void CheckProgress(const v1::GetClusterStateResponse& before,
+                   const v1::GetClusterStateResponse& after, Checks* checks);
+// Workers beyond loopback, where the caller has no `tls` for them.
+void CheckPlaintext(const v1::GetClusterStateResponse& state, bool tls,
+                    Checks* checks);
+
+inline constexpr absl::Duration kClockTolerance = absl::Seconds(5);
+inline constexpr absl::Duration kRenewBefore = absl::Hours(24 * 14);
+
+// What a process tells of itself over HTTP; what it does not tell is absent.
+struct ProcessFacts {
+  std::string stuck = {};  // what /livez says where it fails
+  double open_fds = 0;
+  double max_fds = 0;
+  std::optional<absl::Time> date = {};  // its clock
+  std::optional<absl::Time> certificate_expiry = {};
+};
+void CheckProcess(const std::string& name, const ProcessFacts& facts,
+                  absl::Time now, Checks* checks);
+// By /livez and /metrics of host:port, each within two seconds.
+ProcessFacts AskProcess(const std::string& endpoint);
+
 // Why a TCP connection cannot be made within two seconds; "": it can.
 std::string Reach(const std::string& endpoint);
+// The same of a gRPC connection that both ends' certificates allow.
+std::string ReachByTls(const std::string& endpoint,
+                       const rpc::Credentials& tls);
 
 std::string ChecksText(const Checks& checks, bool colour);
 std::string ChecksJson(const Checks& checks);
@@ -55,6 +85,8 @@ class DoctorCommand {
   absl::StatusOr<int> Run();
 
  private:
+  void LookAtCluster(Checks* checks) const;
+
   cli::ModelSource source_;
   std::string host_ = "127.0.0.1";
   int grpc_port_ = 50051, http_port_ = 8000;

@@ -15,6 +15,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/http/host.h"
 
 namespace tandem::http_internal {
@@ -33,6 +35,12 @@ constexpr size_t kReadBytes = 64 << 10;
 // Of a next request, while an answer over TLS is on the way.
 constexpr size_t kReadAhead = 4 << 10;
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
+
+// As RFC 9110 asks of every answer.
+std::string DateNow() {
+  return absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(),
+                          absl::UTCTimeZone());
+}
 
 HttpRequest Convert(const http::request<http::string_body>& message) {
   HttpRequest request;
@@ -338,6 +346,7 @@ void Session::Answer(HttpResponse answer) {
   response_ = {};
   response_.version(version_);
   response_.result(static_cast<unsigned>(answer.code));
+  response_.set(http::field::date, DateNow());
   response_.set(http::field::content_type, answer.content_type);
   for (const auto& [name, value] : answer.headers) response_.set(name, value);
   const size_t size = answer.body.size();
@@ -397,6 +406,7 @@ void Session::Begin(HttpResponse head) {
   http::response<http::empty_body> message;
   message.version(version_);
   message.result(static_cast<unsigned>(head.code));
+  message.set(http::field::date, DateNow());
   message.set(http::field::content_type, head.content_type);
   for (const auto& [name, value] : head.headers) message.set(name, value);
   message.chunked(chunked);
