@@ -136,6 +136,12 @@ int ReportFailure(std::string_view program, const absl::Status& status) {
   return ErrorReason(status) == kUsage ? kExitUsage : kExitFailed;
 }
 
+absl::Status Watchdog::CheckLimit(absl::Duration limit) {
+  if (limit >= absl::Seconds(3)) return absl::OkStatus();
+  return UsageError(
+      "--liveness-timeout is below 3s: a process looks at itself each second");
+}
+
 void Watchdog::Beat(absl::Time now, int64_t progress, bool has_work) {
   // Nothing could advance while the process itself was stopped.
   const bool late = now - absl::FromUnixNanos(beat_) > limit_ / 2;

@@ -93,6 +93,9 @@ int ReportFailure(std::string_view program, const absl::Status& status);
 // beat, or when it has work and makes no progress, for `limit`.
 class Watchdog {
  public:
+  // INVALID_ARGUMENT for a --liveness-timeout within which beats are too few.
+  static absl::Status CheckLimit(absl::Duration limit);
+
   Watchdog(absl::Duration limit, absl::Time now)
       : limit_(limit), beat_(ToNanos(now)), advanced_(ToNanos(now)) {}
 

@@ -506,10 +506,16 @@ void Engine::OnLayersDone(uint64_t step_id, int layers_done) {
 void Engine::OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) {
   TANDEM_CHECK(running_ != nullptr && running_->step.id == step_id,
                "the end of a step that is not in flight");
-  ++progress_;
-  if (TANDEM_FAILPOINT("engine.step", "crash fail stall")) {
-    result = failpoint::Error(absl::StatusCode::kInternal);
+  switch (TANDEM_FAILPOINT("engine.step", "crash fail stall drop")) {
+    case failpoint::kFail:
+      result = failpoint::Error(absl::StatusCode::kInternal);
+      break;
+    case failpoint::kDrop:
+      return;  // a step that never ends
+    default:
+      break;
   }
+  ++progress_;
   step_done_ = loop_->Now();
   finishing_ = true;
   if (result.ok()) {

@@ -420,6 +420,19 @@ bool RouterCore::TryPlace(Request* request) {
   return true;
 }
 
+bool RouterCore::CouldPlace() {
+  // Which of several it would be does not matter.
+  SeededRandom random(0);
+  // As Pump goes through them.
+  for (const Request* request : queue_) {
+    if (TooManyRetries(*request)) continue;
+    const Snapshot snapshot = MakeSnapshot(*request);
+    if (Place(options_.policy, snapshot, &random).decode >= 0) return true;
+    if (!OthersHaveRoom(*request)) return false;
+  }
+  return false;
+}
+
 Way RouterCore::WayOf(const Request& request, const Snapshot& snapshot,
                       const Pair& pair) const {
   return ChooseWay(

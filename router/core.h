@@ -60,6 +60,11 @@ class RouterCore final : private RegistryListener,
   // The requests that the worker has, which go on. NOT_FOUND.
   absl::StatusOr<int> Cordon(const std::string& worker_id, bool cordoned);
 
+  // For liveness: how many requests were placed so far, and whether one waits
+  // that could be placed now.
+  int64_t placements() const { return static_cast<int64_t>(placements_); }
+  bool CouldPlace();
+
   // By the client's id, or the internal one in hex. NOT_FOUND, or the number
   // of tokens delivered. With `tenant`, of its own requests alone, which are
   // those without a tenant where it is empty.

@@ -52,12 +52,13 @@
 namespace tandem::router {
 namespace {
 
-constexpr absl::Duration kStuckAfter = absl::Seconds(30);
 // For /health and /metrics when clients have taken all others.
 constexpr int kProbeConnections = 32;
 // With more requests in flight who watches sees sums alone.
 constexpr int kMostDescribed = 2048;
 constexpr absl::Duration kLastSpans = absl::Seconds(1);
+// So many may be chance.
+constexpr int kMisses = 2;
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 // Of the port for clients.
 constexpr const char* kServices[] = {"tandem.v1.InferenceService",
@@ -87,6 +88,7 @@ struct Flags {
   std::string ssl_certfile, ssl_keyfile, ssl_ca_certs;
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration max_connection_age = absl::Minutes(30);
+  absl::Duration liveness_timeout = absl::Seconds(30);
   int64_t max_memory_bytes = ControlGroupMemoryLimit() / 10 * 9;
   std::string otlp_traces_endpoint;
   double traces_sample_ratio = 1;
@@ -147,6 +149,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
                     "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
                     "For the drain after SIGTERM; then calls end");
+  line->AddDuration("liveness-timeout", &flags->liveness_timeout,
+                    "Without progress, where some could be made, /livez fails");
   line->Group("Access");
   line->AddList("api-key", &flags->api_keys,
                 "Clients must bring it as 'Authorization: Bearer KEY'; may be "
@@ -298,6 +302,9 @@ class Process {
   // On the loop: whose health says whether a decode worker is ready.
   rpc::Server* health_ = nullptr;
   bool serving_ = false;
+  int64_t placed_ = 0;
+  // Seconds since then at which one could have been placed.
+  int missed_ = 0;
   absl::Time drain_ends_;
   absl::Status outcome_;  // what the drain ends in; the loop's
   int seconds_above_ceiling_ = 0;
@@ -348,6 +355,8 @@ absl::Status Process::StartAccess() {
 
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
+  absl::Status status = Watchdog::CheckLimit(flags_.liveness_timeout);
+  if (!status.ok()) return status;
   auto tls = rpc::ClusterCredentials::Load(
       flags_.tls, rpc::PeerRole::kRouter, "", &watcher_,
       [this](rpc::Credentials now) {
@@ -357,7 +366,7 @@ absl::Status Process::Start() {
       });
   if (!tls.ok()) return tls.status();
   tls_ = *std::move(tls);
-  absl::Status status = rpc::CheckPlaintext(tls_->first(), flags_.tls.allow_plaintext,
+  status = rpc::CheckPlaintext(tls_->first(), flags_.tls.allow_plaintext,
                                "--internal-host", flags_.internal_host);
   if (!status.ok()) return status;
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
@@ -382,7 +391,7 @@ absl::Status Process::Start() {
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   security_metrics_ =
       std::make_unique<rpc::SecurityMetrics>(metrics_.get(), tls_.get());
-  watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_.Now());
+  watchdog_ = std::make_unique<Watchdog>(flags_.liveness_timeout, loop_.Now());
   status = StartAccess();
   if (!status.ok()) return status;
   loop_.RunSync([&] {
@@ -636,7 +645,14 @@ absl::Status Process::StartServers() {
 
 void Process::EachSecond() {
   second_->Start(absl::Seconds(1), [this] { EachSecond(); });
-  watchdog_->Beat(loop_.Now());
+  // Placing takes no time: who could be placed a second ago has been.
+  const int64_t placed = core_->placements();
+  if (std::exchange(placed_, placed) != placed) {
+    missed_ = 0;
+  } else if (core_->CouldPlace()) {
+    ++missed_;
+  }
+  watchdog_->Beat(loop_.Now(), placed, /*has_work=*/missed_ > kMisses);
   CheckMemory();
   router_metrics_->Update(core_->State(/*include_requests=*/false));
   security_metrics_->Update();

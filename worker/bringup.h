@@ -70,6 +70,7 @@ struct WorkerFlags {
   int64_t slab_bytes = 0;        // 0: 8 MiB on a GPU, else 1 MiB
   absl::Duration shutdown_timeout = absl::Seconds(30);
   absl::Duration lease = absl::Seconds(4);
+  absl::Duration liveness_timeout = absl::Seconds(60);
 };
 
 // Fields in order of construction: later ones use earlier ones.

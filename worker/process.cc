@@ -26,7 +26,6 @@ namespace tandem::worker {
 namespace {
 
 constexpr absl::Duration kResolveInterval = absl::Seconds(5);
-constexpr absl::Duration kStuckAfter = absl::Seconds(60);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 
 struct AllFlags {
@@ -61,6 +60,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                     "For the drain after SIGTERM; then sequences move");
   line->AddDuration("lease", &worker.lease,
                     "Silence of a router after which its calls end");
+  line->AddDuration("liveness-timeout", &worker.liveness_timeout,
+                    "Without progress, where some could be made, /livez fails");
   line->Group("Model and memory");
   line->Add("device", &worker.device,
             "auto, cpu or cuda:N; auto is a GPU if one works, else the CPU");
@@ -237,6 +238,8 @@ absl::Status CheckPlaintext(const AllFlags& flags, const rpc::Credentials& tls,
 
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
+  absl::Status status = Watchdog::CheckLimit(flags_.worker.liveness_timeout);
+  if (!status.ok()) return status;
   absl::StatusOr<std::vector<Endpoint>> routers =
       ParseRouters(flags_.worker.routers);
   if (!routers.ok()) return routers.status();
@@ -253,7 +256,7 @@ absl::Status Process::Start() {
   if (!tls.ok()) return tls.status();
   credentials_ = *std::move(tls);
   tls_ = credentials_->first();
-  absl::Status status = CheckPlaintext(flags_, tls_, *routers);
+  status = CheckPlaintext(flags_, tls_, *routers);
   if (!status.ok()) return status;
   loop_ = std::make_unique<ThreadLoop>(
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode");
@@ -295,7 +298,8 @@ absl::Status Process::StartRole() {
   if (flags_.worker.metrics_compat == "vllm") metrics_->ExportVllmNames();
   security_metrics_ = std::make_unique<rpc::SecurityMetrics>(
       metrics_.get(), credentials_.get());
-  watchdog_ = std::make_unique<Watchdog>(kStuckAfter, loop_->Now());
+  watchdog_ =
+      std::make_unique<Watchdog>(flags_.worker.liveness_timeout, loop_->Now());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(parts_.executor.get(),
                                                  loop_.get(), metrics_.get(),

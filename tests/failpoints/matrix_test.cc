@@ -24,6 +24,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/random.h"
 #include "tests/integration/cluster.h"
@@ -49,6 +50,7 @@ enum class By {
   kCancel,   // clients that go away
   kTerm,     // SIGTERM
   kAdapter,  // an adapter that is to be loaded, of a folder that is not there
+  kWedge,    // requests; then whoever watches /livez kills it
 };
 
 struct Row {
@@ -94,6 +96,7 @@ constexpr Row kRows[] = {
     {"prefill.done", "crash drop", "prefill"},
     {"prefill.beat", "drop*40", "prefill", By::kStall},
     {"engine.step", "crash fail stall(1500) stall(6000)", "prefill decode"},
+    {"engine.step", "drop", "prefill decode", By::kWedge},
     {"engine.evict", "crash", "prefill decode"},
     {"engine.offload_write", "crash fail stall(1500)", "decode"},
     {"engine.offload_read", "fail corrupt stall(1500)", "decode"},
@@ -246,7 +249,10 @@ ClusterOptions SmallCluster() {
       .model_dir = ShardedModel(),
       .prefill = 2,
       .decode = 2,
-      .worker_arguments = {"--max-num-batched-tokens", "16",
+      // One that places nothing fails /livez before its requests give up.
+      .router_arguments = {"--liveness-timeout", "4s", "--queue-wait", "60s"},
+      .worker_arguments = {"--liveness-timeout", "4s",
+                           "--max-num-batched-tokens", "16",
                            "--handoff-slab-bytes", "4KiB", "--shutdown-timeout",
                            "5s", "--max-loras", "1"},
       .prefill_arguments = {"--max-num-seqs", "2", "--num-kv-blocks", "40"},
@@ -312,6 +318,17 @@ class MatrixTest : public testing::Test {
     return false;
   }
 
+  // Whether /livez answers `code` within `timeout`.
+  static bool Says(const std::string& name, const std::string& code,
+                   seconds timeout) {
+    const auto end = Clock::now() + timeout;
+    while (cluster_->Probe(name, "/livez").substr(0, 3) != code) {
+      if (Clock::now() >= end) return false;
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+    return true;
+  }
+
   // Clients that go away at any time, until the case's line is there.
   static void Cancel(const Case& c, size_t seen) {
     SeededRandom random(3);
@@ -348,6 +365,12 @@ class MatrixTest : public testing::Test {
       const std::string armed = cluster_->Arm(c.victim, c.fault());
       if (!armed.empty()) return armed;
     }
+    if (c.row.by == By::kWedge) {
+      if (!Fired(c, seen, seconds(20))) return "never fired; ";
+      if (!Says(c.victim, "503", seconds(20))) return "stays alive; ";
+      cluster_->Kill(c.victim);
+      return cluster_->Restart(c.victim).ok() ? "" : "no restart; ";
+    }
     if (c.row.by == By::kTerm) cluster_->Signal(c.victim, SIGTERM);
     if (c.row.by == By::kCancel) Cancel(c, seen);
     if (c.row.by == By::kAdapter) LoadAdapter();
@@ -378,6 +401,19 @@ class MatrixTest : public testing::Test {
       if (!cluster_->Restart("decode-1").ok()) return "no restart; ";
     }
     return fired ? "" : "never fired; ";
+  }
+
+  static std::string Doctor() {
+    const std::string command =
+        absl::StrCat(Cluster::BinaryPath("tandem"),
+                     " doctor --admin 127.0.0.1:", cluster_->admin_port());
+    std::string text;
+    FILE* const pipe = popen(command.c_str(), "r");
+    if (pipe == nullptr) return text;
+    char line[512];
+    while (std::fgets(line, sizeof line, pipe) != nullptr) text += line;
+    pclose(pipe);
+    return text;
   }
 
   // A slab whose message was lost comes back when its quarantine is over.
@@ -505,6 +541,55 @@ TEST_F(MatrixTest, EachPlaceInTheSourcesIsListedOnce) {
     }
   }
   EXPECT_EQ(found, listed);
+}
+
+// A worker that beats and whose steps never end is seen by its liveness alone:
+// here both roles at once. Whoever kills it for that lets its streams go on.
+TEST_F(MatrixTest, AWedgedStepFailsLivenessAndItsStreamsGoOnElsewhere) {
+  Load load(cluster_, expectations_, kStreams);
+  ASSERT_TRUE(load.WaitForEveryStream(seconds(30))) << load.faults();
+  const char* const wedged[] = {"prefill-0", "decode-0"};
+  for (const char* name :
+       {"router", "prefill-0", "prefill-1", "decode-0", "decode-1"}) {
+    EXPECT_EQ(cluster_->Probe(name, "/livez").substr(0, 3), "200") << name;
+  }
+  for (const char* name : wedged) {
+    ASSERT_EQ(cluster_->Arm(name, "engine.step=drop"), "");
+  }
+  for (const char* name : wedged) {
+    EXPECT_TRUE(Says(name, "503", seconds(30))) << name;
+    EXPECT_NE(cluster_->Probe(name, "/livez").find("nothing has advanced"),
+              std::string::npos);
+  }
+  const std::string doctor = Doctor();
+  for (const char* name : wedged) {
+    EXPECT_NE(doctor.find(absl::StrFormat("%-12s is not alive: work is", name)),
+              std::string::npos)
+        << doctor;
+    EXPECT_EQ(doctor.find("prefill-1    is not alive"), std::string::npos);
+  }
+  for (const char* name : wedged) {
+    cluster_->Kill(name);
+    ASSERT_TRUE(cluster_->Restart(name).ok());
+  }
+  EXPECT_TRUE(load.WaitForEveryStream(seconds(40))) << "a stream stands still";
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(40)).ok());
+  EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
+}
+
+// The same of a router that could place its requests and does not.
+TEST_F(MatrixTest, ARouterThatPlacesNothingFailsLiveness) {
+  ASSERT_EQ(cluster_->Arm("router", "router.place=fail*1000000"), "");
+  Load load(cluster_, expectations_, kStreams);
+  EXPECT_TRUE(Says("router", "503", seconds(40)));
+  ASSERT_EQ(cluster_->Arm("router", "router.place=off"), "");
+  EXPECT_TRUE(load.WaitForEveryStream(seconds(40))) << "a stream stands still";
+  EXPECT_TRUE(Says("router", "200", seconds(10)));
+  EXPECT_TRUE(load.Finish());
+  EXPECT_EQ(load.faults(), "");
+  EXPECT_EQ(cluster_->WhatIsLeft("Story"), "");
 }
 
 TEST_F(MatrixTest, EveryStreamGoesOnAsIfNothingHadHappened) {
