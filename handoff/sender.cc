@@ -435,6 +435,10 @@ void Sender::Impl::OnAck(Link* link, const v1::HandoffAck& ack) {
 
 void Sender::Impl::Progress(State* state) {
   state->last_progress = state->link->last_progress = loop_->Now();
+  StartClock(state);
+}
+
+void Sender::Impl::StartClock(State* state) {
   if (state->clock.running()) return;
   state->clock.Start(options_.transfer_timeout,
                      [this, serial = state->serial] { CheckClock(serial); });
@@ -446,7 +450,7 @@ void Sender::Impl::CheckClock(Serial serial) {
   const bool committed = state->phase == Phase::kCommitted;
   const bool pending = committed || state->credited > 0 ||
                        !state->announced.empty() || !state->cut.empty();
-  // Nothing to move: the clock starts again with the next credit.
+  // Nothing to move: the clock starts again with the next announcement.
   if (!pending) return;
   absl::Time since = state->last_progress;
   if (!committed) {

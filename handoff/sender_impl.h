@@ -134,7 +134,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
     kernels::KvDigest digest;
     std::optional<FirstToken> first;
     Timer repeat;
-    Timer clock;  // of the transfer, from the first credit on
+    Timer clock;  // of the transfer, from the first announcement on
     absl::Time last_progress;
     absl::Time granted_at;
     absl::Time computed_at;
@@ -175,6 +175,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   void MaybeCommit(State* state);
   void SendCommit(State* state);
   void Progress(State* state);
+  void StartClock(State* state);
   void CheckClock(Serial serial);
   void Fail(State* state, const absl::Status& status,
             const std::string& failed_way);

@@ -326,6 +326,11 @@ void Sender::Impl::Announce(Link* link) {
     const uint32_t slice = state->next_slice++;
     state->announced[slice] = range;
     ++link->announced;
+    // Where all announcements get lost no credit will start it.
+    if (!state->clock.running()) {
+      state->last_progress = loop_->Now();
+      StartClock(state);
+    }
     v1::LinkRequest request;
     v1::SliceReady* ready = request.mutable_slice_ready();
     ToKey(state->attempt, ready->mutable_key());

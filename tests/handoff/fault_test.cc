@@ -176,6 +176,21 @@ TEST(HandoffFault, WhatIsLostIsNotWaitedForWhileOthersUseTheLink) {
   }
 }
 
+// No credit comes that would start a clock.
+TEST(HandoffFault, ATransferOfWhichEveryAnnouncementIsLostEnds) {
+  World world(Of("grpc"));
+  world.prefill().on_dial = [](Pair* pair) {
+    pair->requests.filter = [](int, v1::LinkRequest* request) {
+      return request->has_slice_ready() ? 0 : 1;
+    };
+  };
+  world.Run(1, kPositions);
+  world.loop.RunFor(absl::Seconds(15));
+  EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
+  EXPECT_EQ(world.decode.seen[1].failed, 1);
+  world.ExpectBaseline();
+}
+
 TEST(HandoffFault, EverythingTwiceStillLandsOnce) {
   for (const std::string way : {"grpc", "direct"}) {
     World world(Of(way));
