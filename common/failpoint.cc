@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -54,16 +55,6 @@ bool Lists(const char* actions, const std::string& action) {
     if (listed == action) return true;
   }
   return false;
-}
-
-Hit HitOf(const std::string& action) {
-  static const std::map<std::string, Hit> kHits = {{"fail", kFail},
-                                                   {"drop", kDrop},
-                                                   {"duplicate", kDuplicate},
-                                                   {"corrupt", kCorrupt},
-                                                   {"truncate", kTruncate}};
-  const auto found = kHits.find(action);
-  return found == kHits.end() ? kNone : found->second;
 }
 
 // Cuts "<mark><number>" off the end of `text`, if it is there.
@@ -188,9 +179,25 @@ class Places {
   return true;
 }();
 
+thread_local Handler* handler = nullptr;
+
 }  // namespace
 
+void SetHandler(Handler* next) { handler = next; }
+
+Hit HitOf(std::string_view action) {
+  static const std::map<std::string, Hit, std::less<>> kHits = {
+      {"fail", kFail},
+      {"drop", kDrop},
+      {"duplicate", kDuplicate},
+      {"corrupt", kCorrupt},
+      {"truncate", kTruncate}};
+  const auto found = kHits.find(action);
+  return found == kHits.end() ? kNone : found->second;
+}
+
 Hit Pass(const Site& site) {
+  if (handler != nullptr) return handler->OnPass(site);
   const Armed armed = Places::Get().Pass(site.name);
   if (armed.action.empty()) return kNone;
   const std::string line =

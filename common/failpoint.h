@@ -20,6 +20,9 @@
 // acts at the nth passage from now (1) and at those that follow, `count` in all
 // (1). Of stall 3000 ms are meant, of delay 30, unless told. name=off disarms.
 //
+// Or a handler judges each passage and acts: that of the simulation, which
+// lets one of its processes crash or stand still and not the program.
+//
 // Only programs of tests have failpoints (tests/failpoints/CMakeLists.txt):
 // without the definition TANDEM_FAILPOINTS the macro is a constant, and nothing
 // of this is left. Never in a header, where it would be defined with and
@@ -64,8 +67,20 @@ struct Site {
 // A thread passes the place. Thread-safe, as all below.
 Hit Pass(const Site& site);
 
+class Handler {
+ public:
+  virtual ~Handler() = default;
+  virtual Hit OnPass(const Site& site) = 0;
+};
+// Of this thread's passages from now on, in place of what is armed. Borrowed
+// until the next call; null: none.
+void SetHandler(Handler* handler);
+
 // INVALID_ARGUMENT, and nothing is armed, if one word of it is wrong.
 absl::Status Arm(std::string_view faults);
+
+// What is returned for the action; kNone for those that act inside.
+Hit HitOf(std::string_view action);
 
 struct State {
   std::string name;

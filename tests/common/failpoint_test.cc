@@ -52,6 +52,23 @@ TEST(FailpointTest, HitsAreThoseAskedFor) {
   }
 }
 
+TEST(FailpointTest, AHandlerJudgesInPlaceOfWhatIsArmed) {
+  struct Judge final : Handler {
+    Hit OnPass(const Site& site) override {
+      passed += site.name;
+      return kDrop;
+    }
+    std::string passed;
+  } judge;
+  ASSERT_TRUE(Arm("work=fail").ok());
+  SetHandler(&judge);
+  EXPECT_EQ(Work(), kDrop);
+  EXPECT_EQ(Copy(), kDrop);
+  SetHandler(nullptr);
+  EXPECT_EQ(Work(), kFail);
+  EXPECT_EQ(judge.passed, "workcopy");
+}
+
 TEST(FailpointTest, EachActionIsTold) {
   ASSERT_TRUE(Arm("copy=duplicate;work=drop").ok());
   EXPECT_EQ(Copy(), kDuplicate);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulation's network: streams between processes on virtual time, with
-// delay, loss, duplication, reordering, partitions and crashes, all drawn from
-// one seed. The cores see it through common/stream.h and cannot tell.
+// delay, loss, duplication, reordering, slow links, partitions and crashes, all
+// drawn from one seed. The cores see it through common/stream.h and cannot
+// tell.
 //
 // A connection is TCP-like unless `messy`: what is lost breaks it. A messy one
 // (handoff links, whose protocol promises to bear it) also loses, repeats and
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -39,6 +41,35 @@ struct NetworkOptions {
   size_t window = 32;  // messages on the way before unsent() grows
 };
 
+// The loop of a process, which knows when it runs.
+class HostLoop final : public Loop {
+ public:
+  explicit HostLoop(VirtualLoop* world) : process_(world) {}
+
+  absl::Time Now() const override { return process_.Now(); }
+  void Post(Task task) override {
+    After(absl::ZeroDuration(), std::move(task));
+  }
+  TimerId After(absl::Duration delay, Task task) override {
+    return process_.After(delay, [this, task = std::move(task)]() mutable {
+      running_ = this;
+      task();
+      running_ = nullptr;
+    });
+  }
+  void Cancel(TimerId timer) override { process_.Cancel(timer); }
+  void Stop() { process_.Stop(); }
+  void Freeze() { process_.Freeze(); }
+  void Thaw() { process_.Thaw(); }
+
+  // Whose task this thread runs; null: none of a process.
+  static const HostLoop* running() { return running_; }
+
+ private:
+  static inline thread_local const HostLoop* running_ = nullptr;
+  VirtualProcess process_;
+};
+
 // A process: where its loop runs, and whether it still does. The simulation
 // makes a new one for every start.
 struct Host {
@@ -46,8 +77,9 @@ struct Host {
       : name(std::move(name_in)), loop(world) {}
 
   const std::string name;
-  VirtualProcess loop;
+  HostLoop loop;
   bool alive = true;
+  absl::Time frozen_until = absl::InfinitePast();
 };
 
 class Connection;
@@ -81,8 +113,13 @@ class Network {
     cut_.erase({b, a});
     for (const auto& connection : AliveConnections()) Resume(connection);
   }
+  // Each message between the two takes `longer`, one after another.
+  void Slow(const std::string& a, const std::string& b, absl::Duration longer) {
+    slow_[{a, b}] = slow_[{b, a}] = longer;
+  }
   void HealAll() {
     cut_.clear();
+    slow_.clear();
     for (const auto& connection : AliveConnections()) Resume(connection);
   }
   bool IsCut(const std::string& from, const std::string& to) const {
@@ -91,10 +128,18 @@ class Network {
 
   // The process is gone: its peers learn it from their broken streams.
   void Crash(const std::shared_ptr<Host>& host);
+  // The same in the middle of a task of its: nothing of it happens any more
+  // beyond that task, of which nobody hears. Crash() is still to be called.
+  void Doom(const std::shared_ptr<Host>& host);
 
   absl::Duration Delay() {
     return options_.min_delay +
            (options_.max_delay - options_.min_delay) * random_->Uniform();
+  }
+  absl::Duration Delay(const std::string& from, const std::string& to) {
+    const auto slow = slow_.find({from, to});
+    return Delay() +
+           (slow == slow_.end() ? absl::ZeroDuration() : slow->second);
   }
   bool Chance(double probability) {
     return probability > 0 && random_->Uniform() < probability;
@@ -126,6 +171,7 @@ class Network {
   Random* const random_;
   NetworkOptions options_;
   std::set<std::pair<std::string, std::string>> cut_;
+  std::map<std::pair<std::string, std::string>, absl::Duration> slow_;
   std::vector<std::weak_ptr<Connection>> connections_;
 };
 
@@ -190,8 +236,13 @@ inline void Network::Resume(const std::shared_ptr<Connection>& connection) {
 }
 
 inline void Network::Crash(const std::shared_ptr<Host>& host) {
-  host->alive = false;
   host->loop.Stop();
+  Doom(host);
+}
+
+inline void Network::Doom(const std::shared_ptr<Host>& host) {
+  host->alive = false;
+  host->loop.Freeze();
   for (const auto& connection : AliveConnections()) {
     if (connection->involves(host.get())) {
       connection->Break(absl::UnavailableError("connection reset"));
@@ -284,8 +335,9 @@ class TypedConnection final : public Connection {
     if (there.queue.empty() ? !there.has_close : there.paused) return;
     there.delivering = true;
     // The world's loop, then the process's: a crashed one never runs it.
-    hosts_[kTo]->loop.After(network_->Delay(), [self = this->shared_from_this(),
-                                                this] { Deliver<kTo>(); });
+    hosts_[kTo]->loop.After(
+        network_->Delay(hosts_[1 - kTo]->name, hosts_[kTo]->name),
+        [self = this->shared_from_this(), this] { Deliver<kTo>(); });
   }
 
  protected:
@@ -410,7 +462,7 @@ std::unique_ptr<Stream<Request, Response>> Network::Connect(
   connections_.push_back(pair);
   auto end = std::make_unique<SimulatedStream<Request, Response, 0>>(
       pair, server->name, options_.window);
-  if (!server->alive) {
+  if (!server->alive || !client->alive) {
     pair->Break(absl::UnavailableError("connection refused"));
     return end;
   }

@@ -4,8 +4,9 @@
 // over a network that fails. The device is FakeExecutor, whose KV is a hash of
 // history, so every wrong, stale or foreign block shows as a wrong token.
 //
-// First a phase with faults, in which nothing wrong may be said; then the
-// faults stop, and everything must end, and be as at the start.
+// Three phases. Safety: trouble of any kind, in which nothing wrong may be
+// said. Liveness: the trouble has ended, and everything must end within a
+// bound; what is asked now must not fail. Quiet: everything is as at the start.
 
 #ifndef TANDEM_TESTS_SIMULATION_WORLD_H_
 #define TANDEM_TESTS_SIMULATION_WORLD_H_
@@ -32,18 +33,24 @@ namespace tandem::simulation {
 // What may go wrong in one run.
 struct Profile {
   std::string name = {};
+  int share = 1;  // of the seeds
   int routers = 1;
   int prefill = 2;
   int decode = 2;
   int requests = 24;
-  absl::Duration faults_for = absl::Seconds(5);
+  absl::Duration trouble_for = absl::Seconds(5);
   int worker_crashes = 0;  // at random moments, restarted a little later
   int router_crashes = 0;
   int freezes = 0;     // of any process, half a second to eight
-  int partitions = 0;  // of any pair of processes; every third one way
-  double break_probability = 0;  // of any stream but the clients'
+  int partitions = 0;  // of any two hosts; every third one way
+  int slow_links = 0;  // between any two hosts
+  int drains = 0;      // workers that leave and come back, each in its turn
+  int twins = 0;       // second workers under an id that is taken
+  int failpoints = 0;  // hits, of a quarter of all that each process has
+  double break_probability = 0;  // of any stream, per message
   double messy = 0;       // loss, repetition, reordering on handoff links
   int window = 0;         // of the model's layers
+  bool drawn = false;     // all these are the most: each seed draws its own
   bool may_fail = false;  // some requests may end with an error
   // A seeded fault of the code: wraps the devices and streams of workers.
   std::function<std::unique_ptr<engine::Executor>(engine::FakeExecutor*, Loop*,
@@ -69,7 +76,9 @@ struct Report {
   int64_t tokens = 0;
   int64_t resumed = 0;  // prefill and decode retries
   int64_t messages = 0;
-  std::map<std::string, int> failures;  // by status
+  absl::Duration liveness;  // from the trouble's end until everything ended
+  std::map<std::string, int> hits;      // of failpoints, with the action
+  std::map<std::string, int> failures;  // by reason or status
 };
 
 // Runs one seed.
