@@ -176,15 +176,23 @@ void AdapterControl::Close(const absl::Status& status) {
 
 // ---- Commands and their answers
 
+uint64_t AdapterControl::NewCommand(const std::string& worker_id,
+                                    const std::string& name, Command::Of of) {
+  const Worker* const worker = registry_->Find(worker_id);
+  commands_[++last_command_] = {
+      of, worker_id,
+      worker == nullptr ? "" : worker->hello.worker().incarnation(), name};
+  return last_command_;
+}
+
 void AdapterControl::SendLoad(const std::string& worker_id,
                               const v1::LoraAdapter& adapter, Command::Of of) {
   v1::RegisterResponse response;
   v1::LoadAdapter* const load = response.mutable_load_adapter();
-  load->set_command(++last_command_);
+  load->set_command(NewCommand(worker_id, adapter.lora_name(), of));
   load->set_name(adapter.lora_name());
   load->set_path(adapter.lora_path());
   load->set_digest(adapter.digest());
-  commands_[last_command_] = {of, worker_id, adapter.lora_name()};
   registry_->Send(worker_id, std::move(response));
 }
 
@@ -192,9 +200,8 @@ void AdapterControl::SendUnload(const std::string& worker_id,
                                 const std::string& name, Command::Of of) {
   v1::RegisterResponse response;
   v1::UnloadAdapter* const unload = response.mutable_unload_adapter();
-  unload->set_command(++last_command_);
+  unload->set_command(NewCommand(worker_id, name, of));
   unload->set_name(name);
-  commands_[last_command_] = {of, worker_id, name};
   registry_->Send(worker_id, std::move(response));
 }
 
@@ -234,7 +241,7 @@ void AdapterControl::OnLost(const std::string& worker_id) {
 void AdapterControl::OnAnswer(
     const Command& command, const absl::StatusOr<v1::AdapterOutcome>& answer) {
   if (command.of == Command::Of::kLate) {
-    OnLateAnswer(command, answer.status());
+    OnLateAnswer(command, answer);
     return;
   }
   const auto it = changes_.find(command.name);
@@ -244,7 +251,11 @@ void AdapterControl::OnAnswer(
   // Only its stream may have broken: it is told when it comes back.
   if (ErrorReason(answer.status()) == "WORKER_LOST" &&
       owed_.size() < kMaxOwed) {
-    owed_[command.worker_id].insert(command.name);
+    Owed& owed = owed_[command.worker_id];
+    if (owed.incarnation != command.incarnation) {
+      owed = {command.incarnation, {}};
+    }
+    owed.names.insert(command.name);
   }
   if (change.phase == Phase::kLoading) {
     OnLoadAnswer(&change, command.worker_id, answer);
@@ -330,12 +341,11 @@ void AdapterControl::StartUnloading(Changes::iterator it) {
   Change& change = it->second;
   change.phase = Phase::kUnloading;
   change.due = loop_->Now() + options_->adapter_wait;
-  in_service_.erase(name);
+  TakeOutOfService(name);
   for (const auto& [id, worker] : registry_->workers()) {
     if (AdapterDigest(worker->hello, name).empty() && !Told(id, name)) continue;
     change.waiting.insert(id);
   }
-  std::erase_if(late_, [&](const auto& e) { return e.first.second == name; });
   for (const std::string& id : change.waiting) {
     SendUnload(id, name, Command::Of::kChange);
   }
@@ -416,7 +426,9 @@ void AdapterControl::Learn(const v1::AdapterRef& adapter) {
 void AdapterControl::OnRegistered(const Worker& worker) {
   std::set<std::string> owed;
   if (const auto it = owed_.find(worker.id()); it != owed_.end()) {
-    owed = std::move(it->second);
+    if (it->second.incarnation == worker.hello.worker().incarnation()) {
+      owed = std::move(it->second.names);
+    }
     owed_.erase(it);
   }
   // Whether its hello names them or not: it may be loading them still.
@@ -442,7 +454,7 @@ void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
   for (const v1::AdapterRef& adapter : before) {
     if (adapter.in_service() && !changes_.contains(adapter.name()) &&
         FindIn(now, adapter.name()) == nullptr) {
-      in_service_.erase(adapter.name());  // by another router
+      TakeOutOfService(adapter.name());  // by another router
     }
   }
   for (const v1::AdapterRef& adapter : now) {
@@ -451,6 +463,11 @@ void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
       Learn(adapter);
     }
   }
+}
+
+void AdapterControl::TakeOutOfService(const std::string& name) {
+  in_service_.erase(name);
+  std::erase_if(late_, [&](const auto& e) { return e.first.second == name; });
 }
 
 void AdapterControl::Complete(const Worker& worker) {
@@ -476,20 +493,28 @@ void AdapterControl::Complete(const Worker& worker) {
   }
 }
 
-void AdapterControl::OnLateAnswer(const Command& command,
-                                  const absl::Status& status) {
+void AdapterControl::OnLateAnswer(
+    const Command& command, const absl::StatusOr<v1::AdapterOutcome>& answer) {
   const auto it = late_.find({command.worker_id, command.name});
-  if (it == late_.end()) return;
-  if (status.ok()) {
+  if (it == late_.end()) {
+    // Another router unloaded it meanwhile, and did not know of this one.
+    if (answer.ok() && answer->loaded() &&
+        !in_service_.contains(command.name) &&
+        !changes_.contains(command.name)) {
+      SendUnload(command.worker_id, command.name, Command::Of::kNobody);
+    }
+    return;
+  }
+  if (answer.ok()) {
     late_.erase(it);
     return;
   }
   Late& late = it->second;
   late.waiting = false;
-  late.problem = std::string(status.message());
+  late.problem = std::string(answer.status().message());
   late.pause = std::clamp(late.pause * 2, kFirstPause, kLongestPause);
   late.next = loop_->Now() + late.pause;
-  observer_->OnAdapter(command.name, "not loaded", status);
+  observer_->OnAdapter(command.name, "not loaded", answer.status());
 }
 
 void AdapterControl::OnRequestEnded(const std::string& name) {

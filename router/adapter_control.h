@@ -102,7 +102,14 @@ class AdapterControl {
   struct Command {
     enum class Of { kChange, kLate, kNobody } of;
     std::string worker_id;
+    std::string incarnation;  // the worker's
     std::string name;
+  };
+  // What a worker may still have which was lost before it answered that it let
+  // it go. One that has restarted since has none of it.
+  struct Owed {
+    std::string incarnation;
+    std::set<std::string> names;
   };
   struct Origin {
     std::string path;
@@ -115,6 +122,8 @@ class AdapterControl {
   absl::Status CheckIdle(const std::string& name) const;
   bool ServedByAny(const std::string& name) const;
   bool Told(const std::string& worker_id, const std::string& name) const;
+  uint64_t NewCommand(const std::string& worker_id, const std::string& name,
+                      Command::Of of);
   void SendLoad(const std::string& worker_id, const v1::LoraAdapter& adapter,
                 Command::Of of);
   void SendUnload(const std::string& worker_id, const std::string& name,
@@ -123,7 +132,8 @@ class AdapterControl {
                 const absl::StatusOr<v1::AdapterOutcome>& answer);
   void OnLoadAnswer(Change* change, const std::string& worker_id,
                     const absl::StatusOr<v1::AdapterOutcome>& answer);
-  void OnLateAnswer(const Command& command, const absl::Status& status);
+  void OnLateAnswer(const Command& command,
+                    const absl::StatusOr<v1::AdapterOutcome>& answer);
   // Goes on where nobody is waited for any more.
   void Advance(Changes::iterator it);
   void FinishLoad(Changes::iterator it);
@@ -132,6 +142,8 @@ class AdapterControl {
   void FinishUnload(Changes::iterator it);
   void TimeOut(Changes::iterator it);
   void Finish(Changes::iterator it, absl::StatusOr<v1::LoraAdapter> answer);
+  // No worker that comes is to have it any more.
+  void TakeOutOfService(const std::string& name);
   // Tells it to load what it should have and has not.
   void Complete(const Worker& worker);
   void Learn(const v1::AdapterRef& adapter);
@@ -149,9 +161,7 @@ class AdapterControl {
   std::map<uint64_t, Command> commands_;                      // by number
   absl::Status closing_;                                      // unless OK
   uint64_t last_command_ = 0;
-  // Adapters that workers may still have which were lost before they answered
-  // that they let them go.
-  std::map<std::string, std::set<std::string>> owed_;  // by worker
+  std::map<std::string, Owed> owed_;  // by worker
 };
 
 }  // namespace tandem::router

@@ -305,6 +305,24 @@ TEST_F(AdapterControlTest, AWorkerThatComesBackWhileItReadsLetsItGoToo) {
   }
 }
 
+// What it was lost with is gone with its memory; what it has now, somebody
+// started it with.
+TEST_F(AdapterControlTest, AWorkerThatRestartsOwesNothing) {
+  Load("verse");
+  for (FakeWorker* const worker : {&p, &d, &e}) worker->CommandText();
+  p.Loads("verse", 'a');
+  e.Loads("verse", 'a');
+  d.lease->Break(absl::UnavailableError("reset"));
+  for (FakeWorker* const worker : {&p, &e}) {
+    EXPECT_EQ(worker->CommandText(), "unload verse");
+    worker->Unloads("verse");
+  }
+  *d.hello.add_adapters() = Ref("verse", 'a', false);
+  d.Restart();
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_THAT(w.core->adapters(), ElementsAre("verse"));
+}
+
 TEST_F(AdapterControlTest, AWorkerThatDoesNotAnswerUndoesItToo) {
   Call* const call = Load("verse");
   for (FakeWorker* const worker : {&p, &d, &e}) worker->CommandText();
@@ -484,6 +502,40 @@ TEST_F(AdapterControlTest, AnotherRouterMayUnloadIt) {
   EXPECT_THAT(w.core->adapters(), IsEmpty());
   e.Restart();
   EXPECT_EQ(e.CommandText(), "");
+}
+
+// Nobody but this router knows that one was still to have it.
+TEST_F(AdapterControlTest, WhatAnotherRouterUnloadsComesBackFromNobody) {
+  HaveVerse();
+  e.Restart();
+  ASSERT_EQ(e.CommandText(), "load verse");
+  for (FakeWorker* const worker : {&p, &d}) worker->LetsGo("verse");
+  EXPECT_THAT(w.core->adapters(), IsEmpty());
+  e.Loads("verse", 'a');
+  EXPECT_EQ(e.CommandText(), "unload verse");
+  EXPECT_EQ(p.CommandText(), "");
+  e.Unloads("verse");
+  EXPECT_THAT(w.core->adapter_control().List(), IsEmpty());
+  w.RunFor(absl::Seconds(5));
+  EXPECT_EQ(e.CommandText(), "");
+}
+
+TEST_F(AdapterControlTest, WhatAnotherRouterUnloadsIsNotTriedAgain) {
+  HaveVerse();
+  e.Restart();
+  ASSERT_EQ(e.CommandText(), "load verse");
+  e.Answer(StatusCode::kNotFound, "/verse: no such directory");
+  for (FakeWorker* const worker : {&p, &d}) worker->LetsGo("verse");
+  EXPECT_THAT(w.core->adapter_control().List(), IsEmpty());
+  w.RunFor(absl::Seconds(5));
+  EXPECT_EQ(e.CommandText(), "");
+  // Nor is the old problem shown of the next load.
+  Load("verse");
+  for (FakeWorker* const worker : {&p, &d}) {
+    ASSERT_EQ(worker->CommandText(), "load verse");
+    worker->Loads("verse", 'b');
+  }
+  EXPECT_EQ(Shown("verse").workers(1).problem(), "");
 }
 
 TEST_F(AdapterControlTest, WhoCameWhileItWasLoadedIsToldBehindTheOthers) {
