@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "common/log.h"
-#include "engine/lora.h"
 
 namespace tandem::worker {
 namespace {
@@ -66,19 +66,50 @@ absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
   return loaded;
 }
 
+DeviceAdapters::DeviceAdapters(const engine::ModelSpec& spec,
+                               const engine::LoraSlots& slots,
+                               engine::DeviceExecutor* executor, Loop* loop)
+    : executor_(executor),
+      reader_(new Reader{.spec = spec, .layout = slots.layout(), .loop = loop}),
+      thread_(std::make_unique<ThreadLoop>("adapters")) {}
+
+DeviceAdapters::~DeviceAdapters() {
+  const auto until = std::chrono::steady_clock::now() + kReadGrace;
+  MutexLock lock(&reader_->mutex);
+  reader_->loop = nullptr;
+  while (reader_->reads > 0) {
+    const auto left = until - std::chrono::steady_clock::now();
+    if (left <= left.zero()) break;
+    reader_->idle.WaitFor(&reader_->mutex, left);
+  }
+  if (reader_->reads == 0) return;
+  LogWarning("an adapter is still being read: not waiting for it", {});
+  (void)thread_.release();
+}
+
 void DeviceAdapters::Read(
     const std::string& path,
     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
-  reader_.Post([this, path, done = std::move(done)]() mutable {
-    absl::StatusOr<engine::LoraAdapter> adapter =
-        engine::ReadLoraAdapter(path, *spec_, slots_->layout());
-    loop_->Post(
-        [this, adapter = std::move(adapter), done = std::move(done)]() mutable {
+  {
+    MutexLock lock(&reader_->mutex);
+    ++reader_->reads;
+  }
+  thread_->Post(
+      [this, path, reader = reader_, done = std::move(done)]() mutable {
+        TANDEM_FAILPOINT("load.adapter_read", "stall");
+        absl::StatusOr<engine::LoraAdapter> adapter =
+            engine::ReadLoraAdapter(path, reader->spec, reader->layout);
+        MutexLock lock(&reader->mutex);
+        --reader->reads;
+        reader->idle.NotifyOne();
+        if (reader->loop == nullptr) return;
+        reader->loop->Post([this, adapter = std::move(adapter),
+                            done = std::move(done)]() mutable {
           if (!adapter.ok()) return done(std::move(adapter).status());
           read_ = std::make_unique<engine::LoraAdapter>(*std::move(adapter));
           done(read_->digest);
         });
-  });
+      });
 }
 
 void DeviceAdapters::Put(int slot, absl::AnyInvocable<void()> done) {

@@ -5,15 +5,19 @@
 #ifndef TANDEM_WORKER_LOAD_ADAPTERS_H_
 #define TANDEM_WORKER_LOAD_ADAPTERS_H_
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/loop.h"
+#include "common/mutex.h"
 #include "common/thread_loop.h"
 #include "engine/device_executor.h"
+#include "engine/lora.h"
 #include "engine/lora_slots.h"
 #include "engine/model_config.h"
 #include "kernels/backend.h"
@@ -43,15 +47,16 @@ absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
 // their slots.
 class DeviceAdapters final : public AdapterMemory {
  public:
-  // All outlive it. Destroyed when the loop has stopped and the device has
-  // done all that it was asked for.
-  DeviceAdapters(const engine::ModelSpec* spec, const engine::LoraSlots* slots,
-                 engine::DeviceExecutor* executor, Loop* loop)
-      : spec_(spec),
-        slots_(slots),
-        executor_(executor),
-        loop_(loop),
-        reader_("adapters") {}
+  // The executor and the loop outlive it, and nothing is called on the loop
+  // behind its end.
+  DeviceAdapters(const engine::ModelSpec& spec, const engine::LoraSlots& slots,
+                 engine::DeviceExecutor* executor, Loop* loop);
+  // Destroyed when the loop has stopped and the device has done all that it was
+  // asked for. A read that hangs (a file server that is away) is waited for no
+  // longer than kReadGrace: its thread ends with the process.
+  ~DeviceAdapters() override;
+
+  static constexpr std::chrono::seconds kReadGrace{1};
 
   void Read(
       const std::string& path,
@@ -60,12 +65,20 @@ class DeviceAdapters final : public AdapterMemory {
   void Forget() override { read_.reset(); }
 
  private:
-  const engine::ModelSpec* const spec_;
-  const engine::LoraSlots* const slots_;
+  // What a read uses, which may outlive all others.
+  struct Reader {
+    engine::ModelSpec spec;
+    engine::LoraLayout layout;
+    Mutex mutex{};
+    CondVar idle{};
+    Loop* loop ABSL_GUARDED_BY(mutex);  // null: nobody waits for it any more
+    int reads ABSL_GUARDED_BY(mutex) = 0;
+  };
+
   engine::DeviceExecutor* const executor_;
-  Loop* const loop_;
   std::unique_ptr<engine::LoraAdapter> read_;
-  ThreadLoop reader_;
+  const std::shared_ptr<Reader> reader_;
+  std::unique_ptr<ThreadLoop> thread_;
 };
 
 }  // namespace tandem::worker

@@ -423,8 +423,8 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
 void Process::StartAdapters() {
   if (parts_.adapters.slots != nullptr) {
     adapter_memory_ = std::make_unique<DeviceAdapters>(
-        &parts_.model->spec(), parts_.adapters.slots.get(),
-        parts_.executor.get(), loop_.get());
+        parts_.model->spec(), *parts_.adapters.slots, parts_.executor.get(),
+        loop_.get());
   }
   adapter_loader_ = std::make_unique<AdapterLoader>(
       &parts_.adapters.table, adapter_memory_.get(), [this] {

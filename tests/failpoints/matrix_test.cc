@@ -145,6 +145,7 @@ constexpr Row kRows[] = {
     {"load.header", "fail truncate", "prefill decode", By::kStart},
     {"load.pack", "crash@3 fail@3", "prefill decode", By::kStart},
     {"load.adapter", "crash fail stall(1500)", "decode", By::kAdapter},
+    {"load.adapter_read", "stall(1500)", "decode", By::kAdapter},
     {"load.tokenizer", "fail", "router", By::kStart, true},
     {"load.template", "fail", "router", By::kStart, true},
 
@@ -606,6 +607,26 @@ TEST_F(MatrixTest, EveryStreamGoesOnAsIfNothingHadHappened) {
       std::printf("%s\n", cluster_->State()->ShortDebugString().c_str());
     }
   }
+}
+
+// As one of files on a server that is away.
+TEST_F(MatrixTest, AWorkerThatReadsAnAdapterStopsAtOnce) {
+  const size_t seen = cluster_->Log("decode-0").size();
+  ASSERT_EQ(cluster_->Arm("decode-0", "load.adapter_read=stall(60000)"), "");
+  std::thread loads(LoadAdapter);
+  const auto read = [&] {
+    return cluster_->Log("decode-0").find("load.adapter_read stall", seen) !=
+           std::string::npos;
+  };
+  for (int i = 0; i < 2000 && !read(); ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_TRUE(read());
+  cluster_->Signal("decode-0", SIGTERM);
+  EXPECT_EQ(cluster_->WaitForExit("decode-0", seconds(30)), 143);
+  loads.join();
+  ASSERT_TRUE(cluster_->Restart("decode-0").ok());
+  EXPECT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(40)).ok());
 }
 
 }  // namespace
