@@ -437,18 +437,23 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
       bytes_ += (bytes_ - before) * static_cast<size_t>(state.sequences - 1);
     }
   }
+  if (!echo_logprobs_) return "";
+  // Every choice is here: nothing of its own comes before all of these.
+  int offset = At(prompt, 0).text_offset;
+  const json logprobs = CompletionLogprobs(scores.tokens(), &offset);
+  std::map<std::string, std::string> lists;
+  for (const auto& [name, list] : logprobs.items()) lists[name] = Dump(list);
   std::string events;
-  for (int i = 0; echo_logprobs_ && i < state.sequences; ++i) {
+  for (int i = 0; i < state.sequences; ++i) {
     Choice& choice = At(prompt, i);
-    json logprobs = CompletionLogprobs(scores.tokens(), &choice.text_offset);
+    choice.text_offset = offset;
     if (stream_) {
-      events += Chunk(prompt, i,
-                      {{"text", ""},
-                       {"logprobs", std::move(logprobs)},
-                       {"finish_reason", nullptr}});
-    } else {
-      AppendLogprobs(logprobs, &choice);
+      events += Chunk(
+          prompt, i,
+          {{"text", ""}, {"logprobs", logprobs}, {"finish_reason", nullptr}});
+      continue;
     }
+    for (const auto& [name, list] : lists) Append(list, &choice.logprobs[name]);
   }
   return events;
 }
