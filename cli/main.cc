@@ -34,6 +34,7 @@ struct ServeCommand {
   LogFlags log;
   // Handed on to the children where given.
   std::string policy = "prefix_aware";
+  std::string chat_template;
   std::string tool_call_parser = "auto";
   std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
   std::string quantization = "none";
@@ -82,6 +83,8 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("policy", &policy,
                   {"prefix_aware", "least_loaded", "round_robin"},
                   "How requests are placed");
+  line->Add("chat-template", &chat_template,
+            "File in place of the model's own chat template");
   line->AddChoice("tool-call-parser", &tool_call_parser,
                   {"auto", "llama3_json", "hermes", "mistral", "none"},
                   "How the model writes tool calls");
@@ -218,6 +221,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   flags.public_tls = !ssl_certfile.empty();
   flags.asks_for_key = !api_key.empty() || !api_keys_file.empty();
   router("policy", policy);
+  router("chat-template", chat_template);
   router("tool-call-parser", tool_call_parser);
   router("max-requests", absl::StrCat(max_requests));
   router("max-queued", absl::StrCat(max_queued));

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/connect.h"
 #include "cli/status.h"
 #include "cli/supervisor.h"
@@ -156,29 +157,76 @@ bool AllReady(const ServeFlags& flags,
   return prefill >= flags.prefill && decode >= flags.decode;
 }
 
+// What workers compute on and with. The same is said once.
+std::string WorkerLines(const v1::GetClusterStateResponse& state) {
+  std::set<std::string> devices;
+  std::set<std::string> formats;
+  std::set<std::string> ways;
+  bool hands_over = false;
+  int64_t decode_tokens = 0;
+  int max_len = 0;
+  std::string kv;
+  for (const v1::WorkerStatus& worker : state.workers()) {
+    const v1::WorkerHello& hello = worker.hello();
+    devices.insert(hello.device());
+    formats.insert(hello.weight_format());
+    if (hello.role() != v1::WORKER_ROLE_DECODE) {
+      hands_over = true;
+      ways.insert(absl::StrJoin(hello.ways(), ", else "));
+      continue;
+    }
+    decode_tokens += int64_t{hello.num_blocks()} * hello.block_size();
+    max_len = hello.max_model_len();
+    kv = hello.kv_dtype();
+  }
+  std::string lines = absl::StrFormat("  device    %s\n  weights   %s\n",
+                                      absl::StrJoin(devices, "; "),
+                                      absl::StrJoin(formats, "; "));
+  absl::StrAppendFormat(
+      &lines, "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
+      decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
+  if (hands_over) {
+    absl::StrAppend(&lines, "  handoff   ", absl::StrJoin(ways, "; "), "\n");
+  }
+  return lines;
+}
+
+double StartupSeconds(const v1::WorkerStatus& worker) {
+  double sum = 0;
+  for (const v1::StartupPhase& phase : worker.hello().startup()) {
+    sum += phase.seconds();
+  }
+  return sum;
+}
+
+// Of the worker that took longest: the others were ready before it.
+std::string StartupTable(const v1::GetClusterStateResponse& state) {
+  const auto slowest =
+      std::max_element(state.workers().begin(), state.workers().end(),
+                       [](const auto& one, const auto& other) {
+                         return StartupSeconds(one) < StartupSeconds(other);
+                       });
+  if (slowest == state.workers().end()) return "";
+  std::string table = absl::StrCat("  startup   of ",
+                                   slowest->hello().worker().worker_id(), "\n");
+  for (const v1::StartupPhase& phase : slowest->hello().startup()) {
+    absl::StrAppendFormat(&table, "            %-12s %6.2f s\n", phase.name(),
+                          phase.seconds());
+  }
+  return table;
+}
+
 std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
                        const v1::GetClusterStateResponse& state,
                        double seconds) {
   // What can be dialled, where every address is listened on.
   const bool any = flags.host == "0.0.0.0" || flags.host == "::";
   const std::string host = any ? "127.0.0.1" : Bracketed(flags.host);
-  int64_t decode_tokens = 0;
-  int max_len = 0;
-  std::string kv;
-  for (const v1::WorkerStatus& worker : state.workers()) {
-    const v1::WorkerHello& hello = worker.hello();
-    if (hello.role() != v1::WORKER_ROLE_DECODE) continue;
-    decode_tokens += int64_t{hello.num_blocks()} * hello.block_size();
-    max_len = hello.max_model_len();
-    kv = hello.kv_dtype();
-  }
   std::string block = absl::StrFormat(
       "\nTandem is ready (%.1f s): %s, %d prefill and %d decode worker%s\n",
       seconds, state.model(), flags.prefill, flags.decode,
       flags.decode == 1 ? "" : "s");
-  absl::StrAppendFormat(
-      &block, "  KV        %d tokens in %s for decoding, %d sequences of %d\n",
-      decode_tokens, kv, max_len > 0 ? decode_tokens / max_len : 0, max_len);
+  absl::StrAppend(&block, StartupTable(state), WorkerLines(state));
   absl::StrAppendFormat(&block, "  gRPC      %s:%d\n", host, flags.grpc_port);
   const std::string url = absl::StrFormat(
       "http%s://%s:%d", flags.public_tls ? "s" : "", host, flags.http_port);

@@ -69,6 +69,7 @@ constexpr char kRegistry[] = "tandem.v1.RegistryService";
 struct Flags {
   std::string model_dir;
   std::string served_model_name;
+  std::string chat_template;
   std::string tool_call_parser = "auto";
   std::string host = "127.0.0.1";
   std::string internal_host = "127.0.0.1";
@@ -108,6 +109,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
                       true);
   line->Add("served-model-name", &flags->served_model_name,
             "Name of the model in the API; the directory's by default");
+  line->Add("chat-template", &flags->chat_template,
+            "File, in Jinja, in place of the model's own chat template");
   line->AddChoice("tool-call-parser", &flags->tool_call_parser,
                   {"auto", "llama3_json", "hermes", "mistral", "none"},
                   "How the model writes tool calls, with vLLM's names; auto "
@@ -372,7 +375,9 @@ absl::Status Process::Start() {
   absl::StatusOr<Policy> policy = ParsePolicy(flags_.policy);
   if (!policy.ok()) return policy.status();
   absl::StatusOr<std::unique_ptr<ModelText>> model = ModelText::Load(
-      flags_.model_dir, flags_.served_model_name, flags_.tool_call_parser);
+      flags_.model_dir, {.served_name = flags_.served_model_name,
+                         .chat_template = flags_.chat_template,
+                         .tool_call_parser = flags_.tool_call_parser});
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
   const absl::Duration loading = absl::Now() - begun;

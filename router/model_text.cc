@@ -82,17 +82,20 @@ absl::Status LearnToolCalls(const text::ChatTemplate& chat,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
-    const std::string& directory, const std::string& served_name,
-    const std::string& tool_call_parser) {
+    const std::string& directory, const ModelTextOptions& options) {
   absl::StatusOr<text::Tokenizer> tokenizer = text::Tokenizer::Load(directory);
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<engine::ModelSpec> spec = engine::LoadModelSpec(directory);
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<text::ChatTemplate> chat = text::ChatTemplate::Load(directory);
+  absl::StatusOr<text::ChatTemplate> chat = text::ChatTemplate::Load(
+      directory, text::ChatTemplateLimits(), options.chat_template);
+  if (!chat.ok() && !options.chat_template.empty()) {
+    return Annotate(chat.status(), "--chat-template");
+  }
   if (!chat.ok() && !absl::IsNotFound(chat.status())) return chat.status();
 
   ModelLimits limits;
-  limits.model = served_name;
+  limits.model = options.served_name;
   if (limits.model.empty()) {
     std::filesystem::path path(directory);
     if (path.filename().empty()) path = path.parent_path();
@@ -104,7 +107,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   limits.has_chat_template = chat.ok();
   if (chat.ok()) {
     absl::Status status =
-        LearnToolCalls(*chat, tool_call_parser, *tokenizer, &limits);
+        LearnToolCalls(*chat, options.tool_call_parser, *tokenizer, &limits);
     if (!status.ok()) return status;
   }
   limits.eos_token_ids = spec->eos_ids;

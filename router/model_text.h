@@ -31,13 +31,18 @@ struct StructuredBudget {
   absl::Duration compile = absl::Seconds(2);
 };
 
+struct ModelTextOptions {
+  std::string served_name = {};  // empty: the directory's
+  // A file in place of the model's own; empty: that.
+  std::string chat_template = {};
+  // A style's name, or "auto": what the chat template's calls look like.
+  std::string tool_call_parser = "auto";
+};
+
 class ModelText final : public TextCodec {
  public:
-  // `served_name` may be empty: the directory's name. `tool_call_parser` is a
-  // style's name, or "auto": what the chat template's calls look like.
   static absl::StatusOr<std::unique_ptr<ModelText>> Load(
-      const std::string& directory, const std::string& served_name,
-      const std::string& tool_call_parser = "auto");
+      const std::string& directory, const ModelTextOptions& options);
 
   // The model's own limits; context_length is what its config says, and
   // nothing is offered beyond.

@@ -17,7 +17,8 @@ ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 ChatTemplate::~ChatTemplate() = default;
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Load(
-    const std::string& model_dir, const ChatTemplateLimits& limits) {
+    const std::string& model_dir, const ChatTemplateLimits& limits,
+    const std::string& file) {
   if (TANDEM_FAILPOINT("load.template", "fail")) return failpoint::Error();
   auto config = ReadOptionalModelFile(model_dir + "/tokenizer_config.json",
                                       kMaxConfigBytes);
@@ -25,8 +26,10 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(
   auto special_map = ReadOptionalModelFile(
       model_dir + "/special_tokens_map.json", kMaxConfigBytes);
   if (!special_map.ok()) return special_map.status();
-  auto jinja = ReadOptionalModelFile(model_dir + "/chat_template.jinja",
-                                     kMaxConfigBytes);
+  auto jinja = file.empty()
+                   ? ReadOptionalModelFile(model_dir + "/chat_template.jinja",
+                                           kMaxConfigBytes)
+                   : ReadModelFile(file, kMaxConfigBytes);
   if (!jinja.ok()) return jinja.status();
   ffi::ChatTemplateHandle* handle = nullptr;
   std::string error;
@@ -37,7 +40,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(
        .max_work_bytes = limits.max_work_bytes,
        .max_template_bytes = limits.max_template_bytes},
       &handle, ffi::Into(error));
-  if (kind != 0) return ffi::ToStatus(kind, model_dir, error);
+  if (kind != 0) {
+    return ffi::ToStatus(kind, file.empty() ? model_dir : file, error);
+  }
   return ChatTemplate(handle);
 }
 

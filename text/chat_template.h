@@ -60,9 +60,11 @@ class ChatTemplate {
   // Reads chat_template.jinja, else `chat_template` (a string, or a list of
   // {name, template}) of tokenizer_config.json, and compiles. A model without
   // a template is NOT_FOUND; a broken one is INVALID_ARGUMENT with file, field
-  // and line.
+  // and line. `file`, where not empty, is read in place of all of them, and
+  // must exist.
   static absl::StatusOr<ChatTemplate> Load(const std::string& model_dir,
-                                           const ChatTemplateLimits& limits);
+                                           const ChatTemplateLimits& limits,
+                                           const std::string& file = "");
   static absl::StatusOr<ChatTemplate> Load(const std::string& model_dir) {
     return Load(model_dir, ChatTemplateLimits());
   }

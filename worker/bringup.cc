@@ -279,6 +279,9 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   // Beams share what they have in common.
   if (flags.kv_cache == "on") hello.add_features(kFeatureBeamSearch);
   parts.adapters.table.List(hello.mutable_adapters());
+  hello.set_device(parts.backend->description());
+  hello.set_weight_format(parts.model->weight_format());
+  for (const std::string& way : parts.ways) hello.add_ways(way);
   return hello;
 }
 
@@ -376,6 +379,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     if (!gpu.ok()) return gpu.status();
     parts.gpu = *std::move(gpu);
   }
+  parts.clock.End("device");
 
   engine::LoadOptions load;
   load.weight_dtype = *weight_dtype;
@@ -459,6 +463,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       with_cache && role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0,
       draft);
   if (!plan.ok()) return plan.status();
+  parts.clock.End("weights");
 
   Progress hashing({.what = "checking weights",
                     .total_bytes = bytes,
@@ -470,6 +475,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       });
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);
+  parts.clock.End("fingerprint");
 
   executor.num_blocks = plan->num_blocks;
   // Only prefill workers hand over what they compute.
@@ -482,15 +488,18 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
                                                parts.backend.get(), loop);
   if (!device.ok()) return device.status();
   parts.executor = *std::move(device);
+  parts.clock.End("kv_cache");
   // Nothing has been submitted yet: this thread may still use the executor.
   if (opened->is_cuda() && role == v1::WORKER_ROLE_DECODE &&
       !flags.enforce_eager) {
     RecordDecodes(*parts.executor);
+    parts.clock.End("cuda_graphs");
   }
   parts.pool =
       std::make_unique<engine::KvPool>(plan->num_blocks, flags.block_size);
   const absl::Status offloading = StartOffload(flags, loop, &parts);
   if (!offloading.ok()) return offloading;
+  if (parts.offload != nullptr) parts.clock.End("kv_offload");
 
   parts.engine_options.max_num_seqs = executor.max_sequences;
   parts.engine_options.max_num_batched_tokens = flags.max_num_batched_tokens;
@@ -520,6 +529,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const absl::Status valid =
       engine::Engine::Validate(parts.engine_options, *parts.pool);
   if (!valid.ok()) return valid;
+  if (parts.draft.model != nullptr) parts.clock.End("draft_model");
   parts.hello = MakeHello(flags, role, parts);
   return parts;
 }

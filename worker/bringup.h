@@ -24,6 +24,7 @@
 #include "worker/draft_model.h"
 #include "worker/gpu_handoff.h"
 #include "worker/load_adapters.h"
+#include "worker/startup_clock.h"
 #include "worker/text_grammars.h"
 
 namespace tandem::worker {
@@ -94,6 +95,7 @@ struct WorkerParts {
   std::vector<std::string> ways;
   int64_t slab_bytes = 0;
   v1::WorkerHello hello;  // without endpoints
+  StartupClock clock;     // its phases so far
 };
 
 // Loads everything, with progress on standard error. `loop` is where the

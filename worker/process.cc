@@ -268,11 +268,16 @@ absl::Status Process::Start() {
   status = StartRole();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
+  parts_.clock.End("serving");
+  *parts_.hello.mutable_startup() = parts_.clock.phases();
   StartRegistration(*std::move(routers));
   GaugeSet& startup = metrics_->AddGauges(
-      "tandem_startup_seconds", "Start to registered, by phase", "phase", 2);
+      "tandem_startup_seconds", "Start to registered, by phase", "phase", 16);
   startup["model"].Set(absl::ToDoubleSeconds(loading));
   startup["total"].Set(absl::ToDoubleSeconds(absl::Now() - begun));
+  for (const v1::StartupPhase& phase : parts_.clock.phases()) {
+    startup[phase.name()].Set(phase.seconds());
+  }
   const kernels::KvShape& shape = parts_.executor->kv_shape();
   LogInfo("ready", {{"endpoint", parts_.hello.worker().endpoint()},
                     {"http", parts_.hello.http_endpoint()},

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
 from terminal import Terminal
 
@@ -90,6 +91,48 @@ class TerminalTest(unittest.TestCase):
             ["bash", "-c", command], check=False, capture_output=True, text=True
         )
         self.assertIn("data: [DONE]", shell.stdout, shell.stderr)
+
+    def test_the_ready_block_tells_what_serves_and_how_it_started(self):
+        block = self.server.text[self.server.text.index("Tandem is ready") :]
+        total = float(re.search(r"ready \(([\d.]+) s\)", block).group(1))
+        with open(f"{MODEL}/model.safetensors", "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        stored = {t["dtype"].lower() for n, t in header.items() if n[0] != "_"}
+        weights = re.search(r"\n  weights +(.+)\n", block).group(1).strip()
+        self.assertIn(weights, stored)
+        self.assertRegex(block, r"device +cpu \(")
+        phases = dict(re.findall(r"\n {12}(\w+) +([\d.]+) s", block))
+        self.assertEqual(
+            list(phases), ["device", "weights", "fingerprint", "kv_cache", "serving"]
+        )
+        self.assertLessEqual(sum(map(float, phases.values())), total)
+        worker = re.search(r"startup +of (\S+)", block).group(1)
+        state = json.loads(
+            tandem("status", "--json", "--admin", f"127.0.0.1:{self.admin}").stdout
+        )
+        hello = next(
+            each["hello"]
+            for each in state["workers"]
+            if each["hello"]["worker"]["worker_id"] == worker
+        )
+        url = f"http://{hello['http_endpoint']}/metrics"
+        with urllib.request.urlopen(url) as answer:
+            metrics = answer.read().decode()
+        for phase, seconds in phases.items():
+            series = rf'tandem_startup_seconds{{[^}}]*phase="{phase}"}} ([\d.e-]+)'
+            told = float(re.search(series, metrics).group(1))
+            self.assertAlmostEqual(told, float(seconds), delta=0.006)
+        # The way that a request takes is the first of those told.
+        ways = re.search(r"handoff +(.+)\n", block).group(1).strip().split(", else ")
+        fields = {"prompt": "Once upon a time", "max_tokens": 2, "placement": "split"}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http}/v1/completions",
+            json.dumps(fields).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            self.assertEqual(json.load(answer)["timings"]["way"], ways[0])
 
     def test_chat_answers_with_a_line_about_it(self):
         terminal = self.chat()

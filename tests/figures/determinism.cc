@@ -96,7 +96,8 @@ class Lab {
   Lab()
       : directory_(integration::EmbeddedModel()),
         backend_(Must(kernels::NewCpuBackend({.threads = 1}))),
-        text_(Must(router::ModelText::Load(directory_, "tales"))) {
+        text_(Must(
+            router::ModelText::Load(directory_, {.served_name = "tales"}))) {
     const auto checkpoint = Must(engine::Checkpoint::Open(directory_));
     model_ = Must(engine::Model::Load(Must(engine::LoadModelSpec(directory_)),
                                       checkpoint, {}, backend_.get()));

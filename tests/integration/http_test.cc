@@ -2,9 +2,11 @@
 // OpenAI's HTTP API of a cluster of real processes: the same tokens as over
 // gRPC, streams that survive a worker, and errors where clients look for them.
 #include <signal.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -254,6 +256,21 @@ TEST_F(HttpTest, ChatsUseTheModelsTemplate) {
   EXPECT_EQ(tokens["count"], want.done.usage().prompt_tokens());
   const json text = Post("/detokenize", {{"tokens", want.token_ids}}).Json();
   EXPECT_EQ(text["prompt"], want.text);
+}
+
+TEST_F(HttpTest, AUsersTemplateGoesBeforeTheModels) {
+  const std::string path =
+      absl::StrCat(testing::TempDir(), "/http_test_", getpid(), ".jinja");
+  std::ofstream(path) << "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+  Begin({.router_arguments = {"--chat-template", path}});
+  const json messages =
+      json::array({{{"role", "user"}, {"content", "Mia found a red ball."}}});
+  const json chat = Post("/tokenize", {{"messages", messages}}).Json();
+  const json text = Post("/tokenize", {{"prompt", "<Mia found a red ball.>"},
+                                       {"add_special_tokens", false}})
+                        .Json();
+  EXPECT_EQ(chat["tokens"], text["tokens"]);
+  std::remove(path.c_str());
 }
 
 TEST_F(HttpTest, AClientThatGoesStopsItsRequest) {

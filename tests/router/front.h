@@ -34,7 +34,7 @@ inline std::unique_ptr<ModelText> LoadModelWithTools() {
                "{{ call.function | tojson }}</tool_call>{% endfor %}"
                "{% endfor %}{% if add_generation_prompt %}<|assistant|>"
                "{% endif %}");
-  return *ModelText::Load(folder.path(), "m");
+  return *ModelText::Load(folder.path(), {.served_name = "m"});
 }
 
 class Front {

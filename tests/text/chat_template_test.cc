@@ -85,6 +85,28 @@ TEST(ChatTemplateTest, AJinjaFileGoesBeforeTheConfig) {
             "<s>file");
 }
 
+TEST(ChatTemplateTest, AFileOfTheUsersGoesBeforeBoth) {
+  ModelDir dir;
+  dir.Write("tokenizer_config.json", R"({"bos_token": "<s>"})");
+  dir.Write("chat_template.jinja", "model's");
+  dir.Write("own.jinja", "{{ bos_token }}own: {{ messages[0].content }}");
+  const ChatTemplateLimits limits;
+  const auto own =
+      ChatTemplate::Load(dir.path(), limits, dir.path() + "/own.jinja");
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(
+      own->Render({.messages_json = R"([{"role": "user", "content": "Hi"}])"})
+          .value(),
+      "<s>own: Hi");
+  dir.Write("own.jinja", "{% if %}");
+  for (const char* const name : {"/own.jinja", "/none.jinja"}) {
+    const absl::Status status =
+        ChatTemplate::Load(dir.path(), limits, dir.path() + name).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+    EXPECT_EQ(absl::IsNotFound(status), std::string(name) == "/none.jinja");
+  }
+}
+
 TEST(ChatTemplateTest, AModelWithoutATemplateIsNotFound) {
   ModelDir dir;
   EXPECT_EQ(ChatTemplate::Load(dir.path()).status().code(),
