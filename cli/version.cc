@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/commit.h"
+#include "common/build_info.h"
 #include "common/library.h"
 #include "common/version.h"
 
@@ -41,7 +41,7 @@ std::string CpuInfo(const std::string& name) {
 VersionInfo GetVersionInfo() {
   VersionInfo info;
   info.version = kVersion;
-  info.commit = kCommit;
+  info.commit = Commit();
 #if defined(__clang__)
   info.build = absl::StrCat("clang ", __clang_version__);
 #else

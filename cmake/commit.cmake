@@ -7,10 +7,10 @@ if(failed)
   set(commit unknown)
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT
-"#ifndef TANDEM_CLI_COMMIT_H_
-#define TANDEM_CLI_COMMIT_H_
-namespace tandem::cli {
+"#ifndef TANDEM_COMMON_COMMIT_H_
+#define TANDEM_COMMON_COMMIT_H_
+namespace tandem {
 inline constexpr char kCommit[] = \"@commit@\";
-}  // namespace tandem::cli
-#endif  // TANDEM_CLI_COMMIT_H_
+}  // namespace tandem
+#endif  // TANDEM_COMMON_COMMIT_H_
 ")

@@ -15,6 +15,19 @@
 #include "common/vllm_metrics.h"
 
 namespace tandem {
+namespace {
+
+// `labels`, and the value as `label`.
+Metrics::LabelsOf With(std::string label, Labels labels) {
+  return [label = std::move(label),
+          labels = std::move(labels)](const std::string& value) {
+    Labels all = labels;
+    all[label] = value;
+    return all;
+  };
+}
+
+}  // namespace
 
 const Buckets kTimeToFirstTokenBuckets = {
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -117,11 +130,16 @@ CounterSet& Metrics::AddCounters(const std::string& name,
                                  const std::string& help,
                                  const std::string& label, size_t max_values,
                                  const Labels& labels) {
+  return AddCounters(name, help, With(label, labels), max_values);
+}
+
+CounterSet& Metrics::AddCounters(const std::string& name,
+                                 const std::string& help, LabelsOf labels_of,
+                                 size_t max_values) {
   counter_sets_.push_back(std::make_unique<CounterSet>(
-      max_values, [=, this](const std::string& value) {
-        Labels all = labels;
-        all[label] = value;
-        return Counter(NewCounter(name, help, all));
+      max_values,
+      [=, this, labels_of = std::move(labels_of)](const std::string& value) {
+        return Counter(NewCounter(name, help, labels_of(value)));
       }));
   return *counter_sets_.back();
 }
@@ -130,10 +148,9 @@ GaugeSet& Metrics::AddGauges(const std::string& name, const std::string& help,
                              const std::string& label, size_t max_values,
                              const Labels& labels) {
   gauge_sets_.push_back(std::make_unique<GaugeSet>(
-      max_values, [=, this](const std::string& value) {
-        Labels all = labels;
-        all[label] = value;
-        return Gauge(NewGauge(name, help, all));
+      max_values,
+      [=, this, labels_of = With(label, labels)](const std::string& value) {
+        return Gauge(NewGauge(name, help, labels_of(value)));
       }));
   return *gauge_sets_.back();
 }
@@ -143,11 +160,17 @@ HistogramSet& Metrics::AddHistograms(const std::string& name,
                                      const Buckets& buckets,
                                      const std::string& label,
                                      size_t max_values, const Labels& labels) {
+  return AddHistograms(name, help, buckets, With(label, labels), max_values);
+}
+
+HistogramSet& Metrics::AddHistograms(const std::string& name,
+                                     const std::string& help,
+                                     const Buckets& buckets, LabelsOf labels_of,
+                                     size_t max_values) {
   histogram_sets_.push_back(std::make_unique<HistogramSet>(
-      max_values, [=, this](const std::string& value) {
-        Labels all = labels;
-        all[label] = value;
-        return Histogram(NewHistogram(name, help, buckets, all));
+      max_values,
+      [=, this, labels_of = std::move(labels_of)](const std::string& value) {
+        return Histogram(NewHistogram(name, help, buckets, labels_of(value)));
       }));
   return *histogram_sets_.back();
 }

@@ -142,6 +142,15 @@ class Metrics {
                               const Buckets& buckets, const std::string& label,
                               size_t max_values, const Labels& labels = {});
 
+  // Sets whose metrics differ in several labels, which `labels_of` makes of the
+  // set's value ("other" may be one).
+  using LabelsOf = std::function<Labels(const std::string& value)>;
+  CounterSet& AddCounters(const std::string& name, const std::string& help,
+                          LabelsOf labels_of, size_t max_values);
+  HistogramSet& AddHistograms(const std::string& name, const std::string& help,
+                              const Buckets& buckets, LabelsOf labels_of,
+                              size_t max_values);
+
   // Text has vLLM's names as well (common/vllm_metrics.h). For start-up.
   void ExportVllmNames() { vllm_names_ = true; }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/build_info.h"
 #include "common/error.h"
 #include "common/failpoint.h"
 #include "common/file_watcher.h"
@@ -271,6 +272,7 @@ class Process {
   SystemRandom random_;
   // Before the loop, with which requests go that still are charged.
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<rpc::CallMetrics> call_metrics_;
   std::unique_ptr<RouterMetrics> router_metrics_;
   std::unique_ptr<Access> access_;
   ThreadLoop loop_;
@@ -393,6 +395,8 @@ absl::Status Process::Start() {
   options.window = model_->window();
   metrics_ = std::make_unique<Metrics>("router", options.model);
   if (flags_.metrics_compat == "vllm") metrics_->ExportVllmNames();
+  AddBuildInfo("none", metrics_.get());
+  call_metrics_ = std::make_unique<rpc::CallMetrics>(metrics_.get());
   router_metrics_ = std::make_unique<RouterMetrics>(metrics_.get(), *policy);
   security_metrics_ =
       std::make_unique<rpc::SecurityMetrics>(metrics_.get(), tls_.get());
@@ -496,6 +500,7 @@ absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
     rpc::ServerOptions options, const std::string& host, int port,
     const std::vector<grpc::Service*>& services) {
   options.address = Endpoint{host, port}.ToString();
+  options.metrics = call_metrics_.get();
   return rpc::Server::Start(options, services);
 }
 
@@ -580,7 +585,8 @@ absl::Status Process::StartServers() {
       // Elsewhere a key or a certificate tells who may.
       .local_hosts_only = rpc::OnLoopback(flags_.host) && !access_->closed() &&
                           public_tls_.cert.empty(),
-      .error_page = &HttpFront::ErrorPage});
+      .error_page = &HttpFront::ErrorPage,
+      .request_id = &HttpFront::RequestId});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
     return HttpResponse{.content_type = Metrics::kContentType,
                         .body = metrics_->Text()};

@@ -6,7 +6,6 @@
 #include "common/error.h"
 #include "common/log.h"
 #include "common/thread_loop.h"
-#include "common/version.h"
 
 namespace tandem::router {
 namespace {
@@ -148,7 +147,6 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
       generation_size_(m->AddHistogram("tandem_request_generation_tokens",
                                        "Generated tokens of a request",
                                        TokenCountBuckets(kLongestPrompt))) {
-  m->AddGauge("tandem_build_info", "1", {{"version", kVersion}}).Set(1);
   constexpr const char* kStages[] = {"template", "tokenise", "place", "reserve",
                                      "relay"};
   for (int i = 0; i < 5; ++i) {

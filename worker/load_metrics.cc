@@ -100,10 +100,6 @@ LoadMetrics::LoadMetrics(Metrics* metrics, const v1::WorkerHello& hello)
                   {"num_blocks", absl::StrCat(hello.num_blocks())},
                   {"dtype", hello.kv_dtype()}})
       .Set(1);
-  metrics
-      ->AddGauge("tandem_build_info", "This binary",
-                 {{"version", TANDEM_VERSION}})
-      .Set(1);
 }
 
 void LoadMetrics::Update(const v1::WorkerLoad& load,

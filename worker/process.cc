@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/build_info.h"
 #include "common/failpoint.h"
 #include "common/http/failpoints.h"
 #include "common/http/server.h"
@@ -200,6 +201,7 @@ class Process {
   SystemRandom random_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<rpc::SecurityMetrics> security_metrics_;
+  std::unique_ptr<rpc::CallMetrics> call_metrics_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ThreadLoop> loop_;
@@ -305,6 +307,8 @@ absl::Status Process::StartRole() {
       metrics_.get(), credentials_.get());
   watchdog_ =
       std::make_unique<Watchdog>(flags_.worker.liveness_timeout, loop_->Now());
+  AddBuildInfo(parts_.gpu != nullptr ? "cuda" : "cpu", metrics_.get());
+  call_metrics_ = std::make_unique<rpc::CallMetrics>(metrics_.get());
   offload_metrics_ = std::make_unique<OffloadMetrics>(metrics_.get());
   executor_ = std::make_unique<MeasuredExecutor>(parts_.executor.get(),
                                                  loop_.get(), metrics_.get(),
@@ -357,6 +361,7 @@ absl::Status Process::StartServers() {
   grpc.address =
       Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
   grpc.rotating = credentials_->rotating();
+  grpc.metrics = call_metrics_.get();
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(grpc, role_->services());
   if (!server.ok()) return server.status();

@@ -40,6 +40,7 @@ struct HttpRequest {
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // as sent
   std::string caller;  // who sent it, as the server's guard found
+  std::string id;      // HttpOptions::request_id's
 
   // The first value; the name's case does not matter. "" if there is none.
   std::string_view Header(std::string_view name) const;
@@ -78,6 +79,9 @@ struct HttpOptions {
   std::function<HttpResponse(int code, const std::string& path,
                              const std::string& message)>
       error_page = {};
+  // Of the X-Request-Id that was sent ("": none) the one that every answer
+  // has, unless its handler gives another. Null: answers have none.
+  std::function<std::string(std::string_view sent)> request_id = {};
 };
 
 // A request whose answer comes later, or in pieces: either Answer, or Begin,

@@ -34,6 +34,7 @@ constexpr auto kLookAgain = std::chrono::milliseconds(500);
 constexpr size_t kReadBytes = 64 << 10;
 // Of a next request, while an answer over TLS is on the way.
 constexpr size_t kReadAhead = 4 << 10;
+constexpr char kRequestIdHeader[] = "X-Request-Id";
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
 // As RFC 9110 asks of every answer.
@@ -166,6 +167,7 @@ void Session::RefuseConnection() {
 }
 
 void Session::Refuse() {
+  if (id_.empty()) Name("");
   HttpResponse response = ErrorPage(503, "too many connections");
   response.headers.emplace_back("Retry-After", "1");
   RefuseMessage(std::move(response));
@@ -178,10 +180,16 @@ HttpResponse Session::ErrorPage(int code, const std::string& message) const {
   return {.code = code, .body = message + "\n"};
 }
 
+// The request at hand, for its answers.
+void Session::Name(std::string_view sent) {
+  if (state_->options.request_id) id_ = state_->options.request_id(sent);
+}
+
 // ------------------------------------------------------------- a request
 
 void Session::Read() {
   path_.clear();
+  id_.clear();
   parser_.emplace();
   parser_->header_limit(
       static_cast<std::uint32_t>(state_->options.max_header_bytes));
@@ -196,6 +204,8 @@ void Session::Read() {
 void Session::OnHeader(Error error) {
   const auto target = parser_->get().target();
   path_.assign(target.data(), std::min(target.find('?'), target.size()));
+  const auto id = parser_->get()[kRequestIdHeader];
+  Name(std::string_view(id.data(), id.size()));
   if (RefuseBroken(error)) return;
   // Beast limits the request line and the fields, but each by itself.
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
@@ -226,6 +236,7 @@ bool Session::LetIn() {
   const HttpOptions& options = state_->options;
   if (state_->guard == nullptr && !options.local_hosts_only) return true;
   HttpRequest head = Convert(parser_->get());
+  head.id = id_;
   if (options.local_hosts_only &&
       !IsLocalHost(head.Header("host"), options.host)) {
     RefuseMessage(ErrorPage(
@@ -261,6 +272,7 @@ void Session::OnRead(Error error) {
   keep_alive_ = message.keep_alive();
   HttpRequest request = Convert(message);
   request.caller = std::move(caller_);
+  request.id = id_;
   head_ = request.method == "HEAD";
   Dispatch(std::move(request));
 }
@@ -342,13 +354,19 @@ void Session::RefuseMessage(HttpResponse response) {
 
 // ------------------------------------------------------- a whole answer
 
+template <typename Message>
+void Session::SetHead(const HttpResponse& answer, Message* message) const {
+  message->version(version_);
+  message->result(static_cast<unsigned>(answer.code));
+  message->set(http::field::date, DateNow());
+  message->set(http::field::content_type, answer.content_type);
+  if (!id_.empty()) message->set(kRequestIdHeader, id_);
+  for (const auto& [name, value] : answer.headers) message->set(name, value);
+}
+
 void Session::Answer(HttpResponse answer) {
   response_ = {};
-  response_.version(version_);
-  response_.result(static_cast<unsigned>(answer.code));
-  response_.set(http::field::date, DateNow());
-  response_.set(http::field::content_type, answer.content_type);
-  for (const auto& [name, value] : answer.headers) response_.set(name, value);
+  SetHead(answer, &response_);
   const size_t size = answer.body.size();
   response_.body() = std::move(answer.body);
   response_.prepare_payload();
@@ -404,11 +422,7 @@ void Session::Begin(HttpResponse head) {
   const bool chunked = version_ == 11;
   if (!chunked) keep_alive_ = false;
   http::response<http::empty_body> message;
-  message.version(version_);
-  message.result(static_cast<unsigned>(head.code));
-  message.set(http::field::date, DateNow());
-  message.set(http::field::content_type, head.content_type);
-  for (const auto& [name, value] : head.headers) message.set(name, value);
+  SetHead(head, &message);
   message.chunked(chunked);
   message.keep_alive(keep_alive_);
   std::ostringstream text;

@@ -79,6 +79,9 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
   HttpResponse ErrorPage(int code, const std::string& message) const;
+  void Name(std::string_view sent);
+  template <typename Message>
+  void SetHead(const HttpResponse& answer, Message* message) const;
   void Refuse();  // 503: too many connections
   void Read();
   void OnHeader(Error error);
@@ -119,6 +122,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool keep_alive_ = false;
   std::string caller_;
   std::string path_;  // of the message at hand; empty: not read
+  std::string id_;    // likewise; empty: answers have none
 
   // Of an exchange.
   uint64_t number_ = 0;

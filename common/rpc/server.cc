@@ -83,6 +83,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   int port = 0;
   builder.AddListeningPort(options.address, CredentialsOf(options), &port);
   SetLimits(options, &builder);
+  if (options.metrics != nullptr) {
+    std::vector<
+        std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+        interceptors;
+    interceptors.push_back(options.metrics->NewInterceptors());
+    builder.experimental().SetInterceptorCreators(std::move(interceptors));
+  }
   for (grpc::Service* service : services) builder.RegisterService(service);
 
   std::unique_ptr<Server> server(new Server());

@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/rpc/authorization.h"
+#include "common/rpc/call_metrics.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/rotating_credentials.h"
 
@@ -45,6 +46,7 @@ struct ServerOptions {
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.
   int max_concurrent_streams = 1024;
+  CallMetrics* metrics = nullptr;  // null: calls are not counted
   // What gRPC's buffers may hold, all connections together.
   size_t memory_bytes = size_t{256} << 20;
   int max_threads = 64;

@@ -55,15 +55,6 @@ double Rounded(float value) {
 constexpr std::string_view kModels = "/v1/models/";
 constexpr char kRequestIdHeader[] = "X-Request-Id";
 
-// What the client calls its request, or a name for it: people who ask about an
-// error quote it.
-std::string RequestIdOf(const HttpRequest& http) {
-  const std::string id(http.Header("x-request-id"));
-  if (!id.empty() && ValidateRequestId(id).ok()) return id;
-  SystemRandom random;
-  return Uuid(&random);
-}
-
 // Names in paths; what is no escape stays as it is.
 std::string PercentDecoded(std::string_view text) {
   std::string decoded;
@@ -180,6 +171,12 @@ HttpResponse HttpFront::ErrorPage(int code, const std::string& path,
   return {.code = code, .body = message + "\n"};
 }
 
+std::string HttpFront::RequestId(std::string_view sent) {
+  if (!sent.empty() && ValidateRequestId(sent).ok()) return std::string(sent);
+  SystemRandom random;
+  return Uuid(&random);
+}
+
 std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
   absl::StatusOr<std::string> caller =
       intake_->access().Authenticate(head->Header("authorization"));
@@ -188,16 +185,14 @@ std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
     return std::nullopt;
   }
   intake_->CountRefused(Api::kHttp, caller.status());
-  HttpResponse response = ErrorResponse(caller.status());
-  response.headers.emplace_back(kRequestIdHeader, RequestIdOf(*head));
-  return response;
+  return ErrorResponse(caller.status());
 }
 
 void HttpFront::Generate(Parse parse,
                          std::unique_ptr<HttpExchange> exchange) const {
   const HttpRequest& http = exchange->request();
   std::vector<std::pair<std::string, std::string>> headers;
-  const std::string id = RequestIdOf(http);
+  const std::string& id = http.id;
   headers.emplace_back(kRequestIdHeader, id);
   FieldNames names;
   const auto refuse = [&](const absl::Status& status) {

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/http/server.h"
 #include "common/loop.h"
@@ -51,6 +52,9 @@ class HttpFront {
   // HttpOptions::error_page: OpenAI's shape below the paths of its API.
   static HttpResponse ErrorPage(int code, const std::string& path,
                                 const std::string& message);
+  // HttpOptions::request_id: what the client calls its request, or a name for
+  // it, which people quote who ask about an error.
+  static std::string RequestId(std::string_view sent);
 
  private:
   using Parse = absl::StatusOr<OpenAiRequest> (*)(std::string_view body);

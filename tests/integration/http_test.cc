@@ -258,7 +258,7 @@ TEST_F(HttpTest, ChatsUseTheModelsTemplate) {
   EXPECT_EQ(text["prompt"], want.text);
 }
 
-TEST_F(HttpTest, AUsersTemplateGoesBeforeTheModels) {
+TEST_F(HttpTest, AUsersTemplateGoesBeforeTheModelsAndEveryAnswerHasAnId) {
   const std::string path =
       absl::StrCat(testing::TempDir(), "/http_test_", getpid(), ".jinja");
   std::ofstream(path) << "{% for m in messages %}<{{ m.content }}>{% endfor %}";
@@ -271,6 +271,21 @@ TEST_F(HttpTest, AUsersTemplateGoesBeforeTheModels) {
                         .Json();
   EXPECT_EQ(chat["tokens"], text["tokens"]);
   std::remove(path.c_str());
+
+  for (const char* const route :
+       {"/v1/models", "/v1/models/tales", "/v1/models/none", "/health",
+        "/livez", "/readyz", "/version", "/metrics", "/", "/page/chat.js",
+        "/v1/tandem/capabilities", "/nothing", "/tokenize"}) {
+    Socket socket(cluster_->http_port());
+    socket.Send(absl::StrCat("GET ", route,
+                             " HTTP/1.1\r\nConnection: close\r\n"
+                             "X-Request-Id: of-mine\r\n\r\n"));
+    EXPECT_THAT(Parse(socket.Receive()).head,
+                HasSubstr("\r\nX-Request-Id: of-mine\r\n"))
+        << route;
+  }
+  EXPECT_THAT(Post("/tokenize", {{"prompt", "a"}}).head,
+              testing::ContainsRegex("X-Request-Id: [0-9a-f]{8}-"));
 }
 
 TEST_F(HttpTest, AClientThatGoesStopsItsRequest) {

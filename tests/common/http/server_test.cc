@@ -5,10 +5,12 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/http/host.h"
 #include "common/metrics.h"
 #include "gmock/gmock.h"
@@ -292,6 +294,65 @@ TEST_F(HttpServerTest, ItsOwnRefusalsHaveTheShapeThatIsWanted) {
   EXPECT_THAT(full, StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(full, HasSubstr("Retry-After: 1\r\n"));
   EXPECT_THAT(full, ::testing::EndsWith("!too many connections"));
+}
+
+TEST_F(HttpServerTest, EveryAnswerHasItsRequestsId) {
+  int asked = 0;
+  HttpOptions options{.max_body_bytes = 10, .local_hosts_only = true};
+  options.request_id = [&](std::string_view sent) {
+    return sent.empty() ? absl::StrCat("made-", ++asked) : std::string(sent);
+  };
+  server_ = std::make_unique<HttpServer>(options);
+  server_->SetGuard([](HttpRequest* head) -> std::optional<HttpResponse> {
+    if (head->path != "/guarded") return std::nullopt;
+    return HttpResponse{.code = 401, .body = head->id};
+  });
+  server_->Handle("GET", "/id", [](const HttpRequest& request) {
+    return HttpResponse{.body = request.id};
+  });
+  server_->Handle("GET", "/own", [](const HttpRequest&) {
+    return HttpResponse{.headers = {{"X-Request-Id", "own"}}};
+  });
+  server_->HandleLater("GET", "/pieces",
+                       [](std::unique_ptr<HttpExchange> exchange) {
+                         exchange->Begin({.body = exchange->request().id});
+                         exchange->End();
+                       });
+  ASSERT_TRUE(server_->Start().ok());
+  struct Case {
+    const char* line;
+    const char* status;
+    bool in_body;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"GET /id", "200", true},
+           {"GET /pieces", "200", true},
+           {"GET /guarded", "401", true},
+           {"GET /nothing", "404", false},
+           {"POST /id", "405", false},
+           {"GET /id HTTP/1.1\r\nContent-Length: 11", "413", false},
+           {"GET /id HTTP/1.1\r\nHost: elsewhere.example", "403", false}}) {
+    const std::string line(c.line);
+    const std::string head =
+        line.find("HTTP/") == std::string::npos ? line + " HTTP/1.1" : line;
+    const std::string answer =
+        Exchange(head + "\r\nX-Request-Id: mine\r\nConnection: close\r\n\r\n");
+    EXPECT_THAT(answer, StartsWith(std::string("HTTP/1.1 ") + c.status));
+    EXPECT_THAT(answer, HasSubstr("\r\nX-Request-Id: mine\r\n"));
+    if (c.in_body) {
+      EXPECT_THAT(answer.substr(answer.find("\r\n\r\n")), HasSubstr("mine"));
+    }
+  }
+  EXPECT_EQ(asked, 0);
+  // One each, of a connection that goes on as well.
+  const std::string two = Exchange(
+      "GET /id HTTP/1.1\r\n\r\nGET /id HTTP/1.1\r\nConnection: "
+      "close\r\n\r\n");
+  EXPECT_THAT(two, HasSubstr("X-Request-Id: made-1\r\n"));
+  EXPECT_THAT(two, HasSubstr("X-Request-Id: made-2\r\n"));
+  EXPECT_THAT(Exchange("GET /own HTTP/1.1\r\nConnection: close\r\n\r\n"),
+              HasSubstr("X-Request-Id: own\r\n"));
+  EXPECT_THAT(Exchange("no request\r\n\r\n"), HasSubstr("X-Request-Id: made-"));
 }
 
 TEST_F(HttpServerTest, StopClosesWhatIsOpen) {

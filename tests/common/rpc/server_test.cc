@@ -254,6 +254,58 @@ TEST_F(ServerTest, TheRequestIdComesBackInTheHeaders) {
   loop_.RunSync([&] { EXPECT_EQ(info_.Find("x-request-id"), "abc-1"); });
 }
 
+// Under the names that boards for gRPC read.
+TEST_F(ServerTest, CallsAreCountedByMethodAndCode) {
+  Metrics metrics("test", "");
+  CallMetrics calls(&metrics);
+  ServerOptions options;
+  options.metrics = &calls;
+  options.max_receive_bytes = 1000;
+  Start(options);
+  auto channel = MakeChannel(server_->address(), {});
+  EXPECT_TRUE(Call(channel, Request(1)).ok());
+  EXPECT_TRUE(Call(channel, Request(2)).ok());
+  // gRPC refuses it before anybody hears of it.
+  EXPECT_EQ(Call(channel, Request(3, 2000)).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Raw("/grpc.health.v1.Health/Check", ""), "\x08\x01");
+  EXPECT_THAT(Raw("/grpc.health.v1.Health/Check", "\x0a\x01?"),
+              HasSubstr("NOT_FOUND"));
+  // What callers make up is no label.
+  EXPECT_THAT(Raw("/tandem.testing.EchoService/None", ""),
+              HasSubstr("UNIMPLEMENTED"));
+  const auto line = [](const std::string& name, const std::string& code,
+                       const std::string& type, const std::string& service,
+                       const std::string& method, int value) {
+    return name + "{role=\"test\"," +
+           (code.empty() ? "" : "grpc_code=\"" + code + "\",") +
+           "grpc_method=\"" + method + "\",grpc_service=\"" + service +
+           "\",grpc_type=\"" + type + "\"} " + std::to_string(value) + "\n";
+  };
+  const std::string echo = "tandem.testing.EchoService";
+  const std::string health = "grpc.health.v1.Health";
+  const std::string handled = "grpc_server_handled_total";
+  // The answer may be there before the call has ended here.
+  std::string text;
+  EXPECT_TRUE(Eventually([&] {
+    text = metrics.Text();
+    return text.find(line(handled, "NotFound", "unary", health, "Check", 1)) !=
+           std::string::npos;
+  })) << text;
+  for (const std::string& one :
+       {line("grpc_server_started_total", "", "unary", echo, "Once", 2),
+        line(handled, "OK", "unary", echo, "Once", 2),
+        line("grpc_server_handling_seconds_count", "", "unary", echo, "Once",
+             2),
+        line("grpc_server_started_total", "", "unary", health, "Check", 2),
+        line(handled, "OK", "unary", health, "Check", 1)}) {
+    EXPECT_THAT(text, HasSubstr(one));
+  }
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("None")));
+  // All that is counted was looked at: nothing else has these names.
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("grpc_type=\"other\"")));
+}
+
 // Certificates of two authorities.
 class TlsTest : public ServerTest {
  protected:
