@@ -303,6 +303,7 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       stream_(request.stream),
       include_usage_(request.include_usage),
       continuous_usage_(request.continuous_usage_stats),
+      work_(request.work),
       return_token_ids_(request.return_token_ids),
       wants_logprobs_(request.prompts.front().output().has_logprobs()),
       prompt_logprobs_(request.prompt_logprobs),
@@ -562,11 +563,11 @@ std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,
   if (first && chat_ && return_token_ids_) {
     chunk["prompt_token_ids"] = prompts_[static_cast<size_t>(prompt)].token_ids;
   }
+  if (work_) chunk["work"] = WorkSoFar();
   choice["index"] = Index(prompt, index);
   chunk["choices"] = json::array({std::move(choice)});
   if (continuous_usage_) {
     chunk["usage"] = UsageSoFar();
-    chunk["work"] = WorkSoFar();
   } else if (include_usage_) {
     chunk["usage"] = nullptr;
   }

@@ -112,6 +112,7 @@ class OpenAiAnswer {
   const bool stream_;
   const bool include_usage_;
   const bool continuous_usage_;
+  const bool work_;  // in chunks
   const bool return_token_ids_;
   const bool wants_logprobs_;
   const bool prompt_logprobs_;  // as a field of their own

@@ -223,6 +223,8 @@ void ReadCommon(std::string_view body, JsonFields* fields,
   if (const auto on = fields->Bool("add_special_tokens")) {
     base->set_add_special_tokens(*on);
   }
+  request->work = fields->Bool("work").value_or(false);
+  if (request->work) output->set_work(true);
   request->return_token_ids = fields->Bool("return_token_ids").value_or(false);
   if (request->return_token_ids) output->set_return_token_ids(true);
 
@@ -252,7 +254,6 @@ void ReadCommon(std::string_view body, JsonFields* fields,
       inner.Bool("continuous_usage_stats").value_or(false);
   if (request->continuous_usage_stats) {
     output->set_return_token_ids(true);  // to count them by
-    output->set_work(true);
   }
   fields->Keep(inner.status());
 }

@@ -26,6 +26,7 @@ struct OpenAiRequest {
   bool stream = false;
   bool include_usage = false;           // a last chunk with the usage
   bool continuous_usage_stats = false;  // usage in every chunk
+  bool work = false;                    // likewise what was done so far
   bool return_token_ids = false;
   bool prompt_logprobs = false;  // wanted in a field of their own
   bool echo_logprobs = false;    // before those of the output: echo, logprobs

@@ -85,6 +85,7 @@ export function generate(prompt, options, want = {}) {
         fields.attention = ask(state.capabilities, run.promptTokens.length + options.max_tokens);
       }
       fields.stream_options = {include_usage: true, continuous_usage_stats: true};
+      fields.work = true;
       run.begun = performance.now();
       const path = chat ? '/v1/chat/completions' : '/v1/completions';
       for await (const chunk of stream(path, fields, abort.signal, requestId)) {

@@ -254,6 +254,7 @@ TEST(OpenAiAnswerTest, AStreamedChat) {
 TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   const OpenAiRequest request =
       Request(false, R"({"prompt": ["a", "b"], "n": 2, "stream": true,
+                 "work": true,
                  "stream_options": {"continuous_usage_stats": true}})");
   OpenAiAnswer answer(request, "tales", 1700);
   EXPECT_EQ(answer.Add(1, Event(kStarted)), "");
@@ -279,6 +280,18 @@ TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   answer.Add(0, Event(kDone));
   answer.Add(1, Event(kDone));
   EXPECT_EQ(answer.Finish(), "data: [DONE]\n\n");
+  // Whoever asks for the usage alone gets no field of ours.
+  const OpenAiRequest usage_alone =
+      Request(false, R"({"prompt": "a", "stream": true,
+                 "stream_options": {"continuous_usage_stats": true}})");
+  EXPECT_FALSE(usage_alone.prompts[0].output().work());
+  EXPECT_TRUE(request.prompts[0].output().work());
+  OpenAiAnswer other(usage_alone, "tales", 1700);
+  other.Add(0, Event(kStarted));
+  const json plain = json::parse(
+      Data(other.Add(0, Event("delta { text: 'x' token_ids: 1 }")))[0]);
+  EXPECT_FALSE(plain.contains("work"));
+  EXPECT_EQ(plain["usage"]["completion_tokens"], 1);
 }
 
 TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
