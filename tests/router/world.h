@@ -89,8 +89,8 @@ struct World final : Dialer, RouterObserver {
   explicit World(RouterOptions options_in = {}) : options(options_in) {
     options.incarnation = std::string(16, 'r');
     options.model = "m";
-    core = std::make_unique<RouterCore>(options, &process, &random, this, &letters,
-                                        this);
+    core = std::make_unique<RouterCore>(options, &process, &random, this,
+                                        &letters, this);
   }
   ~World() override { core.reset(); }
 
