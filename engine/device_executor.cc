@@ -560,7 +560,7 @@ void DeviceExecutor::MakeMasks(Flight& flight) {
     flight.masked.push_back({&entry, absl::MakeSpan(next, count)});
     next += count;
   }
-  masks_->Callback([&flight, threads = mask_threads_.get()] {
+  masks_->HostWork([&flight, threads = mask_threads_.get()] {
     threads->Run(static_cast<int>(flight.masked.size()), [&flight](int index) {
       const EntryMasks& own = flight.masked[static_cast<size_t>(index)];
       std::fill(own.masks.begin(), own.masks.end(), 0);

@@ -82,8 +82,13 @@ class Queue {
   // queue: it posts to a loop.
   virtual void Callback(absl::AnyInvocable<void()> callback) = 0;
 
+  // Runs `work` likewise, but what is put on the queue behind it starts when it
+  // has returned, so that it may fill host memory which a copy then takes. (A
+  // Callback is beside the queue: nothing waits for one.)
+  virtual void HostWork(absl::AnyInvocable<void()> work) = 0;
+
   // The work put on this queue from now on starts after everything put on
-  // `other` so far.
+  // `other` so far, host work too.
   virtual void WaitFor(Queue& other) = 0;
 
   // Blocks the calling thread. For loading and tests.

@@ -37,6 +37,9 @@ class CpuQueue final : public Queue {
   CpuQueue& operator=(const CpuQueue&) = delete;
 
   void Callback(absl::AnyInvocable<void()> callback) override;
+  void HostWork(absl::AnyInvocable<void()> work) override {
+    Callback(std::move(work));
+  }
   void WaitFor(Queue& other) override;
   void Synchronize() override;
 

@@ -102,8 +102,18 @@ void CudaQueue::Callback(absl::AnyInvocable<void()> callback) {
   after_kernel_ = false;
   Check(device_.Record(done_, stream_), "event");
   Check(device_.Wait(callbacks_, done_), "event");
-  auto callable = std::make_unique<Callable>(std::move(callback));
-  Check(device_.HostCall(callbacks_, &RunCallable, callable.release()),
+  Call(callbacks_, std::move(callback));
+}
+
+void CudaQueue::HostWork(absl::AnyInvocable<void()> work) {
+  device_.Enter();
+  after_kernel_ = false;
+  Call(stream_, std::move(work));
+}
+
+void CudaQueue::Call(void* stream, absl::AnyInvocable<void()> call) {
+  auto callable = std::make_unique<Callable>(std::move(call));
+  Check(device_.HostCall(stream, &RunCallable, callable.release()),
         "host call");
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue is two streams. Work goes on the first. Callbacks go on the second,
-// behind an event, so that the device goes on with the next step while the
-// host hears of the last.
+// A queue is two streams. Work goes on the first, the host's work too.
+// Callbacks go on the second, behind an event, so that the device goes on with
+// the next step while the host hears of the last.
 //
 // What an operation must hand to the host apart from copies (a digest) takes
 // a slot: device memory that kernels add to, pinned memory that it is copied
@@ -57,6 +57,7 @@ class CudaQueue final : public Queue {
   CudaQueue& operator=(const CudaQueue&) = delete;
 
   void Callback(absl::AnyInvocable<void()> callback) override;
+  void HostWork(absl::AnyInvocable<void()> work) override;
   void WaitFor(Queue& other) override;
   void Synchronize() override;
 
@@ -89,6 +90,8 @@ class CudaQueue final : public Queue {
   static constexpr int kDigests = 256;  // on their way at one time
 
   void DropGraphs();
+
+  void Call(void* stream, absl::AnyInvocable<void()> call);
 
   template <typename T>
   T Must(absl::StatusOr<T> value, std::string_view what);

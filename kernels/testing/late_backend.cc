@@ -137,6 +137,9 @@ class LateQueue final : public Queue {
   void Callback(absl::AnyInvocable<void()> callback) override {
     inner_->Callback(std::move(callback));
   }
+  void HostWork(absl::AnyInvocable<void()> work) override {
+    inner_->HostWork(std::move(work));
+  }
   void WaitFor(Queue& other) override {
     inner_->WaitFor(static_cast<LateQueue&>(other).inner());
   }

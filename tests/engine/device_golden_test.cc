@@ -5,6 +5,7 @@
 // is left behind. On a GPU or the emulator: test_device.h.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -185,6 +187,27 @@ TEST(DeviceStream, GoesOnWithTheSameBitsWhereItWasTakenOver) {
           << "taken over after " << after << ", step " << i;
     }
     EXPECT_EQ(second.ids, first.ids);
+  }
+}
+
+// A callback is beside the queue; host work is on it.
+TEST(DeviceQueue, ACopyTakesWhatTheHostWorkBeforeItWrote) {
+  const auto backend = NewTestDevice(DType::kBF16);
+  const auto queue = backend->NewQueue("filled");
+  const auto other = backend->NewQueue("reader");
+  const auto host = *backend->AllocateHost(64);
+  const auto back = *backend->AllocateHost(64);
+  const auto device = *backend->Allocate(64);
+  for (int round = 1; round <= 5; ++round) {
+    queue->HostWork([data = host->data(), round] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::memset(data, round, 64);
+    });
+    backend->CopyToDevice(*queue, device->data(), host->data(), 64);
+    other->WaitFor(*queue);
+    backend->CopyToHost(*other, back->data(), device->data(), 64);
+    other->Synchronize();
+    EXPECT_EQ(std::to_integer<int>(back->data()[63]), round);
   }
 }
 

@@ -101,6 +101,10 @@ class HostDevice final : public Device {
     return new HeldStream;
   }
   void DestroyStream(void* stream) override {
+    {
+      MutexLock lock(&mutex_);
+      last_call_.erase(stream);
+    }
     delete static_cast<HeldStream*>(stream);
   }
   int Synchronize(void* stream) override {
@@ -110,12 +114,12 @@ class HostDevice final : public Device {
     return error;
   }
   int Copy(void* stream, void* to, const void* from, size_t bytes) override {
-    const int error = Flush(stream);
+    const int error = FlushBehindCalls(stream);
     std::memcpy(to, from, bytes);
     return error;
   }
   int Zero(void* stream, void* data, size_t bytes) override {
-    const int error = Flush(stream);
+    const int error = FlushBehindCalls(stream);
     std::memset(data, 0, bytes);
     return error;
   }
@@ -123,13 +127,16 @@ class HostDevice final : public Device {
     const int error = Flush(stream);
     MutexLock lock(&mutex_);
     calls_.emplace_back(call, argument);
+    last_call_[stream] = ++calls_made_;
     changed_.NotifyAll();
     return error;
   }
 
   absl::StatusOr<void*> NewEvent() override { return this; }
   void DestroyEvent(void* /*event*/) override {}
-  int Record(void* /*event*/, void* stream) override { return Flush(stream); }
+  int Record(void* /*event*/, void* stream) override {
+    return FlushBehindCalls(stream);
+  }
   int Wait(void* stream, void* /*event*/) override { return Flush(stream); }
 
   int BeginCapture(void* stream) override {
@@ -169,6 +176,19 @@ class HostDevice final : public Device {
     return held->recorded() != nullptr ? kRefused : held->Flush();
   }
 
+  // A stream's operations wait for its host calls. (Kernels behind a call do
+  // not here; no queue has any.)
+  int FlushBehindCalls(void* stream) {
+    {
+      MutexLock lock(&mutex_);
+      const auto last = last_call_.find(stream);
+      while (last != last_call_.end() && calls_ended_ < last->second) {
+        changed_.Wait(&mutex_);
+      }
+    }
+    return Flush(stream);
+  }
+
   std::byte* New(size_t bytes) {
     auto* const data = static_cast<std::byte*>(
         ::operator new (bytes, std::align_val_t{kAlignment}));
@@ -197,6 +217,7 @@ class HostDevice final : public Device {
       call(argument);
       mutex_.Lock();
       running_ = false;
+      ++calls_ended_;
       changed_.NotifyAll();
     }
   }
@@ -208,6 +229,9 @@ class HostDevice final : public Device {
   std::map<const std::byte*, size_t> reached_ ABSL_GUARDED_BY(mutex_);
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<void (*)(void*), void*>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::map<void*, uint64_t> last_call_ ABSL_GUARDED_BY(mutex_);  // by stream
+  uint64_t calls_made_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t calls_ended_ ABSL_GUARDED_BY(mutex_) = 0;
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
