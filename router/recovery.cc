@@ -293,13 +293,18 @@ void Request::BeginRetry() {
 }
 
 void Request::SendRetry() {
+  const absl::Time now = context_.loop->Now();
+  if (!retrying_since_) retrying_since_ = now;
+  // Then the decode worker does it, lest it tries to its deadline.
+  const bool for_long = now - *retrying_since_ >= context_.options->queue_wait;
   bool full = false;
   const std::optional<v1::WorkerRef> prefill =
-      last_attempt() ? std::nullopt : context_.host->ChoosePrefill(this, &full);
+      last_attempt() || for_long ? std::nullopt
+                                 : context_.host->ChoosePrefill(this, &full);
   const bool waits =
       !prefill && full && effective_.placement == v1::PLACEMENT_SPLIT;
   // Asked to wait for one rather than to go without; or too many try again.
-  if (waits || !context_.host->TakeRetry(*this)) {
+  if (!for_long && (waits || !context_.host->TakeRetry(*this))) {
     retry_timer_.Start(context_.options->refusal_pause,
                        [this] { SendRetry(); });
     return;

@@ -340,6 +340,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
     case v1::PrefillResponse::kStarted:
       prefill_->admitted = true;
       prefill_computes_ = true;
+      retrying_since_.reset();
       context_.registry->CallWorked(prefill_ref_.worker_id());
       if (!cached_tokens_) cached_tokens_ = message.started().cached_tokens();
       worker_queue_ = absl::Microseconds(message.started().queue_us());

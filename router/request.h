@@ -286,6 +286,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::vector<std::unique_ptr<Output>> other_outputs_;
   Phase phase_ = Phase::kQueued;
   Phase lost_in_ = Phase::kRetrying;  // the phase before kRetrying
+  // The first retry since a prefill worker last took it.
+  std::optional<absl::Time> retrying_since_;
 
   // The two calls.
   v1::WorkerRef decode_ref_;

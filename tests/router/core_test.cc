@@ -366,6 +366,35 @@ TEST_F(CoreTest, SplitWaitsForAFullPrefillWorker) {
             "p0");
 }
 
+TEST_F(CoreTest, WhoWaitsTooLongForAFullPrefillWorkerGoesWithoutOne) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.placement = v1::PLACEMENT_SPLIT;
+  w.Submit(std::move(ask));
+  DecodePipe& decode = w.decodes[0];
+  decode.Say(World::Opened(1, "t"));
+  size_t refused = 0, retries = 0;
+  const auto sent = [&](bool local) {
+    return static_cast<size_t>(std::count_if(
+        decode.sent.begin(), decode.sent.end(),
+        [local](const v1::DecodeRequest& m) {
+          return m.has_retry() && m.retry().has_prefill_worker() != local;
+        }));
+  };
+  // Each attempt is opened, and each call of a prefill worker refused.
+  for (int i = 0; i < 300 && sent(/*local=*/true) == 0; ++i) {
+    for (; refused < w.prefills.size(); ++refused) {
+      w.prefills[refused].Break(absl::ResourceExhaustedError("queue full"));
+    }
+    w.RunFor(absl::Milliseconds(50));
+    for (; retries < sent(/*local=*/false); ++retries) {
+      decode.Say(World::Opened(static_cast<uint32_t>(retries) + 2, "t"));
+    }
+  }
+  EXPECT_GT(refused, 50u);
+  EXPECT_FALSE(decode.dropped);
+  EXPECT_EQ(sent(/*local=*/true), 1u);
+}
+
 TEST_F(CoreTest, ThreeFailuresWithoutATokenEndTheRequest) {
   ClientPipe* client = w.Submit(World::Ask());
   for (uint32_t attempt = 1; attempt <= 3; ++attempt) {
