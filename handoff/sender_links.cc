@@ -77,8 +77,8 @@ Sender::Impl::Link* Sender::Impl::LinkTo(const v1::WorkerRef& receiver) {
   *hello = options_.hello;
   hello->set_receiver_incarnation(receiver.incarnation());
   if (hello->protocol_max() == 0) {
-    hello->set_protocol_min(kProtocolMin);
-    hello->set_protocol_max(kProtocolMax);
+    hello->set_protocol_min(OurProtocol().min);
+    hello->set_protocol_max(OurProtocol().max);
   }
   link->Send(std::move(request));
   return link;

@@ -4,12 +4,15 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/check.h"
 
 namespace tandem::handoff {
 namespace {
@@ -144,14 +147,26 @@ Compatibility Compare(const v1::LinkHello& hello,
   return result;
 }
 
+ProtocolRange OurProtocol() {
+  ProtocolRange range;
+#ifdef TANDEM_FAILPOINTS
+  if (const char* const text = std::getenv("TANDEM_PROTOCOL")) {
+    TANDEM_CHECK(std::sscanf(text, "%u..%u", &range.min, &range.max) == 2,
+                 "TANDEM_PROTOCOL is MIN..MAX");
+  }
+#endif
+  return range;
+}
+
 absl::StatusOr<uint32_t> NegotiateProtocol(uint32_t peer_min,
                                            uint32_t peer_max) {
-  const uint32_t version = std::min(peer_max, kProtocolMax);
-  if (version < std::max(peer_min, kProtocolMin)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "no common handoff protocol: the prefill worker speaks ", peer_min,
-        " to ", peer_max, ", the decode worker ", kProtocolMin, " to ",
-        kProtocolMax, ". Upgrade the older one."));
+  const ProtocolRange ours = OurProtocol();
+  const uint32_t version = std::min(peer_max, ours.max);
+  if (version < std::max(peer_min, ours.min)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no common handoff protocol: the prefill worker speaks ",
+                     peer_min, " to ", peer_max, ", the decode worker ",
+                     ours.min, " to ", ours.max, ". Upgrade the older one."));
   }
   return version;
 }

@@ -40,6 +40,14 @@ Compatibility Compare(const v1::LinkHello& hello,
                       const std::map<std::string, std::string>& fingerprint,
                       std::string_view kv_dtype, bool mixed_numerics);
 
+struct ProtocolRange {
+  uint32_t min = kProtocolMin;
+  uint32_t max = kProtocolMax;
+};
+// What this program says that it speaks: that, but for a program with
+// failpoints that TANDEM_PROTOCOL ("1..2") has pass for one of another version.
+ProtocolRange OurProtocol();
+
 // The version both ends speak: the highest that both know.
 absl::StatusOr<uint32_t> NegotiateProtocol(uint32_t peer_min,
                                            uint32_t peer_max);

@@ -22,6 +22,7 @@
 #include "engine/model_work.h"
 #include "engine/safetensors.h"
 #include "handoff/handoff.h"
+#include "handoff/wire.h"
 #include "kernels/cuda/loader.h"
 #include "worker/kv_plan.h"
 #include "worker/speculation.h"
@@ -256,8 +257,8 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   for (const auto& [name, value] : parts.fingerprint) {
     (*hello.mutable_fingerprint())[name] = value;
   }
-  hello.set_protocol_min(handoff::kProtocolMin);
-  hello.set_protocol_max(handoff::kProtocolMax);
+  hello.set_protocol_min(handoff::OurProtocol().min);
+  hello.set_protocol_max(handoff::OurProtocol().max);
   hello.set_max_model_len(parts.engine_options.max_model_len);
   hello.set_block_size(flags.block_size);
   hello.set_num_blocks(parts.pool->counts().total);

@@ -220,6 +220,9 @@ absl::Status Cluster::Spawn(const std::string& name) {
   if (!std::exchange(process.faults, "").empty()) {
     environment.push_back(faults.data());
   }
+  if (!process.variable.empty()) {
+    environment.push_back(process.variable.data());
+  }
   environment.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t pid = fork();
@@ -368,6 +371,11 @@ void Cluster::Signal(const std::string& name, int signal) {
 
 void Cluster::ArmAtStart(const std::string& name, const std::string& faults) {
   processes_.at(name).faults = faults;
+}
+
+void Cluster::SetEnvironment(const std::string& name,
+                             const std::string& variable) {
+  processes_.at(name).variable = variable;
 }
 
 std::string Cluster::Arm(const std::string& name, const std::string& faults) {

@@ -79,6 +79,9 @@ class Cluster {
   void Signal(const std::string& name, int signal);
   // What the next start of it has in TANDEM_FAILPOINTS, once.
   void ArmAtStart(const std::string& name, const std::string& faults);
+  // "NAME=value" for every start of it from now on, in place of what was set
+  // here before.
+  void SetEnvironment(const std::string& name, const std::string& variable);
   // POST /failpoints: "" once armed, or why not.
   std::string Arm(const std::string& name, const std::string& faults);
   // SIGKILL and reap.
@@ -136,6 +139,7 @@ class Cluster {
     int http_port = 0;
     int grpc_port = 0;  // of a worker
     std::string faults = {};
+    std::string variable = {};  // of its environment
     std::optional<Footprint> baseline = {};
   };
 
