@@ -86,7 +86,7 @@ bool DecodeCore::TryGrant(Call* call) {
       return false;
     }
   }
-  cache_.Restore(hashes, &found);
+  cache_.Restore(hashes, &found, call->cache_owner);
   landing.matched = std::move(found.blocks);
   landing.reserved = pool_->Reserve(wanted - missing);
   TANDEM_CHECK(landing.reserved.has_value(), "they were available");
@@ -122,6 +122,7 @@ engine::SequenceSpec DecodeCore::SpecOf(const Call& call,
   spec.stopping = call.stopping;
   spec.beams = call.beams;
   spec.root = Root(call, formats);
+  spec.cache_owner = call.cache_owner;
   spec.adapter = call.adapter_use.slot();
   spec.cache_blocks = call.use_prefix_cache;
   spec.kv_cache = call.kv_cache;
@@ -145,7 +146,7 @@ bool DecodeCore::TryLocal(Call* call) {
       (engine_.stats().running > 0 || pool_->available() < wanted)) {
     return false;
   }
-  cache_.Restore(hashes, &matched);
+  cache_.Restore(hashes, &matched, call->cache_owner);
   const int computed = matched.size() * pool_->block_size();
   counters_.history_positions += positions;
   counters_.cached_positions += computed;

@@ -61,6 +61,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
   engine::Scoring scoring;
   engine::BeamOptions beams;  // width 0: none
   std::string cache_salt;
+  uint64_t cache_owner = 0;
   v1::AdapterRef adapter;  // no name: none
   worker::AdapterUse adapter_use;
   std::unique_ptr<worker::CallGrammar> grammar;  // null: none

@@ -251,6 +251,7 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   if (open.has_scoring()) call->scoring = worker::ToEngine(open.scoring());
   call->beams = worker::ToEngine(open.sampling().beam());
   call->cache_salt = open.cache_salt();
+  call->cache_owner = open.cache_owner();
   call->adapter = open.adapter();
   call->adapter_use = *std::move(use);
   call->kv_cache = options_.kv_cache && !open.no_kv_cache();

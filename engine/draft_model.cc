@@ -79,7 +79,7 @@ void DraftModel::Publish(Cache* cache) {
                             static_cast<int>(cache->hashes.size()));
   for (; cache->published < full; ++cache->published) {
     const auto at = static_cast<size_t>(cache->published);
-    options_.pool->Publish(cache->blocks[at], cache->hashes[at]);
+    options_.pool->Publish(cache->blocks[at], cache->hashes[at], cache->owner);
   }
 }
 
@@ -108,6 +108,7 @@ bool DraftModel::Reserve(const DraftWish& wish) {
                "the draft model's context has an end");
   if (failures_ == kMaxFailures) return false;
   Cache* const cache = CacheOf(wish.id, wish.root, *wish.history);
+  cache->owner = wish.owner;
   // Before what is found is evicted for what is not needed then.
   if (cache->blocks.empty()) Adopt(cache);
   const int size = options_.pool->block_size();

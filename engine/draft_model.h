@@ -57,6 +57,7 @@ struct DraftWish {
   uint64_t id = 0;  // of the sequence; never used twice
   // Where its block hashes start; null: it neither finds blocks nor leaves any.
   const BlockHash* root = nullptr;
+  uint64_t owner = 0;  // of those (KvPool::Publish)
   // With room for `length` more.
   std::vector<int32_t>* history = nullptr;
   LogitEdits* edits = nullptr;  // of what follows the history
@@ -122,6 +123,7 @@ class DraftModel final : private StepListener {
     int settled = 0;            // of the history in [0, settled),
     std::vector<int32_t> tail;  // and of these tokens behind
     bool in_step = false;
+    uint64_t owner = 0;
   };
   // A wish in this round, and what its next step takes.
   struct Part {

@@ -782,7 +782,8 @@ void Engine::PublishFullBlocks(Sequence* sequence) {
                                    .subspan(index * static_cast<size_t>(size),
                                             static_cast<size_t>(size)));
     if (index < sequence->behind) continue;
-    pool_->Publish(sequence->blocks[index], sequence->tail);
+    pool_->Publish(sequence->blocks[index], sequence->tail,
+                   sequence->spec.cache_owner);
   }
 }
 

@@ -80,6 +80,7 @@ struct SequenceSpec {
   LogitRules rules;  // rules.needs_history(): one step at a time
   Stopping stopping;
   BlockHash root;            // where its block hashes start (tenant salt)
+  uint64_t cache_owner = 0;  // of its blocks (KvPool::Publish)
   int adapter = -1;          // as StepEntry has it; part of `root`
   bool cache_blocks = true;  // full blocks may be found by others
   absl::Time admitted;       // age, for preemption: the youngest goes first

@@ -153,7 +153,7 @@ bool KvOffload::Keep(int32_t block, const BlockHash& hash) {
 }
 
 void KvOffload::Restore(absl::Span<const BlockHash> hashes,
-                        absl::Span<BlockRef> blocks) {
+                        absl::Span<BlockRef> blocks, uint64_t owner) {
   // Taking blocks from the pool brings others here: nothing that is wanted may
   // have to make room for them.
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -174,7 +174,7 @@ void KvOffload::Restore(absl::Span<const BlockHash> hashes,
     // The copy holds the block, whatever becomes of the sequence.
     mover_->RestoreBlock(blocks[i].id(), Slot(entry->memory),
                          [entry, held = blocks[i].Share()] { --entry->pins; });
-    pool_->Publish(blocks[i], hashes[i]);
+    pool_->Publish(blocks[i], hashes[i], owner);
   }
 }
 

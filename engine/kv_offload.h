@@ -75,7 +75,8 @@ class KvOffload final : public KvTier {
   // For each empty one of `blocks`: takes a block from the pool, puts the
   // content of its hash there and publishes it. REQUIRES: those hashes are
   // InMemory and not in the pool, and it has so many blocks available.
-  void Restore(absl::Span<const BlockHash> hashes, absl::Span<BlockRef> blocks);
+  void Restore(absl::Span<const BlockHash> hashes, absl::Span<BlockRef> blocks,
+               uint64_t owner);
   // Starts to bring into memory what follows in the file, while pool, memory
   // and file together hold the chain.
   void Prefetch(absl::Span<const BlockHash> hashes);

@@ -103,12 +103,14 @@ std::vector<BlockRef> Reservation::Commit() && {
 
 // ---- KvPool
 
-KvPool::KvPool(int num_blocks, int block_size)
-    : block_size_(block_size), blocks_(static_cast<size_t>(num_blocks)) {
+KvPool::KvPool(int num_blocks, int block_size, double owner_share)
+    : block_size_(block_size),
+      blocks_(static_cast<size_t>(num_blocks)),
+      owner_quota_(static_cast<int>(owner_share * num_blocks)) {
   TANDEM_CHECK(num_blocks > 0 && block_size > 0, "an empty pool serves nobody");
   counts_.total = counts_.free = num_blocks;
   for (int32_t id = num_blocks; id-- > 0;) {
-    blocks_[id].next = std::exchange(free_head_, id);
+    blocks_[id].cached.next = std::exchange(free_head_, id);
   }
   found_.reserve(blocks_.size());
   changes_.reserve(2 * blocks_.size());
@@ -171,7 +173,8 @@ int KvPool::Lookup(absl::Span<const BlockHash> hashes) const {
   return count;
 }
 
-void KvPool::Publish(const BlockRef& block, const BlockHash& hash) {
+void KvPool::Publish(const BlockRef& block, const BlockHash& hash,
+                     uint64_t owner) {
   TANDEM_CHECK(block.pool_ == this, "a block of another pool");
   Block& entry = blocks_[block.id_];
   if (entry.published) {
@@ -181,6 +184,7 @@ void KvPool::Publish(const BlockRef& block, const BlockHash& hash) {
   if (!found_.try_emplace(hash, block.id_).second) return;
   entry.published = true;
   entry.hash = hash;
+  entry.owner = owner;
   if (tier_ == nullptr || !tier_->Holds(hash)) NoteChange(hash, 1);
 }
 
@@ -193,8 +197,8 @@ int KvPool::references(const BlockRef& block) const {
 }
 
 void KvPool::ClearCache() {
-  while (oldest_ >= 0) {
-    const int32_t id = oldest_;
+  while (cached_.oldest >= 0) {
+    const int32_t id = cached_.oldest;
     Forget(id, /*evicted=*/false);
     MoveTo(id, State::kFree);
   }
@@ -249,35 +253,70 @@ int& KvPool::Count(State state) {
 // The only place where a block changes its state: lists and counts follow.
 void KvPool::MoveTo(int32_t id, State state) {
   Block& block = blocks_[id];
-  if (block.state == State::kCached) Unlink(id);
+  if (block.state == State::kCached) RemoveFromCached(id);
   --Count(block.state);
   ++Count(state);
   block.state = state;
   if (state == State::kFree) {
-    block.next = std::exchange(free_head_, id);
+    block.cached.next = std::exchange(free_head_, id);
   } else if (state == State::kCached) {
-    block.previous = std::exchange(newest_, id);
-    block.next = -1;
-    (block.previous >= 0 ? blocks_[block.previous].next : oldest_) = id;
+    AddToCached(id);
   }
   if (state == State::kFree || state == State::kCached) {
     if (wake_) std::exchange(wake_, nullptr)();
   }
 }
 
-void KvPool::Unlink(int32_t id) {
-  Block& block = blocks_[id];
-  (block.previous >= 0 ? blocks_[block.previous].next : oldest_) = block.next;
-  (block.next >= 0 ? blocks_[block.next].previous : newest_) = block.previous;
-  block.previous = block.next = -1;
+void KvPool::Append(Links Block::*links, int32_t id, List* list) {
+  Links& own = blocks_[id].*links;
+  own = {.previous = std::exchange(list->newest, id), .next = -1};
+  (own.previous >= 0 ? (blocks_[own.previous].*links).next : list->oldest) = id;
+  ++list->size;
+}
+
+void KvPool::Remove(Links Block::*links, int32_t id, List* list) {
+  Links& own = blocks_[id].*links;
+  (own.previous >= 0 ? (blocks_[own.previous].*links).next : list->oldest) =
+      own.next;
+  (own.next >= 0 ? (blocks_[own.next].*links).previous : list->newest) =
+      own.previous;
+  own = {};
+  --list->size;
+}
+
+void KvPool::AddToCached(int32_t id) {
+  Append(&Block::cached, id, &cached_);
+  const uint64_t owner = blocks_[id].owner;
+  List& owned = owned_[owner];
+  Append(&Block::owned, id, &owned);
+  if (owned.size == owner_quota_ + 1) over_.push_back(owner);
+}
+
+void KvPool::RemoveFromCached(int32_t id) {
+  Remove(&Block::cached, id, &cached_);
+  const auto owned = owned_.find(blocks_[id].owner);
+  Remove(&Block::owned, id, &owned->second);
+  if (owned->second.size == owner_quota_) {
+    over_.erase(std::find(over_.begin(), over_.end(), owned->first));
+  }
+  if (owned->second.size == 0) owned_.erase(owned);
+}
+
+int32_t KvPool::Victim() const {
+  const List* most = nullptr;
+  for (const uint64_t owner : over_) {
+    const List& owned = owned_.at(owner);
+    if (most == nullptr || owned.size > most->size) most = &owned;
+  }
+  return (most != nullptr ? *most : cached_).oldest;
 }
 
 int32_t KvPool::Take(State state) {
   int32_t id = free_head_;
   if (id >= 0) {
-    free_head_ = std::exchange(blocks_[id].next, -1);
+    free_head_ = std::exchange(blocks_[id].cached.next, -1);
   } else {
-    id = oldest_;
+    id = Victim();
     TANDEM_CHECK(id >= 0, "callers look at available() first");
     Forget(id, /*evicted=*/true);
   }
@@ -339,6 +378,33 @@ void KvPool::SettleIfUnused(int32_t id) {
   MoveTo(id, block.published ? State::kCached : State::kFree);
 }
 
+// Each cached block in its owner's list and in no other, in the same order.
+absl::Status KvPool::CheckOwners() const {
+  absl::flat_hash_map<uint64_t, int> sizes;
+  absl::flat_hash_map<uint64_t, int32_t> next;  // the one expected
+  for (const auto& [owner, owned] : owned_) next[owner] = owned.oldest;
+  for (int32_t id = cached_.oldest; id >= 0; id = blocks_[id].cached.next) {
+    const uint64_t owner = blocks_[id].owner;
+    const auto expected = next.find(owner);
+    if (expected == next.end() || expected->second != id) {
+      return absl::InternalError(
+          absl::StrCat("KV block ", id, ": its owner's list lacks it"));
+    }
+    expected->second = blocks_[id].owned.next;
+    ++sizes[owner];
+  }
+  size_t over = 0;
+  for (const auto& [owner, owned] : owned_) {
+    if (owned.size == 0 || owned.size != sizes[owner] || next[owner] >= 0) {
+      return absl::InternalError("an owner's list holds what is not cached");
+    }
+    over += owned.size > owner_quota_;
+  }
+  return over == over_.size()
+             ? absl::OkStatus()
+             : absl::InternalError("owners beyond their share are miscounted");
+}
+
 absl::Status KvPool::CheckInvariants() const {
   const auto broken = [](int32_t id, std::string_view what) {
     return absl::InternalError(absl::StrCat(
@@ -347,21 +413,23 @@ absl::Status KvPool::CheckInvariants() const {
   // 0: in no list; 1: in the free one; 2: in the cached one.
   std::vector<uint8_t> listed(blocks_.size(), 0);
   size_t steps = 0;
-  for (int32_t id = free_head_; id >= 0; id = blocks_[id].next) {
+  for (int32_t id = free_head_; id >= 0; id = blocks_[id].cached.next) {
     if (++steps > blocks_.size()) return broken(id, "the free list is a ring");
     listed[id] = 1;
   }
   steps = 0;
-  for (int32_t id = oldest_, previous = -1; id >= 0;
-       previous = id, id = blocks_[id].next) {
+  for (int32_t id = cached_.oldest, previous = -1; id >= 0;
+       previous = id, id = blocks_[id].cached.next) {
+    const Links& links = blocks_[id].cached;
     if (++steps > blocks_.size()) return broken(id, "the LRU list is a ring");
     if (listed[id] != 0) return broken(id, "is in two lists");
-    if (blocks_[id].previous != previous) return broken(id, "LRU links differ");
-    if (blocks_[id].next < 0 && newest_ != id) {
+    if (links.previous != previous) return broken(id, "LRU links differ");
+    if (links.next < 0 && cached_.newest != id) {
       return broken(id, "the LRU list does not end at the newest");
     }
     listed[id] = 2;
   }
+  if (absl::Status owned = CheckOwners(); !owned.ok()) return owned;
   KvPoolCounts sums;
   sums.total = static_cast<int>(blocks_.size());
   int64_t references = 0;

@@ -3,7 +3,8 @@
 // section 8, rule 1): free; reserved (promised to a handoff, written by its
 // scatters); live (counted references of sequences and of queued device
 // work); cached (full, unreferenced, found by its hash, evicted in LRU order
-// when blocks run out). Plain single-threaded code; knows no bytes.
+// when blocks run out: first from an owner with more than an owner's share).
+// Plain single-threaded code; knows no bytes.
 
 #ifndef TANDEM_ENGINE_KV_POOL_H_
 #define TANDEM_ENGINE_KV_POOL_H_
@@ -146,7 +147,9 @@ class KvTier {
 
 class KvPool {
  public:
-  KvPool(int num_blocks, int block_size);
+  // One owner's cached blocks beyond `owner_share` of all blocks, in (0, 1],
+  // are evicted before anybody else's: who floods the cache drives out himself.
+  KvPool(int num_blocks, int block_size, double owner_share = 1);
   ~KvPool();  // CHECKs that every reference, hold and reservation came back
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
@@ -169,9 +172,11 @@ class KvPool {
   // How many blocks Match would find; pins nothing, touches no LRU order.
   int Lookup(absl::Span<const BlockHash> hashes) const;
 
-  // Makes a full block findable. If another block has the hash already, that
-  // one stays the one found, and this one becomes free when released.
-  void Publish(const BlockRef& block, const BlockHash& hash);
+  // Makes a full block findable, and `owner`'s (a tenant) while it is cached.
+  // If another block has the hash already, that one stays the one found, and
+  // this one becomes free when released.
+  void Publish(const BlockRef& block, const BlockHash& hash,
+               uint64_t owner = 0);
 
   // Whether the block is found by a hash: then its content is settled.
   bool published(const BlockRef& block) const;
@@ -210,15 +215,25 @@ class KvPool {
 
   enum class State : uint8_t { kFree, kReserved, kLive, kCached };
 
+  struct Links {
+    int32_t previous = -1;
+    int32_t next = -1;
+  };
+  // By when they were released.
+  struct List {
+    int32_t oldest = -1;
+    int32_t newest = -1;
+    int size = 0;
+  };
   struct Block {
     State state = State::kFree;
     bool promised = false;   // a Reservation owns it
     bool published = false;  // found_[hash] is this block
     int32_t references = 0;  // BlockRefs
     int32_t holds = 0;       // BlockHolds
-    // Neighbours in the list of cached blocks; `next` alone in the free one.
-    int32_t previous = -1;
-    int32_t next = -1;
+    Links cached;  // among cached blocks; `next` also in the free ones' stack
+    Links owned;   // among its owner's cached blocks
+    uint64_t owner = 0;
     BlockHash hash;
   };
 
@@ -226,7 +241,12 @@ class KvPool {
   void MoveTo(int32_t id, State state);
   // Takes a free block or evicts the least recently used one.
   int32_t Take(State state);
-  void Unlink(int32_t id);
+  // The next to be evicted.
+  int32_t Victim() const;
+  void Append(Links Block::*links, int32_t id, List* list);
+  void Remove(Links Block::*links, int32_t id, List* list);
+  void AddToCached(int32_t id);
+  void RemoveFromCached(int32_t id);
   // No longer found by its hash; `evicted`: the tier may keep the content.
   void Forget(int32_t id, bool evicted);
   void NoteChange(const BlockHash& hash, int change);
@@ -234,6 +254,7 @@ class KvPool {
   void DropReference(int32_t id);
   void DropHold(int32_t id);
   void Abandon(int32_t id);
+  absl::Status CheckOwners() const;
   // Nothing keeps the block any more: it becomes cached or free.
   void SettleIfUnused(int32_t id);
 
@@ -243,8 +264,10 @@ class KvPool {
   int64_t outstanding_references_ = 0;
   int64_t outstanding_holds_ = 0;
   int32_t free_head_ = -1;  // a stack: the block used last is warm
-  int32_t oldest_ = -1;     // cached blocks, by when they were released
-  int32_t newest_ = -1;
+  const int owner_quota_;   // cached blocks of one owner before it is in over_
+  List cached_;
+  absl::flat_hash_map<uint64_t, List> owned_;  // of cached_; none is empty
+  std::vector<uint64_t> over_;  // owners with more than the quota: a few
   absl::flat_hash_map<BlockHash, int32_t> found_;
   // Net change per short hash since TakeChanges, never zero. At most what
   // was published then and is published now, so it cannot grow on.

@@ -85,13 +85,14 @@ class PrefixCache {
         std::count_if(found.blocks.begin() + found.first, found.blocks.end(),
                       [](const BlockRef& block) { return !block; }));
   }
-  // Brings back what was just found. REQUIRES: the pool has as many available
-  // as are Missing.
-  void Restore(absl::Span<const BlockHash> hashes, CachedPrefix* found) {
+  // Brings back what was just found, as `owner`'s. REQUIRES: the pool has as
+  // many available as are Missing.
+  void Restore(absl::Span<const BlockHash> hashes, CachedPrefix* found,
+               uint64_t owner) {
     if (Missing(*found) == 0) return;
     const auto first = static_cast<size_t>(found->first);
     offload_->Restore(hashes.subspan(first),
-                      absl::MakeSpan(found->blocks).subspan(first));
+                      absl::MakeSpan(found->blocks).subspan(first), owner);
   }
 
   // How many blocks the longest prefix has that is usable at once or after a

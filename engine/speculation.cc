@@ -207,6 +207,7 @@ bool Engine::PlanWishes() {
     wishing_[kept++] = sequence;  // of the wish at the same place
     wishes_.push_back({.id = sequence->serial,
                        .root = DraftRoot(*sequence),
+                       .owner = sequence->spec.cache_owner,
                        .history = &sequence->spec.history,
                        .edits = &*sequence->edits,
                        .sampling = &sequence->spec.sampling,

@@ -288,7 +288,7 @@ bool PrefillCore::TryCompute(Call* call) {
   int wanted = BlocksFor(positions) - matched.size() + missing;
   if (TANDEM_FAILPOINT("prefill.alloc", "crash fail")) return false;
   if (pool_->available() - promised_blocks_ < wanted) return false;
-  cache_.Restore(hashes, &matched);
+  cache_.Restore(hashes, &matched, call->open.cache_owner());
   wanted -= missing;
 
   const int cached = matched.size() * pool_->block_size();
@@ -309,6 +309,7 @@ bool PrefillCore::TryCompute(Call* call) {
   spec.attention = worker::ToEngine(call->open.sampling().attention());
   spec.beams = worker::ToEngine(call->open.sampling().beam());
   spec.root = Root(call->open);
+  spec.cache_owner = call->open.cache_owner();
   spec.adapter = call->adapter_use.slot();
   spec.cache_blocks = !call->open.bypass_prefix_cache();
   spec.admitted = call->due;

@@ -135,6 +135,7 @@ absl::Status Intake::Charge(const v1::GenerateRequest& request,
                             AdmittedRequest* admitted) const {
   EffectiveRequest& effective = admitted->effective;
   effective.cache_salt = TenantSalt(tenant, effective.cache_salt);
+  effective.cache_owner = CacheOwner(tenant);
   const int64_t sequences =
       effective.beam ? int64_t{effective.beam->width()}
                      : std::max<int64_t>(1, effective.sampling.best_of());

@@ -119,6 +119,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   if (!local_) *open->mutable_prefill_worker() = prefill_ref_;
   open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
+  open->set_cache_owner(effective_.cache_owner);
   if (!adapter_.name().empty()) *open->mutable_adapter() = adapter_;
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(
@@ -225,6 +226,7 @@ void Request::OpenPrefill(const std::string& ticket) {
   *open->mutable_stopping() = ToStoppingParams(effective_);
   open->set_sequence_index(sequence_index_);
   open->set_cache_salt(effective_.cache_salt);
+  open->set_cache_owner(effective_.cache_owner);
   if (!adapter_.name().empty()) *open->mutable_adapter() = adapter_;
   open->set_bypass_prefix_cache(effective_.bypass_prefix_cache);
   open->set_deadline_ms(

@@ -94,6 +94,7 @@ struct EffectiveRequest {
   int32_t priority = 0;  // lower: served first
   std::string adapter;   // empty: none
   std::string cache_salt;
+  uint64_t cache_owner = 0;  // the tenant's, as DecodeOpen has it
   bool bypass_prefix_cache = false;
   bool no_kv_cache = false;
   // What workers must heed (common/features.h): all of them, and those that

@@ -496,8 +496,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     RecordDecodes(*parts.executor);
     parts.clock.End("cuda_graphs");
   }
-  parts.pool =
-      std::make_unique<engine::KvPool>(plan->num_blocks, flags.block_size);
+  parts.pool = std::make_unique<engine::KvPool>(
+      plan->num_blocks, flags.block_size, flags.tenant_cache_share);
   const absl::Status offloading = StartOffload(flags, loop, &parts);
   if (!offloading.ok()) return offloading;
   if (parts.offload != nullptr) parts.clock.End("kv_offload");
@@ -515,8 +515,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (parts.draft.model != nullptr) {
     const auto started = StartDraftModel(
         executor, draft.num_blocks > 0 ? draft.num_blocks : plan->num_blocks,
-        plan->max_model_len, parts.engine_options.work, opened->is_cuda(),
-        parts.backend.get(), loop, &parts.draft);
+        plan->max_model_len, flags.tenant_cache_share,
+        parts.engine_options.work, opened->is_cuda(), parts.backend.get(), loop,
+        &parts.draft);
     if (!started.ok()) return started.status();
     parts.engine_options.speculation.draft_model = *started;
     if (opened->is_cuda() && !flags.enforce_eager) {

@@ -61,6 +61,7 @@ struct WorkerFlags {
   std::string kv_cache = "on";        // off: each token computes all again
   bool attention_output = false;      // tokens may bring weights along
   bool prefix_caching = true;
+  double tenant_cache_share = 0.5;  // of the pool (KvPool)
   bool mixed_numerics = false;
   AdapterFlags adapters;
   bool enforce_eager = false;             // a GPU's steps are not recorded

@@ -175,15 +175,17 @@ int64_t DraftWorkspaceBytes(const engine::Model& model,
 
 absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
     const engine::DeviceExecutorOptions& target, int num_blocks,
-    int max_model_len, const engine::WorkShape& target_work, bool gpu,
-    kernels::Backend* backend, Loop* loop, DraftParts* parts) {
+    int max_model_len, double tenant_share,
+    const engine::WorkShape& target_work, bool gpu, kernels::Backend* backend,
+    Loop* loop, DraftParts* parts) {
   engine::DeviceExecutorOptions options = DraftExecutorOptions(target);
   options.num_blocks = num_blocks;
   auto executor = engine::DeviceExecutor::Create(options, parts->model.get(),
                                                  backend, loop);
   if (!executor.ok()) return executor.status();
   parts->executor = *std::move(executor);
-  parts->pool = std::make_unique<engine::KvPool>(num_blocks, target.block_size);
+  parts->pool = std::make_unique<engine::KvPool>(num_blocks, target.block_size,
+                                                 tenant_share);
   parts->work = engine::MakeWorkShape(*parts->model, target.kv_dtype, gpu);
   engine::DraftModelOptions draft;
   draft.executor = parts->executor.get();

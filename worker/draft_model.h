@@ -58,11 +58,13 @@ int64_t DraftWorkspaceBytes(const engine::Model& model,
 
 // Its KV cache of so many blocks and what runs its steps. `max_model_len`: of
 // the model that is served, as `target` and `target_work`; a warning says so
-// where the draft model or its cache is too short for it.
+// where the draft model or its cache is too short for it. `tenant_share`: of
+// its cache, as KvPool has it.
 absl::StatusOr<engine::DraftModelOptions> StartDraftModel(
     const engine::DeviceExecutorOptions& target, int num_blocks,
-    int max_model_len, const engine::WorkShape& target_work, bool gpu,
-    kernels::Backend* backend, Loop* loop, DraftParts* parts);
+    int max_model_len, double tenant_share,
+    const engine::WorkShape& target_work, bool gpu, kernels::Backend* backend,
+    Loop* loop, DraftParts* parts);
 
 }  // namespace tandem::worker
 

@@ -99,6 +99,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                "KV blocks exactly; 0: from the bytes", {0, 1 << 28});
   line->Add("enable-prefix-caching", &worker.prefix_caching,
             "Keep full blocks for later prompts that start alike");
+  line->Add("tenant-cache-share", &worker.tenant_cache_share,
+            "Of the KV blocks, what one tenant's cached ones may take before "
+            "they are evicted first",
+            0.01, 1);
   line->AddBytes("kv-offload-bytes", &worker.kv_offload_bytes,
                  "Host memory for what the prefix cache evicts; 0: none");
   line->Add("kv-offload-path", &worker.kv_offload_path,

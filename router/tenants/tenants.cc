@@ -2,6 +2,7 @@
 #include "router/tenants/tenants.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
@@ -14,6 +15,16 @@ constexpr absl::Duration kParallelRetry = absl::Seconds(1);
 
 std::string Reset(absl::Duration until) {
   return absl::FormatDuration(absl::Ceil(until, absl::Milliseconds(1)));
+}
+
+// No two tenants and purposes have the same.
+KeyDigest DigestFor(absl::string_view purpose, const std::string& tenant,
+                    const std::string& more) {
+  std::string size;
+  for (int shift = 0; shift < 64; shift += 8) {
+    size += static_cast<char>(uint64_t{tenant.size()} >> shift);
+  }
+  return DigestOf(absl::StrCat(purpose, size, tenant, more));
 }
 
 }  // namespace
@@ -242,15 +253,19 @@ void Tenants::Charge::End(Outcome outcome) {
 
 std::string TenantSalt(const std::string& tenant, const std::string& salt) {
   if (tenant.empty()) return salt;
-  std::string message = "tandem tenant salt";
-  for (int shift = 0; shift < 64; shift += 8) {
-    message += static_cast<char>(uint64_t{tenant.size()} >> shift);
-  }
-  const KeyDigest digest = DigestOf(absl::StrCat(message, tenant, salt));
+  const KeyDigest digest = DigestFor("tandem tenant salt", tenant, salt);
   // 0xff begins no UTF-8 text, which is what clients' salts are.
   return absl::StrCat(
       "\xff", absl::string_view(reinterpret_cast<const char*>(digest.data()),
                                 digest.size()));
+}
+
+uint64_t CacheOwner(const std::string& tenant) {
+  if (tenant.empty()) return 0;
+  const KeyDigest digest = DigestFor("tandem cache owner", tenant, "");
+  uint64_t owner;
+  std::memcpy(&owner, digest.data(), sizeof(owner));
+  return owner;
 }
 
 }  // namespace tandem::router

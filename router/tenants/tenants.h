@@ -158,6 +158,10 @@ class Tenants::Charge {
 // empty tenant's is `salt` itself.
 std::string TenantSalt(const std::string& tenant, const std::string& salt);
 
+// Who a tenant's cached blocks are of for workers, which know no names: 0 of
+// the empty tenant, else the same in every router.
+uint64_t CacheOwner(const std::string& tenant);
+
 }  // namespace tandem::router
 
 #endif  // TANDEM_ROUTER_TENANTS_TENANTS_H_

@@ -216,7 +216,7 @@ class Harness final : public EngineListener {
       cache.Prefetch(hashes);
       found = cache.Find(hashes);
       if (PrefixCache::Missing(found) > pool.available()) found = {};
-      cache.Restore(hashes, &found);
+      cache.Restore(hashes, &found, /*owner=*/0);
     }
     const int computed = found.size() * options.block_size;
     entry.spec = spec;

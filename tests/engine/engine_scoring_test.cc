@@ -178,7 +178,7 @@ TEST(EngineScoringTest, APrefixMayBeCachedUpToTheFirstScore) {
       HashBlocks(spec.root, absl::MakeConstSpan(spec.history).first(8), 4);
   CachedPrefix found = harness.cache.Find(hashes);
   ASSERT_EQ(found.size(), 2);
-  harness.cache.Restore(hashes, &found);
+  harness.cache.Restore(hashes, &found, /*owner=*/0);
   spec.scoring.position = 8;
   const absl::Status early =
       harness.engine->Add(2, spec, std::vector<BlockRef>(), 8);

@@ -148,6 +148,39 @@ TEST(KvPoolTest, EvictsTheLeastRecentlyUsedAndOfAChainTheDeepest) {
   EXPECT_THAT(evicted_in_order, ElementsAre(11, 21, 20, 10));
 }
 
+TEST(KvPoolTest, EvictsFirstFromWhoHasMoreThanAShare) {
+  KvPool pool(8, 16, /*owner_share=*/0.5);
+  std::vector<BlockRef> blocks = pool.Allocate(8);
+  // By age; owner 1 has five of eight, one more than its share.
+  const int owners[] = {2, 2, 1, 1, 3, 1, 1, 1};
+  for (int i = 0; i < 8; ++i) {
+    pool.Publish(blocks[i], HashOf(i), static_cast<uint64_t>(owners[i]));
+    blocks[i] = BlockRef();
+  }
+  EXPECT_EQ(Counts(pool), "free 0 reserved 0 live 0 cached 8");
+  const auto taken = pool.Allocate(3);
+  // Its oldest; then it is within its share, and age alone counts.
+  std::vector<int> there;
+  for (int i = 0; i < 8; ++i) {
+    if (pool.Lookup({HashOf(i)}) == 1) there.push_back(i);
+  }
+  EXPECT_THAT(there, ElementsAre(3, 4, 5, 6, 7));
+  EXPECT_EQ(Counts(pool), "free 0 reserved 0 live 3 cached 5");
+}
+
+TEST(KvPoolTest, OfTwoBeyondTheirSharesTheLargerIsEvictedFrom) {
+  KvPool pool(8, 16, /*owner_share=*/0.25);
+  std::vector<BlockRef> blocks = pool.Allocate(8);
+  for (int i = 0; i < 8; ++i) {
+    pool.Publish(blocks[i], HashOf(i), i < 3 ? 1 : 2);
+    blocks[i] = BlockRef();
+  }
+  const auto taken = pool.Allocate(2);
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(pool.Lookup({HashOf(i)}), i == 3 || i == 4 ? 0 : 1) << i;
+  }
+}
+
 TEST(KvPoolTest, LookingUpDoesNotMakeABlockYounger) {
   KvPool pool(2, 16);
   for (int content : {1, 2}) {
@@ -277,7 +310,7 @@ TEST(KvPoolDeathTest, BugsEndTheProcess) {
 
 class PoolModel {
  public:
-  explicit PoolModel(int num_blocks) : blocks_(num_blocks) {}
+  PoolModel(int num_blocks, int quota) : blocks_(num_blocks), quota_(quota) {}
 
   struct Block {
     int references = 0;
@@ -303,13 +336,18 @@ class PoolModel {
     }
     return counts;
   }
+  // Whether the next block taken is not the oldest of all that are cached.
+  bool TakesAYounger() {
+    return free() == 0 && !lru_.empty() && Victim() != lru_.begin();
+  }
   // A block leaves the free ones, or the cache at its old end.
   void Take(int32_t id) {
     if (free() > 0) {
       ASSERT_TRUE(IsFree(blocks_[id])) << "block " << id << " was not free";
     } else {
-      ASSERT_EQ(id, lru_.front()) << "not the least recently used";
-      lru_.pop_front();
+      const auto victim = Victim();
+      ASSERT_EQ(id, *victim) << "not the least recently used";
+      lru_.erase(victim);
       found_.erase(blocks_[id].content);
       blocks_[id].content = -1;
     }
@@ -319,6 +357,19 @@ class PoolModel {
     if (block.references > 0 || block.holds > 0 || block.promised) return;
     block.live = false;
     if (block.content >= 0) lru_.push_back(id);
+  }
+  // Eight contents are of one owner, each other of one of its own.
+  static uint64_t OwnerOf(int content) {
+    return content < 8 ? 0 : static_cast<uint64_t>(content);
+  }
+  // The oldest, of those of the large owner where it has more than the quota.
+  std::list<int32_t>::iterator Victim() {
+    const auto large = [this](int32_t id) {
+      return OwnerOf(blocks_[id].content) == 0;
+    };
+    return std::count_if(lru_.begin(), lru_.end(), large) > quota_
+               ? std::find_if(lru_.begin(), lru_.end(), large)
+               : lru_.begin();
   }
   Block& operator[](int32_t id) { return blocks_[id]; }
   std::list<int32_t>& lru() { return lru_; }
@@ -331,6 +382,7 @@ class PoolModel {
   }
 
   std::vector<Block> blocks_;
+  const int quota_;
   std::list<int32_t> lru_;
   std::map<int, int32_t> found_;
 };
@@ -338,8 +390,9 @@ class PoolModel {
 TEST(KvPoolTest, AMillionRandomOperationsEqualTheModel) {
   constexpr int kBlocks = 12;
   constexpr int kContents = 10;
-  KvPool pool(kBlocks, 16);
-  PoolModel model(kBlocks);
+  constexpr int kQuota = 1;
+  KvPool pool(kBlocks, 16, (kQuota + 0.5) / kBlocks);
+  PoolModel model(kBlocks, kQuota);
   SeededRandom random(20240607);
   std::vector<BlockHash> hash_of;
   for (int i = 0; i < kContents; ++i) hash_of.push_back(HashOf(i));
@@ -363,6 +416,7 @@ TEST(KvPoolTest, AMillionRandomOperationsEqualTheModel) {
       ++met[got.empty() && count > 0 ? "short" : "allocated"];
       met["evicted"] += count <= available() && count > model.free();
       for (BlockRef& block : got) {
+        met["evicted before older ones"] += model.TakesAYounger();
         model.Take(block.id());
         model[block.id()].live = true;
         model[block.id()].references = 1;
@@ -374,6 +428,7 @@ TEST(KvPoolTest, AMillionRandomOperationsEqualTheModel) {
       ASSERT_EQ(got.has_value(), count <= available());
       if (!got.has_value()) continue;
       for (const int32_t id : got->ids()) {
+        met["evicted before older ones"] += model.TakesAYounger();
         model.Take(id);
         model[id].promised = true;
       }
@@ -428,7 +483,8 @@ TEST(KvPoolTest, AMillionRandomOperationsEqualTheModel) {
       const int content = model[block.id()].content >= 0
                               ? model[block.id()].content
                               : static_cast<int>(random.Below(kContents));
-      pool.Publish(block, hash_of[static_cast<size_t>(content)]);
+      pool.Publish(block, hash_of[static_cast<size_t>(content)],
+                   PoolModel::OwnerOf(content));
       if (model.found().try_emplace(content, block.id()).second) {
         model[block.id()].content = content;
         ++met["published"];
@@ -494,8 +550,8 @@ TEST(KvPoolTest, AMillionRandomOperationsEqualTheModel) {
     }
     ASSERT_FALSE(testing::Test::HasFatalFailure()) << "step " << step;
   }
-  EXPECT_THAT(met, SizeIs(11));
-  for (const auto& [what, times] : met) EXPECT_GT(times, 1000) << what;
+  EXPECT_THAT(met, SizeIs(12));
+  for (const auto& [what, times] : met) EXPECT_GT(times, 300) << what;
   references.clear();
   reservations.clear();
   holds.clear();

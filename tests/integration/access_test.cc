@@ -88,12 +88,14 @@ class AccessTest : public testing::Test {
     std::ofstream(file_ + ".new") << text;
     std::filesystem::rename(file_ + ".new", file_);
   }
-  void Begin(const std::string& keys) {
+  void Begin(const std::string& keys,
+             const std::vector<std::string>& worker_arguments = {}) {
     WriteFile(keys);
     cluster_ = std::make_unique<Cluster>(
         ClusterOptions{.prefill = 1,
                        .decode = 1,
-                       .router_arguments = {"--api-keys-file", file_}});
+                       .router_arguments = {"--api-keys-file", file_},
+                       .worker_arguments = worker_arguments});
     const absl::Status status = cluster_->Start();
     ASSERT_TRUE(status.ok()) << status << cluster_->Log("router");
   }
@@ -491,6 +493,33 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
   context.TryCancel();
   while (reader->Read(&response)) continue;
   (void)reader->Finish();
+}
+
+TEST_F(AccessTest, WhoFloodsTheCacheDrivesOutHimself) {
+  std::string a, b;
+  const std::string lines = Line("a", &a) + Line("b", &b);
+  // Where a tenant may have all of it, the flood takes the other's too: else
+  // this says nothing.
+  for (const bool all : {true, false}) {
+    Begin(lines,
+          {"--num-kv-blocks", "64", "--tenant-cache-share", all ? "1" : "0.5"});
+    const auto ask = [&](const std::string& key, int number) {
+      v1::GenerateRequest request =
+          TextRequest(absl::StrCat(number, ": ", kPrompt), 4);
+      request.set_placement(v1::PLACEMENT_LOCAL);
+      const Outcome outcome = Grpc(key, request);
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+      return outcome.done.usage();
+    };
+    EXPECT_EQ(ask(b, 0).cached_tokens(), 0);
+    EXPECT_GE(ask(b, 0).cached_tokens(), 16);
+    int flood = 0;
+    for (int i = 1; flood < 2 * 64 * 16; ++i) {
+      flood += ask(a, i).prompt_tokens();
+    }
+    EXPECT_EQ(ask(b, 0).cached_tokens() >= 16, !all);
+    EXPECT_EQ(cluster_->WhatIsLeft("sk-tandem"), "");
+  }
 }
 
 TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {

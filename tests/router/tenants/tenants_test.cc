@@ -435,6 +435,13 @@ TEST_F(TenantsTest, HeadersAreOfTheLimitsThereAre) {
                           Pair("x-ratelimit-reset-tokens", "30s")));
 }
 
+TEST(CacheOwnerTest, IsOfTheTenantAlone) {
+  EXPECT_EQ(CacheOwner(""), 0u);
+  EXPECT_EQ(CacheOwner("a"), CacheOwner("a"));
+  EXPECT_NE(CacheOwner("a"), CacheOwner("b"));
+  EXPECT_NE(CacheOwner("a"), 0u);
+}
+
 TEST(TenantSaltTest, NoTwoTenantsMeet) {
   EXPECT_EQ(TenantSalt("", "mine"), "mine");
   EXPECT_EQ(TenantSalt("a", "x"), TenantSalt("a", "x"));
