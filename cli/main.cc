@@ -11,6 +11,7 @@
 #include "cli/cordon.h"
 #include "cli/doctor/doctor.h"
 #include "cli/explain/command.h"
+#include "cli/flight.h"
 #include "cli/generate.h"
 #include "cli/keys.h"
 #include "cli/lora.h"
@@ -205,6 +206,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   };
   both("log-level", log.level);
   both("log-format", log.format);
+  both("flight-record-dir", log.flight_record_dir);
   both("metrics-compat", metrics_compat);
   // Not as an argument, which every user of the machine may read.
   if (!api_key.empty()) setenv("TANDEM_API_KEY", api_key.c_str(), 1);
@@ -377,6 +379,10 @@ int RunTandem(int argc, char** argv) {
   CommandLine* const cordon_line = line.AddCommand(
       "cordon", "Give a worker nothing new; what runs on it goes on");
   cordon.AddTo(cordon_line);
+  FlightCommand flight;
+  CommandLine* const flight_line = line.AddCommand(
+      "flight", "The last decisions of processes, as they wrote them");
+  flight.AddTo(flight_line);
   CordonCommand uncordon(/*cordoned=*/false);
   CommandLine* const uncordon_line =
       line.AddCommand("uncordon", "Give a worker requests again");
@@ -470,6 +476,8 @@ int RunTandem(int argc, char** argv) {
                             : directory.status();
   } else if (chosen == cordon_line) {
     status = cordon.Run();
+  } else if (chosen == flight_line) {
+    status = flight.Run();
   } else if (chosen == uncordon_line) {
     status = uncordon.Run();
   } else if (chosen == lora_line) {

@@ -109,6 +109,9 @@ void LogFlags::AddTo(CommandLine* line) {
                   "Least level to log");
   line->AddChoice("log-format", &format, {"auto", "text", "json"},
                   "Log lines: auto is text on a terminal, else JSON");
+  line->Add("flight-record-dir", &flight_record_dir,
+            "Where a crash or SIGUSR1 leaves the process's last decisions, for "
+            "`tandem flight`; empty: some of them on stderr");
 }
 
 void TlsFlags::AddTo(CommandLine* line) {

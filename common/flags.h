@@ -192,6 +192,7 @@ class CommandLine {
 struct LogFlags {
   std::string level = "info";
   std::string format = "auto";
+  std::string flight_record_dir;  // see flight_recorder.h
 
   void AddTo(CommandLine* line);
 };

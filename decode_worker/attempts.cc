@@ -10,6 +10,7 @@
 #include "common/check.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "decode_worker/call.h"
 #include "decode_worker/core.h"
 #include "worker/convert.h"
@@ -106,6 +107,10 @@ bool DecodeCore::TryGrant(Call* call) {
   landing.grant.wire = shape.dtype;
   landing.grant.digest_key = random_->Next();
   landing.granted = true;
+  flight::Record(flight::Event::kGranted,
+                 {.request = call->request_id,
+                  .m = call->attempt,
+                  .n = positions - landing.grant.position_begin});
   counters_.history_positions += positions;
   counters_.cached_positions += cached;
   call->cached_tokens = cached;
@@ -229,6 +234,9 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     return Verdict::kGranted;
   }
   landing.offered = true;
+  flight::Record(flight::Event::kOffer, {.request = call->request_id,
+                                         .m = call->attempt,
+                                         .n = offer.positions()});
   if (!mixed.empty()) {
     landing.formats = absl::StrCat(mixed, ">", options_.receiver.kv_dtype);
   }
@@ -341,6 +349,8 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
     return bad;
   }
   ++counters_.commits;
+  flight::Record(flight::Event::kCommitted,
+                 {.request = attempt.request_id, .m = attempt.number});
   // Told by the prefill worker, before it committed.
   call->scoring = engine::Scoring();
   attempts_.erase(call->attempt);
@@ -585,6 +595,8 @@ bool DecodeCore::OnBlocksShort(int blocks) {
       continue;
     }
     TANDEM_FAILPOINT("decode.revoke", "crash");
+    flight::Record(flight::Event::kRevoked,
+                   {.request = call->request_id, .m = call->attempt});
     ++counters_.grants_revoked;
     const absl::Status why =
         absl::ResourceExhaustedError("the grant was revoked: blocks are short");

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "decode_worker/call.h"
 #include "worker/convert.h"
 
@@ -237,6 +238,9 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
   if (!status.ok()) return status;
 
   ++counters_.calls;
+  flight::Record(flight::Event::kCall, {.request = open.request_id(),
+                                        .m = open.prompt_token_ids_size() +
+                                             open.output_token_ids_size()});
   call->request_key = key;
   call->request_id = open.request_id();
   call->sequence_index = open.sequence_index();
@@ -296,6 +300,9 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
     ++counters_.attempts_remote;
     call->phase = Phase::kRemote;
     attempts_[call->attempt] = call->id;
+    flight::Record(flight::Event::kTicket, {.request = call->request_id,
+                                            .prefill = prefill->worker_id(),
+                                            .m = call->attempt});
     opened->set_ticket(receiver_.IssueTicket(
         {call->request_id, call->sequence_index, call->attempt}, *prefill,
         static_cast<int>(call->history.size()),
@@ -377,6 +384,9 @@ void DecodeCore::EndAttempt(Call* call, const absl::Status& why) {
 
 void DecodeCore::ReportDead(Call* call, const absl::Status& why, bool preempted,
                             const std::string& failed_way) {
+  flight::Record(
+      flight::Event::kDead,
+      {.request = call->request_id, .m = call->attempt, .n = why.raw_code()});
   ++counters_.attempts_dead;
   call->phase = Phase::kIdle;
   v1::DecodeResponse response;
@@ -393,6 +403,8 @@ void DecodeCore::Retire(CallId id, const absl::Status& status) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
   TANDEM_FAILPOINT("decode.retire", "crash");
+  flight::Record(flight::Event::kCallEnded,
+                 {.request = it->second->request_id, .m = status.raw_code()});
   const std::unique_ptr<Call> call = std::move(it->second);
   calls_.erase(it);
   if (call->compiling != 0) options_.grammars->Cancel(call->compiling);

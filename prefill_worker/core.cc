@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "prefill_worker/call.h"
 #include "worker/convert.h"
 
@@ -249,6 +250,11 @@ void PrefillCore::Offer(Call* call) {
   const int cached =
       cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
   TANDEM_FAILPOINT("prefill.offer", "crash");
+  flight::Record(flight::Event::kOffer,
+                 {.request = call->open.request_id(),
+                  .decode = call->open.decode_worker().worker_id(),
+                  .m = AttemptOf(*call).number,
+                  .n = positions});
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
       positions, cached, ExpectedPrefill(positions - cached),
@@ -347,6 +353,8 @@ void PrefillCore::Retire(CallId id, const absl::Status& status) {
   if (it == calls_.end()) return;
   const std::unique_ptr<Call> call = std::move(it->second);
   calls_.erase(it);
+  flight::Record(flight::Event::kCallEnded,
+                 {.request = call->open.request_id(), .m = status.raw_code()});
   if (call->phase == Phase::kQueued) {
     queued_tokens_ -= static_cast<int64_t>(call->history.size());
   }
@@ -529,6 +537,8 @@ void PrefillCore::OnToken(CallId id, int position,
   if (it == calls_.end()) return;
   Call* const call = it->second.get();
   TANDEM_FAILPOINT("prefill.sampled", "crash");
+  flight::Record(flight::Event::kComputed, {.request = call->open.request_id(),
+                                            .m = AttemptOf(*call).number});
   call->first_token = loop_->Now();
   call->phase = Phase::kSending;
   v1::PrefillResponse response;
@@ -576,6 +586,10 @@ void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
   if (call == nullptr) return;
   call->may_compute = answer != Answer::kWait;
   if (answer == Answer::kGranted) {
+    flight::Record(flight::Event::kGranted,
+                   {.request = attempt.request_id,
+                    .m = attempt.number,
+                    .n = grant.position_end - grant.position_begin});
     call->keep_from = grant.position_begin;
     engine_.KeepFrom(call->id, call->keep_from);
   }
@@ -625,6 +639,8 @@ void PrefillCore::OnAcknowledged(const handoff::Attempt& attempt,
   Call* const call = FindAttempt(attempt);
   if (call == nullptr) return;
   attempts_.erase(attempt);
+  flight::Record(flight::Event::kCommitted,
+                 {.request = attempt.request_id, .m = attempt.number});
   if (options_.on_handoff) options_.on_handoff(timings);
   if (!TANDEM_FAILPOINT("prefill.done", "crash drop")) SendDone(call, timings);
   Retire(call->id, absl::OkStatus());
@@ -636,6 +652,9 @@ void PrefillCore::OnFailed(const handoff::Attempt& attempt,
   Call* const call = FindAttempt(attempt);
   if (call == nullptr) return;
   attempts_.erase(attempt);
+  flight::Record(flight::Event::kDead, {.request = attempt.request_id,
+                                        .m = attempt.number,
+                                        .n = status.raw_code()});
   Retire(call->id,
          MakeError(status.code(), "HANDOFF_FAILED",
                    std::string(status.message()), {{"way", failed_way}}));

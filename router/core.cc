@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "common/utf8.h"
 #include "engine/kv_pool.h"
 #include "engine/prefix_cache.h"
@@ -213,6 +214,9 @@ void RouterCore::OnSuspect(const Request& request, const v1::WorkerRef& first,
                            const v1::WorkerRef& second) {
   quarantine_.Add(request.prompt(), {first.incarnation(), second.incarnation()},
                   loop_->Now());
+  flight::Record(flight::Event::kSuspect, {.request = request.internal_id(),
+                                           .prefill = first.worker_id(),
+                                           .decode = second.worker_id()});
   observer_->OnSuspect(absl::BytesToHexString(request.internal_id()),
                        first.worker_id(), second.worker_id());
 }
@@ -226,6 +230,7 @@ void RouterCore::Submit(AdmittedRequest admitted,
                                   : absl::OkStatus();
   if (!status.ok()) {
     counters_.set_refused(counters_.refused() + 1);
+    flight::Record(flight::Event::kRefused, {.m = status.raw_code()});
     RequestSummary summary;
     summary.request_id = admitted.effective.request_id;
     summary.internal_id = absl::BytesToHexString(random_->Bytes(16));
@@ -585,6 +590,23 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
 
 void RouterCore::OnVoided(const v1::WorkerRef& old) {
   for (Request* request : All()) request->OnVoided(old);
+}
+
+void RouterCore::OnClusterEvent(const ClusterEvent& event) {
+  using Kind = ClusterEvent::Kind;
+  using flight::Event;
+  const bool decode = event.role == v1::WORKER_ROLE_DECODE;
+  const Event what = event.kind == Kind::kRegistered ? Event::kRegistered
+                     : event.kind == Kind::kLost     ? Event::kWorkerLost
+                     : event.kind == Kind::kWorkerAvoided
+                         ? Event::kWorkerAvoided
+                     : event.kind == Kind::kPairAvoided ? Event::kPairAvoided
+                                                        : Event::kRejected;
+  flight::Record(what, {.prefill = decode ? "" : event.worker,
+                        .decode = decode ? event.worker : event.decode_worker,
+                        .word = event.cause,
+                        .m = absl::ToInt64Milliseconds(event.length)});
+  observer_->OnClusterEvent(event);
 }
 
 void RouterCore::OnEnded(Request* request) {

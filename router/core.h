@@ -116,9 +116,7 @@ class RouterCore final : private RegistryListener,
                         const v1::AdapterOutcome& outcome) override {
     adapter_control_.OnOutcome(worker_id, outcome);
   }
-  void OnClusterEvent(const ClusterEvent& event) override {
-    observer_->OnClusterEvent(event);
-  }
+  void OnClusterEvent(const ClusterEvent& event) override;
   // RequestHost
   void OnWaits(Request* request) override;
   std::optional<v1::WorkerRef> ChoosePrefill(Request* request,

@@ -21,6 +21,7 @@
 #include "common/failpoint.h"
 #include "common/file_watcher.h"
 #include "common/flags.h"
+#include "common/flight_recorder.h"
 #include "common/http/failpoints.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
@@ -404,6 +405,7 @@ absl::Status Process::Start() {
   status = StartAccess();
   if (!status.ok()) return status;
   loop_.RunSync([&] {
+    flight::Attach();
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_->first());
     feed_ = std::make_unique<LiveFeed>(&loop_, router_metrics_.get(), [this] {
       return core_->State(core_->in_flight() <= kMostDescribed);
@@ -801,6 +803,9 @@ int main(int argc, char** argv) {
     LogDebug("flag", {{name, value}});
   }
   RaiseDescriptorLimit();
+  const absl::Status recording =
+      flight::Install("router", flags.log.flight_record_dir);
+  if (!recording.ok()) return ReportFailure("tandem-router", recording);
   SignalWatcher signals;
   router::Process process(&flags, &signals);
   const absl::Status status = process.Run();

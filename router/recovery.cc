@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "router/legs.h"
 #include "router/request.h"
 #include "router/work.h"
@@ -494,6 +495,10 @@ void Request::End(const absl::Status& status) {
   summary.done = Summary();
   summary.failures = failures_;
   phase_ = Phase::kEnded;
+  flight::Record(flight::Event::kEnded,
+                 {.request = internal_id_,
+                  .m = status.raw_code(),
+                  .n = static_cast<int>(output_tokens_.size())});
   v1::RouterCounters& counters = *context_.counters;
   if (status.ok()) {
     counters.set_finished_ok(counters.finished_ok() + 1);

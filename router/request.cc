@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "router/compatibility.h"
 #include "router/legs.h"
 #include "router/work.h"
@@ -62,6 +63,9 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       judge_timer_(context.loop),
       retry_timer_(context.loop),
       ending_timer_(context.loop) {
+  flight::Record(
+      flight::Event::kAdmitted,
+      {.request = internal_id_, .m = static_cast<int64_t>(prompt_.size())});
   for (int i = 1; effective_.beam && i < effective_.sampling.n(); ++i) {
     other_outputs_.push_back(std::make_unique<Output>(
         effective_, prompt_, context.codec, client_.get(), i));
@@ -99,6 +103,10 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
     counters.set_split_placements(counters.split_placements() + 1);
   }
   context_.observer->OnPlaced(!local_);
+  flight::Record(flight::Event::kPlaced, {.request = internal_id_,
+                                          .prefill = prefill_ref_.worker_id(),
+                                          .decode = decode_ref_.worker_id(),
+                                          .m = cached_tokens});
   NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            std::max(1, history_tokens() - cached_tokens));
@@ -192,6 +200,8 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   hypotheses_.clear();
   prefill_done_.Clear();
   phase_ = Phase::kPrefilling;
+  flight::Record(flight::Event::kOpened,
+                 {.request = internal_id_, .m = attempt_});
   if (local_) {
     if (trace_ != nullptr) {
       trace_->Enter("prefill", context_.loop->Now(), decode_ref_.worker_id());
@@ -255,6 +265,8 @@ void Request::OnAttemptStarted(uint32_t attempt) {
       phase_ != Phase::kRetrying) {
     return;
   }
+  flight::Record(flight::Event::kStarted,
+                 {.request = internal_id_, .m = attempt});
   // A retry that crossed the commit: nothing was lost after all, but for scores
   // that were on their way.
   if (!scores_complete() && prefill_ == nullptr) {
@@ -296,6 +308,10 @@ void Request::OnDead(const v1::AttemptDead& dead) {
   if (dead.preempted()) {
     context_.counters->set_preempted_attempts(
         context_.counters->preempted_attempts() + 1);
+    flight::Record(flight::Event::kPreempted,
+                   {.request = internal_id_,
+                    .decode = decode_ref_.worker_id(),
+                    .m = attempt_});
     if (trace_ != nullptr) {
       trace_->Note("preempted", context_.loop->Now(), decode_ref_.worker_id());
     }
@@ -392,6 +408,8 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
 
 void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   TANDEM_FAILPOINT("router.first_token", "crash");
+  flight::Record(flight::Event::kFirstToken,
+                 {.request = internal_id_, .m = attempt_});
   if (phase_ == Phase::kEnding) return;
   if (!scores_complete()) {
     PrefillLost(absl::InternalError("a token came before the last score"));
@@ -569,6 +587,11 @@ void Request::NoteLoss(std::string_view cause, const absl::Status& status) {
       .decode_worker = decode_ref_.worker_id(),
       .status = status};
   context_.observer->OnRetry(loss);
+  flight::Record(flight::Event::kAttemptLost, {.request = internal_id_,
+                                               .prefill = loss.prefill_worker,
+                                               .decode = loss.decode_worker,
+                                               .word = loss.stage,
+                                               .m = status.raw_code()});
   if (trace_ == nullptr) return;
   trace_->Lost(context_.loop->Now(), loss);
   trace_->Enter("queue", context_.loop->Now());

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "common/flight_recorder.h"
 #include "common/loop.h"
 #include "common/metrics.h"
 #include "engine/executor.h"
@@ -99,6 +100,9 @@ class MeasuredExecutor final : public engine::Executor {
                  : !prefill        ? "decode"
                  : !decode         ? "prefill"
                                    : "mixed";
+    flight::Record(
+        flight::Event::kStep,
+        {.m = static_cast<int64_t>(step->entries.size()), .n = raw->rows});
     in_flight_.emplace(step->id, std::move(observer));
     inner_->Submit(step, raw);
   }
@@ -133,6 +137,8 @@ class MeasuredExecutor final : public engine::Executor {
       const absl::Duration took = owner->loop_->Now() - begun;
       owner->duration_[phase].Observe(absl::ToDoubleSeconds(took));
       owner->tokens_[phase].Observe(rows);
+      flight::Record(flight::Event::kStepDone,
+                     {.m = absl::ToInt64Microseconds(took)});
       if (result.ok()) owner->work_.Add(work);
       const auto self = owner->in_flight_.extract(step_id);
       listener->OnStepDone(step_id, std::move(result));

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
 #include "common/failpoint.h"
+#include "common/flight_recorder.h"
 #include "common/http/failpoints.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
@@ -326,6 +327,7 @@ absl::Status Process::StartRole() {
   }
   absl::Status made = absl::CancelledError("the loop stopped");
   loop_->RunSync([&] {
+    flight::Attach();
     made = parts_.gpu == nullptr
                ? absl::OkStatus()
                : parts_.gpu->Start(parts_.hello.worker().worker_id(),
@@ -561,16 +563,19 @@ int RunWorker(int argc, char** argv, const RoleSpec& spec) {
   line.Group("Logs");
   flags.log.AddTo(&line);
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
-  const absl::Status logging =
-      InitLog({.format = flags.log.format,
-               .level = flags.log.level,
-               .role = spec.binary.substr(spec.binary.find('-') + 1),
-               .worker = flags.worker.worker_id});
+  const std::string role = spec.binary.substr(spec.binary.find('-') + 1);
+  const absl::Status logging = InitLog({.format = flags.log.format,
+                                        .level = flags.log.level,
+                                        .role = role,
+                                        .worker = flags.worker.worker_id});
   if (!logging.ok()) return ReportFailure(spec.binary, logging);
   for (const auto& [name, value] : line.NonDefaults()) {
     LogDebug("flag", {{name, value}});
   }
   RaiseDescriptorLimit();
+  const absl::Status recording =
+      flight::Install(role, flags.log.flight_record_dir);
+  if (!recording.ok()) return ReportFailure(spec.binary, recording);
   SignalWatcher signals;
   Process process(spec, flags, &signals);
   const absl::Status status = process.Run();

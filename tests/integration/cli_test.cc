@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line as a user runs it: serve, generate, status, exit codes.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -23,6 +25,8 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::Not;
 
 struct Result {
   int code = -1;
@@ -240,21 +244,61 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
 }
 
+// What `tandem flight` says of `path` once that has `wanted`, or in the end.
+std::string FlightUntil(const std::string& path, const std::string& wanted) {
+  Result story;
+  for (int i = 0; i < 200; ++i) {
+    story = Shell(Tandem("flight " + path + " 2>&1"));
+    if (story.output.find(wanted) != std::string::npos) break;
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  return story.output;
+}
+
 TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
-  Served served(EmbeddedModel(), "--prefill 1 --decode 1");
+  std::string flights = absl::StrCat(testing::TempDir(), "/flights.XXXXXX");
+  ASSERT_NE(mkdtemp(flights.data()), nullptr);
+  Served served(EmbeddedModel(),
+                "--prefill 1 --decode 1 --flight-record-dir " + flights);
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const std::string generate =
+      Tandem("generate " + served.Router() +
+             " --placement split --temperature 0 --max-tokens 5"
+             " 'Zanzibar and back' 2>&1");
+  ASSERT_EQ(Shell(generate).code, 0) << served.Log();
   const std::vector<pid_t> before = served.Children();
   ASSERT_EQ(before.size(), 3u);
-  kill(before[1], SIGKILL);
+  // What the process decided is there after its crash, and on request.
+  kill(before[1], SIGABRT);
+  const std::string crashed = absl::StrCat(" prefill/", before[1], " written ");
+  EXPECT_THAT(FlightUntil(flights, crashed),
+              testing::AllOf(HasSubstr(crashed + "signal=6"),
+                             HasSubstr(" computed request="),
+                             HasSubstr(" step sequences=1 rows=")));
+  kill(before[0], SIGUSR1);
+  const std::string asked = absl::StrCat(" router/", before[0], " written ");
+  const std::string story = FlightUntil(flights, asked);
+  EXPECT_THAT(story, testing::AllOf(HasSubstr(asked), HasSubstr(crashed),
+                                    HasSubstr(" registered decode=decode-0"),
+                                    HasSubstr(" prefill=prefill-0 decode="),
+                                    Not(HasSubstr("Zanzibar"))));
+  // One request, as both saw it.
+  const size_t at = story.find(" ended request=");
+  ASSERT_NE(at, std::string::npos) << story;
+  const Result both = Shell(
+      Tandem("flight " + flights + " --request " + story.substr(at + 15, 16)));
+  EXPECT_THAT(
+      both.output,
+      testing::AllOf(HasSubstr("router/"), HasSubstr("prefill/"),
+                     HasSubstr(" committed "), Not(HasSubstr(" written "))));
+  std::filesystem::remove_all(flights);
   bool again = false;
   for (int i = 0; i < 200 && !again; ++i) {
     std::this_thread::sleep_for(milliseconds(50));
     again = served.Children().size() == 3 && served.Children() != before;
   }
   EXPECT_TRUE(again) << served.Log();
-  const Result text =
-      Shell(Tandem("generate " + served.Router() +
-                   " --temperature 0 --max-tokens 5 'Once upon a time' 2>&1"));
+  const Result text = Shell(generate);
   EXPECT_EQ(text.code, 0) << text.output;
 
   // Even a supervisor that is killed takes its children along.
@@ -297,6 +341,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"keys list", 2, "--api-keys-file is needed"},
       {"chat x --router 127.0.0.1:1", 2, "--router"},
       {"completion tcsh", 2, "tcsh"},
+      {"flight /no/such/file", 1, "cannot read"},
+      {"flight /dev/null", 1, "no flight record"},
       {"bench --save-detailed", 2, "--json"},
       {"explain --output-tokens 0", 2, "--output-tokens"},
   };
