@@ -130,6 +130,8 @@ void Collect(grpc::ClientReader<v1::GenerateResponse>* reader, bool print,
         v1::GeneratedSequence* const sequence =
             SequenceAt(delta.index(), whole);
         sequence->mutable_text()->append(delta.text());
+        sequence->mutable_reasoning_content()->append(
+            delta.reasoning_content());
         sequence->mutable_token_ids()->MergeFrom(delta.token_ids());
         sequence->mutable_logprobs()->MergeFrom(delta.logprobs());
         sequence->mutable_attention()->MergeFrom(delta.attention());
@@ -157,6 +159,9 @@ json SequenceJson(const v1::GeneratedSequence& sequence) {
       {"text", sequence.text()},
       {"token_ids", sequence.token_ids()},
       {"finish_reason", ReasonName(sequence.finished().finish_reason())}};
+  if (!sequence.reasoning_content().empty()) {
+    object["reasoning_content"] = sequence.reasoning_content();
+  }
   if (sequence.logprobs_size() > 0) {
     object["logprobs"] = LogprobsJson(sequence.logprobs());
   }

@@ -37,6 +37,7 @@ struct ServeCommand {
   std::string policy = "prefix_aware";
   std::string chat_template;
   std::string tool_call_parser = "auto";
+  std::string reasoning_parser = "none";
   std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
   std::string quantization = "none";
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
@@ -89,6 +90,9 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("tool-call-parser", &tool_call_parser,
                   {"auto", "llama3_json", "hermes", "mistral", "none"},
                   "How the model writes tool calls");
+  line->AddChoice("reasoning-parser", &reasoning_parser,
+                  {"none", "deepseek_r1", "qwen3"},
+                  "How the model reasons before it answers");
   line->Add("enable-no-kv-cache", &no_kv_cache,
             "Requests may ask to be computed without a KV cache");
   line->Add("enable-attention-output", &attention_output,
@@ -225,6 +229,7 @@ void ServeCommand::Complete(const CommandLine& line) {
   router("policy", policy);
   router("chat-template", chat_template);
   router("tool-call-parser", tool_call_parser);
+  router("reasoning-parser", reasoning_parser);
   router("max-requests", absl::StrCat(max_requests));
   router("max-queued", absl::StrCat(max_queued));
   router("otlp-traces-endpoint", otlp_traces_endpoint);

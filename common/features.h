@@ -17,6 +17,8 @@ inline constexpr char kFeatureBeamSearch[] = "beam_search";  // SamplingParams
 inline constexpr char kFeatureNoKvCache[] = "no_kv_cache";   // DecodeOpen
 inline constexpr char kFeaturePromptLogprobs[] = "prompt_logprobs";  // both
 inline constexpr char kFeatureStructured[] = "structured";  // SamplingParams
+// StructuredParams.after_token_id
+inline constexpr char kFeatureStructuredAfter[] = "structured_after";
 // No request's: commands of the registration stream.
 inline constexpr char kFeatureAdapterLoading[] = "adapter_loading";
 

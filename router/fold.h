@@ -45,6 +45,8 @@ class FoldingStream final : public ClientStream {
       case v1::GenerateResponse::kDelta: {
         v1::GeneratedSequence* const s = Sequence(event.delta().index());
         s->mutable_text()->append(event.delta().text());
+        s->mutable_reasoning_content()->append(
+            event.delta().reasoning_content());
         s->mutable_token_ids()->MergeFrom(event.delta().token_ids());
         s->mutable_logprobs()->MergeFrom(event.delta().logprobs());
         JoinToolCalls(event.delta().tool_calls(), s->mutable_tool_calls());

@@ -124,6 +124,9 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   AdmittedRequest admitted;
   admitted.effective = *std::move(effective);
   admitted.prompt = std::move(prompt->token_ids);
+  if (request.has_chat()) {
+    NoteReasoning(request.chat(), admitted.prompt, limits, &admitted.effective);
+  }
   const absl::Status fits = FitToContext(
       static_cast<int>(admitted.prompt.size()), limits, &admitted.effective);
   if (!fits.ok()) return fits;

@@ -73,6 +73,7 @@ struct Flags {
   std::string served_model_name;
   std::string chat_template;
   std::string tool_call_parser = "auto";
+  std::string reasoning_parser = "none";
   std::string host = "127.0.0.1";
   std::string internal_host = "127.0.0.1";
   int grpc_port = 50051;
@@ -117,6 +118,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
                   {"auto", "llama3_json", "hermes", "mistral", "none"},
                   "How the model writes tool calls, with vLLM's names; auto "
                   "goes by its chat template, none leaves calls in the text");
+  line->AddChoice("reasoning-parser", &flags->reasoning_parser,
+                  {"none", "deepseek_r1", "qwen3"},
+                  "How the model reasons before it answers, with vLLM's "
+                  "names; none leaves that in the text");
   line->Group("Listening");
   line->Add("host", &flags->host, "Address for clients");
   line->AddInt("grpc-port", &flags->grpc_port, "Clients; 0 takes a free one",
@@ -380,7 +385,8 @@ absl::Status Process::Start() {
   absl::StatusOr<std::unique_ptr<ModelText>> model = ModelText::Load(
       flags_.model_dir, {.served_name = flags_.served_model_name,
                          .chat_template = flags_.chat_template,
-                         .tool_call_parser = flags_.tool_call_parser});
+                         .tool_call_parser = flags_.tool_call_parser,
+                         .reasoning_parser = flags_.reasoning_parser});
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
   const absl::Duration loading = absl::Now() - begun;

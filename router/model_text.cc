@@ -79,6 +79,29 @@ absl::Status LearnToolCalls(const text::ChatTemplate& chat,
   return absl::OkStatus();
 }
 
+absl::Status LearnReasoning(const std::string& parser_name,
+                            const text::Tokenizer& tokenizer,
+                            ModelLimits* limits) {
+  if (parser_name == "none") return absl::OkStatus();
+  const auto refuse = [&](auto... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--reasoning-parser ", parser_name, ": ", why...));
+  };
+  const std::optional<ReasoningStyle> style = ReasoningStyleByName(parser_name);
+  if (!style) return refuse("is not known");
+  ReasoningMarks marks{.style = *style};
+  for (const auto& [mark, id] : {std::pair{kThinkBegin, &marks.begin_id},
+                                 std::pair{kThinkEnd, &marks.end_id}}) {
+    *id = tokenizer.TokenToId(mark).value_or(-1);
+    if (*id < 0 || *id >= limits->vocabulary_size) {
+      return refuse("this model has no token ", std::string(mark),
+                    ": serve it without the flag");
+    }
+  }
+  limits->reasoning = marks;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
@@ -110,6 +133,9 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
         LearnToolCalls(*chat, options.tool_call_parser, *tokenizer, &limits);
     if (!status.ok()) return status;
   }
+  const absl::Status reasons =
+      LearnReasoning(options.reasoning_parser, *tokenizer, &limits);
+  if (!reasons.ok()) return reasons;
   limits.eos_token_ids = spec->eos_ids;
   if (limits.eos_token_ids.empty() && tokenizer->eos_id() &&
       *tokenizer->eos_id() < spec->vocab_size) {

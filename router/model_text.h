@@ -37,6 +37,8 @@ struct ModelTextOptions {
   std::string chat_template = {};
   // A style's name, or "auto": what the chat template's calls look like.
   std::string tool_call_parser = "auto";
+  // A ReasoningStyle's name, or "none".
+  std::string reasoning_parser = "none";
 };
 
 class ModelText final : public TextCodec {

@@ -26,6 +26,7 @@ Output::Output(const EffectiveRequest& request,
       index_(index),
       stops_({request.stopping.stop().begin(), request.stopping.stop().end()},
              request.stopping.include_stop_str_in_output()) {
+  if (request.reasoning) reasoning_.emplace(*request.reasoning);
   if (request.output.text() && codec != nullptr) {
     text_ = codec->NewStream(prompt, request.output.skip_special_tokens());
     if (request.tool_calls) {
@@ -94,12 +95,14 @@ Output::Verdict Output::Add(const v1::Token& token) {
   Record(token);
   const bool ends = EndsSequence(token.token_id(), tokens_);
   if (ends) end_token_ = token.token_id();
-  if (text_ == nullptr) return ends ? Verdict::kEndToken : Verdict::kGoesOn;
-  if (ends && !request_.stopping.include_stop_str_in_output()) {
-    return Verdict::kEndToken;
+  const bool shown = text_ != nullptr &&
+                     (!ends || request_.stopping.include_stop_str_in_output());
+  if (!shown) {
+    if (reasoning_) reasoning_->Arrives(token.token_id(), "");
+    return ends ? Verdict::kEndToken : Verdict::kGoesOn;
   }
   const std::string piece = text_->Push(token.token_id());
-  if (calls_ != nullptr) calls_->Arrives(token.token_id(), piece.size());
+  Arrives(token.token_id(), piece);
   if (tokens_ <= request_.stopping.min_tokens()) {
     Release(piece);
     return Verdict::kGoesOn;
@@ -114,8 +117,16 @@ Output::Verdict Output::Add(const v1::Token& token) {
   return ends ? Verdict::kEndToken : Verdict::kGoesOn;
 }
 
-// Behind stop strings.
-void Output::Release(const std::string& text) {
+// Marks of calls count in the content alone.
+void Output::Arrives(int32_t token_id, std::string_view piece) {
+  const bool content = !reasoning_ || reasoning_->Arrives(token_id, piece);
+  if (content && calls_ != nullptr) calls_->Arrives(token_id, piece.size());
+}
+
+void Output::Release(std::string_view text) {
+  if (reasoning_) {
+    text = reasoning_->Release(text, delta_.mutable_reasoning_content());
+  }
   if (calls_ == nullptr) {
     delta_.mutable_text()->append(text);
   } else {
@@ -166,9 +177,9 @@ void Output::Flush() {
   if (!stops_.holding() || stop_string_ >= 0) {
     delta_.MergeFrom(std::exchange(held_, v1::GenerateDelta()));
   }
-  if (delta_.text().empty() && delta_.tool_calls().empty() &&
-      delta_.token_ids().empty() && delta_.logprobs().empty() &&
-      delta_.attention().empty()) {
+  if (delta_.text().empty() && delta_.reasoning_content().empty() &&
+      delta_.tool_calls().empty() && delta_.token_ids().empty() &&
+      delta_.logprobs().empty() && delta_.attention().empty()) {
     return;
   }
   v1::GenerateResponse response;

@@ -2,19 +2,23 @@
 // From tokens to what a client reads: text, stop strings, token ids,
 // logprobs, and the four events in their order. Text that may be the
 // beginning of a stop string is held back, and so are the ids of its tokens.
-// Text that may be a tool call is held back as well, but for its tokens.
+// Text that may be a tool call is held back as well, but for its tokens. What
+// a model reasons first comes apart from what it says.
 
 #ifndef TANDEM_ROUTER_OUTPUT_H_
 #define TANDEM_ROUTER_OUTPUT_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "router/dialer.h"
+#include "router/reasoning.h"
 #include "router/stop_strings.h"
 #include "router/text_codec.h"
 #include "router/tool_call_output.h"
@@ -53,10 +57,13 @@ class Output {
   void Done(v1::GenerateDone done);
 
   int tokens() const { return tokens_; }
+  int reasoning_tokens() const { return reasoning_ ? reasoning_->tokens() : 0; }
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
-  void Release(const std::string& text);
+  // Behind stop strings, in front of tool calls.
+  void Release(std::string_view text);
+  void Arrives(int32_t token_id, std::string_view piece);
   void Record(const v1::Token& token);
   void Fill(const v1::Token& token, v1::TokenLogprob* record) const;
   void RecordAttention(const v1::Token& token);
@@ -69,9 +76,10 @@ class Output {
   const int index_;
   std::unique_ptr<TextStream> text_;  // null without text
   StopStrings stops_;
-  std::unique_ptr<ToolCallOutput> calls_;  // null: none are looked for
-  v1::GenerateDelta delta_;                // not sent yet
-  v1::GenerateDelta held_;                 // ids and logprobs of held-back text
+  std::optional<ReasoningOutput> reasoning_;  // none: all is content
+  std::unique_ptr<ToolCallOutput> calls_;     // null: none are looked for
+  v1::GenerateDelta delta_;                   // not sent yet
+  v1::GenerateDelta held_;  // ids and logprobs of held-back text
   int tokens_ = 0;
   int stop_string_ = -1;
   int32_t end_token_ = -1;

@@ -414,6 +414,14 @@ void Request::WriteDone() {
   End(absl::OkStatus());
 }
 
+int Request::ReasoningTokens() const {
+  int tokens = output_.reasoning_tokens();
+  for (const auto& output : other_outputs_) {
+    tokens += output->reasoning_tokens();
+  }
+  return tokens;
+}
+
 v1::GenerateDone Request::Summary() const {
   const absl::Time now = context_.loop->Now();
   v1::GenerateDone done;
@@ -426,6 +434,7 @@ v1::GenerateDone Request::Summary() const {
   usage->set_completion_tokens(completion);
   usage->set_total_tokens(prompt + completion);
   usage->set_cached_tokens(std::min(prompt, cached_tokens_.value_or(0)));
+  usage->set_reasoning_tokens(ReasoningTokens());
 
   usage->set_accepted_prediction_tokens(
       decode_finished_.accepted_draft_tokens());

@@ -264,6 +264,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void EndCalls();
   void WriteDone();
   v1::GenerateDone Summary() const;
+  int ReasoningTokens() const;
   void End(const absl::Status& status);
   void DropPrefill();
   void DropLegs();

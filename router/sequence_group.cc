@@ -151,14 +151,17 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
   }
   if (counts_ids(index)) delta->clear_token_ids();
   if (streams()) {
-    const bool empty = delta->text().empty() && delta->tool_calls().empty() &&
-                       delta->logprobs().empty() &&
-                       delta->token_ids().empty() && delta->attention().empty();
+    const bool empty =
+        delta->text().empty() && delta->reasoning_content().empty() &&
+        delta->tool_calls().empty() && delta->logprobs().empty() &&
+        delta->token_ids().empty() && delta->attention().empty();
     delta->set_index(index);
     if (!empty) SendDelta(std::move(*delta));
   } else {
     if (!admitted_.effective.output.has_logprobs()) delta->clear_logprobs();
     part.sequence.mutable_text()->append(delta->text());
+    part.sequence.mutable_reasoning_content()->append(
+        delta->reasoning_content());
     part.sequence.mutable_token_ids()->MergeFrom(delta->token_ids());
     part.sequence.mutable_logprobs()->MergeFrom(delta->logprobs());
     JoinToolCalls(delta->tool_calls(), part.sequence.mutable_tool_calls());
@@ -251,6 +254,7 @@ void SequenceGroup::SendBest() {
     v1::GenerateDelta delta;
     delta.set_index(i);
     delta.set_text(best.text());
+    delta.set_reasoning_content(best.reasoning_content());
     *delta.mutable_token_ids() = best.token_ids();
     *delta.mutable_logprobs() = best.logprobs();
     SplitToolCalls(best.tool_calls(), delta.mutable_tool_calls());
@@ -270,6 +274,8 @@ v1::GenerateDone SequenceGroup::MergedDone() const {
     const v1::GenerateDone& done = parts_[i].done;
     usage.set_completion_tokens(usage.completion_tokens() +
                                 done.usage().completion_tokens());
+    usage.set_reasoning_tokens(usage.reasoning_tokens() +
+                               done.usage().reasoning_tokens());
     usage.set_accepted_prediction_tokens(
         usage.accepted_prediction_tokens() +
         done.usage().accepted_prediction_tokens());

@@ -897,6 +897,9 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
     v1::StructuredParams* const structured = params.mutable_structured();
     *structured->mutable_options() = *effective.structured;
     AddStructuredEnds(effective, structured);
+    if (effective.reasoning) {
+      structured->set_after_token_id(effective.reasoning->end_id);
+    }
   }
   params.set_logprobs(
       effective.output.has_logprobs() ? effective.output.logprobs() : -1);

@@ -17,6 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "router/reasoning.h"
 #include "router/tool_calls.h"
 #include "tandem/v1/generation.pb.h"
 #include "tandem/v1/inference.pb.h"
@@ -41,6 +43,7 @@ struct ModelLimits {
   std::optional<ToolCallStyle> tool_call_style;
   bool tool_calls_by_name = false;  // Mistral's newer form
   std::map<int32_t, std::string> tool_call_markers;
+  std::optional<ReasoningMarks> reasoning;  // unset: answers are content
   std::vector<int32_t> eos_token_ids;
   // LoRA adapters of the decode workers; unset: not known, not checked.
   std::optional<std::vector<std::string>> adapters;
@@ -111,6 +114,7 @@ struct EffectiveRequest {
   std::string constraint_field;
   std::vector<int32_t> model_end_ids;         // where `structured` is set
   std::optional<ToolCallOptions> tool_calls;  // none: not looked for
+  std::optional<ReasoningMarks> reasoning;    // which comes first; none: none
   // Nothing is to be generated.
   bool only_scores() const {
     return stopping.has_max_tokens() && stopping.max_tokens() == 0;
@@ -136,6 +140,11 @@ absl::Status ValidateModel(const std::string& model, const ModelLimits& limits);
 template <typename Ids>
 absl::Status ValidateTokenIds(const char* field, const Ids& ids,
                               const ModelLimits& limits);
+
+// Whether the answer to `prompt`, which was made of `chat`, begins with
+// reasoning. What must match something comes behind that.
+void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
+                   const ModelLimits& limits, EffectiveRequest* effective);
 
 // Fills in max_tokens, and refuses what does not fit the context.
 absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/features.h"
 #include "common/utf8.h"
 #include "router/errors.h"
 #include "router/forced_call.h"
@@ -229,6 +230,26 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
                         "excludes add_generation_prompt");
   }
   return absl::OkStatus();
+}
+
+void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
+                   const ModelLimits& limits, EffectiveRequest* effective) {
+  if (!limits.reasoning ||
+      ReasoningIsOver(prompt, *limits.reasoning, limits.eos_token_ids)) {
+    return;
+  }
+  const auto& extra = chat.chat_template_kwargs().fields();
+  const auto thinking = extra.find("enable_thinking");
+  // Of templates that say nothing then.
+  if (limits.reasoning->style == ReasoningStyle::kQwen3 &&
+      thinking != extra.end() && thinking->second.has_bool_value() &&
+      !thinking->second.bool_value()) {
+    return;
+  }
+  effective->reasoning = limits.reasoning;
+  if (effective->structured) {
+    effective->features.emplace_back(kFeatureStructuredAfter);
+  }
 }
 
 }  // namespace tandem::router

@@ -275,7 +275,10 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
         kFeatureAdapterLoading, kFeaturePromptLogprobs}) {
     hello.add_features(feature);
   }
-  if (parts.grammars != nullptr) hello.add_features(kFeatureStructured);
+  if (parts.grammars != nullptr) {
+    hello.add_features(kFeatureStructured);
+    hello.add_features(kFeatureStructuredAfter);
+  }
   if (flags.attention_output) hello.add_features(kFeatureAttention);
   // Beams share what they have in common.
   if (flags.kv_cache == "on") hello.add_features(kFeatureBeamSearch);

@@ -57,6 +57,16 @@ struct Ends {
   }
 };
 
+// Where the text begins that must match: behind the first token `after`. None
+// while that has not come.
+std::optional<size_t> BeginOf(absl::Span<const int32_t> output,
+                              std::optional<int32_t> after) {
+  if (!after) return 0;
+  const auto* const mark = std::find(output.begin(), output.end(), *after);
+  if (mark == output.end()) return std::nullopt;
+  return static_cast<size_t>(mark - output.begin()) + 1;
+}
+
 // Goes on by all of `tokens`, the first of which is the output's `position`th.
 absl::Status FollowAll(absl::Span<const int32_t> tokens, size_t position,
                        text::Grammar* grammar) {
@@ -106,8 +116,13 @@ struct Replay {
 
 class Constraint final : public engine::TokenConstraint {
  public:
-  Constraint(text::Grammar grammar, const Ends* ends, size_t words)
-      : grammar_(std::move(grammar)), ends_(*ends), words_(words) {}
+  // `after`: the grammar waits for that token, before which all is allowed.
+  Constraint(text::Grammar grammar, const Ends* ends, size_t words,
+             std::optional<int32_t> after = std::nullopt)
+      : grammar_(std::move(grammar)),
+        ends_(*ends),
+        words_(words),
+        after_(after) {}
   Constraint(std::shared_ptr<Replay> replay, const Ends* ends, size_t words)
       : ends_(*ends), words_(words), replay_(std::move(replay)) {}
   explicit Constraint(absl::Status status)
@@ -130,19 +145,28 @@ class Constraint final : public engine::TokenConstraint {
     guessed_ = 0;
     TakeReplayed();
     if (!status_.ok()) return;
-    status_ = FillMask(masks.first(words_), &*grammar_);
+    const auto mask = [&](size_t i) {
+      return masks.subspan(i * words_, words_);
+    };
+    bool waits = after_.has_value();
+    const int32_t after = after_.value_or(-1);
+    status_ = waits ? FillFree(mask(0)) : FillMask(mask(0), &*grammar_);
     if (!status_.ok() || guesses.empty()) return;
     // An error ends a state for good, and one behind a guess says nothing about
     // the sequence: the guesses are followed by a copy.
     absl::StatusOr<text::Grammar> copy = grammar_->Copy();
     if (!copy.ok()) return;
     for (size_t i = 0; i < guesses.size(); ++i) {
-      if (ends_.Has(guesses[i])) return;
-      const absl::StatusOr<int> taken = copy->Consume({&guesses[i], 1});
-      if (!taken.ok() || *taken == 0) return;
-      if (!FillMask(masks.subspan((i + 1) * words_, words_), &*copy).ok()) {
-        return;
+      if (waits) {
+        waits = guesses[i] != after;
+      } else {
+        if (ends_.Has(guesses[i])) return;
+        const absl::StatusOr<int> taken = copy->Consume({&guesses[i], 1});
+        if (!taken.ok() || *taken == 0) return;
       }
+      const absl::Status filled =
+          waits ? FillFree(mask(i + 1)) : FillMask(mask(i + 1), &*copy);
+      if (!filled.ok()) return;
       ++guessed_;
     }
   }
@@ -151,6 +175,10 @@ class Constraint final : public engine::TokenConstraint {
   bool Append(int32_t token) override {
     TakeReplayed();
     if (!status_.ok()) return false;
+    if (after_) {
+      if (token == *after_) after_.reset();
+      return false;
+    }
     if (ends_.Has(token)) return true;
     status_ = FollowAll({&token, 1}, 0, &*grammar_);
     return status_.ok() && grammar_->ended();
@@ -164,6 +192,11 @@ class Constraint final : public engine::TokenConstraint {
     if (replay_ == nullptr || std::exchange(taken_, true)) return;
     grammar_ = std::move(replay_->grammar);
     status_ = replay_->status;
+  }
+
+  static absl::Status FillFree(absl::Span<uint32_t> mask) {
+    std::fill(mask.begin(), mask.end(), ~0u);
+    return absl::OkStatus();
   }
 
   absl::Status FillMask(absl::Span<uint32_t> mask, text::Grammar* grammar) {
@@ -181,6 +214,7 @@ class Constraint final : public engine::TokenConstraint {
   std::optional<text::Grammar> grammar_;  // none while it is replayed
   const Ends ends_;
   const size_t words_;
+  std::optional<int32_t> after_;
   // Stays, since the loop asks whether it is ready while masks are being made.
   const std::shared_ptr<Replay> replay_;
   bool taken_ = false;  // what it came to
@@ -191,19 +225,31 @@ class Constraint final : public engine::TokenConstraint {
 class TextCallGrammar final : public CallGrammar {
  public:
   // `start` has no token; `base` is behind `output`, all of which it took.
+  // Both begin behind the first token `after` of a call's output.
   TextCallGrammar(std::shared_ptr<const text::Grammar> start,
                   std::shared_ptr<const text::Grammar> base,
-                  std::vector<int32_t> output, Ends ends, size_t words,
-                  TextGrammars* grammars)
+                  std::vector<int32_t> output, std::optional<int32_t> after,
+                  Ends ends, size_t words, TextGrammars* grammars)
       : start_(std::move(start)),
         base_(std::move(base)),
         output_(std::move(output)),
+        after_(after),
         ends_(std::move(ends)),
         words_(words),
         grammars_(grammars) {}
 
   std::unique_ptr<engine::TokenConstraint> Follow(
       absl::Span<const int32_t> output) const override {
+    const std::optional<size_t> begin = BeginOf(output, after_);
+    if (!begin) {
+      absl::StatusOr<text::Grammar> grammar = start_->Copy();
+      if (!grammar.ok()) {
+        return std::make_unique<Constraint>(Failed(grammar.status()));
+      }
+      return std::make_unique<Constraint>(*std::move(grammar), &ends_, words_,
+                                          after_);
+    }
+    output.remove_prefix(*begin);
     // Its length tells: an output is never taken back, but for a new attempt
     // that knows less of it.
     const bool goes_on =
@@ -237,6 +283,7 @@ class TextCallGrammar final : public CallGrammar {
   const std::shared_ptr<const text::Grammar> start_;
   const std::shared_ptr<const text::Grammar> base_;
   const std::vector<int32_t> output_;
+  const std::optional<int32_t> after_;
   const Ends ends_;
   const size_t words_;
   TextGrammars* const grammars_;
@@ -397,19 +444,26 @@ absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
       std::make_shared<const text::Grammar>(*std::move(compiled));
   auto base = start;
   std::vector<int32_t> known;
+  std::optional<int32_t> after;
+  if (order.params.has_after_token_id()) after = order.params.after_token_id();
+  const std::optional<size_t> begin = BeginOf(order.output, after);
+  const std::vector<int32_t> output(
+      order.output.begin() +
+          static_cast<ptrdiff_t>(begin.value_or(order.output.size())),
+      order.output.end());
   // A long output is the replayer's, which others do not wait for, but where
   // no end token could say that it was whole already.
-  if (order.output.size() <= kManyTokens || ends.ids.empty() || ends.ignored) {
+  if (output.size() <= kManyTokens || ends.ids.empty() || ends.ignored) {
     absl::StatusOr<text::Grammar> behind = start->Copy();
     if (!behind.ok()) return behind.status();
-    known = order.output;
+    known = output;
     const absl::Status followed =
         FollowWhileWanted(known, 0, unwanted_, &*behind);
     if (!followed.ok()) return followed;
     base = std::make_shared<const text::Grammar>(*std::move(behind));
   }
   return std::make_unique<TextCallGrammar>(
-      start, std::move(base), std::move(known), std::move(ends),
+      start, std::move(base), std::move(known), after, std::move(ends),
       static_cast<size_t>(vocabulary_.mask_words()), this);
 }
 

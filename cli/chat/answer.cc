@@ -54,8 +54,7 @@ class Interrupt {
 
 absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
                            const v1::GenerateRequest& request,
-                           double timeout_seconds,
-                           const std::function<void(std::string_view)>& show) {
+                           double timeout_seconds, const ShowFunction& show) {
   grpc::ClientContext context;
   context.set_deadline(
       std::chrono::system_clock::now() +
@@ -66,8 +65,12 @@ absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
     if (response.has_delta() && response.delta().index() == 0) {
-      answer.text += response.delta().text();
-      show(response.delta().text());
+      const v1::GenerateDelta& delta = response.delta();
+      answer.text += delta.text();
+      if (!delta.reasoning_content().empty()) {
+        show(delta.reasoning_content(), /*reasoning=*/true);
+      }
+      if (!delta.text().empty()) show(delta.text(), /*reasoning=*/false);
     } else if (response.has_done()) {
       answer.done = response.done();
     }

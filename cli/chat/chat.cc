@@ -104,8 +104,7 @@ absl::Status ChatCommand::Run() {
   options_.colour = options_.terminal && std::getenv("NO_COLOR") == nullptr;
   ChatSession session(
       options_, sampling_,
-      [&](const v1::GenerateRequest& request,
-          const std::function<void(std::string_view)>& show) {
+      [&](const v1::GenerateRequest& request, const ShowFunction& show) {
         absl::StatusOr<Answer> answer =
             Ask(stub.get(), request, options_.timeout_seconds, show);
         if (answer.ok()) return answer;

@@ -33,8 +33,7 @@ struct ChatOptions {
 class ChatSession {
  public:
   using AskFunction = std::function<absl::StatusOr<Answer>(
-      const v1::GenerateRequest&,
-      const std::function<void(std::string_view)>&)>;
+      const v1::GenerateRequest&, const ShowFunction&)>;
 
   ChatSession(ChatOptions options, cli::SamplingFlags sampling,
               AskFunction ask);

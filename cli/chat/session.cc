@@ -186,12 +186,15 @@ void ChatSession::Respond() {
     conversation_.Fill(request.mutable_chat());
     bool newline = false;
     const absl::StatusOr<Answer> answer =
-        ask_(request, [&](std::string_view text) {
-          if (text.empty()) return;
+        ask_(request, [&](std::string_view text, bool reasoning) {
+          // On a pipe answers are all that is printed.
+          if (reasoning && !options_.terminal) return;
           newline = text.back() == '\n';
-          std::cout << (options_.terminal ? ForTerminal(text)
+          const bool dim = reasoning && options_.colour;
+          std::cout << (dim ? "\033[2m" : "")
+                    << (options_.terminal ? ForTerminal(text)
                                           : std::string(text))
-                    << std::flush;
+                    << (dim ? "\033[0m" : "") << std::flush;
         });
     if (!newline) std::cout << "\n" << std::flush;
     status = answer.status();

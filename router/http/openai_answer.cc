@@ -207,6 +207,18 @@ json AttentionJson(const v1::GenerateDelta& delta) {
   return tokens;
 }
 
+// Reasoning and content, as far as there is any; of neither, empty content.
+json ContentDelta(const v1::GenerateDelta& delta) {
+  json message = json::object();
+  if (!delta.reasoning_content().empty()) {
+    message["reasoning_content"] = delta.reasoning_content();
+  }
+  if (!delta.text().empty() || message.empty()) {
+    message["content"] = delta.text();
+  }
+  return message;
+}
+
 json ChatLogprob(const std::string& token, float logprob) {
   json bytes = json::array();
   for (const char byte : token)
@@ -371,7 +383,7 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   }
   json chunk = {{"logprobs", std::move(logprobs)}, {"finish_reason", nullptr}};
   if (chat_) {
-    chunk["delta"] = {{"content", delta.text()}};
+    chunk["delta"] = ContentDelta(delta);
   } else {
     chunk["text"] = delta.text();
   }
@@ -383,7 +395,9 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   // tells of all tokens.
   std::string events;
   const bool has_calls = chat_ && !delta.tool_calls().empty();
-  if (!has_calls || !delta.text().empty()) {
+  const bool has_text =
+      !delta.text().empty() || !delta.reasoning_content().empty();
+  if (!has_calls || has_text) {
     events = Chunk(prompt, delta.index(), std::move(chunk));
     chunk = {{"logprobs", nullptr}, {"finish_reason", nullptr}};
   }
@@ -401,7 +415,8 @@ std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
 void OpenAiAnswer::Gather(Choice* choice, const v1::GenerateDelta& delta,
                           const json& logprobs) {
   choice->text += delta.text();
-  bytes_ += delta.text().size();
+  choice->reasoning += delta.reasoning_content();
+  bytes_ += delta.text().size() + delta.reasoning_content().size();
   JoinToolCalls(delta.tool_calls(), &choice->tool_calls);
   bytes_ += delta.tool_calls().empty() ? 0 : delta.ByteSizeLong();
   if (return_token_ids_) {
@@ -595,8 +610,12 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
   if (chat_) {
     whole["message"] = {
         {"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    json& message = whole["message"];
+    if (!choice.reasoning.empty()) {
+      message["reasoning_content"] = choice.reasoning;
+      if (choice.text.empty()) message["content"] = nullptr;
+    }
     if (!choice.tool_calls.empty()) {
-      json& message = whole["message"];
       message["tool_calls"] = ToolCallsJson(choice.tool_calls);
       if (choice.text.empty()) message["content"] = nullptr;
     }

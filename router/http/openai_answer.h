@@ -64,6 +64,7 @@ class OpenAiAnswer {
   struct Choice {
     // Of an answer that is not streamed; lists as JSON without brackets.
     std::string text;
+    std::string reasoning;
     google::protobuf::RepeatedPtrField<v1::ToolCall> tool_calls;
     std::map<std::string, std::string> logprobs;
     std::string token_ids;

@@ -7,7 +7,11 @@ head gives the largest logit to the token's successor. So the text is a function
 of the last token of the prompt, which the chat template chooses: by whether
 there are tools, and results of tools.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral DIRECTORY
+With style qwen3 it reasons before its calls, which are those of hermes, and not
+otherwise, as its template says. chat_template_kwargs {"think": true} is as if
+there were tools.
+
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3 DIRECTORY
 """
 
 import itertools
@@ -33,6 +37,8 @@ CALLS = {
     "mistral": ["Let me look", ".\n", "[TOOL_CALLS]", "get_wea", "ther", "[ARGS]", "{\"city\": \"Ro",
                 "me\", \"days\": 2}", "[TOOL", "_CALLS]clo", "ck[AR", "GS]{\"zone\": \"CET\"}"],
 }
+THOUGHT = ["I should ", "lo", "ok."]
+CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
 SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
@@ -40,6 +46,7 @@ WRITTEN = {
     "llama3_json": "'<|python_tag|>' ~ {'name': call.function.name, 'parameters': call.function.arguments} | tojson",
     "mistral": "'[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson",
 }
+WRITTEN["qwen3"] = WRITTEN["hermes"]
 STARTS = ["<|talk|>", "<|call|>", "<|answer|>"]
 END = "<|end|>"
 
@@ -55,13 +62,14 @@ def bytes_to_letters() -> dict[int, str]:
 
 
 def chat_template(style: str) -> str:
+    closed = "<think>\n\n</think>\n\n" if style == "qwen3" else ""
     return (
         "{%- for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
         "{%- for message in messages %}{{ message.role ~ ': ' ~ (message.content or '') ~ '\n' }}"
         "{%- for call in message.tool_calls or [] %}{{ " + WRITTEN[style] + " }}{% endfor %}"
         "{%- endfor %}"
-        "{%- if messages[-1].role == 'tool' %}<|answer|>"
-        "{%- elif tools %}<|call|>{% else %}<|talk|>{% endif %}")
+        "{%- if messages[-1].role == 'tool' %}" + closed + "<|answer|>"
+        "{%- elif tools or think %}<|call|>{% else %}" + closed + "<|talk|>{% endif %}")
 
 
 def pieces_and_chains(style: str) -> tuple[list[str], list[list[int]]]:

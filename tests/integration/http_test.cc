@@ -7,6 +7,8 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -286,6 +288,76 @@ TEST_F(HttpTest, AUsersTemplateGoesBeforeTheModelsAndEveryAnswerHasAnId) {
   }
   EXPECT_THAT(Post("/tokenize", {{"prompt", "a"}}).head,
               testing::ContainsRegex("X-Request-Id: [0-9a-f]{8}-"));
+}
+
+// A model whose weights say what it writes: it reasons before it calls tools,
+// and answers at once where its template has closed the reasoning.
+TEST_F(HttpTest, ReasoningComesApartWithToolsAndStructuredOutputs) {
+  const std::string model =
+      absl::StrCat(testing::TempDir(), "/http_test_reasons_", getpid());
+  ASSERT_EQ(std::system(absl::StrCat("python3 " TANDEM_SOURCE_DIR
+                                     "/tests/clients/make_scripted_model.py "
+                                     "qwen3 ",
+                                     model)
+                            .c_str()),
+            0);
+  Begin({.model_dir = model,
+         .router_arguments = {"--reasoning-parser", "qwen3"}});
+  const std::string kThought = "I should look.";
+  const json messages =
+      json::array({{{"role", "user"}, {"content", "Is it warm?"}}});
+  const auto tool = [](const char* name) {
+    return json{{"type", "function"}, {"function", {{"name", name}}}};
+  };
+  json chat = {{"messages", messages},
+               {"temperature", 0},
+               {"tools", {tool("get_weather"), tool("clock")}}};
+  const Answer called = Post("/v1/chat/completions", chat);
+  ASSERT_EQ(called.code, 200) << called.body;
+  const json message = called.Json()["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], kThought);
+  EXPECT_EQ(message["content"], "\n\nLet me look.\n");
+  ASSERT_EQ(message["tool_calls"].size(), 2u);
+  EXPECT_EQ(message["tool_calls"][1]["function"]["name"], "clock");
+  EXPECT_EQ(called.Json()["choices"][0]["finish_reason"], "tool_calls");
+  const json usage = called.Json()["usage"];
+  EXPECT_EQ(usage["completion_tokens"], 16);
+  EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"], 3);
+
+  chat["stream"] = true;
+  const Answer stream = Post("/v1/chat/completions", chat);
+  std::string thought;
+  for (const std::string& data : stream.Data()) {
+    const json chunk = json::parse(data, nullptr, false);
+    if (chunk.is_discarded() || chunk["choices"].empty()) continue;
+    const json& delta = chunk["choices"][0]["delta"];
+    if (thought.size() < kThought.size()) {
+      EXPECT_EQ(delta.value("content", ""), "") << data;
+    }
+    thought += delta.value("reasoning_content", "");
+  }
+  EXPECT_EQ(thought, kThought);
+  EXPECT_EQ(stream.Text(), "\n\nLet me look.\n");
+
+  // Nothing but the answer must match, whoever draws its tokens.
+  for (const char* const placement : {"local", "split"}) {
+    for (const bool thinks : {true, false}) {
+      const Answer answer =
+          Post("/v1/chat/completions",
+               {{"messages", messages},
+                {"temperature", 0},
+                {"placement", placement},
+                {"chat_template_kwargs", {{"think", thinks}}},
+                {"structured_outputs", {{"choice", {"warm", "cold"}}}}});
+      ASSERT_EQ(answer.code, 200) << answer.body;
+      const json choice = answer.Json()["choices"][0];
+      EXPECT_EQ(choice["message"].value("reasoning_content", ""),
+                thinks ? kThought : "");
+      EXPECT_EQ(choice["message"]["content"], "cold");
+      EXPECT_EQ(choice["finish_reason"], "stop");
+    }
+  }
+  std::filesystem::remove_all(model);
 }
 
 TEST_F(HttpTest, AClientThatGoesStopsItsRequest) {

@@ -4,6 +4,7 @@
 #include "router/sequence_group.h"
 
 #include <map>
+#include <optional>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,8 +24,10 @@ class SequenceGroupTest : public ::testing::Test {
     w.Decode("d0");
   }
 
-  ClientPipe* Submit(int n, int best_of) {
+  ClientPipe* Submit(int n, int best_of,
+                     std::optional<ReasoningMarks> reasoning = {}) {
     AdmittedRequest admitted = World::Ask();
+    admitted.effective.reasoning = reasoning;
     admitted.effective.sampling.set_n(n);
     admitted.effective.sampling.set_best_of(best_of);
     admitted.effective.request_id = "group";
@@ -150,6 +153,25 @@ TEST_F(SequenceGroupTest, TheBestAreReturnedAndNothingBefore) {
   EXPECT_FALSE(client->sent[0].started().output().has_logprobs());
   EXPECT_EQ(client->sent.back().done().usage().completion_tokens(), 6);
   EXPECT_TRUE(client->status.ok());
+}
+
+TEST_F(SequenceGroupTest, ReasoningOfTheBestComesWithThem) {
+  ClientPipe* const client = Submit(1, 2, ReasoningMarks{.end_id = 24});
+  for (size_t i = 0; i < 2; ++i) {
+    Begin(i, static_cast<int32_t>(i) + 1);
+    Token(i, kPrompt + 1, 24, -1);
+    Token(i, kPrompt + 2, 3, i == 0 ? -3 : -1);
+  }
+  End(0);
+  End(1);
+  std::string thought, text;
+  for (const auto& sent : client->sent) {
+    thought += sent.delta().reasoning_content();
+    text += sent.delta().text();
+  }
+  EXPECT_EQ(thought, "bx");
+  EXPECT_EQ(text, "c");
+  EXPECT_EQ(client->sent.back().done().usage().reasoning_tokens(), 2);
 }
 
 TEST_F(SequenceGroupTest, ASequenceWithoutTokensIsNeverTheBest) {

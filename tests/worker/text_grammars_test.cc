@@ -230,6 +230,68 @@ TEST_F(TextGrammarsTest, EndsComeWhereTheTextMayEnd) {
   }
 }
 
+// Free before the mark, and behind it as if the output began there: however a
+// state came to it.
+TEST_F(TextGrammarsTest, AGrammarMayBeginBehindAToken) {
+  const std::vector<int32_t> mark = Ids("z");
+  const std::vector<int32_t> free = Ids("hm7");
+  const std::vector<int32_t> ids = Ids("ab1,ab2,");
+  const std::string regex = "([a-z]{2}[0-9],)*";
+  const auto plain = Compile(Regex(regex));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const auto order = [&](std::vector<int32_t> output) {
+    GrammarOrder made = Regex(regex, std::move(output));
+    made.params.set_after_token_id(mark[0]);
+    return made;
+  };
+  std::vector<int32_t> all = free;
+  all.push_back(mark[0]);
+  all.insert(all.end(), ids.begin(), ids.end());
+  const std::vector<uint32_t> anything(words_, ~0u);
+  const auto expected = [&](size_t at) {
+    if (at <= free.size()) return anything;
+    const std::vector<int32_t> behind(
+        all.begin() + static_cast<int64_t>(free.size()) + 1,
+        all.begin() + static_cast<int64_t>(at));
+    return Masks(Follow(**plain, behind).get(), {})[0];
+  };
+  // The order's output is before the mark, at it, and behind it.
+  for (const size_t known : {size_t{0}, size_t{2}, size_t{4}, size_t{7}}) {
+    const auto begin = all.begin();
+    const auto grammar =
+        Compile(order({begin, begin + static_cast<int64_t>(known)}));
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    EXPECT_FALSE((*grammar)->IsWhole());
+    const auto stepwise = Follow(**grammar, {});
+    for (size_t at = 0; at < all.size(); ++at) {
+      SCOPED_TRACE(absl::StrCat(known, " known, at ", at));
+      const auto here = begin + static_cast<int64_t>(at);
+      EXPECT_EQ(Masks(stepwise.get(), {})[0], expected(at));
+      const std::vector<int32_t> guesses(here, std::min(here + 3, all.end()));
+      const auto masks = Masks(stepwise.get(), guesses);
+      ASSERT_EQ(stepwise->guessed(), std::ssize(guesses));
+      for (size_t i = 0; i <= guesses.size(); ++i) {
+        EXPECT_EQ(masks[i], expected(at + i)) << i;
+      }
+      const auto followed = Follow(**grammar, {begin, here});
+      EXPECT_EQ(Masks(followed.get(), {})[0], expected(at));
+      EXPECT_FALSE(stepwise->Append(all[at]));
+      EXPECT_TRUE(stepwise->status().ok()) << stepwise->status();
+    }
+  }
+  // What cannot follow behind the mark shows; before it nothing does.
+  const auto grammar = Compile(order({}));
+  EXPECT_TRUE(Follow(**grammar, Ids("9,9,"))->status().ok());
+  EXPECT_FALSE(Follow(**grammar, Ids("9z9"))->status().ok());
+  // An end before the mark is the engine's matter, and whole is what follows.
+  EXPECT_FALSE(Follow(**grammar, {})->Append(kEnd));
+  GrammarOrder once = Regex("a", Ids("aza"));
+  once.params.set_after_token_id(mark[0]);
+  EXPECT_TRUE((*Compile(once))->IsWhole());
+  once.output = Ids("aa");
+  EXPECT_FALSE((*Compile(once))->IsWhole());
+}
+
 // What a guess comes to says nothing about the sequence.
 TEST_F(TextGrammarsTest, TooMuchBehindAGuessEndsTheGuessesAlone) {
   GrammarOrder order;

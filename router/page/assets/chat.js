@@ -43,12 +43,22 @@ function answer(run) {
   const content = h('div', {class: 'content'});
   const meta = h('p', {class: 'meta'}, 'computing the prompt …');
   const tools = h('div', {class: 'tools'});
+  const thought = h('p', {class: 'plain'});
+  const reasoning = h('details', {class: 'reasoning', hidden: ''}, h('summary', {}, 'Reasoning'), thought);
   const node = h('article', {class: 'turn assistant', 'aria-label': 'Answer', 'aria-busy': 'true'},
-    content, meta, tools);
+    reasoning, content, meta, tools);
   let drawn = -1;
+  let thoughtDrawn = 0;
   let scheduled = false;
   const draw = () => {
     scheduled = false;
+    if (run.reasoning.length !== thoughtDrawn) {
+      if (!thoughtDrawn) reasoning.open = true;  // until the answer begins
+      thoughtDrawn = run.reasoning.length;
+      reasoning.hidden = false;
+      thought.textContent = run.reasoning;
+    }
+    if (run.text && drawn <= 0) reasoning.open = false;
     if (run.text.length !== drawn) {
       drawn = run.text.length;
       content.replaceChildren(state.capabilities.chat ? markdown(run.text) : h('p', {class: 'plain'}, run.text));

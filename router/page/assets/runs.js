@@ -64,7 +64,7 @@ export function generate(prompt, options, want = {}) {
   const run = {
     requestId, label: label(requestId), prompt, chat, options,
     noCache: !!options.no_kv_cache, title: want.title || '',
-    promptTokens: [], tokens: [], text: '', cached: 0,
+    promptTokens: [], tokens: [], text: '', reasoning: '', cached: 0,
     begun: performance.now(), first: null, end: null,
     finish: null, usage: null, timings: null, work: null, error: null,
     stop: () => abort.abort(),
@@ -102,7 +102,9 @@ export function generate(prompt, options, want = {}) {
           // What the workers had done by then, where they tell.
           for (const token of run.tokens.slice(before)) token.work = chunk.work || null;
           if (text) run.text += text;
-          if ((text || run.tokens.length > before) && run.first === null) {
+          const thought = chat && choice.delta.reasoning_content;
+          if (thought) run.reasoning += thought;
+          if ((text || thought || run.tokens.length > before) && run.first === null) {
             run.first = performance.now();
           }
           if (run.tokens.length > before) run.last = performance.now();

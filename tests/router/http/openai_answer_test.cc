@@ -251,6 +251,60 @@ TEST(OpenAiAnswerTest, AStreamedChat) {
   EXPECT_EQ(last[1], "[DONE]");
 }
 
+TEST(OpenAiAnswerTest, ReasoningIsAFieldOfItsOwn) {
+  const char* const kDeltas[] = {
+      R"(delta { reasoning_content: "Hm" token_ids: 1 })",
+      R"(delta { token_ids: 2 })",
+      R"(delta { reasoning_content: "." text: "Yes" token_ids: [3, 4] })",
+      R"(delta { text: "!" token_ids: 5
+                 tool_calls { id: "c" name: "f" } })",
+      R"(finished { finish_reason: FINISH_REASON_STOP })",
+      R"(done { usage { prompt_tokens: 5 completion_tokens: 5
+                        reasoning_tokens: 3 } })"};
+  OpenAiAnswer stream(
+      Request(true, R"({"messages": [{"role": "user", "content": "a"}],
+                        "stream": true,
+                        "stream_options": {"include_usage": true}})"),
+      "m", 1700);
+  OpenAiAnswer whole(
+      Request(true, R"({"messages": [{"role": "user", "content": "a"}]})"), "m",
+      1700);
+  std::vector<json> deltas;
+  stream.Add(0, Event(kStarted));
+  whole.Add(0, Event(kStarted));
+  for (const char* const event : kDeltas) {
+    for (const std::string& data : Data(stream.Add(0, Event(event)))) {
+      deltas.push_back(json::parse(data)["choices"][0]["delta"]);
+    }
+    whole.Add(0, Event(event));
+  }
+  ASSERT_EQ(deltas.size(), 6u);
+  EXPECT_EQ(deltas[0], json({{"reasoning_content", "Hm"}}));
+  EXPECT_EQ(deltas[1], json({{"content", ""}}));
+  EXPECT_EQ(deltas[2], json({{"reasoning_content", "."}, {"content", "Yes"}}));
+  EXPECT_EQ(deltas[3], json({{"content", "!"}}));
+  EXPECT_EQ(deltas[4]["tool_calls"][0]["id"], "c");
+  EXPECT_EQ(deltas[5], json::object());
+  const json usage = json::parse(Data(stream.Finish())[0])["usage"];
+  EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"], 3);
+  const json body = json::parse(whole.Finish());
+  const json& message = body["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "Hm.");
+  EXPECT_EQ(message["content"], "Yes!");
+  EXPECT_EQ(body["usage"]["completion_tokens_details"]["reasoning_tokens"], 3);
+
+  // It was cut before there was an answer.
+  OpenAiAnswer cut(
+      Request(true, R"({"messages": [{"role": "user", "content": "a"}]})"), "m",
+      1700);
+  cut.Add(0, Event(kStarted));
+  cut.Add(0, Event(kDeltas[0]));
+  cut.Add(0, Event(kDone));
+  const json short_one = json::parse(cut.Finish())["choices"][0]["message"];
+  EXPECT_EQ(short_one["reasoning_content"], "Hm");
+  EXPECT_TRUE(short_one["content"].is_null());
+}
+
 TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   const OpenAiRequest request =
       Request(false, R"({"prompt": ["a", "b"], "n": 2, "stream": true,
