@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -123,12 +124,13 @@ class HttpServer::Impl {
         });
         return;
       }
-      const bool full =
-          static_cast<int>(state_->sessions.size()) >=
-          state_->options.max_connections + state_->options.spare_connections;
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
+      const bool crowded =
+          static_cast<int>(state_->sessions.size()) >=
+          state_->options.max_connections + state_->options.spare_connections;
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
+      const bool full = crowded || HasTooMany(session->peer());
       if (full) {
         session->RefuseConnection();
       } else {
@@ -136,6 +138,15 @@ class HttpServer::Impl {
       }
       Accept();
     });
+  }
+
+  bool HasTooMany(const asio::ip::address& peer) const {
+    const int most = state_->options.max_connections_per_peer;
+    return most > 0 &&
+           std::count_if(state_->sessions.begin(), state_->sessions.end(),
+                         [&peer](const Session* session) {
+                           return session->peer() == peer;
+                         }) > most;
   }
 
   void CloseAfter(std::chrono::steady_clock::time_point end) {
@@ -177,8 +188,10 @@ void HttpServer::Handle(std::string method, std::string path, Handler handler) {
 }
 
 void HttpServer::HandleLater(std::string method, std::string path,
-                             LaterHandler handler) {
-  impl_->Handle(std::move(method), std::move(path), std::move(handler));
+                             LaterHandler handler, Refuse refuse) {
+  impl_->Handle(std::move(method), std::move(path),
+                http_internal::Later{.handler = std::move(handler),
+                                     .refuse = std::move(refuse)});
 }
 
 void HttpServer::SetGuard(Guard guard) { impl_->SetGuard(std::move(guard)); }

@@ -69,7 +69,8 @@ struct HttpOptions {
   int max_connections = 256;
   // Beyond those: served by Handle's handlers, refused by HandleLater's.
   int spare_connections = 0;
-  int handler_threads = 2;  // for HandleLater
+  int max_connections_per_peer = 0;  // of one address; 0: no such limit
+  int handler_threads = 2;           // for HandleLater
   std::optional<HttpTls> tls = {};
   // 403 to every request whose Host is not local (host.h).
   bool local_hosts_only = false;
@@ -124,7 +125,12 @@ class HttpServer {
   // Before Start. GET serves HEAD too. A path that ends in '/' serves all
   // below it that nothing else does. Handlers must live until Stop.
   void Handle(std::string method, std::string path, Handler handler);
-  void HandleLater(std::string method, std::string path, LaterHandler handler);
+  // `refuse`, which runs as a Handler does, answers a request in the later
+  // handler's place, if it returns an answer: no handler thread has to be free
+  // for that. May be null.
+  using Refuse = std::function<std::optional<HttpResponse>(const HttpRequest&)>;
+  void HandleLater(std::string method, std::string path, LaterHandler handler,
+                   Refuse refuse = nullptr);
 
   // Asked on the server's thread about every request's head, before its body
   // is read: sets `caller`, or returns the refusal, after which the connection

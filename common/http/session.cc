@@ -142,6 +142,8 @@ Session::Session(tcp::socket socket, ServerState* state)
       timer_(stream_.get_executor()),
       buffer_(kReadBytes + state->options.max_header_bytes),
       state_(state) {
+  Error ignored;  // gone already: that of nobody
+  peer_ = stream_.tcp().socket().remote_endpoint(ignored).address();
   state_->sessions.insert(this);
 }
 
@@ -328,6 +330,12 @@ void Session::Dispatch(HttpRequest request) {
       state_->options.max_connections) {
     return Refuse();
   }
+  const auto* later = &std::get<Later>(found->second);
+  if (later->refuse != nullptr) {
+    if (std::optional<HttpResponse> refusal = later->refuse(request)) {
+      return Answer(*std::move(refusal));
+    }
+  }
   later_ = true;
   begun_ = ended_ = false;
   ++number_;
@@ -336,10 +344,9 @@ void Session::Dispatch(HttpRequest request) {
                                  number_, std::move(request));
   stream_.tcp().expires_never();
   Watch();
-  const auto* later = &std::get<HttpServer::LaterHandler>(found->second);
   asio::post(*state_->handlers,
              [later, exchange = std::move(exchange)]() mutable {
-               (*later)(std::move(exchange));
+               later->handler(std::move(exchange));
              });
 }
 

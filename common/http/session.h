@@ -30,7 +30,11 @@ namespace tandem::http_internal {
 
 class Session;
 
-using Route = std::variant<HttpServer::Handler, HttpServer::LaterHandler>;
+struct Later {
+  HttpServer::LaterHandler handler;
+  HttpServer::Refuse refuse;  // null: none is refused
+};
+using Route = std::variant<HttpServer::Handler, Later>;
 
 // What the listener, its sessions and their exchanges share. Exchanges keep it
 // alive; the queue of an io_context that has stopped goes with it, sessions
@@ -56,6 +60,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   void Serve();
   void RefuseConnection();  // there are too many
+  const boost::asio::ip::address& peer() const { return peer_; }
   void Close();
   void Gone();  // closes; tells an exchange
   // Nobody waits for what this connection may still bring.
@@ -139,6 +144,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::function<void()>> written_;
 
   ServerState* const state_;
+  boost::asio::ip::address peer_;
 };
 
 }  // namespace tandem::http_internal

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/http/front.h"
 
+#include <climits>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -107,10 +108,12 @@ void HttpFront::Register(HttpServer* server) {
     server->Open("/version");
   }
   const auto generate = [&](const char* path, Parse parse) {
-    server->HandleLater("POST", path,
-                        [this, parse](std::unique_ptr<HttpExchange> exchange) {
-                          Generate(parse, std::move(exchange));
-                        });
+    server->HandleLater(
+        "POST", path,
+        [this, parse](std::unique_ptr<HttpExchange> exchange) {
+          Generate(parse, std::move(exchange));
+        },
+        [this](const HttpRequest& http) { return RefuseWhenFull(http); });
   };
   generate("/v1/chat/completions", &ParseChatCompletion);
   generate("/v1/completions", &ParseCompletion);
@@ -186,6 +189,20 @@ std::optional<HttpResponse> HttpFront::Guard(HttpRequest* head) const {
   }
   intake_->CountRefused(Api::kHttp, caller.status());
   return ErrorResponse(caller.status());
+}
+
+std::optional<HttpResponse> HttpFront::RefuseWhenFull(
+    const HttpRequest& http) const {
+  // Its body says how urgent it is: here it may be the most.
+  const absl::Status room = intake_->HasRoom(Api::kHttp, http.caller, INT_MIN);
+  if (room.ok()) return std::nullopt;
+  HttpResponse response = ErrorResponse(room);
+  if (!http.caller.empty()) {
+    for (auto& header : intake_->RateHeaders(http.caller)) {
+      response.headers.push_back(std::move(header));
+    }
+  }
+  return response;
 }
 
 void HttpFront::Generate(Parse parse,

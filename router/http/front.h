@@ -61,6 +61,8 @@ class HttpFront {
 
   // Answers who brings no key of a tenant; else says whose it is.
   std::optional<HttpResponse> Guard(HttpRequest* head) const;
+  // Where no request at all would be let in: before its body is parsed.
+  std::optional<HttpResponse> RefuseWhenFull(const HttpRequest& http) const;
   void Generate(Parse parse, std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Models() const;
   HttpResponse Capabilities() const;

@@ -102,6 +102,34 @@ TEST_F(HttpExchangeTest, AnswersLaterAndTheConnectionGoesOn) {
   EXPECT_THAT(socket.Receive("fresh"), ::testing::Not(HasSubstr("stale")));
 }
 
+// However long handlers take; whoever is refused need not connect anew.
+TEST_F(HttpExchangeTest, ARefusalNeedsNoHandlerThread) {
+  HttpServer server(HttpOptions{.handler_threads = 1});
+  Event began, may_end;
+  server.HandleLater(
+      "POST", "/later",
+      [&](std::unique_ptr<HttpExchange> exchange) {
+        began.Set();
+        EXPECT_TRUE(may_end.Wait());
+        exchange->Answer({.body = "done"});
+      },
+      [](const HttpRequest& request) -> std::optional<HttpResponse> {
+        if (request.body == "hi") return std::nullopt;
+        return HttpResponse{.code = 429, .body = "full"};
+      });
+  ASSERT_TRUE(server.Start().ok());
+  Socket slow(server.port());
+  slow.Send(kRequest);
+  ASSERT_TRUE(began.Wait());
+  Socket socket(server.port());
+  for (int i = 0; i < 2; ++i) {
+    socket.Send("POST /later HTTP/1.1\r\nContent-Length: 2\r\n\r\nno");
+    EXPECT_THAT(socket.Receive("full"), StartsWith("HTTP/1.1 429 "));
+  }
+  may_end.Set();
+  EXPECT_THAT(slow.Receive("done"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
 TEST_F(HttpExchangeTest, PiecesAreChunksInOrder) {
   StartServer();
   Socket socket(server_->port());

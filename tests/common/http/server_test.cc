@@ -222,23 +222,26 @@ TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
   EXPECT_GT(taken, bytes);
 }
 
+// Of all peers, or of one.
 TEST_F(HttpServerTest, ConnectionsBeyondTheLimitAreRefusedUntilOneGoes) {
-  StartServer({.max_connections = 3});
-  const std::string request = "GET /health HTTP/1.1\r\n\r\n";
-  std::vector<std::unique_ptr<Socket>> sockets;
-  for (int i = 0; i < 3; ++i) {
-    sockets.push_back(std::make_unique<Socket>(server_->port()));
-    sockets.back()->Send(request);
-    EXPECT_THAT(sockets.back()->Receive("ok\n"), HasSubstr(" 200 "));
+  for (const auto& [all, peer] : {std::pair(3, 0), {4, 3}}) {
+    StartServer({.max_connections = all, .max_connections_per_peer = peer});
+    const std::string request = "GET /health HTTP/1.1\r\n\r\n";
+    std::vector<std::unique_ptr<Socket>> sockets;
+    for (int i = 0; i < 3; ++i) {
+      sockets.push_back(std::make_unique<Socket>(server_->port()));
+      sockets.back()->Send(request);
+      EXPECT_THAT(sockets.back()->Receive("ok\n"), HasSubstr(" 200 "));
+    }
+    EXPECT_THAT(Exchange(request), StartsWith("HTTP/1.1 503"));
+    sockets.clear();
+    std::string answer;
+    for (int i = 0; i < 400 && answer.find(" 200 ") == std::string::npos; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      answer = Exchange("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
+    }
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
   }
-  EXPECT_THAT(Exchange(request), StartsWith("HTTP/1.1 503"));
-  sockets.clear();
-  std::string answer;
-  for (int i = 0; i < 400 && answer.find(" 200 ") == std::string::npos; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    answer = Exchange("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
-  }
-  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTest, IdleAndSlowConnectionsAreClosed) {
