@@ -26,8 +26,6 @@ constexpr absl::Duration kTimeLimitSlack = absl::Seconds(1);
 constexpr absl::Duration kLongestPushback = absl::Seconds(30);
 // Retries a minute, and at once: a worker may be lost with all requests, twice.
 constexpr int kLeastRetries = 600;
-// And one more for so many requests that are admitted.
-constexpr int kRequestsPerRetry = 5;
 
 absl::Status QueueFull(std::string_view what, int limit) {
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
@@ -272,7 +270,9 @@ void RouterCore::Submit(AdmittedRequest admitted,
 void RouterCore::StartSequence(AdmittedRequest admitted,
                                std::unique_ptr<ClientStream> client) {
   counters_.set_accepted(counters_.accepted() + 1);
-  if (counters_.accepted() % kRequestsPerRetry == 0) {
+  retries_earned_ += options_.retry_budget;
+  if (retries_earned_ >= 1) {
+    retries_earned_ -= 1;
     retries_.Give(1, loop_->Now());
   }
   const std::string internal_id = random_->Bytes(16);

@@ -175,7 +175,8 @@ class RouterCore final : private RegistryListener,
   Registry registry_;
   AdapterControl adapter_control_;
   Quarantine quarantine_;
-  TokenBucket retries_;  // see TooManyRetries
+  TokenBucket retries_;        // see TooManyRetries
+  double retries_earned_ = 0;  // by requests, and not in it yet
   ExpectedWait expected_;
   int answered_ = 0;  // of requests_
   RequestContext context_;

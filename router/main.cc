@@ -84,6 +84,11 @@ struct Flags {
   int64_t max_message_bytes = 1 << 20;
   int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
+  int max_http_connections_per_peer = 0;
+  int max_concurrent_streams = 1024;
+  int64_t max_header_bytes = 8 << 10;
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  int tenant_max_requests = 128;
   bool lora_updating = false;
   bool webui = true;
   std::string live_feed = "auto";
@@ -103,6 +108,52 @@ struct Flags {
   LogFlags log;
   ClusterTlsFlags tls;
 };
+
+void AddConnectionLimits(CommandLine* line, Flags* flags) {
+  line->Group("Limits of connections");
+  line->AddInt("max-http-connections", &flags->max_http_connections,
+               "Open at once; more are refused", {1, 1 << 16});
+  line->AddInt(
+      "max-http-connections-per-peer", &flags->max_http_connections_per_peer,
+      "Of them of one address, as all of a proxy's are; 0: all", {0, 1 << 16});
+  line->AddInt("max-concurrent-streams", &flags->max_concurrent_streams,
+               "Calls of one gRPC connection; further ones wait in its client",
+               {1, 1 << 20});
+  line->AddBytes("max-header-bytes", &flags->max_header_bytes,
+                 "Head of an HTTP request, or metadata of a gRPC call",
+                 {1 << 10, 1 << 20});
+  line->AddDuration("handshake-timeout", &flags->handshake_timeout, "Of TLS");
+  line->AddDuration("max-connection-age", &flags->max_connection_age,
+                    "Clients of gRPC are asked to connect anew after this");
+}
+
+void AddRequestLimits(CommandLine* line, Flags* flags) {
+  Offers& offers = flags->offers;
+  line->Group("Limits of one request");
+  line->AddBytes("max-request-bytes", &flags->max_message_bytes,
+                 "Size of one request message", {1 << 10, 64 << 20});
+  line->AddBytes("max-response-bytes", &flags->max_answer_bytes,
+                 "Size of an answer that is not streamed",
+                 {1 << 10, int64_t{1} << 32});
+  line->AddBytes("structured-max-bytes", &flags->structured.bytes,
+                 "Size of one request's schema, regex, grammar or choices",
+                 {1, 1 << 20});
+  line->AddDuration("structured-compile-timeout", &flags->structured.compile,
+                    "For compiling one; beyond it the request is refused");
+  line->AddInt("default-max-tokens", &offers.default_max_tokens,
+               "max_tokens where a request has none, if the context has room",
+               {1, 1 << 30});
+  line->AddInt("max-n", &offers.n, "n, best_of, and beams of a search",
+               {1, kMaxSequences});
+  line->AddInt("max-logprobs", &offers.logprobs,
+               "logprobs, top_logprobs and prompt_logprobs", {0, kMaxLogprobs});
+  line->AddInt("max-logit-bias", &offers.logit_bias, "Ids of logit_bias",
+               {0, kMaxListedTokenIds});
+  line->AddInt("max-stop-strings", &offers.stop_strings, "Strings of stop",
+               {0, kMaxStopStrings});
+  line->AddInt("max-stop-bytes", &offers.stop_bytes, "Bytes of each of them",
+               {1, kMaxStopStringBytes});
+}
 
 void AddFlags(CommandLine* line, Flags* flags) {
   RouterOptions& options = flags->options;
@@ -134,18 +185,6 @@ void AddFlags(CommandLine* line, Flags* flags) {
                {0, 65535});
   line->AddInt("admin-port", &flags->admin_port, "Operators, on loopback only",
                {0, 65535});
-  line->AddBytes("max-request-bytes", &flags->max_message_bytes,
-                 "Size of one request message", {1 << 10, 64 << 20});
-  line->AddBytes("max-response-bytes", &flags->max_answer_bytes,
-                 "Size of an answer that is not streamed",
-                 {1 << 10, int64_t{1} << 32});
-  line->AddBytes("structured-max-bytes", &flags->structured.bytes,
-                 "Size of one request's schema, regex, grammar or choices",
-                 {1, 1 << 20});
-  line->AddDuration("structured-compile-timeout", &flags->structured.compile,
-                    "For compiling one; beyond it the request is refused");
-  line->AddInt("max-http-connections", &flags->max_http_connections,
-               "Open at once; more are refused", {1, 1 << 16});
   line->Add("allow-runtime-lora-updating", &flags->lora_updating,
             "Clients may load and unload LoRA adapters over HTTP, as with "
             "vLLM; operators may over --admin-port without this");
@@ -155,8 +194,6 @@ void AddFlags(CommandLine* line, Flags* flags) {
       "GET /v1/tandem/events, for the page: workers, requests and "
       "timings, no text. auto: on if --host is of loopback and there "
       "are no --api-keys-file's tenants to watch each other");
-  line->AddDuration("max-connection-age", &flags->max_connection_age,
-                    "Clients are asked to connect anew after this");
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
                     "For the drain after SIGTERM; then calls end");
   line->AddDuration("liveness-timeout", &flags->liveness_timeout,
@@ -203,6 +240,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->Group("Limits");
   line->AddInt("max-requests", &options.max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
+  line->AddInt("tenant-max-requests", &flags->tenant_max_requests,
+               "Of them of one tenant of --api-keys-file whose entry has no "
+               "max_parallel_requests; 0: all",
+               {0, 1 << 20});
   line->AddBytes("max-memory-bytes", &flags->max_memory_bytes,
                  "Memory of this process above which it drains and ends, to be "
                  "started anew; by default nine tenths of what its control "
@@ -222,6 +263,10 @@ void AddFlags(CommandLine* line, Flags* flags) {
   line->AddInt("max-attempts", &options.max_attempts,
                "Failures of a request without a new token in between",
                {1, 100});
+  line->Add("retry-budget", &options.retry_budget,
+            "Retries of all requests together, per request, beyond 600 a "
+            "minute",
+            0, 1);
   line->AddDuration("stall-limit", &options.stall_limit,
                     "For a client that takes nothing");
   line->AddDuration("adapter-wait", &options.adapter_wait,
@@ -231,6 +276,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
       "Silence of a worker's registration after which it is lost");
   line->AddDuration("silence", &options.silence,
                     "Silence of a worker's call after which it is lost");
+  AddConnectionLimits(line, flags);
+  AddRequestLimits(line, flags);
 }
 
 bool FeedIsOn(const Flags& flags) {
@@ -323,9 +370,11 @@ class Process {
 };
 
 absl::Status Process::StartAccess() {
-  access_ = std::make_unique<Access>([this] { return loop_.Now(); },
-                                     router_metrics_.get());
   const std::string& path = flags_.api_keys_file;
+  // Keys without a file are all of one tenant.
+  access_ = std::make_unique<Access>(
+      [this] { return loop_.Now(); }, router_metrics_.get(),
+      path.empty() ? 0 : flags_.tenant_max_requests);
   if (path.empty()) {
     for (const std::string& key : flags_.api_keys) {
       if (!key.empty() && key.find_first_of(" \t\r\n") == std::string::npos) {
@@ -581,9 +630,11 @@ absl::Status Process::StartServers() {
   http_ = std::make_unique<HttpServer>(HttpOptions{
       .host = flags_.host,
       .port = flags_.http_port,
+      .max_header_bytes = static_cast<size_t>(flags_.max_header_bytes),
       .max_body_bytes = static_cast<size_t>(flags_.max_message_bytes),
       .max_connections = flags_.max_http_connections,
       .spare_connections = kProbeConnections,
+      .max_connections_per_peer = flags_.max_http_connections_per_peer,
       // They tokenise; a refusal waits for none of them.
       .handler_threads =
           std::max(2, static_cast<int>(std::thread::hardware_concurrency())),
@@ -593,6 +644,7 @@ absl::Status Process::StartServers() {
       // Elsewhere a key or a certificate tells who may.
       .local_hosts_only = rpc::OnLoopback(flags_.host) && !access_->closed() &&
                           public_tls_.cert.empty(),
+      .handshake_timeout = flags_.handshake_timeout,
       .error_page = &HttpFront::ErrorPage,
       .request_id = &HttpFront::RequestId});
   http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
@@ -645,6 +697,9 @@ absl::Status Process::StartServers() {
     front.rules.reset();  // its clients are not the cluster's
   }
   front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
+  front.max_metadata_bytes = static_cast<int>(flags_.max_header_bytes);
+  front.max_concurrent_streams = flags_.max_concurrent_streams;
+  front.handshake_timeout = flags_.handshake_timeout;
   front.max_connection_age = flags_.max_connection_age;
   auto public_server =
       Listen(front, flags_.host, flags_.grpc_port,

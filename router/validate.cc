@@ -93,7 +93,7 @@ absl::Status CheckLogitBias(const v1::SamplingOptions& s,
                             const ModelLimits& limits) {
   constexpr char kField[] = "sampling.logit_bias";
   TANDEM_ROUTER_RETURN_IF_ERROR(
-      CheckCount(kField, s.logit_bias_size(), "ids", kMaxListedTokenIds));
+      CheckCount(kField, s.logit_bias_size(), "ids", limits.offers.logit_bias));
   for (const auto& [id, bias] : s.logit_bias()) {
     if (id >= static_cast<uint32_t>(limits.vocabulary_size)) {
       return TokenIdOutOfRange(kField, id, limits);
@@ -169,10 +169,11 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
         CheckRange("sampling.min_p", s.min_p(), 0.0f, 1.0f));
   }
   const int n = s.has_n() ? s.n() : 1;
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange("sampling.n", n, 1, kMaxSequences));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckRange("sampling.n", n, 1, limits.offers.n));
   if (s.has_best_of()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(
-        CheckRange("sampling.best_of", s.best_of(), n, kMaxSequences));
+        CheckRange("sampling.best_of", s.best_of(), n, limits.offers.n));
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckPenalties(s));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckLogitBias(s, limits));
@@ -225,16 +226,17 @@ absl::Status CheckStopping(const v1::GenerateRequest& request,
     return FieldInvalid("stopping.min_tokens", absl::StrCat(s.min_tokens()),
                         "must be in 0..max_tokens");
   }
-  if (s.stop_size() > kMaxStopStrings) {
+  if (s.stop_size() > limits.offers.stop_strings) {
     return FieldInvalid("stopping.stop",
                         absl::StrCat(s.stop_size(), " strings"),
-                        absl::StrCat("at most ", kMaxStopStrings));
+                        absl::StrCat("at most ", limits.offers.stop_strings));
   }
+  const int stop_bytes = limits.offers.stop_bytes;
   for (const std::string& stop : s.stop()) {
-    if (stop.empty() || stop.size() > kMaxStopStringBytes) {
+    if (stop.empty() || static_cast<int>(stop.size()) > stop_bytes) {
       return FieldInvalid(
           "stopping.stop", absl::StrCat("a string of ", stop.size(), " bytes"),
-          absl::StrCat("each must have 1..", kMaxStopStringBytes, " bytes"));
+          absl::StrCat("each must have 1..", stop_bytes, " bytes"));
     }
   }
   if (s.stop_token_ids_size() > kMaxStopTokenIds) {
@@ -248,15 +250,15 @@ absl::Status CheckStopping(const v1::GenerateRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status CheckOutput(const v1::GenerateRequest& request) {
+absl::Status CheckOutput(const v1::GenerateRequest& request, int logprobs) {
   const v1::OutputOptions& o = request.output();
   if (o.has_logprobs()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(
-        CheckRange("output.logprobs", o.logprobs(), 0, kMaxLogprobs));
+        CheckRange("output.logprobs", o.logprobs(), 0, logprobs));
   }
   if (o.has_prompt_logprobs()) {
-    TANDEM_ROUTER_RETURN_IF_ERROR(CheckRange(
-        "output.prompt_logprobs", o.prompt_logprobs(), 0, kMaxLogprobs));
+    TANDEM_ROUTER_RETURN_IF_ERROR(
+        CheckRange("output.prompt_logprobs", o.prompt_logprobs(), 0, logprobs));
   }
   if (o.echo() && o.has_text() && !o.text()) {
     return FieldInvalid("output.echo", "true", "excludes output.text = false");
@@ -378,12 +380,10 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
 }
 
 // What excludes each other: by name, whatever the values.
-absl::Status CheckBeam(const v1::GenerateRequest& request) {
+absl::Status CheckBeam(const v1::GenerateRequest& request, int widest) {
   const v1::BeamOptions& beam = request.beam();
-  if (!beam.has_width() || beam.width() < 1) {
-    return FieldInvalid("beam.width", absl::StrCat(beam.width()),
-                        "must be at least 1");
-  }
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      CheckRange("beam.width", beam.width(), 1, widest));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckRange("beam.length_penalty", beam.length_penalty(),
                  -kMaxLengthPenalty, kMaxLengthPenalty));
@@ -645,12 +645,13 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckPrompt(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckSampling(request.sampling(), limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStopping(request, limits));
-  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request));
+  TANDEM_ROUTER_RETURN_IF_ERROR(CheckOutput(request, limits.offers.logprobs));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckAttention(request, limits));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStructured(request));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
-  if (request.has_beam()) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeam(request));
+  if (request.has_beam())
+    TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeam(request, limits.offers.n));
 
   EffectiveRequest effective;
   effective.request_id = request.request_id();
@@ -826,7 +827,7 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
     room = std::min(room, beam_room);
   }
   if (!stopping.has_max_tokens()) {
-    stopping.set_max_tokens(std::min(room, limits.default_max_tokens));
+    stopping.set_max_tokens(std::min(room, limits.offers.default_max_tokens));
   }
   return CheckRange("stopping.min_tokens", stopping.min_tokens(), 0,
                     stopping.max_tokens());
@@ -939,7 +940,7 @@ v1::SamplingOptions DefaultSampling(const ModelLimits& limits) {
 
 v1::StoppingOptions DefaultStopping(const ModelLimits& limits) {
   v1::StoppingOptions s;
-  s.set_max_tokens(limits.default_max_tokens);
+  s.set_max_tokens(limits.offers.default_max_tokens);
   s.set_min_tokens(0);
   s.set_ignore_eos(false);
   s.set_include_stop_str_in_output(false);

@@ -25,42 +25,6 @@
 
 namespace tandem::router {
 
-// What a server was started to offer beyond what is always there.
-struct Offers {
-  bool no_kv_cache = false;
-  bool attention = false;
-};
-
-struct ModelLimits {
-  std::string model;       // served name
-  int context_length = 0;  // positions; 0: not known, not checked
-  int vocabulary_size = 0;
-  int layers = 0;
-  bool has_chat_template = false;
-  // Whether the template shows tools to the model, how that writes its calls
-  // (unset: not known), and the special tokens among its marks.
-  bool template_has_tools = false;
-  std::optional<ToolCallStyle> tool_call_style;
-  bool tool_calls_by_name = false;  // Mistral's newer form
-  std::map<int32_t, std::string> tool_call_markers;
-  std::optional<ReasoningMarks> reasoning;  // unset: answers are content
-  std::vector<int32_t> eos_token_ids;
-  // LoRA adapters of the decode workers; unset: not known, not checked.
-  std::optional<std::vector<std::string>> adapters;
-  int default_max_tokens = 4096;
-  // The largest KV cache of a decode worker; 0: not known, not checked.
-  int kv_blocks = 0;
-  int kv_block_size = 0;
-  int64_t kv_bytes_per_token = 0;
-  // The model's own defaults (generation_config).
-  float temperature = 1;
-  float top_p = 1;
-  int top_k = 0;
-  float min_p = 0;
-  float repetition_penalty = 1;
-  Offers offers;
-};
-
 inline constexpr int kMaxRequestIdBytes = 128;
 inline constexpr int kMaxStopStrings = 32;
 inline constexpr int kMaxStopStringBytes = 256;
@@ -80,6 +44,49 @@ inline constexpr size_t kMaxToolBytes = 256 << 10;  // of all together
 inline constexpr float kMaxTemperature = 2;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr float kMaxLogitBias = 100;
+
+// What a server was started to offer: beyond what is always there, and how
+// much of it, at most, to one request.
+struct Offers {
+  bool no_kv_cache = false;
+  bool attention = false;
+  // Of who says nothing, where the context has it.
+  int default_max_tokens = 4096;
+  int n = kMaxSequences;  // and best_of
+  int stop_strings = kMaxStopStrings;
+  int stop_bytes = kMaxStopStringBytes;
+  int logit_bias = kMaxListedTokenIds;
+  int logprobs = kMaxLogprobs;
+};
+
+struct ModelLimits {
+  std::string model;       // served name
+  int context_length = 0;  // positions; 0: not known, not checked
+  int vocabulary_size = 0;
+  int layers = 0;
+  bool has_chat_template = false;
+  // Whether the template shows tools to the model, how that writes its calls
+  // (unset: not known), and the special tokens among its marks.
+  bool template_has_tools = false;
+  std::optional<ToolCallStyle> tool_call_style;
+  bool tool_calls_by_name = false;  // Mistral's newer form
+  std::map<int32_t, std::string> tool_call_markers;
+  std::optional<ReasoningMarks> reasoning;  // unset: answers are content
+  std::vector<int32_t> eos_token_ids;
+  // LoRA adapters of the decode workers; unset: not known, not checked.
+  std::optional<std::vector<std::string>> adapters;
+  // The largest KV cache of a decode worker; 0: not known, not checked.
+  int kv_blocks = 0;
+  int kv_block_size = 0;
+  int64_t kv_bytes_per_token = 0;
+  // The model's own defaults (generation_config).
+  float temperature = 1;
+  float top_p = 1;
+  int top_k = 0;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  Offers offers;
+};
 
 // Whose constraint it is that the output must match: the client's own, that of
 // the tools' schemas, or either of them.

@@ -6,7 +6,9 @@
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <chrono>
+#include <climits>
 #include <mutex>
 #include <utility>
 
@@ -58,9 +60,13 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                               options.max_concurrent_streams);
-  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8192);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
+                              options.max_metadata_bytes);
   // Two minutes by default.
-  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(
+      GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+      static_cast<int>(std::min<int64_t>(
+          absl::ToInt64Milliseconds(options.handshake_timeout), INT_MAX)));
   if (options.max_connection_age != absl::InfiniteDuration()) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 static_cast<int>(absl::ToInt64Milliseconds(

@@ -43,6 +43,7 @@ struct ServerOptions {
   // None where those are not of the cluster, and name no roles.
   std::optional<absl::Span<const MethodRule>> rules = ClusterRules();
   int max_receive_bytes = 4 << 20;
+  int max_metadata_bytes = 8 << 10;  // of a call, by HTTP/2's count
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.
   int max_concurrent_streams = 1024;
@@ -54,6 +55,7 @@ struct ServerOptions {
   // so that a balancer in front spreads them anew. Calls under way end as they
   // would: each has a deadline.
   absl::Duration max_connection_age = absl::InfiniteDuration();
+  absl::Duration handshake_timeout = absl::Seconds(10);
 };
 
 class Server {

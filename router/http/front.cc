@@ -304,7 +304,7 @@ HttpResponse HttpFront::Capabilities() const {
                {"adapters", std::move(adapters)},
                {"chat", limits.has_chat_template},
                {"max_model_len", limits.context_length},
-               {"default_max_tokens", limits.default_max_tokens},
+               {"default_max_tokens", limits.offers.default_max_tokens},
                {"layers", limits.layers},
                {"kv_block_size", limits.kv_block_size},
                {"kv_bytes_per_token", limits.kv_bytes_per_token},

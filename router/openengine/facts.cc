@@ -38,11 +38,11 @@ Blocks DecodeBlocks(const v1::GetClusterStateResponse& state) {
   return blocks;
 }
 
-void SetLogprobs(oe::LogprobCapabilities* logprobs) {
+void SetLogprobs(int most, oe::LogprobCapabilities* logprobs) {
   logprobs->set_supported(true);
   logprobs->add_candidate_selection_modes(
       oe::CANDIDATE_TOKEN_SELECTION_MODE_TOP_N);
-  logprobs->set_max_top_n(kMaxLogprobs);
+  logprobs->set_max_top_n(static_cast<uint32_t>(most));
 }
 
 }  // namespace
@@ -92,8 +92,8 @@ oe::ModelInfo MakeModelInfo(const ModelLimits& limits, bool lora) {
   info.set_supports_text_input(true);
   info.set_supports_token_ids_input(true);
   oe::GenerationCapabilities* const can = info.mutable_generation();
-  SetLogprobs(can->mutable_prompt_logprobs());
-  SetLogprobs(can->mutable_output_logprobs());
+  SetLogprobs(limits.offers.logprobs, can->mutable_prompt_logprobs());
+  SetLogprobs(limits.offers.logprobs, can->mutable_output_logprobs());
   can->mutable_guided_decoding()->set_supported(true);
   // Grammars are another dialect than most clients write.
   for (const oe::GuidedDecodingMode mode :
@@ -103,7 +103,7 @@ oe::ModelInfo MakeModelInfo(const ModelLimits& limits, bool lora) {
         oe::GUIDED_DECODING_MODE_JSON_OBJECT}) {
     can->mutable_guided_decoding()->add_modes(mode);
   }
-  can->set_max_num_sequences(kMaxSequences);
+  can->set_max_num_sequences(static_cast<uint32_t>(limits.offers.n));
   can->set_supports_priority(false);
   can->set_supports_stop_in_output(true);
   can->set_supports_cache_salt(true);

@@ -23,8 +23,11 @@ inline constexpr char kDefaultTenant[] = "default";
 
 class Access {
  public:
-  Access(std::function<absl::Time()> clock, RouterObserver* observer)
-      : observer_(observer), tenants_(std::move(clock), observer) {}
+  // As Tenants' constructor.
+  Access(std::function<absl::Time()> clock, RouterObserver* observer,
+         int64_t parallel_requests = 0)
+      : observer_(observer),
+        tenants_(std::move(clock), observer, parallel_requests) {}
 
   // From then on every call needs one of them. Replaces those before.
   void Install(const KeyFile& file);

@@ -99,7 +99,7 @@ class Options {
         number > most) {
       return Bad(line_, absl::StrCat(std::string(name),
                                      " is given once: a number from 1 to ",
-                                     most, "; left out, there is no limit"));
+                                     most, "; left out, this file sets none"));
     }
     *limit = number;
     return absl::OkStatus();

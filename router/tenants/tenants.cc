@@ -43,7 +43,9 @@ void Tenants::Set(const std::map<std::string, TenantLimits>& limits) {
            account.tokens.UntilFull(now) <= absl::ZeroDuration() &&
            account.requests.UntilFull(now) <= absl::ZeroDuration();
   });
-  for (const auto& [tenant, set] : limits) {
+  for (const auto& [tenant, stated] : limits) {
+    TenantLimits set = stated;
+    if (set.parallel_requests == 0) set.parallel_requests = parallel_requests_;
     std::shared_ptr<Account>& account = accounts_[tenant];
     if (account == nullptr) {
       if (auto before = gone_.extract(tenant)) {

@@ -48,9 +48,13 @@ struct TenantAsk {
 class Tenants {
  public:
   // `clock` never goes back much, and is asked on any thread, as `observer`
-  // is told. Both outlive this and all charges.
-  Tenants(std::function<absl::Time()> clock, RouterObserver* observer)
-      : clock_(std::move(clock)), observer_(observer) {}
+  // is told. Both outlive this and all charges. `parallel_requests`: of a
+  // tenant whose limits do not say; 0: no limit.
+  Tenants(std::function<absl::Time()> clock, RouterObserver* observer,
+          int64_t parallel_requests = 0)
+      : clock_(std::move(clock)),
+        observer_(observer),
+        parallel_requests_(parallel_requests) {}
 
   class Charge;
 
@@ -107,6 +111,7 @@ class Tenants {
 
   const std::function<absl::Time()> clock_;
   RouterObserver* const observer_;
+  const int64_t parallel_requests_;
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<Account>> accounts_
       ABSL_GUARDED_BY(mutex_);

@@ -348,7 +348,7 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   }
   EXPECT_THAT(
       Tandem(absl::StrCat("status --admin 127.0.0.1:", cluster_->admin_port())),
-      AllOf(ContainsRegex("some +0 +0 of 3 left +-"),
+      AllOf(ContainsRegex("some +0 of 128 +0 of 3 left +-"),
             ContainsRegex("one +0 of 1 +- +-")));
   const absl::Status refused = Grpc(some, TextRequest("Once", 1)).status;
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);

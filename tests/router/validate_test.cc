@@ -576,6 +576,63 @@ TEST(Validate, ListsHaveALimit) {
   }
 }
 
+// By default, and where a flag says less: the limit is let in, one more is not.
+TEST(Validate, WhatOneRequestMayAskForIsBounded) {
+  const struct {
+    const char* field;
+    int Offers::*limit;
+    int other;
+    void (*ask)(int, v1::GenerateRequest*);
+  } kAsked[] = {
+      {"sampling.n", &Offers::n, 4,
+       [](int n, auto* r) { r->mutable_sampling()->set_n(n); }},
+      {"sampling.best_of", &Offers::n, 4,
+       [](int n, auto* r) { r->mutable_sampling()->set_best_of(n); }},
+      {"sampling.logit_bias", &Offers::logit_bias, 300,
+       [](int count, auto* r) {
+         for (int id = 0; id < count; ++id) {
+           (*r->mutable_sampling()->mutable_logit_bias())[id] = 1;
+         }
+       }},
+      {"stopping.stop", &Offers::stop_strings, 8,
+       [](int count, auto* r) {
+         for (int i = 0; i < count; ++i) r->mutable_stopping()->add_stop("x");
+       }},
+      {"stopping.stop", &Offers::stop_bytes, 64,
+       [](int bytes, auto* r) {
+         r->mutable_stopping()->add_stop(std::string(bytes, 'x'));
+       }},
+      {"output.logprobs", &Offers::logprobs, 5,
+       [](int top, auto* r) { r->mutable_output()->set_logprobs(top); }},
+      {"output.prompt_logprobs", &Offers::logprobs, 0,
+       [](int top, auto* r) { r->mutable_output()->set_prompt_logprobs(top); }},
+  };
+  for (const auto& c : kAsked) {
+    ModelLimits limits = Limits();
+    limits.vocabulary_size = 5000;
+    for (const int most : {limits.offers.*c.limit, c.other}) {
+      SCOPED_TRACE(absl::StrCat(c.field, " ", most));
+      limits.offers.*c.limit = most;
+      v1::GenerateRequest request = Parse("text: 'x'");
+      c.ask(most, &request);
+      EXPECT_TRUE(Validate(request, limits).ok())
+          << Validate(request, limits).status();
+      request = Parse("text: 'x'");
+      c.ask(most + 1, &request);
+      EXPECT_EQ(ErrorMetadata(Validate(request, limits).status())["field"],
+                c.field);
+    }
+  }
+  ModelLimits limits = Limits();
+  limits.offers.n = 4;
+  EXPECT_TRUE(Validate(Parse("text: 'x' beam { width: 4 }"), limits).ok());
+  EXPECT_EQ(ErrorMetadata(Validate(Parse("text: 'x' beam { width: 5 }"), limits)
+                              .status())["field"],
+            "beam.width");
+  limits.offers.default_max_tokens = 7;
+  EXPECT_EQ(DefaultStopping(limits).max_tokens(), 7);
+}
+
 TEST(FitToContext, Table) {
   struct FitCase {
     int prompt, max_tokens, min_tokens, context;

@@ -5,6 +5,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -16,6 +17,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "gtest/gtest.h"
 #include "tests/common/http/certificates.h"
+#include "tests/common/http/socket.h"
 #include "tests/common/rpc/echo.h"
 
 namespace tandem::rpc {
@@ -116,12 +118,16 @@ class ServerTest : public ::testing::Test {
   // How one Once call over `channel` ends; its answer is `request` again.
   absl::Status Call(const std::shared_ptr<grpc::Channel>& channel,
                     const EchoRequest& request,
-                    absl::Duration timeout = absl::Seconds(20)) {
+                    absl::Duration timeout = absl::Seconds(20),
+                    size_t metadata_bytes = 0) {
     ClientRecorder client;
     ThreadLoop loop("client");
     loop.RunSync([&] {
       client.stream = OpenUnary<EchoRequest, EchoResponse>(
-          &loop, {.timeout = timeout},
+          &loop,
+          {.timeout = timeout,
+           .peer = "",
+           .metadata = {{"x-more", std::string(metadata_bytes, 'm')}}},
           [stub = EchoService::NewStub(channel)](auto* context, auto* out,
                                                  auto* in, auto done) {
             stub->async()->Once(context, out, in, std::move(done));
@@ -188,6 +194,68 @@ class ServerTest : public ::testing::Test {
   EchoServer service_;
   std::unique_ptr<Server> server_;
 };
+
+// gRPC's own takes some hundred bytes, whatever the limit: a few more or less,
+// as the time is long that is left.
+TEST_F(ServerTest, MetadataIsAcceptedToTheLimitAndNoFurther) {
+  constexpr int kWaver = 8;
+  std::vector<int> own;
+  for (const int limit : {2 << 10, 4 << 10}) {
+    ServerOptions options;
+    options.max_metadata_bytes = limit;
+    Start(options);
+    const auto channel = MakeChannel(server_->address(), {});
+    const auto code = [&](int bytes) {
+      return Call(channel, Request(1), absl::Seconds(20),
+                  static_cast<size_t>(bytes))
+          .code();
+    };
+    int fits = 0, over = limit;
+    ASSERT_EQ(code(fits), absl::StatusCode::kOk);
+    while (over - fits > 1) {
+      const int middle = (fits + over) / 2;
+      const absl::StatusCode ended = code(middle);
+      if (ended != absl::StatusCode::kOk) {
+        ASSERT_EQ(ended, absl::StatusCode::kResourceExhausted);
+      }
+      (ended == absl::StatusCode::kOk ? fits : over) = middle;
+    }
+    EXPECT_EQ(code(over + kWaver), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(code(fits - kWaver), absl::StatusCode::kOk);
+    own.push_back(limit - fits);
+    loop_.RunSync([&] { recorder_.stream.reset(); });
+  }
+  EXPECT_NEAR(own[0], own[1], kWaver);
+}
+
+// Clients keep to it by themselves.
+TEST_F(ServerTest, AConnectionIsToldHowManyCallsItMayHave) {
+  ServerOptions options;
+  options.max_concurrent_streams = 7;
+  Start(options);
+  Socket socket(server_->port());
+  socket.Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
+              std::string("\0\0\0\4\0\0\0\0\0", 9));  // no settings
+  const std::string most("\0\3\0\0\0\7", 6);
+  EXPECT_THAT(socket.Receive(most), HasSubstr(most));
+}
+
+TEST_F(ServerTest, WhoSaysNothingIsCutWhenItsTimeForThatIsOver) {
+  ServerOptions options;
+  options.handshake_timeout = absl::Milliseconds(300);
+  Start(options);
+  const auto patient = Server::Start({}, {});
+  ASSERT_TRUE(patient.ok()) << patient.status();
+  Socket other((*patient)->port());
+  Socket socket(server_->port());
+  socket.Receive();  // to the end
+  char bytes[1024];
+  ssize_t got = 0;
+  while ((got = recv(other.fd(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
+  }
+  EXPECT_EQ(got, -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
 
 TEST_F(ServerTest, PortZeroPicksOneAndAUsedOneIsRefused) {
   Start();

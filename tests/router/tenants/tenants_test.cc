@@ -307,6 +307,26 @@ TEST_F(TenantsTest, PaysForWhatItGot) {
   }
 }
 
+// A tenant's own number goes before that of all others.
+TEST_F(TenantsTest, RequestsAtATimeOfWhoSaysNothing) {
+  Tenants tenants([this] { return now_; }, &ledger_, /*parallel_requests=*/2);
+  tenants.Set({{"some", {}}, {"more", {.parallel_requests = 3}}});
+  for (const auto& [tenant, most] : {std::pair("some", 2), {"more", 3}}) {
+    std::vector<std::shared_ptr<Tenants::Charge>> charges;
+    for (int i = 0; i < most; ++i) {
+      EXPECT_TRUE(tenants.HasRoom(tenant).ok());
+      auto charge = tenants.Admit(tenant, {});
+      ASSERT_TRUE(charge.ok()) << i;
+      charges.push_back(*std::move(charge));
+    }
+    const absl::Status beyond = tenants.Admit(tenant, {}).status();
+    EXPECT_EQ(ErrorMetadata(beyond).at("limit"), "max_parallel_requests");
+    EXPECT_EQ(tenants.HasRoom(tenant), beyond);
+    charges.pop_back();
+    EXPECT_TRUE(tenants.HasRoom(tenant).ok());
+  }
+}
+
 TEST_F(TenantsTest, RequestsAtATimeAndPerMinute) {
   std::vector<std::shared_ptr<Tenants::Charge>> charges;
   for (int i = 0; i < 3; ++i) {
