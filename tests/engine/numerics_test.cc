@@ -5,6 +5,8 @@
 // blocks of any size, and on a device that finishes late and hides its
 // memory.
 
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -50,13 +52,28 @@ RigOptions Blocks(int block_size) {
   return options;
 }
 
+// All positions that its blocks have room for are as another tenant may have
+// left them, and show if they are read: what NaN goes into comes out as NaN.
+void Poison(Rig& rig, const TestSequence& sequence) {
+  const kernels::KvShape& shape = rig.executor().kv_shape();
+  const int positions =
+      static_cast<int>(sequence.blocks.size()) * shape.block_size;
+  const int64_t values = int64_t{2} * shape.num_layers * positions *
+                         shape.kv_heads * shape.head_dim;
+  const std::vector<float> staging(static_cast<size_t>(values), std::nanf(""));
+  rig.Scatter(WholePart(sequence, shape, 0, positions), kernels::DType::kF32,
+              reinterpret_cast<const std::byte*>(staging.data()));
+}
+
 // Logits of the first of `batch` different sequences of different lengths,
 // computed together in chunks.
-LogitsAt Compute(Rig& rig, const json& spec, int chunk, int batch) {
+LogitsAt Compute(Rig& rig, const json& spec, int chunk, int batch,
+                 bool poisoned = false) {
   std::vector<TestSequence> sequences;
   for (int i = 0; i < batch; ++i) {
     const int length = i == 0 ? kLength : 3 + 29 * i % 150;
     sequences.push_back(rig.NewSequence(PromptIds(spec, length), length));
+    if (poisoned) Poison(rig, sequences.back());
   }
   LogitsAt logits;
   TestSequence& first = sequences[0];
@@ -147,6 +164,18 @@ TEST_P(Numerics, BlockSizeChangesNoBit) {
   }
 }
 
+// Nothing of a block is read before it is written anew: whose it was before
+// cannot be told, not by the rest of a block that is not full either.
+TEST_P(Numerics, WhatBlocksHeldBeforeChangesNoBit) {
+  const LogitsAt reference = Reference();
+  const auto backend = NewCpu(2);
+  for (const auto& [chunk, batch] : {std::pair(1, 1), {7, 3}, {1024, 8}}) {
+    Rig rig(dir_.path(), backend.get(), Blocks(16));
+    ExpectSameBits(reference, Compute(rig, spec_, chunk, batch, true),
+                   absl::StrCat("chunk ", chunk, ", batch ", batch));
+  }
+}
+
 TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
   for (const kernels::DType type :
        {kernels::DType::kBF16, kernels::DType::kFp8, kernels::DType::kInt8,
@@ -193,6 +222,12 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, Numerics,
 
 // What other families compute: the same in fewer ways.
 using OtherFamilies = Numerics;
+
+TEST_P(OtherFamilies, WhatBlocksHeldBeforeChangesNoBit) {
+  const auto backend = NewCpu(2);
+  Rig rig(dir_.path(), backend.get(), Blocks(16));
+  ExpectSameBits(Reference(), Compute(rig, spec_, 7, 3, true), "poisoned");
+}
 
 TEST_P(OtherFamilies, ChunksBatchAndBlocksChangeNoBit) {
   for (const kernels::DType type :

@@ -28,12 +28,17 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/status.h"
+#include "gtest/gtest.h"
+#include "tests/inner_words.h"
 
 namespace tandem::integration {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+
+// So much of a prompt is not in a message by chance.
+constexpr size_t kTelling = 8;
 
 // Ports below the ephemeral range, so that no outgoing connection takes one
 // between its choice and its use; spread by process id over parallel tests.
@@ -457,6 +462,11 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
   }
   outcome.status = rpc::FromGrpc(reader->Finish());
   outcome.ended = Clock::now();
+  EXPECT_EQ(InnerWordIn(outcome.status), "") << outcome.status;
+  if (const std::string& text = request.text(); text.size() >= kTelling) {
+    EXPECT_EQ(outcome.status.message().find(text), std::string::npos)
+        << outcome.status;
+  }
   for (const auto& [index, sequence] : outcome.sequences) {
     outcome.text += sequence.text();
     outcome.token_ids.insert(outcome.token_ids.end(),
