@@ -15,6 +15,7 @@
 #include "common/utf8.h"
 #include "router/intake.h"
 #include "tests/engine/temp_dir.h"
+#include "tests/router/bad_requests.h"
 
 namespace tandem::router {
 
@@ -27,13 +28,7 @@ inline std::unique_ptr<ModelText> LoadModelWithTools() {
         file.path(),
         std::filesystem::path(folder.path()) / file.path().filename());
   }
-  folder.Write("chat_template.jinja",
-               "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-               "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
-               "{% for call in m.tool_calls %}<tool_call>"
-               "{{ call.function | tojson }}</tool_call>{% endfor %}"
-               "{% endfor %}{% if add_generation_prompt %}<|assistant|>"
-               "{% endif %}");
+  folder.Write("chat_template.jinja", kToolTemplate);
   return *ModelText::Load(folder.path(), {.served_name = "m"});
 }
 
