@@ -45,6 +45,7 @@ struct WorkerFlags {
   std::string cuda_library;             // empty: beside the program
   std::string nccl_library;             // the same
   double gpu_memory_utilization = 0.9;  // of the GPU's memory, this process's
+  double tenant_cache_share = 0.5;      // of the KV blocks (KvPool)
   int threads = 0;                      // 0: all cores of this process
   std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
   std::string quantization = "none";    // of weights: none, fp8, int8, int4
@@ -61,7 +62,6 @@ struct WorkerFlags {
   std::string kv_cache = "on";        // off: each token computes all again
   bool attention_output = false;      // tokens may bring weights along
   bool prefix_caching = true;
-  double tenant_cache_share = 0.5;  // of the pool (KvPool)
   bool mixed_numerics = false;
   AdapterFlags adapters;
   bool enforce_eager = false;             // a GPU's steps are not recorded
