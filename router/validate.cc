@@ -650,8 +650,9 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckStructured(request));
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckRest(request, limits));
 
-  if (request.has_beam())
+  if (request.has_beam()) {
     TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeam(request, limits.offers.n));
+  }
 
   EffectiveRequest effective;
   effective.request_id = request.request_id();
