@@ -261,10 +261,14 @@ void CancellationRow::RunWay(Way way) {
   const int64_t expired = now.failed() - before.failed();
   const int64_t router = cancelled + (way == Way::kDeadline ? expired : 0);
   // Some end before their requests come to the router: it knows of all others.
+  // And some that it finished had ended for their clients a moment before.
+  const int64_t answered = now.finished_ok() - before.finished_ok();
+  const int64_t known = router + answered;
   int seen = 0;
   for (const int hits : hits_) seen += hits;
-  const bool equal = router + finished_ == now.accepted() - before.accepted() &&
-                     router <= ended_ && router >= seen;
+  const bool equal = known == now.accepted() - before.accepted() &&
+                     answered >= finished_ && known <= ended_ + finished_ &&
+                     known >= seen;
   static const char* const kNames[] = {"TryCancel", "a deadline",
                                        "a disconnect"};
   std::string phases;
@@ -272,17 +276,18 @@ void CancellationRow::RunWay(Way way) {
     absl::StrAppend(&phases, p > 0 ? ", " : "", kPhaseNames[p], " ", hits_[p]);
   }
   // Loads are told each 250 ms.
-  Tell(absl::StrFormat("%d times each of queued, prefill, handoff and decode "
-                       "ended by %s: the router counts all that came to "
-                       "it, all stopped in 200 ms",
-                       wanted_, kNames[static_cast<int>(way)]),
-       absl::StrFormat("%s; clients ended %d, the router %d; %d had finished, "
-                       "%d failed; workers said that they were free within "
-                       "%.0f ms, which they say each 250%s",
-                       phases, ended_.load(), router, finished_.load(),
-                       failed_.load(), quiet * 1e3,
-                       failure_.empty() ? "" : "; " + failure_),
-       failed_ == 0 && equal, Enough() && quiet <= 0.45);
+  Tell(
+      absl::StrFormat("%d times each of queued, prefill, handoff and decode "
+                      "ended by %s: the router counts all that came to "
+                      "it, all stopped in 200 ms",
+                      wanted_, kNames[static_cast<int>(way)]),
+      absl::StrFormat(
+          "%s; clients ended %d, the router %d; %d had finished, for "
+          "the router %d; %d failed; workers said that they were "
+          "free within %.0f ms, which they say each 250%s",
+          phases, ended_.load(), router, finished_.load(), answered,
+          failed_.load(), quiet * 1e3, failure_.empty() ? "" : "; " + failure_),
+      failed_ == 0 && equal, Enough() && quiet <= 0.45);
 }
 
 // None of them has a thread of its own.
