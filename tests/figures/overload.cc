@@ -125,12 +125,12 @@ void OverloadRow::TellStorm(const std::string& what, const Storm& storm,
 }
 
 // As many as are worth computing at once on two cores, since each makes the
-// others slower; two more may be on their way in or out.
+// others slower; one of them may wait.
 constexpr int kAtOnce = 3;
 
 TEST_F(OverloadRow, Storms) {
-  Begin({.router_arguments = {"--max-requests", absl::StrCat(kAtOnce + 2),
-                              "--max-queued", "2"}},
+  Begin({.router_arguments = {"--max-requests", absl::StrCat(kAtOnce),
+                              "--max-queued", "1"}},
         Requests(48, seed_, 20, 40, 32));
   if (HasFatalFailure()) return;
   const seconds calm(Sized(10, 4));
@@ -150,10 +150,11 @@ TEST_F(OverloadRow, Storms) {
 
 TEST_F(OverloadRow, Readers) {
   const int streams = 32;
+  const std::string limit = Sized("20s", "8s");
   Begin({.prefill = 2,
          .decode = 2,
-         .router_arguments = {"--stall-limit", "5s"},
-         .decode_arguments = {"--stall-limit", "5s"}},
+         .router_arguments = {"--stall-limit", limit},
+         .decode_arguments = {"--stall-limit", limit}},
         Requests(48, seed_, 10, 40, 40));
   if (HasFatalFailure()) return;
   const seconds time(Sized(25, 12));
@@ -188,6 +189,7 @@ TEST_F(OverloadRow, Readers) {
                               grpc::InsecureChannelCredentials(), small))
                           ->Generate(&contexts.back(), endless));
   }
+  std::this_thread::sleep_for(seconds(2));  // until all buffers are full
   Load load(cluster_.get(), &expectations_, streams);
   during = gaps_of(&load);
   const double grown = Resident(cluster_->pid("router")) - memory;
@@ -197,14 +199,16 @@ TEST_F(OverloadRow, Readers) {
        state = cluster_->State()) {
     std::this_thread::sleep_for(milliseconds(50));
   }
-  int ended = 0, exhausted = 0;
+  // Who does not read the reason either is cancelled some seconds later.
+  int told = 0, cancelled = 0, fitted = 0;
   for (auto& reader : readers) {
     v1::GenerateResponse response;
     while (reader->Read(&response)) {
     }
     const grpc::Status status = reader->Finish();
-    exhausted += status.error_code() == grpc::RESOURCE_EXHAUSTED;
-    ended += status.ok() || status.error_code() == grpc::RESOURCE_EXHAUSTED;
+    told += status.error_code() == grpc::RESOURCE_EXHAUSTED;
+    cancelled += status.error_code() == grpc::CANCELLED;
+    fitted += status.ok();
   }
   readers.clear();
   contexts.clear();  // and their connections
@@ -212,20 +216,21 @@ TEST_F(OverloadRow, Readers) {
                beside = Percentile(during, 0.99);
   Tell(absl::StrFormat("%d clients that never read beside %d that do: those "
                        "are cut off, these have gaps at most twice as long, "
-                       "the router grows by at most 8 MiB",
+                       "the router grows by at most half a MiB for each",
                        streams, streams),
-       absl::StrFormat("%s; %d of %d cut off, the others fitted into buffers; "
-                       "gaps p99 %.2f s, without them %.2f s; router grew by "
-                       "%.1f MiB",
-                       Counts(load), exhausted, ended, beside, p99, grown),
-       Clean(load) && ended == streams && exhausted > 0,
-       beside <= 2 * p99 && grown <= 8);
+       absl::StrFormat("%s; %d cut off and told so, %d cancelled without, "
+                       "%d fitted into buffers; gaps p99 %.3f s, without them "
+                       "%.3f s; router grew by %.1f MiB",
+                       Counts(load), told, cancelled, fitted, beside, p99,
+                       grown),
+       Clean(load) && told + cancelled + fitted == streams && fitted < streams,
+       beside <= 2 * p99 && grown <= 0.5 * streams);
   EXPECT_EQ(load.faults(), "");
   TellWhatIsLeft();
 }
 
-// Sends `poison`, and kills each worker of `role` that computes it, after a
-// moment: by this test's hand, which looks where it is.
+// Sends `poison`, and kills each worker of `role` that computes it: by this
+// test's hand, which looks where it is.
 Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
                            const std::string& role, int* deaths) {
   Outcome outcome;
@@ -235,26 +240,35 @@ Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
     ended = true;
   });
   const bool prefill = role == "prefill";
-  std::string computes;
+  std::string seen, killed;
   while (!ended) {
     const auto state = cluster_->State();
     std::string now;
     if (!state.ok()) continue;
     for (const v1::RequestStatus& request : state->in_flight()) {
-      if (request.request_id() == poison.request_id() &&
-          request.phase() == (prefill ? "prefilling" : "decoding")) {
-        now =
-            prefill ? request.prefill_worker_id() : request.decode_worker_id();
+      if (request.request_id() != poison.request_id()) continue;
+      const std::string& worker =
+          prefill ? request.prefill_worker_id() : request.decode_worker_id();
+      const bool computes =
+          request.phase() == (prefill ? "prefilling" : "decoding");
+      // Nobody is suspect whose worker died behind a new token: a decode worker
+      // that is about to get it takes long steps from now on.
+      if (!prefill && worker != seen && worker != killed) {
+        EXPECT_EQ(cluster_->Arm(worker, "engine.step=stall(80)*1000"), "");
+        seen = worker;
       }
+      if (computes && worker != killed) now = worker;
     }
-    if (!now.empty() && (now == computes || !prefill)) {
+    if (!now.empty() && now == seen) {
       cluster_->Kill(now);
       ++*deaths;
       EXPECT_TRUE(cluster_->Restart(now).ok());
-      now.clear();
+      killed = now;
+      seen.clear();
+    } else if (prefill) {
+      seen = now;
     }
-    computes = now;
-    std::this_thread::sleep_for(milliseconds(now.empty() ? 1 : 15));
+    std::this_thread::sleep_for(milliseconds(prefill && !now.empty() ? 15 : 1));
   }
   client.join();
   return outcome;
@@ -263,7 +277,8 @@ Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
 void OverloadRow::Poison(const std::string& role) {
   Begin({.prefill = 3,
          .decode = 3,
-         .worker_arguments = {"--max-num-batched-tokens", "16"}},
+         .worker_arguments = {"--max-num-batched-tokens", "16"},
+         .faulty = role == "decode"},
         Requests(16, seed_, 5, 10, 400));
   if (HasFatalFailure()) return;
   v1::GenerateRequest poison = Requests(1, seed_ + 1, 330, 331, 200)[0];
