@@ -29,8 +29,8 @@ CertificateMetrics::CertificateMetrics(Metrics* metrics,
 
 void CertificateMetrics::Uses(const std::string& pem) {
   const auto validity = ValidityOf(pem);
-  if (validity.ok())
-    expiry_.Set(absl::ToDoubleSeconds(validity->end - absl::UnixEpoch()));
+  if (!validity.ok()) return;
+  expiry_.Set(absl::ToDoubleSeconds(validity->end - absl::UnixEpoch()));
 }
 
 SecurityMetrics::SecurityMetrics(Metrics* metrics,

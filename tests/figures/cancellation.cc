@@ -227,7 +227,8 @@ double CancellationRow::Quiet() {
               load.waiting() + load.blocks_live() + load.blocks_reserved();
     }
     if (left == 0) return Served::Seconds(Clock::now() - since);
-    std::this_thread::sleep_for(milliseconds(3));
+    // The answer names thousands of requests.
+    std::this_thread::sleep_for(milliseconds(20));
   }
   return 20;
 }

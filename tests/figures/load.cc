@@ -17,9 +17,11 @@ TEST_F(LoadRow, Holds) {
   const int least = Sized(20000, 300);
   Begin({.prefill = 2,
          .decode = 2,
-         // No more KV than is soon touched: what grows then is a leak.
-         .worker_arguments = {"--max-num-seqs", "128", "--num-kv-blocks",
-                              Sized("3072", "768")}},
+         .worker_arguments = {"--max-num-seqs", "128"},
+         // No more KV than is soon touched, of which a huge page in each layer
+         // holds 512 blocks: what grows then is a leak.
+         .prefill_arguments = {"--num-kv-blocks", "512"},
+         .decode_arguments = {"--num-kv-blocks", Sized("1024", "768")}},
         [&] {
           auto requests = Requests(64, seed_, 8, 200, 64);
           for (auto& request : requests) {
