@@ -17,6 +17,7 @@
 #include "cli/lora.h"
 #include "cli/model_source.h"
 #include "cli/plan/command.h"
+#include "cli/replay.h"
 #include "cli/sampling_flags.h"
 #include "cli/serve.h"
 #include "cli/status.h"
@@ -33,6 +34,7 @@ struct ServeCommand {
   ModelSource source;
   TlsFlags tls;
   LogFlags log;
+  std::string record_session_dir;
   // Handed on to the children where given.
   std::string policy = "prefix_aware";
   std::string chat_template;
@@ -187,6 +189,9 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Collector that takes spans over OTLP/gRPC, http://host:4317");
   line->Group("Logs");
   log.AddTo(line);
+  line->Add("record-session-dir", &record_session_dir,
+            "Where to record all that the router takes in and does, prompts "
+            "and answers too, for `tandem replay`");
 }
 
 void ServeCommand::Complete(const CommandLine& line) {
@@ -219,6 +224,7 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {absl::StrCat("--", name), value});
   };
+  router("record-session-dir", record_session_dir);
   router("default-deadline", absl::FormatDuration(default_deadline));
   router("api-keys-file", api_keys_file);
   router("ssl-certfile", ssl_certfile);
@@ -388,6 +394,10 @@ int RunTandem(int argc, char** argv) {
   CommandLine* const flight_line = line.AddCommand(
       "flight", "The last decisions of processes, as they wrote them");
   flight.AddTo(flight_line);
+  ReplayCommand replay;
+  CommandLine* const replay_line = line.AddCommand(
+      "replay", "A router's recorded session, decided once more");
+  replay.AddTo(replay_line);
   CordonCommand uncordon(/*cordoned=*/false);
   CommandLine* const uncordon_line =
       line.AddCommand("uncordon", "Give a worker requests again");
@@ -483,6 +493,8 @@ int RunTandem(int argc, char** argv) {
     status = cordon.Run();
   } else if (chosen == flight_line) {
     status = flight.Run();
+  } else if (chosen == replay_line) {
+    status = replay.Run();
   } else if (chosen == uncordon_line) {
     status = uncordon.Run();
   } else if (chosen == lora_line) {

@@ -81,7 +81,7 @@ bool CanServe(const Worker& worker, const Request& request) {
 
 RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
                        Dialer* dialer, TextCodec* codec,
-                       RouterObserver* observer)
+                       RouterObserver* observer, SpanSink* spans)
     : options_(options),
       loop_(loop),
       random_(random),
@@ -93,8 +93,8 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
       quarantine_(options_.suspect_quarantine),
       retries_(std::max(kLeastRetries, 2 * options_.max_requests), loop->Now()),
       expected_(loop->Now()),
-      context_{&options_, loop,      dialer,     &registry_,
-               codec,     observer_, &counters_, this},
+      context_{&options_, loop,       dialer, &registry_, codec,
+               observer_, &counters_, this,   spans},
       started_(loop->Now()),
       tick_(loop),
       reap_(loop),
@@ -104,8 +104,8 @@ RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
 }
 
 RouterCore::~RouterCore() {
-  CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                     "the router is going away"));
+  RouterCore::CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                                 "the router is going away"));
 }
 
 // Names are a tenant's own: another's must not be found out by them.

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -36,29 +37,31 @@
 
 namespace tandem::router {
 
-class RouterCore final : private RegistryListener,
-                         private RequestHost,
-                         private GroupHost {
+class RouterCore : private RegistryListener,
+                   private RequestHost,
+                   private GroupHost {
  public:
-  // `codec` may be null if no request asks for text. All outlive the core.
+  // `codec` may be null if no request asks for text; `spans`, where those of
+  // sampled requests go, if nobody wants them. All outlive the core. What is
+  // virtual is what session/recorded_core.h records.
   RouterCore(const RouterOptions& options, Loop* loop, Random* random,
-             Dialer* dialer, TextCodec* codec, RouterObserver* observer);
+             Dialer* dialer, TextCodec* codec, RouterObserver* observer,
+             SpanSink* spans = nullptr);
   ~RouterCore() override;
-
-  // Where the spans of sampled requests go; before the first request.
-  void set_span_sink(SpanSink* sink) { context_.spans = sink; }
 
   // Takes a request over, or closes `client` with the reason why not. One that
   // has ended before is counted, and its client told, as if it ended here.
-  void Submit(AdmittedRequest admitted, std::unique_ptr<ClientStream> client);
+  virtual void Submit(AdmittedRequest admitted,
+                      std::unique_ptr<ClientStream> client);
   // A worker registers; which, `peer` knows.
-  void AddRegistration(std::unique_ptr<RegistrationStream> stream,
-                       rpc::PeerIdentity peer = {}) {
+  virtual void AddRegistration(std::unique_ptr<RegistrationStream> stream,
+                               rpc::PeerIdentity peer = {}) {
     registry_.AddStream(std::move(stream), std::move(peer));
   }
 
   // The requests that the worker has, which go on. NOT_FOUND.
-  absl::StatusOr<int> Cordon(const std::string& worker_id, bool cordoned);
+  virtual absl::StatusOr<int> Cordon(const std::string& worker_id,
+                                     bool cordoned);
 
   // For liveness: how many requests were placed so far, and whether one waits
   // that could be placed now.
@@ -68,14 +71,24 @@ class RouterCore final : private RegistryListener,
   // By the client's id, or the internal one in hex. NOT_FOUND, or the number
   // of tokens delivered. With `tenant`, of its own requests alone, which are
   // those without a tenant where it is empty.
-  absl::StatusOr<int> Abort(
+  virtual absl::StatusOr<int> Abort(
       const std::string& id,
       const std::optional<std::string>& tenant = std::nullopt);
   // All of the tenant's; how many.
-  int AbortAll(const std::string& tenant);
+  virtual int AbortAll(const std::string& tenant);
+
+  // As AdapterControl has them.
+  virtual void LoadAdapter(const std::string& name, const std::string& path,
+                           AdapterControl::Done done) {
+    adapter_control_.Load(name, path, std::move(done));
+  }
+  virtual void UnloadAdapter(const std::string& name,
+                             AdapterControl::Done done) {
+    adapter_control_.Unload(name, std::move(done));
+  }
 
   // Takes no new request from here on; those taken go on.
-  void Drain() { draining_ = true; }
+  virtual void Drain() { draining_ = true; }
   bool draining() const { return draining_; }
   bool idle() const { return requests_.empty() && groups_.empty(); }
   int in_flight() const { return static_cast<int>(requests_.size()); }
@@ -83,7 +96,7 @@ class RouterCore final : private RegistryListener,
   // be refused, so that a router which is full spends nothing on preparing it.
   absl::Status HasRoom(int priority) const;
   // The grace is over.
-  void CloseAll(const absl::Status& status);
+  virtual void CloseAll(const absl::Status& status);
 
   int context_length() const { return registry_.context_length(); }
   KvRoom kv_room() const { return registry_.kv_room(); }

@@ -36,6 +36,7 @@
 #include "common/rpc/server.h"
 #include "common/self_connect.h"
 #include "common/thread_loop.h"
+#include "common/version.h"
 #include "router/core.h"
 #include "router/errors.h"
 #include "router/http/front.h"
@@ -47,6 +48,8 @@
 #include "router/otlp_exporter.h"
 #include "router/page/page.h"
 #include "router/service.h"
+#include "router/session/recorded_core.h"
+#include "router/session/session_file.h"
 #include "router/structured_checkers.h"
 #include "router/structured_gate.h"
 #include "router/tenants/access.h"
@@ -106,6 +109,8 @@ struct Flags {
   Offers offers;
   StructuredBudget structured;
   LogFlags log;
+  std::string record_session_dir;
+  int64_t record_session_bytes = int64_t{1} << 30;
   ClusterTlsFlags tls;
 };
 
@@ -301,6 +306,7 @@ class Process {
  private:
   absl::Status Start();
   absl::Status StartAccess();
+  std::unique_ptr<RouterCore> MakeCore();
   absl::Status LoadPublicTls();
   void ReloadPublicTls();
   void WarnIfExposed() const;
@@ -341,6 +347,7 @@ class Process {
   ClusterFacts facts_;
   std::unique_ptr<RpcDialer> dialer_;
   std::unique_ptr<OtlpExporter> spans_;
+  std::unique_ptr<session::SessionFile> session_;  // null: none is recorded
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<StructuredCheckers> checkers_;
   std::unique_ptr<StructuredGate> gate_;
@@ -459,18 +466,24 @@ absl::Status Process::Start() {
   watchdog_ = std::make_unique<Watchdog>(flags_.liveness_timeout, loop_.Now());
   status = StartAccess();
   if (!status.ok()) return status;
+  if (const std::string& directory = flags_.record_session_dir;
+      !directory.empty()) {
+    auto session = session::CreateSessionFile(directory);
+    if (!session.ok()) {
+      return Annotate(session.status(), "--record-session-dir");
+    }
+    session_ = *std::move(session);
+  }
   loop_.RunSync([&] {
     flight::Attach();
     dialer_ = std::make_unique<RpcDialer>(&loop_, tls_->first());
     feed_ = std::make_unique<LiveFeed>(&loop_, router_metrics_.get(), [this] {
       return core_->State(core_->in_flight() <= kMostDescribed);
     });
-    core_ = std::make_unique<RouterCore>(
-        options, &loop_, &random_, dialer_.get(), model_.get(), feed_.get());
     if (!otlp->address.empty()) {
       spans_ = std::make_unique<OtlpExporter>(*otlp, &loop_, metrics_.get());
-      core_->set_span_sink(spans_.get());
     }
+    core_ = MakeCore();
     checkers_ = std::make_unique<StructuredCheckers>(model_.get(),
                                                      flags_.structured, &loop_);
     gate_ = std::make_unique<StructuredGate>(
@@ -551,6 +564,26 @@ absl::Status Process::Start() {
         });
       });
   return absl::OkStatus();
+}
+
+std::unique_ptr<RouterCore> Process::MakeCore() {
+  if (session_ == nullptr) {
+    return std::make_unique<RouterCore>(flags_.options, &loop_, &random_,
+                                        dialer_.get(), model_.get(),
+                                        feed_.get(), spans_.get());
+  }
+  LogWarning("prompts and answers are recorded", {{"file", session_->path}});
+  return std::make_unique<session::RecordedCore>(
+      session::RecorderOptions{.version = absl::StrCat(kVersion, " ", Commit()),
+                               .max_bytes = flags_.record_session_bytes,
+                               .on_end =
+                                   [](const absl::Status& why) {
+                                     LogWarning(
+                                         "the session is recorded no further",
+                                         {{"status", why}});
+                                   }},
+      &session_->stream, flags_.options, &loop_, &random_, dialer_.get(),
+      model_.get(), feed_.get(), spans_.get());
 }
 
 absl::StatusOr<std::unique_ptr<rpc::Server>> Process::Listen(
@@ -856,6 +889,12 @@ int main(int argc, char** argv) {
   flags.tls.AddTo(&line);
   line.Group("Logs");
   flags.log.AddTo(&line);
+  line.Add("record-session-dir", &flags.record_session_dir,
+           "Where to record all that the router takes in and does, prompts and "
+           "answers too, for `tandem replay`; empty: it does not");
+  line.AddBytes("record-session-bytes", &flags.record_session_bytes,
+                "Of a session; what comes behind is not recorded",
+                {1 << 20, int64_t{1} << 40});
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const absl::Status logging = InitLog(
       {.format = flags.log.format, .level = flags.log.level, .role = "router"});

@@ -354,11 +354,11 @@ bool Registry::PairAllowed(const Worker& prefill, const Worker& decode) const {
 std::vector<std::string> Registry::AvoidedWays(
     const std::string& prefill_id, const std::string& decode_id) const {
   const std::string prefix = PairKey(prefill_id, decode_id, "");
+  const absl::Time now = loop_->Now();
   std::vector<std::string> ways;
   for (const auto& [key, entry] : avoided_pairs_.entries()) {
     if (key.size() > prefix.size() &&
-        key.compare(0, prefix.size(), prefix) == 0 &&
-        loop_->Now() < entry.until) {
+        key.compare(0, prefix.size(), prefix) == 0 && now < entry.until) {
       ways.push_back(key.substr(prefix.size()));
     }
   }

@@ -238,8 +238,7 @@ grpc::ServerUnaryReactor* AdminServer::LoadLoraAdapter(
   loop_->Post([core = core_, name = request->lora_name(),
                path = request->lora_path(), response,
                answer = std::move(answer)]() mutable {
-    core->adapter_control().Load(name, path,
-                                 Answering(response, std::move(answer)));
+    core->LoadAdapter(name, path, Answering(response, std::move(answer)));
   });
   return reactor;
 }
@@ -252,8 +251,7 @@ grpc::ServerUnaryReactor* AdminServer::UnloadLoraAdapter(
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
   loop_->Post([core = core_, name = request->lora_name(), response,
                answer = std::move(answer)]() mutable {
-    core->adapter_control().Unload(name,
-                                   Answering(response, std::move(answer)));
+    core->UnloadAdapter(name, Answering(response, std::move(answer)));
   });
   return reactor;
 }

@@ -334,8 +334,8 @@ void HttpFront::LoadAdapter(std::unique_ptr<HttpExchange> exchange) const {
   if (!parsed.ok()) return exchange->Answer(ErrorResponse(parsed.status()));
   loop_->Post([core = core_, request = *std::move(parsed),
                exchange = std::move(exchange)]() mutable {
-    core->adapter_control().Load(request.lora_name(), request.lora_path(),
-                                 Answering("added", std::move(exchange)));
+    core->LoadAdapter(request.lora_name(), request.lora_path(),
+                      Answering("added", std::move(exchange)));
   });
 }
 
@@ -345,8 +345,8 @@ void HttpFront::UnloadAdapter(std::unique_ptr<HttpExchange> exchange) const {
   if (!parsed.ok()) return exchange->Answer(ErrorResponse(parsed.status()));
   loop_->Post([core = core_, request = *std::move(parsed),
                exchange = std::move(exchange)]() mutable {
-    core->adapter_control().Unload(request.lora_name(),
-                                   Answering("removed", std::move(exchange)));
+    core->UnloadAdapter(request.lora_name(),
+                        Answering("removed", std::move(exchange)));
   });
 }
 

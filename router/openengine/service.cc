@@ -274,17 +274,16 @@ void OpenEngineControl::Load(const oe::LoraAdapter& asked,
   const absl::Status taken = adapter_ids_.Take(name, asked.lora_id(), adapters);
   if (!taken.ok()) return answer.Finish(taken);
   response->set_already_loaded(known && there->state() == "ready");
-  core_->adapter_control().Load(
-      name, asked.source_path(),
-      [this, known, name, response, answer = std::move(answer)](
-          absl::StatusOr<v1::LoraAdapter> adapter) mutable {
-        if (adapter.ok()) {
-          Describe(*adapter, response->mutable_adapter());
-        } else if (!known) {
-          adapter_ids_.Drop(name);
-        }
-        answer.Finish(InOpenEngineTerms(adapter.status()));
-      });
+  core_->LoadAdapter(name, asked.source_path(),
+                     [this, known, name, response, answer = std::move(answer)](
+                         absl::StatusOr<v1::LoraAdapter> adapter) mutable {
+                       if (adapter.ok()) {
+                         Describe(*adapter, response->mutable_adapter());
+                       } else if (!known) {
+                         adapter_ids_.Drop(name);
+                       }
+                       answer.Finish(InOpenEngineTerms(adapter.status()));
+                     });
 }
 
 grpc::ServerUnaryReactor* OpenEngineControl::UnloadLora(
@@ -296,15 +295,15 @@ grpc::ServerUnaryReactor* OpenEngineControl::UnloadLora(
   grpc::ServerUnaryReactor* const reactor = answer.reactor();
   loop_->Post([this, name = request->lora_name(), response,
                answer = std::move(answer)]() mutable {
-    core_->adapter_control().Unload(
-        name, [this, name, response, answer = std::move(answer)](
-                  absl::StatusOr<v1::LoraAdapter> adapter) mutable {
-          if (adapter.ok()) {
-            Describe(*adapter, response->mutable_adapter());
-            adapter_ids_.Drop(name);
-          }
-          answer.Finish(adapter.status());
-        });
+    core_->UnloadAdapter(name,
+                         [this, name, response, answer = std::move(answer)](
+                             absl::StatusOr<v1::LoraAdapter> adapter) mutable {
+                           if (adapter.ok()) {
+                             Describe(*adapter, response->mutable_adapter());
+                             adapter_ids_.Drop(name);
+                           }
+                           answer.Finish(adapter.status());
+                         });
   });
   return reactor;
 }

@@ -258,8 +258,9 @@ std::string FlightUntil(const std::string& path, const std::string& wanted) {
 TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   std::string flights = absl::StrCat(testing::TempDir(), "/flights.XXXXXX");
   ASSERT_NE(mkdtemp(flights.data()), nullptr);
-  Served served(EmbeddedModel(),
-                "--prefill 1 --decode 1 --flight-record-dir " + flights);
+  Served served(EmbeddedModel(), "--prefill 1 --decode 1 --flight-record-dir " +
+                                     flights + " --record-session-dir " +
+                                     flights);
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
   const std::string generate =
       Tandem("generate " + served.Router() +
@@ -291,7 +292,6 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
       both.output,
       testing::AllOf(HasSubstr("router/"), HasSubstr("prefill/"),
                      HasSubstr(" committed "), Not(HasSubstr(" written "))));
-  std::filesystem::remove_all(flights);
   bool again = false;
   for (int i = 0; i < 200 && !again; ++i) {
     std::this_thread::sleep_for(milliseconds(50));
@@ -308,6 +308,15 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   for (const pid_t child : children) {
     EXPECT_FALSE(Runs(child)) << child << " is an orphan";
   }
+  // What the router had recorded until then decides the same once more.
+  const Result session = Shell(Tandem("replay " + flights + "/*.session 2>&1"));
+  EXPECT_EQ(session.code, 0);
+  EXPECT_THAT(
+      session.output,
+      testing::AllOf(HasSubstr(" worker prefill-0 lost: "),
+                     HasSubstr(" ended OK, 5 tokens, 0 failures"),
+                     HasSubstr("the same "), Not(HasSubstr("Zanzibar"))));
+  std::filesystem::remove_all(flights);
 }
 
 TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
@@ -343,6 +352,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"completion tcsh", 2, "tcsh"},
       {"flight /no/such/file", 1, "cannot read"},
       {"flight /dev/null", 1, "no flight record"},
+      {"replay /no/such/file", 1, "cannot read"},
+      {"replay /dev/null", 1, "no recorded session"},
       {"bench --save-detailed", 2, "--json"},
       {"explain --output-tokens 0", 2, "--output-tokens"},
   };

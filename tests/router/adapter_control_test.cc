@@ -142,18 +142,17 @@ struct AdapterControlTest : testing::Test {
   };
   Call* Load(const std::string& name, const std::string& path = "/verse") {
     Call* const call = &calls.emplace_back();
-    w.core->adapter_control().Load(
-        name, path, [call](absl::StatusOr<v1::LoraAdapter> answer) {
-          call->answer = std::move(answer);
-        });
+    w.core->LoadAdapter(name, path,
+                        [call](absl::StatusOr<v1::LoraAdapter> answer) {
+                          call->answer = std::move(answer);
+                        });
     return call;
   }
   Call* Unload(const std::string& name) {
     Call* const call = &calls.emplace_back();
-    w.core->adapter_control().Unload(
-        name, [call](absl::StatusOr<v1::LoraAdapter> answer) {
-          call->answer = std::move(answer);
-        });
+    w.core->UnloadAdapter(name, [call](absl::StatusOr<v1::LoraAdapter> answer) {
+      call->answer = std::move(answer);
+    });
     return call;
   }
   // On every worker.
@@ -404,10 +403,10 @@ TEST_F(AdapterControlTest, WhatCannotBeIsRefusedAtOnce) {
               HasSubstr("worker old is of a version"));
   World none;
   std::optional<absl::Status> status;
-  none.core->adapter_control().Load(
-      "verse", "/verse", [&](absl::StatusOr<v1::LoraAdapter> answer) {
-        status = answer.status();
-      });
+  none.core->LoadAdapter("verse", "/verse",
+                         [&](absl::StatusOr<v1::LoraAdapter> answer) {
+                           status = answer.status();
+                         });
   EXPECT_EQ(ErrorReason(*status), "NO_WORKERS");
 }
 
@@ -574,6 +573,7 @@ TEST_F(AdapterControlTest, WhoWaitsHearsOfTheRoutersEnd) {
   Call* const load = Load("prose", "/prose");
   Call* const unload = Unload("verse");
   ASSERT_FALSE(load->answer || unload->answer);
+  w.around_recorder = true;
   w.core->adapter_control().Close(absl::UnavailableError("draining"));
   EXPECT_EQ(load->status().code(), StatusCode::kUnavailable);
   EXPECT_EQ(unload->status().code(), StatusCode::kUnavailable);

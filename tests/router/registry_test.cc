@@ -192,6 +192,7 @@ TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
   for (const char* restarted : {"p0", "d0"}) {
     for (const char incarnation : {'1', '2'}) {
       World w;
+      w.around_recorder = true;
       w.Prefill("p0");
       w.Decode("d0");
       w.Decode("d00");  // whose pair is another
@@ -212,6 +213,7 @@ TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
 TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
   using ::testing::ElementsAre;
   World w;
+  w.around_recorder = true;
   LeasePipe* d0 = w.Decode("d0");
   LeasePipe* p0 = w.Prefill("p0");
   // Many failures within its time are one.

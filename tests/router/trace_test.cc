@@ -134,7 +134,6 @@ std::map<std::string, std::string> Attributes(const otlp::Span& span) {
 class RequestTraceTest : public testing::Test {
  protected:
   RequestTraceTest() {
-    w.core->set_span_sink(&kept);
     w.Prefill("p0");
     w.Decode("d0");
     w.Settle();
@@ -163,8 +162,8 @@ class RequestTraceTest : public testing::Test {
     return names;
   }
 
-  World w;
   Kept kept;
+  World w{{}, &kept};
 };
 
 TEST_F(RequestTraceTest, SpansFollowARequestThroughItsWorkers) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A router's core on virtual time between scripted streams: the test is every
-// client and every worker.
+// client and every worker. Whatever a test does is recorded, and must replay.
 
 #ifndef TANDEM_TESTS_ROUTER_WORLD_H_
 #define TANDEM_TESTS_ROUTER_WORLD_H_
 
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +19,8 @@
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
 #include "router/core.h"
+#include "router/session/recorded_core.h"
+#include "router/session/replay.h"
 
 namespace tandem::router {
 
@@ -86,13 +91,25 @@ class Letters final : public TextCodec {
 };
 
 struct World final : Dialer, RouterObserver {
-  explicit World(RouterOptions options_in = {}) : options(options_in) {
+  explicit World(RouterOptions options_in = {}, SpanSink* spans = nullptr)
+      : options(options_in) {
     options.incarnation = std::string(16, 'r');
     options.model = "m";
-    core = std::make_unique<RouterCore>(options, &process, &random, this,
-                                        &letters, this);
+    core = std::make_unique<session::RecordedCore>(
+        session::RecorderOptions(), &recorded, options, &process, &random, this,
+        &letters, this, spans);
   }
-  ~World() override { core.reset(); }
+  ~World() override {
+    core.reset();
+    if (around_recorder) return;
+    RouterObserver nobody;
+    const auto replay = session::Replay::Create(&recorded, &nobody);
+    const absl::Status status =
+        replay.ok() ? (*replay)->Run() : replay.status();
+    if (status.ok()) return;
+    std::fprintf(stderr, "replayed: %s\n", status.ToString().c_str());
+    std::abort();
+  }
 
   std::unique_ptr<DecodeStream> DialDecode(const v1::WorkerRef& worker,
                                            absl::Duration,
@@ -346,6 +363,9 @@ struct World final : Dialer, RouterObserver {
   std::vector<RequestSummary> ended;
   std::vector<std::string> lost;  // attempts: cause, stage, pair
   std::vector<std::string> told;  // of the cluster
+  std::stringstream recorded;
+  // The test calls parts of the core that no process calls.
+  bool around_recorder = false;
   std::unique_ptr<RouterCore> core;
 };
 

@@ -2,6 +2,9 @@
 #include "tests/simulation/nodes.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
+#include "router/session/recorded_core.h"
+#include "router/session/replay.h"
 
 namespace tandem::simulation {
 
@@ -206,9 +209,36 @@ void PrefillNode::Clear() {
 }
 
 void RouterNode::Start() {
-  core = std::make_unique<router::RouterCore>(
-      MakeRouterOptions(random->Bytes(16)), &host->loop, random.get(), this,
-      nullptr, this);
+  const router::RouterOptions options = MakeRouterOptions(random->Bytes(16));
+  const Profile& profile = cluster->profile;
+  if (profile.record &&
+      (profile.failpoints == 0 || failpoint::States().empty())) {
+    core = std::make_unique<router::session::RecordedCore>(
+        router::session::RecorderOptions(), &session, options, &host->loop,
+        random.get(), this, nullptr, this);
+  } else {
+    core = std::make_unique<router::RouterCore>(
+        options, &host->loop, random.get(), this, nullptr, this);
+  }
+}
+
+void RouterNode::Clear() {
+  core.reset();
+  if (session.tellp() > 0) CheckReplay();
+  session.str("");
+  session.clear();
+}
+
+void RouterNode::CheckReplay() {
+  RouterObserver nobody;
+  const auto replay = router::session::Replay::Create(&session, &nobody);
+  const absl::Status status =
+      replay.ok() ? (*replay)->Run() : replay.status();
+  if (!status.ok()) {
+    cluster->Wrong(absl::StrCat(name, "'s session: ", status.ToString()));
+    return;
+  }
+  cluster->report.replayed += (*replay)->inputs();
 }
 
 std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(

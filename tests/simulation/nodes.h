@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -166,7 +167,7 @@ struct PrefillNode final : WorkerNode {
 struct RouterNode final : Node, router::Dialer, router::RouterObserver {
   using Node::Node;
   void Start() override;
-  void Clear() override { core.reset(); }
+  void Clear() override;
   std::unique_ptr<router::DecodeStream> DialDecode(
       const v1::WorkerRef& worker, absl::Duration deadline,
       const TraceContext&) override;
@@ -174,6 +175,8 @@ struct RouterNode final : Node, router::Dialer, router::RouterObserver {
       const v1::WorkerRef& worker, absl::Duration deadline,
       const TraceContext&) override;
   void OnEnded(const router::RequestSummary& summary) override;
+  void CheckReplay();
+  std::stringstream session;  // of `core`, if it is recorded
   std::unique_ptr<router::RouterCore> core;
   std::set<std::string> ended;  // requests, by their internal ids
 };

@@ -148,8 +148,12 @@ TEST_P(SimulationTest, NothingWrongIsSaidAndEverythingEnds) {
         "'; once mended, a line for tests/simulation/seeds.txt: ", profile.name,
         " ", seeds[i]);
     ASSERT_EQ(report.wrong, "") << again;
-    if (i % 50 == 0) {  // equal seeds, equal runs
-      const Report same = Simulate(seeds[i], profile);
+    if (i % 50 == 0) {  // equal seeds, equal runs, recorded too
+      Profile recorded = profile;
+      recorded.record = true;
+      const Report same = Simulate(seeds[i], recorded);
+      ASSERT_EQ(same.wrong, "") << again;
+      sum.replayed += same.replayed;
       ASSERT_EQ(report.trace, same.trace) << again;
       ASSERT_EQ(report.messages, same.messages) << again;
       ASSERT_EQ(report.tokens, same.tokens) << again;
@@ -167,11 +171,13 @@ TEST_P(SimulationTest, NothingWrongIsSaidAndEverythingEnds) {
   }
   std::printf(
       "%s: %zu seeds, %d ok, %d cancelled, %d failed, %lld tokens compared, "
-      "%lld attempts redone, %lld messages, all ended within %.1f s\n",
+      "%lld attempts redone, %lld messages, all ended within %.1f s, %lld "
+      "inputs replayed\n",
       profile.name.c_str(), seeds.size(), sum.ok, sum.cancelled, sum.failed,
       static_cast<long long>(sum.tokens), static_cast<long long>(sum.resumed),
       static_cast<long long>(sum.messages),
-      absl::ToDoubleSeconds(sum.liveness));
+      absl::ToDoubleSeconds(sum.liveness),
+      static_cast<long long>(sum.replayed));
   for (const auto& [status, n] : sum.failures) {
     std::printf("  %4d %s\n", n, status.c_str());
   }
@@ -179,6 +185,9 @@ TEST_P(SimulationTest, NothingWrongIsSaidAndEverythingEnds) {
     std::printf("  %4d times %s\n", n, hit.c_str());
   }
   EXPECT_GT(sum.ok, 0);
+  if (profile.failpoints == 0) {
+    EXPECT_GT(sum.replayed, 0);
+  }
   if (profile.worker_crashes > 0 && seeds.size() > 1) {
     EXPECT_GT(sum.resumed, 0) << "no fault hit anything";
   }

@@ -52,6 +52,9 @@ struct Profile {
   int window = 0;         // of the model's layers
   bool drawn = false;     // all these are the most: each seed draws its own
   bool may_fail = false;  // some requests may end with an error
+  // Sessions of routers are recorded, and must replay; not where failpoints
+  // hit, which no record tells of.
+  bool record = false;
   // A seeded fault of the code: wraps the devices and streams of workers.
   std::function<std::unique_ptr<engine::Executor>(engine::FakeExecutor*, Loop*,
                                                   Random*)>
@@ -76,6 +79,7 @@ struct Report {
   int64_t tokens = 0;
   int64_t resumed = 0;  // prefill and decode retries
   int64_t messages = 0;
+  int64_t replayed = 0;  // inputs of recorded sessions
   absl::Duration liveness;  // from the trouble's end until everything ended
   std::map<std::string, int> hits;      // of failpoints, with the action
   std::map<std::string, int> failures;  // by reason or status
