@@ -235,6 +235,7 @@ TEST_F(HostileWorkersTest, RegistrationsEndTheirOwnLeaseAtMost) {
     tandem::testing::HostileField::ForEach(one, [&](const Message& message,
                                                     const std::string& what) {
       World world;
+      world.around_recorder = true;  // strings that no wire brings
       ++told;
       LeasePipe* lease = nullptr;
       if (one.has_hello()) {
@@ -273,6 +274,7 @@ void TellEverything(const std::vector<Response>& good, bool prefill,
     tandem::testing::HostileField::ForEach(
         one, [&](const Message& message, const std::string& what) {
           World world;
+          world.around_recorder = true;  // strings that no wire brings
           ++*told;
           world.Decode("d");
           if (prefill) world.Prefill("p");
