@@ -18,16 +18,11 @@
 #include "common/flight_recorder.h"
 #include "router/legs.h"
 #include "router/request.h"
+#include "router/set_duration.h"
 #include "router/work.h"
 
 namespace tandem::router {
 namespace {
-
-void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
-  const int64_t nanos = absl::ToInt64Nanoseconds(value);
-  out->set_seconds(nanos / 1'000'000'000);
-  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
-}
 
 // The worker turned the call away before it did anything for it.
 bool IsRefusal(const absl::Status& status) {

@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "common/failpoint.h"
 #include "router/compatibility.h"
+#include "router/set_duration.h"
 
 namespace tandem::router {
 namespace {
@@ -33,12 +34,6 @@ absl::Status CheckPeer(const rpc::PeerIdentity& peer,
                              ? rpc::PeerRole::kPrefill
                              : rpc::PeerRole::kDecode,
                          hello.worker().worker_id());
-}
-
-void SetDuration(absl::Duration value, google::protobuf::Duration* out) {
-  const int64_t nanos = absl::ToInt64Nanoseconds(value);
-  out->set_seconds(nanos / 1'000'000'000);
-  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
 }
 
 }  // namespace
