@@ -14,6 +14,8 @@ namespace {
 // Few, so that reads, for which somebody waits, are not behind many.
 constexpr int kWritesInFlight = 4;
 
+int Quota(double share, int blocks) { return static_cast<int>(share * blocks); }
+
 }  // namespace
 
 KvOffload::KvOffload(const KvOffloadOptions& options, Loop* loop,
@@ -25,6 +27,8 @@ KvOffload::KvOffload(const KvOffloadOptions& options, Loop* loop,
       pool_(pool),
       memory_(memory),
       file_(file),
+      memory_order_(Quota(options.owner_share, options.memory_blocks)),
+      file_order_(Quota(options.owner_share, options.file_blocks)),
       read_timer_(loop) {
   TANDEM_CHECK(options.memory_blocks > 0, "no memory to keep blocks in");
   TANDEM_CHECK((file != nullptr) == (options.file_blocks > 0),
@@ -49,33 +53,29 @@ bool KvOffload::InMemory(const BlockHash& hash) const {
 std::vector<BlockHash> KvOffload::Hashes() const {
   std::vector<BlockHash> hashes;
   hashes.reserve(entries_.size());
-  for (auto it = memory_order_.rbegin(); it != memory_order_.rend(); ++it) {
+  for (auto it = memory_order_.all().rbegin(); it != memory_order_.all().rend();
+       ++it) {
     hashes.push_back((*it)->hash);
   }
-  for (auto it = file_order_.rbegin(); it != file_order_.rend(); ++it) {
+  for (auto it = file_order_.all().rbegin(); it != file_order_.all().rend();
+       ++it) {
     if ((*it)->memory < 0) hashes.push_back((*it)->hash);
   }
   return hashes;
 }
 
 void KvOffload::Touch(Entry* entry) {
-  if (entry->memory >= 0) {
-    memory_order_.splice(memory_order_.end(), memory_order_, entry->in_memory);
-  }
-  if (entry->file >= 0 && !entry->writing) {
-    file_order_.splice(file_order_.end(), file_order_, entry->in_file);
-  }
+  if (entry->memory >= 0) memory_order_.Touch(entry->in_memory);
+  if (entry->file >= 0 && !entry->writing) file_order_.Touch(entry->in_file);
 }
 
 // ---- Slots
 
 int KvOffload::TakeMemory() {
   if (free_memory_.empty()) {
-    const auto oldest =
-        std::find_if(memory_order_.begin(), memory_order_.end(),
-                     [](const Entry* entry) { return entry->pins == 0; });
-    if (oldest == memory_order_.end()) return -1;
-    Entry* const entry = *oldest;
+    Entry* const entry = memory_order_.First(
+        [](const Entry* candidate) { return candidate->pins == 0; });
+    if (entry == nullptr) return -1;
     FreeMemory(entry);
     ForgetIfNowhere(entry);
   }
@@ -86,11 +86,9 @@ int KvOffload::TakeMemory() {
 
 int KvOffload::TakeFile() {
   if (free_file_.empty()) {
-    const auto oldest =
-        std::find_if(file_order_.begin(), file_order_.end(),
-                     [](const Entry* entry) { return !entry->reading; });
-    if (oldest == file_order_.end()) return -1;
-    Entry* const entry = *oldest;
+    Entry* const entry = file_order_.First(
+        [](const Entry* candidate) { return !candidate->reading; });
+    if (entry == nullptr) return -1;
     FreeFile(entry);
     ForgetIfNowhere(entry);
   }
@@ -100,12 +98,12 @@ int KvOffload::TakeFile() {
 }
 
 void KvOffload::FreeMemory(Entry* entry) {
-  memory_order_.erase(entry->in_memory);
+  memory_order_.Erase(entry->in_memory);
   free_memory_.push_back(std::exchange(entry->memory, -1));
 }
 
 void KvOffload::FreeFile(Entry* entry) {
-  file_order_.erase(entry->in_file);
+  file_order_.Erase(entry->in_file);
   free_file_.push_back(std::exchange(entry->file, -1));
 }
 
@@ -119,7 +117,7 @@ void KvOffload::ForgetIfNowhere(Entry* entry) {
 
 // ---- Out of the pool and back
 
-bool KvOffload::Keep(int32_t block, const BlockHash& hash) {
+bool KvOffload::Keep(int32_t block, const BlockHash& hash, uint64_t owner) {
   if (Entry* known = Find(hash); known != nullptr) {
     Touch(known);
     return true;
@@ -132,8 +130,9 @@ bool KvOffload::Keep(int32_t block, const BlockHash& hash) {
   auto made = std::make_unique<Entry>();
   Entry* const entry = made.get();
   entry->hash = hash;
+  entry->owner = owner;
   entry->memory = slot;
-  entry->in_memory = memory_order_.insert(memory_order_.end(), entry);
+  entry->in_memory = memory_order_.Insert(entry->owner, entry);
   entry->pins = 1;
   entry->saving = true;
   entries_.emplace(hash, std::move(made));
@@ -212,7 +211,7 @@ void KvOffload::EndWrite(Entry* entry, const absl::Status& status) {
   entry->writing = false;
   if (status.ok()) {
     ++counters_.written;
-    entry->in_file = file_order_.insert(file_order_.end(), entry);
+    entry->in_file = file_order_.Insert(entry->owner, entry);
   } else {
     ++counters_.write_errors;
     free_file_.push_back(std::exchange(entry->file, -1));
@@ -247,7 +246,7 @@ bool KvOffload::StartRead(Entry* entry) {
     return false;
   }
   entry->memory = slot;
-  entry->in_memory = memory_order_.insert(memory_order_.end(), entry);
+  entry->in_memory = memory_order_.Insert(entry->owner, entry);
   entry->pins = 1;
   entry->read_since = loop_->Now();
   ++reads_;
@@ -319,12 +318,14 @@ absl::Status KvOffload::CheckInvariants() const {
     if (entry->memory >= 0) {
       ++memory[static_cast<size_t>(entry->memory)];
       ++in_memory;
-      if (*entry->in_memory != entry.get()) return broken("memory order");
+      if (!memory_order_.Has(entry->in_memory, entry.get())) {
+        return broken("memory order");
+      }
     }
     if (entry->file >= 0) {
       ++file[static_cast<size_t>(entry->file)];
       in_file += entry->writing ? 0 : 1;
-      if (!entry->writing && *entry->in_file != entry.get()) {
+      if (!entry->writing && !file_order_.Has(entry->in_file, entry.get())) {
         return broken("file order");
       }
     }
@@ -341,7 +342,9 @@ absl::Status KvOffload::CheckInvariants() const {
   if (!std::all_of(file.begin(), file.end(), once)) {
     return broken("a file slot is nobody's, or of two");
   }
-  if (in_memory != memory_order_.size() || in_file != file_order_.size()) {
+  if (in_memory != memory_order_.all().size() ||
+      in_file != file_order_.all().size() || !memory_order_.Adds() ||
+      !file_order_.Adds()) {
     return broken("an order holds what is not there");
   }
   if (reading != reads_ || writing != writes_) {

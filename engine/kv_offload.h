@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A second tier behind the KV pool: what the prefix cache evicts stays in host
 // memory, and what falls out of that in a file, found by the same hashes. Both
-// are LRU. Plain single-threaded code on the worker's loop; a device copies
-// beside the steps, a file's thread reads and writes beside both.
+// are LRU, with a quota for each owner. Plain single-threaded code on the
+// worker's loop; a device copies beside the steps, a file's thread reads and
+// writes beside both.
 //
 // A block is kept when the pool hands it out anew: the device copies it before
 // it is written again. It comes back by Restore, into a block of the pool,
@@ -19,7 +20,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <list>
 #include <memory>
 #include <vector>
 
@@ -32,12 +32,15 @@
 #include "engine/block_file.h"
 #include "engine/block_mover.h"
 #include "engine/kv_pool.h"
+#include "engine/owned_lru.h"
 
 namespace tandem::engine {
 
 struct KvOffloadOptions {
   int memory_blocks = 0;  // at least 1
   int file_blocks = 0;    // 0: no file
+  // Of either, for one owner (as KvPool has it).
+  double owner_share = 1;
   // So long may a sequence wait for a block to come out of the file.
   absl::Duration read_timeout = absl::Milliseconds(100);
 };
@@ -84,7 +87,7 @@ class KvOffload final : public KvTier {
   bool Prefetching(absl::Span<const BlockHash> hashes) const;
 
   // KvTier
-  bool Keep(int32_t block, const BlockHash& hash) override;
+  bool Keep(int32_t block, const BlockHash& hash, uint64_t owner) override;
   bool Holds(const BlockHash& hash) const override {
     return entries_.contains(hash);
   }
@@ -112,8 +115,9 @@ class KvOffload final : public KvTier {
     bool reading = false;  // its memory is being filled from the file
     bool writing = false;  // its file slot is being written
     absl::Time read_since;
-    std::list<Entry*>::iterator in_memory;  // if memory >= 0
-    std::list<Entry*>::iterator in_file;    // if file >= 0 and not writing
+    uint64_t owner = 0;
+    OwnedLru<Entry>::Place in_memory;  // if memory >= 0
+    OwnedLru<Entry>::Place in_file;    // if file >= 0 and not writing
   };
 
   std::byte* Slot(int slot) const { return memory_ + slot * block_bytes(); }
@@ -122,8 +126,8 @@ class KvOffload final : public KvTier {
   }
   Entry* Find(const BlockHash& hash) const;
   void Touch(Entry* entry);
-  // A slot that is free, or that of the entry used longest ago; -1: all are
-  // in use.
+  // A slot that is free, or that of the entry that is to go; -1: all are in
+  // use.
   int TakeMemory();
   int TakeFile();
   void FreeMemory(Entry* entry);
@@ -145,8 +149,8 @@ class KvOffload final : public KvTier {
   absl::flat_hash_map<BlockHash, std::unique_ptr<Entry>> entries_;
   std::vector<int> free_memory_;
   std::vector<int> free_file_;
-  std::list<Entry*> memory_order_;  // the one used longest ago first
-  std::list<Entry*> file_order_;
+  OwnedLru<Entry> memory_order_;
+  OwnedLru<Entry> file_order_;
   std::deque<BlockHash> unwritten_;  // saved and never written, oldest first
   int reads_ = 0;                    // in flight
   int writes_ = 0;

@@ -330,8 +330,8 @@ void KvPool::Forget(int32_t id, bool evicted) {
   if (evicted) TANDEM_FAILPOINT("engine.evict", "crash");
   found_.erase(block.hash);
   block.published = false;
-  if (tier_ != nullptr &&
-      (evicted ? tier_->Keep(id, block.hash) : tier_->Holds(block.hash))) {
+  if (tier_ != nullptr && (evicted ? tier_->Keep(id, block.hash, block.owner)
+                                   : tier_->Holds(block.hash))) {
     return;
   }
   NoteChange(block.hash, -1);

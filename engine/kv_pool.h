@@ -137,9 +137,9 @@ struct CacheChanges {
 class KvTier {
  public:
   virtual ~KvTier() = default;
-  // `block`, cached under `hash`, will be written by what comes next. True if
-  // the content is held here from now on, or was already.
-  virtual bool Keep(int32_t block, const BlockHash& hash) = 0;
+  // `block`, `owner`'s and cached under `hash`, will be written by what comes
+  // next. True if the content is held here from now on, or was already.
+  virtual bool Keep(int32_t block, const BlockHash& hash, uint64_t owner) = 0;
   virtual bool Holds(const BlockHash& hash) const = 0;
   // All that it holds, the newest first.
   virtual std::vector<BlockHash> Hashes() const = 0;

@@ -210,6 +210,7 @@ absl::Status StartOffload(const WorkerFlags& flags, Loop* loop,
   engine::KvOffloadOptions options;
   options.memory_blocks = blocks(flags.kv_offload_bytes);
   options.file_blocks = blocks(flags.kv_offload_file_bytes);
+  options.owner_share = flags.tenant_cache_share;
   const bool with_file = flags.kv_offload_file_bytes > 0;
   if (options.memory_blocks == 0 || (with_file && options.file_blocks == 0)) {
     return absl::InvalidArgumentError(

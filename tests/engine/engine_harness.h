@@ -100,6 +100,7 @@ struct HarnessDraft {
 struct HarnessOptions {
   int num_blocks = 64;
   int block_size = 4;
+  double owner_share = 1;
   EngineOptions engine = {.max_num_seqs = 64,
                           .max_num_batched_tokens = 64,
                           .max_model_len = 200,
@@ -129,7 +130,7 @@ class Harness final : public EngineListener {
 
   explicit Harness(const HarnessOptions& harness_options = {})
       : options(harness_options),
-        pool(options.num_blocks, options.block_size),
+        pool(options.num_blocks, options.block_size, options.owner_share),
         device({.model = options.model,
                 .num_blocks = options.num_blocks,
                 .block_size = options.block_size,
@@ -216,7 +217,7 @@ class Harness final : public EngineListener {
       cache.Prefetch(hashes);
       found = cache.Find(hashes);
       if (PrefixCache::Missing(found) > pool.available()) found = {};
-      cache.Restore(hashes, &found, /*owner=*/0);
+      cache.Restore(hashes, &found, spec.cache_owner);
     }
     const int computed = found.size() * options.block_size;
     entry.spec = spec;

@@ -34,11 +34,12 @@ constexpr int kPrompt = 33;  // 8 full blocks, and one position more
 // Runs prompt `prompt` as sequence `id` to its end, right tokens and all.
 // How many rows the device had to compute for it.
 int64_t RunPrompt(Harness& harness, SequenceId id, uint64_t prompt,
-                  std::string_view salt = "") {
+                  std::string_view salt = "", uint64_t owner = 0) {
   const int64_t before = harness.device.rows();
   SequenceSpec spec = harness.Spec(id, kPrompt, 2);
   spec.history = Harness::Prompt(prompt, kPrompt);
   spec.root = RootHash(salt, harness.options.block_size, "");
+  spec.cache_owner = owner;
   harness.Add(id, std::move(spec), /*match_cache=*/true);
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
@@ -84,6 +85,26 @@ TEST(KvOffloadTest, KeepsNoMoreThanItsMemoryAndTheNewestOfThat) {
   }
   EXPECT_GT(harness.offload->counters().dropped, 0);
   EXPECT_EQ(RunPrompt(harness, 20, 1), kPrompt + 1);  // long gone
+}
+
+// Each tenant's prompt takes 8 blocks; half of 24 is a tenant's share.
+TEST(KvOffloadTest, WhoFloodsMemoryOrFileDrivesOutHimself) {
+  for (const bool file : {false, true}) {
+    for (const double share : {0.5, 1.0}) {
+      HarnessOptions options = Small(file ? 8 : 24, file ? 24 : 0);
+      options.offload.owner_share = share;
+      Harness harness(options);
+      RunPrompt(harness, 1, 1, "quiet", /*owner=*/7);
+      for (uint64_t flood = 2; flood < 12; ++flood) {
+        RunPrompt(harness, flood, flood, "loud", /*owner=*/8);
+      }
+      const auto hashes = HashBlocks(RootHash("quiet", 4, ""),
+                                     Harness::Prompt(1, kPrompt - 1), 4);
+      EXPECT_EQ(harness.cache.Lookup(hashes), share < 1 ? 8 : 0)
+          << (file ? "file" : "memory") << " " << share;
+      harness.ExpectNothingLeft();
+    }
+  }
 }
 
 TEST(KvOffloadTest, WhatFellOutOfMemoryComesBackFromTheFile) {
@@ -187,8 +208,8 @@ class ManualMover final : public BlockMover {
     });
   }
   void RestoreBlock(int32_t, const std::byte*,
-                    absl::AnyInvocable<void()>) override {
-    FAIL() << "nobody asked for one";
+                    absl::AnyInvocable<void()> done) override {
+    done();
   }
   void EndSaves() {
     for (; !saves_.empty(); saves_.pop_front()) saves_.front()();
@@ -236,14 +257,14 @@ TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
       HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, 6 * 4), 4);
   // Four are being written, one waits for its turn.
   for (int32_t block = 0; block < 5; ++block) {
-    ASSERT_TRUE(offload.Keep(block, hashes[static_cast<size_t>(block)]));
+    ASSERT_TRUE(offload.Keep(block, hashes[static_cast<size_t>(block)], 0));
     mover.EndSaves();
   }
   ASSERT_EQ(file.written.size(), 4u);
   // It gives way to another, which gives way to it: its slot holds the other.
-  ASSERT_TRUE(offload.Keep(5, hashes[5]));
+  ASSERT_TRUE(offload.Keep(5, hashes[5], 0));
   mover.EndSaves();
-  ASSERT_TRUE(offload.Keep(4, hashes[4]));
+  ASSERT_TRUE(offload.Keep(4, hashes[4], 0));
   file.EndWrite();
   EXPECT_FALSE(file.written.contains(hashes[4]));
   mover.EndSaves();
@@ -253,6 +274,37 @@ TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
                 ::testing::ElementsAre(block));
   }
   EXPECT_TRUE(offload.CheckInvariants().ok()) << offload.CheckInvariants();
+}
+
+// Three blocks of one tenant and two that come back for him are more than his
+// half of eight: his goes for a newcomer, not another's, which is older.
+TEST(KvOffloadTest, WhatComesBackIsItsTenantsAgain) {
+  for (const double share : {0.5, 1.0}) {
+    VirtualLoop loop;
+    ManualMover mover;
+    KvPool pool(8, 4, share);
+    std::vector<std::byte> memory(5 * sizeof(int32_t));
+    KvOffload offload({.memory_blocks = 5}, &loop, &mover, &pool, memory.data(),
+                      nullptr);
+    const std::vector<BlockHash> hashes =
+        HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, 7 * 4), 4);
+    const auto cache = [&](size_t at, uint64_t owner) {
+      const std::vector<BlockRef> block = pool.Allocate(1);
+      pool.Publish(block.front(), hashes[at], owner);
+    };
+    for (const size_t at : {0, 1}) cache(at, /*owner=*/7);
+    for (const size_t at : {2, 3, 4}) cache(at, /*owner=*/8);
+    for (const size_t at : {5, 6}) offload.Keep(0, hashes[at], /*owner=*/8);
+    mover.EndSaves();
+    {
+      std::vector<BlockRef> back(2);
+      offload.Restore(absl::MakeConstSpan(hashes).subspan(5),
+                      absl::MakeSpan(back), /*owner=*/8);
+    }
+    const std::vector<BlockRef> taken = pool.Allocate(2);  // one is free
+    EXPECT_EQ(pool.Lookup(hashes), share < 1 ? 2 : 0) << share;
+    mover.EndSaves();
+  }
 }
 
 TEST(KvOffloadTest, RoutersHearOfTheNewestWhereAllIsTooMuch) {
