@@ -230,8 +230,14 @@ TEST_F(OverloadRow, Readers) {
   TellWhatIsLeft();
 }
 
+// Every step of a worker of the role that dies takes so long: within one this
+// test sees where the prompt is, and kills that worker before its next token,
+// which would rightly clear the prompt of suspicion.
+constexpr const char* kSlow = "engine.step=stall(200)*1000000";
+
 // Sends `poison`, and kills each worker of `role` that computes it: by this
-// test's hand, which looks where it is.
+// test's hand, which looks where it is. The dead start anew by twos: so a
+// second one is always one that was slow from the beginning.
 Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
                            const std::string& role, int* deaths) {
   Outcome outcome;
@@ -241,38 +247,39 @@ Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
     ended = true;
   });
   const bool prefill = role == "prefill";
-  std::string seen, killed;
+  std::vector<std::string> dead;
+  const auto restart = [&] {
+    for (const std::string& worker : dead) {
+      cluster_->ArmAtStart(worker, kSlow);
+      EXPECT_TRUE(cluster_->Restart(worker).ok());
+    }
+    dead.clear();
+  };
+  std::string killed;
   while (!ended) {
+    std::this_thread::sleep_for(milliseconds(1));
     const auto state = cluster_->State();
-    std::string now;
     if (!state.ok()) continue;
     for (const v1::RequestStatus& request : state->in_flight()) {
-      if (request.request_id() != poison.request_id()) continue;
+      if (request.request_id() != poison.request_id() ||
+          request.phase() != (prefill ? "prefilling" : "decoding")) {
+        continue;
+      }
       const std::string& worker =
           prefill ? request.prefill_worker_id() : request.decode_worker_id();
-      const bool computes =
-          request.phase() == (prefill ? "prefilling" : "decoding");
-      // Nobody is suspect whose worker died behind a new token: a decode worker
-      // that is about to get it takes long steps from now on.
-      if (!prefill && worker != seen && worker != killed) {
-        EXPECT_EQ(cluster_->Arm(worker, "engine.step=stall(80)*1000"), "");
-        seen = worker;
-      }
       // The router may not have seen yet that this one is dead.
-      if (computes && (prefill || worker != killed)) now = worker;
-    }
-    if (!now.empty() && now == seen) {
-      cluster_->Kill(now);
+      if (worker.empty() || worker == killed) continue;
+      // It may wait there for its first step: one later it surely computes.
+      if (prefill) std::this_thread::sleep_for(seconds(1));
+      cluster_->Kill(worker);
       ++*deaths;
-      EXPECT_TRUE(cluster_->Restart(now).ok());
-      killed = now;
-      seen.clear();
-    } else if (prefill) {
-      seen = now;
+      killed = worker;
+      dead.push_back(worker);
+      if (dead.size() == 2) restart();
     }
-    std::this_thread::sleep_for(milliseconds(prefill && !now.empty() ? 15 : 1));
   }
   client.join();
+  restart();
   return outcome;
 }
 
@@ -280,9 +287,12 @@ void OverloadRow::Poison(const std::string& role) {
   Begin({.prefill = 3,
          .decode = 3,
          .worker_arguments = {"--max-num-batched-tokens", "16"},
-         .faulty = role == "decode"},
-        Requests(16, seed_, 5, 10, 400));
+         .faulty = true},
+        Requests(16, seed_, 5, 10, 40));
   if (HasFatalFailure()) return;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(cluster_->Arm(absl::StrCat(role, "-", i), kSlow), "");
+  }
   v1::GenerateRequest poison = Requests(1, seed_ + 1, 330, 331, 200)[0];
   Load load(cluster_.get(), &expectations_, 15);
   std::this_thread::sleep_for(milliseconds(500));
