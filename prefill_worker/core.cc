@@ -212,7 +212,16 @@ void PrefillCore::Advance() {
   // for others are. A single one may be larger than the share.
   const double limit = options_.waiting_share * pool_->counts().total;
   std::map<std::string, int> held = BlocksHeld();
+  // One suspect at a time is begun: which of several it is that crashes workers
+  // could not be told.
+  bool suspect_computes =
+      std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+        return entry.second->phase == Phase::kComputing &&
+               entry.second->open.suspect();
+      });
   for (Call* const call : waiting) {
+    const bool suspect = call->open.suspect();
+    if (suspect && suspect_computes) continue;
     int& blocks = held[call->open.decode_worker().worker_id()];
     const int wanted = BlocksFor(static_cast<int>(call->history.size()));
     if (blocks > 0 && blocks + wanted > limit) continue;
@@ -224,6 +233,7 @@ void PrefillCore::Advance() {
     if (!TryCompute(call)) return;
     ++progress_;
     blocks += wanted;
+    suspect_computes = suspect_computes || suspect;
   }
 }
 

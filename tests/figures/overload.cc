@@ -269,8 +269,8 @@ Outcome OverloadRow::Serve(const v1::GenerateRequest& poison,
           prefill ? request.prefill_worker_id() : request.decode_worker_id();
       // The router may not have seen yet that this one is dead.
       if (worker.empty() || worker == killed) continue;
-      // It may wait there for its first step: one later it surely computes.
-      if (prefill) std::this_thread::sleep_for(seconds(1));
+      // It may wait there for its first step, behind suspects of few tokens.
+      if (prefill) std::this_thread::sleep_for(seconds(3));
       cluster_->Kill(worker);
       ++*deaths;
       killed = worker;

@@ -258,6 +258,37 @@ TEST(PrefillCoreTest, ASuspectIsComputedAlone) {
   rig.ExpectNothingLeft();
 }
 
+// So that a crash makes one of them a suspect twice.
+TEST(PrefillCoreTest, OneSuspectAtATimeIsBegun) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 256});
+  for (int i = 0; i < 6; ++i) {
+    rig.Split({.prompt = Prompt(190, i), .suspect = i < 4}, decode, prefill);
+  }
+  // Milliseconds with more than one, and with one and somebody else.
+  int suspects_together = 0, begun_with_others = 0;
+  for (bool ended = false; !ended;) {
+    rig.Run(absl::Milliseconds(1));
+    int suspects = 0, others = 0;
+    ended = true;
+    for (size_t i = 0; i < rig.requests.size(); ++i) {
+      const auto& request = *rig.requests[i];
+      ended = ended && request.finished.has_value();
+      if (!request.prefill_started || request.first) continue;
+      ++(i < 4 ? suspects : others);
+    }
+    suspects_together += suspects > 1;
+    begun_with_others += suspects > 0 && others > 0;
+  }
+  // What it hears of two streams may be late by a message's way.
+  EXPECT_GT(begun_with_others, 0) << "nobody else waits for suspects";
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 TEST(PrefillCoreTest, NothingThatWasComputedIsEverPreempted) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
