@@ -232,8 +232,7 @@ void RouterNode::Clear() {
 void RouterNode::CheckReplay() {
   RouterObserver nobody;
   const auto replay = router::session::Replay::Create(&session, &nobody);
-  const absl::Status status =
-      replay.ok() ? (*replay)->Run() : replay.status();
+  const absl::Status status = replay.ok() ? (*replay)->Run() : replay.status();
   if (!status.ok()) {
     cluster->Wrong(absl::StrCat(name, "'s session: ", status.ToString()));
     return;

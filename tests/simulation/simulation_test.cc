@@ -175,8 +175,7 @@ TEST_P(SimulationTest, NothingWrongIsSaidAndEverythingEnds) {
       "inputs replayed\n",
       profile.name.c_str(), seeds.size(), sum.ok, sum.cancelled, sum.failed,
       static_cast<long long>(sum.tokens), static_cast<long long>(sum.resumed),
-      static_cast<long long>(sum.messages),
-      absl::ToDoubleSeconds(sum.liveness),
+      static_cast<long long>(sum.messages), absl::ToDoubleSeconds(sum.liveness),
       static_cast<long long>(sum.replayed));
   for (const auto& [status, n] : sum.failures) {
     std::printf("  %4d %s\n", n, status.c_str());

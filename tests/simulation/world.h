@@ -79,7 +79,7 @@ struct Report {
   int64_t tokens = 0;
   int64_t resumed = 0;  // prefill and decode retries
   int64_t messages = 0;
-  int64_t replayed = 0;  // inputs of recorded sessions
+  int64_t replayed = 0;     // inputs of recorded sessions
   absl::Duration liveness;  // from the trouble's end until everything ended
   std::map<std::string, int> hits;      // of failpoints, with the action
   std::map<std::string, int> failures;  // by reason or status
