@@ -53,6 +53,9 @@ Buckets TokenCountBuckets(int64_t max) {
 }
 
 void Counter::Add(double amount) { counter_->Increment(amount); }
+void Counter::GrowTo(int64_t total) {
+  Add(static_cast<double>(total) - value());
+}
 double Counter::value() const { return counter_->Value(); }
 void Gauge::Set(double value) { gauge_->Set(value); }
 void Gauge::Add(double amount) { gauge_->Increment(amount); }

@@ -54,6 +54,8 @@ class Counter {
  public:
   explicit Counter(prometheus::Counter* counter) : counter_(counter) {}
   void Add(double amount = 1);
+  // To what was counted elsewhere. Not from two threads.
+  void GrowTo(int64_t total);
   double value() const;
 
  private:

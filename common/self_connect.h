@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dials this process's own ports, as clients do: a library's listener may have
-// gone deaf for good (gRPC 1.51's does once the process is out of descriptors,
-// CVE-2023-4785) while all else goes on, and nothing within the process shows
-// it. Whoever is told ends the process, to be started anew.
+// Dials this process's own ports, as clients do: a server may have gone deaf
+// for good while all else goes on, and nothing within the process shows it.
+// Whoever is told ends the process, to be started anew.
 
 #ifndef TANDEM_COMMON_SELF_CONNECT_H_
 #define TANDEM_COMMON_SELF_CONNECT_H_

@@ -88,6 +88,8 @@ struct Flags {
   int64_t max_answer_bytes = 64 << 20;
   int max_http_connections = 1024;
   int max_http_connections_per_peer = 0;
+  int max_grpc_connections = 1024;
+  int max_grpc_connections_per_peer = 0;
   int max_concurrent_streams = 1024;
   int64_t max_header_bytes = 8 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
@@ -120,6 +122,11 @@ void AddConnectionLimits(CommandLine* line, Flags* flags) {
                "Open at once; more are refused", {1, 1 << 16});
   line->AddInt(
       "max-http-connections-per-peer", &flags->max_http_connections_per_peer,
+      "Of them of one address, as all of a proxy's are; 0: all", {0, 1 << 16});
+  line->AddInt("max-grpc-connections", &flags->max_grpc_connections,
+               "Open at once; more are closed as they come", {1, 1 << 16});
+  line->AddInt(
+      "max-grpc-connections-per-peer", &flags->max_grpc_connections_per_peer,
       "Of them of one address, as all of a proxy's are; 0: all", {0, 1 << 16});
   line->AddInt("max-concurrent-streams", &flags->max_concurrent_streams,
                "Calls of one gRPC connection; further ones wait in its client",
@@ -558,9 +565,7 @@ absl::Status Process::Start() {
       SelfConnectOptions(), [this](const std::string& address) {
         loop_.Post([this, address] {
           DrainForFault(absl::UnavailableError(absl::StrCat(
-              address,
-              " takes no connections any more, as after running out of "
-              "descriptors: to be started anew")));
+              address, " takes no connections any more: to be started anew")));
         });
       });
   return absl::OkStatus();
@@ -731,6 +736,8 @@ absl::Status Process::StartServers() {
   }
   front.max_receive_bytes = static_cast<int>(flags_.max_message_bytes);
   front.max_metadata_bytes = static_cast<int>(flags_.max_header_bytes);
+  front.connections = {.all = flags_.max_grpc_connections,
+                       .per_peer = flags_.max_grpc_connections_per_peer};
   front.max_concurrent_streams = flags_.max_concurrent_streams;
   front.handshake_timeout = flags_.handshake_timeout;
   front.max_connection_age = flags_.max_connection_age;
@@ -762,6 +769,12 @@ void Process::EachSecond() {
   watchdog_->Beat(loop_.Now(), placed, /*has_work=*/missed_ > kMisses);
   CheckMemory();
   router_metrics_->Update(core_->State(/*include_requests=*/false));
+  if (health_ != nullptr) {  // they all serve
+    router_metrics_->UpdateConnections("http", http_->connections(),
+                                       http_->refused_connections());
+    router_metrics_->UpdateConnections("grpc", public_server_->connections(),
+                                       public_server_->refused_connections());
+  }
   security_metrics_->Update();
 }
 

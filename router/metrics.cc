@@ -109,6 +109,11 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
                                        "Tokens sent to clients")),
       disconnects_(m->AddCounter("tandem_client_disconnects_total",
                                  "Clients gone before the end")),
+      connections_(m->AddGauges("tandem_router_connections",
+                                "Open connections of clients", "port", 2)),
+      refused_connections_(m->AddCounters(
+          "tandem_router_connections_refused_total",
+          "Connections of clients beyond what the limits allow", "port", 2)),
       running_(
           m->AddGauge("tandem_num_requests_running", "Requests on workers")),
       waiting_(m->AddGauge("tandem_num_requests_waiting",
@@ -405,6 +410,12 @@ void RouterMetrics::OnEnded(const RequestSummary& summary) {
            {"way", timings.way()},
            {"prefill_worker", summary.done.workers().prefill()},
            {"decode_worker", summary.done.workers().decode()}});
+}
+
+void RouterMetrics::UpdateConnections(const std::string& port, int64_t open,
+                                      int64_t refused) {
+  connections_[port].Set(static_cast<double>(open));
+  refused_connections_[port].GrowTo(refused);
 }
 
 void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {

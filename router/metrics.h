@@ -47,6 +47,9 @@ class RouterMetrics final : public RouterObserver {
   void OnInvalid(Api api, const absl::Status& status);
   // Gauges; about once a second.
   void Update(const v1::GetClusterStateResponse& state);
+  // Of a public port, "grpc" or "http"; likewise.
+  void UpdateConnections(const std::string& port, int64_t open,
+                         int64_t refused);
 
  private:
   struct TenantCounters {
@@ -84,6 +87,8 @@ class RouterMetrics final : public RouterObserver {
   CounterSet& prompt_tokens_;
   Counter& generation_tokens_;
   Counter& disconnects_;
+  GaugeSet& connections_;  // by port
+  CounterSet& refused_connections_;
   Gauge& running_;
   Gauge& waiting_;
   Gauge& waiting_tokens_;

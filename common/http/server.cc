@@ -109,6 +109,8 @@ class HttpServer::Impl {
   }
 
   int port() const { return port_; }
+  int64_t connections() const { return state_->open_now; }
+  int64_t refused_connections() const { return state_->refused_so_far; }
   bool is_tls() const { return state_->options.tls.has_value(); }
   const std::string& host() const { return state_->options.host; }
 
@@ -205,6 +207,12 @@ absl::Status HttpServer::ReplaceTls(const HttpTls& tls) {
 }
 
 int HttpServer::port() const { return impl_->port(); }
+
+int64_t HttpServer::connections() const { return impl_->connections(); }
+
+int64_t HttpServer::refused_connections() const {
+  return impl_->refused_connections();
+}
 
 std::string HttpServer::url() const {
   const bool v6 = impl_->host().find(':') != std::string::npos;

@@ -143,6 +143,9 @@ class HttpServer {
   // UNAVAILABLE with the system's reason if the address cannot be had.
   absl::Status Start();
   int port() const;
+  // From any thread: those open now, and those refused so far for their number.
+  int64_t connections() const;
+  int64_t refused_connections() const;
   // For connections from now on; those open keep theirs. INVALID_ARGUMENT, and
   // nothing changes, if it is no pair of key and certificate. Of a server that
   // was started with TLS.

@@ -145,9 +145,13 @@ Session::Session(tcp::socket socket, ServerState* state)
   Error ignored;  // gone already: that of nobody
   peer_ = stream_.tcp().socket().remote_endpoint(ignored).address();
   state_->sessions.insert(this);
+  ++state_->open_now;
 }
 
-Session::~Session() { state_->sessions.erase(this); }
+Session::~Session() {
+  state_->sessions.erase(this);
+  --state_->open_now;
+}
 
 // A handshake belongs to a connection like a request: it has its time, and
 // nobody else waits for it.
@@ -164,11 +168,13 @@ void Session::Serve() {
 
 void Session::RefuseConnection() {
   // To say why would take a handshake.
-  if (stream_.is_tls()) return Close();
-  Refuse();
+  if (!stream_.is_tls()) return Refuse();
+  ++state_->refused_so_far;
+  Close();
 }
 
 void Session::Refuse() {
+  ++state_->refused_so_far;
   if (id_.empty()) Name("");
   HttpResponse response = ErrorPage(503, "too many connections");
   response.headers.emplace_back("Retry-After", "1");

@@ -6,6 +6,7 @@
 #ifndef TANDEM_COMMON_HTTP_SESSION_H_
 #define TANDEM_COMMON_HTTP_SESSION_H_
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -47,6 +48,9 @@ struct ServerState : std::enable_shared_from_this<ServerState> {
   bool IsOpen(std::string_view path) const;
   std::set<Session*> sessions;
   bool stopping = false;
+  // Read from any thread.
+  std::atomic<int64_t> open_now = 0;
+  std::atomic<int64_t> refused_so_far = 0;
   std::shared_ptr<boost::asio::ssl::context> tls;  // null: plain text
   boost::asio::thread_pool* handlers = nullptr;
   boost::asio::io_context context{1};

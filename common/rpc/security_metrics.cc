@@ -5,14 +5,6 @@
 #include "common/rpc/refusals.h"
 
 namespace tandem::rpc {
-namespace {
-
-void GrowTo(Counter* counter, int64_t total) {
-  counter->Add(static_cast<double>(total) - counter->value());
-}
-
-}  // namespace
-
 CertificateMetrics::CertificateMetrics(Metrics* metrics,
                                        const std::string& which)
     : expiry_(metrics->AddGauge("tandem_tls_certificate_expiry_timestamp_"
@@ -49,9 +41,9 @@ SecurityMetrics::SecurityMetrics(Metrics* metrics,
 }
 
 void SecurityMetrics::Update() {
-  GrowTo(&handshakes_, FailedHandshakes());
+  handshakes_.GrowTo(FailedHandshakes());
   for (const auto& [reason, total] : RefusedCalls()) {
-    GrowTo(&refused_[reason], total);
+    refused_[reason].GrowTo(total);
   }
   if (certificate_ == nullptr) return;
   const ClusterCredentials::Reloads now = cluster_->reloads();

@@ -47,8 +47,6 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
 }
 
 void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
-  // Two processes on one port would each get half of the calls.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -85,9 +83,23 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, const std::vector<grpc::Service*>& services) {
   RouteGrpcLogs();
   EnableStandardServices();
+  std::unique_ptr<Server> server(new Server());
+  server->address_ = options.address;
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(options.address, CredentialsOf(options), &port);
+  using Connections = grpc::ServerBuilder::experimental_type;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  if (options.address.rfind("unix:", 0) == 0) {
+    builder.AddListeningPort(options.address, CredentialsOf(options));
+  } else {
+    auto listener = Listener::Bind(options.address, options.connections);
+    if (!listener.ok()) return listener.status();
+    server->listener_ = *std::move(listener);
+    server->address_ =
+        absl::StrCat(options.address.substr(0, options.address.rfind(':')), ":",
+                     server->port());
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        Connections::ExternalConnectionType::FROM_FD, CredentialsOf(options));
+  }
   SetLimits(options, &builder);
   if (options.metrics != nullptr) {
     std::vector<
@@ -98,34 +110,38 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   for (grpc::Service* service : services) builder.RegisterService(service);
 
-  std::unique_ptr<Server> server(new Server());
   server->server_ = builder.BuildAndStart();
-  const bool unix_socket = options.address.rfind("unix:", 0) == 0;
-  if (server->server_ == nullptr || (port == 0 && !unix_socket)) {
-    server->shut_down_ = server->server_ == nullptr;
-    return MakeError(
-        absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-        absl::StrCat("cannot listen on ", options.address,
-                     ": in use, not an address of this host, or its "
-                     "certificate and key do not fit"));
+  if (server->server_ == nullptr) {
+    return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
+                     absl::StrCat("cannot serve on ", options.address,
+                                  ": in use, or its certificate and key do "
+                                  "not fit"));
   }
-  server->address_ = options.address;
-  if (!unix_socket) {
-    server->port_ = port;
-    server->address_ = absl::StrCat(
-        options.address.substr(0, options.address.rfind(':')), ":", port);
-  }
+  if (acceptor != nullptr) server->listener_->Start(std::move(acceptor));
   return server;
 }
 
 Server::~Server() { Shutdown(absl::ZeroDuration()); }
+
+int Server::port() const {
+  return listener_ == nullptr ? 0 : listener_->port();
+}
+
+int64_t Server::connections() const {
+  return listener_ == nullptr ? 0 : listener_->open();
+}
+
+int64_t Server::refused_connections() const {
+  return listener_ == nullptr ? 0 : listener_->refused();
+}
 
 void Server::SetServing(const std::string& service, bool serving) {
   server_->GetHealthCheckService()->SetServingStatus(service, serving);
 }
 
 void Server::Shutdown(absl::Duration grace) {
-  if (std::exchange(shut_down_, true)) return;
+  if (server_ == nullptr || std::exchange(shut_down_, true)) return;
+  if (listener_ != nullptr) listener_->Stop();
   server_->GetHealthCheckService()->Shutdown();
   server_->Shutdown(std::chrono::system_clock::now() +
                     absl::ToChronoMilliseconds(grace));

@@ -19,6 +19,7 @@
 #include <grpcpp/server.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,7 @@
 #include "common/rpc/authorization.h"
 #include "common/rpc/call_metrics.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/listener.h"
 #include "common/rpc/rotating_credentials.h"
 
 namespace tandem::rpc {
@@ -44,6 +46,7 @@ struct ServerOptions {
   std::optional<absl::Span<const MethodRule>> rules = ClusterRules();
   int max_receive_bytes = 4 << 20;
   int max_metadata_bytes = 8 << 10;  // of a call, by HTTP/2's count
+  ConnectionLimits connections;      // not of a unix socket
   // Beyond it clients queue silently, with their deadlines running: at least
   // what the service admits plus some.
   int max_concurrent_streams = 1024;
@@ -71,9 +74,13 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  int port() const { return port_; }  // 0 for a unix socket
+  int port() const;  // 0 for a unix socket
   // What peers dial: the address with the real port.
   const std::string& address() const { return address_; }
+
+  // From any thread; 0 for a unix socket.
+  int64_t connections() const;
+  int64_t refused_connections() const;
 
   // Health of `service` ("tandem.v1.DecodeService"), or of the whole server
   // for "". Watchers hear of it at once.
@@ -86,9 +93,9 @@ class Server {
  private:
   Server() = default;
 
+  std::unique_ptr<Listener> listener_;  // null: a unix socket
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
-  int port_ = 0;
   bool shut_down_ = false;
 };
 

@@ -16,19 +16,29 @@ namespace tandem {
 
 class Socket {
  public:
-  explicit Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&address),
-                         sizeof(address)) == 0;
+  // Connected to nothing yet.
+  Socket() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
     const timeval limit{20, 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  // `from`: another address of this host than the usual one.
+  explicit Socket(int port, const std::string& from = "") : Socket() {
+    if (!from.empty()) {
+      sockaddr_in own = Loopback(0);
+      inet_pton(AF_INET, from.c_str(), &own.sin_addr);
+      (void)bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof(own));
+    }
+    Connect(port);
   }
   ~Socket() { close(fd_); }
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
+
+  void Connect(int port) {
+    const sockaddr_in address = Loopback(port);
+    connected_ = connect(fd_, reinterpret_cast<const sockaddr*>(&address),
+                         sizeof(address)) == 0;
+  }
 
   int fd() const { return fd_; }
   bool connected() const { return connected_; }
@@ -58,6 +68,14 @@ class Socket {
   }
 
  private:
+  static sockaddr_in Loopback(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+  }
+
   const int fd_;
   bool connected_ = false;
 };

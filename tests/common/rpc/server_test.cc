@@ -3,6 +3,7 @@
 #include "common/rpc/server.h"
 
 #include <grpcpp/generic/generic_stub.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/error.h"
@@ -255,6 +257,74 @@ TEST_F(ServerTest, WhoSaysNothingIsCutWhenItsTimeForThatIsOver) {
   }
   EXPECT_EQ(got, -1);
   EXPECT_EQ(errno, EAGAIN);
+}
+
+// What a server says first, to whom it takes.
+const std::string kPreface =
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string("\0\0\0\4\0\0\0\0\0", 9);
+const std::string kSettings("\4\0\0\0\0\0", 6);
+
+std::unique_ptr<Socket> Connect(int port, const std::string& from = "") {
+  auto socket = std::make_unique<Socket>(port, from);
+  socket->Send(kPreface);
+  return socket;
+}
+
+bool IsTaken(Socket* socket) {
+  return socket->Receive(kSettings).find(kSettings) != std::string::npos;
+}
+
+TEST_F(ServerTest, ConnectionsAreTakenToTheLimitAndNoFurther) {
+  for (const auto& [all, peer] : {std::pair(3, 0), {4, 3}}) {
+    ServerOptions options;
+    options.connections = {.all = all, .per_peer = peer};
+    Start(options);
+    std::vector<std::unique_ptr<Socket>> sockets;
+    for (int i = 0; i < 3; ++i) {
+      sockets.push_back(Connect(server_->port()));
+      EXPECT_TRUE(IsTaken(sockets.back().get())) << i;
+    }
+    EXPECT_EQ(server_->connections(), 3);
+    EXPECT_EQ(Connect(server_->port())->Receive(), "");
+    EXPECT_EQ(server_->refused_connections(), 1);
+    const auto other = Connect(server_->port(), "127.0.0.2");
+    EXPECT_EQ(IsTaken(other.get()), peer > 0);
+
+    sockets.pop_back();
+    bool taken = false;
+    for (int i = 0; i < 400 && !taken; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      taken = IsTaken(Connect(server_->port()).get());
+    }
+    EXPECT_TRUE(taken);
+  }
+}
+
+// With gRPC's own listener it would be the last time.
+TEST_F(ServerTest, AProcessThatWasOutOfDescriptorsTakesConnectionsAgain) {
+  Start();
+  EXPECT_TRUE(IsTaken(Connect(server_->port()).get()));
+  while (server_->connections() > 0) {  // its descriptors would be some
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  Socket late;  // has its descriptor
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<int> all;
+  for (int fd; (fd = dup(late.fd())) >= 0;) all.push_back(fd);
+  EXPECT_EQ(errno, EMFILE);
+  late.Connect(server_->port());  // by the kernel
+  late.Send(kPreface);
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  char byte;
+  EXPECT_EQ(recv(late.fd(), &byte, 1, MSG_DONTWAIT), -1);
+  for (const int fd : all) close(fd);
+  EXPECT_TRUE(IsTaken(&late));
+  EXPECT_EQ(server_->connections(), 1);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(ServerTest, PortZeroPicksOneAndAUsedOneIsRefused) {
