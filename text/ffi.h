@@ -117,6 +117,7 @@ int32_t tandem_text_grammar_mask(GrammarHandle* handle, uint32_t* words,
 int32_t tandem_text_grammar_consume(GrammarHandle* handle,
                                     const uint32_t* tokens, size_t count,
                                     size_t* consumed, Sink error);
+size_t tandem_text_grammar_new_bytes(const GrammarHandle* handle);
 bool tandem_text_grammar_ended(const GrammarHandle* handle);
 
 }  // extern "C"

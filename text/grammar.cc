@@ -46,6 +46,10 @@ absl::StatusOr<int> Grammar::Consume(std::span<const int32_t> tokens) {
   return static_cast<int>(consumed);
 }
 
+size_t Grammar::new_bytes() const {
+  return ffi::tandem_text_grammar_new_bytes(handle_.get());
+}
+
 bool Grammar::ended() const {
   return ffi::tandem_text_grammar_ended(handle_.get());
 }

@@ -14,6 +14,7 @@
 #ifndef TANDEM_TEXT_GRAMMAR_H_
 #define TANDEM_TEXT_GRAMMAR_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -61,6 +62,8 @@ class Grammar {
   // Goes on by these, up to the first one that may not come there; how many.
   // Errors as of Mask.
   absl::StatusOr<int> Consume(std::span<const int32_t> tokens);
+  // About what it took when it was new, and takes as long as it is only copied.
+  size_t new_bytes() const;
   // No more token may come: the text is whole.
   bool ended() const;
 

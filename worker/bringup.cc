@@ -408,8 +408,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
   parts.adapters = *std::move(adapters);
-  absl::StatusOr<std::unique_ptr<TextGrammars>> grammars =
-      TextGrammars::Load(flags.model_dir, spec->vocab_size, loop);
+  absl::StatusOr<std::unique_ptr<TextGrammars>> grammars = TextGrammars::Load(
+      flags.model_dir, spec->vocab_size,
+      static_cast<size_t>(flags.structured_cache_bytes), loop);
   if (grammars.ok()) {
     parts.grammars = *std::move(grammars);
   } else {

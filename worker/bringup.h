@@ -54,8 +54,9 @@ struct WorkerFlags {
   int max_num_seqs = 64;
   int max_num_batched_tokens = 512;
   int block_size = 16;
-  int num_blocks = 0;                 // 0: from kv_cache_bytes
-  int64_t kv_cache_bytes = 0;         // 0: 1 GiB; on a GPU its share
+  int num_blocks = 0;          // 0: from kv_cache_bytes
+  int64_t kv_cache_bytes = 0;  // 0: 1 GiB; on a GPU its share
+  int64_t structured_cache_bytes = int64_t{64} << 20;
   int64_t kv_offload_bytes = 0;       // of host memory; 0: no offloading
   std::string kv_offload_path;        // a directory; empty: no file
   int64_t kv_offload_file_bytes = 0;  // in it

@@ -110,6 +110,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
             "Directory of a nameless file for what falls out of that memory");
   line->AddBytes("kv-offload-file-bytes", &worker.kv_offload_file_bytes,
                  "Size of that file at most");
+  line->AddBytes("structured-cache-bytes", &worker.structured_cache_bytes,
+                 "Compiled grammars that are kept for requests to come");
   line->AddChoice("kv-cache", &worker.kv_cache, {"on", "off"},
                   "off: every token's step computes its whole sequence again, "
                   "to show what the cache saves: the same tokens, slower");

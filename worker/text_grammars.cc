@@ -19,7 +19,6 @@
 namespace tandem::worker {
 namespace {
 
-constexpr size_t kMaxRecent = 16;
 constexpr size_t kMaxSourceBytes = size_t{4} << 20;
 // Followed at once: a few microseconds each.
 constexpr size_t kFewTokens = 32;
@@ -292,19 +291,22 @@ class TextCallGrammar final : public CallGrammar {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TextGrammars>> TextGrammars::Load(
-    const std::string& model_dir, int vocab_size, Loop* loop) {
+    const std::string& model_dir, int vocab_size, size_t cache_bytes,
+    Loop* loop) {
   absl::StatusOr<text::Tokenizer> tokenizer = text::Tokenizer::Load(model_dir);
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<text::GrammarVocabulary> vocabulary =
       text::GrammarVocabulary::Create(*tokenizer, vocab_size);
   if (!vocabulary.ok()) return vocabulary.status();
   return std::unique_ptr<TextGrammars>(
-      new TextGrammars(*std::move(vocabulary), loop));
+      new TextGrammars(*std::move(vocabulary), cache_bytes, loop));
 }
 
-TextGrammars::TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop)
+TextGrammars::TextGrammars(text::GrammarVocabulary vocabulary,
+                           size_t cache_bytes, Loop* loop)
     : vocabulary_(std::move(vocabulary)),
       loop_(loop),
+      cache_(cache_bytes),
       compiler_([this] { RunCompiler(); }),
       replayer_([this] { RunReplays(); }) {}
 
@@ -402,19 +404,13 @@ void TextGrammars::RunReplays() {
 }
 
 absl::StatusOr<text::Grammar> TextGrammars::Compiled(
-    const text::GrammarSource& source) {
-  const auto known =
-      std::find_if(recent_.begin(), recent_.end(), [&](const Recent& recent) {
-        return recent.source.kind == source.kind &&
-               recent.source.text == source.text;
-      });
-  if (known != recent_.end()) return known->grammar.Copy();
+    const text::GrammarSource& source, const std::string& party) {
+  if (const text::Grammar* known = cache_.Find(source)) return known->Copy();
   absl::StatusOr<text::Grammar> grammar =
       vocabulary_.Compile(source.kind, source.text, kGrammarLimit);
   if (!grammar.ok()) return grammar;
   absl::StatusOr<text::Grammar> copy = grammar->Copy();
-  if (copy.ok()) recent_.push_back({source, *std::move(copy)});
-  if (recent_.size() > kMaxRecent) recent_.pop_front();
+  if (copy.ok()) cache_.Keep(source, party, *std::move(copy));
   return grammar;
 }
 
@@ -438,7 +434,7 @@ absl::StatusOr<std::unique_ptr<CallGrammar>> TextGrammars::CompileNow(
     }
     ends.ids.push_back(id);
   }
-  absl::StatusOr<text::Grammar> compiled = Compiled(source);
+  absl::StatusOr<text::Grammar> compiled = Compiled(source, order.party);
   if (!compiled.ok()) return NotCompiled(compiled.status());
   const auto start =
       std::make_shared<const text::Grammar>(*std::move(compiled));

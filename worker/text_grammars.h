@@ -9,6 +9,7 @@
 #define TANDEM_WORKER_TEXT_GRAMMARS_H_
 
 #include <atomic>
+#include <cstddef>
 #include <deque>
 #include <memory>
 #include <string>
@@ -19,16 +20,18 @@
 #include "common/mutex.h"
 #include "text/grammar.h"
 #include "text/grammar_source.h"
+#include "worker/grammar_cache.h"
 #include "worker/grammars.h"
 
 namespace tandem::worker {
 
 class TextGrammars final : public Grammars {
  public:
-  // Reads the model's tokenizer; `vocab_size` is the model's. `loop` outlives
-  // this, or runs nothing any more.
+  // Reads the model's tokenizer; `vocab_size` is the model's. So many bytes of
+  // grammars stay for others. `loop` outlives this, or runs nothing any more.
   static absl::StatusOr<std::unique_ptr<TextGrammars>> Load(
-      const std::string& model_dir, int vocab_size, Loop* loop);
+      const std::string& model_dir, int vocab_size, size_t cache_bytes,
+      Loop* loop);
   ~TextGrammars() override;
 
   // On the loop, as all of it.
@@ -44,23 +47,20 @@ class TextGrammars final : public Grammars {
     GrammarOrder order;
     Done done;
   };
-  struct Recent {
-    text::GrammarSource source;
-    text::Grammar grammar;
-  };
   struct Replayed {
     Loop::Task replay;
     Loop::Task done;
   };
 
-  TextGrammars(text::GrammarVocabulary vocabulary, Loop* loop);
+  TextGrammars(text::GrammarVocabulary vocabulary, size_t cache_bytes,
+               Loop* loop);
   void RunCompiler();
   void RunReplays();
   Job NextJob() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::unique_ptr<CallGrammar>> CompileNow(
       const GrammarOrder& order);
-  // Sequences of one request, and requests of one program, have the same.
-  absl::StatusOr<text::Grammar> Compiled(const text::GrammarSource& source);
+  absl::StatusOr<text::Grammar> Compiled(const text::GrammarSource& source,
+                                         const std::string& party);
 
   const text::GrammarVocabulary vocabulary_;
   Loop* const loop_;
@@ -74,7 +74,7 @@ class TextGrammars final : public Grammars {
   uint64_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;  // the compiler's order
   std::atomic<bool> unwanted_ = false;            // it is; set under mutex_
   std::string served_ ABSL_GUARDED_BY(mutex_);    // the last one's party
-  std::deque<Recent> recent_;  // the compiler's own, the newest last
+  GrammarCache cache_;                            // the compiler's own
   std::thread compiler_;
   std::thread replayer_;
 };

@@ -247,7 +247,8 @@ class Play {
         setup_(setup),
         jobs_(jobs),
         grammars_(Must(worker::TextGrammars::Load(
-            lab->directory(), lab->text()->limits().vocabulary_size, &loop_))) {
+            lab->directory(), lab->text()->limits().vocabulary_size,
+            size_t{1} << 20, &loop_))) {
     played_.answers.resize(jobs.size());
   }
 

@@ -33,7 +33,8 @@ class TextGrammarsTest : public testing::Test {
         std::make_unique<text::Tokenizer>(*text::Tokenizer::Load(model));
     vocab_size_ = tokenizer_->vocab_size();
     words_ = static_cast<size_t>((vocab_size_ + 31) / 32);
-    grammars_ = *TextGrammars::Load(model, vocab_size_, &loop_);
+    grammars_ =
+        *TextGrammars::Load(model, vocab_size_, size_t{1} << 20, &loop_);
   }
   ~TextGrammarsTest() override {
     grammars_.reset();

@@ -51,6 +51,8 @@ const TRIED_TOKENS: usize = 3;
 const REFUEL_TOKENS: usize = 32;
 /// Compilations at once, those that nobody waits for any more included.
 const MAX_COMPILING: usize = 8;
+/// What rules and their parse come to, of a source's byte.
+const RULE_BYTES: usize = 16;
 
 /// A quarter of a second of compiling at most and, of a sequence, some 50 MB
 /// and 20 ms for a mask at the very worst; real schemas stay far below. Big
@@ -110,6 +112,8 @@ pub struct Grammar {
     vocab_size: usize,
     /// Tokens since the last mask.
     unmasked: usize,
+    /// About what it took when it was new.
+    new_bytes: usize,
 }
 
 impl Vocabulary {
@@ -208,11 +212,16 @@ impl Vocabulary {
             Source::Choice => TopLevelGrammar::from_lark(choices(text)?),
             Source::StructuralTag => TopLevelGrammar::from_lark(structural_tag::to_lark(text)?),
         };
-        let parser = self.factory.create_parser(grammar).map_err(reason)?;
+        let mut parser = self.factory.create_parser(grammar).map_err(reason)?;
+        // What the first mask brings along is part of every copy.
+        parser.start_without_prompt();
+        parser.compute_mask().map_err(reason)?;
+        let new_bytes = parser.parser.lexer_stats().num_bytes + RULE_BYTES * text.len();
         let mut made = Grammar {
             matcher: Matcher::new(Ok(parser)),
             vocab_size: self.vocab_size,
             unmasked: 0,
+            new_bytes,
         };
         let mut mask = vec![0; self.vocab_size.div_ceil(32)];
         made.mask(&mut mask)?;
@@ -381,6 +390,10 @@ impl Grammar {
     /// errs once errs for good, for all that have it in common.
     pub fn copy(&self) -> Grammar {
         Grammar { matcher: self.matcher.deep_clone(), ..*self }
+    }
+
+    pub fn new_bytes(&self) -> usize {
+        self.new_bytes
     }
 
     /// No more token may come.

@@ -581,6 +581,16 @@ pub unsafe extern "C" fn tandem_text_grammar_consume(
     })
 }
 
+/// About how many bytes it took when it was new.
+///
+/// # Safety
+/// `handle` is live.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_text_grammar_new_bytes(handle: *const Grammar) -> usize {
+    // SAFETY: live by contract, and it does not change.
+    unsafe { &*handle }.new_bytes()
+}
+
 /// Whether no more token may come.
 ///
 /// # Safety
