@@ -170,6 +170,35 @@ void WriteNamed(const char* name, const uint64_t* words, size_t bytes,
   to->Text(" ").Text(name).Text("=").Text(text, bytes);
 }
 
+// gRPC's, in their order.
+constexpr const char* kCodes[] = {"OK",
+                                  "CANCELLED",
+                                  "UNKNOWN",
+                                  "INVALID_ARGUMENT",
+                                  "DEADLINE_EXCEEDED",
+                                  "NOT_FOUND",
+                                  "ALREADY_EXISTS",
+                                  "PERMISSION_DENIED",
+                                  "RESOURCE_EXHAUSTED",
+                                  "FAILED_PRECONDITION",
+                                  "ABORTED",
+                                  "OUT_OF_RANGE",
+                                  "UNIMPLEMENTED",
+                                  "INTERNAL",
+                                  "UNAVAILABLE",
+                                  "DATA_LOSS",
+                                  "UNAUTHENTICATED"};
+
+void WriteCount(const char* name, uint64_t count, Writer* to) {
+  if (name == nullptr) return;
+  to->Text(" ").Text(name).Text("=");
+  if (std::strcmp(name, "code") == 0 && count < std::size(kCodes)) {
+    to->Text(kCodes[count]);
+  } else {
+    to->Number(count);
+  }
+}
+
 void WriteRecord(const std::array<uint64_t, kWordsOfEntry>& words, Writer* to) {
   if (words[kEvent] >= std::size(kWords)) return;
   const Words& called = kWords[words[kEvent]];
@@ -183,8 +212,8 @@ void WriteRecord(const std::array<uint64_t, kWordsOfEntry>& words, Writer* to) {
   }
   const uint64_t m = words[kCounts] >> 32;
   const uint64_t n = words[kCounts] & 0xffffffff;
-  if (called.m != nullptr) to->Text(" ").Text(called.m).Text("=").Number(m);
-  if (called.n != nullptr) to->Text(" ").Text(called.n).Text("=").Number(n);
+  WriteCount(called.m, m, to);
+  WriteCount(called.n, n, to);
   to->EndLine();
 }
 
