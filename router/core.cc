@@ -293,14 +293,18 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
     case AdmittedRequest::Ended::kNo:
       break;
   }
-  // Behind its equals, and behind all that were computed before.
-  queue_.insert(std::find_if(queue_.begin(), queue_.end(),
-                             [&](const Request* other) {
-                               return !other->was_computed() &&
-                                      other->effective().priority >
-                                          raw->effective().priority;
-                             }),
-                raw);
+  // Behind its equals, and behind all that were computed before. From the end:
+  // mostly that is its place.
+  auto place = queue_.end();
+  while (place != queue_.begin()) {
+    const Request* const other = *std::prev(place);
+    if (other->was_computed() ||
+        other->effective().priority <= raw->effective().priority) {
+      break;
+    }
+    --place;
+  }
+  queued_[raw] = queue_.insert(place, raw);
   Count();
   Pump();
 }
@@ -312,11 +316,18 @@ void RouterCore::OnWaits(Request* request) {
         return !other->was_computed() ||
                other->admitted() > request->admitted();
       });
-  queue_.insert(it, request);
+  queued_[request] = queue_.insert(it, request);
   Count();
   SchedulePump();
   // Refused again and again it would hardly be found waiting at a tick.
   FailIfWaitedTooLong(request);
+}
+
+void RouterCore::Dequeue(Request* request) {
+  const auto it = queued_.find(request);
+  if (it == queued_.end()) return;
+  queue_.erase(it->second);
+  queued_.erase(it);
 }
 
 void RouterCore::SchedulePump() {
@@ -375,7 +386,7 @@ bool RouterCore::TryPlaceScoring(Request* request) {
       registry_.Find(snapshot.prefill[chosen].worker_id)->hello;
   ++placements_;
   if (request->attempts_failed() > 0) retries_.Take(1, loop_->Now());
-  queue_.remove(request);
+  Dequeue(request);
   Count();
   request->Begin({.decode = {},
                   .prefill = hello.worker(),
@@ -419,7 +430,7 @@ bool RouterCore::TryPlace(Request* request) {
   context_.observer->OnStage(Stage::kPlace, context_.loop->Now() - begun);
   ++placements_;
   if (request->attempts_failed() > 0) retries_.Take(1, loop_->Now());
-  queue_.remove(request);
+  Dequeue(request);
   Count();
   request->Begin(choice, cached);
   return true;
@@ -610,7 +621,7 @@ void RouterCore::OnClusterEvent(const ClusterEvent& event) {
 }
 
 void RouterCore::OnEnded(Request* request) {
-  queue_.remove(request);
+  Dequeue(request);
   const auto same_id = by_client_id_.find(request->client_id());
   std::erase(same_id->second, request);
   if (same_id->second.empty()) by_client_id_.erase(same_id);

@@ -157,6 +157,7 @@ class RouterCore : private RegistryListener,
   // requests are being tried again that they would keep the cluster down.
   bool TooManyRetries(const Request& request);
   void SchedulePump();
+  void Dequeue(Request* request);
   void Reap();
   bool TryPlace(Request* request);
   // Of a request that wants nothing but scores: a prefill worker alone.
@@ -210,6 +211,7 @@ class RouterCore : private RegistryListener,
   // Those that were computed before come first, the others by priority, then
   // age.
   std::list<Request*> queue_;
+  absl::flat_hash_map<const Request*, std::list<Request*>::iterator> queued_;
   // Block hashes of the request at the queue's head, per block size.
   mutable std::string hashed_id_;
   mutable size_t hashed_tokens_ = 0;
