@@ -71,7 +71,7 @@ class CancellationRow : public Row {
 };
 
 v1::RouterCounters CancellationRow::Counters() {
-  const auto state = cluster_->State();
+  const auto state = cluster_->State(/*router=*/0, /*requests=*/false);
   return state.ok() ? state->counters() : v1::RouterCounters();
 }
 
@@ -219,7 +219,7 @@ void CancellationRow::Look(Way way) {
 double CancellationRow::Quiet() {
   const TimePoint since = Clock::now();
   while (Clock::now() < since + seconds(20)) {
-    const auto state = cluster_->State();
+    const auto state = cluster_->State(/*router=*/0, /*requests=*/false);
     int left = state.ok() ? state->requests().total() : 1;
     for (int i = 0; state.ok() && i < state->workers_size(); ++i) {
       const v1::WorkerLoad& load = state->workers(i).load();
@@ -227,7 +227,6 @@ double CancellationRow::Quiet() {
               load.waiting() + load.blocks_live() + load.blocks_reserved();
     }
     if (left == 0) return Served::Seconds(Clock::now() - since);
-    // The answer names thousands of requests.
     std::this_thread::sleep_for(milliseconds(20));
   }
   return 20;

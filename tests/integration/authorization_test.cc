@@ -325,6 +325,7 @@ TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
   EXPECT_TRUE(files_.Trust(*cluster_, next.cert()));
 
   // What cannot be used, or would be refused, changes nothing.
+  cluster_->ExpectErrors("certificate not reloaded");
   const int refused = Count("router", "certificate not reloaded");
   files_.Write("router.key", ours_.Issue(12).key);
   EXPECT_TRUE(Until(

@@ -301,7 +301,8 @@ std::unique_ptr<v1::InferenceService::Stub> Cluster::Client(int router) {
   return v1::InferenceService::NewStub(of.channel);
 }
 
-absl::StatusOr<v1::GetClusterStateResponse> Cluster::State(int router) {
+absl::StatusOr<v1::GetClusterStateResponse> Cluster::State(int router,
+                                                           bool requests) {
   Router& of = routers_[static_cast<size_t>(router)];
   if (of.admin_channel == nullptr) {
     of.admin_channel = Channel(of.admin_port, "operator");
@@ -311,7 +312,7 @@ absl::StatusOr<v1::GetClusterStateResponse> Cluster::State(int router) {
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(5));
   v1::GetClusterStateRequest request;
-  request.set_include_requests(true);
+  request.set_include_requests(requests);
   v1::GetClusterStateResponse response;
   const grpc::Status status =
       stub->GetClusterState(&context, request, &response);
@@ -478,8 +479,18 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
 
 Footprint Cluster::FootprintOf(const std::string& name) const {
   const std::string proc = absl::StrCat("/proc/", processes_.at(name).pid);
-  return {.descriptors = CountEntries(proc + "/fd"),
-          .threads = CountEntries(proc + "/task")};
+  Footprint found = {.descriptors = CountEntries(proc + "/fd"),
+                     .threads = CountEntries(proc + "/task")};
+  std::ifstream maps(proc + "/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    if (line.find("/memfd:tandem-slabs") != std::string::npos) {
+      ++found.arenas;
+    } else if (line.find(" /") != std::string::npos) {
+      ++found.files;
+    }
+  }
+  return found;
 }
 
 std::string Cluster::Log(const std::string& name) const {
@@ -541,28 +552,41 @@ std::string Cluster::CheckWorkers(const v1::GetClusterStateResponse& state) {
   return wrong;
 }
 
-// Descriptors and threads may settle below or a little above what they were
-// (gRPC keeps a few pollers and connections); what grows with requests stands
-// out by far more than the slack.
+// Descriptors, threads and mapped files may settle below or a little above what
+// they were (gRPC keeps a few pollers and connections, libraries are loaded at
+// their first use); what grows with requests stands out by far more than the
+// slack. A worker shares one arena with each peer that lives, and a decode
+// worker keeps one for the next.
 std::string Cluster::CheckFootprints() {
   constexpr int kSlack = 16;
+  std::map<std::string, int> most_arenas;  // by role
+  for (const auto& [name, process] : processes_) {
+    if (process.pid <= 0) continue;
+    most_arenas["decode"] += name.starts_with("prefill");
+    most_arenas["prefill"] += name.starts_with("decode");
+  }
+  ++most_arenas["decode"];
   std::string wrong;
   for (auto& [name, process] : processes_) {
     if (process.pid <= 0) continue;
     const Footprint now = FootprintOf(name);
+    if (const int most = most_arenas[name.substr(0, name.find('-'))];
+        now.arenas > most) {
+      absl::StrAppend(&wrong, name, ": ", now.arenas, " arenas, at most ", most,
+                      "; ");
+    }
     if (!process.baseline.has_value()) {
       process.baseline = now;
       continue;
     }
-    if (now.descriptors > process.baseline->descriptors + kSlack) {
-      absl::StrAppend(&wrong, name, ": ", now.descriptors,
-                      " descriptors, first ", process.baseline->descriptors,
+    const auto compare = [&](const char* what, int count, int first) {
+      if (count <= first + kSlack) return;
+      absl::StrAppend(&wrong, name, ": ", count, " ", what, ", first ", first,
                       "; ");
-    }
-    if (now.threads > process.baseline->threads + kSlack) {
-      absl::StrAppend(&wrong, name, ": ", now.threads, " threads, first ",
-                      process.baseline->threads, "; ");
-    }
+    };
+    compare("descriptors", now.descriptors, process.baseline->descriptors);
+    compare("threads", now.threads, process.baseline->threads);
+    compare("mapped files", now.files, process.baseline->files);
   }
   return wrong;
 }
@@ -581,11 +605,28 @@ std::string Cluster::WhatIsLeft(const std::string& canary) {
     // Loads are reported four times a second.
     std::this_thread::sleep_for(milliseconds(100));
   }
-  if (!canary.empty()) {
-    for (const auto& [name, process] : processes_) {
-      if (Log(name).find(canary) != std::string::npos) {
-        absl::StrAppend(&wrong, name, ": prompt text in the log; ");
-      }
+  for (const auto& [name, process] : processes_) {
+    absl::StrAppend(&wrong, CheckLog(name, canary));
+  }
+  return wrong;
+}
+
+std::string Cluster::CheckLog(const std::string& name,
+                              const std::string& canary) const {
+  std::string wrong;
+  std::istringstream lines(Log(name));
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (!canary.empty() && line.find(canary) != std::string::npos) {
+      absl::StrAppend(&wrong, name, ": prompt text in the log; ");
+      break;
+    }
+    if (line.find("\"level\":\"error\"") != std::string::npos &&
+        std::none_of(expected_.begin(), expected_.end(),
+                     [&line](const std::string& part) {
+                       return line.find(part) != std::string::npos;
+                     })) {
+      absl::StrAppend(&wrong, name, ": ", line, "; ");
     }
   }
   return wrong;

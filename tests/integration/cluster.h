@@ -44,6 +44,8 @@ struct ClusterOptions {
 struct Footprint {
   int descriptors = 0;
   int threads = 0;
+  int arenas = 0;  // mappings of memory that is shared with a peer
+  int files = 0;   // other mappings of files
 };
 
 // One request's outcome, folded from its events.
@@ -96,7 +98,8 @@ class Cluster {
                               std::chrono::seconds timeout);
 
   int routers() const { return static_cast<int>(routers_.size()); }
-  absl::StatusOr<v1::GetClusterStateResponse> State(int router = 0);
+  absl::StatusOr<v1::GetClusterStateResponse> State(int router = 0,
+                                                    bool requests = true);
   std::unique_ptr<v1::InferenceService::Stub> Client(int router = 0);
   // As `who` under TLS.
   std::shared_ptr<grpc::Channel> Channel(int port,
@@ -119,9 +122,13 @@ class Cluster {
 
   // Within a few seconds: no request anywhere; on every worker no ticket, no
   // stream, no live or reserved block, all blocks accounted for, no slab in
-  // use; descriptors and threads as at the start; every log free of `canary`.
-  // An empty string, or all that is wrong.
+  // use, no memory shared with a peer that is gone; descriptors, threads and
+  // mapped files as at the start; every log free of `canary`, and of lines at
+  // level ERROR but for those of ExpectErrors. An empty string, or all that is
+  // wrong.
   std::string WhatIsLeft(const std::string& canary = "");
+  // Lines with `part` are what the test wanted.
+  void ExpectErrors(const std::string& part) { expected_.push_back(part); }
 
   // Values of "name{labels}" lines of a process's /metrics.
   std::map<std::string, double> Metrics(const std::string& name);
@@ -162,11 +169,14 @@ class Cluster {
   bool ClientsSee(int router, int decode);
   std::string CheckWorkers(const v1::GetClusterStateResponse& state);
   std::string CheckFootprints();
+  std::string CheckLog(const std::string& name,
+                       const std::string& canary) const;
 
   const ClusterOptions options_;
   std::string directory_;  // of logs
   std::vector<Router> routers_;
   std::map<std::string, Process> processes_;
+  std::vector<std::string> expected_;
 };
 
 // Greedy unless changed; token ids are returned.

@@ -431,7 +431,10 @@ TEST_F(HttpTest, ARouterAboveItsCeilingEndsItsStreamsAndItself) {
   EXPECT_EQ(cluster_->WaitForExit("router", std::chrono::seconds(60)), 1);
   raw += stream.Receive();
   EXPECT_EQ(Parse(raw).Data().back(), "[DONE]");
-  EXPECT_THAT(cluster_->Log("router"), HasSubstr("above --max-memory-bytes"));
+  // As an error, which no other test may end with.
+  const std::string fault = "above --max-memory-bytes";
+  EXPECT_THAT(cluster_->WhatIsLeft(), HasSubstr(fault));
+  cluster_->ExpectErrors(fault);
   ASSERT_TRUE(cluster_->Restart("router").ok());
   ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(20)).ok());
   EXPECT_EQ(Post("/v1/completions", Greedy(4)).code, 200);

@@ -149,6 +149,22 @@ TEST(OracleTest, AHangIsSeen) {
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 
+TEST(OracleTest, MemoryOfAPeerThatIsGoneIsSeen) {
+  Cluster cluster({});
+  ASSERT_TRUE(cluster.Start().ok());
+  EXPECT_EQ(cluster.FootprintOf("prefill-0").arenas, 1);
+  EXPECT_GE(cluster.FootprintOf("decode-0").arenas, 1);
+  EXPECT_EQ(cluster.FootprintOf("router").arenas, 0);
+  EXPECT_GT(cluster.FootprintOf("router").files, 0);
+  // Who stands still gives nothing back.
+  cluster.Signal("prefill-0", SIGSTOP);
+  cluster.Kill("decode-0");
+  EXPECT_NE(cluster.WhatIsLeft().find("prefill-0: 1 arenas, at most 0"),
+            std::string::npos);
+  cluster.Signal("prefill-0", SIGCONT);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
 TEST(OracleTest, PromptTextInALogIsSeen) {
   Cluster cluster({});
   ASSERT_TRUE(cluster.Start().ok());

@@ -204,6 +204,7 @@ TEST_F(PublicTlsTest, CertificatesChangeUnderLoad) {
     EXPECT_TRUE(Until([&] { return Shows(serial); })) << serial;
   }
   // The key of another one.
+  cluster_->ExpectErrors("certificate not reloaded");
   files_.Write("key", authority_.Issue(4).key);
   EXPECT_TRUE(Until([&] {
     return CountInLog(*cluster_, "router", "certificate not reloaded") > 0;
