@@ -290,6 +290,17 @@ void CancellationRow::RunWay(Way way) {
       failed_ == 0 && equal, Enough() && quiet <= 0.45);
 }
 
+// In which most requests wait.
+integration::ClusterOptions Crowded() {
+  return {.prefill = 2,
+          .decode = 2,
+          .router_arguments = {"--max-requests", "4096", "--max-queued", "4096",
+                               "--queue-wait", "60s"},
+          .worker_arguments = {"--max-num-batched-tokens", "64",
+                               "--handoff-slab-bytes", "4KiB"},
+          .decode_arguments = {"--max-requests", "8"}};
+}
+
 // None of them has a thread of its own.
 void CancellationRow::Burst(int count) {
   struct Call {
@@ -352,18 +363,17 @@ void CancellationRow::Burst(int count) {
 }
 
 TEST_F(CancellationRow, Holds) {
-  Begin({.prefill = 2,
-         .decode = 2,
-         .router_arguments = {"--max-requests", "4096", "--max-queued", "4096",
-                              "--queue-wait", "60s"},
-         .worker_arguments = {"--max-num-batched-tokens", "64",
-                              "--handoff-slab-bytes", "4KiB"},
-         .decode_arguments = {"--max-requests", "8"}},
-        Requests(48, seed_, 40, 120, 1));
+  Begin(Crowded(), Requests(48, seed_, 40, 120, 1));
   if (HasFatalFailure()) return;
   RunWay(Way::kCancel);
   RunWay(Way::kDeadline);
   RunWay(Way::kDisconnect);
+  TellWhatIsLeft();
+}
+
+TEST_F(CancellationRow, HoldsInABurst) {
+  Begin(Crowded(), Requests(48, seed_, 40, 120, 1));
+  if (HasFatalFailure()) return;
   Burst(Sized(2000, 500));
   TellWhatIsLeft();
 }
