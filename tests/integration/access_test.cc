@@ -298,6 +298,7 @@ TEST_F(AccessTest, KeysComeAndGoInService) {
   EXPECT_EQ(Complete(second).Header("x-ratelimit-limit-requests"), "1000");
 
   // What cannot be read leaves all as it was, and says why.
+  cluster_->ExpectErrors("API keys not reloaded");
   WriteFile(absl::StrCat(other, line, "acme not-a-hash\n"));
   ASSERT_TRUE(Until([&] {
     return cluster_->Log("router").find("line 3: the key's hash") !=

@@ -40,16 +40,20 @@ struct Answer {
 class OpenEngineTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const std::string file =
-        absl::StrCat(testing::TempDir(), "/tandem-openengine-keys-", getpid());
-    std::ofstream(file) << Line("acme", &acme_) << Line("zen", &zen_);
+    std::ofstream(KeysFile()) << Line("acme", &acme_) << Line("zen", &zen_);
     cluster_ = std::make_unique<Cluster>(
-        ClusterOptions{.router_arguments = {"--api-keys-file", file}});
+        ClusterOptions{.router_arguments = {"--api-keys-file", KeysFile()}});
     const absl::Status status = cluster_->Start();
-    std::filesystem::remove(file);
     ASSERT_TRUE(status.ok()) << status;
   }
-  static void TearDownTestSuite() { cluster_.reset(); }
+  static void TearDownTestSuite() {
+    cluster_.reset();
+    std::filesystem::remove(KeysFile());
+  }
+  static std::string KeysFile() {
+    return absl::StrCat(testing::TempDir(), "/tandem-openengine-keys-",
+                        getpid());
+  }
 
   void SetUp() override {
     const auto channel = cluster_->Channel(cluster_->grpc_port());
