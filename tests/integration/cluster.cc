@@ -567,7 +567,8 @@ std::string Cluster::CheckFootprints() {
   }
   ++most_arenas["decode"];
   std::string wrong;
-  for (auto& [name, process] : processes_) {
+  for (auto& [part, process] : processes_) {
+    const std::string& name = part;  // a binding cannot be captured
     if (process.pid <= 0) continue;
     const Footprint now = FootprintOf(name);
     if (const int most = most_arenas[name.substr(0, name.find('-'))];
