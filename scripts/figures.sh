@@ -3,19 +3,19 @@
 # Measures what docs/reliability.md promises, with real processes on this
 # machine, prints the table, and writes it into that page.
 #
-#   scripts/figures.sh                  every row but the soak, about an hour
+#   scripts/figures.sh                  every row but the soak, about two hours
 #   scripts/figures.sh kills load       only these
 #   scripts/figures.sh --small          minutes: the same with smaller numbers
 #   scripts/figures.sh soak             TANDEM_SOAK_HOURS (default 8)
 #
-# Rows: kills load cancellation network overload determinism rollout rotation
-# timing soak. TANDEM_SEED runs one again. Times are goals for an idle machine of
-# two cores. Status 1: a row was not held.
+# Rows: kills load cancellation network overload determinism simulation tickets
+# files requests fuzzing rollout rotation timing soak. TANDEM_SEED runs one again.
+# Times are goals for an idle machine of two cores. Status 1: a row was not held.
 source "$(dirname "$0")/lib.sh"
 
 rows=() size=full
-within_the_hour=(kills load cancellation network overload determinism rollout
-  rotation timing)
+but_the_soak=(kills load cancellation network overload determinism simulation
+  tickets files requests fuzzing rollout rotation timing)
 for argument in "$@"; do
   case $argument in
     --small) size=ci ;;
@@ -24,26 +24,38 @@ for argument in "$@"; do
       exit 0
       ;;
     *)
-      [[ " ${within_the_hour[*]} soak " == *" $argument "* ]] ||
-        die "unknown row '$argument' (${within_the_hour[*]} soak)"
+      [[ " ${but_the_soak[*]} soak " == *" $argument "* ]] ||
+        die "unknown row '$argument' (${but_the_soak[*]} soak)"
       rows+=("$argument")
       ;;
   esac
 done
-[ ${#rows[@]} -gt 0 ] || rows=("${within_the_hour[@]}")
+[ ${#rows[@]} -gt 0 ] || rows=("${but_the_soak[@]}")
 
-build release reliability_figures
+# Tests of ctest that hold a row, and its measured processes.
+checks=(simulation_test handoff_ticket_test handoff_protocol_test access_test
+  tls_test router_bad_requests_test http_test)
+files=(safetensors_test model_config_test quantised_tensors_test
+  text_hostile_tokenizer_test text_chat_template_test hostile_files_test)
+build release reliability_figures "${checks[@]}" "${files[@]}"
+[[ $size = ci || " ${rows[*]} " != *" files "* ]] || build asan "${files[@]}"
 results=$LOGS/figures.jsonl
 : >"$results"
 export TANDEM_FIGURES=$results TANDEM_FIGURES_SIZE=$size
 run_row() {
-  if [ "$1" = network ]; then
-    python3 -B "$ROOT/tests/network/partition_test.py" "$BUILD/release/bin" \
-      --size "$size"
-  else
-    "$BUILD/release/tests/reliability_figures" --gtest_brief=1 \
-      --gtest_filter="${1^}Row.*"
-  fi
+  case $1 in
+    network)
+      python3 -B "$ROOT/tests/network/partition_test.py" "$BUILD/release/bin" \
+        --size "$size"
+      ;;
+    simulation | tickets | files | requests | fuzzing)
+      python3 -B "$ROOT/tests/figures/checks.py" "$1" "$BUILD" --size "$size"
+      ;;
+    *)
+      "$BUILD/release/tests/reliability_figures" --gtest_brief=1 \
+        --gtest_filter="${1^}Row.*"
+      ;;
+  esac
 }
 failed=0
 for row in "${rows[@]}"; do

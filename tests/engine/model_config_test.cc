@@ -569,7 +569,9 @@ std::vector<Hostile> HostileConfigs() {
 }
 
 TEST(ModelConfig, HostileConfigsAreRefusedByFieldAndRange) {
-  for (const Hostile& hostile : HostileConfigs()) {
+  const std::vector<Hostile> configs = HostileConfigs();
+  RecordProperty("files", static_cast<int>(configs.size()));
+  for (const Hostile& hostile : configs) {
     const absl::Status status = Parse(hostile.config).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.why;
     const std::string message(status.message());

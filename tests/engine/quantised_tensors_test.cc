@@ -257,6 +257,7 @@ TEST(QuantisedTensors, ThatDoNotFitAreRefusedByName) {
       {"unsigned bytes", with(Plain(), "weight", {"U8", {8, 64}, Zeros(512)}),
        kPlain, "'p.weight': is U8"},
   };
+  RecordProperty("files", static_cast<int>(std::size(cases)));
   for (const auto& c : cases) {
     const auto codes = Read(c.tensors, c.config);
     EXPECT_EQ(codes.status().code(), absl::StatusCode::kInvalidArgument)

@@ -431,6 +431,58 @@ TEST(Handoff, AnotherWorkersTicketIsRefused) {
   world.ExpectBaseline();
 }
 
+// Also where a key has become known: a ticket is of one attempt and of two
+// processes.
+TEST(Handoff, ATicketOpensItsAttemptOnceAndForItsIncarnationsAlone) {
+  World world({});
+  const v1::WorkerRef& self = world.prefill().self;
+  const auto offer = [&](const Attempt& attempt, const std::string& ticket) {
+    world.prefill().side.Fill(attempt, 16, 1);
+    world.sender().Offer(attempt, world.options.self, ticket, 16, 0,
+                         absl::Seconds(1), {});
+    world.loop.RunFor(absl::Seconds(1));
+  };
+  const auto& prefill = world.prefill().side.seen;
+  // Replayed when its attempt has been committed, and when it was ended.
+  const std::string used =
+      world.receiver->IssueTicket(MakeAttempt(1), self, 16, absl::Seconds(60));
+  offer(MakeAttempt(1), used);
+  world.Finish(MakeAttempt(1), 16);
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(prefill.at(1).acknowledged, 1);
+  world.prefill().side.seen.erase(1);
+  offer(MakeAttempt(1), used);
+  EXPECT_EQ(prefill.at(1).answers.size(), 0u);  // no room is granted
+  const std::string ended =
+      world.receiver->IssueTicket(MakeAttempt(2), self, 16, absl::Seconds(60));
+  world.receiver->EndAttempt(MakeAttempt(2), absl::OkStatus());
+  offer(MakeAttempt(2), ended);
+  EXPECT_EQ(prefill.at(2).status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(world.decode.seen[1].offers, 1);
+  EXPECT_EQ(world.decode.seen[1].committed, 1);
+  EXPECT_EQ(world.decode.seen.count(2), 0u);
+  EXPECT_EQ(world.receiver->tickets(), 0);
+  // Of the sender before it was restarted.
+  offer(MakeAttempt(3),
+        world.receiver->IssueTicket(MakeAttempt(3), Ref("prefill", "before"),
+                                    16, absl::Seconds(60)));
+  // Of the receiver before, with the same key.
+  ReceiverOptions options = world.options;
+  options.self = Ref("decode", "before");
+  SeededRandom same(1);
+  Receiver before(options, &world.loop, &same, &world.decode);
+  offer(MakeAttempt(4),
+        before.IssueTicket(MakeAttempt(4), self, 16, absl::Seconds(60)));
+  for (const int n : {3, 4}) {
+    EXPECT_EQ(prefill.at(n).status.code(), absl::StatusCode::kPermissionDenied)
+        << n << ": " << prefill.at(n).status;
+    EXPECT_EQ(world.decode.seen.count(n), 0u) << n;
+    before.EndAttempt(MakeAttempt(n), absl::OkStatus());
+    world.receiver->EndAttempt(MakeAttempt(n), absl::OkStatus());
+  }
+  world.ExpectBaseline();
+}
+
 TEST(Handoff, AWayThatNobodyKnowsFailsAndIsNotCounted) {
   World world({});
   world.prefill().on_dial = [](Pair* pair) {

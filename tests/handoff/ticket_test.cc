@@ -52,10 +52,12 @@ TEST(Ticket, AnyFlippedBitIsRefusedWithOneMessage) {
               absl::PermissionDeniedError("handoff ticket is not valid"));
   }
   EXPECT_EQ(accepted, 0);
+  RecordProperty("bits", static_cast<int>(good.size() * 8));
 }
 
 TEST(Ticket, AnyTruncationAndExtensionIsRefused) {
   const std::string good = SealTicket(MakeTicket(), kKey);
+  RecordProperty("cut", static_cast<int>(2 * good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_FALSE(OpenTicket(good.substr(0, size), kKey, kNow).ok()) << size;
     EXPECT_FALSE(OpenTicket(good.substr(good.size() - size), kKey, kNow).ok());
@@ -85,14 +87,16 @@ TEST(Ticket, OtherKeysAndSwappedFieldsAreRefused) {
 }
 
 TEST(Ticket, RandomBytesAreNeverAccepted) {
+  constexpr int kTickets = 10'000;
   SeededRandom random(5);
   const int size = static_cast<int>(SealTicket(MakeTicket(), kKey).size());
   int accepted = 0;
-  for (int i = 0; i < 10'000; ++i) {
+  for (int i = 0; i < kTickets; ++i) {
     const int n = i % 2 == 0 ? size : static_cast<int>(random.Below(300));
     accepted += OpenTicket(random.Bytes(n), kKey, kNow).ok() ? 1 : 0;
   }
   EXPECT_EQ(accepted, 0);
+  RecordProperty("random", kTickets);
 }
 
 }  // namespace

@@ -197,6 +197,7 @@ TEST(BadRequestsTest, ChangedAtRandomTheyEndInAStatus) {
   EXPECT_TRUE(TheFront().Prepare(ParseRequest(kGoodRequest)).ok());
   EXPECT_GT(parsed, kMessages / 4);
   EXPECT_GT(admitted, kMessages / 20);
+  RecordProperty("messages", kMessages);
   RecordProperty("parsed", parsed);
   RecordProperty("admitted", admitted);
 }

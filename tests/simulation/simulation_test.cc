@@ -177,6 +177,10 @@ TEST_P(SimulationTest, NothingWrongIsSaidAndEverythingEnds) {
       static_cast<long long>(sum.tokens), static_cast<long long>(sum.resumed),
       static_cast<long long>(sum.messages), absl::ToDoubleSeconds(sum.liveness),
       static_cast<long long>(sum.replayed));
+  RecordProperty("seeds", static_cast<int>(seeds.size()));
+  RecordProperty("requests", sum.ok + sum.cancelled + sum.failed);
+  RecordProperty("redone", absl::StrCat(sum.resumed));
+  RecordProperty("replayed", absl::StrCat(sum.replayed));
   for (const auto& [status, n] : sum.failures) {
     std::printf("  %4d %s\n", n, status.c_str());
   }

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -290,7 +291,7 @@ rlim_t AddressSpace() {
   _exit(write(to, told.data(), told.size()) < 0 ? 4 : 0);
 }
 
-void ReadBounded(const Kind& kind) {
+void ReadBounded(const Kind& kind, Outcome* sum) {
   const TempDir folder;
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -320,13 +321,18 @@ void ReadBounded(const Kind& kind) {
   EXPECT_LT(slowest_s, 30);
   std::printf("%-22s %5d changed, %5d refused, the slowest %.1f ms\n",
               kind.name.c_str(), changed, refused, slowest_s * 1e3);
+  sum->changed += changed;
+  sum->slowest_s = std::max(sum->slowest_s, slowest_s);
 }
 
 TEST(HostileFilesTest, EveryByteAndEveryTruncationEndsInAnAnswer) {
+  Outcome sum;
   for (const Kind& kind : Kinds()) {
     SCOPED_TRACE(kind.name);
-    ReadBounded(kind);
+    ReadBounded(kind, &sum);
   }
+  RecordProperty("changed", sum.changed);
+  RecordProperty("slowest_ms", absl::StrCat(sum.slowest_s * 1e3));
 }
 
 // The bound bites: a reader that takes what a file claims would be seen.
@@ -338,7 +344,8 @@ TEST(HostileFilesTest, AReaderThatTakesTooMuchIsSeen) {
         return taken.back() == 1 ? absl::InvalidArgumentError("taken")
                                  : absl::OkStatus();
       }};
-  EXPECT_FATAL_FAILURE(ReadBounded(greedy), "ended with");
+  static Outcome sum;
+  EXPECT_FATAL_FAILURE(ReadBounded(greedy, &sum), "ended with");
 }
 
 }  // namespace
