@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
+#include "common/utf8.h"
 
 namespace tandem::engine {
 namespace {
@@ -146,11 +148,15 @@ bool FileExists(const std::string& path) {
 
 std::string Quote(std::string_view name) {
   constexpr size_t kShown = 120;
-  std::string quoted =
-      absl::StrCat("\"",
-                   absl::Utf8SafeCHexEscape(absl::string_view(
-                       name.data(), std::min(name.size(), kShown))),
-                   "\"");
+  std::string quoted = "\"";
+  for (std::string_view rest = Utf8Head(name, kShown); !rest.empty();) {
+    const size_t length = Utf8Length(rest);
+    const absl::string_view first(rest.data(), std::max<size_t>(length, 1));
+    quoted +=
+        length == 0 ? absl::CHexEscape(first) : absl::Utf8SafeCHexEscape(first);
+    rest.remove_prefix(first.size());
+  }
+  quoted += '"';
   if (name.size() > kShown) {
     absl::StrAppend(&quoted, " (", name.size(), " bytes)");
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/json_scanner.h"
 
+#include <utility>
+
 namespace tandem::router {
 namespace {
 
@@ -117,14 +119,22 @@ bool JsonScanner::TakeNext(char c) {
 
 bool JsonScanner::TakeInString(char c) {
   if (state_ == State::kHex) {
-    if (--hex_left_ == 0) state_ = State::kString;
-    return IsHex(c);
+    if (!IsHex(c)) return false;
+    hex_ = hex_ << 4 |
+           static_cast<uint32_t>(IsDigit(c) ? c - '0' : (c | 0x20) - 'a' + 10);
+    if (--hex_left_ > 0) return true;
+    state_ = State::kString;
+    const bool low = (hex_ & 0xFC00) == 0xDC00;
+    if (low != std::exchange(is_low_, (hex_ & 0xFC00) == 0xD800)) return false;
+    return true;
   }
+  if (is_low_ && c != (state_ == State::kEscape ? 'u' : '\\')) return false;
   if (state_ == State::kEscape) {
     state_ = State::kString;
     if (c == 'u') {
       state_ = State::kHex;
       hex_left_ = 4;
+      hex_ = 0;
       return true;
     }
     return std::string_view("\"\\/bfnrt").find(c) != std::string_view::npos;

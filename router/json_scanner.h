@@ -2,12 +2,14 @@
 // Reads one JSON object (RFC 8259) byte by byte and says at each whether it can
 // still become one: so a stream of text knows where an object ends, and that
 // there is none, without waiting for more. Bytes above 0x7F are taken as they
-// are: whoever pushes has checked UTF-8.
+// are: whoever pushes has checked UTF-8. Escapes of half a surrogate pair break
+// it, as most readers take none (RFC 8259, section 8.2).
 
 #ifndef TANDEM_ROUTER_JSON_SCANNER_H_
 #define TANDEM_ROUTER_JSON_SCANNER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,7 +73,9 @@ class JsonScanner {
   std::string_view literal_;  // what is left of it
   bool is_key_ = false;       // of the string being read
   int hex_left_ = 0;
-  size_t size_ = 0;  // bytes before the next one
+  uint32_t hex_ = 0;     // the UTF-16 unit being read
+  bool is_low_ = false;  // a low surrogate must follow
+  size_t size_ = 0;      // bytes before the next one
   std::vector<Member> members_;
 };
 

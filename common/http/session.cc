@@ -275,6 +275,10 @@ void Session::ReadBody() {
 
 void Session::OnRead(Error error) {
   if (RefuseBroken(error)) return;
+  // A trailer's fields have joined those of the header, which bounds both.
+  if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
+    return RefuseMessage(ErrorPage(431, "header and trailer over the limit"));
+  }
   const auto message = parser_->release();
   version_ = message.version() == 10 ? 10 : 11;
   keep_alive_ = message.keep_alive();

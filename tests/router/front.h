@@ -90,8 +90,9 @@ class Front {
 };
 
 // "" where a client may be shown it: a typed refusal of what it sent, short,
-// in whole characters, without addresses or paths of ours.
-inline std::string WhatIsWrongWithRefusal(const absl::Status& status) {
+// in whole characters, without addresses or paths of ours, unless it sent them.
+inline std::string WhatIsWrongWithRefusal(const absl::Status& status,
+                                          std::string_view sent = "") {
   const std::string message(status.message());
   if (!absl::IsInvalidArgument(status) && !absl::IsNotFound(status)) {
     return absl::StrCat("refused as ", status.ToString());
@@ -108,7 +109,7 @@ inline std::string WhatIsWrongWithRefusal(const absl::Status& status) {
     rest.remove_prefix(length);
   }
   for (const char* const ours : {TANDEM_SOURCE_DIR, "ipv4:", "ipv6:", "0x7f"}) {
-    if (message.find(ours) != message.npos) {
+    if (message.find(ours) != message.npos && sent.find(ours) == sent.npos) {
       return absl::StrCat("tells of our inside: ", message);
     }
   }

@@ -12,9 +12,11 @@ TANDEM_FUZZ_TARGET(fuzz_request)(const uint8_t* data, size_t size) {
   tandem::v1::GenerateRequest request;
   if (!request.ParsePartialFromArray(data, static_cast<int>(size))) return 0;
   const auto admitted = front->Prepare(request);
-  const std::string wrong = admitted.ok()
-                                ? front->WhatIsWrong(*admitted)
-                                : WhatIsWrongWithRefusal(admitted.status());
+  const std::string wrong =
+      admitted.ok()
+          ? front->WhatIsWrong(*admitted)
+          : WhatIsWrongWithRefusal(admitted.status(),
+                                   {reinterpret_cast<const char*>(data), size});
   tandem::fuzz::Require(wrong.empty(), wrong.c_str());
   return 0;
 }

@@ -21,9 +21,9 @@ std::string_view Cut(std::string_view* rest) {
 }
 
 void CheckError(const absl::Status& status) {
-  TANDEM_FUZZ_REQUIRE(absl::IsInvalidArgument(status) ||
-                      absl::IsNotFound(status) ||
-                      absl::IsResourceExhausted(status));
+  fuzz::Require(absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                    absl::IsResourceExhausted(status),
+                status.ToString().c_str());
   TANDEM_FUZZ_REQUIRE(!status.message().empty() &&
                       status.message().size() < 4000);
   TANDEM_FUZZ_REQUIRE(status.message().find("panic") == std::string::npos);

@@ -29,11 +29,12 @@ void Require(bool right) {
 
 // Its text's fault, or too much of it.
 void CheckError(const absl::Status& status) {
-  Require(absl::IsInvalidArgument(status) ||
-          absl::IsResourceExhausted(status) ||
-          absl::IsDeadlineExceeded(status));
+  fuzz::Require(absl::IsInvalidArgument(status) ||
+                    absl::IsResourceExhausted(status) ||
+                    absl::IsDeadlineExceeded(status),
+                status.ToString().c_str());
   Require(!status.message().empty() && status.message().size() < 4000);
-  Require(status.message().find("panic") == std::string::npos);
+  Require(status.message().find("(panic at") == std::string::npos);
 }
 
 // Some tokens of those that the masks allow.

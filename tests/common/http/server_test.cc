@@ -182,6 +182,21 @@ TEST_F(HttpServerTest, HeadersAndBodiesAreAcceptedToTheLimitAndNoFurther) {
   EXPECT_THAT(with_header(1024), StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(with_header(1025), StartsWith("HTTP/1.1 431"));
   EXPECT_THAT(with_header(100'000), StartsWith("HTTP/1.1 431"));
+  // What follows a body in chunks counts as if it stood in the header.
+  const auto with_trailers = [&](size_t bytes) {
+    std::string header =
+        "POST /echo HTTP/1.1\r\nConnection: close\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n";
+    std::string trailers;
+    while (header.size() + trailers.size() + 12 <= bytes) {
+      trailers += "A: b\r\n";
+    }
+    trailers += "X: ";
+    trailers += std::string(bytes - header.size() - trailers.size() - 2, 'x');
+    return Exchange(header + "0\r\n" + trailers + "\r\n\r\n");
+  };
+  EXPECT_THAT(with_trailers(1024), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(with_trailers(1025), StartsWith("HTTP/1.1 431"));
   const auto with_body = [&](size_t bytes) {
     return Exchange(
         "POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: " +

@@ -12,23 +12,24 @@ namespace tandem::router {
 namespace {
 
 template <typename Parsed>
-void CheckParsed(const Parsed& parsed) {
+void CheckParsed(const Parsed& parsed, std::string_view body) {
   if (parsed.ok()) return;
-  const std::string wrong = WhatIsWrongWithRefusal(parsed.status());
+  const std::string wrong = WhatIsWrongWithRefusal(parsed.status(), body);
   fuzz::Require(wrong.empty(), wrong.c_str());
 }
 
-void CheckGenerate(const absl::StatusOr<OpenAiRequest>& parsed) {
+void CheckGenerate(const absl::StatusOr<OpenAiRequest>& parsed,
+                   std::string_view body) {
   static const auto* const front = new Front();
-  CheckParsed(parsed);
+  CheckParsed(parsed, body);
   if (!parsed.ok()) return;
   TANDEM_FUZZ_REQUIRE(!parsed->prompts.empty() &&
                       parsed->prompts.size() <= kMaxPrompts);
   for (const v1::GenerateRequest& request : parsed->prompts) {
     const auto admitted = front->Prepare(request);
-    const std::string wrong = admitted.ok()
-                                  ? front->WhatIsWrong(*admitted)
-                                  : WhatIsWrongWithRefusal(admitted.status());
+    const std::string wrong =
+        admitted.ok() ? front->WhatIsWrong(*admitted)
+                      : WhatIsWrongWithRefusal(admitted.status(), body);
     fuzz::Require(wrong.empty(), wrong.c_str());
     if (!admitted.ok()) return;
   }
@@ -42,11 +43,11 @@ TANDEM_FUZZ_TARGET(fuzz_openai)(const uint8_t* data, size_t size) {
   tandem::fuzz::Input input(data, size);
   const int path = input.Below(6);
   const std::string_view body = input.Rest();
-  if (path == 0) CheckGenerate(ParseCompletion(body));
-  if (path == 1) CheckGenerate(ParseChatCompletion(body));
-  if (path == 2) CheckParsed(ParseTokenize(body));
-  if (path == 3) CheckParsed(ParseDetokenize(body));
-  if (path == 4) CheckParsed(ParseLoadLoraAdapter(body));
-  if (path == 5) CheckParsed(ParseUnloadLoraAdapter(body));
+  if (path == 0) CheckGenerate(ParseCompletion(body), body);
+  if (path == 1) CheckGenerate(ParseChatCompletion(body), body);
+  if (path == 2) CheckParsed(ParseTokenize(body), body);
+  if (path == 3) CheckParsed(ParseDetokenize(body), body);
+  if (path == 4) CheckParsed(ParseLoadLoraAdapter(body), body);
+  if (path == 5) CheckParsed(ParseUnloadLoraAdapter(body), body);
   return 0;
 }

@@ -322,7 +322,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(end) = rest[start..].find("%}").map(|x| start + x) else {
+        // `{%}` is one of them only once.
+        let Some(end) = rest[start + 2..].find("%}").map(|x| start + 2 + x) else {
             break;
         };
         let inside = &rest[start + 2..end];
