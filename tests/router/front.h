@@ -108,7 +108,8 @@ inline std::string WhatIsWrongWithRefusal(const absl::Status& status,
     if (length == 0) return "a message that is no UTF-8";
     rest.remove_prefix(length);
   }
-  for (const char* const ours : {TANDEM_SOURCE_DIR, "ipv4:", "ipv6:", "0x7f"}) {
+  for (const char* const ours :
+       {TANDEM_SOURCE_DIR, "ipv4:1", "ipv6:%5B", "0x7f"}) {
     if (message.find(ours) != message.npos && sent.find(ours) == sent.npos) {
       return absl::StrCat("tells of our inside: ", message);
     }
