@@ -49,6 +49,17 @@ std::string_view Utf8Head(std::string_view text, size_t bytes) {
   return text.substr(0, bytes);
 }
 
+std::string ValidUtf8(std::string_view text) {
+  std::string valid;
+  valid.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    valid.append(length == 0 ? "\xef\xbf\xbd" : text.substr(0, length));
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return valid;
+}
+
 std::string JsonEscaped(std::string_view text, bool quotes) {
   std::string out;
   out.reserve(text.size());

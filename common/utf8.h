@@ -17,6 +17,9 @@ size_t Utf8Length(std::string_view text);
 // The head of `text`, of at most `bytes`, that ends where a character does.
 std::string_view Utf8Head(std::string_view text, size_t bytes);
 
+// What is malformed becomes U+FFFD: a protobuf with other strings is not read.
+std::string ValidUtf8(std::string_view text);
+
 // Escapes what JSON wants escaped and replaces malformed UTF-8 by U+FFFD.
 // `quotes`: also escape " and \; without it the result only has no control
 // characters, for terminals.

@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
+#include "common/utf8.h"
 #include "decode_worker/call.h"
 #include "decode_worker/core.h"
 #include "worker/convert.h"
@@ -220,7 +221,7 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
              worker::AdapterKey(call->adapter)) {
     bad = absl::FailedPreconditionError(absl::StrCat(
         "offer.adapter is '",
-        worker::AdapterKey(offer.adapter()).substr(0, 128),
+        std::string(Utf8Head(worker::AdapterKey(offer.adapter()), 128)),
         "', the attempt's is '", worker::AdapterKey(call->adapter), "'"));
   }
   if (!bad.ok()) {

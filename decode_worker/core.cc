@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
+#include "common/utf8.h"
 #include "decode_worker/call.h"
 #include "worker/convert.h"
 
@@ -393,7 +394,7 @@ void DecodeCore::ReportDead(Call* call, const absl::Status& why, bool preempted,
   v1::AttemptDead* const dead = response.mutable_dead();
   dead->set_attempt(call->attempt);
   dead->set_code(static_cast<int>(why.code()));
-  dead->set_message(std::string(why.message()));
+  dead->set_message(ValidUtf8(std::string(why.message())));
   dead->set_preempted(preempted);
   dead->set_failed_way(failed_way);
   Say(call, std::move(response));

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/utf8.h"
 
 namespace tandem::handoff {
 namespace {
@@ -24,7 +25,7 @@ std::string Shown(const std::string* value) {
   if (value == nullptr) return "nothing";
   constexpr size_t kLongest = 80;
   if (value->size() <= kLongest) return absl::StrCat("'", *value, "'");
-  return absl::StrCat("'", value->substr(0, kLongest), "...'");
+  return absl::StrCat("'", std::string(Utf8Head(*value, kLongest)), "...'");
 }
 
 // Senders convert to the receiver's format.
@@ -54,12 +55,12 @@ absl::Status FailureFrom(int32_t code, const std::string& message) {
   const bool known = code > 0 && code <= 16;
   return absl::Status(
       known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-      message.substr(0, kLongest));
+      std::string(Utf8Head(message, kLongest)));
 }
 
 std::string Message(const absl::Status& status) {
   const absl::string_view message = status.message();
-  return std::string(message.data(), message.size());
+  return ValidUtf8({message.data(), message.size()});
 }
 
 std::optional<kernels::DType> ParseDType(std::string_view name) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/utf8.h"
 
 namespace tandem::router {
 namespace {
@@ -34,7 +35,9 @@ std::vector<std::string> Differences(const v1::WorkerHello& a,
 }
 
 // Digests are long; their heads tell them apart.
-std::string Shown(const std::string& value) { return value.substr(0, 48); }
+std::string Shown(const std::string& value) {
+  return std::string(Utf8Head(value, 48));
+}
 
 // Senders convert to the receiver's format, and either must know both.
 bool Knows(const v1::WorkerHello& hello, const std::string& format) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/utf8.h"
 #include "router/compatibility.h"
 #include "router/set_duration.h"
 
@@ -235,10 +236,11 @@ void Registry::OnCache(Worker* worker, const v1::CacheChange& change) {
   }
 }
 
-void Registry::NoteRejected(const std::string& worker_id, std::string reason) {
+void Registry::NoteRejected(const std::string& worker_id,
+                            const std::string& reason) {
   v1::RejectedWorker rejected;
-  rejected.set_worker_id(worker_id.substr(0, 256));
-  rejected.set_reason(std::move(reason));
+  rejected.set_worker_id(std::string(Utf8Head(worker_id, 256)));
+  rejected.set_reason(ValidUtf8(reason));
   rejected_.emplace_front(loop_->Now(), std::move(rejected));
   if (rejected_.size() > kMaxRejected) rejected_.pop_back();
 }
@@ -247,7 +249,7 @@ void Registry::Reject(Lease* lease, const std::string& worker_id,
                       const absl::Status& status) {
   NoteRejected(worker_id, std::string(status.message()));
   listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kRefused,
-                             .worker = worker_id.substr(0, 256),
+                             .worker = std::string(Utf8Head(worker_id, 256)),
                              .why = std::string(status.message())});
   End(lease, status, "refused");
 }
@@ -315,9 +317,10 @@ Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
 absl::Status Registry::Cordon(const std::string& worker_id, bool cordoned) {
   const bool known = workers_.find(worker_id) != workers_.end();
   if (!known && (cordoned || !cordoned_.contains(worker_id))) {
-    return MakeError(absl::StatusCode::kNotFound, "WORKER_NOT_FOUND",
-                     absl::StrCat("worker_id = ", worker_id.substr(0, 128),
-                                  ": no such worker is registered here"));
+    return MakeError(
+        absl::StatusCode::kNotFound, "WORKER_NOT_FOUND",
+        absl::StrCat("worker_id = ", std::string(Utf8Head(worker_id, 128)),
+                     ": no such worker is registered here"));
   }
   if (cordoned) {
     cordoned_.insert(worker_id);
@@ -516,7 +519,8 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
                worker->load.state() != v1::WORKER_STATE_READY) {
       status->set_reason("starting");
     } else if (avoided != avoided_workers_.entries().end()) {
-      status->set_reason(absl::StrCat("avoided: ", avoided->second.reason));
+      status->set_reason(
+          ValidUtf8(absl::StrCat("avoided: ", avoided->second.reason)));
     }
   }
   for (const auto& [key, entry] : avoided_pairs_.entries()) {
@@ -526,7 +530,7 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
     pair->set_prefill_worker_id(names[0]);
     pair->set_decode_worker_id(names[1]);
     pair->set_way(names[2]);
-    pair->set_reason(entry.reason);
+    pair->set_reason(ValidUtf8(entry.reason));
     SetDuration(entry.until - now, pair->mutable_retry_in());
   }
   for (const auto& [p, prefill] : workers_) {
@@ -538,7 +542,7 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
       v1::AvoidedPair* const pair = state->add_avoided_pairs();
       pair->set_prefill_worker_id(p);
       pair->set_decode_worker_id(d);
-      pair->set_reason(std::string(status.message()));
+      pair->set_reason(ValidUtf8(std::string(status.message())));
     }
   }
   for (const auto& [when, rejected] : rejected_) {

@@ -158,7 +158,7 @@ class Registry {
   void OnCache(Worker* worker, const v1::CacheChange& change);
   void OnAdapters(Lease* lease, const v1::AdapterList& list);
   // For operators to see.
-  void NoteRejected(const std::string& worker_id, std::string reason);
+  void NoteRejected(const std::string& worker_id, const std::string& reason);
   void Reject(Lease* lease, const std::string& worker_id,
               const absl::Status& status);
   // Ends the lease in any state, telling the worker `status`. Idempotent.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
+#include "common/utf8.h"
 
 namespace tandem::worker {
 namespace {
@@ -16,7 +17,7 @@ v1::AdapterOutcome OutcomeOf(uint64_t command, const absl::Status& status) {
   outcome.set_command(command);
   outcome.set_code(static_cast<int>(status.code()));
   outcome.set_reason(ErrorReason(status));
-  outcome.set_message(std::string(status.message()));
+  outcome.set_message(ValidUtf8(std::string(status.message())));
   return outcome;
 }
 
@@ -47,7 +48,7 @@ void AdapterLoader::Load(v1::LoadAdapter command, Done done) {
   if (status.ok() && (command.path().size() > kMaxPathBytes ||
                       command.path().substr(0, 1) != "/")) {
     status = absl::InvalidArgumentError(absl::StrCat(
-        "path = ", command.path().substr(0, 128),
+        "path = ", std::string(Utf8Head(command.path(), 128)),
         ": an absolute one of at most ", kMaxPathBytes, " bytes is needed"));
   }
   if (!status.ok()) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/utf8.h"
 #include "engine/kv_pool.h"
 
 namespace tandem::worker {
@@ -26,7 +27,7 @@ absl::Status AdapterTable::CheckName(const std::string& name) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("adapter '", name.substr(0, 128),
+      absl::StrCat("adapter '", std::string(Utf8Head(name, 128)),
                    "': a name has 1..64 printable characters, no spaces"));
 }
 
@@ -68,9 +69,9 @@ absl::Status AdapterTable::Add(const v1::AdapterRef& adapter, int slot) {
 absl::StatusOr<int> AdapterTable::Remove(const std::string& name) {
   const auto it = by_name_.find(name);
   if (it == by_name_.end()) {
-    return MakeError(
-        absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
-        absl::StrCat("this worker has no adapter ", name.substr(0, 128)));
+    return MakeError(absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
+                     absl::StrCat("this worker has no adapter ",
+                                  std::string(Utf8Head(name, 128))));
   }
   const int slot = it->second;
   by_name_.erase(it);
@@ -96,7 +97,7 @@ absl::StatusOr<AdapterUse> AdapterTable::Use(const v1::AdapterRef& adapter) {
     for (const auto& [name, slot] : by_name_) names.push_back(name);
     return MakeError(
         absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
-        absl::StrCat("adapter = ", adapter.name().substr(0, 128),
+        absl::StrCat("adapter = ", std::string(Utf8Head(adapter.name(), 128)),
                      ": this worker has ",
                      names.empty() ? "none" : absl::StrJoin(names, ", ")));
   }

@@ -25,8 +25,9 @@ constexpr size_t kMaxDetailBytes = 4096;
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const auto code = static_cast<grpc::StatusCode>(status.raw_code());
-  const std::string message(Utf8Head(
-      {status.message().data(), status.message().size()}, kMaxMessageBytes));
+  const std::string valid =
+      ValidUtf8({status.message().data(), status.message().size()});
+  const std::string message(Utf8Head(valid, kMaxMessageBytes));
   google::rpc::Status details;
   size_t detail_bytes = 0;
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/utf8.h"
 #include "common/version.h"
 #include "router/fnv.h"
 
@@ -160,7 +161,7 @@ void AddCheck(const char* name, const absl::Status& status,
   check->set_name(name);
   check->set_state(status.ok() ? oe::HEALTH_STATE_READY
                                : oe::HEALTH_STATE_NOT_READY);
-  check->set_message(std::string(status.message()));
+  check->set_message(ValidUtf8(std::string(status.message())));
   response->set_state(std::max(response->state(), check->state()));
 }
 

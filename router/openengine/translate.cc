@@ -193,17 +193,6 @@ bool IsNumber(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-std::string ValidUtf8(std::string_view bytes) {
-  std::string text;
-  while (!bytes.empty()) {
-    const size_t length = Utf8Length(bytes);
-    text.append(length == 0 ? std::string_view("\xef\xbf\xbd")
-                            : bytes.substr(0, length));
-    bytes.remove_prefix(std::max<size_t>(length, 1));
-  }
-  return text;
-}
-
 // Of requests that bring no time limit and no tools.
 oe::FinishReason ToReason(v1::FinishReason reason) {
   switch (reason) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 
 namespace tandem::router::session {
 namespace {
@@ -207,7 +208,7 @@ absl::Duration FromTicks(int64_t ticks) {
 v1::SessionStatus ToEntry(const absl::Status& status) {
   v1::SessionStatus entry;
   entry.set_code(status.raw_code());
-  entry.set_message(std::string(status.message()));
+  entry.set_message(ValidUtf8(std::string(status.message())));
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     (*entry.mutable_payloads())[std::string(url)] = std::string(payload);
   });

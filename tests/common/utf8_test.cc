@@ -53,6 +53,16 @@ TEST(Utf8Test, LengthAcceptsExactlyWellFormedCharacters) {
   }
 }
 
+TEST(Utf8Test, WhatIsMalformedIsReplaced) {
+  const std::string text = "a\xc3\xa9\n\xf0\x9f\x98\x80";
+  EXPECT_EQ(ValidUtf8(text), text);
+  EXPECT_EQ(ValidUtf8("\xa9"
+                      "a\xc3"),
+            "\xef\xbf\xbd"
+            "a\xef\xbf\xbd");
+  EXPECT_EQ(ValidUtf8(""), "");
+}
+
 TEST(Utf8Test, EscapesWhatJsonWantsEscaped) {
   struct Case {
     std::string_view text, json, terminal;

@@ -136,6 +136,19 @@ TEST_F(AdapterLoaderTest, ASlotHasANameWhenAllIsOnTheDevice) {
   EXPECT_TRUE(verse->in_service());
 }
 
+// A text that was cut within a character would be no message at all.
+TEST_F(AdapterLoaderTest, WhatItQuotesOfACommandCanBeSent) {
+  for (size_t ascii = 60; ascii < 132; ++ascii) {
+    const std::string text = std::string(ascii, 'a') + "\u00e9\u00e9\u00e9";
+    for (const uint64_t command :
+         {Load("verse", text), Load(text, "/" + text), Unload(text)}) {
+      EXPECT_NE(CodeOf(command), StatusCode::kOk);
+      v1::AdapterOutcome read;
+      EXPECT_TRUE(read.ParseFromString(outcomes[command].SerializeAsString()));
+    }
+  }
+}
+
 TEST_F(AdapterLoaderTest, WhatIsThereIsComparedAndNotReplaced) {
   Have("verse", 'a');
   const uint64_t same = Load("verse", "/copy");
