@@ -367,13 +367,13 @@ void Request::OnClosed(absl::Status status) {
 
 void Request::Fail(const absl::Status& status) {
   if (phase_ == Phase::kEnded) return;
+  End(status);
   // By its name people find it in the logs.
   client_->Close(
       absl::IsInternal(status)
           ? WithMessage(status, absl::StrCat(status.message(), " (request ",
                                              client_id(), ")"))
           : status);
-  End(status);
 }
 
 void Request::Finish(v1::FinishReason reason) {
@@ -404,9 +404,10 @@ void Request::EndCalls() {
 
 void Request::WriteDone() {
   if (phase_ != Phase::kEnding) return;
-  output_.Done(Summary());
-  client_->Close(absl::OkStatus());
+  v1::GenerateDone done = Summary();
   End(absl::OkStatus());
+  output_.Done(std::move(done));
+  client_->Close(absl::OkStatus());
 }
 
 int Request::ReasoningTokens() const {
@@ -479,6 +480,8 @@ v1::GenerateDone Request::Summary() const {
   return done;
 }
 
+// Before the client learns of it: who has read an answer to its end finds its
+// place free.
 void Request::End(const absl::Status& status) {
   if (phase_ == Phase::kEnded) return;
   const bool client_gone = client_ == nullptr && !status.ok();

@@ -314,14 +314,14 @@ void SequenceGroup::OnClosed(absl::Status status) {
 void SequenceGroup::End(const absl::Status& status) {
   if (std::exchange(ended_, true)) return;
   spread_timer_.Stop();
-  const bool client_gone = client_ == nullptr;
-  if (!client_gone) client_->Close(status);
   // To sequences that still run the client is gone, whatever the cause.
   for (Part& part : parts_) {
     if (part.stream == nullptr) continue;
     std::exchange(part.stream, nullptr)->Detach()->OnClosed(status);
   }
   host_->OnGroupEnded(this);
+  // Last: who has read an answer to its end finds its place free.
+  if (client_ != nullptr) client_->Close(status);
 }
 
 }  // namespace tandem::router

@@ -391,10 +391,14 @@ TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
   Socket socket(cluster_->http_port());
   socket.Send(Request("/v1/completions", body));
   std::string raw = socket.Receive("data: ");
+  for (const char* worker : {"decode-0", "decode-1"}) {
+    cluster_->Signal(worker, SIGSTOP);  // it stays in flight
+  }
   const auto state = cluster_->State();
   ASSERT_TRUE(state.ok()) << state.status();
   ASSERT_EQ(state->in_flight_size(), 1);
   const std::string victim = state->in_flight(0).decode_worker_id();
+  cluster_->Signal(victim == "decode-0" ? "decode-1" : "decode-0", SIGCONT);
   cluster_->Kill(victim);
   raw += socket.Receive();
   const Answer answer = Parse(raw);
@@ -672,6 +676,7 @@ TEST_F(HttpTest, ErrorsComeBeforeAStreamAsStatusAndInItAsAnEvent) {
   Socket socket(cluster_->http_port());
   socket.Send(Request("/v1/completions", stream));
   std::string raw = socket.Receive("data: ");
+  cluster_->Signal("decode-0", SIGSTOP);  // it stays in flight
   const Answer full = Post("/v1/completions", Greedy(4));
   EXPECT_EQ(full.code, 429) << full.body;
   EXPECT_THAT(full.head, HasSubstr("Retry-After: "));

@@ -605,6 +605,52 @@ TEST(CoreLimits, WhetherThereIsRoomIsKnownBeforehand) {
   EXPECT_TRUE(w.core->HasRoom(0).ok());
 }
 
+// Who asks one question after the other is never one too many.
+TEST(CoreLimits, APlaceIsFreeBeforeItsClientLearnsOfTheEnd) {
+  RouterOptions options;
+  options.max_requests = 2;
+  World w(options);
+  w.Decode("d0");
+  const auto watch = [&w](ClientPipe* client, int* times) {
+    client->seen = [&w, times](const v1::GenerateResponse* message) {
+      if (message != nullptr && !message->has_done()) return;
+      EXPECT_TRUE(w.core->HasRoom(0).ok());
+      EXPECT_EQ(w.core->in_flight(), 0);
+      ++*times;
+    };
+  };
+  const auto finish = [&w](DecodePipe* decode) {
+    decode->Say(World::Opened(1, ""));
+    decode->Say(World::Started(1));
+    decode->Say(World::Tokens(40, {1}));
+    decode->Say(World::Finished(v1::FINISH_REASON_LENGTH));
+    w.Settle();
+  };
+  int one = 0;
+  watch(w.Submit(World::Ask()), &one);
+  finish(&w.decodes.back());
+  EXPECT_EQ(one, 2);
+
+  int failed = 0;
+  ClientPipe* const poor = w.Submit(World::Ask());
+  watch(poor, &failed);
+  w.decodes.back().Break(absl::InvalidArgumentError("no"));
+  w.RunFor(absl::Seconds(100));
+  EXPECT_FALSE(poor->status.ok());
+  EXPECT_EQ(failed, 1);
+
+  int group = 0;
+  AdmittedRequest two = World::Ask();
+  two.effective.sampling.set_n(2);
+  two.effective.sampling.set_best_of(2);
+  const size_t before = w.decodes.size();
+  watch(w.Submit(std::move(two)), &group);
+  finish(&w.decodes[before]);
+  ASSERT_EQ(w.decodes.size(), before + 2);
+  finish(&w.decodes[before + 1]);
+  EXPECT_EQ(group, 2);
+}
+
 // Retries that keep the decode worker are of the same share.
 TEST(CoreLimits, RetriesOfThePrefillAreAShareOfTheRequests) {
   RouterOptions options;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -33,7 +34,8 @@ struct Pipe {
   bool dropped = false;  // the core ended it
   bool paused = false;
   size_t unsent = 0;
-  absl::Status status;  // what the core closed it with
+  absl::Status status;                   // what the core closed it with
+  std::function<void(const Out*)> seen;  // each message; null at the close
 
   void Say(In message) {
     if (open) handler->OnMessage(std::move(message));
@@ -51,7 +53,9 @@ class FakeStream final : public Stream<Out, In> {
   ~FakeStream() override { Close(absl::CancelledError("dropped")); }
   void Start(StreamHandler<In>* handler) override { pipe_->handler = handler; }
   void Send(Out message) override {
-    if (pipe_->open) pipe_->sent.push_back(std::move(message));
+    if (!pipe_->open) return;
+    if (pipe_->seen) pipe_->seen(&message);
+    pipe_->sent.push_back(std::move(message));
   }
   size_t unsent() const override { return pipe_->unsent; }
   void PauseReading(bool paused) override { pipe_->paused = paused; }
@@ -59,6 +63,7 @@ class FakeStream final : public Stream<Out, In> {
     if (!std::exchange(pipe_->open, false)) return;
     pipe_->dropped = true;
     pipe_->status = std::move(status);
+    if (pipe_->seen) pipe_->seen(nullptr);
   }
   std::string peer() const override { return "fake"; }
 
