@@ -146,7 +146,10 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.head_dim,
           .vocab = spec.vocab_size,
-          .gated = 2 * spec.intermediate_size};
+          .gated = 2 * spec.intermediate_size,
+          .hidden = spec.hidden_size,
+          .experts = spec.experts,
+          .experts_per_row = spec.experts_per_token};
 }
 
 DeviceExecutor::~DeviceExecutor() { Synchronize(); }

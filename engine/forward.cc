@@ -39,9 +39,8 @@ struct Pass {
     backend.Logits(queue, rows, w.normed, *layer.router, w.route_logits);
     backend.Route(queue, rows, spec.experts, spec.experts_per_token,
                   spec.normalised_routes, w.route_logits, w.route_weights);
-    backend.Experts(queue, rows, w.normed, w.route_weights,
-                    layer.experts.data(), spec.experts, spec.activation,
-                    {w.expert_x, w.activated, w.expert_y}, w.delta);
+    backend.Experts(queue, rows, spec.experts_per_token, w.normed,
+                    w.route_weights, *layer.experts, spec.activation, w.delta);
   }
 
   bool Adapts(LoraProduct product) const {
@@ -206,7 +205,7 @@ struct FloatParts {
   void* lora_inner = nullptr;
 };
 
-constexpr int kParts = 15;
+constexpr int kParts = 13;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
@@ -226,11 +225,9 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.qkv, rows * spec.qkv_rows()},
        {&w.attention, rows * query},
        {&w.delta, rows * spec.hidden_size},
-       {&w.activated, rows * spec.intermediate_size},
+       {&w.activated, spec.experts > 0 ? 0 : rows * spec.intermediate_size},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},
-       {&w.expert_x, routed * spec.hidden_size * SizeOf(activation)},
-       {&w.expert_y, routed * spec.hidden_size * SizeOf(activation)},
        {&floats.route_logits, routed * spec.experts * sizeof(float)},
        {&floats.route_weights, routed * spec.experts * sizeof(float)},
        {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},

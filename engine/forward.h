@@ -35,10 +35,8 @@ class Workspace {
   void* qkv = nullptr;        // [max_rows, qkv_rows]
   void* attention = nullptr;  // [max_rows, heads * head_dim]
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
-  void* activated = nullptr;  // [max_rows, intermediate]
+  void* activated = nullptr;  // [max_rows, intermediate], of one expert
   // Of many experts.
-  void* expert_x = nullptr;        // [max_rows, hidden]
-  void* expert_y = nullptr;        // [max_rows, hidden]
   float* route_logits = nullptr;   // [max_rows, experts]
   float* route_weights = nullptr;  // [max_rows, experts]
   // Of adapters.

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "common/error.h"
 #include "common/failpoint.h"
 #include "engine/quantisation.h"
 #include "engine/rope.h"
@@ -340,6 +341,7 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
   absl::Status status =
       Pack({{NameOf(index, names.router, ".weight"), spec_.experts}}, hidden,
            Use::kRouter, layer.router);
+  std::vector<kernels::Expert> experts;
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
     const auto name = [&](std::string_view part) {
       return NameOf(
@@ -355,9 +357,17 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
     auto& down = layer.expert_matrices.emplace_back();
     status = Pack({{name(names.down), hidden}}, wide, Use::kProduct, down);
     expert.down = down.get();
-    layer.experts.push_back(expert);
+    experts.push_back(expert);
   }
-  return status;
+  if (!status.ok()) return status;
+  auto set = backend_->GroupExperts(experts);
+  if (!set.ok()) {
+    return WithMessage(
+        set.status(),
+        absl::StrCat("experts of layer ", index, ": ", set.status().message()));
+  }
+  layer.experts = *std::move(set);
+  return absl::OkStatus();
 }
 
 absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {

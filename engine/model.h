@@ -56,7 +56,7 @@ class Model {
     // Of many experts, instead of gate_up and down.
     std::unique_ptr<kernels::Matrix> router;  // [experts, hidden]
     std::vector<std::unique_ptr<kernels::Matrix>> expert_matrices;
-    std::vector<kernels::Expert> experts;
+    std::unique_ptr<kernels::ExpertSet> experts;
     const float* qkv_bias = nullptr;  // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;

@@ -187,11 +187,17 @@ struct Expert {
   const Matrix* down = nullptr;
 };
 
-// Device memory that Experts works in, of the backend's activation type.
-struct ExpertScratch {
-  void* x = nullptr;       // [num_rows, down.rows()]
-  void* hidden = nullptr;  // [num_rows, down.cols()]
-  void* y = nullptr;       // [num_rows, down.rows()]
+// Those of a layer. Made by a backend, whose matrices outlive it.
+class ExpertSet {
+ public:
+  virtual ~ExpertSet() = default;
+  int count() const { return count_; }
+
+ protected:
+  explicit ExpertSet(int count) : count_(count) {}
+
+ private:
+  const int count_;
 };
 
 // Part of one sequence's KV: what a gather reads and a scatter writes.
@@ -235,6 +241,9 @@ struct WorkLimits {
   int head_dim = 0;
   int vocab = 0;
   int gated = 0;  // rows of the widest matrix of PackGatedMatrix
+  int hidden = 0;
+  int experts = 0;
+  int experts_per_row = 0;
 };
 
 class Backend {
@@ -286,6 +295,10 @@ class Backend {
       const HostCodes& source) = 0;
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackGatedCodes(
       const HostCodes& source) = 0;
+  // What Experts takes, of at least one expert. Their shapes are equal; on a
+  // GPU so must their formats be.
+  virtual absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
+      const std::vector<Expert>& experts) = 0;
   // Zeroed.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) = 0;
@@ -413,12 +426,10 @@ class Backend {
 
   // out[r] = the sum over experts e with weights[r, e] != 0, ascending, of
   // that weight times what e makes of x[r]: a chain of fused multiply-adds,
-  // rounded to the activation type at each. `experts` [count] is HOST memory
-  // that lives until the operation ran; x may not be part of `scratch`.
-  virtual void Experts(Queue& queue, int num_rows, const void* x,
-                       const float* weights, const Expert* experts, int count,
-                       Activation activation, const ExpertScratch& scratch,
-                       void* out) = 0;
+  // rounded to the activation type at each. `chosen`: that Route chose.
+  virtual void Experts(Queue& queue, int num_rows, int chosen, const void* x,
+                       const float* weights, const ExpertSet& experts,
+                       Activation activation, void* out) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "engine/forward.h"
 #include "engine/model_work.h"
+#include "kernels/experts.h"
 #include "worker/gpu_handoff.h"
 #include "worker/kv_plan.h"
 
@@ -52,6 +53,20 @@ void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
   if (!input.gpu && formats->layers == DType::kFp8) {
     formats->layers = DType::kBF16;
   }
+}
+
+// What backends keep for the rows of many experts: copies, what comes of them
+// and what is between; a CPU has one expert's at a time, and both halves of
+// its gated product.
+int64_t ExpertBytes(const PlanInput& input, const explain::Formats& formats) {
+  const engine::ModelSpec& spec = input.spec;
+  if (spec.experts == 0) return 0;
+  const int rows = input.max_num_batched_tokens;
+  const int64_t ends = 2 * int64_t{spec.hidden_size};
+  const int64_t wide = spec.intermediate_size;
+  if (!input.gpu) return rows * (ends + 3 * wide) * 4;
+  return kernels::MostExpertRows(rows, spec.experts, spec.experts_per_token) *
+         (ends + wide) * static_cast<int64_t>(SizeOf(formats.weights));
 }
 
 worker::WorkerFlags FlagsOf(const PlanInput& input) {
@@ -115,6 +130,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   plan.workspace_bytes = static_cast<int64_t>(engine::Workspace::Bytes(
       spec, input.max_num_batched_tokens, worker::PlainDraws(flags), nullptr,
       input.gpu ? formats.weights : DType::kF32));
+  plan.workspace_bytes += ExpertBytes(input, formats);
   plan.kv_token_bytes = explain::KvBytesPerToken(spec, formats.kv);
   plan.kv_block_bytes = plan.kv_token_bytes * input.block_size;
 

@@ -50,6 +50,25 @@ class CpuBuffer final : public Buffer {
   const DeviceMemory memory_;
 };
 
+class CpuExperts final : public ExpertSet {
+ public:
+  explicit CpuExperts(const std::vector<Expert>& experts)
+      : ExpertSet(static_cast<int>(experts.size())), experts_(experts) {}
+
+  const PackedMatrix& gate_up(int e) const { return Of(At(e).gate_up); }
+  const PackedMatrix& down(int e) const { return Of(At(e).down); }
+  int dim() const { return down(0).rows(); }
+  int wide() const { return down(0).cols(); }
+
+ private:
+  const Expert& At(int e) const { return experts_[static_cast<size_t>(e)]; }
+  static const PackedMatrix& Of(const Matrix* matrix) {
+    return static_cast<const PackedMatrix&>(*matrix);
+  }
+
+  const std::vector<Expert> experts_;
+};
+
 // Rows [0, count) in even shares, on the whole team if they are big enough.
 template <typename Body>
 void ForRows(ThreadPool& pool, int count, int64_t elements_per_row,
@@ -149,14 +168,22 @@ class CpuBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return Allocate(bytes);
   }
-  // What GatedMatMul needs on a queue that is made later; for the rest the
-  // team's scratch memory is enough.
+  // What GatedMatMul and Experts need on a queue that is made later; for the
+  // rest the team's scratch memory is enough.
   absl::Status Reserve(const WorkLimits& limits) override {
-    gated_floats_ = size_t(limits.rows) * limits.gated;
+    queue_floats_ =
+        size_t(limits.rows) *
+        (limits.experts > 0 ? ExpertFloats(limits.hidden, limits.gated / 2)
+                            : limits.gated);
     return absl::OkStatus();
   }
   std::unique_ptr<Queue> NewQueue(std::string_view name) override {
-    return std::make_unique<CpuQueue>(name, pool_.spin(), gated_floats_);
+    return std::make_unique<CpuQueue>(name, pool_.spin(), queue_floats_);
+  }
+
+  absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
+      const std::vector<Expert>& experts) override {
+    return std::unique_ptr<ExpertSet>(std::make_unique<CpuExperts>(experts));
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
@@ -373,7 +400,8 @@ class CpuBackend final : public Backend {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), &packed,
                 bias, activation, out = static_cast<float*>(out)] {
-      RunGatedMatMul(own, num_rows, x, packed, bias, activation, out);
+      RunGatedMatMul(num_rows, x, packed, bias, activation,
+                     own.Floats(size_t(num_rows) * packed.rows()), out);
     });
   }
 
@@ -425,21 +453,27 @@ class CpuBackend final : public Backend {
   }
 
   // Each expert's rows together.
-  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
-               const Expert* experts, int count, Activation activation,
-               const ExpertScratch& scratch, void* out) override {
+  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
+               const float* weights, const ExpertSet& experts,
+               Activation activation, void* out) override {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     Put(queue, [this, &own, num_rows, x = static_cast<const float*>(x), weights,
-                experts, count, activation, scratch,
+                &set = static_cast<const CpuExperts&>(experts), activation,
                 out = static_cast<float*>(out)] {
-      const int dim = experts[0].down->rows();
-      auto* const taken = static_cast<float*>(scratch.x);
-      auto* const hidden = static_cast<float*>(scratch.hidden);
-      auto* const y = static_cast<float*>(scratch.y);
-      std::fill_n(out, int64_t{num_rows} * dim, 0.0f);
-      for (int e = 0; e < count; ++e) {
+      const int dim = set.dim();
+      const int wide = set.wide();
+      const auto rows_of = [num_rows](int width) {
+        return int64_t{num_rows} * width;
+      };
+      float* const taken =
+          own.Floats(size_t(num_rows) * ExpertFloats(dim, wide));
+      float* const both = taken + rows_of(dim);
+      float* const hidden = both + rows_of(2 * wide);
+      float* const y = hidden + rows_of(wide);
+      std::fill_n(out, rows_of(dim), 0.0f);
+      for (int e = 0; e < set.count(); ++e) {
         const auto weight = [&](int row) {
-          return weights[int64_t{row} * count + e];
+          return weights[int64_t{row} * set.count() + e];
         };
         int rows = 0;
         for (int row = 0; row < num_rows; ++row) {
@@ -448,12 +482,9 @@ class CpuBackend final : public Backend {
                       taken + int64_t{rows++} * dim);
         }
         if (rows == 0) continue;
-        RunGatedMatMul(own, rows, taken,
-                       static_cast<const PackedMatrix&>(*experts[e].gate_up),
-                       nullptr, activation, hidden);
-        RunMatMul(rows, hidden,
-                  static_cast<const PackedMatrix&>(*experts[e].down), nullptr,
-                  y);
+        RunGatedMatMul(rows, taken, set.gate_up(e), nullptr, activation, both,
+                       hidden);
+        RunMatMul(rows, hidden, set.down(e), nullptr, y);
         rows = 0;
         for (int row = 0; row < num_rows; ++row) {
           if (weight(row) == 0) continue;
@@ -544,13 +575,18 @@ class CpuBackend final : public Backend {
   }
 
   // In two passes: the halves are far apart in the packed matrix.
-  void RunGatedMatMul(CpuQueue& own, int num_rows, const float* x,
-                      const PackedMatrix& w, const float* bias,
-                      Activation activation, float* out) {
-    const int dim = w.rows() / 2;
-    float* const both = own.Floats(size_t(num_rows) * w.rows());
+  // `both`: room for [num_rows, w.rows()].
+  void RunGatedMatMul(int num_rows, const float* x, const PackedMatrix& w,
+                      const float* bias, Activation activation, float* both,
+                      float* out) {
     RunMatMul(num_rows, x, w, bias, both);
-    RunGate(num_rows, dim, activation, both, out);
+    RunGate(num_rows, w.rows() / 2, activation, both, out);
+  }
+
+  // Of a row: its copy and what its expert makes of it, both halves of the
+  // gated product, and what comes of them.
+  static constexpr size_t ExpertFloats(int dim, int wide) {
+    return size_t{2} * dim + size_t{3} * wide;
   }
 
   void RunGate(int num_rows, int dim, Activation activation, const float* both,
@@ -742,7 +778,7 @@ class CpuBackend final : public Backend {
   const KernelTable table_;
   cpu::DeviceAllocator* const allocator_;
   ThreadPool pool_;
-  size_t gated_floats_ = 0;
+  size_t queue_floats_ = 0;
 };
 
 }  // namespace

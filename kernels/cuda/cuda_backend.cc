@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numerics.h"
 #include "kernels/cuda/packed_weights.h"
+#include "kernels/experts.h"
 #include "kernels/host_codes.h"
 
 namespace tandem::kernels::cuda {
@@ -55,6 +56,81 @@ class CudaMatrix final : public Matrix {
   const RowOrder order_;
   const std::unique_ptr<Memory> weights_;
   const std::unique_ptr<Memory> scales_;
+};
+
+class CudaExperts final : public ExpertSet {
+ public:
+  CudaExperts(int count, const CudaMatrix& gate_up, const CudaMatrix& down,
+              std::unique_ptr<Memory> table)
+      : ExpertSet(count),
+        gate_up_(gate_up),
+        down_(down),
+        table_(std::move(table)) {}
+
+  // The first expert's, which all are like.
+  const CudaMatrix& gate_up() const { return gate_up_; }
+  const CudaMatrix& down() const { return down_; }
+  const ExpertMatrix* gate_ups() const {
+    return reinterpret_cast<const ExpertMatrix*>(table_->data());
+  }
+  const ExpertMatrix* downs() const { return gate_ups() + count(); }
+
+ private:
+  const CudaMatrix& gate_up_;
+  const CudaMatrix& down_;
+  const std::unique_ptr<Memory> table_;  // all gate_ups, then all downs
+};
+
+bool Alike(const CudaMatrix& a, const CudaMatrix& b) {
+  return a.rows() == b.rows() && a.cols() == b.cols() && a.type() == b.type();
+}
+
+// What a layer of many experts works in, one part behind the other; of no
+// memory, how much that is.
+struct ExpertScratch {
+  struct Shape {
+    int rows, hidden, wide, experts, chosen;
+  };
+
+  ExpertScratch(std::byte* memory, const Shape& shape, DType activation)
+      : memory_(memory) {
+    const int64_t all_places = int64_t{shape.rows} * shape.chosen;
+    const int64_t copies =
+        MostExpertRows(shape.rows, shape.experts, shape.chosen);
+    counts = Take<int32_t>(shape.experts);
+    num_tiles = Take<int32_t>(1);
+    places = Take<int32_t>(all_places);
+    shares = Take<float>(all_places);
+    // There are most of the smallest.
+    tiles = Take<ExpertTile>(
+        MostExpertTiles(shape.rows, shape.experts, shape.chosen, 8));
+    const auto width = static_cast<int64_t>(SizeOf(activation));
+    x = Take<std::byte>(copies * shape.hidden * width);
+    hidden = Take<std::byte>(copies * shape.wide * width);
+    y = Take<std::byte>(copies * shape.hidden * width);
+  }
+
+  size_t bytes() const { return bytes_; }
+
+  int32_t* counts = nullptr;
+  int32_t* num_tiles = nullptr;
+  int32_t* places = nullptr;
+  float* shares = nullptr;
+  ExpertTile* tiles = nullptr;
+  void* x = nullptr;
+  void* hidden = nullptr;
+  void* y = nullptr;
+
+ private:
+  template <typename T>
+  T* Take(int64_t count) {
+    const size_t begin = bytes_;
+    bytes_ += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + begin);
+  }
+
+  std::byte* const memory_;
+  size_t bytes_ = 0;
 };
 
 class CudaKvCache final : public KvCache {
@@ -166,7 +242,13 @@ class CudaBackend final : public Backend {
         {CudaQueue::kSampling,
          SampleScratchBytes(limits.sampled, limits.vocab)},
         {CudaQueue::kCodes,
-         static_cast<size_t>(CodeRowsBytes(limits.rows, most_code_inputs_))}};
+         static_cast<size_t>(CodeRowsBytes(
+             limits.experts > 0
+                 ? static_cast<int>(MostExpertRows(limits.rows, limits.experts,
+                                                   limits.experts_per_row))
+                 : limits.rows,
+             most_code_inputs_))},
+        {CudaQueue::kExperts, ExpertBytes(limits)}};
     for (const auto& [which, bytes] : parts) {
       if (bytes == 0) continue;
       if (reserved_[which] != nullptr && reserved_[which]->size() >= bytes) {
@@ -183,6 +265,39 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Queue> NewQueue(std::string_view name) override {
     // Transfers are short, and a peer waits for them.
     return std::make_unique<CudaQueue>(*device_, name == "transfer");
+  }
+
+  absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
+      const std::vector<Expert>& experts) override {
+    const auto of = [](const Matrix* matrix) -> const CudaMatrix& {
+      return static_cast<const CudaMatrix&>(*matrix);
+    };
+    const CudaMatrix& gate_up = of(experts[0].gate_up);
+    const CudaMatrix& down = of(experts[0].down);
+    std::vector<ExpertMatrix> table(2 * experts.size());
+    for (size_t e = 0; e < experts.size(); ++e) {
+      const CudaMatrix& own_gate_up = of(experts[e].gate_up);
+      const CudaMatrix& own_down = of(experts[e].down);
+      if (!Alike(own_gate_up, gate_up) || !Alike(own_down, down)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("expert ", e,
+                         " is kept in other shapes or formats "
+                         "than expert 0: on a GPU all must be alike"));
+      }
+      table[e] = {own_gate_up.weights(), own_gate_up.scales()};
+      table[experts.size() + e] = {own_down.weights(), own_down.scales()};
+    }
+    const size_t bytes = table.size() * sizeof(ExpertMatrix);
+    absl::StatusOr<std::unique_ptr<Memory>> memory =
+        Memory::OnDevice(*device_, bytes);
+    if (!memory.ok()) return memory.status();
+    {
+      MutexLock lock(&mutex_);
+      Copy(*uploads_, (*memory)->data(), table.data(), bytes);
+      uploads_->Synchronize();
+    }
+    return std::unique_ptr<ExpertSet>(std::make_unique<CudaExperts>(
+        static_cast<int>(experts.size()), gate_up, down, *std::move(memory)));
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
@@ -446,26 +561,69 @@ class CudaBackend final : public Backend {
               "route");
   }
 
-  // Every expert sees all rows: which ones chose it, the host does not know.
-  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
-               const Expert* experts, int count, Activation activation,
-               const ExpertScratch& scratch, void* out) override {
+  // Which rows an expert has, the host does not know: launches are made for as
+  // many tiles as there can be.
+  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
+               const float* weights, const ExpertSet& experts,
+               Activation activation, void* out) override {
+    const auto& set = static_cast<const CudaExperts&>(experts);
+    const int count = set.count();
+    const int hidden = set.down().rows();
+    const int wide = set.down().cols();
+    const int tile_rows = ExpertTileRows(activation_, num_rows, count, chosen);
+    const ExpertScratch::Shape shape{num_rows, hidden, wide, count, chosen};
     CudaQueue& own = Own(queue);
-    for (int e = 0; e < count; ++e) {
-      Multiply(queue, num_rows, x, *experts[e].gate_up, nullptr,
-               MatMulOutput::kGated, scratch.hidden, activation);
-      Multiply(queue, num_rows, scratch.hidden, *experts[e].down, nullptr,
-               MatMulOutput::kPlain, scratch.y);
-      own.Check(LaunchAddExpert(own.stream(), activation_,
-                                {.y = scratch.y,
-                                 .weights = weights,
-                                 .out = out,
-                                 .num_rows = num_rows,
-                                 .dim = experts[e].down->rows(),
-                                 .experts = count,
-                                 .expert = e}),
-                "expert's sum");
-    }
+    const ExpertScratch work(
+        Scratch(own, CudaQueue::kExperts,
+                ExpertScratch(nullptr, shape, activation_).bytes()),
+        shape, activation_);
+    own.Check(LaunchExpertPlan(own.stream(), {.weights = weights,
+                                              .counts = work.counts,
+                                              .places = work.places,
+                                              .shares = work.shares,
+                                              .tiles = work.tiles,
+                                              .num_tiles = work.num_tiles,
+                                              .num_rows = num_rows,
+                                              .experts = count,
+                                              .chosen = chosen,
+                                              .tile_rows = tile_rows}),
+              "experts' rows");
+    own.Check(LaunchSpreadRows(own.stream(), activation_,
+                               {.x = x,
+                                .places = work.places,
+                                .out = work.x,
+                                .num_rows = num_rows,
+                                .chosen = chosen,
+                                .dim = hidden}),
+              "copies of rows");
+    ExpertProductParams product{.product = {},
+                                .matrices = set.gate_ups(),
+                                .tiles = work.tiles,
+                                .num_tiles = work.num_tiles,
+                                .most_tiles = static_cast<int>(MostExpertTiles(
+                                    num_rows, count, chosen, tile_rows))};
+    const int copies =
+        static_cast<int>(MostExpertRows(num_rows, count, chosen));
+    product.product = ProductOf(own, copies, work.x, set.gate_up(), nullptr,
+                                MatMulOutput::kGated, activation, work.hidden);
+    own.Check(LaunchExpertProduct(own.stream(), activation_,
+                                  set.gate_up().type(), tile_rows, product),
+              "experts' products");
+    product.matrices = set.downs();
+    product.product = ProductOf(own, copies, work.hidden, set.down(), nullptr,
+                                MatMulOutput::kPlain, activation, work.y);
+    own.Check(LaunchExpertProduct(own.stream(), activation_, set.down().type(),
+                                  tile_rows, product),
+              "experts' products");
+    own.Check(LaunchSumExperts(own.stream(), activation_,
+                               {.y = work.y,
+                                .places = work.places,
+                                .shares = work.shares,
+                                .out = out,
+                                .num_rows = num_rows,
+                                .chosen = chosen,
+                                .dim = hidden}),
+              "experts' sums");
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,
@@ -556,6 +714,15 @@ class CudaBackend final : public Backend {
   void Copy(Queue& queue, void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
     Own(queue).Copy(to, from, bytes);
+  }
+
+  size_t ExpertBytes(const WorkLimits& limits) const {
+    if (limits.experts == 0) return 0;
+    return ExpertScratch(nullptr,
+                         {limits.rows, limits.hidden, limits.gated / 2,
+                          limits.experts, limits.experts_per_row},
+                         activation_)
+        .bytes();
   }
 
   static absl::Status OddRows(int64_t rows) {
@@ -672,12 +839,24 @@ class CudaBackend final : public Backend {
                 const float* bias, MatMulOutput output, void* out,
                 Activation activation = Activation::kSilu) {
     const CudaMatrix& matrix = static_cast<const CudaMatrix&>(w);
+    CudaQueue& own = Own(queue);
+    const MatMulParams params =
+        ProductOf(own, num_rows, x, matrix, bias, output, activation, out);
+    const auto launch =
+        IsGrouped(matrix.type()) ? LaunchMatMulCodes : LaunchMatMul;
+    own.Check(launch(own.stream(), activation_, matrix.type(), params),
+              "matrix product");
+  }
+
+  // Of x as the matrix's products take it, quantised where they do.
+  MatMulParams ProductOf(CudaQueue& own, int num_rows, const void* x,
+                         const CudaMatrix& matrix, const float* bias,
+                         MatMulOutput output, Activation activation,
+                         void* out) {
     const int outputs = output == MatMulOutput::kGated
                             ? matrix.rows() / 2
                             : PackedRows(matrix.rows(), matrix.order());
-    CudaQueue& own = Own(queue);
-    const bool codes = IsGrouped(matrix.type());
-    if (codes) {
+    if (IsGrouped(matrix.type())) {
       std::byte* const rows =
           Scratch(own, CudaQueue::kCodes,
                   static_cast<size_t>(CodeRowsBytes(num_rows, matrix.cols())));
@@ -690,22 +869,19 @@ class CudaBackend final : public Backend {
                 "quantised rows");
       x = rows;
     }
-    const auto launch = codes ? LaunchMatMulCodes : LaunchMatMul;
-    own.Check(launch(own.stream(), activation_, matrix.type(),
-                     {.weights = matrix.weights(),
-                      .scales = matrix.scales(),
-                      .x = x,
-                      .bias = bias,
-                      .out = out,
-                      .x_stride = matrix.cols(),
-                      .out_stride = outputs,
-                      .rows = PackedRows(matrix.rows(), matrix.order()),
-                      .cols = matrix.cols(),
-                      .tokens = num_rows,
-                      .outputs = outputs,
-                      .output = output,
-                      .activation = activation}),
-              "matrix product");
+    return {.weights = matrix.weights(),
+            .scales = matrix.scales(),
+            .x = x,
+            .bias = bias,
+            .out = out,
+            .x_stride = matrix.cols(),
+            .out_stride = outputs,
+            .rows = PackedRows(matrix.rows(), matrix.order()),
+            .cols = matrix.cols(),
+            .tokens = num_rows,
+            .outputs = outputs,
+            .output = output,
+            .activation = activation};
   }
 
   // The queue's working memory; a queue's first is what was set aside.

@@ -80,7 +80,14 @@ class CudaQueue final : public Queue {
 
   // Memory for kernels to work in, one after the other; zeroed when it is
   // taken. Growing waits for the queue.
-  enum Scratch { kAttention, kSampling, kStaging, kCodes, kScratches };
+  enum Scratch {
+    kAttention,
+    kSampling,
+    kStaging,
+    kCodes,
+    kExperts,
+    kScratches
+  };
   std::byte* scratch(Scratch which, size_t bytes);
   // Takes over memory that was set aside.
   void Adopt(Scratch which, std::unique_ptr<Memory> memory);

@@ -56,13 +56,6 @@ int LaunchRoute(const Stream& stream, const RouteParams& p) {
                 kThreads, 0, RouteKernel{p});
 }
 
-int LaunchAddExpert(const Stream& stream, DType activation,
-                    const AddExpertParams& p) {
-  return WithElement(activation, [&](auto zero) {
-    return Run<AddExpertKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
-  });
-}
-
 int LaunchScaleLogits(const Stream& stream, const ScaleLogitsParams& p) {
   return Run<ScaleLogitsKernel>(stream, p.count, p.vocab, p);
 }

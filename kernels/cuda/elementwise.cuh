@@ -137,33 +137,6 @@ struct RouteKernel {
   }
 };
 
-template <typename T>
-struct AddExpertKernel {
-  static constexpr int kThreads = kElementwiseThreads;
-  AddExpertParams p;
-
-  TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t row = g.block_y();
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
-    if (begin >= p.dim) return;
-    const float weight = p.weights[row * p.experts + p.expert];
-    const int count = Smaller(kChunk, p.dim - begin);
-    T* const out = static_cast<T*>(p.out) + row * p.dim + begin;
-    float sum[kChunk] = {};
-    if (p.expert > 0) {
-      if (weight == 0) return;
-      LoadChunk(out, count, Aligned(p.dim), sum);
-    }
-    if (weight != 0) {
-      float y[kChunk];
-      LoadChunk(static_cast<const T*>(p.y) + row * p.dim + begin, count,
-                Aligned(p.dim), y);
-      for (int i = 0; i < kChunk; ++i) sum[i] = Fma(weight, y[i], sum[i]);
-    }
-    StoreChunk(out, count, Aligned(p.dim), sum);
-  }
-};
-
 struct ScaleLogitsKernel {
   static constexpr int kThreads = kElementwiseThreads;
   ScaleLogitsParams p;

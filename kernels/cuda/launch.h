@@ -152,19 +152,6 @@ struct RouteParams {
 };
 int LaunchRoute(const Stream& stream, const RouteParams& params);
 
-// out (+)= weight * y where the weight is not 0; the first one sets out.
-struct AddExpertParams {
-  const void* y;         // [num_rows, dim]
-  const float* weights;  // [num_rows, experts]
-  void* out;             // [num_rows, dim]
-  int num_rows;
-  int dim;
-  int experts;
-  int expert;
-};
-int LaunchAddExpert(const Stream& stream, DType activation,
-                    const AddExpertParams& params);
-
 // logits *= scale; then a soft cap, if it is not 0.
 struct ScaleLogitsParams {
   float* logits;  // [count, vocab]
@@ -226,6 +213,91 @@ int LaunchQuantiseRows(const Stream& stream, DType activation,
 // LaunchQuantiseRows made of the tokens.
 int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
                       const MatMulParams& params);
+
+// ---- Many experts, of which each row takes a few (experts.cuh), with copies
+// of rows as kernels/experts.h has them.
+TANDEM_HOST_DEVICE constexpr int AlignedExpertRows(int rows) {
+  return (rows + 7) / 8 * 8;
+}
+// Most tiles of `tile_rows` copies of one expert.
+constexpr int64_t MostExpertTiles(int num_rows, int experts, int chosen,
+                                  int tile_rows) {
+  const int64_t places = int64_t{num_rows} * chosen;
+  return (places < experts ? places : experts) + places / tile_rows;
+}
+// Copied rows from `begin` on of one expert, whose last is before `end`.
+struct ExpertTile {
+  int32_t expert;
+  int32_t begin;
+  int32_t end;
+};
+struct ExpertPlanParams {
+  const float* weights;  // [num_rows, experts], Backend::Route's
+  int32_t* counts;       // [experts]: rows of each
+  // Of each row's experts, ascending: where its copy is, and the weight. -1:
+  // it has no more.
+  int32_t* places;     // [num_rows, chosen]
+  float* shares;       // [num_rows, chosen]
+  ExpertTile* tiles;   // [MostExpertTiles]
+  int32_t* num_tiles;  // of them
+  int num_rows;
+  int experts;
+  int chosen;
+  int tile_rows;
+};
+int LaunchExpertPlan(const Stream& stream, const ExpertPlanParams& params);
+
+// out[places[i]] = x[i / chosen].
+struct SpreadRowsParams {
+  const void* x;          // [num_rows, dim]
+  const int32_t* places;  // [num_rows, chosen]
+  void* out;              // [MostExpertRows, dim]
+  int num_rows;
+  int chosen;
+  int dim;
+};
+int LaunchSpreadRows(const Stream& stream, DType activation,
+                     const SpreadRowsParams& params);
+
+// out[r] = the sum of shares[i] * y[places[i]], i of r, rounded at each.
+struct SumExpertsParams {
+  const void* y;  // [MostExpertRows, dim]
+  const int32_t* places;
+  const float* shares;
+  void* out;  // [num_rows, dim]
+  int num_rows;
+  int chosen;
+  int dim;
+};
+int LaunchSumExperts(const Stream& stream, DType activation,
+                     const SumExpertsParams& params);
+
+// LaunchMatMul, or with weights of IsGrouped LaunchMatMulCodes, of each tile
+// with its expert's matrix.
+struct ExpertMatrix {
+  const std::byte* weights;
+  const float* scales;
+};
+struct ExpertProductParams {
+  MatMulParams product;          // without weights, scales and bias
+  const ExpertMatrix* matrices;  // [experts]
+  const ExpertTile* tiles;       // of ExpertTileRows
+  const int32_t* num_tiles;
+  int most_tiles;
+};
+int LaunchExpertProduct(const Stream& stream, DType activation, WeightType type,
+                        int tile_rows, const ExpertProductParams& params);
+// LaunchExpertProduct has tiles of 8, 32 and 128 rows, for f32 models of 8.
+// This one has a tile for most experts and not much more than that: an
+// expert's matrix is read once for each of its tiles.
+constexpr int ExpertTileRows(DType activation, int num_rows, int experts,
+                             int chosen) {
+  if (activation == DType::kF32 || num_rows <= 8) return 8;
+  const int64_t copies = int64_t{num_rows} * chosen;
+  return copies <= int64_t{4} * experts    ? 8
+         : copies <= int64_t{48} * experts ? 32
+                                           : 128;
+}
 
 // Backend::GateHalves of what a plain product with a gated matrix gives: its
 // packed rows, groups of eight gates and the eight that they open.

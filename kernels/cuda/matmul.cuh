@@ -364,10 +364,14 @@ struct MatMulKernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    std::byte* const ring = g.shared();
     const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
-    const int row = tile.row_tile * Tiles::kRows;
-    const int token = tile.token_tile * Tiles::kTokens;
+    Tile(g, tile.row_tile, tile.token_tile * Tiles::kTokens);
+  }
+
+  // The outputs of kTokens tokens from `token` on.
+  TANDEM_DEVICE void Tile(Grid& g, int row_tile, int token) const {
+    std::byte* const ring = g.shared();
+    const int row = row_tile * Tiles::kRows;
     const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
     const int warp_token = g.warp() / Tiles::kWarpsM * (8 * Tiles::kTilesN);
     const int stages =

@@ -7,10 +7,6 @@
 namespace tandem::kernels::cuda {
 namespace {
 
-using Few = MatMulTiles<2, 1, 1, 1, 1, 8>;
-using Some = MatMulTiles<2, 2, 1, 2, 1, 6>;
-using Many = MatMulTiles<4, 2, 2, 8, 1, 3>;
-
 template <typename Kernel>
 int Run(const Stream& stream, const MatMulParams& p) {
   const int blocks = Kernel::RowTiles(p.rows) * Kernel::TokenTiles(p.tokens);
@@ -21,14 +17,14 @@ int Run(const Stream& stream, const MatMulParams& p) {
 template <typename T, WeightType kWeight>
 int RunTiles(const Stream& stream, const MatMulParams& p) {
   if constexpr (!std::is_same_v<T, float>) {
-    if (p.tokens <= Few::kTokens) {
-      return Run<MatMulCodesKernel<T, kWeight, Few>>(stream, p);
+    if (p.tokens <= MatMulCodes8::kTokens) {
+      return Run<MatMulCodesKernel<T, kWeight, MatMulCodes8>>(stream, p);
     }
-    if (p.tokens > 2 * Some::kTokens) {
-      return Run<MatMulCodesKernel<T, kWeight, Many>>(stream, p);
+    if (p.tokens > 2 * MatMulCodes32::kTokens) {
+      return Run<MatMulCodesKernel<T, kWeight, MatMulCodes128>>(stream, p);
     }
   }
-  return Run<MatMulCodesKernel<T, kWeight, Some>>(stream, p);
+  return Run<MatMulCodesKernel<T, kWeight, MatMulCodes32>>(stream, p);
 }
 
 }  // namespace

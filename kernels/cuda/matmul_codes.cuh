@@ -59,6 +59,11 @@ struct QuantiseRowsKernel {
   }
 };
 
+// What runs for up to so many tokens.
+using MatMulCodes8 = MatMulTiles<2, 1, 1, 1, 1, 8>;
+using MatMulCodes32 = MatMulTiles<2, 2, 1, 2, 1, 6>;
+using MatMulCodes128 = MatMulTiles<4, 2, 2, 8, 1, 3>;
+
 // T: activations.
 template <typename T, WeightType kWeight, typename Tiles>
 struct MatMulCodesKernel {
@@ -229,10 +234,14 @@ struct MatMulCodesKernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    std::byte* const ring = g.shared();
     const TileOrder tile(g.block_x(), RowTiles(p.rows), TokenTiles(p.tokens));
-    const int row = tile.row_tile * Tiles::kRows;
-    const int token = tile.token_tile * Tiles::kTokens;
+    Tile(g, tile.row_tile, tile.token_tile * Tiles::kTokens);
+  }
+
+  // The outputs of kTokens tokens from `token` on, a multiple of kCodeTokens.
+  TANDEM_DEVICE void Tile(Grid& g, int row_tile, int token) const {
+    std::byte* const ring = g.shared();
+    const int row = row_tile * Tiles::kRows;
     const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
     const int warp_token = g.warp() / Tiles::kWarpsM * (8 * Tiles::kTilesN);
     const int stages = WeightBlocks(p.cols);

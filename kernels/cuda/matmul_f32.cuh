@@ -35,9 +35,17 @@ struct MatMulF32Kernel {
     }
   }
 
+  TANDEM_HOST_DEVICE static constexpr int RowTiles(int rows) {
+    return WeightBlocks(rows);
+  }
+
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int row = g.block_x() * kRows + g.thread() % kRows;
-    const int token0 = g.block_y() * kTokens;
+    Tile(g, g.block_x(), g.block_y() * kTokens);
+  }
+
+  // The outputs of kTokens tokens from token0 on.
+  TANDEM_DEVICE void Tile(Grid& g, int row_tile, int token0) const {
+    const int row = row_tile * kRows + g.thread() % kRows;
     const int mine = g.thread() / kRows * kPerThread;
     const float* const x = static_cast<const float*>(p.x);
     float* const inputs = reinterpret_cast<float*>(g.shared());
@@ -56,7 +64,7 @@ struct MatMulF32Kernel {
       }
       g.Barrier();
       const std::byte* const block =
-          p.weights + (int64_t{g.block_x()} * blocks + b) * BlockBytes(kWeight);
+          p.weights + (int64_t{row_tile} * blocks + b) * BlockBytes(kWeight);
 #pragma unroll 4
       for (int c = 0; c < count; ++c) {
         const float w = Weight(block, g.thread() % kRows, c);

@@ -237,6 +237,10 @@ class LateBackend final : public Backend {
     const ScopedOpen open(arena_.get());
     return inner_->PackGatedCodes(source);
   }
+  absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
+      const std::vector<Expert>& experts) override {
+    return inner_->GroupExperts(experts);
+  }
   absl::StatusOr<std::unique_ptr<KvCache>> NewKvCache(
       const KvShape& shape) override {
     const ScopedOpen open(arena_.get());
@@ -353,12 +357,12 @@ class LateBackend final : public Backend {
                     weights);
     });
   }
-  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
-               const Expert* experts, int count, Activation activation,
-               const ExpertScratch& scratch, void* out) override {
+  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
+               const float* weights, const ExpertSet& experts,
+               Activation activation, void* out) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Experts(inner, num_rows, x, weights, experts, count, activation,
-                      scratch, out);
+      inner_->Experts(inner, num_rows, chosen, x, weights, experts, activation,
+                      out);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

@@ -142,21 +142,23 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32WithWeightsInGroups) {
-  const Checkpoint checkpoint("llama_biases_f32");
-  const auto cpu = NewCpu(1);
-  const auto cuda = NewTestDevice(DType::kF32);
-  for (const DType weights : {DType::kInt8, DType::kInt4}) {
-    RigOptions options = Options(DType::kF32);
-    options.load.quantisation = weights;
-    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
-    Rig rig(checkpoint.dir.path(), cuda.get(), options);
-    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
-    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
-    ASSERT_EQ(logits.size(), expected.size());
-    EXPECT_EQ(
-        memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
-        0)
-        << kernels::Name(weights);
+  for (const char* name : {"llama_biases_f32", "mixtral_f32"}) {
+    const Checkpoint checkpoint(name);
+    const auto cpu = NewCpu(1);
+    const auto cuda = NewTestDevice(DType::kF32);
+    for (const DType weights : {DType::kInt8, DType::kInt4}) {
+      RigOptions options = Options(DType::kF32);
+      options.load.quantisation = weights;
+      Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
+      Rig rig(checkpoint.dir.path(), cuda.get(), options);
+      const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
+      const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_EQ(
+          memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
+          0)
+          << name << " " << kernels::Name(weights);
+    }
   }
 }
 
@@ -224,9 +226,12 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
                {"llama3_scaled_bf16", DType::kBF16, DType::kInt4, DType::kInt4},
                {"gemma2_f32", DType::kBF16, DType::kBF16},
                {"gemma3_f32", DType::kBF16, DType::kInt8},
-               {"gpt2_f32", DType::kF16, DType::kF16}};
+               {"gpt2_f32", DType::kF16, DType::kF16},
+               {"mixtral_f32", DType::kF16, DType::kF16},
+               {"qwen3_moe_f32", DType::kBF16, DType::kBF16, DType::kFp8},
+               {"mixtral_f32", DType::kBF16, DType::kBF16, DType::kInt8}};
   for (const auto& c : cases) {
-    if (kFewExamples && c.name[0] == 'g') continue;
+    if (kFewExamples && c.name[0] != 'l') continue;
     SCOPED_TRACE(c.name);
     const Checkpoint checkpoint(c.name);
     const auto cuda = NewTestDevice(c.type);
@@ -453,6 +458,24 @@ TEST(CudaEngine, RefusesTypesThatItHasNoKernelsFor) {
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);
+  // Experts of one layer are multiplied at once.
+  const std::vector<float> values(64 * 64, 0.5f);
+  std::vector<std::unique_ptr<kernels::Matrix>> matrices;
+  for (const DType type : {DType::kBF16, DType::kInt8}) {
+    const kernels::HostTensor source{
+        reinterpret_cast<const std::byte*>(values.data()), DType::kF32, 64, 64};
+    matrices.push_back(*cuda->PackGatedMatrix(source, DType::kBF16));
+    matrices.push_back(
+        *cuda->PackMatrix({source.data, DType::kF32, 64, 32}, type));
+  }
+  const auto unlike =
+      cuda->GroupExperts({{matrices[0].get(), matrices[1].get()},
+                          {matrices[2].get(), matrices[3].get()}});
+  EXPECT_EQ(unlike.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(unlike.status().message().find("expert 1"), std::string::npos);
+  EXPECT_TRUE(cuda->GroupExperts({{matrices[0].get(), matrices[1].get()},
+                                  {matrices[2].get(), matrices[1].get()}})
+                  .ok());
   const auto all = cuda->memory();
   EXPECT_EQ(cuda->Allocate(all.free_bytes + 1).status().code(),
             absl::StatusCode::kResourceExhausted);

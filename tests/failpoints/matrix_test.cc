@@ -332,6 +332,9 @@ class MatrixTest : public testing::Test {
 
   // Clients that go away at any time, until the case's line is there.
   static void Cancel(const Case& c, size_t seen) {
+    if (c.victim == "prefill-0") {  // mostly in the midst of a handoff
+      (void)cluster_->Arm(c.victim, "prefill.chunk=delay(10)*400");
+    }
     SeededRandom random(3);
     for (int i = 0; i < 400; ++i) {
       grpc::ClientContext context;

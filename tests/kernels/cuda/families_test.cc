@@ -32,9 +32,5 @@ TEST(CudaFamilies, TheLikeliestExpertsAreChosen) {
   EXPECT_TRUE(CheckRoute(LaunchRoute));
 }
 
-TEST(CudaFamilies, ExpertsAreSummedInTheirOrder) {
-  EXPECT_TRUE(CheckAddExpert(LaunchAddExpert));
-}
-
 }  // namespace
 }  // namespace tandem::kernels::cuda

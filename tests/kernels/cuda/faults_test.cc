@@ -20,6 +20,7 @@
 #include "kernels/sampling.h"
 #include "tests/kernels/cuda/checks.h"
 #include "tests/kernels/cuda/code_checks.h"
+#include "tests/kernels/cuda/expert_checks.h"
 #include "tests/kernels/cuda/family_checks.h"
 #include "tests/kernels/cuda/lora_checks.h"
 
@@ -44,6 +45,13 @@ inline void MmaOfExchangedRows(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
 #define Exp(v) Exp(Mul(0.5f, v))
 #include "kernels/cuda/elementwise.cuh"
 #undef Exp
+#undef Smaller
+
+// The last element of an odd row is left out; a lane counts another's rows.
+#define Smaller(a, b) ((b) < (a) ? (b)-1 : (a))
+#define Shuffle(v, from) Shuffle(v, (from) ^ 1)
+#include "kernels/cuda/experts.cuh"
+#undef Shuffle
 #undef Smaller
 
 // Nobody waits for the other warps' sums.
@@ -141,11 +149,26 @@ int Activate(const Stream& stream, DType type, const ActivateParams& p) {
         stream, p.num_rows, p.dim, p);
   });
 }
-int AddExpert(const Stream& stream, DType type, const AddExpertParams& p) {
+int SpreadRows(const Stream& stream, DType type, const SpreadRowsParams& p) {
   return WithElement(type, [&](auto zero) {
-    return Elementwise<faulty::AddExpertKernel<decltype(zero)>>(
+    return Elementwise<faulty::SpreadRowsKernel<decltype(zero)>>(
+        stream, p.num_rows * p.chosen, p.dim, p);
+  });
+}
+int SumExperts(const Stream& stream, DType type, const SumExpertsParams& p) {
+  return WithElement(type, [&](auto zero) {
+    return Elementwise<faulty::SumExpertsKernel<decltype(zero)>>(
         stream, p.num_rows, p.dim, p);
   });
+}
+int ExpertPlanOf(const Stream& stream, const ExpertPlanParams& p) {
+  using Count = faulty::ExpertCountKernel;
+  using Place = faulty::ExpertPlaceKernel;
+  const int error = Launch(stream, {p.experts, 1, 1}, Count::kThreads,
+                           Count::kSharedBytes, Count{p});
+  if (error != 0) return error;
+  return Launch(stream, {p.experts, 1, 1}, Place::kThreads, Place::kSharedBytes,
+                Place{p});
 }
 int ScaleLogits(const Stream& stream, const ScaleLogitsParams& p) {
   return Elementwise<faulty::ScaleLogitsKernel>(stream, p.count, p.vocab, p);
@@ -310,7 +333,12 @@ TEST(CudaSeededFault, AMissingBarrierInLayerNormIsNoticedInEveryOrder) {
 TEST(CudaSeededFault, AnElementLeftOutOfAFamilysKernelIsNoticed) {
   EXPECT_FALSE(CheckActivate(Activate));
   EXPECT_FALSE(CheckScaleLogits(ScaleLogits));
-  EXPECT_FALSE(CheckAddExpert(AddExpert));
+  EXPECT_FALSE(CheckSpreadRows(SpreadRows));
+  EXPECT_FALSE(CheckSumExperts(SumExperts));
+}
+
+TEST(CudaSeededFault, RowsOfExpertsInAnotherPlaceAreNoticed) {
+  EXPECT_FALSE(CheckExpertPlan(ExpertPlanOf));
 }
 
 TEST(CudaSeededFault, WrongWeightsOfExpertsAreNoticed) {
