@@ -12,14 +12,15 @@ is printed, for SECURITY.md, and required is that it lives and serves afterwards
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
 import resource
+import select
 import socket
 import ssl
 import struct
 import sys
 import tempfile
-import threading
 import time
 
 import http2
@@ -41,33 +42,42 @@ from serving import Others, Serving, certificate, grpc_call, http_call, trusting
 NEXT_WITHIN = 5.0
 
 
-class Reader(threading.Thread):
-    """Takes what comes, so that nobody waits for us; True once it was cut off."""
+WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-    def __init__(self, s: socket.socket) -> None:
-        super().__init__(daemon=True)
-        self._socket = s
-        self.cut = False
-        self.start()
 
-    def run(self) -> None:
+def take(s: socket.socket) -> None:
+    """What has come, so that nobody waits for us; raises at its end."""
+    with contextlib.suppress(*WAITING):
+        while s.recv(1 << 16):
+            pass
+        raise ConnectionError("closed")
+
+
+def send_all(s: socket.socket, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        take(s)
         try:
-            while self._socket.recv(1 << 16):
-                pass
-            self.cut = True
-        except (OSError, ValueError):
-            self.cut = True
+            rest = rest[s.send(rest):]
+        except WAITING:
+            if select.select([s], [s], [], 20) == ([], [], []):
+                raise
 
 
-def send(s: socket.socket, pieces) -> int:
-    """How many bytes went before the other side hung up."""
-    reader, sent = Reader(s), 0
+def send(s: socket.socket, pieces, stay: float = 0) -> int:
+    """How many bytes went before the other side hung up; and stays for so many
+    seconds."""
+    sent = 0
+    # By one thread: two may not use a TLS connection at a time.
+    s.setblocking(False)
     try:
         for piece in pieces:
-            s.sendall(piece)
+            send_all(s, piece)
             sent += len(piece)
-            if reader.cut:
-                break
+        end = time.monotonic() + stay
+        while (left := end - time.monotonic()) > 0:
+            select.select([s], [], [], left)
+            take(s)
     except OSError:
         pass
     return sent
@@ -147,8 +157,7 @@ def open_streams(serving: Serving, scale: int) -> str:
     block = call_headers(http2.GENERATE)
     with http2.connect(serving.grpc) as s:
         sent = send(s, [b"".join(frame(HEADERS, END_HEADERS, 2 * i + 1, block)
-                                 for i in range(1000))])
-        time.sleep(0.5 * scale)
+                                 for i in range(1000))], stay=0.5 * scale)
     return f"1000 calls open, {sent >> 10} KiB"
 
 
