@@ -287,15 +287,9 @@ class CudaBackend final : public Backend {
       table[e] = {own_gate_up.weights(), own_gate_up.scales()};
       table[experts.size() + e] = {own_down.weights(), own_down.scales()};
     }
-    const size_t bytes = table.size() * sizeof(ExpertMatrix);
     absl::StatusOr<std::unique_ptr<Memory>> memory =
-        Memory::OnDevice(*device_, bytes);
+        Uploaded(table.data(), table.size() * sizeof(ExpertMatrix));
     if (!memory.ok()) return memory.status();
-    {
-      MutexLock lock(&mutex_);
-      Copy(*uploads_, (*memory)->data(), table.data(), bytes);
-      uploads_->Synchronize();
-    }
     return std::unique_ptr<ExpertSet>(std::make_unique<CudaExperts>(
         static_cast<int>(experts.size()), gate_up, down, *std::move(memory)));
   }
@@ -786,14 +780,11 @@ class CudaBackend final : public Backend {
     }
     std::unique_ptr<Memory> uploaded;
     if (HasRowScales(type)) {
-      const size_t bytes = scales.size() * sizeof(float);
       absl::StatusOr<std::unique_ptr<Memory>> memory =
-          Memory::OnDevice(*device_, bytes);
+          Uploaded(scales.data(), scales.size() * sizeof(float));
       if (!memory.ok()) return memory.status();
-      MutexLock lock(&mutex_);
-      Copy(*uploads_, (*memory)->data(), scales.data(), bytes);
-      uploads_->Synchronize();
       if (IsGrouped(type)) {
+        MutexLock lock(&mutex_);
         most_code_inputs_ = std::max(most_code_inputs_, cols);
       }
       uploaded = *std::move(memory);
@@ -801,6 +792,18 @@ class CudaBackend final : public Backend {
     return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
         static_cast<int>(source_rows), cols, dtype, type, order,
         *std::move(weights), std::move(uploaded)));
+  }
+
+  // Behind the first matrix that was packed.
+  absl::StatusOr<std::unique_ptr<Memory>> Uploaded(const void* from,
+                                                   size_t bytes) {
+    absl::StatusOr<std::unique_ptr<Memory>> memory =
+        Memory::OnDevice(*device_, bytes);
+    if (!memory.ok()) return memory;
+    MutexLock lock(&mutex_);
+    Copy(*uploads_, (*memory)->data(), from, bytes);
+    uploads_->Synchronize();
+    return memory;
   }
 
   // Packs into pinned memory, one half of it while the other is copied.

@@ -145,6 +145,26 @@ TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {
   }
 }
 
+// Beside what every model needs, copies of 512 rows for two experts each, those
+// of each expert from a multiple of eight on; a CPU has one expert's rows.
+TEST(PlanTest, ExpertsNeedTheirOwnWorkingMemory) {
+  const int64_t rows = int64_t{512} * (3 * 4096 + 6144 + 4096);
+  const int64_t logits = int64_t{4} * 128 * 32000;
+  const int64_t sampled = int64_t{128} * (2 * 4096);
+  const struct {
+    bool gpu;
+    int64_t expected;
+  } cases[] = {
+      {true, 2 * (rows + sampled + (1024 + 7 * 8) * (2 * 4096 + 14336))},
+      {false, 4 * (rows + sampled + 512 * (2 * 4096 + 3 * 14336))}};
+  for (const auto& c : cases) {
+    const auto plan = MakePlan(Input(kMixtral, c.gpu, 1000 * kGiB));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_GE(plan->workspace_bytes, c.expected + logits);
+    EXPECT_LT(plan->workspace_bytes, (c.expected + logits) * 101 / 100);
+  }
+}
+
 // An H100 of 81 559 MiB: nine tenths, without 15.0 GiB of weights, a step's
 // working memory (of which 128 rows of logits are 62.6 MiB), 768 MiB of the
 // driver and the kernels, and 34 handoff buffers of 8 MiB.
