@@ -397,14 +397,13 @@ class MatrixTest : public testing::Test {
     if (c.row.by == By::kAlone) {
       // Of one that is killed they would be suspects, which are served alone.
       cluster_->Signal("decode-1", SIGTERM);
-      // Where all is slow, what is granted comes at once: it has waited.
-      for (int i = 0; i < 8 && !fired; ++i) {
-        for (const char* action : {"delay(60)*1000", "off"}) {
-          for (const char* slow : {"prefill-0", "prefill-1"}) {
-            (void)cluster_->Arm(slow, absl::StrCat("prefill.chunk=", action));
-          }
-          fired = fired || Fired(c, seen, seconds(2));
-        }
+      // What is granted to a slow one waits, while those of the other grow.
+      for (int i = 0; i < 30 && !fired; ++i) {
+        const char* const slow = i % 2 == 0 ? "prefill-0" : "prefill-1";
+        (void)cluster_->Arm(slow, absl::StrCat("prefill.chunk=delay(",
+                                               25 << (i % 4), ")*1000"));
+        fired = Fired(c, seen, seconds(2));
+        (void)cluster_->Arm(slow, "prefill.chunk=off");
       }
       (void)cluster_->WaitForExit("decode-1", seconds(10));
       if (!cluster_->Restart("decode-1").ok()) return "no restart; ";
