@@ -34,6 +34,12 @@ void SendCache(bool reset, absl::Span<const uint64_t> removed,
   } while (!removed.empty() || !added.empty());
 }
 
+bool Idle(const v1::WorkerLoad& load) {
+  return load.streams() == 0 && load.tickets() == 0 && load.running() == 0 &&
+         load.waiting() == 0 && load.blocks_live() == 0 &&
+         load.blocks_reserved() == 0;
+}
+
 }  // namespace
 
 struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
@@ -82,7 +88,9 @@ Registration::Registration(const RegistrationOptions& options, Loop* loop,
       load_(std::move(load)),
       pool_(pool),
       on_trouble_(std::move(on_trouble)),
+      look_(loop),
       tick_(loop) {
+  look_.Start(options_.idle_interval, [this] { Look(); });
   tick_.Start(options_.load_interval, [this] { Tick(); });
 }
 
@@ -186,6 +194,14 @@ void Registration::SayLoad() {
                 options_.max_hashes_per_message, link->stream.get());
     }
   }
+}
+
+// What stands free is to be known at once: requests may wait for it, and who
+// drains it.
+void Registration::Look() {
+  look_.Start(options_.idle_interval, [this] { Look(); });
+  const bool was_idle = std::exchange(idle_, Idle(load_()));
+  if (idle_ && !was_idle) SayLoad();
 }
 
 void Registration::Tick() {

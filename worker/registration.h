@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker's registration with every router (DESIGN.md section 6): one stream
-// to each, on which it says what it is, its load several times a second, and
-// what its prefix cache gained and lost. A broken stream is dialled again
-// with back-off and jitter, and then says everything anew.
+// to each, on which it says what it is, its load several times a second and
+// once more when it has become idle, and what its prefix cache gained and lost.
+// A broken stream is dialled again with back-off and jitter, and then says
+// everything anew.
 
 #ifndef TANDEM_WORKER_REGISTRATION_H_
 #define TANDEM_WORKER_REGISTRATION_H_
@@ -28,7 +29,8 @@ using RegistryStream = Stream<v1::RegisterRequest, v1::RegisterResponse>;
 struct RegistrationOptions {
   v1::WorkerHello hello;
   absl::Duration load_interval = absl::Milliseconds(250);
-  absl::Duration silence = absl::Seconds(4);  // of a router
+  absl::Duration idle_interval = absl::Milliseconds(50);  // looks whether it is
+  absl::Duration silence = absl::Seconds(4);              // of a router
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
   // Of the whole cache, as many as a router remembers; and 2 MiB a message,
@@ -68,6 +70,7 @@ class Registration {
   struct Link;
   void Connect(Link* link);
   void Lost(Link* link, const absl::Status& status);
+  void Look();
   void Tick();
   void SayAdapters();
   // What came of a router's command, if its stream is still that one.
@@ -83,6 +86,8 @@ class Registration {
   AdapterLoader* loader_ = nullptr;
   uint64_t streams_ = 0;  // dialled
   std::map<std::string, std::unique_ptr<Link>> links_;
+  bool idle_ = true;  // as last seen
+  Timer look_;
   Timer tick_;
 };
 

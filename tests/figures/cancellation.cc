@@ -24,6 +24,7 @@ using std::chrono::seconds;
 
 enum class Way { kCancel, kDeadline, kDisconnect };
 constexpr int kPhases = 4;
+constexpr double kStopped = 0.25;  // 200 ms, and what a worker takes to say it
 constexpr const char* kPhaseNames[kPhases] = {"queued", "prefill", "handoff",
                                               "decode"};
 
@@ -275,7 +276,7 @@ void CancellationRow::RunWay(Way way) {
   for (int p = 0; p < kPhases; ++p) {
     absl::StrAppend(&phases, p > 0 ? ", " : "", kPhaseNames[p], " ", hits_[p]);
   }
-  // Loads are told each 250 ms.
+  // A worker says within 50 ms that it is free.
   Tell(
       absl::StrFormat("%d times each of queued, prefill, handoff and decode "
                       "ended by %s: the router counts all that came to "
@@ -284,10 +285,10 @@ void CancellationRow::RunWay(Way way) {
       absl::StrFormat(
           "%s; clients ended %d, the router %d; %d had finished, for "
           "the router %d; %d failed; workers said that they were "
-          "free within %.0f ms, which they say each 250%s",
+          "free within %.0f ms, which takes them up to 50%s",
           phases, ended_.load(), router, finished_.load(), answered,
           failed_.load(), quiet * 1e3, failure_.empty() ? "" : "; " + failure_),
-      failed_ == 0 && equal, Enough() && quiet <= 0.45);
+      failed_ == 0 && equal, Enough() && quiet <= kStopped);
 }
 
 // In which most requests wait.
@@ -359,7 +360,7 @@ void CancellationRow::Burst(int count) {
                        "finished; workers free within %.0f ms",
                        taken, cancelled, router, finished, quiet * 1e3),
        taken == count && router + finished == count && quiet < 20,
-       quiet <= 0.45);
+       quiet <= kStopped);
 }
 
 TEST_F(CancellationRow, Holds) {

@@ -235,7 +235,7 @@ struct RegistrationTest : testing::Test {
                 router->stream->Start(router);
               });
         },
-        [] { return v1::WorkerLoad(); }, &pool,
+        [this] { return now; }, &pool,
         [this](const std::string& endpoint, const absl::Status&) {
           troubles += endpoint + " ";
         });
@@ -276,6 +276,7 @@ struct RegistrationTest : testing::Test {
   Router one, two;
   engine::KvPool pool;
   RegistrationOptions options;
+  v1::WorkerLoad now;
   int dials = 0;
   std::string troubles;
   std::unique_ptr<Registration> registration;
@@ -302,6 +303,24 @@ TEST_F(RegistrationTest, EveryRouterKnowsTheCacheAndItsChanges) {
   EXPECT_EQ(one.hashes.size(), 8u);
   EXPECT_GE(one.loads, 10);
   EXPECT_EQ(troubles, "");
+}
+
+TEST_F(RegistrationTest, ItIsSaidSoonThatAWorkerHasBecomeIdle) {
+  options.load_interval = absl::Seconds(2);
+  Register();
+  now.set_streams(3);
+  registration->SetRouters({"one"});
+  world.RunFor(absl::Milliseconds(2200));
+  const int loads = one.loads;
+  now.set_streams(1);  // not idle yet
+  world.RunFor(absl::Milliseconds(300));
+  EXPECT_EQ(one.loads, loads);
+  now.set_streams(0);
+  world.RunFor(absl::Milliseconds(300));  // with its way
+  EXPECT_EQ(one.loads, loads + 1);        // once
+  now.set_blocks_live(1);
+  world.RunFor(absl::Milliseconds(100));
+  EXPECT_EQ(one.loads, loads + 1);
 }
 
 // What is there at once.
