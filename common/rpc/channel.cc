@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/rpc/grpc_log.h"
+#include "common/rpc/grpc_process.h"
 
 namespace tandem::rpc {
 namespace {
@@ -75,7 +75,7 @@ class AddBearerFactory final
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const Credentials& tls,
                                            const ChannelOptions& options) {
-  RouteGrpcLogs();
+  PrepareGrpc();
   KeepCallbackThreads();
   grpc::ChannelArguments arguments;
   // Off by default on clients. Every server here accepts a ping each 10 s; a

@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
-#include "common/rpc/grpc_log.h"
+#include "common/rpc/grpc_process.h"
 #include "grpc/health/v1/health.pb.h"
 
 namespace tandem::rpc {
@@ -81,7 +81,7 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, const std::vector<grpc::Service*>& services) {
-  RouteGrpcLogs();
+  PrepareGrpc();
   EnableStandardServices();
   std::unique_ptr<Server> server(new Server());
   server->address_ = options.address;

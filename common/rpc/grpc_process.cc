@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/rpc/grpc_log.h"
+#include "common/rpc/grpc_process.h"
 
 #include <grpcpp/version_info.h>
 
+#include "absl/synchronization/mutex.h"
 #include "common/rpc/refusals.h"
 
 // Later versions log through absl, and have no hook of their own.
@@ -38,22 +39,34 @@ void ToOurLog(gpr_log_func_args* line) {
   }
 }
 
+void RouteLogs() { gpr_set_log_function(&ToOurLog); }
+
 }  // namespace
 
 int64_t FailedHandshakes() { return failed_handshakes; }
-
-void RouteGrpcLogs() { gpr_set_log_function(&ToOurLog); }
 
 }  // namespace tandem::rpc
 
 #else
 
 namespace tandem::rpc {
+namespace {
+
+void RouteLogs() {}
+
+}  // namespace
 
 int64_t FailedHandshakes() { return 0; }
-
-void RouteGrpcLogs() {}
 
 }  // namespace tandem::rpc
 
 #endif
+
+namespace tandem::rpc {
+
+void PrepareGrpc() {
+  RouteLogs();
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
+}  // namespace tandem::rpc
