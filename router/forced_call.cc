@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/forced_call.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -24,25 +25,54 @@ std::string Constant(const std::string& text) {
   return absl::StrCat(R"({"type":"const_string","value":)", Quoted(text), "}");
 }
 
-std::string Several(std::string_view type,
-                    const std::vector<std::string>& elements) {
+std::string Joined(std::string_view type,
+                   const std::vector<std::string>& elements) {
   if (elements.size() == 1) return elements.front();
   return absl::StrCat(R"({"type":")", std::string(type), R"(","elements":[)",
                       absl::StrJoin(elements, ","), "]}");
 }
 
 std::string Sequence(const std::vector<std::string>& elements) {
-  return Several("sequence", elements);
+  return Joined("sequence", elements);
 }
 
-// A mark is a special token, by its id, or text.
-std::string Mark(const std::string& text, const ModelLimits& limits) {
+// A special token, as which the mark counts like its text.
+std::optional<std::string> TokenOf(const std::string& mark,
+                                   const ModelLimits& limits) {
   for (const auto& [id, marker] : limits.tool_call_markers) {
-    if (marker != text) continue;
-    return absl::StrCat(R"({"type":"grammar","grammar":"start: <[)", id,
-                        R"(]>"})");
+    if (marker != mark) continue;
+    return absl::StrCat(R"({"type":"token","token":)", id, "}");
   }
-  return Constant(text);
+  return std::nullopt;
+}
+
+std::string Mark(const std::string& text, const ModelLimits& limits) {
+  const std::optional<std::string> token = TokenOf(text, limits);
+  return token ? Joined("or", {*token, Constant(text)}) : Constant(text);
+}
+
+// All that may stand for it.
+std::string MarkList(const std::string& text, const ModelLimits& limits) {
+  const std::optional<std::string> token = TokenOf(text, limits);
+  return absl::StrCat("[", token ? *token + "," : "", Quoted(text), "]");
+}
+
+// Text, and `content` wherever `begin` stands in it; an empty `end` is none.
+std::string Triggered(const std::string& begin, const std::string& content,
+                      const std::string& end, const ModelLimits& limits) {
+  return absl::StrCat(R"({"type":"triggered_tags","triggers":)",
+                      MarkList(begin, limits), R"(,"tags":[{"begin":)",
+                      MarkList(begin, limits), R"(,"content":)", content,
+                      R"(,"end":)", MarkList(end, limits), "}]}");
+}
+
+// One call or more of these.
+std::string Several(const std::vector<std::string>& calls,
+                    const std::string& separator) {
+  return absl::StrCat(
+      R"({"type":"tags_with_separator","at_least_one":true,"separator":)",
+      Quoted(separator), R"(,"tags":[{"begin":"","content":)",
+      Joined("or", calls), R"(,"end":""}]})");
 }
 
 // The tool's schema, which must be one of objects.
@@ -64,12 +94,14 @@ absl::StatusOr<std::string> ObjectSchema(const v1::Tool& tool, int index) {
     }
     return FieldInvalid(
         absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
-        "(schema)", "\"type\": \"object\" is needed to force a call");
+        "(schema)",
+        "\"type\": \"object\" is needed where a call must satisfy it");
   }
   return absl::StrCat(R"({"type":"object")",
                       scanner.members().empty() ? "" : ",", schema.substr(1));
 }
 
+// One, as it stands among others.
 std::string Call(const std::string& name, const std::string& schema,
                  const ModelLimits& limits) {
   const std::string arguments =
@@ -87,7 +119,7 @@ std::string Call(const std::string& name, const std::string& schema,
       if (limits.tool_calls_by_name) {
         return Sequence({Constant(name), Mark("[ARGS]", limits), arguments});
       }
-      return object("arguments", "[", "]");
+      return object("arguments", "", "");
     default:
       return object("parameters", "", "");
   }
@@ -161,16 +193,66 @@ absl::StatusOr<std::optional<std::string>> FormatOf(
 // One of these calls, with the marks around it.
 std::string AnyOf(const std::vector<std::string>& calls,
                   const ModelLimits& limits) {
-  const std::string any = Several("or", calls);
+  const std::string any = Joined("or", calls);
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
       return Sequence(
           {Mark("<tool_call>", limits), any, Mark("</tool_call>", limits)});
     case ToolCallStyle::kMistral:
-      return Sequence({Mark("[TOOL_CALLS]", limits), any});
+      if (limits.tool_calls_by_name) {
+        return Sequence({Mark("[TOOL_CALLS]", limits), any});
+      }
+      return Sequence(
+          {Mark("[TOOL_CALLS]", limits), Constant("["), any, Constant("]")});
     default:
       return any;
   }
+}
+
+// A text that is no call of Llama's, which bears no mark: it begins otherwise.
+std::string NoCall() {
+  return absl::StrCat(R"({"type":"grammar","grammar":)",
+                      Quoted("start: TEXT\n"
+                             R"(TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{(.|\n)*/)"
+                             R"( & ~/(.|\n)*<\|python_tag\|>(.|\n)*/)"),
+                      "}");
+}
+
+// Text with any number of these calls.
+std::string TextWith(const std::vector<std::string>& calls,
+                     const ModelLimits& limits) {
+  switch (*limits.tool_call_style) {
+    case ToolCallStyle::kHermes:
+      return Triggered("<tool_call>", Joined("or", calls), "</tool_call>",
+                       limits);
+    case ToolCallStyle::kMistral:
+      if (limits.tool_calls_by_name) {
+        return Triggered("[TOOL_CALLS]", Joined("or", calls), "", limits);
+      }
+      return Triggered(
+          "[TOOL_CALLS]",
+          Sequence({Constant("["), Several(calls, ", "), Constant("]")}), "",
+          limits);
+    default: {
+      const std::string all = Several(calls, "; ");
+      return Joined("or", {all, Sequence({Mark("<|python_tag|>", limits), all}),
+                           NoCall()});
+    }
+  }
+}
+
+// Of each tool: with its schema where it is strict, else with any object.
+absl::StatusOr<std::vector<std::string>> AnyCalls(const v1::Chat& chat,
+                                                  const ModelLimits& limits) {
+  std::vector<std::string> calls;
+  for (int i = 0; i < chat.tools_size(); ++i) {
+    const v1::Tool& tool = chat.tools(i);
+    absl::StatusOr<std::string> schema = R"({"type":"object"})";
+    if (tool.strict()) schema = ObjectSchema(tool, i);
+    if (!schema.ok()) return schema.status();
+    calls.push_back(Call(tool.name(), *schema, limits));
+  }
+  return calls;
 }
 
 std::string Tag(const std::string& format) {
@@ -205,15 +287,21 @@ absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
   const absl::StatusOr<std::optional<std::string>> format = FormatOf(answer);
   if (!format.ok()) return format.status();
   if (!*format) return std::nullopt;
-  std::vector<std::string> calls;
-  for (int i = 0; i < chat.tools_size(); ++i) {
-    const v1::Tool& tool = chat.tools(i);
-    absl::StatusOr<std::string> schema = R"({"type":"object"})";
-    if (tool.strict()) schema = ObjectSchema(tool, i);
-    if (!schema.ok()) return schema.status();
-    calls.push_back(Call(tool.name(), *schema, limits));
-  }
-  return Tag(Several("or", {AnyOf(calls, limits), **format}));
+  const auto calls = AnyCalls(chat, limits);
+  if (!calls.ok()) return calls.status();
+  return Tag(Joined("or", {AnyOf(*calls, limits), **format}));
+}
+
+bool HasStrictTool(const v1::Chat& chat) {
+  return std::any_of(chat.tools().begin(), chat.tools().end(),
+                     [](const v1::Tool& tool) { return tool.strict(); });
+}
+
+absl::StatusOr<std::string> StrictCallsTag(const v1::Chat& chat,
+                                           const ModelLimits& limits) {
+  const auto calls = AnyCalls(chat, limits);
+  if (!calls.ok()) return calls.status();
+  return Tag(TextWith(*calls, limits));
 }
 
 }  // namespace tandem::router

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool call that the model must make, or may make in place of an answer of a
-// certain form, as a text that its output must match: exactly one call, in the
-// style that the model writes calls in, of the functions that may be called.
-// The text is a structural tag (text/grammar.h); tool_calls.h reads what comes
-// of it.
+// Tool calls that a model must make or may make, as a text that its output must
+// match, in the style that the model writes calls in: one call and nothing else
+// (forced), one call or an answer of a certain form, or free text with calls
+// whose arguments satisfy the schemas of strict functions. The text is a
+// structural tag (text/grammar.h); tool_calls.h reads what comes of it.
 
 #ifndef TANDEM_ROUTER_FORCED_CALL_H_
 #define TANDEM_ROUTER_FORCED_CALL_H_
@@ -35,6 +35,17 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
 absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     const v1::Chat& chat, const v1::StructuredOptions& answer,
     const ModelLimits& limits);
+
+// Whether some function's arguments must satisfy its schema.
+bool HasStrictTool(const v1::Chat& chat);
+
+// Any text and any number of calls, as the model likes; the arguments of strict
+// functions satisfy their schemas, those of others are any object. Of Llama's
+// calls, which bear no mark, the text has nothing in front; there an answer
+// that begins with '{' is a call. Errors are those of ForcedCallTag.
+// REQUIRES: HasStrictTool and ValidateChat; a style other than none.
+absl::StatusOr<std::string> StrictCallsTag(const v1::Chat& chat,
+                                           const ModelLimits& limits);
 
 }  // namespace tandem::router
 

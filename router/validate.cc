@@ -629,11 +629,29 @@ void JoinTools(const v1::Chat& chat, std::string tag,
                          ->FindFieldByNumber(structured.constraint_case())
                          ->name());
   // Of others any object is a call, which is no schema of the client's.
-  if (std::any_of(chat.tools().begin(), chat.tools().end(),
-                  [](const v1::Tool& tool) { return tool.strict(); })) {
+  if (HasStrictTool(chat)) {
     effective->constraint_of = ConstraintOf::kEither;
   }
   structured.set_structural_tag(std::move(tag));
+}
+
+// Where nothing else says what the calls are like.
+absl::Status KeepToStrictTools(const v1::GenerateRequest& request,
+                               const ModelLimits& limits,
+                               EffectiveRequest* effective) {
+  if (effective->structured || !effective->tool_calls ||
+      !HasStrictTool(request.chat()) || effective->only_scores()) {
+    return absl::OkStatus();
+  }
+  if (request.has_beam()) {
+    return FieldInvalid("beam", "(set)", "excludes chat.tools with strict");
+  }
+  absl::StatusOr<std::string> tag = StrictCallsTag(request.chat(), limits);
+  if (!tag.ok()) return tag.status();
+  effective->structured.emplace().set_structural_tag(*std::move(tag));
+  effective->constraint_of = ConstraintOf::kTools;
+  effective->model_end_ids = limits.eos_token_ids;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -730,6 +748,7 @@ absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
       JoinTools(request.chat(), **std::move(tag), &effective);
     }
   }
+  TANDEM_ROUTER_RETURN_IF_ERROR(KeepToStrictTools(request, limits, &effective));
   NoteFeatures(&effective);
   return effective;
 }

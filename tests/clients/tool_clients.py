@@ -118,6 +118,24 @@ def forced() -> None:
             check("no text", answer.choices[0].message.content or "", "")
 
 
+def strict_alone() -> None:
+    """The model calls as it likes, and the arguments are as the schema wants."""
+    import openai
+
+    client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=0)
+    weather = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}, "days": {"enum": [3]}},
+               "required": ["city", "days"], "additionalProperties": False}
+    for strict in (False, True):
+        tools = [{"type": "function", "function": {
+            "name": "get_weather", "parameters": weather, "strict": strict}}, TOOLS[1]]
+        answer = client.chat.completions.create(
+            model=STYLE, messages=[ASK], tools=tools, max_tokens=100)
+        call = of_openai(answer.choices[0].message.tool_calls)[0]
+        want = {"city": "Oslo", "days": 3} if strict else json.loads(script.WEATHER)
+        check("strict", (call[1], json.loads(call[2])), ("get_weather", want))
+        check("text before", (answer.choices[0].message.content or "").startswith(SAID), True)
+
+
 def openai_streamed() -> None:
     import openai
 

@@ -645,14 +645,7 @@ std::string TextOf(const nlohmann::json& format, const ModelLimits& limits) {
   const std::string type = format["type"];
   if (type == "const_string") return format["value"];
   if (type == "json_schema") return "{}";
-  if (type == "grammar") {
-    for (const auto& [id, marker] : limits.tool_call_markers) {
-      if (format["grammar"] == absl::StrCat("start: <[", id, "]>")) {
-        return marker;
-      }
-    }
-    ADD_FAILURE() << format;
-  }
+  if (type == "token") return limits.tool_call_markers.at(format["token"]);
   if (type == "or") return TextOf(format["elements"][0], limits);
   EXPECT_EQ(type, "sequence");
   std::string text;

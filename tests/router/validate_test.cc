@@ -773,6 +773,36 @@ TEST(ValidateTools, AnAnswerOfAFormMayGiveWayToACall) {
   EXPECT_EQ(Validate(request, Limits())->structured->regex(), "[0-9]");
 }
 
+TEST(ValidateTools, AStrictOneIsKeptToWhereNothingElseIsAsked) {
+  v1::GenerateRequest request = WithTools(2);
+  request.mutable_chat()->mutable_tools(1)->set_strict(true);
+  const auto effective = Validate(request, Limits());
+  ASSERT_TRUE(effective.ok()) << effective.status();
+  EXPECT_TRUE(effective->structured->has_structural_tag());
+  EXPECT_EQ(effective->constraint_of, ConstraintOf::kTools);
+  EXPECT_EQ(effective->model_end_ids, Limits().eos_token_ids);
+  EXPECT_EQ(std::count(effective->features.begin(), effective->features.end(),
+                       "structured"),
+            1);
+  request.mutable_beam()->set_width(2);
+  EXPECT_EQ(ErrorMetadata(Validate(request, Limits()).status())["field"],
+            "beam");
+  request.clear_beam();
+  request.mutable_chat()->set_tool_choice("none");
+  EXPECT_FALSE(Validate(request, Limits())->structured.has_value());
+  request.mutable_chat()->clear_tool_choice();
+  request.mutable_stopping()->set_max_tokens(0);
+  request.mutable_output()->set_prompt_logprobs(0);
+  const auto scored = Validate(request, Limits());
+  ASSERT_TRUE(scored.ok()) << scored.status();
+  EXPECT_FALSE(scored->structured.has_value());
+  request.mutable_stopping()->set_max_tokens(1);
+  request.mutable_chat()->mutable_tools(1)->set_parameters_json_schema(
+      R"({"type":"array"})");
+  EXPECT_EQ(ErrorMetadata(Validate(request, Limits()).status())["field"],
+            "chat.tools[1].parameters_json_schema");
+}
+
 // What a client sent is named, and the text that was made of it never shown.
 TEST(ValidateStructured, ARefusalIsToldOfWhatTheClientSent) {
   const struct {

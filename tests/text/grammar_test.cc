@@ -103,8 +103,9 @@ class GrammarTest : public testing::Test {
 
   // Whether the grammar takes the text, byte by byte, and lets it end there.
   bool Matches(Grammar& grammar, std::string_view text) {
-    for (const char c : text) {
-      const int32_t id = static_cast<uint8_t>(c);
+    for (const char c : text) {  // '\1': a special token
+      const int32_t id = c == '\1' ? *tokenizer_.TokenToId("<|tool|>")
+                                   : static_cast<uint8_t>(c);
       auto mask = NoMask();
       const auto may_end = grammar.Mask(mask);
       if (!may_end.ok()) return false;
@@ -431,6 +432,79 @@ TEST_F(GrammarTest, StructuralFormatsNest) {
   }
 }
 
+TEST_F(GrammarTest, TagsBeginAndEndWithTokensToo) {
+  const std::string token = absl::StrCat(
+      R"({"type":"token","token":)", *tokenizer_.TokenToId("<|tool|>"), "}");
+  const std::string digit = R"("content":{"type":"regex","pattern":"[0-9]"})";
+  const auto format = [](const std::string& rest) {
+    return absl::StrCat(R"({"type":"structural_tag","format":{"type":)", rest,
+                        "}}");
+  };
+  const std::string triggered = format(
+      absl::StrCat(R"("token_triggered_tags","trigger_tokens":[)",
+                   *tokenizer_.TokenToId("<|tool|>"), R"(],"tags":[{"begin":)",
+                   token, ",", digit, R"(,"end":"."}])"));
+  const std::string either = format(
+      absl::StrCat(R"("triggered_tags","triggers":["<t>",)", token,
+                   R"(],"tags":[{"begin":["<t>",)", token, "],", digit,
+                   R"(,"end":[".",)", token, R"(]}],"stop_after_first":true)"));
+  const std::string listed = format(absl::StrCat(
+      R"("tags_with_separator","separator":", ","tags":[{"begin":"a",)", digit,
+      R"(,"end":""},{"begin":)", token, ",", digit, R"(,"end":""}])"));
+  const std::string thought = format(absl::StrCat(
+      R"("tag","begin":"<","content":{"type":"any_text"},"end":)", token));
+  const struct {
+    const std::string* source;
+    std::string text;
+    bool matches;
+  } cases[] = {
+      {&triggered, "", true},
+      {&triggered, "any <text>", true},
+      {&triggered,
+       "\1"
+       "5.",
+       true},
+      {&triggered,
+       "a\1"
+       "5.b\1"
+       "6.",
+       true},
+      {&triggered, "a\1", false},
+      {&triggered,
+       "a\1"
+       "b",
+       false},
+      {&triggered,
+       "a\1"
+       "5",
+       false},
+      {&either, "a<t>5.", true},
+      {&either,
+       "a\1"
+       "5\1",
+       true},
+      {&either, "<t>5\1", true},
+      {&either, "<t>5.b", false},
+      {&either, "a < b", true},
+      {&either, "a<t>b", false},
+      {&listed, "", true},
+      {&listed,
+       "a1, \1"
+       "2, a3",
+       true},
+      {&listed, "a1,", false},
+      {&listed, "a1a2", false},
+      {&thought, "<\1", true},
+      {&thought, "<a < b\1", true},
+      {&thought, "<a", false},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(Matches(GrammarKind::kStructuralTag, *c.source, c.text),
+              c.matches)
+        << *c.source << ": " << c.text;
+  }
+}
+
 TEST_F(GrammarTest, BadSourcesSayWhatIsWrong) {
   const struct {
     GrammarKind kind;
@@ -453,6 +527,16 @@ TEST_F(GrammarTest, BadSourcesSayWhatIsWrong) {
       {GrammarKind::kChoice, "[1]", "list of texts"},
       {GrammarKind::kStructuralTag, "{}", "format"},
       {GrammarKind::kStructuralTag, R"({"format":{"type":"rhyme"}})", "rhyme"},
+      {GrammarKind::kStructuralTag, R"({"format":{"type":"token"}})",
+       "format.token: the id of a token"},
+      {GrammarKind::kStructuralTag,
+       R"({"format":{"type":"token","token":4294967295}})", ""},
+      {GrammarKind::kStructuralTag,
+       R"({"format":{"type":"tag","begin":1,"content":{},"end":""}})",
+       "format.begin: a string is needed, or a token"},
+      {GrammarKind::kStructuralTag,
+       R"({"format":{"type":"triggered_tags","triggers":[""],"tags":[{"begin":"a","content":{"type":"any_text"},"end":""}]}})",
+       "not empty"},
   };
   for (const auto& c : kCases) {
     const auto grammar = Compile(c.kind, c.source);

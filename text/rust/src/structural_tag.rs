@@ -4,9 +4,10 @@
 //!   {"structures": [{"begin", "schema", "end"}], "triggers": [...]}
 //!   {"type": "structural_tag", "format": F}
 //!
-//! where F is one of const_string, json_schema, regex, grammar, any_text, tag,
-//! sequence, or, triggered_tags, as in XGrammar. Free text holds no trigger, so
-//! that whoever writes one has to go on with a tag.
+//! where F is one of const_string, json_schema, regex, grammar, any_text, token,
+//! tag, sequence, or, triggered_tags, token_triggered_tags, tags_with_separator,
+//! as in XGrammar. Free text holds no trigger, so that whoever writes one has to
+//! go on with a tag; special tokens are never in it.
 
 use serde_json::{Map, Value};
 
@@ -42,11 +43,39 @@ struct Lark {
     count: usize,
 }
 
+/// What a tag may begin with, or end with: text or a special token.
+#[derive(Clone, PartialEq)]
+enum Mark {
+    Text(String),
+    Token(u64),
+}
+
+impl Mark {
+    /// How many bytes of it `trigger` is; none where it does not begin so.
+    fn begun_by(&self, trigger: &Mark) -> Option<usize> {
+        match (self, trigger) {
+            (Mark::Text(text), Mark::Text(begin)) if text.starts_with(begin.as_str()) => {
+                Some(begin.len())
+            }
+            (Mark::Token(mine), Mark::Token(other)) if mine == other => Some(0),
+            _ => None,
+        }
+    }
+
+    fn lark(&self) -> String {
+        match self {
+            Mark::Text(text) => quoted(text),
+            Mark::Token(id) => format!("<[{id}]>"),
+        }
+    }
+}
+
 struct Tag {
-    begin: String,
+    /// One of these.
+    begin: Vec<Mark>,
     /// A rule for what is between begin and end.
     content: String,
-    end: String,
+    end: Vec<Mark>,
 }
 
 /// A Lark string; its escapes are JSON's.
@@ -91,15 +120,49 @@ fn object<'a>(value: &'a Value, path: &str) -> Outcome<&'a Map<String, Value>> {
         .ok_or_else(|| Failure::invalid(format!("{path}: an object is needed")))
 }
 
-fn strings(values: &[Value], path: &str) -> Outcome<Vec<String>> {
+/// Texts that are not empty, tokens, or ids of tokens.
+fn triggers(values: &[Value], path: &str) -> Outcome<Vec<Mark>> {
     let mut all = Vec::new();
     for value in values {
-        match value.as_str() {
-            Some(text) if !text.is_empty() => all.push(text.to_owned()),
-            _ => return Err(Failure::invalid(format!("{path}: texts that are not empty are needed"))),
+        let trigger = match value {
+            Value::Number(_) => Mark::Token(token(value, path)?),
+            _ => mark(value, path)?,
+        };
+        if trigger == Mark::Text(String::new()) {
+            return Err(Failure::invalid(format!("{path}: texts that are not empty are needed")));
         }
+        all.push(trigger);
     }
     Ok(all)
+}
+
+fn token(value: &Value, path: &str) -> Outcome<u64> {
+    value
+        .as_u64()
+        .filter(|id| u32::try_from(*id).is_ok())
+        .ok_or_else(|| Failure::invalid(format!("{path}: the id of a token is needed")))
+}
+
+fn mark(value: &Value, path: &str) -> Outcome<Mark> {
+    match (value.as_str(), value.get("type").and_then(Value::as_str)) {
+        (Some(text), _) => Ok(Mark::Text(text.to_owned())),
+        (None, Some("token")) => {
+            let id = value.get("token").unwrap_or(&Value::Null);
+            Ok(Mark::Token(token(id, &format!("{path}.token"))?))
+        }
+        _ => Err(Failure::invalid(format!("{path}: a string is needed, or a token"))),
+    }
+}
+
+/// One, or a list of them.
+fn marks(map: &Map<String, Value>, key: &str, path: &str) -> Outcome<Vec<Mark>> {
+    let path = format!("{path}.{key}");
+    match map.get(key) {
+        Some(Value::Array(all)) if !all.is_empty() => {
+            all.iter().map(|value| mark(value, &path)).collect()
+        }
+        value => Ok(vec![mark(value.unwrap_or(&Value::Null), &path)?]),
+    }
 }
 
 fn flag(map: &Map<String, Value>, key: &str) -> bool {
@@ -136,9 +199,15 @@ impl Lark {
         self.terminal(&format!("{} {}", Self::free_text(without), quoted(end)))
     }
 
+    /// The same up to a token, which no text is.
+    fn up_to_token(&mut self, id: u64, without: &[String]) -> String {
+        let text = self.terminal(&format!("(/(.|\\n)+/ & {})", Self::free_text(without)));
+        self.rule(&format!("{text}? <[{id}]>"))
+    }
+
     fn legacy(&mut self, value: &Value) -> Outcome<String> {
         let map = object(value, "structural_tag")?;
-        let triggers = strings(list(map, "triggers", "structural_tag")?, "triggers")?;
+        let triggers = triggers(list(map, "triggers", "structural_tag")?, "triggers")?;
         let mut tags = Vec::new();
         for (index, item) in list(map, "structures", "structural_tag")?.iter().enumerate() {
             let path = format!("structures[{index}]");
@@ -148,24 +217,30 @@ impl Lark {
                 .ok_or_else(|| Failure::invalid(format!("{path}.schema: is needed")))?;
             crate::grammar::check_patterns(schema)?;
             tags.push(Tag {
-                begin: text(item, "begin", &path)?.to_owned(),
+                begin: vec![Mark::Text(text(item, "begin", &path)?.to_owned())],
                 content: self.rule(&format!("%json {schema}")),
-                end: text(item, "end", &path)?.to_owned(),
+                end: vec![Mark::Text(text(item, "end", &path)?.to_owned())],
             });
         }
-        self.triggered(&triggers, &tags, false, false, "structures")
+        self.triggered(&triggers, &tags, (false, false), "structures")
     }
 
     /// Free text, and wherever a trigger begins, the rest of one of its tags.
+    /// Flags: at least one, and nothing behind the first.
     fn triggered(
         &mut self,
-        triggers: &[String],
+        triggers: &[Mark],
         tags: &[Tag],
-        at_least_one: bool,
-        stop_after_first: bool,
+        flags: (bool, bool),
         path: &str,
     ) -> Outcome<String> {
-        let bytes: usize = triggers.iter().map(String::len).sum();
+        let mut texts = Vec::new();
+        for trigger in triggers {
+            if let Mark::Text(text) = trigger {
+                texts.push(text.clone());
+            }
+        }
+        let bytes: usize = texts.iter().map(String::len).sum();
         if triggers.len() > MAX_TRIGGERS || bytes > MAX_TRIGGER_BYTES {
             return Err(Failure::invalid(format!(
                 "{path}: {} triggers of {bytes} bytes; at most {MAX_TRIGGERS} of \
@@ -175,24 +250,34 @@ impl Lark {
         }
         let mut options: Vec<Vec<String>> = vec![Vec::new(); triggers.len()];
         for (index, tag) in tags.iter().enumerate() {
-            let begun = |at: &usize| tag.begin.starts_with(triggers[*at].as_str());
-            let longest = (0..triggers.len()).filter(begun).max_by_key(|at| triggers[*at].len());
-            let Some(at) = longest else {
-                return Err(Failure::invalid(format!(
-                    "{path}[{index}].begin: {} begins with none of the triggers",
-                    quoted(&tag.begin)
-                )));
-            };
-            options[at].push(self.tag(tag, triggers[at].len()));
+            for begin in &tag.begin {
+                let longest = (0..triggers.len())
+                    .filter_map(|at| begin.begun_by(&triggers[at]).map(|begun| (begun, at)))
+                    .max();
+                let Some((begun, at)) = longest else {
+                    return Err(Failure::invalid(format!(
+                        "{path}[{index}].begin: {} begins with none of the triggers",
+                        begin.lark()
+                    )));
+                };
+                let rest = match begin {
+                    Mark::Text(text) => Mark::Text(text[begun..].to_owned()),
+                    Mark::Token(_) => Mark::Text(String::new()),
+                };
+                options[at].push(self.tag(&[rest], tag));
+            }
         }
         let mut parts = Vec::new();
         for (at, tags) in options.iter().enumerate().filter(|(_, tags)| !tags.is_empty()) {
-            let trigger = self.up_to(&triggers[at], triggers);
+            let trigger = match &triggers[at] {
+                Mark::Text(text) => self.up_to(text, &texts),
+                Mark::Token(id) => self.up_to_token(*id, &texts),
+            };
             parts.push(format!("{trigger} ({})", tags.join(" | ")));
         }
         let tag = self.rule(&parts.join(" | "));
-        let rest = self.terminal(&Self::free_text(triggers));
-        Ok(match (at_least_one, stop_after_first) {
+        let rest = self.terminal(&Self::free_text(&texts));
+        Ok(match flags {
             (false, false) => self.rule(&format!("{tag}* {rest}")),
             (true, false) => self.rule(&format!("{tag}+ {rest}")),
             (false, true) => self.rule(&format!("{tag} | {rest}")),
@@ -200,30 +285,54 @@ impl Lark {
         })
     }
 
-    /// A rule for the tag, of which `begun` bytes stand already.
-    fn tag(&mut self, tag: &Tag, begun: usize) -> String {
-        let mut parts = Vec::new();
-        if tag.begin.len() > begun {
-            parts.push(quoted(&tag.begin[begun..]));
-        }
-        parts.push(tag.content.clone());
-        if !tag.end.is_empty() {
-            parts.push(quoted(&tag.end));
-        }
+    /// A rule for the tag, of which `begin` is still to be written.
+    fn tag(&mut self, begin: &[Mark], tag: &Tag) -> String {
+        let one_of = |marks: &[Mark]| {
+            let all: Vec<String> = marks.iter().map(Mark::lark).collect();
+            (all != ["\"\""]).then(|| format!("({})", all.join(" | ")))
+        };
+        let parts = [one_of(begin), Some(tag.content.clone()), one_of(&tag.end)];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
         self.rule(&parts.join(" "))
+    }
+
+    /// Tags and nothing else, the separator between two.
+    fn separated(&mut self, tags: &[Tag], between: &str, flags: (bool, bool)) -> Outcome<String> {
+        let rules: Vec<String> = tags.iter().map(|tag| self.tag(&tag.begin, tag)).collect();
+        let (at_least_one, stop_after_first) = flags;
+        let any = self.rule(&rules.join(" | "));
+        let more = match between {
+            "" => any.clone(),
+            text => format!("{} {any}", quoted(text)),
+        };
+        let all = if stop_after_first { any } else { self.rule(&format!("{any} ({more})*")) };
+        Ok(if at_least_one { all } else { self.rule(&format!("{all}?")) })
     }
 
     fn read_tag(&mut self, value: &Value, path: &str, depth: usize) -> Outcome<Tag> {
         let map = object(value, path)?;
-        let begin = text(map, "begin", path)?.to_owned();
-        let end = text(map, "end", path)?.to_owned();
+        let begin = marks(map, "begin", path)?;
+        let end = marks(map, "end", path)?;
         let content = map
             .get("content")
             .ok_or_else(|| Failure::invalid(format!("{path}.content: is needed")))?;
-        let free = content.get("type").and_then(Value::as_str) == Some("any_text");
-        if free && !end.is_empty() {
-            let content = self.up_to(&end, std::slice::from_ref(&end));
-            return Ok(Tag { begin, content, end: String::new() });
+        if content.get("type").and_then(Value::as_str) == Some("any_text") {
+            match end.as_slice() {
+                [Mark::Text(text)] if text.is_empty() => {}
+                [Mark::Text(text)] => {
+                    let content = self.up_to(text, std::slice::from_ref(text));
+                    return Ok(Tag { begin, content, end: vec![Mark::Text(String::new())] });
+                }
+                [Mark::Token(id)] => {
+                    let content = self.up_to_token(*id, &[]);
+                    return Ok(Tag { begin, content, end: vec![Mark::Text(String::new())] });
+                }
+                _ => {
+                    return Err(Failure::invalid(format!(
+                        "{path}.end: any_text needs one end, not a list"
+                    )))
+                }
+            }
         }
         let content = self.format(content, &format!("{path}.content"), depth + 1)?;
         Ok(Tag { begin, content, end })
@@ -261,7 +370,7 @@ impl Lark {
             "any_text" => Ok(self.terminal(&Self::free_text(&[]))),
             "tag" => {
                 let tag = self.read_tag(value, path, depth)?;
-                Ok(self.tag(&tag, 0))
+                Ok(self.tag(&tag.begin, &tag))
             }
             kind @ ("sequence" | "or") => {
                 let mut parts = Vec::new();
@@ -271,19 +380,29 @@ impl Lark {
                 let between = if kind == "or" { " | " } else { " " };
                 Ok(self.rule(&parts.join(between)))
             }
-            "triggered_tags" => {
-                let triggers = strings(list(map, "triggers", path)?, &format!("{path}.triggers"))?;
-                let path = format!("{path}.tags");
+            "token" => {
+                let id = map.get("token").unwrap_or(&Value::Null);
+                let id = token(id, &format!("{path}.token"))?;
+                Ok(self.rule(&format!("<[{id}]>")))
+            }
+            kind @ ("triggered_tags" | "token_triggered_tags" | "tags_with_separator") => {
+                let tags_path = format!("{path}.tags");
                 let mut tags = Vec::new();
-                for (index, tag) in list(map, "tags", &path)?.iter().enumerate() {
-                    tags.push(self.read_tag(tag, &format!("{path}[{index}]"), depth + 1)?);
+                for (index, tag) in list(map, "tags", path)?.iter().enumerate() {
+                    tags.push(self.read_tag(tag, &format!("{tags_path}[{index}]"), depth + 1)?);
                 }
-                let (one, first) = (flag(map, "at_least_one"), flag(map, "stop_after_first"));
-                self.triggered(&triggers, &tags, one, first, &path)
+                let flags = (flag(map, "at_least_one"), flag(map, "stop_after_first"));
+                if kind == "tags_with_separator" {
+                    return self.separated(&tags, text(map, "separator", path)?, flags);
+                }
+                let key = if kind == "triggered_tags" { "triggers" } else { "trigger_tokens" };
+                let triggers = triggers(list(map, key, path)?, &format!("{path}.{key}"))?;
+                self.triggered(&triggers, &tags, flags, &tags_path)
             }
             other => Err(Failure::invalid(format!(
                 "{path}.type: \"{other}\" is not one of any_text, const_string, grammar, \
-                 json_schema, or, regex, sequence, tag and triggered_tags"
+                 json_schema, or, regex, sequence, tag, tags_with_separator, token, \
+                 token_triggered_tags and triggered_tags"
             ))),
         }
     }
