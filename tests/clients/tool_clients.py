@@ -85,7 +85,7 @@ def openai_whole() -> None:
             {"type": "function", "function": {"name": "no spaces"}}])
         raise SystemExit("a name with a space was taken")
     except openai.BadRequestError as error:
-        check("param", error.param, "tools[0].name")
+        check("param", error.param, "tools[0].function.name")
 
 
 def forced() -> None:
@@ -230,6 +230,6 @@ def litellm() -> None:
     check("answer", follow.choices[0].message.content, ANSWER)
 
 
-for client in (openai_whole, forced, openai_streamed, openai_helpers, langchain, litellm):
+for client in (openai_whole, forced, strict_alone, openai_streamed, openai_helpers, langchain, litellm):
     client()
     print(f"{STYLE}, {client.__name__}: ok", flush=True)
