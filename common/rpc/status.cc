@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/rpc/status.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,10 +16,26 @@ namespace tandem::rpc {
 namespace {
 
 constexpr char kPushback[] = "grpc-retry-pushback-ms";
+constexpr char kPreviousAttempts[] = "grpc-previous-rpc-attempts";
+constexpr int kMostDoublings = 4;  // gRPC makes five attempts at most
 constexpr std::string_view kDetailPrefix = "type.googleapis.com/google.rpc.";
 // Messages travel in one header field; clients refuse headers over 8 KiB.
 constexpr size_t kMaxMessageBytes = 2048;
 constexpr size_t kMaxDetailBytes = 4096;
+
+// How often gRPC's own retries have made this call before.
+int PreviousAttempts(const grpc::CallbackServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto told = metadata.find(kPreviousAttempts);
+  int attempts = 0;
+  if (told == metadata.end() ||
+      !absl::SimpleAtoi(
+          absl::string_view(told->second.data(), told->second.size()),
+          &attempts)) {
+    return 0;
+  }
+  return std::clamp(attempts, 0, kMostDoublings);
+}
 
 }  // namespace
 
@@ -52,7 +69,8 @@ grpc::Status ToGrpc(const absl::Status& status,
                     grpc::CallbackServerContext* context) {
   if (const auto retry_after = RetryAfter(status); retry_after.has_value()) {
     context->AddTrailingMetadata(
-        kPushback, std::to_string(absl::ToInt64Milliseconds(*retry_after)));
+        kPushback, std::to_string(absl::ToInt64Milliseconds(*retry_after)
+                                  << PreviousAttempts(*context)));
   }
   return ToGrpc(status);
 }

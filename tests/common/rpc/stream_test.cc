@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams over real gRPC on loopback: what stream.h promises, call by call.
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -143,6 +144,35 @@ TEST_F(StreamTest, ErrorsCarryReasonMetadataAndRetryTime) {
   EXPECT_EQ(ErrorMetadata(status).at("limit"), "8");
   EXPECT_EQ(RetryAfter(status), absl::Milliseconds(1500));
   OnClient([&] { client->stream.reset(); });
+}
+
+TEST_F(StreamTest, WhoHasRetriedIsPushedBackLonger) {
+  StartServer([](ServerRecorder* server) {
+    server->stream->Close(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                                    "draining", {}, absl::Milliseconds(100)));
+    server->stream.reset();
+  });
+  const auto stub = EchoService::NewStub(channel_);
+  const struct {
+    const char* attempts;
+    const char* milliseconds;
+  } cases[] = {{"0", "100"},  {"1", "200"},  {"3", "800"},
+               {"4", "1600"}, {"9", "1600"}, {"1000", "1600"}};
+  for (const auto& c : cases) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(60));
+    context.AddMetadata("grpc-previous-rpc-attempts", c.attempts);
+    EchoResponse response;
+    EXPECT_EQ(stub->Once(&context, Request(1), &response).error_code(),
+              grpc::StatusCode::UNAVAILABLE);
+    const auto& trailers = context.GetServerTrailingMetadata();
+    const auto pushback = trailers.find("grpc-retry-pushback-ms");
+    ASSERT_TRUE(pushback != trailers.end());
+    EXPECT_EQ(std::string(pushback->second.data(), pushback->second.size()),
+              c.milliseconds)
+        << c.attempts;
+  }
 }
 
 TEST_F(StreamTest, AServerStreamHandleThatIsDroppedCancels) {
