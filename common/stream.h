@@ -22,7 +22,8 @@ class StreamHandler {
  public:
   virtual ~StreamHandler() = default;
   virtual void OnMessage(In message) = 0;
-  // Everything sent so far is written: unsent() came back to 0.
+  // Everything sent so far is written: unsent() came back to 0. Only who saw it
+  // above that is told.
   virtual void OnDrained() {}
   // The stream ended: OK (the peer ended it well), the peer's error, or
   // UNAVAILABLE/CANCELLED for a broken connection. Last call, at most once;
@@ -45,7 +46,8 @@ class Stream {
   // caller bounds the queue by looking at unsent(). No-op once closed.
   virtual void Send(Out message) = 0;
 
-  // Messages accepted by Send and not yet taken by the transport.
+  // Messages accepted by Send and not yet taken by the transport. Who has just
+  // sent one sees it, and costs itself an OnDrained: look before that.
   virtual size_t unsent() const = 0;
 
   // While paused no OnMessage is delivered, and the peer feels it through

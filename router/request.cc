@@ -168,7 +168,8 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         return;
       }
       if (message.tokens().has_work()) decode_work_ = message.tokens().work();
-      if (Take(message.tokens(), /*decoded=*/true)) Pause();
+      Pause();
+      Take(message.tokens(), /*decoded=*/true);
       return;
     case v1::DecodeResponse::kScores:
       OnScores(message.scores());

@@ -30,7 +30,7 @@ for argument in "$@"; do
     --page)
       # Node of another source is as good, and conflicts with Debian's npm.
       command -v npm >/dev/null || PACKAGES+=(nodejs npm)
-      PACKAGES+=(chromium procps)
+      PACKAGES+=(chromium procps fonts-dejavu-core)
       ;;
     *) die "unknown option '$argument' (--tests, --cuda, --page)" ;;
   esac

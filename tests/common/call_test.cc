@@ -20,7 +20,8 @@ namespace {
 struct Tally {
   std::atomic<int> ended = 0, ended_twice = 0, operations_after_end = 0;
   std::atomic<int> ended_in_flight = 0, lost = 0;
-  std::atomic<int> overlapping = 0, destroyed = 0, wrong = 0, late = 0;
+  std::atomic<int> overlapping = 0, drained = 0, destroyed = 0, wrong = 0,
+                   late = 0;
 };
 
 // Reads come from one thread and writes end on another, in random time, until
@@ -40,6 +41,7 @@ class FakeCall final : public Call<int, int> {
   ~FakeCall() override { ++tally_->destroyed; }
 
   int received() const { return received_; }
+  bool fails() const { return cancelled_ || operations_ >= breaks_after_; }
 
  private:
   bool Fails() { return cancelled_ || operations_++ >= breaks_after_; }
@@ -114,6 +116,9 @@ struct Handler final : StreamHandler<int> {
     if (closed || message != ++last) ++tally->wrong;
     stream->Send(++sent);
     if (random->Below(3) == 0) stream->Send(++sent);
+    // As what one call says makes another say something.
+    Handler* const other = (*all)[random->Below(all->size())].get();
+    if (other->stream != nullptr) other->stream->Send(++other->sent);
     switch (random->Below(25)) {
       case 0:
         stream->Close(absl::OkStatus());
@@ -121,13 +126,16 @@ struct Handler final : StreamHandler<int> {
       case 1:
         stream.reset();
         break;
-      case 2:
-        stream->PauseReading(true);
+      case 2:  // as OnDrained is only told where there was a backlog
+        paused = stream->unsent() > 0;
+        if (paused) stream->PauseReading(true);
         break;
     }
   }
   void OnDrained() override {
     if (closed) ++tally->late;
+    ++tally->drained;
+    paused = false;
     stream->PauseReading(false);
   }
   void OnClosed(absl::Status status) override {
@@ -138,11 +146,12 @@ struct Handler final : StreamHandler<int> {
     if (random->Below(2) == 0) stream.reset();
   }
   std::unique_ptr<Stream<int, int>> stream;
+  std::vector<std::unique_ptr<Handler>>* all = nullptr;
   FakeCall* call = nullptr;
   Random* random = nullptr;
   Tally* tally = nullptr;
   int last = 0, sent = 0;
-  bool closed = false;
+  bool closed = false, paused = false;
 };
 
 void RunCalls(Side side, int calls) {
@@ -154,6 +163,7 @@ void RunCalls(Side side, int calls) {
     core.RunSync([&] {
       handlers.push_back(std::make_unique<Handler>());
       Handler* handler = handlers.back().get();
+      handler->all = &handlers;
       handler->random = &random;
       handler->tally = &tally;
       handler->call =
@@ -166,6 +176,22 @@ void RunCalls(Side side, int calls) {
       if (random.Below(4) == 0) handlers[other]->stream.reset();
     });
   }
+  // All is written, and who waits for that was not told.
+  const auto forgotten = [&] {
+    int count = 0;
+    core.RunSync([&] {
+      for (const auto& handler : handlers) {
+        count += handler->stream != nullptr && handler->paused &&
+                 !handler->call->fails() && handler->stream->unsent() == 0;
+      }
+    });
+    return count;
+  };
+  for (int i = 0; i < 1000 && forgotten() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(forgotten(), 0);
+  EXPECT_GT(tally.drained, 0);
   core.RunSync([&] {
     for (auto& handler : handlers) handler->stream.reset();
   });

@@ -37,6 +37,52 @@ export default {
     await close(page);
   },
 
+  async 'the machine and the cache are worked by keyboard alone'() {
+    const page = await open();
+    const named = () => page.evaluate(() => {
+      const e = document.activeElement;
+      return e.id || (e.getAttribute('aria-label') || e.textContent || '').trim();
+    });
+    const to = async (want) => {
+      const passed = [];
+      for (let i = 0; i < 60; ++i) {
+        await page.keyboard.press('Tab');
+        const name = await named();
+        if (name === want || (want instanceof RegExp && want.test(name))) return;
+        passed.push(name.slice(0, 20));
+      }
+      assert.fail(`the Tab key does not come to ${want}: ${passed}`);
+    };
+    await to('Machine');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('#view-machine:not([hidden])');
+    await to('Send a request');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.req:not(.live)');
+    await to(/this page/);
+    await page.keyboard.press('Space');
+    await page.locator('.req[open] dl').waitFor();
+    await to('See it generated');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('#view-generation:not([hidden])');
+    await page.waitForFunction(() => document.querySelector('#position').max > 5);
+
+    await to('Cache');
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('#view-cache:not([hidden])');
+    await to('cache-tokens');
+    await page.keyboard.press('Home');
+    assert.equal(await page.textContent('output[for="cache-tokens"]'), '16');
+    await to('Measure');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /Measured/.test(document.querySelector('#view-cache [role=status]').textContent));
+    await to('metric');
+    await page.keyboard.press('ArrowDown');
+    await page.waitForFunction(() => /^FLOPs/.test(document.querySelector('.measured caption').textContent));
+    await to('Figures');
+    await close(page);
+  },
+
   async 'both themes and a phone pass axe, without scrolling sideways'() {
     for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 360], ['dark', 360]]) {
       const page = await open({colorScheme: scheme, viewport: {width, height: 800}, reducedMotion: 'reduce'});
