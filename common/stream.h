@@ -22,8 +22,7 @@ class StreamHandler {
  public:
   virtual ~StreamHandler() = default;
   virtual void OnMessage(In message) = 0;
-  // Everything sent so far is written: unsent() came back to 0. Only who saw it
-  // above that is told.
+  // Everything sent so far is written: unsent() came back to 0.
   virtual void OnDrained() {}
   // The stream ended: OK (the peer ended it well), the peer's error, or
   // UNAVAILABLE/CANCELLED for a broken connection. Last call, at most once;
@@ -46,8 +45,7 @@ class Stream {
   // caller bounds the queue by looking at unsent(). No-op once closed.
   virtual void Send(Out message) = 0;
 
-  // Messages accepted by Send and not yet taken by the transport. Who has just
-  // sent one sees it, and costs itself an OnDrained: look before that.
+  // Messages accepted by Send and not yet taken by the transport.
   virtual size_t unsent() const = 0;
 
   // While paused no OnMessage is delivered, and the peer feels it through

@@ -442,7 +442,6 @@ void DecodeCore::OnToken(CallId id, int position,
   call->live_drafts = engine_.drafts(id);
   if (std::exchange(call->suspect, false)) engine_.ShareSteps(id);
   TANDEM_FAILPOINT("decode.sampled", "crash");
-  if (!finish.has_value()) PauseIfUnread(call);
   SendTokens(call, position, worker::ToWire(token));
   if (finish.has_value()) {
     v1::DecodeFinished finished;
@@ -452,7 +451,9 @@ void DecodeCore::OnToken(CallId id, int position,
             ? worker::StopTokenOf(call->stopping, token.token_id)
             : -1);
     FinishCall(call, std::move(finished));
+    return;
   }
+  PauseIfUnread(call);
 }
 
 void DecodeCore::PauseIfUnread(Call* call) {

@@ -168,8 +168,7 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         return;
       }
       if (message.tokens().has_work()) decode_work_ = message.tokens().work();
-      Pause();
-      Take(message.tokens(), /*decoded=*/true);
+      if (Take(message.tokens(), /*decoded=*/true)) Pause();
       return;
     case v1::DecodeResponse::kScores:
       OnScores(message.scores());

@@ -99,9 +99,7 @@ class Call {
 
   size_t unsent() {
     MutexLock lock(&mutex_);
-    const size_t count = queue_.size() + (writing_ ? 1 : 0);
-    backlog_seen_ = backlog_seen_ || count > 0;
-    return count;
+    return queue_.size() + (writing_ ? 1 : 0);
   }
 
   void PauseReading(bool paused) {
@@ -197,7 +195,7 @@ class Call {
         next = writing_ = true;
       } else if (closing_) {
         dead_ = true;
-      } else if (!detached_ && std::exchange(backlog_seen_, false)) {
+      } else if (!detached_) {
         drained_ = true;
         Notify();
       }
@@ -289,11 +287,7 @@ class Call {
     {
       MutexLock lock(&mutex_);
       pump_posted_ = false;
-      drained = std::exchange(drained_, false);
-      if (drained && writing_) {  // more was sent: when that is written
-        drained = false;
-        backlog_seen_ = true;
-      }
+      drained = std::exchange(drained_, false) && !writing_;
       message = has_message_;
     }
     if (drained && handler_ != nullptr) handler_->OnDrained();
@@ -341,8 +335,6 @@ class Call {
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_reads_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_writes_ ABSL_GUARDED_BY(mutex_) = false;
-  // Who sends a token now and then is not woken for each that is written.
-  bool backlog_seen_ ABSL_GUARDED_BY(mutex_) = false;  // by unsent()
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool pump_posted_ ABSL_GUARDED_BY(mutex_) = false;
   // Closed by this side, or its handler has heard the end.

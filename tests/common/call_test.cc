@@ -126,7 +126,7 @@ struct Handler final : StreamHandler<int> {
       case 1:
         stream.reset();
         break;
-      case 2:  // as OnDrained is only told where there was a backlog
+      case 2:  // until OnDrained
         paused = stream->unsent() > 0;
         if (paused) stream->PauseReading(true);
         break;

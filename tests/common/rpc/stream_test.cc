@@ -200,9 +200,8 @@ TEST_F(StreamTest, HandlersMayDestroyTheStreamInEachCallback) {
   in_closed->on_closed = [](ClientRecorder* r) { r->stream.reset(); };
   OnClient([&] {
     for (auto* client : {in_message.get(), in_drained.get(), in_closed.get()}) {
-      for (int i = 0; i < 200; ++i) client->stream->Send(Request(i));
+      for (int i = 0; i < 3; ++i) client->stream->Send(Request(i));
     }
-    EXPECT_GT(in_drained->stream->unsent(), 1u);
   });
   EXPECT_TRUE(Eventually([&] { return in_message->numbers().size() == 1; }));
   EXPECT_TRUE(Eventually([&] { return in_drained->drained() == 1; }));
