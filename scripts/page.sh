@@ -21,4 +21,5 @@ mkdir -p "$TOOLS"
 cp "$ROOT"/tests/page/* "$TOOLS/"
 step page-tools "Playwright and axe (build/page)" \
   npm install --prefix "$TOOLS" --no-audit --no-fund --silent
-node "$TOOLS/page_test.mjs" "$BUILD/release/bin" "$ROOT/models/tales" $pictures
+SCRIPTED_MODEL=$ROOT/tests/clients/make_scripted_model.py \
+  node "$TOOLS/page_test.mjs" "$BUILD/release/bin" "$ROOT/models/tales" $pictures

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chat: what it shows is what the API answers, and what a model writes is text.
 import assert from 'node:assert/strict';
-import {feed, post} from './cluster.mjs';
-import {cluster, browser, wrong, open, close, view, words, finished, asking, type, chatBody, STORY} from './harness.mjs';
+import {execFileSync} from 'node:child_process';
+import {mkdtempSync, rmSync} from 'node:fs';
+import {tmpdir} from 'node:os';
+import {join} from 'node:path';
+import {feed, post, start} from './cluster.mjs';
+import {binaries, cluster, browser, wrong, open, close, view, words, finished, asking, type, chatBody, STORY} from './harness.mjs';
 
 export default {
   async 'a chat shows what the API answers, with its tokens and their alternatives'() {
@@ -103,7 +107,7 @@ export default {
     const page = await open({}, (p) => p.route('**/v1/tandem/capabilities', told({chat: false, events: false})));
     await type(page, 'Once upon a time');
     await finished(page);
-    assert.ok((await page.textContent('.turn.assistant .plain')).length > 20);
+    assert.ok((await page.textContent('.turn.assistant .content .plain')).length > 20);
     await page.click('button:text-is("Tokens")');
     assert.ok(await page.locator('.token-view .token').count() > 5);
     await view(page, 'machine');
@@ -115,6 +119,27 @@ export default {
     assert.equal(await page.inputValue('#prompt'), 'Said once');
     wrong.splice(0, wrong.length, ...wrong.filter((w) => !/status of (401|503)/.test(w)));
     await close(page);
+  },
+
+  async 'what a model thinks is folded away once its answer begins'() {
+    // A real model whose weights say what comes: it thinks, then it answers.
+    const folder = mkdtempSync(join(tmpdir(), 'page-qwen3-'));
+    execFileSync('python3', [process.env.SCRIPTED_MODEL, 'qwen3', folder]);
+    const thinker = await start(binaries, folder, ['--reasoning-parser', 'qwen3']);
+    const page = await open({}, null, thinker.url);
+    await asking(page, {chat_template_kwargs: {think: true}});
+    await type(page, 'Is it warm in Rome?');
+    await finished(page);
+    assert.equal(words(await page.textContent('.reasoning p')), 'I should look.');
+    assert.equal(await page.locator('.reasoning').evaluate((e) => e.open), false);
+    const answer = words(await page.textContent('.turn.assistant .content'));
+    assert.ok(answer.startsWith('Let me look.') && !answer.includes('think'), answer);
+    await page.focus('.reasoning summary');
+    await page.keyboard.press('Enter');
+    assert.ok(await page.isVisible('.reasoning p'));
+    await close(page);
+    await thinker.stop();
+    rmSync(folder, {recursive: true});
   },
 
   async 'what a model writes never becomes markup'() {

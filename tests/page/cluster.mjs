@@ -12,11 +12,11 @@ function freePort() {
   });
 }
 
-export async function start(binaries, model) {
+export async function start(binaries, model, more = []) {
   const port = await freePort();
   const child = spawn(`${binaries}/tandem`, ['serve', model, '--prefill', '1', '--decode', '2',
     '--grpc-port', String(await freePort()), '--port', String(port), '--admin-port', String(await freePort()),
-    '--kv-cache-memory-bytes', '4MiB', '--enable-attention-output', '--enable-no-kv-cache']);
+    '--kv-cache-memory-bytes', '4MiB', '--enable-attention-output', '--enable-no-kv-cache', ...more]);
   let output = '';
   child.stdout.on('data', (data) => { output += data; });
   child.stderr.on('data', (data) => { output += data; });

@@ -4,7 +4,7 @@ import {createRequire} from 'node:module';
 import {chromium} from 'playwright-core';
 import {start} from './cluster.mjs';
 
-const [binaries, model] = process.argv.slice(2);
+export const [binaries, model] = process.argv.slice(2);
 export const axe = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
 export const VIEWS = ['chat', 'machine', 'generation', 'cache'];
 export const STORY = 'Tell me a story about a cat.';
@@ -16,14 +16,14 @@ export const browser = await chromium.launch({
 export const wrong = [];  // console errors and foreign requests, of all pages
 
 // Axe is put in by the debugger, past the page's policy.
-export async function open(options = {}, before = null) {
+export async function open(options = {}, before = null, url = cluster.url) {
   const context = await browser.newContext({viewport: {width: 1280, height: 860}, ...options});
   const page = await context.newPage();
   page.on('console', (m) => { if (['error', 'warning'].includes(m.type()) && !/GPU stall|GL Driver/.test(m.text())) wrong.push(m.text()); });
   page.on('pageerror', (error) => wrong.push(error.message));
-  page.on('request', (request) => { if (!request.url().startsWith(cluster.url)) wrong.push(`asked ${request.url()}`); });
+  page.on('request', (request) => { if (!request.url().startsWith(url)) wrong.push(`asked ${request.url()}`); });
   if (before) await before(page);
-  await page.goto(cluster.url);
+  await page.goto(url);
   await page.waitForSelector('#send');
   return page;
 }
