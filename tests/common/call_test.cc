@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/random.h"
@@ -18,7 +19,8 @@ namespace tandem::rpc {
 namespace {
 
 struct Tally {
-  std::atomic<int> ended = 0, ended_twice = 0, operations_after_end = 0;
+  std::atomic<int> operations = 0, ended = 0, ended_twice = 0,
+                   operations_after_end = 0;
   std::atomic<int> ended_in_flight = 0, lost = 0;
   std::atomic<int> overlapping = 0, drained = 0, destroyed = 0, wrong = 0,
                    late = 0;
@@ -51,6 +53,7 @@ class FakeCall final : public Call<int, int> {
     if (SeededRandom(static_cast<uint64_t>(received_)).Below(4) == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+    ++tally_->operations;
     if (ended_) ++tally_->operations_after_end;
     if (reads_in_flight_++ != 0) ++tally_->overlapping;
     reader_->Post([this, message] {
@@ -62,6 +65,7 @@ class FakeCall final : public Call<int, int> {
     });
   }
   void WriteOp(const int* message) override {
+    ++tally_->operations;
     if (ended_) ++tally_->operations_after_end;
     if (writes_in_flight_++ != 0) ++tally_->overlapping;
     writer_->Post([this, message] {
@@ -187,8 +191,10 @@ void RunCalls(Side side, int calls) {
     });
     return count;
   };
-  for (int i = 0; i < 1000 && forgotten() > 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  // Until nothing happens any more: who is told next is not forgotten.
+  for (int before = -1, now = 0; before != now;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    before = std::exchange(now, tally.drained + tally.operations);
   }
   EXPECT_EQ(forgotten(), 0);
   EXPECT_GT(tally.drained, 0);
