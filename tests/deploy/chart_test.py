@@ -57,6 +57,14 @@ class Values(unittest.TestCase):
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
+    def test_rendered_alerts_are_those_there_are(self) -> None:
+        rules = yaml.safe_load((ROOT / "deploy/prometheus/tandem.rules.yaml").read_text())
+        rendered = [thing for _, thing in objects() if thing["kind"] == "PrometheusRule"]
+        self.assertTrue(rendered)
+        for thing in rendered:
+            self.assertEqual(thing["spec"]["groups"], rules["groups"],
+                             "scripts/chart.sh --write renders them anew")
+
     def test_examples_fit_the_schema(self) -> None:
         jsonschema.validate(self.values, self.schema)
         for path in sorted((CHART / "examples").glob("*.yaml")):
