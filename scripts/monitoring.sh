@@ -1,11 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # By promtool: the alert rules, their tests, and the names and help texts of the
-# metrics that each kind of process has.
+# metrics that each kind of process has. By prometheus: that every panel of the
+# dashboard has data under a load of two minutes.
+#
+#   scripts/monitoring.sh         test
+#   scripts/monitoring.sh docs    and draw docs/dashboard.svg anew
 source "$(dirname "$0")/lib.sh"
 source "$(dirname "$0")/tools.sh"
 
+picture=$LOGS/dashboard.svg
+case ${1-} in
+  '') ;;
+  docs) picture=$ROOT/docs/dashboard.svg ;;
+  *) die "unknown argument '$1' (docs)" ;;
+esac
 debian_program promtool prometheus usr/bin/promtool
+debian_program prometheus prometheus usr/bin/prometheus
 promtool=$TOOLS/bin/promtool
 step rules "promtool check rules" \
   "$promtool" check rules "$ROOT/deploy/prometheus/tandem.rules.yaml"
@@ -13,7 +24,7 @@ step rules-test "promtool test rules" \
   "$promtool" test rules "$ROOT/deploy/prometheus/tandem_test.yaml"
 
 "$ROOT/scripts/setup.sh"
-build release tandem-router tandem-prefill tandem-decode
+build release tandem tandem-router tandem-prefill tandem-decode
 free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
@@ -59,3 +70,6 @@ for role in router prefill decode; do
     bash -c '"$1" check metrics <"$2" && grep -q ^tandem_ "$2"' _ \
     "$promtool" "$LOGS/metrics-$role.txt"
 done
+step dashboard "every panel of the dashboard, under load" \
+  "$BUILD/venv/bin/python" "$ROOT/scripts/dashboard.py" "$TOOLS/bin/prometheus" \
+  "$BUILD/release/bin" "$ROOT/models/tales" "$LOGS" "$picture"
