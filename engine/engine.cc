@@ -17,6 +17,10 @@ namespace tandem::engine {
 namespace {
 
 constexpr double kSmoothing = 0.1;  // weight of the newest step
+// A step that something held up, as a process that stood still, counts as one
+// so many times as slow as those before: who sees a rate a hundred times too
+// low gives no work that would show it to be wrong.
+constexpr double kSlowestStep = 4;
 
 void Smooth(double sample, double* average) {
   *average = *average == 0 ? sample
@@ -803,7 +807,7 @@ void Engine::FreeBehindWindow(Sequence* sequence) {
 }
 
 void Engine::RecordStepTime(absl::Duration duration) {
-  const double seconds = absl::ToDoubleSeconds(duration);
+  double seconds = absl::ToDoubleSeconds(duration);
   if (seconds <= 0) return;
   Smooth(seconds, &stats_.step_seconds);
   int rows = 0;
@@ -823,6 +827,10 @@ void Engine::RecordStepTime(absl::Duration duration) {
     draft_costs_.Saw(static_cast<int>(running_->parts.size()), drafts,
                      absl::ToDoubleSeconds(took));
     return;
+  }
+  if (prefill_rows_ > 0) {
+    const double share = std::max(1.0, rows / prefill_rows_);
+    seconds = std::min(seconds, kSlowestStep * share * prefill_seconds_);
   }
   Smooth(rows, &prefill_rows_);
   Smooth(seconds, &prefill_seconds_);

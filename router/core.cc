@@ -379,6 +379,7 @@ bool RouterCore::TryPlaceScoring(Request* request) {
       snapshot.pair_allowed.push_back(true);
     }
   }
+  MendOldRates(&snapshot);
   const int chosen =
       PlacePrefill(options_.policy, snapshot, /*decode=*/0, random_);
   if (chosen < 0) return false;
@@ -476,6 +477,8 @@ WorkerView RouterCore::MakeView(const Worker& worker, int cached_tokens) const {
       Said(worker.load.blocks_free()) + Said(worker.load.blocks_cached());
   view.cached_tokens = cached_tokens;
   view.tokens_per_second = worker.load.prefill_tokens_per_second();
+  view.rate_is_old =
+      context_.loop->Now() > worker.stepped + options_.rate_holds;
   return view;
 }
 
@@ -512,6 +515,7 @@ Snapshot RouterCore::MakeSnapshot(const Request& request) const {
     snapshot.decode.push_back(
         MakeView(*worker, CachedTokens(request, *worker)));
   }
+  MendOldRates(&snapshot);
   for (const Worker* p : prefill) {
     for (const Worker* d : decode) {
       snapshot.pair_allowed.push_back(registry_.PairAllowed(*p, *d) &&
@@ -592,6 +596,7 @@ std::optional<v1::WorkerRef> RouterCore::ChoosePrefill(Request* request,
         MakeView(*worker, CachedTokens(*request, *worker)));
     snapshot.pair_allowed.push_back(true);
   }
+  MendOldRates(&snapshot);
   const int chosen =
       PlacePrefill(options_.policy, snapshot, /*decode=*/0, random_);
   const Pair pair{.prefill = chosen, .decode = 0};

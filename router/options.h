@@ -50,6 +50,8 @@ struct RouterOptions {
   absl::Duration proof_of_life = absl::Seconds(10);
   // A worker without room is asked again after this.
   absl::Duration refusal_pause = absl::Milliseconds(50);
+  // How fast a worker computes is believed so long after its last step.
+  absl::Duration rate_holds = absl::Seconds(10);
   // After a request's end: how long its prefill call may take to tell timings.
   absl::Duration timings_wait = absl::Milliseconds(500);
 

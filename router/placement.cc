@@ -13,16 +13,23 @@ namespace {
 // Lower is better; equal is equal exactly.
 using Cost = std::function<double(const Snapshot&, int index)>;
 
-// A prefill worker that reported no rate yet is taken to be an average one.
-double AssumedRate(const Snapshot& snapshot) {
+// Of those of which it is known, without `except`; 0 where of none.
+double MeanRate(const std::vector<WorkerView>& workers,
+                const WorkerView* except = nullptr) {
   double sum = 0;
   int known = 0;
-  for (const WorkerView& worker : snapshot.prefill) {
-    if (worker.tokens_per_second <= 0) continue;
+  for (const WorkerView& worker : workers) {
+    if (&worker == except || worker.tokens_per_second <= 0) continue;
     sum += worker.tokens_per_second;
     ++known;
   }
-  return known > 0 ? sum / known : 1;
+  return known > 0 ? sum / known : 0;
+}
+
+// A prefill worker that reported no rate yet is taken to be an average one.
+double AssumedRate(const Snapshot& snapshot) {
+  const double mean = MeanRate(snapshot.prefill);
+  return mean > 0 ? mean : 1;
 }
 
 double QueuedTokens(const Snapshot& snapshot, int p) {
@@ -150,6 +157,21 @@ Pair LeastLoaded(const Snapshot& snapshot, Random* random) {
 
 Pair PrefixAware(const Snapshot& snapshot, Random* random) {
   return PlaceBy(snapshot, TimeToFirstToken, DecodeLoadLessCache, random);
+}
+
+void MendOldRates(Snapshot* snapshot) {
+  std::vector<double> rates;
+  for (const WorkerView& worker : snapshot->prefill) {
+    double rate = worker.tokens_per_second;
+    if (rate > 0 && worker.rate_is_old) {
+      const double others = MeanRate(snapshot->prefill, &worker);
+      rate = std::max(rate, others > 0 ? others : MeanRate(snapshot->decode));
+    }
+    rates.push_back(rate);
+  }
+  for (size_t p = 0; p < rates.size(); ++p) {
+    snapshot->prefill[p].tokens_per_second = rates[p];
+  }
 }
 
 Pair Place(Policy policy, const Snapshot& snapshot, Random* random) {

@@ -31,6 +31,11 @@ Pair LeastLoaded(const Snapshot& snapshot, Random* random);
 // share of the history that it holds.
 Pair PrefixAware(const Snapshot& snapshot, Random* random);
 
+// A prefill worker's old rate counts for no less than the mean of the others,
+// of the decode workers where it is the only one: one that was slow once would
+// get no work, which alone could show that it is slow no longer.
+void MendOldRates(Snapshot* snapshot);
+
 Pair Place(Policy policy, const Snapshot& snapshot, Random* random);
 
 // Only the prefill side, for a decode worker already chosen (index into

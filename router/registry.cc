@@ -218,6 +218,9 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
 
 void Registry::OnLoad(Worker* worker, const v1::WorkerLoad& load) {
   if (TANDEM_FAILPOINT("router.load", "drop delay")) return;
+  if (!worker->has_load || load.steps() != worker->load.steps()) {
+    worker->stepped = loop_->Now();
+  }
   worker->load = load;
   worker->has_load = true;
   worker->load_heard = loop_->Now();

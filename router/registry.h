@@ -45,6 +45,7 @@ struct Worker {
   absl::Time registered;
   absl::Time heard;
   absl::Time load_heard;
+  absl::Time stepped;                    // when a report told of new steps
   absl::flat_hash_set<uint64_t> cached;  // short hashes of its prefix cache
   absl::Time full_until;                 // it refused for lack of room
   // Given by this router since the last load report, which did not count it.

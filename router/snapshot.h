@@ -22,6 +22,7 @@ struct WorkerView {
   int blocks_available = 0;      // free or evictable
   int cached_tokens = 0;         // of this request's history, by its cache
   double tokens_per_second = 0;  // measured prefill rate; 0: not known
+  bool rate_is_old = false;      // it has taken no step for a while
 };
 
 struct Snapshot {

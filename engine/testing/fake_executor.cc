@@ -182,6 +182,7 @@ void FakeExecutor::StartStep() {
   rows_ += rows;
   layers_done_ = 0;
   per_layer_ = (options_.step_base + rows * options_.step_per_row +
+                std::exchange(held_up_, absl::ZeroDuration()) +
                 options_.step_jitter * random_.Uniform()) /
                shape_.num_layers;
   step_timer_.Start(per_layer_, [this] { RunLayer(); });

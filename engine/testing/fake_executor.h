@@ -70,6 +70,8 @@ class FakeExecutor final : public Executor, public BlockMover {
 
   // The next step that ends, ends with this, and has written rubbish.
   void FailNextStep(absl::Status status) { failure_ = std::move(status); }
+  // It takes that much longer.
+  void HoldUpNextStep(absl::Duration by) { held_up_ = by; }
 
   // Broken promises of the caller, in words; the first 16. Tests expect none.
   const std::vector<std::string>& violations() const { return violations_; }
@@ -125,6 +127,7 @@ class FakeExecutor final : public Executor, public BlockMover {
   std::vector<int> moving_;  // [num_blocks] saves and restores queued
   std::deque<Copy> copies_;  // the front one runs
   absl::Status failure_;
+  absl::Duration held_up_;
   std::vector<std::string> violations_;
   int64_t steps_ = 0;
   int64_t rows_ = 0;

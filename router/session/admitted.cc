@@ -27,7 +27,7 @@ void EachOption(Options& options, Each each) {
   auto& [incarnation, model, policy, window, max_local_tokens, max_requests,
          max_queued, queue_wait, max_expected_wait, no_workers_wait,
          recovery_wait, default_deadline, beat, silence, open_limit,
-         crash_verdict, proof_of_life, refusal_pause, timings_wait,
+         crash_verdict, proof_of_life, refusal_pause, rate_holds, timings_wait,
          max_attempts, max_failures, max_preemptions, retry_budget,
          suspect_quarantine, max_unsent, stall_limit, lease, load_interval,
          max_workers, adapter_wait, max_cached_hashes, max_hashed_blocks,
@@ -50,6 +50,7 @@ void EachOption(Options& options, Each each) {
   each("crash_verdict", crash_verdict);
   each("proof_of_life", proof_of_life);
   each("refusal_pause", refusal_pause);
+  each("rate_holds", rate_holds);
   each("timings_wait", timings_wait);
   each("max_attempts", max_attempts);
   each("max_failures", max_failures);

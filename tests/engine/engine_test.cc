@@ -522,6 +522,23 @@ TEST(EngineTest, StatsCountWhatWasComputed) {
   EXPECT_NEAR(stats.tokens_per_second, rate, 1);
 }
 
+// Whose process stood still for a while is not taken for a thousand times as
+// slow; who is, is known for that a few steps later.
+TEST(EngineTest, OneStepThatWasHeldUpSaysLittleOfTheRate) {
+  Harness harness(Limits(8, 6));
+  harness.Add(1, 60, 1);
+  const EngineStats& stats = harness.engine->stats();
+  harness.RunSteps(3);
+  EXPECT_NEAR(stats.tokens_per_second, 6 / 1.12e-3, 1);
+  for (int held_up = 1; held_up <= 5; ++held_up) {
+    harness.device.HoldUpNextStep(absl::Seconds(6));
+    harness.RunSteps(3 + held_up);
+    // A tenth of it is four times as slow.
+    EXPECT_NEAR(stats.tokens_per_second,
+                6 / 1.12e-3 / std::pow(1.3, held_up - 1), 1);
+  }
+}
+
 TEST(EngineTest, RefusesWhatCannotRunAndChangesNothing) {
   struct Case {
     std::string message;

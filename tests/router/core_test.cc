@@ -1250,6 +1250,40 @@ TEST(CoreLimits, TheLowerPriorityIsPlacedFirstAndOfEqualsTheOlder) {
   EXPECT_THAT(order, testing::ElementsAre(2, 5, 0, 3, 1, 4));
 }
 
+// Slow as it was said to be it would get nothing for ever.
+TEST(CoreLimits, AWorkerThatWasSlowOnceIsTriedAgainLater) {
+  World w;
+  w.Decode("d0");
+  LeasePipe* const slow = w.Prefill("slow");
+  LeasePipe* const quick = w.Prefill("quick");
+  const auto say = [&](LeasePipe* lease, double rate, int steps, int queued) {
+    v1::RegisterRequest message;
+    message.mutable_load()->set_state(v1::WORKER_STATE_READY);
+    message.mutable_load()->set_blocks_free(100);
+    message.mutable_load()->set_prefill_tokens_per_second(rate);
+    message.mutable_load()->set_steps(steps);
+    message.mutable_load()->set_queued_tokens(queued);
+    lease->Say(message);
+  };
+  for (int i = 0; i < 50; ++i) {
+    w.loop.RunFor(absl::Milliseconds(250));
+    w.Load(&w.leases.front());
+    say(slow, 10, /*steps=*/7, /*queued=*/0);
+    say(quick, 1000, /*steps=*/i, /*queued=*/5);
+    // As near to its tenth second as the reports come.
+    const bool tried = i >= 41;
+    if (i != 1 && i != 38 && !tried) continue;
+    ClientPipe* const client = w.Submit(World::Ask());
+    w.Settle();
+    ASSERT_EQ(w.decodes.back().sent[0].open().prefill_worker().worker_id(),
+              tried ? "slow" : "quick")
+        << i;
+    client->Break(absl::CancelledError("gone"));
+    w.Settle();
+    if (tried) break;
+  }
+}
+
 TEST(CoreLimits, ACordonedWorkerKeepsWhatItHasAndGetsNothingNew) {
   World w;
   LeasePipe* const lease = w.Decode("d0");

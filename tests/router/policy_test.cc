@@ -99,6 +99,38 @@ TEST(Placement, OnlyAllowedPairs) {
   EXPECT_EQ(PlacePrefill(Policy::kPrefixAware, snapshot, 0, &random), -1);
 }
 
+// Rates of the prefill workers, and of one decode worker.
+std::vector<double> Mended(std::vector<std::pair<double, bool>> prefill,
+                           double decode) {
+  Snapshot snapshot;
+  for (const auto& [rate, old] : prefill) {
+    WorkerView& view = snapshot.prefill.emplace_back();
+    view.tokens_per_second = rate;
+    view.rate_is_old = old;
+  }
+  snapshot.decode.emplace_back().tokens_per_second = decode;
+  snapshot.decode[0].rate_is_old = true;
+  MendOldRates(&snapshot);
+  EXPECT_EQ(snapshot.decode[0].tokens_per_second, decode);
+  std::vector<double> rates;
+  for (const WorkerView& view : snapshot.prefill) {
+    rates.push_back(view.tokens_per_second);
+  }
+  return rates;
+}
+
+TEST(Placement, WhoWasSlowOnceIsTriedAgain) {
+  using Rates = std::vector<double>;
+  EXPECT_EQ(Mended({{10, true}, {900, false}, {1100, false}}, 5),
+            (Rates{1000, 900, 1100}));
+  // What is true still stays; what is fast, old or not, too.
+  EXPECT_EQ(Mended({{10, false}, {900, true}}, 5), (Rates{10, 900}));
+  // Of others that know nothing, and of nobody.
+  EXPECT_EQ(Mended({{10, true}, {0, true}}, 500), (Rates{500, 0}));
+  EXPECT_EQ(Mended({{10, true}}, 0), (Rates{10}));
+  EXPECT_EQ(Mended({{10, true}, {20, true}}, 500), (Rates{20, 20}));
+}
+
 TEST(Placement, TiesAreBrokenAtRandomAndReproducibly) {
   const Snapshot snapshot =
       Cluster({View(0), View(0), View(0)}, {View(0), View(0)});
