@@ -641,6 +641,7 @@ void RouterCore::OnEnded(Request* request) {
   requests_.erase(it);
   Count();
   adapter_control_.OnRequestEnded(request->effective().adapter);
+  registry_.Finished(request->decode_worker_id());
   Reap();
   SchedulePump();
 }

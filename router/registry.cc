@@ -21,6 +21,7 @@ namespace {
 constexpr absl::Duration kHelloLimit = absl::Seconds(5);
 constexpr size_t kMaxDeparted = 1024;
 constexpr size_t kMaxRejected = 16;
+constexpr int kOffersAtOnce = 32;
 
 std::string PairKey(const std::string& prefill_id, const std::string& decode_id,
                     const std::string& way) {
@@ -340,7 +341,7 @@ bool Registry::Placeable(const Worker& worker) const {
 }
 
 bool Registry::Full(const Worker& worker) const {
-  return loop_->Now() < worker.full_until;
+  return worker.offers == 0 && loop_->Now() < worker.full_until;
 }
 
 bool Registry::PairAllowed(const Worker& prefill, const Worker& decode) const {
@@ -370,8 +371,39 @@ std::vector<std::string> Registry::AvoidedWays(
 void Registry::Refused(const std::string& worker_id) {
   Worker* const worker = Find(worker_id);
   if (worker == nullptr) return;
+  worker->offers = 0;
+  Pause(worker);
+}
+
+void Registry::Pause(Worker* worker) {
   worker->full_until = loop_->Now() + options_.refusal_pause;
   WakeAtNextRetry();
+}
+
+// While a worker has no room, each answer of all that wait would be the same: a
+// few are offered to it, two for each that it takes, until it takes many.
+void Registry::Offered(const std::string& worker_id) {
+  Worker* const worker = Find(worker_id);
+  if (worker == nullptr || !worker->offers) return;
+  *worker->offers = std::max(0, *worker->offers - 1);
+  if (worker->offers == 0) Pause(worker);
+}
+
+void Registry::Accepted(const std::string& worker_id) {
+  Worker* const worker = Find(worker_id);
+  if (worker == nullptr || !worker->offers) return;
+  *worker->offers += 2;
+  if (*worker->offers > kOffersAtOnce) worker->offers.reset();
+  // Soon: whoever says this is at work on a request.
+  retry_.Start(absl::ZeroDuration(), [this] {
+    WakeAtNextRetry();
+    listener_->OnRoom();
+  });
+}
+
+void Registry::Finished(const std::string& worker_id) {
+  Worker* const worker = Find(worker_id);
+  if (worker != nullptr && worker->offers == 0) worker->offers = 1;
 }
 
 void Registry::CallFailed(const v1::WorkerRef& ref, const std::string& reason) {

@@ -16,6 +16,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -47,7 +48,10 @@ struct Worker {
   absl::Time load_heard;
   absl::Time stepped;                    // when a report told of new steps
   absl::flat_hash_set<uint64_t> cached;  // short hashes of its prefix cache
-  absl::Time full_until;                 // it refused for lack of room
+  // It refused for lack of room: how many more requests it is offered before
+  // it has answered; at 0 none until then.
+  std::optional<int> offers;
+  absl::Time full_until;
   // Given by this router since the last load report, which did not count it.
   int unreported_requests = 0;
   int unreported_tokens = 0;
@@ -126,6 +130,10 @@ class Registry {
 
   // What requests found out.
   void Refused(const std::string& worker_id);
+  // A decode worker was asked to take one, took one, and is done with one.
+  void Offered(const std::string& worker_id);
+  void Accepted(const std::string& worker_id);
+  void Finished(const std::string& worker_id);
   void CallFailed(const v1::WorkerRef& worker, const std::string& reason);
   void CallWorked(const std::string& worker_id);
   void PairFailed(const std::string& prefill_id, const std::string& decode_id,
@@ -168,6 +176,7 @@ class Registry {
   void Forget(const std::string& worker_id);
   void Tick();
   absl::Time tick_due_ = absl::InfinitePast();
+  void Pause(Worker* worker);
   void WakeAtNextRetry();
 
   const RouterOptions& options_;

@@ -110,6 +110,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   NotePair();
   context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
                            std::max(1, history_tokens() - cached_tokens));
+  context_.registry->Offered(decode_ref_.worker_id());
   if (decode_ref_.worker_id().empty()) {
     BeginScoring();
     return;
@@ -193,6 +194,7 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
     context_.observer->OnStage(Stage::kReserve,
                                context_.loop->Now() - asked_since_);
   }
+  if (!opened_) context_.registry->Accepted(decode_ref_.worker_id());
   opened_ = true;
   was_computed_ = true;
   waiting_ = false;

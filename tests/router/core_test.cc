@@ -1200,6 +1200,48 @@ TEST(CoreLimits, EndlessRefusalsEndAtTheQueueWait) {
   EXPECT_EQ(ErrorReason(client->status), "QUEUE_FULL");
 }
 
+// All that wait would get the same answer.
+TEST(CoreLimits, AFullWorkerIsOfferedAsManyAsItSeemsToTake) {
+  World w;
+  w.Decode("d0");
+  std::vector<ClientPipe*> clients;
+  for (int i = 0; i < 20; ++i) clients.push_back(w.Submit(World::Ask()));
+  EXPECT_EQ(w.decodes.size(), 20u);
+  for (DecodePipe& pipe : w.decodes) {
+    pipe.Break(absl::ResourceExhaustedError("no blocks"));
+  }
+  w.Settle();
+  EXPECT_EQ(w.decodes.size(), 20u);
+  w.RunFor(absl::Milliseconds(60));
+  ASSERT_EQ(w.decodes.size(), 21u);
+  // Silence is no answer; a little later it is asked again.
+  w.RunFor(absl::Milliseconds(20));
+  EXPECT_EQ(w.decodes.size(), 21u);
+  w.RunFor(absl::Milliseconds(40));
+  EXPECT_EQ(w.decodes.size(), 22u);
+  // Two more for each that it takes.
+  for (const auto& [answer, calls] : {std::pair(20, 24u), std::pair(21, 26u)}) {
+    w.decodes[answer].Say(World::Opened(1, "t"));
+    w.Settle();
+    EXPECT_EQ(w.decodes.size(), calls);
+  }
+  for (int i = 22; i < 26; ++i) {
+    w.decodes[i].Break(absl::ResourceExhaustedError("no blocks"));
+  }
+  w.Settle();
+  EXPECT_EQ(w.decodes.size(), 26u);
+  // One that ends makes room at once, for one.
+  clients[0]->Break(absl::CancelledError("gone"));
+  w.Settle();
+  EXPECT_EQ(w.decodes.size(), 27u);
+  // Who takes many is no longer full, and is offered all there are.
+  for (size_t i = 26; i < w.decodes.size() && i < 60; ++i) {
+    w.decodes[i].Say(World::Opened(1, "t"));
+    w.Settle();
+  }
+  EXPECT_EQ(w.core->State(false).requests().queued(), 0);
+}
+
 TEST(CoreLimits, RequestIdsInFlightAreUnique) {
   World w;
   AdmittedRequest ask = World::Ask();
