@@ -74,6 +74,7 @@ void Request::OnPrefillClosed(const absl::Status& status) {
                                     decode_ref_.worker_id(), way,
                                     std::string(status.message()));
     }
+    prefill_computes_ = false;  // no crash: it could say that
   }
   PrefillLost(status.ok()
                   ? absl::InternalError("the prefill call ended without `done`")
@@ -154,8 +155,11 @@ void Request::DecodeLost(const absl::Status& status) {
                                         1);
   NoteLoss("decode_lost", status);
   BeginRetry();
-  const auto go_on = [this, status] {
-    if (CountFailure(status)) Requeue();
+  // A decode worker's crash breaks the handoff to it too, and the prefill
+  // worker may be heard first: one failure, not two.
+  const bool counted = std::exchange(attempt_counted_, false);
+  const auto go_on = [this, counted, status] {
+    if (counted || CountFailure(status)) Requeue();
   };
   if (transport && computed) {
     Judge(decode_ref_, go_on);
@@ -272,6 +276,7 @@ void Request::RetryPrefill(bool counts, const absl::Status& why) {
     NoteLoss("prefill_lost", why);
     ++handoffs_failed_;
     if (!CountFailure(why)) return;
+    attempt_counted_ = true;
   }
   if (ComputedToTheEnd()) return;
   if (decode_ == nullptr) {

@@ -88,7 +88,7 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   prefill_ref_ = choice.prefill.value_or(v1::WorkerRef());
   adapter_ = choice.adapter;
   local_ = !choice.prefill.has_value();
-  opened_ = decode_computes_ = prefill_computes_ = false;
+  opened_ = decode_computes_ = prefill_computes_ = attempt_counted_ = false;
   decode_computed_ = false;
   phase_ = Phase::kOpening;
   asked_since_ = now;
@@ -196,6 +196,7 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   }
   if (!opened_) context_.registry->Accepted(decode_ref_.worker_id());
   opened_ = true;
+  attempt_counted_ = false;
   was_computed_ = true;
   waiting_ = false;
   attempt_ = opened.attempt();

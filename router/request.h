@@ -320,6 +320,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // Since a decode worker started: each may have brought a first token.
   int handoffs_failed_ = 0;
   int failures_ = 0;
+  bool attempt_counted_ = false;  // among them, and no other has been opened
   int preemptions_ = 0;
   // Whose call broke while it computed the request, since a new token of such
   // a worker: a decode worker, or else a prefill worker.

@@ -342,6 +342,30 @@ TEST_F(CoreTest, AFailedHandoffIsThePairsFaultAndNotThePrefillWorkers) {
   EXPECT_THAT(w.prefills[1].sent[0].open().avoid_ways(), ElementsAre("nccl"));
 }
 
+// Heard of by two: the handoff to it failed, and its call broke.
+TEST_F(CoreTest, ACrashOfADecodeWorkerIsOneFailure) {
+  w.Decode("d1");
+  ClientPipe* client = w.Submit(World::Ask());
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_EQ(w.decodes.size(), i + 1);
+    w.decodes[i].Say(World::Opened(1, "t"));
+    w.prefills.back().Say(World::Computing());
+    w.prefills.back().Break(MakeError(absl::StatusCode::kUnavailable,
+                                      "HANDOFF_FAILED", "the link is gone",
+                                      {{"way", "shm"}}));
+    EXPECT_TRUE(w.decodes[i].sent.back().has_retry()) << i;
+    w.decodes[i].Break(absl::UnavailableError("reset"));
+    w.RunFor(absl::Seconds(1));
+  }
+  // A third is the last. (An attempt that was opened since counts anew.)
+  ASSERT_EQ(w.decodes.size(), 3u);
+  EXPECT_FALSE(client->dropped);
+  w.decodes[2].Say(World::Opened(1, "t"));
+  w.decodes[2].Break(absl::UnavailableError("reset"));
+  w.RunFor(absl::Seconds(1));
+  EXPECT_EQ(ErrorReason(client->status), "WORKER_LOST");
+}
+
 TEST_F(CoreTest, FullPrefillWorkersCostNoAttempt) {
   ClientPipe* client = w.Submit(World::Ask());
   w.decodes[0].Say(World::Opened(1, "t"));
