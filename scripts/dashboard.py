@@ -221,7 +221,7 @@ def main(prometheus_program: str, programs: str, model: str, logs: str, svg: str
         panels = json.loads(DASHBOARD.read_text())["panels"]
         empty = fill(panels, prometheus, start, time.time())
         pathlib.Path(svg).write_text(
-            dashboard_svg.draw(panels, events, start, time.time()))
+            dashboard_svg.draw(panels, events, start, time.time(), STEP_S))
     finally:
         cluster.stop()
         if prometheus:

@@ -82,7 +82,7 @@ def lay_out(lines: list[tuple], width: int) -> list[tuple[int, float]]:
 
 
 def draw_panel(panel: dict, events: list[tuple[float, str]], start: float,
-               end: float) -> list[str]:
+               end: float, step: float) -> list[str]:
     grid = panel["gridPos"]
     x, y = EDGE + grid["x"] * COLUMN, HEAD + grid["y"] * ROW
     wide, high = grid["w"] * COLUMN - GAP, grid["h"] * ROW - GAP
@@ -115,8 +115,13 @@ def draw_panel(panel: dict, events: list[tuple[float, str]], start: float,
         parts.append(f'<path d="M{across(at):.1f} {top}V{bottom}" stroke="#5794f2" '
                      'stroke-dasharray="3 3" opacity=".7"/>')
     for i, (_, line) in enumerate(lines):
-        points = " ".join(f"{across(at):.0f},{up(value):.1f}" for at, value in line)
-        parts.append(f'<polyline points="{points}" fill="none" stroke-width="1.5" '
+        path, last = "", -math.inf
+        for at, value in line:
+            # As Grafana: no line where there was nothing.
+            pen = "L" if at - last <= step else "M"
+            path += f"{pen}{across(at):.0f} {up(value):.1f}"
+            last = at
+        parts.append(f'<path d="{path}" fill="none" stroke-width="1.5" '
                      f'stroke="{PALETTE[i % len(PALETTE)]}"/>')
     for i, (row, offset) in enumerate(names):
         at, line_y = x + 10 + offset, names_top + row * 15
@@ -127,7 +132,8 @@ def draw_panel(panel: dict, events: list[tuple[float, str]], start: float,
 
 
 def draw(panels: list[dict], events: list[tuple[float, str]], start: float,
-         end: float) -> str:
+         end: float, step: float) -> str:
+    """Times in seconds; `step`: between two points of a line."""
     width = 2 * EDGE + 24 * COLUMN - GAP
     height = HEAD + EDGE + ROW * max(
         panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
@@ -145,5 +151,5 @@ def draw(panels: list[dict], events: list[tuple[float, str]], start: float,
             parts.append(text(EDGE + 4, HEAD + panel["gridPos"]["y"] * ROW + 20,
                               "⌄  " + panel["title"], size=14, color=TEXT, bold=True))
         else:
-            parts += draw_panel(panel, events, start, end)
+            parts += draw_panel(panel, events, start, end, step)
     return "\n".join([*parts, "</svg>", ""])
