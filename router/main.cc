@@ -65,6 +65,7 @@ constexpr absl::Duration kLastSpans = absl::Seconds(1);
 // So many may be chance.
 constexpr int kMisses = 2;
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+constexpr absl::Duration kLastCalls = absl::Milliseconds(250);
 // Of the port for clients.
 constexpr const char* kServices[] = {"tandem.v1.InferenceService",
                                      "openengine.v1.Inference",
@@ -377,6 +378,7 @@ class Process {
   int64_t placed_ = 0;
   // Seconds since then at which one could have been placed.
   int missed_ = 0;
+  absl::Time idle_since_ = absl::InfiniteFuture();
   absl::Time drain_ends_;
   absl::Status outcome_;  // what the drain ends in; the loop's
   int seconds_above_ceiling_ = 0;
@@ -837,7 +839,13 @@ void Process::Drain() {
 }
 
 void Process::PollDrained() {
-  if (core_->idle() || loop_.Now() >= drain_ends_) {
+  const absl::Time now = loop_.Now();
+  if (!core_->idle()) idle_since_ = absl::InfiniteFuture();
+  idle_since_ = std::min(idle_since_, now);
+  // Whose stream was the last one calls again at once: told that this router
+  // drains it goes elsewhere, by a server that shuts down it is cancelled.
+  if ((core_->idle() && now >= idle_since_ + kLastCalls) ||
+      now >= drain_ends_) {
     feed_->Close();
     core_->CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                               "this router is going away", {},
