@@ -452,8 +452,8 @@ void Registry::PairWorked(const std::string& prefill_id,
   avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, way));
 }
 
-void Registry::Using(const std::string& prefill_id,
-                     const std::string& decode_id, int uncached_tokens) {
+Queued Registry::Using(const std::string& prefill_id,
+                       const std::string& decode_id, int uncached_tokens) {
   const absl::Time now = loop_->Now();
   avoided_workers_.Using(decode_id, now);
   Worker* computes = Find(decode_id);
@@ -464,7 +464,17 @@ void Registry::Using(const std::string& prefill_id,
     computes = Find(prefill_id);
     if (computes != nullptr) ++computes->unreported_requests;
   }
-  if (computes != nullptr) computes->unreported_tokens += uncached_tokens;
+  if (computes == nullptr) return {};
+  computes->unreported_tokens += uncached_tokens;
+  return {
+      .worker_id = computes->id(), .tokens = uncached_tokens, .since = now};
+}
+
+void Registry::Computed(const Queued& prompt) {
+  Worker* const worker = Find(prompt.worker_id);
+  if (worker == nullptr || worker->load_heard > prompt.since) return;
+  worker->unreported_tokens =
+      std::max(0, worker->unreported_tokens - prompt.tokens);
 }
 
 int Registry::context_length() const {

@@ -60,6 +60,13 @@ struct Worker {
   const std::string& id() const { return hello.worker().worker_id(); }
 };
 
+// A prompt that was given to a worker.
+struct Queued {
+  std::string worker_id;
+  int tokens = 0;
+  absl::Time since;
+};
+
 class RegistryListener {
  public:
   virtual ~RegistryListener() = default;
@@ -141,8 +148,11 @@ class Registry {
   void PairWorked(const std::string& prefill_id, const std::string& decode_id,
                   const std::string& way);
   // A request goes there now: probes what was avoided and may be tried again.
-  void Using(const std::string& prefill_id, const std::string& decode_id,
-             int uncached_tokens);
+  // What it adds to the queue of the one that computes its prompt.
+  Queued Using(const std::string& prefill_id, const std::string& decode_id,
+               int uncached_tokens);
+  // Out of the queue again, without waiting for the next load report.
+  void Computed(const Queued& prompt);
 
   // Positions of one sequence that every decode worker can hold; 0 of none.
   int context_length() const;

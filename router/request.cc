@@ -108,8 +108,9 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
                                           .decode = decode_ref_.worker_id(),
                                           .m = cached_tokens});
   NotePair();
-  context_.registry->Using(prefill_ref_.worker_id(), decode_ref_.worker_id(),
-                           std::max(1, history_tokens() - cached_tokens));
+  queued_ = context_.registry->Using(
+      prefill_ref_.worker_id(), decode_ref_.worker_id(),
+      std::max(1, history_tokens() - cached_tokens));
   context_.registry->Offered(decode_ref_.worker_id());
   if (decode_ref_.worker_id().empty()) {
     BeginScoring();
@@ -472,6 +473,10 @@ bool Request::Take(const v1::DecodedTokens& tokens, bool decoded) {
     if (verdict == Output::Verdict::kStopString) break;
   }
   if (fresh == 0) return true;
+  if (queued_) {
+    context_.registry->Computed(*queued_);
+    queued_.reset();
+  }
   if (charge_ != nullptr) charge_->Generated(fresh);
   attempts_failed_ = 0;
   // What crashes decode workers may well have a first token each time.

@@ -152,16 +152,21 @@ TEST_F(LoraTest, PrefixesStayWithTheirAdapter) {
   const std::string prompt = SomePrompts(1, 9)[0];
   std::string text;
   while (text.size() < 400) absl::StrAppend(&text, prompt, " ");
-  const auto cached = [&](const std::string& adapter) {
-    const Outcome outcome = cluster.Generate(With(adapter, text, 4));
-    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
-    return outcome.done.usage().cached_tokens();
-  };
-  for (const char* adapter : {"", "verse", "prose"}) {
-    EXPECT_EQ(cached(adapter), 0) << adapter;
-  }
-  for (const char* adapter : {"", "verse", "prose"}) {
-    EXPECT_GE(cached(adapter), 16) << adapter;
+  for (const auto placement : {v1::PLACEMENT_SPLIT, v1::PLACEMENT_LOCAL}) {
+    const auto cached = [&](const std::string& adapter) {
+      v1::GenerateRequest request = With(adapter, text, 4);
+      request.set_placement(placement);
+      const Outcome outcome = cluster.Generate(request);
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+      return outcome.done.usage().cached_tokens();
+    };
+    for (const char* adapter : {"", "verse", "prose"}) {
+      EXPECT_EQ(cached(adapter), 0) << adapter;
+    }
+    for (const char* adapter : {"", "verse", "prose"}) {
+      EXPECT_GE(cached(adapter), 16) << adapter;
+    }
+    text.insert(0, "And so ");
   }
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }

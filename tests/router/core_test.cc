@@ -1350,6 +1350,42 @@ TEST(CoreLimits, AWorkerThatWasSlowOnceIsTriedAgainLater) {
   }
 }
 
+TEST(CoreLimits, APromptIsOutOfTheQueueWhenItIsComputed) {
+  World w;
+  w.Decode("d0");
+  LeasePipe* const lease = w.Prefill("p0");
+  const auto say = [&] {
+    v1::RegisterRequest message;
+    message.mutable_load()->set_state(v1::WORKER_STATE_READY);
+    message.mutable_load()->set_blocks_free(100);
+    message.mutable_load()->set_prefill_tokens_per_second(1000);
+    lease->Say(message);
+  };
+  const auto goes_to_prefill = [&] {
+    w.Submit(World::Ask());
+    return w.decodes.back().sent[0].open().has_prefill_worker();
+  };
+  const auto compute = [&](DecodePipe* decode) {
+    decode->Say(World::Opened(1, "ticket"));
+    w.prefills.back().Say(World::Computing());
+    w.prefills.back().Say(World::First(kPrompt, 1));
+  };
+  say();
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(goes_to_prefill()) << i;
+    compute(&w.decodes.back());
+  }
+  // What ended after a report takes nothing from those given since.
+  ASSERT_TRUE(goes_to_prefill());
+  DecodePipe* const before = &w.decodes.back();
+  w.loop.RunFor(absl::Milliseconds(1));
+  say();
+  ASSERT_TRUE(goes_to_prefill());
+  ASSERT_TRUE(goes_to_prefill());
+  compute(before);
+  EXPECT_FALSE(goes_to_prefill());
+}
+
 TEST(CoreLimits, ACordonedWorkerKeepsWhatItHasAndGetsNothingNew) {
   World w;
   LeasePipe* const lease = w.Decode("d0");
