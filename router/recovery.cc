@@ -321,8 +321,8 @@ void Request::SendRetry() {
   prefill_ref_ = prefill.value_or(v1::WorkerRef());
   local_ = !prefill.has_value();
   NotePair();
-  queued_ = context_.registry->Using(
-      prefill_ref_.worker_id(), decode_ref_.worker_id(), history_tokens());
+  queued_ = context_.registry->Using(prefill_ref_.worker_id(),
+                                     decode_ref_.worker_id(), history_tokens());
   asked_since_ = context_.loop->Now();
   if (TANDEM_FAILPOINT("router.retry", "crash drop")) return;
   decode_->stream->Send(std::move(message));

@@ -466,8 +466,7 @@ Queued Registry::Using(const std::string& prefill_id,
   }
   if (computes == nullptr) return {};
   computes->unreported_tokens += uncached_tokens;
-  return {
-      .worker_id = computes->id(), .tokens = uncached_tokens, .since = now};
+  return {.worker_id = computes->id(), .tokens = uncached_tokens, .since = now};
 }
 
 void Registry::Computed(const Queued& prompt) {

@@ -334,7 +334,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const absl::Time deadline_;
   absl::Time waiting_since_;  // for room on a decode worker, refusals included
   bool waiting_ = true;
-  absl::Time asked_since_;  // the decode worker, to open an attempt
+  absl::Time asked_since_;        // the decode worker, to open an attempt
   std::optional<Queued> queued_;  // until its next token
   std::optional<absl::Time> placed_;
   std::optional<absl::Time> first_token_;
