@@ -34,9 +34,11 @@ HWY_INLINE VecI FourOf(const int8_t* a) {
 struct MultiplyAdd {
   static constexpr int kBias = 0;  // of int8 codes as Dot takes them
   static HWY_INLINE VecI Bias(VecI codes) { return codes; }
-  // Pairs of products fit 16 bits: 2 * 128 * 127.
   static HWY_INLINE VecI Dot(VecI sum, VecI codes, const int8_t* a) {
-    const VecI x = FourOf(a);
+    return Dot(sum, codes, FourOf(a));
+  }
+  // Pairs of products fit 16 bits: 2 * 128 * 127.
+  static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
 #if HWY_TARGET == HWY_AVX3
     const __mmask64 negative = _mm512_movepi8_mask(codes.raw);
     const __m512i pairs = _mm512_maddubs_epi16(
@@ -62,6 +64,10 @@ struct Vnni {
     asm("vpdpbusd %2%{1to16%}, %1, %0"
         : "+v"(sum.raw)
         : "v"(codes.raw), "m"(*reinterpret_cast<const int32_t*>(a)));
+    return sum;
+  }
+  static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(x.raw));
     return sum;
   }
 };
@@ -163,47 +169,93 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
   }
 }
 
+template <Read read>
+inline constexpr bool kReadsBytes = read == Read::kInt8 || read == Read::kReady;
+
+// Codes as dot products take them; of int4 the low or the high half.
+template <typename D, Read read>
+HWY_INLINE VecI CodesOf(VecI line, int half) {
+  const VecI low = hn::Set(I32(), 0x0f0f0f0f);
+  return read == Read::kReady  ? line
+         : read == Read::kInt8 ? D::Bias(line)
+         : half == 0           ? hn::And(line, low)
+                               : hn::And(hn::ShiftRight<4>(line), low);
+}
+
 // The dot products of one group of codes at unit[u] + begin.
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
                          const std::byte* const (&unit)[U], int64_t begin,
                          const GroupRows& a) {
-  constexpr bool kBytes = read == Read::kInt8 || read == Read::kReady;
-  const VecI low = hn::Set(I32(), 0x0f0f0f0f);
+  constexpr bool kBytes = kReadsBytes<read>;
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
-    VecI codes[U * kParts];
-    if constexpr (R == 1) {  // too little work to hide the second-level cache
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        PrefetchLine(unit[u] + begin + quad * 64 +
-                     2 * CodeUnitBytes(kKindOf<read>));
-      }
-    }
+    VecI lines[U * kParts];
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
-      codes[i] =
+      lines[i] =
           LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
     }
 #pragma GCC unroll 2
     for (int half = 0; half < (kBytes ? 1 : 2); ++half) {
-      VecI now[U * kParts];
+      VecI codes[U * kParts];
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
-        now[i] = read == Read::kReady  ? codes[i]
-                 : read == Read::kInt8 ? D::Bias(codes[i])
-                 : half == 0           ? hn::And(codes[i], low)
-                             : hn::And(hn::ShiftRight<4>(codes[i]), low);
+        codes[i] = CodesOf<D, read>(lines[i], half);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
         for (int i = 0; i < U * kParts; ++i) {
           sums[r][i] =
-              D::Dot(sums[r][i], now[i], a.Codes(r, half * 16 + quad * 4));
+              D::Dot(sums[r][i], codes[i], a.Codes(r, half * 16 + quad * 4));
         }
       }
     }
+  }
+}
+
+// How far ahead of one row's products its panel is fetched: as far as memory
+// needs, line after line, which is what hardware looks for.
+inline constexpr int64_t kPanelAhead = 8192;
+
+// The same of one row against a panel: two sums for each output, or the chain
+// of dot products would be what takes the time; lines and inputs are loaded
+// once, where compilers would use them from memory twice.
+template <typename D, Read read>
+HWY_INLINE void DotGroup(VecI (&sums)[1][2 * kParts],
+                         const std::byte* const (&unit)[2], int64_t begin,
+                         const GroupRows& a) {
+  constexpr bool kBytes = kReadsBytes<read>;
+  VecI odd[2 * kParts];
+#pragma GCC unroll 4
+  for (int i = 0; i < 2 * kParts; ++i) odd[i] = hn::Zero(I32());
+#pragma GCC unroll 8
+  for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
+    const std::byte* const ahead =
+        unit[0] + kPanelAhead + 2 * begin + quad * 128;
+    PrefetchLine(ahead);
+    PrefetchLine(ahead + 64);
+    VecI lines[2 * kParts];
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kParts; ++i) {
+      lines[i] =
+          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
+      asm("" : "+v"(lines[i].raw));
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < (kBytes ? 1 : 2); ++half) {
+      const VecI x = FourOf(a.Codes(0, half * 16 + quad * 4));
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kParts; ++i) {
+        VecI& sum = (kBytes ? quad % 2 : half) == 0 ? sums[0][i] : odd[i];
+        sum = D::Dot(sum, CodesOf<D, read>(lines[i], half), x);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 2 * kParts; ++i) {
+    sums[0][i] = hn::Add(sums[0][i], odd[i]);
   }
 }
 
@@ -213,6 +265,7 @@ void DotTile(const CodeTile& t) {
       (kKindOf<read> == CodeKind::kInt8 ? 8 : 4) * 64;
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
   constexpr int64_t kCodesBegin = kUnitBytes - 2 * kGroupBytes;
+  constexpr bool kOnePanel = R == 1 && U == 2;
   Chains<R, U> chains;
   if (t.first) {
     chains.Clear();
@@ -225,13 +278,24 @@ void DotTile(const CodeTile& t) {
     const std::byte* unit[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) unit[u] = t.w[u] + offset;
-    FetchNext(t, block);
+    if constexpr (kOnePanel) {
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < 2 * kCodesBegin; line += 64) {
+        PrefetchLine(unit[0] + kPanelAhead + line);
+      }
+    } else {
+      FetchNext(t, block);
+    }
 #pragma GCC unroll 2
     for (int group = 0; group < 2; ++group, rows.Next()) {
+      const int64_t begin = kCodesBegin + group * kGroupBytes;
       VecI sums[R][U * kParts];
       StartGroup<D, read, R, U>(sums, unit, group, rows);
-      DotGroup<D, read, R, U>(sums, unit, kCodesBegin + group * kGroupBytes,
-                              rows);
+      if constexpr (kOnePanel) {
+        DotGroup<D, read>(sums, unit, begin, rows);
+      } else {
+        DotGroup<D, read, R, U>(sums, unit, begin, rows);
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) {
         const Vec scale = hn::PromoteTo(

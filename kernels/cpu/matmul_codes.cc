@@ -2,7 +2,7 @@
 // Products with int8 and int4 weights, on one thread, with equal bits on every
 // path (dot-inl.h):
 //
-//   one row       two panels at once
+//   one row       a panel at a time, as one stream
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's codes are made ready once and reused by every tile
 //
@@ -149,48 +149,42 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
   }
 }
 
-// A tile that fetches, while it works on `panels` panels, what comes after
-// their group of kStreams: a part of each of the next ones.
+// A tile that fetches, while it works on a panel, what comes after its group
+// of kStreams: a part of each of the next ones.
 template <CodeKind kind>
-CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel,
-                      int panels = 1) {
+CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   const int64_t panel_bytes = CodePanelBytes(p.k, kind);
   const int of_group = (panel - p.panel_begin) % kStreams;
   const int next = panel - of_group + kStreams;
   CodeTile t{};
-  t.fetch = panels * 2 * CodeUnitBytes(kind) / kStreams;
+  t.fetch = 2 * CodeUnitBytes(kind) / kStreams;
   for (int i = 0; i < kStreams; ++i) {
     t.next[i] = p.w + std::min(next + i, p.panel_end - 1) * panel_bytes +
                 range.begin * 2 * CodeUnitBytes(kind) +
-                of_group / panels * range.blocks * t.fetch;
+                of_group * range.blocks * t.fetch;
   }
   return t;
 }
 
+// Panels follow each other, so that all of it is one stream.
 template <typename D, Read read>
 void OneCodeRow(const MatMulPiece& p) {
   constexpr CodeKind kind = kKindOf<read>;
-  constexpr int kMostPanels = 2 / kParts;
-  for (int panel = p.panel_begin; panel < p.panel_end;) {
-    const int panels = std::min(kMostPanels, p.panel_end - panel);
+  for (int panel = p.panel_begin; panel < p.panel_end; ++panel) {
     for (int piece = 0; piece < RowPieces(p.k); ++piece) {
       const Range range = RangeOf(p, piece);
-      CodeTile t = FetchingTile<kind>(p, range, panel, panels);
+      CodeTile t{};
       t.a = p.codes + int64_t{piece} * p.rows + p.row_begin;
       t.w_stride = 2 * CodeUnitBytes(kind);
       t.blocks = range.blocks;
       t.first = piece == 0;
-      for (int u = 0; u < 2 * panels; ++u) {
-        t.w[u] = p.w + (panel + u / 2) * CodePanelBytes(p.k, kind) +
-                 (int64_t{2} * range.begin + u % 2) * CodeUnitBytes(kind);
+      for (int u = 0; u < 2; ++u) {
+        t.w[u] = p.w + panel * CodePanelBytes(p.k, kind) +
+                 (int64_t{2} * range.begin + u) * CodeUnitBytes(kind);
       }
-      RunTile(p,
-              panels == kMostPanels ? DotTile<D, read, 1, 2 * kMostPanels>
-                                    : DotTile<D, read, 1, 2>,
-              t, 1, p.row_begin, panel * kPanel, 2 * panels,
+      RunTile(p, DotTile<D, read, 1, 2>, t, 1, p.row_begin, panel * kPanel, 2,
               piece + 1 == RowPieces(p.k));
     }
-    panel += panels;
   }
 }
 
