@@ -660,6 +660,7 @@ class CpuBackend final : public Backend {
     }
     // As many rows at once as the team's scratch memory holds quantised.
     piece.kind = w.kind();
+    piece.streams = table_.streams;
     const int pieces = cpu::RowPieces(piece.k);
     const int most =
         std::max(1, (static_cast<int>(ThreadPool::kTeamScratchBytes /

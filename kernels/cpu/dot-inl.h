@@ -34,9 +34,6 @@ HWY_INLINE VecI FourOf(const int8_t* a) {
 struct MultiplyAdd {
   static constexpr int kBias = 0;  // of int8 codes as Dot takes them
   static HWY_INLINE VecI Bias(VecI codes) { return codes; }
-  static HWY_INLINE VecI Dot(VecI sum, VecI codes, const int8_t* a) {
-    return Dot(sum, codes, FourOf(a));
-  }
   // Pairs of products fit 16 bits: 2 * 128 * 127.
   static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
 #if HWY_TARGET == HWY_AVX3
@@ -59,12 +56,6 @@ struct Vnni {
   static constexpr int kBias = 128;
   static HWY_INLINE VecI Bias(VecI codes) {
     return hn::Xor(codes, hn::Set(I32(), static_cast<int32_t>(0x80808080u)));
-  }
-  static HWY_INLINE VecI Dot(VecI sum, VecI codes, const int8_t* a) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0"
-        : "+v"(sum.raw)
-        : "v"(codes.raw), "m"(*reinterpret_cast<const int32_t*>(a)));
-    return sum;
   }
   static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(x.raw));
@@ -97,12 +88,12 @@ struct CodeTile {
   TileEnd finish;
   // So many bytes of each stream are fetched for later with every block.
   int64_t fetch;
-  const std::byte* next[kStreams];
+  int streams;
+  const std::byte* next[kMaxStreams];
 };
 
 HWY_INLINE void FetchNext(const CodeTile& t, int block) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kStreams; ++i) {
+  for (int i = 0; i < t.streams; ++i) {
     const std::byte* const at = t.next[i] + block * t.fetch;
     for (int64_t line = 0; line < t.fetch; line += 64) PrefetchFar(at + line);
   }
@@ -205,10 +196,10 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
+        const VecI x = FourOf(a.Codes(r, half * 16 + quad * 4));
 #pragma GCC unroll 8
         for (int i = 0; i < U * kParts; ++i) {
-          sums[r][i] =
-              D::Dot(sums[r][i], codes[i], a.Codes(r, half * 16 + quad * 4));
+          sums[r][i] = D::Dot(sums[r][i], codes[i], x);
         }
       }
     }

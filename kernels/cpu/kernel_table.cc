@@ -33,6 +33,10 @@ Dot BestDot() {
   return tiles && AskForTiles() ? Dot::kAmx : Dot::kVnni;
 }
 
+// Intel's memory gives its bandwidth to several streams. On Zen 5 one is
+// faster, by a quarter at 4 rows.
+int Streams() { return __builtin_cpu_is("intel") != 0 ? kMaxStreams : 1; }
+
 // By ascending order, each with all before it.
 struct Named {
   std::string_view name;
@@ -79,6 +83,7 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set) {
   }
   table.isa = chosen->isa;
   table.dot = chosen->dot;
+  table.streams = Streams();
   AddMatMul(table);
   AddMatMulCodes(table);
   AddAttention(table);

@@ -30,6 +30,9 @@ constexpr std::string_view Name(Isa isa) {
 // How integer dot products are computed.
 enum class Dot { kMultiplyAdd, kVnni, kAmx };
 
+// Panels of a matrix that are fetched side by side, at most.
+inline constexpr int kMaxStreams = 4;
+
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
 struct MatMulPiece {
@@ -50,6 +53,7 @@ struct MatMulPiece {
   CodeKind kind;
   const RowPiece* codes;  // [RowPieces(k)][rows]
   int rows;               // of `codes`
+  int streams;            // of `codes`: at most kMaxStreams
 };
 inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
 
@@ -151,6 +155,7 @@ struct KvRowsPiece {
 struct KernelTable {
   Isa isa;
   Dot dot;
+  int streams;  // MatMulPiece's
   void (*matmul)(const MatMulPiece& piece);
   void (*matmul_codes)(const MatMulPiece& piece);
   // codes[i * stride], i < RowPieces(k) = one row, quantised.

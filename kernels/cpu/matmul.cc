@@ -60,7 +60,7 @@ struct TileArgs {
   int64_t c_stride;
   bool first;  // chains start here, not at what c holds
   TileEnd finish;
-  const std::byte* next[kStreams];  // what to fetch for later
+  const std::byte* next[kMaxStreams];  // what to fetch for later
   // Where units end, and how far on those that come after them begin.
   int64_t end;
   int64_t jump;
@@ -250,7 +250,7 @@ void OneRow(const MatMulPiece& p) {
 template <typename W>
 void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
                   int inputs, const float* a,
-                  const std::byte* const (&streams)[kStreams]) {
+                  const std::byte* const (&streams)[kMaxStreams]) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
@@ -261,7 +261,7 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
   const bool last = begin + inputs == p.k;
   // The first two tiles share what is to be fetched, panel after panel.
   const int64_t share =
-      inputs * kInputBytes / (kStreams * std::min(tiles, 2)) / 128 * 128;
+      inputs * kInputBytes / (kMaxStreams * std::min(tiles, 2)) / 128 * 128;
   int64_t fetched = 0;
   const int group = tiles == 1 ? std::max(2, UnitsFor(rows)) : 2;
   for (int unit = 0; unit < 2 * panels;) {
@@ -270,7 +270,7 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
       const int row = rows * tile / tiles;
       const int count = rows * (tile + 1) / tiles - row;
       args.a = a + int64_t{row} * kFewStride;
-      for (int i = 0; i < kStreams; ++i) args.next[i] = streams[i] + fetched;
+      for (int i = 0; i < kMaxStreams; ++i) args.next[i] = streams[i] + fetched;
       if (tile < 2) fetched += share;
       const TileFn run = units > 2 ? FewTileOf<W, kMaxUnits, Fetch::kAll>(count)
                          : tiles == 1 ? FewTileOf<W, 2, Fetch::kAll>(count)
@@ -308,14 +308,14 @@ void FewRows(const MatMulPiece& p) {
       CopyRows(p, p.row_begin, rows, begin, std::min(block, to - begin),
                kFewStride, block_rows(begin));
     }
-    for (int first = p.panel_begin; first < p.panel_end; first += kStreams) {
-      const int panels = std::min(kStreams, p.panel_end - first);
+    for (int first = p.panel_begin; first < p.panel_end; first += kMaxStreams) {
+      const int panels = std::min(kMaxStreams, p.panel_end - first);
       for (int begin = from; begin < to; begin += block) {
         const int end = std::min(begin + block, to);
         const int next_panel = end < to ? first : first + panels;
         const int next = end < to ? end : from;
-        const std::byte* streams[kStreams];
-        for (int i = 0; i < kStreams; ++i) {
+        const std::byte* streams[kMaxStreams];
+        for (int i = 0; i < kMaxStreams; ++i) {
           streams[i] = p.w +
                        std::min(next_panel + i, p.panel_end - 1) * panel_bytes +
                        next * int64_t{kUnitLines<W> * 64};

@@ -150,15 +150,16 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
 }
 
 // A tile that fetches, while it works on a panel, what comes after its group
-// of kStreams: a part of each of the next ones.
+// of p.streams: a part of each of the next ones.
 template <CodeKind kind>
 CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   const int64_t panel_bytes = CodePanelBytes(p.k, kind);
-  const int of_group = (panel - p.panel_begin) % kStreams;
-  const int next = panel - of_group + kStreams;
+  const int of_group = (panel - p.panel_begin) % p.streams;
+  const int next = panel - of_group + p.streams;
   CodeTile t{};
-  t.fetch = 2 * CodeUnitBytes(kind) / kStreams;
-  for (int i = 0; i < kStreams; ++i) {
+  t.streams = p.streams;
+  t.fetch = 2 * CodeUnitBytes(kind) / p.streams;
+  for (int i = 0; i < p.streams; ++i) {
     t.next[i] = p.w + std::min(next + i, p.panel_end - 1) * panel_bytes +
                 range.begin * 2 * CodeUnitBytes(kind) +
                 of_group * range.blocks * t.fetch;

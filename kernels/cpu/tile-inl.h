@@ -20,9 +20,6 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 
 inline constexpr int kMaxUnits = 8;
 inline constexpr int kMaxTileRows = 16;
-// Panels that are fetched side by side: memory gives its bandwidth to several
-// streams.
-inline constexpr int kStreams = 4;
 
 // What finished chains of 16 outputs each become.
 struct TileEnd {
