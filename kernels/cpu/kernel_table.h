@@ -53,7 +53,7 @@ struct MatMulPiece {
   CodeKind kind;
   const RowPiece* codes;  // [RowPieces(k)][rows]
   int rows;               // of `codes`
-  int streams;            // of `codes`: at most kMaxStreams
+  int streams;            // panels of codes that are fetched side by side
 };
 inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
 
