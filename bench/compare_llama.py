@@ -3,7 +3,8 @@
 
 llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
-bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the other
+bf16 and GGUF files in bf16, q8_0 and q4_0 (`bf16-inputs` is Tandem with
+--activation-dtype bf16, beside the same llama.cpp). Both programs run one after the other
 on the same threads, figure by figure; every one is the median of --repeats runs
 after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
@@ -11,7 +12,7 @@ Beside each ratio and share stands what is wanted of it, where something is:
 --quick measures these rows alone, with two repeats.
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
-         [--formats bf16,int8,int4] [--threads 2] [--repeats 5] [--quick]
+         [--formats bf16,bf16-inputs,int8,int4] [--threads 2] [--repeats 5] [--quick]
          [--work build/llama] [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
@@ -33,20 +34,27 @@ ROOT = pathlib.Path(__file__).parents[1]
 SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
           "135m": (576, 30, 9, 3, 64, 1536, 49152),
           "500m": (896, 24, 14, 2, 64, 4864, 151936)}
-PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# The peer's file; it always rounds inputs to bf16 where weights are bf16.
+PEER = {"bf16": "bf16", "bf16-inputs": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# What cpu_bench is told, and whose peak in kernels_bench's limits is the limit.
+FLAGS = {"bf16": [], "bf16-inputs": ["--activations", "bf16"],
+         "int8": ["--quantization", "int8"], "int4": ["--quantization", "int4"]}
+PEAK = {"bf16": "fma", "bf16-inputs": "pairs", "int8": "dot", "int4": "dot"}
 # Everything else that -march=native gives on a server with AMX.
 WITHOUT_AMX = ("AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI",
                "AVX512_VNNI", "AVX512_BF16")
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 
 
-def wanted(shape: str, fmt: str, what: str) -> tuple[float, float] | None:
-    """At least this ratio to llama.cpp, and this share of the limit."""
+def wanted(shape: str, fmt: str, what: str) -> tuple[float, float | None] | None:
+    """At least this ratio to llama.cpp, and this share of the limit. What is
+    wanted of prefill's share is of the FMA peak, which says nothing of pairs."""
     if what == "batch":
         return (5, 0.6) if shape == "135m" and fmt != "int4" else None
     if what == "prefill":
-        return {"bf16": (1.8, 0.7), "int8": (2.5, 0.5)}.get(fmt)
-    if fmt == "bf16":
+        return {"bf16": (1.8, 0.7), "bf16-inputs": (1.8, None),
+                "int8": (2.5, 0.5)}.get(fmt)
+    if fmt.startswith("bf16"):
         return (2.0, 0.75) if shape == "135m" else (1.4, 0.85)
     return 2.0, 0.8
 
@@ -55,7 +63,7 @@ def has_goal(shape: str, fmt: str, what: str, at: int) -> bool:
     """Quantised weights are wanted to be fast at short contexts."""
     short = at <= (512 if what == "prefill" else 128)
     return (wanted(shape, fmt, what) is not None
-            and (fmt == "bf16" or what == "batch" or short))
+            and (fmt.startswith("bf16") or what == "batch" or short))
 
 
 def say(text: str) -> None:
@@ -217,11 +225,11 @@ def peer_batch(binaries, model, threads: int, count: int) -> float:
     return lines[-1]["speed_tg"]
 
 
-def ours(binaries, model, threads: int, repeats: int, quantisation: str, what: str,
+def ours(binaries, model, threads: int, repeats: int, fmt: str, what: str,
          at: int) -> float:
     flags = {"prefill": "", "decode": "", "batch": ""} | {what: str(at)}
     out = run([binaries / "cpu_bench", "--model", model, "--threads", threads,
-               "--repeats", repeats, "--quantization", quantisation,
+               "--repeats", repeats, *FLAGS[fmt],
                "--prefill", flags["prefill"], "--decode", flags["decode"],
                "--batch", flags["batch"]])
     return json.loads(out.splitlines()[-1])["tokens_per_second"]
@@ -235,7 +243,7 @@ class Work:
         self.layer_numbers = layers * ((heads + 2 * kv_heads) * dim * hidden
                                        + heads * dim * hidden + 3 * wide * hidden)
         self.head_numbers = vocab * hidden
-        each = {"bf16": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
+        each = {"bf16": (2.0, 2.0), "bf16-inputs": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
         self.weight_bytes = (self.layer_numbers * each[fmt][0]
                              + self.head_numbers * each[fmt][1])
         self.kv_bytes = 2 * layers * kv_heads * dim * 2  # of a position, bf16
@@ -243,9 +251,11 @@ class Work:
 
     def limit(self, what: str, at: int, fmt: str, limits: dict, read: float) -> float:
         """Tokens/s if nothing but the slower of arithmetic and reading counted."""
-        dot = limits["fma"] if fmt == "bf16" else limits["dot"]
+        dot = limits[PEAK[fmt]] or limits["fma"]
+        # Attention: of chains with a bf16 cache.
+        attend = dot if fmt == "bf16-inputs" else limits["fma"]
         if what == "prefill":
-            attention = self.attention_flops * at * (at + 1) / 2 / limits["fma"]
+            attention = self.attention_flops * at * (at + 1) / 2 / attend
             products = 2 * self.layer_numbers * at / dot
             return at / (products + attention)
         count, context = (1, at) if what == "decode" else (at, 512)
@@ -253,7 +263,7 @@ class Work:
         kv = count * context * self.kv_bytes
         seconds = max((self.weight_bytes + kv) / read,
                       2 * numbers * count / dot
-                      + count * context * self.attention_flops / limits["fma"])
+                      + count * context * self.attention_flops / attend)
         return count / seconds
 
 
@@ -261,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="135m,500m")
-    parser.add_argument("--formats", default="bf16,int8,int4")
+    parser.add_argument("--formats", default="bf16,bf16-inputs,int8,int4")
     parser.add_argument("--work-items", default="prefill:512,prefill:2048,decode:128,"
                         "decode:2048,batch:16,batch:32")
     parser.add_argument("--threads", type=int, default=2)
@@ -299,7 +309,7 @@ def main() -> None:
                                          args.threads, "--quick", "--limits", size]
                                         ).splitlines()[-1])
                 mine = ours(args.binaries, args.work / shape, args.threads, args.repeats,
-                            "none" if fmt == "bf16" else fmt, what, at)
+                            fmt, what, at)
                 model = args.work / f"{shape}.{PEER[fmt]}.gguf"
                 if what == "batch":
                     theirs = peer_batch(peer, model, args.threads, at)
@@ -309,7 +319,8 @@ def main() -> None:
                                         steps, depth)
                 limit = work.limit(what, at, fmt, limits, limits[str(size)])
                 goals = (wanted(shape, fmt, what) if has_goal(shape, fmt, what, at) else None)
-                ratio, share = (f"{goals[0]:g}", f"{100 * goals[1]:.0f} %") if goals else ("", "")
+                ratio = f"{goals[0]:g}" if goals else ""
+                share = f"{100 * goals[1]:.0f} %" if goals and goals[1] else ""
                 print(f"| {shape} | {fmt} | {what} {at} | {mine:.4g} | {theirs:.4g} | "
                       f"{mine / theirs:.2f} | {ratio} | {limit:.4g} | "
                       f"{100 * mine / limit:.0f} % | {share} |", flush=True)

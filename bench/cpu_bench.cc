@@ -3,6 +3,7 @@
 // JSON object a line with the median of several runs:
 //
 //   cpu_bench --model DIR [--threads N] [--quantization none|fp8|int8|int4]
+//             [--activations f32|bf16]
 //             [--repeats 5] [--prefill 512,2048] [--decode 128,2048]
 //             [--batch 16,32]
 //
@@ -36,6 +37,7 @@ constexpr int kBatchContext = 512;
 struct Flags {
   std::string model;
   std::string quantisation = "none";
+  DType activations = DType::kF32;
   int threads = 0;
   int repeats = 5;
   std::vector<int> prefill = {512, 2048};
@@ -70,6 +72,9 @@ Flags Parse(int argc, char** argv) {
       flags.model = value;
     } else if (flag == "--quantization") {
       flags.quantisation = value;
+    } else if (flag == "--activations") {
+      if (value != "f32" && value != "bf16") Die("--activations: f32 or bf16");
+      flags.activations = value == "bf16" ? DType::kBF16 : DType::kF32;
     } else if (flag == "--threads") {
       flags.threads = std::atoi(value.c_str());
     } else if (flag == "--repeats") {
@@ -127,7 +132,8 @@ void Run(const Flags& flags) {
   if (!spec.ok()) Die(std::string(spec.status().message()));
   const auto checkpoint = engine::Checkpoint::Open(flags.model);
   if (!checkpoint.ok()) Die(std::string(checkpoint.status().message()));
-  const auto backend = kernels::NewCpuBackend({.threads = flags.threads});
+  const auto backend = kernels::NewCpuBackend(
+      {.threads = flags.threads, .activation = flags.activations});
   if (!backend.ok()) Die(std::string(backend.status().message()));
   const auto model = engine::Model::Load(
       *spec, *checkpoint, LoadAs(flags.quantisation), backend->get());

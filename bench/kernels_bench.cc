@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/cpu_limits.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
@@ -75,22 +76,35 @@ class Bench {
         wide_(wide),
         passes_(quick ? 3 : 7) {}
 
+  // FMA, and where this CPU has instructions for them (else 0) dot products:
+  // of integers 4 multiplications and additions to a lane, of bf16 2.
   void Limits() {
+    std::printf("%s\n", backend_->description().c_str());
+    peak_ = Peak([&](int64_t rounds) { return tandem::RunFma(wide_, rounds); });
+    std::printf("FMA peak %.0f GFLOP/s\n", peak_);
+    if (wide_ && tandem::CpuHasIntegerDots()) {
+      dot_peak_ = Peak(tandem::RunIntegerDots);
+      std::printf("int8 dot peak (vpdpbusd) %.0f Gop/s\n", dot_peak_);
+    }
+    if (wide_ && tandem::CpuHasBf16Dots()) {
+      pair_peak_ = Peak(tandem::RunBf16Dots);
+      std::printf("bf16 dot peak (vdpbf16ps) %.0f GFLOP/s\n", pair_peak_);
+    }
+  }
+
+  // Billions of operations a second of `run`, on all threads.
+  double Peak(absl::FunctionRef<double(int64_t)> run) {
     std::vector<double> seconds;
     double operations = 0;
     for (int i = 0; i < 100 * passes_; ++i) {
       std::atomic<int64_t> sum{0};
       cpu::ThreadPool::Team team(&pool_);
       const auto begin = Clock::now();
-      team.Run([&](int) {
-        sum += static_cast<int64_t>(tandem::RunFma(wide_, 20000));
-      });
+      team.Run([&](int) { sum += static_cast<int64_t>(run(20000)); });
       seconds.push_back(Since(begin));
       operations = static_cast<double>(sum.load());
     }
-    peak_ = operations / TenthPercentile(seconds) * 1e-9;
-    std::printf("%s\nFMA peak %.0f GFLOP/s\n", backend_->description().c_str(),
-                peak_);
+    return operations / TenthPercentile(seconds) * 1e-9;
   }
 
   double ReadBandwidth(size_t bytes) {
@@ -137,26 +151,10 @@ class Bench {
     return TenthPercentile(seconds);
   }
 
-  // Integer dot products, 4 multiplications and additions to a lane; 0 where
-  // this CPU has no instruction for them.
-  void DotPeak() {
-    if (!wide_ || !tandem::CpuHasIntegerDots()) return;
-    std::vector<double> seconds;
-    constexpr int64_t kRounds = 20000;
-    for (int i = 0; i < 100 * passes_; ++i) {
-      cpu::ThreadPool::Team team(&pool_);
-      const auto begin = Clock::now();
-      team.Run([&](int) { tandem::RunIntegerDots(kRounds); });
-      seconds.push_back(Since(begin));
-    }
-    dot_peak_ = static_cast<double>(kRounds) * 48 * 64 * 2 * pool_.threads() /
-                TenthPercentile(seconds) * 1e-9;
-    std::printf("int8 dot peak (vpdpbusd) %.0f Gop/s\n", dot_peak_);
-  }
-
   // One JSON object, with the read bandwidth over sets of these many bytes.
   void PrintLimits(const std::vector<size_t>& sets) {
-    std::printf("{\"fma\": %.6g, \"dot\": %.6g", peak_ * 1e9, dot_peak_ * 1e9);
+    std::printf("{\"fma\": %.6g, \"dot\": %.6g, \"pairs\": %.6g", peak_ * 1e9,
+                dot_peak_ * 1e9, pair_peak_ * 1e9);
     for (const size_t bytes : sets) {
       std::printf(", \"%zu\": %.6g", bytes, ReadBandwidth(bytes) * 1e9);
     }
@@ -194,7 +192,7 @@ class Bench {
                           : type == DType::kInt4 ? 18.0 / 32
                                                  : 2);
     const bool codes = type == DType::kInt8 || type == DType::kInt4;
-    const double peak = codes ? dot_peak_ : peak_;
+    const double peak = codes ? dot_peak_ : F32OrPairs();
     const double bandwidth = ReadBandwidth(static_cast<size_t>(bytes));
     std::printf("\n%s: %.0f MB of %s weights, read at %.1f GB/s\n", model.name,
                 bytes * 1e-6, Name(type).data(), bandwidth);
@@ -299,7 +297,8 @@ class Bench {
       std::printf("  %-8s %5d %5d %8d %10.2f %8.1f %7.0f%% %10.1f %7.0f%%\n",
                   c.name, c.sequences, c.rows, c.context, seconds * 1e3,
                   kv / seconds * 1e-9, 100 * kv / seconds * 1e-9 / bandwidth,
-                  flops / seconds * 1e-9, 100 * flops / seconds * 1e-9 / peak_);
+                  flops / seconds * 1e-9,
+                  100 * flops / seconds * 1e-9 / F32OrPairs());
     }
   }
 
@@ -333,8 +332,15 @@ class Bench {
   const std::unique_ptr<Queue> queue_;
   const bool wide_;
   const int passes_;
+  // Of what products and attention with bf16 do.
+  double F32OrPairs() const {
+    const bool pairs = backend_->numerics() != "cpu-1" && pair_peak_ > 0;
+    return pairs ? pair_peak_ : peak_;
+  }
+
   double peak_ = 0;
   double dot_peak_ = 0;
+  double pair_peak_ = 0;
 };
 
 }  // namespace
@@ -370,6 +376,8 @@ int main(int argc, char** argv) {
       chosen.model = argv[++i];
     } else if (flag == "--no-attention") {
       chosen.attention = false;
+    } else if (flag == "--bf16-inputs") {
+      options.activation = DType::kBF16;
     } else if ((flag == "--weights" || flag == "--kv") && i + 1 < argc) {
       const std::string_view value = argv[++i];
       (flag == "--kv" ? chosen.kv : chosen.weights) =
@@ -379,8 +387,9 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
-                   "[--isa auto|avx2|avx512|avx512vnni|amx] "
-                   "[--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick] "
+                   "[--isa auto|avx2|avx512|avx512vnni|avx512bf16|amx] "
+                   "[--weights bf16|int8|int4] [--bf16-inputs] [--kv "
+                   "bf16|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;
     }
@@ -398,7 +407,6 @@ int main(int argc, char** argv) {
       (*backend)->description().find("avx512") != std::string::npos;
   Bench bench(*std::move(backend), options.threads, wide, quick);
   bench.Limits();
-  bench.DotPeak();
   if (!sets.empty()) {
     bench.PrintLimits(sets);
     return 0;

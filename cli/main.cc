@@ -40,7 +40,8 @@ struct ServeCommand {
   std::string chat_template;
   std::string tool_call_parser = "auto";
   std::string reasoning_parser = "none";
-  std::string dtype = "auto", kv_dtype = "auto", handoff = "auto";
+  std::string dtype = "auto", activation_dtype = "auto", kv_dtype = "auto",
+              handoff = "auto";
   std::string quantization = "none";
   int max_model_len = 0, max_num_seqs = 64, max_batched = 512;
   int block_size = 16;
@@ -130,6 +131,10 @@ void ServeCommand::AddTo(CommandLine* line) {
             "Share of the GPU's memory, divided among the workers", 0.01, 1);
   line->AddChoice("dtype", &dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights");
+  line->AddChoice("activation-dtype", &activation_dtype,
+                  {"auto", "f32", "bf16"},
+                  "What products round their inputs to on a CPU; auto: f32, "
+                  "that is not at all; bf16 does up to twice the arithmetic");
   line->AddChoice("quantization", &quantization,
                   {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");
@@ -258,6 +263,7 @@ void ServeCommand::Complete(const CommandLine& line) {
        absl::StrCat(gpu_memory_utilization /
                     std::max(1, flags.prefill + flags.decode))});
   worker("dtype", dtype);
+  worker("activation-dtype", activation_dtype);
   worker("quantization", quantization);
   worker("kv-cache-dtype", kv_dtype);
   worker("max-model-len", absl::StrCat(max_model_len));

@@ -12,6 +12,8 @@ bool CpuHasWideFma() { return __builtin_cpu_supports("avx512f") != 0; }
 
 bool CpuHasIntegerDots() { return __builtin_cpu_supports("avx512vnni") != 0; }
 
+bool CpuHasBf16Dots() { return __builtin_cpu_supports("avx512bf16") != 0; }
+
 // 12 chains.
 #define TANDEM_FMA12(reg)                      \
   "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \
@@ -58,23 +60,34 @@ double RunFma(bool wide, int64_t rounds) {
   return static_cast<double>(rounds) * 48 * (wide ? 16 : 8) * 2;
 }
 
+// Dot products of 512 bits, on 12 chains too.
+#define TANDEM_DOT(of, to) of " %%zmm0, %%zmm0, %%zmm" to "\n\t"
+#define TANDEM_DOT12(of) \
+  TANDEM_DOT(of, "1")    \
+  TANDEM_DOT(of, "2")    \
+  TANDEM_DOT(of, "3")    \
+  TANDEM_DOT(of, "4")    \
+  TANDEM_DOT(of, "5")    \
+  TANDEM_DOT(of, "6")    \
+  TANDEM_DOT(of, "7")    \
+  TANDEM_DOT(of, "8")    \
+  TANDEM_DOT(of, "9")    \
+  TANDEM_DOT(of, "10") TANDEM_DOT(of, "11") TANDEM_DOT(of, "12")
+#define TANDEM_DOT48(of) \
+  TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of)
+
 double RunIntegerDots(int64_t rounds) {
-#define TANDEM_DOT(to) "vpdpbusd %%zmm0, %%zmm0, %%zmm" to "\n\t"
-#define TANDEM_DOT12 \
-  TANDEM_DOT("1")    \
-  TANDEM_DOT("2")    \
-  TANDEM_DOT("3")    \
-  TANDEM_DOT("4")    \
-  TANDEM_DOT("5")    \
-  TANDEM_DOT("6")    \
-  TANDEM_DOT("7")    \
-  TANDEM_DOT("8")    \
-  TANDEM_DOT("9") TANDEM_DOT("10") TANDEM_DOT("11") TANDEM_DOT("12")
   for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile(TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 TANDEM_DOT12 ::
-                     : TANDEM_FMA_CLOBBERS);
+    asm volatile(TANDEM_DOT48("vpdpbusd")::: TANDEM_FMA_CLOBBERS);
   }
   return static_cast<double>(rounds) * 48 * 64 * 2;
+}
+
+double RunBf16Dots(int64_t rounds) {
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile(TANDEM_DOT48("vdpbf16ps")::: TANDEM_FMA_CLOBBERS);
+  }
+  return static_cast<double>(rounds) * 48 * 32 * 2;
 }
 
 void ReadMemory(const std::byte* data, size_t bytes) {

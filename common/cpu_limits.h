@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loops that do nothing but what an x86-64 CPU is limited by: fused
-// multiply-adds, integer dot products, reads of memory. In assembly, since
-// compilers halve them. Whoever calls them keeps the time, on as many threads
-// as are to be measured.
+// multiply-adds, dot products of integers and of bf16, reads of memory. In
+// assembly, since compilers halve them. Whoever calls them keeps the time, on
+// as many threads as are to be measured.
 
 #ifndef TANDEM_COMMON_CPU_LIMITS_H_
 #define TANDEM_COMMON_CPU_LIMITS_H_
@@ -16,11 +16,13 @@ namespace tandem {
 bool CpuHasFma();
 bool CpuHasWideFma();      // AVX-512
 bool CpuHasIntegerDots();  // vpdpbusd of 512 bits
+bool CpuHasBf16Dots();     // vdpbf16ps of 512 bits
 
-// Both return how many additions and multiplications they were. `wide`: of 512
+// All return how many additions and multiplications they were. `wide`: of 512
 // bits, else 256. A round is 48 instructions on 12 registers.
 double RunFma(bool wide, int64_t rounds);
 double RunIntegerDots(int64_t rounds);
+double RunBf16Dots(int64_t rounds);
 
 // Loads from four streams, as the hardware's prefetchers like it; up to 255
 // bytes at the end are left out.

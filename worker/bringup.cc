@@ -86,6 +86,23 @@ bool KeepsF32(const std::optional<DType>& flag,
   return Activations(flag, checkpoint) != DType::kBF16;
 }
 
+// What chains on a CPU round their inputs to.
+absl::StatusOr<DType> ActivationsOnCpu(const WorkerFlags& flags,
+                                       std::optional<DType> quantisation,
+                                       bool keeps_f32, DType kv_dtype) {
+  if (flags.activation_dtype != "bf16") return DType::kF32;
+  const bool codes =
+      quantisation == DType::kInt8 || quantisation == DType::kInt4;
+  const bool weights = quantisation ? !codes : !keeps_f32;
+  if (weights || kv_dtype == DType::kBF16) return DType::kBF16;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--activation-dtype bf16 is for weights or a KV cache in bf16; here they "
+      "are ",
+      std::string(kernels::Name(quantisation.value_or(DType::kF32))), " and ",
+      std::string(kernels::Name(kv_dtype)),
+      ": add --dtype bf16, or leave it out"));
+}
+
 void LogWeights(const engine::Model& model) {
   LogInfo("weights", {{"format", model.weight_format()}});
   const std::vector<std::string>& dequantised = model.dequantised();
@@ -357,10 +374,22 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   device_options.library = flags.cuda_library;
   device_options.cuda.activation = Activations(*weight_dtype, *checkpoint);
   device_options.cpu.threads = flags.threads;
+  const bool keeps_f32 = KeepsF32(*weight_dtype, *checkpoint);
+  const DType kv_on_cpu =
+      kv_flag->value_or(keeps_f32 ? DType::kF32 : DType::kBF16);
+  const absl::StatusOr<DType> on_cpu =
+      ActivationsOnCpu(flags, *quantisation, keeps_f32, kv_on_cpu);
+  if (!on_cpu.ok()) return on_cpu.status();
+  device_options.cpu.activation = *on_cpu;
   absl::StatusOr<kernels::cuda::OpenedDevice> opened =
       kernels::cuda::OpenDevice(device_options);
   if (!opened.ok()) return opened.status();
   parts.backend = std::move(opened->backend);
+  if (opened->is_cuda() && flags.activation_dtype != "auto") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--activation-dtype is ", flags.activation_dtype,
+                     ", which is for CPUs: on a GPU --dtype says it"));
+  }
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
 
@@ -418,9 +447,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   }
 
   const DType kv_dtype =
-      kv_flag->value_or(opened->is_cuda() ? parts.backend->activation_type()
-                        : KeepsF32(*weight_dtype, *checkpoint) ? DType::kF32
-                                                               : DType::kBF16);
+      opened->is_cuda() ? kv_flag->value_or(parts.backend->activation_type())
+                        : kv_on_cpu;
   parts.kv_dtype = std::string(kernels::Name(kv_dtype));
   engine::DeviceExecutorOptions executor;
   executor.max_rows = flags.max_num_batched_tokens;

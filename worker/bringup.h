@@ -48,6 +48,8 @@ struct WorkerFlags {
   double tenant_cache_share = 0.5;      // of the KV blocks (KvPool)
   int threads = 0;                      // 0: all cores of this process
   std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
+  // Of products' inputs on a CPU: auto (f32), f32, bf16.
+  std::string activation_dtype = "auto";
   std::string quantization = "none";    // of weights: none, fp8, int8, int4
   std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
   int max_model_len = 0;                // 0: what the model and the pool allow

@@ -76,6 +76,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
+  line->AddChoice("activation-dtype", &worker.activation_dtype,
+                  {"auto", "f32", "bf16"},
+                  "What products round their inputs to on a CPU; auto: f32, "
+                  "that is not at all; bf16 does up to twice the arithmetic");
   line->AddChoice("quantization", &worker.quantization,
                   {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");

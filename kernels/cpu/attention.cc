@@ -9,7 +9,8 @@
 //   values one chain over positions per dimension
 //
 // (a soft cap is applied to each score; keys before a row's window never reach
-// it)
+// it; with a bf16 cache, queries and weights may be rounded to bf16 too, the
+// weights' sum is of what they were before)
 //
 // and segments are merged in ascending order by Merge(). How many queries are
 // worked on together, where blocks end, and which thread does it never show.
@@ -18,7 +19,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention.cc"
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
-#include "kernels/cpu/chains-inl.h"
+#include "kernels/cpu/inputs-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -73,7 +74,7 @@ struct Pages {
 // where each key is used by few queries, waits for memory: it fetches the keys
 // and values that come next, evenly over its work, since a burst of prefetches
 // stops everything behind it.
-constexpr bool FetchesAhead(int rows) { return rows <= 6; }
+constexpr bool FetchesAhead(int rows) { return rows <= 8; }
 
 // A line of each unit at each step, kSteps of `stride` bytes apart.
 template <int kUnits, int kSteps>
@@ -183,11 +184,11 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
                                  : pages.V(std::min(begin + u * 16, end - 1) /
                                            layout.block_size);
       }
-      Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
-                    layout.head_dim, ahead);
+      AdvanceEven<W>(chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
+                     layout.head_dim, ahead);
     } else {
-      Advance<R, U>(W(), chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
-                    layout.head_dim, NoPrefetch());
+      AdvanceEven<W>(chains, q, kHeadStride, w, int64_t{layout.slots} * 4,
+                     layout.head_dim, NoPrefetch());
     }
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) {
@@ -204,8 +205,13 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
   }
 }
 
+// Values of two positions lie in one word.
+template <typename W>
+inline constexpr bool kPairsOfValues =
+    std::is_same_v<W, Bf16Weights> || kRoundsInputs<W>;
+
 // values [R][width] (+)= weights of positions [begin, end) times V; `weights`
-// is at position begin, which is even.
+// is at position begin, which is even; so is end for several queries.
 template <typename W, int R>
 void ValueTile(const Pages& pages, const float* weights, int begin, int end,
                bool first, float* values) {
@@ -226,7 +232,7 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
     for (int position = begin; position < end;) {
       const int slot = position % layout.block_size;
       const int count = std::min(layout.block_size - slot, end - position);
-      const int step = std::is_same_v<W, Bf16Weights> ? slot / 2 : slot;
+      const int step = kPairsOfValues<W> ? slot / 2 : slot;
       const std::byte* const base =
           pages.V(position / layout.block_size) + step * stride;
       const std::byte* w[U] = {};
@@ -234,7 +240,7 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
       for (int u = 0; u < U; ++u) {
         w[u] = base + (unit + (u < units ? u : 0)) * 16 * kCell;
       }
-      const float* const a = weights + (position - begin);
+      const float* const a = weights + (position - begin) / kWordInputs<W>;
       if constexpr (kIsInt4<W>) {
         constexpr int kPairs = (U + 1) / 2;
         alignas(64) float wide[kPairs][kMaxBlockSize + 16];
@@ -264,10 +270,13 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
         for (int u = 0; u < U; ++u) {
           ahead.at[u] = pages.V(next) + step * stride + (w[u] - base);
         }
-        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count, ahead);
+        if constexpr (R == 1) {
+          Advance<W>(chains, a, kScoreStride, w, stride, count, ahead);
+        } else {
+          AdvanceEven<W>(chains, a, kScoreStride, w, stride, count, ahead);
+        }
       } else {
-        Advance<R, U>(W(), chains, a, kScoreStride, w, stride, count,
-                      NoPrefetch());
+        AdvanceEven<W>(chains, a, kScoreStride, w, stride, count, NoPrefetch());
       }
       position += count;
     }
@@ -398,13 +407,21 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     Tiles<W>::kScore[end - begin](pages, ws.q[begin], p.scale, from,
                                   start + end_key(end - 1),
                                   ws.scores[begin] + kScoreSlack);
-    const auto weights = [&](int query, int key) {
-      return ws.scores[query] + kScoreSlack + (start - from) + key;
-    };
     for (int i = begin; i < end; ++i) {
-      ws.segment_state[i] =
-          Softmax(weights(i, 0), first_key(i), end_key(i), p.soft_cap);
+      float* const scores = ws.scores[i] + kScoreSlack;
+      ws.segment_state[i] = Softmax(scores + (start - from), first_key(i),
+                                    end_key(i), p.soft_cap);
+      const int even = (start - from) + first_key(i) / 2 * 2;
+      if constexpr (kRoundsInputs<W>) {
+        CopyInputs<W>(scores + even, start - from + end_key(i) - even,
+                      scores + even / kWordInputs<W>);
+      }
     }
+    // At a key that is even.
+    const auto weights = [&](int query, int key) {
+      return ws.scores[query] + kScoreSlack +
+             (start - from + key) / kWordInputs<W>;
+    };
     // Each alone up to where all see keys, all together as far as the shortest
     // goes, then each alone again.
     const auto values = [&](int query, int count, int key, int end_key,
@@ -417,7 +434,8 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     const auto own_values = [&](int query, int end_key) {
       const int key = first_key(query);
       if (key % 2 == 0) return values(query, 1, key, end_key, true);
-      SeedValues(pages, *weights(query, key), start + key, ws.values[query]);
+      SeedValues(pages, OddInput<W>(weights(query, key - 1)), start + key,
+                 ws.values[query]);
       if (key + 1 < end_key) values(query, 1, key + 1, end_key, false);
     };
     const int common = (first_key(end - 1) + 1) / 2 * 2;
@@ -454,8 +472,7 @@ void AttendOf(const AttentionPiece& p) {
            query % p.group * int64_t{layout.head_dim};
   };
   for (int i = 0; i < queries; ++i) {
-    std::memcpy(ws.q[i], head(p.q, p.q_stride, i),
-                static_cast<size_t>(layout.head_dim) * sizeof(float));
+    CopyInputs<W>(head(p.q, p.q_stride, i), layout.head_dim, ws.q[i]);
   }
   for (int segment = p.segment_begin; segment < p.segment_end; ++segment) {
     Segment<W>(p, pages, segment, ws);
@@ -501,6 +518,17 @@ void Attend(const AttentionPiece& p) {
   }
 }
 
+void AttendRounded(const AttentionPiece& p) {
+  if (p.layout->type != DType::kBF16) return Attend(p);
+  AttendOf<Bf16OddFirst>(p);
+}
+#if HWY_TARGET == HWY_AVX3
+void AttendPairs(const AttentionPiece& p) {
+  if (p.layout->type != DType::kBF16) return Attend(p);
+  AttendOf<Bf16Pairs>(p);
+}
+#endif
+
 void MergeSegments(const MergePiece& p) {
   alignas(64) float values[kMaxHeadDim];
   SoftmaxState state = p.states[0];
@@ -521,8 +549,12 @@ namespace tandem::kernels::cpu {
 
 void AddAttention(KernelTable& table) {
   const bool wide = table.isa == Isa::kAvx512;
-  table.attention = wide ? N_AVX3::Attend : N_AVX2::Attend;
   table.merge_segments = wide ? N_AVX3::MergeSegments : N_AVX2::MergeSegments;
+  table.attention = wide ? N_AVX3::Attend : N_AVX2::Attend;
+  if (!table.rounds_inputs) return;
+  table.attention = table.pairs ? N_AVX3::AttendPairs
+                    : wide      ? N_AVX3::AttendRounded
+                                : N_AVX2::AttendRounded;
 }
 
 }  // namespace tandem::kernels::cpu

@@ -11,6 +11,8 @@
 #define TANDEM_KERNELS_CPU_CHAINS_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,6 +47,18 @@ HWY_INLINE void KeepIndex(int64_t& index) { asm("" : "+r"(index)); }
 
 struct Bf16Weights {};
 struct F32Weights {};
+// Both inputs and weights are bf16, and chains go from pair to pair, of each
+// the odd input first. Either inputs lie in pairs, as weights do; or widened,
+// each pair's odd one in front of its even one. Pairs of inputs are whole, with
+// zero behind the last one; what lies there of the weights is not read.
+struct Bf16Pairs {};
+struct Bf16OddFirst {};
+// Inputs lie in words of 4 bytes: each in its own, or two in one.
+template <typename W>
+inline constexpr int kWordInputs = std::is_same_v<W, Bf16Pairs> ? 2 : 1;
+template <typename W>
+inline constexpr bool kRoundsInputs =
+    std::is_same_v<W, Bf16Pairs> || std::is_same_v<W, Bf16OddFirst>;
 
 // What Advance fetches at each step of two inputs, whose units lie at
 // unit[u] + offset.
@@ -84,89 +98,30 @@ struct Chains {
   }
 };
 
-// One unit's 16 pairs at `w`: inputs 2p (low halves), then 2p + 1.
-template <int R, int U>
-HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
-                         int64_t a_stride, const std::byte* w, bool odd) {
-  const U32 du;
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    if (half == 1 && odd) return;
-    Vec weights[kParts];
-    TANDEM_PARTS(i) {
-      const auto raw =
-          hn::LoadU(du, reinterpret_cast<const uint32_t*>(w) + i * kLanes);
-      weights[i] = hn::BitCast(
-          F32(), half == 0 ? hn::ShiftLeft<16>(raw)
-                           : hn::And(raw, hn::Set(du, 0xffff0000u)));
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec x = hn::Set(F32(), a[r * a_stride + half]);
-      TANDEM_PARTS(i) {
-        Vec& chain = chains.v[r][unit * kParts + i];
-        chain = hn::MulAdd(x, weights[i], chain);
-      }
-    }
-  }
+HWY_INLINE hn::Vec<U32> LoadPairs(const std::byte* unit, int part) {
+  return hn::LoadU(U32(),
+                   reinterpret_cast<const uint32_t*>(unit) + part * kLanes);
 }
 
-// Both units of a panel: a broadcast serves two products.
-template <int R, int U>
-HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
-                          int64_t a_stride, const std::byte* w0,
-                          const std::byte* w1, bool odd) {
-  const U32 du;
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    if (half == 1 && odd) return;
-    Vec weights[2 * kParts];
-#pragma GCC unroll 4
-    for (int i = 0; i < 2 * kParts; ++i) {
-      const std::byte* const w = i < kParts ? w0 : w1;
-      const auto raw = hn::LoadU(
-          du, reinterpret_cast<const uint32_t*>(w) + (i % kParts) * kLanes);
-      weights[i] = hn::BitCast(
-          F32(), half == 0 ? hn::ShiftLeft<16>(raw)
-                           : hn::And(raw, hn::Set(du, 0xffff0000u)));
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec x = hn::Set(F32(), a[r * a_stride + half]);
-#pragma GCC unroll 4
-      for (int i = 0; i < 2 * kParts; ++i) {
-        chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
-      }
-    }
-  }
+// A pair's weights in the order of W's inputs: half 0, then 1.
+template <typename W>
+HWY_INLINE Vec HalfOf(hn::Vec<U32> pairs, int half) {
+  const bool even = (half == 0) != std::is_same_v<W, Bf16OddFirst>;
+  return hn::BitCast(F32(), even ? hn::ShiftLeft<16>(pairs)
+                                 : hn::And(pairs, hn::Set(U32(), 0xffff0000u)));
 }
 
-// Weights of unit u at w[u] + p * w_stride bytes for pair p.
-template <int R, int U, typename Prefetch>
-HWY_INLINE void Advance(Bf16Weights, Chains<R, U>& chains, const float* a,
-                        int64_t a_stride, const std::byte* const* w,
-                        int64_t w_stride, int inputs, Prefetch prefetch) {
-  const std::byte* unit[U];
+// The next input of all units.
+template <int R, int U>
+HWY_INLINE void StepWeights(Chains<R, U>& chains, const float* a,
+                            int64_t a_stride,
+                            const Vec (&weights)[U * kParts]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const Vec x = hn::Set(F32(), a[r * a_stride]);
 #pragma GCC unroll 8
-  for (int u = 0; u < U; ++u) unit[u] = w[u];
-  const int pairs = inputs / 2;
-  int64_t offset = 0;
-  for (int p = 0; p < pairs; ++p, offset += w_stride, a += 2) {
-    prefetch.Step(unit, offset);
-    if constexpr (U == 2) {
-      StepPair2<R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset,
-                      false);
-    } else {
-#pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) {
-        StepPair<R, U>(chains, u, a, a_stride, unit[u] + offset, false);
-      }
-    }
-  }
-  if (inputs % 2 != 0) {
-#pragma GCC unroll 8
-    for (int u = 0; u < U; ++u) {
-      StepPair<R, U>(chains, u, a, a_stride, unit[u] + offset, true);
+    for (int i = 0; i < U * kParts; ++i) {
+      chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
     }
   }
 }
@@ -183,32 +138,166 @@ HWY_INLINE void StepInput(Chains<R, U>& chains, const float* a,
         F32(), reinterpret_cast<const float*>(unit[i / kParts] + offset) +
                    (i % kParts) * kLanes);
   }
+  StepWeights<R, U>(chains, a, a_stride, weights);
+}
+
+// One unit's 16 pairs at `w`.
+template <typename W, int R, int U>
+HWY_INLINE void StepPair(Chains<R, U>& chains, int unit, const float* a,
+                         int64_t a_stride, const std::byte* w) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    Vec weights[kParts];
+    TANDEM_PARTS(i) { weights[i] = HalfOf<W>(LoadPairs(w, i), half); }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const Vec x = hn::Set(F32(), a[r * a_stride]);
-#pragma GCC unroll 8
-    for (int i = 0; i < U * kParts; ++i) {
-      chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
+    for (int r = 0; r < R; ++r) {
+      const Vec x = hn::Set(F32(), a[r * a_stride + half]);
+      TANDEM_PARTS(i) {
+        Vec& chain = chains.v[r][unit * kParts + i];
+        chain = hn::MulAdd(x, weights[i], chain);
+      }
     }
   }
 }
 
-// Weights of unit u at w[u] + k * w_stride bytes for input k. Two inputs a
-// turn: 91 % of the FMA peak, against 84 % with one or with four.
-template <int R, int U, typename Prefetch>
-HWY_INLINE void Advance(F32Weights, Chains<R, U>& chains, const float* a,
-                        int64_t a_stride, const std::byte* const* w,
-                        int64_t w_stride, int inputs, Prefetch prefetch) {
+// Both units of a panel: a broadcast serves two products.
+template <typename W, int R, int U>
+HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
+                          int64_t a_stride, const std::byte* w0,
+                          const std::byte* w1) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    Vec weights[2 * kParts];
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kParts; ++i) {
+      weights[i] = HalfOf<W>(LoadPairs(i < kParts ? w0 : w1, i % kParts), half);
+    }
+    StepWeights<R, U>(chains, a + half, a_stride, weights);
+  }
+}
+
+// ---- Two inputs of all units, whose weights lie at unit[u] + offset.
+template <int R, int U>
+HWY_INLINE void StepTwo(F32Weights, Chains<R, U>& chains, const float* a,
+                        int64_t a_stride, const std::byte* const (&unit)[U],
+                        int64_t offset, int64_t w_stride) {
+  StepInput<R, U>(chains, a, a_stride, unit, offset);
+  StepInput<R, U>(chains, a + 1, a_stride, unit, offset + w_stride);
+}
+template <int R, int U, typename W>
+HWY_INLINE void StepTwo(W, Chains<R, U>& chains, const float* a,
+                        int64_t a_stride, const std::byte* const (&unit)[U],
+                        int64_t offset, int64_t) {
+  if constexpr (U == 2) {
+    StepPair2<W, R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset);
+  } else {
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      StepPair<W, R, U>(chains, u, a, a_stride, unit[u] + offset);
+    }
+  }
+}
+
+// ---- An input whose pair has no second.
+template <int R, int U>
+HWY_INLINE void StepLast(F32Weights, Chains<R, U>& chains, const float* a,
+                         int64_t a_stride, const std::byte* const (&unit)[U],
+                         int64_t offset) {
+  StepInput<R, U>(chains, a, a_stride, unit, offset);
+}
+template <int R, int U, typename W>
+HWY_INLINE void StepLast(W, Chains<R, U>& chains, const float* a,
+                         int64_t a_stride, const std::byte* const (&unit)[U],
+                         int64_t offset) {
+  constexpr int kEven = std::is_same_v<W, Bf16OddFirst> ? 1 : 0;
+  Vec weights[U * kParts];
+#pragma GCC unroll 8
+  for (int i = 0; i < U * kParts; ++i) {
+    // Adding the odd one's zero makes -0 what it is where both are one step.
+    weights[i] = hn::Zero(F32());
+  }
+  if (kEven == 1) StepWeights<R, U>(chains, a, a_stride, weights);
+#pragma GCC unroll 8
+  for (int i = 0; i < U * kParts; ++i) {
+    weights[i] =
+        HalfOf<W>(LoadPairs(unit[i / kParts] + offset, i % kParts), kEven);
+  }
+  StepWeights<R, U>(chains, a + kEven, a_stride, weights);
+}
+
+#if HWY_TARGET == HWY_AVX3
+template <int R, int U>
+HWY_INLINE void StepWords(Chains<R, U>& chains, const float* a,
+                          int64_t a_stride, const hn::Vec<U32> (&weights)[U]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const Vec x = hn::Set(F32(), a[r * a_stride]);
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+      // A variable of its own, or compilers keep all chains in memory.
+      auto chain = chains.v[r][u].raw;
+      asm("vdpbf16ps %2, %1, %0"
+          : "+v"(chain)
+          : "v"(weights[u].raw), "v"(x.raw));
+      chains.v[r][u] = Vec{chain};
+    }
+  }
+}
+template <int R, int U>
+HWY_INLINE void StepTwo(Bf16Pairs, Chains<R, U>& chains, const float* a,
+                        int64_t a_stride, const std::byte* const (&unit)[U],
+                        int64_t offset, int64_t) {
+  hn::Vec<U32> weights[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) weights[u] = LoadPairs(unit[u] + offset, 0);
+  StepWords<R, U>(chains, a, a_stride, weights);
+}
+template <int R, int U>
+HWY_INLINE void StepLast(Bf16Pairs, Chains<R, U>& chains, const float* a,
+                         int64_t a_stride, const std::byte* const (&unit)[U],
+                         int64_t offset) {
+  hn::Vec<U32> weights[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) {
+    weights[u] =
+        hn::And(LoadPairs(unit[u] + offset, 0), hn::Set(U32(), 0xffff));
+  }
+  StepWords<R, U>(chains, a, a_stride, weights);
+}
+#endif
+
+// Chains go on over `inputs`, an even number. Weights of unit u lie at w[u] + k
+// * w_stride bytes for input k, or for pair k. Two inputs a turn: of f32 91 %
+// of the FMA peak, against 84 % with one or with four.
+template <typename W, int R, int U, typename Prefetch>
+HWY_INLINE void AdvanceEven(Chains<R, U>& chains, const float* a,
+                            int64_t a_stride, const std::byte* const* w,
+                            int64_t w_stride, int inputs, Prefetch prefetch) {
+  const int64_t step = std::is_same_v<W, F32Weights> ? 2 * w_stride : w_stride;
   const std::byte* unit[U];
 #pragma GCC unroll 8
   for (int u = 0; u < U; ++u) unit[u] = w[u];
   int64_t offset = 0;
-  for (int k = 2; k <= inputs; k += 2, offset += 2 * w_stride, a += 2) {
+  for (int k = 0; k < inputs; k += 2, offset += step, a += 2 / kWordInputs<W>) {
     prefetch.Step(unit, offset);
-    StepInput<R, U>(chains, a, a_stride, unit, offset);
-    StepInput<R, U>(chains, a + 1, a_stride, unit, offset + w_stride);
+    StepTwo<R, U>(W(), chains, a, a_stride, unit, offset, w_stride);
   }
-  if (inputs % 2 != 0) StepInput<R, U>(chains, a, a_stride, unit, offset);
+}
+
+// The same over any number. Where chains are kept over several calls use the
+// one above, or the code behind the loop takes their registers.
+template <typename W, int R, int U, typename Prefetch>
+HWY_INLINE void Advance(Chains<R, U>& chains, const float* a, int64_t a_stride,
+                        const std::byte* const* w, int64_t w_stride, int inputs,
+                        Prefetch prefetch) {
+  const int even = inputs / 2 * 2;
+  AdvanceEven<W>(chains, a, a_stride, w, w_stride, even, prefetch);
+  if (even == inputs) return;
+  const std::byte* unit[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) unit[u] = w[u];
+  StepLast<R, U>(W(), chains, a + even / kWordInputs<W>, a_stride, unit,
+                 (std::is_same_v<W, F32Weights> ? even : even / 2) * w_stride);
 }
 
 // A quantised cache's codes (kernels/quantise.h), a byte for each lane, of int4
@@ -328,21 +417,6 @@ struct TimesOne {
   }
 };
 #endif
-
-// The next input of all units.
-template <int R, int U>
-HWY_INLINE void StepWeights(Chains<R, U>& chains, const float* a,
-                            int64_t a_stride,
-                            const Vec (&weights)[U * kParts]) {
-#pragma GCC unroll 14
-  for (int r = 0; r < R; ++r) {
-    const Vec x = hn::Set(F32(), a[r * a_stride]);
-#pragma GCC unroll 8
-    for (int i = 0; i < U * kParts; ++i) {
-      chains.v[r][i] = hn::MulAdd(x, weights[i], chains.v[r][i]);
-    }
-  }
-}
 
 // Lanes are keys, and a byte has two inputs: those of unit u at w[u] + k / 2 *
 // w_stride for input k. `inputs` is even.

@@ -150,11 +150,14 @@ class CpuBackend final : public Backend {
       : table_(table), allocator_(allocator), pool_(threads, spin) {}
 
   std::string description() const override {
-    return absl::StrCat("cpu (", std::string(cpu::Name(table_.isa)), ", ",
+    return absl::StrCat("cpu (", std::string(cpu::Name(table_.isa)),
+                        table_.rounds_inputs ? ", bf16 inputs, " : ", ",
                         pool_.threads(),
                         pool_.threads() == 1 ? " thread)" : " threads)");
   }
-  std::string numerics() const override { return "cpu-1"; }
+  std::string numerics() const override {
+    return table_.rounds_inputs ? "cpu-1-bf16" : "cpu-1";
+  }
   DType activation_type() const override { return DType::kF32; }
   MemoryFigures memory() override { return {}; }
 
@@ -653,6 +656,7 @@ class CpuBackend final : public Backend {
     piece.k = w.cols();
     piece.n = w.rows();
     piece.type = w.dtype();
+    piece.streams = table_.streams;
     ThreadPool::Team team(&pool_);
     if (!w.has_codes()) {
       SplitProduct(team, piece, num_rows, table_.matmul);
@@ -660,7 +664,6 @@ class CpuBackend final : public Backend {
     }
     // As many rows at once as the team's scratch memory holds quantised.
     piece.kind = w.kind();
-    piece.streams = table_.streams;
     const int pieces = cpu::RowPieces(piece.k);
     const int most =
         std::max(1, (static_cast<int>(ThreadPool::kTeamScratchBytes /
@@ -786,8 +789,13 @@ class CpuBackend final : public Backend {
 
 absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
     const CpuOptions& options) {
-  absl::StatusOr<KernelTable> table =
-      cpu::MakeKernelTable(options.instruction_set);
+  if (options.activation != DType::kF32 && options.activation != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("activations are ", std::string(Name(options.activation)),
+                     ", expected f32 or bf16 on a CPU"));
+  }
+  absl::StatusOr<KernelTable> table = cpu::MakeKernelTable(
+      options.instruction_set, options.activation == DType::kBF16);
   if (!table.ok()) return table.status();
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(

@@ -21,8 +21,14 @@ struct CpuOptions {
   // How long an idle thread waits awake before it sleeps. Ignored where there
   // are fewer CPUs than threads.
   int spin_microseconds = 50;
-  // "auto", "avx2" or "avx512".
+  // "auto", or a name that MakeKernelTable knows.
   std::string instruction_set = "auto";
+  // What chains with bf16 and fp8 weights, and with a bf16 KV cache, read their
+  // inputs as: kF32, or kBF16, to which they are rounded first, two at a time
+  // (kernels/cpu/matmul_bf16.cc). Where the CPU has vdpbf16ps that is twice the
+  // arithmetic; where not, it is no slower, with the same bits. All else is f32
+  // in both cases.
+  DType activation = DType::kF32;
   // Source of all memory that operations touch; must outlive the backend and
   // everything made by it. Null: anonymous memory.
   cpu::DeviceAllocator* allocator = nullptr;

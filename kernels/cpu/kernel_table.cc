@@ -33,6 +33,11 @@ Dot BestDot() {
   return tiles && AskForTiles() ? Dot::kAmx : Dot::kVnni;
 }
 
+bool HasPairs() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
+}
+
 // Intel's memory gives its bandwidth to several streams. On Zen 5 one is
 // faster, by a quarter at 4 rows.
 int Streams() { return __builtin_cpu_is("intel") != 0 ? kMaxStreams : 1; }
@@ -42,26 +47,31 @@ struct Named {
   std::string_view name;
   Isa isa;
   Dot dot;
+  bool pairs;
 };
 constexpr Named kNamed[] = {
-    {"avx2", Isa::kAvx2, Dot::kMultiplyAdd},
-    {"avx512", Isa::kAvx512, Dot::kMultiplyAdd},
-    {"avx512vnni", Isa::kAvx512, Dot::kVnni},
-    {"amx", Isa::kAvx512, Dot::kAmx},
+    {"avx2", Isa::kAvx2, Dot::kMultiplyAdd, false},
+    {"avx512", Isa::kAvx512, Dot::kMultiplyAdd, false},
+    {"avx512vnni", Isa::kAvx512, Dot::kVnni, false},
+    {"avx512bf16", Isa::kAvx512, Dot::kVnni, true},
+    {"amx", Isa::kAvx512, Dot::kAmx, true},
 };
 
 }  // namespace
 
-absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set) {
+absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
+                                            bool rounds_inputs) {
   const int64_t supported = hwy::SupportedTargets();
   const bool avx2 = (supported & HWY_AVX2) != 0;
   const bool avx512 = (supported & HWY_AVX3) != 0;
+  const bool pairs = avx512 && HasPairs();
   const Dot best = avx512 ? BestDot() : Dot::kMultiplyAdd;
   KernelTable table{};
   const Named* chosen = nullptr;
   for (const Named& named : kNamed) {
     const bool here = (named.isa == Isa::kAvx2 ? avx2 : avx512) &&
-                      static_cast<int>(named.dot) <= static_cast<int>(best);
+                      static_cast<int>(named.dot) <= static_cast<int>(best) &&
+                      (!named.pairs || pairs);
     if (instruction_set == "auto" ? here : named.name == instruction_set) {
       if (!here) {
         return absl::FailedPreconditionError(
@@ -77,12 +87,15 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set) {
         "run on an x86-64-v3 or newer machine");
   }
   if (chosen == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("instruction set is '", std::string(instruction_set),
-                     "', expected auto, avx2, avx512, avx512vnni or amx"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "instruction set is '", std::string(instruction_set),
+        "', expected auto, avx2, avx512, avx512vnni, avx512bf16 or "
+        "amx"));
   }
   table.isa = chosen->isa;
   table.dot = chosen->dot;
+  table.rounds_inputs = rounds_inputs;
+  table.pairs = chosen->pairs;
   table.streams = Streams();
   AddMatMul(table);
   AddMatMulCodes(table);

@@ -48,12 +48,12 @@ struct MatMulPiece {
   int panel_end;
   int row_begin;
   int row_end;
+  int streams;         // panels that are fetched side by side
   std::byte* scratch;  // kMatMulScratchBytes, 64-byte aligned
   // Of int8 and int4 alone (code_matrix.h), instead of x.
   CodeKind kind;
   const RowPiece* codes;  // [RowPieces(k)][rows]
   int rows;               // of `codes`
-  int streams;            // panels of codes that are fetched side by side
 };
 inline constexpr size_t kMatMulScratchBytes = size_t{4} << 20;
 
@@ -156,6 +156,10 @@ struct KernelTable {
   Isa isa;
   Dot dot;
   int streams;  // MatMulPiece's
+  // Whether inputs of bf16 weights and of a bf16 cache are rounded to bf16
+  // (CpuOptions::activation), and whether they are then taken in pairs.
+  bool rounds_inputs;
+  bool pairs;
   void (*matmul)(const MatMulPiece& piece);
   void (*matmul_codes)(const MatMulPiece& piece);
   // codes[i * stride], i < RowPieces(k) = one row, quantised.
@@ -195,9 +199,11 @@ struct KernelTable {
                          uint64_t key, int layer, int position);
 };
 
-// By name: avx2, avx512, avx512vnni or amx, each of which includes those before
-// it; "auto" takes the best one. FAILED_PRECONDITION where this CPU lacks it.
-absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set);
+// By name: avx2, avx512, avx512vnni, avx512bf16 or amx, each of which includes
+// those before it; "auto" takes the best one. FAILED_PRECONDITION where this
+// CPU lacks it.
+absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
+                                            bool rounds_inputs = false);
 
 // Filled in by one file each.
 void AddMatMul(KernelTable& table);

@@ -206,6 +206,31 @@ TEST_P(Numerics, NorWithQuantisedWeights) {
   }
 }
 
+TEST_P(Numerics, NorWithRoundedInputs) {
+  for (const auto& [weights, expected] :
+       {std::pair(kernels::DType::kBF16, "cpu-1-bf16"),
+        std::pair(kernels::DType::kFp8, "cpu-1-bf16")}) {
+    RigOptions options = Blocks(16);
+    options.load.weight_dtype = kernels::DType::kBF16;
+    if (weights == kernels::DType::kFp8) options.load.quantisation = weights;
+    const auto one = NewCpu(1, "avx2", kernels::DType::kBF16);
+    EXPECT_EQ(one->numerics(), expected);
+    Rig alone(dir_.path(), one.get(), options);
+    const LogitsAt reference = Compute(alone, spec_, 1, 1);
+    ASSERT_EQ(reference.size(), kLength);
+    for (const std::string isa : {"avx2", "avx512", "auto"}) {
+      if (!HasIsa(isa)) continue;
+      const auto backend = NewCpu(2, isa, kernels::DType::kBF16);
+      for (const auto& [chunk, batch] : {std::pair(7, 3), {64, 8}, {1024, 1}}) {
+        Rig rig(dir_.path(), backend.get(), options);
+        ExpectSameBits(reference, Compute(rig, spec_, chunk, batch),
+                       absl::StrCat("weights in ", std::string(Name(weights)),
+                                    ", ", isa, ", chunk ", chunk));
+      }
+    }
+  }
+}
+
 TEST_P(Numerics, ALateDeviceWithHiddenMemoryGivesTheSameBits) {
   const LogitsAt reference = Reference();
   auto backend = kernels::testing::NewLateBackend(

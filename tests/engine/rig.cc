@@ -29,9 +29,10 @@ constexpr uint64_t kKey = 7;
 
 }  // namespace
 
-std::unique_ptr<kernels::Backend> NewCpu(int threads, const std::string& isa) {
-  return Must(
-      kernels::NewCpuBackend({.threads = threads, .instruction_set = isa}));
+std::unique_ptr<kernels::Backend> NewCpu(int threads, const std::string& isa,
+                                         kernels::DType activation) {
+  return Must(kernels::NewCpuBackend(
+      {.threads = threads, .instruction_set = isa, .activation = activation}));
 }
 
 bool HasIsa(const std::string& isa) {

@@ -22,8 +22,9 @@
 namespace tandem::engine {
 
 // A CPU backend; aborts if it cannot be had. "avx2" or "avx512"; see HasIsa.
-std::unique_ptr<kernels::Backend> NewCpu(int threads,
-                                         const std::string& isa = "auto");
+std::unique_ptr<kernels::Backend> NewCpu(
+    int threads, const std::string& isa = "auto",
+    kernels::DType activation = kernels::DType::kF32);
 bool HasIsa(const std::string& isa);
 
 struct RigOptions {

@@ -402,28 +402,36 @@ TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
   }
 }
 
-TEST_F(ClusterTest, QuantisedKvAndWeightsGiveOneTextWhereverItIsPrefilled) {
-  Begin({.worker_arguments = {"--kv-cache-dtype", "fp8", "--quantization",
-                              "fp8"}});
-  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
-  request.set_placement(v1::PLACEMENT_SPLIT);
-  const Outcome split = cluster_->Generate(request);
-  ASSERT_TRUE(split.status.ok()) << split.status;
-  EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
-  request.set_placement(v1::PLACEMENT_LOCAL);
-  request.mutable_cache()->set_bypass_prefix_cache(true);
-  EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
-  EXPECT_EQ(cluster_->WhatIsLeft(), "");
+TEST_F(ClusterTest, EveryNumberFormatGivesOneTextWhereverItIsPrefilled) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--kv-cache-dtype", "fp8", "--quantization",
+                                 "fp8"},
+        {"--activation-dtype", "bf16"}}) {
+    Begin({.worker_arguments = arguments});
+    v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
+    request.set_placement(v1::PLACEMENT_SPLIT);
+    const Outcome split = cluster_->Generate(request);
+    ASSERT_TRUE(split.status.ok()) << split.status;
+    EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+    request.set_placement(v1::PLACEMENT_LOCAL);
+    request.mutable_cache()->set_bypass_prefix_cache(true);
+    EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  }
 }
 
 TEST_F(ClusterTest, PairsThatDifferInNumericsAreNotUsedUnlessAllowed) {
-  Begin({.prefill_arguments = {"--kv-cache-dtype", "f32"},
-         .decode_arguments = {"--kv-cache-dtype", "bf16"}});
-  v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 8);
-  request.set_placement(v1::PLACEMENT_AUTO);
-  const Outcome outcome = cluster_->Generate(request);
-  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-  EXPECT_EQ(outcome.done.workers().prefill(), "");  // the short way
+  for (const auto& [flag, prefill, decode] :
+       {std::tuple{"--kv-cache-dtype", "f32", "bf16"},
+        std::tuple{"--activation-dtype", "bf16", "f32"}}) {
+    Begin({.prefill_arguments = {flag, prefill},
+           .decode_arguments = {flag, decode}});
+    v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 8);
+    request.set_placement(v1::PLACEMENT_AUTO);
+    const Outcome outcome = cluster_->Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.done.workers().prefill(), "") << flag;  // the short way
+  }
 }
 
 TEST_F(ClusterTest, ARepeatedPromptIsMostlyCached) {

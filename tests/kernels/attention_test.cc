@@ -18,6 +18,7 @@ struct Model {
   DType type;
   int window = 0;
   float soft_cap = 0;
+  DType inputs = DType::kF32;  // what queries and weights are rounded to
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
@@ -150,8 +151,12 @@ std::vector<double> Reference(const Model& model, int length,
   std::vector<double> out;
   for (int p = 0; p < length; ++p) {
     for (int h = 0; h < model.heads; ++h) {
-      const double* const q =
-          rotated.data() + p * model.qkv() + h * model.head_dim;
+      std::vector<double> q(
+          rotated.data() + p * model.qkv() + h * model.head_dim,
+          rotated.data() + p * model.qkv() + (h + 1) * model.head_dim);
+      if (model.inputs == DType::kBF16 && model.type == DType::kBF16) {
+        for (double& x : q) x = RoundToBf16(static_cast<float>(x));
+      }
       std::vector<double> weights;
       const int first =
           model.window > 0 ? std::max(0, p + 1 - model.window) : 0;
@@ -160,7 +165,7 @@ std::vector<double> Reference(const Model& model, int length,
                                 (model.heads + h / group) * model.head_dim;
         double score = 0;
         for (int i = 0; i < model.head_dim; ++i) {
-          score += q[i] * k[i];
+          score += q[static_cast<size_t>(i)] * k[i];
         }
         score *= kScale;
         if (model.soft_cap > 0) {
@@ -203,25 +208,36 @@ const Model kModels[] = {
     {4, 1, 24, DType::kF32, 1},
     {2, 2, 40, DType::kInt8, 40, 0.5f},
     {4, 2, 16, DType::kBF16, 530, 0.3f},
+    {9, 3, 64, DType::kBF16, 0, 0, DType::kBF16},
+    {26, 1, 24, DType::kBF16, 0, 0, DType::kBF16},
+    {8, 4, 8, DType::kBF16, 1, 0, DType::kBF16},
+    {7, 1, 40, DType::kBF16, 19, 0, DType::kBF16},
+    {2, 1, 256, DType::kBF16, 530, 0.3f, DType::kBF16},
+    {9, 3, 64, DType::kF32, 0, 0, DType::kBF16},
+    {4, 2, 40, DType::kInt8, 40, 0, DType::kBF16},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
   // f32: some 1e-6 from chains of up to 700 terms and exp. bf16: keys and
   // values are rounded alike on both sides, but a key that the two compute
   // differently in its last f32 bit may round to the other bf16, which moves
-  // a score by 2^-9 of one product: 1e-3 covers it. Codes are exact in f32.
+  // a score by 2^-9 of one product: 1e-3 covers it. Rounded queries are so on
+  // both sides as well; rounded weights move a mean of values by 2^-9 of them.
+  // Codes are exact in f32.
   for (const Model& model : kModels) {
     const int length = 70;
     const auto qkv =
         RandomFloats(static_cast<size_t>(length * model.qkv()), 11);
     const auto expected = Reference(model, length, qkv);
     for (const char* isa : {"avx2", "avx512"}) {
-      auto backend = MakeBackend(isa, 2);
+      auto backend = MakeBackend(isa, 2, model.inputs);
       if (backend == nullptr) continue;
       Device device(std::move(backend));
       const auto got = Attend(device, model, length, {}, qkv);
       ASSERT_EQ(got.size(), expected.size());
-      const double bound = model.type == DType::kBF16 ? 1e-3 : 1e-5;
+      const double bound = model.type != DType::kBF16    ? 1e-5
+                           : model.inputs == DType::kF32 ? 1e-3
+                                                         : 1e-2;
       for (size_t i = 0; i < got.size(); ++i) {
         ASSERT_NEAR(got[i], expected[i], bound)
             << isa << " heads " << model.heads << " element " << i;
@@ -254,7 +270,7 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
     std::vector<float> first;
     int compared = 0;
     const auto check = [&](const Config& config, const Shape& run) {
-      auto backend = MakeBackend(config.isa, config.threads);
+      auto backend = MakeBackend(config.isa, config.threads, model.inputs);
       if (backend == nullptr) return;
       Device device(std::move(backend));
       const auto got = Attend(device, model, length, run, qkv);
@@ -285,9 +301,12 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
 TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
   const int length = 40;
   const int poisoned = 12;
-  Device device(MakeBackend());
-  for (const DType type :
-       {DType::kF32, DType::kBF16, DType::kInt8, DType::kInt4}) {
+  for (const auto& [type, inputs] : {std::pair(DType::kF32, DType::kF32),
+                                     {DType::kBF16, DType::kF32},
+                                     {DType::kInt8, DType::kF32},
+                                     {DType::kInt4, DType::kF32},
+                                     {DType::kBF16, DType::kBF16}}) {
+    Device device(MakeBackend("auto", 1, inputs));
     for (const int window : {1, 7, 8}) {
       const Model model{4, 2, 24, type, window};
       auto qkv = RandomFloats(static_cast<size_t>(length * model.qkv()), 21);
@@ -315,12 +334,13 @@ TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
   }
 }
 
-class BehindTest : public ::testing::TestWithParam<DType> {};
+// Of the cache, and what inputs are rounded to.
+class BehindTest : public ::testing::TestWithParam<std::pair<DType, DType>> {};
 
 TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
   // Another sequence's values, NaN and infinity included, in the same block.
-  Device device(MakeBackend());
-  auto cache = *device->NewKvCache({1, 1, 16, 16, 2, GetParam()});
+  Device device(MakeBackend("auto", 1, GetParam().second));
+  auto cache = *device->NewKvCache({1, 1, 16, 16, 2, GetParam().first});
   const RopeTable rope{device.Upload(std::vector<float>(16 * 8, 1.0f)),
                        device.Upload(std::vector<float>(16 * 8, 0.0f))};
   const auto attend = [&](float behind) {
@@ -349,12 +369,18 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
   EXPECT_TRUE(SameBits(attend(INFINITY), clean));
 }
 
-INSTANTIATE_TEST_SUITE_P(AttentionTest, BehindTest,
-                         ::testing::Values(DType::kF32, DType::kFp8,
-                                           DType::kInt8, DType::kInt4),
-                         [](const auto& test) {
-                           return std::string(Name(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    AttentionTest, BehindTest,
+    ::testing::Values(std::pair(DType::kF32, DType::kF32),
+                      std::pair(DType::kBF16, DType::kF32),
+                      std::pair(DType::kBF16, DType::kBF16),
+                      std::pair(DType::kFp8, DType::kF32),
+                      std::pair(DType::kInt8, DType::kF32),
+                      std::pair(DType::kInt4, DType::kF32)),
+    [](const auto& test) {
+      return std::string(Name(test.param.first)) + "_of_" +
+             std::string(Name(test.param.second));
+    });
 
 TEST(AttentionTest, ANonFiniteQuantisedVectorIsSeenByWhoeverReadsIt) {
   for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {

@@ -26,8 +26,10 @@ namespace tandem::kernels {
 
 // Null where this CPU lacks the instruction set.
 inline std::unique_ptr<Backend> MakeBackend(const std::string& isa = "auto",
-                                            int threads = 1) {
+                                            int threads = 1,
+                                            DType activation = DType::kF32) {
   CpuOptions options;
+  options.activation = activation;
   options.instruction_set = isa;
   options.threads = threads;
   auto backend = NewCpuBackend(options);

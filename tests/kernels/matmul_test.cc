@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products equal one in-order chain of fused multiply-adds per output, bit for
-// bit, whatever path, batch, thread count or instruction set computes them.
+// Products equal one chain of fused multiply-adds per output, bit for bit,
+// whatever path, batch, thread count or instruction set computes them: in
+// order, or of rounded inputs in pairs, the odd one first.
 
 #include "kernels/cpu/float_env.h"
 #include "tests/kernels/fixture.h"
@@ -13,8 +14,8 @@ struct Shape {
   int k;
 };
 
-// Around every edge: panels of 32, pairs of inputs, blocks of 288 and 576,
-// eight of the smaller ones.
+// Around every edge: panels of 32, pairs of inputs, blocks of 288, 576 and
+// 1152, eight of the smallest ones.
 const Shape kShapes[] = {{1, 1},      {7, 3},    {31, 17},  {32, 64},
                          {33, 65},    {96, 576}, {65, 577}, {100, 769},
                          {260, 1024}, {40, 2305}};
@@ -22,13 +23,25 @@ const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,   12,
                         13, 16, 24, 32, 63, 95, 143, 144};
 constexpr int kMostRows = 144;
 
+// The weights, and what their inputs are read as.
+struct Types {
+  DType weights;
+  DType inputs;
+
+  // Pairs are of bf16 weights, and of fp8's, which lie as such.
+  bool pairs() const {
+    return inputs == DType::kBF16 && weights != DType::kF32;
+  }
+};
+
 // What is multiplied, and what finished chains of row n are multiplied by.
 struct Kept {
   std::vector<float> weights;
   std::vector<float> scales;
 };
 
-Kept KeptAs(DType type, const Shape& shape, const std::vector<float>& w) {
+Kept KeptAs(Types types, const Shape& shape, const std::vector<float>& w) {
+  const DType type = types.weights;
   Kept kept{w, std::vector<float>(static_cast<size_t>(shape.n), 1.0f)};
   for (float& weight : kept.weights) weight = Rounded(weight, type);
   if (type != DType::kFp8) return kept;
@@ -42,18 +55,26 @@ Kept KeptAs(DType type, const Shape& shape, const std::vector<float>& w) {
   return kept;
 }
 
-std::vector<float> Reference(int m, const Shape& shape,
-                             const std::vector<float>& x, const Kept& w,
-                             const std::vector<float>& bias) {
+std::vector<float> Reference(int m, const Shape& shape, std::vector<float> x,
+                             const Kept& w, const std::vector<float>& bias,
+                             bool pairs) {
   const cpu::ScopedFlushDenormals flush;
   std::vector<float> out(static_cast<size_t>(m * shape.n));
+  if (pairs) {
+    for (float& input : x) input = RoundToBf16(input);
+  }
   for (int r = 0; r < m; ++r) {
     for (int n = 0; n < shape.n; ++n) {
       float chain = 0.0f;
-      for (int k = 0; k < shape.k; ++k) {
+      const auto add = [&](int k) {
+        if (k >= shape.k) return;
         chain =
             std::fma(x[static_cast<size_t>(r * shape.k + k)],
                      w.weights[static_cast<size_t>(n * shape.k + k)], chain);
+      };
+      for (int k = 0; k < shape.k; k += 2) {
+        add(pairs ? k + 1 : k);
+        add(pairs ? k : k + 1);
       }
       chain = chain * w.scales[static_cast<size_t>(n)];
       if (!bias.empty()) chain = chain + bias[static_cast<size_t>(n)];
@@ -63,23 +84,23 @@ std::vector<float> Reference(int m, const Shape& shape,
   return out;
 }
 
-class MatMulTest : public ::testing::TestWithParam<DType> {};
+class MatMulTest : public ::testing::TestWithParam<Types> {};
 
 TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
-  const DType type = GetParam();
+  const Types types = GetParam();
   int configs = 0;
   for (const Config& config : AllConfigs()) {
-    auto backend = MakeBackend(config.isa, config.threads);
+    auto backend = MakeBackend(config.isa, config.threads, types.inputs);
     if (backend == nullptr) continue;
     ++configs;
     Device device(std::move(backend));
     for (const Shape& shape : kShapes) {
       const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
-      Matrix& packed = device.Pack(w, shape.n, shape.k, type);
+      Matrix& packed = device.Pack(w, shape.n, shape.k, types.weights);
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
       const auto x = RandomFloats(static_cast<size_t>(kMostRows * shape.k), 3);
-      const auto expected =
-          Reference(kMostRows, shape, x, KeptAs(type, shape, w), bias);
+      const auto expected = Reference(
+          kMostRows, shape, x, KeptAs(types, shape, w), bias, types.pairs());
       const float* const device_x = device.Upload(x);
       const float* const device_bias = device.Upload(bias);
       float* const out =
@@ -100,27 +121,27 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
 }
 
 TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
-  Device device(MakeBackend());
+  Device device(MakeBackend("auto", 1, GetParam().inputs));
   const Shape shape{33, 65};
   const int rows = 1030;
   const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
   const auto x = RandomFloats(static_cast<size_t>(rows * shape.k), 3);
-  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);
   const auto count = static_cast<size_t>(rows * shape.n);
   float* const out = device.New<float>(count);
   device->MatMul(device.queue(), rows, device.Upload(x), packed, nullptr, out);
-  EXPECT_TRUE(
-      SameBits(device.Download(out, count),
-               Reference(rows, shape, x, KeptAs(GetParam(), shape, w), {})));
+  EXPECT_TRUE(SameBits(device.Download(out, count),
+                       Reference(rows, shape, x, KeptAs(GetParam(), shape, w),
+                                 {}, GetParam().pairs())));
 }
 
 TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
   // 0 * infinity would be NaN.
-  Device device(MakeBackend());
+  Device device(MakeBackend("auto", 1, GetParam().inputs));
   const Shape shape{3, 5};
   std::vector<float> w(15, 1.0f);
   std::vector<float> x = {INFINITY, 1, 1, 1, 1};
-  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);
   float* const out = device.New<float>(3);
   device->MatMul(device.queue(), 1, device.Upload(x), packed, nullptr, out);
   for (const float value : device.Download(out, 3)) {
@@ -130,12 +151,12 @@ TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
 
 TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
   // k roundings of a chain whose partial sums are at most sum |x||w|:
-  // error <= k * 2^-24 * sum |x||w|.
-  Device device(MakeBackend());
+  // error <= k * 2^-24 * sum |x||w|. Rounding inputs adds 2^-8 of it.
+  Device device(MakeBackend("auto", 1, GetParam().inputs));
   const Shape shape{70, 900};
   const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 5);
   const auto x = RandomFloats(static_cast<size_t>(4 * shape.k), 6);
-  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam());
+  Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);
   float* const out = device.New<float>(static_cast<size_t>(4 * shape.n));
   device->MatMul(device.queue(), 4, device.Upload(x), packed, nullptr, out);
   const auto got = device.Download(out, static_cast<size_t>(4 * shape.n));
@@ -152,18 +173,60 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
         sum += product;
         magnitude += std::abs(product);
       }
+      const double rounding = GetParam().pairs() ? std::ldexp(1.0, -8) : 0;
       EXPECT_NEAR(got[static_cast<size_t>(r * shape.n + n)], sum,
-                  shape.k * std::ldexp(1.0, -24) * magnitude);
+                  (shape.k * std::ldexp(1.0, -24) + rounding) * magnitude);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, MatMulTest,
-                         ::testing::Values(DType::kF32, DType::kBF16,
-                                           DType::kFp8),
+                         ::testing::Values(Types{DType::kF32, DType::kF32},
+                                           Types{DType::kBF16, DType::kF32},
+                                           Types{DType::kFp8, DType::kF32},
+                                           Types{DType::kF32, DType::kBF16},
+                                           Types{DType::kBF16, DType::kBF16},
+                                           Types{DType::kFp8, DType::kBF16}),
                          [](const auto& param) {
-                           return std::string(Name(param.param));
+                           return std::string(Name(param.param.weights)) +
+                                  "_of_" +
+                                  std::string(Name(param.param.inputs));
                          });
+
+// Ties, what rounds to infinity, denormals (which are zeros), NaN: one input at
+// a time, beside a product that shows whether zeros were added.
+TEST(RoundedInputsTest, EveryKindOfNumberIsRoundedAsBf16) {
+  const std::vector<uint32_t> bits = {
+      0x3f808000, 0x3f818000, 0x3f808001, 0x3f817fff, 0xbf808000, 0x7f7fffff,
+      0xff7fffff, 0x7f7f7fff, 0x00000001, 0x807fffff, 0x00800000, 0x00ff8000,
+      0x7f800000, 0xff800000, 0x7fc00000, 0x7fffffff, 0x7f800001, 0x00000000};
+  for (const Config& config : AllConfigs()) {
+    auto backend = MakeBackend(config.isa, config.threads, DType::kBF16);
+    if (backend == nullptr) continue;
+    Device device(std::move(backend));
+    const Matrix& one = device.Pack({1.0f}, 1, 1, DType::kBF16);
+    for (const int rows : {1, static_cast<int>(bits.size()), 150}) {
+      std::vector<float> x;
+      for (int i = 0; i < rows; ++i) {
+        x.push_back(
+            std::bit_cast<float>(bits[static_cast<size_t>(i) % bits.size()]));
+      }
+      float* const out = device.New<float>(static_cast<size_t>(rows));
+      device->MatMul(device.queue(), rows, device.Upload(x), one, nullptr, out);
+      const auto got = device.Download(out, static_cast<size_t>(rows));
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (std::isnan(x[i])) {
+          EXPECT_TRUE(std::isnan(got[i])) << config.isa << " " << i;
+        } else {
+          const float rounded = RoundToBf16(x[i]);
+          EXPECT_EQ(got[i],
+                    std::fpclassify(rounded) == FP_SUBNORMAL ? 0.0f : rounded)
+              << config.isa << " " << i;
+        }
+      }
+    }
+  }
+}
 
 TEST(PackMatrixTest, WidensHalfPrecisionExactly) {
   // Every finite f16 is an f32, denormals included.

@@ -61,5 +61,25 @@ TEST_F(WindowedBringUpTest, WhatTheEngineRefusesIsTold) {
               HasSubstr("max_model_len is 1, expected at least 2"));
 }
 
+TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {
+  flags_.activation_dtype = "bf16";
+  EXPECT_THAT(std::string(Begin().status().message()),
+              HasSubstr("add --dtype bf16"));
+  flags_.quantization = "int8";
+  EXPECT_THAT(std::string(Begin().status().message()),
+              HasSubstr("here they are int8 and f32"));
+  flags_.kv_cache_dtype = "bf16";
+  EXPECT_TRUE(Begin().ok());
+  flags_.quantization = "fp8";
+  flags_.kv_cache_dtype = "f32";
+  for (const char* const dtype : {"bf16", "f32", "auto"}) {
+    flags_.activation_dtype = dtype;
+    const auto parts = Begin();
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_EQ(parts->backend->numerics(),
+              flags_.activation_dtype == "bf16" ? "cpu-1-bf16" : "cpu-1");
+  }
+}
+
 }  // namespace
 }  // namespace tandem::worker
