@@ -78,7 +78,10 @@ void CheckHost(Checks* checks) {
       CpuHasFma()
           ? Check{Verdict::kOk, "cpu",
                   absl::StrCat(info.cpu, ", ", info.cpus, " in use, ",
-                               absl::StrJoin(info.cpu_features, " "))}
+                               absl::StrJoin(info.cpu_features, " "),
+                               CpuHasBf16Dots()
+                                   ? ": try workers' --activation-dtype bf16"
+                                   : "")}
           : Check{Verdict::kFail, "cpu",
                   absl::StrCat(info.cpu,
                                " has no AVX2 with FMA, which the kernels need: "
