@@ -78,7 +78,8 @@ set(TANDEM_NIGHTLY_SANITIZER_TESTS attention_output_test beams_golden_test
     cuda_engine_test device_golden_test device_speculation_test
     handoff_nccl_control_test kernels_cuda_attention_test
     kernels_cuda_attention_weights_test kernels_cuda_codes_test
-    kernels_cuda_device_main_test kernels_cuda_families_test
+    kernels_cuda_device_main_test kernels_cuda_experts_test
+    kernels_cuda_families_test
     kernels_cuda_faults_test kernels_cuda_kv_test kernels_cuda_lora_test
     kernels_cuda_matmul_test kernels_cuda_probe_test kernels_cuda_quantised_test
     kernels_cuda_rows_test kernels_cuda_sample_test quality_test run_ahead_test
@@ -121,8 +122,9 @@ function(tandem_test name)
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
+  # Who may take longest begins first, where tests run side by side.
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}"
-                       TIMEOUT ${ARG_TIMEOUT})
+                       TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT})
   if("tsan" IN_LIST ARG_LABELS)
     set_property(GLOBAL APPEND PROPERTY TANDEM_TSAN_TESTS ${name})
   endif()

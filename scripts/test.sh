@@ -46,12 +46,15 @@ run_tests() {
       "$LOGS/skipped-$preset.log" || true)" $((SECONDS - start)) >&2
 }
 
+# Labels of tests that run side by side: those of one process each.
+BESIDE='unit|sim'
+
 stage_release() {
   # Kills of a worker in each phase; scripts/nightly.sh has more.
   export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-5}
   build release
-  run_tests release -L unit --parallel "$(nproc)"
-  run_tests release -LE unit
+  run_tests release -L "$BESIDE" --parallel "$(nproc)"
+  run_tests release -LE "$BESIDE"
 }
 
 stage_asan() {
@@ -63,8 +66,8 @@ stage_asan() {
   export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-20}
   build asan
   # What is labelled nightly takes minutes here: scripts/nightly.sh.
-  run_tests asan -L unit -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
-  run_tests asan -LE 'no-sanitizer|nightly|unit'
+  run_tests asan -L "$BESIDE" -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
+  run_tests asan -LE "no-sanitizer|nightly|$BESIDE"
 }
 
 stage_tsan() {

@@ -14,6 +14,7 @@
 #include "tests/engine/notification.h"
 #include "tests/engine/rig.h"
 #include "tests/engine/test_device.h"
+#include "tests/sanitized.h"
 
 namespace tandem::engine {
 namespace {
@@ -105,7 +106,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
        {"llama_biases_f32", "mistral_wide_head_f32", "mistral_window_f32",
         "llama_yarn_f32", "qwen3_f32", "phi3_short_f32", "gemma2_f32",
         "gemma3_f32", "gpt2_f32", "mixtral_f32", "qwen3_moe_f32"}) {
-    if (kFewExamples && name[0] != 'l' && name[0] != 'g') continue;
+    if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
     const auto cpu = NewCpu(1);
@@ -231,7 +232,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
                {"qwen3_moe_f32", DType::kBF16, DType::kBF16, DType::kFp8},
                {"mixtral_f32", DType::kBF16, DType::kBF16, DType::kInt8}};
   for (const auto& c : cases) {
-    if (kFewExamples && c.name[0] != 'l') continue;
+    if (kSanitized && c.name[0] != 'l') continue;
     SCOPED_TRACE(c.name);
     const Checkpoint checkpoint(c.name);
     const auto cuda = NewTestDevice(c.type);

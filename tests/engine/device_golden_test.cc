@@ -22,6 +22,7 @@
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/rig.h"
 #include "tests/engine/test_device.h"
+#include "tests/sanitized.h"
 
 namespace tandem::engine {
 namespace {
@@ -53,7 +54,7 @@ TEST_P(Families, LogitsAreNearTheGoldens) {
   TempDir dir;
   WriteCheckpoint(spec, dir);
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
-    if (kFewExamples && type != DType::kBF16) continue;
+    if (kSanitized && type != DType::kBF16) continue;
     const auto backend = NewTestDevice(type);
     RigOptions options = Options(type);
     options.load.max_positions = spec.value("served", 0);

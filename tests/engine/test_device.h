@@ -16,18 +16,6 @@ namespace tandem::engine {
 // Tests are longer there: a fiber per GPU thread is slow.
 bool TestsRunOnGpu();
 
-// Emulated kernels take forty times as long under a sanitizer, which looks at
-// memory and needs fewer examples of the same arithmetic.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-inline constexpr bool kFewExamples = true;
-#else
-inline constexpr bool kFewExamples = false;
-#endif
-#else
-inline constexpr bool kFewExamples = false;
-#endif
-
 // Aborts with its message where the device cannot be had.
 std::unique_ptr<kernels::Backend> NewTestDevice(kernels::DType activation);
 

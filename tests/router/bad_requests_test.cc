@@ -25,6 +25,7 @@
 #include "tests/inner_words.h"
 #include "tests/router/front.h"
 #include "tests/router/world.h"
+#include "tests/sanitized.h"
 
 namespace tandem::router {
 namespace {
@@ -155,15 +156,7 @@ std::string Changed(std::string bytes, const std::vector<std::string>& others,
 }
 
 TEST(BadRequestsTest, ChangedAtRandomTheyEndInAStatus) {
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-  constexpr int kMessages = 10'000;
-#else
-  constexpr int kMessages = 100'000;
-#endif
-#else
-  constexpr int kMessages = 100'000;
-#endif
+  constexpr int kMessages = kSanitized ? 10'000 : 100'000;
   std::vector<std::string> good;
   for (const Row& row : Table())
     good.push_back(ParseRequest(row.base).SerializeAsString());

@@ -28,6 +28,7 @@
 #include "engine/safetensors.h"
 #include "tests/engine/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
+#include "tests/sanitized.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -38,16 +39,6 @@ using engine::SafetensorsFile;
 using engine::TempDir;
 using engine::Zeros;
 
-// ASan's shadow fills any address space.
-constexpr bool IsMeasured() {
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-  return false;
-#endif
-#endif
-  return true;
-}
-constexpr bool kMeasured = IsMeasured();
 constexpr rlim_t kMemory = 64 << 20;
 
 // A good folder, one file of which is spoiled.
@@ -278,7 +269,7 @@ rlim_t AddressSpace() {
 // none leaves a worker.
 [[noreturn]] void ReadInChild(const Kind& kind, const TempDir& folder,
                               int to) noexcept {
-  if (kMeasured) {
+  if (!kSanitized) {
     const rlim_t most =
         AddressSpace() + kind.files.at(kind.file).size() + kMemory;
     const rlimit limit = {most, most};
@@ -337,7 +328,7 @@ TEST(HostileFilesTest, EveryByteAndEveryTruncationEndsInAnAnswer) {
 
 // The bound bites: a reader that takes what a file claims would be seen.
 TEST(HostileFilesTest, AReaderThatTakesTooMuchIsSeen) {
-  if (!kMeasured) GTEST_SKIP() << "no bound under AddressSanitizer";
+  if (kSanitized) GTEST_SKIP() << "no bound under AddressSanitizer";
   static const Kind greedy = {
       "greedy", {{"f", "x"}}, "f", [](const std::string&) {
         const std::vector<char> taken(kMemory + (8 << 20), 1);
