@@ -570,6 +570,8 @@ void DecodeCore::OnPreempted(CallId id) {
   if (call->local || history <= options_.local_recompute_tokens) {
     // Short enough to recompute here; or the router has chosen this worker.
     call->phase = Phase::kLocal;
+    call->local_uncached =
+        history - cache_.Lookup(LocalHashes(*call)) * pool_->block_size();
     return;
   }
   ReportDead(call,

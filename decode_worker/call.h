@@ -77,6 +77,7 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
 
   // The stream of tokens.
   absl::Time local_since;  // queued for a local prefill
+  int local_uncached = 0;  // positions to compute there, when it was queued
   absl::Time local_started;
   absl::Time decode_started;
   bool local = false;         // the live or last attempt was local

@@ -291,11 +291,11 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   v1::DecodeResponse response;
   v1::AttemptOpened* const opened = response.mutable_opened();
   opened->set_attempt(call->attempt);
-  const auto hashes = Hashes(*call, "",
-                             call->local && call->scoring.wanted()
-                                 ? CacheableTokens(*call)
-                                 : static_cast<int>(call->history.size()));
-  opened->set_cached_tokens(cache_.Lookup(hashes) * pool_->block_size());
+  const int positions = static_cast<int>(call->history.size());
+  const auto hashes =
+      call->local ? LocalHashes(*call) : Hashes(*call, "", positions);
+  const int cached = cache_.Lookup(hashes) * pool_->block_size();
+  opened->set_cached_tokens(cached);
   cache_.Prefetch(hashes);
   if (prefill != nullptr) {
     ++counters_.attempts_remote;
@@ -306,8 +306,7 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
                                             .m = call->attempt});
     opened->set_ticket(receiver_.IssueTicket(
         {call->request_id, call->sequence_index, call->attempt}, *prefill,
-        static_cast<int>(call->history.size()),
-        call->times.deadline - loop_->Now()));
+        positions, call->times.deadline - loop_->Now()));
     if (TANDEM_FAILPOINT("decode.ticket", "crash corrupt")) {
       failpoint::Corrupt(opened->ticket().data(), opened->ticket().size());
     }
@@ -317,6 +316,7 @@ void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   ++counters_.attempts_local;
   call->phase = Phase::kLocal;
   call->local_since = loop_->Now();
+  call->local_uncached = positions - cached;
   Say(call, std::move(response));
   ScheduleUseFreeBlocks();
 }
@@ -548,7 +548,7 @@ v1::WorkerLoad DecodeCore::Load() const {
   load.set_waiting(static_cast<int>(calls_.size()) - stats.running);
   int64_t local_tokens = 0;  // that wait for blocks
   for (const auto& [id, call] : calls_) {
-    if (call->phase == Phase::kLocal) local_tokens += call->history.size();
+    if (call->phase == Phase::kLocal) local_tokens += call->local_uncached;
   }
   load.set_queued_tokens(
       static_cast<int32_t>(local_tokens + stats.pending_tokens));

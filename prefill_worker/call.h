@@ -35,9 +35,12 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest>,
   std::unique_ptr<worker::CallGrammar> grammar;  // null: none
   std::vector<int32_t> history;
   engine::Stopping stopping;
+  // Positions of the history that the prefix cache did not hold on arrival, or,
+  // once offered, then: the work that is left, whatever the prompt's length.
+  int uncached = 0;
   // When its prompt would be computed had it never waited: the smallest goes
-  // first. Short prompts overtake long ones that came a little earlier, and
-  // nobody waits for what came later than by the time of its own work.
+  // first. Who has little left overtakes who came a little earlier with more,
+  // and nobody waits for what came later than by the time of its own work.
   absl::Time due;
 
   absl::Time queued;

@@ -146,32 +146,35 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   int queued = 0;
   for (const auto& [id, other] : calls_)
     queued += other->phase == Phase::kQueued;
-  if (queued >= options_.max_queue ||
-      (queued > 0 && queued_tokens_ + positions > options_.max_queued_tokens)) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                     absl::StrCat(queued, " prompts with ", queued_tokens_,
-                                  " tokens are queued here already"));
-  }
-  ++counters_.calls;
   call->history =
       worker::Join(open.prompt_token_ids(), open.output_token_ids());
-  call->stopping = worker::ToEngine(open.stopping());
+  call->open = std::move(open);
+  const std::vector<engine::BlockHash> hashes = CacheableHashes(*call);
+  call->uncached = positions - cache_.Lookup(hashes) * pool_->block_size();
+  if (queued >= options_.max_queue ||
+      (queued > 0 &&
+       queued_tokens_ + call->uncached > options_.max_queued_tokens)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                     absl::StrCat(queued, " prompts with ", queued_tokens_,
+                                  " uncached tokens are queued here already"));
+  }
+  ++counters_.calls;
+  call->stopping = worker::ToEngine(call->open.stopping());
   const absl::Time asked =
       call->grammar == nullptr ? loop_->Now() : call->compiling_since;
   // Bounded, since rates are guesses: nobody is put off for most of its time.
-  call->due =
-      asked - absl::Milliseconds(open.age_ms()) +
-      std::min(WorkOf(positions), absl::Milliseconds(open.deadline_ms()) / 4);
-  call->times.deadline = asked + absl::Milliseconds(open.deadline_ms());
+  const absl::Duration patience = absl::Milliseconds(call->open.deadline_ms());
+  call->due = asked - absl::Milliseconds(call->open.age_ms()) +
+              std::min(WorkOf(call->uncached), patience / 4);
+  call->times.deadline = asked + patience;
   call->queued = loop_->Now();
-  call->open = std::move(open);
   if (call->only_scores()) call->keep_from = std::numeric_limits<int>::max();
   if (!attempts_.emplace(AttemptOf(*call), call->id).second) {
     return absl::AlreadyExistsError("the attempt is being prefilled here");
   }
-  cache_.Prefetch(CacheableHashes(*call));
+  cache_.Prefetch(hashes);
   call->phase = Phase::kQueued;
-  queued_tokens_ += positions;
+  queued_tokens_ += call->uncached;
   ScheduleAdvance();
   return absl::OkStatus();
 }
@@ -251,14 +254,16 @@ std::map<std::string, int> PrefillCore::BlocksHeld() const {
 void PrefillCore::Offer(Call* call) {
   call->phase = Phase::kOffered;
   ++progress_;
-  const int positions = static_cast<int>(call->history.size());
-  queued_tokens_ -= positions;
+  queued_tokens_ -= call->uncached;
   if (call->only_scores()) {
     call->may_compute = true;
     return;
   }
+  // Others may have computed its beginning since it came, or evicted it.
+  const int positions = static_cast<int>(call->history.size());
   const int cached =
       cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
+  call->uncached = positions - cached;
   TANDEM_FAILPOINT("prefill.offer", "crash");
   flight::Record(flight::Event::kOffer,
                  {.request = call->open.request_id(),
@@ -267,7 +272,7 @@ void PrefillCore::Offer(Call* call) {
                   .n = positions});
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
-      positions, cached, ExpectedPrefill(positions - cached),
+      positions, cached, ExpectedPrefill(call->uncached),
       {call->open.avoid_ways().begin(), call->open.avoid_ways().end()},
       call->open.adapter());
 }
@@ -365,9 +370,7 @@ void PrefillCore::Retire(CallId id, const absl::Status& status) {
   calls_.erase(it);
   flight::Record(flight::Event::kCallEnded,
                  {.request = call->open.request_id(), .m = status.raw_code()});
-  if (call->phase == Phase::kQueued) {
-    queued_tokens_ -= static_cast<int64_t>(call->history.size());
-  }
+  if (call->phase == Phase::kQueued) queued_tokens_ -= call->uncached;
   if (call->compiling != 0) options_.grammars->Cancel(call->compiling);
   promised_blocks_ -= call->promised_blocks;
   const handoff::Attempt attempt = AttemptOf(*call);
@@ -474,7 +477,7 @@ v1::WorkerLoad PrefillCore::Load() const {
   int64_t offered_tokens = 0;
   for (const auto& [id, call] : calls_) {
     waiting += call->phase == Phase::kQueued || call->phase == Phase::kOffered;
-    if (call->phase == Phase::kOffered) offered_tokens += call->history.size();
+    if (call->phase == Phase::kOffered) offered_tokens += call->uncached;
   }
   load.set_running(static_cast<int>(calls_.size()) - waiting);
   load.set_waiting(waiting);

@@ -60,7 +60,7 @@ struct PrefillOptions {
   worker::AdapterTable* adapters = nullptr;
   worker::Grammars* grammars = nullptr;  // likewise
   int max_queue = 256;                   // calls that wait for their turn
-  int64_t max_queued_tokens = 1 << 20;   // their prompt tokens together
+  int64_t max_queued_tokens = 1 << 20;   // of theirs, uncached, together
   int max_offered = 16;                  // asked for, or told to wait, at once
   // What is computed and not yet handed over fills at most this share of the
   // pool per decode worker.
@@ -189,8 +189,8 @@ class PrefillCore final : private engine::EngineListener,
   bool draining_ = false;
   bool advance_scheduled_ = false;
   CallId next_call_ = 1;
-  int promised_blocks_ = 0;  // of computing calls, not yet allocated
-  int64_t queued_tokens_ = 0;
+  int promised_blocks_ = 0;    // of computing calls, not yet allocated
+  int64_t queued_tokens_ = 0;  // uncached ones of queued calls
   std::map<CallId, std::unique_ptr<Call>> calls_;  // in order of arrival
   // Live attempts: (request, sequence, number) of one decode worker is unique,
   // and so is the decode worker's incarnation within the request.

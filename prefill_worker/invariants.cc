@@ -21,7 +21,7 @@ absl::Status PrefillCore::CheckInvariants() const {
     const bool begun = computes || call->phase == Phase::kOffered;
     offered += begun && !call->only_scores() ? 1 : 0;
     live += call->phase == Phase::kNew ? 0 : 1;
-    if (call->phase == Phase::kQueued) queued_tokens += call->history.size();
+    if (call->phase == Phase::kQueued) queued_tokens += call->uncached;
   }
   if (promised != promised_blocks_ || queued_tokens != queued_tokens_ ||
       live != static_cast<int>(attempts_.size()) ||

@@ -333,8 +333,34 @@ TEST(DecodeCallsTest, ThePrefixCacheIsUsedByThoseWhoMay) {
                                        decode);
     rig.RunUntilEnded();
     request->ExpectAllRight();
+    EXPECT_EQ(request->opened[0].cached_tokens(), c.cached);
     EXPECT_EQ(request->finished->cached_tokens(), c.cached);
   }
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, LoadCountsWhatALocalPromptLeavesToCompute) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 20}, [](decode_worker::DecodeOptions* options) {
+        options->stall_limit = absl::InfiniteDuration();
+        options->admission_factor = 9;
+      });
+  rig.Local({.prompt = Prompt(64, 1)}, decode);
+  rig.RunUntilEnded();
+  // A reader that takes nothing keeps the blocks that the next one waits for.
+  Request* const unread =
+      rig.Local({.prompt = Prompt(170, 2), .max_tokens = 80}, decode);
+  unread->PauseReading(true);
+  rig.RunUntil([&] { return decode->core->engine_stats().paused == 1; });
+  const int before = decode->Load().queued_tokens();
+  Request* const behind = rig.Local({.prompt = Prompt(200, 1)}, decode);
+  rig.Run(absl::Seconds(1));
+  EXPECT_EQ(behind->story, "O");
+  EXPECT_EQ(decode->Load().queued_tokens(), before + 200 - 64);
+  unread->PauseReading(false);
+  rig.RunUntilEnded();
+  behind->ExpectAllRight();
   rig.ExpectNothingLeft();
 }
 

@@ -222,6 +222,80 @@ TEST(PrefillCoreTest, AShortPromptOvertakesALongOneThatCameALittleEarlier) {
   rig.ExpectNothingLeft();
 }
 
+TEST(PrefillCoreTest, WhatIsCachedOfAPromptDoesNotHoldItBack) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
+  PrefillMachine* const prefill = rig.AddPrefill(
+      "prefill", {.num_blocks = 512, .step = absl::Milliseconds(50)},
+      [](auto* o) { o->max_offered = 1; });
+  const auto ask = [&](int length, int salt, bool bypass = false) {
+    return rig.Split({.prompt = Prompt(length, salt),
+                      .max_tokens = 2,
+                      .bypass_prefix_cache = bypass},
+                     decode, prefill);
+  };
+  ask(200, 1);  // from here on its rate is known, and 192 of these are cached
+  rig.RunUntilEnded();
+  ASSERT_GT(prefill->core->engine_stats().tokens_per_second, 100);
+  ask(90, 2);  // what the others wait for
+  Request* const unused = ask(200, 1, /*bypass=*/true);
+  Request* const uncached = ask(90, 3);
+  Request* const cached = ask(200, 1);
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(cached->prefill_started->cached_tokens(), 192);
+  EXPECT_LT(cached->token_times[0], uncached->token_times[0]);
+  EXPECT_LT(uncached->token_times[0], unused->token_times[0]);
+  rig.ExpectNothingLeft();
+}
+
+TEST(PrefillCoreTest, LoadCountsWhatIsToBeComputed) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
+  PrefillMachine* const prefill =
+      rig.AddPrefill("prefill", {.num_blocks = 512}, [](auto* o) {
+        o->max_offered = 1;
+        o->max_queued_tokens = 100;
+      });
+  const auto run = [&](int length, int salt) {
+    rig.Split({.prompt = Prompt(length, salt)}, decode, prefill);
+    rig.RunUntilEnded();
+  };
+  run(200, 1);
+  run(100, 2);
+  std::vector<Request*> asked;
+  const auto ask = [&](int length, int salt) {
+    asked.push_back(rig.NewRequest({.prompt = Prompt(length, salt)}));
+    asked.back()->prefills = false;
+    asked.back()->Decode(decode, prefill);
+  };
+  ask(100, 2);  // offered, and gets no answer: 96 cached, 4 left
+  ask(200, 1);  // 192 cached, 8 left
+  ask(70, 3);   // none cached
+  ask(208, 1);  // 192 cached, 16 left
+  ask(20, 4);   // more than the queue takes
+  rig.Run(absl::Milliseconds(10));
+  decode->host->loop.Freeze();
+  const int left[] = {4, 4 + 8, 4 + 8 + 70, 4 + 8 + 70 + 16, 4 + 8 + 70 + 16};
+  for (size_t i = 0; i < asked.size(); ++i) {
+    asked[i]->Prefill(prefill, asked[i]->opened[0]);
+    rig.Run(absl::Milliseconds(5));
+    EXPECT_EQ(prefill->Load().queued_tokens(), left[i]) << i;
+  }
+  EXPECT_EQ(asked[4]->prefill_reason(), "QUEUE_FULL");
+  asked[2]->DropPrefill();
+  asked[3]->DropPrefill();
+  rig.Run(absl::Milliseconds(5));
+  EXPECT_EQ(prefill->Load().queued_tokens(), 4 + 8);
+  rig.ExpectInvariants();
+  decode->host->loop.Thaw();
+  for (const int i : {2, 3, 4}) asked[i]->Retry(nullptr);
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(prefill->Load().queued_tokens(), 0);
+  rig.ExpectNothingLeft();
+}
+
 TEST(PrefillCoreTest, PromptsShareStepsWithinTheTokenBudget) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 256});
