@@ -382,15 +382,19 @@ TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
          .decode_arguments = {"--block-size", "32"}});
   v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
   request.set_placement(v1::PLACEMENT_SPLIT);
+  request.mutable_stopping()->set_ignore_eos(true);
   const Outcome split = cluster_->Generate(request);
   ASSERT_TRUE(split.status.ok()) << split.status;
+  EXPECT_FALSE(split.done.not_reproducible());
   request.set_placement(v1::PLACEMENT_LOCAL);
   request.mutable_cache()->set_bypass_prefix_cache(true);
   EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
 
   for (const auto& [prefill, decode] :
-       {std::pair{"f32", "bf16"}, std::pair{"fp8", "int4"}}) {
+       {std::pair{"f32", "bf16"}, std::pair{"fp8", "int4"},
+        std::pair{"bf16", "int8"}}) {
+    SCOPED_TRACE(absl::StrCat(prefill, " to ", decode));
     Begin({.worker_arguments = {"--mixed-numerics"},
            .prefill_arguments = {"--kv-cache-dtype", prefill},
            .decode_arguments = {"--kv-cache-dtype", decode}});
@@ -399,6 +403,8 @@ TEST_F(ClusterTest, BlockSizesAndKvFormatsMayDiffer) {
     ASSERT_TRUE(mixed.status.ok()) << mixed.status;
     EXPECT_EQ(mixed.done.workers().prefill(), "prefill-0");
     EXPECT_EQ(mixed.done.workers().decode(), "decode-0");
+    EXPECT_TRUE(mixed.done.not_reproducible());
+    EXPECT_EQ(mixed.token_ids.size(), 32u);
   }
 }
 
@@ -406,13 +412,20 @@ TEST_F(ClusterTest, EveryNumberFormatGivesOneTextWhereverItIsPrefilled) {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"--kv-cache-dtype", "fp8", "--quantization",
                                  "fp8"},
+        {"--kv-cache-dtype", "int8", "--quantization", "int8"},
+        {"--kv-cache-dtype", "int4", "--quantization", "int4"},
+        {"--kv-cache-dtype", "int8", "--quantization", "int4"},
         {"--activation-dtype", "bf16"}}) {
+    SCOPED_TRACE(absl::StrJoin(arguments, " "));
     Begin({.worker_arguments = arguments});
     v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
+    request.mutable_stopping()->set_ignore_eos(true);
     request.set_placement(v1::PLACEMENT_SPLIT);
     const Outcome split = cluster_->Generate(request);
     ASSERT_TRUE(split.status.ok()) << split.status;
     EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+    EXPECT_FALSE(split.done.not_reproducible());
+    EXPECT_EQ(split.token_ids.size(), 32u);
     request.set_placement(v1::PLACEMENT_LOCAL);
     request.mutable_cache()->set_bypass_prefix_cache(true);
     EXPECT_EQ(split.token_ids, cluster_->Generate(request).token_ids);
