@@ -33,6 +33,8 @@ HWY_INLINE VecI FourOf(const int8_t* a) {
 // 15 (int4).
 struct MultiplyAdd {
   static constexpr int kBias = 0;  // of int8 codes as Dot takes them
+  // Whether int4 is summed in 16 bits, two products to a lane, for a group.
+  static constexpr bool kPairs = true;
   static HWY_INLINE VecI Bias(VecI codes) { return codes; }
   // Pairs of products fit 16 bits: 2 * 128 * 127.
   static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
@@ -41,12 +43,36 @@ struct MultiplyAdd {
     const __m512i pairs = _mm512_maddubs_epi16(
         _mm512_abs_epi8(codes.raw),
         _mm512_mask_sub_epi8(x.raw, negative, _mm512_setzero_si512(), x.raw));
-    return hn::Add(sum, VecI{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});
 #else
     const __m256i pairs = _mm256_maddubs_epi16(
         _mm256_abs_epi8(codes.raw), _mm256_sign_epi8(x.raw, codes.raw));
-    return hn::Add(sum, VecI{_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))});
 #endif
+    return InOrder(hn::Add(sum, Widen(VecI{pairs})));
+  }
+  // Those of a group do too: 8 * 2 * 15 * 127.
+  static HWY_INLINE VecI AddPairs(VecI pairs, VecI codes, VecI x) {
+#if HWY_TARGET == HWY_AVX3
+    return InOrder(VecI{
+        _mm512_add_epi16(pairs.raw, _mm512_maddubs_epi16(codes.raw, x.raw))});
+#else
+    return InOrder(VecI{
+        _mm256_add_epi16(pairs.raw, _mm256_maddubs_epi16(codes.raw, x.raw))});
+#endif
+  }
+  static HWY_INLINE VecI Widen(VecI pairs) {
+#if HWY_TARGET == HWY_AVX3
+    return VecI{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(1))};
+#else
+    return VecI{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(1))};
+#endif
+  }
+
+ private:
+  // Compilers that add up in an order of their own keep all summands first, for
+  // which there are no registers.
+  static HWY_INLINE VecI InOrder(VecI sum) {
+    asm("" : "+v"(sum.raw));
+    return sum;
   }
 };
 
@@ -54,6 +80,7 @@ struct MultiplyAdd {
 // vpdpbusd takes codes without sign: those of int8 with 128 added.
 struct Vnni {
   static constexpr int kBias = 128;
+  static constexpr bool kPairs = false;
   static HWY_INLINE VecI Bias(VecI codes) {
     return hn::Xor(codes, hn::Set(I32(), static_cast<int32_t>(0x80808080u)));
   }
@@ -209,6 +236,50 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
 // How far ahead of one row's products its panel is fetched: as far as memory
 // needs, line after line, which is what hardware looks for.
 inline constexpr int64_t kPanelAhead = 8192;
+HWY_INLINE void PrefetchPanel(const std::byte* panel, int64_t begin, int quad) {
+  const std::byte* const ahead = panel + kPanelAhead + begin + quad * 128;
+  PrefetchLine(ahead);
+  PrefetchLine(ahead + 64);
+}
+
+// The same of int4 in pairs: `pairs` holds two sums to a lane.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void PairGroup(VecI (&pairs)[R][U * kParts],
+                          const std::byte* const (&unit)[U], int64_t begin,
+                          const GroupRows& a) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) pairs[r][i] = hn::Zero(I32());
+  }
+#pragma GCC unroll 4
+  for (int quad = 0; quad < 4; ++quad) {
+    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
+    VecI lines[U * kParts];
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      lines[i] =
+          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
+      asm("" : "+v"(lines[i].raw));
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      VecI codes[U * kParts];
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        codes[i] = CodesOf<D, read>(lines[i], half);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const VecI x = FourOf(a.Codes(r, half * 16 + quad * 4));
+#pragma GCC unroll 8
+        for (int i = 0; i < U * kParts; ++i) {
+          pairs[r][i] = D::AddPairs(pairs[r][i], codes[i], x);
+        }
+      }
+    }
+  }
+}
 
 // The same of one row against a panel: two sums for each output, or the chain
 // of dot products would be what takes the time; lines and inputs are loaded
@@ -223,10 +294,7 @@ HWY_INLINE void DotGroup(VecI (&sums)[1][2 * kParts],
   for (int i = 0; i < 2 * kParts; ++i) odd[i] = hn::Zero(I32());
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
-    const std::byte* const ahead =
-        unit[0] + kPanelAhead + 2 * begin + quad * 128;
-    PrefetchLine(ahead);
-    PrefetchLine(ahead + 64);
+    PrefetchPanel(unit[0], 2 * begin, quad);
     VecI lines[2 * kParts];
 #pragma GCC unroll 4
     for (int i = 0; i < 2 * kParts; ++i) {
@@ -281,10 +349,22 @@ void DotTile(const CodeTile& t) {
     for (int group = 0; group < 2; ++group, rows.Next()) {
       const int64_t begin = kCodesBegin + group * kGroupBytes;
       VecI sums[R][U * kParts];
-      StartGroup<D, read, R, U>(sums, unit, group, rows);
-      if constexpr (kOnePanel) {
+      if constexpr (D::kPairs && !kReadsBytes<read>) {
+        VecI pairs[R][U * kParts];
+        PairGroup<D, read, R, U>(pairs, unit, begin, rows);
+        StartGroup<D, read, R, U>(sums, unit, group, rows);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+          for (int i = 0; i < U * kParts; ++i) {
+            sums[r][i] = hn::Add(sums[r][i], D::Widen(pairs[r][i]));
+          }
+        }
+      } else if constexpr (kOnePanel) {
+        StartGroup<D, read, R, U>(sums, unit, group, rows);
         DotGroup<D, read>(sums, unit, begin, rows);
       } else {
+        StartGroup<D, read, R, U>(sums, unit, group, rows);
         DotGroup<D, read, R, U>(sums, unit, begin, rows);
       }
 #pragma GCC unroll 8

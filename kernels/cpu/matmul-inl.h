@@ -272,9 +272,11 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
   args.inputs = inputs;
   args.first = begin == 0;
   const bool last = begin + inputs == p.k;
-  // The first two tiles share what is to be fetched, panel after panel.
+  // The first two tiles share what is to be fetched, panel after panel; of one
+  // unit, which passes over a panel twice, the first one fetches all.
+  const int fetchers = kParts == 1 ? std::min(tiles, 2) : 1;
   const int64_t share =
-      inputs * kInputBytes / (kMaxStreams * std::min(tiles, 2)) / 128 * 128;
+      inputs * kInputBytes / (kMaxStreams * fetchers) / 128 * 128;
   int64_t fetched = 0;
   // Several panels at once, each with its own lines ahead; or, where one stream
   // is faster, one panel, from where there is arithmetic to hide the fetching.
@@ -287,14 +289,17 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
       const int row = rows * tile / tiles;
       const int count = rows * (tile + 1) / tiles - row;
       args.a = a + int64_t{row} * kFewStride<W>;
-      for (int i = 0; i < kMaxStreams; ++i) args.next[i] = streams[i] + fetched;
-      if (tile < 2) fetched += share;
       const TileFn run = units > 2 ? FewTileOf<W, kMaxUnits, Fetch::kAll>(count)
-                         : tiles == 1 ? FewTileOf<W, 2, Fetch::kAll>(count)
-                         : tile < 2   ? FewTileOf<W, 2, Fetch::kHalf>(count)
-                                      : FewTileOf<W, 2, Fetch::kNothing>(count);
+                         : tile >= fetchers
+                             ? FewTileOf<W, 2, Fetch::kNothing>(count)
+                         : fetchers == 1 ? FewTileOf<W, 2, Fetch::kAll>(count)
+                                         : FewTileOf<W, 2, Fetch::kHalf>(count);
       const int step = std::min(units, UnitsFor(count));
       for (int u = 0; u < units; u += step) {
+        for (int i = 0; i < kMaxStreams; ++i) {
+          args.next[i] = streams[i] + fetched;
+        }
+        if (tile < fetchers) fetched += share * step / units;
         args.end = panel_bytes - begin * kInputBytes;
         args.jump = (units / 2 - 1) * panel_bytes;
         for (int i = 0; i < step; ++i) {

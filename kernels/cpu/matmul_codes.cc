@@ -5,6 +5,7 @@
 //   one row       a panel at a time, as one stream
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's codes are made ready once and reused by every tile
+//                 (for vpdpbusd; other instructions take them as they are)
 //
 // With AMX, 16 rows at once from the eighth row on.
 
@@ -26,8 +27,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-// Sums and chains of a tile are 28 registers with AVX-512.
-inline constexpr int kDotRows = kParts == 1 ? 7 : 2;
+// Sums and chains of a tile are 28 registers with AVX-512; with AVX2 sums are
+// 8, and chains stay in memory.
+inline constexpr int kDotRows = kParts == 1 ? 7 : 4;
 inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
 // From here on codes are made ready once for all tiles.
 inline constexpr int kReadyRows = 24;
@@ -267,24 +269,19 @@ void MakeReady(const std::byte* from, int blocks, std::byte* to) {
 template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
-  if (rows == 1) {
-    OneCodeRow<D, read>(p);
-  } else if (rows < kReadyRows || (read == Read::kInt8 && D::kBias == 0)) {
-    ForPanels(p, kKindOf<read>,
-              [&](const Range& range, int panel, const std::byte* w) {
-                PanelTiles<D, read>(
-                    p, range, panel, w,
-                    FetchingTile<kKindOf<read>>(p, range, panel));
-              });
-  } else {
-    ForPanels(p, kKindOf<read>,
-              [&](const Range& range, int panel, const std::byte* w) {
+  if (rows == 1) return OneCodeRow<D, read>(p);
+  // Without a bias codes are ready as they lie in the panel.
+  const bool ready = D::kBias == 0 || rows < kReadyRows;
+  ForPanels(p, kKindOf<read>,
+            [&](const Range& range, int panel, const std::byte* w) {
+              const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);
+              if (ready) {
+                PanelTiles<D, read>(p, range, panel, w, t);
+              } else if constexpr (D::kBias != 0) {
                 MakeReady<D, read>(w, range.blocks, p.scratch);
-                PanelTiles<D, Read::kReady>(
-                    p, range, panel, p.scratch,
-                    FetchingTile<kKindOf<read>>(p, range, panel));
-              });
-  }
+                PanelTiles<D, Read::kReady>(p, range, panel, p.scratch, t);
+              }
+            });
 }
 
 #if HWY_TARGET == HWY_AVX3
