@@ -450,6 +450,12 @@ Outcome Cluster::Generate(const v1::GenerateRequest& request,
       sequence.mutable_attention()->MergeFrom(delta.attention());
       if (delta.token_ids_size() > 0) outcome.deltas.push_back(Clock::now());
     }
+    if (response.has_prompt_logprobs()) {
+      EXPECT_EQ(response.prompt_logprobs().position(),
+                outcome.prompt_logprobs.tokens_size());
+      outcome.prompt_logprobs.mutable_tokens()->MergeFrom(
+          response.prompt_logprobs().tokens());
+    }
     if (response.has_finished()) {
       ++outcome.finished;
       *outcome.sequences[response.finished().index()].mutable_finished() =

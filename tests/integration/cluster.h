@@ -55,6 +55,7 @@ struct Outcome {
   std::string text;
   std::vector<int32_t> token_ids;
   std::map<int, v1::GeneratedSequence> sequences;
+  v1::PromptLogprobs prompt_logprobs;  // of all messages
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   v1::GenerateDone done;
   int started = 0;  // events of each kind, for their order and number

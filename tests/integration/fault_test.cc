@@ -35,12 +35,14 @@ int Seeds() {
 // slabs. Three workers of each role, so that there is a spare while one starts
 // anew.
 ClusterOptions SlowCluster() {
-  return {.prefill = 2,
-          .decode = 2,
-          .worker_arguments = {"--max-num-batched-tokens", "16",
-                               "--handoff-slab-bytes", "4KiB",
-                               "--shutdown-timeout", "5s"},
-          .prefill_arguments = {"--max-num-seqs", "2"}};
+  return {
+      .prefill = 2,
+      .decode = 2,
+      .router_arguments = {"--enable-attention-output", "--enable-no-kv-cache"},
+      .worker_arguments = {"--max-num-batched-tokens", "16",
+                           "--handoff-slab-bytes", "4KiB", "--shutdown-timeout",
+                           "5s", "--enable-attention-output"},
+      .prefill_arguments = {"--max-num-seqs", "2"}};
 }
 
 // What depends on the tokens before must find them again after a loss.
@@ -52,6 +54,63 @@ void SetRules(uint64_t i, v1::SamplingOptions* sampling) {
   (*sampling->mutable_logit_bias())[static_cast<uint32_t>(i)] = 3;
   for (const char* word : {"was", "the little", "and he said"}) {
     sampling->add_bad_words(word);
+  }
+}
+
+constexpr uint32_t kComma = 17;
+constexpr uint32_t kFullStop = 19;
+
+// What a request may ask for beside, each in turn with what it goes with. What
+// may end one does so once it can have been hit.
+void SetOptions(uint64_t i, v1::GenerateRequest* request) {
+  v1::SamplingOptions* const sampling = request->mutable_sampling();
+  v1::StoppingOptions* const stopping = request->mutable_stopping();
+  v1::OutputOptions* const output = request->mutable_output();
+  output->set_logprobs(static_cast<int32_t>(i % 4));
+  switch (i % 8) {
+    case 1:  // each token costs the whole sequence
+      request->mutable_cache()->set_no_kv_cache(true);
+      stopping->set_max_tokens(8);
+      output->set_prompt_logprobs(2);
+      output->set_echo(true);
+      break;
+    case 2:
+      sampling->set_top_p(0.9f);
+      sampling->set_top_k(40);
+      sampling->set_min_p(0.02f);
+      output->clear_logprobs();
+      break;
+    case 3:
+      output->mutable_attention()->add_layers(0);
+      output->mutable_attention()->add_layers(5);
+      output->set_prompt_logprobs(0);
+      break;
+    case 4:
+      sampling->set_best_of(3);
+      output->set_prompt_logprobs(1);
+      break;
+    case 5:
+      stopping->set_min_tokens(20);
+      stopping->add_stop(", and");
+      stopping->add_stop(". ");
+      stopping->set_include_stop_str_in_output(i > 8);
+      output->set_echo(true);
+      break;
+    case 6:
+      for (uint32_t id = 6; id < 700; ++id) {
+        sampling->add_allowed_token_ids(id);
+        if (id % 5 == 0) sampling->add_banned_token_ids(id);
+      }
+      stopping->set_min_tokens(20);
+      stopping->add_stop_token_ids(kComma);
+      stopping->add_stop_token_ids(kFullStop);
+      break;
+    case 7:
+      output->mutable_attention()->set_mean(true);
+      output->set_prompt_logprobs(20);
+      break;
+    default:
+      break;
   }
 }
 
@@ -78,9 +137,30 @@ std::vector<v1::GenerateRequest> Requests() {
       request.mutable_sampling()->set_n(2);
       request.mutable_stopping()->set_max_tokens(20);
     }
+    SetOptions(i, &request);
     requests.push_back(request);
   }
   return requests;
+}
+
+// What a request asked for is there, and all ways of ending are.
+void CheckUndisturbed(const std::vector<Expectation>& expectations) {
+  std::map<v1::GenerateFinished::StopMatchCase, int> ends;
+  for (const Expectation& e : expectations) {
+    const v1::OutputOptions& asked = e.request.output();
+    EXPECT_GE(e.token_ids.size(), 8u) << "too short to be hit";
+    EXPECT_EQ(e.prompt_logprobs.tokens().empty(), !asked.has_prompt_logprobs());
+    EXPECT_EQ(asked.echo(), e.text.starts_with(e.request.text()));
+    for (const auto& [index, sequence] : e.sequences) {
+      const int tokens = sequence.token_ids_size();
+      EXPECT_EQ(sequence.logprobs_size(), asked.has_logprobs() ? tokens : 0);
+      EXPECT_EQ(sequence.attention_size(), asked.has_attention() ? tokens : 0);
+      ++ends[sequence.finished().stop_match_case()];
+    }
+  }
+  EXPECT_GT(ends[v1::GenerateFinished::kStopString], 0);
+  EXPECT_GT(ends[v1::GenerateFinished::kStopTokenId], 0);
+  EXPECT_GT(ends[v1::GenerateFinished::STOP_MATCH_NOT_SET], 0);
 }
 
 // The phases in which a worker is killed, as the router sees its requests.
@@ -155,9 +235,8 @@ class FaultTest : public testing::TestWithParam<const char*> {
     const absl::Status status = cluster_->Start();
     ASSERT_TRUE(status.ok()) << status;
     expectations_ = RunAlone(cluster_.get(), Requests());
-    for (const Expectation& e : expectations_) {
-      ASSERT_EQ(e.token_ids.size(), 40u);
-    }
+    CheckUndisturbed(expectations_);
+    ASSERT_FALSE(HasFailure());
     ASSERT_EQ(cluster_->WhatIsLeft(), "");
   }
 
@@ -298,6 +377,8 @@ TEST(RouterFaultTest, ARouterThatDiesLeavesNothingOnItsWorkers) {
     clients.emplace_back([&cluster, &unavailable, &other, request] {
       v1::GenerateRequest longer = request;
       longer.mutable_stopping()->set_max_tokens(800);
+      longer.mutable_stopping()->clear_stop();
+      longer.mutable_stopping()->clear_stop_token_ids();
       const Outcome outcome = cluster.Generate(longer);
       ++(outcome.status.code() == absl::StatusCode::kUnavailable ? unavailable
                                                                  : other);

@@ -7,13 +7,70 @@
 #include "absl/strings/str_cat.h"
 
 namespace tandem::integration {
+namespace {
+
+// One record for each token; equal ones are so to the last bit of their floats.
+template <typename Record>
+std::string CompareRecords(
+    const char* what, const google::protobuf::RepeatedPtrField<Record>& a,
+    const google::protobuf::RepeatedPtrField<Record>& b) {
+  constexpr size_t kShown = 300;
+  for (int i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (a[i].SerializeAsString() == b[i].SerializeAsString()) continue;
+    return absl::StrCat(
+        what, " of token ", i, ": ", a[i].ShortDebugString().substr(0, kShown),
+        " expected, ", b[i].ShortDebugString().substr(0, kShown), " came");
+  }
+  if (a.size() == b.size()) return "";
+  return absl::StrCat(what, " of ", a.size(), " tokens expected, of ", b.size(),
+                      " came");
+}
+
+std::string CompareSequences(const v1::GeneratedSequence& a,
+                             const v1::GeneratedSequence& b) {
+  std::string wrong =
+      CompareRecords("log probabilities", a.logprobs(), b.logprobs());
+  if (!wrong.empty()) return wrong;
+  wrong = CompareRecords("attention", a.attention(), b.attention());
+  if (!wrong.empty()) return wrong;
+  const std::string x = a.finished().ShortDebugString();
+  const std::string y = b.finished().ShortDebugString();
+  return x == y ? "" : absl::StrCat("end: ", x, " expected, ", y, " came");
+}
+
+// What comes along with tokens that agree.
+std::string CompareRest(const Expectation& expected, const Outcome& outcome) {
+  std::string wrong = CompareRecords("prompt's log probabilities",
+                                     expected.prompt_logprobs.tokens(),
+                                     outcome.prompt_logprobs.tokens());
+  if (!wrong.empty()) return wrong;
+  for (const auto& [index, sequence] : expected.sequences) {
+    const auto other = outcome.sequences.find(index);
+    if (other == outcome.sequences.end()) {
+      return absl::StrCat("sequence ", index, " is missing");
+    }
+    wrong = CompareSequences(sequence, other->second);
+    if (!wrong.empty()) return absl::StrCat("sequence ", index, ", ", wrong);
+  }
+  return "";
+}
+
+// Who had a part in it.
+std::string Way(const Outcome& outcome) {
+  return absl::StrCat("prefill ", outcome.done.workers().prefill(), ", decode ",
+                      outcome.done.workers().decode(), ", retries ",
+                      outcome.done.timings().retries());
+}
+
+}  // namespace
 
 std::vector<Expectation> RunAlone(
     Cluster* cluster, const std::vector<v1::GenerateRequest>& requests) {
   std::vector<Expectation> expectations;
   for (const v1::GenerateRequest& request : requests) {
     const Outcome outcome = cluster->Generate(request);
-    expectations.push_back({request, outcome.token_ids, outcome.text});
+    expectations.push_back({request, outcome.token_ids, outcome.text,
+                            outcome.sequences, outcome.prompt_logprobs});
   }
   return expectations;
 }
@@ -29,16 +86,14 @@ std::string Compare(const Expectation& expected, const Outcome& outcome) {
   const auto& b = outcome.token_ids;
   const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   if (x != a.end() || y != b.end()) {
-    return absl::StrCat("tokens differ at ", x - a.begin(), ": ",
-                        x != a.end() ? absl::StrCat(*x) : "the end",
-                        " expected, ",
-                        y != b.end() ? absl::StrCat(*y) : "the end",
-                        " came; prefill ", outcome.done.workers().prefill(),
-                        ", decode ", outcome.done.workers().decode(),
-                        ", retries ", outcome.done.timings().retries());
+    return absl::StrCat(
+        "tokens differ at ", x - a.begin(), ": ",
+        x != a.end() ? absl::StrCat(*x) : "the end", " expected, ",
+        y != b.end() ? absl::StrCat(*y) : "the end", " came; ", Way(outcome));
   }
   if (expected.text != outcome.text) return "tokens agree, texts differ";
-  return "";
+  const std::string wrong = CompareRest(expected, outcome);
+  return wrong.empty() ? "" : absl::StrCat(wrong, "; ", Way(outcome));
 }
 
 Served Summary(const Outcome& outcome) {

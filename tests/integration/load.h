@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many requests at once, each compared token by token with its undisturbed
-// run, and timed.
+// Many requests at once, each compared with its undisturbed run, tokens, text
+// and the bits of all that comes with them, and timed.
 
 #ifndef TANDEM_TESTS_INTEGRATION_LOAD_H_
 #define TANDEM_TESTS_INTEGRATION_LOAD_H_
@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ struct Expectation {
   v1::GenerateRequest request;
   std::vector<int32_t> token_ids;
   std::string text;
+  std::map<int, v1::GeneratedSequence> sequences;
+  v1::PromptLogprobs prompt_logprobs;
 };
 
 // What a request's client saw, and when.

@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "common/random.h"
@@ -128,6 +130,60 @@ TEST(OracleTest, AWrongTokenIsSeen) {
   EXPECT_NE(load.faults().find("tokens differ"), std::string::npos)
       << load.faults();
   std::filesystem::remove_all(copy);
+}
+
+TEST(OracleTest, AWrongBitBesideRightTokensIsSeen) {
+  Cluster cluster({.router_arguments = {"--enable-attention-output"},
+                   .worker_arguments = {"--enable-attention-output"}});
+  ASSERT_TRUE(cluster.Start().ok());
+  v1::GenerateRequest request = TextRequest("Once upon a time", 8);
+  request.mutable_output()->set_logprobs(1);
+  request.mutable_output()->set_prompt_logprobs(1);
+  request.mutable_output()->mutable_attention();
+  const Expectation expected = RunAlone(&cluster, {request})[0];
+  const Outcome right = cluster.Generate(request);
+  EXPECT_EQ(Compare(expected, right), "");
+  const auto nudge = [](float value) { return std::nextafter(value, 1.0f); };
+  struct Case {
+    const char* says;
+    std::function<void(Outcome*)> spoil;
+  };
+  const Case cases[] = {
+      {"sequence 0, log probabilities of token 3: ",
+       [&](Outcome* o) {
+         auto* const token = o->sequences[0].mutable_logprobs(3);
+         token->set_logprob(nudge(token->logprob()));
+       }},
+      {"sequence 0, log probabilities of token 7: ",
+       [&](Outcome* o) {
+         auto* const token = o->sequences[0].mutable_logprobs(7);
+         token->mutable_top(0)->set_logprob(nudge(token->top(0).logprob()));
+       }},
+      {"sequence 0, log probabilities of 8 tokens expected, of 7 came",
+       [](Outcome* o) { o->sequences[0].mutable_logprobs()->RemoveLast(); }},
+      {"prompt's log probabilities of token 1: ",
+       [&](Outcome* o) {
+         auto* const token = o->prompt_logprobs.mutable_tokens(1);
+         token->set_logprob(nudge(token->logprob()));
+       }},
+      {"sequence 0, attention of token 2: ",
+       [&](Outcome* o) {
+         auto* const row =
+             o->sequences[0].mutable_attention(2)->mutable_layers(5);
+         row->set_weights(1, nudge(row->weights(1)));
+       }},
+      {"sequence 0, end: ",
+       [](Outcome* o) {
+         o->sequences[0].mutable_finished()->set_finish_reason(
+             v1::FINISH_REASON_TIME_LIMIT);
+       }},
+  };
+  for (const Case& c : cases) {
+    Outcome wrong = right;
+    c.spoil(&wrong);
+    const std::string said = Compare(expected, wrong);
+    EXPECT_TRUE(said.starts_with(c.says)) << said << ", expected " << c.says;
+  }
 }
 
 TEST(OracleTest, AHangIsSeen) {
