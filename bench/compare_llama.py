@@ -243,7 +243,8 @@ class Work:
         self.layer_numbers = layers * ((heads + 2 * kv_heads) * dim * hidden
                                        + heads * dim * hidden + 3 * wide * hidden)
         self.head_numbers = vocab * hidden
-        each = {"bf16": (2.0, 2.0), "bf16-inputs": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
+        each = {"bf16": (2.0, 2.0), "bf16-inputs": (2.0, 2.0),
+                "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
         self.weight_bytes = (self.layer_numbers * each[fmt][0]
                              + self.head_numbers * each[fmt][1])
         self.kv_bytes = 2 * layers * kv_heads * dim * 2  # of a position, bf16

@@ -82,10 +82,11 @@ class Bench {
     std::printf("%s\n", backend_->description().c_str());
     peak_ = Peak([&](int64_t rounds) { return tandem::RunFma(wide_, rounds); });
     std::printf("FMA peak %.0f GFLOP/s\n", peak_);
-    if (wide_ && tandem::CpuHasIntegerDots()) {
-      dot_peak_ = Peak(tandem::RunIntegerDots);
-      std::printf("int8 dot peak (vpdpbusd) %.0f Gop/s\n", dot_peak_);
-    }
+    const bool vnni = wide_ && tandem::CpuHasIntegerDots();
+    dot_peak_ = Peak(
+        [&](int64_t rounds) { return tandem::RunIntegerDots(vnni, rounds); });
+    std::printf("int8 dot peak (%s) %.0f Gop/s\n",
+                vnni ? "vpdpbusd" : "vpmaddubsw, vpmaddwd, vpaddd", dot_peak_);
     if (wide_ && tandem::CpuHasBf16Dots()) {
       pair_peak_ = Peak(tandem::RunBf16Dots);
       std::printf("bf16 dot peak (vdpbf16ps) %.0f GFLOP/s\n", pair_peak_);

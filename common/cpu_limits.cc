@@ -76,11 +76,36 @@ double RunFma(bool wide, int64_t rounds) {
 #define TANDEM_DOT48(of) \
   TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of)
 
-double RunIntegerDots(int64_t rounds) {
+// As much of AVX2: products in pairs, pairs in fours, fours behind the chain.
+#define TANDEM_DOT_AVX2(to)                \
+  "vpmaddubsw %%ymm0, %%ymm0, %%ymm13\n\t" \
+  "vpmaddwd %%ymm13, %%ymm0, %%ymm13\n\t"  \
+  "vpaddd %%ymm13, %%ymm" to ", %%ymm" to "\n\t"
+#define TANDEM_DOT12_AVX2 \
+  TANDEM_DOT_AVX2("1")    \
+  TANDEM_DOT_AVX2("2")    \
+  TANDEM_DOT_AVX2("3")    \
+  TANDEM_DOT_AVX2("4")    \
+  TANDEM_DOT_AVX2("5")    \
+  TANDEM_DOT_AVX2("6")    \
+  TANDEM_DOT_AVX2("7")    \
+  TANDEM_DOT_AVX2("8")    \
+  TANDEM_DOT_AVX2("9")    \
+  TANDEM_DOT_AVX2("10")   \
+  TANDEM_DOT_AVX2("11")   \
+  TANDEM_DOT_AVX2("12")
+
+double RunIntegerDots(bool vnni, int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile(TANDEM_DOT48("vpdpbusd")::: TANDEM_FMA_CLOBBERS);
+    if (vnni) {
+      asm volatile(TANDEM_DOT48("vpdpbusd")::: TANDEM_FMA_CLOBBERS);
+    } else {
+      asm volatile(TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2
+                       TANDEM_DOT12_AVX2::
+                           : TANDEM_FMA_CLOBBERS, "xmm13");
+    }
   }
-  return static_cast<double>(rounds) * 48 * 64 * 2;
+  return static_cast<double>(rounds) * 48 * (vnni ? 64 : 32) * 2;
 }
 
 double RunBf16Dots(int64_t rounds) {

@@ -21,7 +21,9 @@ bool CpuHasBf16Dots();     // vdpbf16ps of 512 bits
 // All return how many additions and multiplications they were. `wide`: of 512
 // bits, else 256. A round is 48 instructions on 12 registers.
 double RunFma(bool wide, int64_t rounds);
-double RunIntegerDots(int64_t rounds);
+// Of int8: by vpdpbusd where `vnni`, else by the three instructions of AVX2
+// that do the same for half as many.
+double RunIntegerDots(bool vnni, int64_t rounds);
 double RunBf16Dots(int64_t rounds);
 
 // Loads from four streams, as the hardware's prefetchers like it; up to 255

@@ -62,11 +62,13 @@ absl::StatusOr<Machine> MeasureMachine(const MeasureMachineOptions& options,
         return SecondsOf(pool, [&](int) { RunFma(wide, kRounds); });
       });
   machine.matrix_flops_per_second = machine.flops_per_second;
-  if (options.integer_dots && CpuHasIntegerDots()) {
+  if (options.integer_dots) {
     progress("integer dot products");
+    const bool vnni = CpuHasIntegerDots();
     machine.matrix_flops_per_second =
-        RunIntegerDots(kRounds) * threads / Quick(options.budget / 4, [&] {
-          return SecondsOf(pool, [](int) { RunIntegerDots(kRounds); });
+        RunIntegerDots(vnni, kRounds) * threads /
+        Quick(options.budget / 4, [&] {
+          return SecondsOf(pool, [&](int) { RunIntegerDots(vnni, kRounds); });
         });
   }
 
