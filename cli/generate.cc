@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/lifecycle.h"
 #include "common/rpc/status.h"
 #include "common/utf8.h"
 #include "tandem/v1/inference.grpc.pb.h"
@@ -264,13 +265,16 @@ std::string TimingsTable(const v1::GenerateDone& done) {
   return table;
 }
 
-std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response) {
+std::string LogprobsTable(
+    const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens,
+    int position) {
   std::string table = absl::StrFormat("%8s  %8s  %10s  %6s  %s\n", "position",
                                       "id", "logprob", "rank", "token");
   double sum = 0;
-  int position = 0;
-  for (const v1::TokenLogprob& token : response.prompt_logprobs()) {
+  int count = 0;
+  for (const v1::TokenLogprob& token : tokens) {
     const bool scored = token.rank() > 0;
+    count += scored;
     absl::StrAppend(
         &table,
         absl::StrFormat(
@@ -282,12 +286,49 @@ std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response) {
                 .dump(-1, ' ', false, json::error_handler_t::replace)));
     sum += double{token.logprob()};
   }
-  if (position < 2) return table;
+  if (count == 0) return table;
   return absl::StrCat(table, absl::StrFormat("sum %.4f, perplexity %.4f\n", sum,
-                                             std::exp(-sum / (position - 1))));
+                                             std::exp(-sum / count)));
 }
 
+namespace {
+
+// What streams as text has come by now.
+void PrintRest(const v1::GenerateOnceResponse& whole) {
+  const bool several = whole.sequences_size() > 1;
+  if (!several) std::cout << "\n";
+  if (whole.prompt_logprobs_size() > 0) {
+    std::cout << LogprobsTable(whole.prompt_logprobs(), 0);
+  }
+  for (const v1::GeneratedSequence& sequence : whole.sequences()) {
+    if (several) {
+      std::cout << "[" << sequence.index() << "] " << Shown(sequence.text())
+                << "\n";
+    }
+    if (sequence.logprobs_size() > 0) {
+      std::cout << LogprobsTable(sequence.logprobs(),
+                                 whole.done().usage().prompt_tokens());
+    }
+  }
+}
+
+// What has no effect would mislead.
+absl::Status CheckFlags(const GenerateFlags& flags) {
+  if (!flags.json && flags.request.output().has_attention()) {
+    return UsageError(
+        "--attention brings a number for each position, layer and token, which "
+        "only --json prints: give --json as well");
+  }
+  if (!flags.chat && !flags.system.empty()) {
+    return UsageError("--system is a message of a chat: give --chat as well");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<int> Generate(const GenerateFlags& flags) {
+  if (absl::Status status = CheckFlags(flags); !status.ok()) return status;
   v1::GenerateRequest request = flags.request;
   std::string prompt = flags.prompt;
   if (!flags.prompt_given) {
@@ -343,16 +384,8 @@ absl::StatusOr<int> Generate(const GenerateFlags& flags) {
   }
   if (flags.json) {
     std::cout << ToJson(whole) << "\n";
-  } else if (whole.sequences_size() > 1) {
-    for (const v1::GeneratedSequence& sequence : whole.sequences()) {
-      std::cout << "[" << sequence.index() << "] " << Shown(sequence.text())
-                << "\n";
-    }
   } else {
-    std::cout << "\n";
-  }
-  if (!flags.json && whole.prompt_logprobs_size() > 0) {
-    std::cout << PromptLogprobsTable(whole);
+    PrintRest(whole);
   }
   if (flags.timings) std::cerr << TimingsTable(whole.done());
   return 0;

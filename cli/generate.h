@@ -27,7 +27,7 @@ struct GenerateFlags {
 };
 
 // Streams until the end or SIGINT, which cancels the request. The exit code: 0,
-// or 130 after SIGINT.
+// or 130 after SIGINT. What would be asked for and not shown is a UsageError.
 absl::StatusOr<int> Generate(const GenerateFlags& flags);
 
 // The object that --json prints: text, token_ids, prompt_token_ids,
@@ -37,9 +37,11 @@ absl::StatusOr<int> Generate(const GenerateFlags& flags);
 // sequences under `sequences` where there are several.
 std::string ToJson(const v1::GenerateOnceResponse& response);
 
-// Position, id, log probability, rank and text of each token of the prompt, a
-// line for each; their sum, and the perplexity.
-std::string PromptLogprobsTable(const v1::GenerateOnceResponse& response);
+// Position (the first one has `position`), id, log probability, rank and text
+// of each token, a line for each; their sum, and the perplexity.
+std::string LogprobsTable(
+    const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens,
+    int position);
 
 // "prompt 12 tokens (0 cached) ...", aligned, one line per quantity.
 std::string TimingsTable(const v1::GenerateDone& done);

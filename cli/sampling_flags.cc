@@ -97,14 +97,16 @@ void SamplingFlags::AddTo(CommandLine* line) {
             "Keep what ended the output");
   line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit");
   line->Group("Request");
-  line->AddInt("logprobs", &logprobs, "Alternatives per token, with --json",
+  line->AddInt("logprobs", &logprobs,
+               "Log probabilities of the output's tokens, with so many "
+               "alternatives in --json",
                {0, 20});
   line->AddInt("prompt-logprobs", &prompt_logprobs,
                "Log probabilities of the prompt's tokens, with so many "
                "alternatives in --json; --max-tokens 0 for nothing else",
                {0, 20});
   line->Add("attention", &attention,
-            "Layers whose attention weights come with every token, with "
+            "Layers whose attention weights come with every token; needs "
             "--json: all, mean (of all) or 0,3,5");
   line->Add("echo", &echo, "The prompt's text before the output");
   line->AddChoice("placement", &placement, {"auto", "split", "local"},

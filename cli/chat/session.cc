@@ -141,6 +141,13 @@ absl::Status ChatSession::FillSampling(v1::GenerateRequest* request) const {
   if (!parsed.ok()) return parsed;
   const absl::Status status = flags.Fill(request);
   if (!status.ok()) return status;
+  const v1::OutputOptions& output = request->output();
+  if (output.has_logprobs() || output.has_prompt_logprobs() ||
+      output.has_attention()) {
+    return absl::InvalidArgumentError(
+        "a chat shows text alone: leave out logprobs, prompt-logprobs and "
+        "attention, which tandem generate --chat --json prints");
+  }
   if (request->sampling().n() > 1 || request->has_beam()) {
     return absl::InvalidArgumentError(
         "a chat has one answer: leave out n, best-of and beam-width");

@@ -192,6 +192,8 @@ class TerminalTest(unittest.TestCase):
         terminal.expect("error: .*9.* is not a number from 0 to 2")
         self.say(terminal, "/set n 2\r")
         terminal.expect("error: a chat has one answer")
+        self.say(terminal, "/set logprobs 1\r")
+        terminal.expect("error: a chat shows text alone")
         self.say(terminal, "/nonsense\r")
         terminal.expect("error: there is no /nonsense")
 

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/shell.h"
 
 namespace tandem::integration {
 namespace {
@@ -28,25 +28,6 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::Not;
 
-struct Result {
-  int code = -1;
-  std::string output;
-};
-
-Result Shell(const std::string& command) {
-  Result result;
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  size_t count;
-  while ((count = fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-    result.output.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  result.code =
-      WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
-}
-
 // Neither gone nor a zombie that nobody has reaped yet.
 bool Runs(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
@@ -54,10 +35,6 @@ bool Runs(pid_t pid) {
   if (!std::getline(file, stat)) return false;
   const size_t name_end = stat.rfind(')');
   return name_end != std::string::npos && stat[name_end + 2] != 'Z';
-}
-
-std::string Tandem(const std::string& arguments) {
-  return absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments);
 }
 
 // `tandem serve` in the background.
