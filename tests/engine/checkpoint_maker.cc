@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/engine/checkpoint_maker.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/safetensors.h"
 
 namespace tandem::engine {
 namespace {
@@ -154,7 +156,292 @@ std::string SafetensorsFile(const json& spec,
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
+// ---- Products as quantisers leave them.
+
+int64_t Size(size_t n) { return static_cast<int64_t>(n); }
+
+// f16 scales of 2^-7 to 2^-4, each of three digits.
+uint16_t RandomScale(std::mt19937& random) {
+  return static_cast<uint16_t>((8 + random() % 3) << 10 | (random() % 4) << 8);
+}
+double ValueOfScale(uint16_t bits) {
+  return std::ldexp(1024 + (bits & 0x3ff), (bits >> 10) - 25);
+}
+
+// Codes of 4 bits, in groups of 32 inputs.
+struct Nibbles {
+  size_t rows, cols, groups;
+  std::vector<int32_t> group_of = {};  // [cols]
+  std::vector<uint32_t> codes = {};    // [rows, cols]
+  std::vector<uint32_t> zeros = {};    // [rows, groups]
+  std::vector<uint16_t> scales = {};   // [rows, groups], f16
+};
+
+Nibbles DrawNibbles(size_t rows, size_t cols, uint32_t least_zero,
+                    std::mt19937& random) {
+  Nibbles drawn{.rows = rows, .cols = cols, .groups = (cols + 31) / 32};
+  for (size_t i = 0; i < cols; ++i) {
+    drawn.group_of.push_back(static_cast<int32_t>(i / 32));
+  }
+  for (size_t i = 0; i < rows * cols; ++i) drawn.codes.push_back(random() % 16);
+  for (size_t i = 0; i < rows * drawn.groups; ++i) {
+    drawn.zeros.push_back(least_zero + random() % 16);
+    drawn.scales.push_back(RandomScale(random));
+  }
+  return drawn;
+}
+
+std::vector<double> NumbersOf(const Nibbles& drawn) {
+  std::vector<double> numbers;
+  for (size_t i = 0; i < drawn.codes.size(); ++i) {
+    const size_t at = i / drawn.cols * drawn.groups +
+                      static_cast<size_t>(drawn.group_of[i % drawn.cols]);
+    numbers.push_back((static_cast<double>(drawn.codes[i]) -
+                       static_cast<double>(drawn.zeros[at])) *
+                      ValueOfScale(drawn.scales[at]));
+  }
+  return numbers;
+}
+
+// [down, across] words, each of value(i, j, 0) to value(i, j, 7) from the low
+// bits up.
+template <typename Value>
+FileTensor Words(size_t down, size_t across, const Value& value) {
+  std::vector<uint32_t> words(down * across);
+  for (size_t i = 0; i < words.size(); ++i) {
+    for (size_t k = 0; k < 8; ++k) {
+      words[i] |= value(i / across, i % across, k) << k * 4;
+    }
+  }
+  return {"I32", {Size(down), Size(across)}, BytesOf(words)};
+}
+
+FileTensor ScalesByGroup(const Nibbles& drawn) {
+  std::vector<uint16_t> turned;
+  for (size_t group = 0; group < drawn.groups; ++group) {
+    for (size_t row = 0; row < drawn.rows; ++row) {
+      turned.push_back(drawn.scales[row * drawn.groups + group]);
+    }
+  }
+  return {"F16", {Size(drawn.groups), Size(drawn.rows)}, BytesOf(turned)};
+}
+
+// Each group's inputs anywhere.
+CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
+  Nibbles drawn = DrawNibbles(rows, cols, 1, random);
+  std::shuffle(drawn.group_of.begin(), drawn.group_of.end(), random);
+  CodedProduct made{.numbers = NumbersOf(drawn)};
+  made.tensors[".qweight"] =
+      Words(cols / 8, rows, [&](size_t i, size_t j, size_t k) {
+        return drawn.codes[j * cols + i * 8 + k];
+      });
+  made.tensors[".qzeros"] =
+      Words(drawn.groups, rows / 8, [&](size_t i, size_t j, size_t k) {
+        return drawn.zeros[(j * 8 + k) * drawn.groups + i] - 1;
+      });
+  made.tensors[".scales"] = ScalesByGroup(drawn);
+  made.tensors[".g_idx"] = {"I32", {Size(cols)}, BytesOf(drawn.group_of)};
+  return made;
+}
+
+CodedProduct Awq(size_t rows, size_t cols, std::mt19937& random) {
+  static constexpr size_t kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+  const Nibbles drawn = DrawNibbles(rows, cols, 0, random);
+  CodedProduct made{.numbers = NumbersOf(drawn)};
+  made.tensors[".qweight"] =
+      Words(cols, rows / 8, [&](size_t i, size_t j, size_t k) {
+        return drawn.codes[(j * 8 + kOrder[k]) * cols + i];
+      });
+  made.tensors[".qzeros"] =
+      Words(drawn.groups, rows / 8, [&](size_t i, size_t j, size_t k) {
+        return drawn.zeros[(j * 8 + kOrder[k]) * drawn.groups + i];
+      });
+  made.tensors[".scales"] = ScalesByGroup(drawn);
+  return made;
+}
+
+CodedProduct PackedInt4(size_t rows, size_t cols, std::mt19937& random) {
+  const Nibbles drawn = DrawNibbles(rows, cols, 0, random);
+  const std::vector<int64_t> shape = {Size(rows), Size(cols)};
+  CodedProduct made{.numbers = NumbersOf(drawn)};
+  made.tensors[".weight_packed"] =
+      Words(rows, cols / 8, [&](size_t i, size_t j, size_t k) {
+        return drawn.codes[i * cols + j * 8 + k];
+      });
+  made.tensors[".weight_zero_point"] =
+      Words(rows / 8, drawn.groups, [&](size_t i, size_t j, size_t k) {
+        return drawn.zeros[(i * 8 + k) * drawn.groups + j];
+      });
+  made.tensors[".weight_scale"] = {
+      "F16", {Size(rows), Size(drawn.groups)}, BytesOf(drawn.scales)};
+  made.tensors[".weight_shape"] = {"I64", {2}, BytesOf(shape)};
+  return made;
+}
+
+// The number of an e4m3 code that is not NaN.
+double ValueOfE4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15;
+  const double magnitude = exponent == 0
+                               ? std::ldexp(code & 7, -9)
+                               : std::ldexp(8 + (code & 7), exponent - 10);
+  return code >= 0x80 ? -magnitude : magnitude;
+}
+
+// A scale for each row.
+CodedProduct Bytes(bool e4m3, size_t rows, size_t cols, std::mt19937& random) {
+  std::vector<uint16_t> scales(rows);
+  for (uint16_t& scale : scales) scale = RandomScale(random);
+  std::vector<float> wide;  // int8 codes reach further
+  for (const uint16_t scale : scales) {
+    wide.push_back(static_cast<float>(ValueOfScale(scale) / 16));
+  }
+  std::vector<uint8_t> codes(rows * cols);
+  CodedProduct made;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<uint8_t>(random() & (e4m3 ? 0xbf : 0xff));
+    const size_t row = i / cols;
+    made.numbers.push_back(
+        e4m3 ? ValueOfE4m3(codes[i]) * ValueOfScale(scales[row])
+             : static_cast<int8_t>(codes[i]) * double{wide[row]});
+  }
+  made.tensors = {
+      {".weight",
+       {e4m3 ? "F8_E4M3" : "I8", {Size(rows), Size(cols)}, BytesOf(codes)}},
+      {".weight_scale",
+       {e4m3 ? "F16" : "F32",
+        {Size(rows), 1},
+        e4m3 ? BytesOf(scales) : BytesOf(wide)}}};
+  return made;
+}
+CodedProduct Int8(size_t rows, size_t cols, std::mt19937& random) {
+  return Bytes(false, rows, cols, random);
+}
+CodedProduct Fp8(size_t rows, size_t cols, std::mt19937& random) {
+  return Bytes(true, rows, cols, random);
+}
+
+// Of outputs, by 32 inputs; scales have all digits.
+constexpr size_t kBlockRows = 40;
+CodedProduct Fp8Blocks(size_t rows, size_t cols, std::mt19937& random) {
+  const size_t down = (rows + kBlockRows - 1) / kBlockRows;
+  const size_t across = (cols + 31) / 32;
+  std::vector<float> scales(down * across);
+  for (float& scale : scales) {
+    scale = static_cast<float>(random() % (1 << 24)) * 0x1p-27f;
+  }
+  std::vector<uint8_t> codes(rows * cols);
+  CodedProduct made;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<uint8_t>(random() & 0xbf);  // below 2
+    const size_t block = i / cols / kBlockRows * across + i % cols / 32;
+    made.numbers.push_back(ValueOfE4m3(codes[i]) * double{scales[block]});
+  }
+  made.tensors = {
+      {".weight", {"F8_E4M3", {Size(rows), Size(cols)}, BytesOf(codes)}},
+      {".weight_scale_inv",
+       {"F32", {Size(down), Size(across)}, BytesOf(scales)}}};
+  return made;
+}
+
+json Compressed(const char* format, json weights) {
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"ignore", {"lm_head"}},
+          {"config_groups",
+           {{"group_0",
+             {{"targets", {"Linear"}}, {"weights", std::move(weights)}}}}}};
+}
+
 }  // namespace
+
+const std::map<std::string, CodedForm>& CodedForms() {
+  static const auto* const forms = new std::map<std::string, CodedForm>{
+      {"gptq_act_order",
+       {{{"quant_method", "gptq"},
+         {"bits", 4},
+         {"group_size", 32},
+         {"desc_act", true},
+         {"sym", false}},
+        ActOrder}},
+      {"awq",
+       {{{"quant_method", "awq"},
+         {"bits", 4},
+         {"group_size", 32},
+         {"zero_point", true},
+         {"version", "gemm"}},
+        Awq}},
+      {"packed_int4",
+       {Compressed("pack-quantized", {{"num_bits", 4},
+                                      {"type", "int"},
+                                      {"strategy", "group"},
+                                      {"group_size", 32},
+                                      {"symmetric", false}}),
+        PackedInt4}},
+      {"int8",
+       {Compressed("int-quantized", {{"num_bits", 8},
+                                     {"type", "int"},
+                                     {"strategy", "channel"},
+                                     {"symmetric", true}}),
+        Int8}},
+      {"fp8",
+       {Compressed("float-quantized", {{"num_bits", 8},
+                                       {"type", "float"},
+                                       {"strategy", "channel"},
+                                       {"symmetric", true}}),
+        Fp8}},
+      {"fp8_blocks",
+       {{{"quant_method", "fp8"},
+         {"activation_scheme", "dynamic"},
+         {"weight_block_size", {kBlockRows, 32}}},
+        Fp8Blocks}}};
+  return *forms;
+}
+
+void WriteCoded(const json& spec, const CodedForm& form, const TempDir& coded,
+                const TempDir* plain) {
+  WriteCheckpoint(spec, coded);
+  json config = spec.at("config");
+  if (plain != nullptr) plain->Write("config.json", config.dump());
+  config["quantization_config"] = form.config;
+  coded.Write("config.json", config.dump());
+  FileTensors codes, numbers;
+  {
+    const auto old = Checkpoint::Open(coded.path());
+    if (!old.ok()) {
+      std::fprintf(stderr, "%s\n", old.status().ToString().c_str());
+      std::abort();
+    }
+    std::mt19937 random(1);
+    for (const TensorInfo& tensor : old->tensors()) {
+      const auto bytes = old->bytes(tensor);
+      FileTensor copy = {
+          std::string(tensor.dtype),
+          tensor.shape,
+          {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
+      const bool product = absl::StartsWith(tensor.name, "model.layers.") &&
+                           tensor.shape.size() == 2 &&
+                           !absl::EndsWith(tensor.name, ".gate.weight");
+      if (!product) {
+        codes[tensor.name] = numbers[tensor.name] = copy;
+        continue;
+      }
+      CodedProduct made =
+          form.make(static_cast<size_t>(tensor.shape[0]),
+                    static_cast<size_t>(tensor.shape[1]), random);
+      const std::string stem = tensor.name.substr(0, tensor.name.size() - 7);
+      for (auto& [behind, part] : made.tensors) {
+        codes[stem + behind] = std::move(part);
+      }
+      copy.bytes =
+          BytesOf(std::vector<float>(made.numbers.begin(), made.numbers.end()));
+      numbers[tensor.name] = copy;
+    }
+  }
+  coded.Write("model.safetensors", SafetensorsFile(codes));
+  if (plain != nullptr) {
+    plain->Write("model.safetensors", SafetensorsFile(numbers));
+  }
+}
 
 json ReadGolden(std::string_view file) {
   const std::string path = absl::StrCat(

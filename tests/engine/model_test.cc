@@ -10,7 +10,6 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,6 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/rig.h"
-#include "tests/engine/safetensors_file.h"
 
 namespace tandem::engine {
 namespace {
@@ -247,121 +245,12 @@ TEST_F(ModelTest, WideningWeightsChangesNoBit) {
 
 // ---- Codes that no kernel takes as they are.
 
-// One product's tensors, by what stands behind its name, and its numbers.
-struct Coded {
-  FileTensors tensors;
-  std::vector<double> numbers;  // [rows, cols]
-};
-
-// f16 scales of 2^-7 to 2^-4, each of three digits.
-uint16_t RandomScale(std::mt19937& random) {
-  return static_cast<uint16_t>((8 + random() % 3) << 10 | (random() % 4) << 8);
-}
-double ValueOfScale(uint16_t bits) {
-  return std::ldexp(1024 + (bits & 0x3ff), (bits >> 10) - 25);
-}
-
-// GPTQ of 4 bits with zeros, each group's inputs anywhere.
-Coded ActOrder(size_t rows, size_t cols, std::mt19937& random) {
-  const size_t groups = (cols + 31) / 32;
-  std::vector<int32_t> order(cols);
-  for (size_t i = 0; i < cols; ++i) order[i] = static_cast<int32_t>(i / 32);
-  std::shuffle(order.begin(), order.end(), random);
-  std::vector<uint32_t> zeros(groups * rows / 8);
-  std::vector<uint32_t> words(cols / 8 * rows);
-  std::vector<uint16_t> scales(groups * rows);
-  for (uint32_t& zero : zeros) zero = random();
-  for (uint32_t& word : words) word = random();
-  for (uint16_t& scale : scales) scale = RandomScale(random);
-  Coded made;
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t col = 0; col < cols; ++col) {
-      const auto group = static_cast<size_t>(order[col]);
-      const uint32_t code = words[col / 8 * rows + row] >> col % 8 * 4 & 15;
-      const uint32_t zero =
-          (zeros[group * (rows / 8) + row / 8] >> row % 8 * 4 & 15) + 1;
-      made.numbers.push_back(
-          (static_cast<double>(code) - static_cast<double>(zero)) *
-          ValueOfScale(scales[group * rows + row]));
-    }
-  }
-  const auto size = [](size_t n) { return static_cast<int64_t>(n); };
-  made.tensors = {
-      {".qweight", {"I32", {size(cols / 8), size(rows)}, BytesOf(words)}},
-      {".qzeros", {"I32", {size(groups), size(rows / 8)}, BytesOf(zeros)}},
-      {".scales", {"F16", {size(groups), size(rows)}, BytesOf(scales)}},
-      {".g_idx", {"I32", {size(cols)}, BytesOf(order)}}};
-  return made;
-}
-
-// e4m3 in blocks of 40 outputs by 32 inputs, with scales of all digits.
-constexpr size_t kBlockRows = 40;
-Coded Fp8Blocks(size_t rows, size_t cols, std::mt19937& random) {
-  const size_t down = (rows + kBlockRows - 1) / kBlockRows;
-  const size_t across = (cols + 31) / 32;
-  std::vector<float> scales(down * across);
-  for (float& scale : scales) {
-    scale = static_cast<float>(random() % (1 << 24)) * 0x1p-27f;
-  }
-  std::vector<uint8_t> codes(rows * cols);
-  Coded made;
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const auto code = static_cast<uint8_t>(random() & 0xbf);  // below 2
-    const int exponent = code >> 3 & 15;
-    const double magnitude = exponent == 0
-                                 ? std::ldexp(code & 7, -9)
-                                 : std::ldexp(8 + (code & 7), exponent - 10);
-    codes[i] = code;
-    const size_t block = i / cols / kBlockRows * across + i % cols / 32;
-    made.numbers.push_back((code >= 0x80 ? -1 : 1) * magnitude *
-                           double{scales[block]});
-  }
-  const auto size = [](size_t n) { return static_cast<int64_t>(n); };
-  made.tensors = {
-      {".weight", {"F8_E4M3", {size(rows), size(cols)}, BytesOf(codes)}},
-      {".weight_scale_inv",
-       {"F32", {size(down), size(across)}, BytesOf(scales)}}};
-  return made;
-}
-
 class DequantisedTest : public ModelTest {
  protected:
-  // Writes the case's checkpoint with its layers' products coded, and beside
-  // it the same in the numbers that they stand for, rounded to f32.
-  void WriteBoth(const char* name, const json& config,
-                 Coded (*make)(size_t, size_t, std::mt19937&)) {
-    Write(name, {{"quantization_config", config}});
+  // The case's checkpoint in the form, and beside it in its numbers.
+  void WriteBoth(const char* name, const char* form) {
     spec_ = LoadCases()[name];
-    plain_.Write("config.json", spec_["config"].dump());
-    const auto old = Checkpoint::Open(dir_.path());
-    ASSERT_TRUE(old.ok()) << old.status();
-    FileTensors coded, plain;
-    std::mt19937 random(1);
-    for (const TensorInfo& tensor : old->tensors()) {
-      const auto bytes = old->bytes(tensor);
-      FileTensor copy = {
-          std::string(tensor.dtype),
-          tensor.shape,
-          {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
-      const bool product = tensor.name.starts_with("model.layers.") &&
-                           tensor.shape.size() == 2 &&
-                           !tensor.name.ends_with("mlp.gate.weight");
-      if (!product) {
-        coded[tensor.name] = plain[tensor.name] = copy;
-        continue;
-      }
-      Coded made = make(static_cast<size_t>(tensor.shape[0]),
-                        static_cast<size_t>(tensor.shape[1]), random);
-      const std::string stem = tensor.name.substr(0, tensor.name.size() - 7);
-      for (auto& [behind, part] : made.tensors) {
-        coded[stem + behind] = std::move(part);
-      }
-      copy.bytes =
-          BytesOf(std::vector<float>(made.numbers.begin(), made.numbers.end()));
-      plain[tensor.name] = copy;
-    }
-    dir_.Write("model.safetensors", SafetensorsFile(coded));
-    plain_.Write("model.safetensors", SafetensorsFile(plain));
+    WriteCoded(spec_, CodedForms().at(form), dir_, &plain_);
   }
 
   std::vector<float> Logits(const TempDir& dir, std::optional<DType> kept) {
@@ -378,13 +267,7 @@ class DequantisedTest : public ModelTest {
 };
 
 TEST_F(DequantisedTest, ActOrderIsTheNumbersInF32) {
-  WriteBoth("llama2_mha_f32",
-            {{"quant_method", "gptq"},
-             {"bits", 4},
-             {"group_size", 32},
-             {"desc_act", true},
-             {"sym", false}},
-            ActOrder);
+  WriteBoth("llama2_mha_f32", "gptq_act_order");
   const auto model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->dequantised().size(), 4u * 3);
@@ -396,11 +279,7 @@ TEST_F(DequantisedTest, ActOrderIsTheNumbersInF32) {
 
 TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
   for (const char* name : {"llama2_mha_f32", "qwen3_moe_f32"}) {
-    WriteBoth(name,
-              {{"quant_method", "fp8"},
-               {"activation_scheme", "dynamic"},
-               {"weight_block_size", {kBlockRows, 32}}},
-              Fp8Blocks);
+    WriteBoth(name, "fp8_blocks");
     const auto model = Load();
     ASSERT_TRUE(model.ok()) << model.status();
     EXPECT_EQ((*model)->layers()[0].qkv->dtype(), DType::kBF16) << name;
@@ -413,9 +292,7 @@ TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
 }
 
 TEST_F(DequantisedTest, Fp8BlocksWithoutScalesAreRefused) {
-  WriteBoth("llama2_mha_f32",
-            {{"quant_method", "fp8"}, {"weight_block_size", {kBlockRows, 32}}},
-            Fp8Blocks);
+  WriteBoth("llama2_mha_f32", "fp8_blocks");
   std::ifstream stream(dir_.path() + "/model.safetensors", std::ios::binary);
   std::string file{std::istreambuf_iterator<char>(stream), {}};
   const size_t at = file.find("q_proj.weight_scale_inv");
