@@ -104,15 +104,19 @@ TEST(CudaEngine, SavedBlocksComeBackElsewhere) {
 TEST(CudaEngine, GivesTheCpusBitsInF32) {
   for (const char* name :
        {"llama_biases_f32", "mistral_wide_head_f32", "mistral_window_f32",
-        "llama_yarn_f32", "qwen3_f32", "phi3_short_f32", "gemma2_f32",
-        "gemma3_f32", "gpt2_f32", "mixtral_f32", "qwen3_moe_f32"}) {
+        "llama_linear_f32", "llama_dynamic_f32", "llama_yarn_f32",
+        "qwen2_window_f32", "qwen3_f32", "phi3_short_f32", "phi3_long_f32",
+        "gemma2_f32", "gemma3_f32", "gpt2_f32", "mixtral_f32", "qwen3_moe_f32",
+        "starcoder2_f32"}) {
     if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
     const Checkpoint checkpoint(name);
     const auto cpu = NewCpu(1);
     const auto cuda = NewTestDevice(DType::kF32);
-    Rig expected_rig(checkpoint.dir.path(), cpu.get(), Options(DType::kF32));
-    Rig rig(checkpoint.dir.path(), cuda.get(), Options(DType::kF32));
+    RigOptions options = Options(DType::kF32);
+    options.load.max_positions = checkpoint.spec.value("served", 0);
+    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
+    Rig rig(checkpoint.dir.path(), cuda.get(), options);
     const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
     const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
     ASSERT_EQ(logits.size(), expected.size());
