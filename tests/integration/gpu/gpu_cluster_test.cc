@@ -10,7 +10,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -111,6 +113,7 @@ class GpuClusterTest : public testing::Test {
              const std::string& slab_bytes = "8KiB") {
     cluster_ = std::make_unique<Cluster>(ClusterOptions{
         .model_dir = model_,
+        .router_arguments = router_arguments_,
         .worker_arguments = {"--num-kv-blocks", "64", "--max-num-seqs", "4",
                              "--max-num-batched-tokens", "64",
                              "--handoff-slab-bytes", slab_bytes},
@@ -185,6 +188,7 @@ class GpuClusterTest : public testing::Test {
   }
 
   std::string model_;
+  std::vector<std::string> router_arguments_;
   json golden_;
   std::string device_;  // of a machine that has one
   std::string path_;
@@ -423,6 +427,139 @@ TEST_F(GpuClusterTest, GpusAndCpusWorkTogetherIfTheyMay) {
     }
     EXPECT_EQ(cluster_->WhatIsLeft(), "");
   }
+}
+
+// What a request may ask for, each through a handoff.
+struct Asked {
+  const char* what;
+  std::function<void(v1::GenerateRequest&)> ask;
+};
+std::vector<Asked> EverythingAsked() {
+  const auto draws = [](v1::GenerateRequest& request, float temperature) {
+    request.mutable_sampling()->set_temperature(temperature);
+    request.mutable_sampling()->set_seed(7);
+    request.mutable_output()->set_logprobs(2);
+    return request.mutable_sampling();
+  };
+  return {
+      {"top-p", [=](auto& request) { draws(request, 0.9f)->set_top_p(0.8f); }},
+      {"min-p, penalties and bad words",
+       [=](auto& request) {
+         v1::SamplingOptions* const sampling = draws(request, 1.2f);
+         sampling->set_min_p(0.02f);
+         sampling->set_repetition_penalty(1.3f);
+         sampling->set_frequency_penalty(0.4f);
+         sampling->set_presence_penalty(-0.2f);
+         for (const char* word : {"there", "was", "a little"}) {
+           sampling->add_bad_words(word);
+         }
+       }},
+      {"the best of three",
+       [=](auto& request) {
+         draws(request, 0.9f)->set_n(2);
+         request.mutable_sampling()->set_best_of(3);
+       }},
+      {"beams",
+       [](auto& request) {
+         request.mutable_sampling()->set_n(3);
+         request.mutable_beam()->set_width(3);
+         request.mutable_output()->set_logprobs(2);
+       }},
+      {"a scored prompt",
+       [](auto& request) { request.mutable_output()->set_prompt_logprobs(2); }},
+      {"guesses",
+       [](auto& request) {
+         request.set_text("The dog ran. The dog ran. The dog ran. The dog");
+         request.mutable_output()->set_logprobs(2);
+       }},
+      {"attention weights",
+       [](auto& request) {
+         request.mutable_output()->mutable_attention()->add_layers(0);
+         request.mutable_output()->mutable_attention()->add_layers(4);
+       }},
+      {"no KV cache",
+       [](auto& request) { request.mutable_cache()->set_no_kv_cache(true); }}};
+}
+
+// Of attention weights, which are no part of what tokens are drawn from: their
+// sums may be taken in another order. Infinite where their number differs.
+double LargestDifference(const v1::GeneratedSequence& a,
+                         const v1::GeneratedSequence& b) {
+  const auto flat = [](const v1::GeneratedSequence& sequence) {
+    std::vector<float> weights;
+    for (const v1::TokenAttention& token : sequence.attention()) {
+      for (const v1::AttentionWeights& row : token.layers()) {
+        weights.insert(weights.end(), row.weights().begin(),
+                       row.weights().end());
+      }
+    }
+    return weights;
+  };
+  const std::vector<float> of_a = flat(a), of_b = flat(b);
+  if (of_a.size() != of_b.size()) return INFINITY;
+  double largest = 0;
+  for (size_t i = 0; i < of_a.size(); ++i) {
+    largest = std::max(largest, std::abs(double{of_a[i]} - double{of_b[i]}));
+  }
+  return largest;
+}
+
+TEST_F(GpuClusterTest, WhateverIsAskedForIsTheCpusInF32) {
+  router_arguments_ = {"--enable-attention-output", "--enable-no-kv-cache"};
+  const std::vector<Asked> all = EverythingAsked();
+  std::vector<Outcome> outcomes[2];
+  for (const bool gpu : {false, true}) {
+    std::vector<std::string> prefill = {"--device", "cpu", "--dtype", "f32"};
+    std::vector<std::string> decode = prefill;
+    if (gpu) prefill = Gpu(kPrefillGpu), decode = Gpu(kDecodeGpu);
+    for (auto* worker : {&prefill, &decode}) {
+      worker->insert(worker->end(),
+                     {"--enable-attention-output", "--handoff", "shm"});
+    }
+    decode.insert(
+        decode.end(),
+        {"--speculative-config",
+         R"({"method": "ngram", "num_speculative_tokens": 3, "adaptive": false,
+             "prompt_lookup_min": 1, "prompt_lookup_max": 4})"});
+    Begin(prefill, decode);
+    ASSERT_FALSE(HasFatalFailure());
+    int guesses = 0;
+    for (const Asked& one : all) {
+      SCOPED_TRACE(one.what);
+      v1::GenerateRequest request = Request(1, 7);
+      one.ask(request);
+      outcomes[gpu].push_back(cluster_->Generate(request));
+      const Outcome& outcome = outcomes[gpu].back();
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_EQ(outcome.done.workers().prefill(), "prefill-0");
+      guesses += outcome.done.usage().accepted_prediction_tokens() +
+                 outcome.done.usage().rejected_prediction_tokens();
+    }
+    EXPECT_GT(guesses, 0);
+    EXPECT_EQ(cluster_->WhatIsLeft(), "");
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(all[i].what);
+    const Outcome& cpu = outcomes[0][i];
+    const Outcome& gpu = outcomes[1][i];
+    ASSERT_EQ(gpu.sequences.size(), cpu.sequences.size());
+    for (const auto& [index, sequence] : cpu.sequences) {
+      EXPECT_EQ(sequence.token_ids_size(), 7) << index;
+      v1::GeneratedSequence on_gpu = gpu.sequences.at(index);
+      v1::GeneratedSequence on_cpu = sequence;
+      EXPECT_LE(LargestDifference(on_gpu, on_cpu), 2e-5);
+      on_gpu.clear_attention();
+      on_cpu.clear_attention();
+      // Log probabilities by all their digits.
+      EXPECT_EQ(on_gpu.DebugString(), on_cpu.DebugString());
+    }
+    EXPECT_EQ(gpu.prompt_logprobs.DebugString(),
+              cpu.prompt_logprobs.DebugString());
+  }
+  EXPECT_EQ(outcomes[0][2].sequences.size(), 2u);
+  EXPECT_EQ(outcomes[0][3].sequences.size(), 3u);
+  EXPECT_EQ(outcomes[0][4].prompt_logprobs.tokens_size(), 5);
+  EXPECT_EQ(outcomes[0][6].sequences.at(0).attention_size(), 7);
 }
 
 TEST_F(GpuClusterTest, CodesGiveOneTextWhereverItIsPrefilled) {
