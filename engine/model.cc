@@ -466,7 +466,8 @@ bool ModelLoader::IsNoBias(const TensorInfo& tensor) const {
 absl::Status ModelLoader::RefuseLeftovers() const {
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
     if (used_.contains(tensor.name) || IsBuffer(tensor.name) ||
-        IsNoBias(tensor)) {
+        IsNoBias(tensor) ||
+        (spec_.quantisation.kv_scales && IsKvScale(tensor.name))) {
       continue;
     }
     return absl::InvalidArgumentError(

@@ -297,12 +297,46 @@ absl::Status ReadGeneration(const std::string& path, std::string_view text,
   return fields.status();
 }
 
+// By config.json; where that says nothing by `older`, a quantize_config.json.
+void ReadEitherQuantisation(ConfigFields& fields, const std::string& older_path,
+                            std::string_view older, ModelSpec& spec) {
+  spec.quantisation = ReadQuantisation(fields);
+  const bool given = fields.Find("quantization_config") != nullptr;
+  if (!given && !older.empty()) {
+    const auto read = ParseQuantizeConfig(older_path, older);
+    fields.Fail(read.status());
+    if (read.ok()) spec.quantisation = *read;
+  }
+  if (!spec.names.transposed ||
+      spec.quantisation.method == Quantisation::Method::kNone) {
+    return;
+  }
+  static constexpr char kWhy[] =
+      "absent: matrices of this family lie the other way round";
+  if (given) {
+    fields.Refuse("quantization_config", "given", kWhy);
+  } else {
+    fields.Fail(absl::InvalidArgumentError(
+        absl::StrCat(older_path, ": must be ", kWhy)));
+  }
+}
+
+// "" if there is none, and never if there is one.
+absl::StatusOr<std::string> ReadIfThere(const std::string& path) {
+  if (!FileExists(path)) return "";
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
+  if (text.ok() && text->empty()) text->push_back(' ');  // and not JSON
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
                                          std::string_view config,
                                          const std::string& generation_path,
-                                         std::string_view generation) {
+                                         std::string_view generation,
+                                         const std::string& quantize_path,
+                                         std::string_view quantize) {
   const absl::StatusOr<json> parsed = ParseJson(config_path, config);
   if (!parsed.ok()) return parsed.status();
   if (!parsed->is_object()) {
@@ -329,12 +363,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ReadExperts(fields, *family, spec);
   ReadBiases(fields, *family, spec);
   spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
-  spec.quantisation = ReadQuantisation(fields);
-  if (spec.names.transposed &&
-      spec.quantisation.method != Quantisation::Method::kNone) {
-    fields.Refuse("quantization_config", "given",
-                  "absent: matrices of this family lie the other way round");
-  }
+  ReadEitherQuantisation(fields, quantize_path, quantize, spec);
   RefuseUnsupported(fields, *family);
   ReadSpecialIds(fields, spec);
   if (!fields.status().ok()) return fields.status();
@@ -349,18 +378,15 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
   const std::string config_path = directory + "/config.json";
   const std::string generation_path = directory + "/generation_config.json";
-  const absl::StatusOr<std::string> config =
-      ReadFile(config_path, kMaxConfigBytes);
+  const std::string quantize_path = directory + "/quantize_config.json";
+  const auto config = ReadFile(config_path, kMaxConfigBytes);
   if (!config.ok()) return config.status();
-  std::string generation;
-  if (FileExists(generation_path)) {
-    absl::StatusOr<std::string> text =
-        ReadFile(generation_path, kMaxConfigBytes);
-    if (!text.ok()) return text.status();
-    generation = *std::move(text);
-    if (generation.empty()) generation.push_back(' ');  // there, and not JSON
-  }
-  return ParseModelSpec(config_path, *config, generation_path, generation);
+  const auto generation = ReadIfThere(generation_path);
+  if (!generation.ok()) return generation.status();
+  const auto quantize = ReadIfThere(quantize_path);
+  if (!quantize.ok()) return quantize.status();
+  return ParseModelSpec(config_path, *config, generation_path, *generation,
+                        quantize_path, *quantize);
 }
 
 std::string ModelSpec::Canonical() const {

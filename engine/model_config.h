@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What config.json and generation_config.json of a model directory say, as
+// What the configs of a model directory (LoadModelSpec has which) say, as
 // plain data that one forward pass reads. A family of models is a row in the
 // table of families.cc, not a class.
 //
-// Both files are untrusted: every value used is checked against a range, and
-// an error names the file, the field, the value and what is allowed. Keys
-// that are not used are ignored, and nothing is executed.
+// All are untrusted: every value used is checked against a range, and an error
+// names the file, the field, the value and what is allowed. Keys that are not
+// used are ignored, and nothing is executed.
 
 #ifndef TANDEM_ENGINE_MODEL_CONFIG_H_
 #define TANDEM_ENGINE_MODEL_CONFIG_H_
@@ -87,15 +87,18 @@ struct ModelSpec {
 // Largest config.json that is read.
 inline constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
-// Reads config.json and, if it is there, generation_config.json.
+// Reads config.json and, if they are there, generation_config.json and
+// quantize_config.json, which counts where config.json names no quantisation.
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory);
 
-// The same from text; an empty generation config is an absent one. The paths
-// are for messages.
+// The same from text; an empty text is an absent file, but for `config`. The
+// paths are for messages.
 absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
                                          std::string_view config,
                                          const std::string& generation_path,
-                                         std::string_view generation);
+                                         std::string_view generation,
+                                         const std::string& quantize_path = "",
+                                         std::string_view quantize = "");
 
 }  // namespace tandem::engine
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quantization_config may say. Everything that would change how codes
-// are read, and is not implemented, is refused by its field.
+// What the configs may say. Everything that would change how codes are read,
+// and is not implemented, is refused by its field.
 
 #include "engine/quantisation.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "absl/strings/ascii.h"
@@ -39,6 +41,9 @@ Quantisation ReadGptq(ConfigFields& fields) {
   if (format != "gptq" && format != "gptq_v2") {
     fields.Refuse("checkpoint_format", absl::StrCat("\"", format, "\""),
                   "gptq or gptq_v2");
+  }
+  if (fields.Bool("is_marlin_format", false)) {  // before it had that field
+    fields.Refuse("is_marlin_format", "true", "false");
   }
   result.zeros_less_one = format == "gptq";
   result.zeros = !fields.Bool("sym", true);
@@ -148,9 +153,6 @@ Quantisation ReadCompressed(ConfigFields& fields) {
                   "pack-, int-, float- or naive-quantized");
     return {};
   }
-  if (fields.Find("kv_cache_scheme") != nullptr) {
-    fields.Refuse("kv_cache_scheme", "given", "null: see --kv-cache-dtype");
-  }
   const json* groups = fields.Find("config_groups");
   if (groups == nullptr || !groups->is_object() || groups->size() != 1) {
     fields.Refuse("config_groups",
@@ -200,8 +202,36 @@ Quantisation ReadQuantisation(ConfigFields& outer) {
     fields.Refuse("quant_method", absl::StrCat("\"", method, "\""),
                   "gptq, awq, compressed-tensors or fp8");
   }
+  result.kv_scales = fields.Find("kv_cache_scheme") != nullptr;
   outer.Fail(fields.status());
   return result;
+}
+
+absl::StatusOr<Quantisation> ParseQuantizeConfig(const std::string& path,
+                                                 std::string_view text) {
+  const absl::StatusOr<json> parsed = ParseJson(path, text);
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": must be a JSON object"));
+  }
+  ConfigFields fields(path, *parsed);
+  // The first ones knew one method, and did not name it.
+  const std::string method = fields.String("quant_method", "gptq");
+  if (method != "gptq") {
+    fields.Refuse("quant_method", ShowJson(method), "gptq");
+  }
+  const Quantisation result = ReadGptq(fields);
+  if (!fields.status().ok()) return fields.status();
+  return result;
+}
+
+bool IsKvScale(std::string_view name) {
+  static constexpr std::string_view kEnds[] = {
+      ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale",
+      ".v_proj.output_scale"};
+  return std::any_of(std::begin(kEnds), std::end(kEnds),
+                     [&](std::string_view end) { return name.ends_with(end); });
 }
 
 }  // namespace tandem::engine

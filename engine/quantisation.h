@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints whose matrices were quantised before: what config.json says
-// (quantization_config), and their tensors as codes, scales and zeros. For a
-// product X of `rows` outputs and `cols` inputs, bits b, groups of g inputs:
+// (quantization_config), or AutoGPTQ's quantize_config.json where that says
+// nothing, and their tensors as codes, scales and zeros. For a product X of
+// `rows` outputs and `cols` inputs, bits b, groups of g inputs:
 //
 //   GPTQ     X.qweight I32 [cols * b / 32, rows], inputs from the low bits up;
 //            X.scales [groups, rows]; X.qzeros I32 [groups, rows * b / 32], one
@@ -22,7 +23,8 @@
 //
 // A product that has only X.weight in a float type was not quantised. Scales
 // of activations that were found before (input_scale) are not used: they are
-// found on the fly.
+// found on the fly. Nor are those of a KV cache (kv_cache_scheme: k_scale,
+// v_scale): ours has one for each vector.
 
 #ifndef TANDEM_ENGINE_QUANTISATION_H_
 #define TANDEM_ENGINE_QUANTISATION_H_
@@ -40,7 +42,7 @@ namespace tandem::engine {
 
 class ConfigFields;
 
-// What quantization_config says.
+// What either config says.
 struct Quantisation {
   enum class Method { kNone, kGptq, kAwq, kPacked, kPlain };
   Method method = Method::kNone;
@@ -52,6 +54,7 @@ struct Quantisation {
   bool e4m3 = false;       // kPlain, which fp8 is too: else int8
   bool zeros = false;      // of 4 bits: other zeros than 8
   bool act_order = false;  // groups are of inputs here and there
+  bool kv_scales = false;  // there may be such tensors, which are not used
 
   // Why codes are not kept, whatever the tensors say; "" if they are.
   std::string_view DequantisedFor() const;
@@ -60,6 +63,13 @@ struct Quantisation {
 };
 
 Quantisation ReadQuantisation(ConfigFields& fields);
+
+// The same from the text of a quantize_config.json. The path is for messages.
+absl::StatusOr<Quantisation> ParseQuantizeConfig(const std::string& path,
+                                                 std::string_view text);
+
+// Whether `name` is that of a KV cache's scale, as any of the formats has it.
+bool IsKvScale(std::string_view name);
 
 // Rows of a quantised matrix.
 struct CodeRows {

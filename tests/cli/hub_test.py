@@ -22,6 +22,7 @@ WEIGHTS = bytes(range(256)) * 8000  # 2 MB
 MODEL = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
     "generation_config.json": b"{}",
+    "quantize_config.json": b'{"bits": 4}',
     "tokenizer.json": b'{"version": "1.0"}',
     "tokenizer_config.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
@@ -36,6 +37,7 @@ MODEL = {
 NEEDED = {
     "config.json",
     "generation_config.json",
+    "quantize_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -103,7 +105,10 @@ class HubTest(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("org/tiny", result.stdout)
         (snapshot,) = (self.cache / "models--org--tiny/snapshots").iterdir()
-        self.assertEqual({path.name for path in snapshot.iterdir()}, {"config.json"})
+        self.assertEqual(
+            {path.name for path in snapshot.iterdir()},
+            {"config.json", "quantize_config.json"},
+        )
 
     def test_what_is_there_is_not_fetched_again(self):
         self.assert_pulled(self.pull("org/tiny"))

@@ -621,6 +621,97 @@ TEST(ModelConfig, HostileGenerationConfigsAreRefused) {
   }
 }
 
+TEST(ModelConfig, QuantisationIsReadFromEitherFile) {
+  using Method = Quantisation::Method;
+  const json awq = {{"quant_method", "awq"}, {"bits", 4}};
+  const json null = {{"quantization_config", nullptr}};
+  const struct {
+    const char* why;
+    json config;
+    const char* quantize;
+    Method method;
+    int bits;
+    int group;
+    bool act_order;
+  } cases[] = {
+      {"neither", Llama(), "", Method::kNone, 0, 0, false},
+      {"AutoGPTQ's own, of before it named its method", Llama(),
+       R"({"bits":4,"group_size":128,"damp_percent":0.01,"desc_act":true,
+           "sym":true,"true_sequential":true,"model_name_or_path":null})",
+       Method::kGptq, 4, 128, true},
+      {"and of later", With(Llama(), null),
+       R"({"quant_method":"gptq","bits":8,"group_size":-1,"desc_act":true,
+           "checkpoint_format":"gptq","is_marlin_format":false})",
+       Method::kGptq, 8, 0, false},
+      {"config.json has the last word", Quantised(awq), R"({"bits":8})",
+       Method::kAwq, 4, 0, false},
+      {"whatever the other file is", Quantised(awq), "{", Method::kAwq, 4, 0,
+       false},
+  };
+  for (const auto& c : cases) {
+    const auto spec = ParseModelSpec("d/config.json", c.config.dump(), "", "",
+                                     "d/quantize_config.json", c.quantize);
+    ASSERT_TRUE(spec.ok()) << c.why << ": " << spec.status();
+    EXPECT_EQ(spec->quantisation.method, c.method) << c.why;
+    EXPECT_EQ(spec->quantisation.bits, c.bits) << c.why;
+    EXPECT_EQ(spec->quantisation.group, c.group) << c.why;
+    EXPECT_EQ(spec->quantisation.act_order, c.act_order) << c.why;
+  }
+}
+
+TEST(ModelConfig, HostileQuantizeConfigsAreRefused) {
+  const std::pair<std::string, const char*> kTexts[] = {
+      {" ", "not valid JSON"},
+      {"{", "not valid JSON"},
+      {"[]", "must be a JSON object"},
+      {std::string(500000, '['), "not valid JSON"},
+      {"{}", "bits: missing; must be a whole number from 1 to 16"},
+      {R"({"bits":3})", "bits: 3; must be 4 or 8"},
+      {R"({"bits":"4"})", "bits: \"4\""},
+      {R"({"bits":4,"group_size":18446744073709551615})", "group_size: 184"},
+      {R"({"bits":4,"group_size":0})",
+       "group_size: 0; must be -1 or a multiple of 32"},
+      {R"({"bits":4,"desc_act":"no"})", "desc_act: \"no\""},
+      {R"({"bits":4,"quant_method":"awq"})",
+       "quant_method: \"awq\"; must be gptq"},
+      {R"({"bits":4,"checkpoint_format":"marlin"})", "checkpoint_format: "},
+      {R"({"bits":4,"is_marlin_format":true})",
+       "is_marlin_format: true; must be false"}};
+  for (const auto& [text, complaint] : kTexts) {
+    const absl::Status status =
+        ParseModelSpec("d/config.json", Llama().dump(), "", "",
+                       "d/quantize_config.json", text)
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << complaint;
+    const std::string message(status.message());
+    EXPECT_THAT(message, testing::StartsWith("d/quantize_config.json: "));
+    EXPECT_THAT(message, HasSubstr(complaint));
+  }
+}
+
+TEST(ModelConfig, ScalesOfAKvCacheAreNoReasonToRefuse) {
+  const json weights = {{"num_bits", 8}, {"type", "float"}};
+  const json cache = {{"num_bits", 8}, {"type", "float"}};
+  for (const bool scales : {false, true}) {
+    json fp8 = {{"quant_method", "fp8"}};
+    json compressed = {{"quant_method", "compressed-tensors"},
+                       {"format", "float-quantized"},
+                       {"config_groups", {{"group_0", {{"weights", weights}}}}},
+                       {"kv_cache_scheme", nullptr}};
+    if (scales) {
+      fp8["kv_cache_scheme"] = "static";
+      compressed["kv_cache_scheme"] = cache;
+    }
+    for (const json& config : {fp8, compressed}) {
+      const auto spec = Parse(Quantised(config));
+      ASSERT_TRUE(spec.ok()) << spec.status();
+      EXPECT_EQ(spec->quantisation.kv_scales, scales);
+      EXPECT_EQ(spec->Canonical(),
+                Parse(Quantised({{"quant_method", "fp8"}}))->Canonical());
+    }
+  }
+}
+
 TEST(ModelConfig, FilesOfTheDirectoryAreRead) {
   TempDir dir;
   EXPECT_EQ(LoadModelSpec(dir.path()).status().code(),
@@ -632,6 +723,15 @@ TEST(ModelConfig, FilesOfTheDirectoryAreRead) {
   dir.Write("generation_config.json", "");
   EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
               HasSubstr("generation_config.json: not valid JSON"));
+  dir.Write("generation_config.json", "{}");
+  dir.Write("quantize_config.json", R"({"bits":4,"group_size":64})");
+  EXPECT_EQ(LoadModelSpec(dir.path())->quantisation.group, 64);
+  dir.Write("quantize_config.json", "");
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("quantize_config.json: not valid JSON"));
+  dir.Write("quantize_config.json", std::string(kMaxConfigBytes + 1, ' '));
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("at most 1048576 are read"));
   dir.Write("config.json", std::string(kMaxConfigBytes + 1, ' '));
   EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
               HasSubstr("at most 1048576 are read"));

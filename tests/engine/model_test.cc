@@ -178,6 +178,37 @@ TEST_F(ModelTest, TensorsThatTheConfigDisownsAreRefused) {
   EXPECT_TRUE(Load().ok()) << "a tied head may be there twice";
 }
 
+TEST_F(ModelTest, ScalesOfAKvCacheAreLeftOut) {
+  const struct {
+    const char* name;
+    bool said;  // by the config
+    bool placed;
+  } cases[] = {{"k_scale", true, true},
+               {"v_scale", true, true},
+               {"kv_scale", true, true},
+               {"k_proj.k_scale", true, true},
+               {"v_proj.v_scale", true, true},
+               {"k_proj.output_scale", true, true},
+               {"v_proj.output_scale", true, true},
+               {"o_proj.output_scale", true, false},
+               {"k_scales", true, false},
+               {"k_scale", false, false}};
+  for (const auto& c : cases) {
+    json spec = LoadCases()["qwen3_f32"];
+    json& config = spec["config"]["quantization_config"];
+    config = {{"quant_method", "fp8"}};
+    if (c.said) config["kv_cache_scheme"] = {{"num_bits", 8}};
+    const std::string name = std::string("model.layers.0.self_attn.") + c.name;
+    spec["tensors"].push_back({name, {1}});
+    WriteCheckpoint(spec, dir_);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.ok(), c.placed) << name << ": " << status;
+    if (c.placed) continue;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(name + "\" has no place in the model"));
+  }
+}
+
 TEST_F(ModelTest, AHeadThatIsNeitherTiedNorThereIsMissed) {
   Write("smollm_tied_bf16", {{"tie_word_embeddings", false}});
   EXPECT_THAT(std::string(Load().status().message()),

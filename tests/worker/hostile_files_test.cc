@@ -67,6 +67,8 @@ constexpr char kConfig[] = R"({"architectures":["LlamaForCausalLM"],
 "bos_token_id":1,"eos_token_id":2})";
 constexpr char kGeneration[] =
     R"({"eos_token_id":[2,3],"temperature":0.6,"top_p":0.9,"top_k":5})";
+constexpr char kQuantize[] =
+    R"({"bits":4,"group_size":128,"desc_act":true,"sym":false,"damp":0.01})";
 constexpr char kAdapter[] =
     R"({"peft_type":"LORA","r":2,"lora_alpha":4,"bias":"none"})";
 constexpr char kTokenizer[] = R"({"version":"1.0","truncation":null,
@@ -151,6 +153,10 @@ std::vector<Kind> Kinds() {
       {"generation config",
        {{"config.json", kConfig}, {"generation_config.json", kGeneration}},
        "generation_config.json",
+       ReadConfig},
+      {"quantize config",
+       {{"config.json", kConfig}, {"quantize_config.json", kQuantize}},
+       "quantize_config.json",
        ReadConfig},
       {"adapter config",
        {{"adapter_config.json", kAdapter},

@@ -14,10 +14,13 @@ use crate::hub_cache::{disk_failure, settle, Cache};
 use crate::hub_http::{check_repo_id, is_plain, Client, Content, Trouble};
 use crate::{Failure, Kind, Outcome};
 
+/// What the model's shape and formats are read from.
+const CONFIGS: [&str; 2] = ["config.json", "quantize_config.json"];
 /// Beside the weights.
-const SMALL_FILES: [&str; 8] = [
+const SMALL_FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
+    "quantize_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -42,7 +45,7 @@ pub struct Request<'a> {
     pub cache: &'a str,
     pub token: &'a str,
     pub offline: bool,
-    /// config.json alone.
+    /// CONFIGS alone.
     pub config_only: bool,
 }
 
@@ -81,7 +84,7 @@ pub fn fetch(request: &Request, listener: &mut dyn Listener) -> Outcome<String> 
     let mut download = Download { request, client: &client, cache: &cache, commit, listener };
     let mut files: Vec<String> = SMALL_FILES
         .iter()
-        .filter(|name| !request.config_only || **name == "config.json")
+        .filter(|name| !request.config_only || CONFIGS.contains(name))
         .filter(|name| repository.files.iter().any(|file| file == *name))
         .map(|name| name.to_string())
         .collect();
