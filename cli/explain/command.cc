@@ -46,6 +46,10 @@ void ExplainCommand::AddTo(CommandLine* line) {
             "Time the request on the CPU, with the cache and without. Unless "
             "given: where there are weights, of less than 512 MiB, and no "
             "longer than a few seconds");
+  line->Add("pairs-seconds", &options_.pairs_seconds,
+            "Where the request is timed, the quoted pairs are as well, those "
+            "that would take longer together left out",
+            0, 86400);
   line->Group("Output");
   line->Add("json", &options_.json, "One JSON object instead of text");
   line->Add("svg", &options_.svg, "File for the curves and the grid of steps");

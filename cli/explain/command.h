@@ -27,6 +27,7 @@ struct ExplainOptions {
   // Time the request, with the cache and without. Unset: where there are
   // weights, small ones, and then of a request that is short enough.
   std::optional<bool> measure;
+  double pairs_seconds = 10;  // for the quoted pairs that are timed beside it
   bool json = false;
   std::string svg;  // file; empty: none
 };

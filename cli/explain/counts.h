@@ -29,6 +29,8 @@ namespace tandem::explain {
 struct Lengths {
   int64_t prompt = 0;  // p, at least 1
   int64_t output = 0;  // g, at least 1
+
+  bool operator==(const Lengths&) const = default;
 };
 
 // Those that the literature quotes: 41.5, 171, 416 and 833 times the work.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -64,12 +65,38 @@ absl::StatusOr<Machine> MeasureFor(const Explanation& explanation,
   return machine;
 }
 
-void ShowShare(double share) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  std::cerr << absl::StrFormat("\r\033[Ktiming a request: %3.0f %%",
-                               100 * share)
-            << std::flush;
-}
+// One line of progress for what takes over a second: on a terminal how far it
+// is, elsewhere that it has begun.
+class ShownTiming {
+ public:
+  explicit ShownTiming(Lengths lengths)
+      : what_(absl::StrCat("timing a prompt of ", lengths.prompt,
+                           ", output of ", lengths.output)) {}
+  ~ShownTiming() {
+    if (shown_) ShowProgress("");
+  }
+  ShownTiming(const ShownTiming&) = delete;
+  ShownTiming& operator=(const ShownTiming&) = delete;
+
+  void Update(double share) {
+    if (std::chrono::steady_clock::now() - begun_ < std::chrono::seconds(1)) {
+      return;
+    }
+    if (isatty(STDERR_FILENO) != 0) {
+      std::cerr << absl::StrFormat("\r\033[K%s: %3.0f %%", what_, 100 * share)
+                << std::flush;
+    } else if (!shown_) {
+      std::cerr << what_ << " ...\n" << std::flush;
+    }
+    shown_ = true;
+  }
+
+ private:
+  const std::string what_;
+  const std::chrono::steady_clock::time_point begun_ =
+      std::chrono::steady_clock::now();
+  bool shown_ = false;
+};
 
 bool HasWeights(const std::string& directory) {
   return engine::FileExists(directory + "/model.safetensors") ||
@@ -87,34 +114,51 @@ Lengths ShortEnough(const engine::ModelSpec& spec, Lengths lengths) {
   return lengths;
 }
 
-// Nothing: the request is not to be timed.
-absl::StatusOr<std::optional<TimingOptions>> PlanTiming(
+// What is timed of the request. Nothing: it is not to be timed.
+absl::StatusOr<std::optional<Lengths>> PlanTiming(
     const engine::ModelSpec& spec, const Formats& formats,
     const ExplainOptions& options) {
-  TimingOptions timing{.directory = options.model,
-                       .lengths = options.lengths,
-                       .formats = formats,
-                       .block_size = options.block_size,
-                       .threads = options.threads};
   const bool weights = !options.model.empty() && HasWeights(options.model);
   if (!options.measure.has_value()) {
     const double bytes = StepWork(spec, formats, 1, 0, 1).weight_bytes;
     if (!weights || bytes > kMostWeightBytes) return std::nullopt;
-    timing.lengths = ShortEnough(spec, timing.lengths);
-    return timing;
+    return ShortEnough(spec, options.lengths);
   }
   if (!*options.measure) return std::nullopt;
   if (!weights) {
     return UsageError(
         "--measure needs a directory with weights (model.safetensors)");
   }
-  const int64_t positions = timing.lengths.prompt + timing.lengths.output;
+  const int64_t positions = options.lengths.prompt + options.lengths.output;
   if (positions > spec.max_positions) {
     return UsageError(absl::StrCat("--measure: ", positions,
                                    " positions, the model has ",
                                    spec.max_positions));
   }
-  return timing;
+  return options.lengths;
+}
+
+absl::Status AddTimings(const ExplainOptions& options, Lengths lengths,
+                        Explanation* explanation) {
+  const auto timer =
+      RequestTimer::Load(explanation->spec, {.directory = options.model,
+                                             .formats = explanation->formats,
+                                             .block_size = options.block_size,
+                                             .threads = options.threads});
+  if (!timer.ok()) return timer.status();
+  const auto time = [&](Lengths of) {
+    ShownTiming shown(of);
+    return (*timer)->Time(of, [&](double share) { shown.Update(share); });
+  };
+  absl::StatusOr<Timing> request = time(lengths);
+  if (!request.ok()) return request.status();
+  explanation->timing = *std::move(request);
+  absl::StatusOr<std::vector<TimedPair>> pairs =
+      TimePairs(explanation->spec, explanation->formats, *explanation->timing,
+                options.pairs_seconds, time);
+  if (!pairs.ok()) return pairs.status();
+  explanation->pairs = *std::move(pairs);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -155,15 +199,11 @@ absl::Status Explain(const ExplainOptions& options) {
     explanation.machine = *machine;
   }
   if (timing->has_value()) {
-    absl::StatusOr<Timing> timed = TimeRequest(*spec, **timing, ShowShare);
-    ShowProgress("");
-    if (timed.ok()) {
-      explanation.timing = *std::move(timed);
-    } else if (options.measure.has_value() ||
-               absl::IsInternal(timed.status())) {
-      return timed.status();
-    } else {  // nobody asked for it
-      std::cerr << "not timed: " << timed.status().message() << "\n";
+    const absl::Status timed = AddTimings(options, **timing, &explanation);
+    if (!timed.ok()) {
+      if (options.measure.has_value() || absl::IsInternal(timed)) return timed;
+      // Nobody asked for it.
+      std::cerr << "not timed: " << timed.message() << "\n";
     }
   }
   std::cout << (options.json

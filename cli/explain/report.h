@@ -7,9 +7,11 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/explain/counts.h"
 #include "cli/explain/roofline.h"
+#include "cli/explain/timed_pairs.h"
 #include "cli/explain/timing.h"
 #include "engine/model_config.h"
 
@@ -23,6 +25,7 @@ struct Explanation {
   int block_size = 16;
   std::optional<Machine> machine = std::nullopt;
   std::optional<Timing> timing = std::nullopt;
+  std::vector<TimedPair> pairs = {};  // kQuotedLengths; empty: no timing
 };
 
 // "6 225"; from ten millions on as Short.

@@ -71,6 +71,22 @@ json TimingJson(const Explanation& e) {
   return object;
 }
 
+// Of one of the quoted pairs.
+void AddTimedPair(const TimedPair& pair, json* object) {
+  if (!pair.timing.has_value()) {
+    (*object)["left_out"] = pair.left_out;
+    return;
+  }
+  const Timing& timing = *pair.timing;
+  const double without = timing.without_total(), with = timing.with_total();
+  (*object)["timed"] = {
+      {"with_cache_total_seconds", with},
+      {"without_cache_total_seconds", without},
+      {"ratio", without / with},
+      {"counted_with_cache", WorkJson(timing.with_work)},
+      {"counted_without_cache", WorkJson(timing.without_work)}};
+}
+
 }  // namespace
 
 std::string ReportJson(const Explanation& e) {
@@ -92,8 +108,9 @@ std::string ReportJson(const Explanation& e) {
   }
   object["request"] = GenerationJson(e, e.lengths);
   object["quoted"] = json::array();
-  for (const Lengths& lengths : kQuotedLengths) {
-    object["quoted"].push_back(GenerationJson(e, lengths));
+  for (size_t i = 0; i < kQuotedLengths.size(); ++i) {
+    object["quoted"].push_back(GenerationJson(e, kQuotedLengths[i]));
+    if (!e.pairs.empty()) AddTimedPair(e.pairs[i], &object["quoted"].back());
   }
   if (e.machine.has_value()) object["machine"] = MachineJson(e);
   if (e.timing.has_value()) object["timed"] = TimingJson(e);

@@ -198,6 +198,25 @@ void AddTiming(const Explanation& e, Text* text) {
   text->Line("  the same %d tokens both ways", timing.tokens.size());
 }
 
+void AddTimedPairs(const Explanation& e, Text* text) {
+  text->Heading("Timed on this machine: all steps, ms");
+  text->Line("  %6s %6s %14s %14s %8s %13s", "prompt", "output",
+             "without cache", "with", "ratio", "of K/V rows");
+  for (const TimedPair& pair : e.pairs) {
+    const Lengths lengths = pair.lengths;
+    if (!pair.timing.has_value()) {
+      text->Line("  %6d %6d  left out: %s", lengths.prompt, lengths.output,
+                 pair.left_out);
+      continue;
+    }
+    const double without = pair.timing->without_total();
+    const double with = pair.timing->with_total();
+    text->Line("  %6d %6d %14s %14s %8s %13s", lengths.prompt, lengths.output,
+               Milliseconds(without), Milliseconds(with), Ratio(without, with),
+               Ratio(KvRowsWithoutCache(lengths), KvRowsWithCache(lengths)));
+  }
+}
+
 }  // namespace
 
 std::string Count(double value) {
@@ -241,6 +260,7 @@ std::string ReportText(const Explanation& e, bool color) {
   text.Append(DrawGrid(kGridLengths, color));
   if (e.machine.has_value()) AddRoofline(e, &text);
   if (e.timing.has_value()) AddTiming(e, &text);
+  if (!e.pairs.empty()) AddTimedPairs(e, &text);
   return std::move(text).Take();
 }
 

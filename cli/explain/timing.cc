@@ -36,8 +36,9 @@ struct Run {
 // A worker's engine for one sequence after the other.
 class Generator final : private engine::EngineListener {
  public:
+  // For requests of at most these lengths.
   static absl::StatusOr<std::unique_ptr<Generator>> Create(
-      const TimingOptions& options, const engine::Model* model,
+      const TimingOptions& options, Lengths lengths, const engine::Model* model,
       kernels::Backend* backend);
   ~Generator() override {
     loop_.Stop();
@@ -76,11 +77,10 @@ class Generator final : private engine::EngineListener {
 };
 
 absl::StatusOr<std::unique_ptr<Generator>> Generator::Create(
-    const TimingOptions& options, const engine::Model* model,
+    const TimingOptions& options, Lengths lengths, const engine::Model* model,
     kernels::Backend* backend) {
   std::unique_ptr<Generator> generator(new Generator);
-  const auto positions =
-      static_cast<int>(options.lengths.prompt + options.lengths.output);
+  const auto positions = static_cast<int>(lengths.prompt + lengths.output);
   engine::DeviceExecutorOptions executor;
   // A step without a cache is one pass, as the first step with one is.
   executor.max_rows = positions;
@@ -187,22 +187,33 @@ double Timing::decode_per_token() const {
   return *middle;
 }
 
-absl::StatusOr<Timing> TimeRequest(const engine::ModelSpec& spec,
-                                   const TimingOptions& options,
-                                   TimingProgress progress) {
+RequestTimer::RequestTimer(const engine::ModelSpec& spec,
+                           const TimingOptions& options)
+    : spec_(spec), options_(options) {}
+
+RequestTimer::~RequestTimer() = default;
+
+absl::StatusOr<std::unique_ptr<RequestTimer>> RequestTimer::Load(
+    const engine::ModelSpec& spec, const TimingOptions& options) {
+  std::unique_ptr<RequestTimer> timer(new RequestTimer(spec, options));
   const auto checkpoint = engine::Checkpoint::Open(options.directory);
   if (!checkpoint.ok()) return checkpoint.status();
-  const auto backend = kernels::NewCpuBackend({.threads = options.threads});
+  auto backend = kernels::NewCpuBackend({.threads = options.threads});
   if (!backend.ok()) return backend.status();
-  const auto model = engine::Model::Load(
-      spec, *checkpoint, LoadAs(options.formats), backend->get());
+  timer->backend_ = *std::move(backend);
+  auto model = engine::Model::Load(spec, *checkpoint, LoadAs(options.formats),
+                                   timer->backend_.get());
   if (!model.ok()) return model.status();
-  const auto generator =
-      Generator::Create(options, model->get(), backend->get());
-  if (!generator.ok()) return generator.status();
+  timer->model_ = *std::move(model);
+  return timer;
+}
 
-  const Lengths lengths = options.lengths;
-  const std::vector<int32_t> prompt = MadeUp(lengths.prompt, spec.vocab_size);
+absl::StatusOr<Timing> RequestTimer::Time(Lengths lengths,
+                                          TimingProgress progress) {
+  const auto generator =
+      Generator::Create(options_, lengths, model_.get(), backend_.get());
+  if (!generator.ok()) return generator.status();
+  const std::vector<int32_t> prompt = MadeUp(lengths.prompt, spec_.vocab_size);
   const double all = KvRowsWithoutCache(lengths) + KvRowsInLoop(lengths);
   double done = 0;
   const auto more = [&](double rows) { progress((done += rows) / all); };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request through the worker's own engine, timed and counted: with the KV
-// cache, and without it, where each step begins at position 0 again. Both ways
-// draw greedily, and must draw the same tokens.
+// Requests through the worker's own engine, one after the other, timed and
+// counted: with the KV cache, and without it, where each step begins at
+// position 0 again. Both ways draw greedily, and must draw the same tokens.
 
 #ifndef TANDEM_CLI_EXPLAIN_TIMING_H_
 #define TANDEM_CLI_EXPLAIN_TIMING_H_
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@
 #include "absl/status/statusor.h"
 #include "cli/explain/counts.h"
 #include "engine/model_config.h"
+
+namespace tandem::engine {
+class Model;
+}  // namespace tandem::engine
+namespace tandem::kernels {
+class Backend;
+}  // namespace tandem::kernels
 
 namespace tandem::explain {
 
@@ -37,7 +45,6 @@ struct Timing {
 
 struct TimingOptions {
   std::string directory;  // with weights
-  Lengths lengths;        // at most spec.max_positions together
   Formats formats = {};
   int block_size = 16;
   int threads = 0;  // 0: one per CPU
@@ -46,11 +53,28 @@ struct TimingOptions {
 // Hears how much of the work is done, 0 to 1.
 using TimingProgress = absl::FunctionRef<void(double share)>;
 
-// Loads the model and runs the prompt, which is made up, both ways, each after
-// a warm-up. INTERNAL: the two ways differ in a token.
-absl::StatusOr<Timing> TimeRequest(const engine::ModelSpec& spec,
-                                   const TimingOptions& options,
-                                   TimingProgress progress);
+// Holds the model.
+class RequestTimer {
+ public:
+  static absl::StatusOr<std::unique_ptr<RequestTimer>> Load(
+      const engine::ModelSpec& spec, const TimingOptions& options);
+  ~RequestTimer();
+  RequestTimer(const RequestTimer&) = delete;
+  RequestTimer& operator=(const RequestTimer&) = delete;
+
+  // Runs the prompt, which is made up, both ways, after a warm-up. `lengths`:
+  // at most spec.max_positions together. INTERNAL: the two ways differ in a
+  // token.
+  absl::StatusOr<Timing> Time(Lengths lengths, TimingProgress progress);
+
+ private:
+  RequestTimer(const engine::ModelSpec& spec, const TimingOptions& options);
+
+  const engine::ModelSpec spec_;
+  const TimingOptions options_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<engine::Model> model_;
+};
 
 }  // namespace tandem::explain
 

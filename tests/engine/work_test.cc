@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the engine counts while it runs against the formulas of DESIGN.md
-// section 1, for the four pairs of lengths that the literature quotes, a tenth
-// as long: with a cache and without, in chunks, in batches, resumed.
+// section 1, for the four pairs of lengths that the literature quotes: with a
+// cache and without; and shorter ones in chunks, in batches, resumed.
 
 #include "engine/work.h"
 
@@ -36,7 +36,14 @@ WorkShape Shape(int windowed = 0) {
 struct Lengths {
   int prompt, output;
 };
-constexpr Lengths kPairs[] = {{10, 5}, {50, 20}, {100, 50}, {200, 100}};
+constexpr Lengths kPairs[] = {{10, 5}, {50, 20}};
+constexpr struct {
+  Lengths lengths;
+  int64_t without_cache, with_cache;  // as quoted, of one layer and head
+} kQuoted[] = {{{100, 50}, 6225, 150},
+               {{500, 200}, 119'900, 700},
+               {{1000, 500}, 624'750, 1500},
+               {{2000, 1000}, 2'499'500, 3000}};
 
 int64_t Sum(int64_t terms, int64_t first) {
   int64_t sum = 0;
@@ -46,9 +53,9 @@ int64_t Sum(int64_t terms, int64_t first) {
 
 HarnessOptions Options(int budget, bool prefix_caching = false) {
   HarnessOptions options;
-  options.num_blocks = 400;
+  options.num_blocks = 800;
   options.engine.max_num_batched_tokens = budget;
-  options.engine.max_model_len = 400;
+  options.engine.max_model_len = 3000;
   options.engine.prefix_caching = prefix_caching;
   options.engine.work = Shape();
   return options;
@@ -74,15 +81,18 @@ void ExpectCounted(const Work& work, Lengths lengths, bool kv_cache) {
 }
 
 TEST(WorkTest, OneSequenceIsWhatTheFormulasSay) {
-  for (const Lengths lengths : kPairs) {
+  for (const auto& [lengths, without_cache, with_cache] : kQuoted) {
     for (const bool kv_cache : {true, false}) {
-      Harness harness(Options(/*budget=*/400));
+      Harness harness(Options(/*budget=*/3000));
       harness.Add(1, SpecOf(harness, 1, lengths, kv_cache));
       harness.RunUntilIdle();
       harness.ExpectAllFinishedRight();
       const Work& work = harness.told[1].work;
       SCOPED_TRACE(absl::StrCat(lengths.prompt, " + ", lengths.output));
       ExpectCounted(work, lengths, kv_cache);
+      // The last token is not fed back.
+      EXPECT_EQ(work.positions_computed,
+                kv_cache ? with_cache - 1 : without_cache);
       const int64_t p = lengths.prompt, g = lengths.output;
       EXPECT_EQ(work.steps, g);
       // The prompt's triangle, then a row a step; or a triangle each step.

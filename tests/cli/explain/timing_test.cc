@@ -17,13 +17,14 @@ const std::string kModel = TANDEM_SOURCE_DIR "/models/tales";
 TEST(TimingTest, BothWaysDrawTheSameTokens) {
   const auto spec = engine::LoadModelSpec(kModel);
   ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto timer =
+      RequestTimer::Load(*spec, {.directory = kModel, .threads = 1});
+  ASSERT_TRUE(timer.ok()) << timer.status();
   double share = 0;
-  const auto timing = TimeRequest(
-      *spec, {.directory = kModel, .lengths = {21, 12}, .threads = 1},
-      [&](double now) {
-        EXPECT_GT(now, share);
-        share = now;
-      });
+  const auto timing = (*timer)->Time({21, 12}, [&](double now) {
+    EXPECT_GT(now, share);
+    share = now;
+  });
   ASSERT_TRUE(timing.ok()) << timing.status();
   EXPECT_DOUBLE_EQ(share, 1) << "as many rows as were counted";
   EXPECT_EQ(timing->tokens.size(), 12u);
@@ -34,6 +35,10 @@ TEST(TimingTest, BothWaysDrawTheSameTokens) {
   // The embedding is kept as in the checkpoint: bf16, as predicted for.
   EXPECT_EQ(timing->with_work, GenerationWork(*spec, {}, {21, 12}, true));
   EXPECT_EQ(timing->without_work, GenerationWork(*spec, {}, {21, 12}, false));
+  // Longer than the one before.
+  const auto next = (*timer)->Time({40, 3}, [](double) {});
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->with_work, GenerationWork(*spec, {}, {40, 3}, true));
 }
 
 TEST(TimingTest, FiguresPerToken) {
