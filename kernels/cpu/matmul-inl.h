@@ -81,7 +81,7 @@ inline constexpr int kUnitLines = std::is_same_v<W, F32Weights> ? 2 : 1;
 // Each unit's own lines, shortly before they are needed, and at its end those
 // of the unit that comes next.
 struct OwnStreams {
-  static constexpr int64_t kAhead = 2048;
+  static constexpr int64_t kAhead = kParts == 1 ? 2048 : 4096;
   int64_t end;
   int64_t jump;
 
