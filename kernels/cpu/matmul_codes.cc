@@ -185,8 +185,8 @@ void OneCodeRow(const MatMulPiece& p) {
         t.w[u] = p.w + panel * CodePanelBytes(p.k, kind) +
                  (int64_t{2} * range.begin + u) * CodeUnitBytes(kind);
       }
-      RunTile(p, DotTile<D, read, 1, 2>, t, 1, p.row_begin, panel * kPanel, 2,
-              piece + 1 == RowPieces(p.k));
+      RunTile(p, kParts == 1 ? DotTile<D, read, 1, 2> : OneRowTile<D, read>, t,
+              1, p.row_begin, panel * kPanel, 2, piece + 1 == RowPieces(p.k));
     }
   }
 }
