@@ -2,39 +2,22 @@
 // `tandem bench` as a user runs it, against real processes.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/shell.h"
 
 namespace tandem::integration {
 namespace {
 
 using nlohmann::json;
 
-struct Result {
-  int code = -1;
-  std::string output;  // of both streams
-};
-
+// Of both streams.
 Result Bench(const std::string& arguments) {
-  const std::string command = absl::StrCat(Cluster::BinaryPath("tandem"),
-                                           " bench ", arguments, " 2>&1");
-  Result result;
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  size_t count;
-  while ((count = fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-    result.output.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
+  return Shell(Tandem(absl::StrCat("bench ", arguments, " 2>&1")));
 }
 
 std::string TempFile(const std::string& name, const std::string& text = "") {
