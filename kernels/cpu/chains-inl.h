@@ -19,7 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-inline constexpr int kRegisters = kParts == 1 ? 32 : 16;
 // Accumulators are at most 24 registers with AVX-512 and 12 with AVX2, which
 // leaves room for weights, a broadcast and the mask.
 inline constexpr int kMaxRows = kParts == 1 ? 12 : 6;
@@ -190,69 +189,6 @@ HWY_INLINE void StepPair2(Chains<R, U>& chains, const float* a,
   }
 }
 
-#if HWY_TARGET == HWY_AVX2
-// StepPair of three rows, beside which the chains of another unit live: of 16
-// registers 15 are taken, which compilers do not manage without moving a chain
-// to memory and back, and that takes as long as all the rest.
-template <typename W>
-HWY_INLINE void StepPairOfThree(Chains<3, 2>& chains, int unit, const float* a,
-                                int64_t a_stride, const std::byte* w) {
-  alignas(32) static constexpr uint32_t kHigh[8] = {
-      0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
-      0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-  Vec* const c0 = chains.v[0] + unit * kParts;
-  Vec* const c1 = chains.v[1] + unit * kParts;
-  Vec* const c2 = chains.v[2] + unit * kParts;
-  auto c00 = c0[0].raw, c01 = c0[1].raw, c10 = c1[0].raw, c11 = c1[1].raw,
-       c20 = c2[0].raw, c21 = c2[1].raw, w0 = c00, w1 = c00, x = c00;
-#define TANDEM_THREE_ROWS(input)        \
-  "vbroadcastss " input                 \
-  "(%[a0]), %[x]\n\t"                   \
-  "vfmadd231ps %[w0], %[x], %[c00]\n\t" \
-  "vfmadd231ps %[w1], %[x], %[c01]\n\t" \
-  "vbroadcastss " input                 \
-  "(%[a1]), %[x]\n\t"                   \
-  "vfmadd231ps %[w0], %[x], %[c10]\n\t" \
-  "vfmadd231ps %[w1], %[x], %[c11]\n\t" \
-  "vbroadcastss " input                 \
-  "(%[a2]), %[x]\n\t"                   \
-  "vfmadd231ps %[w0], %[x], %[c20]\n\t" \
-  "vfmadd231ps %[w1], %[x], %[c21]\n\t"
-#define TANDEM_EVEN(x)           \
-  "vmovdqu (%[w]), %[w0]\n\t"    \
-  "vmovdqu 32(%[w]), %[w1]\n\t"  \
-  "vpslld $16, %[w0], %[w0]\n\t" \
-  "vpslld $16, %[w1], %[w1]\n\t" TANDEM_THREE_ROWS(x)
-#define TANDEM_ODD(x)              \
-  "vmovdqa %[high], %[w1]\n\t"     \
-  "vpand (%[w]), %[w1], %[w0]\n\t" \
-  "vpand 32(%[w]), %[w1], %[w1]\n\t" TANDEM_THREE_ROWS(x)
-#define TANDEM_BOTH(first, second)                                          \
-  asm(first second                                                          \
-      : [c00] "+x"(c00), [c01] "+x"(c01), [c10] "+x"(c10), [c11] "+x"(c11), \
-        [c20] "+x"(c20), [c21] "+x"(c21), [w0] "=&x"(w0), [w1] "=&x"(w1),   \
-        [x] "=&x"(x)                                                        \
-      : [a0] "r"(a), [a1] "r"(a + a_stride), [a2] "r"(a + 2 * a_stride),    \
-        [w] "r"(w), [high] "m"(kHigh)                                       \
-      : "memory")
-  if constexpr (std::is_same_v<W, Bf16OddFirst>) {
-    TANDEM_BOTH(TANDEM_ODD("0"), TANDEM_EVEN("4"));
-  } else {
-    TANDEM_BOTH(TANDEM_EVEN("0"), TANDEM_ODD("4"));
-  }
-#undef TANDEM_BOTH
-#undef TANDEM_ODD
-#undef TANDEM_EVEN
-#undef TANDEM_THREE_ROWS
-  c0[0] = Vec{c00};
-  c0[1] = Vec{c01};
-  c1[0] = Vec{c10};
-  c1[1] = Vec{c11};
-  c2[0] = Vec{c20};
-  c2[1] = Vec{c21};
-}
-#endif
-
 // ---- Two inputs of all units, whose weights lie at unit[u] + offset.
 template <int R, int U>
 HWY_INLINE void StepTwo(F32Weights, Chains<R, U>& chains, const float* a,
@@ -265,14 +201,9 @@ template <int R, int U, typename W>
 HWY_INLINE void StepTwo(W, Chains<R, U>& chains, const float* a,
                         int64_t a_stride, const std::byte* const (&unit)[U],
                         int64_t offset, int64_t) {
-  // Where its weights fit beside the chains.
-  if constexpr (U == 2 && (R + 1) * 2 * kParts < kRegisters) {
+  // Where four weights fit beside the chains.
+  if constexpr (U == 2 && (kParts == 1 || R < 3)) {
     StepPair2<W, R, U>(chains, a, a_stride, unit[0] + offset, unit[1] + offset);
-#if HWY_TARGET == HWY_AVX2
-  } else if constexpr (R == 3 && U == 2) {
-    StepPairOfThree<W>(chains, 0, a, a_stride, unit[0] + offset);
-    StepPairOfThree<W>(chains, 1, a, a_stride, unit[1] + offset);
-#endif
   } else {
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) {

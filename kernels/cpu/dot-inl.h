@@ -200,6 +200,19 @@ HWY_INLINE VecI CodesOf(VecI line, int half) {
                                : hn::And(hn::ShiftRight<4>(line), low);
 }
 
+// How far ahead of one row's products its panel is fetched: as far as memory
+// needs, line after line, which is what hardware looks for.
+inline constexpr int64_t kPanelAhead = 8192;
+HWY_INLINE void PrefetchPanel(const std::byte* panel, int64_t begin, int quad) {
+  const std::byte* const ahead = panel + kPanelAhead + begin + quad * 128;
+  PrefetchLine(ahead);
+  PrefetchLine(ahead + 64);
+}
+
+// Whether DotGroup's sums are pairs, and begin at zero.
+template <typename D, Read read>
+inline constexpr bool kInPairs = D::kPairs && !kReadsBytes<read>;
+
 // The dot products of one group of codes at unit[u] + begin.
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
@@ -208,11 +221,14 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
   constexpr bool kBytes = kReadsBytes<read>;
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
+    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
     VecI lines[U * kParts];
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
       lines[i] =
           LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
+      // Loaded once: compilers would use it from memory twice.
+      if constexpr (kInPairs<D, read>) asm("" : "+v"(lines[i].raw));
     }
 #pragma GCC unroll 2
     for (int half = 0; half < (kBytes ? 1 : 2); ++half) {
@@ -226,55 +242,11 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
         const VecI x = FourOf(a.Codes(r, half * 16 + quad * 4));
 #pragma GCC unroll 8
         for (int i = 0; i < U * kParts; ++i) {
-          sums[r][i] = D::Dot(sums[r][i], codes[i], x);
-        }
-      }
-    }
-  }
-}
-
-// How far ahead of one row's products its panel is fetched: as far as memory
-// needs, line after line, which is what hardware looks for.
-inline constexpr int64_t kPanelAhead = 8192;
-HWY_INLINE void PrefetchPanel(const std::byte* panel, int64_t begin, int quad) {
-  const std::byte* const ahead = panel + kPanelAhead + begin + quad * 128;
-  PrefetchLine(ahead);
-  PrefetchLine(ahead + 64);
-}
-
-// The same of int4 in pairs: `pairs` holds two sums to a lane.
-template <typename D, Read read, int R, int U>
-HWY_INLINE void PairGroup(VecI (&pairs)[R][U * kParts],
-                          const std::byte* const (&unit)[U], int64_t begin,
-                          const GroupRows& a) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int i = 0; i < U * kParts; ++i) pairs[r][i] = hn::Zero(I32());
-  }
-#pragma GCC unroll 4
-  for (int quad = 0; quad < 4; ++quad) {
-    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
-    VecI lines[U * kParts];
-#pragma GCC unroll 8
-    for (int i = 0; i < U * kParts; ++i) {
-      lines[i] =
-          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
-      asm("" : "+v"(lines[i].raw));
-    }
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      VecI codes[U * kParts];
-#pragma GCC unroll 8
-      for (int i = 0; i < U * kParts; ++i) {
-        codes[i] = CodesOf<D, read>(lines[i], half);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const VecI x = FourOf(a.Codes(r, half * 16 + quad * 4));
-#pragma GCC unroll 8
-        for (int i = 0; i < U * kParts; ++i) {
-          pairs[r][i] = D::AddPairs(pairs[r][i], codes[i], x);
+          if constexpr (kInPairs<D, read>) {
+            sums[r][i] = D::AddPairs(sums[r][i], codes[i], x);
+          } else {
+            sums[r][i] = D::Dot(sums[r][i], codes[i], x);
+          }
         }
       }
     }
@@ -334,9 +306,14 @@ HWY_INLINE void DotBlock(Chains<R, U>& chains,
   for (int group = 0; group < 2; ++group, rows.Next()) {
     const int64_t begin = kCodesBegin<read> + group * kGroupBytes<read>;
     VecI sums[R][U * kParts];
-    if constexpr (D::kPairs && !kReadsBytes<read>) {
+    if constexpr (kInPairs<D, read>) {
       VecI pairs[R][U * kParts];
-      PairGroup<D, read, R, U>(pairs, unit, begin, rows);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < U * kParts; ++i) pairs[r][i] = hn::Zero(I32());
+      }
+      DotGroup<D, read, R, U>(pairs, unit, begin, rows);
       StartGroup<D, read, R, U>(sums, unit, group, rows);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -345,12 +322,13 @@ HWY_INLINE void DotBlock(Chains<R, U>& chains,
           sums[r][i] = hn::Add(sums[r][i], D::Widen(pairs[r][i]));
         }
       }
-    } else if constexpr (R == 1 && U == 2) {
-      StartGroup<D, read, R, U>(sums, unit, group, rows);
-      DotGroup<D, read>(sums, unit, begin, rows);
     } else {
       StartGroup<D, read, R, U>(sums, unit, group, rows);
-      DotGroup<D, read, R, U>(sums, unit, begin, rows);
+      if constexpr (R == 1 && U == 2) {
+        DotGroup<D, read>(sums, unit, begin, rows);
+      } else {
+        DotGroup<D, read, R, U>(sums, unit, begin, rows);
+      }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {

@@ -169,6 +169,30 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
   EXPECT_GE(configs, 2);
 }
 
+// Sums of a group are as large as they can be, with either sign, and both paths
+// hold them: of one row, and of several.
+TEST_P(CodesTest, LargestSumsOfAGroupFit) {
+  const Shape shape{36, 128};
+  std::vector<float> w(At(shape.n, shape.k, 0), 7.0f);  // of int4 the code 15
+  for (size_t i = 0; i < w.size(); ++i) {
+    if (GetParam() == DType::kInt4 && i % 32 == 9) w[i] = -8;
+    if (i / 128 % 2 == 1) w[i] = -w[i];
+  }
+  std::vector<float> x(At(kMostRows, shape.k, 0), 2.0f);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i / 128 % 3 == 1) x[i] = -2;
+  }
+  const std::vector<float> expected =
+      Reference(kMostRows, shape, x, CodesOf(GetParam(), shape, w), {});
+  for (const Config& config : kConfigs) {
+    auto backend = MakeBackend(config.isa, config.threads);
+    if (backend == nullptr) continue;
+    Device device(std::move(backend));
+    ExpectProducts(device, device.Pack(w, shape.n, shape.k, GetParam()), x, {},
+                   expected, std::string(config.isa));
+  }
+}
+
 TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
   const Shape shape{40, 100};
   const auto w = RandomFloats(At(shape.n, shape.k, 0), 4, 0.02f);
