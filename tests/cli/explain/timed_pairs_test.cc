@@ -96,6 +96,25 @@ TEST(TimedPairsTest, PairsAreTimedWhileThereAreSecondsAndPositions) {
   }
 }
 
+TEST(TimedPairsTest, ThePairsShareTheSeconds) {
+  const engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
+  const auto made = [&](Lengths lengths) -> absl::StatusOr<Timing> {
+    return Made(spec, lengths, 1e10);
+  };
+  const Timing request = *made({4, 4});
+  double both = 0;
+  for (const size_t i : {0, 1}) {
+    const Timing timing = *made(kQuotedLengths[i]);
+    both += timing.with_total() + timing.without_total();
+  }
+  for (const double spare : {-0.1, 0.1}) {
+    const auto pairs = TimePairs(spec, {}, request, both + spare, made);
+    ASSERT_TRUE(pairs.ok()) << pairs.status();
+    EXPECT_TRUE((*pairs)[0].timing.has_value());
+    EXPECT_EQ((*pairs)[1].timing.has_value(), spare > 0);
+  }
+}
+
 TEST(TimedPairsTest, AFailureIsTold) {
   const engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
   const auto pairs = TimePairs(spec, {}, Made(spec, {4, 4}, 1e10), 1e6,
