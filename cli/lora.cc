@@ -35,8 +35,8 @@ std::string Shown(const v1::LoraAdapter& adapter) {
   return text;
 }
 
-absl::Status Print(const v1::ListLoraAdaptersResponse& list, bool json) {
-  if (!json) {
+absl::Status Print(const v1::ListLoraAdaptersResponse& list, bool as_json) {
+  if (!as_json) {
     std::cout << absl::StrFormat("%-20s %-10s %8s  %-16s  %s\n", "adapter",
                                  "state", "requests", "digest", "path");
     for (const v1::LoraAdapter& adapter : list.adapters()) {

@@ -26,21 +26,21 @@ void Take(int signal, void (*handler)(int)) {
 }
 
 // The alternate screen, without a cursor, and keys as they are pressed.
-class Screen {
+class LiveScreen {
  public:
-  Screen() {
+  LiveScreen() {
     tcgetattr(STDIN_FILENO, &before_);
     termios now = before_;
     now.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
     tcsetattr(STDIN_FILENO, TCSANOW, &now);
     std::cout << "\033[?1049h\033[?25l" << std::flush;
   }
-  ~Screen() {
+  ~LiveScreen() {
     std::cout << "\033[?25h\033[?1049l" << std::flush;
     tcsetattr(STDIN_FILENO, TCSANOW, &before_);
   }
-  Screen(const Screen&) = delete;
-  Screen& operator=(const Screen&) = delete;
+  LiveScreen(const LiveScreen&) = delete;
+  LiveScreen& operator=(const LiveScreen&) = delete;
 
   void Draw(const std::string& text) {
     winsize size{};
@@ -93,7 +93,7 @@ void Watch(std::chrono::milliseconds interval,
   Take(SIGINT, [](int) { ended = 1; });
   Take(SIGTERM, [](int) { ended = 1; });
   Take(SIGWINCH, [](int) { resized = 1; });
-  Screen screen;
+  LiveScreen screen;
   while (ended == 0) {
     const std::string text = draw();
     do {

@@ -9,8 +9,7 @@ endif()
 
 # Sanitizers are here to find faults, not to be fast, and clang spends half of
 # its time on optimising what they insert: only what computes is optimised.
-# Headers that most files include are parsed once there; release builds, which
-# parse each file by itself, find an include that is missing.
+# Headers that most files include are parsed once there.
 set(TANDEM_COMPUTES "/(kernels|engine|handoff|simulation)")
 if(TANDEM_SANITIZE)
   find_package(GTest REQUIRED)
@@ -31,6 +30,17 @@ if(TANDEM_SANITIZE)
   endforeach()
 endif()
 
+# Several files of a library are compiled as one, since headers take half of the
+# time; scripts/lint.sh, which parses each file by itself, finds an include that
+# is missing. Not what is compiled once for each instruction set, and not what
+# protoc makes, which has the same names in each file.
+function(tandem_unity library)
+  if(TANDEM_UNITY AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/(kernels|proto)")
+    set_target_properties(${library} PROPERTIES UNITY_BUILD ON
+                          UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+endfunction()
+
 # How hard the compiler works on a target of the current folder.
 function(tandem_effort target)
   if(NOT TANDEM_SANITIZE)
@@ -43,6 +53,14 @@ function(tandem_effort target)
   get_target_property(kind ${target} TYPE)
   target_compile_options(${target} PRIVATE -O${level})
   target_precompile_headers(${target} REUSE_FROM precompiled_${kind}_${level})
+endfunction()
+
+# Tests are compiled more often than they run.
+function(tandem_test_effort target)
+  tandem_effort(${target})
+  if(NOT TANDEM_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
 endfunction()
 
 # tandem_library(NAME SRCS ... [DEPS ...] [INTERFACE])
@@ -59,6 +77,7 @@ function(tandem_library name)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
   tandem_effort(${name})
+  tandem_unity(${name})
 endfunction()
 
 # tandem_binary(NAME SRCS ... [DEPS ...]): lands in <build>/bin
@@ -112,10 +131,7 @@ function(tandem_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock
                         GTest::gtest GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
-  tandem_effort(${name})
-  if(NOT TANDEM_SANITIZE)  # it is compiled more often than it runs
-    target_compile_options(${name} PRIVATE -O1)
-  endif()
+  tandem_test_effort(${name})
   target_compile_definitions(${name} PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     TANDEM_BINARY_DIR="${PROJECT_BINARY_DIR}")
@@ -146,10 +162,7 @@ function(tandem_fuzzer name)
   if(NOT TARGET ${test})
     add_executable(${test} ${PROJECT_SOURCE_DIR}/tests/fuzz_main.cc)
     target_compile_options(${test} PRIVATE ${TANDEM_WARNINGS})
-    tandem_effort(${test})
-    if(NOT TANDEM_SANITIZE)  # as tests are
-      target_compile_options(${test} PRIVATE -O1)
-    endif()
+    tandem_test_effort(${test})
     target_include_directories(${test} PRIVATE ${PROJECT_SOURCE_DIR})
     target_compile_definitions(${test} PRIVATE
       TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

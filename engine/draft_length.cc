@@ -8,7 +8,7 @@
 namespace tandem::engine {
 namespace {
 
-constexpr double kWeight = 0.2;  // of the newest step
+constexpr double kNewestStepWeight = 0.2;  // of the newest step
 // Of a row that was not measured yet: little, so that it is tried.
 constexpr double kUnseenRow = 0.02;
 // A step without drafts drives what was measured so far towards that: one slow
@@ -52,9 +52,9 @@ void DraftCosts::Saw(int sequences, int drafts, double seconds) {
   Batch& batch = batches_[static_cast<size_t>(BatchOf(sequences))];
   if (drafts == 0) {
     batch.since_plain = 0;
-    batch.plain = batch.plain == 0
-                      ? seconds
-                      : (1 - kWeight) * batch.plain + kWeight * seconds;
+    batch.plain = batch.plain == 0 ? seconds
+                                   : (1 - kNewestStepWeight) * batch.plain +
+                                         kNewestStepWeight * seconds;
     for (int size = 0; size < kSizes; ++size) {
       double& cost = batch.cost[static_cast<size_t>(size)];
       ++batch.since[static_cast<size_t>(size)];
@@ -71,7 +71,7 @@ void DraftCosts::Saw(int sequences, int drafts, double seconds) {
   // Not below 1: what was measured without drafts was disturbed then.
   // Above what guesses can give nothing differs.
   const double seen = std::clamp(seconds / batch.plain, 1.0, 2.0 + drafts);
-  const double weight = cost == 0 || stale ? 1 : kWeight;
+  const double weight = cost == 0 || stale ? 1 : kNewestStepWeight;
   cost = (1 - weight) * cost + weight * seen;
 }
 

@@ -16,7 +16,7 @@ constexpr int kFewRows = 8;
 // Of a round's catching up: at least, and until it is measured.
 constexpr int kLeastRows = 16;
 constexpr int kUnmeasuredRows = 32;
-constexpr double kWeight = 0.2;  // of the newest measurement
+constexpr double kNewestRowsWeight = 0.2;  // of the newest measurement
 // A device that fails so often guesses no more.
 constexpr int kMaxFailures = 3;
 
@@ -294,9 +294,9 @@ void DraftModel::OnStepDone(uint64_t step_id,
   if (first_ && caught_up_ >= kLeastRows) {
     const double seconds = absl::ToDoubleSeconds(loop_->Now() - submitted_) /
                            static_cast<double>(tokens_.size());
-    row_seconds_ = row_seconds_ == 0
-                       ? seconds
-                       : (1 - kWeight) * row_seconds_ + kWeight * seconds;
+    row_seconds_ = row_seconds_ == 0 ? seconds
+                                     : (1 - kNewestRowsWeight) * row_seconds_ +
+                                           kNewestRowsWeight * seconds;
   }
   first_ = false;
   size_t drawn = 0;

@@ -117,13 +117,13 @@ std::vector<std::pair<std::string, double>> Pattern(ConfigFields& fields,
 absl::StatusOr<PeftConfig> ReadConfig(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
   if (!text.ok()) return text.status();
-  const absl::StatusOr<nlohmann::json> json = ParseJson(path, *text);
-  if (!json.ok()) return json.status();
-  if (!json->is_object()) {
+  const absl::StatusOr<nlohmann::json> config_json = ParseJson(path, *text);
+  if (!config_json.ok()) return config_json.status();
+  if (!config_json->is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": must be a JSON object"));
   }
-  ConfigFields fields(path, *json);
+  ConfigFields fields(path, *config_json);
   RefuseOthers(fields);
   PeftConfig config;
   config.rank = fields.Int("r", 1, kMaxRank);

@@ -18,7 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxWidth = 1 << 20;
-constexpr int kMaxPositions = 1 << 24;  // exact in f32
 
 std::string SupportedFamilies() {
   return absl::StrCat(

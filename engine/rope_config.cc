@@ -15,7 +15,6 @@ namespace {
 using nlohmann::json;
 using Kind = RopeSpec::Kind;
 
-constexpr int kMaxPositions = 1 << 24;  // exact in f32
 constexpr double kMaxFactor = 1e6;
 
 // What the scalings need to know about the rest of the config.

@@ -13,6 +13,9 @@
 
 namespace tandem::engine {
 
+// Of any config: positions are exact in f32 up to here.
+inline constexpr int kMaxPositions = 1 << 24;
+
 // Frequencies are theta^(-2 i / head_dim), and then:
 struct RopeSpec {
   enum class Kind : uint8_t {

@@ -13,7 +13,7 @@
 namespace tandem::engine {
 namespace {
 
-absl::Status Invalid(const std::string& path, const std::string& what) {
+absl::Status InvalidFile(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
@@ -96,9 +96,9 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
       index->is_object() ? index->find("weight_map") : index->end();
   if (!index->is_object() || map == index->end() || !map->is_object() ||
       map->empty()) {
-    return Invalid(main_path_,
-                   "weight_map: must be an object of tensor names and file "
-                   "names");
+    return InvalidFile(main_path_,
+                       "weight_map: must be an object of tensor names and file "
+                       "names");
   }
   // Shards in the order of their names; each must hold what it is said to.
   absl::flat_hash_map<std::string, std::string> wanted;
@@ -106,7 +106,7 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
   for (const auto& [tensor, value] : map->items()) {
     const std::string* shard = value.get_ptr<const std::string*>();
     if (shard == nullptr || !IsPlainName(*shard)) {
-      return Invalid(
+      return InvalidFile(
           main_path_,
           absl::StrCat("weight_map: tensor ", Quote(tensor), ": ",
                        shard == nullptr ? "the value" : Quote(*shard),
@@ -119,8 +119,9 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
   std::sort(shards.begin(), shards.end());
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
   if (shards.size() > kMaxShards) {
-    return Invalid(main_path_, absl::StrCat("weight_map: ", shards.size(),
-                                            " files; at most ", kMaxShards));
+    return InvalidFile(main_path_,
+                       absl::StrCat("weight_map: ", shards.size(),
+                                    " files; at most ", kMaxShards));
   }
   for (const std::string& shard : shards) {
     const absl::Status status =
@@ -131,15 +132,15 @@ absl::Status Checkpoint::OpenShards(const std::string& directory) {
   for (const TensorInfo& tensor : tensors_) {
     const auto entry = wanted.find(tensor.name);
     if (entry == wanted.end() || entry->second != shards[tensor.shard]) {
-      return Invalid(path(tensor),
-                     absl::StrCat("tensor ", Quote(tensor.name),
-                                  " is not in this file by ", main_path_));
+      return InvalidFile(path(tensor),
+                         absl::StrCat("tensor ", Quote(tensor.name),
+                                      " is not in this file by ", main_path_));
     }
     ++found;
   }
   if (found == wanted.size()) return absl::OkStatus();
   for (const TensorInfo& tensor : tensors_) wanted.erase(tensor.name);
-  return Invalid(
+  return InvalidFile(
       main_path_,
       absl::StrCat("weight_map: tensor ",
                    Quote(std::min_element(wanted.begin(), wanted.end())->first),
@@ -166,23 +167,23 @@ absl::StatusOr<kernels::HostTensor> Checkpoint::Typed(
     std::string_view name, absl::Span<const int64_t> shape) const {
   const TensorInfo* tensor = Find(name);
   if (tensor == nullptr) {
-    return Invalid(main_path_, absl::StrCat("tensor ", Quote(name),
-                                            " is missing; config.json asks "
-                                            "for it"));
+    return InvalidFile(main_path_, absl::StrCat("tensor ", Quote(name),
+                                                " is missing; config.json asks "
+                                                "for it"));
   }
   const std::optional<kernels::DType> dtype = tensor->float_dtype();
   if (!dtype) {
-    return Invalid(path(*tensor),
-                   absl::StrCat("tensor ", Quote(name), ": dtype ",
-                                std::string(tensor->dtype),
-                                "; weights must be F32, BF16 or F16"));
+    return InvalidFile(path(*tensor),
+                       absl::StrCat("tensor ", Quote(name), ": dtype ",
+                                    std::string(tensor->dtype),
+                                    "; weights must be F32, BF16 or F16"));
   }
   if (absl::MakeConstSpan(tensor->shape) != shape) {
-    return Invalid(path(*tensor),
-                   absl::StrCat("tensor ", Quote(name), ": shape [",
-                                absl::StrJoin(tensor->shape, ", "),
-                                "], but config.json asks for [",
-                                absl::StrJoin(shape, ", "), "]"));
+    return InvalidFile(path(*tensor),
+                       absl::StrCat("tensor ", Quote(name), ": shape [",
+                                    absl::StrJoin(tensor->shape, ", "),
+                                    "], but config.json asks for [",
+                                    absl::StrJoin(shape, ", "), "]"));
   }
   return kernels::HostTensor{bytes(*tensor).data(), *dtype,
                              shape.size() == 2 ? shape[0] : 1, shape.back()};

@@ -7,17 +7,17 @@
 namespace tandem::engine {
 namespace {
 
-int64_t Sum(int64_t terms, int64_t first) {  // first + (first + 1) + ...
+int64_t SumFrom(int64_t terms, int64_t first) {  // first + (first + 1) + ...
   return terms * first + terms * (terms - 1) / 2;
 }
 
 }  // namespace
 
 int64_t QueryKeyPairs(int64_t first, int64_t rows, int64_t window) {
-  if (window == 0) return Sum(rows, first + 1);
+  if (window == 0) return SumFrom(rows, first + 1);
   // Queries before position window - 1 see less than a window.
   const int64_t growing = std::clamp<int64_t>(window - 1 - first, 0, rows);
-  return Sum(growing, first + 1) + (rows - growing) * window;
+  return SumFrom(growing, first + 1) + (rows - growing) * window;
 }
 
 // Of `count` layers that see `of` positions (0: all).

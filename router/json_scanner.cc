@@ -6,7 +6,6 @@
 namespace tandem::router {
 namespace {
 
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsHex(char c) {
   return IsDigit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
@@ -44,7 +43,7 @@ bool JsonScanner::Take(char c) {
     default:
       break;
   }
-  if (IsSpace(c)) return true;
+  if (IsJsonSpace(c)) return true;
   switch (state_) {
     case State::kFirstElement:
       return c == ']' ? TakeNext(c) : Begin(c);

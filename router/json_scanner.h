@@ -16,6 +16,10 @@
 
 namespace tandem::router {
 
+constexpr bool IsJsonSpace(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
 class JsonScanner {
  public:
   // As engine/json.h: deeper ones could not be sent back.

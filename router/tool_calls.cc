@@ -30,8 +30,6 @@ constexpr std::array<NamedStyle, 4> kStyles = {{
     {"mistral", ToolCallStyle::kMistral},
 }};
 
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
          (c >= '0' && c <= '9') || c == '_' || c == '-';
@@ -131,7 +129,7 @@ class ToolCallParser::Candidate {
       default:
         break;
     }
-    if (IsSpace(c)) return Verdict::kMore;
+    if (IsJsonSpace(c)) return Verdict::kMore;
     switch (phase_) {
       case Phase::kAfterToolCalls:
         return AfterToolCalls(c);
@@ -365,7 +363,7 @@ void ToolCallParser::Run(Result* result) {
     const char c = held_[cursor_];
     if (candidate_ == nullptr && !MayBegin(c)) {
       ++cursor_;
-      in_gap_ = in_gap_ && IsSpace(c);
+      in_gap_ = in_gap_ && IsJsonSpace(c);
       if (!in_gap_) Release(cursor_, result);
       continue;
     }

@@ -36,15 +36,13 @@ absl::Status CheckFunctionName(const std::string& field,
                       "1..64 of A-Z, a-z, 0-9, '_' and '-' are needed");
 }
 
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
 absl::Status CheckJsonObject(const std::string& field,
                              const std::string& text) {
   JsonScanner scanner;
   auto verdict = JsonScanner::Verdict::kMore;
   bool begun = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (IsSpace(text[i]) &&
+    if (IsJsonSpace(text[i]) &&
         (!begun || verdict == JsonScanner::Verdict::kComplete)) {
       continue;
     }

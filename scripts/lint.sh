@@ -35,6 +35,14 @@ else
     '*.cc' ':!tests' ':!bench')
 fi
 
+# The build compiles several files as one; here each has its own command, with
+# the headers that the build made.
+commands_of_files() {
+  cmake --preset release -S "$ROOT" -B "$BUILD/lint" -DTANDEM_UNITY=OFF &&
+    sed -i "s#$BUILD/lint#$BUILD/release#g" "$BUILD/lint/compile_commands.json"
+}
+step configure-lint "configure (lint)" commands_of_files
+
 # One file; what was not begun in time goes to a list of its own, so that
 # findings end the log.
 skipped=$LOGS/clang-tidy-skipped.log
@@ -45,7 +53,7 @@ tidy_one() {
   fi
   # What needs CUDA's headers is in the other build only.
   local builds=$3 file=$1 preset
-  for preset in release cuda; do
+  for preset in lint cuda; do
     grep -qsF "/$file\"" "$builds/$preset/compile_commands.json" || continue
     clang-tidy-14 --quiet -p "$builds/$preset" \
       --extra-arg=-Wno-unknown-warning-option \

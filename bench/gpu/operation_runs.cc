@@ -78,13 +78,15 @@ class Arrays {
 
 // The median of three runs long enough to time.
 double Timed(Queue& queue, const std::function<void(int)>& put) {
-  using Clock = std::chrono::steady_clock;
   const auto run = [&](int count) {
     queue.Synchronize();
-    const auto begin = Clock::now();
+    const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < count; ++i) put(i);
     queue.Synchronize();
-    return std::chrono::duration<double>(Clock::now() - begin).count() / count;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
+                                         begin)
+               .count() /
+           count;
   };
   run(1);
   const double once = run(1);

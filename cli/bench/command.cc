@@ -12,7 +12,6 @@
 namespace tandem::bench {
 namespace {
 
-constexpr int kLongest = 1 << 24;  // tokens
 constexpr int kMostRequests = 10'000'000;
 
 // vLLM takes several values after one flag; here they may stand in one.
@@ -87,9 +86,9 @@ void BenchCommand::AddTo(CommandLine* line) {
   line->Group("Prompts and outputs");
   line->AddInt("random-input-len", &input_len_,
                "Tokens of a prompt on average, without its prefix",
-               {1, kLongest});
+               {1, kMaxTokens});
   line->AddInt("random-output-len", &output_len_, "Tokens asked for on average",
-               {1, kLongest});
+               {1, kMaxTokens});
   line->Add("random-range-ratio", &range_ratio_,
             "Lengths are uniform from (1 - this) to (1 + this) times the mean",
             0, 1);
@@ -101,7 +100,7 @@ void BenchCommand::AddTo(CommandLine* line) {
             0, 5);
   line->AddInt("random-prefix-len", &prefix_len_,
                "Tokens before each prompt that it shares with others",
-               {0, kLongest});
+               {0, kMaxTokens});
   line->Add("random-prefix-ratio", &prefix_ratio_,
             "Share of the prompt's own length that is such a prefix instead", 0,
             1);

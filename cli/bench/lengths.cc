@@ -7,11 +7,6 @@
 #include "cli/bench/variates.h"
 
 namespace tandem::bench {
-namespace {
-
-constexpr double kLongest = 1 << 24;
-
-}  // namespace
 
 int DrawLength(const LengthDistribution& lengths, Random* random) {
   const double mean = lengths.mean_tokens;
@@ -26,7 +21,7 @@ int DrawLength(const LengthDistribution& lengths, Random* random) {
     const auto choices = static_cast<uint64_t>(high - low) + 1;
     drawn = low + static_cast<double>(random->Below(choices));
   }
-  return static_cast<int>(std::clamp(drawn, 1.0, kLongest));
+  return static_cast<int>(std::clamp<double>(drawn, 1, kMaxTokens));
 }
 
 }  // namespace tandem::bench

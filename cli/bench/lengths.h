@@ -9,6 +9,9 @@
 
 namespace tandem::bench {
 
+// Of a prompt and of an output, at most.
+inline constexpr int kMaxTokens = 1 << 24;
+
 struct LengthDistribution {
   enum class Kind { kUniform, kLogNormal };
   Kind kind = Kind::kUniform;
@@ -20,7 +23,7 @@ struct LengthDistribution {
   double sigma = 0.5;
 };
 
-// At least 1, at most 2^24.
+// At least 1, at most kMaxTokens.
 int DrawLength(const LengthDistribution& lengths, Random* random);
 
 }  // namespace tandem::bench

@@ -12,12 +12,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/civil_time.h"
+#include "cli/bench/lengths.h"
 #include "cli/bench/prompt.h"
 
 namespace tandem::bench {
 namespace {
 
-constexpr int64_t kLongest = 1 << 24;  // tokens
 // Seconds; far beyond any trace, and exact to microseconds in a double.
 constexpr double kLatest = 1e9;
 
@@ -56,9 +56,10 @@ absl::StatusOr<int> ParseTokens(std::string_view text, const char* column) {
   int64_t value = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || value < 1 || value > kLongest) {
+  if (error != std::errc() || rest != end || value < 1 || value > kMaxTokens) {
     return Malformed(absl::StrCat(column, " is ", Quoted(text),
-                                  ", not a whole number from 1 to ", kLongest));
+                                  ", not a whole number from 1 to ",
+                                  kMaxTokens));
   }
   return static_cast<int>(value);
 }
@@ -157,10 +158,8 @@ absl::StatusOr<TraceRow> ParseCsvRow(std::string_view line,
   return row;
 }
 
-using nlohmann::json;
-
-absl::StatusOr<int64_t> WholeNumber(const json& object, const char* key,
-                                    int64_t min, int64_t max) {
+absl::StatusOr<int64_t> WholeNumber(const nlohmann::json& object,
+                                    const char* key, int64_t min, int64_t max) {
   const auto it = object.find(key);
   if (it == object.end()) return Malformed(absl::StrCat("no \"", key, "\""));
   // One above 2^63 - 1 comes out negative.
@@ -174,7 +173,8 @@ absl::StatusOr<int64_t> WholeNumber(const json& object, const char* key,
 }
 
 absl::StatusOr<TraceRow> ParseJsonRow(std::string_view line) {
-  const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json object =
+      nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) {
     return Malformed(absl::StrCat(Quoted(line), " is no JSON object"));
   }
@@ -187,9 +187,9 @@ absl::StatusOr<TraceRow> ParseJsonRow(std::string_view line) {
                                   ", not a number of milliseconds from 0"));
   }
   row.at_s = it->get<double>() * 1e-3;
-  const auto prompt = WholeNumber(object, "input_length", 1, kLongest);
+  const auto prompt = WholeNumber(object, "input_length", 1, kMaxTokens);
   if (!prompt.ok()) return prompt.status();
-  const auto output = WholeNumber(object, "output_length", 1, kLongest);
+  const auto output = WholeNumber(object, "output_length", 1, kMaxTokens);
   if (!output.ok()) return output.status();
   row.prompt_tokens = static_cast<int>(*prompt);
   row.output_tokens = static_cast<int>(*output);
@@ -202,7 +202,7 @@ absl::StatusOr<TraceRow> ParseJsonRow(std::string_view line) {
                                   " ids, one for every ", kTraceBlockTokens,
                                   " of ", row.prompt_tokens, " tokens"));
   }
-  for (const json& id : *ids) {
+  for (const nlohmann::json& id : *ids) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
         id.get<int64_t>() > kLargestBlockId) {
       return Malformed(absl::StrCat("\"hash_ids\" holds ", Quoted(id.dump()),

@@ -126,7 +126,7 @@ std::optional<std::string> LineReader::ReadLine(bool more) {
 std::optional<std::string> LineReader::Read() {
   std::optional<std::string> line = ReadLine(false);
   if (!line.has_value()) return std::nullopt;
-  const auto interrupted = [this] {
+  const auto given_up = [this] {
     return editor_ != nullptr && editor_->interrupted;
   };
   std::string text = *std::move(line);
@@ -135,7 +135,7 @@ std::optional<std::string> LineReader::Read() {
     size_t end;
     while ((end = text.find(kFence)) == std::string::npos) {
       const std::optional<std::string> next = ReadLine(true);
-      if (interrupted()) return std::string();
+      if (given_up()) return std::string();
       if (!next.has_value()) return text;
       absl::StrAppend(&text, text.empty() ? "" : "\n", *next);
     }
@@ -144,7 +144,7 @@ std::optional<std::string> LineReader::Read() {
   while (!text.empty() && text.back() == '\\') {
     text.back() = '\n';
     const std::optional<std::string> next = ReadLine(true);
-    if (interrupted()) return std::string();
+    if (given_up()) return std::string();
     if (!next.has_value()) break;
     text += *next;
   }

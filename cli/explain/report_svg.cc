@@ -26,9 +26,9 @@ constexpr double kCell = 36;
 constexpr std::string_view kInk = "#111827";
 constexpr std::string_view kSoft = "#6b7280";
 constexpr std::string_view kLines = "#e5e7eb";
-constexpr std::string_view kWithout = "#dc2626";
-constexpr std::string_view kWith = "#059669";
-constexpr std::string_view kAgain = "#fecaca";
+constexpr std::string_view kWithoutColor = "#dc2626";
+constexpr std::string_view kWithColor = "#059669";
+constexpr std::string_view kAgainColor = "#fecaca";
 
 void DrawCurve(const std::vector<double>& values, const Axis& x, const Axis& y,
                std::string_view color, Svg* svg) {
@@ -63,14 +63,14 @@ void DrawCurvesOf(Lengths lengths, Svg* svg) {
   }
   svg->Text({kCurves.right, kCurves.bottom + 38}, "output tokens",
             {.size = 11, .color = kSoft, .anchor = "end"});
-  DrawCurve(without, x, y, kWithout, svg);
-  DrawCurve(with, x, y, kWith, svg);
+  DrawCurve(without, x, y, kWithoutColor, svg);
+  DrawCurve(with, x, y, kWithColor, svg);
   svg->Text({kCurves.left + 14, kCurves.top + 16},
             absl::StrCat("without a cache: ", Count(without.back())),
-            {.color = kWithout, .bold = true});
+            {.color = kWithoutColor, .bold = true});
   svg->Text({kCurves.left + 14, kCurves.top + 34},
             absl::StrCat("with one: ", Count(with.back())),
-            {.color = kWith, .bold = true});
+            {.color = kWithColor, .bold = true});
 }
 
 void DrawGridOf(Lengths lengths, Svg* svg) {
@@ -92,19 +92,19 @@ void DrawGridOf(Lengths lengths, Svg* svg) {
       const Cell cell = grid[step][i];
       if (cell == Cell::kNone) continue;
       svg->Rect({left + 2, top + 2, left + kCell - 2, top + kCell - 2},
-                cell == Cell::kComputed ? kWith : kAgain, 4);
+                cell == Cell::kComputed ? kWithColor : kAgainColor, 4);
     }
   }
   double y = kGrid.y + static_cast<double>(grid.size()) * kCell + 28;
   svg->Text({kGrid.x - 60, y},
             absl::StrCat(CountCells(grid, Cell::kComputed),
                          " cells computed for the first time"),
-            {.color = kWith, .bold = true});
+            {.color = kWithColor, .bold = true});
   y += 20;
   svg->Text({kGrid.x - 60, y},
             absl::StrCat(CountCells(grid, Cell::kAgain),
                          " recomputed, or read from the cache"),
-            {.color = kWithout, .bold = true});
+            {.color = kWithoutColor, .bold = true});
 }
 
 }  // namespace

@@ -4,17 +4,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/types.h"
 
 namespace tandem::engine {
-namespace {
-
-bool Contains(absl::Span<const int32_t> ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
-}  // namespace
 
 uint64_t FakeGrammar::Next(uint64_t state, int32_t token) {
   return Mix64(state ^ Mix64(static_cast<uint64_t>(token) + 1));
@@ -27,7 +21,7 @@ uint64_t FakeGrammar::Behind(absl::Span<const int32_t> tokens) const {
 }
 
 bool FakeGrammar::Allows(uint64_t state, int32_t token) const {
-  if (Contains(ends, token)) return !ends_ignored && MayEnd(state);
+  if (absl::c_linear_search(ends, token)) return !ends_ignored && MayEnd(state);
   const auto id = static_cast<uint64_t>(token);
   return Mix64(state ^ (id << 32)) % 3 == 0 ||
          Mix64(state) % static_cast<uint64_t>(vocab_size) == id;
@@ -62,7 +56,7 @@ void FakeConstraint::FillMasks(absl::Span<const int32_t> guesses,
   for (size_t i = 0;; ++i) {
     grammar_.FillMask(state, masks.subspan(i * words, words));
     if (i == guesses.size() || !grammar_.Allows(state, guesses[i])) return;
-    if (Contains(grammar_.ends, guesses[i])) return;
+    if (absl::c_linear_search(grammar_.ends, guesses[i])) return;
     state = FakeGrammar::Next(state, guesses[i]);
     if (grammar_.Whole(state) || Mix64(state ^ 7) % 5 == 0) return;
     ++guessed_;
@@ -75,7 +69,7 @@ bool FakeConstraint::Append(int32_t token) {
     status_ = absl::InternalError(absl::StrCat("drew ", token));
     return false;
   }
-  if (Contains(grammar_.ends, token)) return true;
+  if (absl::c_linear_search(grammar_.ends, token)) return true;
   state_ = FakeGrammar::Next(state_, token);
   return grammar_.Whole(state_);
 }
@@ -98,8 +92,8 @@ std::vector<int32_t> ExpectedByGrammar(const FakeModel& model,
     std::fill(mask.begin(), mask.end(), 0);
     grammar.FillMask(state, absl::MakeSpan(mask));
     tokens.push_back(run.Next(sampling, {}, /*only_edited=*/false, mask));
-    if (Contains(stopping.stop_token_ids, tokens.back())) break;
-    if (Contains(grammar.ends, tokens.back())) break;
+    if (absl::c_linear_search(stopping.stop_token_ids, tokens.back())) break;
+    if (absl::c_linear_search(grammar.ends, tokens.back())) break;
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
     state = FakeGrammar::Next(state, tokens.back());
     if (grammar.Whole(state)) break;

@@ -6,12 +6,10 @@
 #include <bit>
 #include <cmath>
 
+#include "absl/algorithm/container.h"
+
 namespace tandem::engine {
 namespace {
-
-bool Contains(absl::Span<const int32_t> ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
 
 bool Bans(const kernels::LogitEdit& edit) { return std::isinf(edit.bias); }
 bool IsNeutral(const kernels::LogitEdit& edit) {
@@ -246,7 +244,9 @@ std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
         run.Next(sampling, may_stop ? absl::Span<const kernels::LogitEdit>()
                                     : absl::MakeConstSpan(banned)));
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
-    if (may_stop && Contains(stopping.stop_token_ids, tokens.back())) break;
+    if (may_stop &&
+        absl::c_linear_search(stopping.stop_token_ids, tokens.back()))
+      break;
   }
   return tokens;
 }

@@ -33,6 +33,10 @@ std::optional<int64_t> ToInteger(const json& value) {
 
 }  // namespace
 
+std::string DumpJson(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 const json* JsonFields::Find(const char* name) const {
   const auto found = object_.find(name);
   return found == object_.end() || found->is_null() ? nullptr : &*found;

@@ -23,6 +23,9 @@
 
 namespace tandem::router {
 
+// On one line; what is not UTF-8 in a string is replaced.
+std::string DumpJson(const nlohmann::json& value);
+
 class JsonFields {
  public:
   // `object` must be one, and outlive this. `prefix` comes before the names of

@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "nlohmann/json.hpp"
 #include "router/fnv.h"
+#include "router/http/json_fields.h"
 #include "router/http/openai_answer.h"
 
 namespace tandem::router {
@@ -20,10 +21,6 @@ using nlohmann::json;
 
 constexpr absl::Duration kInterval = absl::Milliseconds(100);
 constexpr absl::Duration kQuietInterval = absl::Seconds(1);
-
-std::string Dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 std::string Event(const char* name, const std::string& data) {
   return absl::StrCat("event: ", name, "\ndata: ", data, "\n\n");
@@ -113,31 +110,31 @@ std::string StateJson(const v1::GetClusterStateResponse& state) {
   }
   const v1::RequestCounts& counts = state.requests();
   const v1::RouterCounters& counters = state.counters();
-  return Dump({{"model", state.model()},
-               {"policy", state.policy()},
-               {"draining", state.draining()},
-               {"workers", std::move(workers)},
-               {"requests", std::move(requests)},
-               {"phases",
-                {{"total", counts.total()},
-                 {"queued", counts.queued()},
-                 {"opening", counts.opening()},
-                 {"prefilling", counts.prefilling()},
-                 {"handing_over", counts.handing_over()},
-                 {"decoding", counts.decoding()},
-                 {"retrying", counts.retrying()}}},
-               {"counters",
-                {{"accepted", counters.accepted()},
-                 {"finished_ok", counters.finished_ok()},
-                 {"failed", counters.failed()},
-                 {"cancelled", counters.cancelled()},
-                 {"refused", counters.refused()},
-                 {"tokens", counters.tokens()},
-                 {"prefill_retries", counters.prefill_retries()},
-                 {"decode_retries", counters.decode_retries()},
-                 {"split_placements", counters.split_placements()},
-                 {"local_placements", counters.local_placements()},
-                 {"leases_lost", counters.leases_lost()}}}});
+  return DumpJson({{"model", state.model()},
+                   {"policy", state.policy()},
+                   {"draining", state.draining()},
+                   {"workers", std::move(workers)},
+                   {"requests", std::move(requests)},
+                   {"phases",
+                    {{"total", counts.total()},
+                     {"queued", counts.queued()},
+                     {"opening", counts.opening()},
+                     {"prefilling", counts.prefilling()},
+                     {"handing_over", counts.handing_over()},
+                     {"decoding", counts.decoding()},
+                     {"retrying", counts.retrying()}}},
+                   {"counters",
+                    {{"accepted", counters.accepted()},
+                     {"finished_ok", counters.finished_ok()},
+                     {"failed", counters.failed()},
+                     {"cancelled", counters.cancelled()},
+                     {"refused", counters.refused()},
+                     {"tokens", counters.tokens()},
+                     {"prefill_retries", counters.prefill_retries()},
+                     {"decode_retries", counters.decode_retries()},
+                     {"split_placements", counters.split_placements()},
+                     {"local_placements", counters.local_placements()},
+                     {"leases_lost", counters.leases_lost()}}}});
 }
 
 // One that takes its events slowly gets fewer states, but all ends: what
@@ -194,7 +191,7 @@ void LiveFeed::OnEnded(const RequestSummary& summary) {
   next_->OnEnded(summary);
   if (watchers_.empty() || ended_count_ >= kMaxShownRequests) return;
   ++ended_count_;
-  ended_ += Event("ended", Dump(EndedJson(summary)));
+  ended_ += Event("ended", DumpJson(EndedJson(summary)));
 }
 
 void LiveFeed::Tick() {

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "router/http/json_fields.h"
 #include "router/http/openai_tools.h"
 #include "router/tool_call_output.h"
 #include "router/work.h"
@@ -19,12 +20,8 @@ namespace {
 
 using nlohmann::json;
 
-std::string Dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 std::string Event(const json& value) {
-  return absl::StrCat("data: ", Dump(value), "\n\n");
+  return absl::StrCat("data: ", DumpJson(value), "\n\n");
 }
 
 // Before the closing brace of an object; `value` is JSON.
@@ -275,7 +272,7 @@ HttpResponse ErrorResponse(const absl::Status& status,
                            const FieldNames& names) {
   HttpResponse response{.code = KindOf(status.code()).code,
                         .content_type = "application/json",
-                        .body = Dump(ErrorBody(status, names))};
+                        .body = DumpJson(ErrorBody(status, names))};
   if (ErrorReason(status) == "CONTENT_TYPE") response.code = 415;
   if (response.code == 401) {  // RFC 6750, section 3
     response.headers.emplace_back(
@@ -306,7 +303,7 @@ HttpResponse ListenerError(int code, const std::string& message) {
                       {"code", nullptr}};
   return {.code = code,
           .content_type = "application/json",
-          .body = Dump({{"error", error}})};
+          .body = DumpJson({{"error", error}})};
 }
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
@@ -420,7 +417,7 @@ void OpenAiAnswer::Gather(Choice* choice, const v1::GenerateDelta& delta,
   JoinToolCalls(delta.tool_calls(), &choice->tool_calls);
   bytes_ += delta.tool_calls().empty() ? 0 : delta.ByteSizeLong();
   if (return_token_ids_) {
-    Append(Dump(json(delta.token_ids())), &choice->token_ids);
+    Append(DumpJson(json(delta.token_ids())), &choice->token_ids);
   }
   if (!logprobs.is_null()) AppendLogprobs(logprobs, choice);
 }
@@ -434,7 +431,7 @@ void OpenAiAnswer::Append(const std::string& array, std::string* list) {
 
 void OpenAiAnswer::AppendLogprobs(const json& logprobs, Choice* choice) {
   for (const auto& [name, list] : logprobs.items()) {
-    Append(Dump(list), &choice->logprobs[name]);
+    Append(DumpJson(list), &choice->logprobs[name]);
   }
 }
 
@@ -448,7 +445,7 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
       records.push_back(PromptLogprob(token));
     }
     const size_t before = bytes_;
-    Append(Dump(records), &state.logprobs);
+    Append(DumpJson(records), &state.logprobs);
     if (!chat_) {  // each choice has them
       bytes_ += (bytes_ - before) * static_cast<size_t>(state.sequences - 1);
     }
@@ -458,7 +455,8 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
   int offset = At(prompt, 0).text_offset;
   const json logprobs = CompletionLogprobs(scores.tokens(), &offset);
   std::map<std::string, std::string> lists;
-  for (const auto& [name, list] : logprobs.items()) lists[name] = Dump(list);
+  for (const auto& [name, list] : logprobs.items())
+    lists[name] = DumpJson(list);
   std::string events;
   for (int i = 0; i < state.sequences; ++i) {
     Choice& choice = At(prompt, i);
@@ -517,7 +515,7 @@ std::string OpenAiAnswer::Finish() {
       choices += WholeChoice(static_cast<int>(p), i);
     }
   }
-  std::string body = Dump(head);
+  std::string body = DumpJson(head);
   if (prompt_logprobs_ && chat_) {
     AddMember("prompt_logprobs",
               absl::StrCat("[", prompts_.front().logprobs, "]"), &body);
@@ -624,7 +622,7 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
   }
   if (return_token_ids_) whole["prompt_token_ids"] = state.token_ids;
   if (!wants_logprobs_) whole["logprobs"] = nullptr;
-  std::string text = Dump(whole);
+  std::string text = DumpJson(whole);
   if (return_token_ids_) {
     AddMember("token_ids", absl::StrCat("[", choice.token_ids, "]"), &text);
   }

@@ -36,10 +36,6 @@ absl::StatusOr<json> ParseBody(std::string_view body) {
   return parsed;
 }
 
-std::string Dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 // {"50256": -100}
 void ReadLogitBias(JsonFields* fields, v1::SamplingOptions* sampling) {
   const json* const biases = fields->Object("logit_bias");
@@ -364,7 +360,7 @@ void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   const json* const extra = fields->Object("chat_template_kwargs");
   if (extra == nullptr) return;
   const auto status = google::protobuf::util::JsonStringToMessage(
-      Dump(*extra), chat->mutable_chat_template_kwargs());
+      DumpJson(*extra), chat->mutable_chat_template_kwargs());
   if (!status.ok()) {
     fields->Refuse("chat_template_kwargs", *extra, "an object is needed");
   }
