@@ -19,7 +19,7 @@ PACKAGES=(
 )
 # Only the tests' other compilers and checkers.
 TEST_PACKAGES=(
-  clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 spin gcc
+  clang-14 libclang-rt-14-dev lld-14 clang-format-14 clang-tidy-14 spin gcc
   openssl iproute2 nftables haproxy procps
 )
 with_cuda=
