@@ -208,9 +208,15 @@ TEST_F(ServerTest, MetadataIsAcceptedToTheLimitAndNoFurther) {
     Start(options);
     const auto channel = MakeChannel(server_->address(), {});
     const auto code = [&](int bytes) {
-      return Call(channel, Request(1), absl::Seconds(20),
-                  static_cast<size_t>(bytes))
-          .code();
+      // gRPC may close a connection behind a call that it refused, in one of
+      // 240 runs here, and then the next one on it is to be made again.
+      absl::StatusCode ended = absl::StatusCode::kUnavailable;
+      for (int i = 0; i < 5 && ended == absl::StatusCode::kUnavailable; ++i) {
+        ended = Call(channel, Request(1), absl::Seconds(20),
+                     static_cast<size_t>(bytes))
+                    .code();
+      }
+      return ended;
     };
     int fits = 0, over = limit;
     ASSERT_EQ(code(fits), absl::StatusCode::kOk);
@@ -321,10 +327,11 @@ TEST_F(ServerTest, AProcessThatWasOutOfDescriptorsTakesConnectionsAgain) {
   std::this_thread::sleep_for(std::chrono::milliseconds(250));
   char byte;
   EXPECT_EQ(recv(late.fd(), &byte, 1, MSG_DONTWAIT), -1);
-  for (const int fd : all) close(fd);
+  // All at once: a connection needs more than one.
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(IsTaken(&late));
   EXPECT_EQ(server_->connections(), 1);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const int fd : all) close(fd);
 }
 
 TEST_F(ServerTest, PortZeroPicksOneAndAUsedOneIsRefused) {
