@@ -91,18 +91,28 @@ function(tandem_binary name)
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
-# Emulated GPUs and whole models: minutes under AddressSanitizer, so that only
-# scripts/nightly.sh builds (nightly-sanitizer-tests) and runs them there.
-set(TANDEM_NIGHTLY_SANITIZER_TESTS attention_output_test beams_golden_test
-    cuda_engine_test device_golden_test device_speculation_test
-    handoff_nccl_control_test kernels_cuda_attention_test
-    kernels_cuda_attention_weights_test kernels_cuda_codes_test
-    kernels_cuda_device_main_test kernels_cuda_experts_test
-    kernels_cuda_families_test
+# Minutes under AddressSanitizer, so that only scripts/nightly.sh builds
+# (nightly-sanitizer-tests) and runs them there: emulated GPUs and whole models,
+# and what asks of the router, by itself and as processes, things that
+# cluster_test, fault_test, http_test, adapters_test and the corpora pass
+# through too.
+set(TANDEM_NIGHTLY_SANITIZER_TESTS access_test attention_output_test
+    beams_golden_test bench_test cli_test cuda_engine_test device_golden_test device_speculation_test
+    families_test handoff_nccl_control_test introspection_test
+    kernels_cuda_attention_test kernels_cuda_attention_weights_test
+    kernels_cuda_codes_test kernels_cuda_device_main_test
+    kernels_cuda_experts_test kernels_cuda_families_test
     kernels_cuda_faults_test kernels_cuda_kv_test kernels_cuda_lora_test
-    kernels_cuda_matmul_test kernels_cuda_probe_test kernels_cuda_quantised_test
-    kernels_cuda_rows_test kernels_cuda_sample_test quality_test run_ahead_test
-    scoring_golden_test window_test)
+    kernels_cuda_matmul_test kernels_cuda_probe_test
+    kernels_cuda_quantised_test kernels_cuda_rows_test
+    kernels_cuda_sample_test oracle_test quality_test
+    router_adapter_control_test router_features_test router_fold_test
+    router_openai_answer_test router_openai_call_test
+    router_openai_request_test router_openengine_test router_policy_test
+    router_scoring_test router_sequence_group_test
+    router_strict_calls_test router_tool_calls_test router_trace_test
+    router_validate_test run_ahead_test scoring_golden_test tls_test
+    window_test)
 
 # What only they need, and whose kernels take minutes to compile.
 function(tandem_nightly_library)
