@@ -57,3 +57,10 @@ build() {
   fi
   printf ' ok %4d s\n' $((SECONDS - start)) >&2
 }
+
+# For tests of the preset asan.
+set_asan_options() {
+  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
+}

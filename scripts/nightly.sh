@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
-# fresh inputs, the simulation over many more seeds, models on the emulated GPU
-# with AddressSanitizer, the page in a browser, the Helm chart in a real API
-# server, the client libraries, and the table of docs/reliability.md.
+# fresh inputs, the simulation over many more seeds, the slow tests under
+# AddressSanitizer (emulated GPUs, whole models and processes), the page in a
+# browser, the Helm chart in a real API server, the client libraries, and the
+# table of docs/reliability.md.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -39,7 +40,8 @@ step proxy "HAProxy in front" \
   or_skipped python3 -B "$ROOT/tests/network/proxy_test.py" "$BUILD/release/bin"
 grep -h SKIPPED "$LOGS"/{network,proxy}.log >&2 || true
 build asan nightly-sanitizer-tests
-step emulated "models on the emulated GPU (asan)" \
+set_asan_options
+step asan "what CI has no time for under asan" \
   ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
   --parallel "$(nproc)" -L nightly
 # Kubernetes' tools are built from source the first time, about 20 min.

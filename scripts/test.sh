@@ -58,9 +58,7 @@ stage_release() {
 }
 
 stage_asan() {
-  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
-  export UBSAN_OPTIONS=print_stacktrace=1
-  export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
+  set_asan_options
   # The same schedules ran in the release stage: here they look for memory.
   export TANDEM_FAULT_SEEDS=1
   export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-20}

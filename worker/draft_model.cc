@@ -15,6 +15,7 @@
 #include "engine/model_work.h"
 #include "engine/safetensors.h"
 #include "nlohmann/json.hpp"
+#include "worker/speculation.h"
 
 namespace tandem::worker {
 namespace {
@@ -25,11 +26,6 @@ using Vocabulary = std::map<int64_t, std::string>;
 constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
 // Of a step that catches up, at least.
 constexpr int kCatchUpRows = 256;
-
-absl::Status RefusedDraft(auto... parts) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--speculative-config: ", parts...));
-}
 
 void AddToken(const json& id, const json& token, Vocabulary* vocabulary) {
   if (!id.is_number_integer() || !token.is_string()) return;
@@ -98,9 +94,10 @@ absl::Status CheckSameVocabulary(const std::string& model_dir, int vocab_size,
                                  const std::string& draft_dir,
                                  int draft_vocab_size) {
   if (vocab_size != draft_vocab_size) {
-    return RefusedDraft("the draft model ", draft_dir, " has ",
-                        draft_vocab_size, " ids, the model ", model_dir,
-                        " has ", vocab_size, ": both must have one vocabulary");
+    return InvalidSpeculation("the draft model ", draft_dir, " has ",
+                              draft_vocab_size, " ids, the model ", model_dir,
+                              " has ", vocab_size,
+                              ": both must have one vocabulary");
   }
   const absl::StatusOr<std::string> own = ReadTokenizer(model_dir);
   if (!own.ok()) return own.status();
@@ -108,26 +105,27 @@ absl::Status CheckSameVocabulary(const std::string& model_dir, int vocab_size,
   if (!draft.ok()) return draft.status();
   if (*own == *draft) return absl::OkStatus();
   if (own->empty() || draft->empty()) {
-    return RefusedDraft(own->empty() ? model_dir : draft_dir,
-                        " has no tokenizer.json to compare with that of ",
-                        own->empty() ? draft_dir : model_dir,
-                        ": a draft model must have the model's vocabulary");
+    return InvalidSpeculation(
+        own->empty() ? model_dir : draft_dir,
+        " has no tokenizer.json to compare with that of ",
+        own->empty() ? draft_dir : model_dir,
+        ": a draft model must have the model's vocabulary");
   }
   const json parsed = json::parse(*own, nullptr, /*allow_exceptions=*/false);
   const json drafted = json::parse(*draft, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object() || !drafted.is_object()) {
-    return RefusedDraft(parsed.is_object() ? draft_dir : model_dir,
-                        "/tokenizer.json is not a JSON object");
+    return InvalidSpeculation(parsed.is_object() ? draft_dir : model_dir,
+                              "/tokenizer.json is not a JSON object");
   }
   const Vocabulary vocabulary = VocabularyOf(parsed);
   const Vocabulary other = VocabularyOf(drafted);
   const std::optional<int64_t> id = FirstDifference(vocabulary, other);
   if (!id.has_value() && !vocabulary.empty()) return absl::OkStatus();
   const int64_t first = id.value_or(0);
-  return RefusedDraft("the draft model ", draft_dir,
-                      " has another vocabulary than ", model_dir, ": id ",
-                      first, " is ", TextOf(other, first), " there and ",
-                      TextOf(vocabulary, first), " here");
+  return InvalidSpeculation("the draft model ", draft_dir,
+                            " has another vocabulary than ", model_dir, ": id ",
+                            first, " is ", TextOf(other, first), " there and ",
+                            TextOf(vocabulary, first), " here");
 }
 
 absl::StatusOr<std::unique_ptr<engine::Model>> LoadDraftModel(

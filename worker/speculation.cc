@@ -17,16 +17,11 @@ constexpr int kDefaultLookup = 5;
 constexpr int kMaxBlocks = 1 << 28;
 constexpr int64_t kMaxDrafts = 192;  // in a step
 
-absl::Status Refused(auto... parts) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--speculative-config: ", parts...));
-}
-
 absl::Status ReadInt(const std::string& name, const json& value, int most,
                      int* out) {
   if (!value.is_number_integer() || value < 1 || value > most) {
-    return Refused(name, " is ", value.dump(), ", expected a number of 1 to ",
-                   most);
+    return InvalidSpeculation(name, " is ", value.dump(),
+                              ", expected a number of 1 to ", most);
   }
   *out = value.get<int>();
   return absl::OkStatus();
@@ -35,7 +30,8 @@ absl::Status ReadInt(const std::string& name, const json& value, int most,
 absl::Status ReadString(const std::string& name, const json& value,
                         std::string* out) {
   if (!value.is_string() || value == "") {
-    return Refused(name, " is ", value.dump(), ", expected a string");
+    return InvalidSpeculation(name, " is ", value.dump(),
+                              ", expected a string");
   }
   *out = value.get<std::string>();
   return absl::OkStatus();
@@ -76,31 +72,33 @@ absl::Status ReadField(const std::string& name, const json& value,
   }
   if (name == "adaptive") {
     if (!value.is_boolean()) {
-      return Refused(name, " is ", value.dump(), ", expected true or false");
+      return InvalidSpeculation(name, " is ", value.dump(),
+                                ", expected true or false");
     }
     fields->adaptive = value.get<bool>();
     return absl::OkStatus();
   }
-  return Refused("there is no '", name,
-                 "'; method, model, quantization, num_speculative_tokens, "
-                 "prompt_lookup_min, prompt_lookup_max, num_kv_blocks and "
-                 "adaptive are known");
+  return InvalidSpeculation(
+      "there is no '", name,
+      "'; method, model, quantization, num_speculative_tokens, "
+      "prompt_lookup_min, prompt_lookup_max, num_kv_blocks and "
+      "adaptive are known");
 }
 
 // What goes with which method.
 absl::Status CheckFields(const Fields& fields) {
   const bool drafts = fields.method == "draft_model";
   if (fields.method.empty()) {
-    return Refused(
+    return InvalidSpeculation(
         "method is missing, expected \"ngram\", or \"model\" with the "
         "directory of a draft model");
   }
   if (!drafts && fields.method != "ngram") {
-    return Refused("method is \"", fields.method,
-                   "\", expected \"ngram\" or \"draft_model\"");
+    return InvalidSpeculation("method is \"", fields.method,
+                              "\", expected \"ngram\" or \"draft_model\"");
   }
   if (drafts && fields.model.empty()) {
-    return Refused(
+    return InvalidSpeculation(
         "method \"draft_model\" needs \"model\", the draft model's "
         "directory");
   }
@@ -110,16 +108,18 @@ absl::Status CheckFields(const Fields& fields) {
                             : !fields.model.empty()        ? "model"
                                                            : nullptr;
   if (stray != nullptr) {
-    return Refused(stray, " is for method \"draft_model\", not for \"ngram\"");
+    return InvalidSpeculation(
+        stray, " is for method \"draft_model\", not for \"ngram\"");
   }
   if (drafts && fields.min + fields.max > 0) {
-    return Refused(
+    return InvalidSpeculation(
         "prompt_lookup_min and prompt_lookup_max are for method \"ngram\", "
         "not for \"draft_model\"");
   }
   if (fields.tokens == 0) {
-    return Refused("num_speculative_tokens is missing, expected 1 to ",
-                   kMaxSpeculativeTokens);
+    return InvalidSpeculation(
+        "num_speculative_tokens is missing, expected 1 to ",
+        kMaxSpeculativeTokens);
   }
   return absl::OkStatus();
 }
@@ -132,9 +132,10 @@ absl::StatusOr<SpeculativeConfig> ParseSpeculativeConfig(
   if (text.empty()) return parsed;
   const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) {
-    return Refused(text,
-                   " is not a JSON object, expected e.g. {\"method\": "
-                   "\"ngram\", \"num_speculative_tokens\": 5}");
+    return InvalidSpeculation(
+        text,
+        " is not a JSON object, expected e.g. {\"method\": "
+        "\"ngram\", \"num_speculative_tokens\": 5}");
   }
   Fields fields;
   for (const auto& [name, value] : config.items()) {
@@ -151,8 +152,9 @@ absl::StatusOr<SpeculativeConfig> ParseSpeculativeConfig(
   if (min == 0) min = max > 0 ? max : kDefaultLookup;
   if (max == 0) max = min;
   if (min > max) {
-    return Refused("prompt_lookup_min is ", min, ", prompt_lookup_max is ", max,
-                   ": expected no more than that");
+    return InvalidSpeculation("prompt_lookup_min is ", min,
+                              ", prompt_lookup_max is ", max,
+                              ": expected no more than that");
   }
   parsed.speculation.num_tokens = fields.tokens;
   parsed.speculation.lookup_min = min;

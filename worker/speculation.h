@@ -11,10 +11,18 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "engine/engine.h"
 
 namespace tandem::worker {
+
+// Of the flag, whose name it says.
+absl::Status InvalidSpeculation(const auto&... parts) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--speculative-config: ", parts...));
+}
 
 // Most guesses of a sequence in a step.
 inline constexpr int kMaxSpeculativeTokens = 64;

@@ -245,8 +245,9 @@ std::vector<int32_t> ExpectedUntilStop(const FakeModel& model,
                                     : absl::MakeConstSpan(banned)));
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
     if (may_stop &&
-        absl::c_linear_search(stopping.stop_token_ids, tokens.back()))
+        absl::c_linear_search(stopping.stop_token_ids, tokens.back())) {
       break;
+    }
   }
   return tokens;
 }

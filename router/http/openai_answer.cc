@@ -455,8 +455,9 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
   int offset = At(prompt, 0).text_offset;
   const json logprobs = CompletionLogprobs(scores.tokens(), &offset);
   std::map<std::string, std::string> lists;
-  for (const auto& [name, list] : logprobs.items())
+  for (const auto& [name, list] : logprobs.items()) {
     lists[name] = DumpJson(list);
+  }
   std::string events;
   for (int i = 0; i < state.sequences; ++i) {
     Choice& choice = At(prompt, i);
