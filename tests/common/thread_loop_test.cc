@@ -128,10 +128,9 @@ TEST(ThreadLoopTest, ManySetAndCancelledTimersLeaveTheOthersIntact) {
 }
 
 TEST(ThreadLoopTest, ATimerThatRearmsItselfDoesNotStarvePosts) {
+  std::function<void()> again;  // outlives the loop, whose timer calls it
   ThreadLoop loop("test");
-  std::function<void()> again = [&] {
-    loop.After(absl::ZeroDuration(), [&] { again(); });
-  };
+  again = [&] { loop.After(absl::ZeroDuration(), [&] { again(); }); };
   loop.RunSync([&] { again(); });
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(loop.RunSync([] {}));
 }
