@@ -31,6 +31,9 @@ set(TANDEM_CUDA_FLAGS
   "SHELL:-gencode arch=compute_100f,code=sm_100f"
   ${TANDEM_CUDA_STANDARD} -O3 -DNDEBUG --expt-relaxed-constexpr --fmad=false --ftz=true
   "SHELL:-Werror all-warnings" "SHELL:-Xcompiler -fPIC,-Wall")
+if(NOT TANDEM_CUDA_OPTIMISE)
+  list(APPEND TANDEM_CUDA_FLAGS --Ofast-compile=max)
+endif()
 
 # What the CUDA stage of scripts/test.sh builds: everything that is not in the
 # other builds already.

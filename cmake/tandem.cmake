@@ -30,13 +30,13 @@ if(TANDEM_SANITIZE)
   endforeach()
 endif()
 
-# Several files of a library are compiled as one, since headers take half of the
+# Several files of a target are compiled as one, since headers take half of the
 # time; scripts/lint.sh, which parses each file by itself, finds an include that
-# is missing. Not what is compiled once for each instruction set, and not what
-# protoc makes, which has the same names in each file.
-function(tandem_unity library)
-  if(TANDEM_UNITY AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/(kernels|proto)")
-    set_target_properties(${library} PROPERTIES UNITY_BUILD ON
+# is missing. Not kernels, which are compiled once for each instruction set.
+function(tandem_unity target)
+  if(TANDEM_UNITY AND
+     NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/kernels")
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                           UNITY_BUILD_BATCH_SIZE 6)
   endif()
 endfunction()
@@ -55,11 +55,16 @@ function(tandem_effort target)
   target_precompile_headers(${target} REUSE_FROM precompiled_${kind}_${level})
 endfunction()
 
-# Tests are compiled more often than they run.
+# Tests are compiled more often than they run: only those of kernels, which
+# compute their expectations, are optimised under sanitizers.
 function(tandem_test_effort target)
-  tandem_effort(${target})
   if(NOT TANDEM_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)
+  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/kernels")
+    tandem_effort(${target})
+  else()
+    target_compile_options(${target} PRIVATE -O0)
+    target_precompile_headers(${target} REUSE_FROM precompiled_EXECUTABLE_0)
   endif()
 endfunction()
 
@@ -91,30 +96,8 @@ function(tandem_binary name)
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
-# Minutes under AddressSanitizer, so that only scripts/nightly.sh builds
-# (nightly-sanitizer-tests) and runs them there: emulated GPUs and whole models,
-# and what asks of the router, by itself and as processes, things that
-# cluster_test, fault_test, http_test, adapters_test and the corpora pass
-# through too.
-set(TANDEM_NIGHTLY_SANITIZER_TESTS access_test attention_output_test
-    beams_golden_test bench_test cli_test cuda_engine_test device_golden_test device_speculation_test
-    families_test handoff_nccl_control_test introspection_test
-    kernels_cuda_attention_test kernels_cuda_attention_weights_test
-    kernels_cuda_codes_test kernels_cuda_device_main_test
-    kernels_cuda_experts_test kernels_cuda_families_test
-    kernels_cuda_faults_test kernels_cuda_kv_test kernels_cuda_lora_test
-    kernels_cuda_matmul_test kernels_cuda_probe_test
-    kernels_cuda_quantised_test kernels_cuda_rows_test
-    kernels_cuda_sample_test oracle_test quality_test
-    router_adapter_control_test router_features_test router_fold_test
-    router_openai_answer_test router_openai_call_test
-    router_openai_request_test router_openengine_test router_policy_test
-    router_scoring_test router_sequence_group_test
-    router_strict_calls_test router_tool_calls_test router_trace_test
-    router_validate_test run_ahead_test scoring_golden_test tls_test
-    window_test)
-
-# What only they need, and whose kernels take minutes to compile.
+# What only tests with the label slow-sanitized need, and whose kernels take
+# minutes to compile.
 function(tandem_nightly_library)
   if(TANDEM_SANITIZE)
     set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -122,10 +105,13 @@ function(tandem_nightly_library)
 endfunction()
 
 # tandem_test(NAME SRCS ... [DEPS ...] [LABELS ...] [TIMEOUT s] [ARGS ...])
-# Label tsan: also runs under ThreadSanitizer, in target tsan-tests. Label
-# no-sanitizer: neither built nor run under sanitizers.
-# One ctest entry per binary: a run of thousands of tiny processes would cost
-# more than the tests. LABELS: unit (default), golden, integration, fault, sim.
+# One program and one ctest entry for the files of a folder: headers are most
+# of a test's compilation, and a run of thousands of tiny processes would cost
+# more than the tests. LABELS: unit (default), golden, integration, sim, and
+#   tsan               also runs under ThreadSanitizer, in target tsan-tests
+#   no-sanitizer       neither built nor run under sanitizers
+#   nightly            built by target nightly-tests, run by scripts/nightly.sh
+#   slow-sanitized     that, but under sanitizers alone: it takes minutes there
 function(tandem_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS" ${ARGN})
   if(NOT ARG_LABELS)
@@ -133,6 +119,9 @@ function(tandem_test name)
   endif()
   if(TANDEM_SANITIZE AND "no-sanitizer" IN_LIST ARG_LABELS)
     return()
+  endif()
+  if(TANDEM_SANITIZE AND "slow-sanitized" IN_LIST ARG_LABELS)
+    list(APPEND ARG_LABELS nightly)
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
@@ -142,9 +131,9 @@ function(tandem_test name)
                         GTest::gtest GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
   tandem_test_effort(${name})
+  tandem_unity(${name})
   target_compile_definitions(${name} PRIVATE
-    TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-    TANDEM_BINARY_DIR="${PROJECT_BINARY_DIR}")
+    TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
@@ -154,9 +143,8 @@ function(tandem_test name)
   if("tsan" IN_LIST ARG_LABELS)
     set_property(GLOBAL APPEND PROPERTY TANDEM_TSAN_TESTS ${name})
   endif()
-  if(TANDEM_SANITIZE AND name IN_LIST TANDEM_NIGHTLY_SANITIZER_TESTS)
+  if("nightly" IN_LIST ARG_LABELS)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
-    set_property(TEST ${name} APPEND PROPERTY LABELS nightly)
     set_property(GLOBAL APPEND PROPERTY TANDEM_NIGHTLY_TESTS ${name})
   endif()
 endfunction()

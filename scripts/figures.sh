@@ -33,10 +33,8 @@ done
 [ ${#rows[@]} -gt 0 ] || rows=("${but_the_soak[@]}")
 
 # Tests of ctest that hold a row, and its measured processes.
-checks=(simulation_test handoff_ticket_test handoff_protocol_test access_test
-  tls_test router_bad_requests_test http_test)
-files=(safetensors_test model_config_test quantised_tensors_test
-  text_hostile_tokenizer_test text_chat_template_test hostile_files_test)
+checks=(simulation_test handoff_test integration_test router_bad_requests_test)
+files=(engine_model_test text_test worker_test)
 build release reliability_figures "${checks[@]}" "${files[@]}"
 [[ $size = ci || " ${rows[*]} " != *" files "* ]] || build asan "${files[@]}"
 results=$LOGS/figures.jsonl

@@ -25,8 +25,7 @@ PARTS=(probe kernels engine system nccl sanitizer
 # Programs, and tests that run on a GPU.
 PROGRAMS=(tandem tandem-router tandem-prefill tandem-decode cuda_bench)
 LIBRARIES=(libtandem_cuda.so libtandem_nccl.so)
-TESTS=(cuda_engine_test device_golden_test quality_test cluster_test cli_test
-  gpu_cluster_test)
+TESTS=(device_test integration_test gpu_cluster_test)
 
 # ---- Here: what is carried.
 
@@ -221,15 +220,18 @@ part_kernels() {
   done
 }
 part_engine() {
-  on_gpu goldens 160 "$TESTS_AT/device_golden_test"
-  on_gpu bits 160 "$TESTS_AT/cuda_engine_test"
-  on_gpu quality 80 "$TESTS_AT/quality_test" --gtest_filter='*Activations*'
+  on_gpu goldens 160 "$TESTS_AT/device_test" \
+    --gtest_filter='*Families.*:*Stories.*:DeviceLeaks*:DeviceMasks*:DeviceQueue*:DeviceStream*'
+  on_gpu bits 160 "$TESTS_AT/device_test" --gtest_filter='CudaEngine.*'
+  on_gpu quality 80 "$TESTS_AT/device_test" \
+    --gtest_filter='*QualityTest.*Activations*'
   # Before minutes are spent on it: whether the bench itself runs.
   on_gpu bench 60 "$TREE/build/cuda/bin/cuda_bench" --quick --device cuda:0
 }
 part_system() {
   on_gpu grpc 200 "$TESTS_AT/gpu_cluster_test"
-  on_gpu cluster 200 "$TESTS_AT/cluster_test"
+  on_gpu cluster 200 "$TESTS_AT/integration_test" \
+    --gtest_filter='ClusterTest*:Conformance*'
 }
 part_nccl() {
   local LIBS=$TREE/nccl:$LIBS
@@ -244,7 +246,7 @@ part_sanitizer() {
     echo "$TREE/sanitizer/compute-sanitizer")
   for tool in memcheck racecheck initcheck synccheck; do
     on_gpu "$tool" 115 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      --print-limit 20 "$TESTS_AT/device_golden_test" \
+      --print-limit 20 "$TESTS_AT/device_test" \
       --gtest_filter='*Families*llama3_scaled*:*Families*mistral*'
   done
 }

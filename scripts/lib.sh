@@ -33,6 +33,8 @@ step() {
 build() {
   local preset=$1 start=$SECONDS
   shift
+  # What presets compile alike is compiled once, though their folders differ.
+  export CCACHE_BASEDIR=$ROOT
   step "configure-$preset" "configure ($preset)" \
     cmake --preset "$preset" -S "$ROOT"
   local log=$LOGS/build-$preset.log last=-1 done_ total line

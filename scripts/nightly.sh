@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # What takes longer than CI may: clang-tidy over every file, fuzzing with
 # fresh inputs, the simulation over many more seeds, the slow tests under
-# AddressSanitizer (emulated GPUs, whole models and processes), the page in a
-# browser, the Helm chart in a real API server, the client libraries, and the
-# table of docs/reliability.md.
+# AddressSanitizer (emulated GPUs, whole models and processes), kernels with
+# seeded faults, kernels for GPUs as they ship, the page in a browser, the Helm
+# chart in a real API server, the client libraries, and the table of
+# docs/reliability.md.
 #
 #   scripts/nightly.sh [MINUTES per fuzz target, default 10]
 source "$(dirname "$0")/lib.sh"
@@ -25,7 +26,8 @@ step page "the page in a browser" "$ROOT/scripts/page.sh"
 step simulation "simulation, 200 000 seeds" \
   env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
 step faults "workers killed in every phase, 20 times" \
-  env TANDEM_FAULT_SEEDS=20 "$BUILD/release/tests/fault_test"
+  env TANDEM_FAULT_SEEDS=20 "$BUILD/release/tests/integration_test" \
+  --gtest_filter='*FaultTest*'
 step failpoints "each action of each failpoint" \
   env TANDEM_FAILPOINT_CASES=all "$BUILD/release/tests/failpoint_matrix_test"
 # What needs network namespaces or HAProxy says so where it finds none.
@@ -39,11 +41,18 @@ step public-ports "hostile clients of the public ports" \
 step proxy "HAProxy in front" \
   or_skipped python3 -B "$ROOT/tests/network/proxy_test.py" "$BUILD/release/bin"
 grep -h SKIPPED "$LOGS"/{network,proxy}.log >&2 || true
-build asan nightly-sanitizer-tests
+run_nightly() {
+  ctest --test-dir "$BUILD/$1" --output-on-failure --timeout 1800 \
+    --parallel "$(nproc)" -L nightly
+}
+build release nightly-tests
+step seeded-faults "kernels with a fault in them turn tests red" \
+  run_nightly release
+build asan all nightly-tests
 set_asan_options
-step asan "what CI has no time for under asan" \
-  ctest --test-dir "$BUILD/asan" --output-on-failure --timeout 1800 \
-  --parallel "$(nproc)" -L nightly
+step asan "what CI has no time for under asan" run_nightly asan
+"$ROOT/scripts/setup.sh" --cuda
+build cuda cuda-parts
 # Kubernetes' tools are built from source the first time, about 20 min.
 "$ROOT/scripts/chart.sh"
 "$ROOT/scripts/sdk.sh"

@@ -53,8 +53,9 @@ stage_release() {
   # Kills of a worker in each phase; scripts/nightly.sh has more.
   export TANDEM_FAULT_SEEDS=${TANDEM_FAULT_SEEDS:-5}
   build release
-  run_tests release -L "$BESIDE" --parallel "$(nproc)"
-  run_tests release -LE "$BESIDE"
+  # What is labelled nightly is scripts/nightly.sh's.
+  run_tests release -L "$BESIDE" -LE nightly --parallel "$(nproc)"
+  run_tests release -LE "nightly|$BESIDE"
 }
 
 stage_asan() {
@@ -63,7 +64,6 @@ stage_asan() {
   export TANDEM_FAULT_SEEDS=1
   export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-20}
   build asan
-  # What is labelled nightly takes minutes here: scripts/nightly.sh.
   run_tests asan -L "$BESIDE" -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
   run_tests asan -LE "no-sanitizer|nightly|$BESIDE"
 }
@@ -76,9 +76,9 @@ stage_tsan() {
 
 # The CUDA backend's logic runs over the grid emulator in the other stages.
 stage_cuda() {
-  build cuda cuda-parts
+  build cuda-check cuda-parts
   # Those of a GPU say that there is none.
-  run_tests cuda -R '^(kernels_cuda_loader_test|gpu_kernels_.*)$'
+  run_tests cuda-check -R '^(kernels_cuda_loader_test|gpu_kernels_.*)$'
 }
 
 # Last, with what is left of the hour.

@@ -20,7 +20,7 @@ namespace {
 using kernels::DType;
 using nlohmann::json;
 
-RigOptions Options(DType type) {
+RigOptions AttentionRigOptions(DType type) {
   RigOptions options;
   options.load.weight_dtype = type;
   options.executor.max_rows = 128;
@@ -81,7 +81,7 @@ TEST_P(AttentionOutput, IsNearTheGoldens) {
   TempDir dir;
   WriteCheckpoint(LoadCases()[GetParam()], dir);
   const auto cpu = NewCpu(2);
-  Rig rig(dir.path(), cpu.get(), Options(DType::kF32));
+  Rig rig(dir.path(), cpu.get(), AttentionRigOptions(DType::kF32));
   for (const json& prompt : prompts) {
     EXPECT_LE(WorstOf(rig, prompt, 128), 2e-5);
     EXPECT_LE(WorstOf(rig, prompt, 10), 2e-5) << "in chunks";
@@ -91,7 +91,7 @@ TEST_P(AttentionOutput, IsNearTheGoldens) {
   for (const auto& [type, error] :
        {std::pair{DType::kF32, 2e-5}, std::pair{DType::kBF16, 2e-2}}) {
     const auto device = NewTestDevice(type);
-    Rig on_device(dir.path(), device.get(), Options(type));
+    Rig on_device(dir.path(), device.get(), AttentionRigOptions(type));
     EXPECT_LE(WorstOf(on_device, prompts[0], 128), error);
   }
 }
@@ -110,7 +110,7 @@ TEST(AttentionOutputTest, LayersAreChosenMeansAreMeansAndNeighboursStay) {
   TempDir dir;
   WriteCheckpoint(LoadCases()["gemma2_f32"], dir);
   const auto cpu = NewCpu(1);
-  Rig rig(dir.path(), cpu.get(), Options(DType::kF32));
+  Rig rig(dir.path(), cpu.get(), AttentionRigOptions(DType::kF32));
   std::vector<TestSequence> sequences;
   for (int i = 0; i < 4; ++i) {
     sequences.push_back(rig.NewSequence(ids, length));
@@ -142,7 +142,7 @@ TEST(AttentionOutputTest, WhatDoesNotFitIsRefused) {
   TempDir dir;
   WriteCheckpoint(LoadCases()["gemma2_f32"], dir);
   const auto cpu = NewCpu(1);
-  Rig rig(dir.path(), cpu.get(), Options(DType::kF32));
+  Rig rig(dir.path(), cpu.get(), AttentionRigOptions(DType::kF32));
   for (const AttentionAsk& ask :
        {AttentionAsk{.layers = {3}}, AttentionAsk{.layers = {-1}},
         AttentionAsk{.layers = {1, 1}}, AttentionAsk{.layers = {2, 0}}}) {

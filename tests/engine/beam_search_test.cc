@@ -130,7 +130,7 @@ TEST(BeamSearchTest, FindsWhatTransformersFinds) {
   EXPECT_EQ(searches, 60);
 }
 
-std::vector<BeamSearch::Next> Step(
+std::vector<BeamSearch::Next> Advance(
     BeamSearch& search, std::vector<std::vector<TopLogprob>> candidates) {
   return search.Step(std::vector<absl::Span<const TopLogprob>>(
       candidates.begin(), candidates.end()));
@@ -138,13 +138,13 @@ std::vector<BeamSearch::Next> Step(
 
 TEST(BeamSearchTest, TiesGoToTheBetterBeamAndThenToTheLowestId) {
   BeamSearch search({.width = 3}, {}, 3, 0);
-  const auto first = Step(search, {{{5, -1}, {9, -1}, {2, -2}}});
+  const auto first = Advance(search, {{{5, -1}, {9, -1}, {2, -2}}});
   ASSERT_EQ(first.size(), 3u);
   EXPECT_EQ(first[0].token_id, 5);
   EXPECT_EQ(first[1].token_id, 9);
   EXPECT_EQ(first[2].token_id, 2);
   const auto second =
-      Step(search, {{{8, -2}, {6, -3}}, {{7, -2}}, {{1, -1}, {0, -1}}});
+      Advance(search, {{{8, -2}, {6, -3}}, {{7, -2}}, {{1, -1}, {0, -1}}});
   ASSERT_EQ(second.size(), 3u);
   EXPECT_EQ(second[0].parent, 0);
   EXPECT_EQ(second[1].parent, 1);
@@ -154,8 +154,8 @@ TEST(BeamSearchTest, TiesGoToTheBetterBeamAndThenToTheLowestId) {
 
 TEST(BeamSearchTest, EqualScoresKeepTheirOrder) {
   BeamSearch search({.width = 2, .best = 2, .length_penalty = 0}, {1}, 9, 0);
-  Step(search, {{{5, -1}, {1, -2}, {6, -3}}});
-  Step(search, {{{1, -1}, {7, -1.5f}}, {{8, -1}}});
+  Advance(search, {{{5, -1}, {1, -2}, {6, -3}}});
+  Advance(search, {{{1, -1}, {7, -1.5f}}, {{8, -1}}});
   ASSERT_TRUE(search.done());
   const auto best = search.Best();
   ASSERT_EQ(best.size(), 2u);
@@ -171,15 +171,15 @@ TEST(BeamSearchTest, NeverStoppingEarlyLooksAtTheBestLengthThereIs) {
                        .length_penalty = penalty,
                        .early_stopping = EarlyStopping::kNever},
                       {1}, penalty < 0 ? 4 : 40, 0);
-    Step(search, {{{5, -0.5f}, {1, -3}, {6, -4}}});
-    Step(search, {{{1, -0.4f}, {7, -0.5f}}, {{8, -1}}});
+    Advance(search, {{{5, -0.5f}, {1, -3}, {6, -4}}});
+    Advance(search, {{{1, -0.4f}, {7, -0.5f}}, {{8, -1}}});
     EXPECT_FALSE(search.done()) << penalty;
   }
 }
 
 TEST(BeamSearchTest, TokensBringTheirRankAndAlternatives) {
   BeamSearch search({.width = 2, .best = 2}, {}, 1, 1);
-  EXPECT_THAT(Step(search, {{{5, -1}, {9, -1.5f}, {2, -2}}}), IsEmpty());
+  EXPECT_THAT(Advance(search, {{{5, -1}, {9, -1.5f}, {2, -2}}}), IsEmpty());
   ASSERT_TRUE(search.done());
   const auto best = search.Best();
   ASSERT_EQ(best.size(), 2u);
@@ -194,8 +194,8 @@ TEST(BeamSearchTest, TokensBringTheirRankAndAlternatives) {
 TEST(BeamSearchTest, FewerCandidatesThanBeamsAreAllThereIs) {
   const float never = -std::numeric_limits<float>::infinity();
   BeamSearch search({.width = 4, .best = 4}, {}, 2, 0);
-  EXPECT_EQ(Step(search, {{{5, -1}, {9, never}}}).size(), 1u);
-  EXPECT_THAT(Step(search, {{{1, -1}, {2, -2}, {3, never}}}), IsEmpty());
+  EXPECT_EQ(Advance(search, {{{5, -1}, {9, never}}}).size(), 1u);
+  EXPECT_THAT(Advance(search, {{{1, -1}, {2, -2}, {3, never}}}), IsEmpty());
   ASSERT_TRUE(search.done());
   EXPECT_EQ(search.Best().size(), 2u);
 }

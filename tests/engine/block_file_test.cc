@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kBytes = 4096;
 
-BlockHash HashOf(uint8_t n) {
+BlockHash NumberedHash(uint8_t n) {
   BlockHash hash;
   hash.bytes[3] = n;
   return hash;
@@ -69,36 +69,36 @@ class BlockFileTest : public testing::Test {
 TEST_F(BlockFileTest, GivesBackWhatWasWritten) {
   std::vector<std::byte> data;
   for (const uint8_t slot : {3, 0, 1}) {
-    ASSERT_TRUE(Write(slot, HashOf(slot), DataOf(slot)).ok());
+    ASSERT_TRUE(Write(slot, NumberedHash(slot), DataOf(slot)).ok());
   }
-  ASSERT_TRUE(Write(0, HashOf(9), DataOf(9)).ok());  // again
+  ASSERT_TRUE(Write(0, NumberedHash(9), DataOf(9)).ok());  // again
   for (const uint8_t slot : {3, 1}) {
-    ASSERT_TRUE(Read(slot, HashOf(slot), &data).ok());
+    ASSERT_TRUE(Read(slot, NumberedHash(slot), &data).ok());
     EXPECT_EQ(data, DataOf(slot));
   }
-  ASSERT_TRUE(Read(0, HashOf(9), &data).ok());
+  ASSERT_TRUE(Read(0, NumberedHash(9), &data).ok());
   EXPECT_EQ(data, DataOf(9));
 }
 
 TEST_F(BlockFileTest, AnotherBlocksSlotIsAnError) {
   std::vector<std::byte> data;
-  ASSERT_TRUE(Write(0, HashOf(1), DataOf(1)).ok());
-  EXPECT_TRUE(absl::IsDataLoss(Read(0, HashOf(2), &data)));
+  ASSERT_TRUE(Write(0, NumberedHash(1), DataOf(1)).ok());
+  EXPECT_TRUE(absl::IsDataLoss(Read(0, NumberedHash(2), &data)));
 }
 
 TEST_F(BlockFileTest, AChangedByteIsAnError) {
   std::vector<std::byte> data;
-  ASSERT_TRUE(Write(1, HashOf(1), DataOf(1)).ok());
+  ASSERT_TRUE(Write(1, NumberedHash(1), DataOf(1)).ok());
   const char wrong = 'x';
   ASSERT_EQ(pwrite(file_->descriptor(), &wrong, 1, kBytes + 100), 1);
-  EXPECT_TRUE(absl::IsDataLoss(Read(1, HashOf(1), &data)));
+  EXPECT_TRUE(absl::IsDataLoss(Read(1, NumberedHash(1), &data)));
 }
 
 TEST_F(BlockFileTest, ATruncatedBlockIsAnError) {
   std::vector<std::byte> data;
-  ASSERT_TRUE(Write(1, HashOf(1), DataOf(1)).ok());
+  ASSERT_TRUE(Write(1, NumberedHash(1), DataOf(1)).ok());
   ASSERT_EQ(ftruncate(file_->descriptor(), 2 * kBytes - 1), 0);
-  EXPECT_TRUE(absl::IsDataLoss(Read(1, HashOf(1), &data)));
+  EXPECT_TRUE(absl::IsDataLoss(Read(1, NumberedHash(1), &data)));
 }
 
 TEST_F(BlockFileTest, IsPrivateAndLeavesNothing) {
@@ -116,11 +116,11 @@ TEST_F(BlockFileTest, AFullDiskIsAnErrorOfTheWrite) {
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{kBytes + 10, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  EXPECT_TRUE(Write(0, HashOf(1), DataOf(1)).ok());
-  EXPECT_FALSE(Write(1, HashOf(2), DataOf(2)).ok());
+  EXPECT_TRUE(Write(0, NumberedHash(1), DataOf(1)).ok());
+  EXPECT_FALSE(Write(1, NumberedHash(2), DataOf(2)).ok());
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::vector<std::byte> data;
-  EXPECT_TRUE(Read(0, HashOf(1), &data).ok());
+  EXPECT_TRUE(Read(0, NumberedHash(1), &data).ok());
   EXPECT_EQ(data, DataOf(1));
 }
 

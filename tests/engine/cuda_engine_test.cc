@@ -23,7 +23,7 @@ using kernels::DType;
 
 const int kLength = TestsRunOnGpu() ? 200 : 21;
 
-RigOptions Options(DType type) {
+RigOptions CudaRigOptions(DType type) {
   RigOptions options;
   options.load.weight_dtype = type;
   options.executor.max_rows = TestsRunOnGpu() ? 4096 : 128;
@@ -33,8 +33,8 @@ RigOptions Options(DType type) {
   return options;
 }
 
-struct Checkpoint {
-  explicit Checkpoint(const std::string& name) : spec(LoadCases()[name]) {
+struct TinyCheckpoint {
+  explicit TinyCheckpoint(const std::string& name) : spec(LoadCases()[name]) {
     WriteCheckpoint(spec, dir);
   }
   nlohmann::json spec;
@@ -69,9 +69,9 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
 TEST(CudaEngine, SavedBlocksComeBackElsewhere) {
   for (const DType kv : {DType::kBF16, DType::kFp8, DType::kInt4}) {
     SCOPED_TRACE(kernels::Name(kv));
-    const Checkpoint checkpoint("llama_biases_f32");
+    const TinyCheckpoint checkpoint("llama_biases_f32");
     const auto cuda = NewTestDevice(DType::kBF16);
-    RigOptions options = Options(DType::kBF16);
+    RigOptions options = CudaRigOptions(DType::kBF16);
     options.executor.kv_dtype = kv;
     Rig rig(checkpoint.dir.path(), cuda.get(), options);
     TestSequence source =
@@ -110,10 +110,10 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
         "starcoder2_f32"}) {
     if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
-    const Checkpoint checkpoint(name);
+    const TinyCheckpoint checkpoint(name);
     const auto cpu = NewCpu(1);
     const auto cuda = NewTestDevice(DType::kF32);
-    RigOptions options = Options(DType::kF32);
+    RigOptions options = CudaRigOptions(DType::kF32);
     options.load.max_positions = checkpoint.spec.value("served", 0);
     Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
     Rig rig(checkpoint.dir.path(), cuda.get(), options);
@@ -127,11 +127,11 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
-  const Checkpoint checkpoint("llama_biases_f32");
+  const TinyCheckpoint checkpoint("llama_biases_f32");
   const auto cpu = NewCpu(1);
   const auto cuda = NewTestDevice(DType::kF32);
   for (const DType kv : {DType::kFp8, DType::kInt8, DType::kInt4}) {
-    RigOptions options = Options(DType::kF32);
+    RigOptions options = CudaRigOptions(DType::kF32);
     options.executor.kv_dtype = kv;
     if (kv == DType::kFp8) options.load.quantisation = kv;
     Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
@@ -148,11 +148,11 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
 
 TEST(CudaEngine, GivesTheCpusBitsInF32WithWeightsInGroups) {
   for (const char* name : {"llama_biases_f32", "mixtral_f32"}) {
-    const Checkpoint checkpoint(name);
+    const TinyCheckpoint checkpoint(name);
     const auto cpu = NewCpu(1);
     const auto cuda = NewTestDevice(DType::kF32);
     for (const DType weights : {DType::kInt8, DType::kInt4}) {
-      RigOptions options = Options(DType::kF32);
+      RigOptions options = CudaRigOptions(DType::kF32);
       options.load.quantisation = weights;
       Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
       Rig rig(checkpoint.dir.path(), cuda.get(), options);
@@ -173,10 +173,10 @@ std::vector<std::vector<float>> AdaptedLogits(kernels::Backend* backend,
                                               const std::string& name,
                                               DType type, bool together) {
   const nlohmann::json adapter = ReadGolden("adapters.json")[name];
-  const Checkpoint checkpoint(adapter["base"].get<std::string>());
+  const TinyCheckpoint checkpoint(adapter["base"].get<std::string>());
   const TempDir lora;
   WriteAdapter(adapter, lora);
-  RigOptions options = Options(type);
+  RigOptions options = CudaRigOptions(type);
   options.load.max_positions = checkpoint.spec.value("served", 0);
   options.adapters = {lora.path()};
   Rig rig(checkpoint.dir.path(), backend, options);
@@ -238,9 +238,9 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
   for (const auto& c : cases) {
     if (kSanitized && c.name[0] != 'l') continue;
     SCOPED_TRACE(c.name);
-    const Checkpoint checkpoint(c.name);
+    const TinyCheckpoint checkpoint(c.name);
     const auto cuda = NewTestDevice(c.type);
-    RigOptions options = Options(c.type);
+    RigOptions options = CudaRigOptions(c.type);
     options.executor.kv_dtype = c.kv;
     options.load.quantisation = c.weights;
     Rig alone(checkpoint.dir.path(), cuda.get(), options);
@@ -267,7 +267,7 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
 // What a sender gathers in the receiver's format is what the receiver then
 // says that it holds.
 TEST(CudaEngine, APeerGetsItsOwnKvFormat) {
-  const Checkpoint checkpoint("llama3_scaled_bf16");
+  const TinyCheckpoint checkpoint("llama3_scaled_bf16");
   const auto cuda = NewTestDevice(DType::kBF16);
   const auto cpu = NewCpu(1);
   const auto ids = PromptIds(checkpoint.spec, kLength);
@@ -287,7 +287,7 @@ TEST(CudaEngine, APeerGetsItsOwnKvFormat) {
                {cpu.get(), DType::kInt8, cuda.get(), DType::kInt4},
                {cuda.get(), DType::kInt4, cuda.get(), DType::kBF16}};
   for (const auto& pair : pairs) {
-    RigOptions options = Options(DType::kBF16);
+    RigOptions options = CudaRigOptions(DType::kBF16);
     options.executor.kv_dtype = pair.from_kv;
     Rig from(checkpoint.dir.path(), pair.from, options);
     options.executor.kv_dtype = pair.to_kv;
@@ -311,11 +311,11 @@ TEST(CudaEngine, APeerGetsItsOwnKvFormat) {
 }
 
 TEST(CudaEngine, ACpuTakesItsKvOver) {
-  const Checkpoint checkpoint("llama3_scaled_bf16");
+  const TinyCheckpoint checkpoint("llama3_scaled_bf16");
   const auto cuda = NewTestDevice(DType::kBF16);
   const auto cpu = NewCpu(1);
-  Rig from(checkpoint.dir.path(), cuda.get(), Options(DType::kBF16));
-  Rig to(checkpoint.dir.path(), cpu.get(), Options(DType::kBF16));
+  Rig from(checkpoint.dir.path(), cuda.get(), CudaRigOptions(DType::kBF16));
+  Rig to(checkpoint.dir.path(), cpu.get(), CudaRigOptions(DType::kBF16));
   const auto ids = PromptIds(checkpoint.spec, kLength);
   TestSequence sent = from.NewSequence(ids, kLength);
   TestSequence landed = to.NewSequence(ids, kLength);
@@ -387,10 +387,10 @@ Decoded DecodeSome(Rig& rig, const nlohmann::json& spec, DType type) {
 
 TEST(CudaEngine, RecordedDecodesChangeNoBit) {
   for (const DType type : {DType::kBF16, DType::kF32}) {
-    const Checkpoint checkpoint(type == DType::kBF16 ? "llama3_scaled_bf16"
-                                                     : "llama_biases_f32");
+    const TinyCheckpoint checkpoint(type == DType::kBF16 ? "llama3_scaled_bf16"
+                                                         : "llama_biases_f32");
     const auto cuda = NewTestDevice(type);
-    RigOptions options = Options(type);
+    RigOptions options = CudaRigOptions(type);
     options.executor.num_blocks = 16;
     Rig plain(checkpoint.dir.path(), cuda.get(), options);
     const Decoded expected = DecodeSome(plain, checkpoint.spec, type);
@@ -413,9 +413,9 @@ TEST(CudaEngine, RecordedDecodesChangeNoBit) {
 }
 
 TEST(CudaEngine, DecodesGoOnWhereNothingCanBeRecorded) {
-  const Checkpoint checkpoint("llama_biases_f32");
+  const TinyCheckpoint checkpoint("llama_biases_f32");
   const auto cpu = NewCpu(1);
-  RigOptions options = Options(DType::kF32);
+  RigOptions options = CudaRigOptions(DType::kF32);
   options.executor.num_blocks = 16;
   Rig rig(checkpoint.dir.path(), cpu.get(), options);
   const Decoded expected = DecodeSome(rig, checkpoint.spec, DType::kF32);

@@ -30,7 +30,7 @@ namespace {
 using kernels::DType;
 using nlohmann::json;
 
-RigOptions Options(DType type) {
+RigOptions GoldenRigOptions(DType type) {
   RigOptions options;
   options.load.weight_dtype = type;
   options.executor.max_rows = 512;
@@ -56,7 +56,7 @@ TEST_P(Families, LogitsAreNearTheGoldens) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (kSanitized && type != DType::kBF16) continue;
     const auto backend = NewTestDevice(type);
-    RigOptions options = Options(type);
+    RigOptions options = GoldenRigOptions(type);
     options.load.max_positions = spec.value("served", 0);
     Rig rig(dir.path(), backend.get(), options);
     int prompts = 0;
@@ -111,7 +111,7 @@ TEST_P(Stories, EveryGoldenTokenIsTheLikeliest) {
   const DType type = GetParam();
   const double near = type == DType::kF32 ? 1e-3 : 0.15;
   const auto backend = NewTestDevice(type);
-  Rig rig(directory, backend.get(), Options(type));
+  Rig rig(directory, backend.get(), GoldenRigOptions(type));
   int cases = 0;
   int tokens = 0;
   int others = 0;
@@ -159,7 +159,7 @@ TEST(DeviceStream, GoesOnWithTheSameBitsWhereItWasTakenOver) {
   TempDir dir;
   WriteCheckpoint(spec, dir);
   const auto backend = NewTestDevice(DType::kBF16);
-  Rig rig(dir.path(), backend.get(), Options(DType::kBF16));
+  Rig rig(dir.path(), backend.get(), GoldenRigOptions(DType::kBF16));
   const auto go_on = [&](TestSequence& sequence, int count) {
     std::vector<std::vector<float>> logits;
     TestSequence* const one = &sequence;
@@ -233,7 +233,7 @@ TEST(DeviceMasks, EachDrawIsTheLikeliestThatItsOwnMaskAllows) {
   TempDir dir;
   WriteCheckpoint(spec, dir);
   const auto backend = NewTestDevice(DType::kBF16);
-  Rig rig(dir.path(), backend.get(), Options(DType::kBF16));
+  Rig rig(dir.path(), backend.get(), GoldenRigOptions(DType::kBF16));
   const int vocab = rig.spec().vocab_size;
   const int rounds = TestsRunOnGpu() ? 20 : 3;
   int changed = 0;
@@ -318,7 +318,7 @@ TEST(DeviceLeaks, NothingIsLeftOfManyEngines) {
   WriteCheckpoint(spec, dir);
   const auto use = [&] {
     const auto backend = NewTestDevice(DType::kBF16);
-    Rig rig(dir.path(), backend.get(), Options(DType::kBF16));
+    Rig rig(dir.path(), backend.get(), GoldenRigOptions(DType::kBF16));
     TestSequence sequence = rig.NewSequence(PromptIds(spec, 5), 5);
     TestSequence* const one = &sequence;
     EXPECT_TRUE(rig.Advance({&one, 1}, 512).status.ok());

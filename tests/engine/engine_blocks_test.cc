@@ -21,7 +21,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 // Blocks of 4; a sequence of at most 32 positions.
-HarnessOptions Small(int num_blocks, int budget = 64) {
+HarnessOptions SmallPool(int num_blocks, int budget = 64) {
   HarnessOptions options;
   options.num_blocks = num_blocks;
   options.engine.max_num_batched_tokens = budget;
@@ -199,7 +199,7 @@ TEST(EngineBlocksDeathTest, ATailThatOthersHaveIsNeverWritten) {
 // ---- Running out
 
 TEST(EngineBlocksTest, TheYoungestLosesItsBlocksTheOldestNever) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   // Three of 8 + 12 positions, 5 blocks each at the end; 8 blocks.
   for (const SequenceId id : {2, 3, 1}) harness.Add(id, 8, 12);
   harness.RunUntilIdle();
@@ -228,7 +228,7 @@ TEST(EngineBlocksTest, TheYoungestLosesItsBlocksTheOldestNever) {
 }
 
 TEST(EngineBlocksTest, PausedSequencesGoFirstYoungestFirst) {
-  Harness harness(Small(12));
+  Harness harness(SmallPool(12));
   for (const SequenceId id : {1, 2, 3, 4}) harness.Add(id, 8, 12);
   harness.RunSteps(1);
   harness.engine->Pause(1, true);
@@ -246,7 +246,7 @@ TEST(EngineBlocksTest, PausedSequencesGoFirstYoungestFirst) {
 }
 
 TEST(EngineBlocksTest, FinishedSequencesKeepTheirBlocks) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   SequenceSpec kept = harness.Spec(9, 12, 5);
   kept.first_token_only = true;
   harness.Add(9, std::move(kept));
@@ -264,7 +264,7 @@ TEST(EngineBlocksTest, FinishedSequencesKeepTheirBlocks) {
 }
 
 TEST(EngineBlocksTest, APromptThatFindsNoBlockWaitsAndPreemptsNoOlderOne) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   harness.Add(1, 24, 8);  // 8 blocks at the end
   harness.RunSteps(1);
   harness.Add(2, 20, 2);  // 2 left: it starts, and gives way
@@ -284,7 +284,7 @@ TEST(EngineBlocksTest, APromptThatFindsNoBlockWaitsAndPreemptsNoOlderOne) {
 }
 
 TEST(EngineBlocksTest, TheOwnerIsAskedBeforeAnybodyIsPreempted) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   std::optional<Reservation> grant = harness.pool.Reserve(2);
   harness.on_blocks_short = [&](int blocks) {
     EXPECT_EQ(harness.pool.available(), 0);
@@ -304,7 +304,7 @@ TEST(EngineBlocksTest, TheOwnerIsAskedBeforeAnybodyIsPreempted) {
 }
 
 TEST(EngineBlocksTest, WhoSaysTryAgainButFreesNothingIsNotAskedAgain) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   int asked = 0;
   harness.on_blocks_short = [&](int) {
     ++asked;
@@ -320,7 +320,7 @@ TEST(EngineBlocksTest, WhoSaysTryAgainButFreesNothingIsNotAskedAgain) {
 }
 
 TEST(EngineBlocksTest, TheOwnerMayRetireAndAddWhileItIsAsked) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   bool first = true;
   harness.on_blocks_short = [&](int) {
     if (!first) return false;
@@ -339,7 +339,7 @@ TEST(EngineBlocksTest, TheOwnerMayRetireAndAddWhileItIsAsked) {
 }
 
 TEST(EngineBlocksTest, TheOldestWaitsForBlocksThatOthersHold) {
-  Harness harness(Small(8));
+  Harness harness(SmallPool(8));
   std::optional<Reservation> grant = harness.pool.Reserve(6);
   BlockHold scatter = grant->Hold(5, 6);
   harness.Add(1, 20, 4);
@@ -357,7 +357,7 @@ TEST(EngineBlocksTest, TheOldestWaitsForBlocksThatOthersHold) {
 }
 
 TEST(EngineBlocksTest, AChunkIsCutToTheBlocksThereAreBeforeAnybodySuffers) {
-  Harness harness(Small(10));
+  Harness harness(SmallPool(10));
   harness.Add(2, 24, 2);
   harness.RunSteps(1);
   harness.Add(1, 20, 3);  // older, and 3 blocks are left
@@ -371,7 +371,7 @@ TEST(EngineBlocksTest, AChunkIsCutToTheBlocksThereAreBeforeAnybodySuffers) {
 }
 
 TEST(EngineBlocksTest, WhoeverIsRetiredBeforeItHearsOfItsPreemptionHearsNot) {
-  Harness harness(Small(8, 24));
+  Harness harness(SmallPool(8, 24));
   for (const SequenceId id : {1, 2, 3, 4}) harness.Add(id, 4, 20);
   harness.on_preempted = [&](SequenceId) {
     for (const SequenceId id : {2, 3, 4}) {
@@ -398,7 +398,7 @@ TEST(EngineBlocksTest, ManySequencesInASmallPoolAllFinishRight) {
                                          {32, 1, 3, true},
                                          {5, 8, 6, true},
                                          {16, 4, 64, true}}) {
-    HarnessOptions options = Small(c.num_blocks, c.budget);
+    HarnessOptions options = SmallPool(c.num_blocks, c.budget);
     options.block_size = c.block_size;
     Harness harness(options);
     harness.on_token = [&](SequenceId id) {

@@ -15,7 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 
-HarnessOptions With(double right, int num_tokens = 4, bool adapt = false) {
+HarnessOptions WithDraft(double right, int num_tokens = 4, bool adapt = false) {
   HarnessOptions options;
   options.num_blocks = 200;
   options.engine.max_draws = 64;
@@ -29,7 +29,7 @@ DraftCounts Drafts(const Harness& harness) {
 }
 
 TEST(EngineDraftModelTest, ARoundFeedsWhatIsMissingAndEachGuess) {
-  Harness harness(With(1, 3));
+  Harness harness(WithDraft(1, 3));
   harness.Add(1, 5, 10);
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
@@ -46,7 +46,7 @@ TEST(EngineDraftModelTest, ARoundFeedsWhatIsMissingAndEachGuess) {
 }
 
 TEST(EngineDraftModelTest, AWrongGuessIsWrittenOver) {
-  Harness harness(With(0, 3));
+  Harness harness(WithDraft(0, 3));
   harness.Add(1, 5, 5);
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
@@ -102,47 +102,25 @@ TEST(EngineDraftModelTest, WhatWasWrongIsFedAgainHoweverLate) {
   EXPECT_EQ(pool.available(), 16);
 }
 
-std::vector<SequenceSpec> RuledSpecs(const Harness& harness) {
-  std::vector<SequenceSpec> specs;
-  for (SequenceId id = 1; id <= 7; ++id) {
-    SequenceSpec spec = harness.Spec(id, 3 + static_cast<int>(id), 40);
-    spec.sampling = {.temperature = id % 2 == 0 ? 1.0f : 0.0f,
-                     .seed = id,
-                     .sequence_index = static_cast<uint32_t>(id % 3),
-                     .logprobs = 2};
-    specs.push_back(spec);
-  }
-  specs[0].rules.repetition_penalty = 1.3f;
-  specs[1].rules.frequency_penalty = 0.5f;
-  specs[1].rules.presence_penalty = 0.25f;
-  specs[2].rules.logit_bias = {{.token_id = 4, .bias = 2}};
-  specs[2].rules.banned_ids = {1, 2, 3};
-  for (int32_t id = 0; id < 8; ++id) {
-    specs[3].rules.allowed_ids.push_back(id * 11);
-    specs[4].rules.allowed_ids.push_back(id * 7);
-  }
-  specs[3].rules.repetition_penalty = 0.7f;
-  for (int32_t id = 0; id < 8; ++id) {
-    specs[4].rules.bad_words.push_back({id * 7, (id * 21) % 56});
+TEST(EngineDraftModelTest, TheModelItselfIsRightUnderAllRules) {
+  Harness without(HarnessOptions{.num_blocks = 200});
+  auto specs = RuledSpecs(without, 7);
+  for (SequenceSpec& spec : specs) {
+    spec.sampling.sequence_index =
+        static_cast<uint32_t>(spec.sampling.seed % 3);
+    spec.sampling.logprobs = 2;
   }
   for (int32_t id = 0; id < 50; ++id) {
     specs[5].stopping.stop_token_ids.push_back(id);
   }
   specs[5].stopping.min_tokens = 17;
-  specs[5].rules.presence_penalty = -1;
-  return specs;
-}
-
-TEST(EngineDraftModelTest, TheModelItselfIsRightUnderAllRules) {
-  Harness without(HarnessOptions{.num_blocks = 200});
-  const auto specs = RuledSpecs(without);
   for (size_t i = 0; i < specs.size(); ++i) without.Add(i + 1, specs[i]);
   without.RunUntilIdle();
   for (const double right : {1.0, 0.7}) {
     for (const int num_tokens : {1, 4, 9}) {
       for (const bool ahead : {false, true}) {
         SCOPED_TRACE(absl::StrCat(right, " ", num_tokens, " ", ahead));
-        HarnessOptions options = With(right, num_tokens);
+        HarnessOptions options = WithDraft(right, num_tokens);
         options.engine.run_ahead = ahead;
         options.engine.max_draws = 7 + 5 * num_tokens;
         Harness with(options);
@@ -172,7 +150,7 @@ TEST(EngineDraftModelTest, TheModelItselfIsRightUnderAllRules) {
 }
 
 TEST(EngineDraftModelTest, ACacheThatIsBehindCatchesUpInChunks) {
-  HarnessOptions options = With(1, 4);
+  HarnessOptions options = WithDraft(1, 4);
   Harness harness(options);
   harness.Add(1, 10, 150);
   harness.RunSteps(4);
@@ -224,7 +202,7 @@ TEST(EngineDraftModelTest, WhatWasComputedIsFoundAgain) {
     spec.history = Harness::Prompt(1, 62);
     return spec;
   };
-  Harness harness(With(1, 4));
+  Harness harness(WithDraft(1, 4));
   harness.Add(1, again(harness, 1));
   harness.RunUntilIdle();
   EXPECT_EQ(FedOf(harness, 1).first, 0);
@@ -265,7 +243,7 @@ TEST(EngineDraftModelTest, WhatWasComputedIsFoundAgain) {
 }
 
 TEST(EngineDraftModelTest, WithoutPrefixCachingNothingIsFoundAgain) {
-  HarnessOptions options = With(1, 4);
+  HarnessOptions options = WithDraft(1, 4);
   options.engine.prefix_caching = false;
   Harness harness(options);
   for (SequenceId id = 1; id <= 2; ++id) {
@@ -282,7 +260,7 @@ TEST(EngineDraftModelTest, WithoutPrefixCachingNothingIsFoundAgain) {
 
 // As the sequences of one request: who comes first computes for the others.
 TEST(EngineDraftModelTest, OnePromptOfSeveralIsComputedOnce) {
-  Harness harness(With(1, 4));
+  Harness harness(WithDraft(1, 4));
   for (SequenceId id = 1; id <= 4; ++id) {
     SequenceSpec spec = harness.Spec(id, 122, 40);
     spec.history = Harness::Prompt(1, 122);
@@ -301,7 +279,7 @@ TEST(EngineDraftModelTest, OnePromptOfSeveralIsComputedOnce) {
 }
 
 TEST(EngineDraftModelTest, WhatWasEvictedIsComputedAgain) {
-  HarnessOptions options = With(1, 4);
+  HarnessOptions options = WithDraft(1, 4);
   options.draft.num_blocks = 24;
   Harness harness(options);
   const auto run = [&](SequenceId id, SequenceId prompt) {
@@ -323,7 +301,7 @@ TEST(EngineDraftModelTest, WhatWasEvictedIsComputedAgain) {
 }
 
 TEST(EngineDraftModelTest, WhoFindsNoBlocksHasNoGuesses) {
-  HarnessOptions options = With(1, 4);
+  HarnessOptions options = WithDraft(1, 4);
   options.draft.num_blocks = 10;  // of 4 positions
   Harness harness(options);
   for (SequenceId id = 1; id <= 4; ++id) harness.Add(id, 12, 30);
@@ -340,7 +318,7 @@ TEST(EngineDraftModelTest, WhoFindsNoBlocksHasNoGuesses) {
 }
 
 TEST(EngineDraftModelTest, TheDraftModelsContextMayEndFirst) {
-  HarnessOptions options = With(1, 4);
+  HarnessOptions options = WithDraft(1, 4);
   options.draft.max_positions = 28;
   Harness harness(options);
   harness.Add(1, 10, 60);
@@ -360,7 +338,7 @@ TEST(EngineDraftModelTest, TheDraftModelsContextMayEndFirst) {
 TEST(EngineDraftModelTest, WhatComesAndGoesWithinARoundHarmsNobody) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
-    HarnessOptions options = With(0.8, 5);
+    HarnessOptions options = WithDraft(0.8, 5);
     options.engine.run_ahead = seed % 2 == 0;
     options.seed = seed;
     options.num_blocks = 40;
@@ -418,7 +396,7 @@ TEST(EngineDraftModelTest, WhatComesAndGoesWithinARoundHarmsNobody) {
 }
 
 TEST(EngineDraftModelTest, ADeviceThatFailsGuessesNoMore) {
-  Harness harness(With(1, 4));
+  Harness harness(WithDraft(1, 4));
   harness.on_token = [&](SequenceId) {
     harness.draft_device.FailNextStep(absl::InternalError("device"));
   };
@@ -433,7 +411,7 @@ TEST(EngineDraftModelTest, ADeviceThatFailsGuessesNoMore) {
 TEST(EngineDraftModelTest, ItRunsWhereItPays) {
   for (const bool ahead : {false, true}) {
     // Steps of 1 ms, of its own a tenth.
-    HarnessOptions options = With(1, 4, /*adapt=*/true);
+    HarnessOptions options = WithDraft(1, 4, /*adapt=*/true);
     options.engine.run_ahead = ahead;
     {
       Harness harness(options);
@@ -459,7 +437,7 @@ TEST(EngineDraftModelTest, ItRunsWhereItPays) {
 
 TEST(EngineDraftModelTest, MoreSequencesThanAStepTakesHaveGuessesToo) {
   for (const int seqs : {1, 3}) {
-    HarnessOptions options = With(1, 4, /*adapt=*/true);
+    HarnessOptions options = WithDraft(1, 4, /*adapt=*/true);
     options.engine.max_num_seqs = seqs;
     Harness harness(options);
     for (int id = 1; id <= seqs + 1; ++id) {
@@ -481,7 +459,7 @@ TEST(EngineDraftModelTest, MoreSequencesThanAStepTakesHaveGuessesToo) {
 
 TEST(EngineDraftModelTest, LongPromptsAreCaughtUpForManyTokensAlone) {
   for (const int tokens : {8, 40}) {
-    Harness harness(With(1, 4, /*adapt=*/true));
+    Harness harness(WithDraft(1, 4, /*adapt=*/true));
     harness.Add(1, 150, tokens);
     harness.RunUntilIdle();
     harness.ExpectAllFinishedRight();
@@ -524,7 +502,7 @@ TEST(EngineDraftModelTest, GuessesThatAreWrongCostLittle) {
     return seconds;
   };
   for (const int side_by_side : {1, 8}) {
-    HarnessOptions options = With(0.02, 4, /*adapt=*/true);
+    HarnessOptions options = WithDraft(0.02, 4, /*adapt=*/true);
     options.num_blocks = options.draft.num_blocks = 500;
     options.engine.max_num_batched_tokens = 512;
     const double with = run(options, side_by_side);

@@ -409,6 +409,33 @@ class Harness final : public EngineListener {
   std::unique_ptr<Engine> engine;
 };
 
+// Sequences from 1 on, every other one sampled; each of the first six has
+// rules of its own. REQUIRES: count >= 6.
+inline std::vector<SequenceSpec> RuledSpecs(const Harness& harness,
+                                            SequenceId count) {
+  std::vector<SequenceSpec> specs;
+  for (SequenceId id = 1; id <= count; ++id) {
+    SequenceSpec spec = harness.Spec(id, 3 + static_cast<int>(id), 40);
+    spec.sampling = {.temperature = id % 2 == 0 ? 1.0f : 0.0f, .seed = id};
+    specs.push_back(spec);
+  }
+  specs[0].rules.repetition_penalty = 1.3f;
+  specs[1].rules.frequency_penalty = 0.5f;
+  specs[1].rules.presence_penalty = 0.25f;
+  specs[2].rules.logit_bias = {{.token_id = 4, .bias = 2}};
+  specs[2].rules.banned_ids = {1, 2, 3};
+  for (int32_t id = 0; id < 8; ++id) {
+    specs[3].rules.allowed_ids.push_back(id * 11);
+    specs[4].rules.allowed_ids.push_back(id * 7);
+  }
+  specs[3].rules.repetition_penalty = 0.7f;
+  for (int32_t id = 0; id < 8; ++id) {
+    specs[4].rules.bad_words.push_back({id * 7, (id * 21) % 56});
+  }
+  specs[5].rules.presence_penalty = -1;
+  return specs;
+}
+
 }  // namespace tandem::engine
 
 #endif  // TANDEM_TESTS_ENGINE_ENGINE_HARNESS_H_

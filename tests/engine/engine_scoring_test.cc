@@ -16,8 +16,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-HarnessOptions Limits(int max_num_seqs, int max_num_batched_tokens,
-                      int max_draws) {
+HarnessOptions LimitsWithDraws(int max_num_seqs, int max_num_batched_tokens,
+                               int max_draws) {
   HarnessOptions options;
   options.engine.max_num_seqs = max_num_seqs;
   options.engine.max_num_batched_tokens = max_num_batched_tokens;
@@ -90,7 +90,7 @@ TEST(EngineScoringTest, ChunksAreCutSoThatEverybodyMayDraw) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.why);
-    Harness harness(Limits(c.seqs, c.budget, c.draws));
+    Harness harness(LimitsWithDraws(c.seqs, c.budget, c.draws));
     if (c.decodes > 0) {
       harness.Add(2, 1, 5);
       harness.RunSteps(1);
@@ -110,7 +110,7 @@ TEST(EngineScoringTest, ScoresAreTheSameUnderEveryBudgetAndNeighbour) {
     for (const int seqs : {1, 3, 16}) {
       for (const int extra : {0, 6}) {
         for (const bool ahead : {false, true}) {
-          HarnessOptions options = Limits(seqs, budget, seqs + extra);
+          HarnessOptions options = LimitsWithDraws(seqs, budget, seqs + extra);
           options.engine.run_ahead = ahead;
           options.num_blocks = 256;
           Harness harness(options);
@@ -144,7 +144,7 @@ TEST(EngineScoringTest, ScoresAreTheSameUnderEveryBudgetAndNeighbour) {
 }
 
 TEST(EngineScoringTest, ThoseToldBeforeAreNotToldAgain) {
-  Harness harness(Limits(8, 64, 0));
+  Harness harness(LimitsWithDraws(8, 64, 0));
   SequenceSpec spec = Scored(harness, 1, 12, 3);
   harness.Add(1, spec);
   harness.RunUntilIdle();
@@ -155,7 +155,7 @@ TEST(EngineScoringTest, ThoseToldBeforeAreNotToldAgain) {
   // score needs the row before it.
   for (const int position : {5, 9, 11}) {
     spec.scoring.position = position;
-    Harness again(Limits(8, 64, 0));
+    Harness again(LimitsWithDraws(8, 64, 0));
     again.told[1].scores.assign(all.begin(), all.begin() + position - 1);
     again.Add(1, spec);
     again.RunUntilIdle();
@@ -166,7 +166,7 @@ TEST(EngineScoringTest, ThoseToldBeforeAreNotToldAgain) {
 }
 
 TEST(EngineScoringTest, APrefixMayBeCachedUpToTheFirstScore) {
-  Harness harness(Limits(8, 64, 0));
+  Harness harness(LimitsWithDraws(8, 64, 0));
   SequenceSpec spec = Scored(harness, 1, 13, 2);
   harness.Add(1, spec);
   harness.RunUntilIdle();
@@ -198,7 +198,7 @@ TEST(EngineScoringTest, APrefixMayBeCachedUpToTheFirstScore) {
 }
 
 TEST(EngineScoringTest, WithoutACacheAPromptIsScoredOnce) {
-  Harness harness(Limits(8, 64, 0));
+  Harness harness(LimitsWithDraws(8, 64, 0));
   SequenceSpec spec = Scored(harness, 1, 12, 4);
   spec.kv_cache = false;
   harness.Add(1, std::move(spec));
@@ -212,7 +212,7 @@ TEST(EngineScoringTest, WithoutACacheAPromptIsScoredOnce) {
 }
 
 TEST(EngineScoringTest, APreemptedOneGoesOnWhereItWas) {
-  HarnessOptions options = Limits(4, 8, 0);
+  HarnessOptions options = LimitsWithDraws(4, 8, 0);
   options.num_blocks = 11;
   options.engine.max_model_len = 40;
   Harness harness(options);
@@ -246,7 +246,7 @@ TEST(EngineScoringTest, APreemptedOneGoesOnWhereItWas) {
 
 TEST(EngineScoringTest, TheListenerMayRetireItAtAnyScore) {
   for (const int max_tokens : {0, 3}) {
-    Harness harness(Limits(4, 64, 0));
+    Harness harness(LimitsWithDraws(4, 64, 0));
     harness.on_scores = [&](SequenceId id) { harness.Retire(id); };
     harness.Add(1, Scored(harness, 1, 10, max_tokens));
     harness.Add(2, 6, 3);
@@ -259,7 +259,7 @@ TEST(EngineScoringTest, TheListenerMayRetireItAtAnyScore) {
 }
 
 TEST(EngineScoringTest, AWholeContextMayBeScored) {
-  HarnessOptions options = Limits(4, 64, 0);
+  HarnessOptions options = LimitsWithDraws(4, 64, 0);
   options.engine.max_model_len = 16;
   Harness harness(options);
   harness.Add(1, Scored(harness, 1, 16, 0));

@@ -38,7 +38,7 @@ class FixedDrafters final : public DrafterFactory {
   std::vector<std::vector<int32_t>> guesses;
 };
 
-HarnessOptions With(DrafterFactory* drafters, int num_tokens = 4) {
+HarnessOptions WithDrafters(DrafterFactory* drafters, int num_tokens = 4) {
   HarnessOptions options;
   options.engine.max_draws = 64;
   options.engine.speculation = {
@@ -48,7 +48,7 @@ HarnessOptions With(DrafterFactory* drafters, int num_tokens = 4) {
 
 TEST(EngineSpeculationTest, AStepGivesTheRightGuessesAndOneTokenMore) {
   FixedDrafters drafters;
-  Harness harness(With(&drafters));
+  Harness harness(WithDrafters(&drafters));
   SequenceSpec spec = harness.Spec(1, 5, 12);
   const auto right = Expected(harness.options.model, spec.history, 12, {});
   const int32_t wrong = (right[4] + 1) % 100;
@@ -95,7 +95,7 @@ TEST(EngineSpeculationTest, ARunThatIsRightEndsWhereItMust) {
       {"the context ends", 20, -1, 0, 9, 4, Finish::kLength}};
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.why);
-    HarnessOptions options = With(&drafters);
+    HarnessOptions options = WithDrafters(&drafters);
     options.engine.max_model_len = c.max_model_len;
     Harness harness(options);
     SequenceSpec spec = harness.Spec(3, 5, c.max_tokens);
@@ -119,7 +119,7 @@ TEST(EngineSpeculationTest, MinTokensBanStopsAmongGuessesToo) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     FakeModel model = HarnessOptions().model;
     NoisyDrafters drafters(model, seed);
-    Harness harness(With(&drafters));
+    Harness harness(WithDrafters(&drafters));
     SequenceSpec spec = harness.Spec(seed, 6, 30);
     spec.stopping.min_tokens = 12;
     for (int32_t id = 0; id < 40; ++id) {
@@ -133,42 +133,19 @@ TEST(EngineSpeculationTest, MinTokensBanStopsAmongGuessesToo) {
 }
 
 // All rules at once, beside each other in a batch.
-std::vector<SequenceSpec> RuledSpecs(const Harness& harness) {
-  std::vector<SequenceSpec> specs;
-  for (SequenceId id = 1; id <= 6; ++id) {
-    SequenceSpec spec = harness.Spec(id, 3 + static_cast<int>(id), 40);
-    spec.sampling = {.temperature = id % 2 == 0 ? 1.0f : 0.0f, .seed = id};
-    specs.push_back(spec);
-  }
-  specs[0].rules.repetition_penalty = 1.3f;
-  specs[1].rules.frequency_penalty = 0.5f;
-  specs[1].rules.presence_penalty = 0.25f;
-  specs[2].rules.logit_bias = {{.token_id = 4, .bias = 2}};
-  specs[2].rules.banned_ids = {1, 2, 3};
-  for (int32_t id = 0; id < 8; ++id) {
-    specs[3].rules.allowed_ids.push_back(id * 11);
-    specs[4].rules.allowed_ids.push_back(id * 7);
-  }
-  specs[3].rules.repetition_penalty = 0.7f;
-  for (int32_t id = 0; id < 8; ++id) {
-    specs[4].rules.bad_words.push_back({id * 7, (id * 21) % 56});
-  }
-  specs[5].stopping.stop_token_ids = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-  specs[5].stopping.min_tokens = 9;
-  specs[5].rules.presence_penalty = -1;
-  return specs;
-}
-
 TEST(EngineSpeculationTest, RulesSeeTheGuessesBeforeEachRow) {
   Harness without;
-  auto specs = RuledSpecs(without);
+  auto specs = RuledSpecs(without, 6);
+  specs[5].stopping.stop_token_ids = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+  specs[5].stopping.min_tokens = 9;
   for (size_t i = 0; i < specs.size(); ++i) without.Add(i + 1, specs[i]);
   without.RunUntilIdle();
   int64_t accepted = 0;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     SCOPED_TRACE(seed);
     NoisyDrafters drafters(without.options.model, seed, 0.8);
-    HarnessOptions options = With(&drafters, 1 + static_cast<int>(seed));
+    HarnessOptions options =
+        WithDrafters(&drafters, 1 + static_cast<int>(seed));
     options.engine.max_draws = 6 + 4 * static_cast<int>(seed);
     options.engine.run_ahead = seed % 2 == 0;
     Harness with(options);
@@ -189,7 +166,7 @@ TEST(EngineSpeculationTest, HashesCoverAcceptedTokensAlone) {
     SCOPED_TRACE(seed);
     FakeModel model = HarnessOptions().model;
     NoisyDrafters drafters(model, seed, 0.6);
-    HarnessOptions options = With(&drafters, 8);
+    HarnessOptions options = WithDrafters(&drafters, 8);
     options.block_size = 2;
     options.engine.max_model_len = 100;
     Harness harness(options);
@@ -218,7 +195,7 @@ TEST(EngineSpeculationTest, GuessesTakeNoBlockThatOthersNeed) {
     SCOPED_TRACE(seed);
     FakeModel model = HarnessOptions().model;
     NoisyDrafters drafters(model, seed, 0.5);
-    HarnessOptions with = With(&drafters, 8);
+    HarnessOptions with = WithDrafters(&drafters, 8);
     with.num_blocks = 24;
     with.block_size = 4;
     with.engine.max_model_len = 48;
@@ -247,7 +224,7 @@ TEST(EngineSpeculationTest, GuessesTakeNoBlockThatOthersNeed) {
 
 TEST(EngineSpeculationTest, ARetiredSequenceIsHeardNoMoreWithinItsRun) {
   FixedDrafters drafters;
-  Harness harness(With(&drafters));
+  Harness harness(WithDrafters(&drafters));
   SequenceSpec spec = harness.Spec(1, 5, 12);
   const auto right = Expected(harness.options.model, spec.history, 12, {});
   drafters.guesses = {{right[1], right[2], right[3], right[4]}};
@@ -263,7 +240,7 @@ TEST(EngineSpeculationTest, ARetiredSequenceIsHeardNoMoreWithinItsRun) {
 TEST(EngineSpeculationTest, StepsWithPromptsDraftNothingAndBudgetsHold) {
   FakeModel model = HarnessOptions().model;
   NoisyDrafters drafters(model, 1, 1.0);
-  HarnessOptions options = With(&drafters, 6);
+  HarnessOptions options = WithDrafters(&drafters, 6);
   options.engine.max_num_batched_tokens = 16;
   options.engine.max_draws = 9;
   Harness harness(options);
@@ -285,7 +262,7 @@ TEST(EngineSpeculationTest, RunsAheadUntilGuessesPay) {
   for (const double right : {0.0, 1.0}) {
     FakeModel model = HarnessOptions().model;
     NoisyDrafters drafters(model, 1, right);
-    HarnessOptions options = With(&drafters);
+    HarnessOptions options = WithDrafters(&drafters);
     options.engine.run_ahead = true;
     options.engine.speculation.adapt = true;
     Harness harness(options);

@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 
 constexpr FakeModel kModel = {.num_layers = 3, .vocab_size = 1 << 30};
 
-FakeExecutorOptions Options(int block_size = 4) {
+FakeExecutorOptions SmallDevice(int block_size = 4) {
   return {.model = kModel, .num_blocks = 8, .block_size = block_size};
 }
 
@@ -96,7 +96,7 @@ TEST_F(FakeExecutorTest, TokensEqualTheExpectedOnesHoweverTheyAreCut) {
   };
   for (const Case& c : std::vector<Case>{
            {{0, 7}}, {{0, 1, 2, 3, 4, 5, 6, 7}}, {{0, 4, 7}}, {{0, 5, 6, 7}}}) {
-    FakeExecutor executor(Options(), &loop_);
+    FakeExecutor executor(SmallDevice(), &loop_);
     std::vector<int32_t> got;
     for (size_t i = 1; i < c.cuts.size(); ++i) {
       got = Run(executor, kHistory, table, c.cuts[i - 1], c.cuts[i]);
@@ -162,7 +162,7 @@ TEST_F(FakeExecutorTest, AnyWrongWordAnywhereChangesTheToken) {
   const int32_t right = Expected(kModel, kHistory, 1, {})[0];
   for (int layer = 0; layer < kModel.num_layers; ++layer) {
     for (int position = 0; position < 6; ++position) {
-      FakeExecutor executor(Options(), &loop_);
+      FakeExecutor executor(SmallDevice(), &loop_);
       Run(executor, kHistory, table, 0, 6);
       const uint64_t stale = 12345;
       KvPart part = {.block_table = table,
@@ -182,7 +182,7 @@ TEST_F(FakeExecutorTest, AnyWrongWordAnywhereChangesTheToken) {
   // Blocks in another order, or of nobody.
   for (const std::vector<int32_t>& wrong :
        std::vector<std::vector<int32_t>>{{2, 6}, {6, 3}, {3, 2}}) {
-    FakeExecutor executor(Options(), &loop_);
+    FakeExecutor executor(SmallDevice(), &loop_);
     Run(executor, kHistory, table, 0, 6);
     EXPECT_NE(Run(executor, kHistory, wrong, 6, 7)[0], right);
   }
@@ -193,8 +193,8 @@ TEST_F(FakeExecutorTest, AHandoffInAnySlicesToOtherBlocksGivesTheSameToken) {
   const std::vector<int32_t> to_table = {1, 0, 5, 4};
   for (const int positions_per_slice : {1, 2, 5, 6}) {
     for (const int layers_per_slice : {1, 2, 3}) {
-      FakeExecutor from(Options(4), &loop_);
-      FakeExecutor to(Options(2), &loop_);
+      FakeExecutor from(SmallDevice(4), &loop_);
+      FakeExecutor to(SmallDevice(2), &loop_);
       Run(from, kHistory, from_table, 0, 6);
       kernels::KvDigest sent;
       for (int p = 0; p < 6; p += positions_per_slice) {
@@ -237,7 +237,7 @@ TEST_F(FakeExecutorTest, AHandoffInAnySlicesToOtherBlocksGivesTheSameToken) {
 TEST_F(FakeExecutorTest, AWireRowHasTheSizeThatTheShapeSays) {
   for (const kernels::DType dtype :
        {kernels::DType::kF32, kernels::DType::kBF16}) {
-    FakeExecutorOptions options = Options();
+    FakeExecutorOptions options = SmallDevice();
     options.dtype = dtype;
     const FakeExecutor executor(options, &loop_);
     EXPECT_EQ(executor.kv_shape().bytes_per_position(), 8 * kModel.num_layers);
@@ -245,7 +245,7 @@ TEST_F(FakeExecutorTest, AWireRowHasTheSizeThatTheShapeSays) {
 }
 
 TEST_F(FakeExecutorTest, LayersComeOneByOneAndStepsInOrder) {
-  FakeExecutor executor(Options(), &loop_);
+  FakeExecutor executor(SmallDevice(), &loop_);
   const std::vector<int32_t> table = {0, 1};
   std::vector<Step> steps(2);
   for (size_t i = 0; i < 2; ++i) {
@@ -264,7 +264,7 @@ TEST_F(FakeExecutorTest, LayersComeOneByOneAndStepsInOrder) {
   EXPECT_THAT(events_,
               ElementsAre("1 layer 1", "1 layer 2", "1 layer 3", "1 OK",
                           "2 layer 1", "2 layer 2", "2 layer 3", "2 OK"));
-  const FakeExecutorOptions options = Options();
+  const FakeExecutorOptions options = SmallDevice();
   EXPECT_LT(2 * (options.step_base + 7 * options.step_per_row) -
                 (loop_.Now() - start),
             absl::Microseconds(1));
@@ -273,7 +273,7 @@ TEST_F(FakeExecutorTest, LayersComeOneByOneAndStepsInOrder) {
 }
 
 TEST_F(FakeExecutorTest, ALayerReadBeforeItsReportIsRubbish) {
-  FakeExecutor executor(Options(), &loop_);
+  FakeExecutor executor(SmallDevice(), &loop_);
   const std::vector<int32_t> table = {0, 1};
   KvPart part = {.block_table = table,
                  .position_begin = 0,
@@ -316,7 +316,7 @@ TEST_F(FakeExecutorTest, ReportsBlocksThatTwoSequencesUseInOneStep) {
            {{0, 1}, 4, "block 0 is read and written"},
            {{2, 1}, 4, ""},
        }) {
-    FakeExecutor executor(Options(), &loop_);
+    FakeExecutor executor(SmallDevice(), &loop_);
     const std::vector<int32_t> table = {0};
     Step step;
     step.id = 1;
@@ -345,7 +345,7 @@ TEST_F(FakeExecutorTest, ReportsBlocksThatTwoSequencesUseInOneStep) {
 
 TEST_F(FakeExecutorTest, FailsOneStepOnDemandAndDestroyedCallsNobody) {
   {
-    FakeExecutor executor(Options(), &loop_);
+    FakeExecutor executor(SmallDevice(), &loop_);
     const std::vector<int32_t> table = {0, 1};
     executor.FailNextStep(absl::InternalError("device lost"));
     EXPECT_THAT(Run(executor, kHistory, table, 0, 7), IsEmpty());

@@ -15,24 +15,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/golden_row.h"
 #include "tests/engine/rig.h"
 
 namespace tandem::engine {
 namespace {
 
 using nlohmann::json;
-
-constexpr double kTolerance = 1e-4;  // of the largest logit in the row
-
-void ExpectRow(const std::vector<float>& logits, const json& row,
-               const std::string& where) {
-  const double allowed = kTolerance * row["max_abs"].get<double>();
-  for (size_t i = 0; i < row["ids"].size(); ++i) {
-    const int id = row["ids"][i];
-    EXPECT_NEAR(logits[id], row["logits"][i].get<double>(), allowed)
-        << where << ", logit " << id;
-  }
-}
 
 class Tiny : public testing::TestWithParam<std::string> {
  protected:

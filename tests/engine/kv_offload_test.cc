@@ -20,7 +20,7 @@ namespace tandem::engine {
 namespace {
 
 // Room for two prompts of 32 positions at once, in blocks of 4.
-HarnessOptions Small(int memory_blocks, int file_blocks = 0) {
+HarnessOptions Offloading(int memory_blocks, int file_blocks = 0) {
   HarnessOptions options;
   options.num_blocks = 18;
   options.engine.max_model_len = 48;
@@ -29,15 +29,15 @@ HarnessOptions Small(int memory_blocks, int file_blocks = 0) {
   return options;
 }
 
-constexpr int kPrompt = 33;  // 8 full blocks, and one position more
+constexpr int kPromptTokens = 33;  // 8 full blocks, and one position more
 
 // Runs prompt `prompt` as sequence `id` to its end, right tokens and all.
 // How many rows the device had to compute for it.
 int64_t RunPrompt(Harness& harness, SequenceId id, uint64_t prompt,
                   std::string_view salt = "", uint64_t owner = 0) {
   const int64_t before = harness.device.rows();
-  SequenceSpec spec = harness.Spec(id, kPrompt, 2);
-  spec.history = Harness::Prompt(prompt, kPrompt);
+  SequenceSpec spec = harness.Spec(id, kPromptTokens, 2);
+  spec.history = Harness::Prompt(prompt, kPromptTokens);
   spec.root = RootHash(salt, harness.options.block_size, "");
   spec.cache_owner = owner;
   harness.Add(id, std::move(spec), /*match_cache=*/true);
@@ -49,49 +49,49 @@ int64_t RunPrompt(Harness& harness, SequenceId id, uint64_t prompt,
 }
 
 TEST(KvOffloadTest, WhatThePoolEvictedComesBackFromMemory) {
-  Harness harness(Small(64));
-  EXPECT_EQ(RunPrompt(harness, 1, 1), kPrompt + 1);
+  Harness harness(Offloading(64));
+  EXPECT_EQ(RunPrompt(harness, 1, 1), kPromptTokens + 1);
   for (uint64_t other = 2; other < 6; ++other) {
     RunPrompt(harness, other, other);
   }
   EXPECT_GT(harness.offload->counters().saved, 8);
-  EXPECT_EQ(RunPrompt(harness, 10, 1), kPrompt + 1 - 32);
+  EXPECT_EQ(RunPrompt(harness, 10, 1), kPromptTokens + 1 - 32);
   EXPECT_EQ(harness.offload->counters().restored, 8);
   harness.ExpectNothingLeft();
 }
 
 TEST(KvOffloadTest, WithoutMemoryItIsComputedAgain) {
-  Harness harness(Small(0));
+  Harness harness(Offloading(0));
   for (uint64_t prompt = 1; prompt < 6; ++prompt) {
     RunPrompt(harness, prompt, prompt);
   }
-  EXPECT_EQ(RunPrompt(harness, 10, 1), kPrompt + 1);
+  EXPECT_EQ(RunPrompt(harness, 10, 1), kPromptTokens + 1);
 }
 
 TEST(KvOffloadTest, AnotherTenantFindsNothing) {
-  Harness harness(Small(64));
+  Harness harness(Offloading(64));
   for (uint64_t prompt = 1; prompt < 6; ++prompt) {
     RunPrompt(harness, prompt, prompt, "tenant-a");
   }
-  EXPECT_EQ(RunPrompt(harness, 10, 1, "tenant-b"), kPrompt + 1);
+  EXPECT_EQ(RunPrompt(harness, 10, 1, "tenant-b"), kPromptTokens + 1);
   EXPECT_EQ(harness.offload->counters().restored, 0);
 }
 
 TEST(KvOffloadTest, KeepsNoMoreThanItsMemoryAndTheNewestOfThat) {
-  Harness harness(Small(10));
+  Harness harness(Offloading(10));
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
     RunPrompt(harness, prompt, prompt);
     EXPECT_LE(harness.offload->memory_blocks_used(), 10);
   }
   EXPECT_GT(harness.offload->counters().dropped, 0);
-  EXPECT_EQ(RunPrompt(harness, 20, 1), kPrompt + 1);  // long gone
+  EXPECT_EQ(RunPrompt(harness, 20, 1), kPromptTokens + 1);  // long gone
 }
 
 // Each tenant's prompt takes 8 blocks; half of 24 is a tenant's share.
 TEST(KvOffloadTest, WhoFloodsMemoryOrFileDrivesOutHimself) {
   for (const bool file : {false, true}) {
     for (const double share : {0.5, 1.0}) {
-      HarnessOptions options = Small(file ? 8 : 24, file ? 24 : 0);
+      HarnessOptions options = Offloading(file ? 8 : 24, file ? 24 : 0);
       options.offload.owner_share = share;
       Harness harness(options);
       RunPrompt(harness, 1, 1, "quiet", /*owner=*/7);
@@ -99,7 +99,7 @@ TEST(KvOffloadTest, WhoFloodsMemoryOrFileDrivesOutHimself) {
         RunPrompt(harness, flood, flood, "loud", /*owner=*/8);
       }
       const auto hashes = HashBlocks(RootHash("quiet", 4, ""),
-                                     Harness::Prompt(1, kPrompt - 1), 4);
+                                     Harness::Prompt(1, kPromptTokens - 1), 4);
       EXPECT_EQ(harness.cache.Lookup(hashes), share < 1 ? 8 : 0)
           << (file ? "file" : "memory") << " " << share;
       harness.ExpectNothingLeft();
@@ -108,33 +108,33 @@ TEST(KvOffloadTest, WhoFloodsMemoryOrFileDrivesOutHimself) {
 }
 
 TEST(KvOffloadTest, WhatFellOutOfMemoryComesBackFromTheFile) {
-  HarnessOptions options = Small(16, 100);
+  HarnessOptions options = Offloading(16, 100);
   Harness harness(options);
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
     RunPrompt(harness, prompt, prompt);
   }
   EXPECT_GT(harness.offload->counters().written, 8);
   const auto hashes =
-      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPromptTokens - 1), 4);
   EXPECT_EQ(harness.cache.Lookup(hashes), 8);
   EXPECT_EQ(harness.cache.Find(hashes).size(), 0);  // not at once
   harness.cache.Prefetch(hashes);
   EXPECT_TRUE(harness.cache.Prefetching(hashes));
   harness.RunUntilIdle();
   EXPECT_FALSE(harness.cache.Prefetching(hashes));
-  EXPECT_EQ(RunPrompt(harness, 10, 1), kPrompt + 1 - 32);
+  EXPECT_EQ(RunPrompt(harness, 10, 1), kPromptTokens + 1 - 32);
   EXPECT_EQ(harness.offload->counters().read, 8);
 }
 
 TEST(KvOffloadTest, NobodyWaitsLongForADisk) {
-  HarnessOptions options = Small(16, 100);
+  HarnessOptions options = Offloading(16, 100);
   options.file.latency = absl::Seconds(1);
   Harness late(options);
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
     RunPrompt(late, prompt, prompt);
   }
   const auto hashes =
-      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPromptTokens - 1), 4);
   int told = 0;
   late.offload->set_on_change([&] { ++told; });
   late.cache.Prefetch(hashes);
@@ -144,30 +144,30 @@ TEST(KvOffloadTest, NobodyWaitsLongForADisk) {
   }
   EXPECT_LE(late.loop.Now() - start, late.options.offload.read_timeout);
   EXPECT_FALSE(late.cache.Prefetching(hashes));
-  EXPECT_EQ(RunPrompt(late, 10, 1), kPrompt + 1);  // computed meanwhile
+  EXPECT_EQ(RunPrompt(late, 10, 1), kPromptTokens + 1);  // computed meanwhile
   late.offload->set_on_change(nullptr);
   late.RunUntilIdle();
   late.CheckInvariants();
 }
 
 TEST(KvOffloadTest, ACorruptBlockIsAMissAndForgotten) {
-  HarnessOptions options = Small(16, 100);
+  HarnessOptions options = Offloading(16, 100);
   options.file.corrupt = 1;
   Harness harness(options);
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
     RunPrompt(harness, prompt, prompt);
   }
   const auto hashes =
-      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPromptTokens - 1), 4);
   harness.cache.Prefetch(hashes);
   harness.RunUntilIdle();
   EXPECT_EQ(harness.offload->counters().read_errors, 8);
   EXPECT_EQ(harness.cache.Lookup(hashes), 0);
-  EXPECT_EQ(RunPrompt(harness, 10, 1), kPrompt + 1);
+  EXPECT_EQ(RunPrompt(harness, 10, 1), kPromptTokens + 1);
 }
 
 TEST(KvOffloadTest, AFullDiskLosesBlocksAndNothingElse) {
-  HarnessOptions options = Small(16, 100);
+  HarnessOptions options = Offloading(16, 100);
   options.file.full = 1;
   Harness harness(options);
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
@@ -175,11 +175,11 @@ TEST(KvOffloadTest, AFullDiskLosesBlocksAndNothingElse) {
   }
   EXPECT_GT(harness.offload->counters().write_errors, 8);
   EXPECT_EQ(harness.offload->file_blocks_used(), 0);
-  EXPECT_EQ(RunPrompt(harness, 10, 1), kPrompt + 1);
+  EXPECT_EQ(RunPrompt(harness, 10, 1), kPromptTokens + 1);
 }
 
 TEST(KvOffloadTest, RoutersHearOfABlockUntilItIsGoneEverywhere) {
-  Harness harness(Small(10));
+  Harness harness(Offloading(10));
   RunPrompt(harness, 1, 1);
   const std::vector<uint64_t> first = harness.pool.TakeChanges().added;
   EXPECT_EQ(first.size(), 8u);
@@ -308,7 +308,7 @@ TEST(KvOffloadTest, WhatComesBackIsItsTenantsAgain) {
 }
 
 TEST(KvOffloadTest, RoutersHearOfTheNewestWhereAllIsTooMuch) {
-  Harness harness(Small(16, 100));
+  Harness harness(Offloading(16, 100));
   for (uint64_t prompt = 1; prompt < 8; ++prompt) {
     RunPrompt(harness, prompt, prompt);
   }
@@ -325,7 +325,7 @@ TEST(KvOffloadTest, RoutersHearOfTheNewestWhereAllIsTooMuch) {
   EXPECT_TRUE(
       std::equal(told.begin(), told.end(), expected.begin(), expected.end()));
   const auto first =
-      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPrompt - 1), 4);
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPromptTokens - 1), 4);
   EXPECT_TRUE(std::find(first.begin(), first.end(), kept.back()) !=
               first.end());
 }

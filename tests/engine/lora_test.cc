@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/golden_row.h"
 #include "tests/engine/rig.h"
 
 namespace tandem::engine {
@@ -24,17 +25,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr double kTolerance = 1e-4;  // of the largest logit in the row
-
 json Adapters() { return ReadGolden("adapters.json"); }
-
-void ExpectRow(const std::vector<float>& logits, const json& row) {
-  const double allowed = kTolerance * row["max_abs"].get<double>();
-  for (size_t i = 0; i < row["ids"].size(); ++i) {
-    const int id = row["ids"][i];
-    EXPECT_NEAR(logits[id], row["logits"][i].get<double>(), allowed) << id;
-  }
-}
 
 // One adapter's golden, its base model, and both on disk.
 class LoraGoldenTest : public testing::TestWithParam<std::string> {
@@ -63,11 +54,11 @@ TEST_P(LoraGoldenTest, LogitsAndTokensArePefts) {
     TestSequence sequence = rig.NewSequence(ids, length + 64);
     sequence.adapter = 0;
     TestSequence* one = &sequence;
-    ExpectRow(rig.Advance({&one, 1}, 1).logits.at(0), prompt["first"]);
+    ExpectRow(rig.Advance({&one, 1}, 1).logits.at(0), prompt["first"], "first");
     sequence.computed = 0;
     const StepOutput last = rig.Advance({&one, 1}, length);
     ASSERT_TRUE(last.status.ok()) << last.status;
-    ExpectRow(last.logits[0], prompt["last"]);
+    ExpectRow(last.logits[0], prompt["last"], "last");
     sequence.computed = 0;
     const auto greedy = prompt["greedy_ids"].get<std::vector<int32_t>>();
     rig.Greedy({&one, 1}, 16, static_cast<int>(greedy.size()));

@@ -1,13 +1,8 @@
 # Checkpoints, the forward pass and the device executor.
-tandem_test(safetensors_test SRCS safetensors_test.cc DEPS tandem_engine_model)
-tandem_test(model_config_test SRCS model_config_test.cc
-            DEPS tandem_engine_model)
-tandem_test(quantised_tensors_test SRCS quantised_tensors_test.cc
-            DEPS tandem_engine_model)
-tandem_test(layer_groups_test SRCS layer_groups_test.cc
-            DEPS tandem_engine_model)
-tandem_test(step_layout_test SRCS step_layout_test.cc
-            DEPS tandem_engine_model tandem_common)
+tandem_test(engine_model_test
+  SRCS layer_groups_test.cc model_config_test.cc quantised_tensors_test.cc
+       safetensors_test.cc step_layout_test.cc
+  DEPS tandem_engine_model tandem_common)
 tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
               DEPS tandem_engine_model
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/safetensors)
@@ -23,11 +18,8 @@ if(TARGET tandem_kernels)
     DEPS tandem_engine_model tandem_kernels tandem_common)
   target_compile_definitions(tandem_engine_rig PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  tandem_test(golden_test SRCS golden_test.cc DEPS tandem_engine_rig
-              LABELS golden TIMEOUT 600)
-  tandem_test(lora_test SRCS lora_test.cc DEPS tandem_engine_rig
-              LABELS golden)
-  tandem_test(model_test SRCS model_test.cc DEPS tandem_engine_rig)
+  tandem_test(golden_test SRCS golden_test.cc lora_test.cc model_test.cc
+              DEPS tandem_engine_rig LABELS golden TIMEOUT 600)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)
   tandem_test(device_executor_test SRCS device_executor_test.cc
@@ -38,33 +30,16 @@ if(TARGET tandem_kernels)
       SRCS test_device.cc
       DEPS tandem_cuda_loader tandem_cuda_testing)
     tandem_nightly_library(tandem_engine_test_device)
-    foreach(name attention_output cuda_engine device_golden quality)
-      tandem_test(${name}_test SRCS ${name}_test.cc
-                  DEPS tandem_engine_rig tandem_engine_test_device)
-      if(TANDEM_CUDA)
-        add_dependencies(cuda-parts ${name}_test)
-      endif()
-    endforeach()
-    target_link_libraries(device_golden_test PRIVATE tandem_engine_testing)
-    tandem_test(window_test SRCS window_test.cc
-                DEPS tandem_engine_rig tandem_engine_test_device)
-    tandem_test(beams_golden_test SRCS beams_golden_test.cc
-                DEPS tandem_engine_rig tandem_engine_test_device
-                     tandem_kernels_testing)
-    tandem_test(scoring_golden_test SRCS scoring_golden_test.cc
-                DEPS tandem_engine_rig tandem_engine_test_device
-                     tandem_kernels_testing)
+    # The engine on a GPU, or where there is none on the emulated one.
+    tandem_test(device_test
+      SRCS attention_output_test.cc beams_golden_test.cc cuda_engine_test.cc
+           device_golden_test.cc device_speculation_test.cc quality_test.cc
+           run_ahead_test.cc scoring_golden_test.cc window_test.cc
+      DEPS tandem_engine_rig tandem_engine_test_device tandem_engine_testing
+           tandem_kernels_testing
+      LABELS unit slow-sanitized TIMEOUT 900)
     if(TANDEM_CUDA)
-      add_dependencies(cuda-parts beams_golden_test scoring_golden_test)
-    endif()
-    tandem_test(run_ahead_test SRCS run_ahead_test.cc
-                DEPS tandem_engine_rig tandem_engine_test_device
-                     tandem_engine_testing tandem_kernels_testing)
-    tandem_test(device_speculation_test SRCS device_speculation_test.cc
-                DEPS tandem_engine_rig tandem_engine_test_device
-                     tandem_engine_core tandem_kernels_testing)
-    if(TANDEM_CUDA)
-      add_dependencies(cuda-parts run_ahead_test device_speculation_test)
+      add_dependencies(cuda-parts device_test)
     endif()
   endif()
 endif()

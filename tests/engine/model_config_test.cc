@@ -313,7 +313,7 @@ TEST(ModelConfig, CanonicalTextIgnoresHowFilesAreWritten) {
             spec->Canonical());
 }
 
-struct Hostile {
+struct HostileConfig {
   const char* why;
   json config;
   const char* complaint;
@@ -338,7 +338,7 @@ json Quantised(const json& config) {
   return With(Llama(), {{"quantization_config", config}});
 }
 
-std::vector<Hostile> HostileConfigs() {
+std::vector<HostileConfig> HostileConfigs() {
   const auto llama = [](const json& changes) { return With(Llama(), changes); };
   const auto mistral = [](const json& changes) {
     return With(Mistral(), changes);
@@ -569,9 +569,9 @@ std::vector<Hostile> HostileConfigs() {
 }
 
 TEST(ModelConfig, HostileConfigsAreRefusedByFieldAndRange) {
-  const std::vector<Hostile> configs = HostileConfigs();
+  const std::vector<HostileConfig> configs = HostileConfigs();
   RecordProperty("files", static_cast<int>(configs.size()));
-  for (const Hostile& hostile : configs) {
+  for (const HostileConfig& hostile : configs) {
     const absl::Status status = Parse(hostile.config).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.why;
     const std::string message(status.message());

@@ -30,7 +30,7 @@ using kernels::DType;
 using LogProbs = std::vector<double>;  // [vocab]
 
 constexpr int kTexts = 3;
-constexpr int kLength = 160;
+constexpr int kTextLength = 160;
 constexpr int kEnd = 2;  // of both models: not drawn, texts go on
 
 struct Formats {
@@ -63,14 +63,14 @@ std::vector<std::vector<int32_t>> Draw(Rig& rig) {
   std::vector<TestSequence> sequences;
   std::vector<TestSequence*> all;
   for (uint32_t i = 0; i < kTexts; ++i) {
-    sequences.push_back(rig.NewSequence({1}, kLength + 1));
+    sequences.push_back(rig.NewSequence({1}, kTextLength + 1));
     sequences.back().sampling = {
         .temperature = 1, .seed = 2026, .sequence_index = i};
     sequences.back().edits = {Ban(kEnd)};
   }
   for (TestSequence& sequence : sequences) all.push_back(&sequence);
   std::vector<std::vector<int32_t>> texts;
-  rig.Greedy(all, 1, kLength);  // greedy where nothing else is asked for
+  rig.Greedy(all, 1, kTextLength);  // greedy where nothing else is asked for
   for (const TestSequence& sequence : sequences) texts.push_back(sequence.ids);
   return texts;
 }
@@ -85,8 +85,8 @@ std::vector<std::vector<LogProbs>> Read(
   std::vector<TestSequence> sequences;
   std::vector<TestSequence*> all;
   for (const std::vector<int32_t>& text : texts) {
-    sequences.push_back(
-        rig.NewSequence({text.begin(), text.begin() + length}, kLength + 1));
+    sequences.push_back(rig.NewSequence({text.begin(), text.begin() + length},
+                                        kTextLength + 1));
   }
   for (TestSequence& sequence : sequences) all.push_back(&sequence);
   std::vector<std::vector<LogProbs>> result;
@@ -223,7 +223,7 @@ class QualityTest : public testing::TestWithParam<const char*> {
     cpu_ = NewCpu(2);
     Rig rig(directory_, cpu_.get());
     texts_ = Draw(rig);
-    reference_ = Read(rig, texts_, kLength);
+    reference_ = Read(rig, texts_, kTextLength);
   }
 
   Quality Measure(const Formats& formats, Meddle meddle = nullptr) {
@@ -234,7 +234,7 @@ class QualityTest : public testing::TestWithParam<const char*> {
       options.load.weight_dtype = DType::kBF16;
     }
     Rig rig(directory_, rounding.get(), options);
-    return Compare(texts_, reference_, Read(rig, texts_, kLength, meddle));
+    return Compare(texts_, reference_, Read(rig, texts_, kTextLength, meddle));
   }
 
   std::string directory_;
@@ -289,7 +289,7 @@ TEST_P(QualityTest, StaleScalesAreNoticed) {
 
 TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
   // The emulator takes its time: docs/performance.md has longer texts.
-  const int length = TestsRunOnGpu() ? kLength : 8;
+  const int length = TestsRunOnGpu() ? kTextLength : 8;
   if (!TestsRunOnGpu() && std::string(GetParam()) != "tales") {
     GTEST_SKIP() << "one model is enough for the emulator";
   }

@@ -23,13 +23,13 @@ namespace {
 
 using kernels::DType;
 
-constexpr int kSequences = 3;
-constexpr int kTokens = 10;
-
-// Generates for all sequences, then says that it is done.
-class Generation final : public EngineListener {
+// Generates for all sequences, then says that it is done. Notes the steps.
+class NotedGeneration final : public EngineListener {
  public:
-  Generation(Rig* rig, const nlohmann::json& spec, bool run_ahead)
+  static constexpr int kSequences = 3;
+  static constexpr int kTokens = 10;
+
+  NotedGeneration(Rig* rig, const nlohmann::json& spec, bool run_ahead)
       : rig_(rig),
         noting_(&rig->executor()),
         pool_(rig->executor().kv_shape().num_blocks,
@@ -121,19 +121,20 @@ TEST_P(RunAheadTest, ChangesNoToken) {
   RigOptions options;
   options.load.weight_dtype = DType::kF32;
   options.executor.max_rows = 32;
-  options.executor.max_sequences = kSequences;
+  options.executor.max_sequences = NotedGeneration::kSequences;
   options.executor.num_blocks = 32;
   Rig rig(dir.path(), backend.get(), options);
-  const Generation plain(&rig, spec, false);
+  const NotedGeneration plain(&rig, spec, false);
   if (GetParam() == "cuda") {
     rig.loop().RunSync([&] {
       const absl::Status status = rig.executor().RecordDecodes([](int, int) {});
       EXPECT_TRUE(status.ok()) << status;
     });
   }
-  const Generation ahead(&rig, spec, true);
+  const NotedGeneration ahead(&rig, spec, true);
   EXPECT_EQ(plain.fed(), 0);
-  EXPECT_GT(ahead.fed(), kSequences * (kTokens - 5));
+  EXPECT_GT(ahead.fed(),
+            NotedGeneration::kSequences * (NotedGeneration::kTokens - 5));
   EXPECT_EQ(plain.tokens, ahead.tokens);
   for (const auto& [id, tokens] : plain.tokens) EXPECT_GE(tokens.size(), 4u);
 }

@@ -37,7 +37,7 @@ std::string File(const std::string& header, const std::string& data = "") {
 
 std::string Data(size_t size) { return std::string(size, 'd'); }
 
-absl::Status Parse(const std::string& file) {
+absl::Status ParseFile(const std::string& file) {
   // A heap copy of the exact size: a read beyond it is an error under ASan.
   const std::vector<char> exact(file.begin(), file.end());
   return ParseSafetensors(
@@ -95,11 +95,11 @@ TEST(Safetensors, AcceptsWhatTheFormatAllows) {
       {"an empty name",
        File(R"({"":)" + Tensor("U8", "[1]", "[0,1]") + "}", Data(1))}};
   for (const auto& [why, file] : kFiles) {
-    EXPECT_TRUE(Parse(file).ok()) << why << ": " << Parse(file);
+    EXPECT_TRUE(ParseFile(file).ok()) << why << ": " << ParseFile(file);
   }
 }
 
-struct Hostile {
+struct HostileFile {
   const char* why;
   std::string file;
   const char* complaint;
@@ -110,7 +110,7 @@ std::string One(const std::string& object, size_t data = 4) {
   return File(absl::StrCat(R"({"t":)", object, "}"), Data(data));
 }
 
-std::vector<Hostile> HostileFiles() {
+std::vector<HostileFile> HostileFiles() {
   const std::string good = Tensor("F32", "[1]", "[0,4]");
   const auto two = [&](const std::string& a, const std::string& b, size_t n) {
     return File(absl::StrCat(R"({"a":)", a, R"(,"b":)", b, "}"), Data(n));
@@ -278,12 +278,12 @@ std::vector<Hostile> HostileFiles() {
 }
 
 TEST(Safetensors, HostileFilesAreRefusedByName) {
-  const std::vector<Hostile> files = HostileFiles();
+  const std::vector<HostileFile> files = HostileFiles();
   EXPECT_GE(files.size(), 60);
   double slowest_s = 0;
-  for (const Hostile& hostile : files) {
+  for (const HostileFile& hostile : files) {
     const auto start = std::chrono::steady_clock::now();
-    const absl::Status status = Parse(hostile.file);
+    const absl::Status status = ParseFile(hostile.file);
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - start;
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << hostile.why;
@@ -301,9 +301,9 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
 
 TEST(Safetensors, EveryTruncationIsRefused) {
   const std::string file = File(kTwo, Data(12));
-  ASSERT_TRUE(Parse(file).ok());
+  ASSERT_TRUE(ParseFile(file).ok());
   for (size_t length = 0; length < file.size(); ++length) {
-    EXPECT_EQ(Parse(file.substr(0, length)).code(),
+    EXPECT_EQ(ParseFile(file.substr(0, length)).code(),
               absl::StatusCode::kInvalidArgument)
         << length;
   }
@@ -313,7 +313,7 @@ TEST(Safetensors, EveryHeaderLengthButTheTrueOneIsRefused) {
   const std::string file = File(kTwo, Data(12));
   for (uint64_t length = 0; length < file.size() + 4; ++length) {
     const std::string changed = Length(length) + file.substr(8);
-    EXPECT_EQ(Parse(changed).ok(), length == strlen(kTwo)) << length;
+    EXPECT_EQ(ParseFile(changed).ok(), length == strlen(kTwo)) << length;
   }
 }
 

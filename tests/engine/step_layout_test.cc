@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 
 template <typename T>
-std::vector<T> Read(const T* data, int count) {
+std::vector<T> FirstOf(const T* data, int count) {
   return std::vector<T>(data, data + count);
 }
 
@@ -53,19 +53,20 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   const kernels::Rows rows = plan.DeviceRows(at);
   EXPECT_EQ(rows.num_rows, 7);
   EXPECT_EQ(rows.num_spans, 4);
-  EXPECT_THAT(Read(rows.token_ids, 7), ElementsAre(11, 12, 13, 21, 31, 32, 21));
-  EXPECT_THAT(Read(rows.positions, 7), ElementsAre(7, 8, 9, 0, 3, 4, 4));
-  EXPECT_THAT(Read(rows.slots, 7),
+  EXPECT_THAT(FirstOf(rows.token_ids, 7),
+              ElementsAre(11, 12, 13, 21, 31, 32, 21));
+  EXPECT_THAT(FirstOf(rows.positions, 7), ElementsAre(7, 8, 9, 0, 3, 4, 4));
+  EXPECT_THAT(FirstOf(rows.slots, 7),
               ElementsAre(7 * 8 + 7, 3 * 8, 3 * 8 + 1, 40, 43, 44, 44));
-  EXPECT_THAT(Read(rows.block_tables, 5), ElementsAre(7, 3, 5, 5, 5));
+  EXPECT_THAT(FirstOf(rows.block_tables, 5), ElementsAre(7, 3, 5, 5, 5));
   const kernels::RowSpan& last = rows.host_spans[3];
   EXPECT_EQ(last.first_row, 6);
   EXPECT_EQ(last.num_rows, 1);
   EXPECT_EQ(last.first_position, 4);
   EXPECT_EQ(last.block_table, 4);
   ASSERT_EQ(plan.drawn(), 4);
-  EXPECT_THAT(Read(plan.DeviceRowIds(at), 4), ElementsAre(1, 2, 3, 6));
-  const auto params = Read(plan.DeviceParams(at), 4);
+  EXPECT_THAT(FirstOf(plan.DeviceRowIds(at), 4), ElementsAre(1, 2, 3, 6));
+  const auto params = FirstOf(plan.DeviceParams(at), 4);
   EXPECT_EQ(params[0].position, 9);
   EXPECT_EQ(params[1].position, 10);
   EXPECT_EQ(params[2].position, 1);
@@ -100,7 +101,7 @@ TEST(StepPlan, FedRowsNameDrawsOfTheStepBefore) {
   step.entries[2].fed = 1;
   plan.Fill(step, 8, 4);
   const kernels::Rows rows = plan.DeviceRows(plan.data());
-  EXPECT_THAT(Read(rows.fed, 4), ElementsAre(2, -1, 1, -1));
+  EXPECT_THAT(FirstOf(rows.fed, 4), ElementsAre(2, -1, 1, -1));
 }
 
 TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {

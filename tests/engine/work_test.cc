@@ -51,7 +51,7 @@ int64_t Sum(int64_t terms, int64_t first) {
   return sum;
 }
 
-HarnessOptions Options(int budget, bool prefix_caching = false) {
+HarnessOptions Counting(int budget, bool prefix_caching = false) {
   HarnessOptions options;
   options.num_blocks = 800;
   options.engine.max_num_batched_tokens = budget;
@@ -61,8 +61,8 @@ HarnessOptions Options(int budget, bool prefix_caching = false) {
   return options;
 }
 
-SequenceSpec SpecOf(const Harness& harness, SequenceId id, Lengths lengths,
-                    bool kv_cache) {
+SequenceSpec SpecOfLengths(const Harness& harness, SequenceId id,
+                           Lengths lengths, bool kv_cache) {
   SequenceSpec spec = harness.Spec(id, lengths.prompt, lengths.output);
   spec.kv_cache = kv_cache;
   return spec;
@@ -83,8 +83,8 @@ void ExpectCounted(const Work& work, Lengths lengths, bool kv_cache) {
 TEST(WorkTest, OneSequenceIsWhatTheFormulasSay) {
   for (const auto& [lengths, without_cache, with_cache] : kQuoted) {
     for (const bool kv_cache : {true, false}) {
-      Harness harness(Options(/*budget=*/3000));
-      harness.Add(1, SpecOf(harness, 1, lengths, kv_cache));
+      Harness harness(Counting(/*budget=*/3000));
+      harness.Add(1, SpecOfLengths(harness, 1, lengths, kv_cache));
       harness.RunUntilIdle();
       harness.ExpectAllFinishedRight();
       const Work& work = harness.told[1].work;
@@ -116,14 +116,14 @@ TEST(WorkTest, OneSequenceIsWhatTheFormulasSay) {
 TEST(WorkTest, ChunksAndBatchesChangeNoCount) {
   for (const int budget : {7, 64}) {
     for (const bool kv_cache : {true, false}) {
-      Harness harness(Options(budget));
+      Harness harness(Counting(budget));
       SequenceId id = 0;
       for (const Lengths lengths : {kPairs[0], kPairs[1]}) {
         ++id;
-        harness.Add(id, SpecOf(harness, id, lengths, kv_cache));
+        harness.Add(id, SpecOfLengths(harness, id, lengths, kv_cache));
       }
       // Half and half: neither kind changes the other.
-      harness.Add(3, SpecOf(harness, 3, kPairs[0], !kv_cache));
+      harness.Add(3, SpecOfLengths(harness, 3, kPairs[0], !kv_cache));
       harness.RunUntilIdle();
       harness.ExpectAllFinishedRight();
       SCOPED_TRACE(absl::StrCat("budget ", budget, " cache ", kv_cache));
@@ -137,8 +137,8 @@ TEST(WorkTest, ChunksAndBatchesChangeNoCount) {
 
 TEST(WorkTest, WhatAPartOfAPromptNeedsDependsOnTheCutAlone) {
   // 10 positions in 4 + 4 + 2: two parts end with the last layer's K and V.
-  Harness harness(Options(/*budget=*/4));
-  harness.Add(1, SpecOf(harness, 1, {10, 1}, true));
+  Harness harness(Counting(/*budget=*/4));
+  harness.Add(1, SpecOfLengths(harness, 1, {10, 1}, true));
   harness.RunUntilIdle();
   const Work& work = harness.told[1].work;
   EXPECT_EQ(work.steps, 3);
@@ -149,9 +149,9 @@ TEST(WorkTest, WhatAPartOfAPromptNeedsDependsOnTheCutAlone) {
 }
 
 TEST(WorkTest, SharesOfAStepMakeAWhole) {
-  Harness harness(Options(/*budget=*/400));
+  Harness harness(Counting(/*budget=*/400));
   for (SequenceId id = 1; id <= 3; ++id) {
-    harness.Add(id, SpecOf(harness, id, {4, 5}, true));
+    harness.Add(id, SpecOfLengths(harness, id, {4, 5}, true));
   }
   harness.RunUntilIdle();
   int64_t sum = 0;
@@ -163,8 +163,8 @@ TEST(WorkTest, SharesOfAStepMakeAWhole) {
 
 TEST(WorkTest, AResumedSequenceCountsWhatItComputedAgain) {
   for (const bool match_cache : {false, true}) {
-    Harness harness(Options(/*budget=*/400, /*prefix_caching=*/true));
-    harness.Add(1, SpecOf(harness, 1, {50, 20}, true));
+    Harness harness(Counting(/*budget=*/400, /*prefix_caching=*/true));
+    harness.Add(1, SpecOfLengths(harness, 1, {50, 20}, true));
     harness.RunSteps(8);
     harness.Retire(1);
     harness.RunUntilIdle();
@@ -182,8 +182,8 @@ TEST(WorkTest, AResumedSequenceCountsWhatItComputedAgain) {
 }
 
 TEST(WorkTest, WithoutACacheNoBlockIsKeptOrTakenFromTheCache) {
-  Harness harness(Options(/*budget=*/400, /*prefix_caching=*/true));
-  harness.Add(1, SpecOf(harness, 1, {50, 5}, false));
+  Harness harness(Counting(/*budget=*/400, /*prefix_caching=*/true));
+  harness.Add(1, SpecOfLengths(harness, 1, {50, 5}, false));
   harness.RunUntilIdle();
   harness.Retire(1);
   harness.RunUntilIdle();
@@ -192,11 +192,11 @@ TEST(WorkTest, WithoutACacheNoBlockIsKeptOrTakenFromTheCache) {
 }
 
 TEST(WorkTest, RunningAheadWaitsForASequenceWithoutACache) {
-  HarnessOptions options = Options(/*budget=*/400);
+  HarnessOptions options = Counting(/*budget=*/400);
   options.engine.run_ahead = true;
   Harness harness(options);
-  harness.Add(1, SpecOf(harness, 1, {10, 5}, false));
-  harness.Add(2, SpecOf(harness, 2, {10, 5}, true));
+  harness.Add(1, SpecOfLengths(harness, 1, {10, 5}, false));
+  harness.Add(2, SpecOfLengths(harness, 2, {10, 5}, true));
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
   EXPECT_EQ(harness.executor.fed, 0);
@@ -206,16 +206,16 @@ TEST(WorkTest, RunningAheadWaitsForASequenceWithoutACache) {
 }
 
 TEST(WorkTest, WithoutACacheNothingIsGuessedAndNoBeamsAreSearched) {
-  HarnessOptions options = Options(/*budget=*/400);
+  HarnessOptions options = Counting(/*budget=*/400);
   options.engine.speculation = {
       .num_tokens = 4, .lookup_min = 1, .lookup_max = 2, .adapt = false};
   options.engine.max_draws = 64;
   Harness harness(options);
-  harness.Add(1, SpecOf(harness, 1, {10, 20}, false));
+  harness.Add(1, SpecOfLengths(harness, 1, {10, 20}, false));
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
   ExpectCounted(harness.told[1].work, {10, 20}, false);
-  SequenceSpec beams = SpecOf(harness, 2, {10, 5}, false);
+  SequenceSpec beams = SpecOfLengths(harness, 2, {10, 5}, false);
   beams.beams.width = 2;
   EXPECT_EQ(harness.engine->Add(2, std::move(beams), {}, 0).code(),
             absl::StatusCode::kInvalidArgument);

@@ -58,11 +58,10 @@ ROWS = {
         "and certificates of all kinds; {failures} failures in {tests} tests",
         lambda n: n["bits"] > 1000 and n["random"] >= 10_000 and n["calls"] >= 500,
         {
-            "handoff_ticket_test": "*",
-            "handoff_protocol_test": "Handoff.*Ticket*:Handoff.Mismatches*:"
+            "handoff_test": "Ticket.*:Handoff.*Ticket*:Handoff.Mismatches*:"
             "Handoff.ALinkIsOfTheWorker*",
-            "access_test": "AccessTest.EveryMethodAsksForAKey",
-            "tls_test": "ClusterTlsTest.*Alone",
+            "integration_test": "AccessTest.EveryMethodAsksForAKey:"
+            "ClusterTlsTest.*Alone",
         },
     ),
     "files": Row(
@@ -73,12 +72,10 @@ ROWS = {
         lambda n: n["files"] >= 120 and n["changed"] >= 5000
         and max(n["slowest_ms"], n["slowest_asan_ms"]) <= 1000,
         {
-            "safetensors_test": "*",
-            "model_config_test": "*",
-            "quantised_tensors_test": "*",
-            "text_hostile_tokenizer_test": "*",
-            "text_chat_template_test": "*",
-            "hostile_files_test": "*",
+            "engine_model_test": "Checkpoint.*:Safetensors.*:ModelConfig.*:"
+            "QuantisedTensors.*",
+            "text_test": "HostileTokenizerTest.*:ChatTemplate*",
+            "worker_test": "HostileFilesTest.*",
         },
         asan=True,
     ),
@@ -92,7 +89,7 @@ ROWS = {
         and n["messages"] >= 100_000,
         {
             "router_bad_requests_test": "*",
-            "http_test": "BadRequestsTest.*",
+            "integration_test": "BadRequestsTest.*",
         },
     ),
 }

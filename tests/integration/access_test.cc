@@ -27,6 +27,7 @@
 #include "router/tenants/key_file.h"
 #include "tests/common/http/socket.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/shell.h"
 
 namespace tandem::integration {
 namespace {
@@ -39,11 +40,11 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // More than one block of it.
-constexpr char kPrompt[] =
+constexpr char kLongPrompt[] =
     "Once upon a time there was a little dog who lived in a big house with a "
     "red door, and every day the little dog went out to play in the garden.";
 
-struct Answer {
+struct JsonAnswer {
   int code = 0;
   std::string head;  // names in lower case
   json body;
@@ -55,13 +56,10 @@ struct Answer {
   }
 };
 
-// Standard output of a command of `tandem`, whatever it is given.
-std::string Tandem(const std::string& arguments) {
-  FILE* const pipe = popen(
-      absl::StrCat(Cluster::BinaryPath("tandem"), " ", arguments).c_str(), "r");
-  std::string text(4096, '\0');
-  text.resize(fread(text.data(), 1, text.size(), pipe));
-  return absl::StrCat(text, "exit ", pclose(pipe) / 256);
+// Standard output of a command of `tandem`, whatever it is given, and its code.
+std::string OutputAndExit(const std::string& arguments) {
+  const Result result = Shell(Tandem(arguments));
+  return absl::StrCat(result.output, "exit ", result.code);
 }
 
 class AccessTest : public testing::Test {
@@ -101,8 +99,9 @@ class AccessTest : public testing::Test {
   }
 
   // `authorization` is the whole header's value; empty: none is sent.
-  Answer Http(const std::string& method, const std::string& path,
-              const std::string& authorization, const json& body = nullptr) {
+  JsonAnswer Http(const std::string& method, const std::string& path,
+                  const std::string& authorization,
+                  const json& body = nullptr) {
     const std::string text = body.is_null() ? "" : body.dump();
     Socket socket(cluster_->http_port());
     socket.Send(absl::StrCat(
@@ -114,8 +113,8 @@ class AccessTest : public testing::Test {
         "Content-Length: ", text.size(), "\r\n\r\n", text));
     return Parse(socket.Receive());
   }
-  static Answer Parse(const std::string& raw) {
-    Answer answer;
+  static JsonAnswer Parse(const std::string& raw) {
+    JsonAnswer answer;
     const size_t end = raw.find("\r\n\r\n");
     if (raw.size() < 12 || end == std::string::npos) return answer;
     answer.code = std::stoi(raw.substr(9, 3));
@@ -123,7 +122,7 @@ class AccessTest : public testing::Test {
     answer.body = json::parse(raw.substr(end + 4), nullptr, false);
     return answer;
   }
-  Answer Complete(const std::string& key, int max_tokens = 2) {
+  JsonAnswer Complete(const std::string& key, int max_tokens = 2) {
     return Http(
         "POST", "/v1/completions", absl::StrCat("Bearer ", key),
         {{"prompt", "Once"}, {"max_tokens", max_tokens}, {"ignore_eos", true}});
@@ -247,7 +246,7 @@ TEST_F(AccessTest, EveryMethodAsksForAKey) {
   };
   for (const auto& [method, path] : kGuarded) {
     for (const auto& c : kRefused) {
-      const Answer answer = Http(method, path, c.authorization);
+      const JsonAnswer answer = Http(method, path, c.authorization);
       EXPECT_EQ(answer.code, 401) << path;
       ++calls;
       if (std::string(method) == "HEAD") continue;
@@ -256,7 +255,7 @@ TEST_F(AccessTest, EveryMethodAsksForAKey) {
       EXPECT_EQ(error["type"], "authentication_error") << path;
       EXPECT_THAT(answer.Header("www-authenticate"), HasSubstr("bearer realm"));
     }
-    const Answer answer = Http(method, path, absl::StrCat("Bearer ", key));
+    const JsonAnswer answer = Http(method, path, absl::StrCat("Bearer ", key));
     EXPECT_NE(answer.code, 401) << path;
     EXPECT_NE(answer.code, 0) << path;
   }
@@ -321,7 +320,7 @@ TEST_F(AccessTest, KeysComeAndGoInService) {
   changed.replace(changed.find("=1000"), 5, "=7");
   WriteFile(line + changed);
   ASSERT_TRUE(Until([&] { return Complete(first).code == 200; }));
-  const Answer last = Complete(second);
+  const JsonAnswer last = Complete(second);
   EXPECT_EQ(last.Header("x-ratelimit-limit-requests"), "7");
 }
 
@@ -336,7 +335,7 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   EXPECT_EQ(Complete(some).Header("x-ratelimit-remaining-requests"), "2");
   EXPECT_TRUE(Grpc(some, TextRequest("Once", 1)).status.ok());
   EXPECT_EQ(Complete(some).Header("x-ratelimit-remaining-requests"), "0");
-  const Answer beyond = Complete(some);
+  const JsonAnswer beyond = Complete(some);
   EXPECT_EQ(beyond.code, 429);
   EXPECT_EQ(beyond.body["error"]["code"], "rate_limit_exceeded");
   EXPECT_THAT(beyond.body["error"]["message"].get<std::string>(),
@@ -351,10 +350,10 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
                   .code,
               429);
   }
-  EXPECT_THAT(
-      Tandem(absl::StrCat("status --admin 127.0.0.1:", cluster_->admin_port())),
-      AllOf(ContainsRegex("some +0 of 128 +0 of 3 left +-"),
-            ContainsRegex("one +0 of 1 +- +-")));
+  EXPECT_THAT(OutputAndExit(absl::StrCat("status --admin 127.0.0.1:",
+                                         cluster_->admin_port())),
+              AllOf(ContainsRegex("some +0 of 128 +0 of 3 left +-"),
+                    ContainsRegex("one +0 of 1 +- +-")));
   const absl::Status refused = Grpc(some, TextRequest("Once", 1)).status;
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(refused), "RATE_LIMITED");
@@ -387,11 +386,11 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
                          .body;
   const int prompt = sized["count"];
   EXPECT_EQ(Complete(few, 31 - prompt).code, 429) << "more than all";
-  const Answer all = Complete(few, 30 - prompt);
+  const JsonAnswer all = Complete(few, 30 - prompt);
   EXPECT_EQ(all.code, 200);
   // At admission; meanwhile less than a token has come back.
   EXPECT_EQ(all.Header("x-ratelimit-remaining-tokens"), "0");
-  const Answer none = Complete(few, 20);
+  const JsonAnswer none = Complete(few, 20);
   EXPECT_EQ(none.code, 429);
   EXPECT_NE(none.Header("retry-after"), "");
   std::map<std::string, double> metrics = cluster_->Metrics("router");
@@ -443,7 +442,7 @@ TEST_F(AccessTest, NoBlockIsSharedBetweenTenants) {
        {v1::PLACEMENT_SPLIT, v1::PLACEMENT_LOCAL}) {
     // Neither placement may profit from the other's.
     v1::GenerateRequest request = TextRequest(
-        absl::StrCat(v1::Placement_Name(placement), ": ", kPrompt), 4);
+        absl::StrCat(v1::Placement_Name(placement), ": ", kLongPrompt), 4);
     request.set_placement(placement);
     // A request that was computed anew finds what it left itself, and one
     // that the decode worker computed in the end leaves the prefill worker's
@@ -510,7 +509,7 @@ TEST_F(AccessTest, WhoFloodsTheCacheDrivesOutHimself) {
           {"--num-kv-blocks", "64", "--tenant-cache-share", all ? "1" : "0.5"});
     const auto ask = [&](const std::string& key, int number) {
       v1::GenerateRequest request =
-          TextRequest(absl::StrCat(number, ": ", kPrompt), 4);
+          TextRequest(absl::StrCat(number, ": ", kLongPrompt), 4);
       request.set_placement(v1::PLACEMENT_LOCAL);
       const Outcome outcome = Grpc(key, request);
       EXPECT_TRUE(outcome.status.ok()) << outcome.status;
@@ -530,9 +529,9 @@ TEST_F(AccessTest, WhoFloodsTheCacheDrivesOutHimself) {
 TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
   const std::string file = " --api-keys-file " + file_ + " 2>&1";
   const std::string made =
-      Tandem(absl::StrCat("keys new acme --name laptop --rpm-limit 600 "
-                          "--api-keys-file ",
-                          file_, " 2>/dev/null"));
+      OutputAndExit(absl::StrCat("keys new acme --name laptop --rpm-limit 600 "
+                                 "--api-keys-file ",
+                                 file_, " 2>/dev/null"));
   ASSERT_THAT(made, testing::MatchesRegex("sk-tandem-[^\n]{43}\nexit 0"));
   const std::string key = made.substr(0, 53);
   const auto mode = [this] {
@@ -540,26 +539,27 @@ TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
   };
   EXPECT_EQ(mode(), std::filesystem::perms{0600});
   std::filesystem::permissions(file_, std::filesystem::perms{0640});
-  EXPECT_THAT(Tandem("keys new zen" + file), HasSubstr("exit 0"));
+  EXPECT_THAT(OutputAndExit("keys new zen" + file), HasSubstr("exit 0"));
   EXPECT_EQ(mode(), std::filesystem::perms{0640}) << "the router may read it";
-  EXPECT_THAT(Tandem("keys new acme --rpm-limit 5" + file),
+  EXPECT_THAT(OutputAndExit("keys new acme --rpm-limit 5" + file),
               HasSubstr("line 3: rpm_limit = 5: an entry of the same tenant"));
-  EXPECT_THAT(Tandem("keys new a/b" + file), HasSubstr("exit 1"));
-  const std::string list = Tandem("keys list" + file);
+  EXPECT_THAT(OutputAndExit("keys new a/b" + file), HasSubstr("exit 1"));
+  const std::string list = OutputAndExit("keys list" + file);
   EXPECT_THAT(list, HasSubstr("acme                 laptop"));
   EXPECT_EQ(list.find(key), std::string::npos);
   // What a link names is written, though it is not there yet.
   const std::filesystem::path link = folder_ + "/link";
   std::filesystem::create_symlink("later", link);
-  EXPECT_THAT(Tandem("keys new zen --api-keys-file " + link.string() + " 2>&1"),
-              HasSubstr("exit 0"));
+  EXPECT_THAT(
+      OutputAndExit("keys new zen --api-keys-file " + link.string() + " 2>&1"),
+      HasSubstr("exit 0"));
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   EXPECT_TRUE(std::filesystem::is_regular_file(folder_ + "/later"));
   // Of writers at the same time none loses another's key.
   std::vector<std::thread> writers;
   for (int i = 0; i < 3; ++i) {
     writers.emplace_back([&, i] {
-      EXPECT_THAT(Tandem(absl::StrCat("keys new many-", i, file)),
+      EXPECT_THAT(OutputAndExit(absl::StrCat("keys new many-", i, file)),
                   HasSubstr("exit 0"));
     });
   }
@@ -572,12 +572,12 @@ TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
   const std::string generate =
       absl::StrCat("generate --router 127.0.0.1:", cluster_->grpc_port(),
                    " --max-tokens 2 Once 2>&1");
-  EXPECT_THAT(Tandem(generate), HasSubstr("exit 1"));
-  EXPECT_THAT(
-      Tandem(absl::StrCat("generate --api-key ", key, generate.substr(8))),
-      HasSubstr("exit 0"));
+  EXPECT_THAT(OutputAndExit(generate), HasSubstr("exit 1"));
+  EXPECT_THAT(OutputAndExit(
+                  absl::StrCat("generate --api-key ", key, generate.substr(8))),
+              HasSubstr("exit 0"));
   setenv("TANDEM_API_KEY", key.c_str(), 1);
-  EXPECT_THAT(Tandem(generate), HasSubstr("exit 0"));
+  EXPECT_THAT(OutputAndExit(generate), HasSubstr("exit 0"));
   unsetenv("TANDEM_API_KEY");
 }
 

@@ -27,13 +27,13 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr char kPrompt[] = "Once upon a time";
+constexpr char kStoryOpening[] = "Once upon a time";
 
 // Drawn so freely that every filter tells.
 constexpr char kFreely[] =
     "--temperature 2 --seed 3 --max-tokens 24 --placement split";
 v1::GenerateRequest Freely() {
-  v1::GenerateRequest request = TextRequest(kPrompt, 24);
+  v1::GenerateRequest request = TextRequest(kStoryOpening, 24);
   request.mutable_sampling()->set_temperature(2);
   request.mutable_sampling()->set_seed(3);
   request.mutable_stopping()->set_ignore_eos(true);
@@ -137,8 +137,8 @@ class GenerateFlagsTest : public testing::Test {
   // Standard error too, unless it is discarded.
   static Result Generate(const std::string& flags, const char* error = "&1") {
     return Shell(absl::StrCat(Tandem("generate --router 127.0.0.1:"),
-                              cluster_->grpc_port(), " ", flags, " '", kPrompt,
-                              "' 2>", error, " </dev/null"));
+                              cluster_->grpc_port(), " ", flags, " '",
+                              kStoryOpening, "' 2>", error, " </dev/null"));
   }
 
   static std::string* directory_;

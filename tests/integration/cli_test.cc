@@ -38,9 +38,9 @@ bool Runs(pid_t pid) {
 }
 
 // `tandem serve` in the background.
-class Served {
+class ServeProcess {
  public:
-  Served(const std::string& model, const std::string& arguments) {
+  ServeProcess(const std::string& model, const std::string& arguments) {
     base_ = 32000 + static_cast<int>(getpid() % 150) * 4;
     log_ = absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(), ".log");
     std::remove(log_.c_str());  // an earlier one's
@@ -59,7 +59,7 @@ class Served {
       _exit(127);
     }
   }
-  ~Served() {
+  ~ServeProcess() {
     if (pid_ > 0) {
       kill(pid_, SIGKILL);
       waitpid(pid_, nullptr, 0);
@@ -119,8 +119,9 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
                            "served-model-name: of-a-file\n";
   setenv("TANDEM_CONFIG", config.c_str(), 1);
   // Durations that routers and workers must be told as they were meant.
-  Served served(EmbeddedModel(),
-                "--decode 2 --default-deadline 300h --shutdown-timeout inf");
+  ServeProcess served(
+      EmbeddedModel(),
+      "--decode 2 --default-deadline 300h --shutdown-timeout inf");
   unsetenv("TANDEM_CONFIG");
   const bool ready = served.WaitUntilReady();
   std::remove(config.c_str());
@@ -235,9 +236,9 @@ std::string FlightUntil(const std::string& path, const std::string& wanted) {
 TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   std::string flights = absl::StrCat(testing::TempDir(), "/flights.XXXXXX");
   ASSERT_NE(mkdtemp(flights.data()), nullptr);
-  Served served(EmbeddedModel(), "--prefill 1 --decode 1 --flight-record-dir " +
-                                     flights + " --record-session-dir " +
-                                     flights);
+  ServeProcess served(EmbeddedModel(),
+                      "--prefill 1 --decode 1 --flight-record-dir " + flights +
+                          " --record-session-dir " + flights);
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
   const std::string generate =
       Tandem("generate " + served.Router() +
@@ -366,9 +367,10 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
   if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
   const std::string model = std::string(data) + "/models/stories260K";
   // Guesses are the decode workers' alone, and change no token.
-  Served served(model,
-                "--prefill 2 --decode 2 --speculative-config "
-                "'{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'");
+  ServeProcess served(
+      model,
+      "--prefill 2 --decode 2 --speculative-config "
+      "'{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'");
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
   std::ifstream file(model + "/golden.json");
   const json golden = json::parse(file);

@@ -35,7 +35,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr char kPrompt[] = "Mia found a red ball.";
+constexpr char kCanaryPrompt[] = "Mia found a red ball.";
 
 struct Answer {
   int code = 0;
@@ -115,7 +115,7 @@ class HttpTest : public testing::Test {
   }
   void TearDown() override {
     if (cluster_ != nullptr && !HasFatalFailure()) {
-      EXPECT_EQ(cluster_->WhatIsLeft(kPrompt), "");
+      EXPECT_EQ(cluster_->WhatIsLeft(kCanaryPrompt), "");
     }
   }
   Answer Post(const std::string& path, const json& body,
@@ -125,7 +125,7 @@ class HttpTest : public testing::Test {
     return Parse(socket.Receive());
   }
   static json Greedy(int max_tokens) {
-    return {{"model", "tales"},         {"prompt", kPrompt},
+    return {{"model", "tales"},         {"prompt", kCanaryPrompt},
             {"temperature", 0},         {"ignore_eos", true},
             {"max_tokens", max_tokens}, {"return_token_ids", true}};
   }
@@ -146,7 +146,7 @@ class HttpTest : public testing::Test {
 
 TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
   Begin({});
-  v1::GenerateRequest request = TextRequest(kPrompt, 40);
+  v1::GenerateRequest request = TextRequest(kCanaryPrompt, 40);
   request.mutable_stopping()->set_ignore_eos(true);
   const Outcome want = cluster_->Generate(request);
   ASSERT_TRUE(want.status.ok()) << want.status;
@@ -180,7 +180,7 @@ TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
   json several = Greedy(40);
   const std::vector<int32_t> ids(want.token_ids.begin(),
                                  want.token_ids.begin() + 3);
-  several["prompt"] = {kPrompt, "Once upon a time"};
+  several["prompt"] = {kCanaryPrompt, "Once upon a time"};
   several["request_id"] = "both";
   const Answer answer = Post("/v1/completions", several);
   EXPECT_THAT(answer.head, testing::HasSubstr("\r\nX-Request-Id: both\r\n"));
@@ -196,7 +196,7 @@ TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
 // the decode worker computes so short a prompt by itself.
 TEST_F(HttpTest, EitherWorkerScoresAPromptAlike) {
   Begin({});
-  json body = {{"prompt", kPrompt},
+  json body = {{"prompt", kCanaryPrompt},
                {"echo", true},
                {"logprobs", 3},
                {"temperature", 0},
@@ -207,7 +207,7 @@ TEST_F(HttpTest, EitherWorkerScoresAPromptAlike) {
   EXPECT_EQ(scored["timings"]["decode_worker"], "");
   EXPECT_EQ(scored["usage"]["completion_tokens"], 0);
   const json& choice = scored["choices"][0];
-  EXPECT_EQ(choice["text"], kPrompt);
+  EXPECT_EQ(choice["text"], kCanaryPrompt);
   EXPECT_EQ(choice["finish_reason"], "length");
   body["max_tokens"] = 1;
   const json more = Post("/v1/completions", body).Json();
@@ -449,7 +449,7 @@ TEST_F(HttpTest, ARouterAboveItsCeilingEndsItsStreamsAndItself) {
 TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
   Begin({.decode = 2});
   json body = {
-      {"prompt", kPrompt},
+      {"prompt", kCanaryPrompt},
       {"temperature", 1.6},
       {"seed", 11},
       {"max_tokens", 900},
@@ -482,7 +482,7 @@ TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
   // Several sequences, each its own; a text that can only end, ends.
   const json choices =
       Post("/v1/completions",
-           {{"prompt", kPrompt},
+           {{"prompt", kCanaryPrompt},
             {"temperature", 1.6},
             {"n", 4},
             {"max_tokens", 40},
@@ -496,7 +496,7 @@ TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
   }
   const json object =
       Post("/v1/completions",
-           {{"prompt", kPrompt},
+           {{"prompt", kCanaryPrompt},
             {"temperature", 1.6},
             {"max_tokens", 60},
             {"response_format",
@@ -513,8 +513,8 @@ TEST_F(HttpTest, StructuredOutputIsTheSameWhoeverComputesIt) {
                                 nullptr, false);
   EXPECT_TRUE(made == json({{"a", "red"}}) || made == json({{"a", "green"}}))
       << object;
-  const Answer refused =
-      Post("/v1/completions", {{"prompt", kPrompt}, {"guided_regex", "("}});
+  const Answer refused = Post(
+      "/v1/completions", {{"prompt", kCanaryPrompt}, {"guided_regex", "("}});
   EXPECT_EQ(refused.Json()["error"]["param"], "guided_regex");
   EXPECT_EQ(refused.Json()["error"]["code"], "constraint_invalid");
 }

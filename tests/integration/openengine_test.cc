@@ -28,7 +28,7 @@ namespace {
 namespace oe = ::openengine::v1;
 using std::chrono::seconds;
 
-struct Answer {
+struct OpenEngineOutcome {
   absl::Status status;
   std::string text[2];
   std::vector<oe::TokenInfo> tokens[2];  // by output
@@ -88,13 +88,14 @@ class OpenEngineTest : public testing::Test {
     request.mutable_stopping()->set_ignore_eos(true);
     return request;
   }
-  Answer Generate(const std::string& key, const oe::GenerateRequest& request) {
+  OpenEngineOutcome Generate(const std::string& key,
+                             const oe::GenerateRequest& request) {
     const auto context = Context(key);
     return Read(context.get(), request);
   }
-  Answer Read(grpc::ClientContext* context,
-              const oe::GenerateRequest& request) {
-    Answer answer;
+  OpenEngineOutcome Read(grpc::ClientContext* context,
+                         const oe::GenerateRequest& request) {
+    OpenEngineOutcome answer;
     const auto reader = inference_->Generate(context, request);
     oe::GenerateResponse response;
     while (reader->Read(&response)) {
@@ -176,7 +177,7 @@ TEST_F(OpenEngineTest, TheSameTokensAsGenerates) {
   oe::GenerateRequest request = Ask(kPrompt, 16);
   request.mutable_response()->set_return_prompt_logprobs(true);
   request.mutable_response()->mutable_output_candidates()->set_top_n(2);
-  const Answer answer = Generate(acme_, request);
+  const OpenEngineOutcome answer = Generate(acme_, request);
   ASSERT_TRUE(answer.status.ok()) << answer.status;
 
   v1::GenerateRequest same = TextRequest(kPrompt, 16);
@@ -221,7 +222,7 @@ TEST_F(OpenEngineTest, TheSameTokensAsGenerates) {
   drawn.mutable_sampling()->set_seed(7);
   drawn.mutable_sampling()->set_num_sequences(2);
   drawn.mutable_stopping()->set_max_tokens(12);
-  const Answer two = Generate(acme_, drawn);
+  const OpenEngineOutcome two = Generate(acme_, drawn);
   v1::GenerateRequest seeded;
   *seeded.mutable_token_ids()->mutable_ids() = drawn.token_ids().ids();
   seeded.mutable_sampling()->set_temperature(1.0f);
@@ -240,7 +241,7 @@ TEST_F(OpenEngineTest, TheSameTokensAsGenerates) {
   oe::GenerateRequest stopped = Ask(kPrompt, 16);
   const std::string stop = answer.text[0].substr(answer.text[0].size() / 2, 3);
   stopped.mutable_stopping()->add_conditions()->set_stop_text(stop);
-  const Answer cut = Generate(acme_, stopped);
+  const OpenEngineOutcome cut = Generate(acme_, stopped);
   EXPECT_EQ(cut.text[0], answer.text[0].substr(0, answer.text[0].find(stop)));
   EXPECT_EQ(cut.last.finished().reason(), oe::FINISH_REASON_STOP);
   EXPECT_EQ(cut.last.finished().stop_match().stop_text(), stop);
@@ -254,7 +255,7 @@ TEST_F(OpenEngineTest, TheSameTokensAsGenerates) {
 
 TEST_F(OpenEngineTest, RefusalsAreStatusesWithTheirReason) {
   const auto refused = [&](const oe::GenerateRequest& request) {
-    const Answer answer = Generate(acme_, request);
+    const OpenEngineOutcome answer = Generate(acme_, request);
     EXPECT_FALSE(answer.last.has_usage());
     return answer.status;
   };

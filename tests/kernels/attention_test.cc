@@ -22,8 +22,6 @@ struct Model {
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
-inline constexpr float kScale = 0.125f;
-
 std::vector<float> Angles(int positions, int half, bool sine) {
   std::vector<float> table;
   for (int p = 0; p < positions; ++p) {
@@ -38,14 +36,15 @@ std::vector<float> Angles(int positions, int half, bool sine) {
 
 // Rows of one sequence through RopeAppend and Attention in chunks; blocks are
 // scattered over the cache. Several copies of the sequence make a batch.
-struct Shape {
+struct AttentionRun {
   int block_size = 16;
   int chunk = 1 << 20;
   int copies = 1;
 };
 
 std::vector<float> Attend(Device& device, const Model& model, int length,
-                          const Shape& run, const std::vector<float>& qkv) {
+                          const AttentionRun& run,
+                          const std::vector<float>& qkv) {
   const int blocks_each = (length + run.block_size - 1) / run.block_size;
   KvShape shape{2,
                 model.kv_heads,
@@ -95,8 +94,8 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
     device->RopeAppend(device.queue(), step, model.heads, rope, {}, device_qkv,
                        *cache, 1);
     device->Attention(device.queue(), step, model.heads,
-                      {kScale, model.soft_cap, model.window}, device_qkv,
-                      model.qkv(), *cache, 1, out);
+                      {kAttentionScale, model.soft_cap, model.window},
+                      device_qkv, model.qkv(), *cache, 1, out);
     const auto got =
         device.Download(out, static_cast<size_t>(step.num_rows * width));
     for (int c = 0; c < run.copies; ++c) {
@@ -167,7 +166,7 @@ std::vector<double> Reference(const Model& model, int length,
         for (int i = 0; i < model.head_dim; ++i) {
           score += q[static_cast<size_t>(i)] * k[i];
         }
-        score *= kScale;
+        score *= kAttentionScale;
         if (model.soft_cap > 0) {
           score = model.soft_cap * std::tanh(score / model.soft_cap);
         }
@@ -269,7 +268,7 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
         RandomFloats(static_cast<size_t>(length * model.qkv()), 13);
     std::vector<float> first;
     int compared = 0;
-    const auto check = [&](const Config& config, const Shape& run) {
+    const auto check = [&](const Config& config, const AttentionRun& run) {
       auto backend = MakeBackend(config.isa, config.threads, model.inputs);
       if (backend == nullptr) return;
       Device device(std::move(backend));
@@ -358,8 +357,8 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
     float* const out = device.New<float>(2 * 32);
     device->RopeAppend(device.queue(), rows, 2, rope, {}, device_qkv, *cache,
                        0);
-    device->Attention(device.queue(), rows, 2, {kScale}, device_qkv, 64, *cache,
-                      0, out);
+    device->Attention(device.queue(), rows, 2, {kAttentionScale}, device_qkv,
+                      64, *cache, 0, out);
     auto got = device.Download(out, 2 * 32);
     got.resize(32);  // the first row's
     return got;

@@ -11,7 +11,7 @@
 namespace tandem::kernels {
 namespace {
 
-struct Case {
+struct WeightsCase {
   int heads;
   int kv_heads;
   int head_dim;
@@ -22,7 +22,7 @@ struct Case {
   float soft_cap = 0;
 };
 
-const Case kCases[] = {
+const WeightsCase kWeightsCases[] = {
     {4, 4, 16, 16, DType::kF32, 0},
     {4, 2, 64, 16, DType::kF32, 300},
     {9, 3, 40, 8, DType::kBF16, 127},
@@ -36,8 +36,6 @@ const Case kCases[] = {
     {4, 2, 16, 16, DType::kF32, 150, 0, 0.4f},
 };
 
-inline constexpr float kScale = 0.125f;
-
 // A sequence's keys, [position][kv_head][dim], and one row's queries.
 struct Data {
   std::vector<float> keys;
@@ -45,7 +43,7 @@ struct Data {
   std::vector<int32_t> table;
 };
 
-Data Make(const Case& c) {
+Data Make(const WeightsCase& c) {
   const auto positions = static_cast<size_t>(c.position) + 1;
   Data data{
       RandomFloats(positions * static_cast<size_t>(c.kv_heads) *
@@ -59,7 +57,7 @@ Data Make(const Case& c) {
 }
 
 // Averaged over heads, in float64, of keys as the cache holds them.
-std::vector<double> Reference(const Case& c, const Data& data) {
+std::vector<double> Reference(const WeightsCase& c, const Data& data) {
   const auto dim = static_cast<size_t>(c.head_dim);
   std::vector<double> sums(static_cast<size_t>(c.position) + 1);
   const int first = c.window > 0 ? std::max(0, c.position + 1 - c.window) : 0;
@@ -75,7 +73,7 @@ std::vector<double> Reference(const Case& c, const Data& data) {
       for (size_t i = 0; i < dim; ++i) {
         score += double{data.q[static_cast<size_t>(head) * dim + i]} * k[i];
       }
-      score *= kScale;
+      score *= kAttentionScale;
       if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
       scores.push_back(score);
     }
@@ -90,8 +88,8 @@ std::vector<double> Reference(const Case& c, const Data& data) {
 }
 
 // Keys (and zeros as values) come in by way of KvScatter.
-std::vector<float> OnCpu(const Case& c, const Data& data, const Config& config,
-                         bool twice = false) {
+std::vector<float> OnCpu(const WeightsCase& c, const Data& data,
+                         const Config& config, bool twice = false) {
   auto backend = MakeBackend(config.isa, config.threads);
   if (backend == nullptr) return {};
   Device device(std::move(backend));
@@ -129,9 +127,9 @@ std::vector<float> OnCpu(const Case& c, const Data& data, const Config& config,
   look.out = device.Upload(std::vector<float>(positions + 1, -7.0f));
   for (int i = 0; i < (twice ? 2 : 1); ++i) {
     look.add = i == 1;
-    device->AttentionWeights(device.queue(), rows, c.heads,
-                             {kScale, c.soft_cap, c.window}, device.Upload(q),
-                             static_cast<int64_t>(width), *cache, 1, look);
+    device->AttentionWeights(
+        device.queue(), rows, c.heads, {kAttentionScale, c.soft_cap, c.window},
+        device.Upload(q), static_cast<int64_t>(width), *cache, 1, look);
     device.queue().Synchronize();
   }
   std::vector<float> got = device.Download(look.out, positions + 1);
@@ -155,7 +153,7 @@ void ExpectNear(const std::vector<float>& got, const std::vector<double>& want,
 }
 
 TEST(AttentionWeightsTest, OnTheCpuTheyAreNearFloat64) {
-  for (const Case& c : kCases) {
+  for (const WeightsCase& c : kWeightsCases) {
     SCOPED_TRACE(c.position);
     const Data data = Make(c);
     // f32 chains of up to 256 terms of size 1, in scores of up to 10.
@@ -164,7 +162,8 @@ TEST(AttentionWeightsTest, OnTheCpuTheyAreNearFloat64) {
 }
 
 TEST(AttentionWeightsTest, ThreadsAndInstructionSetsGiveTheSameBits) {
-  for (const Case& c : {kCases[1], kCases[2], kCases[5], kCases[6]}) {
+  for (const WeightsCase& c : {kWeightsCases[1], kWeightsCases[2],
+                               kWeightsCases[5], kWeightsCases[6]}) {
     const Data data = Make(c);
     const auto expected = OnCpu(c, data, {"avx2", 1});
     for (const Config& config : AllConfigs()) {
@@ -176,7 +175,7 @@ TEST(AttentionWeightsTest, ThreadsAndInstructionSetsGiveTheSameBits) {
 }
 
 TEST(AttentionWeightsTest, AddingIsForMeans) {
-  const Case& c = kCases[1];
+  const WeightsCase& c = kWeightsCases[1];
   const Data data = Make(c);
   const auto once = OnCpu(c, data, {"auto", 1});
   const auto twice = OnCpu(c, data, {"auto", 1}, /*twice=*/true);

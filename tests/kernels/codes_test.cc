@@ -9,17 +9,12 @@
 namespace tandem::kernels {
 namespace {
 
-struct Shape {
-  int n;
-  int k;
-};
-
 // Around every edge: panels of 32, groups of 32, blocks of 64 and pieces of
 // 768 inputs.
-const Shape kShapes[] = {{1, 1},   {7, 3},     {31, 33},  {32, 64},
-                         {33, 96}, {130, 576}, {65, 800}, {40, 1600}};
-const int kBatches[] = {1, 2, 3, 7, 8, 13, 16, 17, 23, 24, 31, 32, 40, 66};
-constexpr int kMostRows = 66;
+const MatrixShape kCodeShapes[] = {{1, 1},   {7, 3},     {31, 33},  {32, 64},
+                                   {33, 96}, {130, 576}, {65, 800}, {40, 1600}};
+const int kCodeBatches[] = {1, 2, 3, 7, 8, 13, 16, 17, 23, 24, 31, 32, 40, 66};
+constexpr int kMostCodeRows = 66;
 
 // The nearest f16 of a float below 2, ties to even.
 float NearestF16(float value) {
@@ -48,7 +43,8 @@ size_t At(int row, int stride, int col) {
          static_cast<size_t>(col);
 }
 
-Codes CodesOf(DType type, const Shape& shape, const std::vector<float>& w) {
+Codes CodesOf(DType type, const MatrixShape& shape,
+              const std::vector<float>& w) {
   const float limit = type == DType::kInt8 ? 127.0f : 8.0f;
   Codes result{std::vector<int>(w.size()), {}, {}};
   for (int n = 0; n < shape.n; ++n) {
@@ -84,7 +80,7 @@ Codes CodesOf(DType type, const Shape& shape, const std::vector<float>& w) {
   return result;
 }
 
-std::vector<float> Reference(int m, const Shape& shape,
+std::vector<float> Reference(int m, const MatrixShape& shape,
                              const std::vector<float>& x, const Codes& w,
                              const std::vector<float>& bias) {
   const cpu::ScopedFlushDenormals flush;
@@ -117,7 +113,7 @@ std::vector<float> Reference(int m, const Shape& shape,
   return out;
 }
 
-// Every batch against `expected`, of kMostRows rows.
+// Every batch against `expected`, of kMostCodeRows rows.
 void ExpectProducts(Device& device, const Matrix& matrix,
                     const std::vector<float>& x, const std::vector<float>& bias,
                     const std::vector<float>& expected,
@@ -125,8 +121,8 @@ void ExpectProducts(Device& device, const Matrix& matrix,
   const float* const device_x = device.Upload(x);
   const float* const device_bias = bias.empty() ? nullptr : device.Upload(bias);
   const int n = matrix.rows();
-  float* const out = device.New<float>(At(kMostRows, n, 0));
-  for (const int m : kBatches) {
+  float* const out = device.New<float>(At(kMostCodeRows, n, 0));
+  for (const int m : kCodeBatches) {
     device->MatMul(device.queue(), m, device_x, matrix, device_bias, out);
     const size_t count = At(m, n, 0);
     EXPECT_TRUE(
@@ -147,7 +143,7 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
     if (backend == nullptr) continue;
     ++configs;
     Device device(std::move(backend));
-    for (const Shape& shape : kShapes) {
+    for (const MatrixShape& shape : kCodeShapes) {
       auto w = RandomFloats(At(shape.n, shape.k, 0), 1);
       // Rows and groups of other magnitudes, and of none.
       for (size_t i = 0; i < w.size(); ++i) {
@@ -156,12 +152,12 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
         if (i % k / 32 % 3 == 1) w[i] *= 1e-5f;
         if (i % k / 32 % 7 == 5) w[i] = 0;
       }
-      auto x = RandomFloats(At(kMostRows, shape.k, 0), 3);
+      auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 3);
       for (size_t i = 0; i < x.size() / 4; ++i) x[i] = i % 3 == 0 ? 2 : -2;
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
       ExpectProducts(
           device, device.Pack(w, shape.n, shape.k, type), x, bias,
-          Reference(kMostRows, shape, x, CodesOf(type, shape, w), bias),
+          Reference(kMostCodeRows, shape, x, CodesOf(type, shape, w), bias),
           std::string(config.isa) + ", threads " +
               std::to_string(config.threads));
     }
@@ -172,18 +168,18 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
 // Sums of a group are as large as they can be, with either sign, and both paths
 // hold them: of one row, and of several.
 TEST_P(CodesTest, LargestSumsOfAGroupFit) {
-  const Shape shape{36, 128};
+  const MatrixShape shape{36, 128};
   std::vector<float> w(At(shape.n, shape.k, 0), 7.0f);  // of int4 the code 15
   for (size_t i = 0; i < w.size(); ++i) {
     if (GetParam() == DType::kInt4 && i % 32 == 9) w[i] = -8;
     if (i / 128 % 2 == 1) w[i] = -w[i];
   }
-  std::vector<float> x(At(kMostRows, shape.k, 0), 2.0f);
+  std::vector<float> x(At(kMostCodeRows, shape.k, 0), 2.0f);
   for (size_t i = 0; i < x.size(); ++i) {
     if (i / 128 % 3 == 1) x[i] = -2;
   }
   const std::vector<float> expected =
-      Reference(kMostRows, shape, x, CodesOf(GetParam(), shape, w), {});
+      Reference(kMostCodeRows, shape, x, CodesOf(GetParam(), shape, w), {});
   for (const Config& config : kConfigs) {
     auto backend = MakeBackend(config.isa, config.threads);
     if (backend == nullptr) continue;
@@ -194,7 +190,7 @@ TEST_P(CodesTest, LargestSumsOfAGroupFit) {
 }
 
 TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
-  const Shape shape{40, 100};
+  const MatrixShape shape{40, 100};
   const auto w = RandomFloats(At(shape.n, shape.k, 0), 4, 0.02f);
   const Codes codes = CodesOf(GetParam(), shape, w);
   Device device(MakeBackend());
@@ -217,7 +213,7 @@ TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
 }
 
 TEST_P(CodesTest, WhatIsNotFiniteShows) {
-  const Shape shape{3, 70};
+  const MatrixShape shape{3, 70};
   auto w = RandomFloats(At(shape.n, shape.k, 0), 5);
   w[At(1, shape.k, 40)] = INFINITY;
   auto x = RandomFloats(At(2, shape.k, 0), 6);
@@ -251,7 +247,7 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
                          {"int4 in groups of 128", DType::kInt4, 128, false},
                          {"int4 with zeros", DType::kInt4, 128, true},
                          {"int4 by row with zeros", DType::kInt4, 0, true}};
-  const Shape shape{65, 416};
+  const MatrixShape shape{65, 416};
   std::mt19937 random(7);
   for (const Given& c : cases) {
     const int group = c.group == 0 ? shape.k : c.group;
@@ -290,8 +286,8 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
         expected.rows[static_cast<size_t>(n)] = scales[static_cast<size_t>(n)];
       }
     }
-    const auto x = RandomFloats(At(kMostRows, shape.k, 0), 8);
-    const auto products = Reference(kMostRows, shape, x, expected, {});
+    const auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 8);
+    const auto products = Reference(kMostCodeRows, shape, x, expected, {});
     for (const char* isa : {"avx2", "avx512", "auto"}) {
       auto backend = MakeBackend(isa, 2);
       if (backend == nullptr) continue;

@@ -240,6 +240,15 @@ inline std::vector<float> CachedVector(const float* values, size_t count,
   return out;
 }
 
+// Of products' weights: outputs and inputs.
+struct MatrixShape {
+  int n;
+  int k;
+};
+
+// What attention multiplies scores by.
+inline constexpr float kAttentionScale = 0.125f;
+
 inline std::vector<float> RandomFloats(size_t count, uint64_t seed,
                                        float scale = 1.0f) {
   std::mt19937_64 random(seed);

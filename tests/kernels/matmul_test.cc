@@ -9,16 +9,11 @@
 namespace tandem::kernels {
 namespace {
 
-struct Shape {
-  int n;
-  int k;
-};
-
 // Around every edge: panels of 32, pairs of inputs, blocks of 288, 576 and
 // 1152, eight of the smallest ones.
-const Shape kShapes[] = {{1, 1},      {7, 3},    {31, 17},  {32, 64},
-                         {33, 65},    {96, 576}, {65, 577}, {100, 769},
-                         {260, 1024}, {40, 2305}};
+const MatrixShape kShapes[] = {{1, 1},      {7, 3},    {31, 17},  {32, 64},
+                               {33, 65},    {96, 576}, {65, 577}, {100, 769},
+                               {260, 1024}, {40, 2305}};
 const int kBatches[] = {1,  2,  3,  5,  6,  7,  8,   12,
                         13, 16, 24, 32, 63, 95, 143, 144};
 constexpr int kMostRows = 144;
@@ -40,7 +35,8 @@ struct Kept {
   std::vector<float> scales;
 };
 
-Kept KeptAs(Types types, const Shape& shape, const std::vector<float>& w) {
+Kept KeptAs(Types types, const MatrixShape& shape,
+            const std::vector<float>& w) {
   const DType type = types.weights;
   Kept kept{w, std::vector<float>(static_cast<size_t>(shape.n), 1.0f)};
   for (float& weight : kept.weights) weight = Rounded(weight, type);
@@ -55,9 +51,9 @@ Kept KeptAs(Types types, const Shape& shape, const std::vector<float>& w) {
   return kept;
 }
 
-std::vector<float> Reference(int m, const Shape& shape, std::vector<float> x,
-                             const Kept& w, const std::vector<float>& bias,
-                             bool pairs) {
+std::vector<float> Reference(int m, const MatrixShape& shape,
+                             std::vector<float> x, const Kept& w,
+                             const std::vector<float>& bias, bool pairs) {
   const cpu::ScopedFlushDenormals flush;
   std::vector<float> out(static_cast<size_t>(m * shape.n));
   if (pairs) {
@@ -94,7 +90,7 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
     if (backend == nullptr) continue;
     ++configs;
     Device device(std::move(backend));
-    for (const Shape& shape : kShapes) {
+    for (const MatrixShape& shape : kShapes) {
       const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
       Matrix& packed = device.Pack(w, shape.n, shape.k, types.weights);
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
@@ -122,7 +118,7 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
 
 TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
   Device device(MakeBackend("auto", 1, GetParam().inputs));
-  const Shape shape{33, 65};
+  const MatrixShape shape{33, 65};
   const int rows = 1030;
   const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 1);
   const auto x = RandomFloats(static_cast<size_t>(rows * shape.k), 3);
@@ -138,7 +134,7 @@ TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
 TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
   // 0 * infinity would be NaN.
   Device device(MakeBackend("auto", 1, GetParam().inputs));
-  const Shape shape{3, 5};
+  const MatrixShape shape{3, 5};
   std::vector<float> w(15, 1.0f);
   std::vector<float> x = {INFINITY, 1, 1, 1, 1};
   Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);
@@ -153,7 +149,7 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
   // k roundings of a chain whose partial sums are at most sum |x||w|:
   // error <= k * 2^-24 * sum |x||w|. Rounding inputs adds 2^-8 of it.
   Device device(MakeBackend("auto", 1, GetParam().inputs));
-  const Shape shape{70, 900};
+  const MatrixShape shape{70, 900};
   const auto w = RandomFloats(static_cast<size_t>(shape.n * shape.k), 5);
   const auto x = RandomFloats(static_cast<size_t>(4 * shape.k), 6);
   Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);

@@ -38,7 +38,7 @@ std::vector<int> Order(const std::vector<float>& logits) {
 
 // Ids that may be drawn and their weights, in order. exp comes from the
 // kernel table: its accuracy is tested elsewhere, its bits decide ties here.
-struct Kept {
+struct Candidates {
   std::vector<int> ids;
   std::vector<uint64_t> weights;
 };
@@ -66,9 +66,10 @@ std::vector<float> Edited(const std::vector<float>& logits,
   return std::isinf(best) ? logits : result;
 }
 
-Kept Filter(const std::vector<float>& logits, const SampleParams& params) {
+Candidates Filter(const std::vector<float>& logits,
+                  const SampleParams& params) {
   const auto table = *cpu::MakeKernelTable("auto");
-  Kept kept;
+  Candidates kept;
   float best = 0;
   std::vector<int64_t> information;
   for (const int id : Order(logits)) {
@@ -134,7 +135,7 @@ Kept Filter(const std::vector<float>& logits, const SampleParams& params) {
         break;
       }
     }
-    Kept typical;
+    Candidates typical;
     for (size_t i = 0; i < kept.ids.size(); ++i) {
       if (std::abs(information[i] - mean) > limit) continue;
       typical.ids.push_back(kept.ids[i]);
@@ -169,7 +170,7 @@ int Expected(const std::vector<float>& logits, const SampleParams& params,
     if (!hide()) edited = logits;
   }
   if (params.temperature == 0) return Order(edited)[0];
-  const Kept kept = Filter(edited, params);
+  const Candidates kept = Filter(edited, params);
   const uint64_t total =
       std::accumulate(kept.weights.begin(), kept.weights.end(), uint64_t{0});
   const uint64_t bits =
@@ -408,7 +409,7 @@ TEST(SamplerTest, HundredThousandDrawsFollowTheDistribution) {
         ++seen[result.token_id];
       }
     }
-    const Kept kept = Filter(logits, base);
+    const Candidates kept = Filter(logits, base);
     double sum = 0;
     for (const int id : kept.ids) {
       sum +=

@@ -25,8 +25,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kPrompt = 40;  // World::Ask's length
-
 std::string Digest(char of) { return std::string(64, of); }
 
 v1::AdapterRef Ref(const std::string& name, char content, bool in_service) {

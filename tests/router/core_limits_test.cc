@@ -21,8 +21,6 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr int kPrompt = 40;  // World::Ask's length
-
 // A request that a decode worker is to compute, and has begun with.
 ClientPipe* Begin(World* w, int priority = 0) {
   AdmittedRequest ask = World::Ask();

@@ -19,8 +19,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr int kPrompt = 40;  // World::Ask's length
-
 // One prefill and one decode worker unless a test adds more.
 struct CoreTest : ::testing::Test {
   CoreTest() {

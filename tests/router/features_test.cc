@@ -14,8 +14,6 @@ namespace {
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kPrompt = 40;
-
 v1::WorkerHello Old(const std::string& id, v1::WorkerRole role) {
   v1::WorkerHello hello = World::Hello(id, role);
   hello.clear_features();

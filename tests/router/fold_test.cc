@@ -16,8 +16,6 @@
 namespace tandem::router {
 namespace {
 
-constexpr int kPrompt = 40;  // World::Ask's length
-
 using OncePipe = Pipe<v1::GenerateOnceResponse, v1::GenerateRequest>;
 
 struct FoldTest : testing::Test {

@@ -21,8 +21,6 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-constexpr int kPrompt = 40;
-
 std::vector<int32_t> Prompt() {
   std::vector<int32_t> prompt;
   for (int i = 0; i < kPrompt; ++i) prompt.push_back(1 + i % 20);

@@ -15,8 +15,6 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr int kPrompt = 40;
-
 class SequenceGroupTest : public ::testing::Test {
  protected:
   SequenceGroupTest() {

@@ -20,11 +20,7 @@
 namespace tandem::router {
 namespace {
 
-constexpr ToolCallStyle kHermes = ToolCallStyle::kHermes;
-constexpr ToolCallStyle kMistral = ToolCallStyle::kMistral;
-constexpr ToolCallStyle kLlama = ToolCallStyle::kLlama3Json;
-
-struct Style {
+struct CallFormat {
   const char* what;
   ToolCallStyle kind;
   bool by_name;
@@ -32,17 +28,20 @@ struct Style {
   std::map<int32_t, std::string> markers;
 };
 // 3, 4 and 5 are special tokens of models/tales.
-const Style kHermesText = {"hermes", kHermes, false, {}};
-const Style kHermesTokens = {"hermes, tokens",
-                             kHermes,
-                             false,
-                             {{3, "<tool_call>"}, {4, "</tool_call>"}}};
-const Style kMistralList = {"mistral", kMistral, false, {{3, "[TOOL_CALLS]"}}};
-const Style kMistralNames = {
-    "mistral by name", kMistral, true, {{3, "[TOOL_CALLS]"}, {4, "[ARGS]"}}};
-const Style kLlamaText = {"llama", kLlama, false, {}};
-const Style kLlamaToken = {
-    "llama, token", kLlama, false, {{3, "<|python_tag|>"}}};
+const CallFormat kHermesText = {"hermes", ToolCallStyle::kHermes, false, {}};
+const CallFormat kHermesTokens = {"hermes, tokens",
+                                  ToolCallStyle::kHermes,
+                                  false,
+                                  {{3, "<tool_call>"}, {4, "</tool_call>"}}};
+const CallFormat kMistralList = {
+    "mistral", ToolCallStyle::kMistral, false, {{3, "[TOOL_CALLS]"}}};
+const CallFormat kMistralNames = {"mistral by name",
+                                  ToolCallStyle::kMistral,
+                                  true,
+                                  {{3, "[TOOL_CALLS]"}, {4, "[ARGS]"}}};
+const CallFormat kLlamaText = {"llama", ToolCallStyle::kLlama3Json, false, {}};
+const CallFormat kLlamaToken = {
+    "llama, token", ToolCallStyle::kLlama3Json, false, {{3, "<|python_tag|>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -59,7 +58,7 @@ class StrictCallsTest : public testing::Test {
     chat_.add_tools()->set_name("clock");
   }
 
-  static ModelLimits Limits(const Style& style) {
+  static ModelLimits Limits(const CallFormat& style) {
     ModelLimits limits;
     limits.tool_call_style = style.kind;
     limits.tool_calls_by_name = style.by_name;
@@ -84,7 +83,7 @@ class StrictCallsTest : public testing::Test {
   }
 
   // Whether all of `text` may be written, and be all.
-  bool Allows(const Style& style, std::string_view text) {
+  bool Allows(const CallFormat& style, std::string_view text) {
     const auto tag = StrictCallsTag(chat_, Limits(style));
     EXPECT_TRUE(tag.ok()) << tag.status();
     auto grammar = vocabulary_.Compile(text::GrammarKind::kStructuralTag, *tag,
@@ -103,7 +102,7 @@ class StrictCallsTest : public testing::Test {
   }
 
   // As the router's parser reads it: "text|name(arguments)..".
-  static std::string Read(const Style& style, std::string text) {
+  static std::string Read(const CallFormat& style, std::string text) {
     for (const auto& [id, marker] : style.markers) {
       for (size_t at;
            (at = text.find(absl::StrCat("^", id))) != std::string::npos;) {
@@ -129,7 +128,7 @@ class StrictCallsTest : public testing::Test {
 
 TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
   const struct {
-    const Style* style;
+    const CallFormat* style;
     const char* text;
     const char* read;
   } cases[] = {
@@ -177,7 +176,7 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
 
 TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
   const struct {
-    const Style* style;
+    const CallFormat* style;
     const char* text;
   } cases[] = {
       {&kHermesText,

@@ -54,7 +54,7 @@ Parsed Parse(ToolCallStyle style, const std::vector<std::string>& pieces) {
   return all;
 }
 
-struct Case {
+struct ParserCase {
   ToolCallStyle style;
   std::string text;
   std::string content;
@@ -62,7 +62,7 @@ struct Case {
 };
 
 // As the families' own templates write calls, and as models get them wrong.
-std::vector<Case> Cases() {
+std::vector<ParserCase> ParserCases() {
   const std::string weather = R"({"city": "Köln", "days": [1, 2.5e3]})";
   const std::string call =
       R"({"name": "get_weather", "arguments": )" + weather + "}";
@@ -70,7 +70,7 @@ std::vector<Case> Cases() {
       R"({"name": "get_weather", "parameters": )" + weather + "}";
   const std::string seen = "get_weather(" + weather + ")";
   const std::string hermes = "<tool_call>\n" + call + "\n</tool_call>";
-  std::vector<Case> cases = {
+  std::vector<ParserCase> cases = {
       // No call at all.
       {kHermes, "", "", {}},
       {kHermes, " \n", " \n", {}},
@@ -187,7 +187,7 @@ std::vector<Case> Cases() {
 }
 
 TEST(ToolCallsTest, CallsAreFoundAndAllElseComesBack) {
-  for (const Case& c : Cases()) {
+  for (const ParserCase& c : ParserCases()) {
     SCOPED_TRACE(c.text);
     EXPECT_EQ(Parse(c.style, {c.text}), (Parsed{c.content, c.calls}));
   }
@@ -200,7 +200,7 @@ std::vector<std::string> Bytes(const std::string& text) {
 }
 
 TEST(ToolCallsTest, NothingDependsOnHowTheTextIsCut) {
-  for (const Case& c : Cases()) {
+  for (const ParserCase& c : ParserCases()) {
     SCOPED_TRACE(c.text);
     const Parsed whole = Parse(c.style, {c.text});
     EXPECT_EQ(Parse(c.style, Bytes(c.text)), whole);

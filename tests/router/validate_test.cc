@@ -47,7 +47,7 @@ v1::GenerateRequest Parse(const std::string& text) {
   return request;
 }
 
-struct Case {
+struct FieldCase {
   const char* field;  // named by the refusal; "" where it is accepted
   std::string text;   // in protobuf's text format, besides a text prompt
 };
@@ -69,7 +69,7 @@ std::string Called(const std::string& call, const std::string& next = "") {
       next.empty() ? "" : absl::StrCat("messages { ", next, " }"), " }");
 }
 
-const Case kCases[] = {
+const FieldCase kFieldCases[] = {
     {"", ""},
     // request_id
     {"", "request_id: 'a b~'"},
@@ -372,8 +372,8 @@ const Case kCases[] = {
 };
 
 TEST(Validate, NamesTheFieldOfEveryWrongValue) {
-  EXPECT_GE(std::size(kCases), 120u);
-  for (const Case& c : kCases) {
+  EXPECT_GE(std::size(kFieldCases), 120u);
+  for (const FieldCase& c : kFieldCases) {
     v1::GenerateRequest request = Parse(c.text);
     if (request.prompt_case() == v1::GenerateRequest::PROMPT_NOT_SET) {
       request.set_text("x");

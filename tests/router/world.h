@@ -95,6 +95,8 @@ class Letters final : public TextCodec {
   }
 };
 
+constexpr int kPrompt = 40;  // World::Ask's length
+
 struct World final : Dialer, RouterObserver {
   explicit World(RouterOptions options_in = {}, SpanSink* spans = nullptr)
       : options(options_in) {
@@ -245,7 +247,7 @@ struct World final : Dialer, RouterObserver {
                              int max_tokens = 8) {
     AdmittedRequest admitted;
     admitted.prompt = std::move(prompt);
-    if (admitted.prompt.empty()) admitted.prompt.assign(40, 7);
+    if (admitted.prompt.empty()) admitted.prompt.assign(kPrompt, 7);
     v1::GenerateRequest request;
     request.set_text("x");
     ModelLimits limits;

@@ -21,13 +21,13 @@ namespace tandem::text {
 namespace {
 
 // Keys keep their order, as templates see it.
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 using testing::HasSubstr;
 
 constexpr char kUserMessage[] = R"([{"role": "user", "content": "Hi"}])";
 
 // A model directory with this template in its config.
-absl::StatusOr<ChatTemplate> FromConfig(const json& config,
+absl::StatusOr<ChatTemplate> FromConfig(const ordered_json& config,
                                         const ChatTemplateLimits& limits = {}) {
   ModelDir dir;
   dir.Write("tokenizer_config.json", config.dump());
@@ -41,11 +41,12 @@ absl::StatusOr<std::string> RenderSource(const std::string& source) {
 }
 
 TEST(ChatTemplateGoldenTest, RendersAsPythonDoes) {
-  const json golden = json::parse(ReadWhole(GoldenPath("templates.json")));
+  const ordered_json golden =
+      ordered_json::parse(ReadWhole(GoldenPath("templates.json")));
   ASSERT_GT(golden["cases"].size(), 35u);
-  for (const json& c : golden["cases"]) {
+  for (const ordered_json& c : golden["cases"]) {
     SCOPED_TRACE(c["name"].get<std::string>());
-    json config = golden["tokens"];
+    ordered_json config = golden["tokens"];
     config["chat_template"] = c["template"];
     auto chat = FromConfig(config);
     ASSERT_TRUE(chat.ok()) << chat.status();
@@ -116,28 +117,28 @@ TEST(ChatTemplateTest, AModelWithoutATemplateIsNotFound) {
             absl::StatusCode::kNotFound);
 }
 
-struct BrokenCase {
+struct BrokenTemplate {
   std::string what;
-  json chat_template;
+  ordered_json chat_template;
   std::string message;
 };
 
 TEST(ChatTemplateTest, ABrokenTemplateIsALoadErrorThatNamesTheField) {
-  const BrokenCase cases[] = {
+  const BrokenTemplate cases[] = {
       {"unclosed block", "{% for m in messages %}", "chat_template"},
       {"unclosed expression", "a\nb {{ x", "chat_template"},
       {"unknown tag", "{% frobnicate %}", "frobnicate"},
       {"line is named", "a\n\n{{ 1 + }}", "line 3"},
       {"a number", 5, "neither a string nor a list"},
-      {"entry without name", json::array({{{"template", "x"}}}),
+      {"entry without name", ordered_json::array({{{"template", "x"}}}),
        "chat_template[0]"},
-      {"entry is a string", json::array({"x"}), "chat_template[0]"},
+      {"entry is a string", ordered_json::array({"x"}), "chat_template[0]"},
       {"includes", "{% include 'x' %}", "include"},
       {"imports", "{% import 'x' as y %}", "import"},
       {"extends", "{% extends 'x' %}", "extends"},
       {"blocks", "{% block x %}{% endblock %}", "block"},
   };
-  for (const BrokenCase& c : cases) {
+  for (const BrokenTemplate& c : cases) {
     auto chat = FromConfig({{"chat_template", c.chat_template}});
     ASSERT_FALSE(chat.ok()) << c.what;
     EXPECT_EQ(chat.status().code(), absl::StatusCode::kInvalidArgument);
@@ -150,9 +151,9 @@ TEST(ChatTemplateTest, ABrokenTemplateIsALoadErrorThatNamesTheField) {
 }
 
 TEST(ChatTemplateTest, AListWithoutDefaultIsRefusedWhenItIsNeeded) {
-  auto chat =
-      FromConfig({{"chat_template",
-                   json::array({{{"name", "tool_use"}, {"template", "T"}}})}});
+  auto chat = FromConfig(
+      {{"chat_template",
+        ordered_json::array({{{"name", "tool_use"}, {"template", "T"}}})}});
   ASSERT_TRUE(chat.ok()) << chat.status();
   EXPECT_EQ(chat->Render({.messages_json = kUserMessage,
                           .tools_json = R"([{"type": "function"}])"})
@@ -224,13 +225,13 @@ std::string Repeat(const std::string& unit, int times) {
   return out;
 }
 
-struct HostileCase {
+struct HostileTemplate {
   std::string what;
   std::string source;
 };
 
 // Each must end in an error, and the table as a whole in bounded memory.
-std::vector<HostileCase> HostileTemplates() {
+std::vector<HostileTemplate> HostileTemplates() {
   const std::string loop = "{% for a in range(99999) %}";
   const std::string end = "{% endfor %}";
   const std::string ns = "{% set ns = namespace(x='ab', l=[]) %}";
@@ -347,9 +348,9 @@ std::vector<HostileCase> HostileTemplates() {
 }
 
 TEST(ChatTemplateHostileTest, HostileTemplatesEndInAnError) {
-  const std::vector<HostileCase> cases = HostileTemplates();
+  const std::vector<HostileTemplate> cases = HostileTemplates();
   double slowest = 0;
-  for (const HostileCase& c : cases) {
+  for (const HostileTemplate& c : cases) {
     SCOPED_TRACE(c.what);
     const std::clock_t start = std::clock();
     const auto text = RenderSource(c.source);
@@ -382,7 +383,7 @@ TEST(ChatTemplateHostileTest, EndlessWorkIsResourceExhausted) {
 }
 
 TEST(ChatTemplateHostileTest, LimitsAreParameters) {
-  const json config = {
+  const ordered_json config = {
       {"chat_template", "{% for i in range(1000) %}abc{% endfor %}"}};
   const auto render = [&](const ChatTemplateLimits& limits) {
     auto chat = FromConfig(config, limits);
@@ -400,8 +401,9 @@ TEST(ChatTemplateHostileTest, LimitsAreParameters) {
 }
 
 TEST(ChatTemplateHostileTest, LongConversationsAreNotHostile) {
-  const json golden = json::parse(ReadWhole(GoldenPath("templates.json")));
-  json messages = json::array();
+  const ordered_json golden =
+      ordered_json::parse(ReadWhole(GoldenPath("templates.json")));
+  ordered_json messages = ordered_json::array();
   for (int i = 0; i < 1000; ++i) {
     messages.push_back({{"role", i % 2 ? "assistant" : "user"},
                         {"content", std::string(1000, 'x')}});
@@ -410,13 +412,13 @@ TEST(ChatTemplateHostileTest, LongConversationsAreNotHostile) {
       {{"role", "user"}, {"content", std::string(1 << 20, 'y')}});
   const std::string text = messages.dump();
   int rendered = 0;
-  for (const json& c : golden["cases"]) {
+  for (const ordered_json& c : golden["cases"]) {
     const auto name = c["name"].get<std::string>();
     if (name != "ChatML" && name != "Llama 3" && name != "Mistral" &&
         name != "Qwen") {
       continue;
     }
-    json config = golden["tokens"];
+    ordered_json config = golden["tokens"];
     config["chat_template"] = c["template"];
     auto prompt = FromConfig(config)->Render({.messages_json = text});
     ASSERT_TRUE(prompt.ok()) << name << ": " << prompt.status();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "text/tokenizer.h"
 
 namespace tandem::text {
 
@@ -50,6 +51,10 @@ inline std::string TokenizerPath(const std::string& kind) {
     return std::filesystem::exists(path) ? path : "";
   }
   return GoldenPath(kind + ".json");
+}
+
+inline Tokenizer TokenizerOf(const std::string& kind) {
+  return Tokenizer::FromJson(ReadWhole(TokenizerPath(kind))).value();
 }
 
 // A model directory of the test's own, removed with it.

@@ -45,13 +45,13 @@ json GoodUnigram() {
   return file;
 }
 
-struct HostileCase {
+struct HostileFile {
   std::string what;
   std::string file;
   std::string message;  // the field, or what is said of it
 };
 
-HostileCase Spoiled(const std::string& what, const std::string& message,
+HostileFile Spoiled(const std::string& what, const std::string& message,
                     const std::function<void(json&)>& spoil,
                     json file = GoodBpe()) {
   spoil(file);
@@ -65,7 +65,7 @@ std::string Replaced(std::string text, const std::string& from,
   return text.replace(at, from.size(), to);
 }
 
-std::vector<HostileCase> Malformed() {
+std::vector<HostileFile> Malformed() {
   const std::string good = GoodBpe().dump();
   return {
       {"empty", "", "EOF"},
@@ -106,7 +106,7 @@ std::vector<HostileCase> Malformed() {
   };
 }
 
-std::vector<HostileCase> Contradictory() {
+std::vector<HostileFile> Contradictory() {
   return {
       Spoiled("no model", "model", [](json& f) { f.erase("model"); }),
       Spoiled("no vocab", "model: missing field `vocab`",
@@ -292,7 +292,7 @@ std::string BigVocab(int tokens) {
   return file + "}}}";
 }
 
-std::vector<HostileCase> Oversized() {
+std::vector<HostileFile> Oversized() {
   std::string merges =
       R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [)";
   for (int i = 0; i < (2 << 20) + 1; ++i) merges += "\"a a\",";
@@ -305,9 +305,9 @@ std::vector<HostileCase> Oversized() {
 
 class HostileTokenizerTest : public testing::Test {
  protected:
-  void Check(const std::vector<HostileCase>& cases) {
+  void Check(const std::vector<HostileFile>& cases) {
     double slowest = 0;
-    for (const HostileCase& c : cases) {
+    for (const HostileFile& c : cases) {
       SCOPED_TRACE(c.what);
       ModelDir dir;
       dir.Write("tokenizer.json", c.file);

@@ -16,10 +16,6 @@
 namespace tandem::text {
 namespace {
 
-Tokenizer Make(const std::string& kind) {
-  return Tokenizer::FromJson(ReadWhole(TokenizerPath(kind))).value();
-}
-
 bool IsUtf8(std::string_view text) {
   while (!text.empty()) {
     const Utf8Step step = NextUtf8(text);
@@ -39,7 +35,7 @@ class StreamDecoderTest : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(StreamDecoderTest, PiecesJoinToTheWholeAndAreUtf8) {
-  const Tokenizer tokenizer = Make(GetParam());
+  const Tokenizer tokenizer = TokenizerOf(GetParam());
   std::mt19937 random(20260101);
   // Low ids are where byte tokens and single bytes live: half of the draws.
   std::uniform_int_distribution<int32_t> any(0, tokenizer.vocab_size() - 1);
@@ -70,7 +66,7 @@ TEST_P(StreamDecoderTest, PiecesJoinToTheWholeAndAreUtf8) {
 }
 
 TEST_P(StreamDecoderTest, StreamAfterAContextGoesOnWithItsText) {
-  const Tokenizer tokenizer = Make(GetParam());
+  const Tokenizer tokenizer = TokenizerOf(GetParam());
   const auto golden = ReadGolden(GetParam() + ".golden.json");
   for (const auto& entry : golden["encode"]) {
     if (!entry.contains("ids")) continue;
@@ -93,7 +89,7 @@ TEST_P(StreamDecoderTest, StreamAfterAContextGoesOnWithItsText) {
 }
 
 TEST_P(StreamDecoderTest, CompleteCharactersAreNotHeldBack) {
-  const Tokenizer tokenizer = Make(GetParam());
+  const Tokenizer tokenizer = TokenizerOf(GetParam());
   for (const std::string text : {"Tom sees a cat.", "1 2 3", "a b"}) {
     const auto ids = tokenizer.Encode(text, false).value();
     StreamDecoder decoder(&tokenizer, {});
@@ -113,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, StreamDecoderTest, testing::ValuesIn([] {
                          [](const auto& kind) { return kind.param; });
 
 // Spelled out: how broken bytes appear. `tokens` are vocabulary entries.
-struct BrokenCase {
+struct BrokenBytes {
   const char* kind;
   std::vector<std::string> tokens;
   std::vector<std::string> pieces;  // one for each token, then Finish
@@ -121,7 +117,7 @@ struct BrokenCase {
 
 TEST(StreamDecoderBytesTest, BrokenBytesAreReplacedWhenTheyCannotComplete) {
   const std::string mark(kReplacementCharacter);
-  const BrokenCase cases[] = {
+  const BrokenBytes cases[] = {
       // SentencePiece: one mark for each byte, good neighbours survive.
       {"llama2", {"<0xE5>", "<0x8F>", "<0xAB>"}, {"", "", "叫", ""}},
       {"llama2", {"<0xE5>", "<0x8F>"}, {"", "", mark + mark}},
@@ -147,8 +143,8 @@ TEST(StreamDecoderBytesTest, BrokenBytesAreReplacedWhenTheyCannotComplete) {
       {"gpt2", {"í", "ł"}, {"", mark + mark, ""}},  // ED A0: a surrogate
       {"gpt2", {"Ġa", "Ġa"}, {" a", " a", ""}},
   };
-  for (const BrokenCase& c : cases) {
-    const Tokenizer tokenizer = Make(c.kind);
+  for (const BrokenBytes& c : cases) {
+    const Tokenizer tokenizer = TokenizerOf(c.kind);
     StreamDecoder decoder(&tokenizer, {});
     std::vector<std::string> pieces;
     for (const std::string& token : c.tokens) {
@@ -162,7 +158,7 @@ TEST(StreamDecoderBytesTest, BrokenBytesAreReplacedWhenTheyCannotComplete) {
 }
 
 TEST(StreamDecoderBytesTest, ARefusedIdLeavesTheStreamAsItWas) {
-  const Tokenizer tokenizer = Make("llama2");
+  const Tokenizer tokenizer = TokenizerOf("llama2");
   StreamDecoder decoder(&tokenizer, {});
   EXPECT_EQ(decoder.Push(*tokenizer.TokenToId("<0xC3>")).value(), "");
   EXPECT_EQ(decoder.Push(-1).status().code(),
@@ -173,7 +169,7 @@ TEST(StreamDecoderBytesTest, ARefusedIdLeavesTheStreamAsItWas) {
 }
 
 TEST(StreamDecoderBytesTest, AContextEndingWithinACharacterIsCompleted) {
-  const Tokenizer tokenizer = Make("llama2");
+  const Tokenizer tokenizer = TokenizerOf("llama2");
   const std::vector<int32_t> context = {1, *tokenizer.TokenToId("▁a"),
                                         *tokenizer.TokenToId("<0xC3>")};
   StreamDecoder decoder(&tokenizer, context);

@@ -120,8 +120,8 @@ TEST_P(TokenizerGoldenTest, ThreadsShareOneTokenizer) {
 }
 
 TEST_P(TokenizerGoldenTest, TokenToIdInvertsTheVocabulary) {
-  const auto json = nlohmann::json::parse(ReadWhole(TokenizerPath(GetParam())));
-  for (const auto& token : json["added_tokens"]) {
+  const auto file = nlohmann::json::parse(ReadWhole(TokenizerPath(GetParam())));
+  for (const auto& token : file["added_tokens"]) {
     EXPECT_EQ(tokenizer_->TokenToId(token["content"].get<std::string>()),
               token["id"].get<int32_t>());
   }
@@ -138,12 +138,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerGoldenTest, testing::ValuesIn([] {
                          }()),
                          [](const auto& kind) { return kind.param; });
 
-Tokenizer Make(const std::string& kind) {
-  return Tokenizer::FromJson(ReadWhole(TokenizerPath(kind))).value();
-}
-
 TEST(TokenizerTest, RefusesTextThatIsNotUtf8) {
-  const Tokenizer tokenizer = Make("gpt2");
+  const Tokenizer tokenizer = TokenizerOf("gpt2");
   for (const std::string bad :
        {"\x80", "abc\xC3", "\xED\xA0\x80", "\xC0\x80", "\xF4\x90\x80\x80"}) {
     const auto ids = tokenizer.Encode(bad, false);
@@ -152,13 +148,13 @@ TEST(TokenizerTest, RefusesTextThatIsNotUtf8) {
 }
 
 TEST(TokenizerTest, RefusesTextBeyondTheLimit) {
-  const Tokenizer tokenizer = Make("gpt2");
+  const Tokenizer tokenizer = TokenizerOf("gpt2");
   const auto ids = tokenizer.Encode(std::string(kMaxTextBytes + 1, 'a'), false);
   EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(TokenizerTest, RefusesIdsOutsideTheVocabulary) {
-  const Tokenizer tokenizer = Make("llama2");
+  const Tokenizer tokenizer = TokenizerOf("llama2");
   const int32_t size = tokenizer.vocab_size();
   for (const int32_t id : {-1, size, INT32_MAX, INT32_MIN}) {
     const std::vector<int32_t> ids = {5, id};
@@ -171,10 +167,10 @@ TEST(TokenizerTest, RefusesIdsOutsideTheVocabulary) {
 }
 
 TEST(TokenizerTest, TokenBytesAreRaw) {
-  const Tokenizer llama = Make("llama2");
+  const Tokenizer llama = TokenizerOf("llama2");
   EXPECT_EQ(llama.TokenBytes(*llama.TokenToId("<0xE5>")), "\xE5");
   EXPECT_EQ(llama.TokenBytes(*llama.TokenToId("▁a")), " a");
-  const Tokenizer gpt2 = Make("gpt2");
+  const Tokenizer gpt2 = TokenizerOf("gpt2");
   EXPECT_EQ(gpt2.TokenBytes(*gpt2.TokenToId("Ġa")), " a");
   EXPECT_EQ(gpt2.TokenBytes(*gpt2.TokenToId("Ã")), "\xC3");
   EXPECT_EQ(gpt2.TokenBytes(*gpt2.TokenToId("Ċ")), "\n");
@@ -183,7 +179,7 @@ TEST(TokenizerTest, TokenBytesAreRaw) {
 // Bytes join to text: the property that logprobs with bytes rely on.
 TEST(TokenizerTest, TokenBytesJoinToTheText) {
   for (const std::string kind : {"gpt2", "llama3", "gemma"}) {
-    const Tokenizer tokenizer = Make(kind);
+    const Tokenizer tokenizer = TokenizerOf(kind);
     const std::string text =
         "Zoë 山田 12345 didn't  x\t\r\n👩‍👩‍👧";
     const auto ids = tokenizer.Encode(text, false).value();
@@ -194,7 +190,7 @@ TEST(TokenizerTest, TokenBytesJoinToTheText) {
 }
 
 TEST(TokenizerTest, SpecialTokensComeFromConfigThenMap) {
-  const std::string json = ReadWhole(TokenizerPath("llama2"));
+  const std::string file = ReadWhole(TokenizerPath("llama2"));
   struct Case {
     const char* config;
     const char* map;
@@ -210,7 +206,7 @@ TEST(TokenizerTest, SpecialTokensComeFromConfigThenMap) {
   };
   for (const Case& c : cases) {
     ModelDir dir;
-    dir.Write("tokenizer.json", json);
+    dir.Write("tokenizer.json", file);
     if (*c.config) dir.Write("tokenizer_config.json", c.config);
     if (*c.map) dir.Write("special_tokens_map.json", c.map);
     auto tokenizer = Tokenizer::Load(dir.path());

@@ -13,7 +13,7 @@ namespace tandem::worker {
 namespace {
 
 using absl::StatusCode;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 Request* Scored(Rig* rig, Job job, int alternatives = 2) {
   Request* const request = rig->NewRequest(std::move(job));
@@ -117,7 +117,7 @@ TEST(WorkerScoringTest, OnlyScoresOfADecodeWorker) {
   EXPECT_EQ(request->scores, simulation::kMaxModelLen - 1);
   EXPECT_EQ(request->finished->reason(), v1::FINISH_REASON_LENGTH);
   EXPECT_GT(request->finished->local_prefill_us(), 0);
-  EXPECT_THAT(request->story, testing::EndsWith("PSF"));
+  EXPECT_THAT(request->story, ::testing::EndsWith("PSF"));
   rig.ExpectNothingLeft();
 }
 

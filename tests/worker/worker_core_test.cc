@@ -17,9 +17,9 @@
 namespace tandem::worker {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // ---- CheckOpen
 
@@ -211,7 +211,7 @@ struct Router : StreamHandler<v1::RegisterRequest> {
   std::vector<v1::AdapterOutcome> outcomes;
 };
 
-struct RegistrationTest : testing::Test {
+struct RegistrationTest : ::testing::Test {
   RegistrationTest()
       : random(1),
         network(&world, &random, {}),

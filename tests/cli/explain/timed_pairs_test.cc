@@ -11,11 +11,10 @@
 
 #include "cli/explain/command.h"
 #include "cli/explain/report.h"
+#include "tests/cli/explain/tales_model.h"
 
 namespace tandem::explain {
 namespace {
-
-const std::string kModel = TANDEM_SOURCE_DIR "/models/tales";
 
 // Of a machine that makes so many FLOPs a second without a cache, and a prompt
 // token or a step with one in a tenth of a millisecond.
@@ -34,7 +33,7 @@ Timing Made(const engine::ModelSpec& spec, Lengths lengths, double flops) {
 }
 
 TEST(TimedPairsTest, SecondsGrowWithArithmeticAndWithSteps) {
-  const engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
+  const engine::ModelSpec spec = *engine::LoadModelSpec(kTalesModel);
   const Timing known = Made(spec, {100, 50}, 1e10);
   const Work longer = GenerationWork(spec, {}, {500, 200}, false);
   EXPECT_NEAR(PredictSeconds(spec, {}, known, {500, 200}),
@@ -44,7 +43,7 @@ TEST(TimedPairsTest, SecondsGrowWithArithmeticAndWithSteps) {
 }
 
 TEST(TimedPairsTest, PairsAreTimedWhileThereAreSecondsAndPositions) {
-  engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
+  engine::ModelSpec spec = *engine::LoadModelSpec(kTalesModel);
   constexpr double kFlops = 1e10;
   struct Case {
     Lengths request;
@@ -97,7 +96,7 @@ TEST(TimedPairsTest, PairsAreTimedWhileThereAreSecondsAndPositions) {
 }
 
 TEST(TimedPairsTest, ThePairsShareTheSeconds) {
-  const engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
+  const engine::ModelSpec spec = *engine::LoadModelSpec(kTalesModel);
   const auto made = [&](Lengths lengths) -> absl::StatusOr<Timing> {
     return Made(spec, lengths, 1e10);
   };
@@ -116,7 +115,7 @@ TEST(TimedPairsTest, ThePairsShareTheSeconds) {
 }
 
 TEST(TimedPairsTest, AFailureIsTold) {
-  const engine::ModelSpec spec = *engine::LoadModelSpec(kModel);
+  const engine::ModelSpec spec = *engine::LoadModelSpec(kTalesModel);
   const auto pairs = TimePairs(spec, {}, Made(spec, {4, 4}, 1e10), 1e6,
                                [](Lengths) -> absl::StatusOr<Timing> {
                                  return absl::InternalError("differ");
@@ -126,7 +125,7 @@ TEST(TimedPairsTest, AFailureIsTold) {
 
 TEST(TimedPairsTest, TextAndJsonSayWhatWasTimedAndWhatWasNot) {
   Explanation e{.model = "tales",
-                .spec = *engine::LoadModelSpec(kModel),
+                .spec = *engine::LoadModelSpec(kTalesModel),
                 .lengths = {100, 50}};
   e.pairs = {{.lengths = {100, 50}, .timing = Made(e.spec, {100, 50}, 1e10)},
              {.lengths = {500, 200}, .left_out = "about 48 s"},
@@ -149,7 +148,7 @@ TEST(TimedPairsTest, TextAndJsonSayWhatWasTimedAndWhatWasNot) {
 
 TEST(TimedPairsTest, TheCommandTimesThem) {
   ExplainOptions options;
-  options.model = kModel;
+  options.model = kTalesModel;
   options.lengths = {4, 3};
   options.machine = false;
   options.pairs_seconds = 0;

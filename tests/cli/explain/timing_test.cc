@@ -8,17 +8,16 @@
 #include <string>
 
 #include "cli/explain/report.h"
+#include "tests/cli/explain/tales_model.h"
 
 namespace tandem::explain {
 namespace {
 
-const std::string kModel = TANDEM_SOURCE_DIR "/models/tales";
-
 TEST(TimingTest, BothWaysDrawTheSameTokens) {
-  const auto spec = engine::LoadModelSpec(kModel);
+  const auto spec = engine::LoadModelSpec(kTalesModel);
   ASSERT_TRUE(spec.ok()) << spec.status();
   const auto timer =
-      RequestTimer::Load(*spec, {.directory = kModel, .threads = 1});
+      RequestTimer::Load(*spec, {.directory = kTalesModel, .threads = 1});
   ASSERT_TRUE(timer.ok()) << timer.status();
   double share = 0;
   const auto timing = (*timer)->Time({21, 12}, [&](double now) {
@@ -51,7 +50,7 @@ TEST(TimingTest, FiguresPerToken) {
   EXPECT_DOUBLE_EQ(timing.with_total(), 14e-3);
   EXPECT_DOUBLE_EQ(timing.without_total(), 42e-3);
   Explanation e{.model = "tales",
-                .spec = *engine::LoadModelSpec(kModel),
+                .spec = *engine::LoadModelSpec(kTalesModel),
                 .lengths = {4, 4},
                 .timing = timing};
   const std::string text = ReportText(e, /*color=*/false);

@@ -318,12 +318,12 @@ std::vector<float> Float64(const Sequence& s,
 }
 
 // Families' heads, reduced, and odd ones; windows that begin anywhere.
-struct Case {
+struct AttentionCase {
   Model model;
   int length;
   std::vector<Range> ranges;
 };
-const Case kCases[] = {
+const AttentionCase kAttentionCases[] = {
     // Within one tile, at its end, in the next; one key alone.
     {{DType::kBF16, 4, 2, 64}, 140, {{0, 3}, {60, 10}, {120, 20}}},
     // Around the ends of segments.
@@ -388,11 +388,13 @@ testing::AssertionResult AsContract(const Model& m,
 }
 
 TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
-  for (const Case& c : kCases) {
+  for (const AttentionCase& c : kAttentionCases) {
     const Sequence sequence(c.model, c.length);
     for (const Generation generation : Generations()) {
       // Generations differ in the step alone: two shapes show that.
-      if (generation == Generation::kAmpere && &c - kCases > 1) continue;
+      if (generation == Generation::kAmpere && &c - kAttentionCases > 1) {
+        continue;
+      }
       const auto reference = Reference(sequence, c.ranges, generation);
       const auto prefill = Attend(sequence, c.ranges, generation);
       ASSERT_TRUE(AsContract(c.model, prefill, reference))
@@ -412,7 +414,7 @@ TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
 
 TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
   for (const int i : {0, 1, 4, 5, 10, 12}) {
-    const Case& c = kCases[i];
+    const AttentionCase& c = kAttentionCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
     // The last chunk is often one row.
@@ -436,7 +438,7 @@ TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
 
 TEST(CudaAttention, LandingAndScheduleDoNotShow) {
   for (const int i : {0, 2, 10}) {
-    const Case& c = kCases[i];
+    const AttentionCase& c = kAttentionCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
     for (const emulator::Settings& settings : kSettings) {
@@ -451,7 +453,7 @@ TEST(CudaAttention, LandingAndScheduleDoNotShow) {
 }
 
 TEST(CudaAttention, IsNearFloat64) {
-  for (const Case& c : kCases) {
+  for (const AttentionCase& c : kAttentionCases) {
     const Sequence sequence(c.model, c.length);
     const auto expected = Float64(sequence, c.ranges);
     // Weights are rounded to the type, then the result is.

@@ -12,7 +12,7 @@
 namespace tandem::kernels::cuda {
 namespace {
 
-struct Case {
+struct WeightsCase {
   int heads;
   int kv_heads;
   int head_dim;
@@ -20,9 +20,9 @@ struct Case {
   int window = 0;
   float soft_cap = 0;
 };
-constexpr Case kCases[] = {{2, 2, 8, 0},          {4, 2, 40, 150},
-                           {3, 1, 24, 127, 0, 2}, {4, 4, 16, 200, 60},
-                           {2, 1, 16, 130, 1},    {2, 1, 16, 20, 64}};
+constexpr WeightsCase kWeightsCases[] = {
+    {2, 2, 8, 0},        {4, 2, 40, 150},    {3, 1, 24, 127, 0, 2},
+    {4, 4, 16, 200, 60}, {2, 1, 16, 130, 1}, {2, 1, 16, 20, 64}};
 
 inline constexpr int kBlockSize = 16;
 
@@ -32,7 +32,8 @@ struct Bytes {
 };
 
 // One layer behind another; K as `type` holds it, V left alone.
-Bytes MakeCache(const Case& c, DType type, const std::vector<int32_t>& table,
+Bytes MakeCache(const WeightsCase& c, DType type,
+                const std::vector<int32_t>& table,
                 const std::vector<float>& keys) {
   Bytes cache;
   const int blocks = static_cast<int>(table.size()) + 1;
@@ -69,8 +70,8 @@ Bytes MakeCache(const Case& c, DType type, const std::vector<int32_t>& table,
   return cache;
 }
 
-std::vector<double> Reference(const Case& c, DType activation, DType type,
-                              const std::vector<float>& keys,
+std::vector<double> Reference(const WeightsCase& c, DType activation,
+                              DType type, const std::vector<float>& keys,
                               const std::vector<float>& q) {
   std::vector<double> sums(At(c.position) + 1);
   const int first = c.window > 0 ? std::max(0, c.position + 1 - c.window) : 0;
@@ -106,7 +107,7 @@ std::vector<double> Reference(const Case& c, DType activation, DType type,
   return sums;
 }
 
-AssertionResult Check(const Case& c, DType activation, DType type) {
+AssertionResult Check(const WeightsCase& c, DType activation, DType type) {
   const auto keys =
       RandomFloats(At(int64_t{c.position + 1} * c.kv_heads * c.head_dim), 31);
   const auto q = RandomOf(activation, int64_t{c.heads} * c.head_dim, 32);
@@ -152,7 +153,7 @@ AssertionResult Check(const Case& c, DType activation, DType type) {
 TEST(CudaAttentionWeights, AreNearFloat64WhateverTheSchedule) {
   for (const emulator::Settings& settings : kSettings) {
     const ScopedSettings scoped(settings);
-    for (const Case& c : kCases) {
+    for (const WeightsCase& c : kWeightsCases) {
       for (const DType activation : kTypes) {
         for (const DType type :
              {activation, DType::kFp8, DType::kInt8, DType::kInt4}) {

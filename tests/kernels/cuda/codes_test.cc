@@ -10,7 +10,7 @@ namespace tandem::kernels::cuda {
 namespace {
 
 // Rows and columns that end inside a step, a block, a tile.
-const CodeProblem kProblems[] = {
+const CodeProblem kCodeProblems[] = {
     {DType::kF32, DType::kInt8, 100, 200, true},
     {DType::kF32, DType::kInt4, 17, 33},
     {DType::kF32, DType::kInt4, 2 * 37, 72, true, true},
@@ -23,7 +23,7 @@ const CodeProblem kProblems[] = {
 };
 
 TEST(CudaCodes, ProductsHaveTheBitsOfTheCpuBackendWhateverTheBatch) {
-  for (const CodeProblem& problem : kProblems) {
+  for (const CodeProblem& problem : kCodeProblems) {
     const CodeData data(problem, 130);
     for (const int tokens : {1, 3, 8, 17, 33, 130}) {
       EXPECT_TRUE(SameBits(data.Multiply(tokens, LaunchMatMulCodes),

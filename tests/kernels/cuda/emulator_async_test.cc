@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/device/async_copy.h"
 #include "kernels/cuda/device/wgmma.h"
+#include "tests/kernels/cuda/any_kernel.h"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -21,11 +22,6 @@ using emulator::Order;
 class CudaAsync : public ::testing::Test {
  protected:
   ~CudaAsync() override { emulator::SetSettings({}); }
-};
-
-struct AnyKernel {
-  const std::function<void(Grid&)>* body;
-  void operator()(Grid& g) const { (*body)(g); }
 };
 
 constexpr int kBarriers = 32 * 1024;  // offset, behind the operands
@@ -39,14 +35,10 @@ std::string FaultOf(int threads, const std::function<void(Grid&)>& body) {
   EXPECT_EQ(RunGrid(threads, body), kEmulatorFault);
   return emulator::LastFault();
 }
-bool Says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 AsyncBarrier* BarrierOf(Grid& g, int i) {
   return reinterpret_cast<AsyncBarrier*>(g.shared() + kBarriers) + i;
 }
-float* Floats(Grid& g) { return reinterpret_cast<float*>(g.shared()); }
 
 void MakeBarriers(Grid& g, int count, int arrivals) {
   if (g.thread() == 0) {

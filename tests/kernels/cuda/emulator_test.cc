@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/wgmma.h"
+#include "tests/kernels/cuda/any_kernel.h"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -28,12 +29,6 @@ class CudaEmulator : public ::testing::Test {
 
 struct WaitingKernel {
   static constexpr bool kWaits = true;
-  const std::function<void(Grid&)>* body;
-  void operator()(Grid& g) const { (*body)(g); }
-};
-
-// A kernel that is any function of the thread.
-struct AnyKernel {
   const std::function<void(Grid&)>* body;
   void operator()(Grid& g) const { (*body)(g); }
 };
@@ -58,12 +53,6 @@ std::string FaultOf(const std::function<void(Grid&)>& body,
   EXPECT_EQ(RunGrid(body, grids), kEmulatorFault);
   return emulator::LastFault();
 }
-
-bool Says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-float* Floats(Grid& g) { return reinterpret_cast<float*>(g.shared()); }
 
 // ---- What it computes.
 

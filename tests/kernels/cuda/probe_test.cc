@@ -132,16 +132,16 @@ TensorVector Vector(bool half, const uint16_t* bits) {
   return vector;
 }
 
-struct Model {
+struct StepModel {
   int bits;    // kept below the leading one
   int inputs;  // that are added at a time
   bool reversed;
-  auto operator<=>(const Model&) const = default;
+  auto operator<=>(const StepModel&) const = default;
 };
 
 template <int kBits>
-float StepOf(const Model& model, const TensorVector& a, const TensorVector& b,
-             float c) {
+float StepOf(const StepModel& model, const TensorVector& a,
+             const TensorVector& b, float c) {
   using internal::Step;
   if (model.inputs == 16) return Step<0, 16, kBits>(a, b, c);
   if (model.inputs == 8) {
@@ -160,8 +160,8 @@ float StepOf(const Model& model, const TensorVector& a, const TensorVector& b,
   c = Step<8, 12, kBits>(a, b, c);
   return Step<12, 16, kBits>(a, b, c);
 }
-float StepOf(const Model& model, const TensorVector& a, const TensorVector& b,
-             float c, bool half) {
+float StepOf(const StepModel& model, const TensorVector& a,
+             const TensorVector& b, float c, bool half) {
   if (a.special || b.special || !std::isfinite(c)) {
     return internal::SpecialStep(a, b, 0, 16, c, half);
   }
@@ -179,8 +179,8 @@ float StepOf(const Model& model, const TensorVector& a, const TensorVector& b,
   }
 }
 
-std::vector<Model> OtherModels() {
-  std::vector<Model> models;
+std::vector<StepModel> OtherModels() {
+  std::vector<StepModel> models;
   for (int bits = 23; bits <= 27; ++bits) {
     models.push_back({bits, 16, false});
     for (const int inputs : {8, 4}) {
@@ -207,7 +207,7 @@ float Expected(const Sum& sum, int steps, Generation generation, bool half) {
   }
   return chain;
 }
-float ExpectedBy(const Model& model, const Sum& sum, int steps, bool half) {
+float ExpectedBy(const StepModel& model, const Sum& sum, int steps, bool half) {
   float chain = sum.c;
   for (int s = 0; s < steps; ++s) {
     chain = StepOf(model, Vector(half, &sum.a[At(s * 16)]),
@@ -332,7 +332,7 @@ class Findings {
                    Report(form, Smallest(form, sum));
     }
     if (seen_++ > 20000) return;
-    for (const Model& model : models_) {
+    for (const StepModel& model : models_) {
       explains_[model] +=
           SameFloat(got, ExpectedBy(model, sum, form.steps, form.half));
     }
@@ -342,12 +342,12 @@ class Findings {
     auto failure = testing::AssertionFailure();
     failure << wrong_ << " of " << checked_ << " sums have other bits"
             << examples_ << "\n  the mismatches, by other models:";
-    std::vector<std::pair<int, Model>> order;
+    std::vector<std::pair<int, StepModel>> order;
     for (const auto& [model, count] : explains_)
       order.push_back({count, model});
     std::sort(order.rbegin(), order.rend());
     for (size_t i = 0; i < order.size() && i < 4; ++i) {
-      const Model& m = order[i].second;
+      const StepModel& m = order[i].second;
       failure << absl::StrFormat(
           "\n    %d bits below the leading one, %d inputs at a time%s: %d "
           "explained",
@@ -358,8 +358,8 @@ class Findings {
   int64_t checked() const { return checked_; }
 
  private:
-  const std::vector<Model> models_ = OtherModels();
-  std::map<Model, int> explains_;
+  const std::vector<StepModel> models_ = OtherModels();
+  std::map<StepModel, int> explains_;
   std::string examples_;
   int64_t checked_ = 0;
   int64_t wrong_ = 0;
@@ -421,7 +421,7 @@ TEST(Probe, NamesTheModelThatExplainsAMismatch) {
   const Form form{ProbeStep::kMma, false, 8, 1};
   Matrices matrices(1, 8);
   matrices.Fill(Kind::kPlain, false, 3);
-  const Model other{24, 8, false};
+  const StepModel other{24, 8, false};
   for (int row = 0; row < kProbeRows; ++row) {
     const Sum sum = matrices.At3(0, row, row % 8);
     findings.Add(form, "seeded", sum, ExpectedBy(other, sum, 1, false));

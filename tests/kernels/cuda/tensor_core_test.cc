@@ -117,8 +117,8 @@ TEST(TensorCore, StepsEqualTheSlowStatementOfThem) {
   }
 }
 
-float Chain(Generation generation, const std::vector<Operands>& a,
-            const std::vector<Operands>& b, const std::vector<int>& order) {
+float ChainOf(Generation generation, const std::vector<Operands>& a,
+              const std::vector<Operands>& b, const std::vector<int>& order) {
   float chain = 0;
   for (const int i : order) {
     const size_t at = static_cast<size_t>(i);
@@ -142,14 +142,14 @@ TEST(TensorCore, OrderOfStepsShowsAndOrderInsideAStepDoesNot) {
       order.push_back(i);
       swapped.push_back(i ^ 1);
     }
-    const float chain = Chain(Generation::kHopper, a, b, order);
-    steps_showed += Chain(Generation::kHopper, a, b, swapped) != chain;
-    generations_showed += Chain(Generation::kAmpere, a, b, order) != chain;
-    halves_showed +=
-        Chain(Generation::kHopper, a, b, {order.begin(), order.begin() + 32}) +
-            Chain(Generation::kHopper, a, b,
-                  {order.begin() + 32, order.end()}) !=
-        chain;
+    const float chain = ChainOf(Generation::kHopper, a, b, order);
+    steps_showed += ChainOf(Generation::kHopper, a, b, swapped) != chain;
+    generations_showed += ChainOf(Generation::kAmpere, a, b, order) != chain;
+    halves_showed += ChainOf(Generation::kHopper, a, b,
+                             {order.begin(), order.begin() + 32}) +
+                         ChainOf(Generation::kHopper, a, b,
+                                 {order.begin() + 32, order.end()}) !=
+                     chain;
     // The same pairs, turned around within each step.
     for (Operands* operands : {a.data(), b.data()}) {
       for (int i = 0; i < 64; ++i) {
@@ -159,7 +159,7 @@ TEST(TensorCore, OrderOfStepsShowsAndOrderInsideAStepDoesNot) {
                      std::end(operands[i].vector.exponent));
       }
     }
-    ASSERT_EQ(Chain(Generation::kHopper, a, b, order), chain);
+    ASSERT_EQ(ChainOf(Generation::kHopper, a, b, order), chain);
   }
   EXPECT_GT(steps_showed, 100);
   EXPECT_GT(halves_showed, 100);

@@ -3,10 +3,8 @@
 // nothing that a client wrote is in it.
 #include "router/http/live_feed.h"
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_split.h"
@@ -16,6 +14,7 @@
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/router/http/fake_exchange.h"
 
 namespace tandem::router {
 namespace {
@@ -24,16 +23,8 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct Client {
-  int code = 0;
-  std::string body;
-  bool ended = false;
-  std::vector<std::function<void()>> writes;
-  std::function<void()> gone;
-
-  void TakeAll() {
-    for (const auto& written : std::exchange(writes, {})) written();
-  }
+// A client that watches.
+struct Watcher : ClientEnd {
   // Data of the events of one name.
   std::vector<json> Events(const std::string& name) const {
     std::vector<json> all;
@@ -43,29 +34,6 @@ struct Client {
     }
     return all;
   }
-};
-
-class FakeExchange final : public HttpExchange {
- public:
-  explicit FakeExchange(Client* client) : client_(client) {}
-  const HttpRequest& request() const override { return request_; }
-  void Answer(HttpResponse response) override { client_->code = response.code; }
-  void Begin(HttpResponse head) override {
-    client_->code = head.code;
-    client_->body = std::move(head.body);
-  }
-  void Write(std::string piece, std::function<void()> written) override {
-    client_->body += piece;
-    client_->writes.push_back(std::move(written));
-  }
-  void End() override { client_->ended = true; }
-  void OnGone(std::function<void()> gone) override {
-    client_->gone = std::move(gone);
-  }
-
- private:
-  Client* const client_;
-  const HttpRequest request_;
 };
 
 class CountingObserver final : public RouterObserver {
@@ -120,7 +88,7 @@ class LiveFeedTest : public testing::Test {
         }) {
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kState, &state_));
   }
-  void Watch(Client* client) {
+  void Watch(ClientEnd* client) {
     feed_.Watch(std::make_unique<FakeExchange>(client));
   }
   static RequestSummary Ended() {
@@ -138,7 +106,7 @@ class LiveFeedTest : public testing::Test {
   v1::GetClusterStateResponse state_;
   int asked_ = 0;
   LiveFeed feed_;
-  Client client_;
+  Watcher client_;
 };
 
 TEST_F(LiveFeedTest, AStateHasLoadsAndPhasesAndNoNames) {
@@ -253,13 +221,13 @@ TEST_F(LiveFeedTest, WhoReadsSlowlyHearsOfEveryEnd) {
 }
 
 TEST_F(LiveFeedTest, WatchersAreBoundedAndEndWithTheFeed) {
-  std::vector<Client> clients(kMaxWatchers + 1);
-  for (Client& client : clients) Watch(&client);
+  std::vector<ClientEnd> clients(kMaxWatchers + 1);
+  for (ClientEnd& client : clients) Watch(&client);
   EXPECT_EQ(clients[kMaxWatchers - 1].code, 200);
   EXPECT_EQ(clients[kMaxWatchers].code, 503);
   feed_.Close();
   EXPECT_TRUE(clients[0].ended);
-  Client late;
+  ClientEnd late;
   Watch(&late);
   EXPECT_EQ(late.code, 503);
 }

@@ -27,7 +27,7 @@ v1::GenerateResponse Event(const std::string& text) {
   return event;
 }
 
-OpenAiRequest Request(bool chat, const std::string& body) {
+OpenAiRequest ParseBody(bool chat, const std::string& body) {
   const auto parsed = chat ? ParseChatCompletion(body) : ParseCompletion(body);
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   return *parsed;
@@ -56,7 +56,7 @@ constexpr char kDone[] = R"(
 
 TEST(OpenAiAnswerTest, AWholeCompletion) {
   const OpenAiRequest request =
-      Request(false, R"({"prompt": "a", "n": 2, "logprobs": 1,
+      ParseBody(false, R"({"prompt": "a", "n": 2, "logprobs": 1,
                  "return_token_ids": true})");
   OpenAiAnswer answer(request, "tales", 1700);
   EXPECT_EQ(answer.Add(0, Event(kStarted)), "");
@@ -125,10 +125,10 @@ constexpr char kMoreScores[] = R"(
 
 TEST(OpenAiAnswerTest, EchoedLogprobsStandBeforeThoseOfTheOutput) {
   for (const bool stream : {false, true}) {
-    const OpenAiRequest request =
-        Request(false, R"({"prompt": "ab", "n": 2, "echo": true, "logprobs": 1,
+    const OpenAiRequest request = ParseBody(
+        false, R"({"prompt": "ab", "n": 2, "echo": true, "logprobs": 1,
                    "stream": )" +
-                           std::string(stream ? "true}" : "false}"));
+                   std::string(stream ? "true}" : "false}"));
     OpenAiAnswer answer(request, "tales", 1700);
     std::string events = answer.Add(0, Event(kStarted));
     for (const char* const event :
@@ -182,7 +182,7 @@ TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
     {"8": {"logprob": -2.0, "rank": 4, "decoded_token": "b"},
      "6": {"logprob": -1.0, "rank": 1, "decoded_token": "b"}}])");
   for (const bool chat : {false, true}) {
-    const OpenAiRequest request = Request(
+    const OpenAiRequest request = ParseBody(
         chat, chat ? R"({"messages": [{"role": "user", "content": "ab"}],
                          "prompt_logprobs": 1})"
                    : R"({"prompt": "ab", "prompt_logprobs": 1})");
@@ -203,8 +203,8 @@ TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
 TEST(OpenAiAnswerTest, ScoresCountForEveryChoiceThatHasThem) {
   const auto bytes = [](const std::string& n) {
     OpenAiAnswer answer(
-        Request(false,
-                R"({"prompt": "ab", "prompt_logprobs": 1, "n": )" + n + "}"),
+        ParseBody(false,
+                  R"({"prompt": "ab", "prompt_logprobs": 1, "n": )" + n + "}"),
         "tales", 1700);
     for (const char* const event : {kStarted, kScores, kMoreScores}) {
       answer.Add(0, Event(event));
@@ -217,7 +217,7 @@ TEST(OpenAiAnswerTest, ScoresCountForEveryChoiceThatHasThem) {
 
 TEST(OpenAiAnswerTest, AStreamedChat) {
   const OpenAiRequest request =
-      Request(true, R"({"messages": [], "stream": true, "logprobs": true,
+      ParseBody(true, R"({"messages": [], "stream": true, "logprobs": true,
                 "stream_options": {"include_usage": true}})");
   OpenAiAnswer answer(request, "tales", 1700);
   const std::vector<std::string> start = Data(answer.Add(0, Event(kStarted)));
@@ -262,13 +262,13 @@ TEST(OpenAiAnswerTest, ReasoningIsAFieldOfItsOwn) {
       R"(done { usage { prompt_tokens: 5 completion_tokens: 5
                         reasoning_tokens: 3 } })"};
   OpenAiAnswer stream(
-      Request(true, R"({"messages": [{"role": "user", "content": "a"}],
+      ParseBody(true, R"({"messages": [{"role": "user", "content": "a"}],
                         "stream": true,
                         "stream_options": {"include_usage": true}})"),
       "m", 1700);
   OpenAiAnswer whole(
-      Request(true, R"({"messages": [{"role": "user", "content": "a"}]})"), "m",
-      1700);
+      ParseBody(true, R"({"messages": [{"role": "user", "content": "a"}]})"),
+      "m", 1700);
   std::vector<json> deltas;
   stream.Add(0, Event(kStarted));
   whole.Add(0, Event(kStarted));
@@ -295,8 +295,8 @@ TEST(OpenAiAnswerTest, ReasoningIsAFieldOfItsOwn) {
 
   // It was cut before there was an answer.
   OpenAiAnswer cut(
-      Request(true, R"({"messages": [{"role": "user", "content": "a"}]})"), "m",
-      1700);
+      ParseBody(true, R"({"messages": [{"role": "user", "content": "a"}]})"),
+      "m", 1700);
   cut.Add(0, Event(kStarted));
   cut.Add(0, Event(kDeltas[0]));
   cut.Add(0, Event(kDone));
@@ -307,7 +307,7 @@ TEST(OpenAiAnswerTest, ReasoningIsAFieldOfItsOwn) {
 
 TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   const OpenAiRequest request =
-      Request(false, R"({"prompt": ["a", "b"], "n": 2, "stream": true,
+      ParseBody(false, R"({"prompt": ["a", "b"], "n": 2, "stream": true,
                  "work": true,
                  "stream_options": {"continuous_usage_stats": true}})");
   OpenAiAnswer answer(request, "tales", 1700);
@@ -336,7 +336,7 @@ TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   EXPECT_EQ(answer.Finish(), "data: [DONE]\n\n");
   // Whoever asks for the usage alone gets no field of ours.
   const OpenAiRequest usage_alone =
-      Request(false, R"({"prompt": "a", "stream": true,
+      ParseBody(false, R"({"prompt": "a", "stream": true,
                  "stream_options": {"continuous_usage_stats": true}})");
   EXPECT_FALSE(usage_alone.prompts[0].output().work());
   EXPECT_TRUE(request.prompts[0].output().work());
@@ -418,7 +418,8 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
   EXPECT_EQ(json::parse(missing.body), json::parse(R"({"error": {
     "message": "nothing at /v1/x", "type": "not_found_error", "param": null,
     "code": null}})"));
-  const OpenAiAnswer answer(Request(false, R"({"prompt": ""})"), "tales", 1700);
+  const OpenAiAnswer answer(ParseBody(false, R"({"prompt": ""})"), "tales",
+                            1700);
   const std::vector<std::string> events =
       Data(answer.Fail(absl::UnavailableError("lost")));
   ASSERT_EQ(events.size(), 2u);
@@ -478,7 +479,7 @@ TEST(OpenAiAnswerTest, ErrorsNameFieldsAsTheClientDid) {
   };
   for (const auto& c : kCases) {
     const bool chat = c.body == kChat;
-    const OpenAiAnswer answer(Request(chat, std::string(c.body) + c.more),
+    const OpenAiAnswer answer(ParseBody(chat, std::string(c.body) + c.more),
                               "tales", 1700);
     const json error = json::parse(answer.Refuse(c.status).body)["error"];
     EXPECT_EQ(error["param"], c.param);
@@ -488,7 +489,7 @@ TEST(OpenAiAnswerTest, ErrorsNameFieldsAsTheClientDid) {
 
 TEST(OpenAiAnswerTest, AStreamBeginsWithThePromptsTokenIds) {
   const json ids = {7, 8};
-  OpenAiAnswer chat(Request(true, R"({"messages": [{"role": "user"}],
+  OpenAiAnswer chat(ParseBody(true, R"({"messages": [{"role": "user"}],
       "stream": true, "return_token_ids": true})"),
                     "tales", 1700);
   const json first = json::parse(Data(chat.Add(0, Event(kStarted))).at(0));
@@ -497,7 +498,7 @@ TEST(OpenAiAnswerTest, AStreamBeginsWithThePromptsTokenIds) {
   EXPECT_FALSE(
       json::parse(Data(chat.Add(0, Event("delta { text: 'b' }"))).at(0))
           .contains("prompt_token_ids"));
-  OpenAiAnswer text(Request(false, R"({"prompt": "a", "stream": true,
+  OpenAiAnswer text(ParseBody(false, R"({"prompt": "a", "stream": true,
       "return_token_ids": true, "n": 2})"),
                     "tales", 1700);
   const std::vector<std::string> begun = Data(text.Add(0, Event(kStarted)));
@@ -508,7 +509,7 @@ TEST(OpenAiAnswerTest, AStreamBeginsWithThePromptsTokenIds) {
 }
 
 TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {
-  OpenAiAnswer answer(Request(false, R"({"prompt": "a", "stream": true,
+  OpenAiAnswer answer(ParseBody(false, R"({"prompt": "a", "stream": true,
       "attention": true, "stream_options": {"include_usage": true}})"),
                       "tales", 1700);
   answer.Add(0, Event(kStarted));
@@ -550,7 +551,7 @@ constexpr char kCalled[] = R"(
 
 TEST(OpenAiAnswerTest, StreamedToolCallsAreOpenAisDeltas) {
   OpenAiAnswer answer(
-      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "true"}})),
+      ParseBody(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "true"}})),
       "tales", 1700);
   answer.Add(0, Event(kStarted));
   std::vector<json> deltas;
@@ -579,7 +580,7 @@ TEST(OpenAiAnswerTest, StreamedToolCallsAreOpenAisDeltas) {
 }
 
 TEST(OpenAiAnswerTest, TheFirstChunkOfADeltaTellsOfItsTokens) {
-  OpenAiAnswer answer(Request(true, R"({"messages": [{"role": "user"}],
+  OpenAiAnswer answer(ParseBody(true, R"({"messages": [{"role": "user"}],
       "stream": true, "return_token_ids": true, "logprobs": true})"),
                       "tales", 1700);
   answer.Add(0, Event(kStarted));
@@ -598,7 +599,7 @@ TEST(OpenAiAnswerTest, TheFirstChunkOfADeltaTellsOfItsTokens) {
 
 TEST(OpenAiAnswerTest, WholeToolCallsAreJoined) {
   OpenAiAnswer answer(
-      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
+      ParseBody(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
       "tales", 1700);
   for (const char* event :
        {kStarted, kCallBegins, kCallsGoOn, kCalled, kDone}) {
@@ -615,7 +616,7 @@ TEST(OpenAiAnswerTest, WholeToolCallsAreJoined) {
      "function": {"name": "g", "arguments": "{}"}}]})"));
   // Without text there is no content.
   OpenAiAnswer bare(
-      Request(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
+      ParseBody(true, absl::StrReplaceAll(kChatWithTools, {{"%s", "false"}})),
       "tales", 1700);
   for (const char* event : {kStarted, kCallBegins, kCalled, kDone}) {
     bare.Add(0, Event(event));

@@ -13,56 +13,12 @@
 #include "common/testing/virtual_loop.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/router/http/fake_exchange.h"
 
 namespace tandem::router {
 namespace {
 
 using ::testing::HasSubstr;
-
-// A client's end; writes stay under way until told.
-struct Client {
-  int code = 0;  // of what was answered or begun
-  std::string body;
-  bool streaming = false;
-  bool ended = false;
-  int begun = 0;
-  std::vector<std::function<void()>> writes;
-  std::function<void()> gone;
-
-  void TakeAll() {
-    for (const auto& written : std::exchange(writes, {})) {
-      if (written) written();
-    }
-  }
-};
-
-class FakeExchange final : public HttpExchange {
- public:
-  explicit FakeExchange(Client* client) : client_(client) {}
-  const HttpRequest& request() const override { return request_; }
-  void Answer(HttpResponse response) override {
-    client_->code = response.code;
-    client_->body = std::move(response.body);
-    client_->ended = true;
-  }
-  void Begin(HttpResponse head) override {
-    ++client_->begun;
-    client_->code = head.code;
-    client_->streaming = true;
-  }
-  void Write(std::string piece, std::function<void()> written) override {
-    client_->body += piece;
-    client_->writes.push_back(std::move(written));
-  }
-  void End() override { client_->ended = true; }
-  void OnGone(std::function<void()> gone) override {
-    client_->gone = std::move(gone);
-  }
-
- private:
-  Client* const client_;
-  const HttpRequest request_;
-};
 
 // The core's end of one prompt.
 class Handler final : public StreamHandler<v1::GenerateRequest> {
@@ -107,7 +63,7 @@ class OpenAiCallTest : public ::testing::Test {
   void Settle() { loop_.RunFor(absl::Milliseconds(1)); }
 
   VirtualLoop loop_;
-  Client client_;
+  ClientEnd client_;
   std::shared_ptr<OpenAiCall> call_;
   std::vector<std::unique_ptr<Handler>> parts_;
 };

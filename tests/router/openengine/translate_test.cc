@@ -268,14 +268,14 @@ std::string Response(const std::string& text) {
       absl::StrCat("request_id: 'r' ", text));
 }
 
-constexpr char kStarted[] =
+constexpr char kStartedEvent[] =
     "request_id: 'r' started { prompt_tokens: 3 cached_tokens: 1 "
     "sampling { n: 1 } }";
 
 TEST(OpenEngineAnswerTest, TokensThenTheEndWithTheUsage) {
   EXPECT_THAT(
       Answers(
-          {kStarted, "delta { text: 'ab' token_ids: 1 token_ids: 2 }",
+          {kStartedEvent, "delta { text: 'ab' token_ids: 1 token_ids: 2 }",
            "delta { token_ids: 26 }",
            "finished { finish_reason: FINISH_REASON_STOP eos_token_id: 26 }",
            "done { usage { prompt_tokens: 3 completion_tokens: 3 "
@@ -295,7 +295,7 @@ TEST(OpenEngineAnswerTest, TokensThenTheEndWithTheUsage) {
 
 TEST(OpenEngineAnswerTest, LogProbabilitiesAreRecordsOfTheirTokens) {
   EXPECT_THAT(
-      Answers({kStarted,
+      Answers({kStartedEvent,
                "prompt_logprobs { tokens { token_id: 7 token: 'g' } }",
                "prompt_logprobs { position: 1 tokens { token_id: 8 "
                "token: '\\303' logprob: -1.5 rank: 2 } tokens { token_id: 9 "
@@ -339,11 +339,11 @@ TEST(OpenEngineAnswerTest, OnlyTheLastOutputsEndWaitsForTheUsage) {
           Response("finished { output_index: 0 reason: FINISH_REASON_LENGTH } "
                    "usage { completion_tokens: 2 total_tokens: 2 "
                    "prompt_tokens: 0 cached_prompt_tokens: 0 }")));
-  EXPECT_THAT(
-      Answers({kStarted, "finished { finish_reason: FINISH_REASON_CANCELLED }",
-               "done {}"})[2],
-      testing::HasSubstr("FINISH_REASON_CANCELLED"));
-  EXPECT_THAT(Answers({kStarted,
+  EXPECT_THAT(Answers({kStartedEvent,
+                       "finished { finish_reason: FINISH_REASON_CANCELLED }",
+                       "done {}"})[2],
+              testing::HasSubstr("FINISH_REASON_CANCELLED"));
+  EXPECT_THAT(Answers({kStartedEvent,
                        "finished { finish_reason: FINISH_REASON_STOP "
                        "stop_token_id: 4 }",
                        "done {}"})[2],
@@ -356,7 +356,7 @@ TEST(OpenEngineAnswerTest, FailuresAreEventsOnceTheRequestWasAccepted) {
   const absl::Status lost =
       MakeError(StatusCode::kUnavailable, "WORKER_LOST", "gone");
   EXPECT_FALSE(answer.Fail(lost).has_value());
-  answer.Add(Parse<v1::GenerateResponse>(kStarted));
+  answer.Add(Parse<v1::GenerateResponse>(kStartedEvent));
   answer.Add(Parse<v1::GenerateResponse>("delta { token_ids: 1 }"));
   ASSERT_TRUE(answer.Fail(lost).has_value());
   EXPECT_EQ(answer.Fail(lost)->ShortDebugString(),

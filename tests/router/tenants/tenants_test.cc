@@ -28,7 +28,6 @@ namespace {
 using Outcome = Tenants::Charge::Outcome;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Pair;
 
 // Of "secret", as coreutils' sha256sum has it.
 constexpr char kHash[] =
@@ -66,9 +65,10 @@ TEST(KeyFileTest, EntriesShareTheirTenantsLimits) {
   EXPECT_EQ(file->keys[0].line, 3);
   EXPECT_EQ(file->keys[1].digest, DigestOf("other"));
   EXPECT_THAT(file->tenants,
-              ElementsAre(Pair("acme", TenantLimits{.tokens_per_minute = 1000,
-                                                    .requests_per_minute = 5,
-                                                    .parallel_requests = 0})));
+              ElementsAre(::testing::Pair(
+                  "acme", TenantLimits{.tokens_per_minute = 1000,
+                                       .requests_per_minute = 5,
+                                       .parallel_requests = 0})));
 }
 
 TEST(KeyFileTest, WhatIsWrongIsNamedByLineAndNeverShown) {
@@ -222,9 +222,9 @@ TEST_F(TenantsTest, TokensRunOutExactlyAndComeBack) {
   ASSERT_FALSE(beyond.ok());
   EXPECT_EQ(beyond.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(beyond.status()), "RATE_LIMITED");
-  EXPECT_THAT(
-      ErrorMetadata(beyond.status()),
-      ElementsAre(Pair("limit", "tokens_per_minute"), Pair("tenant", "acme")));
+  EXPECT_THAT(ErrorMetadata(beyond.status()),
+              ElementsAre(::testing::Pair("limit", "tokens_per_minute"),
+                          ::testing::Pair("tenant", "acme")));
   EXPECT_EQ(RetryAfter(beyond.status()), absl::Milliseconds(600));
   EXPECT_THAT(
       std::string(beyond.status().message()),
@@ -446,13 +446,14 @@ TEST_F(TenantsTest, HeadersAreOfTheLimitsThereAre) {
   EXPECT_TRUE(tenants_.RateHeaders("free").empty());
   EXPECT_TRUE(tenants_.RateHeaders("nobody").empty());
   auto charge = Ask(25, 25);
-  EXPECT_THAT(tenants_.RateHeaders("acme"),
-              ElementsAre(Pair("x-ratelimit-limit-requests", "10"),
-                          Pair("x-ratelimit-remaining-requests", "9"),
-                          Pair("x-ratelimit-reset-requests", "6s"),
-                          Pair("x-ratelimit-limit-tokens", "100"),
-                          Pair("x-ratelimit-remaining-tokens", "50"),
-                          Pair("x-ratelimit-reset-tokens", "30s")));
+  EXPECT_THAT(
+      tenants_.RateHeaders("acme"),
+      ElementsAre(::testing::Pair("x-ratelimit-limit-requests", "10"),
+                  ::testing::Pair("x-ratelimit-remaining-requests", "9"),
+                  ::testing::Pair("x-ratelimit-reset-requests", "6s"),
+                  ::testing::Pair("x-ratelimit-limit-tokens", "100"),
+                  ::testing::Pair("x-ratelimit-remaining-tokens", "50"),
+                  ::testing::Pair("x-ratelimit-reset-tokens", "30s")));
 }
 
 TEST(CacheOwnerTest, IsOfTheTenantAlone) {
