@@ -55,12 +55,12 @@ function(tandem_effort target)
   target_precompile_headers(${target} REUSE_FROM precompiled_${kind}_${level})
 endfunction()
 
-# Tests are compiled more often than they run: only those of kernels, which
-# compute their expectations, are optimised under sanitizers.
+# Tests are compiled more often than they run: only those of kernels and of the
+# handoff, which compute themselves, are optimised under sanitizers.
 function(tandem_test_effort target)
   if(NOT TANDEM_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)
-  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/kernels")
+  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(handoff|kernels)")
     tandem_effort(${target})
   else()
     target_compile_options(${target} PRIVATE -O0)
