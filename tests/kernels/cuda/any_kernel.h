@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of the emulator share: a kernel that is any function of the
 // thread.
-#pragma once
+
+#ifndef TANDEM_TESTS_KERNELS_CUDA_ANY_KERNEL_H_
+#define TANDEM_TESTS_KERNELS_CUDA_ANY_KERNEL_H_
 
 #include <functional>
 #include <string>
@@ -23,3 +25,5 @@ inline bool Says(const std::string& text, const std::string& part) {
 }
 
 }  // namespace tandem::kernels::cuda
+
+#endif  // TANDEM_TESTS_KERNELS_CUDA_ANY_KERNEL_H_
