@@ -297,18 +297,19 @@ TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
   struct {
     Formats formats;
     Bounds bounds;
-    bool on_gpu_alone;
   } const rows[] = {
-      {{"bf16 on a GPU", DType::kBF16}, {1e-3, 2e-2, 1e-2, 0.9}, false},
-      {{"fp8 KV on a GPU", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.9}, true},
-      {{"int8 KV on a GPU", DType::kInt8}, {4e-3, 0.4, 1e-2, 0.9}, true},
-      {{"int4 KV on a GPU", DType::kInt4}, {6e-2, 5, 0.1, 0.87}, true},
+      {{"bf16 on a GPU", DType::kBF16}, {1e-3, 2e-2, 1e-2, 0.9}},
+      {{"fp8 KV on a GPU", DType::kFp8}, {2e-2, 1.5, 2e-2, 0.9}},
+      {{"int8 KV on a GPU", DType::kInt8}, {4e-3, 0.4, 1e-2, 0.9}},
+      {{"int4 KV on a GPU", DType::kInt4}, {6e-2, 5, 0.1, 0.87}},
       {{"fp8 weights, fp8 KV on a GPU", DType::kFp8, DType::kFp8},
-       {3.5e-2, 1.5, 5e-2, 0.87},
-       false},
+       {3.5e-2, 1.5, 5e-2, 0.87}},
+      {{"int8 weights on a GPU", DType::kBF16, DType::kInt8},
+       {4e-3, 0.4, 1e-2, 0.9}},
+      {{"int4 weights on a GPU", DType::kBF16, DType::kInt4},
+       {0.15, 4, 0.12, 0.79}},
   };
   for (const auto& row : rows) {
-    if (row.on_gpu_alone && !TestsRunOnGpu()) continue;
     RigOptions options = OptionsOf(row.formats);
     options.load.weight_dtype = DType::kBF16;
     Rig rig(directory_, device.get(), options);
