@@ -2,11 +2,15 @@
 #include "engine/safetensors.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "common/failpoint.h"
 #include "engine/json.h"
 
@@ -23,29 +27,59 @@ bool IsPlainName(std::string_view name) {
          name.find('/') == name.npos && name.find('\0') == name.npos;
 }
 
+constexpr absl::string_view kSuffix = ".safetensors";
+
+// Files of all weights under names of their own, as AutoGPTQ wrote them; no
+// shards of an index that is missing, and no adapters.
+std::vector<std::string> OtherWeights(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator file(directory, error), end;
+       !error && file != end; file.increment(error)) {
+    std::string name = file->path().filename().string();
+    if (absl::EndsWith(name, kSuffix) && !absl::StartsWith(name, "adapter_") &&
+        !absl::StrContains(name, "-of-")) {
+      names.push_back(std::move(name));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 bool ByName(const TensorInfo& a, const TensorInfo& b) {
   return a.name < b.name;
 }
 
 }  // namespace
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
-  Checkpoint checkpoint;
-  const std::string single = directory + "/model.safetensors";
-  const std::string index = directory + "/model.safetensors.index.json";
-  absl::Status status;
-  if (FileExists(single)) {
-    checkpoint.main_path_ = single;
-    status = checkpoint.AddFile(MappedFile::Open(single));
-  } else if (FileExists(index)) {
-    checkpoint.main_path_ = index;
-    status = checkpoint.OpenShards(directory);
-  } else {
-    return absl::NotFoundError(absl::StrCat(
-        directory,
-        ": neither model.safetensors nor model.safetensors.index.json is "
-        "there; other checkpoint formats are not read"));
+absl::StatusOr<std::string> Checkpoint::MainPath(const std::string& directory) {
+  for (const char* name :
+       {"/model.safetensors", "/model.safetensors.index.json"}) {
+    if (FileExists(directory + name)) return directory + name;
   }
+  const std::vector<std::string> others = OtherWeights(directory);
+  if (others.size() == 1) return absl::StrCat(directory, "/", others.front());
+  std::string why =
+      ": neither model.safetensors nor model.safetensors.index.json is there";
+  if (others.empty()) {
+    absl::StrAppend(&why, "; other checkpoint formats are not read");
+  } else {
+    absl::StrAppend(&why, ", and ", others.size(),
+                    " other files might be the model: ", Quote(others[0]), ", ",
+                    Quote(others[1]), others.size() > 2 ? ", ..." : "");
+  }
+  return absl::NotFoundError(directory + why);
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
+  absl::StatusOr<std::string> main_path = MainPath(directory);
+  if (!main_path.ok()) return main_path.status();
+  Checkpoint checkpoint;
+  checkpoint.main_path_ = *std::move(main_path);
+  const absl::Status status =
+      absl::EndsWith(checkpoint.main_path_, kSuffix)
+          ? checkpoint.AddFile(MappedFile::Open(checkpoint.main_path_))
+          : checkpoint.OpenShards(directory);
   if (!status.ok()) return status;
   checkpoint.Index();
   return checkpoint;

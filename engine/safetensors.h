@@ -57,8 +57,11 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
 // A checkpoint whose files stay mapped while it lives.
 class Checkpoint {
  public:
-  // model.safetensors, or else model.safetensors.index.json and its shards.
+  // What MainPath finds, with the shards that an index names.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory);
+  // model.safetensors, or else model.safetensors.index.json, or else the only
+  // *.safetensors that is no adapter and no shard. NOT_FOUND: none, or several.
+  static absl::StatusOr<std::string> MainPath(const std::string& directory);
   // One file by its own name, of at most `max_bytes`, copied to memory: it may
   // be written to later.
   static absl::StatusOr<Checkpoint> CopyFile(const std::string& path,

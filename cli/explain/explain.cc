@@ -15,6 +15,7 @@
 #include "cli/explain/report.h"
 #include "common/lifecycle.h"
 #include "engine/file.h"
+#include "engine/safetensors.h"
 
 namespace tandem::explain {
 namespace {
@@ -98,11 +99,6 @@ class ShownTiming {
   bool shown_ = false;
 };
 
-bool HasWeights(const std::string& directory) {
-  return engine::FileExists(directory + "/model.safetensors") ||
-         engine::FileExists(directory + "/model.safetensors.index.json");
-}
-
 // The longest request of these proportions that nobody has to wait for.
 Lengths ShortEnough(const engine::ModelSpec& spec, Lengths lengths) {
   while (lengths.prompt + lengths.output > spec.max_positions ||
@@ -118,7 +114,8 @@ Lengths ShortEnough(const engine::ModelSpec& spec, Lengths lengths) {
 absl::StatusOr<std::optional<Lengths>> PlanTiming(
     const engine::ModelSpec& spec, const Formats& formats,
     const ExplainOptions& options) {
-  const bool weights = !options.model.empty() && HasWeights(options.model);
+  const bool weights = !options.model.empty() &&
+                       engine::Checkpoint::MainPath(options.model).ok();
   if (!options.measure.has_value()) {
     const double bytes = StepWork(spec, formats, 1, 0, 1).weight_bytes;
     if (!weights || bytes > kMostWeightBytes) return std::nullopt;

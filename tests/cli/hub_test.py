@@ -110,6 +110,22 @@ class HubTest(unittest.TestCase):
             {"config.json", "quantize_config.json"},
         )
 
+    def test_weights_under_a_name_of_their_own(self):
+        name = "gptq_model-4bit-128g.safetensors"
+        model = {**MODEL, name: WEIGHTS, "adapter_model.safetensors": b"lora"}
+        del model["model.safetensors"]
+        self.hub.repositories["org/tiny"] = Repository(dict(model))
+        snapshot = self.assert_pulled(self.pull("org/tiny"))
+        self.assertEqual(
+            {path.name for path in snapshot.iterdir()},
+            NEEDED - {"model.safetensors"} | {name},
+        )
+        offline = self.pull("org/tiny", HF_HUB_OFFLINE="1")
+        self.assertEqual(self.assert_pulled(offline), snapshot)
+        # Which of two is the model cannot be known.
+        self.hub.repositories["org/two"] = Repository({**model, "b.safetensors": WEIGHTS})
+        self.assert_fails(self.pull("org/two"), "org/two", "model.safetensors")
+
     def test_what_is_there_is_not_fetched_again(self):
         self.assert_pulled(self.pull("org/tiny"))
         self.hub.requests.clear()

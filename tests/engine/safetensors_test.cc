@@ -359,6 +359,28 @@ TEST(Checkpoint, ReadsShardsThroughTheirIndex) {
   EXPECT_EQ(checkpoint->bytes(*checkpoint->Find("x")).size(), 4);
 }
 
+TEST(Checkpoint, TheOnlyFileOfAWholeModelMayHaveAnyName) {
+  TempDir dir;
+  dir.Write("gptq_model-4bit-128g.safetensors", OneTensorFile("x"));
+  dir.Write("adapter_model.safetensors", OneTensorFile("lora"));
+  dir.Write("model-00001-of-00002.safetensors", OneTensorFile("half"));
+  const auto only = Checkpoint::Open(dir.path());
+  ASSERT_TRUE(only.ok()) << only.status();
+  EXPECT_NE(only->Find("x"), nullptr);
+  EXPECT_EQ(only->main_path(),
+            dir.path() + "/gptq_model-4bit-128g.safetensors");
+  dir.Write("other.safetensors", OneTensorFile("x"));
+  const absl::Status two = Checkpoint::Open(dir.path()).status();
+  EXPECT_EQ(two.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(two.message(), HasSubstr("2 other files might be the model: "
+                                       "\"gptq_model-4bit-128g.safetensors\", "
+                                       "\"other.safetensors\""));
+  dir.Write("model.safetensors", OneTensorFile("y"));
+  const auto usual = Checkpoint::Open(dir.path());
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  EXPECT_EQ(usual->Find("x"), nullptr);
+}
+
 TEST(Checkpoint, FollowsLinksAsModelCachesAreMadeOfThem) {
   TempDir dir;
   dir.Write("blob", OneTensorFile("x"));

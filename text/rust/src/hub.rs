@@ -124,7 +124,11 @@ fn from_cache(request: &Request, cache: &Cache, why: &str) -> Outcome<String> {
     }
     if !request.config_only && !cache.has(&commit, WEIGHTS) {
         if !cache.has(&commit, INDEX) {
-            return Err(missing(WEIGHTS));
+            let names = file_names(&cache.snapshot(&commit));
+            return match only_weights(&names) {
+                Some(name) if cache.has(&commit, name) => path_text(&cache.snapshot(&commit)),
+                _ => Err(missing(WEIGHTS)),
+            };
         }
         let shards = shards_of(&cache.snapshot(&commit).join(INDEX))?;
         if let Some(absent) = shards.iter().find(|shard| !cache.has(&commit, shard)) {
@@ -132,6 +136,24 @@ fn from_cache(request: &Request, cache: &Cache, why: &str) -> Outcome<String> {
         }
     }
     path_text(&cache.snapshot(&commit))
+}
+
+/// The one file of all weights that has a name of its own, as AutoGPTQ wrote
+/// them: no shard of an index that is missing, and no adapter.
+fn only_weights(files: &[String]) -> Option<&String> {
+    let mut whole = files.iter().filter(|file| {
+        is_plain(file)
+            && file.ends_with(".safetensors")
+            && !file.starts_with("adapter_")
+            && !file.contains("-of-")
+    });
+    let first = whole.next();
+    if whole.next().is_some() { None } else { first }
+}
+
+fn file_names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// Files that an index names, each once.
@@ -189,6 +211,9 @@ impl Download<'_> {
             return Ok(vec![WEIGHTS.to_string()]);
         }
         if !holds(INDEX) {
+            if let Some(only) = only_weights(files) {
+                return Ok(vec![only.clone()]);
+            }
             return Err(Failure {
                 kind: Kind::NotFound,
                 message: format!(
