@@ -159,13 +159,41 @@ class DeviceExecutor final : public Executor, public BlockMover {
                  kernels::Backend* backend, Loop* loop)
       : options_(options), model_(model), backend_(backend), loop_(loop) {}
 
-  absl::Status Initialize();
+  // device_executor.cc: the way of a step.
+  void Run(Flight& flight);
+  // Puts the making of the step's masks on the queue beside the step's.
+  void MakeMasks(Flight& flight);
+  void RunMixed(Flight& flight);
+  kernels::Rows RowsOf(const StepPlan& plan) const;
+  StepAdapters AdaptersOf(const Flight& flight) const;
+  int LayersPerReport(const Step& step) const;
+  void ReportLayers(Flight& flight, int layers);
+  // `flight` is null for what is recorded.
+  void DrawTokens(const StepPlan& plan, int count, const Flight* flight);
+  void FetchTokens(Flight& flight);
+  void Finish(Flight& flight);
+  static void TakeAttention(const Flight& flight, StepResult* result);
+
+  // step_check.cc: what is refused.
   absl::Status Check(const Step& step) const;
   absl::Status CheckEntry(const StepEntry& entry) const;
   absl::Status CheckDraws(const StepEntry& entry) const;
   absl::Status CheckAttention(const StepEntry& entry) const;
+
+  // executor_memory.cc: what is sized once, and what grows.
+  absl::Status Initialize();
   int MaxBlocksPerEntry() const;
-  int LayersPerReport(const Step& step) const;
+  absl::Status ReserveEdits(Flight& flight, const Step& step);
+  absl::Status GrowEdits(Flight& flight, size_t count);
+  absl::Status ReserveMasks(Flight& flight, const Step& step);
+  // Fills flight.looks.
+  absl::Status PlanLooks(Flight& flight, const Step& step);
+  size_t StatesFloats() const;  // what a look works in
+  // Makes room for at least `bytes` in both, which grow together.
+  absl::Status Grow(size_t bytes, std::unique_ptr<kernels::Buffer>* host,
+                    std::unique_ptr<kernels::Buffer>* device);
+
+  // recorded_decodes.cc: steps that were recorded.
   // Of a step that is filled up: its size and bound of positions.
   struct Decode {
     int size = 0;
@@ -174,36 +202,17 @@ class DeviceExecutor final : public Executor, public BlockMover {
       return static_cast<uint64_t>(size) << 32 | static_cast<uint32_t>(bound);
     }
   };
+  absl::Status ForgetRecords(absl::Status why);
   // Size 0: not such a step.
   Decode DecodeOf(const Step& step) const;
-  absl::Status ForgetRecords(absl::Status why);
-  kernels::Rows RowsOf(const StepPlan& plan) const;
   void RunDecode(const StepPlan& plan, const Decode& decode);
-  StepAdapters AdaptersOf(const Flight& flight) const;
-  void RunMixed(Flight& flight);
-  void Run(Flight& flight);
-  absl::Status ReserveEdits(Flight& flight, const Step& step);
-  absl::Status GrowEdits(Flight& flight, size_t count);
-  absl::Status ReserveMasks(Flight& flight, const Step& step);
-  // Puts the making of the step's masks on the queue beside the step's.
-  void MakeMasks(Flight& flight);
-  // Makes room for at least `bytes` in both, which grow together.
-  absl::Status Grow(size_t bytes, std::unique_ptr<kernels::Buffer>* host,
-                    std::unique_ptr<kernels::Buffer>* device);
-  // Fills flight.looks.
-  absl::Status PlanLooks(Flight& flight, const Step& step);
-  size_t StatesFloats() const;  // what a look works in
-  static void TakeAttention(const Flight& flight, StepResult* result);
-  // `flight` is null for what is recorded.
-  void DrawTokens(const StepPlan& plan, int count, const Flight* flight);
-  void FetchTokens(Flight& flight);
-  void Finish(Flight& flight);
-  void ReportLayers(Flight& flight, int layers);
+
+  // kv_transfers.cc: KV into and out of the cache.
   void WaitForScatters(const Step& step);
   void WaitForSteps(const KvPart& part);
   absl::Span<const int32_t> BlocksOf(const KvPart& part) const;
-  KvPart WholeBlock(const int32_t* block) const;
   void FinishTransfer(std::unique_ptr<Transfer> transfer);
+  KvPart WholeBlock(const int32_t* block) const;
 
   const DeviceExecutorOptions options_;
   const Model* const model_;

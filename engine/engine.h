@@ -345,11 +345,23 @@ class Engine final : private StepListener {
   void OnLayersDone(uint64_t step_id, int layers_done) override;
   void OnStepDone(uint64_t step_id, absl::StatusOr<StepResult> result) override;
 
-  // engine.cc: what becomes of sequences.
-  absl::Status CheckTokenIds(const SequenceSpec& spec) const;
+  // engine.cc: the end of a step.
+  void RecordStepTime(absl::Duration duration);
+  void FailStep(const absl::Status& status);
+  void FinishStep();
+  // `before`: the next older one; null: it is the oldest.
+  absl::Status CheckSequence(const Sequence& sequence,
+                             const Sequence* before) const;
+
+  // sequences.cc: how sequences come and go.
   absl::Status CheckSpec(const SequenceSpec& spec,
                          absl::Span<const BlockRef> blocks, int computed) const;
   static absl::Status CheckScoring(const SequenceSpec& spec, int computed);
+  static absl::Status CheckSearch(const SequenceSpec& spec);
+  absl::Status CheckTokenIds(const SequenceSpec& spec) const;
+  absl::Status CheckBlocks(const SequenceSpec& spec,
+                           absl::Span<const BlockRef> blocks,
+                           int computed) const;
   std::unique_ptr<Sequence> NewSequence(SequenceId id, SequenceSpec spec,
                                         std::vector<BlockRef> blocks,
                                         int computed);
@@ -360,23 +372,26 @@ class Engine final : private StepListener {
   // Detaches it and gives its blocks back, now or when the step that uses
   // them is done.
   void Remove(Sequence* sequence);
-  void Release(Sequence* sequence);
+  void Count(const Sequence& sequence, int sign);
+
+  // sequence_blocks.cc: the blocks of a sequence.
+  // Blocks that so many positions fill, the last one maybe in part.
+  int BlocksFor(int64_t positions) const;
   void PublishFullBlocks(Sequence* sequence);
   void FreeBehindWindow(Sequence* sequence);
+  void ReturnSpareBlocks(Sequence* sequence);
+  void Release(Sequence* sequence);
+
+  // step_results.cc: what a step gave.
   void ApplyResult(const StepResult& result);
   static void ApplyScores(const Plan::Part& part);
-  void DeliverScores(size_t index, absl::Span<const SampledToken> scores);
   void AppendDrawn(Plan::Part* part, absl::Span<const SampledToken> drawn);
-  // Takes sequences out whose constraint failed.
-  void DropFailed();
-  void ReturnSpareBlocks(Sequence* sequence);
-  Work WorkOfPart(size_t index, int64_t weight_bytes) const;
   void AppendToken(Sequence* sequence, int32_t token);
   void DeliverTokens(const StepResult& result);
-  void FailStep(const absl::Status& status);
-  void FinishStep();
-  void RecordStepTime(absl::Duration duration);
-  void Count(const Sequence& sequence, int sign);
+  Work WorkOfPart(size_t index, int64_t weight_bytes) const;
+  void DeliverScores(size_t index, absl::Span<const SampledToken> scores);
+  // Takes sequences out whose constraint failed.
+  void DropFailed();
 
   // beams.cc: groups of lanes.
   // `top`: alternatives reported per token.
