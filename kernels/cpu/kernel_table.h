@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic, one table of functions per instruction set. Functions here
 // run on one thread, allocate nothing and decide nothing about threads;
-// cpu_backend.cc and attention_plan.cc choose and split.
+// cpu_backend.cc, products.cc and attention_plan.cc choose and split.
 //
 // What Highway cannot express (integer dot products with VNNI and AMX) is
 // assembly in a kernel that is otherwise the same; MakeKernelTable asks cpuid

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes packed matrices of a checkpoint's: checks them, takes memory and packs
+// panel by panel on the whole team.
+
+#ifndef TANDEM_KERNELS_CPU_MATRIX_PACKING_H_
+#define TANDEM_KERNELS_CPU_MATRIX_PACKING_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/allocator.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace tandem::kernels::cpu {
+
+// Backend's.
+absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
+                                                   DeviceAllocator& allocator,
+                                                   const HostTensor& source,
+                                                   DType dtype);
+absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
+                                                  DeviceAllocator& allocator,
+                                                  const HostCodes& source);
+
+}  // namespace tandem::kernels::cpu
+
+#endif  // TANDEM_KERNELS_CPU_MATRIX_PACKING_H_
