@@ -92,6 +92,7 @@ function(tandem_binary name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
   target_compile_options(${name} PRIVATE ${TANDEM_WARNINGS})
   tandem_effort(${name})
+  tandem_unity(${name})
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()

@@ -3,6 +3,10 @@
 // flight, on one Loop. It knows tokens, hashes and loads, never tensors, and
 // no gRPC: clients, workers, time and randomness come in through interfaces,
 // so that a simulation links the same objects.
+//
+// core.cc: a request's way from its submission to its end. admission.cc: which
+// are let in. candidates.cc: which workers may serve one. cluster_state.cc:
+// what is told of requests and workers.
 
 #ifndef TANDEM_ROUTER_CORE_H_
 #define TANDEM_ROUTER_CORE_H_
@@ -144,42 +148,50 @@ class RouterCore : private RegistryListener,
                      std::unique_ptr<ClientStream> client) override;
   void OnGroupEnded(SequenceGroup* group) override;
 
-  bool IdInUse(const AdmittedRequest& admitted) const;
+  // admission.cc
   absl::Status Admit(const AdmittedRequest& admitted);
+  bool IdInUse(const AdmittedRequest& admitted) const;
   // Tells other threads how many there are, and who would be refused.
   void Count();
   // Requests of this priority, and greater ones, would wait too long.
   int64_t RefusedFrom() const;
+
   // Places waiting requests, oldest first, until one finds no room. One that
   // waits for workers of its features is in nobody's way.
   void Pump();
+  void SchedulePump();
   // Whether it must wait before another worker is tried, because so many
   // requests are being tried again that they would keep the cluster down.
   bool TooManyRetries(const Request& request);
-  void SchedulePump();
-  void Dequeue(Request* request);
-  void Reap();
   bool TryPlace(Request* request);
   // Of a request that wants nothing but scores: a prefill worker alone.
   bool TryPlaceScoring(Request* request);
-  Snapshot MakeSnapshot(const Request& request) const;
-  // Of that pair, whose prefill worker may be none.
-  bool AnyHeeds(const Request& request) const;
-  // Where only what it needs keeps it from a decode worker.
-  bool OthersHaveRoom(const Request& request) const;
-  Way WayOf(const Request& request, const Snapshot& snapshot,
-            const Pair& pair) const;
-  WorkerView MakeView(const Worker& worker, int cached_tokens) const;
-  // Positions of the request's history that the worker's cache holds.
-  int CachedTokens(const Request& request, const Worker& worker) const;
+  void Dequeue(Request* request);
   void Tick();
   absl::Time tick_due_;
   void FailIfWaitedTooLong(Request* request);
+  void Reap();
+  std::vector<Request*> All() const;
+
+  // candidates.cc
+  bool AnyHeeds(const Request& request) const;
   // Whether some decode worker has what it needs; room is another matter.
   bool AnyCanServe(const Request& request) const;
+  // Where only what it needs keeps it from a decode worker.
+  bool OthersHaveRoom(const Request& request) const;
+  Snapshot MakeSnapshot(const Request& request) const;
+  // Of prefill workers alone.
+  Snapshot MakeScoringSnapshot(const Request& request) const;
+  WorkerView MakeView(const Worker& worker, int cached_tokens) const;
+  // Positions of the request's history that the worker's cache holds.
+  int CachedTokens(const Request& request, const Worker& worker) const;
+  // Of that pair, whose prefill worker may be none.
+  Way WayOf(const Request& request, const Snapshot& snapshot,
+            const Pair& pair) const;
+
+  // cluster_state.cc
   // Requests in flight that name it, sequences yet to start included.
   int InFlightWith(const std::string& adapter) const;
-  std::vector<Request*> All() const;
 
   const RouterOptions options_;
   Loop* const loop_;

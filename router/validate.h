@@ -3,6 +3,10 @@
 // all set, or the status that names the field, the value and what is allowed.
 // Pure functions; nothing is tokenised here, so what depends on the prompt's
 // length is checked in a second step.
+//
+// validate.cc, validate_chat.cc, validate_sampling.cc: what each field may be.
+// effective_request.cc: the values in effect. worker_params.cc: those values as
+// workers have them.
 
 #ifndef TANDEM_ROUTER_VALIDATE_H_
 #define TANDEM_ROUTER_VALIDATE_H_

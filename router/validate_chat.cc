@@ -13,15 +13,10 @@
 #include "router/forced_call.h"
 #include "router/json_scanner.h"
 #include "router/validate.h"
+#include "router/validate_steps.h"
 
 namespace tandem::router {
 namespace {
-
-// Returns from the enclosing function on an error.
-#define TANDEM_ROUTER_RETURN_IF_ERROR(expression)                           \
-  do {                                                                      \
-    if (absl::Status status_ = (expression); !status_.ok()) return status_; \
-  } while (false)
 
 std::string Shortened(const std::string& text) {
   return text.size() <= 128
