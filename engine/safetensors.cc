@@ -30,15 +30,17 @@ bool IsPlainName(std::string_view name) {
 constexpr absl::string_view kSuffix = ".safetensors";
 
 // Files of all weights under names of their own, as AutoGPTQ wrote them; no
-// shards of an index that is missing, and no adapters.
+// shards of an index that is missing, no adapters, and not Mistral's own
+// format.
 std::vector<std::string> OtherWeights(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator file(directory, error), end;
        !error && file != end; file.increment(error)) {
     std::string name = file->path().filename().string();
-    if (absl::EndsWith(name, kSuffix) && !absl::StartsWith(name, "adapter_") &&
-        !absl::StrContains(name, "-of-")) {
+    if (absl::EndsWith(name, kSuffix) && !absl::StrContains(name, "-of-") &&
+        !absl::StartsWith(name, "adapter_") &&
+        !absl::StartsWith(name, "consolidated")) {
       names.push_back(std::move(name));
     }
   }

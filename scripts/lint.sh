@@ -53,7 +53,7 @@ tidy_one() {
   fi
   # What needs CUDA's headers is in the other build only.
   local builds=$3 file=$1 preset
-  for preset in lint cuda; do
+  for preset in lint cuda-check cuda; do
     grep -qsF "/$file\"" "$builds/$preset/compile_commands.json" || continue
     clang-tidy-14 --quiet -p "$builds/$preset" \
       --extra-arg=-Wno-unknown-warning-option \

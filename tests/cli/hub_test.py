@@ -113,6 +113,7 @@ class HubTest(unittest.TestCase):
     def test_weights_under_a_name_of_their_own(self):
         name = "gptq_model-4bit-128g.safetensors"
         model = {**MODEL, name: WEIGHTS, "adapter_model.safetensors": b"lora"}
+        model["consolidated.safetensors"] = b"of Mistral's own format"
         del model["model.safetensors"]
         self.hub.repositories["org/tiny"] = Repository(dict(model))
         snapshot = self.assert_pulled(self.pull("org/tiny"))

@@ -364,6 +364,7 @@ TEST(Checkpoint, TheOnlyFileOfAWholeModelMayHaveAnyName) {
   dir.Write("gptq_model-4bit-128g.safetensors", OneTensorFile("x"));
   dir.Write("adapter_model.safetensors", OneTensorFile("lora"));
   dir.Write("model-00001-of-00002.safetensors", OneTensorFile("half"));
+  dir.Write("consolidated.safetensors", OneTensorFile("mistral"));
   const auto only = Checkpoint::Open(dir.path());
   ASSERT_TRUE(only.ok()) << only.status();
   EXPECT_NE(only->Find("x"), nullptr);

@@ -139,12 +139,14 @@ fn from_cache(request: &Request, cache: &Cache, why: &str) -> Outcome<String> {
 }
 
 /// The one file of all weights that has a name of its own, as AutoGPTQ wrote
-/// them: no shard of an index that is missing, and no adapter.
+/// them: no shard of an index that is missing, no adapter, and not Mistral's own
+/// format.
 fn only_weights(files: &[String]) -> Option<&String> {
     let mut whole = files.iter().filter(|file| {
         is_plain(file)
             && file.ends_with(".safetensors")
             && !file.starts_with("adapter_")
+            && !file.starts_with("consolidated")
             && !file.contains("-of-")
     });
     let first = whole.next();
