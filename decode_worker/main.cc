@@ -77,7 +77,10 @@ class DecodeRole final : public worker::Role {
   bool idle() const override { return core_.idle(); }
   int64_t progress() const override { return core_.progress(); }
   bool has_work() const override { return core_.has_work(); }
-  void CloseAll(const absl::Status& status) override { core_.CloseAll(status); }
+  void CloseAll(const absl::Status& status) override {
+    core_.CloseAll(status);
+    decode_.CloseShared(status);
+  }
   absl::Status fatal() const override { return core_.fatal(); }
   void UpdateMetrics() override {
     metrics_.Update(

@@ -45,6 +45,7 @@ AdapterControl::Done Answering(Response* response, LoopAnswer answer) {
 std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
                                                     absl::Duration deadline,
                                                     const TraceContext& trace) {
+  if (worker.shared_decode()) return OpenShared(worker);
   auto stub = std::make_shared<v1::DecodeService::Stub>(
       channels_.Get(rpc::PeerRole::kDecode, worker));
   return rpc::OpenBidi<v1::DecodeRequest, v1::DecodeResponse>(
@@ -52,6 +53,25 @@ std::unique_ptr<DecodeStream> RpcDialer::DialDecode(const v1::WorkerRef& worker,
       [stub](auto* context, auto* reactor) {
         stub->async()->Decode(context, reactor);
       });
+}
+
+std::unique_ptr<DecodeStream> RpcDialer::OpenShared(
+    const v1::WorkerRef& worker) {
+  std::erase_if(shared_, [](const auto& s) { return s.second->ended(); });
+  std::shared_ptr<SharedDecode>& shared = shared_[worker.incarnation()];
+  if (shared == nullptr) {
+    auto stub = std::make_shared<v1::DecodeService::Stub>(
+        channels_.Get(rpc::PeerRole::kDecode, worker));
+    // As long as the worker; each call on it has its deadline.
+    const rpc::CallOptions options{.timeout = absl::InfiniteDuration(),
+                                   .peer = worker.endpoint()};
+    shared = SharedDecode::Start(
+        loop_, rpc::OpenBidi<v1::SharedDecodeRequest, v1::SharedDecodeResponse>(
+                   loop_, options, [stub](auto* context, auto* reactor) {
+                     stub->async()->DecodeShared(context, reactor);
+                   }));
+  }
+  return shared->Open();
 }
 
 std::unique_ptr<PrefillStream> RpcDialer::DialPrefill(

@@ -7,11 +7,14 @@
 #define TANDEM_ROUTER_SERVICE_H_
 
 #include <cstddef>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "common/loop.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/server_stream.h"
+#include "common/shared_stream.h"
 #include "router/core.h"
 #include "router/intake.h"
 #include "router/structured_gate.h"
@@ -24,7 +27,8 @@
 
 namespace tandem::router {
 
-// Calls to workers, over channels that are kept. On the loop.
+// Calls to workers, over channels that are kept; those of one decode worker
+// share one stream. On the loop.
 class RpcDialer final : public Dialer {
  public:
   RpcDialer(Loop* loop, rpc::Credentials tls)
@@ -36,11 +40,21 @@ class RpcDialer final : public Dialer {
       const v1::WorkerRef& worker, absl::Duration deadline,
       const TraceContext& trace) override;
   // For calls from now on.
-  void Replace(rpc::Credentials tls) { channels_.Replace(std::move(tls)); }
+  void Replace(rpc::Credentials tls) {
+    channels_.Replace(std::move(tls));
+    shared_.clear();
+  }
 
  private:
+  using SharedDecode =
+      SharedStream<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
+
+  std::unique_ptr<DecodeStream> OpenShared(const v1::WorkerRef& worker);
+
   Loop* const loop_;
   worker::Channels channels_;
+  // By incarnation. Those that were dropped live until their calls ended.
+  std::map<std::string, std::shared_ptr<SharedDecode>> shared_;
 };
 
 class InferenceServer final : public v1::InferenceService::CallbackService {

@@ -268,6 +268,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
                 role == v1::WORKER_ROLE_PREFILL ? "prefill-" : "decode-",
                 absl::BytesToHexString(parts.incarnation.substr(0, 4))));
   hello.mutable_worker()->set_incarnation(parts.incarnation);
+  hello.mutable_worker()->set_shared_decode(role == v1::WORKER_ROLE_DECODE);
   hello.set_role(role);
   hello.set_model(!flags.served_model_name.empty()
                       ? flags.served_model_name

@@ -102,6 +102,7 @@ absl::Span<const MethodRule> ClusterRules() {
   static const auto* const rules = new std::vector<MethodRule>{
       {"/tandem.v1.RegistryService/Register", {kPrefill, kDecode}},
       {"/tandem.v1.DecodeService/Decode", {kRouter}},
+      {"/tandem.v1.DecodeService/DecodeShared", {kRouter}},
       {"/tandem.v1.PrefillService/Prefill", {kRouter}},
       {"/tandem.v1.HandoffService/Link", {kPrefill}},
       // A router's own: whoever can use its key can stop it, too.

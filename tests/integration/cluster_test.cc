@@ -36,6 +36,29 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// As grpc.health.v1 has it: 1 is SERVING, 2 is NOT_SERVING; -1: no answer.
+int Health(const std::shared_ptr<grpc::Channel>& channel,
+           const std::string& service) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(5));
+  const grpc::Slice name(absl::StrCat(
+      "\x0a", std::string(1, static_cast<char>(service.size())), service));
+  const grpc::ByteBuffer request(&name, 1);
+  grpc::ByteBuffer response;
+  const grpc::Status status =
+      grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+          channel.get(),
+          grpc::internal::RpcMethod("/grpc.health.v1.Health/Check",
+                                    grpc::internal::RpcMethod::NORMAL_RPC),
+          &context, request, &response);
+  grpc::Slice bytes;
+  if (!status.ok() || !response.DumpToSingleSlice(&bytes).ok() ||
+      bytes.size() != 2) {
+    return -1;
+  }
+  return bytes.begin()[1];
+}
+
 class ClusterTest : public testing::Test {
  protected:
   void Begin(ClusterOptions options) {
@@ -108,6 +131,16 @@ TEST_F(ClusterTest, MetricNamesAndLabelsAreFrozen) {
     v1::GenerateRequest request = TextRequest("One day a fox", 4);
     request.set_placement(way);
     ASSERT_TRUE(cluster_->Generate(request).status.ok());
+  }
+  // A call that ended at each of them: as Kubernetes probes.
+  const auto state = cluster_->State();
+  ASSERT_TRUE(state.ok()) << state.status();
+  for (const v1::WorkerStatus& worker : state->workers()) {
+    const std::string& endpoint = worker.hello().worker().endpoint();
+    EXPECT_EQ(Health(grpc::CreateChannel(endpoint,
+                                         grpc::InsecureChannelCredentials()),
+                     ""),
+              1);
   }
   std::this_thread::sleep_for(milliseconds(1200));  // gauges follow each second
   std::set<std::string> names;
@@ -743,29 +776,6 @@ TEST_F(ClusterTest, DrainingAWorkerUnderLoadFailsNobody) {
   EXPECT_EQ(cluster_->WaitForExit("router", seconds(40)), 128 + SIGTERM);
   ASSERT_TRUE(cluster_->Restart("router").ok());
   ASSERT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(30)).ok());
-}
-
-// As grpc.health.v1 has it: 1 is SERVING, 2 is NOT_SERVING; -1: no answer.
-int Health(const std::shared_ptr<grpc::Channel>& channel,
-           const std::string& service) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + seconds(5));
-  const grpc::Slice name(absl::StrCat(
-      "\x0a", std::string(1, static_cast<char>(service.size())), service));
-  const grpc::ByteBuffer request(&name, 1);
-  grpc::ByteBuffer response;
-  const grpc::Status status =
-      grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
-          channel.get(),
-          grpc::internal::RpcMethod("/grpc.health.v1.Health/Check",
-                                    grpc::internal::RpcMethod::NORMAL_RPC),
-          &context, request, &response);
-  grpc::Slice bytes;
-  if (!status.ok() || !response.DumpToSingleSlice(&bytes).ok() ||
-      bytes.size() != 2) {
-    return -1;
-  }
-  return bytes.begin()[1];
 }
 
 TEST_F(ClusterTest, ReadyIsWhoCanServeAndAliveWhoRuns) {

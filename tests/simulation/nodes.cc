@@ -168,10 +168,17 @@ void DecodeNode::Clear() {
   draft_executor.reset();
   draft_device.reset();
   core.reset();
+  shared.clear();
   grammars.reset();
   draft_pool.reset();
   offload.reset();
   pool.reset();
+}
+
+void DecodeNode::AddShared(std::unique_ptr<WorkerShared::Carrier> carrier) {
+  shared.push_back(WorkerShared::Start(
+      &host->loop, std::move(carrier),
+      [this](auto call) { core->AddCall(std::move(call)); }));
 }
 
 void PrefillNode::Start() {
@@ -224,6 +231,7 @@ void RouterNode::Start() {
 
 void RouterNode::Clear() {
   core.reset();
+  shared.clear();
   if (session.tellp() > 0) CheckReplay();
   session.str("");
   session.clear();
@@ -244,9 +252,24 @@ std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
     const v1::WorkerRef& worker, absl::Duration, const TraceContext&) {
   auto* const node = static_cast<DecodeNode*>(cluster->Find(worker.endpoint()));
   decode_worker::DecodeCore* const peer = node->core.get();
-  auto call = cluster->network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
-      host, node->host, /*messy=*/false,
-      [peer](auto stream) { peer->AddCall(std::move(stream)); });
+  std::unique_ptr<router::DecodeStream> call;
+  if (cluster->shared_decode) {
+    auto& stream = shared[worker.incarnation()];
+    if (stream == nullptr || stream->ended()) {
+      stream = RouterShared::Start(
+          &host->loop,
+          cluster->network
+              .Connect<v1::SharedDecodeRequest, v1::SharedDecodeResponse>(
+                  host, node->host, /*messy=*/false, [node](auto carrier) {
+                    node->AddShared(std::move(carrier));
+                  }));
+    }
+    call = stream->Open();
+  } else {
+    call = cluster->network.Connect<v1::DecodeRequest, v1::DecodeResponse>(
+        host, node->host, /*messy=*/false,
+        [peer](auto stream) { peer->AddCall(std::move(stream)); });
+  }
   const auto& wrap = cluster->profile.wrap_decode_call;
   return wrap ? wrap(std::move(call)) : std::move(call);
 }

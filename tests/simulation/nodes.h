@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "common/random.h"
+#include "common/shared_stream.h"
 #include "common/testing/virtual_loop.h"
 #include "decode_worker/core.h"
 #include "engine/kv_offload.h"
@@ -33,10 +34,19 @@ namespace tandem::simulation {
 struct Node;
 struct WorkerNode;
 
+// The two ends of a stream that the Decode calls of a pair share.
+using RouterShared =
+    SharedStream<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
+using WorkerShared =
+    SharedStream<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+
 // What all of one run share.
 struct Cluster {
   Cluster(uint64_t seed, const Profile& p)
-      : profile(p), random(seed), network(&loop, &random, {}) {}
+      : profile(p),
+        shared_decode(seed % 2 == 0),
+        random(seed),
+        network(&loop, &random, {}) {}
 
   // Starts it on a host of its own.
   void Add(std::unique_ptr<Node> node);
@@ -48,6 +58,7 @@ struct Cluster {
   }
 
   Profile profile;
+  const bool shared_decode;  // calls of a pair share one stream
   VirtualLoop loop;
   SeededRandom random;
   Network network;
@@ -140,7 +151,12 @@ struct DecodeNode final : WorkerNode {
   absl::Status Fatal() const override { return core->fatal(); }
   void Drain() override { core->Drain(); }
   bool Idle() const override { return core->idle(); }
-  void CloseAll() override { core->CloseAll(GoingAway()); }
+  void CloseAll() override {
+    core->CloseAll(GoingAway());
+    for (const auto& stream : shared) stream->Close(GoingAway());
+  }
+  // A router's; its calls become the core's.
+  void AddShared(std::unique_ptr<WorkerShared::Carrier> carrier);
   engine::Speculation StartDraftModel();
   std::unique_ptr<engine::NoisyDrafters> drafters;
   // Or a draft model, on a device of its own.
@@ -148,6 +164,7 @@ struct DecodeNode final : WorkerNode {
   std::unique_ptr<engine::NoisyExecutor> draft_executor;
   std::unique_ptr<engine::KvPool> draft_pool;
   std::unique_ptr<decode_worker::DecodeCore> core;
+  std::vector<std::shared_ptr<WorkerShared>> shared;
 };
 
 struct PrefillNode final : WorkerNode {
@@ -179,6 +196,8 @@ struct RouterNode final : Node, router::Dialer, router::RouterObserver {
   std::stringstream session;  // of `core`, if it is recorded
   std::unique_ptr<router::RouterCore> core;
   std::set<std::string> ended;  // requests, by their internal ids
+  // By the worker's incarnation.
+  std::map<std::string, std::shared_ptr<RouterShared>> shared;
 };
 
 }  // namespace tandem::simulation
