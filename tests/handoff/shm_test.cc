@@ -508,15 +508,16 @@ void StreamCopy(std::byte* to, const std::byte* from, int64_t size) {
   _mm_sfence();
 }
 
-// Bytes per second through each way, between two threads of one process,
-// beside a plain copy of as many bytes. Gather and scatter are plain copies
-// too, so "shm" is two copies, of which the second runs beside the first.
+// Bytes per second of 128 MiB through each way, between two threads of one
+// process, beside a plain copy of as many bytes. Gather and scatter are plain
+// copies too, so "shm" is two copies, of which the second runs beside the
+// first.
 TEST(Shm, ThroughputBesideMemcpy) {
   Shape shape;
   shape.layers = 8;
   shape.kv_heads = 8;
   shape.head_dim = 128;  // 8 KiB a row
-  constexpr int kPositions = 512;
+  constexpr int kPositions = 2048;
   const int64_t bytes = int64_t{2} * 8 * 8 * 128 * 4 * kPositions;
   RealDecode decode(shape, absl::Seconds(30), 1 << 20);
   // Gather and scatter as plain copies: the machinery is what is measured.
@@ -541,7 +542,7 @@ TEST(Shm, ThroughputBesideMemcpy) {
       ended = true;
     }
     std::vector<std::byte> source =
-        std::vector<std::byte>(32 << 20, std::byte{3});
+        std::vector<std::byte>(128 << 20, std::byte{3});
     HandoffTimings timings;
     std::atomic<bool> ended = false;
   };
@@ -574,7 +575,7 @@ TEST(Shm, ThroughputBesideMemcpy) {
       ADD_FAILURE() << status;
     }
     void OnFatal(const absl::Status&) override {}
-    std::vector<std::byte> sink = std::vector<std::byte>(32 << 20);
+    std::vector<std::byte> sink = std::vector<std::byte>(128 << 20);
     uint64_t slices = 0;
   };
   RawDecode raw_decode;
@@ -640,7 +641,7 @@ TEST(Shm, ThroughputBesideMemcpy) {
     }
     printf("handoff %-4s %6.2f GB/s\n", way.c_str(), best / 1e9);
   }
-  std::vector<std::byte> from(32 << 20, std::byte{1}), to(32 << 20);
+  std::vector<std::byte> from(128 << 20, std::byte{1}), to(128 << 20);
   double best = 0;
   for (int round = 0; round < 3; ++round) {
     const absl::Time start = absl::Now();
