@@ -485,7 +485,9 @@ TEST(ShmProcess, AStoppedPeersArenaIsDroppedAtTheDeadline) {
   EXPECT_EQ(prefill.Seen(2).timings.way, "shm");
 }
 
-// The contiguous parts of a slice of [8 layers, 512 positions] rows: where each
+constexpr int kPositions = 2048;  // of the handoff that is measured
+
+// The contiguous parts of a slice of [8 layers, kPositions] rows: where each
 // lies in the slab and in the whole, and its size.
 template <typename Copy>
 void Each(const SliceRange& range, const Grant& grant, const Copy& copy) {
@@ -493,7 +495,7 @@ void Each(const SliceRange& range, const Grant& grant, const Copy& copy) {
   const int64_t size = (range.position_end - range.position_begin) * row;
   for (int l = range.layer_begin; l < range.layer_end; ++l) {
     copy((l - range.layer_begin) * size,
-         (int64_t{l} * 512 + range.position_begin) * row, size);
+         (int64_t{l} * kPositions + range.position_begin) * row, size);
   }
 }
 
@@ -517,7 +519,6 @@ TEST(Shm, ThroughputBesideMemcpy) {
   shape.layers = 8;
   shape.kv_heads = 8;
   shape.head_dim = 128;  // 8 KiB a row
-  constexpr int kPositions = 2048;
   const int64_t bytes = int64_t{2} * 8 * 8 * 128 * 4 * kPositions;
   RealDecode decode(shape, absl::Seconds(30), 1 << 20);
   // Gather and scatter as plain copies: the machinery is what is measured.
