@@ -84,6 +84,11 @@ class SharedStream final
   // Takes and brings no call any more.
   bool ended() const { return ended_; }
   size_t calls() const { return calls_.size(); }
+  // No call is left, and nothing that one has still to say.
+  bool idle() const {
+    return ended_ || (calls_.empty() && tails_.empty() &&
+                      batch_.frames().empty() && carrier_->unsent() == 0);
+  }
 
   // Ends all calls, and the carrying stream with `status`.
   void Close(const absl::Status& status) {

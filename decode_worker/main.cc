@@ -74,7 +74,7 @@ class DecodeRole final : public worker::Role {
   }
   v1::WorkerLoad Load() const override { return core_.Load(); }
   void Drain() override { core_.Drain(); }
-  bool idle() const override { return core_.idle(); }
+  bool idle() const override { return core_.idle() && decode_.idle(); }
   int64_t progress() const override { return core_.progress(); }
   bool has_work() const override { return core_.has_work(); }
   void CloseAll(const absl::Status& status) override {

@@ -4,6 +4,7 @@
 #ifndef TANDEM_DECODE_WORKER_SERVICE_H_
 #define TANDEM_DECODE_WORKER_SERVICE_H_
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,6 +33,11 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
               [core](auto call) { core->AddCall(std::move(call)); }));
         }) {}
 
+  // On the loop: whether shared streams have said all that they had to.
+  bool idle() const {
+    return std::all_of(shared_.begin(), shared_.end(),
+                       [](const auto& shared) { return shared->idle(); });
+  }
   // On the loop: no call is left that goes over a shared stream.
   void CloseShared(const absl::Status& status) {
     for (const auto& shared : shared_) shared->Close(status);

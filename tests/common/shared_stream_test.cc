@@ -299,8 +299,11 @@ TEST_F(SharedStreamTest, AGoodEndComesAfterAllThatWasSaid) {
   callees_[0]->stream.reset();
   Run();
   EXPECT_FALSE(caller->status.has_value());
+  EXPECT_EQ(server_->calls(), 0u);
+  EXPECT_FALSE(server_->idle());  // who ends now cuts it short
   caller->stream->PauseReading(false);
   Run();
+  EXPECT_TRUE(server_->idle());
   EXPECT_EQ(caller->messages, UpTo(400));
   ASSERT_TRUE(caller->status.has_value());
   EXPECT_TRUE(caller->status->ok());

@@ -5,6 +5,7 @@
 #ifndef TANDEM_TESTS_SIMULATION_NODES_H_
 #define TANDEM_TESTS_SIMULATION_NODES_H_
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -150,7 +151,11 @@ struct DecodeNode final : WorkerNode {
   }
   absl::Status Fatal() const override { return core->fatal(); }
   void Drain() override { core->Drain(); }
-  bool Idle() const override { return core->idle(); }
+  bool Idle() const override {
+    return core->idle() &&
+           std::all_of(shared.begin(), shared.end(),
+                       [](const auto& stream) { return stream->idle(); });
+  }
   void CloseAll() override {
     core->CloseAll(GoingAway());
     for (const auto& stream : shared) stream->Close(GoingAway());
