@@ -49,19 +49,19 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
     return rpc::ServeBidi<v1::DecodeResponse, v1::DecodeRequest>(loop_, context,
                                                                  &accept_);
   }
-  grpc::ServerBidiReactor<v1::SharedDecodeRequest, v1::SharedDecodeResponse>*
+  grpc::ServerBidiReactor<v1::DecodeSharedRequest, v1::DecodeSharedResponse>*
   DecodeShared(grpc::CallbackServerContext* context) override {
-    return rpc::ServeBidi<v1::SharedDecodeResponse, v1::SharedDecodeRequest>(
+    return rpc::ServeBidi<v1::DecodeSharedResponse, v1::DecodeSharedRequest>(
         loop_, context, &accept_shared_);
   }
 
  private:
   using Shared =
-      SharedStream<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+      SharedStream<v1::DecodeSharedResponse, v1::DecodeSharedRequest>;
 
   Loop* const loop_;
   const rpc::Accept<v1::DecodeResponse, v1::DecodeRequest> accept_;
-  const rpc::Accept<v1::SharedDecodeResponse, v1::SharedDecodeRequest>
+  const rpc::Accept<v1::DecodeSharedResponse, v1::DecodeSharedRequest>
       accept_shared_;
   std::vector<std::shared_ptr<Shared>> shared_;  // one a router; on the loop
 };

@@ -66,7 +66,7 @@ std::unique_ptr<DecodeStream> RpcDialer::OpenShared(
     const rpc::CallOptions options{.timeout = absl::InfiniteDuration(),
                                    .peer = worker.endpoint()};
     shared = SharedDecode::Start(
-        loop_, rpc::OpenBidi<v1::SharedDecodeRequest, v1::SharedDecodeResponse>(
+        loop_, rpc::OpenBidi<v1::DecodeSharedRequest, v1::DecodeSharedResponse>(
                    loop_, options, [stub](auto* context, auto* reactor) {
                      stub->async()->DecodeShared(context, reactor);
                    }));

@@ -47,7 +47,7 @@ class RpcDialer final : public Dialer {
 
  private:
   using SharedDecode =
-      SharedStream<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
+      SharedStream<v1::DecodeSharedRequest, v1::DecodeSharedResponse>;
 
   std::unique_ptr<DecodeStream> OpenShared(const v1::WorkerRef& worker);
 

@@ -28,8 +28,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using Client = SharedStream<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
-using Server = SharedStream<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+using Client = SharedStream<v1::DecodeSharedRequest, v1::DecodeSharedResponse>;
+using Server = SharedStream<v1::DecodeSharedResponse, v1::DecodeSharedRequest>;
 
 // One end of a stream between two objects on one loop. Messages travel as
 // bytes, within the limit that gRPC has.
@@ -102,8 +102,8 @@ class WireEnd final : public Stream<Out, In> {
   bool held_ = false, pumping_ = false, closed_ = false;
 };
 
-using ClientWire = WireEnd<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
-using ServerWire = WireEnd<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+using ClientWire = WireEnd<v1::DecodeSharedRequest, v1::DecodeSharedResponse>;
+using ServerWire = WireEnd<v1::DecodeSharedResponse, v1::DecodeSharedRequest>;
 
 // What a carrier is owned through: the wire's ends outlive their streams.
 template <typename Out, typename In>
@@ -185,7 +185,7 @@ class SharedStreamTest : public ::testing::Test {
     server_ = Server::Start(
         &loop_,
         std::make_unique<
-            Borrowed<v1::SharedDecodeResponse, v1::SharedDecodeRequest>>(&far_),
+            Borrowed<v1::DecodeSharedResponse, v1::DecodeSharedRequest>>(&far_),
         [this](auto stream) {
           if (refuse_) {
             stream->Close(absl::UnavailableError("draining"));
@@ -197,8 +197,8 @@ class SharedStreamTest : public ::testing::Test {
           callees_.push_back(std::move(callee));
         });
     client_ = Client::Start(
-        &loop_, std::make_unique<Borrowed<v1::SharedDecodeRequest,
-                                          v1::SharedDecodeResponse>>(&near_));
+        &loop_, std::make_unique<Borrowed<v1::DecodeSharedRequest,
+                                          v1::DecodeSharedResponse>>(&near_));
   }
   ~SharedStreamTest() override {
     callees_.clear();
@@ -512,7 +512,7 @@ TEST_F(SharedStreamTest, FramesOfNoSenseEndNothingElse) {
   Run();
   SeededRandom random(1);
   for (int i = 0; i < 3000; ++i) {
-    v1::SharedDecodeRequest batch;
+    v1::DecodeSharedRequest batch;
     for (size_t n = random.Below(4); n > 0; --n) {
       auto* const frame = batch.add_frames();
       frame->set_call(random.Below(40) + 2);

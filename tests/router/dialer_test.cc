@@ -24,7 +24,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using WorkerShared =
-    SharedStream<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+    SharedStream<v1::DecodeSharedResponse, v1::DecodeSharedRequest>;
 using WorkerStream = Stream<v1::DecodeResponse, v1::DecodeRequest>;
 
 bool Eventually(const std::function<bool()>& condition) {
@@ -57,9 +57,9 @@ class FakeWorker final : public v1::DecodeService::CallbackService {
     return rpc::ServeBidi<v1::DecodeResponse, v1::DecodeRequest>(loop_, context,
                                                                  &accept_);
   }
-  grpc::ServerBidiReactor<v1::SharedDecodeRequest, v1::SharedDecodeResponse>*
+  grpc::ServerBidiReactor<v1::DecodeSharedRequest, v1::DecodeSharedResponse>*
   DecodeShared(grpc::CallbackServerContext* context) override {
-    return rpc::ServeBidi<v1::SharedDecodeResponse, v1::SharedDecodeRequest>(
+    return rpc::ServeBidi<v1::DecodeSharedResponse, v1::DecodeSharedRequest>(
         loop_, context, &accept_shared_);
   }
 
@@ -82,7 +82,7 @@ class FakeWorker final : public v1::DecodeService::CallbackService {
         ++own;
         Take(std::move(stream));
       };
-  const rpc::Accept<v1::SharedDecodeResponse, v1::SharedDecodeRequest>
+  const rpc::Accept<v1::DecodeSharedResponse, v1::DecodeSharedRequest>
       accept_shared_ = [this](auto stream, const rpc::CallInfo&) {
         shared.push_back(
             WorkerShared::Start(loop_, std::move(stream),

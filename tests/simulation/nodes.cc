@@ -259,7 +259,7 @@ std::unique_ptr<router::DecodeStream> RouterNode::DialDecode(
       stream = RouterShared::Start(
           &host->loop,
           cluster->network
-              .Connect<v1::SharedDecodeRequest, v1::SharedDecodeResponse>(
+              .Connect<v1::DecodeSharedRequest, v1::DecodeSharedResponse>(
                   host, node->host, /*messy=*/false, [node](auto carrier) {
                     node->AddShared(std::move(carrier));
                   }));

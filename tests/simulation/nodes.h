@@ -37,9 +37,9 @@ struct WorkerNode;
 
 // The two ends of a stream that the Decode calls of a pair share.
 using RouterShared =
-    SharedStream<v1::SharedDecodeRequest, v1::SharedDecodeResponse>;
+    SharedStream<v1::DecodeSharedRequest, v1::DecodeSharedResponse>;
 using WorkerShared =
-    SharedStream<v1::SharedDecodeResponse, v1::SharedDecodeRequest>;
+    SharedStream<v1::DecodeSharedResponse, v1::DecodeSharedRequest>;
 
 // What all of one run share.
 struct Cluster {
