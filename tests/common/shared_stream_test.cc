@@ -310,6 +310,24 @@ TEST_F(SharedStreamTest, AGoodEndComesAfterAllThatWasSaid) {
   EXPECT_EQ(callees_[0]->status, std::nullopt);
 }
 
+// The end arrives at once here, with what the reader has not taken.
+TEST_F(SharedStreamTest, AGoodEndWaitsForAReaderThatPauses) {
+  Caller* const caller = Call();
+  Run();
+  caller->stream->PauseReading(true);
+  callees_[0]->stream->Send(Say(0));
+  callees_[0]->stream->Send(Say(1));
+  callees_[0]->stream->Close(absl::OkStatus());
+  Run();
+  EXPECT_TRUE(server_->idle());
+  EXPECT_FALSE(caller->status.has_value());
+  caller->stream->PauseReading(false);
+  Run();
+  EXPECT_THAT(caller->messages, ElementsAre(0, 1));
+  ASSERT_TRUE(caller->status.has_value());
+  EXPECT_TRUE(caller->status->ok());
+}
+
 TEST_F(SharedStreamTest, ABadEndOvertakesWhatPausingHeldBack) {
   Caller* const caller = Call();
   Run();
@@ -416,6 +434,38 @@ TEST_F(SharedStreamTest, AMessageThatIsTooLargeEndsItsCallAlone) {
   }
   EXPECT_THAT(callers_[1]->messages, ElementsAre(0));
   EXPECT_GT(far_.most_bytes, size_t{4} << 20 >> 1);
+}
+
+TEST_F(SharedStreamTest, WhatIsTooMuchForOneMessageTakesSeveral) {
+  for (int i = 0; i < 10; ++i) Call();
+  Run();
+  for (const auto& callee : callees_) callee->stream->Send(Say(0, 1 << 18));
+  Run();
+  EXPECT_EQ(far_.sent, 4);  // of at most three calls' megabytes each
+  EXPECT_LE(far_.most_bytes, size_t{4} << 20);
+  for (const auto& caller : callers_) {
+    EXPECT_THAT(caller->messages, ElementsAre(0));
+  }
+}
+
+TEST_F(SharedStreamTest, AWorkerThatHeedsNoWindowLosesTheCall) {
+  Caller* const caller = Call();
+  Call();
+  Run();
+  caller->stream->PauseReading(true);
+  v1::DecodeSharedResponse batch;
+  batch.add_frames()->set_call(1);
+  *batch.mutable_frames(0)->mutable_message() = Say(0, 1 << 18);
+  for (int i = 0; i < 10; ++i) near_.Arrive(batch.SerializeAsString());
+  Run();
+  ASSERT_TRUE(caller->status.has_value());
+  EXPECT_EQ(caller->status->code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(caller->messages, IsEmpty());
+  ASSERT_TRUE(callees_[0]->status.has_value());
+  EXPECT_EQ(callees_[0]->status->code(), absl::StatusCode::kInternal);
+  callees_[1]->stream->Send(Say(0));
+  Run();
+  EXPECT_THAT(callers_[1]->messages, ElementsAre(0));
 }
 
 TEST_F(SharedStreamTest, AHandlerMayEndCallsInItsCallbacks) {
