@@ -48,9 +48,14 @@ void CpuQueue::Submit() {
 }
 
 void CpuQueue::AwaitFinished(uint64_t count) {
-  // The other side is computing: sleep rather than take its core.
-  progress_.Await(std::chrono::nanoseconds(0),
-                  [&] { return finished_.load() >= count; });
+  // The other side is computing: sleep rather than take its core. What is
+  // awaited is said anew before each look, since whoever is woken clears it.
+  progress_.Await(std::chrono::nanoseconds(0), [&] {
+    uint64_t soonest = awaited_.load();
+    while (count < soonest && !awaited_.compare_exchange_weak(soonest, count)) {
+    }
+    return finished_.load() >= count;
+  });
 }
 
 void CpuQueue::Loop() {
@@ -64,6 +69,9 @@ void CpuQueue::Loop() {
     Slot& slot = slots_[next % kSlots];
     slot.run(slot.storage);
     finished_.store(++next);
+    // To wake a sleeper for nothing takes as long as a small closure does.
+    if (next < awaited_.load()) continue;
+    awaited_.store(kNothing);
     progress_.Wake();
   }
 }

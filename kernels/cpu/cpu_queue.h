@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,6 +90,9 @@ class CpuQueue final : public Queue {
   // Closures put on the queue, and run, since the start.
   alignas(64) std::atomic<uint64_t> submitted_{0};
   alignas(64) std::atomic<uint64_t> finished_{0};
+  // The smallest count that a sleeper waits for, or a smaller one.
+  static constexpr uint64_t kNothing = std::numeric_limits<uint64_t>::max();
+  std::atomic<uint64_t> awaited_{kNothing};
   std::atomic<bool> stop_{false};
   Parking work_;
   Parking progress_;

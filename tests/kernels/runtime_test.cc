@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queues, the thread team, options, and the late backend's hiding of memory.
 
+#include <immintrin.h>
+
 #include <atomic>
 #include <numeric>
 #include <thread>
@@ -139,6 +141,34 @@ TEST(QueueTest, WaitForOrdersTwoQueuesBothWays) {
     ASSERT_EQ(trace[i], static_cast<int>(i));
   }
   EXPECT_EQ(trace.size(), 800u);
+}
+
+TEST(QueueTest, WakesAllThatSleepForDifferentClosures) {
+  // Whoever sleeps for a later closure must not be forgotten when the sleeper
+  // for an earlier one is woken, whenever it began to sleep.
+  cpu::CpuQueue source("source", microseconds(0));
+  cpu::CpuQueue early("early", microseconds(0));
+  cpu::CpuQueue late("late", microseconds(0));
+  std::atomic<int> first{0};
+  std::atomic<int> second{0};
+  for (int i = 1; i <= 2000; ++i) {
+    source.Callback([&first] { ++first; });
+    early.WaitFor(source);
+    early.Callback([&first, i] { EXPECT_GE(first.load(), i); });
+    source.Callback([i] {
+      for (int turn = 0; turn < i % 64 * 8; ++turn) _mm_pause();
+    });
+    source.Callback([&second] { ++second; });
+    late.WaitFor(source);
+    late.Callback([&second, i] { EXPECT_GE(second.load(), i); });
+    if (i % 3 == 0) source.Synchronize();
+    if (i % 5 == 0) late.Synchronize();
+    if (i % 7 == 0) early.Synchronize();
+  }
+  early.Synchronize();
+  late.Synchronize();
+  EXPECT_EQ(first.load(), 2000);
+  EXPECT_EQ(second.load(), 2000);
 }
 
 TEST(QueueTest, TwoQueuesOfOneBackendShareTheTeam) {
