@@ -314,6 +314,30 @@ HWY_INLINE void Advance(Chains<R, U>& chains, const float* a, int64_t a_stride,
                  (std::is_same_v<W, F32Weights> ? even : even / 2) * w_stride);
 }
 
+// As AdvanceEven of both units of a panel, whose weights it also leaves widened
+// at `wide` [inputs][32], in the order in which W's rows have them.
+template <typename W, int R, typename Prefetch>
+HWY_INLINE void AdvanceWidening(Chains<R, 2>& chains, const float* a,
+                                int64_t a_stride, const std::byte* const* w,
+                                int inputs, Prefetch prefetch, float* wide) {
+  const std::byte* const unit[2] = {w[0], w[1]};
+  int64_t offset = 0;
+  for (int k = 0; k < inputs; k += 2, offset += 2 * 64, a += 2) {
+    prefetch.Step(unit, offset);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half, wide += 2 * 16) {
+      Vec weights[2 * kParts];
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kParts; ++i) {
+        weights[i] =
+            HalfOf<W>(LoadPairs(unit[i / kParts] + offset, i % kParts), half);
+        hn::StoreU(weights[i], F32(), wide + i * kLanes);
+      }
+      StepWeights<R, 2>(chains, a + half, a_stride, weights);
+    }
+  }
+}
+
 // A quantised cache's codes (kernels/quantise.h), a byte for each lane, of int4
 // for two; what is multiplied is code times scale, rounded to f32.
 struct Fp8Codes {};

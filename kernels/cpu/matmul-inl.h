@@ -5,7 +5,8 @@
 //   one row       the weights stream by, several panels at once so that the
 //                 latency of the chains hides, prefetched ahead
 //   a few rows    rows are copied to a fixed stride (powers of two would
-//                 collide in the cache), weights widen in registers
+//                 collide in the cache), weights widen in registers; of several
+//                 tiles with AVX-512 the first one leaves them for the others
 //   many rows     a block of weights is widened to f32 once and then reused
 //                 by every tile of rows
 //
@@ -38,9 +39,11 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 // Inputs per block of few rows: a panel's block and a tile's rows fit the
 // first-level cache. Strides, in words, are an odd number of lines.
 inline constexpr int kFewBlock = 288;
+// The same where tiles share a panel's block of f32.
+inline constexpr int kWidenedBlock = 192;
 template <typename W>
 inline constexpr int kFewStride = kWordInputs<W> == 2 ? 144 : kFewBlock + 16;
-// Blocks of rows copied together: at most 0.9 MB.
+// Blocks of rows copied together: at most 1.4 MB.
 inline constexpr int kFewBlocks = 8;
 // Words per block of many rows.
 inline constexpr int kWideBlock = 576;
@@ -54,7 +57,10 @@ inline constexpr int kWidePanels = 8;
 inline constexpr int kManyRows = 144;
 inline constexpr int64_t kPairBytes = kPanel * 4;  // also one f32 input
 
-static_assert(kManyRows * kFewBlocks * kFewStride<F32Weights> * sizeof(float) <=
+// The rows' blocks, then a panel's block, widened.
+inline constexpr int kFewRowsFloats =
+    kManyRows * kFewBlocks * kFewStride<F32Weights>;
+static_assert((kFewRowsFloats + kWidenedBlock * kPanel) * sizeof(float) <=
               kMatMulScratchBytes);
 static_assert(kWideRows * kWideStride * sizeof(float) +
                   kWidePanels * kWideBlock * kPairBytes <=
@@ -69,6 +75,7 @@ struct TileArgs {
   bool first;  // chains start here, not at what c holds
   TileEnd finish;
   const std::byte* next[kMaxStreams];  // what to fetch for later
+  float* wide;  // where a tile that widens leaves its weights
   // Where units end, and how far on those that come after them begin.
   int64_t end;
   int64_t jump;
@@ -182,6 +189,47 @@ TileFn FewTileOf(int rows) {
   return nullptr;
 }
 
+#if HWY_TARGET == HWY_AVX3
+
+// The first of several tiles of few rows, which widens for the others, and
+// those: half of what comes next is fetched by it and half by the second one.
+template <typename W, int R>
+void WideningTile(const TileArgs& t) {
+  Chains<R, 2> chains;
+  if (t.first) {
+    chains.Clear();
+  } else {
+    chains.Load(t.c, t.c_stride);
+  }
+  AdvanceWidening<W>(chains, t.a, kFewStride<W>, t.w, t.inputs,
+                     NextStreams<1>(t), t.wide);
+  t.finish.Apply(chains);
+  chains.Store(t.c, t.c_stride);
+}
+
+template <typename W>
+TileFn WideningTileOf(int tile, int rows) {
+  constexpr int kStride = kFewStride<F32Weights>;
+  switch (rows) {
+#define TANDEM_TILE(R)                                                   \
+  case R:                                                                \
+    return tile == 0   ? WideningTile<W, R>                              \
+           : tile == 1 ? Tile<F32Weights, R, 2, kStride, NextStreams<1>> \
+                       : Tile<F32Weights, R, 2, kStride, NoPrefetch>;
+    TANDEM_TILE(6)
+    TANDEM_TILE(7)
+    TANDEM_TILE(8)
+    TANDEM_TILE(9)
+    TANDEM_TILE(10)
+    TANDEM_TILE(11)
+    TANDEM_TILE(12)
+#undef TANDEM_TILE
+  }
+  return nullptr;
+}
+
+#endif  // HWY_TARGET == HWY_AVX3
+
 // Tiles of many rows.
 template <typename W>
 TileFn WideTileOf(int rows) {
@@ -258,6 +306,45 @@ void OneRow(const MatMulPiece& p) {
   }
 }
 
+template <typename W>
+inline constexpr bool kWidens =
+    std::is_same_v<W, Bf16Weights> || std::is_same_v<W, Bf16OddFirst>;
+
+#if HWY_TARGET == HWY_AVX3
+
+// FewRowsBlock of several tiles, whose weights are widened once, into `wide`.
+// `inputs` is even.
+template <typename W>
+void WidenedBlock(const MatMulPiece& p, int first, int panels, int begin,
+                  int inputs, const float* a, float* wide,
+                  const std::byte* const (&streams)[kMaxStreams]) {
+  const int rows = p.row_end - p.row_begin;
+  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
+  const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
+  TileArgs args{};
+  args.inputs = inputs;
+  args.first = begin == 0;
+  args.wide = wide;
+  const int64_t share = inputs / 2 * int64_t{64} / kMaxStreams / 64 * 64;
+  int64_t fetched = 0;
+  for (int panel = first; panel < first + panels; ++panel) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = rows * tile / tiles;
+      const int count = rows * (tile + 1) / tiles - row;
+      args.a = a + int64_t{row} * kFewStride<W>;
+      for (int i = 0; i < kMaxStreams; ++i) args.next[i] = streams[i] + fetched;
+      if (tile < 2) fetched += share;
+      args.w[0] = tile == 0 ? p.w + panel * panel_bytes + begin * int64_t{64}
+                            : reinterpret_cast<const std::byte*>(wide);
+      args.w[1] = args.w[0] + 64;
+      RunTile(p, WideningTileOf<W>(tile, count), args, count, p.row_begin + row,
+              panel * kPanel, 2, begin + inputs == p.k);
+    }
+  }
+}
+
+#endif  // HWY_TARGET == HWY_AVX3
+
 // Inputs [begin, begin + inputs) of panels [first, first + panels) for all
 // rows, which lie at `a`; streams[i] is what comes after them.
 template <typename W>
@@ -319,7 +406,9 @@ void FewRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
   float* const a = reinterpret_cast<float*>(p.scratch);
-  const int block = BlockInputs(p.k, kFewBlock);
+  [[maybe_unused]] float* const wide = a + kFewRowsFloats;
+  const bool widens = kParts == 1 && kWidens<W> && rows > kMaxRows;
+  const int block = BlockInputs(p.k, widens ? kWidenedBlock : kFewBlock);
   // Usually once: all inputs' rows together stay in the second-level cache.
   for (int from = 0; from < p.k; from += kFewBlocks * block) {
     const int to = std::min(from + kFewBlocks * block, p.k);
@@ -342,6 +431,15 @@ void FewRows(const MatMulPiece& p) {
                        std::min(next_panel + i, p.panel_end - 1) * panel_bytes +
                        next * int64_t{kUnitLines<W> * 64};
         }
+#if HWY_TARGET == HWY_AVX3
+        if constexpr (kWidens<W>) {
+          if (widens && (end - begin) % 2 == 0) {
+            WidenedBlock<W>(p, first, panels, begin, end - begin,
+                            block_rows(begin), wide, streams);
+            continue;
+          }
+        }
+#endif
         FewRowsBlock<W>(p, first, panels, begin, end - begin, block_rows(begin),
                         streams);
       }
@@ -371,8 +469,6 @@ void Widen(const std::byte* source, int inputs, float* target) {
 // Rows [row_begin, row_end), at most kWideRows.
 template <typename W>
 void ManyRows(const MatMulPiece& p, int row_begin, int row_end) {
-  constexpr bool kWiden =
-      std::is_same_v<W, Bf16Weights> || std::is_same_v<W, Bf16OddFirst>;
   const int rows = row_end - row_begin;
   const int tiles = (rows + kMaxWideRows - 1) / kMaxWideRows;
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
@@ -389,7 +485,7 @@ void ManyRows(const MatMulPiece& p, int row_begin, int row_end) {
     CopyRows<W>(p, row_begin, rows, begin, inputs, kWideStride, a);
     for (int panel = p.panel_begin; panel < p.panel_end; panel += kWidePanels) {
       const int panels = std::min(kWidePanels, p.panel_end - panel);
-      if constexpr (kWiden) {
+      if constexpr (kWidens<W>) {
         for (int i = 0; i < panels; ++i) {
           Widen<W>(p.w + (panel + i) * panel_bytes + begin / 2 * kPairBytes,
                    args.inputs,
@@ -402,13 +498,13 @@ void ManyRows(const MatMulPiece& p, int row_begin, int row_end) {
             static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
         args.a = a + int64_t{row} * kWideStride;
         const TileFn run =
-            WideTileOf<std::conditional_t<kWiden, F32Weights, W>>(count);
+            WideTileOf<std::conditional_t<kWidens<W>, F32Weights, W>>(count);
         const int step = std::min(2, UnitsFor(count));
         for (int i = 0; i < panels; ++i) {
           const std::byte* const w =
-              kWiden ? wide + i * kWideBytes
-                     : p.w + (panel + i) * panel_bytes +
-                           begin / kWordInputs<W> * kPairBytes;
+              kWidens<W> ? wide + i * kWideBytes
+                         : p.w + (panel + i) * panel_bytes +
+                               begin / kWordInputs<W> * kPairBytes;
           for (int u = 0; u < 2; u += step) {
             for (int j = 0; j < step; ++j) args.w[j] = w + (u + j) * 64;
             RunTile(p, run, args, count, row_begin + row,
