@@ -87,7 +87,7 @@ struct UnitsAhead {
 #pragma GCC unroll 2
     for (int i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 8
-      for (int u = 0; u < kUnits; ++u) PrefetchFar(at[u] + i * stride);
+      for (int u = 0; u < kUnits; ++u) PrefetchLine(at[u] + i * stride);
     }
 #pragma GCC unroll 8
     for (int u = 0; u < kUnits; ++u) at[u] += kSteps * stride;
