@@ -111,7 +111,7 @@ Place PlaceOf(CodeKind kind, int lane, int input) {
   const int group = input / kCodeGroup;
   const int quad = input % kCodeGroup / 4;
   const int64_t byte = int64_t{lane % kUnit} * 4 + input % 4;
-  if (kind == CodeKind::kInt8) {
+  if (IsInt8(kind)) {
     return {64 + (int64_t{group} * 8 + quad) * 64 + byte, false};
   }
   const int64_t begin = kind == CodeKind::kInt4 ? 64 : 128;
@@ -125,10 +125,12 @@ std::byte* BlockOf(std::byte* panel, CodeKind kind, int lane, int64_t block) {
 
 void PutRow(const CodeRow& row, CodeKind kind, int lane, std::byte* panel) {
   const auto cols = static_cast<int>(row.codes.size());
+  const std::byte raised =
+      kind == CodeKind::kInt8Raised ? std::byte{128} : std::byte{0};
   for (int col = 0; col < cols; ++col) {
     std::byte* const unit = BlockOf(panel, kind, lane, col / kCodeInputs);
     const Place place = PlaceOf(kind, lane, col % kCodeInputs);
-    const auto code = std::byte{row.codes[static_cast<size_t>(col)]};
+    const auto code = std::byte{row.codes[static_cast<size_t>(col)]} ^ raised;
     unit[place.offset] |= place.high ? code << 4 : code;
   }
   for (size_t group = 0; group < row.scales.size(); ++group) {
@@ -160,23 +162,19 @@ void PackRows(int64_t rows, int64_t cols, CodeKind kind, int panel,
 
 }  // namespace
 
-void PackCodePanel(const HostTensor& source, DType dtype, int panel,
+void PackCodePanel(const HostTensor& source, CodeKind kind, int panel,
                    std::byte* target, float* rows) {
+  const DType dtype = IsInt8(kind) ? DType::kInt8 : DType::kInt4;
   std::vector<float> values(static_cast<size_t>(source.cols));
-  PackRows(source.rows, source.cols,
-           dtype == DType::kInt8 ? CodeKind::kInt8 : CodeKind::kInt4, panel,
-           target, rows, [&](int64_t index, CodeRow& row) {
+  PackRows(source.rows, source.cols, kind, panel, target, rows,
+           [&](int64_t index, CodeRow& row) {
              QuantiseRow(source, dtype, index, values, row);
            });
 }
 
-void PackCodePanel(const HostCodes& source, int panel, std::byte* target,
-                   float* rows) {
-  PackRows(source.rows, source.cols,
-           source.dtype == DType::kInt8 ? CodeKind::kInt8
-           : source.zeros == nullptr    ? CodeKind::kInt4
-                                        : CodeKind::kInt4Zeros,
-           panel, target, rows,
+void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
+                   std::byte* target, float* rows) {
+  PackRows(source.rows, source.cols, kind, panel, target, rows,
            [&](int64_t index, CodeRow& row) { TakeRow(source, index, row); });
 }
 
@@ -190,7 +188,9 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
     const auto byte = std::to_integer<uint8_t>(unit[place.offset]);
     const int index = input / kCodeGroup * kUnit + lane % kUnit;
     int code = byte < 128 ? byte : byte - 256;
-    if (kind != CodeKind::kInt8) {
+    if (kind == CodeKind::kInt8Raised) {
+      code = byte - 128;
+    } else if (!IsInt8(kind)) {
       code = (place.high ? byte >> 4 : byte & 0xf) -
              (kind == CodeKind::kInt4
                   ? 8

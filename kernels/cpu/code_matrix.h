@@ -5,7 +5,8 @@
 //
 //   scales  [2 groups][16] f16
 //   zeros   [2 groups][16] i16, of int4 with zeros alone
-//   int8    [2 groups][8 quads][16 outputs][4 inputs] two's complement
+//   int8    [2 groups][8 quads][16 outputs][4 inputs] two's complement, or with
+//           128 added, as vpdpbusd takes them
 //   int4    [2 groups][4][16 outputs][4 inputs] bytes: the low nibble belongs
 //           to quad v, the high one to quad v + 4; 0 .. 15, 8 means zero
 //
@@ -26,11 +27,16 @@ namespace tandem::kernels::cpu {
 inline constexpr int kCodeInputs = 2 * kCodeGroup;  // of a unit's block
 inline constexpr int kUnit = 16;
 
-// kInt4Zeros is kInt4 with a zero for each group.
-enum class CodeKind { kInt8, kInt4, kInt4Zeros };
+// kInt8Raised is kInt8 with 128 added; kInt4Zeros is kInt4 with a zero for each
+// group.
+enum class CodeKind { kInt8, kInt8Raised, kInt4, kInt4Zeros };
+
+constexpr bool IsInt8(CodeKind kind) {
+  return kind == CodeKind::kInt8 || kind == CodeKind::kInt8Raised;
+}
 
 constexpr int64_t CodeUnitBytes(CodeKind kind) {
-  return kind == CodeKind::kInt8   ? 64 + 2 * 8 * 64
+  return IsInt8(kind)              ? 64 + 2 * 8 * 64
          : kind == CodeKind::kInt4 ? 64 + 2 * 4 * 64
                                    : 64 + 64 + 2 * 4 * 64;
 }
@@ -48,7 +54,7 @@ struct RowPiece {
   static constexpr int kBlocks = 12;
   int8_t codes[kBlocks * kCodeInputs];
   float scales[kBlocks * 2];
-  int32_t minus[kBlocks * 2];  // minus the sum of a group's codes
+  int32_t minus[kBlocks * 2];  // -128 times the sum of a group's codes
 };
 inline constexpr int kRowPiecesRead = 16;
 constexpr int RowPieces(int cols) {
@@ -59,14 +65,14 @@ constexpr int PieceBegin(int cols, int piece) {
   return static_cast<int>(int64_t{CodeBlocks(cols)} * piece / RowPieces(cols));
 }
 
-// Quantises the rows of panel `panel` of `source` to kInt8 or kInt4, into
+// Quantises the rows of panel `panel` of `source` to a kind without zeros, into
 // `target` [CodePanelBytes]; and each row's power of two into `rows` [rows].
-void PackCodePanel(const HostTensor& source, DType dtype, int panel,
+void PackCodePanel(const HostTensor& source, CodeKind kind, int panel,
                    std::byte* target, float* rows);
 // The same of what was quantised before. A scale for each row goes to `rows`;
 // others are rounded to f16 beside a power of two.
-void PackCodePanel(const HostCodes& source, int panel, std::byte* target,
-                   float* rows);
+void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
+                   std::byte* target, float* rows);
 
 // out [cols] = one output's weights, `lane` of its panel, without `row`.
 void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,

@@ -100,12 +100,12 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
                                                      DType dtype) override {
-    return cpu::PackMatrix(pool_, *allocator_, source, dtype);
+    return cpu::PackMatrix(pool_, *allocator_, Int8Kind(), source, dtype);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
       const HostCodes& source) override {
-    return cpu::PackCodes(pool_, *allocator_, source);
+    return cpu::PackCodes(pool_, *allocator_, Int8Kind(), source);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
@@ -418,6 +418,11 @@ class CpuBackend final : public Backend {
   template <typename Closure>
   static void Put(Queue& queue, Closure closure) {
     static_cast<CpuQueue&>(queue).Put(std::move(closure));
+  }
+
+  cpu::CodeKind Int8Kind() const {
+    return table_.dot == cpu::Dot::kVnni ? cpu::CodeKind::kInt8Raised
+                                         : cpu::CodeKind::kInt8;
   }
 
   static absl::Status OddRows(int64_t rows) {

@@ -91,14 +91,16 @@ struct Vnni {
 };
 #endif
 
-// How a unit's block is read. kReady is int8 with the bias added, in scratch.
+// How a unit's block is read. kReady is int8 with the bias added, as
+// CodeKind::kInt8Raised is and what scratch has.
 enum class Read { kInt8, kInt4, kInt4Zeros, kReady };
 template <Read read>
 inline constexpr CodeKind kKindOf =
     read == Read::kInt4        ? CodeKind::kInt4
     : read == Read::kInt4Zeros ? CodeKind::kInt4Zeros
                                : CodeKind::kInt8;
-// What `minus` is multiplied by to make up for it; 0: nothing to make up.
+// What codes are raised by, which `minus` makes up for; 1: by a group's own
+// zero, 0: by nothing.
 template <typename D, Read read>
 inline constexpr int kOffset = read == Read::kInt4        ? 8
                                : read == Read::kInt4Zeros ? 1
@@ -170,17 +172,18 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
                         group * 16 + i % kParts * kLanes));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        sums[r][i] = hn::Mul(zeros, hn::Set(I32(), a.Minus(r)));
+        sums[r][i] = hn::Mul(zeros, hn::Set(I32(), a.Minus(r) / 128));
       }
     }
   } else {
-    constexpr int kShift = kOffset<D, read> == 8 ? 3 : 7;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const VecI start =
-          kOffset<D, read> == 0
-              ? hn::Zero(I32())
-              : hn::ShiftLeft<kShift>(hn::Set(I32(), a.Minus(r)));
+      VecI start = hn::Zero(I32());
+      if constexpr (kOffset<D, read> == 128) {
+        start = hn::Set(I32(), a.Minus(r));
+      } else if constexpr (kOffset<D, read> == 8) {
+        start = hn::ShiftRight<4>(hn::Set(I32(), a.Minus(r)));
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) sums[r][i] = start;
     }

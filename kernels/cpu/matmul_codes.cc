@@ -66,7 +66,7 @@ HWY_INLINE void QuantiseGroup(const float* x, int8_t* codes, float* scale,
     const hn::Rebind<int8_t, I32> d8;
     hn::StoreU(hn::DemoteTo(d8, code), d8, codes + i);
   }
-  *minus = -hn::GetLane(hn::SumOfLanes(di, sum));
+  *minus = -128 * hn::GetLane(hn::SumOfLanes(di, sum));
 }
 
 void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
@@ -140,7 +140,7 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     const DotFn run = DotTileOf<D, read>(count);
     t.a = a + row;
-    if (tile > 0) t.fetch = 0;
+    if (tile > 0) t.streams = 0;
     for (int unit = 0; unit < 2; unit += kDotUnits) {
       for (int u = 0; u < kDotUnits; ++u) {
         t.w[u] = w + (unit + u) * CodeUnitBytes(kKindOf<read>);
@@ -270,14 +270,15 @@ template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
   if (rows == 1) return OneCodeRow<D, read>(p);
-  // Without a bias codes are ready as they lie in the panel.
-  const bool ready = D::kBias == 0 || rows < kReadyRows;
+  // Without a bias, or raised, codes are ready as they lie in the panel.
+  constexpr bool kAre = D::kBias == 0 || read == Read::kReady;
+  const bool ready = kAre || rows < kReadyRows;
   ForPanels(p, kKindOf<read>,
             [&](const Range& range, int panel, const std::byte* w) {
               const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);
               if (ready) {
                 PanelTiles<D, read>(p, range, panel, w, t);
-              } else if constexpr (D::kBias != 0) {
+              } else if constexpr (!kAre) {
                 MakeReady<D, read>(w, range.blocks, p.scratch);
                 PanelTiles<D, Read::kReady>(p, range, panel, p.scratch, t);
               }
@@ -353,6 +354,9 @@ void MatMulCodes(const MatMulPiece& p) {
   switch (p.kind) {
     case CodeKind::kInt8:
       return CodeRows<D, Read::kInt8>(p);
+    case CodeKind::kInt8Raised:
+      if constexpr (D::kBias != 0) return CodeRows<D, Read::kReady>(p);
+      return;
     case CodeKind::kInt4:
       return CodeRows<D, Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
@@ -366,6 +370,7 @@ void MatMulAmx(const MatMulPiece& p) {
   if (p.row_end - p.row_begin < kAmxRows) return MatMulCodes<Vnni>(p);
   switch (p.kind) {
     case CodeKind::kInt8:
+    case CodeKind::kInt8Raised:  // no table with AMX packs this
       return AmxRows<Read::kInt8>(p);
     case CodeKind::kInt4:
       return AmxRows<Read::kInt4>(p);

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> Pack(
 
 absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
                                                    DeviceAllocator& allocator,
+                                                   CodeKind int8,
                                                    const HostTensor& source,
                                                    DType dtype) {
   if (source.data == nullptr) return BadMatrix(source.rows, source.cols);
@@ -68,11 +69,11 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
                      std::string(Name(dtype))));
   }
   const bool codes = dtype == DType::kInt8 || dtype == DType::kInt4;
-  return Pack(pool, allocator, source.rows, source.cols, dtype,
-              dtype == DType::kInt4 ? CodeKind::kInt4 : CodeKind::kInt8,
+  const CodeKind kind = dtype == DType::kInt4 ? CodeKind::kInt4 : int8;
+  return Pack(pool, allocator, source.rows, source.cols, dtype, kind,
               [&](int panel, std::byte* target, float* scales) {
                 if (codes) {
-                  PackCodePanel(source, dtype, panel, target, scales);
+                  PackCodePanel(source, kind, panel, target, scales);
                 } else {
                   PackPanel(source, dtype, panel, target, scales);
                 }
@@ -81,17 +82,18 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
 
 absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                                                   DeviceAllocator& allocator,
+                                                  CodeKind int8,
                                                   const HostCodes& source) {
   if (absl::Status status = CheckCodes(source); !status.ok()) return status;
-  return Pack(pool, allocator, source.rows, source.cols, source.dtype,
-              source.dtype != DType::kInt4 ? CodeKind::kInt8
-              : source.zeros == nullptr    ? CodeKind::kInt4
-                                           : CodeKind::kInt4Zeros,
+  const CodeKind kind = source.dtype != DType::kInt4 ? int8
+                        : source.zeros == nullptr    ? CodeKind::kInt4
+                                                     : CodeKind::kInt4Zeros;
+  return Pack(pool, allocator, source.rows, source.cols, source.dtype, kind,
               [&](int panel, std::byte* target, float* scales) {
                 if (source.dtype == DType::kFp8) {
                   PackFp8Panel(source, panel, target, scales);
                 } else {
-                  PackCodePanel(source, panel, target, scales);
+                  PackCodePanel(source, kind, panel, target, scales);
                 }
               });
 }

@@ -10,17 +10,20 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/allocator.h"
+#include "kernels/cpu/code_matrix.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace tandem::kernels::cpu {
 
-// Backend's.
+// Backend's; `int8` is the kind that int8 codes are kept in.
 absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
                                                    DeviceAllocator& allocator,
+                                                   CodeKind int8,
                                                    const HostTensor& source,
                                                    DType dtype);
 absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                                                   DeviceAllocator& allocator,
+                                                  CodeKind int8,
                                                   const HostCodes& source);
 
 }  // namespace tandem::kernels::cpu
