@@ -252,7 +252,7 @@ class Work:
 
     def limit(self, what: str, at: int, fmt: str, limits: dict, read: float) -> float:
         """Tokens/s if nothing but the slower of arithmetic and reading counted."""
-        dot = limits[PEAK[fmt]] or limits["fma"]
+        dot = max(limits[PEAK[fmt]], limits["fma"])  # pairs may be slower than FMA
         # Attention: of chains with a bf16 cache.
         attend = dot if fmt == "bf16-inputs" else limits["fma"]
         if what == "prefill":

@@ -335,8 +335,8 @@ class Bench {
   const int passes_;
   // Of what products and attention with bf16 do.
   double F32OrPairs() const {
-    const bool pairs = backend_->numerics() != "cpu-1" && pair_peak_ > 0;
-    return pairs ? pair_peak_ : peak_;
+    const bool pairs = backend_->numerics() != "cpu-1";
+    return pairs ? std::max(pair_peak_, peak_) : peak_;
   }
 
   double peak_ = 0;

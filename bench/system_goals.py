@@ -151,12 +151,18 @@ def streams(options) -> None:
     with cluster.Cluster(options.binaries, model, options.work / "streams.log", "--prefill", "0",
                          "--decode", "1", "--threads", str(options.threads),
                          "--kv-cache-dtype", "bf16") as running:
-        run = running.load(options.work / "run.json", "--max-concurrency", "32",
-                           "--num-prompts", str(requests), "--random-input-len", "128",
-                           "--random-output-len", "64", "--no-detokenize")
+        def load(count: int) -> dict:
+            return running.load(options.work / "run.json", "--max-concurrency", "32",
+                                "--num-prompts", str(count), "--random-input-len", "128",
+                                "--random-output-len", "64", "--no-detokenize",
+                                "--temperature", "0")
+
+        load(32)  # both after a warm-up: memory is touched for the first time
+        run = load(requests)
     server = LlamaServer(peer, options.work / "135m.bf16.gguf", options.threads, 32,
                          options.work / "llama-server.log")
     try:
+        llama_load(server, 32, 32)
         rate, per_token = llama_load(server, requests, 32)
     finally:
         server.close()

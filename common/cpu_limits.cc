@@ -14,6 +14,10 @@ bool CpuHasIntegerDots() { return __builtin_cpu_supports("avx512vnni") != 0; }
 
 bool CpuHasBf16Dots() { return __builtin_cpu_supports("avx512bf16") != 0; }
 
+bool CpuGainsByBf16Dots() {
+  return CpuHasBf16Dots() && __builtin_cpu_is("intel") == 0;
+}
+
 // 12 chains.
 #define TANDEM_FMA12(reg)                      \
   "vfmadd231ps %%" reg "0, %%" reg "0, %%" reg \

@@ -17,6 +17,8 @@ bool CpuHasFma();
 bool CpuHasWideFma();      // AVX-512
 bool CpuHasIntegerDots();  // vpdpbusd of 512 bits
 bool CpuHasBf16Dots();     // vdpbf16ps of 512 bits
+// And does more of them than FMA: Emerald Rapids does half as many.
+bool CpuGainsByBf16Dots();
 
 // All return how many additions and multiplications they were. `wide`: of 512
 // bits, else 256. A round is 48 instructions on 12 registers.

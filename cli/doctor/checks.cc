@@ -79,7 +79,7 @@ void CheckHost(Checks* checks) {
           ? Check{Verdict::kOk, "cpu",
                   absl::StrCat(info.cpu, ", ", info.cpus, " in use, ",
                                absl::StrJoin(info.cpu_features, " "),
-                               CpuHasBf16Dots()
+                               CpuGainsByBf16Dots()
                                    ? ": try workers' --activation-dtype bf16"
                                    : "")}
           : Check{Verdict::kFail, "cpu",

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/cpu_limits.h"
 #include "hwy/highway.h"
 #include "hwy/targets.h"
 
@@ -95,7 +96,9 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
   table.isa = chosen->isa;
   table.dot = chosen->dot;
   table.rounds_inputs = rounds_inputs;
-  table.pairs = chosen->pairs;
+  // Chains of f32 give the same bits.
+  table.pairs =
+      chosen->pairs && (instruction_set != "auto" || CpuGainsByBf16Dots());
   table.streams = Streams();
   AddMatMul(table);
   AddMatMulCodes(table);
