@@ -128,6 +128,12 @@ struct NextStreams {
   }
 };
 
+// The first of several tiles of few rows, which leaves its weights widened for
+// the others.
+struct Widening : NextStreams<1> {
+  HWY_INLINE explicit Widening(const TileArgs& t) : NextStreams<1>(t) {}
+};
+
 template <typename W, int R, int U, int kStride, typename Prefetch>
 void Tile(const TileArgs& t) {
   Chains<R, U> chains;
@@ -138,6 +144,9 @@ void Tile(const TileArgs& t) {
   }
   if constexpr (std::is_same_v<Prefetch, NoPrefetch>) {
     Advance<W>(chains, t.a, kStride, t.w, kPairBytes, t.inputs, Prefetch());
+  } else if constexpr (std::is_same_v<Prefetch, Widening>) {
+    AdvanceWidening<W>(chains, t.a, kStride, t.w, t.inputs, Prefetch(t),
+                       t.wide);
   } else {
     Advance<W>(chains, t.a, kStride, t.w, kPairBytes, t.inputs, Prefetch(t));
   }
@@ -191,29 +200,16 @@ TileFn FewTileOf(int rows) {
 
 #if HWY_TARGET == HWY_AVX3
 
-// The first of several tiles of few rows, which widens for the others, and
-// those: half of what comes next is fetched by it and half by the second one.
-template <typename W, int R>
-void WideningTile(const TileArgs& t) {
-  Chains<R, 2> chains;
-  if (t.first) {
-    chains.Clear();
-  } else {
-    chains.Load(t.c, t.c_stride);
-  }
-  AdvanceWidening<W>(chains, t.a, kFewStride<W>, t.w, t.inputs,
-                     NextStreams<1>(t), t.wide);
-  t.finish.Apply(chains);
-  chains.Store(t.c, t.c_stride);
-}
-
+// Of several tiles: half of what comes next is fetched by the one that widens
+// and half by the second one.
 template <typename W>
 TileFn WideningTileOf(int tile, int rows) {
   constexpr int kStride = kFewStride<F32Weights>;
+  static_assert(kStride == kFewStride<W>);
   switch (rows) {
 #define TANDEM_TILE(R)                                                   \
   case R:                                                                \
-    return tile == 0   ? WideningTile<W, R>                              \
+    return tile == 0   ? Tile<W, R, 2, kStride, Widening>                \
            : tile == 1 ? Tile<F32Weights, R, 2, kStride, NextStreams<1>> \
                        : Tile<F32Weights, R, 2, kStride, NoPrefetch>;
     TANDEM_TILE(6)
