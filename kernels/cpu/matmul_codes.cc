@@ -4,7 +4,7 @@
 //
 //   one row       a panel at a time, as one stream
 //   a few rows    codes are read from the panel by every tile of rows
-//   many rows     a panel's codes are made ready once and reused by every tile
+//   many rows     a panel's int4 codes become bytes once, reused by every tile
 //                 (for vpdpbusd; other instructions take them as they are)
 //
 // With AMX, 16 rows at once from the eighth row on.
@@ -17,6 +17,7 @@
 // clang-format on
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/cpu/kernel_table.h"
@@ -31,7 +32,7 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 // 8, and chains stay in memory.
 inline constexpr int kDotRows = kParts == 1 ? 7 : 4;
 inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
-// From here on codes are made ready once for all tiles.
+// From here on int4 codes are made ready once for all tiles.
 inline constexpr int kReadyRows = 24;
 // As much of the rows' codes as stays in the second-level cache.
 inline constexpr int64_t kCodeCacheBytes = int64_t{1} << 20;
@@ -217,47 +218,38 @@ void ForPanels(const MatMulPiece& p, CodeKind kind, const Body& body) {
   }
 }
 
-// target = one panel's blocks as Read::kReady has them.
+// target = one panel's blocks of int4 as Read::kReady has them.
 template <typename D, Read read>
 void MakeReady(const std::byte* from, int blocks, std::byte* to) {
+  static_assert(!kReadsBytes<read>);
+  constexpr int kBegin = read == Read::kInt4Zeros ? 2 : 1;
   const VecI low = hn::Set(I32(), 0x0f0f0f0f);
-  const auto put = [&](VecI codes, int64_t line, int part) {
-    hn::StoreU(codes, I32(),
-               reinterpret_cast<int32_t*>(to + line * 64 + part * 4 * kLanes));
-  };
   for (int unit = 0; unit < 2 * blocks; ++unit) {
     std::memcpy(to, from, 64);
-    if constexpr (read == Read::kInt8) {
-      for (int line = 1; line <= 16; ++line) {
-        TANDEM_PARTS(i) {
-          put(D::Bias(LoadI(from + line * 64 + i * 4 * kLanes)), line, i);
+    for (int group = 0; group < 2; ++group) {
+      TANDEM_PARTS(i) {
+        // Two's complement bytes do not borrow: 0 <= zero < 256 - 15.
+        VecI zero = hn::Set(I32(), 0x08080808);
+        if (read == Read::kInt4Zeros) {
+          const VecI one = hn::PromoteTo(
+              I32(), hn::LoadU(hn::Rebind<int16_t, I32>(),
+                               reinterpret_cast<const int16_t*>(from + 64) +
+                                   group * 16 + i * kLanes));
+          zero = hn::Mul(one, hn::Set(I32(), 0x01010101));
         }
-      }
-    } else {
-      constexpr int kBegin = read == Read::kInt4Zeros ? 2 : 1;
-      for (int group = 0; group < 2; ++group) {
-        TANDEM_PARTS(i) {
-          // Two's complement bytes do not borrow: 0 <= zero < 256 - 15.
-          VecI zero = hn::Set(I32(), 0x08080808);
-          if (read == Read::kInt4Zeros) {
-            const VecI one = hn::PromoteTo(
-                I32(), hn::LoadU(hn::Rebind<int16_t, I32>(),
-                                 reinterpret_cast<const int16_t*>(from + 64) +
-                                     group * 16 + i * kLanes));
-            zero = hn::Mul(one, hn::Set(I32(), 0x01010101));
-          }
-          const hn::Repartition<int8_t, I32> d8;
-          const auto code = [&](VecI nibbles) {
-            return D::Bias(hn::BitCast(I32(), hn::Sub(hn::BitCast(d8, nibbles),
-                                                      hn::BitCast(d8, zero))));
-          };
-          for (int quad = 0; quad < 4; ++quad) {
-            const VecI both =
-                LoadI(from + (kBegin + group * 4 + quad) * 64 + i * 4 * kLanes);
-            put(code(hn::And(both, low)), 1 + group * 8 + quad, i);
-            put(code(hn::And(hn::ShiftRight<4>(both), low)),
-                1 + group * 8 + quad + 4, i);
-          }
+        const hn::Repartition<int8_t, I32> d8;
+        const auto put = [&](VecI nibbles, int line) {
+          const VecI codes = hn::BitCast(
+              I32(), hn::Sub(hn::BitCast(d8, nibbles), hn::BitCast(d8, zero)));
+          hn::StoreU(
+              D::Bias(codes), I32(),
+              reinterpret_cast<int32_t*>(to + line * 64 + i * 4 * kLanes));
+        };
+        for (int quad = 0; quad < 4; ++quad) {
+          const VecI both =
+              LoadI(from + (kBegin + group * 4 + quad) * 64 + i * 4 * kLanes);
+          put(hn::And(both, low), 1 + group * 8 + quad);
+          put(hn::And(hn::ShiftRight<4>(both), low), 1 + group * 8 + quad + 4);
         }
       }
     }
@@ -270,15 +262,15 @@ template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
   if (rows == 1) return OneCodeRow<D, read>(p);
-  // Without a bias, or raised, codes are ready as they lie in the panel.
-  constexpr bool kAre = D::kBias == 0 || read == Read::kReady;
-  const bool ready = kAre || rows < kReadyRows;
+  // int8 is ready as it lies in the panel, and so is all without a bias.
+  constexpr bool kAlways = D::kBias == 0 || kReadsBytes<read>;
+  const bool ready = kAlways || rows < kReadyRows;
   ForPanels(p, kKindOf<read>,
             [&](const Range& range, int panel, const std::byte* w) {
               const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);
               if (ready) {
                 PanelTiles<D, read>(p, range, panel, w, t);
-              } else if constexpr (!kAre) {
+              } else if constexpr (!kAlways) {
                 MakeReady<D, read>(w, range.blocks, p.scratch);
                 PanelTiles<D, Read::kReady>(p, range, panel, p.scratch, t);
               }
@@ -337,7 +329,7 @@ void AmxRows(const MatMulPiece& p) {
   ForPanels(p, kKindOf<read>,
             [&](const Range& range, int panel, const std::byte* w) {
               const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);
-              if (read == Read::kInt8) {
+              if constexpr (read == Read::kInt8) {
                 AmxPanel(p, range, panel, w, t);
               } else {
                 MakeReady<MultiplyAdd, read>(w, range.blocks, p.scratch);
@@ -356,7 +348,7 @@ void MatMulCodes(const MatMulPiece& p) {
       return CodeRows<D, Read::kInt8>(p);
     case CodeKind::kInt8Raised:
       if constexpr (D::kBias != 0) return CodeRows<D, Read::kReady>(p);
-      return;
+      std::abort();  // packed for another table
     case CodeKind::kInt4:
       return CodeRows<D, Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
@@ -370,8 +362,9 @@ void MatMulAmx(const MatMulPiece& p) {
   if (p.row_end - p.row_begin < kAmxRows) return MatMulCodes<Vnni>(p);
   switch (p.kind) {
     case CodeKind::kInt8:
-    case CodeKind::kInt8Raised:  // no table with AMX packs this
       return AmxRows<Read::kInt8>(p);
+    case CodeKind::kInt8Raised:
+      std::abort();  // packed for another table
     case CodeKind::kInt4:
       return AmxRows<Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
