@@ -20,6 +20,7 @@
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
 #include "kernels/cpu/inputs-inl.h"
+#include "kernels/cpu/tile-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -295,22 +296,6 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
   }
 }
 
-using ScoreFn = void (*)(const Pages&, const float*, float, int, int, float*);
-using ValueFn = void (*)(const Pages&, const float*, int, int, bool, float*);
-template <typename W>
-struct Tiles {
-#define TANDEM_TILES(fn)                                                 \
-  {                                                                      \
-    nullptr, fn<W, 1>, fn<W, 2>, fn<W, 3>, fn<W, 4>, fn<W, 5>, fn<W, 6>, \
-        fn<W, HWY_MIN(7, kMaxRows)>, fn<W, HWY_MIN(8, kMaxRows)>,        \
-        fn<W, HWY_MIN(9, kMaxRows)>, fn<W, HWY_MIN(10, kMaxRows)>,       \
-        fn<W, HWY_MIN(11, kMaxRows)>, fn<W, HWY_MIN(12, kMaxRows)>       \
-  }
-  static constexpr ScoreFn kScore[] = TANDEM_TILES(ScoreTile);
-  static constexpr ValueFn kValue[] = TANDEM_TILES(ValueTile);
-#undef TANDEM_TILES
-};
-
 // Turns scores [begin, end) into weights in place. The sum's 16 chains begin at
 // multiples of 16; weights from there to `begin` become zeros.
 SoftmaxState Softmax(float* scores, int begin, int end, float soft_cap) {
@@ -404,9 +389,10 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     if (begin == end) continue;
     const int first = start + first_key(begin);
     const int from = first - first % p.layout->block_size;
-    Tiles<W>::kScore[end - begin](pages, ws.q[begin], p.scale, from,
-                                  start + end_key(end - 1),
-                                  ws.scores[begin] + kScoreSlack);
+    const auto score_tile = TileFor<1, kMaxRows>(
+        end - begin, [](auto rows) { return ScoreTile<W, rows>; });
+    score_tile(pages, ws.q[begin], p.scale, from, start + end_key(end - 1),
+               ws.scores[begin] + kScoreSlack);
     for (int i = begin; i < end; ++i) {
       float* const scores = ws.scores[i] + kScoreSlack;
       ws.segment_state[i] = Softmax(scores + (start - from), first_key(i),
@@ -426,8 +412,10 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
     // goes, then each alone again.
     const auto values = [&](int query, int count, int key, int end_key,
                             bool fresh) {
-      Tiles<W>::kValue[count](pages, weights(query, key), start + key,
-                              start + end_key, fresh, ws.values[query]);
+      const auto value_tile = TileFor<1, kMaxRows>(
+          count, [](auto rows) { return ValueTile<W, rows>; });
+      value_tile(pages, weights(query, key), start + key, start + end_key,
+                 fresh, ws.values[query]);
     };
     // A query's own keys from its first one on, which may be odd: then that one
     // by itself, so that what stands in a pair with it is not touched.

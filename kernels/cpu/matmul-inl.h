@@ -177,51 +177,31 @@ constexpr TileFn FewTile() {
 
 template <typename W, int limit, Fetch fetch>
 TileFn FewTileOf(int rows) {
-  switch (rows) {
-#define TANDEM_TILE(R) \
-  case R:              \
-    return FewTile<W, HWY_MIN(R, kMaxRows), limit, fetch>();
-    TANDEM_TILE(1)
-    TANDEM_TILE(2)
-    TANDEM_TILE(3)
-    TANDEM_TILE(4)
-    TANDEM_TILE(5)
-    TANDEM_TILE(6)
-    TANDEM_TILE(7)
-    TANDEM_TILE(8)
-    TANDEM_TILE(9)
-    TANDEM_TILE(10)
-    TANDEM_TILE(11)
-    TANDEM_TILE(12)
-#undef TANDEM_TILE
-  }
-  return nullptr;
+  return TileFor<1, kMaxRows>(
+      rows, [](auto count) { return FewTile<W, count, limit, fetch>(); });
 }
 
 #if HWY_TARGET == HWY_AVX3
 
-// Of several tiles: half of what comes next is fetched by the one that widens
-// and half by the second one.
+// Of several tiles, which have half of the most rows or more, half of what
+// comes next is fetched by the one that widens and half by the second one.
 template <typename W>
 TileFn WideningTileOf(int tile, int rows) {
   constexpr int kStride = kFewStride<F32Weights>;
   static_assert(kStride == kFewStride<W>);
-  switch (rows) {
-#define TANDEM_TILE(R)                                                   \
-  case R:                                                                \
-    return tile == 0   ? Tile<W, R, 2, kStride, Widening>                \
-           : tile == 1 ? Tile<F32Weights, R, 2, kStride, NextStreams<1>> \
-                       : Tile<F32Weights, R, 2, kStride, NoPrefetch>;
-    TANDEM_TILE(6)
-    TANDEM_TILE(7)
-    TANDEM_TILE(8)
-    TANDEM_TILE(9)
-    TANDEM_TILE(10)
-    TANDEM_TILE(11)
-    TANDEM_TILE(12)
-#undef TANDEM_TILE
+  constexpr int kLeast = kMaxRows / 2;
+  if (tile == 0) {
+    return TileFor<kLeast, kMaxRows>(
+        rows, [](auto count) { return Tile<W, count, 2, kStride, Widening>; });
   }
-  return nullptr;
+  if (tile == 1) {
+    return TileFor<kLeast, kMaxRows>(rows, [](auto count) {
+      return Tile<F32Weights, count, 2, kStride, NextStreams<1>>;
+    });
+  }
+  return TileFor<kLeast, kMaxRows>(rows, [](auto count) {
+    return Tile<F32Weights, count, 2, kStride, NoPrefetch>;
+  });
 }
 
 #endif  // HWY_TARGET == HWY_AVX3
@@ -229,29 +209,9 @@ TileFn WideningTileOf(int tile, int rows) {
 // Tiles of many rows.
 template <typename W>
 TileFn WideTileOf(int rows) {
-  switch (rows) {
-#define TANDEM_TILE(R)                                                       \
-  case R:                                                                    \
-    return Tile<W, HWY_MIN(R, kMaxWideRows),                                 \
-                HWY_MIN(2, UnitsFor(HWY_MIN(R, kMaxWideRows))), kWideStride, \
-                NoPrefetch>;
-    TANDEM_TILE(1)
-    TANDEM_TILE(2)
-    TANDEM_TILE(3)
-    TANDEM_TILE(4)
-    TANDEM_TILE(5)
-    TANDEM_TILE(6)
-    TANDEM_TILE(7)
-    TANDEM_TILE(8)
-    TANDEM_TILE(9)
-    TANDEM_TILE(10)
-    TANDEM_TILE(11)
-    TANDEM_TILE(12)
-    TANDEM_TILE(13)
-    TANDEM_TILE(14)
-#undef TANDEM_TILE
-  }
-  return nullptr;
+  return TileFor<1, kMaxWideRows>(rows, [](auto count) {
+    return Tile<W, count, HWY_MIN(2, UnitsFor(count)), kWideStride, NoPrefetch>;
+  });
 }
 
 inline const std::byte* UnitOf(const std::byte* w, int64_t panel_bytes,

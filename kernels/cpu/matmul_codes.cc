@@ -97,20 +97,8 @@ using DotFn = void (*)(const CodeTile&);
 
 template <typename D, Read read>
 DotFn DotTileOf(int rows) {
-  switch (rows) {
-#define TANDEM_TILE(R) \
-  case R:              \
-    return DotTile<D, read, HWY_MIN(R, kDotRows), kDotUnits>
-    TANDEM_TILE(1);
-    TANDEM_TILE(2);
-    TANDEM_TILE(3);
-    TANDEM_TILE(4);
-    TANDEM_TILE(5);
-    TANDEM_TILE(6);
-    TANDEM_TILE(7);
-#undef TANDEM_TILE
-  }
-  return nullptr;
+  return TileFor<1, kDotRows>(
+      rows, [](auto count) { return DotTile<D, read, count, kDotUnits>; });
 }
 
 // The piece of a product that one block of inputs takes part in.
@@ -283,22 +271,8 @@ void CodeRows(const MatMulPiece& p) {
 inline constexpr int kAmxRows = 8;
 
 DotFn AmxTileOf(int rows) {
-  switch (rows) {
-#define TANDEM_TILE(R) \
-  case R:              \
-    return AmxTile<R>
-    TANDEM_TILE(8);
-    TANDEM_TILE(9);
-    TANDEM_TILE(10);
-    TANDEM_TILE(11);
-    TANDEM_TILE(12);
-    TANDEM_TILE(13);
-    TANDEM_TILE(14);
-    TANDEM_TILE(15);
-    TANDEM_TILE(16);
-#undef TANDEM_TILE
-  }
-  return nullptr;
+  return TileFor<kAmxRows, kTileRows>(
+      rows, [](auto count) { return AmxTile<count>; });
 }
 
 // At least kAmxRows rows, so that balanced tiles have as many too.

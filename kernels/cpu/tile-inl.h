@@ -9,7 +9,10 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "kernels/cpu/chains-inl.h"
 #include "kernels/cpu/kernel_table.h"
@@ -51,6 +54,20 @@ struct TileEnd {
     }
   }
 };
+
+// The tile for `rows`, kFirst to kLast of them: of_rows(rows), of a number that
+// is a constant, is a function.
+template <int kFirst, int kLast, typename OfRows>
+HWY_INLINE auto TileFor(int rows, OfRows of_rows) {
+  using Tile = decltype(of_rows(std::integral_constant<int, kFirst>()));
+  static constexpr auto kTiles =
+      []<int... kNext>(std::integer_sequence<int, kNext...> /*counts*/) {
+    return std::array<Tile, sizeof...(kNext)>{
+        OfRows()(std::integral_constant<int, kFirst + kNext>())...};
+  }
+  (std::make_integer_sequence<int, kLast - kFirst + 1>());
+  return kTiles[static_cast<size_t>(rows - kFirst)];
+}
 
 // Runs `tile`, whose chains come from and go to args.c (stride args.c_stride,
 // not read if args.first), for `units` units from output column `column` on.
