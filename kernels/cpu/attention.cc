@@ -55,6 +55,7 @@ struct Pages {
   const std::byte* layer;
   const int32_t* table;
   int head;
+  bool far;  // Fetching's
 
   const std::byte* K(int block) const {
     return layer + table[block] * layout->block_bytes + layout->KHead(head);
@@ -82,14 +83,12 @@ template <int kUnits, int kSteps>
 struct UnitsAhead {
   const std::byte* at[kUnits];
   int64_t stride;
+  bool far;
 
   template <int U>
   HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {
 #pragma GCC unroll 2
-    for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 8
-      for (int u = 0; u < kUnits; ++u) PrefetchLine(at[u] + i * stride);
-    }
+    for (int i = 0; i < kSteps; ++i) PrefetchLines(at, i * stride, far);
 #pragma GCC unroll 8
     for (int u = 0; u < kUnits; ++u) at[u] += kSteps * stride;
   }
@@ -106,13 +105,17 @@ HWY_INLINE void PrefetchCodes(const Pages& pages, int position, int end) {
       pages.V(position / layout.block_size) + slot * layout.v_row_bytes();
   const int64_t v_bytes =
       std::min(16, layout.block_size - slot) * layout.v_row_bytes();
-  for (int64_t i = 0; i < v_bytes; i += 64) PrefetchLine(v + i);
+  const std::byte* const values[1] = {v};
+  for (int64_t i = 0; i < v_bytes; i += 64) PrefetchLines(values, i, pages.far);
   const int next = position + 64;
   if (next >= end) return;
   const std::byte* const k =
       pages.K(next / layout.block_size) + next % layout.block_size;
   const int64_t k_rows = KvElementBytes(layout.type, layout.head_dim);
-  for (int64_t i = 0; i < k_rows; ++i) PrefetchLine(k + i * layout.slots);
+  const std::byte* const keys[1] = {k};
+  for (int64_t i = 0; i < k_rows; ++i) {
+    PrefetchLines(keys, i * layout.slots, pages.far);
+  }
 }
 
 constexpr int AttentionUnits(int rows) { return HWY_MIN(4, UnitsFor(rows)); }
@@ -176,7 +179,8 @@ void ScoreTile(const Pages& pages, const float* q, float scale, int begin,
       AdvanceCodes<W, R, U>(scales, chains, q, kHeadStride, w, layout.slots,
                             layout.head_dim);
     } else if constexpr (FetchesAhead(R)) {
-      UnitsAhead<U, kLineSteps<W>> ahead{{}, int64_t{layout.slots} * 4};
+      UnitsAhead<U, kLineSteps<W>> ahead{
+          {}, int64_t{layout.slots} * 4, pages.far};
       for (int u = 0; u < U; ++u) {
         // The keys that come next, or after the last ones the first values.
         const int next = position + u * 16;
@@ -267,7 +271,7 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
                               count);
       } else if constexpr (FetchesAhead(R)) {
         const int next = std::min(position + 64, end - 1) / layout.block_size;
-        UnitsAhead<U, kLineSteps<W>> ahead{{}, stride};
+        UnitsAhead<U, kLineSteps<W>> ahead{{}, stride, pages.far};
         for (int u = 0; u < U; ++u) {
           ahead.at[u] = pages.V(next) + step * stride + (w[u] - base);
         }
@@ -453,7 +457,7 @@ template <typename W>
 void AttendOf(const AttentionPiece& p) {
   Workspace& ws = *reinterpret_cast<Workspace*>(p.scratch);
   const KvLayout& layout = *p.layout;
-  const Pages pages{&layout, p.layer, p.block_table, p.kv_head};
+  const Pages pages{&layout, p.layer, p.block_table, p.kv_head, p.far};
   const int queries = p.rows * p.group;
   const auto head = [&](auto* base, int64_t stride, int query) {
     return base + query / p.group * stride +

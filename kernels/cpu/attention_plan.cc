@@ -96,6 +96,7 @@ class Planner {
     piece.segment_end = task.first_segment + task.segments;
     piece.out = step_.out + row * out_stride + head * layout_.head_dim;
     piece.out_stride = out_stride;
+    piece.far = table_.fetching.far;
     piece.scratch = team_.member_scratch(member);
     return piece;
   }

@@ -41,6 +41,19 @@ HWY_INLINE void PrefetchFar(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
+// The line `offset` behind each pointer, to the second-level cache if `far`.
+template <int N>
+HWY_INLINE void PrefetchLines(const std::byte* const (&at)[N], int64_t offset,
+                              bool far) {
+  if (far) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) PrefetchFar(at[i] + offset);
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) PrefetchLine(at[i] + offset);
+  }
+}
+
 // Stops the compiler from keeping one more pointer per unit, for which there
 // are too few registers.
 HWY_INLINE void KeepIndex(int64_t& index) { asm("" : "+r"(index)); }

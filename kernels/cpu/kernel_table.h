@@ -30,8 +30,14 @@ constexpr std::string_view Name(Isa isa) {
 // How integer dot products are computed.
 enum class Dot { kMultiplyAdd, kVnni, kAmx };
 
-// Panels of a matrix that are fetched side by side, at most.
+// How this CPU's memory is read: several panels of a matrix are fetched side by
+// side, or one after the other; to the first-level cache, or (`far`) to the
+// second one.
 inline constexpr int kMaxStreams = 4;
+struct Fetching {
+  int streams;
+  bool far;
+};
 
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
@@ -48,7 +54,7 @@ struct MatMulPiece {
   int panel_end;
   int row_begin;
   int row_end;
-  int streams;         // panels that are fetched side by side
+  Fetching fetching;
   std::byte* scratch;  // kMatMulScratchBytes, 64-byte aligned
   // Of int8 and int4 alone (code_matrix.h), instead of x.
   CodeKind kind;
@@ -92,6 +98,7 @@ struct AttentionPiece {
   // [segments][rows * group][width] sums.
   SoftmaxState* partial_states;
   float* partial_sums;
+  bool far;            // Fetching's
   std::byte* scratch;  // kAttentionScratchBytes
 };
 inline constexpr size_t kAttentionScratchBytes = size_t{512} << 10;
@@ -155,7 +162,7 @@ struct KvRowsPiece {
 struct KernelTable {
   Isa isa;
   Dot dot;
-  int streams;  // MatMulPiece's
+  Fetching fetching;
   // Whether inputs of bf16 weights and of a bf16 cache are rounded to bf16
   // (CpuOptions::activation), and whether they are then taken in pairs.
   bool rounds_inputs;

@@ -14,7 +14,7 @@
 // arithmetic as 8 rows need beside it, one stream gets 13 GB/s and four get 20.
 // Tiles of few rows read as many panels at once; taller ones read one, and
 // fetch what comes next from four. On AMD tiles of 3 rows are such taller ones
-// (MatMulPiece::streams): 4 rows take 0.7 of the time.
+// (Fetching::streams): 4 rows take 0.7 of the time.
 
 #if defined(TANDEM_KERNELS_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TANDEM_KERNELS_CPU_MATMUL_INL_H_
@@ -79,6 +79,7 @@ struct TileArgs {
   // Where units end, and how far on those that come after them begin.
   int64_t end;
   int64_t jump;
+  bool far;  // Fetching's
 };
 
 // Lines of one unit in two inputs.
@@ -88,19 +89,24 @@ inline constexpr int kUnitLines = std::is_same_v<W, F32Weights> ? 2 : 1;
 // Each unit's own lines, shortly before they are needed, and at its end those
 // of the unit that comes next.
 struct OwnStreams {
-  static constexpr int64_t kAhead = kParts == 1 ? 2048 : 4096;
+  int64_t ahead;
   int64_t end;
   int64_t jump;
+  bool far;
 
   HWY_INLINE explicit OwnStreams(const TileArgs& t)
-      : end(t.end), jump(t.jump) {}
+      : ahead(t.far         ? 1024
+              : kParts == 1 ? 2048
+                            : 4096),
+        end(t.end),
+        jump(t.jump),
+        far(t.far) {}
   template <int U>
   HWY_INLINE void Step(const std::byte* const (&unit)[U], int64_t offset) {
-    int64_t far = offset + kAhead;
-    if (far >= end) far += jump;
-    KeepIndex(far);
-#pragma GCC unroll 8
-    for (int u = 0; u < U; ++u) PrefetchLine(unit[u] + far);
+    int64_t next = offset + ahead;
+    if (next >= end) next += jump;
+    KeepIndex(next);
+    PrefetchLines(unit, next, far);
   }
 };
 
@@ -246,6 +252,7 @@ void OneRow(const MatMulPiece& p) {
   }
   args.inputs = p.k;
   args.first = true;
+  args.far = p.fetching.far;
   const int end = p.panel_end * 2;
   for (int unit = p.panel_begin * 2; unit < end;) {
     const int units = end - unit >= kGroup ? kGroup : 2;
@@ -314,6 +321,7 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
   TileArgs args{};
   args.inputs = inputs;
   args.first = begin == 0;
+  args.far = p.fetching.far;
   const bool last = begin + inputs == p.k;
   // The first two tiles share what is to be fetched, panel after panel; of one
   // unit, which passes over a panel twice, the first one fetches all.
@@ -323,7 +331,7 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
   int64_t fetched = 0;
   // Several panels at once, each with its own lines ahead; or, where one stream
   // is faster, one panel, from where there is arithmetic to hide the fetching.
-  const bool side_by_side = p.streams > 1 || rows <= 2;
+  const bool side_by_side = p.fetching.streams > 1 || rows <= 2;
   const int group =
       tiles == 1 && side_by_side ? std::max(2, UnitsFor(rows)) : 2;
   for (int unit = 0; unit < 2 * panels;) {

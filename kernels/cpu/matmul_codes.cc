@@ -141,16 +141,16 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
 }
 
 // A tile that fetches, while it works on a panel, what comes after its group
-// of p.streams: a part of each of the next ones.
+// of p.fetching.streams: a part of each of the next ones.
 template <CodeKind kind>
 CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   const int64_t panel_bytes = CodePanelBytes(p.k, kind);
-  const int of_group = (panel - p.panel_begin) % p.streams;
-  const int next = panel - of_group + p.streams;
+  const int of_group = (panel - p.panel_begin) % p.fetching.streams;
+  const int next = panel - of_group + p.fetching.streams;
   CodeTile t{};
-  t.streams = p.streams;
-  t.fetch = 2 * CodeUnitBytes(kind) / p.streams;
-  for (int i = 0; i < p.streams; ++i) {
+  t.streams = p.fetching.streams;
+  t.fetch = 2 * CodeUnitBytes(kind) / p.fetching.streams;
+  for (int i = 0; i < p.fetching.streams; ++i) {
     t.next[i] = p.w + std::min(next + i, p.panel_end - 1) * panel_bytes +
                 range.begin * 2 * CodeUnitBytes(kind) +
                 of_group * range.blocks * t.fetch;
@@ -158,7 +158,8 @@ CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   return t;
 }
 
-// Panels follow each other, so that all of it is one stream.
+// Panels follow each other, so that all of it is one stream; where several are
+// faster, a panel's two units are read side by side.
 template <typename D, Read read>
 void OneCodeRow(const MatMulPiece& p) {
   constexpr CodeKind kind = kKindOf<read>;
@@ -174,7 +175,9 @@ void OneCodeRow(const MatMulPiece& p) {
         t.w[u] = p.w + panel * CodePanelBytes(p.k, kind) +
                  (int64_t{2} * range.begin + u) * CodeUnitBytes(kind);
       }
-      RunTile(p, kParts == 1 ? DotTile<D, read, 1, 2> : OneRowTile<D, read>, t,
+      t.far = p.fetching.far;
+      const bool side_by_side = kParts == 1 && p.fetching.streams > 1;
+      RunTile(p, side_by_side ? DotTile<D, read, 1, 2> : OneRowTile<D, read>, t,
               1, p.row_begin, panel * kPanel, 2, piece + 1 == RowPieces(p.k));
     }
   }

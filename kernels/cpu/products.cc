@@ -113,7 +113,7 @@ void RunMatMul(const KernelTable& table, ThreadPool& pool, int num_rows,
   piece.k = w.cols();
   piece.n = w.rows();
   piece.type = w.dtype();
-  piece.streams = table.streams;
+  piece.fetching = table.fetching;
   ThreadPool::Team team(&pool);
   if (!w.has_codes()) {
     SplitProduct(team, piece, num_rows, table.matmul);
