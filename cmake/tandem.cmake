@@ -55,11 +55,16 @@ function(tandem_effort target)
   target_precompile_headers(${target} REUSE_FROM precompiled_${kind}_${level})
 endfunction()
 
-# Tests are compiled more often than they run: only those of kernels and of the
-# handoff, which compute themselves, are optimised under sanitizers.
+# Tests are compiled more often than they run: those that compute themselves are
+# optimised, under sanitizers only those of kernels and of the handoff.
 function(tandem_test_effort target)
   if(NOT TANDEM_SANITIZE)
-    target_compile_options(${target} PRIVATE -O1)
+    if(CMAKE_CURRENT_SOURCE_DIR MATCHES
+       "/tests/(engine|handoff|kernels|simulation|text)")
+      target_compile_options(${target} PRIVATE -O1)
+    else()
+      target_compile_options(${target} PRIVATE -O0 -U_FORTIFY_SOURCE)
+    endif()
   elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(handoff|kernels)")
     tandem_effort(${target})
   else()

@@ -47,7 +47,7 @@ run_tests() {
 }
 
 # Labels of tests that run side by side: those of one process each.
-BESIDE='unit|sim'
+BESIDE='unit|sim|golden'
 
 stage_release() {
   # Kills of a worker in each phase; scripts/nightly.sh has more.
