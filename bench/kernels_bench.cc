@@ -2,6 +2,7 @@
 // CPU kernels beside this machine's limits, in one table:
 //
 //   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
+//                 [--fetching auto|intel|amd]
 //                 [--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick]
 //                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
 //   kernels_bench [--threads N] --limits BYTES,BYTES,...
@@ -369,6 +370,11 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[++i]);
     } else if (flag == "--isa" && i + 1 < argc) {
       options.instruction_set = argv[++i];
+    } else if (flag == "--fetching" && i + 1 < argc) {
+      const std::string_view value = argv[++i];
+      options.fetching = value == "intel" ? CpuFetching::kIntel
+                         : value == "amd" ? CpuFetching::kAmd
+                                          : CpuFetching::kAuto;
     } else if (flag == "--limits" && i + 1 < argc) {
       sets = Numbers(argv[++i]);
     } else if (flag == "--rows" && i + 1 < argc) {
@@ -389,6 +395,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
                    "[--isa auto|avx2|avx512|avx512vnni|avx512bf16|amx] "
+                   "[--fetching auto|intel|amd] "
                    "[--weights bf16|int8|int4] [--bf16-inputs] [--kv "
                    "bf16|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");

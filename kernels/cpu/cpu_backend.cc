@@ -460,6 +460,11 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
   absl::StatusOr<KernelTable> table = cpu::MakeKernelTable(
       options.instruction_set, options.activation == DType::kBF16);
   if (!table.ok()) return table.status();
+  if (options.fetching != CpuFetching::kAuto) {
+    table->fetching = options.fetching == CpuFetching::kIntel
+                          ? cpu::kIntelFetching
+                          : cpu::kAmdFetching;
+  }
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads,

@@ -14,6 +14,10 @@
 
 namespace tandem::kernels {
 
+// How weights and KV are read from memory (kernels/cpu/kernel_table.h): as
+// suits this CPU's maker, or as suits Intel's or AMD's, whose it may not be.
+enum class CpuFetching { kAuto, kIntel, kAmd };
+
 struct CpuOptions {
   // Threads that compute, the queue's own included. 0: one per CPU that this
   // process may run on.
@@ -29,6 +33,8 @@ struct CpuOptions {
   // arithmetic; where not, it is no slower, with the same bits. All else is f32
   // in both cases.
   DType activation = DType::kF32;
+  // No bit depends on it: for tests and measurements.
+  CpuFetching fetching = CpuFetching::kAuto;
   // Source of all memory that operations touch; must outlive the backend and
   // everything made by it. Null: anonymous memory.
   cpu::DeviceAllocator* allocator = nullptr;

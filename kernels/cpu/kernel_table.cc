@@ -39,15 +39,6 @@ bool HasPairs() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
 }
 
-// Intel's memory gives its bandwidth to several streams. On Zen 5 one is
-// faster, by a quarter at 4 rows, and Zen 4's first-level cache waits for so
-// few lines that decode attention takes 1.5 times as long if they are fetched
-// there.
-Fetching BestFetching() {
-  const bool intel = __builtin_cpu_is("intel") != 0;
-  return {.streams = intel ? kMaxStreams : 1, .far = !intel};
-}
-
 // By ascending order, each with all before it.
 struct Named {
   std::string_view name;
@@ -104,7 +95,8 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
   // Chains of f32 give the same bits.
   table.pairs =
       chosen->pairs && (instruction_set != "auto" || CpuGainsByBf16Dots());
-  table.fetching = BestFetching();
+  table.fetching =
+      __builtin_cpu_is("intel") != 0 ? kIntelFetching : kAmdFetching;
   AddMatMul(table);
   AddMatMulCodes(table);
   AddAttention(table);

@@ -32,6 +32,9 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& isa = "auto",
   options.activation = activation;
   options.instruction_set = isa;
   options.threads = threads;
+  // No bit may show how memory is read either.
+  if (threads == 1) options.fetching = CpuFetching::kIntel;
+  if (threads == 2) options.fetching = CpuFetching::kAmd;
   auto backend = NewCpuBackend(options);
   return backend.ok() ? *std::move(backend) : nullptr;
 }
