@@ -262,6 +262,11 @@ def main() -> None:
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--tests", type=pathlib.Path, default=ROOT / "build/release/tests")
     options = parser.parse_args()
+    for program in (options.binaries / "tandem", options.tests / "handoff_shm_test",
+                    options.tests / "rpc_relay_bench"):
+        if not program.exists():
+            parser.error(f"{program} is missing: ninja -C {options.binaries.parent} "
+                         f"{program.name}")
     options.work.mkdir(parents=True, exist_ok=True)
     parts = {"streams": streams, "router": router, "handoff": handoff, "prefix": prefix}
     print("| figure | Tandem | beside | ratio | wanted | met |")
