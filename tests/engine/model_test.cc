@@ -80,6 +80,7 @@ TEST_F(ModelTest, PositionsServedAreInTheFingerprintWhereTheyMatter) {
                {"phi3_long_f32", 32, 64, false},
                {"phi3_long_f32", 64, 65, true},
                {"phi3_long_f32", 65, 512, false},
+               {"llama_long_f32", 64, 65, true},
                {"llama_yarn_f32", 64, 512, false}};
   for (const auto& c : cases) {
     Write(c.name);
