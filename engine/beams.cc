@@ -104,8 +104,8 @@ std::unique_ptr<Engine::Sequence> Engine::Fork(const Sequence& lane) {
   const auto full = static_cast<size_t>(lane.computed / pool_->block_size());
   fork->behind = lane.behind;
   for (size_t i = 0; i < full; ++i) {
-    fork->blocks.push_back(i < lane.behind ? BlockRef()
-                                           : lane.blocks[i].Share());
+    fork->blocks.push_back(lane.blocks[i] ? lane.blocks[i].Share()
+                                          : BlockRef());
     fork->table.push_back(lane.table[i]);
   }
   if (lane.computed % pool_->block_size() != 0) {

@@ -96,11 +96,14 @@ void DeviceExecutor::Submit(const Step* step, StepListener* listener) {
 void DeviceExecutor::Run(Flight& flight) {
   StepPlan& plan = flight.plan;
   const Decode decode = DecodeOf(*flight.step);
-  plan.Fill(*flight.step, options_.block_size, decode.size);
+  plan.Fill(*flight.step, decode.size);
   newest_ = &flight;
   if (plan.num_masks() > 0) MakeMasks(flight);
   for (const BlockCopy& copy : flight.step->copies) {
-    backend_->KvCopyBlock(*compute_, *cache_, copy.from, copy.to);
+    for (int part = 0; part < blocks_.parts(); ++part) {
+      backend_->KvCopyBlock(*compute_, *cache_, blocks_.CellOf(copy.from, part),
+                            blocks_.CellOf(copy.to, part));
+    }
   }
   backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
                          plan.size());
@@ -160,8 +163,9 @@ void DeviceExecutor::RunMixed(Flight& flight) {
   const int layers = model_->spec().layers;
   const int group = LayersPerReport(*flight.step);
   Forward(
-      *model_, RowsOf(plan), {plan.drawn(), plan.DeviceRowIds(device)},
-      AdaptersOf(flight), *backend_, *compute_, *cache_, *workspace_,
+      *model_, RowsOf(plan), layers_.places,
+      {plan.drawn(), plan.DeviceRowIds(device)}, AdaptersOf(flight), *backend_,
+      *compute_, *cache_, *workspace_,
       [&](int written) {
         if (written % group == 0 || written == layers) {
           ReportLayers(flight, written);
@@ -172,9 +176,13 @@ void DeviceExecutor::RunMixed(Flight& flight) {
   if (plan.drawn() > 0) DrawTokens(plan, plan.drawn(), &flight);
 }
 
-kernels::Rows DeviceExecutor::RowsOf(const StepPlan& plan) const {
-  kernels::Rows rows = plan.DeviceRows(device_plan_->data());
-  rows.drawn = reinterpret_cast<const SampleResult*>(device_results_->data());
+DeviceExecutor::PartRows DeviceExecutor::RowsOf(const StepPlan& plan) const {
+  PartRows rows;
+  for (int part = 0; part < blocks_.parts(); ++part) {
+    rows.push_back(plan.DeviceRows(device_plan_->data(), part));
+    rows.back().drawn =
+        reinterpret_cast<const SampleResult*>(device_results_->data());
+  }
   return rows;
 }
 

@@ -30,6 +30,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -39,6 +40,7 @@
 #include "engine/block_mover.h"
 #include "engine/executor.h"
 #include "engine/forward.h"
+#include "engine/layer_parts.h"
 #include "engine/lora_slots.h"
 #include "engine/mask_threads.h"
 #include "engine/model.h"
@@ -52,7 +54,10 @@ struct DeviceExecutorOptions {
   int max_sequences = 64;  // entries per step at most
   int max_draws = 0;       // tokens per step at most; 0: max_sequences
   int block_size = 16;     // positions per KV block; a multiple of 8
-  int num_blocks = 0;      // of the KV cache
+  int num_blocks = 0;      // of the KV cache, with all their parts
+  // Of the pool that the blocks of steps come from, whose parts are PartsOf the
+  // model's; null: blocks have one part. Outlives the executor.
+  const BlockCells* cells = nullptr;
   kernels::DType kv_dtype = kernels::DType::kF32;
   // Of the adapters that entries may name; null: none. Outlives the executor.
   LoraSlots* loras = nullptr;
@@ -97,7 +102,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
                absl::AnyInvocable<void()> done) override;
   void Digest(const KvPart& part, kernels::DType wire, uint64_t digest_key,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override;
-  const kernels::KvShape& kv_shape() const override { return cache_->shape(); }
+  const kernels::KvShape& kv_shape() const override { return shape_; }
   int64_t block_bytes() const override;
   void SaveBlock(int32_t block, std::byte* to,
                  absl::AnyInvocable<void()> done) override;
@@ -164,7 +169,9 @@ class DeviceExecutor final : public Executor, public BlockMover {
   // Puts the making of the step's masks on the queue beside the step's.
   void MakeMasks(Flight& flight);
   void RunMixed(Flight& flight);
-  kernels::Rows RowsOf(const StepPlan& plan) const;
+  // As layers of each part see them.
+  using PartRows = absl::InlinedVector<kernels::Rows, 2>;
+  PartRows RowsOf(const StepPlan& plan) const;
   StepAdapters AdaptersOf(const Flight& flight) const;
   int LayersPerReport(const Step& step) const;
   void ReportLayers(Flight& flight, int layers);
@@ -183,6 +190,7 @@ class DeviceExecutor final : public Executor, public BlockMover {
   // executor_memory.cc: what is sized once, and what grows.
   absl::Status Initialize();
   int MaxBlocksPerEntry() const;
+  int NumBlockIds() const;
   absl::Status ReserveEdits(Flight& flight, const Step& step);
   absl::Status GrowEdits(Flight& flight, size_t count);
   absl::Status ReserveMasks(Flight& flight, const Step& step);
@@ -211,6 +219,12 @@ class DeviceExecutor final : public Executor, public BlockMover {
   void WaitForScatters(const Step& step);
   void WaitForSteps(const KvPart& part);
   absl::Span<const int32_t> BlocksOf(const KvPart& part) const;
+  template <typename Use>
+  void ForCells(int32_t block, const Use& use) const;
+  // What a part of a sequence is in the cache, run of layers by run.
+  template <typename Move>
+  void ForRuns(const KvPart& part, kernels::DType wire, Transfer* transfer,
+               const Move& move);
   void FinishTransfer(std::unique_ptr<Transfer> transfer);
   KvPart WholeBlock(const int32_t* block) const;
 
@@ -218,6 +232,9 @@ class DeviceExecutor final : public Executor, public BlockMover {
   const Model* const model_;
   kernels::Backend* const backend_;
   Loop* const loop_;
+  LayerParts layers_;
+  StepBlocks blocks_;
+  kernels::KvShape shape_;  // of what the cache stands for
   std::unique_ptr<kernels::KvCache> cache_;
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<kernels::Buffer> device_plan_;       // one step's StepPlan
@@ -231,10 +248,10 @@ class DeviceExecutor final : public Executor, public BlockMover {
   std::vector<int> decode_sizes_;
   std::vector<int> decode_bounds_;
 
-  // The last step and transfer that touched each block, and how many of each
+  // The last step and transfer that touched each cell, and how many of each
   // have finished: what tells whether queues must meet.
-  std::vector<uint64_t> last_step_;     // [num_blocks]
-  std::vector<uint64_t> last_scatter_;  // [num_blocks]
+  std::vector<uint64_t> last_step_;     // [cells]
+  std::vector<uint64_t> last_scatter_;  // [cells]
   uint64_t steps_issued_ = 0;
   uint64_t steps_finished_ = 0;
   uint64_t transfers_issued_ = 0;

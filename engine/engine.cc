@@ -58,8 +58,13 @@ absl::Status Engine::Validate(const EngineOptions& options,
     return refuse("prompt_lookup_max", speculation.lookup_max,
                   "at least prompt_lookup_min");
   }
-  if (options.window < 0) {
-    return refuse("window", options.window, "at least 0");
+  if (options.window.positions < 0) {
+    return refuse("window", options.window.positions, "at least 0");
+  }
+  if (options.window.frees_parts() &&
+      options.window.parts != pool.cells().parts()) {
+    return absl::InvalidArgumentError(
+        "window: its parts of a block are not the pool's");
   }
   const int needed =
       BlocksAtOnce(options, pool.block_size(), options.max_model_len);
@@ -82,7 +87,7 @@ Engine::Engine(const EngineOptions& options, Loop* loop, Executor* executor,
       draft_costs_(options.speculation.draft_model.executor == nullptr
                        ? 0
                        : options.speculation.draft_model.step_cost),
-      writers_(static_cast<size_t>(pool->num_blocks()), 0),
+      writers_(static_cast<size_t>(pool->cells().num_blocks()), 0),
       plan_timer_(loop),
       beams_timer_(loop) {
   TANDEM_CHECK(Validate(options, *pool).ok(), "see Engine::Validate");
@@ -265,11 +270,15 @@ absl::Status Engine::CheckSequence(const Sequence& sequence,
   if (sequence.table.size() != sequence.blocks.size()) {
     return broken("its block table differs from its references");
   }
-  if (static_cast<int>(sequence.behind) > FirstBlock(sequence.computed)) {
+  if (static_cast<int>(sequence.behind) > FirstWhole(sequence.computed)) {
     return broken("has let go of what its next position sees");
   }
   for (size_t b = 0; b < sequence.blocks.size(); ++b) {
-    if (static_cast<bool>(sequence.blocks[b]) == (b < sequence.behind)) {
+    const BlockRef& block = sequence.blocks[b];
+    const bool behind = b < sequence.behind;
+    if (block.whole() == behind ||
+        static_cast<bool>(block) ==
+            (behind && options_.window.frees_blocks())) {
       return broken("has blocks behind its window, or none before it");
     }
     if (sequence.blocks[b].id() != sequence.table[b]) {

@@ -148,9 +148,9 @@ struct EngineOptions {
   // Submits a step of decodes while the one before runs, so that the device
   // does not wait for the host. A prompt that comes waits for both.
   bool run_ahead = false;
-  // Positions that the layers see at most, a row's own included; 0: one of them
-  // sees all. Blocks wholly behind are let go while a sequence runs.
-  int window = 0;
+  // Of blocks wholly behind it what nobody sees is let go while a sequence
+  // runs.
+  KvWindow window = {};
   int max_draws = 0;  // tokens drawn per step at most; 0: max_num_seqs
   Speculation speculation = {};
   WorkShape work = {};  // what EngineListener::OnWork counts by
@@ -211,7 +211,7 @@ struct EngineStats {
   int64_t draft_steps = 0;     // a sequence's guesses in a step, each
   DraftCounts drafts;
   int64_t preemptions = 0;
-  int64_t window_blocks = 0;  // let go behind the window
+  int64_t window_blocks = 0;  // let go behind the window, or their parts
   int running = 0;            // sequences with something to compute
   int paused = 0;
   int pending_tokens = 0;   // uncomputed positions of running sequences
@@ -298,7 +298,8 @@ class Engine final : private StepListener {
   int BlocksAtOnce(int positions) const {
     return BlocksAtOnce(options_, pool_->block_size(), positions);
   }
-  // The first block that is not wholly behind the window of `position`.
+  // The first block that is not wholly behind what all layers see from
+  // `position`.
   int FirstBlock(int position) const;
 
   // Blocks that a sequence of `spec` may hold at once, if it grows as long as
@@ -379,6 +380,8 @@ class Engine final : private StepListener {
   int BlocksFor(int64_t positions) const;
   void PublishFullBlocks(Sequence* sequence);
   void FreeBehindWindow(Sequence* sequence);
+  // The first block of which layers with a window see something.
+  int FirstWhole(int position) const;
   void ReturnSpareBlocks(Sequence* sequence);
   void Release(Sequence* sequence);
 
@@ -488,8 +491,8 @@ class Engine final : private StepListener {
   uint64_t changes_ = 0;  // of the set of sequences, or of who is paused
   bool may_ask_ = false;  // OnBlocksShort, within one planning
   bool planning_ = false;
-  std::vector<uint64_t> writers_;  // [num_blocks] serial of who may write it
-  std::vector<Sequence*> candidates_;                 // of the plan being made
+  std::vector<uint64_t> writers_;      // [ids] serial of who may write it
+  std::vector<Sequence*> candidates_;  // of the plan being made
   std::vector<std::unique_ptr<Sequence>> preempted_;  // to be reported
   Timer plan_timer_;
   Timer beams_timer_;

@@ -17,13 +17,23 @@ using kernels::SampleResult;
 
 absl::Status DeviceExecutor::Initialize() {
   const ModelSpec& spec = model_->spec();
+  layers_ = options_.cells == nullptr ? OnePart(spec) : PartsOf(spec);
+  blocks_ = {options_.block_size, options_.cells, WindowOf(spec)};
+  if (options_.cells != nullptr && options_.cells->parts() != layers_.parts) {
+    return absl::InvalidArgumentError(
+        "executor: the pool's blocks have other parts than the model's");
+  }
+  shape_ = {.num_layers = spec.layers,
+            .kv_heads = spec.kv_heads,
+            .head_dim = spec.head_dim,
+            .block_size = options_.block_size,
+            .num_blocks = options_.num_blocks,
+            .dtype = options_.kv_dtype};
+  kernels::KvShape cells = shape_;
+  cells.num_layers = layers_.layers_per_part;
+  cells.num_blocks *= layers_.parts.count();
   absl::StatusOr<std::unique_ptr<kernels::KvCache>> cache =
-      backend_->NewKvCache({.num_layers = spec.layers,
-                            .kv_heads = spec.kv_heads,
-                            .head_dim = spec.head_dim,
-                            .block_size = options_.block_size,
-                            .num_blocks = options_.num_blocks,
-                            .dtype = options_.kv_dtype});
+      backend_->NewKvCache(cells);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   absl::StatusOr<Workspace> workspace = Workspace::Create(
@@ -38,7 +48,7 @@ absl::Status DeviceExecutor::Initialize() {
                           .draws = options_.draws(),
                           .blocks_per_entry = MaxBlocksPerEntry()};
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> plan =
-      backend_->Allocate(StepPlan::MaxBytes(limits));
+      backend_->Allocate(StepPlan::MaxBytes(limits, blocks_));
   if (!plan.ok()) return plan.status();
   device_plan_ = *std::move(plan);
   const size_t results_bytes = sizeof(SampleResult) * options_.draws();
@@ -48,17 +58,18 @@ absl::Status DeviceExecutor::Initialize() {
   device_results_ = *std::move(results);
   for (Flight& flight : flights_) {
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
-        backend_->AllocateHost(results_bytes + StepPlan::MaxBytes(limits));
+        backend_->AllocateHost(results_bytes +
+                               StepPlan::MaxBytes(limits, blocks_));
     if (!memory.ok()) return memory.status();
     flight.executor = this;
     flight.memory = *std::move(memory);
     flight.results = reinterpret_cast<SampleResult*>(flight.memory->data());
-    flight.plan.Reserve(flight.memory->data() + results_bytes);
+    flight.plan.Reserve(flight.memory->data() + results_bytes, blocks_);
   }
   const absl::Status reserved = backend_->Reserve(Limits(options_, *model_));
   if (!reserved.ok()) return reserved;
-  last_step_.resize(options_.num_blocks);
-  last_scatter_.resize(options_.num_blocks);
+  last_step_.resize(static_cast<size_t>(cells.num_blocks));
+  last_scatter_.resize(static_cast<size_t>(cells.num_blocks));
   compute_ = backend_->NewQueue("compute");
   transfer_ = backend_->NewQueue("transfer");
   const int64_t most =
@@ -76,7 +87,12 @@ int DeviceExecutor::MaxBlocksPerEntry() const {
   const int block_size = options_.block_size;
   const int most = (model_->max_positions() + block_size - 1) / block_size;
   if (model_->spec().common_window() > 0) return most;  // not all at once
-  return std::min(options_.num_blocks, most);
+  return std::min(NumBlockIds(), most);
+}
+
+int DeviceExecutor::NumBlockIds() const {
+  return options_.cells == nullptr ? options_.num_blocks
+                                   : options_.cells->num_blocks();
 }
 
 kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
@@ -131,8 +147,8 @@ absl::Status DeviceExecutor::PlanLooks(Flight& flight, const Step& step) {
   flight.looks.clear();
   size_t floats = 0;
   int row = -1;  // the last one of the entry
-  int64_t table = 0;
-  for (const StepEntry& entry : step.entries) {
+  for (size_t e = 0; e < step.entries.size(); ++e) {
+    const StepEntry& entry = step.entries[e];
     const auto tokens = static_cast<int>(entry.tokens.size());
     row += tokens;
     if (entry.attention != nullptr) {
@@ -140,11 +156,10 @@ absl::Status DeviceExecutor::PlanLooks(Flight& flight, const Step& step) {
       look.ask = entry.attention;
       look.look.row = row;
       look.look.position = entry.position + tokens - 1;
-      look.look.block_table = table;
+      look.entry = static_cast<int>(e);
       floats += static_cast<size_t>(entry.attention->rows()) *
                 static_cast<size_t>(entry.position + tokens);
     }
-    table += static_cast<int64_t>(entry.block_table.size());
   }
   if (flight.looks.empty()) return absl::OkStatus();
   const absl::Status grown = Grow((StatesFloats() + floats) * sizeof(float),

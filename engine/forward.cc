@@ -103,13 +103,15 @@ struct Pass {
   // is of this layer.
   void Look(const RowLook& row, int layer, const kernels::Rows& rows,
             const kernels::AttentionOptions& options,
-            const kernels::KvCache& cache, const Workspace& w) const {
+            const kernels::KvCache& cache, int cache_layer,
+            const Workspace& w) const {
     const ModelSpec& spec = model.spec();
     const std::vector<int32_t>& layers = row.ask->layers;
     const auto found = std::lower_bound(layers.begin(), layers.end(), layer);
     if (found == layers.end() || *found != layer) return;
     const int64_t index = found - layers.begin();
     kernels::AttentionLook look = row.look;
+    look.block_table = rows.host_spans[row.entry].block_table;
     look.factor = 1.0f / static_cast<float>(spec.heads);
     if (row.ask->mean) {
       look.factor /= static_cast<float>(layers.size());
@@ -118,7 +120,7 @@ struct Pass {
       look.out += index * (look.position + 1);
     }
     backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
-                             spec.qkv_rows(), cache, layer, look);
+                             spec.qkv_rows(), cache, cache_layer, look);
   }
 
   // Norms what is about to be added to x, where the family does.
@@ -129,7 +131,8 @@ struct Pass {
 
 }  // namespace
 
-void Forward(const Model& model, const kernels::Rows& rows,
+void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
+             absl::Span<const LayerParts::Place> places,
              const SampledRows& sampled, const StepAdapters& adapters,
              Backend& backend, Queue& queue, kernels::KvCache& cache,
              Workspace& w, absl::FunctionRef<void(int)> kv_written,
@@ -143,27 +146,31 @@ void Forward(const Model& model, const kernels::Rows& rows,
   kernels::AttentionOptions look{
       .scale = static_cast<float>(spec.attention_scale),
       .soft_cap = static_cast<float>(spec.score_cap)};
-  int n = rows.num_rows;
+  int n = rows[0].num_rows;
   void* x = w.x;
   const void* attention = w.attention;
   const void* delta = nullptr;
 
-  backend.Embed(queue, rows, model.embedding(),
+  backend.Embed(queue, rows[0], model.embedding(),
                 static_cast<float>(spec.embedding_scale), model.positions(), x);
   for (int i = 0; i <= last; ++i) {
     const Model::Layer& layer = model.layers()[i];
+    const LayerParts::Place place = places[static_cast<size_t>(i)];
+    const kernels::Rows& seen = rows[static_cast<size_t>(place.part)];
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
     pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
-    backend.RopeAppend(queue, rows, spec.heads, model.rope(i),
+    backend.RopeAppend(queue, seen, spec.heads, model.rope(i),
                        {layer.query_norm.weight, layer.key_norm.weight, eps},
-                       w.qkv, cache, i);
+                       w.qkv, cache, place.layer);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;
-    backend.Attention(queue, rows, spec.heads, look, w.qkv, spec.qkv_rows(),
-                      cache, i, w.attention);
-    for (const RowLook& row : looks) pass.Look(row, i, rows, look, cache, w);
+    backend.Attention(queue, seen, spec.heads, look, w.qkv, spec.qkv_rows(),
+                      cache, place.layer, w.attention);
+    for (const RowLook& row : looks) {
+      pass.Look(row, i, seen, look, cache, place.layer, w);
+    }
     if (i == last) {  // no row looks at another any more: go on with few
       n = sampled.count;
       backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);

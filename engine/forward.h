@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/executor.h"
+#include "engine/layer_parts.h"
 #include "engine/lora_slots.h"
 #include "engine/model.h"
 #include "kernels/backend.h"
@@ -68,15 +69,17 @@ struct StepAdapters {
 // A row whose attention weights are wanted.
 struct RowLook {
   const AttentionAsk* ask = nullptr;
-  // `out` is that of the first row of weights; factor and add are not looked
-  // at.
+  int entry = 0;  // of the step
+  // `out` is that of the first row of weights; factor, add and block_table are
+  // not looked at.
   kernels::AttentionLook look;
 };
 
 // Issues the pass on `queue`. `kv_written(n)` is called when the KV of layers
 // [0, n) has been issued. Logits are in workspace.logits, in the order of
-// `sampled`.
-void Forward(const Model& model, const kernels::Rows& rows,
+// `sampled`. `rows` are as layers of each part see them, which `places` says.
+void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
+             absl::Span<const LayerParts::Place> places,
              const SampledRows& sampled, const StepAdapters& adapters,
              kernels::Backend& backend, kernels::Queue& queue,
              kernels::KvCache& cache, Workspace& workspace,

@@ -16,7 +16,8 @@ namespace tandem::engine {
 
 BlockRef::BlockRef(BlockRef&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)),
-      id_(std::exchange(other.id_, -1)) {}
+      id_(std::exchange(other.id_, -1)),
+      whole_(std::exchange(other.whole_, false)) {}
 
 BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
   // Through a local: the old reference is given back last, and assigning to
@@ -24,16 +25,23 @@ BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
   BlockRef taken(std::move(other));
   std::swap(pool_, taken.pool_);
   std::swap(id_, taken.id_);
+  std::swap(whole_, taken.whole_);
   return *this;
 }
 
 BlockRef::~BlockRef() {
-  if (pool_ != nullptr) pool_->DropReference(id_);
+  if (pool_ != nullptr) pool_->DropReference(id_, whole_);
 }
 
 BlockRef BlockRef::Share() const {
   TANDEM_CHECK(pool_ != nullptr, "an empty BlockRef has nothing to share");
-  return pool_->AddReference(id_);
+  return pool_->AddReference(id_, whole_);
+}
+
+void BlockRef::LetWindowedGo() {
+  if (!std::exchange(whole_, false)) return;
+  --pool_->blocks_[id_].wholes;
+  pool_->SettleWindowed(id_);
 }
 
 void ReleaseBlocks(std::vector<BlockRef> blocks) {
@@ -94,7 +102,7 @@ std::vector<BlockRef> Reservation::Commit() && {
   for (const int32_t id : ids_) {
     pool_->blocks_[id].promised = false;
     pool_->MoveTo(id, KvPool::State::kLive);
-    references.push_back(pool_->AddReference(id));
+    references.push_back(pool_->AddReference(id, /*whole=*/true));
   }
   ids_.clear();
   pool_ = nullptr;
@@ -103,13 +111,15 @@ std::vector<BlockRef> Reservation::Commit() && {
 
 // ---- KvPool
 
-KvPool::KvPool(int num_blocks, int block_size, double owner_share)
-    : block_size_(block_size),
-      blocks_(static_cast<size_t>(num_blocks)),
+KvPool::KvPool(int num_blocks, int block_size, double owner_share,
+               KvParts parts)
+    : num_blocks_(num_blocks),
+      block_size_(block_size),
+      cells_(num_blocks, parts),
+      blocks_(static_cast<size_t>(cells_.num_blocks())),
       owner_quota_(static_cast<int>(owner_share * num_blocks)) {
   TANDEM_CHECK(num_blocks > 0 && block_size > 0, "an empty pool serves nobody");
-  counts_.total = counts_.free = num_blocks;
-  for (int32_t id = num_blocks; id-- > 0;) {
+  for (int32_t id = cells_.num_blocks(); id-- > 0;) {
     blocks_[id].cached.next = std::exchange(free_head_, id);
   }
   found_.reserve(blocks_.size());
@@ -119,13 +129,13 @@ KvPool::KvPool(int num_blocks, int block_size, double owner_share)
 KvPool::~KvPool() {
   TANDEM_CHECK(outstanding_references_ == 0, "a BlockRef outlives its pool");
   TANDEM_CHECK(outstanding_holds_ == 0, "a BlockHold outlives its pool");
-  TANDEM_CHECK(counts_.reserved == 0, "a Reservation outlives its pool");
+  TANDEM_CHECK(reserved_cells_ == 0, "a Reservation outlives its pool");
 }
 
 bool KvPool::AllocateInto(int count, std::vector<BlockRef>* blocks) {
   if (count > available()) return false;
   for (int i = 0; i < count; ++i) {
-    blocks->push_back(AddReference(Take(State::kLive)));
+    blocks->push_back(AddReference(Take(State::kLive), /*whole=*/true));
   }
   return true;
 }
@@ -151,17 +161,24 @@ std::optional<Reservation> KvPool::Reserve(int count) {
   return reservation;
 }
 
-std::vector<BlockRef> KvPool::Match(absl::Span<const BlockHash> hashes) {
+std::vector<BlockRef> KvPool::Match(absl::Span<const BlockHash> hashes,
+                                    bool whole) {
   std::vector<BlockRef> blocks;
   for (const BlockHash& hash : hashes) {
     const auto it = found_.find(hash);
-    if (it == found_.end()) break;
+    if (it == found_.end() || (whole && !cells_.whole(it->second))) break;
     if (blocks_[it->second].state == State::kCached) {
       MoveTo(it->second, State::kLive);
     }
-    blocks.push_back(AddReference(it->second));
+    blocks.push_back(AddReference(it->second, whole));
+    SettleWindowed(it->second);
   }
   return blocks;
+}
+
+bool KvPool::HasWhole(const BlockHash& hash) const {
+  const auto it = found_.find(hash);
+  return it != found_.end() && cells_.whole(it->second);
 }
 
 int KvPool::Lookup(absl::Span<const BlockHash> hashes) const {
@@ -181,11 +198,19 @@ void KvPool::Publish(const BlockRef& block, const BlockHash& hash,
     TANDEM_CHECK(entry.hash == hash, "a published block has other content");
     return;
   }
-  if (!found_.try_emplace(hash, block.id_).second) return;
+  const auto [found, fresh] = found_.try_emplace(hash, block.id_);
+  if (!fresh) {
+    if (cells_.whole(found->second) || !cells_.whole(block.id_)) return;
+    const int32_t lacking = std::exchange(found->second, block.id_);
+    blocks_[lacking].published = false;
+    if (blocks_[lacking].state == State::kCached) {
+      MoveTo(lacking, State::kFree);
+    }
+  }
   entry.published = true;
   entry.hash = hash;
   entry.owner = owner;
-  if (tier_ == nullptr || !tier_->Holds(hash)) NoteChange(hash, 1);
+  if (fresh && (tier_ == nullptr || !tier_->Holds(hash))) NoteChange(hash, 1);
 }
 
 bool KvPool::published(const BlockRef& block) const {
@@ -236,35 +261,57 @@ std::vector<uint64_t> KvPool::CachedHashes(size_t most) const {
 
 // ---- The four states
 
-int& KvPool::Count(State state) {
+KvPoolCounts KvPool::counts() const {
+  const int parts = cells_.parts().count();
+  KvPoolCounts counts{.total = num_blocks_,
+                      .free = cells_.free() / parts,
+                      .reserved = reserved_cells_ / parts,
+                      .live = (live_cells_ + parts - 1) / parts};
+  counts.cached = counts.total - counts.free - counts.reserved - counts.live;
+  return counts;
+}
+
+int& KvPool::Cells(State state) {
   switch (state) {
-    case State::kFree:
-      return counts_.free;
     case State::kReserved:
-      return counts_.reserved;
+      return reserved_cells_;
     case State::kLive:
-      return counts_.live;
+      return live_cells_;
     case State::kCached:
-      return counts_.cached;
+      return cached_cells_;
+    case State::kFree:
+      break;
   }
   std::abort();
 }
 
-// The only place where a block changes its state: lists and counts follow.
+// The only place where a block changes its state: lists and sums follow.
 void KvPool::MoveTo(int32_t id, State state) {
   Block& block = blocks_[id];
+  const bool was_available =
+      block.state == State::kFree || block.state == State::kCached;
+  if (block.idle) EndIdle(id);
   if (block.state == State::kCached) RemoveFromCached(id);
-  --Count(block.state);
-  ++Count(state);
+  if (block.state == State::kFree) {
+    cells_.Take(id);
+  } else {
+    Cells(block.state) -= cells_.held(id);
+  }
   block.state = state;
   if (state == State::kFree) {
+    cells_.DropAll(id);
     block.cached.next = std::exchange(free_head_, id);
-  } else if (state == State::kCached) {
-    AddToCached(id);
+  } else {
+    Cells(state) += cells_.held(id);
   }
-  if (state == State::kFree || state == State::kCached) {
-    if (wake_) std::exchange(wake_, nullptr)();
+  if (state == State::kCached) AddToCached(id);
+  if (!was_available && (state == State::kFree || state == State::kCached)) {
+    TellAvailable();
   }
+}
+
+void KvPool::TellAvailable() {
+  if (wake_) std::exchange(wake_, nullptr)();
 }
 
 void KvPool::Append(Links Block::*links, int32_t id, List* list) {
@@ -312,16 +359,26 @@ int32_t KvPool::Victim() const {
 }
 
 int32_t KvPool::Take(State state) {
-  int32_t id = free_head_;
-  if (id >= 0) {
-    free_head_ = std::exchange(blocks_[id].cached.next, -1);
-  } else {
-    id = Victim();
-    TANDEM_CHECK(id >= 0, "callers look at available() first");
-    Forget(id, /*evicted=*/true);
-  }
+  while (cells_.free() < cells_.parts().count()) Evict();
+  const int32_t id = free_head_;
+  TANDEM_CHECK(id >= 0, "whoever has no cells is free");
+  free_head_ = std::exchange(blocks_[id].cached.next, -1);
   MoveTo(id, state);
   return id;
+}
+
+// Idle parts, else a cached block.
+void KvPool::Evict() {
+  if (const int32_t id = idle_.oldest; id >= 0) {
+    EndIdle(id);
+    live_cells_ -= cells_.parts().windowed;
+    cells_.DropWindowed(id);
+    return;
+  }
+  const int32_t id = Victim();
+  TANDEM_CHECK(id >= 0, "callers look at available() first");
+  Forget(id, /*evicted=*/true);
+  MoveTo(id, State::kFree);
 }
 
 void KvPool::Forget(int32_t id, bool evicted) {
@@ -330,8 +387,10 @@ void KvPool::Forget(int32_t id, bool evicted) {
   if (evicted) TANDEM_FAILPOINT("engine.evict", "crash");
   found_.erase(block.hash);
   block.published = false;
-  if (tier_ != nullptr && (evicted ? tier_->Keep(id, block.hash, block.owner)
-                                   : tier_->Holds(block.hash))) {
+  // A tier keeps whole blocks.
+  const bool kept = evicted && cells_.whole(id);
+  if (tier_ != nullptr && (kept ? tier_->Keep(id, block.hash, block.owner)
+                                : tier_->Holds(block.hash))) {
     return;
   }
   NoteChange(block.hash, -1);
@@ -347,17 +406,22 @@ void KvPool::NoteChange(const BlockHash& hash, int change) {
   if (it->second == 0) changes_.erase(it);
 }
 
-BlockRef KvPool::AddReference(int32_t id) {
-  TANDEM_CHECK(blocks_[id].state == State::kLive,
-               "only live blocks are shared");
-  ++blocks_[id].references;
+BlockRef KvPool::AddReference(int32_t id, bool whole) {
+  Block& block = blocks_[id];
+  TANDEM_CHECK(block.state == State::kLive, "only live blocks are shared");
+  ++block.references;
   ++outstanding_references_;
-  return BlockRef(this, id);
+  if (whole) {
+    ++block.wholes;
+    if (block.idle) EndIdle(id);
+  }
+  return BlockRef(this, id, whole);
 }
 
-void KvPool::DropReference(int32_t id) {
+void KvPool::DropReference(int32_t id, bool whole) {
   --blocks_[id].references;
   --outstanding_references_;
+  if (whole) --blocks_[id].wholes;
   SettleIfUnused(id);
 }
 
@@ -374,8 +438,37 @@ void KvPool::Abandon(int32_t id) {
 
 void KvPool::SettleIfUnused(int32_t id) {
   const Block& block = blocks_[id];
-  if (block.references > 0 || block.holds > 0 || block.promised) return;
+  if (block.references > 0 || block.holds > 0 || block.promised) {
+    SettleWindowed(id);
+    return;
+  }
   MoveTo(id, block.published ? State::kCached : State::kFree);
+}
+
+void KvPool::SettleWindowed(int32_t id) {
+  Block& block = blocks_[id];
+  const int windowed = cells_.parts().windowed;
+  if (windowed == 0 || block.state != State::kLive || block.wholes > 0 ||
+      block.holds > 0 || block.idle || !cells_.whole(id)) {
+    return;
+  }
+  if (block.published) {
+    block.idle = true;
+    Append(&Block::idled, id, &idle_);
+    live_cells_ -= windowed;
+    cached_cells_ += windowed;
+  } else {
+    live_cells_ -= windowed;
+    cells_.DropWindowed(id);
+  }
+  TellAvailable();
+}
+
+void KvPool::EndIdle(int32_t id) {
+  blocks_[id].idle = false;
+  Remove(&Block::idled, id, &idle_);
+  cached_cells_ -= cells_.parts().windowed;
+  live_cells_ += cells_.parts().windowed;
 }
 
 // Each cached block in its owner's list and in no other, in the same order.
@@ -429,57 +522,52 @@ absl::Status KvPool::CheckInvariants() const {
     }
     listed[id] = 2;
   }
+  size_t idle = 0;
+  for (int32_t id = idle_.oldest; id >= 0; id = blocks_[id].idled.next) {
+    if (++idle > blocks_.size()) return broken(id, "the idle list is a ring");
+    if (!blocks_[id].idle) return broken(id, "is listed as idle, and is not");
+  }
   if (absl::Status owned = CheckOwners(); !owned.ok()) return owned;
-  KvPoolCounts sums;
-  sums.total = static_cast<int>(blocks_.size());
+  if (absl::Status cells = cells_.CheckInvariants(); !cells.ok()) return cells;
+  int reserved = 0;
+  int live = 0;
+  int cached = 0;
   int64_t references = 0;
   int64_t holds = 0;
   size_t published = 0;
-  for (int32_t id = 0; id < sums.total; ++id) {
+  size_t idle_blocks = 0;
+  for (int32_t id = 0; id < cells_.num_blocks(); ++id) {
     const Block& block = blocks_[id];
     references += block.references;
     holds += block.holds;
     published += block.published;
-    if (block.references < 0 || block.holds < 0) {
-      return broken(id, "was given back twice");
-    }
-    const bool used = block.references > 0 || block.holds > 0;
-    bool right = false;
+    idle_blocks += block.idle;
+    const int held = cells_.held(id);
+    const int parts = block.idle ? cells_.parts().windowed : 0;
+    cached += parts;
     switch (block.state) {
       case State::kFree:
-        ++sums.free;
-        right = listed[id] == 1 && !used && !block.promised && !block.published;
         break;
       case State::kReserved:
-        ++sums.reserved;
-        right = listed[id] == 0 && block.references == 0 &&
-                (block.promised || block.holds > 0) && !block.published;
+        reserved += held;
         break;
       case State::kLive:
-        ++sums.live;
-        right = listed[id] == 0 && used && !block.promised;
+        live += held - parts;
         break;
       case State::kCached:
-        ++sums.cached;
-        right = listed[id] == 2 && !used && !block.promised && block.published;
+        cached += held;
         break;
     }
-    if (!right) {
-      return broken(id,
-                    absl::StrCat("state ", static_cast<int>(block.state),
-                                 " contradicts its holders (", block.references,
-                                 " references, ", block.holds, " holds)"));
-    }
-    if (block.published) {
-      const auto it = found_.find(block.hash);
-      if (it == found_.end() || it->second != id) {
-        return broken(id, "its hash finds another block");
-      }
-    }
+    if (absl::Status right = CheckBlock(id); !right.ok()) return right;
+    const int in_list = block.state == State::kFree     ? 1
+                        : block.state == State::kCached ? 2
+                                                        : 0;
+    if (listed[id] != in_list) return broken(id, "is in another state's list");
   }
-  if (sums.free != counts_.free || sums.reserved != counts_.reserved ||
-      sums.live != counts_.live || sums.cached != counts_.cached ||
-      sums.total != counts_.total) {
+  if (idle_blocks != idle) return broken(-1, "idle blocks are not listed");
+  if (reserved != reserved_cells_ || live != live_cells_ ||
+      cached != cached_cells_ ||
+      reserved + live + cached + cells_.free() != cells_.num_cells()) {
     return broken(-1, "the counts are not the sums over the blocks");
   }
   if (references != outstanding_references_ || holds != outstanding_holds_) {
@@ -489,6 +577,44 @@ absl::Status KvPool::CheckInvariants() const {
     return broken(-1, "a hash finds a block that is not published");
   }
   return absl::OkStatus();
+}
+
+// Its holders and its state; and that its hash finds it.
+absl::Status KvPool::CheckBlock(int32_t id) const {
+  const Block& block = blocks_[id];
+  const bool used = block.references > 0 || block.holds > 0;
+  bool right = block.references >= 0 && block.holds >= 0 && 0 <= block.wholes &&
+               block.wholes <= block.references;
+  switch (block.state) {
+    case State::kFree:
+      right &= !used && !block.promised && !block.published;
+      break;
+    case State::kReserved:
+      right &= block.references == 0 && (block.promised || block.holds > 0) &&
+               !block.published && cells_.whole(id);
+      break;
+    case State::kLive:
+      right &=
+          used && !block.promised && (block.wholes == 0 || cells_.whole(id));
+      break;
+    case State::kCached:
+      right &= !used && !block.promised && block.published;
+      break;
+  }
+  right &= !block.idle || (block.state == State::kLive && block.published &&
+                           block.wholes == 0 && cells_.whole(id));
+  if (!right) {
+    return absl::InternalError(absl::StrCat(
+        "KV block ", id, ": state ", static_cast<int>(block.state),
+        " contradicts its holders (", block.references, " references, ",
+        block.wholes, " to all parts, ", block.holds, " holds)"));
+  }
+  if (!block.published) return absl::OkStatus();
+  const auto it = found_.find(block.hash);
+  return it != found_.end() && it->second == id
+             ? absl::OkStatus()
+             : absl::InternalError(absl::StrCat(
+                   "KV block ", id, ": its hash finds another block"));
 }
 
 }  // namespace tandem::engine

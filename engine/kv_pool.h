@@ -4,6 +4,8 @@
 // scatters); live (counted references of sequences and of queued device
 // work); cached (full, unreferenced, found by its hash, evicted in LRU order
 // when blocks run out: first from an owner with more than an owner's share).
+// Of a block with windowed parts (block_cells.h) these may be let go while the
+// block lives; if it is published they stay until somebody needs the cells.
 // Plain single-threaded code; knows no bytes.
 
 #ifndef TANDEM_ENGINE_KV_POOL_H_
@@ -20,6 +22,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "engine/block_cells.h"
 
 namespace tandem::engine {
 
@@ -62,14 +65,20 @@ class BlockRef {
 
   explicit operator bool() const { return pool_ != nullptr; }
   int32_t id() const { return id_; }
+  // Whether it is to all parts of the block.
+  bool whole() const { return whole_; }
   BlockRef Share() const;  // one more reference; REQUIRES: not empty
+  // It is no longer to the windowed parts. REQUIRES: not empty
+  void LetWindowedGo();
 
  private:
   friend class KvPool;
-  BlockRef(KvPool* pool, int32_t id) : pool_(pool), id_(id) {}
+  BlockRef(KvPool* pool, int32_t id, bool whole)
+      : pool_(pool), id_(id), whole_(whole) {}
 
   KvPool* pool_ = nullptr;
   int32_t id_ = -1;
+  bool whole_ = false;
 };
 
 // Gives references back from the last to the first, so that of one prefix the
@@ -117,6 +126,9 @@ class Reservation {
   std::vector<int32_t> ids_;
 };
 
+// In blocks with all their parts. Where some parts were let go, what is live is
+// rounded up, what is free down, and windowed parts that nobody refers to any
+// more count as cached.
 struct KvPoolCounts {
   int total = 0;
   int free = 0;
@@ -149,15 +161,21 @@ class KvPool {
  public:
   // One owner's cached blocks beyond `owner_share` of all blocks, in (0, 1],
   // are evicted before anybody else's: who floods the cache drives out himself.
-  KvPool(int num_blocks, int block_size, double owner_share = 1);
+  // There is room for `num_blocks` with all their parts.
+  KvPool(int num_blocks, int block_size, double owner_share = 1,
+         KvParts parts = {});
   ~KvPool();  // CHECKs that every reference, hold and reservation came back
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
-  int num_blocks() const { return static_cast<int>(blocks_.size()); }
+  int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
+  // Ids of blocks are below cells().num_blocks().
+  const BlockCells& cells() const { return cells_; }
   // Free or evictable: what Allocate and Reserve could still give.
-  int available() const { return counts_.free + counts_.cached; }
+  int available() const {
+    return (cells_.free() + cached_cells_) / cells_.parts().count();
+  }
 
   // `count` live blocks, evicting cached ones as needed; empty if short
   // (all or nothing).
@@ -167,14 +185,18 @@ class KvPool {
   // As Allocate, but in state reserved. nullopt if short.
   std::optional<Reservation> Reserve(int count);
 
-  // The longest run of cached or live blocks that starts `hashes`, pinned.
-  std::vector<BlockRef> Match(absl::Span<const BlockHash> hashes);
+  // The longest run of cached or live blocks that starts `hashes`, pinned: of
+  // whole ones, or else without their windowed parts.
+  std::vector<BlockRef> Match(absl::Span<const BlockHash> hashes,
+                              bool whole = true);
+  // Whether a block is found that has all its parts.
+  bool HasWhole(const BlockHash& hash) const;
   // How many blocks Match would find; pins nothing, touches no LRU order.
   int Lookup(absl::Span<const BlockHash> hashes) const;
 
   // Makes a full block findable, and `owner`'s (a tenant) while it is cached.
-  // If another block has the hash already, that one stays the one found, and
-  // this one becomes free when released.
+  // If another block has the hash already, that one stays the one found, unless
+  // it lacks parts that this one has, and this one becomes free when released.
   void Publish(const BlockRef& block, const BlockHash& hash,
                uint64_t owner = 0);
 
@@ -198,7 +220,7 @@ class KvPool {
   // empty one cancels. For whoever found too few blocks available.
   void WakeWhenAvailable(absl::AnyInvocable<void()> wake);
 
-  KvPoolCounts counts() const { return counts_; }
+  KvPoolCounts counts() const;
   CacheChanges TakeChanges();
   // All that can be found, ascending: for a full re-publish. Equal to the
   // sum of all changes once TakeChanges has been called. Where it is more than
@@ -229,18 +251,23 @@ class KvPool {
     State state = State::kFree;
     bool promised = false;   // a Reservation owns it
     bool published = false;  // found_[hash] is this block
+    bool idle = false;       // in idle_
     int32_t references = 0;  // BlockRefs
+    int32_t wholes = 0;      // of them to all parts
     int32_t holds = 0;       // BlockHolds
     Links cached;  // among cached blocks; `next` also in the free ones' stack
     Links owned;   // among its owner's cached blocks
+    Links idled;   // among idle ones
     uint64_t owner = 0;
     BlockHash hash;
   };
 
-  int& Count(State state);
+  // Cells of blocks in a state that is neither free nor cached.
+  int& Cells(State state);
   void MoveTo(int32_t id, State state);
-  // Takes a free block or evicts the least recently used one.
+  // Takes a free block, evicting until there are cells for it.
   int32_t Take(State state);
+  void Evict();
   // The next to be evicted.
   int32_t Victim() const;
   void Append(Links Block::*links, int32_t id, List* list);
@@ -250,22 +277,32 @@ class KvPool {
   // No longer found by its hash; `evicted`: the tier may keep the content.
   void Forget(int32_t id, bool evicted);
   void NoteChange(const BlockHash& hash, int change);
-  BlockRef AddReference(int32_t id);
-  void DropReference(int32_t id);
+  BlockRef AddReference(int32_t id, bool whole);
+  void DropReference(int32_t id, bool whole);
   void DropHold(int32_t id);
   void Abandon(int32_t id);
   absl::Status CheckOwners() const;
   // Nothing keeps the block any more: it becomes cached or free.
   void SettleIfUnused(int32_t id);
+  // The same of its windowed parts: they become idle or free.
+  void SettleWindowed(int32_t id);
+  void EndIdle(int32_t id);
+  void TellAvailable();
+  absl::Status CheckBlock(int32_t id) const;
 
+  const int num_blocks_;
   const int block_size_;
+  BlockCells cells_;
   std::vector<Block> blocks_;
-  KvPoolCounts counts_;
+  int reserved_cells_ = 0;
+  int live_cells_ = 0;
+  int cached_cells_ = 0;  // of idle parts too
   int64_t outstanding_references_ = 0;
   int64_t outstanding_holds_ = 0;
   int32_t free_head_ = -1;  // a stack: the block used last is warm
   const int owner_quota_;   // cached blocks of one owner before it is in over_
   List cached_;
+  List idle_;  // live blocks whose windowed parts nobody refers to
   absl::flat_hash_map<uint64_t, List> owned_;  // of cached_; none is empty
   std::vector<uint64_t> over_;  // owners with more than the quota: a few
   absl::flat_hash_map<BlockHash, int32_t> found_;

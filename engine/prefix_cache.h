@@ -16,31 +16,41 @@
 
 namespace tandem::engine {
 
-// Blocks [first, end) of a prefix of `end` blocks: those before are not needed.
+// Blocks [first, end) of a prefix of `end` blocks: those before are not needed,
+// and those before `first_whole` without their windowed parts.
 struct PrefixRange {
   int first = 0;
   int end = 0;
+  int first_whole = 0;
 };
 
-// The longest prefix, of `count` blocks at most, of which all blocks are there
-// that the position behind it sees (`window` as EngineOptions has it), and all
-// positions from `keep_from` on. there(i): whether block i is.
-template <typename There>
-PrefixRange LongestPrefix(int count, int block_size, int window, int keep_from,
-                          const There& there) {
+// The longest prefix, of `count` blocks at most, of which all is there that the
+// position behind it sees, and all positions from `keep_from` on. there(i):
+// whether block i is; whole(i): and has all its parts.
+template <typename There, typename Whole>
+PrefixRange LongestPrefix(int count, int block_size, const KvWindow& window,
+                          int keep_from, const There& there,
+                          const Whole& whole) {
   PrefixRange longest;
-  int run = 0;  // where the blocks that are there up to now begin
+  int run = 0;  // where the whole blocks up to now begin
   for (int end = 1; end <= count; ++end) {
-    if (!there(end - 1)) {
-      if (window == 0) break;
-      run = end;
-      continue;
+    const bool is_there = there(end - 1);
+    if (!is_there && !window.frees_blocks()) break;
+    if (!is_there || !whole(end - 1)) run = end;
+    const int seen = std::min(window.FirstSeen(end * block_size), keep_from);
+    const int first = seen / block_size;
+    if (run <= first && is_there) {
+      longest = {window.frees_blocks() ? first : 0, end, first};
     }
-    const int seen = window == 0 ? 0 : end * block_size - window + 1;
-    const int first = std::max(0, std::min(seen, keep_from)) / block_size;
-    if (run <= first) longest = {first, end};
   }
   return longest;
+}
+
+// The same where it is known of no block that it lacks parts.
+template <typename There>
+PrefixRange LongestPrefix(int count, int block_size, const KvWindow& window,
+                          int keep_from, const There& there) {
+  return LongestPrefix(count, block_size, window, keep_from, there, there);
 }
 
 // Blocks of a prompt's beginning, pinned. Those before `first` are not needed,
@@ -56,9 +66,9 @@ class PrefixCache {
  public:
   static constexpr int kNobodyKeeps = std::numeric_limits<int>::max();
 
-  // `offload` may be null; both outlive this. `window` as EngineOptions has it:
-  // of a prefix, only what the position behind it sees must be there.
-  PrefixCache(KvPool* pool, KvOffload* offload, int window = 0)
+  // `offload` may be null; both outlive this. Of a prefix, only what the
+  // position behind it sees must be there.
+  PrefixCache(KvPool* pool, KvOffload* offload, const KvWindow& window = {})
       : pool_(pool), offload_(offload), window_(window) {}
 
   // The longest prefix of `hashes` that is usable at once. Positions from
@@ -67,14 +77,15 @@ class PrefixCache {
                     int keep_from = kNobodyKeeps) {
     const PrefixRange range =
         Longest(hashes, keep_from, [this](const BlockHash& h) {
-          return InPool(h) || (offload_ != nullptr && offload_->InMemory(h));
+          return offload_ != nullptr && offload_->InMemory(h);
         });
     CachedPrefix found;
     found.first = range.first;
     found.blocks.resize(static_cast<size_t>(range.end));
     for (int i = range.first; i < range.end; ++i) {
       const auto at = static_cast<size_t>(i);
-      std::vector<BlockRef> one = pool_->Match(hashes.subspan(at, 1));
+      std::vector<BlockRef> one =
+          pool_->Match(hashes.subspan(at, 1), i >= range.first_whole);
       if (!one.empty()) found.blocks[at] = std::move(one.front());
     }
     return found;
@@ -117,7 +128,7 @@ class PrefixCache {
   }
   PrefixRange Somewhere(absl::Span<const BlockHash> hashes) const {
     return Longest(hashes, kNobodyKeeps, [this](const BlockHash& h) {
-      return InPool(h) || (offload_ != nullptr && offload_->Holds(h));
+      return offload_ != nullptr && offload_->Holds(h);
     });
   }
   static absl::Span<const BlockHash> Part(absl::Span<const BlockHash> hashes,
@@ -125,19 +136,27 @@ class PrefixCache {
     return hashes.subspan(static_cast<size_t>(range.first),
                           static_cast<size_t>(range.end - range.first));
   }
-  // The longest prefix of which all needed blocks are `there`.
-  template <typename There>
+  // The longest prefix of which all that is needed is in the pool or
+  // `offloaded`, which is of whole blocks.
+  template <typename Offloaded>
   PrefixRange Longest(absl::Span<const BlockHash> hashes, int keep_from,
-                      const There& there) const {
-    return LongestPrefix(static_cast<int>(hashes.size()), pool_->block_size(),
-                         window_, keep_from, [&](int i) {
-                           return there(hashes[static_cast<size_t>(i)]);
-                         });
+                      const Offloaded& offloaded) const {
+    return LongestPrefix(
+        static_cast<int>(hashes.size()), pool_->block_size(), window_,
+        keep_from,
+        [&](int i) {
+          const BlockHash& hash = hashes[static_cast<size_t>(i)];
+          return InPool(hash) || offloaded(hash);
+        },
+        [&](int i) {
+          const BlockHash& hash = hashes[static_cast<size_t>(i)];
+          return pool_->HasWhole(hash) || offloaded(hash);
+        });
   }
 
   KvPool* const pool_;
   KvOffload* const offload_;
-  const int window_;
+  const KvWindow window_;
 };
 
 }  // namespace tandem::engine

@@ -38,7 +38,7 @@ absl::Status DeviceExecutor::RecordDecodes(
   for (size_t b = decode_bounds_.size(); b-- > 0;) {
     for (size_t s = decode_sizes_.size(); s-- > 0;) {
       const Decode decode{decode_sizes_[s], decode_bounds_[b]};
-      plan.Fill(nobody, options_.block_size, decode.size);
+      plan.Fill(nobody, decode.size);
       backend_->CopyToDevice(*compute_, device_plan_->data(), plan.data(),
                              plan.size());
       const absl::Status status = backend_->Record(
@@ -82,10 +82,11 @@ DeviceExecutor::Decode DeviceExecutor::DecodeOf(const Step& step) const {
 // Nothing here may depend on the plan but through the device's copy of it.
 void DeviceExecutor::RunDecode(const StepPlan& plan, const Decode& decode) {
   const std::byte* device = device_plan_->data();
-  kernels::Rows rows = RowsOf(plan);
-  rows.max_positions = decode.bound;
-  Forward(*model_, rows, {decode.size, plan.DeviceRowIds(device)}, {},
-          *backend_, *compute_, *cache_, *workspace_, [](int) {});
+  PartRows rows = RowsOf(plan);
+  for (kernels::Rows& of_part : rows) of_part.max_positions = decode.bound;
+  Forward(*model_, rows, layers_.places,
+          {decode.size, plan.DeviceRowIds(device)}, {}, *backend_, *compute_,
+          *cache_, *workspace_, [](int) {});
   DrawTokens(plan, decode.size, nullptr);
 }
 

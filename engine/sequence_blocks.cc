@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The KV blocks of a sequence: how many it may need, who else may have them,
 // and what becomes of them as it grows. Full ones are published, so that others
-// find them, and those behind the window are let go. The scheduler takes them
-// as steps need them.
+// find them, and those behind the window are let go, or their windowed parts.
+// The scheduler takes them as steps need them.
 
 #include <algorithm>
 
@@ -26,15 +26,24 @@ int Engine::BlocksFor(int64_t positions) const {
 int Engine::BlocksAtOnce(const EngineOptions& options, int block_size,
                          int positions) {
   const int all = CeilDiv(positions, block_size);
-  if (options.window == 0) return all;
+  const KvWindow& window = options.window;
+  if (window.positions == 0) return all;
   // A step's rows and what the first of them sees, from anywhere in a block.
-  const int64_t seen = int64_t{options.window} + options.max_num_batched_tokens;
-  return std::min(all, CeilDiv(seen, block_size) + 1);
+  const int64_t seen =
+      int64_t{window.positions} + options.max_num_batched_tokens;
+  const int in_window = std::min(all, CeilDiv(seen, block_size) + 1);
+  if (window.frees_blocks()) return in_window;
+  return CeilDiv(int64_t{all} * window.parts.full +
+                     int64_t{in_window} * window.parts.windowed,
+                 window.parts.count());
 }
 
 int Engine::FirstBlock(int position) const {
-  if (options_.window == 0) return 0;
-  return std::max(0, position - options_.window + 1) / pool_->block_size();
+  return options_.window.frees_blocks() ? FirstWhole(position) : 0;
+}
+
+int Engine::FirstWhole(int position) const {
+  return options_.window.FirstSeen(position) / pool_->block_size();
 }
 
 // Lanes share what is full of the prompt; Validate has seen to single ones.
@@ -80,7 +89,7 @@ void Engine::PublishFullBlocks(Sequence* sequence) {
                                absl::MakeConstSpan(sequence->spec.history)
                                    .subspan(index * static_cast<size_t>(size),
                                             static_cast<size_t>(size)));
-    if (index < sequence->behind) continue;
+    if (!sequence->blocks[index]) continue;  // behind the window
     pool_->Publish(sequence->blocks[index], sequence->tail,
                    sequence->spec.cache_owner);
   }
@@ -89,13 +98,17 @@ void Engine::PublishFullBlocks(Sequence* sequence) {
 // Steps in flight may name what is let go here, but none reads it, since their
 // rows come later. Whoever gathers has references of its own.
 void Engine::FreeBehindWindow(Sequence* sequence) {
-  if (options_.window == 0) return;
   const int keep = sequence->spec.keep_from / pool_->block_size();
   const size_t end =
-      static_cast<size_t>(std::min(FirstBlock(sequence->computed), keep));
+      static_cast<size_t>(std::min(FirstWhole(sequence->computed), keep));
   for (; sequence->behind < end; ++sequence->behind) {
-    sequence->blocks[sequence->behind] = BlockRef();
-    sequence->table[sequence->behind] = -1;
+    BlockRef& block = sequence->blocks[sequence->behind];
+    if (options_.window.frees_parts()) {
+      block.LetWindowedGo();
+    } else {
+      block = BlockRef();
+      sequence->table[sequence->behind] = -1;
+    }
     blocks_returned_ = true;
     ++stats_.window_blocks;
   }

@@ -150,8 +150,13 @@ absl::Status Engine::CheckBlocks(const SequenceSpec& spec,
                   " computed positions, expected ", least, " to ", most);
   }
   for (int b = 0; b < given; ++b) {
+    const BlockRef& block = blocks[static_cast<size_t>(b)];
+    const bool there =
+        b < FirstWhole(computed) && !options_.window.frees_blocks()
+            ? static_cast<bool>(block)
+            : block.whole();
     const bool behind = spec.kv_cache && b < FirstBlock(computed);
-    if (!blocks[static_cast<size_t>(b)] && !behind) {
+    if (!there && !behind) {
       return Refuse("block ", b, " is missing, and position ", computed,
                     " sees it");
     }
@@ -216,7 +221,7 @@ std::unique_ptr<Engine::Sequence> Engine::NewSequence(
   PrepareGrowth(sequence.get());
   PrepareDrafts(sequence.get());
   for (const BlockRef& block : sequence->blocks) {
-    if (!block && sequence->behind == sequence->table.size()) {
+    if (!block.whole() && sequence->behind == sequence->table.size()) {
       ++sequence->behind;
     }
     if (static_cast<int>(sequence->table.size()) >=

@@ -34,8 +34,8 @@ absl::Status DeviceExecutor::Check(const Step& step) const {
   }
   for (const BlockCopy& copy : step.copies) {
     for (const int32_t block : {copy.from, copy.to}) {
-      if (block >= 0 && block < options_.num_blocks) continue;
-      return OutOfRange("a copy's block", block, 0, options_.num_blocks - 1);
+      if (block >= 0 && block < NumBlockIds()) continue;
+      return OutOfRange("a copy's block", block, 0, NumBlockIds() - 1);
     }
   }
   if (rows < 1 || rows > options_.max_rows) {
@@ -83,8 +83,15 @@ absl::Status DeviceExecutor::CheckEntry(const StepEntry& entry) const {
   for (int64_t b = 0; b < blocks; ++b) {
     const int32_t block = entry.block_table[static_cast<size_t>(b)];
     const bool behind = block == -1 && b < seen / block_size;
-    if (!behind && (block < 0 || block >= options_.num_blocks)) {
-      return OutOfRange("block", block, 0, options_.num_blocks - 1);
+    if (!behind && (block < 0 || block >= NumBlockIds())) {
+      return OutOfRange("block", block, 0, NumBlockIds() - 1);
+    }
+    for (int part = 0; !behind && part < blocks_.parts(); ++part) {
+      if (b < blocks_.First(part, entry.position)) continue;
+      if (blocks_.CellOf(block, part) < 0) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "step: block ", block, " has let go what its rows see"));
+      }
     }
   }
   const int vocab = model_->spec().vocab_size;

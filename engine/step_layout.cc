@@ -19,22 +19,26 @@ size_t Aligned(size_t bytes) {
 
 }  // namespace
 
-size_t StepPlan::MaxBytes(const StepLimits& limits) {
+size_t StepPlan::MaxBytes(const StepLimits& limits, const StepBlocks& blocks) {
   const auto entries = static_cast<size_t>(limits.entries);
-  const size_t ints =
-      5 * static_cast<size_t>(limits.rows) + entries * limits.blocks_per_entry;
-  return ints * sizeof(int32_t) + entries * sizeof(RowSpan) +
+  const auto parts = static_cast<size_t>(blocks.parts());
+  const size_t ints = (4 + parts) * static_cast<size_t>(limits.rows) +
+                      parts * entries * limits.blocks_per_entry;
+  return ints * sizeof(int32_t) + parts * entries * sizeof(RowSpan) +
          static_cast<size_t>(limits.draws) *
              (2 * sizeof(int32_t) + sizeof(SampleParams)) +
          kSections * kAlignment;
 }
 
-void StepPlan::Reserve(const StepLimits& limits) {
-  own_.resize(MaxBytes(limits));
-  Reserve(own_.data());
+void StepPlan::Reserve(const StepLimits& limits, const StepBlocks& blocks) {
+  own_.resize(MaxBytes(limits, blocks));
+  Reserve(own_.data(), blocks);
 }
 
-void StepPlan::Reserve(std::byte* memory) { bytes_ = memory; }
+void StepPlan::Reserve(std::byte* memory, const StepBlocks& blocks) {
+  bytes_ = memory;
+  blocks_ = blocks;
+}
 
 template <typename T>
 T* StepPlan::Place(size_t count, size_t* offset) {
@@ -43,9 +47,9 @@ T* StepPlan::Place(size_t count, size_t* offset) {
   return reinterpret_cast<T*>(bytes_ + *offset);
 }
 
-void StepPlan::Fill(const Step& step, int block_size, int least) {
+void StepPlan::Fill(const Step& step, int least) {
   size_ = 0;
-  FillRows(step, block_size, least);
+  FillRows(step, least);
   FillDraws(step, least);
   FillTables(step);
   has_adapters_ =
@@ -63,50 +67,71 @@ void StepPlan::FillAdapters(const Step& step) {
   }
 }
 
-void StepPlan::FillRows(const Step& step, int block_size, int least) {
+void StepPlan::FillRows(const Step& step, int least) {
   size_t rows = 0;
   for (const StepEntry& entry : step.entries) rows += entry.tokens.size();
   rows = std::max(rows, static_cast<size_t>(least));
   rows_ = static_cast<int>(rows);
   entries_ = std::max(static_cast<int>(step.entries.size()), least);
+  const auto parts = static_cast<size_t>(blocks_.parts());
   auto* token_ids = Place<int32_t>(rows, &token_ids_);
   auto* fed = Place<int32_t>(rows, &fed_);
   auto* positions = Place<int32_t>(rows, &positions_);
-  auto* slots = Place<int32_t>(rows, &slots_);
-  auto* spans = Place<RowSpan>(static_cast<size_t>(entries_), &spans_);
+  Place<int32_t>(parts * rows, &slots_);
+  Place<RowSpan>(parts * static_cast<size_t>(entries_), &spans_);
   int row = 0;
-  int table = 0;
   for (const StepEntry& entry : step.entries) {
     const int count = static_cast<int>(entry.tokens.size());
-    *spans++ = {row, count, entry.position, table};
-    table += static_cast<int>(entry.block_table.size());
     for (int i = 0; i < count; ++i, ++row) {
-      const int position = entry.position + i;
       token_ids[row] = entry.tokens[i];
       fed[row] = entry.fed;
-      positions[row] = position;
-      slots[row] = entry.block_table[position / block_size] * block_size +
-                   position % block_size;
+      positions[row] = entry.position + i;
     }
   }
   for (; row < least; ++row) {
-    *spans++ = {row, 0, 0, 0};
     token_ids[row] = 0;
     fed[row] = -1;
     positions[row] = 0;
-    slots[row] = -1;
   }
 }
 
+// Of an entry one table after another. That of a windowed part begins with the
+// first block that its rows see, and is counted from where block 0 would be:
+// within the tables of full parts, which are longer.
 void StepPlan::FillTables(const Step& step) {
-  size_t blocks = 0;
-  for (const StepEntry& entry : step.entries) {
-    blocks += entry.block_table.size();
+  auto* const slots = reinterpret_cast<int32_t*>(bytes_ + slots_);
+  auto* const spans = reinterpret_cast<RowSpan*>(bytes_ + spans_);
+  auto* const tables = Place<int32_t>(0, &tables_);
+  const int block_size = blocks_.size;
+  int row = 0;
+  int filled = 0;
+  for (size_t e = 0; e < step.entries.size(); ++e) {
+    const StepEntry& entry = step.entries[e];
+    const int count = static_cast<int>(entry.tokens.size());
+    const int blocks = static_cast<int>(entry.block_table.size());
+    for (int part = 0; part < blocks_.parts(); ++part) {
+      const int first = blocks_.First(part, entry.position);
+      spans[part * entries_ + static_cast<int>(e)] = {
+          row, count, entry.position, filled - first};
+      for (int b = first; b < blocks; ++b) {
+        tables[filled++] = blocks_.CellOf(entry.block_table[b], part);
+      }
+      for (int i = 0; i < count; ++i) {
+        const int position = entry.position + i;
+        slots[part * rows_ + row + i] =
+            blocks_.CellOf(entry.block_table[position / block_size], part) *
+                block_size +
+            position % block_size;
+      }
+    }
+    row += count;
   }
-  auto* table = Place<int32_t>(blocks, &tables_);
-  for (const StepEntry& entry : step.entries) {
-    table =
-        std::copy(entry.block_table.begin(), entry.block_table.end(), table);
+  size_ += Aligned(static_cast<size_t>(filled) * sizeof(int32_t));
+  for (; row < rows_; ++row) {  // nobody's, of an entry each
+    for (int part = 0; part < blocks_.parts(); ++part) {
+      spans[part * entries_ + row] = {row, 0, 0, 0};
+      slots[part * rows_ + row] = -1;
+    }
   }
 }
 
@@ -165,19 +190,23 @@ void StepPlan::CopyEdits(const Step& step, kernels::LogitEdit* out) {
   }
 }
 
-kernels::Rows StepPlan::DeviceRows(const std::byte* device) const {
+kernels::Rows StepPlan::DeviceRows(const std::byte* device, int part) const {
   const auto ints = [&](size_t offset) {
     return reinterpret_cast<const int32_t*>(device + offset);
   };
-  return {.num_rows = rows_,
-          .num_spans = entries_,
-          .token_ids = ints(token_ids_),
-          .fed = ints(fed_),
-          .positions = ints(positions_),
-          .slots = ints(slots_),
-          .spans = reinterpret_cast<const RowSpan*>(device + spans_),
-          .block_tables = ints(tables_),
-          .host_spans = reinterpret_cast<const RowSpan*>(bytes_ + spans_)};
+  const int64_t first_row = int64_t{part} * rows_;
+  const int64_t first_span = int64_t{part} * entries_;
+  return {
+      .num_rows = rows_,
+      .num_spans = entries_,
+      .token_ids = ints(token_ids_),
+      .fed = ints(fed_),
+      .positions = ints(positions_),
+      .slots = ints(slots_) + first_row,
+      .spans = reinterpret_cast<const RowSpan*>(device + spans_) + first_span,
+      .block_tables = ints(tables_),
+      .host_spans =
+          reinterpret_cast<const RowSpan*>(bytes_ + spans_) + first_span};
 }
 
 const int32_t* StepPlan::DeviceRowIds(const std::byte* device) const {

@@ -2,8 +2,11 @@
 // What a step's operations know about their rows, laid out in one piece of
 // memory that goes to the device in one copy:
 //
-//   token_ids [rows], fed [rows], positions [rows], slots [rows],
-//   spans [entries], row_ids [draws], params [draws], block_tables [sum]
+//   token_ids [rows], fed [rows], positions [rows], slots [parts][rows],
+//   spans [parts][entries], row_ids [draws], params [draws],
+//   block_tables [sum]
+//
+// (parts of a block, each with its slots and tables: block_cells.h)
 //
 // and, where an entry has an adapter, those of all rows and draws,
 //
@@ -22,6 +25,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "engine/block_cells.h"
 #include "engine/executor.h"
 #include "kernels/backend.h"
 
@@ -35,27 +39,46 @@ struct StepLimits {
   int blocks_per_entry = 0;
 };
 
+// How blocks lie in the cache.
+struct StepBlocks {
+  int size = 0;                       // positions
+  const BlockCells* cells = nullptr;  // null: each is its own cell
+  KvWindow window = {};               // of windowed parts
+
+  int parts() const { return cells == nullptr ? 1 : cells->parts().count(); }
+  int32_t CellOf(int32_t block, int part) const {
+    return cells == nullptr ? block : cells->at(block, part);
+  }
+  // The first block of a part that a row at `position` sees.
+  int First(int part, int position) const {
+    return cells == nullptr || part < cells->parts().full
+               ? 0
+               : window.FirstSeen(position) / size;
+  }
+};
+
 class StepPlan {
  public:
   // Bytes that a step within the limits takes at most.
-  static size_t MaxBytes(const StepLimits& limits);
+  static size_t MaxBytes(const StepLimits& limits, const StepBlocks& blocks);
 
-  void Reserve(const StepLimits& limits);
+  void Reserve(const StepLimits& limits, const StepBlocks& blocks);
   // `memory`, of MaxBytes, outlives the plan: from which a device may copy
   // while the caller goes on (Backend::AllocateHost).
-  void Reserve(std::byte* memory);
+  void Reserve(std::byte* memory, const StepBlocks& blocks);
 
   // Lays out a step within the limits. Rows, entries and draws are filled up to
   // `least` each; a filler has slot -1, an empty span, and draws greedily from
   // row 0. Allocates nothing. REQUIRES if `least` is not 0: every entry has one
   // token and one draw.
-  void Fill(const Step& step, int block_size, int least = 0);
+  void Fill(const Step& step, int least = 0);
 
   const std::byte* data() const { return bytes_; }
   size_t size() const { return size_; }
 
-  // With pointers into a copy of the plan on the device at `device`.
-  kernels::Rows DeviceRows(const std::byte* device) const;
+  // With pointers into a copy of the plan on the device at `device`: the rows
+  // as layers of one part see them.
+  kernels::Rows DeviceRows(const std::byte* device, int part = 0) const;
   const int32_t* DeviceRowIds(const std::byte* device) const;
   const kernels::SampleParams* DeviceParams(const std::byte* device) const;
   // Slots of rows, and of the rows that draw, -1 without one. REQUIRES:
@@ -74,11 +97,12 @@ class StepPlan {
  private:
   template <typename T>
   T* Place(size_t count, size_t* offset);
-  void FillRows(const Step& step, int block_size, int least);
+  void FillRows(const Step& step, int least);
   void FillDraws(const Step& step, int least);
   void FillTables(const Step& step);
   void FillAdapters(const Step& step);
 
+  StepBlocks blocks_;
   std::vector<std::byte> own_;  // unless the memory is the caller's
   std::byte* bytes_ = nullptr;
   size_t size_ = 0;

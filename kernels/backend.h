@@ -211,6 +211,7 @@ struct KvRange {
   int layer_end = 0;
   int head_begin = 0;
   int head_end = 0;
+  int layer_shift = 0;  // digests call a layer by its number plus this
 
   int64_t elements(int head_dim) const {
     return int64_t{2} * (layer_end - layer_begin) *

@@ -18,6 +18,7 @@
 #include "common/log.h"
 #include "common/progress.h"
 #include "common/random.h"
+#include "engine/layer_parts.h"
 #include "engine/model_config.h"
 #include "engine/model_work.h"
 #include "engine/safetensors.h"
@@ -495,7 +496,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   // and a prefill worker's prompt may wait as a whole for its grant.
   absl::StatusOr<KvPlan> plan = PlanKv(
       flags, *spec, kv_dtype, *gpu,
-      with_cache && role == v1::WORKER_ROLE_DECODE ? spec->common_window() : 0,
+      with_cache && role == v1::WORKER_ROLE_DECODE ? engine::WindowOf(*spec)
+                                                   : engine::KvWindow(),
       draft);
   if (!plan.ok()) return plan.status();
   parts.clock.End("weights");
@@ -512,7 +514,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.fingerprint = *std::move(fingerprint);
   parts.clock.End("fingerprint");
 
+  parts.pool = std::make_unique<engine::KvPool>(
+      plan->num_blocks, flags.block_size, flags.tenant_cache_share,
+      engine::PartsOf(*spec).parts);
   executor.num_blocks = plan->num_blocks;
+  executor.cells = &parts.pool->cells();
   // Only prefill workers hand over what they compute.
   if (role == v1::WORKER_ROLE_PREFILL) {
     executor.layers_per_group = flags.layers_per_group;
@@ -530,8 +536,6 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     RecordDecodes(*parts.executor);
     parts.clock.End("cuda_graphs");
   }
-  parts.pool = std::make_unique<engine::KvPool>(
-      plan->num_blocks, flags.block_size, flags.tenant_cache_share);
   const absl::Status offloading = StartOffload(flags, loop, &parts);
   if (!offloading.ok()) return offloading;
   if (parts.offload != nullptr) parts.clock.End("kv_offload");
@@ -543,7 +547,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.engine_options.max_model_len = plan->max_model_len;
   parts.engine_options.vocab_size = spec->vocab_size;
   parts.engine_options.prefix_caching = flags.prefix_caching && with_cache;
-  parts.engine_options.window = with_cache ? spec->common_window() : 0;
+  parts.engine_options.window =
+      with_cache ? engine::WindowOf(*spec) : engine::KvWindow();
   parts.engine_options.work =
       engine::MakeWorkShape(*parts.model, kv_dtype, opened->is_cuda());
   if (parts.draft.model != nullptr) {

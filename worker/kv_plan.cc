@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
+#include "engine/layer_parts.h"
 #include "kernels/backend.h"
 
 namespace tandem::worker {
@@ -53,10 +54,12 @@ int PlainDraws(const WorkerFlags& flags) {
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
-                              const std::optional<GpuMemory>& gpu, int window,
+                              const std::optional<GpuMemory>& gpu,
+                              const engine::KvWindow& window,
                               const DraftKv& draft) {
   kernels::KvShape shape;
-  shape.num_layers = spec.layers;
+  const engine::LayerParts layers = engine::PartsOf(spec);
+  shape.num_layers = layers.room();
   shape.kv_heads = spec.kv_heads;
   shape.head_dim = spec.head_dim;
   shape.dtype = kv_dtype;
@@ -91,10 +94,15 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     plan.num_blocks = static_cast<int>(std::min<int64_t>(
         {std::max<int64_t>(0, CacheBytes(flags, gpu) - draft_bytes) /
              block_bytes,
-         useful, INT_MAX / flags.block_size}));
+         useful,
+         INT_MAX / (flags.block_size * int64_t{layers.parts.count()})}));
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
-  const int needed = std::min(plan.max_model_len, at_once(plan.max_model_len));
+  // A handoff brings whole blocks, of all that layers see.
+  const int needed =
+      window.frees_blocks()
+          ? std::min(plan.max_model_len, at_once(plan.max_model_len))
+          : plan.max_model_len;
   if (fits < needed) {
     if (flags.max_model_len > 0 || fits < flags.block_size) {
       return absl::InvalidArgumentError(absl::StrCat(

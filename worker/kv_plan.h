@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "engine/block_cells.h"
 #include "engine/model_config.h"
 #include "kernels/types.h"
 #include "worker/bringup.h"
@@ -41,14 +42,15 @@ struct KvPlan {
   int max_model_len = 0;
 };
 
-// With a window (engine::EngineOptions) the pool holds what a sequence has at
-// once, not all of it. Without `gpu` the default is 1 GiB. INVALID_ARGUMENT:
-// what was asked for does not fit; says how much would.
+// With a window of all layers (engine::EngineOptions) the pool holds what a
+// sequence has at once, not all of it. Without `gpu` the default is 1 GiB.
+// INVALID_ARGUMENT: what was asked for does not fit; says how much would.
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
                               const std::optional<GpuMemory>& gpu,
-                              int window = 0, const DraftKv& draft = {});
+                              const engine::KvWindow& window = {},
+                              const DraftKv& draft = {});
 
 }  // namespace tandem::worker
 

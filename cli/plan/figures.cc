@@ -10,6 +10,7 @@
 #include "common/progress.h"
 #include "engine/engine.h"
 #include "engine/forward.h"
+#include "engine/layer_parts.h"
 #include "engine/model_work.h"
 #include "kernels/experts.h"
 #include "worker/gpu_handoff.h"
@@ -92,7 +93,7 @@ absl::Status DoesNotFit(const Plan& plan) {
 std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {
   const engine::EngineOptions options{
       .max_num_batched_tokens = input.max_num_batched_tokens,
-      .window = input.spec.common_window()};
+      .window = engine::WindowOf(input.spec)};
   std::vector<Contexts> all;
   const auto add = [&](int positions) {
     const int blocks =
@@ -132,7 +133,9 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
       input.gpu ? formats.weights : DType::kF32));
   plan.workspace_bytes += ExpertBytes(input, formats);
   plan.kv_token_bytes = explain::KvBytesPerToken(spec, formats.kv);
-  plan.kv_block_bytes = plan.kv_token_bytes * input.block_size;
+  // A block has room for some layers more where they are parted unevenly.
+  plan.kv_block_bytes = plan.kv_token_bytes / spec.layers *
+                        engine::PartsOf(spec).room() * input.block_size;
 
   std::optional<worker::GpuMemory> gpu;
   if (input.gpu) {
@@ -160,7 +163,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
                        plan.workspace_bytes - plan.overhead_bytes;
   if (left < plan.kv_block_bytes) return DoesNotFit(plan);
   const absl::StatusOr<worker::KvPlan> kv =
-      worker::PlanKv(flags, spec, formats.kv, gpu, spec.common_window());
+      worker::PlanKv(flags, spec, formats.kv, gpu, engine::WindowOf(spec));
   if (!kv.ok()) return kv.status();
   plan.num_blocks = kv->num_blocks;
   plan.max_model_len = kv->max_model_len;

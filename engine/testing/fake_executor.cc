@@ -27,8 +27,9 @@ kernels::KvDigest RowDigest(uint64_t key, uint64_t word, int layer,
 FakeExecutor::FakeExecutor(const FakeExecutorOptions& options, Loop* loop)
     : options_(options),
       random_(options.seed),
-      moving_(static_cast<size_t>(options.num_blocks)),
-      writers_(static_cast<size_t>(options.num_blocks)),
+      moving_(static_cast<size_t>(options.num_blocks) *
+              static_cast<size_t>(options.model.num_layers)),
+      writers_(static_cast<size_t>(num_ids())),
       step_timer_(loop),
       copy_timer_(loop) {
   shape_.num_layers = options.model.num_layers;
@@ -42,16 +43,34 @@ FakeExecutor::FakeExecutor(const FakeExecutorOptions& options, Loop* loop)
                 static_cast<size_t>(options.block_size));
 }
 
+int32_t FakeExecutor::CellOf(int32_t block, int layer) const {
+  return options_.cells == nullptr ? layer * shape_.num_blocks + block
+                                   : options_.cells->at(block, layer);
+}
+
+std::vector<int32_t> FakeExecutor::CellsOf(int32_t block) const {
+  std::vector<int32_t> cells;
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    cells.push_back(CellOf(block, layer));
+  }
+  return cells;
+}
+
+int FakeExecutor::num_ids() const {
+  return options_.cells == nullptr ? options_.num_blocks
+                                   : options_.cells->num_blocks();
+}
+
 uint64_t& FakeExecutor::WordAt(absl::Span<const int32_t> block_table,
                                int position, int layer) {
   const size_t size = static_cast<size_t>(shape_.block_size);
   const size_t at = static_cast<size_t>(position);
-  const size_t block = static_cast<size_t>(block_table[at / size]);
-  return words_[(static_cast<size_t>(layer) *
-                     static_cast<size_t>(shape_.num_blocks) +
-                 block) *
-                    size +
-                at % size];
+  const int32_t block = block_table[at / size];
+  const int32_t cell = CellOf(block, layer);
+  if (cell >= 0) return words_[static_cast<size_t>(cell) * size + at % size];
+  Violation(absl::StrCat("block ", block, " has let go of layer ", layer,
+                         ", and position ", position, " of it is used"));
+  return nowhere_;
 }
 
 void FakeExecutor::Violation(std::string what) {
@@ -96,11 +115,12 @@ bool FakeExecutor::CheckEntry(const StepEntry& entry) {
                            covered));
     return false;
   }
-  const int window = options_.model.window;
-  const int seen = window == 0 ? 0 : entry.position - window + 1;
+  const int seen = options_.model.windowed(0)
+                       ? entry.position - options_.model.window + 1
+                       : 0;
   for (size_t b = 0; b < entry.block_table.size(); ++b) {
     const int32_t block = entry.block_table[b];
-    if (block >= 0 && block < shape_.num_blocks) continue;
+    if (block >= 0 && block < num_ids()) continue;
     const int block_end = static_cast<int>(b + 1) * shape_.block_size;
     if (block == -1 && block_end <= seen) continue;  // behind the window
     Violation(absl::StrCat("sequence ", entry.sequence, ": no block ", block));
@@ -120,7 +140,7 @@ bool FakeExecutor::CheckStep(const Step& step) {
   }
   for (const BlockCopy& copy : step.copies) {
     for (const int32_t block : {copy.from, copy.to}) {
-      if (block >= 0 && block < shape_.num_blocks) continue;
+      if (block >= 0 && block < num_ids()) continue;
       Violation(absl::StrCat("a copy of no block: ", block));
       return false;
     }
@@ -154,8 +174,11 @@ bool FakeExecutor::CheckStep(const Step& step) {
 
 bool FakeExecutor::WaitsForMoves(const Step& step) const {
   const auto moves = [this](int32_t block) {
-    return block >= 0 && block < shape_.num_blocks &&
-           moving_[static_cast<size_t>(block)] > 0;
+    if (block < 0 || block >= num_ids()) return false;
+    const std::vector<int32_t> cells = CellsOf(block);
+    return std::any_of(cells.begin(), cells.end(), [this](int32_t cell) {
+      return cell >= 0 && moving_[static_cast<size_t>(cell)] > 0;
+    });
   };
   for (const BlockCopy& copy : step.copies) {
     if (moves(copy.from) || moves(copy.to)) return true;
@@ -276,9 +299,10 @@ SampledToken FakeExecutor::DrawToken(const StepEntry& entry, int position,
                                      const RowDraw& draw,
                                      absl::Span<const uint32_t> mask) {
   uint64_t fold = 0;
-  const int window = options_.model.window;
-  const int seen = window == 0 ? 0 : std::max(0, position - window);
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    const int seen = options_.model.windowed(layer)
+                         ? std::max(0, position - options_.model.window)
+                         : 0;
     for (int before = seen; before < position; ++before) {
       fold ^= FakeModel::Fold(WordAt(entry.block_table, before, layer), before,
                               layer);
@@ -321,7 +345,7 @@ bool FakeExecutor::CheckPart(const KvPart& part, kernels::DType wire) {
   for (int p = part.position_begin; right && p < part.position_end; ++p) {
     const int32_t block =
         part.block_table[static_cast<size_t>(p / shape_.block_size)];
-    right = block >= 0 && block < shape_.num_blocks;
+    right = block >= 0 && block < num_ids();
   }
   if (!right) Violation("a part of the KV that is not there");
   return right;
@@ -414,50 +438,54 @@ void FakeExecutor::Digest(const KvPart& part, kernels::DType wire,
 
 // ---- Whole blocks
 
-template <typename Visit>
-void FakeExecutor::ForEachWord(int32_t block, Visit visit) {
-  const absl::Span<const int32_t> table = absl::MakeConstSpan(&block, 1);
-  for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    for (int p = 0; p < shape_.block_size; ++p) visit(WordAt(table, p, layer));
-  }
-}
-
 void FakeExecutor::SaveBlock(int32_t block, std::byte* to,
                              absl::AnyInvocable<void()> done) {
-  Move(block, [this, block, to, done = std::move(done)]() mutable {
-    std::byte* out = to;
-    ForEachWord(block, [&](const uint64_t& word) {
-      std::memcpy(out, &word, sizeof(word));
-      out += sizeof(word);
-    });
-    EndMove(block);
-    done();
-  });
+  Move(
+      block,
+      [out = to](const uint64_t& word) mutable {
+        std::memcpy(out, &word, sizeof(word));
+        out += sizeof(word);
+      },
+      std::move(done));
 }
 
 void FakeExecutor::RestoreBlock(int32_t block, const std::byte* from,
                                 absl::AnyInvocable<void()> done) {
-  Move(block, [this, block, from, done = std::move(done)]() mutable {
-    const std::byte* in = from;
-    ForEachWord(block, [&](uint64_t& word) {
-      std::memcpy(&word, in, sizeof(word));
-      in += sizeof(word);
-    });
-    EndMove(block);
-    done();
-  });
+  Move(
+      block,
+      [in = from](uint64_t& word) mutable {
+        std::memcpy(&word, in, sizeof(word));
+        in += sizeof(word);
+      },
+      std::move(done));
 }
 
-void FakeExecutor::Move(int32_t block, absl::AnyInvocable<void()> run) {
-  TANDEM_CHECK(block >= 0 && block < shape_.num_blocks, "no such block");
-  ++moving_[static_cast<size_t>(block)];
-  copies_.push_back(
-      {int64_t{shape_.num_layers} * shape_.block_size, std::move(run)});
+template <typename Visit>
+void FakeExecutor::Move(int32_t block, Visit visit,
+                        absl::AnyInvocable<void()> done) {
+  TANDEM_CHECK(block >= 0 && block < num_ids(), "no such block");
+  std::vector<int32_t> cells = CellsOf(block);
+  for (const int32_t cell : cells) {
+    TANDEM_CHECK(cell >= 0, "a block that lacks parts is not moved");
+    ++moving_[static_cast<size_t>(cell)];
+  }
+  copies_.push_back({int64_t{shape_.num_layers} * shape_.block_size,
+                     [this, cells = std::move(cells), visit = std::move(visit),
+                      done = std::move(done)]() mutable {
+                       const auto size = static_cast<size_t>(shape_.block_size);
+                       for (const int32_t cell : cells) {
+                         for (size_t p = 0; p < size; ++p) {
+                           visit(words_[static_cast<size_t>(cell) * size + p]);
+                         }
+                       }
+                       EndMove(cells);
+                       done();
+                     }});
   if (copies_.size() == 1) StartCopy();
 }
 
-void FakeExecutor::EndMove(int32_t block) {
-  --moving_[static_cast<size_t>(block)];
+void FakeExecutor::EndMove(absl::Span<const int32_t> cells) {
+  for (const int32_t cell : cells) --moving_[static_cast<size_t>(cell)];
   if (submitted_.empty()) return;
   if (step_waits_) {
     StartStep();
@@ -465,9 +493,14 @@ void FakeExecutor::EndMove(int32_t block) {
   }
   for (const StepEntry& entry : submitted_.front().step->entries) {
     for (const int32_t used : entry.block_table) {
-      if (used != block) continue;
-      Violation(absl::StrCat("block ", block, " was moved while sequence ",
-                             entry.sequence, " is using it"));
+      if (used < 0) continue;
+      for (const int32_t cell : CellsOf(used)) {
+        if (std::find(cells.begin(), cells.end(), cell) == cells.end()) {
+          continue;
+        }
+        Violation(absl::StrCat("block ", used, " was moved while sequence ",
+                               entry.sequence, " is using it"));
+      }
     }
   }
 }

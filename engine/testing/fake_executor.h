@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/random.h"
+#include "engine/block_cells.h"
 #include "engine/block_mover.h"
 #include "engine/executor.h"
 #include "engine/testing/fake_model.h"
@@ -33,6 +34,9 @@ struct FakeExecutorOptions {
   FakeModel model;
   int num_blocks = 64;
   int block_size = 16;
+  // Of the blocks' pool, a part for each layer; null: they have one for all.
+  // Outlives the executor.
+  const BlockCells* cells = nullptr;
   kernels::DType dtype = kernels::DType::kF32;
   uint64_t seed = 1;  // of the jitter
   // A step takes base + rows * per_row + jitter, uniform in [0, jitter).
@@ -88,6 +92,10 @@ class FakeExecutor final : public Executor, public BlockMover {
     absl::AnyInvocable<void()> run;
   };
 
+  // Of a block's part, -1 of one that was let go.
+  int32_t CellOf(int32_t block, int layer) const;
+  std::vector<int32_t> CellsOf(int32_t block) const;
+  int num_ids() const;
   uint64_t& WordAt(absl::Span<const int32_t> block_table, int position,
                    int layer);
   void Violation(std::string what);
@@ -108,23 +116,24 @@ class FakeExecutor final : public Executor, public BlockMover {
                          const RowDraw& draw, absl::Span<const uint32_t> mask);
   void Enqueue(const KvPart& part, absl::AnyInvocable<void()> run);
   void StartCopy();
-  void Move(int32_t block, absl::AnyInvocable<void()> run);
-  void EndMove(int32_t block);
+  // Of a whole block: its cells are those of now.
   template <typename Visit>  // (uint64_t& word)
-  void ForEachWord(int32_t block, Visit visit);
+  void Move(int32_t block, Visit visit, absl::AnyInvocable<void()> done);
+  void EndMove(absl::Span<const int32_t> cells);
   template <typename Visit>  // (uint64_t& word, int layer, int position)
   void ForEachRow(const KvPart& part, Visit visit);
 
   const FakeExecutorOptions options_;
   kernels::KvShape shape_;
-  std::vector<uint64_t> words_;  // [num_layers, num_blocks, block_size]
+  std::vector<uint64_t> words_;  // [cells, block_size]
+  uint64_t nowhere_ = 0;
   SeededRandom random_;
   std::deque<Submitted> submitted_;  // the front one runs
   int layers_done_ = 0;              // of the front one
   StepResult drawn_;                 // by the last one that ended
   absl::Duration per_layer_;
   bool step_waits_ = false;  // the front one, for moves of its blocks
-  std::vector<int> moving_;  // [num_blocks] saves and restores queued
+  std::vector<int> moving_;  // [cells] saves and restores queued
   std::deque<Copy> copies_;  // the front one runs
   absl::Status failure_;
   absl::Duration held_up_;
@@ -136,7 +145,7 @@ class FakeExecutor final : public Executor, public BlockMover {
     uint64_t step = 0;
     size_t entry = 0;
   };
-  std::vector<Writer> writers_;  // [num_blocks]
+  std::vector<Writer> writers_;  // [ids]
   Timer step_timer_;
   Timer copy_timer_;
 };

@@ -144,14 +144,15 @@ FakeHistory::FakeHistory(const FakeModel& model) : model_(model) {
 
 void FakeHistory::Append(absl::Span<const int32_t> tokens) {
   for (const int32_t token : tokens) {
-    uint64_t fold = 0;
+    uint64_t passing = 0;  // what falls behind the window some day
     for (int layer = 0; layer < model_.num_layers; ++layer) {
       uint64_t& word = words_[static_cast<size_t>(layer)];
       word = model_.Word(word, token, position_, layer);
-      fold ^= FakeModel::Fold(word, position_, layer);
+      const uint64_t fold = FakeModel::Fold(word, position_, layer);
+      fold_ ^= fold;
+      if (model_.windowed(layer)) passing ^= fold;
     }
-    folds_.push_back(fold);
-    fold_ ^= fold;
+    folds_.push_back(passing);
     ++position_;
     if (model_.window > 0 && position_ > model_.window) {
       fold_ ^= folds_[static_cast<size_t>(position_ - model_.window - 1)];

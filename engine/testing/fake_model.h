@@ -28,6 +28,9 @@ struct FakeModel {
   // Positions on which a draw depends, that of the token before included; 0:
   // all. At least 2.
   int window = 0;
+  int full_layers = 0;  // the first ones, which see all in any case
+
+  bool windowed(int layer) const { return window > 0 && layer >= full_layers; }
 
   // What stands for weights [rows][positions]: something that names its row's
   // layer (or, of a mean, the number of layers) and its position.

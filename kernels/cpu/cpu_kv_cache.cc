@@ -105,11 +105,11 @@ KvDigest ReadKv(const KernelTable& table, const CpuKvCache& cache,
               piece.row = row;
               table.read_kv_rows(piece);
               for (int i = 0; i < piece.rows; ++i) {
-                sum += table.digest_row(reinterpret_cast<const uint32_t*>(
-                                            piece.row + i * piece.row_bytes),
-                                        static_cast<int>(piece.row_bytes / 4),
-                                        keys.low, keys.high, digest_key, layer,
-                                        position + i);
+                sum += table.digest_row(
+                    reinterpret_cast<const uint32_t*>(piece.row +
+                                                      i * piece.row_bytes),
+                    static_cast<int>(piece.row_bytes / 4), keys.low, keys.high,
+                    digest_key, layer + range.layer_shift, position + i);
               }
               if (staging != nullptr) row += piece.rows * piece.row_bytes;
             });

@@ -66,6 +66,7 @@ Slice SliceOf(const KvView& kv, const KvRange& range, DType wire,
   p.layer_end = range.layer_end;
   p.head_begin = range.head_begin;
   p.head_end = range.head_end;
+  p.layer_shift = range.layer_shift;
   return slice;
 }
 

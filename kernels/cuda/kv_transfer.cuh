@@ -265,6 +265,7 @@ struct KvGatherKernel {
   // Adds the rows [first, end) to the digest. One warp.
   TANDEM_DEVICE void Finish(Grid& g, int layer, int first, int end, int pieces,
                             const uint64_t* low, const uint64_t* high) const {
+    layer += p.layer_shift;
     uint64_t low_digest = 0;
     uint64_t high_digest = 0;
     for (int i = g.lane(); i < (end - first) * pieces; i += 32) {

@@ -432,6 +432,7 @@ struct KvSliceParams {
   int layer_end;
   int head_begin;
   int head_end;
+  int layer_shift;  // KvRange's
   // blocks[i] holds positions [(first + i) * block_size, ...) where
   // first = position_begin / block_size.
   int32_t blocks[kKvBlocksPerLaunch];

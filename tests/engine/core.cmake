@@ -1,9 +1,10 @@
 # Block accounting and scheduling.
 tandem_test(engine_test
   SRCS beam_search_test.cc block_file_test.cc block_hash_test.cc
-       draft_length_test.cc drafter_test.cc engine_ahead_test.cc
-       engine_beams_test.cc engine_blocks_test.cc engine_constraint_test.cc
-       engine_draft_model_test.cc engine_scoring_test.cc
+       block_parts_test.cc draft_length_test.cc drafter_test.cc
+       engine_ahead_test.cc engine_beams_test.cc engine_blocks_test.cc
+       engine_constraint_test.cc engine_draft_model_test.cc
+       engine_scoring_test.cc
        engine_speculation_test.cc engine_test.cc engine_window_test.cc
        fake_executor_test.cc kv_offload_test.cc kv_pool_test.cc
        logit_edits_test.cc virtual_loop_test.cc work_test.cc

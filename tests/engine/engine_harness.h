@@ -130,10 +130,13 @@ class Harness final : public EngineListener {
 
   explicit Harness(const HarnessOptions& harness_options = {})
       : options(harness_options),
-        pool(options.num_blocks, options.block_size, options.owner_share),
+        pool(options.num_blocks, options.block_size, options.owner_share,
+             options.engine.window.parts),
         device({.model = options.model,
                 .num_blocks = options.num_blocks,
                 .block_size = options.block_size,
+                .cells = options.engine.window.frees_parts() ? &pool.cells()
+                                                             : nullptr,
                 .seed = options.seed,
                 .step_jitter = options.step_jitter,
                 .copy_base = options.copy_base},

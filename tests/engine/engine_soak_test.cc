@@ -47,8 +47,12 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
         options.engine.max_num_seqs + static_cast<int>(seed % 5) * 3;
   }
   if (seed % 2 == 1) {
-    options.model.window = options.engine.window =
-        2 + static_cast<int>(random.Below(30));
+    options.model.window = 2 + static_cast<int>(random.Below(30));
+    options.engine.window = options.model.window;
+    if (seed % 4 == 3) {  // of one of two layers
+      options.model.full_layers = 1;
+      options.engine.window.parts = {.full = 1, .windowed = 1};
+    }
   }
   options.seed = seed;
   options.step_jitter = absl::Milliseconds(3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of a model whose layers all have a window: what is wholly behind
-// it is let go, nothing else is, and no token changes.
+// Sequences of a model whose layers have a window, all or some of them: what is
+// wholly behind it is let go, nothing else is, and no token changes.
 
 #include <gtest/gtest.h>
 
@@ -124,6 +124,79 @@ TEST(EngineWindowTest, AMissingBlockThatIsSeenIsRefused) {
   blocks[9] = std::move(harness.pool.Allocate(1)[0]);
   EXPECT_TRUE(absl::IsInvalidArgument(
       harness.engine->Add(1, std::move(spec), std::move(blocks), 40)));
+}
+
+// ---- Where one of three layers sees all
+
+HarnessOptions Mixed(int num_blocks) {
+  HarnessOptions options = Windowed(num_blocks);
+  options.model.num_layers = 3;
+  options.model.full_layers = 1;
+  options.engine.window.parts = {.full = 1, .windowed = 2};
+  return options;
+}
+
+// 38 blocks of which six are whole: 38 + 6 * 2 of 3 cells each.
+TEST(EngineWindowTest, ALongSequenceFitsWithoutItsWindowedParts) {
+  Harness harness(Mixed(18));
+  EXPECT_EQ(harness.engine->BlocksAtOnce(160), 18);
+  harness.Add(1, 70, 80);
+  int most = 0;
+  while (harness.loop.RunNext()) {
+    most = std::max(most, harness.pool.counts().live);
+    harness.CheckInvariants();
+  }
+  harness.ExpectAllFinishedRight();
+  EXPECT_LE(most, 18);
+  EXPECT_EQ(harness.told[1].preempted, 0);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineWindowTest, MoreSequencesRunWherePartsAreLetGo) {
+  // At the end eight sequences have 38 blocks each, of 18 whole ones' cells.
+  HarnessOptions options = Mixed(144);
+  Harness frees(options);
+  options.engine.window = 0;
+  Harness keeps(options);
+  for (Harness* harness : {&keeps, &frees}) {
+    for (SequenceId id = 1; id <= 8; ++id) harness->Add(id, 70, 80);
+    harness->RunUntilIdle();
+  }
+  EXPECT_GT(keeps.engine->stats().preemptions, 0);
+  EXPECT_EQ(frees.engine->stats().preemptions, 0);
+  frees.ExpectAllFinishedRight();
+  frees.ExpectNothingLeft();
+}
+
+TEST(EngineWindowTest, APrefixThatLacksWhatIsSeenIsComputedAgain) {
+  Harness harness(Mixed(40));
+  harness.Add(1, 120, 8);
+  harness.RunUntilIdle();
+  // All of it is there still: parts go when others need the cells.
+  harness.Retire(1);
+  SequenceSpec same = harness.Spec(2, 120, 8);
+  same.history = harness.told[1].prompt;
+  harness.Add(2, same, /*match_cache=*/true);
+  EXPECT_EQ(harness.engine->computed(2), 116);
+  harness.RunUntilIdle();
+  // A short beginning of it lacks its own last window then.
+  const std::vector<BlockRef> others =
+      harness.pool.Allocate(harness.pool.available());
+  harness.CheckInvariants();
+  SequenceSpec shorter = harness.Spec(3, 40, 8);
+  shorter.history = {harness.told[1].prompt.begin(),
+                     harness.told[1].prompt.begin() + 40};
+  harness.Retire(2);
+  EXPECT_EQ(harness.cache.Lookup(HashBlocks(shorter.root, shorter.history,
+                                            harness.options.block_size)),
+            0);
+}
+
+TEST(EngineWindowTest, OptionsNameThePoolsParts) {
+  const EngineOptions options = Mixed(40).engine;
+  EXPECT_TRUE(
+      Engine::Validate(options, KvPool(40, 4, 1, options.window.parts)).ok());
+  EXPECT_FALSE(Engine::Validate(options, KvPool(40, 4)).ok());
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 # Checkpoints, the forward pass and the device executor.
 tandem_test(engine_model_test
-  SRCS layer_groups_test.cc model_config_test.cc quantised_tensors_test.cc
-       safetensors_test.cc step_layout_test.cc
+  SRCS layer_groups_test.cc layer_parts_test.cc model_config_test.cc
+       quantised_tensors_test.cc safetensors_test.cc step_layout_test.cc
   DEPS tandem_engine_model tandem_common)
 tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
               DEPS tandem_engine_model
@@ -33,7 +33,8 @@ if(TARGET tandem_kernels)
     # The engine on a GPU, or where there is none on the emulated one.
     tandem_test(device_test
       SRCS attention_output_test.cc beams_golden_test.cc cuda_engine_test.cc
-           device_golden_test.cc device_speculation_test.cc quality_test.cc
+           device_golden_test.cc device_speculation_test.cc
+           mixed_window_test.cc quality_test.cc
            run_ahead_test.cc scoring_golden_test.cc window_test.cc
       DEPS tandem_engine_rig tandem_engine_test_device tandem_engine_testing
            tandem_kernels_testing

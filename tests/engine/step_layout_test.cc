@@ -47,8 +47,9 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
       .entries = {Entry(7, chunk, far, last_two), Entry(0, one, near, kOneDraw),
                   Entry(3, two, near, {}), Entry(4, one, near, edited)}};
   StepPlan plan;
-  plan.Reserve({.rows = 16, .entries = 4, .draws = 4, .blocks_per_entry = 4});
-  plan.Fill(step, 8);
+  plan.Reserve({.rows = 16, .entries = 4, .draws = 4, .blocks_per_entry = 4},
+               {.size = 8});
+  plan.Fill(step);
   const std::byte* at = plan.data();
   const kernels::Rows rows = plan.DeviceRows(at);
   EXPECT_EQ(rows.num_rows, 7);
@@ -92,16 +93,68 @@ TEST(StepPlan, FedRowsNameDrawsOfTheStepBefore) {
   const std::vector<int32_t> one = {21};
   const std::vector<int32_t> blocks = {5};
   StepPlan plan;
-  plan.Reserve({.rows = 4, .entries = 4, .draws = 4, .blocks_per_entry = 4});
+  plan.Reserve({.rows = 4, .entries = 4, .draws = 4, .blocks_per_entry = 4},
+               {.size = 8});
   Step step{.id = 2,
             .entries = {Entry(0, one, blocks, kOneDraw),
                         Entry(1, one, blocks, kOneDraw),
                         Entry(2, one, blocks, kOneDraw)}};
   step.entries[0].fed = 2;
   step.entries[2].fed = 1;
-  plan.Fill(step, 8, 4);
+  plan.Fill(step, 4);
   const kernels::Rows rows = plan.DeviceRows(plan.data());
   EXPECT_THAT(FirstOf(rows.fed, 4), ElementsAre(2, -1, 1, -1));
+}
+
+// Each part has slots, spans and tables of its own, and one with a window no
+// blocks that are wholly behind it.
+TEST(StepPlan, PartsOfBlocksHaveTheirOwnTables) {
+  const KvParts parts{.full = 1, .windowed = 2};
+  BlockCells cells(4, parts);
+  for (const int32_t block : {3, 1, 0}) cells.Take(block);
+  const auto cell = [&](int32_t block, int part) {
+    return cells.at(block, part);
+  };
+  const std::vector<int32_t> two = {11, 12};
+  const std::vector<int32_t> one = {21};
+  const std::vector<int32_t> far = {3, 1};
+  const std::vector<int32_t> near = {0};
+  cells.DropWindowed(3);
+  const Step step{.id = 1,
+                  .entries = {Entry(13, two, far, kOneDraw),
+                              Entry(2, one, near, kOneDraw)}};
+  StepPlan plan;
+  plan.Reserve({.rows = 8, .entries = 4, .draws = 4, .blocks_per_entry = 4},
+               {.size = 8, .cells = &cells, .window = {5, parts}});
+  plan.Fill(step, 0);
+  for (int part = 0; part < 3; ++part) {
+    SCOPED_TRACE(part);
+    const kernels::Rows rows = plan.DeviceRows(plan.data(), part);
+    EXPECT_THAT(FirstOf(rows.positions, 3), ElementsAre(13, 14, 2));
+    EXPECT_THAT(FirstOf(rows.slots, 3),
+                ElementsAre(cell(1, part) * 8 + 5, cell(1, part) * 8 + 6,
+                            cell(0, part) * 8 + 2));
+    const kernels::RowSpan& first = rows.host_spans[0];
+    const kernels::RowSpan& second = rows.host_spans[1];
+    EXPECT_EQ(first.first_row, 0);
+    EXPECT_EQ(first.num_rows, 2);
+    EXPECT_EQ(second.first_row, 2);
+    EXPECT_GE(first.block_table, 0);
+    const int32_t* const table = rows.block_tables + first.block_table;
+    if (part == 0) {
+      EXPECT_EQ(table[0], cell(3, 0));
+    }
+    EXPECT_EQ(table[1], cell(1, part));
+    EXPECT_EQ(rows.block_tables[second.block_table], cell(0, part));
+  }
+  // Filled up with nobody's.
+  const Step decode{.id = 2, .entries = {Entry(2, one, near, kOneDraw)}};
+  plan.Fill(decode, 2);
+  for (int part = 0; part < 3; ++part) {
+    const kernels::Rows rows = plan.DeviceRows(plan.data(), part);
+    EXPECT_THAT(FirstOf(rows.slots, 2), ElementsAre(cell(0, part) * 8 + 2, -1));
+    EXPECT_EQ(rows.host_spans[1].num_rows, 0);
+  }
 }
 
 TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
@@ -121,11 +174,16 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
       step.entries.push_back(Entry(
           0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, kOneDraw));
     }
-    StepPlan plan;
-    plan.Reserve(limits);
-    plan.Fill(step, 128);
-    EXPECT_LE(plan.size(), StepPlan::MaxBytes(limits));
-    EXPECT_EQ(plan.drawn(), entries);
+    BlockCells cells(1, {.full = 1, .windowed = 2});
+    cells.Take(0);
+    for (const StepBlocks& lie :
+         {StepBlocks{.size = 128}, StepBlocks{.size = 128, .cells = &cells}}) {
+      StepPlan plan;
+      plan.Reserve(limits, lie);
+      plan.Fill(step);
+      EXPECT_LE(plan.size(), StepPlan::MaxBytes(limits, lie));
+      EXPECT_EQ(plan.drawn(), entries);
+    }
   }
 }
 

@@ -288,7 +288,8 @@ TEST_P(LostWorkerTest, ItsTokensAreThoseOfAnUndisturbedRun) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cluster, LostWorkerTest,
-                         testing::Values("mistral_window_f32", "mixtral_f32"),
+                         testing::Values("mistral_window_f32", "mixtral_f32",
+                                         "gemma3_f32"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -26,7 +26,10 @@ void Cluster::Wrong(const std::string& what) {
 void WorkerNode::StartParts() {
   incarnation = random->Bytes(16);
   engine::FakeExecutorOptions options;
-  options.model = Model(cluster->profile.window);
+  options.model = cluster->profile.model();
+  pool = std::make_unique<engine::KvPool>(num_blocks, block_size, 1,
+                                          WindowOf(options.model).parts);
+  if (options.model.full_layers > 0) options.cells = &pool->cells();
   options.num_blocks = num_blocks;
   options.block_size = block_size;
   options.seed = random->Next();
@@ -34,7 +37,6 @@ void WorkerNode::StartParts() {
   options.step_jitter = absl::Milliseconds(6);
   options.copy_base = absl::Microseconds(500);
   fake = std::make_unique<engine::FakeExecutor>(options, &host->loop);
-  pool = std::make_unique<engine::KvPool>(num_blocks, block_size);
   grammars = std::make_unique<FakeGrammars>(&host->loop, random.get());
   // Of a disk that fails now and then, and (every third) is too slow.
   const engine::FakeBlockFileOptions disk{
@@ -123,7 +125,7 @@ void DecodeNode::Start() {
   options.receiver.self.set_endpoint(name);
   options.offload = offload.get();
   options.grammars = grammars.get();
-  options.engine.window = cluster->profile.window;
+  options.engine.window = WindowOf(cluster->profile.model());
   if ((incarnation.front() & 3) == 3) {
     options.engine.max_draws = 24;
     options.engine.speculation = StartDraftModel();
@@ -144,7 +146,7 @@ void DecodeNode::Start() {
 // Right by seven of ten, with room for some sequences.
 engine::Speculation DecodeNode::StartDraftModel() {
   engine::FakeExecutorOptions device;
-  device.model = Model(cluster->profile.window);
+  device.model = cluster->profile.model();
   device.num_blocks = num_blocks / 2;
   device.block_size = block_size;
   device.seed = random->Next();
@@ -188,7 +190,7 @@ void PrefillNode::Start() {
   options.sender.hello.mutable_sender()->set_endpoint(name);
   options.offload = offload.get();
   options.grammars = grammars.get();
-  options.engine.window = cluster->profile.window;
+  options.engine.window = WindowOf(cluster->profile.model());
   core = std::make_unique<prefill_worker::PrefillCore>(
       options, &host->loop, random.get(), executor(), pool.get(),
       [this](const v1::WorkerRef& receiver)

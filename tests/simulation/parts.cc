@@ -29,11 +29,19 @@ engine::EngineOptions EngineLimits() {
 
 }  // namespace
 
-engine::FakeModel Model(int window) {
+engine::FakeModel Model(int window, int full_layers) {
   return {.num_layers = 4,
           .vocab_size = kVocabulary,
           .weights = 1,
-          .window = window};
+          .window = window,
+          .full_layers = full_layers};
+}
+
+engine::KvWindow WindowOf(const engine::FakeModel& model) {
+  if (model.full_layers == 0) return model.window;
+  return {model.window,
+          {.full = model.full_layers,
+           .windowed = model.num_layers - model.full_layers}};
 }
 
 router::ModelLimits Limits() {
@@ -220,7 +228,8 @@ void AskForBeams(Random* random, v1::GenerateRequest* request) {
 }  // namespace
 
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
-                                Random* random, int window) {
+                                Random* random,
+                                const engine::FakeModel& model) {
   Order order;
   std::vector<int32_t>& prompt = order.admitted.prompt;
   if (random->Below(2) == 0) {
@@ -273,9 +282,9 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
       worker::ToEngine(router::ToStoppingParams(*effective));
   const v1::SamplingParams sampling = router::ToSamplingParams(*effective);
   if (beams) {
-    const engine::BeamResult result = engine::ExpectedBeams(
-        Model(window), prompt, worker::ToEngine(sampling.beam()), stopping,
-        kMaxModelLen);
+    const engine::BeamResult result =
+        engine::ExpectedBeams(model, prompt, worker::ToEngine(sampling.beam()),
+                              stopping, kMaxModelLen);
     for (const engine::Hypothesis& hypothesis : result.best) {
       std::vector<int32_t>& ids = order.expected.emplace_back();
       for (const engine::SampledToken& token : hypothesis.tokens) {
@@ -286,15 +295,15 @@ absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
     order.expected.emplace_back();
   } else if (structured) {
     order.expected.push_back(engine::ExpectedByGrammar(
-        Model(window), prompt, GrammarOf(sampling.structured()),
+        model, prompt, GrammarOf(sampling.structured()),
         worker::ToEngine(sampling, 0), stopping, kMaxModelLen));
   } else {
     order.expected.push_back(engine::ExpectedUntilStop(
-        Model(window), prompt, static_cast<int>(prompt.size()),
+        model, prompt, static_cast<int>(prompt.size()),
         worker::ToEngine(sampling, 0), stopping, kMaxModelLen));
   }
   if (scored) {
-    order.scores = engine::ExpectedScores(Model(window), prompt,
+    order.scores = engine::ExpectedScores(model, prompt,
                                           effective->output.prompt_logprobs());
   }
   order.admitted.effective = *std::move(effective);

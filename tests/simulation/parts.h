@@ -27,8 +27,11 @@ inline constexpr int kMaxModelLen = 256;
 inline constexpr int kVocabulary = 500;
 inline constexpr int kLeastBlocks = 28;  // of 16, of a decode worker
 
-// `window`: positions that its layers see; 0: all.
-engine::FakeModel Model(int window = 0);
+// `window`: positions that its layers see, but for the first `full_layers`; 0:
+// all.
+engine::FakeModel Model(int window = 0, int full_layers = 0);
+// What sequences of it let go.
+engine::KvWindow WindowOf(const engine::FakeModel& model);
 router::ModelLimits Limits();
 
 v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,
@@ -68,7 +71,8 @@ struct Order {
 };
 // `shared` is a prompt that half of the orders begin with.
 absl::StatusOr<Order> DrawOrder(const std::vector<int32_t>& shared,
-                                Random* random, int window = 0);
+                                Random* random,
+                                const engine::FakeModel& model = Model());
 
 }  // namespace tandem::simulation
 

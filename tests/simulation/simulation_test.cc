@@ -61,6 +61,14 @@ Profile Tight() {
 Profile Windowed() {
   return {.name = "windowed", .worker_crashes = 1, .messy = 0.01, .window = 40};
 }
+// One of which the first layer sees all.
+Profile MixedWindows() {
+  return {.name = "mixed_windows",
+          .worker_crashes = 1,
+          .messy = 0.01,
+          .window = 40,
+          .full_layers = 1};
+}
 // One failpoint is hit, once.
 Profile OneFailpoint() {
   return {.name = "one_failpoint", .routers = 2, .failpoints = 1};
@@ -93,7 +101,8 @@ const std::vector<Profile>& Profiles() {
   static const auto* const profiles = new std::vector<Profile>{
       Calm(),    OneCrash(),   MessyLinks(),   BrokenStreams(),
       Freezes(), Partitions(), Drains(),       RouterCrash(),
-      Tight(),   Windowed(),   OneFailpoint(), Anything()};
+      Tight(),   Windowed(),   MixedWindows(), OneFailpoint(),
+      Anything()};
   return *profiles;
 }
 

@@ -188,6 +188,7 @@ void World::DrawProfile() {
   }
   if (random.Below(3) == 0) profile.failpoints = 0;
   if (random.Below(4) != 0) profile.window = 0;
+  if (profile.window > 0 && random.Below(2) == 0) profile.full_layers = 1;
 }
 
 void World::Build() {
@@ -225,7 +226,7 @@ void World::Ask(absl::Time begin, bool late) {
   auto client = std::make_unique<Client>(
       &cluster_, static_cast<int>(clients_.size()), late);
   absl::StatusOr<Order> order =
-      DrawOrder(shared_, &random, cluster_.profile.window);
+      DrawOrder(shared_, &random, cluster_.profile.model());
   if (!order.ok()) return cluster_.Wrong(order.status().ToString());
   client->admitted = std::move(order->admitted);
   client->expected = std::move(order->expected);

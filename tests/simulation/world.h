@@ -27,6 +27,7 @@
 #include "router/core.h"
 #include "router/validate.h"
 #include "tests/simulation/network.h"
+#include "tests/simulation/parts.h"
 
 namespace tandem::simulation {
 
@@ -50,6 +51,7 @@ struct Profile {
   double break_probability = 0;  // of any stream, per message
   double messy = 0;       // loss, repetition, reordering on handoff links
   int window = 0;         // of the model's layers
+  int full_layers = 0;    // of them, which have none
   bool drawn = false;     // all these are the most: each seed draws its own
   bool may_fail = false;  // some requests may end with an error
   // Sessions of routers are recorded, and must replay; not where failpoints
@@ -68,6 +70,8 @@ struct Profile {
   std::function<std::unique_ptr<router::PrefillStream>(
       std::unique_ptr<router::PrefillStream>)>
       wrap_prefill_call = {};
+
+  engine::FakeModel model() const { return Model(window, full_layers); }
 };
 
 struct Report {

@@ -37,7 +37,7 @@ class WindowedBringUpTest : public testing::Test {
 TEST_F(WindowedBringUpTest, AWindowMakesRoomForLongSequences) {
   const auto parts = Begin();
   ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_EQ(parts->engine_options.window, 11);
+  EXPECT_EQ(parts->engine_options.window.positions, 11);
   EXPECT_GT(parts->engine_options.max_model_len, 48);
 }
 
@@ -45,7 +45,7 @@ TEST_F(WindowedBringUpTest, WithoutACacheASequenceNeedsAllItsBlocks) {
   flags_.kv_cache = "off";
   const auto parts = Begin();
   ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_EQ(parts->engine_options.window, 0);
+  EXPECT_EQ(parts->engine_options.window.positions, 0);
   EXPECT_EQ(parts->engine_options.max_model_len, 48);
   EXPECT_TRUE(
       engine::Engine::Validate(parts->engine_options, *parts->pool).ok());

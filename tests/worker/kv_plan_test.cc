@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "engine/layer_parts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -87,6 +88,29 @@ TEST(KvPlan, WithAWindowThePoolHoldsWhatASequenceHasAtOnce) {
       EXPECT_EQ(plan->max_model_len, 65536);
     }
   }
+}
+
+// Layers are in parts of one size: of 62 of which ten see all, 64 have room.
+// One sequence must fit as a whole, as it comes by a handoff; more do when
+// their windowed parts were let go.
+TEST(KvPlan, WhereSomeLayersSeeAllABlockHasRoomForItsParts) {
+  engine::ModelSpec spec = Spec();
+  spec.window = 1024;
+  spec.layers = 62;
+  for (int i = 0; i < spec.layers; ++i) spec.windowed.push_back(i % 6 != 5);
+  const engine::LayerParts layers = engine::PartsOf(spec);
+  EXPECT_EQ(layers.room(), 64);
+  WorkerFlags flags = Flags();
+  flags.max_model_len = 8192;
+  const int64_t position = kPosition / Spec().layers * layers.room();
+  const engine::KvWindow window = engine::WindowOf(spec);
+  EXPECT_TRUE(window.frees_parts());
+  flags.kv_cache_bytes = 8192 * position;
+  const auto plan = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->num_blocks, 512);
+  flags.kv_cache_bytes -= position;
+  EXPECT_FALSE(PlanKv(flags, spec, DType::kBF16, std::nullopt, window).ok());
 }
 
 TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {
