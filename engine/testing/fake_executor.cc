@@ -50,6 +50,7 @@ int32_t FakeExecutor::CellOf(int32_t block, int layer) const {
 
 std::vector<int32_t> FakeExecutor::CellsOf(int32_t block) const {
   std::vector<int32_t> cells;
+  cells.reserve(static_cast<size_t>(shape_.num_layers));
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
     cells.push_back(CellOf(block, layer));
   }
