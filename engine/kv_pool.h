@@ -281,14 +281,18 @@ class KvPool {
   void DropReference(int32_t id, bool whole);
   void DropHold(int32_t id);
   void Abandon(int32_t id);
+  // kv_pool_check.cc
+  absl::Status CheckLists() const;
   absl::Status CheckOwners() const;
+  absl::Status CheckSums() const;
+  absl::Status CheckBlock(int32_t id) const;
+
   // Nothing keeps the block any more: it becomes cached or free.
   void SettleIfUnused(int32_t id);
   // The same of its windowed parts: they become idle or free.
   void SettleWindowed(int32_t id);
   void EndIdle(int32_t id);
   void TellAvailable();
-  absl::Status CheckBlock(int32_t id) const;
 
   const int num_blocks_;
   const int block_size_;

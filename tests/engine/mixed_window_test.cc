@@ -286,10 +286,17 @@ TEST_P(MixedWindowTest, MovesTheSameBytes) {
   plain.Gather(WholePart(there, shape, 0, 60), wire, expected.data());
   parted.Scatter(WholePart(landed, shape, 0, 60), wire, expected.data());
   landed.computed = 60;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    there.attention.layers.push_back(layer);
+  }
+  landed.attention = there.attention;
   one = &there;
   const StepOutput next = plain.Advance({&one, 1}, 1);
   one = &landed;
-  EXPECT_EQ(parted.Advance({&one, 1}, 1).logits, next.logits);
+  const StepOutput after = parted.Advance({&one, 1}, 1);
+  EXPECT_EQ(after.logits, next.logits);
+  ASSERT_EQ(next.tokens[0].attention.size(), 61u * shape.num_layers);
+  EXPECT_EQ(after.tokens[0].attention, next.tokens[0].attention);
   // And so does a block that was saved, and whose cells somebody else wrote.
   std::vector<std::byte> saved(
       static_cast<size_t>(parted.executor().block_bytes()));
