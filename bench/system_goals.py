@@ -15,9 +15,12 @@
            share of prefill's time after which KV still moves, 1024 tokens of the 135M
            shape between two processes.
   prefix   time to the first token of a prompt whose first 4000 tokens were seen before.
+  guesses  output tokens/s of one stream after another, split, of the 135M shape, which
+           with random weights and temperature 0 falls into a loop: with guesses looked
+           up in the text so far, beside none.
 
-Usage: build/venv/bin/python bench/system_goals.py [--only streams,router,handoff,prefix]
-         [--threads 2] [--quick] [--work build/llama] [--no-amx] [--binaries ...]
+Usage: build/venv/bin/python bench/system_goals.py [--only streams,router,handoff,prefix,
+         guesses] [--threads 2] [--quick] [--work build/llama] [--no-amx] [--binaries ...]
 Needs numpy and gguf (pip), and from the build: tandem and its processes,
 handoff_shm_test, rpc_relay_bench.
 """
@@ -251,10 +254,32 @@ def prefix(options) -> None:
         repeated / first, "under 0.05", repeated / first < 0.05)
 
 
+# ---- Guesses.
+
+def guesses(options) -> None:
+    model = served_model(options.work)
+    lookups = '{"method": "ngram", "num_speculative_tokens": 8}'
+    runs = []
+    for flags in ((), ("--speculative-config", lookups)):
+        with cluster.Cluster(options.binaries, model, options.work / "guesses.log",
+                             "--prefill", "1", "--decode", "1",
+                             "--threads", str(options.threads),
+                             "--kv-cache-dtype", "bf16", *flags) as running:
+            runs.append(running.load(
+                options.work / "run.json", "--max-concurrency", "1",
+                "--num-prompts", "4" if options.quick else "12",
+                "--random-input-len", "96", "--random-output-len", "384",
+                "--placement", "split", "--no-detokenize", "--temperature", "0"))
+    without, with_guesses = (run["output_throughput"] for run in runs)
+    ratio = with_guesses / without
+    row("one stream with guesses, output tokens/s", f"{with_guesses:.1f}",
+        f"none {without:.1f}", ratio, "at least 1.6", ratio >= 1.6)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="streams,router,handoff,prefix")
+    parser.add_argument("--only", default="streams,router,handoff,prefix,guesses")
     parser.add_argument("--threads", type=int, default=2, help="of each server in `streams`")
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
@@ -268,7 +293,8 @@ def main() -> None:
             parser.error(f"{program} is missing: ninja -C {options.binaries.parent} "
                          f"{program.name}")
     options.work.mkdir(parents=True, exist_ok=True)
-    parts = {"streams": streams, "router": router, "handoff": handoff, "prefix": prefix}
+    parts = {"streams": streams, "router": router, "handoff": handoff, "prefix": prefix,
+             "guesses": guesses}
     print("| figure | Tandem | beside | ratio | wanted | met |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for name in options.only.split(","):
