@@ -186,7 +186,8 @@ class ProxyTest(unittest.TestCase):
         complete(proxy.http, 20, self.h1, KEY)
 
     def test_slow_handshakes_and_headers_are_cut(self):
-        proxy = self.start(TANDEM_CLIENT_TIMEOUT="3s")
+        # The others call for seconds, a connection each.
+        proxy = self.start(TANDEM_CLIENT_TIMEOUT="3s", TANDEM_CONNECTION_RATE="5000")
         half_open = socket.create_connection(proxy.grpc, 20)
         half_open.sendall(b"\x16\x03\x01\x02\x00\x01")
         slow = self.h1.wrap_socket(socket.create_connection(proxy.http, 20),
