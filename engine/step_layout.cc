@@ -22,8 +22,15 @@ size_t Aligned(size_t bytes) {
 size_t StepPlan::MaxBytes(const StepLimits& limits, const StepBlocks& blocks) {
   const auto entries = static_cast<size_t>(limits.entries);
   const auto parts = static_cast<size_t>(blocks.parts());
-  const size_t ints = (4 + parts) * static_cast<size_t>(limits.rows) +
-                      parts * entries * limits.blocks_per_entry;
+  size_t tables = 0;  // of an entry
+  for (int part = 0; part < blocks.parts(); ++part) {
+    const int seen = blocks.window.positions + limits.rows;
+    tables += blocks.windowed(part)
+                  ? std::min(limits.blocks_per_entry, seen / blocks.size + 2)
+                  : limits.blocks_per_entry;
+  }
+  const size_t ints =
+      (4 + parts) * static_cast<size_t>(limits.rows) + entries * tables;
   return ints * sizeof(int32_t) + parts * entries * sizeof(RowSpan) +
          static_cast<size_t>(limits.draws) *
              (2 * sizeof(int32_t) + sizeof(SampleParams)) +
@@ -95,9 +102,9 @@ void StepPlan::FillRows(const Step& step, int least) {
   }
 }
 
-// Of an entry one table after another. That of a windowed part begins with the
-// first block that its rows see, and is counted from where block 0 would be:
-// within the tables of full parts, which are longer.
+// Of an entry one table after another. That of a windowed part has the blocks
+// that its rows see, and is counted from where block 0 would be: within the
+// tables of full parts, which are longer.
 void StepPlan::FillTables(const Step& step) {
   auto* const slots = reinterpret_cast<int32_t*>(bytes_ + slots_);
   auto* const spans = reinterpret_cast<RowSpan*>(bytes_ + spans_);
@@ -111,9 +118,13 @@ void StepPlan::FillTables(const Step& step) {
     const int blocks = static_cast<int>(entry.block_table.size());
     for (int part = 0; part < blocks_.parts(); ++part) {
       const int first = blocks_.First(part, entry.position);
+      const int end =
+          blocks_.windowed(part)
+              ? (entry.position + count + block_size - 1) / block_size
+              : blocks;
       spans[part * entries_ + static_cast<int>(e)] = {
           row, count, entry.position, filled - first};
-      for (int b = first; b < blocks; ++b) {
+      for (int b = first; b < end; ++b) {
         tables[filled++] = blocks_.CellOf(entry.block_table[b], part);
       }
       for (int i = 0; i < count; ++i) {

@@ -49,11 +49,12 @@ struct StepBlocks {
   int32_t CellOf(int32_t block, int part) const {
     return cells == nullptr ? block : cells->at(block, part);
   }
+  bool windowed(int part) const {
+    return cells != nullptr && part >= cells->parts().full;
+  }
   // The first block of a part that a row at `position` sees.
   int First(int part, int position) const {
-    return cells == nullptr || part < cells->parts().full
-               ? 0
-               : window.FirstSeen(position) / size;
+    return windowed(part) ? window.FirstSeen(position) / size : 0;
   }
 };
 

@@ -86,11 +86,18 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     return flags.block_size *
            engine::Engine::BlocksAtOnce(options, flags.block_size, positions);
   };
+  // A handoff brings whole blocks, of all that layers see.
+  const int needed =
+      window.frees_blocks()
+          ? std::min(plan.max_model_len, at_once(plan.max_model_len))
+          : plan.max_model_len;
   plan.num_blocks = flags.num_blocks;
   if (plan.num_blocks == 0) {
     // No more than every slot full: a small model needs no gigabyte.
-    const int64_t useful = int64_t{flags.max_num_seqs} * 2 *
-                           (at_once(plan.max_model_len) / flags.block_size);
+    const int64_t useful =
+        std::max<int64_t>(int64_t{flags.max_num_seqs} * 2 *
+                              (at_once(plan.max_model_len) / flags.block_size),
+                          (needed + flags.block_size - 1) / flags.block_size);
     plan.num_blocks = static_cast<int>(std::min<int64_t>(
         {std::max<int64_t>(0, CacheBytes(flags, gpu) - draft_bytes) /
              block_bytes,
@@ -98,11 +105,6 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
          INT_MAX / (flags.block_size * int64_t{layers.parts.count()})}));
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
-  // A handoff brings whole blocks, of all that layers see.
-  const int needed =
-      window.frees_blocks()
-          ? std::min(plan.max_model_len, at_once(plan.max_model_len))
-          : plan.max_model_len;
   if (fits < needed) {
     if (flags.max_model_len > 0 || fits < flags.block_size) {
       return absl::InvalidArgumentError(absl::StrCat(

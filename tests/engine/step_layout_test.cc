@@ -168,16 +168,21 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
     const int entries = std::min(limits.entries, limits.rows);
     const std::vector<int32_t> tokens(limits.rows, 1);
     const std::vector<int32_t> blocks(limits.blocks_per_entry, 0);
+    const int positions = 8 * limits.blocks_per_entry;
     Step step;
     for (int i = 0; i < entries; ++i) {
-      const int count = i == 0 ? limits.rows - entries + 1 : 1;
+      const int count =
+          i == 0 ? std::min(limits.rows - entries + 1, positions) : 1;
       step.entries.push_back(Entry(
-          0, absl::MakeConstSpan(tokens).subspan(0, count), blocks, kOneDraw));
+          positions - count, absl::MakeConstSpan(tokens).subspan(0, count),
+          blocks, kOneDraw));
     }
-    BlockCells cells(1, {.full = 1, .windowed = 2});
+    const KvParts parts{.full = 1, .windowed = 2};
+    BlockCells cells(1, parts);
     cells.Take(0);
     for (const StepBlocks& lie :
-         {StepBlocks{.size = 128}, StepBlocks{.size = 128, .cells = &cells}}) {
+         {StepBlocks{.size = 8},
+          StepBlocks{.size = 8, .cells = &cells, .window = {11, parts}}}) {
       StepPlan plan;
       plan.Reserve(limits, lie);
       plan.Fill(step);

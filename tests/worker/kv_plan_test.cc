@@ -111,6 +111,13 @@ TEST(KvPlan, WhereSomeLayersSeeAllABlockHasRoomForItsParts) {
   EXPECT_EQ(plan->num_blocks, 512);
   flags.kv_cache_bytes -= position;
   EXPECT_FALSE(PlanKv(flags, spec, DType::kBF16, std::nullopt, window).ok());
+  // Two slots would never fill what one sequence needs to come.
+  flags.max_num_seqs = 1;
+  flags.kv_cache_bytes = 100 * kGiB;
+  flags.max_model_len = 131072;
+  const auto one = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->num_blocks, 131072 / 16);
 }
 
 TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {
