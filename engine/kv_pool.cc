@@ -222,8 +222,9 @@ int KvPool::references(const BlockRef& block) const {
 }
 
 void KvPool::ClearCache() {
-  while (cached_.oldest >= 0) {
-    const int32_t id = cached_.oldest;
+  for (int32_t id = cached_.oldest, next; id >= 0; id = next) {
+    next = blocks_[id].cached.next;
+    if (blocks_[id].idle) continue;
     Forget(id, /*evicted=*/false);
     MoveTo(id, State::kFree);
   }
@@ -367,16 +368,16 @@ int32_t KvPool::Take(State state) {
   return id;
 }
 
-// Idle parts, else a cached block.
+// A cached block, or the windowed parts of an idle one.
 void KvPool::Evict() {
-  if (const int32_t id = idle_.oldest; id >= 0) {
+  const int32_t id = Victim();
+  TANDEM_CHECK(id >= 0, "callers look at available() first");
+  if (blocks_[id].idle) {
     EndIdle(id);
     live_cells_ -= cells_.parts().windowed;
     cells_.DropWindowed(id);
     return;
   }
-  const int32_t id = Victim();
-  TANDEM_CHECK(id >= 0, "callers look at available() first");
   Forget(id, /*evicted=*/true);
   MoveTo(id, State::kFree);
 }
@@ -454,7 +455,7 @@ void KvPool::SettleWindowed(int32_t id) {
   }
   if (block.published) {
     block.idle = true;
-    Append(&Block::idled, id, &idle_);
+    Append(&Block::cached, id, &cached_);
     live_cells_ -= windowed;
     cached_cells_ += windowed;
   } else {
@@ -466,7 +467,7 @@ void KvPool::SettleWindowed(int32_t id) {
 
 void KvPool::EndIdle(int32_t id) {
   blocks_[id].idle = false;
-  Remove(&Block::idled, id, &idle_);
+  Remove(&Block::cached, id, &cached_);
   cached_cells_ -= cells_.parts().windowed;
   live_cells_ += cells_.parts().windowed;
 }

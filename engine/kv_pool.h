@@ -251,13 +251,12 @@ class KvPool {
     State state = State::kFree;
     bool promised = false;   // a Reservation owns it
     bool published = false;  // found_[hash] is this block
-    bool idle = false;       // in idle_
+    bool idle = false;       // live, and nobody refers to its windowed parts
     int32_t references = 0;  // BlockRefs
     int32_t wholes = 0;      // of them to all parts
     int32_t holds = 0;       // BlockHolds
-    Links cached;  // among cached blocks; `next` also in the free ones' stack
+    Links cached;  // among cached_; `next` also in the free ones' stack
     Links owned;   // among its owner's cached blocks
-    Links idled;   // among idle ones
     uint64_t owner = 0;
     BlockHash hash;
   };
@@ -305,8 +304,7 @@ class KvPool {
   int64_t outstanding_holds_ = 0;
   int32_t free_head_ = -1;  // a stack: the block used last is warm
   const int owner_quota_;   // cached blocks of one owner before it is in over_
-  List cached_;
-  List idle_;  // live blocks whose windowed parts nobody refers to
+  List cached_;             // cached blocks, and idle ones
   absl::flat_hash_map<uint64_t, List> owned_;  // of cached_; none is empty
   std::vector<uint64_t> over_;  // owners with more than the quota: a few
   absl::flat_hash_map<BlockHash, int32_t> found_;

@@ -103,6 +103,33 @@ TEST(BlockPartsTest, OfPublishedBlocksPartsStayUntilTheyAreNeeded) {
   EXPECT_EQ(pool.Lookup({HashOf(2)}), 0);
 }
 
+// A system prompt's last window is used again and again; what nobody has asked
+// for meanwhile goes before it.
+TEST(BlockPartsTest, WhatWasUsedLastGoesLast) {
+  KvPool pool(3, 16, 1, kParts);
+  std::vector<BlockRef> blocks = pool.Allocate(3);
+  for (int i = 0; i < 3; ++i) pool.Publish(blocks[i], HashOf(i));
+  blocks[0].LetWindowedGo();
+  blocks.pop_back();  // HashOf(2) is cached
+  EXPECT_THAT(pool.Match({HashOf(0)}), SizeIs(1));
+  EXPECT_THAT(Counts(pool), ElementsAre(0, 0, 2, 1, 1));
+  std::vector<BlockRef> taken = pool.Allocate(1);
+  EXPECT_EQ(pool.Lookup({HashOf(2)}), 0);
+  EXPECT_TRUE(pool.HasWhole(HashOf(0)));
+  // And the other way round.
+  pool.Publish(taken[0], HashOf(3));
+  taken.clear();
+  blocks[1].LetWindowedGo();
+  taken = pool.Allocate(1);  // of both, the older ones
+  EXPECT_FALSE(pool.HasWhole(HashOf(0)));
+  EXPECT_EQ(pool.Lookup({HashOf(3)}), 0);
+  EXPECT_TRUE(pool.HasWhole(HashOf(1)));
+  // Live blocks stay what they are when the cache is dropped.
+  pool.ClearCache();
+  EXPECT_TRUE(pool.HasWhole(HashOf(1)));
+  EXPECT_THAT(Counts(pool), ElementsAre(0, 0, 2, 1, 1));
+}
+
 TEST(BlockPartsTest, AWholeBlockIsFoundInsteadOfOneThatLacksParts) {
   KvPool pool(2, 16, 1, kParts);
   std::vector<BlockRef> blocks = pool.Allocate(2);
