@@ -113,8 +113,7 @@ std::vector<BlockRef> Reservation::Commit() && {
 
 KvPool::KvPool(int num_blocks, int block_size, double owner_share,
                KvParts parts)
-    : num_blocks_(num_blocks),
-      block_size_(block_size),
+    : block_size_(block_size),
       cells_(num_blocks, parts),
       blocks_(static_cast<size_t>(cells_.num_blocks())),
       owner_quota_(static_cast<int>(owner_share * num_blocks)) {
@@ -264,7 +263,7 @@ std::vector<uint64_t> KvPool::CachedHashes(size_t most) const {
 
 KvPoolCounts KvPool::counts() const {
   const int parts = cells_.parts().count();
-  KvPoolCounts counts{.total = num_blocks_,
+  KvPoolCounts counts{.total = num_blocks(),
                       .free = cells_.free() / parts,
                       .reserved = reserved_cells_ / parts,
                       .live = (live_cells_ + parts - 1) / parts};

@@ -168,7 +168,7 @@ class KvPool {
   KvPool(const KvPool&) = delete;
   KvPool& operator=(const KvPool&) = delete;
 
-  int num_blocks() const { return num_blocks_; }
+  int num_blocks() const { return cells_.num_cells() / cells_.parts().count(); }
   int block_size() const { return block_size_; }
   // Ids of blocks are below cells().num_blocks().
   const BlockCells& cells() const { return cells_; }
@@ -293,7 +293,6 @@ class KvPool {
   void EndIdle(int32_t id);
   void TellAvailable();
 
-  const int num_blocks_;
   const int block_size_;
   BlockCells cells_;
   std::vector<Block> blocks_;

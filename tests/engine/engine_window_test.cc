@@ -25,14 +25,20 @@ HarnessOptions Windowed(int num_blocks) {
   return options;
 }
 
-TEST(EngineWindowTest, ALongSequenceFitsIntoAPoolOfItsWindow) {
-  Harness harness(Windowed(6));
-  harness.Add(1, 70, 80);
+// Runs until nothing is left to do; the most blocks that were live at once.
+int MostLive(Harness& harness) {
   int most = 0;
   while (harness.loop.RunNext()) {
     most = std::max(most, harness.pool.counts().live);
     harness.CheckInvariants();
   }
+  return most;
+}
+
+TEST(EngineWindowTest, ALongSequenceFitsIntoAPoolOfItsWindow) {
+  Harness harness(Windowed(6));
+  harness.Add(1, 70, 80);
+  const int most = MostLive(harness);
   harness.ExpectAllFinishedRight();
   EXPECT_LE(most, 6);
   EXPECT_GE(harness.engine->stats().window_blocks, (150 - kWindow) / 4 - 1);
@@ -141,11 +147,7 @@ TEST(EngineWindowTest, ALongSequenceFitsWithoutItsWindowedParts) {
   Harness harness(Mixed(18));
   EXPECT_EQ(harness.engine->BlocksAtOnce(160), 18);
   harness.Add(1, 70, 80);
-  int most = 0;
-  while (harness.loop.RunNext()) {
-    most = std::max(most, harness.pool.counts().live);
-    harness.CheckInvariants();
-  }
+  const int most = MostLive(harness);
   harness.ExpectAllFinishedRight();
   EXPECT_LE(most, 18);
   EXPECT_EQ(harness.told[1].preempted, 0);
