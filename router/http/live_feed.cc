@@ -12,7 +12,8 @@
 #include "nlohmann/json.hpp"
 #include "router/fnv.h"
 #include "router/http/json_fields.h"
-#include "router/http/openai_answer.h"
+#include "router/http/openai_error.h"
+#include "router/http/openai_usage.h"
 
 namespace tandem::router {
 namespace {

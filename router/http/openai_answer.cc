@@ -6,12 +6,12 @@
 #include <map>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/error.h"
 #include "router/http/json_fields.h"
+#include "router/http/openai_logprobs.h"
 #include "router/http/openai_tools.h"
+#include "router/http/openai_usage.h"
 #include "router/tool_call_output.h"
 #include "router/work.h"
 
@@ -34,77 +34,6 @@ void AddMember(const std::string& name, const std::string& value,
 
 constexpr char kDone[] = "data: [DONE]\n\n";
 
-struct ErrorKind {
-  int code;
-  const char* type;
-};
-
-ErrorKind KindOf(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kFailedPrecondition:
-      return {400, "invalid_request_error"};
-    case absl::StatusCode::kUnauthenticated:
-      return {401, "authentication_error"};
-    case absl::StatusCode::kPermissionDenied:
-      return {403, "permission_error"};
-    case absl::StatusCode::kNotFound:
-      return {404, "not_found_error"};
-    case absl::StatusCode::kAlreadyExists:
-      return {409, "conflict_error"};
-    case absl::StatusCode::kResourceExhausted:
-      return {429, "rate_limit_error"};
-    case absl::StatusCode::kCancelled:
-      return {499, "cancelled_error"};
-    case absl::StatusCode::kUnimplemented:
-      return {501, "not_implemented_error"};
-    case absl::StatusCode::kUnavailable:
-      return {503, "service_unavailable_error"};
-    case absl::StatusCode::kDeadlineExceeded:
-      return {504, "timeout_error"};
-    default:
-      return {500, "server_error"};
-  }
-}
-
-// Whether the same call can succeed at another time. SDKs ask again twice after
-// 409, 429 and all that is 500 or more, which may be a whole generation each.
-bool MayRetry(const absl::Status& status) {
-  const std::string reason = ErrorReason(status);
-  switch (status.code()) {
-    case absl::StatusCode::kResourceExhausted:
-      return RetryAfter(status).has_value();
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kUnimplemented:
-      return false;
-    default:
-      return reason != "SUSPECT";
-  }
-}
-
-json ErrorBody(const absl::Status& status, const FieldNames& names) {
-  const std::map<std::string, std::string> metadata = ErrorMetadata(status);
-  const auto field = metadata.find("field");
-  const std::string reason = ErrorReason(status);
-  json error = {{"message", ClientsMessage(status, names)},
-                {"type", KindOf(status.code()).type},
-                {"param", nullptr},
-                {"code", nullptr}};
-  if (field != metadata.end()) {
-    error["param"] = ClientsName(field->second, names);
-  }
-  // OpenAI's clients know these two by other names.
-  if (reason == "RATE_LIMITED") {
-    error["code"] = "rate_limit_exceeded";
-  } else if (reason == "API_KEY_INVALID") {
-    error["code"] = "invalid_api_key";
-  } else if (!reason.empty()) {
-    error["code"] = absl::AsciiStrToLower(reason);
-  }
-  return {{"error", std::move(error)}};
-}
-
 const char* ReasonName(v1::FinishReason reason) {
   switch (reason) {
     case v1::FINISH_REASON_STOP:
@@ -117,70 +46,6 @@ const char* ReasonName(v1::FinishReason reason) {
     default:
       return "abort";  // vLLM's word, also for what an operator ended
   }
-}
-
-double Milliseconds(const google::protobuf::Duration& duration) {
-  const double ms = static_cast<double>(duration.seconds()) * 1e3 +
-                    static_cast<double>(duration.nanos()) / 1e6;
-  return std::round(ms * 1e3) / 1e3;
-}
-
-int Characters(const std::string& utf8) {
-  return static_cast<int>(
-      std::count_if(utf8.begin(), utf8.end(), [](char byte) {
-        return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
-      }));
-}
-
-// Completions' lists. What has no rank, the prompt's first token, has no log
-// probability. `offset` counts characters.
-template <typename Tokens>
-json CompletionLogprobs(const Tokens& records, int* offset) {
-  json offsets = json::array();
-  json tokens = json::array();
-  json values = json::array();
-  json tops = json::array();
-  for (const v1::TokenLogprob& token : records) {
-    offsets.push_back(*offset);
-    *offset += Characters(token.token());
-    tokens.push_back(token.token());
-    if (token.rank() == 0) {
-      values.push_back(nullptr);
-      tops.push_back(nullptr);
-      continue;
-    }
-    values.push_back(token.logprob());
-    std::map<std::string, float> top = {{token.token(), token.logprob()}};
-    // Tokens of one text: the more probable one, so that it is seen that the
-    // chosen one was not the first.
-    for (const v1::TokenAlternative& other : token.top()) {
-      float& logprob =
-          top.emplace(other.token(), other.logprob()).first->second;
-      logprob = std::max(logprob, other.logprob());
-    }
-    tops.push_back(std::move(top));
-  }
-  return {{"text_offset", std::move(offsets)},
-          {"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(values)},
-          {"top_logprobs", std::move(tops)}};
-}
-
-// vLLM's: by id, the token's own and the most probable ones.
-json PromptLogprob(const v1::TokenLogprob& token) {
-  if (token.rank() == 0) return nullptr;
-  const auto record = [](float logprob, int rank, const std::string& text) {
-    return json{{"logprob", logprob}, {"rank", rank}, {"decoded_token", text}};
-  };
-  json records = json::object();
-  int rank = 0;
-  for (const v1::TokenAlternative& other : token.top()) {
-    records[absl::StrCat(other.token_id())] =
-        record(other.logprob(), ++rank, other.token());
-  }
-  records[absl::StrCat(token.token_id())] =
-      record(token.logprob(), token.rank(), token.token());
-  return records;
 }
 
 // One list for each token of the delta: {layer, weights} for each layer asked
@@ -216,95 +81,7 @@ json ContentDelta(const v1::GenerateDelta& delta) {
   return message;
 }
 
-json ChatLogprob(const std::string& token, float logprob) {
-  json bytes = json::array();
-  for (const char byte : token)
-    bytes.push_back(static_cast<unsigned char>(byte));
-  return {{"token", token}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
-}
-
 }  // namespace
-
-json UsageJson(const v1::Usage& usage) {
-  return {
-      {"prompt_tokens", usage.prompt_tokens()},
-      {"completion_tokens", usage.completion_tokens()},
-      {"total_tokens", usage.prompt_tokens() + usage.completion_tokens()},
-      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens()}}},
-      {"completion_tokens_details",
-       {{"reasoning_tokens", usage.reasoning_tokens()},
-        {"accepted_prediction_tokens", usage.accepted_prediction_tokens()},
-        {"rejected_prediction_tokens", usage.rejected_prediction_tokens()}}}};
-}
-
-json TimingsJson(const v1::GenerateDone& done) {
-  const v1::Timings& timings = done.timings();
-  return {
-      {"queue_ms", Milliseconds(timings.queue())},
-      {"prefill_ms", Milliseconds(timings.prefill())},
-      {"handoff_ms", Milliseconds(timings.handoff())},
-      {"handoff_exposed_ms", Milliseconds(timings.handoff_exposed())},
-      {"time_to_first_token_ms", Milliseconds(timings.time_to_first_token())},
-      {"decode_ms", Milliseconds(timings.decode())},
-      {"total_ms", Milliseconds(timings.total())},
-      {"kv_bytes", timings.kv_bytes()},
-      {"way", timings.way()},
-      {"retries", timings.retries()},
-      {"preemptions", timings.preemptions()},
-      {"prefill_worker", done.workers().prefill()},
-      {"decode_worker", done.workers().decode()}};
-}
-
-json WorkJson(const v1::Work& work) {
-  return {{"steps", work.steps()},
-          {"positions_computed", work.positions_computed()},
-          {"kv_rows", work.kv_rows()},
-          {"positions_attended", work.positions_attended()},
-          {"query_key_pairs", work.query_key_pairs()},
-          {"weight_bytes_read", work.weight_bytes_read()},
-          {"kv_bytes_read", work.kv_bytes_read()},
-          {"kv_bytes_written", work.kv_bytes_written()},
-          {"matrix_flops", work.matrix_flops()},
-          {"attention_flops", work.attention_flops()}};
-}
-
-HttpResponse ErrorResponse(const absl::Status& status,
-                           const FieldNames& names) {
-  HttpResponse response{.code = KindOf(status.code()).code,
-                        .content_type = "application/json",
-                        .body = DumpJson(ErrorBody(status, names))};
-  if (ErrorReason(status) == "CONTENT_TYPE") response.code = 415;
-  if (response.code == 401) {  // RFC 6750, section 3
-    response.headers.emplace_back(
-        "WWW-Authenticate",
-        ErrorReason(status) == "API_KEY_INVALID"
-            ? "Bearer realm=\"tandem\", error=\"invalid_token\""
-            : "Bearer realm=\"tandem\"");
-  }
-  if (const auto wait = RetryAfter(status)) {
-    const int64_t seconds = std::max<int64_t>(
-        1, absl::ToInt64Seconds(absl::Ceil(*wait, absl::Seconds(1))));
-    response.headers.emplace_back("Retry-After", absl::StrCat(seconds));
-  }
-  if (response.code >= 409 && !MayRetry(status)) {
-    response.headers.emplace_back("x-should-retry", "false");
-  }
-  return response;
-}
-
-HttpResponse ListenerError(int code, const std::string& message) {
-  const char* const type = code == 404   ? "not_found_error"
-                           : code == 503 ? "service_unavailable_error"
-                           : code >= 500 ? "server_error"
-                                         : "invalid_request_error";
-  const json error = {{"message", message},
-                      {"type", type},
-                      {"param", nullptr},
-                      {"code", nullptr}};
-  return {.code = code,
-          .content_type = "application/json",
-          .body = DumpJson({{"error", error}})};
-}
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
                            int64_t created)
@@ -526,7 +303,7 @@ std::string OpenAiAnswer::Finish() {
 }
 
 std::string OpenAiAnswer::Fail(const absl::Status& status) const {
-  return Event(ErrorBody(status, names_)) + kDone;
+  return Event(ErrorJson(status, names_)) + kDone;
 }
 
 void OpenAiAnswer::AddServing(json* answer) const {

@@ -17,25 +17,10 @@
 #include "common/http/server.h"
 #include "nlohmann/json.hpp"
 #include "router/http/field_names.h"
+#include "router/http/openai_error.h"
 #include "router/http/openai_request.h"
 
 namespace tandem::router {
-
-// {"error": {message, type, param, code}} with the status that belongs to it,
-// and Retry-After where the error knows. `code` is the reason in lower case
-// ("context_length_exceeded").
-// Fields go by the names that the client gave them. x-should-retry: false where
-// SDKs would ask again in vain.
-HttpResponse ErrorResponse(const absl::Status& status,
-                           const FieldNames& names = {});
-// The same shape for what never became a call: no such path, a body too large.
-HttpResponse ListenerError(int code, const std::string& message);
-
-// Parts of answers; timings and work are not OpenAI's, whose clients ignore
-// them: how a request was served, and what its workers counted.
-nlohmann::json UsageJson(const v1::Usage& usage);
-nlohmann::json TimingsJson(const v1::GenerateDone& done);
-nlohmann::json WorkJson(const v1::Work& work);
 
 class OpenAiAnswer {
  public:
