@@ -49,6 +49,9 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest>,
   bool may_compute = false;  // granted, or told to start
   // Nothing is drawn, and nothing handed over: no decode worker knows of it.
   bool only_scores() const { return !open.has_decode_worker(); }
+  const std::string& decode_worker_id() const {
+    return open.decode_worker().worker_id();
+  }
 
   // Positions from here on may be wanted by the decode worker: all of them,
   // until the grant says.

@@ -189,9 +189,7 @@ void PrefillCore::ScheduleAdvance() {
 }
 
 void PrefillCore::Advance() {
-  int offered = 0;
-  for (const auto& [id, call] : calls_)
-    offered += call->phase == Phase::kOffered;
+  std::map<std::string, int> offered = Offered();
   std::vector<Call*> queued, waiting;
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kQueued) queued.push_back(call.get());
@@ -201,7 +199,9 @@ void PrefillCore::Advance() {
   };
   std::sort(queued.begin(), queued.end(), sooner);
   for (Call* const call : queued) {
-    if (offered++ >= options_.max_offered) break;
+    int& to_worker = offered[call->decode_worker_id()];
+    if (to_worker >= options_.max_offered) continue;
+    ++to_worker;
     Offer(call);
   }
   for (const auto& [id, call] : calls_) {
@@ -225,7 +225,7 @@ void PrefillCore::Advance() {
   for (Call* const call : waiting) {
     const bool suspect = call->open.suspect();
     if (suspect && suspect_computes) continue;
-    int& blocks = held[call->open.decode_worker().worker_id()];
+    int& blocks = held[call->decode_worker_id()];
     const int wanted = BlocksFor(static_cast<int>(call->history.size()));
     if (blocks > 0 && blocks + wanted > limit) continue;
     // For a bounded time, and in nobody's way.
@@ -240,11 +240,19 @@ void PrefillCore::Advance() {
   }
 }
 
+std::map<std::string, int> PrefillCore::Offered() const {
+  std::map<std::string, int> offered;
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kOffered) ++offered[call->decode_worker_id()];
+  }
+  return offered;
+}
+
 std::map<std::string, int> PrefillCore::BlocksHeld() const {
   std::map<std::string, int> held;
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kComputing || call->phase == Phase::kSending) {
-      held[call->open.decode_worker().worker_id()] +=
+      held[call->decode_worker_id()] +=
           BlocksFor(static_cast<int>(call->history.size()));
     }
   }
@@ -265,11 +273,10 @@ void PrefillCore::Offer(Call* call) {
       cache_.Lookup(CacheableHashes(*call)) * pool_->block_size();
   call->uncached = positions - cached;
   TANDEM_FAILPOINT("prefill.offer", "crash");
-  flight::Record(flight::Event::kOffer,
-                 {.request = call->open.request_id(),
-                  .decode = call->open.decode_worker().worker_id(),
-                  .m = AttemptOf(*call).number,
-                  .n = positions});
+  flight::Record(flight::Event::kOffer, {.request = call->open.request_id(),
+                                         .decode = call->decode_worker_id(),
+                                         .m = AttemptOf(*call).number,
+                                         .n = positions});
   sender_.Offer(
       AttemptOf(*call), call->open.decode_worker(), call->open.ticket(),
       positions, cached, ExpectedPrefill(call->uncached),
@@ -452,20 +459,20 @@ bool PrefillCore::has_work() const {
   if (gathers_ > 0 || engine_.stats().step_in_flight || engine_.has_work()) {
     return true;
   }
-  int queued = 0, offered = 0;
+  std::map<std::string, int> offered = Offered();
+  bool may_offer = false;
   bool ready = false;
   bool held = false;  // blocks, until others go on
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kQueued) {
-      ++queued;
+      may_offer |= offered[call->decode_worker_id()] < options_.max_offered;
     } else if (call->phase == Phase::kOffered) {
-      ++offered;
       ready |= call->may_compute;
     } else if (call->phase != Phase::kNew) {
       held = true;
     }
   }
-  return (queued > 0 && offered < options_.max_offered) || (ready && !held);
+  return may_offer || (ready && !held);
 }
 
 v1::WorkerLoad PrefillCore::Load() const {

@@ -61,7 +61,9 @@ struct PrefillOptions {
   worker::Grammars* grammars = nullptr;  // likewise
   int max_queue = 256;                   // calls that wait for their turn
   int64_t max_queued_tokens = 1 << 20;   // of theirs, uncached, together
-  int max_offered = 16;                  // asked for, or told to wait, at once
+  // Asked for, or told to wait, at once, for each decode worker: a full one
+  // keeps nobody from another.
+  int max_offered = 16;
   // What is computed and not yet handed over fills at most this share of the
   // pool per decode worker.
   double waiting_share = 0.5;
@@ -137,7 +139,9 @@ class PrefillCore final : private engine::EngineListener,
   // Of the blocks that its prompt may find in the cache.
   engine::BlockHash Root(const v1::PrefillOpen& open) const;
   std::vector<engine::BlockHash> CacheableHashes(const Call& call) const;
-  // By decode worker: of what computes, or waits for its handoff.
+  // By decode worker: calls that it was asked for, and blocks of what computes
+  // or waits for its handoff.
+  std::map<std::string, int> Offered() const;
   std::map<std::string, int> BlocksHeld() const;
   void Retire(CallId id, const absl::Status& status);
   void Say(Call* call, v1::PrefillResponse response);

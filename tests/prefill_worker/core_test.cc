@@ -637,37 +637,59 @@ TEST(PrefillLivenessTest, SlowStepsAreHealthy) {
   rig.ExpectNothingLeft();
 }
 
-TEST(PrefillLivenessTest, WhoMustWaitForADecodeWorkerIsHealthy) {
-  Rig rig;
-  DecodeMachine* const decode = rig.AddDecode(
-      "decode",
-      {.num_blocks = simulation::kLeastBlocks, .step = absl::Milliseconds(100)},
-      [](decode_worker::DecodeOptions* options) {
-        options->stall_limit = absl::InfiniteDuration();
-        options->admission_factor = 9;
-      });
-  PrefillMachine* const prefill = rig.AddPrefill(
-      "prefill", {}, [](prefill_worker::PrefillOptions* options) {
-        options->max_offered = 2;
-      });
-  Pulse pulse(prefill);
-  // A reader keeps the decode worker's blocks: it says wait, to as many as may
-  // be offered, and others queue.
-  Request* const unread =
-      rig.Local({.prompt = Prompt(170), .max_tokens = 80}, decode);
-  unread->PauseReading(true);
-  rig.RunUntil([&] { return decode->core->engine_stats().paused == 1; });
-  for (const int i : {1, 2, 3}) {
-    rig.Split({.prompt = Prompt(240, i)}, decode, prefill);
+// A reader keeps the decode worker's blocks: it says wait, to as many as may be
+// offered, and others queue.
+class FullDecodeWorkerTest : public testing::Test {
+ protected:
+  FullDecodeWorkerTest() {
+    full_ = rig_.AddDecode("full",
+                           {.num_blocks = simulation::kLeastBlocks,
+                            .step = absl::Milliseconds(100)},
+                           [](decode_worker::DecodeOptions* options) {
+                             options->stall_limit = absl::InfiniteDuration();
+                             options->admission_factor = 9;
+                           });
+    prefill_ = rig_.AddPrefill("prefill", {},
+                               [](prefill_worker::PrefillOptions* options) {
+                                 options->max_offered = 2;
+                               });
+    unread_ = rig_.Local({.prompt = Prompt(170), .max_tokens = 80}, full_);
+    unread_->PauseReading(true);
+    rig_.RunUntil([&] { return full_->core->engine_stats().paused == 1; });
+    for (const int i : {1, 2, 3}) {
+      rig_.Split({.prompt = Prompt(240, i)}, full_, prefill_);
+    }
   }
-  rig.Run(Pulse::kLimit * 4);
-  EXPECT_EQ(prefill->Load().waiting(), 3);
-  EXPECT_EQ(prefill->Load().running(), 0);
-  unread->PauseReading(false);
-  rig.RunUntilEnded();
-  for (const auto& request : rig.requests) request->ExpectAllRight();
+
+  void ReadAndEnd() {
+    unread_->PauseReading(false);
+    rig_.RunUntilEnded();
+    for (const auto& request : rig_.requests) request->ExpectAllRight();
+    rig_.ExpectNothingLeft();
+  }
+
+  Rig rig_;
+  DecodeMachine* full_;
+  PrefillMachine* prefill_;
+  Request* unread_;
+};
+
+TEST_F(FullDecodeWorkerTest, WhoMustWaitForItIsHealthy) {
+  Pulse pulse(prefill_);
+  rig_.Run(Pulse::kLimit * 4);
+  EXPECT_EQ(prefill_->Load().waiting(), 3);
+  EXPECT_EQ(prefill_->Load().running(), 0);
+  ReadAndEnd();
   EXPECT_TRUE(pulse.always_lived());
-  rig.ExpectNothingLeft();
+}
+
+TEST_F(FullDecodeWorkerTest, WhoWaitsForItKeepsNobodyFromAnother) {
+  DecodeMachine* const empty = rig_.AddDecode("empty");
+  rig_.Run(absl::Seconds(1));
+  Request* const other = rig_.Split({.prompt = Prompt(40, 9)}, empty, prefill_);
+  rig_.RunUntil([&] { return other->decode_ended.has_value(); });
+  EXPECT_EQ(prefill_->Load().waiting(), 3);
+  ReadAndEnd();
 }
 
 }  // namespace
