@@ -73,8 +73,11 @@ bool DecodeCore::TryGrant(Call* call) {
   const auto hashes = Hashes(*call, landing.formats, positions);
   engine::CachedPrefix found = cache_.Find(hashes);
   int cached = found.size() * pool_->block_size();
-  if (const int first = FirstBlock(*call); found.size() <= first) {
-    // All of it is behind the window.
+  // All of it is behind the window, or the pool never has room for what its
+  // end sees and for what comes behind it.
+  const bool too_much =
+      BlocksFor(positions) - found.first > pool_->counts().total;
+  if (const int first = FirstBlock(*call); found.size() <= first || too_much) {
     found = {std::vector<engine::BlockRef>(static_cast<size_t>(first)), first};
     cached = 0;
   }
@@ -144,9 +147,13 @@ bool DecodeCore::TryLocal(Call* call) {
   const auto hashes = LocalHashes(*call);
   engine::CachedPrefix matched = cache_.Find(hashes);
   const int missing = engine::PrefixCache::Missing(matched);
-  // Beams part behind the first token.
+  // What was found is pinned, and part of what the sequence has at once: whole
+  // blocks, but where these let go parts. Beams part behind the first token.
+  const int pinned =
+      options_.engine.window.frees_parts() ? 0 : matched.size() - matched.first;
+  const int at_once = BlocksAtOnce(positions + 1, call->kv_cache) - pinned;
   const int wanted = std::min(BlocksFor(positions + 1) - matched.size(),
-                              BlocksAtOnce(positions + 1, call->kv_cache)) +
+                              std::max(at_once, 0)) +
                      std::max(call->beams.width - 1, 0) + missing;
   if (pool_->available() < wanted + engine_.stats().running &&
       (engine_.stats().running > 0 || pool_->available() < wanted)) {

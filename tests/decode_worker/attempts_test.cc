@@ -78,6 +78,36 @@ TEST(DecodeAttemptsTest, TheFirstTokenWaitsForNoTransfer) {
   rig.ExpectNothingLeft();
 }
 
+// A pool that holds what one sequence sees at once, no more. What is cached of
+// a prompt takes of that room too, and is given up where both do not fit.
+TEST(DecodeAttemptsTest, ACachedPrefixFitsIntoTheSmallestPoolOfAWindow) {
+  for (const int window : {16, 40, 64, 100}) {
+    for (const bool split : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(window, split ? ", split" : ", local"));
+      Rig rig(1, window);
+      engine::EngineOptions engine;
+      engine.max_num_batched_tokens = 32;
+      engine.window = window;
+      const int blocks =
+          engine::Engine::BlocksAtOnce(engine, 16, simulation::kMaxModelLen);
+      DecodeMachine* const decode =
+          rig.AddDecode("decode", {.num_blocks = blocks},
+                        [](decode_worker::DecodeOptions* options) {
+                          options->engine.max_num_batched_tokens = 32;
+                        });
+      PrefillMachine* const prefill = rig.AddPrefill();
+      for (const int prompt : {100, 112, 128, 150, 200, 220, 90}) {
+        Job job{.prompt = Prompt(prompt), .max_tokens = 8};
+        Request* const request =
+            split ? rig.Split(job, decode, prefill) : rig.Local(job, decode);
+        rig.RunUntilEnded();
+        request->ExpectAllRight();
+      }
+      rig.ExpectNothingLeft();
+    }
+  }
+}
+
 TEST(DecodeAttemptsTest, WhatTheDecodeWorkerHasCachedIsNotSent) {
   const struct {
     const char* why;

@@ -60,7 +60,7 @@ Machine::Machine(Rig* rig, const std::string& name,
       pool(std::make_unique<engine::KvPool>(options.num_blocks,
                                             options.block_size)) {
   engine::FakeExecutorOptions device_options;
-  device_options.model = simulation::Model();
+  device_options.model = rig->model;
   device_options.num_blocks = options.num_blocks;
   device_options.block_size = options.block_size;
   device_options.seed = random.Next();
@@ -94,11 +94,11 @@ v1::StoppingParams Job::Stopping() const {
   return stopping;
 }
 
-std::vector<int32_t> Job::Expected() const {
+std::vector<int32_t> Job::Expected(const engine::FakeModel& model) const {
   if (max_tokens == 0) return {};
   return engine::ExpectedUntilStop(
-      simulation::Model(), prompt, static_cast<int>(prompt.size()),
-      ToEngine(Sampling(), 0), ToEngine(Stopping()), simulation::kMaxModelLen);
+      model, prompt, static_cast<int>(prompt.size()), ToEngine(Sampling(), 0),
+      ToEngine(Stopping()), simulation::kMaxModelLen);
 }
 
 std::vector<int32_t> Prompt(int count, int seed) {
@@ -139,7 +139,7 @@ Request::Request(Rig* rig, Job job)
       tokens(job.output),
       rig_(rig),
       job_(std::move(job)),
-      expected_(job_.Expected()),
+      expected_(job_.Expected(rig->model)),
       decode_ears_(std::make_unique<DecodeEars>(this)),
       beat_(&rig->router->loop) {
   Beat();
@@ -249,7 +249,7 @@ void Request::TakeScores(const v1::ScoredTokens& part) {
   EXPECT_TRUE(tokens.empty()) << "scores behind a token";
   most_scores = std::max(most_scores, part.tokens_size());
   const std::vector<engine::SampledToken> right =
-      engine::ExpectedScores(simulation::Model(), job_.prompt, *scoring);
+      engine::ExpectedScores(rig_->model, job_.prompt, *scoring);
   for (int i = 0; i < part.tokens_size(); ++i) {
     ASSERT_EQ(part.position() + i, scores + 1);
     ASSERT_LT(scores, static_cast<int>(right.size()));
@@ -387,8 +387,9 @@ void Request::ExpectAllRight() const {
 
 // ---- Rig
 
-Rig::Rig(uint64_t seed)
-    : random(seed),
+Rig::Rig(uint64_t seed, int window)
+    : model(simulation::Model(window)),
+      random(seed),
       network(&world, &random, {}),
       router(std::make_shared<simulation::Host>(&world, "router")) {}
 
@@ -414,6 +415,7 @@ DecodeMachine* Rig::AddDecode(
   auto machine = std::make_unique<DecodeMachine>(this, name, options);
   decode_worker::DecodeOptions core = simulation::MakeDecodeOptions(
       name, machine->incarnation, machine->device->kv_shape());
+  core.engine.window = simulation::WindowOf(model);
   if (tweak) tweak(&core);
   machine->core = std::make_unique<decode_worker::DecodeCore>(
       core, &machine->host->loop, &machine->random, machine->log.get(),
@@ -428,6 +430,7 @@ PrefillMachine* Rig::AddPrefill(
   auto machine = std::make_unique<PrefillMachine>(this, name, options);
   prefill_worker::PrefillOptions core = simulation::MakePrefillOptions(
       name, machine->incarnation, machine->device->kv_shape());
+  core.engine.window = simulation::WindowOf(model);
   if (tweak) tweak(&core);
   const auto dial =
       [this, host = machine->host](

@@ -24,6 +24,7 @@
 #include "tandem/v1/decode.pb.h"
 #include "tandem/v1/prefill.pb.h"
 #include "tests/simulation/network.h"
+#include "tests/simulation/parts.h"
 
 namespace tandem::worker {
 
@@ -152,7 +153,8 @@ struct Job {
 
   v1::SamplingParams Sampling() const;
   v1::StoppingParams Stopping() const;
-  std::vector<int32_t> Expected() const;
+  std::vector<int32_t> Expected(
+      const engine::FakeModel& model = simulation::Model()) const;
 };
 
 // `count` tokens; equal seeds, equal tokens; a longer one begins alike.
@@ -254,7 +256,8 @@ struct StuckGrammars final : Grammars {
 
 class Rig {
  public:
-  explicit Rig(uint64_t seed = 1);
+  // `window`: of the model's layers; 0: they see all.
+  explicit Rig(uint64_t seed = 1, int window = 0);
   ~Rig();
 
   template <typename Options>
@@ -284,6 +287,7 @@ class Rig {
   void ExpectNothingLeft();
   void ExpectInvariants();
 
+  const engine::FakeModel model;
   VirtualLoop world;
   SeededRandom random;
   simulation::Network network;
