@@ -190,7 +190,9 @@ void Process::MakeLoopParts(const OtlpOptions& otlp) {
     drain_poll_ = std::make_unique<Timer>(&loop_);
     EachSecond();
     UpdateFacts();
-    core_->adapter_control().Watch([this] { UpdateFacts(); });
+    // Within the core's turn, whose readings of the clock a session records.
+    core_->adapter_control().Watch(
+        [this] { facts_.set_adapters(core_->adapters()); });
   });
 }
 

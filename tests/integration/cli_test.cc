@@ -237,14 +237,16 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   std::string flights = absl::StrCat(testing::TempDir(), "/flights.XXXXXX");
   ASSERT_NE(mkdtemp(flights.data()), nullptr);
   ServeProcess served(EmbeddedModel(),
-                      "--prefill 1 --decode 1 --flight-record-dir " + flights +
-                          " --record-session-dir " + flights);
+                      "--prefill 1 --decode 1 --max-loras 1 "
+                      "--flight-record-dir " +
+                          flights + " --record-session-dir " + flights);
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
   const std::string generate =
       Tandem("generate " + served.Router() +
              " --placement split --temperature 0 --max-tokens 5"
              " 'Zanzibar and back' 2>&1");
   ASSERT_EQ(Shell(generate).code, 0) << served.Log();
+  EXPECT_NE(Shell(Tandem("lora load verse /none " + served.Admin())).code, 0);
   const std::vector<pid_t> before = served.Children();
   ASSERT_EQ(before.size(), 3u);
   // What the process decided is there after its crash, and on request.
@@ -292,6 +294,7 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   EXPECT_THAT(
       session.output,
       testing::AllOf(HasSubstr(" worker prefill-0 lost: "),
+                     HasSubstr(" adapter verse not loaded"),
                      HasSubstr(" ended OK, 5 tokens, 0 failures"),
                      HasSubstr("the same "), Not(HasSubstr("Zanzibar"))));
   std::filesystem::remove_all(flights);
