@@ -62,4 +62,11 @@ int64_t ControlGroupMemoryLimit(const std::string& root) {
   return limit == kUnlimited ? 0 : limit;
 }
 
+int64_t MemoryLimit() {
+  const int64_t machine =
+      int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const int64_t group = ControlGroupMemoryLimit();
+  return group > 0 ? std::min(group, machine) : machine;
+}
+
 }  // namespace tandem

@@ -20,6 +20,9 @@ int64_t OwnMemory();
 // this process is in; 0: none. `root` is where /proc and /sys are.
 int64_t ControlGroupMemoryLimit(const std::string& root = "");
 
+// What this process can hold at most: that, or the machine's memory.
+int64_t MemoryLimit();
+
 }  // namespace tandem
 
 #endif  // TANDEM_COMMON_MEMORY_LIMIT_H_

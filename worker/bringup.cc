@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/features.h"
 #include "common/log.h"
+#include "common/memory_limit.h"
 #include "common/progress.h"
 #include "common/random.h"
 #include "engine/layer_parts.h"
@@ -498,7 +499,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       flags, *spec, kv_dtype, *gpu,
       with_cache && role == v1::WORKER_ROLE_DECODE ? engine::WindowOf(*spec)
                                                    : engine::KvWindow(),
-      draft);
+      draft,
+      {MemoryLimit(),
+       OwnMemory() + static_cast<int64_t>(flags.kv_offload_bytes)});
   if (!plan.ok()) return plan.status();
   parts.clock.End("weights");
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -19,10 +20,17 @@ inline constexpr int kScoredRows = 64;
 
 inline constexpr int64_t kHostCacheBytes = int64_t{1} << 30;
 
+int64_t Left(const HostMemory& host) {
+  return host.limit_bytes > 0
+             ? std::max<int64_t>(0, host.limit_bytes - host.used_bytes)
+             : std::numeric_limits<int64_t>::max();
+}
+
 int64_t CacheBytes(const WorkerFlags& flags,
-                   const std::optional<GpuMemory>& gpu) {
+                   const std::optional<GpuMemory>& gpu,
+                   const HostMemory& host) {
   if (flags.kv_cache_bytes > 0) return flags.kv_cache_bytes;
-  if (!gpu.has_value()) return kHostCacheBytes;
+  if (!gpu.has_value()) return std::min(kHostCacheBytes, Left(host));
   const auto share = static_cast<int64_t>(
       static_cast<double>(gpu->total_bytes) * flags.gpu_memory_utilization);
   return std::max<int64_t>(0,
@@ -44,6 +52,16 @@ std::string Advice(const WorkerFlags& flags, bool gpu, int64_t wanted_bytes,
   return advice;
 }
 
+absl::Status CheckHost(const HostMemory& host, int64_t cache_bytes) {
+  if (cache_bytes <= Left(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the KV cache takes ", cache_bytes, " bytes, and of the ",
+      host.limit_bytes, " that this machine or its control group allows ",
+      Left(host),
+      " are left: lower --kv-cache-memory-bytes, --num-kv-blocks "
+      "or --kv-offload-bytes"));
+}
+
 }  // namespace
 
 int PlainDraws(const WorkerFlags& flags) {
@@ -56,7 +74,7 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               kernels::DType kv_dtype,
                               const std::optional<GpuMemory>& gpu,
                               const engine::KvWindow& window,
-                              const DraftKv& draft) {
+                              const DraftKv& draft, const HostMemory& host) {
   kernels::KvShape shape;
   const engine::LayerParts layers = engine::PartsOf(spec);
   shape.num_layers = layers.room();
@@ -91,6 +109,14 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
       window.frees_blocks()
           ? std::min(plan.max_model_len, at_once(plan.max_model_len))
           : plan.max_model_len;
+  // Numbers of positions and cells are ints.
+  const int most_blocks = static_cast<int>(
+      INT_MAX / (flags.block_size * int64_t{layers.parts.count()}));
+  if (flags.num_blocks > most_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num-kv-blocks ", flags.num_blocks, ": at most ",
+                     most_blocks, " of ", flags.block_size, " positions"));
+  }
   plan.num_blocks = flags.num_blocks;
   if (plan.num_blocks == 0) {
     // No more than every slot full: a small model needs no gigabyte.
@@ -99,10 +125,14 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               (at_once(plan.max_model_len) / flags.block_size),
                           (needed + flags.block_size - 1) / flags.block_size);
     plan.num_blocks = static_cast<int>(std::min<int64_t>(
-        {std::max<int64_t>(0, CacheBytes(flags, gpu) - draft_bytes) /
+        {std::max<int64_t>(0, CacheBytes(flags, gpu, host) - draft_bytes) /
              block_bytes,
-         useful,
-         INT_MAX / (flags.block_size * int64_t{layers.parts.count()})}));
+         useful, most_blocks}));
+  }
+  if (!gpu.has_value()) {
+    const absl::Status fits_host =
+        CheckHost(host, plan.num_blocks * block_bytes + draft_bytes);
+    if (!fits_host.ok()) return fits_host;
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
   if (fits < needed) {

@@ -30,6 +30,13 @@ struct GpuMemory {
   int64_t free_bytes = 0;  // left by all, this process's coming needs deducted
 };
 
+// A CPU's, likewise. All that is taken is touched sooner or later, and who is
+// over the limit then is killed in the midst of its streams.
+struct HostMemory {
+  int64_t limit_bytes = 0;  // of the machine or the control group; 0: unknown
+  int64_t used_bytes = 0;   // by this process, and soon to be
+};
+
 // The KV cache of a draft model, which comes out of the same memory.
 struct DraftKv {
   int64_t position_bytes = 0;  // 0: there is none
@@ -43,14 +50,16 @@ struct KvPlan {
 };
 
 // With a window of all layers (engine::EngineOptions) the pool holds what a
-// sequence has at once, not all of it. Without `gpu` the default is 1 GiB.
+// sequence has at once, not all of it. Without `gpu` the default is 1 GiB, or
+// what `host` has left.
 // INVALID_ARGUMENT: what was asked for does not fit; says how much would.
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
                               const std::optional<GpuMemory>& gpu,
                               const engine::KvWindow& window = {},
-                              const DraftKv& draft = {});
+                              const DraftKv& draft = {},
+                              const HostMemory& host = {});
 
 }  // namespace tandem::worker
 

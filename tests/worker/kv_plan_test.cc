@@ -137,6 +137,39 @@ TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {
                     HasSubstr("or lower --max-model-len to 8192")));
 }
 
+// A machine that is short of memory says so at the start, and not when the
+// kernel ends a worker whose cache has filled.
+TEST(KvPlan, ACpuTakesNoMoreThanItsMemoryHasLeft) {
+  const HostMemory host{.limit_bytes = 4 * kGiB, .used_bytes = 3 * kGiB};
+  const auto plan = [&](const WorkerFlags& flags, const HostMemory& memory) {
+    return PlanKv(flags, Spec(), DType::kBF16, std::nullopt, {}, {}, memory);
+  };
+  WorkerFlags flags = Flags();
+  flags.kv_cache_bytes = kGiB;
+  EXPECT_TRUE(plan(flags, host).ok());
+  flags.kv_cache_bytes = kGiB + 16 * kPosition;
+  EXPECT_THAT(
+      std::string(plan(flags, host).status().message()),
+      AllOf(HasSubstr("takes 1075838976 bytes"), HasSubstr("of the 4294967296"),
+            HasSubstr("1073741824 are left"),
+            HasSubstr("lower --kv-cache-memory-bytes")));
+  EXPECT_TRUE(plan(flags, {}).ok()) << "nothing is known of the machine";
+  flags.kv_cache_bytes = 0;
+  flags.num_blocks = static_cast<int>(kGiB / (16 * kPosition)) + 1;
+  EXPECT_FALSE(plan(flags, host).ok());
+  --flags.num_blocks;
+  EXPECT_TRUE(plan(flags, host).ok());
+  // The default shrinks.
+  flags.num_blocks = 0;
+  const auto half = plan(flags, {kGiB, kGiB / 2});
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->num_blocks, kGiB / 2 / (16 * kPosition));
+  // Whatever the machine has, positions are counted by ints.
+  flags.num_blocks = 1 << 28;
+  EXPECT_THAT(std::string(plan(flags, {}).status().message()),
+              HasSubstr("at most 134217727"));
+}
+
 TEST(KvPlan, AdviceCountsTheDraftModelsCache) {
   WorkerFlags flags = Flags();
   flags.max_model_len = 65536;
