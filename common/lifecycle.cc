@@ -67,32 +67,29 @@ void SignalWatcher::Run() {
     const int number = static_cast<int>(info.ssi_signo);
     int none = 0;
     if (!signal_.compare_exchange_strong(none, number)) {
-      static constexpr char kLine[] = "second signal: ending at once\n";
-      (void)!write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
-      _exit(128 + number);
+      EndAtOnce("second signal: ending at once\n", number);
     }
-    Deliver();
+    Deliver(number);
   }
+}
+
+void SignalWatcher::EndAtOnce(std::string_view line, int number) {
+  (void)!write(STDERR_FILENO, line.data(), line.size());
+  _exit(128 + number);
 }
 
 void SignalWatcher::OnDrain(Loop* loop, Loop::Task drain) {
-  {
-    MutexLock lock(&mutex_);
-    loop_ = loop;
-    drain_ = std::move(drain);
-  }
-  if (signal_ != 0) Deliver();
+  MutexLock lock(&mutex_);
+  loop_ = loop;
+  drain_ = std::move(drain);
 }
 
-void SignalWatcher::Deliver() {
-  Loop::Task drain;
-  Loop* loop;
-  {
-    MutexLock lock(&mutex_);
-    loop = loop_;
-    drain = std::exchange(drain_, nullptr);
+void SignalWatcher::Deliver(int number) {
+  MutexLock lock(&mutex_);
+  if (loop_ == nullptr) {
+    EndAtOnce("signal before the start was over: ending at once\n", number);
   }
-  if (drain) loop->Post(std::move(drain));
+  loop_->Post(std::exchange(drain_, nullptr));
 }
 
 int SignalWatcher::ExitCode(int code) const {

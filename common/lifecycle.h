@@ -37,7 +37,8 @@ inline constexpr int kExitUsage = 2;
 
 // Takes SIGTERM and SIGINT from the moment of its construction, in every
 // thread started later, and ignores SIGPIPE. The first signal drains; the
-// second ends the process at once. One per process.
+// second ends the process at once, and so does the first before OnDrain, when
+// nobody is served yet and loading may take minutes. One per process.
 class SignalWatcher {
  public:
   SignalWatcher();
@@ -45,7 +46,7 @@ class SignalWatcher {
   SignalWatcher(const SignalWatcher&) = delete;
   SignalWatcher& operator=(const SignalWatcher&) = delete;
 
-  // Posts `drain` to `loop` at the first signal, or now if it came already.
+  // Posts `drain` to `loop` at the first signal.
   // `loop` outlives this. Called once.
   void OnDrain(Loop* loop, Loop::Task drain);
 
@@ -58,7 +59,8 @@ class SignalWatcher {
 
  private:
   void Run();
-  void Deliver();
+  void Deliver(int number);
+  [[noreturn]] static void EndAtOnce(std::string_view line, int number);
 
   int signal_fd_ = -1;
   int stop_fd_ = -1;
