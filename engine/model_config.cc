@@ -190,12 +190,15 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   }
 }
 
+bool HasWindows(const ModelSpec& spec) {
+  return std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
+         spec.windowed.end();
+}
+
 // A window of the whole context is none, unless its layers turn in another
 // way.
 void DropIdleWindow(const Family& family, ModelSpec& spec) {
-  const bool any = std::find(spec.windowed.begin(), spec.windowed.end(),
-                             true) != spec.windowed.end();
-  if (any &&
+  if (HasWindows(spec) &&
       (spec.window < spec.max_positions || family.local_rope_theta > 0)) {
     return;
   }
@@ -353,9 +356,9 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   if (!fields.status().ok()) return fields.status();
   spec.norm_eps =
       fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
-  ReadRope(fields, *family, spec.head_dim, &spec.max_positions, &spec.rope,
-           &spec.local_rope);
   ReadWindows(fields, *family, spec);
+  ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
+           &spec.max_positions, &spec.rope, &spec.local_rope);
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);
   ReadActivation(fields, *family, spec);

@@ -25,9 +25,92 @@ struct Context {
   int original_max_positions;  // beside the scaling; 0: not given
 };
 
+// What the file says of layers, and under which key.
+struct Given {
+  std::string key;
+  json object = nullptr;  // null: nothing
+};
+
+// Without nulls, and with the kind under its newer name where it scales.
+json Plain(const json& object) {
+  json plain = json::object();
+  for (const auto& [name, value] : object.items()) {
+    if (!value.is_null()) plain[name] = value;
+  }
+  if (const auto old = plain.find("type"); old != plain.end()) {
+    plain.emplace("rope_type", *old);
+    plain.erase("type");
+  }
+  const auto kind = plain.find("rope_type");
+  if (kind != plain.end() && *kind == "default") plain.erase(kind);
+  return plain;
+}
+
+json WithoutTheta(json object) {
+  object.erase("rope_theta");
+  return object;
+}
+
+// Adds what is said under another key: a file of transformers 5 has theta in
+// rope_parameters, and what models' pages tell to add is a rope_scaling.
+// transformers itself would forget the former.
+void Add(ConfigFields& fields, const Given& second, Given& first) {
+  if (first.object.is_null()) {
+    first = second;
+    return;
+  }
+  const bool scales = second.object.contains("rope_type");
+  if (scales && first.object.contains("rope_type") &&
+      WithoutTheta(first.object) != WithoutTheta(second.object)) {
+    fields.Refuse(
+        second.key, ShowJson(second.object),
+        absl::StrCat("as ", first.key, ", which scales too, or left out"));
+    return;
+  }
+  for (const auto& [name, value] : second.object.items()) {
+    const auto [known, added] = first.object.emplace(name, value);
+    if (!added && *known != value) {
+      fields.Refuse(absl::StrCat(second.key, ".", name), ShowJson(value),
+                    absl::StrCat(ShowJson(*known), ", as in ", first.key,
+                                 ", or left out"));
+    }
+  }
+  if (scales) first.key = second.key;
+}
+
+// Adds what `key` says of all layers (`full`), or of each type of them, as
+// transformers 5 writes it where these differ. Only Gemma 3's may.
+void AddKey(ConfigFields& fields, const char* key, const Family& family,
+            bool slides, Given& full, Given& sliding) {
+  const json* object = fields.Find(key);
+  if (object == nullptr) return;
+  const auto add = [&](const std::string& name, const json* value, Given& to) {
+    if (value == nullptr) return;
+    if (!value->is_object()) {
+      return fields.Refuse(name, ShowJson(*value), "an object or null");
+    }
+    Add(fields, {name, Plain(*value)}, to);
+  };
+  if (!object->is_object() || (!object->contains("full_attention") &&
+                               !object->contains("sliding_attention"))) {
+    return add(key, object, full);
+  }
+  const ConfigFields types(fields.path(), *object);
+  const json* of_full = types.Find("full_attention");
+  const json* of_sliding = types.Find("sliding_attention");
+  if (family.local_rope_theta > 0) {
+    add(absl::StrCat(key, ".sliding_attention"), of_sliding, sliding);
+  } else if (of_full == nullptr ||
+             (of_sliding == nullptr ? slides : *of_sliding != *of_full)) {
+    fields.Refuse(key, ShowJson(*object),
+                  "the same for full_attention and sliding_attention, or one "
+                  "object for all layers, in this family");
+  }
+  add(absl::StrCat(key, ".full_attention"), of_full, full);
+}
+
 Kind KindOf(ConfigFields& scaling, const Family& family) {
-  const std::string kind =
-      scaling.String("rope_type", scaling.String("type", "default"));
+  const std::string kind = scaling.String("rope_type", "default");
   if (kind == "default") return Kind::kDefault;
   if (kind == "linear") return Kind::kLinear;
   if (kind == "dynamic") return Kind::kDynamic;
@@ -140,13 +223,11 @@ int Stretched(const RopeSpec& rope, const Context& context) {
 }
 
 // Fills `rope`, which has the theta to fall back to; what positions it makes.
-int ReadScaling(ConfigFields& fields, const char* key, const json& object,
+int ReadScaling(ConfigFields& fields, const Given& given,
                 const Context& context, RopeSpec& rope) {
-  if (!object.is_object()) {
-    fields.Refuse(key, ShowJson(object), "an object or null");
-    return context.max_positions;
-  }
-  ConfigFields scaling(fields.path(), object, absl::StrCat(key, "."));
+  if (given.object.is_null()) return context.max_positions;
+  ConfigFields scaling(fields.path(), given.object,
+                       absl::StrCat(given.key, "."));
   rope.theta = scaling.Double("rope_theta", 1, 1e12, rope.theta);
   rope.kind = KindOf(scaling, context.family);
   if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
@@ -168,7 +249,8 @@ int ReadScaling(ConfigFields& fields, const char* key, const json& object,
 }  // namespace
 
 void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
-              int* max_positions, RopeSpec* rope, RopeSpec* local) {
+              bool slides, int* max_positions, RopeSpec* rope,
+              RopeSpec* local) {
   if (!family.rope) {
     rope->kind = local->kind = Kind::kNone;
     return;
@@ -185,22 +267,12 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
     local->theta =
         fields.Double("rope_local_base_freq", 1, 1e12, family.local_rope_theta);
   }
+  Given full, sliding;
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const json* object = fields.Find(key);
-    if (object == nullptr) continue;
-    const json* full = object;
-    if (has_local && object->is_object() &&
-        object->contains("sliding_attention")) {
-      ReadScaling(fields, key, (*object)["sliding_attention"], context, *local);
-      if (!object->contains("full_attention")) {
-        return fields.Refuse(key, ShowJson(*object),
-                             "with full_attention beside sliding_attention");
-      }
-      full = &(*object)["full_attention"];
-    }
-    *max_positions = ReadScaling(fields, key, *full, context, *rope);
-    break;
+    AddKey(fields, key, family, slides, full, sliding);
   }
+  *max_positions = ReadScaling(fields, full, context, *rope);
+  ReadScaling(fields, sliding, context, *local);
   if (!has_local) *local = *rope;
 }
 

@@ -58,12 +58,12 @@ struct RopeSpec {
   std::string Canonical() const;
 };
 
-// Reads "rope_theta" and "rope_scaling" as of transformers 4, or both together
-// in "rope_parameters" as of transformers 5. `local` is that of windowed
-// layers where the family has one, else as `rope`. Raises `max_positions` where
-// the scaling does.
+// Reads "rope_theta" and "rope_scaling" as of transformers 4, and both together
+// in "rope_parameters" as of transformers 5. `slides`: some layer has a window.
+// `local` is that of such layers where the family has one, else as `rope`.
+// Raises `max_positions` where the scaling does.
 void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
-              int* max_positions, RopeSpec* rope, RopeSpec* local);
+              bool slides, int* max_positions, RopeSpec* rope, RopeSpec* local);
 
 }  // namespace tandem::engine
 
