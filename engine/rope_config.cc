@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -126,11 +127,26 @@ Kind KindOf(ConfigFields& scaling, const Family& family) {
   return Kind::kDefault;
 }
 
-void ReadLlama3(ConfigFields& scaling, RopeSpec& rope) {
+// Where it stands beside the scaling too, transformers 4 and 5 take different
+// ones.
+int OriginalPositions(ConfigFields& scaling, const Context& context,
+                      std::optional<int> fallback) {
+  static constexpr char kField[] = "original_max_position_embeddings";
+  const int beside = context.original_max_positions;
+  if (beside > 0) fallback = beside;
+  const int own = scaling.Int(kField, 1, kMaxPositions, fallback);
+  if (beside > 0 && own != beside) {
+    scaling.Refuse(kField, absl::StrCat(own),
+                   absl::StrCat(beside, ", as beside it, or left out"));
+  }
+  return own;
+}
+
+void ReadLlama3(ConfigFields& scaling, const Context& context, RopeSpec& rope) {
   rope.low_freq_factor = scaling.Double("low_freq_factor", 1e-3, kMaxFactor);
   rope.high_freq_factor = scaling.Double("high_freq_factor", 1e-3, kMaxFactor);
   rope.original_max_positions =
-      scaling.Int("original_max_position_embeddings", 1, kMaxPositions);
+      OriginalPositions(scaling, context, std::nullopt);
   if (rope.high_freq_factor <= rope.low_freq_factor) {
     scaling.Refuse(
         "high_freq_factor", absl::StrCat(rope.high_freq_factor),
@@ -144,8 +160,7 @@ double YarnScale(double factor, double scale) {
 
 void ReadYarn(ConfigFields& scaling, const Context& context, RopeSpec& rope) {
   rope.original_max_positions =
-      scaling.Int("original_max_position_embeddings", 1, kMaxPositions,
-                  context.max_positions);
+      OriginalPositions(scaling, context, context.max_positions);
   rope.beta_fast = scaling.Double("beta_fast", 1e-3, kMaxFactor, 32.0);
   rope.beta_slow = scaling.Double("beta_slow", 1e-3, kMaxFactor, 1.0);
   rope.truncate = scaling.Bool("truncate", true);
@@ -233,7 +248,7 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
     rope.factor = scaling.Double("factor", 1, kMaxFactor);
   }
-  if (rope.kind == Kind::kLlama3) ReadLlama3(scaling, rope);
+  if (rope.kind == Kind::kLlama3) ReadLlama3(scaling, context, rope);
   if (rope.kind == Kind::kDynamic) {
     rope.original_max_positions = context.max_positions;
   }

@@ -231,5 +231,32 @@ TEST(RopeConfig, OldAndNewKeyThatDisagreeAreRefused) {
   for (const Refused& refused : cases) ExpectRefused(refused);
 }
 
+TEST(RopeConfig, TheFirstContextIsReadBesideTheScalingToo) {
+  const json yarn = {{"rope_type", "yarn"}, {"factor", 8}};
+  const json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8},
+                       {"low_freq_factor", 1},
+                       {"high_freq_factor", 4}};
+  for (const json& scaling : {yarn, llama3}) {
+    json own = scaling;
+    own[kOriginal] = 512;
+    const auto expected = Parse(kLlama, {{"rope_scaling", own}});
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    for (const json& changes :
+         {json{{"rope_scaling", scaling}, {kOriginal, 512}},
+          json{{"rope_scaling", own}, {kOriginal, 512}}}) {
+      const auto spec = Parse(kLlama, changes);
+      ASSERT_TRUE(spec.ok()) << changes << ": " << spec.status();
+      EXPECT_EQ(spec->rope.original_max_positions, 512);
+      EXPECT_EQ(spec->Canonical(), expected->Canonical());
+    }
+    ExpectRefused({"two of them",
+                   kLlama,
+                   {{"rope_scaling", own}, {kOriginal, 64}},
+                   "rope_scaling.original_max_position_embeddings: 512; must "
+                   "be 64, as beside it, or left out"});
+  }
+}
+
 }  // namespace
 }  // namespace tandem::engine
