@@ -131,7 +131,17 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 // Experts are in every layer or in none.
 void ReadExperts(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.keys.experts.empty()) return;
-  spec.experts = fields.Int(family.keys.experts, 1, 1024);
+  // transformers 5 renames Qwen3-MoE's.
+  static constexpr char kNew[] = "num_local_experts";
+  const bool renamed =
+      fields.Find(family.keys.experts) == nullptr && fields.Find(kNew);
+  spec.experts = fields.Int(renamed ? kNew : family.keys.experts, 1, 1024);
+  if (fields.Int(kNew, 1, 1024, spec.experts) != spec.experts) {
+    fields.Refuse(
+        kNew, ShowJson(*fields.Find(kNew)),
+        absl::StrCat(spec.experts, ", as ", std::string(family.keys.experts),
+                     ", or left out"));
+  }
   spec.experts_per_token =
       fields.Int("num_experts_per_tok", 1, std::max(1, spec.experts));
   spec.normalised_routes =

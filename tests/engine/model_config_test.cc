@@ -65,6 +65,14 @@ json Mixtral() {
   return config;
 }
 
+json Qwen3Moe() {
+  json config = Llama();
+  config["architectures"] = {"Qwen3MoeForCausalLM"};
+  config["moe_intermediate_size"] = 32;
+  config["num_experts_per_tok"] = 2;
+  return config;
+}
+
 json Gpt2() {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"n_embd", 64},
@@ -276,6 +284,19 @@ TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
   EXPECT_EQ(spec->sampling.top_p, 0.9);
   EXPECT_EQ(spec->sampling.min_p, 0.05);
   EXPECT_EQ(spec->sampling.top_k, 50);
+}
+
+// transformers 4, 5, and both.
+TEST(ModelConfig, Qwen3MoeCountsItsExpertsUnderEitherKey) {
+  for (const json& changes :
+       {json{{"num_experts", 8}}, json{{"num_local_experts", 8}},
+        json{{"num_experts", 8}, {"num_local_experts", 8}}}) {
+    json config = With(Qwen3Moe(), {{"num_key_value_heads", 2}});
+    config.update(changes);
+    const auto spec = Parse(config);
+    ASSERT_TRUE(spec.ok()) << changes << ": " << spec.status();
+    EXPECT_EQ(spec->experts, 8);
+  }
 }
 
 TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
@@ -542,6 +563,9 @@ std::vector<HostileConfig> HostileConfigs() {
        "num_experts_per_tok: 5; must be a whole number from 1 to 4"},
       {"no experts", Without(Mixtral(), "num_local_experts"),
        "num_local_experts: missing"},
+      {"experts in two numbers",
+       With(Qwen3Moe(), {{"num_experts", 8}, {"num_local_experts", 4}}),
+       "num_local_experts: 4; must be 8, as num_experts, or left out"},
       {"experts in some layers", With(Mixtral(), {{"decoder_sparse_step", 2}}),
        "decoder_sparse_step"},
       {"layers without experts", With(Mixtral(), {{"mlp_only_layers", {0}}}),
