@@ -145,7 +145,36 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   return result;
 }
 
+// Those of weights are in them already; others (of activations or of the
+// cache) are not computed.
+void RefuseTransforms(ConfigFields& fields) {
+  static constexpr char kField[] = "transform_config";
+  const json* const config = fields.Find(kField);
+  if (config == nullptr) return;
+  const auto refuse = [&](const json& value) {
+    fields.Refuse(kField, ShowJson(value),
+                  "an object of config_groups, each with a list `apply`");
+  };
+  if (!config->is_object()) return refuse(*config);
+  const auto groups = config->find("config_groups");
+  if (groups == config->end() || groups->is_null()) return;
+  if (!groups->is_object()) return refuse(*groups);
+  for (const json& group : *groups) {
+    const auto apply = group.is_object() ? group.find("apply") : group.end();
+    if (apply == group.end() || !apply->is_array()) return refuse(group);
+    for (const json& to : *apply) {
+      const json location = to.is_object() ? to.value("location", json()) : to;
+      if (location != "weight_input" && location != "weight_output") {
+        fields.Refuse(absl::StrCat(kField, ".location"),
+                      location.is_null() ? "missing" : ShowJson(location),
+                      "weight_input or weight_output");
+      }
+    }
+  }
+}
+
 Quantisation ReadCompressed(ConfigFields& fields) {
+  RefuseTransforms(fields);
   const std::string format = fields.String("format", "");
   if (format != "pack-quantized" && format != "int-quantized" &&
       format != "float-quantized" && format != "naive-quantized") {

@@ -732,6 +732,48 @@ TEST(ModelConfig, ScalesOfAKvCacheAreNoReasonToRefuse) {
   }
 }
 
+// Those of weights are in them; others would have to be computed.
+TEST(ModelConfig, TransformsOfActivationsAreRefused) {
+  const auto parse = [](const json& transforms) {
+    return Parse(Quantised(
+        {{"quant_method", "compressed-tensors"},
+         {"format", "pack-quantized"},
+         {"config_groups",
+          {{"group_0", {{"weights", {{"num_bits", 4}, {"type", "int"}}}}}}},
+         {"transform_config", transforms}}));
+  };
+  const auto applied = [](const json& list) {
+    return json{
+        {"config_groups", {{"R1", {{"type", "hadamard"}, {"apply", list}}}}}};
+  };
+  const json to_weights = {{{"location", "weight_output"}, {"targets", {"a"}}},
+                           {{"location", "weight_input"}, {"targets", {"b"}}}};
+  for (const json& served :
+       {json(), json::object(), json{{"config_groups", json::object()}},
+        applied(json::array()), applied(to_weights)}) {
+    EXPECT_TRUE(parse(served).ok()) << served << ": " << parse(served).status();
+  }
+  json online = to_weights;
+  online.push_back({{"location", "input"}, {"targets", {"c"}}});
+  const std::pair<json, const char*> kRefused[] = {
+      {applied(online),
+       "location: \"input\"; must be weight_input or weight_o"},
+      {applied({{{"location", "k_cache"}}}), "location: \"k_cache\""},
+      {applied({{{"targets", {"c"}}}}), "location: missing"},
+      {applied({"input"}), "location: \"input\""},
+      {applied(1), "transform_config"},
+      {json::array({1}), "transform_config"},
+      {{{"config_groups", {1}}}, "transform_config"},
+      {{{"config_groups", {{"R1", 1}}}}, "transform_config"}};
+  for (const auto& [refused, complaint] : kRefused) {
+    const absl::Status status = parse(refused).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << refused;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr("quantization_config.transform_conf"),
+                               HasSubstr(complaint)));
+  }
+}
+
 TEST(ModelConfig, FilesOfTheDirectoryAreRead) {
   TempDir dir;
   EXPECT_EQ(LoadModelSpec(dir.path()).status().code(),
