@@ -64,8 +64,7 @@ struct ModelSpec {
   int experts_per_token = 0;
   bool normalised_routes = false;  // an expert's share is of those chosen
   bool tied_head = false;          // logits by the embedding's matrix
-  std::optional<int32_t> bos_id;
-  std::vector<int32_t> eos_ids;  // any of them ends a sequence
+  std::vector<int32_t> eos_ids;    // any of them ends a sequence
   SamplingDefaults sampling;
   Quantisation quantisation;  // of the checkpoint
 

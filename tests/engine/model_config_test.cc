@@ -103,7 +103,6 @@ TEST(ModelConfig, AbsentKeysMeanWhatTransformersTakesThemFor) {
   EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kDefault);
   EXPECT_FALSE(spec->tied_head);
   EXPECT_FALSE(spec->qkv_bias);
-  EXPECT_FALSE(spec->bos_id.has_value());
   EXPECT_TRUE(spec->eos_ids.empty());
   EXPECT_EQ(spec->qkv_rows(), 12 * 16);
 }
@@ -271,14 +270,30 @@ TEST(ModelConfig, EndIdsAreOneOrMany) {
               ElementsAre());
 }
 
+TEST(ModelConfig, IdsThatTheVocabularyLacksEndNothing) {
+  const auto ends = [](const json& changes, const char* generation) {
+    const auto spec = Parse(With(Llama(), changes), generation);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->eos_ids : std::vector<int32_t>{-2};
+  };
+  EXPECT_THAT(ends({{"eos_token_id", {2, 100}}}, ""), ElementsAre(2));
+  EXPECT_THAT(ends({{"eos_token_id", -1}}, ""), ElementsAre());
+  EXPECT_THAT(ends({{"eos_token_id", UINT64_MAX}}, ""), ElementsAre());
+  EXPECT_THAT(ends({{"eos_token_id", 7}}, R"({"eos_token_id": [100, 9]})"),
+              ElementsAre(9));
+  EXPECT_THAT(ends({{"eos_token_id", 7}}, R"({"eos_token_id": 100})"),
+              ElementsAre(7));
+  EXPECT_THAT(ends({{"eos_token_id", 7}, {"bos_token_id", 1000}}, ""),
+              ElementsAre(7));
+}
+
 TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
   const auto spec =
-      Parse(With(Llama(), {{"eos_token_id", 7}, {"bos_token_id", 1}}),
+      Parse(With(Llama(), {{"eos_token_id", 7}}),
             R"({"eos_token_id":[8,9],"do_sample":true,"temperature":0.6,
                 "top_p":0.9,"top_k":50,"min_p":0.05,"unknown":{"a":[1]}})");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_THAT(spec->eos_ids, ElementsAre(8, 9));
-  EXPECT_EQ(spec->bos_id, 1);
   EXPECT_EQ(spec->sampling.do_sample, true);
   EXPECT_EQ(spec->sampling.temperature, 0.6);
   EXPECT_EQ(spec->sampling.top_p, 0.9);
@@ -574,17 +589,13 @@ std::vector<HostileConfig> HostileConfigs() {
        With(Llama(), {{"architectures", {"GPT2LMHeadModel"}}}),
        "n_embd: missing"},
       {"window 0", mistral({{"sliding_window", 0}}), "sliding_window: 0"},
-      {"end id beyond the vocabulary", llama({{"eos_token_id", 100}}),
-       "eos_token_id: 100; must be a whole number from 0 to 99"},
-      {"negative end id", llama({{"eos_token_id", {1, -1}}}),
-       "eos_token_id: -1"},
+      {"end id as fraction", llama({{"eos_token_id", {1, 2.0}}}),
+       "eos_token_id: 2.0; must be a whole number"},
       {"end id as text", llama({{"eos_token_id", "</s>"}}),
        "eos_token_id: \"</s>\""},
       {"nested end ids", llama({{"eos_token_id", {{1}}}}), "eos_token_id:"},
       {"too many end ids", llama({{"eos_token_id", std::vector<int>(257, 1)}}),
        "eos_token_id: an array of 257"},
-      {"begin id beyond the vocabulary", llama({{"bos_token_id", 1000}}),
-       "bos_token_id: 1000"},
   };
 }
 
@@ -633,7 +644,7 @@ TEST(ModelConfig, HostileGenerationConfigsAreRefused) {
       {R"({"top_k": 1e3})", "top_k: 1000.0"},
       {R"({"min_p": 2})", "min_p: 2"},
       {R"({"do_sample": 1})", "do_sample: 1"},
-      {R"({"eos_token_id": 100})", "eos_token_id: 100"}};
+      {R"({"eos_token_id": "2"})", "eos_token_id: \"2\""}};
   for (const auto& [text, complaint] : kTexts) {
     const std::string message(Parse(Llama(), text).status().message());
     EXPECT_THAT(message, testing::StartsWith("d/generation_config.json: "));
