@@ -87,6 +87,8 @@ class ModelLoader {
   absl::Status RefuseLeftovers() const;
   void RoundEmbeddingScale();
   bool IsBuffer(std::string_view name) const;
+  bool IsTiedHead(std::string_view name) const;
+  absl::Status CheckTiedHead(const TensorInfo& head) const;
   bool IsNoBias(const TensorInfo& tensor) const;
   // A tensor's name in this checkpoint.
   std::string NameOf(std::string_view name, std::string_view what) const;
@@ -439,15 +441,36 @@ void ModelLoader::RoundEmbeddingScale() {
   model_->spec_.embedding_scale = std::bit_cast<float>(bits & 0xffff0000u);
 }
 
-// Old conversions carry what follows from the config (frequencies, masks); a
-// tied head may be there twice.
+// Old conversions carry what follows from the config (frequencies, masks).
 bool ModelLoader::IsBuffer(std::string_view name) const {
   const auto& ignored = spec_.names.ignored_suffixes;
   return std::any_of(ignored.begin(), ignored.end(),
                      [&](std::string_view suffix) {
                        return !suffix.empty() && name.ends_with(suffix);
-                     }) ||
-         (spec_.tied_head && name == NameOf(spec_.names.head, ".weight"));
+                     });
+}
+
+// A tied head may be there twice.
+bool ModelLoader::IsTiedHead(std::string_view name) const {
+  return spec_.tied_head && name == NameOf(spec_.names.head, ".weight");
+}
+
+// Trainers that untie the head and keep the config would lose what they
+// trained.
+absl::Status ModelLoader::CheckTiedHead(const TensorInfo& head) const {
+  const TensorInfo* const embedding =
+      checkpoint_.Find(NameOf(spec_.names.embedding, ".weight"));
+  if (embedding != nullptr && embedding->dtype == head.dtype &&
+      embedding->shape == head.shape &&
+      memcmp(checkpoint_.bytes(*embedding).data(),
+             checkpoint_.bytes(head).data(), head.end - head.begin) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      checkpoint_.path(head), ": ", head.name,
+      " differs from the embedding, but tie_word_embeddings is true: set it to "
+      "false in config.json to use ",
+      head.name, ", or remove that tensor to use the embedding"));
 }
 
 // Quantisers to GPTQ give every product a bias, of zeros where there is none.
@@ -465,6 +488,11 @@ bool ModelLoader::IsNoBias(const TensorInfo& tensor) const {
 
 absl::Status ModelLoader::RefuseLeftovers() const {
   for (const TensorInfo& tensor : checkpoint_.tensors()) {
+    if (IsTiedHead(tensor.name)) {
+      const absl::Status status = CheckTiedHead(tensor);
+      if (!status.ok()) return status;
+      continue;
+    }
     if (used_.contains(tensor.name) || IsBuffer(tensor.name) ||
         IsNoBias(tensor) ||
         (spec_.quantisation.kv_scales && IsKvScale(tensor.name))) {

@@ -175,8 +175,25 @@ TEST_F(ModelTest, TensorsThatTheConfigDisownsAreRefused) {
   Write("llama_biases_f32", {{"mlp_bias", false}});
   EXPECT_THAT(std::string(Load().status().message()),
               HasSubstr("has no place in the model"));
+}
+
+TEST_F(ModelTest, ATiedHeadMayBeThereTwiceButNotAnother) {
   Write("llama2_mha_f32", {{"tie_word_embeddings", true}});
-  EXPECT_TRUE(Load().ok()) << "a tied head may be there twice";
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("lm_head.weight differs from the embedding, but "
+                        "tie_word_embeddings is true"));
+  ASSERT_TRUE(checkpoint_.ok());
+  const TensorInfo head = *checkpoint_->Find("lm_head.weight");
+  const TensorInfo tokens = *checkpoint_->Find("model.embed_tokens.weight");
+  std::ifstream in(checkpoint_->path(head), std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), {}};
+  const uint64_t bytes = head.end - head.begin;
+  file.replace(head.begin, bytes, file.substr(tokens.begin, bytes));
+  dir_.Write("model.safetensors", file);
+  EXPECT_TRUE(Load().ok());
+  file[head.end - 1] ^= 1;
+  dir_.Write("model.safetensors", file);
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("differs"));
 }
 
 TEST_F(ModelTest, ScalesOfAKvCacheAreLeftOut) {
