@@ -79,6 +79,19 @@ absl::Status LearnToolCalls(const text::ChatTemplate& chat,
   return absl::OkStatus();
 }
 
+// A fine-tune may end its turns by another token than the model in whose
+// configs it is kept; its tokenizer knows.
+std::vector<int32_t> EndTokens(const engine::ModelSpec& spec,
+                               const text::Tokenizer& tokenizer) {
+  std::vector<int32_t> ids = spec.eos_ids;
+  const std::optional<int32_t> own = tokenizer.eos_id();
+  if (own && *own < spec.vocab_size &&
+      std::find(ids.begin(), ids.end(), *own) == ids.end()) {
+    ids.push_back(*own);
+  }
+  return ids;
+}
+
 absl::Status LearnReasoning(const std::string& parser_name,
                             const text::Tokenizer& tokenizer,
                             ModelLimits* limits) {
@@ -136,11 +149,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   const absl::Status reasons =
       LearnReasoning(options.reasoning_parser, *tokenizer, &limits);
   if (!reasons.ok()) return reasons;
-  limits.eos_token_ids = spec->eos_ids;
-  if (limits.eos_token_ids.empty() && tokenizer->eos_id() &&
-      *tokenizer->eos_id() < spec->vocab_size) {
-    limits.eos_token_ids = {*tokenizer->eos_id()};
-  }
+  limits.eos_token_ids = EndTokens(*spec, *tokenizer);
   absl::StatusOr<text::GrammarVocabulary> grammars =
       text::GrammarVocabulary::Create(*tokenizer, spec->vocab_size);
   if (!grammars.ok()) return grammars.status();
