@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -12,6 +14,7 @@
 #include "cli/explain/command.h"
 #include "common/lifecycle.h"
 #include "engine/file.h"
+#include "engine/safetensors.h"
 
 namespace tandem::plan {
 namespace {
@@ -49,6 +52,23 @@ std::string DtypeOf(const std::string& config) {
   return "";
 }
 
+// Of most of the checkpoint's numbers, as workers keep it; codes are none.
+std::string DtypeOfFile(const std::string& directory) {
+  const auto checkpoint =
+      engine::Checkpoint::Open(directory.empty() ? "." : directory);
+  if (!checkpoint.ok()) return "";  // perhaps not downloaded
+  std::map<std::string_view, uint64_t> bytes;
+  for (const engine::TensorInfo& tensor : checkpoint->tensors()) {
+    if (tensor.float_dtype()) {
+      bytes[kernels::Name(*tensor.float_dtype())] += tensor.end - tensor.begin;
+    }
+  }
+  const auto most = std::max_element(
+      bytes.begin(), bytes.end(),
+      [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == bytes.end() ? "" : std::string(most->first);
+}
+
 }  // namespace
 
 int64_t AvailableMemory(const std::string& meminfo, const std::string& cgroup) {
@@ -74,7 +94,11 @@ absl::Status ReadModel(const std::string& directory, PlanInput* input) {
       directory.ends_with(".json") ? directory : directory + "/config.json";
   const auto config = engine::ReadFile(path, engine::kMaxConfigBytes);
   if (!config.ok()) return config.status();
-  input->checkpoint_dtype = DtypeOf(std::string(*config));
+  input->checkpoint_dtype =
+      DtypeOfFile(std::filesystem::path(path).parent_path().string());
+  if (input->checkpoint_dtype.empty()) {
+    input->checkpoint_dtype = DtypeOf(std::string(*config));
+  }
   return absl::OkStatus();
 }
 

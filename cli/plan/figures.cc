@@ -40,7 +40,8 @@ std::optional<DType> NamedType(std::string_view name) {
 
 // The formats that worker/bringup.cc chooses, where it sees the tensors.
 void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
-  const DType given = NamedType(input.checkpoint_dtype).value_or(DType::kBF16);
+  // What transformers takes where nothing says it.
+  const DType given = NamedType(input.checkpoint_dtype).value_or(DType::kF32);
   // CPUs widen f16 to f32.
   const DType kept = input.gpu || given == DType::kBF16 ? given : DType::kF32;
   formats->weights = NamedType(input.dtype).value_or(kept);
@@ -121,6 +122,8 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   worker::WorkerFlags flags = FlagsOf(input);
   Plan plan;
   plan.weights = formats.weights;
+  plan.dtype_assumed =
+      !NamedType(input.dtype) && !NamedType(input.checkpoint_dtype);
   plan.layers = formats.layers;
   plan.kv = formats.kv;
   plan.parameters = explain::Parameters(spec);

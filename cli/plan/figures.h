@@ -37,7 +37,8 @@ struct PlanInput {
   std::string model;              // as it was given, for the report
   std::string revision = "main";  // on the hub
   engine::ModelSpec spec;
-  // "bfloat16" and so on, as config.json says; empty: it does not.
+  // "bfloat16" or "bf16" and so on, of the file, or else as config.json says;
+  // empty: neither does.
   std::string checkpoint_dtype;
   // As the flags of the workers.
   std::string device = "auto";
@@ -62,6 +63,7 @@ struct Plan {
   kernels::DType weights = kernels::DType::kBF16;  // of embedding and norms
   kernels::DType layers = kernels::DType::kBF16;   // of the layers' matrices
   kernels::DType kv = kernels::DType::kBF16;
+  bool dtype_assumed = false;  // no file, config or flag says it
   double parameters = 0;
   // Bytes of one worker.
   int64_t budget_bytes = 0;

@@ -91,6 +91,10 @@ std::string PlanText(const PlanInput& input, const Plan& plan) {
     absl::StrAppend(&weights, why.empty() ? "; the checkpoint's own codes"
                                           : "; dequantised, for " + why);
   }
+  if (plan.dtype_assumed) {
+    absl::StrAppend(&weights, "; ", others,
+                    " is assumed: config.json names no dtype");
+  }
   line("weights", plan.weight_bytes, weights);
   line("step workspace", plan.workspace_bytes,
        absl::StrFormat("%d positions a step", input.max_num_batched_tokens));
@@ -136,6 +140,7 @@ std::string PlanJson(const PlanInput& input, const Plan& plan) {
       {"device_memory_bytes", input.memory_bytes},
       {"workers", input.workers},
       {"dtype", kernels::Name(plan.weights)},
+      {"dtype_assumed", plan.dtype_assumed},
       {"layers_dtype", kernels::Name(plan.layers)},
       {"kv_cache_dtype", kernels::Name(plan.kv)},
       {"budget_bytes", plan.budget_bytes},

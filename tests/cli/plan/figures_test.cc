@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/plan/command.h"
 #include "common/progress.h"
+#include "tests/engine/safetensors_file.h"
+#include "tests/engine/temp_dir.h"
 
 namespace tandem::plan {
 namespace {
@@ -333,6 +335,54 @@ TEST(PlanTest, EmbeddedModelIsReadFromItsDirectory) {
       ReadModel(std::string(TANDEM_SOURCE_DIR) + "/models/tales", &input).ok());
   EXPECT_EQ(input.spec.layers, 6);
   EXPECT_GT(AvailableMemory(), 1 << 20);
+}
+
+// The engine keeps the file's type, whatever config.json says; without a file
+// that counts, and where it is silent transformers' own default.
+TEST(PlanTest, WeightsAreOfTheFilesTypeOrOfTheConfigs) {
+  const struct {
+    const char* why;
+    const char* said;  // by config.json
+    const char* file;  // its tensors' type
+    const char* dtype;
+    bool assumed;
+  } cases[] = {{"nothing", "", "", "f32", true},
+               {"the config", "bfloat16", "", "bf16", false},
+               {"the file", "", "BF16", "bf16", false},
+               {"the file goes first", "float32", "F16", "f16", false},
+               {"a type that is none", "auto", "", "f32", true}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    const engine::TempDir dir;
+    auto config = nlohmann::json::parse(kGpt2);
+    if (*c.said != '\0') config["dtype"] = c.said;
+    dir.Write("config.json", config.dump());
+    if (*c.file != '\0') {
+      // Codes, as of a quantised model, are no number's type.
+      dir.Write(
+          "model.safetensors",
+          engine::SafetensorsFile({{"a", {"I32", {64}, engine::Zeros(256)}},
+                                   {"b", {c.file, {16}, engine::Zeros(32)}}}));
+    }
+    for (const char* path : {"", "/config.json"}) {
+      PlanInput input;
+      input.gpu = true;
+      input.memory_bytes = 80 * kGiB;
+      ASSERT_TRUE(ReadModel(dir.path() + path, &input).ok());
+      const absl::StatusOr<Plan> plan = MakePlan(input);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const auto json = nlohmann::json::parse(PlanJson(input, *plan));
+      EXPECT_EQ(json["dtype"], c.dtype);
+      EXPECT_EQ(json["dtype_assumed"], c.assumed);
+      EXPECT_EQ(PlanText(input, *plan).find("assumed") != std::string::npos,
+                c.assumed);
+      // One that is asked for is not.
+      input.dtype = "bf16";
+      EXPECT_EQ(nlohmann::json::parse(
+                    PlanJson(input, *MakePlan(input)))["dtype_assumed"],
+                false);
+    }
+  }
 }
 
 }  // namespace
