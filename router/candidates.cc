@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "engine/kv_pool.h"
 #include "engine/prefix_cache.h"
 #include "router/core.h"
@@ -46,11 +48,20 @@ bool HoldsBeams(const Worker& worker, const Request& request) {
          worker.hello.num_blocks();
 }
 
-// Whether there is all that it needs of a decode worker; room is another
-// matter.
+bool HoldsPositions(const Worker& worker, const Request& request) {
+  return worker.hello.max_model_len() >= request.positions();
+}
+
+bool GivesSameResults(const Worker& worker, const Request& request) {
+  return request.MayContinueOn(worker.hello) &&
+         (request.mixed() || request.MayScoreOn(worker.hello));
+}
+
+// Whether a decode worker has all that it needs; room is another matter.
 bool CanServe(const Worker& worker, const Request& request) {
-  return Heeds(worker, request) && request.HasAdapter(worker.hello) &&
-         HoldsBeams(worker, request);
+  return HoldsPositions(worker, request) && Heeds(worker, request) &&
+         HoldsBeams(worker, request) && request.HasAdapter(worker.hello) &&
+         GivesSameResults(worker, request);
 }
 
 // A worker's count, bounded so that sums with it stay in range.
@@ -72,44 +83,61 @@ bool RouterCore::AnyHeeds(const Request& request) const {
   return !ready;
 }
 
-bool RouterCore::AnyCanServe(const Request& request) const {
+bool RouterCore::AnyDecodeWorker(
+    absl::FunctionRef<bool(const Worker&)> matches) const {
   const auto& workers = registry_.workers();
   return std::any_of(workers.begin(), workers.end(), [&](const auto& entry) {
     const Worker& worker = *entry.second;
     return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
-           registry_.Placeable(worker) && CanServe(worker, request);
+           registry_.Placeable(worker) && matches(worker);
   });
 }
 
+bool RouterCore::AnyCanServe(const Request& request) const {
+  return AnyDecodeWorker(
+      [&](const Worker& worker) { return CanServe(worker, request); });
+}
+
 bool RouterCore::OthersHaveRoom(const Request& request) const {
-  return std::any_of(registry_.workers().begin(), registry_.workers().end(),
-                     [&](const auto& entry) {
-                       const Worker& worker = *entry.second;
-                       return worker.hello.role() == v1::WORKER_ROLE_DECODE &&
-                              registry_.Placeable(worker) &&
-                              !registry_.Full(worker) &&
-                              !CanServe(worker, request);
-                     });
+  return AnyDecodeWorker([&](const Worker& worker) {
+    return !registry_.Full(worker) && !CanServe(worker, request);
+  });
+}
+
+std::string RouterCore::Wanted(const Request& request) const {
+  const EffectiveRequest& effective = request.effective();
+  std::string wanted;
+  if (!effective.adapter.empty()) {
+    absl::StrAppend(&wanted, " with adapter ", effective.adapter);
+  }
+  if (effective.beam) {
+    absl::StrAppend(&wanted, " with room for ", effective.beam->width(),
+                    " beams");
+  }
+  if (AnyDecodeWorker([&](const Worker& worker) {
+        return !HoldsPositions(worker, request);
+      })) {
+    absl::StrAppend(&wanted, " with ", request.positions(), " positions");
+  }
+  if (AnyDecodeWorker([&](const Worker& worker) {
+        return !GivesSameResults(worker, request);
+      })) {
+    absl::StrAppend(&wanted, " with the same numerics");
+  }
+  return wanted;
 }
 
 Snapshot RouterCore::MakeSnapshot(const Request& request) const {
-  const int positions = static_cast<int>(request.prompt().size()) +
-                        request.effective().stopping.max_tokens();
   std::vector<const Worker*> prefill, decode;
   for (const auto& [id, worker] : registry_.workers()) {
     if (!registry_.Placeable(*worker) || registry_.Full(*worker)) continue;
-    if (!Heeds(*worker, request)) continue;
     if (worker->hello.role() == v1::WORKER_ROLE_PREFILL) {
       if (worker->hello.max_model_len() > request.history_tokens() &&
-          request.MayScoreOn(worker->hello) &&
+          Heeds(*worker, request) && request.MayScoreOn(worker->hello) &&
           request.HasAdapter(worker->hello)) {
         prefill.push_back(worker.get());
       }
-    } else if (worker->hello.max_model_len() >= positions &&
-               request.MayContinueOn(worker->hello) &&
-               (request.mixed() || request.MayScoreOn(worker->hello)) &&
-               request.HasAdapter(worker->hello) &&
-               HoldsBeams(*worker, request)) {
+    } else if (CanServe(*worker, request)) {
       decode.push_back(worker.get());
     }
   }

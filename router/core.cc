@@ -313,20 +313,12 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
     if (waited < limit) return;
     request->Fail(MakeError(
         absl::StatusCode::kUnavailable, "NO_WORKERS",
-        absl::StrCat(
-            "no decode worker",
-            request->effective().adapter.empty()
-                ? ""
-                : absl::StrCat(" with adapter ", request->effective().adapter),
-            request->effective().beam
-                ? absl::StrCat(" with room for ",
-                               request->effective().beam->width(), " beams")
-                : "",
-            Needed(*request).empty()
-                ? ""
-                : absl::StrCat(" that knows ",
-                               absl::StrJoin(Needed(*request), ", ")),
-            " for ", absl::FormatDuration(limit)),
+        absl::StrCat("no decode worker", Wanted(*request),
+                     Needed(*request).empty()
+                         ? ""
+                         : absl::StrCat(" that knows ",
+                                        absl::StrJoin(Needed(*request), ", ")),
+                     " for ", absl::FormatDuration(limit)),
         {}, absl::Seconds(5)));
     return;
   }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/loop.h"
 #include "common/random.h"
@@ -174,9 +175,13 @@ class RouterCore : private RegistryListener,
   std::vector<Request*> All() const;
 
   // candidates.cc
+  // Of those that may be given something.
+  bool AnyDecodeWorker(absl::FunctionRef<bool(const Worker&)> matches) const;
   bool AnyHeeds(const Request& request) const;
   // Whether some decode worker has what it needs; room is another matter.
   bool AnyCanServe(const Request& request) const;
+  // What AnyCanServe did not find, for people to read.
+  std::string Wanted(const Request& request) const;
   // Where only what it needs keeps it from a decode worker.
   bool OthersHaveRoom(const Request& request) const;
   Snapshot MakeSnapshot(const Request& request) const;

@@ -151,6 +151,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   int history_tokens() const {
     return static_cast<int>(prompt_.size() + output_tokens_.size());
   }
+  // That its sequence may come to.
+  int positions() const {
+    return static_cast<int>(prompt_.size()) + effective_.stopping.max_tokens();
+  }
   const std::string& client_id() const { return effective_.request_id; }
   const std::string& tenant() const { return tenant_; }
   const std::string& internal_id() const { return internal_id_; }
