@@ -23,6 +23,7 @@ class AvoidList {
     std::string reason;
     absl::Time until;
     absl::Duration timeout;
+    bool probing = false;  // somebody uses it since its time-out
   };
 
   AvoidList(absl::Duration first, absl::Duration longest)
@@ -34,7 +35,8 @@ class AvoidList {
     auto [it, fresh] = entries_.try_emplace(key);
     Entry& entry = it->second;
     // Many users fail together: that is one failure, not many.
-    if (!fresh && now < entry.until) return absl::ZeroDuration();
+    const bool probed = std::exchange(entry.probing, false);
+    if (!fresh && !probed && now < entry.until) return absl::ZeroDuration();
     entry.timeout = fresh ? first_ : std::min(longest_, 2 * entry.timeout);
     entry.until = now + entry.timeout;
     entry.reason = std::move(reason);
@@ -57,7 +59,7 @@ class AvoidList {
     auto it = entries_.find(key);
     if (it == entries_.end() || now < it->second.until) return;
     it->second.until = now + it->second.timeout;
-    it->second.timeout = std::min(it->second.timeout, longest_);
+    it->second.probing = true;
   }
   // Forgets what nobody used for long after its time-out, so that the list is
   // bounded by what failed lately.

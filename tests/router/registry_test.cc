@@ -293,6 +293,54 @@ TEST(AvoidListTest, ProbesBackWithDoublingTimeouts) {
   EXPECT_FALSE(list.Avoided("x", now));
 }
 
+// As calls do that are refused: long before the others' time to stay away.
+TEST(AvoidListTest, AProbeThatFailsAtOnceDoublesTheTimeout) {
+  AvoidList list(absl::Seconds(1), absl::Seconds(4));
+  absl::Time now = absl::FromUnixSeconds(100);
+  EXPECT_EQ(list.Failed("x", now, "why"), absl::Seconds(1));
+  absl::Duration timeout = absl::Seconds(1);
+  for (const int seconds : {2, 4, 4}) {
+    now += timeout;
+    list.Using("x", now);
+    now += absl::Milliseconds(5);
+    timeout = list.Failed("x", now, "why");
+    EXPECT_EQ(timeout, absl::Seconds(seconds));
+    // Those that failed with it.
+    EXPECT_EQ(list.Failed("x", now, "why"), absl::ZeroDuration());
+    EXPECT_TRUE(list.Avoided("x", now + timeout - absl::Milliseconds(1)));
+    EXPECT_FALSE(list.Avoided("x", now + timeout));
+  }
+}
+
+TEST(RegistryTest, AWorkerWhoseCallsFailIsProbedEverMoreSeldom) {
+  World w;
+  w.Decode("good");
+  w.Decode("bad");
+  std::vector<absl::Time> probes;
+  size_t seen = 0;
+  for (int i = 0; i < 300; ++i) {
+    w.Submit(World::Ask());
+    for (; seen < w.decodes.size(); ++seen) {
+      if (w.decode_ids[seen] == "bad") {
+        probes.push_back(w.loop.Now());
+        w.decodes[seen].Break(absl::UnavailableError("refused"));
+      } else {
+        w.decodes[seen].Say(World::Opened(1, ""));
+        w.decodes[seen].Say(World::Started(1));
+        w.decodes[seen].Say(World::Tokens(kPrompt, {1}));
+        w.decodes[seen].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+      }
+      w.Settle();
+    }
+    w.RunFor(absl::Milliseconds(100));
+  }
+  ASSERT_GE(probes.size(), 4u);
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_GE(probes[i] - probes[i - 1],
+              w.options.avoid_first * (1 << (i - 1)));
+  }
+}
+
 // Behind a window the beginning of a prompt is not needed, and seldom there.
 TEST(RegistryTest, AWindowedPromptIsCachedWhereItsEndIs) {
   for (const int window : {0, 32}) {
