@@ -37,6 +37,15 @@ std::vector<std::string> Needed(const Request& request) {
   return needed;
 }
 
+bool GoesBefore(const Request& a, const Request& b) {
+  if (a.was_computed() != b.was_computed()) return a.was_computed();
+  const int priority = a.effective().priority;
+  if (!a.was_computed() && priority != b.effective().priority) {
+    return priority < b.effective().priority;
+  }
+  return a.admitted() < b.admitted();
+}
+
 }  // namespace
 
 RouterCore::RouterCore(const RouterOptions& options, Loop* loop, Random* random,
@@ -142,34 +151,25 @@ void RouterCore::StartSequence(AdmittedRequest admitted,
     case AdmittedRequest::Ended::kNo:
       break;
   }
-  // Behind its equals, and behind all that were computed before. From the end:
-  // mostly that is its place.
-  auto place = queue_.end();
-  while (place != queue_.begin()) {
-    const Request* const other = *std::prev(place);
-    if (other->was_computed() ||
-        other->effective().priority <= raw->effective().priority) {
-      break;
-    }
-    --place;
-  }
-  queued_[raw] = queue_.insert(place, raw);
-  Count();
+  Enqueue(raw);
   Pump();
 }
 
 void RouterCore::OnWaits(Request* request) {
-  // It is older than all that were never computed: before the first of those.
-  const auto it =
-      std::find_if(queue_.begin(), queue_.end(), [&](const Request* other) {
-        return !other->was_computed() ||
-               other->admitted() > request->admitted();
-      });
-  queued_[request] = queue_.insert(it, request);
-  Count();
+  Enqueue(request);
   SchedulePump();
   // Refused again and again it would hardly be found waiting at a tick.
   FailIfWaitedTooLong(request);
+}
+
+void RouterCore::Enqueue(Request* request) {
+  // From the end: mostly that is its place.
+  auto place = queue_.end();
+  while (place != queue_.begin() && GoesBefore(*request, **std::prev(place))) {
+    --place;
+  }
+  queued_[request] = queue_.insert(place, request);
+  Count();
 }
 
 void RouterCore::Dequeue(Request* request) {

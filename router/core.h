@@ -167,6 +167,7 @@ class RouterCore : private RegistryListener,
   bool TryPlace(Request* request);
   // Of a request that wants nothing but scores: a prefill worker alone.
   bool TryPlaceScoring(Request* request);
+  void Enqueue(Request* request);
   void Dequeue(Request* request);
   void Tick();
   absl::Time tick_due_;
@@ -225,8 +226,8 @@ class RouterCore : private RegistryListener,
   // The sequences of each.
   absl::flat_hash_map<std::string, std::vector<Request*>> by_client_id_;
   std::vector<std::unique_ptr<SequenceGroup>> groups_;
-  // Those that were computed before come first, the others by priority, then
-  // age.
+  // Those that were computed before come first, by age, the others by priority,
+  // then age: also where a worker refused them meanwhile.
   std::list<Request*> queue_;
   absl::flat_hash_map<const Request*, std::list<Request*>::iterator> queued_;
   // Block hashes of the request at the queue's head, per block size.

@@ -14,6 +14,7 @@
 namespace tandem::router {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A stream on "a", which was lost: it waits for a worker that can go on.
@@ -77,6 +78,76 @@ TEST(QueueTest, WhatWasMissingIsSaidAfterTheWaitForARestart) {
     EXPECT_EQ(ErrorReason(lost->status), "NO_WORKERS");
     EXPECT_THAT(std::string(lost->status.message()), HasSubstr(misfit.wanted));
   }
+}
+
+// A worker refuses all and then takes one after the other: who, by the length
+// of its prompt beyond 10.
+std::vector<int> ServedAfterRefusals(World* w, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    w->decodes[i].Break(absl::ResourceExhaustedError("full"));
+  }
+  std::vector<int> order;
+  size_t call = count;
+  for (int i = 0; i < 200 && order.size() < count; ++i) {
+    w->loop.RunFor(absl::Milliseconds(5));
+    for (; call < w->decodes.size(); ++call) {
+      const v1::DecodeOpen& open = w->decodes[call].sent[0].open();
+      order.push_back(open.prompt_token_ids_size() - 10);
+      w->decodes[call].Say(World::Opened(1, ""));
+    }
+  }
+  return order;
+}
+
+TEST(QueueTest, WhoWasRefusedComesInTheOrderOfArrival) {
+  World w;
+  w.Decode("d");
+  for (int i = 0; i < 6; ++i) {
+    w.Submit(World::Ask(std::vector<int32_t>(10 + i, 7)));
+    w.loop.RunFor(absl::Milliseconds(1));
+  }
+  ASSERT_EQ(w.decodes.size(), 6u);
+  EXPECT_THAT(ServedAfterRefusals(&w, 6), ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST(QueueTest, WhoWasRefusedKeepsItsPriority) {
+  World w;
+  w.Decode("d");
+  for (const int priority : {3, 0, 5, 0, 3}) {
+    AdmittedRequest ask = World::Ask(std::vector<int32_t>(10 + priority, 7));
+    ask.effective.priority = priority;
+    w.Submit(std::move(ask));
+    w.loop.RunFor(absl::Milliseconds(1));
+  }
+  ASSERT_EQ(w.decodes.size(), 5u);
+  EXPECT_THAT(ServedAfterRefusals(&w, 5), ElementsAre(0, 0, 3, 3, 5));
+}
+
+// Whatever their priority: what they have is lost otherwise.
+TEST(QueueTest, WhoWasComputedComesBeforeWhoWasRefused) {
+  World w;
+  LeasePipe* const d = w.Decode("d");
+  for (const int priority : {2, 1, 0}) {
+    AdmittedRequest ask = World::Ask(std::vector<int32_t>(10 + priority, 7));
+    ask.effective.priority = priority;
+    w.Submit(std::move(ask));
+    w.loop.RunFor(absl::Milliseconds(1));
+  }
+  w.decodes[1].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.Load(d, v1::WORKER_STATE_DRAINING);
+  w.decodes[2].Break(absl::ResourceExhaustedError("full"));
+  w.decodes[1].Break(absl::InternalError("lost"));
+  w.decodes[0].Break(absl::InternalError("lost"));
+  w.Decode("e");
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 6u);
+  std::vector<int> order;
+  for (size_t i = 3; i < 6; ++i) {
+    const v1::DecodeOpen& open = w.decodes[i].sent[0].open();
+    order.push_back(open.prompt_token_ids_size() - 10);
+  }
+  EXPECT_THAT(order, ElementsAre(2, 1, 0));
 }
 
 }  // namespace
