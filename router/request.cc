@@ -520,6 +520,7 @@ void Request::Pause() {
   }
   paused_ = true;
   paused_since_ = context_.loop->Now();
+  paused_unsent_ = client_->unsent();
   SetReading();
 }
 
@@ -545,6 +546,12 @@ void Request::OnDrained() {
 void Request::Tick(bool judge) {
   const absl::Time now = context_.loop->Now();
   const RouterOptions& options = *context_.options;
+  if (paused_) {
+    // Who takes something is slow and no more.
+    const size_t unsent = client_->unsent();
+    if (unsent < paused_unsent_) paused_since_ = now;
+    paused_unsent_ = unsent;
+  }
   if (paused_ && now - paused_since_ > options.stall_limit) {
     Fail(MakeError(absl::StatusCode::kResourceExhausted, "SLOW_CLIENT",
                    absl::StrCat("the client took nothing for ",

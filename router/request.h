@@ -22,6 +22,7 @@
 #define TANDEM_ROUTER_REQUEST_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -308,7 +309,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   bool decode_computed_ = false;  // in this call, an attempt before included
   bool prefill_computes_ = false;
   bool paused_ = false;
-  absl::Time paused_since_;
+  absl::Time paused_since_;   // or since the client took something
+  size_t paused_unsent_ = 0;  // when last looked at
 
   int next_score_;  // position; the prompt's length where all are passed on
   // The decode worker is not read before all are.

@@ -844,5 +844,23 @@ TEST_F(CoreTest, ASlowClientPausesItsOwnStreamThenEnds) {
   EXPECT_FALSE(normal->dropped);
 }
 
+TEST_F(CoreTest, ASlowClientThatTakesSomethingGoesOn) {
+  ClientPipe* const slow = Decoding();
+  slow->unsent = w.options.max_unsent + 1;
+  w.decodes[0].Say(World::Tokens(kPrompt + 3, {4}));
+  for (size_t i = 0; i < w.options.max_unsent; ++i) {
+    w.RunFor(absl::Seconds(2));
+    --slow->unsent;
+  }
+  EXPECT_EQ(slow->unsent, 1u);
+  EXPECT_TRUE(w.decodes[0].paused);
+  ASSERT_FALSE(slow->dropped) << slow->status;
+  // It ends once it takes nothing any more.
+  w.RunFor(w.options.stall_limit - absl::Seconds(1));
+  EXPECT_FALSE(slow->dropped);
+  w.RunFor(absl::Seconds(4));
+  EXPECT_EQ(ErrorReason(slow->status), "SLOW_CLIENT");
+}
+
 }  // namespace
 }  // namespace tandem::router
