@@ -48,7 +48,8 @@ void Request::FinishBeams() {
   context_.counters->set_tokens(context_.counters->tokens() +
                                 decode_finished_.completion_tokens());
   first_token_ = last_token_ = now;
-  context_.observer->OnFirstToken(now - admitted_);
+  context_.observer->OnFirstToken(decode_finished_.completion_tokens(),
+                                  now - admitted_);
   context_.host->OnFirstToken();
   for (int i = 0; i < effective_.sampling.n(); ++i) {
     const auto at = static_cast<size_t>(i);

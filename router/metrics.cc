@@ -196,9 +196,9 @@ void RouterMetrics::OnStage(Stage stage, absl::Duration took) {
   stages_[static_cast<int>(stage)]->Observe(absl::ToDoubleSeconds(took));
 }
 
-void RouterMetrics::OnFirstToken(absl::Duration since_admission) {
+void RouterMetrics::OnFirstToken(int tokens, absl::Duration since_admission) {
   first_token_time_.Observe(absl::ToDoubleSeconds(since_admission));
-  generation_tokens_.Add();
+  generation_tokens_.Add(tokens);
 }
 
 void RouterMetrics::OnTokens(int tokens, absl::Duration gap) {

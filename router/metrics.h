@@ -28,7 +28,7 @@ class RouterMetrics final : public RouterObserver {
 
   void OnPlaced(bool split) override;
   void OnStage(Stage stage, absl::Duration took) override;
-  void OnFirstToken(absl::Duration since_admission) override;
+  void OnFirstToken(int tokens, absl::Duration since_admission) override;
   void OnTokens(int tokens, absl::Duration gap) override;
   void OnRetry(const AttemptLoss& loss) override;
   void OnClusterEvent(const ClusterEvent& event) override;

@@ -78,7 +78,8 @@ class RouterObserver {
   virtual ~RouterObserver() = default;
   virtual void OnPlaced(bool split) {}
   virtual void OnStage(Stage stage, absl::Duration took) {}
-  virtual void OnFirstToken(absl::Duration since_admission) {}
+  // The first message of tokens, of which drafts and beams bring several.
+  virtual void OnFirstToken(int tokens, absl::Duration since_admission) {}
   // `tokens` came `gap` after the one before them.
   virtual void OnTokens(int tokens, absl::Duration gap) {}
   virtual void OnRetry(const AttemptLoss& loss) {}

@@ -484,7 +484,7 @@ bool Request::Take(const v1::DecodedTokens& tokens, bool decoded) {
   context_.counters->set_tokens(context_.counters->tokens() + fresh);
   if (!first_token_) {
     first_token_ = now;
-    context_.observer->OnFirstToken(now - admitted_);
+    context_.observer->OnFirstToken(fresh, now - admitted_);
     context_.host->OnFirstToken();
   } else {
     context_.observer->OnTokens(fresh, now - last_token_);

@@ -60,8 +60,8 @@ class LiveFeed final : public RouterObserver {
   void OnStage(Stage stage, absl::Duration took) override {
     next_->OnStage(stage, took);
   }
-  void OnFirstToken(absl::Duration since_admission) override {
-    next_->OnFirstToken(since_admission);
+  void OnFirstToken(int tokens, absl::Duration since_admission) override {
+    next_->OnFirstToken(tokens, since_admission);
   }
   void OnTokens(int tokens, absl::Duration gap) override {
     next_->OnTokens(tokens, gap);

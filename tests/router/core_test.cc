@@ -203,6 +203,33 @@ TEST_F(CoreTest, FirstTokenMayEndTheRequestWithoutACommit) {
   }
 }
 
+TEST_F(CoreTest, AllTokensOfAFirstMessageAreCounted) {
+  AdmittedRequest ask = World::Ask();
+  ask.effective.placement = v1::PLACEMENT_LOCAL;
+  w.Submit(ask);
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  w.decodes[0].Say(World::Tokens(kPrompt, {1, 2, 3}));
+  EXPECT_EQ(w.tokens_told, 3);
+  w.decodes[0].Say(World::Tokens(kPrompt + 3, {4, 5}));
+  EXPECT_EQ(w.tokens_told, 5);
+
+  ask.effective.beam.emplace();
+  ask.effective.beam->set_width(2);
+  ask.effective.sampling.set_best_of(2);
+  w.Submit(std::move(ask));
+  w.decodes[1].Say(World::Opened(1, ""));
+  w.decodes[1].Say(World::Started(1));
+  v1::DecodeResponse best;
+  best.mutable_hypothesis()->add_tokens()->set_token_id(1);
+  best.mutable_hypothesis()->set_reason(v1::FINISH_REASON_LENGTH);
+  w.decodes[1].Say(std::move(best));
+  v1::DecodeResponse end = World::Finished(v1::FINISH_REASON_LENGTH);
+  end.mutable_finished()->set_completion_tokens(7);
+  w.decodes[1].Say(std::move(end));
+  EXPECT_EQ(w.tokens_told, 12);
+}
+
 TEST_F(CoreTest, TokensBeforeStartedAreDropped) {
   ClientPipe* client = w.Submit(World::Ask());
   w.decodes[0].Say(World::Opened(1, "t"));

@@ -58,6 +58,16 @@ TEST(TraceContextTest, ParentsAreReadAsTheStandardSays) {
   EXPECT_EQ(ParseTraceContext(kParent, "a=\n")->state, "");
 }
 
+TEST(RouterMetricsTest, AFirstMessageMayBringSeveralTokens) {
+  Metrics metrics("router", "m");
+  RouterMetrics exported(&metrics, Policy::kRoundRobin);
+  exported.OnFirstToken(3, absl::Seconds(1));
+  exported.OnTokens(2, absl::Seconds(1));
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("tandem_generation_tokens_total{model_name=\"m\","
+                        "role=\"router\"} 5\n"));
+}
+
 TEST(RouterMetricsTest, QueuesAndRefusalsAreCounted) {
   Metrics metrics("router", "m");
   RouterMetrics exported(&metrics, Policy::kRoundRobin);

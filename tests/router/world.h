@@ -135,6 +135,10 @@ struct World final : Dialer, RouterObserver {
         FakeStream<v1::PrefillRequest, v1::PrefillResponse>>(
         &prefills.emplace_back());
   }
+  void OnFirstToken(int tokens, absl::Duration) override {
+    tokens_told += tokens;
+  }
+  void OnTokens(int tokens, absl::Duration) override { tokens_told += tokens; }
   void OnEnded(const RequestSummary& summary) override {
     ended.push_back(summary);
   }
@@ -368,6 +372,7 @@ struct World final : Dialer, RouterObserver {
   std::vector<std::string> decode_ids, prefill_ids;  // dialled, in order
   std::vector<TraceContext> traces;                  // of all calls
   std::vector<RequestSummary> ended;
+  int tokens_told = 0;            // of all requests
   std::vector<std::string> lost;  // attempts: cause, stage, pair
   std::vector<std::string> told;  // of the cluster
   std::stringstream recorded;
