@@ -279,6 +279,7 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   }
   judge_timer_.Stop();
   retry_timer_.Stop();
+  retrying_since_.reset();
   phase_ = Phase::kDecoding;
   if (!scores_complete()) {
     waits_for_scores_ = true;

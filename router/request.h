@@ -292,7 +292,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::vector<std::unique_ptr<Output>> other_outputs_;
   Phase phase_ = Phase::kQueued;
   Phase lost_in_ = Phase::kRetrying;  // the phase before kRetrying
-  // The first retry since a prefill worker last took it.
+  // The first retry since a prefill worker last took it, or it last started.
   std::optional<absl::Time> retrying_since_;
 
   // The two calls.

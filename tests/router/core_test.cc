@@ -424,6 +424,14 @@ TEST_F(CoreTest, WhoWaitsTooLongForAFullPrefillWorkerGoesWithoutOne) {
   EXPECT_GT(refused, 50u);
   EXPECT_FALSE(decode.dropped);
   EXPECT_EQ(sent(/*local=*/true), 1u);
+  // That is over once it started: the next retry has its own time.
+  const uint32_t attempt = static_cast<uint32_t>(retries) + 2;
+  decode.Say(World::Opened(attempt, ""));
+  decode.Say(World::Started(attempt));
+  decode.Say(World::Tokens(kPrompt, {1}));
+  w.RunFor(absl::Seconds(1));
+  decode.Say(World::Dead(attempt, /*preempted=*/true));
+  EXPECT_EQ(decode.sent.back().retry().prefill_worker().worker_id(), "p0");
 }
 
 TEST_F(CoreTest, ThreeFailuresWithoutATokenEndTheRequest) {
