@@ -395,10 +395,7 @@ void Registry::Accepted(const std::string& worker_id) {
   *worker->offers += 2;
   if (*worker->offers > kOffersAtOnce) worker->offers.reset();
   // Soon: whoever says this is at work on a request.
-  retry_.Start(absl::ZeroDuration(), [this] {
-    WakeAtNextRetry();
-    listener_->OnRoom();
-  });
+  WakeAt(loop_->Now());
 }
 
 void Registry::Finished(const std::string& worker_id) {
@@ -533,8 +530,13 @@ void Registry::WakeAtNextRetry() {
   for (const auto& [id, worker] : workers_) {
     if (worker->full_until > now) next = std::min(next, worker->full_until);
   }
-  if (next == absl::InfiniteFuture()) return;
-  retry_.Start(next - now, [this] {
+  if (next != absl::InfiniteFuture()) WakeAt(next);
+}
+
+void Registry::WakeAt(absl::Time when) {
+  if (retry_.running() && retry_at_ <= when) return;
+  retry_at_ = when;
+  retry_.Start(when - loop_->Now(), [this] {
     WakeAtNextRetry();
     listener_->OnRoom();
   });

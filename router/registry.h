@@ -188,6 +188,8 @@ class Registry {
   absl::Time tick_due_ = absl::InfinitePast();
   void Pause(Worker* worker);
   void WakeAtNextRetry();
+  // Or earlier, where that was asked for before.
+  void WakeAt(absl::Time when);
 
   const RouterOptions& options_;
   Loop* const loop_;
@@ -204,6 +206,7 @@ class Registry {
   int64_t leases_lost_ = 0;
   Timer tick_;
   Timer retry_;
+  absl::Time retry_at_;  // while it runs
 };
 
 }  // namespace tandem::router

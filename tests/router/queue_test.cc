@@ -150,5 +150,25 @@ TEST(QueueTest, WhoWasComputedComesBeforeWhoWasRefused) {
   EXPECT_THAT(order, ElementsAre(2, 1, 0));
 }
 
+// What others find out meanwhile does not put it off.
+TEST(QueueTest, WhereAWorkerTookOneTheNextFollowAtOnce) {
+  for (const bool refused : {false, true}) {
+    World w;
+    w.Prefill("p");
+    w.Decode("d");
+    for (int i = 0; i < 9; ++i) w.Submit(World::Ask());
+    for (DecodePipe& pipe : w.decodes) {
+      pipe.Break(absl::ResourceExhaustedError("full"));
+    }
+    w.RunFor(absl::Milliseconds(60));
+    ASSERT_EQ(w.decodes.size(), 10u);
+    w.decodes.back().Say(World::Opened(1, "ticket"));
+    ASSERT_EQ(w.prefills.size(), 1u);
+    if (refused) w.prefills[0].Break(absl::ResourceExhaustedError("full"));
+    w.Settle();
+    EXPECT_EQ(w.decodes.size(), 12u) << refused;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::router
