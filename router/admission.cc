@@ -107,7 +107,11 @@ void RouterCore::Count() {
   const absl::Time now = loop_->Now();
   taken_ = in_flight();
   waiting_ = static_cast<int>(queue_.size());
-  expected_.SetWaiting(in_flight() - answered_, now);
+  // Those in the queue, and of those behind it who waits for a prefill worker:
+  // who is being computed is in nobody's way, however long it takes.
+  const int queued = static_cast<int>(queue_.size());
+  const int placed = std::max(0, in_flight() - answered_ - queued);
+  expected_.SetWaiting(queued + std::min(placed, prompts_queued_), now);
   expected_ms_ =
       absl::ToInt64Milliseconds(expected_.Behind(expected_.waiting()));
   refused_from_ = RefusedFrom();

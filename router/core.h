@@ -117,7 +117,10 @@ class RouterCore : private RegistryListener,
 
  private:
   // RegistryListener
-  void OnRoom() override { Pump(); }
+  void OnRoom() override {
+    prompts_queued_ = registry_.prompts_queued();
+    Pump();
+  }
   void OnVoided(const v1::WorkerRef& old) override;
   void OnRegistered(const Worker& worker) override {
     expected_.Forget();
@@ -210,7 +213,8 @@ class RouterCore : private RegistryListener,
   TokenBucket retries_;        // see TooManyRetries
   double retries_earned_ = 0;  // by requests, and not in it yet
   ExpectedWait expected_;
-  int answered_ = 0;  // of requests_
+  int prompts_queued_ = 0;  // as workers said last
+  int answered_ = 0;        // of requests_
   RequestContext context_;
   const absl::Time started_;
   bool draining_ = false;

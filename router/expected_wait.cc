@@ -34,6 +34,7 @@ void ExpectedWait::SetWaiting(int waiting, absl::Time now) {
 
 void ExpectedWait::OnServed(absl::Time now) {
   Advance(now);
+  if (waiting_ <= 0) return;
   observed_ = std::min(observed_ + 1, kLeastObserved);
   served_ += 1;
 }

@@ -19,7 +19,8 @@ class ExpectedWait {
   // So many wait from here on.
   void SetWaiting(int waiting, absl::Time now);
   int waiting() const { return waiting_; }
-  // One that waited does not any more, for it has what it waited for.
+  // One that waited does not any more, for it has what it waited for. Of no
+  // account while nobody waits, like the time.
   void OnServed(absl::Time now);
   // Workers were added: they are measured anew, and all are let in meanwhile.
   void Forget();

@@ -473,6 +473,19 @@ void Registry::Computed(const Queued& prompt) {
       std::max(0, worker->unreported_tokens - prompt.tokens);
 }
 
+int Registry::prompts_queued() const {
+  int64_t queued = 0;
+  for (const auto& [id, worker] : workers_) {
+    if (worker->hello.role() != v1::WORKER_ROLE_PREFILL ||
+        !Placeable(*worker)) {
+      continue;
+    }
+    if (worker->load.waiting() <= 0) return 0;
+    queued += int64_t{worker->load.waiting()} + worker->unreported_requests;
+  }
+  return static_cast<int>(std::min<int64_t>(queued, INT32_MAX));
+}
+
 int Registry::context_length() const {
   int length = 0;
   for (const auto& [id, worker] : workers_) {

@@ -154,6 +154,11 @@ class Registry {
   // Out of the queue again, without waiting for the next load report.
   void Computed(const Queued& prompt);
 
+  // Prompts that are queued on prefill workers, by their reports and what was
+  // given to them since; 0 where one of them has none, or where there are none.
+  // Decode workers refuse what they have no room for.
+  int prompts_queued() const;
+
   // Positions of one sequence that every decode worker can hold; 0 of none.
   int context_length() const;
   // The largest KV cache of a decode worker; zeros while there is none.

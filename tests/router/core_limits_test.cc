@@ -35,6 +35,12 @@ void Answer(World* w, size_t call) {
   w->decodes[call].Say(World::Tokens(kPrompt, {1}));
 }
 
+// All that are placed wait for it.
+void QueueOnPrefillWorker(World* w) {
+  w->waiting = 1000;
+  w->Prefill("p0");
+}
+
 // What an autoscaler of prefill workers goes by.
 TEST(QueuedTokensTest, ThoseOfPromptsThatWaitForAWorker) {
   World w;
@@ -244,6 +250,7 @@ TEST(CoreLimits, WhoWouldWaitTooLongIsRefusedAtOnce) {
   RouterOptions options;
   options.max_expected_wait = absl::Seconds(2);
   World w(options);
+  QueueOnPrefillWorker(&w);
   w.Decode("d0");
   size_t served = 0;
   const auto serve = [&] {  // 10 a second
@@ -281,6 +288,7 @@ TEST(CoreLimits, TheUrgentAreLetInWhereOthersWouldWaitTooLong) {
   RouterOptions options;
   options.max_expected_wait = absl::Seconds(2);
   World w(options);
+  QueueOnPrefillWorker(&w);
   LeasePipe* const lease = w.Decode("d0");
   for (int i = 0; i < 40; ++i) Begin(&w);
   for (size_t i = 0; i < 30; ++i) {
@@ -303,6 +311,7 @@ TEST(CoreLimits, AfterAStandstillRequestsAreServedAgain) {
   RouterOptions options;
   options.max_expected_wait = absl::Seconds(2);
   World w(options);
+  QueueOnPrefillWorker(&w);
   w.Decode("d0");
   for (int i = 0; i < 40; ++i) Begin(&w);
   for (size_t i = 0; i < 20; ++i) {

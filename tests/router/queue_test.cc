@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router's queue: who is passed over, and who comes first.
+// The router's queue: who is passed over, who comes first, and what it says of
+// a new request's wait.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +17,39 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// A long prompt, or a beam search, whose first token comes with its last.
+TEST(QueueTest, WhoIsBeingComputedRefusesNobody) {
+  for (const bool split : {false, true}) {
+    World w;
+    if (split) w.Prefill("p");
+    w.Decode("d");
+    const auto begin = [&w] {
+      ClientPipe* const client = w.Submit(World::Ask());
+      if (client->open) w.decodes.back().Say(World::Opened(1, ""));
+      return client;
+    };
+    const auto serve = [&] {
+      ClientPipe* const client = begin();
+      if (!client->open) return client->status;
+      w.RunFor(absl::Milliseconds(100));
+      w.decodes.back().Say(World::Started(1));
+      w.decodes.back().Say(World::Tokens(kPrompt, {1}));
+      w.decodes.back().Say(World::Finished(v1::FINISH_REASON_LENGTH));
+      w.RunFor(absl::Seconds(3));
+      return client->status;
+    };
+    w.waiting = 1000;  // so that the rate is known
+    w.RunFor(absl::Seconds(1));
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(serve(), absl::OkStatus());
+    w.waiting = 0;
+    for (int i = 0; i < 4; ++i) begin();
+    w.RunFor(absl::Minutes(2));
+    EXPECT_EQ(w.core->HasRoom(0), absl::OkStatus());
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(serve(), absl::OkStatus()) << i;
+    EXPECT_EQ(w.core->in_flight(), 4);
+  }
+}
 
 // A stream on "a", which was lost: it waits for a worker that can go on.
 ClientPipe* Lost(World* w, int max_tokens) {

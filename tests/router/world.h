@@ -220,6 +220,7 @@ struct World final : Dialer, RouterObserver {
     v1::RegisterRequest message;
     message.mutable_load()->set_state(state);
     message.mutable_load()->set_blocks_free(100);
+    message.mutable_load()->set_waiting(waiting);
     lease->Say(message);
   }
   // Workers that are not broken speak, on leases and calls.
@@ -367,8 +368,9 @@ struct World final : Dialer, RouterObserver {
   std::deque<PrefillPipe> prefills;
   std::deque<LeasePipe> leases;
   std::deque<ClientPipe> clients;
-  absl::flat_hash_set<const void*> frozen;           // pipes that say nothing
-  absl::flat_hash_set<const void*> draining;         // leases
+  absl::flat_hash_set<const void*> frozen;    // pipes that say nothing
+  absl::flat_hash_set<const void*> draining;  // leases
+  int waiting = 0;  // on each worker, as its load says
   std::vector<std::string> decode_ids, prefill_ids;  // dialled, in order
   std::vector<TraceContext> traces;                  // of all calls
   std::vector<RequestSummary> ended;
