@@ -103,18 +103,22 @@ Output::Verdict Output::Add(const v1::Token& token) {
   }
   const std::string piece = text_->Push(token.token_id());
   Arrives(token.token_id(), piece);
-  if (tokens_ <= request_.stopping.min_tokens()) {
-    Release(piece);
-    return Verdict::kGoesOn;
-  }
-  StopStrings::Result result = stops_.Push(piece);
-  Release(result.text);
-  if (result.matched >= 0) {
-    stop_string_ = result.matched;
+  if (Stops(piece)) {
     end_token_ = -1;
     return Verdict::kStopString;
   }
   return ends ? Verdict::kEndToken : Verdict::kGoesOn;
+}
+
+bool Output::Stops(std::string_view piece) {
+  if (tokens_ <= request_.stopping.min_tokens()) {
+    Release(stops_.Pass(piece));
+    return false;
+  }
+  const StopStrings::Result result = stops_.Push(piece);
+  Release(result.text);
+  stop_string_ = result.matched;
+  return stop_string_ >= 0;
 }
 
 // Marks of calls count in the content alone.
@@ -191,13 +195,7 @@ void Output::Flush() {
 v1::FinishReason Output::Finished(v1::FinishReason reason) {
   if (text_ != nullptr && stop_string_ < 0) {
     // The rest of a character may still complete a stop string.
-    const std::string rest = text_->Finish();
-    StopStrings::Result result = stops_.Push(rest);
-    Release(result.text);
-    if (result.matched >= 0) {
-      stop_string_ = result.matched;
-      reason = v1::FINISH_REASON_STOP;
-    }
+    if (Stops(text_->Finish())) reason = v1::FINISH_REASON_STOP;
     Release(stops_.Flush());
   }
   if (calls_ != nullptr) calls_->Finish(&delta_);

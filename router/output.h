@@ -61,6 +61,8 @@ class Output {
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
+  // Releases the next of the text; whether a stop string ends in it.
+  bool Stops(std::string_view piece);
   // Behind stop strings, in front of tool calls.
   void Release(std::string_view text);
   void Arrives(int32_t token_id, std::string_view piece);

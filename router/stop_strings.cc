@@ -7,12 +7,17 @@
 namespace tandem::router {
 
 StopStrings::Result StopStrings::Push(std::string_view piece) {
+  const size_t before = held_.size();
   held_.append(piece);
   size_t best_begin = std::string::npos;
   size_t best_end = std::string::npos;
   Result result;
   for (size_t i = 0; i < stops_.size(); ++i) {
-    const size_t begin = held_.find(stops_[i]);
+    // It ends in this piece: one that ended before it was found then, or
+    // passed.
+    const size_t from =
+        before < stops_[i].size() ? 0 : before - stops_[i].size() + 1;
+    const size_t begin = held_.find(stops_[i], from);
     if (begin == std::string::npos) continue;
     const size_t end = begin + stops_[i].size();
     if (end < best_end || (end == best_end && begin < best_begin)) {
@@ -26,13 +31,23 @@ StopStrings::Result StopStrings::Push(std::string_view piece) {
     held_.clear();
     return result;
   }
-  const size_t released = held_.size() - HeldSuffix();
-  result.text = held_.substr(0, released);
-  held_.erase(0, released);
+  result.text = ReleaseAllButHeldSuffix();
   return result;
 }
 
+std::string StopStrings::Pass(std::string_view piece) {
+  held_.append(piece);
+  return ReleaseAllButHeldSuffix();
+}
+
 std::string StopStrings::Flush() { return std::exchange(held_, ""); }
+
+std::string StopStrings::ReleaseAllButHeldSuffix() {
+  const size_t released = held_.size() - HeldSuffix();
+  std::string text = held_.substr(0, released);
+  held_.erase(0, released);
+  return text;
+}
 
 size_t StopStrings::HeldSuffix() const {
   const std::string_view text = held_;

@@ -24,6 +24,9 @@ class StopStrings {
     int matched = -1;  // index of the stop string; nothing follows then
   };
   Result Push(std::string_view piece);
+  // The same of text in which none may end, though one may begin in it: what
+  // it releases.
+  std::string Pass(std::string_view piece);
 
   // The text ended without a match: what was held back.
   std::string Flush();
@@ -31,6 +34,7 @@ class StopStrings {
   bool holding() const { return !held_.empty(); }
 
  private:
+  std::string ReleaseAllButHeldSuffix();
   size_t HeldSuffix() const;
 
   const std::vector<std::string> stops_;

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "common/random.h"
 #include "router/placement.h"
@@ -278,6 +282,80 @@ TEST(StopStringsTest, ResultDependsOnTheTextAloneHoweverCut) {
         if (matched < 0) out += stops.Flush();
         EXPECT_EQ(out, include ? c.out_included : c.out) << c.text;
         EXPECT_EQ(matched, c.matched) << c.text;
+      }
+    }
+  }
+}
+
+// What a text comes to of which stop strings count that end behind its first
+// `passed` bytes.
+std::pair<std::string, int> Stopped(const std::vector<std::string>& stops,
+                                    const std::string& text, size_t passed,
+                                    bool include) {
+  for (size_t end = passed + 1; end <= text.size(); ++end) {
+    size_t longest = 0;
+    int matched = -1;
+    for (size_t i = 0; i < stops.size(); ++i) {
+      if (stops[i].size() <= longest ||
+          !std::string_view(text).substr(0, end).ends_with(stops[i])) {
+        continue;
+      }
+      longest = stops[i].size();
+      matched = static_cast<int>(i);
+    }
+    if (matched < 0) continue;
+    return {text.substr(0, include ? end : end - longest), matched};
+  }
+  return {text, -1};
+}
+
+TEST(StopStringsTest, OneMayBeginInTextInWhichNoneCounts) {
+  struct Case {
+    std::vector<std::string> stops;
+    std::string text;
+  };
+  for (const Case& c : std::vector<Case>{{{"n a"}, " upon a"},
+                                         {{"n a"}, "n an a"},
+                                         {{"aa"}, "aaaa"},
+                                         {{"abab"}, "abababa"},
+                                         {{"abcd", "bc"}, "abcabcd"},
+                                         {{"bc", "abcd"}, "abcd"},
+                                         {{"abcx", "b", "bcd"}, "abcde"}}) {
+    const size_t size = c.text.size();
+    for (size_t mask = 0; mask < size_t{1} << (size - 1); ++mask) {
+      std::vector<size_t> ends;
+      for (size_t i = 1; i < size; ++i) {
+        if (((mask >> (i - 1)) & 1) != 0) ends.push_back(i);
+      }
+      ends.push_back(size);
+      // With so many pieces passed, and one behind all of them empty.
+      for (size_t pieces = 0; pieces <= ends.size(); ++pieces) {
+        for (const bool include : {false, true}) {
+          StopStrings stops(c.stops, include);
+          std::string out;
+          int matched = -1;
+          for (size_t i = 0; i < ends.size() && matched < 0; ++i) {
+            const size_t begin = i == 0 ? 0 : ends[i - 1];
+            const std::string piece = c.text.substr(begin, ends[i] - begin);
+            if (i < pieces) {
+              out += stops.Pass(piece);
+            } else {
+              const StopStrings::Result result = stops.Push(piece);
+              out += result.text;
+              matched = result.matched;
+            }
+          }
+          if (matched < 0) {
+            const StopStrings::Result result = stops.Push("");
+            out += result.text;
+            matched = result.matched;
+          }
+          if (matched < 0) out += stops.Flush();
+          const auto expected = Stopped(
+              c.stops, c.text, pieces == 0 ? 0 : ends[pieces - 1], include);
+          EXPECT_EQ(std::make_pair(out, matched), expected)
+              << c.text << ", cut by " << mask << ", " << pieces << " passed";
+        }
       }
     }
   }
