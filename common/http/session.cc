@@ -34,6 +34,9 @@ constexpr auto kLookAgain = std::chrono::milliseconds(500);
 constexpr size_t kReadBytes = 64 << 10;
 // Of a next request, while an answer over TLS is on the way.
 constexpr size_t kReadAhead = 4 << 10;
+// Before a request line. RFC 9112, 2.2: a server should ignore one at least, as
+// some clients send one behind a body.
+constexpr int kMaxEmptyLines = 4;
 constexpr char kRequestIdHeader[] = "X-Request-Id";
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -203,6 +206,29 @@ void Session::Read() {
       static_cast<std::uint32_t>(state_->options.max_header_bytes));
   parser_->body_limit(state_->options.max_body_bytes);
   ExpiresWhenIdle();
+  ReadHeader(/*empty_lines=*/0);
+}
+
+// Beast takes an empty line for a broken request line. `empty_lines`: ignored.
+void Session::ReadHeader(int empty_lines) {
+  const auto first = [this] {
+    const auto bytes = buffer_.data();
+    return std::string_view(static_cast<const char*>(bytes.data()),
+                            std::min<size_t>(bytes.size(), 2));
+  };
+  for (; empty_lines < kMaxEmptyLines && first() == "\r\n"; ++empty_lines) {
+    buffer_.consume(2);
+  }
+  if (empty_lines < kMaxEmptyLines && (first().empty() || first() == "\r")) {
+    stream_.async_read_some(
+        buffer_.prepare(beast::read_size(buffer_, kReadBytes)),
+        [self = shared_from_this(), empty_lines](Error error, size_t bytes) {
+          if (error) return self->Close();  // the peer left, or was idle
+          self->buffer_.commit(bytes);
+          self->ReadHeader(empty_lines);
+        });
+    return;
+  }
   http::async_read_header(stream_, buffer_, *parser_,
                           [self = shared_from_this()](Error error, size_t) {
                             self->OnHeader(error);

@@ -93,6 +93,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void SetHead(const HttpResponse& answer, Message* message) const;
   void Refuse();  // 503: too many connections
   void Read();
+  void ReadHeader(int empty_lines);
   void OnHeader(Error error);
   bool LetIn();
   void ReadBody();

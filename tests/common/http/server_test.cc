@@ -172,6 +172,32 @@ TEST_F(HttpServerTest, ConnectionsAreKeptAndPipelined) {
   EXPECT_THAT(socket.Receive("||3"), HasSubstr("X-Answer: 42\r\n"));
 }
 
+// RFC 9112, 2.2: an empty line before a request is none of it.
+TEST_F(HttpServerTest, EmptyLinesBeforeARequestAreIgnored) {
+  StartServer();
+  const std::string request =
+      "POST /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\n";
+  Socket socket(server_->port());
+  socket.Send("\r\n" + request + "1\r\n" + request + "2\r\n\r\n\r\n\r\n");
+  EXPECT_THAT(socket.Receive("||2"), HasSubstr("||1"));
+  socket.Send(request + "3");
+  EXPECT_THAT(socket.Receive("||3"), HasSubstr("X-Answer: 42\r\n"));
+  for (const char* const part : {"\r", "\n", "\r", "\n"}) {
+    socket.Send(part);
+    // They are to be read one by one, but may come together.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  socket.Send(request + "4");
+  EXPECT_THAT(socket.Receive("||4"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  // But not without an end, nor anything else.
+  const std::string last = "GET /health HTTP/1.0\r\n\r\n";
+  EXPECT_THAT(Exchange("\r\n\r\n\r\n\r\n" + last), StartsWith("HTTP/1.0 200"));
+  EXPECT_THAT(Exchange("\r\n\r\n\r\n\r\n\r\n" + last),
+              StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(Exchange("\r" + last), StartsWith("HTTP/1.1 400"));
+  EXPECT_THAT(Exchange("\n" + last), StartsWith("HTTP/1.1 400"));
+}
+
 TEST_F(HttpServerTest, HeadersAndBodiesAreAcceptedToTheLimitAndNoFurther) {
   StartServer({.max_header_bytes = 1024, .max_body_bytes = 2048});
   const auto with_header = [&](size_t bytes) {
