@@ -94,6 +94,8 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       wants_logprobs_(request.prompts.front().output().has_logprobs()),
       prompt_logprobs_(request.prompt_logprobs),
       echo_logprobs_(request.echo_logprobs),
+      echo_unscored_(request.prompts.front().output().echo() &&
+                     !request.echo_logprobs),
       names_(request.names),
       model_(std::move(model)),
       created_(created),
@@ -341,8 +343,9 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
     }
     return {{"content", std::move(content)}};
   }
-  // Echoed text has no records here, but its place.
-  if (delta.logprobs().empty() && !echo_logprobs_) {
+  // Such text has no records, but its place. Other text without records has
+  // them yet to come, with the rest of what may be a stop string.
+  if (delta.logprobs().empty() && echo_unscored_) {
     choice->text_offset += Characters(delta.text());
   }
   return CompletionLogprobs(delta.logprobs(), &choice->text_offset);

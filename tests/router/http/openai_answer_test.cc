@@ -175,6 +175,39 @@ TEST(OpenAiAnswerTest, EchoedLogprobsStandBeforeThoseOfTheOutput) {
   }
 }
 
+// "n a" may be a stop string's beginning: its text is held back, and with it
+// the records of both tokens, but not the text before.
+TEST(OpenAiAnswerTest, OffsetsCountNoTextBeforeItsRecords) {
+  OpenAiAnswer answer(ParseBody(false, R"({"prompt": "a", "logprobs": 0})"),
+                      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  answer.Add(0, Event(R"(delta { text: " upo" })"));
+  answer.Add(0, Event(R"(delta { text: "n a" token_ids: [3, 4]
+      logprobs { token_id: 3 token: " upon" logprob: -1 rank: 1 }
+      logprobs { token_id: 4 token: " a" logprob: -1 rank: 1 } })"));
+  answer.Add(0, Event(kDone));
+  const json choice = json::parse(answer.Finish())["choices"][0];
+  EXPECT_EQ(choice["text"], " upon a");
+  EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 5}));
+}
+
+// The echoed prompt of a beam search is not scored.
+TEST(OpenAiAnswerTest, OffsetsCountAnEchoWithoutRecords) {
+  OpenAiAnswer answer(
+      ParseBody(false, R"({"prompt": "Once", "logprobs": 0, "echo": true,
+                           "use_beam_search": true})"),
+      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  answer.Add(0, Event(R"(delta { text: "Once" })"));
+  answer.Add(0, Event(R"(delta { text: " upon a" token_ids: [3, 4]
+      logprobs { token_id: 3 token: " upon" logprob: -1 rank: 1 }
+      logprobs { token_id: 4 token: " a" logprob: -1 rank: 1 } })"));
+  answer.Add(0, Event(kDone));
+  EXPECT_EQ(
+      json::parse(answer.Finish())["choices"][0]["logprobs"]["text_offset"],
+      json({4, 9}));
+}
+
 TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
   const json expected = json::parse(R"([null,
     {"7": {"logprob": -1.5, "rank": 3, "decoded_token": "a"},
