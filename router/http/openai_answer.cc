@@ -96,12 +96,14 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       echo_logprobs_(request.echo_logprobs),
       echo_unscored_(request.prompts.front().output().echo() &&
                      !request.echo_logprobs),
+      echoed_(request.echoed),
       names_(request.names),
       model_(std::move(model)),
       created_(created),
       prompts_(request.prompts.size()) {
   for (size_t i = 0; i < prompts_.size(); ++i) {
     prompts_[i].sequences = std::max(1, request.prompts[i].sampling().n());
+    bytes_ += echoed_.size() * static_cast<size_t>(prompts_[i].sequences);
   }
 }
 
@@ -144,6 +146,11 @@ std::string OpenAiAnswer::OnStarted(int prompt,
       first["prompt_token_ids"] = state.token_ids;
     }
     events += Chunk(prompt, i, std::move(first), /*first=*/true);
+    if (echoed_.empty()) continue;
+    events += Chunk(prompt, i,
+                    {{"delta", {{"content", echoed_}}},
+                     {"logprobs", nullptr},
+                     {"finish_reason", nullptr}});
   }
   return events;
 }
@@ -387,16 +394,17 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
                 {"finish_reason", choice.finish_reason},
                 {"stop_reason", choice.stop_reason}};
   if (chat_) {
+    const std::string content = echoed_ + choice.text;
     whole["message"] = {
-        {"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+        {"role", "assistant"}, {"content", content}, {"refusal", nullptr}};
     json& message = whole["message"];
     if (!choice.reasoning.empty()) {
       message["reasoning_content"] = choice.reasoning;
-      if (choice.text.empty()) message["content"] = nullptr;
+      if (content.empty()) message["content"] = nullptr;
     }
     if (!choice.tool_calls.empty()) {
       message["tool_calls"] = ToolCallsJson(choice.tool_calls);
-      if (choice.text.empty()) message["content"] = nullptr;
+      if (content.empty()) message["content"] = nullptr;
     }
   } else {
     whole["text"] = choice.text;

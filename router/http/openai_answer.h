@@ -104,6 +104,7 @@ class OpenAiAnswer {
   const bool prompt_logprobs_;  // as a field of their own
   const bool echo_logprobs_;    // before those of the output
   const bool echo_unscored_;    // the echoed prompt has none
+  const std::string echoed_;
   const FieldNames names_;
   const std::string model_;
   const int64_t created_;

@@ -366,6 +366,18 @@ void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   }
 }
 
+// What `echo` is of a chat, as vLLM has it: the beginning of the answer that
+// the client gave. Other messages, a system's among them, are none of the
+// answer.
+std::string BeginningOfAnswer(const v1::Chat& chat) {
+  if (!chat.continue_final_message() || chat.messages().empty()) return "";
+  const v1::ChatMessage& last = *chat.messages().rbegin();
+  if (last.role() != "assistant") return "";
+  std::string content = last.content();
+  for (const v1::ContentPart& part : last.parts()) content += part.text();
+  return content;
+}
+
 FieldNames NamesInChats() {
   return {{"prompt", "messages"},
           {"text", "messages"},
@@ -409,6 +421,8 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
   v1::GenerateRequest base;
   ReadCommon(body, &fields, &request, &base);
   ReadChat(body, &fields, base.mutable_chat());
+  if (base.output().echo()) request.echoed = BeginningOfAnswer(base.chat());
+  base.mutable_output()->clear_echo();
   const std::optional<int32_t> top = fields.Int32("top_logprobs");
   if (fields.Bool("logprobs").value_or(false)) {
     base.mutable_output()->set_logprobs(top.value_or(0));

@@ -30,6 +30,7 @@ struct OpenAiRequest {
   bool return_token_ids = false;
   bool prompt_logprobs = false;  // wanted in a field of their own
   bool echo_logprobs = false;    // before those of the output: echo, logprobs
+  std::string echoed;            // of a chat: before each choice's content
   FieldNames names;              // as this body has them
   // One for each prompt; exactly one of a chat.
   std::vector<v1::GenerateRequest> prompts;

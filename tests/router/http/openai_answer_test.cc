@@ -208,6 +208,57 @@ TEST(OpenAiAnswerTest, OffsetsCountAnEchoWithoutRecords) {
       json({4, 9}));
 }
 
+TEST(OpenAiAnswerTest, AChatEchoesTheBeginningOfItsAnswerAlone) {
+  const struct {
+    const char* messages;
+    bool goes_on;  // continue_final_message
+    const char* told;
+  } kCases[] = {
+      {R"([{"role": "system", "content": "Secret."},
+           {"role": "assistant", "content": "One day"}])",
+       true, "One day, a dog"},
+      {R"([{"role": "assistant",
+            "content": [{"type": "text", "text": "One"},
+                        {"type": "text", "text": " day"}]}])",
+       true, "One day, a dog"},
+      {R"([{"role": "assistant", "content": "One day"}])", false, ", a dog"},
+      {R"([{"role": "user", "content": "One day"}])", true, ", a dog"}};
+  for (const auto& c : kCases) {
+    for (const bool stream : {false, true}) {
+      json body = {{"messages", json::parse(c.messages)},
+                   {"echo", true},
+                   {"n", 2},
+                   {"continue_final_message", c.goes_on},
+                   {"add_generation_prompt", !c.goes_on},
+                   {"stream", stream}};
+      const OpenAiRequest request = ParseBody(true, body.dump());
+      EXPECT_FALSE(request.prompts.front().output().echo());
+      OpenAiAnswer answer(request, "tales", 1700);
+      std::string events = answer.Add(0, Event(kStarted));
+      for (const char* const event :
+           {R"(delta { text: ", a dog" })",
+            R"(delta { index: 1 text: ", a dog" })", kDone}) {
+        events += answer.Add(0, Event(event));
+      }
+      std::string told[2];
+      if (stream) {
+        for (const std::string& data : Data(events)) {
+          const json choice = json::parse(data)["choices"][0];
+          told[choice["index"].get<size_t>()] +=
+              choice["delta"].value("content", "");
+        }
+      } else {
+        const json whole = json::parse(answer.Finish());
+        for (size_t i = 0; i < 2; ++i) {
+          told[i] = whole["choices"][i]["message"]["content"];
+        }
+      }
+      EXPECT_EQ(told[0], c.told) << c.messages << stream;
+      EXPECT_EQ(told[1], c.told) << c.messages << stream;
+    }
+  }
+}
+
 TEST(OpenAiAnswerTest, PromptLogprobsAreThoseOfVllm) {
   const json expected = json::parse(R"([null,
     {"7": {"logprob": -1.5, "rank": 3, "decoded_token": "a"},
