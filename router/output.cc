@@ -81,7 +81,8 @@ void Output::Echo() {
   response.mutable_delta()->set_index(index_);
   std::string* const text = response.mutable_delta()->mutable_text();
   for (const int32_t id : prompt_) text->append(stream->Push(id));
-  text->append(stream->Finish());
+  // What begins a character the text behind it begins with, too.
+  if (text_ == nullptr) text->append(stream->Finish());
   client_->Send(std::move(response));
 }
 
