@@ -237,6 +237,7 @@ void Process::MakeServices() {
       &loop_, core_.get(), gate_.get(), intake_.get(),
       HttpFrontOptions{
           .max_bytes = static_cast<size_t>(flags_.max_answer_bytes),
+          .max_requests = flags_.options.max_requests,
           .lora_updating = flags_.lora_updating,
           .feed = FeedIsOn(flags_) ? feed_.get() : nullptr});
   registry_ = std::make_unique<RegistryServer>(&loop_, core_.get());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/http/front.h"
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <string>
@@ -16,6 +17,7 @@
 #include "common/random.h"
 #include "common/version.h"
 #include "nlohmann/json.hpp"
+#include "router/errors.h"
 #include "router/http/openai_answer.h"
 #include "router/http/openai_call.h"
 #include "router/tenants/charged_stream.h"
@@ -46,6 +48,14 @@ absl::StatusOr<Message> Parsed(
   const absl::Status type = CheckContentType(request);
   if (!type.ok()) return type;
   return parse(request.body);
+}
+
+// Of one prompt, as RouterCore::Admit counts them: all beams are one.
+int64_t Sequences(const v1::GenerateRequest& request) {
+  const v1::SamplingOptions& sampling = request.sampling();
+  if (request.has_beam()) return 1;
+  return std::max(1,
+                  sampling.has_best_of() ? sampling.best_of() : sampling.n());
 }
 
 // 0.7 rather than the nearest float's 0.699999988.
@@ -205,6 +215,28 @@ std::optional<HttpResponse> HttpFront::RefuseWhenFull(
   return response;
 }
 
+absl::Status HttpFront::CheckSize(const OpenAiRequest& request,
+                                  const std::string& tenant) const {
+  const auto prompts = static_cast<int64_t>(request.prompts.size());
+  const int64_t parallel = intake_->ParallelRequests(tenant);
+  if (parallel > 0 && prompts > parallel) {
+    return FieldInvalid("prompt", absl::StrCat(prompts, " prompts"),
+                        absl::StrCat("at most ", parallel,
+                                     ", as many as your key's "
+                                     "max_parallel_requests"));
+  }
+  const v1::GenerateRequest& first = request.prompts.front();
+  const int64_t sequences = prompts * Sequences(first);
+  if (sequences <= options_.max_requests) return absl::OkStatus();
+  return FieldInvalid(
+      prompts > 1                      ? "prompt"
+      : first.sampling().has_best_of() ? "sampling.best_of"
+                                       : "sampling.n",
+      absl::StrCat(sequences, " sequences"),
+      absl::StrCat("at most ", options_.max_requests,
+                   " of one call, as many as this router's --max-requests"));
+}
+
 void HttpFront::Generate(Parse parse,
                          std::unique_ptr<HttpExchange> exchange) const {
   const HttpRequest& http = exchange->request();
@@ -232,6 +264,10 @@ void HttpFront::Generate(Parse parse,
     return refuse(request.status());
   }
   names = request->names;
+  if (const absl::Status size = CheckSize(*request, http.caller); !size.ok()) {
+    intake_->CountRefused(Api::kHttp, size);
+    return refuse(size);
+  }
   const bool single = request->prompts.size() == 1;
   if (const std::string& own = request->prompts.front().request_id();
       !own.empty() && http.Header("x-request-id").empty() &&

@@ -32,6 +32,7 @@ namespace tandem::router {
 
 struct HttpFrontOptions {
   size_t max_bytes = 0;        // of an answer that is not streamed
+  int max_requests = 0;        // RouterOptions'
   bool lora_updating = false;  // clients may load and unload adapters
   LiveFeed* feed = nullptr;    // null: nobody may watch
 };
@@ -63,6 +64,9 @@ class HttpFront {
   std::optional<HttpResponse> Guard(HttpRequest* head) const;
   // Where no request at all would be let in: before its body is parsed.
   std::optional<HttpResponse> RefuseWhenFull(const HttpRequest& http) const;
+  // A call too large to be let in at once, however little else there is.
+  absl::Status CheckSize(const OpenAiRequest& request,
+                         const std::string& tenant) const;
   void Generate(Parse parse, std::unique_ptr<HttpExchange> exchange) const;
   HttpResponse Models() const;
   HttpResponse Capabilities() const;

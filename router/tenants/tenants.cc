@@ -158,6 +158,12 @@ absl::Status Tenants::HasRoom(const std::string& tenant) {
   return CheckCounts(tenant, *account, now);
 }
 
+int64_t Tenants::ParallelRequests(const std::string& tenant) {
+  const MutexLock lock(&mutex_);
+  const absl::StatusOr<Account*> account = Find(tenant);
+  return account.ok() ? (*account)->limits.parallel_requests : 0;
+}
+
 absl::Status Tenants::AdmitCall(const std::string& tenant) {
   const absl::Time now = clock_();
   const MutexLock lock(&mutex_);

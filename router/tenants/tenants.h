@@ -72,6 +72,9 @@ class Tenants {
   // Takes nothing.
   absl::Status HasRoom(const std::string& tenant);
 
+  // Requests at a time, however long one waits; 0: no limit.
+  int64_t ParallelRequests(const std::string& tenant);
+
   // Of a call that takes no worker: one of its requests per minute. As Admit.
   absl::Status AdmitCall(const std::string& tenant);
 

@@ -365,6 +365,14 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
     EXPECT_TRUE(Grpc(one, TextRequest("Once", 3)).status.ok()) << i;
     EXPECT_EQ(Complete(one).code, 200) << i;
   }
+  const JsonAnswer never =
+      Http("POST", "/v1/completions", absl::StrCat("Bearer ", one),
+           {{"prompt", {"Once", "The"}}, {"max_tokens", 2}});
+  EXPECT_EQ(never.code, 400);
+  EXPECT_EQ(never.body["error"]["param"], "prompt");
+  EXPECT_EQ(never.body["error"]["message"],
+            "prompt = 2 prompts: at most 1, as many as your key's "
+            "max_parallel_requests");
   grpc::ClientContext context;
   context.AddMetadata("authorization", absl::StrCat("Bearer ", one));
   v1::GenerateRequest request = TextRequest("Once upon a time", 400);
