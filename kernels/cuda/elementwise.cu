@@ -9,7 +9,7 @@ template <typename Kernel, typename Params>
 int Run(const Stream& stream, int rows, int size, const Params& p) {
   if (rows == 0 || size == 0) return 0;
   constexpr int kPerBlock = Kernel::kThreads * kChunk;
-  return Launch(stream, {(size + kPerBlock - 1) / kPerBlock, rows, 1},
+  return Launch(stream, {rows, (size + kPerBlock - 1) / kPerBlock, 1},
                 Kernel::kThreads, 0, Kernel{p});
 }
 

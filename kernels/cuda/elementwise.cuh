@@ -14,7 +14,8 @@
 
 namespace tandem::kernels::cuda {
 
-// Threads of these kernels go along a row, blocks in y over the rows.
+// Threads of these kernels go along a row, blocks in x over the rows: a step
+// may have more of them than a grid has places in y (65535).
 inline constexpr int kElementwiseThreads = 128;
 
 // A packed weight as the number that it stands for, scale apart.
@@ -57,8 +58,8 @@ struct EmbedKernel {
   EmbedParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int row = g.block_y();
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    const int row = g.block_x();
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.cols) return;
     const int fed = p.fed == nullptr ? -1 : p.fed[row];
     const int token = fed < 0 ? p.token_ids[row] : p.drawn[fed].token_id;
@@ -90,9 +91,9 @@ struct ActivateKernel {
   ActivateParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.dim) return;
-    T* const x = static_cast<T*>(p.x) + int64_t{g.block_y()} * p.dim + begin;
+    T* const x = static_cast<T*>(p.x) + int64_t{g.block_x()} * p.dim + begin;
     const int count = Smaller(kChunk, p.dim - begin);
     float v[kChunk];
     LoadChunk(x, count, Aligned(p.dim), v);
@@ -142,9 +143,9 @@ struct ScaleLogitsKernel {
   ScaleLogitsParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.vocab) return;
-    float* const x = p.logits + int64_t{g.block_y()} * p.vocab + begin;
+    float* const x = p.logits + int64_t{g.block_x()} * p.vocab + begin;
     const int count = Smaller(kChunk, p.vocab - begin);
     float v[kChunk];
     LoadChunk(x, count, Aligned(p.vocab), v);
@@ -162,8 +163,8 @@ struct GatherRowsKernel {
   GatherRowsParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t to = g.block_y();
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    const int64_t to = g.block_x();
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.dim) return;
     const int64_t from = p.row_ids[to];
     const T* const x = static_cast<const T*>(p.x) + from * p.dim + begin;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/experts.cuh"
 
@@ -11,8 +9,7 @@ template <typename Kernel, typename Params>
 int Run(const Stream& stream, int rows, int dim, const Params& p) {
   if (rows == 0 || dim == 0) return 0;
   constexpr int kPerBlock = Kernel::kThreads * kChunk;
-  return Launch(stream,
-                {(dim + kPerBlock - 1) / kPerBlock, std::min(rows, 65535), 1},
+  return Launch(stream, {rows, (dim + kPerBlock - 1) / kPerBlock, 1},
                 Kernel::kThreads, 0, Kernel{p});
 }
 

@@ -131,26 +131,23 @@ struct ExpertPlaceKernel {
   }
 };
 
-// Grid: eight elements a thread, then places, as many as a grid has.
+// Grid: places, then eight elements a thread.
 template <typename T>
 struct SpreadRowsKernel {
   static constexpr int kThreads = kExpertThreads;
   SpreadRowsParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
-    if (begin >= p.dim) return;
+    const int place = p.places[g.block_x()];
+    const int64_t row = g.block_x() / p.chosen;
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
+    if (place < 0 || begin >= p.dim) return;
     const int count = Smaller(kChunk, p.dim - begin);
-    for (int i = g.block_y(); i < p.num_rows * p.chosen; i += g.grid_y()) {
-      const int place = p.places[i];
-      if (place < 0) continue;
-      const int64_t row = i / p.chosen;
-      float v[kChunk];
-      LoadChunk(static_cast<const T*>(p.x) + row * p.dim + begin, count,
-                Aligned(p.dim), v);
-      StoreChunk(static_cast<T*>(p.out) + int64_t{place} * p.dim + begin, count,
-                 Aligned(p.dim), v);
-    }
+    float v[kChunk];
+    LoadChunk(static_cast<const T*>(p.x) + row * p.dim + begin, count,
+              Aligned(p.dim), v);
+    StoreChunk(static_cast<T*>(p.out) + int64_t{place} * p.dim + begin, count,
+               Aligned(p.dim), v);
   }
 };
 
@@ -160,8 +157,8 @@ struct SumExpertsKernel {
   SumExpertsParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t row = g.block_y();
-    const int begin = (g.block_x() * kThreads + g.thread()) * kChunk;
+    const int64_t row = g.block_x();
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.dim) return;
     const int count = Smaller(kChunk, p.dim - begin);
     float sum[kChunk] = {};

@@ -25,6 +25,11 @@ namespace tandem::kernels::cuda {
 // for (cudaErrorInvalidValue).
 inline constexpr int kInvalidLaunch = 1;
 
+// The shared memory that compute capability 8.0 gives a block, and the most
+// that a kernel takes which is not for one generation alone (9.0's and 10.0's
+// own take more): a device with less cannot run them all.
+inline constexpr int kMostSharedBytes = 163 * 1024;
+
 // Where a launch goes.
 struct Stream {
   void* handle = nullptr;  // cudaStream_t, or the emulator's own

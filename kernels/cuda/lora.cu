@@ -24,7 +24,7 @@ int LaunchLora(const Stream& stream, DType activation, const LoraParams& p) {
     if (code != 0) return code;
     Stream behind = stream;
     behind.after_kernel = true;
-    return Launch(behind, {Blocks(f.rows, Expand::kThreads), p.num_rows, 1},
+    return Launch(behind, {p.num_rows, Blocks(f.rows, Expand::kThreads), 1},
                   Expand::kThreads, 0, Expand{p});
   });
 }
@@ -34,7 +34,7 @@ int LaunchGateHalves(const Stream& stream, DType activation,
   if (p.num_rows == 0 || p.dim == 0) return 0;
   return WithElement(activation, [&](auto zero) {
     using Kernel = GateHalvesKernel<decltype(zero)>;
-    return Launch(stream, {Blocks(p.dim, Kernel::kThreads), p.num_rows, 1},
+    return Launch(stream, {p.num_rows, Blocks(p.dim, Kernel::kThreads), 1},
                   Kernel::kThreads, 0, Kernel{p});
   });
 }

@@ -67,8 +67,8 @@ struct LoraExpandKernel {
 
   TANDEM_DEVICE void operator()(Grid& g) const {
     const LoraFactors& f = p.factors;
-    const int row = g.block_y();
-    const int output = g.block_x() * kThreads + g.thread();
+    const int row = g.block_x();
+    const int output = g.block_y() * kThreads + g.thread();
     const int slot = p.slots[row];
     if (slot < 0 || output >= f.rows) return;
     const int64_t at = slot * f.slot_stride;
@@ -101,8 +101,8 @@ struct GateHalvesKernel {
   GateHalvesParams p;
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t row = g.block_y();
-    const int i = g.block_x() * kThreads + g.thread();
+    const int64_t row = g.block_x();
+    const int i = g.block_y() * kThreads + g.thread();
     if (i >= p.dim) return;
     const T* const gate = static_cast<const T*>(p.halves) +
                           row * PackedRows(2 * p.dim, RowOrder::kGated) +

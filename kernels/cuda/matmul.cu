@@ -92,8 +92,8 @@ template <WeightType kWeight>
 int RunF32(const Stream& stream, const MatMulParams& p) {
   using Kernel = MatMulF32Kernel<kWeight>;
   return Launch(stream,
-                {WeightBlocks(p.rows),
-                 (p.tokens + Kernel::kTokens - 1) / Kernel::kTokens, 1},
+                {(p.tokens + Kernel::kTokens - 1) / Kernel::kTokens,
+                 WeightBlocks(p.rows), 1},
                 Kernel::kThreads, Kernel::kSharedBytes, Kernel{p});
 }
 

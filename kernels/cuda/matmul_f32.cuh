@@ -40,7 +40,7 @@ struct MatMulF32Kernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    Tile(g, g.block_x(), g.block_y() * kTokens);
+    Tile(g, g.block_y(), g.block_x() * kTokens);
   }
 
   // The outputs of kTokens tokens from token0 on.

@@ -107,6 +107,20 @@ class Execution {
   bool started_ = false;
 };
 
+int Refusal(const Task& task) {
+  constexpr int kMostBlocks =
+      65535;  // in y and z; all ints are few enough in x
+  const Dim3& size = task.blocks;
+  if (size.x < 1 || size.y < 1 || size.z < 1 || size.y > kMostBlocks ||
+      size.z > kMostBlocks || task.threads < 1 || task.threads > 1024) {
+    return kNoSuchGrid;
+  }
+  const int family = task.stream.generation / 10;
+  const bool large = family == 9 || family == 10;
+  const int most = large ? 227 * 1024 : kMostSharedBytes;
+  return task.shared_bytes > most ? kInvalidLaunch : 0;
+}
+
 int Run(Task task) { return Execution(std::move(task)).Finish(); }
 
 HeldStream::HeldStream() = default;

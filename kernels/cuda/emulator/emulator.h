@@ -13,6 +13,7 @@
 //   addresses of copies and matrix loads are checked
 //   a block of the next kernel starts before one on a HeldStream does, and
 //   every block must wait for that
+//   a grid or shared memory larger than a GPU's is refused
 //
 // Matrix steps are those of tensor_core.h for the stream's generation. What
 // it does not see: weak memory ordering, blocks that run at the same time,
@@ -72,6 +73,10 @@ struct Task {
   void (*run)(const void* kernel, Grid& g);
 };
 
+// What a GPU says to a grid or to shared memory of that size: 0, or
+// kNoSuchGrid or kInvalidLaunch.
+int Refusal(const Task& task);
+
 // Runs it to its end. Returns 0 or kEmulatorFault.
 int Run(Task task);
 
@@ -110,6 +115,7 @@ struct Place {
 }  // namespace emulator
 
 inline constexpr int kEmulatorFault = 719;  // cudaErrorLaunchFailure
+inline constexpr int kNoSuchGrid = 9;       // cudaErrorInvalidConfiguration
 
 class Grid {
  public:
@@ -315,6 +321,7 @@ int Launch(const Stream& stream, const Dim3& blocks, int threads,
                         }
                         (*static_cast<const Kernel*>(k))(g);
                       }};
+  if (const int error = emulator::Refusal(task); error != 0) return error;
   if (stream.handle == nullptr) return emulator::Run(std::move(task));
   return static_cast<emulator::HeldStream*>(stream.handle)
       ->Launch(std::move(task));

@@ -72,6 +72,28 @@ TEST_F(CudaEmulator, EveryThreadOfEveryBlockRunsOnce) {
             static_cast<std::ptrdiff_t>(seen.size()));
 }
 
+TEST_F(CudaEmulator, GridsAndSharedMemoryHaveTheSizesOfAGpus) {
+  const auto nothing = [](Grid&) {};
+  EXPECT_EQ(RunGrid(nothing, {.blocks = {65536, 1, 1}, .threads = 1}), 0);
+  EXPECT_EQ(RunGrid(nothing, {.blocks = {1, 65535, 1}, .threads = 1}), 0);
+  EXPECT_EQ(RunGrid(nothing, {.blocks = {1, 65536, 1}}), kNoSuchGrid);
+  EXPECT_EQ(RunGrid(nothing, {.blocks = {1, 1, 65536}}), kNoSuchGrid);
+  EXPECT_EQ(RunGrid(nothing, {.blocks = {0, 1, 1}}), kNoSuchGrid);
+  EXPECT_EQ(RunGrid(nothing, {.threads = 1025}), kNoSuchGrid);
+  struct {
+    int generation;
+    int most;  // KiB a block
+  } const kSharedMemory[] = {{80, 163}, {90, 227}, {100, 227}, {120, 163}};
+  for (const auto& [generation, most] : kSharedMemory) {
+    const int bytes = most * 1024;
+    EXPECT_EQ(
+        RunGrid(nothing, {.shared_bytes = bytes, .generation = generation}), 0);
+    EXPECT_EQ(
+        RunGrid(nothing, {.shared_bytes = bytes + 1, .generation = generation}),
+        kInvalidLaunch);
+  }
+}
+
 TEST_F(CudaEmulator, OrdersAreWhatTheyAreCalled) {
   const auto order_of = [](Order order, uint64_t seed) {
     emulator::SetSettings({Landing::kLate, order, seed});

@@ -115,7 +115,7 @@ int GatherRows(const Stream& stream, DType type, const GatherRowsParams& p) {
   return WithElement(type, [&](auto zero) {
     using Kernel = faulty::GatherRowsKernel<decltype(zero)>;
     constexpr int kPerBlock = Kernel::kThreads * kChunk;
-    return Launch(stream, {(p.dim + kPerBlock - 1) / kPerBlock, p.count, 1},
+    return Launch(stream, {p.count, (p.dim + kPerBlock - 1) / kPerBlock, 1},
                   Kernel::kThreads, 0, Kernel{p});
   });
 }
@@ -140,7 +140,7 @@ int LayerNorm(const Stream& stream, DType type, const LayerNormParams& p) {
 template <typename Kernel, typename Params>
 int Elementwise(const Stream& stream, int rows, int dim, const Params& p) {
   constexpr int kPerBlock = Kernel::kThreads * kChunk;
-  return Launch(stream, {(dim + kPerBlock - 1) / kPerBlock, rows, 1},
+  return Launch(stream, {rows, (dim + kPerBlock - 1) / kPerBlock, 1},
                 Kernel::kThreads, 0, Kernel{p});
 }
 int Activate(const Stream& stream, DType type, const ActivateParams& p) {
@@ -226,7 +226,7 @@ int Lora(const Stream& stream, DType type, const LoraParams& p) {
     if (code != 0) return code;
     constexpr int kThreads = Expand::kThreads;
     return Launch(stream,
-                  {(p.factors.rows + kThreads - 1) / kThreads, p.num_rows, 1},
+                  {p.num_rows, (p.factors.rows + kThreads - 1) / kThreads, 1},
                   kThreads, 0, Expand{p});
   });
 }
@@ -235,7 +235,7 @@ int GateHalves(const Stream& stream, DType type, const GateHalvesParams& p) {
     using Kernel = faulty::GateHalvesKernel<decltype(zero)>;
     return Launch(
         stream,
-        {(p.dim + Kernel::kThreads - 1) / Kernel::kThreads, p.num_rows, 1},
+        {p.num_rows, (p.dim + Kernel::kThreads - 1) / Kernel::kThreads, 1},
         Kernel::kThreads, 0, Kernel{p});
   });
 }
