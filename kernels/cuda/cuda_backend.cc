@@ -432,6 +432,13 @@ class CudaBackend final : public Backend {
 
 absl::StatusOr<std::unique_ptr<Backend>> NewCudaBackend(
     const CudaOptions& options, std::unique_ptr<Device> device) {
+  const DeviceFacts& facts = device->facts();
+  if (facts.shared_bytes < kMostSharedBytes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        facts.name, " has ", facts.shared_bytes >> 10,
+        " KiB of shared memory for a block, expected ", kMostSharedBytes >> 10,
+        " or more (A100, H100, H200, B200), which attention needs"));
+  }
   return std::unique_ptr<Backend>(
       std::make_unique<CudaBackend>(options, std::move(device)));
 }

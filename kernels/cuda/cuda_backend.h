@@ -18,6 +18,7 @@ struct CudaOptions {
   DType activation = DType::kBF16;
 };
 
+// FAILED_PRECONDITION: the device cannot run all kernels.
 absl::StatusOr<std::unique_ptr<Backend>> NewCudaBackend(
     const CudaOptions& options, std::unique_ptr<Device> device);
 

@@ -253,6 +253,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int ordinal) {
       ordinal, DeviceFacts{.name = name,
                            .generation = properties.major * 10,
                            .multiprocessors = properties.multiProcessorCount,
+                           .shared_bytes = properties.sharedMemPerBlockOptin,
                            .total_bytes = properties.totalGlobalMem}));
 }
 

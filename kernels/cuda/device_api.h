@@ -22,6 +22,7 @@ struct DeviceFacts {
   std::string name;    // "cuda:0 (NVIDIA H200)"
   int generation = 0;  // compute capability times ten: 80, 90, 100
   int multiprocessors = 0;
+  size_t shared_bytes = 0;  // shared memory that a block may have
   size_t total_bytes = 0;
 };
 

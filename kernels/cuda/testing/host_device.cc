@@ -27,6 +27,7 @@ class HostDevice final : public Device {
       : facts_{.name = absl::StrCat("emulated (sm_", options.generation, ")"),
                .generation = options.generation,
                .multiprocessors = options.multiprocessors,
+               .shared_bytes = options.shared_bytes,
                .total_bytes = options.total_bytes},
         captures_left_(options.most_captures),
         thread_([this] { Serve(); }) {}

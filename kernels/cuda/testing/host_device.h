@@ -15,12 +15,14 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device_api.h"
+#include "kernels/cuda/launch.h"
 
 namespace tandem::kernels::cuda::testing {
 
 struct HostDeviceOptions {
   int generation = 90;
   int multiprocessors = 132;
+  size_t shared_bytes = kMostSharedBytes;
   size_t total_bytes = size_t{1} << 32;  // more is refused
   int most_captures = 1 << 30;           // those beyond fail
 };
