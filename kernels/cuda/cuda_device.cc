@@ -144,6 +144,11 @@ class CudaDevice final : public Device {
   int Synchronize(void* stream) override {
     return cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
   }
+  int ErrorOf(void* stream) override {
+    const cudaError_t error =
+        cudaStreamQuery(static_cast<cudaStream_t>(stream));
+    return error == cudaErrorNotReady ? cudaSuccess : error;
+  }
   int Copy(void* stream, void* to, const void* from, size_t bytes) override {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
                            static_cast<cudaStream_t>(stream));

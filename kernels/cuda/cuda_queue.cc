@@ -2,6 +2,9 @@
 
 #include "kernels/cuda/cuda_queue.h"
 
+#include <pthread.h>
+
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -65,15 +68,35 @@ CudaQueue::CudaQueue(Device& device, bool urgent)
           Must(Memory::OnHost(device, kDigests * sizeof(KvDigest)), "digests")),
       free_digests_(kDigests) {
   std::iota(free_digests_.begin(), free_digests_.end(), 0);
+  watch_ = std::thread([this] { Watch(); });
 }
 
 CudaQueue::~CudaQueue() {
   Synchronize();
+  {
+    MutexLock lock(&watch_mutex_);
+    closed_ = true;
+    closing_.NotifyAll();
+  }
+  watch_.join();
   DropGraphs();
   device_.DestroyEvent(done_);
   device_.DestroyEvent(waited_);
   device_.DestroyStream(callbacks_);
   device_.DestroyStream(stream_);
+}
+
+void CudaQueue::Watch() {
+  pthread_setname_np(pthread_self(), "gpu-watch");
+  device_.Enter();
+  MutexLock lock(&watch_mutex_);
+  while (!closed_) {
+    closing_.WaitFor(&watch_mutex_, std::chrono::seconds(1));
+    for (void* const stream : {stream_, callbacks_}) {
+      const int error = device_.ErrorOf(stream);
+      if (error != 0) Die("work on the device", device_.ErrorText(error));
+    }
+  }
 }
 
 Stream CudaQueue::stream() {
@@ -123,6 +146,7 @@ absl::Status CudaQueue::Record(uint64_t key, absl::FunctionRef<void()> record) {
   record();
   device_.Enter();
   after_kernel_ = false;
+  MutexLock lock(&watch_mutex_);  // whoever asks of the stream ends a capture
   if (const int error = device_.BeginCapture(stream_); error != 0) {
     return absl::InternalError(device_.ErrorText(error));
   }

@@ -3,6 +3,9 @@
 // Callbacks go on the second, behind an event, so that the device goes on with
 // the next step while the host hears of the last.
 //
+// A device that has failed runs no host call any more: nobody who waits for one
+// would hear of it. So a thread asks for the streams' errors once a second.
+//
 // What an operation must hand to the host apart from copies (a digest) takes
 // a slot: device memory that kernels add to, pinned memory that it is copied
 // to, and a host call that carries it from there to where it is wanted.
@@ -15,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -98,6 +102,8 @@ class CudaQueue final : public Queue {
 
   void DropGraphs();
 
+  void Watch();  // watch_'s
+
   void Call(void* stream, absl::AnyInvocable<void()> call);
 
   template <typename T>
@@ -117,6 +123,10 @@ class CudaQueue final : public Queue {
   const std::unique_ptr<Memory> host_digests_;    // [kDigests], pinned
   Mutex mutex_;
   std::vector<int> free_digests_ ABSL_GUARDED_BY(mutex_);
+  Mutex watch_mutex_;  // held while launches are captured, too
+  CondVar closing_;
+  bool closed_ ABSL_GUARDED_BY(watch_mutex_) = false;
+  std::thread watch_;
 };
 
 }  // namespace tandem::kernels::cuda

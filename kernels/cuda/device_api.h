@@ -53,10 +53,14 @@ class Device {
   virtual absl::StatusOr<void*> NewStream(bool urgent) = 0;
   virtual void DestroyStream(void* stream) = 0;
   virtual int Synchronize(void* stream) = 0;
+  // The error that the stream ended with, or 0, whether it is done or not. From
+  // any thread, but not while the stream's launches are captured.
+  virtual int ErrorOf(void* stream) = 0;
   // Of any two memories; unpinned host memory may make it wait.
   virtual int Copy(void* stream, void* to, const void* from, size_t bytes) = 0;
   virtual int Zero(void* stream, void* data, size_t bytes) = 0;
-  // Runs call(argument) on some thread; what follows on the stream waits.
+  // Runs call(argument) on some thread; what follows on the stream waits. Never
+  // does where the device fails before.
   virtual int HostCall(void* stream, void (*call)(void*), void* argument) = 0;
 
   // Events. What `stream` gets from now on waits for the last Record.

@@ -29,6 +29,7 @@ class HostDevice final : public Device {
                .multiprocessors = options.multiprocessors,
                .shared_bytes = options.shared_bytes,
                .total_bytes = options.total_bytes},
+        broken_(options.broken),
         captures_left_(options.most_captures),
         thread_([this] { Serve(); }) {}
 
@@ -114,6 +115,7 @@ class HostDevice final : public Device {
     while (!calls_.empty() || running_) changed_.Wait(&mutex_);
     return error;
   }
+  int ErrorOf(void* /*stream*/) override { return broken() ? kBroken : 0; }
   int Copy(void* stream, void* to, const void* from, size_t bytes) override {
     const int error = FlushBehindCalls(stream);
     std::memcpy(to, from, bytes);
@@ -171,7 +173,12 @@ class HostDevice final : public Device {
   using HeldStream = emulator::HeldStream;
   using Graph = std::vector<emulator::Task>;
   static constexpr int kRefused = 900;  // cudaErrorStreamCaptureUnsupported
-  static int Flush(void* stream) {
+  static constexpr int kBroken = 700;   // cudaErrorIllegalAddress
+
+  bool broken() const { return broken_ != nullptr && *broken_; }
+
+  int Flush(void* stream) {
+    if (broken()) return kBroken;
     auto* const held = static_cast<HeldStream*>(stream);
     // No graph holds anything but launches here.
     return held->recorded() != nullptr ? kRefused : held->Flush();
@@ -215,7 +222,7 @@ class HostDevice final : public Device {
       calls_.pop_front();
       running_ = true;
       mutex_.Unlock();
-      call(argument);
+      if (!broken()) call(argument);
       mutex_.Lock();
       running_ = false;
       ++calls_ended_;
@@ -224,6 +231,7 @@ class HostDevice final : public Device {
   }
 
   const DeviceFacts facts_;
+  const std::atomic<bool>* const broken_;
   int captures_left_;  // of one thread at a time
   mutable Mutex mutex_;
   CondVar changed_;

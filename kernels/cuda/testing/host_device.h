@@ -8,6 +8,7 @@
 #ifndef TANDEM_KERNELS_CUDA_TESTING_HOST_DEVICE_H_
 #define TANDEM_KERNELS_CUDA_TESTING_HOST_DEVICE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 
@@ -25,6 +26,9 @@ struct HostDeviceOptions {
   size_t shared_bytes = kMostSharedBytes;
   size_t total_bytes = size_t{1} << 32;  // more is refused
   int most_captures = 1 << 30;           // those beyond fail
+  // From when it is true on the device is broken as a GPU is by a fault: host
+  // calls are dropped, what is put on streams is refused.
+  const std::atomic<bool>* broken = nullptr;
 };
 
 std::unique_ptr<Device> NewHostDevice(const HostDeviceOptions& options = {});

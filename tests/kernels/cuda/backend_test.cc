@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the backend does beside computing, over the device in host memory:
-// which devices it refuses.
+// which devices it refuses, and what becomes of one that breaks.
 
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -15,6 +20,28 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::NewEmulatedBackend;
+
+// As the step loop does: it has put a step and a callback on the queue, and
+// calls nothing before that has run.
+TEST(CudaBackendDeathTest, AFaultEndsTheProcessThoughNobodyCallsTheDevice) {
+  EXPECT_EXIT(
+      {
+        std::atomic<bool> broken{false};
+        const auto backend = NewEmulatedBackend({}, {.broken = &broken});
+        const auto queue = (*backend)->NewQueue("compute");
+        std::promise<void> submitted;
+        queue->Callback([&] {
+          submitted.get_future().wait();
+          broken = true;
+        });
+        queue->Callback([] { std::_Exit(1); });  // never runs
+        submitted.set_value();
+        std::this_thread::sleep_for(std::chrono::seconds(30));
+        std::_Exit(2);
+      },
+      ::testing::ExitedWithCode(70),
+      "^fatal: GPU: work on the device: error 700");
+}
 
 TEST(CudaBackend, ADeviceWithTooLittleSharedMemoryIsRefused) {
   // Compute capability 8.6, 8.9 and 12.x.
