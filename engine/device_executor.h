@@ -257,6 +257,9 @@ class DeviceExecutor final : public Executor, public BlockMover {
   uint64_t transfers_issued_ = 0;
   uint64_t transfers_finished_ = 0;
 
+  // What Grow replaced.
+  std::vector<std::unique_ptr<kernels::Buffer>> outgrown_;
+
   std::unique_ptr<MaskThreads> mask_threads_;  // null until there is a mask
 
   // Last: their destructors wait for work that uses the members above.

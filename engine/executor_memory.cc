@@ -179,6 +179,9 @@ size_t DeviceExecutor::StatesFloats() const {
   return 2 * static_cast<size_t>(model_->spec().heads);
 }
 
+// Nothing is freed while serving: that may wait for the whole GPU, and so for a
+// handoff's receive whose sender waits for this loop. Sizes double, so what is
+// kept is less than what has replaced it; steps in flight may go on using it.
 absl::Status DeviceExecutor::Grow(size_t bytes,
                                   std::unique_ptr<kernels::Buffer>* host,
                                   std::unique_ptr<kernels::Buffer>* device) {
@@ -187,14 +190,13 @@ absl::Status DeviceExecutor::Grow(size_t bytes,
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> larger =
         backend_->AllocateHost(bytes);
     if (!larger.ok()) return larger.status();
-    *host = *std::move(larger);
+    outgrown_.push_back(std::exchange(*host, *std::move(larger)));
   }
   if (*device == nullptr || (*device)->size() < bytes) {
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> larger =
         backend_->Allocate(bytes);
     if (!larger.ok()) return larger.status();
-    compute_->Synchronize();  // the step that runs may use the smaller one
-    *device = *std::move(larger);
+    outgrown_.push_back(std::exchange(*device, *std::move(larger)));
   }
   return absl::OkStatus();
 }

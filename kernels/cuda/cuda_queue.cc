@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -235,10 +236,9 @@ void CudaQueue::SendDigest(KvDigest* digest, KvDigest* to) {
 std::byte* CudaQueue::scratch(Scratch which, size_t bytes) {
   std::unique_ptr<Memory>& memory = scratch_[which];
   if (memory == nullptr || memory->size() < bytes) {
-    Synchronize();
-    DropGraphs();    // whose kernels would work in the old one
-    memory.reset();  // first, so that both need not fit
-    memory = Must(Memory::OnDevice(device_, bytes), "working memory");
+    outgrown_.push_back(std::exchange(
+        memory, Must(Memory::OnDevice(device_, std::bit_ceil(bytes)),
+                     "working memory")));
   }
   return memory->data();
 }

@@ -83,7 +83,9 @@ class CudaQueue final : public Queue {
   void SendDigest(KvDigest* digest, KvDigest* to);
 
   // Memory for kernels to work in, one after the other; zeroed when it is
-  // taken. Growing waits for the queue.
+  // taken. What was too small is kept as long as the queue: freeing may wait
+  // for the whole device, and so for what waits for the caller. Sizes double,
+  // so it is less than what has replaced it, and graphs may go on using it.
   enum Scratch {
     kAttention,
     kSampling,
@@ -116,6 +118,7 @@ class CudaQueue final : public Queue {
   void* const done_;    // of stream_, for callbacks_
   void* const waited_;  // of other queues
   std::unique_ptr<Memory> scratch_[kScratches];
+  std::vector<std::unique_ptr<Memory>> outgrown_;  // of scratch_
   std::map<uint64_t, void*> graphs_;
   bool capturing_ = false;
   int capture_error_ = 0;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -136,6 +137,26 @@ TEST(AttentionOutputTest, LayersAreChosenMeansAreMeansAndNeighboursStay) {
   }
   // Who asks draws what it would have drawn.
   EXPECT_EQ(output.logits[0], output.logits[2]);
+}
+
+// Freeing it might wait for the whole device.
+TEST(AttentionOutputTest, MemoryThatWasOutgrownIsKept) {
+  TempDir dir;
+  WriteCheckpoint(LoadCases()["gemma2_f32"], dir);
+  const auto device = NewTestDevice(DType::kF32);
+  Rig rig(dir.path(), device.get(), AttentionRigOptions(DType::kF32));
+  const int layers = rig.spec().layers;
+  size_t used = device->memory().used_bytes;
+  for (const int length : {2, 60}) {
+    TestSequence sequence = rig.NewSequence(
+        std::vector<int32_t>(static_cast<size_t>(length), 1), length);
+    sequence.attention = All(layers);
+    TestSequence* const one = &sequence;
+    ASSERT_TRUE(rig.Advance({&one, 1}, length).status.ok());
+    const int floats = 2 * rig.spec().heads + layers * length;
+    used += std::bit_ceil(static_cast<size_t>(floats) * sizeof(float));
+    EXPECT_EQ(device->memory().used_bytes, used) << length;
+  }
 }
 
 TEST(AttentionOutputTest, WhatDoesNotFitIsRefused) {

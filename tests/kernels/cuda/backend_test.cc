@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the backend does beside computing, over the device in host memory:
-// which devices it refuses, and what becomes of one that breaks.
+// which devices it refuses, what becomes of one that breaks, and its memory.
 
 #include <atomic>
 #include <chrono>
@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/cuda_queue.h"
 #include "kernels/cuda/testing/host_device.h"
 
 namespace tandem::kernels::cuda {
@@ -20,6 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::NewEmulatedBackend;
+using testing::NewHostDevice;
 
 // As the step loop does: it has put a step and a callback on the queue, and
 // calls nothing before that has run.
@@ -51,6 +53,22 @@ TEST(CudaBackend, ADeviceWithTooLittleSharedMemoryIsRefused) {
               AllOf(HasSubstr("emulated (sm_90) has 99 KiB of shared memory"),
                     HasSubstr("expected 163 or more")));
   EXPECT_TRUE(NewEmulatedBackend({}, {.shared_bytes = 163 * 1024}).ok());
+}
+
+// Freeing it might wait for the whole device.
+TEST(CudaQueue, WorkingMemoryThatWasOutgrownIsKept) {
+  const auto device = NewHostDevice();
+  {
+    CudaQueue queue(*device, false);
+    const size_t used = device->UsedBytes();
+    std::byte* const first = queue.scratch(CudaQueue::kStaging, 1000);
+    EXPECT_EQ(queue.scratch(CudaQueue::kStaging, 1024), first);
+    EXPECT_EQ(device->UsedBytes(), used + 1024);
+    EXPECT_NE(queue.scratch(CudaQueue::kStaging, 3000), first);
+    EXPECT_EQ(device->UsedBytes(), used + 1024 + 4096);
+    EXPECT_TRUE(device->Reaches(first));
+  }
+  EXPECT_EQ(device->UsedBytes(), 0u);
 }
 
 }  // namespace
