@@ -331,6 +331,7 @@ absl::StatusOr<int> Serve(const ServeFlags& flags) {
   if (!ports.ok()) return ports.status();
   InstallHandlers();
   Supervisor supervisor{Printer()};
+  supervisor.Forward(SIGUSR1);  // the children's flight records are asked for
   AddChildren(flags, *ports, &supervisor);
   absl::Status status = supervisor.StartAll();
   if (!status.ok()) return status;

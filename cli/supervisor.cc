@@ -23,6 +23,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxLine = 16 << 10;
 
+volatile sig_atomic_t to_forward = false;
+
 std::string HowItEnded(int wait_status) {
   if (WIFSIGNALED(wait_status)) {
     return absl::StrCat("was killed by signal ", WTERMSIG(wait_status), " (",
@@ -88,6 +90,8 @@ absl::Status Supervisor::Start(Child* child) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
+    // What is forwarded must not end a child that is not ready for it yet.
+    if (forwarded_ != 0) signal(forwarded_, SIG_IGN);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);
     dup2(pipe_fds[1], STDOUT_FILENO);
@@ -167,6 +171,7 @@ absl::Status Supervisor::Poll(std::chrono::milliseconds timeout) {
   }
   // A child's death closes its pipe, so it wakes this too.
   poll(fds.data(), fds.size(), static_cast<int>(timeout.count()));
+  SendForwarded();
   for (const auto& child : children_) {
     if (child->output >= 0) ReadLines(child.get());
   }
@@ -178,6 +183,23 @@ absl::Status Supervisor::Poll(std::chrono::milliseconds timeout) {
     }
   }
   return status;
+}
+
+void Supervisor::Forward(int number) {
+  struct sigaction action;
+  std::memset(&action, 0, sizeof action);
+  action.sa_handler = [](int) { to_forward = true; };
+  action.sa_flags = SA_RESTART;
+  sigaction(number, &action, nullptr);
+  forwarded_ = number;
+}
+
+void Supervisor::SendForwarded() {
+  if (!to_forward) return;
+  to_forward = false;
+  for (const auto& child : children_) {
+    if (child->pid > 0) kill(child->pid, forwarded_);
+  }
 }
 
 void Supervisor::Stop(const std::string& prefix,

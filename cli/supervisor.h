@@ -50,6 +50,10 @@ class Supervisor {
   void Stop(const std::string& prefix, std::chrono::milliseconds grace);
   void KillAll();
 
+  // From here on the signals of `number` that this process gets go to every
+  // child, by the next Poll. Before StartAll; one number, one supervisor.
+  void Forward(int number);
+
   int restarts() const { return restarts_; }
   pid_t pid(const std::string& name) const;
 
@@ -63,10 +67,12 @@ class Supervisor {
   void ReadLines(Child* child);
   absl::Status Died(Child* child, int wait_status);
   absl::Status Reap();
+  void SendForwarded();
 
   OnLine on_line_;
   std::vector<std::unique_ptr<Child>> children_;
   int restarts_ = 0;
+  int forwarded_ = 0;  // signal; 0: none
 };
 
 }  // namespace tandem::cli

@@ -256,7 +256,11 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
               testing::AllOf(HasSubstr(crashed + "signal=6"),
                              HasSubstr(" computed request="),
                              HasSubstr(" step sequences=1 rows=")));
-  kill(before[0], SIGUSR1);
+  // All that run are asked at once, by their supervisor.
+  kill(served.pid(), SIGUSR1);
+  EXPECT_THAT(
+      FlightUntil(flights, absl::StrCat(" decode/", before[2], " written ")),
+      HasSubstr(absl::StrCat(" decode/", before[2], " written ")));
   const std::string asked = absl::StrCat(" router/", before[0], " written ");
   const std::string story = FlightUntil(flights, asked);
   EXPECT_THAT(story, testing::AllOf(HasSubstr(asked), HasSubstr(crashed),
