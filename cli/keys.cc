@@ -16,9 +16,11 @@
 #include <string_view>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/output.h"
 #include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/random.h"
@@ -85,9 +87,11 @@ bool WriteAll(int fd, std::string_view text) {
 }
 
 // In one step, so that a router never reads half of it, and for good. Mode and
-// owner stay, so that whoever could read it still can. Under the lock.
+// owner stay, so that whoever could read it still can. Under the lock. `show`
+// is what must have succeeded before the file is another one.
 absl::Status Replace(const std::string& path, const std::string& text,
-                     const File& folder) {
+                     const File& folder,
+                     absl::FunctionRef<absl::Status()> show) {
   struct stat info {};
   const bool exists = stat(path.c_str(), &info) == 0;
   const std::string fresh = path + ".new";
@@ -101,11 +105,12 @@ absl::Status Replace(const std::string& path, const std::string& text,
     status = Failed("keep the owner and the mode of", path);
   } else if (!WriteAll(file.fd(), text) || fsync(file.fd()) != 0) {
     status = Failed("write", fresh);
-  } else if (rename(fresh.c_str(), path.c_str()) != 0) {
+  } else if (status = show();
+             status.ok() && rename(fresh.c_str(), path.c_str()) != 0) {
     status = Failed("replace", path);
   }
   if (!status.ok()) unlink(fresh.c_str());
-  // The key is in the file already, so it is shown in any case.
+  // The key is shown and in the file already.
   if (status.ok() && fsync(folder.fd()) != 0) {
     std::cerr << "warning: "
               << Failed("keep for good what was written to", path).message()
@@ -186,12 +191,12 @@ absl::Status KeysCommand::New() {
       "\n");
   const absl::StatusOr<router::KeyFile> valid = router::ParseKeyFile(text);
   if (!valid.ok()) return Annotate(valid.status(), path_);
-  status = Replace(path, text, folder);
-  if (!status.ok()) return status;
-  std::cerr << "The key of " << tenant_
-            << ", which is shown this once and kept nowhere:\n";
-  std::cout << key << "\n";
-  return absl::OkStatus();
+  return Replace(path, text, folder, [&] {
+    std::cerr << "The key of " << tenant_
+              << ", which is shown this once and kept nowhere:\n";
+    std::cout << key << "\n";
+    return FlushOutput();
+  });
 }
 
 absl::Status KeysCommand::List() const {

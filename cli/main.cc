@@ -16,6 +16,7 @@
 #include "cli/keys.h"
 #include "cli/lora.h"
 #include "cli/model_source.h"
+#include "cli/output.h"
 #include "cli/plan/command.h"
 #include "cli/replay.h"
 #include "cli/sampling_flags.h"
@@ -531,4 +532,9 @@ int RunTandem(int argc, char** argv) {
 }  // namespace
 }  // namespace tandem::cli
 
-int main(int argc, char** argv) { return tandem::cli::RunTandem(argc, argv); }
+int main(int argc, char** argv) {
+  const int code = tandem::cli::RunTandem(argc, argv);
+  const absl::Status written = tandem::cli::FlushOutput();
+  const bool lost = code == tandem::kExitOk && !written.ok();
+  return lost ? tandem::ReportFailure("tandem", written) : code;
+}

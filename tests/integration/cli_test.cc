@@ -350,6 +350,32 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
   }
 }
 
+TEST(CliTest, OutputThatIsLostIsAFailure) {
+  constexpr char kSays[] =
+      "cannot write standard output: No space left on device\n";
+  for (const char* const command :
+       {"version", "version --json", "completion bash", "explain --no-machine",
+        "serve --help", "--version"}) {
+    const Result result =
+        Shell(Tandem(absl::StrCat(command, " 2>&1 >/dev/full")));
+    EXPECT_EQ(result.code, 1) << command;
+    EXPECT_EQ(result.output, absl::StrCat("tandem: error: ", kSays)) << command;
+  }
+  // A key that nobody has seen is in no file.
+  const std::string keys = absl::StrCat(testing::TempDir(), "/keys-", getpid());
+  const std::string command =
+      Tandem(absl::StrCat("keys new acme --api-keys-file ", keys, " 2>&1"));
+  const Result unseen = Shell(command + " >/dev/full");
+  EXPECT_EQ(unseen.code, 1);
+  EXPECT_THAT(unseen.output, testing::EndsWith(kSays));
+  EXPECT_FALSE(std::filesystem::exists(keys));
+  EXPECT_EQ(Shell(command).code, 0);
+  const auto size = std::filesystem::file_size(keys);
+  EXPECT_EQ(Shell(command + " >/dev/full").code, 1);
+  EXPECT_EQ(std::filesystem::file_size(keys), size);
+  std::filesystem::remove(keys);
+}
+
 TEST(CliTest, PlaintextBeyondLoopbackMustBeAllowed) {
   const char* const commands[] = {
       "tandem-router /no/such/model --internal-host 0.0.0.0",

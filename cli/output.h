@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Standard output, which a full disk or a closed pipe may have refused.
+
+#ifndef TANDEM_CLI_OUTPUT_H_
+#define TANDEM_CLI_OUTPUT_H_
+
+#include "absl/status/status.h"
+
+namespace tandem::cli {
+
+// Writes what is buffered. UNAVAILABLE if that or anything printed before was
+// lost.
+absl::Status FlushOutput();
+
+}  // namespace tandem::cli
+
+#endif  // TANDEM_CLI_OUTPUT_H_
