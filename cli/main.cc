@@ -25,6 +25,7 @@
 #include "cli/version.h"
 #include "common/flags.h"
 #include "common/lifecycle.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "router/options.h"
 
 namespace tandem::cli {
@@ -126,7 +127,8 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "--host is of loopback");
   line->Group("Workers");
   line->AddInt("threads", &flags.threads,
-               "Per worker; 0 divides the cores among them", {0, 1024});
+               "Per worker; 0 divides the cores among them",
+               {0, kernels::kMaxCpuThreads});
   line->Add("device", &device, "auto, cpu or cuda:N");
   line->Add("gpu-memory-utilization", &gpu_memory_utilization,
             "Share of the GPU's memory, divided among the workers", 0.01, 1);

@@ -21,6 +21,7 @@
 #include "cli/connect.h"
 #include "cli/status.h"
 #include "cli/supervisor.h"
+#include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::cli {
 namespace {
@@ -118,9 +119,10 @@ void AddChildren(const ServeFlags& flags, const Ports& ports,
   supervisor->Add(std::move(router));
 
   const int workers = flags.prefill + flags.decode;
-  const int threads = flags.threads > 0
-                          ? flags.threads
-                          : std::max(1, AvailableCores() / workers);
+  const int threads =
+      flags.threads > 0
+          ? flags.threads
+          : std::clamp(AvailableCores() / workers, 1, kernels::kMaxCpuThreads);
   const auto add_worker = [&](const std::string& name,
                               const std::string& binary,
                               const std::vector<std::string>& more) {

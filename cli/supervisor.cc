@@ -14,7 +14,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/lifecycle.h"
 
 namespace tandem::cli {
 namespace {
@@ -22,8 +24,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxLine = 16 << 10;
+constexpr int kCannotBeExecuted = 127;  // as a shell says it
 
 volatile sig_atomic_t to_forward = false;
+
+// What a program says of why it ends begins with its own name.
+bool IsLastWord(const ChildSpec& spec, const std::string& line) {
+  const std::string& path = spec.argv.front();
+  return absl::StartsWith(line,
+                          absl::StrCat(path.substr(path.rfind('/') + 1), ": "));
+}
 
 std::string HowItEnded(int wait_status) {
   if (WIFSIGNALED(wait_status)) {
@@ -41,9 +51,11 @@ struct Supervisor::Child {
   int output = -1;  // read end of its standard output and error
   std::string partial;
   std::string last_line;
+  bool held = false;  // last_line is a last word that was not passed on
   Clock::time_point started;
   Clock::time_point start_at;  // when to try again
-  int deaths = 0;              // in a row, young
+  int starts = 0;
+  int deaths = 0;  // in a row, young
   bool stopping = false;
 };
 
@@ -99,7 +111,7 @@ absl::Status Supervisor::Start(Child* child) {
     execv(argv[0], argv.data());
     const char* const what = "cannot be executed\n";
     (void)!write(STDERR_FILENO, what, std::strlen(what));
-    _exit(127);
+    _exit(kCannotBeExecuted);
   }
   close(pipe_fds[1]);
   fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
@@ -107,6 +119,7 @@ absl::Status Supervisor::Start(Child* child) {
   child->output = pipe_fds[0];
   child->partial.clear();
   child->started = Clock::now();
+  ++child->starts;
   return absl::OkStatus();
 }
 
@@ -119,31 +132,53 @@ void Supervisor::ReadLines(Child* child) {
     while ((end = child->partial.find('\n')) != std::string::npos ||
            child->partial.size() > kMaxLine) {
       end = std::min(end, child->partial.size());
-      child->last_line = child->partial.substr(0, end);
+      TakeLine(child, child->partial.substr(0, end));
       child->partial.erase(0, end + 1);
-      on_line_(child->spec.name, child->last_line);
     }
+  }
+}
+
+// Last words wait for the end: where it is for good, they are in its error.
+void Supervisor::TakeLine(Child* child, std::string line) {
+  PassHeld(child);
+  child->last_line = std::move(line);
+  child->held = IsLastWord(child->spec, child->last_line);
+  if (!child->held) on_line_(child->spec.name, child->last_line);
+}
+
+void Supervisor::PassHeld(Child* child) {
+  if (std::exchange(child->held, false)) {
+    on_line_(child->spec.name, child->last_line);
   }
 }
 
 absl::Status Supervisor::Died(Child* child, int wait_status) {
   ReadLines(child);
   if (!child->partial.empty()) {
-    child->last_line = std::exchange(child->partial, "");
-    on_line_(child->spec.name, child->last_line);
+    TakeLine(child, std::exchange(child->partial, ""));
   }
   close(std::exchange(child->output, -1));
   child->pid = -1;
-  if (child->stopping) return absl::OkStatus();
+  if (child->stopping) {
+    PassHeld(child);
+    return absl::OkStatus();
+  }
   const bool young = Clock::now() - child->started < kHealthyAge;
   child->deaths = young ? child->deaths + 1 : 1;
   const std::string how = HowItEnded(wait_status);
-  // Exit code 2 is a usage error: it will not get better.
-  const bool hopeless = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 2;
+  // What is wrong with a command line will not get better, nor will most of
+  // what the first start gave up on: a model, a port, memory.
+  const int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0;
+  const bool first = young && child->starts == 1;
+  const bool hopeless =
+      code == kExitUsage ||
+      (first && (code == kExitFailed || code == kCannotBeExecuted));
   if (child->deaths >= kMaxDeaths || hopeless) {
+    child->held = false;
     return absl::AbortedError(
         absl::StrCat(child->spec.name, " ", how, ": ", child->last_line));
   }
+  PassHeld(child);
   ++restarts_;
   const auto delay = std::chrono::milliseconds(100 << child->deaths);
   on_line_(child->spec.name,

@@ -28,7 +28,8 @@ struct ChildSpec {
 
 class Supervisor {
  public:
-  // `line(name, text)` is told every line that a child writes.
+  // `line(name, text)` is told every line that a child writes, but for the one
+  // that Poll's error has.
   using OnLine =
       std::function<void(const std::string& name, const std::string& text)>;
 
@@ -41,8 +42,9 @@ class Supervisor {
   absl::Status StartAll();
 
   // Waits up to `timeout` for words, deaths or signals; passes lines on and
-  // restarts the dead. An error once a child died kMaxDeaths times in a row
-  // without having lived for kHealthyAge: it carries that child's last line.
+  // restarts the dead. An error where a restart would be in vain: a child died
+  // kMaxDeaths times in a row without having lived for kHealthyAge, or its
+  // first start gave up by itself. It carries that child's last line.
   absl::Status Poll(std::chrono::milliseconds timeout);
 
   // SIGTERM to children whose names begin with `prefix`; waits until they
@@ -65,6 +67,8 @@ class Supervisor {
 
   absl::Status Start(Child* child);
   void ReadLines(Child* child);
+  void TakeLine(Child* child, std::string line);
+  void PassHeld(Child* child);
   absl::Status Died(Child* child, int wait_status);
   absl::Status Reap();
   void SendForwarded();

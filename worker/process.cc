@@ -19,6 +19,7 @@
 #include "common/rpc/security_metrics.h"
 #include "common/rpc/server.h"
 #include "common/thread_loop.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tandem/v1/registry.grpc.pb.h"
 #include "worker/offload_metrics.h"
 #include "worker/registration.h"
@@ -73,7 +74,8 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
             "libtandem_cuda.so, where it is not beside the program");
   line->Add("nccl-library", &worker.nccl_library,
             "libtandem_nccl.so, where it is not beside the program");
-  line->AddInt("threads", &worker.threads, "0: one per core", {0, 1024});
+  line->AddInt("threads", &worker.threads, "0: one per core",
+               {0, kernels::kMaxCpuThreads});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
   line->AddChoice("activation-dtype", &worker.activation_dtype,

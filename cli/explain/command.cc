@@ -3,6 +3,8 @@
 
 #include <string_view>
 
+#include "kernels/cpu/cpu_backend.h"
+
 namespace tandem::explain {
 namespace {
 
@@ -39,7 +41,7 @@ void ExplainCommand::AddTo(CommandLine* line) {
                {8, 256});
   line->Group("This machine");
   line->AddInt("threads", &options_.threads, "That compute; 0: one per CPU",
-               {0, 1024});
+               {0, kernels::kMaxCpuThreads});
   line->Add("machine", &options_.machine,
             "Measure its limits, which takes a second or two");
   line->Add("measure", &measure_,

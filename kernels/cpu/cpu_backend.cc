@@ -41,8 +41,6 @@ using cpu::KvLayout;
 using cpu::PackedMatrix;
 using cpu::ThreadPool;
 
-inline constexpr int kMaxThreads = 256;
-
 class CpuBuffer final : public Buffer {
  public:
   CpuBuffer(DeviceMemory memory, size_t size)
@@ -465,10 +463,10 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
                           ? cpu::kIntelFetching
                           : cpu::kAmdFetching;
   }
-  if (options.threads < 0 || options.threads > kMaxThreads) {
+  if (options.threads < 0 || options.threads > kMaxCpuThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads,
-                     ", expected 0 (all CPUs) to ", kMaxThreads));
+                     ", expected 0 (all CPUs) to ", kMaxCpuThreads));
   }
   if (options.spin_microseconds < 0 || options.spin_microseconds > 1000000) {
     return absl::InvalidArgumentError(absl::StrCat("spin_microseconds is ",
@@ -477,7 +475,7 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
   }
   const int threads = options.threads > 0
                           ? options.threads
-                          : std::min(cpu::AvailableCpus(), kMaxThreads);
+                          : std::min(cpu::AvailableCpus(), kMaxCpuThreads);
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(
       *table, threads, std::chrono::microseconds(options.spin_microseconds),
       options.allocator != nullptr ? options.allocator : &cpu::HostMemory()));

@@ -14,6 +14,8 @@
 
 namespace tandem::kernels {
 
+inline constexpr int kMaxCpuThreads = 256;
+
 // How weights and KV are read from memory (kernels/cpu/kernel_table.h): as
 // suits this CPU's maker, or as suits Intel's or AMD's, whose it may not be.
 enum class CpuFetching { kAuto, kIntel, kAmd };

@@ -313,6 +313,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
   const Case cases[] = {
       {"--help", 0, "serve"},
       {"generate --help", 0, "--temperature"},
+      {"serve x --threads 257", 2, "'257' is not a whole number from 0 to 256"},
       {"generate --temprature 0 hi", 2, "--temperature"},
       {"nonsense", 2, "nonsense"},
       {"serve /no/such/model", 1, "config.json"},
@@ -348,6 +349,25 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     EXPECT_NE(result.output.find(c.says), std::string::npos)
         << c.arguments << ": " << result.output;
   }
+}
+
+TEST(CliTest, AStartThatIsInVainEndsAtOnceWithTheCause) {
+  const std::filesystem::path model =
+      absl::StrCat(testing::TempDir(), "/unfinished-", getpid());
+  std::filesystem::copy(EmbeddedModel(), model,
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::remove(model / "tokenizer.json");
+  ServeProcess served(model.string(), "");
+  EXPECT_FALSE(served.WaitUntilReady());
+  std::filesystem::remove_all(model);
+  const std::string log = served.Log();
+  EXPECT_THAT(log, Not(HasSubstr("starting it again")));
+  EXPECT_THAT(log, testing::EndsWith(absl::StrCat(
+                       "tandem serve: error: router ended with exit code 1: "
+                       "tandem-router: error: ",
+                       model.string(), "/tokenizer.json: no such file\n")));
+  const std::string word = "tandem-router: error: ";
+  EXPECT_EQ(log.find(word), log.rfind(word)) << log;
 }
 
 TEST(CliTest, OutputThatIsLostIsAFailure) {
