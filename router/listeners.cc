@@ -154,6 +154,7 @@ void Process::ServeProbes() {
 
 absl::Status Process::StartInternal() {
   rpc::ServerOptions internal;
+  internal.port_flag = "internal-port";
   internal.rotating = tls_->rotating();
   auto internal_server = Listen(internal, flags_.internal_host,
                                 flags_.internal_port, {registry_.get()});
@@ -165,6 +166,7 @@ absl::Status Process::StartInternal() {
 
 absl::Status Process::StartAdmin() {
   rpc::ServerOptions admin;
+  admin.port_flag = "admin-port";
   admin.rotating = tls_->rotating();
   auto admin_server =
       Listen(admin, "127.0.0.1", flags_.admin_port, {admin_.get()});

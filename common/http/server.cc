@@ -66,9 +66,12 @@ class HttpServer::Impl {
     if (!error)
       acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (error) {
+      const bool taken = error == asio::error::address_in_use;
       return MakeError(
           absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-          absl::StrCat("cannot listen on ", where, ": ", error.message()));
+          absl::StrCat(
+              "cannot listen on ", where, ": ", error.message(),
+              taken ? ": end what listens there, or take another --port" : ""));
     }
     port_ = acceptor_.local_endpoint().port();
     handlers_ = std::make_unique<asio::thread_pool>(options.handler_threads);

@@ -32,7 +32,7 @@ constexpr int kAcceptsPerTurn = 64;
 // Of what was sent and nobody acknowledges, as gRPC sets it beside keepalive.
 constexpr int kUserTimeoutMs = 10'000;
 
-absl::Status CannotListen(const std::string& address, const char* why) {
+absl::Status CannotListen(const std::string& address, const std::string& why) {
   return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
                    absl::StrCat("cannot listen on ", address, ": ", why));
 }
@@ -95,7 +95,8 @@ bool IsExhaustion(int error) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
-    const std::string& address, ConnectionLimits limits) {
+    const std::string& address, ConnectionLimits limits,
+    const std::string& port_flag) {
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon);
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
@@ -130,7 +131,14 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   }
   freeaddrinfo(found);
   if (listener->sockets_.empty()) {
-    return CannotListen(address, strerror(failure));
+    return CannotListen(
+        address,
+        absl::StrCat(strerror(failure),
+                     failure == EADDRINUSE
+                         ? absl::StrCat(": end what listens there, or take "
+                                        "another --",
+                                        port_flag)
+                         : ""));
   }
   listener->limits_ = limits;
   listener->epoll_ = epoll_create1(EPOLL_CLOEXEC);

@@ -35,10 +35,11 @@ struct ConnectionLimits {
 class Listener {
  public:
   // Takes all of what `address`, "host:port" with port 0 for a free one, means
-  // on this host. UNAVAILABLE. It accepts from Start on; until then connections
-  // wait in the kernel.
+  // on this host. UNAVAILABLE, where it is taken with `port_flag` to change. It
+  // accepts from Start on; until then connections wait in the kernel.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(
-      const std::string& address, ConnectionLimits limits);
+      const std::string& address, ConnectionLimits limits,
+      const std::string& port_flag);
   // Stop.
   ~Listener();
   Listener(const Listener&) = delete;

@@ -91,7 +91,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   if (options.address.rfind("unix:", 0) == 0) {
     builder.AddListeningPort(options.address, CredentialsOf(options));
   } else {
-    auto listener = Listener::Bind(options.address, options.connections);
+    auto listener =
+        Listener::Bind(options.address, options.connections, options.port_flag);
     if (!listener.ok()) return listener.status();
     server->listener_ = *std::move(listener);
     server->address_ =

@@ -38,6 +38,7 @@ namespace tandem::rpc {
 
 struct ServerOptions {
   std::string address = "127.0.0.1:0";  // host:port (0: a free one) or unix:
+  std::string port_flag = "grpc-port";  // the port's, for who must change it
   Credentials tls;
   // Instead of `tls`; outlives the server.
   const RotatingCredentials* rotating = nullptr;

@@ -417,8 +417,10 @@ TEST_F(HttpServerTest, AnAddressInUseIsSaidSo) {
   HttpServer second({.port = server_->port()});
   const absl::Status status = second.Start();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("Address already in use"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("Address already in use: end what listens there, or take "
+                "another --port"));
   HttpServer nowhere({.host = "nowhere.example"});
   EXPECT_EQ(nowhere.Start().code(), absl::StatusCode::kInvalidArgument);
 }
