@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
 #include "absl/strings/ascii.h"
@@ -14,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "common/config_file.h"
 #include "common/nearest.h"
 #include "common/version.h"
@@ -94,10 +96,7 @@ void CommandLine::AddFlag(const std::string& name, const std::string& type,
             .text = std::move(text)};
   flag.option =
       app_->add_option("--" + name, [](const CLI::results_t&) { return true; });
-  if (environment_) {
-    flag.environment = EnvironmentName(name);
-    flag.option->envname(flag.environment);
-  }
+  if (environment_) flag.environment = EnvironmentName(name);
   // Checks run once per value, in order, whatever source it came from.
   flag.option->check([set = std::move(set)](const std::string& value) {
     const absl::Status status = set(value);
@@ -126,10 +125,7 @@ void CommandLine::Add(const std::string& name, bool* value,
             .default_text = *value ? "on" : "off",
             .text = [value] { return *value ? "on" : "off"; }};
   flag.option = app_->add_flag("--" + name + ",!--no-" + name, *value);
-  if (environment_) {
-    flag.environment = EnvironmentName(name);
-    flag.option->envname(flag.environment);
-  }
+  if (environment_) flag.environment = EnvironmentName(name);
   flags_.push_back(std::move(flag));
 }
 
@@ -255,6 +251,10 @@ void CommandLine::AddList(const std::string& name,
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
+void CommandLine::LastNotFromEnvironment() {
+  flags_.back().environment.clear();
+}
+
 void CommandLine::AddPositional(const std::string& name, std::string* value,
                                 const std::string& help, bool required) {
   Flag flag{.name = name,
@@ -294,6 +294,16 @@ std::string CommandLine::Flag::Key() const {
              : name;
 }
 
+absl::Status CommandLine::Flag::Take(std::vector<std::string> values) const {
+  for (std::string& value : values) option->add_result(std::move(value));
+  try {
+    if (!values.empty()) option->run_callback();
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return absl::OkStatus();
+}
+
 void CommandLine::AddConfigFile() {
   AddFlag(
       "config", "FILE",
@@ -324,13 +334,7 @@ absl::Status CommandLine::Apply(const ConfigEntry& entry) {
       return absl::InvalidArgumentError(
           absl::StrCat(entry.key, " is a map of single values"));
     }
-    for (std::string& value : values) flag.option->add_result(std::move(value));
-    try {
-      if (!values.empty()) flag.option->run_callback();
-    } catch (const CLI::ParseError& error) {
-      return absl::InvalidArgumentError(error.what());
-    }
-    return absl::OkStatus();
+    return flag.Take(std::move(values));
   }
   if (entry.key == "config") {
     return absl::InvalidArgumentError("config: a file cannot name another one");
@@ -339,6 +343,22 @@ absl::Status CommandLine::Apply(const ConfigEntry& entry) {
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown key ", entry.key,
       nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+}
+
+absl::Status CommandLine::ApplyEnvironment() {
+  for (const Flag& flag : flags_) {
+    if (flag.environment.empty() || flag.option->count() > 0) continue;
+    const char* const value = std::getenv(flag.environment.c_str());
+    if (value == nullptr || *value == '\0') continue;
+    const absl::Status status = flag.Take({value});
+    if (status.ok()) continue;
+    // Nobody has typed the flag.
+    absl::string_view what = status.message();
+    absl::ConsumePrefix(&what, absl::StrCat("--", flag.name, ": "));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag.environment, ": ", what));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CommandLine::ApplyConfig() {
@@ -356,7 +376,8 @@ absl::Status CommandLine::ApplyConfig() {
 }
 
 absl::Status CommandLine::Finish() {
-  const absl::Status status = ApplyConfig();
+  absl::Status status = ApplyEnvironment();
+  if (status.ok()) status = ApplyConfig();
   if (!status.ok()) return status;
   for (const Flag& flag : flags_) {
     if (flag.required && flag.option->count() == 0) {

@@ -119,6 +119,10 @@ class CommandLine {
   // it before flags are added.
   void IgnoreEnvironment() { environment_ = false; }
 
+  // The flag added last names what is written, or means something else in
+  // another command: its variable is not read.
+  void LastNotFromEnvironment();
+
   // Parses without a word on the screen; --help is as wrong as anything else.
   absl::Status TryParse(int argc, const char* const* argv);
   // The code to exit with, if the process is to end: 0 after --help or
@@ -153,6 +157,8 @@ class CommandLine {
     bool list = false;
 
     std::string Key() const;  // in the file of --config
+    // Values that were not on the command line.
+    absl::Status Take(std::vector<std::string> values) const;
   };
 
   struct Completions;  // of one command, in completion.cc
@@ -163,8 +169,9 @@ class CommandLine {
   std::string ForBash(const std::vector<Completions>& all) const;
   std::string ForZsh(const std::vector<Completions>& all) const;
   std::string ForFish(const std::vector<Completions>& all) const;
-  // What remains to be done when CLI11 has read words and environment.
+  // What remains to be done when CLI11 has read the words.
   absl::Status Finish();
+  absl::Status ApplyEnvironment();
   absl::Status ApplyConfig();
   absl::Status Apply(const ConfigEntry& entry);
   void AddFlag(const std::string& name, const std::string& type,

@@ -127,10 +127,12 @@ void BenchCommand::AddTo(CommandLine* line) {
   line->AddList("metric-percentiles", &metric_percentiles_,
                 "Percentiles beside mean, median and maximum");
   line->Add("json", &json_, "Write all figures to this file");
+  line->LastNotFromEnvironment();
   line->Add("save-detailed", &save_detailed_,
             "With every request's times in the JSON");
   line->Add("svg", &svg_,
             "Draw latency by percentile and the timeline into this file");
+  line->LastNotFromEnvironment();
   line->Add("progress", &progress_, "A bar, on a terminal");
   line->Group("TLS");
   tls_.AddTo(line);

@@ -55,6 +55,7 @@ void ExplainCommand::AddTo(CommandLine* line) {
   line->Group("Output");
   line->Add("json", &options_.json, "One JSON object instead of text");
   line->Add("svg", &options_.svg, "File for the curves and the grid of steps");
+  line->LastNotFromEnvironment();
 }
 
 ExplainOptions ExplainCommand::Complete(const CommandLine& line) const {

@@ -112,6 +112,7 @@ void PlanCommand::AddTo(CommandLine* line) {
   line->AddChoice("device", &device_, devices,
                   "Where workers would run; cpu is this machine, and the "
                   "default");
+  line->LastNotFromEnvironment();  // it is a worker's, "cuda:0"
   line->AddBytes("memory", &memory_bytes_,
                  "Of a GPU, instead of --device; with --device cpu of the "
                  "machine");

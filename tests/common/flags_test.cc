@@ -144,7 +144,11 @@ TEST(FlagsTest, TheCommandLineBeatsTheEnvironmentBeatsTheDefault) {
   Line wrong;
   CaptureStderr();
   EXPECT_EQ(wrong.Parse({}), 2);
-  EXPECT_THAT(GetCapturedStderr(), HasSubstr("many"));
+  EXPECT_EQ(GetCapturedStderr(),
+            "tandem-x: TANDEM_PORT: 'many' is not a whole number from 0 to "
+            "65535 (see tandem-x --help)\n");
+  // Where the command line has it, nobody reads the other.
+  EXPECT_EQ(Line().Parse({"--port", "9000"}), std::nullopt);
   for (const char* name :
        {"TANDEM_PORT", "TANDEM_PREFIX_CACHE", "TANDEM_SHUTDOWN_TIMEOUT"}) {
     unsetenv(name);
@@ -154,6 +158,27 @@ TEST(FlagsTest, TheCommandLineBeatsTheEnvironmentBeatsTheDefault) {
   EXPECT_EQ(environment.options.grace, absl::Seconds(5));
   EXPECT_EQ(both.options.port, 9000);
   EXPECT_TRUE(both.options.cache);
+}
+
+TEST(FlagsTest, TheEnvironmentGivesListsAndWhatIsNotItsIsLeftAlone) {
+  setenv("TANDEM_ROUTERS", "a:1,b:2", 1);
+  setenv("TANDEM_JSON", "1", 1);
+  setenv("TANDEM_PREFIX_CACHE", "perhaps", 1);
+  std::string file;
+  Line l, wrong;
+  l.line.Add("json", &file, "Where to write");
+  l.line.LastNotFromEnvironment();
+  EXPECT_EQ(l.Parse({"--prefix-cache"}), std::nullopt);
+  EXPECT_THAT(l.options.routers, ElementsAre("a:1", "b:2"));
+  EXPECT_EQ(file, "");
+  CaptureStderr();
+  EXPECT_EQ(wrong.Parse({}), 2);
+  EXPECT_THAT(GetCapturedStderr(),
+              HasSubstr("tandem-x: TANDEM_PREFIX_CACHE: "));
+  for (const char* name :
+       {"TANDEM_ROUTERS", "TANDEM_JSON", "TANDEM_PREFIX_CACHE"}) {
+    unsetenv(name);
+  }
 }
 
 TEST(FlagsTest, WrongUseIsOneLineAndExitCode2) {
