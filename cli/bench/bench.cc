@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <iostream>
@@ -77,7 +78,10 @@ std::string DescribeLoad(const BenchOptions& options) {
   std::string load;
   const double rate = options.synthetic.request_rate;
   if (!options.trace.empty()) {
-    load = absl::StrCat("arrivals of ", options.trace);
+    // Where it lies is among the flags.
+    load =
+        absl::StrCat("arrivals of ",
+                     std::filesystem::path(options.trace).filename().string());
     if (options.time_scale != 1) {
       absl::StrAppend(&load, ", times by ", options.time_scale);
     }

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cli/bench/report.h"
 #include "cli/svg.h"
 
@@ -103,7 +106,31 @@ void DrawLabels(std::vector<Label> labels, double x, Svg* svg) {
   }
 }
 
-void DrawLatency(const Report& report, Svg* svg) {
+// Labels are that far apart at least.
+constexpr double kLabelWidth = 44;
+
+// The usual ones, and where the axis ends.
+void DrawPercentiles(const Axis& x, Svg* svg) {
+  const auto draw = [&](double percent, const std::string& label) {
+    const double at = x(Nines(percent));
+    svg->Line({at, kLatency.top}, {at, kLatency.bottom}, kGrid);
+    svg->Text({at, kLatency.bottom + 18}, label + " %",
+              {.size = 11, .color = kSoft, .anchor = "middle"});
+    return at;
+  };
+  double right = 0;
+  for (const double percent : {0.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99}) {
+    if (Nines(percent) > x.high() + 1e-9) continue;
+    right = draw(percent, TickText(percent));
+  }
+  if (right + kLabelWidth > kLatency.right) return;
+  // Every nine has a decimal more.
+  draw(PercentAt(x.high()), absl::StrFormat("%.*f", static_cast<int>(x.high()),
+                                            PercentAt(x.high())));
+}
+
+// The objectives whose limits lie on the axis are drawn, and returned.
+std::vector<Objective> DrawLatency(const Report& report, Svg* svg) {
   svg->Text({30, 196}, "Latency by percentile",
             {.size = 15, .color = kInk, .bold = true});
   double low = 1e300, high = 0;
@@ -122,7 +149,7 @@ void DrawLatency(const Report& report, Svg* svg) {
   }
   if (high == 0) {
     svg->Text({kLatency.left, 340}, "no request completed", {.color = kSoft});
-    return;
+    return {};
   }
   const std::vector<double> ticks = LogarithmicTicks(low, high);
   const Axis y(ticks.front(), ticks.back(), kLatency.bottom, kLatency.top,
@@ -135,15 +162,11 @@ void DrawLatency(const Report& report, Svg* svg) {
   const double last =
       std::clamp(std::log10(static_cast<double>(most)), 1.0, kMostNines);
   const Axis x(0, last, kLatency.left, kLatency.right);
-  for (const double percent : {0.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99}) {
-    if (Nines(percent) > last + 1e-9) continue;
-    const double at = x(Nines(percent));
-    svg->Line({at, kLatency.top}, {at, kLatency.bottom}, kGrid);
-    svg->Text({at, kLatency.bottom + 18}, TickText(percent) + " %",
-              {.size = 11, .color = kSoft, .anchor = "middle"});
-  }
+  DrawPercentiles(x, svg);
+  std::vector<Objective> drawn;
   for (const Objective& objective : report.objectives) {
     if (objective.limit_ms < y.low() || objective.limit_ms > y.high()) continue;
+    drawn.push_back(objective);
     svg->Line({kLatency.left, y(objective.limit_ms)},
               {kLatency.right, y(objective.limit_ms)},
               ColorOf(objective.metric), 1, /*dashed=*/true);
@@ -165,6 +188,7 @@ void DrawLatency(const Report& report, Svg* svg) {
         {points.back().y, std::string(MetricTitle(metric)), ColorOf(metric)});
   }
   DrawLabels(std::move(labels), kLatency.right + 10, svg);
+  return drawn;
 }
 
 void DrawTimeline(const Summary& s, Svg* svg) {
@@ -238,19 +262,22 @@ std::string ReportSvg(const Report& report) {
   Svg svg(kWidth, kHeight);
   svg.Text({30, 42}, absl::StrCat("tandem bench: ", report.model),
            {.size = 20, .color = kInk, .bold = true});
-  svg.Text({30, 68},
-           absl::StrCat(report.load, "; ", s.completed, " of ", s.planned,
+  svg.Text({30, 61}, report.load, {.size = 13, .color = kSoft});
+  svg.Text({30, 78},
+           absl::StrCat(s.completed, " of ", s.planned,
                         " requests completed in ", ShortNumber(s.duration_s),
                         " s; workers: ", report.prefill_workers, " prefill, ",
                         report.decode_workers, " decode"),
            {.size = 13, .color = kSoft});
   DrawTiles(report, &svg);
-  DrawLatency(report, &svg);
+  const std::vector<Objective> drawn = DrawLatency(report, &svg);
   DrawTimeline(s, &svg);
   std::string footer = report.date;
   if (!report.objectives.empty()) {
-    absl::StrAppend(
-        &footer, "; dashed, and goodput: ", ObjectivesText(report.objectives));
+    absl::StrAppend(&footer, "; goodput: ", ObjectivesText(report.objectives));
+  }
+  if (!drawn.empty()) {
+    absl::StrAppend(&footer, "; dashed: ", ObjectivesText(drawn));
   }
   svg.Text({30, 782}, footer, {.size = 11, .color = kSoft});
   return std::move(svg).Take();

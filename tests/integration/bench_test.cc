@@ -132,6 +132,9 @@ TEST_F(BenchTest, TracesRunWithClippingCounted) {
   EXPECT_NE(run.output.find("clipped       1 prompts by 7981 tokens"),
             std::string::npos)
       << run.output;
+  const std::string name = trace.substr(trace.rfind('/') + 1);
+  EXPECT_NE(run.output.find("arrivals of " + name), std::string::npos)
+      << run.output;
   const json figures = ReadJson(report);
   EXPECT_EQ(figures["completed"], 3);
   EXPECT_EQ(figures["total_output_tokens"], 15);

@@ -108,6 +108,50 @@ TEST(ReportTest, SvgIsWellFormed) {
   EXPECT_TRUE(open.empty());
 }
 
+TEST(ReportTest, SvgTextEndsOnThePage) {
+  Report report = SomeReport();
+  report.load =
+      "arrivals of AzureLLMInferenceTrace_conv_1week.csv, times by 0.5, "
+      "lengths by 0.25, at most 64 in flight";
+  report.prefill_workers = report.decode_workers = 16;
+  const std::string svg = ReportSvg(report);
+  const auto number = [&](size_t from, const std::string& name) {
+    const size_t at = svg.find(" " + name + "=\"", from) + name.size() + 3;
+    return std::stod(svg.substr(at, svg.find('"', at) - at));
+  };
+  int texts = 0;
+  for (size_t at = svg.find("<text "); at != std::string::npos;
+       at = svg.find("<text ", at + 1), ++texts) {
+    if (svg.find("text-anchor=\"start\"", at) > svg.find('>', at)) continue;
+    const size_t begin = svg.find('>', at) + 1;
+    const std::string text = svg.substr(begin, svg.find('<', begin) - begin);
+    // As wide as letters are on average.
+    const double width =
+        0.55 * number(at, "font-size") * static_cast<double>(text.size());
+    EXPECT_LE(number(at, "x") + width, 960) << text;
+  }
+  EXPECT_GT(texts, 20);
+}
+
+TEST(ReportTest, SvgNamesAsDashedWhatItDrawsAndLabelsTheAxisToItsEnd) {
+  Report report = SomeReport();
+  report.objectives = {{Metric::kTtft, 50.5}, {Metric::kE2el, 60'000}};
+  const std::string svg = ReportSvg(report);
+  ExpectSays(svg,
+             "; goodput: ttft within 50.5 ms, e2el within 60000 ms; "
+             "dashed: ttft within 50.5 ms<");
+  ExpectSays(svg, ">99 %<");  // of 100 requests
+  EXPECT_EQ(svg.find(">99.0 %<"), std::string::npos);
+  // Of 40 requests the last is 97.5 %.
+  std::vector<RequestRecord> fewer = SomeRecords();
+  fewer.resize(40);
+  report.objectives = {{Metric::kE2el, 60'000}};
+  report.summary = Summarize(fewer, report.objectives);
+  const std::string last = ReportSvg(report);
+  ExpectSays(last, ">97.5 %<");
+  EXPECT_EQ(last.find("dashed"), std::string::npos);
+}
+
 TEST(ReportTest, ARunInWhichNothingCompletedIsReportedToo) {
   Report report = SomeReport();
   report.summary = Summarize({Failed(0, 1, absl::UnavailableError("down"))},
