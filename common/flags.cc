@@ -251,6 +251,10 @@ void CommandLine::AddList(const std::string& name,
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
+void CommandLine::LastTakesSeveralWords() {
+  flags_.back().option->expected(1, -1)->allow_extra_args(true);
+}
+
 void CommandLine::LastNotFromEnvironment() {
   flags_.back().environment.clear();
 }

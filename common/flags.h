@@ -100,6 +100,9 @@ class CommandLine {
   // taken whole).
   void AddList(const std::string& name, std::vector<std::string>* value,
                const std::string& help, char separator = ',');
+  // The list added last takes all words up to the next flag: for a command
+  // without positional arguments.
+  void LastTakesSeveralWords();
   // In the order added; `name` as the help shows it.
   void AddPositional(const std::string& name, std::string* value,
                      const std::string& help, bool required);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostRequests = 10'000'000;
 
-// vLLM takes several values after one flag; here they may stand in one.
+// As vLLM takes some of them, several words, or all in one.
 std::vector<std::string> SplitItems(const std::vector<std::string>& values) {
   std::vector<std::string> items;
   for (const std::string& value : values) {
@@ -120,8 +120,9 @@ void BenchCommand::AddTo(CommandLine* line) {
 
   line->Group("Results");
   line->AddList("goodput", &goodput_,
-                "Limits that make a request good, in milliseconds: ttft:200, "
-                "tpot:50, e2el:5000");
+                "Limits that make a request good, in milliseconds: ttft:200 "
+                "tpot:50 e2el:5000");
+  line->LastTakesSeveralWords();
   line->AddList("percentile-metrics", &percentile_metrics_,
                 "Latencies in the table: ttft, tpot, itl, e2el");
   line->AddList("metric-percentiles", &metric_percentiles_,

@@ -121,6 +121,20 @@ TEST(FlagsTest, AListTakesOneValueAndLeavesTheNextWord) {
   EXPECT_EQ(prompt, "say");
 }
 
+TEST(FlagsTest, AListOfSeveralWordsEndsAtTheNextFlag) {
+  CommandLine line("tandem-x", "Does what an example has to do.");
+  std::vector<std::string> goodput;
+  bool quiet = false;
+  line.AddList("goodput", &goodput, "Limits");
+  line.LastTakesSeveralWords();
+  line.Add("quiet", &quiet, "Say less");
+  const char* arguments[] = {"tandem-x", "--goodput", "a:1", "b:2,c:3",
+                             "--quiet",  "--goodput", "d:4"};
+  EXPECT_EQ(line.Parse(7, arguments), std::nullopt);
+  EXPECT_THAT(goodput, ElementsAre("a:1", "b:2", "c:3", "d:4"));
+  EXPECT_TRUE(quiet);
+}
+
 TEST(FlagsTest, DefaultsStandWhereNothingIsGiven) {
   Line l;
   ASSERT_EQ(l.Parse({"--port", "50051"}), std::nullopt);

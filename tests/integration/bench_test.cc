@@ -51,7 +51,7 @@ TEST_F(BenchTest, EveryTokenAskedForIsCountedInAnOpenLoop) {
                            "--request-rate 40 --num-prompts 60 "
                            "--random-input-len 96 --random-output-len 16 "
                            "--random-range-ratio 0.5 --seed 3 "
-                           "--goodput ttft:60000,tpot:60000 --save-detailed "
+                           "--goodput ttft:60000 tpot:60000 --save-detailed "
                            "--json " +
                            report + " --svg " + picture);
   ASSERT_EQ(run.code, 0) << run.output;
@@ -168,6 +168,7 @@ TEST(BenchUsageTest, MistakesAreNamedBeforeAnythingIsSent) {
       {"--request-rate 0", 2, "--request-rate: '0'"},
       {"--burstiness 2", 2, "--burstiness needs a --request-rate"},
       {"--goodput ttft", 2, "--goodput: 'ttft'"},
+      {"--goodput ttft:1 tpot", 2, "--goodput: 'tpot'"},
       {"--metric-percentiles 100", 2, "above 0 and below 100"},
       {"--percentile-metrics speed", 2, "none of ttft, tpot, itl, e2el"},
       {"--trace x --request-rate 4", 2, "exclude each other"},
