@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,7 +64,9 @@ double Rounded(float value) {
   return std::round(static_cast<double>(value) * 1e6) / 1e6;
 }
 
-constexpr std::string_view kModels = "/v1/models/";
+constexpr char kChatCompletions[] = "/v1/chat/completions";
+constexpr char kCompletions[] = "/v1/completions";
+constexpr char kModels[] = "/v1/models/";
 constexpr char kRequestIdHeader[] = "X-Request-Id";
 
 // Names in paths; what is no escape stays as it is.
@@ -125,8 +128,8 @@ void HttpFront::Register(HttpServer* server) {
         },
         [this](const HttpRequest& http) { return RefuseWhenFull(http); });
   };
-  generate("/v1/chat/completions", &ParseChatCompletion);
-  generate("/v1/completions", &ParseCompletion);
+  generate(kChatCompletions, &ParseChatCompletion);
+  generate(kCompletions, &ParseCompletion);
   const auto text = [&](const char* path, HttpResponse (HttpFront::*answer)(
                                               const HttpRequest&) const) {
     server->HandleLater(
@@ -138,11 +141,10 @@ void HttpFront::Register(HttpServer* server) {
   text("/detokenize", &HttpFront::Detokenize);
   server->Handle("GET", "/v1/models",
                  [this](const HttpRequest&) { return Models(); });
-  server->Handle("GET", std::string(kModels),
-                 [this](const HttpRequest& request) {
-                   return Model(PercentDecoded(
-                       std::string_view(request.path).substr(kModels.size())));
-                 });
+  server->Handle("GET", kModels, [this](const HttpRequest& request) {
+    return Model(PercentDecoded(
+        std::string_view(request.path).substr(std::strlen(kModels))));
+  });
   server->Handle("GET", "/v1/tandem/capabilities",
                  [this](const HttpRequest&) { return Capabilities(); });
   if (options_.feed != nullptr) {
@@ -175,13 +177,19 @@ void HttpFront::Register(HttpServer* server) {
 
 HttpResponse HttpFront::ErrorPage(int code, const std::string& path,
                                   const std::string& message) {
-  for (const char* const ours : {"/v1/", "/tokenize", "/detokenize"}) {
-    // Of a connection that is refused nothing was read.
-    if (path.empty() || absl::StartsWith(path, ours)) {
-      return ListenerError(code, message);
-    }
+  // The page's are read by people. Of a connection that is refused, no path
+  // was read.
+  if (path == "/" || absl::StartsWith(path, "/page/")) {
+    return {.code = code, .body = message + "\n"};
   }
-  return {.code = code, .body = message + "\n"};
+  // A base URL without its end is the commonest mistake.
+  const std::string meant = absl::StrCat("/v1", path);
+  const bool known = meant == kChatCompletions || meant == kCompletions ||
+                     absl::StartsWith(absl::StrCat(meant, "/"), kModels);
+  return ListenerError(
+      code, code == 404 && known
+                ? absl::StrCat(message, "; did you mean ", meant, "?")
+                : message);
 }
 
 std::string HttpFront::RequestId(std::string_view sent) {

@@ -50,7 +50,7 @@ class HttpFront {
 
   void Register(HttpServer* server);
 
-  // HttpOptions::error_page: OpenAI's shape below the paths of its API.
+  // HttpOptions::error_page: OpenAI's shape, but for the page's paths.
   static HttpResponse ErrorPage(int code, const std::string& path,
                                 const std::string& message);
   // HttpOptions::request_id: what the client calls its request, or a name for
