@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/connect.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/error.h"
@@ -34,7 +35,18 @@ absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
   if (!absl::IsUnavailable(status) || !ErrorReason(status).empty()) {
     return status;
   }
-  return Annotate(status, absl::StrCat("no router answers at ", flags.address));
+  absl::Status told =
+      Annotate(status, absl::StrCat("no router answers at ", flags.address));
+  // What a server of TLS does with plain text, and nothing more is heard of it.
+  const bool plain = flags.tls_cert.empty() && flags.tls_ca.empty() &&
+                     !absl::StartsWith(flags.address, "https://");
+  if (!plain || !absl::StrContains(status.message(), "Socket closed")) {
+    return told;
+  }
+  return absl::UnavailableError(
+      absl::StrCat(told.message(),
+                   "; if this cluster has TLS, give --tls-cert, --tls-key and "
+                   "--tls-ca"));
 }
 
 }  // namespace tandem::cli

@@ -218,6 +218,13 @@ std::string StartupTable(const v1::GetClusterStateResponse& state) {
   return table;
 }
 
+// What clients need to be let in by a cluster under TLS.
+std::string TlsWords(const ServeFlags& flags) {
+  std::vector<std::string> words;
+  AddTls(flags, &words);
+  return words.empty() ? "" : absl::StrCat(" ", absl::StrJoin(words, " "));
+}
+
 std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
                        const v1::GetClusterStateResponse& state,
                        double seconds) {
@@ -250,10 +257,12 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
                       : "",
                   "              -d '{\"prompt\": \"Once upon a time\", "
                   "\"stream\": true}'\n");
+  const std::string tls = TlsWords(flags);
   absl::StrAppend(&block, "            tandem generate", at_router,
+                  flags.public_tls ? "" : tls,
                   " \"Once upon a time\"\n            tandem status --admin "
                   "127.0.0.1:",
-                  ports.admin, "\n");
+                  ports.admin, tls, "\n");
   return block;
 }
 

@@ -43,9 +43,12 @@ absl::StatusOr<v1::ModelInfo> AskForModel(v1::InferenceService::Stub* stub,
   v1::GetModelResponse response;
   const grpc::Status status = stub->GetModel(&context, request, &response);
   if (status.ok()) return response.model();
+  const absl::Status failed = rpc::FromGrpc(status, context);
+  if (absl::IsUnavailable(failed)) {
+    return cli::Explained(failed, options.router);
+  }
   return Annotate(
-      rpc::FromGrpc(status, context),
-      absl::StrCat("asking the router at ", options.router.address));
+      failed, absl::StrCat("asking the router at ", options.router.address));
 }
 
 // Waits a little for a cluster that is only just coming up.

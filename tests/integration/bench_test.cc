@@ -178,7 +178,7 @@ TEST(BenchUsageTest, MistakesAreNamedBeforeAnythingIsSent) {
       {"--trace /no/such/file", 1, "cannot open /no/such/file"},
       {"--trace " + bad_trace, 1, "bad.csv:1: the header is 'one,two'"},
       {"--json /no/such/dir/x.json", 1, "cannot write /no/such/dir/x.json"},
-      {"--router 127.0.0.1:1", 1, "asking the router at 127.0.0.1:1"},
+      {"--router 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
   };
   for (const Case& c : cases) {
     const Result result = Bench(c.arguments);

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -220,6 +221,43 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
             130);
 
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
+}
+
+TEST(CliTest, WhatServeSaysToTryWorksUnderMutualTls) {
+  const std::string certificates =
+      absl::StrCat(testing::TempDir(), "/certificates-", getpid());
+  const Result made = Shell(absl::StrCat(
+      TANDEM_SOURCE_DIR "/scripts/dev-ca.sh ", certificates, " serve"));
+  ASSERT_EQ(made.code, 0) << made.output;
+  ServeProcess served(
+      EmbeddedModel(),
+      absl::StrCat("--tls-cert ", certificates, "/serve.pem --tls-key ",
+                   certificates, "/serve.key --tls-ca ", certificates,
+                   "/ca.pem"));
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  int tried = 0;
+  std::istringstream lines(served.Log());
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find("            tandem ");
+    if (at != 0) continue;
+    const Result result = Shell(
+        Tandem(line.substr(std::strlen("            tandem "))) + " 2>&1");
+    EXPECT_EQ(result.code, 0) << line << "\n" << result.output;
+    ++tried;
+  }
+  EXPECT_EQ(tried, 2) << served.Log();
+  for (const std::string& command :
+       {"generate " + served.Router() + " hi", "bench " + served.Router(),
+        "status " + served.Admin()}) {
+    const Result plain = Shell(Tandem(command) + " 2>&1");
+    EXPECT_EQ(plain.code, 1) << command;
+    EXPECT_THAT(plain.output,
+                HasSubstr("; if this cluster has TLS, give --tls-cert, "
+                          "--tls-key and --tls-ca\n"))
+        << command;
+  }
+  EXPECT_EQ(served.Stop(SIGTERM), 143);
+  std::filesystem::remove_all(certificates);
 }
 
 // What `tandem flight` says of `path` once that has `wanted`, or in the end.
