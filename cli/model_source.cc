@@ -67,9 +67,18 @@ void ModelSource::AddTo(CommandLine* line, const std::string& otherwise) {
 absl::StatusOr<std::string> ModelSource::Directory(bool config_only) const {
   if (!IsHubId(model)) {
     std::error_code error;
-    if (!model.ends_with(".json") &&
-        !std::filesystem::exists(std::filesystem::path(model) / "config.json",
-                                 error)) {
+    const bool config = model.ends_with(".json");
+    if (!std::filesystem::exists(model, error)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", model, "': no such ", config ? "file" : "directory"));
+    }
+    const std::filesystem::path path(model);
+    if (!std::filesystem::is_directory(path, error)) {
+      if (!config || !config_only) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", model, "' is a file: give the model's directory"));
+      }
+    } else if (!std::filesystem::exists(path / "config.json", error)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", model, "' is no model directory: it holds no config.json"));
     }

@@ -17,6 +17,11 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& path,
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) {
+    const auto folder = std::filesystem::path(path).parent_path();
+    if (!folder.empty() && !std::filesystem::exists(folder, error)) {
+      return absl::NotFoundError(
+          absl::StrCat(folder.string(), ": no such directory"));
+    }
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
   if (status.type() != std::filesystem::file_type::regular) {

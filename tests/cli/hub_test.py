@@ -203,7 +203,7 @@ class HubTest(unittest.TestCase):
     def test_errors_say_what_to_do(self):
         self.assert_fails(self.pull("org/nothing"), "org/nothing", "check the name")
         self.assert_fails(self.pull("org/tiny", "--revision", "v9"), "--revision")
-        self.assert_fails(self.pull("./nothing/here"), "config.json")
+        self.assert_fails(self.pull("./nothing/here"), "no such directory")
         unreachable = self.pull("org/tiny", HF_ENDPOINT="http://127.0.0.1:1")
         self.assert_fails(unreachable, "no answer", "not in")
         self.hub.repositories["org/pickle"] = Repository(

@@ -354,7 +354,10 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"serve x --threads 257", 2, "'257' is not a whole number from 0 to 256"},
       {"generate --temprature 0 hi", 2, "--temperature"},
       {"nonsense", 2, "nonsense"},
-      {"serve /no/such/model", 1, "config.json"},
+      {"serve /no/such/model", 1, "'/no/such/model': no such directory"},
+      {"serve /no/such/config.json", 1, "config.json': no such file"},
+      {"serve /dev", 1, "'/dev' is no model directory: it holds no config"},
+      {"serve /dev/null", 1, "'/dev/null' is a file: give the model's"},
       {"generate --router 127.0.0.1:1 --timeout 2 hi", 1,
        "no router answers at 127.0.0.1:1"},
       {"generate --length-penalty 2 hi", 2, "--beam-width"},
@@ -363,8 +366,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"generate --temperature 9 hi", 2, "temperature"},
       {"explain --no-machine", 0, "131072 B"},
       {"plan x --memory 8GiB --device h100", 2, "--memory and --device h100"},
-      {"plan /no/such/model", 1, "config.json"},
-      {"explain /no/such/model", 1, "config.json"},
+      {"plan /no/such/model", 1, "no such directory"},
+      {"explain /no/such/model", 1, "no such directory"},
       {"explain --measure", 2, "--measure needs a directory"},
       {"status --watch --json", 2, "--watch and --json"},
       {"status --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
@@ -434,6 +437,20 @@ TEST(CliTest, OutputThatIsLostIsAFailure) {
   std::filesystem::remove(keys);
 }
 
+TEST(CliTest, AConfigIsNoModelDirectoryButPlanReadsIt) {
+  const std::string config = EmbeddedModel() + "/config.json";
+  const Result serve = Shell(Tandem("serve " + config + " 2>&1"));
+  EXPECT_EQ(serve.code, 1);
+  EXPECT_EQ(serve.output, absl::StrCat("tandem serve: error: '", config,
+                                       "' is a file: give the model's "
+                                       "directory\n"));
+  EXPECT_EQ(Shell(Tandem("plan " + config)).code, 0);
+  const Result router =
+      Shell(Cluster::BinaryPath("tandem-router /no/such/model 2>&1"));
+  EXPECT_EQ(router.code, 1);
+  EXPECT_THAT(router.output, HasSubstr("/no/such/model: no such directory"));
+}
+
 TEST(CliTest, PlaintextBeyondLoopbackMustBeAllowed) {
   const char* const commands[] = {
       "tandem-router /no/such/model --internal-host 0.0.0.0",
@@ -448,7 +465,7 @@ TEST(CliTest, PlaintextBeyondLoopbackMustBeAllowed) {
         << command << ": " << refused.output;
     const Result allowed = Shell("TANDEM_ALLOW_PLAINTEXT=true " + shell);
     EXPECT_EQ(allowed.code, 1) << command << ": " << allowed.output;
-    EXPECT_NE(allowed.output.find("/no/such/model/"), std::string::npos)
+    EXPECT_NE(allowed.output.find("/no/such/model"), std::string::npos)
         << command << ": " << allowed.output;
   }
 }
