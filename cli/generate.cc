@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/flag_names.h"
 #include "common/lifecycle.h"
 #include "common/rpc/status.h"
 #include "common/utf8.h"
@@ -380,7 +381,9 @@ absl::StatusOr<int> Generate(const GenerateFlags& flags) {
     if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
     // What the reader gave up is no failure that needs words.
     if (interrupted) return 128 + SIGINT;
-    return whole.has_started() ? status : Explained(status, flags.router);
+    return whole.has_started()
+               ? status
+               : InFlags(Explained(status, flags.router), request);
   }
   if (flags.json) {
     std::cout << ToJson(whole) << "\n";

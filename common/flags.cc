@@ -414,8 +414,10 @@ std::string CommandLine::Suggestion(const std::string& unknown) const {
 
 std::string CommandLine::Stray(const std::string& word) const {
   const std::string nearest = Suggestion(word);
+  const bool flag = word.rfind('-', 0) == 0;
   return absl::StrCat(
-      word.rfind('-', 0) == 0 ? "unknown flag " : "unexpected argument ", word,
+      flag ? "unknown flag " : "unexpected argument ",
+      flag ? word.substr(0, word.find('=')) : word,
       nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/chat/line_reader.h"
 #include "cli/chat/local_server.h"
+#include "cli/flag_names.h"
 #include "common/lifecycle.h"
 
 namespace tandem::chat {
@@ -108,7 +109,8 @@ absl::Status ChatCommand::Run() {
         absl::StatusOr<Answer> answer =
             Ask(stub.get(), request, options_.timeout_seconds, show);
         if (answer.ok()) return answer;
-        return absl::StatusOr<Answer>(cli::Explained(answer.status(), router_));
+        return absl::StatusOr<Answer>(
+            cli::InFlags(cli::Explained(answer.status(), router_), request));
       });
   session.conversation()->set_system(system_);
   if (options_.terminal) {

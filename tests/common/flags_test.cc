@@ -203,7 +203,7 @@ TEST(FlagsTest, WrongUseIsOneLineAndExitCode2) {
   const Case cases[] = {
       {{"--prot", "1"}, "unknown flag --prot; did you mean --port?"},
       {{"--no-prefix-cach"}, "did you mean --no-prefix-cache?"},
-      {{"--handof=shm"}, "did you mean --handoff?"},
+      {{"--handof=shm"}, "unknown flag --handof; did you mean --handoff?"},
       {{"--completely-else"}, "unknown flag --completely-else (see"},
       {{"one", "two"}, "unexpected argument two"},
       {{"--port", "65536"}, "'65536' is not a whole number from 0 to 65535"},

@@ -480,6 +480,13 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
       "--prefill 2 --decode 2 --speculative-config "
       "'{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'");
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const Result chat =
+      Shell(Tandem("generate --chat " + served.Router() + " hi 2>&1"));
+  EXPECT_EQ(chat.code, 1);
+  EXPECT_EQ(chat.output,
+            "tandem generate: error: this model has no chat template: ask "
+            "`tandem generate` without --chat, or serve the model with "
+            "--chat-template FILE\n");
   std::ifstream file(model + "/golden.json");
   const json golden = json::parse(file);
   for (const json& c : golden["cases"]) {
