@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -46,6 +47,10 @@ absl::StatusOr<OpenedDevice> OpenCpu(const CpuOptions& options,
 absl::StatusOr<std::unique_ptr<Backend>> OpenCuda(
     const std::vector<std::string>& libraries, int ordinal,
     const CudaOptions& options) {
+  // Before CUDA reads it: a kernel that is loaded only when it is first
+  // launched may make that launch wait for the whole device, and so for a
+  // handoff's receive whose sender waits for the launching thread.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   const absl::StatusOr<void*> library = LoadLibrary(libraries, "CUDA backend");
   if (!library.ok()) return library.status();
   const auto* const plugin =

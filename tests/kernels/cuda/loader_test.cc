@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/loader.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -47,6 +48,15 @@ DeviceOptions Options(const std::string& device, const std::string& library) {
   options.library = library;
   options.cpu.threads = 1;
   return options;
+}
+
+TEST(Loader, KernelsAreLoadedAtOnceUnlessTheEnvironmentSaysOtherwise) {
+  unsetenv("CUDA_MODULE_LOADING");
+  EXPECT_FALSE(OpenCuda({"/nowhere"}, 0, {}).ok());
+  EXPECT_STREQ(getenv("CUDA_MODULE_LOADING"), "EAGER");
+  setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+  EXPECT_FALSE(OpenCuda({"/nowhere"}, 0, {}).ok());
+  EXPECT_STREQ(getenv("CUDA_MODULE_LOADING"), "LAZY");
 }
 
 TEST(Loader, AskedForGpuIsRefusedWithTheReason) {
