@@ -465,8 +465,7 @@ void DecodeCore::OnToken(CallId id, int position,
 
 void DecodeCore::PauseIfUnread(Call* call) {
   if (call->paused || call->stream->unsent() <= options_.max_unsent) return;
-  call->paused = true;
-  call->paused_since = loop_->Now();
+  call->Pause(call->stream->unsent(), loop_->Now());
   engine_.Pause(call->id, true);
 }
 

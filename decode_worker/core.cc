@@ -436,6 +436,7 @@ void DecodeCore::Tick(bool judge) {
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
     const bool opened = call->phase != Phase::kNew;
+    call->LookAtReader(call->stream->unsent(), now);
     absl::Status overdue = worker::Overdue(
         *call, opened, now, judge, options_.lease, options_.stall_limit);
     if (!overdue.ok()) {

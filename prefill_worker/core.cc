@@ -415,6 +415,7 @@ void PrefillCore::Tick(bool judge) {
   std::vector<std::pair<CallId, absl::Status>> ended;
   for (const auto& [id, call] : calls_) {
     const bool opened = call->phase != Phase::kNew;
+    call->LookAtReader(call->stream->unsent(), now);
     absl::Status overdue = worker::Overdue(
         *call, opened, now, judge, options_.lease, options_.stall_limit);
     if (!overdue.ok()) {
@@ -539,8 +540,7 @@ void PrefillCore::OnScores(CallId id, int position,
     return;
   }
   if (!call->paused && call->stream->unsent() > options_.max_unsent) {
-    call->paused = true;
-    call->paused_since = loop_->Now();
+    call->Pause(call->stream->unsent(), loop_->Now());
     engine_.Pause(id, true);
   }
 }

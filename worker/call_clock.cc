@@ -7,6 +7,17 @@
 
 namespace tandem::worker {
 
+void TimedCall::Pause(size_t unsent, absl::Time now) {
+  paused = true;
+  paused_since = now;
+  paused_unsent = unsent;
+}
+
+void TimedCall::LookAtReader(size_t unsent, absl::Time now) {
+  if (unsent < paused_unsent) paused_since = now;
+  paused_unsent = unsent;
+}
+
 absl::Status Overdue(const TimedCall& call, bool opened, absl::Time now,
                      bool judge, absl::Duration lease,
                      absl::Duration stall_limit) {

@@ -7,6 +7,7 @@
 #ifndef TANDEM_WORKER_CALL_CLOCK_H_
 #define TANDEM_WORKER_CALL_CLOCK_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/functional/any_invocable.h"
@@ -32,8 +33,13 @@ struct TimedCall {
   CallTimes times;
   uint64_t compiling = 0;  // number of its grammar's order; 0: none
   absl::Time compiling_since;
-  bool paused = false;  // the router reads too slowly
-  absl::Time paused_since;
+  bool paused = false;       // the router reads too slowly
+  absl::Time paused_since;   // or since it took something
+  size_t paused_unsent = 0;  // messages, then
+  // `unsent`: of its stream.
+  void Pause(size_t unsent, absl::Time now);
+  // Who takes something is slow and no more. Every beat.
+  void LookAtReader(size_t unsent, absl::Time now);
 };
 
 // Why `call` ends now, by its times alone; OK: it goes on. `opened`: its first

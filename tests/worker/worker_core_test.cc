@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/error.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/parts.h"
 #include "worker/call_clock.h"
@@ -131,6 +132,23 @@ TEST(ConvertTest, SamplingAndStoppingKeepEveryField) {
 }
 
 // ---- CallClock
+
+TEST(TimedCallTest, AReaderThatTakesSomethingIsSlowAndNoMore) {
+  const absl::Time begun = absl::UnixEpoch();
+  TimedCall call;
+  call.times.deadline = absl::InfiniteFuture();
+  const auto overdue = [&](size_t unsent, int second) {
+    const absl::Time now = begun + absl::Seconds(second);
+    call.times.heard = now;
+    call.LookAtReader(unsent, now);
+    return Overdue(call, true, now, true, absl::Seconds(4), absl::Seconds(30));
+  };
+  call.Pause(65, begun);
+  EXPECT_TRUE(overdue(65, 29).ok());
+  EXPECT_TRUE(overdue(64, 30).ok());
+  EXPECT_TRUE(overdue(64, 60).ok());
+  EXPECT_EQ(ErrorReason(overdue(64, 61)), "SLOW_READER");
+}
 
 TEST(CallClockTest, JudgesNobodyAfterItStoodStill) {
   VirtualLoop world;
