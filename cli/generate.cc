@@ -18,6 +18,7 @@
 #include "common/lifecycle.h"
 #include "common/rpc/status.h"
 #include "common/utf8.h"
+#include "router/http/openai_usage.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
 namespace tandem::cli {
@@ -77,20 +78,6 @@ json TimingsJson(const v1::Timings& timings) {
       {"way", timings.way()},
       {"retries", timings.retries()},
       {"preemptions", timings.preemptions()}};
-}
-
-// What the workers counted.
-json WorkJson(const v1::Work& work) {
-  return {{"steps", work.steps()},
-          {"positions_computed", work.positions_computed()},
-          {"kv_rows", work.kv_rows()},
-          {"positions_attended", work.positions_attended()},
-          {"query_key_pairs", work.query_key_pairs()},
-          {"weight_bytes_read", work.weight_bytes_read()},
-          {"kv_bytes_read", work.kv_bytes_read()},
-          {"kv_bytes_written", work.kv_bytes_written()},
-          {"matrix_flops", work.matrix_flops()},
-          {"attention_flops", work.attention_flops()}};
 }
 
 // SIGINT cancels the call; the server frees what it held within a step.
@@ -198,7 +185,7 @@ std::string ToJson(const v1::GenerateOnceResponse& response) {
         {"decode", response.done().workers().decode()}}},
       {"reproducible", !response.done().not_reproducible()}};
   if (response.done().has_work()) {
-    object["work"] = WorkJson(response.done().work());
+    object["work"] = router::WorkJson(response.done().work());
   }
   if (response.prompt_logprobs_size() > 0) {
     object["prompt_logprobs"] = LogprobsJson(response.prompt_logprobs());
