@@ -115,17 +115,31 @@ struct CodeTile {
   int64_t c_stride;
   bool first;
   TileEnd finish;
-  // So many bytes of each stream are fetched for later with every block.
+  // With block b the bytes from b * fetch + fetch_begin to b * fetch + fetch_end
+  // of each stream are fetched for later.
   int64_t fetch;
+  int64_t fetch_begin;
+  int64_t fetch_end;
   int streams;
   const std::byte* next[kMaxStreams];
   bool far;  // Fetching's, of one row
 };
 
+// Passes over a panel share what is to be fetched beside them.
+inline void SharePass(CodeTile& t, int pass, int passes) {
+  const auto begin = [&](int i) {
+    return i == passes ? t.fetch : t.fetch * i / passes / 64 * 64;
+  };
+  t.fetch_begin = begin(pass);
+  t.fetch_end = begin(pass + 1);
+}
+
 HWY_INLINE void FetchNext(const CodeTile& t, int block) {
   for (int i = 0; i < t.streams; ++i) {
     const std::byte* const at = t.next[i] + block * t.fetch;
-    for (int64_t line = 0; line < t.fetch; line += 64) PrefetchFar(at + line);
+    for (int64_t line = t.fetch_begin; line < t.fetch_end; line += 64) {
+      PrefetchFar(at + line);
+    }
   }
 }
 

@@ -129,8 +129,8 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     const DotFn run = DotTileOf<D, read>(count);
     t.a = a + row;
-    if (tile > 0) t.streams = 0;
     for (int unit = 0; unit < 2; unit += kDotUnits) {
+      SharePass(t, (2 * tile + unit) / kDotUnits, 2 * tiles / kDotUnits);
       for (int u = 0; u < kDotUnits; ++u) {
         t.w[u] = w + (unit + u) * CodeUnitBytes(kKindOf<read>);
       }
@@ -140,8 +140,8 @@ void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
   }
 }
 
-// A tile that fetches, while it works on a panel, what comes after its group
-// of p.fetching.streams: a part of each of the next ones.
+// A tile that fetches, while all tiles work on a panel, what comes after its
+// group of p.fetching.streams: a part of each of the next ones.
 template <CodeKind kind>
 CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   const int64_t panel_bytes = CodePanelBytes(p.k, kind);
@@ -292,10 +292,10 @@ void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
         static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - row;
     t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
     for (int unit = 0; unit < 2; ++unit) {
+      SharePass(t, 2 * tile + unit, 2 * tiles);
       t.w[0] = w + unit * CodeUnitBytes(CodeKind::kInt8);
       RunTile(p, AmxTileOf(count), t, count, p.row_begin + row,
               panel * kPanel + unit * 16, 1, range.piece + 1 == RowPieces(p.k));
-      t.fetch = 0;
     }
   }
 }
