@@ -217,7 +217,8 @@ class CpuBackend final : public Backend {
       const int half = layout.head_dim / 2;
       const int64_t stride =
           int64_t{heads + 2 * layout.kv_heads} * layout.head_dim;
-      ForRows(pool_, count, stride, [&](int row) {
+      // Keys go to a line for every two dimensions: as long as twice the row.
+      ForRows(pool_, count, 2 * stride, [&](int row) {
         const int slot = slots[row];
         const int64_t angle = int64_t{positions[row]} * half;
         table_.rope_append(

@@ -5,6 +5,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cc"
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
+#include "kernels/cpu/inputs-inl.h"
 #include "kernels/cpu/simd-inl.h"
 // clang-format on
 
@@ -179,6 +180,17 @@ void Rotate(int half, const float* cos, const float* sin, float* head) {
   }
 }
 
+// bf16 of each; up to 15 more elements behind them are written.
+void RoundRow(const float* x, int count, uint16_t* out) {
+  const hn::Rebind<uint16_t, U32> d16;
+  for (int i = 0; i < count; i += kLanes) {
+    const auto lanes = hn::FirstN(F32(), static_cast<size_t>(count - i));
+    const auto high = hn::ShiftRight<16>(
+        RoundToBf16(hn::MaskedLoad(lanes, F32(), x + i)));
+    hn::StoreU(hn::TruncateTo(d16, high), d16, out + i);
+  }
+}
+
 void RopeAppendRow(const RopePiece& p) {
   const int half = p.head_dim / 2;
   for (int h = 0; h < p.heads + p.kv_heads; ++h) {
@@ -190,11 +202,18 @@ void RopeAppendRow(const RopePiece& p) {
     if (p.cos != nullptr) Rotate(half, p.cos, p.sin, head);
   }
   const float* const k = p.qkv + p.heads * p.head_dim;
+  if (p.layout->type != DType::kBF16) {
+    WriteKvRow(*p.layout, p.block, p.slot, 0, p.kv_heads, DType::kF32,
+               reinterpret_cast<const std::byte*>(k));
+    return;
+  }
   const float* const v = k + p.kv_heads * p.head_dim;
-  const KvLayout& layout = *p.layout;
   for (int h = 0; h < p.kv_heads; ++h) {
-    WriteKvVector(layout, p.block, false, h, p.slot, k + h * p.head_dim);
-    WriteKvVector(layout, p.block, true, h, p.slot, v + h * p.head_dim);
+    alignas(64) uint16_t row[2 * kMaxHeadDim + 16];
+    RoundRow(k + h * p.head_dim, p.head_dim, row);
+    RoundRow(v + h * p.head_dim, p.head_dim, row + p.head_dim);
+    WriteKvRow(*p.layout, p.block, p.slot, h, h + 1, DType::kBF16,
+               reinterpret_cast<const std::byte*>(row));
   }
 }
 

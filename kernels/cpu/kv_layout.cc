@@ -55,6 +55,10 @@ void WriteRun(std::byte* block, const Run& run, int count, const Element* row) {
   }
 }
 
+void WriteWords(std::byte* to, int64_t step, int count, const std::byte* from) {
+  for (int i = 0; i < count; ++i) std::memcpy(to + i * step, from + 4 * i, 4);
+}
+
 // int4: a byte of K lies as it is said and sent; of V, 32 dimensions are 16
 // bytes with dimension i of them below i + 16.
 void ReadPairs(const KvLayout& layout, const std::byte* block,
@@ -135,8 +139,12 @@ void Write(const KvLayout& layout, std::byte* block, const Place& place,
     WriteRun(block, RunOf(layout, place), count,
              reinterpret_cast<const uint32_t*>(elements));
   } else if (layout.type == DType::kBF16) {
-    WriteRun(block, RunOf(layout, place), count,
-             reinterpret_cast<const uint16_t*>(elements));
+    const Run run = RunOf(layout, place);
+    if (run.next == 2) {  // both halves of a word
+      WriteWords(block + run.base, run.step, count / 2, elements);
+    } else {
+      WriteRun(block, run, count, reinterpret_cast<const uint16_t*>(elements));
+    }
   } else if (layout.type == DType::kInt4) {
     WritePairs(layout, block, place, elements);
   } else {
@@ -287,14 +295,6 @@ void WriteKvRow(const KvLayout& layout, std::byte* block, int slot,
                           cached.scales);
                Write(layout, block, place, cached.elements, cached.scales);
              });
-}
-
-void WriteKvVector(const KvLayout& layout, std::byte* block, bool value,
-                   int head, int slot, const float* from) {
-  Vector cached;
-  FromFloats(layout.type, from, layout.head_dim, cached.elements,
-             cached.scales);
-  Write(layout, block, {value, head, slot}, cached.elements, cached.scales);
 }
 
 }  // namespace tandem::kernels::cpu

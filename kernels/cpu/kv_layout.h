@@ -122,10 +122,6 @@ void ReadKvRow(const KvLayout& layout, const std::byte* block, int slot,
 void WriteKvRow(const KvLayout& layout, std::byte* block, int slot,
                 int head_begin, int head_end, DType wire, const std::byte* row);
 
-// Writes one vector of head_dim values, rounded or quantised.
-void WriteKvVector(const KvLayout& layout, std::byte* block, bool value,
-                   int head, int slot, const float* from);
-
 }  // namespace tandem::kernels::cpu
 
 #endif  // TANDEM_KERNELS_CPU_KV_LAYOUT_H_
