@@ -115,8 +115,8 @@ struct CodeTile {
   int64_t c_stride;
   bool first;
   TileEnd finish;
-  // With block b the bytes from b * fetch + fetch_begin to b * fetch + fetch_end
-  // of each stream are fetched for later.
+  // With block b the bytes from b * fetch + fetch_begin to b * fetch +
+  // fetch_end of each stream are fetched for later.
   int64_t fetch;
   int64_t fetch_begin;
   int64_t fetch_end;
