@@ -29,7 +29,23 @@ int ReadGroup(ConfigFields& fields, int fallback) {
   return group;
 }
 
+// Rules by module ("-:REGEX": left as they are, which files show).
+void RefuseDynamic(ConfigFields& fields) {
+  const json* const rules = fields.Find("dynamic");
+  if (rules == nullptr) return;
+  if (!rules->is_object()) {
+    fields.Refuse("dynamic", ShowJson(*rules), "an object");
+    return;
+  }
+  for (const auto& [modules, numbers] : rules->items()) {
+    if (modules.starts_with("-:") || numbers.empty()) continue;
+    fields.Refuse(absl::StrCat("dynamic.", modules), ShowJson(numbers),
+                  "empty: all modules have the same numbers");
+  }
+}
+
 Quantisation ReadGptq(ConfigFields& fields) {
+  RefuseDynamic(fields);
   Quantisation result{.method = Method::kGptq};
   result.bits = fields.Int("bits", 1, 16);
   if (result.bits != 4 && result.bits != 8) {
@@ -173,8 +189,25 @@ void RefuseTransforms(ConfigFields& fields) {
   }
 }
 
+void RefuseSparsity(ConfigFields& outer) {
+  const json* const config = outer.Find("sparsity_config");
+  if (config == nullptr) return;
+  if (!config->is_object()) {
+    outer.Refuse("sparsity_config", ShowJson(*config), "an object");
+    return;
+  }
+  ConfigFields fields(outer.path(), *config,
+                      "quantization_config.sparsity_config.");
+  const json* const format = fields.Find("format");
+  if (format != nullptr && *format != "dense") {
+    fields.Refuse("format", ShowJson(*format), "dense");
+  }
+  outer.Fail(fields.status());
+}
+
 Quantisation ReadCompressed(ConfigFields& fields) {
   RefuseTransforms(fields);
+  RefuseSparsity(fields);
   const std::string format = fields.String("format", "");
   if (format != "pack-quantized" && format != "int-quantized" &&
       format != "float-quantized" && format != "naive-quantized") {

@@ -1,8 +1,8 @@
 # Checkpoints, the forward pass and the device executor.
 tandem_test(engine_model_test
-  SRCS layer_groups_test.cc layer_parts_test.cc model_config_test.cc
-       quantised_tensors_test.cc rope_config_test.cc safetensors_test.cc
-       step_layout_test.cc
+  SRCS hostile_config_test.cc layer_groups_test.cc layer_parts_test.cc
+       model_config_test.cc quantisation_test.cc quantised_tensors_test.cc
+       rope_config_test.cc safetensors_test.cc step_layout_test.cc
   DEPS tandem_engine_model tandem_common)
 tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
               DEPS tandem_engine_model

@@ -72,7 +72,7 @@ ROWS = {
         lambda n: n["files"] >= 120 and n["changed"] >= 5000
         and max(n["slowest_ms"], n["slowest_asan_ms"]) <= 1000,
         {
-            "engine_model_test": "Checkpoint.*:Safetensors.*:ModelConfig.*:"
+            "engine_model_test": "Checkpoint.*:Safetensors.*:ModelConfig.*:Quantisation.*:"
             "QuantisedTensors.*",
             "text_test": "HostileTokenizerTest.*:ChatTemplate*",
             "worker_test": "HostileFilesTest.*",
