@@ -57,6 +57,12 @@ absl::Status RouterCore::Admit(const AdmittedRequest& admitted) {
       admitted.effective.beam
           ? 0
           : std::max(1, admitted.effective.sampling.best_of()) - 1;
+  if (others >= options_.max_requests) {  // now or later
+    return FieldInvalid(
+        "sampling.best_of", absl::StrCat(others + 1, " sequences"),
+        absl::StrCat("at most ", options_.max_requests,
+                     ", as many as this router's --max-requests"));
+  }
   int unstarted = 0;
   for (const auto& group : groups_) unstarted += group->unstarted();
   const int taken = in_flight() + unstarted;

@@ -305,6 +305,8 @@ TEST(SequenceGroupLimits, SequencesThatWillStartAreCounted) {
     admitted.effective.sampling.set_best_of(n);
     return w.Submit(std::move(admitted));
   };
+  // Waiting would not help.
+  EXPECT_EQ(submit(6)->status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(submit(3)->open);
   // One of the three runs, and all three are counted.
   EXPECT_EQ(submit(3)->status.code(), absl::StatusCode::kResourceExhausted);
