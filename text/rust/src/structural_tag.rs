@@ -11,6 +11,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::lark_checks::{check_size, checked_lark};
+use crate::regex_checks::{anchored, check_patterns, check_regex};
 use crate::{Failure, Outcome};
 
 /// Of formats within formats; the JSON parser bounds the rest.
@@ -33,7 +35,7 @@ pub fn to_lark(json: &str) -> Outcome<String> {
         lark.format(format, "format", 0)?
     };
     let whole = format!("start: {start}\n{}", lark.rules);
-    crate::grammar::check_size(&whole)?;
+    check_size(&whole)?;
     Ok(whole)
 }
 
@@ -215,7 +217,7 @@ impl Lark {
             let schema = item
                 .get("schema")
                 .ok_or_else(|| Failure::invalid(format!("{path}.schema: is needed")))?;
-            crate::grammar::check_patterns(schema)?;
+            check_patterns(schema)?;
             tags.push(Tag {
                 begin: vec![Mark::Text(text(item, "begin", &path)?.to_owned())],
                 content: self.rule(&format!("%json {schema}")),
@@ -353,18 +355,18 @@ impl Lark {
                 let schema = map
                     .get("json_schema")
                     .ok_or_else(|| Failure::invalid(format!("{path}.json_schema: is needed")))?;
-                crate::grammar::check_patterns(schema)?;
+                check_patterns(schema)?;
                 Ok(self.rule(&format!("%json {schema}")))
             }
             "regex" => {
                 let pattern = text(map, "pattern", path)?;
-                crate::grammar::check_regex(pattern)?;
-                let pattern = crate::grammar::anchored(pattern);
+                check_regex(pattern)?;
+                let pattern = anchored(pattern);
                 let body = format!("/{}/", llguidance::regex_to_lark(pattern, ""));
                 Ok(self.terminal(&body))
             }
             "grammar" => {
-                let body = crate::grammar::checked_lark(text(map, "grammar", path)?)?;
+                let body = checked_lark(text(map, "grammar", path)?)?;
                 Ok(self.rule(&format!("%lark {{\n{body}\n}}")))
             }
             "any_text" => Ok(self.terminal(&Self::free_text(&[]))),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How large a Lark grammar's terminals become when all that they name stands
-//! in them: what a compiler does before it can count. `A: B B`, `B: C C` and so
-//! on are few bytes and a regex without bound.
+//! Bounds on Lark grammars. Above all, how large terminals become when all that
+//! they name stands in them: what a compiler does before it can count. `A: B B`,
+//! `B: C C` and so on are few bytes and a regex without bound.
 //!
 //! Not a parser of Lark, but it cuts text as llguidance's lexer does: a name
 //! that was read otherwise here than there would hide what it stands for. Every
@@ -9,7 +9,11 @@
 
 use std::collections::HashMap;
 
+use crate::regex_checks::{check_nesting, check_patterns, MAX_REGEX_BYTES};
 use crate::{Failure, Outcome};
+
+/// Rules may name each other in a chain, and compilers recurse along it.
+const MAX_RULES: usize = 5000;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Piece<'a> {
@@ -26,19 +30,32 @@ enum Piece<'a> {
 /// Of a name: bytes of its own, and names that stand in it.
 type Definitions<'a> = HashMap<&'a str, (usize, Vec<&'a str>)>;
 
-/// Refuses terminals of more than `max_bytes`, more than `max_rules`
+/// `text`, if it is not obviously in another language.
+pub fn checked_lark(text: &str) -> Outcome<&str> {
+    if text.contains("::=") {
+        return Err(Failure::invalid(
+            "this is GBNF or EBNF (\"::=\"); Lark is understood: rule: \"text\" OTHER | /regex/, \
+             beginning with start",
+        ));
+    }
+    check_nesting(text)?;
+    check_size(text)?;
+    Ok(text)
+}
+
+/// Refuses terminals of more than MAX_REGEX_BYTES, more than MAX_RULES
 /// definitions, and braces that close what this text did not open: it may come
 /// to stand between some.
-pub fn check(text: &str, max_bytes: usize, max_rules: usize) -> Outcome<()> {
+pub fn check_size(text: &str) -> Outcome<()> {
     let mut definitions = Definitions::new();
     let mut current: Vec<&str> = Vec::new();
     let mut line: Vec<&str> = Vec::new();
     let (mut count, mut depth) = (0usize, 0usize);
     for piece in pieces(text)?.into_iter().chain([Piece::Newline]) {
         match piece {
-            Piece::Literal(bytes) if bytes > max_bytes => {
+            Piece::Literal(bytes) if bytes > MAX_REGEX_BYTES => {
                 return Err(Failure::invalid(format!(
-                    "a text or regex of {bytes} bytes; at most {max_bytes}"
+                    "a text or regex of {bytes} bytes; at most {MAX_REGEX_BYTES}"
                 )));
             }
             Piece::Literal(bytes) | Piece::Json(bytes) => {
@@ -71,15 +88,15 @@ pub fn check(text: &str, max_bytes: usize, max_rules: usize) -> Outcome<()> {
     if depth != 0 {
         return Err(unbalanced("not closed"));
     }
-    if count > max_rules {
-        return Err(Failure::invalid(format!("{count} rules; at most {max_rules}")));
+    if count > MAX_RULES {
+        return Err(Failure::invalid(format!("{count} rules; at most {MAX_RULES}")));
     }
     let mut sizes = HashMap::new();
     for name in definitions.keys() {
         let size = expanded(name, &definitions, &mut sizes);
-        if is_terminal(name) && size > max_bytes {
+        if is_terminal(name) && size > MAX_REGEX_BYTES {
             return Err(Failure::invalid(format!(
-                "{name} comes to {size} bytes with all that it names; at most {max_bytes}"
+                "{name} comes to {size} bytes with all that it names; at most {MAX_REGEX_BYTES}"
             )));
         }
     }
@@ -162,7 +179,7 @@ fn json_length(text: &str) -> Outcome<usize> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde_json::Value>();
     match values.next() {
         Some(Ok(value)) => {
-            crate::grammar::check_patterns(&value)?;
+            check_patterns(&value)?;
             Ok(values.byte_offset())
         }
         _ => Err(Failure::invalid("no JSON behind %json, %regex or %llguidance")),
