@@ -185,8 +185,8 @@ void RoundRow(const float* x, int count, uint16_t* out) {
   const hn::Rebind<uint16_t, U32> d16;
   for (int i = 0; i < count; i += kLanes) {
     const auto lanes = hn::FirstN(F32(), static_cast<size_t>(count - i));
-    const auto high = hn::ShiftRight<16>(
-        RoundToBf16(hn::MaskedLoad(lanes, F32(), x + i)));
+    const auto high =
+        hn::ShiftRight<16>(RoundToBf16(hn::MaskedLoad(lanes, F32(), x + i)));
     hn::StoreU(hn::TruncateTo(d16, high), d16, out + i);
   }
 }
