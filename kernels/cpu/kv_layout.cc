@@ -56,7 +56,9 @@ void WriteRun(std::byte* block, const Run& run, int count, const Element* row) {
 }
 
 void WriteWords(std::byte* to, int64_t step, int count, const std::byte* from) {
-  for (int i = 0; i < count; ++i) std::memcpy(to + i * step, from + 4 * i, 4);
+  for (int i = 0; i < count; ++i, to += step, from += 4) {
+    std::memcpy(to, from, 4);
+  }
 }
 
 // int4: a byte of K lies as it is said and sent; of V, 32 dimensions are 16
