@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tandem: the command line for people. Subcommands are files beside this one.
 
+#include <initializer_list>
 #include <iostream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cli/bench/command.h"
@@ -232,6 +234,15 @@ void ServeCommand::Complete(const CommandLine& line) {
     flags.router_arguments.insert(flags.router_arguments.end(),
                                   {absl::StrCat("--", name), value});
   };
+  // As well where it is off: the environment, which children inherit, may have
+  // it on.
+  const auto flag = [&](const char* name, bool value,
+                        std::initializer_list<std::vector<std::string>*> of) {
+    if (!line.given(name)) return;
+    for (auto* arguments : of) {
+      arguments->push_back(absl::StrCat(value ? "--" : "--no-", name));
+    }
+  };
   router("record-session-dir", record_session_dir);
   router("default-deadline", absl::FormatDuration(default_deadline));
   router("api-keys-file", api_keys_file);
@@ -247,17 +258,12 @@ void ServeCommand::Complete(const CommandLine& line) {
   router("max-requests", absl::StrCat(max_requests));
   router("max-queued", absl::StrCat(max_queued));
   router("otlp-traces-endpoint", otlp_traces_endpoint);
-  if (no_kv_cache) flags.router_arguments.push_back("--enable-no-kv-cache");
-  if (!flags.webui) flags.router_arguments.push_back("--no-webui");
+  flag("enable-no-kv-cache", no_kv_cache, {&flags.router_arguments});
+  flag("webui", flags.webui, {&flags.router_arguments});
   router("live-feed", live_feed);
-  if (lora_updating) {
-    flags.router_arguments.push_back("--allow-runtime-lora-updating");
-  }
-  if (attention_output) {
-    for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
-      arguments->push_back("--enable-attention-output");
-    }
-  }
+  flag("allow-runtime-lora-updating", lora_updating, {&flags.router_arguments});
+  flag("enable-attention-output", attention_output,
+       {&flags.router_arguments, &flags.worker_arguments});
   worker("device", device);
   // The workers of one host share its first GPU.
   flags.worker_arguments.insert(
@@ -281,13 +287,11 @@ void ServeCommand::Complete(const CommandLine& line) {
   worker("kv-offload-path", offload_path);
   worker("kv-offload-file-bytes", absl::StrCat(offload_file_bytes));
   worker("kv-cache", kv_cache);
-  if (!prefix_caching) {
-    flags.worker_arguments.push_back("--no-enable-prefix-caching");
-  }
+  flag("enable-prefix-caching", prefix_caching, {&flags.worker_arguments});
+  // Prefill workers inherit the environment, and refuse it.
+  unsetenv("TANDEM_SPECULATIVE_CONFIG");
   if (!speculative_config.empty()) {
     flags.decode_arguments = {"--speculative-config", speculative_config};
-    // Prefill workers inherit the environment, and refuse it.
-    unsetenv("TANDEM_SPECULATIVE_CONFIG");
   }
   worker("handoff", handoff);
 }

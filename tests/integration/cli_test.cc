@@ -223,6 +223,36 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
 }
 
+// Children inherit the environment, over which the command line goes.
+TEST(CliTest, WhatServeIsToldToLeaveOutIsLeftOutByItsChildren) {
+  const std::vector<std::pair<const char*, const char*>> environment = {
+      {"TANDEM_ENABLE_NO_KV_CACHE", "true"},
+      {"TANDEM_ENABLE_ATTENTION_OUTPUT", "true"},
+      {"TANDEM_ENABLE_PREFIX_CACHING", "false"}};
+  for (const auto& [name, value] : environment) setenv(name, value, 1);
+  ServeProcess served(EmbeddedModel(),
+                      "--prefill 0 --no-enable-no-kv-cache"
+                      " --no-enable-attention-output --enable-prefix-caching");
+  for (const auto& [name, value] : environment) unsetenv(name);
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const auto generate = [&](const std::string& flags) {
+    return Shell(Tandem("generate " + served.Router() +
+                        " --json --temperature 0 --max-tokens 8 " + flags +
+                        " 'Once upon a time there was a fox who ran and ran,"
+                        " and ran, and ran' 2>/dev/null"));
+  };
+  EXPECT_EQ(generate("--no-kv-cache").code, 1);
+  EXPECT_EQ(generate("--attention all").code, 1);
+  int cached[2];
+  for (int& tokens : cached) {
+    const Result result = generate("");
+    ASSERT_EQ(result.code, 0);
+    tokens = json::parse(result.output)["usage"]["cached_tokens"];
+  }
+  EXPECT_EQ(cached[0], 0);
+  EXPECT_EQ(cached[1], 16);
+}
+
 TEST(CliTest, WhatServeSaysToTryWorksUnderMutualTls) {
   const std::string certificates =
       absl::StrCat(testing::TempDir(), "/certificates-", getpid());
