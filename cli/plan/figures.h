@@ -19,16 +19,14 @@
 
 namespace tandem::plan {
 
-// Memory as nvidia-smi shows it, in MiB, of devices that the CUDA backend has
-// code for.
+// Memory as nvidia-smi shows it, in MiB, of devices that the CUDA backend runs
+// on; those with less shared memory (A10, L40S) it refuses.
 struct Device {
   std::string_view name;
   int64_t mebibytes;
 };
-inline constexpr std::array<Device, 7> kDevices = {{{"a10", 23028},
-                                                    {"a100-40gb", 40960},
+inline constexpr std::array<Device, 5> kDevices = {{{"a100-40gb", 40960},
                                                     {"a100-80gb", 81920},
-                                                    {"l40s", 46068},
                                                     {"h100", 81559},
                                                     {"h200", 143771},
                                                     {"b200", 183359}}};

@@ -396,6 +396,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"generate --temperature 9 hi", 2, "temperature"},
       {"explain --no-machine", 0, "131072 B"},
       {"plan x --memory 8GiB --device h100", 2, "--memory and --device h100"},
+      // Workers would refuse it.
+      {"plan x --device l40s", 2, "--device: 'l40s' is none of cpu, a100-40gb"},
       {"plan /no/such/model", 1, "no such directory"},
       {"explain /no/such/model", 1, "no such directory"},
       {"explain --measure", 2, "--measure needs a directory"},
