@@ -67,6 +67,9 @@ double Rounded(float value) {
 constexpr char kChatCompletions[] = "/v1/chat/completions";
 constexpr char kCompletions[] = "/v1/completions";
 constexpr char kModels[] = "/v1/models/";
+constexpr char kEvents[] = "/v1/tandem/events";
+constexpr char kLoadAdapter[] = "/v1/load_lora_adapter";
+constexpr char kUnloadAdapter[] = "/v1/unload_lora_adapter";
 constexpr char kRequestIdHeader[] = "X-Request-Id";
 
 // Names in paths; what is no escape stays as it is.
@@ -149,8 +152,7 @@ void HttpFront::Register(HttpServer* server) {
                  [this](const HttpRequest&) { return Capabilities(); });
   if (options_.feed != nullptr) {
     server->HandleLater(
-        "GET", "/v1/tandem/events",
-        [this](std::unique_ptr<HttpExchange> exchange) {
+        "GET", kEvents, [this](std::unique_ptr<HttpExchange> exchange) {
           if (exchange->request().method == "HEAD") {  // no watcher
             return exchange->Answer({.content_type = kEventStream});
           }
@@ -161,11 +163,11 @@ void HttpFront::Register(HttpServer* server) {
         });
   }
   if (options_.lora_updating) {
-    server->HandleLater("POST", "/v1/load_lora_adapter",
+    server->HandleLater("POST", kLoadAdapter,
                         [this](std::unique_ptr<HttpExchange> exchange) {
                           LoadAdapter(std::move(exchange));
                         });
-    server->HandleLater("POST", "/v1/unload_lora_adapter",
+    server->HandleLater("POST", kUnloadAdapter,
                         [this](std::unique_ptr<HttpExchange> exchange) {
                           UnloadAdapter(std::move(exchange));
                         });
@@ -186,10 +188,22 @@ HttpResponse HttpFront::ErrorPage(int code, const std::string& path,
   const std::string meant = absl::StrCat("/v1", path);
   const bool known = meant == kChatCompletions || meant == kCompletions ||
                      absl::StartsWith(absl::StrCat(meant, "/"), kModels);
-  return ListenerError(
-      code, code == 404 && known
-                ? absl::StrCat(message, "; did you mean ", meant, "?")
-                : message);
+  if (code == 404 && known) {
+    return ListenerError(code,
+                         absl::StrCat(message, "; did you mean ", meant, "?"));
+  }
+  // Paths that Register leaves out without their flag.
+  std::string flag;
+  if (path == kLoadAdapter || path == kUnloadAdapter) {
+    flag = "--allow-runtime-lora-updating";
+  }
+  if (path == kEvents) flag = "--live-feed on";
+  if (code == 404 && !flag.empty()) {
+    return ListenerError(
+        code,
+        absl::StrCat(message, ": this server was started without ", flag));
+  }
+  return ListenerError(code, message);
 }
 
 std::string HttpFront::RequestId(std::string_view sent) {

@@ -25,6 +25,13 @@ TEST(ErrorPageTest, ClientsReadOpenAisShapeAndAreToldOfAMissingV1) {
       {"/chat/completions", 413, "M"},
       {"/v1/chat/completions", 405, "M"},
       {"/modelsx", 404, "M"},
+      {"/v1/load_lora_adapter", 404,
+       "M: this server was started without --allow-runtime-lora-updating"},
+      {"/v1/load_lora_adapter", 405, "M"},
+      {"/v1/unload_lora_adapter", 404,
+       "M: this server was started without --allow-runtime-lora-updating"},
+      {"/v1/tandem/events", 404,
+       "M: this server was started without --live-feed on"},
   };
   for (const Case& c : cases) {
     const HttpResponse page = HttpFront::ErrorPage(c.code, c.path, "M");
