@@ -11,6 +11,7 @@
 #include <map>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -438,6 +439,16 @@ std::string CommandLine::Explain(const std::exception& error) const {
   const auto code = static_cast<CLI::ExitCodes>(parse_error->get_exit_code());
   const bool stray = code == CLI::ExitCodes::ExtrasError ||
                      code == CLI::ExitCodes::RequiredError;
+  if (code == CLI::ExitCodes::ArgumentMismatch) {
+    const std::string what = error.what();
+    const std::string flag = what.substr(0, what.find(':'));
+    if (absl::EndsWith(what, " missing")) {
+      return absl::StrCat(flag, " needs a value");
+    }
+    if (absl::StrContains(what, "At Most 1 required")) {
+      return absl::StrCat(flag, " is given more than once");
+    }
+  }
   if (!stray || extras.empty()) return error.what();
   const auto flag =
       std::find_if(extras.begin(), extras.end(),
