@@ -36,7 +36,9 @@ absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
     return status;
   }
   absl::Status told =
-      Annotate(status, absl::StrCat("no router answers at ", flags.address));
+      Annotate(status, absl::StrCat("no router answers at ", flags.address,
+                                    " (`tandem serve MODEL` starts one; or "
+                                    "give its address)"));
   // What a server of TLS does with plain text, and nothing more is heard of it.
   const bool plain = flags.tls_cert.empty() && flags.tls_ca.empty() &&
                      !absl::StartsWith(flags.address, "https://");

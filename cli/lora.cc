@@ -62,6 +62,7 @@ void LoraCommand::AddRouter(CommandLine* line) {
   line->Group("Router");
   line->Add("admin", &admin_.address, "The router's admin address");
   line->AddDuration("timeout", &timeout_, "For the answer");
+  line->LastNotFromEnvironment();  // it is generate's, in seconds
   line->Group("TLS");
   tls_.AddTo(line);
 }

@@ -165,11 +165,14 @@ absl::StatusOr<std::vector<Endpoint>> ParseRouters(
   std::vector<Endpoint> endpoints;
   for (const std::string& text : routers) {
     absl::StatusOr<Endpoint> endpoint = ParseEndpoint(text);
-    if (!endpoint.ok()) return endpoint.status();
+    if (!endpoint.ok()) {
+      return UsageError(
+          absl::StrCat("--router: ", std::string(endpoint.status().message())));
+    }
     endpoints.push_back(*std::move(endpoint));
   }
   if (endpoints.empty()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "--router is empty: name the router's internal endpoint, host:port");
   }
   return endpoints;

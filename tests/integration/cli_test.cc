@@ -389,7 +389,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"serve /dev", 1, "'/dev' is no model directory: it holds no config"},
       {"serve /dev/null", 1, "'/dev/null' is a file: give the model's"},
       {"generate --router 127.0.0.1:1 --timeout 2 hi", 1,
-       "no router answers at 127.0.0.1:1"},
+       "no router answers at 127.0.0.1:1 (`tandem serve MODEL` starts one"},
       {"generate --length-penalty 2 hi", 2, "--beam-width"},
       {"generate --early-stopping maybe --beam-width 2 hi", 2,
        "--early-stopping"},
@@ -421,6 +421,17 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     EXPECT_EQ(result.code, c.code) << c.arguments << ": " << result.output;
     EXPECT_NE(result.output.find(c.says), std::string::npos)
         << c.arguments << ": " << result.output;
+  }
+  // The variable is generate's, in seconds.
+  EXPECT_EQ(
+      Shell("TANDEM_TIMEOUT=9 " + Tandem("lora list --admin 127.0.0.1:1 2>&1"))
+          .code,
+      1);
+  for (const char* const router : {"", " --router x"}) {
+    const Result worker = Shell(Cluster::BinaryPath("tandem-decode") +
+                                " /no/such/model" + router + " 2>&1");
+    EXPECT_EQ(worker.code, 2) << worker.output;
+    EXPECT_THAT(worker.output, HasSubstr("tandem-decode: error: --router"));
   }
 }
 
