@@ -268,7 +268,12 @@ std::string OpenAiAnswer::OnFinished(int prompt,
   } else if (finished.has_stop_token_id()) {
     choice.stop_reason = finished.stop_token_id();
   }
-  if (!stream_) return "";
+  if (!stream_) {
+    // Without a token there are no records, but their lists, which clients
+    // go through.
+    if (wants_logprobs_) AppendLogprobs(Logprobs(&choice, {}), &choice);
+    return "";
+  }
   json chunk = {{"logprobs", nullptr},
                 {"finish_reason", choice.finish_reason},
                 {"stop_reason", choice.stop_reason}};

@@ -112,6 +112,22 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
             json({{"x", -0.25}, {"\357\277\275", -1}}));
 }
 
+// As of beams, of which fewer ended than were asked for.
+TEST(OpenAiAnswerTest, ASequenceWithoutTokensHasEmptyListsOfLogprobs) {
+  for (const bool chat : {false, true}) {
+    OpenAiAnswer answer(
+        ParseBody(chat, chat ? R"({"messages": [], "logprobs": true})"
+                             : R"({"prompt": "a", "logprobs": 1})"),
+        "tales", 0);
+    answer.Add(0, Event(R"(finished { finish_reason: FINISH_REASON_LENGTH })"));
+    answer.Add(0, Event(kDone));
+    EXPECT_EQ(json::parse(answer.Finish())["choices"][0]["logprobs"],
+              json::parse(chat ? R"({"content": []})"
+                               : R"({"text_offset": [], "tokens": [],
+                                 "token_logprobs": [], "top_logprobs": []})"));
+  }
+}
+
 // Two messages of scores for the prompt "<s>ab", behind its first token.
 constexpr char kScores[] = R"(
   prompt_logprobs { position: 0 tokens { token_id: 1 token: "<s>" } })";
