@@ -2,6 +2,7 @@
 // Attempts from their offer to their commit, and local prefills. See core.h.
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -332,7 +333,8 @@ absl::Status DecodeCore::CheckFirst(const Call& call,
   const bool ordered = std::is_sorted(
       top.begin(), top.end(),
       [](const auto& x, const auto& y) { return x.logprob() > y.logprob(); });
-  if (top.empty() || !(top[0].logprob() <= 0) || !ordered) {
+  // Not a number, or infinite; a bias may well lift one above 0.
+  if (top.empty() || !(top[0].logprob() < HUGE_VALF) || !ordered) {
     return absl::InvalidArgumentError(absl::StrCat(
         "first_token brings ", top.size(),
         " candidates for a beam search, or not the most probable first"));

@@ -195,6 +195,26 @@ INSTANTIATE_TEST_SUITE_P(Cluster, BeamsTest,
                                          "gpt2_f32"),
                          [](const auto& test) { return test.param; });
 
+// A bias lifts the first candidates above what a log probability can be.
+TEST(BiasedBeamsTest, AreHandedOverAndFindTheSame) {
+  Cluster cluster({});
+  ASSERT_TRUE(cluster.Start().ok());
+  v1::GenerateRequest request = TextRequest("Mia found a red ball.", 5);
+  (*request.mutable_sampling()->mutable_logit_bias())[19] = 20;
+  request.mutable_sampling()->set_n(2);
+  request.mutable_beam()->set_width(2);
+  request.set_placement(v1::PLACEMENT_LOCAL);
+  const Outcome local = cluster.Generate(request);
+  ASSERT_TRUE(local.status.ok()) << local.status;
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  const Outcome split = cluster.Generate(request);
+  ASSERT_TRUE(split.status.ok()) << split.status;
+  EXPECT_EQ(split.token_ids, local.token_ids);
+  EXPECT_EQ(split.done.workers().prefill(), "prefill-0");
+  EXPECT_EQ(split.done.timings().retries(), 0);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
 // Blocks that decode workers let go behind a window; told once a second.
 double WindowBlocks(Cluster& cluster) {
   double blocks = 0;
