@@ -222,8 +222,11 @@ bool RouterCore::TryPlace(Request* request) {
     if (request->was_computed() || AnyHeeds(*request)) return false;
     request->Fail(
         MakeError(absl::StatusCode::kUnavailable, "NO_WORKERS",
-                  absl::StrCat("no decode worker is of a version that knows ",
-                               absl::StrJoin(Needed(*request), ", ")),
+                  absl::StrCat("no decode worker knows all of ",
+                               absl::StrJoin(Needed(*request), ", "),
+                               ": they are of an older version, or started "
+                               "without (beam_search needs --kv-cache on, "
+                               "attention --enable-attention-output)"),
                   {}, absl::Seconds(5)));
     return true;
   }
