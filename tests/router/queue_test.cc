@@ -184,6 +184,27 @@ TEST(QueueTest, WhoWasComputedComesBeforeWhoWasRefused) {
   EXPECT_THAT(order, ElementsAre(2, 1, 0));
 }
 
+TEST(QueueTest, AnUrgentOneThatComesLaterIsBehindWhoWasComputed) {
+  World w;
+  LeasePipe* const d = w.Decode("d");
+  const auto submit = [&w](int priority) {
+    AdmittedRequest ask = World::Ask(std::vector<int32_t>(10 + priority, 7));
+    ask.effective.priority = priority;
+    w.Submit(std::move(ask));
+    w.loop.RunFor(absl::Milliseconds(1));
+  };
+  submit(1);
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.Load(d, v1::WORKER_STATE_DRAINING);
+  w.decodes[0].Break(absl::InternalError("lost"));
+  submit(0);
+  w.Decode("e");
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 3u);
+  EXPECT_EQ(w.decodes[1].sent[0].open().prompt_token_ids_size(), 11);
+  EXPECT_EQ(w.decodes[2].sent[0].open().prompt_token_ids_size(), 10);
+}
+
 // What others find out meanwhile does not put it off.
 TEST(QueueTest, WhereAWorkerTookOneTheNextFollowAtOnce) {
   for (const bool refused : {false, true}) {

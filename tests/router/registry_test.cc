@@ -210,6 +210,31 @@ TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
   }
 }
 
+TEST(RegistryTest, AWorkerThatRegistersAnewIsAvoidedNoMore) {
+  for (const char incarnation : {'1', '2'}) {
+    World w;
+    w.around_recorder = true;
+    w.Decode("d0");
+    w.core->registry().CallFailed(
+        World::Hello("d0", v1::WORKER_ROLE_DECODE).worker(), "reset");
+    ASSERT_FALSE(w.core->State(false).workers(0).placeable());
+    w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, incarnation));
+    EXPECT_TRUE(w.core->State(false).workers(0).placeable()) << incarnation;
+  }
+}
+
+TEST(RegistryTest, AWayIsAvoidedForItsTime) {
+  World w;
+  w.around_recorder = true;
+  w.Prefill("p0");
+  w.Decode("d0");
+  w.core->registry().PairFailed("p0", "d0", "shm", "digest");
+  EXPECT_THAT(w.core->registry().AvoidedWays("p0", "d0"),
+              ::testing::ElementsAre("shm"));
+  w.RunFor(w.options.avoid_first);
+  EXPECT_THAT(w.core->registry().AvoidedWays("p0", "d0"), ::testing::IsEmpty());
+}
+
 TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
   using ::testing::ElementsAre;
   World w;
@@ -310,6 +335,16 @@ TEST(AvoidListTest, AProbeThatFailsAtOnceDoublesTheTimeout) {
     EXPECT_TRUE(list.Avoided("x", now + timeout - absl::Milliseconds(1)));
     EXPECT_FALSE(list.Avoided("x", now + timeout));
   }
+}
+
+TEST(AvoidListTest, WhatFailedIsRememberedBeyondItsTime) {
+  AvoidList list(absl::Seconds(1), absl::Seconds(4));
+  const absl::Time now = absl::FromUnixSeconds(100);
+  list.Failed("x", now, "why");
+  list.Sweep(now + absl::Seconds(9));
+  EXPECT_EQ(list.Failed("x", now + absl::Seconds(9), "why"), absl::Seconds(2));
+  list.Sweep(now + absl::Seconds(20));
+  EXPECT_TRUE(list.entries().empty());
 }
 
 TEST(RegistryTest, AWorkerWhoseCallsFailIsProbedEverMoreSeldom) {
