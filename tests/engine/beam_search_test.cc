@@ -163,6 +163,12 @@ TEST(BeamSearchTest, EqualScoresKeepTheirOrder) {
   EXPECT_EQ(best[0].tokens.size(), 1u) << "it was there before";
 }
 
+TEST(BeamSearchTest, WhatCouldOnlyBecomeEqualIsNotWaitedFor) {
+  BeamSearch search({.width = 1, .best = 1, .length_penalty = 0}, {1}, 9, 0);
+  EXPECT_THAT(Advance(search, {{{1, -1}, {5, -1}}}), IsEmpty());
+  EXPECT_TRUE(search.done());
+}
+
 // Where short ones are favoured, no beam can become better than it is.
 TEST(BeamSearchTest, NeverStoppingEarlyLooksAtTheBestLengthThereIs) {
   for (const double penalty : {-1.0, 1.0}) {

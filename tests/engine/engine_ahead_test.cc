@@ -94,6 +94,20 @@ TEST(EngineAheadTest, TokensAreTheSameUnderEveryBudgetAndLimitOfSequences) {
   }
 }
 
+TEST(EngineAheadTest, AStepAheadHasNoMoreSequencesThanAnother) {
+  Harness harness(Ahead(/*max_num_seqs=*/2));
+  for (const SequenceId id : {1, 2}) harness.Add(id, 5, 20);
+  harness.RunSteps(2);
+  for (const SequenceId id : {1, 2}) harness.engine->Pause(id, true);
+  for (const SequenceId id : {3, 4}) harness.Add(id, 5, 20);
+  harness.RunSteps(8);
+  for (const SequenceId id : {1, 2}) harness.engine->Pause(id, false);
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.executor.most_sequences, 2);
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
 TEST(EngineAheadTest, OfAStepTooManyNothingIsHeard) {
   Harness harness(Ahead());
   SequenceSpec spec = harness.Spec(1, 5, 20);
@@ -193,6 +207,17 @@ TEST(EngineAheadTest, BlocksOfARetiredSequenceWaitForBothSteps) {
   harness.ExpectNothingLeft();
 }
 
+TEST(EngineAheadTest, ABlockWithATokenThatNobodyToldIsNotCached) {
+  Harness harness(Ahead());
+  harness.Add(1, 5, 40);
+  harness.RunSteps(2);
+  ASSERT_EQ(harness.executor.steps.back(), "~1@7+1*");
+  harness.Retire(1);  // before the token of position 7 is heard
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.pool.counts().cached, 1);
+  harness.ExpectNothingLeft();
+}
+
 TEST(EngineAheadTest, AFailedStepSpoilsWhatItFedAndNothingElse) {
   Harness harness(Ahead());
   harness.Add(1, 5, 12);
@@ -208,6 +233,12 @@ TEST(EngineAheadTest, AFailedStepSpoilsWhatItFedAndNothingElse) {
   harness.RunUntilIdle();
   EXPECT_TRUE(harness.told[2].finish.has_value());
   // Nothing of what the next step made of it may be found in the cache.
+  std::vector<int32_t> known = harness.told[1].prompt;
+  known.insert(known.end(), harness.told[1].tokens.begin(),
+               harness.told[1].tokens.end());
+  ASSERT_EQ(known.size(), 8u);
+  EXPECT_EQ(harness.pool.Lookup(HashBlocks(RootHash("", 4, ""), known, 4)), 1)
+      << "position 7 was computed by the step that failed";
   harness.Resume(1, /*match_cache=*/true);
   harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();

@@ -278,6 +278,51 @@ TEST(EngineBeams, ForksWithoutABlockDoNotHideTheirSearchFromOlderOnes) {
   harness.ExpectNothingLeft();
 }
 
+TEST(EngineBeams, TheOldestWaitsForBlocksThatOthersHold) {
+  BeamsHarness harness({.num_blocks = 24,
+                        .engine = {.max_num_seqs = 16,
+                                   .max_num_batched_tokens = 64,
+                                   .max_model_len = 60}});
+  std::vector<BlockRef> held = harness.pool.Allocate(18);
+  SequenceSpec spec = harness.Spec(1, 9, 12, {.width = 4, .best = 1});
+  spec.stopping.stop_token_ids.clear();
+  harness.Add(1, spec);
+  for (int i = 0; i < 2000 && harness.loop.RunNext(); ++i) {
+  }
+  EXPECT_FALSE(harness.results.contains(1));
+  EXPECT_EQ(harness.pool.available(), 0);
+  held.clear();
+  for (int i = 0; i < 2000 && harness.loop.RunNext(); ++i) {
+  }
+  EXPECT_EQ(harness.preempted[1], 0) << "its lanes take no block of another";
+  harness.ExpectRight(1);
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineBeams, LanesLetGoWhatIsBehindTheirWindow) {
+  BeamsHarness harness(
+      {.engine = {.max_num_seqs = 16,
+                  .max_num_batched_tokens = 64,
+                  .max_model_len = 200,
+                  .window = 10},
+       .model = {
+           .num_layers = 2, .vocab_size = 100, .weights = 1, .window = 10}});
+  harness.Add(1, harness.Spec(1, 20, 25, {.width = 4, .best = 2}));
+  harness.Run();
+  EXPECT_GT(harness.engine.stats().window_blocks, 4);
+  harness.ExpectRight(1);
+  harness.ExpectNothingLeft();
+}
+
+// A prefill worker's pool is for its one lane.
+TEST(EngineBeams, AFirstTokenNeedsRoomForOneLane) {
+  BeamsHarness harness;
+  SequenceSpec spec = harness.Spec(1, 20, 100, {.width = 4, .best = 1});
+  EXPECT_GT(harness.engine.MostBlocks(spec), harness.pool.num_blocks());
+  spec.first_token_only = true;
+  EXPECT_EQ(harness.engine.MostBlocks(spec), 30);
+}
+
 TEST(EngineBeams, SharesOfAStepMakeAWholeWhateverBecomesOfItsLanes) {
   for (const int width : {1, 4}) {
     BeamsHarness harness(

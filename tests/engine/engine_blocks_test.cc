@@ -246,21 +246,26 @@ TEST(EngineBlocksTest, PausedSequencesGoFirstYoungestFirst) {
 }
 
 TEST(EngineBlocksTest, FinishedSequencesKeepTheirBlocks) {
-  Harness harness(SmallPool(8));
-  SequenceSpec kept = harness.Spec(9, 12, 5);
-  kept.first_token_only = true;
-  harness.Add(9, std::move(kept));
-  harness.RunUntilIdle();
-  harness.Add(1, 8, 12);  // 5 blocks
-  harness.Add(2, 8, 12);
-  harness.RunUntilIdle();
-  EXPECT_TRUE(harness.engine->contains(9));
-  EXPECT_EQ(harness.engine->block_table(9).size(), 3);
-  EXPECT_THAT(Preempted(harness), ElementsAre("preempted 2"));
-  EXPECT_TRUE(harness.told[1].finish.has_value());
-  harness.told.erase(2);
-  harness.ExpectAllFinishedRight();
-  harness.ExpectNothingLeft();
+  for (const bool paused : {false, true}) {
+    SCOPED_TRACE(paused ? "paused in its last step" : "");
+    Harness harness(SmallPool(8));
+    SequenceSpec kept = harness.Spec(9, 12, 5);
+    kept.first_token_only = true;
+    harness.Add(9, std::move(kept));
+    while (!harness.engine->stats().step_in_flight) harness.loop.RunNext();
+    harness.engine->Pause(9, paused);
+    harness.RunUntilIdle();
+    harness.Add(1, 8, 12);  // 5 blocks
+    harness.Add(2, 8, 12);
+    harness.RunUntilIdle();
+    EXPECT_TRUE(harness.engine->contains(9));
+    EXPECT_EQ(harness.engine->block_table(9).size(), 3);
+    EXPECT_THAT(Preempted(harness), ElementsAre("preempted 2"));
+    EXPECT_TRUE(harness.told[1].finish.has_value());
+    harness.told.erase(2);
+    harness.ExpectAllFinishedRight();
+    harness.ExpectNothingLeft();
+  }
 }
 
 TEST(EngineBlocksTest, APromptThatFindsNoBlockWaitsAndPreemptsNoOlderOne) {
@@ -279,6 +284,37 @@ TEST(EngineBlocksTest, APromptThatFindsNoBlockWaitsAndPreemptsNoOlderOne) {
   harness.Retire(1);
   harness.RunUntilIdle();
   EXPECT_TRUE(harness.told[2].finish.has_value());
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineBlocksTest, TheYoungestTakesNoBlockOfOneThatIsNotTheOldest) {
+  Harness harness(SmallPool(8));
+  for (const SequenceId id : {1, 2}) harness.Add(id, 13, 3);  // 4 blocks each
+  harness.RunSteps(1);
+  harness.Add(3, 4, 2);
+  harness.RunUntilIdle();
+  EXPECT_THAT(Preempted(harness), IsEmpty());
+  EXPECT_TRUE(harness.told[2].finish.has_value());
+  harness.Retire(1);
+  harness.RunUntilIdle();
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
+TEST(EngineBlocksTest, RowsOfWhoIsPreemptedInAPlanAreOthers) {
+  Harness harness(SmallPool(8, /*budget=*/8));
+  harness.Add(3, 12, 12);
+  harness.RunSteps(3);
+  std::optional<Reservation> grant = harness.pool.Reserve(4);
+  harness.Add(1, 20, 2);
+  harness.Add(2, 4, 2);
+  harness.RunSteps(5);
+  EXPECT_THAT(Preempted(harness), ElementsAre("preempted 3"));
+  EXPECT_THAT(harness.executor.steps, Contains("1@0+7 2@0+1"));
+  grant.reset();
+  harness.told.erase(3);
+  harness.RunUntilIdle();
   harness.ExpectAllFinishedRight();
   harness.ExpectNothingLeft();
 }

@@ -190,6 +190,41 @@ TEST(EngineSpeculationTest, HashesCoverAcceptedTokensAlone) {
   }
 }
 
+TEST(EngineSpeculationTest, BlocksOfWrongGuessesComeBackAndThatIsTold) {
+  FixedDrafters drafters;
+  Harness harness(WithDrafters(&drafters));
+  SequenceSpec spec = harness.Spec(1, 5, 7);
+  const auto right = Expected(harness.options.model, spec.history, 2, {});
+  const int32_t wrong = (right[1] + 1) % 100;
+  drafters.guesses = {{wrong, wrong, wrong, wrong}};
+  harness.Add(1, std::move(spec));
+  harness.RunUntilIdle();
+  EXPECT_EQ(harness.executor.steps[1], "1@5+5*****");  // the third block
+  EXPECT_EQ(harness.blocks_freed, 1);
+  harness.ExpectAllFinishedRight();
+  harness.ExpectNothingLeft();
+}
+
+// Each running one may need a block for its next token.
+TEST(EngineSpeculationTest, ABlockForEachRunningSequenceIsLeft) {
+  for (const int blocks : {3, 4}) {
+    FixedDrafters drafters;
+    HarnessOptions options = WithDrafters(&drafters);
+    options.num_blocks = blocks;
+    options.engine.max_model_len = 12;
+    Harness harness(options);
+    SequenceSpec spec = harness.Spec(1, 5, 7);
+    const auto right = Expected(options.model, spec.history, 7, {});
+    drafters.guesses = {{right[1], right[2], right[3], right[4]}};
+    harness.Add(1, std::move(spec));
+    harness.RunUntilIdle();
+    EXPECT_EQ(harness.executor.steps[1],
+              blocks == 3 ? "1@5+3***" : "1@5+5*****");
+    harness.ExpectAllFinishedRight();
+    harness.ExpectNothingLeft();
+  }
+}
+
 TEST(EngineSpeculationTest, GuessesTakeNoBlockThatOthersNeed) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(seed);

@@ -196,6 +196,33 @@ TEST(KvOffloadTest, RoutersHearOfABlockUntilItIsGoneEverywhere) {
   }
 }
 
+TEST(KvOffloadTest, WhatIsInPoolAndMemoryIsToldOnceAndStaysInOne) {
+  Harness harness(Offloading(16));
+  for (uint64_t prompt = 1; prompt < 4; ++prompt) {
+    RunPrompt(harness, prompt, prompt);
+  }
+  harness.pool.TakeChanges();
+  const auto hashes =
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, kPromptTokens - 1), 4);
+  const auto changed = [&](const std::vector<uint64_t>& changes) {
+    return std::any_of(hashes.begin(), hashes.end(), [&](const BlockHash& h) {
+      return std::binary_search(changes.begin(), changes.end(), h.Short());
+    });
+  };
+  EXPECT_EQ(RunPrompt(harness, 11, 1), kPromptTokens + 1 - 32);
+  ASSERT_TRUE(harness.offload->InMemory(hashes[7]));
+  CacheChanges changes = harness.pool.TakeChanges();
+  EXPECT_FALSE(changed(changes.added));
+  EXPECT_FALSE(changed(changes.removed));
+  const std::vector<uint64_t> told = harness.pool.CachedHashes();
+  EXPECT_TRUE(std::adjacent_find(told.begin(), told.end()) == told.end());
+  // Others drive it out of memory, but not out of the pool.
+  RunPrompt(harness, 12, 4);
+  ASSERT_FALSE(harness.offload->Holds(hashes[0]));
+  ASSERT_EQ(harness.pool.Lookup(hashes), 8);
+  EXPECT_FALSE(changed(harness.pool.TakeChanges().removed));
+}
+
 // Saves that end when they are told to. A block's content is its number.
 class ManualMover final : public BlockMover {
  public:
