@@ -186,72 +186,6 @@ TEST(DecodeAttemptsTest, AFirstTokenThatFinishesNeedsNoCommit) {
   }
 }
 
-// ---- Waiting for blocks
-
-// A decode worker whose 20 blocks one long sequence nearly fills.
-struct Crowded {
-  explicit Crowded(absl::Duration step) {
-    decode =
-        rig.AddDecode("decode", {.num_blocks = 20, .step = step}, [](auto* o) {
-          o->admission_factor = 9;
-          o->expected_new_tokens = 1;
-        });
-    prefill = rig.AddPrefill();
-    large = rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
-    rig.RunUntil([&] { return large->tokens.size() >= 3; });
-  }
-  Rig rig;
-  DecodeMachine* decode;
-  PrefillMachine* prefill;
-  Request* large;
-};
-
-TEST(DecodeAttemptsTest, AnOfferWithoutRoomWaitsAndComputesNothing) {
-  Crowded crowded(absl::Milliseconds(300));
-  Rig& rig = crowded.rig;
-  Request* const waits =
-      rig.Split({.prompt = Prompt(150, 2)}, crowded.decode, crowded.prefill);
-  rig.Run(absl::Seconds(2));
-  EXPECT_FALSE(waits->prefill_started.has_value()) << "told to wait";
-  EXPECT_EQ(crowded.decode->Load().blocks_reserved(), 0);
-  EXPECT_EQ(crowded.prefill->Load().waiting(), 1);
-  rig.RunUntilEnded();
-  EXPECT_LT(crowded.large->token_times.back(), waits->token_times.back());
-  for (const auto& request : rig.requests) request->ExpectAllRight();
-  rig.ExpectNothingLeft();
-}
-
-TEST(DecodeAttemptsTest, WhereRoomIsExpectedThePrefillStartsWithoutAGrant) {
-  Crowded crowded(absl::Milliseconds(30));
-  Rig& rig = crowded.rig;
-  Request* const starts =
-      rig.Split({.prompt = Prompt(150, 2)}, crowded.decode, crowded.prefill);
-  rig.RunUntil([&] { return starts->prefill_started.has_value(); });
-  // The large one ends within a beat, but has not yet.
-  EXPECT_FALSE(crowded.large->finished.has_value());
-  EXPECT_EQ(crowded.decode->Load().blocks_reserved(), 0);
-  rig.RunUntilEnded();
-  for (const auto& request : rig.requests) request->ExpectAllRight();
-  EXPECT_EQ(starts->done->handoff_bytes(), 150 * kBytesPerPosition);
-  rig.ExpectNothingLeft();
-}
-
-TEST(DecodeAttemptsTest, TheOldestWaitingHistoryGetsBlocksFirst) {
-  Crowded crowded(absl::Milliseconds(100));
-  Rig& rig = crowded.rig;
-  Request* const young =
-      rig.Split({.prompt = Prompt(200, 2)}, crowded.decode, crowded.prefill);
-  rig.Run(absl::Milliseconds(200));
-  Request* const old =
-      rig.Split({.prompt = Prompt(200, 3), .age = absl::Seconds(60)},
-                crowded.decode, crowded.prefill);
-  rig.RunUntilEnded();
-  // The younger one's first token is its prefill's, and needs no grant.
-  EXPECT_LT(old->token_times.back(), young->token_times[1]);
-  for (const auto& request : rig.requests) request->ExpectAllRight();
-  rig.ExpectNothingLeft();
-}
-
 // ---- What is lost is done again
 
 TEST(DecodeAttemptsTest, APrefillWorkerLostAnywhereIsReplacedByAnother) {
@@ -416,34 +350,6 @@ TEST(DecodeAttemptsTest, AFrozenPrefillWorkerCostsALinkAndNoBlock) {
 }
 
 // ---- Too few blocks
-
-TEST(DecodeAttemptsTest, AGrantToWhichNothingCameIsRevokedBeforeAnyPreemption) {
-  Rig rig;
-  DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
-      });
-  PrefillMachine* const slow =
-      rig.AddPrefill("slow", {.step = absl::Seconds(2)});
-  PrefillMachine* const quick = rig.AddPrefill("quick");
-  Request* const granted =
-      rig.Split({.prompt = Prompt(120, 1), .max_tokens = 20}, decode, slow);
-  rig.RunUntil([&] { return decode->Load().blocks_reserved() == 8; });
-  // 12 blocks are left; 180 + 70 positions need 16.
-  Request* const grows =
-      rig.Local({.prompt = Prompt(180, 2), .max_tokens = 70}, decode);
-  rig.RunUntil([&] { return !granted->dead.empty(); });
-  EXPECT_TRUE(granted->dead[0].preempted());
-  EXPECT_EQ(decode->core->counters().grants_revoked, 1);
-  EXPECT_EQ(decode->core->engine_stats().preemptions, 0);
-  granted->Retry(quick);
-  rig.RunUntilEnded();
-  granted->ExpectAllRight();
-  grows->ExpectAllRight();
-  EXPECT_EQ(grows->finished->preemptions(), 0);
-  rig.ExpectNothingLeft();
-}
 
 // Two that grow where only one fits: the younger gives way.
 void Preempt(int local_recompute_tokens, bool retries, Rig* rig) {

@@ -170,6 +170,28 @@ TEST(DecodeBeamsTest, PreemptedSearchesBeginAgainAndRoomIsCounted) {
   rig.ExpectNothingLeft();
 }
 
+TEST(DecodeBeamsTest, ASearchBeginsWhereItsForksHaveRoom) {
+  Rig rig;
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* options) {
+        options->admission_factor = 9;
+        options->expected_new_tokens = 1;
+      });
+  Request* const other =
+      rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
+  rig.RunUntil([&] { return other->tokens.size() >= 3; });
+  ASSERT_EQ(decode->pool->available(), 7);
+  const Job job = BeamJob(50, 20);  // 4 blocks, one for each fork
+  const v1::BeamParams beam = Beam(4, 1);
+  Request* const search = NewSearch(&rig, job, beam);
+  search->Decode(decode, nullptr);
+  rig.RunUntilEnded();
+  EXPECT_EQ(decode->core->engine_stats().preemptions, 0);
+  other->ExpectAllRight();
+  ExpectRight(*search, job, beam);
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeBeamsTest, WhatCannotBeIsRefused) {
   const struct {
     v1::BeamParams beam;

@@ -366,11 +366,15 @@ TEST(PrefillCoreTest, OneSuspectAtATimeIsBegun) {
 
 TEST(PrefillCoreTest, NothingThatWasComputedIsEverPreempted) {
   Rig rig;
-  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 512});
-  // Two of these histories fit, twelve want to.
+  // Two of these histories fit, twelve want to; none of the decode workers has
+  // more than its share.
   PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 30});
+  for (const char* const name : {"one", "two", "three"}) {
+    rig.AddDecode(name, {.num_blocks = 512});
+  }
   for (int i = 0; i < 12; ++i) {
-    rig.Split({.prompt = Prompt(200, i), .max_tokens = 4}, decode, prefill);
+    rig.Split({.prompt = Prompt(200, i), .max_tokens = 4},
+              rig.decodes[static_cast<size_t>(i % 3)].get(), prefill);
   }
   rig.RunUntilEnded();
   for (const auto& request : rig.requests) {

@@ -57,10 +57,12 @@ Machine::Machine(Rig* rig, const std::string& name,
     : host(std::make_shared<simulation::Host>(&rig->world, name)),
       random(rig->random.Next()),
       incarnation(random.Bytes(16)),
-      pool(std::make_unique<engine::KvPool>(options.num_blocks,
-                                            options.block_size)) {
+      pool(std::make_unique<engine::KvPool>(
+          options.num_blocks, options.block_size, /*owner_share=*/1,
+          simulation::WindowOf(rig->model).parts)) {
   engine::FakeExecutorOptions device_options;
   device_options.model = rig->model;
+  if (rig->model.full_layers > 0) device_options.cells = &pool->cells();
   device_options.num_blocks = options.num_blocks;
   device_options.block_size = options.block_size;
   device_options.seed = random.Next();
@@ -387,8 +389,8 @@ void Request::ExpectAllRight() const {
 
 // ---- Rig
 
-Rig::Rig(uint64_t seed, int window)
-    : model(simulation::Model(window)),
+Rig::Rig(uint64_t seed, int window, int full_layers)
+    : model(simulation::Model(window, full_layers)),
       random(seed),
       network(&world, &random, {}),
       router(std::make_shared<simulation::Host>(&world, "router")) {}

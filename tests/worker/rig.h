@@ -256,8 +256,9 @@ struct StuckGrammars final : Grammars {
 
 class Rig {
  public:
-  // `window`: of the model's layers; 0: they see all.
-  explicit Rig(uint64_t seed = 1, int window = 0);
+  // `window`: of the model's layers, but for the first `full_layers`; 0: they
+  // see all.
+  explicit Rig(uint64_t seed = 1, int window = 0, int full_layers = 0);
   ~Rig();
 
   template <typename Options>

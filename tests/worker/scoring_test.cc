@@ -184,6 +184,22 @@ TEST(WorkerScoringTest, ALostPrefillIsScoredFromWhereItWasHeard) {
   rig.ExpectNothingLeft();
 }
 
+TEST(WorkerScoringTest, WhatIsWhollyScoredIsNotScoredAgain) {
+  Rig rig;
+  // The scatters are slow: the first token is out long before the commit.
+  DecodeMachine* const decode =
+      rig.AddDecode("decode", {.copy = absl::Milliseconds(100)});
+  PrefillMachine* const prefill = rig.AddPrefill("prefill");
+  Request* const request = Scored(&rig, {.prompt = Prompt(150)});
+  request->Decode(decode, prefill);
+  rig.RunUntil([&] { return request->tokens.size() == 1; });
+  EXPECT_EQ(request->scores, 149);
+  request->Retry(nullptr);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 TEST(WorkerScoringTest, ASlowReaderPausesItsPromptAndFailsAtLast) {
   for (const bool goes_on : {true, false}) {
     Rig rig;
