@@ -84,11 +84,7 @@ bool DecodeCore::TryGrant(Call* call) {
   const int wanted = BlocksFor(positions) - matched + missing;
   // One block for each running sequence stays: a grant that makes the next
   // step preempt somebody has won nothing.
-  if (pool_->available() - wanted < engine_.stats().running) {
-    if (engine_.stats().running > 0 || pool_->available() < wanted) {
-      return false;
-    }
-  }
+  if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &found, call->cache_owner);
   landing.matched = std::move(found.blocks);
   landing.reserved = pool_->Reserve(wanted - missing);
@@ -153,10 +149,7 @@ bool DecodeCore::TryLocal(Call* call) {
   const int wanted = std::min(BlocksFor(positions + 1) - matched.size(),
                               std::max(at_once, 0)) +
                      std::max(call->beams.width - 1, 0) + missing;
-  if (pool_->available() < wanted + engine_.stats().running &&
-      (engine_.stats().running > 0 || pool_->available() < wanted)) {
-    return false;
-  }
+  if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &matched, call->cache_owner);
   const int computed = matched.size() * pool_->block_size();
   counters_.history_positions += positions;
@@ -235,10 +228,6 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     return bad;
   }
   Landing& landing = call->landing;
-  if (landing.granted) {  // the same offer over a new link
-    *grant = landing.grant;
-    return Verdict::kGranted;
-  }
   landing.offered = true;
   flight::Record(flight::Event::kOffer, {.request = call->request_id,
                                          .m = call->attempt,
@@ -246,7 +235,6 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
   if (!mixed.empty()) {
     landing.formats = absl::StrCat(mixed, ">", options_.receiver.kv_dtype);
   }
-  call->formats = landing.formats;
   UseFreeBlocks();
   if (landing.granted) {
     *grant = landing.grant;
@@ -365,10 +353,10 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
   for (engine::BlockRef& block : std::move(*call->landing.reserved).Commit()) {
     blocks.push_back(std::move(block));
   }
+  engine::SequenceSpec spec = SpecOf(*call, call->landing.formats);
   call->landing = Landing();
   call->phase = Phase::kRunning;
   call->decode_started = loop_->Now();
-  engine::SequenceSpec spec = SpecOf(*call, call->formats);
   if (call->beams.width > 0) {
     for (const v1::TopLogprob& top : first.token.top()) {
       spec.first_candidates.push_back({top.token_id(), top.logprob()});

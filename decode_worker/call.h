@@ -73,7 +73,6 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
   // The attempt.
   uint32_t attempt = 0;  // the last one opened
   Landing landing;
-  std::string formats;  // of the blocks it runs on
 
   // The stream of tokens.
   absl::Time local_since;  // queued for a local prefill

@@ -285,7 +285,6 @@ absl::Status DecodeCore::Open(Call* call, const v1::DecodeOpen& open) {
 void DecodeCore::StartAttempt(Call* call, const v1::WorkerRef* prefill) {
   call->attempt = next_attempt_++;
   call->started_said = false;
-  call->formats.clear();
   call->landing = Landing();
   call->local = prefill == nullptr;
   v1::DecodeResponse response;
