@@ -99,6 +99,32 @@ TEST(DecodeBlocksTest, ARunningSequenceKeepsABlockToGrow) {
   }
 }
 
+// What comes back from memory takes blocks as what is computed does.
+TEST(DecodeBlocksTest, WhatIsBroughtBackNeedsRoomToo) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 20, .offload_blocks = 40}, [](auto* options) {
+        options->admission_factor = 9;
+        options->expected_new_tokens = 1;
+      });
+  for (const int prompt : {100, 240}) {
+    rig.Local({.prompt = Prompt(prompt, prompt), .max_tokens = 4}, decode);
+    rig.RunUntilEnded();
+  }
+  Request* const large =
+      rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
+  rig.RunUntil([&] { return large->tokens.size() >= 3; });
+  ASSERT_EQ(decode->pool->available(), 7);
+  Request* const waits =
+      rig.Local({.prompt = Prompt(110, 100), .max_tokens = 4}, decode);
+  rig.RunUntilEnded();
+  EXPECT_EQ(waits->finished->cached_tokens(), 96);
+  EXPECT_GE(decode->offload->counters().restored, 6);
+  EXPECT_LT(large->token_times.back(), waits->token_times.front());
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 // A large one would wait for ever.
 TEST(DecodeBlocksTest, NobodyOvertakesWhoWaitsForBlocks) {
   for (const bool split : {false, true}) {

@@ -70,6 +70,13 @@ Machine::Machine(Rig* rig, const std::string& name,
   device_options.copy_base = options.copy;
   device = std::make_unique<engine::FakeExecutor>(device_options, &host->loop);
   log = std::make_unique<StepLog>(device.get());
+  if (options.offload_blocks == 0) return;
+  offload_memory.resize(
+      static_cast<size_t>(options.offload_blocks * device->block_bytes()));
+  offload = std::make_unique<engine::KvOffload>(
+      engine::KvOffloadOptions{.memory_blocks = options.offload_blocks},
+      &host->loop, device.get(), pool.get(), offload_memory.data(),
+      /*file=*/nullptr);
 }
 
 v1::WorkerRef Machine::ref() const {
@@ -418,6 +425,7 @@ DecodeMachine* Rig::AddDecode(
   decode_worker::DecodeOptions core = simulation::MakeDecodeOptions(
       name, machine->incarnation, machine->device->kv_shape());
   core.engine.window = simulation::WindowOf(model);
+  core.offload = machine->offload.get();
   if (tweak) tweak(&core);
   machine->core = std::make_unique<decode_worker::DecodeCore>(
       core, &machine->host->loop, &machine->random, machine->log.get(),

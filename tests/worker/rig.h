@@ -7,6 +7,7 @@
 #ifndef TANDEM_TESTS_WORKER_RIG_H_
 #define TANDEM_TESTS_WORKER_RIG_H_
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
 #include "decode_worker/core.h"
+#include "engine/kv_offload.h"
 #include "engine/testing/fake_executor.h"
 #include "prefill_worker/core.h"
 #include "tandem/v1/decode.pb.h"
@@ -35,6 +37,7 @@ struct MachineOptions {
   int num_blocks = 64;
   absl::Duration step = absl::Milliseconds(4);  // one per layer and change
   absl::Duration copy = absl::Microseconds(100);
+  int offload_blocks = 0;  // of memory, for what a decode worker evicts
 };
 
 // Passes everything on, and notes which sequences each step had. Or swallows
@@ -85,6 +88,8 @@ struct Machine {
   std::unique_ptr<engine::KvPool> pool;
   std::unique_ptr<engine::FakeExecutor> device;
   std::unique_ptr<StepLog> log;  // in front of the device
+  std::vector<std::byte> offload_memory;
+  std::unique_ptr<engine::KvOffload> offload;  // may be null
 };
 
 struct DecodeMachine final : Machine {
