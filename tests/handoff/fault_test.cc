@@ -212,19 +212,26 @@ TEST(HandoffFault, EverythingTwiceStillLandsOnce) {
 }
 
 TEST(HandoffFault, ALostAcknowledgementIsSentAgain) {
-  World world(Of("grpc"));
-  int acks = 0;
-  world.prefill().on_dial = [&](Pair* pair) {
-    pair->responses.filter = [&](int, v1::LinkResponse* message) {
-      return message->has_ack() && ++acks < 4 ? 0 : 1;
+  for (const bool declined : {false, true}) {
+    SCOPED_TRACE(declined);
+    World world(Of("grpc"));
+    if (declined) {
+      world.decode.commit_status = absl::CancelledError("the call has ended");
+    }
+    int acks = 0;
+    world.prefill().on_dial = [&](Pair* pair) {
+      pair->responses.filter = [&](int, v1::LinkResponse* message) {
+        return message->has_ack() && ++acks < 4 ? 0 : 1;
+      };
     };
-  };
-  world.Run(1, kPositions);
-  world.loop.RunFor(absl::Seconds(5));
-  EXPECT_EQ(acks, 4);
-  EXPECT_EQ(world.decode.seen[1].committed, 1);
-  EXPECT_EQ(world.prefill().side.seen[1].acknowledged, 1);
-  world.ExpectBaseline();
+    world.Run(1, kPositions);
+    world.loop.RunFor(absl::Seconds(5));
+    EXPECT_EQ(acks, 4);
+    EXPECT_EQ(world.decode.seen[1].committed, 1);
+    EXPECT_EQ(world.prefill().side.seen[1].acknowledged, declined ? 0 : 1);
+    EXPECT_EQ(world.prefill().side.seen[1].failed, declined ? 1 : 0);
+    world.ExpectBaseline();
+  }
 }
 
 // What a faulty sender may say, and how it ends.
