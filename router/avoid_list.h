@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Things that failed lately (a worker's calls, a pair, a way of a pair) and
-// are not used for a while. After its time-out an entry lets one user through
+// Things that failed lately (a worker's calls, a way of a pair) and are not
+// used for a while. After its time-out an entry lets one user through
 // as a probe: success forgets it, another failure doubles the time-out, and
 // silence (the probe's user went away) lets the next one try.
 

@@ -346,24 +346,26 @@ bool Registry::Full(const Worker& worker) const {
 
 bool Registry::PairAllowed(const Worker& prefill, const Worker& decode) const {
   return CheckPair(prefill.hello, decode.hello).ok() &&
-         !avoided_pairs_.Avoided(PairKey(prefill.id(), decode.id(), ""),
-                                 loop_->Now()) &&
          // The fallback for all: where it failed, no way is left.
          !avoided_pairs_.Avoided(PairKey(prefill.id(), decode.id(), "grpc"),
                                  loop_->Now());
 }
 
-std::vector<std::string> Registry::AvoidedWays(
-    const std::string& prefill_id, const std::string& decode_id) const {
+std::vector<std::string> Registry::WaysToAvoid(const std::string& prefill_id,
+                                               const std::string& decode_id) {
   const std::string prefix = PairKey(prefill_id, decode_id, "");
-  const absl::Time now = loop_->Now();
   std::vector<std::string> ways;
   for (const auto& [key, entry] : avoided_pairs_.entries()) {
-    if (key.size() > prefix.size() &&
-        key.compare(0, prefix.size(), prefix) == 0 && now < entry.until) {
+    if (absl::StartsWith(key, prefix))
       ways.push_back(key.substr(prefix.size()));
-    }
   }
+  const absl::Time now = loop_->Now();
+  std::erase_if(ways, [&](const std::string& way) {
+    const std::string key = prefix + way;
+    if (avoided_pairs_.Avoided(key, now)) return false;
+    avoided_pairs_.Using(key, now);
+    return true;
+  });
   std::sort(ways.begin(), ways.end());
   return ways;
 }
@@ -445,8 +447,9 @@ void Registry::PairFailed(const std::string& prefill_id,
 void Registry::PairWorked(const std::string& prefill_id,
                           const std::string& decode_id,
                           const std::string& way) {
-  avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, ""));
   avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, way));
+  // Some way is left.
+  avoided_pairs_.Succeeded(PairKey(prefill_id, decode_id, "grpc"));
 }
 
 Queued Registry::Using(const std::string& prefill_id,
@@ -457,7 +460,6 @@ Queued Registry::Using(const std::string& prefill_id,
   if (Worker* const decode = computes) ++decode->unreported_requests;
   if (!prefill_id.empty()) {
     avoided_workers_.Using(prefill_id, now);
-    avoided_pairs_.Using(PairKey(prefill_id, decode_id, ""), now);
     computes = Find(prefill_id);
     if (computes != nullptr) ++computes->unreported_requests;
   }

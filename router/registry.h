@@ -132,8 +132,10 @@ class Registry {
   bool Placeable(const Worker& worker) const;
   bool Full(const Worker& worker) const;
   bool PairAllowed(const Worker& prefill, const Worker& decode) const;
-  std::vector<std::string> AvoidedWays(const std::string& prefill_id,
-                                       const std::string& decode_id) const;
+  // For a handoff that is about to begin, which probes those whose time-out has
+  // passed.
+  std::vector<std::string> WaysToAvoid(const std::string& prefill_id,
+                                       const std::string& decode_id);
 
   // What requests found out.
   void Refused(const std::string& worker_id);
@@ -147,7 +149,8 @@ class Registry {
                   const std::string& way, const std::string& reason);
   void PairWorked(const std::string& prefill_id, const std::string& decode_id,
                   const std::string& way);
-  // A request goes there now: probes what was avoided and may be tried again.
+  // A request goes there now: probes workers that were avoided and may be tried
+  // again.
   // What it adds to the queue of the one that computes its prompt.
   Queued Using(const std::string& prefill_id, const std::string& decode_id,
                int uncached_tokens);

@@ -247,7 +247,7 @@ void Request::OpenPrefill(const std::string& ticket) {
       std::max<int64_t>(1, absl::ToInt64Milliseconds(Remaining())));
   open->set_age_ms(absl::ToInt64Milliseconds(now - admitted_));
   open->set_suspect(suspect());
-  for (const std::string& way : context_.registry->AvoidedWays(
+  for (const std::string& way : context_.registry->WaysToAvoid(
            prefill_ref_.worker_id(), decode_ref_.worker_id())) {
     open->add_avoid_ways(way);
   }

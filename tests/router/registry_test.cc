@@ -229,10 +229,40 @@ TEST(RegistryTest, AWayIsAvoidedForItsTime) {
   w.Prefill("p0");
   w.Decode("d0");
   w.core->registry().PairFailed("p0", "d0", "shm", "digest");
-  EXPECT_THAT(w.core->registry().AvoidedWays("p0", "d0"),
-              ::testing::ElementsAre("shm"));
+  const auto ways = [&] { return w.core->registry().WaysToAvoid("p0", "d0"); };
+  EXPECT_THAT(ways(), ::testing::ElementsAre("shm"));
   w.RunFor(w.options.avoid_first);
-  EXPECT_THAT(w.core->registry().AvoidedWays("p0", "d0"), ::testing::IsEmpty());
+  EXPECT_THAT(ways(), ::testing::IsEmpty());
+  // That was the probe, and others wait for what comes of it.
+  EXPECT_THAT(ways(), ::testing::ElementsAre("shm"));
+  w.core->registry().PairFailed("p0", "d0", "shm", "digest");
+  w.RunFor(w.options.avoid_first);
+  EXPECT_THAT(ways(), ::testing::ElementsAre("shm"));
+  w.RunFor(w.options.avoid_first);
+  EXPECT_THAT(ways(), ::testing::IsEmpty());
+  w.core->registry().PairWorked("p0", "d0", "shm");
+  EXPECT_THAT(ways(), ::testing::IsEmpty());
+}
+
+// The probe of a pair whose every way failed may find another one than the last
+// that failed.
+TEST(RegistryTest, APairOfWhichAWayWorksIsNotAvoided) {
+  World w;
+  w.around_recorder = true;
+  w.Prefill("p0");
+  w.Decode("d0");
+  Registry& registry = w.core->registry();
+  const auto allowed = [&] {
+    return registry.PairAllowed(*registry.Find("p0"), *registry.Find("d0"));
+  };
+  registry.PairFailed("p0", "d0", "grpc", "refused");
+  EXPECT_FALSE(allowed());
+  w.RunFor(w.options.avoid_first);
+  EXPECT_TRUE(allowed());
+  EXPECT_THAT(registry.WaysToAvoid("p0", "d0"), ::testing::IsEmpty());
+  EXPECT_FALSE(allowed());
+  registry.PairWorked("p0", "d0", "shm");
+  EXPECT_TRUE(allowed());
 }
 
 TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
