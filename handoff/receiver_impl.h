@@ -200,6 +200,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   void QuarantineSlab(int slab);
   void QuarantineUnlanded(Link* link);
   void OnQuiet(Serial link_serial, size_t way);
+  void OnWithdraw(State* state, const v1::HandoffWithdraw& withdraw);
   std::string BrokenWay(const State& state) const;
   void OnWayBroken(Serial link_serial, size_t way, const absl::Status& status);
   void WatchQuarantine();

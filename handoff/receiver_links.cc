@@ -83,13 +83,7 @@ void Receiver::Impl::OnLinkMessage(ReceiverLinkBase* base,
       break;
     case v1::LinkRequest::kWithdraw: {
       State* state = Named(link, message.withdraw().key());
-      if (state != nullptr) {
-        Fail(state,
-             FailureFrom(static_cast<int>(absl::StatusCode::kAborted),
-                         absl::StrCat("the prefill worker withdrew: ",
-                                      message.withdraw().reason())),
-             BrokenWay(*state), Tell::kNothing);
-      }
+      if (state != nullptr) OnWithdraw(state, message.withdraw());
       break;
     }
     case v1::LinkRequest::kNccl:
@@ -483,6 +477,22 @@ void Receiver::Impl::QuarantineSlab(int slab) {
   credits_[slab].quarantined_at = loop_->Now();
   ++counters_.quarantines;
   if (!quarantine_.running()) WatchQuarantine();
+}
+
+void Receiver::Impl::OnWithdraw(State* state,
+                                const v1::HandoffWithdraw& withdraw) {
+  const absl::Status status = FailureFrom(
+      static_cast<int>(absl::StatusCode::kAborted),
+      absl::StrCat("the prefill worker withdrew: ", withdraw.reason()));
+  if (withdraw.code() != static_cast<int>(absl::StatusCode::kCancelled)) {
+    Fail(state, status, BrokenWay(*state), Tell::kNothing);
+    return;
+  }
+  ++counters_.ways[state->way].cancelled;
+  const Attempt attempt = state->attempt;
+  Remove(state, status);
+  ServeCredits();
+  delegate_->OnFailed(attempt, status, "");
 }
 
 // The way that an attempt's end may be put down to although the peer did not

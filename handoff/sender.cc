@@ -476,6 +476,7 @@ void Sender::Impl::Withdraw(State* state, const absl::Status& why) {
   v1::LinkRequest request;
   ToKey(state->attempt, request.mutable_withdraw()->mutable_key());
   request.mutable_withdraw()->set_reason(Message(why));
+  request.mutable_withdraw()->set_code(why.raw_code());
   state->link->Send(std::move(request));
 }
 

@@ -596,6 +596,22 @@ TEST(Handoff, WaitingPositionsCountWhatIsComputedAndUnsent) {
   EXPECT_EQ(world.sender().waiting_positions("decode"), 0);
 }
 
+TEST(Handoff, WhatIsNotNeededAnyMoreHasNotFailed) {
+  World world({});
+  const Attempt attempt = world.Offer(1, 16);
+  world.loop.RunFor(absl::Milliseconds(10));
+  world.sender().Cancel(attempt);
+  world.prefill().side.seen[1].cancelled = true;
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(world.decode.seen[1].failed, 1);  // the worker's attempt is over
+  for (const HandoffCounters& counters :
+       {world.sender().counters(), world.receiver->counters()}) {
+    EXPECT_EQ(counters.ways.at("grpc").cancelled, 1);
+    EXPECT_EQ(counters.ways.at("grpc").failed, 0);
+  }
+  world.ExpectBaseline();
+}
+
 TEST(Handoff, ACommitWithoutAllThatIsWantedFailsBeforeItIsSent) {
   World world({});
   const Attempt attempt = world.Offer(1, 16);
@@ -605,6 +621,7 @@ TEST(Handoff, ACommitWithoutAllThatIsWantedFailsBeforeItIsSent) {
   EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
   EXPECT_EQ(world.decode.seen[1].failed, 1);
   EXPECT_EQ(world.decode.seen[1].committed, 0);
+  EXPECT_EQ(world.receiver->counters().ways.at("grpc").failed, 1);
   world.ExpectBaseline();
 }
 
