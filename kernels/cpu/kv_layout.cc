@@ -55,6 +55,7 @@ void WriteRun(std::byte* block, const Run& run, int count, const Element* row) {
   }
 }
 
+// Elements of which two stand in one word, as bf16 keys do.
 void WriteWords(std::byte* to, int64_t step, int count, const std::byte* from) {
   for (int i = 0; i < count; ++i, to += step, from += 4) {
     std::memcpy(to, from, 4);

@@ -355,8 +355,7 @@ TEST(DecodeAttemptsTest, AFrozenPrefillWorkerCostsALinkAndNoBlock) {
 void Preempt(int local_recompute_tokens, bool retries, Rig* rig) {
   DecodeMachine* const decode =
       rig->AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
+        AdmitByBlocks(o);
         o->local_recompute_tokens = local_recompute_tokens;
       });
   PrefillMachine* const prefill = rig->AddPrefill();
@@ -399,8 +398,7 @@ TEST(DecodeAttemptsTest, ARetryThatCrossedCommitAndPreemptionIsNoMistake) {
   Rig rig;
   DecodeMachine* const decode =
       rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
+        AdmitByBlocks(o);
         o->local_recompute_tokens = 16;
       });
   PrefillMachine* const prefill = rig.AddPrefill();
@@ -425,8 +423,7 @@ TEST(DecodeAttemptsTest, PreemptionsAreBounded) {
   Rig rig;
   DecodeMachine* const decode =
       rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
+        AdmitByBlocks(o);
         o->max_preemptions = 0;
       });
   rig.Local({.prompt = Prompt(120, 1), .max_tokens = 120}, decode);

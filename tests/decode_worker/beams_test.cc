@@ -173,10 +173,7 @@ TEST(DecodeBeamsTest, PreemptedSearchesBeginAgainAndRoomIsCounted) {
 TEST(DecodeBeamsTest, ASearchBeginsWhereItsForksHaveRoom) {
   Rig rig;
   DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* options) {
-        options->admission_factor = 9;
-        options->expected_new_tokens = 1;
-      });
+      rig.AddDecode("decode", {.num_blocks = 20}, AdmitByBlocks);
   Request* const other =
       rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
   rig.RunUntil([&] { return other->tokens.size() >= 3; });

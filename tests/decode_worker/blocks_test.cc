@@ -17,11 +17,8 @@ using testing::IsEmpty;
 // A decode worker whose 20 blocks one long sequence nearly fills.
 struct Crowded {
   explicit Crowded(absl::Duration step) {
-    decode =
-        rig.AddDecode("decode", {.num_blocks = 20, .step = step}, [](auto* o) {
-          o->admission_factor = 9;
-          o->expected_new_tokens = 1;
-        });
+    decode = rig.AddDecode("decode", {.num_blocks = 20, .step = step},
+                           AdmitByBlocks);
     prefill = rig.AddPrefill();
     large = rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
     rig.RunUntil([&] { return large->tokens.size() >= 3; });
@@ -103,10 +100,7 @@ TEST(DecodeBlocksTest, ARunningSequenceKeepsABlockToGrow) {
 TEST(DecodeBlocksTest, WhatIsBroughtBackNeedsRoomToo) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode(
-      "decode", {.num_blocks = 20, .offload_blocks = 40}, [](auto* options) {
-        options->admission_factor = 9;
-        options->expected_new_tokens = 1;
-      });
+      "decode", {.num_blocks = 20, .offload_blocks = 40}, AdmitByBlocks);
   for (const int prompt : {100, 240}) {
     rig.Local({.prompt = Prompt(prompt, prompt), .max_tokens = 4}, decode);
     rig.RunUntilEnded();
@@ -152,8 +146,7 @@ TEST(DecodeBlocksTest, APrefixThatLacksPartsIsNoRoomForTheRest) {
   DecodeMachine* const decode = rig.AddDecode(
       "decode", {.num_blocks = 8}, [](decode_worker::DecodeOptions* options) {
         options->engine.max_num_batched_tokens = 16;
-        options->admission_factor = 9;
-        options->expected_new_tokens = 1;
+        AdmitByBlocks(options);
       });
   Request* const old =
       rig.Local({.prompt = Prompt(170), .max_tokens = 60}, decode);
@@ -173,10 +166,7 @@ TEST(DecodeBlocksTest, APrefixThatLacksPartsIsNoRoomForTheRest) {
 TEST(DecodeBlocksTest, AGrantToWhichNothingCameIsRevokedBeforeAnyPreemption) {
   Rig rig;
   DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
-      });
+      rig.AddDecode("decode", {.num_blocks = 20}, AdmitByBlocks);
   PrefillMachine* const slow =
       rig.AddPrefill("slow", {.step = absl::Seconds(2)});
   PrefillMachine* const quick = rig.AddPrefill("quick");
@@ -201,10 +191,7 @@ TEST(DecodeBlocksTest, AGrantToWhichNothingCameIsRevokedBeforeAnyPreemption) {
 TEST(DecodeBlocksTest, TheYoungestGrantIsRevokedAndNoMoreThanAreNeeded) {
   Rig rig;
   DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
-      });
+      rig.AddDecode("decode", {.num_blocks = 20}, AdmitByBlocks);
   PrefillMachine* const slow =
       rig.AddPrefill("slow", {.step = absl::Seconds(2)});
   PrefillMachine* const quick = rig.AddPrefill("quick");
@@ -227,10 +214,7 @@ TEST(DecodeBlocksTest, TheYoungestGrantIsRevokedAndNoMoreThanAreNeeded) {
 TEST(DecodeBlocksTest, AGrantToWhichSomethingCameIsKept) {
   Rig rig;
   DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [](auto* o) {
-        o->admission_factor = 9;
-        o->expected_new_tokens = 1;
-      });
+      rig.AddDecode("decode", {.num_blocks = 20}, AdmitByBlocks);
   // A layer a second.
   PrefillMachine* const slow =
       rig.AddPrefill("slow", {.step = absl::Seconds(4)});
