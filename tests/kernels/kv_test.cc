@@ -181,6 +181,52 @@ TEST_P(KvOf, EachPairOfFormatsConvertsOnceAndThenRoundTrips) {
   }
 }
 
+// By vectors of its own, which round as the definition does.
+TEST_P(KvOf, WhatIsAppendedIsWhatIsScattered) {
+  Device device(MakeBackend(GetParam()));
+  const int length = 20;
+  const int heads = 2;
+  for (const int dim : {8, 40, 64}) {
+    for (const DType type :
+         {DType::kF32, DType::kBF16, DType::kFp8, DType::kInt8, DType::kInt4}) {
+      Cache appended = NewCache(device, dim, 16, type, length);
+      Cache scattered = NewCache(device, dim, 16, type, length);
+      KvRange range = appended.Range(0, length);
+      range.layer_end = 1;
+      auto kv = RandomFloats(static_cast<size_t>(range.elements(dim)), 43);
+      for (size_t i = 0; i < kv.size(); i += 3) {  // halves between two of bf16
+        const uint32_t bits = std::bit_cast<uint32_t>(kv[i]);
+        kv[i] = std::bit_cast<float>((bits & 0xffff0000u) | 0x8000u);
+      }
+      const auto row = static_cast<std::ptrdiff_t>(kv.size()) / length;
+      std::vector<float> qkv;
+      std::vector<int32_t> positions, slots;
+      for (int i = 0; i < length; ++i) {
+        qkv.insert(qkv.end(), static_cast<size_t>(heads * dim), 0.0f);
+        qkv.insert(qkv.end(), kv.begin() + i * row, kv.begin() + (i + 1) * row);
+        positions.push_back(i);
+        slots.push_back(appended.table[static_cast<size_t>(i / 16)] * 16 +
+                        i % 16);
+      }
+      Rows rows;
+      rows.num_rows = length;
+      rows.positions = device.Upload(positions);
+      rows.slots = device.Upload(slots);
+      device->RopeAppend(device.queue(), rows, heads, {}, {},
+                         device.Upload(qkv), *appended.kv, 0);
+      std::vector<uint8_t> wide(kv.size() * 4);
+      std::memcpy(wide.data(), kv.data(), wide.size());
+      KvRange there = scattered.Range(0, length);
+      there.layer_end = 1;
+      Scatter(device, scattered, there, DType::kF32, wide);
+      KvDigest digest;
+      EXPECT_TRUE(Gather(device, appended, range, type, &digest) ==
+                  Gather(device, scattered, there, type, &digest))
+          << Name(type) << " " << dim;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(InstructionSets, KvOf,
                          ::testing::Values("avx2", "auto"));
 
