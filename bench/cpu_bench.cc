@@ -21,9 +21,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "bench/gpu/engine_runs.h"
-#include "engine/model.h"
-#include "engine/model_config.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace {

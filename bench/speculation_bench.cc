@@ -28,11 +28,11 @@
 #include <vector>
 
 #include "common/thread_loop.h"
-#include "engine/device_executor.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/device/device_executor.h"
 #include "engine/engine.h"
-#include "engine/model.h"
-#include "engine/model_config.h"
-#include "engine/safetensors.h"
+#include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace {

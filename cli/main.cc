@@ -28,7 +28,7 @@
 #include "common/flags.h"
 #include "common/lifecycle.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "router/options.h"
+#include "router/core/options.h"
 
 namespace tandem::cli {
 namespace {

@@ -3,10 +3,11 @@
 find_package(OpenSSL REQUIRED)
 
 tandem_library(tandem_engine_core
-  SRCS beam_search.cc beams.cc block_cells.cc block_file.cc block_hash.cc
-       draft_length.cc draft_model.cc drafter.cc engine.cc kv_offload.cc
-       kv_pool.cc kv_pool_check.cc logit_edits.cc scheduler.cc
-       sequence_blocks.cc sequences.cc speculation.cc step_results.cc work.cc
+  SRCS beam_search.cc beams.cc draft_length.cc draft_model.cc drafter.cc
+       engine.cc logit_edits.cc scheduler.cc sequence_blocks.cc sequences.cc
+       speculation.cc step_results.cc work.cc
+       kv/block_cells.cc kv/block_file.cc kv/block_hash.cc kv/kv_offload.cc
+       kv/kv_pool.cc kv/kv_pool_check.cc
   DEPS tandem_common OpenSSL::Crypto absl::flat_hash_map absl::any_invocable
        absl::span absl::status absl::statusor absl::strings absl::time)
 

@@ -35,7 +35,7 @@
 #include "absl/types/span.h"
 #include "common/loop.h"
 #include "engine/executor.h"
-#include "engine/kv_pool.h"
+#include "engine/kv/kv_pool.h"
 #include "engine/logit_edits.h"
 
 namespace tandem::engine {

@@ -49,7 +49,7 @@
 #include "engine/draft_model.h"
 #include "engine/drafter.h"
 #include "engine/executor.h"
-#include "engine/kv_pool.h"
+#include "engine/kv/kv_pool.h"
 #include "engine/logit_rules.h"
 #include "engine/work.h"
 

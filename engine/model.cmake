@@ -1,12 +1,17 @@
 # Checkpoints, the forward pass, and its executor on a kernels::Backend.
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
-  SRCS config_fields.cc device_executor.cc executor_memory.cc families.cc file.cc
-       fingerprint.cc forward.cc json.cc kv_transfers.cc layer_parts.cc
-       lora_adapter.cc lora_layout.cc lora_slots.cc mask_threads.cc model.cc
-       model_config.cc model_work.cc quantisation.cc quantised_tensors.cc
-       recorded_decodes.cc rope.cc rope_config.cc safetensors.cc
-       safetensors_header.cc step_check.cc step_layout.cc widen.cc
+  SRCS checkpoint/config_fields.cc checkpoint/families.cc checkpoint/file.cc
+       checkpoint/json.cc checkpoint/model_config.cc checkpoint/quantisation.cc
+       checkpoint/quantised_tensors.cc checkpoint/rope_config.cc
+       checkpoint/safetensors.cc checkpoint/safetensors_header.cc
+       checkpoint/widen.cc
+       device/device_executor.cc device/executor_memory.cc
+       device/kv_transfers.cc device/mask_threads.cc device/recorded_decodes.cc
+       device/step_check.cc
+       model/fingerprint.cc model/forward.cc model/layer_parts.cc
+       model/lora_adapter.cc model/lora_layout.cc model/lora_slots.cc
+       model/model.cc model/model_work.cc model/rope.cc model/step_layout.cc
   DEPS tandem_engine_core nlohmann_json::nlohmann_json OpenSSL::Crypto
        Threads::Threads
        absl::any_invocable absl::flat_hash_map absl::flat_hash_set

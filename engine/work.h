@@ -2,8 +2,8 @@
 // How much work steps are: counted from what their entries hold and from the
 // model's shape, never timed or assumed. Workers count with it where steps are
 // scheduled, and `tandem explain` predicts with it, so that both mean the same
-// (DESIGN.md section 1). It follows engine/forward.h: all rows go through all
-// layers, but behind the last layer's attention only those that a token is
+// (DESIGN.md section 1). It follows engine/model/forward.h: all rows go through
+// all layers, but behind the last layer's attention only those that a token is
 // drawn from, and a part of a prompt that draws nothing ends with the last
 // layer's K and V. Left out is what is below a thousandth: norms, biases,
 // activations, the rows of the embedding, adapters.
@@ -63,8 +63,8 @@ using Work = WorkOf<int64_t>;
 // itself and what is before it, `window` positions at most (0: all).
 int64_t QueryKeyPairs(int64_t first, int64_t rows, int64_t window = 0);
 
-// What work is counted by; engine/model_work.h makes it of a model. All zeros
-// count steps and positions alone.
+// What work is counted by; engine/model/model_work.h makes it of a model. All
+// zeros count steps and positions alone.
 struct WorkShape {
   int layers = 0;
   int windowed_layers = 0;  // of them

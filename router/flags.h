@@ -12,9 +12,9 @@
 #include "absl/time/time.h"
 #include "common/flags.h"
 #include "common/memory_limit.h"
-#include "router/model_text.h"
-#include "router/options.h"
-#include "router/validate.h"
+#include "router/core/options.h"
+#include "router/intake/model_text.h"
+#include "router/validate/validate.h"
 
 namespace tandem::router {
 

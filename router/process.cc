@@ -10,7 +10,7 @@
 #include "common/failpoint.h"
 #include "common/log.h"
 #include "common/memory_limit.h"
-#include "router/errors.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "common/utf8.h"
-#include "engine/kv_pool.h"
+#include "engine/kv/kv_pool.h"
 
 namespace tandem::worker {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/kv_pool.h"
+#include "engine/kv/kv_pool.h"
 #include "handoff/handoff.h"
 #include "tandem/v1/generation.pb.h"
 #include "tandem/v1/registry.pb.h"

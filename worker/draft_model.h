@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/loop.h"
-#include "engine/device_executor.h"
+#include "engine/device/device_executor.h"
 #include "engine/draft_model.h"
-#include "engine/kv_pool.h"
-#include "engine/model.h"
+#include "engine/kv/kv_pool.h"
+#include "engine/model/model.h"
 #include "engine/work.h"
 #include "kernels/backend.h"
 

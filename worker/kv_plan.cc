@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
-#include "engine/layer_parts.h"
+#include "engine/model/layer_parts.h"
 #include "kernels/backend.h"
 
 namespace tandem::worker {

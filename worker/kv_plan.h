@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "engine/block_cells.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/kv/block_cells.h"
 #include "kernels/types.h"
 #include "worker/bringup.h"
 

@@ -5,7 +5,7 @@
 #define TANDEM_WORKER_OFFLOAD_METRICS_H_
 
 #include "common/metrics.h"
-#include "engine/kv_offload.h"
+#include "engine/kv/kv_offload.h"
 #include "worker/load_metrics.h"
 
 namespace tandem::worker {

@@ -18,7 +18,7 @@
 #include "common/loop.h"
 #include "common/random.h"
 #include "common/stream.h"
-#include "engine/kv_pool.h"
+#include "engine/kv/kv_pool.h"
 #include "tandem/v1/registry.pb.h"
 #include "worker/adapter_loader.h"
 

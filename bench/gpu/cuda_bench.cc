@@ -38,7 +38,7 @@
 #include "bench/gpu/engine_runs.h"
 #include "bench/gpu/operation_runs.h"
 #include "bench/gpu/yardstick.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "kernels/cuda/loader.h"
 #include "kernels/cuda/testing/host_device.h"
 

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_loop.h"
-#include "engine/device_executor.h"
+#include "engine/device/device_executor.h"
 #include "engine/executor.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 
 namespace tandem::bench {
 

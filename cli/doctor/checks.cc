@@ -30,7 +30,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/identity.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 #include "handoff/nccl/loader.h"
 #include "kernels/cuda/loader.h"
 #include "tandem/v1/admin.grpc.pb.h"

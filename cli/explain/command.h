@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "cli/explain/counts.h"
 #include "common/flags.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 
 namespace tandem::explain {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "engine/model_work.h"
-#include "engine/rope.h"
+#include "engine/model/model_work.h"
+#include "engine/model/rope.h"
 
 namespace tandem::explain {
 namespace {

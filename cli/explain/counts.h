@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 #include "engine/work.h"
 #include "kernels/types.h"
 

@@ -14,8 +14,8 @@
 #include "cli/explain/machine.h"
 #include "cli/explain/report.h"
 #include "common/lifecycle.h"
-#include "engine/file.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/file.h"
+#include "engine/checkpoint/safetensors.h"
 
 namespace tandem::explain {
 namespace {

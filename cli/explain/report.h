@@ -13,7 +13,7 @@
 #include "cli/explain/roofline.h"
 #include "cli/explain/timed_pairs.h"
 #include "cli/explain/timing.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 
 namespace tandem::explain {
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "cli/explain/counts.h"
 #include "cli/explain/timing.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 
 namespace tandem::explain {
 

@@ -11,12 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/thread_loop.h"
-#include "engine/device_executor.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/device/device_executor.h"
 #include "engine/engine.h"
-#include "engine/kv_pool.h"
-#include "engine/model.h"
-#include "engine/model_work.h"
-#include "engine/safetensors.h"
+#include "engine/kv/kv_pool.h"
+#include "engine/model/model.h"
+#include "engine/model/model_work.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::explain {

@@ -15,7 +15,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "cli/explain/counts.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 
 namespace tandem::engine {
 class Model;

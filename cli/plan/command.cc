@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/explain/command.h"
 #include "common/lifecycle.h"
-#include "engine/file.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/file.h"
+#include "engine/checkpoint/safetensors.h"
 
 namespace tandem::plan {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a model takes of a device's memory, and which contexts fit beside it:
 // counted from config.json by the definitions that workers use (worker/
-// kv_plan.h, engine/forward.h), so that it can be said before anything is
+// kv_plan.h, engine/model/forward.h), so that it can be said before anything is
 // downloaded or started.
 
 #ifndef TANDEM_CLI_PLAN_FIGURES_H_
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 #include "kernels/types.h"
 
 namespace tandem::plan {

@@ -16,7 +16,7 @@
 
 #include "common/loop.h"
 #include "common/random.h"
-#include "engine/block_file.h"
+#include "engine/kv/block_file.h"
 
 namespace tandem::engine {
 

@@ -23,9 +23,9 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/random.h"
-#include "engine/block_cells.h"
-#include "engine/block_mover.h"
 #include "engine/executor.h"
+#include "engine/kv/block_cells.h"
+#include "engine/kv/block_mover.h"
 #include "engine/testing/fake_model.h"
 
 namespace tandem::engine {

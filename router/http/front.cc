@@ -18,10 +18,10 @@
 #include "common/random.h"
 #include "common/version.h"
 #include "nlohmann/json.hpp"
-#include "router/errors.h"
 #include "router/http/openai_answer.h"
 #include "router/http/openai_call.h"
-#include "router/tenants/charged_stream.h"
+#include "router/intake/charged_stream.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

@@ -22,11 +22,11 @@
 
 #include "common/http/server.h"
 #include "common/loop.h"
-#include "router/core.h"
+#include "router/core/core.h"
 #include "router/http/live_feed.h"
 #include "router/http/openai_request.h"
-#include "router/intake.h"
-#include "router/structured_gate.h"
+#include "router/intake/intake.h"
+#include "router/intake/structured_gate.h"
 
 namespace tandem::router {
 

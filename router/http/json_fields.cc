@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "router/errors.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

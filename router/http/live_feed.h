@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "common/http/server.h"
 #include "common/loop.h"
-#include "router/observer.h"
+#include "router/telemetry/observer.h"
 #include "tandem/v1/admin.pb.h"
 
 namespace tandem::router {

@@ -8,12 +8,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "router/core/work.h"
 #include "router/http/json_fields.h"
 #include "router/http/openai_logprobs.h"
 #include "router/http/openai_tools.h"
 #include "router/http/openai_usage.h"
-#include "router/tool_call_output.h"
-#include "router/work.h"
+#include "router/text/tool_call_output.h"
 
 namespace tandem::router {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "common/http/server.h"
 #include "common/loop.h"
-#include "router/dialer.h"
+#include "router/core/dialer.h"
 #include "router/http/openai_answer.h"
 
 namespace tandem::router {

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/json.h"
-#include "router/errors.h"
+#include "engine/checkpoint/json.h"
 #include "router/http/json_fields.h"
 #include "router/http/openai_structured.h"
 #include "router/http/openai_tools.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

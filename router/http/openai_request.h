@@ -2,7 +2,8 @@
 // Bodies of OpenAI's completions and chat completions, with vLLM's further
 // fields, as GenerateRequests. Fields that are not known are ignored, as both
 // do; a wrong one is INVALID_ARGUMENT, FIELD_INVALID with its name. Values are
-// judged by router/validate.h, whose messages go by OpenAiRequest::names.
+// judged by router/validate/validate.h, whose messages go by
+// OpenAiRequest::names.
 
 #ifndef TANDEM_ROUTER_HTTP_OPENAI_REQUEST_H_
 #define TANDEM_ROUTER_HTTP_OPENAI_REQUEST_H_

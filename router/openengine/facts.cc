@@ -7,9 +7,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/fnv.h"
 #include "common/utf8.h"
 #include "common/version.h"
-#include "router/fnv.h"
 
 namespace tandem::router {
 namespace {

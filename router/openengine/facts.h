@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "openengine/v1/control.pb.h"
-#include "router/validate.h"
+#include "router/validate/validate.h"
 #include "tandem/v1/admin.pb.h"
 
 namespace tandem::router {

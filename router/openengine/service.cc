@@ -11,9 +11,9 @@
 #include "absl/time/clock.h"
 #include "common/error.h"
 #include "common/rpc/server_stream.h"
+#include "router/intake/charged_stream.h"
 #include "router/openengine/stream.h"
 #include "router/openengine/translate.h"
-#include "router/tenants/charged_stream.h"
 
 namespace tandem::router {
 namespace {

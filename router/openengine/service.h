@@ -12,11 +12,11 @@
 #include "common/loop.h"
 #include "openengine/v1/control.grpc.pb.h"
 #include "openengine/v1/inference.grpc.pb.h"
-#include "router/core.h"
-#include "router/grpc_calls.h"
-#include "router/intake.h"
+#include "router/core/core.h"
+#include "router/grpc/grpc_calls.h"
+#include "router/intake/intake.h"
+#include "router/intake/structured_gate.h"
 #include "router/openengine/facts.h"
-#include "router/structured_gate.h"
 
 namespace tandem::router {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "router/dialer.h"
+#include "router/core/dialer.h"
 #include "router/openengine/translate.h"
 
 namespace tandem::router {

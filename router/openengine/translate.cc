@@ -12,7 +12,7 @@
 #include "common/error.h"
 #include "common/utf8.h"
 #include "google/rpc/error_details.pb.h"
-#include "router/errors.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "openengine/v1/inference.pb.h"
-#include "router/text_codec.h"
+#include "router/text/text_codec.h"
 #include "tandem/v1/inference.pb.h"
 
 namespace tandem::router {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "router/options.h"
-#include "router/request.h"
+#include "router/core/options.h"
+#include "router/core/request.h"
 #include "tandem/v1/session.pb.h"
 
 namespace tandem::router::session {

@@ -10,7 +10,7 @@
 #include <ostream>
 #include <string>
 
-#include "router/core.h"
+#include "router/core/core.h"
 #include "router/session/recorder.h"
 
 namespace tandem::router::session {

@@ -6,7 +6,7 @@
 #include <google/protobuf/util/delimited_message_util.h>
 
 #include "absl/strings/str_cat.h"
-#include "router/fnv.h"
+#include "common/fnv.h"
 #include "router/session/admitted.h"
 
 namespace tandem::router::session {

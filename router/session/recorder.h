@@ -24,8 +24,8 @@
 #include "common/loop.h"
 #include "common/random.h"
 #include "common/stream.h"
-#include "router/dialer.h"
-#include "router/text_codec.h"
+#include "router/core/dialer.h"
+#include "router/text/text_codec.h"
 #include "tandem/v1/session.pb.h"
 
 namespace tandem::router::session {

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "router/core.h"
+#include "router/core/core.h"
 #include "tandem/v1/session.pb.h"
 
 namespace google::protobuf::io {

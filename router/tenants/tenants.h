@@ -29,7 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
-#include "router/observer.h"
+#include "router/telemetry/observer.h"
 #include "router/tenants/key_file.h"
 #include "router/tenants/token_bucket.h"
 #include "tandem/v1/admin.pb.h"

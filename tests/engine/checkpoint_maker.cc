@@ -13,7 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/safetensors.h"
+#include "common/fnv.h"
+#include "engine/checkpoint/safetensors.h"
 
 namespace tandem::engine {
 namespace {
@@ -25,14 +26,6 @@ struct Shape {
   int rows;  // 0: a vector
   int cols;
 };
-
-uint64_t Fnv1a(std::string_view text) {
-  uint64_t value = 0xCBF29CE484222325;
-  for (const char c : text) {
-    value = (value ^ static_cast<uint8_t>(c)) * 0x100000001B3;
-  }
-  return value;
-}
 
 class SplitMix {
  public:

@@ -2,8 +2,8 @@
 // Writes the tiny checkpoints of tests/golden/engine/cases.json, byte for byte
 // as tools/oracle/make_checkpoints.py does (which has the definition), so
 // that only the goldens need to be committed; and the same with the layers'
-// products in the forms of quantisers (engine/quantisation.h has them), of
-// random codes.
+// products in the forms of quantisers (engine/checkpoint/quantisation.h has
+// them), of random codes.
 
 #ifndef TANDEM_TESTS_ENGINE_CHECKPOINT_MAKER_H_
 #define TANDEM_TESTS_ENGINE_CHECKPOINT_MAKER_H_
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "tests/engine/safetensors_file.h"
+#include "tests/engine/checkpoint/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
 
 namespace tandem::engine {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models of which some layers have a window and others see all: blocks in parts
-// (engine/layer_parts.h), of which the windowed ones are let go and used again
-// as others, give the bits of whole blocks, on both backends.
+// (engine/model/layer_parts.h), of which the windowed ones are let go and used
+// again as others, give the bits of whole blocks, on both backends.
 
 #include <algorithm>
 #include <deque>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/layer_parts.h"
-#include "engine/prefix_cache.h"
+#include "engine/kv/prefix_cache.h"
+#include "engine/model/layer_parts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"

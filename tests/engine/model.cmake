@@ -1,15 +1,17 @@
 # Checkpoints, the forward pass and the device executor.
 tandem_test(engine_model_test
-  SRCS hostile_config_test.cc layer_groups_test.cc layer_parts_test.cc
-       model_config_test.cc quantisation_test.cc quantised_tensors_test.cc
-       rope_config_test.cc safetensors_test.cc step_layout_test.cc
+  SRCS checkpoint/hostile_config_test.cc checkpoint/model_config_test.cc
+       checkpoint/quantisation_test.cc checkpoint/quantised_tensors_test.cc
+       checkpoint/rope_config_test.cc checkpoint/safetensors_test.cc
+       model/layer_groups_test.cc model/layer_parts_test.cc
+       model/step_layout_test.cc
   DEPS tandem_engine_model tandem_common)
-tandem_fuzzer(fuzz_safetensors SRCS fuzz_safetensors.cc
+tandem_fuzzer(fuzz_safetensors SRCS checkpoint/fuzz_safetensors.cc
               DEPS tandem_engine_model
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/safetensors)
-tandem_fuzzer(fuzz_config SRCS fuzz_config.cc DEPS tandem_engine_model
+tandem_fuzzer(fuzz_config SRCS checkpoint/fuzz_config.cc DEPS tandem_engine_model
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/config)
-tandem_fuzzer(fuzz_lora SRCS fuzz_lora.cc DEPS tandem_engine_model
+tandem_fuzzer(fuzz_lora SRCS model/fuzz_lora.cc DEPS tandem_engine_model
               CORPUS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/lora)
 
 # With a backend to run on: the rig, and what stands on it.
@@ -19,11 +21,11 @@ if(TARGET tandem_kernels)
     DEPS tandem_engine_model tandem_kernels tandem_common)
   target_compile_definitions(tandem_engine_rig PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  tandem_test(golden_test SRCS golden_test.cc lora_test.cc model_test.cc
+  tandem_test(golden_test SRCS golden_test.cc model/lora_test.cc model/model_test.cc
               DEPS tandem_engine_rig LABELS golden TIMEOUT 600)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)
-  tandem_test(device_executor_test SRCS device_executor_test.cc
+  tandem_test(device_executor_test SRCS device/device_executor_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing
               LABELS unit tsan)
   if(TARGET tandem_cuda_testing)
@@ -34,9 +36,9 @@ if(TARGET tandem_kernels)
     # The engine on a GPU, or where there is none on the emulated one.
     tandem_test(device_test
       SRCS attention_output_test.cc beams_golden_test.cc cuda_engine_test.cc
-           device_golden_test.cc device_speculation_test.cc
-           mixed_window_test.cc quality_test.cc
-           run_ahead_test.cc scoring_golden_test.cc window_test.cc
+           device_golden_test.cc device_speculation_test.cc mixed_window_test.cc
+           quality_test.cc run_ahead_test.cc scoring_golden_test.cc
+           window_test.cc
       DEPS tandem_engine_rig tandem_engine_test_device tandem_engine_testing
            tandem_kernels_testing
       LABELS unit slow-sanitized TIMEOUT 900)

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 #include "kernels/testing/late_backend.h"
 #include "tests/engine/checkpoint_maker.h"

@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/thread_loop.h"
-#include "engine/device_executor.h"
+#include "engine/device/device_executor.h"
 #include "engine/executor.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "kernels/backend.h"
 
 namespace tandem::engine {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bad requests of tests/router/bad_requests.h at both ports for clients of
-// a real router: each is refused with the right status that names the field,
-// and the next good one is served.
+// The bad requests of tests/router/validate/bad_requests.h at both ports for
+// clients of a real router: each is refused with the right status that names
+// the field, and the next good one is served.
 
-#include "tests/router/bad_requests.h"
+#include "tests/router/validate/bad_requests.h"
 
 #include <google/protobuf/util/json_util.h>
 #include <unistd.h>

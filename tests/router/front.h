@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/utf8.h"
-#include "router/intake.h"
+#include "router/intake/intake.h"
 #include "tests/engine/temp_dir.h"
-#include "tests/router/bad_requests.h"
+#include "tests/router/validate/bad_requests.h"
 
 namespace tandem::router {
 

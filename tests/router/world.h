@@ -19,7 +19,7 @@
 #include "common/features.h"
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
-#include "router/core.h"
+#include "router/core/core.h"
 #include "router/session/recorded_core.h"
 #include "router/session/replay.h"
 

@@ -16,8 +16,8 @@
 #include "engine/testing/fake_executor.h"
 #include "engine/testing/fake_grammar.h"
 #include "prefill_worker/core.h"
-#include "router/core.h"
-#include "router/validate.h"
+#include "router/core/core.h"
+#include "router/validate/validate.h"
 #include "tandem/v1/registry.pb.h"
 #include "worker/grammars.h"
 

@@ -24,8 +24,8 @@
 #include "engine/executor.h"
 #include "engine/testing/fake_executor.h"
 #include "handoff/handoff.h"
-#include "router/core.h"
-#include "router/validate.h"
+#include "router/core/core.h"
+#include "router/validate/validate.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/parts.h"
 

@@ -23,11 +23,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/lora.h"
-#include "engine/model_config.h"
-#include "engine/quantisation.h"
-#include "engine/safetensors.h"
-#include "tests/engine/safetensors_file.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/checkpoint/quantisation.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/model/lora.h"
+#include "tests/engine/checkpoint/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
 #include "tests/sanitized.h"
 #include "text/chat_template.h"

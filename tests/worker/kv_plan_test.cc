@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "engine/layer_parts.h"
+#include "engine/model/layer_parts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

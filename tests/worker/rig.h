@@ -20,7 +20,7 @@
 #include "common/random.h"
 #include "common/testing/virtual_loop.h"
 #include "decode_worker/core.h"
-#include "engine/kv_offload.h"
+#include "engine/kv/kv_offload.h"
 #include "engine/testing/fake_executor.h"
 #include "prefill_worker/core.h"
 #include "tandem/v1/decode.pb.h"

@@ -104,7 +104,7 @@ def goldens(case: dict, directory: pathlib.Path, lengths: list[int] | None = Non
 
 
 def weights_fingerprint(directory: pathlib.Path) -> str:
-    """engine/fingerprint.h's "weights", stated once more."""
+    """engine/model/fingerprint.h's "weights", stated once more."""
     def text(value: str) -> bytes:
         return f"{len(value.encode())}:{value}".encode()
 

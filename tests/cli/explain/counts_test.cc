@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/explain/command.h"
-#include "engine/model_work.h"
+#include "engine/model/model_work.h"
 
 namespace tandem::explain {
 namespace {

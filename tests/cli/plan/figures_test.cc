@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/plan/command.h"
 #include "common/progress.h"
-#include "tests/engine/safetensors_file.h"
+#include "tests/engine/checkpoint/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
 
 namespace tandem::plan {

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "router/errors.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {

@@ -15,8 +15,8 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "router/chat_json.h"
-#include "router/tool_calls.h"
+#include "router/intake/chat_json.h"
+#include "router/text/tool_calls.h"
 #include "text/chat_template.h"
 
 namespace tandem::router {

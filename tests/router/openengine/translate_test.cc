@@ -25,11 +25,11 @@
 #include "common/rpc/server.h"
 #include "common/rpc/status.h"
 #include "common/thread_loop.h"
-#include "router/metrics.h"
+#include "router/grpc/service.h"
 #include "router/openengine/facts.h"
 #include "router/openengine/service.h"
 #include "router/openengine/stream.h"
-#include "router/service.h"
+#include "router/telemetry/metrics.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {

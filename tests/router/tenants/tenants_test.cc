@@ -17,8 +17,8 @@
 #include "common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/intake/charged_stream.h"
 #include "router/tenants/access.h"
-#include "router/tenants/charged_stream.h"
 #include "router/tenants/key_file.h"
 #include "router/tenants/token_bucket.h"
 

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// The families of models that are served, a row each: what they are called,
+// what `transformers` takes for keys that a config.json leaves out, how they
+// differ from Llama, and what their tensors are called. docs/adding-a-model-
+// family.md tells how to add one.
+
+#ifndef TANDEM_ENGINE_CHECKPOINT_FAMILIES_H_
+#define TANDEM_ENGINE_CHECKPOINT_FAMILIES_H_
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/types/span.h"
+
+namespace tandem::engine {
+
+enum class NormKind : uint8_t {
+  kRms,     // x / rms(x) * weight
+  kLayer,   // LayerNorm, with bias
+  kOffset,  // x / rms(x) * (1 + weight)
+};
+
+// A checkpoint's tensors, without ".weight" and ".bias"; empty: the model has
+// none. Those below `layers` follow that, a layer's number and a dot.
+struct TensorNames {
+  std::string_view embedding = "model.embed_tokens";
+  std::string_view positions = "";  // learned ones
+  std::string_view final_norm = "model.norm";
+  std::string_view head = "lm_head";
+
+  std::string_view layers = "model.layers.";
+  std::string_view input_norm = "input_layernorm";
+  std::string_view query = "self_attn.q_proj";
+  std::string_view key = "self_attn.k_proj";
+  std::string_view value = "self_attn.v_proj";
+  std::string_view qkv = "";  // all three, stacked in this order
+  std::string_view query_norm = "";
+  std::string_view key_norm = "";
+  std::string_view output = "self_attn.o_proj";
+  std::string_view attention_output_norm = "";  // before the residual addition
+  std::string_view mlp_norm = "post_attention_layernorm";
+  std::string_view gate = "mlp.gate_proj";  // empty: the layer has no gates
+  std::string_view up = "mlp.up_proj";
+  std::string_view gate_up = "";  // both, stacked in this order
+  std::string_view down = "mlp.down_proj";
+  std::string_view mlp_output_norm = "";
+  // Of many experts: what chooses, and what stands before an expert's number
+  // and a dot, which gate, up and down follow.
+  std::string_view router = "";
+  std::string_view experts = "";
+
+  // Of buffers that old files carry, and that say nothing.
+  std::array<std::string_view, 2> ignored_suffixes = {".rotary_emb.inv_freq"};
+  // Some files have all names without it.
+  std::string_view optional_prefix = "";
+  bool transposed = false;  // layers' matrices are [inputs, outputs]
+};
+
+// What config.json calls things.
+struct ConfigKeys {
+  std::string_view hidden_size = "hidden_size";
+  std::string_view intermediate_size = "intermediate_size";
+  std::string_view layers = "num_hidden_layers";
+  std::string_view heads = "num_attention_heads";
+  std::string_view max_positions = "max_position_embeddings";
+  std::string_view norm_eps = "rms_norm_eps";
+  std::string_view activation = "hidden_act";
+  std::string_view experts = "";  // how many there are
+};
+
+// Which products have biases.
+enum class Biases : uint8_t {
+  kNone,
+  kByConfig,  // "attention_bias": q, k, v and o; "mlp_bias": the rest
+  kQkv,       // q, k and v
+  kAll,
+};
+
+// Which layers see a window of "sliding_window" positions alone.
+enum class Windows : uint8_t {
+  kNone,   // the key means nothing
+  kAll,    // every layer
+  kOptIn,  // with "use_sliding_window", those from "max_window_layers" on
+  kMixed,  // all but every n-th ("sliding_window_pattern")
+};
+
+// In the order of reading: there is one row per family.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
+struct Family {
+  std::string_view architecture;  // "LlamaForCausalLM"
+  std::string_view model_type;    // "llama"
+
+  // Keys that are left out.
+  int kv_heads = 0;  // 0: as many as heads
+  int head_dim = 0;  // 0: hidden_size / heads
+  int max_positions = 2048;
+  int window = 0;          // 0: none
+  int window_pattern = 0;  // every n-th layer sees all
+  double norm_eps = 1e-6;
+  double rope_theta = 10000;
+  double local_rope_theta = 0;  // 0: windowed layers turn as the others do
+  double score_cap = 0;
+  double logit_cap = 0;
+  std::string_view activation = "silu";
+  bool tied_head = false;
+
+  // What no key says.
+  NormKind norm = NormKind::kRms;
+  Biases biases = Biases::kNone;
+  Windows windows = Windows::kNone;
+  bool rope = true;                        // else learned positions
+  bool scaled_embedding = false;           // times sqrt(hidden_size)
+  bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
+  bool caps = false;                       // of scores and logits
+  bool routes_normalised = false;          // else by "norm_topk_prob"
+  bool positions_include_scaling = false;  // "max_position_embeddings" does
+
+  TensorNames names = {};
+  ConfigKeys keys = {};
+};
+
+absl::Span<const Family> Families();
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_CHECKPOINT_FAMILIES_H_

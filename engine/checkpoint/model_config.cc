@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/checkpoint/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/checkpoint/config_fields.h"
+#include "engine/checkpoint/file.h"
+#include "engine/checkpoint/json.h"
+
+namespace tandem::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxWidth = 1 << 20;
+
+std::string SupportedFamilies() {
+  return absl::StrCat(
+      "one of ",
+      absl::StrJoin(Families(), ", ", [](std::string* out, const Family& f) {
+        out->append(f.architecture);
+      }));
+}
+
+// By "architectures"; by "model_type" in the older files without them.
+const Family* FindFamily(ConfigFields& fields) {
+  const json* architectures = fields.Find("architectures");
+  const std::string model_type = fields.String("model_type", "");
+  std::string given = "missing";
+  if (architectures != nullptr) {
+    given = ShowJson(*architectures);
+    const json* first = architectures->is_array() && architectures->size() == 1
+                            ? &architectures->front()
+                            : nullptr;
+    if (first != nullptr) given = ShowJson(*first);
+    for (const Family& family : Families()) {
+      if (first != nullptr && *first == family.architecture) return &family;
+    }
+  } else {
+    for (const Family& family : Families()) {
+      if (model_type == family.model_type) return &family;
+    }
+    if (!model_type.empty()) {
+      fields.Refuse(
+          "model_type", Quote(model_type),
+          absl::StrCat("one of ",
+                       absl::StrJoin(Families(), ", ",
+                                     [](std::string* out, const Family& f) {
+                                       out->append(f.model_type);
+                                     }),
+                       " where architectures is missing"));
+    }
+  }
+  fields.Refuse("architectures", given, SupportedFamilies());
+  return nullptr;
+}
+
+void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  spec.hidden_size = fields.Int(keys.hidden_size, 8, kMaxWidth);
+  // GPT-2's may be left out.
+  std::optional<int> wide;
+  if (!family.rope) wide = std::min(4 * spec.hidden_size, kMaxWidth);
+  spec.intermediate_size =
+      fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
+  spec.layers = fields.Int(keys.layers, 1, 1024);
+  spec.heads = fields.Int(keys.heads, 1, 1024);
+  spec.kv_heads =
+      fields.Int("num_key_value_heads", 1, 1024,
+                 family.kv_heads == 0 ? spec.heads : family.kv_heads);
+  spec.vocab_size =
+      fields.Int("vocab_size", 2, 1 << 20);  // as Backend::Sample takes
+  spec.max_positions =
+      fields.Int(keys.max_positions, 1, kMaxPositions, family.max_positions);
+  if (!fields.status().ok()) return;
+  if (spec.heads % spec.kv_heads != 0) {
+    fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
+                  absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
+                               spec.heads));
+  }
+  const bool given = fields.Find("head_dim") != nullptr || family.head_dim > 0;
+  if (!given && spec.hidden_size % spec.heads != 0) {
+    fields.Refuse(
+        keys.heads, absl::StrCat(spec.heads),
+        absl::StrCat("a divisor of ", std::string(keys.hidden_size), ", ",
+                     spec.hidden_size, ", where head_dim is missing"));
+  }
+  spec.head_dim = given ? fields.Int("head_dim", 8, 256,
+                                     family.head_dim > 0
+                                         ? std::optional<int>(family.head_dim)
+                                         : std::nullopt)
+                        : spec.hidden_size / spec.heads;
+  if (spec.head_dim < 8 || spec.head_dim > 256 || spec.head_dim % 8 != 0) {
+    fields.Refuse(given ? "head_dim" : "hidden_size / num_attention_heads",
+                  absl::StrCat(spec.head_dim), "a multiple of 8 from 8 to 256");
+  }
+}
+
+void ReadActivation(ConfigFields& fields, const Family& family,
+                    ModelSpec& spec) {
+  const std::string name =
+      fields.String(family.keys.activation, family.activation);
+  if (name == "silu") {
+    spec.activation = kernels::Activation::kSilu;
+  } else if (name == "gelu_pytorch_tanh" || name == "gelu_new") {
+    spec.activation = kernels::Activation::kGeluTanh;
+  } else {
+    fields.Refuse(family.keys.activation, Quote(name),
+                  "silu, gelu_pytorch_tanh or gelu_new");
+  }
+}
+
+void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const bool by_config = family.biases == Biases::kByConfig;
+  const bool all = family.biases == Biases::kAll;
+  spec.output_bias = all;
+  if (by_config) {
+    spec.output_bias = fields.Bool("attention_bias", false);
+    spec.mlp_bias = fields.Bool("mlp_bias", false);
+  } else {
+    spec.mlp_bias = all;
+  }
+  spec.qkv_bias = spec.output_bias || family.biases == Biases::kQkv;
+}
+
+// Experts are in every layer or in none.
+void ReadExperts(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (family.keys.experts.empty()) return;
+  // transformers 5 renames Qwen3-MoE's.
+  static constexpr char kNew[] = "num_local_experts";
+  const bool renamed =
+      fields.Find(family.keys.experts) == nullptr && fields.Find(kNew);
+  spec.experts = fields.Int(renamed ? kNew : family.keys.experts, 1, 1024);
+  if (fields.Int(kNew, 1, 1024, spec.experts) != spec.experts) {
+    fields.Refuse(
+        kNew, ShowJson(*fields.Find(kNew)),
+        absl::StrCat(spec.experts, ", as ", std::string(family.keys.experts),
+                     ", or left out"));
+  }
+  spec.experts_per_token =
+      fields.Int("num_experts_per_tok", 1, std::max(1, spec.experts));
+  spec.normalised_routes =
+      family.routes_normalised || fields.Bool("norm_topk_prob", false);
+  if (fields.Int("decoder_sparse_step", 1, 1024, 1) != 1) {
+    fields.Refuse("decoder_sparse_step", "above 1", "1 or left out");
+  }
+  const json* dense = fields.Find("mlp_only_layers");
+  if (dense != nullptr && !(dense->is_array() && dense->empty())) {
+    fields.Refuse("mlp_only_layers", ShowJson(*dense), "empty or left out");
+  }
+  if (family.windows == Windows::kNone &&
+      fields.Bool("use_sliding_window", false)) {
+    fields.Refuse("use_sliding_window", "true", "false or left out");
+  }
+}
+
+// "layer_types", a name for each layer.
+void ReadLayerTypes(ConfigFields& fields, const json& types, ModelSpec& spec) {
+  const std::string expected = absl::StrCat(
+      "a list of ", spec.layers, " names, full_attention or sliding_attention");
+  if (!types.is_array() || static_cast<int>(types.size()) != spec.layers) {
+    return fields.Refuse("layer_types", ShowJson(types), expected);
+  }
+  for (int i = 0; i < spec.layers; ++i) {
+    if (types[i] != "full_attention" && types[i] != "sliding_attention") {
+      return fields.Refuse("layer_types", ShowJson(types[i]), expected);
+    }
+    spec.windowed[i] = types[i] == "sliding_attention";
+  }
+}
+
+// Which layers have a window. One as long as the context is none.
+void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (family.windows == Windows::kNone) return;
+  const bool opt_in = family.windows == Windows::kOptIn;
+  if (opt_in && !fields.Bool("use_sliding_window", false)) return;
+  if (fields.HasNull("sliding_window")) return;
+  if (family.window == 0 && fields.Find("sliding_window") == nullptr) return;
+  spec.window = fields.Int("sliding_window", 1, kMaxPositions, family.window);
+  spec.windowed.assign(spec.layers, true);
+  if (opt_in) {
+    const int from = fields.Int("max_window_layers", 0, 1 << 20, 28);
+    for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
+  }
+  if (family.windows == Windows::kMixed) {
+    const int pattern =
+        fields.Int("sliding_window_pattern", 1, 1024, family.window_pattern);
+    for (int i = 0; i < spec.layers; ++i) {
+      spec.windowed[i] = (i + 1) % pattern != 0;
+    }
+  }
+  const json* types = fields.Find("layer_types");
+  if (types != nullptr && family.windows != Windows::kAll) {
+    ReadLayerTypes(fields, *types, spec);
+  }
+}
+
+bool HasWindows(const ModelSpec& spec) {
+  return std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
+         spec.windowed.end();
+}
+
+// A window of the whole context is none, unless its layers turn in another
+// way.
+void DropIdleWindow(const Family& family, ModelSpec& spec) {
+  if (HasWindows(spec) &&
+      (spec.window < spec.max_positions || family.local_rope_theta > 0)) {
+    return;
+  }
+  spec.window = 0;
+  spec.windowed.clear();
+}
+
+// What scales and caps scores, logits and the embedding.
+void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  double per_head = spec.head_dim;
+  if (family.query_pre_scalar) {
+    per_head = fields.Double("query_pre_attn_scalar", 1e-3, 1e6, 256.0);
+  }
+  spec.attention_scale = 1 / std::sqrt(per_head);
+  if (family.scaled_embedding) {
+    spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
+  }
+  if (!family.caps) return;
+  const auto cap = [&](const char* field, double fallback) {
+    return fields.HasNull(field) ? 0.0
+                                 : fields.Double(field, 1e-2, 1e6, fallback);
+  };
+  if (family.score_cap > 0 || fields.Find("attn_logit_softcapping")) {
+    spec.score_cap = cap("attn_logit_softcapping", family.score_cap);
+  }
+  if (family.logit_cap > 0 || fields.Find("final_logit_softcapping")) {
+    spec.logit_cap = cap("final_logit_softcapping", family.logit_cap);
+  }
+}
+
+// What would change the arithmetic in ways that are not implemented.
+void RefuseUnsupported(ConfigFields& fields, const Family& family) {
+  std::vector<std::pair<const char*, bool>> flags = {
+      {"use_bidirectional_attention", false},
+      {"add_cross_attention", false},
+      {"scale_attn_by_inverse_layer_idx", false},
+      {"scale_attn_weights", true}};
+  // To others it says what they do anyway.
+  if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  for (const auto& [field, expected] : flags) {
+    if (fields.Bool(field, expected) != expected) {
+      fields.Refuse(field, expected ? "false" : "true",
+                    expected ? "true or left out" : "false or left out");
+    }
+  }
+}
+
+// An id, a list of ids, or nothing. Those that the vocabulary lacks are never
+// drawn: configs name them for tokens that a model was not given.
+std::vector<int32_t> ReadIds(ConfigFields& fields, std::string_view field,
+                             int vocab_size) {
+  std::vector<int32_t> ids;
+  const json* value = fields.Find(field);
+  if (value == nullptr) return ids;
+  const auto add = [&](const json& element) {
+    if (!element.is_number_integer()) {
+      return fields.Refuse(field, ShowJson(element), "a whole number");
+    }
+    if (element >= 0 && element < vocab_size) {
+      ids.push_back(element.get<int32_t>());
+    }
+  };
+  if (!value->is_array()) {
+    add(*value);
+  } else if (value->size() > 256) {
+    fields.Refuse(field, ShowJson(*value), "an id or at most 256 of them");
+  } else {
+    for (const json& element : *value) add(element);
+  }
+  return ids;
+}
+
+void ReadEndIds(ConfigFields& fields, ModelSpec& spec) {
+  std::vector<int32_t> eos = ReadIds(fields, "eos_token_id", spec.vocab_size);
+  if (!eos.empty()) spec.eos_ids = std::move(eos);
+}
+
+absl::Status ReadGeneration(const std::string& path, std::string_view text,
+                            ModelSpec& spec) {
+  const absl::StatusOr<json> parsed = ParseJson(path, text);
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": must be a JSON object"));
+  }
+  ConfigFields fields(path, *parsed);
+  ReadEndIds(fields, spec);
+  SamplingDefaults& sampling = spec.sampling;
+  if (fields.Find("do_sample") != nullptr) {
+    sampling.do_sample = fields.Bool("do_sample", false);
+  }
+  sampling.temperature = fields.OptionalDouble("temperature", 0, 100);
+  sampling.top_p = fields.OptionalDouble("top_p", 0, 1);
+  sampling.min_p = fields.OptionalDouble("min_p", 0, 1);
+  sampling.repetition_penalty =
+      fields.OptionalDouble("repetition_penalty", 0, 100);
+  sampling.top_k = fields.OptionalInt("top_k", 0, INT32_MAX);
+  return fields.status();
+}
+
+// By config.json; where that says nothing by `older`, a quantize_config.json.
+void ReadEitherQuantisation(ConfigFields& fields, const std::string& older_path,
+                            std::string_view older, ModelSpec& spec) {
+  spec.quantisation = ReadQuantisation(fields);
+  const bool given = fields.Find("quantization_config") != nullptr;
+  if (!given && !older.empty()) {
+    const auto read = ParseQuantizeConfig(older_path, older);
+    fields.Fail(read.status());
+    if (read.ok()) spec.quantisation = *read;
+  }
+  if (!spec.names.transposed ||
+      spec.quantisation.method == Quantisation::Method::kNone) {
+    return;
+  }
+  static constexpr char kWhy[] =
+      "absent: matrices of this family lie the other way round";
+  if (given) {
+    fields.Refuse("quantization_config", "given", kWhy);
+  } else {
+    fields.Fail(absl::InvalidArgumentError(
+        absl::StrCat(older_path, ": must be ", kWhy)));
+  }
+}
+
+// "" if there is none, and never if there is one.
+absl::StatusOr<std::string> ReadIfThere(const std::string& path) {
+  if (!FileExists(path)) return "";
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
+  if (text.ok() && text->empty()) text->push_back(' ');  // and not JSON
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
+                                         std::string_view config,
+                                         const std::string& generation_path,
+                                         std::string_view generation,
+                                         const std::string& quantize_path,
+                                         std::string_view quantize) {
+  const absl::StatusOr<json> parsed = ParseJson(config_path, config);
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config_path, ": must be a JSON object"));
+  }
+  ConfigFields fields(config_path, *parsed);
+  const Family* family = FindFamily(fields);
+  if (family == nullptr) return fields.status();
+  ModelSpec spec;
+  spec.architecture = std::string(family->architecture);
+  spec.names = family->names;
+  spec.norm = family->norm;
+  ReadShapes(fields, *family, spec);
+  if (!fields.status().ok()) return fields.status();
+  spec.norm_eps =
+      fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
+  ReadWindows(fields, *family, spec);
+  ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
+           &spec.max_positions, &spec.rope, &spec.local_rope);
+  DropIdleWindow(*family, spec);
+  ReadScales(fields, *family, spec);
+  ReadActivation(fields, *family, spec);
+  ReadExperts(fields, *family, spec);
+  ReadBiases(fields, *family, spec);
+  spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
+  ReadEitherQuantisation(fields, quantize_path, quantize, spec);
+  RefuseUnsupported(fields, *family);
+  ReadEndIds(fields, spec);
+  if (!fields.status().ok()) return fields.status();
+  if (!generation.empty()) {
+    const absl::Status status =
+        ReadGeneration(generation_path, generation, spec);
+    if (!status.ok()) return status;
+  }
+  return spec;
+}
+
+absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
+  const std::string config_path = directory + "/config.json";
+  const std::string generation_path = directory + "/generation_config.json";
+  const std::string quantize_path = directory + "/quantize_config.json";
+  const auto config = ReadFile(config_path, kMaxConfigBytes);
+  if (!config.ok()) return config.status();
+  const auto generation = ReadIfThere(generation_path);
+  if (!generation.ok()) return generation.status();
+  const auto quantize = ReadIfThere(quantize_path);
+  if (!quantize.ok()) return quantize.status();
+  return ParseModelSpec(config_path, *config, generation_path, *generation,
+                        quantize_path, *quantize);
+}
+
+std::string ModelSpec::Canonical() const {
+  // %.17g tells any two doubles apart. What a family always has is in its
+  // name; what it may have is said where it has it.
+  const bool gelu = activation == kernels::Activation::kGeluTanh;
+  std::string text = absl::StrFormat(
+      "%s hidden=%d intermediate=%d layers=%d heads=%d kv_heads=%d "
+      "head_dim=%d vocab=%d max_positions=%d norm=%s eps=%.17g act=%s "
+      "attention_bias=%d mlp_bias=%d tied=%d rope_theta=%.17g",
+      architecture, hidden_size, intermediate_size, layers, heads, kv_heads,
+      head_dim, vocab_size, max_positions,
+      norm == NormKind::kLayer ? "layer" : "rms", norm_eps,
+      gelu ? "gelu_tanh" : "silu", output_bias, mlp_bias, tied_head,
+      rope.theta);
+  text += rope.Canonical();
+  if (window > 0) {
+    absl::StrAppendFormat(&text, " window=%d windowed=%s local_theta=%.17g%s",
+                          window,
+                          absl::StrJoin(windowed, "",
+                                        [](std::string* out, bool one) {
+                                          out->push_back(one ? '1' : '0');
+                                        }),
+                          local_rope.theta, local_rope.Canonical());
+  }
+  if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
+    absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);
+  }
+  if (experts > 0) {
+    absl::StrAppendFormat(&text, " experts=%d of %d normalised=%d",
+                          experts_per_token, experts, normalised_routes);
+  }
+  if (score_cap > 0)
+    absl::StrAppendFormat(&text, " score_cap=%.17g", score_cap);
+  if (logit_cap > 0)
+    absl::StrAppendFormat(&text, " logit_cap=%.17g", logit_cap);
+  absl::StrAppend(&text, quantisation.Canonical());
+  return text;
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the configs of a model directory (LoadModelSpec has which) say, as
+// plain data that one forward pass reads. A family of models is a row in the
+// table of families.cc, not a class.
+//
+// All are untrusted: every value used is checked against a range, and an error
+// names the file, the field, the value and what is allowed. Keys that are not
+// used are ignored, and nothing is executed.
+
+#ifndef TANDEM_ENGINE_CHECKPOINT_MODEL_CONFIG_H_
+#define TANDEM_ENGINE_CHECKPOINT_MODEL_CONFIG_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/families.h"
+#include "engine/checkpoint/quantisation.h"
+#include "engine/checkpoint/rope_config.h"
+#include "kernels/types.h"
+
+namespace tandem::engine {
+
+// Sampling that the model's authors recommend; unset where they are silent.
+struct SamplingDefaults {
+  std::optional<bool> do_sample;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  std::optional<int> top_k;
+};
+
+struct ModelSpec {
+  std::string architecture;  // "LlamaForCausalLM"
+  TensorNames names;
+  int hidden_size = 0;
+  int intermediate_size = 0;
+  int layers = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int vocab_size = 0;
+  int max_positions = 0;
+  NormKind norm = NormKind::kRms;
+  double norm_eps = 1e-6;
+  RopeSpec rope;
+  RopeSpec local_rope;         // of layers with a window
+  int window = 0;              // positions that those see; 0: there are none
+  std::vector<bool> windowed;  // [layers], or empty without a window
+  double attention_scale = 1;  // of scores
+  double score_cap = 0;        // 0: none
+  double logit_cap = 0;        // 0: none
+  double embedding_scale = 1;
+  bool qkv_bias = false;
+  bool output_bias = false;
+  bool mlp_bias = false;
+  kernels::Activation activation = kernels::Activation::kSilu;
+  int experts = 0;  // 0: one feed-forward layer for all
+  int experts_per_token = 0;
+  bool normalised_routes = false;  // an expert's share is of those chosen
+  bool tied_head = false;          // logits by the embedding's matrix
+  std::vector<int32_t> eos_ids;    // any of them ends a sequence
+  SamplingDefaults sampling;
+  Quantisation quantisation;  // of the checkpoint
+
+  int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
+  // Positions that no layer sees beyond; 0 if one sees all.
+  int common_window() const {
+    const bool all =
+        std::find(windowed.begin(), windowed.end(), false) == windowed.end();
+    return all ? window : 0;
+  }
+  bool is_gated() const { return !names.gate.empty(); }
+
+  // One line with all that the forward pass depends on, the same for equal
+  // models however their files are written: part of the fingerprint.
+  std::string Canonical() const;
+};
+
+// Largest config.json that is read.
+inline constexpr uint64_t kMaxConfigBytes = 1 << 20;
+
+// Reads config.json and, if they are there, generation_config.json and
+// quantize_config.json, which counts where config.json names no quantisation.
+absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory);
+
+// The same from text; an empty text is an absent file, but for `config`. The
+// paths are for messages.
+absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
+                                         std::string_view config,
+                                         const std::string& generation_path,
+                                         std::string_view generation,
+                                         const std::string& quantize_path = "",
+                                         std::string_view quantize = "");
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_CHECKPOINT_MODEL_CONFIG_H_

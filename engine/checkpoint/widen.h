@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint values to f32, exactly, and matrices turned around.
+
+#ifndef TANDEM_ENGINE_CHECKPOINT_WIDEN_H_
+#define TANDEM_ENGINE_CHECKPOINT_WIDEN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/types.h"
+
+namespace tandem::engine {
+
+float WidenBF16(uint16_t bits);
+float WidenF16(uint16_t bits);
+
+// Appends the tensor's values as `dtype`, its own or kF32.
+void Append(const kernels::HostTensor& tensor, kernels::DType dtype,
+            std::vector<std::byte>& out);
+
+// Columns become rows. The values are in `out`.
+kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
+                              std::vector<std::byte>& out);
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_CHECKPOINT_WIDEN_H_

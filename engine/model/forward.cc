@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/model/forward.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+namespace tandem::engine {
+
+using kernels::Backend;
+using kernels::Queue;
+
+namespace {
+
+struct Pass {
+  const Model& model;
+  Backend& backend;
+  Queue& queue;
+  const StepAdapters& adapters;
+  const int32_t* slots;  // of the rows that are left
+
+  // out = norm of x, after x += delta unless that is null.
+  void Norm(int rows, const Model::Norm& norm, void* x, const void* delta,
+            void* out) const {
+    const ModelSpec& spec = model.spec();
+    const auto eps = static_cast<float>(spec.norm_eps);
+    if (norm.bias == nullptr) {
+      backend.RmsNorm(queue, rows, spec.hidden_size, eps, x, delta, norm.weight,
+                      out);
+    } else {
+      backend.LayerNorm(queue, rows, spec.hidden_size, eps, x, delta,
+                        norm.weight, norm.bias, out);
+    }
+  }
+
+  void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    backend.Logits(queue, rows, w.normed, *layer.router, w.route_logits);
+    backend.Route(queue, rows, spec.experts, spec.experts_per_token,
+                  spec.normalised_routes, w.route_logits, w.route_weights);
+    backend.Experts(queue, rows, spec.experts_per_token, w.normed,
+                    w.route_weights, *layer.experts, spec.activation, w.delta);
+  }
+
+  bool Adapts(LoraProduct product) const {
+    if (adapters.slots == nullptr) return false;
+    const auto& sections = adapters.slots->layout().sections();
+    for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].product == product && (adapters.sections >> s & 1) != 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // out [rows, stride] += what adapters make of x; out may be halves.
+  void Adapt(LoraProduct product, int layer, int rows, const void* x,
+             int64_t stride, void* out, Workspace& w, int halves = 0) const {
+    if (adapters.slots == nullptr) return;
+    const auto& sections = adapters.slots->layout().sections();
+    for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].product != product || (adapters.sections >> s & 1) == 0) {
+        continue;
+      }
+      backend.AddLora(queue, rows, x, slots,
+                      adapters.slots->Factors(layer, static_cast<int>(s)),
+                      {.out = out,
+                       .stride = stride,
+                       .first = sections[s].first,
+                       .halves = halves,
+                       .scratch = w.lora_inner});
+    }
+  }
+
+  // w.delta = the feed-forward layer of w.normed.
+  void FeedForward(int index, int rows, const Model::Layer& layer,
+                   Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const int wide = spec.intermediate_size;
+    if (spec.experts > 0) return Experts(rows, layer, w);
+    if (spec.is_gated() && Adapts(LoraProduct::kGateUp)) {
+      backend.MatMulHalves(queue, rows, w.normed, *layer.gate_up, w.halves);
+      Adapt(LoraProduct::kGateUp, index, rows, w.normed, 0, w.halves, w, wide);
+      backend.GateHalves(queue, rows, wide, spec.activation, w.halves,
+                         w.activated);
+    } else if (spec.is_gated()) {
+      backend.GatedMatMul(queue, rows, w.normed, *layer.gate_up,
+                          layer.gate_up_bias, spec.activation, w.activated);
+    } else {
+      backend.MatMul(queue, rows, w.normed, *layer.gate_up, layer.gate_up_bias,
+                     w.activated);
+      Adapt(LoraProduct::kGateUp, index, rows, w.normed, wide, w.activated, w);
+      backend.Activate(queue, rows, wide, spec.activation, w.activated);
+    }
+    backend.MatMul(queue, rows, w.activated, *layer.down, layer.down_bias,
+                   w.delta);
+    Adapt(LoraProduct::kDown, index, rows, w.activated, spec.hidden_size,
+          w.delta, w);
+  }
+
+  // The weights with which a row looks at what `options` say, where its ask
+  // is of this layer.
+  void Look(const RowLook& row, int layer, const kernels::Rows& rows,
+            const kernels::AttentionOptions& options,
+            const kernels::KvCache& cache, int cache_layer,
+            const Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const std::vector<int32_t>& layers = row.ask->layers;
+    const auto found = std::lower_bound(layers.begin(), layers.end(), layer);
+    if (found == layers.end() || *found != layer) return;
+    const int64_t index = found - layers.begin();
+    kernels::AttentionLook look = row.look;
+    look.block_table = rows.host_spans[row.entry].block_table;
+    look.factor = 1.0f / static_cast<float>(spec.heads);
+    if (row.ask->mean) {
+      look.factor /= static_cast<float>(layers.size());
+      look.add = index > 0;
+    } else {
+      look.out += index * (look.position + 1);
+    }
+    backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
+                             spec.qkv_rows(), cache, cache_layer, look);
+  }
+
+  // Norms what is about to be added to x, where the family does.
+  void OutputNorm(int rows, const Model::Norm& norm, Workspace& w) const {
+    if (norm.weight != nullptr) Norm(rows, norm, w.delta, nullptr, w.delta);
+  }
+};
+
+}  // namespace
+
+void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
+             absl::Span<const LayerParts::Place> places,
+             const SampledRows& sampled, const StepAdapters& adapters,
+             Backend& backend, Queue& queue, kernels::KvCache& cache,
+             Workspace& w, absl::FunctionRef<void(int)> kv_written,
+             absl::Span<const RowLook> looks) {
+  const ModelSpec& spec = model.spec();
+  Pass pass{model, backend, queue, adapters, adapters.rows};
+  const int hidden = spec.hidden_size;
+  const int query = spec.heads * spec.head_dim;
+  const int last = spec.layers - 1;
+  const auto eps = static_cast<float>(spec.norm_eps);
+  kernels::AttentionOptions look{
+      .scale = static_cast<float>(spec.attention_scale),
+      .soft_cap = static_cast<float>(spec.score_cap)};
+  int n = rows[0].num_rows;
+  void* x = w.x;
+  const void* attention = w.attention;
+  const void* delta = nullptr;
+
+  backend.Embed(queue, rows[0], model.embedding(),
+                static_cast<float>(spec.embedding_scale), model.positions(), x);
+  for (int i = 0; i <= last; ++i) {
+    const Model::Layer& layer = model.layers()[i];
+    const LayerParts::Place place = places[static_cast<size_t>(i)];
+    const kernels::Rows& seen = rows[static_cast<size_t>(place.part)];
+    pass.Norm(n, layer.input_norm, x, delta, w.normed);
+    backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
+    pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
+    backend.RopeAppend(queue, seen, spec.heads, model.rope(i),
+                       {layer.query_norm.weight, layer.key_norm.weight, eps},
+                       w.qkv, cache, place.layer);
+    kv_written(i + 1);
+    if (i == last && sampled.count == 0) return;  // KV was all that is wanted
+    look.window = spec.is_windowed(i) ? spec.window : 0;
+    backend.Attention(queue, seen, spec.heads, look, w.qkv, spec.qkv_rows(),
+                      cache, place.layer, w.attention);
+    for (const RowLook& row : looks) {
+      pass.Look(row, i, seen, look, cache, place.layer, w);
+    }
+    if (i == last) {  // no row looks at another any more: go on with few
+      n = sampled.count;
+      backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);
+      backend.GatherRows(queue, n, query, sampled.row_ids, w.attention,
+                         w.sampled_attention);
+      x = w.sampled_x;
+      attention = w.sampled_attention;
+      pass.slots = adapters.sampled;
+    }
+    backend.MatMul(queue, n, attention, *layer.output, layer.output_bias,
+                   w.delta);
+    pass.Adapt(LoraProduct::kOutput, i, n, attention, hidden, w.delta, w);
+    pass.OutputNorm(n, layer.attention_output_norm, w);
+    pass.Norm(n, layer.mlp_norm, x, w.delta, w.normed);
+    pass.FeedForward(i, n, layer, w);
+    pass.OutputNorm(n, layer.mlp_output_norm, w);
+    delta = w.delta;
+  }
+  pass.Norm(n, model.final_norm(), x, delta, w.normed);
+  backend.Logits(queue, n, w.normed, model.head(), w.logits);
+  if (spec.logit_cap > 0) {
+    backend.ScaleLogits(queue, n, spec.vocab_size, 1,
+                        static_cast<float>(spec.logit_cap), w.logits);
+  }
+}
+
+namespace {
+
+struct Part {
+  void** pointer;
+  size_t bytes;
+};
+
+// Where parts that are f32 everywhere come to lie.
+struct FloatParts {
+  void* route_logits = nullptr;
+  void* route_weights = nullptr;
+  void* logits = nullptr;
+  void* lora_inner = nullptr;
+};
+
+constexpr int kParts = 13;
+
+// One after another, each in whole cache lines.
+std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
+                                 int max_sampled, const LoraLayout* lora,
+                                 kernels::DType activation, Workspace& w,
+                                 FloatParts& floats) {
+  const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
+  const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
+  const size_t routed = spec.experts > 0 ? static_cast<size_t>(max_rows) : 0;
+  const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
+  const bool halves =
+      lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
+  const size_t ranks = lora == nullptr ? 0 : lora->max_rank();
+  std::array<Part, kParts> parts = {
+      {{&w.x, rows * spec.hidden_size},
+       {&w.normed, rows * spec.hidden_size},
+       {&w.qkv, rows * spec.qkv_rows()},
+       {&w.attention, rows * query},
+       {&w.delta, rows * spec.hidden_size},
+       {&w.activated, spec.experts > 0 ? 0 : rows * spec.intermediate_size},
+       {&w.sampled_x, sampled * spec.hidden_size},
+       {&w.sampled_attention, sampled * query},
+       {&floats.route_logits, routed * spec.experts * sizeof(float)},
+       {&floats.route_weights, routed * spec.experts * sizeof(float)},
+       {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},
+       {&floats.lora_inner, max_rows * ranks * sizeof(float)},
+       {&floats.logits,
+        static_cast<size_t>(max_sampled) * spec.vocab_size * sizeof(float)}}};
+  for (Part& part : parts) part.bytes = (part.bytes + 255) / 256 * 256;
+  return parts;
+}
+
+}  // namespace
+
+size_t Workspace::Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
+                        const LoraLayout* lora, kernels::DType activation) {
+  Workspace none;
+  FloatParts floats;
+  size_t total = 0;
+  for (const Part& part :
+       PartsOf(spec, max_rows, max_sampled, lora, activation, none, floats)) {
+    total += part.bytes;
+  }
+  return total;
+}
+
+absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
+                                            int max_sampled,
+                                            const LoraLayout* lora,
+                                            Backend* backend) {
+  const kernels::DType activation = backend->activation_type();
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
+      backend->Allocate(Bytes(spec, max_rows, max_sampled, lora, activation));
+  if (!buffer.ok()) return buffer.status();
+  Workspace w;
+  w.buffer_ = *std::move(buffer);
+  std::byte* next = w.buffer_->data();
+  FloatParts floats;
+  for (const Part& part :
+       PartsOf(spec, max_rows, max_sampled, lora, activation, w, floats)) {
+    *part.pointer = next;
+    next += part.bytes;
+  }
+  w.route_logits = static_cast<float*>(floats.route_logits);
+  w.route_weights = static_cast<float*>(floats.route_weights);
+  w.logits = static_cast<float*>(floats.logits);
+  w.lora_inner = static_cast<float*>(floats.lora_inner);
+  return w;
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "engine/model/lora.h"
+
+namespace tandem::engine {
+namespace {
+
+// Whole cache lines.
+int64_t Aligned(int64_t elements) { return (elements + 15) / 16 * 16; }
+
+std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
+  const TensorNames& names = spec.names;
+  const int hidden = spec.hidden_size;
+  const int wide = spec.intermediate_size;
+  const int query = spec.heads * spec.head_dim;
+  const int key = spec.kv_heads * spec.head_dim;
+  std::vector<LoraSection> sections;
+  const auto add = [&](std::string_view module, LoraProduct product, int first,
+                       int rows, int cols) {
+    sections.push_back({std::string(module), product, first, rows, cols});
+  };
+  if (!names.qkv.empty()) {
+    add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden);
+  } else {
+    add(names.query, LoraProduct::kQkv, 0, query, hidden);
+    add(names.key, LoraProduct::kQkv, query, key, hidden);
+    add(names.value, LoraProduct::kQkv, query + key, key, hidden);
+  }
+  add(names.output, LoraProduct::kOutput, 0, hidden, query);
+  if (spec.experts > 0) return sections;
+  if (!spec.is_gated() && names.gate_up.empty()) {
+    add(names.up, LoraProduct::kGateUp, 0, wide, hidden);
+  } else if (spec.mlp_bias) {
+    // Gates get their bias and are opened at once.
+  } else if (!names.gate_up.empty()) {
+    add(names.gate_up, LoraProduct::kGateUp, 0, 2 * wide, hidden);
+  } else {
+    add(names.gate, LoraProduct::kGateUp, 0, wide, hidden);
+    add(names.up, LoraProduct::kGateUp, wide, wide, hidden);
+  }
+  add(names.down, LoraProduct::kDown, 0, hidden, wide);
+  return sections;
+}
+
+}  // namespace
+
+LoraLayout::LoraLayout(const ModelSpec& spec, int max_rank)
+    : max_rank_(max_rank), layers_(spec.layers), sections_(SectionsOf(spec)) {
+  numbers_ = Aligned(int64_t{layers_} * static_cast<int>(sections_.size()));
+  for (const LoraSection& section : sections_) {
+    offsets_.push_back(layer_size_);
+    layer_size_ += Aligned(int64_t{max_rank_} * (section.cols + section.rows));
+  }
+  size_ = 2 * numbers_ + layers_ * layer_size_;
+}
+
+bool LoraLayout::has(LoraProduct product) const {
+  return std::any_of(
+      sections_.begin(), sections_.end(),
+      [product](const LoraSection& s) { return s.product == product; });
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model's weights on a device, in the backend's own layout, and the one
+// forward pass that all families share. The checkpoint may be closed after
+// loading.
+
+#ifndef TANDEM_ENGINE_MODEL_MODEL_H_
+#define TANDEM_ENGINE_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/checkpoint/safetensors.h"
+#include "kernels/backend.h"
+
+namespace tandem::engine {
+
+struct LoadOptions {
+  // How matrices are kept. Unset: as in the checkpoint, f16 widened to f32.
+  std::optional<kernels::DType> weight_dtype = std::nullopt;
+  // kFp8, kInt8 or kInt4: the layers' matrices are quantised. The embedding and
+  // the head, whose errors no later layer evens out, are not beside fp8, and
+  // are kInt8 beside the others.
+  std::optional<kernels::DType> quantisation = std::nullopt;
+  // Positions that one sequence may have; 0: as many as the model allows.
+  int max_positions = 0;
+};
+
+// Bytes of the checkpoint read so far, of all.
+using LoadProgress = absl::FunctionRef<void(uint64_t done, uint64_t total)>;
+
+class Model {
+ public:
+  // f32, device; null: there is none.
+  struct Norm {
+    const float* weight = nullptr;
+    const float* bias = nullptr;  // of a LayerNorm
+  };
+  struct Layer {
+    Norm input_norm;             // [hidden], as all but the heads'
+    Norm attention_output_norm;  // before the residual addition
+    Norm mlp_norm;
+    Norm mlp_output_norm;
+    Norm query_norm;  // [head_dim]
+    Norm key_norm;
+    std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
+    std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * head_dim]
+    // [2 * intermediate, hidden]; without gates [intermediate, hidden].
+    std::unique_ptr<kernels::Matrix> gate_up;
+    std::unique_ptr<kernels::Matrix> down;  // [hidden, intermediate]
+    // Of many experts, instead of gate_up and down.
+    std::unique_ptr<kernels::Matrix> router;  // [experts, hidden]
+    std::vector<std::unique_ptr<kernels::Matrix>> expert_matrices;
+    std::unique_ptr<kernels::ExpertSet> experts;
+    const float* qkv_bias = nullptr;  // null: none; device
+    const float* output_bias = nullptr;
+    const float* gate_up_bias = nullptr;
+    const float* down_bias = nullptr;
+  };
+
+  // Blocks. Every tensor that the spec asks for must be there with its shape,
+  // and no layer's tensor may be left over: a checkpoint that does not fit
+  // its config is refused, not guessed at.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(
+      const ModelSpec& spec, const Checkpoint& checkpoint,
+      const LoadOptions& options, kernels::Backend* backend,
+      LoadProgress progress);
+  static absl::StatusOr<std::unique_ptr<Model>> Load(
+      const ModelSpec& spec, const Checkpoint& checkpoint,
+      const LoadOptions& options, kernels::Backend* backend);
+
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const ModelSpec& spec() const { return spec_; }
+  int max_positions() const { return max_positions_; }
+  // "f32", "bf16", or "bf16+fp8" and the like where matrices differ.
+  const std::string& weight_format() const { return weight_format_; }
+  // First tensors of matrices for which the checkpoint has codes that could not
+  // be kept, and why: "X.weight (act-order)".
+  const std::vector<std::string>& dequantised() const { return dequantised_; }
+
+  const kernels::Matrix& embedding() const { return *embedding_; }
+  // The embedding's own where the head is tied.
+  const kernels::Matrix& head() const { return head_ ? *head_ : *embedding_; }
+  const std::vector<Layer>& layers() const { return layers_; }
+  const Norm& final_norm() const { return final_norm_; }
+  const kernels::RopeTable& rope(int layer) const {
+    return spec_.is_windowed(layer) ? local_rope_ : rope_;
+  }
+  // Learned ones, [max_positions, hidden], f32, device; null: there are none.
+  const float* positions() const { return positions_; }
+
+ private:
+  friend class ModelLoader;
+  Model() = default;
+
+  ModelSpec spec_;
+  int max_positions_ = 0;
+  std::string weight_format_;
+  std::vector<std::string> dequantised_;
+  std::unique_ptr<kernels::Matrix> embedding_;  // [vocab, hidden]
+  std::unique_ptr<kernels::Matrix> head_;       // [vocab, hidden]
+  std::vector<Layer> layers_;
+  Norm final_norm_;
+  kernels::RopeTable rope_;
+  kernels::RopeTable local_rope_;
+  const float* positions_ = nullptr;
+  std::unique_ptr<kernels::Buffer> vectors_;  // norms, biases, rope tables
+};
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_ENGINE_MODEL_MODEL_H_

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// A chat as chat templates are given it: the JSON of OpenAI's messages and
+// tools, as `transformers` has it (apply_chat_template). Arguments of calls are
+// objects, and their and schemas' members keep the client's order.
+
+#ifndef TANDEM_ROUTER_INTAKE_CHAT_JSON_H_
+#define TANDEM_ROUTER_INTAKE_CHAT_JSON_H_
+
+#include <string>
+
+#include "tandem/v1/inference.pb.h"
+
+namespace tandem::router {
+
+// REQUIRES of both: ValidateChat.
+std::string MessagesJson(const v1::Chat& chat);
+// Empty: none are wanted.
+std::string ToolsJson(const v1::Chat& chat);
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_INTAKE_CHAT_JSON_H_

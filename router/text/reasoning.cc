@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "router/text/reasoning.h"
+
+#include <algorithm>
+
+namespace tandem::router {
+
+std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name) {
+  if (name == "deepseek_r1") return ReasoningStyle::kDeepSeekR1;
+  if (name == "qwen3") return ReasoningStyle::kQwen3;
+  return std::nullopt;
+}
+
+bool ReasoningIsOver(absl::Span<const int32_t> prompt,
+                     const ReasoningMarks& marks,
+                     absl::Span<const int32_t> end_ids) {
+  for (size_t i = prompt.size(); i > 0; --i) {
+    const int32_t id = prompt[i - 1];
+    if (id == marks.end_id) return true;
+    if (id == marks.begin_id ||
+        std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end()) {
+      return false;
+    }
+  }
+  return false;
+}
+
+bool ReasoningOutput::Arrives(int32_t token_id, std::string_view piece) {
+  if (arrived_over_) return true;
+  arrived_ += piece.size();
+  const bool is_end = token_id == marks_.end_id;
+  if (!is_end && token_id != marks_.begin_id) {
+    ++tokens_;
+    return false;
+  }
+  // A special token has no text; before a mark that has one there may be bytes
+  // of a character that never became whole.
+  const std::string_view mark = is_end ? kThinkEnd : kThinkBegin;
+  const size_t bytes = piece.ends_with(mark) ? mark.size() : 0;
+  waiting_.push_back({arrived_ - bytes, arrived_, is_end});
+  arrived_over_ = is_end;
+  return false;
+}
+
+std::string_view ReasoningOutput::Release(std::string_view text,
+                                          std::string* reasoning) {
+  if (over_) return text;
+  const auto take = [&](size_t end) {
+    const std::string_view taken = text.substr(0, end - released_);
+    text.remove_prefix(taken.size());
+    released_ += taken.size();
+    return taken;
+  };
+  while (!waiting_.empty()) {
+    const Mark& mark = waiting_.front();
+    if (released_ < mark.begin) reasoning->append(take(mark.begin));
+    if (released_ < mark.begin) return text;
+    take(mark.end);
+    if (released_ < mark.end) return text;
+    over_ = mark.is_end;
+    waiting_.pop_front();
+    if (over_) return text;
+  }
+  reasoning->append(take(released_ + text.size()));
+  return text;
+}
+
+}  // namespace tandem::router

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models that reason before they answer: <think>...</think>, then the content.
+// Either mark is a token of its own; the first is often the prompt's last, and
+// need not come at all. As in vLLM an answer is reasoning up to </think>,
+// unless the prompt has closed it already (Qwen3 with enable_thinking false).
+
+#ifndef TANDEM_ROUTER_TEXT_REASONING_H_
+#define TANDEM_ROUTER_TEXT_REASONING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/types/span.h"
+
+namespace tandem::router {
+
+// With the names of vLLM's --reasoning-parser.
+enum class ReasoningStyle { kDeepSeekR1, kQwen3 };
+std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name);
+
+inline constexpr std::string_view kThinkBegin = "<think>";
+inline constexpr std::string_view kThinkEnd = "</think>";
+
+struct ReasoningMarks {
+  ReasoningStyle style = ReasoningStyle::kDeepSeekR1;
+  int32_t begin_id = -1;
+  int32_t end_id = -1;
+};
+
+// Whether the prompt's open turn has </think> behind it: then its answer is
+// content from the first token on. Turns before it end with one of `end_ids`,
+// and say nothing.
+bool ReasoningIsOver(absl::Span<const int32_t> prompt,
+                     const ReasoningMarks& marks,
+                     absl::Span<const int32_t> end_ids);
+
+// Takes a sequence's text apart, in which an answer begins with reasoning.
+class ReasoningOutput {
+ public:
+  explicit ReasoningOutput(const ReasoningMarks& marks) : marks_(marks) {}
+
+  // A token was drawn whose text, `piece`, will be released later. Whether it
+  // is one of the content.
+  bool Arrives(int32_t token_id, std::string_view piece);
+  // The next of that text: what is reasoning is added to `reasoning`, what is
+  // content returned, a part of `text`.
+  std::string_view Release(std::string_view text, std::string* reasoning);
+
+  // Of the reasoning so far, without its marks.
+  int tokens() const { return tokens_; }
+
+ private:
+  // In the text, to be left out.
+  struct Mark {
+    size_t begin = 0;
+    size_t end = 0;
+    bool is_end = false;
+  };
+
+  const ReasoningMarks marks_;
+  size_t arrived_ = 0;   // bytes of text, up to the content
+  size_t released_ = 0;  // of them
+  std::deque<Mark> waiting_;
+  bool arrived_over_ = false;  // </think> was drawn
+  bool over_ = false;          // and its text released
+  int tokens_ = 0;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_TEXT_REASONING_H_

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tool calls in the text that a model writes, in the styles of three families:
+//
+//   hermes       <tool_call>{"name": .., "arguments": {..}}</tool_call>, any
+//                number of them (Hermes, Qwen 2.5 and 3)
+//   llama3_json  {"name": .., "parameters": {..}}, several divided by ';', with
+//                or without <|python_tag|> before them (Llama 3.1 to 3.3)
+//   mistral      [TOOL_CALLS] [{"name": .., "arguments": {..}}, ..], or
+//                [TOOL_CALLS]name[ARGS]{..}, any number of them
+//
+// The names are those of vLLM's --tool-call-parser. Calls are complete when
+// they are returned: text that only begins like one comes back unchanged, as
+// content. So does all text around calls but spaces between two, or between
+// one and an end of the text.
+
+#ifndef TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
+#define TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem::router {
+
+enum class ToolCallStyle { kNone, kLlama3Json, kHermes, kMistral };
+
+// By its name, "none" included.
+std::optional<ToolCallStyle> ToolCallStyleByName(std::string_view name);
+std::string_view ToolCallStyleName(ToolCallStyle style);
+// That of the calls which a chat template writes; kNone: of none known.
+ToolCallStyle DetectToolCallStyle(std::string_view chat_template);
+// What its calls are marked by. Tokenizers may have special tokens of them.
+std::vector<std::string_view> ToolCallMarkers(ToolCallStyle style);
+
+// 1..64 of A-Z, a-z, 0-9, '_' and '-', as OpenAI wants functions to be named.
+bool IsFunctionName(std::string_view name);
+
+// What a request wants to know of the calls in its output.
+struct ToolCallOptions {
+  ToolCallStyle style = ToolCallStyle::kNone;
+  std::vector<std::string> names;  // of the functions there are
+  bool parallel = true;            // or the first call alone
+  // Special tokens that are left out of the text, and mark calls in it.
+  std::map<int32_t, std::string> markers;
+  uint64_t id_seed = 0;  // that ids are made from, by the core
+};
+
+struct ParsedToolCall {
+  std::string name;
+  std::string arguments;  // a JSON object, as the model wrote it
+};
+
+// Finds calls in a text that arrives in pieces. What it returns, joined, does
+// not depend on how the text was cut. Time is linear in the text. Not
+// thread-safe.
+class ToolCallParser {
+ public:
+  // `names`: the functions there are. Calls without a marker (llama3_json)
+  // count only if they name one of them: an answer may be JSON as well.
+  ToolCallParser(ToolCallStyle style, std::vector<std::string> names);
+  ~ToolCallParser();
+
+  struct Result {
+    std::string text;  // no part of a call
+    std::vector<ParsedToolCall> calls;
+  };
+  // `hidden`: the text of a special token, which is no content in any case.
+  Result Push(std::string_view piece, bool hidden = false);
+  // The text has ended.
+  Result Finish();
+
+  // Whether some of the text may become a call.
+  bool holding() const { return !held_.empty(); }
+
+ private:
+  class Candidate;
+
+  bool MayBegin(char c) const;
+  void Run(Result* result);
+  void Accept(Result* result);
+  void GiveUp(Result* result);
+  void Release(size_t end, Result* result);
+  void Compact();
+
+  const ToolCallStyle style_;
+  const std::vector<std::string> names_;
+  std::string held_;
+  std::string hidden_;  // of each of its bytes, 0 or 1
+  // In held_: bytes before the one are returned or dropped, those before the
+  // other were looked at.
+  size_t begin_ = 0;
+  size_t cursor_ = 0;
+  std::unique_ptr<Candidate> candidate_;  // of a call, from here on
+  size_t candidate_begin_ = 0;
+  // Only spaces since the text's beginning or the last call.
+  bool in_gap_ = true;
+  bool after_call_ = false;
+};
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_ROUTER_TEXT_TOOL_CALLS_H_

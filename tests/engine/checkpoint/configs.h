@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The smallest config.json of some families, to be changed field by field.
+
+#ifndef TANDEM_TESTS_ENGINE_CHECKPOINT_CONFIGS_H_
+#define TANDEM_TESTS_ENGINE_CHECKPOINT_CONFIGS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/model_config.h"
+#include "nlohmann/json.hpp"
+
+namespace tandem::engine {
+
+using nlohmann::json;
+
+inline json Llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"vocab_size", 100}};
+}
+
+inline json Mistral() {
+  json config = Llama();
+  config["architectures"] = {"MistralForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["max_position_embeddings"] = 1024;
+  config["sliding_window"] = nullptr;
+  return config;
+}
+
+inline json Qwen2() {
+  json config = Llama();
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 512;
+  config["max_window_layers"] = 1;
+  return config;
+}
+
+inline json Gemma3() {
+  json config = Llama();
+  config["architectures"] = {"Gemma3ForCausalLM"};
+  config["head_dim"] = 16;
+  config["sliding_window"] = 512;
+  config["sliding_window_pattern"] = 2;
+  return config;
+}
+
+inline json Mixtral() {
+  json config = Mistral();
+  config["architectures"] = {"MixtralForCausalLM"};
+  config["num_local_experts"] = 4;
+  config["num_experts_per_tok"] = 2;
+  return config;
+}
+
+inline json Qwen3Moe() {
+  json config = Llama();
+  config["architectures"] = {"Qwen3MoeForCausalLM"};
+  config["moe_intermediate_size"] = 32;
+  config["num_experts_per_tok"] = 2;
+  return config;
+}
+
+inline json Gpt2() {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"n_embd", 64},
+          {"n_layer", 2},
+          {"n_head", 4},
+          {"vocab_size", 100}};
+}
+
+inline absl::StatusOr<ModelSpec> Parse(const json& config,
+                                       std::string generation = "") {
+  return ParseModelSpec("d/config.json", config.dump(),
+                        "d/generation_config.json", generation);
+}
+
+inline json With(json config, const json& changes) {
+  config.update(changes);
+  return config;
+}
+
+inline json Quantised(const json& config) {
+  return With(Llama(), {{"quantization_config", config}});
+}
+
+}  // namespace tandem::engine
+
+#endif  // TANDEM_TESTS_ENGINE_CHECKPOINT_CONFIGS_H_

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a config says is read as `transformers` reads it.
+
+#include "engine/checkpoint/model_config.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/engine/checkpoint/configs.h"
+#include "tests/engine/temp_dir.h"
+
+namespace tandem::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(ModelConfig, AbsentKeysMeanWhatTransformersTakesThemFor) {
+  const auto spec = Parse(Llama());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->kv_heads, 4);
+  EXPECT_EQ(spec->head_dim, 16);
+  EXPECT_EQ(spec->max_positions, 2048);
+  EXPECT_EQ(spec->norm_eps, 1e-6);
+  EXPECT_EQ(spec->rope.theta, 10000);
+  EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kDefault);
+  EXPECT_FALSE(spec->tied_head);
+  EXPECT_FALSE(spec->qkv_bias);
+  EXPECT_TRUE(spec->eos_ids.empty());
+  EXPECT_EQ(spec->qkv_rows(), 12 * 16);
+}
+
+TEST(ModelConfig, ReadsScaledRopeOldAndNew) {
+  const json scaling = {{"factor", 8.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 8192},
+                        {"rope_type", "llama3"}};
+  const auto old = Parse(
+      With(Llama(), {{"rope_theta", 500000.0}, {"rope_scaling", scaling}}));
+  json both = scaling;
+  both["rope_theta"] = 500000.0;
+  const auto renewed = Parse(With(Llama(), {{"rope_parameters", both}}));
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(old->rope.kind, RopeSpec::Kind::kLlama3);
+  EXPECT_EQ(old->rope.theta, 500000);
+  EXPECT_EQ(old->rope.factor, 8);
+  EXPECT_EQ(old->rope.original_max_positions, 8192);
+  EXPECT_EQ(old->Canonical(), renewed->Canonical());
+}
+
+// transformers: standardize_rope_params and Phi3Config.
+TEST(ModelConfig, LongRopeFindsTheFirstContextWhereTransformersDoes) {
+  const json factors(8, 1.5);
+  const auto scaled = [&](json config, const json& own, const json& beside) {
+    json scaling = {{"rope_type", "longrope"},
+                    {"short_factor", factors},
+                    {"long_factor", factors}};
+    scaling.update(own);
+    config.update({{"max_position_embeddings", 8192},
+                   {"hidden_size", 192},
+                   {"num_attention_heads", 12},
+                   {"rope_scaling", scaling}});
+    config.update(beside);
+    return Parse(config);
+  };
+  const json phi = With(Llama(), {{"model_type", "phi3"},
+                                  {"architectures", {"Phi3ForCausalLM"}}});
+  const char* const kOriginal = "original_max_position_embeddings";
+  const struct {
+    const char* why;
+    json config, own, beside;
+    int original;
+    double attention;
+  } cases[] = {{"of the scaling",
+                Llama(),
+                {{kOriginal, 512}},
+                {},
+                512,
+                std::sqrt(1 + std::log(16.0) / std::log(512.0))},
+               {"beside it goes first",
+                Llama(),
+                {{kOriginal, 512}},
+                {{kOriginal, 2048}},
+                2048,
+                std::sqrt(1 + std::log(4.0) / std::log(2048.0))},
+               {"nowhere", Llama(), json::object(), {}, 8192, 1},
+               {"a factor goes before the ratio",
+                Llama(),
+                {{kOriginal, 512}, {"factor", 2.0}},
+                {},
+                512,
+                std::sqrt(1 + std::log(2.0) / std::log(512.0))},
+               {"Phi3's default",
+                phi,
+                json::object(),
+                {},
+                4096,
+                std::sqrt(1 + std::log(2.0) / std::log(4096.0))},
+               {"which goes before the scaling's",
+                phi,
+                {{kOriginal, 512}},
+                {},
+                4096,
+                std::sqrt(1 + std::log(2.0) / std::log(4096.0))},
+               {"and is given",
+                phi,
+                {{kOriginal, 512}},
+                {{kOriginal, 1024}},
+                1024,
+                std::sqrt(1 + std::log(8.0) / std::log(1024.0))}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    const auto spec =
+        scaled(c.config, c.own, c.beside.is_null() ? json::object() : c.beside);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->rope.original_max_positions, c.original);
+    EXPECT_DOUBLE_EQ(spec->rope.attention_factor, c.attention);
+  }
+}
+
+TEST(ModelConfig, WindowsAreOfTheLayersThatTheFamilySays) {
+  using Layers = std::vector<bool>;
+  const auto windows = [](const json& config) {
+    const auto spec = Parse(config);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? std::pair(spec->window, spec->windowed)
+                     : std::pair(-1, Layers());
+  };
+  EXPECT_EQ(windows(With(Llama(), {{"sliding_window", 512}})),
+            std::pair(0, Layers()));
+  EXPECT_EQ(windows(With(Mistral(), {{"sliding_window", 512}})),
+            std::pair(512, Layers({true, true})));
+  EXPECT_EQ(windows(With(Mistral(), {{"sliding_window", 1024}})),
+            std::pair(0, Layers()));
+  json silent = With(Mistral(), {{"max_position_embeddings", 32768}});
+  silent.erase("sliding_window");
+  EXPECT_EQ(windows(silent), std::pair(4096, Layers({true, true})));
+  EXPECT_EQ(windows(Qwen2()), std::pair(512, Layers({false, true})));
+  EXPECT_EQ(windows(With(Qwen2(), {{"use_sliding_window", false}})),
+            std::pair(0, Layers()));
+  EXPECT_EQ(windows(With(Qwen2(), {{"layer_types",
+                                    {"sliding_attention", "full_attention"}}})),
+            std::pair(512, Layers({true, false})));
+  EXPECT_EQ(windows(Gemma3()), std::pair(512, Layers({true, false})));
+}
+
+TEST(ModelConfig, LocalLayersTurnByTheirOwnTheta) {
+  const json old = With(
+      Gemma3(), {{"rope_theta", 5e5},
+                 {"rope_local_base_freq", 2e4},
+                 {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8}}}});
+  const json renewed =
+      With(Gemma3(),
+           {{"rope_parameters",
+             {{"full_attention",
+               {{"rope_type", "linear"}, {"factor", 8}, {"rope_theta", 5e5}}},
+              {"sliding_attention", {{"rope_theta", 2e4}}}}}});
+  for (const json& config : {old, renewed}) {
+    const auto spec = Parse(config);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->rope.theta, 5e5);
+    EXPECT_EQ(spec->rope.factor, 8);
+    EXPECT_EQ(spec->local_rope.theta, 2e4);
+    EXPECT_EQ(spec->local_rope.kind, RopeSpec::Kind::kDefault);
+    EXPECT_EQ(spec->max_positions, 131072);  // scaling included
+  }
+  EXPECT_EQ(Parse(old)->Canonical(), Parse(renewed)->Canonical());
+}
+
+TEST(ModelConfig, ScalingsMakePositions) {
+  const auto positions = [](const json& scaling) {
+    return Parse(With(Llama(), {{"max_position_embeddings", 4096},
+                                {"rope_scaling", scaling}}))
+        ->max_positions;
+  };
+  EXPECT_EQ(positions({{"type", "linear"}, {"factor", 2.5}}), 10240);
+  EXPECT_EQ(positions({{"type", "dynamic"}, {"factor", 4}}), 16384);
+  EXPECT_EQ(positions({{"type", "yarn"},
+                       {"factor", 4},
+                       {"original_max_position_embeddings", 2048}}),
+            8192);
+  EXPECT_EQ(positions({{"type", "yarn"}, {"factor", 4}}), 16384);
+}
+
+TEST(ModelConfig, EndIdsAreOneOrMany) {
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", 7}}))->eos_ids,
+              ElementsAre(7));
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", {7, 9}}}))->eos_ids,
+              ElementsAre(7, 9));
+  EXPECT_THAT(Parse(With(Llama(), {{"eos_token_id", nullptr}}))->eos_ids,
+              ElementsAre());
+}
+
+TEST(ModelConfig, IdsThatTheVocabularyLacksEndNothing) {
+  const auto ends = [](const json& changes, const char* generation) {
+    const auto spec = Parse(With(Llama(), changes), generation);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->eos_ids : std::vector<int32_t>{-2};
+  };
+  EXPECT_THAT(ends({{"eos_token_id", {2, 100}}}, ""), ElementsAre(2));
+  EXPECT_THAT(ends({{"eos_token_id", -1}}, ""), ElementsAre());
+  EXPECT_THAT(ends({{"eos_token_id", UINT64_MAX}}, ""), ElementsAre());
+  EXPECT_THAT(ends({{"eos_token_id", 7}}, R"({"eos_token_id": [100, 9]})"),
+              ElementsAre(9));
+  EXPECT_THAT(ends({{"eos_token_id", 7}}, R"({"eos_token_id": 100})"),
+              ElementsAre(7));
+  EXPECT_THAT(ends({{"eos_token_id", 7}, {"bos_token_id", 1000}}, ""),
+              ElementsAre(7));
+}
+
+TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
+  const auto spec =
+      Parse(With(Llama(), {{"eos_token_id", 7}}),
+            R"({"eos_token_id":[8,9],"do_sample":true,"temperature":0.6,
+                "top_p":0.9,"top_k":50,"min_p":0.05,"unknown":{"a":[1]}})");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->eos_ids, ElementsAre(8, 9));
+  EXPECT_EQ(spec->sampling.do_sample, true);
+  EXPECT_EQ(spec->sampling.temperature, 0.6);
+  EXPECT_EQ(spec->sampling.top_p, 0.9);
+  EXPECT_EQ(spec->sampling.min_p, 0.05);
+  EXPECT_EQ(spec->sampling.top_k, 50);
+}
+
+// transformers 4, 5, and both.
+TEST(ModelConfig, Qwen3MoeCountsItsExpertsUnderEitherKey) {
+  for (const json& changes :
+       {json{{"num_experts", 8}}, json{{"num_local_experts", 8}},
+        json{{"num_experts", 8}, {"num_local_experts", 8}}}) {
+    json config = With(Qwen3Moe(), {{"num_key_value_heads", 2}});
+    config.update(changes);
+    const auto spec = Parse(config);
+    ASSERT_TRUE(spec.ok()) << changes << ": " << spec.status();
+    EXPECT_EQ(spec->experts, 8);
+  }
+}
+
+TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
+  const std::pair<const char*, json> kConfigs[] = {
+      {"unknown keys",
+       With(Llama(), {{"auto_map", {{"x", "y.py"}}}, {"pad", nullptr}})},
+      {"no architectures, but a type",
+       [] {
+         json config = With(Llama(), {{"model_type", "llama"}});
+         config.erase("architectures");
+         return config;
+       }()},
+      {"a Mistral without window", Mistral()},
+      {"a window as long as the context",
+       With(Mistral(), {{"sliding_window", 1024}})},
+      {"wide heads", With(Llama(), {{"head_dim", 32}})},
+      {"heads that do not divide the width, with head_dim",
+       With(Llama(), {{"num_attention_heads", 5}, {"head_dim", 16}})},
+      {"rope of kind default",
+       With(Llama(), {{"rope_scaling", {{"type", "default"}}}})}};
+  for (const auto& [why, config] : kConfigs) {
+    EXPECT_TRUE(Parse(config).ok()) << why << ": " << Parse(config).status();
+  }
+}
+
+TEST(ModelConfig, CanonicalTextIgnoresHowFilesAreWritten) {
+  const auto spec = Parse(Llama());
+  EXPECT_EQ(Parse(With(Llama(), {{"head_dim", 16},
+                                 {"num_key_value_heads", 4},
+                                 {"rope_theta", 1e4},
+                                 {"torch_dtype", "bfloat16"}}))
+                ->Canonical(),
+            spec->Canonical());
+  EXPECT_NE(Parse(With(Llama(), {{"rms_norm_eps", 1e-5}}))->Canonical(),
+            spec->Canonical());
+}
+
+TEST(ModelConfig, FilesOfTheDirectoryAreRead) {
+  TempDir dir;
+  EXPECT_EQ(LoadModelSpec(dir.path()).status().code(),
+            absl::StatusCode::kNotFound);
+  dir.Write("config.json", Llama().dump());
+  EXPECT_TRUE(LoadModelSpec(dir.path()).ok());
+  dir.Write("generation_config.json", R"({"eos_token_id":5})");
+  EXPECT_THAT(LoadModelSpec(dir.path())->eos_ids, ElementsAre(5));
+  dir.Write("generation_config.json", "");
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("generation_config.json: not valid JSON"));
+  dir.Write("generation_config.json", "{}");
+  dir.Write("quantize_config.json", R"({"bits":4,"group_size":64})");
+  EXPECT_EQ(LoadModelSpec(dir.path())->quantisation.group, 64);
+  dir.Write("quantize_config.json", "");
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("quantize_config.json: not valid JSON"));
+  dir.Write("quantize_config.json", std::string(kMaxConfigBytes + 1, ' '));
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("at most 1048576 are read"));
+  dir.Write("config.json", std::string(kMaxConfigBytes + 1, ' '));
+  EXPECT_THAT(std::string(LoadModelSpec(dir.path()).status().message()),
+              HasSubstr("at most 1048576 are read"));
+}
+
+}  // namespace
+}  // namespace tandem::engine

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which quantised checkpoints are read, by what their configs say.
+
+#include "engine/checkpoint/quantisation.h"
+
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/engine/checkpoint/configs.h"
+
+namespace tandem::engine {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Quantisation, IsReadFromEitherFile) {
+  using Method = Quantisation::Method;
+  const json awq = {{"quant_method", "awq"}, {"bits", 4}};
+  const json null = {{"quantization_config", nullptr}};
+  const struct {
+    const char* why;
+    json config;
+    const char* quantize;
+    Method method;
+    int bits;
+    int group;
+    bool act_order;
+  } cases[] = {
+      {"neither", Llama(), "", Method::kNone, 0, 0, false},
+      {"AutoGPTQ's own, of before it named its method", Llama(),
+       R"({"bits":4,"group_size":128,"damp_percent":0.01,"desc_act":true,
+           "sym":true,"true_sequential":true,"model_name_or_path":null})",
+       Method::kGptq, 4, 128, true},
+      {"and of later", With(Llama(), null),
+       R"({"quant_method":"gptq","bits":8,"group_size":-1,"desc_act":true,
+           "checkpoint_format":"gptq","is_marlin_format":false})",
+       Method::kGptq, 8, 0, false},
+      {"config.json has the last word", Quantised(awq), R"({"bits":8})",
+       Method::kAwq, 4, 0, false},
+      {"whatever the other file is", Quantised(awq), "{", Method::kAwq, 4, 0,
+       false},
+  };
+  for (const auto& c : cases) {
+    const auto spec = ParseModelSpec("d/config.json", c.config.dump(), "", "",
+                                     "d/quantize_config.json", c.quantize);
+    ASSERT_TRUE(spec.ok()) << c.why << ": " << spec.status();
+    EXPECT_EQ(spec->quantisation.method, c.method) << c.why;
+    EXPECT_EQ(spec->quantisation.bits, c.bits) << c.why;
+    EXPECT_EQ(spec->quantisation.group, c.group) << c.why;
+    EXPECT_EQ(spec->quantisation.act_order, c.act_order) << c.why;
+  }
+}
+
+TEST(Quantisation, HostileQuantizeConfigsAreRefused) {
+  const std::pair<std::string, const char*> kTexts[] = {
+      {" ", "not valid JSON"},
+      {"{", "not valid JSON"},
+      {"[]", "must be a JSON object"},
+      {std::string(500000, '['), "not valid JSON"},
+      {"{}", "bits: missing; must be a whole number from 1 to 16"},
+      {R"({"bits":3})", "bits: 3; must be 4 or 8"},
+      {R"({"bits":"4"})", "bits: \"4\""},
+      {R"({"bits":4,"group_size":18446744073709551615})", "group_size: 184"},
+      {R"({"bits":4,"group_size":0})",
+       "group_size: 0; must be -1 or a multiple of 32"},
+      {R"({"bits":4,"desc_act":"no"})", "desc_act: \"no\""},
+      {R"({"bits":4,"quant_method":"awq"})",
+       "quant_method: \"awq\"; must be gptq"},
+      {R"({"bits":4,"checkpoint_format":"marlin"})", "checkpoint_format: "},
+      {R"({"bits":4,"is_marlin_format":true})",
+       "is_marlin_format: true; must be false"}};
+  for (const auto& [text, complaint] : kTexts) {
+    const absl::Status status =
+        ParseModelSpec("d/config.json", Llama().dump(), "", "",
+                       "d/quantize_config.json", text)
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << complaint;
+    const std::string message(status.message());
+    EXPECT_THAT(message, testing::StartsWith("d/quantize_config.json: "));
+    EXPECT_THAT(message, HasSubstr(complaint));
+  }
+}
+
+TEST(Quantisation, ScalesOfAKvCacheAreNoReasonToRefuse) {
+  const json weights = {{"num_bits", 8}, {"type", "float"}};
+  const json cache = {{"num_bits", 8}, {"type", "float"}};
+  for (const bool scales : {false, true}) {
+    json fp8 = {{"quant_method", "fp8"}};
+    json compressed = {{"quant_method", "compressed-tensors"},
+                       {"format", "float-quantized"},
+                       {"config_groups", {{"group_0", {{"weights", weights}}}}},
+                       {"kv_cache_scheme", nullptr}};
+    if (scales) {
+      fp8["kv_cache_scheme"] = "static";
+      compressed["kv_cache_scheme"] = cache;
+    }
+    for (const json& config : {fp8, compressed}) {
+      const auto spec = Parse(Quantised(config));
+      ASSERT_TRUE(spec.ok()) << spec.status();
+      EXPECT_EQ(spec->quantisation.kv_scales, scales);
+      EXPECT_EQ(spec->Canonical(),
+                Parse(Quantised({{"quant_method", "fp8"}}))->Canonical());
+    }
+  }
+}
+
+json Packed(const json& changes) {
+  return Quantised(
+      With({{"quant_method", "compressed-tensors"},
+            {"format", "pack-quantized"},
+            {"config_groups",
+             {{"group_0", {{"weights", {{"num_bits", 4}, {"type", "int"}}}}}}}},
+           changes));
+}
+
+TEST(Quantisation, SparseWeightsAreRefused) {
+  for (const json& dense :
+       {json(), json::object(), json{{"format", "dense"}}}) {
+    const auto spec = Parse(Packed({{"sparsity_config", dense}}));
+    EXPECT_TRUE(spec.ok()) << dense << ": " << spec.status();
+  }
+  const std::pair<json, const char*> kRefused[] = {
+      {{{"format", "sparse-24-bitmask"}},
+       "sparsity_config.format: \"sparse-24-bitmask\"; must be dense"},
+      {{{"format", 7}}, "sparsity_config.format: 7; must be"},
+      {"dense", "sparsity_config: \"dense\"; must be an object"}};
+  for (const auto& [sparse, complaint] : kRefused) {
+    EXPECT_THAT(
+        std::string(
+            Parse(Packed({{"sparsity_config", sparse}})).status().message()),
+        HasSubstr(complaint));
+  }
+}
+
+// GPTQModel's rules by module: of modules that are left as they are, and of
+// others with numbers of their own.
+TEST(Quantisation, ModulesWithNumbersOfTheirOwnAreRefused) {
+  const auto parse = [](const json& dynamic) {
+    return Parse(Quantised(
+        {{"quant_method", "gptq"}, {"bits", 4}, {"dynamic", dynamic}}));
+  };
+  for (const json& served :
+       {json(), json::object(), json{{"-:.*mlp.*", json::object()}},
+        json{{"+:.*mlp.*", json::object()}}}) {
+    EXPECT_TRUE(parse(served).ok()) << served << ": " << parse(served).status();
+  }
+  const std::pair<json, const char*> kRefused[] = {
+      {{{"+:.*mlp.*", {{"bits", 8}}}}, "dynamic.+:.*mlp.*: an object of 1; mu"},
+      {{{".*mlp.*", {{"group_size", 32}}}}, "dynamic..*mlp.*: an object of 1"},
+      {{{"+:.*", 8}}, "dynamic.+:.*: 8"},
+      {json::array({1}), "dynamic: an array of 1; must be an object"}};
+  for (const auto& [dynamic, complaint] : kRefused) {
+    EXPECT_THAT(std::string(parse(dynamic).status().message()),
+                HasSubstr(complaint));
+  }
+}
+
+// Those of weights are in them; others would have to be computed.
+TEST(Quantisation, TransformsOfActivationsAreRefused) {
+  const auto parse = [](const json& transforms) {
+    return Parse(Packed({{"transform_config", transforms}}));
+  };
+  const auto applied = [](const json& list) {
+    return json{
+        {"config_groups", {{"R1", {{"type", "hadamard"}, {"apply", list}}}}}};
+  };
+  const json to_weights = {{{"location", "weight_output"}, {"targets", {"a"}}},
+                           {{"location", "weight_input"}, {"targets", {"b"}}}};
+  for (const json& served :
+       {json(), json::object(), json{{"config_groups", json::object()}},
+        applied(json::array()), applied(to_weights)}) {
+    EXPECT_TRUE(parse(served).ok()) << served << ": " << parse(served).status();
+  }
+  json online = to_weights;
+  online.push_back({{"location", "input"}, {"targets", {"c"}}});
+  const std::pair<json, const char*> kRefused[] = {
+      {applied(online),
+       "location: \"input\"; must be weight_input or weight_o"},
+      {applied({{{"location", "k_cache"}}}), "location: \"k_cache\""},
+      {applied({{{"targets", {"c"}}}}), "location: missing"},
+      {applied({"input"}), "location: \"input\""},
+      {applied(1), "transform_config"},
+      {json::array({1}), "transform_config"},
+      {{{"config_groups", {1}}}, "transform_config"},
+      {{{"config_groups", {{"R1", 1}}}}, "transform_config"}};
+  for (const auto& [refused, complaint] : kRefused) {
+    const absl::Status status = parse(refused).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << refused;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr("quantization_config.transform_conf"),
+                               HasSubstr(complaint)));
+  }
+}
+
+}  // namespace
+}  // namespace tandem::engine

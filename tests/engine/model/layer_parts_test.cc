@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/model/layer_parts.h"
+
+#include <set>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace tandem::engine {
+namespace {
+
+// Every pattern-th layer sees all.
+ModelSpec Alternating(int layers, int pattern) {
+  ModelSpec spec;
+  spec.layers = layers;
+  spec.window = 1024;
+  for (int i = 0; i < layers; ++i) {
+    spec.windowed.push_back((i + 1) % pattern != 0);
+  }
+  return spec;
+}
+
+TEST(LayerParts, DivideLayersWithLittleToSpare) {
+  const struct {
+    const char* what;
+    int layers;
+    int pattern;
+    KvParts parts;
+    int room;
+  } cases[] = {
+      {"Gemma 2 2B: every other layer", 26, 2, {1, 1}, 26},
+      {"Gemma 3 1B", 26, 6, {2, 11}, 26},
+      {"Gemma 3 4B", 34, 6, {1, 6}, 35},
+      {"Gemma 3 12B", 48, 6, {1, 5}, 48},
+      {"Gemma 3 27B", 62, 6, {3, 13}, 64},
+      {"one of each", 2, 2, {1, 1}, 2},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.what);
+    const ModelSpec spec = Alternating(c.layers, c.pattern);
+    const LayerParts layers = PartsOf(spec);
+    EXPECT_EQ(layers.parts, c.parts)
+        << layers.parts.full << " " << layers.parts.windowed;
+    EXPECT_EQ(layers.room(), c.room);
+    // Each layer has a place of its own, among its kind.
+    std::set<std::pair<int, int>> taken;
+    for (int i = 0; i < c.layers; ++i) {
+      const LayerParts::Place place = layers.places[static_cast<size_t>(i)];
+      EXPECT_TRUE(taken.emplace(place.part, place.layer).second);
+      EXPECT_LT(place.layer, layers.layers_per_part);
+      EXPECT_EQ(place.part >= c.parts.full, spec.is_windowed(i)) << i;
+    }
+    // Runs make up any range, in order.
+    int next = 1;
+    for (const LayerParts::Run& run : layers.Runs(1, c.layers)) {
+      EXPECT_EQ(run.begin, next);
+      for (int i = run.begin; i < run.end; ++i) {
+        const LayerParts::Place place = layers.places[static_cast<size_t>(i)];
+        EXPECT_EQ(place.part, run.first.part);
+        EXPECT_EQ(place.layer, run.first.layer + (i - run.begin));
+      }
+      next = run.end;
+    }
+    EXPECT_EQ(next, c.layers);
+    const KvWindow window = WindowOf(spec);
+    EXPECT_TRUE(window.frees_parts());
+    EXPECT_EQ(window.positions, 1024);
+  }
+}
+
+TEST(LayerParts, IsOneWhereAllLayersSeeAlike) {
+  ModelSpec spec = Alternating(8, 100);  // all have the window
+  EXPECT_EQ(PartsOf(spec).parts, KvParts());
+  EXPECT_EQ(PartsOf(spec).room(), 8);
+  EXPECT_TRUE(WindowOf(spec).frees_blocks());
+  spec.windowed.clear();
+  spec.window = 0;
+  EXPECT_EQ(PartsOf(spec).parts, KvParts());
+  EXPECT_EQ(WindowOf(spec).positions, 0);
+  const auto runs = PartsOf(spec).Runs(2, 7);
+  ASSERT_EQ(runs.size(), 1);
+  EXPECT_EQ(runs[0].first.layer, 2);
+  EXPECT_EQ(runs[0].end, 7);
+}
+
+}  // namespace
+}  // namespace tandem::engine

@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint that does not fit its config is refused by the tensor's name;
+// one that fits is loaded whole, with progress, in the format asked for.
+
+#include "engine/model/model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/widen.h"
+#include "engine/device/device_executor.h"
+#include "engine/model/fingerprint.h"
+#include "engine/model/rope.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/rig.h"
+
+namespace tandem::engine {
+namespace {
+
+using kernels::DType;
+using nlohmann::json;
+using testing::HasSubstr;
+
+class ModelTest : public testing::Test {
+ protected:
+  // Writes the case's checkpoint, but another config.
+  void Write(const char* name, const json& config_changes = {}) {
+    json spec = LoadCases()[name];
+    WriteCheckpoint(spec, dir_);
+    if (config_changes.is_null()) return;
+    spec["config"].update(config_changes);
+    dir_.Write("config.json", spec["config"].dump());
+  }
+
+  absl::StatusOr<std::unique_ptr<Model>> Load(const LoadOptions& options = {}) {
+    const auto spec = LoadModelSpec(dir_.path());
+    if (!spec.ok()) return spec.status();
+    checkpoint_ = Checkpoint::Open(dir_.path());
+    if (!checkpoint_.ok()) return checkpoint_.status();
+    return Model::Load(*spec, *checkpoint_, options, backend_.get(),
+                       [&](uint64_t done, uint64_t total) {
+                         progress_.push_back(done);
+                         total_ = total;
+                       });
+  }
+
+  std::unique_ptr<kernels::Backend> backend_ = NewCpu(1);
+  TempDir dir_;
+  absl::StatusOr<Checkpoint> checkpoint_ = absl::UnknownError("not opened");
+  std::vector<uint64_t> progress_;
+  uint64_t total_ = 0;
+};
+
+TEST_F(ModelTest, QuantisesNothingTwice) {
+  Write("llama3_scaled_bf16",
+        {{"quantization_config", {{"quant_method", "awq"}, {"bits", 4}}}});
+  const auto model = Load({.quantisation = DType::kInt8});
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(model.status().message()),
+              HasSubstr("quantised already; leave out --quantization int8"));
+}
+
+// Two workers that serve other lengths turn by other frequencies then.
+TEST_F(ModelTest, PositionsServedAreInTheFingerprintWhereTheyMatter) {
+  const struct {
+    const char* name;
+    int first;
+    int second;
+    bool matters;
+  } cases[] = {{"llama_dynamic_f32", 256, 512, true},
+               {"llama_dynamic_f32", 64, 128, false},  // within the first ones
+               {"phi3_long_f32", 32, 64, false},
+               {"phi3_long_f32", 64, 65, true},
+               {"phi3_long_f32", 65, 512, false},
+               {"llama_long_f32", 64, 65, true},
+               {"llama_yarn_f32", 64, 512, false}};
+  for (const auto& c : cases) {
+    Write(c.name);
+    const auto first = Load({.max_positions = c.first});
+    ASSERT_TRUE(first.ok()) << first.status();
+    const std::string canonical = (*first)->spec().Canonical();
+    const auto second = Load({.max_positions = c.second});
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ((*second)->spec().Canonical() != canonical, c.matters)
+        << c.name << ", " << c.first << " and " << c.second;
+  }
+}
+
+TEST_F(ModelTest, TheEmbeddingIsScaledInItsOwnType) {
+  json spec = LoadCases()["gemma2_f32"];
+  spec["config"]["hidden_size"] = 80;
+  for (json& tensor : spec["tensors"]) {
+    for (json& size : tensor[1]) {
+      if (size == 64) size = 80;
+    }
+  }
+  for (const auto& [dtype, scale] :
+       {std::pair{"F32", std::sqrt(80.0)}, std::pair{"BF16", 8.9375}}) {
+    spec["dtype"] = dtype;
+    WriteCheckpoint(spec, dir_);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_DOUBLE_EQ((*model)->spec().embedding_scale, scale) << dtype;
+  }
+}
+
+TEST_F(ModelTest, OldGpt2FilesHaveShorterNamesAndMasks) {
+  json spec = LoadCases()["gpt2_f32"];
+  for (json& tensor : spec["tensors"]) {
+    tensor[0] = tensor[0].get<std::string>().substr(12);  // "transformer."
+  }
+  spec["tensors"].push_back({"h.0.attn.bias", {8, 8}});
+  spec["tensors"].push_back({"h.0.attn.masked_bias", {1}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_TRUE(Load().ok()) << Load().status();
+  spec["tensors"].push_back({"h.0.attn.sink", {8}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("attn.sink"));
+}
+
+TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
+  const struct {
+    const char* why;
+    json changes;
+    const char* complaint;
+  } kConfigs[] = {
+      {"a larger vocabulary",
+       {{"vocab_size", 260}},
+       "\"model.embed_tokens.weight\": shape [259, 64], but config.json asks "
+       "for [260, 64]"},
+      {"another width", {{"hidden_size", 128}}, "embed_tokens.weight"},
+      {"more layers",
+       {{"num_hidden_layers", 4}},
+       "\"model.layers.3.input_layernorm.weight\" is missing"},
+      {"a thousand layers",
+       {{"num_hidden_layers", 1000}},
+       "\"model.layers.3.input_layernorm.weight\" is missing"},
+      {"fewer layers",
+       {{"num_hidden_layers", 2}},
+       "\"model.layers.2.input_layernorm.weight\" has no place"},
+      {"fewer KV heads",
+       {{"num_key_value_heads", 2}},
+       "k_proj.weight\": shape [64, 64], but config.json asks for [32, 64]"},
+      {"wider heads", {{"head_dim", 32}}, "q_proj.weight\": shape [64, 64]"},
+      {"a wider MLP",
+       {{"intermediate_size", 192}},
+       "gate_proj.weight\": shape [176, 64]"},
+      {"biases that are not there",
+       {{"attention_bias", true}},
+       "q_proj.bias\" is missing"},
+      {"MLP biases that are not there",
+       {{"mlp_bias", true}},
+       "gate_proj.bias\" is missing"}};
+  for (const auto& [why, changes, complaint] : kConfigs) {
+    Write("llama2_mha_f32", changes);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
+    EXPECT_THAT(
+        std::string(status.message()),
+        testing::AllOf(testing::StartsWith(dir_.path()),
+                       HasSubstr("model.safetensors"), HasSubstr(complaint)))
+        << why;
+  }
+}
+
+TEST_F(ModelTest, TensorsThatTheConfigDisownsAreRefused) {
+  Write("llama_biases_f32", {{"mlp_bias", false}});
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("has no place in the model"));
+}
+
+TEST_F(ModelTest, ATiedHeadMayBeThereTwiceButNotAnother) {
+  Write("llama2_mha_f32", {{"tie_word_embeddings", true}});
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("lm_head.weight differs from the embedding, but "
+                        "tie_word_embeddings is true"));
+  ASSERT_TRUE(checkpoint_.ok());
+  const TensorInfo head = *checkpoint_->Find("lm_head.weight");
+  const TensorInfo tokens = *checkpoint_->Find("model.embed_tokens.weight");
+  std::ifstream in(checkpoint_->path(head), std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), {}};
+  const uint64_t bytes = head.end - head.begin;
+  file.replace(head.begin, bytes, file.substr(tokens.begin, bytes));
+  dir_.Write("model.safetensors", file);
+  EXPECT_TRUE(Load().ok());
+  file[head.end - 1] ^= 1;
+  dir_.Write("model.safetensors", file);
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("differs"));
+}
+
+TEST_F(ModelTest, ScalesOfAKvCacheAreLeftOut) {
+  const struct {
+    const char* name;
+    bool said;  // by the config
+    bool placed;
+  } cases[] = {{"k_scale", true, true},
+               {"v_scale", true, true},
+               {"kv_scale", true, true},
+               {"k_proj.k_scale", true, true},
+               {"v_proj.v_scale", true, true},
+               {"k_proj.output_scale", true, true},
+               {"v_proj.output_scale", true, true},
+               {"o_proj.output_scale", true, false},
+               {"k_scales", true, false},
+               {"k_scale", false, false}};
+  for (const auto& c : cases) {
+    json spec = LoadCases()["qwen3_f32"];
+    json& config = spec["config"]["quantization_config"];
+    config = {{"quant_method", "fp8"}};
+    if (c.said) config["kv_cache_scheme"] = {{"num_bits", 8}};
+    const std::string name = std::string("model.layers.0.self_attn.") + c.name;
+    spec["tensors"].push_back({name, {1}});
+    WriteCheckpoint(spec, dir_);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.ok(), c.placed) << name << ": " << status;
+    if (c.placed) continue;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(name + "\" has no place in the model"));
+  }
+}
+
+TEST_F(ModelTest, AHeadThatIsNeitherTiedNorThereIsMissed) {
+  Write("smollm_tied_bf16", {{"tie_word_embeddings", false}});
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("\"lm_head.weight\" is missing"));
+}
+
+TEST_F(ModelTest, ProgressAscendsToAllBytes) {
+  Write("llama_sharded_f32");
+  ASSERT_TRUE(Load().ok());
+  EXPECT_TRUE(std::is_sorted(progress_.begin(), progress_.end()));
+  EXPECT_GE(progress_.size(), 12);
+  EXPECT_EQ(progress_.back(), total_);
+  EXPECT_EQ(total_, checkpoint_->total_bytes());
+}
+
+TEST_F(ModelTest, WeightsKeepTheirFormatUnlessAskedOtherwise) {
+  const struct {
+    const char* name;
+    std::optional<DType> asked;
+    const char* format;
+  } kFormats[] = {{"llama2_mha_f32", {}, "f32"},
+                  {"smollm_tied_bf16", {}, "bf16"},
+                  {"llama_f16", {}, "f32"},
+                  {"llama2_mha_f32", DType::kBF16, "bf16"},
+                  {"smollm_tied_bf16", DType::kF32, "f32"}};
+  for (const auto& [name, asked, format] : kFormats) {
+    Write(name);
+    const auto model = Load({.weight_dtype = asked});
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->weight_format(), format) << name;
+    EXPECT_EQ((*model)->layers()[0].qkv->dtype(),
+              std::string_view(format) == "f32" ? DType::kF32 : DType::kBF16);
+    EXPECT_EQ(Numerics(*backend_, **model, DType::kBF16),
+              backend_->numerics() + " weights=" + format + " kv=bf16");
+  }
+}
+
+TEST_F(ModelTest, PositionsAreLimitedByTheModel) {
+  Write("llama2_mha_f32");
+  EXPECT_EQ((*Load())->max_positions(), 512);
+  const auto fewer = Load({.max_positions = 100});
+  EXPECT_EQ((*fewer)->max_positions(), 100);
+  // So is what steps need of the device.
+  EXPECT_EQ(DeviceExecutor::Limits({}, **fewer).positions, 100);
+  EXPECT_THAT(std::string(Load({.max_positions = 513}).status().message()),
+              HasSubstr("max_model_len 513 must be from 1 to 512"));
+}
+
+// Weights kept as f32 that came from bf16 give the logits of bf16 ones: the
+// products widen, they do not round.
+TEST_F(ModelTest, WideningWeightsChangesNoBit) {
+  const json spec = LoadCases()["smollm_tied_bf16"];
+  WriteCheckpoint(spec, dir_);
+  std::vector<std::vector<float>> logits;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    RigOptions options;
+    options.load.weight_dtype = dtype;
+    Rig rig(dir_.path(), backend_.get(), options);
+    TestSequence sequence = rig.NewSequence(PromptIds(spec, 50), 50);
+    TestSequence* one = &sequence;
+    logits.push_back(rig.Advance({&one, 1}, 50).logits[0]);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
+// ---- Codes that no kernel takes as they are.
+
+class DequantisedTest : public ModelTest {
+ protected:
+  // The case's checkpoint in the form, and beside it in its numbers.
+  void WriteBoth(const char* name, const char* form) {
+    spec_ = LoadCases()[name];
+    WriteCoded(spec_, CodedForms().at(form), dir_, &plain_);
+  }
+
+  std::vector<float> Logits(const TempDir& dir, std::optional<DType> kept) {
+    RigOptions options;
+    options.load.weight_dtype = kept;
+    Rig rig(dir.path(), backend_.get(), options);
+    TestSequence sequence = rig.NewSequence(PromptIds(spec_, 20), 20);
+    TestSequence* one = &sequence;
+    return rig.Advance({&one, 1}, 20).logits[0];
+  }
+
+  TempDir plain_;
+  json spec_;
+};
+
+TEST_F(DequantisedTest, ActOrderIsTheNumbersInF32) {
+  WriteBoth("llama2_mha_f32", "gptq_act_order");
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->dequantised().size(), 4u * 3);
+  EXPECT_THAT((*model)->dequantised()[0],
+              "model.layers.0.self_attn.q_proj.weight (act-order)");
+  EXPECT_EQ((*model)->layers()[0].qkv->dtype(), DType::kF32);
+  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
+}
+
+TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
+  for (const char* name : {"llama2_mha_f32", "qwen3_moe_f32"}) {
+    WriteBoth(name, "fp8_blocks");
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->layers()[0].qkv->dtype(), DType::kBF16) << name;
+    EXPECT_THAT((*model)->dequantised()[0],
+                "model.layers.0.self_attn.q_proj.weight (fp8 in groups)");
+    for (const DType kept : {DType::kBF16, DType::kF32}) {
+      EXPECT_EQ(Logits(dir_, kept), Logits(plain_, kept)) << name;
+    }
+  }
+}
+
+TEST_F(DequantisedTest, Fp8BlocksWithoutScalesAreRefused) {
+  WriteBoth("llama2_mha_f32", "fp8_blocks");
+  std::ifstream stream(dir_.path() + "/model.safetensors", std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(stream), {}};
+  const size_t at = file.find("q_proj.weight_scale_inv");
+  ASSERT_NE(at, file.npos);
+  file.replace(at, 23, "q_proj.weight_scale_two");
+  dir_.Write("model.safetensors", file);
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("'model.layers.0.self_attn.q_proj.weight_scale': is "
+                        "missing"));
+}
+
+// ---- The fingerprint.
+
+std::string Hash(const std::string& directory, int threads = 1) {
+  const auto checkpoint = Checkpoint::Open(directory);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  return HashWeights(*checkpoint, threads, [](uint64_t, uint64_t) {});
+}
+
+TEST(Fingerprint, WeightsHashTheSameInOneFileOrManyAndByAnyThreads) {
+  json spec = LoadCases()["llama_sharded_f32"];
+  TempDir sharded;
+  WriteCheckpoint(spec, sharded);
+  spec["shards"] = 1;
+  TempDir single;
+  WriteCheckpoint(spec, single);
+  EXPECT_EQ(Hash(sharded.path()), Hash(single.path()));
+  EXPECT_EQ(Hash(sharded.path(), 3), Hash(single.path()));
+  EXPECT_EQ(Hash(single.path()).size(), 64);
+}
+
+TEST(Fingerprint, AnyChangedByteNameOrShapeChangesTheWeightsHash) {
+  const auto file = [](const std::string& header, const std::string& data) {
+    const uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + header +
+           data;
+  };
+  const std::string base =
+      R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})";
+  std::vector<std::string> hashes;
+  for (const auto& [header, data] :
+       std::vector<std::pair<std::string, std::string>>{
+           {base, "12345678"},
+           {base, "12345679"},
+           {base, "02345678"},
+           {R"({"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+            "12345678"},
+           {R"({"a":{"dtype":"I32","shape":[2,1],"data_offsets":[0,8]}})",
+            "12345678"}}) {
+    TempDir dir;
+    dir.Write("model.safetensors", file(header, data));
+    hashes.push_back(Hash(dir.path()));
+  }
+  std::sort(hashes.begin(), hashes.end());
+  EXPECT_EQ(std::unique(hashes.begin(), hashes.end()), hashes.end());
+}
+
+TEST(Fingerprint, LargeTensorsAreHashedPieceByPiece) {
+  // 40 MiB: three pieces, the last one short.
+  const uint64_t size = 40 << 20;
+  const std::string header =
+      absl::StrCat(R"({"a":{"dtype":"U8","shape":[)", size,
+                   R"(],"data_offsets":[0,)", size, "]}}");
+  const uint64_t length = header.size();
+  std::string content(reinterpret_cast<const char*>(&length), 8);
+  content += header;
+  for (uint64_t i = 0; i < size; ++i) {
+    content.push_back(static_cast<char>(i * 2654435761u >> 24));
+  }
+  TempDir dir;
+  dir.Write("model.safetensors", content);
+  const std::string whole = Hash(dir.path(), 1);
+  EXPECT_EQ(Hash(dir.path(), 2), whole);
+  for (const uint64_t at : {uint64_t{17} << 20, size - 1}) {
+    std::string changed = content;
+    changed[8 + length + at] ^= 1;
+    dir.Write("model.safetensors", changed);
+    EXPECT_NE(Hash(dir.path(), 2), whole) << at;
+  }
+}
+
+TEST(Fingerprint, TokenizerFilesAllCount) {
+  TempDir dir;
+  std::vector<std::string> hashes = {*HashTokenizer(dir.path())};
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    dir.Write(name, "{}");
+    hashes.push_back(*HashTokenizer(dir.path()));
+    dir.Write(name, "{ }");
+    hashes.push_back(*HashTokenizer(dir.path()));
+  }
+  dir.Write("special_tokens_map.json", "{}");
+  EXPECT_EQ(*HashTokenizer(dir.path()), hashes.back());
+  std::sort(hashes.begin(), hashes.end());
+  EXPECT_EQ(std::unique(hashes.begin(), hashes.end()), hashes.end());
+}
+
+TEST(Fingerprint, HasFourNamedParts) {
+  TempDir dir;
+  WriteCheckpoint(LoadCases()["llama_f16"], dir);
+  const auto backend = NewCpu(1);
+  Rig rig(dir.path(), backend.get());
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  ASSERT_TRUE(checkpoint.ok());
+  const auto parts = Fingerprint(dir.path(), *checkpoint, rig.model(), *backend,
+                                 DType::kF32, 2, [](uint64_t, uint64_t) {});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_THAT(*parts,
+              testing::UnorderedElementsAre(
+                  testing::Pair("weights", Hash(dir.path())),
+                  testing::Pair("config", rig.spec().Canonical()),
+                  testing::Pair("tokenizer", *HashTokenizer(dir.path())),
+                  testing::Pair("numerics", "cpu-1 weights=f32 kv=f32")));
+}
+
+// ---- Rope and widening, by their definitions.
+
+TEST(Rope, TablesTurnByPositionTimesFrequency) {
+  const RopeTables tables = MakeRopeTables({.theta = 10000}, 8, 3);
+  ASSERT_EQ(tables.cos.size(), 12);
+  const double frequencies[] = {1, 0.1, 0.01, 0.001};
+  for (int position = 0; position < 3; ++position) {
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_FLOAT_EQ(tables.cos[position * 4 + i],
+                      std::cos(position * frequencies[i]));
+      EXPECT_FLOAT_EQ(tables.sin[position * 4 + i],
+                      std::sin(position * frequencies[i]));
+    }
+  }
+}
+
+TEST(Rope, Llama3KeepsFastStretchesSlowAndBlendsBetween) {
+  const RopeSpec plain{.theta = 500000};
+  RopeSpec scaled = plain;
+  scaled.kind = RopeSpec::Kind::kLlama3;
+  scaled.factor = 8;
+  scaled.low_freq_factor = 1;
+  scaled.high_freq_factor = 4;
+  scaled.original_max_positions = 8192;
+  const std::vector<double> before = RopeFrequencies(plain, 128);
+  const std::vector<double> after = RopeFrequencies(scaled, 128);
+  int kept = 0, stretched = 0, blended = 0;
+  for (int i = 0; i < 64; ++i) {
+    const double turns = 8192 * before[i] / (2 * M_PI);  // in the old context
+    if (turns > 4) {
+      EXPECT_EQ(after[i], before[i]) << i;
+      ++kept;
+    } else if (turns < 1) {
+      EXPECT_EQ(after[i], before[i] / 8) << i;
+      ++stretched;
+    } else {
+      EXPECT_NEAR(after[i] / before[i], ((turns - 1) * 7 / 8 + 3.0 / 8) / 3,
+                  1e-12)
+          << i;
+      ++blended;
+    }
+  }
+  EXPECT_GT(kept, 20);
+  EXPECT_GT(stretched, 20);
+  EXPECT_GT(blended, 3);
+}
+
+TEST(Widen, EveryHalfPrecisionNumberIsItsValue) {
+  for (int bits = 0; bits < 1 << 16; ++bits) {
+    const int exponent = bits >> 10 & 31;
+    const int mantissa = bits & 1023;
+    const double sign = bits >> 15 ? -1 : 1;
+    const float value = WidenF16(static_cast<uint16_t>(bits));
+    if (exponent == 31) {
+      EXPECT_EQ(std::isnan(value), mantissa != 0);
+      EXPECT_EQ(std::isinf(value), mantissa == 0);
+    } else {
+      ASSERT_EQ(value, sign * (exponent == 0 ? std::ldexp(mantissa, -24)
+                                             : std::ldexp(1024 + mantissa,
+                                                          exponent - 25)))
+          << bits;
+    }
+    EXPECT_EQ(std::signbit(value), bits >> 15 != 0);
+  }
+}
+
+TEST(Widen, BrainFloatsAreTheUpperHalf) {
+  EXPECT_EQ(WidenBF16(0x3F80), 1.0f);
+  EXPECT_EQ(WidenBF16(0xC049), -3.140625f);
+}
+
+}  // namespace
+}  // namespace tandem::engine

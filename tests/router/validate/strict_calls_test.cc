@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a model may write where functions are strict, by the grammar that is
+// compiled of it: any text, and calls whose arguments satisfy their schemas.
+// What it lets through is read again by the parser of calls.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "router/text/tool_calls.h"
+#include "router/validate/forced_call.h"
+#include "text/grammar.h"
+#include "text/tokenizer.h"
+
+namespace tandem::router {
+namespace {
+
+struct CallFormat {
+  const char* what;
+  ToolCallStyle kind;
+  bool by_name;
+  // Special tokens of the tokenizer that stand for marks.
+  std::map<int32_t, std::string> markers;
+};
+// 3, 4 and 5 are special tokens of models/tales.
+const CallFormat kHermesText = {"hermes", ToolCallStyle::kHermes, false, {}};
+const CallFormat kHermesTokens = {"hermes, tokens",
+                                  ToolCallStyle::kHermes,
+                                  false,
+                                  {{3, "<tool_call>"}, {4, "</tool_call>"}}};
+const CallFormat kMistralList = {
+    "mistral", ToolCallStyle::kMistral, false, {{3, "[TOOL_CALLS]"}}};
+const CallFormat kMistralNames = {"mistral by name",
+                                  ToolCallStyle::kMistral,
+                                  true,
+                                  {{3, "[TOOL_CALLS]"}, {4, "[ARGS]"}}};
+const CallFormat kLlamaText = {"llama", ToolCallStyle::kLlama3Json, false, {}};
+const CallFormat kLlamaToken = {
+    "llama, token", ToolCallStyle::kLlama3Json, false, {{3, "<|python_tag|>"}}};
+
+class StrictCallsTest : public testing::Test {
+ protected:
+  StrictCallsTest()
+      : tokenizer_(*text::Tokenizer::Load(TANDEM_SOURCE_DIR "/models/tales")),
+        vocabulary_(*text::GrammarVocabulary::Create(tokenizer_,
+                                                     tokenizer_.vocab_size())) {
+    v1::Tool* const strict = chat_.add_tools();
+    strict->set_name("weather");
+    strict->set_strict(true);
+    strict->set_parameters_json_schema(
+        R"({"type":"object","properties":{"days":{"type":"integer"}},)"
+        R"("required":["days"],"additionalProperties":false})");
+    chat_.add_tools()->set_name("clock");
+  }
+
+  static ModelLimits Limits(const CallFormat& style) {
+    ModelLimits limits;
+    limits.tool_call_style = style.kind;
+    limits.tool_calls_by_name = style.by_name;
+    limits.tool_call_markers = style.markers;
+    return limits;
+  }
+
+  // Each byte as it is, but ^3 is the special token 3.
+  std::vector<int32_t> Ids(std::string_view text) {
+    std::vector<int32_t> ids;
+    const auto add = [&](std::string_view plain) {
+      const auto more = *tokenizer_.Encode(plain, false);
+      ids.insert(ids.end(), more.begin(), more.end());
+    };
+    for (size_t at; (at = text.find('^')) != std::string_view::npos;) {
+      add(text.substr(0, at));
+      ids.push_back(text[at + 1] - '0');
+      text.remove_prefix(at + 2);
+    }
+    add(text);
+    return ids;
+  }
+
+  // Whether all of `text` may be written, and be all.
+  bool Allows(const CallFormat& style, std::string_view text) {
+    const auto tag = StrictCallsTag(chat_, Limits(style));
+    EXPECT_TRUE(tag.ok()) << tag.status();
+    auto grammar = vocabulary_.Compile(text::GrammarKind::kStructuralTag, *tag,
+                                       absl::Seconds(20));
+    EXPECT_TRUE(grammar.ok()) << grammar.status() << *tag;
+    if (!grammar.ok()) return false;
+    const std::vector<int32_t> ids = Ids(text);
+    const auto taken = grammar->Consume(ids);
+    EXPECT_TRUE(taken.ok()) << taken.status();
+    if (!taken.ok() || *taken != static_cast<int>(ids.size())) return false;
+    std::vector<uint32_t> mask(static_cast<size_t>(vocabulary_.mask_words()),
+                               0);
+    const auto may_end = grammar->Mask(mask);
+    EXPECT_TRUE(may_end.ok()) << may_end.status();
+    return may_end.ok() && *may_end;
+  }
+
+  // As the router's parser reads it: "text|name(arguments)..".
+  static std::string Read(const CallFormat& style, std::string text) {
+    for (const auto& [id, marker] : style.markers) {
+      for (size_t at;
+           (at = text.find(absl::StrCat("^", id))) != std::string::npos;) {
+        text.replace(at, 2, marker);
+      }
+    }
+    ToolCallParser parser(style.kind, {"weather", "clock"});
+    ToolCallParser::Result all = parser.Push(text);
+    ToolCallParser::Result rest = parser.Finish();
+    std::string read = all.text + rest.text + "|";
+    for (const auto* result : {&all, &rest}) {
+      for (const ParsedToolCall& call : result->calls) {
+        absl::StrAppend(&read, call.name, "(", call.arguments, ")");
+      }
+    }
+    return read;
+  }
+
+  text::Tokenizer tokenizer_;
+  text::GrammarVocabulary vocabulary_;
+  v1::Chat chat_;
+};
+
+TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
+  const struct {
+    const CallFormat* style;
+    const char* text;
+    const char* read;
+  } cases[] = {
+      {&kHermesText, "", "|"},
+      {&kHermesText, "Once <b>upon</b> a {time}.\n",
+       "Once <b>upon</b> a {time}.\n|"},
+      {&kHermesText,
+       "So: <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": "
+       "2}}\n"
+       "</tool_call>",
+       "So: |weather({\"days\": 2})"},
+      {&kHermesText,
+       "<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"x\": [1]}}\n"
+       "</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": "
+       "{\"days\":7}}\n</tool_call>",
+       "|clock({\"x\": [1]})weather({\"days\":7})"},
+      {&kHermesTokens,
+       "So: ^3\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n^4 "
+       "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>",
+       "So: |weather({\"days\": 2})clock({})"},
+      {&kMistralList,
+       "^3[{\"name\": \"weather\", \"arguments\": {\"days\": 1}}, "
+       "{\"name\": \"clock\", \"arguments\": {}}]",
+       "|weather({\"days\": 1})clock({})"},
+      {&kMistralNames, "Hm.^3weather^4{\"days\": 1}^3clock^4{\"a\": 1}",
+       "Hm.|weather({\"days\": 1})clock({\"a\": 1})"},
+      {&kMistralNames, "[TOOL_CALLS]weather[ARGS]{\"days\": 1}",
+       "|weather({\"days\": 1})"},
+      {&kLlamaText, "It is {warm}.", "It is {warm}.|"},
+      {&kLlamaText, "{\"name\": \"weather\", \"parameters\": {\"days\": 3}}",
+       "|weather({\"days\": 3})"},
+      {&kLlamaText,
+       "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"days\": 3}}; "
+       "{\"name\": \"clock\", \"parameters\": {}}",
+       "|weather({\"days\": 3})clock({})"},
+      {&kLlamaToken,
+       "^3{\"name\": \"clock\", \"parameters\": {\"zone\": \"CET\"}}",
+       "|clock({\"zone\": \"CET\"})"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
+    EXPECT_EQ(Read(*c.style, c.text), c.read) << c.style->what;
+  }
+}
+
+TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
+  const struct {
+    const CallFormat* style;
+    const char* text;
+  } cases[] = {
+      {&kHermesText,
+       "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": "
+       "\"2\"}}\n"
+       "</tool_call>"},
+      {&kHermesText,
+       "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>"},
+      {&kHermesText,
+       "<tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"},
+      {&kHermesText, "<tool_call>"},
+      {&kHermesText,
+       "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}"},
+      {&kHermesTokens,
+       "^3\n{\"name\": \"weather\", \"arguments\": {\"day\": 2}}\n^4"},
+      // The mark counts as text too.
+      {&kHermesTokens,
+       "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"day\": 2}}\n"
+       "</tool_call>"},
+      {&kMistralList,
+       "^3[{\"name\": \"clock\", \"arguments\": {}}, "
+       "{\"name\": \"weather\", \"arguments\": {}}]"},
+      {&kMistralNames, "^3weather^4{\"days\": true}"},
+      {&kMistralNames, "[TOOL_CALLS]weather{\"days\": true}"},
+      {&kLlamaText, "{\"name\": \"weather\", \"parameters\": {\"d\": 3}}"},
+      {&kLlamaText, " \n {\"name\": \"weather\", \"parameters\": {}}"},
+      {&kLlamaText,
+       "a <|python_tag|>{\"name\": \"weather\", \"parameters\": {}}"},
+      {&kLlamaToken, "^3{\"name\": \"weather\", \"parameters\": {}}"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::router
