@@ -12,6 +12,7 @@ tandem_library(tandem_engine_model
        model/fingerprint.cc model/forward.cc model/layer_parts.cc
        model/lora_adapter.cc model/lora_layout.cc model/lora_slots.cc
        model/model.cc model/model_work.cc model/rope.cc model/step_layout.cc
+       model/weight_packer.cc
   DEPS tandem_engine_core nlohmann_json::nlohmann_json OpenSSL::Crypto
        Threads::Threads
        absl::any_invocable absl::flat_hash_map absl::flat_hash_set

@@ -123,12 +123,10 @@ std::vector<float> Reader::Floats(std::string_view suffix,
   }
   const absl::Span<const std::byte> bytes = Bytes(suffix, tensor->dtype, shape);
   if (!status_.ok()) return {};
-  std::vector<std::byte> wide;
-  Append({bytes.data(), dtype, 1,
-          static_cast<int64_t>(bytes.size() / kernels::SizeOf(dtype))},
-         DType::kF32, wide);
-  std::vector<float> values(wide.size() / sizeof(float));
-  if (!values.empty()) memcpy(values.data(), wide.data(), wide.size());
+  std::vector<float> values;
+  AppendFloats({bytes.data(), dtype, 1,
+                static_cast<int64_t>(bytes.size() / kernels::SizeOf(dtype))},
+               values);
   return values;
 }
 

@@ -45,6 +45,14 @@ void Append(const kernels::HostTensor& tensor, DType dtype,
   }
 }
 
+void AppendFloats(const kernels::HostTensor& tensor, std::vector<float>& out) {
+  std::vector<std::byte> bytes;
+  Append(tensor, DType::kF32, bytes);
+  const size_t begin = out.size();
+  out.resize(begin + bytes.size() / sizeof(float));
+  if (!bytes.empty()) memcpy(out.data() + begin, bytes.data(), bytes.size());
+}
+
 kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
                               std::vector<std::byte>& out) {
   const size_t size = kernels::SizeOf(tensor.dtype);

@@ -19,6 +19,9 @@ float WidenF16(uint16_t bits);
 void Append(const kernels::HostTensor& tensor, kernels::DType dtype,
             std::vector<std::byte>& out);
 
+// The same as f32.
+void AppendFloats(const kernels::HostTensor& tensor, std::vector<float>& out);
+
 // Columns become rows. The values are in `out`.
 kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
                               std::vector<std::byte>& out);

@@ -11,7 +11,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <utility>
@@ -256,14 +255,12 @@ class AdapterReader {
         file_.Matrix(name, rows, cols);
     if (!tensor.ok()) return tensor.status();
     used_.insert(name);
-    std::vector<std::byte> bytes;
-    Append(*tensor, kernels::DType::kF32, bytes);
+    std::vector<float> values;
+    AppendFloats(*tensor, values);
     float* const out = adapter_.image.data() + offset;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
-        std::memcpy(out + c * rows + r,
-                    bytes.data() + (r * cols + c) * sizeof(float),
-                    sizeof(float));
+        out[c * rows + r] = values[r * cols + c];
       }
     }
     return absl::OkStatus();

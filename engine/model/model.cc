@@ -7,20 +7,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <optional>
-#include <set>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "common/error.h"
-#include "common/failpoint.h"
 #include "engine/checkpoint/quantisation.h"
 #include "engine/checkpoint/widen.h"
 #include "engine/model/rope.h"
+#include "engine/model/weight_packer.h"
 
 namespace tandem::engine {
 
@@ -40,42 +36,18 @@ class ModelLoader {
         checkpoint_(checkpoint),
         options_(options),
         backend_(backend),
-        progress_(progress),
+        packer_(spec, checkpoint, options, backend, progress),
         model_(new Model()) {}
 
   absl::StatusOr<std::unique_ptr<Model>> Load();
 
  private:
-  // One tensor of the checkpoint and how many rows it has.
-  struct Part {
-    std::string name;
-    int rows;
-  };
-
-  // What a matrix is for: the embedding and the head, the choice of experts,
-  // or a layer's product, by GatedMatMul or not.
-  enum class Use { kTokens, kRouter, kProduct, kGated };
-
-  // How a matrix that is given as `given` is kept.
-  DType KeptAs(DType given, Use use) const;
   absl::Status LoadLayer(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);
-  // Packs the parts, stacked by rows, as one matrix.
-  absl::Status Pack(const std::vector<Part>& parts, int cols, Use use,
-                    std::unique_ptr<kernels::Matrix>& matrix);
-  // The same of parts some of which were quantised before: as they are where
-  // all have one form, else dequantised.
-  absl::Status PackQuantised(const std::vector<Part>& parts, int cols, Use use,
-                             std::unique_ptr<kernels::Matrix>& matrix);
-  absl::Status PackDequantised(
-      const std::vector<Part>& parts,
-      const std::vector<std::optional<CodeRows>>& codes, int cols, Use use,
-      std::unique_ptr<kernels::Matrix>& matrix);
-  absl::Status Keep(absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,
-                    std::unique_ptr<kernels::Matrix>& matrix);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
-  absl::Status AddVector(const std::vector<Part>& parts, const float** target);
+  absl::Status AddVector(const std::vector<TensorPart>& parts,
+                         const float** target);
   // A matrix [rows, hidden] among the vectors.
   absl::Status AddMatrixValues(const std::string& name, int rows,
                                const float** target);
@@ -95,179 +67,29 @@ class ModelLoader {
   std::string NameOf(int layer, std::string_view name,
                      std::string_view what) const;
   absl::Status CheckLimits();
-  void Used(const std::string& name);
 
   const ModelSpec& spec_;
   const Checkpoint& checkpoint_;
   const LoadOptions& options_;
   kernels::Backend* const backend_;
-  LoadProgress progress_;
+  WeightPacker packer_;
   std::unique_ptr<Model> model_;
-  uint64_t done_bytes_ = 0;
   bool bare_ = false;  // names are without the optional prefix
-  absl::flat_hash_set<std::string> used_;
-  std::set<std::string> formats_;
   std::vector<float> vectors_;
   std::vector<std::pair<size_t, const float**>> targets_;
 };
 
-namespace {
-
-std::vector<float> FloatsOf(const std::vector<std::byte>& bytes) {
-  std::vector<float> values(bytes.size() / sizeof(float));
-  memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
-  for (const std::optional<CodeRows>& part : codes) {
-    if (!part.has_value()) continue;
-    if (!part->group_of.empty()) return "act-order";
-    if (part->dtype == DType::kFp8 && part->group != part->cols) {
-      return "fp8 in groups";
-    }
-  }
-  return "rows of several forms";
-}
-
-}  // namespace
-
-void ModelLoader::Used(const std::string& name) {
-  used_.insert(name);
-  const TensorInfo* const tensor = checkpoint_.Find(name);
-  if (tensor != nullptr) done_bytes_ += tensor->end - tensor->begin;
-  progress_(done_bytes_, checkpoint_.total_bytes());
-}
-
-DType ModelLoader::KeptAs(DType given, Use use) const {
-  if (options_.quantisation.has_value() && use != Use::kRouter) {
-    if (use != Use::kTokens) return *options_.quantisation;
-    if (*options_.quantisation != DType::kFp8) return DType::kInt8;
-  }
-  return options_.weight_dtype.value_or(given == DType::kBF16 ? DType::kBF16
-                                                              : DType::kF32);
-}
-
-absl::Status ModelLoader::PackQuantised(
-    const std::vector<Part>& parts, int cols, Use use,
-    std::unique_ptr<kernels::Matrix>& matrix) {
-  std::vector<std::optional<CodeRows>> codes;  // by part; none: a float type
-  bool same = true;
-  for (const Part& part : parts) {
-    std::optional<CodeRows>& rows = codes.emplace_back();
-    const std::string product(absl::StripSuffix(part.name, ".weight"));
-    if (HasCodes(checkpoint_, product)) {
-      absl::StatusOr<CodeRows> read =
-          ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
-      if (!read.ok()) return read.status();
-      for (const std::string& name : read->names) Used(name);
-      rows = *std::move(read);
-    }
-    same = same && rows.has_value() && SameForm(*codes[0], *rows);
-  }
-  if (!same) return PackDequantised(parts, codes, cols, use, matrix);
-  CodeRows& whole = *codes[0];
-  for (size_t i = 1; i < codes.size(); ++i) AppendRows(*codes[i], whole);
-  absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      use == Use::kGated ? backend_->PackGatedCodes(whole.View())
-                         : backend_->PackCodes(whole.View());
-  return Keep(std::move(packed), matrix);
-}
-
-absl::Status ModelLoader::PackDequantised(
-    const std::vector<Part>& parts,
-    const std::vector<std::optional<CodeRows>>& codes, int cols, Use use,
-    std::unique_ptr<kernels::Matrix>& matrix) {
-  std::vector<float> values;
-  // bf16 has twice the digits of e4m3; other codes' numbers need more.
-  bool bf16 = true;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (codes[i].has_value()) {
-      bf16 = bf16 && codes[i]->dtype == DType::kFp8;
-      Dequantise(*codes[i], values);
-      continue;
-    }
-    const absl::StatusOr<HostTensor> tensor =
-        checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
-    if (!tensor.ok()) return tensor.status();
-    bf16 = bf16 && tensor->dtype == DType::kBF16;
-    std::vector<std::byte> bytes;
-    Append(*tensor, DType::kF32, bytes);
-    const std::vector<float> numbers = FloatsOf(bytes);
-    values.insert(values.end(), numbers.begin(), numbers.end());
-    Used(parts[i].name);
-  }
-  const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
-                         DType::kF32,
-                         static_cast<int64_t>(values.size()) / cols, cols};
-  const DType kept = KeptAs(bf16 ? DType::kBF16 : DType::kF32, use);
-  model_->dequantised_.push_back(
-      absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
-  return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
-                                 : backend_->PackMatrix(whole, kept),
-              matrix);
-}
-
-absl::Status ModelLoader::Keep(
-    absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,
-    std::unique_ptr<kernels::Matrix>& matrix) {
-  if (!packed.ok()) return packed.status();
-  matrix = *std::move(packed);
-  formats_.insert(std::string(kernels::Name(matrix->dtype())));
-  return absl::OkStatus();
-}
-
-absl::Status ModelLoader::Pack(const std::vector<Part>& parts, int cols,
-                               Use use,
-                               std::unique_ptr<kernels::Matrix>& matrix) {
-  if (TANDEM_FAILPOINT("load.pack", "crash fail")) return failpoint::Error();
-  for (const Part& part : parts) {
-    if (HasCodes(checkpoint_,
-                 std::string(absl::StripSuffix(part.name, ".weight")))) {
-      return PackQuantised(parts, cols, use, matrix);
-    }
-  }
-  std::vector<HostTensor> tensors;
-  HostTensor whole{nullptr, DType::kF32, 0, cols};
-  bool same = true;
-  const bool turned = use != Use::kTokens && spec_.names.transposed;
-  for (const Part& part : parts) {
-    const absl::StatusOr<HostTensor> tensor =
-        turned ? checkpoint_.Matrix(part.name, cols, part.rows)
-               : checkpoint_.Matrix(part.name, part.rows, cols);
-    if (!tensor.ok()) return tensor.status();
-    tensors.push_back(*tensor);
-    whole.rows += part.rows;
-    same = same && tensor->dtype == tensors[0].dtype;
-  }
-  std::vector<std::byte> stacked;
-  whole.data = tensors[0].data;
-  whole.dtype = same ? tensors[0].dtype : DType::kF32;
-  if (tensors.size() > 1 || turned) {
-    std::vector<std::byte> values;
-    for (const HostTensor& tensor : tensors) {
-      Append(turned ? Transpose(tensor, values) : tensor, whole.dtype, stacked);
-    }
-    whole.data = stacked.data();
-  }
-  const DType kept = KeptAs(whole.dtype, use);
-  for (const Part& part : parts) Used(part.name);
-  return Keep(use == Use::kGated ? backend_->PackGatedMatrix(whole, kept)
-                                 : backend_->PackMatrix(whole, kept),
-              matrix);
-}
-
-absl::Status ModelLoader::AddVector(const std::vector<Part>& parts,
+absl::Status ModelLoader::AddVector(const std::vector<TensorPart>& parts,
                                     const float** target) {
-  std::vector<std::byte> bytes;
-  for (const Part& part : parts) {
+  std::vector<float> values;
+  for (const TensorPart& part : parts) {
     const absl::StatusOr<HostTensor> tensor =
         checkpoint_.Vector(part.name, part.rows);
     if (!tensor.ok()) return tensor.status();
-    Append(*tensor, DType::kF32, bytes);
-    Used(part.name);
+    AppendFloats(*tensor, values);
+    packer_.Take(part.name);
   }
-  AddValues(FloatsOf(bytes), target);
+  AddValues(values, target);
   return absl::OkStatus();
 }
 
@@ -276,10 +98,10 @@ absl::Status ModelLoader::AddMatrixValues(const std::string& name, int rows,
   const absl::StatusOr<HostTensor> tensor =
       checkpoint_.Matrix(name, rows, spec_.hidden_size);
   if (!tensor.ok()) return tensor.status();
-  std::vector<std::byte> bytes;
-  Append(*tensor, DType::kF32, bytes);
-  Used(name);
-  AddValues(FloatsOf(bytes), target);
+  std::vector<float> values;
+  AppendFloats(*tensor, values);
+  packer_.Take(name);
+  AddValues(values, target);
   return absl::OkStatus();
 }
 
@@ -341,8 +163,8 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
   const int wide = spec_.intermediate_size;
   // What chooses is small, and its errors are whole experts: never quantised.
   absl::Status status =
-      Pack({{NameOf(index, names.router, ".weight"), spec_.experts}}, hidden,
-           Use::kRouter, layer.router);
+      packer_.Pack({{NameOf(index, names.router, ".weight"), spec_.experts}},
+                   hidden, MatrixUse::kRouter, layer.router);
   std::vector<kernels::Expert> experts;
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
     const auto name = [&](std::string_view part) {
@@ -352,12 +174,13 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
           ".weight");
     };
     auto& gate_up = layer.expert_matrices.emplace_back();
-    status = Pack({{name(names.gate), wide}, {name(names.up), wide}}, hidden,
-                  Use::kGated, gate_up);
+    status = packer_.Pack({{name(names.gate), wide}, {name(names.up), wide}},
+                          hidden, MatrixUse::kGated, gate_up);
     if (!status.ok()) break;
     kernels::Expert expert{.gate_up = gate_up.get()};
     auto& down = layer.expert_matrices.emplace_back();
-    status = Pack({{name(names.down), hidden}}, wide, Use::kProduct, down);
+    status = packer_.Pack({{name(names.down), hidden}}, wide,
+                          MatrixUse::kProduct, down);
     expert.down = down.get();
     experts.push_back(expert);
   }
@@ -381,13 +204,13 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   const auto name = [&](std::string_view part, std::string_view what) {
     return NameOf(index, part, what);
   };
-  const auto qkv = [&](std::string_view what) -> std::vector<Part> {
+  const auto qkv = [&](std::string_view what) -> std::vector<TensorPart> {
     if (!names.qkv.empty()) return {{name(names.qkv, what), query + 2 * key}};
     return {{name(names.query, what), query},
             {name(names.key, what), key},
             {name(names.value, what), key}};
   };
-  const auto gate_up = [&](std::string_view what) -> std::vector<Part> {
+  const auto gate_up = [&](std::string_view what) -> std::vector<TensorPart> {
     if (!names.gate_up.empty()) return {{name(names.gate_up, what), 2 * wide}};
     if (!spec_.is_gated()) return {{name(names.up, what), wide}};
     return {{name(names.gate, what), wide}, {name(names.up, what), wide}};
@@ -397,22 +220,24 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   };
   absl::Status status;
   status.Update(norm(names.input_norm, hidden, layer.input_norm));
-  status.Update(Pack(qkv(".weight"), hidden, Use::kProduct, layer.qkv));
+  status.Update(
+      packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv));
   status.Update(norm(names.query_norm, spec_.head_dim, layer.query_norm));
   status.Update(norm(names.key_norm, spec_.head_dim, layer.key_norm));
-  status.Update(Pack({{name(names.output, ".weight"), hidden}}, query,
-                     Use::kProduct, layer.output));
+  status.Update(packer_.Pack({{name(names.output, ".weight"), hidden}}, query,
+                             MatrixUse::kProduct, layer.output));
   status.Update(
       norm(names.attention_output_norm, hidden, layer.attention_output_norm));
   status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
   if (spec_.experts > 0) {
     status.Update(LoadExperts(index, layer));
   } else {
-    status.Update(Pack(gate_up(".weight"), hidden,
-                       spec_.is_gated() ? Use::kGated : Use::kProduct,
-                       layer.gate_up));
-    status.Update(Pack({{name(names.down, ".weight"), hidden}}, wide,
-                       Use::kProduct, layer.down));
+    status.Update(
+        packer_.Pack(gate_up(".weight"), hidden,
+                     spec_.is_gated() ? MatrixUse::kGated : MatrixUse::kProduct,
+                     layer.gate_up));
+    status.Update(packer_.Pack({{name(names.down, ".weight"), hidden}}, wide,
+                               MatrixUse::kProduct, layer.down));
   }
   status.Update(norm(names.mlp_output_norm, hidden, layer.mlp_output_norm));
   if (spec_.qkv_bias) {
@@ -493,7 +318,7 @@ absl::Status ModelLoader::RefuseLeftovers() const {
       if (!status.ok()) return status;
       continue;
     }
-    if (used_.contains(tensor.name) || IsBuffer(tensor.name) ||
+    if (packer_.taken(tensor.name) || IsBuffer(tensor.name) ||
         IsNoBias(tensor) ||
         (spec_.quantisation.kv_scales && IsKvScale(tensor.name))) {
       continue;
@@ -556,8 +381,9 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
         checkpoint_.tensors().begin(), checkpoint_.tensors().end(),
         [&](const TensorInfo& tensor) { return tensor.name == full; });
   }
-  status = Pack({{NameOf(names.embedding, ".weight"), spec_.vocab_size}},
-                spec_.hidden_size, Use::kTokens, model_->embedding_);
+  status =
+      packer_.Pack({{NameOf(names.embedding, ".weight"), spec_.vocab_size}},
+                   spec_.hidden_size, MatrixUse::kTokens, model_->embedding_);
   if (!status.ok()) return status;
   RoundEmbeddingScale();
   if (!names.positions.empty()) {
@@ -576,8 +402,9 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   status.Update(AddNorm(NameOf(names.final_norm, ""), spec_.hidden_size,
                         model_->final_norm_));
   if (!spec_.tied_head) {
-    status.Update(Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
-                       spec_.hidden_size, Use::kTokens, model_->head_));
+    status.Update(
+        packer_.Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
+                     spec_.hidden_size, MatrixUse::kTokens, model_->head_));
   }
   status.Update(RefuseLeftovers());
   if (!status.ok()) return status;
@@ -585,8 +412,9 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   if (spec_.window > 0) AddRope(model_->spec_.local_rope, model_->local_rope_);
   status = UploadVectors();
   if (!status.ok()) return status;
-  model_->weight_format_ = absl::StrJoin(formats_, "+");
-  progress_(checkpoint_.total_bytes(), checkpoint_.total_bytes());
+  model_->weight_format_ = packer_.format();
+  model_->dequantised_ = packer_.dequantised();
+  packer_.Finish();
   return std::move(model_);
 }
 

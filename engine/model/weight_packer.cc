@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/model/weight_packer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "common/failpoint.h"
+#include "engine/checkpoint/widen.h"
+
+namespace tandem::engine {
+
+using kernels::DType;
+using kernels::HostTensor;
+
+namespace {
+
+const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
+  for (const std::optional<CodeRows>& part : codes) {
+    if (!part.has_value()) continue;
+    if (!part->group_of.empty()) return "act-order";
+    if (part->dtype == DType::kFp8 && part->group != part->cols) {
+      return "fp8 in groups";
+    }
+  }
+  return "rows of several forms";
+}
+
+}  // namespace
+
+void WeightPacker::Take(const std::string& name) {
+  taken_.insert(name);
+  const TensorInfo* const tensor = checkpoint_.Find(name);
+  if (tensor != nullptr) done_bytes_ += tensor->end - tensor->begin;
+  progress_(done_bytes_, checkpoint_.total_bytes());
+}
+
+void WeightPacker::Finish() {
+  progress_(checkpoint_.total_bytes(), checkpoint_.total_bytes());
+}
+
+std::string WeightPacker::format() const {
+  return absl::StrJoin(formats_, "+");
+}
+
+DType WeightPacker::KeptAs(DType given, MatrixUse use) const {
+  if (options_.quantisation.has_value() && use != MatrixUse::kRouter) {
+    if (use != MatrixUse::kTokens) return *options_.quantisation;
+    if (*options_.quantisation != DType::kFp8) return DType::kInt8;
+  }
+  return options_.weight_dtype.value_or(given == DType::kBF16 ? DType::kBF16
+                                                              : DType::kF32);
+}
+
+absl::Status WeightPacker::PackQuantised(
+    const std::vector<TensorPart>& parts, int cols, MatrixUse use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  std::vector<std::optional<CodeRows>> codes;  // by part; none: a float type
+  bool same = true;
+  for (const TensorPart& part : parts) {
+    std::optional<CodeRows>& rows = codes.emplace_back();
+    const std::string product(absl::StripSuffix(part.name, ".weight"));
+    if (HasCodes(checkpoint_, product)) {
+      absl::StatusOr<CodeRows> read =
+          ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
+      if (!read.ok()) return read.status();
+      for (const std::string& name : read->names) Take(name);
+      rows = *std::move(read);
+    }
+    same = same && rows.has_value() && SameForm(*codes[0], *rows);
+  }
+  if (!same) return PackDequantised(parts, codes, cols, use, matrix);
+  CodeRows& whole = *codes[0];
+  for (size_t i = 1; i < codes.size(); ++i) AppendRows(*codes[i], whole);
+  absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
+      use == MatrixUse::kGated ? backend_->PackGatedCodes(whole.View())
+                               : backend_->PackCodes(whole.View());
+  return Keep(std::move(packed), matrix);
+}
+
+absl::Status WeightPacker::PackDequantised(
+    const std::vector<TensorPart>& parts,
+    const std::vector<std::optional<CodeRows>>& codes, int cols, MatrixUse use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  std::vector<float> values;
+  // bf16 has twice the digits of e4m3; other codes' numbers need more.
+  bool bf16 = true;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (codes[i].has_value()) {
+      bf16 = bf16 && codes[i]->dtype == DType::kFp8;
+      Dequantise(*codes[i], values);
+      continue;
+    }
+    const absl::StatusOr<HostTensor> tensor =
+        checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
+    if (!tensor.ok()) return tensor.status();
+    bf16 = bf16 && tensor->dtype == DType::kBF16;
+    AppendFloats(*tensor, values);
+    Take(parts[i].name);
+  }
+  const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
+                         DType::kF32,
+                         static_cast<int64_t>(values.size()) / cols, cols};
+  const DType kept = KeptAs(bf16 ? DType::kBF16 : DType::kF32, use);
+  dequantised_.push_back(
+      absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
+  return PackAs(whole, kept, use, matrix);
+}
+
+absl::Status WeightPacker::PackAs(const HostTensor& whole, DType kept,
+                                  MatrixUse use,
+                                  std::unique_ptr<kernels::Matrix>& matrix) {
+  return Keep(use == MatrixUse::kGated ? backend_->PackGatedMatrix(whole, kept)
+                                       : backend_->PackMatrix(whole, kept),
+              matrix);
+}
+
+absl::Status WeightPacker::Keep(
+    absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  if (!packed.ok()) return packed.status();
+  matrix = *std::move(packed);
+  formats_.insert(std::string(kernels::Name(matrix->dtype())));
+  return absl::OkStatus();
+}
+
+absl::Status WeightPacker::Pack(const std::vector<TensorPart>& parts, int cols,
+                                MatrixUse use,
+                                std::unique_ptr<kernels::Matrix>& matrix) {
+  if (TANDEM_FAILPOINT("load.pack", "crash fail")) return failpoint::Error();
+  for (const TensorPart& part : parts) {
+    if (HasCodes(checkpoint_,
+                 std::string(absl::StripSuffix(part.name, ".weight")))) {
+      return PackQuantised(parts, cols, use, matrix);
+    }
+  }
+  std::vector<HostTensor> tensors;
+  HostTensor whole{nullptr, DType::kF32, 0, cols};
+  bool same = true;
+  const bool turned = use != MatrixUse::kTokens && spec_.names.transposed;
+  for (const TensorPart& part : parts) {
+    const absl::StatusOr<HostTensor> tensor =
+        turned ? checkpoint_.Matrix(part.name, cols, part.rows)
+               : checkpoint_.Matrix(part.name, part.rows, cols);
+    if (!tensor.ok()) return tensor.status();
+    tensors.push_back(*tensor);
+    whole.rows += part.rows;
+    same = same && tensor->dtype == tensors[0].dtype;
+  }
+  std::vector<std::byte> stacked;
+  whole.data = tensors[0].data;
+  whole.dtype = same ? tensors[0].dtype : DType::kF32;
+  if (tensors.size() > 1 || turned) {
+    std::vector<std::byte> values;
+    for (const HostTensor& tensor : tensors) {
+      Append(turned ? Transpose(tensor, values) : tensor, whole.dtype, stacked);
+    }
+    whole.data = stacked.data();
+  }
+  const DType kept = KeptAs(whole.dtype, use);
+  for (const TensorPart& part : parts) Take(part.name);
+  return PackAs(whole, kept, use, matrix);
+}
+
+}  // namespace tandem::engine
