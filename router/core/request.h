@@ -223,10 +223,12 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnHypothesis(const v1::DecodedHypothesis& part);
   void FinishBeams();
 
-  // Forwards what is new of `tokens`, which the decode worker says or else the
-  // prefill worker. False: the request has ended, or the worker contradicted
-  // what was forwarded.
+  // delivery.cc: forwards what is new of `tokens`, which the decode worker says
+  // or else the prefill worker. False: the request has ended, or the worker
+  // contradicted what was forwarded.
   bool Take(const v1::DecodedTokens& tokens, bool decoded);
+  // What `fresh` new tokens mean to all but the client.
+  void NoteFresh(int fresh, bool decoded, absl::Time now);
   void SayStarted();
   // Where the client reads too slowly.
   void Pause();
