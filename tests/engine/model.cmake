@@ -18,7 +18,7 @@ tandem_fuzzer(fuzz_lora SRCS model/fuzz_lora.cc DEPS tandem_engine_model
 if(TARGET tandem_kernels)
   tandem_library(tandem_engine_rig
     SRCS checkpoint_maker.cc rig.cc
-    DEPS tandem_engine_model tandem_kernels tandem_common)
+        DEPS tandem_engine_model tandem_kernels tandem_common)
   target_compile_definitions(tandem_engine_rig PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   tandem_test(golden_test SRCS golden_test.cc model/lora_test.cc model/model_test.cc
@@ -31,7 +31,7 @@ if(TARGET tandem_kernels)
   if(TARGET tandem_cuda_testing)
     tandem_library(tandem_engine_test_device
       SRCS test_device.cc
-      DEPS tandem_cuda_loader tandem_cuda_testing)
+            DEPS tandem_cuda_loader tandem_cuda_testing)
     tandem_nightly_library(tandem_engine_test_device)
     # The engine on a GPU, or where there is none on the emulated one.
     tandem_test(device_test

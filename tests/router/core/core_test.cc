@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "tests/router/core/core_fixture.h"
 #include "tests/router/world.h"
 
 namespace tandem::router {
@@ -18,60 +19,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-// One prefill and one decode worker unless a test adds more.
-struct CoreTest : ::testing::Test {
-  CoreTest() {
-    prefill_lease = w.Prefill("p0");
-    decode_lease = w.Decode("d0");
-  }
-  // A split request whose prefill worker has given token 1.
-  ClientPipe* HandingOver() {
-    ClientPipe* client = w.Submit(World::Ask());
-    w.decodes.back().Say(World::Opened(1, "ticket"));
-    w.prefills.back().Say(World::Computing());
-    w.prefills.back().Say(World::First(kPrompt, 1));
-    return client;
-  }
-  ClientPipe* Decoding() {
-    ClientPipe* client = w.Submit(World::Ask());
-    w.PrefillAndCommit(1, kPrompt, 1);
-    w.decodes.back().Say(World::Tokens(kPrompt, {1, 2, 3}));
-    return client;
-  }
-  void Crash(LeasePipe* lease) {
-    lease->Break(absl::UnavailableError("reset"));
-  }
-  static absl::Status Gone() { return absl::UnavailableError("reset"); }
-  // A request over which a decode worker and then p0 break off, call and lease.
-  ClientPipe* LosingTwo() {
-    w.Decode("d1");
-    AdmittedRequest ask = World::Ask();
-    ask.effective.placement = v1::PLACEMENT_LOCAL;
-    ClientPipe* client = w.Submit(std::move(ask));
-    w.decodes[0].Say(World::Opened(1, ""));
-    Crash(w.decode_ids[0] == "d0" ? decode_lease : &w.leases.back());
-    w.decodes[0].Break(Gone());
-    EXPECT_FALSE(client->dropped);
-    w.Settle();
-    // On a prefill worker, so that a poison takes no batch along.
-    EXPECT_TRUE(w.decodes[1].sent[0].open().has_prefill_worker());
-    w.decodes[1].Say(World::Opened(1, "t"));
-    w.prefills.back().Say(World::Computing());
-    Crash(prefill_lease);
-    w.prefills.back().Break(Gone());
-    return client;
-  }
-  // d0 finishes what `Decoding` began, on the newest decode call.
-  void FinishTo8(int from, std::vector<int32_t> rest) {
-    w.decodes.back().Say(World::Tokens(from, std::move(rest)));
-    w.decodes.back().Say(World::Finished(v1::FINISH_REASON_LENGTH));
-  }
-
-  World w;
-  LeasePipe* prefill_lease;
-  LeasePipe* decode_lease;
-};
 
 // The K/V rows that each delta told of.
 std::vector<int64_t> RowsTold(const ClientPipe& client) {
@@ -531,106 +478,6 @@ TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
   }
 }
 
-TEST_F(CoreTest, TwoCrashesWithoutATokenEndASuspect) {
-  ClientPipe* client = LosingTwo();
-  EXPECT_FALSE(client->dropped);  // both may still come back
-  w.RunFor(absl::Seconds(11));
-  EXPECT_EQ(client->status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-  // Its client's next try would take two more along; other prompts go on.
-  const size_t calls = w.decodes.size();
-  ClientPipe* again = w.Submit(World::Ask());
-  EXPECT_EQ(ErrorReason(again->status), "SUSPECT");
-  EXPECT_EQ(w.decodes.size(), calls);
-  EXPECT_TRUE(w.Submit(World::Ask({1, 2, 3}))->open);
-  w.loop.RunFor(absl::Minutes(10));
-  EXPECT_TRUE(w.Submit(World::Ask())->open);
-}
-
-// Resets on the way break calls and leases as crashes do.
-TEST_F(CoreTest, AWorkerThatComesBackAsItWasDidNotCrash) {
-  ClientPipe* client = LosingTwo();
-  w.Prefill("p0");
-  w.RunFor(absl::Seconds(1));
-  const auto& sent = w.decodes[1].sent;
-  EXPECT_TRUE(std::any_of(sent.begin(), sent.end(), [](const auto& message) {
-    return message.has_retry();
-  }));
-  EXPECT_TRUE(client->open);
-  EXPECT_EQ(ErrorReason(client->status), "");
-  EXPECT_TRUE(w.Submit(World::Ask())->open);
-}
-
-TEST_F(CoreTest, ASuspectIsAcquittedByAWorkerThatComesBackLate) {
-  ClientPipe* client = LosingTwo();
-  w.RunFor(absl::Seconds(11));
-  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
-  EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "SUSPECT");
-  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL));
-  EXPECT_TRUE(w.Submit(World::Ask())->open);
-}
-
-TEST_F(CoreTest, TwoNewIncarnationsProveTheCrashes) {
-  ClientPipe* client = LosingTwo();
-  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
-  w.RunFor(absl::Seconds(1));
-  EXPECT_TRUE(client->open);
-  w.Register(World::Hello(w.decode_ids[0], v1::WORKER_ROLE_DECODE, '2'));
-  w.RunFor(absl::Seconds(1));
-  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-}
-
-// Only crashes without a new token in between are held against a request.
-TEST_F(CoreTest, ATokenBetweenTwoCrashesClearsTheSuspicion) {
-  ClientPipe* client = Decoding();
-  LeasePipe* lease = decode_lease;
-  for (int crash = 0; crash < 2; ++crash) {
-    LeasePipe* spare = w.Decode(absl::StrCat("spare", crash));
-    Crash(lease);
-    lease = spare;
-    w.decodes.back().Break(Gone());
-    w.Settle();
-    ASSERT_EQ(w.decodes.size(), crash + 2u);
-    EXPECT_TRUE(w.decodes.back().sent[0].open().suspect());
-    const int known = 3 + 2 * crash;
-    w.PrefillAndCommit(1, kPrompt + known, known + 1);
-    w.decodes.back().Say(World::Tokens(kPrompt + known + 1, {known + 2}));
-    EXPECT_FALSE(client->dropped);
-  }
-  FinishTo8(kPrompt + 7, {8});
-  EXPECT_THAT(World::Ids(*client), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
-}
-
-// Else what crashes decode workers would take one along for each first token.
-TEST_F(CoreTest, AFirstTokenClearsNoDecodeWorkersCrash) {
-  ClientPipe* client = Decoding();
-  LeasePipe* spare = w.Decode("d1");
-  w.Decode("d2");
-  Crash(decode_lease);
-  w.decodes[0].Break(Gone());
-  w.Settle();
-  ASSERT_EQ(w.decodes.size(), 2u);
-  w.PrefillAndCommit(1, kPrompt + 3, 4);
-  Crash(w.decode_ids[1] == "d1" ? spare : &w.leases.back());
-  w.decodes[1].Break(Gone());
-  w.Settle();
-  w.RunFor(absl::Seconds(11));  // nobody comes back as it was
-  EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-  EXPECT_EQ(w.decodes.size(), 2u);
-}
-
-TEST_F(CoreTest, AWorkerThatDrainedAndLeftDidNotCrash) {
-  Decoding();
-  w.Decode("d1");
-  w.Load(decode_lease, v1::WORKER_STATE_DRAINING);
-  Crash(decode_lease);
-  w.decodes[0].Break(absl::UnavailableError("drain's time is over"));
-  w.Settle();
-  ASSERT_EQ(w.decodes.size(), 2u);
-  EXPECT_FALSE(w.decodes[1].sent[0].open().suspect());
-}
-
 TEST_F(CoreTest, NewIncarnationVoidsTheOldOnesCalls) {
   ClientPipe* client = Decoding();
   w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, '2'));
@@ -656,89 +503,6 @@ TEST_F(CoreTest, SequencesMoveOnlyToWorkersOfTheSameResults) {
   w.Decode("d2");
   ASSERT_EQ(w.decodes.size(), 2u);
   EXPECT_EQ(w.decode_ids[1], "d2");
-}
-
-// ---- Adapters
-
-v1::WorkerHello Having(const std::string& id, v1::WorkerRole role,
-                       const std::string& adapter, char content) {
-  v1::WorkerHello hello = World::Hello(id, role);
-  v1::AdapterRef* const ref = hello.add_adapters();
-  ref->set_name(adapter);
-  ref->set_digest(std::string(64, content));
-  return hello;
-}
-
-AdmittedRequest AskFor(const std::string& adapter) {
-  AdmittedRequest admitted = World::Ask();
-  admitted.effective.adapter = adapter;
-  admitted.effective.placement = v1::PLACEMENT_SPLIT;
-  return admitted;
-}
-
-// p0 and d0 have none.
-TEST_F(CoreTest, AnAdapterIsServedWhereItIsWithTheSameContent) {
-  w.Register(Having("p1", v1::WORKER_ROLE_PREFILL, "verse", 'b'));
-  w.Register(Having("d1", v1::WORKER_ROLE_DECODE, "verse", 'a'));
-  ClientPipe* const client = w.Submit(AskFor("verse"));
-  ASSERT_EQ(w.decodes.size(), 1u);
-  EXPECT_EQ(w.decode_ids[0], "d1");
-  const v1::DecodeOpen& open = w.decodes[0].sent[0].open();
-  EXPECT_EQ(open.adapter().name(), "verse");
-  EXPECT_EQ(open.adapter().digest(), std::string(64, 'a'));
-  EXPECT_FALSE(open.has_prefill_worker());  // p1's is another one
-  EXPECT_EQ(w.core->adapters(), std::vector<std::string>{"verse"});
-  client->Break(absl::CancelledError("gone"));
-
-  w.Register(Having("p2", v1::WORKER_ROLE_PREFILL, "verse", 'a'));
-  w.Submit(AskFor("verse"));
-  ASSERT_EQ(w.decodes.size(), 2u);
-  EXPECT_EQ(w.decodes[1].sent[0].open().prefill_worker().worker_id(), "p2");
-  w.decodes[1].Say(World::Opened(1, "ticket"));
-  ASSERT_EQ(w.prefills.size(), 1u);
-  EXPECT_EQ(w.prefills[0].sent[0].open().adapter().digest(),
-            std::string(64, 'a'));
-}
-
-TEST_F(CoreTest, ASequenceGoesOnWithTheSameContentAlone) {
-  w.Register(Having("p1", v1::WORKER_ROLE_PREFILL, "verse", 'a'));
-  LeasePipe* const lease =
-      w.Register(Having("d1", v1::WORKER_ROLE_DECODE, "verse", 'a'));
-  w.Submit(AskFor("verse"));
-  w.PrefillAndCommit(1, kPrompt, 1);
-  w.decodes.back().Say(World::Tokens(kPrompt, {1, 2, 3}));
-  w.Register(Having("d2", v1::WORKER_ROLE_DECODE, "verse", 'b'));
-  Crash(lease);
-  w.decodes[0].Break(Gone());
-  w.RunFor(absl::Seconds(2));
-  EXPECT_EQ(w.decodes.size(), 1u);  // waits
-  w.Register(Having("d3", v1::WORKER_ROLE_DECODE, "verse", 'a'));
-  ASSERT_EQ(w.decodes.size(), 2u);
-  EXPECT_EQ(w.decode_ids[1], "d3");
-  EXPECT_EQ(w.decodes[1].sent[0].open().adapter().name(), "verse");
-}
-
-TEST_F(CoreTest, AnAdapterThatIsNowhereIsWaitedForABoundedTime) {
-  ClientPipe* const client = w.Submit(AskFor("verse"));
-  w.RunFor(absl::Seconds(12));
-  EXPECT_EQ(ErrorReason(client->status), "NO_WORKERS");
-  EXPECT_THAT(std::string(client->status.message()),
-              ::testing::HasSubstr("no decode worker with adapter verse"));
-}
-
-TEST_F(CoreTest, AWorkerSaysWhichAdaptersItHasNow) {
-  v1::RegisterRequest message;
-  v1::AdapterRef* const ref = message.mutable_adapters()->add_adapters();
-  ref->set_name("verse");
-  ref->set_digest(std::string(64, 'a'));
-  w.Submit(AskFor("verse"));
-  EXPECT_TRUE(w.decodes.empty());
-  decode_lease->Say(message);
-  ASSERT_EQ(w.decodes.size(), 1u);
-  EXPECT_EQ(w.decode_ids[0], "d0");
-  ref->set_digest("short");
-  decode_lease->Say(message);
-  EXPECT_EQ(w.core->adapters(), std::vector<std::string>{});  // lease ended
 }
 
 TEST_F(CoreTest, SilenceOfEitherWorkerIsALoss) {

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The styles of tool calls, by short names.
+
+#ifndef TANDEM_TESTS_ROUTER_TEXT_STYLES_H_
+#define TANDEM_TESTS_ROUTER_TEXT_STYLES_H_
+
+#include "router/text/tool_calls.h"
+
+namespace tandem::router {
+
+inline constexpr ToolCallStyle kLlama = ToolCallStyle::kLlama3Json;
+inline constexpr ToolCallStyle kHermes = ToolCallStyle::kHermes;
+inline constexpr ToolCallStyle kMistral = ToolCallStyle::kMistral;
+
+}  // namespace tandem::router
+
+#endif  // TANDEM_TESTS_ROUTER_TEXT_STYLES_H_
