@@ -619,6 +619,8 @@ TEST(Handoff, ACommitWithoutAllThatIsWantedFailsBeforeItIsSent) {
   world.sender().Commit(attempt, {});
   world.loop.RunFor(absl::Seconds(1));
   EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
+  EXPECT_EQ(world.prefill().side.seen[1].status.code(),
+            absl::StatusCode::kInternal);  // its own word, not the receiver's
   EXPECT_EQ(world.decode.seen[1].failed, 1);
   EXPECT_EQ(world.decode.seen[1].committed, 0);
   EXPECT_EQ(world.receiver->counters().ways.at("grpc").failed, 1);
