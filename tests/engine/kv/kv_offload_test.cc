@@ -246,7 +246,7 @@ class ManualMover final : public BlockMover {
   std::deque<absl::AnyInvocable<void()>> saves_;
 };
 
-// Takes the data at once, and ends a write when it is told to.
+// Takes the data at once, and ends a write or a read when it is told to.
 class ManualFile final : public BlockFile {
  public:
   void Write(int, const BlockHash& hash, absl::Span<const std::byte> data,
@@ -256,20 +256,24 @@ class ManualFile final : public BlockFile {
     written[hash].push_back(block);
     writes_.push_back(std::move(done));
   }
-  void Read(int, const BlockHash&, absl::Span<std::byte>, Done) override {
-    FAIL() << "nobody asked for one";
+  void Read(int, const BlockHash&, absl::Span<std::byte>, Done done) override {
+    reads_.push_back(std::move(done));
   }
-  void EndWrite() {
-    ASSERT_FALSE(writes_.empty());
-    Done done = std::move(writes_.front());
-    writes_.pop_front();
-    done(absl::OkStatus());
-  }
+  void EndWrite() { End(&writes_); }
+  void EndRead() { End(&reads_); }
 
   absl::flat_hash_map<BlockHash, std::vector<int32_t>> written;
 
  private:
+  static void End(std::deque<Done>* operations) {
+    ASSERT_FALSE(operations->empty());
+    Done done = std::move(operations->front());
+    operations->pop_front();
+    done(absl::OkStatus());
+  }
+
   std::deque<Done> writes_;
+  std::deque<Done> reads_;
 };
 
 TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
@@ -301,6 +305,35 @@ TEST(KvOffloadTest, WhatIsKeptAnewIsWrittenWhenItIsSaved) {
                 ::testing::ElementsAre(block));
   }
   EXPECT_TRUE(offload.CheckInvariants().ok()) << offload.CheckInvariants();
+}
+
+TEST(KvOffloadTest, WhatIsBeingReadKeepsItsPlaceInTheFile) {
+  VirtualLoop loop;
+  ManualMover mover;
+  ManualFile file;
+  KvPool pool(8, 4);
+  std::vector<std::byte> memory(2 * sizeof(int32_t));
+  KvOffload offload({.memory_blocks = 2, .file_blocks = 2}, &loop, &mover,
+                    &pool, memory.data(), &file);
+  const std::vector<BlockHash> hashes =
+      HashBlocks(RootHash("", 4, ""), Harness::Prompt(1, 3 * 4), 4);
+  for (const int32_t block : {0, 1}) {
+    ASSERT_TRUE(offload.Keep(block, hashes[static_cast<size_t>(block)], 0));
+    mover.EndSaves();
+  }
+  for (int i = 0; i < 2; ++i) file.EndWrite();
+  // The first falls out of memory and is read again: the oldest of the file.
+  ASSERT_TRUE(offload.Keep(2, hashes[2], 0));
+  offload.Prefetch(absl::MakeConstSpan(hashes).first(1));
+  ASSERT_TRUE(offload.Prefetching(absl::MakeConstSpan(hashes).first(1)));
+  ASSERT_TRUE(offload.Keep(1, hashes[1], 0));
+  mover.EndSaves();  // the third goes to the file
+  EXPECT_TRUE(offload.CheckInvariants().ok()) << offload.CheckInvariants();
+  EXPECT_FALSE(offload.Holds(hashes[1]));
+  file.EndWrite();
+  file.EndRead();
+  EXPECT_TRUE(offload.InMemory(hashes[0]));
+  EXPECT_EQ(offload.file_blocks_used(), 2);
 }
 
 // Three blocks of one tenant and two that come back for him are more than his
