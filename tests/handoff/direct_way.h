@@ -36,6 +36,9 @@ struct DirectHost {
   bool sender_speaks = true;
   int drops = 0;
   absl::Status drop_status;
+  // Of the newest link: what may say that the way broke.
+  ChannelHost* sender = nullptr;
+  ChannelHost* receiver = nullptr;
 };
 
 class DirectSenderChannel final : public SenderChannel {
@@ -47,6 +50,7 @@ class DirectSenderChannel final : public SenderChannel {
     arena_->sender_gone = true;
     if (host_->sender_speaks) arena_->Quiet();
   }
+  void Attach(ChannelHost* host) override { host_->sender = host; }
   std::byte* Staging(uint32_t slab) override {
     return arena_->memory.data() + slab * arena_->slab_bytes;
   }
@@ -88,6 +92,7 @@ class DirectReceiverChannel final : public ReceiverChannel {
                         std::shared_ptr<DirectHost::Arena> arena)
       : host_(host), arena_(std::move(arena)) {}
   ~DirectReceiverChannel() override { arena_->quiet = nullptr; }
+  void Attach(ChannelHost* host) override { host_->receiver = host; }
   bool ready() const override { return arena_->connected; }
   void Receive(uint32_t slab, v1::Slice* slice, int64_t,
                absl::AnyInvocable<void(absl::StatusOr<const std::byte*>)>

@@ -266,6 +266,40 @@ TEST(HandoffRules, WorkersOfUnknownHostsShareNoMemory) {
   EXPECT_EQ(world.prefill().side.seen[1].timings.way, "grpc");
 }
 
+// ---- A way that breaks on a link that lives on.
+
+TEST(HandoffWays, WhoDoesNotNeedABrokenWayAnyMoreGoesOn) {
+  for (const bool at_sender : {true, false}) {
+    SCOPED_TRACE(at_sender);
+    Setting setting;
+    setting.way = "direct";
+    World world(setting);
+    world.decode.digesting.hold = true;
+    world.Run(1, 8);  // committed, and all of it has landed
+    world.loop.RunFor(absl::Milliseconds(10));
+    const Attempt half = world.Offer(2, 8);
+    world.sender().Computed(half, {0, 2, 0, 8});
+    const Attempt other = world.Offer(3, 8, nullptr, {"direct"});
+    world.sender().Computed(other, {0, 2, 0, 8});
+    world.loop.RunFor(absl::Milliseconds(10));
+    (at_sender ? world.host.sender : world.host.receiver)
+        ->OnBroken(absl::UnavailableError("a broken way"));
+    world.loop.RunFor(absl::Milliseconds(10));
+    EXPECT_EQ(world.prefill().side.seen[2].failed, 1);
+    EXPECT_EQ(world.decode.seen[2].failed, 1);
+    world.decode.digesting.Release();
+    world.sender().Computed(other, {2, 4, 0, 8});
+    world.sender().Commit(other, {});
+    world.loop.RunFor(absl::Seconds(1));
+    for (const int n : {1, 3}) {
+      EXPECT_EQ(world.decode.seen[n].committed, 1) << n;
+      EXPECT_EQ(world.prefill().side.seen[n].acknowledged, 1) << n;
+    }
+    EXPECT_EQ(world.receiver->links(), 1);
+    world.ExpectBaseline();
+  }
+}
+
 // ---- What one attempt leaves to the next ones of its pair.
 
 TEST(HandoffTurns, AnAttemptThatEndsLeavesItsTurnToTheOthers) {
