@@ -103,7 +103,8 @@ struct RealDecode {
   Pinned pinned;
   ThreadLoop loop;
   ThreadLoop device;
-  SeededRandom random{7};
+  // Its socket has one name on the whole host: another run may be going on.
+  SeededRandom random{static_cast<uint64_t>(getpid())};
   DecodeSide side;
   ReceiverOptions options;
   std::unique_ptr<Receiver> receiver;
