@@ -231,7 +231,8 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     return fields.HasNull(field) ? 0.0
                                  : fields.Double(field, 1e-2, 1e6, fallback);
   };
-  if (family.score_cap > 0 || fields.Find("attn_logit_softcapping")) {
+  // Gemma 3's configs have the key too, which its attention never reads.
+  if (family.score_cap > 0) {
     spec.score_cap = cap("attn_logit_softcapping", family.score_cap);
   }
   if (family.logit_cap > 0 || fields.Find("final_logit_softcapping")) {

@@ -173,6 +173,20 @@ TEST(ModelConfig, LocalLayersTurnByTheirOwnTheta) {
   EXPECT_EQ(Parse(old)->Canonical(), Parse(renewed)->Canonical());
 }
 
+TEST(ModelConfig, ScoresAreCappedInTheFamiliesThatDo) {
+  const json config = With(Gemma3(), {{"attn_logit_softcapping", 5.0},
+                                      {"final_logit_softcapping", 7.0}});
+  const auto gemma2 =
+      Parse(With(config, {{"architectures", {"Gemma2ForCausalLM"}}}));
+  ASSERT_TRUE(gemma2.ok()) << gemma2.status();
+  EXPECT_EQ(gemma2->score_cap, 5);
+  EXPECT_EQ(gemma2->logit_cap, 7);
+  const auto gemma3 = Parse(config);
+  ASSERT_TRUE(gemma3.ok()) << gemma3.status();
+  EXPECT_EQ(gemma3->score_cap, 0);  // as in transformers
+  EXPECT_EQ(gemma3->logit_cap, 7);
+}
+
 TEST(ModelConfig, ScalingsMakePositions) {
   const auto positions = [](const json& scaling) {
     return Parse(With(Llama(), {{"max_position_embeddings", 4096},
