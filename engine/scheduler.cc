@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the next step holds. In order of age: first the sequences that compute
 // one position (decodes), then chunks of the others, within the step's limits
-// of sequences and rows. The oldest runnable sequence always has a place, so
-// that a stream of younger decodes cannot starve an old prompt. Suspects
-// (`alone`) and all others take turns.
+// of sequences and rows. The oldest of the others has a place kept once it is
+// among as many sequences as a step has places for: neither a stream of younger
+// decodes starves it, nor do prompts wait for each other's whole outputs.
+// Suspects (`alone`) and all others take turns.
 //
 // Blocks are taken when a step needs them. Where not even one row fits, the
 // pool has evicted all it could already; then the owner may give some back,
@@ -168,27 +169,32 @@ Engine::Room Engine::Compose(Kind kind, Plan* plan) {
   plan->drafts = 0;
   candidates_.clear();
   const bool alone = kind == Kind::kAlone;
+  const int most =
+      std::min(options_.max_num_seqs, options_.max_num_batched_tokens);
   Sequence* oldest = nullptr;
+  Sequence* chunk = nullptr;  // whose turn has come, the oldest such
   for (const bool decodes : {true, false}) {
+    int older = 0;
     for (Sequence* sequence : by_age_) {
       if (!sequence->runnable() || !sequence->ready() ||
           sequence->spec.alone != alone) {
         continue;
       }
       if (oldest == nullptr) oldest = sequence;
-      if ((sequence->uncomputed() == 1) == decodes) {
-        candidates_.push_back(sequence);
-      }
+      const bool is_decode = sequence->uncomputed() == 1;
+      if (is_decode == decodes) candidates_.push_back(sequence);
+      if (!is_decode && chunk == nullptr && older < most) chunk = sequence;
+      ++older;
     }
   }
   if (oldest == nullptr) return Room::kNone;
   if (alone) return TryPart(oldest, options_.max_num_batched_tokens, plan);
 
-  // A row and a place for the oldest until its turn comes.
-  int kept = 1;
+  // A row and a place for the chunk until its turn comes.
+  int kept = chunk != nullptr ? 1 : 0;
   for (Sequence* sequence : candidates_) {
     if (sequence->retired) continue;  // preempted for one before it
-    if (sequence == oldest) kept = 0;
+    if (sequence == chunk) kept = 0;
     const int rows = options_.max_num_batched_tokens - kept - plan->rows;
     const int places =
         options_.max_num_seqs - kept - static_cast<int>(plan->parts.size());

@@ -97,6 +97,13 @@ TEST(EngineTest, StepsTakeDecodesThenChunksOldestFirst) {
        64,
        {{1, 70, 1}, {2, 1, 2}, {3, 1, 2}},
        {"2@0+1* 1@0+63", "2@1+1* 1@63+7*", "3@0+1*", "3@1+1*"}},
+      {"and for the oldest prompt, once a step has places for it and all "
+       "older ones",
+       3,
+       64,
+       {{1, 1, 3}, {2, 5, 2}, {3, 1, 2}, {4, 1, 2}, {5, 5, 1}},
+       {"1@0+1* 3@0+1* 2@0+5*", "1@1+1* 2@5+1* 3@1+1*", "1@2+1* 4@0+1* 5@0+5*",
+        "4@1+1*"}},
       {"one at a time, the oldest",
        1,
        64,
