@@ -31,8 +31,11 @@ if [ "${1:-}" = --all ]; then
 else
   base=${LINT_BASE:-$(git rev-list -1 --before='12 hours ago' HEAD)}
   [ -n "$base" ] || base=$(git hash-object -t tree /dev/null)
-  mapfile -t changed < <(git diff --name-only --diff-filter=d "$base" -- \
-    '*.cc' ':!tests' ':!bench')
+  # Those that changed most come first, those that were only moved last.
+  mapfile -t changed < <(git diff -M -z --numstat --diff-filter=d "$base" -- \
+    '*.cc' ':!tests' ':!bench' | tr '\0' '\n' |
+    awk -F'\t' '$3 == "" { n = $1 + $2; getline; getline; print n "\t" $0; next }
+      { print $1 + $2 "\t" $3 }' | sort -rn | cut -f2)
 fi
 
 # The build compiles several files as one; here each has its own command, with
