@@ -20,7 +20,6 @@
 
 namespace tandem::engine {
 
-using kernels::DType;
 using kernels::HostTensor;
 
 // Of cosines and sines, in one table.
