@@ -5,9 +5,10 @@
 // `rows` outputs and `cols` inputs, bits b, groups of g inputs:
 //
 //   GPTQ     X.qweight I32 [cols * b / 32, rows], inputs from the low bits up;
-//            X.scales [groups, rows]; X.qzeros I32 [groups, rows * b / 32], one
-//            less than the zero unless checkpoint_format is gptq_v2; X.g_idx
-//            I32 [cols], each input's group: input / g but for act-order
+//            X.scales [groups, rows]; X.qzeros I32 [groups, rows * b / 32],
+//            words of zeros, less a word of ones (a zero of 0 borrows from the
+//            next) unless checkpoint_format is gptq_v2; X.g_idx I32 [cols],
+//            each input's group: input / g but for act-order
 //   AWQ      X.qweight I32 [cols, rows / 8]: the outputs 0 2 4 6 1 3 5 7 of
 //            eight from the low bits up; X.qzeros like it; X.scales as above
 //   compressed-tensors

@@ -169,13 +169,16 @@ void Reader::ReadByInputs() {
   if (!Divides(rows, "outputs") || !Divides(cols, "inputs")) return;
   const auto words = awq ? Words("qweight", {cols, rows / each})
                          : Words("qweight", {cols / each, rows});
-  const auto zeros = Words("qzeros", {groups, rows / each});
+  auto zeros = Words("qzeros", {groups, rows / each});
   const auto scales = Floats("scales", {groups, rows});
   if (!awq) ReadInputGroups("g_idx");
   if (!status_.ok()) return;
   result_.codes.resize(static_cast<size_t>(rows * cols));
   result_.scales.resize(static_cast<size_t>(rows * groups));
   result_.zeros.resize(static_cast<size_t>(rows * groups));
+  if (quantisation_.zeros_less_one) {
+    for (uint32_t& word : zeros) word += bits() == 4 ? 0x11111111 : 0x01010101;
+  }
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t place = awq ? kAwqPlace[row % 8] : row % each;
     for (int64_t col = 0; col < cols; ++col) {
@@ -189,11 +192,9 @@ void Reader::ReadByInputs() {
     for (int64_t group = 0; group < groups; ++group) {
       const auto to = static_cast<size_t>(row * groups + group);
       result_.scales[to] = scales[static_cast<size_t>(group * rows + row)];
-      const uint8_t zero =
+      result_.zeros[to] =
           Field(zeros[static_cast<size_t>(group * (rows / each) + row / each)],
                 place);
-      result_.zeros[to] =
-          static_cast<uint8_t>(zero + (quantisation_.zeros_less_one ? 1 : 0));
     }
   }
 }

@@ -170,15 +170,14 @@ struct Nibbles {
   std::vector<uint16_t> scales = {};   // [rows, groups], f16
 };
 
-Nibbles DrawNibbles(size_t rows, size_t cols, uint32_t least_zero,
-                    std::mt19937& random) {
+Nibbles DrawNibbles(size_t rows, size_t cols, std::mt19937& random) {
   Nibbles drawn{.rows = rows, .cols = cols, .groups = (cols + 31) / 32};
   for (size_t i = 0; i < cols; ++i) {
     drawn.group_of.push_back(static_cast<int32_t>(i / 32));
   }
   for (size_t i = 0; i < rows * cols; ++i) drawn.codes.push_back(random() % 16);
   for (size_t i = 0; i < rows * drawn.groups; ++i) {
-    drawn.zeros.push_back(least_zero + random() % 16);
+    drawn.zeros.push_back(random() % 16);
     drawn.scales.push_back(RandomScale(random));
   }
   return drawn;
@@ -196,14 +195,14 @@ std::vector<double> NumbersOf(const Nibbles& drawn) {
   return numbers;
 }
 
-// [down, across] words, each of value(i, j, 0) to value(i, j, 7) from the low
-// bits up.
+// [down, across] words, each the sum of value(i, j, 0) to value(i, j, 7) in
+// their places, from the low bits up.
 template <typename Value>
 FileTensor Words(size_t down, size_t across, const Value& value) {
   std::vector<uint32_t> words(down * across);
   for (size_t i = 0; i < words.size(); ++i) {
     for (size_t k = 0; k < 8; ++k) {
-      words[i] |= value(i / across, i % across, k) << k * 4;
+      words[i] += value(i / across, i % across, k) << k * 4;
     }
   }
   return {"I32", {Size(down), Size(across)}, BytesOf(words)};
@@ -221,7 +220,7 @@ FileTensor ScalesByGroup(const Nibbles& drawn) {
 
 // Each group's inputs anywhere.
 CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
-  Nibbles drawn = DrawNibbles(rows, cols, 1, random);
+  Nibbles drawn = DrawNibbles(rows, cols, random);
   std::shuffle(drawn.group_of.begin(), drawn.group_of.end(), random);
   CodedProduct made{.numbers = NumbersOf(drawn)};
   made.tensors[".qweight"] =
@@ -239,7 +238,7 @@ CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
 
 CodedProduct Awq(size_t rows, size_t cols, std::mt19937& random) {
   static constexpr size_t kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-  const Nibbles drawn = DrawNibbles(rows, cols, 0, random);
+  const Nibbles drawn = DrawNibbles(rows, cols, random);
   CodedProduct made{.numbers = NumbersOf(drawn)};
   made.tensors[".qweight"] =
       Words(cols, rows / 8, [&](size_t i, size_t j, size_t k) {
@@ -254,7 +253,7 @@ CodedProduct Awq(size_t rows, size_t cols, std::mt19937& random) {
 }
 
 CodedProduct PackedInt4(size_t rows, size_t cols, std::mt19937& random) {
-  const Nibbles drawn = DrawNibbles(rows, cols, 0, random);
+  const Nibbles drawn = DrawNibbles(rows, cols, random);
   const std::vector<int64_t> shape = {Size(rows), Size(cols)};
   CodedProduct made{.numbers = NumbersOf(drawn)};
   made.tensors[".weight_packed"] =

@@ -143,14 +143,17 @@ def make_product(rng, name: str, rows: int, cols: int, form):
                 name + ".input_scale": ("F32", np.ones(1, np.float32))}, weights
     middle = 1 << bits - 1
     codes = rng.integers(0, 1 << bits, (rows, cols))
-    zeros = rng.integers(1, 16, (rows, groups)) if zeroed else np.full((rows, groups), middle)
+    zeros = rng.integers(0, 16, (rows, groups)) if zeroed else np.full((rows, groups), middle)
     if config.get("desc_act"):
         spread = rng.permutation(spread)
     weights = (codes - zeros[:, spread]) * scales.astype(np.float64)[:, spread]
     if method == "gptq":
-        stored = zeros - (0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+        # Words are less by one in each place at once: a zero of 0 borrows.
+        ones = pack_words(np.ones(rows, np.int64), bits)
+        if config.get("checkpoint_format") == "gptq_v2":
+            ones = np.zeros_like(ones)
         return {name + ".qweight": ("I32", pack_words(codes, bits).T),
-                name + ".qzeros": ("I32", pack_words(stored.T, bits)),
+                name + ".qzeros": ("I32", pack_words(zeros.T, bits) - ones),
                 name + ".scales": ("F16", scales.T),
                 # Quantisers write biases that models do not have.
                 name + ".bias": ("F16", np.zeros(rows)),

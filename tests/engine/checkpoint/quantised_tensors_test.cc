@@ -79,11 +79,12 @@ TEST(QuantisedTensors, GiveCodesScalesAndZeros) {
   EXPECT_TRUE(codes->zeros.empty()) << "all are 8";
   EXPECT_THAT(codes->names,
               ElementsAre("p.qweight", "p.qzeros", "p.scales", "p.g_idx"));
-  tensors["qzeros"].bytes = Words({0x76543210, 0xffffffff});
+  // The second is 0x08ff1050 less one in each place: zeros of 0 borrow.
+  tensors["qzeros"].bytes = Words({0x76543210, 0xf7edff3f});
   codes = Read(tensors, kGptq);
   ASSERT_TRUE(codes.ok()) << codes.status();
-  EXPECT_THAT(codes->zeros, ElementsAre(1, 16, 2, 16, 3, 16, 4, 16, 5, 16, 6,
-                                        16, 7, 16, 8, 16));
+  EXPECT_THAT(codes->zeros,
+              ElementsAre(1, 0, 2, 5, 3, 0, 4, 1, 5, 15, 6, 15, 7, 8, 8, 0));
   EXPECT_TRUE(Read(Packed(), kPacked).ok());
   EXPECT_TRUE(Read(Plain(), kPlain).ok());
 }
