@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,25 @@ int64_t AtMost(const std::string& path, int64_t most) {
     return most;
   }
   return std::min(most, value);
+}
+
+// Bytes; nothing where the file is absent or says "max".
+std::optional<int64_t> CgroupValue(const std::string& path) {
+  std::ifstream file(path);
+  int64_t bytes = 0;
+  if (file >> bytes) return bytes;
+  return std::nullopt;
+}
+
+// Of the group's files, clean or soon so: given back as soon as it is wanted.
+int64_t PageCache(const std::string& path) {
+  std::ifstream file(path);
+  std::string name;
+  int64_t bytes = 0, sum = 0;
+  while (file >> name >> bytes) {
+    if (name == "active_file" || name == "inactive_file") sum += bytes;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -67,6 +87,21 @@ int64_t MemoryLimit() {
       int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   const int64_t group = ControlGroupMemoryLimit();
   return group > 0 ? std::min(group, machine) : machine;
+}
+
+int64_t AvailableMemory(const std::string& meminfo, const std::string& cgroup) {
+  std::ifstream file(meminfo);
+  std::string name, unit;
+  int64_t kibibytes = 0, available = 0;
+  while (available == 0 && file >> name >> kibibytes) {
+    if (name == "MemAvailable:") available = kibibytes << 10;
+    std::getline(file, unit);
+  }
+  const std::optional<int64_t> limit = CgroupValue(cgroup + "/memory.max");
+  if (!limit) return available;
+  const int64_t used = CgroupValue(cgroup + "/memory.current").value_or(0) -
+                       PageCache(cgroup + "/memory.stat");
+  return std::min(available, std::max<int64_t>(0, *limit - used));
 }
 
 }  // namespace tandem

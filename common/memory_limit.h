@@ -23,6 +23,12 @@ int64_t ControlGroupMemoryLimit(const std::string& root = "");
 // What this process can hold at most: that, or the machine's memory.
 int64_t MemoryLimit();
 
+// Memory that a new process may take on this machine: what the kernel says is
+// available, or less where a control group sets a limit. Cached pages of files
+// do not count as used. 0: not known. The paths are for tests.
+int64_t AvailableMemory(const std::string& meminfo = "/proc/meminfo",
+                        const std::string& cgroup = "/sys/fs/cgroup");
+
 }  // namespace tandem
 
 #endif  // TANDEM_COMMON_MEMORY_LIMIT_H_

@@ -310,6 +310,39 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   return hello;
 }
 
+HostMemory MeasureHost() {
+  const int64_t own = OwnMemory();
+  const int64_t limit = MemoryLimit();
+  const int64_t available = AvailableMemory();
+  return {available > 0 ? std::min(limit, own + available) : limit, own};
+}
+
+// On a CPU, at least: without scales, zeros and tables.
+int64_t LeastWeightBytes(const engine::Checkpoint& checkpoint,
+                         const engine::ModelSpec& spec,
+                         const engine::LoadOptions& load) {
+  const std::string head =
+      absl::StrCat(std::string(spec.names.head), ".weight");
+  int64_t sixteenths = 0;
+  for (const engine::TensorInfo& tensor : checkpoint.tensors()) {
+    if (spec.tied_head && tensor.name.ends_with(head)) continue;  // a copy
+    const auto bytes = static_cast<int64_t>(tensor.end - tensor.begin);
+    const std::optional<DType> own = tensor.float_dtype();
+    if (!own.has_value() || kernels::IsQuantised(*own)) {
+      sixteenths += 15 * bytes;  // codes are kept, their zeros not always
+      continue;
+    }
+    const int64_t numbers = bytes / static_cast<int64_t>(kernels::SizeOf(*own));
+    if (load.quantisation.has_value()) {
+      sixteenths += numbers * (load.quantisation == DType::kInt4 ? 8 : 16);
+    } else {
+      const DType kept = load.weight_dtype.value_or(*own);
+      sixteenths += numbers * 16 * static_cast<int64_t>(kernels::SizeOf(kept));
+    }
+  }
+  return sixteenths / 16;
+}
+
 }  // namespace
 
 std::string HostId() {
@@ -423,7 +456,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   load.quantisation = *quantisation;
   // Tables and the working memory of steps are made for no more than that.
   load.max_positions = flags.max_model_len;
-  if (opened->is_cuda()) load.weight_dtype = parts.backend->activation_type();
+  if (opened->is_cuda()) {
+    load.weight_dtype = parts.backend->activation_type();
+  } else {
+    const absl::Status fits =
+        CheckWeights(LeastWeightBytes(*checkpoint, *spec, load), MeasureHost());
+    if (!fits.ok()) return fits;
+  }
   const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());
   Progress loading({.what = "loading weights",
                     .total_bytes = bytes,
@@ -495,13 +534,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const bool with_cache = flags.kv_cache == "on";
   // Without a cache a step computes all positions anew, and needs all blocks;
   // and a prefill worker's prompt may wait as a whole for its grant.
+  HostMemory host = MeasureHost();
+  host.used_bytes += static_cast<int64_t>(flags.kv_offload_bytes);
   absl::StatusOr<KvPlan> plan = PlanKv(
       flags, *spec, kv_dtype, *gpu,
       with_cache && role == v1::WORKER_ROLE_DECODE ? engine::WindowOf(*spec)
                                                    : engine::KvWindow(),
-      draft,
-      {MemoryLimit(),
-       OwnMemory() + static_cast<int64_t>(flags.kv_offload_bytes)});
+      draft, host);
   if (!plan.ok()) return plan.status();
   parts.clock.End("weights");
 

@@ -69,6 +69,16 @@ int PlainDraws(const WorkerFlags& flags) {
                   flags.max_num_batched_tokens);
 }
 
+absl::Status CheckWeights(int64_t bytes, const HostMemory& host) {
+  if (bytes <= Left(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the weights take at least ", bytes, " bytes, and of the ",
+      host.limit_bytes, " that this machine or its control group allows ",
+      Left(host),
+      " are left: load them in fewer (--quantization int8 or int4), or see "
+      "what `tandem plan` says"));
+}
+
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,

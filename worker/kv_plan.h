@@ -37,6 +37,10 @@ struct HostMemory {
   int64_t used_bytes = 0;   // by this process, and soon to be
 };
 
+// What there is for this process when it begins to load.
+// INVALID_ARGUMENT: weights of that many bytes do not fit.
+absl::Status CheckWeights(int64_t bytes, const HostMemory& host);
+
 // The KV cache of a draft model, which comes out of the same memory.
 struct DraftKv {
   int64_t position_bytes = 0;  // 0: there is none

@@ -25,6 +25,7 @@
 #include "cli/plan/command.h"
 #include "cli/version.h"
 #include "common/cpu_limits.h"
+#include "common/memory_limit.h"
 #include "common/progress.h"
 #include "common/rpc/certificate.h"
 #include "common/rpc/channel.h"
@@ -194,7 +195,7 @@ void CheckModel(const std::string& directory, Checks* checks) {
   const auto chat = text::ChatTemplate::Load(directory);
   add("chat", chat.status(), "template compiles", Verdict::kWarn);
   if (!config.ok()) return;
-  input.memory_bytes = plan::AvailableMemory();
+  input.memory_bytes = AvailableMemory();
   const absl::StatusOr<plan::Plan> plan = plan::MakePlan(input);
   add("memory", plan.status(),
       plan.ok() ? absl::StrCat(Size(input.memory_bytes), " available, weights ",

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/explain/command.h"
 #include "common/lifecycle.h"
+#include "common/memory_limit.h"
 #include "engine/checkpoint/file.h"
 #include "engine/checkpoint/safetensors.h"
 
@@ -20,25 +21,6 @@ namespace tandem::plan {
 namespace {
 
 constexpr std::string_view kCpu = "cpu";
-
-// Bytes; nothing where the file is absent or says "max".
-std::optional<int64_t> CgroupValue(const std::string& path) {
-  std::ifstream file(path);
-  int64_t bytes = 0;
-  if (file >> bytes) return bytes;
-  return std::nullopt;
-}
-
-// Of the group's files, clean or soon so: given back as soon as it is wanted.
-int64_t PageCache(const std::string& path) {
-  std::ifstream file(path);
-  std::string name;
-  int64_t bytes = 0, sum = 0;
-  while (file >> name >> bytes) {
-    if (name == "active_file" || name == "inactive_file") sum += bytes;
-  }
-  return sum;
-}
 
 std::string DtypeOf(const std::string& config) {
   const auto object = nlohmann::json::parse(config, nullptr, false);
@@ -70,21 +52,6 @@ std::string DtypeOfFile(const std::string& directory) {
 }
 
 }  // namespace
-
-int64_t AvailableMemory(const std::string& meminfo, const std::string& cgroup) {
-  std::ifstream file(meminfo);
-  std::string name, unit;
-  int64_t kibibytes = 0, available = 0;
-  while (available == 0 && file >> name >> kibibytes) {
-    if (name == "MemAvailable:") available = kibibytes << 10;
-    std::getline(file, unit);
-  }
-  const std::optional<int64_t> limit = CgroupValue(cgroup + "/memory.max");
-  if (!limit) return available;
-  const int64_t used = CgroupValue(cgroup + "/memory.current").value_or(0) -
-                       PageCache(cgroup + "/memory.stat");
-  return std::min(available, std::max<int64_t>(0, *limit - used));
-}
 
 absl::Status ReadModel(const std::string& directory, PlanInput* input) {
   absl::StatusOr<engine::ModelSpec> spec = explain::LoadConfig(directory);

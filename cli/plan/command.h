@@ -14,12 +14,6 @@
 
 namespace tandem::plan {
 
-// Memory that a new process may take on this machine: what the kernel says is
-// available, or less where a control group sets a limit. Cached pages of files
-// do not count as used. 0: not known. The paths are for tests.
-int64_t AvailableMemory(const std::string& meminfo = "/proc/meminfo",
-                        const std::string& cgroup = "/sys/fs/cgroup");
-
 // The model of `directory` (or of a config.json), and the format of its
 // weights, into `input`.
 absl::Status ReadModel(const std::string& directory, PlanInput* input);

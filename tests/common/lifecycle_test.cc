@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/memory_limit.h"
 #include "common/self_connect.h"
 #include "common/thread_loop.h"
@@ -143,6 +144,33 @@ TEST(SelfConnectTest, WhoAnsweredAndDoesNotAnyMoreIsToldOnce) {
   soon_deaf.join();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(told, 1);
+}
+
+TEST(MemoryLimitTest, CachedPagesOfFilesAreNotUsed) {
+  const std::string folder =
+      absl::StrCat(testing::TempDir(), "/pages-", getpid(), "/");
+  std::filesystem::create_directory(folder);
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder + name) << text;
+  };
+  write("meminfo", "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n");
+  const auto available = [&] {
+    return AvailableMemory(folder + "meminfo", folder);
+  };
+  EXPECT_EQ(available(), 8000 << 10);  // no group
+  write("memory.max", "max\n");
+  write("memory.current", "5000000\n");
+  EXPECT_EQ(available(), 8000 << 10);
+  write("memory.max", "6000000\n");
+  EXPECT_EQ(available(), 1000000);
+  write("memory.stat",
+        "anon 1900000\nfile 3000000\nshmem 100000\ninactive_file 2000000\n"
+        "active_file 900000\n");
+  EXPECT_EQ(available(), 3900000);
+  write("memory.max", "100000000\n");
+  EXPECT_EQ(available(), 8000 << 10);
+  std::filesystem::remove_all(folder);
+  EXPECT_GT(AvailableMemory(), 1 << 20);
 }
 
 TEST(MemoryLimitTest, IsThatOfTheNarrowestGroup) {

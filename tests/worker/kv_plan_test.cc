@@ -170,6 +170,17 @@ TEST(KvPlan, ACpuTakesNoMoreThanItsMemoryHasLeft) {
               HasSubstr("at most 134217727"));
 }
 
+TEST(KvPlan, WeightsThatDoNotFitAreNotLoaded) {
+  const HostMemory host{.limit_bytes = 4 * kGiB, .used_bytes = kGiB};
+  EXPECT_TRUE(CheckWeights(3 * kGiB, host).ok());
+  EXPECT_TRUE(CheckWeights(3 * kGiB, {}).ok()) << "nothing is known";
+  EXPECT_THAT(
+      std::string(CheckWeights(3 * kGiB + 1, host).message()),
+      AllOf(HasSubstr("take at least 3221225473 bytes"),
+            HasSubstr("of the 4294967296"), HasSubstr("3221225472 are left"),
+            HasSubstr("--quantization")));
+}
+
 TEST(KvPlan, AdviceCountsTheDraftModelsCache) {
   WorkerFlags flags = Flags();
   flags.max_model_len = 65536;
