@@ -52,6 +52,7 @@ absl::Status Process::Start() {
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
   WarnIfExposed();
+  WarnIfFewDescriptors();
   watcher_.Start();
   SayReady(begun, loading);
   signals_->OnDrain(&loop_, [this] { Drain(); });

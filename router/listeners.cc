@@ -3,6 +3,8 @@
 // replaced while they are open, gRPC for workers and for operators. See
 // process.h.
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -21,6 +23,8 @@ namespace {
 
 // For /health and /metrics when clients have taken all others.
 constexpr int kProbeConnections = 32;
+// Listeners, files, and a few of each worker.
+constexpr int kOwnDescriptors = 128;
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
 
 absl::StatusOr<rpc::Credentials> LoadSsl(const Flags& flags) {
@@ -88,6 +92,22 @@ void Process::WarnIfExposed() const {
         "--ssl-certfile, or have TLS in front",
         {{"host", host}});
   }
+}
+
+void Process::WarnIfFewDescriptors() const {
+  rlimit files{};
+  const int64_t wanted = int64_t{flags_.max_http_connections} +
+                         kProbeConnections + flags_.max_grpc_connections +
+                         kOwnDescriptors;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 ||
+      files.rlim_cur >= static_cast<rlim_t>(wanted)) {
+    return;
+  }
+  LogWarning(
+      "connections may take all file descriptors, probes' and workers' too: "
+      "raise the hard limit (ulimit -Hn, LimitNOFILE=), or lower "
+      "--max-http-connections and --max-grpc-connections",
+      {{"limit", static_cast<int64_t>(files.rlim_cur)}, {"wanted", wanted}});
 }
 
 absl::Status Process::StartServers() {

@@ -83,6 +83,7 @@ class Process {
   absl::Status LoadPublicTls();
   void ReloadPublicTls();
   void WarnIfExposed() const;
+  void WarnIfFewDescriptors() const;
   absl::Status StartServers();
   absl::Status StartHttp();
   void ServeProbes();

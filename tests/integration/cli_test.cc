@@ -549,5 +549,19 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
   EXPECT_EQ(served.Stop(SIGTERM), 143);
 }
 
+TEST(CliTest, TooFewDescriptorsForAllConnectionsAreToldAtTheStart) {
+  // 1024 over HTTP, 32 for probes, 1024 over gRPC, 128 of the router's own.
+  for (const int limit : {2207, 2208}) {
+    const Result router = Shell(absl::StrCat(
+        "ulimit -n ", limit, "; timeout -s INT 2 ",
+        Cluster::BinaryPath("tandem-router"), " ", EmbeddedModel(),
+        " --port 0 --grpc-port 0 --internal-port 0 --admin-port 0 2>&1"));
+    EXPECT_EQ(router.output.find("may take all file descriptors") !=
+                  std::string::npos,
+              limit == 2207)
+        << router.output;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::integration
