@@ -13,6 +13,7 @@
 #include "tests/simulation/parts.h"
 #include "worker/call_clock.h"
 #include "worker/convert.h"
+#include "worker/grammars.h"
 #include "worker/registration.h"
 
 namespace tandem::worker {
@@ -132,6 +133,42 @@ TEST(ConvertTest, SamplingAndStoppingKeepEveryField) {
 }
 
 // ---- CallClock
+
+// Where this process was stopped, only what is sure ends a call: time that was
+// given to a request, not silence.
+TEST(TimedCallTest, TimeSleptThroughIsJudgedByDeadlinesAlone) {
+  const absl::Time begun = absl::UnixEpoch();
+  const struct {
+    bool opened;
+    uint64_t compiling;
+    bool judge;
+    const char* ends;  // empty: it goes on
+  } cases[] = {
+      {true, 0, false, "the request's deadline passed"},
+      {true, 0, true, "the request's deadline passed"},
+      {false, 0, false, ""},
+      {false, 0, true, "the call was not opened"},
+      {false, 1, false, "the request's deadline passed"},
+      {false, 1, true, "the request's deadline passed"},
+  };
+  const absl::Time now = begun + kGrammarLimit + absl::Seconds(1);
+  TimedCall call;
+  call.compiling_since = begun;
+  call.times = {.heard = now, .said = now, .deadline = now};
+  for (const auto& c : cases) {
+    call.compiling = c.compiling;
+    const absl::Status status = Overdue(call, c.opened, now, c.judge,
+                                        absl::Seconds(4), absl::Seconds(30));
+    EXPECT_EQ(std::string(status.message()), c.ends);
+  }
+  call.times.deadline = absl::InfiniteFuture();
+  const auto slow = [&](bool judge) {
+    return Overdue(call, false, now, judge, absl::Seconds(4),
+                   absl::Seconds(30));
+  };
+  EXPECT_TRUE(slow(false).ok());
+  EXPECT_EQ(slow(true), GrammarOverdue());
+}
 
 TEST(TimedCallTest, AReaderThatTakesSomethingIsSlowAndNoMore) {
   const absl::Time begun = absl::UnixEpoch();
@@ -423,6 +460,17 @@ TEST_F(RegistrationTest, AWholeCacheComesInPieces) {
   EXPECT_EQ(troubles, "");
 }
 
+TEST_F(RegistrationTest, WhatGoesAndNothingComesForIsSaid) {
+  Cache(std::vector<int32_t>(8 * 4, 5));
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.hashes.size(), 8u);
+  const std::vector<engine::BlockRef> taken = pool.Allocate(3);
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.hashes.size(), 5u);
+  EXPECT_EQ(one.hashes, Cached());
+}
+
 TEST_F(RegistrationTest, NoMoreIsSaidThanRoutersRemember) {
   options.max_cached_hashes = 7;
   Register();
@@ -436,6 +484,8 @@ TEST_F(RegistrationTest, ABrokenStreamIsDialledAgainAndSaysEverything) {
   registration->SetRouters({"one"});
   RunWithBeats(absl::Seconds(1));
   one.stream->Close(absl::UnavailableError("gone"));
+  world.RunFor(absl::Milliseconds(50));
+  EXPECT_EQ(registration->connected(), 0);
   Cache({1, 2, 3, 4});
   RunWithBeats(absl::Seconds(1));
   EXPECT_EQ(troubles, "one ");
@@ -455,6 +505,18 @@ TEST_F(RegistrationTest, ASilentRouterIsLeftAndDialledMoreAndMoreSeldom) {
   // 4 s of silence each, and a back-off of 0.1, 0.2, ... 5 s.
   EXPECT_GE(dials, 7);
   EXPECT_LE(dials, 12);
+  world.RunFor(absl::Minutes(5));
+  EXPECT_GE(dials, 35);
+  // Once it is back, the next time begins at the shortest.
+  one.welcomes = true;
+  RunWithBeats(absl::Seconds(12));
+  ASSERT_EQ(registration->connected(), 1);
+  const int before = dials;
+  one.welcomes = false;
+  one.stream->Close(absl::UnavailableError("gone"));
+  world.RunFor(absl::Milliseconds(300));
+  EXPECT_EQ(dials, before + 1);
+  EXPECT_EQ(registration->connected(), 0);  // not welcomed yet
 }
 
 TEST_F(RegistrationTest, ARouterThatIsNoLongerNamedIsLeft) {
