@@ -331,6 +331,31 @@ TEST(DecodeAttemptsTest, ALostLinkIsReportedWithItsWayAndUnasked) {
   rig.ExpectNothingLeft();
 }
 
+// Its router is about to open its next attempt.
+TEST(DecodeAttemptsTest, WhoseAttemptDiedIsStillExpected) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode("decode", {.num_blocks = 20});
+  PrefillMachine* const slow =
+      rig.AddPrefill("slow", {.step = absl::Milliseconds(300)});
+  Request* const one = rig.Split({.prompt = Prompt(100, 1)}, decode, slow);
+  // What is granted counts as used, and no more as expected.
+  rig.RunUntil([&] { return decode->Load().blocks_reserved() > 0; });
+  Request* const two = rig.Split({.prompt = Prompt(100, 2)}, decode, slow);
+  rig.Run(absl::Milliseconds(20));
+  ASSERT_FALSE(two->decode_ended.has_value());
+  rig.Crash(slow);
+  rig.RunUntil([&] { return !one->dead.empty() && !two->dead.empty(); });
+  EXPECT_EQ(decode->Load().blocks_reserved(), 0);
+  Request* const third = rig.Local({.prompt = Prompt(100, 3)}, decode);
+  rig.RunUntil([&] { return third->decode_ended.has_value(); });
+  EXPECT_EQ(third->reason(), "NO_BLOCKS");
+  for (Request* const request : {one, two}) request->Retry(nullptr);
+  rig.RunUntilEnded();
+  one->ExpectAllRight();
+  two->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeAttemptsTest, AFrozenPrefillWorkerCostsALinkAndNoBlock) {
   Rig rig;
   DecodeMachine* const decode = rig.AddDecode();
@@ -420,21 +445,30 @@ TEST(DecodeAttemptsTest, ARetryThatCrossedCommitAndPreemptionIsNoMistake) {
 }
 
 TEST(DecodeAttemptsTest, PreemptionsAreBounded) {
-  Rig rig;
-  DecodeMachine* const decode =
-      rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
-        AdmitByBlocks(o);
-        o->max_preemptions = 0;
-      });
-  rig.Local({.prompt = Prompt(120, 1), .max_tokens = 120}, decode);
-  rig.Run(absl::Milliseconds(5));
-  Request* const younger =
-      rig.Local({.prompt = Prompt(120, 2), .max_tokens = 120}, decode);
-  rig.RunUntilEnded();
-  rig.requests[0]->ExpectAllRight();
-  EXPECT_EQ(younger->decode_ended->code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(younger->reason(), "PREEMPTED");
-  rig.ExpectNothingLeft();
+  int needed = 0;  // found out first
+  for (const int allowed : {16, 0, -1}) {
+    Rig rig;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.num_blocks = 20}, [&](auto* o) {
+          AdmitByBlocks(o);
+          o->max_preemptions = allowed == 16 ? 16 : needed + allowed;
+        });
+    rig.Local({.prompt = Prompt(120, 1), .max_tokens = 120}, decode);
+    rig.Run(absl::Milliseconds(5));
+    Request* const younger =
+        rig.Local({.prompt = Prompt(120, 2), .max_tokens = 120}, decode);
+    rig.RunUntilEnded();
+    rig.requests[0]->ExpectAllRight();
+    if (allowed >= 0) {
+      younger->ExpectAllRight();
+      needed = younger->finished->preemptions();
+      EXPECT_GT(needed, 0);
+    } else {
+      EXPECT_EQ(younger->decode_ended->code(), StatusCode::kResourceExhausted);
+      EXPECT_EQ(younger->reason(), "PREEMPTED");
+    }
+    rig.ExpectNothingLeft();
+  }
 }
 
 // ---- Liveness

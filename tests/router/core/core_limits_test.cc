@@ -56,12 +56,15 @@ TEST(QueuedTokensTest, ThoseOfPromptsThatWaitForAWorker) {
 
 TEST(CoreLimits, WhoIsPreemptedTooOftenMayComeAgain) {
   RouterOptions options;
-  options.max_preemptions = 0;
+  options.max_preemptions = 1;
   World w(options);
   w.Decode("d0");
   ClientPipe* const client = w.Submit(World::Ask());
   w.decodes[0].Say(World::Opened(1, "t"));
   w.decodes[0].Say(World::Dead(1, /*preempted=*/true));
+  EXPECT_TRUE(w.decodes[0].sent.back().has_retry());
+  w.decodes[0].Say(World::Opened(2, "t"));
+  w.decodes[0].Say(World::Dead(2, /*preempted=*/true));
   EXPECT_EQ(ErrorReason(client->status), "QUEUE_FULL");
   EXPECT_EQ(RetryAfter(client->status), absl::Seconds(2));
 }
