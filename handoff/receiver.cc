@@ -122,7 +122,6 @@ void Receiver::Impl::EndAttempt(const Attempt& attempt,
   Link* link = state->link;
   Remove(state, status);
   if (link != nullptr) SendEnd(link, attempt, status, Tell::kDead);
-  ServeCredits();
 }
 
 // ---- Offer and grant.
@@ -352,7 +351,6 @@ void Receiver::Impl::MaybeDigest(State* state) {
     return;
   }
   state->phase = Phase::kDigesting;
-  state->clock.Stop();
   const Attempt attempt = state->attempt;
   const struct Grant grant = state->grant;
   delegate_->Digest(

@@ -390,15 +390,11 @@ void Receiver::Impl::OnReceived(int slab, uint64_t generation,
   if (!memory.ok() || state == nullptr) {
     state == nullptr ? ++counters_.late_messages : ++counters_.slices_refused;
     Link* link = credit.link;
-    if (state != nullptr) --state->credited;
     FreeSlab(slab);
     MaybeDrop(link);
     MaybeBury(link);
     ServeCredits();
-    if (state != nullptr) {
-      state->slices.clear();
-      Fail(state, memory.status(), "", Tell::kDead);
-    }
+    if (state != nullptr) Fail(state, memory.status(), "", Tell::kDead);
     return;
   }
   if (TANDEM_FAILPOINT("handoff.landed", "corrupt")) {
@@ -450,8 +446,6 @@ void Receiver::Impl::OnCreditReturn(Link* link,
   FreeSlab(loan->id);
   if (state != nullptr) {
     // Said before the withdrawal; either way the slice will not come.
-    state->credited = 0;
-    state->slices.clear();
     Fail(state,
          absl::AbortedError("the prefill worker gave a credit back unused"), "",
          Tell::kDead);
@@ -491,7 +485,6 @@ void Receiver::Impl::OnWithdraw(State* state,
   ++counters_.ways[state->way].cancelled;
   const Attempt attempt = state->attempt;
   Remove(state, status);
-  ServeCredits();
   delegate_->OnFailed(attempt, status, "");
 }
 
