@@ -268,7 +268,9 @@ TEST_F(TenantsTest, UnstatedLengthsPayAsTheyGo) {
   // A prompt that takes nearly all leaves less than is usually set aside.
   now_ += absl::Minutes(2);
   EXPECT_TRUE(Ask(999, 1'000'000, false).ok());
-  EXPECT_EQ(RetryAfter(Ask(1000, 1'000'000, false).status()), std::nullopt);
+  const absl::Status all = Ask(1000, 1'000'000, false).status();
+  EXPECT_EQ(all.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RetryAfter(all), std::nullopt);
 }
 
 TEST_F(TenantsTest, PaysForWhatItGot) {
@@ -415,6 +417,48 @@ TEST_F(TenantsTest, OneThatGoesAndComesBackHasWhatItHad) {
   now_ += absl::Minutes(1);
   tenants_.Set({{"acme", kLimits}, {"zen", kLimits}});
   EXPECT_EQ(Remaining("tokens"), "100");
+}
+
+// Whichever of the three is all that it has.
+TEST_F(TenantsTest, WhatIsLeftOfOneThatGoesIsRemembered) {
+  const auto go_and_come_back = [this] {
+    tenants_.Set({{"zen", kLimits}});
+    tenants_.Set({{"zen", kLimits}});
+    tenants_.Set({{"acme", kLimits}, {"zen", kLimits}});
+  };
+  EXPECT_TRUE(tenants_.AdmitCall("acme").ok());
+  go_and_come_back();
+  EXPECT_EQ(Remaining("requests"), "9");
+  now_ += absl::Minutes(1);
+  auto charge = Ask(50, 0);
+  ASSERT_TRUE(charge.ok());
+  (*charge)->Begun();
+  now_ += absl::Minutes(1);
+  go_and_come_back();
+  EXPECT_EQ(tenants_.Describe()[0].running(), 1);
+  (*charge)->End(Outcome::kDone);
+  auto next = Ask(50, 0);
+  ASSERT_TRUE(next.ok());
+  (*next)->Begun();
+  (*next)->End(Outcome::kDone);
+  now_ += absl::Seconds(6);
+  EXPECT_EQ(Remaining("requests"), "10");
+  go_and_come_back();
+  EXPECT_EQ(Remaining("tokens"), "60");
+}
+
+TEST_F(TenantsTest, TokensAreCountedOnceAndBeforeTheEnd) {
+  auto charge = Ask(10, 40);
+  ASSERT_TRUE(charge.ok());
+  (*charge)->Begun();
+  (*charge)->Generated(30);
+  (*charge)->GeneratedInAll(20);  // heard of before
+  (*charge)->End(Outcome::kDone);
+  EXPECT_EQ(ledger_.generated_tokens, 30);
+  EXPECT_EQ(Remaining("tokens"), "60");
+  (*charge)->Generated(60);
+  (*charge)->GeneratedInAll(90);
+  EXPECT_EQ(Remaining("tokens"), "60");
 }
 
 TEST_F(TenantsTest, CallsWithoutAWorkerAreRequestsOfTheMinute) {
