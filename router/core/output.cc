@@ -104,10 +104,7 @@ Output::Verdict Output::Add(const v1::Token& token) {
   }
   const std::string piece = text_->Push(token.token_id());
   Arrives(token.token_id(), piece);
-  if (Stops(piece)) {
-    end_token_ = -1;
-    return Verdict::kStopString;
-  }
+  if (Stops(piece)) return Verdict::kStopString;
   return ends ? Verdict::kEndToken : Verdict::kGoesOn;
 }
 
@@ -179,7 +176,7 @@ std::string Output::TokenBytes(int32_t token_id) const {
 }
 
 void Output::Flush() {
-  if (!stops_.holding() || stop_string_ >= 0) {
+  if (!stops_.holding()) {
     delta_.MergeFrom(std::exchange(held_, v1::GenerateDelta()));
   }
   if (delta_.text().empty() && delta_.reasoning_content().empty() &&

@@ -212,10 +212,8 @@ void OpenAiCall::OnWritten() {
 
 void OpenAiCall::KeepAlive() {
   if (!stream_ || ended_) return;
-  keep_alive_.Start(kKeepAlive, [this] {
-    Write(": keep-alive\n\n");
-    KeepAlive();
-  });
+  // Its write starts the time anew.
+  keep_alive_.Start(kKeepAlive, [this] { Write(": keep-alive\n\n"); });
 }
 
 }  // namespace tandem::router

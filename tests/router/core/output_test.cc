@@ -148,6 +148,67 @@ TEST(OutputTest, AStopStringMayBeginWithinMinTokens) {
   }
 }
 
+TEST(OutputTest, AnEndTokenEndsBehindMinTokensAndIsShownWhereAskedFor) {
+  for (const bool include : {false, true}) {
+    EffectiveRequest request;
+    request.output.set_text(true);
+    request.stopping.set_min_tokens(2);
+    request.stopping.set_include_stop_str_in_output(include);
+    request.end_token_ids = {1};
+    Pieces codec({"a", "."});
+    std::vector<v1::GenerateResponse> sent;
+    Listener client(&sent);
+    Output output(request, {}, &codec, &client);
+    for (const int id : {0, 1, 1}) {
+      v1::Token token;
+      token.set_token_id(id);
+      const bool last = output.tokens() == 2;
+      EXPECT_EQ(output.Add(token),
+                last ? Output::Verdict::kEndToken : Output::Verdict::kGoesOn);
+    }
+    output.Finished(v1::FINISH_REASON_STOP);
+    EXPECT_EQ(DeltasOf(sent), include ? "a../0 STOP" : "a./0 STOP");
+    EXPECT_EQ(sent.back().finished().eos_token_id(), 1);
+  }
+}
+
+TEST(OutputTest, ReasoningIsCountedWithoutText) {
+  EffectiveRequest request;
+  request.reasoning = ReasoningMarks{
+      .style = ReasoningStyle::kQwen3, .begin_id = 4, .end_id = 6};
+  std::vector<v1::GenerateResponse> sent;
+  Listener client(&sent);
+  Output output(request, {}, nullptr, &client);
+  for (const int id : {4, 1, 2, 6, 3}) {
+    v1::Token token;
+    token.set_token_id(id);
+    output.Add(token);
+  }
+  EXPECT_EQ(output.reasoning_tokens(), 2);
+}
+
+TEST(OutputTest, TheRestOfACharacterMayCompleteAStopString) {
+  const auto tokenizer =
+      text::Tokenizer::Load(TANDEM_SOURCE_DIR "/models/tales");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  Decoded codec(&*tokenizer);
+  std::vector<int32_t> answer = *tokenizer->Encode("a\u65e5", false);
+  answer.pop_back();
+  EffectiveRequest request;
+  request.output.set_text(true);
+  request.stopping.add_stop("\uFFFD");
+  std::vector<v1::GenerateResponse> sent;
+  Listener client(&sent);
+  Output output(request, {}, &codec, &client);
+  for (const int32_t id : answer) {
+    v1::Token token;
+    token.set_token_id(id);
+    EXPECT_EQ(output.Add(token), Output::Verdict::kGoesOn);
+  }
+  EXPECT_EQ(output.Finished(v1::FINISH_REASON_LENGTH), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(DeltasOf(sent), "a/0 STOP\uFFFD");
+}
+
 // The echoed prompt and what follows are one text.
 TEST(OutputTest, AnEchoMayEndWithinACharacter) {
   const auto tokenizer =

@@ -421,6 +421,9 @@ TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   EXPECT_EQ(chunk["usage"]["prompt_tokens"], 10);
   EXPECT_EQ(chunk["usage"]["completion_tokens"], 2);
   EXPECT_TRUE(chunk["work"].is_null());  // no worker told
+  const json next = json::parse(Data(
+      answer.Add(1, Event(R"(delta { index: 0 text: "y" token_ids: 3 })")))[0]);
+  EXPECT_EQ(next["usage"]["completion_tokens"], 3);
   // Each sequence tells of itself: the sum of what they told last.
   for (const auto& [prompt, delta, rows] :
        std::vector<std::tuple<int, const char*, int>>{

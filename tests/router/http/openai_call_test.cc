@@ -39,6 +39,13 @@ class Handler final : public StreamHandler<v1::GenerateRequest> {
     stream->Send(std::move(event));
   }
 
+  void Done(int cached_tokens) {
+    v1::GenerateResponse event;
+    event.mutable_done()->mutable_usage()->set_cached_tokens(cached_tokens);
+    stream->Send(std::move(event));
+    stream->Close(absl::OkStatus());
+  }
+
   std::unique_ptr<ClientStream> stream;
   int drained = 0;
   absl::Status closed;
@@ -116,11 +123,12 @@ TEST_F(OpenAiCallTest, AClientThatGoesEndsAllPrompts) {
 TEST_F(OpenAiCallTest, TheAnswerWaitsForAllPrompts) {
   Begin(R"({"prompt": ["a", "b"]})");
   parts_[0]->Say("one");
-  parts_[0]->stream->Close(absl::OkStatus());
+  parts_[0]->Done(/*cached_tokens=*/3);
   EXPECT_FALSE(client_.ended);
   parts_[1]->Say("two");
-  parts_[1]->stream->Close(absl::OkStatus());
+  parts_[1]->Done(/*cached_tokens=*/4);
   EXPECT_TRUE(client_.ended);
+  EXPECT_THAT(client_.body, HasSubstr("\"cached_tokens\":7"));
   EXPECT_THAT(client_.body, HasSubstr("\"text\":\"one\""));
   EXPECT_THAT(client_.body, HasSubstr("\"text\":\"two\""));
 }
@@ -143,6 +151,28 @@ TEST_F(OpenAiCallTest, WritesFollowEachOtherAndPausedPromptsGoOn) {
   Settle();
   EXPECT_EQ(client_.writes.size(), 1u);
   EXPECT_EQ(parts_[0]->drained, 1);
+  client_.TakeAll();
+  Settle();
+  EXPECT_EQ(parts_[0]->stream->unsent(), 0u);
+}
+
+TEST_F(OpenAiCallTest, APromptThatTheCoreDropsIsAnError) {
+  Begin(R"({"prompt": ["a", "b"]})");
+  parts_[0].reset();
+  Settle();
+  EXPECT_TRUE(call_->ended());
+  EXPECT_EQ(client_.code, 500);
+  EXPECT_EQ(parts_[1]->closed.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(OpenAiCallTest, AWholeAnswerHasNoComments) {
+  Begin(R"({"prompt": "a"})");
+  loop_.RunFor(absl::Minutes(1));
+  EXPECT_EQ(client_.begun, 0);
+  parts_[0]->Say("one");
+  parts_[0]->stream->Close(absl::OkStatus());
+  EXPECT_EQ(client_.code, 200);
+  EXPECT_FALSE(client_.streaming);
 }
 
 TEST_F(OpenAiCallTest, SilenceIsBrokenByComments) {

@@ -269,9 +269,21 @@ TEST(ReasoningTest, APromptMayHaveEndedIt) {
            {"closed for it", {1, kEnd, 3, kThink, 4, kOver, 4}, true},
            {"an answer to go on with", {1, kThink, 4, kOver, 7, 8}, true},
            {"of an earlier turn", {kThink, 4, kOver, 9, kEnd, 3}, false},
+           {"opened anew", {kThink, 4, kOver, 9, kThink}, false},
            {"empty", {}, false}}) {
     EXPECT_EQ(ReasoningIsOver(c.prompt, kMarks, {kEnd}), c.over) << c.what;
   }
+}
+
+// As where a stop string begins like its end.
+TEST(ReasoningTest, AMarkMayBeReleasedInPieces) {
+  ReasoningOutput output(kMarks);
+  std::string reasoning;
+  EXPECT_FALSE(output.Arrives(1, "Hm"));
+  EXPECT_FALSE(output.Arrives(kMarks.end_id, "</think>"));
+  EXPECT_EQ(output.Release("Hm</thin", &reasoning), "");
+  EXPECT_EQ(output.Release("k>Yes", &reasoning), "Yes");
+  EXPECT_EQ(reasoning, "Hm");
 }
 
 TEST(ReasoningTest, WhatMustMatchComesBehindIt) {
@@ -329,6 +341,15 @@ TEST(ToolCallOutputTest, IdsAreUniqueAndOfTheFormThatClientsAccept) {
     }
   }
   EXPECT_EQ(ids.size(), 200u);
+  // Nor do the sequences of a request share any.
+  ids.clear();
+  for (const int index : {0, 1}) {
+    ToolCallOutput output(*WithTools(kHermes).tool_calls, index);
+    v1::GenerateDelta delta;
+    output.Release(R"(<tool_call>{"name":"f"}</tool_call>)", &delta);
+    ids.insert(delta.tool_calls(0).id());
+  }
+  EXPECT_EQ(ids.size(), 2u);
 }
 
 TEST(ToolCallOutputTest, SplitCallsJoinToWhatTheyWere) {

@@ -92,6 +92,9 @@ std::vector<ParserCase> ParserCases() {
       {kLlama, llama + "; " + llama, "", {seen, seen}},
       {kLlama, "<|python_tag|>" + llama + ";" + call, "", {seen, seen}},
       {kLlama, llama + ";", "", {seen}},
+      {kLlama, llama + R"(; {"na)", llama + R"(; {"na)", {}},
+      {kLlama, llama + "," + llama, llama + "," + llama, {}},
+      {kLlama, "{" + llama, "{" + llama, {}},
       {kLlama,
        R"({"type": "function", "name": "f", "parameters": {}})",
        "",
@@ -118,6 +121,14 @@ std::vector<ParserCase> ParserCases() {
        R"([TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "aB3cD4eF5"}])",
        "",
        {"f({})"}},
+      {kMistral,
+       "[TOOL_CALLS]f[CALL_ID]" + std::string(65, 'a') + "[ARGS]{}",
+       "[TOOL_CALLS]f[CALL_ID]" + std::string(65, 'a') + "[ARGS]{}",
+       {}},
+      {kHermes,
+       R"(<tool_call>{"name": "f", "arguments": {}, "parameters": {}})",
+       R"(<tool_call>{"name": "f", "arguments": {}, "parameters": {}})",
+       {}},
       // A good call behind a bad one.
       {kHermes,
        "<tool_call>{\"name\": f}</tool_call>" + hermes,
@@ -301,6 +312,8 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
   EXPECT_EQ(DetectToolCallStyle("..[TOOL_CALLS]..<tool_call>"), kMistral);
   EXPECT_EQ(DetectToolCallStyle("<tool_call>\\n{\"name\": "), kHermes);
   EXPECT_EQ(DetectToolCallStyle("<tool_call>\n<function=x>"),
+            ToolCallStyle::kNone);
+  EXPECT_EQ(DetectToolCallStyle("<tool_call>{name}\n<arg_key>"),
             ToolCallStyle::kNone);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
