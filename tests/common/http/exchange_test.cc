@@ -169,15 +169,39 @@ TEST_F(HttpExchangeTest, PipelinedRequestsWaitForTheirTurn) {
 
 TEST_F(HttpExchangeTest, OldClientsReadUpToTheEnd) {
   StartServer();
-  Socket socket(server_->port());
-  socket.Send("POST /later HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi");
-  std::unique_ptr<HttpExchange> exchange = Next();
-  exchange->Begin({.body = "one,"});
-  exchange->Write("two", nullptr);
-  exchange->End();
-  const std::string answer = socket.Receive();
-  EXPECT_THAT(answer, StartsWith("HTTP/1.0 200 OK\r\n"));
-  EXPECT_THAT(answer, EndsWith("\r\n\r\none,two"));
+  for (const std::string wish : {"", "Connection: keep-alive\r\n"}) {
+    Socket socket(server_->port());
+    socket.Send("POST /later HTTP/1.0\r\n" + wish +
+                "Content-Length: 2\r\n\r\nhi");
+    std::unique_ptr<HttpExchange> exchange = Next();
+    exchange->Begin({.body = "one,"});
+    exchange->Write("two", nullptr);
+    exchange->End();
+    const std::string answer = socket.Receive();
+    EXPECT_THAT(answer, StartsWith("HTTP/1.0 200 OK\r\n"));
+    EXPECT_THAT(answer, EndsWith("\r\n\r\none,two"));
+    EXPECT_TRUE(socket.ended()) << wish;
+  }
+}
+
+// What stands behind it would be read as the next answer.
+TEST_F(HttpExchangeTest, TheHeadOfAStreamHasNoPieces) {
+  HttpServer server{HttpOptions()};
+  server.HandleLater("GET", "/stream",
+                     [](std::unique_ptr<HttpExchange> exchange) {
+                       exchange->Begin({.body = "one"});
+                       exchange->Write("two", nullptr);
+                       exchange->End();
+                     });
+  ASSERT_TRUE(server.Start().ok());
+  Socket socket(server.port());
+  socket.Send(
+      "HEAD /stream HTTP/1.1\r\n\r\n"
+      "GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n");
+  const std::string both = socket.Receive();
+  const size_t head = both.find("\r\n\r\n") + 4;
+  EXPECT_THAT(both.substr(head), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(both, EndsWith("3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"));
 }
 
 TEST_F(HttpExchangeTest, APeerThatGoesIsNoticedWithoutAWrite) {
@@ -274,6 +298,7 @@ TEST_F(HttpExchangeTest, AnExchangeThatIsDroppedTellsThePeer) {
   exchange.reset();
   const std::string cut = begun.Receive();
   EXPECT_THAT(cut, EndsWith("begun\r\n"));  // and no last chunk
+  EXPECT_TRUE(begun.ended());
 }
 
 TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
@@ -288,6 +313,24 @@ TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
   EXPECT_EQ(exchange->request().body, "hi");
   exchange->Answer({.body = "heard"});
   EXPECT_THAT(socket.Receive("heard"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpExchangeTest, StopTakesNoNextRequest) {
+  StartServer();
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    exchange->Answer({.body = "ended"});
+    exchange.reset();
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  server_->Stop(absl::Seconds(15));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+  writer.join();
+  EXPECT_THAT(socket.Receive(), EndsWith("ended"));
+  EXPECT_TRUE(socket.ended());
 }
 
 TEST_F(HttpExchangeTest, StopWaitsForLastWordsAsLongAsItSays) {

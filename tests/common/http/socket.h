@@ -54,11 +54,15 @@ class Socket {
     char buffer[4096];
     while (end.empty() || text.find(end) == std::string::npos) {
       const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
+      ended_ = n == 0;
       if (n <= 0) break;
       text.append(buffer, static_cast<size_t>(n));
     }
     return text;
   }
+
+  // Whether the peer closed; where nothing came for long, it did not.
+  bool ended() const { return ended_; }
 
   // How many bytes came, `most` at most, before the peer closed.
   size_t Take(size_t most) {
@@ -78,6 +82,7 @@ class Socket {
 
   const int fd_;
   bool connected_ = false;
+  bool ended_ = false;
 };
 
 }  // namespace tandem
