@@ -275,7 +275,7 @@ TEST(Shm, OtherHostsUseTheOtherWay) {
 
 TEST(Shm, StrangersGetNoDescriptor) {
   ThreadLoop loop("decode");
-  SeededRandom random(3);
+  SeededRandom random(static_cast<uint64_t>(getpid()));
   std::unique_ptr<ReceiverWay> way;
   std::unique_ptr<ReceiverChannel> channel;
   v1::LinkWelcome welcome;
