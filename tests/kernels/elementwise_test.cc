@@ -241,6 +241,29 @@ TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
   }
 }
 
+TEST(ElementwiseTest, RouteTakesTheMostProbableAndOfEqualOnesTheFirst) {
+  const float logits[] = {1, 3, 3, 2, 3};
+  const double all = 3 + std::exp(-1.0) + std::exp(-2.0);
+  for (const char* const isa : {"auto", "avx2"}) {
+    const auto table = cpu::MakeKernelTable(isa);
+    ASSERT_TRUE(table.ok());
+    for (const bool normalise : {true, false}) {
+      for (const int chosen : {2, 4}) {
+        float got[5];
+        table->route(5, chosen, normalise, logits, got);
+        const double sum = !normalise    ? all
+                           : chosen == 2 ? 2
+                                         : 3 + std::exp(-1.0);
+        for (const int i : {0, 1, 2, 3, 4}) {
+          const bool taken = chosen == 2 ? i == 1 || i == 2 : i > 0;
+          const double weight = taken ? std::exp(logits[i] - 3.0) / sum : 0;
+          EXPECT_NEAR(got[i], weight, 1e-6) << i << " of " << chosen;
+        }
+      }
+    }
+  }
+}
+
 TEST(ElementwiseTest, GatherRowsTakesRowsInTheOrderAsked) {
   Device device(MakeBackend());
   const auto x = RandomFloats(5 * 33, 29);
