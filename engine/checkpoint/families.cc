@@ -100,6 +100,7 @@ constexpr Family kFamilies[] = {
      .max_positions = 4096,
      .norm_eps = 1e-5,
      .windows = Windows::kAll,
+     .partial_rope = true,
      .names = kFusedNames},
     {.architecture = "Gemma2ForCausalLM",
      .model_type = "gemma2",

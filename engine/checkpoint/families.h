@@ -109,7 +109,8 @@ struct Family {
   NormKind norm = NormKind::kRms;
   Biases biases = Biases::kNone;
   Windows windows = Windows::kNone;
-  bool rope = true;                        // else learned positions
+  bool rope = true;           // else learned positions
+  bool partial_rope = false;  // by "partial_rotary_factor"; no q and k norms
   bool scaled_embedding = false;           // times sqrt(hidden_size)
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits

@@ -416,6 +416,9 @@ std::string ModelSpec::Canonical() const {
       gelu ? "gelu_tanh" : "silu", output_bias, mlp_bias, tied_head,
       rope.theta);
   text += rope.Canonical();
+  if (rope.rotary_dim > 0) {
+    absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);
+  }
   if (window > 0) {
     absl::StrAppendFormat(&text, " window=%d windowed=%s local_theta=%.17g%s",
                           window,

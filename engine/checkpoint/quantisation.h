@@ -110,6 +110,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
 // backend keeps: groups are of neighbours, and of e4m3 all of a row.
 bool SameForm(const CodeRows& codes, const CodeRows& more);
 void AppendRows(const CodeRows& more, CodeRows& codes);
+// Row order[i] becomes row i; rows behind those stay where they are.
+void PutRowsInOrder(const std::vector<int>& order, CodeRows& codes);
 
 // Appends the numbers that they stand for, [rows, cols], each rounded to f32.
 void Dequantise(const CodeRows& codes, std::vector<float>& out);

@@ -370,6 +370,20 @@ void AppendRows(const CodeRows& more, CodeRows& codes) {
   codes.names.insert(codes.names.end(), more.names.begin(), more.names.end());
 }
 
+void PutRowsInOrder(const std::vector<int>& order, CodeRows& codes) {
+  const auto put = [&](auto& values, int64_t width) {
+    if (values.empty()) return;
+    const auto old = values;
+    for (size_t i = 0; i < order.size(); ++i) {
+      std::copy_n(old.begin() + order[i] * width, width,
+                  values.begin() + static_cast<int64_t>(i) * width);
+    }
+  };
+  put(codes.codes, codes.cols);
+  put(codes.scales, codes.groups());
+  put(codes.zeros, codes.groups());
+}
+
 void Dequantise(const CodeRows& codes, std::vector<float>& out) {
   std::array<float, 256> numbers;  // of each code, before its zero
   for (int code = 0; code < 256; ++code) {

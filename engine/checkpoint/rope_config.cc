@@ -24,6 +24,7 @@ struct Context {
   int head_dim;
   int max_positions;           // as the config has it
   int original_max_positions;  // beside the scaling; 0: not given
+  double rotary_factor;        // beside the scaling; 0: not given
 };
 
 // What the file says of layers, and under which key.
@@ -142,6 +143,27 @@ int OriginalPositions(ConfigFields& scaling, const Context& context,
   return own;
 }
 
+// RopeSpec's rotary_dim.
+int ReadRotaryDim(ConfigFields& fields, const Context& context) {
+  static constexpr char kField[] = "partial_rotary_factor";
+  const double beside = context.rotary_factor;
+  const double factor = fields.Double(kField, 0, 1, beside > 0 ? beside : 1.0);
+  if (beside > 0 && factor != beside) {
+    fields.Refuse(kField, absl::StrCat(factor),
+                  absl::StrCat(beside, ", as beside it, or left out"));
+  }
+  const auto dim = static_cast<int>(context.head_dim * factor);
+  if (dim == context.head_dim) return 0;
+  if (!context.family.partial_rope) {
+    fields.Refuse(kField, "below 1", "1 or left out, in this family");
+  } else if (dim < 2 || dim % 2 != 0) {
+    fields.Refuse(kField, absl::StrCat(factor),
+                  absl::StrCat("an even number of the ", context.head_dim,
+                               " dimensions of a head"));
+  }
+  return dim;
+}
+
 void ReadLlama3(ConfigFields& scaling, const Context& context, RopeSpec& rope) {
   rope.low_freq_factor = scaling.Double("low_freq_factor", 1e-3, kMaxFactor);
   rope.high_freq_factor = scaling.Double("high_freq_factor", 1e-3, kMaxFactor);
@@ -181,8 +203,9 @@ std::vector<double> ReadFactors(ConfigFields& scaling, const char* field,
                                 int count) {
   std::vector<double> factors;
   const json* list = scaling.Find(field);
-  const std::string expected =
-      absl::StrCat("a list of head_dim / 2 = ", count, " positive numbers");
+  const std::string expected = absl::StrCat(
+      "a list of ", count,
+      " positive numbers, one for each pair of dimensions that turn");
   if (list == nullptr || !list->is_array() ||
       static_cast<int>(list->size()) != count) {
     scaling.Refuse(field, list == nullptr ? "missing" : ShowJson(*list),
@@ -211,9 +234,9 @@ void ReadLongRope(ConfigFields& scaling, const Context& context,
       context.original_max_positions > 0    ? context.original_max_positions
       : context.family.model_type == "phi3" ? kPhi3OriginalPositions
                                             : own;
-  rope.short_factors =
-      ReadFactors(scaling, "short_factor", context.head_dim / 2);
-  rope.long_factors = ReadFactors(scaling, "long_factor", context.head_dim / 2);
+  const int pairs = rope.turned(context.head_dim) / 2;
+  rope.short_factors = ReadFactors(scaling, "short_factor", pairs);
+  rope.long_factors = ReadFactors(scaling, "long_factor", pairs);
   const double original = std::max(2, rope.original_max_positions);
   const double factor = scaling.Double("factor", 1e-3, kMaxFactor,
                                        context.max_positions / original);
@@ -244,6 +267,7 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   ConfigFields scaling(fields.path(), given.object,
                        absl::StrCat(given.key, "."));
   rope.theta = scaling.Double("rope_theta", 1, 1e12, rope.theta);
+  rope.rotary_dim = ReadRotaryDim(scaling, context);
   rope.kind = KindOf(scaling, context.family);
   if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
     rope.factor = scaling.Double("factor", 1, kMaxFactor);
@@ -254,9 +278,6 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   }
   if (rope.kind == Kind::kYarn) ReadYarn(scaling, context, rope);
   if (rope.kind == Kind::kLongRope) ReadLongRope(scaling, context, rope);
-  if (scaling.Double("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-    scaling.Refuse("partial_rotary_factor", "below 1", "1 or left out");
-  }
   fields.Fail(scaling.status());
   return Stretched(rope, context);
 }
@@ -270,11 +291,12 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
     rope->kind = local->kind = Kind::kNone;
     return;
   }
-  const Context context{
+  Context context{
       family, head_dim, *max_positions,
-      fields.Int("original_max_position_embeddings", 1, kMaxPositions, 0)};
-  if (fields.Double("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-    fields.Refuse("partial_rotary_factor", "below 1", "1 or left out");
+      fields.Int("original_max_position_embeddings", 1, kMaxPositions, 0), 0};
+  rope->rotary_dim = local->rotary_dim = ReadRotaryDim(fields, context);
+  if (fields.Find("partial_rotary_factor") != nullptr) {
+    context.rotary_factor = fields.Double("partial_rotary_factor", 0, 1);
   }
   rope->theta = fields.Double("rope_theta", 1, 1e12, family.rope_theta);
   const bool has_local = family.local_rope_theta > 0;

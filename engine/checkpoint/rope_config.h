@@ -16,7 +16,7 @@ namespace tandem::engine {
 // Of any config: positions are exact in f32 up to here.
 inline constexpr int kMaxPositions = 1 << 24;
 
-// Frequencies are theta^(-2 i / head_dim), and then:
+// Frequencies are theta^(-2 i / rotary_dim), and then:
 struct RopeSpec {
   enum class Kind : uint8_t {
     kNone,  // positions are learned
@@ -29,6 +29,7 @@ struct RopeSpec {
   };
   Kind kind = Kind::kDefault;
   double theta = 10000;
+  int rotary_dim = 0;  // leading dimensions of a head that turn; 0: all
   double factor = 1;
   double attention_factor = 1;     // of cos and sin; kYarn and kLongRope
   int original_max_positions = 0;  // that the model was trained with at first
@@ -45,7 +46,7 @@ struct RopeSpec {
   double beta_slow = 1;
   bool truncate = true;  // the ramp's ends to whole pairs
 
-  // kLongRope, [head_dim / 2]: up to original_max_positions, and beyond.
+  // kLongRope, [rotary_dim / 2]: up to original_max_positions, and beyond.
   std::vector<double> short_factors = {};
   std::vector<double> long_factors = {};
 
@@ -56,6 +57,10 @@ struct RopeSpec {
 
   // "", or words for the fingerprint that begin with a space.
   std::string Canonical() const;
+
+  int turned(int head_dim) const {
+    return rotary_dim > 0 ? rotary_dim : head_dim;
+  }
 };
 
 // Reads "rope_theta" and "rope_scaling" as of transformers 4, and both together

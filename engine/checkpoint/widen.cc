@@ -68,4 +68,19 @@ kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
   return {out.data(), tensor.dtype, tensor.cols, tensor.rows};
 }
 
+kernels::HostTensor RowsInOrder(const kernels::HostTensor& tensor,
+                                const std::vector<int>& order,
+                                std::vector<std::byte>& out) {
+  if (order.empty()) return tensor;
+  const size_t size =
+      static_cast<size_t>(tensor.cols) * kernels::SizeOf(tensor.dtype);
+  out.assign(tensor.data,
+             tensor.data + static_cast<size_t>(tensor.rows) * size);
+  for (size_t i = 0; i < order.size(); ++i) {
+    memcpy(out.data() + i * size,
+           tensor.data + static_cast<size_t>(order[i]) * size, size);
+  }
+  return {out.data(), tensor.dtype, tensor.rows, tensor.cols};
+}
+
 }  // namespace tandem::engine

@@ -26,6 +26,12 @@ void AppendFloats(const kernels::HostTensor& tensor, std::vector<float>& out);
 kernels::HostTensor Transpose(const kernels::HostTensor& tensor,
                               std::vector<std::byte>& out);
 
+// Row order[i] becomes row i; rows behind those stay where they are. An empty
+// order gives the tensor itself, else the values are in `out`.
+kernels::HostTensor RowsInOrder(const kernels::HostTensor& tensor,
+                                const std::vector<int>& order,
+                                std::vector<std::byte>& out);
+
 }  // namespace tandem::engine
 
 #endif  // TANDEM_ENGINE_CHECKPOINT_WIDEN_H_

@@ -34,6 +34,8 @@ struct LoraSection {
   int first;  // of its outputs, in the product's
   int rows;   // outputs
   int cols;   // inputs
+  // Which output of a file stands at each place; empty: as they are.
+  std::vector<int> order = {};
 };
 
 // Where what lies in an image.

@@ -230,9 +230,11 @@ class AdapterReader {
                                 " are served: raise "
                                 "--max-lora-rank"));
     }
-    absl::Status status = Put(a->name, rank, section.cols, layout_.a(layer, s));
+    absl::Status status =
+        Put(a->name, rank, section.cols, {}, layout_.a(layer, s));
     if (status.ok()) {
-      status = Put(b->name, section.rows, rank, layout_.b(layer, s));
+      status =
+          Put(b->name, section.rows, rank, section.order, layout_.b(layer, s));
     }
     if (!status.ok()) return status;
     const double alpha = Of(config_.alphas, module, config_.alpha);
@@ -248,15 +250,16 @@ class AdapterReader {
     return absl::OkStatus();
   }
 
-  // The tensor [rows, cols], transposed, at `offset`.
+  // The tensor [rows, cols], its rows in that order, transposed, at `offset`.
   absl::Status Put(const std::string& name, int64_t rows, int64_t cols,
-                   int64_t offset) {
+                   const std::vector<int>& order, int64_t offset) {
     const absl::StatusOr<kernels::HostTensor> tensor =
         file_.Matrix(name, rows, cols);
     if (!tensor.ok()) return tensor.status();
     used_.insert(name);
+    std::vector<std::byte> moved;
     std::vector<float> values;
-    AppendFloats(*tensor, values);
+    AppendFloats(RowsInOrder(*tensor, order, moved), values);
     float* const out = adapter_.image.data() + offset;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {

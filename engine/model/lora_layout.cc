@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/model/lora.h"
+#include "engine/model/rope.h"
 
 namespace tandem::engine {
 namespace {
@@ -17,14 +18,16 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
   const int key = spec.kv_heads * spec.head_dim;
   std::vector<LoraSection> sections;
   const auto add = [&](std::string_view module, LoraProduct product, int first,
-                       int rows, int cols) {
-    sections.push_back({std::string(module), product, first, rows, cols});
+                       int rows, int cols, int turning_heads = 0) {
+    sections.push_back({std::string(module), product, first, rows, cols,
+                        RotaryOrder(spec.rope, spec.head_dim, turning_heads)});
   };
   if (!names.qkv.empty()) {
-    add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden);
+    add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden,
+        spec.heads + spec.kv_heads);
   } else {
-    add(names.query, LoraProduct::kQkv, 0, query, hidden);
-    add(names.key, LoraProduct::kQkv, query, key, hidden);
+    add(names.query, LoraProduct::kQkv, 0, query, hidden, spec.heads);
+    add(names.key, LoraProduct::kQkv, query, key, hidden, spec.kv_heads);
     add(names.value, LoraProduct::kQkv, query + key, key, hidden);
   }
   add(names.output, LoraProduct::kOutput, 0, hidden, query);

@@ -85,7 +85,10 @@ absl::Status ModelLoader::AddVector(const std::vector<TensorPart>& parts,
     const absl::StatusOr<HostTensor> tensor =
         checkpoint_.Vector(part.name, part.rows);
     if (!tensor.ok()) return tensor.status();
-    AppendFloats(*tensor, values);
+    std::vector<std::byte> moved;
+    AppendFloats(RowsInOrder({tensor->data, tensor->dtype, part.rows, 1},
+                             part.order, moved),
+                 values);
     packer_.Take(part.name);
   }
   AddValues(values, target);
@@ -203,10 +206,16 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   const auto name = [&](std::string_view part, std::string_view what) {
     return NameOf(index, part, what);
   };
+  const auto order = [&](int heads) {
+    return RotaryOrder(spec_.rope, spec_.head_dim, heads);
+  };
   const auto qkv = [&](std::string_view what) -> std::vector<TensorPart> {
-    if (!names.qkv.empty()) return {{name(names.qkv, what), query + 2 * key}};
-    return {{name(names.query, what), query},
-            {name(names.key, what), key},
+    if (!names.qkv.empty()) {
+      return {{name(names.qkv, what), query + 2 * key,
+               order(spec_.heads + spec_.kv_heads)}};
+    }
+    return {{name(names.query, what), query, order(spec_.heads)},
+            {name(names.key, what), key, order(spec_.kv_heads)},
             {name(names.value, what), key}};
   };
   const auto gate_up = [&](std::string_view what) -> std::vector<TensorPart> {

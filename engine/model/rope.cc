@@ -25,20 +25,19 @@ double ScaleLlama3(const RopeSpec& rope, double frequency) {
 
 // NTK-aware scaling by a larger theta, such that the longest wavelength is
 // stretched as far as served positions go beyond the original ones.
-double DynamicTheta(const RopeSpec& rope, int head_dim) {
+double DynamicTheta(const RopeSpec& rope, int dim) {
   const double original = rope.original_max_positions;
   const double served = std::max<double>(original, rope.served_positions);
   const double stretch = rope.factor * served / original - (rope.factor - 1);
-  return rope.theta * std::pow(stretch, head_dim / (head_dim - 2.0));
+  return rope.theta * std::pow(stretch, dim / (dim - 2.0));
 }
 
 // YaRN (Peng et al., 2023): the pairs that turn more than beta_fast times
 // within the original positions are kept, those that turn less than beta_slow
 // times are divided by the factor, between is a linear ramp over pairs.
-double ScaleYarn(const RopeSpec& rope, int head_dim, int pair,
-                 double frequency) {
+double ScaleYarn(const RopeSpec& rope, int dim, int pair, double frequency) {
   const auto pair_of = [&](double turns) {
-    return head_dim *
+    return dim *
            std::log(rope.original_max_positions /
                     (turns * 2 * std::numbers::pi)) /
            (2 * std::log(rope.theta));
@@ -50,7 +49,7 @@ double ScaleYarn(const RopeSpec& rope, int head_dim, int pair,
     high = std::ceil(high);
   }
   low = std::max(low, 0.0);
-  high = std::min(high, head_dim - 1.0);
+  high = std::min(high, dim - 1.0);
   if (low == high) high += 0.001;
   const double ramp = std::clamp((pair - low) / (high - low), 0.0, 1.0);
   return frequency / rope.factor * ramp + frequency * (1 - ramp);
@@ -63,14 +62,15 @@ std::vector<double> RopeFrequencies(const RopeSpec& rope, int head_dim) {
   const std::vector<double>& factors =
       rope.served_positions > rope.original_max_positions ? rope.long_factors
                                                           : rope.short_factors;
+  const int dim = rope.turned(head_dim);
   const double theta =
-      rope.kind == Kind::kDynamic ? DynamicTheta(rope, head_dim) : rope.theta;
+      rope.kind == Kind::kDynamic ? DynamicTheta(rope, dim) : rope.theta;
   std::vector<double> frequencies(head_dim / 2);
-  for (int i = 0; i < head_dim / 2; ++i) {
-    const double frequency = std::pow(theta, -2.0 * i / head_dim);
+  for (int i = 0; i < dim / 2; ++i) {
+    const double frequency = std::pow(theta, -2.0 * i / dim);
     frequencies[i] = rope.kind == Kind::kLinear ? frequency / rope.factor
                      : rope.kind == Kind::kYarn
-                         ? ScaleYarn(rope, head_dim, i, frequency)
+                         ? ScaleYarn(rope, dim, i, frequency)
                      : rope.kind == Kind::kLongRope ? frequency / factors[i]
                      : rope.kind == Kind::kLlama3 ? ScaleLlama3(rope, frequency)
                                                   : frequency;
@@ -84,16 +84,34 @@ RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions) {
   const size_t size = static_cast<size_t>(positions) * frequencies.size();
   tables.cos.reserve(size);
   tables.sin.reserve(size);
+  const auto pairs = static_cast<size_t>(rope.turned(head_dim) / 2);
   for (int position = 0; position < positions; ++position) {
-    for (const double frequency : frequencies) {
-      const double angle = position * frequency;
-      tables.cos.push_back(
-          static_cast<float>(std::cos(angle) * rope.attention_factor));
-      tables.sin.push_back(
-          static_cast<float>(std::sin(angle) * rope.attention_factor));
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      const double angle = position * frequencies[i];
+      const double scale = i < pairs ? rope.attention_factor : 1;
+      tables.cos.push_back(static_cast<float>(std::cos(angle) * scale));
+      tables.sin.push_back(static_cast<float>(std::sin(angle) * scale));
     }
   }
   return tables;
+}
+
+std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
+  std::vector<int> order;
+  if (rope.turned(head_dim) == head_dim) return order;
+  const int half = head_dim / 2;
+  const int pairs = rope.rotary_dim / 2;
+  for (int head = 0; head < heads; ++head) {
+    for (int place = 0; place < head_dim; ++place) {
+      const int pair = place % half;
+      const int second = place / half;
+      const int row = pair < pairs
+                          ? second * pairs + pair
+                          : 2 * pairs + second * (half - pairs) + pair - pairs;
+      order.push_back(head * head_dim + row);
+    }
+  }
+  return order;
 }
 
 }  // namespace tandem::engine

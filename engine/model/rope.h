@@ -10,7 +10,7 @@
 
 namespace tandem::engine {
 
-// Radians per position of each pair, [head_dim / 2].
+// Radians per position of each pair, [head_dim / 2]; 0 for what does not turn.
 std::vector<double> RopeFrequencies(const RopeSpec& rope, int head_dim);
 
 // cos or sin of position * frequency, both [positions, head_dim / 2].
@@ -19,6 +19,12 @@ struct RopeTables {
   std::vector<float> sin;
 };
 RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions);
+
+// Kernels turn dimension i with i + head_dim / 2, all of a head. Where only the
+// first rotary_dim turn, i with i + rotary_dim / 2, rows of query and key are
+// kept in another order, which no score depends on: which row of a checkpoint's
+// `heads` heads stands at each place. Empty: as they are.
+std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads);
 
 }  // namespace tandem::engine
 

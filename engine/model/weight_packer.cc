@@ -66,6 +66,7 @@ absl::Status WeightPacker::PackQuantised(
           ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
       if (!read.ok()) return read.status();
       for (const std::string& name : read->names) Take(name);
+      PutRowsInOrder(part.order, *read);
       rows = *std::move(read);
     }
     same = same && rows.has_value() && SameForm(*codes[0], *rows);
@@ -96,7 +97,8 @@ absl::Status WeightPacker::PackDequantised(
         checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
     if (!tensor.ok()) return tensor.status();
     bf16 = bf16 && tensor->dtype == DType::kBF16;
-    AppendFloats(*tensor, values);
+    std::vector<std::byte> moved;
+    AppendFloats(RowsInOrder(*tensor, parts[i].order, moved), values);
     Take(parts[i].name);
   }
   const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
@@ -138,6 +140,7 @@ absl::Status WeightPacker::Pack(const std::vector<TensorPart>& parts, int cols,
   std::vector<HostTensor> tensors;
   HostTensor whole{nullptr, DType::kF32, 0, cols};
   bool same = true;
+  bool moved = false;
   const bool turned = use != MatrixUse::kTokens && spec_.names.transposed;
   for (const TensorPart& part : parts) {
     const absl::StatusOr<HostTensor> tensor =
@@ -147,14 +150,18 @@ absl::Status WeightPacker::Pack(const std::vector<TensorPart>& parts, int cols,
     tensors.push_back(*tensor);
     whole.rows += part.rows;
     same = same && tensor->dtype == tensors[0].dtype;
+    moved = moved || !part.order.empty();
   }
   std::vector<std::byte> stacked;
   whole.data = tensors[0].data;
   whole.dtype = same ? tensors[0].dtype : DType::kF32;
-  if (tensors.size() > 1 || turned) {
-    std::vector<std::byte> values;
-    for (const HostTensor& tensor : tensors) {
-      Append(turned ? Transpose(tensor, values) : tensor, whole.dtype, stacked);
+  if (tensors.size() > 1 || turned || moved) {
+    std::vector<std::byte> values, ordered;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const HostTensor& tensor = tensors[i];
+      Append(RowsInOrder(turned ? Transpose(tensor, values) : tensor,
+                         parts[i].order, ordered),
+             whole.dtype, stacked);
     }
     whole.data = stacked.data();
   }

@@ -24,10 +24,12 @@
 
 namespace tandem::engine {
 
-// One tensor of the checkpoint and how many rows it has.
+// One tensor of the checkpoint, how many rows it has, and which of them stands
+// at each place (as RotaryOrder says; empty: as they are).
 struct TensorPart {
   std::string name;
   int rows;
+  std::vector<int> order = {};
 };
 
 // What a matrix is for: the embedding and the head, the choice of experts,

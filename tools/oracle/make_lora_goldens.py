@@ -47,6 +47,9 @@ ADAPTERS = {
         "dtype": "F32",
         "config": {"r": 4, "lora_alpha": 8,
                    "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}},
+    "phi4_mini_fused": {
+        "why": "outputs of which a part turns", "base": "phi4_mini_f32", "seed": 107,
+        "dtype": "F32", "config": {"r": 4, "lora_alpha": 8, "target_modules": ["qkv_proj"]}},
     "gpt2_all": {
         "why": "transposed matrices, no gates", "base": "gpt2_f32", "seed": 105, "dtype": "F32",
         "config": {"r": 4, "lora_alpha": 8, "fan_in_fan_out": True,

@@ -125,8 +125,8 @@ std::vector<HostileConfig> HostileConfigs() {
        llama(Scaling({{"rope_type", "yarn"}, {"beta_fast", 0.5}})),
        "rope_scaling.beta_fast: 0.5; must be at least beta_slow, 1"},
       {"long rope without factors", llama(Scaling({{"rope_type", "longrope"}})),
-       "rope_scaling.short_factor: missing; must be a list of head_dim / 2 = 8 "
-       "positive numbers"},
+       "rope_scaling.short_factor: missing; must be a list of 8 positive "
+       "numbers, one for each pair of dimensions that turn"},
       {"long rope with too few factors",
        llama(Scaling({{"rope_type", "longrope"}, {"short_factor", {1, 2}}})),
        "rope_scaling.short_factor: an array of 2"},

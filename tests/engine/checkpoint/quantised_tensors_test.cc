@@ -19,6 +19,7 @@ namespace {
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using Method = Quantisation::Method;
 
 std::string Words(const std::vector<uint32_t>& words) { return BytesOf(words); }
@@ -163,6 +164,25 @@ TEST(QuantisedTensors, OneScaleMayBeOfAllRows) {
       EXPECT_THAT(codes->names, Contains("p.activation_scale"));
     }
   }
+}
+
+TEST(QuantisedTensors, RowsArePutInOrderWithTheirScalesAndZeros) {
+  CodeRows codes;
+  codes.dtype = kernels::DType::kInt4;
+  codes.rows = 4;
+  codes.cols = 3;
+  codes.group = 2;
+  codes.codes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  codes.scales = {1, 2, 3, 4, 5, 6, 7, 8};
+  codes.zeros = {0, 1, 2, 3, 4, 5, 6, 7};
+  PutRowsInOrder({2, 0, 1}, codes);
+  EXPECT_THAT(codes.codes, ElementsAre(6, 7, 8, 0, 1, 2, 3, 4, 5, 9, 10, 11));
+  EXPECT_THAT(codes.scales, ElementsAre(5, 6, 1, 2, 3, 4, 7, 8));
+  EXPECT_THAT(codes.zeros, ElementsAre(4, 5, 0, 1, 2, 3, 6, 7));
+  codes.zeros.clear();
+  PutRowsInOrder({1, 0}, codes);
+  EXPECT_THAT(codes.scales, ElementsAre(1, 2, 5, 6, 3, 4, 7, 8));
+  EXPECT_THAT(codes.zeros, IsEmpty());
 }
 
 TEST(QuantisedTensors, RowsOfOneFormStack) {

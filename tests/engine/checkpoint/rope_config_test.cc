@@ -5,6 +5,7 @@
 #include "engine/checkpoint/rope_config.h"
 
 #include <string>
+#include <utility>
 
 #include "engine/checkpoint/model_config.h"
 #include "gmock/gmock.h"
@@ -39,6 +40,7 @@ absl::StatusOr<ModelSpec> Parse(const char* architecture, const json& changes) {
 
 constexpr const char* kLlama = "LlamaForCausalLM";
 constexpr const char* kQwen3 = "Qwen3ForCausalLM";
+constexpr const char* kPhi3 = "Phi3ForCausalLM";
 constexpr const char* kMistral = "MistralForCausalLM";
 constexpr const char* kGemma2 = "Gemma2ForCausalLM";
 constexpr const char* kGemma3 = "Gemma3ForCausalLM";
@@ -228,6 +230,55 @@ TEST(RopeConfig, OldAndNewKeyThatDisagreeAreRefused) {
        "rope_scaling.partial_rotary_factor"},
       {"a number", kLlama, both(yarn, 4),
        "rope_scaling: 4; must be an object or null"}};
+  for (const Refused& refused : cases) ExpectRefused(refused);
+}
+
+TEST(RopeConfig, APartOfAHeadTurnsInPhi) {
+  const auto with = [](json scaling, const json& beside) {
+    json changes = {{"rope_scaling", std::move(scaling)}};
+    changes.update(beside);
+    return changes;
+  };
+  const json part = {{"partial_rotary_factor", 0.75}};
+  const json factors = {1, 1, 1, 2, 2, 2};
+  const json longrope = {{"rope_type", "longrope"},
+                         {"short_factor", factors},
+                         {"long_factor", factors}};
+  json both = longrope;
+  both.update(part);
+  for (const json& changes :
+       {part, json{{"rope_parameters", part}}, with(longrope, part),
+        with(both, json::object()), with(both, part)}) {
+    const auto spec = Parse(kPhi3, changes);
+    ASSERT_TRUE(spec.ok()) << changes << spec.status();
+    EXPECT_EQ(spec->rope.rotary_dim, 12) << changes;
+    EXPECT_THAT(spec->Canonical(), HasSubstr(" rotary_dim=12"));
+  }
+  for (const double all : {1.0, 0.999}) {
+    const auto spec = Parse(kPhi3, {{"partial_rotary_factor", all}});
+    EXPECT_EQ(spec.ok(), all == 1) << spec.status();
+    if (!spec.ok()) continue;
+    EXPECT_EQ(spec->rope.rotary_dim, 0);
+    EXPECT_EQ(spec->Canonical(), Parse(kPhi3, json::object())->Canonical());
+  }
+  const Refused cases[] = {
+      {"nothing",
+       kPhi3,
+       {{"partial_rotary_factor", 0.0}},
+       "partial_rotary_factor: 0; must be an even number of the 16"},
+      {"an odd one",
+       kPhi3,
+       {{"partial_rotary_factor", 0.6}},
+       "partial_rotary_factor: 0.6; must be an even number of the 16"},
+      {"two", kPhi3, with(both, {{"partial_rotary_factor", 0.5}}),
+       "rope_scaling.partial_rotary_factor: 0.75; must be 0.5, as beside it"},
+      {"factors of all", kPhi3,
+       with(longrope, {{"partial_rotary_factor", 0.5}}),
+       "rope_scaling.short_factor: an array of 6; must be a list of 4"},
+      {"another family",
+       kQwen3,
+       {{"partial_rotary_factor", 0.75}},
+       "partial_rotary_factor: below 1; must be 1 or left out"}};
   for (const Refused& refused : cases) ExpectRefused(refused);
 }
 

@@ -71,7 +71,8 @@ TEST_P(LoraGoldenTest, LogitsAndTokensArePefts) {
 INSTANTIATE_TEST_SUITE_P(, LoraGoldenTest,
                          testing::Values("llama_all", "llama_other",
                                          "llama_patterns", "phi3_fused",
-                                         "gpt2_all", "mixtral_attention"),
+                                         "phi4_mini_fused", "gpt2_all",
+                                         "mixtral_attention"),
                          [](const auto& param) { return param.param; });
 
 // Two adapters of one model, and what only a file's text changes.

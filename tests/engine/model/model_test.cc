@@ -326,6 +326,24 @@ TEST_F(DequantisedTest, ActOrderIsTheNumbersInF32) {
   EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
 }
 
+// Where a part of a head turns, rows stand in another order than in the file.
+TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
+  WriteBoth("phi4_mini_f32", "gptq_act_order");
+  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
+  for (const char* form : {"packed_int4", "int8"}) {
+    WriteBoth("phi4_mini_f32", form);
+    const std::vector<float> expected = Logits(plain_, {});
+    const std::vector<float> logits = Logits(dir_, {});  // of rounded inputs
+    double error = 0, size = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      error = std::max<double>(error, std::abs(logits[i] - expected[i]));
+      size = std::max<double>(size, std::abs(expected[i]));
+    }
+    EXPECT_GT(error, 0) << form;
+    EXPECT_LT(error, 0.05 * size) << form;
+  }
+}
+
 TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
   for (const char* name : {"llama2_mha_f32", "qwen3_moe_f32"}) {
     WriteBoth(name, "fp8_blocks");
@@ -475,6 +493,23 @@ TEST(Rope, TablesTurnByPositionTimesFrequency) {
                       std::sin(position * frequencies[i]));
     }
   }
+}
+
+TEST(Rope, WhatDoesNotTurnStandsBehindWhatDoes) {
+  const RopeSpec rope{.theta = 10000, .rotary_dim = 4, .attention_factor = 2};
+  EXPECT_THAT(RotaryOrder(rope, 8, 2),
+              testing::ElementsAre(0, 1, 4, 5, 2, 3, 6, 7,  //
+                                   8, 9, 12, 13, 10, 11, 14, 15));
+  EXPECT_THAT(RotaryOrder({.theta = 10000}, 8, 2), testing::IsEmpty());
+  const RopeTables tables = MakeRopeTables(rope, 8, 2);
+  EXPECT_THAT(tables.cos, testing::ElementsAre(
+                              2, 2, 1, 1,  //
+                              testing::FloatEq(2 * std::cos(1.0f)),
+                              testing::FloatEq(2 * std::cos(0.01f)), 1, 1));
+  EXPECT_THAT(tables.sin, testing::ElementsAre(
+                              0, 0, 0, 0,  //
+                              testing::FloatEq(2 * std::sin(1.0f)),
+                              testing::FloatEq(2 * std::sin(0.01f)), 0, 0));
 }
 
 TEST(Rope, Llama3KeepsFastStretchesSlowAndBlendsBetween) {
