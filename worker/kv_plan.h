@@ -37,8 +37,8 @@ struct HostMemory {
   int64_t used_bytes = 0;   // by this process, and soon to be
 };
 
-// What there is for this process when it begins to load.
-// INVALID_ARGUMENT: weights of that many bytes do not fit.
+// Whether weights of at least `bytes` fit into what `host` has left before they
+// are loaded; else INVALID_ARGUMENT that says both.
 absl::Status CheckWeights(int64_t bytes, const HostMemory& host);
 
 // The KV cache of a draft model, which comes out of the same memory.
