@@ -83,7 +83,8 @@ TEST_F(LoraTest, AdaptersAreMixedAndOutliveADecodeWorker) {
     EXPECT_NE(expected[p].token_ids, expected[p + 2].token_ids);
     EXPECT_NE(expected[p + 1].token_ids, expected[p + 2].token_ids);
   }
-  Load load(&cluster, &expected, 6);
+  // So many that the worker that is killed has some: of six it once had none.
+  Load load(&cluster, &expected, 12);
   load.WaitForEveryStream();
   cluster.Kill("decode-0");
   load.WaitForEveryStream();
