@@ -23,6 +23,7 @@
 #include "engine/checkpoint/safetensors.h"
 #include "engine/model/layer_parts.h"
 #include "engine/model/model_work.h"
+#include "engine/model/weight_packer.h"
 #include "handoff/handoff.h"
 #include "handoff/wire.h"
 #include "kernels/cuda/loader.h"
@@ -317,32 +318,6 @@ HostMemory MeasureHost() {
   return {available > 0 ? std::min(limit, own + available) : limit, own};
 }
 
-// On a CPU, at least: without scales, zeros and tables.
-int64_t LeastWeightBytes(const engine::Checkpoint& checkpoint,
-                         const engine::ModelSpec& spec,
-                         const engine::LoadOptions& load) {
-  const std::string head =
-      absl::StrCat(std::string(spec.names.head), ".weight");
-  int64_t sixteenths = 0;
-  for (const engine::TensorInfo& tensor : checkpoint.tensors()) {
-    if (spec.tied_head && tensor.name.ends_with(head)) continue;  // a copy
-    const auto bytes = static_cast<int64_t>(tensor.end - tensor.begin);
-    const std::optional<DType> own = tensor.float_dtype();
-    if (!own.has_value() || kernels::IsQuantised(*own)) {
-      sixteenths += 15 * bytes;  // codes are kept, their zeros not always
-      continue;
-    }
-    const int64_t numbers = bytes / static_cast<int64_t>(kernels::SizeOf(*own));
-    if (load.quantisation.has_value()) {
-      sixteenths += numbers * (load.quantisation == DType::kInt4 ? 8 : 16);
-    } else {
-      const DType kept = load.weight_dtype.value_or(*own);
-      sixteenths += numbers * 16 * static_cast<int64_t>(kernels::SizeOf(kept));
-    }
-  }
-  return sixteenths / 16;
-}
-
 }  // namespace
 
 std::string HostId() {
@@ -459,8 +434,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (opened->is_cuda()) {
     load.weight_dtype = parts.backend->activation_type();
   } else {
-    const absl::Status fits =
-        CheckWeights(LeastWeightBytes(*checkpoint, *spec, load), MeasureHost());
+    const absl::Status fits = CheckWeights(
+        engine::LeastWeightBytes(*checkpoint, *spec, load), MeasureHost());
     if (!fits.ok()) return fits;
   }
   const int64_t bytes = static_cast<int64_t>(checkpoint->total_bytes());

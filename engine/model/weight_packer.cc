@@ -170,4 +170,28 @@ absl::Status WeightPacker::Pack(const std::vector<TensorPart>& parts, int cols,
   return PackAs(whole, kept, use, matrix);
 }
 
+int64_t LeastWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec,
+                         const LoadOptions& load) {
+  const std::string head =
+      absl::StrCat(std::string(spec.names.head), ".weight");
+  int64_t sixteenths = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (spec.tied_head && tensor.name.ends_with(head)) continue;  // a copy
+    const auto bytes = static_cast<int64_t>(tensor.end - tensor.begin);
+    const std::optional<DType> own = tensor.float_dtype();
+    if (!own.has_value() || kernels::IsQuantised(*own)) {
+      sixteenths += 15 * bytes;  // codes are kept, their zeros not always
+      continue;
+    }
+    const int64_t numbers = bytes / static_cast<int64_t>(kernels::SizeOf(*own));
+    if (load.quantisation.has_value()) {
+      sixteenths += numbers * (load.quantisation == DType::kInt4 ? 8 : 16);
+    } else {
+      const DType kept = load.weight_dtype.value_or(*own);
+      sixteenths += numbers * 16 * static_cast<int64_t>(kernels::SizeOf(kept));
+    }
+  }
+  return sixteenths / 16;
+}
+
 }  // namespace tandem::engine

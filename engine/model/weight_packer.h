@@ -90,6 +90,11 @@ class WeightPacker {
   std::vector<std::string> dequantised_;
 };
 
+// Bytes that a checkpoint's weights take on a CPU at least: without scales,
+// zeros and tables.
+int64_t LeastWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec,
+                         const LoadOptions& load);
+
 }  // namespace tandem::engine
 
 #endif  // TANDEM_ENGINE_MODEL_WEIGHT_PACKER_H_

@@ -17,6 +17,7 @@
 #include "engine/device/device_executor.h"
 #include "engine/model/fingerprint.h"
 #include "engine/model/rope.h"
+#include "engine/model/weight_packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
@@ -290,6 +291,27 @@ TEST_F(ModelTest, WideningWeightsChangesNoBit) {
     logits.push_back(rig.Advance({&one, 1}, 50).logits[0]);
   }
   EXPECT_EQ(logits[0], logits[1]);
+}
+
+// ---- Before anything is loaded.
+
+TEST_F(ModelTest, WeightsTakeAtLeastWhatTheirNumbersDo) {
+  Write("llama2_mha_f32");
+  const auto spec = LoadModelSpec(dir_.path());
+  const auto file = Checkpoint::Open(dir_.path());
+  ASSERT_TRUE(spec.ok() && file.ok());
+  const auto whole = static_cast<int64_t>(file->total_bytes());
+  EXPECT_EQ(LeastWeightBytes(*file, *spec, {}), whole);
+  EXPECT_EQ(LeastWeightBytes(*file, *spec, {.weight_dtype = DType::kBF16}),
+            whole / 2);
+  EXPECT_EQ(
+      LeastWeightBytes(*file, *spec,
+                       {.weight_dtype = {}, .quantisation = DType::kInt8}),
+      whole / 4);
+  EXPECT_EQ(
+      LeastWeightBytes(*file, *spec,
+                       {.weight_dtype = {}, .quantisation = DType::kInt4}),
+      whole / 8);
 }
 
 // ---- Codes that no kernel takes as they are.
