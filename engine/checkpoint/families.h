@@ -74,6 +74,10 @@ enum class Biases : uint8_t {
   kNone,
   kByConfig,  // "attention_bias": q, k, v and o; "mlp_bias": the rest
   kQkv,       // q, k and v
+  // "attention_bias" (true if left out): q, k and v; "attention_out_bias": o;
+  // "mlp_bias": the rest
+  kQkvByConfig,
+  kUseBias,  // by "use_bias": all
   kAll,
 };
 
@@ -90,16 +94,22 @@ enum class Windows : uint8_t {
 struct Family {
   std::string_view architecture;  // "LlamaForCausalLM"
   std::string_view model_type;    // "llama"
+  // The model that sees and hears too, of which this is "text_config".
+  std::string_view whole = "";
+  std::string_view whole_type = "";
 
   // Keys that are left out.
-  int kv_heads = 0;  // 0: as many as heads
-  int head_dim = 0;  // 0: hidden_size / heads
+  int heads = 0;       // 0: must be there
+  int vocab_size = 0;  // 0: must be there
+  int kv_heads = 0;    // 0: as many as heads
+  int head_dim = 0;    // 0: hidden_size / heads
   int max_positions = 2048;
   int window = 0;          // 0: none
   int window_pattern = 0;  // every n-th layer sees all
   double norm_eps = 1e-6;
   double rope_theta = 10000;
   double local_rope_theta = 0;  // 0: windowed layers turn as the others do
+  double rotary_factor = 1;     // with partial_rope
   double score_cap = 0;
   double logit_cap = 0;
   std::string_view activation = "silu";
@@ -111,9 +121,14 @@ struct Family {
   Windows windows = Windows::kNone;
   bool rope = true;           // else learned positions
   bool partial_rope = false;  // by "partial_rotary_factor"; no q and k norms
+  bool interleaved_rope = false;  // neighbours turn together; as above
+  // Every n-th layer does not turn, unless "no_rope_layers" says which do; with
+  // windows those see one. 0: all turn.
+  int no_rope_interval = 0;
   bool scaled_embedding = false;           // times sqrt(hidden_size)
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
+  bool gelu_is_tanh = false;               // by old files' "gelu"
   bool routes_normalised = false;          // else by "norm_topk_prob"
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 

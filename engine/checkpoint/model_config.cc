@@ -19,11 +19,18 @@ using nlohmann::json;
 
 constexpr int kMaxWidth = 1 << 20;
 
-std::string SupportedFamilies() {
+// One of `names` of families, and of the wholes that they are part of.
+std::string OneOf(std::string_view Family::*name,
+                  std::string_view Family::*whole) {
+  std::vector<std::string_view> names;
+  for (const Family& family : Families()) {
+    names.push_back(family.*name);
+    if (!(family.*whole).empty()) names.push_back(family.*whole);
+  }
   return absl::StrCat(
       "one of ",
-      absl::StrJoin(Families(), ", ", [](std::string* out, const Family& f) {
-        out->append(f.architecture);
+      absl::StrJoin(names, ", ", [](std::string* out, std::string_view one) {
+        out->append(one);
       }));
 }
 
@@ -38,26 +45,61 @@ const Family* FindFamily(ConfigFields& fields) {
                             ? &architectures->front()
                             : nullptr;
     if (first != nullptr) given = ShowJson(*first);
+    const bool named = first != nullptr && *first != "";
     for (const Family& family : Families()) {
-      if (first != nullptr && *first == family.architecture) return &family;
+      if (named && (*first == family.architecture || *first == family.whole)) {
+        return &family;
+      }
     }
   } else {
+    const bool named = !model_type.empty();
     for (const Family& family : Families()) {
-      if (model_type == family.model_type) return &family;
+      if (named && (model_type == family.model_type ||
+                    model_type == family.whole_type)) {
+        return &family;
+      }
     }
-    if (!model_type.empty()) {
+    if (named) {
       fields.Refuse(
           "model_type", Quote(model_type),
-          absl::StrCat("one of ",
-                       absl::StrJoin(Families(), ", ",
-                                     [](std::string* out, const Family& f) {
-                                       out->append(f.model_type);
-                                     }),
+          absl::StrCat(OneOf(&Family::model_type, &Family::whole_type),
                        " where architectures is missing"));
     }
   }
-  fields.Refuse("architectures", given, SupportedFamilies());
+  fields.Refuse("architectures", given,
+                OneOf(&Family::architecture, &Family::whole));
   return nullptr;
+}
+
+// What a model's config says of the part that reads and writes text, where it
+// has others; null: it has none.
+json TextConfig(ConfigFields& fields, const Family& family,
+                const json& config) {
+  const json* text = fields.Find("text_config");
+  const json* architectures = fields.Find("architectures");
+  const bool whole = architectures != nullptr
+                         ? architectures->front() == family.whole
+                         : fields.String("model_type", "") == family.whole_type;
+  if (!whole) return nullptr;
+  if (text == nullptr || !text->is_object()) {
+    fields.Refuse("text_config", text == nullptr ? "missing" : ShowJson(*text),
+                  "an object");
+    return nullptr;
+  }
+  json merged = *text;
+  if (const auto type = merged.find("model_type");
+      type != merged.end() && *type != family.model_type) {
+    fields.Refuse("text_config.model_type", ShowJson(*type),
+                  std::string(family.model_type));
+  }
+  for (const char* key :
+       {"tie_word_embeddings", "quantization_config", "eos_token_id"}) {
+    const auto own = merged.find(key);
+    const auto given = config.find(key);
+    const bool silent = own == merged.end() || own->is_null();
+    if (silent && given != config.end()) merged[key] = *given;
+  }
+  return merged;
 }
 
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
@@ -69,12 +111,16 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.intermediate_size =
       fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
   spec.layers = fields.Int(keys.layers, 1, 1024);
-  spec.heads = fields.Int(keys.heads, 1, 1024);
+  const auto or_missing = [](int fallback) {
+    return fallback > 0 ? std::optional<int>(fallback) : std::nullopt;
+  };
+  spec.heads = fields.Int(keys.heads, 1, 1024, or_missing(family.heads));
   spec.kv_heads =
       fields.Int("num_key_value_heads", 1, 1024,
                  family.kv_heads == 0 ? spec.heads : family.kv_heads);
   spec.vocab_size =
-      fields.Int("vocab_size", 2, 1 << 20);  // as Backend::Sample takes
+      fields.Int("vocab_size", 2, 1 << 20,  // as Backend::Sample takes
+                 or_missing(family.vocab_size));
   spec.max_positions =
       fields.Int(keys.max_positions, 1, kMaxPositions, family.max_positions);
   if (!fields.status().ok()) return;
@@ -90,11 +136,9 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
         absl::StrCat("a divisor of ", std::string(keys.hidden_size), ", ",
                      spec.hidden_size, ", where head_dim is missing"));
   }
-  spec.head_dim = given ? fields.Int("head_dim", 8, 256,
-                                     family.head_dim > 0
-                                         ? std::optional<int>(family.head_dim)
-                                         : std::nullopt)
-                        : spec.hidden_size / spec.heads;
+  spec.head_dim =
+      given ? fields.Int("head_dim", 8, 256, or_missing(family.head_dim))
+            : spec.hidden_size / spec.heads;
   if (spec.head_dim < 8 || spec.head_dim > 256 || spec.head_dim % 8 != 0) {
     fields.Refuse(given ? "head_dim" : "hidden_size / num_attention_heads",
                   absl::StrCat(spec.head_dim), "a multiple of 8 from 8 to 256");
@@ -107,7 +151,8 @@ void ReadActivation(ConfigFields& fields, const Family& family,
       fields.String(family.keys.activation, family.activation);
   if (name == "silu") {
     spec.activation = kernels::Activation::kSilu;
-  } else if (name == "gelu_pytorch_tanh" || name == "gelu_new") {
+  } else if (name == "gelu_pytorch_tanh" || name == "gelu_new" ||
+             (family.gelu_is_tanh && name == "gelu")) {
     spec.activation = kernels::Activation::kGeluTanh;
   } else {
     fields.Refuse(family.keys.activation, Quote(name),
@@ -116,16 +161,29 @@ void ReadActivation(ConfigFields& fields, const Family& family,
 }
 
 void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
-  const bool by_config = family.biases == Biases::kByConfig;
-  const bool all = family.biases == Biases::kAll;
-  spec.output_bias = all;
-  if (by_config) {
-    spec.output_bias = fields.Bool("attention_bias", false);
-    spec.mlp_bias = fields.Bool("mlp_bias", false);
-  } else {
-    spec.mlp_bias = all;
+  switch (family.biases) {
+    case Biases::kNone:
+      break;
+    case Biases::kByConfig:
+      spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", false);
+      spec.mlp_bias = fields.Bool("mlp_bias", false);
+      break;
+    case Biases::kQkv:
+      spec.qkv_bias = true;
+      break;
+    case Biases::kQkvByConfig:
+      spec.qkv_bias = fields.Bool("attention_bias", true);
+      spec.output_bias = fields.Bool("attention_out_bias", false);
+      spec.mlp_bias = fields.Bool("mlp_bias", false);
+      break;
+    case Biases::kUseBias:
+      spec.qkv_bias = spec.output_bias = spec.mlp_bias =
+          fields.Bool("use_bias", false);
+      break;
+    case Biases::kAll:
+      spec.qkv_bias = spec.output_bias = spec.mlp_bias = true;
+      break;
   }
-  spec.qkv_bias = spec.output_bias || family.biases == Biases::kQkv;
 }
 
 // Experts are in every layer or in none.
@@ -174,6 +232,34 @@ void ReadLayerTypes(ConfigFields& fields, const json& types, ModelSpec& spec) {
   }
 }
 
+// "no_rope_layers", a 1 for each layer that turns.
+void ReadUnturned(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (family.no_rope_interval == 0) return;
+  static constexpr char kField[] = "no_rope_layers";
+  const int interval =
+      fields.Int("no_rope_layer_interval", 1, 1 << 20, family.no_rope_interval);
+  const json* turned = fields.Find(kField);
+  const std::string expected = absl::StrCat(
+      "a list of ", spec.layers, " numbers, 1 for a layer that turns, else 0");
+  if (turned != nullptr &&
+      (!turned->is_array() || static_cast<int>(turned->size()) < spec.layers)) {
+    return fields.Refuse(kField, ShowJson(*turned), expected);
+  }
+  for (int i = 0; i < spec.layers; ++i) {
+    const json turns = turned != nullptr
+                           ? (*turned)[i]
+                           : json((i + 1) % interval != 0 ? 1 : 0);
+    if (turns != 0 && turns != 1) {
+      return fields.Refuse(kField, ShowJson(turns), expected);
+    }
+    spec.no_rope.push_back(turns == 0);
+  }
+  if (std::find(spec.no_rope.begin(), spec.no_rope.end(), true) ==
+      spec.no_rope.end()) {
+    spec.no_rope.clear();
+  }
+}
+
 // Which layers have a window. One as long as the context is none.
 void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.windows == Windows::kNone) return;
@@ -183,7 +269,9 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.window == 0 && fields.Find("sliding_window") == nullptr) return;
   spec.window = fields.Int("sliding_window", 1, kMaxPositions, family.window);
   spec.windowed.assign(spec.layers, true);
-  if (opt_in) {
+  if (family.no_rope_interval > 0) {
+    for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = !spec.turns(i);
+  } else if (opt_in) {
     const int from = fields.Int("max_window_layers", 0, 1 << 20, 28);
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
   }
@@ -356,9 +444,13 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
     return absl::InvalidArgumentError(
         absl::StrCat(config_path, ": must be a JSON object"));
   }
-  ConfigFields fields(config_path, *parsed);
-  const Family* family = FindFamily(fields);
-  if (family == nullptr) return fields.status();
+  ConfigFields whole(config_path, *parsed);
+  const Family* family = FindFamily(whole);
+  if (family == nullptr) return whole.status();
+  const json text = TextConfig(whole, *family, *parsed);
+  if (!whole.status().ok()) return whole.status();
+  ConfigFields fields(config_path, text.is_null() ? *parsed : text,
+                      text.is_null() ? "" : "text_config.");
   ModelSpec spec;
   spec.architecture = std::string(family->architecture);
   spec.names = family->names;
@@ -367,6 +459,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   if (!fields.status().ok()) return fields.status();
   spec.norm_eps =
       fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
+  ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
   ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
            &spec.max_positions, &spec.rope, &spec.local_rope);
@@ -419,14 +512,18 @@ std::string ModelSpec::Canonical() const {
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);
   }
+  const auto bits = [](const std::vector<bool>& flags) {
+    return absl::StrJoin(flags, "", [](std::string* out, bool one) {
+      out->push_back(one ? '1' : '0');
+    });
+  };
+  if (!no_rope.empty()) {
+    absl::StrAppendFormat(&text, " no_rope=%s", bits(no_rope));
+  }
   if (window > 0) {
     absl::StrAppendFormat(&text, " window=%d windowed=%s local_theta=%.17g%s",
-                          window,
-                          absl::StrJoin(windowed, "",
-                                        [](std::string* out, bool one) {
-                                          out->push_back(one ? '1' : '0');
-                                        }),
-                          local_rope.theta, local_rope.Canonical());
+                          window, bits(windowed), local_rope.theta,
+                          local_rope.Canonical());
   }
   if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
     absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);

@@ -50,6 +50,7 @@ struct ModelSpec {
   double norm_eps = 1e-6;
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
+  std::vector<bool> no_rope;   // [layers] do not turn; empty: all do
   int window = 0;              // positions that those see; 0: there are none
   std::vector<bool> windowed;  // [layers], or empty without a window
   double attention_scale = 1;  // of scores
@@ -70,6 +71,7 @@ struct ModelSpec {
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
+  bool turns(int layer) const { return no_rope.empty() || !no_rope[layer]; }
   // Positions that no layer sees beyond; 0 if one sees all.
   int common_window() const {
     const bool all =

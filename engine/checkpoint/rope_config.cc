@@ -147,7 +147,8 @@ int OriginalPositions(ConfigFields& scaling, const Context& context,
 int ReadRotaryDim(ConfigFields& fields, const Context& context) {
   static constexpr char kField[] = "partial_rotary_factor";
   const double beside = context.rotary_factor;
-  const double factor = fields.Double(kField, 0, 1, beside > 0 ? beside : 1.0);
+  const double factor = fields.Double(
+      kField, 0, 1, beside > 0 ? beside : context.family.rotary_factor);
   if (beside > 0 && factor != beside) {
     fields.Refuse(kField, absl::StrCat(factor),
                   absl::StrCat(beside, ", as beside it, or left out"));
@@ -298,6 +299,7 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
   if (fields.Find("partial_rotary_factor") != nullptr) {
     context.rotary_factor = fields.Double("partial_rotary_factor", 0, 1);
   }
+  rope->interleaved = local->interleaved = family.interleaved_rope;
   rope->theta = fields.Double("rope_theta", 1, 1e12, family.rope_theta);
   const bool has_local = family.local_rope_theta > 0;
   if (has_local) {

@@ -29,7 +29,8 @@ struct RopeSpec {
   };
   Kind kind = Kind::kDefault;
   double theta = 10000;
-  int rotary_dim = 0;  // leading dimensions of a head that turn; 0: all
+  int rotary_dim = 0;        // leading dimensions of a head that turn; 0: all
+  bool interleaved = false;  // 2i turns with 2i + 1, not with i + half of them
   double factor = 1;
   double attention_factor = 1;     // of cos and sin; kYarn and kLongRope
   int original_max_positions = 0;  // that the model was trained with at first

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "common/failpoint.h"
 #include "engine/checkpoint/json.h"
 
@@ -48,6 +49,28 @@ std::vector<std::string> OtherWeights(const std::string& directory) {
   return names;
 }
 
+// What a model that sees has beside its text part.
+constexpr absl::string_view kOtherParts[] = {"vision_tower.",
+                                             "multi_modal_projector."};
+
+// An adapter's tensors have PEFT's prefix.
+std::string TextName(absl::string_view name) {
+  static constexpr absl::string_view kAdapter = "base_model.model.";
+  static constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
+      {"language_model.model.", "model."},
+      {"language_model.lm_head.", "lm_head."},
+      {"model.language_model.", "model."}};
+  const absl::string_view lead =
+      absl::StartsWith(name, kAdapter) ? kAdapter : absl::string_view();
+  const absl::string_view own = absl::StripPrefix(name, lead);
+  for (const auto& [whole, text] : kNames) {
+    if (absl::StartsWith(own, whole)) {
+      return absl::StrCat(lead, text, absl::StripPrefix(own, whole));
+    }
+  }
+  return std::string(name);
+}
+
 bool ByName(const TensorInfo& a, const TensorInfo& b) {
   return a.name < b.name;
 }
@@ -83,7 +106,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
           ? checkpoint.AddFile(MappedFile::Open(checkpoint.main_path_))
           : checkpoint.OpenShards(directory);
   if (!status.ok()) return status;
-  checkpoint.Index();
+  const absl::Status indexed = checkpoint.Index();
+  if (!indexed.ok()) return indexed;
   return checkpoint;
 }
 
@@ -94,15 +118,45 @@ absl::StatusOr<Checkpoint> Checkpoint::CopyFile(const std::string& path,
   const absl::Status status =
       checkpoint.AddFile(MappedFile::Copy(path, max_bytes));
   if (!status.ok()) return status;
-  checkpoint.Index();
+  const absl::Status indexed = checkpoint.Index();
+  if (!indexed.ok()) return indexed;
   return checkpoint;
 }
 
-void Checkpoint::Index() {
+absl::Status Checkpoint::Index() {
+  KeepText();
   std::sort(tensors_.begin(), tensors_.end(), ByName);
+  const auto twice =
+      std::adjacent_find(tensors_.begin(), tensors_.end(),
+                         [](const TensorInfo& a, const TensorInfo& b) {
+                           return a.name == b.name;
+                         });
+  if (twice != tensors_.end()) {
+    return InvalidFile(path(*twice), absl::StrCat("tensor ", Quote(twice->name),
+                                                  " is there twice"));
+  }
   for (const TensorInfo& tensor : tensors_) {
     total_bytes_ += tensor.end - tensor.begin;
   }
+  return absl::OkStatus();
+}
+
+void Checkpoint::KeepText() {
+  bool renamed = false;
+  for (TensorInfo& tensor : tensors_) {
+    std::string name = TextName(tensor.name);
+    if (name == tensor.name) continue;
+    tensor.name = std::move(name);
+    renamed = true;
+  }
+  if (!renamed) return;
+  std::erase_if(tensors_, [](const TensorInfo& tensor) {
+    return std::any_of(std::begin(kOtherParts), std::end(kOtherParts),
+                       [&](absl::string_view part) {
+                         return absl::StartsWith(
+                             absl::StripPrefix(tensor.name, "model."), part);
+                       });
+  });
 }
 
 absl::Status Checkpoint::AddFile(absl::StatusOr<MappedFile> file) {

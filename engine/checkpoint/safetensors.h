@@ -54,7 +54,10 @@ struct TensorInfo {
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
     const std::string& path, absl::Span<const std::byte> file);
 
-// A checkpoint whose files stay mapped while it lives.
+// A checkpoint whose files stay mapped while it lives. Of a model that sees
+// too, only the part that reads and writes text, under the names that a text
+// model has: "language_model.model.X", or "model.language_model.X" as
+// transformers has called it since 4.52, is "model.X".
 class Checkpoint {
  public:
   // What MainPath finds, with the shards that an index names.
@@ -90,7 +93,8 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   absl::Status AddFile(absl::StatusOr<MappedFile> file);
-  void Index();
+  absl::Status Index();
+  void KeepText();
   absl::Status OpenShards(const std::string& directory);
   absl::StatusOr<kernels::HostTensor> Typed(
       std::string_view name, absl::Span<const int64_t> shape) const;

@@ -91,6 +91,7 @@ class Model {
   const std::vector<Layer>& layers() const { return layers_; }
   const Norm& final_norm() const { return final_norm_; }
   const kernels::RopeTable& rope(int layer) const {
+    if (!spec_.turns(layer)) return no_rope_;
     return spec_.is_windowed(layer) ? local_rope_ : rope_;
   }
   // Learned ones, [max_positions, hidden], f32, device; null: there are none.
@@ -110,6 +111,7 @@ class Model {
   Norm final_norm_;
   kernels::RopeTable rope_;
   kernels::RopeTable local_rope_;
+  kernels::RopeTable no_rope_;  // nothing turns
   const float* positions_ = nullptr;
   std::unique_ptr<kernels::Buffer> vectors_;  // norms, biases, rope tables
 };

@@ -98,15 +98,17 @@ RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions) {
 
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
   std::vector<int> order;
-  if (rope.turned(head_dim) == head_dim) return order;
+  if (rope.turned(head_dim) == head_dim && !rope.interleaved) return order;
   const int half = head_dim / 2;
-  const int pairs = rope.rotary_dim / 2;
+  const int pairs = rope.turned(head_dim) / 2;
   for (int head = 0; head < heads; ++head) {
     for (int place = 0; place < head_dim; ++place) {
       const int pair = place % half;
       const int second = place / half;
+      const int turning =
+          rope.interleaved ? 2 * pair + second : second * pairs + pair;
       const int row = pair < pairs
-                          ? second * pairs + pair
+                          ? turning
                           : 2 * pairs + second * (half - pairs) + pair - pairs;
       order.push_back(head * head_dim + row);
     }

@@ -21,7 +21,7 @@ struct RopeTables {
 RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions);
 
 // Kernels turn dimension i with i + head_dim / 2, all of a head. Where only the
-// first rotary_dim turn, i with i + rotary_dim / 2, rows of query and key are
+// first rotary_dim turn, or neighbours turn together, rows of query and key are
 // kept in another order, which no score depends on: which row of a checkpoint's
 // `heads` heads stands at each place. Empty: as they are.
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads);

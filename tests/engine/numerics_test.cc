@@ -280,7 +280,8 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, OtherFamilies,
                                          "gemma2_f32", "gemma3_f32", "gpt2_f32",
                                          "mixtral_f32", "qwen2_window_f32",
                                          "qwen3_f32", "qwen3_moe_f32",
-                                         "starcoder2_f32", "llama_dynamic_f32",
+                                         "starcoder2_f32", "smollm3_f32",
+                                         "glm4_f32", "llama_dynamic_f32",
                                          "llama_yarn_f32", "llama_long_f32"),
                          [](const auto& test) { return test.param; });
 

@@ -36,8 +36,14 @@ MIN_GAP = 2e-4
 GOLDENS = checkpoints.CASES.parent
 
 
+def model_class(case: dict) -> type:
+    if "vision_config" in case["config"]:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def load(case: dict, directory: pathlib.Path) -> torch.nn.Module:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = model_class(case).from_pretrained(
         directory, dtype=torch.float64, attn_implementation="eager",
         experts_implementation="eager")
     model.eval()
@@ -62,7 +68,7 @@ def saved_tensors(case: dict) -> list:
         path = pathlib.Path(directory)
         (path / "config.json").write_text(json.dumps(case["config"]))
         config = transformers.AutoConfig.from_pretrained(path)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        model_class(case).from_config(config).save_pretrained(path)
         raw = (path / "model.safetensors").read_bytes()
     header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
     return [[name, entry["shape"]] for name, entry in sorted(header.items())
@@ -104,7 +110,7 @@ def goldens(case: dict, directory: pathlib.Path, lengths: list[int] | None = Non
 
 
 def weights_fingerprint(directory: pathlib.Path) -> str:
-    """engine/model/fingerprint.h's "weights", stated once more."""
+    """engine/model/fingerprint.h's "weights", stated once more; of the text part."""
     def text(value: str) -> bytes:
         return f"{len(value.encode())}:{value}".encode()
 
@@ -113,8 +119,11 @@ def weights_fingerprint(directory: pathlib.Path) -> str:
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")
         for name, entry in json.loads(raw[8:8 + length]).items():
+            if name == "__metadata__" or name.startswith(("vision_tower.", "multi_modal_projector.")):
+                continue
             begin, end = (8 + length + o for o in entry["data_offsets"])
-            entries[name] = (entry["dtype"], entry["shape"], raw[begin:end])
+            entries[name.removeprefix("language_model.")] = (
+                entry["dtype"], entry["shape"], raw[begin:end])
     whole = hashlib.sha256()
     for name, (dtype, shape, data) in sorted(entries.items()):
         pieces = hashlib.sha256()

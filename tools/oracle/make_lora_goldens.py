@@ -50,6 +50,16 @@ ADAPTERS = {
     "phi4_mini_fused": {
         "why": "outputs of which a part turns", "base": "phi4_mini_f32", "seed": 107,
         "dtype": "F32", "config": {"r": 4, "lora_alpha": 8, "target_modules": ["qkv_proj"]}},
+    "glm_all": {
+        "why": "outputs whose neighbours turn together", "base": "glm_f32", "seed": 108,
+        "dtype": "F32",
+        "config": {"r": 4, "lora_alpha": 8,
+                   "target_modules": [*ATTENTION, "gate_up_proj", "down_proj"]}},
+    "gemma3_whole": {
+        "why": "the text part of a model that sees too", "base": "gemma3_whole_f32", "seed": 109,
+        "dtype": "F32",
+        "config": {"r": 4, "lora_alpha": 8,
+                   "target_modules": r".*language_model.*\.(q_proj|v_proj|down_proj)"}},
     "gpt2_all": {
         "why": "transposed matrices, no gates", "base": "gpt2_f32", "seed": 105, "dtype": "F32",
         "config": {"r": 4, "lora_alpha": 8, "fan_in_fan_out": True,

@@ -52,6 +52,31 @@ inline json Gemma3() {
   return config;
 }
 
+// Of the model that sees too.
+inline json Gemma3Whole() {
+  return {{"architectures", {"Gemma3ForConditionalGeneration"}},
+          {"vision_config", {{"hidden_size", 16}}},
+          {"eos_token_id", {1, 6}},
+          {"text_config",
+           {{"model_type", "gemma3_text"},
+            {"hidden_size", 64},
+            {"intermediate_size", 128},
+            {"num_hidden_layers", 2}}}};
+}
+
+inline json SmolLm3() {
+  json config = Llama();
+  config["architectures"] = {"SmolLM3ForCausalLM"};
+  return config;
+}
+
+inline json Glm4() {
+  json config = Llama();
+  config["architectures"] = {"Glm4ForCausalLM"};
+  config["head_dim"] = 16;
+  return config;
+}
+
 inline json Mixtral() {
   json config = Mistral();
   config["architectures"] = {"MixtralForCausalLM"};

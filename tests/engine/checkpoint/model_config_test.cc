@@ -255,6 +255,120 @@ TEST(ModelConfig, Qwen3MoeCountsItsExpertsUnderEitherKey) {
   }
 }
 
+// Gemma3Config, Gemma3TextConfig.
+TEST(ModelConfig, OfAModelThatSeesTheTextPartIsRead) {
+  const auto whole = Parse(Gemma3Whole());
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->heads, 8);
+  EXPECT_EQ(whole->kv_heads, 4);
+  EXPECT_EQ(whole->head_dim, 256);
+  EXPECT_EQ(whole->vocab_size, 262208);
+  EXPECT_TRUE(whole->tied_head);
+  EXPECT_THAT(whole->eos_ids, ElementsAre(1, 6));
+  json text = Gemma3Whole()["text_config"];
+  text["architectures"] = {"Gemma3ForCausalLM"};
+  const auto alone = Parse(text);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(whole->Canonical(), alone->Canonical());
+}
+
+TEST(ModelConfig, WhatATextPartSaysGoesBeforeTheWhole) {
+  json config = With(Gemma3Whole(), {{"tie_word_embeddings", true}});
+  config["text_config"]["tie_word_embeddings"] = false;
+  config["text_config"]["eos_token_id"] = 3;
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->tied_head);
+  EXPECT_THAT(spec->eos_ids, ElementsAre(3));
+  config.erase("architectures");
+  config["model_type"] = "gemma3";
+  const auto by_type = Parse(config);
+  ASSERT_TRUE(by_type.ok()) << by_type.status();
+  EXPECT_EQ(by_type->Canonical(), spec->Canonical());
+}
+
+// SmolLM3Config.
+TEST(ModelConfig, EveryFourthLayerOfSmolLm3DoesNotTurn) {
+  const auto unturned = [](const json& changes) {
+    return Parse(With(SmolLm3(), With({{"num_hidden_layers", 5}}, changes)))
+        ->no_rope;
+  };
+  EXPECT_THAT(unturned(json::object()),
+              ElementsAre(false, false, false, true, false));
+  EXPECT_THAT(unturned({{"no_rope_layer_interval", 2}}),
+              ElementsAre(false, true, false, true, false));
+  // Longer lists than there are layers are allowed.
+  EXPECT_THAT(unturned({{"no_rope_layers", {0, 1, 1, 1, 0, 0}}}),
+              ElementsAre(true, false, false, false, true));
+  EXPECT_THAT(unturned({{"no_rope_layers", {1, 1, 1, 1, 1}}}),
+              testing::IsEmpty());
+}
+
+TEST(ModelConfig, LayersOfSmolLm3ThatDoNotTurnSeeTheWindow) {
+  const json windows = {{"num_hidden_layers", 4},
+                        {"use_sliding_window", true},
+                        {"max_window_layers", 1},
+                        {"sliding_window", 512}};
+  const auto spec = Parse(With(SmolLm3(), windows));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->windowed, ElementsAre(false, false, false, true));
+  EXPECT_EQ(Parse(With(SmolLm3(), {{"sliding_window", 512}}))->window, 0);
+}
+
+// GlmConfig, Glm4Config, Ernie4_5Config.
+TEST(ModelConfig, NeighboursTurnTogetherInSomeFamilies) {
+  const auto glm = Parse(Glm4());
+  ASSERT_TRUE(glm.ok()) << glm.status();
+  EXPECT_TRUE(glm->rope.interleaved);
+  EXPECT_EQ(glm->rope.rotary_dim, 8);  // half a head
+  EXPECT_EQ(
+      Parse(With(Glm4(), {{"partial_rotary_factor", 1.0}}))->rope.rotary_dim,
+      0);
+  const auto ernie =
+      Parse(With(Glm4(), {{"architectures", {"Ernie4_5ForCausalLM"}}}));
+  ASSERT_TRUE(ernie.ok()) << ernie.status();
+  EXPECT_TRUE(ernie->rope.interleaved);
+  EXPECT_EQ(ernie->rope.rotary_dim, 0);
+  EXPECT_FALSE(Parse(Llama())->rope.interleaved);
+}
+
+TEST(ModelConfig, BiasesAreWhereTheFamilyHasThem) {
+  const auto biases = [](const char* architecture, const json& changes) {
+    json config = With(Llama(), changes);
+    config["architectures"] = {architecture};
+    config["head_dim"] = 16;
+    config["num_key_value_heads"] = 2;
+    const auto spec = Parse(config);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return std::vector<bool>{spec->qkv_bias, spec->output_bias, spec->mlp_bias};
+  };
+  const json none = json::object();
+  EXPECT_THAT(biases("LlamaForCausalLM", {{"attention_bias", true}}),
+              ElementsAre(true, true, false));
+  EXPECT_THAT(biases("Qwen2ForCausalLM", none),
+              ElementsAre(true, false, false));
+  EXPECT_THAT(biases("Glm4ForCausalLM", none), ElementsAre(true, false, false));
+  EXPECT_THAT(biases("Glm4ForCausalLM", {{"attention_bias", false}}),
+              ElementsAre(false, false, false));
+  EXPECT_THAT(biases("SeedOssForCausalLM", {{"attention_out_bias", true}}),
+              ElementsAre(true, true, false));
+  EXPECT_THAT(biases("Ernie4_5ForCausalLM", none),
+              ElementsAre(false, false, false));
+  EXPECT_THAT(biases("Ernie4_5ForCausalLM", {{"use_bias", true}}),
+              ElementsAre(true, true, true));
+  EXPECT_THAT(biases("Starcoder2ForCausalLM", none),
+              ElementsAre(true, true, true));
+}
+
+TEST(ModelConfig, GemmasOldGeluMeansTanh) {
+  const auto spec =
+      Parse(With(Mistral(), {{"architectures", {"GemmaForCausalLM"}},
+                             {"hidden_act", "gelu"}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->activation, kernels::Activation::kGeluTanh);
+  EXPECT_EQ(spec->embedding_scale, 8);
+}
+
 TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
   const std::pair<const char*, json> kConfigs[] = {
       {"unknown keys",

@@ -382,6 +382,47 @@ TEST(Checkpoint, TheOnlyFileOfAWholeModelMayHaveAnyName) {
   EXPECT_EQ(usual->Find("x"), nullptr);
 }
 
+std::vector<std::string> NamesIn(const FileTensors& tensors) {
+  TempDir dir;
+  dir.Write("model.safetensors", SafetensorsFile(tensors));
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  if (!checkpoint.ok()) return {std::string(checkpoint.status().message())};
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : checkpoint->tensors()) {
+    names.push_back(tensor.name);
+    EXPECT_EQ(checkpoint->bytes(tensor).front(), std::byte{7});
+  }
+  EXPECT_EQ(checkpoint->total_bytes(), 4 * names.size());
+  return names;
+}
+
+TEST(Checkpoint, OfAModelThatSeesTheTextPartIsThere) {
+  const FileTensor own = {"F32", {1}, std::string("\7\0\0\0", 4)};
+  const FileTensor other = {"F32", {1}, std::string("\1\0\0\0", 4)};
+  EXPECT_THAT(NamesIn({{"language_model.lm_head.weight", own},
+                       {"language_model.model.norm.weight", own},
+                       {"multi_modal_projector.norm.weight", other},
+                       {"vision_tower.ln_pre.weight", other}}),
+              ElementsAre("lm_head.weight", "model.norm.weight"));
+  EXPECT_THAT(NamesIn({{"lm_head.weight", own},
+                       {"model.language_model.norm.weight", own},
+                       {"model.multi_modal_projector.norm.weight", other},
+                       {"model.vision_tower.ln_pre.weight", other}}),
+              ElementsAre("lm_head.weight", "model.norm.weight"));
+  EXPECT_THAT(
+      NamesIn({{"base_model.model.model.language_model.layers.0.q", own},
+               {"base_model.model.language_model.model.layers.1.q", own}}),
+      ElementsAre("base_model.model.model.layers.0.q",
+                  "base_model.model.model.layers.1.q"));
+  // Without a text part nothing is another's.
+  EXPECT_THAT(NamesIn({{"vision_tower.ln_pre.weight", own}}),
+              ElementsAre("vision_tower.ln_pre.weight"));
+  EXPECT_THAT(
+      NamesIn({{"language_model.model.norm.weight", own},
+               {"model.language_model.norm.weight", own}}),
+      ElementsAre(HasSubstr("tensor \"model.norm.weight\" is there twice")));
+}
+
 TEST(Checkpoint, FollowsLinksAsModelCachesAreMadeOfThem) {
   TempDir dir;
   dir.Write("blob", OneTensorFile("x"));

@@ -517,6 +517,15 @@ TEST(Rope, TablesTurnByPositionTimesFrequency) {
   }
 }
 
+TEST(Rope, NeighboursThatTurnTogetherStandHalfAHeadApart) {
+  EXPECT_THAT(RotaryOrder({.theta = 10000, .interleaved = true}, 8, 2),
+              testing::ElementsAre(0, 2, 4, 6, 1, 3, 5, 7,  //
+                                   8, 10, 12, 14, 9, 11, 13, 15));
+  EXPECT_THAT(
+      RotaryOrder({.theta = 10000, .rotary_dim = 4, .interleaved = true}, 8, 1),
+      testing::ElementsAre(0, 2, 4, 5, 1, 3, 6, 7));
+}
+
 TEST(Rope, WhatDoesNotTurnStandsBehindWhatDoes) {
   const RopeSpec rope{.theta = 10000, .rotary_dim = 4, .attention_factor = 2};
   EXPECT_THAT(RotaryOrder(rope, 8, 2),
