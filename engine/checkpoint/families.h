@@ -126,6 +126,7 @@ struct Family {
   // windows those see one. 0: all turn.
   int no_rope_interval = 0;
   bool scaled_embedding = false;           // times sqrt(hidden_size)
+  bool multipliers = false;                // Granite's four
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
   bool gelu_is_tanh = false;               // by old files' "gelu"

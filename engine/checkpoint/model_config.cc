@@ -304,6 +304,20 @@ void DropIdleWindow(const Family& family, ModelSpec& spec) {
   spec.windowed.clear();
 }
 
+// Of Granite, whose layers' outputs are added times `residual`. Here they are
+// added as they are, to a stream that is 1 / residual of its own: norms take
+// all of that out again, with an epsilon in the same measure.
+void ReadMultipliers(ConfigFields& fields, ModelSpec& spec) {
+  const auto multiplier = [&](const char* field) {
+    return fields.Double(field, 1e-4, 1e6, 1.0);
+  };
+  const double residual = multiplier("residual_multiplier");
+  spec.embedding_scale = multiplier("embedding_multiplier") / residual;
+  spec.norm_eps /= residual * residual;
+  spec.attention_scale = multiplier("attention_multiplier");
+  spec.logit_scale = 1 / multiplier("logits_scaling");
+}
+
 // What scales and caps scores, logits and the embedding.
 void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   double per_head = spec.head_dim;
@@ -313,7 +327,9 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.attention_scale = 1 / std::sqrt(per_head);
   if (family.scaled_embedding) {
     spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
+    spec.embedding_scale_rounds = true;
   }
+  if (family.multipliers) ReadMultipliers(fields, spec);
   if (!family.caps) return;
   const auto cap = [&](const char* field, double fallback) {
     return fields.HasNull(field) ? 0.0
@@ -531,6 +547,10 @@ std::string ModelSpec::Canonical() const {
   if (experts > 0) {
     absl::StrAppendFormat(&text, " experts=%d of %d normalised=%d",
                           experts_per_token, experts, normalised_routes);
+  }
+  if (logit_scale != 1 || (embedding_scale != 1 && !embedding_scale_rounds)) {
+    absl::StrAppendFormat(&text, " embedding_scale=%.17g logit_scale=%.17g",
+                          embedding_scale, logit_scale);
   }
   if (score_cap > 0)
     absl::StrAppendFormat(&text, " score_cap=%.17g", score_cap);

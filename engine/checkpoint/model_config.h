@@ -55,8 +55,10 @@ struct ModelSpec {
   std::vector<bool> windowed;  // [layers], or empty without a window
   double attention_scale = 1;  // of scores
   double score_cap = 0;        // 0: none
-  double logit_cap = 0;        // 0: none
+  double logit_scale = 1;
+  double logit_cap = 0;  // 0: none
   double embedding_scale = 1;
+  bool embedding_scale_rounds = false;  // to the embedding's type
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;

@@ -191,8 +191,9 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
   }
   pass.Norm(n, model.final_norm(), x, delta, w.normed);
   backend.Logits(queue, n, w.normed, model.head(), w.logits);
-  if (spec.logit_cap > 0) {
-    backend.ScaleLogits(queue, n, spec.vocab_size, 1,
+  if (spec.logit_cap > 0 || spec.logit_scale != 1) {
+    backend.ScaleLogits(queue, n, spec.vocab_size,
+                        static_cast<float>(spec.logit_scale),
                         static_cast<float>(spec.logit_cap), w.logits);
   }
 }

@@ -267,7 +267,10 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
 void ModelLoader::RoundEmbeddingScale() {
   const TensorInfo* const embedding =
       checkpoint_.Find(NameOf(spec_.names.embedding, ".weight"));
-  if (embedding == nullptr || embedding->dtype != "BF16") return;
+  if (!spec_.embedding_scale_rounds || embedding == nullptr ||
+      embedding->dtype != "BF16") {
+    return;
+  }
   auto bits = std::bit_cast<uint32_t>(
       static_cast<float>(model_->spec_.embedding_scale));
   bits += 0x7fffu + (bits >> 16 & 1u);  // to nearest, ties to even

@@ -360,6 +360,32 @@ TEST(ModelConfig, BiasesAreWhereTheFamilyHasThem) {
               ElementsAre(true, true, true));
 }
 
+// GraniteConfig; what layers add is scaled by a stream that is longer by as
+// much.
+TEST(ModelConfig, GranitesMultipliersScaleWhatIsAddedTo) {
+  const json granite = With(Llama(), {{"architectures", {"GraniteForCausalLM"}},
+                                      {"rms_norm_eps", 1e-5},
+                                      {"embedding_multiplier", 12.0},
+                                      {"attention_multiplier", 0.125},
+                                      {"residual_multiplier", 0.5},
+                                      {"logits_scaling", 8.0}});
+  const auto spec = Parse(granite);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->embedding_scale, 24);
+  EXPECT_FALSE(spec->embedding_scale_rounds);
+  EXPECT_EQ(spec->norm_eps, 1e-5 / 0.25);
+  EXPECT_EQ(spec->attention_scale, 0.125);
+  EXPECT_EQ(spec->logit_scale, 0.125);
+  for (const char* field : {"embedding_multiplier", "attention_multiplier",
+                            "residual_multiplier", "logits_scaling"}) {
+    EXPECT_NE(Parse(With(granite, {{field, 2.0}}))->Canonical(),
+              spec->Canonical())
+        << field;
+  }
+  const auto plain = Parse(With(Llama(), {{"embedding_multiplier", 12.0}}));
+  EXPECT_EQ(plain->embedding_scale, 1);
+}
+
 TEST(ModelConfig, GemmasOldGeluMeansTanh) {
   const auto spec =
       Parse(With(Mistral(), {{"architectures", {"GemmaForCausalLM"}},
