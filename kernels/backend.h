@@ -337,9 +337,15 @@ class Backend {
                      float scale, const float* positions, void* out) = 0;
 
   // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight; all [num_rows, dim].
-  // With `delta`, first x += delta (the residual), in place.
+  // With `delta`, first x += delta (the residual), in place. Without `weight`,
+  // out = x.
   virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                        const void* delta, const float* weight, void* out) = 0;
+
+  // The same of x in place, whose rows of `dim` lie `stride` elements apart.
+  // REQUIRES: both are multiples of 8.
+  virtual void NormInPlace(Queue& queue, int num_rows, int dim, int64_t stride,
+                           float eps, const float* weight, void* x) = 0;
 
   // out[r] = (x[r] - mean) / sqrt(mean((x[r] - mean)^2) + eps) * weight + bias,
   // with `delta` as RmsNorm has it; `bias` [dim].

@@ -52,6 +52,14 @@ constexpr TensorNames kGlm4Names = {
 constexpr TensorNames kStarCoder2Names = {
     .gate = "", .up = "mlp.c_fc", .down = "mlp.c_proj"};
 
+constexpr TensorNames kOlmo2Names = {
+    .input_norm = "",
+    .query_norm = "self_attn.q_norm",
+    .key_norm = "self_attn.k_norm",
+    .attention_output_norm = "post_attention_layernorm",
+    .mlp_norm = "",
+    .mlp_output_norm = "post_feedforward_layernorm"};
+
 constexpr TensorNames WithHeadNorms(TensorNames names) {
   names.query_norm = "self_attn.q_norm";
   names.key_norm = "self_attn.k_norm";
@@ -216,6 +224,31 @@ constexpr Family kFamilies[] = {
      .head_dim = 128,
      .max_positions = 524288,
      .biases = Biases::kQkvByConfig},
+    {.architecture = "Olmo2ForCausalLM",
+     .model_type = "olmo2",
+     .norm_eps = 1e-5,
+     .biases = Biases::kByConfig,
+     .wide_norms = true,
+     .names = kOlmo2Names},
+    {.architecture = "Olmo3ForCausalLM",
+     .model_type = "olmo3",
+     .window = 4096,
+     .window_pattern = 4,
+     .norm_eps = 1e-5,
+     .rope_theta = 500000,
+     .local_rope_theta = 500000,
+     .biases = Biases::kByConfig,
+     .windows = Windows::kMixed,
+     .wide_norms = true,
+     .names = kOlmo2Names},
+    {.architecture = "OlmoeForCausalLM",
+     .model_type = "olmoe",
+     .max_positions = 4096,
+     .norm_eps = 1e-5,
+     .biases = Biases::kByConfig,
+     .wide_norms = true,
+     .names = kQwen3MoeNames,
+     .keys = {.experts = "num_experts"}},
     {.architecture = "Starcoder2ForCausalLM",
      .model_type = "starcoder2",
      .kv_heads = 2,

@@ -30,7 +30,7 @@ struct TensorNames {
   std::string_view head = "lm_head";
 
   std::string_view layers = "model.layers.";
-  std::string_view input_norm = "input_layernorm";
+  std::string_view input_norm = "input_layernorm";  // empty: not normed
   std::string_view query = "self_attn.q_proj";
   std::string_view key = "self_attn.k_proj";
   std::string_view value = "self_attn.v_proj";
@@ -127,6 +127,7 @@ struct Family {
   int no_rope_interval = 0;
   bool scaled_embedding = false;           // times sqrt(hidden_size)
   bool multipliers = false;                // Granite's four
+  bool wide_norms = false;                 // of q and of k, all heads together
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
   bool gelu_is_tanh = false;               // by old files' "gelu"

@@ -353,6 +353,9 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"scale_attn_weights", true}};
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  if (const json* clip = fields.Find("clip_qkv"); clip != nullptr) {
+    fields.Refuse("clip_qkv", ShowJson(*clip), "null or left out");
+  }
   for (const auto& [field, expected] : flags) {
     if (fields.Bool(field, expected) != expected) {
       fields.Refuse(field, expected ? "false" : "true",
@@ -471,6 +474,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.architecture = std::string(family->architecture);
   spec.names = family->names;
   spec.norm = family->norm;
+  spec.wide_norms = family->wide_norms;
   ReadShapes(fields, *family, spec);
   if (!fields.status().ok()) return fields.status();
   spec.norm_eps =

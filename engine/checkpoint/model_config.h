@@ -48,6 +48,7 @@ struct ModelSpec {
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
+  bool wide_norms = false;  // of q and k: of all heads together
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
   std::vector<bool> no_rope;   // [layers] do not turn; empty: all do

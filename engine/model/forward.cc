@@ -20,7 +20,8 @@ struct Pass {
   const StepAdapters& adapters;
   const int32_t* slots;  // of the rows that are left
 
-  // out = norm of x, after x += delta unless that is null.
+  // out = norm of x, or x where there is none, after x += delta unless that is
+  // null.
   void Norm(int rows, const Model::Norm& norm, void* x, const void* delta,
             void* out) const {
     const ModelSpec& spec = model.spec();
@@ -32,6 +33,25 @@ struct Pass {
       backend.LayerNorm(queue, rows, spec.hidden_size, eps, x, delta,
                         norm.weight, norm.bias, out);
     }
+  }
+
+  // Norms q and k where the family does that to all heads together; what is
+  // left for each head.
+  kernels::HeadNorms NormHeads(int rows, const Model::Layer& layer,
+                               Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const auto eps = static_cast<float>(spec.norm_eps);
+    if (!spec.wide_norms) {
+      return {layer.query_norm.weight, layer.key_norm.weight, eps};
+    }
+    const int query = spec.heads * spec.head_dim;
+    std::byte* const key = static_cast<std::byte*>(w.qkv) +
+                           query * SizeOf(backend.activation_type());
+    backend.NormInPlace(queue, rows, query, spec.qkv_rows(), eps,
+                        layer.query_norm.weight, w.qkv);
+    backend.NormInPlace(queue, rows, spec.kv_heads * spec.head_dim,
+                        spec.qkv_rows(), eps, layer.key_norm.weight, key);
+    return {};
   }
 
   void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
@@ -142,7 +162,6 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
   const int hidden = spec.hidden_size;
   const int query = spec.heads * spec.head_dim;
   const int last = spec.layers - 1;
-  const auto eps = static_cast<float>(spec.norm_eps);
   kernels::AttentionOptions look{
       .scale = static_cast<float>(spec.attention_scale),
       .soft_cap = static_cast<float>(spec.score_cap)};
@@ -160,9 +179,9 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
     pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
-    backend.RopeAppend(queue, seen, spec.heads, model.rope(i),
-                       {layer.query_norm.weight, layer.key_norm.weight, eps},
-                       w.qkv, cache, place.layer);
+    const kernels::HeadNorms norms = pass.NormHeads(n, layer, w);
+    backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv,
+                       cache, place.layer);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;

@@ -230,8 +230,11 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   status.Update(norm(names.input_norm, hidden, layer.input_norm));
   status.Update(
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv));
-  status.Update(norm(names.query_norm, spec_.head_dim, layer.query_norm));
-  status.Update(norm(names.key_norm, spec_.head_dim, layer.key_norm));
+  const bool wide_norms = spec_.wide_norms;
+  status.Update(norm(names.query_norm, wide_norms ? query : spec_.head_dim,
+                     layer.query_norm));
+  status.Update(
+      norm(names.key_norm, wide_norms ? key : spec_.head_dim, layer.key_norm));
   status.Update(packer_.Pack({{name(names.output, ".weight"), hidden}}, query,
                              MatrixUse::kProduct, layer.output));
   status.Update(

@@ -168,6 +168,17 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void NormInPlace(Queue& queue, int num_rows, int dim, int64_t stride,
+                   float eps, const float* weight, void* x) override {
+    Put(queue,
+        [this, num_rows, dim, stride, eps, weight, x = static_cast<float*>(x)] {
+          ForRows(pool_, num_rows, dim, [&](int row) {
+            float* const own = x + row * stride;
+            table_.rms_norm(dim, eps, own, nullptr, weight, own);
+          });
+        });
+  }
+
   void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                  const void* delta, const float* weight, const float* bias,
                  void* out) override {

@@ -10,6 +10,7 @@
 // clang-format on
 
 #include <cmath>
+#include <cstring>
 
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/kernel_table.h"
@@ -38,6 +39,10 @@ void RmsNormRow(int dim, float eps, float* x, const float* delta,
       StoreFirst16(v, x + i, dim - i);
     }
     squares = Fma(v, v, squares);
+  }
+  if (weight == nullptr) {
+    std::memmove(out, x, static_cast<size_t>(dim) * sizeof(float));
+    return;
   }
   const float mean = Sum16(squares) / static_cast<float>(dim);
   const F16 scale = Set16(1.0f / std::sqrt(mean + eps));

@@ -143,6 +143,21 @@ class CudaBackend final : public Backend {
               "norm");
   }
 
+  void NormInPlace(Queue& queue, int num_rows, int dim, int64_t stride,
+                   float eps, const float* weight, void* x) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchRmsNorm(own.stream(), activation_,
+                            {.x = x,
+                             .delta = nullptr,
+                             .weight = weight,
+                             .out = x,
+                             .num_rows = num_rows,
+                             .dim = dim,
+                             .eps = eps,
+                             .stride = stride}),
+              "norm in place");
+  }
+
   void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                  const void* delta, const float* weight, const float* bias,
                  void* out) override {

@@ -114,11 +114,12 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
 struct RmsNormParams {
   void* x;              // [num_rows, dim], += delta in place
   const void* delta;    // [num_rows, dim] or null
-  const float* weight;  // [dim]
-  void* out;            // [num_rows, dim]
+  const float* weight;  // [dim]; null: out = x
+  void* out;            // [num_rows, dim], may be x
   int num_rows;
   int dim;
   float eps;
+  int64_t stride = 0;  // from row to row of all three; 0: dim
 };
 int LaunchRmsNorm(const Stream& stream, DType activation,
                   const RmsNormParams& params);

@@ -35,14 +35,15 @@ struct RmsNormKernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t first = int64_t{g.block_x()} * p.dim;
+    const int64_t stride = p.stride == 0 ? p.dim : p.stride;
+    const int64_t first = int64_t{g.block_x()} * stride;
     T* const x = static_cast<T*>(p.x) + first;
     const T* const delta =
         p.delta == nullptr ? nullptr : static_cast<const T*>(p.delta) + first;
     T* const row = reinterpret_cast<T*>(g.shared());
     const int padded = Chunks(p.dim) * kChunk;
     float* const sums = reinterpret_cast<float*>(row + padded);
-    const bool aligned = Aligned(p.dim);
+    const bool aligned = Aligned(p.dim) && stride % kChunk == 0;
 
     float squares = 0.0f;
     for (int i = g.thread() * kChunk; i < p.dim; i += kThreads * kChunk) {
@@ -70,8 +71,10 @@ struct RmsNormKernel {
       float v[kChunk];
       float w[kChunk];
       LoadChunk(row + i, kChunk, true, v);
-      LoadChunk(p.weight + i, count, aligned, w);
-      for (int j = 0; j < kChunk; ++j) v[j] = Mul(Mul(v[j], scale), w[j]);
+      if (p.weight != nullptr) {
+        LoadChunk(p.weight + i, count, aligned, w);
+        for (int j = 0; j < kChunk; ++j) v[j] = Mul(Mul(v[j], scale), w[j]);
+      }
       StoreChunk(out + i, count, aligned, v);
     }
   }

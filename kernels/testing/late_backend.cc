@@ -270,6 +270,12 @@ class LateBackend final : public Backend {
       inner_->RmsNorm(inner, num_rows, dim, eps, x, delta, weight, out);
     });
   }
+  void NormInPlace(Queue& queue, int num_rows, int dim, int64_t stride,
+                   float eps, const float* weight, void* x) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->NormInPlace(inner, num_rows, dim, stride, eps, weight, x);
+    });
+  }
   void LayerNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                  const void* delta, const float* weight, const float* bias,
                  void* out) override {

@@ -111,7 +111,8 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "gemma2_f32",         "gemma3_f32",
                            "gpt2_f32",           "mixtral_f32",
                            "qwen3_moe_f32",      "starcoder2_f32",
-                           "smollm3_f32",        "glm4_f32"}) {
+                           "smollm3_f32",        "glm4_f32",
+                           "olmo2_f32",          "olmoe_f32"}) {
     if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
     const TinyCheckpoint checkpoint(name);

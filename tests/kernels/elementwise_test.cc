@@ -68,6 +68,46 @@ TEST(ElementwiseTest, RmsNormAddsTheResidualAndIsWithinTheErrorBound) {
   }
 }
 
+TEST(ElementwiseTest, RmsNormWithoutWeightsIsTheSum) {
+  for (const int dim : kDims) {
+    const auto x = RandomFloats(static_cast<size_t>(dim), 21);
+    const auto delta = RandomFloats(static_cast<size_t>(dim), 22);
+    auto sum = x;
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += delta[i];
+    Device device(MakeBackend());
+    float* const device_x = device.Upload(x);
+    float* const out = device.New<float>(sum.size());
+    device->RmsNorm(device.queue(), 1, dim, 1e-5f, device_x,
+                    device.Upload(delta), nullptr, out);
+    EXPECT_TRUE(SameBits(device.Download(out, sum.size()), sum));
+    EXPECT_TRUE(SameBits(device.Download(device_x, sum.size()), sum));
+  }
+}
+
+// The middle 24 of rows of 40 are normed as rows of their own are.
+TEST(ElementwiseTest, NormInPlaceLeavesWhatLiesBesideIt) {
+  constexpr int kRows = 5, kDim = 24, kStride = 40, kBefore = 8;
+  const auto x = RandomFloats(kRows * kStride, 24);
+  const auto weight = RandomFloats(kDim, 25);
+  Device device(MakeBackend());
+  float* const in_place = device.Upload(x);
+  device->NormInPlace(device.queue(), kRows, kDim, kStride, 1e-5f,
+                      device.Upload(weight), in_place + kBefore);
+  const auto got = device.Download(in_place, x.size());
+  auto expected = x;
+  for (int row = 0; row < kRows; ++row) {
+    const auto begin = x.begin() + row * kStride + kBefore;
+    float* const out = device.New<float>(kDim);
+    device->RmsNorm(device.queue(), 1, kDim, 1e-5f,
+                    device.Upload(std::vector<float>(begin, begin + kDim)),
+                    nullptr, device.Upload(weight), out);
+    const auto normed = device.Download(out, kDim);
+    std::copy(normed.begin(), normed.end(),
+              expected.begin() + row * kStride + kBefore);
+  }
+  EXPECT_TRUE(SameBits(got, expected));
+}
+
 TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
   const auto x = RandomFloats(100, 24);
   Device device(MakeBackend());

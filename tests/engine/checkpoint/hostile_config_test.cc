@@ -273,6 +273,8 @@ std::vector<HostileConfig> HostileConfigs() {
        "no_rope_layer_interval: 0"},
       {"exact GELU where tanh is not what it means",
        With(Gemma3(), {{"hidden_activation", "gelu"}}), "hidden_activation"},
+      {"products that are clipped", llama({{"clip_qkv", 8.0}}),
+       "clip_qkv: 8.0; must be null or left out"},
       {"GPT-2 without its own keys",
        With(Llama(), {{"architectures", {"GPT2LMHeadModel"}}}),
        "n_embd: missing"},

@@ -386,6 +386,27 @@ TEST(ModelConfig, GranitesMultipliersScaleWhatIsAddedTo) {
   EXPECT_EQ(plain->embedding_scale, 1);
 }
 
+// Olmo3Config: yarn is for the layers that see all.
+TEST(ModelConfig, WindowedLayersOfOlmo3TurnAsTheyWereTrained) {
+  const auto spec =
+      Parse(With(Llama(), {{"architectures", {"Olmo3ForCausalLM"}},
+                           {"num_hidden_layers", 5},
+                           {"max_position_embeddings", 8192},
+                           {"rope_scaling",
+                            {{"rope_type", "yarn"},
+                             {"factor", 8.0},
+                             {"original_max_position_embeddings", 1024}}}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->wide_norms);
+  EXPECT_EQ(spec->window, 4096);
+  EXPECT_THAT(spec->windowed, ElementsAre(true, true, true, false, true));
+  EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kYarn);
+  EXPECT_EQ(spec->local_rope.kind, RopeSpec::Kind::kDefault);
+  EXPECT_EQ(spec->rope.theta, 500000);
+  EXPECT_EQ(spec->local_rope.theta, 500000);
+  EXPECT_EQ(spec->max_positions, 8192);
+}
+
 TEST(ModelConfig, GemmasOldGeluMeansTanh) {
   const auto spec =
       Parse(With(Mistral(), {{"architectures", {"GemmaForCausalLM"}},

@@ -14,6 +14,65 @@ TEST(CudaRows, NormIsTheContractsWhateverTheSchedule) {
   }
 }
 
+// The middle of rows that lie apart gets the bits of rows of its own.
+TEST(CudaRows, NormInPlaceLeavesWhatLiesBesideIt) {
+  constexpr int kRows = 3, kBefore = 8;
+  for (const auto& [dim, stride] : {std::pair(24, 40), std::pair(520, 1048)}) {
+    for (const DType type : kTypes) {
+      const auto all = RandomOf(type, int64_t{kRows} * stride, 31);
+      const auto weight = RandomFloats(At(dim), 32);
+      Guarded x(type, int64_t{kRows} * stride);
+      const auto bytes = Encode(type, all);
+      std::memcpy(x.data(), bytes.data(), bytes.size());
+      std::byte* const middle =
+          static_cast<std::byte*>(x.data()) + kBefore * SizeOf(type);
+      ASSERT_EQ(LaunchRmsNorm(StreamOf(Generation::kHopper), type,
+                              {middle, nullptr, weight.data(), middle, kRows,
+                               dim, 1e-5f, stride}),
+                0);
+      auto expected = all;
+      for (int row = 0; row < kRows; ++row) {
+        const auto begin = expected.begin() + row * stride + kBefore;
+        Guarded own(type, dim);
+        const auto mine = Encode(type, {begin, begin + dim});
+        std::memcpy(own.data(), mine.data(), mine.size());
+        ASSERT_EQ(LaunchRmsNorm(StreamOf(Generation::kHopper), type,
+                                {own.data(), nullptr, weight.data(), own.data(),
+                                 1, dim, 1e-5f}),
+                  0);
+        const auto normed = own.Values();
+        std::copy(normed.begin(), normed.end(), begin);
+      }
+      EXPECT_TRUE(SameBits(x.Values(), expected)) << Name(type) << " " << dim;
+      EXPECT_TRUE(x.Kept());
+    }
+  }
+}
+
+TEST(CudaRows, NormWithoutWeightsIsTheSum) {
+  for (const int dim : kSizes) {
+    for (const DType type : kTypes) {
+      const auto x = RandomOf(type, dim, 33);
+      const auto delta = RandomOf(type, dim, 34);
+      auto sum = x;
+      for (size_t i = 0; i < sum.size(); ++i) {
+        sum[i] = RoundedTo(type, sum[i] + delta[i]);
+      }
+      Guarded in(type, dim), out(type, dim);
+      const auto bytes = Encode(type, x);
+      const auto added = Encode(type, delta);
+      std::memcpy(in.data(), bytes.data(), bytes.size());
+      ASSERT_EQ(LaunchRmsNorm(StreamOf(Generation::kHopper), type,
+                              {in.data(), added.data(), nullptr, out.data(), 1,
+                               dim, 1e-5f}),
+                0);
+      EXPECT_TRUE(SameBits(out.Values(), sum)) << Name(type) << " " << dim;
+      EXPECT_TRUE(SameBits(in.Values(), sum)) << Name(type) << " " << dim;
+      EXPECT_TRUE(in.Kept() && out.Kept());
+    }
+  }
+}
+
 TEST(CudaRows, RopeRotatesAndAppendsWhateverTheSchedule) {
   for (const emulator::Settings& settings : kSettings) {
     const ScopedSettings scoped(settings);
