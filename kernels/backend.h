@@ -154,6 +154,8 @@ struct Rows {
 struct RopeTable {
   const float* cos = nullptr;  // [max_positions, head_dim / 2]; null: none
   const float* sin = nullptr;  // [max_positions, head_dim / 2]
+  // [max_positions], what queries are multiplied by behind it; null: nothing
+  const float* query_scale = nullptr;
 };
 
 // RmsNorm of each head of Q and of K before it is rotated.
@@ -370,9 +372,10 @@ class Backend {
 
   // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V. Norms
   // the heads of Q and K where `norms` are, and rounds them; then rotates
-  // them where there is a rope. Q is written in place, K and V to the cache's
-  // `layer` at rows.slots, rounded to the activation type and then to the
-  // cache's, or quantised vector by vector (kernels/quantise.h).
+  // them where there is a rope, and scales Q where that does, rounded. Q is
+  // written in place, K and V to the cache's `layer` at rows.slots, rounded to
+  // the activation type and then to the cache's, or quantised vector by vector
+  // (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
                           const RopeTable& rope, const HeadNorms& norms,
                           void* qkv, KvCache& cache, int layer) = 0;

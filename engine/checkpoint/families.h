@@ -128,6 +128,7 @@ struct Family {
   bool scaled_embedding = false;           // times sqrt(hidden_size)
   bool multipliers = false;                // Granite's four
   bool wide_norms = false;                 // of q and of k, all heads together
+  bool scaled_queries = false;             // by "llama_4_scaling_beta"
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
   bool gelu_is_tanh = false;               // by old files' "gelu"

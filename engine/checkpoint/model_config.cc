@@ -25,7 +25,10 @@ std::string OneOf(std::string_view Family::*name,
   std::vector<std::string_view> names;
   for (const Family& family : Families()) {
     names.push_back(family.*name);
-    if (!(family.*whole).empty()) names.push_back(family.*whole);
+    const std::string_view part_of = family.*whole;
+    const bool known =
+        std::find(names.begin(), names.end(), part_of) != names.end();
+    if (!part_of.empty() && !known) names.push_back(part_of);
   }
   return absl::StrCat(
       "one of ",
@@ -72,25 +75,37 @@ const Family* FindFamily(ConfigFields& fields) {
 }
 
 // What a model's config says of the part that reads and writes text, where it
-// has others; null: it has none.
-json TextConfig(ConfigFields& fields, const Family& family,
-                const json& config) {
-  const json* text = fields.Find("text_config");
+// has others; null: it has none. `family` becomes that part's, where several
+// are part of such a model.
+json TextConfig(ConfigFields& fields, const json& config,
+                const Family*& family) {
   const json* architectures = fields.Find("architectures");
-  const bool whole = architectures != nullptr
-                         ? architectures->front() == family.whole
-                         : fields.String("model_type", "") == family.whole_type;
+  const bool whole =
+      architectures != nullptr
+          ? architectures->front() == family->whole
+          : fields.String("model_type", "") == family->whole_type;
   if (!whole) return nullptr;
+  const json* text = fields.Find("text_config");
   if (text == nullptr || !text->is_object()) {
     fields.Refuse("text_config", text == nullptr ? "missing" : ShowJson(*text),
                   "an object");
     return nullptr;
   }
   json merged = *text;
-  if (const auto type = merged.find("model_type");
-      type != merged.end() && *type != family.model_type) {
-    fields.Refuse("text_config.model_type", ShowJson(*type),
-                  std::string(family.model_type));
+  if (const auto type = merged.find("model_type"); type != merged.end()) {
+    std::vector<std::string> known;
+    const std::string_view name = family->whole;
+    family = nullptr;
+    for (const Family& part : Families()) {
+      if (part.whole != name) continue;
+      known.emplace_back(part.model_type);
+      if (*type == part.model_type) family = &part;
+    }
+    if (family == nullptr) {
+      fields.Refuse("text_config.model_type", ShowJson(*type),
+                    absl::StrJoin(known, " or "));
+      return nullptr;
+    }
   }
   for (const char* key :
        {"tie_word_embeddings", "quantization_config", "eos_token_id"}) {
@@ -466,7 +481,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ConfigFields whole(config_path, *parsed);
   const Family* family = FindFamily(whole);
   if (family == nullptr) return whole.status();
-  const json text = TextConfig(whole, *family, *parsed);
+  const json text = TextConfig(whole, *parsed, family);
   if (!whole.status().ok()) return whole.status();
   ConfigFields fields(config_path, text.is_null() ? *parsed : text,
                       text.is_null() ? "" : "text_config.");

@@ -279,6 +279,13 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   }
   if (rope.kind == Kind::kYarn) ReadYarn(scaling, context, rope);
   if (rope.kind == Kind::kLongRope) ReadLongRope(scaling, context, rope);
+  if (context.family.scaled_queries) {
+    rope.query_beta = scaling.Double("llama_4_scaling_beta", 0, 100, 0.0);
+    if (rope.query_beta > 0 && rope.kind != Kind::kYarn) {
+      scaling.Refuse("rope_type", Quote(scaling.String("rope_type", "default")),
+                     "yarn beside llama_4_scaling_beta");
+    }
+  }
   fields.Fail(scaling.status());
   return Stretched(rope, context);
 }
@@ -310,6 +317,9 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     AddKey(fields, key, family, slides, full, sliding);
   }
+  if (family.scaled_queries && full.object.is_null()) {
+    fields.Refuse("rope_parameters", "missing", "an object");
+  }
   *max_positions = ReadScaling(fields, full, context, *rope);
   ReadScaling(fields, sliding, context, *local);
   if (!has_local) *local = *rope;
@@ -338,9 +348,11 @@ std::string RopeSpec::Canonical() const {
     case Kind::kYarn:
       return absl::StrFormat(
           " rope=yarn factor=%.17g attention=%.17g original=%d fast=%.17g "
-          "slow=%.17g truncate=%d",
+          "slow=%.17g truncate=%d%s",
           factor, attention_factor, original_max_positions, beta_fast,
-          beta_slow, truncate);
+          beta_slow, truncate,
+          query_beta > 0 ? absl::StrFormat(" query_beta=%.17g", query_beta)
+                         : "");
     case Kind::kLongRope:
       return absl::StrFormat(
           " rope=longrope attention=%.17g factors=%s", attention_factor,

@@ -47,6 +47,11 @@ struct RopeSpec {
   double beta_slow = 1;
   bool truncate = true;  // the ramp's ends to whole pairs
 
+  // Queries are multiplied by 1 + query_beta * ln(1 + n), where n is how often
+  // original_max_positions goes into their position: attention stays as sharp
+  // over more keys than the model was trained with.
+  double query_beta = 0;
+
   // kLongRope, [rotary_dim / 2]: up to original_max_positions, and beyond.
   std::vector<double> short_factors = {};
   std::vector<double> long_factors = {};

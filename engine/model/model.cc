@@ -382,6 +382,8 @@ void ModelLoader::AddRope(RopeSpec& rope, kernels::RopeTable& table) {
       MakeRopeTables(rope, spec_.head_dim, model_->max_positions_);
   AddValues(tables.cos, &table.cos);
   AddValues(tables.sin, &table.sin);
+  const std::vector<float> scales = QueryScales(rope, model_->max_positions_);
+  if (!scales.empty()) AddValues(scales, &table.query_scale);
 }
 
 absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {

@@ -96,6 +96,17 @@ RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions) {
   return tables;
 }
 
+std::vector<float> QueryScales(const RopeSpec& rope, int positions) {
+  std::vector<float> scales;
+  if (rope.query_beta == 0) return scales;
+  for (int position = 0; position < positions; ++position) {
+    const int times = position / rope.original_max_positions;
+    scales.push_back(
+        static_cast<float>(1 + rope.query_beta * std::log(1.0 + times)));
+  }
+  return scales;
+}
+
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
   std::vector<int> order;
   if (rope.turned(head_dim) == head_dim && !rope.interleaved) return order;

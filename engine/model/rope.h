@@ -20,6 +20,9 @@ struct RopeTables {
 };
 RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions);
 
+// What queries are multiplied by at each position; empty: nothing.
+std::vector<float> QueryScales(const RopeSpec& rope, int positions);
+
 // Kernels turn dimension i with i + head_dim / 2, all of a head. Where only the
 // first rotary_dim turn, or neighbours turn together, rows of query and key are
 // kept in another order, which no score depends on: which row of a checkpoint's

@@ -239,6 +239,9 @@ class CpuBackend final : public Backend {
              .head_dim = layout.head_dim,
              .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
              .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
+             .query_scale = rope.query_scale == nullptr
+                                ? 1.0f
+                                : rope.query_scale[positions[row]],
              .norms = norms,
              .layout = &layout,
              .block = kv.Block(layer, slot / layout.block_size),

@@ -205,6 +205,9 @@ void RopeAppendRow(const RopePiece& p) {
                  h < p.heads ? p.norms.query : p.norms.key, head);
     }
     if (p.cos != nullptr) Rotate(half, p.cos, p.sin, head);
+    if (h < p.heads && p.query_scale != 1) {
+      for (int i = 0; i < p.head_dim; ++i) head[i] *= p.query_scale;
+    }
   }
   const float* const k = p.qkv + p.heads * p.head_dim;
   if (p.layout->type != DType::kBF16) {

@@ -143,6 +143,7 @@ struct RopePiece {
   int head_dim;
   const float* cos;  // [head_dim / 2]; null: no rotation
   const float* sin;
+  float query_scale;
   HeadNorms norms;
   const KvLayout* layout;
   std::byte* block;

@@ -221,7 +221,8 @@ class CudaBackend final : public Backend {
                                 .layer = layer,
                                 .query_norm = norms.query,
                                 .key_norm = norms.key,
-                                .norm_eps = norms.eps}),
+                                .norm_eps = norms.eps,
+                                .query_scale = rope.query_scale}),
               "rope");
   }
 

@@ -344,6 +344,7 @@ struct RopeAppendParams {
   const float* query_norm = nullptr;  // [head_dim]; null: no norms
   const float* key_norm = nullptr;    // [head_dim]
   float norm_eps = 0;
+  const float* query_scale = nullptr;  // [positions]; null: none
 };
 int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& params);

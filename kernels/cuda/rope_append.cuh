@@ -8,8 +8,8 @@
 //   a' = a * cos - b * sin, b' = b * cos + a * sin
 //
 // every product and sum rounded on its own, the results to the activation
-// type first and then to the cache's, or quantised (kernels/quantise.h), which
-// attention always reads.
+// type first (Q's again, times its scale) and then to the cache's, or quantised
+// (kernels/quantise.h), which attention always reads.
 
 #ifndef TANDEM_KERNELS_CUDA_ROPE_APPEND_CUH_
 #define TANDEM_KERNELS_CUDA_ROPE_APPEND_CUH_
@@ -71,6 +71,11 @@ struct RopeAppendKernel {
         a[n] = RoundTo<T>(turned);
       }
       if (!cached) {
+        if (p.query_scale != nullptr) {
+          const float scale = p.query_scale[p.positions[row]];
+          a[n] = Mul(a[n], scale);
+          b[n] = Mul(b[n], scale);
+        }
         x[i] = FromFloat<T>(a[n]);
         x[i + half] = FromFloat<T>(b[n]);
       }

@@ -108,6 +108,44 @@ TEST(ElementwiseTest, NormInPlaceLeavesWhatLiesBesideIt) {
   EXPECT_TRUE(SameBits(got, expected));
 }
 
+// Behind their rotation; keys are not.
+TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
+  constexpr int kHeads = 2, kDim = 16, kWidth = (kHeads + 2) * kDim;
+  const std::vector<int32_t> positions = {3, 0};
+  const std::vector<float> scales = {1.0f, 7.0f, 7.0f, 1.25f};
+  const auto qkv = RandomFloats(2 * kWidth, 26);
+  const auto cos = RandomFloats(4 * kDim / 2, 27);
+  const auto sin = RandomFloats(4 * kDim / 2, 28);
+  const auto run = [&](bool scaled, std::vector<float>* keys) {
+    Device device(MakeBackend());
+    auto cache = *device->NewKvCache({1, 1, kDim, 16, 2, DType::kF32});
+    Rows rows;
+    rows.num_rows = 2;
+    rows.positions = device.Upload(positions);
+    rows.slots = device.Upload(std::vector<int32_t>{16, 17});
+    float* const x = device.Upload(qkv);
+    device->RopeAppend(device.queue(), rows, kHeads,
+                       {device.Upload(cos), device.Upload(sin),
+                        scaled ? device.Upload(scales) : nullptr},
+                       {}, x, *cache, 0);
+    const auto got = device.Download(x, qkv.size());
+    for (const int row : {0, 1}) {
+      const auto begin = got.begin() + row * kWidth + kHeads * kDim;
+      keys->insert(keys->end(), begin, begin + kDim);
+    }
+    return got;
+  };
+  std::vector<float> keys, plain_keys;
+  const auto got = run(true, &keys);
+  const auto plain = run(false, &plain_keys);
+  EXPECT_TRUE(SameBits(keys, plain_keys));
+  for (int row = 0; row < 2; ++row) {
+    for (int i = row * kWidth; i < row * kWidth + kHeads * kDim; ++i) {
+      EXPECT_EQ(got[i], plain[i] * scales[positions[row]]);
+    }
+  }
+}
+
 TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
   const auto x = RandomFloats(100, 24);
   Device device(MakeBackend());

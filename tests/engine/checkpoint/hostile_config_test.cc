@@ -50,7 +50,7 @@ std::vector<HostileConfig> HostileConfigs() {
        "architectures: \"MambaForCausalLM\"; must be one of "
        "LlamaForCausalLM, MistralForCausalLM, "
        "Mistral3ForConditionalGeneration, "
-       "Qwen2ForCausalLM"},
+       "Ministral3ForCausalLM, Qwen2ForCausalLM"},
       {"a family without a name", llama({{"architectures", {""}}}),
        "architectures: \"\"; must be one of"},
       {"a family that is a number", llama({{"architectures", {7}}}),
@@ -62,7 +62,8 @@ std::vector<HostileConfig> HostileConfigs() {
        llama({{"architectures", "LlamaForCausalLM"}}), "architectures:"},
       {"another type and no family",
        With(Without(Llama(), "architectures"), {{"model_type", "mamba"}}),
-       "model_type: \"mamba\"; must be one of llama, mistral, mistral3, qwen2"},
+       "model_type: \"mamba\"; must be one of llama, mistral, mistral3, "
+       "ministral3, qwen2"},
       {"no width", Without(Llama(), "hidden_size"),
        "hidden_size: missing; must be a whole number from 8 to 1048576"},
       {"width 0", llama({{"hidden_size", 0}}), "hidden_size: 0; must be"},
@@ -260,6 +261,18 @@ std::vector<HostileConfig> HostileConfigs() {
       {"the text part of another family",
        With(Gemma3Whole(), {{"text_config", {{"model_type", "llama"}}}}),
        "text_config.model_type: \"llama\"; must be gemma3_text"},
+      {"the text part of none that is known",
+       With(Gemma3Whole(),
+            {{"architectures", {"Mistral3ForConditionalGeneration"}}}),
+       "text_config.model_type: \"gemma3_text\"; must be mistral or "
+       "ministral3"},
+      {"queries that grow by nothing",
+       With(Mistral(), {{"architectures", {"Ministral3ForCausalLM"}}}),
+       "rope_parameters: missing; must be an object"},
+      {"queries that grow without a first context",
+       With(Mistral(), {{"architectures", {"Ministral3ForCausalLM"}},
+                        {"rope_parameters", {{"llama_4_scaling_beta", 0.1}}}}),
+       "rope_parameters.rope_type: \"default\"; must be yarn beside"},
       {"a text part without its width",
        With(Gemma3Whole(), {{"text_config", json::object()}}),
        "text_config.hidden_size: missing"},

@@ -517,6 +517,15 @@ TEST(Rope, TablesTurnByPositionTimesFrequency) {
   }
 }
 
+TEST(Rope, QueriesGrowWithTheirPosition) {
+  EXPECT_THAT(QueryScales({.original_max_positions = 2, .query_beta = 0.5}, 5),
+              testing::ElementsAre(
+                  1, 1, 1 + 0.5f * std::log(2.0f), 1 + 0.5f * std::log(2.0f),
+                  testing::FloatEq(1 + 0.5f * std::log(3.0f))));
+  EXPECT_THAT(QueryScales({.original_max_positions = 2}, 5),
+              testing::IsEmpty());
+}
+
 TEST(Rope, NeighboursThatTurnTogetherStandHalfAHeadApart) {
   EXPECT_THAT(RotaryOrder({.theta = 10000, .interleaved = true}, 8, 2),
               testing::ElementsAre(0, 2, 4, 6, 1, 3, 5, 7,  //

@@ -195,11 +195,12 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
   struct Case {
     DType type, cache;
     int heads, kv_heads, head_dim, block_size;
+    bool scales;  // queries
   };
-  const Case cases[] = {{DType::kF32, DType::kF32, 4, 2, 8, 16},
-                        {DType::kF32, DType::kBF16, 3, 1, 24, 8},
-                        {DType::kBF16, DType::kBF16, 4, 4, 256, 16},
-                        {DType::kF16, DType::kF16, 8, 2, 64, 32}};
+  const Case cases[] = {{DType::kF32, DType::kF32, 4, 2, 8, 16, true},
+                        {DType::kF32, DType::kBF16, 3, 1, 24, 8, false},
+                        {DType::kBF16, DType::kBF16, 4, 4, 256, 16, true},
+                        {DType::kF16, DType::kF16, 8, 2, 64, 32, false}};
   const std::vector<int32_t> positions = {0, 5, 17, 3};
   for (const Case& c : cases) {
     const std::vector<int32_t> slots = {c.block_size - 1, 0, 2 * c.block_size,
@@ -210,6 +211,7 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
     const auto qkv = RandomOf(c.type, int64_t{rows} * width, 51);
     const auto cos = RandomFloats(At(18 * half), 52);
     const auto sin = RandomFloats(At(18 * half), 53);
+    const auto scales = RandomFloats(18, 54);
     KvView kv{nullptr, c.cache, 3, c.kv_heads, c.head_dim, c.block_size};
     Guarded cache(c.cache, 2 * kv.layer_stride());
     kv.data = cache.data();
@@ -217,9 +219,17 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
     Guarded rotated(c.type, int64_t{rows} * width);
     const auto bytes = Encode(c.type, qkv);
     std::memcpy(rotated.data(), bytes.data(), bytes.size());
-    TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), c.type,
-                           {positions.data(), slots.data(), cos.data(),
-                            sin.data(), rotated.data(), kv, rows, c.heads, 1}));
+    RopeAppendParams params = {positions.data(),
+                               slots.data(),
+                               cos.data(),
+                               sin.data(),
+                               rotated.data(),
+                               kv,
+                               rows,
+                               c.heads,
+                               1};
+    if (c.scales) params.query_scale = scales.data();
+    TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), c.type, params));
     auto expected_cache = before;
     auto expected = qkv;
     for (int row = 0; row < rows; ++row) {
@@ -235,8 +245,9 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
             a = RoundedTo(c.type, turned);
           }
           if (head < c.heads) {
-            expected[at] = a;
-            expected[at + At(half)] = b;
+            const float scale = c.scales ? scales[At(positions[At(row)])] : 1;
+            expected[at] = RoundedTo(c.type, a * scale);
+            expected[at + At(half)] = RoundedTo(c.type, b * scale);
             continue;
           }
           const int kv_head = head - c.heads;
