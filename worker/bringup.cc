@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/cpu_limits.h"
 #include "common/features.h"
 #include "common/log.h"
 #include "common/memory_limit.h"
@@ -89,15 +90,20 @@ bool KeepsF32(const std::optional<DType>& flag,
   return Activations(flag, checkpoint) != DType::kBF16;
 }
 
+// Whether products on a CPU have weights whose inputs may be rounded.
+bool HasBf16Products(std::optional<DType> quantisation, bool keeps_f32) {
+  if (!quantisation) return !keeps_f32;
+  return quantisation != DType::kInt8 && quantisation != DType::kInt4;
+}
+
 // What chains on a CPU round their inputs to.
 absl::StatusOr<DType> ActivationsOnCpu(const WorkerFlags& flags,
                                        std::optional<DType> quantisation,
                                        bool keeps_f32, DType kv_dtype) {
   if (flags.activation_dtype != "bf16") return DType::kF32;
-  const bool codes =
-      quantisation == DType::kInt8 || quantisation == DType::kInt4;
-  const bool weights = quantisation ? !codes : !keeps_f32;
-  if (weights || kv_dtype == DType::kBF16) return DType::kBF16;
+  if (HasBf16Products(quantisation, keeps_f32) || kv_dtype == DType::kBF16) {
+    return DType::kBF16;
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "--activation-dtype bf16 is for weights or a KV cache in bf16; here they "
       "are ",
@@ -403,6 +409,12 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   }
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
+  if (!opened->is_cuda() && flags.activation_dtype == "auto" &&
+      HasBf16Products(*quantisation, keeps_f32) && CpuGainsByBf16Dots()) {
+    LogInfo(
+        "this CPU computes prompts up to 1.8 times as fast with "
+        "--activation-dtype bf16, which rounds what products read, as on GPUs");
+  }
 
   absl::StatusOr<std::vector<std::string>> ways =
       Ways(flags.handoff, opened->is_cuda());
