@@ -66,6 +66,24 @@ constexpr TensorNames WithHeadNorms(TensorNames names) {
   return names;
 }
 
+constexpr Family Qwen2ThatSees(std::string_view whole,
+                               std::string_view model_type,
+                               std::string_view whole_type) {
+  return {.architecture = whole,
+          .model_type = model_type,
+          .whole = whole,
+          .whole_type = whole_type,
+          .flat_whole = true,
+          .kv_heads = 8,
+          .max_positions = 32768,
+          .window = 4096,
+          .max_window_layers = 80,
+          .norm_eps = 1e-5,
+          .rope_theta = 1e6,
+          .biases = Biases::kQkv,
+          .windows = Windows::kOptIn};
+}
+
 constexpr Family kFamilies[] = {
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
@@ -95,6 +113,20 @@ constexpr Family kFamilies[] = {
      .window = 4096,
      .biases = Biases::kQkv,
      .windows = Windows::kOptIn},
+    Qwen2ThatSees("Qwen2VLForConditionalGeneration", "qwen2_vl_text",
+                  "qwen2_vl"),
+    Qwen2ThatSees("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text",
+                  "qwen2_5_vl"),
+    {.architecture = "Qwen3VLForConditionalGeneration",
+     .model_type = "qwen3_vl_text",
+     .whole = "Qwen3VLForConditionalGeneration",
+     .whole_type = "qwen3_vl",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .max_positions = 128000,
+     .rope_theta = 500000,
+     .biases = Biases::kByConfig,
+     .names = WithHeadNorms({})},
     {.architecture = "Qwen3ForCausalLM",
      .model_type = "qwen3",
      .kv_heads = 32,

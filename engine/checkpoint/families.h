@@ -97,6 +97,7 @@ struct Family {
   // The model that sees and hears too, of which this is "text_config".
   std::string_view whole = "";
   std::string_view whole_type = "";
+  bool flat_whole = false;  // whose keys may stand in the whole's config itself
 
   // Keys that are left out.
   int heads = 0;       // 0: must be there
@@ -106,6 +107,7 @@ struct Family {
   int max_positions = 2048;
   int window = 0;          // 0: none
   int window_pattern = 0;  // every n-th layer sees all
+  int max_window_layers = 28;
   double norm_eps = 1e-6;
   double rope_theta = 10000;
   double local_rope_theta = 0;  // 0: windowed layers turn as the others do

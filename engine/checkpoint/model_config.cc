@@ -86,6 +86,7 @@ json TextConfig(ConfigFields& fields, const json& config,
           : fields.String("model_type", "") == family->whole_type;
   if (!whole) return nullptr;
   const json* text = fields.Find("text_config");
+  if (text == nullptr && family->flat_whole) return nullptr;
   if (text == nullptr || !text->is_object()) {
     fields.Refuse("text_config", text == nullptr ? "missing" : ShowJson(*text),
                   "an object");
@@ -287,7 +288,8 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.no_rope_interval > 0) {
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = !spec.turns(i);
   } else if (opt_in) {
-    const int from = fields.Int("max_window_layers", 0, 1 << 20, 28);
+    const int from =
+        fields.Int("max_window_layers", 0, 1 << 20, family.max_window_layers);
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
   }
   if (family.windows == Windows::kMixed) {

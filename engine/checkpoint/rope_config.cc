@@ -123,6 +123,8 @@ Kind KindOf(ConfigFields& scaling, const Family& family) {
     return Kind::kLongRope;
   }
   if (kind == "yarn") return Kind::kYarn;
+  // Of pictures' positions: those of text are the same in all sections.
+  if (kind == "mrope" && family.flat_whole) return Kind::kDefault;
   scaling.Refuse("rope_type", Quote(kind),
                  "default, linear, dynamic, yarn, longrope or llama3");
   return Kind::kDefault;

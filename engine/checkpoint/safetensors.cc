@@ -50,8 +50,8 @@ std::vector<std::string> OtherWeights(const std::string& directory) {
 }
 
 // What a model that sees has beside its text part.
-constexpr absl::string_view kOtherParts[] = {"vision_tower.",
-                                             "multi_modal_projector."};
+constexpr absl::string_view kOtherParts[] = {
+    "vision_tower.", "multi_modal_projector.", "visual."};
 
 // An adapter's tensors have PEFT's prefix.
 std::string TextName(absl::string_view name) {
@@ -142,14 +142,7 @@ absl::Status Checkpoint::Index() {
 }
 
 void Checkpoint::KeepText() {
-  bool renamed = false;
-  for (TensorInfo& tensor : tensors_) {
-    std::string name = TextName(tensor.name);
-    if (name == tensor.name) continue;
-    tensor.name = std::move(name);
-    renamed = true;
-  }
-  if (!renamed) return;
+  for (TensorInfo& tensor : tensors_) tensor.name = TextName(tensor.name);
   std::erase_if(tensors_, [](const TensorInfo& tensor) {
     return std::any_of(std::begin(kOtherParts), std::end(kOtherParts),
                        [&](absl::string_view part) {

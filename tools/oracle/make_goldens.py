@@ -119,10 +119,12 @@ def weights_fingerprint(directory: pathlib.Path) -> str:
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")
         for name, entry in json.loads(raw[8:8 + length]).items():
-            if name == "__metadata__" or name.startswith(("vision_tower.", "multi_modal_projector.")):
+            if name == "__metadata__" or name.startswith(
+                    ("vision_tower.", "multi_modal_projector.", "visual.", "model.visual.")):
                 continue
             begin, end = (8 + length + o for o in entry["data_offsets"])
-            entries[name.removeprefix("language_model.")] = (
+            name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+            entries[name] = (
                 entry["dtype"], entry["shape"], raw[begin:end])
     whole = hashlib.sha256()
     for name, (dtype, shape, data) in sorted(entries.items()):

@@ -287,6 +287,35 @@ TEST(ModelConfig, WhatATextPartSaysGoesBeforeTheWhole) {
   EXPECT_EQ(by_type->Canonical(), spec->Canonical());
 }
 
+// Qwen2_5_VLConfig: on the hub flat, saved by transformers 5 in parts.
+TEST(ModelConfig, OfQwen25ThatSeesTheTextPartIsReadFromEitherPlace) {
+  const json text = {{"hidden_size", 64},
+                     {"intermediate_size", 128},
+                     {"num_hidden_layers", 2},
+                     {"num_attention_heads", 8},
+                     {"vocab_size", 100}};
+  const json sections = {{"type", "mrope"}, {"mrope_section", {1, 1, 2}}};
+  const json whole = {{"architectures", {"Qwen2_5_VLForConditionalGeneration"}},
+                      {"vision_config", {{"depth", 1}}}};
+  const auto flat =
+      Parse(With(With(whole, text), {{"rope_scaling", sections}}));
+  ASSERT_TRUE(flat.ok()) << flat.status();
+  EXPECT_EQ(flat->rope.kind, RopeSpec::Kind::kDefault);
+  EXPECT_EQ(flat->rope.theta, 1e6);
+  EXPECT_TRUE(flat->qkv_bias);
+  EXPECT_FALSE(flat->tied_head);
+  json part = text;
+  part["model_type"] = "qwen2_5_vl_text";
+  part["rope_parameters"] = sections;
+  const auto nested = Parse(With(whole, {{"text_config", part}}));
+  ASSERT_TRUE(nested.ok()) << nested.status();
+  EXPECT_EQ(nested->Canonical(), flat->Canonical());
+  EXPECT_THAT(std::string(Parse(With(Llama(), {{"rope_scaling", sections}}))
+                              .status()
+                              .message()),
+              HasSubstr("rope_scaling.rope_type: \"mrope\""));
+}
+
 // SmolLM3Config.
 TEST(ModelConfig, EveryFourthLayerOfSmolLm3DoesNotTurn) {
   const auto unturned = [](const json& changes) {

@@ -414,9 +414,9 @@ TEST(Checkpoint, OfAModelThatSeesTheTextPartIsThere) {
                {"base_model.model.language_model.model.layers.1.q", own}}),
       ElementsAre("base_model.model.model.layers.0.q",
                   "base_model.model.model.layers.1.q"));
-  // Without a text part nothing is another's.
-  EXPECT_THAT(NamesIn({{"vision_tower.ln_pre.weight", own}}),
-              ElementsAre("vision_tower.ln_pre.weight"));
+  EXPECT_THAT(NamesIn({{"model.norm.weight", own},
+                       {"visual.blocks.0.norm1.weight", other}}),
+              ElementsAre("model.norm.weight"));
   EXPECT_THAT(
       NamesIn({{"language_model.model.norm.weight", own},
                {"model.language_model.norm.weight", own}}),
