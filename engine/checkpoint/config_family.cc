@@ -104,13 +104,18 @@ json TextConfig(ConfigFields& fields, const json& config,
       return nullptr;
     }
   }
-  for (const char* key :
-       {"tie_word_embeddings", "quantization_config", "eos_token_id"}) {
-    const auto own = merged.find(key);
+  // The whole's words go first, as in transformers. But what either says is not
+  // tied has a head: transformers 4 goes by the part's word alone, and 5, where
+  // the whole says that it is tied, by what the file has.
+  static constexpr char kTied[] = "tie_word_embeddings";
+  const bool untied = merged.value(kTied, json()) == false;
+  for (const char* key : {kTied, "quantization_config", "eos_token_id"}) {
     const auto given = config.find(key);
-    const bool silent = own == merged.end() || own->is_null();
-    if (silent && given != config.end()) merged[key] = *given;
+    if (given != config.end() && !given->is_null()) merged[key] = *given;
   }
+  if (untied) merged[kTied] = false;
+  // Its logits are never capped.
+  merged.erase("final_logit_softcapping");
   return merged;
 }
 

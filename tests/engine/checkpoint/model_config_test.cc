@@ -4,6 +4,7 @@
 #include "engine/checkpoint/model_config.h"
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -272,14 +273,14 @@ TEST(ModelConfig, OfAModelThatSeesTheTextPartIsRead) {
   EXPECT_EQ(whole->Canonical(), alone->Canonical());
 }
 
-TEST(ModelConfig, WhatATextPartSaysGoesBeforeTheWhole) {
-  json config = With(Gemma3Whole(), {{"tie_word_embeddings", true}});
-  config["text_config"]["tie_word_embeddings"] = false;
+TEST(ModelConfig, WhatTheWholeSaysGoesBeforeItsTextPart) {
+  json config = With(Gemma3Whole(), {{"eos_token_id", {1, 6}}});
   config["text_config"]["eos_token_id"] = 3;
   const auto spec = Parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_FALSE(spec->tied_head);
-  EXPECT_THAT(spec->eos_ids, ElementsAre(3));
+  EXPECT_THAT(spec->eos_ids, ElementsAre(1, 6));
+  config["eos_token_id"] = nullptr;
+  EXPECT_THAT(Parse(config)->eos_ids, ElementsAre(3));
   config.erase("architectures");
   config["model_type"] = "gemma3";
   const auto by_type = Parse(config);
@@ -314,6 +315,34 @@ TEST(ModelConfig, OfQwen25ThatSeesTheTextPartIsReadFromEitherPlace) {
                               .status()
                               .message()),
               HasSubstr("rope_scaling.rope_type: \"mrope\""));
+}
+
+TEST(ModelConfig, AHeadIsNotTiedIfTheWholeOrItsTextPartSaysSo) {
+  const json silent;
+  for (const auto& [whole, part, tied] :
+       std::vector<std::tuple<json, json, bool>>{{silent, silent, true},
+                                                 {true, silent, true},
+                                                 {silent, true, true},
+                                                 {true, true, true},
+                                                 {false, silent, false},
+                                                 {silent, false, false},
+                                                 {false, true, false},
+                                                 {true, false, false}}) {
+    json config = With(Gemma3Whole(), {{"tie_word_embeddings", whole}});
+    config["text_config"]["tie_word_embeddings"] = part;
+    const auto spec = Parse(config);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->tied_head, tied) << whole << part;
+  }
+}
+
+// Gemma3ForConditionalGeneration, unlike Gemma3ForCausalLM.
+TEST(ModelConfig, TheLogitsOfAModelThatSeesAreNotCapped) {
+  json config = Gemma3Whole();
+  config["text_config"]["final_logit_softcapping"] = 30.0;
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->logit_cap, 0);
 }
 
 // SmolLM3Config.
