@@ -19,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxWidth = 1 << 20;
+constexpr char kSliding[] = "sliding_attention";  // of "layer_types"
 
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
@@ -143,10 +144,10 @@ void ReadLayerTypes(ConfigFields& fields, const json& types, ModelSpec& spec) {
     return fields.Refuse("layer_types", ShowJson(types), expected);
   }
   for (int i = 0; i < spec.layers; ++i) {
-    if (types[i] != "full_attention" && types[i] != "sliding_attention") {
+    if (types[i] != "full_attention" && types[i] != kSliding) {
       return fields.Refuse("layer_types", ShowJson(types[i]), expected);
     }
-    spec.windowed[i] = types[i] == "sliding_attention";
+    spec.windowed[i] = types[i] == kSliding;
   }
 }
 
@@ -182,7 +183,16 @@ void ReadUnturned(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.windows == Windows::kNone) return;
   const bool opt_in = family.windows == Windows::kOptIn;
-  if (opt_in && !fields.Bool("use_sliding_window", false)) return;
+  const json* types = fields.Find("layer_types");
+  if (opt_in && !fields.Bool("use_sliding_window", false)) {
+    // transformers does one or the other, by the kind of attention.
+    if (types != nullptr && types->is_array() &&
+        std::find(types->begin(), types->end(), kSliding) != types->end()) {
+      fields.Refuse("layer_types", Quote(kSliding),
+                    "full_attention where use_sliding_window is not true");
+    }
+    return;
+  }
   if (fields.HasNull("sliding_window")) return;
   if (family.window == 0 && fields.Find("sliding_window") == nullptr) return;
   spec.window = fields.Int("sliding_window", 1, kMaxPositions, family.window);
@@ -201,7 +211,6 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       spec.windowed[i] = (i + 1) % pattern != 0;
     }
   }
-  const json* types = fields.Find("layer_types");
   if (types != nullptr && family.windows != Windows::kAll) {
     ReadLayerTypes(fields, *types, spec);
   }

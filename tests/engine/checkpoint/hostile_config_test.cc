@@ -282,6 +282,12 @@ std::vector<HostileConfig> HostileConfigs() {
       {"a layer that turns by half",
        With(SmolLm3(), {{"no_rope_layers", {1, 2}}}),
        "no_rope_layers: 2; must be a list of 2 numbers, 1 for a layer"},
+      {"layers with a window, and no windows",
+       With(SmolLm3(),
+            {{"sliding_window", 16},
+             {"layer_types", {"full_attention", "sliding_attention"}}}),
+       "layer_types: \"sliding_attention\"; must be full_attention where "
+       "use_sliding_window is not true"},
       {"every zeroth layer", With(SmolLm3(), {{"no_rope_layer_interval", 0}}),
        "no_rope_layer_interval: 0"},
       {"exact GELU where tanh is not what it means",
