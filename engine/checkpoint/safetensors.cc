@@ -53,29 +53,31 @@ std::vector<std::string> OtherWeights(const std::string& directory) {
 constexpr absl::string_view kOtherParts[] = {
     "vision_tower.", "multi_modal_projector.", "visual."};
 
-// An adapter's tensors have PEFT's prefix.
-std::string TextName(absl::string_view name) {
-  static constexpr absl::string_view kAdapter = "base_model.model.";
-  static constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
-      {"language_model.model.", "model."},
-      {"language_model.lm_head.", "lm_head."},
-      {"model.language_model.", "model."}};
-  const absl::string_view lead =
-      absl::StartsWith(name, kAdapter) ? kAdapter : absl::string_view();
-  const absl::string_view own = absl::StripPrefix(name, lead);
-  for (const auto& [whole, text] : kNames) {
-    if (absl::StartsWith(own, whole)) {
-      return absl::StrCat(lead, text, absl::StripPrefix(own, whole));
-    }
-  }
-  return std::string(name);
-}
+// Of an adapter's tensors.
+constexpr absl::string_view kPeft = "base_model.model.";
 
 bool ByName(const TensorInfo& a, const TensorInfo& b) {
   return a.name < b.name;
 }
 
 }  // namespace
+
+std::string TextName(std::string_view name) {
+  static constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
+      {"language_model.model.", "model."},
+      {"language_model.lm_head.", "lm_head."},
+      {"model.language_model.", "model."},
+      {"language_model.", "model."}};
+  const absl::string_view all(name.data(), name.size());
+  const absl::string_view own = absl::StripPrefix(all, kPeft);
+  for (const auto& [whole, text] : kNames) {
+    if (absl::StartsWith(own, whole)) {
+      return absl::StrCat(all.substr(0, all.size() - own.size()), text,
+                          absl::StripPrefix(own, whole));
+    }
+  }
+  return std::string(name);
+}
 
 absl::StatusOr<std::string> Checkpoint::MainPath(const std::string& directory) {
   for (const char* name :
@@ -144,11 +146,11 @@ absl::Status Checkpoint::Index() {
 void Checkpoint::KeepText() {
   for (TensorInfo& tensor : tensors_) tensor.name = TextName(tensor.name);
   std::erase_if(tensors_, [](const TensorInfo& tensor) {
-    return std::any_of(std::begin(kOtherParts), std::end(kOtherParts),
-                       [&](absl::string_view part) {
-                         return absl::StartsWith(
-                             absl::StripPrefix(tensor.name, "model."), part);
-                       });
+    const absl::string_view own =
+        absl::StripPrefix(absl::StripPrefix(tensor.name, kPeft), "model.");
+    return std::any_of(
+        std::begin(kOtherParts), std::end(kOtherParts),
+        [&](absl::string_view part) { return absl::StartsWith(own, part); });
   });
 }
 

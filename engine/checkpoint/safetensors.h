@@ -54,10 +54,13 @@ struct TensorInfo {
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
     const std::string& path, absl::Span<const std::byte> file);
 
+// What a text model calls what a model that sees too, or an adapter of one, has
+// under this name: "language_model.model.X", or "model.language_model.X" as
+// transformers has called it since 4.52, or the end of that, is "model.X".
+std::string TextName(std::string_view name);
+
 // A checkpoint whose files stay mapped while it lives. Of a model that sees
-// too, only the part that reads and writes text, under the names that a text
-// model has: "language_model.model.X", or "model.language_model.X" as
-// transformers has called it since 4.52, is "model.X".
+// too, only the part that reads and writes text, by TextName.
 class Checkpoint {
  public:
   // What MainPath finds, with the shards that an index names.

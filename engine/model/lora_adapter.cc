@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, double>> Pattern(ConfigFields& fields,
     } else if (!value.is_number() || !allowed(value.get<double>())) {
       fields.Refuse(field, ShowJson(value), expected);
     } else {
-      pattern.emplace_back(key, value.get<double>());
+      pattern.emplace_back(TextName(key), value.get<double>());
     }
   }
   return pattern;

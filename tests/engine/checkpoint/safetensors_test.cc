@@ -411,7 +411,9 @@ TEST(Checkpoint, OfAModelThatSeesTheTextPartIsThere) {
               ElementsAre("lm_head.weight", "model.norm.weight"));
   EXPECT_THAT(
       NamesIn({{"base_model.model.model.language_model.layers.0.q", own},
-               {"base_model.model.language_model.model.layers.1.q", own}}),
+               {"base_model.model.language_model.model.layers.1.q", own},
+               {"base_model.model.model.vision_tower.layers.0.q", other},
+               {"base_model.model.vision_tower.layers.1.q", other}}),
       ElementsAre("base_model.model.model.layers.0.q",
                   "base_model.model.model.layers.1.q"));
   EXPECT_THAT(NamesIn({{"model.norm.weight", own},

@@ -226,6 +226,20 @@ TEST_F(LoraTest, TheDigestIsOfFactorsAndScales) {
   EXPECT_NE(other->digest, all->digest);
 }
 
+// As an adapter of a model that sees too calls them.
+TEST_F(LoraTest, PatternsNameModulesOfATextPart) {
+  const std::string module = "layers.0.self_attn.q_proj";
+  const auto said = ReadWith("alpha_pattern", {{"model." + module, 17}});
+  ASSERT_TRUE(said.ok()) << said.status();
+  EXPECT_NE(said->digest, Read(all_.path())->digest);
+  for (const char* whole :
+       {"language_model.", "model.language_model.", "language_model.model."}) {
+    const auto read = ReadWith("alpha_pattern", {{whole + module, 17}});
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->digest, said->digest) << whole;
+  }
+}
+
 TEST_F(LoraTest, WhatIsNotPlainLoraIsRefusedByName) {
   const struct {
     const char* field;
