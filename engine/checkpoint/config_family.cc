@@ -47,7 +47,9 @@ const Family* FindFamily(ConfigFields& fields) {
     if (first != nullptr) given = ShowJson(*first);
     const bool named = first != nullptr && *first != "";
     for (const Family& family : Families()) {
-      if (named && (*first == family.architecture || *first == family.whole)) {
+      if (named &&
+          (*first == family.architecture || *first == family.old_architecture ||
+           *first == family.whole)) {
         return &family;
       }
     }

@@ -247,6 +247,7 @@ constexpr Family kFamilies[] = {
      .interleaved_rope = true,
      .names = kGlm4Names},
     {.architecture = "Ernie4_5ForCausalLM",
+     .old_architecture = "Ernie4_5_ForCausalLM",
      .model_type = "ernie4_5",
      .kv_heads = 2,
      .head_dim = 128,

@@ -93,7 +93,8 @@ enum class Windows : uint8_t {
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct Family {
   std::string_view architecture;  // "LlamaForCausalLM"
-  std::string_view model_type;    // "llama"
+  std::string_view old_architecture = "";
+  std::string_view model_type;  // "llama"
   // The model that sees and hears too, of which this is "text_config".
   std::string_view whole = "";
   std::string_view whole_type = "";

@@ -345,6 +345,18 @@ TEST(ModelConfig, TheLogitsOfAModelThatSeesAreNotCapped) {
   EXPECT_EQ(spec->logit_cap, 0);
 }
 
+// As files are that brought the model's code, before transformers had it.
+TEST(ModelConfig, Ernie45HasTwoNames) {
+  json config = With(Llama(), {{"architectures", {"Ernie4_5ForCausalLM"}}});
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  config["architectures"] = {"Ernie4_5_ForCausalLM"};
+  config["auto_map"] = {{"AutoModel", "modeling_ernie4_5.Ernie4_5_Model"}};
+  const auto old = Parse(config);
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_EQ(old->Canonical(), spec->Canonical());
+}
+
 // SmolLM3Config.
 TEST(ModelConfig, EveryFourthLayerOfSmolLm3DoesNotTurn) {
   const auto unturned = [](const json& changes) {
