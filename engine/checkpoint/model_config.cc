@@ -34,9 +34,10 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     return fallback > 0 ? std::optional<int>(fallback) : std::nullopt;
   };
   spec.heads = fields.Int(keys.heads, 1, 1024, or_missing(family.heads));
-  spec.kv_heads =
-      fields.Int("num_key_value_heads", 1, 1024,
-                 family.kv_heads == 0 ? spec.heads : family.kv_heads);
+  const bool as_many =
+      family.kv_heads == 0 || fields.HasNull("num_key_value_heads");
+  spec.kv_heads = fields.Int("num_key_value_heads", 1, 1024,
+                             as_many ? spec.heads : family.kv_heads);
   spec.vocab_size =
       fields.Int("vocab_size", 2, 1 << 20,  // as Backend::Sample takes
                  or_missing(family.vocab_size));

@@ -357,6 +357,17 @@ TEST(ModelConfig, Ernie45HasTwoNames) {
   EXPECT_EQ(old->Canonical(), spec->Canonical());
 }
 
+// MistralConfig, SmolLM3Config: not what an absent key means.
+TEST(ModelConfig, ANullForKeyHeadsMeansAsManyAsHeads) {
+  for (const char* name : {"MistralForCausalLM", "SmolLM3ForCausalLM"}) {
+    const auto spec = Parse(With(Llama(), {{"architectures", {name}},
+                                           {"num_attention_heads", 2},
+                                           {"num_key_value_heads", nullptr}}));
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->kv_heads, 2) << name;
+  }
+}
+
 // SmolLM3Config.
 TEST(ModelConfig, EveryFourthLayerOfSmolLm3DoesNotTurn) {
   const auto unturned = [](const json& changes) {
