@@ -16,6 +16,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr char kTied[] = "tie_word_embeddings";
+
 // One of `names` of families, and of the wholes that they are part of.
 std::string OneOf(std::string_view Family::*name,
                   std::string_view Family::*whole) {
@@ -106,10 +108,8 @@ json TextConfig(ConfigFields& fields, const json& config,
       return nullptr;
     }
   }
-  // The whole's words go first, as in transformers. But what either says is not
-  // tied has a head: transformers 4 goes by the part's word alone, and 5, where
-  // the whole says that it is tied, by what the file has.
-  static constexpr char kTied[] = "tie_word_embeddings";
+  // The whole's words go first, as in transformers. What either says is not
+  // tied may have a head.
   const bool untied = merged.value(kTied, json()) == false;
   for (const char* key : {kTied, "quantization_config", "eos_token_id"}) {
     const auto given = config.find(key);
@@ -131,8 +131,16 @@ absl::StatusOr<TextPart> FindTextPart(const std::string& path,
   if (part.family == nullptr) return fields.status();
   json text = TextConfig(fields, config, part.family);
   if (!fields.status().ok()) return fields.status();
-  part.prefix = text.is_null() ? "" : "text_config.";
-  part.config = text.is_null() ? config : std::move(text);
+  if (text.is_null()) {
+    part.config = config;
+    return part;
+  }
+  const auto ties = [](const json& of) {
+    return of.value(kTied, json()) == true;
+  };
+  part.prefix = "text_config.";
+  part.either_ties = ties(config) || ties(config["text_config"]);
+  part.config = std::move(text);
   return part;
 }
 

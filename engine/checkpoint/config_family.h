@@ -17,6 +17,9 @@ struct TextPart {
   const Family* family = nullptr;
   nlohmann::json config;
   std::string prefix;  // of its fields in messages
+  // The whole or the part says that the head is tied. Where the other says that
+  // it is not, transformers 4 goes by the part's word, and 5 by the file.
+  bool either_ties = false;
 };
 
 // Of `config`, an object. Refuses families that are not served by name.

@@ -415,6 +415,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ReadExperts(fields, *family, spec);
   ReadBiases(fields, *family, spec);
   spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
+  spec.head_in_doubt = part->either_ties && !spec.tied_head;
   ReadEitherQuantisation(fields, quantize_path, quantize, spec);
   RefuseUnsupported(fields, *family);
   ReadEndIds(fields, spec);

@@ -68,6 +68,7 @@ struct ModelSpec {
   int experts_per_token = 0;
   bool normalised_routes = false;  // an expert's share is of those chosen
   bool tied_head = false;          // logits by the embedding's matrix
+  bool head_in_doubt = false;      // it is tied too if the file has no head
   std::vector<int32_t> eos_ids;    // any of them ends a sequence
   SamplingDefaults sampling;
   Quantisation quantisation;  // of the checkpoint

@@ -58,6 +58,7 @@ class ModelLoader {
   absl::Status RefuseLeftovers() const;
   void RoundEmbeddingScale();
   bool IsBuffer(std::string_view name) const;
+  bool HasHead() const;
   bool IsTiedHead(std::string_view name) const;
   absl::Status CheckTiedHead(const TensorInfo& head) const;
   bool IsNoBias(const TensorInfo& tensor) const;
@@ -289,6 +290,12 @@ bool ModelLoader::IsBuffer(std::string_view name) const {
                      });
 }
 
+bool ModelLoader::HasHead() const {
+  if (!spec_.head_in_doubt) return !spec_.tied_head;
+  return checkpoint_.Find(NameOf(spec_.names.head, ".weight")) != nullptr ||
+         HasCodes(checkpoint_, std::string(spec_.names.head));
+}
+
 // A tied head may be there twice.
 bool ModelLoader::IsTiedHead(std::string_view name) const {
   return spec_.tied_head && name == NameOf(spec_.names.head, ".weight");
@@ -417,7 +424,7 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   }
   status.Update(AddNorm(NameOf(names.final_norm, ""), spec_.hidden_size,
                         model_->final_norm_));
-  if (!spec_.tied_head) {
+  if (HasHead()) {
     status.Update(
         packer_.Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
                      spec_.hidden_size, MatrixUse::kTokens, model_->head_));

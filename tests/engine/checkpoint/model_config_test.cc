@@ -4,7 +4,6 @@
 #include "engine/checkpoint/model_config.h"
 
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -319,20 +318,23 @@ TEST(ModelConfig, OfQwen25ThatSeesTheTextPartIsReadFromEitherPlace) {
 
 TEST(ModelConfig, AHeadIsNotTiedIfTheWholeOrItsTextPartSaysSo) {
   const json silent;
-  for (const auto& [whole, part, tied] :
-       std::vector<std::tuple<json, json, bool>>{{silent, silent, true},
-                                                 {true, silent, true},
-                                                 {silent, true, true},
-                                                 {true, true, true},
-                                                 {false, silent, false},
-                                                 {silent, false, false},
-                                                 {false, true, false},
-                                                 {true, false, false}}) {
-    json config = With(Gemma3Whole(), {{"tie_word_embeddings", whole}});
-    config["text_config"]["tie_word_embeddings"] = part;
+  const struct {
+    json whole;
+    json part;
+    bool tied;
+    bool in_doubt;
+  } kCases[] = {{silent, silent, true, false}, {true, silent, true, false},
+                {silent, true, true, false},   {true, true, true, false},
+                {false, silent, false, false}, {silent, false, false, false},
+                {false, false, false, false},  {false, true, false, true},
+                {true, false, false, true}};
+  for (const auto& c : kCases) {
+    json config = With(Gemma3Whole(), {{"tie_word_embeddings", c.whole}});
+    config["text_config"]["tie_word_embeddings"] = c.part;
     const auto spec = Parse(config);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    EXPECT_EQ(spec->tied_head, tied) << whole << part;
+    EXPECT_EQ(spec->tied_head, c.tied) << c.whole << c.part;
+    EXPECT_EQ(spec->head_in_doubt, c.in_doubt) << c.whole << c.part;
   }
 }
 

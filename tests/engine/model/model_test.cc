@@ -95,6 +95,25 @@ TEST_F(ModelTest, PositionsServedAreInTheFingerprintWhereTheyMatter) {
   }
 }
 
+// As transformers 5 writes Mistral 3's configs; its heads are as the file has
+// them then.
+TEST_F(ModelTest, TheFileDecidesWhetherADoubtfulHeadIsTied) {
+  const auto head_is_embedding = [&](const char* name, bool part) {
+    const bool whole = !part;
+    json config = LoadCases()[name]["config"];
+    config["tie_word_embeddings"] = whole;
+    config["text_config"]["tie_word_embeddings"] = part;
+    Write(name, config);
+    const auto model = Load();
+    EXPECT_TRUE(model.ok()) << model.status();
+    return model.ok() && &(*model)->head() == &(*model)->embedding();
+  };
+  for (const bool part : {false, true}) {
+    EXPECT_TRUE(head_is_embedding("gemma3_whole_f32", part));
+    EXPECT_FALSE(head_is_embedding("mistral3_whole_f32", part));
+  }
+}
+
 TEST_F(ModelTest, TheEmbeddingIsScaledInItsOwnType) {
   json spec = LoadCases()["gemma2_f32"];
   spec["config"]["hidden_size"] = 80;
