@@ -31,10 +31,16 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(
                                            kMaxConfigBytes)
                    : ReadModelFile(file, kMaxConfigBytes);
   if (!jinja.ok()) return jinja.status();
+  auto processor = file.empty()
+                       ? ReadOptionalModelFile(
+                             model_dir + "/chat_template.json", kMaxConfigBytes)
+                       : "";
+  if (!processor.ok()) return processor.status();
   ffi::ChatTemplateHandle* handle = nullptr;
   std::string error;
   const int32_t kind = ffi::tandem_text_template_new(
       ffi::Borrow(*config), ffi::Borrow(*special_map), ffi::Borrow(*jinja),
+      ffi::Borrow(*processor),
       {.fuel = limits.fuel,
        .max_output_bytes = limits.max_output_bytes,
        .max_work_bytes = limits.max_work_bytes,

@@ -58,7 +58,8 @@ struct ChatTemplateInput {
 class ChatTemplate {
  public:
   // Reads chat_template.jinja, else `chat_template` (a string, or a list of
-  // {name, template}) of tokenizer_config.json, and compiles. A model without
+  // {name, template}) of tokenizer_config.json, else of chat_template.json,
+  // which models that see too may have, and compiles. A model without
   // a template is NOT_FOUND; a broken one is INVALID_ARGUMENT with file, field
   // and line. `file`, where not empty, is read in place of all of them, and
   // must exist.

@@ -94,7 +94,7 @@ int32_t tandem_text_tokenizer_token_to_id(const TextTokenizer* handle,
 int32_t tandem_text_config_token(Bytes json, Bytes name, Sink token,
                                  Sink error);
 int32_t tandem_text_template_new(Bytes config, Bytes special_map, Bytes jinja,
-                                 TemplateLimits limits,
+                                 Bytes processor, TemplateLimits limits,
                                  ChatTemplateHandle** out, Sink error);
 void tandem_text_template_free(ChatTemplateHandle* handle);
 void tandem_text_template_source(const ChatTemplateHandle* handle,

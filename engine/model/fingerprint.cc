@@ -124,8 +124,8 @@ std::string HashWeights(const Checkpoint& checkpoint, int threads,
 
 absl::StatusOr<std::string> HashTokenizer(const std::string& directory) {
   Sha256 hash;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json",
+                           "chat_template.jinja", "chat_template.json"}) {
     const std::string path = absl::StrCat(directory, "/", name);
     if (!FileExists(path)) continue;
     const absl::StatusOr<std::string> content =

@@ -36,8 +36,8 @@ std::string HashStrings(absl::Span<const std::string> strings);
 std::string HashWeights(const Checkpoint& checkpoint, int threads,
                         LoadProgress progress);
 
-// Hex, over tokenizer.json, tokenizer_config.json and chat_template.jinja,
-// those that are there.
+// Hex, over tokenizer.json, tokenizer_config.json, chat_template.jinja and
+// chat_template.json, those that are there.
 absl::StatusOr<std::string> HashTokenizer(const std::string& directory);
 
 std::string Numerics(const kernels::Backend& backend, const Model& model,

@@ -87,6 +87,30 @@ TEST(ChatTemplateTest, AJinjaFileGoesBeforeTheConfig) {
             "<s>file");
 }
 
+TEST(ChatTemplateTest, TheFileOfModelsThatSeeIsReadWhereOthersAreSilent) {
+  ModelDir dir;
+  const auto rendered = [&] {
+    return ChatTemplate::Load(dir.path())
+        ->Render({.messages_json = kUserMessage})
+        .value();
+  };
+  dir.Write("tokenizer_config.json",
+            R"({"chat_template": null, "bos_token": "<s>"})");
+  dir.Write("chat_template.json",
+            R"({"chat_template": "{{ bos_token }}processor"})");
+  EXPECT_EQ(rendered(), "<s>processor");
+  dir.Write("tokenizer_config.json", R"({"chat_template": "config"})");
+  EXPECT_EQ(rendered(), "config");
+  dir.Write("tokenizer_config.json", "{}");
+  for (const char* const broken :
+       {R"({"chat_template": 1})", "[]", R"({"chat_template": "{% if %}"})"}) {
+    dir.Write("chat_template.json", broken);
+    EXPECT_THAT(std::string(ChatTemplate::Load(dir.path()).status().message()),
+                HasSubstr("chat_template.json"))
+        << broken;
+  }
+}
+
 TEST(ChatTemplateTest, AFileOfTheUsersGoesBeforeBoth) {
   ModelDir dir;
   dir.Write("tokenizer_config.json", R"({"bos_token": "<s>"})");

@@ -489,8 +489,8 @@ TEST(Fingerprint, LargeTensorsAreHashedPieceByPiece) {
 TEST(Fingerprint, TokenizerFilesAllCount) {
   TempDir dir;
   std::vector<std::string> hashes = {*HashTokenizer(dir.path())};
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json",
+                           "chat_template.jinja", "chat_template.json"}) {
     dir.Write(name, "{}");
     hashes.push_back(*HashTokenizer(dir.path()));
     dir.Write(name, "{ }");

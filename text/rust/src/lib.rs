@@ -35,7 +35,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use grammar::{Grammar, Source, Vocabulary};
-use template::{ChatTemplate, Limits, RenderInput};
+use template::{ChatTemplate, Limits, RenderInput, TemplateFiles};
 use tokenizer::TextTokenizer;
 
 /// Why a call failed; the values are `ErrorKind` of text/ffi.h.
@@ -263,8 +263,8 @@ pub unsafe extern "C" fn tandem_text_config_token(
 }
 
 /// Compiles the chat templates of a model: `config` is tokenizer_config.json,
-/// `special_map` special_tokens_map.json, `jinja` chat_template.jinja, each
-/// empty where the model has none. The handle is the caller's.
+/// `special_map` special_tokens_map.json, `jinja` chat_template.jinja,
+/// `processor` chat_template.json, each empty where the model has none. The handle is the caller's.
 ///
 /// # Safety
 /// Inputs are readable, `out` is writable.
@@ -273,19 +273,23 @@ pub unsafe extern "C" fn tandem_text_template_new(
     config: Bytes,
     special_map: Bytes,
     jinja: Bytes,
+    processor: Bytes,
     limits: Limits,
     out: *mut *mut ChatTemplate,
     error: Sink,
 ) -> i32 {
     guard(error, || {
         // SAFETY: borrowed for this call.
-        let (config, map, jinja) = unsafe { (config.get(), special_map.get(), jinja.get()) };
-        let made = Box::new(ChatTemplate::new(
-            utf8(config, "tokenizer_config.json")?,
-            utf8(map, "special_tokens_map.json")?,
-            utf8(jinja, "chat_template.jinja")?,
-            limits,
-        )?);
+        let (config, map) = unsafe { (config.get(), special_map.get()) };
+        // SAFETY: borrowed for this call.
+        let (jinja, processor) = unsafe { (jinja.get(), processor.get()) };
+        let files = TemplateFiles {
+            config: utf8(config, "tokenizer_config.json")?,
+            special_map: utf8(map, "special_tokens_map.json")?,
+            jinja: utf8(jinja, "chat_template.jinja")?,
+            processor: utf8(processor, "chat_template.json")?,
+        };
+        let made = Box::new(ChatTemplate::new(&files, limits)?);
         // SAFETY: `out` is writable by contract.
         unsafe { *out = Box::into_raw(made) };
         Ok(())

@@ -92,14 +92,26 @@ pub fn special_token(config: &Map<String, Json>, name: &str) -> Outcome<Option<S
     }
 }
 
+/// A model's files that say how it chats, each empty where there is none.
+pub struct TemplateFiles<'a> {
+    /// tokenizer_config.json
+    pub config: &'a str,
+    /// special_tokens_map.json
+    pub special_map: &'a str,
+    /// chat_template.jinja
+    pub jinja: &'a str,
+    /// chat_template.json, of models that see too
+    pub processor: &'a str,
+}
+
 impl ChatTemplate {
-    pub fn new(config: &str, special_map: &str, jinja: &str, limits: Limits) -> Outcome<ChatTemplate> {
+    pub fn new(files: &TemplateFiles, limits: Limits) -> Outcome<ChatTemplate> {
         let read = |json: &str, what: &str| match json {
             "" => Ok(Map::new()),
             json => parse_object(json, what),
         };
-        let config = read(config, "tokenizer_config.json")?;
-        let special_map = read(special_map, "special_tokens_map.json")?;
+        let config = read(files.config, "tokenizer_config.json")?;
+        let special_map = read(files.special_map, "special_tokens_map.json")?;
         let mut tokens = Map::new();
         for name in TOKEN_NAMES {
             let in_file = |map, file| {
@@ -121,17 +133,23 @@ impl ChatTemplate {
             tokens,
             limits,
         };
-        if !jinja.is_empty() {
-            made.add("default", jinja, "chat_template.jinja")?;
+        if !files.jinja.is_empty() {
+            made.add("default", files.jinja, "chat_template.jinja")?;
             return Ok(made);
         }
-        let field = "tokenizer_config.json: chat_template";
-        match config.get("chat_template") {
+        let key = "chat_template";
+        let given = |map: &Map<String, Json>| map.get(key).is_some_and(|value| !value.is_null());
+        let (field, found) = if given(&config) {
+            ("tokenizer_config.json: chat_template", config)
+        } else {
+            ("chat_template.json: chat_template", read(files.processor, "chat_template.json")?)
+        };
+        match found.get(key) {
             None | Some(Json::Null) => {
                 return Err(Failure {
                     kind: Kind::NotFound,
                     message: "the model has no chat template: neither chat_template.jinja nor \
-                              chat_template in tokenizer_config.json"
+                              chat_template in tokenizer_config.json or chat_template.json"
                         .into(),
                 })
             }
