@@ -49,7 +49,9 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
                   absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
                                spec.heads));
   }
-  const bool given = fields.Find("head_dim") != nullptr || family.head_dim > 0;
+  // Null is transformers' word for hidden_size / heads.
+  const bool given = fields.Find("head_dim") != nullptr ||
+                     (family.head_dim > 0 && !fields.HasNull("head_dim"));
   if (!given && spec.hidden_size % spec.heads != 0) {
     fields.Refuse(
         keys.heads, absl::StrCat(spec.heads),

@@ -370,6 +370,17 @@ TEST(ModelConfig, ANullForKeyHeadsMeansAsManyAsHeads) {
   }
 }
 
+// SeedOssConfig, Ernie4_5Config.
+TEST(ModelConfig, ANullForAHeadsWidthMeansAShareOfTheWhole) {
+  for (const char* name : {"SeedOssForCausalLM", "Ernie4_5ForCausalLM"}) {
+    const json config =
+        With(Llama(), {{"architectures", {name}}, {"num_key_value_heads", 2}});
+    EXPECT_EQ(Parse(config)->head_dim, 128) << name;
+    EXPECT_EQ(Parse(With(config, {{"head_dim", nullptr}}))->head_dim, 16)
+        << name;
+  }
+}
+
 // SmolLM3Config.
 TEST(ModelConfig, EveryFourthLayerOfSmolLm3DoesNotTurn) {
   const auto unturned = [](const json& changes) {
