@@ -338,6 +338,14 @@ TEST(ModelConfig, AHeadIsNotTiedIfTheWholeOrItsTextPartSaysSo) {
   }
 }
 
+TEST(ModelConfig, AWholeModelSaysHowItsTextPartIsQuantised) {
+  const json fp8 = {{"quant_method", "fp8"}};
+  const auto spec = Parse(With(Gemma3Whole(), {{"quantization_config", fp8}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->quantisation.method, Quantisation::Method::kPlain);
+  EXPECT_TRUE(spec->quantisation.e4m3);
+}
+
 // Gemma3ForConditionalGeneration, unlike Gemma3ForCausalLM.
 TEST(ModelConfig, TheLogitsOfAModelThatSeesAreNotCapped) {
   json config = Gemma3Whole();
