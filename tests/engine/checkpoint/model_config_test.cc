@@ -346,6 +346,29 @@ TEST(ModelConfig, AWholeModelSaysHowItsTextPartIsQuantised) {
   EXPECT_TRUE(spec->quantisation.e4m3);
 }
 
+// What changes the arithmetic and no tensor parts workers that would differ.
+TEST(ModelConfig, CanonicalTextTellsHowLayersTurn) {
+  const auto layers = [](const json& turned) {
+    return Parse(With(SmolLm3(), {{"no_rope_layers", turned}}))->Canonical();
+  };
+  EXPECT_NE(layers({1, 0}), layers({0, 1}));
+  EXPECT_NE(layers({1, 0}), layers({1, 1}));
+  const auto queries = [](double beta) {
+    const json yarn = {{"rope_type", "yarn"},
+                       {"factor", 16.0},
+                       {"original_max_position_embeddings", 64},
+                       {"llama_4_scaling_beta", beta}};
+    const auto spec =
+        Parse(With(Mistral(), {{"architectures", {"Ministral3ForCausalLM"}},
+                               {"rope_parameters", yarn}}));
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->rope.query_beta, beta);
+    return spec->Canonical();
+  };
+  EXPECT_NE(queries(0.1), queries(0.2));
+  EXPECT_NE(queries(0.1), queries(0));
+}
+
 // Gemma3ForConditionalGeneration, unlike Gemma3ForCausalLM.
 TEST(ModelConfig, TheLogitsOfAModelThatSeesAreNotCapped) {
   json config = Gemma3Whole();
