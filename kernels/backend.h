@@ -170,6 +170,8 @@ struct AttentionOptions {
   float scale = 1;     // of the products of queries and keys
   float soft_cap = 0;  // > 0: scores s become soft_cap * tanh(s / soft_cap)
   int window = 0;      // positions seen, the row's own included; 0: all
+  // [heads], device: the score of one key more, whose value is zero. Null: none
+  const float* sinks = nullptr;
 };
 
 // The weights of one row, for those who ask to see them.
@@ -187,6 +189,12 @@ struct AttentionLook {
 struct Expert {
   const Matrix* gate_up = nullptr;  // of PackGatedMatrix
   const Matrix* down = nullptr;
+};
+
+// What is added to their products, f32, device; null: nothing.
+struct ExpertBiases {
+  const float* gate_up = nullptr;  // [experts, rows of gate_up]
+  const float* down = nullptr;     // [experts, rows of down]
 };
 
 // Those of a layer. Made by a backend, whose matrices outlive it.
@@ -361,9 +369,9 @@ class Backend {
   virtual void MatMul(Queue& queue, int num_rows, const void* x,
                       const Matrix& w, const float* bias, void* out) = 0;
 
-  // MatMul without bias, widened to f32.
+  // MatMul widened to f32.
   virtual void Logits(Queue& queue, int num_rows, const void* x,
-                      const Matrix& head, float* out) = 0;
+                      const Matrix& head, const float* bias, float* out) = 0;
 
   // logits[i] = soft_cap * tanh(logits[i] * scale / soft_cap), in place;
   // without a cap (0) logits[i] * scale. logits [count, vocab].
@@ -391,8 +399,8 @@ class Backend {
 
   // look.out[j] (+)= look.factor times the sum over heads, ascending, of how
   // much the row looks at position j: the softmax of its scores, as Attention
-  // has them; 0 where a window hides j. It reads the keys again, in f32: the
-  // weights are Attention's but for roundings.
+  // has them, a sink's too; 0 where a window hides j. It reads the keys again,
+  // in f32: the weights are Attention's but for roundings.
   virtual void AttentionWeights(Queue& queue, const Rows& rows, int heads,
                                 const AttentionOptions& options, const void* q,
                                 int64_t q_stride, const KvCache& cache,
@@ -439,7 +447,8 @@ class Backend {
   // rounded to the activation type at each. `chosen`: that Route chose.
   virtual void Experts(Queue& queue, int num_rows, int chosen, const void* x,
                        const float* weights, const ExpertSet& experts,
-                       Activation activation, void* out) = 0;
+                       const ExpertBiases& biases, Activation activation,
+                       void* out) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -102,7 +102,12 @@ struct HostCodes {
 
 // Of a feed-forward layer. GELU is its tanh approximation (Hendrycks and
 // Gimpel, 2016): x / (1 + exp(-x * (1.5957691 + 0.0713548 * x * x))).
-enum class Activation : uint8_t { kSilu, kGeluTanh };
+// kClampedSwiGlu, of layers with gates alone, is gpt-oss's: of the gate and of
+// what it opens, both cut at kSwiGluLimit, the latter at its negative too,
+// gate / (1 + exp(-1.702 * gate)) * (up + 1).
+enum class Activation : uint8_t { kSilu, kGeluTanh, kClampedSwiGlu };
+inline constexpr float kSwiGluLimit = 7;
+inline constexpr float kSwiGluAlpha = 1.702f;
 
 // Keys are cut here: a segment's partial softmax is finished before the next
 // one's is merged in. Part of the numerics fingerprint.

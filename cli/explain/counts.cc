@@ -66,6 +66,9 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
     formats.layers = gpu ? formats.weights : DType::kF32;
   } else if (!quantisation.DequantisedFor().empty()) {
     formats.layers = formats.weights;
+  } else if (quantisation.method == Method::kMxfp4) {
+    formats.layers = formats.weights;
+    formats.experts = DType::kInt8;
   } else if (quantisation.method != Method::kPlain && quantisation.bits == 4) {
     formats.layers = DType::kInt4;
     formats.zero_bytes = engine::ZeroBytes(quantisation, gpu);
@@ -123,6 +126,7 @@ int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
 engine::WorkShape ShapeOf(const ModelSpec& spec, const Formats& formats) {
   return engine::MakeWorkShape(spec, {.layers = formats.layers,
                                       .zero_bytes = formats.zero_bytes,
+                                      .experts = formats.experts,
                                       .routers = formats.weights,
                                       .head = formats.head(),
                                       .kv = formats.kv});

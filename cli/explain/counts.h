@@ -18,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/checkpoint/model_config.h"
@@ -55,6 +56,7 @@ struct Formats {
   kernels::DType weights = kernels::DType::kBF16;  // as loaded
   // kFp8, kInt8 or kInt4 where the layers' matrices are quantised.
   kernels::DType layers = kernels::DType::kBF16;
+  std::optional<kernels::DType> experts = std::nullopt;  // unset: as layers
   kernels::DType kv = kernels::DType::kBF16;
 
   bool from_checkpoint = false;  // which holds codes for the layers

@@ -49,6 +49,11 @@ struct TensorNames {
   // and a dot, which gate, up and down follow.
   std::string_view router = "";
   std::string_view experts = "";
+  // Or gate_up and down are of all experts: [experts, inputs, outputs], gates
+  // and what they open in turns; their biases' names end with "_bias".
+  bool stacked_experts = false;
+  // A score of each head for a key whose value is zero.
+  std::string_view sinks = "";
 
   // Of buffers that old files carry, and that say nothing.
   std::array<std::string_view, 2> ignored_suffixes = {".rotary_emb.inv_freq"};
@@ -78,6 +83,9 @@ enum class Biases : uint8_t {
   // "mlp_bias": the rest
   kQkvByConfig,
   kUseBias,  // by "use_bias": all
+  // "attention_bias" (true if left out): q, k, v and o; the rest always, what
+  // chooses experts too
+  kWithExperts,
   kAll,
 };
 
@@ -132,9 +140,11 @@ struct Family {
   bool multipliers = false;                // Granite's four
   bool wide_norms = false;                 // of q and of k, all heads together
   bool scaled_queries = false;             // by "llama_4_scaling_beta"
+  bool scaling_is_said = false;            // no "rope_parameters": refused
   bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
   bool caps = false;                       // of scores and logits
   bool gelu_is_tanh = false;               // by old files' "gelu"
+  bool clamped_swiglu = false;             // gates by "swiglu_limit" and alpha
   bool routes_normalised = false;          // else by "norm_topk_prob"
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 

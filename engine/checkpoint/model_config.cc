@@ -67,10 +67,26 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   }
 }
 
+// Kernels have gpt-oss's numbers.
+void ReadClampedSwiGlu(ConfigFields& fields, const std::string& name,
+                       ModelSpec& spec) {
+  spec.activation = kernels::Activation::kClampedSwiGlu;
+  if (name != "silu") fields.Refuse("hidden_act", Quote(name), "silu");
+  const auto expect = [&](const char* field, float value) {
+    const double given = fields.Double(field, -1e6, 1e6, value);
+    if (static_cast<float>(given) != value) {
+      fields.Refuse(field, absl::StrCat(given), absl::StrCat(value));
+    }
+  };
+  expect("swiglu_limit", kernels::kSwiGluLimit);
+  expect("swiglu_alpha", kernels::kSwiGluAlpha);
+}
+
 void ReadActivation(ConfigFields& fields, const Family& family,
                     ModelSpec& spec) {
   const std::string name =
       fields.String(family.keys.activation, family.activation);
+  if (family.clamped_swiglu) return ReadClampedSwiGlu(fields, name, spec);
   if (name == "silu") {
     spec.activation = kernels::Activation::kSilu;
   } else if (name == "gelu_pytorch_tanh" || name == "gelu_new" ||
@@ -97,6 +113,10 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       spec.qkv_bias = fields.Bool("attention_bias", true);
       spec.output_bias = fields.Bool("attention_out_bias", false);
       spec.mlp_bias = fields.Bool("mlp_bias", false);
+      break;
+    case Biases::kWithExperts:
+      spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", true);
+      spec.mlp_bias = spec.router_bias = true;
       break;
     case Biases::kUseBias:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias =
@@ -358,10 +378,16 @@ void ReadEitherQuantisation(ConfigFields& fields, const std::string& older_path,
     fields.Fail(read.status());
     if (read.ok()) spec.quantisation = *read;
   }
-  if (!spec.names.transposed ||
-      spec.quantisation.method == Quantisation::Method::kNone) {
-    return;
+  using Method = Quantisation::Method;
+  const Method method = spec.quantisation.method;
+  if (method == Method::kNone) return;
+  if (spec.names.stacked_experts != (method == Method::kMxfp4)) {
+    fields.Refuse("quantization_config", "given",
+                  spec.names.stacked_experts
+                      ? "absent or mxfp4: experts are in one tensor"
+                      : "absent or another: only gpt-oss's experts are mxfp4");
   }
+  if (!spec.names.transposed) return;
   static constexpr char kWhy[] =
       "absent: matrices of this family lie the other way round";
   if (given) {
@@ -447,7 +473,8 @@ absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
 std::string ModelSpec::Canonical() const {
   // %.17g tells any two doubles apart. What a family always has is in its
   // name; what it may have is said where it has it.
-  const bool gelu = activation == kernels::Activation::kGeluTanh;
+  static constexpr const char* kActivations[] = {"silu", "gelu_tanh",
+                                                 "clamped_swiglu"};
   std::string text = absl::StrFormat(
       "%s hidden=%d intermediate=%d layers=%d heads=%d kv_heads=%d "
       "head_dim=%d vocab=%d max_positions=%d norm=%s eps=%.17g act=%s "
@@ -455,8 +482,8 @@ std::string ModelSpec::Canonical() const {
       architecture, hidden_size, intermediate_size, layers, heads, kv_heads,
       head_dim, vocab_size, max_positions,
       norm == NormKind::kLayer ? "layer" : "rms", norm_eps,
-      gelu ? "gelu_tanh" : "silu", output_bias, mlp_bias, tied_head,
-      rope.theta);
+      kActivations[static_cast<int>(activation)], output_bias, mlp_bias,
+      tied_head, rope.theta);
   text += rope.Canonical();
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);

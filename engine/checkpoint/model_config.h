@@ -63,6 +63,7 @@ struct ModelSpec {
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
+  bool router_bias = false;  // of what chooses experts
   kernels::Activation activation = kernels::Activation::kSilu;
   int experts = 0;  // 0: one feed-forward layer for all
   int experts_per_token = 0;

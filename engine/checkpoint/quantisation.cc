@@ -228,8 +228,8 @@ Quantisation ReadCompressed(ConfigFields& fields) {
 }  // namespace
 
 std::string Quantisation::Canonical() const {
-  static constexpr std::string_view kNames[] = {"", "gptq", "awq", "packed",
-                                                "plain"};
+  static constexpr std::string_view kNames[] = {"",       "gptq",  "awq",
+                                                "packed", "plain", "mxfp4"};
   if (method == Method::kNone) return "";
   return absl::StrCat(
       " quantised=", std::string(kNames[static_cast<int>(method)]),
@@ -260,9 +260,11 @@ Quantisation ReadQuantisation(ConfigFields& outer) {
     result = ReadCompressed(fields);
   } else if (method == "fp8") {
     result = ReadFp8(fields);
+  } else if (method == "mxfp4") {
+    result = {.method = Method::kMxfp4, .bits = 4, .group = 32};
   } else {
     fields.Refuse("quant_method", absl::StrCat("\"", method, "\""),
-                  "gptq, awq, compressed-tensors or fp8");
+                  "gptq, awq, compressed-tensors, fp8 or mxfp4");
   }
   result.kv_scales = fields.Find("kv_cache_scheme") != nullptr;
   outer.Fail(fields.status());

@@ -21,6 +21,9 @@
 //                             [ceil(rows / r), ceil(cols / c)]
 //   fp8      X.weight F8_E4M3; X.weight_scale_inv, of blocks as above (it is
 //            multiplied by, whatever its name says), or X.weight_scale [1]
+//   MXFP4    of stacked experts (families.h): X_blocks U8 [experts, rows,
+//            cols / 32, 16], two e2m1 to a byte, low half first; X_scales U8
+//            [experts, rows, cols / 32], exponents of two plus 127
 //
 // A product that has only X.weight in a float type was not quantised. Scales
 // of activations that were found before (input_scale) are not used: they are
@@ -45,7 +48,7 @@ class ConfigFields;
 
 // What either config says.
 struct Quantisation {
-  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain };
+  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain, kMxfp4 };
   Method method = Method::kNone;
   int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
   int group = 0;                // inputs that share a scale; 0: all of a row
@@ -105,6 +108,16 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
                                    const Quantisation& quantisation,
                                    const std::string& name, int64_t rows,
                                    int64_t cols);
+
+// Whether stack `name` is MXFP4, and matrix `index` of its `count`, as codes of
+// int8: errors as above.
+bool IsMxfp4(const Checkpoint& checkpoint, const std::string& name);
+absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
+                                   const std::string& name, int64_t count,
+                                   int64_t index, int64_t rows, int64_t cols);
+// Whether a backend, which keeps a row's scales as f16 and a power of two,
+// keeps all of these powers as they are.
+bool ScalesAreNear(const CodeRows& codes);
 
 // Whether `more` can follow `codes` as further rows of one matrix that a
 // backend keeps: groups are of neighbours, and of e4m3 all of a row.

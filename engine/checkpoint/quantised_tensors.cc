@@ -302,6 +302,9 @@ absl::StatusOr<CodeRows> Reader::Read() {
     case Method::kNone:
       Fail(nullptr, "weight", "is quantised, but config.json does not say how");
       break;
+    case Method::kMxfp4:  // ReadMxfp4 has those
+      Fail(nullptr, "weight", "is quantised, but no expert's, as mxfp4 is");
+      break;
     case Method::kGptq:
     case Method::kAwq:
       ReadByInputs();

@@ -319,7 +319,7 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     AddKey(fields, key, family, slides, full, sliding);
   }
-  if (family.scaled_queries && full.object.is_null()) {
+  if (family.scaling_is_said && full.object.is_null()) {
     fields.Refuse("rope_parameters", "missing", "an object");
   }
   *max_positions = ReadScaling(fields, full, context, *rope);

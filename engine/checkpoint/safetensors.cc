@@ -270,8 +270,9 @@ absl::StatusOr<kernels::HostTensor> Checkpoint::Typed(
                                     "], but config.json asks for [",
                                     absl::StrJoin(shape, ", "), "]"));
   }
-  return kernels::HostTensor{bytes(*tensor).data(), *dtype,
-                             shape.size() == 2 ? shape[0] : 1, shape.back()};
+  int64_t rows = 1;
+  for (const int64_t length : shape.first(shape.size() - 1)) rows *= length;
+  return kernels::HostTensor{bytes(*tensor).data(), *dtype, rows, shape.back()};
 }
 
 absl::StatusOr<kernels::HostTensor> Checkpoint::Matrix(std::string_view name,
@@ -283,6 +284,13 @@ absl::StatusOr<kernels::HostTensor> Checkpoint::Matrix(std::string_view name,
 absl::StatusOr<kernels::HostTensor> Checkpoint::Vector(std::string_view name,
                                                        int64_t cols) const {
   return Typed(name, {cols});
+}
+
+absl::StatusOr<kernels::HostTensor> Checkpoint::Stack(std::string_view name,
+                                                      int64_t count,
+                                                      int64_t rows,
+                                                      int64_t cols) const {
+  return Typed(name, {count, rows, cols});
 }
 
 }  // namespace tandem::engine

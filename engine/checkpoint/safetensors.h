@@ -92,6 +92,10 @@ class Checkpoint {
                                              int64_t rows, int64_t cols) const;
   absl::StatusOr<kernels::HostTensor> Vector(std::string_view name,
                                              int64_t cols) const;
+  // Matrices of the shape [count, rows, cols], one under the other.
+  absl::StatusOr<kernels::HostTensor> Stack(std::string_view name,
+                                            int64_t count, int64_t rows,
+                                            int64_t cols) const;
 
  private:
   Checkpoint() = default;

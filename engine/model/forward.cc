@@ -56,11 +56,14 @@ struct Pass {
 
   void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
     const ModelSpec& spec = model.spec();
-    backend.Logits(queue, rows, w.normed, *layer.router, w.route_logits);
+    backend.Logits(queue, rows, w.normed, *layer.router, layer.router_bias,
+                   w.route_logits);
     backend.Route(queue, rows, spec.experts, spec.experts_per_token,
                   spec.normalised_routes, w.route_logits, w.route_weights);
     backend.Experts(queue, rows, spec.experts_per_token, w.normed,
-                    w.route_weights, *layer.experts, spec.activation, w.delta);
+                    w.route_weights, *layer.experts,
+                    {layer.gate_up_bias, layer.down_bias}, spec.activation,
+                    w.delta);
   }
 
   bool Adapts(LoraProduct product) const {
@@ -185,6 +188,7 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;
+    look.sinks = layer.sinks;
     backend.Attention(queue, seen, spec.heads, look, w.qkv, spec.qkv_rows(),
                       cache, place.layer, w.attention);
     for (const RowLook& row : looks) {
@@ -209,7 +213,7 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     delta = w.delta;
   }
   pass.Norm(n, model.final_norm(), x, delta, w.normed);
-  backend.Logits(queue, n, w.normed, model.head(), w.logits);
+  backend.Logits(queue, n, w.normed, model.head(), nullptr, w.logits);
   if (spec.logit_cap > 0 || spec.logit_scale != 1) {
     backend.ScaleLogits(queue, n, spec.vocab_size,
                         static_cast<float>(spec.logit_scale),

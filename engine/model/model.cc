@@ -42,13 +42,17 @@ class ModelLoader {
 
  private:
   absl::Status LoadLayer(int index, Model::Layer& layer);
+  absl::Status LoadRouter(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);
+  absl::Status LoadStackedExperts(int index, Model::Layer& layer);
+  absl::Status GroupExperts(int index, Model::Layer& layer);
   // Puts the parts one after another among the f32 vectors; `target` becomes
   // their device address when they are uploaded.
   absl::Status AddVector(const std::vector<TensorPart>& parts,
                          const float** target);
-  // A matrix [rows, hidden] among the vectors.
-  absl::Status AddMatrixValues(const std::string& name, int rows,
+  // A matrix [rows, cols] among the vectors, each row in this order.
+  absl::Status AddMatrixValues(const std::string& name, int rows, int cols,
+                               const std::vector<int>& order,
                                const float** target);
   // The norm of this name.
   absl::Status AddNorm(const std::string& name, int size, Model::Norm& norm);
@@ -97,12 +101,23 @@ absl::Status ModelLoader::AddVector(const std::vector<TensorPart>& parts,
 }
 
 absl::Status ModelLoader::AddMatrixValues(const std::string& name, int rows,
+                                          int cols,
+                                          const std::vector<int>& order,
                                           const float** target) {
   const absl::StatusOr<HostTensor> tensor =
-      checkpoint_.Matrix(name, rows, spec_.hidden_size);
+      checkpoint_.Matrix(name, rows, cols);
   if (!tensor.ok()) return tensor.status();
   std::vector<float> values;
-  AppendFloats(*tensor, values);
+  const auto row_bytes =
+      static_cast<size_t>(cols) * kernels::SizeOf(tensor->dtype);
+  for (int row = 0; row < rows; ++row) {
+    std::vector<std::byte> moved;
+    AppendFloats(
+        RowsInOrder({tensor->data + static_cast<size_t>(row) * row_bytes,
+                     tensor->dtype, cols, 1},
+                    order, moved),
+        values);
+  }
   packer_.Take(name);
   AddValues(values, target);
   return absl::OkStatus();
@@ -160,15 +175,24 @@ std::string ModelLoader::NameOf(int layer, std::string_view name,
                       std::string(name), std::string(what));
 }
 
+// What chooses is small, and its errors are whole experts: never quantised.
+absl::Status ModelLoader::LoadRouter(int index, Model::Layer& layer) {
+  const std::string_view router = spec_.names.router;
+  absl::Status status =
+      packer_.Pack({{NameOf(index, router, ".weight"), spec_.experts}},
+                   spec_.hidden_size, MatrixUse::kRouter, layer.router);
+  if (spec_.router_bias) {
+    status.Update(AddVector({{NameOf(index, router, ".bias"), spec_.experts}},
+                            &layer.router_bias));
+  }
+  return status;
+}
+
 absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
   const int wide = spec_.intermediate_size;
-  // What chooses is small, and its errors are whole experts: never quantised.
-  absl::Status status =
-      packer_.Pack({{NameOf(index, names.router, ".weight"), spec_.experts}},
-                   hidden, MatrixUse::kRouter, layer.router);
-  std::vector<kernels::Expert> experts;
+  absl::Status status;
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
     const auto name = [&](std::string_view part) {
       return NameOf(
@@ -180,14 +204,50 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
     status = packer_.Pack({{name(names.gate), wide}, {name(names.up), wide}},
                           hidden, MatrixUse::kGated, gate_up);
     if (!status.ok()) break;
-    kernels::Expert expert{.gate_up = gate_up.get()};
     auto& down = layer.expert_matrices.emplace_back();
     status = packer_.Pack({{name(names.down), hidden}}, wide,
                           MatrixUse::kProduct, down);
-    expert.down = down.get();
-    experts.push_back(expert);
+  }
+  return status;
+}
+
+absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
+  const int hidden = spec_.hidden_size;
+  const int wide = spec_.intermediate_size;
+  const std::string gate_up = NameOf(index, spec_.names.gate_up, "");
+  const std::string down = NameOf(index, spec_.names.down, "");
+  std::vector<int> halves;  // of rows that come in turns
+  for (int row = 0; row < wide; ++row) halves.push_back(2 * row);
+  for (int row = 0; row < wide; ++row) halves.push_back(2 * row + 1);
+  absl::Status status;
+  for (int e = 0; e < spec_.experts && status.ok(); ++e) {
+    status.Update(packer_.PackStacked(
+        {gate_up, spec_.experts, e, 2 * wide, hidden, halves},
+        MatrixUse::kGated, layer.expert_matrices.emplace_back()));
+    status.Update(packer_.PackStacked({down, spec_.experts, e, hidden, wide},
+                                      MatrixUse::kProduct,
+                                      layer.expert_matrices.emplace_back()));
   }
   if (!status.ok()) return status;
+  for (const std::string& name : {gate_up, down}) {
+    for (const char* suffix : {"", "_blocks", "_scales"}) {
+      packer_.Take(name + suffix);
+    }
+  }
+  status.Update(AddMatrixValues(gate_up + "_bias", spec_.experts, 2 * wide,
+                                halves, &layer.gate_up_bias));
+  status.Update(AddMatrixValues(down + "_bias", spec_.experts, hidden, {},
+                                &layer.down_bias));
+  return status;
+}
+
+// The layer's matrices, each expert's gate_up and down in turn.
+absl::Status ModelLoader::GroupExperts(int index, Model::Layer& layer) {
+  std::vector<kernels::Expert> experts;
+  for (size_t i = 0; i < layer.expert_matrices.size(); i += 2) {
+    experts.push_back(
+        {layer.expert_matrices[i].get(), layer.expert_matrices[i + 1].get()});
+  }
   auto set = backend_->GroupExperts(experts);
   if (!set.ok()) {
     return WithMessage(
@@ -242,7 +302,10 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
       norm(names.attention_output_norm, hidden, layer.attention_output_norm));
   status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
   if (spec_.experts > 0) {
-    status.Update(LoadExperts(index, layer));
+    status.Update(LoadRouter(index, layer));
+    status.Update(names.stacked_experts ? LoadStackedExperts(index, layer)
+                                        : LoadExperts(index, layer));
+    if (status.ok()) status = GroupExperts(index, layer);
   } else {
     status.Update(
         packer_.Pack(gate_up(".weight"), hidden,
@@ -259,7 +322,11 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
     status.Update(
         AddVector({{name(names.output, ".bias"), hidden}}, &layer.output_bias));
   }
-  if (spec_.mlp_bias) {
+  if (!names.sinks.empty()) {
+    status.Update(
+        AddVector({{name(names.sinks, ""), spec_.heads}}, &layer.sinks));
+  }
+  if (spec_.mlp_bias && !names.stacked_experts) {
     status.Update(AddVector(gate_up(".bias"), &layer.gate_up_bias));
     status.Update(
         AddVector({{name(names.down, ".bias"), hidden}}, &layer.down_bias));
@@ -411,8 +478,9 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
   RoundEmbeddingScale();
   if (!names.positions.empty()) {
     // One vector: row after row.
-    status = AddMatrixValues(NameOf(names.positions, ".weight"),
-                             spec_.max_positions, &model_->positions_);
+    status =
+        AddMatrixValues(NameOf(names.positions, ".weight"), spec_.max_positions,
+                        spec_.hidden_size, {}, &model_->positions_);
     if (!status.ok()) return status;
   }
   // Vectors find their layers by address when they are uploaded: no moving.

@@ -60,7 +60,9 @@ class Model {
     const float* qkv_bias = nullptr;  // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;
-    const float* down_bias = nullptr;
+    const float* down_bias = nullptr;  // of experts, both: of each in turn
+    const float* router_bias = nullptr;
+    const float* sinks = nullptr;  // [heads], device; null: none
   };
 
   // Blocks. Every tensor that the spec asks for must be there with its shape,

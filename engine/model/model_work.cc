@@ -32,10 +32,14 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const auto layer_bytes = [&](int64_t rows, int64_t cols) {
     return MatrixBytes(formats.layers, rows, cols, formats.zero_bytes);
   };
+  const auto wide_bytes = [&](int64_t rows, int64_t cols) {
+    return MatrixBytes(formats.experts.value_or(formats.layers), rows, cols,
+                       formats.zero_bytes);
+  };
   const int64_t feed_forward_bytes =
-      layer_bytes(int64_t{spec.is_gated() ? 2 : 1} * spec.intermediate_size,
-                  hidden) +
-      layer_bytes(hidden, spec.intermediate_size);
+      wide_bytes(int64_t{spec.is_gated() ? 2 : 1} * spec.intermediate_size,
+                 hidden) +
+      wide_bytes(hidden, spec.intermediate_size);
   WorkShape shape{
       .layers = spec.layers,
       .window = spec.window,
@@ -75,10 +79,15 @@ int ZeroBytes(const Quantisation& quantisation, bool gpu) {
 
 WorkShape MakeWorkShape(const Model& model, DType kv, bool gpu) {
   const Model::Layer& layer = model.layers().front();
+  std::optional<DType> experts;
+  if (!layer.expert_matrices.empty()) {
+    experts = layer.expert_matrices.front()->dtype();
+  }
   return MakeWorkShape(
       model.spec(),
       {.layers = layer.qkv->dtype(),
        .zero_bytes = ZeroBytes(model.spec().quantisation, gpu),
+       .experts = experts,
        .routers = layer.router ? layer.router->dtype() : layer.qkv->dtype(),
        .head = model.head().dtype(),
        .kv = kv});

@@ -6,6 +6,7 @@
 #define TANDEM_ENGINE_MODEL_MODEL_WORK_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/model/model.h"
@@ -17,6 +18,7 @@ namespace tandem::engine {
 struct WorkFormats {
   kernels::DType layers = kernels::DType::kBF16;  // matrices of layers
   int zero_bytes = 0;  // of theirs in kInt4, beside each scale
+  std::optional<kernels::DType> experts = std::nullopt;  // unset: as layers
   kernels::DType routers = kernels::DType::kBF16;
   kernels::DType head = kernels::DType::kBF16;
   kernels::DType kv = kernels::DType::kBF16;

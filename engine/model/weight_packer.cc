@@ -74,10 +74,47 @@ absl::Status WeightPacker::PackQuantised(
   if (!same) return PackDequantised(parts, codes, cols, use, matrix);
   CodeRows& whole = *codes[0];
   for (size_t i = 1; i < codes.size(); ++i) AppendRows(*codes[i], whole);
-  absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed =
-      use == MatrixUse::kGated ? backend_->PackGatedCodes(whole.View())
-                               : backend_->PackCodes(whole.View());
-  return Keep(std::move(packed), matrix);
+  return PackCodes(whole, use, matrix);
+}
+
+absl::Status WeightPacker::PackCodes(const CodeRows& codes, MatrixUse use,
+                                     std::unique_ptr<kernels::Matrix>& matrix) {
+  return Keep(use == MatrixUse::kGated ? backend_->PackGatedCodes(codes.View())
+                                       : backend_->PackCodes(codes.View()),
+              matrix);
+}
+
+absl::Status WeightPacker::PackMxfp4(const StackedPart& part, MatrixUse use,
+                                     std::unique_ptr<kernels::Matrix>& matrix) {
+  absl::StatusOr<CodeRows> codes = ReadMxfp4(checkpoint_, part.name, part.count,
+                                             part.index, part.rows, part.cols);
+  if (!codes.ok()) return codes.status();
+  PutRowsInOrder(part.order, *codes);
+  if (ScalesAreNear(*codes)) return PackCodes(*codes, use, matrix);
+  dequantised_.push_back(absl::StrCat(part.name, " of expert ", part.index,
+                                      " (scales far apart)"));
+  std::vector<float> values;
+  Dequantise(*codes, values);
+  return PackAs({reinterpret_cast<const std::byte*>(values.data()), DType::kF32,
+                 part.rows, part.cols},
+                KeptAs(DType::kBF16, use), use, matrix);
+}
+
+absl::Status WeightPacker::PackStacked(
+    const StackedPart& part, MatrixUse use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
+  if (IsMxfp4(checkpoint_, part.name)) return PackMxfp4(part, use, matrix);
+  const absl::StatusOr<HostTensor> all =
+      checkpoint_.Stack(part.name, part.count, part.cols, part.rows);
+  if (!all.ok()) return all.status();
+  const size_t bytes = static_cast<size_t>(part.cols) *
+                       static_cast<size_t>(part.rows) *
+                       kernels::SizeOf(all->dtype);
+  const HostTensor one{all->data + static_cast<size_t>(part.index) * bytes,
+                       all->dtype, part.cols, part.rows};
+  std::vector<std::byte> turned, ordered;
+  return PackAs(RowsInOrder(Transpose(one, turned), part.order, ordered),
+                KeptAs(all->dtype, use), use, matrix);
 }
 
 absl::Status WeightPacker::PackDequantised(

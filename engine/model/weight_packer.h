@@ -32,6 +32,16 @@ struct TensorPart {
   std::vector<int> order = {};
 };
 
+// One of the matrices of which families.h says that they are stacked.
+struct StackedPart {
+  std::string name;
+  int count;  // in the stack
+  int index;
+  int rows;
+  int cols;
+  std::vector<int> order = {};  // as above
+};
+
 // What a matrix is for: the embedding and the head, the choice of experts,
 // or a layer's product, by GatedMatMul or not.
 enum class MatrixUse { kTokens, kRouter, kProduct, kGated };
@@ -51,6 +61,10 @@ class WeightPacker {
   // The parts, stacked by rows, as one matrix [sum of rows, cols].
   absl::Status Pack(const std::vector<TensorPart>& parts, int cols,
                     MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
+
+  // Counts nothing as taken.
+  absl::Status PackStacked(const StackedPart& part, MatrixUse use,
+                           std::unique_ptr<kernels::Matrix>& matrix);
 
   // Counts a tensor as taken, which Pack does by itself.
   void Take(const std::string& name);
@@ -74,6 +88,10 @@ class WeightPacker {
       const std::vector<TensorPart>& parts,
       const std::vector<std::optional<CodeRows>>& codes, int cols,
       MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
+  absl::Status PackMxfp4(const StackedPart& part, MatrixUse use,
+                         std::unique_ptr<kernels::Matrix>& matrix);
+  absl::Status PackCodes(const CodeRows& codes, MatrixUse use,
+                         std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status PackAs(const kernels::HostTensor& whole, kernels::DType kept,
                       MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status Keep(absl::StatusOr<std::unique_ptr<kernels::Matrix>> packed,

@@ -12,7 +12,8 @@
 // it; with a bf16 cache, queries and weights may be rounded to bf16 too, the
 // weights' sum is of what they were before)
 //
-// and segments are merged in ascending order by Merge(). How many queries are
+// and segments are merged in ascending order by Merge(), a sink behind them
+// all. How many queries are
 // worked on together, where blocks end, and which thread does it never show.
 
 #undef HWY_TARGET_INCLUDE
@@ -341,9 +342,18 @@ void Merge(SoftmaxState& state, float* values, const SoftmaxState& next,
   }
 }
 
+// What values are multiplied by when all keys are summed; a sink is one more,
+// behind them, whose value is zero.
+float FinalFactor(const SoftmaxState& state, const float* sink) {
+  if (sink == nullptr) return 1.0f / state.sum;
+  const float maximum = std::max(state.maximum, *sink);
+  const float weight = Exp1(state.maximum - maximum);
+  return weight / (state.sum * weight + Exp1(*sink - maximum));
+}
+
 void Finish(const SoftmaxState& state, const float* values, int head_dim,
-            float* out) {
-  const F16 factor = Set16(1.0f / state.sum);
+            const float* sink, float* out) {
+  const F16 factor = Set16(FinalFactor(state, sink));
   int i = 0;
   for (; i + 16 <= head_dim; i += 16) {
     Store16(Mul(Load16(values + i), factor), out + i);
@@ -490,6 +500,7 @@ void AttendOf(const AttentionPiece& p) {
   if (p.partial_states != nullptr) return;
   for (int i = 0; i < queries; ++i) {
     Finish(ws.merged_state[i], ws.merged[i], layout.head_dim,
+           p.sinks == nullptr ? nullptr : p.sinks + i % p.group,
            head(p.out, p.out_stride, i));
   }
 }
@@ -529,7 +540,7 @@ void MergeSegments(const MergePiece& p) {
     const int64_t index = int64_t{segment} * p.stride;
     Merge(state, values, p.states[index], p.sums + index * p.width, p.width);
   }
-  Finish(state, values, p.head_dim, p.out);
+  Finish(state, values, p.head_dim, p.sink, p.out);
 }
 
 #endif  // TANDEM_SIMD_TARGET

@@ -89,6 +89,8 @@ class Planner {
     piece.scale = step_.options.scale;
     piece.soft_cap = step_.options.soft_cap;
     piece.window = window_;
+    const float* const sinks = step_.options.sinks;
+    piece.sinks = sinks == nullptr ? nullptr : sinks + head;
     piece.layout = &layout_;
     piece.layer = step_.cache->Layer(step_.layer);
     piece.block_table = step_.rows.block_tables + span.block_table;
@@ -172,6 +174,8 @@ class Planner {
         merge.segments = position / kAttentionSegment + 1 - first;
         merge.head_dim = layout_.head_dim;
         merge.width = layout_.width;
+        merge.sink =
+            piece.sinks == nullptr ? nullptr : piece.sinks + i % task.group;
         merge.out = piece.out + i / task.group * piece.out_stride +
                     i % task.group * int64_t{layout_.head_dim};
         table_.merge_segments(merge);

@@ -82,6 +82,19 @@ struct Pieces {
         maximum = most;
       }
     }
+    const float* const sinks = step.options.sinks;
+    for (int h = 0; sinks != nullptr && h < group; ++h) {
+      AddSink(sinks[kv_head * group + h], states + int64_t{2} * h);
+    }
+  }
+
+  // A sink weighs what its score does; nothing is looked at there.
+  void AddSink(float sink, float* state) const {
+    float weights[2] = {state[0], sink};
+    const float most = std::max(state[0], sink);
+    Weigh(2, most, weights, weights);
+    state[0] = most;
+    state[1] = state[1] * weights[0] + weights[1];
   }
 
   void Add(int begin, float* scores) const {

@@ -204,8 +204,8 @@ class CpuBackend final : public Backend {
   }
 
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
-              float* out) override {
-    MatMul(queue, num_rows, x, head, nullptr, out);
+              const float* bias, float* out) override {
+    MatMul(queue, num_rows, x, head, bias, out);
   }
 
   void ScaleLogits(Queue& queue, int count, int vocab, float scale,
@@ -344,12 +344,14 @@ class CpuBackend final : public Backend {
 
   void Experts(Queue& queue, int num_rows, int chosen, const void* x,
                const float* weights, const ExpertSet& experts,
-               Activation activation, void* out) override {
+               const ExpertBiases& biases, Activation activation,
+               void* out) override {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     const cpu::ExpertsStep step{&static_cast<const CpuExperts&>(experts),
                                 num_rows,
                                 static_cast<const float*>(x),
                                 weights,
+                                biases,
                                 activation,
                                 static_cast<float*>(out)};
     Put(queue, [this, &own, step] {

@@ -99,16 +99,30 @@ HWY_INLINE F16 Activated(Activation activation, const F16& x) {
   return Div(x, Add(Set16(1.0f), e));
 }
 
+// NaN stays NaN: it is the second operand of minimum and maximum.
+HWY_INLINE F16 ClampedSwiGlu(const F16& gate, const F16& up) {
+  const F16 limit = Set16(kSwiGluLimit);
+  const F16 g = Min(limit, gate);
+  const F16 u = Max(Set16(-kSwiGluLimit), Min(limit, up));
+  const F16 e = Exp(Mul(g, Set16(-kSwiGluAlpha)));
+  return Mul(Div(g, Add(Set16(1.0f), e)), Add(u, Set16(1.0f)));
+}
+
+HWY_INLINE F16 Gated(Activation activation, const F16& gate, const F16& up) {
+  return activation == Activation::kClampedSwiGlu
+             ? ClampedSwiGlu(gate, up)
+             : Mul(Activated(activation, gate), up);
+}
+
 void GateRow(Activation activation, int dim, const float* gate, const float* up,
              float* out) {
   int i = 0;
   for (; i + 16 <= dim; i += 16) {
-    Store16(Mul(Activated(activation, Load16(gate + i)), Load16(up + i)),
-            out + i);
+    Store16(Gated(activation, Load16(gate + i), Load16(up + i)), out + i);
   }
   if (i < dim) {
-    StoreFirst16(Mul(Activated(activation, LoadFirst16(gate + i, dim - i)),
-                     LoadFirst16(up + i, dim - i)),
+    StoreFirst16(Gated(activation, LoadFirst16(gate + i, dim - i),
+                       LoadFirst16(up + i, dim - i)),
                  out + i, dim - i);
   }
 }

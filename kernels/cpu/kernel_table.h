@@ -89,7 +89,8 @@ struct AttentionPiece {
   int kv_head;
   float scale;
   float soft_cap;
-  int window;  // positions seen; at most 2^30
+  int window;          // positions seen; at most 2^30
+  const float* sinks;  // [group]; null: none
   const KvLayout* layout;
   const std::byte* layer;      // of the cache
   const int32_t* block_table;  // of the sequence
@@ -120,7 +121,8 @@ struct MergePiece {
   int stride;
   int head_dim;
   int width;
-  float* out;  // [head_dim]
+  const float* sink;  // null: none
+  float* out;         // [head_dim]
 };
 
 struct SamplePiece {

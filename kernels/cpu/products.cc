@@ -162,9 +162,14 @@ void RunExperts(const KernelTable& table, ThreadPool& pool,
                   taken + int64_t{rows++} * dim);
     }
     if (rows == 0) continue;
-    RunGatedMatMul(table, pool, rows, taken, set.gate_up(e), nullptr,
-                   step.activation, both, hidden);
-    RunMatMul(table, pool, rows, hidden, set.down(e), nullptr, y);
+    const auto bias = [&](const float* biases, int width) {
+      return biases == nullptr ? nullptr : biases + int64_t{e} * width;
+    };
+    RunGatedMatMul(table, pool, rows, taken, set.gate_up(e),
+                   bias(step.biases.gate_up, 2 * wide), step.activation, both,
+                   hidden);
+    RunMatMul(table, pool, rows, hidden, set.down(e),
+              bias(step.biases.down, dim), y);
     rows = 0;
     for (int row = 0; row < step.num_rows; ++row) {
       if (weight(row) == 0) continue;

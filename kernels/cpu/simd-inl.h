@@ -90,6 +90,11 @@ HWY_INLINE F16 Div(const F16& a, const F16& b) {
   TANDEM_PARTS(i) r.v[i] = hn::Div(a.v[i], b.v[i]);
   return r;
 }
+HWY_INLINE F16 Min(const F16& a, const F16& b) {
+  F16 r;
+  TANDEM_PARTS(i) r.v[i] = hn::Min(a.v[i], b.v[i]);
+  return r;
+}
 HWY_INLINE F16 Max(const F16& a, const F16& b) {
   F16 r;
   TANDEM_PARTS(i) r.v[i] = hn::Max(a.v[i], b.v[i]);

@@ -51,7 +51,8 @@ struct AttentionKernelParams {
   int narrow_tiles;           // of 16 rows that one position's group takes
   int max_segments;           // that a span of one row may touch
   float scale;
-  float soft_cap;  // of scores; 0: none
+  float soft_cap;      // of scores; 0: none
+  const float* sinks;  // [heads]; null: none
 };
 
 // What scores are multiplied by on their way to Exp2; capped ones are what the
@@ -253,13 +254,18 @@ TANDEM_DEVICE void CopyQueries(Grid& g, const AttentionKernelParams& p,
   }
 }
 
+// The query head of row `row` of a span.
+TANDEM_DEVICE int HeadOf(const AttentionKernelParams& p, int kv_head, int row) {
+  return kv_head * p.group + row % p.group;
+}
+
 // Where row `row` of a span writes its head.
 template <typename T>
 TANDEM_DEVICE T* OutRow(const AttentionKernelParams& p, const RowSpan& span,
                         int kv_head, int row) {
   return static_cast<T*>(p.out) +
          (span.first_row + row / p.group) * p.out_stride +
-         (kv_head * p.group + row % p.group) * p.head_dim;
+         HeadOf(p, kv_head, row) * p.head_dim;
 }
 
 }  // namespace tandem::kernels::cuda

@@ -167,14 +167,15 @@ struct AttentionDecodeKernel {
         const int r = lane / 4 + h * 8;
         if (r >= rows) continue;
         T* const out = OutRow<T>(p, span, kv_head, row0 + r);
-        const float inverse = Div(1.0f, sum[h]);
+        const float factor = FinalFactor(p, HeadOf(p, kv_head, row0 + r),
+                                         maximum[h].maximum, sum[h]);
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
           const int column = g.warp() * kColumns + i * 8 + lane % 4 * 2;
           if (column < p.head_dim) {
             *reinterpret_cast<uint32_t*>(out + column) =
-                PackPair<T>(Mul(values[i][h * 2], inverse),
-                            Mul(values[i][h * 2 + 1], inverse));
+                PackPair<T>(Mul(values[i][h * 2], factor),
+                            Mul(values[i][h * 2 + 1], factor));
           }
         }
       }
@@ -256,10 +257,11 @@ struct AttentionDecodeKernel {
         low = merge(low, part[2 + column]);
         high = merge(high, part[3 + column]);
       }
-      const float inverse = Div(1.0f, sum);
+      const float factor =
+          FinalFactor(p, HeadOf(p, kv_head, row0 + r), maximum, sum);
       *reinterpret_cast<uint32_t*>(OutRow<T>(p, span, kv_head, row0 + r) +
                                    column) =
-          PackPair<T>(Mul(low, inverse), Mul(high, inverse));
+          PackPair<T>(Mul(low, factor), Mul(high, factor));
     }
   }
 };

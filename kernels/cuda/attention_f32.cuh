@@ -130,12 +130,18 @@ struct AttentionF32Kernel {
                         : Fma(value, after, Mul(merged[n], before));
       }
     }
-    const float inverse = Div(1.0f, merged_sum);
+    float factor = Div(1.0f, merged_sum);
+    if (p.sinks != nullptr) {
+      const float maximum = Max(merged_maximum, p.sinks[head]);
+      const float weight = Exp(Sub(merged_maximum, maximum));
+      factor = Div(weight, Add(Mul(merged_sum, weight),
+                               Exp(Sub(p.sinks[head], maximum))));
+    }
     float* const out =
         static_cast<float*>(p.out) + row * p.out_stride + head * p.head_dim;
     for (int n = 0; n < kPerThread; ++n) {
       const int i = n * kThreads + g.thread();
-      if (i < p.head_dim) out[i] = Mul(merged[n], inverse);
+      if (i < p.head_dim) out[i] = Mul(merged[n], factor);
     }
   }
 };

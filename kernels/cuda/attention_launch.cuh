@@ -58,6 +58,7 @@ inline AttentionKernelParams ParamsOf(const AttentionParams& p) {
                                          : p.max_positions);
   k.scale = p.scale;
   k.soft_cap = p.soft_cap;
+  k.sinks = p.sinks;
   return k;
 }
 

@@ -171,14 +171,14 @@ struct AttentionPrefillKernel {
       const int row = row0 + warp_row + lane / 4 + h * 8;
       if (row >= rows) continue;
       T* const out = OutRow<T>(p, span, kv_head, row);
-      const float inverse = Div(1.0f, sum[h]);
+      const float factor =
+          FinalFactor(p, HeadOf(p, kv_head, row), maximum[h].maximum, sum[h]);
 #pragma unroll
       for (int i = 0; i < kValueTiles; ++i) {
         const int column = i * 8 + lane % 4 * 2;
         if (column < p.head_dim) {
-          *reinterpret_cast<uint32_t*>(out + column) =
-              PackPair<T>(Mul(values[i][h * 2], inverse),
-                          Mul(values[i][h * 2 + 1], inverse));
+          *reinterpret_cast<uint32_t*>(out + column) = PackPair<T>(
+              Mul(values[i][h * 2], factor), Mul(values[i][h * 2 + 1], factor));
         }
       }
     }

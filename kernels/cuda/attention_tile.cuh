@@ -185,6 +185,16 @@ struct MergeFactors {
   }
 };
 
+// What a head's values are multiplied by when all keys are summed; its sink is
+// one more, behind them, whose value is zero.
+TANDEM_DEVICE float FinalFactor(const AttentionKernelParams& p, int head,
+                                float maximum, float sum) {
+  if (p.sinks == nullptr) return Div(1.0f, sum);
+  const float c = ExponentScale(p);
+  const MergeFactors merge(maximum, Div(Mul(p.sinks[head], kLog2E), c), c);
+  return Div(merge.before, merge(sum, 1.0f));
+}
+
 // Hides the scores of keys that a row may not see. `scores` are of the tile
 // from `first_key` on, laid out as m16n8 results; `position`s are of rows lane
 // / 4 and 8 more.

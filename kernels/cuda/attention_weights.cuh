@@ -52,7 +52,7 @@ struct WeightsReader {
 };
 
 // Grid: heads. states [heads][2] = the maximum of all scores, and the sum of
-// Exp(score - maximum).
+// Exp(score - maximum), a sink's among them.
 template <typename T, typename KV>
 struct WeightsStatesKernel {
   static constexpr int kThreads = kWeightsThreads;
@@ -82,6 +82,12 @@ struct WeightsStatesKernel {
     float total = 0;
     for (int i = 0; i < kThreads; ++i) {
       total = Add(total, Mul(sums[i], Exp(Sub(maxima[i], most))));
+    }
+    if (p.sinks != nullptr) {
+      const float all = Max(most, p.sinks[head]);
+      total =
+          Add(Mul(total, Exp(Sub(most, all))), Exp(Sub(p.sinks[head], all)));
+      most = all;
     }
     p.states[2 * head] = most;
     p.states[2 * head + 1] = total;

@@ -345,9 +345,12 @@ struct AttentionWgmmaKernel {
         Merge(g, at, c, last_maximum, sum, merged_maximum, merged_sum, values);
       } else {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) merged_sum[h] = FoldSum(g, sum[h]);
+        for (int h = 0; h < 2; ++h) {
+          merged_maximum[h] = maximum[h].maximum;
+          merged_sum[h] = FoldSum(g, sum[h]);
+        }
       }
-      Write(g, w, row, merged_sum, values);
+      Write(g, w, row, merged_maximum, merged_sum, values);
     }
   }
 
@@ -476,21 +479,21 @@ struct AttentionWgmmaKernel {
   }
 
   TANDEM_DEVICE void Write(Grid& g, const Work& w, int first_row,
-                           const float (&sum)[2],
+                           const float (&maximum)[2], const float (&sum)[2],
                            const float (&values)[kValueTiles][4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + h * 8;
       if (row >= w.rows) continue;
       T* const out = OutRow<T>(p, w.span, w.kv_head, row);
-      const float inverse = Div(1.0f, sum[h]);
+      const float factor =
+          FinalFactor(p, HeadOf(p, w.kv_head, row), maximum[h], sum[h]);
 #pragma unroll
       for (int i = 0; i < kValueTiles; ++i) {
         const int column = i * 8 + g.lane() % 4 * 2;
         if (column < p.head_dim) {
-          *reinterpret_cast<uint32_t*>(out + column) =
-              PackPair<T>(Mul(values[i][h * 2], inverse),
-                          Mul(values[i][h * 2 + 1], inverse));
+          *reinterpret_cast<uint32_t*>(out + column) = PackPair<T>(
+              Mul(values[i][h * 2], factor), Mul(values[i][h * 2 + 1], factor));
         }
       }
     }

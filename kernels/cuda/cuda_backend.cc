@@ -185,11 +185,12 @@ class CudaBackend final : public Backend {
   }
 
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
-              float* out) override {
+              const float* bias, float* out) override {
     Multiply(Own(queue), scratch_, activation_,
              {.matrix = Own(head),
               .num_rows = num_rows,
               .x = x,
+              .bias = bias,
               .output = MatMulOutput::kWide,
               .out = out});
   }
@@ -258,7 +259,8 @@ class CudaBackend final : public Backend {
                                .max_span_rows = span_rows,
                                .max_positions = positions,
                                .window = options.window,
-                               .soft_cap = options.soft_cap}),
+                               .soft_cap = options.soft_cap,
+                               .sinks = options.sinks}),
               "attention");
   }
 
@@ -283,7 +285,8 @@ class CudaBackend final : public Backend {
                    .layer = layer,
                    .add = look.add,
                    .window = options.window,
-                   .soft_cap = options.soft_cap}),
+                   .soft_cap = options.soft_cap,
+                   .sinks = options.sinks}),
               "attention weights");
   }
 
@@ -356,13 +359,15 @@ class CudaBackend final : public Backend {
 
   void Experts(Queue& queue, int num_rows, int chosen, const void* x,
                const float* weights, const ExpertSet& experts,
-               Activation activation, void* out) override {
+               const ExpertBiases& biases, Activation activation,
+               void* out) override {
     RunExperts(Own(queue), scratch_, activation_,
                {.experts = static_cast<const CudaExperts&>(experts),
                 .num_rows = num_rows,
                 .chosen = chosen,
                 .x = x,
                 .weights = weights,
+                .biases = biases,
                 .activation = activation,
                 .out = out});
   }

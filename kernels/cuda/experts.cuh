@@ -195,6 +195,10 @@ struct ExpertProductKernel {
     product.p.weights = matrix.weights;
     product.p.scales = matrix.scales;
     product.p.tokens = tile.end;
+    if (p.product.bias != nullptr) {
+      const int outputs = (p.product.gated() ? 2 : 1) * p.product.outputs;
+      product.p.bias += int64_t{tile.expert} * outputs;
+    }
     product.Tile(g, g.block_x() % row_tiles, tile.begin);
   }
 };

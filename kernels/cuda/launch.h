@@ -369,6 +369,7 @@ struct AttentionParams {
   int max_positions;
   int window = 0;      // positions seen, the row's own included; 0: all
   float soft_cap = 0;  // of scores; 0: none
+  const float* sinks = nullptr;  // [heads], Backend::Attention's
 };
 size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
 int LaunchAttention(const Stream& stream, DType activation,
@@ -389,6 +390,7 @@ struct AttentionWeightsParams {
   bool add;
   int window = 0;
   float soft_cap = 0;
+  const float* sinks = nullptr;  // [heads]
 };
 int LaunchAttentionWeights(const Stream& stream, DType activation,
                            const AttentionWeightsParams& params);

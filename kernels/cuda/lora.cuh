@@ -107,8 +107,8 @@ struct GateHalvesKernel {
     const T* const gate = static_cast<const T*>(p.halves) +
                           row * PackedRows(2 * p.dim, RowOrder::kGated) +
                           i / 8 * 16 + i % 8;
-    static_cast<T*>(p.out)[row * p.dim + i] = FromFloat<T>(
-        Mul(Activated(p.activation, ToFloat(gate[0])), ToFloat(gate[8])));
+    static_cast<T*>(p.out)[row * p.dim + i] =
+        FromFloat<T>(Gated(p.activation, ToFloat(gate[0]), ToFloat(gate[8])));
   }
 };
 

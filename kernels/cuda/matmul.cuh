@@ -428,7 +428,7 @@ struct MatMulKernel {
           T* const to = results + t * kOutStride;
           if (p.gated()) {
             to[first / 2 + group] =
-                FromFloat<T>(Mul(Activated(p.activation, low), high));
+                FromFloat<T>(Gated(p.activation, low, high));
           } else {
             to[first + group] = FromFloat<T>(low);
             to[first + group + 8] = FromFloat<T>(high);

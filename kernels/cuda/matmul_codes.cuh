@@ -296,7 +296,7 @@ struct MatMulCodesKernel {
           T* const to = results + t * kOutStride;
           if (p.gated()) {
             to[first / 2 + group] =
-                FromFloat<T>(Mul(Activated(p.activation, low), high));
+                FromFloat<T>(Gated(p.activation, low, high));
           } else {
             to[first + group] = FromFloat<T>(low);
             to[first + group + 8] = FromFloat<T>(high);

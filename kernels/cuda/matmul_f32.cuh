@@ -89,7 +89,7 @@ struct MatMulF32Kernel {
         if (p.bias != nullptr) result = Add(result, p.bias[at]);
       }
       if (p.gated()) {
-        result = Mul(Activated(p.activation, result), g.ShuffleXor(result, 8));
+        result = Gated(p.activation, result, g.ShuffleXor(result, 8));
       }
       if (at < 0 || (p.gated() && !gate)) continue;
       if (token0 + mine + t >= p.tokens) continue;

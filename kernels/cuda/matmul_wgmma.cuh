@@ -228,9 +228,9 @@ struct MatMulWgmmaKernel {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float(&chain)[4] = d[n0 + n + i];
-            r[i] = PackPair<T>(
-                Mul(Activated(p.activation, low(chain[0])), high(chain[2])),
-                Mul(Activated(p.activation, low(chain[1])), high(chain[3])));
+            r[i] =
+                PackPair<T>(Gated(p.activation, low(chain[0]), high(chain[2])),
+                            Gated(p.activation, low(chain[1]), high(chain[3])));
           }
           const int token = (n + m) * 8 + g.lane() % 8;
           StoreMatrix4Transposed(g, out + GatedChunk(token, warp), r);

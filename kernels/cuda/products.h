@@ -68,6 +68,7 @@ struct ExpertsStep {
   int chosen;
   const void* x;
   const float* weights;
+  ExpertBiases biases;
   Activation activation;
   void* out;
 };

@@ -290,9 +290,10 @@ class LateBackend final : public Backend {
     });
   }
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
-              float* out) override {
-    Run(queue,
-        [&](Queue& inner) { inner_->Logits(inner, num_rows, x, head, out); });
+              const float* bias, float* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->Logits(inner, num_rows, x, head, bias, out);
+    });
   }
   void ScaleLogits(Queue& queue, int count, int vocab, float scale,
                    float soft_cap, float* logits) override {
@@ -365,10 +366,11 @@ class LateBackend final : public Backend {
   }
   void Experts(Queue& queue, int num_rows, int chosen, const void* x,
                const float* weights, const ExpertSet& experts,
-               Activation activation, void* out) override {
+               const ExpertBiases& biases, Activation activation,
+               void* out) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Experts(inner, num_rows, chosen, x, weights, experts, activation,
-                      out);
+      inner_->Experts(inner, num_rows, chosen, x, weights, experts, biases,
+                      activation, out);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

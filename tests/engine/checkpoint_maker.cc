@@ -25,6 +25,7 @@ struct Shape {
   std::string name;
   int rows;  // 0: a vector
   int cols;
+  int stack = 0;  // matrices in the tensor; 0: it is one
 };
 
 class SplitMix {
@@ -49,9 +50,9 @@ std::vector<Shape> Shapes(const json& spec) {
   if (spec.contains("tensors")) {
     std::vector<Shape> shapes;
     for (const json& tensor : spec["tensors"]) {
-      const bool vector = tensor[1].size() == 1;
-      shapes.push_back({tensor[0], vector ? 0 : tensor[1][0].get<int>(),
-                        tensor[1].back().get<int>()});
+      const auto shape = tensor[1].get<std::vector<int>>();
+      shapes.push_back({tensor[0], shape.size() < 2 ? 0 : shape.end()[-2],
+                        shape.back(), shape.size() < 3 ? 0 : shape[0]});
     }
     return shapes;
   }
@@ -133,12 +134,15 @@ std::string SafetensorsFile(const json& spec,
   for (const Shape& shape : shapes) {
     const size_t begin = data.size();
     SplitMix random(spec.at("seed").get<uint64_t>() ^ Fnv1a(shape.name));
-    for (int i = 0; i < std::max(1, shape.rows) * shape.cols; ++i) {
+    const int values =
+        std::max(1, shape.stack) * std::max(1, shape.rows) * shape.cols;
+    for (int i = 0; i < values; ++i) {
       AppendValue(Value(random.Next(), shape.name, spec, dtype == "F32"), dtype,
                   data);
     }
     absl::StrAppend(&header, header.size() > 1 ? "," : "", "\"", shape.name,
                     "\":{\"dtype\":\"", dtype, "\",\"shape\":[",
+                    shape.stack == 0 ? "" : absl::StrCat(shape.stack, ","),
                     shape.rows == 0 ? "" : absl::StrCat(shape.rows, ","),
                     shape.cols, "],\"data_offsets\":[", begin, ",", data.size(),
                     "]}");

@@ -80,6 +80,17 @@ TANDEM_DEVICE float Activated(Activation activation, float x) {
           : Mul(x, Fma(Mul(x, x), 0.07135481627f, 1.595769122f));
   return Div(x, Add(1.0f, Exp(Sub(0.0f, inner))));
 }
+// Of a layer with gates. NaN stays NaN.
+TANDEM_DEVICE float Gated(Activation activation, float gate, float up) {
+  if (activation != Activation::kClampedSwiGlu) {
+    return Mul(Activated(activation, gate), up);
+  }
+  const float g = gate > kSwiGluLimit ? kSwiGluLimit : gate;
+  const float below = up > kSwiGluLimit ? kSwiGluLimit : up;
+  const float u = below < -kSwiGluLimit ? -kSwiGluLimit : below;
+  const float e = Exp(Mul(g, -kSwiGluAlpha));
+  return Mul(Div(g, Add(1.0f, e)), Add(u, 1.0f));
+}
 TANDEM_DEVICE float SoftCap(float x, float cap) {
   const float e = Exp(Mul(x, Div(2.0f, cap)));
   return Mul(Sub(1.0f, Div(2.0f, Add(1.0f, e))), cap);
