@@ -19,8 +19,14 @@ struct Model {
   int window = 0;
   float soft_cap = 0;
   DType inputs = DType::kF32;  // what queries and weights are rounded to
+  bool sinks = false;
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
 };
+
+// Of each head; some outweigh all keys, some weigh next to nothing.
+std::vector<float> Sinks(const Model& model) {
+  return RandomFloats(static_cast<size_t>(model.heads), 14, 9.0f);
+}
 
 std::vector<float> Angles(int positions, int half, bool sine) {
   std::vector<float> table;
@@ -60,6 +66,8 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
   const int half = model.head_dim / 2;
   const RopeTable rope{device.Upload(Angles(length, half, false)),
                        device.Upload(Angles(length, half, true))};
+  const float* const sinks =
+      model.sinks ? device.Upload(Sinks(model)) : nullptr;
   const int width = model.heads * model.head_dim;
   std::vector<float> result(static_cast<size_t>(length * width));
   for (int begin = 0; begin < length; begin += run.chunk) {
@@ -94,7 +102,7 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
     device->RopeAppend(device.queue(), step, model.heads, rope, {}, device_qkv,
                        *cache, 1);
     device->Attention(device.queue(), step, model.heads,
-                      {kAttentionScale, model.soft_cap, model.window},
+                      {kAttentionScale, model.soft_cap, model.window, sinks},
                       device_qkv, model.qkv(), *cache, 1, out);
     const auto got =
         device.Download(out, static_cast<size_t>(step.num_rows * width));
@@ -172,8 +180,13 @@ std::vector<double> Reference(const Model& model, int length,
         }
         weights.push_back(score);
       }
-      const double most = *std::max_element(weights.begin(), weights.end());
+      double most = *std::max_element(weights.begin(), weights.end());
       double sum = 0;
+      if (model.sinks) {
+        const double sink = Sinks(model)[static_cast<size_t>(h)];
+        most = std::max(most, sink);
+        sum = std::exp(sink - most);
+      }
       for (double& weight : weights) sum += weight = std::exp(weight - most);
       for (int i = 0; i < model.head_dim; ++i) {
         double value = 0;
@@ -214,6 +227,9 @@ const Model kModels[] = {
     {2, 1, 256, DType::kBF16, 530, 0.3f, DType::kBF16},
     {9, 3, 64, DType::kF32, 0, 0, DType::kBF16},
     {4, 2, 40, DType::kInt8, 40, 0, DType::kBF16},
+    {9, 3, 64, DType::kBF16, 0, 0, DType::kF32, true},
+    {26, 1, 24, DType::kF32, 19, 0.5f, DType::kF32, true},
+    {7, 1, 40, DType::kBF16, 530, 0, DType::kBF16, true},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
@@ -247,7 +263,8 @@ TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
 
 TEST(AttentionTest, LongContextsAreWithinTheErrorBoundAcrossSegments) {
   for (const int window : {0, 37, 600}) {
-    const Model model{2, 1, 16, DType::kF32, window};
+    Model model{2, 1, 16, DType::kF32, window};
+    model.sinks = window == 600;
     const int length = 2 * kAttentionSegment + 37;
     const auto qkv =
         RandomFloats(static_cast<size_t>(length * model.qkv()), 12);

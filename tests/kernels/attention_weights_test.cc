@@ -20,6 +20,7 @@ struct WeightsCase {
   int position;
   int window = 0;
   float soft_cap = 0;
+  bool sinks = false;
 };
 
 const WeightsCase kWeightsCases[] = {
@@ -34,7 +35,12 @@ const WeightsCase kWeightsCases[] = {
     {4, 2, 24, 16, DType::kBF16, 20, 64},
     {4, 1, 24, 16, DType::kF32, 260, 1},
     {4, 2, 16, 16, DType::kF32, 150, 0, 0.4f},
+    {6, 2, 32, 16, DType::kBF16, 150, 37, 0, true},
 };
+
+std::vector<float> Sinks(const WeightsCase& c) {
+  return RandomFloats(static_cast<size_t>(c.heads), 7, 6.0f);
+}
 
 // A sequence's keys, [position][kv_head][dim], and one row's queries.
 struct Data {
@@ -77,8 +83,13 @@ std::vector<double> Reference(const WeightsCase& c, const Data& data) {
       if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
       scores.push_back(score);
     }
-    const double most = *std::max_element(scores.begin(), scores.end());
+    double most = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
+    if (c.sinks) {
+      const double sink = Sinks(c)[static_cast<size_t>(head)];
+      most = std::max(most, sink);
+      sum = std::exp(sink - most);
+    }
     for (double& score : scores) sum += score = std::exp(score - most);
     for (size_t i = 0; i < scores.size(); ++i) {
       sums[static_cast<size_t>(first) + i] += scores[i] / sum / c.heads;
@@ -127,9 +138,11 @@ std::vector<float> OnCpu(const WeightsCase& c, const Data& data,
   look.out = device.Upload(std::vector<float>(positions + 1, -7.0f));
   for (int i = 0; i < (twice ? 2 : 1); ++i) {
     look.add = i == 1;
-    device->AttentionWeights(
-        device.queue(), rows, c.heads, {kAttentionScale, c.soft_cap, c.window},
-        device.Upload(q), static_cast<int64_t>(width), *cache, 1, look);
+    device->AttentionWeights(device.queue(), rows, c.heads,
+                             {kAttentionScale, c.soft_cap, c.window,
+                              c.sinks ? device.Upload(Sinks(c)) : nullptr},
+                             device.Upload(q), static_cast<int64_t>(width),
+                             *cache, 1, look);
     device.queue().Synchronize();
   }
   std::vector<float> got = device.Download(look.out, positions + 1);
@@ -142,14 +155,16 @@ void ExpectNear(const std::vector<float>& got, const std::vector<double>& want,
                 double error) {
   ASSERT_EQ(got.size(), want.size());
   double sum = 0;
+  double all = 0;  // 1 without a sink
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_NEAR(got[i], want[i], error) << "position " << i;
     if (want[i] == 0) {
       EXPECT_EQ(got[i], 0) << "outside the window: " << i;
     }
     sum += got[i];
+    all += want[i];
   }
-  EXPECT_NEAR(sum, 1, 1e-5);
+  EXPECT_NEAR(sum, all, 1e-5);
 }
 
 TEST(AttentionWeightsTest, OnTheCpuTheyAreNearFloat64) {

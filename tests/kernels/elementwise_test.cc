@@ -156,16 +156,20 @@ TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
   EXPECT_TRUE(SameBits(device.Download(device_x, 100), x));
 }
 
-// silu(gate) * up of `both` [2 * dim], gates first: of products with 1.
-std::vector<float> Silu(const std::vector<float>& both) {
+// What the gates open, of `both` [2 * dim], gates first: of products with 1.
+std::vector<float> Gated(Activation activation,
+                         const std::vector<float>& both) {
   Device device(MakeBackend());
   const int dim = static_cast<int>(both.size()) / 2;
   float* const out = device.New<float>(both.size() / 2);
   device->GatedMatMul(device.queue(), 1,
                       device.Upload(std::vector<float>(1, 1.0f)),
                       device.PackGated(both, 2 * dim, 1, DType::kF32), nullptr,
-                      Activation::kSilu, out);
+                      activation, out);
   return device.Download(out, both.size() / 2);
+}
+std::vector<float> Silu(const std::vector<float>& both) {
+  return Gated(Activation::kSilu, both);
 }
 
 TEST(ElementwiseTest, SiluIsWithinTheErrorBoundOfFloat64) {
@@ -180,6 +184,31 @@ TEST(ElementwiseTest, SiluIsWithinTheErrorBoundOfFloat64) {
                   5e-7 * std::abs(expected) + 1e-30);
     }
   }
+}
+
+TEST(ElementwiseTest, ClampedSwiGluIsWithinTheErrorBoundOfFloat64) {
+  for (const int dim : kDims) {
+    const auto x = RandomFloats(static_cast<size_t>(2 * dim), 28, 20.0f);
+    const auto got = Gated(Activation::kClampedSwiGlu, x);
+    for (int i = 0; i < dim; ++i) {
+      const double gate = std::min<double>(x[static_cast<size_t>(i)], 7);
+      const double up =
+          std::clamp<double>(x[static_cast<size_t>(dim + i)], -7, 7);
+      const double expected = gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+      // The exponent's own rounding grows with it.
+      EXPECT_NEAR(got[static_cast<size_t>(i)], expected,
+                  (5e-7 + 1.2e-7 * std::abs(gate)) * std::abs(expected) + 1e-6);
+    }
+  }
+}
+
+TEST(ElementwiseTest, ClampedSwiGluHidesNoNan) {
+  const float nan = std::nanf("");
+  const auto got =
+      Gated(Activation::kClampedSwiGlu, {nan, 1.0f, 2.0f, 1.0f, nan, -1.0f});
+  EXPECT_TRUE(std::isnan(got[0]));
+  EXPECT_TRUE(std::isnan(got[1]));
+  EXPECT_EQ(got[2], 0.0f);
 }
 
 TEST(ElementwiseTest, SiluIsFiniteForExtremeGates) {

@@ -22,6 +22,7 @@ struct Model {
   int block_size = 16;
   int window = 0;
   DType quantised = DType::kF32;  // of a quantised cache; else none
+  bool sinks = false;
   DType cache() const { return IsQuantised(quantised) ? quantised : type; }
   int group() const { return heads / kv_heads; }
   int width() const { return heads * head_dim; }
@@ -46,6 +47,7 @@ struct Sequence {
   // What was appended, if that is something else.
   std::vector<float> appended_k;
   std::vector<float> appended_v;
+  std::vector<float> sinks;  // [heads]: some outweigh all keys
 
   Sequence(const Model& m, int n) : model(m), length(n) {
     const int64_t kv = int64_t{n} * m.kv_heads * m.head_dim;
@@ -58,6 +60,7 @@ struct Sequence {
     appended_k = k;
     appended_v = v;
     ReadBack();
+    sinks = RandomFloats(At(m.heads), 4, 9.0f);
   }
   void ReadBack() {
     const Model& m = model;
@@ -171,6 +174,7 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   params.max_span_rows = most;
   params.max_positions = s.length;
   params.window = m.window;
+  if (m.sinks) params.sinks = s.sinks.data();
   EXPECT_EQ(LaunchAttention(stream, m.type, params), 0)
       << emulator::LastFault();
   return Decode(m.type, out);
@@ -275,9 +279,16 @@ std::vector<float> Reference(const Sequence& s,
                 std::fma(next.values[At(d)], b, merged.values[At(d)] * a);
           }
         }
-        const float inverse = 1.0f / merged.sum;
+        float factor = 1.0f / merged.sum;
+        if (m.sinks) {
+          const float sink = s.sinks[At(head)] * 1.44269504f / c;
+          const float maximum = std::max(merged.maximum, sink);
+          const float before = Exp2((merged.maximum - maximum) * c);
+          factor = before / std::fma(1.0f, Exp2((sink - maximum) * c),
+                                     merged.sum * before);
+        }
         for (const float value : merged.values) {
-          out.push_back(RoundedTo(m.type, value * inverse));
+          out.push_back(RoundedTo(m.type, value * factor));
         }
       }
     }
@@ -299,8 +310,12 @@ std::vector<float> Float64(const Sequence& s,
           weights.push_back(kScale * std::inner_product(k, k + m.head_dim,
                                                         s.Q(p, head), 0.0));
         }
-        const double most = *std::max_element(weights.begin(), weights.end());
+        double most = *std::max_element(weights.begin(), weights.end());
         double sum = 0;
+        if (m.sinks) {
+          most = std::max(most, double{s.sinks[At(head)]});
+          sum = std::exp(s.sinks[At(head)] - most);
+        }
         for (double& weight : weights) {
           sum += weight = std::exp(weight - most);
         }
@@ -347,6 +362,12 @@ const AttentionCase kAttentionCases[] = {
     {{DType::kBF16, 2, 1, 40, 24, 100, DType::kInt4}, 600, {{95, 4}, {590, 9}}},
     {{DType::kBF16, 2, 2, 8, 8, 0, DType::kInt4}, 140, {{120, 15}}},
     {{DType::kF16, 1, 1, 256, 16, 0, DType::kInt4}, 140, {{130, 5}}},
+    {{DType::kBF16, 4, 2, 64, 16, 0, DType::kF32, true},
+     1100,
+     {{0, 2}, {505, 12}, {1090, 10}}},
+    {{DType::kF16, 6, 1, 128, 16, 600, DType::kInt8, true},
+     700,
+     {{60, 6}, {690, 9}}},
 };
 
 std::vector<Range> OneByOne(const std::vector<Range>& ranges) {

@@ -19,12 +19,21 @@ struct WeightsCase {
   int position;
   int window = 0;
   float soft_cap = 0;
+  bool sinks = false;
 };
-constexpr WeightsCase kWeightsCases[] = {
-    {2, 2, 8, 0},        {4, 2, 40, 150},    {3, 1, 24, 127, 0, 2},
-    {4, 4, 16, 200, 60}, {2, 1, 16, 130, 1}, {2, 1, 16, 20, 64}};
+constexpr WeightsCase kWeightsCases[] = {{2, 2, 8, 0},
+                                         {4, 2, 40, 150},
+                                         {3, 1, 24, 127, 0, 2},
+                                         {4, 4, 16, 200, 60},
+                                         {2, 1, 16, 130, 1},
+                                         {2, 1, 16, 20, 64},
+                                         {6, 2, 40, 150, 0, 0, true}};
 
 inline constexpr int kBlockSize = 16;
+
+std::vector<float> Sinks(const WeightsCase& c) {
+  return RandomFloats(At(c.heads), 33, 6.0f);
+}
 
 struct Bytes {
   std::vector<std::byte> data;
@@ -97,8 +106,13 @@ std::vector<double> Reference(const WeightsCase& c, DType activation,
       if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
       scores.push_back(score);
     }
-    const double most = *std::max_element(scores.begin(), scores.end());
+    double most = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
+    if (c.sinks) {
+      const double sink = Sinks(c)[At(head)];
+      most = std::max(most, sink);
+      sum = std::exp(sink - most);
+    }
     for (double& score : scores) sum += score = std::exp(score - most);
     for (size_t i = 0; i < scores.size(); ++i) {
       sums[At(first) + i] += scores[i] / sum / c.heads;
@@ -117,6 +131,7 @@ AssertionResult Check(const WeightsCase& c, DType activation, DType type) {
   Bytes cache = MakeCache(c, type, table, keys);
   const auto q_bytes = Encode(activation, q);
   std::vector<float> states(2 * At(c.heads));
+  const auto sinks = Sinks(c);
   Guarded out(DType::kF32, c.position + 1);
   const auto expected = Reference(c, activation, type, keys, q);
   AttentionWeightsParams params{.block_table = table.data(),
@@ -131,7 +146,8 @@ AssertionResult Check(const WeightsCase& c, DType activation, DType type) {
                                 .layer = 1,
                                 .add = false,
                                 .window = c.window,
-                                .soft_cap = c.soft_cap};
+                                .soft_cap = c.soft_cap,
+                                .sinks = c.sinks ? sinks.data() : nullptr};
   for (const bool add : {false, true}) {
     params.add = add;
     TANDEM_LAUNCHED(LaunchAttentionWeights(StreamOf(Generation::kHopper),

@@ -40,6 +40,7 @@ struct Experts {
   std::vector<PackedWeights> weights;
   std::vector<ExpertMatrix> matrices;
   std::vector<std::byte> x;
+  std::vector<float> bias;  // [3, rows]
 
   Experts(const Format& f, bool gated)
       : format(f),
@@ -47,7 +48,8 @@ struct Experts {
         rows(gated ? 2 * 45 : 70),
         cols(104),
         x(Encode(f.activation,
-                 RandomOf(f.activation, int64_t{kCopies} * cols, 11))) {
+                 RandomOf(f.activation, int64_t{kCopies} * cols, 11))),
+        bias(RandomFloats(At(3 * rows), 17, 5.0f)) {
     for (uint64_t e = 0; e < 3; ++e) {
       const auto w = RandomFloats(At(int64_t{rows} * cols), 12 + e, 0.1f);
       weights.push_back(
@@ -76,6 +78,8 @@ struct Experts {
     p.cols = cols;
     p.tokens = end - begin;
     p.outputs = outputs();
+    p.bias = bias.data();
+    p.activation = Activation::kClampedSwiGlu;
     if (order == RowOrder::kGated) p.output = MatMulOutput::kGated;
     if (!IsGrouped(format.weight)) return p;
     codes.resize(At(CodeRowsBytes(end - begin, cols)));
@@ -95,6 +99,7 @@ struct Experts {
       MatMulParams p = Product(kRanges[e][0], kRanges[e][1], codes, out);
       p.weights = matrices[e].weights;
       p.scales = matrices[e].scales;
+      p.bias += At(rows) * e;
       const auto launch =
           IsGrouped(format.weight) ? LaunchMatMulCodes : LaunchMatMul;
       EXPECT_EQ(launch(StreamOf(Generation::kHopper), format.activation,
