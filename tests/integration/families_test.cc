@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/mxfp4_maker.h"
 #include "tests/engine/rig.h"
 #include "tests/integration/cluster.h"
 
@@ -113,10 +114,16 @@ INSTANTIATE_TEST_SUITE_P(
 class QuantisedTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(QuantisedTest, ItsTokensAreThoseOfTheEngineAlone) {
-  const json spec = engine::LoadCases()["qwen3_f32"];
+  const bool mxfp4 = GetParam() == "mxfp4";
+  const json spec = engine::LoadCases()[mxfp4 ? "gpt_oss_f32" : "qwen3_f32"];
   constexpr int kPositions = 256, kSteps = 16;
   engine::TempDir model;
-  engine::WriteCoded(spec, engine::CodedForms().at(GetParam()), model, nullptr);
+  if (mxfp4) {
+    engine::WriteMxfp4(spec, 5, model, nullptr);
+  } else {
+    engine::WriteCoded(spec, engine::CodedForms().at(GetParam()), model,
+                       nullptr);
+  }
   const auto backend = engine::NewCpu(1);
   engine::RigOptions options;
   options.load.max_positions = kPositions;
@@ -139,7 +146,7 @@ TEST_P(QuantisedTest, ItsTokensAreThoseOfTheEngineAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Cluster, QuantisedTest,
                          testing::Values("gptq_act_order", "awq", "packed_int4",
-                                         "int8", "fp8", "fp8_blocks"),
+                                         "int8", "fp8", "fp8_blocks", "mxfp4"),
                          [](const auto& test) { return test.param; });
 
 class BeamsTest : public testing::TestWithParam<std::string> {};

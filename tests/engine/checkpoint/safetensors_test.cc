@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/checkpoint/safetensors_file.h"
 #include "tests/engine/temp_dir.h"
 
 namespace tandem::engine {

@@ -21,6 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/mxfp4_maker.h"
 #include "tests/engine/rig.h"
 
 namespace tandem::engine {
@@ -352,6 +353,19 @@ class DequantisedTest : public ModelTest {
     return rig.Advance({&one, 1}, 20).logits[0];
   }
 
+  // Inputs of integer products are rounded.
+  void ExpectNearlyThePlain(const char* form) {
+    const std::vector<float> expected = Logits(plain_, {});
+    const std::vector<float> logits = Logits(dir_, {});
+    double error = 0, size = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      error = std::max<double>(error, std::abs(logits[i] - expected[i]));
+      size = std::max<double>(size, std::abs(expected[i]));
+    }
+    EXPECT_GT(error, 0) << form;
+    EXPECT_LT(error, 0.05 * size) << form;
+  }
+
   TempDir plain_;
   json spec_;
 };
@@ -373,16 +387,30 @@ TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
   EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
   for (const char* form : {"packed_int4", "int8"}) {
     WriteBoth("phi4_mini_f32", form);
-    const std::vector<float> expected = Logits(plain_, {});
-    const std::vector<float> logits = Logits(dir_, {});  // of rounded inputs
-    double error = 0, size = 0;
-    for (size_t i = 0; i < logits.size(); ++i) {
-      error = std::max<double>(error, std::abs(logits[i] - expected[i]));
-      size = std::max<double>(size, std::abs(expected[i]));
-    }
-    EXPECT_GT(error, 0) << form;
-    EXPECT_LT(error, 0.05 * size) << form;
+    ExpectNearlyThePlain(form);
   }
+}
+
+TEST_F(DequantisedTest, Mxfp4IsKeptAsInt8) {
+  spec_ = LoadCases()["gpt_oss_f32"];
+  WriteMxfp4(spec_, 5, dir_, &plain_);
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->weight_format(), "f32+int8");
+  EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
+  ExpectNearlyThePlain("mxfp4");
+}
+
+TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
+  spec_ = LoadCases()["gpt_oss_f32"];
+  WriteMxfp4(spec_, 40, dir_, &plain_);
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->weight_format(), "bf16+f32+int8");
+  ASSERT_FALSE((*model)->dequantised().empty());
+  EXPECT_THAT((*model)->dequantised()[0],
+              "model.layers.0.mlp.experts.gate_up_proj of expert 0 (scales far "
+              "apart)");
 }
 
 TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
