@@ -15,7 +15,9 @@ namespace tandem::kernels {
 // INVALID_ARGUMENT where Backend::PackCodes cannot keep `source`.
 inline absl::Status CheckCodes(const HostCodes& source) {
   if (source.codes == nullptr || source.scales == nullptr ||
-      (source.zeros != nullptr && source.dtype != DType::kInt4)) {
+      (source.zeros != nullptr &&
+       (source.dtype != DType::kInt4 || source.e2m1)) ||
+      (source.e2m1 && source.dtype != DType::kInt4)) {
     return absl::InvalidArgumentError(
         absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
                      " columns cannot be packed"));

@@ -189,6 +189,10 @@ constexpr float FloatFromCode(DType type, uint8_t code) {
   return static_cast<float>(static_cast<int8_t>(code));
 }
 
+// Twice the numbers of e2m1, whole as they are.
+inline constexpr int8_t kTwiceE2m1[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                          0, -1, -2, -3, -4, -6, -8, -12};
+
 // Code `i` of a vector, as VectorQuantiser gave it.
 constexpr uint8_t CodeAt(DType type, const std::byte* codes, int i) {
   return type == DType::kInt4

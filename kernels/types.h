@@ -98,6 +98,9 @@ struct HostCodes {
   int64_t group = 0;
   const float* scales = nullptr;   // [rows, ceil(cols / group)]
   const uint8_t* zeros = nullptr;  // as scales, kInt4 alone; null: 8
+  // kInt4 without zeros: codes are e2m1 (a sign, two bits of exponent, one of
+  // mantissa), and an element is twice that number, times the scale.
+  bool e2m1 = false;
 };
 
 // Of a feed-forward layer. GELU is its tanh approximation (Hendrycks and

@@ -68,7 +68,7 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
     formats.layers = formats.weights;
   } else if (quantisation.method == Method::kMxfp4) {
     formats.layers = formats.weights;
-    formats.experts = DType::kInt8;
+    formats.experts = DType::kInt4;
   } else if (quantisation.method != Method::kPlain && quantisation.bits == 4) {
     formats.layers = DType::kInt4;
     formats.zero_bytes = engine::ZeroBytes(quantisation, gpu);

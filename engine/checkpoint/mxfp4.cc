@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MXFP4 (Open Compute Project, Microscaling Formats 1.0, sections 5.1 to 5.3):
-// 32 neighbours share a power of two, each is an e2m1. Twice an e2m1 is a whole
-// number, so as codes of int8 none of them changes.
+// 32 neighbours share a power of two, each is an e2m1.
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +15,6 @@
 namespace tandem::engine {
 namespace {
 
-constexpr int8_t kTwice[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                               0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int64_t kGroup = kernels::kCodeGroup;
 constexpr int kBlockBytes = kGroup / 2;
 
@@ -63,15 +60,16 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
       BytesOf(checkpoint, name + "_scales", index, {count, rows, groups});
   if (!scales.ok()) return scales.status();
   CodeRows result;
-  result.dtype = kernels::DType::kInt8;
+  result.dtype = kernels::DType::kInt4;
+  result.e2m1 = true;
   result.rows = rows;
   result.cols = cols;
   result.group = kGroup;
   result.codes.reserve(2 * blocks->size());
   for (const std::byte pair : *blocks) {
     const auto bits = static_cast<unsigned>(pair);
-    result.codes.push_back(static_cast<uint8_t>(kTwice[bits & 0xf]));
-    result.codes.push_back(static_cast<uint8_t>(kTwice[bits >> 4]));
+    result.codes.push_back(static_cast<uint8_t>(bits & 0xf));
+    result.codes.push_back(static_cast<uint8_t>(bits >> 4));
   }
   result.scales.reserve(scales->size());
   for (const std::byte scale : *scales) {
@@ -81,6 +79,7 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
           absl::StrCat(checkpoint.main_path(), ": tensor ",
                        Quote(name + "_scales"), " has a scale that is NaN"));
     }
+    // Codes stand for twice their numbers.
     result.scales.push_back(std::ldexp(1.0f, exponent - 128));
   }
   return result;

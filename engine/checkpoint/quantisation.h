@@ -78,6 +78,7 @@ bool IsKvScale(std::string_view name);
 // Rows of a quantised matrix.
 struct CodeRows {
   kernels::DType dtype = kernels::DType::kInt8;
+  bool e2m1 = false;  // as kernels::HostCodes has it
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t group = 0;           // cols: a scale for each row
@@ -96,7 +97,8 @@ struct CodeRows {
             codes.data(),
             group,
             scales.data(),
-            zeros.empty() ? nullptr : zeros.data()};
+            zeros.empty() ? nullptr : zeros.data(),
+            e2m1};
   }
 };
 
@@ -109,8 +111,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t rows,
                                    int64_t cols);
 
-// Whether stack `name` is MXFP4, and matrix `index` of its `count`, as codes of
-// int8: errors as above.
+// Whether stack `name` is MXFP4, and matrix `index` of its `count`: errors as
+// above.
 bool IsMxfp4(const Checkpoint& checkpoint, const std::string& name);
 absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t count,

@@ -348,9 +348,9 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
 }
 
 bool SameForm(const CodeRows& codes, const CodeRows& more) {
-  return codes.dtype == more.dtype && codes.cols == more.cols &&
-         codes.group == more.group && codes.group_of.empty() &&
-         more.group_of.empty() &&
+  return codes.dtype == more.dtype && codes.e2m1 == more.e2m1 &&
+         codes.cols == more.cols && codes.group == more.group &&
+         codes.group_of.empty() && more.group_of.empty() &&
          (codes.dtype != DType::kFp8 || codes.group == codes.cols);
 }
 
@@ -392,8 +392,10 @@ void Dequantise(const CodeRows& codes, std::vector<float>& out) {
   for (int code = 0; code < 256; ++code) {
     const auto byte = static_cast<uint8_t>(code);
     numbers[static_cast<size_t>(code)] =
-        codes.dtype == DType::kInt4 ? static_cast<float>(code)
-                                    : kernels::FloatFromCode(codes.dtype, byte);
+        codes.e2m1 ? static_cast<float>(kernels::kTwiceE2m1[code % 16])
+        : codes.dtype == DType::kInt4
+            ? static_cast<float>(code)
+            : kernels::FloatFromCode(codes.dtype, byte);
   }
   std::vector<int32_t> groups = codes.group_of;
   for (int64_t col = 0; groups.size() < static_cast<size_t>(codes.cols);) {
@@ -405,9 +407,9 @@ void Dequantise(const CodeRows& codes, std::vector<float>& out) {
     const uint8_t* const from = codes.codes.data() + row * codes.cols;
     for (size_t col = 0; col < groups.size(); ++col) {
       const auto group = static_cast<size_t>(first_group + groups[col]);
-      const int zero = codes.dtype != DType::kInt4 ? 0
-                       : codes.zeros.empty()       ? 8
-                                                   : codes.zeros[group];
+      const int zero = codes.dtype != DType::kInt4 || codes.e2m1 ? 0
+                       : codes.zeros.empty()                     ? 8
+                                             : codes.zeros[group];
       out.push_back((numbers[from[col]] - static_cast<float>(zero)) *
                     codes.scales[group]);
     }

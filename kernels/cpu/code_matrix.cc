@@ -114,7 +114,7 @@ Place PlaceOf(CodeKind kind, int lane, int input) {
   if (IsInt8(kind)) {
     return {64 + (int64_t{group} * 8 + quad) * 64 + byte, false};
   }
-  const int64_t begin = kind == CodeKind::kInt4 ? 64 : 128;
+  const int64_t begin = kind == CodeKind::kInt4Zeros ? 128 : 64;
   return {begin + (int64_t{group} * 4 + quad % 4) * 64 + byte, quad >= 4};
 }
 
@@ -191,10 +191,11 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
     if (kind == CodeKind::kInt8Raised) {
       code = byte - 128;
     } else if (!IsInt8(kind)) {
-      code = (place.high ? byte >> 4 : byte & 0xf) -
-             (kind == CodeKind::kInt4
-                  ? 8
-                  : reinterpret_cast<const int16_t*>(unit + 64)[index]);
+      const int nibble = place.high ? byte >> 4 : byte & 0xf;
+      code = kind == CodeKind::kE2m1 ? kTwiceE2m1[nibble]
+             : kind == CodeKind::kInt4
+                 ? nibble - 8
+                 : nibble - reinterpret_cast<const int16_t*>(unit + 64)[index];
     }
     out[col] = static_cast<float>(code) *
                FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);

@@ -28,17 +28,17 @@ inline constexpr int kCodeInputs = 2 * kCodeGroup;  // of a unit's block
 inline constexpr int kUnit = 16;
 
 // kInt8Raised is kInt8 with 128 added; kInt4Zeros is kInt4 with a zero for each
-// group.
-enum class CodeKind { kInt8, kInt8Raised, kInt4, kInt4Zeros };
+// group; kE2m1 lies as kInt4 does, and stands for kTwiceE2m1.
+enum class CodeKind { kInt8, kInt8Raised, kInt4, kInt4Zeros, kE2m1 };
 
 constexpr bool IsInt8(CodeKind kind) {
   return kind == CodeKind::kInt8 || kind == CodeKind::kInt8Raised;
 }
 
 constexpr int64_t CodeUnitBytes(CodeKind kind) {
-  return IsInt8(kind)              ? 64 + 2 * 8 * 64
-         : kind == CodeKind::kInt4 ? 64 + 2 * 4 * 64
-                                   : 64 + 64 + 2 * 4 * 64;
+  return IsInt8(kind)                   ? 64 + 2 * 8 * 64
+         : kind == CodeKind::kInt4Zeros ? 64 + 64 + 2 * 4 * 64
+                                        : 64 + 2 * 4 * 64;
 }
 constexpr int CodeBlocks(int cols) {
   return (cols + kCodeInputs - 1) / kCodeInputs;

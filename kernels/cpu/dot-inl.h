@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/code_matrix.h"
 #include "kernels/cpu/tile-inl.h"
+#include "kernels/quantise.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
@@ -29,8 +30,8 @@ HWY_INLINE VecI FourOf(const int8_t* a) {
   return hn::Set(I32(), four);
 }
 
-// sum + codes * a, four to a lane. Codes are two's complement (int8), or 0 ..
-// 15 (int4).
+// sum + codes * a, four to a lane. Codes are two's complement (int8, e2m1), or
+// 0 .. 15 (int4).
 struct MultiplyAdd {
   static constexpr int kBias = 0;  // of int8 codes as Dot takes them
   // Whether int4 is summed in 16 bits, two products to a lane, for a group.
@@ -93,18 +94,23 @@ struct Vnni {
 
 // How a unit's block is read. kReady is int8 with the bias added, as
 // CodeKind::kInt8Raised is and what scratch has.
-enum class Read { kInt8, kInt4, kInt4Zeros, kReady };
+enum class Read { kInt8, kInt4, kInt4Zeros, kE2m1, kReady };
 template <Read read>
 inline constexpr CodeKind kKindOf =
     read == Read::kInt4        ? CodeKind::kInt4
     : read == Read::kInt4Zeros ? CodeKind::kInt4Zeros
+    : read == Read::kE2m1      ? CodeKind::kE2m1
                                : CodeKind::kInt8;
+// What makes e2m1 positive, where that is wanted.
+inline constexpr int kE2m1Offset = 12;
 // What codes are raised by, which `minus` makes up for; 1: by a group's own
 // zero, 0: by nothing.
 template <typename D, Read read>
 inline constexpr int kOffset = read == Read::kInt4        ? 8
                                : read == Read::kInt4Zeros ? 1
-                                                          : D::kBias;
+                               : read != Read::kE2m1      ? D::kBias
+                               : D::kBias != 0            ? kE2m1Offset
+                                                          : 0;
 
 struct CodeTile {
   const RowPiece* a;              // R of them
@@ -198,6 +204,8 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
         start = hn::Set(I32(), a.Minus(r));
       } else if constexpr (kOffset<D, read> == 8) {
         start = hn::ShiftRight<4>(hn::Set(I32(), a.Minus(r)));
+      } else if constexpr (kOffset<D, read> == kE2m1Offset) {
+        start = hn::Set(I32(), a.Minus(r) / 128 * kE2m1Offset);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < U * kParts; ++i) sums[r][i] = start;
@@ -208,14 +216,39 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
 template <Read read>
 inline constexpr bool kReadsBytes = read == Read::kInt8 || read == Read::kReady;
 
-// Codes as dot products take them; of int4 the low or the high half.
+// The numbers of nibbles 0 .. 15, a byte each, raised by `kRaised`.
+template <int kRaised>
+HWY_INLINE VecI TwiceE2m1(VecI nibbles) {
+  struct Table {
+    alignas(16) int8_t numbers[16];
+    constexpr Table() : numbers() {
+      for (int i = 0; i < 16; ++i) {
+        numbers[i] = static_cast<int8_t>(kTwiceE2m1[i] + kRaised);
+      }
+    }
+  };
+  static constexpr Table kTable;
+  const hn::Repartition<int8_t, I32> d8;
+  return hn::BitCast(I32(),
+                     hn::TableLookupBytes(hn::LoadDup128(d8, kTable.numbers),
+                                          hn::BitCast(d8, nibbles)));
+}
+
+// Codes as dot products take them; of four bits the low or the high half.
 template <typename D, Read read>
 HWY_INLINE VecI CodesOf(VecI line, int half) {
-  const VecI low = hn::Set(I32(), 0x0f0f0f0f);
-  return read == Read::kReady  ? line
-         : read == Read::kInt8 ? D::Bias(line)
-         : half == 0           ? hn::And(line, low)
-                               : hn::And(hn::ShiftRight<4>(line), low);
+  if constexpr (kReadsBytes<read>) {
+    return read == Read::kReady ? line : D::Bias(line);
+  } else {
+    const VecI low = hn::Set(I32(), 0x0f0f0f0f);
+    const VecI nibbles =
+        hn::And(half == 0 ? line : hn::ShiftRight<4>(line), low);
+    if constexpr (read == Read::kE2m1) {
+      return TwiceE2m1<kOffset<D, read>>(nibbles);
+    } else {
+      return nibbles;
+    }
+  }
 }
 
 // How far ahead of one row's products its panel is fetched: as far as memory
@@ -229,7 +262,8 @@ HWY_INLINE void PrefetchPanel(const std::byte* panel, int64_t begin, int quad) {
 
 // Whether DotGroup's sums are pairs, and begin at zero.
 template <typename D, Read read>
-inline constexpr bool kInPairs = D::kPairs && !kReadsBytes<read>;
+inline constexpr bool kInPairs =
+    D::kPairs && !kReadsBytes<read> && read != Read::kE2m1;
 
 // The dot products of one group of codes at unit[u] + begin.
 template <typename D, Read read, int R, int U>

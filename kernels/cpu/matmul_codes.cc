@@ -230,8 +230,13 @@ void MakeReady(const std::byte* from, int blocks, std::byte* to) {
         }
         const hn::Repartition<int8_t, I32> d8;
         const auto put = [&](VecI nibbles, int line) {
-          const VecI codes = hn::BitCast(
-              I32(), hn::Sub(hn::BitCast(d8, nibbles), hn::BitCast(d8, zero)));
+          VecI codes;
+          if constexpr (read == Read::kE2m1) {
+            codes = TwiceE2m1<0>(nibbles);
+          } else {
+            codes = hn::BitCast(I32(), hn::Sub(hn::BitCast(d8, nibbles),
+                                               hn::BitCast(d8, zero)));
+          }
           hn::StoreU(
               D::Bias(codes), I32(),
               reinterpret_cast<int32_t*>(to + line * 64 + i * 4 * kLanes));
@@ -330,6 +335,8 @@ void MatMulCodes(const MatMulPiece& p) {
       return CodeRows<D, Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
       return CodeRows<D, Read::kInt4Zeros>(p);
+    case CodeKind::kE2m1:
+      return CodeRows<D, Read::kE2m1>(p);
   }
 }
 
@@ -346,6 +353,8 @@ void MatMulAmx(const MatMulPiece& p) {
       return AmxRows<Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
       return AmxRows<Read::kInt4Zeros>(p);
+    case CodeKind::kE2m1:
+      return AmxRows<Read::kE2m1>(p);
   }
 }
 

@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                                                   const HostCodes& source) {
   if (absl::Status status = CheckCodes(source); !status.ok()) return status;
   const CodeKind kind = source.dtype != DType::kInt4 ? int8
+                        : source.e2m1                ? CodeKind::kE2m1
                         : source.zeros == nullptr    ? CodeKind::kInt4
                                                      : CodeKind::kInt4Zeros;
   return Pack(pool, allocator, source.rows, source.cols, source.dtype, kind,

@@ -37,6 +37,8 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
         return run(EmbedKernel<T, WeightType::kInt4>{});
       case WeightType::kInt4Zeros:
         return run(EmbedKernel<T, WeightType::kInt4Zeros>{});
+      case WeightType::kE2m1:
+        return run(EmbedKernel<T, WeightType::kE2m1>{});
     }
     return kInvalidLaunch;
   });

@@ -39,14 +39,18 @@ TANDEM_DEVICE float LoadGrouped(const std::byte* weights, int row, int col,
                                 int cols) {
   const uint8_t byte =
       static_cast<uint8_t>(weights[PackedOffset(row, col, cols, kType)]);
-  const bool high = IsInt4(kType) && col % 8 >= 4;
+  const bool high = IsFourBit(kType) && col % 8 >= 4;
   const uint8_t bits = static_cast<uint8_t>(high ? byte >> 4 : byte);
   float code = 0;
   if constexpr (kType == WeightType::kInt4Zeros) {
     code = static_cast<float>(
         (bits & 0xf) - static_cast<int>(weights[PackedZero(row, col, cols)]));
+  } else if constexpr (kType == WeightType::kE2m1) {
+    // The first byte's bits 4i to 4i + 3 are the magnitude of code i.
+    const int magnitude = static_cast<int>(0xc8643210u >> (bits & 7) * 4 & 0xf);
+    code = static_cast<float>((bits & 8) != 0 ? -magnitude : magnitude);
   } else {
-    code = FloatFromCode(IsInt4(kType) ? DType::kInt4 : DType::kInt8, bits);
+    code = FloatFromCode(IsFourBit(kType) ? DType::kInt4 : DType::kInt8, bits);
   }
   return Mul(code, ToFloat(*reinterpret_cast<const Half*>(
                        weights + PackedScale(row, col, cols, kType))));

@@ -74,6 +74,8 @@ int LaunchExpertProduct(const Stream& stream, DType activation, WeightType type,
       return RunCodes<WeightType::kInt4>(stream, activation, tile_rows, p);
     case WeightType::kInt4Zeros:
       return RunCodes<WeightType::kInt4Zeros>(stream, activation, tile_rows, p);
+    case WeightType::kE2m1:
+      return RunCodes<WeightType::kE2m1>(stream, activation, tile_rows, p);
     case WeightType::kF32:
       if (f32) return RunF32<WeightType::kF32>(stream, tile_rows, p);
       break;

@@ -116,6 +116,7 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
       case WeightType::kInt8:
       case WeightType::kInt4:
       case WeightType::kInt4Zeros:
+      case WeightType::kE2m1:
         break;
     }
   }

@@ -50,6 +50,8 @@ int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
     return type == WeightType::kInt8 ? RunTiles<T, WeightType::kInt8>(stream, p)
            : type == WeightType::kInt4
                ? RunTiles<T, WeightType::kInt4>(stream, p)
+           : type == WeightType::kE2m1
+               ? RunTiles<T, WeightType::kE2m1>(stream, p)
                : RunTiles<T, WeightType::kInt4Zeros>(stream, p);
   });
 }

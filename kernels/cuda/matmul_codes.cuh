@@ -68,9 +68,9 @@ using MatMulCodes128 = MatMulTiles<4, 2, 2, 8, 1, 3>;
 template <typename T, WeightType kWeight, typename Tiles>
 struct MatMulCodesKernel {
   static constexpr int kThreads = Tiles::kThreads;
-  static constexpr bool kInt4 = IsInt4(kWeight);
+  static constexpr bool kFourBit = IsFourBit(kWeight);
   static constexpr bool kZeros = kWeight == WeightType::kInt4Zeros;
-  static constexpr int kTileBytes = kInt4 ? 512 : 1024;  // of 16 rows
+  static constexpr int kTileBytes = kFourBit ? 512 : 1024;  // of 16 rows
   static constexpr int kCodeBytes = Tiles::kRows / 16 * kTileBytes;
   static constexpr int kScaleBytes = kGroupsPerBlock * Tiles::kRows * 2;
   static constexpr int kZeroBytes = kZeros ? kGroupsPerBlock * Tiles::kRows : 0;
@@ -152,18 +152,42 @@ struct MatMulCodesKernel {
     return ((codes | kHighest) - zero * 0x01010101u) ^ kHighest;
   }
 
+  // Twice the numbers of eight e2m1: those of the low halves of a word's bytes,
+  // and of the high ones.
+  TANDEM_DEVICE static void TwiceE2m1(uint32_t codes, uint32_t& low,
+                                      uint32_t& high) {
+    constexpr uint32_t kMagnitudes[2] = {0x03020100u, 0x0c080604u};
+    const uint32_t picks = codes & 0x77777777u;
+    // Of the low and the high half of a byte, then of the next byte's.
+    const uint32_t first =
+        BytePermute(kMagnitudes[0], kMagnitudes[1], picks & 0xffffu);
+    const uint32_t second =
+        BytePermute(kMagnitudes[0], kMagnitudes[1], picks >> 16);
+    low = Signed(BytePermute(first, second, 0x6420u), codes >> 3);
+    high = Signed(BytePermute(first, second, 0x7531u), codes >> 7);
+  }
+  // Bytes are negative where the lowest bit of a byte of `signs` is set; those
+  // are not 0.
+  TANDEM_DEVICE static uint32_t Signed(uint32_t magnitudes, uint32_t signs) {
+    const uint32_t ones = signs & 0x01010101u;
+    return (magnitudes ^ ones * 0xffu) + ones;
+  }
+
   // The instruction's rows from the 16 weight rows at `tile`. int4: 16 times
   // each code, which needs no sign to be spread; with zeros, code less zero.
   // `zeros`: the thread's first row's.
   TANDEM_DEVICE static void LoadCodes(Grid& g, const std::byte* tile, int group,
                                       const std::byte* zeros,
                                       uint32_t (&a)[4]) {
-    if constexpr (kInt4) {
+    if constexpr (kFourBit) {
       uint32_t raw[4];
       LoadShared16(g, tile + g.lane() * 16, raw);
       const uint32_t low_row = group == 0 ? raw[0] : raw[2];
       const uint32_t high_row = group == 0 ? raw[1] : raw[3];
-      if constexpr (kZeros) {
+      if constexpr (kWeight == WeightType::kE2m1) {
+        TwiceE2m1(low_row, a[0], a[2]);
+        TwiceE2m1(high_row, a[1], a[3]);
+      } else if constexpr (kZeros) {
         constexpr uint32_t kLow = 0x0f0f0f0fu;
         const uint32_t zero[2] = {static_cast<uint32_t>(zeros[0]),
                                   static_cast<uint32_t>(zeros[8])};
@@ -223,8 +247,8 @@ struct MatMulCodesKernel {
         MmaS8(g, dot, a, b[n]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float sum =
-              static_cast<float>(kInt4 && !kZeros ? dot[i] >> 4 : dot[i]);
+          const float sum = static_cast<float>(
+              kWeight == WeightType::kInt4 ? dot[i] >> 4 : dot[i]);
           chain[m][n][i] =
               Fma(sum, Mul(row_scale[i / 2], token_scale[n][i % 2]),
                   chain[m][n][i]);

@@ -92,7 +92,7 @@ void PutGroup(WeightType type, int r, int col, int cols, const Code* codes,
   for (int i = 0; i < kCodeGroup; ++i) {
     const auto code = static_cast<std::byte>(codes[i]);
     std::byte& at = to[PackedOffset(r, col + i, cols, type)];
-    if (!IsInt4(type)) {
+    if (!IsFourBit(type)) {
       at = code;
     } else if (i % 8 < 4) {
       at = code & std::byte{0xf};
@@ -231,7 +231,10 @@ class CodePacker {
       // Two's complement but beside zeros.
       const uint8_t minus = type_ == WeightType::kInt4 ? 8 : 0;
       for (int c = 0; c < cols_; ++c) {
-        codes_[static_cast<size_t>(c)] = static_cast<uint8_t>(codes[c] - minus);
+        codes_[static_cast<size_t>(c)] =
+            type_ == WeightType::kE2m1 && codes[c] == kMinusZeroE2m1
+                ? 0
+                : static_cast<uint8_t>(codes[c] - minus);
       }
     }
     if (IsGrouped(type_)) return PackGroups(from, r, to);
@@ -274,6 +277,8 @@ class CodePacker {
     }
     return RowPower(most, 1.0f);
   }
+
+  static constexpr uint8_t kMinusZeroE2m1 = 8;
 
   const HostCodes& source_;
   const WeightType type_;
@@ -362,6 +367,7 @@ PackedWeights PackWeights(const HostCodes& source, RowOrder order) {
 WeightType TypeOfCodes(const HostCodes& source) {
   if (source.dtype == DType::kFp8) return WeightType::kE4M3;
   if (source.dtype == DType::kInt8) return WeightType::kInt8;
+  if (source.e2m1) return WeightType::kE2m1;
   return source.zeros == nullptr ? WeightType::kInt4 : WeightType::kInt4Zeros;
 }
 
@@ -382,15 +388,17 @@ float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
   if (IsGrouped(type)) {
     std::memcpy(&bits, packed.bytes.data() + PackedScale(row, col, cols, type),
                 2);
-    const bool high = IsInt4(type) && col % 8 >= 4;
+    const bool high = IsFourBit(type) && col % 8 >= 4;
     const auto nibble = static_cast<uint8_t>(high ? *at >> 4 : *at);
     const float code =
-        type == WeightType::kInt4Zeros
+        type == WeightType::kE2m1 ? static_cast<float>(kTwiceE2m1[nibble & 0xf])
+        : type == WeightType::kInt4Zeros
             ? static_cast<float>(
                   (nibble & 0xf) -
                   std::to_integer<int>(packed.bytes[static_cast<size_t>(
                       PackedZero(row, col, cols))]))
-            : FloatFromCode(IsInt4(type) ? DType::kInt4 : DType::kInt8, nibble);
+            : FloatFromCode(IsFourBit(type) ? DType::kInt4 : DType::kInt8,
+                            nibble);
     return code * FromF16(bits) * packed.scales[static_cast<size_t>(row)];
   }
   std::memcpy(&bits, at, 2);

@@ -21,7 +21,7 @@
 //   int4       per 16 rows 512 bytes, [lane][group][row g, row g + 8][4], byte
 //              i being columns 8t + i (low half) and 8t + i + 4 (high half);
 //              two's complement, or with zeros 0 .. 15 and then the zeros, a
-//              byte each, [group][row]
+//              byte each, [group][row], or e2m1, but never -0
 //   of both    then f16 scales, [group][row]
 //   f32        [64 columns][64 rows]: a warp reads one input of its rows
 //
@@ -55,17 +55,19 @@ enum class WeightType : uint8_t {
   kInt8,
   kInt4,
   kInt4Zeros,  // with a zero for each group
+  kE2m1,       // in place of kInt4's codes
 };
 
 inline constexpr int kWeightBlock = 64;  // rows and columns of a block
 
-TANDEM_HOST_DEVICE constexpr bool IsInt4(WeightType type) {
-  return type == WeightType::kInt4 || type == WeightType::kInt4Zeros;
+TANDEM_HOST_DEVICE constexpr bool IsFourBit(WeightType type) {
+  return type == WeightType::kInt4 || type == WeightType::kInt4Zeros ||
+         type == WeightType::kE2m1;
 }
 // Codes with a scale for each group of kCodeGroup columns and an f32 for each
 // row (kernels/quantise.h).
 TANDEM_HOST_DEVICE constexpr bool IsGrouped(WeightType type) {
-  return type == WeightType::kInt8 || IsInt4(type);
+  return type == WeightType::kInt8 || IsFourBit(type);
 }
 // Scales of all rows are multiplied with finished chains.
 TANDEM_HOST_DEVICE constexpr bool HasRowScales(WeightType type) {
@@ -82,10 +84,10 @@ TANDEM_HOST_DEVICE constexpr int BlockBytes(WeightType type) {
   return type == WeightType::kF32    ? kWeights * 4
          : type == WeightType::kE4M3 ? kWeights
          : type == WeightType::kInt8 ? kWeights + kBlockScaleBytes
-         : type == WeightType::kInt4 ? kWeights / 2 + kBlockScaleBytes
          : type == WeightType::kInt4Zeros
              ? kWeights / 2 + kBlockZeroBytes + kBlockScaleBytes
-             : kWeights * 2;
+         : IsFourBit(type) ? kWeights / 2 + kBlockScaleBytes
+                           : kWeights * 2;
 }
 TANDEM_HOST_DEVICE constexpr int64_t PackedBytes(int rows, int cols,
                                                  WeightType type) {
@@ -107,7 +109,7 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
     const int lane = r % 8 * 4 + c % 32 / 8;
     within = r / 16 * 1024 + c / 32 * 512 + lane * 16 + c % 8 / 4 * 8 +
              r % 16 / 8 * 4 + c % 4;
-  } else if (IsInt4(type)) {
+  } else if (IsFourBit(type)) {
     const int lane = r % 8 * 4 + c % 32 / 8;
     within = r / 16 * 512 + lane * 16 + c / 32 * 8 + r % 16 / 8 * 4 + c % 4;
   } else if (type == WeightType::kE4M3) {

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/testing/host_device.h"
 #include "tests/engine/checkpoint_maker.h"
+#include "tests/engine/mxfp4_maker.h"
 #include "tests/engine/notification.h"
 #include "tests/engine/rig.h"
 #include "tests/engine/test_device.h"
@@ -171,6 +172,21 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithWeightsInGroups) {
           << name << " " << kernels::Name(weights);
     }
   }
+}
+
+TEST(CudaEngine, GivesTheCpusBitsInF32WithExpertsInMxfp4) {
+  const nlohmann::json spec = LoadCases()["gpt_oss_f32"];
+  const TempDir dir;
+  WriteMxfp4(spec, 5, dir, nullptr);
+  const auto cpu = NewCpu(1);
+  const auto cuda = NewTestDevice(DType::kF32);
+  Rig expected_rig(dir.path(), cpu.get(), CudaRigOptions(DType::kF32));
+  Rig rig(dir.path(), cuda.get(), CudaRigOptions(DType::kF32));
+  const auto expected = LastLogits(expected_rig, spec, 16, 1);
+  const auto logits = LastLogits(rig, spec, 16, 1);
+  ASSERT_EQ(logits.size(), expected.size());
+  EXPECT_EQ(
+      memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0);
 }
 
 // Of three sequences, of which the first and the last have the adapter; each

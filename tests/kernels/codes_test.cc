@@ -238,7 +238,16 @@ struct Given {
   DType type;
   int group;  // 0: one for each row
   bool zeros;
+  bool e2m1 = false;
 };
+
+// Twice the number of an e2m1: a sign, two bits of exponent, one of mantissa.
+int TwiceE2m1(int code) {
+  const int exponent = code >> 1 & 3;
+  const int magnitude =
+      exponent == 0 ? code & 1 : (2 + (code & 1)) << (exponent - 1);
+  return code < 8 ? magnitude : -magnitude;
+}
 
 TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
   const Given cases[] = {{"int8 by row", DType::kInt8, 0, false},
@@ -246,7 +255,9 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
                          {"int4 in groups of 32", DType::kInt4, 32, false},
                          {"int4 in groups of 128", DType::kInt4, 128, false},
                          {"int4 with zeros", DType::kInt4, 128, true},
-                         {"int4 by row with zeros", DType::kInt4, 0, true}};
+                         {"int4 by row with zeros", DType::kInt4, 0, true},
+                         {"e2m1", DType::kInt4, 32, false, true},
+                         {"e2m1 by row", DType::kInt4, 0, false, true}};
   const MatrixShape shape{65, 416};
   std::mt19937 random(7);
   for (const Given& c : cases) {
@@ -273,10 +284,10 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
         const int zero = c.zeros ? zeros[At(n, groups, k / group)]
                          : c.type == DType::kInt4 ? 8
                                                   : 0;
-        expected.codes.push_back((c.type == DType::kInt8
-                                      ? static_cast<int8_t>(codes[at])
-                                      : int{codes[at]}) -
-                                 zero);
+        expected.codes.push_back(c.e2m1 ? TwiceE2m1(codes[at])
+                                 : c.type == DType::kInt8
+                                     ? static_cast<int8_t>(codes[at])
+                                     : int{codes[at]} - zero);
       }
       for (int g = 0; g < Groups(shape.k); ++g) {
         expected.scales.push_back(
@@ -288,12 +299,12 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
     }
     const auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 8);
     const auto products = Reference(kMostCodeRows, shape, x, expected, {});
-    for (const char* isa : {"avx2", "avx512", "auto"}) {
+    for (const char* isa : {"avx2", "avx512", "avx512vnni", "amx", "auto"}) {
       auto backend = MakeBackend(isa, 2);
       if (backend == nullptr) continue;
-      auto matrix =
-          backend->PackCodes({c.type, shape.n, shape.k, codes.data(), group,
-                              scales.data(), c.zeros ? zeros.data() : nullptr});
+      auto matrix = backend->PackCodes(
+          {c.type, shape.n, shape.k, codes.data(), group, scales.data(),
+           c.zeros ? zeros.data() : nullptr, c.e2m1});
       ASSERT_TRUE(matrix.ok()) << matrix.status();
       Device device(std::move(backend));
       ExpectProducts(device, **matrix, x, {}, products,
@@ -337,6 +348,40 @@ TEST(PackCodesTest, RefusesGroupsThatDoNotFit) {
   EXPECT_EQ(code(DType::kInt4, 48), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(DType::kFp8, 32), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(DType::kInt8, 96), absl::StatusCode::kOk);
+}
+
+TEST(PackCodesTest, RefusesE2m1OfOtherTypesAndWithZeros) {
+  auto backend = MakeBackend();
+  const uint8_t codes[32] = {};
+  const float scale = 1;
+  const auto code = [&](DType type, const uint8_t* zeros) {
+    return backend->PackCodes({type, 1, 32, codes, 32, &scale, zeros, true})
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code(DType::kInt4, nullptr), absl::StatusCode::kOk);
+  EXPECT_EQ(code(DType::kInt4, codes), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(DType::kInt8, nullptr), absl::StatusCode::kInvalidArgument);
+}
+
+// As embeddings are read.
+TEST(PackCodesTest, NumbersOfE2m1AreThoseOfTheStandard) {
+  std::vector<uint8_t> codes;
+  for (int i = 0; i < 16; ++i) codes.push_back(static_cast<uint8_t>(i));
+  const float scale = 0.5f;
+  auto backend = MakeBackend();
+  auto matrix = backend->PackCodes(
+      {DType::kInt4, 1, 16, codes.data(), 16, &scale, nullptr, true});
+  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  Device device(std::move(backend));
+  float* const out = device.New<float>(16);
+  Rows rows;
+  rows.num_rows = 1;
+  rows.token_ids = device.Upload(std::vector<int32_t>{0});
+  device->Embed(device.queue(), rows, **matrix, 1, nullptr, out);
+  EXPECT_EQ(device.Download(out, 16),
+            (std::vector<float>{0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5,
+                                -2, -3, -4, -6}));
 }
 
 }  // namespace

@@ -35,6 +35,8 @@
 //                 denormals flushed, never contracted; Exp: one polynomial,
 //                 the CPU backend's, so the same bits everywhere; Exp2: the
 //                 device's approximation, exact at 0 and -infinity
+//                 BytePermute(low, high, picks): byte i is that of the eight
+//                 which bits 4i to 4i + 2 of `picks` name, `low`'s first
 //   types         BFloat16, Half: ToFloat(v), FromFloat<T>(f) to nearest even;
 //                 PackPairBf16/F16(low, high), MulPairBf16/F16(a, b)
 

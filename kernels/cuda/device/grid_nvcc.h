@@ -203,6 +203,10 @@ TANDEM_DEVICE float RoundEven(float a) {
   return r;
 }
 TANDEM_DEVICE float BitsToFloat(uint32_t bits) { return __uint_as_float(bits); }
+TANDEM_DEVICE uint32_t BytePermute(uint32_t low, uint32_t high,
+                                   uint32_t picks) {
+  return __byte_perm(low, high, picks);
+}
 TANDEM_DEVICE uint32_t FloatToBits(float value) {
   return __float_as_uint(value);
 }

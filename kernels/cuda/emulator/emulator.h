@@ -260,6 +260,15 @@ inline float Exp2(float a) {
 }
 inline float RoundEven(float a) { return std::nearbyint(a); }
 inline float BitsToFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t BytePermute(uint32_t low, uint32_t high, uint32_t picks) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    const auto byte = static_cast<uint32_t>(bytes >> (picks >> 4 * i & 7) * 8);
+    picked |= (byte & 0xffu) << 8 * i;
+  }
+  return picked;
+}
 inline uint32_t FloatToBits(float value) {
   return std::bit_cast<uint32_t>(value);
 }

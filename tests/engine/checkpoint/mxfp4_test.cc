@@ -43,7 +43,7 @@ TEST(Mxfp4, CodesStandForTheNumbersOfTheStandard) {
   for (int64_t expert = 0; expert < kExperts; ++expert) {
     const auto codes = ReadOne(Tensors(stack), expert);
     ASSERT_TRUE(codes.ok()) << codes.status();
-    EXPECT_EQ(codes->dtype, kernels::DType::kInt8);
+    EXPECT_EQ(codes->dtype, kernels::DType::kInt4);
     EXPECT_EQ(codes->group, 32);
     EXPECT_TRUE(ScalesAreNear(*codes));
     std::vector<float> numbers;

@@ -391,12 +391,12 @@ TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
   }
 }
 
-TEST_F(DequantisedTest, Mxfp4IsKeptAsInt8) {
+TEST_F(DequantisedTest, Mxfp4IsKeptInFourBits) {
   spec_ = LoadCases()["gpt_oss_f32"];
   WriteMxfp4(spec_, 5, dir_, &plain_);
   const auto model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ((*model)->weight_format(), "f32+int8");
+  EXPECT_EQ((*model)->weight_format(), "f32+int4");
   EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
   ExpectNearlyThePlain("mxfp4");
 }
@@ -406,7 +406,7 @@ TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
   WriteMxfp4(spec_, 40, dir_, &plain_);
   const auto model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ((*model)->weight_format(), "bf16+f32+int8");
+  EXPECT_EQ((*model)->weight_format(), "bf16+f32+int4");
   ASSERT_FALSE((*model)->dequantised().empty());
   EXPECT_THAT((*model)->dequantised()[0],
               "model.layers.0.mlp.experts.gate_up_proj of expert 0 (scales far "

@@ -25,6 +25,7 @@ struct CodeProblem {
   // with zeros. -1: quantised here.
   int group = -1;
   bool zeros = false;
+  bool e2m1 = false;
 
   int outputs() const { return gated ? rows / 2 : rows; }
 };
@@ -33,7 +34,7 @@ inline std::string NameOf(const CodeProblem& p) {
   return std::string(Name(p.type)) + " by " + std::string(Name(p.weight)) +
          " " + std::to_string(p.rows) + " x " + std::to_string(p.cols) +
          (p.group < 0 ? "" : " in groups of " + std::to_string(p.group)) +
-         (p.zeros ? " with zeros" : "");
+         (p.zeros ? " with zeros" : "") + (p.e2m1 ? ", e2m1" : "");
 }
 inline WeightType CodeWeight(DType type) {
   return type == DType::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
@@ -67,7 +68,8 @@ struct GivenCodes {
             codes.data(),
             group,
             scales.data(),
-            p.zeros ? zeros.data() : nullptr};
+            p.zeros ? zeros.data() : nullptr,
+            p.e2m1};
   }
   GivenCodes(const GivenCodes&) = delete;
   GivenCodes& operator=(const GivenCodes&) = delete;
@@ -78,7 +80,8 @@ struct GivenCodes {
     const size_t group = At(row * groups + col / view.group);
     const uint8_t code = codes[At(row * view.cols + col)];
     const float number =
-        view.dtype != DType::kInt4
+        view.e2m1 ? kTwiceE2m1[code]
+        : view.dtype != DType::kInt4
             ? FloatFromCode(view.dtype, code)
             : static_cast<float>(code - (zeros.empty() ? 8 : zeros[group]));
     return number * scales[group];

@@ -41,6 +41,8 @@ const CodeProblem kGiven[] = {
     {DType::kF32, DType::kInt4, 33, 100, false, false, 0, true},
     {DType::kBF16, DType::kInt4, 2 * 44, 288, true, true, 128, true},
     {DType::kF16, DType::kInt4, 136, 64, true, false, 32, true},
+    {DType::kF32, DType::kInt4, 2 * 37, 72, true, true, 32, false, true},
+    {DType::kBF16, DType::kInt4, 100, 300, false, false, 32, false, true},
 };
 
 void ExpectKept(const PackedWeights& packed, WeightType type, RowOrder order,
@@ -129,6 +131,32 @@ TEST(CudaCodes, EmbeddingsHaveTheBitsOfTheCpuBackend) {
     EXPECT_TRUE(SameBits(got, cpu.Download(out, got.size()))) << Name(type);
     EXPECT_EQ(UnpackWeight(packed, 17, 5, cols, CodeWeight(type)) * 0.5f,
               got[At(cols + 5)]);
+  }
+}
+
+TEST(CudaCodes, EmbeddingsOfE2m1AreItsNumbers) {
+  const int cols = 96;
+  const GivenCodes given(
+      {DType::kF32, DType::kInt4, 3, cols, false, false, 32, false, true});
+  const PackedWeights packed = PackWeights(given.view);
+  const std::vector<int32_t> ids = {2, 0};
+  std::vector<float> got(At(2 * cols));
+  EmbedParams p{};
+  p.weights = packed.bytes.data();
+  p.scales = packed.scales.data();
+  p.token_ids = ids.data();
+  p.out = got.data();
+  p.num_rows = 2;
+  p.cols = cols;
+  ASSERT_EQ(LaunchEmbed(StreamOf(Generation::kHopper), DType::kF32,
+                        WeightType::kE2m1, p),
+            0)
+      << emulator::LastFault();
+  for (int row = 0; row < 2; ++row) {
+    for (int col = 0; col < cols; ++col) {
+      ASSERT_EQ(got[At(row * cols + col)], given.Value(ids[At(row)], col))
+          << row << ", " << col;
+    }
   }
 }
 
