@@ -46,7 +46,12 @@ std::string Milliseconds(double seconds) {
 
 std::string Named(const Formats& formats) {
   const std::string_view weights = kernels::Name(formats.layers);
-  return absl::StrCat("weights ", std::string(weights), ", KV cache ",
+  const std::string experts =
+      formats.experts.has_value()
+          ? absl::StrCat(", experts ",
+                         std::string(kernels::Name(*formats.experts)))
+          : "";
+  return absl::StrCat("weights ", std::string(weights), experts, ", KV cache ",
                       std::string(kernels::Name(formats.kv)));
 }
 

@@ -40,8 +40,12 @@ std::optional<DType> NamedType(std::string_view name) {
 
 // The formats that worker/bringup.cc chooses, where it sees the tensors.
 void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
-  // What transformers takes where nothing says it.
-  const DType given = NamedType(input.checkpoint_dtype).value_or(DType::kF32);
+  // What transformers takes where nothing says it; gpt-oss's own files do not.
+  using Method = engine::Quantisation::Method;
+  const DType silent = input.spec.quantisation.method == Method::kMxfp4
+                           ? DType::kBF16
+                           : DType::kF32;
+  const DType given = NamedType(input.checkpoint_dtype).value_or(silent);
   // CPUs widen f16 to f32.
   const DType kept = input.gpu || given == DType::kBF16 ? given : DType::kF32;
   formats->weights = NamedType(input.dtype).value_or(kept);
@@ -125,6 +129,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   plan.dtype_assumed =
       !NamedType(input.dtype) && !NamedType(input.checkpoint_dtype);
   plan.layers = formats.layers;
+  plan.experts = formats.experts.value_or(formats.layers);
   plan.kv = formats.kv;
   plan.parameters = explain::Parameters(spec);
   const int positions = input.max_model_len > 0

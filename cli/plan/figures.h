@@ -60,6 +60,7 @@ struct Contexts {
 struct Plan {
   kernels::DType weights = kernels::DType::kBF16;  // of embedding and norms
   kernels::DType layers = kernels::DType::kBF16;   // of the layers' matrices
+  kernels::DType experts = kernels::DType::kBF16;  // of their experts'
   kernels::DType kv = kernels::DType::kBF16;
   bool dtype_assumed = false;  // no file, config or flag says it
   double parameters = 0;

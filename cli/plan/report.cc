@@ -82,10 +82,13 @@ std::string PlanText(const PlanInput& input, const Plan& plan) {
                              : ""));
   const engine::Quantisation& quantised = spec.quantisation;
   const bool given = quantised.method != engine::Quantisation::Method::kNone;
-  std::string weights = layers == others
-                            ? "in " + layers
-                            : absl::StrCat("layers in ", layers, ", others in ",
-                                           others, given ? "" : " or int8");
+  const std::string experts(kernels::Name(plan.experts));
+  std::string weights =
+      experts != layers
+          ? absl::StrCat("experts in ", experts, ", others in ", others)
+      : layers == others ? "in " + layers
+                         : absl::StrCat("layers in ", layers, ", others in ",
+                                        others, given ? "" : " or int8");
   if (given) {
     const std::string why(quantised.DequantisedFor());
     absl::StrAppend(&weights, why.empty() ? "; the checkpoint's own codes"
@@ -142,6 +145,7 @@ std::string PlanJson(const PlanInput& input, const Plan& plan) {
       {"dtype", kernels::Name(plan.weights)},
       {"dtype_assumed", plan.dtype_assumed},
       {"layers_dtype", kernels::Name(plan.layers)},
+      {"experts_dtype", kernels::Name(plan.experts)},
       {"kv_cache_dtype", kernels::Name(plan.kv)},
       {"budget_bytes", plan.budget_bytes},
       {"weight_bytes", plan.weight_bytes},

@@ -100,6 +100,40 @@ TEST(PlanTest, BytesOfPublishedShapes) {
   }
 }
 
+constexpr const char* kGptOss = R"({
+  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+  "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+  "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+  "vocab_size": 201088, "max_position_embeddings": 131072,
+  "rms_norm_eps": 1e-5, "rope_theta": 150000, "hidden_act": "silu",
+  "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+                   "beta_slow": 1.0, "truncate": false,
+                   "original_max_position_embeddings": 4096},
+  "sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4,
+  "swiglu_limit": 7.0, "tie_word_embeddings": false,
+  "quantization_config": {"quant_method": "mxfp4"}})";
+
+// Experts of 3 x 2880 x 2880 in half a byte with 2 bytes of scale for each 32;
+// the rest, of which the config does not say the type, in bf16; two rotary
+// tables.
+TEST(PlanTest, ExpertsInMxfp4AreCountedApart) {
+  constexpr int64_t kExperts = int64_t{24} * 32 * 3 * 2880 * 2880;
+  constexpr int64_t kRest =
+      int64_t{24} * 2880 * (5120 + 4096 + 32) + int64_t{2} * 201088 * 2880;
+  PlanInput input = Input(kGptOss, /*gpu=*/true, 80 * kGiB);
+  input.checkpoint_dtype = "";
+  const absl::StatusOr<Plan> plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->parameters, 20907786240);
+  EXPECT_EQ(plan->weight_bytes, kExperts / 2 + kExperts / 16 + 2 * kRest +
+                                    2 * int64_t{131072} * 64 * 4);
+  EXPECT_EQ(plan->kv_token_bytes, 2 * 24 * 8 * 64 * 2);
+  const std::string text = PlanText(input, *plan);
+  EXPECT_THAT(text, testing::HasSubstr("experts in int4, others in bf16; the "
+                                       "checkpoint's own codes; bf16 is "
+                                       "assumed"));
+}
+
 // The layers' 6 979 321 856 weights as the checkpoint has them, embedding and
 // head of 525 336 576 each in bf16.
 TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {

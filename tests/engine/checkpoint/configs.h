@@ -70,6 +70,19 @@ inline json SmolLm3() {
   return config;
 }
 
+inline json GptOss() {
+  json config = Llama();
+  config["architectures"] = {"GptOssForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["num_local_experts"] = 4;
+  config["num_experts_per_tok"] = 2;
+  config["rope_scaling"] = {{"rope_type", "yarn"},
+                            {"factor", 4.0},
+                            {"original_max_position_embeddings", 64},
+                            {"truncate", false}};
+  return config;
+}
+
 inline json Glm4() {
   json config = Llama();
   config["architectures"] = {"Glm4ForCausalLM"};
@@ -80,6 +93,7 @@ inline json Glm4() {
 inline json Mixtral() {
   json config = Mistral();
   config["architectures"] = {"MixtralForCausalLM"};
+  config["num_key_value_heads"] = 2;
   config["num_local_experts"] = 4;
   config["num_experts_per_tok"] = 2;
   return config;
