@@ -6,15 +6,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "common/error.h"
 #include "engine/checkpoint/quantisation.h"
 #include "engine/checkpoint/widen.h"
+#include "engine/model/leftovers.h"
 #include "engine/model/rope.h"
 #include "engine/model/weight_packer.h"
 
@@ -59,13 +57,8 @@ class ModelLoader {
   void AddValues(const std::vector<float>& values, const float** target);
   void AddRope(RopeSpec& rope, kernels::RopeTable& table);
   absl::Status UploadVectors();
-  absl::Status RefuseLeftovers() const;
   void RoundEmbeddingScale();
-  bool IsBuffer(std::string_view name) const;
   bool HasHead() const;
-  bool IsTiedHead(std::string_view name) const;
-  absl::Status CheckTiedHead(const TensorInfo& head) const;
-  bool IsNoBias(const TensorInfo& tensor) const;
   // A tensor's name in this checkpoint.
   std::string NameOf(std::string_view name, std::string_view what) const;
   std::string NameOf(int layer, std::string_view name,
@@ -348,77 +341,10 @@ void ModelLoader::RoundEmbeddingScale() {
   model_->spec_.embedding_scale = std::bit_cast<float>(bits & 0xffff0000u);
 }
 
-// Old conversions carry what follows from the config (frequencies, masks).
-bool ModelLoader::IsBuffer(std::string_view name) const {
-  const auto& ignored = spec_.names.ignored_suffixes;
-  return std::any_of(ignored.begin(), ignored.end(),
-                     [&](std::string_view suffix) {
-                       return !suffix.empty() && name.ends_with(suffix);
-                     });
-}
-
 bool ModelLoader::HasHead() const {
   if (!spec_.head_in_doubt) return !spec_.tied_head;
   return checkpoint_.Find(NameOf(spec_.names.head, ".weight")) != nullptr ||
          HasCodes(checkpoint_, std::string(spec_.names.head));
-}
-
-// A tied head may be there twice.
-bool ModelLoader::IsTiedHead(std::string_view name) const {
-  return spec_.tied_head && name == NameOf(spec_.names.head, ".weight");
-}
-
-// Trainers that untie the head and keep the config would lose what they
-// trained.
-absl::Status ModelLoader::CheckTiedHead(const TensorInfo& head) const {
-  const TensorInfo* const embedding =
-      checkpoint_.Find(NameOf(spec_.names.embedding, ".weight"));
-  if (embedding != nullptr && embedding->dtype == head.dtype &&
-      embedding->shape == head.shape &&
-      memcmp(checkpoint_.bytes(*embedding).data(),
-             checkpoint_.bytes(head).data(), head.end - head.begin) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      checkpoint_.path(head), ": ", head.name,
-      " differs from the embedding, but tie_word_embeddings is true: set it to "
-      "false in config.json to use ",
-      head.name, ", or remove that tensor to use the embedding"));
-}
-
-// Quantisers to GPTQ give every product a bias, of zeros where there is none.
-bool ModelLoader::IsNoBias(const TensorInfo& tensor) const {
-  if (spec_.quantisation.method != Quantisation::Method::kGptq ||
-      !absl::EndsWith(tensor.name, ".bias") ||
-      !HasCodes(checkpoint_,
-                std::string(absl::StripSuffix(tensor.name, ".bias")))) {
-    return false;
-  }
-  const absl::Span<const std::byte> bytes = checkpoint_.bytes(tensor);
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte b) { return b == std::byte{0}; });
-}
-
-absl::Status ModelLoader::RefuseLeftovers() const {
-  for (const TensorInfo& tensor : checkpoint_.tensors()) {
-    if (IsTiedHead(tensor.name)) {
-      const absl::Status status = CheckTiedHead(tensor);
-      if (!status.ok()) return status;
-      continue;
-    }
-    if (packer_.taken(tensor.name) || IsBuffer(tensor.name) ||
-        IsNoBias(tensor) ||
-        (spec_.quantisation.kv_scales && IsKvScale(tensor.name))) {
-      continue;
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint_.path(tensor), ": tensor ", Quote(tensor.name),
-                     " has no place in the model that config.json describes (",
-                     spec_.architecture, ", num_hidden_layers ", spec_.layers,
-                     ", attention_bias ", spec_.output_bias ? "true" : "false",
-                     ", mlp_bias ", spec_.mlp_bias ? "true" : "false", ")"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ModelLoader::CheckLimits() {
@@ -497,7 +423,9 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
         packer_.Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
                      spec_.hidden_size, MatrixUse::kTokens, model_->head_));
   }
-  status.Update(RefuseLeftovers());
+  status.Update(RefuseLeftovers(spec_, checkpoint_, packer_,
+                                NameOf(names.embedding, ".weight"),
+                                NameOf(names.head, ".weight")));
   if (!status.ok()) return status;
   AddRope(model_->spec_.rope, model_->rope_);
   if (spec_.window > 0) AddRope(model_->spec_.local_rope, model_->local_rope_);

@@ -393,7 +393,7 @@ TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
 
 TEST_F(DequantisedTest, Mxfp4IsKeptInFourBits) {
   spec_ = LoadCases()["gpt_oss_f32"];
-  WriteMxfp4(spec_, 5, dir_, &plain_);
+  WriteMxfp4(spec_, 3, dir_, &plain_);
   const auto model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->weight_format(), "f32+int4");

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/model/leftovers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/error.h"
+#include "engine/checkpoint/quantisation.h"
+
+namespace tandem::engine {
+namespace {
+
+// Old conversions carry what follows from the config (frequencies, masks).
+bool IsBuffer(const ModelSpec& spec, std::string_view name) {
+  const auto& ignored = spec.names.ignored_suffixes;
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](std::string_view suffix) {
+                       return !suffix.empty() && name.ends_with(suffix);
+                     });
+}
+
+// Quantisers to GPTQ give every product a bias, of zeros where there is none.
+bool IsNoBias(const ModelSpec& spec, const Checkpoint& checkpoint,
+              const TensorInfo& tensor) {
+  if (spec.quantisation.method != Quantisation::Method::kGptq ||
+      !absl::EndsWith(tensor.name, ".bias") ||
+      !HasCodes(checkpoint,
+                std::string(absl::StripSuffix(tensor.name, ".bias")))) {
+    return false;
+  }
+  const absl::Span<const std::byte> bytes = checkpoint.bytes(tensor);
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte b) { return b == std::byte{0}; });
+}
+
+// A tied head may be there twice. Trainers that untie it and keep the config
+// would lose what they trained.
+absl::Status CheckTiedHead(const Checkpoint& checkpoint,
+                           const std::string& embedding_name,
+                           const TensorInfo& head) {
+  const TensorInfo* const embedding = checkpoint.Find(embedding_name);
+  if (embedding != nullptr && embedding->dtype == head.dtype &&
+      embedding->shape == head.shape &&
+      memcmp(checkpoint.bytes(*embedding).data(), checkpoint.bytes(head).data(),
+             head.end - head.begin) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      checkpoint.path(head), ": ", head.name,
+      " differs from the embedding, but tie_word_embeddings is true: set it to "
+      "false in config.json to use ",
+      head.name, ", or remove that tensor to use the embedding"));
+}
+
+}  // namespace
+
+absl::Status RefuseLeftovers(const ModelSpec& spec,
+                             const Checkpoint& checkpoint,
+                             const WeightPacker& packer,
+                             const std::string& embedding,
+                             const std::string& head) {
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (spec.tied_head && tensor.name == head) {
+      const absl::Status status = CheckTiedHead(checkpoint, embedding, tensor);
+      if (!status.ok()) return status;
+      continue;
+    }
+    if (packer.taken(tensor.name) || IsBuffer(spec, tensor.name) ||
+        IsNoBias(spec, checkpoint, tensor) ||
+        (spec.quantisation.kv_scales && IsKvScale(tensor.name))) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint.path(tensor), ": tensor ", Quote(tensor.name),
+                     " has no place in the model that config.json describes (",
+                     spec.architecture, ", num_hidden_layers ", spec.layers,
+                     ", attention_bias ", spec.output_bias ? "true" : "false",
+                     ", mlp_bias ", spec.mlp_bias ? "true" : "false", ")"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem::engine
