@@ -65,11 +65,12 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
   result.rows = rows;
   result.cols = cols;
   result.group = kGroup;
-  result.codes.reserve(2 * blocks->size());
+  result.codes.resize(2 * blocks->size());
+  uint8_t* code = result.codes.data();
   for (const std::byte pair : *blocks) {
     const auto bits = static_cast<unsigned>(pair);
-    result.codes.push_back(static_cast<uint8_t>(bits & 0xf));
-    result.codes.push_back(static_cast<uint8_t>(bits >> 4));
+    *code++ = static_cast<uint8_t>(bits & 0xf);
+    *code++ = static_cast<uint8_t>(bits >> 4);
   }
   result.scales.reserve(scales->size());
   for (const std::byte scale : *scales) {

@@ -18,14 +18,15 @@ constexpr uint16_t kNanF16 = 0x7e00;
 
 // One output's codes, a byte each, and its groups.
 struct CodeRow {
-  std::vector<uint8_t> codes;  // [cols]; int4: 0 .. 15
+  std::vector<uint8_t> codes;  // [groups * 32], zeros at the end; int4: 0 .. 15
   std::vector<uint16_t> scales;
   std::vector<int16_t> zeros;  // int4 with zeros alone
   float row = 0;
 
   CodeRow(int64_t cols, bool with_zeros)
-      : codes(static_cast<size_t>(cols)),
-        scales(static_cast<size_t>((cols + kCodeGroup - 1) / kCodeGroup)),
+      : codes(static_cast<size_t>((cols + kCodeGroup - 1) / kCodeGroup) *
+              kCodeGroup),
+        scales(codes.size() / kCodeGroup),
         zeros(with_zeros ? scales.size() : 0) {}
 };
 
@@ -87,7 +88,7 @@ void QuantiseRow(const HostTensor& source, DType dtype, int64_t row,
 
 void TakeRow(const HostCodes& source, int64_t row, CodeRow& out) {
   std::memcpy(out.codes.data(), source.codes + row * source.cols,
-              out.codes.size());
+              static_cast<size_t>(source.cols));
   const int64_t groups = (source.cols + source.group - 1) / source.group;
   const float* const scales = source.scales + row * groups;
   // One scale is kept as it is; a power of two brings others within f16.
@@ -125,13 +126,24 @@ std::byte* BlockOf(std::byte* panel, CodeKind kind, int lane, int64_t block) {
 
 void PutRow(const CodeRow& row, CodeKind kind, int lane, std::byte* panel) {
   const auto cols = static_cast<int>(row.codes.size());
-  const std::byte raised =
-      kind == CodeKind::kInt8Raised ? std::byte{128} : std::byte{0};
-  for (int col = 0; col < cols; ++col) {
-    std::byte* const unit = BlockOf(panel, kind, lane, col / kCodeInputs);
-    const Place place = PlaceOf(kind, lane, col % kCodeInputs);
-    const auto code = std::byte{row.codes[static_cast<size_t>(col)]} ^ raised;
-    unit[place.offset] |= place.high ? code << 4 : code;
+  const auto code = [&](int col) {
+    return row.codes[static_cast<size_t>(col)];
+  };
+  const uint8_t raised = kind == CodeKind::kInt8Raised ? 128 : 0;
+  for (int begin = 0; begin < cols; begin += kCodeGroup) {
+    std::byte* const unit = BlockOf(panel, kind, lane, begin / kCodeInputs);
+    // Four neighbours lie together, beside those 16 on in the high halves.
+    const int end = begin + (IsInt8(kind) ? kCodeGroup : kCodeGroup / 2);
+    for (int quad = begin; quad < end; quad += 4) {
+      std::byte* const to =
+          unit + PlaceOf(kind, lane, quad % kCodeInputs).offset;
+      for (int i = 0; i < 4; ++i) {
+        const int low = code(quad + i);
+        to[i] = static_cast<std::byte>(
+            IsInt8(kind) ? low ^ raised
+                         : low | code(quad + i + kCodeGroup / 2) << 4);
+      }
+    }
   }
   for (size_t group = 0; group < row.scales.size(); ++group) {
     std::byte* const unit =
