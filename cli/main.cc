@@ -43,7 +43,7 @@ struct ServeCommand {
   std::string policy = "prefix_aware";
   std::string chat_template;
   std::string tool_call_parser = "auto";
-  std::string reasoning_parser = "none";
+  std::string reasoning_parser = "auto";
   std::string dtype = "auto", activation_dtype = "auto", kv_dtype = "auto",
               handoff = "auto";
   std::string quantization = "none";
@@ -94,11 +94,12 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "How requests are placed");
   line->Add("chat-template", &chat_template,
             "File in place of the model's own chat template");
-  line->AddChoice("tool-call-parser", &tool_call_parser,
-                  {"auto", "llama3_json", "hermes", "mistral", "none"},
-                  "How the model writes tool calls");
+  line->AddChoice(
+      "tool-call-parser", &tool_call_parser,
+      {"auto", "llama3_json", "hermes", "mistral", "openai", "none"},
+      "How the model writes tool calls");
   line->AddChoice("reasoning-parser", &reasoning_parser,
-                  {"none", "deepseek_r1", "qwen3"},
+                  {"auto", "deepseek_r1", "qwen3", "openai_gptoss", "none"},
                   "How the model reasons before it answers");
   line->Add("enable-no-kv-cache", &no_kv_cache,
             "Requests may ask to be computed without a KV cache");

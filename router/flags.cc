@@ -15,14 +15,16 @@ void AddModel(CommandLine* line, Flags* flags) {
             "Name of the model in the API; the directory's by default");
   line->Add("chat-template", &flags->chat_template,
             "File, in Jinja, in place of the model's own chat template");
-  line->AddChoice("tool-call-parser", &flags->tool_call_parser,
-                  {"auto", "llama3_json", "hermes", "mistral", "none"},
-                  "How the model writes tool calls, with vLLM's names; auto "
-                  "goes by its chat template, none leaves calls in the text");
+  line->AddChoice(
+      "tool-call-parser", &flags->tool_call_parser,
+      {"auto", "llama3_json", "hermes", "mistral", "openai", "none"},
+      "How the model writes tool calls, with vLLM's names; auto "
+      "goes by its chat template, none leaves calls in the text");
   line->AddChoice("reasoning-parser", &flags->reasoning_parser,
-                  {"none", "deepseek_r1", "qwen3"},
+                  {"auto", "deepseek_r1", "qwen3", "openai_gptoss", "none"},
                   "How the model reasons before it answers, with vLLM's "
-                  "names; none leaves that in the text");
+                  "names; auto is openai_gptoss where its chat template "
+                  "writes channels, else none, which leaves that in the text");
 }
 
 void AddListening(CommandLine* line, Flags* flags) {

@@ -23,7 +23,7 @@ struct Flags {
   std::string served_model_name;
   std::string chat_template;
   std::string tool_call_parser = "auto";
-  std::string reasoning_parser = "none";
+  std::string reasoning_parser = "auto";
   std::string host = "127.0.0.1";
   std::string internal_host = "127.0.0.1";
   int grpc_port = 50051;

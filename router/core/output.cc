@@ -29,9 +29,14 @@ Output::Output(const EffectiveRequest& request,
   if (request.reasoning) reasoning_.emplace(*request.reasoning);
   if (request.output.text() && codec != nullptr) {
     text_ = codec->NewStream(prompt, request.output.skip_special_tokens());
-    if (request.tool_calls) {
-      calls_ = std::make_unique<ToolCallOutput>(*request.tool_calls, index);
-    }
+  }
+  if (request.harmony && codec != nullptr) {
+    const bool calls = request.tool_calls && text_ != nullptr;
+    harmony_ = std::make_unique<HarmonyOutput>(
+        *request.harmony, calls ? &*request.tool_calls : nullptr, index);
+    harmony_->Begin(prompt, codec);
+  } else if (request.tool_calls && text_ != nullptr) {
+    calls_ = std::make_unique<ToolCallOutput>(*request.tool_calls, index);
   }
 }
 
@@ -99,7 +104,7 @@ Output::Verdict Output::Add(const v1::Token& token) {
   const bool shown = text_ != nullptr &&
                      (!ends || request_.stopping.include_stop_str_in_output());
   if (!shown) {
-    if (reasoning_) reasoning_->Arrives(token.token_id(), "");
+    ArrivesUnseen(token.token_id());
     return ends ? Verdict::kEndToken : Verdict::kGoesOn;
   }
   const std::string piece = text_->Push(token.token_id());
@@ -121,11 +126,29 @@ bool Output::Stops(std::string_view piece) {
 
 // Marks of calls count in the content alone.
 void Output::Arrives(int32_t token_id, std::string_view piece) {
+  if (harmony_ != nullptr) return harmony_->Arrives(token_id, piece);
   const bool content = !reasoning_ || reasoning_->Arrives(token_id, piece);
   if (content && calls_ != nullptr) calls_->Arrives(token_id, piece.size());
 }
 
+void Output::ArrivesUnseen(int32_t token_id) {
+  if (reasoning_) reasoning_->Arrives(token_id, "");
+  if (harmony_ == nullptr) return;
+  if (text_ != nullptr) return harmony_->Arrives(token_id, "");
+  // Messages are known by their text, also where the client gets none.
+  const std::string piece = TokenBytes(token_id);
+  harmony_->Arrives(token_id, piece);
+  v1::GenerateDelta unsaid;
+  harmony_->Release(piece, &unsaid);
+}
+
+int Output::reasoning_tokens() const {
+  if (harmony_ != nullptr) return harmony_->reasoning_tokens();
+  return reasoning_ ? reasoning_->tokens() : 0;
+}
+
 void Output::Release(std::string_view text) {
+  if (harmony_ != nullptr) return harmony_->Release(text, &delta_);
   if (reasoning_) {
     text = reasoning_->Release(text, delta_.mutable_reasoning_content());
   }
@@ -197,11 +220,13 @@ v1::FinishReason Output::Finished(v1::FinishReason reason) {
     Release(stops_.Flush());
   }
   if (calls_ != nullptr) calls_->Finish(&delta_);
+  if (harmony_ != nullptr && text_ != nullptr) harmony_->Finish(&delta_);
   Flush();
   v1::GenerateResponse response;
   v1::GenerateFinished* const finished = response.mutable_finished();
   finished->set_index(index_);
-  const bool called = calls_ != nullptr && calls_->any();
+  const bool called = (calls_ != nullptr && calls_->any()) ||
+                      (harmony_ != nullptr && harmony_->called());
   const bool stopped = reason == v1::FINISH_REASON_STOP;
   if (called && stopped) reason = v1::FINISH_REASON_TOOL_CALLS;
   finished->set_finish_reason(reason);

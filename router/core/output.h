@@ -18,6 +18,7 @@
 
 #include "absl/types/span.h"
 #include "router/core/dialer.h"
+#include "router/text/harmony.h"
 #include "router/text/reasoning.h"
 #include "router/text/stop_strings.h"
 #include "router/text/text_codec.h"
@@ -57,7 +58,7 @@ class Output {
   void Done(v1::GenerateDone done);
 
   int tokens() const { return tokens_; }
-  int reasoning_tokens() const { return reasoning_ ? reasoning_->tokens() : 0; }
+  int reasoning_tokens() const;
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
@@ -66,6 +67,7 @@ class Output {
   // Behind stop strings, in front of tool calls.
   void Release(std::string_view text);
   void Arrives(int32_t token_id, std::string_view piece);
+  void ArrivesUnseen(int32_t token_id);
   void Record(const v1::Token& token);
   void Fill(const v1::Token& token, v1::TokenLogprob* record) const;
   void RecordAttention(const v1::Token& token);
@@ -78,6 +80,8 @@ class Output {
   const int index_;
   std::unique_ptr<TextStream> text_;  // null without text
   StopStrings stops_;
+  // Of these the first excludes the others.
+  std::unique_ptr<HarmonyOutput> harmony_;    // null: the text is no messages
   std::optional<ReasoningOutput> reasoning_;  // none: all is content
   std::unique_ptr<ToolCallOutput> calls_;     // null: none are looked for
   v1::GenerateDelta delta_;                   // not sent yet

@@ -23,6 +23,7 @@ namespace tandem::router {
 namespace {
 
 constexpr size_t kMaxCompiled = 256;
+constexpr char kHarmonyReasoning[] = "openai_gptoss";
 
 std::string StructuredField(const text::GrammarSource& source) {
   return absl::StrCat("structured.", source.field);
@@ -92,10 +93,64 @@ std::vector<int32_t> EndTokens(const engine::ModelSpec& spec,
   return ids;
 }
 
+// Both parsers take the same messages apart: calls by the one, reasoning by the
+// other. Where one of them is none, what it is for stays content; where both
+// are, the text is left as it is.
+absl::Status LearnHarmony(const std::string& chat_template,
+                          const ModelTextOptions& options,
+                          const text::Tokenizer& tokenizer,
+                          ModelLimits* limits) {
+  const bool calls = limits->tool_call_style == ToolCallStyle::kOpenAi;
+  const bool other_calls =
+      !calls && limits->tool_call_style.value_or(ToolCallStyle::kNone) !=
+                    ToolCallStyle::kNone;
+  const bool asked = options.reasoning_parser == kHarmonyReasoning;
+  const bool reasons =
+      asked || (options.reasoning_parser == "auto" && !other_calls &&
+                (calls || WritesHarmony(chat_template)));
+  if (!calls && !reasons) return absl::OkStatus();
+  if (other_calls || (!reasons && options.reasoning_parser != "none")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tool-call-parser ", options.tool_call_parser, " and ",
+                     "--reasoning-parser ", options.reasoning_parser,
+                     ": openai and openai_gptoss go together, or with none"));
+  }
+  HarmonyFormat format{.reasoning = reasons};
+  for (size_t i = 0; i < kHarmonyMarks.size(); ++i) {
+    const std::string mark(kHarmonyMarks[i]);
+    const int32_t id = tokenizer.TokenToId(mark).value_or(-1);
+    if (id >= 0 && id < limits->vocabulary_size) {
+      format.marks.emplace(id, mark);
+    } else if (i < kNeededHarmonyMarks) {
+      if (asked || options.tool_call_parser == "openai") {
+        return absl::InvalidArgumentError(absl::StrCat(
+            asked ? "--reasoning-parser openai_gptoss"
+                  : "--tool-call-parser openai",
+            ": this model has no token ", mark, ": serve it without the flag"));
+      }
+      if (calls) limits->tool_call_style.reset();
+      return absl::OkStatus();
+    }
+  }
+  // As vLLM does, whatever the model's configs say.
+  for (const auto& [id, mark] : format.marks) {
+    const bool ends = mark == kHarmonyReturn || mark == kHarmonyCall;
+    std::vector<int32_t>& eos = limits->eos_token_ids;
+    if (ends && std::find(eos.begin(), eos.end(), id) == eos.end()) {
+      eos.push_back(id);
+    }
+  }
+  limits->harmony = std::move(format);
+  return absl::OkStatus();
+}
+
 absl::Status LearnReasoning(const std::string& parser_name,
                             const text::Tokenizer& tokenizer,
                             ModelLimits* limits) {
-  if (parser_name == "none") return absl::OkStatus();
+  if (parser_name == "none" || parser_name == "auto" ||
+      parser_name == kHarmonyReasoning) {
+    return absl::OkStatus();
+  }
   const auto refuse = [&](auto... why) {
     return absl::InvalidArgumentError(
         absl::StrCat("--reasoning-parser ", parser_name, ": ", why...));
@@ -140,16 +195,21 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   limits.context_length = spec->max_positions;
   limits.vocabulary_size = spec->vocab_size;
   limits.layers = spec->layers;
+  limits.eos_token_ids = EndTokens(*spec, *tokenizer);
   limits.has_chat_template = chat.ok();
   if (chat.ok()) {
     absl::Status status =
         LearnToolCalls(*chat, options.tool_call_parser, *tokenizer, &limits);
     if (!status.ok()) return status;
   }
-  const absl::Status reasons =
+  absl::Status reasons =
       LearnReasoning(options.reasoning_parser, *tokenizer, &limits);
+  if (reasons.ok()) {
+    reasons = LearnHarmony(
+        chat.ok() ? chat->Source(/*has_tools=*/true) : std::string(), options,
+        *tokenizer, &limits);
+  }
   if (!reasons.ok()) return reasons;
-  limits.eos_token_ids = EndTokens(*spec, *tokenizer);
   absl::StatusOr<text::GrammarVocabulary> grammars =
       text::GrammarVocabulary::Create(*tokenizer, spec->vocab_size);
   if (!grammars.ok()) return grammars.status();

@@ -37,8 +37,10 @@ struct ModelTextOptions {
   std::string chat_template = {};
   // A style's name, or "auto": what the chat template's calls look like.
   std::string tool_call_parser = "auto";
-  // A ReasoningStyle's name, or "none".
-  std::string reasoning_parser = "none";
+  // A ReasoningStyle's name, "openai_gptoss" of HarmonyFormat, "none", or
+  // "auto": openai_gptoss where the chat template writes messages like that,
+  // else none.
+  std::string reasoning_parser = "auto";
 };
 
 class ModelText final : public TextCodec {

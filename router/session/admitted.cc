@@ -119,7 +119,8 @@ void ToEntry(const EffectiveRequest& effective, v1::SessionSubmit* entry) {
                priority, adapter, cache_salt, cache_owner, bypass_prefix_cache,
                no_kv_cache, features, decode_features, max_time, beam,
                structured, constraint_of, constraint_field, model_end_ids,
-               tool_calls, reasoning, bad_word_ids, end_token_ids] = effective;
+               tool_calls, reasoning, harmony, bad_word_ids, end_token_ids] =
+      effective;
   entry->set_request_id(request_id);
   entry->set_chat(chat);
   *entry->mutable_sampling() = sampling;
@@ -146,6 +147,12 @@ void ToEntry(const EffectiveRequest& effective, v1::SessionSubmit* entry) {
     entry->mutable_reasoning()->set_style(static_cast<uint32_t>(style));
     entry->mutable_reasoning()->set_begin_id(begin_id);
     entry->mutable_reasoning()->set_end_id(end_id);
+  }
+  if (harmony) {
+    const auto& [marks, reasons] = *harmony;
+    entry->mutable_harmony()->mutable_marks()->insert(marks.begin(),
+                                                      marks.end());
+    entry->mutable_harmony()->set_reasoning(reasons);
   }
   for (const std::vector<int32_t>& word : bad_word_ids) {
     Copy(word, entry->add_bad_words()->mutable_ids());
@@ -186,6 +193,12 @@ EffectiveRequest EffectiveOf(v1::SessionSubmit* entry) {
         ReasoningMarks{.style = static_cast<ReasoningStyle>(reasoning.style()),
                        .begin_id = reasoning.begin_id(),
                        .end_id = reasoning.end_id()};
+  }
+  if (entry->has_harmony()) {
+    const v1::SessionHarmony& harmony = entry->harmony();
+    effective.harmony =
+        HarmonyFormat{.marks = {harmony.marks().begin(), harmony.marks().end()},
+                      .reasoning = harmony.reasoning()};
   }
   for (const v1::SessionTokens& word : entry->bad_words()) {
     effective.bad_word_ids.emplace_back(word.ids().begin(), word.ids().end());

@@ -5,10 +5,39 @@
 
 namespace tandem::router {
 
+ToolCallDeltas::ToolCallDeltas(const ToolCallOptions& options, int index)
+    : parallel_(options.parallel),
+      short_ids_(options.style == ToolCallStyle::kMistral),
+      random_(options.id_seed + static_cast<uint64_t>(index)) {}
+
+void ToolCallDeltas::Add(const ParsedToolCall& call, v1::GenerateDelta* delta) {
+  if (calls_ > 0 && !parallel_) return;
+  v1::ToolCallDelta* const first = delta->add_tool_calls();
+  first->set_index(calls_);
+  first->set_id(NewId());
+  first->set_name(call.name);
+  v1::ToolCallDelta* const rest = delta->add_tool_calls();
+  rest->set_index(calls_);
+  rest->set_arguments_json(call.arguments);
+  ++calls_;
+}
+
+// Mistral's templates accept no other ids than nine letters and digits; for
+// all others the form is OpenAI's.
+std::string ToolCallDeltas::NewId() {
+  constexpr std::string_view kLetters =
+      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  std::string id = short_ids_ ? "" : "call_";
+  for (int i = short_ids_ ? 9 : 24; i > 0; --i) {
+    id.push_back(kLetters[random_.Below(kLetters.size())]);
+  }
+  return id;
+}
+
 ToolCallOutput::ToolCallOutput(const ToolCallOptions& options, int index)
     : options_(options),
       parser_(options.style, options.names),
-      random_(options.id_seed + static_cast<uint64_t>(index)) {}
+      calls_(options, index) {}
 
 void ToolCallOutput::Arrives(int32_t token_id, size_t bytes) {
   const auto marker = options_.markers.find(token_id);
@@ -39,30 +68,7 @@ void ToolCallOutput::Finish(v1::GenerateDelta* delta) {
 void ToolCallOutput::Add(const ToolCallParser::Result& result,
                          v1::GenerateDelta* delta) {
   delta->mutable_text()->append(result.text);
-  for (const ParsedToolCall& call : result.calls) {
-    if (calls_ > 0 && !options_.parallel) return;
-    v1::ToolCallDelta* const first = delta->add_tool_calls();
-    first->set_index(calls_);
-    first->set_id(NewId());
-    first->set_name(call.name);
-    v1::ToolCallDelta* const rest = delta->add_tool_calls();
-    rest->set_index(calls_);
-    rest->set_arguments_json(call.arguments);
-    ++calls_;
-  }
-}
-
-// Mistral's templates accept no other ids than nine letters and digits; for
-// all others the form is OpenAI's.
-std::string ToolCallOutput::NewId() {
-  constexpr std::string_view kLetters =
-      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-  const bool is_short = options_.style == ToolCallStyle::kMistral;
-  std::string id = is_short ? "" : "call_";
-  for (int i = is_short ? 9 : 24; i > 0; --i) {
-    id.push_back(kLetters[random_.Below(kLetters.size())]);
-  }
-  return id;
+  for (const ParsedToolCall& call : result.calls) calls_.Add(call, delta);
 }
 
 void JoinToolCalls(

@@ -19,6 +19,24 @@
 
 namespace tandem::router {
 
+// Puts a sequence's calls into its deltas, with ids of their own.
+class ToolCallDeltas {
+ public:
+  // `index`: the sequence's.
+  ToolCallDeltas(const ToolCallOptions& options, int index);
+
+  void Add(const ParsedToolCall& call, v1::GenerateDelta* delta);
+  bool any() const { return calls_ > 0; }
+
+ private:
+  std::string NewId();
+
+  const bool parallel_;
+  const bool short_ids_;
+  SeededRandom random_;
+  int calls_ = 0;  // told of
+};
+
 class ToolCallOutput {
  public:
   // `index`: the sequence's, for ids of its own.
@@ -31,20 +49,18 @@ class ToolCallOutput {
   // Nothing follows.
   void Finish(v1::GenerateDelta* delta);
 
-  bool any() const { return calls_ > 0; }
+  bool any() const { return calls_.any(); }
 
  private:
   void Add(const ToolCallParser::Result& result, v1::GenerateDelta* delta);
-  std::string NewId();
 
   const ToolCallOptions options_;
   ToolCallParser parser_;
-  SeededRandom random_;
+  ToolCallDeltas calls_;
   size_t arrived_ = 0;   // bytes of text
   size_t released_ = 0;  // of them
   // Markers that wait for the text before them, with its length.
   std::deque<std::pair<size_t, std::string>> marks_;
-  int calls_ = 0;  // told of
 };
 
 // The whole calls that deltas come to, appended to those that earlier deltas

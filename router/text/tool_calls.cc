@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "nlohmann/json.hpp"
+#include "router/text/harmony.h"
 #include "router/text/json_scanner.h"
 
 namespace tandem::router {
@@ -23,11 +24,12 @@ struct NamedStyle {
   std::string_view name;
   ToolCallStyle style;
 };
-constexpr std::array<NamedStyle, 4> kStyles = {{
+constexpr std::array<NamedStyle, 5> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
     {"mistral", ToolCallStyle::kMistral},
+    {"openai", ToolCallStyle::kOpenAi},
 }};
 
 bool IsNameByte(char c) {
@@ -63,6 +65,7 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   const auto has = [&](std::string_view text) {
     return chat_template.find(text) != std::string_view::npos;
   };
+  if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
   if (has(kHermesOpen)) {
     // The same marker around XML: Qwen3-Coder, GLM.
@@ -83,6 +86,7 @@ std::vector<std::string_view> ToolCallMarkers(ToolCallStyle style) {
       return {kPythonTag};
     case ToolCallStyle::kMistral:
       return {kToolCalls, kCallId, kArgs};
+    case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:
       return {};
   }
@@ -352,6 +356,7 @@ bool ToolCallParser::MayBegin(char c) const {
       return c == kPythonTag.front() || (c == '{' && in_gap_ && !after_call_);
     case ToolCallStyle::kMistral:
       return c == kToolCalls.front();
+    case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:
       return false;
   }

@@ -8,6 +8,7 @@
 //   mistral      [TOOL_CALLS] [{"name": .., "arguments": {..}}, ..], or
 //                [TOOL_CALLS]name[ARGS]{..}, any number of them
 //
+// A fourth, openai (gpt-oss), has messages of their own for them: harmony.h.
 // The names are those of vLLM's --tool-call-parser. Calls are complete when
 // they are returned: text that only begins like one comes back unchanged, as
 // content. So does all text around calls but spaces between two, or between
@@ -27,7 +28,7 @@
 
 namespace tandem::router {
 
-enum class ToolCallStyle { kNone, kLlama3Json, kHermes, kMistral };
+enum class ToolCallStyle { kNone, kLlama3Json, kHermes, kMistral, kOpenAi };
 
 // By its name, "none" included.
 std::optional<ToolCallStyle> ToolCallStyleByName(std::string_view name);
@@ -60,6 +61,7 @@ struct ParsedToolCall {
 // thread-safe.
 class ToolCallParser {
  public:
+  // REQUIRES: a style other than kOpenAi, whose calls HarmonyOutput finds.
   // `names`: the functions there are. Calls without a marker (llama3_json)
   // count only if they name one of them: an answer may be JSON as well.
   ToolCallParser(ToolCallStyle style, std::vector<std::string> names);

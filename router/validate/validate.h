@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "router/text/harmony.h"
 #include "router/text/reasoning.h"
 #include "router/text/tool_calls.h"
 #include "tandem/v1/generation.pb.h"
@@ -76,6 +77,8 @@ struct ModelLimits {
   bool tool_calls_by_name = false;  // Mistral's newer form
   std::map<int32_t, std::string> tool_call_markers;
   std::optional<ReasoningMarks> reasoning;  // unset: answers are content
+  // What it answers chats in; unset: plain text. Excludes `reasoning`.
+  std::optional<HarmonyFormat> harmony;
   std::vector<int32_t> eos_token_ids;
   // LoRA adapters of the decode workers; unset: not known, not checked.
   std::optional<std::vector<std::string>> adapters;
@@ -126,6 +129,7 @@ struct EffectiveRequest {
   std::vector<int32_t> model_end_ids;         // where `structured` is set
   std::optional<ToolCallOptions> tool_calls;  // none: not looked for
   std::optional<ReasoningMarks> reasoning;    // which comes first; none: none
+  std::optional<HarmonyFormat> harmony;       // what it is in; none: plain text
   // Nothing is to be generated.
   bool only_scores() const {
     return stopping.has_max_tokens() && stopping.max_tokens() == 0;
@@ -153,7 +157,8 @@ absl::Status ValidateTokenIds(const char* field, const Ids& ids,
                               const ModelLimits& limits);
 
 // Whether the answer to `prompt`, which was made of `chat`, begins with
-// reasoning. What must match something comes behind that.
+// reasoning, or is in messages, some of which are. What must match something
+// comes behind that.
 void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
                    const ModelLimits& limits, EffectiveRequest* effective);
 

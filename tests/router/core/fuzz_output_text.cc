@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/utf8.h"
+#include "router/text/harmony.h"
 #include "router/text/stop_strings.h"
 #include "tests/fuzz.h"
 #include "text/tokenizer.h"
@@ -48,6 +49,32 @@ std::pair<std::string, int> Stop(StopStrings stops, std::string_view text,
   return {out + stops.Flush(), -1};
 }
 
+// What messages in `pieces` of text say, released together or one by one. Any
+// few of the tokens are marks.
+std::string Say(const std::vector<std::pair<int32_t, std::string>>& pieces,
+                bool together) {
+  HarmonyFormat format;
+  for (const auto& [id, piece] : pieces) {
+    if (format.marks.size() == kHarmonyMarks.size()) break;
+    format.marks.emplace(id, kHarmonyMarks[format.marks.size()]);
+  }
+  const ToolCallOptions options;
+  HarmonyOutput output(format, &options, 0);
+  v1::GenerateDelta delta;
+  std::string held;
+  for (const auto& [id, piece] : pieces) {
+    output.Arrives(id, piece);
+    held += piece;
+    if (together) continue;
+    output.Release(held, &delta);
+    held.clear();
+  }
+  output.Release(held, &delta);
+  output.Finish(&delta);
+  delta.clear_tool_calls();  // whose ids are drawn
+  return delta.reasoning_content() + "|" + delta.text();
+}
+
 void Check(const text::Tokenizer& tokenizer, fuzz::Input input) {
   const bool skip = input.Below(2) == 0;
   const size_t cut = 1 + input.Byte();
@@ -60,14 +87,17 @@ void Check(const text::Tokenizer& tokenizer, fuzz::Input input) {
   text::StreamDecoder decoder(&tokenizer, ids, {.skip_special_tokens = skip});
   const std::string context = *tokenizer.Decode(ids, skip);
   std::string text;
+  std::vector<std::pair<int32_t, std::string>> pieces;
   for (const int32_t id : Ids(tokenizer, 200, &input)) {
     const std::string piece = *decoder.Push(id);
+    pieces.emplace_back(id, piece);
     RequireUtf8(piece);
     text += piece;
     ids.push_back(id);
   }
   text += decoder.Finish();
   RequireUtf8(text);
+  TANDEM_FUZZ_REQUIRE(Say(pieces, true) == Say(pieces, false));
   // A context that ends within a character is completed by the stream.
   const std::string whole = *tokenizer.Decode(ids, skip);
   TANDEM_FUZZ_REQUIRE(text.size() <= whole.size() && whole.ends_with(text));

@@ -3,8 +3,11 @@
 
 #include "router/intake/model_text.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -50,6 +53,142 @@ TEST(ModelText, EndTokensAreTheConfigsAndTheTokenizers) {
     ASSERT_TRUE(model.ok()) << model.status();
     EXPECT_EQ((*model)->limits().eos_token_ids, c.expected);
   }
+}
+
+// A model whose tokenizer knows `marks`, with this chat template.
+void WriteModel(const std::string& chat_template,
+                const std::vector<std::string_view>& marks,
+                const engine::TempDir& dir) {
+  const std::string tales = TANDEM_SOURCE_DIR "/models/tales/";
+  json tokenizer = json::parse(std::ifstream(tales + "tokenizer.json"));
+  int id = 0;
+  for (const json& token : tokenizer["model"]["vocab"]) {
+    id = std::max(id, token.get<int>() + 1);
+  }
+  for (const json& token : tokenizer["added_tokens"]) {
+    id = std::max(id, token["id"].get<int>() + 1);
+  }
+  for (const std::string_view mark : marks) {
+    if (tokenizer["model"]["vocab"].contains(mark)) continue;  // <|end|>
+    tokenizer["added_tokens"].push_back({{"id", id++},
+                                         {"content", mark},
+                                         {"single_word", false},
+                                         {"lstrip", false},
+                                         {"rstrip", false},
+                                         {"normalized", false},
+                                         {"special", true}});
+  }
+  dir.Write("tokenizer.json", tokenizer.dump());
+  std::filesystem::copy(tales + "tokenizer_config.json", dir.path());
+  dir.Write("chat_template.jinja", chat_template);
+  dir.Write("config.json", json({{"architectures", {"LlamaForCausalLM"}},
+                                 {"hidden_size", 64},
+                                 {"intermediate_size", 128},
+                                 {"num_hidden_layers", 2},
+                                 {"num_attention_heads", 4},
+                                 {"vocab_size", id},
+                                 {"eos_token_id", 2}})
+                               .dump());
+}
+
+constexpr char kHarmonyTemplate[] =
+    "{% if tools %}{{ tools|tojson }}{% endif %}{% for m in messages %}"
+    "<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}";
+
+TEST(ModelText, ParsersOfGptOssGoTogether) {
+  const std::vector<std::string_view> all(kHarmonyMarks.begin(),
+                                          kHarmonyMarks.end());
+  const std::vector<std::string_view> few(
+      kHarmonyMarks.begin(), kHarmonyMarks.begin() + kNeededHarmonyMarks);
+  const std::vector<std::string_view> none;
+  const std::string plain =
+      "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
+  const struct {
+    const char* why;
+    std::string chat_template;
+    const std::vector<std::string_view>& marks;
+    const char *calls, *reasoning;
+    // Whether it is Harmony, reasoning is told apart, and calls are.
+    bool harmony, reasons, tool_calls;
+  } cases[] = {
+      {"by itself", kHarmonyTemplate, all, "auto", "auto", true, true, true},
+      {"with few marks", kHarmonyTemplate, few, "auto", "auto", true, true,
+       true},
+      {"by name", plain, all, "openai", "openai_gptoss", true, true, true},
+      {"calls by name", plain, all, "openai", "auto", true, true, true},
+      {"reasoning by name", plain, all, "auto", "openai_gptoss", true, true,
+       false},
+      {"without calls", kHarmonyTemplate, all, "none", "auto", true, true,
+       false},
+      {"without reasoning", kHarmonyTemplate, all, "auto", "none", true, false,
+       true},
+      {"without both", kHarmonyTemplate, all, "none", "none", false, false,
+       false},
+      {"without marks", kHarmonyTemplate, none, "auto", "auto", false, false,
+       false},
+      {"another template", plain, all, "auto", "auto", false, false, false},
+      {"another style", kHarmonyTemplate, all, "hermes", "auto", false, false,
+       false},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    const engine::TempDir dir;
+    WriteModel(c.chat_template, c.marks, dir);
+    const auto model = ModelText::Load(
+        dir.path(),
+        {.tool_call_parser = c.calls, .reasoning_parser = c.reasoning});
+    ASSERT_TRUE(model.ok()) << model.status();
+    const ModelLimits& limits = (*model)->limits();
+    EXPECT_EQ(limits.harmony.has_value(), c.harmony);
+    EXPECT_EQ(limits.tool_call_style == ToolCallStyle::kOpenAi, c.tool_calls);
+    EXPECT_FALSE(limits.reasoning.has_value());
+    std::vector<int32_t> ends = {2};
+    if (!c.harmony) {
+      EXPECT_EQ(limits.eos_token_ids, ends);
+      continue;
+    }
+    EXPECT_EQ(limits.harmony->reasoning, c.reasons);
+    EXPECT_EQ(limits.harmony->marks.size(), c.marks.size());
+    for (const auto& [id, mark] : limits.harmony->marks) {
+      EXPECT_EQ((*model)->TokenText(id), mark);
+      if (mark == kHarmonyCall || mark == kHarmonyReturn) ends.push_back(id);
+    }
+    EXPECT_EQ(limits.eos_token_ids, ends);
+  }
+}
+
+TEST(ModelText, ParsersThatCannotBeAreRefused) {
+  const std::vector<std::string_view> all(kHarmonyMarks.begin(),
+                                          kHarmonyMarks.end());
+  const struct {
+    std::vector<std::string_view> marks;
+    const char *calls, *reasoning, *why;
+  } cases[] = {
+      {{}, "openai", "auto", "no token <|start|>"},
+      {{}, "auto", "openai_gptoss", "no token <|start|>"},
+      {{"<|start|>", "<|channel|>"}, "openai", "none", "no token <|message|>"},
+      {all, "hermes", "openai_gptoss", "go together"},
+      {all, "xml", "auto", "is not known"},
+      {all, "auto", "r2", "is not known"},
+  };
+  for (const auto& c : cases) {
+    const engine::TempDir dir;
+    WriteModel(kHarmonyTemplate, c.marks, dir);
+    const auto model = ModelText::Load(
+        dir.path(),
+        {.tool_call_parser = c.calls, .reasoning_parser = c.reasoning});
+    EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(model.status().message(), testing::HasSubstr(c.why));
+  }
+  // Marks of <think> are no messages.
+  std::vector<std::string_view> marks = all;
+  marks.insert(marks.end(), {"<think>", "</think>"});
+  const engine::TempDir dir;
+  WriteModel(kHarmonyTemplate, marks, dir);
+  const auto model = ModelText::Load(
+      dir.path(), {.tool_call_parser = "auto", .reasoning_parser = "qwen3"});
+  EXPECT_THAT(model.status().message(), testing::HasSubstr("go together"));
 }
 
 }  // namespace

@@ -319,7 +319,13 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
             ToolCallStyle::kNone);
-  for (const char* name : {"none", "llama3_json", "hermes", "mistral"}) {
+  EXPECT_EQ(DetectToolCallStyle("'<|start|>assistant<|channel|>final<|message|>"
+                                "' + message.content"),
+            ToolCallStyle::kOpenAi);
+  EXPECT_EQ(DetectToolCallStyle("<|start|>assistant<|message|>"),
+            ToolCallStyle::kNone);
+  for (const char* name :
+       {"none", "llama3_json", "hermes", "mistral", "openai"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
   EXPECT_FALSE(ToolCallStyleByName("pythonic").has_value());
