@@ -357,13 +357,19 @@ void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
   if (const auto on = fields->Bool("continue_final_message")) {
     chat->set_continue_final_message(*on);
   }
-  const json* const extra = fields->Object("chat_template_kwargs");
-  if (extra == nullptr) return;
-  const auto status = google::protobuf::util::JsonStringToMessage(
-      DumpJson(*extra), chat->mutable_chat_template_kwargs());
-  if (!status.ok()) {
-    fields->Refuse("chat_template_kwargs", *extra, "an object is needed");
+  if (const json* const extra = fields->Object("chat_template_kwargs")) {
+    const auto status = google::protobuf::util::JsonStringToMessage(
+        DumpJson(*extra), chat->mutable_chat_template_kwargs());
+    if (!status.ok()) {
+      fields->Refuse("chat_template_kwargs", *extra, "an object is needed");
+    }
   }
+  // A variable like those, of which templates know their own values.
+  const auto effort = fields->String("reasoning_effort");
+  if (!effort) return;
+  auto& variables = *chat->mutable_chat_template_kwargs()->mutable_fields();
+  if (variables.contains("reasoning_effort")) return;
+  variables["reasoning_effort"].set_string_value(*effort);
 }
 
 // What `echo` is of a chat, as vLLM has it: the beginning of the answer that

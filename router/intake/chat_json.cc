@@ -2,6 +2,7 @@
 #include "router/intake/chat_json.h"
 
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,9 +39,14 @@ std::string CallJson(const v1::ToolCall& call) {
   return json;
 }
 
-std::string MessageJson(const v1::ChatMessage& message) {
+std::string ContentOf(const v1::ChatMessage& message) {
   std::string content = message.content();
   for (const v1::ContentPart& part : message.parts()) content += part.text();
+  return content;
+}
+
+std::string MessageJson(const v1::ChatMessage& message) {
+  const std::string content = ContentOf(message);
   ordered_json item = {{"role", message.role()}, {"content", content}};
   if (!message.name().empty()) item["name"] = message.name();
   if (!message.reasoning_content().empty()) {
@@ -61,9 +67,51 @@ std::string MessageJson(const v1::ChatMessage& message) {
   return json;
 }
 
-std::string ToolJson(const v1::Tool& tool) {
+// A message with one of its calls; `thinking` is of the first alone.
+std::string HarmonyCallJson(const std::string& thinking,
+                            const v1::ToolCall& call) {
+  ordered_json item = {{"role", "assistant"}};
+  if (!thinking.empty()) item["thinking"] = thinking;
+  std::string json = item.dump();
+  AddMember("tool_calls", List({CallJson(call)}), &json);
+  return json;
+}
+
+// An assistant's message with calls, and those behind it with their results,
+// from `begin` on; returns where they end. The template takes a result for that
+// of the call before it.
+int AddHarmonyCalls(const v1::Chat& chat, int begin,
+                    std::vector<std::string>* messages) {
+  const v1::ChatMessage& calling = chat.messages(begin);
+  int end = begin + 1;
+  while (end < chat.messages_size() && chat.messages(end).role() == "tool") {
+    ++end;
+  }
+  const std::string content = ContentOf(calling);
+  const bool both = !calling.reasoning_content().empty() && !content.empty();
+  std::string thinking =
+      absl::StrCat(calling.reasoning_content(), both ? "\n" : "", content);
+  std::vector<bool> told(static_cast<size_t>(end - begin), false);
+  const auto tell = [&](int i) {
+    if (told[static_cast<size_t>(i - begin)]) return;
+    told[static_cast<size_t>(i - begin)] = true;
+    messages->push_back(MessageJson(chat.messages(i)));
+  };
+  for (const v1::ToolCall& call : calling.tool_calls()) {
+    messages->push_back(HarmonyCallJson(std::exchange(thinking, ""), call));
+    for (int i = begin + 1; i < end; ++i) {
+      if (chat.messages(i).tool_call_id() == call.id()) tell(i);
+    }
+  }
+  for (int i = begin + 1; i < end; ++i) tell(i);  // of earlier calls
+  return end;
+}
+
+std::string ToolJson(const v1::Tool& tool, ChatForm form) {
   ordered_json named = {{"name", tool.name()}};
-  if (!tool.description().empty()) named["description"] = tool.description();
+  if (!tool.description().empty() || form == ChatForm::kHarmony) {
+    named["description"] = tool.description();
+  }
   std::string function = named.dump();
   if (!tool.parameters_json_schema().empty()) {
     AddMember("parameters", tool.parameters_json_schema(), &function);
@@ -75,18 +123,26 @@ std::string ToolJson(const v1::Tool& tool) {
 
 }  // namespace
 
-std::string MessagesJson(const v1::Chat& chat) {
+std::string MessagesJson(const v1::Chat& chat, ChatForm form) {
   std::vector<std::string> messages;
-  for (const v1::ChatMessage& message : chat.messages()) {
+  for (int i = 0; i < chat.messages_size();) {
+    const v1::ChatMessage& message = chat.messages(i);
+    if (form == ChatForm::kHarmony && !message.tool_calls().empty()) {
+      i = AddHarmonyCalls(chat, i, &messages);
+      continue;
+    }
     messages.push_back(MessageJson(message));
+    ++i;
   }
   return List(messages);
 }
 
-std::string ToolsJson(const v1::Chat& chat) {
+std::string ToolsJson(const v1::Chat& chat, ChatForm form) {
   if (!WantsTools(chat)) return "";
   std::vector<std::string> tools;
-  for (const v1::Tool& tool : chat.tools()) tools.push_back(ToolJson(tool));
+  for (const v1::Tool& tool : chat.tools()) {
+    tools.push_back(ToolJson(tool, form));
+  }
   return List(tools);
 }
 

@@ -12,10 +12,19 @@
 
 namespace tandem::router {
 
+// What a template expects of them.
+enum class ChatForm {
+  kUsual,
+  // gpt-oss' (text/harmony.h): one call in a message, what led to it in
+  // `thinking` and none of it in `content`, its result behind it, and a
+  // description of each tool.
+  kHarmony,
+};
+
 // REQUIRES of both: ValidateChat.
-std::string MessagesJson(const v1::Chat& chat);
+std::string MessagesJson(const v1::Chat& chat, ChatForm form);
 // Empty: none are wanted.
-std::string ToolsJson(const v1::Chat& chat);
+std::string ToolsJson(const v1::Chat& chat, ChatForm form);
 
 }  // namespace tandem::router
 

@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/checkpoint/model_config.h"
-#include "router/intake/chat_json.h"
 #include "router/text/tool_calls.h"
 #include "router/validate/errors.h"
 #include "text/grammar_source.h"
@@ -202,12 +201,12 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
         LearnToolCalls(*chat, options.tool_call_parser, *tokenizer, &limits);
     if (!status.ok()) return status;
   }
+  const std::string source =
+      chat.ok() ? chat->Source(/*has_tools=*/true) : std::string();
   absl::Status reasons =
       LearnReasoning(options.reasoning_parser, *tokenizer, &limits);
   if (reasons.ok()) {
-    reasons = LearnHarmony(
-        chat.ok() ? chat->Source(/*has_tools=*/true) : std::string(), options,
-        *tokenizer, &limits);
+    reasons = LearnHarmony(source, options, *tokenizer, &limits);
   }
   if (!reasons.ok()) return reasons;
   absl::StatusOr<text::GrammarVocabulary> grammars =
@@ -234,6 +233,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   if (chat.ok()) chat_template = *std::move(chat);
   return std::unique_ptr<ModelText>(new ModelText(
       *std::move(tokenizer), *std::move(grammars), std::move(chat_template),
+      WritesHarmony(source) ? ChatForm::kHarmony : ChatForm::kUsual,
       std::move(limits), spec->common_window()));
 }
 
@@ -276,8 +276,8 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
     return FieldInvalid("chat", "(set)", "this model has no chat template");
   }
   const absl::Time begun = absl::Now();
-  const std::string messages = MessagesJson(chat);
-  const std::string tools = ToolsJson(chat);
+  const std::string messages = MessagesJson(chat, chat_form_);
+  const std::string tools = ToolsJson(chat, chat_form_);
   std::string extra;
   if (chat.has_chat_template_kwargs()) {
     const auto status = google::protobuf::util::MessageToJsonString(

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 #include "google/protobuf/repeated_ptr_field.h"
+#include "router/intake/chat_json.h"
 #include "router/text/text_codec.h"
 #include "router/validate/validate.h"
 #include "tandem/v1/inference.pb.h"
@@ -92,11 +93,12 @@ class ModelText final : public TextCodec {
 
  private:
   ModelText(text::Tokenizer tokenizer, text::GrammarVocabulary grammars,
-            std::optional<text::ChatTemplate> chat_template, ModelLimits limits,
-            int window)
+            std::optional<text::ChatTemplate> chat_template, ChatForm chat_form,
+            ModelLimits limits, int window)
       : tokenizer_(std::move(tokenizer)),
         grammars_(std::move(grammars)),
         chat_template_(std::move(chat_template)),
+        chat_form_(chat_form),
         limits_(std::move(limits)),
         window_(window) {}
 
@@ -106,6 +108,7 @@ class ModelText final : public TextCodec {
   mutable Mutex mutex_;
   mutable std::deque<size_t> compiled_ ABSL_GUARDED_BY(mutex_);
   const std::optional<text::ChatTemplate> chat_template_;
+  const ChatForm chat_form_;
   const ModelLimits limits_;
   const int window_;
 };

@@ -13,6 +13,7 @@ clients and objects for templates, as transformers' documentation has it.
 
 import argparse
 import copy
+import itertools
 import json
 import pathlib
 import sys
@@ -314,6 +315,80 @@ MISTRAL_NEMO = (MISTRAL_V3.replace("[AVAILABLE_TOOLS] [", "[AVAILABLE_TOOLS][")
                 .replace("[INST] ", "[INST]").replace("[TOOL_CALLS] [", "[TOOL_CALLS][")
                 .replace("[TOOL_RESULTS] {", "[TOOL_RESULTS]{").replace('" " + message', "message"))
 
+# Messages in channels. Tools as types, with their descriptions; one call in a
+# message, whose name its result takes; what led to it, in one of two fields, is
+# shown until an answer follows.
+GPT_OSS = r"""{%- macro type_of(spec) -%}
+    {%- if spec.enum -%}
+        {{- '"' + spec.enum|join('" | "') + '"' }}
+    {%- else -%}
+        {{- "number" if spec.type == "integer" else spec.type }}
+    {%- endif -%}
+    {%- if spec.default is defined %}{{- ", // default: " + spec.default|tojson }}{%- endif -%}
+{%- endmacro -%}
+{%- macro head() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- "Reasoning: " + reasoning_effort + "\n\n# Valid channels: analysis, commentary, final." }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" + head() + "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set developer_message = messages[0].content %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set developer_message = "" %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- if developer_message or tools %}
+    {{- "<|start|>developer<|message|>" + developer_message }}
+    {%- for tool in tools or [] %}
+        {%- set tool = tool.function %}
+        {{- "\n// " + tool.description + "\ntype " + tool.name + " = (" }}
+        {%- if tool.parameters and tool.parameters.properties %}
+            {%- for name, spec in tool.parameters.properties.items() %}
+                {{- name + ("" if name in (tool.parameters.required or []) else "?") + ": " + type_of(spec) + ";" }}
+            {%- endfor %}
+        {%- endif %}
+        {{- ") => any;" }}
+    {%- endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in loop_messages -%}
+    {%- if message.role == "assistant" -%}
+        {%- if "content" in message and "<|channel|>final<|message|>" in message.content %}
+            {{- raise_exception("Channels belong in fields of their own.") }}
+        {%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set future = namespace(found=false) %}
+            {%- for later in loop_messages[loop.index:] %}
+                {%- if later.role == "assistant" and "tool_calls" not in later %}{%- set future.found = true %}{%- endif %}
+            {%- endfor %}
+            {%- set tool_call = message.tool_calls[0] %}
+            {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception("Either content or thinking beside tool calls, not both!") }}
+            {%- elif (message.content or message.thinking) and not future.found %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.content or message.thinking) + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + tool_call.name + "<|channel|>commentary json<|message|>" }}
+            {{- tool_call.arguments|tojson + "<|call|>" }}
+            {%- set last.name = tool_call.name %}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == "tool" -%}
+        {%- if last.name is none %}{{- raise_exception("A result without a call!") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+    {%- else -%}
+        {{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}
+"""
+
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Weather <now> & 'later' é",
     "parameters": {"type": "object", "properties": {
@@ -351,11 +426,13 @@ def cases() -> list[dict]:
         "two calls": {"messages": [ASK, TWO, *RESULTS], "tools": both},
     }
     templates = {"Llama 3.1": LLAMA31, "Llama 3.2": LLAMA32, "Qwen 2.5": QWEN25, "Qwen 3": QWEN3,
-                 "Mistral v3": MISTRAL_V3, "Mistral Nemo": MISTRAL_NEMO}
+                 "Mistral v3": MISTRAL_V3, "Mistral Nemo": MISTRAL_NEMO, "gpt-oss": GPT_OSS}
     made = [{"name": f"{family}, {name}", "family": family, "request": chat}
             for family in templates for name, chat in chats.items()
             if not (family.startswith("Llama") and name == "two calls")]
     thought = {**ONE, "reasoning_content": "\nTokyo first.\n"}
+    thought_and_said = {**SAID, "reasoning_content": "Tokyo first."}
+    warm = {**WARM, "reasoning_content": "21.5."}
     made += [
         {"name": "Qwen 3, thought and called", "family": "Qwen 3",
          "request": {"messages": [ASK, thought, RESULTS[0]], "tools": both}},
@@ -364,18 +441,53 @@ def cases() -> list[dict]:
         {"name": "Llama 3.1, tools with the system", "family": "Llama 3.1",
          "request": {"messages": [SYSTEM, ASK], "tools": both,
                      "chat_template_kwargs": {"tools_in_user_message": False}}},
+        {"name": "gpt-oss, thought and called", "family": "gpt-oss",
+         "request": {"messages": [ASK, thought, RESULTS[0]], "tools": both}},
+        {"name": "gpt-oss, thought, said and called", "family": "gpt-oss",
+         "request": {"messages": [ASK, thought_and_said, RESULTS[0]], "tools": both}},
+        {"name": "gpt-oss, results in another order", "family": "gpt-oss",
+         "request": {"messages": [ASK, {**TWO, "reasoning_content": "Both."}, *RESULTS[::-1], ONE, RESULTS[0]],
+                     "tools": both}},
+        {"name": "gpt-oss, thoughts before an answer", "family": "gpt-oss",
+         "request": {"messages": [ASK, thought, RESULTS[0], warm, ASK], "tools": both}},
+        {"name": "gpt-oss, effort", "family": "gpt-oss",
+         "request": {"messages": [SYSTEM, ASK], "chat_template_kwargs": {"reasoning_effort": "high"}}},
     ]
     for one in made:
         one["expected"] = render(templates[one["family"]], one["request"])
     return [{"templates": templates}, *made]
 
 
+def for_gpt_oss(messages: list[dict]) -> list[dict]:
+    """As its template wants them: what led to a call in `thinking` alone, and
+    each call by itself, its result behind it."""
+    made = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            continue
+        calls = message.get("tool_calls", [])
+        if not calls:
+            made.append(message)
+        results = list(itertools.takewhile(lambda other: other["role"] == "tool", messages[index + 1:]))
+        thinking = "\n".join(filter(None, [message.get("reasoning_content"), message["content"]]))
+        for one in calls:
+            made.append({"role": "assistant", "tool_calls": [one]} | ({"thinking": thinking} if thinking else {}))
+            made += [result for result in results if result["tool_call_id"] == one["id"]]
+            thinking = ""
+    return made
+
+
 def render(template: str, request: dict) -> str:
-    messages = copy.deepcopy(request["messages"])
+    # Not deepcopy, which would keep what messages share.
+    messages = json.loads(json.dumps(request["messages"]))
     for message in messages:
         for one in message.get("tool_calls", []):
             one["function"]["arguments"] = json.loads(one["function"]["arguments"])
-    tools = None if request.get("tool_choice") == "none" else request.get("tools")
+    tools = None if request.get("tool_choice") == "none" else copy.deepcopy(request.get("tools"))
+    if template == GPT_OSS:
+        messages = for_gpt_oss(messages)
+        for tool in tools or []:
+            tool["function"].setdefault("description", "")
     rendered, _ = render_jinja_template(
         conversations=[messages], tools=tools, chat_template=template,
         add_generation_prompt=True, **TOKENS, **request.get("chat_template_kwargs", {}))

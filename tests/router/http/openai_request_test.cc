@@ -358,6 +358,32 @@ TEST(OpenAiRequestTest, LongListsAndRepeatedMembersCostNoMoreThanTheirText) {
             R"({"b":3,"a":2})");
 }
 
+TEST(OpenAiRequestTest, ReasoningEffortIsAVariableOfTheTemplate) {
+  const auto variables = [](const std::string& fields) {
+    const auto request = ParseChatCompletion(
+        R"({"messages": [{"role": "user", "content": "?"}], )" + fields + "}");
+    EXPECT_TRUE(request.ok()) << request.status();
+    return request->prompts[0].chat().chat_template_kwargs().ShortDebugString();
+  };
+  const auto effort = [](const std::string& value) {
+    return "fields { key: \"reasoning_effort\" value { string_value: \"" +
+           value + "\" } }";
+  };
+  EXPECT_EQ(variables(R"("reasoning_effort": "high")"), effort("high"));
+  EXPECT_EQ(variables(R"("reasoning_effort": "minimal",
+                         "chat_template_kwargs": {})"),
+            effort("minimal"));
+  EXPECT_EQ(variables(R"("reasoning_effort": "high", "chat_template_kwargs":
+                         {"reasoning_effort": "low"})"),
+            effort("low"));
+  EXPECT_EQ(variables(R"("reasoning_effort": null)"), "");
+  const auto tokenize =
+      ParseTokenize(R"({"messages": [], "reasoning_effort": "low"})");
+  ASSERT_TRUE(tokenize.ok());
+  EXPECT_EQ(tokenize->chat().chat_template_kwargs().ShortDebugString(),
+            effort("low"));
+}
+
 std::string ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -379,13 +405,16 @@ TEST(OpenAiRequestTest, PromptsWithToolsAreThoseOfTransformers) {
     std::ofstream(directory + "/tokenizer_config.json") << config.dump();
     const auto chat_template = text::ChatTemplate::Load(directory);
     ASSERT_TRUE(chat_template.ok()) << chat_template.status();
-    EXPECT_NE(DetectToolCallStyle(chat_template->Source(true)),
-              ToolCallStyle::kNone);
+    const ToolCallStyle style =
+        DetectToolCallStyle(chat_template->Source(true));
+    EXPECT_NE(style, ToolCallStyle::kNone);
+    const ChatForm form =
+        style == ToolCallStyle::kOpenAi ? ChatForm::kHarmony : ChatForm::kUsual;
     const auto request = ParseChatCompletion(c["request"].dump());
     ASSERT_TRUE(request.ok()) << request.status();
     const v1::Chat& chat = request->prompts[0].chat();
-    const std::string messages = MessagesJson(chat);
-    const std::string tools = ToolsJson(chat);
+    const std::string messages = MessagesJson(chat, form);
+    const std::string tools = ToolsJson(chat, form);
     const std::string extra =
         c["request"].value("chat_template_kwargs", golden["none"]).dump();
     const auto prompt =
@@ -471,6 +500,8 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
       {R"({"messages": [{"role": "assistant", "tool_calls": [
            {"function": {"name": "f", "arguments": {}}}]}]})",
        "messages[0].tool_calls[0].function.arguments", "a string is needed"},
+      {R"({"messages": [], "reasoning_effort": 1})", "reasoning_effort",
+       "a string is needed"},
       {R"({"messages": [], "chat_template_kwargs": [1]})",
        "chat_template_kwargs", "an object is needed"},
   };
