@@ -186,6 +186,11 @@ absl::Status CheckForcedCall(const v1::GenerateRequest& request) {
 absl::Status ForceCall(const v1::GenerateRequest& request,
                        const ModelLimits& limits, EffectiveRequest* effective) {
   TANDEM_ROUTER_RETURN_IF_ERROR(CheckForcedCall(request));
+  if (effective->harmony && request.chat().continue_final_message()) {
+    return FieldInvalid("chat.continue_final_message", "true",
+                        "excludes a call that must be made: this model makes "
+                        "it in a message of its own");
+  }
   absl::StatusOr<std::string> tag = ForcedCallTag(request.chat(), limits);
   if (!tag.ok()) return tag.status();
   effective->structured.emplace().set_structural_tag(*std::move(tag));
@@ -215,11 +220,20 @@ std::optional<ToolCallOptions> EffectiveToolCalls(
   return options;
 }
 
-// A call of the tools is as good as an answer that is asked for.
-absl::Status JoinTools(const v1::GenerateRequest& request,
-                       const ModelLimits& limits, EffectiveRequest* effective) {
+// An answer that is asked for need not be all of the text: a call of the tools
+// is as good, and of messages it is what the last one says.
+absl::Status PlaceAnswer(const v1::GenerateRequest& request,
+                         const ModelLimits& limits,
+                         EffectiveRequest* effective) {
+  const bool within =
+      effective->harmony && request.chat().continue_final_message();
+  if (within || (!effective->tool_calls && !effective->harmony)) {
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::optional<std::string>> tag =
-      CallOrAnswerTag(request.chat(), request.structured(), limits);
+      effective->tool_calls
+          ? CallOrAnswerTag(request.chat(), request.structured(), limits)
+          : AnswerTag(request.structured(), limits);
   if (!tag.ok()) return tag.status();
   if (!*tag) return absl::OkStatus();
   v1::StructuredOptions& structured = *effective->structured;
@@ -228,7 +242,7 @@ absl::Status JoinTools(const v1::GenerateRequest& request,
                          ->FindFieldByNumber(structured.constraint_case())
                          ->name());
   // Of others any object is a call, which is no schema of the client's.
-  if (HasStrictTool(request.chat())) {
+  if (effective->tool_calls && HasStrictTool(request.chat())) {
     effective->constraint_of = ConstraintOf::kEither;
   }
   structured.set_structural_tag(**std::move(tag));
@@ -240,7 +254,8 @@ absl::Status KeepToStrictTools(const v1::GenerateRequest& request,
                                const ModelLimits& limits,
                                EffectiveRequest* effective) {
   if (effective->structured || !effective->tool_calls ||
-      !HasStrictTool(request.chat()) || effective->only_scores()) {
+      !HasStrictTool(request.chat()) || effective->only_scores() ||
+      (effective->harmony && request.chat().continue_final_message())) {
     return absl::OkStatus();
   }
   if (request.has_beam()) {
@@ -261,6 +276,7 @@ absl::StatusOr<EffectiveRequest> EffectiveValues(
   EffectiveRequest effective;
   effective.request_id = request.request_id();
   effective.chat = request.has_chat();
+  if (effective.chat) effective.harmony = limits.harmony;
   effective.sampling = EffectiveSampling(request.sampling(), limits);
   if (request.has_beam()) {
     effective.beam = EffectiveBeam(request.beam());
@@ -294,8 +310,8 @@ absl::StatusOr<EffectiveRequest> EffectiveValues(
   }
   if (effective.beam) TANDEM_ROUTER_RETURN_IF_ERROR(CheckBeamWidth(effective));
   effective.tool_calls = EffectiveToolCalls(request, limits);
-  if (request.has_structured() && effective.tool_calls) {
-    TANDEM_ROUTER_RETURN_IF_ERROR(JoinTools(request, limits, &effective));
+  if (request.has_structured()) {
+    TANDEM_ROUTER_RETURN_IF_ERROR(PlaceAnswer(request, limits, &effective));
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(KeepToStrictTools(request, limits, &effective));
   NoteFeatures(&effective);
@@ -319,11 +335,12 @@ absl::Status InClientsTerms(const EffectiveRequest& effective,
                      absl::StrCat(field, message), {{"field", field}},
                      RetryAfter(status));
   }
-  return FieldInvalid(field,
-                      !tools        ? "(with chat.tools)"
-                      : own.empty() ? "(schemas)"
-                                    : absl::StrCat("(schemas, or ", own, ")"),
-                      wrong->description, ErrorReason(status));
+  return FieldInvalid(
+      field,
+      !tools ? (effective.tool_calls ? "(with chat.tools)" : "(in a message)")
+      : own.empty() ? "(schemas)"
+                    : absl::StrCat("(schemas, or ", own, ")"),
+      wrong->description, ErrorReason(status));
 }
 
 }  // namespace tandem::router

@@ -101,6 +101,65 @@ absl::StatusOr<std::string> ObjectSchema(const v1::Tool& tool, int index) {
                       scanner.members().empty() ? "" : ",", schema.substr(1));
 }
 
+// Harmony's mark; empty where the model has none.
+std::string HarmonyMark(std::string_view mark, const ModelLimits& limits) {
+  for (const auto& [id, text] : limits.harmony->marks) {
+    if (text != mark) continue;
+    return absl::StrCat(R"({"type":"token","token":)", id, "}");
+  }
+  return "";
+}
+
+// Any number of messages in these channels, and the role of the next.
+std::string MessagesIn(const std::vector<std::string>& channels,
+                       const ModelLimits& limits) {
+  const std::string text = absl::StrCat(
+      R"({"type":"tag","begin":)", HarmonyMark(kHarmonyMessage, limits),
+      R"(,"content":{"type":"any_text"},"end":)",
+      HarmonyMark(kHarmonyEnd, limits), "}");
+  std::vector<std::string> tags;
+  for (const std::string& channel : channels) {
+    tags.push_back(absl::StrCat(
+        R"({"begin":)", HarmonyMark(kHarmonyChannel, limits), R"(,"content":)",
+        Sequence({Constant(channel), text, HarmonyMark(kHarmonyStart, limits)}),
+        R"(,"end":"assistant"})"));
+  }
+  return absl::StrCat(R"({"type":"tags_with_separator","separator":"",)",
+                      R"("tags":[)", absl::StrJoin(tags, ","), "]}");
+}
+
+// One of these messages behind thoughts, as far as those are no content.
+std::string BehindThoughts(const std::vector<std::string>& messages,
+                           const ModelLimits& limits) {
+  const std::string any = Joined("or", messages);
+  if (!limits.harmony->reasoning) return any;
+  return Sequence({MessagesIn({"analysis"}, limits), any});
+}
+
+std::string FinalMessage(const std::string& format, const ModelLimits& limits) {
+  return Sequence({HarmonyMark(kHarmonyChannel, limits), Constant("final"),
+                   HarmonyMark(kHarmonyMessage, limits), format});
+}
+
+// The function stands behind the channel or before it, as models have learned
+// the one and see the other in the template's earlier calls.
+std::string HarmonyCall(const std::string& name, const std::string& arguments,
+                        const ModelLimits& limits) {
+  const std::string channel = HarmonyMark(kHarmonyChannel, limits);
+  const std::string constrain = HarmonyMark(kHarmonyConstrain, limits);
+  std::string type = Constant("json");
+  if (!constrain.empty()) {
+    type = Joined("or", {Sequence({constrain, type}), type});
+  }
+  return Sequence(
+      {Joined("or",
+              {Sequence({channel, Constant(absl::StrCat(
+                                      "commentary to=functions.", name, " "))}),
+               Sequence({Constant(absl::StrCat(" to=functions.", name)),
+                         channel, Constant("commentary ")})}),
+       type, HarmonyMark(kHarmonyMessage, limits), arguments});
+}
+
 // One, as it stands among others.
 std::string Call(const std::string& name, const std::string& schema,
                  const ModelLimits& limits) {
@@ -120,6 +179,8 @@ std::string Call(const std::string& name, const std::string& schema,
         return Sequence({Constant(name), Mark("[ARGS]", limits), arguments});
       }
       return object("arguments", "", "");
+    case ToolCallStyle::kOpenAi:
+      return HarmonyCall(name, arguments, limits);
     default:
       return object("parameters", "", "");
   }
@@ -190,6 +251,18 @@ absl::StatusOr<std::optional<std::string>> FormatOf(
   return std::nullopt;
 }
 
+absl::StatusOr<std::optional<std::string>> FormatInMessage(
+    const v1::StructuredOptions& answer) {
+  absl::StatusOr<std::optional<std::string>> format = FormatOf(answer);
+  if (format.ok() && !*format && answer.has_structural_tag()) {
+    return ConstraintInvalid(
+        "structured.structural_tag", "(text)",
+        "must have \"format\": this model answers in messages, which "
+        "\"structures\" and \"triggers\" know nothing of");
+  }
+  return format;
+}
+
 // One of these calls, with the marks around it.
 std::string AnyOf(const std::vector<std::string>& calls,
                   const ModelLimits& limits) {
@@ -204,6 +277,8 @@ std::string AnyOf(const std::vector<std::string>& calls,
       }
       return Sequence(
           {Mark("[TOOL_CALLS]", limits), Constant("["), any, Constant("]")});
+    case ToolCallStyle::kOpenAi:
+      return BehindThoughts(calls, limits);
     default:
       return any;
   }
@@ -233,6 +308,13 @@ std::string TextWith(const std::vector<std::string>& calls,
           "[TOOL_CALLS]",
           Sequence({Constant("["), Several(calls, ", "), Constant("]")}), "",
           limits);
+    case ToolCallStyle::kOpenAi: {
+      // A call ends the answer.
+      std::vector<std::string> last = calls;
+      last.push_back(FinalMessage(R"({"type":"any_text"})", limits));
+      return Sequence(
+          {MessagesIn({"analysis", "commentary"}, limits), Joined("or", last)});
+    }
     default: {
       const std::string all = Several(calls, "; ");
       return Joined("or", {all, Sequence({Mark("<|python_tag|>", limits), all}),
@@ -284,12 +366,27 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
 absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     const v1::Chat& chat, const v1::StructuredOptions& answer,
     const ModelLimits& limits) {
-  const absl::StatusOr<std::optional<std::string>> format = FormatOf(answer);
+  const bool messages = limits.tool_call_style == ToolCallStyle::kOpenAi;
+  const absl::StatusOr<std::optional<std::string>> format =
+      messages ? FormatInMessage(answer) : FormatOf(answer);
   if (!format.ok()) return format.status();
   if (!*format) return std::nullopt;
-  const auto calls = AnyCalls(chat, limits);
+  auto calls = AnyCalls(chat, limits);
   if (!calls.ok()) return calls.status();
+  if (messages) {
+    calls->push_back(FinalMessage(**format, limits));
+    return Tag(BehindThoughts(*calls, limits));
+  }
   return Tag(Joined("or", {AnyOf(*calls, limits), **format}));
+}
+
+absl::StatusOr<std::optional<std::string>> AnswerTag(
+    const v1::StructuredOptions& answer, const ModelLimits& limits) {
+  const absl::StatusOr<std::optional<std::string>> format =
+      FormatInMessage(answer);
+  if (!format.ok()) return format.status();
+  if (!*format) return std::nullopt;
+  return Tag(BehindThoughts({FinalMessage(**format, limits)}, limits));
 }
 
 bool HasStrictTool(const v1::Chat& chat) {

@@ -29,12 +29,20 @@ absl::StatusOr<std::string> ForcedCallTag(const v1::Chat& chat,
 // A call or `answer`, as the model likes: what a client expects that offers
 // tools and asks for answers of a form. Arguments satisfy the schemas of strict
 // functions, those of others are any object. None where the answer's form
-// cannot stand in a structural tag, or is not what it should be.
+// cannot stand in a structural tag, or is not what it should be; of models that
+// answer in messages as AnswerTag has it.
 // INVALID_ARGUMENT of a tag that is no JSON object, or too deep a one.
 // REQUIRES: ValidateChat; a style other than none.
 absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
     const v1::Chat& chat, const v1::StructuredOptions& answer,
     const ModelLimits& limits);
+
+// `answer` of a model that answers in messages (text/harmony.h): what the last
+// one says, behind any number of thoughts. None as above, but INVALID_ARGUMENT
+// of a structural tag of the older form, which has no place for that.
+// REQUIRES: limits.harmony.
+absl::StatusOr<std::optional<std::string>> AnswerTag(
+    const v1::StructuredOptions& answer, const ModelLimits& limits);
 
 // Whether some function's arguments must satisfy its schema.
 bool HasStrictTool(const v1::Chat& chat);

@@ -157,8 +157,7 @@ absl::Status ValidateTokenIds(const char* field, const Ids& ids,
                               const ModelLimits& limits);
 
 // Whether the answer to `prompt`, which was made of `chat`, begins with
-// reasoning, or is in messages, some of which are. What must match something
-// comes behind that.
+// reasoning. What must match something comes behind that.
 void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
                    const ModelLimits& limits, EffectiveRequest* effective);
 

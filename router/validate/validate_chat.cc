@@ -227,7 +227,6 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
 
 void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
                    const ModelLimits& limits, EffectiveRequest* effective) {
-  effective->harmony = limits.harmony;
   if (!limits.reasoning ||
       ReasoningIsOver(prompt, *limits.reasoning, limits.eos_token_ids)) {
     return;
