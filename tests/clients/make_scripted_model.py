@@ -11,7 +11,12 @@ With style qwen3 it reasons before its calls, which are those of hermes, and not
 otherwise, as its template says. chat_template_kwargs {"think": true} is as if
 there were tools.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3 DIRECTORY
+With style openai it answers in messages, of which the template opens the first,
+since no mark may stand twice: a thought, with an answer behind it; a call of
+get_weather, with tools; an answer, with results; and with chat_template_kwargs
+{"answer": true} none, for the answer alone.
+
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -39,7 +44,9 @@ CALLS = {
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
-SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"}
+CALLS["openai"] = ["{\"city\": \"Ro", "me\", \"days\": 2}", "<|call|>"]
+SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>",
+           "<|call|>"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
     "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
@@ -49,6 +56,14 @@ WRITTEN = {
 WRITTEN["qwen3"] = WRITTEN["hermes"]
 STARTS = ["<|talk|>", "<|call|>", "<|answer|>"]
 END = "<|end|>"
+# What the prompts of style openai end with, and how.
+OPENED = {"Hm. ": "<|channel|>analysis<|message|>Hm. ",
+          "\n": "<|channel|>commentary to=functions.get_weather json<|message|>\n",
+          "So: ": "<|channel|>final<|message|>So: "}
+SCRIPTS = {style: (STARTS, (TALK, CALLS[style], ANSWER), END) for style in CALLS}
+SCRIPTS["openai"] = (list(OPENED), (
+    [*THOUGHT, "<|end|>", "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", *TALK],
+    CALLS["openai"], ANSWER), "<|return|>")
 
 
 def bytes_to_letters() -> dict[int, str]:
@@ -61,7 +76,20 @@ def bytes_to_letters() -> dict[int, str]:
     return letters
 
 
+def harmony_template() -> str:
+    thought, call, answer = OPENED.values()
+    return (
+        "{%- for tool in tools or [] %}{{ tool.function.description ~ ' ' }}{% endfor %}"
+        "{%- for message in messages %}<|start|>{{ message.role }}<|message|>"
+        "{{ (message.thinking or '') ~ (message.content or '') }}<|end|>{% endfor %}"
+        "<|start|>assistant{%- if messages[-1].role == 'tool' %}" + answer
+        + "{% elif tools %}" + call.replace("\n", "{{ '\\n' }}")
+        + "{% elif not answer %}" + thought + "{% endif %}")
+
+
 def chat_template(style: str) -> str:
+    if style == "openai":
+        return harmony_template()
     closed = "<think>\n\n</think>\n\n" if style == "qwen3" else ""
     return (
         "{%- for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
@@ -74,15 +102,16 @@ def chat_template(style: str) -> str:
 
 def pieces_and_chains(style: str) -> tuple[list[str], list[list[int]]]:
     """Added tokens, and lists of those that follow each other."""
-    pieces = [*STARTS, END]
+    starts, scripts, end = SCRIPTS[style]
+    pieces = [*starts, end]
     chains = []
-    for start, texts in zip(STARTS, (TALK, CALLS[style], ANSWER), strict=True):
+    for start, texts in zip(starts, scripts, strict=True):
         chain = [pieces.index(start)]
         for text in texts:
             if text not in pieces:
                 pieces.append(text)
             chain.append(pieces.index(text))
-        chains.append([*chain, pieces.index(END)])
+        chains.append([*chain, pieces.index(end)])
     return pieces, chains
 
 
@@ -140,7 +169,8 @@ def main(style: str, directory: str) -> None:
         layer + "mlp.up_proj.weight": filled([64, hidden], 0),
         layer + "mlp.down_proj.weight": filled([hidden, 64], 0),
     })
-    special = {*STARTS, END, *SPECIAL}
+    end = SCRIPTS[style][2]
+    special = {*STARTS, end, *SPECIAL}
     files = {
         "config.json": {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": count,
@@ -148,8 +178,8 @@ def main(style: str, directory: str) -> None:
             "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
             "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
-            "eos_token_id": 256 + pieces.index(END)},
-        "tokenizer_config.json": {"eos_token": END, "chat_template": chat_template(style)},
+            "eos_token_id": 256 + pieces.index(end)},
+        "tokenizer_config.json": {"eos_token": end, "chat_template": chat_template(style)},
         "tokenizer.json": {
             "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
