@@ -60,14 +60,18 @@ HarmonyOutput::HarmonyOutput(const HarmonyFormat& format,
 }
 
 void HarmonyOutput::Begin(absl::Span<const int32_t> prompt, TextCodec* codec) {
-  size_t start = prompt.size();
-  while (start > 0) {
-    const auto mark = format_.marks.find(prompt[--start]);
-    if (mark != format_.marks.end() && mark->second == kHarmonyStart) break;
-  }
+  const auto is_start = [&](int32_t id) {
+    const auto mark = format_.marks.find(id);
+    return mark != format_.marks.end() && mark->second == kHarmonyStart;
+  };
+  const auto start = std::find_if(prompt.rbegin(), prompt.rend(), is_start);
+  if (start == prompt.rend()) return;
   v1::GenerateDelta unsaid;
-  for (const int32_t id : prompt.subspan(start)) {
-    const std::string piece = codec->TokenBytes(id);
+  for (const int32_t id : prompt.last(start - prompt.rbegin() + 1)) {
+    // Of what is said nothing depends on the text, which may be long.
+    const bool said = part_ == Part::kContent || part_ == Part::kReasoning;
+    const bool needed = !said || format_.marks.contains(id);
+    const std::string piece = needed ? codec->TokenBytes(id) : "";
     Arrives(id, piece);
     Release(piece, &unsaid);
     unsaid.Clear();

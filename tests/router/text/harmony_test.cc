@@ -429,6 +429,7 @@ TEST(HarmonyTest, AnAnswerGoesOnWithWhatThePromptLeavesOpen) {
        "<|start|>assistant<|channel|>analysis<|message|>Hm", "Hm", ""},
       {"", "<|channel|>final<|message|>Yes", "", "Yes"},
       {"plain", "Yes", "", "Yes"},
+      {"plain", " to=me<|channel|>analysis<|message|>Hm", "Hm", ""},
   };
   for (const auto& c : cases) {
     const Answer answer = Generate(request, c.drawn, 1, c.prompt);
