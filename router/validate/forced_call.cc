@@ -118,6 +118,7 @@ std::string MessagesIn(const std::vector<std::string>& channels,
       R"(,"content":{"type":"any_text"},"end":)",
       HarmonyMark(kHarmonyEnd, limits), "}");
   std::vector<std::string> tags;
+  tags.reserve(channels.size());
   for (const std::string& channel : channels) {
     tags.push_back(absl::StrCat(
         R"({"begin":)", HarmonyMark(kHarmonyChannel, limits), R"(,"content":)",
