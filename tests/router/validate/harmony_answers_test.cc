@@ -13,6 +13,7 @@
 #include "common/error.h"
 #include "gmock/gmock.h"
 #include "router/text/harmony.h"
+#include "router/validate/errors.h"
 #include "router/validate/validate.h"
 #include "tests/router/validate/limits.h"
 #include "text/grammar.h"
@@ -213,6 +214,18 @@ TEST_F(HarmonyAnswersTest, StrictFunctionsAreHeldToInFreeText) {
          {"^3commentary to=functions.s ^5json^4{\"a\": \"1\"}", nullptr},
          {"^3commentary to=functions.s ^5json^4{}", nullptr},
          {"^3commentary to=functions.t ^5json^4{}", nullptr}});
+}
+
+// Though it is a part of another text that is compiled.
+TEST_F(HarmonyAnswersTest, WhatIsWrongIsToldOfTheClientsOwnField) {
+  const auto effective = Validate(Chat("} structured { regex: '[' }"), limits_);
+  ASSERT_TRUE(effective.ok()) << effective.status();
+  const absl::Status told = InClientsTerms(
+      *effective, ConstraintInvalid("structured.structural_tag", "(text)",
+                                    "an open bracket"));
+  EXPECT_EQ(ErrorMetadata(told)["field"], "structured.regex");
+  EXPECT_THAT(told.message(), testing::HasSubstr("(in a message)"));
+  EXPECT_THAT(told.message(), testing::HasSubstr("an open bracket"));
 }
 
 // With --reasoning-parser none thoughts are content, which must match.
