@@ -209,9 +209,12 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
   const int wide = spec_.intermediate_size;
   const std::string gate_up = NameOf(index, spec_.names.gate_up, "");
   const std::string down = NameOf(index, spec_.names.down, "");
-  std::vector<int> halves;  // of rows that come in turns
-  for (int row = 0; row < wide; ++row) halves.push_back(2 * row);
-  for (int row = 0; row < wide; ++row) halves.push_back(2 * row + 1);
+  // Gates and what they open come in turns.
+  std::vector<int> halves;
+  halves.reserve(size_t{2} * static_cast<size_t>(wide));
+  for (const int first : {0, 1}) {
+    for (int row = 0; row < wide; ++row) halves.push_back(2 * row + first);
+  }
   absl::Status status;
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
     status.Update(packer_.PackStacked(
