@@ -24,7 +24,7 @@ constexpr TensorNames kQwen3MoeNames = {.query_norm = "self_attn.q_norm",
 constexpr TensorNames kGptOssNames = {.gate_up = "mlp.experts.gate_up_proj",
                                       .down = "mlp.experts.down_proj",
                                       .router = "mlp.router",
-                                      .stacked_experts = true,
+                                      .stack = ExpertStack::kInTurns,
                                       .sinks = "self_attn.sinks"};
 
 constexpr TensorNames kGpt2Names = {
@@ -65,6 +65,13 @@ constexpr TensorNames kOlmo2Names = {
     .attention_output_norm = "post_attention_layernorm",
     .mlp_norm = "",
     .mlp_output_norm = "post_feedforward_layernorm"};
+
+constexpr TensorNames kQwen3VlMoeNames = {.query_norm = "self_attn.q_norm",
+                                          .key_norm = "self_attn.k_norm",
+                                          .gate_up = "mlp.experts.gate_up_proj",
+                                          .down = "mlp.experts.down_proj",
+                                          .router = "mlp.gate",
+                                          .stack = ExpertStack::kHalves};
 
 constexpr TensorNames WithHeadNorms(TensorNames names) {
   names.query_norm = "self_attn.q_norm";
@@ -149,6 +156,18 @@ constexpr Family kFamilies[] = {
      .rope_theta = 500000,
      .biases = Biases::kByConfig,
      .names = WithHeadNorms({})},
+    {.architecture = "Qwen3VLMoeForConditionalGeneration",
+     .model_type = "qwen3_vl_moe_text",
+     .whole = "Qwen3VLMoeForConditionalGeneration",
+     .whole_type = "qwen3_vl_moe",
+     .kv_heads = 16,
+     .max_positions = 128000,
+     .rope_theta = 500000,
+     .biases = Biases::kByConfig,
+     .routes_normalised = true,
+     .names = kQwen3VlMoeNames,
+     .keys = {.intermediate_size = "moe_intermediate_size",
+              .experts = "num_experts"}},
     {.architecture = "Qwen3ForCausalLM",
      .model_type = "qwen3",
      .kv_heads = 32,

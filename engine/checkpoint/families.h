@@ -21,6 +21,16 @@ enum class NormKind : uint8_t {
   kOffset,  // x / rms(x) * (1 + weight)
 };
 
+// Whether a layer's experts are in one tensor, [experts, inputs, outputs], and
+// how gates and what they open lie in it.
+enum class ExpertStack : uint8_t {
+  kNone,     // each is by itself
+  kInTurns,  // one by one
+  // All gates, then what they open. The tensor may be [experts, outputs,
+  // inputs] as well, which it is where both fit.
+  kHalves,
+};
+
 // A checkpoint's tensors, without ".weight" and ".bias"; empty: the model has
 // none. Those below `layers` follow that, a layer's number and a dot.
 struct TensorNames {
@@ -49,9 +59,9 @@ struct TensorNames {
   // and a dot, which gate, up and down follow.
   std::string_view router = "";
   std::string_view experts = "";
-  // Or gate_up and down are of all experts: [experts, inputs, outputs], gates
-  // and what they open in turns; their biases' names end with "_bias".
-  bool stacked_experts = false;
+  // Or gate_up and down are of all experts; their biases' names end with
+  // "_bias".
+  ExpertStack stack = ExpertStack::kNone;
   // A score of each head for a key whose value is zero.
   std::string_view sinks = "";
 

@@ -381,11 +381,15 @@ void ReadEitherQuantisation(ConfigFields& fields, const std::string& older_path,
   using Method = Quantisation::Method;
   const Method method = spec.quantisation.method;
   if (method == Method::kNone) return;
-  if (spec.names.stacked_experts != (method == Method::kMxfp4)) {
+  const bool in_turns = spec.names.stack == ExpertStack::kInTurns;
+  if (in_turns != (method == Method::kMxfp4)) {
     fields.Refuse("quantization_config", "given",
-                  spec.names.stacked_experts
+                  in_turns
                       ? "absent or mxfp4: experts are in one tensor"
                       : "absent or another: only gpt-oss's experts are mxfp4");
+  } else if (spec.names.stack == ExpertStack::kHalves) {
+    fields.Refuse("quantization_config", "given",
+                  "absent: experts are in one tensor");
   }
   if (!spec.names.transposed) return;
   static constexpr char kWhy[] =

@@ -209,11 +209,13 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
   const int wide = spec_.intermediate_size;
   const std::string gate_up = NameOf(index, spec_.names.gate_up, "");
   const std::string down = NameOf(index, spec_.names.down, "");
-  // Gates and what they open come in turns.
+  const bool in_turns = spec_.names.stack == ExpertStack::kInTurns;
   std::vector<int> halves;
   halves.reserve(size_t{2} * static_cast<size_t>(wide));
   for (const int first : {0, 1}) {
-    for (int row = 0; row < wide; ++row) halves.push_back(2 * row + first);
+    for (int row = 0; in_turns && row < wide; ++row) {
+      halves.push_back(2 * row + first);
+    }
   }
   absl::Status status;
   for (int e = 0; e < spec_.experts && status.ok(); ++e) {
@@ -230,6 +232,7 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
       packer_.Take(name + suffix);
     }
   }
+  if (!spec_.mlp_bias) return status;
   status.Update(AddMatrixValues(gate_up + "_bias", spec_.experts, 2 * wide,
                                 halves, &layer.gate_up_bias));
   status.Update(AddMatrixValues(down + "_bias", spec_.experts, hidden, {},
@@ -299,8 +302,9 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
   if (spec_.experts > 0) {
     status.Update(LoadRouter(index, layer));
-    status.Update(names.stacked_experts ? LoadStackedExperts(index, layer)
-                                        : LoadExperts(index, layer));
+    status.Update(names.stack == ExpertStack::kNone
+                      ? LoadExperts(index, layer)
+                      : LoadStackedExperts(index, layer));
     if (status.ok()) status = GroupExperts(index, layer);
   } else {
     status.Update(
@@ -322,7 +326,7 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
     status.Update(
         AddVector({{name(names.sinks, ""), spec_.heads}}, &layer.sinks));
   }
-  if (spec_.mlp_bias && !names.stacked_experts) {
+  if (spec_.mlp_bias && names.stack == ExpertStack::kNone) {
     status.Update(AddVector(gate_up(".bias"), &layer.gate_up_bias));
     status.Update(
         AddVector({{name(names.down, ".bias"), hidden}}, &layer.down_bias));

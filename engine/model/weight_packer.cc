@@ -104,16 +104,22 @@ absl::Status WeightPacker::PackStacked(
     const StackedPart& part, MatrixUse use,
     std::unique_ptr<kernels::Matrix>& matrix) {
   if (IsMxfp4(checkpoint_, part.name)) return PackMxfp4(part, use, matrix);
+  const TensorInfo* const tensor = checkpoint_.Find(part.name);
+  const bool by_outputs =
+      spec_.names.stack == ExpertStack::kHalves && tensor != nullptr &&
+      tensor->shape == std::vector<int64_t>{part.count, part.rows, part.cols};
+  const int64_t rows = by_outputs ? part.rows : part.cols;
+  const int64_t cols = by_outputs ? part.cols : part.rows;
   const absl::StatusOr<HostTensor> all =
-      checkpoint_.Stack(part.name, part.count, part.cols, part.rows);
+      checkpoint_.Stack(part.name, part.count, rows, cols);
   if (!all.ok()) return all.status();
-  const size_t bytes = static_cast<size_t>(part.cols) *
-                       static_cast<size_t>(part.rows) *
+  const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(cols) *
                        kernels::SizeOf(all->dtype);
   const HostTensor one{all->data + static_cast<size_t>(part.index) * bytes,
-                       all->dtype, part.cols, part.rows};
+                       all->dtype, rows, cols};
   std::vector<std::byte> turned, ordered;
-  return PackAs(RowsInOrder(Transpose(one, turned), part.order, ordered),
+  return PackAs(RowsInOrder(by_outputs ? one : Transpose(one, turned),
+                            part.order, ordered),
                 KeptAs(all->dtype, use), use, matrix);
 }
 

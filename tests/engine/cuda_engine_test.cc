@@ -103,18 +103,31 @@ TEST(CudaEngine, SavedBlocksComeBackElsewhere) {
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32) {
-  for (const char* name : {"llama_biases_f32",   "mistral_wide_head_f32",
-                           "mistral_window_f32", "llama_linear_f32",
-                           "llama_dynamic_f32",  "llama_yarn_f32",
-                           "llama_long_f32",     "qwen2_window_f32",
-                           "qwen3_f32",          "phi3_short_f32",
-                           "phi3_long_f32",      "phi4_mini_f32",
-                           "gemma2_f32",         "gemma3_f32",
-                           "gpt2_f32",           "mixtral_f32",
-                           "qwen3_moe_f32",      "starcoder2_f32",
-                           "smollm3_f32",        "glm4_f32",
-                           "olmo2_f32",          "olmoe_f32",
-                           "gpt_oss_f32",        "ministral3_whole_f32"}) {
+  for (const char* name : {"llama_biases_f32",
+                           "mistral_wide_head_f32",
+                           "mistral_window_f32",
+                           "llama_linear_f32",
+                           "llama_dynamic_f32",
+                           "llama_yarn_f32",
+                           "llama_long_f32",
+                           "qwen2_window_f32",
+                           "qwen3_f32",
+                           "phi3_short_f32",
+                           "phi3_long_f32",
+                           "phi4_mini_f32",
+                           "gemma2_f32",
+                           "gemma3_f32",
+                           "gpt2_f32",
+                           "mixtral_f32",
+                           "qwen3_moe_f32",
+                           "starcoder2_f32",
+                           "smollm3_f32",
+                           "glm4_f32",
+                           "olmo2_f32",
+                           "olmoe_f32",
+                           "gpt_oss_f32",
+                           "qwen3_vl_moe_f32",
+                           "ministral3_whole_f32"}) {
     if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
     const TinyCheckpoint checkpoint(name);

@@ -413,6 +413,39 @@ TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
               "apart)");
 }
 
+// Published files have inputs first, those of transformers 5 outputs.
+TEST_F(DequantisedTest, ExpertsInOneTensorMayLieEitherWay) {
+  spec_ = LoadCases()["qwen3_vl_moe_f32"];
+  WriteCheckpoint(spec_, plain_);
+  dir_.Write("config.json", spec_["config"].dump());
+  FileTensors tensors;
+  const auto file = Checkpoint::Open(plain_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  int stacks = 0;
+  for (const TensorInfo& tensor : file->tensors()) {
+    const auto bytes = file->bytes(tensor);
+    FileTensor copy{
+        std::string(tensor.dtype),
+        tensor.shape,
+        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
+    if (tensor.shape.size() == 3) {
+      ++stacks;
+      const auto rows = static_cast<size_t>(tensor.shape[1]);
+      const auto cols = static_cast<size_t>(tensor.shape[2]);
+      std::swap(copy.shape[1], copy.shape[2]);
+      for (size_t i = 0; i < bytes.size() / 4; ++i) {
+        const size_t to =
+            i / (rows * cols) * rows * cols + i % cols * rows + i / cols % rows;
+        memcpy(&copy.bytes[to * 4], &bytes[i * 4], 4);
+      }
+    }
+    tensors[tensor.name] = copy;
+  }
+  EXPECT_EQ(stacks, 4);
+  dir_.Write("model.safetensors", SafetensorsFile(tensors));
+  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
+}
+
 TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
   for (const char* name : {"llama2_mha_f32", "qwen3_moe_f32"}) {
     WriteBoth(name, "fp8_blocks");
