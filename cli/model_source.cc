@@ -58,7 +58,7 @@ void ModelSource::AddTo(CommandLine* line, const std::string& otherwise) {
   if (!otherwise.empty()) help += "a config.json, ";
   help += "or an id on its hub such as org/name";
   if (!otherwise.empty()) absl::StrAppend(&help, "; without one ", otherwise);
-  line->AddPositional("MODEL", &model, help, otherwise.empty());
+  line->AddModel(&model, help, otherwise.empty());
   line->Group("Model");
   line->Add("revision", &revision,
             "Branch, tag or commit on the hub; not for directories");

@@ -18,7 +18,7 @@ struct ModelSource {
   std::string model;
   std::string revision = "main";
 
-  // The positional argument MODEL, and --revision. `otherwise`: what is taken
+  // The argument MODEL, and --revision. `otherwise`: what is taken
   // where there is none; empty: there must be one. Where there need be none, a
   // config.json will do, too.
   void AddTo(CommandLine* line, const std::string& otherwise = "");

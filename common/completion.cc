@@ -55,6 +55,12 @@ void CommandLine::Collect(std::vector<Completions>* all) const {
     own.commands.push_back(command->name_.substr(name_.size() + 1));
   }
   for (const Flag& flag : flags_) {
+    if (flag.by_name != nullptr) {
+      own.flags.push_back({.flag = "--model",
+                           .help = flag.help,
+                           .choices = {},
+                           .takes_value = true});
+    }
     if (flag.positional) continue;
     const bool choice = flag.type.find('|') != std::string::npos;
     own.flags.push_back({.flag = "--" + flag.name,

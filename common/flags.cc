@@ -275,6 +275,13 @@ void CommandLine::AddPositional(const std::string& name, std::string* value,
   flags_.push_back(std::move(flag));
 }
 
+void CommandLine::AddModel(std::string* value, const std::string& help,
+                           bool required) {
+  AddPositional("MODEL", value, help, required);
+  flags_.back().by_name = app_->add_option(
+      "-m,--model", [](const CLI::results_t&) { return true; });
+}
+
 CommandLine* CommandLine::AddCommand(const std::string& name,
                                      const std::string& description) {
   CLI::App* app = app_->add_subcommand(name, description);
@@ -350,6 +357,21 @@ absl::Status CommandLine::Apply(const ConfigEntry& entry) {
       nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
 }
 
+absl::Status CommandLine::ApplyNames() {
+  for (const Flag& flag : flags_) {
+    if (flag.by_name == nullptr || flag.by_name->count() == 0) continue;
+    const std::string& value = flag.by_name->results().front();
+    if (flag.option->count() > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          flag.name, " is given twice, as '", flag.option->results().front(),
+          "' and with ", flag.by_name->get_name(), " as '", value, "'"));
+    }
+    const absl::Status status = flag.Take({value});
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CommandLine::ApplyEnvironment() {
   for (const Flag& flag : flags_) {
     if (flag.environment.empty() || flag.option->count() > 0) continue;
@@ -381,7 +403,8 @@ absl::Status CommandLine::ApplyConfig() {
 }
 
 absl::Status CommandLine::Finish() {
-  absl::Status status = ApplyEnvironment();
+  absl::Status status = ApplyNames();
+  if (status.ok()) status = ApplyEnvironment();
   if (status.ok()) status = ApplyConfig();
   if (!status.ok()) return status;
   for (const Flag& flag : flags_) {
@@ -404,6 +427,7 @@ std::string CommandLine::Suggestion(const std::string& unknown) const {
   for (const CommandLine* line : {this, &Deepest()}) {
     for (const Flag& flag : line->flags_) {
       if (!flag.positional) known.push_back("--" + flag.name);
+      if (flag.by_name != nullptr) known.push_back(flag.by_name->get_name());
       if (flag.type.empty()) known.push_back("--no-" + flag.name);
     }
     for (const auto& command : line->commands_) {

@@ -106,6 +106,8 @@ class CommandLine {
   // In the order added; `name` as the help shows it.
   void AddPositional(const std::string& name, std::string* value,
                      const std::string& help, bool required);
+  // MODEL, which vLLM's and llama.cpp's users give as --model or -m.
+  void AddModel(std::string* value, const std::string& help, bool required);
 
   // --config FILE: YAML (config_file.h) whose keys are the names of the flags
   // of this line, and of its positional arguments in lower case.
@@ -155,6 +157,8 @@ class CommandLine {
     std::function<std::string()> text;
     std::string environment = {};   // the variable's name; empty: none
     CLI::Option* option = nullptr;  // the App's
+    // Where a positional argument may be given by name as well: that.
+    CLI::Option* by_name = nullptr;
     bool positional = false;
     bool required = false;
     bool list = false;
@@ -174,6 +178,7 @@ class CommandLine {
   std::string ForFish(const std::vector<Completions>& all) const;
   // What remains to be done when CLI11 has read the words.
   absl::Status Finish();
+  absl::Status ApplyNames();
   absl::Status ApplyEnvironment();
   absl::Status ApplyConfig();
   absl::Status Apply(const ConfigEntry& entry);

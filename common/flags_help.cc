@@ -77,6 +77,9 @@ std::string CommandLine::Help() const {
               : absl::StrCat("  --", flag.type.empty() ? "[no-]" : "",
                              flag.name, flag.type.empty() ? "" : " ",
                              flag.type);
+      if (flag.by_name != nullptr) {
+        absl::StrAppend(&left, ", --model ", flag.name, ", -m ", flag.name);
+      }
       absl::StrAppend(&out, left, "\n      ");
       std::string right = flag.help;
       if (!flag.default_text.empty()) {

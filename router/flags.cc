@@ -8,9 +8,8 @@ namespace {
 
 void AddModel(CommandLine* line, Flags* flags) {
   line->AddConfigFile();
-  line->AddPositional("MODEL", &flags->model_dir,
-                      "Hugging Face directory: tokenizer, template, limits",
-                      true);
+  line->AddModel(&flags->model_dir,
+                 "Hugging Face directory: tokenizer, template, limits", true);
   line->Add("served-model-name", &flags->served_model_name,
             "Name of the model in the API; the directory's by default");
   line->Add("chat-template", &flags->chat_template,

@@ -40,8 +40,8 @@ struct AllFlags {
 void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   WorkerFlags& worker = flags->worker;
   line->AddConfigFile();
-  line->AddPositional("MODEL", &worker.model_dir,
-                      "Hugging Face directory with the model", true);
+  line->AddModel(&worker.model_dir, "Hugging Face directory with the model",
+                 true);
   line->Group("Cluster");
   line->AddList("router", &worker.routers,
                 "Internal endpoints (host:port) of the routers to register "

@@ -58,8 +58,7 @@ std::string ChecksJson(const Checks& checks) {
 void DoctorCommand::AddTo(CommandLine* line) {
   line->Example("tandem doctor models/tales");
   line->Example("tandem doctor --admin 127.0.0.1:50053");
-  line->AddPositional("MODEL", &source_.model,
-                      "Directory or id on the hub to check", false);
+  line->AddModel(&source_.model, "Directory or id on the hub to check", false);
   line->Group("Before a start");
   line->Add("revision", &source_.revision,
             "Branch, tag or commit on the hub; not for directories");

@@ -15,6 +15,7 @@
 namespace tandem {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -119,6 +120,50 @@ TEST(FlagsTest, AListTakesOneValueAndLeavesTheNextWord) {
   EXPECT_EQ(line.Parse(6, arguments), std::nullopt);
   EXPECT_THAT(stops, ElementsAre("a,b", "c"));
   EXPECT_EQ(prompt, "say");
+}
+
+TEST(FlagsTest, AModelIsGivenByPlaceOrByName) {
+  struct Case {
+    std::vector<const char*> words;
+    const char* model;  // null: refused
+    const char* says = "";
+  };
+  for (const Case& c :
+       {Case{{"dir"}, "dir"}, Case{{"--model", "dir"}, "dir"},
+        Case{{"--model=a b"}, "a b"}, Case{{"-m", "dir"}, "dir"},
+        Case{{"--quiet", "-m", "dir"}, "dir"},
+        Case{{"one", "--model", "two"},
+             nullptr,
+             "MODEL is given twice, as 'one' and with --model as 'two'"},
+        Case{{"-m", "two", "one"},
+             nullptr,
+             "MODEL is given twice, as 'one' and with --model as 'two'"},
+        Case{{"-m", "two", "--model", "two"},
+             nullptr,
+             "--model is given more than once"},
+        Case{{"--model"}, nullptr, "--model needs a value"},
+        Case{{"--modle", "x"}, nullptr, "did you mean --model?"},
+        Case{{}, nullptr, "MODEL is required"}}) {
+    CommandLine line("tandem-x", "Does what an example has to do.");
+    std::string model;
+    bool quiet = false;
+    line.AddModel(&model, "Folder", true);
+    line.Add("quiet", &quiet, "Say less");
+    std::vector<const char*> words = c.words;
+    words.insert(words.begin(), "tandem-x");
+    const absl::Status status =
+        line.TryParse(static_cast<int>(words.size()), words.data());
+    ASSERT_EQ(status.ok(), c.model != nullptr) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says));
+    if (!status.ok()) continue;
+    EXPECT_EQ(model, c.model);
+    EXPECT_TRUE(line.given("MODEL"));
+    EXPECT_THAT(line.NonDefaults(), Contains(Pair("MODEL", c.model)));
+    EXPECT_THAT(line.Help(), HasSubstr("Usage: tandem-x MODEL [FLAGS]\n"));
+    EXPECT_THAT(
+        line.Help(),
+        HasSubstr("\n  MODEL, --model MODEL, -m MODEL\n      Folder\n"));
+  }
 }
 
 TEST(FlagsTest, AListOfSeveralWordsEndsAtTheNextFlag) {
