@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/explain/command.h"
 
-#include <string_view>
-
 #include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::explain {
 namespace {
 
 constexpr int64_t kLongest = 1 << 17;  // tokens: steps are counted one by one
-
-kernels::DType Format(std::string_view name) {
-  for (const kernels::DType type :
-       {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16,
-        kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4}) {
-    if (name == kernels::Name(type)) return type;
-  }
-  return kernels::DType::kBF16;
-}
 
 }  // namespace
 
@@ -31,12 +20,15 @@ void ExplainCommand::AddTo(CommandLine* line) {
   line->AddInt("output-tokens", &options_.lengths.output, "Generated",
                {1, kLongest});
   line->Group("Formats");
-  line->AddChoice("dtype", &dtype_, {"f32", "bf16"}, "Of the weights");
-  line->AddChoice("quantization", &quantization_,
+  line->AddChoice("dtype", &options_.formats.dtype,
+                  {"auto", "f32", "bf16", "f16"},
+                  "Of the weights; auto is the checkpoint's");
+  line->AddChoice("quantization", &options_.formats.quantization,
                   {"none", "fp8", "int8", "int4"}, "Of the layers' weights");
-  line->AddChoice("kv-cache-dtype", &kv_dtype_,
-                  {"f32", "bf16", "f16", "fp8", "int8", "int4"},
-                  "Of the KV cache");
+  line->AddChoice(
+      "kv-cache-dtype", &options_.formats.kv_cache_dtype,
+      {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8", "int4"},
+      "Of the KV cache; auto: f32 for f32 weights, bf16 for bf16");
   line->AddInt("block-size", &options_.block_size, "Positions per KV block",
                {8, 256});
   line->Group("This machine");
@@ -61,10 +53,6 @@ void ExplainCommand::AddTo(CommandLine* line) {
 ExplainOptions ExplainCommand::Complete(const CommandLine& line) const {
   ExplainOptions options = options_;
   if (line.given("measure")) options.measure = measure_;
-  options.formats.weights = Format(dtype_);
-  options.formats.layers =
-      Format(quantization_ == "none" ? dtype_ : quantization_);
-  options.formats.kv = Format(kv_dtype_);
   return options;
 }
 

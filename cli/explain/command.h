@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cli/explain/chosen_formats.h"
 #include "cli/explain/counts.h"
 #include "common/flags.h"
 #include "engine/checkpoint/model_config.h"
@@ -20,7 +21,7 @@ struct ExplainOptions {
   std::string model;  // directory or config.json; empty: Llama 3.1 8B
   std::string name;   // for the report; empty: the directory's
   Lengths lengths{.prompt = 100, .output = 50};
-  Formats formats;
+  FormatFlags formats{.dtype = "bf16", .kv_cache_dtype = "bf16"};
   int block_size = 16;
   int threads = 0;      // 0: one per CPU
   bool machine = true;  // measure its limits
@@ -40,7 +41,6 @@ class ExplainCommand {
  private:
   ExplainOptions options_;
   bool measure_ = true;
-  std::string dtype_ = "bf16", quantization_ = "none", kv_dtype_ = "bf16";
 };
 
 // The configuration that options.model names. INVALID_ARGUMENT and NOT_FOUND

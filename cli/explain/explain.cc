@@ -173,10 +173,13 @@ absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model) {
 absl::Status Explain(const ExplainOptions& options) {
   absl::StatusOr<engine::ModelSpec> spec = LoadConfig(options.model);
   if (!spec.ok()) return spec.status();
+  const absl::StatusOr<std::string> type =
+      options.model.empty() ? "bfloat16" : CheckpointType(options.model);
+  if (!type.ok()) return type.status();
   Explanation explanation{
       .model = options.name.empty() ? NameOf(options.model) : options.name,
       .spec = *spec,
-      .formats = FormatsOf(*spec, options.formats),
+      .formats = FormatsOf(*spec, ChooseFormats(*spec, *type, options.formats)),
       .lengths = options.lengths,
       .block_size = options.block_size};
   // What may be refused comes before what takes time.

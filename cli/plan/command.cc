@@ -1,55 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/plan/command.h"
 
-#include <algorithm>
-#include <charconv>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "cli/explain/chosen_formats.h"
 #include "cli/explain/command.h"
 #include "common/lifecycle.h"
 #include "common/memory_limit.h"
-#include "engine/checkpoint/file.h"
-#include "engine/checkpoint/safetensors.h"
 
 namespace tandem::plan {
 namespace {
 
 constexpr std::string_view kCpu = "cpu";
-
-std::string DtypeOf(const std::string& config) {
-  const auto object = nlohmann::json::parse(config, nullptr, false);
-  if (!object.is_object()) return "";
-  for (const char* const key : {"torch_dtype", "dtype"}) {
-    const auto found = object.find(key);
-    if (found != object.end() && found->is_string()) {
-      return found->get<std::string>();
-    }
-  }
-  return "";
-}
-
-// Of most of the checkpoint's numbers, as workers keep it; codes are none.
-std::string DtypeOfFile(const std::string& directory) {
-  const auto checkpoint =
-      engine::Checkpoint::Open(directory.empty() ? "." : directory);
-  if (!checkpoint.ok()) return "";  // perhaps not downloaded
-  std::map<std::string_view, uint64_t> bytes;
-  for (const engine::TensorInfo& tensor : checkpoint->tensors()) {
-    if (tensor.float_dtype()) {
-      bytes[kernels::Name(*tensor.float_dtype())] += tensor.end - tensor.begin;
-    }
-  }
-  const auto most = std::max_element(
-      bytes.begin(), bytes.end(),
-      [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == bytes.end() ? "" : std::string(most->first);
-}
 
 }  // namespace
 
@@ -57,15 +20,9 @@ absl::Status ReadModel(const std::string& directory, PlanInput* input) {
   absl::StatusOr<engine::ModelSpec> spec = explain::LoadConfig(directory);
   if (!spec.ok()) return spec.status();
   input->spec = *std::move(spec);
-  const std::string path =
-      directory.ends_with(".json") ? directory : directory + "/config.json";
-  const auto config = engine::ReadFile(path, engine::kMaxConfigBytes);
-  if (!config.ok()) return config.status();
-  input->checkpoint_dtype =
-      DtypeOfFile(std::filesystem::path(path).parent_path().string());
-  if (input->checkpoint_dtype.empty()) {
-    input->checkpoint_dtype = DtypeOf(std::string(*config));
-  }
+  absl::StatusOr<std::string> type = explain::CheckpointType(directory);
+  if (!type.ok()) return type.status();
+  input->checkpoint_dtype = *std::move(type);
   return absl::OkStatus();
 }
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "cli/explain/chosen_formats.h"
 #include "cli/explain/counts.h"
 #include "common/progress.h"
 #include "engine/engine.h"
@@ -28,37 +28,18 @@ constexpr int64_t kGpuSlabBytes = int64_t{8} << 20;  // the workers' default
 constexpr int64_t kCpuOverheadBytes = int64_t{96} << 20;
 constexpr int64_t kRouterBytes = int64_t{64} << 20;
 
-std::optional<DType> NamedType(std::string_view name) {
-  if (name == "f32" || name == "float32") return DType::kF32;
-  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
-  if (name == "f16" || name == "float16") return DType::kF16;
-  if (name == "fp8" || name == "fp8_e4m3") return DType::kFp8;
-  if (name == "int8") return DType::kInt8;
-  if (name == "int4") return DType::kInt4;
-  return std::nullopt;
-}
-
-// The formats that worker/bringup.cc chooses, where it sees the tensors.
-void ChooseFormats(const PlanInput& input, explain::Formats* formats) {
-  // What transformers takes where nothing says it; gpt-oss's own files do not.
-  using Method = engine::Quantisation::Method;
-  const DType silent = input.spec.quantisation.method == Method::kMxfp4
-                           ? DType::kBF16
-                           : DType::kF32;
-  const DType given = NamedType(input.checkpoint_dtype).value_or(silent);
-  // CPUs widen f16 to f32.
-  const DType kept = input.gpu || given == DType::kBF16 ? given : DType::kF32;
-  formats->weights = NamedType(input.dtype).value_or(kept);
-  formats->layers = NamedType(input.quantization).value_or(formats->weights);
-  const DType kv = input.gpu                          ? formats->weights
-                   : formats->weights == DType::kBF16 ? DType::kBF16
-                                                      : DType::kF32;
-  formats->kv = NamedType(input.kv_cache_dtype).value_or(kv);
-  *formats = explain::FormatsOf(input.spec, *formats, input.gpu);
+explain::Formats ChooseFormats(const PlanInput& input) {
+  explain::Formats formats = explain::FormatsOf(
+      input.spec,
+      explain::ChooseFormats(
+          input.spec, input.checkpoint_dtype,
+          {input.dtype, input.quantization, input.kv_cache_dtype}, input.gpu),
+      input.gpu);
   // As those of a checkpoint.
-  if (!input.gpu && formats->layers == DType::kFp8) {
-    formats->layers = DType::kBF16;
+  if (!input.gpu && formats.layers == DType::kFp8) {
+    formats.layers = DType::kBF16;
   }
+  return formats;
 }
 
 // What backends keep for the rows of many experts: copies, what comes of them
@@ -121,13 +102,12 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
         "--block-size is ", input.block_size, ", expected a multiple of 8"));
   }
   const engine::ModelSpec& spec = input.spec;
-  explain::Formats formats;
-  ChooseFormats(input, &formats);
+  const explain::Formats formats = ChooseFormats(input);
   worker::WorkerFlags flags = FlagsOf(input);
   Plan plan;
   plan.weights = formats.weights;
-  plan.dtype_assumed =
-      !NamedType(input.dtype) && !NamedType(input.checkpoint_dtype);
+  plan.dtype_assumed = !explain::NamedType(input.dtype) &&
+                       !explain::NamedType(input.checkpoint_dtype);
   plan.layers = formats.layers;
   plan.experts = formats.experts.value_or(formats.layers);
   plan.kv = formats.kv;
