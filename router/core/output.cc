@@ -97,6 +97,12 @@ bool Output::EndsSequence(int32_t token_id, int nth) const {
 }
 
 Output::Verdict Output::Add(const v1::Token& token) {
+  const Verdict verdict = Take(token);
+  held_.set_reasoning_tokens(reasoning_tokens());
+  return verdict;
+}
+
+Output::Verdict Output::Take(const v1::Token& token) {
   ++tokens_;
   Record(token);
   const bool ends = EndsSequence(token.token_id(), tokens_);
@@ -221,6 +227,7 @@ v1::FinishReason Output::Finished(v1::FinishReason reason) {
   }
   if (calls_ != nullptr) calls_->Finish(&delta_);
   if (harmony_ != nullptr && text_ != nullptr) harmony_->Finish(&delta_);
+  held_.set_reasoning_tokens(reasoning_tokens());
   Flush();
   v1::GenerateResponse response;
   v1::GenerateFinished* const finished = response.mutable_finished();

@@ -62,6 +62,7 @@ class Output {
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
+  Verdict Take(const v1::Token& token);
   // Releases the next of the text; whether a stop string ends in it.
   bool Stops(std::string_view piece);
   // Behind stop strings, in front of tool calls.
@@ -85,7 +86,7 @@ class Output {
   std::optional<ReasoningOutput> reasoning_;  // none: all is content
   std::unique_ptr<ToolCallOutput> calls_;     // null: none are looked for
   v1::GenerateDelta delta_;                   // not sent yet
-  v1::GenerateDelta held_;  // ids and logprobs of held-back text
+  v1::GenerateDelta held_;  // what is known of held-back text's tokens
   int tokens_ = 0;
   int stop_string_ = -1;
   int32_t end_token_ = -1;

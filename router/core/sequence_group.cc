@@ -162,6 +162,8 @@ void SequenceGroup::OnDelta(int index, v1::GenerateDelta* delta) {
     part.sequence.mutable_text()->append(delta->text());
     part.sequence.mutable_reasoning_content()->append(
         delta->reasoning_content());
+    part.reasoning_tokens =
+        std::max(part.reasoning_tokens, delta->reasoning_tokens());
     part.sequence.mutable_token_ids()->MergeFrom(delta->token_ids());
     part.sequence.mutable_logprobs()->MergeFrom(delta->logprobs());
     JoinToolCalls(delta->tool_calls(), part.sequence.mutable_tool_calls());
@@ -249,12 +251,13 @@ void SequenceGroup::SendBest() {
     return score(a) > score(b);
   });
   for (int i = 0; i < returned_; ++i) {
-    v1::GeneratedSequence& best =
-        parts_[order[static_cast<size_t>(i)]].sequence;
+    Part& part = parts_[order[static_cast<size_t>(i)]];
+    v1::GeneratedSequence& best = part.sequence;
     v1::GenerateDelta delta;
     delta.set_index(i);
     delta.set_text(best.text());
     delta.set_reasoning_content(best.reasoning_content());
+    delta.set_reasoning_tokens(part.reasoning_tokens);
     *delta.mutable_token_ids() = best.token_ids();
     *delta.mutable_logprobs() = best.logprobs();
     SplitToolCalls(best.tool_calls(), delta.mutable_tool_calls());

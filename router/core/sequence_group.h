@@ -55,6 +55,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
     v1::GeneratedSequence sequence;  // unless it was passed on
     double logprob = 0;              // sum, of so many tokens
     int tokens = 0;
+    int reasoning_tokens = 0;
     int deltas = 0;
     v1::GenerateDone done;
     bool finished = false;

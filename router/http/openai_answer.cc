@@ -158,6 +158,8 @@ std::string OpenAiAnswer::OnStarted(int prompt,
 std::string OpenAiAnswer::OnDelta(int prompt, const v1::GenerateDelta& delta) {
   Choice& choice = At(prompt, delta.index());
   choice.tokens += delta.token_ids_size();
+  choice.reasoning_tokens =
+      std::max(choice.reasoning_tokens, delta.reasoning_tokens());
   if (delta.has_work()) choice.work = delta.work();
   json logprobs = wants_logprobs_ ? Logprobs(&choice, delta) : json();
   if (!stream_) {
@@ -437,15 +439,20 @@ json OpenAiAnswer::UsageSoFar() const {
   int prompt = 0;
   int cached = 0;
   int completion = 0;
+  int reasoning = 0;
   for (const Prompt& state : prompts_) {
     prompt += state.prompt_tokens;
     cached += state.cached_tokens;
-    for (const Choice& choice : state.choices) completion += choice.tokens;
+    for (const Choice& choice : state.choices) {
+      completion += choice.tokens;
+      reasoning += choice.reasoning_tokens;
+    }
   }
   v1::Usage usage;
   usage.set_prompt_tokens(prompt);
   usage.set_cached_tokens(cached);
   usage.set_completion_tokens(completion);
+  usage.set_reasoning_tokens(reasoning);
   return UsageJson(usage);
 }
 

@@ -57,7 +57,8 @@ class OpenAiAnswer {
     nlohmann::json stop_reason;
     int text_offset = 0;  // characters, for completions' logprobs
     int tokens = 0;
-    v1::Work work;  // so far, where asked for
+    int reasoning_tokens = 0;  // of them
+    v1::Work work;             // so far, where asked for
   };
   struct Prompt {
     int sequences = 1;

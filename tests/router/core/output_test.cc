@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "text/tokenizer.h"
 
 namespace tandem::router {
@@ -185,6 +187,30 @@ TEST(OutputTest, ReasoningIsCountedWithoutText) {
     output.Add(token);
   }
   EXPECT_EQ(output.reasoning_tokens(), 2);
+}
+
+TEST(OutputTest, EachDeltaCountsTheReasoningOfItsTokens) {
+  Pieces codec({"<think>", "a", "</think>", "b", "x"});
+  EffectiveRequest request;
+  request.output.set_text(true);
+  request.output.set_return_token_ids(true);
+  request.stopping.add_stop("xy");
+  request.reasoning = ReasoningMarks{.begin_id = 0, .end_id = 2};
+  std::vector<v1::GenerateResponse> sent;
+  Listener client(&sent);
+  Output output(request, {}, &codec, &client);
+  for (const int id : {0, 1, 4, 1, 2, 3, 3}) {
+    v1::Token token;
+    token.set_token_id(id);
+    output.Add(token);
+    output.Flush();
+  }
+  std::string counts;  // token ids/of reasoning so far
+  for (const v1::GenerateResponse& event : sent) {
+    absl::StrAppend(&counts, absl::StrJoin(event.delta().token_ids(), ","), "/",
+                    event.delta().reasoning_tokens(), " ");
+  }
+  EXPECT_EQ(counts, "0/0 1/1 4,1/3 2/3 3/3 3/3 ");  // 4 was held back
 }
 
 TEST(OutputTest, TheRestOfACharacterMayCompleteAStopString) {

@@ -165,6 +165,7 @@ TEST_F(SequenceGroupTest, ReasoningOfTheBestComesWithThem) {
   std::string thought, text;
   for (const auto& sent : client->sent) {
     thought += sent.delta().reasoning_content();
+    EXPECT_EQ(sent.delta().reasoning_tokens(), sent.has_delta() ? 1 : 0);
     text += sent.delta().text();
   }
   EXPECT_EQ(thought, "bx");

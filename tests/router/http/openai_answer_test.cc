@@ -451,6 +451,33 @@ TEST(OpenAiAnswerTest, PromptsCountThroughAndUsageIsTheirSum) {
   EXPECT_EQ(plain["usage"]["completion_tokens"], 1);
 }
 
+TEST(OpenAiAnswerTest, EachChunksUsageCountsTheReasoning) {
+  OpenAiAnswer answer(
+      ParseBody(true, R"({"messages": [{"role": "user", "content": "a"}],
+                 "n": 2, "stream": true, "stream_options":
+                 {"include_usage": true, "continuous_usage_stats": true}})"),
+      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  for (const auto& [delta, completion, reasoning] :
+       std::vector<std::tuple<const char*, int, int>>{
+           {"index: 0 token_ids: 1 reasoning_tokens: 1", 1, 1},
+           {"index: 1 token_ids: [1, 2] reasoning_tokens: 2", 3, 3},
+           {"index: 0 token_ids: [3, 4] reasoning_tokens: 2", 5, 4},
+           {"index: 0 text: 'x'", 5, 4},  // what brings no token says nothing
+           {"index: 1 token_ids: 3 reasoning_tokens: 2", 6, 4}}) {
+    SCOPED_TRACE(delta);
+    const json usage = json::parse(Data(
+        answer.Add(0, Event(absl::StrCat("delta {", delta, "}"))))[0])["usage"];
+    EXPECT_EQ(usage["completion_tokens"], completion);
+    EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"],
+              reasoning);
+  }
+  const json finished = json::parse(Data(answer.Add(
+      0, Event("finished { index: 0 finish_reason: FINISH_REASON_STOP }")))[0]);
+  EXPECT_EQ(finished["usage"]["completion_tokens_details"]["reasoning_tokens"],
+            4);
+}
+
 TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
   struct Case {
     absl::StatusCode code;

@@ -486,6 +486,31 @@ TEST(HarmonyTest, OneCallAloneWhereOnlyOneIsWanted) {
       "f({})");
 }
 
+TEST(HarmonyTest, EachDeltaCountsTheReasoningOfItsTokens) {
+  EffectiveRequest request = WithTools();
+  request.output.set_return_token_ids(true);
+  Bytewise codec;
+  std::vector<v1::GenerateResponse> sent;
+  Client client(&sent);
+  Output output(request, Tokens(kPrompt), &codec, &client);
+  for (const int32_t id :
+       Tokens("<|channel|>analysis<|message|>Hm.<|end|>" + kNext)) {
+    v1::Token token;
+    token.set_token_id(id);
+    output.Add(token);
+    output.Flush();
+  }
+  std::vector<int> counts;
+  for (const v1::GenerateResponse& event : sent) {
+    EXPECT_EQ(event.delta().token_ids_size(), 1);
+    counts.push_back(event.delta().reasoning_tokens());
+  }
+  std::vector<int> expected(10, 0);  // the header
+  expected.insert(expected.end(), {1, 2, 3});
+  expected.resize(expected.size() + 11, 3);
+  EXPECT_EQ(counts, expected);
+}
+
 TEST(HarmonyTest, ReasoningIsCountedWithoutText) {
   EffectiveRequest request = WithTools();
   request.output.set_text(false);
