@@ -457,6 +457,29 @@ TEST(ModelConfig, NeighboursTurnTogetherInSomeFamilies) {
   EXPECT_FALSE(Parse(Llama())->rope.interleaved);
 }
 
+// GptOssConfig.
+TEST(ModelConfig, AbsentKeysOfGptOssMeanWhatTransformersTakesThemFor) {
+  json config = With(GptOss(), {{"num_attention_heads", 16}});
+  config.erase("num_key_value_heads");
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->kv_heads, 8);
+  EXPECT_EQ(spec->head_dim, 64);
+  EXPECT_EQ(spec->max_positions, 131072);
+  EXPECT_EQ(spec->norm_eps, 1e-5);
+  EXPECT_EQ(spec->rope.theta, 150000);
+  EXPECT_EQ(spec->window, 128);
+  EXPECT_THAT(spec->windowed, ElementsAre(true, false));
+  EXPECT_TRUE(spec->normalised_routes);
+  EXPECT_TRUE(spec->router_bias);
+  EXPECT_THAT(spec->Canonical(), HasSubstr(" act=clamped_swiglu "));
+  const auto coded = Parse(
+      With(config, {{"quantization_config", {{"quant_method", "mxfp4"}}}}));
+  ASSERT_TRUE(coded.ok()) << coded.status();
+  EXPECT_THAT(coded->Canonical(),
+              HasSubstr(" quantised=mxfp4 bits=4 group=32 "));
+}
+
 TEST(ModelConfig, BiasesAreWhereTheFamilyHasThem) {
   const auto biases = [](const char* architecture, const json& changes) {
     json config = With(Llama(), changes);
@@ -483,6 +506,12 @@ TEST(ModelConfig, BiasesAreWhereTheFamilyHasThem) {
               ElementsAre(true, true, true));
   EXPECT_THAT(biases("Starcoder2ForCausalLM", none),
               ElementsAre(true, true, true));
+  json gpt_oss = GptOss();
+  EXPECT_THAT(biases("GptOssForCausalLM", gpt_oss),
+              ElementsAre(true, true, true));
+  gpt_oss["attention_bias"] = false;
+  EXPECT_THAT(biases("GptOssForCausalLM", gpt_oss),
+              ElementsAre(false, false, true));
 }
 
 // GraniteConfig; what layers add is scaled by a stream that is longer by as
