@@ -208,6 +208,21 @@ TEST(CountsTest, ExpertsAreReadAsDrawn) {
             2 * (rest + 2 * 2 * kFeedForward));
 }
 
+TEST(CountsTest, ExpertsMayBeInAFormatOfTheirOwn) {
+  ModelSpec spec = Toy();
+  spec.experts = 4;
+  spec.experts_per_token = 2;
+  spec.quantisation.method = engine::Quantisation::Method::kMxfp4;
+  const Formats formats = FormatsOf(spec, {.weights = DType::kBF16});
+  EXPECT_EQ(formats.layers, DType::kBF16);
+  EXPECT_EQ(formats.experts, DType::kInt4);
+  const double rest = 2 * (kQkv + kOutput + 4 * 8) + kHead;
+  const double expert =
+      MatrixBytes(DType::kInt4, 2 * 16, 8) + MatrixBytes(DType::kInt4, 8, 16);
+  EXPECT_EQ(StepWork(spec, formats, 1, 0, 1).weight_bytes,
+            2 * rest + 2 * 2 * expert);
+}
+
 TEST(CountsTest, CodesBringTheirScales) {
   EXPECT_EQ(MatrixBytes(DType::kBF16, 10, 64), 1280);
   EXPECT_EQ(MatrixBytes(DType::kFp8, 10, 64), 640 + 40);

@@ -75,6 +75,17 @@ TEST(ExplainReportTest, LongestRequestFitsTheColumnsToo) {
   ExpectFits(ReportText(e, false));
 }
 
+TEST(ExplainReportTest, ExpertsInAFormatOfTheirOwnAreNamed) {
+  Explanation e = Llama();
+  EXPECT_EQ(ReportText(e, false).find("experts"), std::string::npos);
+  e.formats.experts = kernels::DType::kInt4;
+  const std::string text = ReportText(e, false);
+  ExpectFits(text);
+  EXPECT_NE(text.find("weights bf16, experts int4, KV cache bf16"),
+            std::string::npos)
+      << text;
+}
+
 TEST(ExplainReportTest, PhasesAreBoundByWhatIntensitySays) {
   const Explanation e = Llama();
   const std::vector<Phase> phases = Phases(e.spec, e.formats, e.lengths);
