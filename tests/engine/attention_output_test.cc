@@ -139,6 +139,27 @@ TEST(AttentionOutputTest, LayersAreChosenMeansAreMeansAndNeighboursStay) {
   EXPECT_EQ(output.logits[0], output.logits[2]);
 }
 
+TEST(AttentionOutputTest, SinksTakeTheirShareOnTheDeviceToo) {
+  const json spec = LoadCases()["gpt_oss_f32"];
+  TempDir dir;
+  WriteCheckpoint(spec, dir);
+  std::vector<std::vector<float>> weights;
+  for (const auto& backend : {NewCpu(1), NewTestDevice(DType::kF32)}) {
+    Rig rig(dir.path(), backend.get(), AttentionRigOptions(DType::kF32));
+    TestSequence sequence = rig.NewSequence(PromptIds(spec, 9), 9);
+    sequence.attention = {.layers = {1}};
+    TestSequence* const one = &sequence;
+    weights.push_back(rig.Advance({&one, 1}, 9).tokens.at(0).attention);
+  }
+  ASSERT_EQ(weights[0].size(), 9u);
+  double sum = 0;
+  for (size_t i = 0; i < 9; ++i) {
+    EXPECT_NEAR(weights[1][i], weights[0][i], 2e-5);
+    sum += weights[0][i];
+  }
+  EXPECT_LT(sum, 0.99);
+}
+
 // Freeing it might wait for the whole device.
 TEST(AttentionOutputTest, MemoryThatWasOutgrownIsKept) {
   TempDir dir;
