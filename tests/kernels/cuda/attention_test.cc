@@ -23,6 +23,7 @@ struct Model {
   int window = 0;
   DType quantised = DType::kF32;  // of a quantised cache; else none
   bool sinks = false;
+  float soft_cap = 0;
   DType cache() const { return IsQuantised(quantised) ? quantised : type; }
   int group() const { return heads / kv_heads; }
   int width() const { return heads * head_dim; }
@@ -174,6 +175,7 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   params.max_span_rows = most;
   params.max_positions = s.length;
   params.window = m.window;
+  params.soft_cap = m.soft_cap;
   if (m.sinks) params.sinks = s.sinks.data();
   EXPECT_EQ(LaunchAttention(stream, m.type, params), 0)
       << emulator::LastFault();
@@ -368,6 +370,8 @@ const AttentionCase kAttentionCases[] = {
     {{DType::kF16, 6, 1, 128, 16, 600, DType::kInt8, true},
      700,
      {{60, 6}, {690, 9}}},
+    // Heads of one position in two tiles.
+    {{DType::kBF16, 40, 2, 16, 16, 0, DType::kF32, true}, 530, {{506, 8}}},
 };
 
 std::vector<Range> OneByOne(const std::vector<Range>& ranges) {
@@ -429,6 +433,22 @@ TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
       newer.generation = 100;
       ASSERT_TRUE(SameBits(Attend(sequence, c.ranges, newer), prefill))
           << NameOf(c.model) << ", mma.sync";
+    }
+  }
+}
+
+// Scores that a cap hardly bends weigh as without it, beside sinks too.
+TEST(CudaAttention, SinksAreNotCapped) {
+  Model model{DType::kBF16, 4, 2, 64, 16, 0, DType::kF32, true};
+  const Sequence plain(model, 530);
+  model.soft_cap = 100;
+  const Sequence capped(model, 530);
+  const std::vector<Range> ranges = {{20, 3}, {505, 10}};
+  for (const auto& rows : {ranges, OneByOne(ranges)}) {
+    const auto expected = Attend(plain, rows, Generation::kHopper);
+    const auto got = Attend(capped, rows, Generation::kHopper);
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], 0x1p-7) << i;
     }
   }
 }

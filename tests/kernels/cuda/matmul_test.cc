@@ -338,6 +338,15 @@ TEST(CudaMatMul, F32ModelsHaveTheBitsOfTheCpuBackend) {
   }
 }
 
+TEST(CudaMatMul, ClampedGatesHideNoNan) {
+  const auto gated = [](float gate, float up) {
+    return Gated(Activation::kClampedSwiGlu, gate, up);
+  };
+  EXPECT_TRUE(std::isnan(gated(std::nanf(""), 1)));
+  EXPECT_TRUE(std::isnan(gated(1, std::nanf(""))));
+  EXPECT_EQ(gated(2, -1), 0);
+}
+
 TEST(CudaMatMul, GatedF32ModelsHaveTheBitsOfTheCpuBackend) {
   for (const int dim : {8, 37, 200}) {
     const int cols = 40;
