@@ -35,7 +35,7 @@ struct Mxfp4Stack {
   std::vector<float> numbers;  // [count, cols, rows]
 };
 
-// Powers of two from 2^-6 on, of so many kinds.
+// Powers of two from 2^-2 down, of so many kinds.
 inline Mxfp4Stack DrawMxfp4(size_t count, size_t rows, size_t cols, int powers,
                             std::mt19937& random) {
   const auto size = [](size_t n) { return static_cast<int64_t>(n); };
@@ -44,7 +44,7 @@ inline Mxfp4Stack DrawMxfp4(size_t count, size_t rows, size_t cols, int powers,
   for (size_t e = 0; e < count; ++e) {
     for (size_t row = 0; row < rows; ++row) {
       for (size_t col = 0; col < cols; col += 32) {
-        const int power = -6 + static_cast<int>(random() % powers);
+        const int power = -2 - static_cast<int>(random() % powers);
         made.scales.bytes.push_back(static_cast<char>(power + 127));
         for (size_t i = 0; i < 32; i += 2) {
           const unsigned low = random() % 16;
@@ -65,6 +65,22 @@ inline Mxfp4Stack DrawMxfp4(size_t count, size_t rows, size_t cols, int powers,
   return made;
 }
 
+// A checkpoint's tensors, by name.
+inline FileTensors TensorsOf(const TempDir& dir) {
+  FileTensors tensors;
+  const auto file = Checkpoint::Open(dir.path());
+  EXPECT_TRUE(file.ok()) << file.status();
+  if (!file.ok()) return tensors;
+  for (const TensorInfo& tensor : file->tensors()) {
+    const auto bytes = file->bytes(tensor);
+    tensors[tensor.name] = {
+        std::string(tensor.dtype),
+        tensor.shape,
+        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
+  }
+  return tensors;
+}
+
 // Writes the case's checkpoint with its stacked experts in MXFP4 into `coded`,
 // and into `plain` (null: nowhere) with the numbers that they stand for.
 inline void WriteMxfp4(const nlohmann::json& spec, int powers,
@@ -80,28 +96,18 @@ inline void WriteMxfp4(const nlohmann::json& spec, int powers,
   coded.Write("config.json", config.dump());
   FileTensors codes, numbers;
   std::mt19937 random(1);
-  {
-    const auto old = Checkpoint::Open(coded.path());
-    ASSERT_TRUE(old.ok()) << old.status();
-    for (const TensorInfo& tensor : old->tensors()) {
-      const auto bytes = old->bytes(tensor);
-      FileTensor copy = {
-          std::string(tensor.dtype),
-          tensor.shape,
-          {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
-      if (tensor.shape.size() < 3) {
-        codes[tensor.name] = numbers[tensor.name] = copy;
-        continue;
-      }
-      const Mxfp4Stack made =
-          DrawMxfp4(static_cast<size_t>(tensor.shape[0]),
-                    static_cast<size_t>(tensor.shape[2]),
-                    static_cast<size_t>(tensor.shape[1]), powers, random);
-      codes[tensor.name + "_blocks"] = made.blocks;
-      codes[tensor.name + "_scales"] = made.scales;
-      copy.bytes = BytesOf(made.numbers);
-      numbers[tensor.name] = copy;
+  for (const auto& [name, tensor] : TensorsOf(coded)) {
+    if (tensor.shape.size() < 3) {
+      codes[name] = numbers[name] = tensor;
+      continue;
     }
+    const Mxfp4Stack made =
+        DrawMxfp4(static_cast<size_t>(tensor.shape[0]),
+                  static_cast<size_t>(tensor.shape[2]),
+                  static_cast<size_t>(tensor.shape[1]), powers, random);
+    codes[name + "_blocks"] = made.blocks;
+    codes[name + "_scales"] = made.scales;
+    numbers[name] = {tensor.dtype, tensor.shape, BytesOf(made.numbers)};
   }
   coded.Write("model.safetensors", SafetensorsFile(codes));
   if (plain != nullptr) {

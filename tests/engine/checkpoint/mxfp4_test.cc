@@ -46,6 +46,10 @@ TEST(Mxfp4, CodesStandForTheNumbersOfTheStandard) {
     EXPECT_EQ(codes->dtype, kernels::DType::kInt4);
     EXPECT_EQ(codes->group, 32);
     EXPECT_TRUE(ScalesAreNear(*codes));
+    CodeRows others = *codes;
+    EXPECT_TRUE(SameForm(*codes, others));
+    others.e2m1 = false;
+    EXPECT_FALSE(SameForm(*codes, others));
     std::vector<float> numbers;
     Dequantise(*codes, numbers);
     for (int64_t row = 0; row < kOutputs; ++row) {
@@ -58,10 +62,21 @@ TEST(Mxfp4, CodesStandForTheNumbersOfTheStandard) {
   }
 }
 
+TEST(Mxfp4, AllPowersButNanAreRead) {
+  Mxfp4Stack stack = Drawn(1);
+  stack.scales.bytes[8] = '\0';  // of the second matrix
+  stack.scales.bytes[9] = '\xfe';
+  const auto codes = ReadOne(Tensors(stack));
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_EQ(codes->scales[0], 0x1p-128f);
+  EXPECT_EQ(codes->scales[1], 0x1p126f);
+  EXPECT_EQ(codes->scales[2], 0x1p-3f);
+}
+
 TEST(Mxfp4, ScalesThatF16CannotHoldBesideEachOtherAreFar) {
   Mxfp4Stack stack = Drawn(1);
   const auto far = [&](int lower) {
-    stack.scales.bytes[2 * kOutputs + 2] = static_cast<char>(121 - lower);
+    stack.scales.bytes[2 * kOutputs + 2] = static_cast<char>(125 - lower);
     return !ScalesAreNear(*ReadOne(Tensors(stack)));
   };
   EXPECT_FALSE(far(0));

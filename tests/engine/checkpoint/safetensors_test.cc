@@ -556,11 +556,15 @@ TEST(Checkpoint, TensorsOfAnotherShapeOrTypeAreRefused) {
   TempDir dir;
   dir.Write("model.safetensors",
             File(R"({"f":)" + Tensor("F32", "[2,3]", "[0,24]") + R"(,"i":)" +
-                     Tensor("I64", "[2]", "[24,40]") + "}",
-                 Data(40)));
+                     Tensor("I64", "[2]", "[24,40]") + R"(,"s":)" +
+                     Tensor("F32", "[2,2,1]", "[40,56]") + "}",
+                 Data(56)));
   const auto checkpoint = Checkpoint::Open(dir.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_TRUE(checkpoint->Matrix("f", 2, 3).ok());
+  const auto stack = checkpoint->Stack("s", 2, 2, 1);
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  EXPECT_EQ(stack->rows, 4);
   const auto message = [](const auto& result) {
     return std::string(result.status().message());
   };
@@ -568,6 +572,8 @@ TEST(Checkpoint, TensorsOfAnotherShapeOrTypeAreRefused) {
               HasSubstr("model.safetensors: tensor \"f\": shape [2, 3], but "
                         "config.json asks for [3, 2]"));
   EXPECT_THAT(message(checkpoint->Vector("f", 6)), HasSubstr("shape [2, 3]"));
+  EXPECT_THAT(message(checkpoint->Stack("f", 1, 2, 3)),
+              HasSubstr("asks for [1, 2, 3]"));
   EXPECT_THAT(message(checkpoint->Vector("i", 2)),
               HasSubstr("dtype I64; weights must be F32, BF16 or F16"));
   EXPECT_THAT(message(checkpoint->Vector("none", 2)),

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/widen.h"
 #include "engine/device/device_executor.h"
 #include "engine/model/fingerprint.h"
+#include "engine/model/model_work.h"
 #include "engine/model/rope.h"
 #include "engine/model/weight_packer.h"
 #include "gmock/gmock.h"
@@ -212,6 +213,16 @@ TEST_F(ModelTest, ATiedHeadMayBeThereTwiceButNotAnother) {
   file.replace(head.begin, bytes, file.substr(tokens.begin, bytes));
   dir_.Write("model.safetensors", file);
   EXPECT_TRUE(Load().ok());
+  // The same bytes are others in another type or shape.
+  const size_t said = file.find("lm_head.weight");
+  for (const auto& [from, to] :
+       {std::pair{"F32", "I32"}, std::pair{"[259,64]", "[64,259]"}}) {
+    std::string other = file;
+    other.replace(other.find(from, said), strlen(from), to);
+    dir_.Write("model.safetensors", other);
+    EXPECT_THAT(std::string(Load().status().message()), HasSubstr("differs"))
+        << to;
+  }
   file[head.end - 1] ^= 1;
   dir_.Write("model.safetensors", file);
   EXPECT_THAT(std::string(Load().status().message()), HasSubstr("differs"));
@@ -391,6 +402,32 @@ TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
   }
 }
 
+// Quantisers to GPTQ write them for every product.
+TEST_F(DequantisedTest, BiasesOfZerosSayNothingBesideGptqAlone) {
+  const struct {
+    const char* form;
+    const char* name;
+    char last;
+    bool placed;
+  } cases[] = {{"gptq_act_order", "self_attn.q_proj.bias", 0, true},
+               {"gptq_act_order", "self_attn.q_proj.bias", 1, false},
+               {"gptq_act_order", "input_layernorm.bias", 0, false},
+               {"packed_int4", "self_attn.q_proj.bias", 0, false}};
+  for (const auto& c : cases) {
+    WriteBoth("llama2_mha_f32", c.form);
+    FileTensors tensors = TensorsOf(dir_);
+    const std::string name = std::string("model.layers.0.") + c.name;
+    tensors[name] = {"F16", {64}, Zeros(128)};
+    tensors[name].bytes.back() = c.last;
+    dir_.Write("model.safetensors", SafetensorsFile(tensors));
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.ok(), c.placed) << name << ": " << status;
+    if (c.placed) continue;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(name + "\" has no place in the model"));
+  }
+}
+
 TEST_F(DequantisedTest, Mxfp4IsKeptInFourBits) {
   spec_ = LoadCases()["gpt_oss_f32"];
   WriteMxfp4(spec_, 3, dir_, &plain_);
@@ -398,6 +435,9 @@ TEST_F(DequantisedTest, Mxfp4IsKeptInFourBits) {
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->weight_format(), "f32+int4");
   EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
+  EXPECT_EQ(MakeWorkShape(**model, DType::kF32, /*gpu=*/false).expert_bytes,
+            MatrixBytes(DType::kInt4, 2 * 32, 64) +
+                MatrixBytes(DType::kInt4, 64, 32));
   ExpectNearlyThePlain("mxfp4");
 }
 
@@ -411,6 +451,10 @@ TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
   EXPECT_THAT((*model)->dequantised()[0],
               "model.layers.0.mlp.experts.gate_up_proj of expert 0 (scales far "
               "apart)");
+  EXPECT_THAT((*model)->dequantised()[1],
+              "model.layers.0.mlp.experts.gate_up_proj of expert 1 (scales far "
+              "apart)");
+  ExpectNearlyThePlain("mxfp4");
 }
 
 // Published files have inputs first, those of transformers 5 outputs.
