@@ -228,9 +228,12 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
   }
   if (!status.ok()) return status;
   for (const std::string& name : {gate_up, down}) {
-    for (const char* suffix : {"", "_blocks", "_scales"}) {
-      packer_.Take(name + suffix);
+    if (!IsMxfp4(checkpoint_, name)) {
+      packer_.Take(name);
+      continue;
     }
+    packer_.Take(name + "_blocks");
+    packer_.Take(name + "_scales");
   }
   if (!spec_.mlp_bias) return status;
   status.Update(AddMatrixValues(gate_up + "_bias", spec_.experts, 2 * wide,
