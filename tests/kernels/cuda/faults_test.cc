@@ -81,9 +81,9 @@ inline void MmaOfExchangedRows(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
 
 // All rows take the first slot's adapter; gates stay as they are.
 #define slot_stride slot_stride * 0
-#define Activated(activation, v) (v)
+#define Gated(activation, gate, up) Mul(gate, up)
 #include "kernels/cuda/lora.cuh"
-#undef Activated
+#undef Gated
 #undef slot_stride
 
 // Tokens of another tile.
