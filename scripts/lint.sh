@@ -67,7 +67,8 @@ tidy_one() {
 }
 export -f tidy_one
 tidy() {
-  printf '%s\n' "${changed[@]}" | grep . | xargs -r -P "$(nproc)" -I{} \
+  [ ${#changed[@]} -gt 0 ] || return 0
+  printf '%s\n' "${changed[@]}" | xargs -r -P "$(nproc)" -I{} \
     bash -c 'tidy_one "$@"' _ {} $(($(date +%s) + minutes * 60)) \
     "$BUILD" "$skipped"
 }
