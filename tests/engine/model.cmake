@@ -21,7 +21,8 @@ if(TARGET tandem_kernels)
         DEPS tandem_engine_model tandem_kernels tandem_common)
   target_compile_definitions(tandem_engine_rig PRIVATE
     TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  tandem_test(golden_test SRCS golden_test.cc model/lora_test.cc model/model_test.cc
+  tandem_test(golden_test SRCS golden_test.cc model/coded_weights_test.cc
+              model/lora_test.cc model/model_test.cc
               DEPS tandem_engine_rig LABELS golden TIMEOUT 600)
   tandem_test(numerics_test SRCS numerics_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -16,13 +15,12 @@
 #include "engine/checkpoint/widen.h"
 #include "engine/device/device_executor.h"
 #include "engine/model/fingerprint.h"
-#include "engine/model/model_work.h"
 #include "engine/model/rope.h"
 #include "engine/model/weight_packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_maker.h"
-#include "tests/engine/mxfp4_maker.h"
+#include "tests/engine/model/model_fixture.h"
 #include "tests/engine/rig.h"
 
 namespace tandem::engine {
@@ -31,36 +29,6 @@ namespace {
 using kernels::DType;
 using nlohmann::json;
 using testing::HasSubstr;
-
-class ModelTest : public testing::Test {
- protected:
-  // Writes the case's checkpoint, but another config.
-  void Write(const char* name, const json& config_changes = {}) {
-    json spec = LoadCases()[name];
-    WriteCheckpoint(spec, dir_);
-    if (config_changes.is_null()) return;
-    spec["config"].update(config_changes);
-    dir_.Write("config.json", spec["config"].dump());
-  }
-
-  absl::StatusOr<std::unique_ptr<Model>> Load(const LoadOptions& options = {}) {
-    const auto spec = LoadModelSpec(dir_.path());
-    if (!spec.ok()) return spec.status();
-    checkpoint_ = Checkpoint::Open(dir_.path());
-    if (!checkpoint_.ok()) return checkpoint_.status();
-    return Model::Load(*spec, *checkpoint_, options, backend_.get(),
-                       [&](uint64_t done, uint64_t total) {
-                         progress_.push_back(done);
-                         total_ = total;
-                       });
-  }
-
-  std::unique_ptr<kernels::Backend> backend_ = NewCpu(1);
-  TempDir dir_;
-  absl::StatusOr<Checkpoint> checkpoint_ = absl::UnknownError("not opened");
-  std::vector<uint64_t> progress_;
-  uint64_t total_ = 0;
-};
 
 TEST_F(ModelTest, QuantisesNothingTwice) {
   Write("llama3_scaled_bf16",
@@ -343,178 +311,6 @@ TEST_F(ModelTest, WeightsTakeAtLeastWhatTheirNumbersDo) {
       LeastWeightBytes(*file, *spec,
                        {.weight_dtype = {}, .quantisation = DType::kInt4}),
       whole / 8);
-}
-
-// ---- Codes that no kernel takes as they are.
-
-class DequantisedTest : public ModelTest {
- protected:
-  // The case's checkpoint in the form, and beside it in its numbers.
-  void WriteBoth(const char* name, const char* form) {
-    spec_ = LoadCases()[name];
-    WriteCoded(spec_, CodedForms().at(form), dir_, &plain_);
-  }
-
-  std::vector<float> Logits(const TempDir& dir, std::optional<DType> kept) {
-    RigOptions options;
-    options.load.weight_dtype = kept;
-    Rig rig(dir.path(), backend_.get(), options);
-    TestSequence sequence = rig.NewSequence(PromptIds(spec_, 20), 20);
-    TestSequence* one = &sequence;
-    return rig.Advance({&one, 1}, 20).logits[0];
-  }
-
-  // Inputs of integer products are rounded.
-  void ExpectNearlyThePlain(const char* form) {
-    const std::vector<float> expected = Logits(plain_, {});
-    const std::vector<float> logits = Logits(dir_, {});
-    double error = 0, size = 0;
-    for (size_t i = 0; i < logits.size(); ++i) {
-      error = std::max<double>(error, std::abs(logits[i] - expected[i]));
-      size = std::max<double>(size, std::abs(expected[i]));
-    }
-    EXPECT_GT(error, 0) << form;
-    EXPECT_LT(error, 0.05 * size) << form;
-  }
-
-  TempDir plain_;
-  json spec_;
-};
-
-TEST_F(DequantisedTest, ActOrderIsTheNumbersInF32) {
-  WriteBoth("llama2_mha_f32", "gptq_act_order");
-  const auto model = Load();
-  ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ((*model)->dequantised().size(), 4u * 3);
-  EXPECT_THAT((*model)->dequantised()[0],
-              "model.layers.0.self_attn.q_proj.weight (act-order)");
-  EXPECT_EQ((*model)->layers()[0].qkv->dtype(), DType::kF32);
-  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
-}
-
-// Where a part of a head turns, rows stand in another order than in the file.
-TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
-  WriteBoth("phi4_mini_f32", "gptq_act_order");
-  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
-  for (const char* form : {"packed_int4", "int8"}) {
-    WriteBoth("phi4_mini_f32", form);
-    ExpectNearlyThePlain(form);
-  }
-}
-
-// Quantisers to GPTQ write them for every product.
-TEST_F(DequantisedTest, BiasesOfZerosSayNothingBesideGptqAlone) {
-  const struct {
-    const char* form;
-    const char* name;
-    char last;
-    bool placed;
-  } cases[] = {{"gptq_act_order", "self_attn.q_proj.bias", 0, true},
-               {"gptq_act_order", "self_attn.q_proj.bias", 1, false},
-               {"gptq_act_order", "input_layernorm.bias", 0, false},
-               {"packed_int4", "self_attn.q_proj.bias", 0, false}};
-  for (const auto& c : cases) {
-    WriteBoth("llama2_mha_f32", c.form);
-    FileTensors tensors = TensorsOf(dir_);
-    const std::string name = std::string("model.layers.0.") + c.name;
-    tensors[name] = {"F16", {64}, Zeros(128)};
-    tensors[name].bytes.back() = c.last;
-    dir_.Write("model.safetensors", SafetensorsFile(tensors));
-    const absl::Status status = Load().status();
-    EXPECT_EQ(status.ok(), c.placed) << name << ": " << status;
-    if (c.placed) continue;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(name + "\" has no place in the model"));
-  }
-}
-
-TEST_F(DequantisedTest, Mxfp4IsKeptInFourBits) {
-  spec_ = LoadCases()["gpt_oss_f32"];
-  WriteMxfp4(spec_, 3, dir_, &plain_);
-  const auto model = Load();
-  ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ((*model)->weight_format(), "f32+int4");
-  EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
-  EXPECT_EQ(MakeWorkShape(**model, DType::kF32, /*gpu=*/false).expert_bytes,
-            MatrixBytes(DType::kInt4, 2 * 32, 64) +
-                MatrixBytes(DType::kInt4, 64, 32));
-  ExpectNearlyThePlain("mxfp4");
-}
-
-TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
-  spec_ = LoadCases()["gpt_oss_f32"];
-  WriteMxfp4(spec_, 40, dir_, &plain_);
-  const auto model = Load();
-  ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ((*model)->weight_format(), "bf16+f32+int4");
-  ASSERT_FALSE((*model)->dequantised().empty());
-  EXPECT_THAT((*model)->dequantised()[0],
-              "model.layers.0.mlp.experts.gate_up_proj of expert 0 (scales far "
-              "apart)");
-  EXPECT_THAT((*model)->dequantised()[1],
-              "model.layers.0.mlp.experts.gate_up_proj of expert 1 (scales far "
-              "apart)");
-  ExpectNearlyThePlain("mxfp4");
-}
-
-// Published files have inputs first, those of transformers 5 outputs.
-TEST_F(DequantisedTest, ExpertsInOneTensorMayLieEitherWay) {
-  spec_ = LoadCases()["qwen3_vl_moe_f32"];
-  WriteCheckpoint(spec_, plain_);
-  dir_.Write("config.json", spec_["config"].dump());
-  FileTensors tensors;
-  const auto file = Checkpoint::Open(plain_.path());
-  ASSERT_TRUE(file.ok()) << file.status();
-  int stacks = 0;
-  for (const TensorInfo& tensor : file->tensors()) {
-    const auto bytes = file->bytes(tensor);
-    FileTensor copy{
-        std::string(tensor.dtype),
-        tensor.shape,
-        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
-    if (tensor.shape.size() == 3) {
-      ++stacks;
-      const auto rows = static_cast<size_t>(tensor.shape[1]);
-      const auto cols = static_cast<size_t>(tensor.shape[2]);
-      std::swap(copy.shape[1], copy.shape[2]);
-      for (size_t i = 0; i < bytes.size() / 4; ++i) {
-        const size_t to =
-            i / (rows * cols) * rows * cols + i % cols * rows + i / cols % rows;
-        memcpy(&copy.bytes[to * 4], &bytes[i * 4], 4);
-      }
-    }
-    tensors[tensor.name] = copy;
-  }
-  EXPECT_EQ(stacks, 4);
-  dir_.Write("model.safetensors", SafetensorsFile(tensors));
-  EXPECT_EQ(Logits(dir_, {}), Logits(plain_, {}));
-}
-
-TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
-  for (const char* name : {"llama2_mha_f32", "qwen3_moe_f32"}) {
-    WriteBoth(name, "fp8_blocks");
-    const auto model = Load();
-    ASSERT_TRUE(model.ok()) << model.status();
-    EXPECT_EQ((*model)->layers()[0].qkv->dtype(), DType::kBF16) << name;
-    EXPECT_THAT((*model)->dequantised()[0],
-                "model.layers.0.self_attn.q_proj.weight (fp8 in groups)");
-    for (const DType kept : {DType::kBF16, DType::kF32}) {
-      EXPECT_EQ(Logits(dir_, kept), Logits(plain_, kept)) << name;
-    }
-  }
-}
-
-TEST_F(DequantisedTest, Fp8BlocksWithoutScalesAreRefused) {
-  WriteBoth("llama2_mha_f32", "fp8_blocks");
-  std::ifstream stream(dir_.path() + "/model.safetensors", std::ios::binary);
-  std::string file{std::istreambuf_iterator<char>(stream), {}};
-  const size_t at = file.find("q_proj.weight_scale_inv");
-  ASSERT_NE(at, file.npos);
-  file.replace(at, 23, "q_proj.weight_scale_two");
-  dir_.Write("model.safetensors", file);
-  EXPECT_THAT(std::string(Load().status().message()),
-              HasSubstr("'model.layers.0.self_attn.q_proj.weight_scale': is "
-                        "missing"));
 }
 
 // ---- The fingerprint.
