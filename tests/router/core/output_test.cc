@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/router/kept_events.h"
 #include "text/tokenizer.h"
 
 namespace tandem::router {
@@ -72,20 +73,6 @@ class Decoded final : public TextCodec {
   const text::Tokenizer* const tokenizer_;
 };
 
-class Listener final : public ClientStream {
- public:
-  explicit Listener(std::vector<v1::GenerateResponse>* all) : all_(all) {}
-  void Start(StreamHandler<v1::GenerateRequest>*) override {}
-  void Send(v1::GenerateResponse event) override { all_->push_back(event); }
-  size_t unsent() const override { return 0; }
-  void PauseReading(bool) override {}
-  void Close(absl::Status) override {}
-  std::string peer() const override { return ""; }
-
- private:
-  std::vector<v1::GenerateResponse>* const all_;
-};
-
 // Each delta as "text/number of its token ids", then the reason.
 std::string DeltasOf(const std::vector<v1::GenerateResponse>& sent) {
   std::string story;
@@ -107,7 +94,7 @@ std::string Told(const EffectiveRequest& request,
                  const std::vector<std::string>& texts) {
   Pieces codec(texts);
   std::vector<v1::GenerateResponse> sent;
-  Listener client(&sent);
+  KeptEvents client(&sent);
   Output output(request, {}, &codec, &client);
   for (size_t i = 0; i < texts.size(); ++i) {
     v1::Token token;
@@ -159,7 +146,7 @@ TEST(OutputTest, AnEndTokenEndsBehindMinTokensAndIsShownWhereAskedFor) {
     request.end_token_ids = {1};
     Pieces codec({"a", "."});
     std::vector<v1::GenerateResponse> sent;
-    Listener client(&sent);
+    KeptEvents client(&sent);
     Output output(request, {}, &codec, &client);
     for (const int id : {0, 1, 1}) {
       v1::Token token;
@@ -179,7 +166,7 @@ TEST(OutputTest, ReasoningIsCountedWithoutText) {
   request.reasoning = ReasoningMarks{
       .style = ReasoningStyle::kQwen3, .begin_id = 4, .end_id = 6};
   std::vector<v1::GenerateResponse> sent;
-  Listener client(&sent);
+  KeptEvents client(&sent);
   Output output(request, {}, nullptr, &client);
   for (const int id : {4, 1, 2, 6, 3}) {
     v1::Token token;
@@ -197,7 +184,7 @@ TEST(OutputTest, EachDeltaCountsTheReasoningOfItsTokens) {
   request.stopping.add_stop("xy");
   request.reasoning = ReasoningMarks{.begin_id = 0, .end_id = 2};
   std::vector<v1::GenerateResponse> sent;
-  Listener client(&sent);
+  KeptEvents client(&sent);
   Output output(request, {}, &codec, &client);
   for (const int id : {0, 1, 4, 1, 2, 3, 3}) {
     v1::Token token;
@@ -224,7 +211,7 @@ TEST(OutputTest, TheRestOfACharacterMayCompleteAStopString) {
   request.output.set_text(true);
   request.stopping.add_stop("\uFFFD");
   std::vector<v1::GenerateResponse> sent;
-  Listener client(&sent);
+  KeptEvents client(&sent);
   Output output(request, {}, &codec, &client);
   for (const int32_t id : answer) {
     v1::Token token;
@@ -254,7 +241,7 @@ TEST(OutputTest, AnEchoMayEndWithinACharacter) {
     request.output.set_echo(true);
     request.output.set_skip_special_tokens(true);
     std::vector<v1::GenerateResponse> sent;
-    Listener client(&sent);
+    KeptEvents client(&sent);
     Output output(request, prompt, &codec, &client);
     output.Started("r", "tales", static_cast<int>(prompt.size()), 0);
     for (const int32_t id : answer) {

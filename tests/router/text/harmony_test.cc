@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "router/core/output.h"
 #include "router/validate/validate.h"
+#include "tests/router/kept_events.h"
 
 namespace tandem::router::harmony {
 namespace {
@@ -71,20 +72,6 @@ class Bytewise final : public TextCodec {
   std::string TokenBytes(int32_t id) override { return TextOf(id); }
 };
 
-class Client final : public ClientStream {
- public:
-  explicit Client(std::vector<v1::GenerateResponse>* all) : all_(all) {}
-  void Start(StreamHandler<v1::GenerateRequest>*) override {}
-  void Send(v1::GenerateResponse event) override { all_->push_back(event); }
-  size_t unsent() const override { return 0; }
-  void PauseReading(bool) override {}
-  void Close(absl::Status) override {}
-  std::string peer() const override { return ""; }
-
- private:
-  std::vector<v1::GenerateResponse>* const all_;
-};
-
 struct Answer {
   std::string reasoning;
   std::string content;
@@ -121,7 +108,7 @@ Answer Generate(const EffectiveRequest& request, std::string_view text,
                 size_t together = 1, std::string_view prompt = kPrompt) {
   Bytewise codec;
   std::vector<v1::GenerateResponse> sent;
-  Client client(&sent);
+  KeptEvents client(&sent);
   Output output(request, Tokens(prompt), &codec, &client);
   v1::FinishReason reason = v1::FINISH_REASON_LENGTH;
   size_t drawn = 0;
@@ -491,7 +478,7 @@ TEST(HarmonyTest, EachDeltaCountsTheReasoningOfItsTokens) {
   request.output.set_return_token_ids(true);
   Bytewise codec;
   std::vector<v1::GenerateResponse> sent;
-  Client client(&sent);
+  KeptEvents client(&sent);
   Output output(request, Tokens(kPrompt), &codec, &client);
   for (const int32_t id :
        Tokens("<|channel|>analysis<|message|>Hm.<|end|>" + kNext)) {

@@ -15,6 +15,7 @@
 #include "router/core/output.h"
 #include "router/text/reasoning.h"
 #include "router/validate/validate.h"
+#include "tests/router/kept_events.h"
 #include "tests/router/text/styles.h"
 
 namespace tandem::router {
@@ -50,20 +51,6 @@ class Bytewise final : public TextCodec {
   const bool special_;
 };
 
-class Client final : public ClientStream {
- public:
-  explicit Client(std::vector<v1::GenerateResponse>* all) : all_(all) {}
-  void Start(StreamHandler<v1::GenerateRequest>*) override {}
-  void Send(v1::GenerateResponse event) override { all_->push_back(event); }
-  size_t unsent() const override { return 0; }
-  void PauseReading(bool) override {}
-  void Close(absl::Status) override {}
-  std::string peer() const override { return ""; }
-
- private:
-  std::vector<v1::GenerateResponse>* const all_;
-};
-
 struct Answer {
   std::string text;
   std::string reasoning;
@@ -82,7 +69,7 @@ Answer Generate(const EffectiveRequest& request, const std::string& text,
   std::string content;
   google::protobuf::RepeatedPtrField<v1::ToolCall> calls;
   std::vector<v1::GenerateResponse> sent;
-  Client client(&sent);
+  KeptEvents client(&sent);
   Output output(request, {}, &codec, &client);
   Answer answer;
   const auto collect = [&] {

@@ -16,8 +16,7 @@
 #include "router/validate/errors.h"
 #include "router/validate/validate.h"
 #include "tests/router/validate/limits.h"
-#include "text/grammar.h"
-#include "text/tokenizer.h"
+#include "tests/router/validate/tag_writer.h"
 
 namespace tandem::router {
 namespace {
@@ -28,12 +27,8 @@ const char* const kMarkOf[] = {nullptr,       "<|start|>",   "<|end|>",
 
 class HarmonyAnswersTest : public testing::Test {
  protected:
-  HarmonyAnswersTest()
-      : tokenizer_(*text::Tokenizer::Load(TANDEM_SOURCE_DIR "/models/tales")),
-        vocabulary_(*text::GrammarVocabulary::Create(tokenizer_,
-                                                     tokenizer_.vocab_size())),
-        limits_(Limits()) {
-    limits_.vocabulary_size = tokenizer_.vocab_size();
+  HarmonyAnswersTest() : limits_(Limits()) {
+    limits_.vocabulary_size = writer_.vocab_size();
     limits_.tool_call_style = ToolCallStyle::kOpenAi;
     limits_.harmony.emplace();
     for (int id = 1; id <= 5; ++id) limits_.harmony->marks[id] = kMarkOf[id];
@@ -49,40 +44,12 @@ class HarmonyAnswersTest : public testing::Test {
         tools { name: 'g' } )";
   }
 
-  std::vector<int32_t> Ids(std::string_view text) {
-    std::vector<int32_t> ids;
-    const auto add = [&](std::string_view plain) {
-      const auto more = *tokenizer_.Encode(plain, false);
-      ids.insert(ids.end(), more.begin(), more.end());
-    };
-    for (size_t at; (at = text.find('^')) != std::string_view::npos;) {
-      add(text.substr(0, at));
-      ids.push_back(text[at + 1] - '0');
-      text.remove_prefix(at + 2);
-    }
-    add(text);
-    return ids;
-  }
-
   // Whether an answer to `request` may be `text`, and all of it.
   bool Allows(const v1::GenerateRequest& request, std::string_view text) {
     const auto effective = Validate(request, limits_);
     EXPECT_TRUE(effective.ok()) << effective.status();
     if (!effective.ok() || !effective->structured) return false;
-    const std::string& tag = effective->structured->structural_tag();
-    auto grammar = vocabulary_.Compile(text::GrammarKind::kStructuralTag, tag,
-                                       absl::Seconds(20));
-    EXPECT_TRUE(grammar.ok()) << grammar.status() << tag;
-    if (!grammar.ok()) return false;
-    const std::vector<int32_t> ids = Ids(text);
-    const auto taken = grammar->Consume(ids);
-    EXPECT_TRUE(taken.ok()) << taken.status();
-    if (!taken.ok() || *taken != static_cast<int>(ids.size())) return false;
-    std::vector<uint32_t> mask(static_cast<size_t>(vocabulary_.mask_words()),
-                               0);
-    const auto may_end = grammar->Mask(mask);
-    EXPECT_TRUE(may_end.ok()) << may_end.status();
-    return may_end.ok() && *may_end;
+    return writer_.Allows(effective->structured->structural_tag(), text);
   }
 
   // "reasoning|content|name(arguments)..".
@@ -123,8 +90,7 @@ class HarmonyAnswersTest : public testing::Test {
     }
   }
 
-  text::Tokenizer tokenizer_;
-  text::GrammarVocabulary vocabulary_;
+  TagWriter writer_;
   ModelLimits limits_;
 };
 

@@ -14,8 +14,7 @@
 #include "nlohmann/json.hpp"
 #include "router/text/tool_calls.h"
 #include "router/validate/forced_call.h"
-#include "text/grammar.h"
-#include "text/tokenizer.h"
+#include "tests/router/validate/tag_writer.h"
 
 namespace tandem::router {
 namespace {
@@ -45,10 +44,7 @@ const CallFormat kLlamaToken = {
 
 class StrictCallsTest : public testing::Test {
  protected:
-  StrictCallsTest()
-      : tokenizer_(*text::Tokenizer::Load(TANDEM_SOURCE_DIR "/models/tales")),
-        vocabulary_(*text::GrammarVocabulary::Create(tokenizer_,
-                                                     tokenizer_.vocab_size())) {
+  StrictCallsTest() {
     v1::Tool* const strict = chat_.add_tools();
     strict->set_name("weather");
     strict->set_strict(true);
@@ -66,39 +62,11 @@ class StrictCallsTest : public testing::Test {
     return limits;
   }
 
-  // Each byte as it is, but ^3 is the special token 3.
-  std::vector<int32_t> Ids(std::string_view text) {
-    std::vector<int32_t> ids;
-    const auto add = [&](std::string_view plain) {
-      const auto more = *tokenizer_.Encode(plain, false);
-      ids.insert(ids.end(), more.begin(), more.end());
-    };
-    for (size_t at; (at = text.find('^')) != std::string_view::npos;) {
-      add(text.substr(0, at));
-      ids.push_back(text[at + 1] - '0');
-      text.remove_prefix(at + 2);
-    }
-    add(text);
-    return ids;
-  }
-
   // Whether all of `text` may be written, and be all.
   bool Allows(const CallFormat& style, std::string_view text) {
     const auto tag = StrictCallsTag(chat_, Limits(style));
     EXPECT_TRUE(tag.ok()) << tag.status();
-    auto grammar = vocabulary_.Compile(text::GrammarKind::kStructuralTag, *tag,
-                                       absl::Seconds(20));
-    EXPECT_TRUE(grammar.ok()) << grammar.status() << *tag;
-    if (!grammar.ok()) return false;
-    const std::vector<int32_t> ids = Ids(text);
-    const auto taken = grammar->Consume(ids);
-    EXPECT_TRUE(taken.ok()) << taken.status();
-    if (!taken.ok() || *taken != static_cast<int>(ids.size())) return false;
-    std::vector<uint32_t> mask(static_cast<size_t>(vocabulary_.mask_words()),
-                               0);
-    const auto may_end = grammar->Mask(mask);
-    EXPECT_TRUE(may_end.ok()) << may_end.status();
-    return may_end.ok() && *may_end;
+    return tag.ok() && writer_.Allows(*tag, text);
   }
 
   // As the router's parser reads it: "text|name(arguments)..".
@@ -121,8 +89,7 @@ class StrictCallsTest : public testing::Test {
     return read;
   }
 
-  text::Tokenizer tokenizer_;
-  text::GrammarVocabulary vocabulary_;
+  TagWriter writer_;
   v1::Chat chat_;
 };
 
