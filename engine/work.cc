@@ -45,9 +45,8 @@ Work WorkShape::EntryWork(int64_t first, int64_t rows, int64_t draws) const {
       windowed_layers - (ends_early && last_windowed ? 1 : 0);
   AddAttention(first, rows, whole - windowed, 0, &work);
   if (windowed > 0) AddAttention(first, rows, windowed, window, &work);
-  work.matrix_flops =
-      2 * rows * (layers * qkv + std::max(0, layers - 1) * after_attention) +
-      2 * draws * (after_attention + head);
+  work.matrix_flops = 2 * rows * (layers * qkv + after_attention) +
+                      2 * draws * (last_after_attention + head);
   const int64_t drawn_first = first + rows - draws;
   work.positions_attended = int64_t{heads} * (layers - windowed_layers) *
                             QueryKeyPairs(drawn_first, draws);
@@ -66,11 +65,11 @@ int64_t WorkShape::StepWeightBytes(int64_t rows, int64_t drawn) const {
     return std::llround(static_cast<double>(expert_bytes) * experts *
                         (1 - std::pow(missed, static_cast<double>(tokens))));
   };
-  int64_t bytes =
-      layers * qkv_bytes +
-      std::max(0, layers - 1) * (after_attention_bytes + experts_read(rows));
+  int64_t bytes = layers * qkv_bytes + after_attention_bytes +
+                  expert_layers * experts_read(rows);
   if (drawn > 0) {
-    bytes += after_attention_bytes + experts_read(drawn) + head_bytes;
+    bytes += last_after_attention_bytes + head_bytes +
+             (last_has_experts ? experts_read(drawn) : 0);
   }
   return bytes;
 }

@@ -77,16 +77,20 @@ struct WorkShape {
 
   // Multiplications of one row. What follows attention in a layer is its
   // output and the feed-forward layer, of the experts that a row takes.
-  int64_t qkv = 0;  // of one layer
-  int64_t after_attention = 0;
+  int64_t qkv = 0;              // of one layer
+  int64_t after_attention = 0;  // of all layers but the last
+  int64_t last_after_attention = 0;
   int64_t head = 0;
 
   int64_t qkv_bytes = 0;
   int64_t after_attention_bytes = 0;  // but the experts'
+  int64_t last_after_attention_bytes = 0;
   int64_t head_bytes = 0;
   int64_t expert_bytes = 0;  // of one
-  int experts = 0;
+  int experts = 0;           // of a layer that has any
   int experts_per_token = 0;
+  int expert_layers = 0;  // that have, but for the last
+  bool last_has_experts = false;
 
   // What one sequence's part of a step needs, weights apart: positions [first,
   // first + rows), of which the last `draws` draw a token each.

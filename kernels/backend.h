@@ -33,6 +33,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/route.h"
 #include "kernels/types.h"
 
 namespace tandem::kernels {
@@ -195,6 +196,13 @@ struct Expert {
 struct ExpertBiases {
   const float* gate_up = nullptr;  // [experts, rows of gate_up]
   const float* down = nullptr;     // [experts, rows of down]
+};
+
+struct ExpertOptions {
+  int chosen = 0;       // most that a row has weights for
+  bool shared = false;  // `out` holds what all rows take, and weights its own
+  ExpertBiases biases = {};
+  Activation activation = Activation::kSilu;
 };
 
 // Those of a layer. Made by a backend, whose matrices outlive it.
@@ -436,19 +444,21 @@ class Backend {
   virtual void Activate(Queue& queue, int num_rows, int dim,
                         Activation activation, void* x) = 0;
 
-  // weights[r] [experts] = the softmax of logits[r] at its `chosen` largest
-  // (ties: the lowest id), divided by their sum if `normalise`; zeros
-  // elsewhere.
-  virtual void Route(Queue& queue, int num_rows, int experts, int chosen,
-                     bool normalise, const float* logits, float* weights) = 0;
+  // weights[r] [options.weights()] = the scores of logits[r]
+  // [options.logits()] at the `chosen` largest (ties: the lowest id), divided
+  // by their sum if `normalise`, times the scale; zeros elsewhere; then the
+  // weight of what is shared.
+  virtual void Route(Queue& queue, int num_rows, const RouteOptions& options,
+                     const float* logits, float* weights) = 0;
 
   // out[r] = the sum over experts e with weights[r, e] != 0, ascending, of
   // that weight times what e makes of x[r]: a chain of fused multiply-adds,
-  // rounded to the activation type at each. `chosen`: that Route chose.
-  virtual void Experts(Queue& queue, int num_rows, int chosen, const void* x,
+  // rounded to the activation type at each. It starts from zero or, where
+  // something is shared, from its weight times out[r], rounded. weights: as
+  // Route gave them.
+  virtual void Experts(Queue& queue, int num_rows, const void* x,
                        const float* weights, const ExpertSet& experts,
-                       const ExpertBiases& biases, Activation activation,
-                       void* out) = 0;
+                       const ExpertOptions& options, void* out) = 0;
 
   // out[i] = x[row_ids[i]], rows of dim elements; row_ids [count], device.
   virtual void GatherRows(Queue& queue, int count, int dim,

@@ -17,10 +17,15 @@ double Sum(int64_t terms, int64_t first) {  // first + (first + 1) + ...
   return n * static_cast<double>(first) + n * (n - 1) / 2;
 }
 
-// Parameters of a feed-forward layer, or of one expert.
-double FeedForward(const ModelSpec& spec) {
-  return (spec.is_gated() ? 3.0 : 2.0) * spec.hidden_size *
-         spec.intermediate_size;
+// Parameters of a layer's feed-forward part.
+double FeedForward(const ModelSpec& spec, int layer) {
+  const double row = (spec.is_gated() ? 3.0 : 2.0) * spec.hidden_size;
+  double count = row * spec.dense_size(layer);
+  if (spec.has_experts(layer)) {
+    count += static_cast<double>(spec.hidden_size) * spec.routes.logits() +
+             spec.routes.experts * row * spec.expert_size;
+  }
+  return count;
 }
 
 }  // namespace
@@ -83,16 +88,15 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
 
 double Parameters(const ModelSpec& spec) {
   const double hidden = spec.hidden_size;
-  const double feed_forward = spec.experts == 0
-                                  ? FeedForward(spec)
-                                  : spec.experts * (hidden + FeedForward(spec));
-  const double layer =
-      hidden *
-          (spec.qkv_rows() + static_cast<double>(spec.heads) * spec.head_dim) +
-      feed_forward;
+  double layers =
+      spec.layers * hidden *
+      (spec.qkv_rows() + static_cast<double>(spec.heads) * spec.head_dim);
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    layers += FeedForward(spec, layer);
+  }
   const double positions =
       spec.names.positions.empty() ? 0 : hidden * spec.max_positions;
-  return spec.layers * layer + positions +
+  return layers + positions +
          (spec.tied_head ? 1 : 2) * hidden * spec.vocab_size;
 }
 
@@ -104,8 +108,11 @@ int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
 int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
                     int positions) {
   const engine::WorkShape shape = ShapeOf(spec, formats);
-  int64_t bytes = spec.layers * (shape.qkv_bytes + shape.after_attention_bytes +
-                                 shape.experts * shape.expert_bytes) +
+  const int expert_layers =
+      shape.expert_layers + (shape.last_has_experts ? 1 : 0);
+  int64_t bytes = spec.layers * shape.qkv_bytes + shape.after_attention_bytes +
+                  shape.last_after_attention_bytes +
+                  int64_t{expert_layers} * shape.experts * shape.expert_bytes +
                   (spec.tied_head ? 1 : 2) * shape.head_bytes;
   if (!spec.names.positions.empty()) {
     bytes += int64_t{4} * spec.hidden_size * spec.max_positions;

@@ -47,12 +47,13 @@ explain::Formats ChooseFormats(const PlanInput& input) {
 // its gated product.
 int64_t ExpertBytes(const PlanInput& input, const explain::Formats& formats) {
   const engine::ModelSpec& spec = input.spec;
-  if (spec.experts == 0) return 0;
+  if (spec.routes.experts == 0) return 0;
   const int rows = input.max_num_batched_tokens;
   const int64_t ends = 2 * int64_t{spec.hidden_size};
-  const int64_t wide = spec.intermediate_size;
+  const int64_t wide = spec.expert_size;
   if (!input.gpu) return rows * (ends + 3 * wide) * 4;
-  return kernels::MostExpertRows(rows, spec.experts, spec.experts_per_token) *
+  return kernels::MostExpertRows(rows, spec.routes.experts,
+                                 spec.routes.chosen) *
          (ends + wide) * static_cast<int64_t>(SizeOf(formats.weights));
 }
 

@@ -62,6 +62,23 @@ int ConfigFields::Int(std::string_view field, int64_t min, int64_t max,
   return static_cast<int>(min);
 }
 
+std::vector<int> ConfigFields::Ints(std::string_view field, int64_t min,
+                                    int64_t max) {
+  std::vector<int> values;
+  const json* list = Find(field);
+  if (list == nullptr) return values;
+  const auto fits = [&](const json& value) {
+    return value.is_number_integer() && value >= min && value <= max;
+  };
+  if (!list->is_array() || !std::all_of(list->begin(), list->end(), fits)) {
+    Refuse(field, ShowJson(*list),
+           absl::StrCat("a list of whole numbers from ", min, " to ", max));
+    return values;
+  }
+  for (const json& value : *list) values.push_back(value.get<int>());
+  return values;
+}
+
 double ConfigFields::Double(std::string_view field, double min, double max,
                             std::optional<double> fallback) {
   const json* value = Find(field);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "nlohmann/json.hpp"
@@ -44,6 +45,9 @@ class ConfigFields {
                                  int64_t max);
   std::optional<double> OptionalDouble(std::string_view field, double min,
                                        double max);
+
+  // A list of them; empty if it is left out.
+  std::vector<int> Ints(std::string_view field, int64_t min, int64_t max);
 
   // Records "FILE: field: value; expected" unless an error is there already.
   void Refuse(std::string_view field, const std::string& value,

@@ -55,10 +55,16 @@ struct TensorNames {
   std::string_view gate_up = "";  // both, stacked in this order
   std::string_view down = "mlp.down_proj";
   std::string_view mlp_output_norm = "";
-  // Of many experts: what chooses, and what stands before an expert's number
-  // and a dot, which gate, up and down follow.
+  // Of many experts: what chooses, what is added to compare their scores, and
+  // what stands before an expert's number and a dot, which gate, up and down
+  // follow. So they do what stands before them where all rows take a feed-
+  // forward layer: one beside the experts, or one in a layer without any.
   std::string_view router = "";
+  std::string_view choice_bias = "";  // [experts] or [1, experts]
   std::string_view experts = "";
+  std::string_view shared = "";
+  std::string_view shared_gate = "";  // what the former is multiplied by
+  std::string_view dense = "";
   // Or gate_up and down are of all experts; their biases' names end with
   // "_bias".
   ExpertStack stack = ExpertStack::kNone;
@@ -82,6 +88,14 @@ struct ConfigKeys {
   std::string_view norm_eps = "rms_norm_eps";
   std::string_view activation = "hidden_act";
   std::string_view experts = "";  // how many there are
+  std::string_view experts_per_token = "num_experts_per_tok";
+  std::string_view expert_size = "";  // empty: intermediate_size
+  // How many experts' sizes all rows take beside those that they choose, or
+  // their size itself.
+  std::string_view shared_experts = "";
+  std::string_view shared_size = "";
+  // Of a head the dimensions that turn, where no factor says it.
+  std::string_view rotary_dim = "";
 };
 
 // Which products have biases.
@@ -92,11 +106,30 @@ enum class Biases : uint8_t {
   // "attention_bias" (true if left out): q, k and v; "attention_out_bias": o;
   // "mlp_bias": the rest
   kQkvByConfig,
-  kUseBias,  // by "use_bias": all
+  kQkvIfSaid,        // "attention_bias" (false if left out): q, k and v
+  kQkvUnlessDenied,  // "qkv_bias" (true if left out): q, k and v
+  kUseBias,          // by "use_bias": all
   // "attention_bias" (true if left out): q, k, v and o; the rest always, what
   // chooses experts too
   kWithExperts,
   kAll,
+};
+
+// Which layers of a model with experts have none.
+enum class DenseLayers : uint8_t {
+  kNone,
+  kFirst,   // the first "first_k_dense_replace"
+  kListed,  // "mlp_only_layers", and all but each "decoder_sparse_step"-th
+  // Those outside of "moe_layer_start_index" to "moe_layer_end_index", and all
+  // but each "moe_layer_interval"-th.
+  kOutside,
+};
+
+// Whether the weights of the experts that a row chooses add up to one.
+enum class Normalised : uint8_t {
+  kByConfig,      // "norm_topk_prob", false if left out
+  kUnlessDenied,  // the same, true if left out
+  kAlways,
 };
 
 // Which layers see a window of "sliding_window" positions alone.
@@ -104,6 +137,7 @@ enum class Windows : uint8_t {
   kNone,   // the key means nothing
   kAll,    // every layer
   kOptIn,  // with "use_sliding_window", those from "max_window_layers" on
+  kLater,  // without it, the same
   kMixed,  // all but every n-th ("sliding_window_pattern")
 };
 
@@ -140,22 +174,26 @@ struct Family {
   NormKind norm = NormKind::kRms;
   Biases biases = Biases::kNone;
   Windows windows = Windows::kNone;
-  bool rope = true;           // else learned positions
-  bool partial_rope = false;  // by "partial_rotary_factor"; no q and k norms
-  bool interleaved_rope = false;  // neighbours turn together; as above
+  bool rope = true;               // else learned positions
+  bool partial_rope = false;      // by "partial_rotary_factor"
+  bool interleaved_rope = false;  // neighbours turn together
   // Every n-th layer does not turn, unless "no_rope_layers" says which do; with
   // windows those see one. 0: all turn.
   int no_rope_interval = 0;
-  bool scaled_embedding = false;           // times sqrt(hidden_size)
-  bool multipliers = false;                // Granite's four
-  bool wide_norms = false;                 // of q and of k, all heads together
-  bool scaled_queries = false;             // by "llama_4_scaling_beta"
-  bool scaling_is_said = false;            // no "rope_parameters": refused
-  bool query_pre_scalar = false;           // scores by "query_pre_attn_scalar"
-  bool caps = false;                       // of scores and logits
-  bool gelu_is_tanh = false;               // by old files' "gelu"
-  bool clamped_swiglu = false;             // gates by "swiglu_limit" and alpha
-  bool routes_normalised = false;          // else by "norm_topk_prob"
+  bool scaled_embedding = false;  // times sqrt(hidden_size)
+  bool multipliers = false;       // Granite's four
+  bool wide_norms = false;        // of q and of k, all heads together
+  bool scaled_queries = false;    // by "llama_4_scaling_beta"
+  bool scaling_is_said = false;   // no "rope_parameters": refused
+  bool query_pre_scalar = false;  // scores by "query_pre_attn_scalar"
+  bool caps = false;              // of scores and logits
+  bool gelu_is_tanh = false;      // by old files' "gelu"
+  bool clamped_swiglu = false;    // gates by "swiglu_limit" and alpha
+  Normalised normalised = Normalised::kByConfig;
+  bool sigmoid_routes = false;  // scores of experts; groups of them
+  DenseLayers dense = DenseLayers::kNone;
+  int dense_layers = 0;                    // of kFirst, where no key says
+  bool optional_norms = false;             // of q and k: by "use_qk_norm"
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 
   TensorNames names = {};

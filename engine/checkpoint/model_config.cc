@@ -24,11 +24,6 @@ constexpr char kSliding[] = "sliding_attention";  // of "layer_types"
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
   spec.hidden_size = fields.Int(keys.hidden_size, 8, kMaxWidth);
-  // GPT-2's may be left out.
-  std::optional<int> wide;
-  if (!family.rope) wide = std::min(4 * spec.hidden_size, kMaxWidth);
-  spec.intermediate_size =
-      fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
   spec.layers = fields.Int(keys.layers, 1, 1024);
   const auto or_missing = [](int fallback) {
     return fallback > 0 ? std::optional<int>(fallback) : std::nullopt;
@@ -118,6 +113,12 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", true);
       spec.mlp_bias = spec.router_bias = true;
       break;
+    case Biases::kQkvIfSaid:
+      spec.qkv_bias = fields.Bool("attention_bias", false);
+      break;
+    case Biases::kQkvUnlessDenied:
+      spec.qkv_bias = fields.Bool("qkv_bias", true);
+      break;
     case Biases::kUseBias:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias =
           fields.Bool("use_bias", false);
@@ -128,31 +129,143 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   }
 }
 
-// Experts are in every layer or in none.
-void ReadExperts(ConfigFields& fields, const Family& family, ModelSpec& spec) {
-  if (family.keys.experts.empty()) return;
-  // transformers 5 renames Qwen3-MoE's.
+// Which layers have no experts, by what the family's configs say.
+void ReadDenseLayers(ConfigFields& fields, const Family& family,
+                     ModelSpec& spec) {
+  const int layers = spec.layers;
+  std::vector<bool> dense(static_cast<size_t>(layers), false);
+  const auto all_but = [&](int step) {
+    for (int i = 0; i < layers; ++i) {
+      if ((i + 1) % step != 0) dense[static_cast<size_t>(i)] = true;
+    }
+  };
+  switch (family.dense) {
+    case DenseLayers::kNone:
+      break;
+    case DenseLayers::kFirst:
+      std::fill_n(dense.begin(),
+                  std::min(layers, fields.Int("first_k_dense_replace", 0, 1024,
+                                              family.dense_layers)),
+                  true);
+      break;
+    case DenseLayers::kListed: {
+      all_but(fields.Int("decoder_sparse_step", 1, 1024, 1));
+      for (const int layer : fields.Ints("mlp_only_layers", 0, 1023)) {
+        if (layer < layers) dense[static_cast<size_t>(layer)] = true;
+      }
+      break;
+    }
+    case DenseLayers::kOutside: {
+      all_but(fields.Int("moe_layer_interval", 1, 1024, 1));
+      const int begin = fields.Int("moe_layer_start_index", 0, 1024, 1);
+      const int last = fields.Int("moe_layer_end_index", -1, 1 << 20, -1);
+      for (int i = 0; i < layers; ++i) {
+        if (i < begin || (last >= 0 && i > last)) {
+          dense[static_cast<size_t>(i)] = true;
+        }
+      }
+      break;
+    }
+  }
+  if (std::find(dense.begin(), dense.end(), true) == dense.end()) return;
+  spec.dense = std::move(dense);
+  if (spec.names.stack != ExpertStack::kNone) {
+    fields.Refuse("mlp_only_layers or decoder_sparse_step",
+                  "layers without experts",
+                  "such that all have some, in this family");
+  }
+}
+
+// How rows choose, of sigmoids: by groups, and scaled.
+void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
+  routes.sigmoid = true;
+  if (fields.String("scoring_func", "sigmoid") == "softmax") {
+    fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
+  }
+  routes.scale =
+      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
+  const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups, 1);
+  const int chosen = fields.Int("topk_group", 1, groups, 1);
+  // Of one all are compared, whatever there is of it.
+  if (groups == 1) return;
+  const int size = routes.experts / groups;
+  if (routes.experts % groups != 0 || size < 2) {
+    return fields.Refuse(
+        "n_group", absl::StrCat(groups),
+        absl::StrCat("groups of two and more of ", routes.experts, " experts"));
+  }
+  if (chosen * size < routes.chosen) {
+    return fields.Refuse("topk_group", absl::StrCat(chosen),
+                         absl::StrCat("groups of ", routes.chosen,
+                                      " experts, which a token chooses"));
+  }
+  routes.groups = groups;
+  routes.chosen_groups = chosen;
+}
+
+// What all rows take beside experts.
+void ReadSharedExpert(ConfigFields& fields, const Family& family,
+                      ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  if (!keys.shared_size.empty()) {
+    spec.shared_size = fields.Int(keys.shared_size, 1, kMaxWidth);
+  } else if (!keys.shared_experts.empty()) {
+    spec.shared_size =
+        fields.Int(keys.shared_experts, 0, kMaxWidth / spec.expert_size, 0) *
+        spec.expert_size;
+  }
+  using Shared = kernels::SharedExpert;
+  spec.routes.shared = spec.shared_size == 0              ? Shared::kNone
+                       : family.names.shared_gate.empty() ? Shared::kWhole
+                                                          : Shared::kGated;
+}
+
+void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  // transformers 5 renames many families'.
   static constexpr char kNew[] = "num_local_experts";
+  constexpr int kMost = kernels::kMostExperts;
+  kernels::RouteOptions& routes = spec.routes;
   const bool renamed =
-      fields.Find(family.keys.experts) == nullptr && fields.Find(kNew);
-  spec.experts = fields.Int(renamed ? kNew : family.keys.experts, 1, 1024);
-  if (fields.Int(kNew, 1, 1024, spec.experts) != spec.experts) {
-    fields.Refuse(
-        kNew, ShowJson(*fields.Find(kNew)),
-        absl::StrCat(spec.experts, ", as ", std::string(family.keys.experts),
-                     ", or left out"));
+      fields.Find(keys.experts) == nullptr && fields.Find(kNew);
+  routes.experts = fields.Int(renamed ? kNew : keys.experts, 1, kMost);
+  if (fields.Int(kNew, 1, kMost, routes.experts) != routes.experts) {
+    fields.Refuse(kNew, ShowJson(*fields.Find(kNew)),
+                  absl::StrCat(routes.experts, ", as ",
+                               std::string(keys.experts), ", or left out"));
   }
-  spec.experts_per_token =
-      fields.Int("num_experts_per_tok", 1, std::max(1, spec.experts));
-  spec.normalised_routes =
-      family.routes_normalised || fields.Bool("norm_topk_prob", false);
-  if (fields.Int("decoder_sparse_step", 1, 1024, 1) != 1) {
-    fields.Refuse("decoder_sparse_step", "above 1", "1 or left out");
+  routes.chosen =
+      fields.Int(keys.experts_per_token, 1, std::max(1, routes.experts));
+  routes.normalise =
+      family.normalised == Normalised::kAlways ||
+      fields.Bool("norm_topk_prob",
+                  family.normalised == Normalised::kUnlessDenied);
+  if (family.sigmoid_routes) ReadSigmoidRoutes(fields, routes);
+}
+
+// What follows attention: sizes, and experts.
+void ReadFeedForward(ConfigFields& fields, const Family& family,
+                     ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  if (keys.experts.empty()) {
+    // GPT-2's may be left out.
+    std::optional<int> wide;
+    if (!family.rope) wide = std::min(4 * spec.hidden_size, kMaxWidth);
+    spec.intermediate_size =
+        fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
+    return;
   }
-  const json* dense = fields.Find("mlp_only_layers");
-  if (dense != nullptr && !(dense->is_array() && dense->empty())) {
-    fields.Refuse("mlp_only_layers", ShowJson(*dense), "empty or left out");
+  ReadRoutes(fields, family, spec);
+  spec.expert_size = fields.Int(
+      keys.expert_size.empty() ? keys.intermediate_size : keys.expert_size, 1,
+      kMaxWidth);
+  ReadDenseLayers(fields, family, spec);
+  if (!fields.status().ok()) return;
+  ReadSharedExpert(fields, family, spec);
+  if (!spec.dense.empty()) {
+    spec.intermediate_size = fields.Int(keys.intermediate_size, 1, kMaxWidth);
   }
+  spec.draft_layers = fields.Int("num_nextn_predict_layers", 0, 64, 0);
   if (family.windows == Windows::kNone &&
       fields.Bool("use_sliding_window", false)) {
     fields.Refuse("use_sliding_window", "true", "false or left out");
@@ -206,6 +319,7 @@ void ReadUnturned(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.windows == Windows::kNone) return;
   const bool opt_in = family.windows == Windows::kOptIn;
+  const bool later = opt_in || family.windows == Windows::kLater;
   const json* types = fields.Find("layer_types");
   if (opt_in && !fields.Bool("use_sliding_window", false)) {
     // transformers does one or the other, by the kind of attention.
@@ -222,7 +336,7 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.windowed.assign(spec.layers, true);
   if (family.no_rope_interval > 0) {
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = !spec.turns(i);
-  } else if (opt_in) {
+  } else if (later) {
     const int from =
         fields.Int("max_window_layers", 0, 1 << 20, family.max_window_layers);
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
@@ -304,6 +418,10 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"scale_attn_weights", true}};
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  // Experts by themselves have none.
+  if (family.biases == Biases::kUseBias && !family.keys.experts.empty()) {
+    flags.push_back({"use_bias", false});
+  }
   if (const json* clip = fields.Find("clip_qkv"); clip != nullptr) {
     fields.Refuse("clip_qkv", ShowJson(*clip), "null or left out");
   }
@@ -433,6 +551,9 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.names = family->names;
   spec.norm = family->norm;
   spec.wide_norms = family->wide_norms;
+  if (family->optional_norms && !fields.Bool("use_qk_norm", false)) {
+    spec.names.query_norm = spec.names.key_norm = "";
+  }
   ReadShapes(fields, *family, spec);
   if (!fields.status().ok()) return fields.status();
   spec.norm_eps =
@@ -444,7 +565,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);
   ReadActivation(fields, *family, spec);
-  ReadExperts(fields, *family, spec);
+  ReadFeedForward(fields, *family, spec);
   ReadBiases(fields, *family, spec);
   spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
   spec.head_in_doubt = part->either_ties && !spec.tied_head;
@@ -483,8 +604,9 @@ std::string ModelSpec::Canonical() const {
       "%s hidden=%d intermediate=%d layers=%d heads=%d kv_heads=%d "
       "head_dim=%d vocab=%d max_positions=%d norm=%s eps=%.17g act=%s "
       "attention_bias=%d mlp_bias=%d tied=%d rope_theta=%.17g",
-      architecture, hidden_size, intermediate_size, layers, heads, kv_heads,
-      head_dim, vocab_size, max_positions,
+      architecture, hidden_size,
+      intermediate_size > 0 ? intermediate_size : expert_size, layers, heads,
+      kv_heads, head_dim, vocab_size, max_positions,
       norm == NormKind::kLayer ? "layer" : "rms", norm_eps,
       kActivations[static_cast<int>(activation)], output_bias, mlp_bias,
       tied_head, rope.theta);
@@ -508,9 +630,19 @@ std::string ModelSpec::Canonical() const {
   if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
     absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);
   }
-  if (experts > 0) {
+  if (routes.experts > 0) {
     absl::StrAppendFormat(&text, " experts=%d of %d normalised=%d",
-                          experts_per_token, experts, normalised_routes);
+                          routes.chosen, routes.experts, routes.normalise);
+  }
+  if (!dense.empty()) {
+    absl::StrAppendFormat(&text, " dense=%s expert_size=%d", bits(dense),
+                          expert_size);
+  }
+  if (shared_size > 0) absl::StrAppendFormat(&text, " shared=%d", shared_size);
+  if (routes.sigmoid) {
+    absl::StrAppendFormat(&text, " groups=%d of %d scale=%.9g norms=%d",
+                          routes.chosen_groups, routes.groups, routes.scale,
+                          !names.query_norm.empty());
   }
   if (logit_scale != 1 || (embedding_scale != 1 && !embedding_scale_rounds)) {
     absl::StrAppendFormat(&text, " embedding_scale=%.17g logit_scale=%.17g",

@@ -21,6 +21,7 @@
 #include "engine/checkpoint/families.h"
 #include "engine/checkpoint/quantisation.h"
 #include "engine/checkpoint/rope_config.h"
+#include "kernels/route.h"
 #include "kernels/types.h"
 
 namespace tandem::engine {
@@ -39,7 +40,9 @@ struct ModelSpec {
   std::string architecture;  // "LlamaForCausalLM"
   TensorNames names;
   int hidden_size = 0;
-  int intermediate_size = 0;
+  int intermediate_size = 0;  // of layers without experts; 0: all have some
+  int expert_size = 0;        // of one expert
+  int shared_size = 0;  // of what all rows take beside experts; 0: nothing
   int layers = 0;
   int heads = 0;
   int kv_heads = 0;
@@ -65,16 +68,26 @@ struct ModelSpec {
   bool mlp_bias = false;
   bool router_bias = false;  // of what chooses experts
   kernels::Activation activation = kernels::Activation::kSilu;
-  int experts = 0;  // 0: one feed-forward layer for all
-  int experts_per_token = 0;
-  bool normalised_routes = false;  // an expert's share is of those chosen
-  bool tied_head = false;          // logits by the embedding's matrix
-  bool head_in_doubt = false;      // it is tied too if the file has no head
-  std::vector<int32_t> eos_ids;    // any of them ends a sequence
+  kernels::RouteOptions routes;  // without biases; no experts: none has any
+  std::vector<bool> dense;       // [layers] have no experts; empty: all do
+  int draft_layers = 0;    // behind the layers in files, for drafts: not read
+  bool tied_head = false;  // logits by the embedding's matrix
+  bool head_in_doubt = false;    // it is tied too if the file has no head
+  std::vector<int32_t> eos_ids;  // any of them ends a sequence
   SamplingDefaults sampling;
   Quantisation quantisation;  // of the checkpoint
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool has_experts(int layer) const {
+    return routes.experts > 0 && (dense.empty() || !dense[layer]);
+  }
+  // Of the feed-forward layer that all rows take in a layer; 0: there is none.
+  int dense_size(int layer) const {
+    return has_experts(layer) ? shared_size : intermediate_size;
+  }
+  int widest_dense_size() const {
+    return std::max(intermediate_size, shared_size);
+  }
   bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
   bool turns(int layer) const { return no_rope.empty() || !no_rope[layer]; }
   // Positions that no layer sees beyond; 0 if one sees all.

@@ -24,6 +24,7 @@ struct Context {
   int head_dim;
   int max_positions;           // as the config has it
   int original_max_positions;  // beside the scaling; 0: not given
+  double rotary_fallback;      // where no factor is given
   double rotary_factor;        // beside the scaling; 0: not given
 };
 
@@ -150,7 +151,7 @@ int ReadRotaryDim(ConfigFields& fields, const Context& context) {
   static constexpr char kField[] = "partial_rotary_factor";
   const double beside = context.rotary_factor;
   const double factor = fields.Double(
-      kField, 0, 1, beside > 0 ? beside : context.family.rotary_factor);
+      kField, 0, 1, beside > 0 ? beside : context.rotary_fallback);
   if (beside > 0 && factor != beside) {
     fields.Refuse(kField, absl::StrCat(factor),
                   absl::StrCat(beside, ", as beside it, or left out"));
@@ -302,8 +303,17 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
     return;
   }
   Context context{
-      family, head_dim, *max_positions,
-      fields.Int("original_max_position_embeddings", 1, kMaxPositions, 0), 0};
+      family,
+      head_dim,
+      *max_positions,
+      fields.Int("original_max_position_embeddings", 1, kMaxPositions, 0),
+      family.rotary_factor,
+      0};
+  const std::string_view rotary_dim = family.keys.rotary_dim;
+  if (!rotary_dim.empty() && fields.Find(rotary_dim) != nullptr) {
+    context.rotary_fallback =
+        static_cast<double>(fields.Int(rotary_dim, 2, head_dim)) / head_dim;
+  }
   rope->rotary_dim = local->rotary_dim = ReadRotaryDim(fields, context);
   if (fields.Find("partial_rotary_factor") != nullptr) {
     context.rotary_factor = fields.Double("partial_rotary_factor", 0, 1);

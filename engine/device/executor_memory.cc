@@ -106,10 +106,10 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.head_dim,
           .vocab = spec.vocab_size,
-          .gated = 2 * spec.intermediate_size,
+          .gated = 2 * std::max(spec.widest_dense_size(), spec.expert_size),
           .hidden = spec.hidden_size,
-          .experts = spec.experts,
-          .experts_per_row = spec.experts_per_token};
+          .experts = spec.routes.experts,
+          .experts_per_row = spec.routes.chosen};
 }
 
 // ---- Growing

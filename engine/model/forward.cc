@@ -54,15 +54,20 @@ struct Pass {
     return {};
   }
 
+  // w.delta = what experts make of w.normed, and what it holds where all rows
+  // take that.
   void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
     const ModelSpec& spec = model.spec();
+    kernels::RouteOptions routes = spec.routes;
+    routes.choice_bias = layer.choice_bias;
     backend.Logits(queue, rows, w.normed, *layer.router, layer.router_bias,
                    w.route_logits);
-    backend.Route(queue, rows, spec.experts, spec.experts_per_token,
-                  spec.normalised_routes, w.route_logits, w.route_weights);
-    backend.Experts(queue, rows, spec.experts_per_token, w.normed,
-                    w.route_weights, *layer.experts,
-                    {layer.gate_up_bias, layer.down_bias}, spec.activation,
+    backend.Route(queue, rows, routes, w.route_logits, w.route_weights);
+    backend.Experts(queue, rows, w.normed, w.route_weights, *layer.experts,
+                    {.chosen = routes.chosen,
+                     .shared = routes.shared != kernels::SharedExpert::kNone,
+                     .biases = layer.expert_biases,
+                     .activation = spec.activation},
                     w.delta);
   }
 
@@ -96,12 +101,11 @@ struct Pass {
     }
   }
 
-  // w.delta = the feed-forward layer of w.normed.
-  void FeedForward(int index, int rows, const Model::Layer& layer,
-                   Workspace& w) const {
+  // w.delta = what all rows take of w.normed.
+  void Dense(int index, int rows, const Model::Layer& layer,
+             Workspace& w) const {
     const ModelSpec& spec = model.spec();
-    const int wide = spec.intermediate_size;
-    if (spec.experts > 0) return Experts(rows, layer, w);
+    const int wide = spec.dense_size(index);
     if (spec.is_gated() && Adapts(LoraProduct::kGateUp)) {
       backend.MatMulHalves(queue, rows, w.normed, *layer.gate_up, w.halves);
       Adapt(LoraProduct::kGateUp, index, rows, w.normed, 0, w.halves, w, wide);
@@ -120,6 +124,13 @@ struct Pass {
                    w.delta);
     Adapt(LoraProduct::kDown, index, rows, w.activated, spec.hidden_size,
           w.delta, w);
+  }
+
+  // w.delta = the feed-forward layer of w.normed.
+  void FeedForward(int index, int rows, const Model::Layer& layer,
+                   Workspace& w) const {
+    if (layer.gate_up != nullptr) Dense(index, rows, layer, w);
+    if (layer.experts != nullptr) Experts(rows, layer, w);
   }
 
   // The weights with which a row looks at what `options` say, where its ask
@@ -245,7 +256,8 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
                                  FloatParts& floats) {
   const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
   const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
-  const size_t routed = spec.experts > 0 ? static_cast<size_t>(max_rows) : 0;
+  const kernels::RouteOptions& routes = spec.routes;
+  const size_t routed = routes.experts > 0 ? static_cast<size_t>(max_rows) : 0;
   const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
   const bool halves =
       lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
@@ -256,11 +268,11 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.qkv, rows * spec.qkv_rows()},
        {&w.attention, rows * query},
        {&w.delta, rows * spec.hidden_size},
-       {&w.activated, spec.experts > 0 ? 0 : rows * spec.intermediate_size},
+       {&w.activated, rows * spec.widest_dense_size()},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},
-       {&floats.route_logits, routed * spec.experts * sizeof(float)},
-       {&floats.route_weights, routed * spec.experts * sizeof(float)},
+       {&floats.route_logits, routed * routes.logits() * sizeof(float)},
+       {&floats.route_weights, routed * routes.weights() * sizeof(float)},
        {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},
        {&floats.lora_inner, max_rows * ranks * sizeof(float)},
        {&floats.logits,

@@ -36,10 +36,10 @@ class Workspace {
   void* qkv = nullptr;        // [max_rows, qkv_rows]
   void* attention = nullptr;  // [max_rows, heads * head_dim]
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
-  void* activated = nullptr;  // [max_rows, intermediate], of one expert
+  void* activated = nullptr;  // [max_rows, widest_dense_size()]
   // Of many experts.
-  float* route_logits = nullptr;   // [max_rows, experts]
-  float* route_weights = nullptr;  // [max_rows, experts]
+  float* route_logits = nullptr;   // [max_rows, routes.logits()]
+  float* route_weights = nullptr;  // [max_rows, routes.weights()]
   // Of adapters.
   void* halves = nullptr;       // [max_rows, 2 * intermediate + 14]
   float* lora_inner = nullptr;  // [max_rows, max_rank]

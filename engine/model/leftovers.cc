@@ -2,6 +2,7 @@
 #include "engine/model/leftovers.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <string_view>
 
@@ -58,6 +59,16 @@ absl::Status CheckTiedHead(const Checkpoint& checkpoint,
 
 }  // namespace
 
+bool IsOfDrafts(const ModelSpec& spec, std::string_view name) {
+  if (spec.draft_layers == 0) return false;
+  if (name.starts_with("model.mtp_")) return true;
+  if (!name.starts_with(spec.names.layers)) return false;
+  name.remove_prefix(spec.names.layers.size());
+  int layer = -1;
+  std::from_chars(name.data(), name.data() + name.size(), layer);
+  return layer >= spec.layers && layer < spec.layers + spec.draft_layers;
+}
+
 absl::Status RefuseLeftovers(const ModelSpec& spec,
                              const Checkpoint& checkpoint,
                              const WeightPacker& packer,
@@ -70,7 +81,7 @@ absl::Status RefuseLeftovers(const ModelSpec& spec,
       continue;
     }
     if (packer.taken(tensor.name) || IsBuffer(spec, tensor.name) ||
-        IsNoBias(spec, checkpoint, tensor) ||
+        IsOfDrafts(spec, tensor.name) || IsNoBias(spec, checkpoint, tensor) ||
         (spec.quantisation.kv_scales && IsKvScale(tensor.name))) {
       continue;
     }

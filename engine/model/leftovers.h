@@ -6,6 +6,7 @@
 #define TANDEM_ENGINE_MODEL_LEFTOVERS_H_
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "engine/checkpoint/model_config.h"
@@ -13,6 +14,10 @@
 #include "engine/model/weight_packer.h"
 
 namespace tandem::engine {
+
+// A tensor of what a checkpoint has to guess several tokens at once, behind its
+// layers or apart from them. It is not read.
+bool IsOfDrafts(const ModelSpec& spec, std::string_view name);
 
 // INVALID_ARGUMENT names the first tensor that `packer` did not take and that
 // has no place in the model; or a head that differs from the embedding, to

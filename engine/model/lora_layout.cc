@@ -31,7 +31,7 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
     add(names.value, LoraProduct::kQkv, query + key, key, hidden);
   }
   add(names.output, LoraProduct::kOutput, 0, hidden, query);
-  if (spec.experts > 0) return sections;
+  if (spec.routes.experts > 0) return sections;
   if (!spec.is_gated() && names.gate_up.empty()) {
     add(names.up, LoraProduct::kGateUp, 0, wide, hidden);
   } else if (spec.mlp_bias) {

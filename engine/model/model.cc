@@ -40,6 +40,8 @@ class ModelLoader {
 
  private:
   absl::Status LoadLayer(int index, Model::Layer& layer);
+  absl::Status LoadAttention(int index, Model::Layer& layer);
+  absl::Status LoadDense(int index, Model::Layer& layer);
   absl::Status LoadRouter(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);
   absl::Status LoadStackedExperts(int index, Model::Layer& layer);
@@ -52,8 +54,12 @@ class ModelLoader {
   absl::Status AddMatrixValues(const std::string& name, int rows, int cols,
                                const std::vector<int>& order,
                                const float** target);
-  // The norm of this name.
-  absl::Status AddNorm(const std::string& name, int size, Model::Norm& norm);
+  // The norm of this name, its numbers in this order.
+  absl::Status AddNorm(const std::string& name, int size, Model::Norm& norm,
+                       const std::vector<int>& order = {});
+  // A layer's; none where that has no name.
+  absl::Status AddNorm(int layer, std::string_view part, int size,
+                       Model::Norm& norm, const std::vector<int>& order = {});
   void AddValues(const std::vector<float>& values, const float** target);
   void AddRope(RopeSpec& rope, kernels::RopeTable& table);
   absl::Status UploadVectors();
@@ -116,10 +122,18 @@ absl::Status ModelLoader::AddMatrixValues(const std::string& name, int rows,
   return absl::OkStatus();
 }
 
+absl::Status ModelLoader::AddNorm(int layer, std::string_view part, int size,
+                                  Model::Norm& norm,
+                                  const std::vector<int>& order) {
+  return part.empty() ? absl::OkStatus()
+                      : AddNorm(NameOf(layer, part, ""), size, norm, order);
+}
+
 absl::Status ModelLoader::AddNorm(const std::string& name, int size,
-                                  Model::Norm& norm) {
+                                  Model::Norm& norm,
+                                  const std::vector<int>& order) {
   absl::Status status =
-      AddVector({{absl::StrCat(name, ".weight"), size}}, &norm.weight);
+      AddVector({{absl::StrCat(name, ".weight"), size, order}}, &norm.weight);
   if (!status.ok()) return status;
   if (spec_.norm == NormKind::kOffset) {
     for (size_t i = vectors_.size() - static_cast<size_t>(size);
@@ -170,13 +184,26 @@ std::string ModelLoader::NameOf(int layer, std::string_view name,
 
 // What chooses is small, and its errors are whole experts: never quantised.
 absl::Status ModelLoader::LoadRouter(int index, Model::Layer& layer) {
-  const std::string_view router = spec_.names.router;
+  const TensorNames& names = spec_.names;
+  const int experts = spec_.routes.experts;
+  std::vector<TensorPart> parts = {
+      {NameOf(index, names.router, ".weight"), experts}};
+  if (spec_.routes.shared == kernels::SharedExpert::kGated) {
+    parts.push_back({NameOf(index, names.shared_gate, ".weight"), 1});
+  }
   absl::Status status =
-      packer_.Pack({{NameOf(index, router, ".weight"), spec_.experts}},
-                   spec_.hidden_size, MatrixUse::kRouter, layer.router);
+      packer_.Pack(parts, spec_.hidden_size, MatrixUse::kRouter, layer.router);
   if (spec_.router_bias) {
-    status.Update(AddVector({{NameOf(index, router, ".bias"), spec_.experts}},
+    status.Update(AddVector({{NameOf(index, names.router, ".bias"), experts}},
                             &layer.router_bias));
+  }
+  if (!names.choice_bias.empty()) {
+    const std::string name = NameOf(index, names.choice_bias, "");
+    const TensorInfo* const bias = checkpoint_.Find(name);
+    status.Update(
+        bias != nullptr && bias->shape.size() == 2
+            ? AddMatrixValues(name, 1, experts, {}, &layer.choice_bias)
+            : AddVector({{name, experts}}, &layer.choice_bias));
   }
   return status;
 }
@@ -184,9 +211,9 @@ absl::Status ModelLoader::LoadRouter(int index, Model::Layer& layer) {
 absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
-  const int wide = spec_.intermediate_size;
+  const int wide = spec_.expert_size;
   absl::Status status;
-  for (int e = 0; e < spec_.experts && status.ok(); ++e) {
+  for (int e = 0; e < spec_.routes.experts && status.ok(); ++e) {
     const auto name = [&](std::string_view part) {
       return NameOf(
           index,
@@ -206,7 +233,8 @@ absl::Status ModelLoader::LoadExperts(int index, Model::Layer& layer) {
 
 absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
   const int hidden = spec_.hidden_size;
-  const int wide = spec_.intermediate_size;
+  const int wide = spec_.expert_size;
+  const int count = spec_.routes.experts;
   const std::string gate_up = NameOf(index, spec_.names.gate_up, "");
   const std::string down = NameOf(index, spec_.names.down, "");
   const bool in_turns = spec_.names.stack == ExpertStack::kInTurns;
@@ -218,11 +246,11 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
     }
   }
   absl::Status status;
-  for (int e = 0; e < spec_.experts && status.ok(); ++e) {
+  for (int e = 0; e < count && status.ok(); ++e) {
     status.Update(packer_.PackStacked(
-        {gate_up, spec_.experts, e, 2 * wide, hidden, halves},
-        MatrixUse::kGated, layer.expert_matrices.emplace_back()));
-    status.Update(packer_.PackStacked({down, spec_.experts, e, hidden, wide},
+        {gate_up, count, e, 2 * wide, hidden, halves}, MatrixUse::kGated,
+        layer.expert_matrices.emplace_back()));
+    status.Update(packer_.PackStacked({down, count, e, hidden, wide},
                                       MatrixUse::kProduct,
                                       layer.expert_matrices.emplace_back()));
   }
@@ -236,10 +264,10 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
     packer_.Take(name + "_scales");
   }
   if (!spec_.mlp_bias) return status;
-  status.Update(AddMatrixValues(gate_up + "_bias", spec_.experts, 2 * wide,
-                                halves, &layer.gate_up_bias));
-  status.Update(AddMatrixValues(down + "_bias", spec_.experts, hidden, {},
-                                &layer.down_bias));
+  status.Update(AddMatrixValues(gate_up + "_bias", count, 2 * wide, halves,
+                                &layer.expert_biases.gate_up));
+  status.Update(AddMatrixValues(down + "_bias", count, hidden, {},
+                                &layer.expert_biases.down));
   return status;
 }
 
@@ -260,10 +288,9 @@ absl::Status ModelLoader::GroupExperts(int index, Model::Layer& layer) {
   return absl::OkStatus();
 }
 
-absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
+absl::Status ModelLoader::LoadAttention(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
-  const int wide = spec_.intermediate_size;
   const int query = spec_.heads * spec_.head_dim;
   const int key = spec_.kv_heads * spec_.head_dim;
   const auto name = [&](std::string_view part, std::string_view what) {
@@ -281,43 +308,21 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
             {name(names.key, what), key, order(spec_.kv_heads)},
             {name(names.value, what), key}};
   };
-  const auto gate_up = [&](std::string_view what) -> std::vector<TensorPart> {
-    if (!names.gate_up.empty()) return {{name(names.gate_up, what), 2 * wide}};
-    if (!spec_.is_gated()) return {{name(names.up, what), wide}};
-    return {{name(names.gate, what), wide}, {name(names.up, what), wide}};
-  };
-  const auto norm = [&](std::string_view part, int size, Model::Norm& to) {
-    return part.empty() ? absl::OkStatus() : AddNorm(name(part, ""), size, to);
-  };
   absl::Status status;
-  status.Update(norm(names.input_norm, hidden, layer.input_norm));
+  status.Update(AddNorm(index, names.input_norm, hidden, layer.input_norm));
   status.Update(
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv));
-  const bool wide_norms = spec_.wide_norms;
-  status.Update(norm(names.query_norm, wide_norms ? query : spec_.head_dim,
-                     layer.query_norm));
-  status.Update(
-      norm(names.key_norm, wide_norms ? key : spec_.head_dim, layer.key_norm));
+  const auto heads_norm = [&](std::string_view part, int heads,
+                              Model::Norm& norm) {
+    const int normed = spec_.wide_norms ? heads : 1;
+    return AddNorm(index, part, normed * spec_.head_dim, norm, order(normed));
+  };
+  status.Update(heads_norm(names.query_norm, spec_.heads, layer.query_norm));
+  status.Update(heads_norm(names.key_norm, spec_.kv_heads, layer.key_norm));
   status.Update(packer_.Pack({{name(names.output, ".weight"), hidden}}, query,
                              MatrixUse::kProduct, layer.output));
-  status.Update(
-      norm(names.attention_output_norm, hidden, layer.attention_output_norm));
-  status.Update(norm(names.mlp_norm, hidden, layer.mlp_norm));
-  if (spec_.experts > 0) {
-    status.Update(LoadRouter(index, layer));
-    status.Update(names.stack == ExpertStack::kNone
-                      ? LoadExperts(index, layer)
-                      : LoadStackedExperts(index, layer));
-    if (status.ok()) status = GroupExperts(index, layer);
-  } else {
-    status.Update(
-        packer_.Pack(gate_up(".weight"), hidden,
-                     spec_.is_gated() ? MatrixUse::kGated : MatrixUse::kProduct,
-                     layer.gate_up));
-    status.Update(packer_.Pack({{name(names.down, ".weight"), hidden}}, wide,
-                               MatrixUse::kProduct, layer.down));
-  }
-  status.Update(norm(names.mlp_output_norm, hidden, layer.mlp_output_norm));
+  status.Update(AddNorm(index, names.attention_output_norm, hidden,
+                        layer.attention_output_norm));
   if (spec_.qkv_bias) {
     status.Update(AddVector(qkv(".bias"), &layer.qkv_bias));
   }
@@ -329,11 +334,54 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
     status.Update(
         AddVector({{name(names.sinks, ""), spec_.heads}}, &layer.sinks));
   }
-  if (spec_.mlp_bias && names.stack == ExpertStack::kNone) {
+  return status;
+}
+
+// What all rows take, by itself or beside experts.
+absl::Status ModelLoader::LoadDense(int index, Model::Layer& layer) {
+  const TensorNames& names = spec_.names;
+  const int hidden = spec_.hidden_size;
+  const int wide = spec_.dense_size(index);
+  const std::string prefix(spec_.routes.experts == 0  ? ""
+                           : spec_.has_experts(index) ? names.shared
+                                                      : names.dense);
+  const auto name = [&](std::string_view part, std::string_view what) {
+    return NameOf(index, absl::StrCat(prefix, std::string(part)), what);
+  };
+  const auto gate_up = [&](std::string_view what) -> std::vector<TensorPart> {
+    if (!names.gate_up.empty()) return {{name(names.gate_up, what), 2 * wide}};
+    if (!spec_.is_gated()) return {{name(names.up, what), wide}};
+    return {{name(names.gate, what), wide}, {name(names.up, what), wide}};
+  };
+  absl::Status status =
+      packer_.Pack(gate_up(".weight"), hidden,
+                   spec_.is_gated() ? MatrixUse::kGated : MatrixUse::kProduct,
+                   layer.gate_up);
+  status.Update(packer_.Pack({{name(names.down, ".weight"), hidden}}, wide,
+                             MatrixUse::kProduct, layer.down));
+  if (spec_.mlp_bias) {
     status.Update(AddVector(gate_up(".bias"), &layer.gate_up_bias));
     status.Update(
         AddVector({{name(names.down, ".bias"), hidden}}, &layer.down_bias));
   }
+  return status;
+}
+
+absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
+  const TensorNames& names = spec_.names;
+  const int hidden = spec_.hidden_size;
+  absl::Status status = LoadAttention(index, layer);
+  status.Update(AddNorm(index, names.mlp_norm, hidden, layer.mlp_norm));
+  if (spec_.has_experts(index)) {
+    status.Update(LoadRouter(index, layer));
+    status.Update(names.stack == ExpertStack::kNone
+                      ? LoadExperts(index, layer)
+                      : LoadStackedExperts(index, layer));
+    if (status.ok()) status = GroupExperts(index, layer);
+  }
+  if (spec_.dense_size(index) > 0) status.Update(LoadDense(index, layer));
+  status.Update(
+      AddNorm(index, names.mlp_output_norm, hidden, layer.mlp_output_norm));
   return status;
 }
 

@@ -53,16 +53,19 @@ class Model {
     // [2 * intermediate, hidden]; without gates [intermediate, hidden].
     std::unique_ptr<kernels::Matrix> gate_up;
     std::unique_ptr<kernels::Matrix> down;  // [hidden, intermediate]
-    // Of many experts, instead of gate_up and down.
-    std::unique_ptr<kernels::Matrix> router;  // [experts, hidden]
+    // Of many experts. Gate_up and down are then what all rows take beside
+    // them, or null.
+    std::unique_ptr<kernels::Matrix> router;  // [routes.logits(), hidden]
     std::vector<std::unique_ptr<kernels::Matrix>> expert_matrices;
     std::unique_ptr<kernels::ExpertSet> experts;
     const float* qkv_bias = nullptr;  // null: none; device
     const float* output_bias = nullptr;
     const float* gate_up_bias = nullptr;
-    const float* down_bias = nullptr;  // of experts, both: of each in turn
+    const float* down_bias = nullptr;
+    kernels::ExpertBiases expert_biases;
     const float* router_bias = nullptr;
-    const float* sinks = nullptr;  // [heads], device; null: none
+    const float* choice_bias = nullptr;  // [experts]
+    const float* sinks = nullptr;        // [heads], device; null: none
   };
 
   // Blocks. Every tensor that the spec asks for must be there with its shape,

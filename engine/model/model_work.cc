@@ -27,19 +27,17 @@ int64_t MatrixBytes(DType type, int64_t rows, int64_t cols, int zero_bytes) {
 WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const int64_t hidden = spec.hidden_size;
   const int64_t query = int64_t{spec.heads} * spec.head_dim;
-  const int64_t feed_forward =
-      (spec.is_gated() ? 3 : 2) * hidden * spec.intermediate_size;
-  const auto layer_bytes = [&](int64_t rows, int64_t cols) {
-    return MatrixBytes(formats.layers, rows, cols, formats.zero_bytes);
+  const int halves = spec.is_gated() ? 2 : 1;
+  const auto bytes = [&](DType type, int64_t rows, int64_t cols) {
+    return MatrixBytes(type, rows, cols, formats.zero_bytes);
   };
-  const auto wide_bytes = [&](int64_t rows, int64_t cols) {
-    return MatrixBytes(formats.experts.value_or(formats.layers), rows, cols,
-                       formats.zero_bytes);
+  const auto feed_forward = [&](int64_t size) {
+    return (halves + 1) * hidden * size;
   };
-  const int64_t feed_forward_bytes =
-      wide_bytes(int64_t{spec.is_gated() ? 2 : 1} * spec.intermediate_size,
-                 hidden) +
-      wide_bytes(hidden, spec.intermediate_size);
+  const auto feed_forward_bytes = [&](DType type, int64_t size) {
+    return bytes(type, halves * size, hidden) + bytes(type, hidden, size);
+  };
+  const kernels::RouteOptions& routes = spec.routes;
   WorkShape shape{
       .layers = spec.layers,
       .window = spec.window,
@@ -49,27 +47,39 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       .kv_vector_bytes = static_cast<int64_t>(
           kernels::KvVectorBytes(formats.kv, spec.head_dim)),
       .qkv = spec.qkv_rows() * hidden,
-      .after_attention = hidden * query,
       .head = spec.vocab_size * hidden,
-      .qkv_bytes = layer_bytes(spec.qkv_rows(), hidden),
-      .after_attention_bytes = layer_bytes(hidden, query),
-      .head_bytes = MatrixBytes(formats.head, spec.vocab_size, hidden)};
+      .qkv_bytes = bytes(formats.layers, spec.qkv_rows(), hidden),
+      .head_bytes = MatrixBytes(formats.head, spec.vocab_size, hidden),
+      .expert_bytes =
+          routes.experts == 0
+              ? 0
+              : feed_forward_bytes(formats.experts.value_or(formats.layers),
+                                   spec.expert_size),
+      .experts = routes.experts,
+      .experts_per_token = routes.chosen};
   for (int layer = 0; layer < spec.layers; ++layer) {
+    const bool last = layer == spec.layers - 1;
     shape.windowed_layers += spec.is_windowed(layer) ? 1 : 0;
+    int64_t& work = last ? shape.last_after_attention : shape.after_attention;
+    int64_t& read =
+        last ? shape.last_after_attention_bytes : shape.after_attention_bytes;
+    work += hidden * query;
+    read += bytes(formats.layers, hidden, query);
+    if (const int size = spec.dense_size(layer); size > 0) {
+      work += feed_forward(size);
+      read += feed_forward_bytes(formats.layers, size);
+    }
+    if (!spec.has_experts(layer)) continue;
+    work += routes.logits() * hidden +
+            routes.chosen * feed_forward(spec.expert_size);
+    read += MatrixBytes(formats.routers, routes.logits(), hidden);
+    if (last) {
+      shape.last_has_experts = true;
+    } else {
+      ++shape.expert_layers;
+    }
   }
   shape.last_windowed = spec.layers > 0 && spec.is_windowed(spec.layers - 1);
-  if (spec.experts == 0) {
-    shape.after_attention += feed_forward;
-    shape.after_attention_bytes += feed_forward_bytes;
-  } else {
-    shape.after_attention +=
-        spec.experts * hidden + spec.experts_per_token * feed_forward;
-    shape.after_attention_bytes +=
-        MatrixBytes(formats.routers, spec.experts, hidden);
-    shape.expert_bytes = feed_forward_bytes;
-    shape.experts = spec.experts;
-    shape.experts_per_token = spec.experts_per_token;
-  }
   return shape;
 }
 
@@ -78,19 +88,21 @@ int ZeroBytes(const Quantisation& quantisation, bool gpu) {
 }
 
 WorkShape MakeWorkShape(const Model& model, DType kv, bool gpu) {
-  const Model::Layer& layer = model.layers().front();
   std::optional<DType> experts;
-  if (!layer.expert_matrices.empty()) {
+  DType routers = model.layers().front().qkv->dtype();
+  for (const Model::Layer& layer : model.layers()) {
+    if (layer.experts == nullptr) continue;
     experts = layer.expert_matrices.front()->dtype();
+    routers = layer.router->dtype();
+    break;
   }
-  return MakeWorkShape(
-      model.spec(),
-      {.layers = layer.qkv->dtype(),
-       .zero_bytes = ZeroBytes(model.spec().quantisation, gpu),
-       .experts = experts,
-       .routers = layer.router ? layer.router->dtype() : layer.qkv->dtype(),
-       .head = model.head().dtype(),
-       .kv = kv});
+  return MakeWorkShape(model.spec(),
+                       {.layers = model.layers().front().qkv->dtype(),
+                        .zero_bytes = ZeroBytes(model.spec().quantisation, gpu),
+                        .experts = experts,
+                        .routers = routers,
+                        .head = model.head().dtype(),
+                        .kv = kv});
 }
 
 }  // namespace tandem::engine

@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "common/failpoint.h"
 #include "engine/checkpoint/widen.h"
+#include "engine/model/leftovers.h"
 
 namespace tandem::engine {
 
@@ -220,6 +221,7 @@ int64_t LeastWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   int64_t sixteenths = 0;
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (spec.tied_head && tensor.name.ends_with(head)) continue;  // a copy
+    if (IsOfDrafts(spec, tensor.name)) continue;
     const auto bytes = static_cast<int64_t>(tensor.end - tensor.begin);
     const std::optional<DType> own = tensor.float_dtype();
     if (!own.has_value() || kernels::IsQuantised(*own)) {

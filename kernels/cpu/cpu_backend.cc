@@ -332,27 +332,26 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void Route(Queue& queue, int num_rows, int experts, int chosen,
-             bool normalise, const float* logits, float* weights) override {
+  void Route(Queue& queue, int num_rows, const RouteOptions& options,
+             const float* logits, float* weights) override {
     Put(queue, [=, this] {
-      for (int row = 0; row < num_rows; ++row) {
-        const int64_t at = int64_t{row} * experts;
-        table_.route(experts, chosen, normalise, logits + at, weights + at);
-      }
+      ForRows(pool_, num_rows, int64_t{options.experts} * options.chosen,
+              [&](int row) {
+                table_.route(options, logits + int64_t{row} * options.logits(),
+                             weights + int64_t{row} * options.weights());
+              });
     });
   }
 
-  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
-               const float* weights, const ExpertSet& experts,
-               const ExpertBiases& biases, Activation activation,
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const ExpertSet& experts, const ExpertOptions& options,
                void* out) override {
     CpuQueue& own = static_cast<CpuQueue&>(queue);
     const cpu::ExpertsStep step{&static_cast<const CpuExperts&>(experts),
                                 num_rows,
                                 static_cast<const float*>(x),
                                 weights,
-                                biases,
-                                activation,
+                                options,
                                 static_cast<float*>(out)};
     Put(queue, [this, &own, step] {
       const CpuExperts& set = *step.experts;

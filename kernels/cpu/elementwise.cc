@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/route.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
@@ -144,31 +145,11 @@ void ScaleRow(int dim, float scale, float soft_cap, float* x) {
   }
 }
 
-void RouteRow(int experts, int chosen, bool normalise, const float* logits,
-              float* weights) {
-  float most = logits[0];
-  for (int i = 1; i < experts; ++i) most = HWY_MAX(most, logits[i]);
-  float all = 0;
-  for (int i = 0; i < experts; ++i) {
-    weights[i] = 0;
-    all = all + Exp1(logits[i] - most);
-  }
-  for (int n = 0; n < chosen; ++n) {
-    int best = -1;
-    for (int i = 0; i < experts; ++i) {
-      if (weights[i] != 0) continue;
-      if (best < 0 || logits[i] > logits[best]) best = i;
-    }
-    weights[best] = 1;
-  }
-  float sum = 0;
-  for (int i = 0; i < experts; ++i) {
-    if (weights[i] != 0) weights[i] = Exp1(logits[i] - most);
-    sum = sum + weights[i];
-  }
-  for (int i = 0; i < experts; ++i) {
-    weights[i] = weights[i] / (normalise ? sum : all);
-  }
+// Not inlined: RouteRow is of no instruction set.
+HWY_NOINLINE float ExpOf(float x) { return Exp1(x); }
+
+void Route(const RouteOptions& options, const float* logits, float* weights) {
+  RouteRow(options, ExpOf, logits, weights);
 }
 
 void AddWeightedRow(int dim, float weight, const float* x, float* out) {
@@ -251,7 +232,7 @@ void AddElementwise(KernelTable& table) {
   table.rms_norm = wide ? N_AVX3::RmsNormRow : N_AVX2::RmsNormRow;
   table.layer_norm = wide ? N_AVX3::LayerNormRow : N_AVX2::LayerNormRow;
   table.gate = wide ? N_AVX3::GateRow : N_AVX2::GateRow;
-  table.route = wide ? N_AVX3::RouteRow : N_AVX2::RouteRow;
+  table.route = wide ? N_AVX3::Route : N_AVX2::Route;
   table.add_weighted = wide ? N_AVX3::AddWeightedRow : N_AVX2::AddWeightedRow;
   table.activate = wide ? N_AVX3::ActivateRow : N_AVX2::ActivateRow;
   table.scale = wide ? N_AVX3::ScaleRow : N_AVX2::ScaleRow;

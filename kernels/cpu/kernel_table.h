@@ -190,8 +190,8 @@ struct KernelTable {
   void (*gate)(Activation activation, int dim, const float* gate,
                const float* up, float* out);
   void (*activate)(Activation activation, int dim, float* x);
-  // weights [experts]; see Backend::Route.
-  void (*route)(int experts, int chosen, bool normalise, const float* logits,
+  // One row of Backend::Route.
+  void (*route)(const RouteOptions& options, const float* logits,
                 float* weights);
   // out += weight * x.
   void (*add_weighted)(int dim, float weight, const float* x, float* out);

@@ -150,10 +150,18 @@ void RunExperts(const KernelTable& table, ThreadPool& pool,
   float* const both = taken + rows_of(dim);
   float* const hidden = both + rows_of(2 * wide);
   float* const y = hidden + rows_of(wide);
-  std::fill_n(step.out, rows_of(dim), 0.0f);
+  const int64_t columns = set.count() + (step.options.shared ? 1 : 0);
+  for (int row = 0; row < step.num_rows; ++row) {
+    float* const out = step.out + int64_t{row} * dim;
+    if (step.options.shared) {
+      table.scale(dim, step.weights[(row + 1) * columns - 1], 0, out);
+    } else {
+      std::fill_n(out, dim, 0.0f);
+    }
+  }
   for (int e = 0; e < set.count(); ++e) {
     const auto weight = [&](int row) {
-      return step.weights[int64_t{row} * set.count() + e];
+      return step.weights[row * columns + e];
     };
     int rows = 0;
     for (int row = 0; row < step.num_rows; ++row) {
@@ -166,10 +174,10 @@ void RunExperts(const KernelTable& table, ThreadPool& pool,
       return biases == nullptr ? nullptr : biases + int64_t{e} * width;
     };
     RunGatedMatMul(table, pool, rows, taken, set.gate_up(e),
-                   bias(step.biases.gate_up, 2 * wide), step.activation, both,
-                   hidden);
+                   bias(step.options.biases.gate_up, 2 * wide),
+                   step.options.activation, both, hidden);
     RunMatMul(table, pool, rows, hidden, set.down(e),
-              bias(step.biases.down, dim), y);
+              bias(step.options.biases.down, dim), y);
     rows = 0;
     for (int row = 0; row < step.num_rows; ++row) {
       if (weight(row) == 0) continue;

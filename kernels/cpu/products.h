@@ -63,8 +63,7 @@ struct ExpertsStep {
   int num_rows;
   const float* x;
   const float* weights;
-  ExpertBiases biases;
-  Activation activation;
+  ExpertOptions options;
   float* out;
 };
 

@@ -345,30 +345,25 @@ class CudaBackend final : public Backend {
               "activation");
   }
 
-  void Route(Queue& queue, int num_rows, int experts, int chosen,
-             bool normalise, const float* logits, float* weights) override {
+  void Route(Queue& queue, int num_rows, const RouteOptions& options,
+             const float* logits, float* weights) override {
     CudaQueue& own = Own(queue);
     own.Check(LaunchRoute(own.stream(), {.logits = logits,
                                          .weights = weights,
                                          .num_rows = num_rows,
-                                         .experts = experts,
-                                         .chosen = chosen,
-                                         .normalise = normalise}),
+                                         .options = options}),
               "route");
   }
 
-  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
-               const float* weights, const ExpertSet& experts,
-               const ExpertBiases& biases, Activation activation,
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const ExpertSet& experts, const ExpertOptions& options,
                void* out) override {
     RunExperts(Own(queue), scratch_, activation_,
                {.experts = static_cast<const CudaExperts&>(experts),
                 .num_rows = num_rows,
-                .chosen = chosen,
                 .x = x,
                 .weights = weights,
-                .biases = biases,
-                .activation = activation,
+                .options = options,
                 .out = out});
   }
 

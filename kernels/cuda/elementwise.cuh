@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/vectors.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/quantise.h"
+#include "kernels/route.h"
 
 namespace tandem::kernels::cuda {
 
@@ -114,31 +115,10 @@ struct RouteKernel {
   TANDEM_DEVICE void operator()(Grid& g) const {
     const int row = g.block_x() * kThreads + g.thread();
     if (row >= p.num_rows) return;
-    const float* const logits = p.logits + int64_t{row} * p.experts;
-    float* const weights = p.weights + int64_t{row} * p.experts;
-    float most = logits[0];
-    for (int i = 1; i < p.experts; ++i) most = Max(most, logits[i]);
-    float all = 0;
-    for (int i = 0; i < p.experts; ++i) {
-      weights[i] = 0;
-      all = Add(all, Exp(Sub(logits[i], most)));
-    }
-    for (int n = 0; n < p.chosen; ++n) {
-      int best = -1;
-      for (int i = 0; i < p.experts; ++i) {
-        if (weights[i] != 0) continue;
-        if (best < 0 || logits[i] > logits[best]) best = i;
-      }
-      weights[best] = 1;
-    }
-    float sum = 0;
-    for (int i = 0; i < p.experts; ++i) {
-      if (weights[i] != 0) weights[i] = Exp(Sub(logits[i], most));
-      sum = Add(sum, weights[i]);
-    }
-    for (int i = 0; i < p.experts; ++i) {
-      weights[i] = Div(weights[i], p.normalise ? sum : all);
-    }
+    RouteRow(
+        p.options, [](float x) { return Exp(x); },
+        p.logits + int64_t{row} * p.options.logits(),
+        p.weights + int64_t{row} * p.options.weights());
   }
 };
 

@@ -22,7 +22,7 @@ inline constexpr int kExpertThreads = 128;
 // `chosen`. (A row that is not finite may have a weight for each.)
 TANDEM_DEVICE int PlaceAmongChosen(const ExpertPlanParams& p, int row,
                                    int expert) {
-  const float* const weights = p.weights + int64_t{row} * p.experts;
+  const float* const weights = p.weights + int64_t{row} * p.columns;
   if (weights[expert] == 0) return -1;
   int before = 0;
   for (int e = 0; e < expert; ++e) before += weights[e] != 0 ? 1 : 0;
@@ -125,7 +125,7 @@ struct ExpertPlaceKernel {
     if (place >= 0) {
       const int at = row * p.chosen + place;
       p.places[at] = next + before;
-      p.shares[at] = p.weights[int64_t{row} * p.experts + expert];
+      p.shares[at] = p.weights[int64_t{row} * p.columns + expert];
     }
     return all;
   }
@@ -161,7 +161,13 @@ struct SumExpertsKernel {
     const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
     if (begin >= p.dim) return;
     const int count = Smaller(kChunk, p.dim - begin);
+    T* const out = static_cast<T*>(p.out) + row * p.dim + begin;
     float sum[kChunk] = {};
+    if (p.weights != nullptr) {
+      const float weight = p.weights[(row + 1) * p.columns - 1];
+      LoadChunk(out, count, Aligned(p.dim), sum);
+      for (float& v : sum) v = RoundTo<T>(Mul(weight, v));
+    }
     for (int64_t i = row * p.chosen; i < (row + 1) * p.chosen; ++i) {
       if (p.places[i] < 0) continue;
       float y[kChunk];
@@ -172,8 +178,7 @@ struct SumExpertsKernel {
         sum[j] = RoundTo<T>(Fma(p.shares[i], y[j], sum[j]));
       }
     }
-    StoreChunk(static_cast<T*>(p.out) + row * p.dim + begin, count,
-               Aligned(p.dim), sum);
+    StoreChunk(out, count, Aligned(p.dim), sum);
   }
 };
 

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/packed_weights.h"
+#include "kernels/route.h"
 #include "kernels/types.h"
 
 namespace tandem::kernels::cuda {
@@ -149,12 +150,10 @@ int LaunchActivate(const Stream& stream, DType activation,
 
 // Backend::Route.
 struct RouteParams {
-  const float* logits;  // [num_rows, experts]
-  float* weights;       // [num_rows, experts]
+  const float* logits;  // [num_rows, options.logits()]
+  float* weights;       // [num_rows, options.weights()]
   int num_rows;
-  int experts;
-  int chosen;
-  bool normalise;
+  RouteOptions options;
 };
 int LaunchRoute(const Stream& stream, const RouteParams& params);
 
@@ -238,7 +237,7 @@ struct ExpertTile {
   int32_t end;
 };
 struct ExpertPlanParams {
-  const float* weights;  // [num_rows, experts], Backend::Route's
+  const float* weights;  // [num_rows, columns], Backend::Route's
   int32_t* counts;       // [experts]: rows of each
   // Of each row's experts, ascending: where its copy is, and the weight. -1:
   // it has no more.
@@ -250,6 +249,7 @@ struct ExpertPlanParams {
   int experts;
   int chosen;
   int tile_rows;
+  int columns;
 };
 int LaunchExpertPlan(const Stream& stream, const ExpertPlanParams& params);
 
@@ -265,7 +265,8 @@ struct SpreadRowsParams {
 int LaunchSpreadRows(const Stream& stream, DType activation,
                      const SpreadRowsParams& params);
 
-// out[r] = the sum of shares[i] * y[places[i]], i of r, rounded at each.
+// out[r] = the sum of shares[i] * y[places[i]], i of r, rounded at each, from
+// zero or from out[r] times its weight, rounded.
 struct SumExpertsParams {
   const void* y;  // [MostExpertRows, dim]
   const int32_t* places;
@@ -274,6 +275,8 @@ struct SumExpertsParams {
   int num_rows;
   int chosen;
   int dim;
+  const float* weights;  // [num_rows, columns], out's the last; null: from zero
+  int columns;
 };
 int LaunchSumExperts(const Stream& stream, DType activation,
                      const SumExpertsParams& params);

@@ -64,15 +64,16 @@ void SpreadRows(CudaQueue& queue, DType type, const ExpertsStep& step,
                                                 .num_tiles = work.num_tiles,
                                                 .num_rows = step.num_rows,
                                                 .experts = step.experts.count(),
-                                                .chosen = step.chosen,
-                                                .tile_rows = tile_rows}),
+                                                .chosen = step.options.chosen,
+                                                .tile_rows = tile_rows,
+                                                .columns = step.columns()}),
               "experts' rows");
   queue.Check(LaunchSpreadRows(queue.stream(), type,
                                {.x = step.x,
                                 .places = work.places,
                                 .out = work.x,
                                 .num_rows = step.num_rows,
-                                .chosen = step.chosen,
+                                .chosen = step.options.chosen,
                                 .dim = step.experts.down().rows()}),
               "copies of rows");
 }
@@ -87,17 +88,17 @@ void MultiplyTiles(CudaQueue& queue, ReservedScratch& scratch, DType type,
       .matrices = set.gate_ups(),
       .tiles = work.tiles,
       .num_tiles = work.num_tiles,
-      .most_tiles = static_cast<int>(
-          MostExpertTiles(step.num_rows, set.count(), step.chosen, tile_rows))};
-  const int copies =
-      static_cast<int>(MostExpertRows(step.num_rows, set.count(), step.chosen));
+      .most_tiles = static_cast<int>(MostExpertTiles(
+          step.num_rows, set.count(), step.options.chosen, tile_rows))};
+  const int copies = static_cast<int>(
+      MostExpertRows(step.num_rows, set.count(), step.options.chosen));
   product.product = ParamsOf(queue, scratch, type,
                              {.matrix = set.gate_up(),
                               .num_rows = copies,
                               .x = work.x,
-                              .bias = step.biases.gate_up,
+                              .bias = step.options.biases.gate_up,
                               .output = MatMulOutput::kGated,
-                              .activation = step.activation,
+                              .activation = step.options.activation,
                               .out = work.hidden});
   queue.Check(LaunchExpertProduct(queue.stream(), type, set.gate_up().type(),
                                   tile_rows, product),
@@ -107,8 +108,8 @@ void MultiplyTiles(CudaQueue& queue, ReservedScratch& scratch, DType type,
                              {.matrix = set.down(),
                               .num_rows = copies,
                               .x = work.hidden,
-                              .bias = step.biases.down,
-                              .activation = step.activation,
+                              .bias = step.options.biases.down,
+                              .activation = step.options.activation,
                               .out = work.y});
   queue.Check(LaunchExpertProduct(queue.stream(), type, set.down().type(),
                                   tile_rows, product),
@@ -158,24 +159,27 @@ void RunExperts(CudaQueue& queue, ReservedScratch& scratch, DType type,
   const int hidden = set.down().rows();
   const int wide = set.down().cols();
   const int tile_rows =
-      ExpertTileRows(type, step.num_rows, set.count(), step.chosen);
+      ExpertTileRows(type, step.num_rows, set.count(), step.options.chosen);
   const ExpertScratch::Shape shape{step.num_rows, hidden, wide, set.count(),
-                                   step.chosen};
+                                   step.options.chosen};
   const ExpertScratch work(
       scratch.Take(queue, CudaQueue::kExperts,
                    ExpertScratch(nullptr, shape, type).bytes()),
       shape, type);
   SpreadRows(queue, type, step, tile_rows, work);
   MultiplyTiles(queue, scratch, type, step, tile_rows, work);
-  queue.Check(LaunchSumExperts(queue.stream(), type,
-                               {.y = work.y,
-                                .places = work.places,
-                                .shares = work.shares,
-                                .out = step.out,
-                                .num_rows = step.num_rows,
-                                .chosen = step.chosen,
-                                .dim = hidden}),
-              "experts' sums");
+  queue.Check(
+      LaunchSumExperts(queue.stream(), type,
+                       {.y = work.y,
+                        .places = work.places,
+                        .shares = work.shares,
+                        .out = step.out,
+                        .num_rows = step.num_rows,
+                        .chosen = step.options.chosen,
+                        .dim = hidden,
+                        .weights = step.options.shared ? step.weights : nullptr,
+                        .columns = step.columns()}),
+      "experts' sums");
 }
 
 }  // namespace tandem::kernels::cuda

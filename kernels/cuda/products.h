@@ -65,12 +65,14 @@ absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
 struct ExpertsStep {
   const CudaExperts& experts;
   int num_rows;
-  int chosen;
   const void* x;
   const float* weights;
-  ExpertBiases biases;
-  Activation activation;
+  ExpertOptions options;
   void* out;
+
+  int columns() const {  // of weights
+    return experts.count() + (options.shared ? 1 : 0);
+  }
 };
 
 // Puts it on the queue. Which rows an expert has, the host does not know:

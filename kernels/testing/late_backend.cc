@@ -357,20 +357,17 @@ class LateBackend final : public Backend {
       inner_->Activate(inner, num_rows, dim, activation, x);
     });
   }
-  void Route(Queue& queue, int num_rows, int experts, int chosen,
-             bool normalise, const float* logits, float* weights) override {
+  void Route(Queue& queue, int num_rows, const RouteOptions& options,
+             const float* logits, float* weights) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Route(inner, num_rows, experts, chosen, normalise, logits,
-                    weights);
+      inner_->Route(inner, num_rows, options, logits, weights);
     });
   }
-  void Experts(Queue& queue, int num_rows, int chosen, const void* x,
-               const float* weights, const ExpertSet& experts,
-               const ExpertBiases& biases, Activation activation,
+  void Experts(Queue& queue, int num_rows, const void* x, const float* weights,
+               const ExpertSet& experts, const ExpertOptions& options,
                void* out) override {
     Run(queue, [&](Queue& inner) {
-      inner_->Experts(inner, num_rows, chosen, x, weights, experts, biases,
-                      activation, out);
+      inner_->Experts(inner, num_rows, x, weights, experts, options, out);
     });
   }
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

@@ -26,10 +26,12 @@ WorkShape Shape(int windowed = 0) {
           .head_dim = 8,
           .kv_vector_bytes = 16,
           .qkv = 100,
-          .after_attention = 1000,
+          .after_attention = 2 * 1000,
+          .last_after_attention = 1000,
           .head = 70,
           .qkv_bytes = 401,
-          .after_attention_bytes = 4003,
+          .after_attention_bytes = 2 * 4003,
+          .last_after_attention_bytes = 4003,
           .head_bytes = 283};
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/fixture.h"
+#include "tests/kernels/route_reference.h"
 
 namespace tandem::kernels {
 namespace {
@@ -349,26 +350,57 @@ TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
 }
 
 TEST(ElementwiseTest, RouteTakesTheMostProbableAndOfEqualOnesTheFirst) {
-  const float logits[] = {1, 3, 3, 2, 3};
-  const double all = 3 + std::exp(-1.0) + std::exp(-2.0);
+  const std::vector<float> logits = {1, 3, 3, 2, 3};
   for (const char* const isa : {"auto", "avx2"}) {
     const auto table = cpu::MakeKernelTable(isa);
     ASSERT_TRUE(table.ok());
-    for (const bool normalise : {true, false}) {
-      for (const int chosen : {2, 4}) {
-        float got[5];
-        table->route(5, chosen, normalise, logits, got);
-        const double sum = !normalise    ? all
-                           : chosen == 2 ? 2
-                                         : 3 + std::exp(-1.0);
-        for (const int i : {0, 1, 2, 3, 4}) {
-          const bool taken = chosen == 2 ? i == 1 || i == 2 : i > 0;
-          const double weight = taken ? std::exp(logits[i] - 3.0) / sum : 0;
-          EXPECT_NEAR(got[i], weight, 1e-6) << i << " of " << chosen;
+    for (const int chosen : {2, 4}) {
+      const RouteOptions options{.experts = 5, .chosen = chosen};
+      float got[5];
+      table->route(options, logits.data(), got);
+      const auto expected = RouteReference(options, {}, logits.data());
+      for (size_t i = 0; i < 5; ++i) {
+        const bool taken = chosen == 2 ? i == 1 || i == 2 : i > 0;
+        EXPECT_EQ(got[i] != 0, taken) << i << " of " << chosen;
+        EXPECT_NEAR(got[i], expected[i], 1e-6) << i << " of " << chosen;
+      }
+    }
+  }
+}
+
+TEST(ElementwiseTest, RouteChoosesInEachFamilysWay) {
+  const auto logits = RandomFloats(13 * 40, 31, 2.0f);
+  const auto bias = RandomFloats(12, 32, 0.5f);
+  Device device(MakeBackend());
+  for (RouteOptions options : RouteCases()) {
+    for (const bool biased : {false, true}) {
+      const auto columns = static_cast<size_t>(options.logits());
+      const auto weights = static_cast<size_t>(options.weights());
+      options.choice_bias = biased ? device.Upload(bias) : nullptr;
+      float* const out = device.New<float>(40 * weights);
+      device->Route(device.queue(), 40, options, device.Upload(logits), out);
+      const auto got = device.Download(out, 40 * weights);
+      for (size_t row = 0; row < 40; ++row) {
+        const auto expected =
+            RouteReference(options, biased ? bias : std::vector<float>{},
+                           &logits[row * columns]);
+        for (size_t i = 0; i < weights; ++i) {
+          EXPECT_NEAR(got[row * weights + i], expected[i], 2e-6)
+              << options.chosen << " chosen, row " << row << ", " << i;
         }
       }
     }
   }
+}
+
+TEST(ElementwiseTest, RouteBearsSigmoidsThatAreZero) {
+  const std::vector<float> logits(4, -1000.0f);
+  const auto table = cpu::MakeKernelTable("auto");
+  ASSERT_TRUE(table.ok());
+  float got[4];
+  table->route({.experts = 4, .chosen = 2, .normalise = true, .sigmoid = true},
+               logits.data(), got);
+  for (const float weight : got) EXPECT_NEAR(weight, 0, 1e-6);
 }
 
 TEST(ElementwiseTest, GatherRowsTakesRowsInTheOrderAsked) {

@@ -195,8 +195,8 @@ TEST(CountsTest, WindowedLayersReadTheirWindow) {
 
 TEST(CountsTest, ExpertsAreReadAsDrawn) {
   ModelSpec spec = Toy();
-  spec.experts = 4;
-  spec.experts_per_token = 2;
+  spec.routes = {.experts = 4, .chosen = 2};
+  spec.expert_size = spec.intermediate_size;
   const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
   const double rest = 2 * (kQkv + kOutput + 4 * 8) + kHead;
   EXPECT_EQ(StepWork(spec, formats, 1, 0, 1).weight_bytes,
@@ -208,10 +208,34 @@ TEST(CountsTest, ExpertsAreReadAsDrawn) {
             2 * (rest + 2 * 2 * kFeedForward));
 }
 
+TEST(CountsTest, WhatAllRowsTakeIsCountedWhereItIs) {
+  ModelSpec spec = Toy();
+  spec.layers = 3;
+  spec.routes = {
+      .experts = 4, .chosen = 2, .shared = kernels::SharedExpert::kGated};
+  spec.expert_size = 16;
+  spec.shared_size = 8;
+  spec.dense = {true, false, false};
+  const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
+  const double router = 5 * 8;
+  const double shared = kFeedForward / 2;
+  const double rest =
+      3 * (kQkv + kOutput) + kFeedForward + 2 * (router + shared) + kHead;
+  const Work one = StepWork(spec, formats, 1, 0, 1);
+  EXPECT_EQ(one.weight_bytes, 4 * (rest + 2 * 2 * kFeedForward));
+  EXPECT_EQ(one.matrix_flops, 2 * (rest + 2 * 2 * kFeedForward));
+  EXPECT_EQ(Parameters(spec), rest + 2 * 4 * kFeedForward);
+  EXPECT_EQ(WeightBytes(spec, formats, 0), 4 * (rest + 2 * 4 * kFeedForward));
+  // All of the last layer but its K and V is left to nobody.
+  spec.dense = {false, false, true};
+  const Work last = StepWork(spec, formats, 1, 0, 1);
+  EXPECT_EQ(last.weight_bytes, one.weight_bytes);
+}
+
 TEST(CountsTest, ExpertsMayBeInAFormatOfTheirOwn) {
   ModelSpec spec = Toy();
-  spec.experts = 4;
-  spec.experts_per_token = 2;
+  spec.routes = {.experts = 4, .chosen = 2};
+  spec.expert_size = spec.intermediate_size;
   spec.quantisation.method = engine::Quantisation::Method::kMxfp4;
   const Formats formats = FormatsOf(spec, {.weights = DType::kBF16});
   EXPECT_EQ(formats.layers, DType::kBF16);

@@ -107,6 +107,30 @@ inline json Qwen3Moe() {
   return config;
 }
 
+// All layers with experts, and one that all rows take.
+inline json Glm4Moe() {
+  json config = Llama();
+  config["architectures"] = {"Glm4MoeForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["moe_intermediate_size"] = 32;
+  config["n_routed_experts"] = 8;
+  config["num_experts_per_tok"] = 3;
+  config["n_shared_experts"] = 1;
+  config["first_k_dense_replace"] = 0;
+  return config;
+}
+
+inline json Ernie4_5Moe() {
+  json config = Llama();
+  config["architectures"] = {"Ernie4_5_MoeForCausalLM"};
+  config["num_key_value_heads"] = 2;
+  config["moe_intermediate_size"] = 32;
+  config["moe_num_experts"] = 8;
+  config["moe_k"] = 3;
+  config["moe_num_shared_experts"] = 2;
+  return config;
+}
+
 inline json Gpt2() {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"n_embd", 64},

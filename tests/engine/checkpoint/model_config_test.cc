@@ -242,19 +242,6 @@ TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
   EXPECT_EQ(spec->sampling.top_k, 50);
 }
 
-// transformers 4, 5, and both.
-TEST(ModelConfig, Qwen3MoeCountsItsExpertsUnderEitherKey) {
-  for (const json& changes :
-       {json{{"num_experts", 8}}, json{{"num_local_experts", 8}},
-        json{{"num_experts", 8}, {"num_local_experts", 8}}}) {
-    json config = With(Qwen3Moe(), {{"num_key_value_heads", 2}});
-    config.update(changes);
-    const auto spec = Parse(config);
-    ASSERT_TRUE(spec.ok()) << changes << ": " << spec.status();
-    EXPECT_EQ(spec->experts, 8);
-  }
-}
-
 // Gemma3Config, Gemma3TextConfig.
 TEST(ModelConfig, OfAModelThatSeesTheTextPartIsRead) {
   const auto whole = Parse(Gemma3Whole());
@@ -470,7 +457,7 @@ TEST(ModelConfig, AbsentKeysOfGptOssMeanWhatTransformersTakesThemFor) {
   EXPECT_EQ(spec->rope.theta, 150000);
   EXPECT_EQ(spec->window, 128);
   EXPECT_THAT(spec->windowed, ElementsAre(true, false));
-  EXPECT_TRUE(spec->normalised_routes);
+  EXPECT_TRUE(spec->routes.normalise);
   EXPECT_TRUE(spec->router_bias);
   EXPECT_THAT(spec->Canonical(), HasSubstr(" act=clamped_swiglu "));
   const auto coded = Parse(

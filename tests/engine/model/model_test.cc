@@ -116,6 +116,28 @@ TEST_F(ModelTest, OldGpt2FilesHaveShorterNamesAndMasks) {
   EXPECT_THAT(std::string(Load().status().message()), HasSubstr("attn.sink"));
 }
 
+TEST_F(ModelTest, TensorsForDraftsAreLeftOutWhereTheConfigNamesThem) {
+  json spec = LoadCases()["glm4_moe_f32"];  // of three layers
+  for (const char* name :
+       {"model.layers.3.eh_proj.weight", "model.mtp_linear_proj.0.weight"}) {
+    spec["tensors"].push_back({name, {8, 8}});
+  }
+  WriteCheckpoint(spec, dir_);
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("has no place in the model"));
+  spec["config"]["num_nextn_predict_layers"] = 1;
+  WriteCheckpoint(spec, dir_);
+  ASSERT_TRUE(Load().ok()) << Load().status();
+  const int64_t bytes = LeastWeightBytes(*checkpoint_, (*Load())->spec(), {});
+  WriteCheckpoint(LoadCases()["glm4_moe_f32"], dir_);
+  ASSERT_TRUE(Load().ok()) << Load().status();
+  EXPECT_EQ(bytes, LeastWeightBytes(*checkpoint_, (*Load())->spec(), {}));
+  spec["tensors"].push_back({"model.layers.4.eh_proj.weight", {8, 8}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_THAT(std::string(Load().status().message()),
+              HasSubstr("model.layers.4.eh_proj.weight"));
+}
+
 TEST_F(ModelTest, ConfigsThatDoNotFitTheCheckpointAreRefusedByTensor) {
   const struct {
     const char* why;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/experts.h"
@@ -23,17 +24,21 @@ struct ExpertCase {
   int experts;
   int chosen;
   int tile_rows;
+  int columns;  // of weights
 };
 // More rows, and more experts, than a block has threads.
-inline constexpr ExpertCase kExpertCases[] = {
-    {1, 4, 2, 8}, {150, 9, 3, 8}, {5, 3, 3, 128}, {290, 130, 2, 32}};
+inline constexpr ExpertCase kExpertCases[] = {{1, 4, 2, 8, 4},
+                                              {150, 9, 3, 8, 10},
+                                              {5, 3, 3, 128, 3},
+                                              {290, 130, 2, 32, 131}};
 
 // Of each row `chosen` weights, but of row 1 one, of row 2 none; row 3 is not
-// finite and has all.
+// finite and has all. What all rows take is no expert's.
 inline std::vector<float> ExpertWeights(const ExpertCase& c) {
-  std::vector<float> weights(At(int64_t{c.rows} * c.experts));
+  std::vector<float> weights(At(int64_t{c.rows} * c.columns));
   for (int row = 0; row < c.rows; ++row) {
-    float* const own = &weights[At(int64_t{row} * c.experts)];
+    float* const own = &weights[At(int64_t{row} * c.columns)];
+    own[c.columns - 1] = c.columns > c.experts ? 1.0f : 0.0f;
     const int count = row == 1 ? 1 : row == 2 ? 0 : c.chosen;
     for (int i = 0; i < count; ++i) {
       // Some experts have many rows, and the second to last has none.
@@ -63,7 +68,7 @@ struct ExpertPlan {
     for (int e = 0; e < c.experts; ++e) {
       int next = begin;
       for (int row = 0; row < c.rows; ++row) {
-        const float* const own = &weights[At(int64_t{row} * c.experts)];
+        const float* const own = &weights[At(int64_t{row} * c.columns)];
         const int64_t before =
             std::count_if(own, own + e, [](float w) { return w != 0; });
         if (own[e] == 0 || before >= c.chosen) continue;
@@ -106,7 +111,8 @@ inline AssertionResult CheckExpertPlan(const ExpertPlanFn& launch) {
                 .num_rows = c.rows,
                 .experts = c.experts,
                 .chosen = c.chosen,
-                .tile_rows = c.tile_rows}));
+                .tile_rows = c.tile_rows,
+                .columns = c.columns}));
     const auto number = static_cast<int32_t>(expected.tiles.size() / 3);
     if (number > most ||
         *std::max_element(expected.places.begin(), expected.places.end()) >=
@@ -168,21 +174,49 @@ inline AssertionResult CheckSpreadRows(const SpreadRowsFn& launch) {
 
 using SumExpertsFn = int (*)(const Stream&, DType, const SumExpertsParams&);
 
+// Each size with and without.
+inline std::vector<std::pair<int, bool>> SizesTwice() {
+  std::vector<std::pair<int, bool>> sizes;
+  for (const int size : kSizes) {
+    sizes.emplace_back(size, false);
+    sizes.emplace_back(size, true);
+  }
+  return sizes;
+}
+
 inline AssertionResult CheckSumExperts(const SumExpertsFn& launch) {
   // Of the rows' experts: three, the last, two, none.
   const std::vector<int32_t> places = {3, 0, 8,  9,  -1, -1,
                                        4, 1, -1, -1, -1, -1};
   const std::vector<float> shares = {0.5f, 0.25f, 0.3f, 1.5f, 9, 9,
                                      0.7f, 0.6f,  9,    9,    9, 9};
+  // The last column is of what all rows take.
+  const std::vector<float> weights = {9, 1, 9, 0.3f, 9, 0, 9, -0.7f};
   for (const DType type : kTypes) {
-    for (const int dim : kSizes) {
+    for (const auto& [dim, shared] : SizesTwice()) {
       const auto y = RandomOf(type, int64_t{10} * dim, 92);
       const auto bytes = Encode(type, y);
       Guarded out(type, int64_t{4} * dim);  // what was there is not added
       std::vector<float> expected(At(int64_t{4} * dim));
-      TANDEM_LAUNCHED(launch(
-          StreamOf(Generation::kHopper), type,
-          {bytes.data(), places.data(), shares.data(), out.data(), 4, 3, dim}));
+      if (shared) {
+        expected = RandomOf(type, int64_t{4} * dim, 93);
+        const auto all = Encode(type, expected);
+        std::copy(all.begin(), all.end(), out.data());
+        for (size_t at = 0; at < expected.size(); ++at) {
+          const float weight = weights[2 * (at / At(dim)) + 1];
+          expected[at] = RoundedTo(type, weight * expected[at]);
+        }
+      }
+      TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                             {.y = bytes.data(),
+                              .places = places.data(),
+                              .shares = shares.data(),
+                              .out = out.data(),
+                              .num_rows = 4,
+                              .chosen = 3,
+                              .dim = dim,
+                              .weights = shared ? weights.data() : nullptr,
+                              .columns = 2}));
       for (size_t i = 0; i < places.size(); ++i) {
         if (places[i] < 0) continue;
         for (int j = 0; j < dim; ++j) {

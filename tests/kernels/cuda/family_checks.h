@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda/checks.h"
+#include "tests/kernels/route_reference.h"
 
 namespace tandem::kernels::cuda {
 
@@ -236,39 +237,34 @@ inline AssertionResult CheckScaleLogits(const ScaleLogitsFn& launch) {
 using RouteFn = int (*)(const Stream&, const RouteParams&);
 
 inline AssertionResult CheckRoute(const RouteFn& launch) {
-  const int rows = 130, experts = 9;  // more rows than a block has threads
-  auto logits = RandomFloats(At(rows * experts), 90, 2.0f);
+  const int rows = 130;  // more than a block has threads
+  auto logits = RandomFloats(At(rows * 13), 90, 2.0f);
   logits[3] = logits[5] = 20;  // a tie goes to the lower id
-  for (const int chosen : {1, 2, 9}) {
-    for (const bool normalise : {false, true}) {
-      Guarded weights(DType::kF32, rows * experts);
+  const auto bias = RandomFloats(12, 91, 0.5f);
+  for (RouteOptions options : RouteCases()) {
+    for (const bool biased : {false, true}) {
+      options.choice_bias = biased ? bias.data() : nullptr;
+      Guarded weights(DType::kF32, rows * options.weights());
       TANDEM_LAUNCHED(
           launch(StreamOf(Generation::kHopper),
                  {logits.data(), reinterpret_cast<float*>(weights.data()), rows,
-                  experts, chosen, normalise}));
-      std::vector<double> expected(At(rows * experts));
+                  options}));
+      std::vector<double> expected;
       for (int row = 0; row < rows; ++row) {
-        const float* const x = &logits[At(row * experts)];
-        std::vector<int> order(experts);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(),
-                         [x](int a, int b) { return x[a] > x[b]; });
-        double sum = 0;
-        for (int i = 0; i < (normalise ? chosen : experts); ++i) {
-          sum += std::exp(double{x[order[At(i)]]});
-        }
-        for (int i = 0; i < chosen; ++i) {
-          const int e = order[At(i)];
-          expected[At(row * experts + e)] = std::exp(double{x[e]}) / sum;
-        }
+        const auto own =
+            RouteReference(options, biased ? bias : std::vector<float>{},
+                           &logits[At(row * options.logits())]);
+        expected.insert(expected.end(), own.begin(), own.end());
       }
       if (auto near = Near(DType::kF32, weights.Values(), expected); !near) {
-        return near << ", " << chosen << " chosen";
+        return near << ", " << options.chosen << " chosen";
       }
       Device cpu(MakeBackend());
       float* const same_weights = cpu.New<float>(expected.size());
-      cpu->Route(cpu.queue(), rows, experts, chosen, normalise,
-                 cpu.Upload(logits), same_weights);
+      RouteOptions same_options = options;
+      if (biased) same_options.choice_bias = cpu.Upload(bias);
+      cpu->Route(cpu.queue(), rows, same_options, cpu.Upload(logits),
+                 same_weights);
       if (auto same = SameBits(weights.Values(),
                                cpu.Download(same_weights, expected.size()));
           !same) {

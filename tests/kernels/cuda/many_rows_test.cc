@@ -101,7 +101,7 @@ TEST(CudaManyRows, GoThroughTheirExperts) {
   std::vector<float> sums(kManyRows, -1.0f);
   ASSERT_EQ(LaunchSumExperts(OneStream(), DType::kF32,
                              {copies.data(), places.data(), shares.data(),
-                              sums.data(), kManyRows, 1, 1}),
+                              sums.data(), kManyRows, 1, 1, nullptr, 1}),
             0)
       << emulator::LastFault();
   EXPECT_EQ(sums, ValuesOf(1, 0.5f));
