@@ -130,8 +130,11 @@ void Engine::AppendToken(Sequence* sequence, int32_t token) {
   const bool whole =
       sequence->constraint != nullptr && sequence->constraint->Append(token);
   const bool stopped = may_stop && Contains(stopping.stop_token_ids, token);
+  // A sequence of which only this is drawn goes on elsewhere, where there may
+  // be more room.
   const bool full = sequence->new_tokens() >= stopping.max_tokens ||
-                    sequence->length() >= options_.max_model_len;
+                    (!sequence->spec.first_token_only &&
+                     sequence->length() >= options_.max_model_len);
   if (sequence->spec.beams.width > 0) {
     // Candidates; what becomes of them is decided elsewhere.
   } else if (full && !stopped) {

@@ -247,6 +247,7 @@ TEST(EngineTest, SequencesEndByTheRules) {
       {"first token only", {8, 0, {}}, true, 200, 1, std::nullopt},
       {"which is a stop token", {8, 0, {run[0]}}, true, 200, 1, Finish::kStop},
       {"which is all", {1, 0, {}}, true, 200, 1, Finish::kLength},
+      {"there is no more room here", {8, 0, {}}, true, 11, 1, std::nullopt},
   };
   for (const Case& c : cases) {
     HarnessOptions options;
