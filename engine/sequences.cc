@@ -128,6 +128,9 @@ absl::Status Engine::CheckTokenIds(const SequenceSpec& spec) const {
   for (const TokenBias& bias : spec.rules.logit_bias) {
     check("logit_bias", bias.token_id);
   }
+  for (const int32_t id : spec.stopping.stop_token_ids) {
+    check("stop_token_ids", id);
+  }
   for (const int32_t id : spec.rules.allowed_ids) check("allowed_ids", id);
   for (const int32_t id : spec.rules.banned_ids) check("banned_ids", id);
   for (const std::vector<int32_t>& word : spec.rules.bad_words) {

@@ -150,6 +150,9 @@ int32_t StopTokenOf(const engine::Stopping& stopping, int32_t token_id) {
 
 namespace {
 
+// More than a config and a request may name together.
+constexpr int kMaxStopIds = 512;
+
 // INVALID_ARGUMENT names the field.
 absl::Status CheckRules(const v1::LogitRules& rules) {
   const auto refuse = [](auto... parts) {
@@ -263,6 +266,11 @@ absl::Status CheckOpen(std::string_view request_id, int prompt_tokens,
       stopping.min_tokens() > stopping.max_tokens()) {
     return refuse("stopping.min_tokens is ", stopping.min_tokens(),
                   ", expected 0 to ", stopping.max_tokens());
+  }
+  if (stopping.stop_token_ids_size() > kMaxStopIds) {
+    return refuse("stopping.stop_token_ids has ",
+                  stopping.stop_token_ids_size(), " ids, expected ",
+                  kMaxStopIds, " at most");
   }
   if (deadline_ms <= 0) return refuse("deadline_ms is ", deadline_ms);
   if (!sampling.has_beam()) return absl::OkStatus();

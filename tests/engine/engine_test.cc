@@ -572,6 +572,10 @@ TEST(EngineTest, RefusesWhatCannotRunAndChangesNothing) {
        [](auto& s, int&) {
          s.rules.logit_bias = {{99, 1}, {100, 1}};
        }},
+      {"stop_token_ids has token id 100",
+       [](auto& s, int&) {
+         s.stopping.stop_token_ids = {2, 100};
+       }},
       {"allowed_ids has token id -1",
        [](auto& s, int&) { s.rules.allowed_ids = {-1}; }},
       {"banned_ids has token id 2147483647",

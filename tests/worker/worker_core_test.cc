@@ -33,6 +33,7 @@ struct Open {
   int top_k = 0, logprobs = -1;
   int max_tokens = 5, min_tokens = 0;
   int64_t deadline_ms = 1;
+  int stop_ids = 0;
 };
 
 absl::Status Check(const Open& open) {
@@ -45,6 +46,7 @@ absl::Status Check(const Open& open) {
   v1::StoppingParams stopping;
   stopping.set_max_tokens(open.max_tokens);
   stopping.set_min_tokens(open.min_tokens);
+  for (int i = 0; i < open.stop_ids; ++i) stopping.add_stop_token_ids(i);
   return CheckOpen(open.id, open.prompt, open.output, sampling, stopping,
                    /*scoring=*/nullptr, open.deadline_ms,
                    /*max_model_len=*/100);
@@ -91,6 +93,8 @@ TEST(CheckOpenTest, EveryFieldHasItsRange) {
       {{.min_tokens = 6}, "min_tokens"},
       {{.deadline_ms = 0}, "deadline_ms"},
       {{.deadline_ms = -1}, "deadline_ms"},
+      {{.stop_ids = 512}, ""},
+      {{.stop_ids = 513}, "stop_token_ids"},
   };
   for (const auto& c : cases) {
     const absl::Status status = Check(c.open);
