@@ -86,11 +86,11 @@ bool DecodeCore::TryGrant(Call* call) {
   // step preempt somebody has won nothing.
   if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &found, call->cache_owner);
-  landing.matched = std::move(found.blocks);
+  landing.matched = std::move(found);
   landing.reserved = pool_->Reserve(wanted - missing);
   TANDEM_CHECK(landing.reserved.has_value(), "they were available");
   landing.block_table.clear();
-  for (const engine::BlockRef& block : landing.matched) {
+  for (const engine::BlockRef& block : landing.matched.blocks) {
     landing.block_table.push_back(block.id());
   }
   landing.block_table.insert(landing.block_table.end(),
@@ -349,7 +349,8 @@ absl::Status DecodeCore::OnCommit(const handoff::Attempt& attempt,
   // Told by the prefill worker, before it committed.
   call->scoring = engine::Scoring();
   attempts_.erase(call->attempt);
-  std::vector<engine::BlockRef> blocks = std::move(call->landing.matched);
+  std::vector<engine::BlockRef> blocks =
+      std::move(call->landing.matched.blocks);
   for (engine::BlockRef& block : std::move(*call->landing.reserved).Commit()) {
     blocks.push_back(std::move(block));
   }

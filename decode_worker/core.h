@@ -131,7 +131,7 @@ class DecodeCore final : private engine::EngineListener,
 
   // What a remote attempt holds between its offer and its end.
   struct Landing {
-    std::vector<engine::BlockRef> matched;  // the cached prefix, pinned
+    engine::CachedPrefix matched;  // pinned
     std::optional<engine::Reservation> reserved;
     std::vector<int32_t> block_table;  // matched, then reserved
     handoff::Grant grant;

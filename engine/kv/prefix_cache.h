@@ -54,12 +54,25 @@ PrefixRange LongestPrefix(int count, int block_size, const KvWindow& window,
 }
 
 // Blocks of a prompt's beginning, pinned. Those before `first` are not needed,
-// and empty; others are empty that Restore would bring back.
+// and empty; others are empty that Restore would bring back. Let go, its head
+// lives longest in the cache (ReleaseBlocks): who finds it again and again and
+// cannot use it yet does not lose it.
 struct CachedPrefix {
-  std::vector<BlockRef> blocks;
-  int first = 0;
+  CachedPrefix() = default;
+  CachedPrefix(std::vector<BlockRef> blocks_found, int first_needed)
+      : blocks(std::move(blocks_found)), first(first_needed) {}
+  CachedPrefix(CachedPrefix&&) noexcept = default;
+  CachedPrefix& operator=(CachedPrefix&& other) noexcept {
+    std::swap(blocks, other.blocks);
+    std::swap(first, other.first);
+    return *this;
+  }
+  ~CachedPrefix() { ReleaseBlocks(std::move(blocks)); }
 
   int size() const { return static_cast<int>(blocks.size()); }
+
+  std::vector<BlockRef> blocks;
+  int first = 0;
 };
 
 class PrefixCache {

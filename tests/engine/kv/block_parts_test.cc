@@ -193,6 +193,25 @@ TEST(BlockPartsTest, APrefixMayLackPartsBehindTheWindow) {
   EXPECT_EQ(cache.Find(hashes, /*keep_from=*/0).size(), 0);
 }
 
+// Who waits for room finds his prefix again and again.
+TEST(PrefixCacheTest, AFoundPrefixThatIsLetGoLosesItsEndFirst) {
+  KvPool pool(6, 16);
+  std::vector<BlockHash> hashes;
+  std::vector<BlockRef> blocks = pool.Allocate(4);
+  for (int i = 0; i < 4; ++i) {
+    hashes.push_back(PartsHash(i));
+    pool.Publish(blocks[static_cast<size_t>(i)], hashes.back());
+  }
+  ReleaseBlocks(std::move(blocks));
+  const std::vector<BlockRef> rest = pool.Allocate(2);
+  PrefixCache cache(&pool, nullptr);
+  EXPECT_EQ(cache.Find(hashes).size(), 4);
+  CachedPrefix found = cache.Find(hashes);
+  found = CachedPrefix();  // nor is it by way of another
+  const std::vector<BlockRef> another = pool.Allocate(1);
+  EXPECT_EQ(cache.Lookup(hashes), 3);
+}
+
 TEST(BlockPartsTest, RandomOperationsKeepWhatIsReferredTo) {
   for (const KvParts parts : {KvParts{1, 1}, KvParts{1, 5}, KvParts{3, 2}}) {
     constexpr int kBlocks = 9;
