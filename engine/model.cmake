@@ -2,6 +2,7 @@
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
   SRCS checkpoint/config_family.cc checkpoint/config_fields.cc
+       checkpoint/experts_config.cc
        checkpoint/families.cc checkpoint/file.cc checkpoint/json.cc
        checkpoint/model_config.cc checkpoint/mxfp4.cc
        checkpoint/quantisation.cc

@@ -16,9 +16,10 @@
 namespace tandem::engine {
 
 enum class NormKind : uint8_t {
-  kRms,     // x / rms(x) * weight
-  kLayer,   // LayerNorm, with bias
-  kOffset,  // x / rms(x) * (1 + weight)
+  kRms,      // x / rms(x) * weight
+  kLayer,    // LayerNorm, with bias
+  kCentred,  // the same without
+  kOffset,   // x / rms(x) * (1 + weight)
 };
 
 // Whether a layer's experts are in one tensor, [experts, inputs, outputs], and
@@ -101,13 +102,15 @@ struct ConfigKeys {
 // Which products have biases.
 enum class Biases : uint8_t {
   kNone,
-  kByConfig,  // "attention_bias": q, k, v and o; "mlp_bias": the rest
-  kQkv,       // q, k and v
+  kByConfig,   // "attention_bias": q, k, v and o; "mlp_bias": the rest
+  kAttention,  // "attention_bias": q, k, v and o
+  kQkv,        // q, k and v
   // "attention_bias" (true if left out): q, k and v; "attention_out_bias": o;
   // "mlp_bias": the rest
   kQkvByConfig,
   kQkvIfSaid,        // "attention_bias" (false if left out): q, k and v
   kQkvUnlessDenied,  // "qkv_bias" (true if left out): q, k and v
+  kUseQkvBias,       // by "use_qkv_bias": q, k and v
   kUseBias,          // by "use_bias": all
   // "attention_bias" (true if left out): q, k, v and o; the rest always, what
   // chooses experts too
@@ -129,6 +132,14 @@ enum class DenseLayers : uint8_t {
 enum class Normalised : uint8_t {
   kByConfig,      // "norm_topk_prob", false if left out
   kUnlessDenied,  // the same, true if left out
+  kAlways,
+};
+
+// Whether attention and feed-forward part of a layer take the same rows, and
+// both are added to them; else one after the other.
+enum class Parallel : uint8_t {
+  kNever,
+  kByConfig,  // "use_parallel_residual"; one norm for both then
   kAlways,
 };
 
@@ -183,6 +194,10 @@ struct Family {
   bool scaled_embedding = false;  // times sqrt(hidden_size)
   bool multipliers = false;       // Granite's four
   bool wide_norms = false;        // of q and of k, all heads together
+  Parallel parallel = Parallel::kNever;
+  bool windows_turn = false;  // layers without one do not
+  bool head_bias = false;
+  double logit_scale = 0;         // by "logit_scale", of this where left out
   bool scaled_queries = false;    // by "llama_4_scaling_beta"
   bool scaling_is_said = false;   // no "rope_parameters": refused
   bool query_pre_scalar = false;  // scores by "query_pre_attn_scalar"

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/checkpoint/config_family.h"
 #include "engine/checkpoint/config_fields.h"
+#include "engine/checkpoint/experts_config.h"
 #include "engine/checkpoint/file.h"
 #include "engine/checkpoint/json.h"
 
@@ -101,6 +102,9 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", false);
       spec.mlp_bias = fields.Bool("mlp_bias", false);
       break;
+    case Biases::kAttention:
+      spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", false);
+      break;
     case Biases::kQkv:
       spec.qkv_bias = true;
       break;
@@ -119,6 +123,9 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     case Biases::kQkvUnlessDenied:
       spec.qkv_bias = fields.Bool("qkv_bias", true);
       break;
+    case Biases::kUseQkvBias:
+      spec.qkv_bias = fields.Bool("use_qkv_bias", false);
+      break;
     case Biases::kUseBias:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias =
           fields.Bool("use_bias", false);
@@ -126,149 +133,6 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     case Biases::kAll:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias = true;
       break;
-  }
-}
-
-// Which layers have no experts, by what the family's configs say.
-void ReadDenseLayers(ConfigFields& fields, const Family& family,
-                     ModelSpec& spec) {
-  const int layers = spec.layers;
-  std::vector<bool> dense(static_cast<size_t>(layers), false);
-  const auto all_but = [&](int step) {
-    for (int i = 0; i < layers; ++i) {
-      if ((i + 1) % step != 0) dense[static_cast<size_t>(i)] = true;
-    }
-  };
-  switch (family.dense) {
-    case DenseLayers::kNone:
-      break;
-    case DenseLayers::kFirst:
-      std::fill_n(dense.begin(),
-                  std::min(layers, fields.Int("first_k_dense_replace", 0, 1024,
-                                              family.dense_layers)),
-                  true);
-      break;
-    case DenseLayers::kListed: {
-      all_but(fields.Int("decoder_sparse_step", 1, 1024, 1));
-      for (const int layer : fields.Ints("mlp_only_layers", 0, 1023)) {
-        if (layer < layers) dense[static_cast<size_t>(layer)] = true;
-      }
-      break;
-    }
-    case DenseLayers::kOutside: {
-      all_but(fields.Int("moe_layer_interval", 1, 1024, 1));
-      const int begin = fields.Int("moe_layer_start_index", 0, 1024, 1);
-      const int last = fields.Int("moe_layer_end_index", -1, 1 << 20, -1);
-      for (int i = 0; i < layers; ++i) {
-        if (i < begin || (last >= 0 && i > last)) {
-          dense[static_cast<size_t>(i)] = true;
-        }
-      }
-      break;
-    }
-  }
-  if (std::find(dense.begin(), dense.end(), true) == dense.end()) return;
-  spec.dense = std::move(dense);
-  if (spec.names.stack != ExpertStack::kNone) {
-    fields.Refuse("mlp_only_layers or decoder_sparse_step",
-                  "layers without experts",
-                  "such that all have some, in this family");
-  }
-}
-
-// How rows choose, of sigmoids: by groups, and scaled.
-void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
-  routes.sigmoid = true;
-  if (fields.String("scoring_func", "sigmoid") == "softmax") {
-    fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
-  }
-  routes.scale =
-      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
-  const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups, 1);
-  const int chosen = fields.Int("topk_group", 1, groups, 1);
-  // Of one all are compared, whatever there is of it.
-  if (groups == 1) return;
-  const int size = routes.experts / groups;
-  if (routes.experts % groups != 0 || size < 2) {
-    return fields.Refuse(
-        "n_group", absl::StrCat(groups),
-        absl::StrCat("groups of two and more of ", routes.experts, " experts"));
-  }
-  if (chosen * size < routes.chosen) {
-    return fields.Refuse("topk_group", absl::StrCat(chosen),
-                         absl::StrCat("groups of ", routes.chosen,
-                                      " experts, which a token chooses"));
-  }
-  routes.groups = groups;
-  routes.chosen_groups = chosen;
-}
-
-// What all rows take beside experts.
-void ReadSharedExpert(ConfigFields& fields, const Family& family,
-                      ModelSpec& spec) {
-  const ConfigKeys& keys = family.keys;
-  if (!keys.shared_size.empty()) {
-    spec.shared_size = fields.Int(keys.shared_size, 1, kMaxWidth);
-  } else if (!keys.shared_experts.empty()) {
-    spec.shared_size =
-        fields.Int(keys.shared_experts, 0, kMaxWidth / spec.expert_size, 0) *
-        spec.expert_size;
-  }
-  using Shared = kernels::SharedExpert;
-  spec.routes.shared = spec.shared_size == 0              ? Shared::kNone
-                       : family.names.shared_gate.empty() ? Shared::kWhole
-                                                          : Shared::kGated;
-}
-
-void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
-  const ConfigKeys& keys = family.keys;
-  // transformers 5 renames many families'.
-  static constexpr char kNew[] = "num_local_experts";
-  constexpr int kMost = kernels::kMostExperts;
-  kernels::RouteOptions& routes = spec.routes;
-  const bool renamed =
-      fields.Find(keys.experts) == nullptr && fields.Find(kNew);
-  routes.experts = fields.Int(renamed ? kNew : keys.experts, 1, kMost);
-  if (fields.Int(kNew, 1, kMost, routes.experts) != routes.experts) {
-    fields.Refuse(kNew, ShowJson(*fields.Find(kNew)),
-                  absl::StrCat(routes.experts, ", as ",
-                               std::string(keys.experts), ", or left out"));
-  }
-  routes.chosen =
-      fields.Int(keys.experts_per_token, 1, std::max(1, routes.experts));
-  routes.normalise =
-      family.normalised == Normalised::kAlways ||
-      fields.Bool("norm_topk_prob",
-                  family.normalised == Normalised::kUnlessDenied);
-  if (family.sigmoid_routes) ReadSigmoidRoutes(fields, routes);
-}
-
-// What follows attention: sizes, and experts.
-void ReadFeedForward(ConfigFields& fields, const Family& family,
-                     ModelSpec& spec) {
-  const ConfigKeys& keys = family.keys;
-  if (keys.experts.empty()) {
-    // GPT-2's may be left out.
-    std::optional<int> wide;
-    if (!family.rope) wide = std::min(4 * spec.hidden_size, kMaxWidth);
-    spec.intermediate_size =
-        fields.Int(keys.intermediate_size, 1, kMaxWidth, wide);
-    return;
-  }
-  ReadRoutes(fields, family, spec);
-  spec.expert_size = fields.Int(
-      keys.expert_size.empty() ? keys.intermediate_size : keys.expert_size, 1,
-      kMaxWidth);
-  ReadDenseLayers(fields, family, spec);
-  if (!fields.status().ok()) return;
-  ReadSharedExpert(fields, family, spec);
-  if (!spec.dense.empty()) {
-    spec.intermediate_size = fields.Int(keys.intermediate_size, 1, kMaxWidth);
-  }
-  spec.draft_layers = fields.Int("num_nextn_predict_layers", 0, 64, 0);
-  if (family.windows == Windows::kNone &&
-      fields.Bool("use_sliding_window", false)) {
-    fields.Refuse("use_sliding_window", "true", "false or left out");
   }
 }
 
@@ -353,6 +217,20 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   }
 }
 
+// Of families whose layers turn where they have a window, and nowhere else.
+void TurnWindows(ModelSpec& spec) {
+  for (int i = 0; i < spec.layers; ++i) {
+    spec.no_rope.push_back(spec.windowed.empty() || !spec.windowed[i]);
+  }
+}
+
+void ReadParallel(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const bool chosen = family.parallel == Parallel::kByConfig &&
+                      fields.Bool("use_parallel_residual", false);
+  if (chosen) spec.names.mlp_norm = "";
+  spec.parallel = chosen || family.parallel == Parallel::kAlways;
+}
+
 bool HasWindows(const ModelSpec& spec) {
   return std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
          spec.windowed.end();
@@ -395,6 +273,10 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     spec.embedding_scale_rounds = true;
   }
   if (family.multipliers) ReadMultipliers(fields, spec);
+  if (family.logit_scale > 0) {
+    spec.logit_scale =
+        fields.Double("logit_scale", 1e-6, 1e6, family.logit_scale);
+  }
   if (!family.caps) return;
   const auto cap = [&](const char* field, double fallback) {
     return fields.HasNull(field) ? 0.0
@@ -415,9 +297,13 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
+      {"qk_layernorm", false},
       {"scale_attn_weights", true}};
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  // Of q and k it would be by such a norm too.
+  if (family.norm == NormKind::kCentred)
+    flags.push_back({"use_qk_norm", false});
   // Experts by themselves have none.
   if (family.biases == Biases::kUseBias && !family.keys.experts.empty()) {
     flags.push_back({"use_bias", false});
@@ -551,6 +437,8 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.names = family->names;
   spec.norm = family->norm;
   spec.wide_norms = family->wide_norms;
+  spec.head_bias = family->head_bias;
+  ReadParallel(fields, *family, spec);
   if (family->optional_norms && !fields.Bool("use_qk_norm", false)) {
     spec.names.query_norm = spec.names.key_norm = "";
   }
@@ -560,12 +448,13 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
       fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
+  if (family->windows_turn) TurnWindows(spec);
   ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
            &spec.max_positions, &spec.rope, &spec.local_rope);
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);
   ReadActivation(fields, *family, spec);
-  ReadFeedForward(fields, *family, spec);
+  ReadFeedForward(fields, *family, kMaxWidth, &spec);
   ReadBiases(fields, *family, spec);
   spec.tied_head = fields.Bool("tie_word_embeddings", family->tied_head);
   spec.head_in_doubt = part->either_ties && !spec.tied_head;
@@ -607,13 +496,14 @@ std::string ModelSpec::Canonical() const {
       architecture, hidden_size,
       intermediate_size > 0 ? intermediate_size : expert_size, layers, heads,
       kv_heads, head_dim, vocab_size, max_positions,
-      norm == NormKind::kLayer ? "layer" : "rms", norm_eps,
-      kActivations[static_cast<int>(activation)], output_bias, mlp_bias,
-      tied_head, rope.theta);
+      norm == NormKind::kLayer || norm == NormKind::kCentred ? "layer" : "rms",
+      norm_eps, kActivations[static_cast<int>(activation)], output_bias,
+      mlp_bias, tied_head, rope.theta);
   text += rope.Canonical();
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);
   }
+  if (parallel) absl::StrAppend(&text, " parallel=1");
   const auto bits = [](const std::vector<bool>& flags) {
     return absl::StrJoin(flags, "", [](std::string* out, bool one) {
       out->push_back(one ? '1' : '0');

@@ -51,6 +51,7 @@ struct ModelSpec {
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
+  bool parallel = false;    // as families.h says
   bool wide_norms = false;  // of q and k: of all heads together
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
@@ -66,6 +67,7 @@ struct ModelSpec {
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
+  bool head_bias = false;
   bool router_bias = false;  // of what chooses experts
   kernels::Activation activation = kernels::Activation::kSilu;
   kernels::RouteOptions routes;  // without biases; no experts: none has any

@@ -157,6 +157,20 @@ struct Pass {
                              spec.qkv_rows(), cache, cache_layer, look);
   }
 
+  // w.normed = the norm of x, after x += what w.delta has of attention, or
+  // before where the layer's parts are parallel. `whole`: of all rows w.normed
+  // still has what attention took.
+  void NormForFeedForward(int rows, const Model::Layer& layer, void* x,
+                          bool whole, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    if (!spec.parallel) {
+      return Norm(rows, layer.mlp_norm, x, w.delta, w.normed);
+    }
+    if (!whole) Norm(rows, layer.input_norm, x, nullptr, w.normed);
+    backend.RmsNorm(queue, rows, spec.hidden_size, 0, x, w.delta, nullptr,
+                    w.delta);
+  }
+
   // Norms what is about to be added to x, where the family does.
   void OutputNorm(int rows, const Model::Norm& norm, Workspace& w) const {
     if (norm.weight != nullptr) Norm(rows, norm, w.delta, nullptr, w.delta);
@@ -218,13 +232,13 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
                    w.delta);
     pass.Adapt(LoraProduct::kOutput, i, n, attention, hidden, w.delta, w);
     pass.OutputNorm(n, layer.attention_output_norm, w);
-    pass.Norm(n, layer.mlp_norm, x, w.delta, w.normed);
+    pass.NormForFeedForward(n, layer, x, /*whole=*/i != last, w);
     pass.FeedForward(i, n, layer, w);
     pass.OutputNorm(n, layer.mlp_output_norm, w);
     delta = w.delta;
   }
   pass.Norm(n, model.final_norm(), x, delta, w.normed);
-  backend.Logits(queue, n, w.normed, model.head(), nullptr, w.logits);
+  backend.Logits(queue, n, w.normed, model.head(), model.head_bias(), w.logits);
   if (spec.logit_cap > 0 || spec.logit_scale != 1) {
     backend.ScaleLogits(queue, n, spec.vocab_size,
                         static_cast<float>(spec.logit_scale),

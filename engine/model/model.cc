@@ -141,6 +141,9 @@ absl::Status ModelLoader::AddNorm(const std::string& name, int size,
       vectors_[i] += 1;
     }
   }
+  if (spec_.norm == NormKind::kCentred) {
+    AddValues(std::vector<float>(static_cast<size_t>(size)), &norm.bias);
+  }
   if (spec_.norm == NormKind::kLayer) {
     status = AddVector({{absl::StrCat(name, ".bias"), size}}, &norm.bias);
   }
@@ -480,6 +483,10 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
     status.Update(
         packer_.Pack({{NameOf(names.head, ".weight"), spec_.vocab_size}},
                      spec_.hidden_size, MatrixUse::kTokens, model_->head_));
+  }
+  if (spec_.head_bias) {
+    status.Update(AddVector({{NameOf(names.head, ".bias"), spec_.vocab_size}},
+                            &model_->head_bias_));
   }
   status.Update(RefuseLeftovers(spec_, checkpoint_, packer_,
                                 NameOf(names.embedding, ".weight"),

@@ -93,6 +93,7 @@ class Model {
   const kernels::Matrix& embedding() const { return *embedding_; }
   // The embedding's own where the head is tied.
   const kernels::Matrix& head() const { return head_ ? *head_ : *embedding_; }
+  const float* head_bias() const { return head_bias_; }  // null: none
   const std::vector<Layer>& layers() const { return layers_; }
   const Norm& final_norm() const { return final_norm_; }
   const kernels::RopeTable& rope(int layer) const {
@@ -118,6 +119,7 @@ class Model {
   kernels::RopeTable local_rope_;
   kernels::RopeTable no_rope_;  // nothing turns
   const float* positions_ = nullptr;
+  const float* head_bias_ = nullptr;
   std::unique_ptr<kernels::Buffer> vectors_;  // norms, biases, rope tables
 };
 

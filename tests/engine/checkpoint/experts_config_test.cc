@@ -42,7 +42,7 @@ TEST(ExpertsConfig, LayersWithoutExpertsAreListedOrFollowAStep) {
     EXPECT_TRUE(spec.ok()) << changes << ": " << spec.status();
     return spec.ok() ? spec->dense : std::vector<bool>{};
   };
-  EXPECT_THAT(dense({}), IsEmpty());
+  EXPECT_THAT(dense(json::object()), IsEmpty());
   EXPECT_THAT(dense({{"mlp_only_layers", nullptr}}), IsEmpty());
   EXPECT_THAT(dense({{"mlp_only_layers", {0, 3, 77}}}),
               ElementsAre(true, false, false, true, false));
@@ -53,7 +53,7 @@ TEST(ExpertsConfig, LayersWithoutExpertsAreListedOrFollowAStep) {
 }
 
 TEST(ExpertsConfig, SizesAreOfTheLayersThatHaveThem) {
-  const auto all = Parse(SomeQwen3Moe({}));
+  const auto all = Parse(SomeQwen3Moe(json::object()));
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_EQ(all->intermediate_size, 0);
   EXPECT_EQ(all->expert_size, 32);

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/checkpoint/experts_config.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/checkpoint/file.h"
+#include "kernels/route.h"
+
+namespace tandem::engine {
+namespace {
+
+// Which layers have no experts, by what the family's configs say.
+void ReadDenseLayers(ConfigFields& fields, const Family& family,
+                     ModelSpec& spec) {
+  const int layers = spec.layers;
+  std::vector<bool> dense(static_cast<size_t>(layers), false);
+  const auto all_but = [&](int step) {
+    for (int i = 0; i < layers; ++i) {
+      if ((i + 1) % step != 0) dense[static_cast<size_t>(i)] = true;
+    }
+  };
+  switch (family.dense) {
+    case DenseLayers::kNone:
+      break;
+    case DenseLayers::kFirst:
+      std::fill_n(dense.begin(),
+                  std::min(layers, fields.Int("first_k_dense_replace", 0, 1024,
+                                              family.dense_layers)),
+                  true);
+      break;
+    case DenseLayers::kListed: {
+      all_but(fields.Int("decoder_sparse_step", 1, 1024, 1));
+      for (const int layer : fields.Ints("mlp_only_layers", 0, 1023)) {
+        if (layer < layers) dense[static_cast<size_t>(layer)] = true;
+      }
+      break;
+    }
+    case DenseLayers::kOutside: {
+      all_but(fields.Int("moe_layer_interval", 1, 1024, 1));
+      const int begin = fields.Int("moe_layer_start_index", 0, 1024, 1);
+      const int last = fields.Int("moe_layer_end_index", -1, 1 << 20, -1);
+      for (int i = 0; i < layers; ++i) {
+        if (i < begin || (last >= 0 && i > last)) {
+          dense[static_cast<size_t>(i)] = true;
+        }
+      }
+      break;
+    }
+  }
+  if (std::find(dense.begin(), dense.end(), true) == dense.end()) return;
+  spec.dense = std::move(dense);
+  if (spec.names.stack != ExpertStack::kNone) {
+    fields.Refuse("mlp_only_layers or decoder_sparse_step",
+                  "layers without experts",
+                  "such that all have some, in this family");
+  }
+}
+
+// How rows choose, of sigmoids: by groups, and scaled.
+void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
+  routes.sigmoid = true;
+  if (fields.String("scoring_func", "sigmoid") == "softmax") {
+    fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
+  }
+  routes.scale =
+      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
+  const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups, 1);
+  const int chosen = fields.Int("topk_group", 1, groups, 1);
+  // Of one all are compared, whatever there is of it.
+  if (groups == 1) return;
+  const int size = routes.experts / groups;
+  if (routes.experts % groups != 0 || size < 2) {
+    return fields.Refuse(
+        "n_group", absl::StrCat(groups),
+        absl::StrCat("groups of two and more of ", routes.experts, " experts"));
+  }
+  if (chosen * size < routes.chosen) {
+    return fields.Refuse("topk_group", absl::StrCat(chosen),
+                         absl::StrCat("groups of ", routes.chosen,
+                                      " experts, which a token chooses"));
+  }
+  routes.groups = groups;
+  routes.chosen_groups = chosen;
+}
+
+// What all rows take beside experts.
+void ReadSharedExpert(ConfigFields& fields, const Family& family, int max_width,
+                      ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  if (!keys.shared_size.empty()) {
+    spec.shared_size = fields.Int(keys.shared_size, 1, max_width);
+  } else if (!keys.shared_experts.empty()) {
+    spec.shared_size =
+        fields.Int(keys.shared_experts, 0, max_width / spec.expert_size, 0) *
+        spec.expert_size;
+  }
+  using Shared = kernels::SharedExpert;
+  spec.routes.shared = spec.shared_size == 0              ? Shared::kNone
+                       : family.names.shared_gate.empty() ? Shared::kWhole
+                                                          : Shared::kGated;
+}
+
+void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  // transformers 5 renames many families'.
+  static constexpr char kNew[] = "num_local_experts";
+  constexpr int kMost = kernels::kMostExperts;
+  kernels::RouteOptions& routes = spec.routes;
+  const bool renamed =
+      fields.Find(keys.experts) == nullptr && fields.Find(kNew);
+  routes.experts = fields.Int(renamed ? kNew : keys.experts, 1, kMost);
+  if (fields.Int(kNew, 1, kMost, routes.experts) != routes.experts) {
+    fields.Refuse(kNew, ShowJson(*fields.Find(kNew)),
+                  absl::StrCat(routes.experts, ", as ",
+                               std::string(keys.experts), ", or left out"));
+  }
+  routes.chosen =
+      fields.Int(keys.experts_per_token, 1, std::max(1, routes.experts));
+  routes.normalise =
+      family.normalised == Normalised::kAlways ||
+      fields.Bool("norm_topk_prob",
+                  family.normalised == Normalised::kUnlessDenied);
+  if (family.sigmoid_routes) ReadSigmoidRoutes(fields, routes);
+}
+
+}  // namespace
+
+void ReadFeedForward(ConfigFields& fields, const Family& family, int max_width,
+                     ModelSpec* spec) {
+  const ConfigKeys& keys = family.keys;
+  if (keys.experts.empty()) {
+    // GPT-2's may be left out.
+    std::optional<int> wide;
+    if (!family.rope) wide = std::min(4 * spec->hidden_size, max_width);
+    spec->intermediate_size =
+        fields.Int(keys.intermediate_size, 1, max_width, wide);
+    return;
+  }
+  ReadRoutes(fields, family, *spec);
+  spec->expert_size = fields.Int(
+      keys.expert_size.empty() ? keys.intermediate_size : keys.expert_size, 1,
+      max_width);
+  ReadDenseLayers(fields, family, *spec);
+  if (!fields.status().ok()) return;
+  ReadSharedExpert(fields, family, max_width, *spec);
+  if (!spec->dense.empty()) {
+    spec->intermediate_size = fields.Int(keys.intermediate_size, 1, max_width);
+  }
+  spec->draft_layers = fields.Int("num_nextn_predict_layers", 0, 64, 0);
+  if (family.windows == Windows::kNone &&
+      fields.Bool("use_sliding_window", false)) {
+    fields.Refuse("use_sliding_window", "true", "false or left out");
+  }
+}
+
+}  // namespace tandem::engine

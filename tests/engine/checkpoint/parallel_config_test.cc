@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Configs of families whose attention and feed-forward part take the same
+// rows: Cohere's, Phi's and, where they say so, StableLM's.
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint/configs.h"
+
+namespace tandem::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+json Of(const char* architecture, const json& changes = json::object()) {
+  json config = With(Llama(), {{"architectures", {architecture}},
+                               {"layer_norm_eps", 2e-5},
+                               {"num_key_value_heads", 2}});
+  config.update(changes);
+  return config;
+}
+
+// CohereConfig, CohereDecoderLayer.
+TEST(ParallelConfig, CohereScalesItsLogitsAndCentresItsNorms) {
+  const auto spec = Parse(Of("CohereForCausalLM"));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->parallel);
+  EXPECT_EQ(spec->norm, NormKind::kCentred);
+  EXPECT_EQ(spec->norm_eps, 2e-5);
+  EXPECT_EQ(spec->logit_scale, 0.0625);
+  EXPECT_TRUE(spec->rope.interleaved);
+  EXPECT_EQ(spec->names.mlp_norm, "");
+  EXPECT_THAT(spec->Canonical(), HasSubstr(" parallel=1"));
+  const auto other = Parse(Of(
+      "CohereForCausalLM", {{"logit_scale", 0.5}, {"attention_bias", true}}));
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->logit_scale, 0.5);
+  EXPECT_TRUE(other->qkv_bias && other->output_bias);
+  EXPECT_FALSE(other->mlp_bias);
+  EXPECT_THAT(
+      std::string(Parse(Of("CohereForCausalLM", {{"use_qk_norm", true}}))
+                      .status()
+                      .message()),
+      HasSubstr("use_qk_norm: true; must be false or left out"));
+}
+
+// Cohere2Config, Cohere2Attention.
+TEST(ParallelConfig, OfCohere2LayersTurnThatHaveAWindow) {
+  const auto spec = Parse(Of("Cohere2ForCausalLM", {{"num_hidden_layers", 5},
+                                                    {"sliding_window", 16}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->window, 16);
+  EXPECT_THAT(spec->windowed, ElementsAre(true, true, true, false, true));
+  EXPECT_THAT(spec->no_rope, ElementsAre(false, false, false, true, false));
+  // One of the whole context is none, and turns what it turned.
+  const auto wide = Parse(Of("Cohere2ForCausalLM", {{"num_hidden_layers", 5},
+                                                    {"sliding_window", 8192}}));
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  EXPECT_EQ(wide->window, 0);
+  EXPECT_EQ(wide->no_rope, spec->no_rope);
+  const auto none =
+      Parse(Of("Cohere2ForCausalLM", {{"sliding_window", nullptr}}));
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_THAT(none->no_rope, ElementsAre(true, true));
+}
+
+// PhiConfig.
+TEST(ParallelConfig, PhiHasBiasesEverywhereAndTurnsInHalf) {
+  json config = Of("PhiForCausalLM", {{"num_key_value_heads", nullptr}});
+  config.erase("hidden_act");
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->parallel);
+  EXPECT_TRUE(spec->qkv_bias && spec->output_bias && spec->mlp_bias);
+  EXPECT_TRUE(spec->head_bias);
+  EXPECT_FALSE(spec->is_gated());
+  EXPECT_EQ(spec->kv_heads, spec->heads);
+  EXPECT_EQ(spec->rope.rotary_dim, spec->head_dim / 2);
+  EXPECT_EQ(spec->activation, kernels::Activation::kGeluTanh);
+  EXPECT_THAT(std::string(Parse(Of("PhiForCausalLM", {{"qk_layernorm", true}}))
+                              .status()
+                              .message()),
+              HasSubstr("qk_layernorm: true"));
+}
+
+// StableLmConfig.
+TEST(ParallelConfig, StableLmIsParallelWhereItSaysSo) {
+  const auto plain = Parse(Of("StableLmForCausalLM"));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->parallel);
+  EXPECT_FALSE(plain->qkv_bias);
+  EXPECT_EQ(plain->names.mlp_norm, "post_attention_layernorm");
+  EXPECT_EQ(plain->norm, NormKind::kLayer);
+  EXPECT_EQ(plain->rope.rotary_dim, plain->head_dim / 4);
+  const auto parallel =
+      Parse(Of("StableLmForCausalLM",
+               {{"use_parallel_residual", true}, {"use_qkv_bias", true}}));
+  ASSERT_TRUE(parallel.ok()) << parallel.status();
+  EXPECT_TRUE(parallel->parallel);
+  EXPECT_TRUE(parallel->qkv_bias);
+  EXPECT_EQ(parallel->names.mlp_norm, "");
+  EXPECT_NE(parallel->Canonical(), plain->Canonical());
+}
+
+}  // namespace
+}  // namespace tandem::engine
