@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The client libraries (sdk/) against a cluster of real processes that serves
-# the embedded model: every case of tests/sdk/conformance.json through each,
-# from the packages that a user would install. Needs the network the first time.
+# The client libraries (sdk/) against clusters of real processes: every case of
+# tests/sdk/conformance.json with the embedded model, and of tools.json with one
+# that reasons and calls tools, through each, from the packages that a user
+# would install. Needs the network the first time.
 source "$(dirname "$0")/lib.sh"
 source "$(dirname "$0")/tools.sh"
 
@@ -17,13 +18,14 @@ free_port() {
 }
 SERVERS=()
 trap 'kill -TERM "${SERVERS[@]}" 2>/dev/null; wait || true' EXIT
-# serve NAME FLAGS...: a cluster of real processes; its address is in ADDRESS.
+# serve NAME MODEL FLAGS...: a cluster of real processes; its address is in
+# ADDRESS.
 serve() {
   local log=$LOGS/sdk-$1.log port
   port=$(free_port)
   : >"$log"
-  "$BUILD/release/bin/tandem" serve "$ROOT/models/tales" --grpc-port "$port" \
-    --port "$(free_port)" "${@:2}" >"$log" 2>&1 &
+  "$BUILD/release/bin/tandem" serve "$2" --grpc-port "$port" \
+    --port "$(free_port)" "${@:3}" >"$log" 2>&1 &
   SERVERS+=($!)
   for _ in $(seq 300); do
     grep -q 'Tandem is ready' "$log" && break
@@ -61,21 +63,26 @@ fi
 use_go
 step sdk-go "Go stubs" "$ROOT/sdk/go/generate.sh"
 
-# Every case through every client of the cluster at ADDRESS.
+# conform NAME CASES: every case through every client of the cluster at ADDRESS.
 conform() {
+  local cases=$TESTS/$2
   say "$1"
-  "$SDK/python/bin/python" "$TESTS/conformance.py" "$ADDRESS"
-  [ ! -e "$SDK/node" ] ||
-    node "$SDK/node/conformance.mjs" "$ADDRESS" "$TESTS/conformance.json"
-  step "sdk-go-$1" "go" env TANDEM_ADDRESS="$ADDRESS" \
+  "$SDK/python/bin/python" "$TESTS/conformance.py" "$ADDRESS" "$cases"
+  [ ! -e "$SDK/node" ] || node "$SDK/node/conformance.mjs" "$ADDRESS" "$cases"
+  step "sdk-go-$1" "go" env TANDEM_ADDRESS="$ADDRESS" TANDEM_CASES="$cases" \
     go -C "$ROOT/sdk/go" test -count=1 -v ./...
   echo "go: $(grep -c '^    --- PASS' "$LOGS/sdk-go-$1.log") passed, 0 failed"
 }
-serve plain
-conform plain
+serve plain "$ROOT/models/tales"
+conform plain conformance.json
 
-# The same over mutual TLS, which clients take from the environment.
+# Qwen's style: it reasons, writes a text, and calls two tools.
+python3 "$ROOT/tests/clients/make_scripted_model.py" qwen3 "$SDK/models/qwen3"
+serve tools "$SDK/models/qwen3" --reasoning-parser qwen3
+conform tools tools.json
+
+# The first again over mutual TLS, which clients take from the environment.
 step sdk-certificates "certificates" "$ROOT/scripts/dev-ca.sh" "$SDK" serve client
-serve tls --tls-cert "$SDK/serve.pem" --tls-key "$SDK/serve.key" --tls-ca "$SDK/ca.pem"
+serve tls "$ROOT/models/tales" --tls-cert "$SDK/serve.pem" --tls-key "$SDK/serve.key" --tls-ca "$SDK/ca.pem"
 export TANDEM_CA=$SDK/ca.pem TANDEM_CERT=$SDK/client.pem TANDEM_KEY=$SDK/client.key
-conform tls
+conform tls conformance.json

@@ -197,8 +197,12 @@ func (c *Client) Generate(ctx context.Context, request *tandempb.GenerateRequest
 		cancel()
 		return nil, wrap(err)
 	}
+	return newStream(call, cancel), nil
+}
+
+func newStream(call grpc.ServerStreamingClient[tandempb.GenerateResponse], cancel context.CancelFunc) *Stream {
 	return &Stream{call, cancel, &tandempb.GenerateOnceResponse{},
-		map[int32]*tandempb.GeneratedSequence{}}, nil
+		map[int32]*tandempb.GeneratedSequence{}}
 }
 
 // Cancel stops the call and the work behind it.
@@ -245,6 +249,19 @@ func (s *Stream) sequence(index int32) *tandempb.GeneratedSequence {
 	return s.sequences[index]
 }
 
+// joinToolCalls adds the pieces of calls to the calls that they belong to.
+func joinToolCalls(pieces []*tandempb.ToolCallDelta, sequence *tandempb.GeneratedSequence) {
+	for _, piece := range pieces {
+		for len(sequence.ToolCalls) <= int(piece.Index) {
+			sequence.ToolCalls = append(sequence.ToolCalls, &tandempb.ToolCall{})
+		}
+		call := sequence.ToolCalls[piece.Index]
+		call.Id += piece.Id
+		call.Name += piece.Name
+		call.ArgumentsJson += piece.ArgumentsJson
+	}
+}
+
 func (s *Stream) add(event *tandempb.GenerateResponse) *tandempb.GenerateDelta {
 	if event.RequestId != "" {
 		s.answer.RequestId = event.RequestId
@@ -267,9 +284,11 @@ func (s *Stream) add(event *tandempb.GenerateResponse) *tandempb.GenerateDelta {
 	case *tandempb.GenerateResponse_Delta:
 		sequence := s.sequence(e.Delta.Index)
 		sequence.Text += e.Delta.Text
+		sequence.ReasoningContent += e.Delta.ReasoningContent
 		sequence.TokenIds = append(sequence.TokenIds, e.Delta.TokenIds...)
 		sequence.Logprobs = append(sequence.Logprobs, e.Delta.Logprobs...)
 		sequence.Attention = append(sequence.Attention, e.Delta.Attention...)
+		joinToolCalls(e.Delta.ToolCalls, sequence)
 		return e.Delta
 	}
 	return nil

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package tandem
 
-// tests/sdk/conformance.json through this client, against TANDEM_ADDRESS
-// (scripts/sdk.sh starts a cluster).
+// A list of cases of tests/sdk, TANDEM_CASES, through this client, against
+// TANDEM_ADDRESS (scripts/sdk.sh starts a cluster); and fold.json, without one.
 
 import (
 	"context"
@@ -156,7 +156,7 @@ func TestConformance(t *testing.T) {
 	if os.Getenv("TANDEM_ADDRESS") == "" {
 		t.Skip("TANDEM_ADDRESS is not set: scripts/sdk.sh runs this")
 	}
-	text, err := os.ReadFile("../../tests/sdk/conformance.json")
+	text, err := os.ReadFile(os.Getenv("TANDEM_CASES"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,6 +175,35 @@ func TestConformance(t *testing.T) {
 				t.Error(wrong)
 			}
 		})
+	}
+}
+
+func TestStreamsFoldIntoOneAnswer(t *testing.T) {
+	text, err := os.ReadFile("../../tests/sdk/fold.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fold struct {
+		Events []json.RawMessage
+		Answer json.RawMessage
+	}
+	if err := json.Unmarshal(text, &fold); err != nil || len(fold.Events) == 0 {
+		t.Fatal(err)
+	}
+	stream := newStream(nil, func() {})
+	for _, text := range fold.Events {
+		event := &tandempb.GenerateResponse{}
+		if err := protojson.Unmarshal(text, event); err != nil {
+			t.Fatal(err)
+		}
+		stream.add(event)
+	}
+	want := &tandempb.GenerateOnceResponse{}
+	if err := protojson.Unmarshal(fold.Answer, want); err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(stream.Answer(), want) {
+		t.Errorf("%v, not %v", stream.Answer(), want)
 	}
 }
 

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// conformance.json through the TypeScript client, as it is packed:
+// A list of cases (conformance.json, tools.json) through the TypeScript client,
+// as it is packed, and the fold.json beside it:
 //
-//   node conformance.mjs ADDRESS      (tandem-client beside it in node_modules)
+//   node conformance.mjs ADDRESS CASES  (tandem-client beside it in node_modules)
 
 import { readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { Readable } from "node:stream";
+import { isDeepStrictEqual } from "node:util";
 
 import {
   Client,
@@ -11,14 +15,16 @@ import {
   DetokenizeResponse,
   GenerateOnceResponse,
   GenerateRequest,
+  GenerateResponse,
   GetModelResponse,
   ListModelsResponse,
+  Stream,
   TandemError,
   TokenizeRequest,
   TokenizeResponse,
 } from "tandem-client";
 
-const path = process.argv[3] ?? new URL("conformance.json", import.meta.url);
+const path = process.argv[3];
 const { cases } = JSON.parse(readFileSync(path, "utf8"));
 const client = new Client({ address: process.argv[2] });
 
@@ -100,16 +106,28 @@ async function verdict(c) {
   }
 }
 
+// Of fold.json's events to the last field of their answer.
+async function fold() {
+  const file = join(dirname(path), "fold.json");
+  const { events, answer: want } = JSON.parse(readFileSync(file, "utf8"));
+  const call = Readable.from(events.map((event) => GenerateResponse.fromJSON(event)));
+  call.cancel = () => {};
+  const got = await new Stream(call).collect();
+  return isDeepStrictEqual(got, GenerateOnceResponse.fromJSON(want))
+    ? ""
+    : `${JSON.stringify(GenerateOnceResponse.toJSON(got))}, not ${JSON.stringify(want)}`;
+}
+
 const start = Date.now();
 let failed = 0;
-for (const c of cases) {
-  const wrong = await verdict(c);
-  if (wrong) {
-    failed += 1;
-    console.log(`typescript: ${c.name}: ${wrong}`);
-  }
+function judge(name, wrong) {
+  if (!wrong) return;
+  failed += 1;
+  console.log(`typescript: ${name}: ${wrong}`);
 }
+for (const c of cases) judge(c.name, await verdict(c));
+judge("a stream's events make one answer", await fold());
 client.close();
 const seconds = ((Date.now() - start) / 1000).toFixed(1);
-console.log(`typescript: ${cases.length - failed} passed, ${failed} failed, ${seconds} s`);
+console.log(`typescript: ${cases.length + 1 - failed} passed, ${failed} failed, ${seconds} s`);
 process.exitCode = failed > 0 ? 1 : 0;

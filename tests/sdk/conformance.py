@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""conformance.json through the Python client, by threads and by asyncio.
+"""A list of cases (conformance.json, tools.json) through the Python client, by
+threads and by asyncio; and fold.json, without a server.
 
-    conformance.py ADDRESS
+    conformance.py ADDRESS CASES
 """
 
 import asyncio
@@ -13,11 +14,11 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from tandem import AsyncClient, Client, TandemError
+from tandem.client import _Answer
 from tandem.v1 import inference_pb2 as pb
 
-CASES = json.loads(
-    pathlib.Path(__file__).with_name("conformance.json").read_text()
-)["cases"]
+CASES = json.loads(pathlib.Path(sys.argv[2]).read_text())["cases"]
+FOLD = json.loads(pathlib.Path(__file__).with_name("fold.json").read_text())
 REQUESTS = {
     "generate": pb.GenerateRequest,
     "generate_once": pb.GenerateRequest,
@@ -111,6 +112,24 @@ async def run_async(client: AsyncClient, case: dict) -> str:
     return verdict(case, wrap(case["call"], answer), None)
 
 
+FOLDED = "a stream's events make one answer"
+
+
+def fold() -> str:
+    """Of events to the last field of their answer, which has all there are."""
+    folded = _Answer()
+    for event in FOLD["events"]:
+        folded.add(ParseDict(event, pb.GenerateResponse()))
+    want, last = FOLD["answer"], FOLD["answer"]["sequences"][-1]
+    for message, has in (pb.GenerateOnceResponse, want), (pb.GeneratedSequence, last):
+        for field in message.DESCRIPTOR.fields:
+            if field.name not in has:
+                return f"fold.json has no {message.__name__}.{field.name}"
+    got = folded.response
+    same = got == ParseDict(want, pb.GenerateOnceResponse())
+    return "" if same else f"{got}, not {want}"
+
+
 LONG = {
     "text": "a",
     "sampling": {"temperature": 0},
@@ -148,13 +167,14 @@ def main() -> None:
         results = {"threads": [run(client, case) for case in CASES]}
         results["threads"].append(leave(client))
     results["asyncio"] = asyncio.run(all_async(address))
+    results["threads"].append(fold())
     failed = 0
     for kind, verdicts in results.items():
-        for name, wrong in zip([c["name"] for c in CASES] + [LEFT], verdicts):
+        for name, wrong in zip([c["name"] for c in CASES] + [LEFT, FOLDED], verdicts):
             if wrong:
                 failed += 1
                 print(f"python {kind}: {name}: {wrong}")
-    print(f"python: {2 * len(CASES) + 2 - failed} passed, {failed} failed, "
+    print(f"python: {2 * len(CASES) + 3 - failed} passed, {failed} failed, "
           f"{time.monotonic() - start:.1f} s")
     raise SystemExit(failed > 0)
 

@@ -145,9 +145,17 @@ class _Answer:
             delta = event.delta
             sequence = self._sequence(delta.index)
             sequence.text += delta.text
+            sequence.reasoning_content += delta.reasoning_content
             sequence.token_ids.extend(delta.token_ids)
             sequence.logprobs.extend(delta.logprobs)
             sequence.attention.extend(delta.attention)
+            for piece in delta.tool_calls:
+                while len(sequence.tool_calls) <= piece.index:
+                    sequence.tool_calls.add()
+                call = sequence.tool_calls[piece.index]
+                call.id = piece.id or call.id
+                call.name = piece.name or call.name
+                call.arguments_json += piece.arguments_json
             return delta
         elif kind == "finished":
             self._sequence(event.finished.index).finished.CopyFrom(event.finished)

@@ -29,6 +29,8 @@ import {
   type ModelInfo,
   TokenizeRequest,
   type TokenizeResponse,
+  ToolCall,
+  type ToolCallDelta,
 } from "./gen/tandem/v1/inference.js";
 
 export * from "./gen/tandem/v1/inference.js";
@@ -90,6 +92,16 @@ export class TandemError extends Error {
     this.reason = details.reason;
     this.metadata = details.metadata;
     this.retryAfterMs = details.retryAfterMs;
+  }
+}
+
+/** Adds the pieces of calls to the calls that they belong to. */
+function joinToolCalls(pieces: ToolCallDelta[], calls: ToolCall[]): void {
+  for (const piece of pieces) {
+    const call = (calls[piece.index] ??= ToolCall.fromPartial({}));
+    call.id ||= piece.id;
+    call.name ||= piece.name;
+    call.arguments_json += piece.arguments_json;
   }
 }
 
@@ -157,9 +169,11 @@ export class Stream implements AsyncIterable<GenerateDelta> {
     if (event.delta) {
       const sequence = this.#sequence(event.delta.index);
       sequence.text += event.delta.text;
+      sequence.reasoning_content += event.delta.reasoning_content;
       sequence.token_ids.push(...event.delta.token_ids);
       sequence.logprobs.push(...event.delta.logprobs);
       sequence.attention.push(...event.delta.attention);
+      joinToolCalls(event.delta.tool_calls, sequence.tool_calls);
     }
     return event.delta;
   }
