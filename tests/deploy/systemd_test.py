@@ -41,6 +41,15 @@ class Units(unittest.TestCase):
             with self.subTest(path.name):
                 self.assertGreaterEqual(stop, drain + 10)
 
+    def test_keys_of_the_group_can_be_read(self) -> None:
+        """A user that exists while the unit runs can own no key."""
+        document = (ROOT / "docs/deploying.md").read_text()
+        (group,) = re.findall(r"^groupadd --system (\S+)", document, re.MULTILINE)
+        self.assertIn(f"chgrp {group} ", document)
+        for path in UNITS:
+            with self.subTest(path.name):
+                self.assertIn(f"\nSupplementaryGroups={group}\n", path.read_text())
+
     @unittest.skipUnless(shutil.which("systemd-analyze"), "no systemd-analyze")
     def test_systemd_has_nothing_to_say(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
