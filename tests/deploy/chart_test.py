@@ -188,6 +188,18 @@ class Manifests(unittest.TestCase):
                     start["periodSeconds"] * start["failureThreshold"], 300
                 )
 
+    def test_what_is_wedged_is_not_left_to_drain(self) -> None:
+        """Its own grace period: preStop's sleep and time to end, no more."""
+        for name, pod in pods():
+            container = pod["spec"]["containers"][0]
+            stop = container.get("lifecycle", {}).get("preStop", {})
+            sleep = stop.get("sleep", {}).get("seconds", 0)
+            with self.subTest(name):
+                self.assertEqual(
+                    container["livenessProbe"].get("terminationGracePeriodSeconds"),
+                    sleep + 5,
+                )
+
     def test_probes_speak_what_the_port_does(self) -> None:
         """HTTPS where the port for clients has a certificate, and there alone."""
         secured = 0

@@ -308,6 +308,8 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
+        # What is wedged will not drain: the pod's period is not for it.
+        terminationGracePeriodSeconds: {{ add $values.preStopSleepSeconds 5 }}
       readinessProbe:
         httpGet: {path: /readyz, port: http{{ if $https }}, scheme: HTTPS{{ end }}}
         periodSeconds: 3
