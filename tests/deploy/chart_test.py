@@ -301,6 +301,19 @@ class Manifests(unittest.TestCase):
                 with self.subTest(name):
                     self.assertEqual("replicas" in thing["spec"], key not in scaled)
 
+    def test_lost_series_are_no_idle_role(self) -> None:
+        """Else KEDA takes nothing for 0 and scales to the least."""
+        triggers = [
+            (name, trigger)
+            for name, thing in objects()
+            if thing["kind"] == "ScaledObject"
+            for trigger in thing["spec"]["triggers"]
+        ]
+        self.assertEqual(len(triggers), 3)
+        for name, trigger in triggers:
+            with self.subTest(name):
+                self.assertEqual(trigger["metadata"].get("ignoreNullValues"), "false")
+
 
 if __name__ == "__main__":
     unittest.main()
