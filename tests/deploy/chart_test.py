@@ -167,7 +167,7 @@ class Manifests(unittest.TestCase):
                 )
                 self.assertFalse(own["allowPrivilegeEscalation"])
                 self.assertTrue(own["readOnlyRootFilesystem"])
-                self.assertEqual(own["capabilities"]["drop"], ["ALL"])
+                self.assertEqual(own["capabilities"], {"drop": ["ALL"]})
                 self.assertIn("memory", container["resources"]["limits"])
                 for volume in container["volumeMounts"]:
                     if volume["name"] in ("model", "tls", "client-tls", "api-keys"):

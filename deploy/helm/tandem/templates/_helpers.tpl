@@ -332,9 +332,6 @@ spec:
         runAsNonRoot: true
         capabilities:
           drop: [ALL]
-          {{- if $rdma }}
-          add: [IPC_LOCK]
-          {{- end }}
       # The last line of a process that ends is its reason.
       terminationMessagePolicy: FallbackToLogsOnError
       volumeMounts:
