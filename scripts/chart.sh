@@ -87,6 +87,9 @@ refuses 'is above maxReplicas' --set decode.autoscaling.enabled=true \
 refuses 'way nccl needs handoff.nccl' --set handoff.way=nccl
 refuses 'rdma.enabled needs handoff.nccl' --set handoff.rdma.enabled=true \
   --set handoff.rdma.resource=rdma/x
+refuses 'hostNetwork needs networkPolicy.enabled=false' \
+  --set handoff.rdma.enabled=true,handoff.rdma.hostNetwork=true \
+  --set handoff.rdma.resource=rdma/x,handoff.nccl=true
 refuses "additional properties 'replica' not allowed" --set decode.replica=2
 
 # Custom resources are left to their operators.

@@ -109,6 +109,9 @@ podSelector:
 {{- if and .Values.handoff.rdma.enabled (not .Values.handoff.nccl) -}}
 {{- fail "handoff.rdma.enabled needs handoff.nccl: only NCCL uses RDMA" -}}
 {{- end -}}
+{{- if and .Values.handoff.rdma.enabled .Values.handoff.rdma.hostNetwork .Values.networkPolicy.enabled -}}
+{{- fail "handoff.rdma.hostNetwork needs networkPolicy.enabled=false: a NetworkPolicy selects no pod of a host's network, so routers would refuse the workers and nothing would close the workers' ports; close them on the machines" -}}
+{{- end -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- with (index $.Values $role).autoscaling -}}
 {{- if and .enabled (eq $.Values.autoscaling.kind "keda") (not $.Values.autoscaling.prometheusAddress) -}}
