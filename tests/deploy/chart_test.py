@@ -288,6 +288,25 @@ class Manifests(unittest.TestCase):
             with self.subTest(name):
                 self.assertLessEqual(set(used), names)
 
+    def test_routers_reach_the_http_port_of_workers(self) -> None:
+        """`tandem doctor --admin` asks it from a router's pod."""
+        found = 0
+        for name, thing in objects():
+            if thing["kind"] != "NetworkPolicy":
+                continue
+            spec, found = thing["spec"], found + 1
+            with self.subTest(name):
+                if name.endswith("-router"):
+                    ports = [port["port"] for rule in spec["egress"]
+                             if "to" in rule for port in rule["ports"]]
+                    self.assertIn(8000, ports)
+                    continue
+                (rule,) = (r for r in spec["ingress"] if r.get("ports") == [{"port": "http"}])
+                selected = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+                            for peer in rule.get("from", []) if "podSelector" in peer]
+                self.assertEqual(selected, ["router"] if "from" in rule else [])
+        self.assertEqual(found, 6)
+
     def test_no_scaled_role_has_replicas(self) -> None:
         scaled = {
             (name.split(":")[0], thing["spec"]["scaleTargetRef"]["name"])
