@@ -292,9 +292,10 @@ void StopAll(const ServeFlags& flags, Supervisor* supervisor) {
   const milliseconds grace = absl::ToChronoMilliseconds(
       std::min(flags.shutdown_timeout, absl::Hours(24 * 365)) +
       absl::Seconds(2));
+  const auto at_once = [] { return signals_seen > 1; };
   for (const char* const role : {"router", "prefill", "decode"}) {
-    if (signals_seen > 1) break;
-    supervisor->Stop(role, grace);
+    if (at_once()) break;
+    supervisor->Stop(role, grace, at_once);
   }
   supervisor->KillAll();
 }

@@ -238,7 +238,8 @@ void Supervisor::SendForwarded() {
 }
 
 void Supervisor::Stop(const std::string& prefix,
-                      std::chrono::milliseconds grace) {
+                      std::chrono::milliseconds grace,
+                      const std::function<bool()>& at_once) {
   std::vector<Child*> stopping;
   for (const auto& child : children_) {
     if (child->spec.name.compare(0, prefix.size(), prefix) != 0) continue;
@@ -253,7 +254,7 @@ void Supervisor::Stop(const std::string& prefix,
     return std::any_of(stopping.begin(), stopping.end(),
                        [](const Child* child) { return child->pid > 0; });
   };
-  while (any_left() && Clock::now() < end) {
+  while (any_left() && Clock::now() < end && !at_once()) {
     (void)Poll(std::chrono::milliseconds(20));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -48,8 +48,10 @@ class Supervisor {
   absl::Status Poll(std::chrono::milliseconds timeout);
 
   // SIGTERM to children whose names begin with `prefix`; waits until they
-  // have gone, at most `grace`, then SIGKILL. Not restarted.
-  void Stop(const std::string& prefix, std::chrono::milliseconds grace);
+  // have gone, at most `grace` and no longer than until `at_once` says so, then
+  // SIGKILL. Not restarted.
+  void Stop(const std::string& prefix, std::chrono::milliseconds grace,
+            const std::function<bool()>& at_once);
   void KillAll();
 
   // From here on the signals of `number` that this process gets go to every

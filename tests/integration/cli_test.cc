@@ -223,6 +223,26 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
 }
 
+// Of a drain that would last for half a minute: the router stands still.
+TEST(CliTest, ASecondInterruptEndsTheDrainAtOnce) {
+  ServeProcess served(EmbeddedModel(), "--prefill 0");
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  const std::vector<pid_t> children = served.Children();
+  ASSERT_EQ(children.size(), 2u);
+  kill(children[0], SIGSTOP);
+  kill(served.pid(), SIGINT);
+  for (int i = 0; i < 100 && served.Log().find("Draining") == std::string::npos;
+       ++i) {
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  const auto second = std::chrono::steady_clock::now();
+  EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
+  EXPECT_LT(std::chrono::steady_clock::now() - second, seconds(5));
+  for (const pid_t child : children) {
+    EXPECT_FALSE(Runs(child)) << child << " is an orphan";
+  }
+}
+
 // Children inherit the environment, over which the command line goes.
 TEST(CliTest, WhatServeIsToldToLeaveOutIsLeftOutByItsChildren) {
   const std::vector<std::pair<const char*, const char*>> environment = {
