@@ -359,7 +359,8 @@ ProcessFacts AskProcess(const std::string& endpoint) {
   ProcessFacts facts;
   const std::string livez = HttpGet(endpoint, "/livez");
   const size_t body = livez.find("\r\n\r\n");
-  if (body == std::string::npos) return facts;
+  facts.answers = body != std::string::npos;
+  if (!facts.answers) return facts;
   if (absl::StrContains(livez.substr(0, livez.find('\r')), " 503")) {
     facts.stuck = std::string(absl::StripAsciiWhitespace(livez.substr(body)));
   }

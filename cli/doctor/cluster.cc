@@ -220,6 +220,13 @@ void CheckPlaintext(const v1::GetClusterStateResponse& state, bool tls,
 
 void CheckProcess(const std::string& name, const ProcessFacts& facts,
                   absl::Time now, Checks* checks) {
+  if (!facts.answers) {
+    checks->push_back(
+        {Verdict::kWarn, name,
+         "its HTTP port does not answer from here: /livez, descriptors, clock "
+         "and certificate are not checked; let this machine reach it, or ask "
+         "from one that does"});
+  }
   if (!facts.stuck.empty()) {
     checks->push_back({Verdict::kFail, name,
                        absl::StrCat("is not alive: ", facts.stuck,

@@ -206,6 +206,7 @@ TEST(DoctorTest, WhatAProcessTellsOfItselfIsJudged) {
     const char* reason;
   };
   const Case cases[] = {
+      {{.answers = false}, Verdict::kWarn, "are not checked"},
       {{.stuck = "work is waiting"}, Verdict::kFail, "restart it"},
       {{.open_fds = 900, .max_fds = 1000}, Verdict::kFail, "LimitNOFILE"},
       {{.date = now + absl::Seconds(95)}, Verdict::kFail, "95 s ahead"},
@@ -228,6 +229,12 @@ TEST(DoctorTest, WhatAProcessTellsOfItselfIsJudged) {
                 .certificate_expiry = now + absl::Hours(24 * 30)},
                now, &checks);
   EXPECT_TRUE(checks.empty());
+}
+
+TEST(DoctorTest, AProcessThatTellsNothingIsNotTakenForAHealthyOne) {
+  // Nothing listens there, and nothing is an address.
+  EXPECT_FALSE(AskProcess("127.0.0.1:1").answers);
+  EXPECT_FALSE(AskProcess("").answers);
 }
 
 }  // namespace
