@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -131,12 +130,8 @@ class HttpServer::Impl {
       }
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
-      const bool crowded =
-          static_cast<int>(state_->sessions.size()) >=
-          state_->options.max_connections + state_->options.spare_connections;
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
-      const bool full = crowded || HasTooMany(session->peer());
-      if (full) {
+      if (IsFull() || HasTooMany(session->peer())) {
         session->RefuseConnection();
       } else {
         session->Serve();
@@ -145,13 +140,16 @@ class HttpServer::Impl {
     });
   }
 
+  bool IsFull() const {
+    return state_->served >=
+           state_->options.max_connections + state_->options.spare_connections;
+  }
+
   bool HasTooMany(const asio::ip::address& peer) const {
     const int most = state_->options.max_connections_per_peer;
-    return most > 0 &&
-           std::count_if(state_->sessions.begin(), state_->sessions.end(),
-                         [&peer](const Session* session) {
-                           return session->peer() == peer;
-                         }) > most;
+    const auto of_peer = state_->served_of_peer.find(peer);
+    return most > 0 && of_peer != state_->served_of_peer.end() &&
+           of_peer->second >= most;
   }
 
   void CloseAfter(std::chrono::steady_clock::time_point end) {

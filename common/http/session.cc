@@ -37,6 +37,9 @@ constexpr size_t kReadAhead = 4 << 10;
 // Before a request line. RFC 9112, 2.2: a server should ignore one at least, as
 // some clients send one behind a body.
 constexpr int kMaxEmptyLines = 4;
+// Connections beyond the limits that may hold a descriptor until they have read
+// so.
+constexpr int kMaxRefused = 64;
 constexpr char kRequestIdHeader[] = "X-Request-Id";
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -152,6 +155,7 @@ Session::Session(tcp::socket socket, ServerState* state)
 }
 
 Session::~Session() {
+  Leave();
   state_->sessions.erase(this);
   --state_->open_now;
 }
@@ -159,6 +163,9 @@ Session::~Session() {
 // A handshake belongs to a connection like a request: it has its time, and
 // nobody else waits for it.
 void Session::Serve() {
+  served_ = true;
+  ++state_->served;
+  ++state_->served_of_peer[peer_];
   if (!stream_.is_tls()) return Read();
   stream_.tcp().expires_after(
       absl::ToChronoMilliseconds(state_->options.handshake_timeout));
@@ -170,8 +177,10 @@ void Session::Serve() {
 }
 
 void Session::RefuseConnection() {
+  const int refused =
+      static_cast<int>(state_->sessions.size()) - state_->served;
   // To say why would take a handshake.
-  if (!stream_.is_tls()) return Refuse();
+  if (!stream_.is_tls() && refused <= kMaxRefused) return Refuse();
   ++state_->refused_so_far;
   Close();
 }
@@ -362,10 +371,7 @@ void Session::Dispatch(HttpRequest request) {
   if (const auto* handler = std::get_if<HttpServer::Handler>(&found->second)) {
     return Answer((*handler)(request));
   }
-  if (static_cast<int>(state_->sessions.size()) >
-      state_->options.max_connections) {
-    return Refuse();
-  }
+  if (state_->served > state_->options.max_connections) return Refuse();
   const auto* later = &std::get<Later>(found->second);
   if (later->refuse != nullptr) {
     if (std::optional<HttpResponse> refusal = later->refuse(request)) {
@@ -607,6 +613,13 @@ void Session::Gone() {
 void Session::ExpiresWhenIdle() {
   stream_.tcp().expires_after(
       absl::ToChronoMilliseconds(state_->options.idle_timeout));
+}
+
+void Session::Leave() {
+  if (!std::exchange(served_, false)) return;
+  --state_->served;
+  const auto of_peer = state_->served_of_peer.find(peer_);
+  if (--of_peer->second == 0) state_->served_of_peer.erase(of_peer);
 }
 
 void Session::Close() {

@@ -47,6 +47,10 @@ struct ServerState : std::enable_shared_from_this<ServerState> {
   std::set<std::string> open_paths;  // not guarded
   bool IsOpen(std::string_view path) const;
   std::set<Session*> sessions;
+  // Of those, the ones that limits are about: not who is only told that there
+  // are too many.
+  int served = 0;
+  std::map<boost::asio::ip::address, int> served_of_peer;
   bool stopping = false;
   // Read from any thread.
   std::atomic<int64_t> open_now = 0;
@@ -112,6 +116,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void WatchTls();
   void OnReadAhead(Error error, size_t bytes);
   void LookAgain();
+  void Leave();
   void ExpiresWhenIdle();
   void Linger();
   void LingerBelowTls();
@@ -150,6 +155,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   ServerState* const state_;
   boost::asio::ip::address peer_;
+  bool served_ = false;  // counts as such
 };
 
 }  // namespace tandem::http_internal
