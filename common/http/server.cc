@@ -131,7 +131,7 @@ class HttpServer::Impl {
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
-      if (IsFull() || HasTooMany(session->peer())) {
+      if (HasTooMany(session->peer()) || (IsFull() && !MakeRoom())) {
         session->RefuseConnection();
       } else {
         session->Serve();
@@ -150,6 +150,22 @@ class HttpServer::Impl {
     const auto of_peer = state_->served_of_peer.find(peer);
     return most > 0 && of_peer != state_->served_of_peer.end() &&
            of_peer->second >= most;
+  }
+
+  // Whoever holds connections in silence shuts nobody out, probes least of all:
+  // the one that has been idle for longest goes. False: all are being answered.
+  bool MakeRoom() {
+    Session* longest = nullptr;
+    for (Session* session : state_->sessions) {
+      if (session->served() && session->idle() &&
+          (longest == nullptr ||
+           session->idle_since() < longest->idle_since())) {
+        longest = session;
+      }
+    }
+    if (longest == nullptr) return false;
+    longest->MakeRoom();
+    return true;
   }
 
   void CloseAfter(std::chrono::steady_clock::time_point end) {

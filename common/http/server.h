@@ -11,10 +11,11 @@
 //   Announce(server.port());
 //
 // Limits: header 8 KiB (431), body 1 MiB (413), idle connections and peers that
-// take nothing 60 s, TLS handshakes 10 s, 256 connections (503; with TLS the
-// connection is cut), those that shake hands included. Wrong paths are 404,
-// wrong methods 405 with Allow. A peer that closes, by TLS or below it, is
-// gone.
+// take nothing 60 s, TLS handshakes 10 s, 256 connections, those that shake
+// hands included. One more closes the one that has been idle for longest; where
+// all are being answered it is refused (503; with TLS the connection is cut).
+// Wrong paths are 404, wrong methods 405 with Allow. A peer that closes, by TLS
+// or below it, is gone.
 
 #ifndef TANDEM_COMMON_HTTP_SERVER_H_
 #define TANDEM_COMMON_HTTP_SERVER_H_
@@ -143,7 +144,8 @@ class HttpServer {
   // UNAVAILABLE with the system's reason if the address cannot be had.
   absl::Status Start();
   int port() const;
-  // From any thread: those open now, and those refused so far for their number.
+  // From any thread: those open now, and those refused so far, or closed, for
+  // their number.
   int64_t connections() const;
   int64_t refused_connections() const;
   // For connections from now on; those open keep theirs. INVALID_ARGUMENT, and

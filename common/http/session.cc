@@ -611,6 +611,7 @@ void Session::Gone() {
 // ------------------------------------------------------------ the end
 
 void Session::ExpiresWhenIdle() {
+  idle_since_ = std::chrono::steady_clock::now();
   stream_.tcp().expires_after(
       absl::ToChronoMilliseconds(state_->options.idle_timeout));
 }
@@ -620,6 +621,14 @@ void Session::Leave() {
   --state_->served;
   const auto of_peer = state_->served_of_peer.find(peer_);
   if (--of_peer->second == 0) state_->served_of_peer.erase(of_peer);
+}
+
+// Gone, as what its peer sent may be on the way to a handler. Its operations
+// still hold it for a while.
+void Session::MakeRoom() {
+  ++state_->refused_so_far;
+  Leave();
+  Gone();
 }
 
 void Session::Close() {

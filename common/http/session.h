@@ -13,6 +13,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -73,6 +74,12 @@ class Session : public std::enable_shared_from_this<Session> {
   void Gone();  // closes; tells an exchange
   // Nobody waits for what this connection may still bring.
   bool idle() const { return !answering_; }
+  // It came, or last had an answer or the head of a request.
+  std::chrono::steady_clock::time_point idle_since() const {
+    return idle_since_;
+  }
+  bool served() const { return served_; }
+  void MakeRoom();  // closes it, for another one's sake
   // Of the exchange under way; others have no say any more.
   uint64_t number() const { return number_; }
 
@@ -156,6 +163,8 @@ class Session : public std::enable_shared_from_this<Session> {
   ServerState* const state_;
   boost::asio::ip::address peer_;
   bool served_ = false;  // counts as such
+  std::chrono::steady_clock::time_point idle_since_ =
+      std::chrono::steady_clock::now();
 };
 
 }  // namespace tandem::http_internal

@@ -255,6 +255,26 @@ TEST_F(HttpExchangeTest, ProbesAreServedWhenClientsHoldAllConnections) {
   EXPECT_THAT(client.Receive("served"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
+TEST_F(HttpExchangeTest, ConnectionsBeingAnsweredMakeNoRoom) {
+  StartServer({.max_connections = 2});
+  std::vector<std::unique_ptr<Socket>> clients;
+  std::vector<std::unique_ptr<HttpExchange>> exchanges;
+  for (int i = 0; i < 2; ++i) {
+    clients.push_back(std::make_unique<Socket>(server_->port()));
+    clients.back()->Send(kRequest);
+    exchanges.push_back(Next());
+  }
+  EXPECT_THAT(Socket(server_->port()).Receive(), StartsWith("HTTP/1.1 503"));
+  exchanges[1]->Answer({.body = "served"});
+  EXPECT_THAT(clients[1]->Receive("served"), StartsWith("HTTP/1.1 200"));
+  Socket next(server_->port());
+  next.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(next.Receive("now"), StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(clients[1]->Receive(), "");
+  exchanges[0]->Answer({.body = "served"});
+  EXPECT_THAT(clients[0]->Receive("served"), StartsWith("HTTP/1.1 200"));
+}
+
 TEST_F(HttpExchangeTest, WhoHasTooManyConnectionsTakesNobodyElsesPlace) {
   StartServer({.max_connections = 8, .max_connections_per_peer = 2});
   const std::string now = "GET /now HTTP/1.1\r\n\r\n";

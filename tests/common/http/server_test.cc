@@ -263,26 +263,49 @@ TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
   EXPECT_GT(taken, bytes);
 }
 
-// Of all peers, or of one.
-TEST_F(HttpServerTest, ConnectionsBeyondTheLimitAreRefusedUntilOneGoes) {
-  for (const auto& [all, peer] : {std::pair(3, 0), {4, 3}}) {
-    StartServer({.max_connections = all, .max_connections_per_peer = peer});
-    const std::string request = "GET /health HTTP/1.1\r\n\r\n";
-    std::vector<std::unique_ptr<Socket>> sockets;
-    for (int i = 0; i < 3; ++i) {
-      sockets.push_back(std::make_unique<Socket>(server_->port()));
-      sockets.back()->Send(request);
-      EXPECT_THAT(sockets.back()->Receive("ok\n"), HasSubstr(" 200 "));
-    }
-    EXPECT_THAT(Exchange(request), StartsWith("HTTP/1.1 503"));
-    sockets.clear();
-    std::string answer;
-    for (int i = 0; i < 400 && answer.find(" 200 ") == std::string::npos; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      answer = Exchange("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
-    }
-    EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+TEST_F(HttpServerTest, ConnectionsOfAPeerBeyondItsLimitAreRefusedUntilOneGoes) {
+  StartServer({.max_connections = 4, .max_connections_per_peer = 3});
+  const std::string request = "GET /health HTTP/1.1\r\n\r\n";
+  std::vector<std::unique_ptr<Socket>> sockets;
+  for (int i = 0; i < 3; ++i) {
+    sockets.push_back(std::make_unique<Socket>(server_->port()));
+    sockets.back()->Send(request);
+    EXPECT_THAT(sockets.back()->Receive("ok\n"), HasSubstr(" 200 "));
   }
+  EXPECT_THAT(Exchange(request), StartsWith("HTTP/1.1 503"));
+  sockets.clear();
+  std::string answer;
+  for (int i = 0; i < 400 && answer.find(" 200 ") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    answer = Exchange("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpServerTest, WhoIsSilentForLongestMakesRoom) {
+  StartServer({.max_connections = 4, .spare_connections = 2});
+  const std::string request = "GET /health HTTP/1.1\r\n\r\n";
+  std::vector<std::unique_ptr<Socket>> silent;
+  for (int i = 0; i < 6; ++i) {
+    silent.push_back(std::make_unique<Socket>(server_->port()));
+  }
+  while (server_->connections() < 6) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  silent[0]->Send(request);  // and so is not the first to go
+  EXPECT_THAT(silent[0]->Receive("ok\n"), HasSubstr(" 200 "));
+  silent[3]->Send("GET /hea");  // of no use to it
+  std::vector<std::unique_ptr<Socket>> probes;
+  for (int i = 1; i < 6; ++i) {
+    probes.push_back(std::make_unique<Socket>(server_->port()));
+    probes.back()->Send(request);
+    EXPECT_THAT(probes.back()->Receive("ok\n"), HasSubstr(" 200 "));
+    EXPECT_EQ(silent[i]->Receive(), "");
+    EXPECT_TRUE(silent[i]->ended());
+  }
+  silent[0]->Send(request);
+  EXPECT_THAT(silent[0]->Receive("ok\n"), HasSubstr(" 200 "));
+  EXPECT_EQ(server_->refused_connections(), 5);
 }
 
 TEST_F(HttpServerTest, IdleAndSlowConnectionsAreClosed) {
