@@ -262,6 +262,9 @@ void Listener::Forget(int watched) {
   const auto of_peer = per_peer_.find(it->second);
   if (--of_peer->second == 0) per_peer_.erase(of_peer);
   watched_.erase(it);
+  // Closed alone it would stay watched while the server has the connection, and
+  // what is told of it would be taken for the next one's with this number.
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, watched, nullptr);
   close(watched);
   --open_;
 }

@@ -307,6 +307,31 @@ TEST_F(ServerTest, ConnectionsAreTakenToTheLimitAndNoFurther) {
   }
 }
 
+// Descriptors' numbers come back at once, before the server has closed all that
+// had them.
+TEST_F(ServerTest, ConnectionsAreCountedRightWhileOthersAreReset) {
+  Start();
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::unique_ptr<Socket>> reset;
+    for (int i = 0; i < 100; ++i) {
+      reset.push_back(std::make_unique<Socket>(server_->port()));
+      const linger at_once{1, 0};
+      setsockopt(reset.back()->fd(), SOL_SOCKET, SO_LINGER, &at_once,
+                 sizeof(at_once));
+    }
+    std::thread resetting([&] { reset.clear(); });
+    std::vector<std::unique_ptr<Socket>> kept;
+    for (int i = 0; i < 20; ++i) kept.push_back(Connect(server_->port()));
+    resetting.join();
+    for (const auto& socket : kept) ASSERT_TRUE(IsTaken(socket.get()));
+    ASSERT_TRUE(Eventually([&] { return server_->connections() <= 20; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ASSERT_EQ(server_->connections(), 20) << round;
+    kept.clear();
+    ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
+  }
+}
+
 // With gRPC's own listener it would be the last time.
 TEST_F(ServerTest, AProcessThatWasOutOfDescriptorsTakesConnectionsAgain) {
   Start();
