@@ -24,6 +24,8 @@ namespace {
 // Strangers that may wait at the door, and for how long.
 constexpr size_t kMaxStrangers = 64;
 constexpr absl::Duration kPatience = absl::Seconds(5);
+// Before it is tried again whether there are descriptors.
+constexpr absl::Duration kPause = absl::Milliseconds(100);
 
 bool SendDescriptor(int socket, int fd) {
   char byte = shm::kDescriptor;
@@ -40,6 +42,11 @@ bool SendDescriptor(int socket, int fd) {
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
+bool IsExhaustion(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS ||
+         error == ENOMEM;
 }
 
 Fd OpenPeer(int socket) {
@@ -130,11 +137,13 @@ void Doorman::Tell(const Visit& visit, Event event) {
 void Doorman::Run() {
   pthread_setname_np(pthread_self(), "handoff-door");
   while (true) {
+    // Out of descriptors, poll would tell of the same visitor for ever.
+    const bool pauses = MonotonicNow() < accepts_again_;
+    absl::Time deadline = pauses ? accepts_again_ : absl::InfiniteFuture();
+    // Negative descriptors are skipped by poll.
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0},
-                                  {listener_.get(), POLLIN, 0}};
-    absl::Time deadline = absl::InfiniteFuture();
+                                  {pauses ? -1 : listener_.get(), POLLIN, 0}};
     for (const Visit& visit : visits_) {
-      // Negative descriptors are skipped by poll.
       polled.push_back({visit.socket.get(), POLLIN, 0});
       polled.push_back({visit.process.get(), POLLIN, 0});
       if (visit.id == 0) deadline = std::min(deadline, visit.deadline);
@@ -185,7 +194,10 @@ void Doorman::Run() {
 void Doorman::Accept() {
   Fd socket(
       accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.open()) return;
+  if (!socket.open()) {
+    if (IsExhaustion(errno)) accepts_again_ = MonotonicNow() + kPause;
+    return;
+  }
   const size_t strangers = static_cast<size_t>(
       std::count_if(visits_.begin(), visits_.end(),
                     [](const Visit& visit) { return visit.id == 0; }));

@@ -80,6 +80,7 @@ class Doorman {
 
   // Of the thread only.
   std::list<Visit> visits_;
+  absl::Time accepts_again_ = absl::InfinitePast();
   SystemRandom random_;
   std::thread thread_;
 };

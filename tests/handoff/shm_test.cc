@@ -7,13 +7,16 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +24,7 @@
 #include "common/thread_loop.h"
 #include "gtest/gtest.h"
 #include "handoff/shm/arena.h"
+#include "handoff/shm/doorman.h"
 #include "handoff/shm/shm_way.h"
 #include "tests/handoff/pinned.h"
 #include "tests/handoff/real_time.h"
@@ -305,6 +309,40 @@ TEST(Shm, StrangersGetNoDescriptor) {
     channel.reset();
     way.reset();
   });
+}
+
+TEST(Shm, WithoutDescriptorsADoormanWaitsForThem) {
+  const std::string name = "tandem-test-door-" + std::to_string(getpid());
+  const auto doorman = Doorman::Listen(name);
+  ASSERT_TRUE(doorman.ok()) << doorman.status();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  Fd visitor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval patience{20, 0};
+  setsockopt(visitor.get(), SOL_SOCKET, SO_RCVTIMEO, &patience,
+             sizeof(patience));
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<Fd> all;
+  for (int fd; (fd = dup(visitor.get())) >= 0;) all.emplace_back(fd);
+  EXPECT_EQ(errno, EMFILE);
+  ASSERT_EQ(connect(visitor.get(), reinterpret_cast<sockaddr*>(&address),
+                    static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                           name.size())),
+            0);  // by the kernel
+  const std::clock_t begun = std::clock();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  // Of all threads: the others sleep.
+  EXPECT_LT(std::clock() - begun, CLOCKS_PER_SEC * 3 / 10);
+  char nonce[shm::kNonceBytes];
+  EXPECT_EQ(recv(visitor.get(), nonce, sizeof(nonce), MSG_DONTWAIT), -1);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(recv(visitor.get(), nonce, sizeof(nonce), MSG_WAITALL),
+            shm::kNonceBytes);
 }
 
 TEST(Shm, AnAbsentReceiverFailsAtOnce) {
