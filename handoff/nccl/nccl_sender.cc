@@ -32,7 +32,7 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
 
   void Attach(ChannelHost* host) override {
     host_ = host;
-    pair_->Interest();
+    ShowInterest();
   }
   void Hear(const v1::NcclControl& message) override { pair_->Hear(message); }
   void LinkLost() override {
@@ -41,15 +41,8 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
   }
 
   bool Usable() override {
-    pair_->Interest();
-    if (!pair_->up()) return false;
-    if (staging_.empty()) {
-      if (station_->free_buffers() < static_cast<int>(slabs_)) return false;
-      for (size_t i = 0; i < slabs_; ++i) {
-        staging_.push_back(station_->TakeBuffer());
-      }
-    }
-    return true;
+    ShowInterest();
+    return pair_->up();
   }
   std::byte* Staging(uint32_t slab) override { return staging_[slab]; }
   void Prepare(uint32_t slab, absl::AnyInvocable<void()> ready) override {
@@ -95,10 +88,22 @@ class NcclSenderChannel final : public SenderChannel, public Pair::Owner {
   void OnQuiet() override {}
 
  private:
+  // Buffers come first: without them a pair would take the place of one that
+  // has them, be up, and never be used.
+  void ShowInterest() {
+    if (staging_.empty()) {
+      if (station_->free_buffers() < static_cast<int>(slabs_)) return;
+      for (size_t i = 0; i < slabs_; ++i) {
+        staging_.push_back(station_->TakeBuffer());
+      }
+    }
+    pair_->Interest();
+  }
+
   Station* const station_;
   const size_t slabs_;
   ChannelHost* host_ = nullptr;
-  std::vector<std::byte*> staging_;  // [slabs_], once it was up
+  std::vector<std::byte*> staging_;  // [slabs_], once it was wanted
   // Gathers that wait for a send from their buffer to end.
   std::map<const std::byte*, absl::AnyInvocable<void()>> waiting_;
   std::unique_ptr<Pair> pair_;

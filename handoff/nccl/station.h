@@ -41,8 +41,9 @@ class Pair;
 struct StationOptions {
   std::string self;  // this worker's id, for logs
   int64_t slab_bytes = 1 << 20;
-  // Of slab_bytes each. A decode worker needs one per slab of its receiver,
-  // and one per join; a prefill worker those of each pair that is up.
+  // Of slab_bytes each. A decode worker needs one per slab of its receiver, a
+  // prefill worker those of each pair that is wanted; pairs for which none are
+  // left have no communicator. Both need one more per join.
   int buffers = 64;
   int max_communicators = 32;
   int max_joining = 2;

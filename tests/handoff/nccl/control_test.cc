@@ -90,9 +90,11 @@ TEST(NcclPair, WithoutBuffersItKeepsToTheOtherWay) {
   NcclSetting setting = Usual();
   setting.station.buffers = 3;  // four slabs per pair
   NcclWorld w(setting);
-  w.ComeUp();
   EXPECT_EQ(w.Try(1, kPositions), absl::OkStatus());
-  EXPECT_EQ(w.WayOf(1), "grpc");
+  w.world.loop.RunFor(absl::Seconds(30));
+  EXPECT_EQ(w.Try(2, kPositions), absl::OkStatus());
+  EXPECT_EQ(w.WayOf(2), "grpc");
+  EXPECT_EQ(w.counters(1).joins, 0);
 }
 
 // ---- Faults: where, what, and what it must lead to.
