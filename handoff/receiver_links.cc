@@ -195,8 +195,13 @@ void Receiver::Impl::Break(Link* link, const absl::Status& status,
                            bool refused) {
   if (link->ended()) return;
   TANDEM_FAILPOINT("handoff.receiver_break", "crash");
-  ++(refused ? counters_.links_refused : counters_.links_lost);
-  // Idle ones are ended by their sender.
+  // Idle ones are ended by their sender, all by one that goes away in order.
+  const bool idle = link->attempts.empty() && absl::IsCancelled(status);
+  if (refused) {
+    ++counters_.links_refused;
+  } else if (!idle) {
+    ++counters_.links_lost;
+  }
   if (refused || !link->attempts.empty()) {
     Report({refused ? "handoff link refused" : "handoff link lost",
             link->sender.worker_id(), "", "", status});

@@ -197,10 +197,22 @@ TEST(Handoff, LinksLiveThroughSilenceOfWorkAndEndWhenIdle) {
   EXPECT_EQ(world.sender().links(), 0);
   EXPECT_EQ(world.receiver->links(), 0);
   EXPECT_EQ(world.sender().counters().links_lost, 0);
+  EXPECT_EQ(world.receiver->counters().links_lost, 0);
   world.Run(3, 16);
   world.loop.RunFor(absl::Seconds(2));
   EXPECT_EQ(world.prefill().dials, 2);
   EXPECT_EQ(world.prefill().side.seen[3].acknowledged, 1);
+  // Nor is one of a worker that ends, but one that is cut is.
+  world.prefill().sender.reset();
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(world.receiver->links(), 0);
+  EXPECT_EQ(world.receiver->counters().links_lost, 0);
+  Prefill* const other = world.AddPrefill("other");
+  world.Run(4, 16, other);
+  world.loop.RunFor(absl::Seconds(2));
+  other->pair->Cut();
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(world.receiver->counters().links_lost, 1);
 }
 
 TEST(Handoff, ASilentPeerIsLostInTimeAndNamesItsWay) {
