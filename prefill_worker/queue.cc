@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -49,10 +50,12 @@ void PrefillCore::Advance() {
   }
   std::sort(waiting.begin(), waiting.end(), sooner);
   // KV that waits for a slow decode worker must not take the pool from others:
-  // where its share is full the next prompt for it is not begun, and those
-  // for others are. A single one may be larger than the share.
+  // where its share is full the next prompt for it is not begun, nor a smaller
+  // one behind that, which would keep it waiting for ever; and those for others
+  // are. A single one may be larger than the share.
   const double limit = options_.waiting_share * pool_->counts().total;
   std::map<std::string, int> held = BlocksHeld();
+  std::set<std::string> full;  // decode workers whose next one waits
   // One suspect at a time is begun: which of several it is that crashes workers
   // could not be told.
   bool suspect_computes =
@@ -63,9 +66,13 @@ void PrefillCore::Advance() {
   for (Call* const call : waiting) {
     const bool suspect = call->open.suspect();
     if (suspect && suspect_computes) continue;
+    if (full.contains(call->decode_worker_id())) continue;
     int& blocks = held[call->decode_worker_id()];
     const int wanted = BlocksFor(static_cast<int>(call->history.size()));
-    if (blocks > 0 && blocks + wanted > limit) continue;
+    if (blocks > 0 && blocks + wanted > limit) {
+      full.insert(call->decode_worker_id());
+      continue;
+    }
     // For a bounded time, and in nobody's way.
     if (options_.offload != nullptr &&
         cache_.Prefetching(CacheableHashes(*call))) {
