@@ -6,6 +6,7 @@
 #define TANDEM_PREFILL_WORKER_CALL_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,7 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest>,
   absl::Time started;  // computing
   absl::Time first_token;
   bool may_compute = false;  // granted, or told to start
+  std::optional<absl::Time> granted;
   // Nothing is drawn, and nothing handed over: no decode worker knows of it.
   bool only_scores() const { return !open.has_decode_worker(); }
   const std::string& decode_worker_id() const {

@@ -239,6 +239,7 @@ void PrefillCore::Tick(bool judge) {
     }
   }
   for (const auto& [id, status] : ended) Retire(id, status);
+  BreakCircles();
   Advance();
 }
 

@@ -129,6 +129,7 @@ void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
                    {.request = attempt.request_id,
                     .m = attempt.number,
                     .n = grant.position_end - grant.position_begin});
+    call->granted = loop_->Now();
     call->keep_from = grant.position_begin;
     engine_.KeepFrom(call->id, call->keep_from);
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/error.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
 #include "prefill_worker/call.h"
@@ -17,6 +18,12 @@
 #include "worker/convert.h"
 
 namespace tandem::prefill_worker {
+namespace {
+
+// Without any progress, of those that wait for each other.
+constexpr absl::Duration kCirclePatience = absl::Seconds(2);
+
+}  // namespace
 
 void PrefillCore::ScheduleAdvance() {
   if (advance_scheduled_) return;
@@ -148,6 +155,42 @@ std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
   hashes.resize(std::min(hashes.size(),
                          cached / static_cast<size_t>(pool_->block_size())));
   return hashes;
+}
+
+const PrefillCore::Call* PrefillCore::YoungestInTheWay(
+    const std::string& decode_worker_id) const {
+  const Call* youngest = nullptr;
+  for (const auto& [id, call] : calls_) {
+    const bool begun =
+        call->phase == Phase::kComputing || call->phase == Phase::kSending;
+    if (!begun || call->decode_worker_id() != decode_worker_id) continue;
+    const bool waits = call->phase == Phase::kSending && !call->granted &&
+                       loop_->Now() - call->first_token > kCirclePatience;
+    if (!waits) return nullptr;
+    if (youngest == nullptr || call->due > youngest->due) youngest = call.get();
+  }
+  return youngest;
+}
+
+// A grant that cannot be used keeps the decode worker's blocks from all behind
+// it, and what was told to start and waits for those may fill its share here:
+// each would wait for the other to its deadline.
+void PrefillCore::BreakCircles() {
+  std::set<std::string> stuck;  // decode workers
+  for (const auto& [id, call] : calls_) {
+    if (call->phase == Phase::kOffered && call->granted &&
+        loop_->Now() - *call->granted > kCirclePatience) {
+      stuck.insert(call->decode_worker_id());
+    }
+  }
+  for (const std::string& decode_worker_id : stuck) {
+    const Call* const in_the_way = YoungestInTheWay(decode_worker_id);
+    if (in_the_way == nullptr) continue;
+    Retire(in_the_way->id,
+           MakeError(absl::StatusCode::kAborted, "HANDOFF_FAILED",
+                     "its KV waited for a grant, and in the way of a prompt "
+                     "that has one"));
+  }
 }
 
 bool PrefillCore::TryCompute(Call* call) {

@@ -39,5 +39,52 @@ TEST(PrefillShareTest, ALargePromptIsNotOvertakenForEver) {
   rig.ExpectNothingLeft();
 }
 
+// The decode worker has granted its blocks to the older one, for which there is
+// no room here before the younger one, that waits for blocks there, has left.
+TEST(PrefillShareTest, AGrantAndAShareDoNotWaitForEachOther) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 20, .step = absl::Milliseconds(30)},
+      AdmitByBlocks);
+  PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 28});
+  Request* const running =
+      rig.Local({.prompt = Prompt(200, 1), .max_tokens = 40}, decode);
+  rig.RunUntil([&] { return running->tokens.size() >= 3; });
+  Request* const young =
+      rig.Split({.prompt = Prompt(150, 2), .max_tokens = 4}, decode, prefill);
+  young->retries = true;
+  rig.RunUntil([&] { return young->first.has_value(); });
+  ASSERT_FALSE(running->decode_ended.has_value()) << "what both wait for";
+  Request* const old = rig.Split(
+      {.prompt = Prompt(200, 3), .max_tokens = 4, .age = absl::Seconds(60)},
+      decode, prefill);
+  rig.RunUntilEnded(absl::Seconds(10));
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  EXPECT_EQ(old->opened.size(), 1u) << "the older one stays";
+  EXPECT_EQ(young->opened.size(), 2u);
+  rig.ExpectNothingLeft();
+}
+
+// Each preempts another by and by, and comes back by a handoff.
+TEST(PrefillShareTest, WhatOutgrowsTheDecodeWorkerComesToItsEnd) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 20, .step = absl::Milliseconds(100)});
+  PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 20});
+  const struct {
+    int prompt, max_tokens;
+  } jobs[] = {{20, 135}, {60, 150}, {120, 100}};
+  for (const auto& job : jobs) {
+    rig.Split({.prompt = Prompt(job.prompt, job.prompt),
+               .max_tokens = job.max_tokens},
+              decode, prefill)
+        ->retries = true;
+    rig.Run(absl::Milliseconds(3));
+  }
+  rig.RunUntilEnded(absl::Minutes(2));
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 }  // namespace
 }  // namespace tandem::worker
