@@ -38,13 +38,10 @@ void DecodeCore::UseFreeBlocks() {
   // Oldest first, and nobody overtakes: a large one would wait for ever.
   std::vector<Call*> waiting;
   for (const auto& [id, call] : calls_) {
-    const bool offer = call->phase == Phase::kRemote && call->landing.offered &&
-                       !call->landing.granted;
-    if (offer || call->phase == Phase::kLocal) waiting.push_back(call.get());
+    if (call->waits_for_blocks()) waiting.push_back(call.get());
   }
-  std::sort(waiting.begin(), waiting.end(), [](const Call* a, const Call* b) {
-    return std::tie(a->admitted, a->id) < std::tie(b->admitted, b->id);
-  });
+  std::sort(waiting.begin(), waiting.end(),
+            [](const Call* a, const Call* b) { return a->older_than(*b); });
   for (Call* const call : waiting) {
     if (call->phase == Phase::kLocal) {
       // For a bounded time, and in nobody's way.
@@ -170,20 +167,24 @@ bool DecodeCore::TryLocal(Call* call) {
   return true;
 }
 
-// True if running sequences are expected to end, and give back enough, within
-// the time.
-bool DecodeCore::RoomIsExpected(int blocks, absl::Duration within) const {
+// True if running sequences are expected to end, and give back enough for this
+// one and for who is served before it, within the time.
+bool DecodeCore::RoomIsExpected(const Call& waits,
+                                absl::Duration within) const {
   const double step = engine_.stats().step_seconds;
   const double steps = step > 0 ? absl::ToDoubleSeconds(within) / step : 0;
-  int expected = pool_->available();
+  int expected = pool_->available() - BlocksAtGrant(waits);
   for (const auto& [id, call] : calls_) {
+    if (call->waits_for_blocks() && call->older_than(waits)) {
+      expected -= BlocksAtGrant(*call);
+    }
     if (call->phase != Phase::kRunning) continue;
     const int positions = static_cast<int>(call->history.size());
     const int left =
         call->prompt_tokens + call->stopping.max_tokens - positions;
     if (left <= steps) expected += BlocksAtGrant(*call);
   }
-  return expected >= blocks;
+  return expected >= 0;
 }
 
 // ---- handoff::ReceiverDelegate
@@ -240,8 +241,8 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
     *grant = landing.grant;
     return Verdict::kGranted;
   }
-  const bool soon = RoomIsExpected(
-      BlocksAtGrant(*call), absl::Milliseconds(offer.expected_prefill_ms()));
+  const bool soon =
+      RoomIsExpected(*call, absl::Milliseconds(offer.expected_prefill_ms()));
   return soon ? Verdict::kStart : Verdict::kWait;
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,13 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
 
   bool remote_or_idle() const {
     return phase == Phase::kRemote || phase == Phase::kIdle;
+  }
+  bool waits_for_blocks() const {
+    return phase == Phase::kLocal ||
+           (phase == Phase::kRemote && landing.offered && !landing.granted);
+  }
+  bool older_than(const Call& other) const {
+    return std::tie(admitted, id) < std::tie(other.admitted, other.id);
   }
 
   DecodeCore* const core;

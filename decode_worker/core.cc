@@ -452,9 +452,8 @@ void DecodeCore::Tick(bool judge) {
   for (const auto& [id, status] : ended) Retire(id, status);
   UseFreeBlocks();
   for (const auto& [id, call] : calls_) {
-    if (call->phase == Phase::kRemote && call->landing.offered &&
-        !call->landing.granted &&
-        RoomIsExpected(BlocksAtGrant(*call), worker::kBeat)) {
+    if (call->phase == Phase::kRemote && call->waits_for_blocks() &&
+        RoomIsExpected(*call, worker::kBeat)) {
       receiver_.StartLater(
           {call->request_id, call->sequence_index, call->attempt});
     }

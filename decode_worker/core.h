@@ -185,7 +185,7 @@ class DecodeCore final : private engine::EngineListener,
                                         const std::string& formats,
                                         int positions) const;
   std::vector<engine::BlockHash> LocalHashes(const Call& call) const;
-  bool RoomIsExpected(int blocks, absl::Duration within) const;
+  bool RoomIsExpected(const Call& waits, absl::Duration within) const;
   absl::Status CheckFirst(const Call& call,
                           const handoff::FirstToken& first) const;
   // Tokens of its history that a local attempt may find cached.

@@ -75,6 +75,26 @@ TEST(DecodeBlocksTest, TheOldestWaitingHistoryGetsBlocksFirst) {
   rig.ExpectNothingLeft();
 }
 
+// What it computed would only fill the prefill worker until then.
+TEST(DecodeBlocksTest, NobodyStartsForRoomThatAnOlderHistoryTakes) {
+  Crowded crowded(absl::Milliseconds(300));
+  Rig& rig = crowded.rig;
+  const auto ask = [&](int length, absl::Duration age) {
+    return rig.Split({.prompt = Prompt(length, length), .age = age},
+                     crowded.decode, crowded.prefill);
+  };
+  Request* const old = ask(190, absl::Seconds(60));
+  rig.Run(absl::Milliseconds(200));
+  Request* const young = ask(60, absl::ZeroDuration());
+  rig.Run(absl::Seconds(2));
+  EXPECT_GE(crowded.decode->pool->available(), 4) << "as many as it needs";
+  EXPECT_FALSE(old->prefill_started.has_value());
+  EXPECT_FALSE(young->prefill_started.has_value());
+  rig.RunUntilEnded();
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 // The next step of what runs would preempt somebody otherwise.
 TEST(DecodeBlocksTest, ARunningSequenceKeepsABlockToGrow) {
   for (const bool split : {false, true}) {
