@@ -288,14 +288,16 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   decode_computes_ = decode_computed_ = true;
   prefill_computes_ = false;
   context_.registry->CallWorked(decode_ref_.worker_id());
-  if (!bound_to_) {
-    if (const Worker* worker =
-            context_.registry->Find(decode_ref_.worker_id())) {
-      // Only what SameResults reads: a whole hello names many adapters.
-      *bound_to_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
-    }
-  }
+  Bind();
   SayStarted();
+}
+
+void Request::Bind() {
+  if (bound_to_) return;
+  if (const Worker* worker = context_.registry->Find(decode_ref_.worker_id())) {
+    // Only what SameResults reads: a whole hello names many adapters.
+    *bound_to_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
+  }
 }
 
 void Request::OnDead(const v1::AttemptDead& dead) {
@@ -430,6 +432,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   tokens.set_position(first.position());
   *tokens.add_tokens() = first.token();
   if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
+  Bind();
   SayStarted();
   prefill_work_ = first.work();
   if (!Take(tokens, /*decoded=*/false)) return;

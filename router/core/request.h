@@ -180,7 +180,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::string& prefill_worker_id() const {
     return prefill_ref_.worker_id();
   }
-  // Once a decode worker gave tokens, later ones must give the same results.
+  // Once a pair gave tokens or scores, later decode workers must give the same
+  // results.
   bool MayContinueOn(const v1::WorkerHello& decode) const;
   // Whether some pair that worked on it differed in numerics.
   bool mixed() const { return mixed_; }
@@ -207,6 +208,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnDecodeClosed(const absl::Status& status);
   void OnOpened(const v1::AttemptOpened& opened);
   void OnAttemptStarted(uint32_t attempt);
+  // What the client has of this pair is gone on with by none that differs from
+  // its decode worker.
+  void Bind();
   void OnDead(const v1::AttemptDead& dead);
   void OnDecodeFinished(const v1::DecodeFinished& finished);
   // What its calls to workers carry.

@@ -505,6 +505,25 @@ TEST_F(CoreTest, SequencesMoveOnlyToWorkersOfTheSameResults) {
   EXPECT_EQ(w.decode_ids[1], "d2");
 }
 
+// It is the prefill worker's, and its client has it.
+TEST_F(CoreTest, WhoHasAFirstTokenGoesOnWithTheSameWeights) {
+  HandingOver();
+  const auto register_other = [&](const char* id, v1::WorkerRole role) {
+    v1::WorkerHello other = World::Hello(id, role);
+    (*other.mutable_fingerprint())["weights"] = "other";
+    w.Register(other);
+  };
+  register_other("d1", v1::WORKER_ROLE_DECODE);
+  register_other("p1", v1::WORKER_ROLE_PREFILL);
+  Crash(decode_lease);
+  w.decodes[0].Break(Gone());
+  w.RunFor(absl::Seconds(2));
+  EXPECT_EQ(w.decodes.size(), 1u);  // waits
+  w.Decode("d2");
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_EQ(w.decode_ids[1], "d2");
+}
+
 TEST_F(CoreTest, SilenceOfEitherWorkerIsALoss) {
   HandingOver();
   w.frozen = {&w.prefills[0], prefill_lease};

@@ -449,5 +449,24 @@ TEST_F(ScoringTest, ScoresOfOnePromptAreOfTheSameWeights) {
   }
 }
 
+TEST_F(ScoringTest, TokensBehindScoresAreOfTheSameWeights) {
+  Submit();
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Say(FromPrefill(1, kPrompt));
+  for (const auto& [id, role] : {std::pair{"d1", v1::WORKER_ROLE_DECODE},
+                                 std::pair{"p1", v1::WORKER_ROLE_PREFILL}}) {
+    v1::WorkerHello other = World::Hello(id, role);
+    (*other.mutable_fingerprint())["weights"] = "other";
+    w.Register(other);
+  }
+  decode_lease->Break(Gone());
+  w.decodes[0].Break(Gone());
+  w.RunFor(absl::Seconds(2));
+  EXPECT_THAT(w.decodes, SizeIs(1));  // waits
+  w.Decode("d2");
+  EXPECT_THAT(w.decode_ids, ElementsAre("d0", "d2"));
+}
+
 }  // namespace
 }  // namespace tandem::router
