@@ -304,6 +304,10 @@ Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {
   const auto it = workers_.find(ref.worker_id());
   if (it != workers_.end() &&
       it->second->hello.worker().incarnation() == ref.incarnation()) {
+    // At the end of its grace it ends its calls before its lease.
+    if (it->second->load.state() == v1::WORKER_STATE_DRAINING) {
+      return Life::kLeft;
+    }
     const absl::Duration silent = loop_->Now() - it->second->heard;
     return silent > options_.beat ? Life::kUncertain : Life::kAlive;
   }

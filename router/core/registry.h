@@ -117,7 +117,7 @@ class Registry {
   enum class Life {
     kAlive,      // its lease holds, and it was heard just now
     kUncertain,  // its lease holds, but it has been silent for a while
-    kLeft,       // drained and took its leave
+    kLeft,       // drains, or drained and took its leave
     kLost,       // its lease broke without a word
     kReplaced,   // and a new incarnation is here
   };

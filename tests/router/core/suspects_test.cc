@@ -119,5 +119,17 @@ TEST_F(SuspectsTest, AWorkerThatDrainedAndLeftDidNotCrash) {
   EXPECT_FALSE(w.decodes[1].sent[0].open().suspect());
 }
 
+// As one does whose grace is over.
+TEST_F(SuspectsTest, AWorkerThatDrainsAndEndsItsCallsDidNotCrash) {
+  Decoding();
+  w.Decode("d1");
+  w.Load(decode_lease, v1::WORKER_STATE_DRAINING);
+  w.decodes[0].Break(absl::UnavailableError("drain's time is over"));
+  Crash(decode_lease);
+  w.Settle();
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_FALSE(w.decodes[1].sent[0].open().suspect());
+}
+
 }  // namespace
 }  // namespace tandem::router
