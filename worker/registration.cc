@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/types/span.h"
+#include "common/error.h"
 #include "common/failpoint.h"
 
 namespace tandem::worker {
@@ -52,6 +54,7 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
     heard = owner->loop_->Now();
     if (message.has_welcome()) {
       welcomed = true;
+      router = absl::BytesToHexString(message.welcome().router_incarnation());
       backoff = owner->options_.min_backoff;
     }
     if (owner->loader_ == nullptr) return;
@@ -72,6 +75,7 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
   absl::Duration backoff;
   absl::Time heard;
   bool welcomed = false;
+  std::string router;        // its incarnation, as errors tell it
   bool cache_known = false;  // the router holds our cache's hashes
   bool adapters_known = false;
   uint64_t number = 0;  // of the stream
@@ -128,9 +132,25 @@ void Registration::Connect(Link* link) {
   link->stream->Send(std::move(load));
 }
 
+bool Registration::Knows(const std::string& router) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& entry) {
+    const Link& link = *entry.second;
+    return link.stream != nullptr && link.welcomed && link.router == router;
+  });
+}
+
 void Registration::Lost(Link* link, const absl::Status& status) {
   link->stream.reset();
-  on_trouble_(link->endpoint, status);
+  const bool registered = ErrorReason(status) == "ALREADY_REGISTERED";
+  if (registered && Knows(ErrorMetadata(status)["router"])) {
+    // Another address of a router that is known by one: of use once that is
+    // lost.
+    link->backoff = options_.max_backoff;
+  } else {
+    // The router takes the stream before this one for alive, but not for long.
+    if (registered) link->backoff = options_.min_backoff;
+    on_trouble_(link->endpoint, status);
+  }
   const absl::Duration delay =
       link->backoff * (0.75 + 0.5 * random_->Uniform());
   link->backoff = std::min(link->backoff * 2, options_.max_backoff);

@@ -3,7 +3,7 @@
 // to each, on which it says what it is, its load several times a second and
 // once more when it has become idle, and what its prefix cache gained and lost.
 // A broken stream is dialled again with back-off and jitter, and then says
-// everything anew.
+// everything anew. A router that is found by two addresses takes one stream.
 
 #ifndef TANDEM_WORKER_REGISTRATION_H_
 #define TANDEM_WORKER_REGISTRATION_H_
@@ -70,6 +70,8 @@ class Registration {
   struct Link;
   void Connect(Link* link);
   void Lost(Link* link, const absl::Status& status);
+  // Whether a router of this incarnation has welcomed it, and is not lost.
+  bool Knows(const std::string& router) const;
   void Look();
   void Tick();
   void SayAdapters();

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -36,6 +37,15 @@ absl::Status CheckPeer(const rpc::PeerIdentity& peer,
                              ? rpc::PeerRole::kPrefill
                              : rpc::PeerRole::kDecode,
                          hello.worker().worker_id());
+}
+
+// To one that has found a second address of this router. Or it dials anew and
+// the break of its last stream has yet to come here: then it is taken soon.
+absl::Status AlreadyRegistered(const std::string& router) {
+  return MakeError(absl::StatusCode::kAlreadyExists, "ALREADY_REGISTERED",
+                   "this worker has a registration here, and was heard on it "
+                   "a moment ago",
+                   {{"router", absl::BytesToHexString(router)}});
 }
 
 }  // namespace
@@ -170,9 +180,13 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
     restarted =
         old->hello.worker().incarnation() != hello.worker().incarnation();
     if (restarted) voided = old->hello.worker();
-    // What has died is not heard any more: there are two of this name.
-    const bool both =
-        restarted && loop_->Now() - old->heard <= options_.load_interval * 2;
+    // What has died is not heard any more.
+    const bool heard = loop_->Now() - old->heard <= options_.load_interval * 2;
+    if (heard && !restarted) {
+      End(lease, AlreadyRegistered(options_.incarnation), "refused");
+      return;
+    }
+    const bool both = heard && restarted;  // there are two of this name
     if (both) {
       NoteRejected(id, absl::StrCat("two processes have this --worker-id, at ",
                                     old->hello.worker().endpoint(), " and ",

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/escaping.h"
 #include "common/error.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/parts.h"
@@ -216,8 +217,12 @@ struct Router : StreamHandler<v1::RegisterRequest> {
     switch (message.event_case()) {
       case v1::RegisterRequest::kHello: {
         story += 'H';
+        if (!refusal.ok()) {
+          stream->Close(refusal);
+          return;
+        }
         v1::RegisterResponse response;
-        response.mutable_welcome();
+        response.mutable_welcome()->set_router_incarnation("router");
         if (welcomes) stream->Send(std::move(response));
         for (const auto& adapter : message.hello().adapters()) {
           story += adapter.name();
@@ -263,6 +268,7 @@ struct Router : StreamHandler<v1::RegisterRequest> {
   std::shared_ptr<simulation::Host> host;
   std::unique_ptr<Stream<v1::RegisterResponse, v1::RegisterRequest>> stream;
   bool welcomes = true;
+  absl::Status refusal;
   int loads = 0;
   std::string story;
   std::set<uint64_t> hashes;
@@ -521,6 +527,43 @@ TEST_F(RegistrationTest, ASilentRouterIsLeftAndDialledMoreAndMoreSeldom) {
   world.RunFor(absl::Milliseconds(300));
   EXPECT_EQ(dials, before + 1);
   EXPECT_EQ(registration->connected(), 0);  // not welcomed yet
+}
+
+// `router`'s, of a worker that it has already.
+absl::Status AlreadyRegistered(const std::string& router) {
+  return MakeError(absl::StatusCode::kAlreadyExists, "ALREADY_REGISTERED", "",
+                   {{"router", absl::BytesToHexString(router)}});
+}
+
+TEST_F(RegistrationTest, ASecondAddressOfARouterIsKeptForWhenTheFirstIsLost) {
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  two.refusal = AlreadyRegistered("router");
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(20));
+  EXPECT_EQ(registration->connected(), 1);
+  EXPECT_EQ(one.story, "HR");
+  EXPECT_GE(dials, 1 + 4);  // every 5 s, more or less
+  EXPECT_LE(dials, 1 + 6);
+  EXPECT_EQ(troubles, "");
+  one.welcomes = false;
+  one.stream->Close(absl::UnavailableError("gone"));
+  two.refusal = absl::OkStatus();
+  RunWithBeats(absl::Seconds(8));
+  EXPECT_EQ(registration->connected(), 1);
+  EXPECT_EQ(two.story.substr(two.story.size() - 2), "HR");
+}
+
+TEST_F(RegistrationTest, WhereItsOwnLastStreamIsInTheWayItDialsAgainSoon) {
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(1));
+  one.refusal = AlreadyRegistered("another");  // that "two" is not
+  one.stream->Close(absl::UnavailableError("gone"));
+  RunWithBeats(absl::Seconds(2));
+  EXPECT_GE(dials, 2 + 8);
+  one.refusal = absl::OkStatus();
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(registration->connected(), 2);
 }
 
 TEST_F(RegistrationTest, ARouterThatIsNoLongerNamedIsLeft) {

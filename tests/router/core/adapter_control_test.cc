@@ -482,6 +482,7 @@ TEST_F(AdapterControlTest, ANewRouterLearnsFromWorkers) {
   for (FakeWorker* const worker : {&p, &d}) {
     *worker->hello.add_adapters() = Ref("verse", 'a', true);
     *worker->hello.add_adapters() = Ref("own", 'b', false);
+    worker->lease->Break(absl::UnavailableError("reset"));
     worker->Register();
   }
   EXPECT_THAT(w.core->adapters(), ElementsAre("own", "verse"));

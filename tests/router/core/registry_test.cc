@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "common/error.h"
 #include "engine/kv/kv_pool.h"
 #include "tests/router/world.h"
@@ -193,17 +194,20 @@ TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
     for (const char incarnation : {'1', '2'}) {
       World w;
       w.around_recorder = true;
-      w.Prefill("p0");
-      w.Decode("d0");
+      LeasePipe* const p0 = w.Prefill("p0");
+      LeasePipe* const d0 = w.Decode("d0");
       w.Decode("d00");  // whose pair is another
       w.core->registry().PairFailed("p0", "d0", "shm", "digest");
       w.core->registry().PairFailed("p0", "d00", "shm", "digest");
-      w.Register(World::Hello(restarted,
-                              restarted[0] == 'p' ? v1::WORKER_ROLE_PREFILL
-                                                  : v1::WORKER_ROLE_DECODE,
-                              incarnation));
+      const bool is_prefill = restarted[0] == 'p';
+      w.frozen.insert(is_prefill ? p0 : d0);
+      w.RunFor(absl::Milliseconds(750));
+      w.Register(World::Hello(
+          restarted,
+          is_prefill ? v1::WORKER_ROLE_PREFILL : v1::WORKER_ROLE_DECODE,
+          incarnation));
       const bool cleared = incarnation == '2';
-      const int left = !cleared ? 2 : restarted[0] == 'p' ? 0 : 1;
+      const int left = !cleared ? 2 : is_prefill ? 0 : 1;
       EXPECT_EQ(w.core->State(false).avoided_pairs_size(), left)
           << restarted << " " << incarnation;
     }
@@ -214,10 +218,11 @@ TEST(RegistryTest, AWorkerThatRegistersAnewIsAvoidedNoMore) {
   for (const char incarnation : {'1', '2'}) {
     World w;
     w.around_recorder = true;
-    w.Decode("d0");
+    LeasePipe* const lease = w.Decode("d0");
     w.core->registry().CallFailed(
         World::Hello("d0", v1::WORKER_ROLE_DECODE).worker(), "reset");
     ASSERT_FALSE(w.core->State(false).workers(0).placeable());
+    lease->Break(absl::UnavailableError("reset"));
     w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, incarnation));
     EXPECT_TRUE(w.core->State(false).workers(0).placeable()) << incarnation;
   }
@@ -320,6 +325,31 @@ TEST(RegistryTest, TwoOfOneNameAreToldFromOneThatStartedAnew) {
   ASSERT_EQ(w.core->State(false).rejected_size(), 4);
   EXPECT_THAT(w.core->State(false).rejected(0).reason(),
               ::testing::HasSubstr("two processes have this --worker-id"));
+}
+
+// As one does that has found two addresses of a router: its registrations
+// would end each other for ever.
+TEST(RegistryTest, AWorkerThatIsHeardIsNotRegisteredTwice) {
+  World w;
+  LeasePipe* const first = w.Decode("d0");
+  for (int i = 0; i < 3; ++i) {
+    LeasePipe* const second = w.Decode("d0");
+    EXPECT_EQ(second->status.code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_EQ(ErrorReason(second->status), "ALREADY_REGISTERED");
+    EXPECT_EQ(ErrorMetadata(second->status)["router"],
+              absl::BytesToHexString(w.options.incarnation));
+    w.RunFor(absl::Seconds(1));
+  }
+  EXPECT_TRUE(first->open);
+  EXPECT_EQ(w.core->registry().registrations(), 1);
+  EXPECT_THAT(w.told, ::testing::IsEmpty());
+  EXPECT_EQ(w.core->State(false).rejected_size(), 0);
+  // Its stream broke, of which nothing has come here yet.
+  w.frozen.insert(first);
+  w.RunFor(absl::Seconds(1));
+  LeasePipe* const anew = w.Decode("d0");
+  EXPECT_TRUE(anew->open);
+  EXPECT_TRUE(first->dropped);
 }
 
 TEST(RegistryTest, ContextIsWhatEveryDecodeWorkerHolds) {
