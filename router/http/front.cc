@@ -240,23 +240,31 @@ std::optional<HttpResponse> HttpFront::RefuseWhenFull(
 absl::Status HttpFront::CheckSize(const OpenAiRequest& request,
                                   const std::string& tenant) const {
   const auto prompts = static_cast<int64_t>(request.prompts.size());
-  const int64_t parallel = intake_->ParallelRequests(tenant);
-  if (parallel > 0 && prompts > parallel) {
-    return FieldInvalid("prompt", absl::StrCat(prompts, " prompts"),
-                        absl::StrCat("at most ", parallel,
-                                     ", as many as your key's "
-                                     "max_parallel_requests"));
+  const TenantLimits limits = intake_->LimitsOf(tenant);
+  const int64_t per_minute = limits.requests_per_minute;
+  if (per_minute > 0 && prompts > per_minute) {
+    return FieldInvalid(
+        "prompt", absl::StrCat(prompts, " prompts"),
+        absl::StrCat("at most ", per_minute,
+                     " of one call, as many as your key's rpm_limit"));
   }
   const v1::GenerateRequest& first = request.prompts.front();
   const int64_t sequences = prompts * Sequences(first);
-  if (sequences <= options_.max_requests) return absl::OkStatus();
-  return FieldInvalid(
-      prompts > 1                      ? "prompt"
-      : first.sampling().has_best_of() ? "sampling.best_of"
-                                       : "sampling.n",
-      absl::StrCat(sequences, " sequences"),
-      absl::StrCat("at most ", options_.max_requests,
-                   " of one call, as many as this router's --max-requests"));
+  const auto check = [&](int64_t most, const char* limit) {
+    if (sequences <= most) return absl::OkStatus();
+    return FieldInvalid(
+        prompts > 1                      ? "prompt"
+        : first.sampling().has_best_of() ? "sampling.best_of"
+                                         : "sampling.n",
+        absl::StrCat(sequences, " sequences"),
+        absl::StrCat("at most ", most, " of one call, as many as ", limit));
+  };
+  if (const int64_t parallel = limits.parallel_requests; parallel > 0) {
+    const absl::Status status =
+        check(parallel, "your key's max_parallel_requests");
+    if (!status.ok()) return status;
+  }
+  return check(options_.max_requests, "this router's --max-requests");
 }
 
 void HttpFront::Generate(Parse parse,

@@ -145,7 +145,8 @@ absl::Status Intake::Charge(const v1::GenerateRequest& request,
   auto charge = access_->tenants().Admit(
       tenant, {.prompt_tokens = static_cast<int64_t>(admitted->prompt.size()),
                .completion_tokens = sequences * effective.stopping.max_tokens(),
-               .bounded = request.stopping().has_max_tokens()});
+               .bounded = request.stopping().has_max_tokens(),
+               .sequences = effective.beam ? 1 : sequences});
   if (!charge.ok()) return charge.status();
   admitted->tenant = tenant;
   admitted->charge = *std::move(charge);

@@ -95,9 +95,10 @@ class Intake {
   // anything is made of it: what Prepare asks first. Refusals are counted.
   absl::Status HasRoom(Api api, const std::string& tenant, int priority) const;
 
-  // Of the tenant's at a time; 0: no limit, nor has an empty one.
-  int64_t ParallelRequests(const std::string& tenant) const {
-    return tenant.empty() ? 0 : access_->tenants().ParallelRequests(tenant);
+  // An empty one has none.
+  TenantLimits LimitsOf(const std::string& tenant) const {
+    return tenant.empty() ? TenantLimits()
+                          : access_->tenants().LimitsOf(tenant);
   }
 
   // A call of the tenant's that needs no worker, against its requests per

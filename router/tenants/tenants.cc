@@ -92,15 +92,20 @@ absl::Status Tenants::CheckRequests(const std::string& tenant, Account* account,
 }
 
 absl::Status Tenants::CheckCounts(const std::string& tenant, Account* account,
-                                  absl::Time now) {
-  const TenantLimits& limits = account->limits;
-  if (limits.parallel_requests != 0 &&
-      account->in_flight >= limits.parallel_requests) {
-    return Refused(
-        tenant, "max_parallel_requests",
-        absl::StrCat("requests at a time: limit ", limits.parallel_requests,
-                     ", in flight ", account->in_flight),
-        kParallelRetry);
+                                  int64_t sequences, absl::Time now) {
+  const int64_t limit = account->limits.parallel_requests;
+  if (limit != 0 && account->in_flight + sequences > limit) {
+    const std::string what =
+        absl::StrCat("requests at a time: limit ", limit, ", in flight ",
+                     account->in_flight, ", requested ", sequences);
+    if (sequences > limit) {
+      return Refused(tenant, "max_parallel_requests",
+                     absl::StrCat(what,
+                                  ". That is more than there may ever be: ask "
+                                  "for fewer sequences"),
+                     std::nullopt);
+    }
+    return Refused(tenant, "max_parallel_requests", what, kParallelRetry);
   }
   return CheckRequests(tenant, account, now);
 }
@@ -109,7 +114,7 @@ absl::Status Tenants::Check(const std::string& tenant, Account* account,
                             const TenantAsk& ask, absl::Time now,
                             int64_t* reserved) {
   const TenantLimits& limits = account->limits;
-  const absl::Status counts = CheckCounts(tenant, account, now);
+  const absl::Status counts = CheckCounts(tenant, account, ask.sequences, now);
   if (!counts.ok()) return counts;
   *reserved = ask.prompt_tokens +
               (ask.bounded ? ask.completion_tokens
@@ -143,11 +148,11 @@ absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
   int64_t reserved = 0;
   absl::Status status = Check(tenant, &account, ask, now, &reserved);
   if (!status.ok()) return status;
-  ++account.in_flight;
+  account.in_flight += ask.sequences;
   account.requests.Take(1, now);
   account.tokens.Take(reserved, now);
-  return std::make_shared<Charge>(this, tenant, accounts_[tenant],
-                                  ask.prompt_tokens, reserved);
+  return std::make_shared<Charge>(this, tenant, accounts_[tenant], ask,
+                                  reserved);
 }
 
 absl::Status Tenants::HasRoom(const std::string& tenant) {
@@ -155,13 +160,13 @@ absl::Status Tenants::HasRoom(const std::string& tenant) {
   const MutexLock lock(&mutex_);
   const absl::StatusOr<Account*> account = Find(tenant);
   if (!account.ok()) return account.status();
-  return CheckCounts(tenant, *account, now);
+  return CheckCounts(tenant, *account, /*sequences=*/1, now);
 }
 
-int64_t Tenants::ParallelRequests(const std::string& tenant) {
+TenantLimits Tenants::LimitsOf(const std::string& tenant) {
   const MutexLock lock(&mutex_);
   const absl::StatusOr<Account*> account = Find(tenant);
-  return account.ok() ? (*account)->limits.parallel_requests : 0;
+  return account.ok() ? (*account)->limits : TenantLimits();
 }
 
 absl::Status Tenants::AdmitCall(const std::string& tenant) {
@@ -252,7 +257,7 @@ void Tenants::Charge::End(Outcome outcome) {
     prompt = free ? 0 : prompt_tokens_;
     generated = generated_;
     const absl::Time now = tenants_->clock_();
-    --account_->in_flight;
+    account_->in_flight -= sequences_;
     account_->tokens.Give(reserved_ - prompt - generated, now);
     if (free && outcome == Outcome::kFailed) account_->requests.Give(1, now);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tenants may take, and have taken: tokens and requests per minute, and
-// requests at a time. Thread-safe; each decision and what it takes are one
-// step under one lock, so limits hold however many calls come at once.
+// requests at a time, of which each sequence is one. Thread-safe; each decision
+// and what it takes are one step under one lock, so limits hold however many
+// calls come at once.
 //
 // A request is admitted for its prompt and all that it may generate, and in
 // the end has paid for its prompt and what it did generate. One that does not
@@ -43,6 +44,7 @@ struct TenantAsk {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;  // at most, of all its sequences
   bool bounded = true;            // the client said so itself
+  int64_t sequences = 1;          // as RouterCore::Admit counts them
 };
 
 class Tenants {
@@ -72,8 +74,8 @@ class Tenants {
   // Takes nothing.
   absl::Status HasRoom(const std::string& tenant);
 
-  // Requests at a time, however long one waits; 0: no limit.
-  int64_t ParallelRequests(const std::string& tenant);
+  // As they are now; none of who is not known.
+  TenantLimits LimitsOf(const std::string& tenant);
 
   // Of a call that takes no worker: one of its requests per minute. As Admit.
   absl::Status AdmitCall(const std::string& tenant);
@@ -94,7 +96,7 @@ class Tenants {
     TenantLimits limits;
     TokenBucket tokens;
     TokenBucket requests;
-    int64_t in_flight = 0;
+    int64_t in_flight = 0;  // sequences
   };
 
   absl::Status Refused(const std::string& tenant, const char* limit,
@@ -106,7 +108,7 @@ class Tenants {
                              absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCounts(const std::string& tenant, Account* account,
-                           absl::Time now)
+                           int64_t sequences, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Check(const std::string& tenant, Account* account,
                      const TenantAsk& ask, absl::Time now, int64_t* reserved)
@@ -128,11 +130,12 @@ class Tenants::Charge {
   enum class Outcome { kDone, kFailed, kGivenUp };
 
   Charge(Tenants* tenants, std::string tenant, std::shared_ptr<Account> account,
-         int64_t prompt_tokens, int64_t reserved)
+         const TenantAsk& ask, int64_t reserved)
       : tenants_(tenants),
         tenant_(std::move(tenant)),
         account_(std::move(account)),
-        prompt_tokens_(prompt_tokens),
+        prompt_tokens_(ask.prompt_tokens),
+        sequences_(ask.sequences),
         reserved_(reserved) {}
   ~Charge() { End(Outcome::kFailed); }
   Charge(const Charge&) = delete;
@@ -155,6 +158,7 @@ class Tenants::Charge {
   const std::string tenant_;
   const std::shared_ptr<Account> account_;
   const int64_t prompt_tokens_;
+  const int64_t sequences_;
   int64_t reserved_ ABSL_GUARDED_BY(tenants_->mutex_);
   int64_t generated_ ABSL_GUARDED_BY(tenants_->mutex_) = 0;
   bool begun_ ABSL_GUARDED_BY(tenants_->mutex_) = false;

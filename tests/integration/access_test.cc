@@ -371,8 +371,8 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   EXPECT_EQ(never.code, 400);
   EXPECT_EQ(never.body["error"]["param"], "prompt");
   EXPECT_EQ(never.body["error"]["message"],
-            "prompt = 2 prompts: at most 1, as many as your key's "
-            "max_parallel_requests");
+            "prompt = 2 sequences: at most 1 of one call, as many as your "
+            "key's max_parallel_requests");
   grpc::ClientContext context;
   context.AddMetadata("authorization", absl::StrCat("Bearer ", one));
   v1::GenerateRequest request = TextRequest("Once upon a time", 400);
@@ -415,6 +415,65 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   }
   EXPECT_EQ(charged, 30);
   EXPECT_EQ(limited, 4);
+}
+
+TEST_F(AccessTest, EachSequenceIsARequestAtATime) {
+  std::string key, slow;
+  const std::string lines = Line("four", &key, {.parallel_requests = 4}) +
+                            Line("slow", &slow, {.requests_per_minute = 2});
+  Begin(lines);
+  const auto ask = [&](const std::string& whose, const json& more) {
+    json body = {{"prompt", "Once"}, {"max_tokens", 2}};
+    body.update(more);
+    return Http("POST", "/v1/completions", absl::StrCat("Bearer ", whose),
+                body);
+  };
+  const struct {
+    std::string key;
+    json body;
+    const char* message;
+  } kNever[] = {
+      {key,
+       {{"n", 5}},
+       "n = 5 sequences: at most 4 of one call, as many as your key's "
+       "max_parallel_requests"},
+      {key,
+       {{"prompt", {"a", "b", "c"}}, {"n", 2}},
+       "prompt = 6 sequences: at most 4 of one call, as many as your key's "
+       "max_parallel_requests"},
+      {slow,
+       {{"prompt", {"a", "b", "c"}}},
+       "prompt = 3 prompts: at most 2 of one call, as many as your key's "
+       "rpm_limit"}};
+  for (const auto& never : kNever) {
+    const JsonAnswer answer = ask(never.key, never.body);
+    EXPECT_EQ(answer.code, 400) << never.message;
+    EXPECT_EQ(answer.Header("retry-after"), "");
+    EXPECT_EQ(answer.body["error"]["message"], never.message);
+  }
+  v1::GenerateRequest request = TextRequest("Once upon a time", 400);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_sampling()->set_n(5);
+  request.mutable_sampling()->set_temperature(1);
+  const absl::Status refused = Grpc(key, request).status;
+  EXPECT_EQ(ErrorReason(refused), "RATE_LIMITED");
+  EXPECT_EQ(RetryAfter(refused), std::nullopt);
+
+  request.mutable_sampling()->set_n(3);
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", key));
+  const auto stub = cluster_->Client();
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  const JsonAnswer later = ask(key, {{"n", 2}});
+  EXPECT_EQ(later.code, 429);
+  EXPECT_EQ(later.Header("retry-after"), "1");
+  EXPECT_EQ(Complete(key).code, 200) << "a fourth one";
+  context.TryCancel();
+  while (reader->Read(&response)) continue;
+  EXPECT_FALSE(reader->Finish().ok());
+  EXPECT_TRUE(Until([&] { return ask(key, {{"n", 2}}).code == 200; }));
 }
 
 TEST_F(AccessTest, LimitsHoldUnderAStorm) {

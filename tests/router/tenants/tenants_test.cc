@@ -329,6 +329,31 @@ TEST_F(TenantsTest, RequestsAtATimeOfWhoSaysNothing) {
   }
 }
 
+// As the router counts them: else a few calls of many fill it.
+TEST_F(TenantsTest, EachSequenceIsARequestAtATime) {
+  const auto ask = [this](int64_t sequences) {
+    return tenants_.Admit("acme", {.sequences = sequences});
+  };
+  const absl::Status never = ask(4).status();
+  EXPECT_EQ(ErrorMetadata(never).at("limit"), "max_parallel_requests");
+  EXPECT_EQ(RetryAfter(never), std::nullopt);
+  EXPECT_THAT(std::string(never.message()),
+              HasSubstr("limit 3, in flight 0, requested 4"));
+  const auto two = ask(2);
+  ASSERT_TRUE(two.ok());
+  EXPECT_EQ(tenants_.Describe()[0].running(), 2);
+  const absl::Status later = ask(2).status();
+  EXPECT_EQ(ErrorMetadata(later).at("limit"), "max_parallel_requests");
+  EXPECT_EQ(RetryAfter(later), absl::Seconds(1));
+  EXPECT_TRUE(tenants_.HasRoom("acme").ok());
+  const auto one = ask(1);
+  ASSERT_TRUE(one.ok());
+  EXPECT_FALSE(tenants_.HasRoom("acme").ok());
+  (*two)->End(Outcome::kDone);
+  EXPECT_EQ(tenants_.Describe()[0].running(), 1);
+  EXPECT_TRUE(ask(2).ok());
+}
+
 TEST_F(TenantsTest, RequestsAtATimeAndPerMinute) {
   std::vector<std::shared_ptr<Tenants::Charge>> charges;
   for (int i = 0; i < 3; ++i) {
