@@ -103,6 +103,7 @@ void Process::Drain() {
   draining_ = true;
   UpdateFacts();  // the services have ended
   public_server_->SetServing("", false);
+  http_->CloseAfterAnswers();  // before the first refusal
   core_->Drain();
   gate_->Drain(Draining());
   drain_ends_ = loop_.Now() + flags_.shutdown_timeout;

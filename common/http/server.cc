@@ -83,6 +83,10 @@ class HttpServer::Impl {
     return absl::OkStatus();
   }
 
+  void CloseAfterAnswers() {
+    asio::post(state_->context, [state = state_] { state->closing = true; });
+  }
+
   void Stop(absl::Duration grace) {
     if (!thread_.joinable()) return;
     asio::post(state_->context, [this, grace] {
@@ -236,6 +240,8 @@ std::string HttpServer::url() const {
   return absl::StrCat(impl_->is_tls() ? "https://" : "http://", v6 ? "[" : "",
                       impl_->host(), v6 ? "]:" : ":", impl_->port());
 }
+
+void HttpServer::CloseAfterAnswers() { impl_->CloseAfterAnswers(); }
 
 void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 

@@ -156,6 +156,11 @@ class HttpServer {
   // "http://127.0.0.1:8000", or "https:"
   std::string url() const;
 
+  // Answers that begin from here on end their connections, and say so: clients
+  // that keep theirs move to another server. New ones are still taken, for
+  // probes, and idle ones left alone. From any thread.
+  void CloseAfterAnswers();
+
   // Takes no more connections, gives answers that have begun `grace` to reach
   // their peers, closes what is left and joins. Idempotent.
   void Stop(absl::Duration grace = absl::ZeroDuration());

@@ -414,6 +414,7 @@ void Session::SetHead(const HttpResponse& answer, Message* message) const {
 }
 
 void Session::Answer(HttpResponse answer) {
+  if (state_->closing) keep_alive_ = false;
   response_ = {};
   SetHead(answer, &response_);
   const size_t size = answer.body.size();
@@ -469,7 +470,7 @@ void Session::Begin(HttpResponse head) {
   if (!later_ || begun_ || gone_) return;
   begun_ = true;
   const bool chunked = version_ == 11;
-  if (!chunked) keep_alive_ = false;
+  if (!chunked || state_->closing) keep_alive_ = false;
   http::response<http::empty_body> message;
   SetHead(head, &message);
   message.chunked(chunked);

@@ -52,6 +52,7 @@ struct ServerState : std::enable_shared_from_this<ServerState> {
   // are too many.
   int served = 0;
   std::map<boost::asio::ip::address, int> served_of_peer;
+  bool closing = false;  // no connection outlives its next answer
   bool stopping = false;
   // Read from any thread.
   std::atomic<int64_t> open_now = 0;

@@ -382,6 +382,44 @@ TEST_F(HttpTest, AClientThatGoesStopsItsRequest) {
   }
 }
 
+TEST_F(HttpTest, ARouterThatDrainsKeepsNoClient) {
+  Begin({});
+  json body = Greedy(900);
+  body["stream"] = true;
+  body["n"] = 4;
+  body["temperature"] = 1;
+  Socket stream(cluster_->http_port());
+  stream.Send(Request("/v1/completions", body));
+  std::string raw = stream.Receive("data: ");
+  // An idle connection from before, which its client goes on with.
+  Socket kept(cluster_->http_port());
+  const std::string version = "GET /version HTTP/1.1\r\n\r\n";
+  kept.Send(version);
+  EXPECT_THAT(kept.Receive("}"), Not(HasSubstr("Connection: close")));
+  cluster_->Signal("router", SIGTERM);
+  for (int i = 0; i < 100 && cluster_->Probe("router", "/health") == "200 ok\n";
+       ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const std::string text = Greedy(4).dump();
+  kept.Send(
+      absl::StrCat("POST /v1/completions HTTP/1.1\r\nContent-Type: "
+                   "application/json\r\nContent-Length: ",
+                   text.size(), "\r\n\r\n", text));
+  kept.Send(version);
+  const std::string last = kept.Receive();
+  EXPECT_TRUE(kept.ended());
+  EXPECT_EQ(Parse(last).code, 503) << last;
+  EXPECT_THAT(last, HasSubstr("Connection: close\r\n"));
+  EXPECT_THAT(last, Not(HasSubstr("200 OK")));
+  raw += stream.Receive();
+  EXPECT_EQ(Parse(raw).Data().back(), "[DONE]");
+  EXPECT_EQ(cluster_->WaitForExit("router", std::chrono::seconds(60)),
+            128 + SIGTERM);
+  ASSERT_TRUE(cluster_->Restart("router").ok());
+  ASSERT_TRUE(cluster_->WaitUntilReady(1, 1, std::chrono::seconds(20)).ok());
+}
+
 TEST_F(HttpTest, AStreamSurvivesItsDecodeWorker) {
   Begin({.decode = 2});
   const std::string want =

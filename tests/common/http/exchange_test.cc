@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr char kRequest[] =
@@ -99,7 +100,7 @@ TEST_F(HttpExchangeTest, AnswersLaterAndTheConnectionGoesOn) {
   exchange->Answer({.body = "stale"});
   exchange.reset();
   second->Answer({.body = "fresh"});
-  EXPECT_THAT(socket.Receive("fresh"), ::testing::Not(HasSubstr("stale")));
+  EXPECT_THAT(socket.Receive("fresh"), Not(HasSubstr("stale")));
 }
 
 // However long handlers take; whoever is refused need not connect anew.
@@ -356,6 +357,41 @@ TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
   EXPECT_EQ(exchange->request().body, "hi");
   exchange->Answer({.body = "heard"});
   EXPECT_THAT(socket.Receive("heard"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpExchangeTest, ClosingIsOfAnswersThatBeginFromThenOn) {
+  StartServer();
+  Socket idle(server_->port()), later(server_->port()), piece(server_->port()),
+      before(server_->port());
+  idle.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(idle.Receive("now"), Not(HasSubstr("Connection: close")));
+  before.Send(kRequest);
+  std::unique_ptr<HttpExchange> begun = Next();
+  begun->Begin({.body = "begun"});
+  EXPECT_THAT(before.Receive("begun\r\n"), Not(HasSubstr("close")));
+  later.Send(kRequest);
+  std::unique_ptr<HttpExchange> whole = Next();
+  piece.Send(kRequest);
+  std::unique_ptr<HttpExchange> pieces = Next();
+  server_->CloseAfterAnswers();
+  whole->Answer({.code = 503, .body = "gone"});
+  pieces->Begin({.body = "one"});
+  pieces->End();
+  for (Socket* socket : {&later, &piece}) {
+    EXPECT_THAT(socket->Receive(), HasSubstr("Connection: close\r\n"));
+    EXPECT_TRUE(socket->ended());
+  }
+  // Its head has said that it goes on: until the next answer it does.
+  begun->End();
+  EXPECT_THAT(before.Receive("0\r\n\r\n"), EndsWith("0\r\n\r\n"));
+  for (Socket* socket : {&before, &idle}) {
+    socket->Send("GET /now HTTP/1.1\r\n\r\n");
+    EXPECT_THAT(socket->Receive(), HasSubstr("Connection: close\r\n"));
+    EXPECT_TRUE(socket->ended());
+  }
+  Socket probe(server_->port());
+  probe.Send("GET /now HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(probe.Receive(), EndsWith("now"));
 }
 
 TEST_F(HttpExchangeTest, StopTakesNoNextRequest) {
