@@ -195,10 +195,10 @@ grpc::ServerUnaryReactor* InferenceServer::GetModel(
       !caller.ok()) {
     return Answer(context, caller.status());
   }
-  const absl::Status status =
-      ValidateModel(request->model(), intake_->Limits());
-  if (status.ok()) *response->mutable_model() = intake_->Info(request->model());
-  return Answer(context, status);
+  absl::StatusOr<v1::ModelInfo> info = intake_->Find(request->model());
+  if (!info.ok()) return Answer(context, info.status());
+  *response->mutable_model() = *std::move(info);
+  return Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminServer::GetClusterState(

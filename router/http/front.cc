@@ -386,12 +386,11 @@ HttpResponse HttpFront::Capabilities() const {
 }
 
 HttpResponse HttpFront::Model(const std::string& name) const {
-  const ModelLimits limits = intake_->Limits();
-  const absl::Status status =
-      name.empty() ? absl::NotFoundError("/v1/models/NAME: no name is given")
-                   : ValidateModel(name, limits);
-  if (!status.ok()) return ErrorResponse(status);
-  return Json(Card(intake_->Info(name), limits.context_length));
+  absl::StatusOr<v1::ModelInfo> info =
+      absl::NotFoundError("/v1/models/NAME: no name is given");
+  if (!name.empty()) info = intake_->Find(name);
+  if (!info.ok()) return ErrorResponse(info.status());
+  return Json(Card(*info, intake_->Limits().context_length));
 }
 
 void HttpFront::LoadAdapter(std::unique_ptr<HttpExchange> exchange) const {

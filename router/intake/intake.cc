@@ -25,6 +25,7 @@ ModelLimits Intake::Limits() const {
   limits.kv_blocks = facts_->kv_blocks;
   limits.kv_block_size = facts_->kv_block_size;
   limits.kv_bytes_per_token = facts_->kv_bytes_per_token;
+  // One that is away, or gets nothing for a while, may have others.
   if (facts_->ready_decode > 0) limits.adapters = facts_->adapters();
   return limits;
 }
@@ -183,7 +184,7 @@ absl::StatusOr<v1::TokenizeResponse> Intake::Tokenize(
 
 absl::StatusOr<v1::DetokenizeResponse> Intake::Detokenize(
     const v1::DetokenizeRequest& request) const {
-  const ModelLimits& limits = model_->limits();
+  const ModelLimits limits = Limits();
   absl::Status status = ValidateModel(request.model(), limits);
   if (status.ok()) {
     status = ValidateTokenIds("token_ids", request.token_ids(), limits);
@@ -225,6 +226,14 @@ v1::ModelInfo Intake::Info(const std::string& name) const {
   info.set_ready_decode_workers(facts_->ready_decode);
   info.set_ready_prefill_workers(facts_->ready_prefill);
   return info;
+}
+
+absl::StatusOr<v1::ModelInfo> Intake::Find(const std::string& name) const {
+  ModelLimits limits = Limits();
+  limits.adapters = facts_->adapters();
+  const absl::Status status = ValidateModel(name, limits);
+  if (!status.ok()) return status;
+  return Info(name);
 }
 
 std::vector<v1::ModelInfo> Intake::Infos() const {

@@ -119,6 +119,8 @@ class Intake {
       const v1::DetokenizeRequest& request) const;
   // Of the model, or of an adapter by its name.
   v1::ModelInfo Info(const std::string& name = "") const;
+  // The same of one of Infos(); NOT_FOUND.
+  absl::StatusOr<v1::ModelInfo> Find(const std::string& name) const;
   // The model's, then those of its adapters.
   std::vector<v1::ModelInfo> Infos() const;
   ModelLimits Limits() const;

@@ -43,17 +43,18 @@ absl::Status TokenIdOutOfRange(const char* field, uint32_t id,
 
 namespace {
 
-bool HasAdapter(const ModelLimits& limits, const std::string& name) {
-  return limits.adapters.has_value() &&
-         std::find(limits.adapters->begin(), limits.adapters->end(), name) !=
-             limits.adapters->end();
+// Where they are not known it may be any.
+bool MayBeAdapter(const ModelLimits& limits, const std::string& name) {
+  if (!limits.adapters.has_value()) return name.size() <= kMaxAdapterName;
+  return std::find(limits.adapters->begin(), limits.adapters->end(), name) !=
+         limits.adapters->end();
 }
 
 }  // namespace
 
 absl::Status ValidateModel(const std::string& model,
                            const ModelLimits& limits) {
-  if (model.empty() || model == limits.model || HasAdapter(limits, model)) {
+  if (model.empty() || model == limits.model || MayBeAdapter(limits, model)) {
     return absl::OkStatus();
   }
   return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
@@ -77,7 +78,7 @@ absl::StatusOr<std::string> AdapterOf(const v1::GenerateRequest& request,
         "adapter", named,
         absl::StrCat("model names another one, ", request.model()));
   }
-  if (!limits.adapters.has_value() || HasAdapter(limits, named)) return named;
+  if (MayBeAdapter(limits, named)) return named;
   return MakeError(
       absl::StatusCode::kNotFound, "ADAPTER_NOT_FOUND",
       absl::StrCat("adapter = ", named, ": ",

@@ -149,7 +149,8 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);
 bool WantsTools(const v1::Chat& chat);
 // Printable ASCII, of bounded length.
 absl::Status ValidateRequestId(std::string_view id);
-// NOT_FOUND where `model` is neither empty nor the one served nor an adapter.
+// NOT_FOUND where `model` is neither empty nor the one served nor an adapter,
+// or, where those are not known, cannot be one.
 absl::Status ValidateModel(const std::string& model, const ModelLimits& limits);
 // Each id must be below the vocabulary size.
 template <typename Ids>

@@ -159,6 +159,65 @@ TEST_F(LoraTest, NamesAreModelsToo) {
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 
+// What no worker could be asked about is not taken for what is not there.
+TEST_F(LoraTest, NamesOutliveAPauseOfTheDecodeWorker) {
+  ClusterOptions options = Options();
+  options.decode = 1;
+  options.router_arguments = {"--no-workers-wait", "500ms"};
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.Start().ok());
+  const auto admin =
+      v1::AdminService::NewStub(cluster.Channel(cluster.admin_port()));
+  const auto cordon = [&](bool cordoned) {
+    grpc::ClientContext context;
+    v1::SetWorkerStateRequest request;
+    request.set_worker_id("decode-0");
+    request.set_cordoned(cordoned);
+    v1::SetWorkerStateResponse response;
+    EXPECT_TRUE(admin->SetWorkerState(&context, request, &response).ok());
+    for (int tries = 0;
+         tries < 200 &&
+         (cluster.Probe("router", "/readyz").substr(0, 3) == "503") != cordoned;
+         ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  };
+  const auto post = [&](const std::string& path, const json& body) {
+    const std::string text = body.dump();
+    Socket socket(cluster.http_port());
+    socket.Send(absl::StrCat("POST ", path,
+                             " HTTP/1.1\r\nConnection: close\r\nContent-Type: "
+                             "application/json\r\nContent-Length: ",
+                             text.size(), "\r\n\r\n", text));
+    return socket.Receive();
+  };
+  const json named = {{"model", "verse"}, {"prompt", "One day"}};
+  const json ids = {{"model", "verse"}, {"tokens", {1, 2}}};
+  EXPECT_THAT(post("/tokenize", named), HasSubstr(" 200 OK"));
+  EXPECT_THAT(post("/detokenize", ids), HasSubstr(" 200 OK"));
+  json unknown = ids;
+  unknown["model"] = "rhyme";
+  EXPECT_THAT(post("/detokenize", unknown), HasSubstr("HTTP/1.1 404"));
+  cordon(true);
+  EXPECT_THAT(post("/tokenize", named), HasSubstr(" 200 OK"));
+  EXPECT_THAT(post("/detokenize", ids), HasSubstr(" 200 OK"));
+  EXPECT_THAT(post("/v1/completions", named),
+              testing::AllOf(HasSubstr("HTTP/1.1 503"),
+                             HasSubstr("no decode worker with adapter verse"),
+                             HasSubstr("Retry-After: ")));
+  for (const char* name : {"verse", "rhyme"}) {  // as the list has them
+    grpc::ClientContext context;
+    v1::GetModelRequest request;
+    request.set_model(name);
+    v1::GetModelResponse response;
+    EXPECT_EQ(cluster.Client()->GetModel(&context, request, &response).ok(),
+              name == std::string("verse"));
+  }
+  cordon(false);
+  EXPECT_THAT(post("/v1/completions", named), HasSubstr(" 200 OK"));
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
 // The admin service, as `tandem lora` calls it.
 class LoraServiceTest : public LoraTest {
  protected:

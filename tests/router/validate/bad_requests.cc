@@ -240,13 +240,8 @@ std::vector<Row> BadRequests(const Served& served) {
                                    Text("a.b", false), Text("a b", false)};
   return {
       {"request_id", kText, Bytes(0, 128, false)},
-      {"model", kText, {Text("", true), Text("m", true)}},
-      {"model",
-       kText,
-       {Text("M", false), Text("m\n", false), Text("m ", false),
-        Text("../m", false), Text("nothing", false),
-        Text(std::string(64, 'a'), false)},
-       "model",
+      // While no decode worker is there its adapters are not known.
+      {"model", kText, Bytes(0, 64, true) + Probes{Text("m", true)}, "model",
        absl::StatusCode::kNotFound},
       {"text", kText, any_text},
       {"text",
@@ -406,8 +401,7 @@ std::vector<Row> BadRequests(const Served& served) {
        {Number(-1, false), Number(0, true), Number(1, true), Number(2, true),
         Number(3, false), Number(4, false), Number(-2, false),
         Number(1000, false), Number(kMaxInt, false)}},
-      // While no decode worker is there its adapters are not known.
-      {"adapter", kText, Bytes(0, 64, true)},
+      {"adapter", kText, Bytes(0, 64, true)},  // as model
       {"add_special_tokens", kText, Flag()},
   };
 }

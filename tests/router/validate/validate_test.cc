@@ -377,8 +377,9 @@ TEST(Validate, ChatNeedsATemplate) {
 }
 
 TEST(Validate, UnknownModelIsNotFound) {
-  const auto status =
-      Validate(Parse("text: 'x' model: 'M'"), Limits()).status();
+  ModelLimits limits = Limits();
+  limits.adapters.emplace();
+  const auto status = Validate(Parse("text: 'x' model: 'M'"), limits).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrorReason(status), "MODEL_NOT_FOUND");
   EXPECT_EQ(ErrorMetadata(status)["served"], "m");
@@ -654,6 +655,7 @@ TEST(FitToContext, Table) {
 }
 
 TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
+  const std::string too_long(kMaxAdapterName + 1, 'a');
   const struct {
     const char* model;
     const char* adapter;
@@ -669,7 +671,8 @@ TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
                {"", "rhyme", true, "ADAPTER_NOT_FOUND"},
                {"rhyme", "", true, "MODEL_NOT_FOUND"},
                {"", "rhyme", false, "rhyme"},
-               {"verse", "", false, "MODEL_NOT_FOUND"}};
+               {"verse", "", false, "verse"},
+               {too_long.c_str(), "", false, "MODEL_NOT_FOUND"}};
   for (const auto& c : cases) {
     ModelLimits limits = Limits();
     if (c.known) limits.adapters = {"prose", "verse"};
