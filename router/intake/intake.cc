@@ -147,7 +147,8 @@ absl::Status Intake::Charge(const v1::GenerateRequest& request,
       tenant, {.prompt_tokens = static_cast<int64_t>(admitted->prompt.size()),
                .completion_tokens = sequences * effective.stopping.max_tokens(),
                .bounded = request.stopping().has_max_tokens(),
-               .sequences = effective.beam ? 1 : sequences});
+               .sequences = effective.beam ? 1 : sequences,
+               .told_at_end = effective.beam.has_value()});
   if (!charge.ok()) return charge.status();
   admitted->tenant = tenant;
   admitted->charge = *std::move(charge);

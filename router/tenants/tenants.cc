@@ -256,6 +256,10 @@ void Tenants::Charge::End(Outcome outcome) {
         generated_ == 0 && (outcome == Outcome::kFailed || !begun_);
     prompt = free ? 0 : prompt_tokens_;
     generated = generated_;
+    // Who gave each up in time would have them for the prompt alone.
+    if (!free && told_at_end_ && generated == 0) {
+      generated = reserved_ - prompt;
+    }
     const absl::Time now = tenants_->clock_();
     account_->in_flight -= sequences_;
     account_->tokens.Give(reserved_ - prompt - generated, now);

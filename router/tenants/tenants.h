@@ -13,7 +13,8 @@
 //   failed, tokens before    the same
 //   failed without a token   nothing, and it was no request
 //   given up by its client   generated tokens, and the prompt once a worker
-//                            has begun with it
+//                            has begun with it; all that it was admitted for
+//                            where only the end would have told its tokens
 
 #ifndef TANDEM_ROUTER_TENANTS_TENANTS_H_
 #define TANDEM_ROUTER_TENANTS_TENANTS_H_
@@ -45,6 +46,7 @@ struct TenantAsk {
   int64_t completion_tokens = 0;  // at most, of all its sequences
   bool bounded = true;            // the client said so itself
   int64_t sequences = 1;          // as RouterCore::Admit counts them
+  bool told_at_end = false;       // what it has generated
 };
 
 class Tenants {
@@ -136,6 +138,7 @@ class Tenants::Charge {
         account_(std::move(account)),
         prompt_tokens_(ask.prompt_tokens),
         sequences_(ask.sequences),
+        told_at_end_(ask.told_at_end),
         reserved_(reserved) {}
   ~Charge() { End(Outcome::kFailed); }
   Charge(const Charge&) = delete;
@@ -159,6 +162,7 @@ class Tenants::Charge {
   const std::shared_ptr<Account> account_;
   const int64_t prompt_tokens_;
   const int64_t sequences_;
+  const bool told_at_end_;
   int64_t reserved_ ABSL_GUARDED_BY(tenants_->mutex_);
   int64_t generated_ ABSL_GUARDED_BY(tenants_->mutex_) = 0;
   bool begun_ ABSL_GUARDED_BY(tenants_->mutex_) = false;

@@ -309,6 +309,34 @@ TEST_F(TenantsTest, PaysForWhatItGot) {
   }
 }
 
+// Beams: how far a search has come is not known before its end.
+TEST_F(TenantsTest, WhatOnlyTheEndTellsIsPaidForWhenGivenUp) {
+  const struct {
+    bool begun;
+    int64_t generated;
+    Outcome outcome;
+    const char* tokens;
+  } kCases[] = {
+      {true, 0, Outcome::kGivenUp, "0"},   {false, 0, Outcome::kGivenUp, "100"},
+      {true, 0, Outcome::kFailed, "100"},  {true, 30, Outcome::kDone, "50"},
+      {true, 30, Outcome::kGivenUp, "50"}, {true, 0, Outcome::kDone, "0"},
+  };
+  for (const auto& c : kCases) {
+    auto charge = tenants_.Admit(
+        "acme",
+        {.prompt_tokens = 20, .completion_tokens = 80, .told_at_end = true});
+    ASSERT_TRUE(charge.ok()) << charge.status();
+    if (c.begun) (*charge)->Begun();
+    if (c.generated > 0) (*charge)->GeneratedInAll(c.generated);
+    const int64_t before = ledger_.generated_tokens;
+    (*charge)->End(c.outcome);
+    EXPECT_EQ(Remaining("tokens"), c.tokens);
+    EXPECT_EQ(ledger_.generated_tokens - before,
+              c.tokens == std::string("0") ? 80 : c.generated);
+    now_ += absl::Minutes(1);
+  }
+}
+
 // A tenant's own number goes before that of all others.
 TEST_F(TenantsTest, RequestsAtATimeOfWhoSaysNothing) {
   Tenants tenants([this] { return now_; }, &ledger_, /*parallel_requests=*/2);
