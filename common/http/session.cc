@@ -515,15 +515,24 @@ void Session::WriteNext() {
     if (piece.written) written_.push_back(std::move(piece.written));
   }
   pieces_.clear();
+  chunk_written_ = 0;
   writing_ = true;
-  ExpiresWhenIdle();
-  asio::async_write(stream_, asio::buffer(chunk_),
-                    [self = shared_from_this()](Error error, size_t) {
-                      self->OnWritten(error);
-                    });
+  WriteChunk();
 }
 
-void Session::OnWritten(Error error) {
+// As WriteAnswer: whatever a slow peer takes gives it time for the rest.
+void Session::WriteChunk() {
+  ExpiresWhenIdle();
+  stream_.async_write_some(
+      asio::buffer(chunk_) + chunk_written_,
+      [self = shared_from_this()](Error error, size_t bytes) {
+        self->OnWritten(error, bytes);
+      });
+}
+
+void Session::OnWritten(Error error, size_t bytes) {
+  chunk_written_ += bytes;
+  if (!error && chunk_written_ < chunk_.size()) return WriteChunk();
   writing_ = false;
   if (error) return Gone();
   stream_.tcp().expires_never();

@@ -118,7 +118,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void AfterAnswer();
   void NextRequest();
   void WriteNext();
-  void OnWritten(Error error);
+  void WriteChunk();
+  void OnWritten(Error error, size_t bytes);
   void Watch();
   void OnReadable(Error error);
   void WatchTls();
@@ -158,7 +159,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool watching_ = false;
   std::function<void()> on_gone_;
   std::deque<Piece> pieces_;
-  std::string chunk_;  // what is being written
+  std::string chunk_;         // what is being written
+  size_t chunk_written_ = 0;  // bytes of it
   std::vector<std::function<void()>> written_;
 
   ServerState* const state_;

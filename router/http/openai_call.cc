@@ -12,6 +12,8 @@ namespace {
 // Proxies and load balancers cut connections that say nothing for a minute.
 constexpr absl::Duration kKeepAlive = absl::Seconds(15);
 constexpr size_t kFewEvents = 16;
+// Of one write, whose end tells that a slow client takes something.
+constexpr size_t kWriteBytes = 64 << 10;
 
 absl::Status TooLarge(size_t limit) {
   return MakeError(
@@ -42,9 +44,7 @@ class OpenAiCall::Part final : public ClientStream {
   void Send(v1::GenerateResponse event) override {
     if (!closed_) call_->OnEvent(prompt_, event);
   }
-  size_t unsent() const override {
-    return call_->events_unsent_ + call_->events_in_flight_;
-  }
+  size_t unsent() const override { return call_->unsent(); }
   void PauseReading(bool paused) override {}
   void Close(absl::Status status) override {
     if (std::exchange(closed_, true)) return;
@@ -106,13 +106,13 @@ std::unique_ptr<ClientStream> OpenAiCall::StreamOf(int prompt) {
 
 void OpenAiCall::OnEvent(int prompt, const v1::GenerateResponse& event) {
   if (ended_) return;
-  const std::string events = answer_.Add(prompt, event);
+  std::string events = answer_.Add(prompt, event);
   if (!stream_) {
     if (answer_.bytes() > max_bytes_) Fail(TooLarge(max_bytes_));
     return;
   }
   // Also where there is nothing to say yet: the request has been admitted.
-  Write(events);
+  Write(std::move(events));
 }
 
 void OpenAiCall::OnPartClosed(const absl::Status& status) {
@@ -121,7 +121,7 @@ void OpenAiCall::OnPartClosed(const absl::Status& status) {
   if (--open_ > 0) return;
   std::string last = answer_.Finish();
   if (stream_) {
-    Write(last);
+    Write(std::move(last));
     return End();
   }
   exchange_->Answer({.content_type = "application/json",
@@ -158,8 +158,7 @@ void OpenAiCall::End() {
   ended_ = true;
   keep_alive_.Stop();
   if (!begun_) return;
-  if (!unsent_.empty()) exchange_->Write(std::move(unsent_), nullptr);
-  unsent_.clear();
+  while (!unsent_.empty()) exchange_->Write(NextWrite(), nullptr);
   exchange_->End();
 }
 
@@ -178,23 +177,35 @@ HttpResponse OpenAiCall::StreamHead() const {
   return head;
 }
 
-void OpenAiCall::Write(const std::string& bytes) {
+void OpenAiCall::Write(std::string bytes) {
   if (!std::exchange(begun_, true)) exchange_->Begin(StreamHead());
   if (bytes.empty()) return;
-  ++events_unsent_;
-  unsent_ += bytes;
+  unsent_.push_back(std::move(bytes));
   if (!writing_) Flush();
+}
+
+// Whole events: those of kWriteBytes, or one that is larger.
+std::string OpenAiCall::NextWrite() {
+  std::string events = std::move(unsent_.front());
+  unsent_.pop_front();
+  while (!unsent_.empty() &&
+         events.size() + unsent_.front().size() <= kWriteBytes) {
+    events += unsent_.front();
+    unsent_.pop_front();
+  }
+  return events;
 }
 
 void OpenAiCall::Flush() {
   writing_ = true;
-  events_in_flight_ = std::exchange(events_unsent_, 0);
-  exchange_->Write(std::exchange(unsent_, std::string()),
-                   [loop = loop_, weak = weak_from_this()] {
-                     loop->Post([weak] {
-                       if (const auto call = weak.lock()) call->OnWritten();
-                     });
-                   });
+  const size_t before = unsent_.size();
+  std::string events = NextWrite();
+  events_in_flight_ = before - unsent_.size();
+  exchange_->Write(std::move(events), [loop = loop_, weak = weak_from_this()] {
+    loop->Post([weak] {
+      if (const auto call = weak.lock()) call->OnWritten();
+    });
+  });
   KeepAlive();
 }
 
@@ -202,9 +213,9 @@ void OpenAiCall::OnWritten() {
   writing_ = false;
   events_in_flight_ = 0;
   if (ended_) return;
-  if (events_unsent_ > 0) Flush();
+  if (!unsent_.empty()) Flush();
   // A part that paused may go on though others keep writes busy.
-  if (events_in_flight_ > kFewEvents) return;
+  if (unsent() > kFewEvents) return;
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i] != nullptr) parts_[i]->Drained();
   }

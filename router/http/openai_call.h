@@ -9,6 +9,7 @@
 #ifndef TANDEM_ROUTER_HTTP_OPENAI_CALL_H_
 #define TANDEM_ROUTER_HTTP_OPENAI_CALL_H_
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,9 +47,11 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   void Fail(const absl::Status& status);
   void End();
   void CancelParts();
-  void Write(const std::string& bytes);
+  void Write(std::string bytes);
   void OnWritten();
   void Flush();
+  std::string NextWrite();  // the first of unsent_
+  size_t unsent() const { return unsent_.size() + events_in_flight_; }
   void KeepAlive();
   HttpResponse StreamHead() const;
 
@@ -62,9 +65,8 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   int open_;                  // prompts that have not ended
   bool begun_ = false;        // the head has gone out
   bool ended_ = false;
-  std::string unsent_;  // while a write is in flight
+  std::deque<std::string> unsent_;  // events, while a write is in flight
   bool writing_ = false;
-  size_t events_unsent_ = 0;
   size_t events_in_flight_ = 0;
   Timer keep_alive_;
 };

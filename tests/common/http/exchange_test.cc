@@ -316,6 +316,23 @@ TEST_F(HttpExchangeTest, APeerThatTakesNothingIsCutAndNotWaitedFor) {
   EXPECT_FALSE(written.Wait(std::chrono::milliseconds(1)));
 }
 
+TEST_F(HttpExchangeTest, APeerThatTakesAPieceSlowlyGetsAllOfIt) {
+  StartServer({.idle_timeout = absl::Milliseconds(300)});
+  Socket socket(server_->port());
+  socket.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  const size_t bytes = 24 << 20;
+  exchange->Begin({.body = std::string(bytes, 'x')});
+  exchange->End();
+  size_t taken = 0;
+  for (int i = 0; i < 12; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    taken += socket.Take(1 << 20);
+  }
+  taken += socket.Receive("0\r\n\r\n").size();
+  EXPECT_GT(taken, bytes);
+}
+
 TEST_F(HttpExchangeTest, SilenceOfAnAnswerIsNoIdleness) {
   StartServer({.idle_timeout = absl::Milliseconds(100)});
   Socket socket(server_->port());

@@ -156,6 +156,27 @@ TEST_F(OpenAiCallTest, WritesFollowEachOtherAndPausedPromptsGoOn) {
   EXPECT_EQ(parts_[0]->stream->unsent(), 0u);
 }
 
+// The core judges by their number whether a client takes something.
+TEST_F(OpenAiCallTest, LargeEventsAreTakenFewAtATime) {
+  Begin(R"({"prompt": "a", "stream": true})");
+  const std::string large(40 << 10, 'x');
+  parts_[0]->Say("0");
+  for (int i = 0; i < 20; ++i) parts_[0]->Say(large);
+  for (size_t left = 20; left > 0; --left) {
+    client_.TakeAll();
+    Settle();
+    EXPECT_EQ(client_.writes.size(), 1u);
+    EXPECT_EQ(parts_[0]->stream->unsent(), left);
+    EXPECT_EQ(parts_[0]->drained > 0, left <= 16) << left;
+  }
+  // With the end all go at once, and none is lost.
+  for (int i = 0; i < 5; ++i) parts_[0]->Say(large);
+  parts_[0]->stream->Close(absl::OkStatus());
+  EXPECT_TRUE(client_.ended);
+  EXPECT_GT(client_.body.size(), 25 * large.size());
+  EXPECT_THAT(client_.body, ::testing::EndsWith("data: [DONE]\n\n"));
+}
+
 TEST_F(OpenAiCallTest, APromptThatTheCoreDropsIsAnError) {
   Begin(R"({"prompt": ["a", "b"]})");
   parts_[0].reset();
