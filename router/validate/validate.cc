@@ -368,7 +368,8 @@ absl::Status FitToContext(int prompt_tokens, const ModelLimits& limits,
     }
     room = std::min(room, most);
   }
-  if (effective->beam && limits.kv_blocks > 0) {
+  // Either may be published before the other.
+  if (effective->beam && limits.kv_blocks > 0 && limits.kv_block_size > 0) {
     const int width = effective->beam->width();
     const int beam_room = BeamRoom(prompt_tokens, width, limits);
     if (wanted > beam_room) {

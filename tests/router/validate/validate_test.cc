@@ -465,6 +465,15 @@ TEST(FitToContext, BeamsFitTheCacheHoweverTheyPart) {
       EXPECT_EQ(ErrorMetadata(status)["field"], "beam.width");
     }
   }
+  // Not known, not checked; of a worker that comes or goes one is known alone.
+  for (int* unknown : {&limits.kv_block_size, &limits.kv_blocks}) {
+    ModelLimits half = limits;
+    (unknown == &limits.kv_blocks ? half.kv_blocks : half.kv_block_size) = 0;
+    EffectiveRequest asked =
+        *Validate(Parse("text: 'x' beam { width: 4 }"), half);
+    ASSERT_TRUE(FitToContext(40, half, &asked).ok());
+    EXPECT_EQ(asked.stopping.max_tokens(), 1000 - 40);
+  }
 }
 
 TEST(Validate, RequestsOverrideTheModel) {
