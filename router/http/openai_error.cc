@@ -34,6 +34,7 @@ ErrorKind KindOf(absl::StatusCode code) {
     case absl::StatusCode::kNotFound:
       return {404, "not_found_error"};
     case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
       return {409, "conflict_error"};
     case absl::StatusCode::kResourceExhausted:
       return {429, "rate_limit_error"};

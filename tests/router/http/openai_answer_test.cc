@@ -490,6 +490,7 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
            {absl::StatusCode::kPermissionDenied, 403, "permission_error"},
            {absl::StatusCode::kNotFound, 404, "not_found_error"},
            {absl::StatusCode::kAlreadyExists, 409, "conflict_error"},
+           {absl::StatusCode::kAborted, 409, "conflict_error"},
            {absl::StatusCode::kResourceExhausted, 429, "rate_limit_error"},
            {absl::StatusCode::kInternal, 500, "server_error"},
            {absl::StatusCode::kUnavailable, 503, "service_unavailable_error"},
