@@ -570,6 +570,8 @@ def template_cases() -> list[dict]:
     case("list form, tools but no tool_use", [{"name": "default", "template": CHATML}], talk, tools=[TOOL])
     case("no such attribute of undefined", "{{ a.b.c }}", [USER])
     case("special tokens", "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token is defined }}", [USER])
+    case("nothing", "{{ none is iterable }}{{ x is iterable }}{{ 'a' is iterable }}{{ [] is iterable }}{{ {} is iterable }}{{ 1 is iterable }}{{ x|length }}{{ x|count }}{{ none|trim }}{{ x|trim }}{{ true|trim }}{{ ' a '|trim }}{{ 'xax'|trim('x') }}", [USER])
+    case("tools that are not given", "{% if tools is iterable and tools|length > 0 %}{{ tools|length }}{% endif %}-", [USER])
     case("content parts", "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<' + p.type + '>' }}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, USER])
     for tail in ["Once upon", " Once upon ", "Once\n"]:
         case(f"continues {tail!r}", CHATML, [USER, {"role": "assistant", "content": tail}], add_generation_prompt=False, continue_final_message=True)

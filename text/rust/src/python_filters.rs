@@ -2,6 +2,7 @@
 //! Filters, functions and methods that chat templates expect from Jinja2 and
 //! Python, with the cost of each known before it is paid.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
@@ -27,6 +28,10 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| display(value));
     environment.add_filter("join", join);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    environment.add_filter("trim", trim);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     bounded(environment, "replace", Value::from_function(filters::replace));
     bounded(environment, "indent", Value::from_function(filters::indent));
     bounded(environment, "format", Value::from_function(filters::format));
@@ -123,6 +128,21 @@ fn display(value: &Value) -> Result<Value, Error> {
     let mut text = Text::default();
     text.display(value)?;
     Ok(Value::from(text.into_string()))
+}
+
+/// len(value); undefined is empty, as Jinja2 has it.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    filters::length(value)
+}
+
+/// str(value).strip(chars)
+fn trim(value: &Value, chars: Option<Cow<str>>) -> Result<String, Error> {
+    let mut text = Text::default();
+    text.display(value)?;
+    Ok(filters::trim(text.into_string().into(), chars))
 }
 
 fn join(list: &Value, separator: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
