@@ -7,12 +7,24 @@ use std::cell::Cell;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{filters, Environment, Error, ErrorKind, State};
+use minijinja_contrib::pycompat;
 
 use crate::python::{JsonStyle, Text};
 use crate::budget::charge;
 
 thread_local! {
     static NOW: Cell<i64> = const { Cell::new(0) };
+}
+
+/// Methods of a dict, and the functions that stand in for calls of them: Jinja2
+/// takes a method before a key of its name (a tool may have a parameter
+/// `items`), and the engine the key.
+const DICT_METHODS: [(&str, &str); 4] =
+    [("get", "%get"), ("items", "%items"), ("keys", "%keys"), ("values", "%values")];
+
+/// What is called in place of a method of this name, if anything is.
+pub fn stand_in(method: &str) -> Option<&'static str> {
+    DICT_METHODS.iter().find(|(name, _)| *name == method).map(|(_, function)| *function)
 }
 
 /// The time that `strftime_now` tells on this thread, in Unix seconds.
@@ -45,6 +57,17 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("strftime_now", |format: String| {
         strftime(&format, NOW.with(Cell::get))
     });
+    for (name, function) in DICT_METHODS {
+        environment.add_function(function, move |state: &State, args: Rest<Value>| {
+            let Some((value, args)) = args.split_first() else {
+                return Err(Error::from(ErrorKind::MissingArgument));
+            };
+            match value.kind() {
+                ValueKind::Map => pycompat::unknown_method_callback(state, value, name, args),
+                _ => value.call_method(state, name, args),
+            }
+        });
+    }
     environment.set_unknown_method_callback(|state, value, method, args| {
         if value.as_str().is_some() {
             let all: Vec<Value> = std::iter::once(value.clone()).chain(args.iter().cloned()).collect();
@@ -53,7 +76,7 @@ pub fn install(environment: &mut Environment<'static>) {
                 return join(&args.first().cloned().unwrap_or_default(), Some(value.clone()), no_kwargs()?);
             }
         }
-        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+        pycompat::unknown_method_callback(state, value, method, args)
     });
 }
 

@@ -17,7 +17,7 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
 use crate::budget::charge;
-use crate::python;
+use crate::{python, python_filters};
 
 /// Deeper values than any JSON that a request may carry are an attack on the
 /// recursive destructors and printers.
@@ -204,9 +204,12 @@ fn replacement<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         I::StringConcat => vec![I::CallFunction("%concat", Some(2))],
         I::Add => vec![I::CallFunction("%add", Some(2))],
         I::Mul => vec![I::CallFunction("%multiply", Some(2))],
+        I::CallMethod(name, count) => match python_filters::stand_in(name) {
+            Some(function) => vec![I::CallFunction(function, *count), CHECK],
+            None => vec![same, CHECK],
+        },
         I::ApplyFilter(..)
         | I::CallFunction(..)
-        | I::CallMethod(..)
         | I::CallObject(..)
         | I::BuildList(..)
         | I::BuildMap(..)
