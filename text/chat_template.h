@@ -28,8 +28,10 @@ struct ChatTemplateHandle;
 }  // namespace ffi
 
 struct ChatTemplateLimits {
-  // Instructions for one render. Real templates take 50 to 200 for a message.
-  uint64_t fuel = 2'000'000;
+  // Instructions for one render. Real templates take 50 to 200 for a message;
+  // gpt-oss' looks from each call at all messages behind it, which comes to
+  // 5'000'000 for 600 calls and their results.
+  uint64_t fuel = 10'000'000;
   // Bytes of the prompt, beyond twice the bytes of the input.
   uint64_t max_output_bytes = 64 << 10;
   // Bytes of all values made on the way, beyond 64 times the input.

@@ -452,6 +452,35 @@ TEST(ChatTemplateHostileTest, LongConversationsAreNotHostile) {
   EXPECT_EQ(rendered, 4);
 }
 
+// Some look from each call at all that follows it, whose text they share.
+TEST(ChatTemplateHostileTest, LongSessionsOfToolsAreNotHostile) {
+  const ordered_json config = {
+      {"chat_template",
+       "{% for message in messages %}{% if 'tool_calls' in message %}"
+       "{% set later = namespace(found=false) %}"
+       "{% for other in messages[loop.index:] %}"
+       "{% if other.role == 'assistant' and 'tool_calls' not in other %}"
+       "{% set later.found = true %}{% endif %}{% endfor %}"
+       "{% if not later.found %}{{ message.thinking }}{% endif %}"
+       "{{ message.tool_calls[0].function.arguments | tojson }}"
+       "{% else %}{{ message.content }}{% endif %}{% endfor %}"}};
+  const size_t calls = 600;
+  const std::string result(1000, 'x');
+  ordered_json messages = ordered_json::parse(kUserMessage);
+  for (size_t i = 0; i < calls; ++i) {
+    const ordered_json call = {
+        {"function", {{"name", "look"}, {"arguments", {{"at", i}}}}}};
+    messages.push_back({{"role", "assistant"},
+                        {"thinking", "hm"},
+                        {"tool_calls", ordered_json::array({call})}});
+    messages.push_back({{"role", "tool"}, {"content", result}});
+  }
+  const std::string text = messages.dump();
+  const auto prompt = FromConfig(config)->Render({.messages_json = text});
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_GT(prompt->size(), calls * result.size());
+}
+
 // A template cannot move the sandbox's functions out of the way.
 TEST(ChatTemplateHostileTest, TheSandboxIsOutOfReach) {
   for (const char* source : {"{% set %check = 1 %}", "{{ %check(1) }}",

@@ -168,6 +168,60 @@ fn trim(value: &Value, chars: Option<Cow<str>>) -> Result<String, Error> {
     Ok(filters::trim(text.into_string().into(), chars))
 }
 
+/// `value[start:stop:step]`, of a text or a list. A list's elements are shared,
+/// so they cost their places in the new one and the walk through the old one.
+/// Never lazy: a chain of lazy slices nests without a nested value.
+pub fn slice(
+    value: &Value,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+) -> Result<Value, Error> {
+    let refused = |what: &str| Err(Error::new(ErrorKind::InvalidOperation, what.to_string()));
+    let bounds = (start, stop, step.unwrap_or(1));
+    if bounds.2 == 0 {
+        return refused("cannot slice by step size of 0");
+    }
+    if let Some(text) = value.as_str() {
+        charge(text.len())?;
+        let length = text.chars().count();
+        return Ok(Value::from(cut::<_, String>(text.chars(), length, bounds)));
+    }
+    match value.kind() {
+        ValueKind::Undefined | ValueKind::None | ValueKind::Seq | ValueKind::Iterable => {}
+        kind => return refused(&format!("value of type {kind} cannot be sliced")),
+    }
+    let items: Vec<Value> = value.try_iter()?.collect();
+    let length = items.len();
+    charge(length)?;
+    let part: Vec<Value> = cut(items.into_iter(), length, bounds);
+    charge(part.len() * 32)?;
+    Ok(Value::from(part))
+}
+
+/// The items that Python's bounds name; a step below 0 walks from the end.
+fn cut<T, All: FromIterator<T>>(
+    items: impl DoubleEndedIterator<Item = T>,
+    length: usize,
+    (start, stop, step): (Option<i64>, Option<i64>, i64),
+) -> All {
+    let length = length as i64;
+    // Steps from the end where the walk begins.
+    let place = |index: i64| {
+        let from_start = if index < 0 { index.saturating_add(length) } else { index };
+        let walked = if step > 0 { from_start } else { (length - 1).saturating_sub(from_start) };
+        walked.clamp(0, length) as usize
+    };
+    let first = start.map_or(0, place);
+    let count = stop.map_or(length as usize, place).saturating_sub(first);
+    let stride = step.unsigned_abs() as usize;
+    if step > 0 {
+        items.skip(first).take(count).step_by(stride).collect()
+    } else {
+        items.rev().skip(first).take(count).step_by(stride).collect()
+    }
+}
+
 fn join(list: &Value, separator: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let attribute: Option<String> = kwargs.get("attribute")?;
     let named: Option<Value> = kwargs.get("d")?;

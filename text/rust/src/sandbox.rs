@@ -60,6 +60,15 @@ fn measure(value: &Value, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Charges for a search in a value. A map finds a key without a look at the
+/// rest, so there the instruction's fuel is enough.
+fn searchable(value: Value) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Map {
+        measure(&value, MAX_NESTING)?;
+    }
+    Ok(value)
+}
+
 /// Checks a value that goes into a namespace. Namespaces are the only values
 /// that change, so what they hold must not lead back to one: such a ring is
 /// never freed. Lazy values and macros may hide one.
@@ -183,6 +192,8 @@ fn arithmetic(
 pub fn install(environment: &mut Environment) {
     environment.add_function("%check", check);
     environment.add_function("%settable", settable);
+    environment.add_function("%searchable", searchable);
+    environment.add_function("%slice", python_filters::slice);
     environment.add_function("%concat", |a: Value, b: Value| concat(&a, &b));
     environment.add_function("%add", add);
     environment.add_function("%multiply", multiply);
@@ -212,10 +223,11 @@ fn replacement<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         | I::CallFunction(..)
         | I::CallObject(..)
         | I::BuildList(..)
-        | I::BuildMap(..)
-        | I::Slice => vec![same, CHECK],
+        | I::BuildMap(..) => vec![same, CHECK],
+        I::Slice => vec![I::CallFunction("%slice", Some(4))],
         // The right side is on top; comparing costs at most its length.
-        I::In | I::Eq | I::Ne | I::Lt | I::Lte | I::Gt | I::Gte | I::CompareAndPreserve(..) => {
+        I::In => vec![I::CallFunction("%searchable", Some(1)), same],
+        I::Eq | I::Ne | I::Lt | I::Lte | I::Gt | I::Gte | I::CompareAndPreserve(..) => {
             vec![CHECK, same]
         }
         // Value below, namespace above. Only namespaces outlive a loop's turn.
