@@ -243,6 +243,20 @@ TEST(ChatTemplateTest, WrongInputsAreRefusedByName) {
   }
 }
 
+// An answer that has not begun goes on where it would begin.
+TEST(ChatTemplateTest, ATemplateThatTrimsKeepsItsOwnSpacesInAnEmptyAnswer) {
+  auto chat = FromConfig({{"chat_template",
+                           "{% for m in messages %}<{{ m.role }}>\n"
+                           "{{ m.content | trim }}<end>{% endfor %}"}});
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_EQ(chat->Render({.messages_json =
+                              R"([{"role": "assistant", "content": ""}])",
+                          .add_generation_prompt = false,
+                          .continue_final_message = true})
+                .value(),
+            "<assistant>\n");
+}
+
 std::string Repeat(const std::string& unit, int times) {
   std::string out;
   for (int i = 0; i < times; ++i) out += unit;

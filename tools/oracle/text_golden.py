@@ -523,6 +523,7 @@ CALL = {
 RESULT = {"role": "tool", "content": {"temp": 21.5, "ok": True, "note": None}}
 NOW = 1767312245  # 2026-01-02T00:04:05Z
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own
 
 
 def template_cases() -> list[dict]:
@@ -576,7 +577,7 @@ def template_cases() -> list[dict]:
     case("counts", "{{ 'abab'.count('ab') }}{{ 'h\u00e9'.count('') }}{{ ''.count('') }}{{ [1, 2, 1].count(1) }}", [USER])
     case("slices", "{% set x = [1, 2, 3, 4, 5] %}{{ x[1:] }}{{ x[:-2] }}{{ x[::2] }}{{ x[::-1] }}{{ x[3:0:-2] }}{{ x[9:] }}{{ x[1:][0] }}{{ x[1:]|length }}{{ x[1:] is sequence }}{{ 'h\u00e9llo'[1:3] }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ [][::-1] }}{{ 'abc'[5:] }}", [USER])
     case("content parts", "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<' + p.type + '>' }}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, USER])
-    for tail in ["Once upon", " Once upon ", "Once\n"]:
+    for tail in ["Once upon", " Once upon ", "Once\n", "<", "|", "end", "im_", "assistant", ""]:
         case(f"continues {tail!r}", CHATML, [USER, {"role": "assistant", "content": tail}], add_generation_prompt=False, continue_final_message=True)
     case("continues after trim", CHATML_BLOCKS, [USER, {"role": "assistant", "content": " Once upon "}], add_generation_prompt=False, continue_final_message=True)
     return cases
@@ -611,8 +612,11 @@ def render(case: dict) -> str:
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named["tool_use"] if tools and "tool_use" in named else named["default"]
+    messages = case["messages"]
+    if case.get("continue_final_message"):
+        messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + MARK}]
     text = environment.from_string(template).render(
-        messages=case["messages"],
+        messages=messages,
         tools=tools,
         documents=None,
         add_generation_prompt=case.get("add_generation_prompt", True),
@@ -620,10 +624,8 @@ def render(case: dict) -> str:
         **case.get("extra", {}),
     )
     if case.get("continue_final_message"):
-        final = case["messages"][-1]["content"]
-        start = text.rindex(final.strip())
-        kept = final.lstrip() if text[start : start + len(final.lstrip())] == final else final.strip()
-        text = text[: start + len(kept)]
+        end = text.rindex(MARK.strip())
+        text = text[:end] if text[end:].startswith(MARK) else text[:end].rstrip()
     return text
 
 

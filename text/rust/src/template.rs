@@ -202,16 +202,16 @@ impl ChatTemplate {
     }
 
     pub fn render(&self, input: &RenderInput) -> Outcome<String> {
-        let messages: Json = parse(input.messages, "messages")?;
-        let Some(list) = messages.as_array().filter(|x| x.iter().all(Json::is_object)) else {
+        let mut messages: Json = parse(input.messages, "messages")?;
+        if !messages.as_array().is_some_and(|x| x.iter().all(Json::is_object)) {
             return Err(Failure::invalid("messages: must be a list of objects"));
-        };
+        }
         if input.continue_final_message && input.add_generation_prompt {
             return Err(Failure::invalid(
                 "continue_final_message: excludes add_generation_prompt",
             ));
         }
-        let tail = input.continue_final_message.then(|| final_text(list)).transpose()?;
+        let spaces = input.continue_final_message.then(|| mark_end(&mut messages)).transpose()?;
         let tools: Json = if input.tools.is_empty() { Json::Null } else { parse(input.tools, "tools")? };
         let has_tools = match &tools {
             Json::Null => false,
@@ -231,8 +231,8 @@ impl ChatTemplate {
         variables.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
         let program = self.choose(has_tools)?;
         let text = self.run(program, &variables, input)?;
-        match tail {
-            Some(tail) => cut_after(text, &tail),
+        match spaces {
+            Some(spaces) => cut_at_mark(text, &spaces),
             None => Ok(text),
         }
     }
@@ -374,29 +374,45 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// The text of the last message, which the prompt is to end with.
-fn final_text(messages: &[Json]) -> Outcome<String> {
-    let content = messages.last().map_or(&Json::Null, |message| &message["content"]);
-    let text = match content {
-        Json::String(text) => Some(text.as_str()),
-        Json::Array(parts) => parts.iter().rev().find_map(|part| part["text"].as_str()),
+/// Stands behind the last message's text while it is rendered, as in
+/// `transformers`: the text itself may be found elsewhere too. Its space tells
+/// whether the template keeps those at the end.
+const END_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Marks the end of the last message's text, which the prompt is to end with;
+/// returns the spaces before it.
+fn mark_end(messages: &mut Json) -> Outcome<String> {
+    let last = messages.as_array_mut().and_then(|list| list.last_mut());
+    let text = match last.and_then(|message| message.get_mut("content")) {
+        Some(Json::String(text)) => Some(text),
+        Some(Json::Array(parts)) => parts.iter_mut().rev().find_map(|part| {
+            match part.get_mut("text") {
+                Some(Json::String(text)) => Some(text),
+                _ => None,
+            }
+        }),
         _ => None,
     };
-    text.map(str::to_owned).ok_or_else(|| {
+    let text = text.ok_or_else(|| {
         Failure::invalid("continue_final_message: the last message has no text content")
-    })
+    })?;
+    let spaces = text[text.trim_end().len()..].to_string();
+    text.push_str(END_MARK);
+    Ok(spaces)
 }
 
-/// Cuts what the template puts behind the final message. Spaces at its end stay
-/// only where it has none at its start and the template kept them, as in
-/// `transformers`.
-fn cut_after(mut text: String, tail: &str) -> Outcome<String> {
-    let Some(start) = text.rfind(tail.trim()) else {
+/// Cuts the mark and what the template puts behind it. A template that trims
+/// the mark would have trimmed the text's own spaces too.
+fn cut_at_mark(mut text: String, spaces: &str) -> Outcome<String> {
+    let Some(end) = text.rfind(END_MARK.trim_end()) else {
         return Err(Failure::invalid(
             "continue_final_message: the template leaves out the last message",
         ));
     };
-    let kept = if text[start..].starts_with(tail) { tail.len() } else { tail.trim().len() };
-    text.truncate(start + kept);
+    let keeps_spaces = text[end..].starts_with(END_MARK);
+    text.truncate(end);
+    if !keeps_spaces && text.ends_with(spaces) {
+        text.truncate(end - spaces.len());
+    }
     Ok(text)
 }
