@@ -13,6 +13,7 @@
 #include "router/http/json_fields.h"
 #include "router/http/openai_structured.h"
 #include "router/http/openai_tools.h"
+#include "router/intake/chat_json.h"
 #include "router/validate/errors.h"
 
 namespace tandem::router {
@@ -378,10 +379,7 @@ void ReadChat(std::string_view body, JsonFields* fields, v1::Chat* chat) {
 std::string BeginningOfAnswer(const v1::Chat& chat) {
   if (!chat.continue_final_message() || chat.messages().empty()) return "";
   const v1::ChatMessage& last = *chat.messages().rbegin();
-  if (last.role() != "assistant") return "";
-  std::string content = last.content();
-  for (const v1::ContentPart& part : last.parts()) content += part.text();
-  return content;
+  return last.role() == "assistant" ? ContentOf(last) : "";
 }
 
 FieldNames NamesInChats() {

@@ -39,12 +39,6 @@ std::string CallJson(const v1::ToolCall& call) {
   return json;
 }
 
-std::string ContentOf(const v1::ChatMessage& message) {
-  std::string content = message.content();
-  for (const v1::ContentPart& part : message.parts()) content += part.text();
-  return content;
-}
-
 std::string MessageJson(const v1::ChatMessage& message) {
   const std::string content = ContentOf(message);
   ordered_json item = {{"role", message.role()}, {"content", content}};
@@ -122,6 +116,14 @@ std::string ToolJson(const v1::Tool& tool, ChatForm form) {
 }
 
 }  // namespace
+
+std::string ContentOf(const v1::ChatMessage& message) {
+  if (message.parts().empty()) return message.content();
+  return absl::StrJoin(message.parts(), "\n",
+                       [](std::string* out, const v1::ContentPart& part) {
+                         absl::StrAppend(out, part.text());
+                       });
+}
 
 std::string MessagesJson(const v1::Chat& chat, ChatForm form) {
   std::vector<std::string> messages;

@@ -21,6 +21,10 @@ enum class ChatForm {
   kHarmony,
 };
 
+// A message's text; of several parts each begins a line, as vLLM and llama.cpp
+// have it.
+std::string ContentOf(const v1::ChatMessage& message);
+
 // REQUIRES of both: ValidateChat.
 std::string MessagesJson(const v1::Chat& chat, ChatForm form);
 // Empty: none are wanted.

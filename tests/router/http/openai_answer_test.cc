@@ -235,8 +235,8 @@ TEST(OpenAiAnswerTest, AChatEchoesTheBeginningOfItsAnswerAlone) {
        true, "One day, a dog"},
       {R"([{"role": "assistant",
             "content": [{"type": "text", "text": "One"},
-                        {"type": "text", "text": " day"}]}])",
-       true, "One day, a dog"},
+                        {"type": "text", "text": "day"}]}])",
+       true, "One\nday, a dog"},
       {R"([{"role": "assistant", "content": "One day"}])", false, ", a dog"},
       {R"([{"role": "user", "content": "One day"}])", true, ", a dog"}};
   for (const auto& c : kCases) {
