@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/intake/chat_json.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
+#include "router/text/harmony.h"
 #include "router/validate/validate.h"
 
 namespace tandem::router {
@@ -39,7 +42,7 @@ std::string CallJson(const v1::ToolCall& call) {
   return json;
 }
 
-std::string MessageJson(const v1::ChatMessage& message) {
+std::string MessageJson(const v1::ChatMessage& message, ChatForm form) {
   const std::string content = ContentOf(message);
   ordered_json item = {{"role", message.role()}, {"content", content}};
   if (!message.name().empty()) item["name"] = message.name();
@@ -50,8 +53,9 @@ std::string MessageJson(const v1::ChatMessage& message) {
     item["tool_call_id"] = message.tool_call_id();
   }
   if (message.tool_calls().empty()) return item.dump();
-  // OpenAI's form; some templates (DeepSeek's) look for it.
-  if (content.empty()) item["content"] = nullptr;
+  if (content.empty() && form == ChatForm::kNullContent) {
+    item["content"] = nullptr;
+  }
   std::vector<std::string> calls;
   for (const v1::ToolCall& call : message.tool_calls()) {
     calls.push_back(CallJson(call));
@@ -89,7 +93,7 @@ int AddHarmonyCalls(const v1::Chat& chat, int begin,
   const auto tell = [&](int i) {
     if (told[static_cast<size_t>(i - begin)]) return;
     told[static_cast<size_t>(i - begin)] = true;
-    messages->push_back(MessageJson(chat.messages(i)));
+    messages->push_back(MessageJson(chat.messages(i), ChatForm::kHarmony));
   };
   for (const v1::ToolCall& call : calling.tool_calls()) {
     messages->push_back(HarmonyCallJson(std::exchange(thinking, ""), call));
@@ -115,7 +119,30 @@ std::string ToolJson(const v1::Tool& tool, ChatForm form) {
   return json;
 }
 
+// Whether a template has `content is none` or `['content'] is not none`, and
+// nowhere takes an empty text for the same.
+bool LooksForNullContent(std::string_view source) {
+  constexpr std::string_view kName = "content";
+  bool looks = false;
+  for (size_t at = source.find(kName); at != source.npos;
+       at = source.find(kName, at + 1)) {
+    const char before = at == 0 ? ' ' : source[at - 1];
+    if (before == '_' || absl::ascii_isalnum(before)) continue;
+    std::string_view rest = source.substr(at + kName.size());
+    rest.remove_prefix(std::min(rest.size(), rest.find_first_not_of("'\"] ")));
+    if (rest.starts_with("== ''") || rest.starts_with("== \"\"")) return false;
+    looks |= rest.starts_with("is none") || rest.starts_with("is not none");
+  }
+  return looks;
+}
+
 }  // namespace
+
+ChatForm ChatFormOf(std::string_view chat_template) {
+  if (WritesHarmony(chat_template)) return ChatForm::kHarmony;
+  return LooksForNullContent(chat_template) ? ChatForm::kNullContent
+                                            : ChatForm::kUsual;
+}
 
 std::string ContentOf(const v1::ChatMessage& message) {
   if (message.parts().empty()) return message.content();
@@ -133,7 +160,7 @@ std::string MessagesJson(const v1::Chat& chat, ChatForm form) {
       i = AddHarmonyCalls(chat, i, &messages);
       continue;
     }
-    messages.push_back(MessageJson(message));
+    messages.push_back(MessageJson(message, form));
     ++i;
   }
   return List(messages);

@@ -7,6 +7,7 @@
 #define TANDEM_ROUTER_INTAKE_CHAT_JSON_H_
 
 #include <string>
+#include <string_view>
 
 #include "tandem/v1/inference.pb.h"
 
@@ -15,11 +16,17 @@ namespace tandem::router {
 // What a template expects of them.
 enum class ChatForm {
   kUsual,
+  // The same, but for calls without a text: their content is null, not "".
+  // DeepSeek's look for it; many more fail of it.
+  kNullContent,
   // gpt-oss' (text/harmony.h): one call in a message, what led to it in
   // `thinking` and none of it in `content`, its result behind it, and a
   // description of each tool.
   kHarmony,
 };
+
+// Of a template, by its source.
+ChatForm ChatFormOf(std::string_view chat_template);
 
 // A message's text; of several parts each begins a line, as vLLM and llama.cpp
 // have it.

@@ -233,8 +233,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   if (chat.ok()) chat_template = *std::move(chat);
   return std::unique_ptr<ModelText>(new ModelText(
       *std::move(tokenizer), *std::move(grammars), std::move(chat_template),
-      WritesHarmony(source) ? ChatForm::kHarmony : ChatForm::kUsual,
-      std::move(limits), spec->common_window()));
+      ChatFormOf(source), std::move(limits), spec->common_window()));
 }
 
 absl::StatusOr<ModelText::Prompt> ModelText::Encode(

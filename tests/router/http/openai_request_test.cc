@@ -405,11 +405,9 @@ TEST(OpenAiRequestTest, PromptsWithToolsAreThoseOfTransformers) {
     std::ofstream(directory + "/tokenizer_config.json") << config.dump();
     const auto chat_template = text::ChatTemplate::Load(directory);
     ASSERT_TRUE(chat_template.ok()) << chat_template.status();
-    const ToolCallStyle style =
-        DetectToolCallStyle(chat_template->Source(true));
-    EXPECT_NE(style, ToolCallStyle::kNone);
-    const ChatForm form =
-        style == ToolCallStyle::kOpenAi ? ChatForm::kHarmony : ChatForm::kUsual;
+    const std::string source = chat_template->Source(true);
+    EXPECT_NE(DetectToolCallStyle(source), ToolCallStyle::kNone);
+    const ChatForm form = ChatFormOf(source);
     const auto request = ParseChatCompletion(c["request"].dump());
     ASSERT_TRUE(request.ok()) << request.status();
     const v1::Chat& chat = request->prompts[0].chat();

@@ -36,5 +36,42 @@ TEST(ChatJson, EachPartBeginsALine) {
             R"({"role":"user","content":"Look:\ntwo"}])");
 }
 
+TEST(ChatJson, CallsWithoutATextHaveAnEmptyOneOrNone) {
+  const v1::Chat chat = Parse(R"pb(
+    messages {
+      role: "assistant"
+      tool_calls { id: "c1" name: "f" arguments_json: "{}" }
+    }
+    messages { role: "assistant" })pb");
+  const std::string calls = R"("tool_calls":[{"id":"c1","type":"function",)"
+                            R"("function":{"name":"f","arguments":{}}}]},)"
+                            R"({"role":"assistant","content":""}])";
+  EXPECT_EQ(MessagesJson(chat, ChatForm::kUsual),
+            R"([{"role":"assistant","content":"",)" + calls);
+  EXPECT_EQ(MessagesJson(chat, ChatForm::kNullContent),
+            R"([{"role":"assistant","content":null,)" + calls);
+}
+
+TEST(ChatJson, NullContentIsForTemplatesThatLookForIt) {
+  const struct {
+    const char* source;
+    ChatForm form;
+  } cases[] = {
+      {"{{ message.content }}", ChatForm::kUsual},
+      {"{% if message['content'] is none %}", ChatForm::kNullContent},
+      {"{% if message[\"content\"] is not none %}", ChatForm::kNullContent},
+      {"{% elif content is none %}", ChatForm::kNullContent},
+      {"{% if message.reasoning_content is not none %}", ChatForm::kUsual},
+      {"{% if message.content is not string %}", ChatForm::kUsual},
+      {"{% if m.content is none or m.content == '' %}", ChatForm::kUsual},
+      {"{% if m['content'] == \"\" or m['content'] is none %}",
+       ChatForm::kUsual},
+      {"{{ 'content", ChatForm::kUsual},
+      {"<|channel|>{% if content is none %}<|message|>", ChatForm::kHarmony},
+  };
+  for (const auto& c : cases)
+    EXPECT_EQ(ChatFormOf(c.source), c.form) << c.source;
+}
+
 }  // namespace
 }  // namespace tandem::router
