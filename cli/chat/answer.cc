@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "absl/strings/str_format.h"
@@ -54,13 +55,15 @@ class Interrupt {
 
 absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
                            const v1::GenerateRequest& request,
-                           double timeout_seconds, const ShowFunction& show) {
+                           double timeout_seconds, bool stoppable,
+                           const ShowFunction& show) {
   grpc::ClientContext context;
   context.set_deadline(
       std::chrono::system_clock::now() +
       std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1e3)));
   Answer answer;
-  const Interrupt interrupt(&context);
+  std::optional<Interrupt> interrupt;
+  if (stoppable) interrupt.emplace(&context);
   const auto reader = stub->Generate(&context, request);
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
@@ -76,7 +79,7 @@ absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
     }
   }
   const absl::Status status = rpc::FromGrpc(reader->Finish(), context);
-  answer.interrupted = interrupted && !status.ok();
+  answer.interrupted = stoppable && interrupted && !status.ok();
   if (status.ok() || answer.interrupted) return answer;
   return status;
 }

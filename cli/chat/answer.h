@@ -23,11 +23,12 @@ struct Answer {
 // `reasoning`: what comes before the answer, of models that do that.
 using ShowFunction = std::function<void(std::string_view text, bool reasoning)>;
 
-// `show` gets text as it comes. SIGINT is taken while this runs, and as it was
-// before afterwards.
+// `show` gets text as it comes. With `stoppable` SIGINT stops the answer while
+// this runs, and does afterwards what it did before.
 absl::StatusOr<Answer> Ask(v1::InferenceService::StubInterface* stub,
                            const v1::GenerateRequest& request,
-                           double timeout_seconds, const ShowFunction& show);
+                           double timeout_seconds, bool stoppable,
+                           const ShowFunction& show);
 
 // "57 prompt tokens (48 cached), first after 12 ms, 128 tokens at 85.3/s".
 std::string Footer(const v1::GenerateDone& done);

@@ -106,8 +106,10 @@ absl::Status ChatCommand::Run() {
   ChatSession session(
       options_, sampling_,
       [&](const v1::GenerateRequest& request, const ShowFunction& show) {
+        // On a pipe Ctrl-C ends the program, as it does between answers.
         absl::StatusOr<Answer> answer =
-            Ask(stub.get(), request, options_.timeout_seconds, show);
+            Ask(stub.get(), request, options_.timeout_seconds,
+                /*stoppable=*/options_.terminal, show);
         if (answer.ok()) return answer;
         return absl::StatusOr<Answer>(
             cli::InFlags(cli::Explained(answer.status(), router_), request));

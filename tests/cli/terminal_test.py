@@ -265,6 +265,25 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(nobody.returncode, 1)
         self.assertIn("no router answers at 127.0.0.1:1", nobody.stderr)
 
+    def test_ctrl_c_on_a_pipe_ends_the_program(self):
+        words = [TANDEM, "chat", *self.router, "--ignore-eos", "--max-tokens", "900"]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # Shells have jobs in the background ignore it.
+        taken = signal.signal(signal.SIGINT, signal.default_int_handler)
+        chat = subprocess.Popen(words, **pipes)
+        signal.signal(signal.SIGINT, taken)
+        # The model is small: one answer may be over before the signal comes.
+        chat.stdin.write(b"Hello\n/clear\n" * 20)
+        chat.stdin.close()
+        self.assertTrue(chat.stdout.read(1))
+        chat.send_signal(signal.SIGINT)
+        rest = chat.stdout.read()
+        self.assertEqual(chat.wait(30), -signal.SIGINT)
+        self.assertNotIn(b"stopped", rest)
+        self.assertEqual(chat.stderr.read(), b"")
+        chat.stdout.close()
+        chat.stderr.close()
+
     def test_status_is_watched_until_q(self):
         words = [TANDEM, "status", "--admin", f"127.0.0.1:{self.admin}", "--watch"]
         terminal = Terminal([*words, "--interval", "50ms"], columns=60, rows=10)
