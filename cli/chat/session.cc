@@ -91,11 +91,13 @@ bool ChatSession::HandleCommand(const std::string& line) {
     Say(conversation_.system().empty() ? "no system message"
                                        : conversation_.system());
   } else if (name == "/regen") {
+    const Conversation before = conversation_;
     if (conversation_.ReopenLastQuestion()) {
       Respond();
     } else {
       Tell(absl::FailedPreconditionError("there is no message to answer"));
     }
+    if (!status_.ok()) conversation_ = before;
   } else if (name == "/set") {
     const size_t end = rest.find_first_of(" \t=");
     Set(rest.substr(0, end),
