@@ -574,6 +574,8 @@ def template_cases() -> list[dict]:
     case("nothing", "{{ none is iterable }}{{ x is iterable }}{{ 'a' is iterable }}{{ [] is iterable }}{{ {} is iterable }}{{ 1 is iterable }}{{ x|length }}{{ x|count }}{{ none|trim }}{{ x|trim }}{{ true|trim }}{{ ' a '|trim }}{{ 'xax'|trim('x') }}", [USER])
     case("tools that are not given", "{% if tools is iterable and tools|length > 0 %}{{ tools|length }}{% endif %}-", [USER])
     case("keys that are methods", "{% for k, v in x.items() %}{{ k }}={{ v }};{% endfor %}{{ x.keys()|list }}{{ x.values()|list }}{{ x.get('n', 0) }}{{ x.get('o', 0) }}{{ x['items'] }}", [USER], extra={"x": {"items": ["a"], "keys": 1, "values": {"b": 2}, "get": "c", "n": None}})
+    case("filters of what is no text", "{{ x|upper }}{{ x|lower }}{{ none|replace('o', 'O') }}{{ true|capitalize }}{{ y|upper }}{{ ['a', none]|map('title')|join }}", [USER], extra={"x": ["string", None]})
+    case("indents", "{{ '{\n'|indent(4, first=true) }}{{ 'a\nb\n\nc\n'|indent(2) }}{{ 'a\n\n'|indent(2, true, true) }}{{ ''|indent }}|", [USER])
     case("counts", "{{ 'abab'.count('ab') }}{{ 'h\u00e9'.count('') }}{{ ''.count('') }}{{ [1, 2, 1].count(1) }}", [USER])
     case("slices", "{% set x = [1, 2, 3, 4, 5] %}{{ x[1:] }}{{ x[:-2] }}{{ x[::2] }}{{ x[::-1] }}{{ x[3:0:-2] }}{{ x[9:] }}{{ x[1:][0] }}{{ x[1:]|length }}{{ x[1:] is sequence }}{{ 'h\u00e9llo'[1:3] }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ [][::-1] }}{{ 'abc'[5:] }}", [USER])
     case("content parts", "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<' + p.type + '>' }}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, USER])

@@ -44,6 +44,10 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter("count", length);
     environment.add_filter("trim", trim);
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    bounded(environment, "capitalize", Value::from_function(filters::capitalize));
+    bounded(environment, "lower", Value::from_function(filters::lower));
+    bounded(environment, "title", Value::from_function(filters::title));
+    bounded(environment, "upper", Value::from_function(filters::upper));
     bounded(environment, "replace", Value::from_function(filters::replace));
     bounded(environment, "indent", Value::from_function(filters::indent));
     bounded(environment, "format", Value::from_function(filters::format));
@@ -90,10 +94,27 @@ fn no_kwargs() -> Result<Kwargs, Error> {
 
 /// Adds `original` under `name`, its cost charged before it runs.
 fn bounded(environment: &mut Environment<'static>, name: &'static str, original: Value) {
-    environment.add_filter(name, move |state: &State, args: Rest<Value>| {
+    environment.add_filter(name, move |state: &State, mut args: Rest<Value>| {
+        if let Some(value) = args.first_mut() {
+            *value = argument(name, value)?;
+        }
         charge(cost(name, &args))?;
         original.call(state, &args)
     });
+}
+
+/// What a filter takes for `value` where Jinja2's differs from the engine's.
+fn argument(name: &str, value: &Value) -> Result<Value, Error> {
+    match name {
+        // Of str(value), whatever it is: a schema's type may be a list.
+        "capitalize" | "lower" | "replace" | "title" | "upper" => display(value),
+        // The engine's drops a line break at the end, Jinja2's keeps it.
+        "indent" => Ok(match value.as_str() {
+            Some(text) if text.ends_with('\n') => Value::from([text, "\n"].concat()),
+            _ => value.clone(),
+        }),
+        _ => Ok(value.clone()),
+    }
 }
 
 /// An upper bound in bytes of what a call makes; saturating.
