@@ -96,7 +96,8 @@ void ServeCommand::AddTo(CommandLine* line) {
             "File in place of the model's own chat template");
   line->AddChoice(
       "tool-call-parser", &tool_call_parser,
-      {"auto", "llama3_json", "hermes", "mistral", "openai", "none"},
+      {"auto", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
+       "qwen3_xml", "glm45", "glm47", "minimax_m2", "none"},
       "How the model writes tool calls");
   line->AddChoice("reasoning-parser", &reasoning_parser,
                   {"auto", "deepseek_r1", "qwen3", "openai_gptoss", "none"},

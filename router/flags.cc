@@ -16,7 +16,8 @@ void AddModel(CommandLine* line, Flags* flags) {
             "File, in Jinja, in place of the model's own chat template");
   line->AddChoice(
       "tool-call-parser", &flags->tool_call_parser,
-      {"auto", "llama3_json", "hermes", "mistral", "openai", "none"},
+      {"auto", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
+       "qwen3_xml", "glm45", "glm47", "minimax_m2", "none"},
       "How the model writes tool calls, with vLLM's names; auto "
       "goes by its chat template, none leaves calls in the text");
   line->AddChoice("reasoning-parser", &flags->reasoning_parser,

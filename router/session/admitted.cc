@@ -96,19 +96,30 @@ void Get(const v1::SessionOption& option, Integer* field) {
 }
 
 v1::SessionToolCalls ToEntry(const ToolCallOptions& options) {
-  const auto& [style, names, parallel, markers, id_seed] = options;
+  const auto& [style, names, json_parameters, parallel, markers, id_seed] =
+      options;
   v1::SessionToolCalls entry;
   entry.set_style(static_cast<uint32_t>(style));
   Copy(names, entry.mutable_names());
   entry.set_parallel(parallel);
   entry.mutable_markers()->insert(markers.begin(), markers.end());
   entry.set_id_seed(id_seed);
+  for (const auto& [function, parameters] : json_parameters) {
+    v1::SessionParameters* const of = entry.add_json_parameters();
+    of->set_function(function);
+    Copy(parameters, of->mutable_names());
+  }
   return entry;
 }
 
 ToolCallOptions FromEntry(const v1::SessionToolCalls& entry) {
+  JsonParameters json_parameters;
+  for (const v1::SessionParameters& of : entry.json_parameters()) {
+    json_parameters[of.function()] = {of.names().begin(), of.names().end()};
+  }
   return {.style = static_cast<ToolCallStyle>(entry.style()),
           .names = {entry.names().begin(), entry.names().end()},
+          .json_parameters = std::move(json_parameters),
           .parallel = entry.parallel(),
           .markers = {entry.markers().begin(), entry.markers().end()},
           .id_seed = entry.id_seed()};

@@ -36,7 +36,7 @@ std::string ToolCallDeltas::NewId() {
 
 ToolCallOutput::ToolCallOutput(const ToolCallOptions& options, int index)
     : options_(options),
-      parser_(options.style, options.names),
+      parser_(options.style, options.names, options.json_parameters),
       calls_(options, index) {}
 
 void ToolCallOutput::Arrives(int32_t token_id, size_t bytes) {

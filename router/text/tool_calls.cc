@@ -5,45 +5,36 @@
 #include <array>
 #include <utility>
 
-#include "nlohmann/json.hpp"
+#include "router/text/call_candidate.h"
 #include "router/text/harmony.h"
+#include "router/text/json_calls.h"
 #include "router/text/json_scanner.h"
+#include "router/text/tagged_calls.h"
 
 namespace tandem::router {
 namespace {
 
-constexpr size_t kMaxNameBytes = 64;
-constexpr std::string_view kHermesOpen = "<tool_call>";
-constexpr std::string_view kHermesClose = "</tool_call>";
-constexpr std::string_view kPythonTag = "<|python_tag|>";
-constexpr std::string_view kToolCalls = "[TOOL_CALLS]";
-constexpr std::string_view kCallId = "[CALL_ID]";
-constexpr std::string_view kArgs = "[ARGS]";
+// Of a byte that is held back.
+constexpr char kHidden = 1;   // it is no content
+constexpr char kInValue = 2;  // no call begins there
 
 struct NamedStyle {
   std::string_view name;
   ToolCallStyle style;
 };
-constexpr std::array<NamedStyle, 5> kStyles = {{
+// The first name of each is its own.
+constexpr std::array<NamedStyle, 10> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
     {"mistral", ToolCallStyle::kMistral},
     {"openai", ToolCallStyle::kOpenAi},
+    {"qwen3_coder", ToolCallStyle::kQwen3Coder},
+    {"qwen3_xml", ToolCallStyle::kQwen3Coder},
+    {"glm45", ToolCallStyle::kGlm45},
+    {"glm47", ToolCallStyle::kGlm45},
+    {"minimax_m2", ToolCallStyle::kMinimaxM2},
 }};
-
-bool IsNameByte(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-         (c >= '0' && c <= '9') || c == '_' || c == '-';
-}
-
-// The text of a JSON string; nothing where it is none.
-std::optional<std::string> Unquote(std::string_view quoted) {
-  const auto value = nlohmann::json::parse(quoted.begin(), quoted.end(),
-                                           nullptr, /*allow_exceptions=*/false);
-  if (!value.is_string()) return std::nullopt;
-  return value.get<std::string>();
-}
 
 }  // namespace
 
@@ -67,10 +58,20 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   };
   if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
+  for (const ToolCallStyle style :
+       {ToolCallStyle::kQwen3Coder, ToolCallStyle::kGlm45,
+        ToolCallStyle::kMinimaxM2}) {
+    const CallTags& tags = *CallTagsOf(style);
+    // As templates may quote it.
+    const size_t quote = tags.key_begin.find('"');
+    if (has(tags.block_begin) && has(tags.key_begin.substr(0, quote))) {
+      return style;
+    }
+  }
   if (has(kHermesOpen)) {
-    // The same marker around XML: Qwen3-Coder, GLM.
-    const bool is_xml = has("<function=") || has("<arg_key>");
-    return is_xml ? ToolCallStyle::kNone : ToolCallStyle::kHermes;
+    // The same marker around something else.
+    const bool is_tagged = has("<function=") || has("<arg_key>");
+    return is_tagged ? ToolCallStyle::kNone : ToolCallStyle::kHermes;
   }
   if (has(kPythonTag) || has(R"({"name": function name, "parameters":)")) {
     return ToolCallStyle::kLlama3Json;
@@ -86,11 +87,18 @@ std::vector<std::string_view> ToolCallMarkers(ToolCallStyle style) {
       return {kPythonTag};
     case ToolCallStyle::kMistral:
       return {kToolCalls, kCallId, kArgs};
-    case ToolCallStyle::kOpenAi:
-    case ToolCallStyle::kNone:
-      return {};
+    default:
+      break;
   }
-  return {};
+  std::vector<std::string_view> markers;
+  if (const CallTags* const tags = CallTagsOf(style)) {
+    for (const std::string_view tag :
+         {tags->block_begin, tags->key_begin, tags->key_end, tags->value_begin,
+          tags->value_end, tags->call_end, tags->block_end}) {
+      if (tag.starts_with('<') && tag.ends_with('>')) markers.push_back(tag);
+    }
+  }
+  return markers;
 }
 
 bool IsFunctionName(std::string_view name) {
@@ -98,233 +106,19 @@ bool IsFunctionName(std::string_view name) {
          std::all_of(name.begin(), name.end(), IsNameByte);
 }
 
-// What may be one call or several, from its first byte on.
-class ToolCallParser::Candidate {
- public:
-  enum class Verdict { kMore, kCalls, kNone };
-
-  Candidate(ToolCallStyle style, const std::vector<std::string>* names,
-            bool marked)
-      : style_(style), names_(names), marked_(marked) {
-    if (!marked) {
-      phase_ = Phase::kBeforeObject;
-      return;
-    }
-    Expect(style == ToolCallStyle::kHermes       ? kHermesOpen
-           : style == ToolCallStyle::kLlama3Json ? kPythonTag
-                                                 : kToolCalls,
-           style == ToolCallStyle::kMistral ? Phase::kAfterToolCalls
-                                            : Phase::kBeforeObject);
-  }
-
-  // kCalls: they end with `c`.
-  Verdict Push(char c) {
-    switch (phase_) {
-      case Phase::kLiteral:
-        return PushLiteral(c);
-      case Phase::kName:
-        return PushName(c);
-      case Phase::kId:
-        if (c == '[') return ExpectFrom(c, kArgs, Phase::kBeforeObject);
-        return IsNameByte(c) && ++id_bytes_ <= kMaxNameBytes ? Verdict::kMore
-                                                             : Verdict::kNone;
-      case Phase::kObject:
-        return PushObject(c);
-      default:
-        break;
-    }
-    if (IsJsonSpace(c)) return Verdict::kMore;
-    switch (phase_) {
-      case Phase::kAfterToolCalls:
-        return AfterToolCalls(c);
-      case Phase::kBeforeObject:
-        return BeginObject(c);
-      case Phase::kAfterObject:
-        return AfterObject(c);
-      default:
-        return Verdict::kMore;  // what closes them is complete
-    }
-  }
-
-  // Whether what was read is calls if nothing follows. Models may end where a
-  // closing tag is due.
-  bool CompleteAtEnd() const {
-    if (calls_.empty() || in_array_) return false;
-    return phase_ != Phase::kObject;
-  }
-
-  std::vector<ParsedToolCall> TakeCalls() { return std::move(calls_); }
-
- private:
-  enum class Phase {
-    kLiteral,         // literal_, then next_
-    kAfterToolCalls,  // an array, an object or a name
-    kName,
-    kId,
-    kBeforeObject,
-    kObject,
-    kAfterObject,
-    kClosed,
-  };
-
-  void Expect(std::string_view literal, Phase next) {
-    phase_ = Phase::kLiteral;
-    literal_ = literal;
-    next_ = next;
-  }
-
-  Verdict ExpectFrom(char c, std::string_view literal, Phase next) {
-    Expect(literal, next);
-    return Push(c);
-  }
-
-  Verdict PushLiteral(char c) {
-    if (c != literal_.front()) return Verdict::kNone;
-    literal_.remove_prefix(1);
-    if (!literal_.empty()) return Verdict::kMore;
-    phase_ = next_;
-    return phase_ == Phase::kClosed ? Verdict::kCalls : Verdict::kMore;
-  }
-
-  Verdict AfterToolCalls(char c) {
-    if (c == '[') {
-      in_array_ = true;
-      phase_ = Phase::kBeforeObject;
-      return Verdict::kMore;
-    }
-    if (c == '{') return BeginObject(c);
-    phase_ = Phase::kName;
-    return PushName(c);
-  }
-
-  // name{..}, name[ARGS]{..} or name[CALL_ID]id[ARGS]{..}
-  Verdict PushName(char c) {
-    if (after_bracket_) {
-      after_bracket_ = false;
-      if (c == 'C') {
-        return ExpectFrom(c, kCallId.substr(1), Phase::kId);
-      }
-      return ExpectFrom(c, kArgs.substr(1), Phase::kBeforeObject);
-    }
-    if (IsNameByte(c) && name_.size() < kMaxNameBytes) {
-      name_.push_back(c);
-      return Verdict::kMore;
-    }
-    if (name_.empty()) return Verdict::kNone;
-    if (c == '{') return BeginObject(c);
-    after_bracket_ = true;
-    return c == '[' ? Verdict::kMore : Verdict::kNone;
-  }
-
-  Verdict BeginObject(char c) {
-    phase_ = Phase::kObject;
-    scanner_ = JsonScanner();
-    object_.clear();
-    return PushObject(c);
-  }
-
-  Verdict PushObject(char c) {
-    object_.push_back(c);
-    switch (scanner_.Push(c)) {
-      case JsonScanner::Verdict::kBroken:
-        return Verdict::kNone;
-      case JsonScanner::Verdict::kMore:
-        return name_.empty() && !IsKnownKey() ? Verdict::kNone : Verdict::kMore;
-      case JsonScanner::Verdict::kComplete:
-        break;
-    }
-    if (!name_.empty()) {
-      calls_.push_back({std::move(name_), std::move(object_)});
-      return Verdict::kCalls;
-    }
-    if (!ReadCall()) return Verdict::kNone;
-    phase_ = Phase::kAfterObject;
-    const bool ends = style_ == ToolCallStyle::kMistral && !in_array_;
-    return ends ? Verdict::kCalls : Verdict::kMore;
-  }
-
-  // The newest key is one of a call, or not read to its end: an object that is
-  // no call is known by its first keys.
-  bool IsKnownKey() const {
-    if (scanner_.members().empty()) return true;
-    const JsonScanner::Member& last = scanner_.members().back();
-    if (scanner_.members().size() > kKeys.size()) return false;
-    if (last.key_end != object_.size()) return true;
-    const std::string_view key = Slice(last.key_begin, last.key_end);
-    return std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end();
-  }
-
-  std::string_view Slice(size_t begin, size_t end) const {
-    return std::string_view(object_).substr(begin, end - begin);
-  }
-
-  bool ReadCall() {
-    std::optional<std::string> name;
-    std::optional<std::string_view> arguments;
-    for (const JsonScanner::Member& member : scanner_.members()) {
-      const std::string_view key = Slice(member.key_begin, member.key_end);
-      const std::string_view value =
-          Slice(member.value_begin, member.value_end);
-      if (key == kKeys[0]) {
-        if (name) return false;
-        name = Unquote(value);
-        if (!name || !IsFunctionName(*name)) return false;
-      } else if (key == kKeys[1] || key == kKeys[2]) {
-        if (arguments || value.front() != '{') return false;
-        arguments = value;
-      }
-    }
-    if (!name) return false;
-    if (!marked_ && (!arguments || std::find(names_->begin(), names_->end(),
-                                             *name) == names_->end())) {
-      return false;
-    }
-    calls_.push_back({*std::move(name), std::string(arguments.value_or("{}"))});
-    return true;
-  }
-
-  Verdict AfterObject(char c) {
-    switch (style_) {
-      case ToolCallStyle::kHermes:
-        return ExpectFrom(c, kHermesClose, Phase::kClosed);
-      case ToolCallStyle::kLlama3Json:
-        phase_ = Phase::kBeforeObject;
-        return c == ';' ? Verdict::kMore : Verdict::kNone;
-      default:
-        if (c == ']') return Verdict::kCalls;
-        phase_ = Phase::kBeforeObject;
-        return c == ',' ? Verdict::kMore : Verdict::kNone;
-    }
-  }
-
-  static constexpr std::array<std::string_view, 5> kKeys = {
-      R"("name")", R"("arguments")", R"("parameters")", R"("type")", R"("id")"};
-
-  const ToolCallStyle style_;
-  const std::vector<std::string>* const names_;
-  const bool marked_;
-  Phase phase_ = Phase::kLiteral;
-  Phase next_ = Phase::kLiteral;
-  std::string_view literal_;
-  bool in_array_ = false;
-  bool after_bracket_ = false;
-  std::string name_;  // of [TOOL_CALLS]name
-  size_t id_bytes_ = 0;
-  JsonScanner scanner_;
-  std::string object_;
-  std::vector<ParsedToolCall> calls_;
-};
-
 ToolCallParser::ToolCallParser(ToolCallStyle style,
-                               std::vector<std::string> names)
-    : style_(style), names_(std::move(names)) {}
+                               std::vector<std::string> names,
+                               JsonParameters json_parameters)
+    : style_(style),
+      names_(std::move(names)),
+      json_parameters_(std::move(json_parameters)) {}
 
 ToolCallParser::~ToolCallParser() = default;
 
 ToolCallParser::Result ToolCallParser::Push(std::string_view piece,
                                             bool hidden) {
   held_.append(piece);
-  hidden_.append(piece.size(), hidden ? '\1' : '\0');
+  flags_.append(piece.size(), hidden ? kHidden : '\0');
   Result result;
   Run(&result);
   Compact();
@@ -356,11 +150,23 @@ bool ToolCallParser::MayBegin(char c) const {
       return c == kPythonTag.front() || (c == '{' && in_gap_ && !after_call_);
     case ToolCallStyle::kMistral:
       return c == kToolCalls.front();
+    case ToolCallStyle::kQwen3Coder:
+    case ToolCallStyle::kGlm45:
+    case ToolCallStyle::kMinimaxM2:
+      return c == '<' && (flags_[cursor_] & kInValue) == 0;
     case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:
       return false;
   }
   return false;
+}
+
+std::unique_ptr<CallCandidate> ToolCallParser::NewCandidate(char c) const {
+  if (const CallTags* const tags = CallTagsOf(style_)) {
+    return NewTaggedCandidate(tags, &names_, &json_parameters_,
+                              in_gap_ && after_call_);
+  }
+  return NewJsonCandidate(style_, &names_, c != '{');
 }
 
 void ToolCallParser::Run(Result* result) {
@@ -373,17 +179,18 @@ void ToolCallParser::Run(Result* result) {
       continue;
     }
     if (candidate_ == nullptr) {
-      candidate_ = std::make_unique<Candidate>(style_, &names_, c != '{');
+      candidate_ = NewCandidate(c);
       candidate_begin_ = cursor_;
     }
     ++cursor_;
     switch (candidate_->Push(c)) {
-      case Candidate::Verdict::kMore:
+      case CallCandidate::Verdict::kMore:
+        if (candidate_->in_value()) flags_[cursor_ - 1] |= kInValue;
         break;
-      case Candidate::Verdict::kCalls:
+      case CallCandidate::Verdict::kCalls:
         Accept(result);
         break;
-      case Candidate::Verdict::kNone:
+      case CallCandidate::Verdict::kNone:
         GiveUp(result);
         break;
     }
@@ -403,7 +210,8 @@ void ToolCallParser::Accept(Result* result) {
 // looked at twice no more than two overlap: a later one begins within a string
 // of the earlier, its first quote ends that, and from there on each quote ends
 // a string of one and begins one of the other, so that the next marker ends
-// one of them.
+// one of them. Of tagged ones a later begins in no value of an earlier, and
+// where it begins between them, with a function, it ends with that.
 void ToolCallParser::GiveUp(Result* result) {
   candidate_.reset();
   Release(candidate_begin_ + 1, result);
@@ -413,7 +221,7 @@ void ToolCallParser::GiveUp(Result* result) {
 // The bytes before `end` are text. Looks at those behind it again.
 void ToolCallParser::Release(size_t end, Result* result) {
   for (; begin_ < end; ++begin_) {
-    if (hidden_[begin_] == '\0') result->text.push_back(held_[begin_]);
+    if ((flags_[begin_] & kHidden) == 0) result->text.push_back(held_[begin_]);
   }
   cursor_ = end;
 }
@@ -421,7 +229,7 @@ void ToolCallParser::Release(size_t end, Result* result) {
 void ToolCallParser::Compact() {
   if (begin_ == 0) return;
   held_.erase(0, begin_);
-  hidden_.erase(0, begin_);
+  flags_.erase(0, begin_);
   cursor_ -= begin_;
   candidate_begin_ -= std::min(begin_, candidate_begin_);
   begin_ = 0;

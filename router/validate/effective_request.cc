@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/error.h"
+#include "router/text/tagged_calls.h"
 #include "router/validate/errors.h"
 #include "router/validate/forced_call.h"
 #include "router/validate/validate.h"
@@ -207,8 +209,12 @@ std::optional<ToolCallOptions> EffectiveToolCalls(
   if (!WantsTools(request.chat()) || style == ToolCallStyle::kNone) return {};
   ToolCallOptions options;
   options.style = style;
+  const bool tagged = CallTagsOf(style) != nullptr;
   for (const v1::Tool& tool : request.chat().tools()) {
     options.names.push_back(tool.name());
+    if (!tagged) continue;
+    std::set<std::string> json = DeclaredJson(tool.parameters_json_schema());
+    if (!json.empty()) options.json_parameters[tool.name()] = std::move(json);
   }
   options.parallel = !request.chat().has_parallel_tool_calls() ||
                      request.chat().parallel_tool_calls();

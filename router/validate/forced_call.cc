@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "router/text/json_scanner.h"
+#include "router/text/tagged_calls.h"
 #include "router/validate/errors.h"
 
 namespace tandem::router {
@@ -51,19 +52,32 @@ std::string Mark(const std::string& text, const ModelLimits& limits) {
   return token ? Joined("or", {*token, Constant(text)}) : Constant(text);
 }
 
-// All that may stand for it.
-std::string MarkList(const std::string& text, const ModelLimits& limits) {
+// All that may stand for it, as elements of a list.
+std::string MarkForms(const std::string& text, const ModelLimits& limits) {
   const std::optional<std::string> token = TokenOf(text, limits);
-  return absl::StrCat("[", token ? *token + "," : "", Quoted(text), "]");
+  return absl::StrCat(token ? *token + "," : "", Quoted(text));
 }
 
-// Text, and `content` wherever `begin` stands in it; an empty `end` is none.
-std::string Triggered(const std::string& begin, const std::string& content,
-                      const std::string& end, const ModelLimits& limits) {
-  return absl::StrCat(R"({"type":"triggered_tags","triggers":)",
-                      MarkList(begin, limits), R"(,"tags":[{"begin":)",
-                      MarkList(begin, limits), R"(,"content":)", content,
-                      R"(,"end":)", MarkList(end, limits), "}]}");
+struct MarkedContent {
+  std::string begin;
+  std::string content;
+  std::string end;  // empty: none
+};
+
+// Text, and the contents of these wherever they begin in it.
+std::string Triggered(const std::vector<MarkedContent>& all,
+                      const ModelLimits& limits) {
+  std::vector<std::string> triggers;
+  std::vector<std::string> tags;
+  for (const MarkedContent& one : all) {
+    triggers.push_back(MarkForms(one.begin, limits));
+    tags.push_back(absl::StrCat(R"({"begin":[)", triggers.back(),
+                                R"(],"content":)", one.content, R"(,"end":[)",
+                                MarkForms(one.end, limits), "]}"));
+  }
+  return absl::StrCat(R"({"type":"triggered_tags","triggers":[)",
+                      absl::StrJoin(triggers, ","), R"(],"tags":[)",
+                      absl::StrJoin(tags, ","), "]}");
 }
 
 // One call or more of these.
@@ -161,7 +175,8 @@ std::string HarmonyCall(const std::string& name, const std::string& arguments,
        type, HarmonyMark(kHarmonyMessage, limits), arguments});
 }
 
-// One, as it stands among others.
+// One as it stands among others; of tagged ones what is within the function's
+// tags, an object in place of the parameters.
 std::string Call(const std::string& name, const std::string& schema,
                  const ModelLimits& limits) {
   const std::string arguments =
@@ -172,6 +187,11 @@ std::string Call(const std::string& name, const std::string& schema,
                                            ", \"", key, "\": ")),
                      arguments, Constant(absl::StrCat("}", after))});
   };
+  if (const CallTags* const tags = CallTagsOf(*limits.tool_call_style)) {
+    return Sequence(
+        {Constant(absl::StrCat(name, std::string(tags->name_end), "\n")),
+         arguments, Constant("\n")});
+  }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
       return object("arguments", "\n", "\n");
@@ -264,10 +284,37 @@ absl::StatusOr<std::optional<std::string>> FormatInMessage(
   return format;
 }
 
+// One of these tagged calls, without the marks of its block. Grammars read it
+// by strings: none may begin as those do that may stand in its place.
+std::string InBlock(const std::string& any, const CallTags& tags) {
+  if (tags.name_begin.empty()) return any;
+  return Sequence({Constant("\n"), Constant(std::string(tags.name_begin)), any,
+                   Constant(std::string(tags.call_end))});
+}
+
+// Text with any number of these tagged calls. Some models begin no block.
+std::string TextWithTagged(const std::string& any, const CallTags& tags,
+                           const ModelLimits& limits) {
+  const std::string begin(tags.block_begin);
+  const std::string end(tags.block_end);
+  if (tags.name_begin.empty()) return Triggered({{begin, any, end}}, limits);
+  const std::string block =
+      Sequence({Several({InBlock(any, tags)}, ""), Constant("\n")});
+  return Triggered(
+      {{begin, block, end},
+       {std::string(tags.name_begin), any, std::string(tags.call_end)}},
+      limits);
+}
+
 // One of these calls, with the marks around it.
 std::string AnyOf(const std::vector<std::string>& calls,
                   const ModelLimits& limits) {
   const std::string any = Joined("or", calls);
+  if (const CallTags* const tags = CallTagsOf(*limits.tool_call_style)) {
+    return Sequence({Mark(std::string(tags->block_begin), limits),
+                     InBlock(any, *tags), Constant("\n"),
+                     Mark(std::string(tags->block_end), limits)});
+  }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
       return Sequence(
@@ -297,17 +344,21 @@ std::string NoCall() {
 // Text with any number of these calls.
 std::string TextWith(const std::vector<std::string>& calls,
                      const ModelLimits& limits) {
+  if (const CallTags* const tags = CallTagsOf(*limits.tool_call_style)) {
+    return TextWithTagged(Joined("or", calls), *tags, limits);
+  }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
-      return Triggered("<tool_call>", Joined("or", calls), "</tool_call>",
+      return Triggered({{"<tool_call>", Joined("or", calls), "</tool_call>"}},
                        limits);
     case ToolCallStyle::kMistral:
       if (limits.tool_calls_by_name) {
-        return Triggered("[TOOL_CALLS]", Joined("or", calls), "", limits);
+        return Triggered({{"[TOOL_CALLS]", Joined("or", calls), ""}}, limits);
       }
       return Triggered(
-          "[TOOL_CALLS]",
-          Sequence({Constant("["), Several(calls, ", "), Constant("]")}), "",
+          {{"[TOOL_CALLS]",
+            Sequence({Constant("["), Several(calls, ", "), Constant("]")}),
+            ""}},
           limits);
     case ToolCallStyle::kOpenAi: {
       // A call ends the answer.

@@ -274,6 +274,7 @@ TEST(SessionTest, ARequestIsKeptWhole) {
   effective.model_end_ids = {8, 9};
   effective.tool_calls = ToolCallOptions{.style = ToolCallStyle::kMistral,
                                          .names = {"n"},
+                                         .json_parameters = {{"n", {"a", "b"}}},
                                          .parallel = false,
                                          .markers = {{5, "[m]"}},
                                          .id_seed = 77};

@@ -10,6 +10,7 @@
 #include "common/utf8.h"
 #include "nlohmann/json.hpp"
 #include "router/text/harmony.h"
+#include "router/text/tagged_calls.h"
 #include "router/text/tool_calls.h"
 #include "tests/fuzz.h"
 
@@ -44,7 +45,7 @@ struct Parsed {
 };
 
 Parsed Parse(ToolCallStyle style, std::string_view text, size_t cut) {
-  ToolCallParser parser(style, {"get_weather", "f"});
+  ToolCallParser parser(style, {"get_weather", "f"}, {{"f", {"a", "b"}}});
   Parsed parsed;
   while (!text.empty()) {
     parsed.Add(parser.Push(text.substr(0, cut)));
@@ -119,7 +120,7 @@ Messages ReadMessages(std::string_view text, size_t cut) {
 TANDEM_FUZZ_TARGET(fuzz_tool_calls)(const uint8_t* data, size_t size) {
   using namespace tandem::router;  // NOLINT(google-build-using-namespace)
   tandem::fuzz::Input input(data, size);
-  const auto style = static_cast<ToolCallStyle>(input.Below(5));
+  const auto style = static_cast<ToolCallStyle>(input.Below(8));
   const size_t cut = 1 + input.Byte();
   const std::string text = AsUtf8(input.Rest());
   if (style == ToolCallStyle::kOpenAi) {
@@ -132,6 +133,7 @@ TANDEM_FUZZ_TARGET(fuzz_tool_calls)(const uint8_t* data, size_t size) {
   }
   const Parsed whole = Parse(style, text, std::string::npos);
   TANDEM_FUZZ_REQUIRE(whole.text.size() <= text.size());
+  DeclaredJson(text);
   TANDEM_FUZZ_REQUIRE(Parse(style, text, cut) == whole);
   TANDEM_FUZZ_REQUIRE(Parse(style, text, 1) == whole);
   return 0;

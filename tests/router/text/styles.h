@@ -11,6 +11,9 @@ namespace tandem::router {
 inline constexpr ToolCallStyle kLlama = ToolCallStyle::kLlama3Json;
 inline constexpr ToolCallStyle kHermes = ToolCallStyle::kHermes;
 inline constexpr ToolCallStyle kMistral = ToolCallStyle::kMistral;
+inline constexpr ToolCallStyle kQwen = ToolCallStyle::kQwen3Coder;
+inline constexpr ToolCallStyle kGlm = ToolCallStyle::kGlm45;
+inline constexpr ToolCallStyle kMiniMax = ToolCallStyle::kMinimaxM2;
 
 }  // namespace tandem::router
 

@@ -11,32 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/router/text/found_calls.h"
 #include "tests/router/text/styles.h"
 
 namespace tandem::router {
 namespace {
-
-struct Parsed {
-  std::string text;
-  std::vector<std::string> calls;  // name(arguments)
-  bool operator==(const Parsed&) const = default;
-};
-
-void Add(const ToolCallParser::Result& result, Parsed* all) {
-  all->text += result.text;
-  for (const ParsedToolCall& call : result.calls) {
-    all->calls.push_back(call.name + "(" + call.arguments + ")");
-  }
-}
-
-Parsed Parse(ToolCallStyle style, const std::vector<std::string>& pieces) {
-  ToolCallParser parser(style, {"f", "get_weather"});
-  Parsed all;
-  for (const std::string& piece : pieces) Add(parser.Push(piece), &all);
-  Add(parser.Finish(), &all);
-  EXPECT_FALSE(parser.holding());
-  return all;
-}
 
 struct ParserCase {
   ToolCallStyle style;
@@ -184,23 +163,18 @@ std::vector<ParserCase> ParserCases() {
 TEST(ToolCallsTest, CallsAreFoundAndAllElseComesBack) {
   for (const ParserCase& c : ParserCases()) {
     SCOPED_TRACE(c.text);
-    EXPECT_EQ(Parse(c.style, {c.text}), (Parsed{c.content, c.calls}));
+    EXPECT_EQ(FindCalls(c.style, {c.text}), (FoundCalls{c.content, c.calls}));
   }
-}
-
-std::vector<std::string> Bytes(const std::string& text) {
-  std::vector<std::string> bytes;
-  for (const char c : text) bytes.emplace_back(1, c);
-  return bytes;
 }
 
 TEST(ToolCallsTest, NothingDependsOnHowTheTextIsCut) {
   for (const ParserCase& c : ParserCases()) {
     SCOPED_TRACE(c.text);
-    const Parsed whole = Parse(c.style, {c.text});
-    EXPECT_EQ(Parse(c.style, Bytes(c.text)), whole);
+    const FoundCalls whole = FindCalls(c.style, {c.text});
+    EXPECT_EQ(FindCalls(c.style, ByteByByte(c.text)), whole);
     for (size_t i = 1; i < c.text.size(); ++i) {
-      ASSERT_EQ(Parse(c.style, {c.text.substr(0, i), c.text.substr(i)}), whole)
+      ASSERT_EQ(FindCalls(c.style, {c.text.substr(0, i), c.text.substr(i)}),
+                whole)
           << i;
     }
   }
@@ -239,10 +213,11 @@ TEST(ToolCallsTest, NorOfTextsThatAreAlmostCalls) {
       text += parts[random() % parts.size()];
     }
     for (const ToolCallStyle style : {kHermes, kLlama, kMistral}) {
-      const Parsed whole = Parse(style, {text});
-      ASSERT_EQ(Parse(style, Bytes(text)), whole) << text;
+      const FoundCalls whole = FindCalls(style, {text});
+      ASSERT_EQ(FindCalls(style, ByteByByte(text)), whole) << text;
       const size_t cut = text.empty() ? 0 : random() % text.size();
-      ASSERT_EQ(Parse(style, {text.substr(0, cut), text.substr(cut)}), whole)
+      ASSERT_EQ(FindCalls(style, {text.substr(0, cut), text.substr(cut)}),
+                whole)
           << text;
       with_calls += whole.calls.empty() ? 0 : 1;
       if (whole.calls.empty()) {
@@ -303,7 +278,7 @@ TEST(ToolCallsTest, TimeIsLinear) {
     std::string text;
     while (text.size() < 1 << 20) text += part;
     for (const ToolCallStyle style : {kHermes, kLlama, kMistral}) {
-      EXPECT_LE(Parse(style, {text}).text.size(), text.size());
+      EXPECT_LE(FindCalls(style, {text}).text.size(), text.size());
     }
   }
 }
@@ -313,8 +288,13 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
   EXPECT_EQ(DetectToolCallStyle("<tool_call>\\n{\"name\": "), kHermes);
   EXPECT_EQ(DetectToolCallStyle("<tool_call>\n<function=x>"),
             ToolCallStyle::kNone);
-  EXPECT_EQ(DetectToolCallStyle("<tool_call>{name}\n<arg_key>"),
-            ToolCallStyle::kNone);
+  EXPECT_EQ(DetectToolCallStyle("<tool_call>\n<function=x>\n<parameter=y>"),
+            kQwen);
+  EXPECT_EQ(DetectToolCallStyle("<tool_call>{name}\n<arg_key>"), kGlm);
+  EXPECT_EQ(DetectToolCallStyle("{% set begin = '<minimax:tool_call>' %}{{"
+                                "'<invoke name=\"' ~ call.name ~ '\">"
+                                "<parameter name=\"' ~ key"),
+            kMiniMax);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
@@ -324,10 +304,12 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             ToolCallStyle::kOpenAi);
   EXPECT_EQ(DetectToolCallStyle("<|start|>assistant<|message|>"),
             ToolCallStyle::kNone);
-  for (const char* name :
-       {"none", "llama3_json", "hermes", "mistral", "openai"}) {
+  for (const char* name : {"none", "llama3_json", "hermes", "mistral", "openai",
+                           "qwen3_coder", "glm45", "minimax_m2"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
+  EXPECT_EQ(ToolCallStyleByName("qwen3_xml"), kQwen);
+  EXPECT_EQ(ToolCallStyleByName("glm47"), kGlm);
   EXPECT_FALSE(ToolCallStyleByName("pythonic").has_value());
 }
 

@@ -51,6 +51,9 @@ TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
       {kMistral, false, {{7, "[TOOL_CALLS]"}}},
       {kMistral, true, {{7, "[TOOL_CALLS]"}, {9, "[ARGS]"}}},
       {kMistral, true, {}},
+      {kQwen, false, {}},
+      {kGlm, false, {{7, "<tool_call>"}, {8, "</tool_call>"}}},
+      {kMiniMax, false, {}},
   };
   for (const Style& style : kStyles) {
     ModelLimits limits;

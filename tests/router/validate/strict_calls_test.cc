@@ -41,6 +41,23 @@ const CallFormat kMistralNames = {"mistral by name",
 const CallFormat kLlamaText = {"llama", ToolCallStyle::kLlama3Json, false, {}};
 const CallFormat kLlamaToken = {
     "llama, token", ToolCallStyle::kLlama3Json, false, {{3, "<|python_tag|>"}}};
+const CallFormat kQwenText = {"qwen", ToolCallStyle::kQwen3Coder, false, {}};
+const CallFormat kQwenTokens = {"qwen, tokens",
+                                ToolCallStyle::kQwen3Coder,
+                                false,
+                                {{3, "<tool_call>"}, {4, "</tool_call>"}}};
+const CallFormat kGlmText = {"glm", ToolCallStyle::kGlm45, false, {}};
+const CallFormat kGlmTokens = {"glm, tokens",
+                               ToolCallStyle::kGlm45,
+                               false,
+                               {{3, "<tool_call>"}, {4, "</tool_call>"}}};
+const CallFormat kMiniMaxText = {
+    "minimax", ToolCallStyle::kMinimaxM2, false, {}};
+const CallFormat kMiniMaxTokens = {
+    "minimax, tokens",
+    ToolCallStyle::kMinimaxM2,
+    false,
+    {{3, "<minimax:tool_call>"}, {4, "</minimax:tool_call>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -134,6 +151,30 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
       {&kLlamaToken,
        "^3{\"name\": \"clock\", \"parameters\": {\"zone\": \"CET\"}}",
        "|clock({\"zone\": \"CET\"})"},
+      {&kQwenText,
+       "So: <tool_call>\n<function=weather>\n{\"days\": 2}\n</function>\n"
+       "</tool_call>\n<tool_call>\n<function=clock>\n{\"x\": [1]}\n"
+       "</function>\n</tool_call>",
+       "So: |weather({\"days\": 2})clock({\"x\": [1]})"},
+      {&kQwenText,
+       "So: <function=weather>\n{\"days\": 2}\n</function>\n</tool_call>",
+       "So: |weather({\"days\": 2})"},
+      {&kQwenTokens,
+       "^3\n<function=weather>\n{\"days\": 2}\n</function>\n^4 Done.",
+       " Done.|weather({\"days\": 2})"},
+      {&kGlmText, "Hm.<tool_call>weather\n{\"days\": 2}\n</tool_call>",
+       "Hm.|weather({\"days\": 2})"},
+      {&kGlmTokens, "^3clock\n{}\n^4\n^3weather\n{\"days\": 7}\n^4",
+       "|clock({})weather({\"days\": 7})"},
+      {&kMiniMaxText,
+       "Hm.<minimax:tool_call>\n<invoke name=\"weather\">\n{\"days\": 2}\n"
+       "</invoke>\n<invoke name=\"clock\">\n{}\n</invoke>\n"
+       "</minimax:tool_call>",
+       "Hm.|weather({\"days\": 2})clock({})"},
+      {&kMiniMaxTokens,
+       "Hm.^3\n<invoke name=\"weather\">\n{\"days\": 2}\n</invoke>\n"
+       "<invoke name=\"clock\">\n{}\n</invoke>\n^4",
+       "Hm.|weather({\"days\": 2})clock({})"},
   };
   for (const auto& c : cases) {
     EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
@@ -173,6 +214,23 @@ TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
       {&kLlamaText,
        "a <|python_tag|>{\"name\": \"weather\", \"parameters\": {}}"},
       {&kLlamaToken, "^3{\"name\": \"weather\", \"parameters\": {}}"},
+      {&kQwenText,
+       "<tool_call>\n<function=weather>\n{}\n</function>\n</tool_call>"},
+      {&kQwenText, "<function=weather>\n{\"days\": \"2\"}\n</function>"},
+      // No schema can be held to in tags.
+      {&kQwenText,
+       "<tool_call>\n<function=weather>\n<parameter=days>\n2\n</parameter>\n"
+       "</function>\n</tool_call>"},
+      {&kQwenText,
+       "<function=weather>\n<parameter=days>\n2\n</parameter>\n</function>"},
+      {&kQwenTokens, "^3\n<function=weather>\n{}\n</function>\n^4"},
+      {&kGlmText,
+       "<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>"
+       "\n</tool_call>"},
+      {&kGlmText, "<tool_call>weather</tool_call>"},
+      {&kGlmTokens, "^3weather\n{}\n^4"},
+      {&kMiniMaxTokens, "^3\n<invoke name=\"weather\">\n{}\n</invoke>\n^4"},
+      {&kMiniMaxTokens, "<invoke name=\"weather\">\n{}\n</invoke>"},
   };
   for (const auto& c : cases) {
     EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;

@@ -182,6 +182,14 @@ TEST(ValidateTools, TellWhichCallsAreLookedFor) {
             (std::vector<std::string>{"f0", "f1"}));
   EXPECT_TRUE(effective->tool_calls->parallel);
   EXPECT_EQ(effective->tool_calls->markers.size(), 1u);
+  // Of calls in tags the schema says what is text.
+  request.mutable_chat()->mutable_tools(1)->set_parameters_json_schema(
+      R"({"properties": {"a": {"type": "string"}, "b": {"type": "number"}}})");
+  EXPECT_TRUE(Validate(request, limits)->tool_calls->json_parameters.empty());
+  limits.tool_call_style = ToolCallStyle::kGlm45;
+  EXPECT_EQ(Validate(request, limits)->tool_calls->json_parameters,
+            (JsonParameters{{"f1", {"b"}}}));
+  limits.tool_call_style = ToolCallStyle::kHermes;
   // In the text they are seen without help.
   request.mutable_output()->set_skip_special_tokens(false);
   request.mutable_chat()->set_parallel_tool_calls(false);
