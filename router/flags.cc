@@ -21,10 +21,11 @@ void AddModel(CommandLine* line, Flags* flags) {
       "How the model writes tool calls, with vLLM's names; auto "
       "goes by its chat template, none leaves calls in the text");
   line->AddChoice("reasoning-parser", &flags->reasoning_parser,
-                  {"auto", "deepseek_r1", "qwen3", "openai_gptoss", "none"},
+                  {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2",
+                   "openai_gptoss", "none"},
                   "How the model reasons before it answers, with vLLM's "
-                  "names; auto is openai_gptoss where its chat template "
-                  "writes channels, else none, which leaves that in the text");
+                  "names; auto is openai_gptoss, glm45 or minimax_m2 by its "
+                  "chat template, else none, which leaves that in the text");
 }
 
 void AddListening(CommandLine* line, Flags* flags) {

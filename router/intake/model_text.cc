@@ -143,24 +143,29 @@ absl::Status LearnHarmony(const std::string& chat_template,
   return absl::OkStatus();
 }
 
-absl::Status LearnReasoning(const std::string& parser_name,
+absl::Status LearnReasoning(const std::string& chat_template,
+                            const std::string& parser_name,
                             const text::Tokenizer& tokenizer,
                             ModelLimits* limits) {
-  if (parser_name == "none" || parser_name == "auto" ||
-      parser_name == kHarmonyReasoning) {
+  if (parser_name == "none" || parser_name == kHarmonyReasoning) {
     return absl::OkStatus();
   }
+  const bool by_itself = parser_name == "auto";
   const auto refuse = [&](auto... why) {
     return absl::InvalidArgumentError(
         absl::StrCat("--reasoning-parser ", parser_name, ": ", why...));
   };
-  const std::optional<ReasoningStyle> style = ReasoningStyleByName(parser_name);
+  const std::optional<ReasoningStyle> style =
+      by_itself ? DetectReasoningStyle(chat_template)
+                : ReasoningStyleByName(parser_name);
+  if (!style && by_itself) return absl::OkStatus();
   if (!style) return refuse("is not known");
   ReasoningMarks marks{.style = *style};
   for (const auto& [mark, id] : {std::pair{kThinkBegin, &marks.begin_id},
                                  std::pair{kThinkEnd, &marks.end_id}}) {
     *id = tokenizer.TokenToId(mark).value_or(-1);
     if (*id < 0 || *id >= limits->vocabulary_size) {
+      if (by_itself) return absl::OkStatus();
       return refuse("this model has no token ", std::string(mark),
                     ": serve it without the flag");
     }
@@ -204,7 +209,7 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   const std::string source =
       chat.ok() ? chat->Source(/*has_tools=*/true) : std::string();
   absl::Status reasons =
-      LearnReasoning(options.reasoning_parser, *tokenizer, &limits);
+      LearnReasoning(source, options.reasoning_parser, *tokenizer, &limits);
   if (reasons.ok()) {
     reasons = LearnHarmony(source, options, *tokenizer, &limits);
   }

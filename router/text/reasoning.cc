@@ -3,12 +3,29 @@
 
 #include <algorithm>
 
+#include "router/text/tool_calls.h"
+
 namespace tandem::router {
 
 std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name) {
-  if (name == "deepseek_r1") return ReasoningStyle::kDeepSeekR1;
-  if (name == "qwen3") return ReasoningStyle::kQwen3;
+  if (name == "deepseek_r1" || name == "minimax_m2") {
+    return ReasoningStyle::kDeepSeekR1;
+  }
+  if (name == "qwen3" || name == "glm45") return ReasoningStyle::kQwen3;
   return std::nullopt;
+}
+
+std::optional<ReasoningStyle> DetectReasoningStyle(
+    std::string_view chat_template) {
+  if (chat_template.find(kThinkEnd) == std::string_view::npos) return {};
+  switch (DetectToolCallStyle(chat_template)) {
+    case ToolCallStyle::kGlm45:
+      return ReasoningStyle::kQwen3;
+    case ToolCallStyle::kMinimaxM2:
+      return ReasoningStyle::kDeepSeekR1;
+    default:
+      return std::nullopt;
+  }
 }
 
 bool ReasoningIsOver(absl::Span<const int32_t> prompt,

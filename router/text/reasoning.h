@@ -18,9 +18,14 @@
 
 namespace tandem::router {
 
-// With the names of vLLM's --reasoning-parser.
+// With the names of vLLM's --reasoning-parser: glm45 is as qwen3, minimax_m2 as
+// deepseek_r1.
 enum class ReasoningStyle { kDeepSeekR1, kQwen3 };
 std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name);
+// That of models which always reason and are known by their chat template: GLM
+// 4.5 and later, MiniMax M2.
+std::optional<ReasoningStyle> DetectReasoningStyle(
+    std::string_view chat_template);
 
 inline constexpr std::string_view kThinkBegin = "<think>";
 inline constexpr std::string_view kThinkEnd = "</think>";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -155,6 +156,50 @@ TEST(ModelText, ParsersOfGptOssGoTogether) {
       if (mark == kHarmonyCall || mark == kHarmonyReturn) ends.push_back(id);
     }
     EXPECT_EQ(limits.eos_token_ids, ends);
+  }
+}
+
+TEST(ModelText, ReasoningOfTaggedCallsIsKnownByItself) {
+  const std::string plain =
+      "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
+  const std::string glm = plain + "{# <tool_call><arg_key> </think> #}";
+  const std::string minimax =
+      plain +
+      "{# <minimax:tool_call><invoke name=\"\"><parameter name=\"\"> "
+      "</think> #}";
+  const std::vector<std::string_view> marks = {kThinkBegin, kThinkEnd};
+  const std::vector<std::string_view> none;
+  constexpr auto kAsQwen = ReasoningStyle::kQwen3;
+  constexpr auto kAsDeepSeek = ReasoningStyle::kDeepSeekR1;
+  const struct {
+    const char* why;
+    std::string chat_template;
+    const std::vector<std::string_view>& marks;
+    const char* reasoning;
+    std::optional<ReasoningStyle> style;
+  } cases[] = {
+      {"GLM", glm, marks, "auto", kAsQwen},
+      {"GLM, by name", plain, marks, "glm45", kAsQwen},
+      {"MiniMax", minimax, marks, "auto", kAsDeepSeek},
+      {"MiniMax, by name", plain, marks, "minimax_m2", kAsDeepSeek},
+      {"without marks", glm, none, "auto", std::nullopt},
+      {"not wanted", glm, marks, "none", std::nullopt},
+      {"another", plain + "{# <tool_call> </think> #}", marks, "auto",
+       std::nullopt},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.why);
+    const engine::TempDir dir;
+    WriteModel(c.chat_template, c.marks, dir);
+    const auto model = ModelText::Load(
+        dir.path(),
+        {.tool_call_parser = "auto", .reasoning_parser = c.reasoning});
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto& reasoning = (*model)->limits().reasoning;
+    ASSERT_EQ(reasoning.has_value(), c.style.has_value());
+    if (reasoning) {
+      EXPECT_EQ(reasoning->style, *c.style);
+    }
   }
 }
 
