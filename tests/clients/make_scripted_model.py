@@ -16,7 +16,7 @@ since no mark may stand twice: a thought, with an answer behind it; a call of
 get_weather, with tools; an answer, with results; and with chat_template_kwargs
 {"answer": true} none, for the answer alone.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3|openai DIRECTORY
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -41,12 +41,24 @@ CALLS = {
                     "ck\", \"parameters\": {\"zone\": \"CET\"}}"],
     "mistral": ["Let me look", ".\n", "[TOOL_CALLS]", "get_wea", "ther", "[ARGS]", "{\"city\": \"Ro",
                 "me\", \"days\": 2}", "[TOOL", "_CALLS]clo", "ck[AR", "GS]{\"zone\": \"CET\"}"],
+    "qwen3_coder": ["Let me look", ".\n", "<tool_", "call>\n<function=get_wea", "ther>\n<para",
+                    "meter=city>\nRo", "me\n</parameter>\n<parameter=days>", "\n2\n</parame",
+                    "ter>\n</function>\n</tool_call>\n<tool_call>\n<function=clo",
+                    "ck>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>"],
+    "glm45": ["Let me look", ".\n", "<tool_call>", "get_wea", "ther\n", "<arg_key>", "city",
+              "</arg_key>\n<arg_value>Ro", "me</arg_", "value>\n<arg_key>days</arg_key>\n",
+              "<arg_value>", "2</arg_value>\n</tool", "_call>\n<tool_call>clo",
+              "ck<arg_key>zone</arg_key><arg_value>CET</arg_value>", "</tool_call>"],
+    "minimax_m2": ["Let me look", ".\n", "<minimax:tool_call>", "\n<invoke name=\"get_wea",
+                   "ther\">\n<parameter name=\"ci", "ty\">Ro", "me</parame", "ter>\n<parameter name=\"days\">",
+                   "2</parameter>\n</invoke>\n<inv", "oke name=\"clock\">\n",
+                   "<parameter name=\"zone\">CET</parameter>\n</invoke>", "\n</minimax:tool_call>"],
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
 CALLS["openai"] = ["{\"city\": \"Ro", "me\", \"days\": 2}", "<|call|>"]
 SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>",
-           "<|call|>"}
+           "<|call|>", "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "<minimax:tool_call>"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
     "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
@@ -54,6 +66,26 @@ WRITTEN = {
     "mistral": "'[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson",
 }
 WRITTEN["qwen3"] = WRITTEN["hermes"]
+# Of a call with tags for its arguments: what stands before a key, a value, the end.
+TAGS = {
+    "qwen3_coder": ("<tool_call>\\n<function=", ">", "\\n<parameter=", ">\\n", "\\n</parameter>",
+                    "\\n</function>\\n</tool_call>"),
+    "glm45": ("<tool_call>", "", "\\n<arg_key>", "</arg_key>\\n<arg_value>", "</arg_value>", "\\n</tool_call>"),
+    "minimax_m2": ("<minimax:tool_call>\\n<invoke name=\"", "\">", "\\n<parameter name=\"", "\">", "</parameter>",
+                   "\\n</invoke>\\n</minimax:tool_call>"),
+}
+
+
+def written(style: str) -> str:
+    """The template of `call`."""
+    if style not in TAGS:
+        return "{{ " + WRITTEN[style] + " }}"
+    begin, name_end, key, value, value_end, end = (f"{{{{ '{tag}' }}}}" for tag in TAGS[style])
+    return (begin + "{{ call.function.name }}" + name_end + "{%- for key, value in call.function.arguments | items %}"
+            + key + "{{ key }}" + value + "{{ value if value is string else value | tojson }}" + value_end
+            + "{%- endfor %}" + end)
+
+
 STARTS = ["<|talk|>", "<|call|>", "<|answer|>"]
 END = "<|end|>"
 # What the prompts of style openai end with, and how.
@@ -94,7 +126,7 @@ def chat_template(style: str) -> str:
     return (
         "{%- for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
         "{%- for message in messages %}{{ message.role ~ ': ' ~ (message.content or '') ~ '\n' }}"
-        "{%- for call in message.tool_calls or [] %}{{ " + WRITTEN[style] + " }}{% endfor %}"
+        "{%- for call in message.tool_calls or [] %}" + written(style) + "{% endfor %}"
         "{%- endfor %}"
         "{%- if messages[-1].role == 'tool' %}" + closed + "<|answer|>"
         "{%- elif tools or think %}<|call|>{% else %}" + closed + "<|talk|>{% endif %}")
