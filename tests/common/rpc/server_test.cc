@@ -319,6 +319,7 @@ TEST_F(ServerTest, ConnectionsAreCountedRightWhileOthersAreReset) {
       setsockopt(reset.back()->fd(), SOL_SOCKET, SO_LINGER, &at_once,
                  sizeof(at_once));
     }
+    ASSERT_TRUE(Eventually([&] { return server_->connections() == 100; }));
     std::thread resetting([&] { reset.clear(); });
     std::vector<std::unique_ptr<Socket>> kept;
     for (int i = 0; i < 20; ++i) kept.push_back(Connect(server_->port()));
