@@ -176,7 +176,7 @@ absl::Status Process::StartInternal() {
   rpc::ServerOptions internal;
   internal.port_flag = "internal-port";
   internal.rotating = tls_->rotating();
-  internal.connections = {.all = 4096, .per_peer = 1024};
+  internal.connections = rpc::kClusterConnections;
   auto internal_server = Listen(internal, flags_.internal_host,
                                 flags_.internal_port, {registry_.get()});
   if (!internal_server.ok()) return internal_server.status();

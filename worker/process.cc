@@ -378,7 +378,7 @@ absl::Status Process::StartServers() {
   grpc.address =
       Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
   grpc.rotating = credentials_->rotating();
-  grpc.connections = {.all = 4096, .per_peer = 1024};
+  grpc.connections = rpc::kClusterConnections;
   grpc.metrics = call_metrics_.get();
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(grpc, role_->services());

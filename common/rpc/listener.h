@@ -32,6 +32,10 @@ struct ConnectionLimits {
   int per_peer = 0;  // of one address, as all of a proxy's are
 };
 
+// Of the ports between routers and workers.
+inline constexpr ConnectionLimits kClusterConnections = {.all = 4096,
+                                                         .per_peer = 1024};
+
 class Listener {
  public:
   // Takes all of what `address`, "host:port" with port 0 for a free one, means
