@@ -42,6 +42,18 @@ inline std::vector<std::string> ByteByByte(const std::string& text) {
   return bytes;
 }
 
+// Byte by byte, and in two pieces of every length, it comes to the same.
+inline void ExpectAlikeHoweverCut(ToolCallStyle style,
+                                  const std::string& text) {
+  SCOPED_TRACE(text);
+  const FoundCalls whole = FindCalls(style, {text});
+  EXPECT_EQ(FindCalls(style, ByteByByte(text)), whole);
+  for (size_t i = 1; i < text.size(); ++i) {
+    ASSERT_EQ(FindCalls(style, {text.substr(0, i), text.substr(i)}), whole)
+        << i;
+  }
+}
+
 }  // namespace tandem::router
 
 #endif  // TANDEM_TESTS_ROUTER_TEXT_FOUND_CALLS_H_
