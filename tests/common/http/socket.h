@@ -10,7 +10,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 
 namespace tandem {
 
@@ -51,14 +54,17 @@ class Socket {
   // Until `end` was seen or the peer closed.
   std::string Receive(const std::string& end = "") {
     std::string text;
-    char buffer[4096];
-    while (end.empty() || text.find(end) == std::string::npos) {
+    char buffer[16384];
+    while (true) {
       const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
       ended_ = n == 0;
-      if (n <= 0) break;
+      if (n <= 0) return text;
+      const size_t seen = text.size() - std::min(text.size(), end.size());
       text.append(buffer, static_cast<size_t>(n));
+      if (!end.empty() && text.find(end, seen) != std::string::npos) {
+        return text;
+      }
     }
-    return text;
   }
 
   // Whether the peer closed; where nothing came for long, it did not.
@@ -69,6 +75,18 @@ class Socket {
     std::string bytes(most, 0);
     const ssize_t n = recv(fd_, bytes.data(), most, MSG_WAITALL);
     return n > 0 ? static_cast<size_t>(n) : 0;
+  }
+
+  // As many as come when `most` are taken in twelve parts with rests between,
+  // all in all more than twice as long as `patience`, and then up to `end`.
+  size_t TakeSlowly(size_t most, std::chrono::milliseconds patience,
+                    const std::string& end = "") {
+    size_t taken = 0;
+    for (int i = 0; i < 12; ++i) {
+      std::this_thread::sleep_for(patience / 5);
+      taken += Take(most / 12);
+    }
+    return taken + Receive(end).size();
   }
 
  private:
@@ -84,6 +102,17 @@ class Socket {
   bool connected_ = false;
   bool ended_ = false;
 };
+
+// Whether some patience of a server suffices for what a peer does within it:
+// short ones do, unless the machine itself stands still for as long.
+template <typename Attempt>
+bool WithSomePatience(Attempt attempt) {
+  for (std::chrono::milliseconds patience(300); patience.count() < 10'000;
+       patience *= 2) {
+    if (attempt(patience)) return true;
+  }
+  return false;
+}
 
 }  // namespace tandem
 
