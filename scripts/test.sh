@@ -62,7 +62,7 @@ stage_asan() {
   set_asan_options
   # The same schedules ran in the release stage: here they look for memory.
   export TANDEM_FAULT_SEEDS=1
-  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-20}
+  export TANDEM_SIM_SEEDS=${TANDEM_SIM_SEEDS:-10}
   build asan
   run_tests asan -L "$BESIDE" -LE 'no-sanitizer|nightly' --parallel "$(nproc)"
   run_tests asan -LE "no-sanitizer|nightly|$BESIDE"

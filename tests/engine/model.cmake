@@ -27,7 +27,8 @@ if(TARGET tandem_kernels)
               model/lora_test.cc model/model_test.cc
               DEPS tandem_engine_rig LABELS golden TIMEOUT 600)
   tandem_test(numerics_test SRCS numerics_test.cc
-              DEPS tandem_engine_rig tandem_kernels_testing TIMEOUT 600)
+              DEPS tandem_engine_rig tandem_kernels_testing
+              LABELS unit slow-sanitized TIMEOUT 600)
   tandem_test(device_executor_test SRCS device/device_executor_test.cc
               DEPS tandem_engine_rig tandem_kernels_testing
               LABELS unit tsan)
