@@ -339,7 +339,8 @@ std::string HostId() {
 }
 
 absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
-                                    v1::WorkerRole role, Loop* loop) {
+                                    v1::WorkerRole role, Loop* loop,
+                                    StartupProgress* progress) {
   WorkerParts parts;
   SystemRandom random;
   parts.incarnation = random.Bytes(16);
@@ -458,6 +459,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       engine::Model::Load(*spec, *checkpoint, load, parts.backend.get(),
                           [&](uint64_t done, uint64_t total) {
                             loading.Update(static_cast<int64_t>(done));
+                            progress->Update("loading weights", done, total);
                           });
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
@@ -493,6 +495,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   int64_t reserved_bytes = parts.gpu == nullptr ? 0 : parts.gpu->buffer_bytes();
   DraftKv draft;
   if (!speculative->draft_model.empty()) {
+    progress->Update("loading the draft model's weights");
     engine::LoadOptions draft_load = load;
     draft_load.quantisation = *draft_quantisation;
     auto drafter = LoadDraftModel({.directory = speculative->draft_model,
@@ -515,6 +518,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     draft =
         DraftKvOf(*parts.draft.model, kv_dtype, speculative->draft_num_blocks);
   }
+  progress->Update("reserving memory for KV");
   const absl::StatusOr<std::optional<GpuMemory>> gpu =
       MeasureGpu(executor, *parts.model, reserved_bytes, *parts.backend);
   if (!gpu.ok()) return gpu.status();
@@ -538,6 +542,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       flags.model_dir, *checkpoint, *parts.model, *parts.backend, kv_dtype,
       std::max(1, flags.threads), [&](uint64_t done, uint64_t total) {
         hashing.Update(static_cast<int64_t>(done));
+        progress->Update("checking weights", done, total);
       });
   if (!fingerprint.ok()) return fingerprint.status();
   parts.fingerprint = *std::move(fingerprint);

@@ -25,6 +25,7 @@
 #include "worker/gpu_handoff.h"
 #include "worker/load_adapters.h"
 #include "worker/startup_clock.h"
+#include "worker/startup_progress.h"
 #include "worker/text_grammars.h"
 
 namespace tandem::worker {
@@ -102,10 +103,11 @@ struct WorkerParts {
   StartupClock clock;     // its phases so far
 };
 
-// Loads everything, with progress on standard error. `loop` is where the
-// executor reports. Errors say what to change.
+// Loads everything, with progress on standard error and in `progress`. `loop`
+// is where the executor reports. Errors say what to change.
 absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
-                                    v1::WorkerRole role, Loop* loop);
+                                    v1::WorkerRole role, Loop* loop,
+                                    StartupProgress* progress);
 
 // Equal in all processes that share memory: the kernel's boot id and the
 // network namespace's abstract sockets.

@@ -24,6 +24,7 @@
 #include "worker/offload_metrics.h"
 #include "worker/registration.h"
 #include "worker/resolver.h"
+#include "worker/startup_progress.h"
 
 namespace tandem::worker {
 namespace {
@@ -194,8 +195,9 @@ class Process {
 
  private:
   absl::Status Start();
+  absl::Status StartHttp();
   absl::Status StartRole();
-  absl::Status StartServers();
+  absl::Status StartGrpc();
   void StartRegistration(std::vector<Endpoint> routers);
   void StartAdapters();
   void EachSecond();
@@ -235,6 +237,8 @@ class Process {
   std::unique_ptr<Resolver> resolver_;
   std::unique_ptr<Timer> second_;
   std::unique_ptr<Timer> drain_poll_;
+  StartupProgress progress_;
+  std::atomic<bool> started_ = false;  // all above that probes look at is there
   std::atomic<bool> ready_ = false;
   std::atomic<bool> registered_ = false;  // with a router at least
   absl::Time drain_ends_;
@@ -278,14 +282,17 @@ absl::Status Process::Start() {
   if (!status.ok()) return status;
   loop_ = std::make_unique<ThreadLoop>(
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode");
+  status = StartHttp();
+  if (!status.ok()) return status;
   absl::StatusOr<WorkerParts> parts =
-      BringUp(flags_.worker, spec_.role, loop_.get());
+      BringUp(flags_.worker, spec_.role, loop_.get(), &progress_);
   if (!parts.ok()) return parts.status();
   parts_ = *std::move(parts);
   const absl::Duration loading = absl::Now() - begun;
   status = StartRole();
-  if (status.ok()) status = StartServers();
+  if (status.ok()) status = StartGrpc();
   if (!status.ok()) return status;
+  started_ = true;
   parts_.clock.End("serving");
   *parts_.hello.mutable_startup() = parts_.clock.phases();
   StartRegistration(*std::move(routers));
@@ -307,6 +314,34 @@ absl::Status Process::Start() {
   watcher_.Start();
   signals_->OnDrain(loop_.get(), [this] { Drain(); });
   return absl::OkStatus();
+}
+
+// First of all, so that whoever waits for the model sees how far it is.
+absl::Status Process::StartHttp() {
+  if (TANDEM_FAILPOINT("worker.listen", "fail")) return failpoint::Error();
+  http_ = std::make_unique<HttpServer>(
+      HttpOptions{.host = flags_.worker.host, .port = flags_.worker.http_port});
+  const auto handle = [this](const char* path, auto answer) {
+    http_->Handle("GET", path, [this, answer](const HttpRequest&) {
+      return started_ ? answer() : HealthResponse(progress_.Status());
+    });
+  };
+  handle("/metrics", [this] {
+    return HttpResponse{.content_type = Metrics::kContentType,
+                        .body = metrics_->Text()};
+  });
+  handle("/health", [this] {
+    return HealthResponse(ready_
+                              ? watchdog_->Check(loop_->Now())
+                              : absl::UnavailableError("starting or draining"));
+  });
+  handle("/livez",
+         [this] { return HealthResponse(watchdog_->Check(loop_->Now())); });
+  handle("/readyz", [this] { return HealthResponse(Ready()); });
+#ifdef TANDEM_FAILPOINTS
+  ServeFailpoints(http_.get());
+#endif
+  return http_->Start();
 }
 
 absl::Status Process::StartRole() {
@@ -350,30 +385,7 @@ absl::Status Process::StartRole() {
   return made;
 }
 
-absl::Status Process::StartServers() {
-  if (TANDEM_FAILPOINT("worker.listen", "fail")) return failpoint::Error();
-  http_ = std::make_unique<HttpServer>(
-      HttpOptions{.host = flags_.worker.host, .port = flags_.worker.http_port});
-  http_->Handle("GET", "/metrics", [this](const HttpRequest&) {
-    return HttpResponse{.content_type = Metrics::kContentType,
-                        .body = metrics_->Text()};
-  });
-  http_->Handle("GET", "/health", [this](const HttpRequest&) {
-    return HealthResponse(ready_
-                              ? watchdog_->Check(loop_->Now())
-                              : absl::UnavailableError("starting or draining"));
-  });
-  http_->Handle("GET", "/livez", [this](const HttpRequest&) {
-    return HealthResponse(watchdog_->Check(loop_->Now()));
-  });
-  http_->Handle("GET", "/readyz",
-                [this](const HttpRequest&) { return HealthResponse(Ready()); });
-#ifdef TANDEM_FAILPOINTS
-  ServeFailpoints(http_.get());
-#endif
-  absl::Status listening = http_->Start();
-  if (!listening.ok()) return listening;
-
+absl::Status Process::StartGrpc() {
   rpc::ServerOptions grpc;
   grpc.address =
       Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();

@@ -633,6 +633,18 @@ TEST_F(MatrixTest, EveryStreamGoesOnAsIfNothingHadHappened) {
   }
 }
 
+TEST_F(MatrixTest, AWorkerThatStartsSaysSo) {
+  cluster_->Kill("decode-0");
+  cluster_->ArmAtStart("decode-0", "load.open=stall(1500)");
+  ASSERT_TRUE(cluster_->Restart("decode-0").ok());
+  ASSERT_TRUE(Says("decode-0", "503", seconds(30)));
+  for (const char* path : {"/livez", "/readyz", "/health", "/metrics"}) {
+    EXPECT_EQ(cluster_->Probe("decode-0", path), "503 starting\n") << path;
+  }
+  EXPECT_TRUE(cluster_->WaitUntilReady(2, 2, seconds(40)).ok());
+  EXPECT_TRUE(Says("decode-0", "200", seconds(10)));
+}
+
 // As one of files on a server that is away.
 TEST_F(MatrixTest, AWorkerThatReadsAnAdapterStopsAtOnce) {
   const size_t seen = cluster_->Log("decode-0").size();

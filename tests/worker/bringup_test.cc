@@ -26,11 +26,12 @@ class WindowedBringUpTest : public testing::Test {
   }
 
   absl::StatusOr<WorkerParts> Begin() {
-    return BringUp(flags_, v1::WORKER_ROLE_DECODE, &loop_);
+    return BringUp(flags_, v1::WORKER_ROLE_DECODE, &loop_, &progress_);
   }
 
   engine::TempDir model_;
   VirtualLoop loop_;
+  StartupProgress progress_;
   WorkerFlags flags_;
 };
 
@@ -39,6 +40,19 @@ TEST_F(WindowedBringUpTest, AWindowMakesRoomForLongSequences) {
   ASSERT_TRUE(parts.ok()) << parts.status();
   EXPECT_EQ(parts->engine_options.window.positions, 11);
   EXPECT_GT(parts->engine_options.max_model_len, 48);
+}
+
+TEST_F(WindowedBringUpTest, TellsHowFarItIs) {
+  EXPECT_EQ(progress_.Status(), absl::UnavailableError("starting"));
+  progress_.Update("loading weights", 999, 2000);
+  EXPECT_EQ(progress_.Status(),
+            absl::UnavailableError("starting: loading weights, 49 %"));
+  progress_.Update("reserving memory for KV");
+  EXPECT_EQ(progress_.Status(),
+            absl::UnavailableError("starting: reserving memory for KV"));
+  ASSERT_TRUE(Begin().ok());
+  EXPECT_EQ(progress_.Status(),
+            absl::UnavailableError("starting: checking weights, 100 %"));
 }
 
 TEST_F(WindowedBringUpTest, WithoutACacheASequenceNeedsAllItsBlocks) {

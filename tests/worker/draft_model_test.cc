@@ -93,7 +93,7 @@ class DraftBringUpTest : public testing::Test {
 
   absl::StatusOr<WorkerParts> Begin(const std::string& config) {
     flags_.speculative_config = config;
-    return BringUp(flags_, v1::WORKER_ROLE_DECODE, &loop_);
+    return BringUp(flags_, v1::WORKER_ROLE_DECODE, &loop_, &progress_);
   }
   std::string Config(const std::string& more) const {
     return absl::StrCat(R"({"model": ")", model_.path(),
@@ -102,6 +102,7 @@ class DraftBringUpTest : public testing::Test {
 
   engine::TempDir model_, other_;
   VirtualLoop loop_;
+  StartupProgress progress_;
   WorkerFlags flags_;
 };
 
