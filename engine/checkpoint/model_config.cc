@@ -372,7 +372,8 @@ absl::Status ReadGeneration(const std::string& path, std::string_view text,
   return fields.status();
 }
 
-// By config.json; where that says nothing by `older`, a quantize_config.json.
+// By config.json; where that says nothing by `older`, a quantize_config.json or
+// hf_quant_config.json.
 void ReadEitherQuantisation(ConfigFields& fields, const std::string& older_path,
                             std::string_view older, ModelSpec& spec) {
   spec.quantisation = ReadQuantisation(fields);
@@ -473,12 +474,16 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
   const std::string config_path = directory + "/config.json";
   const std::string generation_path = directory + "/generation_config.json";
-  const std::string quantize_path = directory + "/quantize_config.json";
+  std::string quantize_path = directory + "/quantize_config.json";
   const auto config = ReadFile(config_path, kMaxConfigBytes);
   if (!config.ok()) return config.status();
   const auto generation = ReadIfThere(generation_path);
   if (!generation.ok()) return generation.status();
-  const auto quantize = ReadIfThere(quantize_path);
+  auto quantize = ReadIfThere(quantize_path);
+  if (quantize.ok() && quantize->empty()) {
+    quantize_path = directory + "/hf_quant_config.json";
+    quantize = ReadIfThere(quantize_path);
+  }
   if (!quantize.ok()) return quantize.status();
   return ParseModelSpec(config_path, *config, generation_path, *generation,
                         quantize_path, *quantize);

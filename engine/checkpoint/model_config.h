@@ -109,7 +109,8 @@ struct ModelSpec {
 inline constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
 // Reads config.json and, if they are there, generation_config.json and
-// quantize_config.json, which counts where config.json names no quantisation.
+// quantize_config.json or else hf_quant_config.json, which count where
+// config.json names no quantisation.
 absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory);
 
 // The same from text; an empty text is an absent file, but for `config`. The

@@ -112,6 +112,40 @@ Quantisation ReadFp8(ConfigFields& fields) {
   return result;
 }
 
+constexpr Quantisation kNvfp4 = {
+    .method = Method::kNvfp4, .bits = 4, .group = 16};
+
+// NVIDIA's Model Optimizer.
+Quantisation ReadModelOptimizer(ConfigFields& fields) {
+  const std::string algorithm = fields.String("quant_algo", "");
+  Quantisation result = kNvfp4;
+  if (algorithm == "FP8" || algorithm == "FP8_PER_CHANNEL_PER_TOKEN") {
+    result = {.method = Method::kPlain, .e4m3 = true};
+  } else if (algorithm != "NVFP4") {
+    fields.Refuse("quant_algo", absl::StrCat("\"", algorithm, "\""),
+                  "FP8, FP8_PER_CHANNEL_PER_TOKEN or NVFP4");
+  } else if (const int group = fields.Int("group_size", 1, 1 << 20, 16);
+             group != 16) {
+    fields.Refuse("group_size", absl::StrCat(group), "16");
+  }
+  result.kv_scales = fields.Find("kv_cache_quant_algo") != nullptr;
+  return result;
+}
+
+// Older ones have an object around what they say.
+Quantisation ReadModelOptimizers(ConfigFields& outer) {
+  const json* const inner = outer.Find("quantization");
+  if (inner == nullptr) return ReadModelOptimizer(outer);
+  if (!inner->is_object()) {
+    outer.Refuse("quantization", ShowJson(*inner), "an object");
+    return {};
+  }
+  ConfigFields fields(outer.path(), *inner, "quantization.");
+  const Quantisation result = ReadModelOptimizer(fields);
+  outer.Fail(fields.status());
+  return result;
+}
+
 // The weights of the only group of compressed-tensors' config_groups.
 Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
                          const json& group) {
@@ -126,6 +160,17 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   const int bits = fields.Int("num_bits", 1, 16);
   const std::string type = fields.String("type", "int");
   const std::string strategy = fields.String("strategy", "channel");
+  if (format == "nvfp4-pack-quantized") {
+    const int size = fields.Int("group_size", 1, 1 << 20, 16);
+    if (bits != 4 || type != "float" || size != 16) {
+      fields.Refuse(
+          "num_bits",
+          absl::StrCat(bits, " of type ", type, " in groups of ", size),
+          "4 of type float in groups of 16");
+    }
+    outer.Fail(fields.status());
+    return kNvfp4;
+  }
   if (strategy == "group") {
     result.group = ReadGroup(fields, -1);
   } else if (strategy == "block" && format != "pack-quantized") {
@@ -210,9 +255,10 @@ Quantisation ReadCompressed(ConfigFields& fields) {
   RefuseSparsity(fields);
   const std::string format = fields.String("format", "");
   if (format != "pack-quantized" && format != "int-quantized" &&
-      format != "float-quantized" && format != "naive-quantized") {
+      format != "float-quantized" && format != "naive-quantized" &&
+      format != "nvfp4-pack-quantized") {
     fields.Refuse("format", absl::StrCat("\"", format, "\""),
-                  "pack-, int-, float- or naive-quantized");
+                  "pack-, int-, float-, naive- or nvfp4-pack-quantized");
     return {};
   }
   const json* groups = fields.Find("config_groups");
@@ -228,8 +274,8 @@ Quantisation ReadCompressed(ConfigFields& fields) {
 }  // namespace
 
 std::string Quantisation::Canonical() const {
-  static constexpr std::string_view kNames[] = {"",       "gptq",  "awq",
-                                                "packed", "plain", "mxfp4"};
+  static constexpr std::string_view kNames[] = {
+      "", "gptq", "awq", "packed", "plain", "mxfp4", "nvfp4"};
   if (method == Method::kNone) return "";
   return absl::StrCat(
       " quantised=", std::string(kNames[static_cast<int>(method)]),
@@ -239,6 +285,7 @@ std::string Quantisation::Canonical() const {
 
 std::string_view Quantisation::DequantisedFor() const {
   if (act_order) return "act-order";
+  if (method == Method::kNvfp4) return "nvfp4";
   return e4m3 && group != 0 ? "fp8 in groups" : "";
 }
 
@@ -262,11 +309,13 @@ Quantisation ReadQuantisation(ConfigFields& outer) {
     result = ReadFp8(fields);
   } else if (method == "mxfp4") {
     result = {.method = Method::kMxfp4, .bits = 4, .group = 32};
+  } else if (method == "modelopt" || method == "modelopt_fp4") {
+    result = ReadModelOptimizers(fields);
   } else {
     fields.Refuse("quant_method", absl::StrCat("\"", method, "\""),
-                  "gptq, awq, compressed-tensors, fp8 or mxfp4");
+                  "gptq, awq, compressed-tensors, fp8, mxfp4 or modelopt");
   }
-  result.kv_scales = fields.Find("kv_cache_scheme") != nullptr;
+  result.kv_scales |= fields.Find("kv_cache_scheme") != nullptr;
   outer.Fail(fields.status());
   return result;
 }
@@ -280,12 +329,13 @@ absl::StatusOr<Quantisation> ParseQuantizeConfig(const std::string& path,
         absl::StrCat(path, ": must be a JSON object"));
   }
   ConfigFields fields(path, *parsed);
-  // The first ones knew one method, and did not name it.
-  const std::string method = fields.String("quant_method", "gptq");
-  if (method != "gptq") {
-    fields.Refuse("quant_method", ShowJson(method), "gptq");
-  }
-  const Quantisation result = ReadGptq(fields);
+  // The first of both knew one method, and did not name it.
+  const bool optimizers = parsed->contains("quantization");
+  const std::string only = optimizers ? "modelopt" : "gptq";
+  const std::string method = fields.String("quant_method", only);
+  if (method != only) fields.Refuse("quant_method", ShowJson(method), only);
+  const Quantisation result =
+      optimizers ? ReadModelOptimizers(fields) : ReadGptq(fields);
   if (!fields.status().ok()) return fields.status();
   return result;
 }

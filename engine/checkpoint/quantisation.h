@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints whose matrices were quantised before: what config.json says
-// (quantization_config), or AutoGPTQ's quantize_config.json where that says
-// nothing, and their tensors as codes, scales and zeros. For a product X of
+// (quantization_config), or where that says nothing AutoGPTQ's
+// quantize_config.json or Model Optimizer's hf_quant_config.json, and their
+// tensors as codes, scales and zeros. For a product X of
 // `rows` outputs and `cols` inputs, bits b, groups of g inputs:
 //
 //   GPTQ     X.qweight I32 [cols * b / 32, rows], inputs from the low bits up;
@@ -21,14 +22,22 @@
 //                             [ceil(rows / r), ceil(cols / c)]
 //   fp8      X.weight F8_E4M3; X.weight_scale_inv, of blocks as above (it is
 //            multiplied by, whatever its name says), or X.weight_scale [1]
+//   Model Optimizer's FP8
+//            X.weight F8_E4M3; X.weight_scale, of all or [rows]
+//   NVFP4    two e2m1 to a byte, low half first; X.weight_scale F8_E4M3 [rows,
+//            cols / 16], and of the whole tensor an F32:
+//            of compressed-tensors  X.weight_packed U8 [rows, cols / 2];
+//                                   X.weight_global_scale, which divides
+//            of Model Optimizer     X.weight U8 [rows, cols / 2];
+//                                   X.weight_scale_2, which multiplies
 //   MXFP4    of stacked experts (families.h): X_blocks U8 [experts, rows,
 //            cols / 32, 16], two e2m1 to a byte, low half first; X_scales U8
 //            [experts, rows, cols / 32], exponents of two plus 127
 //
 // A product that has only X.weight in a float type was not quantised. Scales
-// of activations that were found before (input_scale) are not used: they are
-// found on the fly. Nor are those of a KV cache (kv_cache_scheme: k_scale,
-// v_scale): ours has one for each vector.
+// of activations that were found before (input_scale, input_global_scale) are
+// not used: they are found on the fly. Nor are those of a KV cache
+// (kv_cache_scheme: k_scale, v_scale): ours has one for each vector.
 
 #ifndef TANDEM_ENGINE_CHECKPOINT_QUANTISATION_H_
 #define TANDEM_ENGINE_CHECKPOINT_QUANTISATION_H_
@@ -48,7 +57,7 @@ class ConfigFields;
 
 // What either config says.
 struct Quantisation {
-  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain, kMxfp4 };
+  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain, kMxfp4, kNvfp4 };
   Method method = Method::kNone;
   int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
   int group = 0;                // inputs that share a scale; 0: all of a row
@@ -68,7 +77,8 @@ struct Quantisation {
 
 Quantisation ReadQuantisation(ConfigFields& fields);
 
-// The same from the text of a quantize_config.json. The path is for messages.
+// The same from the text of a quantize_config.json or hf_quant_config.json. The
+// path is for messages.
 absl::StatusOr<Quantisation> ParseQuantizeConfig(const std::string& path,
                                                  std::string_view text);
 
@@ -117,12 +127,17 @@ bool IsMxfp4(const Checkpoint& checkpoint, const std::string& name);
 absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t count,
                                    int64_t index, int64_t rows, int64_t cols);
+// A product in NVFP4; errors as above.
+absl::StatusOr<CodeRows> ReadNvfp4(const Checkpoint& checkpoint,
+                                   const std::string& name, int64_t rows,
+                                   int64_t cols);
 // Whether a backend, which keeps a row's scales as f16 and a power of two,
 // keeps all of these powers as they are.
 bool ScalesAreNear(const CodeRows& codes);
 
 // Whether `more` can follow `codes` as further rows of one matrix that a
-// backend keeps: groups are of neighbours, and of e4m3 all of a row.
+// backend keeps: groups are of neighbours, 32 at least, and of e4m3 all of a
+// row.
 bool SameForm(const CodeRows& codes, const CodeRows& more);
 void AppendRows(const CodeRows& more, CodeRows& codes);
 // Row order[i] becomes row i; rows behind those stay where they are.

@@ -66,6 +66,7 @@ class Reader {
   void ReadByInputs();  // GPTQ and AWQ
   void ReadPacked();
   void ReadPlain();
+  void ReadFp4();
   void ReadRowScales();  // compressed-tensors and fp8
   void ReadInputGroups(std::string_view suffix);
   // Codes and zeros of 8 bits become two's complement, and those of 4 bits
@@ -217,7 +218,10 @@ void Reader::ReadRowScales() {
     return;
   }
   const int64_t each = std::max(1, quantisation_.block_rows);
-  const auto scales = Floats(name, {(rows + each - 1) / each, groups});
+  const bool flat = tensor != nullptr && tensor->shape.size() == 1 &&
+                    groups == 1 && each == 1;
+  const auto scales = flat ? Floats(name, {rows})
+                           : Floats(name, {(rows + each - 1) / each, groups});
   if (!status_.ok()) return;
   result_.scales.reserve(static_cast<size_t>(rows * groups));
   for (int64_t row = 0; row < rows; ++row) {
@@ -278,8 +282,18 @@ void Reader::ReadPlain() {
   memcpy(result_.codes.data(), bytes.data(), bytes.size());
 }
 
+void Reader::ReadFp4() {
+  absl::StatusOr<CodeRows> read =
+      ReadNvfp4(checkpoint_, name_, result_.rows, result_.cols);
+  status_ = read.status();
+  if (read.ok()) result_ = *std::move(read);
+}
+
 void Reader::Finish() {
-  if (quantisation_.method == Method::kPlain) return;
+  if (quantisation_.method == Method::kPlain ||
+      quantisation_.method == Method::kNvfp4) {
+    return;
+  }
   const auto middle = static_cast<uint8_t>(1u << (bits() - 1));
   const bool symmetric =
       std::all_of(result_.zeros.begin(), result_.zeros.end(),
@@ -315,10 +329,13 @@ absl::StatusOr<CodeRows> Reader::Read() {
     case Method::kPlain:
       ReadPlain();
       break;
+    case Method::kNvfp4:
+      ReadFp4();
+      break;
   }
   // Found on the fly instead.
-  for (const char* suffix :
-       {"input_scale", "input_zero_point", "activation_scale"}) {
+  for (const char* suffix : {"input_scale", "input_global_scale",
+                             "input_zero_point", "activation_scale"}) {
     if (const TensorInfo* const tensor = Find(suffix)) {
       result_.names.push_back(tensor->name);
     }
@@ -351,7 +368,9 @@ bool SameForm(const CodeRows& codes, const CodeRows& more) {
   return codes.dtype == more.dtype && codes.e2m1 == more.e2m1 &&
          codes.cols == more.cols && codes.group == more.group &&
          codes.group_of.empty() && more.group_of.empty() &&
-         (codes.dtype != DType::kFp8 || codes.group == codes.cols);
+         (codes.group == codes.cols ||
+          (codes.dtype != DType::kFp8 &&
+           codes.group % kernels::kCodeGroup == 0));
 }
 
 void AppendRows(const CodeRows& more, CodeRows& codes) {

@@ -21,6 +21,7 @@ const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
   for (const std::optional<CodeRows>& part : codes) {
     if (!part.has_value()) continue;
     if (!part->group_of.empty()) return "act-order";
+    if (part->e2m1) return "nvfp4";
     if (part->dtype == DType::kFp8 && part->group != part->cols) {
       return "fp8 in groups";
     }
@@ -129,11 +130,12 @@ absl::Status WeightPacker::PackDequantised(
     const std::vector<std::optional<CodeRows>>& codes, int cols, MatrixUse use,
     std::unique_ptr<kernels::Matrix>& matrix) {
   std::vector<float> values;
-  // bf16 has twice the digits of e4m3; other codes' numbers need more.
+  // bf16 has twice the digits of e4m3, and more than e2m1 times that; other
+  // codes' numbers need more.
   bool bf16 = true;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (codes[i].has_value()) {
-      bf16 = bf16 && codes[i]->dtype == DType::kFp8;
+      bf16 = bf16 && (codes[i]->dtype == DType::kFp8 || codes[i]->e2m1);
       Dequantise(*codes[i], values);
       continue;
     }

@@ -23,6 +23,7 @@ MODEL = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
     "generation_config.json": b"{}",
     "quantize_config.json": b'{"bits": 4}',
+    "hf_quant_config.json": b'{"quantization": {"quant_algo": "FP8"}}',
     "tokenizer.json": b'{"version": "1.0"}',
     "tokenizer_config.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
@@ -38,6 +39,7 @@ NEEDED = {
     "config.json",
     "generation_config.json",
     "quantize_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -107,7 +109,7 @@ class HubTest(unittest.TestCase):
         (snapshot,) = (self.cache / "models--org--tiny/snapshots").iterdir()
         self.assertEqual(
             {path.name for path in snapshot.iterdir()},
-            {"config.json", "quantize_config.json"},
+            {"config.json", "quantize_config.json", "hf_quant_config.json"},
         )
 
     def test_weights_under_a_name_of_their_own(self):

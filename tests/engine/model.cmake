@@ -1,8 +1,8 @@
 # Checkpoints, the forward pass and the device executor.
 tandem_test(engine_model_test
-  SRCS checkpoint/experts_config_test.cc checkpoint/hostile_config_test.cc
-       checkpoint/model_config_test.cc
-       checkpoint/mxfp4_test.cc checkpoint/parallel_config_test.cc
+  SRCS checkpoint/experts_config_test.cc checkpoint/fp4_tensors_test.cc
+       checkpoint/hostile_config_test.cc checkpoint/model_config_test.cc
+       checkpoint/parallel_config_test.cc
        checkpoint/quantisation_test.cc checkpoint/quantised_tensors_test.cc
        checkpoint/rope_config_test.cc checkpoint/safetensors_test.cc
        model/layer_groups_test.cc model/layer_parts_test.cc

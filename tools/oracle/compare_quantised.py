@@ -2,8 +2,8 @@
 """Compares the engine on quantised checkpoints with float64 NumPy, over both backends.
 
 Each format's checkpoint is made here from random codes, scales and zeros,
-packed as the format's own libraries do (AutoGPTQ, AutoAWQ, compressed-tensors;
-written from their descriptions, not from the engine's reader). The reference is
+packed as the format's own libraries do (AutoGPTQ, AutoAWQ, compressed-tensors,
+Model Optimizer; written from their descriptions, not from the engine's reader). The reference is
 forward_numpy.py on the dequantised weights, with activations rounded as
 kernels/quantise.h says where the engine takes integer products. Exit 0: equal,
 1: not, 77: NumPy is missing (skipped).
@@ -77,6 +77,13 @@ FORMATS = {
         compressed("float-quantized", 8, "float", "block", None, [128, 128]), 8, 128, False),
     "int-quantized, blocks": (
         compressed("int-quantized", 8, "int", "block", None, [128, 128]), 8, 128, False),
+    "nvfp4-pack-quantized": (
+        compressed("nvfp4-pack-quantized", 4, "float", "tensor_group", 16), 4, 16, False),
+    "modelopt, NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4",
+                         "group_size": 16}, 4, 16, False),
+    "modelopt, FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, 0, False),
+    "modelopt, FP8 by rows": ({"quant_method": "modelopt",
+                               "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, 8, 0, False),
     "fp8, blocks": ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
                      "weight_block_size": [128, 128]}, 8, 128, False),
 }
@@ -98,7 +105,38 @@ def e4m3_value(code: int) -> float:
     return -value if code & 0x80 else value
 
 
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def make_nvfp4(rng, name: str, rows: int, cols: int, divides: bool):
+    """As make_product. The whole tensor's scale divides those of its groups, or multiplies."""
+    import numpy as np
+
+    codes = rng.integers(0, 16, (rows, cols))
+    scales = rng.integers(0x30, 0x40, (rows, cols // 16))  # 0.5 to 1.875
+    of_all = 64.0 if divides else 1 / 64
+    numbers = np.array(E2M1 + [-number for number in E2M1])[codes]
+    spread = np.repeat(np.vectorize(e4m3_value)(scales), 16, axis=1)
+    tensors = {
+        name + (".weight_packed" if divides else ".weight"):
+            ("U8", (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)),
+        name + ".weight_scale": ("F8_E4M3", scales.astype(np.uint8)),
+        name + (".weight_global_scale" if divides else ".weight_scale_2"):
+            ("F32", np.full((1,) if divides else (), of_all, np.float32)),
+        name + (".input_global_scale" if divides else ".input_scale"):
+            ("F32", np.ones(1, np.float32))}
+    return tensors, numbers * spread / 64
+
+
+def is_exact(config: dict) -> bool:
+    """Whether what enters a product is not rounded to int8."""
+    return (config.get("format") in ("float-quantized", "nvfp4-pack-quantized")
+            or config["quant_method"] in ("fp8", "modelopt") or bool(config.get("desc_act")))
+
+
 def strategy_of(config: dict) -> str:
+    if config.get("quant_algo") == "FP8":
+        return "tensor"
     groups = config.get("config_groups")
     return groups["group_0"]["weights"]["strategy"] if groups else ""
 
@@ -117,6 +155,8 @@ def make_product(rng, name: str, rows: int, cols: int, form):
 
     config, bits, group, zeroed = form
     method, fmt = config["quant_method"], config.get("format", "")
+    if group == 16:
+        return make_nvfp4(rng, name, rows, cols, divides=method != "modelopt")
     group = group or cols
     groups = -(-cols // group)
     spread = np.repeat(np.arange(groups), group)[:cols]
@@ -127,19 +167,21 @@ def make_product(rng, name: str, rows: int, cols: int, form):
     if block := block_of(config):
         stored = scales[:: block[0]]
         scales = np.repeat(stored, block[0], axis=0)[:rows]
-    if fmt == "float-quantized" or method == "fp8":
+    if fmt == "float-quantized" or method in ("fp8", "modelopt"):
         codes = rng.integers(0, 0x7F, (rows, cols)) | rng.integers(0, 2, (rows, cols)) << 7
         codes &= 0xB7 | 0x80  # magnitudes below 1
         numbers = np.vectorize(e4m3_value)(codes)
         if strategy_of(config) == "tensor":
             scales = np.full_like(scales, scales[0, 0])
-            stored = scales[0, :1]
+            stored = scales[0, 0] if method == "modelopt" else scales[0, :1]
+        elif method == "modelopt":
+            stored = scales[:, 0]
         elif groups > 1 or block:  # expanded to bf16: no digits are left over
             stored, scales = (np.ldexp(np.rint(np.ldexp(s, 13)), -13) for s in (stored, scales))
         weights = numbers * scales.astype(np.float64)[:, spread]
         suffix = ".weight_scale_inv" if method == "fp8" else ".weight_scale"
         return {name + ".weight": ("F8_E4M3", codes.astype(np.uint8)),
-                name + suffix: ("F32" if method == "fp8" else "F16", stored),
+                name + suffix: ("F16" if fmt else "F32", stored),
                 name + ".input_scale": ("F32", np.ones(1, np.float32))}, weights
     middle = 1 << bits - 1
     codes = rng.integers(0, 1 << bits, (rows, cols))
@@ -180,7 +222,7 @@ def write_safetensors(path: pathlib.Path, tensors: dict) -> None:
     import numpy as np
 
     kinds = {"I64": "<i8", "I32": "<i4", "I8": "i1", "F16": "<f2", "F32": "<f4",
-             "F8_E4M3": "u1"}
+             "F8_E4M3": "u1", "U8": "u1"}
     header, data = {}, b""
     for name, (kind, values) in sorted(tensors.items()):
         chunk = np.ascontiguousarray(values).astype(kinds[kind]).tobytes()
@@ -238,8 +280,7 @@ def main() -> None:
         def __init__(self, weights: dict, config: dict) -> None:
             self.config, self.weights = CONFIG, weights
             self.exact = []
-            if (config.get("format") == "float-quantized" or config["quant_method"] == "fp8"
-                    or config.get("desc_act")):
+            if is_exact(config):
                 self.exact = list(PRODUCTS)
             elif "modules_to_not_convert" in config:
                 self.exact = ["q_proj", "k_proj", "v_proj"]

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -54,6 +55,79 @@ TEST(Quantisation, IsReadFromEitherFile) {
   }
 }
 
+TEST(Quantisation, ModelOptimizersConfigIsReadInEachPlace) {
+  using Method = Quantisation::Method;
+  const auto flat = [](json more) {
+    more["quant_method"] = "modelopt";
+    return Quantised(more);
+  };
+  const char kOwn[] = R"({"producer":{"name":"modelopt","version":"0.29.0"},
+      "quantization":{"quant_algo":"%s","kv_cache_quant_algo":%s,
+      "exclude_modules":["lm_head"]}})";
+  const json nvfp4 = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+  const struct {
+    json config;
+    std::string own;
+    Method method;
+    int group;
+    bool kv_scales;
+  } cases[] = {
+      {flat({{"quant_algo", "FP8"}}), "", Method::kPlain, 0, false},
+      {flat({{"quant_algo", "FP8_PER_CHANNEL_PER_TOKEN"}}), "", Method::kPlain,
+       0, false},
+      {flat(nvfp4), "", Method::kNvfp4, 16, false},
+      {flat({{"quantization", nvfp4}}), "", Method::kNvfp4, 16, false},
+      {flat({{"quant_algo", "FP8"}, {"kv_cache_scheme", {{"num_bits", 8}}}}),
+       "", Method::kPlain, 0, true},
+      {Llama(), absl::StrFormat(kOwn, "FP8", "null"), Method::kPlain, 0, false},
+      {Llama(), absl::StrFormat(kOwn, "NVFP4", "\"FP8\""), Method::kNvfp4, 16,
+       true}};
+  for (const auto& c : cases) {
+    const auto spec = ParseModelSpec("d/config.json", c.config.dump(), "", "",
+                                     "d/hf_quant_config.json", c.own);
+    ASSERT_TRUE(spec.ok()) << c.config << c.own << spec.status();
+    EXPECT_EQ(spec->quantisation.method, c.method) << c.config << c.own;
+    EXPECT_EQ(spec->quantisation.e4m3, c.method == Method::kPlain);
+    EXPECT_EQ(spec->quantisation.group, c.group) << c.config << c.own;
+    EXPECT_EQ(spec->quantisation.kv_scales, c.kv_scales) << c.config << c.own;
+    EXPECT_EQ(spec->quantisation.DequantisedFor(),
+              c.method == Method::kNvfp4 ? "nvfp4" : "");
+  }
+  const std::pair<json, const char*> kRefused[] = {
+      {{{"quant_algo", "W4A8_AWQ"}}, "quant_algo: \"W4A8_AWQ\"; must be FP8"},
+      {{{"bits", 4}}, "quant_algo: \"\"; must be FP8"},
+      {{{"quant_algo", "NVFP4"}, {"group_size", 32}},
+       "group_size: 32; must be 16"},
+      {{{"quantization", 7}}, "quantization_config.quantization: 7; must be"}};
+  for (const auto& [config, complaint] : kRefused) {
+    EXPECT_THAT(std::string(Parse(flat(config)).status().message()),
+                HasSubstr(complaint));
+  }
+}
+
+TEST(Quantisation, CompressedNvfp4HasGroupsOfSixteen) {
+  const auto parse = [](const json& weights) {
+    return Parse(
+        Quantised({{"quant_method", "compressed-tensors"},
+                   {"format", "nvfp4-pack-quantized"},
+                   {"config_groups", {{"group_0", {{"weights", weights}}}}}}));
+  };
+  const json weights = {{"num_bits", 4},
+                        {"type", "float"},
+                        {"strategy", "tensor_group"},
+                        {"group_size", 16}};
+  const auto spec = parse(weights);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->quantisation.method, Quantisation::Method::kNvfp4);
+  EXPECT_THAT(spec->Canonical(), HasSubstr("quantised=nvfp4 bits=4 group=16"));
+  for (const json& other : {json{{"num_bits", 8}}, json{{"type", "int"}},
+                            json{{"group_size", 32}}}) {
+    EXPECT_THAT(std::string(parse(With(weights, other)).status().message()),
+                HasSubstr("must be 4 of type float in groups of 16"))
+        << other;
+  }
+}
+
 TEST(Quantisation, HostileQuantizeConfigsAreRefused) {
   const std::pair<std::string, const char*> kTexts[] = {
       {" ", "not valid JSON"},
@@ -69,6 +143,10 @@ TEST(Quantisation, HostileQuantizeConfigsAreRefused) {
       {R"({"bits":4,"desc_act":"no"})", "desc_act: \"no\""},
       {R"({"bits":4,"quant_method":"awq"})",
        "quant_method: \"awq\"; must be gptq"},
+      {R"({"quantization":{}})", "quant_algo: \"\"; must be FP8"},
+      {R"({"quantization":[]})", "quantization: an array"},
+      {R"({"quantization":{},"quant_method":"gptq"})",
+       "quant_method: \"gptq\"; must be modelopt"},
       {R"({"bits":4,"checkpoint_format":"marlin"})", "checkpoint_format: "},
       {R"({"bits":4,"is_marlin_format":true})",
        "is_marlin_format: true; must be false"}};

@@ -15,12 +15,13 @@ use crate::hub_http::{check_repo_id, is_plain, Client, Content, Trouble};
 use crate::{Failure, Kind, Outcome};
 
 /// What the model's shape and formats are read from.
-const CONFIGS: [&str; 2] = ["config.json", "quantize_config.json"];
+const CONFIGS: [&str; 3] = ["config.json", "quantize_config.json", "hf_quant_config.json"];
 /// Beside the weights.
-const SMALL_FILES: [&str; 9] = [
+const SMALL_FILES: [&str; 10] = [
     "config.json",
     "generation_config.json",
     "quantize_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
