@@ -31,6 +31,13 @@ absl::Status Wrong(const Checkpoint& checkpoint, const std::string& name,
       ": tensor ", Quote(name), " ", what));
 }
 
+absl::Status Uneven(const Checkpoint& checkpoint, const std::string& name,
+                    int64_t cols, int64_t group) {
+  return Wrong(checkpoint, name,
+               absl::StrCat("has ", cols, " inputs, no multiple of ", group,
+                            ", of which each has a scale"));
+}
+
 // Of a tensor of this type and shape.
 absl::StatusOr<absl::Span<const std::byte>> BytesOf(
     const Checkpoint& checkpoint, const std::string& name,
@@ -77,6 +84,19 @@ CodeRows RowsOf(int64_t rows, int64_t cols, int64_t group,
   return result;
 }
 
+// Powers of two, of codes that stand for twice their numbers. False if one is
+// NaN.
+bool ReadPowers(absl::Span<const std::byte> exponents,
+                std::vector<float>* scales) {
+  scales->reserve(exponents.size());
+  for (const std::byte byte : exponents) {
+    const int exponent = static_cast<int>(byte);
+    if (exponent == 255) return false;
+    scales->push_back(std::ldexp(1.0f, exponent - 128));
+  }
+  return true;
+}
+
 // What the scales of NVFP4's groups are multiplied by: one float.
 absl::StatusOr<float> ScaleOfAll(const Checkpoint& checkpoint,
                                  const std::string& name, bool divides) {
@@ -105,10 +125,7 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t count,
                                    int64_t index, int64_t rows, int64_t cols) {
   if (cols % kGroup != 0) {
-    return Wrong(checkpoint, name + "_blocks",
-                 absl::StrCat("has ", cols,
-                              " inputs, no multiple of 32, as "
-                              "MXFP4 has them"));
+    return Uneven(checkpoint, name + "_blocks", cols, kGroup);
   }
   const int64_t groups = cols / kGroup;
   const auto blocks = BytesOfOne(checkpoint, name + "_blocks", index,
@@ -118,14 +135,27 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
       BytesOfOne(checkpoint, name + "_scales", index, {count, rows, groups});
   if (!scales.ok()) return scales.status();
   CodeRows result = RowsOf(rows, cols, kGroup, *blocks);
-  result.scales.reserve(scales->size());
-  for (const std::byte scale : *scales) {
-    const int exponent = static_cast<int>(scale);
-    if (exponent == 255) {
-      return Wrong(checkpoint, name + "_scales", "has a scale that is NaN");
-    }
-    // Codes stand for twice their numbers.
-    result.scales.push_back(std::ldexp(1.0f, exponent - 128));
+  if (!ReadPowers(*scales, &result.scales)) {
+    return Wrong(checkpoint, name + "_scales", "has a scale that is NaN");
+  }
+  return result;
+}
+
+absl::StatusOr<CodeRows> ReadPackedMxfp4(const Checkpoint& checkpoint,
+                                         const std::string& name, int64_t rows,
+                                         int64_t cols) {
+  const std::vector<std::string> names = {name + ".weight_packed",
+                                          name + ".weight_scale"};
+  if (cols % kGroup != 0) return Uneven(checkpoint, names[0], cols, kGroup);
+  const auto pairs = BytesOf(checkpoint, names[0], "U8", {rows, cols / 2});
+  if (!pairs.ok()) return pairs.status();
+  const auto scales =
+      BytesOf(checkpoint, names[1], "U8", {rows, cols / kGroup});
+  if (!scales.ok()) return scales.status();
+  CodeRows result = RowsOf(rows, cols, kGroup, *pairs);
+  result.names = names;
+  if (!ReadPowers(*scales, &result.scales)) {
+    return Wrong(checkpoint, names[1], "has a scale that is NaN");
   }
   return result;
 }
@@ -138,10 +168,7 @@ absl::StatusOr<CodeRows> ReadNvfp4(const Checkpoint& checkpoint,
       name + (packed ? ".weight_packed" : ".weight"), name + ".weight_scale",
       name + (packed ? ".weight_global_scale" : ".weight_scale_2")};
   if (cols % kSmallGroup != 0) {
-    return Wrong(checkpoint, names[0],
-                 absl::StrCat("has ", cols,
-                              " inputs, no multiple of 16, as "
-                              "NVFP4 has them"));
+    return Uneven(checkpoint, names[0], cols, kSmallGroup);
   }
   const auto pairs = BytesOf(checkpoint, names[0], "U8", {rows, cols / 2});
   if (!pairs.ok()) return pairs.status();

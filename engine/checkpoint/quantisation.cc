@@ -114,6 +114,8 @@ Quantisation ReadFp8(ConfigFields& fields) {
 
 constexpr Quantisation kNvfp4 = {
     .method = Method::kNvfp4, .bits = 4, .group = 16};
+constexpr Quantisation kPackedMxfp4 = {
+    .method = Method::kPackedMxfp4, .bits = 4, .group = 32};
 
 // NVIDIA's Model Optimizer.
 Quantisation ReadModelOptimizer(ConfigFields& fields) {
@@ -146,6 +148,24 @@ Quantisation ReadModelOptimizers(ConfigFields& outer) {
   return result;
 }
 
+bool IsFp4(std::string_view format) {
+  return format == "nvfp4-pack-quantized" || format == "mxfp4-pack-quantized";
+}
+
+Quantisation ReadFp4(ConfigFields& fields, std::string_view format, int bits,
+                     const std::string& type) {
+  const Quantisation result =
+      format == "nvfp4-pack-quantized" ? kNvfp4 : kPackedMxfp4;
+  const int group = fields.Int("group_size", 1, 1 << 20, result.group);
+  if (bits != 4 || type != "float" || group != result.group) {
+    fields.Refuse(
+        "num_bits",
+        absl::StrCat(bits, " of type ", type, " in groups of ", group),
+        absl::StrCat("4 of type float in groups of ", result.group));
+  }
+  return result;
+}
+
 // The weights of the only group of compressed-tensors' config_groups.
 Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
                          const json& group) {
@@ -160,16 +180,10 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   const int bits = fields.Int("num_bits", 1, 16);
   const std::string type = fields.String("type", "int");
   const std::string strategy = fields.String("strategy", "channel");
-  if (format == "nvfp4-pack-quantized") {
-    const int size = fields.Int("group_size", 1, 1 << 20, 16);
-    if (bits != 4 || type != "float" || size != 16) {
-      fields.Refuse(
-          "num_bits",
-          absl::StrCat(bits, " of type ", type, " in groups of ", size),
-          "4 of type float in groups of 16");
-    }
+  if (IsFp4(format)) {
+    result = ReadFp4(fields, format, bits, type);
     outer.Fail(fields.status());
-    return kNvfp4;
+    return result;
   }
   if (strategy == "group") {
     result.group = ReadGroup(fields, -1);
@@ -256,9 +270,10 @@ Quantisation ReadCompressed(ConfigFields& fields) {
   const std::string format = fields.String("format", "");
   if (format != "pack-quantized" && format != "int-quantized" &&
       format != "float-quantized" && format != "naive-quantized" &&
-      format != "nvfp4-pack-quantized") {
+      !IsFp4(format)) {
     fields.Refuse("format", absl::StrCat("\"", format, "\""),
-                  "pack-, int-, float-, naive- or nvfp4-pack-quantized");
+                  "pack-, int-, float-, naive-, nvfp4-pack- or "
+                  "mxfp4-pack-quantized");
     return {};
   }
   const json* groups = fields.Find("config_groups");
@@ -275,7 +290,7 @@ Quantisation ReadCompressed(ConfigFields& fields) {
 
 std::string Quantisation::Canonical() const {
   static constexpr std::string_view kNames[] = {
-      "", "gptq", "awq", "packed", "plain", "mxfp4", "nvfp4"};
+      "", "gptq", "awq", "packed", "plain", "mxfp4", "packed_mxfp4", "nvfp4"};
   if (method == Method::kNone) return "";
   return absl::StrCat(
       " quantised=", std::string(kNames[static_cast<int>(method)]),

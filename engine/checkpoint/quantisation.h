@@ -30,9 +30,12 @@
 //                                   X.weight_global_scale, which divides
 //            of Model Optimizer     X.weight U8 [rows, cols / 2];
 //                                   X.weight_scale_2, which multiplies
-//   MXFP4    of stacked experts (families.h): X_blocks U8 [experts, rows,
-//            cols / 32, 16], two e2m1 to a byte, low half first; X_scales U8
-//            [experts, rows, cols / 32], exponents of two plus 127
+//   MXFP4    of compressed-tensors (mxfp4-pack-quantized): X.weight_packed U8
+//            [rows, cols / 2], two e2m1 to a byte, low half first;
+//            X.weight_scale U8 [rows, cols / 32], exponents of two plus 127
+//            of stacked experts (families.h): X_blocks U8 [experts, rows,
+//            cols / 32, 16] and X_scales U8 [experts, rows, cols / 32] like
+//            them
 //
 // A product that has only X.weight in a float type was not quantised. Scales
 // of activations that were found before (input_scale, input_global_scale) are
@@ -57,7 +60,16 @@ class ConfigFields;
 
 // What either config says.
 struct Quantisation {
-  enum class Method { kNone, kGptq, kAwq, kPacked, kPlain, kMxfp4, kNvfp4 };
+  enum class Method {
+    kNone,
+    kGptq,
+    kAwq,
+    kPacked,
+    kPlain,
+    kMxfp4,
+    kPackedMxfp4,
+    kNvfp4
+  };
   Method method = Method::kNone;
   int bits = 0;                 // of kGptq, kAwq, kPacked: 4 or 8
   int group = 0;                // inputs that share a scale; 0: all of a row
@@ -127,7 +139,10 @@ bool IsMxfp4(const Checkpoint& checkpoint, const std::string& name);
 absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t count,
                                    int64_t index, int64_t rows, int64_t cols);
-// A product in NVFP4; errors as above.
+// A product in one of these; errors as above.
+absl::StatusOr<CodeRows> ReadPackedMxfp4(const Checkpoint& checkpoint,
+                                         const std::string& name, int64_t rows,
+                                         int64_t cols);
 absl::StatusOr<CodeRows> ReadNvfp4(const Checkpoint& checkpoint,
                                    const std::string& name, int64_t rows,
                                    int64_t cols);

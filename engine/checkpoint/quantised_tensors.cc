@@ -284,16 +284,15 @@ void Reader::ReadPlain() {
 
 void Reader::ReadFp4() {
   absl::StatusOr<CodeRows> read =
-      ReadNvfp4(checkpoint_, name_, result_.rows, result_.cols);
+      quantisation_.method == Method::kNvfp4
+          ? ReadNvfp4(checkpoint_, name_, result_.rows, result_.cols)
+          : ReadPackedMxfp4(checkpoint_, name_, result_.rows, result_.cols);
   status_ = read.status();
   if (read.ok()) result_ = *std::move(read);
 }
 
 void Reader::Finish() {
-  if (quantisation_.method == Method::kPlain ||
-      quantisation_.method == Method::kNvfp4) {
-    return;
-  }
+  if (quantisation_.method == Method::kPlain || result_.e2m1) return;
   const auto middle = static_cast<uint8_t>(1u << (bits() - 1));
   const bool symmetric =
       std::all_of(result_.zeros.begin(), result_.zeros.end(),
@@ -329,6 +328,7 @@ absl::StatusOr<CodeRows> Reader::Read() {
     case Method::kPlain:
       ReadPlain();
       break;
+    case Method::kPackedMxfp4:
     case Method::kNvfp4:
       ReadFp4();
       break;

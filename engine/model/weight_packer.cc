@@ -21,7 +21,9 @@ const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
   for (const std::optional<CodeRows>& part : codes) {
     if (!part.has_value()) continue;
     if (!part->group_of.empty()) return "act-order";
-    if (part->e2m1) return "nvfp4";
+    if (part->e2m1) {
+      return part->group < kernels::kCodeGroup ? "nvfp4" : "scales far apart";
+    }
     if (part->dtype == DType::kFp8 && part->group != part->cols) {
       return "fp8 in groups";
     }
@@ -71,7 +73,8 @@ absl::Status WeightPacker::PackQuantised(
       PutRowsInOrder(part.order, *read);
       rows = *std::move(read);
     }
-    same = same && rows.has_value() && SameForm(*codes[0], *rows);
+    same = same && rows.has_value() && SameForm(*codes[0], *rows) &&
+           (!rows->e2m1 || ScalesAreNear(*rows));
   }
   if (!same) return PackDequantised(parts, codes, cols, use, matrix);
   CodeRows& whole = *codes[0];

@@ -79,6 +79,8 @@ FORMATS = {
         compressed("int-quantized", 8, "int", "block", None, [128, 128]), 8, 128, False),
     "nvfp4-pack-quantized": (
         compressed("nvfp4-pack-quantized", 4, "float", "tensor_group", 16), 4, 16, False),
+    "mxfp4-pack-quantized": (
+        compressed("mxfp4-pack-quantized", 4, "float", "group", 32), 4, 32, False),
     "modelopt, NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4",
                          "group_size": 16}, 4, 16, False),
     "modelopt, FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, 0, False),
@@ -108,18 +110,26 @@ def e4m3_value(code: int) -> float:
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
-def make_nvfp4(rng, name: str, rows: int, cols: int, divides: bool):
-    """As make_product. The whole tensor's scale divides those of its groups, or multiplies."""
+def make_fp4(rng, name: str, rows: int, cols: int, kind: str):
+    """As make_product. NVFP4's scale of the whole tensor divides those of its groups in
+    compressed-tensors, and multiplies them in Model Optimizer."""
     import numpy as np
 
     codes = rng.integers(0, 16, (rows, cols))
+    pairs = ("U8", (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+    numbers = np.array(E2M1 + [-number for number in E2M1])[codes]
+    if kind == "mxfp4-pack-quantized":
+        powers = rng.integers(118, 123, (rows, cols // 32))
+        return {name + ".weight_packed": pairs,
+                name + ".weight_scale": ("U8", powers.astype(np.uint8))
+                }, numbers * np.repeat(2.0 ** (powers - 127), 32, axis=1)
+    divides = kind == "nvfp4-pack-quantized"
     scales = rng.integers(0x30, 0x40, (rows, cols // 16))  # 0.5 to 1.875
     of_all = 64.0 if divides else 1 / 64
-    numbers = np.array(E2M1 + [-number for number in E2M1])[codes]
     spread = np.repeat(np.vectorize(e4m3_value)(scales), 16, axis=1)
     tensors = {
         name + (".weight_packed" if divides else ".weight"):
-            ("U8", (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)),
+            pairs,
         name + ".weight_scale": ("F8_E4M3", scales.astype(np.uint8)),
         name + (".weight_global_scale" if divides else ".weight_scale_2"):
             ("F32", np.full((1,) if divides else (), of_all, np.float32)),
@@ -155,8 +165,8 @@ def make_product(rng, name: str, rows: int, cols: int, form):
 
     config, bits, group, zeroed = form
     method, fmt = config["quant_method"], config.get("format", "")
-    if group == 16:
-        return make_nvfp4(rng, name, rows, cols, divides=method != "modelopt")
+    if "fp4" in fmt or group == 16:
+        return make_fp4(rng, name, rows, cols, fmt)
     group = group or cols
     groups = -(-cols // group)
     spread = np.repeat(np.arange(groups), group)[:cols]

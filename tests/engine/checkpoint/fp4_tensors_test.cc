@@ -111,7 +111,7 @@ TEST(Mxfp4, TensorsThatDoNotFitAreRefusedByName) {
 }
 
 // 2 outputs of 32 inputs: each code twice in a row, low halves first.
-FileTensors Nvfp4(bool packed) {
+std::string Pairs() {
   std::string pairs;
   for (int row = 0; row < 2; ++row) {
     for (const int code :
@@ -119,29 +119,39 @@ FileTensors Nvfp4(bool packed) {
       pairs += static_cast<char>((15 - code) << 4 | code);
     }
   }
+  return pairs;
+}
+
+float NumberAt(int i) {
+  const float kNumbers[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const int pair = i % 32 / 2;
+  const int code = i % 2 == 0 ? pair : 15 - pair;
+  return kNumbers[code % 8] * (code < 8 ? 1.0f : -1.0f);
+}
+
+FileTensors Nvfp4(bool packed) {
   // In e4m3 1, 1.125, 2^-9 and -448.
   const std::string scales = {'\x38', '\x39', '\x01', '\xfe'};
   FileTensors tensors = {{"p.weight_scale", {"F8_E4M3", {2, 2}, scales}},
                          {"p.input_scale", {"F32", {}, BytesOf<float>({3})}}};
-  tensors[packed ? "p.weight_packed" : "p.weight"] = {"U8", {2, 16}, pairs};
+  tensors[packed ? "p.weight_packed" : "p.weight"] = {"U8", {2, 16}, Pairs()};
   tensors[packed ? "p.weight_global_scale" : "p.weight_scale_2"] = {
       "F32", {}, BytesOf<float>({packed ? 8 : 0.125f})};
   return tensors;
 }
 
-absl::StatusOr<CodeRows> ReadProduct(const FileTensors& tensors,
-                                     int64_t cols = 32) {
+absl::StatusOr<CodeRows> ReadProduct(
+    const FileTensors& tensors, int64_t cols = 32,
+    Quantisation::Method method = Quantisation::Method::kNvfp4) {
   TempDir dir;
   dir.Write("model.safetensors", SafetensorsFile(tensors));
   const auto checkpoint = Checkpoint::Open(dir.path());
   if (!checkpoint.ok()) return checkpoint.status();
   EXPECT_TRUE(HasCodes(*checkpoint, "p"));
-  return ReadCodes(*checkpoint, {.method = Quantisation::Method::kNvfp4}, "p",
-                   2, cols);
+  return ReadCodes(*checkpoint, {.method = method}, "p", 2, cols);
 }
 
 TEST(Nvfp4, CodesStandForTheirNumbersInEitherForm) {
-  const float kNumbers[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   const float kScales[] = {1, 1.125, 0x1p-9, -448};
   for (const bool packed : {false, true}) {
     const auto codes = ReadProduct(Nvfp4(packed));
@@ -152,13 +162,41 @@ TEST(Nvfp4, CodesStandForTheirNumbersInEitherForm) {
     Dequantise(*codes, numbers);
     ASSERT_EQ(numbers.size(), 64u);
     for (int i = 0; i < 64; ++i) {
-      const int pair = i % 32 / 2;
-      const int code = i % 2 == 0 ? pair : 15 - pair;
-      const float number = kNumbers[code % 8] * (code < 8 ? 1.0f : -1.0f);
-      EXPECT_EQ(numbers[static_cast<size_t>(i)], number * kScales[i / 16] / 8)
+      EXPECT_EQ(numbers[static_cast<size_t>(i)],
+                NumberAt(i) * kScales[i / 16] / 8)
           << i;
     }
   }
+}
+
+TEST(Mxfp4, ProductsOfCompressedTensorsHaveTheirOwnTensors) {
+  FileTensors tensors = {
+      {"p.weight_packed", {"U8", {2, 16}, Pairs()}},
+      {"p.weight_scale", {"U8", {2, 1}, std::string("\x7f\x7c")}}};
+  const auto read = [&](int64_t cols = 32) {
+    return ReadProduct(tensors, cols, Quantisation::Method::kPackedMxfp4);
+  };
+  const auto codes = read();
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_EQ(codes->names.size(), 2u);
+  EXPECT_TRUE(SameForm(*codes, *codes));
+  EXPECT_TRUE(ScalesAreNear(*codes));
+  std::vector<float> numbers;
+  Dequantise(*codes, numbers);
+  ASSERT_EQ(numbers.size(), 64u);
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_EQ(numbers[static_cast<size_t>(i)],
+              NumberAt(i) * (i < 32 ? 1 : 0.125f))
+        << i;
+  }
+  EXPECT_THAT(std::string(read(48).status().message()),
+              HasSubstr("p.weight_packed\" has 48 inputs, no multiple of 32"));
+  tensors["p.weight_scale"].bytes[1] = '\xff';
+  EXPECT_THAT(std::string(read().status().message()),
+              HasSubstr("p.weight_scale\" has a scale that is NaN"));
+  tensors.erase("p.weight_packed");
+  EXPECT_THAT(std::string(read().status().message()),
+              HasSubstr("p.weight_packed\" is missing"));
 }
 
 TEST(Nvfp4, TensorsThatDoNotFitAreRefusedByName) {

@@ -105,11 +105,12 @@ TEST(Quantisation, ModelOptimizersConfigIsReadInEachPlace) {
   }
 }
 
-TEST(Quantisation, CompressedNvfp4HasGroupsOfSixteen) {
-  const auto parse = [](const json& weights) {
+TEST(Quantisation, CompressedFp4HasGroupsOfItsSize) {
+  const auto parse = [](const json& weights,
+                        const char* format = "nvfp4-pack-quantized") {
     return Parse(
         Quantised({{"quant_method", "compressed-tensors"},
-                   {"format", "nvfp4-pack-quantized"},
+                   {"format", format},
                    {"config_groups", {{"group_0", {{"weights", weights}}}}}}));
   };
   const json weights = {{"num_bits", 4},
@@ -126,6 +127,13 @@ TEST(Quantisation, CompressedNvfp4HasGroupsOfSixteen) {
                 HasSubstr("must be 4 of type float in groups of 16"))
         << other;
   }
+  constexpr char kMxfp4[] = "mxfp4-pack-quantized";
+  const json of32 = With(weights, {{"group_size", 32}});
+  ASSERT_TRUE(parse(of32, kMxfp4).ok()) << parse(of32, kMxfp4).status();
+  EXPECT_EQ(parse(of32, kMxfp4)->quantisation.method,
+            Quantisation::Method::kPackedMxfp4);
+  EXPECT_THAT(std::string(parse(weights, kMxfp4).status().message()),
+              HasSubstr("must be 4 of type float in groups of 32"));
 }
 
 TEST(Quantisation, HostileQuantizeConfigsAreRefused) {
