@@ -152,6 +152,14 @@ enum class Windows : uint8_t {
   kMixed,  // all but every n-th ("sliding_window_pattern")
 };
 
+// Which layers turn (see no_rope_interval, too).
+enum class Turning : uint8_t {
+  kAll,
+  kWindowed,  // those that have a window
+  // Where "sliding_window" is null all, else the same.
+  kWindowedOrAll,
+};
+
 // In the order of reading: there is one row per family.
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct Family {
@@ -195,7 +203,7 @@ struct Family {
   bool multipliers = false;       // Granite's four
   bool wide_norms = false;        // of q and of k, all heads together
   Parallel parallel = Parallel::kNever;
-  bool windows_turn = false;  // layers without one do not
+  Turning turning = Turning::kAll;
   bool head_bias = false;
   double logit_scale = 0;         // by "logit_scale", of this where left out
   bool scaled_queries = false;    // by "llama_4_scaling_beta"

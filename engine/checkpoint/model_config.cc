@@ -205,7 +205,7 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
         fields.Int("max_window_layers", 0, 1 << 20, family.max_window_layers);
     for (int i = 0; i < spec.layers; ++i) spec.windowed[i] = i >= from;
   }
-  if (family.windows == Windows::kMixed) {
+  if (family.windows == Windows::kMixed && types == nullptr) {
     const int pattern =
         fields.Int("sliding_window_pattern", 1, 1024, family.window_pattern);
     for (int i = 0; i < spec.layers; ++i) {
@@ -217,9 +217,13 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   }
 }
 
-// Of families whose layers turn where they have a window, and nowhere else.
-void TurnWindows(ModelSpec& spec) {
-  for (int i = 0; i < spec.layers; ++i) {
+// Where layers turn that have a window, and no others.
+void TurnWindows(const ConfigFields& fields, const Family& family,
+                 ModelSpec& spec) {
+  const bool all = family.turning == Turning::kAll ||
+                   (family.turning == Turning::kWindowedOrAll &&
+                    fields.HasNull("sliding_window"));
+  for (int i = 0; i < spec.layers && !all; ++i) {
     spec.no_rope.push_back(spec.windowed.empty() || !spec.windowed[i]);
   }
 }
@@ -449,7 +453,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
       fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
-  if (family->windows_turn) TurnWindows(spec);
+  TurnWindows(fields, *family, spec);
   ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
            &spec.max_positions, &spec.rope, &spec.local_rope);
   DropIdleWindow(*family, spec);

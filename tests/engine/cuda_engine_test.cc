@@ -133,6 +133,8 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "stablelm_parallel_f32",
                            "olmo2_f32",
                            "olmoe_f32",
+                           "granitemoe_f32",
+                           "exaone4_f32",
                            "gpt_oss_f32",
                            "qwen3_vl_moe_f32",
                            "ministral3_whole_f32"}) {

@@ -16,6 +16,7 @@ namespace tandem::engine {
 namespace {
 
 using nlohmann::json;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using Kind = RopeSpec::Kind;
 
@@ -307,6 +308,38 @@ TEST(RopeConfig, TheFirstContextIsReadBesideTheScalingToo) {
                    "rope_scaling.original_max_position_embeddings: 512; must "
                    "be 64, as beside it, or left out"});
   }
+}
+
+// Exaone4Attention.
+TEST(RopeConfig, OfExaone4LayersTurnThatHaveAWindowIfThereAreAny) {
+  const auto parse = [](const json& changes) {
+    json config = {{"num_hidden_layers", 5}, {"sliding_window", 16}};
+    config.update(changes);
+    return Parse("Exaone4ForCausalLM", config);
+  };
+  const auto spec = parse(json::object());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->window, 16);
+  EXPECT_THAT(spec->windowed, ElementsAre(true, true, true, false, true));
+  EXPECT_THAT(spec->no_rope, ElementsAre(false, false, false, true, false));
+  EXPECT_FALSE(spec->wide_norms);
+  // As the 32B's config has both.
+  const std::string full = "full_attention", window = "sliding_attention";
+  const auto listed =
+      parse({{"sliding_window_pattern", "LLLG"},
+             {"layer_types", {window, full, window, window, full}}});
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  EXPECT_THAT(listed->no_rope, ElementsAre(false, true, false, false, true));
+  EXPECT_THAT(
+      std::string(
+          parse({{"sliding_window_pattern", "LLLG"}}).status().message()),
+      HasSubstr("sliding_window_pattern: \"LLLG\""));
+  const auto none = parse({{"sliding_window", nullptr},
+                           {"sliding_window_pattern", nullptr},
+                           {"layer_types", std::vector<std::string>(5, full)}});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_TRUE(none->no_rope.empty());
+  EXPECT_EQ(none->window, 0);
 }
 
 }  // namespace
