@@ -9,16 +9,24 @@ import OpenAI from "openai";
 
 const [baseURL, style] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
-const parameters = (name, type) => ({
-  type: "object",
-  properties: { [name]: { type } },
+const declare = (name, types) => ({
+  type: "function",
+  function: {
+    name,
+    parameters: {
+      type: "object",
+      properties: Object.fromEntries(
+        Object.entries(types).map(([key, type]) => [key, { type }]),
+      ),
+    },
+  },
 });
 const request = {
   model: style,
   messages: [{ role: "user", content: "Is it warm in Rome?" }],
   tools: [
-    { type: "function", function: { name: "get_weather", parameters: parameters("city", "string") } },
-    { type: "function", function: { name: "clock", parameters: parameters("zone", "string") } },
+    declare("get_weather", { city: "string", days: "integer" }),
+    declare("clock", { zone: "string" }),
   ],
 };
 const want = [
