@@ -351,6 +351,11 @@ std::vector<HostileTemplate> HostileTemplates() {
        "{{ f.format(a) }}"},
       {"slices", "{{ [1] | slice(1000000000) | list }}"},
       {"batches", "{{ [1] | batch(1000000000, 0) | list }}"},
+      {"paddings", "{{ 'a'.ljust(1000000000) }}"},
+      {"zeros", "{{ 'a'.zfill(9223372036854775807) }}"},
+      {"expanding tabs", "{{ 'a\tb'.expandtabs(1000000000) }}"},
+      {"no such place", "{{ 'a'.index('b') }}"},
+      {"an empty separator", "{{ 'a'.rsplit('') }}"},
       {"power", "{{ 9 ** 9 ** 9 }}"},
       {"map of indents", "{{ ['a\nb'] | map('indent', 1000000000) | list }}"},
       {"deep expression", "{{ " + std::string(100000, '(') + "1" +

@@ -21,6 +21,7 @@ mod grammar;
 mod lark_checks;
 mod python;
 mod python_filters;
+mod python_strings;
 mod regex_checks;
 mod sandbox;
 mod structural_tag;

@@ -9,8 +9,9 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{filters, Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 
-use crate::python::{JsonStyle, Text};
 use crate::budget::charge;
+use crate::python::{JsonStyle, Text};
+use crate::python_strings;
 
 thread_local! {
     static NOW: Cell<i64> = const { Cell::new(0) };
@@ -43,6 +44,9 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter("length", length);
     environment.add_filter("count", length);
     environment.add_filter("trim", trim);
+    environment.add_filter("truncate", python_strings::truncate);
+    environment.add_filter("urlencode", python_strings::url_encode);
+    environment.add_filter("wordcount", python_strings::word_count);
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     bounded(environment, "capitalize", Value::from_function(filters::capitalize));
     bounded(environment, "lower", Value::from_function(filters::lower));
@@ -74,14 +78,13 @@ pub fn install(environment: &mut Environment<'static>) {
     }
     environment.set_unknown_method_callback(|state, value, method, args| {
         if let Some(text) = value.as_str() {
+            if let Some(answer) = python_strings::call(text, method, args)? {
+                return Ok(answer);
+            }
             let all: Vec<Value> = std::iter::once(value.clone()).chain(args.iter().cloned()).collect();
             charge(cost(method, &all))?;
             if method == "join" {
                 return join(&args.first().cloned().unwrap_or_default(), Some(value.clone()), no_kwargs()?);
-            }
-            // Which the engine's would count for ever.
-            if method == "count" && matches!(args, [what] if what.as_str() == Some("")) {
-                return Ok(Value::from(text.chars().count() + 1));
             }
         }
         pycompat::unknown_method_callback(state, value, method, args)
