@@ -415,6 +415,22 @@ TEST(ChatTemplateHostileTest, HostileTemplatesEndInAnError) {
   EXPECT_LT(usage.ru_maxrss, 1 << 20) << "KiB at the peak";
 }
 
+// A lazy value of a lazy value ... would need the stack when it is printed.
+TEST(ChatTemplateHostileTest, LongChainsOfFiltersNestNothing) {
+  for (const char* filter :
+       {"map('int')", "select", "reject('none')", "reverse", "list", "unique",
+        "sort", "selectattr('b', 'undefined')"}) {
+    for (const char* list : {"[1]", "[]"}) {
+      const auto text = RenderSource(
+          "{% set x = " + std::string(list) + " %}" +
+          Repeat("{% set x = x|" + std::string(filter) + " %}", 4000) +
+          "{{ x|list }}");
+      EXPECT_EQ(text.value_or(std::string(text.status().message())), list)
+          << filter;
+    }
+  }
+}
+
 TEST(ChatTemplateHostileTest, EndlessWorkIsResourceExhausted) {
   for (const char* source :
        {"{% for a in range(99999) %}{% for b in range(99999) %}"
