@@ -375,6 +375,8 @@ ProcessFacts AskProcess(const std::string& endpoint) {
     }
   }
   const std::string metrics = HttpGet(endpoint, "/metrics");
+  facts.counts =
+      absl::StrContains(metrics.substr(0, metrics.find('\r')), " 200");
   facts.open_fds = Sample(metrics, "process_open_fds").value_or(0);
   facts.max_fds = Sample(metrics, "process_max_fds").value_or(0);
   if (const auto expiry =

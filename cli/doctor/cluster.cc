@@ -227,6 +227,13 @@ void CheckProcess(const std::string& name, const ProcessFacts& facts,
          "and certificate are not checked; let this machine reach it, or ask "
          "from one that does"});
   }
+  if (facts.answers && !facts.counts) {
+    checks->push_back(
+        {Verdict::kWarn, name,
+         "its /livez answers from here and its /metrics does not: descriptors "
+         "and certificate are not checked; look at what stands between, and "
+         "ask again"});
+  }
   if (!facts.stuck.empty()) {
     checks->push_back({Verdict::kFail, name,
                        absl::StrCat("is not alive: ", facts.stuck,

@@ -59,6 +59,7 @@ inline constexpr absl::Duration kRenewBefore = absl::Hours(24 * 14);
 // What a process tells of itself over HTTP; what it does not tell is absent.
 struct ProcessFacts {
   bool answers = true;     // its HTTP port does
+  bool counts = true;      // /metrics does
   std::string stuck = {};  // what /livez says where it fails
   double open_fds = 0;
   double max_fds = 0;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/http/server.h"
 
 namespace tandem::doctor {
 namespace {
@@ -207,6 +208,7 @@ TEST(DoctorTest, WhatAProcessTellsOfItselfIsJudged) {
   };
   const Case cases[] = {
       {{.answers = false}, Verdict::kWarn, "are not checked"},
+      {{.counts = false}, Verdict::kWarn, "its /metrics does not"},
       {{.stuck = "work is waiting"}, Verdict::kFail, "restart it"},
       {{.open_fds = 900, .max_fds = 1000}, Verdict::kFail, "LimitNOFILE"},
       {{.date = now + absl::Seconds(95)}, Verdict::kFail, "95 s ahead"},
@@ -235,6 +237,17 @@ TEST(DoctorTest, AProcessThatTellsNothingIsNotTakenForAHealthyOne) {
   // Nothing listens there, and nothing is an address.
   EXPECT_FALSE(AskProcess("127.0.0.1:1").answers);
   EXPECT_FALSE(AskProcess("").answers);
+}
+
+TEST(DoctorTest, AProcessMayAnswerAndNotCount) {
+  HttpServer server({.port = 0});
+  server.Handle("GET", "/livez", [](const HttpRequest&) {
+    return HealthResponse(absl::OkStatus());
+  });
+  ASSERT_TRUE(server.Start().ok());
+  const std::string endpoint = absl::StrCat("127.0.0.1:", server.port());
+  EXPECT_TRUE(AskProcess(endpoint).answers);
+  EXPECT_FALSE(AskProcess(endpoint).counts);
 }
 
 }  // namespace
