@@ -29,6 +29,23 @@ constexpr auto kGracePoll = std::chrono::milliseconds(5);
 
 }  // namespace
 
+namespace http_internal {
+
+bool ServerState::MakeRoom() {
+  Session* longest = nullptr;
+  for (Session* session : sessions) {
+    if (session->served() && session->idle() &&
+        (longest == nullptr || session->idle_since() < longest->idle_since())) {
+      longest = session;
+    }
+  }
+  if (longest == nullptr) return false;
+  longest->MakeRoom();
+  return true;
+}
+
+}  // namespace http_internal
+
 class HttpServer::Impl {
  public:
   explicit Impl(HttpOptions options) { state_->options = std::move(options); }
@@ -135,7 +152,7 @@ class HttpServer::Impl {
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
-      if (HasTooMany(session->peer()) || (IsFull() && !MakeRoom())) {
+      if (HasTooMany(session->peer()) || (IsFull() && !state_->MakeRoom())) {
         session->RefuseConnection();
       } else {
         session->Serve();
@@ -154,22 +171,6 @@ class HttpServer::Impl {
     const auto of_peer = state_->served_of_peer.find(peer);
     return most > 0 && of_peer != state_->served_of_peer.end() &&
            of_peer->second >= most;
-  }
-
-  // Whoever holds connections in silence shuts nobody out, probes least of all:
-  // the one that has been idle for longest goes. False: all are being answered.
-  bool MakeRoom() {
-    Session* longest = nullptr;
-    for (Session* session : state_->sessions) {
-      if (session->served() && session->idle() &&
-          (longest == nullptr ||
-           session->idle_since() < longest->idle_since())) {
-        longest = session;
-      }
-    }
-    if (longest == nullptr) return false;
-    longest->MakeRoom();
-    return true;
   }
 
   void CloseAfter(std::chrono::steady_clock::time_point end) {

@@ -68,7 +68,8 @@ struct HttpOptions {
   size_t max_body_bytes = 1 << 20;
   absl::Duration idle_timeout = absl::Seconds(60);
   int max_connections = 256;
-  // Beyond those: served by Handle's handlers, refused by HandleLater's.
+  // Beyond those: served by Handle's handlers, and by HandleLater's in place of
+  // idle ones, if there are any.
   int spare_connections = 0;
   int max_connections_per_peer = 0;  // of one address; 0: no such limit
   int handler_threads = 2;           // for HandleLater

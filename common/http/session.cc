@@ -371,7 +371,9 @@ void Session::Dispatch(HttpRequest request) {
   if (const auto* handler = std::get_if<HttpServer::Handler>(&found->second)) {
     return Answer((*handler)(request));
   }
-  if (state_->served > state_->options.max_connections) return Refuse();
+  while (state_->served > state_->options.max_connections) {
+    if (!state_->MakeRoom()) return Refuse();
+  }
   const auto* later = &std::get<Later>(found->second);
   if (later->refuse != nullptr) {
     if (std::optional<HttpResponse> refusal = later->refuse(request)) {

@@ -47,6 +47,9 @@ struct ServerState : std::enable_shared_from_this<ServerState> {
   HttpServer::Guard guard;           // may be null: all are let in
   std::set<std::string> open_paths;  // not guarded
   bool IsOpen(std::string_view path) const;
+  // Whoever holds connections in silence shuts nobody out, probes least of all:
+  // the one that has been idle for longest goes. False: all are being answered.
+  bool MakeRoom();
   std::set<Session*> sessions;
   // Of those, the ones that limits are about: not who is only told that there
   // are too many.

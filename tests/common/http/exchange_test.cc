@@ -256,6 +256,24 @@ TEST_F(HttpExchangeTest, ProbesAreServedWhenClientsHoldAllConnections) {
   EXPECT_THAT(client.Receive("served"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
+TEST_F(HttpExchangeTest, SilentConnectionsMakeRoomForRequests) {
+  StartServer({.max_connections = 2, .spare_connections = 2});
+  Socket first(server_->port());
+  first.Send(kRequest);
+  std::unique_ptr<HttpExchange> exchange = Next();
+  std::vector<std::unique_ptr<Socket>> silent;
+  for (int i = 0; i < 2; ++i) {
+    silent.push_back(std::make_unique<Socket>(server_->port()));
+  }
+  Socket second(server_->port());
+  second.Send(kRequest);
+  Next()->Answer({.body = "served"});
+  EXPECT_THAT(second.Receive("served"), StartsWith("HTTP/1.1 200"));
+  for (const auto& socket : silent) EXPECT_EQ(socket->Receive(), "");
+  exchange->Answer({.body = "served"});
+  EXPECT_THAT(first.Receive("served"), StartsWith("HTTP/1.1 200"));
+}
+
 TEST_F(HttpExchangeTest, ConnectionsBeingAnsweredMakeNoRoom) {
   StartServer({.max_connections = 2});
   std::vector<std::unique_ptr<Socket>> clients;
