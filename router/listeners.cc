@@ -25,6 +25,8 @@ namespace {
 constexpr int kProbeConnections = 32;
 // Listeners, files, and a few of each worker.
 constexpr int kOwnDescriptors = 128;
+// gRPC's, and the one by which the listener sees the end (rpc/listener.cc).
+constexpr int kOfEachGrpcConnection = 2;
 constexpr char kRegistry[] = "tandem.v1.RegistryService";
 
 absl::StatusOr<rpc::Credentials> LoadSsl(const Flags& flags) {
@@ -96,9 +98,10 @@ void Process::WarnIfExposed() const {
 
 void Process::WarnIfFewDescriptors() const {
   rlimit files{};
-  const int64_t wanted = int64_t{flags_.max_http_connections} +
-                         kProbeConnections + flags_.max_grpc_connections +
-                         kOwnDescriptors;
+  const int64_t wanted =
+      int64_t{flags_.max_http_connections} + kProbeConnections +
+      int64_t{kOfEachGrpcConnection} * flags_.max_grpc_connections +
+      kOwnDescriptors;
   if (getrlimit(RLIMIT_NOFILE, &files) != 0 ||
       files.rlim_cur >= static_cast<rlim_t>(wanted)) {
     return;

@@ -570,15 +570,15 @@ TEST(CliTest, GoldensComeOutOfGenerateJson) {
 }
 
 TEST(CliTest, TooFewDescriptorsForAllConnectionsAreToldAtTheStart) {
-  // 1024 over HTTP, 32 for probes, 1024 over gRPC, 128 of the router's own.
-  for (const int limit : {2207, 2208}) {
+  // 1024 over HTTP, 32 for probes, twice 1024 over gRPC, 128 of its own.
+  for (const int limit : {3231, 3232}) {
     const Result router = Shell(absl::StrCat(
         "ulimit -n ", limit, "; timeout -s INT 2 ",
         Cluster::BinaryPath("tandem-router"), " ", EmbeddedModel(),
         " --port 0 --grpc-port 0 --internal-port 0 --admin-port 0 2>&1"));
     EXPECT_EQ(router.output.find("may take all file descriptors") !=
                   std::string::npos,
-              limit == 2207)
+              limit == 3231)
         << router.output;
   }
 }
