@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "common/error.h"
 #include "common/random.h"
 #include "common/version.h"
@@ -313,15 +314,19 @@ void HttpFront::Generate(Parse parse,
       prompt.clear_request_id();
     }
     absl::StatusOr<AdmittedRequest> one =
-        intake_->Prepare(Api::kHttp, prompt,
-                         {.request_id = name,
-                          .traceparent = http.Header("traceparent"),
-                          .tracestate = http.Header("tracestate"),
-                          .tenant = http.caller},
-                         absl::InfiniteDuration());
+        intake_->PrepareUncharged(Api::kHttp, prompt,
+                                  {.request_id = name,
+                                   .traceparent = http.Header("traceparent"),
+                                   .tracestate = http.Header("tracestate"),
+                                   .tenant = http.caller},
+                                  absl::InfiniteDuration());
     if (!one.ok()) return refuse(one.status());
     admitted.push_back(*std::move(one));
   }
+  const bool bounded = request->prompts.front().stopping().has_max_tokens();
+  const absl::Status charged =
+      intake_->Charge(Api::kHttp, bounded, absl::MakeSpan(admitted));
+  if (!charged.ok()) return refuse(charged);
   if (!http.caller.empty()) {
     for (auto& header : intake_->RateHeaders(http.caller)) {
       headers.push_back(std::move(header));

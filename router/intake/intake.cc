@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/failpoint.h"
 #include "common/random.h"
 #include "common/trace_context.h"
@@ -33,6 +34,18 @@ ModelLimits Intake::Limits() const {
 absl::StatusOr<AdmittedRequest> Intake::Prepare(
     Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
     absl::Duration time_left) const {
+  absl::StatusOr<AdmittedRequest> admitted =
+      PrepareUncharged(api, request, headers, time_left);
+  if (!admitted.ok()) return admitted;
+  const absl::Status charged = Charge(api, request.stopping().has_max_tokens(),
+                                      absl::MakeSpan(&*admitted, 1));
+  if (!charged.ok()) return charged;
+  return admitted;
+}
+
+absl::StatusOr<AdmittedRequest> Intake::PrepareUncharged(
+    Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
+    absl::Duration time_left) const {
   if (TANDEM_FAILPOINT("router.admit", "crash fail stall")) {
     return failpoint::Error();
   }
@@ -44,15 +57,17 @@ absl::StatusOr<AdmittedRequest> Intake::Prepare(
           ? FieldInvalid("priority", absl::StrCat(request.priority()),
                          "of a tenant with a key 0 or more")
           : Admit(request);
-  if (admitted.ok() && !tenant.empty()) {
-    absl::Status charged = Charge(request, tenant, &*admitted);
-    if (!charged.ok()) admitted = std::move(charged);
-  }
   if (!admitted.ok()) {
     metrics_->OnInvalid(api, admitted.status());
     return admitted;
   }
   admitted->api = api;
+  if (!tenant.empty()) {
+    EffectiveRequest& effective = admitted->effective;
+    effective.cache_salt = TenantSalt(tenant, effective.cache_salt);
+    effective.cache_owner = CacheOwner(tenant);
+    admitted->tenant = tenant;
+  }
   admitted->trace = TraceOf(headers);
   if (admitted->effective.request_id.empty() &&
       ValidateRequestId(headers.request_id).ok()) {
@@ -134,24 +149,31 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
   return admitted;
 }
 
-absl::Status Intake::Charge(const v1::GenerateRequest& request,
-                            const std::string& tenant,
-                            AdmittedRequest* admitted) const {
-  EffectiveRequest& effective = admitted->effective;
-  effective.cache_salt = TenantSalt(tenant, effective.cache_salt);
-  effective.cache_owner = CacheOwner(tenant);
-  const int64_t sequences =
-      effective.beam ? int64_t{effective.beam->width()}
-                     : std::max<int64_t>(1, effective.sampling.best_of());
-  auto charge = access_->tenants().Admit(
-      tenant, {.prompt_tokens = static_cast<int64_t>(admitted->prompt.size()),
-               .completion_tokens = sequences * effective.stopping.max_tokens(),
-               .bounded = request.stopping().has_max_tokens(),
-               .sequences = effective.beam ? 1 : sequences,
-               .told_at_end = effective.beam.has_value()});
-  if (!charge.ok()) return charge.status();
-  admitted->tenant = tenant;
-  admitted->charge = *std::move(charge);
+absl::Status Intake::Charge(Api api, bool bounded,
+                            absl::Span<AdmittedRequest> admitted) const {
+  const std::string& tenant = admitted.front().tenant;
+  if (tenant.empty()) return absl::OkStatus();
+  std::vector<TenantAsk> asks;
+  for (const AdmittedRequest& one : admitted) {
+    const EffectiveRequest& effective = one.effective;
+    const int64_t sequences =
+        effective.beam ? int64_t{effective.beam->width()}
+                       : std::max<int64_t>(1, effective.sampling.best_of());
+    asks.push_back(
+        {.prompt_tokens = static_cast<int64_t>(one.prompt.size()),
+         .completion_tokens = sequences * effective.stopping.max_tokens(),
+         .bounded = bounded,
+         .sequences = effective.beam ? 1 : sequences,
+         .told_at_end = effective.beam.has_value()});
+  }
+  auto charges = access_->tenants().AdmitAll(tenant, asks);
+  if (!charges.ok()) {
+    metrics_->OnInvalid(api, charges.status());
+    return charges.status();
+  }
+  for (size_t i = 0; i < admitted.size(); ++i) {
+    admitted[i].charge = std::move((*charges)[i]);
+  }
   return absl::OkStatus();
 }
 

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/mutex.h"
 #include "router/core/request.h"
 #include "router/intake/model_text.h"
@@ -85,6 +86,14 @@ class Intake {
                                           const CallHeaders& headers,
                                           absl::Duration time_left) const;
 
+  // The two steps of Prepare, for a call of several requests, which its tenant
+  // is charged for together: all or none. `bounded`: they say max_tokens.
+  absl::StatusOr<AdmittedRequest> PrepareUncharged(
+      Api api, const v1::GenerateRequest& request, const CallHeaders& headers,
+      absl::Duration time_left) const;
+  absl::Status Charge(Api api, bool bounded,
+                      absl::Span<AdmittedRequest> admitted) const;
+
   // OpenAI's x-ratelimit-* of the tenant.
   std::vector<std::pair<std::string, std::string>> RateHeaders(
       const std::string& tenant) const {
@@ -129,9 +138,6 @@ class Intake {
   TraceContext TraceOf(const CallHeaders& headers) const;
   absl::StatusOr<AdmittedRequest> Admit(
       const v1::GenerateRequest& request) const;
-  absl::Status Charge(const v1::GenerateRequest& request,
-                      const std::string& tenant,
-                      AdmittedRequest* admitted) const;
 
   const ModelText* const model_;
   const ClusterFacts* const facts_;

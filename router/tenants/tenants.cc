@@ -27,6 +27,15 @@ KeyDigest DigestFor(absl::string_view purpose, const std::string& tenant,
   return DigestOf(absl::StrCat(purpose, size, tenant, more));
 }
 
+// What is taken of the minute's `limit` before the first token.
+int64_t Reserve(const TenantAsk& ask, int64_t limit) {
+  if (ask.bounded) return ask.prompt_tokens + ask.completion_tokens;
+  const int64_t reserved =
+      ask.prompt_tokens + std::min(ask.completion_tokens, kUnstatedTokens);
+  const bool may_fit = limit != 0 && ask.prompt_tokens < limit;
+  return may_fit ? std::min(reserved, limit) : reserved;
+}
+
 }  // namespace
 
 void Tenants::Set(const std::map<std::string, TenantLimits>& limits) {
@@ -83,16 +92,23 @@ absl::StatusOr<Tenants::Account*> Tenants::Find(const std::string& tenant) {
 }
 
 absl::Status Tenants::CheckRequests(const std::string& tenant, Account* account,
-                                    absl::Time now) {
-  if (account->requests.Has(1, now)) return absl::OkStatus();
-  return Refused(tenant, "requests_per_minute",
-                 absl::StrCat("requests per minute (RPM): limit ",
-                              account->limits.requests_per_minute),
-                 account->requests.Until(1, now));
+                                    int64_t requests, absl::Time now) {
+  if (account->requests.Has(requests, now)) return absl::OkStatus();
+  const int64_t limit = account->limits.requests_per_minute;
+  std::string what = absl::StrCat("requests per minute (RPM): limit ", limit);
+  if (requests > limit) {
+    absl::StrAppend(&what, ", requested ", requests,
+                    ". That is more than a whole minute's: send fewer prompts "
+                    "at a time");
+    return Refused(tenant, "requests_per_minute", what, std::nullopt);
+  }
+  return Refused(tenant, "requests_per_minute", what,
+                 account->requests.Until(requests, now));
 }
 
 absl::Status Tenants::CheckCounts(const std::string& tenant, Account* account,
-                                  int64_t sequences, absl::Time now) {
+                                  int64_t requests, int64_t sequences,
+                                  absl::Time now) {
   const int64_t limit = account->limits.parallel_requests;
   if (limit != 0 && account->in_flight + sequences > limit) {
     const std::string what =
@@ -107,52 +123,65 @@ absl::Status Tenants::CheckCounts(const std::string& tenant, Account* account,
     }
     return Refused(tenant, "max_parallel_requests", what, kParallelRetry);
   }
-  return CheckRequests(tenant, account, now);
+  return CheckRequests(tenant, account, requests, now);
 }
 
-absl::Status Tenants::Check(const std::string& tenant, Account* account,
-                            const TenantAsk& ask, absl::Time now,
-                            int64_t* reserved) {
-  const TenantLimits& limits = account->limits;
-  const absl::Status counts = CheckCounts(tenant, account, ask.sequences, now);
-  if (!counts.ok()) return counts;
-  *reserved = ask.prompt_tokens +
-              (ask.bounded ? ask.completion_tokens
-                           : std::min(ask.completion_tokens, kUnstatedTokens));
-  const int64_t limit = limits.tokens_per_minute;
-  if (limit != 0 && !ask.bounded && ask.prompt_tokens < limit) {
-    *reserved = std::min(*reserved, limit);
-  }
-  if (account->tokens.Has(*reserved, now)) return absl::OkStatus();
+absl::Status Tenants::CheckTokens(const std::string& tenant, Account* account,
+                                  int64_t requests, int64_t tokens,
+                                  absl::Time now) {
+  if (account->tokens.Has(tokens, now)) return absl::OkStatus();
+  const int64_t limit = account->limits.tokens_per_minute;
   const std::string what =
       absl::StrCat("tokens per minute (TPM): limit ", limit, ", left ",
-                   account->tokens.Left(now), ", requested ", *reserved);
-  if (*reserved > limit) {
-    return Refused(tenant, "tokens_per_minute",
-                   absl::StrCat(what,
-                                ". That is more than a whole minute's: "
-                                "shorten the prompt or lower max_tokens"),
-                   std::nullopt);
+                   account->tokens.Left(now), ", requested ", tokens);
+  if (tokens > limit) {
+    return Refused(
+        tenant, "tokens_per_minute",
+        absl::StrCat(what, ". That is more than a whole minute's: ",
+                     requests > 1 ? "send fewer prompts at a time, " : "",
+                     "shorten the prompt or lower max_tokens"),
+        std::nullopt);
   }
   return Refused(tenant, "tokens_per_minute", what,
-                 account->tokens.Until(*reserved, now));
+                 account->tokens.Until(tokens, now));
 }
 
-absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
-    const std::string& tenant, const TenantAsk& ask) {
+absl::StatusOr<std::vector<std::shared_ptr<Tenants::Charge>>> Tenants::AdmitAll(
+    const std::string& tenant, const std::vector<TenantAsk>& asks) {
   const absl::Time now = clock_();
   const MutexLock lock(&mutex_);
   const absl::StatusOr<Account*> found = Find(tenant);
   if (!found.ok()) return found.status();
   Account& account = **found;
-  int64_t reserved = 0;
-  absl::Status status = Check(tenant, &account, ask, now, &reserved);
+  const auto requests = static_cast<int64_t>(asks.size());
+  int64_t sequences = 0, tokens = 0;
+  std::vector<int64_t> reserved;
+  for (const TenantAsk& ask : asks) {
+    reserved.push_back(Reserve(ask, account.limits.tokens_per_minute));
+    sequences += ask.sequences;
+    tokens += reserved.back();
+  }
+  absl::Status status = CheckCounts(tenant, &account, requests, sequences, now);
+  if (status.ok()) {
+    status = CheckTokens(tenant, &account, requests, tokens, now);
+  }
   if (!status.ok()) return status;
-  account.in_flight += ask.sequences;
-  account.requests.Take(1, now);
-  account.tokens.Take(reserved, now);
-  return std::make_shared<Charge>(this, tenant, accounts_[tenant], ask,
-                                  reserved);
+  account.in_flight += sequences;
+  account.requests.Take(requests, now);
+  account.tokens.Take(tokens, now);
+  std::vector<std::shared_ptr<Charge>> charges;
+  for (size_t i = 0; i < asks.size(); ++i) {
+    charges.push_back(std::make_shared<Charge>(this, tenant, accounts_[tenant],
+                                               asks[i], reserved[i]));
+  }
+  return charges;
+}
+
+absl::StatusOr<std::shared_ptr<Tenants::Charge>> Tenants::Admit(
+    const std::string& tenant, const TenantAsk& ask) {
+  auto charges = AdmitAll(tenant, {ask});
+  if (!charges.ok()) return charges.status();
+  return std::move(charges->front());
 }
 
 absl::Status Tenants::HasRoom(const std::string& tenant) {
@@ -160,7 +189,7 @@ absl::Status Tenants::HasRoom(const std::string& tenant) {
   const MutexLock lock(&mutex_);
   const absl::StatusOr<Account*> account = Find(tenant);
   if (!account.ok()) return account.status();
-  return CheckCounts(tenant, *account, /*sequences=*/1, now);
+  return CheckCounts(tenant, *account, /*requests=*/1, /*sequences=*/1, now);
 }
 
 TenantLimits Tenants::LimitsOf(const std::string& tenant) {
@@ -174,7 +203,7 @@ absl::Status Tenants::AdmitCall(const std::string& tenant) {
   const MutexLock lock(&mutex_);
   const absl::StatusOr<Account*> account = Find(tenant);
   if (!account.ok()) return account.status();
-  absl::Status status = CheckRequests(tenant, *account, now);
+  absl::Status status = CheckRequests(tenant, *account, /*requests=*/1, now);
   if (status.ok()) (*account)->requests.Take(1, now);
   return status;
 }

@@ -71,6 +71,9 @@ class Tenants {
   // its sequences.
   absl::StatusOr<std::shared_ptr<Charge>> Admit(const std::string& tenant,
                                                 const TenantAsk& ask);
+  // Of one call's requests, all or none: each its charge.
+  absl::StatusOr<std::vector<std::shared_ptr<Charge>>> AdmitAll(
+      const std::string& tenant, const std::vector<TenantAsk>& asks);
 
   // Of what Admit would say, that which no prompt needs to be tokenised for.
   // Takes nothing.
@@ -107,13 +110,13 @@ class Tenants {
   absl::StatusOr<Account*> Find(const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRequests(const std::string& tenant, Account* account,
-                             absl::Time now)
+                             int64_t requests, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCounts(const std::string& tenant, Account* account,
-                           int64_t sequences, absl::Time now)
+                           int64_t requests, int64_t sequences, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Check(const std::string& tenant, Account* account,
-                     const TenantAsk& ask, absl::Time now, int64_t* reserved)
+  absl::Status CheckTokens(const std::string& tenant, Account* account,
+                           int64_t requests, int64_t tokens, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<absl::Time()> clock_;

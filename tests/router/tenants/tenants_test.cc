@@ -249,6 +249,44 @@ TEST_F(TenantsTest, WhatNeverFitsIsNotToBeTriedAgain) {
               HasSubstr("shorten the prompt or lower max_tokens"));
 }
 
+TEST_F(TenantsTest, ACallsRequestsFitTogetherOrNotAtAll) {
+  const auto all = [this](const std::vector<TenantAsk>& asks) {
+    return tenants_.AdmitAll("acme", asks);
+  };
+  {
+    const auto charges = all({{30, 10}, {20, 10}});
+    ASSERT_TRUE(charges.ok());
+    ASSERT_EQ(charges->size(), 2u);
+    EXPECT_EQ(Remaining("tokens"), "30");
+    EXPECT_EQ(Remaining("requests"), "8");
+    (*charges)[0]->Begun();
+    (*charges)[0]->End(Outcome::kDone);
+    EXPECT_EQ(Remaining("tokens"), "40");
+    // The first alone would fit now.
+    const absl::Status later = all({{30, 1}, {10, 9}}).status();
+    EXPECT_EQ(RetryAfter(later), absl::Seconds(6));
+    EXPECT_THAT(std::string(later.message()),
+                HasSubstr("left 40, requested 50. Try again in 6s"));
+    EXPECT_EQ(Remaining("tokens"), "40");
+    EXPECT_EQ(Remaining("requests"), "8");
+  }
+  const absl::Status tokens = all({{40, 20}, {40, 1}}).status();
+  EXPECT_EQ(RetryAfter(tokens), std::nullopt);
+  EXPECT_THAT(std::string(tokens.message()),
+              HasSubstr("requested 101. That is more than a whole minute's: "
+                        "send fewer prompts at a time"));
+  const absl::Status parallel = all(std::vector<TenantAsk>(4)).status();
+  EXPECT_EQ(RetryAfter(parallel), std::nullopt);
+  EXPECT_THAT(std::string(parallel.message()),
+              HasSubstr("more than there may ever be"));
+  tenants_.Set({{"acme", {.requests_per_minute = 3}}});
+  const absl::Status requests = all(std::vector<TenantAsk>(4)).status();
+  EXPECT_EQ(RetryAfter(requests), std::nullopt);
+  EXPECT_THAT(std::string(requests.message()),
+              HasSubstr("limit 3, requested 4. That is more than a whole "
+                        "minute's: send fewer prompts at a time"));
+}
+
 TEST_F(TenantsTest, UnstatedLengthsPayAsTheyGo) {
   tenants_.Set({{"acme", {.tokens_per_minute = 1000}}});
   auto charge = Ask(44, 1'000'000, false);
