@@ -108,7 +108,15 @@ struct HostCodes {
 // kClampedSwiGlu, of layers with gates alone, is gpt-oss's: of the gate and of
 // what it opens, both cut at kSwiGluLimit, the latter at its negative too,
 // gate / (1 + exp(-1.702 * gate)) * (up + 1).
-enum class Activation : uint8_t { kSilu, kGeluTanh, kClampedSwiGlu };
+// The last two are of layers without gates alone: x times the normal
+// distribution's share below x, and the square of what of x is positive.
+enum class Activation : uint8_t {
+  kSilu,
+  kGeluTanh,
+  kClampedSwiGlu,
+  kGelu,
+  kRelu2
+};
 inline constexpr float kSwiGluLimit = 7;
 inline constexpr float kSwiGluAlpha = 1.702f;
 

@@ -86,11 +86,18 @@ void ReadActivation(ConfigFields& fields, const Family& family,
   if (name == "silu") {
     spec.activation = kernels::Activation::kSilu;
   } else if (name == "gelu_pytorch_tanh" || name == "gelu_new" ||
-             (family.gelu_is_tanh && name == "gelu")) {
+             name == "gelu_fast" || (family.gelu_is_tanh && name == "gelu")) {
     spec.activation = kernels::Activation::kGeluTanh;
+  } else if (!spec.is_gated() && name == "gelu") {
+    spec.activation = kernels::Activation::kGelu;
+  } else if (!spec.is_gated() && name == "relu2") {
+    spec.activation = kernels::Activation::kRelu2;
   } else {
     fields.Refuse(family.keys.activation, Quote(name),
-                  "silu, gelu_pytorch_tanh or gelu_new");
+                  spec.is_gated()
+                      ? "silu, gelu_pytorch_tanh, gelu_new or gelu_fast"
+                      : "silu, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast or "
+                        "relu2");
   }
 }
 
@@ -496,8 +503,8 @@ absl::StatusOr<ModelSpec> LoadModelSpec(const std::string& directory) {
 std::string ModelSpec::Canonical() const {
   // %.17g tells any two doubles apart. What a family always has is in its
   // name; what it may have is said where it has it.
-  static constexpr const char* kActivations[] = {"silu", "gelu_tanh",
-                                                 "clamped_swiglu"};
+  static constexpr const char* kActivations[] = {
+      "silu", "gelu_tanh", "clamped_swiglu", "gelu", "relu2"};
   std::string text = absl::StrFormat(
       "%s hidden=%d intermediate=%d layers=%d heads=%d kv_heads=%d "
       "head_dim=%d vocab=%d max_positions=%d norm=%s eps=%.17g act=%s "

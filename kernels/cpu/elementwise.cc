@@ -100,6 +100,32 @@ HWY_INLINE F16 Activated(Activation activation, const F16& x) {
   return Div(x, Add(Set16(1.0f), e));
 }
 
+// x * Phi(x) = max(x, 0) - |x| * Phi(-|x|), the latter with Phi(-z) =
+// exp(-z * z / 2) * p(t), t = 1 / (1 + 0.2316419 * z): p's relative error is
+// below 1.2e-7 up to the cut, where the product is 1e-36. NaN stays NaN.
+HWY_INLINE F16 Gelu(const F16& x) {
+  const F16 zero = Set16(0.0f);
+  const F16 one = Set16(1.0f);
+  const F16 z = Min(Set16(12.8f), Max(Sub(zero, x), x));
+  const F16 t = Div(one, Fma(z, Set16(0.2316419f), one));
+  F16 p = Set16(-0.0713041499f);
+  for (const float c :
+       {0.251481026f, -0.20847325f, 0.231842637f, 0.00985183939f, 0.10385438f,
+        0.0902101845f, 0.0925373584f}) {
+    p = Fma(p, t, Set16(c));
+  }
+  const F16 e = Exp(Mul(Mul(z, z), Set16(-0.5f)));
+  return Sub(Max(zero, x), Mul(z, Mul(Mul(p, t), e)));
+}
+
+// Of a layer without gates.
+HWY_INLINE F16 Alone(Activation activation, const F16& x) {
+  if (activation == Activation::kGelu) return Gelu(x);
+  if (activation != Activation::kRelu2) return Activated(activation, x);
+  const F16 positive = Max(Set16(0.0f), x);
+  return Mul(positive, positive);
+}
+
 // NaN stays NaN: it is the second operand of minimum and maximum.
 HWY_INLINE F16 ClampedSwiGlu(const F16& gate, const F16& up) {
   const F16 limit = Set16(kSwiGluLimit);
@@ -131,8 +157,7 @@ void GateRow(Activation activation, int dim, const float* gate, const float* up,
 void ActivateRow(Activation activation, int dim, float* x) {
   for (int i = 0; i < dim; i += 16) {
     const int count = HWY_MIN(16, dim - i);
-    StoreFirst16(Activated(activation, LoadFirst16(x + i, count)), x + i,
-                 count);
+    StoreFirst16(Alone(activation, LoadFirst16(x + i, count)), x + i, count);
   }
 }
 

@@ -102,7 +102,7 @@ struct ActivateKernel {
     const int count = Smaller(kChunk, p.dim - begin);
     float v[kChunk];
     LoadChunk(x, count, Aligned(p.dim), v);
-    for (int i = 0; i < kChunk; ++i) v[i] = Activated(p.activation, v[i]);
+    for (int i = 0; i < kChunk; ++i) v[i] = Alone(p.activation, v[i]);
     StoreChunk(x, count, Aligned(p.dim), v);
   }
 };

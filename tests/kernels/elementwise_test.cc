@@ -311,6 +311,40 @@ TEST(ElementwiseTest, GeluAndCapsAreWithinTheErrorBoundOfFloat64) {
   }
 }
 
+// What is added to max(x, 0) is |x| Phi(-|x|), off by 5e-7 of it (p, Exp and
+// roundings) and by what rounding x * x does to the exponent, x * x / 2 * 6e-8;
+// the sum is rounded once. Behind the cut it is nothing.
+TEST(ElementwiseTest, ExactGeluIsThatOfFloat64Erf) {
+  std::vector<float> x = {0.0f,   -0.0f, 1e-30f, -1e-30f, 12.8f,
+                          -12.8f, 13.5f, -13.5f, 3e38f,   -3e38f};
+  for (int i = -28000; i <= 28000; ++i) x.push_back(0.0005f * i);
+  const int dim = static_cast<int>(x.size());
+  Device device(MakeBackend());
+  float* const gelu = device.Upload(x);
+  float* const squares = device.Upload(x);
+  device->Activate(device.queue(), 1, dim, Activation::kGelu, gelu);
+  device->Activate(device.queue(), 1, dim, Activation::kRelu2, squares);
+  const auto got = device.Download(gelu, x.size());
+  const auto got_squares = device.Download(squares, x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double v = x[i];
+    const double tail =
+        std::abs(v) * 0.5 * std::erfc(std::abs(v) / std::numbers::sqrt2);
+    const double expected = std::max(v, 0.0) - tail;
+    const double bound =
+        tail * (5e-7 + v * v * 6e-8) + std::abs(expected) * 0x1p-24 + 2e-36;
+    ASSERT_NEAR(got[i], expected, bound) << v;
+    const float positive = std::max(x[i], 0.0f);
+    ASSERT_EQ(got_squares[i], positive * positive) << v;
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Activation what : {Activation::kGelu, Activation::kRelu2}) {
+    float* const row = device.Upload(std::vector<float>{nan, 1.0f});
+    device->Activate(device.queue(), 1, 2, what, row);
+    EXPECT_TRUE(std::isnan(device.Download(row, 2)[0]));
+  }
+}
+
 TEST(ElementwiseTest, EmbedReadsRowsOfAPackedTable) {
   for (const DType type : {DType::kF32, DType::kBF16}) {
     const int vocab = 77, dim = 51;

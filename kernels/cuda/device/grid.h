@@ -82,6 +82,28 @@ TANDEM_DEVICE float Activated(Activation activation, float x) {
           : Mul(x, Fma(Mul(x, x), 0.07135481627f, 1.595769122f));
   return Div(x, Add(1.0f, Exp(Sub(0.0f, inner))));
 }
+TANDEM_DEVICE float Gelu(float x) {
+  const float size = Sub(0.0f, x) > x ? Sub(0.0f, x) : x;
+  const float z = size > 12.8f ? 12.8f : size;
+  const float t = Div(1.0f, Fma(z, 0.2316419f, 1.0f));
+  float p = -0.0713041499f;
+  p = Fma(p, t, 0.251481026f);
+  p = Fma(p, t, -0.20847325f);
+  p = Fma(p, t, 0.231842637f);
+  p = Fma(p, t, 0.00985183939f);
+  p = Fma(p, t, 0.10385438f);
+  p = Fma(p, t, 0.0902101845f);
+  p = Fma(p, t, 0.0925373584f);
+  const float e = Exp(Mul(Mul(z, z), -0.5f));
+  return Sub(0.0f > x ? 0.0f : x, Mul(z, Mul(Mul(p, t), e)));
+}
+// Of a layer without gates.
+TANDEM_DEVICE float Alone(Activation activation, float x) {
+  if (activation == Activation::kGelu) return Gelu(x);
+  if (activation != Activation::kRelu2) return Activated(activation, x);
+  const float positive = 0.0f > x ? 0.0f : x;
+  return Mul(positive, positive);
+}
 // Of a layer with gates. NaN stays NaN.
 TANDEM_DEVICE float Gated(Activation activation, float gate, float up) {
   if (activation != Activation::kClampedSwiGlu) {

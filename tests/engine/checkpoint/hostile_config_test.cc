@@ -152,7 +152,8 @@ std::vector<HostileConfig> HostileConfigs() {
       {"rope of a part", llama(Scaling({{"partial_rotary_factor", 0.5}})),
        "partial_rotary_factor"},
       {"another activation", llama({{"hidden_act", "gelu"}}),
-       "hidden_act: \"gelu\"; must be silu, gelu_pytorch_tanh or gelu_new"},
+       "hidden_act: \"gelu\"; must be silu, gelu_pytorch_tanh, gelu_new or "
+       "gelu_fast"},
       {"quantised, nobody knows how",
        llama({{"quantization_config", {{"bits", 4}}}}),
        "quantization_config.quant_method: \"\"; must be gptq, awq, compr"},
@@ -333,6 +334,10 @@ std::vector<HostileConfig> HostileConfigs() {
        "use_sliding_window is not true"},
       {"every zeroth layer", With(SmolLm3(), {{"no_rope_layer_interval", 0}}),
        "no_rope_layer_interval: 0"},
+      {"an activation that no layer without gates has",
+       With(Gpt2(), {{"activation_function", "relu"}}),
+       "activation_function: \"relu\"; must be silu, gelu, gelu_pytorch_tanh, "
+       "gelu_new, gelu_fast or relu2"},
       {"exact GELU where tanh is not what it means",
        With(Gemma3(), {{"hidden_activation", "gelu"}}), "hidden_activation"},
       {"products that are clipped", llama({{"clip_qkv", 8.0}}),

@@ -557,6 +557,17 @@ TEST(ModelConfig, GemmasOldGeluMeansTanh) {
   EXPECT_EQ(spec->embedding_scale, 8);
 }
 
+TEST(ModelConfig, ActivationsOfLayersWithoutGates) {
+  const auto of = [](const char* name) {
+    const auto spec = Parse(With(Gpt2(), {{"activation_function", name}}));
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->activation : kernels::Activation::kSilu;
+  };
+  EXPECT_EQ(of("gelu"), kernels::Activation::kGelu);
+  EXPECT_EQ(of("relu2"), kernels::Activation::kRelu2);
+  EXPECT_EQ(of("gelu_fast"), kernels::Activation::kGeluTanh);
+}
+
 TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
   const std::pair<const char*, json> kConfigs[] = {
       {"unknown keys",

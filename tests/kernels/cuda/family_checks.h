@@ -165,7 +165,8 @@ inline AssertionResult CheckActivate(const ActivateFn& launch) {
   const int rows = 3;
   for (const DType type : kTypes) {
     for (const int dim : kSizes) {
-      for (const Activation what : {Activation::kSilu, Activation::kGeluTanh}) {
+      for (const Activation what : {Activation::kSilu, Activation::kGeluTanh,
+                                    Activation::kGelu, Activation::kRelu2}) {
         const auto x = RandomOf(type, int64_t{rows} * dim, 88, 4.0f);
         Guarded in(type, int64_t{rows} * dim);
         Fill(in, type, x);
@@ -174,9 +175,13 @@ inline AssertionResult CheckActivate(const ActivateFn& launch) {
         std::vector<double> expected;
         for (const float v : x) {
           const double cube = v + 0.044715 * v * v * v;
+          const double positive = std::max(v, 0.0f);
           expected.push_back(
-              what == Activation::kSilu
-                  ? v / (1 + std::exp(-double{v}))
+              what == Activation::kSilu ? v / (1 + std::exp(-double{v}))
+              : what == Activation::kGelu
+                  ? 0.5 * v * std::erfc(-v / std::sqrt(2.0))
+              : what == Activation::kRelu2
+                  ? positive * positive
                   : 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * cube)));
         }
         if (auto near = Near(type, in.Values(), expected); !near) {
