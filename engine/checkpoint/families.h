@@ -46,6 +46,8 @@ struct TensorNames {
   std::string_view key = "self_attn.k_proj";
   std::string_view value = "self_attn.v_proj";
   std::string_view qkv = "";  // all three, stacked in this order
+  // Or for each head of keys its queries, itself and its values.
+  bool qkv_in_groups = false;
   std::string_view query_norm = "";
   std::string_view key_norm = "";
   std::string_view output = "self_attn.o_proj";
@@ -73,7 +75,7 @@ struct TensorNames {
   std::string_view sinks = "";
 
   // Of buffers that old files carry, and that say nothing.
-  std::array<std::string_view, 2> ignored_suffixes = {".rotary_emb.inv_freq"};
+  std::array<std::string_view, 3> ignored_suffixes = {".rotary_emb.inv_freq"};
   // Some files have all names without it.
   std::string_view optional_prefix = "";
   bool transposed = false;  // layers' matrices are [inputs, outputs]
@@ -97,6 +99,8 @@ struct ConfigKeys {
   std::string_view shared_size = "";
   // Of a head the dimensions that turn, where no factor says it.
   std::string_view rotary_dim = "";
+  std::string_view rotary_factor = "";  // or the factor's older name
+  std::string_view rope_theta = "rope_theta";
 };
 
 // Which products have biases.
@@ -114,7 +118,7 @@ enum class Biases : uint8_t {
   kUseBias,          // by "use_bias": all
   // "attention_bias" (true if left out): q, k, v and o; the rest always, what
   // chooses experts too
-  kWithExperts,
+  kRestAlways,
   kAll,
 };
 
@@ -139,7 +143,8 @@ enum class Normalised : uint8_t {
 // both are added to them; else one after the other.
 enum class Parallel : uint8_t {
   kNever,
-  kByConfig,  // "use_parallel_residual"; one norm for both then
+  kByConfig,      // "use_parallel_residual"; one norm for both then
+  kUnlessDenied,  // the same, true if left out; a norm of its own for each
   kAlways,
 };
 

@@ -120,7 +120,7 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       spec.output_bias = fields.Bool("attention_out_bias", false);
       spec.mlp_bias = fields.Bool("mlp_bias", false);
       break;
-    case Biases::kWithExperts:
+    case Biases::kRestAlways:
       spec.output_bias = spec.qkv_bias = fields.Bool("attention_bias", true);
       spec.mlp_bias = spec.router_bias = true;
       break;
@@ -239,7 +239,9 @@ void ReadParallel(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   const bool chosen = family.parallel == Parallel::kByConfig &&
                       fields.Bool("use_parallel_residual", false);
   if (chosen) spec.names.mlp_norm = "";
-  spec.parallel = chosen || family.parallel == Parallel::kAlways;
+  const bool own_norms = family.parallel == Parallel::kUnlessDenied &&
+                         fields.Bool("use_parallel_residual", true);
+  spec.parallel = chosen || own_norms || family.parallel == Parallel::kAlways;
 }
 
 bool HasWindows(const ModelSpec& spec) {

@@ -314,12 +314,16 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
     context.rotary_fallback =
         static_cast<double>(fields.Int(rotary_dim, 2, head_dim)) / head_dim;
   }
+  const ConfigKeys& keys = family.keys;
+  if (!keys.rotary_factor.empty() && fields.Find(keys.rotary_factor)) {
+    context.rotary_factor = fields.Double(keys.rotary_factor, 0, 1);
+  }
   rope->rotary_dim = local->rotary_dim = ReadRotaryDim(fields, context);
   if (fields.Find("partial_rotary_factor") != nullptr) {
     context.rotary_factor = fields.Double("partial_rotary_factor", 0, 1);
   }
   rope->interleaved = local->interleaved = family.interleaved_rope;
-  rope->theta = fields.Double("rope_theta", 1, 1e12, family.rope_theta);
+  rope->theta = fields.Double(keys.rope_theta, 1, 1e12, family.rope_theta);
   const bool has_local = family.local_rope_theta > 0;
   if (has_local) {
     local->theta =

@@ -166,7 +166,10 @@ struct Pass {
     if (!spec.parallel) {
       return Norm(rows, layer.mlp_norm, x, w.delta, w.normed);
     }
-    if (!whole) Norm(rows, layer.input_norm, x, nullptr, w.normed);
+    const bool own = layer.mlp_norm.weight != nullptr;
+    if (own || !whole) {
+      Norm(rows, own ? layer.mlp_norm : layer.input_norm, x, nullptr, w.normed);
+    }
     backend.RmsNorm(queue, rows, spec.hidden_size, 0, x, w.delta, nullptr,
                     w.delta);
   }

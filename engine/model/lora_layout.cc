@@ -23,8 +23,9 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
                         RotaryOrder(spec.rope, spec.head_dim, turning_heads)});
   };
   if (!names.qkv.empty()) {
-    add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden,
-        spec.heads + spec.kv_heads);
+    add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden);
+    sections.back().order = FusedOrder(spec.rope, spec.head_dim, spec.heads,
+                                       spec.kv_heads, names.qkv_in_groups);
   } else {
     add(names.query, LoraProduct::kQkv, 0, query, hidden, spec.heads);
     add(names.key, LoraProduct::kQkv, query, key, hidden, spec.kv_heads);

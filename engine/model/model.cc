@@ -305,7 +305,8 @@ absl::Status ModelLoader::LoadAttention(int index, Model::Layer& layer) {
   const auto qkv = [&](std::string_view what) -> std::vector<TensorPart> {
     if (!names.qkv.empty()) {
       return {{name(names.qkv, what), query + 2 * key,
-               order(spec_.heads + spec_.kv_heads)}};
+               FusedOrder(spec_.rope, spec_.head_dim, spec_.heads,
+                          spec_.kv_heads, names.qkv_in_groups)}};
     }
     return {{name(names.query, what), query, order(spec_.heads)},
             {name(names.key, what), key, order(spec_.kv_heads)},

@@ -127,4 +127,23 @@ std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
   return order;
 }
 
+std::vector<int> FusedOrder(const RopeSpec& rope, int head_dim, int heads,
+                            int kv_heads, bool in_groups) {
+  std::vector<int> turned = RotaryOrder(rope, head_dim, heads + kv_heads);
+  if (!in_groups) return turned;
+  const int queries = heads / kv_heads;  // of a group
+  std::vector<int> order;
+  for (int head = 0; head < heads + 2 * kv_heads; ++head) {
+    const int rest = head - heads;
+    const int group = rest < 0 ? head / queries : rest % kv_heads;
+    const int within = rest < 0 ? head % queries : queries + rest / kv_heads;
+    const int first = (group * (queries + 2) + within) * head_dim;
+    const bool turns = rest < kv_heads && !turned.empty();
+    for (int i = 0; i < head_dim; ++i) {
+      order.push_back(first + (turns ? turned[i] : i));
+    }
+  }
+  return order;
+}
+
 }  // namespace tandem::engine

@@ -29,6 +29,11 @@ std::vector<float> QueryScales(const RopeSpec& rope, int positions);
 // `heads` heads stands at each place. Empty: as they are.
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads);
 
+// The same of a tensor of queries, keys and values: they may be `in_groups`, as
+// TensorNames says.
+std::vector<int> FusedOrder(const RopeSpec& rope, int head_dim, int heads,
+                            int kv_heads, bool in_groups);
+
 }  // namespace tandem::engine
 
 #endif  // TANDEM_ENGINE_MODEL_ROPE_H_

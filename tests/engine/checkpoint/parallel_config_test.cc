@@ -83,6 +83,33 @@ TEST(ParallelConfig, PhiHasBiasesEverywhereAndTurnsInHalf) {
               HasSubstr("qk_layernorm: true"));
 }
 
+// GPTNeoXConfig.
+TEST(ParallelConfig, GptNeoXHasANormForEachPart) {
+  json config = Of("GPTNeoXForCausalLM", {{"rotary_emb_base", 20000},
+                                          {"num_key_value_heads", nullptr}});
+  config.erase("hidden_act");
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->parallel);
+  EXPECT_EQ(spec->names.mlp_norm, "post_attention_layernorm");
+  EXPECT_TRUE(spec->qkv_bias && spec->output_bias && spec->mlp_bias);
+  EXPECT_EQ(spec->activation, kernels::Activation::kGelu);
+  EXPECT_EQ(spec->rope.theta, 20000);
+  EXPECT_EQ(spec->rope.rotary_dim, spec->head_dim / 4);
+  config.update({{"use_parallel_residual", false},
+                 {"attention_bias", false},
+                 {"rotary_pct", 0.5}});
+  const auto other = Parse(config);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(other->parallel || other->qkv_bias || other->output_bias);
+  EXPECT_TRUE(other->mlp_bias);
+  EXPECT_EQ(other->rope.rotary_dim, other->head_dim / 2);
+  EXPECT_NE(other->Canonical(), spec->Canonical());
+  config["partial_rotary_factor"] = 0.25;
+  EXPECT_THAT(std::string(Parse(config).status().message()),
+              HasSubstr("partial_rotary_factor: 0.25; must be 0.5"));
+}
+
 // StableLmConfig.
 TEST(ParallelConfig, StableLmIsParallelWhereItSaysSo) {
   const auto plain = Parse(Of("StableLmForCausalLM"));
