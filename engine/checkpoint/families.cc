@@ -118,6 +118,8 @@ constexpr TensorNames kPhiNames = {.final_norm = "model.final_layernorm",
                                    .up = "mlp.fc1",
                                    .down = "mlp.fc2"};
 
+constexpr TensorNames kUngatedNames = {.gate = ""};
+
 constexpr TensorNames kStarCoder2Names = {
     .gate = "", .up = "mlp.c_fc", .down = "mlp.c_proj"};
 
@@ -570,6 +572,24 @@ constexpr Family kFamilies[] = {
      .keys = {.norm_eps = "layer_norm_eps",
               .rotary_factor = "rotary_pct",
               .rope_theta = "rotary_emb_base"}},
+    {.architecture = "NemotronForCausalLM",
+     .model_type = "nemotron",
+     .max_positions = 4096,
+     .norm_eps = 1e-5,
+     .rotary_factor = 0.5,
+     .activation = "relu2",
+     .norm = NormKind::kLayerOffset,
+     .biases = Biases::kByConfig,
+     .partial_rope = true,
+     .names = kUngatedNames,
+     .keys = {.norm_eps = "norm_eps"}},
+    {.architecture = "ArceeForCausalLM",
+     .model_type = "arcee",
+     .max_positions = 4096,
+     .norm_eps = 1e-5,
+     .activation = "relu2",
+     .biases = Biases::kByConfig,
+     .names = kUngatedNames},
     {.architecture = "GPT2LMHeadModel",
      .model_type = "gpt2",
      .max_positions = 1024,

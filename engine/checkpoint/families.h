@@ -16,10 +16,11 @@
 namespace tandem::engine {
 
 enum class NormKind : uint8_t {
-  kRms,      // x / rms(x) * weight
-  kLayer,    // LayerNorm, with bias
-  kCentred,  // the same without
-  kOffset,   // x / rms(x) * (1 + weight)
+  kRms,          // x / rms(x) * weight
+  kLayer,        // LayerNorm, with bias
+  kCentred,      // the same without
+  kOffset,       // x / rms(x) * (1 + weight)
+  kLayerOffset,  // LayerNorm by 1 + weight, with bias
 };
 
 // Whether a layer's experts are in one tensor, [experts, inputs, outputs], and

@@ -514,7 +514,7 @@ std::string ModelSpec::Canonical() const {
       architecture, hidden_size,
       intermediate_size > 0 ? intermediate_size : expert_size, layers, heads,
       kv_heads, head_dim, vocab_size, max_positions,
-      norm == NormKind::kLayer || norm == NormKind::kCentred ? "layer" : "rms",
+      norm == NormKind::kRms || norm == NormKind::kOffset ? "rms" : "layer",
       norm_eps, kActivations[static_cast<int>(activation)], output_bias,
       mlp_bias, tied_head, rope.theta);
   text += rope.Canonical();

@@ -135,7 +135,7 @@ absl::Status ModelLoader::AddNorm(const std::string& name, int size,
   absl::Status status =
       AddVector({{absl::StrCat(name, ".weight"), size, order}}, &norm.weight);
   if (!status.ok()) return status;
-  if (spec_.norm == NormKind::kOffset) {
+  if (spec_.norm == NormKind::kOffset || spec_.norm == NormKind::kLayerOffset) {
     for (size_t i = vectors_.size() - static_cast<size_t>(size);
          i < vectors_.size(); ++i) {
       vectors_[i] += 1;
@@ -144,7 +144,7 @@ absl::Status ModelLoader::AddNorm(const std::string& name, int size,
   if (spec_.norm == NormKind::kCentred) {
     AddValues(std::vector<float>(static_cast<size_t>(size)), &norm.bias);
   }
-  if (spec_.norm == NormKind::kLayer) {
+  if (spec_.norm == NormKind::kLayer || spec_.norm == NormKind::kLayerOffset) {
     status = AddVector({{absl::StrCat(name, ".bias"), size}}, &norm.bias);
   }
   return status;

@@ -131,6 +131,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "cohere2_f32",
                            "phi2_f32",
                            "gpt_neox_f32",
+                           "nemotron_f32",
                            "stablelm_parallel_f32",
                            "olmo2_f32",
                            "olmoe_f32",

@@ -568,6 +568,26 @@ TEST(ModelConfig, ActivationsOfLayersWithoutGates) {
   EXPECT_EQ(of("gelu_fast"), kernels::Activation::kGeluTanh);
 }
 
+// NemotronConfig and ArceeConfig.
+TEST(ModelConfig, NemotronAndArceeSquareWhatIsPositive) {
+  const auto nemotron =
+      Parse(With(Llama(), {{"architectures", {"NemotronForCausalLM"}},
+                           {"norm_eps", 2e-5}}));
+  ASSERT_TRUE(nemotron.ok()) << nemotron.status();
+  EXPECT_EQ(nemotron->norm, NormKind::kLayerOffset);
+  EXPECT_EQ(nemotron->norm_eps, 2e-5);
+  EXPECT_EQ(nemotron->activation, kernels::Activation::kRelu2);
+  EXPECT_EQ(nemotron->rope.rotary_dim, nemotron->head_dim / 2);
+  EXPECT_FALSE(nemotron->is_gated() || nemotron->tied_head);
+  EXPECT_THAT(nemotron->Canonical(), testing::HasSubstr("norm=layer"));
+  const auto arcee = Parse(With(
+      Llama(), {{"architectures", {"ArceeForCausalLM"}}, {"mlp_bias", true}}));
+  ASSERT_TRUE(arcee.ok()) << arcee.status();
+  EXPECT_EQ(arcee->activation, kernels::Activation::kRelu2);
+  EXPECT_TRUE(arcee->mlp_bias);
+  EXPECT_FALSE(arcee->is_gated() || arcee->qkv_bias);
+}
+
 TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
   const std::pair<const char*, json> kConfigs[] = {
       {"unknown keys",
