@@ -116,6 +116,16 @@ TEST_F(ModelTest, OldGpt2FilesHaveShorterNamesAndMasks) {
   EXPECT_THAT(std::string(Load().status().message()), HasSubstr("attn.sink"));
 }
 
+TEST_F(ModelTest, OldGptNeoXFilesHaveMasksAndFrequencies) {
+  json spec = LoadCases()["gpt_neox_f32"];
+  const std::string attention = "gpt_neox.layers.0.attention.";
+  spec["tensors"].push_back({attention + "bias", {1, 1, 8, 8}});
+  spec["tensors"].push_back({attention + "masked_bias", {1}});
+  spec["tensors"].push_back({attention + "rotary_emb.inv_freq", {3}});
+  WriteCheckpoint(spec, dir_);
+  EXPECT_TRUE(Load().ok()) << Load().status();
+}
+
 TEST_F(ModelTest, TensorsForDraftsAreLeftOutWhereTheConfigNamesThem) {
   json spec = LoadCases()["glm4_moe_f32"];  // of three layers
   for (const char* name :
@@ -492,6 +502,18 @@ TEST(Rope, WhatDoesNotTurnStandsBehindWhatDoes) {
                               0, 0, 0, 0,  //
                               testing::FloatEq(2 * std::sin(1.0f)),
                               testing::FloatEq(2 * std::sin(0.01f)), 0, 0));
+}
+
+// Four heads of two that share two of keys: [2, 2 + 2, 2].
+TEST(Rope, FusedRowsOfGroupsComeToLieQueriesFirst) {
+  EXPECT_THAT(FusedOrder({.theta = 10000}, 2, 4, 2, /*in_groups=*/true),
+              testing::ElementsAre(0, 1, 2, 3, 8, 9, 10, 11,  //
+                                   4, 5, 12, 13, 6, 7, 14, 15));
+  EXPECT_THAT(FusedOrder({.theta = 10000, .interleaved = true}, 4, 1, 1,
+                         /*in_groups=*/true),
+              testing::ElementsAre(0, 2, 1, 3, 4, 6, 5, 7, 8, 9, 10, 11));
+  EXPECT_THAT(FusedOrder({.theta = 10000}, 2, 4, 2, /*in_groups=*/false),
+              testing::IsEmpty());
 }
 
 TEST(Rope, Llama3KeepsFastStretchesSlowAndBlendsBetween) {
