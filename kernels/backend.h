@@ -371,6 +371,12 @@ class Backend {
                          void* x, const void* delta, const float* weight,
                          const float* bias, void* out) = 0;
 
+  // The same of each head of x in place, without a bias: rows of `heads` times
+  // `dim` lie `stride` elements apart; `weight` [heads, dim].
+  virtual void CentreHeads(Queue& queue, int num_rows, int heads, int dim,
+                           int64_t stride, float eps, const float* weight,
+                           void* x) = 0;
+
   // out [num_rows, w.rows()] = x [num_rows, w.cols()] * w^T + bias.
   // `bias` [w.rows()] may be null; it is added after the chain, and after the
   // row's scale of a quantised matrix, which multiplies the finished chain.

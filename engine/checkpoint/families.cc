@@ -120,6 +120,14 @@ constexpr TensorNames kPhiNames = {.final_norm = "model.final_layernorm",
 
 constexpr TensorNames kUngatedNames = {.gate = ""};
 
+constexpr TensorNames kCohereNames = {.query_norm = "self_attn.q_norm",
+                                      .key_norm = "self_attn.k_norm",
+                                      .mlp_norm = ""};
+
+constexpr TensorNames kStableLmNames = {
+    .query_norm = "self_attn.q_layernorm.norms.",
+    .key_norm = "self_attn.k_layernorm.norms."};
+
 constexpr TensorNames kStarCoder2Names = {
     .gate = "", .up = "mlp.c_fc", .down = "mlp.c_proj"};
 
@@ -290,7 +298,7 @@ constexpr Family kFamilies[] = {
      .sigmoid_routes = true,
      .dense = DenseLayers::kFirst,
      .dense_layers = 1,
-     .optional_norms = true,
+     .norms_key = "use_qk_norm",
      .names = kGlm4MoeNames,
      .keys = {.experts = "n_routed_experts",
               .expert_size = "moe_intermediate_size",
@@ -440,7 +448,8 @@ constexpr Family kFamilies[] = {
      .interleaved_rope = true,
      .parallel = Parallel::kAlways,
      .logit_scale = 0.0625,
-     .names = {.mlp_norm = ""},
+     .norms_key = "use_qk_norm",
+     .names = kCohereNames,
      .keys = {.norm_eps = "layer_norm_eps"}},
     {.architecture = "Cohere2ForCausalLM",
      .model_type = "cohere2",
@@ -480,6 +489,8 @@ constexpr Family kFamilies[] = {
      .biases = Biases::kUseQkvBias,
      .partial_rope = true,
      .parallel = Parallel::kByConfig,
+     .norms_key = "qk_layernorm",
+     .names = kStableLmNames,
      .keys = {.norm_eps = "layer_norm_eps"}},
     {.architecture = "SeedOssForCausalLM",
      .model_type = "seed_oss",

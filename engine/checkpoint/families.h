@@ -49,6 +49,8 @@ struct TensorNames {
   std::string_view qkv = "";  // all three, stacked in this order
   // Or for each head of keys its queries, itself and its values.
   bool qkv_in_groups = false;
+  // Of all heads; where they are LayerNorms each head's own weights, in one
+  // tensor or, where the name ends with a dot, a head's number behind it.
   std::string_view query_norm = "";
   std::string_view key_norm = "";
   std::string_view output = "self_attn.o_proj";
@@ -222,7 +224,7 @@ struct Family {
   bool sigmoid_routes = false;  // scores of experts; groups of them
   DenseLayers dense = DenseLayers::kNone;
   int dense_layers = 0;                    // of kFirst, where no key says
-  bool optional_norms = false;             // of q and k: by "use_qk_norm"
+  std::string_view norms_key = "";         // of q and k: only if it is true
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 
   TensorNames names = {};

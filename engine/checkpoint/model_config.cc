@@ -310,13 +310,16 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
-      {"qk_layernorm", false},
       {"scale_attn_weights", true}};
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
+  if (family.norms_key != "qk_layernorm") {
+    flags.push_back({"qk_layernorm", false});
+  }
   // Of q and k it would be by such a norm too.
-  if (family.norm == NormKind::kCentred)
+  if (family.norm == NormKind::kCentred && family.norms_key.empty()) {
     flags.push_back({"use_qk_norm", false});
+  }
   // Experts by themselves have none.
   if (family.biases == Biases::kUseBias && !family.keys.experts.empty()) {
     flags.push_back({"use_bias", false});
@@ -453,7 +456,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.wide_norms = family->wide_norms;
   spec.head_bias = family->head_bias;
   ReadParallel(fields, *family, spec);
-  if (family->optional_norms && !fields.Bool("use_qk_norm", false)) {
+  if (!family->norms_key.empty() && !fields.Bool(family->norms_key, false)) {
     spec.names.query_norm = spec.names.key_norm = "";
   }
   ReadShapes(fields, *family, spec);
@@ -552,6 +555,7 @@ std::string ModelSpec::Canonical() const {
                           routes.chosen_groups, routes.groups, routes.scale,
                           !names.query_norm.empty());
   }
+  if (centres_heads()) absl::StrAppend(&text, " head_norms=1");
   if (logit_scale != 1 || (embedding_scale != 1 && !embedding_scale_rounds)) {
     absl::StrAppendFormat(&text, " embedding_scale=%.17g logit_scale=%.17g",
                           embedding_scale, logit_scale);

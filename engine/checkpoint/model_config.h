@@ -98,6 +98,11 @@ struct ModelSpec {
         std::find(windowed.begin(), windowed.end(), false) == windowed.end();
     return all ? window : 0;
   }
+  // Heads of q and k, each with weights of its own.
+  bool centres_heads() const {
+    return !names.query_norm.empty() &&
+           (norm == NormKind::kLayer || norm == NormKind::kCentred);
+  }
   bool is_gated() const { return !names.gate.empty(); }
 
   // One line with all that the forward pass depends on, the same for equal

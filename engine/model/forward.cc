@@ -35,18 +35,28 @@ struct Pass {
     }
   }
 
-  // Norms q and k where the family does that to all heads together; what is
-  // left for each head.
+  // Norms q and k where the family does that to all heads together, or to each
+  // with weights of its own; what is left for each head.
   kernels::HeadNorms NormHeads(int rows, const Model::Layer& layer,
                                Workspace& w) const {
     const ModelSpec& spec = model.spec();
     const auto eps = static_cast<float>(spec.norm_eps);
-    if (!spec.wide_norms) {
+    const bool centres = spec.centres_heads();
+    if (!spec.wide_norms && !centres) {
       return {layer.query_norm.weight, layer.key_norm.weight, eps};
     }
     const int query = spec.heads * spec.head_dim;
     std::byte* const key = static_cast<std::byte*>(w.qkv) +
                            query * SizeOf(backend.activation_type());
+    if (centres) {
+      const auto centre = [&](int heads, const Model::Norm& norm, void* x) {
+        backend.CentreHeads(queue, rows, heads, spec.head_dim, spec.qkv_rows(),
+                            eps, norm.weight, x);
+      };
+      centre(spec.heads, layer.query_norm, w.qkv);
+      centre(spec.kv_heads, layer.key_norm, key);
+      return {};
+    }
     backend.NormInPlace(queue, rows, query, spec.qkv_rows(), eps,
                         layer.query_norm.weight, w.qkv);
     backend.NormInPlace(queue, rows, spec.kv_heads * spec.head_dim,

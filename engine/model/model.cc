@@ -60,6 +60,8 @@ class ModelLoader {
   // A layer's; none where that has no name.
   absl::Status AddNorm(int layer, std::string_view part, int size,
                        Model::Norm& norm, const std::vector<int>& order = {});
+  absl::Status AddHeadNorms(int layer, std::string_view part, int heads,
+                            Model::Norm& norm);
   void AddValues(const std::vector<float>& values, const float** target);
   void AddRope(RopeSpec& rope, kernels::RopeTable& table);
   absl::Status UploadVectors();
@@ -148,6 +150,28 @@ absl::Status ModelLoader::AddNorm(const std::string& name, int size,
     status = AddVector({{absl::StrCat(name, ".bias"), size}}, &norm.bias);
   }
   return status;
+}
+
+// Of q or k: of all heads together, the same of each, or each one's own.
+absl::Status ModelLoader::AddHeadNorms(int layer, std::string_view part,
+                                       int heads, Model::Norm& norm) {
+  const int dim = spec_.head_dim;
+  if (!spec_.centres_heads()) {
+    const int normed = spec_.wide_norms ? heads : 1;
+    return AddNorm(layer, part, normed * dim, norm,
+                   RotaryOrder(spec_.rope, dim, normed));
+  }
+  const std::vector<int> order = RotaryOrder(spec_.rope, dim, 1);
+  if (!part.ends_with('.')) {
+    return AddMatrixValues(NameOf(layer, part, ".weight"), heads, dim, order,
+                           &norm.weight);
+  }
+  std::vector<TensorPart> parts;
+  for (int head = 0; head < heads; ++head) {
+    const std::string own = absl::StrCat(std::string(part), head);
+    parts.push_back({NameOf(layer, own, ".weight"), dim, order});
+  }
+  return AddVector(parts, &norm.weight);
 }
 
 void ModelLoader::AddValues(const std::vector<float>& values,
@@ -316,13 +340,10 @@ absl::Status ModelLoader::LoadAttention(int index, Model::Layer& layer) {
   status.Update(AddNorm(index, names.input_norm, hidden, layer.input_norm));
   status.Update(
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv));
-  const auto heads_norm = [&](std::string_view part, int heads,
-                              Model::Norm& norm) {
-    const int normed = spec_.wide_norms ? heads : 1;
-    return AddNorm(index, part, normed * spec_.head_dim, norm, order(normed));
-  };
-  status.Update(heads_norm(names.query_norm, spec_.heads, layer.query_norm));
-  status.Update(heads_norm(names.key_norm, spec_.kv_heads, layer.key_norm));
+  status.Update(
+      AddHeadNorms(index, names.query_norm, spec_.heads, layer.query_norm));
+  status.Update(
+      AddHeadNorms(index, names.key_norm, spec_.kv_heads, layer.key_norm));
   status.Update(packer_.Pack({{name(names.output, ".weight"), hidden}}, query,
                              MatrixUse::kProduct, layer.output));
   status.Update(AddNorm(index, names.attention_output_norm, hidden,

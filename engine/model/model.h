@@ -46,7 +46,7 @@ class Model {
     Norm attention_output_norm;  // before the residual addition
     Norm mlp_norm;
     Norm mlp_output_norm;
-    Norm query_norm;  // [head_dim], or of all heads together
+    Norm query_norm;  // [head_dim], or of all heads
     Norm key_norm;
     std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
     std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * head_dim]

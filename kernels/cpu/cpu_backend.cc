@@ -194,6 +194,21 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void CentreHeads(Queue& queue, int num_rows, int heads, int dim,
+                   int64_t stride, float eps, const float* weight,
+                   void* x) override {
+    Put(queue, [this, num_rows, heads, dim, stride, eps, weight,
+                x = static_cast<float*>(x)] {
+      ForRows(pool_, num_rows, heads * dim, [&](int row) {
+        for (int head = 0; head < heads; ++head) {
+          float* const own = x + row * stride + head * dim;
+          table_.layer_norm(dim, eps, own, nullptr, weight + head * dim,
+                            nullptr, own);
+        }
+      });
+    });
+  }
+
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
     const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);

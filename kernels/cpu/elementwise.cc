@@ -57,7 +57,7 @@ void RmsNormRow(int dim, float eps, float* x, const float* delta,
   }
 }
 
-// Sums as RmsNormRow's.
+// Sums as RmsNormRow's. `bias` may be null.
 void LayerNormRow(int dim, float eps, float* x, const float* delta,
                   const float* weight, const float* bias, float* out) {
   F16 sums = Set16(0.0f);
@@ -83,10 +83,10 @@ void LayerNormRow(int dim, float eps, float* x, const float* delta,
   const F16 scale = Set16(1.0f / std::sqrt(variance + eps));
   for (int i = 0; i < dim; i += 16) {
     const int count = HWY_MIN(16, dim - i);
-    const F16 v = Mul(Sub(LoadFirst16(x + i, count), Set16(mean)), scale);
-    StoreFirst16(Add(Mul(v, LoadFirst16(weight + i, count)),
-                     LoadFirst16(bias + i, count)),
-                 out + i, count);
+    F16 v = Mul(Sub(LoadFirst16(x + i, count), Set16(mean)), scale);
+    v = Mul(v, LoadFirst16(weight + i, count));
+    if (bias != nullptr) v = Add(v, LoadFirst16(bias + i, count));
+    StoreFirst16(v, out + i, count);
   }
 }
 

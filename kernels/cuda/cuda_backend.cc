@@ -174,6 +174,24 @@ class CudaBackend final : public Backend {
               "layer norm");
   }
 
+  void CentreHeads(Queue& queue, int num_rows, int heads, int dim,
+                   int64_t stride, float eps, const float* weight,
+                   void* x) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchLayerNorm(own.stream(), activation_,
+                              {.x = x,
+                               .delta = nullptr,
+                               .weight = weight,
+                               .bias = nullptr,
+                               .out = x,
+                               .num_rows = num_rows,
+                               .dim = dim,
+                               .eps = eps,
+                               .heads = heads,
+                               .stride = stride}),
+              "norm of heads");
+  }
+
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
     Multiply(Own(queue), scratch_, activation_,

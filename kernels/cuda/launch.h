@@ -126,14 +126,16 @@ int LaunchRmsNorm(const Stream& stream, DType activation,
                   const RmsNormParams& params);
 
 struct LayerNormParams {
-  void* x;              // [num_rows, dim], += delta in place
-  const void* delta;    // [num_rows, dim] or null
-  const float* weight;  // [dim]
-  const float* bias;    // [dim]
-  void* out;            // [num_rows, dim]
+  void* x;              // [num_rows, heads, dim], += delta in place
+  const void* delta;    // [num_rows, heads, dim] or null
+  const float* weight;  // [heads, dim]
+  const float* bias;    // [dim] or null
+  void* out;            // [num_rows, heads, dim]
   int num_rows;
   int dim;
   float eps;
+  int heads = 1;
+  int64_t stride = 0;  // from row to row of all three; 0: dim
 };
 int LaunchLayerNorm(const Stream& stream, DType activation,
                     const LayerNormParams& params);

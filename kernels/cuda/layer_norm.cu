@@ -9,7 +9,7 @@ int LaunchLayerNorm(const Stream& stream, DType activation,
   if (p.num_rows == 0 || p.dim == 0) return 0;
   return WithElement(activation, [&](auto zero) {
     using Kernel = LayerNormKernel<decltype(zero)>;
-    return Launch(stream, {p.num_rows, 1, 1}, Kernel::kThreads,
+    return Launch(stream, {p.num_rows, p.heads, 1}, Kernel::kThreads,
                   Kernel::SharedBytes(p.dim), Kernel{p});
   });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LayerNorm with the residual addition in front. One block of threads takes one
-// row. Both sums, of the values and of their squared distances from the mean,
-// are those of the CPU backend for every type: by index modulo 16, halves
-// folded onto each other.
+// row, or one head of it. Both sums, of the values and of their squared
+// distances from the mean, are those of the CPU backend for every type: by
+// index modulo 16, halves folded onto each other.
 
 #ifndef TANDEM_KERNELS_CUDA_LAYER_NORM_CUH_
 #define TANDEM_KERNELS_CUDA_LAYER_NORM_CUH_
@@ -25,7 +25,9 @@ struct LayerNormKernel {
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
-    const int64_t first = int64_t{g.block_x()} * p.dim;
+    const int64_t stride = p.stride == 0 ? p.dim : p.stride;
+    const int head = g.block_y() * p.dim;
+    const int64_t first = int64_t{g.block_x()} * stride + head;
     T* const x = static_cast<T*>(p.x) + first;
     const T* const delta =
         p.delta == nullptr ? nullptr : static_cast<const T*>(p.delta) + first;
@@ -50,8 +52,8 @@ struct LayerNormKernel {
             static_cast<float>(p.dim));
     const float scale = Div(1.0f, Sqrt(Add(variance, p.eps)));
     for (int i = g.thread(); i < p.dim; i += kThreads) {
-      out[i] =
-          FromFloat<T>(Add(Mul(Mul(row[i], scale), p.weight[i]), p.bias[i]));
+      const float v = Mul(Mul(row[i], scale), p.weight[head + i]);
+      out[i] = FromFloat<T>(p.bias == nullptr ? v : Add(v, p.bias[i]));
     }
   }
 

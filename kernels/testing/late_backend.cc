@@ -283,6 +283,13 @@ class LateBackend final : public Backend {
       inner_->LayerNorm(inner, num_rows, dim, eps, x, delta, weight, bias, out);
     });
   }
+  void CentreHeads(Queue& queue, int num_rows, int heads, int dim,
+                   int64_t stride, float eps, const float* weight,
+                   void* x) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->CentreHeads(inner, num_rows, heads, dim, stride, eps, weight, x);
+    });
+  }
   void MatMul(Queue& queue, int num_rows, const void* x, const Matrix& w,
               const float* bias, void* out) override {
     Run(queue, [&](Queue& inner) {

@@ -93,7 +93,8 @@ std::vector<Shape> Shapes(const json& spec) {
 // Value of one random draw; exact in the case's type.
 float Value(uint64_t z, const std::string& name, const json& spec, bool wide) {
   const double fraction = std::ldexp(static_cast<double>(z >> 40), -23) - 1;
-  if (absl::EndsWith(name, "norm.weight")) {
+  if (absl::EndsWith(name, "norm.weight") ||
+      absl::StrContains(name, ".norms.")) {
     const double coarse = (static_cast<double>(z >> 57) - 64) / 128;
     return static_cast<float>(1 + (wide ? fraction / 2 : coarse));
   }

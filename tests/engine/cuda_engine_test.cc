@@ -133,6 +133,8 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "gpt_neox_f32",
                            "nemotron_f32",
                            "stablelm_parallel_f32",
+                           "cohere_norms_f32",
+                           "stablelm_norms_f32",
                            "olmo2_f32",
                            "olmoe_f32",
                            "granitemoe_f32",

@@ -284,8 +284,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "gpt_neox_f32", "nemotron_f32", "mixtral_f32",
                     "qwen2_window_f32", "qwen3_f32", "qwen3_moe_f32",
                     "starcoder2_f32", "smollm3_f32", "glm4_f32", "glm4_moe_f32",
-                    "cohere2_f32", "phi2_f32", "exaone4_f32", "qwen2_moe_f32",
-                    "minimax_m2_f32", "olmo2_f32", "olmo3_f32", "gpt_oss_f32",
+                    "cohere2_f32", "phi2_f32", "exaone4_f32",
+                    "cohere_norms_f32", "qwen2_moe_f32", "minimax_m2_f32",
+                    "olmo2_f32", "olmo3_f32", "gpt_oss_f32",
                     "ministral3_whole_f32", "llama_dynamic_f32",
                     "llama_yarn_f32", "llama_long_f32"),
     [](const auto& test) { return test.param; });

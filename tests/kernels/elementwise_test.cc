@@ -292,6 +292,32 @@ TEST(ElementwiseTest, LayerNormIsWithinTheErrorBoundOfFloat64) {
   }
 }
 
+// Heads 1 to 3 of rows of 5, each by weights of its own.
+TEST(ElementwiseTest, CentresEachHeadAndLeavesWhatLiesBesideThem) {
+  constexpr size_t kRows = 3, kHeads = 3, kDim = 40, kStride = 5 * kDim;
+  const auto x = RandomFloats(kRows * kStride, 41, 4.0f);
+  const auto weight = RandomFloats(kHeads * kDim, 42);
+  Device device(MakeBackend("auto", 2));
+  float* const in_place = device.Upload(x);
+  device->CentreHeads(device.queue(), kRows, kHeads, kDim, kStride, 1e-5f,
+                      device.Upload(weight), in_place + kDim);
+  const auto got = device.Download(in_place, x.size());
+  for (size_t at = 0; at < x.size(); at += kDim) {
+    const size_t head = at / kDim % 5 - 1;
+    double mean = 0, variance = 0;
+    for (size_t i = 0; i < kDim; ++i) mean += x[at + i] / double{kDim};
+    for (size_t i = 0; i < kDim; ++i) {
+      variance += (x[at + i] - mean) * (x[at + i] - mean) / kDim;
+    }
+    for (size_t i = 0; i < kDim; ++i) {
+      const double normed = (x[at + i] - mean) / std::sqrt(variance + 1e-5);
+      const double expected =
+          head < kHeads ? normed * weight[head * kDim + i] : double{x[at + i]};
+      ASSERT_NEAR(got[at + i], expected, head < kHeads ? 1e-5 : 0) << at + i;
+    }
+  }
+}
+
 TEST(ElementwiseTest, GeluAndCapsAreWithinTheErrorBoundOfFloat64) {
   const int dim = 77;
   const auto x = RandomFloats(2 * dim, 35, 9.0f);

@@ -85,7 +85,7 @@ def tensor_values(case: dict, name: str, shape: tuple[int, ...]) -> np.ndarray:
     z = splitmix(case["seed"] ^ fnv1a(name), int(np.prod(shape)))
     wide = case["dtype"] == "F32"
     fraction = (z >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.weight") or ".norms." in name:
         coarse = ((z >> np.uint64(57)).astype(np.float64) - 64) / 128
         values = 1 + (fraction / 2 if wide else coarse)
     else:

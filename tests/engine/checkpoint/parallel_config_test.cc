@@ -11,6 +11,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 json Of(const char* architecture, const json& changes = json::object()) {
   json config = With(Llama(), {{"architectures", {architecture}},
@@ -38,10 +39,28 @@ TEST(ParallelConfig, CohereScalesItsLogitsAndCentresItsNorms) {
   EXPECT_TRUE(other->qkv_bias && other->output_bias);
   EXPECT_FALSE(other->mlp_bias);
   EXPECT_THAT(
-      std::string(Parse(Of("CohereForCausalLM", {{"use_qk_norm", true}}))
+      std::string(Parse(Of("Cohere2ForCausalLM", {{"use_qk_norm", true}}))
                       .status()
                       .message()),
       HasSubstr("use_qk_norm: true; must be false or left out"));
+}
+
+// CohereAttention, StableLmAttention.
+TEST(ParallelConfig, HeadsHaveNormsWhereTheConfigSaysSo) {
+  for (const auto& [architecture, key] :
+       {std::pair("CohereForCausalLM", "use_qk_norm"),
+        std::pair("StableLmForCausalLM", "qk_layernorm")}) {
+    SCOPED_TRACE(architecture);
+    const auto plain = Parse(Of(architecture, {{key, false}}));
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    EXPECT_FALSE(plain->centres_heads());
+    EXPECT_EQ(plain->names.key_norm, "");
+    const auto normed = Parse(Of(architecture, {{key, true}}));
+    ASSERT_TRUE(normed.ok()) << normed.status();
+    EXPECT_TRUE(normed->centres_heads());
+    EXPECT_THAT(normed->Canonical(), HasSubstr(" head_norms=1"));
+    EXPECT_THAT(plain->Canonical(), Not(HasSubstr("head_norms")));
+  }
 }
 
 // Cohere2Config, Cohere2Attention.

@@ -13,6 +13,13 @@ TEST(CudaFamilies, LayerNormIsTheContractsWhateverTheSchedule) {
   }
 }
 
+TEST(CudaFamilies, HeadsAreCentredAsTheCpuDoesIt) {
+  for (const emulator::Settings& settings : kSettings) {
+    const ScopedSettings scoped(settings);
+    EXPECT_TRUE(CheckCentredHeads(LaunchLayerNorm));
+  }
+}
+
 TEST(CudaFamilies, HeadsAreNormedWhateverTheSchedule) {
   for (const emulator::Settings& settings : kSettings) {
     const ScopedSettings scoped(settings);

@@ -93,6 +93,37 @@ inline AssertionResult CheckLayerNorm(const LayerNormFn& launch) {
   return AssertionSuccess();
 }
 
+// Heads 1 to 3 of rows of 5: by weights of their own, as rows of their own.
+inline AssertionResult CheckCentredHeads(const LayerNormFn& launch) {
+  const int rows = 3, heads = 3, all = 5, dim = 40;
+  const auto weight = RandomFloats(At(heads * dim), 88);
+  const std::vector<float> zeros(At(dim));
+  for (const DType type : kTypes) {
+    auto expected = RandomOf(type, int64_t{rows} * all * dim, 89, 3.0f);
+    Guarded x(type, int64_t{rows} * all * dim);
+    Fill(x, type, expected);
+    std::byte* const middle =
+        static_cast<std::byte*>(x.data()) + dim * SizeOf(type);
+    TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                           {middle, nullptr, weight.data(), nullptr, middle,
+                            rows, dim, 1e-5f, heads, all * dim}));
+    for (int i = 0; i < rows * heads; ++i) {
+      const int head = i % heads;
+      const auto begin = expected.begin() + (i / heads * all + 1 + head) * dim;
+      Guarded own(type, dim);
+      Fill(own, type, {begin, begin + dim});
+      TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                             {own.data(), nullptr, &weight[At(head * dim)],
+                              zeros.data(), own.data(), 1, dim, 1e-5f}));
+      const auto normed = own.Values();
+      std::copy(normed.begin(), normed.end(), begin);
+    }
+    if (auto same = SameBits(x.Values(), expected); !same) return same;
+    if (!x.Kept()) return AssertionFailure() << "overrun";
+  }
+  return AssertionSuccess();
+}
+
 // ---- Norms of heads, where nothing is rotated: Q in place, K in the cache.
 
 using HeadNormFn = int (*)(const Stream&, DType, const RopeAppendParams&);
