@@ -93,7 +93,10 @@ void ReadSharedExpert(ConfigFields& fields, const Family& family, int max_width,
                       ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
   if (!keys.shared_size.empty()) {
-    spec.shared_size = fields.Int(keys.shared_size, 1, max_width);
+    const bool may_lack = family.names.shared_gate.empty();
+    spec.shared_size =
+        fields.Int(keys.shared_size, may_lack ? 0 : 1, max_width,
+                   may_lack ? std::optional<int>(0) : std::nullopt);
   } else if (!keys.shared_experts.empty()) {
     spec.shared_size =
         fields.Int(keys.shared_experts, 0, max_width / spec.expert_size, 0) *

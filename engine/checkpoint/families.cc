@@ -147,10 +147,13 @@ constexpr TensorNames kQwen3VlMoeNames = {.query_norm = "self_attn.q_norm",
                                           .stack = ExpertStack::kHalves};
 
 constexpr TensorNames kGraniteMoeNames = {
-    .gate_up = "block_sparse_moe.input_linear.weight",
-    .down = "block_sparse_moe.output_linear.weight",
+    .gate_up = "input_linear",
+    .down = "output_linear",
     .router = "block_sparse_moe.router.layer",
-    .stack = ExpertStack::kHalves};
+    .experts = "block_sparse_moe.",
+    .shared = "shared_mlp.",
+    .stack = ExpertStack::kHalves,
+    .stack_suffix = ".weight"};
 
 constexpr TensorNames WithHeadNorms(TensorNames names) {
   names.query_norm = "self_attn.q_norm";
@@ -437,6 +440,14 @@ constexpr Family kFamilies[] = {
      .normalised = Normalised::kAlways,
      .names = kGraniteMoeNames,
      .keys = {.experts = "num_local_experts"}},
+    {.architecture = "GraniteMoeSharedForCausalLM",
+     .model_type = "granitemoeshared",
+     .biases = Biases::kAttention,
+     .multipliers = true,
+     .normalised = Normalised::kAlways,
+     .names = kGraniteMoeNames,
+     .keys = {.experts = "num_local_experts",
+              .shared_size = "shared_intermediate_size"}},
     {.architecture = "CohereForCausalLM",
      .model_type = "cohere",
      .max_positions = 8192,

@@ -71,9 +71,10 @@ struct TensorNames {
   std::string_view shared = "";
   std::string_view shared_gate = "";  // what the former is multiplied by
   std::string_view dense = "";
-  // Or gate_up and down are of all experts; their biases' names end with
-  // "_bias".
+  // Or gate_up and down are of all experts, and their names end with the
+  // suffix; their biases' with "_bias".
   ExpertStack stack = ExpertStack::kNone;
+  std::string_view stack_suffix = "";
   // A score of each head for a key whose value is zero.
   std::string_view sinks = "";
 
@@ -97,7 +98,7 @@ struct ConfigKeys {
   std::string_view experts_per_token = "num_experts_per_tok";
   std::string_view expert_size = "";  // empty: intermediate_size
   // How many experts' sizes all rows take beside those that they choose, or
-  // their size itself.
+  // their size itself, which may be 0 where nothing gates them.
   std::string_view shared_experts = "";
   std::string_view shared_size = "";
   // Of a head the dimensions that turn, where no factor says it.

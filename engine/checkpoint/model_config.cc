@@ -327,6 +327,12 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
   if (const json* clip = fields.Find("clip_qkv"); clip != nullptr) {
     fields.Refuse("clip_qkv", ShowJson(*clip), "null or left out");
   }
+  // Of Granites that have other layers beside attention.
+  static constexpr char kPositions[] = "position_embedding_type";
+  if (family.multipliers && fields.String(kPositions, "rope") != "rope") {
+    fields.Refuse(kPositions, ShowJson(*fields.Find(kPositions)),
+                  "rope or left out");
+  }
   for (const auto& [field, expected] : flags) {
     if (fields.Bool(field, expected) != expected) {
       fields.Refuse(field, expected ? "false" : "true",

@@ -262,9 +262,15 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
   const int hidden = spec_.hidden_size;
   const int wide = spec_.expert_size;
   const int count = spec_.routes.experts;
-  const std::string gate_up = NameOf(index, spec_.names.gate_up, "");
-  const std::string down = NameOf(index, spec_.names.down, "");
-  const bool in_turns = spec_.names.stack == ExpertStack::kInTurns;
+  const TensorNames& names = spec_.names;
+  const auto name = [&](std::string_view part) {
+    return NameOf(index,
+                  absl::StrCat(std::string(names.experts), std::string(part)),
+                  names.stack_suffix);
+  };
+  const std::string gate_up = name(names.gate_up);
+  const std::string down = name(names.down);
+  const bool in_turns = names.stack == ExpertStack::kInTurns;
   std::vector<int> halves;
   halves.reserve(size_t{2} * static_cast<size_t>(wide));
   for (const int first : {0, 1}) {
@@ -282,13 +288,13 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
                                       layer.expert_matrices.emplace_back()));
   }
   if (!status.ok()) return status;
-  for (const std::string& name : {gate_up, down}) {
-    if (!IsMxfp4(checkpoint_, name)) {
-      packer_.Take(name);
+  for (const std::string& stack : {gate_up, down}) {
+    if (!IsMxfp4(checkpoint_, stack)) {
+      packer_.Take(stack);
       continue;
     }
-    packer_.Take(name + "_blocks");
-    packer_.Take(name + "_scales");
+    packer_.Take(stack + "_blocks");
+    packer_.Take(stack + "_scales");
   }
   if (!spec_.mlp_bias) return status;
   status.Update(AddMatrixValues(gate_up + "_bias", count, 2 * wide, halves,

@@ -138,6 +138,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "olmo2_f32",
                            "olmoe_f32",
                            "granitemoe_f32",
+                           "granitemoe_shared_f32",
                            "exaone4_f32",
                            "gpt_oss_f32",
                            "qwen3_vl_moe_f32",

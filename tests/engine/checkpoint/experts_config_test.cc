@@ -178,5 +178,32 @@ TEST(ExpertsConfig, Dots1HasWindowsInItsLaterLayersUnlessThereAreNone) {
   EXPECT_EQ(Parse(config)->window, 0);
 }
 
+// GraniteMoeSharedConfig.
+TEST(ExpertsConfig, GraniteMayHaveAnExpertThatAllRowsTake) {
+  const auto parse = [](const json& changes) {
+    json config =
+        With(Llama(), {{"architectures", {"GraniteMoeSharedForCausalLM"}},
+                       {"num_local_experts", 6},
+                       {"num_experts_per_tok", 2}});
+    config.update(changes);
+    return Parse(config);
+  };
+  const auto without = parse(json::object());
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->shared_size, 0);
+  EXPECT_EQ(without->routes.shared, SharedExpert::kNone);
+  EXPECT_TRUE(without->routes.normalise);
+  const auto spec = parse(
+      {{"shared_intermediate_size", 40}, {"position_embedding_type", "rope"}});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->shared_size, 40);
+  EXPECT_EQ(spec->routes.shared, SharedExpert::kWhole);
+  EXPECT_NE(spec->Canonical(), without->Canonical());
+  EXPECT_THAT(
+      std::string(
+          parse({{"position_embedding_type", "nope"}}).status().message()),
+      HasSubstr("position_embedding_type: \"nope\"; must be rope"));
+}
+
 }  // namespace
 }  // namespace tandem::engine
