@@ -21,6 +21,7 @@ enum class NormKind : uint8_t {
   kCentred,      // the same without
   kOffset,       // x / rms(x) * (1 + weight)
   kLayerOffset,  // LayerNorm by 1 + weight, with bias
+  kBare,         // LayerNorm without weight and bias: there is no tensor
 };
 
 // Whether a layer's experts are in one tensor, [experts, inputs, outputs], and
@@ -92,7 +93,7 @@ struct ConfigKeys {
   std::string_view layers = "num_hidden_layers";
   std::string_view heads = "num_attention_heads";
   std::string_view max_positions = "max_position_embeddings";
-  std::string_view norm_eps = "rms_norm_eps";
+  std::string_view norm_eps = "rms_norm_eps";  // empty: no key says it
   std::string_view activation = "hidden_act";
   std::string_view experts = "";  // how many there are
   std::string_view experts_per_token = "num_experts_per_tok";

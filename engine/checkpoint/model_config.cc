@@ -467,8 +467,10 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   }
   ReadShapes(fields, *family, spec);
   if (!fields.status().ok()) return fields.status();
-  spec.norm_eps =
-      fields.Double(family->keys.norm_eps, 1e-12, 0.1, family->norm_eps);
+  const std::string_view eps = family->keys.norm_eps;
+  spec.norm_eps = eps.empty()
+                      ? family->norm_eps
+                      : fields.Double(eps, 1e-12, 0.1, family->norm_eps);
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
   TurnWindows(fields, *family, spec);

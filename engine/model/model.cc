@@ -134,6 +134,13 @@ absl::Status ModelLoader::AddNorm(int layer, std::string_view part, int size,
 absl::Status ModelLoader::AddNorm(const std::string& name, int size,
                                   Model::Norm& norm,
                                   const std::vector<int>& order) {
+  const std::vector<float> zeros(static_cast<size_t>(size));
+  if (spec_.norm == NormKind::kBare) {
+    AddValues(std::vector<float>(static_cast<size_t>(size), 1.0f),
+              &norm.weight);
+    AddValues(zeros, &norm.bias);
+    return absl::OkStatus();
+  }
   absl::Status status =
       AddVector({{absl::StrCat(name, ".weight"), size, order}}, &norm.weight);
   if (!status.ok()) return status;
@@ -143,9 +150,7 @@ absl::Status ModelLoader::AddNorm(const std::string& name, int size,
       vectors_[i] += 1;
     }
   }
-  if (spec_.norm == NormKind::kCentred) {
-    AddValues(std::vector<float>(static_cast<size_t>(size)), &norm.bias);
-  }
+  if (spec_.norm == NormKind::kCentred) AddValues(zeros, &norm.bias);
   if (spec_.norm == NormKind::kLayer || spec_.norm == NormKind::kLayerOffset) {
     status = AddVector({{absl::StrCat(name, ".bias"), size}}, &norm.bias);
   }

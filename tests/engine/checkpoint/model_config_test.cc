@@ -501,6 +501,21 @@ TEST(ModelConfig, BiasesAreWhereTheFamilyHasThem) {
               ElementsAre(false, false, true));
 }
 
+// OlmoConfig, OlmoLayerNorm.
+TEST(ModelConfig, Olmo1sNormsHaveNoWeightsAndOneEpsilon) {
+  const json olmo = With(Llama(), {{"architectures", {"OlmoForCausalLM"}},
+                                   {"rms_norm_eps", 0.05},
+                                   {"clip_qkv", nullptr}});
+  const auto spec = Parse(olmo);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->norm, NormKind::kBare);
+  EXPECT_EQ(spec->norm_eps, 1e-5);
+  EXPECT_THAT(spec->Canonical(), HasSubstr(" norm=layer "));
+  EXPECT_THAT(
+      std::string(Parse(With(olmo, {{"clip_qkv", 8.0}})).status().message()),
+      HasSubstr("clip_qkv: 8.0; must be null or left out"));
+}
+
 // GraniteConfig; what layers add is scaled by a stream that is longer by as
 // much.
 TEST(ModelConfig, GranitesMultipliersScaleWhatIsAddedTo) {
