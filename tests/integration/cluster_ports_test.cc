@@ -20,7 +20,7 @@ const std::string kPreface =
     "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string("\0\0\0\4\0\0\0\0\0", 9);
 const std::string kSettings("\4\0\0\0\0\0", 6);
 
-TEST(ClusterTest, ItsOwnPortsTakeConnectionsOfOneAddressToTheLimit) {
+TEST(ClusterPortsTest, ItsOwnPortsTakeConnectionsOfOneAddressToTheLimit) {
   RaiseDescriptorLimit();
   Cluster cluster(ClusterOptions{});
   const absl::Status status = cluster.Start();
