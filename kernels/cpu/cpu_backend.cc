@@ -199,11 +199,12 @@ class CpuBackend final : public Backend {
                    void* x) override {
     Put(queue, [this, num_rows, heads, dim, stride, eps, weight,
                 x = static_cast<float*>(x)] {
-      ForRows(pool_, num_rows, heads * dim, [&](int row) {
+      ForRows(pool_, num_rows, int64_t{heads} * dim, [&](int row) {
         for (int head = 0; head < heads; ++head) {
-          float* const own = x + row * stride + head * dim;
-          table_.layer_norm(dim, eps, own, nullptr, weight + head * dim,
-                            nullptr, own);
+          const int64_t first = int64_t{head} * dim;
+          float* const own = x + row * stride + first;
+          table_.layer_norm(dim, eps, own, nullptr, weight + first, nullptr,
+                            own);
         }
       });
     });
