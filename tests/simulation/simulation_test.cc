@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thousands of fault schedules, each from one seed. TANDEM_SIM_SEEDS says how
-// many (default 2000, shared among the profiles); TANDEM_SIM_SEED runs one.
+// many (default 2000, shared among the profiles, at least one for each);
+// TANDEM_SIM_SEED runs one.
 // Those of seeds.txt run always.
 
 #include <gmock/gmock.h>
@@ -133,7 +134,8 @@ std::vector<uint64_t> SeedsOf(const Profile& profile) {
   std::vector<uint64_t> seeds = OnceFailed(profile.name);
   int shares = 0;
   for (const Profile& each : Profiles()) shares += each.share;
-  const int count = Number("TANDEM_SIM_SEEDS", 2000) * profile.share / shares;
+  const int count =
+      std::max(1, Number("TANDEM_SIM_SEEDS", 2000) * profile.share / shares);
   for (int i = 1; i <= count; ++i) seeds.push_back(static_cast<uint64_t>(i));
   return seeds;
 }
