@@ -392,7 +392,8 @@ class Backend {
   virtual void ScaleLogits(Queue& queue, int count, int vocab, float scale,
                            float soft_cap, float* logits) = 0;
 
-  // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V. Norms
+  // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V; or Q
+  // alone where K and V are in `kv` [num_rows, 2 kv_heads * head_dim]. Norms
   // the heads of Q and K where `norms` are, and rounds them; then rotates
   // them where there is a rope, and scales Q where that does, rounded. Q is
   // written in place, K and V to the cache's `layer` at rows.slots, rounded to
@@ -400,7 +401,7 @@ class Backend {
   // (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
                           const RopeTable& rope, const HeadNorms& norms,
-                          void* qkv, KvCache& cache, int layer) = 0;
+                          void* qkv, void* kv, KvCache& cache, int layer) = 0;
 
   // Causal attention of every row over positions 0 .. its own, or the last of
   // them that a window leaves, read from the cache; of a quantised one, code

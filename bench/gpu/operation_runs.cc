@@ -163,8 +163,8 @@ absl::StatusOr<double> TimeAttention(Backend& backend, const Shape& shape,
     rows.positions = device_positions;
     rows.slots = arrays.Upload(slots);
     if (!arrays.status().ok()) return arrays.status();
-    backend.RopeAppend(*queue, rows, shape.heads, still, {}, filled, **cache,
-                       0);
+    backend.RopeAppend(*queue, rows, shape.heads, still, {}, filled, nullptr,
+                       **cache, 0);
   }
   queue->Synchronize();
 

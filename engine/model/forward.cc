@@ -222,7 +222,7 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
     const kernels::HeadNorms norms = pass.NormHeads(n, layer, w);
     backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv,
-                       cache, place.layer);
+                       nullptr, cache, place.layer);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;

@@ -235,35 +235,41 @@ class CpuBackend final : public Backend {
 
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
                   const RopeTable& rope, const HeadNorms& norms, void* qkv,
-                  KvCache& cache, int layer) override {
+                  void* kv_rows, KvCache& cache, int layer) override {
     const CpuKvCache& kv = static_cast<const CpuKvCache&>(cache);
-    Put(queue, [this, count = rows.num_rows, positions = rows.positions,
-                slots = rows.slots, heads, rope, norms,
-                qkv = static_cast<float*>(qkv), &kv, layer] {
-      const KvLayout& layout = kv.layout();
-      const int half = layout.head_dim / 2;
-      const int64_t stride =
-          int64_t{heads + 2 * layout.kv_heads} * layout.head_dim;
-      // Keys go to a line for every two dimensions: as long as twice the row.
-      ForRows(pool_, count, 2 * stride, [&](int row) {
-        const int slot = slots[row];
-        const int64_t angle = int64_t{positions[row]} * half;
-        table_.rope_append(
-            {.qkv = qkv + row * stride,
-             .heads = heads,
-             .kv_heads = layout.kv_heads,
-             .head_dim = layout.head_dim,
-             .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
-             .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
-             .query_scale = rope.query_scale == nullptr
-                                ? 1.0f
-                                : rope.query_scale[positions[row]],
-             .norms = norms,
-             .layout = &layout,
-             .block = kv.Block(layer, slot / layout.block_size),
-             .slot = slot % layout.block_size});
-      });
-    });
+    Put(queue,
+        [this, count = rows.num_rows, positions = rows.positions,
+         slots = rows.slots, heads, rope, norms, q = static_cast<float*>(qkv),
+         own = static_cast<float*>(kv_rows), &kv, layer] {
+          const KvLayout& layout = kv.layout();
+          const int half = layout.head_dim / 2;
+          const int64_t query = int64_t{heads} * layout.head_dim;
+          const int64_t keys = int64_t{2} * layout.kv_heads * layout.head_dim;
+          const int64_t q_stride = own == nullptr ? query + keys : query;
+          const int64_t kv_stride = own == nullptr ? query + keys : keys;
+          float* const k = own == nullptr ? q + query : own;
+          // Keys go to a line for every two dimensions: as long as twice the
+          // row.
+          ForRows(pool_, count, 2 * (query + keys), [&](int row) {
+            const int slot = slots[row];
+            const int64_t angle = int64_t{positions[row]} * half;
+            table_.rope_append(
+                {.query = q + row * q_stride,
+                 .kv = k + row * kv_stride,
+                 .heads = heads,
+                 .kv_heads = layout.kv_heads,
+                 .head_dim = layout.head_dim,
+                 .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
+                 .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
+                 .query_scale = rope.query_scale == nullptr
+                                    ? 1.0f
+                                    : rope.query_scale[positions[row]],
+                 .norms = norms,
+                 .layout = &layout,
+                 .block = kv.Block(layer, slot / layout.block_size),
+                 .slot = slot % layout.block_size});
+          });
+        });
   }
 
   void Attention(Queue& queue, const Rows& rows, int heads,

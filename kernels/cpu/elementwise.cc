@@ -219,7 +219,8 @@ void RoundRow(const float* x, int count, uint16_t* out) {
 void RopeAppendRow(const RopePiece& p) {
   const int half = p.head_dim / 2;
   for (int h = 0; h < p.heads + p.kv_heads; ++h) {
-    float* const head = p.qkv + h * p.head_dim;
+    float* const head = h < p.heads ? p.query + h * p.head_dim
+                                    : p.kv + (h - p.heads) * p.head_dim;
     if (p.norms.query != nullptr) {
       RmsNormRow(p.head_dim, p.norms.eps, head, nullptr,
                  h < p.heads ? p.norms.query : p.norms.key, head);
@@ -229,7 +230,7 @@ void RopeAppendRow(const RopePiece& p) {
       for (int i = 0; i < p.head_dim; ++i) head[i] *= p.query_scale;
     }
   }
-  const float* const k = p.qkv + p.heads * p.head_dim;
+  const float* const k = p.kv;
   if (p.layout->type != DType::kBF16) {
     WriteKvRow(*p.layout, p.block, p.slot, 0, p.kv_heads, DType::kF32,
                reinterpret_cast<const std::byte*>(k));

@@ -139,7 +139,8 @@ inline constexpr size_t kSampleScratchBytes =
     size_t{kMaxVocab} * 20 + (size_t{1} << 20);
 
 struct RopePiece {
-  float* qkv;  // one row
+  float* query;  // of one row
+  float* kv;     // K, then V
   int heads;
   int kv_heads;
   int head_dim;

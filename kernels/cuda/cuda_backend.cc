@@ -226,7 +226,7 @@ class CudaBackend final : public Backend {
 
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
                   const RopeTable& rope, const HeadNorms& norms, void* qkv,
-                  KvCache& cache, int layer) override {
+                  void* kv, KvCache& cache, int layer) override {
     CudaQueue& own = Own(queue);
     own.Check(LaunchRopeAppend(own.stream(), activation_,
                                {.positions = rows.positions,
@@ -241,7 +241,8 @@ class CudaBackend final : public Backend {
                                 .query_norm = norms.query,
                                 .key_norm = norms.key,
                                 .norm_eps = norms.eps,
-                                .query_scale = rope.query_scale}),
+                                .query_scale = rope.query_scale,
+                                .kv_rows = kv}),
               "rope");
   }
 

@@ -350,6 +350,8 @@ struct RopeAppendParams {
   const float* key_norm = nullptr;    // [head_dim]
   float norm_eps = 0;
   const float* query_scale = nullptr;  // [positions]; null: none
+  // [num_rows, 2 kv_heads * head_dim], K and V; qkv is Q alone then. Null: none
+  void* kv_rows = nullptr;
 };
 int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& params);

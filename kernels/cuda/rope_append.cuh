@@ -43,8 +43,7 @@ struct RopeAppendKernel {
     const int dim = p.kv.head_dim;
     const int half = dim / 2;
     const int kv_heads = p.kv.kv_heads;
-    T* const x = static_cast<T*>(p.qkv) +
-                 (int64_t{row} * (p.heads + 2 * kv_heads) + head) * dim;
+    T* const x = Head(row, head);
     const bool rotates = head < p.heads + kv_heads;
     const bool cached = head >= p.heads;
     // A row that fills the step up.
@@ -113,6 +112,20 @@ struct RopeAppendKernel {
   }
 
  private:
+  // Q's are written too.
+  TANDEM_DEVICE T* Head(int row, int head) const {
+    const int kv_heads = p.kv.kv_heads;
+    const int dim = p.kv.head_dim;
+    T* const qkv = static_cast<T*>(p.qkv);
+    if (p.kv_rows == nullptr) {
+      return qkv + (int64_t{row} * (p.heads + 2 * kv_heads) + head) * dim;
+    }
+    return head < p.heads
+               ? qkv + (int64_t{row} * p.heads + head) * dim
+               : static_cast<T*>(p.kv_rows) +
+                     (int64_t{row} * 2 * kv_heads + head - p.heads) * dim;
+  }
+
   // [head_dim] in shared memory.
   TANDEM_DEVICE static float* Row(Grid& g) {
     return reinterpret_cast<float*>(g.shared() + kWarpBytes) + 1;

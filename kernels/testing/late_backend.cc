@@ -310,9 +310,10 @@ class LateBackend final : public Backend {
   }
   void RopeAppend(Queue& queue, const Rows& rows, int heads,
                   const RopeTable& rope, const HeadNorms& norms, void* qkv,
-                  KvCache& cache, int layer) override {
+                  void* kv, KvCache& cache, int layer) override {
     Run(queue, [&](Queue& inner) {
-      inner_->RopeAppend(inner, rows, heads, rope, norms, qkv, cache, layer);
+      inner_->RopeAppend(inner, rows, heads, rope, norms, qkv, kv, cache,
+                         layer);
     });
   }
   void Attention(Queue& queue, const Rows& rows, int heads,

@@ -100,7 +100,7 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
     float* const out =
         device.New<float>(static_cast<size_t>(step.num_rows * width));
     device->RopeAppend(device.queue(), step, model.heads, rope, {}, device_qkv,
-                       *cache, 1);
+                       nullptr, *cache, 1);
     device->Attention(device.queue(), step, model.heads,
                       {kAttentionScale, model.soft_cap, model.window, sinks},
                       device_qkv, model.qkv(), *cache, 1, out);
@@ -372,8 +372,8 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
     rows.host_spans = spans.data();
     float* const device_qkv = device.Upload(qkv);
     float* const out = device.New<float>(2 * 32);
-    device->RopeAppend(device.queue(), rows, 2, rope, {}, device_qkv, *cache,
-                       0);
+    device->RopeAppend(device.queue(), rows, 2, rope, {}, device_qkv, nullptr,
+                       *cache, 0);
     device->Attention(device.queue(), rows, 2, {kAttentionScale}, device_qkv,
                       64, *cache, 0, out);
     auto got = device.Download(out, 2 * 32);

@@ -128,7 +128,7 @@ TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
     device->RopeAppend(device.queue(), rows, kHeads,
                        {device.Upload(cos), device.Upload(sin),
                         scaled ? device.Upload(scales) : nullptr},
-                       {}, x, *cache, 0);
+                       {}, x, nullptr, *cache, 0);
     const auto got = device.Download(x, qkv.size());
     for (const int row : {0, 1}) {
       const auto begin = got.begin() + row * kWidth + kHeads * kDim;

@@ -87,6 +87,50 @@ std::vector<uint8_t> RandomWire(size_t bytes, DType wire, uint64_t seed) {
   return out;
 }
 
+TEST(KvTest, QueriesMayLieApartFromKeysAndValues) {
+  constexpr int kRows = 3, kHeads = 3, kKvHeads = 2, kDim = 24;
+  constexpr int kQuery = kHeads * kDim, kKv = 2 * kKvHeads * kDim;
+  const auto q = RandomFloats(kRows * kQuery, 61);
+  const auto kv = RandomFloats(kRows * kKv, 62);
+  const auto cos = RandomFloats(kRows * kDim / 2, 63);
+  const auto sin = RandomFloats(kRows * kDim / 2, 64);
+  std::vector<float> together;
+  for (int row = 0; row < kRows; ++row) {
+    together.insert(together.end(), q.begin() + row * kQuery,
+                    q.begin() + (row + 1) * kQuery);
+    together.insert(together.end(), kv.begin() + row * kKv,
+                    kv.begin() + (row + 1) * kKv);
+  }
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    // Rows' queries, and what the cache has of them.
+    const auto run = [&](bool apart, std::vector<float>* queries) {
+      Device device(MakeBackend());
+      Cache cache = NewCache(device, kDim, 16, type, kRows);
+      Rows rows;
+      rows.num_rows = kRows;
+      rows.positions = device.Upload(std::vector<int32_t>{0, 1, 2});
+      const int32_t first = cache.table[0] * 16;
+      rows.slots =
+          device.Upload(std::vector<int32_t>{first, first + 1, first + 2});
+      float* const x = device.Upload(apart ? q : together);
+      device->RopeAppend(device.queue(), rows, kHeads,
+                         {device.Upload(cos), device.Upload(sin)}, {}, x,
+                         apart ? device.Upload(kv) : nullptr, *cache.kv, 0);
+      const int stride = apart ? kQuery : kQuery + kKv;
+      const auto got = device.Download(x, static_cast<size_t>(kRows) * stride);
+      for (int row = 0; row < kRows; ++row) {
+        queries->insert(queries->end(), got.begin() + row * stride,
+                        got.begin() + row * stride + kQuery);
+      }
+      KvDigest digest;
+      return Gather(device, cache, cache.Range(0, kRows), DType::kF32, &digest);
+    };
+    std::vector<float> apart, joined;
+    EXPECT_EQ(run(true, &apart), run(false, &joined));
+    EXPECT_TRUE(SameBits(apart, joined));
+  }
+}
+
 TEST(KvTest, RoundTripsBetweenBlockSizesAndTypes) {
   Device device(MakeBackend());
   const int length = 100;
@@ -213,7 +257,7 @@ TEST_P(KvOf, WhatIsAppendedIsWhatIsScattered) {
       rows.positions = device.Upload(positions);
       rows.slots = device.Upload(slots);
       device->RopeAppend(device.queue(), rows, heads, {}, {},
-                         device.Upload(qkv), *appended.kv, 0);
+                         device.Upload(qkv), nullptr, *appended.kv, 0);
       std::vector<uint8_t> wide(kv.size() * 4);
       std::memcpy(wide.data(), kv.data(), wide.size());
       KvRange there = scattered.Range(0, length);

@@ -111,7 +111,7 @@ class Transformer {
       const Layer& layer = layers_[l];
       b.RmsNorm(q, n, kDim, 1e-5f, x, residual, norm_, normed);
       b.MatMul(q, n, normed, *layer.qkv, nullptr, qkv);
-      b.RopeAppend(q, rows, kHeads, rope_, {}, qkv, *cache_, l);
+      b.RopeAppend(q, rows, kHeads, rope_, {}, qkv, nullptr, *cache_, l);
       b.Attention(q, rows, kHeads, {0.2f}, qkv, kQkv, *cache_, l, normed);
       b.MatMul(q, n, normed, *layer.out, nullptr, delta);
       b.RmsNorm(q, n, kDim, 1e-5f, x, delta, norm_, normed);

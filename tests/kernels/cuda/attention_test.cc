@@ -601,8 +601,8 @@ TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
     rows.host_spans = spans.data();
     float* const device_qkv = cpu.Upload(qkv);
     float* const out = cpu.New<float>(At(int64_t{length} * m.width()));
-    cpu->RopeAppend(cpu.queue(), rows, m.heads, still, {}, device_qkv, *cache,
-                    0);
+    cpu->RopeAppend(cpu.queue(), rows, m.heads, still, {}, device_qkv, nullptr,
+                    *cache, 0);
     cpu->Attention(cpu.queue(), rows, m.heads, {kScale}, device_qkv,
                    m.width() + 2 * m.kv_heads * m.head_dim, *cache, 0, out);
     const auto expected = cpu.Download(out, At(int64_t{length} * m.width()));

@@ -196,11 +196,15 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
     DType type, cache;
     int heads, kv_heads, head_dim, block_size;
     bool scales;  // queries
+    bool apart;   // Q from K and V
   };
-  const Case cases[] = {{DType::kF32, DType::kF32, 4, 2, 8, 16, true},
-                        {DType::kF32, DType::kBF16, 3, 1, 24, 8, false},
-                        {DType::kBF16, DType::kBF16, 4, 4, 256, 16, true},
-                        {DType::kF16, DType::kF16, 8, 2, 64, 32, false}};
+  const Case cases[] = {
+      {DType::kF32, DType::kF32, 4, 2, 8, 16, true, false},
+      {DType::kF32, DType::kF32, 4, 2, 8, 16, true, true},
+      {DType::kF32, DType::kBF16, 3, 1, 24, 8, false, false},
+      {DType::kBF16, DType::kBF16, 4, 4, 256, 16, true, false},
+      {DType::kBF16, DType::kBF16, 3, 3, 24, 16, true, true},
+      {DType::kF16, DType::kF16, 8, 2, 64, 32, false, false}};
   const std::vector<int32_t> positions = {0, 5, 17, 3};
   for (const Case& c : cases) {
     const std::vector<int32_t> slots = {c.block_size - 1, 0, 2 * c.block_size,
@@ -217,7 +221,22 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
     kv.data = cache.data();
     const std::vector<float> before = cache.Values();
     Guarded rotated(c.type, int64_t{rows} * width);
-    const auto bytes = Encode(c.type, qkv);
+    // Row by row Q, K and V; or all Q, then all of the rest.
+    const int query = c.heads * c.head_dim;
+    const auto place = [&](int row, int column) {
+      if (!c.apart) return int64_t{row} * width + column;
+      return column < query
+                 ? int64_t{row} * query + column
+                 : int64_t{rows} * query + int64_t{row} * (width - query) +
+                       column - query;
+    };
+    std::vector<float> given(qkv.size());
+    for (int row = 0; row < rows; ++row) {
+      for (int i = 0; i < width; ++i) {
+        given[At(place(row, i))] = qkv[At(int64_t{row} * width + i)];
+      }
+    }
+    const auto bytes = Encode(c.type, given);
     std::memcpy(rotated.data(), bytes.data(), bytes.size());
     RopeAppendParams params = {positions.data(),
                                slots.data(),
@@ -229,6 +248,9 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
                                c.heads,
                                1};
     if (c.scales) params.query_scale = scales.data();
+    if (c.apart) {
+      params.kv_rows = rotated.data() + At(place(0, query)) * SizeOf(c.type);
+    }
     TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), c.type, params));
     auto expected_cache = before;
     auto expected = qkv;
@@ -259,12 +281,12 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
         }
       }
     }
-    auto got = rotated.Values();
-    for (int row = 0; row < rows; ++row) {  // K and V of qkv are spent
-      const auto begin = got.begin() + int64_t{row} * width;
-      std::copy(expected.begin() + int64_t{row} * width + c.heads * c.head_dim,
-                expected.begin() + int64_t{row + 1} * width,
-                begin + c.heads * c.head_dim);
+    const auto left = rotated.Values();
+    auto got = expected;  // K and V of qkv are spent
+    for (int row = 0; row < rows; ++row) {
+      for (int i = 0; i < query; ++i) {
+        got[At(int64_t{row} * width + i)] = left[At(place(row, i))];
+      }
     }
     if (auto same = SameBits(got, expected); !same) return same;
     if (auto same = SameBits(cache.Values(), expected_cache); !same) {
