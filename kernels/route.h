@@ -30,10 +30,11 @@ struct RouteOptions {
   const float* choice_bias = nullptr;
   // Experts lie in so many groups, one behind the other. Those of the
   // `chosen_groups` whose two best add up to most are compared, no others
-  // (DeepSeek-V3, section 2.1.2).
+  // (DeepSeek-V3, section 2.1.2); or whose best one is (DeepSeek-V2, 2.2.2).
   int groups = 1;
   int chosen_groups = 1;
-  float scale = 1;  // of the weights
+  int group_scores = 2;  // best ones that count, or 1
+  float scale = 1;       // of the weights
   SharedExpert shared = SharedExpert::kNone;
 
   // Columns of a row of logits: a gate's is behind the experts'.
@@ -76,7 +77,7 @@ constexpr void HideGroups(const RouteOptions& o, float* values) {
         second = values[i];
       }
     }
-    sums[group] = first + second;
+    sums[group] = o.group_scores == 1 ? first : first + second;
   }
   uint32_t chosen = 0;
   for (int n = 0; n < o.chosen_groups; ++n) {

@@ -86,11 +86,23 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
   return formats;
 }
 
+double AttentionParameters(const ModelSpec& spec) {
+  const double hidden = spec.hidden_size;
+  const double heads = spec.heads;
+  if (!spec.latent()) {
+    return hidden * (spec.qkv_rows() + heads * spec.head_dim);
+  }
+  const double still = spec.head_dim - spec.rope.rotary_dim;
+  const double query = spec.query_rank > 0 ? spec.query_rank : hidden;
+  return (spec.query_rank > 0 ? hidden * query : 0) +
+         query * heads * spec.head_dim + hidden * spec.latent_size() +
+         spec.kv_rank * heads * (still + spec.value_dim) +
+         heads * spec.value_dim * hidden;
+}
+
 double Parameters(const ModelSpec& spec) {
   const double hidden = spec.hidden_size;
-  double layers =
-      spec.layers * hidden *
-      (spec.qkv_rows() + static_cast<double>(spec.heads) * spec.head_dim);
+  double layers = spec.layers * AttentionParameters(spec);
   for (int layer = 0; layer < spec.layers; ++layer) {
     layers += FeedForward(spec, layer);
   }

@@ -14,6 +14,21 @@
 namespace tandem::engine {
 namespace {
 
+// "mlp_layer_types", a name for each layer.
+void ReadLayerTypes(ConfigFields& fields, const nlohmann::json& types,
+                    std::vector<bool>& dense) {
+  const auto refuse = [&](const nlohmann::json& what) {
+    fields.Refuse(
+        "mlp_layer_types", ShowJson(what),
+        absl::StrCat("a list of ", dense.size(), " names, dense or sparse"));
+  };
+  if (!types.is_array() || types.size() != dense.size()) return refuse(types);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    if (types[i] != "dense" && types[i] != "sparse") return refuse(types[i]);
+    dense[i] = types[i] == "dense";
+  }
+}
+
 // Which layers have no experts, by what the family's configs say.
 void ReadDenseLayers(ConfigFields& fields, const Family& family,
                      ModelSpec& spec) {
@@ -28,6 +43,11 @@ void ReadDenseLayers(ConfigFields& fields, const Family& family,
     case DenseLayers::kNone:
       break;
     case DenseLayers::kFirst:
+      if (const nlohmann::json* types = fields.Find("mlp_layer_types")) {
+        ReadLayerTypes(fields, *types, dense);
+        break;
+      }
+      fields.Int("moe_layer_freq", 1, 1, 1);
       std::fill_n(dense.begin(),
                   std::min(layers, fields.Int("first_k_dense_replace", 0, 1024,
                                               family.dense_layers)),
@@ -61,14 +81,8 @@ void ReadDenseLayers(ConfigFields& fields, const Family& family,
   }
 }
 
-// How rows choose, of sigmoids: by groups, and scaled.
-void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
-  routes.sigmoid = true;
-  if (fields.String("scoring_func", "sigmoid") == "softmax") {
-    fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
-  }
-  routes.scale =
-      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
+// Which groups of experts rows choose among.
+void ReadGroups(ConfigFields& fields, kernels::RouteOptions& routes) {
   const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups, 1);
   const int chosen = fields.Int("topk_group", 1, groups, 1);
   // Of one all are compared, whatever there is of it.
@@ -86,6 +100,42 @@ void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
   }
   routes.groups = groups;
   routes.chosen_groups = chosen;
+}
+
+void ReadScale(ConfigFields& fields, kernels::RouteOptions& routes) {
+  routes.scale =
+      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
+}
+
+// How rows choose, of sigmoids: by groups, and scaled.
+void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
+  routes.sigmoid = true;
+  if (fields.String("scoring_func", "sigmoid") == "softmax") {
+    fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
+  }
+  ReadScale(fields, routes);
+  ReadGroups(fields, routes);
+}
+
+// Of DeepSeek V2's softmax: by the best of each group, or of all.
+void ReadGroupLimits(ConfigFields& fields, kernels::RouteOptions& routes) {
+  const std::string scores = fields.String("scoring_func", "softmax");
+  if (scores != "softmax") {
+    fields.Refuse("scoring_func", Quote(scores), "softmax or left out");
+  }
+  // The model's own code would scale or normalise, transformers' scales.
+  if (routes.normalise) {
+    fields.Refuse("norm_topk_prob", "true", "false or left out");
+  }
+  ReadScale(fields, routes);
+  const std::string method = fields.String("topk_method", "greedy");
+  if (method == "greedy") return;
+  if (method != "group_limited_greedy") {
+    fields.Refuse("topk_method", Quote(method),
+                  "greedy or group_limited_greedy");
+  }
+  routes.group_scores = 1;
+  ReadGroups(fields, routes);
 }
 
 // What all rows take beside experts.
@@ -129,6 +179,7 @@ void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       fields.Bool("norm_topk_prob",
                   family.normalised == Normalised::kUnlessDenied);
   if (family.sigmoid_routes) ReadSigmoidRoutes(fields, routes);
+  if (family.group_limits) ReadGroupLimits(fields, routes);
 }
 
 }  // namespace

@@ -34,6 +34,17 @@ enum class ExpertStack : uint8_t {
   kHalves,
 };
 
+// Of latent attention (ModelSpec::kv_rank).
+struct LatentNames {
+  std::string_view query_down = "self_attn.q_a_proj";
+  std::string_view query_norm = "self_attn.q_a_layernorm";
+  std::string_view query_up = "self_attn.q_b_proj";
+  // What keys and values are made of, and behind it what turns.
+  std::string_view kv_down = "self_attn.kv_a_proj_with_mqa";
+  std::string_view kv_norm = "self_attn.kv_a_layernorm";
+  std::string_view kv_up = "self_attn.kv_b_proj";  // keys, values, by head
+};
+
 // A checkpoint's tensors, without ".weight" and ".bias"; empty: the model has
 // none. Those below `layers` follow that, a layer's number and a dot.
 struct TensorNames {
@@ -50,6 +61,7 @@ struct TensorNames {
   std::string_view qkv = "";  // all three, stacked in this order
   // Or for each head of keys its queries, itself and its values.
   bool qkv_in_groups = false;
+  LatentNames latent = {};
   // Of all heads; where they are LayerNorms each head's own weights, in one
   // tensor or, where the name ends with a dot, a head's number behind it.
   std::string_view query_norm = "";
@@ -130,7 +142,8 @@ enum class Biases : uint8_t {
 // Which layers of a model with experts have none.
 enum class DenseLayers : uint8_t {
   kNone,
-  kFirst,   // the first "first_k_dense_replace"
+  // The first "first_k_dense_replace", or those that "mlp_layer_types" says.
+  kFirst,
   kListed,  // "mlp_only_layers", and all but each "decoder_sparse_step"-th
   // Those outside of "moe_layer_start_index" to "moe_layer_end_index", and all
   // but each "moe_layer_interval"-th.
@@ -203,9 +216,12 @@ struct Family {
   NormKind norm = NormKind::kRms;
   Biases biases = Biases::kNone;
   Windows windows = Windows::kNone;
-  bool rope = true;               // else learned positions
-  bool partial_rope = false;      // by "partial_rotary_factor"
-  bool interleaved_rope = false;  // neighbours turn together
+  bool rope = true;           // else learned positions
+  bool partial_rope = false;  // by "partial_rotary_factor"
+  // Neighbours turn together; of latent attention unless "rope_interleave" is
+  // false.
+  bool interleaved_rope = false;
+  bool latent = false;  // ModelSpec::kv_rank, by "kv_lora_rank" and its like
   // Every n-th layer does not turn, unless "no_rope_layers" says which do; with
   // windows those see one. 0: all turn.
   int no_rope_interval = 0;
@@ -224,6 +240,7 @@ struct Family {
   bool clamped_swiglu = false;    // gates by "swiglu_limit" and alpha
   Normalised normalised = Normalised::kByConfig;
   bool sigmoid_routes = false;  // scores of experts; groups of them
+  bool group_limits = false;    // groups of softmax, by "topk_method"
   DenseLayers dense = DenseLayers::kNone;
   int dense_layers = 0;                    // of kFirst, where no key says
   std::string_view norms_key = "";         // of q and k: only if it is true

@@ -22,6 +22,41 @@ using nlohmann::json;
 constexpr int kMaxWidth = 1 << 20;
 constexpr char kSliding[] = "sliding_attention";  // of "layer_types"
 
+// Of latent attention. Here all heads have keys and values of their own, the
+// latter padded with zeros to the width of the former.
+void ReadLatentShapes(ConfigFields& fields, ModelSpec& spec) {
+  if (spec.kv_heads != spec.heads) {
+    fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
+                  absl::StrCat(spec.heads, ", as num_attention_heads, where ",
+                               "attention is latent"));
+  }
+  const auto multiple = [&](const char* field, int most) {
+    const int value = fields.Int(field, 8, most);
+    if (value % 8 != 0) {
+      fields.Refuse(field, absl::StrCat(value), "a multiple of 8");
+    }
+    return value;
+  };
+  spec.kv_rank = multiple("kv_lora_rank", kMaxWidth);
+  if (fields.Find("q_lora_rank") != nullptr) {
+    spec.query_rank = multiple("q_lora_rank", kMaxWidth);
+  }
+  const int turned = multiple("qk_rope_head_dim", 256);
+  const int still = multiple("qk_nope_head_dim", 256);
+  spec.head_dim = still + turned;
+  if (spec.head_dim > 256) {
+    fields.Refuse("qk_nope_head_dim + qk_rope_head_dim",
+                  absl::StrCat(spec.head_dim), "at most 256");
+  }
+  spec.value_dim = fields.Int("v_head_dim", 1, 256);
+  if (spec.value_dim > spec.head_dim) {
+    fields.Refuse("v_head_dim", absl::StrCat(spec.value_dim),
+                  absl::StrCat("at most qk_nope_head_dim + qk_rope_head_dim, ",
+                               spec.head_dim));
+  }
+  spec.rope.rotary_dim = turned;
+}
+
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
   spec.hidden_size = fields.Int(keys.hidden_size, 8, kMaxWidth);
@@ -45,6 +80,7 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
                   absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
                                spec.heads));
   }
+  if (family.latent) return ReadLatentShapes(fields, spec);
   // Null is transformers' word for hidden_size / heads.
   const bool given = fields.Find("head_dim") != nullptr ||
                      (family.head_dim > 0 && !fields.HasNull("head_dim"));
@@ -280,7 +316,7 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.query_pre_scalar) {
     per_head = fields.Double("query_pre_attn_scalar", 1e-3, 1e6, 256.0);
   }
-  spec.attention_scale = 1 / std::sqrt(per_head);
+  spec.attention_scale = spec.rope.score_scale / std::sqrt(per_head);
   if (family.scaled_embedding) {
     spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
     spec.embedding_scale_rounds = true;
@@ -474,8 +510,14 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
   TurnWindows(fields, *family, spec);
-  ReadRope(fields, *family, spec.head_dim, HasWindows(spec),
-           &spec.max_positions, &spec.rope, &spec.local_rope);
+  const int turned = spec.rope.rotary_dim;  // of latent attention
+  ReadRope(fields, *family, spec.latent() ? turned : spec.head_dim,
+           HasWindows(spec), &spec.max_positions, &spec.rope, &spec.local_rope);
+  if (spec.latent()) {
+    spec.rope.rotary_dim = turned;
+    spec.rope.trailing = true;
+    spec.rope.interleaved = fields.Bool("rope_interleave", true);
+  }
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);
   ReadActivation(fields, *family, spec);
@@ -532,6 +574,11 @@ std::string ModelSpec::Canonical() const {
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);
   }
+  if (latent()) {
+    absl::StrAppendFormat(&text, " latent=%d queries=%d values=%d turned=%s",
+                          kv_rank, query_rank, value_dim,
+                          rope.interleaved ? "neighbours" : "halves");
+  }
   if (parallel) absl::StrAppend(&text, " parallel=1");
   const auto bits = [](const std::vector<bool>& flags) {
     return absl::StrJoin(flags, "", [](std::string* out, bool one) {
@@ -552,6 +599,10 @@ std::string ModelSpec::Canonical() const {
   if (routes.experts > 0) {
     absl::StrAppendFormat(&text, " experts=%d of %d normalised=%d",
                           routes.chosen, routes.experts, routes.normalise);
+  }
+  if (!routes.sigmoid && (routes.scale != 1 || routes.groups > 1)) {
+    absl::StrAppendFormat(&text, " groups=%d of %d scale=%.9g",
+                          routes.chosen_groups, routes.groups, routes.scale);
   }
   if (!dense.empty()) {
     absl::StrAppendFormat(&text, " dense=%s expert_size=%d", bits(dense),

@@ -47,6 +47,12 @@ struct ModelSpec {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  // Of multi-head latent attention (DeepSeek-V2, section 2.1), else 0: what
+  // keys and values of all heads are made of, the same for queries (0: the
+  // hidden state), and of a head's values those that are not zeros.
+  int kv_rank = 0;
+  int query_rank = 0;
+  int value_dim = 0;
   int vocab_size = 0;
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
@@ -80,6 +86,9 @@ struct ModelSpec {
   Quantisation quantisation;  // of the checkpoint
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool latent() const { return kv_rank > 0; }
+  // Columns of what keys and values are made of: all that turns is behind it.
+  int latent_size() const { return kv_rank + rope.rotary_dim; }
   bool has_experts(int layer) const {
     return routes.experts > 0 && (dense.empty() || !dense[layer]);
   }

@@ -201,6 +201,10 @@ void ReadYarn(ConfigFields& scaling, const Context& context, RopeSpec& rope) {
                                               : YarnScale(rope.factor, 1);
   rope.attention_factor =
       scaling.Double("attention_factor", 1e-3, 1e3, implied);
+  if (context.family.latent && all > 0) {
+    const double each = YarnScale(rope.factor, all);  // of queries and of keys
+    rope.score_scale = each * each;
+  }
 }
 
 std::vector<double> ReadFactors(ConfigFields& scaling, const char* field,

@@ -30,6 +30,7 @@ struct RopeSpec {
   Kind kind = Kind::kDefault;
   double theta = 10000;
   int rotary_dim = 0;        // leading dimensions of a head that turn; 0: all
+  bool trailing = false;     // its last ones do, not the leading ones
   bool interleaved = false;  // 2i turns with 2i + 1, not with i + half of them
   double factor = 1;
   double attention_factor = 1;     // of cos and sin; kYarn and kLongRope
@@ -45,7 +46,8 @@ struct RopeSpec {
   // kept, and up to which it is stretched.
   double beta_fast = 32;
   double beta_slow = 1;
-  bool truncate = true;  // the ramp's ends to whole pairs
+  bool truncate = true;    // the ramp's ends to whole pairs
+  double score_scale = 1;  // latent attention's scores times this
 
   // Queries are multiplied by 1 + query_beta * ln(1 + n), where n is how often
   // original_max_positions goes into their position: attention stays as sharp

@@ -13,6 +13,9 @@ using kernels::Queue;
 
 namespace {
 
+// Whatever the config's, in every model that has it.
+constexpr float kLatentNormEps = 1e-6f;
+
 struct Pass {
   const Model& model;
   Backend& backend;
@@ -62,6 +65,46 @@ struct Pass {
     backend.NormInPlace(queue, rows, spec.kv_heads * spec.head_dim,
                         spec.qkv_rows(), eps, layer.key_norm.weight, key);
     return {};
+  }
+
+  // Queries, keys and values of w.normed; where K and V are, unless behind
+  // each row's Q.
+  void* Project(int index, int rows, const Model::Layer& layer,
+                Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    if (spec.latent()) return ProjectLatent(rows, layer.latent, w);
+    backend.MatMul(queue, rows, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
+    Adapt(LoraProduct::kQkv, index, rows, w.normed, spec.qkv_rows(), w.qkv, w);
+    return nullptr;
+  }
+
+  void* ProjectLatent(int rows, const Model::Latent& latent,
+                      Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const void* of = w.normed;
+    if (latent.query_down != nullptr) {
+      backend.MatMul(queue, rows, w.normed, *latent.query_down, nullptr,
+                     w.latent);
+      backend.RmsNorm(queue, rows, spec.query_rank, kLatentNormEps, w.latent,
+                      nullptr, latent.query_norm.weight, w.latent);
+      of = w.latent;
+    }
+    backend.MatMul(queue, rows, of, *latent.query, nullptr, w.qkv);
+    backend.MatMul(queue, rows, w.normed, *latent.kv_down, nullptr, w.latent);
+    backend.NormInPlace(queue, rows, spec.kv_rank, spec.latent_size(),
+                        kLatentNormEps, latent.kv_norm.weight, w.latent);
+    void* const kv = static_cast<std::byte*>(w.qkv) +
+                     static_cast<size_t>(rows) * latent.query->rows() *
+                         SizeOf(backend.activation_type());
+    backend.MatMul(queue, rows, w.latent, *latent.kv, nullptr, kv);
+    return kv;
+  }
+
+  // From one row of w.qkv to the next.
+  int64_t query_stride() const {
+    const ModelSpec& spec = model.spec();
+    return spec.latent() ? int64_t{spec.heads} * spec.head_dim
+                         : spec.qkv_rows();
   }
 
   // w.delta = what experts make of w.normed, and what it holds where all rows
@@ -164,7 +207,7 @@ struct Pass {
       look.out += index * (look.position + 1);
     }
     backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
-                             spec.qkv_rows(), cache, cache_layer, look);
+                             query_stride(), cache, cache_layer, look);
   }
 
   // w.normed = the norm of x, after x += what w.delta has of attention, or
@@ -218,16 +261,15 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     const LayerParts::Place place = places[static_cast<size_t>(i)];
     const kernels::Rows& seen = rows[static_cast<size_t>(place.part)];
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
-    backend.MatMul(queue, n, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
-    pass.Adapt(LoraProduct::kQkv, i, n, w.normed, spec.qkv_rows(), w.qkv, w);
+    void* const kv = pass.Project(i, n, layer, w);
     const kernels::HeadNorms norms = pass.NormHeads(n, layer, w);
-    backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv,
-                       nullptr, cache, place.layer);
+    backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv, kv,
+                       cache, place.layer);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;
     look.sinks = layer.sinks;
-    backend.Attention(queue, seen, spec.heads, look, w.qkv, spec.qkv_rows(),
+    backend.Attention(queue, seen, spec.heads, look, w.qkv, pass.query_stride(),
                       cache, place.layer, w.attention);
     for (const RowLook& row : looks) {
       pass.Look(row, i, seen, look, cache, place.layer, w);
@@ -274,7 +316,7 @@ struct FloatParts {
   void* lora_inner = nullptr;
 };
 
-constexpr int kParts = 13;
+constexpr int kParts = 14;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
@@ -293,6 +335,9 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
       {{&w.x, rows * spec.hidden_size},
        {&w.normed, rows * spec.hidden_size},
        {&w.qkv, rows * spec.qkv_rows()},
+       {&w.latent, spec.latent()
+                       ? rows * std::max(spec.query_rank, spec.latent_size())
+                       : 0},
        {&w.attention, rows * query},
        {&w.delta, rows * spec.hidden_size},
        {&w.activated, rows * spec.widest_dense_size()},

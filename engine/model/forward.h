@@ -31,9 +31,11 @@ class Workspace {
   static size_t Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
                       const LoraLayout* lora, kernels::DType activation);
 
-  void* x = nullptr;          // [max_rows, hidden], the residual stream
-  void* normed = nullptr;     // [max_rows, hidden]
-  void* qkv = nullptr;        // [max_rows, qkv_rows]
+  void* x = nullptr;       // [max_rows, hidden], the residual stream
+  void* normed = nullptr;  // [max_rows, hidden]
+  // [max_rows, qkv_rows]; of latent attention Q, then K and V of all rows
+  void* qkv = nullptr;
+  void* latent = nullptr;     // what those are made of, one after another
   void* attention = nullptr;  // [max_rows, heads * head_dim]
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
   void* activated = nullptr;  // [max_rows, widest_dense_size()]

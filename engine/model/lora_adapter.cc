@@ -168,6 +168,10 @@ class AdapterReader {
     }
     for (const TensorInfo& tensor : file_.tensors()) {
       if (used_.contains(tensor.name)) continue;
+      if (layout_.sections().empty()) {
+        return Invalid(tensor.name,
+                       "models with latent attention take no adapters here");
+      }
       return Invalid(
           tensor.name,
           absl::StrCat("adapts nothing that is supported here; of a layer (",

@@ -41,6 +41,22 @@ class Model {
     const float* weight = nullptr;
     const float* bias = nullptr;  // of a LayerNorm
   };
+  // Where attention is latent: in place of `qkv`. Queries, and keys and values
+  // of all heads, are made of few numbers, which are normed before that. What
+  // keys of all heads have in common, and turns, goes through `kv` as it is:
+  // its rows there have a single one.
+  struct Latent {
+    std::unique_ptr<kernels::Matrix> query_down;  // [query_rank, hidden]; or
+                                                  // null: not of few
+    Norm query_norm;                              // [query_rank]
+    std::unique_ptr<kernels::Matrix> query;    // [heads * head_dim, query_rank]
+                                               // or of the hidden state
+    std::unique_ptr<kernels::Matrix> kv_down;  // [latent_size, hidden]
+    Norm kv_norm;                              // [kv_rank]
+    // [2 * heads * head_dim, latent_size]: keys, then values, whose heads are
+    // zeros from value_dim on
+    std::unique_ptr<kernels::Matrix> kv;
+  };
   struct Layer {
     Norm input_norm;             // [hidden], as all but the heads'
     Norm attention_output_norm;  // before the residual addition
@@ -48,6 +64,7 @@ class Model {
     Norm mlp_output_norm;
     Norm query_norm;  // [head_dim], or of all heads
     Norm key_norm;
+    Latent latent;
     std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
     std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * head_dim]
     // [2 * intermediate, hidden]; without gates [intermediate, hidden].

@@ -37,6 +37,22 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const auto feed_forward_bytes = [&](DType type, int64_t size) {
     return bytes(type, halves * size, hidden) + bytes(type, hidden, size);
   };
+  // What makes queries, keys and values of the hidden state, and its bytes.
+  int64_t qkv = 0;
+  int64_t qkv_bytes = 0;
+  const auto add = [&](DType type, int64_t rows, int64_t cols) {
+    qkv += rows * cols;
+    qkv_bytes += bytes(type, rows, cols);
+  };
+  if (spec.latent()) {
+    const int rank = spec.query_rank;
+    if (rank > 0) add(formats.layers, rank, hidden);
+    add(formats.layers, query, rank > 0 ? rank : hidden);
+    add(formats.layers, spec.latent_size(), hidden);
+    add(formats.routers, 2 * query, spec.latent_size());
+  } else {
+    add(formats.layers, spec.qkv_rows(), hidden);
+  }
   const kernels::RouteOptions& routes = spec.routes;
   WorkShape shape{
       .layers = spec.layers,
@@ -46,9 +62,9 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       .head_dim = spec.head_dim,
       .kv_vector_bytes = static_cast<int64_t>(
           kernels::KvVectorBytes(formats.kv, spec.head_dim)),
-      .qkv = spec.qkv_rows() * hidden,
+      .qkv = qkv,
       .head = spec.vocab_size * hidden,
-      .qkv_bytes = bytes(formats.layers, spec.qkv_rows(), hidden),
+      .qkv_bytes = qkv_bytes,
       .head_bytes = MatrixBytes(formats.head, spec.vocab_size, hidden),
       .expert_bytes =
           routes.experts == 0
@@ -88,8 +104,11 @@ int ZeroBytes(const Quantisation& quantisation, bool gpu) {
 }
 
 WorkShape MakeWorkShape(const Model& model, DType kv, bool gpu) {
+  const Model::Layer& first = model.layers().front();
+  const bool latent = model.spec().latent();
+  const DType layers = (latent ? first.latent.query : first.qkv)->dtype();
   std::optional<DType> experts;
-  DType routers = model.layers().front().qkv->dtype();
+  DType routers = latent ? first.latent.kv->dtype() : layers;
   for (const Model::Layer& layer : model.layers()) {
     if (layer.experts == nullptr) continue;
     experts = layer.expert_matrices.front()->dtype();
@@ -97,7 +116,7 @@ WorkShape MakeWorkShape(const Model& model, DType kv, bool gpu) {
     break;
   }
   return MakeWorkShape(model.spec(),
-                       {.layers = model.layers().front().qkv->dtype(),
+                       {.layers = layers,
                         .zero_bytes = ZeroBytes(model.spec().quantisation, gpu),
                         .experts = experts,
                         .routers = routers,

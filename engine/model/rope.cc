@@ -121,7 +121,8 @@ std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
       const int row = pair < pairs
                           ? turning
                           : 2 * pairs + second * (half - pairs) + pair - pairs;
-      order.push_back(head * head_dim + row);
+      const int before = rope.trailing ? head_dim - 2 * pairs : 0;
+      order.push_back(head * head_dim + (before + row) % head_dim);
     }
   }
   return order;

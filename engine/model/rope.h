@@ -23,10 +23,10 @@ RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions);
 // What queries are multiplied by at each position; empty: nothing.
 std::vector<float> QueryScales(const RopeSpec& rope, int positions);
 
-// Kernels turn dimension i with i + head_dim / 2, all of a head. Where only the
-// first rotary_dim turn, or neighbours turn together, rows of query and key are
-// kept in another order, which no score depends on: which row of a checkpoint's
-// `heads` heads stands at each place. Empty: as they are.
+// Kernels turn dimension i with i + head_dim / 2, all of a head. Where only
+// rotary_dim of them turn, or neighbours turn together, rows of query and key
+// are kept in another order, which no score depends on: which row of a
+// checkpoint's `heads` heads stands at each place. Empty: as they are.
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads);
 
 // The same of a tensor of queries, keys and values: they may be `in_groups`, as

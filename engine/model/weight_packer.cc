@@ -49,12 +49,24 @@ std::string WeightPacker::format() const {
 }
 
 DType WeightPacker::KeptAs(DType given, MatrixUse use) const {
-  if (options_.quantisation.has_value() && use != MatrixUse::kRouter) {
+  if (options_.quantisation.has_value() && use != MatrixUse::kExact) {
     if (use != MatrixUse::kTokens) return *options_.quantisation;
     if (*options_.quantisation != DType::kFp8) return DType::kInt8;
   }
   return options_.weight_dtype.value_or(given == DType::kBF16 ? DType::kBF16
                                                               : DType::kF32);
+}
+
+absl::StatusOr<std::optional<CodeRows>> WeightPacker::CodesOf(
+    const TensorPart& part, int cols) {
+  const std::string product(absl::StripSuffix(part.name, ".weight"));
+  if (!HasCodes(checkpoint_, product)) return std::nullopt;
+  absl::StatusOr<CodeRows> read =
+      ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
+  if (!read.ok()) return read.status();
+  for (const std::string& name : read->names) Take(name);
+  PutRowsInOrder(part.order, *read);
+  return *std::move(read);
 }
 
 absl::Status WeightPacker::PackQuantised(
@@ -63,16 +75,9 @@ absl::Status WeightPacker::PackQuantised(
   std::vector<std::optional<CodeRows>> codes;  // by part; none: a float type
   bool same = true;
   for (const TensorPart& part : parts) {
-    std::optional<CodeRows>& rows = codes.emplace_back();
-    const std::string product(absl::StripSuffix(part.name, ".weight"));
-    if (HasCodes(checkpoint_, product)) {
-      absl::StatusOr<CodeRows> read =
-          ReadCodes(checkpoint_, spec_.quantisation, product, part.rows, cols);
-      if (!read.ok()) return read.status();
-      for (const std::string& name : read->names) Take(name);
-      PutRowsInOrder(part.order, *read);
-      rows = *std::move(read);
-    }
+    absl::StatusOr<std::optional<CodeRows>> read = CodesOf(part, cols);
+    if (!read.ok()) return read.status();
+    const auto& rows = codes.emplace_back(*std::move(read));
     same = same && rows.has_value() && SameForm(*codes[0], *rows) &&
            (!rows->e2m1 || ScalesAreNear(*rows));
   }
@@ -128,35 +133,67 @@ absl::Status WeightPacker::PackStacked(
                 KeptAs(all->dtype, use), use, matrix);
 }
 
+absl::Status WeightPacker::AppendPart(const TensorPart& part,
+                                      const std::optional<CodeRows>& codes,
+                                      int cols, std::vector<float>& values,
+                                      bool& bf16) {
+  // bf16 has twice the digits of e4m3, and more than e2m1 times that; other
+  // codes' numbers need more.
+  if (codes.has_value()) {
+    bf16 = bf16 && (codes->dtype == DType::kFp8 || codes->e2m1);
+    Dequantise(*codes, values);
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<HostTensor> tensor =
+      checkpoint_.Matrix(part.name, part.rows, cols);
+  if (!tensor.ok()) return tensor.status();
+  bf16 = bf16 && tensor->dtype == DType::kBF16;
+  std::vector<std::byte> moved;
+  AppendFloats(RowsInOrder(*tensor, part.order, moved), values);
+  Take(part.name);
+  return absl::OkStatus();
+}
+
 absl::Status WeightPacker::PackDequantised(
     const std::vector<TensorPart>& parts,
     const std::vector<std::optional<CodeRows>>& codes, int cols, MatrixUse use,
     std::unique_ptr<kernels::Matrix>& matrix) {
   std::vector<float> values;
-  // bf16 has twice the digits of e4m3, and more than e2m1 times that; other
-  // codes' numbers need more.
   bool bf16 = true;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (codes[i].has_value()) {
-      bf16 = bf16 && (codes[i]->dtype == DType::kFp8 || codes[i]->e2m1);
-      Dequantise(*codes[i], values);
-      continue;
-    }
-    const absl::StatusOr<HostTensor> tensor =
-        checkpoint_.Matrix(parts[i].name, parts[i].rows, cols);
-    if (!tensor.ok()) return tensor.status();
-    bf16 = bf16 && tensor->dtype == DType::kBF16;
-    std::vector<std::byte> moved;
-    AppendFloats(RowsInOrder(*tensor, parts[i].order, moved), values);
-    Take(parts[i].name);
+    const absl::Status status =
+        AppendPart(parts[i], codes[i], cols, values, bf16);
+    if (!status.ok()) return status;
   }
+  dequantised_.push_back(
+      absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
+  return PackFloats(values, cols, bf16, use, matrix);
+}
+
+absl::Status WeightPacker::PackFloats(
+    const std::vector<float>& values, int cols, bool bf16, MatrixUse use,
+    std::unique_ptr<kernels::Matrix>& matrix) {
   const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
                          DType::kF32,
                          static_cast<int64_t>(values.size()) / cols, cols};
-  const DType kept = KeptAs(bf16 ? DType::kBF16 : DType::kF32, use);
-  dequantised_.push_back(
-      absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
-  return PackAs(whole, kept, use, matrix);
+  return PackAs(whole, KeptAs(bf16 ? DType::kBF16 : DType::kF32, use), use,
+                matrix);
+}
+
+absl::Status WeightPacker::PackReshaped(
+    const TensorPart& part, int part_cols, Reshape reshape, int cols,
+    MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix) {
+  if (TANDEM_FAILPOINT("load.pack", "crash fail")) return failpoint::Error();
+  const auto codes = CodesOf(part, part_cols);
+  if (!codes.ok()) return codes.status();
+  std::vector<float> values;
+  bool bf16 = true;
+  const absl::Status status = AppendPart(part, *codes, part_cols, values, bf16);
+  if (!status.ok()) return status;
+  if (codes->has_value()) {
+    dequantised_.push_back(absl::StrCat(part.name, " (latent attention)"));
+  }
+  return PackFloats(reshape(values), cols, bf16, use, matrix);
 }
 
 absl::Status WeightPacker::PackAs(const HostTensor& whole, DType kept,

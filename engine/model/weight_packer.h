@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/checkpoint/quantisation.h"
 #include "engine/checkpoint/safetensors.h"
@@ -42,9 +44,12 @@ struct StackedPart {
   std::vector<int> order = {};  // as above
 };
 
-// What a matrix is for: the embedding and the head, the choice of experts,
-// or a layer's product, by GatedMatMul or not.
-enum class MatrixUse { kTokens, kRouter, kProduct, kGated };
+// What a matrix is for: the embedding and the head, what is never quantised
+// when it is loaded, or a layer's product, by GatedMatMul or not.
+enum class MatrixUse { kTokens, kExact, kProduct, kGated };
+
+// From the numbers of a tensor, row by row, to those of a matrix.
+using Reshape = absl::FunctionRef<std::vector<float>(absl::Span<const float>)>;
 
 // One thread's. All that it is made of must outlive it.
 class WeightPacker {
@@ -61,6 +66,12 @@ class WeightPacker {
   // The parts, stacked by rows, as one matrix [sum of rows, cols].
   absl::Status Pack(const std::vector<TensorPart>& parts, int cols,
                     MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
+
+  // A matrix [.., cols] of what `reshape` makes of one tensor [part.rows,
+  // part_cols], dequantised where it was quantised before.
+  absl::Status PackReshaped(const TensorPart& part, int part_cols,
+                            Reshape reshape, int cols, MatrixUse use,
+                            std::unique_ptr<kernels::Matrix>& matrix);
 
   // Counts nothing as taken.
   absl::Status PackStacked(const StackedPart& part, MatrixUse use,
@@ -79,6 +90,9 @@ class WeightPacker {
  private:
   // How a matrix that is given as `given` is kept.
   kernels::DType KeptAs(kernels::DType given, MatrixUse use) const;
+  // Of a part; none: it is a float type.
+  absl::StatusOr<std::optional<CodeRows>> CodesOf(const TensorPart& part,
+                                                  int cols);
   // Of parts some of which were quantised before: as they are where all have
   // one form, else dequantised.
   absl::Status PackQuantised(const std::vector<TensorPart>& parts, int cols,
@@ -88,8 +102,17 @@ class WeightPacker {
       const std::vector<TensorPart>& parts,
       const std::vector<std::optional<CodeRows>>& codes, int cols,
       MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
+  // Puts a part's numbers behind `values`; unsets `bf16` if bf16 might not hold
+  // them.
+  absl::Status AppendPart(const TensorPart& part,
+                          const std::optional<CodeRows>& codes, int cols,
+                          std::vector<float>& values, bool& bf16);
   absl::Status PackMxfp4(const StackedPart& part, MatrixUse use,
                          std::unique_ptr<kernels::Matrix>& matrix);
+  // As bf16 if that holds them, or as loading is asked to.
+  absl::Status PackFloats(const std::vector<float>& values, int cols, bool bf16,
+                          MatrixUse use,
+                          std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status PackCodes(const CodeRows& codes, MatrixUse use,
                          std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status PackAs(const kernels::HostTensor& whole, kernels::DType kept,

@@ -288,7 +288,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "cohere_norms_f32", "qwen2_moe_f32", "minimax_m2_f32",
                     "olmo2_f32", "olmo3_f32", "gpt_oss_f32",
                     "ministral3_whole_f32", "llama_dynamic_f32",
-                    "llama_yarn_f32", "llama_long_f32"),
+                    "llama_yarn_f32", "llama_long_f32", "deepseek_v2_f32",
+                    "deepseek_v3_f32"),
     [](const auto& test) { return test.param; });
 
 }  // namespace

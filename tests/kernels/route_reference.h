@@ -49,7 +49,7 @@ inline std::vector<double> RouteReference(const RouteOptions& options,
           choice.begin() + static_cast<long>(begin),
           choice.begin() + static_cast<long>(begin + size));
       std::sort(group.rbegin(), group.rend());
-      sums.push_back(group[0] + group[1]);
+      sums.push_back(group[0] + (options.group_scores == 1 ? 0 : group[1]));
     }
     const auto chosen = LargestReference(sums, options.chosen_groups);
     for (size_t i = 0; i < experts; ++i) {
@@ -98,6 +98,12 @@ inline std::vector<RouteOptions> RouteCases() {
        .scale = 1.5f,
        .shared = SharedExpert::kWhole},
       {.experts = 12, .chosen = 2, .groups = 3, .chosen_groups = 1},
+      {.experts = 12,
+       .chosen = 3,
+       .groups = 4,
+       .chosen_groups = 2,
+       .group_scores = 1,
+       .scale = 16},
   };
 }
 

@@ -143,6 +143,30 @@ TEST(CountsTest, ParametersOfOtherFamilies) {
   }
 }
 
+// Heads' values are padded, so matrices have more numbers than the file.
+TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
+  const auto spec = engine::ParseModelSpec("config.json", R"({
+      "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+      "hidden_size": 2048, "intermediate_size": 10944,
+      "moe_intermediate_size": 1408, "num_hidden_layers": 27,
+      "num_attention_heads": 16, "num_key_value_heads": 16,
+      "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+      "num_experts_per_tok": 6, "n_shared_experts": 2,
+      "first_k_dense_replace": 1, "vocab_size": 102400})",
+                                           "", "");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  // V2 Lite, whose files have 31 412 968 448 bytes of bf16. Norms of each layer
+  // are of the hidden state twice, and of what keys and values are made of.
+  EXPECT_EQ(Parameters(*spec),
+            31412968448.0 / 2 - (27 * (2 * 2048 + 512) + 2048));
+  EXPECT_EQ(KvBytesPerToken(*spec, DType::kBF16), 27 * 2 * 16 * 192 * 2);
+  // A step reads its matrices: q, what is made few, what is made of that.
+  const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
+  const engine::WorkShape shape = ShapeOf(*spec, formats);
+  EXPECT_EQ(shape.qkv, 3072 * 2048 + 576 * 2048 + 6144 * 576);
+}
+
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   const Formats formats{
       .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};

@@ -120,6 +120,23 @@ inline json Glm4Moe() {
   return config;
 }
 
+inline json DeepseekV2() {
+  json config = Llama();
+  config["architectures"] = {"DeepseekV2ForCausalLM"};
+  config["num_hidden_layers"] = 2;
+  config["num_attention_heads"] = config["num_key_value_heads"] = 4;
+  config["kv_lora_rank"] = 32;
+  config["qk_nope_head_dim"] = 16;
+  config["qk_rope_head_dim"] = 8;
+  config["v_head_dim"] = 16;
+  config["moe_intermediate_size"] = 32;
+  config["n_routed_experts"] = 8;
+  config["num_experts_per_tok"] = 3;
+  config["n_shared_experts"] = 2;
+  config["first_k_dense_replace"] = 1;
+  return config;
+}
+
 inline json Ernie4_5Moe() {
   json config = Llama();
   config["architectures"] = {"Ernie4_5_MoeForCausalLM"};

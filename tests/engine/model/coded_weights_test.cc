@@ -230,6 +230,24 @@ TEST_F(DequantisedTest, Fp8BlocksAreTheNumbersInTheTypeAskedFor) {
   }
 }
 
+// As DeepSeek V3 is published; what is reshaped has no codes of its own.
+TEST_F(DequantisedTest, LatentAttentionOfFp8BlocksIsTheirNumbers) {
+  for (const char* name : {"deepseek_v2_f32", "deepseek_v3_f32"}) {
+    WriteBoth(name, "fp8_blocks");
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_THAT((*model)->dequantised(),
+                testing::Contains("model.layers.0.self_attn.kv_b_proj.weight "
+                                  "(latent attention)"));
+    EXPECT_EQ((*model)->layers()[0].latent.kv->dtype(), DType::kBF16);
+    for (const DType kept : {DType::kBF16, DType::kF32}) {
+      EXPECT_EQ(Logits(dir_, kept), Logits(plain_, kept)) << name;
+    }
+  }
+  WriteBoth("deepseek_v3_f32", "int8");
+  ExpectNearlyThePlain("int8");
+}
+
 TEST_F(DequantisedTest, Fp8BlocksWithoutScalesAreRefused) {
   WriteBoth("llama2_mha_f32", "fp8_blocks");
   std::ifstream stream(dir_.path() + "/model.safetensors", std::ios::binary);

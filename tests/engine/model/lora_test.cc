@@ -329,6 +329,18 @@ TEST_F(LoraTest, TensorsThatDoNotFitAreRefusedByName) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(LoraTest, LatentAttentionTakesNone) {
+  const TempDir base;
+  WriteCheckpoint(LoadCases()["deepseek_v2_f32"], base);
+  const TempDir dir;
+  WriteAdapter(adapters_["llama_all"], dir);
+  const absl::StatusOr<ModelSpec> spec = LoadModelSpec(base.path());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto read = ReadLoraAdapter(dir.path(), *spec, LoraLayout(*spec, 8));
+  EXPECT_THAT(read.status().message(),
+              HasSubstr("models with latent attention take no adapters here"));
+}
+
 TEST_F(LoraTest, ModulesThatHaveNoFactorsHereAreNamed) {
   json adapter = adapters_["mixtral_attention"];
   const json mixtral = LoadCases()["mixtral_f32"];

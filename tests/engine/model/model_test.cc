@@ -296,6 +296,21 @@ TEST_F(ModelTest, WeightsKeepTheirFormatUnlessAskedOtherwise) {
   }
 }
 
+// What spreads a key that heads share has to give it as it is.
+TEST_F(ModelTest, WhatSpreadsLatentKeysIsNotQuantised) {
+  Write("deepseek_v3_f32");
+  const auto model = Load({.quantisation = DType::kInt8});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const Model::Layer& layer = (*model)->layers()[0];
+  EXPECT_EQ(layer.qkv, nullptr);
+  EXPECT_EQ(layer.latent.kv->dtype(), DType::kF32);
+  EXPECT_EQ(layer.latent.query_down->dtype(), DType::kInt8);
+  EXPECT_EQ(layer.latent.query->dtype(), DType::kInt8);
+  EXPECT_EQ(layer.latent.kv_down->dtype(), DType::kInt8);
+  EXPECT_EQ(layer.output->dtype(), DType::kInt8);
+  EXPECT_EQ((*model)->weight_format(), "f32+int8");
+}
+
 TEST_F(ModelTest, PositionsAreLimitedByTheModel) {
   Write("llama2_mha_f32");
   EXPECT_EQ((*Load())->max_positions(), 512);
@@ -485,6 +500,16 @@ TEST(Rope, NeighboursThatTurnTogetherStandHalfAHeadApart) {
   EXPECT_THAT(
       RotaryOrder({.theta = 10000, .rotary_dim = 4, .interleaved = true}, 8, 1),
       testing::ElementsAre(0, 2, 4, 5, 1, 3, 6, 7));
+}
+
+TEST(Rope, TheLastDimensionsMayTurn) {
+  RopeSpec rope{.theta = 10000, .rotary_dim = 4, .trailing = true};
+  EXPECT_THAT(RotaryOrder(rope, 8, 2),
+              testing::ElementsAre(4, 5, 0, 1, 6, 7, 2, 3,  //
+                                   12, 13, 8, 9, 14, 15, 10, 11));
+  rope.interleaved = true;
+  EXPECT_THAT(RotaryOrder(rope, 8, 1),
+              testing::ElementsAre(4, 6, 0, 1, 5, 7, 2, 3));
 }
 
 TEST(Rope, WhatDoesNotTurnStandsBehindWhatDoes) {
