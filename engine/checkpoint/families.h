@@ -218,8 +218,8 @@ struct Family {
   Windows windows = Windows::kNone;
   bool rope = true;           // else learned positions
   bool partial_rope = false;  // by "partial_rotary_factor"
-  // Neighbours turn together; of latent attention unless "rope_interleave" is
-  // false.
+  // Neighbours turn together; of latent attention only unless
+  // "rope_interleave" is false.
   bool interleaved_rope = false;
   bool latent = false;  // ModelSpec::kv_rank, by "kv_lora_rank" and its like
   // Every n-th layer does not turn, unless "no_rope_layers" says which do; with
@@ -227,7 +227,8 @@ struct Family {
   int no_rope_interval = 0;
   bool scaled_embedding = false;  // times sqrt(hidden_size)
   bool multipliers = false;       // Granite's four
-  bool wide_norms = false;        // of q and of k, all heads together
+  bool depth_scale = false;  // "scale_emb", "scale_depth", "dim_model_base"
+  bool wide_norms = false;   // of q and of k, all heads together
   Parallel parallel = Parallel::kNever;
   Turning turning = Turning::kAll;
   bool head_bias = false;

@@ -48,7 +48,8 @@ void ReadLatentShapes(ConfigFields& fields, ModelSpec& spec) {
     fields.Refuse("qk_nope_head_dim + qk_rope_head_dim",
                   absl::StrCat(spec.head_dim), "at most 256");
   }
-  spec.value_dim = fields.Int("v_head_dim", 1, 256);
+  spec.value_dim =
+      fields.Int("v_head_dim", 1, 256, spec.hidden_size / spec.heads);
   if (spec.value_dim > spec.head_dim) {
     fields.Refuse("v_head_dim", absl::StrCat(spec.value_dim),
                   absl::StrCat("at most qk_nope_head_dim + qk_rope_head_dim, ",
@@ -296,18 +297,37 @@ void DropIdleWindow(const Family& family, ModelSpec& spec) {
   spec.windowed.clear();
 }
 
-// Of Granite, whose layers' outputs are added times `residual`. Here they are
-// added as they are, to a stream that is 1 / residual of its own: norms take
-// all of that out again, with an epsilon in the same measure.
+// Layers' outputs are added times `residual`. Here they are added as they are,
+// to a stream that is 1 / residual of its own: norms take all of that out
+// again, with an epsilon in the same measure.
+void ScaleResidual(double residual, ModelSpec& spec) {
+  spec.embedding_scale /= residual;
+  spec.norm_eps /= residual * residual;
+}
+
+// Of Granite.
 void ReadMultipliers(ConfigFields& fields, ModelSpec& spec) {
   const auto multiplier = [&](const char* field) {
     return fields.Double(field, 1e-4, 1e6, 1.0);
   };
-  const double residual = multiplier("residual_multiplier");
-  spec.embedding_scale = multiplier("embedding_multiplier") / residual;
-  spec.norm_eps /= residual * residual;
+  spec.embedding_scale = multiplier("embedding_multiplier");
+  ScaleResidual(multiplier("residual_multiplier"), spec);
   spec.attention_scale = multiplier("attention_multiplier");
   spec.logit_scale = 1 / multiplier("logits_scaling");
+}
+
+// Of MiniCPM. Null is transformers' word for what scales nothing.
+void ReadDepthScale(ConfigFields& fields, ModelSpec& spec) {
+  spec.embedding_scale = fields.Double("scale_emb", 1e-4, 1e6, 12.0);
+  if (!fields.HasNull("scale_depth")) {
+    ScaleResidual(fields.Double("scale_depth", 1e-4, 1e6, 1.4) /
+                      std::sqrt(static_cast<double>(spec.layers)),
+                  spec);
+  }
+  if (!fields.HasNull("dim_model_base")) {
+    spec.logit_scale =
+        fields.Double("dim_model_base", 1, kMaxWidth, 256.0) / spec.hidden_size;
+  }
 }
 
 // What scales and caps scores, logits and the embedding.
@@ -322,6 +342,7 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     spec.embedding_scale_rounds = true;
   }
   if (family.multipliers) ReadMultipliers(fields, spec);
+  if (family.depth_scale) ReadDepthScale(fields, spec);
   if (family.logit_scale > 0) {
     spec.logit_scale =
         fields.Double("logit_scale", 1e-6, 1e6, family.logit_scale);
@@ -516,7 +537,8 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   if (spec.latent()) {
     spec.rope.rotary_dim = turned;
     spec.rope.trailing = true;
-    spec.rope.interleaved = fields.Bool("rope_interleave", true);
+    spec.rope.interleaved =
+        family->interleaved_rope && fields.Bool("rope_interleave", true);
   }
   DropIdleWindow(*family, spec);
   ReadScales(fields, *family, spec);

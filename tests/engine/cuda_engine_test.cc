@@ -127,6 +127,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "deepseek_v2_f32",
                            "deepseek_v3_f32",
                            "glm4_moe_lite_f32",
+                           "minicpm3_f32",
                            "qwen2_moe_f32",
                            "qwen3_moe_dense_f32",
                            "minimax_m2_f32",

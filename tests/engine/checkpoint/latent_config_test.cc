@@ -128,6 +128,34 @@ TEST(LatentConfig, Glm4MoeLiteSaysOfEachLayerWhetherItHasExperts) {
   EXPECT_THAT(Parse(config)->dense, ElementsAre(false, true, false));
 }
 
+// MiniCPM3Config, MiniCPM3DecoderLayer.
+TEST(LatentConfig, MiniCpm3ScalesByItsDepth) {
+  const json config = With(Llama(), {{"architectures", {"MiniCPM3ForCausalLM"}},
+                                     {"hidden_size", 64},
+                                     {"num_hidden_layers", 4},
+                                     {"num_attention_heads", 4},
+                                     {"num_key_value_heads", 4},
+                                     {"kv_lora_rank", 32},
+                                     {"qk_nope_head_dim", 16},
+                                     {"qk_rope_head_dim", 8},
+                                     {"rms_norm_eps", 1e-5}});
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->rope.interleaved);
+  EXPECT_EQ(spec->value_dim, 16);
+  EXPECT_DOUBLE_EQ(spec->embedding_scale, 12 / 0.7);
+  EXPECT_DOUBLE_EQ(spec->norm_eps, 1e-5 / 0.49);
+  EXPECT_EQ(spec->logit_scale, 256.0 / 64);
+  EXPECT_EQ(spec->attention_scale, 1 / std::sqrt(24.0));
+  const auto still = Parse(With(config, {{"scale_depth", nullptr},
+                                         {"dim_model_base", nullptr},
+                                         {"scale_emb", 1}}));
+  ASSERT_TRUE(still.ok()) << still.status();
+  EXPECT_EQ(still->embedding_scale, 1);
+  EXPECT_EQ(still->norm_eps, 1e-5);
+  EXPECT_EQ(still->logit_scale, 1);
+}
+
 TEST(LatentConfig, WhatDoesNotFitIsRefused) {
   const struct {
     const char* why;
