@@ -159,11 +159,12 @@ struct RopeTable {
   const float* query_scale = nullptr;
 };
 
-// RmsNorm of each head of Q and of K before it is rotated.
+// RmsNorm of each head of Q and of K.
 struct HeadNorms {
   const float* query = nullptr;  // [head_dim]; null: neither is normed
   const float* key = nullptr;    // [head_dim]
   float eps = 0;
+  bool rotated = false;  // of what the rotation gives, not of what it takes
 };
 
 // How queries look at keys.
@@ -394,11 +395,11 @@ class Backend {
 
   // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V; or Q
   // alone where K and V are in `kv` [num_rows, 2 kv_heads * head_dim]. Norms
-  // the heads of Q and K where `norms` are, and rounds them; then rotates
-  // them where there is a rope, and scales Q where that does, rounded. Q is
-  // written in place, K and V to the cache's `layer` at rows.slots, rounded to
-  // the activation type and then to the cache's, or quantised vector by vector
-  // (kernels/quantise.h).
+  // the heads of Q and K where `norms` are and rotates them where there is a
+  // rope, in the order that `norms` say, each rounded; then scales Q where the
+  // rope does, rounded. Q is written in place, K and V to the cache's `layer`
+  // at rows.slots, rounded to the activation type and then to the cache's, or
+  // quantised vector by vector (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
                           const RopeTable& rope, const HeadNorms& norms,
                           void* qkv, void* kv, KvCache& cache, int layer) = 0;

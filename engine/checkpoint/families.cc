@@ -154,6 +154,10 @@ constexpr TensorNames kStableLmNames = {
 constexpr TensorNames kStarCoder2Names = {
     .gate = "", .up = "mlp.c_fc", .down = "mlp.c_proj"};
 
+constexpr TensorNames kHunYuanNames = {
+    .query_norm = "self_attn.query_layernorm",
+    .key_norm = "self_attn.key_layernorm"};
+
 constexpr TensorNames kOlmo2Names = {
     .input_norm = "",
     .query_norm = "self_attn.q_norm",
@@ -683,6 +687,13 @@ constexpr Family kFamilies[] = {
      .activation = "relu2",
      .biases = Biases::kByConfig,
      .names = kUngatedNames},
+    {.architecture = "HunYuanDenseV1ForCausalLM",
+     .model_type = "hunyuan_v1_dense",
+     .norm_eps = 1e-5,
+     .biases = Biases::kAttention,
+     .turned_norms = true,
+     .rope_alpha = true,
+     .names = kHunYuanNames},
     {.architecture = "GPT2LMHeadModel",
      .model_type = "gpt2",
      .max_positions = 1024,

@@ -227,8 +227,10 @@ struct Family {
   int no_rope_interval = 0;
   bool scaled_embedding = false;  // times sqrt(hidden_size)
   bool multipliers = false;       // Granite's four
-  bool depth_scale = false;  // "scale_emb", "scale_depth", "dim_model_base"
-  bool wide_norms = false;   // of q and of k, all heads together
+  bool depth_scale = false;   // "scale_emb", "scale_depth", "dim_model_base"
+  bool wide_norms = false;    // of q and of k, all heads together
+  bool turned_norms = false;  // of q and of k, once they have turned
+  bool rope_alpha = false;    // "dynamic" by "alpha": a larger theta
   Parallel parallel = Parallel::kNever;
   Turning turning = Turning::kAll;
   bool head_bias = false;

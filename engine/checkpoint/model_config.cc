@@ -367,12 +367,15 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
-      {"scale_attn_weights", true}};
+      {"scale_attn_weights", true},
+      {"use_cla", false}};  // keys and values of other layers
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
   if (family.norms_key != "qk_layernorm") {
     flags.push_back({"qk_layernorm", false});
   }
+  // Hunyuan's norms are there without it.
+  if (family.turned_norms) flags.push_back({"use_qk_norm", true});
   // Of q and k it would be by such a norm too.
   if (family.norm == NormKind::kCentred && family.norms_key.empty()) {
     flags.push_back({"use_qk_norm", false});
@@ -517,6 +520,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.names = family->names;
   spec.norm = family->norm;
   spec.wide_norms = family->wide_norms;
+  spec.turned_norms = family->turned_norms;
   spec.head_bias = family->head_bias;
   ReadParallel(fields, *family, spec);
   if (!family->norms_key.empty() && !fields.Bool(family->norms_key, false)) {

@@ -57,8 +57,9 @@ struct ModelSpec {
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
-  bool parallel = false;    // as families.h says
-  bool wide_norms = false;  // of q and k: of all heads together
+  bool parallel = false;      // as families.h says
+  bool wide_norms = false;    // of q and k: of all heads together
+  bool turned_norms = false;  // of q and k: once they have turned
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
   std::vector<bool> no_rope;   // [layers] do not turn; empty: all do

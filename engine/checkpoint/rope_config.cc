@@ -277,6 +277,14 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   rope.theta = scaling.Double("rope_theta", 1, 1e12, rope.theta);
   rope.rotary_dim = ReadRotaryDim(scaling, context);
   rope.kind = KindOf(scaling, context.family);
+  if (rope.kind == Kind::kDynamic && context.family.rope_alpha &&
+      scaling.Find("alpha") != nullptr) {
+    // A theta for all lengths, as if they were alpha times the original ones.
+    const double dim = rope.turned(context.head_dim);
+    rope.theta *=
+        std::pow(scaling.Double("alpha", 1, kMaxFactor), dim / (dim - 2));
+    rope.kind = Kind::kDefault;
+  }
   if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
     rope.factor = scaling.Double("factor", 1, kMaxFactor);
   }

@@ -46,7 +46,8 @@ struct Pass {
     const auto eps = static_cast<float>(spec.norm_eps);
     const bool centres = spec.centres_heads();
     if (!spec.wide_norms && !centres) {
-      return {layer.query_norm.weight, layer.key_norm.weight, eps};
+      return {layer.query_norm.weight, layer.key_norm.weight, eps,
+              spec.turned_norms};
     }
     const int query = spec.heads * spec.head_dim;
     std::byte* const key = static_cast<std::byte*>(w.qkv) +

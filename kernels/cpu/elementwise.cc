@@ -221,11 +221,14 @@ void RopeAppendRow(const RopePiece& p) {
   for (int h = 0; h < p.heads + p.kv_heads; ++h) {
     float* const head = h < p.heads ? p.query + h * p.head_dim
                                     : p.kv + (h - p.heads) * p.head_dim;
-    if (p.norms.query != nullptr) {
+    const auto norm_if = [&](bool rotated) {
+      if (p.norms.query == nullptr || p.norms.rotated != rotated) return;
       RmsNormRow(p.head_dim, p.norms.eps, head, nullptr,
                  h < p.heads ? p.norms.query : p.norms.key, head);
-    }
+    };
+    norm_if(false);
     if (p.cos != nullptr) Rotate(half, p.cos, p.sin, head);
+    norm_if(true);
     if (h < p.heads && p.query_scale != 1) {
       for (int i = 0; i < p.head_dim; ++i) head[i] *= p.query_scale;
     }

@@ -241,6 +241,7 @@ class CudaBackend final : public Backend {
                                 .query_norm = norms.query,
                                 .key_norm = norms.key,
                                 .norm_eps = norms.eps,
+                                .norms_rotated = norms.rotated,
                                 .query_scale = rope.query_scale,
                                 .kv_rows = kv}),
               "rope");

@@ -335,7 +335,7 @@ int LaunchLora(const Stream& stream, DType activation,
 // Most inputs that its sums have room for.
 inline constexpr int kMaxLoraInputs = 64 * 1024;
 
-// Norms heads of Q and K, then rotates them; Q stays, K and V go to the cache.
+// Norms heads of Q and K and rotates them; Q stays, K and V go to the cache.
 struct RopeAppendParams {
   const int32_t* positions;  // [num_rows]
   const int32_t* slots;      // [num_rows] block * block_size + offset
@@ -349,6 +349,7 @@ struct RopeAppendParams {
   const float* query_norm = nullptr;  // [head_dim]; null: no norms
   const float* key_norm = nullptr;    // [head_dim]
   float norm_eps = 0;
+  bool norms_rotated = false;          // as HeadNorms has it
   const float* query_scale = nullptr;  // [positions]; null: none
   // [num_rows, 2 kv_heads * head_dim], K and V; qkv is Q alone then. Null: none
   void* kv_rows = nullptr;

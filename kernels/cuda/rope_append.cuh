@@ -3,7 +3,7 @@
 // to the paged cache. A block takes one row and one head of Q, K or V; a thread
 // takes pairs (i, i + half). A norm's squares are summed by index modulo 16,
 // halves folded onto each other, and its results rounded to the activation
-// type; then
+// type. Before or behind it
 //
 //   a' = a * cos - b * sin, b' = b * cos + a * sin
 //
@@ -55,21 +55,21 @@ struct RopeAppendKernel {
       a[n] = ToFloat(x[i]);
       b[n] = ToFloat(x[i + half]);
     });
-    if (rotates && p.query_norm != nullptr) {
-      Norm(g, dim, head < p.heads ? p.query_norm : p.key_norm, a, b);
-    }
-#pragma unroll
-    for (int n = 0; n < kMaxPairs; ++n) {
-      const int i = n * kThreads + g.thread();
-      if (i >= half) break;
-      if (rotates && p.cos != nullptr) {
+    const bool norms = rotates && p.query_norm != nullptr;
+    const float* const weight = head < p.heads ? p.query_norm : p.key_norm;
+    if (norms && !p.norms_rotated) Norm(g, dim, weight, a, b);
+    if (rotates && p.cos != nullptr) {
+      ForPairs(g, half, [&](int n, int i) {
         const float c = p.cos[angle + i];
         const float s = p.sin[angle + i];
         const float turned = Sub(Mul(a[n], c), Mul(b[n], s));
         b[n] = RoundTo<T>(Add(Mul(b[n], c), Mul(a[n], s)));
         a[n] = RoundTo<T>(turned);
-      }
-      if (!cached) {
+      });
+    }
+    if (norms && p.norms_rotated) Norm(g, dim, weight, a, b);
+    if (!cached) {
+      ForPairs(g, half, [&](int n, int i) {
         if (p.query_scale != nullptr) {
           const float scale = p.query_scale[p.positions[row]];
           a[n] = Mul(a[n], scale);
@@ -77,9 +77,9 @@ struct RopeAppendKernel {
         }
         x[i] = FromFloat<T>(a[n]);
         x[i + half] = FromFloat<T>(b[n]);
-      }
+      });
+      return;
     }
-    if (!cached) return;
     const int block = p.slots[row] / p.kv.block_size;
     const int slot = p.slots[row] % p.kv.block_size;
     const int side = rotates ? 0 : 1;

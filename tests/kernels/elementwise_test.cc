@@ -147,6 +147,37 @@ TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
   }
 }
 
+// Norms of heads as they have turned are those of turned heads.
+TEST(ElementwiseTest, HeadsAreNormedOnceTheyHaveTurned) {
+  constexpr int kDim = 24;
+  const auto x = RandomFloats(3 * kDim, 21);  // a head each
+  const auto cos = RandomFloats(kDim / 2, 22);
+  const auto sin = RandomFloats(kDim / 2, 23);
+  const auto query_norm = RandomFloats(kDim, 24);
+  const auto key_norm = RandomFloats(kDim, 25);
+  Device device(MakeBackend());
+  const auto run = [&](const std::vector<float>& qkv, const RopeTable& rope,
+                       const HeadNorms& norms) {
+    auto cache = *device->NewKvCache({1, 1, kDim, 16, 1, DType::kF32});
+    Rows rows;
+    rows.num_rows = 1;
+    rows.positions = device.Upload(std::vector<int32_t>{0});
+    rows.slots = device.Upload(std::vector<int32_t>{5});
+    float* const out = device.Upload(qkv);
+    device->RopeAppend(device.queue(), rows, 1, rope, norms, out, nullptr,
+                       *cache, 0);
+    return device.Download(out, qkv.size());
+  };
+  const RopeTable rope = {device.Upload(cos), device.Upload(sin)};
+  const HeadNorms norms = {device.Upload(query_norm), device.Upload(key_norm),
+                           1e-5f};
+  HeadNorms rotated = norms;
+  rotated.rotated = true;
+  const auto got = run(x, rope, rotated);
+  EXPECT_TRUE(SameBits(got, run(run(x, rope, {}), {}, norms)));
+  EXPECT_FALSE(SameBits(got, run(x, rope, norms)));
+}
+
 TEST(ElementwiseTest, RmsNormWithoutResidualLeavesItsInput) {
   const auto x = RandomFloats(100, 24);
   Device device(MakeBackend());

@@ -603,6 +603,28 @@ TEST(ModelConfig, NemotronAndArceeSquareWhatIsPositive) {
   EXPECT_FALSE(arcee->is_gated() || arcee->qkv_bias);
 }
 
+// HunYuanDenseV1Config; its attention has norms whatever use_qk_norm says.
+TEST(ModelConfig, HunyuanNormsHeadsOnceTheyHaveTurned) {
+  const json config =
+      With(Llama(), {{"architectures", {"HunYuanDenseV1ForCausalLM"}},
+                     {"attention_bias", true},
+                     {"use_qk_norm", true},
+                     {"use_cla", false}});
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->turned_norms);
+  EXPECT_EQ(spec->names.key_norm, "self_attn.key_layernorm");
+  EXPECT_TRUE(spec->qkv_bias && spec->output_bias);
+  EXPECT_FALSE(spec->mlp_bias);
+  EXPECT_THAT(
+      std::string(
+          Parse(With(config, {{"use_qk_norm", false}})).status().message()),
+      HasSubstr("use_qk_norm: false; must be true or left out"));
+  EXPECT_THAT(
+      std::string(Parse(With(config, {{"use_cla", true}})).status().message()),
+      HasSubstr("use_cla: true; must be false or left out"));
+}
+
 TEST(ModelConfig, FamiliesAndVariantsThatAreServed) {
   const std::pair<const char*, json> kConfigs[] = {
       {"unknown keys",

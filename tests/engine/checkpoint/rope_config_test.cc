@@ -4,6 +4,7 @@
 
 #include "engine/checkpoint/rope_config.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -308,6 +309,29 @@ TEST(RopeConfig, TheFirstContextIsReadBesideTheScalingToo) {
                    "rope_scaling.original_max_position_embeddings: 512; must "
                    "be 64, as beside it, or left out"});
   }
+}
+
+// HunYuanDenseV1RotaryEmbedding.compute_ntk_alpha_rope_parameters.
+TEST(RopeConfig, HunyuansAlphaMakesThetaLargerAtAllLengths) {
+  constexpr const char* kHunyuan = "HunYuanDenseV1ForCausalLM";
+  const json dynamic = {{"type", "dynamic"}, {"factor", 2.0}};
+  json alpha = dynamic;
+  alpha["alpha"] = 1000.0;
+  const auto spec = Parse(kHunyuan, {{"rope_scaling", alpha}});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->rope.kind, Kind::kDefault);
+  EXPECT_DOUBLE_EQ(spec->rope.theta, 1e4 * std::pow(1000.0, 16.0 / 14));
+  EXPECT_EQ(spec->max_positions, 4096);
+  EXPECT_NE(spec->Canonical(), Parse(kHunyuan, json::object())->Canonical());
+  const auto without = Parse(kHunyuan, {{"rope_scaling", dynamic}});
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->rope.kind, Kind::kDynamic);
+  EXPECT_EQ(Parse(kLlama, {{"rope_scaling", alpha}})->rope.theta, 1e4);
+  alpha["alpha"] = 0.0;
+  ExpectRefused({"alpha 0",
+                 kHunyuan,
+                 {{"rope_scaling", alpha}},
+                 "rope_scaling.alpha: 0.0; must be a number from 1"});
 }
 
 // Exaone4Attention.

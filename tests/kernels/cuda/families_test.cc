@@ -23,7 +23,8 @@ TEST(CudaFamilies, HeadsAreCentredAsTheCpuDoesIt) {
 TEST(CudaFamilies, HeadsAreNormedWhateverTheSchedule) {
   for (const emulator::Settings& settings : kSettings) {
     const ScopedSettings scoped(settings);
-    EXPECT_TRUE(CheckHeadNorms(LaunchRopeAppend));
+    EXPECT_TRUE(CheckHeadNorms(LaunchRopeAppend, /*rotated=*/false));
+    EXPECT_TRUE(CheckHeadNorms(LaunchRopeAppend, /*rotated=*/true));
   }
 }
 

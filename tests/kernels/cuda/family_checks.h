@@ -124,18 +124,22 @@ inline AssertionResult CheckCentredHeads(const LayerNormFn& launch) {
   return AssertionSuccess();
 }
 
-// ---- Norms of heads, where nothing is rotated: Q in place, K in the cache.
+// ---- Norms of heads, where nothing is rotated before them, or they are: Q in
+// place, K in the cache.
 
 using HeadNormFn = int (*)(const Stream&, DType, const RopeAppendParams&);
 
-inline AssertionResult CheckHeadNorms(const HeadNormFn& launch) {
+inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
   const std::vector<int32_t> positions = {0, 9};
   const std::vector<int32_t> slots = {3, 17};
   const int rows = 2, heads = 3, kv_heads = 1;
   for (const DType type : kTypes) {
     for (const int dim : {8, 40, 256}) {
       const int width = (heads + 2 * kv_heads) * dim;
-      const auto qkv = RandomOf(type, int64_t{rows} * width, 85);
+      const int half = dim / 2;
+      auto qkv = RandomOf(type, int64_t{rows} * width, 85);
+      const auto cos = RandomFloats(At(10 * half), 83);
+      const auto sin = RandomFloats(At(10 * half), 84);
       const auto query_norm = RandomFloats(At(dim), 86);
       const auto key_norm = RandomFloats(At(dim), 87);
       KvView kv{nullptr, type, 2, kv_heads, dim, 16};
@@ -146,8 +150,8 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch) {
       TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
                              {.positions = positions.data(),
                               .slots = slots.data(),
-                              .cos = nullptr,
-                              .sin = nullptr,
+                              .cos = rotated ? cos.data() : nullptr,
+                              .sin = rotated ? sin.data() : nullptr,
                               .qkv = normed.data(),
                               .kv = kv,
                               .num_rows = rows,
@@ -155,7 +159,8 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch) {
                               .layer = 0,
                               .query_norm = query_norm.data(),
                               .key_norm = key_norm.data(),
-                              .norm_eps = 1e-6f}));
+                              .norm_eps = 1e-6f,
+                              .norms_rotated = rotated}));
       const auto queries = normed.Values();
       const auto cached = cache.Values();
       std::vector<float> got;
@@ -163,6 +168,14 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch) {
       for (int row = 0; row < rows; ++row) {
         for (int head = 0; head < heads + kv_heads; ++head) {
           const size_t at = At(int64_t{row} * width + head * dim);
+          for (int i = 0; rotated && i < half; ++i) {
+            float& a = qkv[at + At(i)];
+            float& b = qkv[at + At(half + i)];
+            const size_t angle = At(positions[At(row)] * half + i);
+            const float turned = a * cos[angle] - b * sin[angle];
+            b = RoundedTo(type, b * cos[angle] + a * sin[angle]);
+            a = RoundedTo(type, turned);
+          }
           double squares = 0;
           for (int i = 0; i < dim; ++i) {
             squares += double{qkv[at + At(i)]} * qkv[at + At(i)];
