@@ -158,6 +158,37 @@ void ReadSharedExpert(ConfigFields& fields, const Family& family, int max_width,
                                                           : Shared::kGated;
 }
 
+// A number, or a list of the same one for each layer.
+int SameInt(ConfigFields& fields, std::string_view field, int min, int max,
+            std::optional<int> fallback = std::nullopt) {
+  const nlohmann::json* value = fields.Find(field);
+  if (value == nullptr || !value->is_array()) {
+    return fields.Int(field, min, max, fallback);
+  }
+  const std::vector<int> all = fields.Ints(field, min, max);
+  if (all.empty() || std::count(all.begin(), all.end(), all[0]) !=
+                         static_cast<int64_t>(all.size())) {
+    fields.Refuse(field, ShowJson(*value), "one number for all layers");
+    return min;
+  }
+  return all[0];
+}
+
+// Where one key is the size of each expert, what else may be said of them.
+void RefuseOtherSizes(ConfigFields& fields, const ModelSpec& spec) {
+  const auto expect = [&](const char* field, int value) {
+    if (SameInt(fields, field, 0, 1 << 20, value) == value) return;
+    fields.Refuse(field, ShowJson(*fields.Find(field)),
+                  absl::StrCat(value, ", in all layers, or left out"));
+  };
+  expect("moe_intermediate_size", spec.expert_size);
+  expect("num_shared_expert", 1);
+  expect("moe_layer_num_skipped", 0);
+  if (!fields.Bool("use_mixed_mlp_moe", true)) {
+    fields.Refuse("use_mixed_mlp_moe", "false", "true or left out");
+  }
+}
+
 void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
   // transformers 5 renames many families'.
@@ -166,14 +197,14 @@ void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   kernels::RouteOptions& routes = spec.routes;
   const bool renamed =
       fields.Find(keys.experts) == nullptr && fields.Find(kNew);
-  routes.experts = fields.Int(renamed ? kNew : keys.experts, 1, kMost);
+  routes.experts = SameInt(fields, renamed ? kNew : keys.experts, 1, kMost);
   if (fields.Int(kNew, 1, kMost, routes.experts) != routes.experts) {
     fields.Refuse(kNew, ShowJson(*fields.Find(kNew)),
                   absl::StrCat(routes.experts, ", as ",
                                std::string(keys.experts), ", or left out"));
   }
   routes.chosen =
-      fields.Int(keys.experts_per_token, 1, std::max(1, routes.experts));
+      SameInt(fields, keys.experts_per_token, 1, std::max(1, routes.experts));
   routes.normalise =
       family.normalised == Normalised::kAlways ||
       fields.Bool("norm_topk_prob",
@@ -202,6 +233,9 @@ void ReadFeedForward(ConfigFields& fields, const Family& family, int max_width,
   ReadDenseLayers(fields, family, *spec);
   if (!fields.status().ok()) return;
   ReadSharedExpert(fields, family, max_width, *spec);
+  if (keys.shared_size == keys.intermediate_size) {
+    RefuseOtherSizes(fields, *spec);
+  }
   if (!spec->dense.empty()) {
     spec->intermediate_size = fields.Int(keys.intermediate_size, 1, max_width);
   }

@@ -158,6 +158,16 @@ constexpr TensorNames kHunYuanNames = {
     .query_norm = "self_attn.query_layernorm",
     .key_norm = "self_attn.key_layernorm"};
 
+constexpr TensorNames kHunYuanMoeNames = {
+    .query_norm = "self_attn.query_layernorm",
+    .key_norm = "self_attn.key_layernorm",
+    .gate = "gate_proj",
+    .up = "up_proj",
+    .down = "down_proj",
+    .router = "mlp.gate.wg",
+    .experts = "mlp.experts.",
+    .shared = "mlp.shared_mlp."};
+
 constexpr TensorNames kOlmo2Names = {
     .input_norm = "",
     .query_norm = "self_attn.q_norm",
@@ -694,6 +704,17 @@ constexpr Family kFamilies[] = {
      .turned_norms = true,
      .rope_alpha = true,
      .names = kHunYuanNames},
+    {.architecture = "HunYuanMoEV1ForCausalLM",
+     .model_type = "hunyuan_v1_moe",
+     .norm_eps = 1e-5,
+     .biases = Biases::kAttention,
+     .turned_norms = true,
+     .rope_alpha = true,
+     .normalised = Normalised::kAlways,
+     .names = kHunYuanMoeNames,
+     .keys = {.experts = "num_experts",
+              .experts_per_token = "moe_topk",
+              .shared_size = "intermediate_size"}},
     {.architecture = "GPT2LMHeadModel",
      .model_type = "gpt2",
      .max_positions = 1024,

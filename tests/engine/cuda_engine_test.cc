@@ -140,6 +140,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "cohere_norms_f32",
                            "stablelm_norms_f32",
                            "hunyuan_dense_f32",
+                           "hunyuan_moe_f32",
                            "olmo_f32",
                            "olmo2_f32",
                            "olmoe_f32",

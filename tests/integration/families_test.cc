@@ -114,8 +114,9 @@ INSTANTIATE_TEST_SUITE_P(
         "granite_f32", "granitemoe_f32", "granitemoe_shared_f32", "exaone4_f32",
         "helium_f32", "olmo_f32", "olmo2_f32", "olmo3_f32", "olmoe_f32",
         "hunyuan_dense_f32", "gpt_oss_f32", "ministral3_whole_f32",
-        "qwen25_vl_f32", "qwen3_vl_f32", "qwen3_vl_moe_f32", "llama_linear_f32",
-        "llama_dynamic_f32", "llama_yarn_f32", "llama_long_f32"),
+        "hunyuan_moe_f32", "qwen25_vl_f32", "qwen3_vl_f32", "qwen3_vl_moe_f32",
+        "llama_linear_f32", "llama_dynamic_f32", "llama_yarn_f32",
+        "llama_long_f32"),
     [](const auto& test) { return test.param; });
 
 class QuantisedTest : public testing::TestWithParam<std::string> {};

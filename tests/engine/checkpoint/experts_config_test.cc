@@ -205,5 +205,48 @@ TEST(ExpertsConfig, GraniteMayHaveAnExpertThatAllRowsTake) {
       HasSubstr("position_embedding_type: \"nope\"; must be rope"));
 }
 
+// HunYuanMoEV1Config, with keys of the published configs that its model does
+// not read.
+TEST(ExpertsConfig, HunyuansSayAllOfItForEachLayer) {
+  const json config =
+      With(Llama(), {{"architectures", {"HunYuanMoEV1ForCausalLM"}},
+                     {"intermediate_size", 40},
+                     {"num_experts", 6},
+                     {"moe_topk", {2, 2}},
+                     {"moe_intermediate_size", {40, 40}},
+                     {"num_shared_expert", {1, 1}},
+                     {"moe_layer_num_skipped", 0},
+                     {"use_mixed_mlp_moe", true}});
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->routes.experts, 6);
+  EXPECT_EQ(spec->routes.chosen, 2);
+  EXPECT_TRUE(spec->routes.normalise);
+  EXPECT_EQ(spec->routes.shared, SharedExpert::kWhole);
+  EXPECT_EQ(spec->expert_size, 40);
+  EXPECT_EQ(spec->shared_size, 40);
+  EXPECT_TRUE(spec->turned_norms);
+  EXPECT_EQ(Parse(With(config, {{"moe_topk", 3}}))->routes.chosen, 3);
+  const struct {
+    json changes;
+    const char* complaint;
+  } cases[] = {
+      {{{"moe_topk", {2, 3}}},
+       "moe_topk: an array of 2; must be one number for all layers"},
+      {{{"moe_topk", json::array()}}, "moe_topk: an array of 0; must be one"},
+      {{{"moe_topk", {2, 7}}}, "moe_topk: an array of 2; must be a list of"},
+      {{{"moe_intermediate_size", 32}},
+       "moe_intermediate_size: 32; must be 40, in all layers, or left out"},
+      {{{"num_shared_expert", {2, 2}}},
+       "num_shared_expert: an array of 2; must be 1, in all layers"},
+      {{{"moe_layer_num_skipped", 1}}, "moe_layer_num_skipped: 1; must be 0"},
+      {{{"use_mixed_mlp_moe", false}}, "use_mixed_mlp_moe: false; must be"},
+      {{{"use_cla", true}}, "use_cla: true; must be false or left out"}};
+  for (const auto& c : cases) {
+    EXPECT_THAT(std::string(Parse(With(config, c.changes)).status().message()),
+                HasSubstr(c.complaint));
+  }
+}
+
 }  // namespace
 }  // namespace tandem::engine
