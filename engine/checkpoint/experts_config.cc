@@ -219,9 +219,10 @@ void ReadFeedForward(ConfigFields& fields, const Family& family, int max_width,
                      ModelSpec* spec) {
   const ConfigKeys& keys = family.keys;
   if (keys.experts.empty()) {
-    // GPT-2's may be left out.
     std::optional<int> wide;
-    if (!family.rope) wide = std::min(4 * spec->hidden_size, max_width);
+    if (family.wide_if_silent) {
+      wide = std::min(4 * spec->hidden_size, max_width);
+    }
     spec->intermediate_size =
         fields.Int(keys.intermediate_size, 1, max_width, wide);
     return;

@@ -122,6 +122,17 @@ constexpr TensorNames kGptNeoXNames = {
     .ignored_suffixes = {".attention.bias", ".attention.masked_bias",
                          ".rotary_emb.inv_freq"}};
 
+constexpr TensorNames kFalconNames = {
+    .embedding = "transformer.word_embeddings",
+    .final_norm = "transformer.ln_f",
+    .layers = "transformer.h.",
+    .qkv = "self_attention.query_key_value",
+    .qkv_in_groups = true,
+    .output = "self_attention.dense",
+    .gate = "",
+    .up = "mlp.dense_h_to_4h",
+    .down = "mlp.dense_4h_to_h"};
+
 constexpr TensorNames kGemma2Names = {
     .attention_output_norm = "post_attention_layernorm",
     .mlp_norm = "pre_feedforward_layernorm",
@@ -679,6 +690,20 @@ constexpr Family kFamilies[] = {
      .keys = {.norm_eps = "layer_norm_eps",
               .rotary_factor = "rotary_pct",
               .rope_theta = "rotary_emb_base"}},
+    {.architecture = "FalconForCausalLM",
+     .model_type = "falcon",
+     .norm_eps = 1e-5,
+     .activation = "gelu",
+     .tied_head = true,
+     .norm = NormKind::kLayer,
+     .biases = Biases::kAllIfSaid,
+     .wide_if_silent = true,
+     .parallel = Parallel::kByDecoder,
+     .names = kFalconNames,
+     .keys = {.intermediate_size = "ffn_hidden_size",
+              .kv_heads = "num_kv_heads",
+              .norm_eps = "layer_norm_epsilon",
+              .activation = "activation"}},
     {.architecture = "NemotronForCausalLM",
      .model_type = "nemotron",
      .max_positions = 4096,
@@ -724,6 +749,7 @@ constexpr Family kFamilies[] = {
      .norm = NormKind::kLayer,
      .biases = Biases::kAll,
      .rope = false,
+     .wide_if_silent = true,
      .names = kGpt2Names,
      .keys = {.hidden_size = "n_embd",
               .intermediate_size = "n_inner",

@@ -104,6 +104,7 @@ struct ConfigKeys {
   std::string_view intermediate_size = "intermediate_size";
   std::string_view layers = "num_hidden_layers";
   std::string_view heads = "num_attention_heads";
+  std::string_view kv_heads = "num_key_value_heads";
   std::string_view max_positions = "max_position_embeddings";
   std::string_view norm_eps = "rms_norm_eps";  // empty: no key says it
   std::string_view activation = "hidden_act";
@@ -136,6 +137,7 @@ enum class Biases : uint8_t {
   // "attention_bias" (true if left out): q, k, v and o; the rest always, what
   // chooses experts too
   kRestAlways,
+  kAllIfSaid,  // "bias" (false if left out): all
   kAll,
 };
 
@@ -163,6 +165,10 @@ enum class Parallel : uint8_t {
   kNever,
   kByConfig,      // "use_parallel_residual"; one norm for both then
   kUnlessDenied,  // the same, true if left out; a norm of its own for each
+  // "parallel_attn" (true if left out), or "new_decoder_architecture"; one norm
+  // for both or, of the new one by "num_ln_in_parallel_attn", two. They also
+  // say, with "multi_query", how many heads of keys there are.
+  kByDecoder,
   kAlways,
 };
 
@@ -227,6 +233,7 @@ struct Family {
   int no_rope_interval = 0;
   bool scaled_embedding = false;  // times sqrt(hidden_size)
   bool multipliers = false;       // Granite's four
+  bool wide_if_silent = false;    // no intermediate_size: 4 hidden_size
   bool depth_scale = false;   // "scale_emb", "scale_depth", "dim_model_base"
   bool wide_norms = false;    // of q and of k, all heads together
   bool turned_norms = false;  // of q and of k, once they have turned

@@ -66,9 +66,8 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     return fallback > 0 ? std::optional<int>(fallback) : std::nullopt;
   };
   spec.heads = fields.Int(keys.heads, 1, 1024, or_missing(family.heads));
-  const bool as_many =
-      family.kv_heads == 0 || fields.HasNull("num_key_value_heads");
-  spec.kv_heads = fields.Int("num_key_value_heads", 1, 1024,
+  const bool as_many = family.kv_heads == 0 || fields.HasNull(keys.kv_heads);
+  spec.kv_heads = fields.Int(keys.kv_heads, 1, 1024,
                              as_many ? spec.heads : family.kv_heads);
   spec.vocab_size =
       fields.Int("vocab_size", 2, 1 << 20,  // as Backend::Sample takes
@@ -77,7 +76,7 @@ void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       fields.Int(keys.max_positions, 1, kMaxPositions, family.max_positions);
   if (!fields.status().ok()) return;
   if (spec.heads % spec.kv_heads != 0) {
-    fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
+    fields.Refuse(keys.kv_heads, absl::StrCat(spec.kv_heads),
                   absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
                                spec.heads));
   }
@@ -173,6 +172,10 @@ void ReadBiases(ConfigFields& fields, const Family& family, ModelSpec& spec) {
     case Biases::kUseBias:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias =
           fields.Bool("use_bias", false);
+      break;
+    case Biases::kAllIfSaid:
+      spec.qkv_bias = spec.output_bias = spec.mlp_bias =
+          fields.Bool("bias", false);
       break;
     case Biases::kAll:
       spec.qkv_bias = spec.output_bias = spec.mlp_bias = true;
@@ -281,6 +284,30 @@ void ReadParallel(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   spec.parallel = chosen || own_norms || family.parallel == Parallel::kAlways;
 }
 
+// Falcon's layers, of an old kind or a new one.
+void ReadDecoder(ConfigFields& fields, ModelSpec& spec) {
+  static constexpr char kNew[] = "new_decoder_architecture";
+  static constexpr char kNorms[] = "num_ln_in_parallel_attn";
+  const bool is_new = fields.Bool(kNew, false);
+  spec.parallel = fields.Bool("parallel_attn", true);
+  const int norms = fields.Int(kNorms, 1, 2, is_new ? 2 : 1);
+  if (is_new && !spec.parallel) {
+    fields.Refuse("parallel_attn", "false",
+                  absl::StrCat("true or left out where ", kNew, " is true"));
+  }
+  if (!is_new && spec.parallel && norms == 2) {
+    fields.Refuse(kNorms, "2",
+                  absl::StrCat("1 or left out unless ", kNew, " is true"));
+  }
+  if (!is_new) {
+    spec.kv_heads = fields.Bool("multi_query", true) ? 1 : spec.heads;
+  }
+  if (!spec.parallel) return;
+  const bool own = norms == 2;
+  if (own) spec.names.input_norm = "ln_attn";
+  spec.names.mlp_norm = own ? "ln_mlp" : "";
+}
+
 bool HasWindows(const ModelSpec& spec) {
   return std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
          spec.windowed.end();
@@ -368,6 +395,8 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
       {"scale_attn_weights", true},
+      {"alibi", false},
+      {"apply_residual_connection_post_layernorm", false},
       {"use_cla", false}};  // keys and values of other layers
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
@@ -528,6 +557,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   }
   ReadShapes(fields, *family, spec);
   if (!fields.status().ok()) return fields.status();
+  if (family->parallel == Parallel::kByDecoder) ReadDecoder(fields, spec);
   const std::string_view eps = family->keys.norm_eps;
   spec.norm_eps = eps.empty()
                       ? family->norm_eps

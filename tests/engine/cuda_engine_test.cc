@@ -135,6 +135,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "cohere2_f32",
                            "phi2_f32",
                            "gpt_neox_f32",
+                           "falcon_new_f32",
                            "nemotron_f32",
                            "stablelm_parallel_f32",
                            "cohere_norms_f32",

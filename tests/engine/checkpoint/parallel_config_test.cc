@@ -129,6 +129,61 @@ TEST(ParallelConfig, GptNeoXHasANormForEachPart) {
               HasSubstr("partial_rotary_factor: 0.25; must be 0.5"));
 }
 
+// FalconConfig, FalconAttention, FalconDecoderLayer.
+TEST(ParallelConfig, FalconsLayersAreOfAnOldKindOrANewOne) {
+  const auto of = [](const json& changes) {
+    json config = Of("FalconForCausalLM",
+                     {{"layer_norm_epsilon", 2e-5}, {"num_kv_heads", 2}});
+    config.update(changes);
+    return config;
+  };
+  const auto old = Parse(of({{"alibi", false}, {"bias", true}}));
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_TRUE(old->parallel && old->tied_head);
+  EXPECT_EQ(old->kv_heads, 1);
+  EXPECT_EQ(old->names.input_norm, "input_layernorm");
+  EXPECT_EQ(old->names.mlp_norm, "");
+  EXPECT_EQ(old->intermediate_size, 4 * old->hidden_size);
+  EXPECT_EQ(old->activation, kernels::Activation::kGelu);
+  EXPECT_EQ(old->norm_eps, 2e-5);
+  EXPECT_TRUE(old->qkv_bias && old->output_bias && old->mlp_bias);
+  const auto serial =
+      Parse(of({{"parallel_attn", false}, {"multi_query", false}}));
+  ASSERT_TRUE(serial.ok()) << serial.status();
+  EXPECT_FALSE(serial->parallel || serial->qkv_bias || serial->mlp_bias);
+  EXPECT_EQ(serial->kv_heads, serial->heads);
+  EXPECT_EQ(serial->names.mlp_norm, "post_attention_layernorm");
+  const json config = of({{"new_decoder_architecture", true},
+                          {"multi_query", true},
+                          {"ffn_hidden_size", 96}});
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->parallel);
+  EXPECT_EQ(spec->kv_heads, 2);
+  EXPECT_EQ(spec->names.input_norm, "ln_attn");
+  EXPECT_EQ(spec->names.mlp_norm, "ln_mlp");
+  EXPECT_EQ(spec->intermediate_size, 96);
+  const auto one = Parse(With(config, {{"num_ln_in_parallel_attn", 1}}));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_TRUE(one->parallel);
+  EXPECT_EQ(one->names.input_norm, "input_layernorm");
+  EXPECT_EQ(one->names.mlp_norm, "");
+  const std::pair<json, const char*> refused[] = {
+      {With(config, {{"parallel_attn", false}}),
+       "parallel_attn: false; must be true or left out where "
+       "new_decoder_architecture is true"},
+      {of({{"num_ln_in_parallel_attn", 2}}),
+       "num_ln_in_parallel_attn: 2; must be 1 or left out unless "
+       "new_decoder_architecture is true"},
+      {With(config, {{"num_kv_heads", 3}}),
+       "num_kv_heads: 3; must be a divisor of num_attention_heads, 4"},
+      {of({{"alibi", true}}), "alibi: true; must be false or left out"}};
+  for (const auto& [changed, complaint] : refused) {
+    EXPECT_THAT(std::string(Parse(changed).status().message()),
+                HasSubstr(complaint));
+  }
+}
+
 // StableLmConfig.
 TEST(ParallelConfig, StableLmIsParallelWhereItSaysSo) {
   const auto plain = Parse(Of("StableLmForCausalLM"));
