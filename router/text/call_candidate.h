@@ -28,6 +28,8 @@ class CallCandidate {
   // Whether the byte read last is of a value, in which no call begins even if
   // this comes to none.
   virtual bool in_value() const { return false; }
+  // Whether more calls of the same block may follow those that it came to.
+  virtual bool block_goes_on() const { return false; }
 
   std::vector<ParsedToolCall> TakeCalls() { return std::move(calls_); }
 

@@ -20,6 +20,12 @@ constexpr bool IsJsonSpace(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
+constexpr std::string_view WithoutSpacesAround(std::string_view text) {
+  while (!text.empty() && IsJsonSpace(text.front())) text.remove_prefix(1);
+  while (!text.empty() && IsJsonSpace(text.back())) text.remove_suffix(1);
+  return text;
+}
+
 class JsonScanner {
  public:
   // As engine/checkpoint/json.h: deeper ones could not be sent back.

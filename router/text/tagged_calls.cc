@@ -56,12 +56,6 @@ std::string JsonString(std::string_view text) {
                                    nlohmann::json::error_handler_t::replace);
 }
 
-std::string_view WithoutSpacesAround(std::string_view text) {
-  while (!text.empty() && IsJsonSpace(text.front())) text.remove_prefix(1);
-  while (!text.empty() && IsJsonSpace(text.back())) text.remove_suffix(1);
-  return text;
-}
-
 std::string_view WithoutFrame(std::string_view text) {
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);

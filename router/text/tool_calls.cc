@@ -9,6 +9,7 @@
 #include "router/text/harmony.h"
 #include "router/text/json_calls.h"
 #include "router/text/json_scanner.h"
+#include "router/text/marked_calls.h"
 #include "router/text/tagged_calls.h"
 
 namespace tandem::router {
@@ -23,7 +24,7 @@ struct NamedStyle {
   ToolCallStyle style;
 };
 // The first name of each is its own.
-constexpr std::array<NamedStyle, 10> kStyles = {{
+constexpr std::array<NamedStyle, 11> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
@@ -34,6 +35,7 @@ constexpr std::array<NamedStyle, 10> kStyles = {{
     {"glm45", ToolCallStyle::kGlm45},
     {"glm47", ToolCallStyle::kGlm45},
     {"minimax_m2", ToolCallStyle::kMinimaxM2},
+    {"deepseek_v3", ToolCallStyle::kDeepSeekV3},
 }};
 
 }  // namespace
@@ -58,6 +60,8 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   };
   if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
+  const ToolCallStyle deepseek = ToolCallStyle::kDeepSeekV3;
+  if (WritesMarks(chat_template, *CallMarksOf(deepseek))) return deepseek;
   for (const ToolCallStyle style :
        {ToolCallStyle::kQwen3Coder, ToolCallStyle::kGlm45,
         ToolCallStyle::kMinimaxM2}) {
@@ -91,6 +95,12 @@ std::vector<std::string_view> ToolCallMarkers(ToolCallStyle style) {
       break;
   }
   std::vector<std::string_view> markers;
+  if (const CallMarks* const marks = CallMarksOf(style)) {
+    markers = {marks->block_begin, marks->block_end};
+    for (const CallPart& part : marks->call) {
+      if (part.text.starts_with('<')) markers.push_back(part.text);
+    }
+  }
   if (const CallTags* const tags = CallTagsOf(style)) {
     for (const std::string_view tag :
          {tags->block_begin, tags->key_begin, tags->key_end, tags->value_begin,
@@ -154,6 +164,8 @@ bool ToolCallParser::MayBegin(char c) const {
     case ToolCallStyle::kGlm45:
     case ToolCallStyle::kMinimaxM2:
       return c == '<' && (flags_[cursor_] & kInValue) == 0;
+    case ToolCallStyle::kDeepSeekV3:
+      return c == '<';
     case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:
       return false;
@@ -165,6 +177,9 @@ std::unique_ptr<CallCandidate> ToolCallParser::NewCandidate(char c) const {
   if (const CallTags* const tags = CallTagsOf(style_)) {
     return NewTaggedCandidate(tags, &names_, &json_parameters_,
                               in_gap_ && after_call_);
+  }
+  if (const CallMarks* const marks = CallMarksOf(style_)) {
+    return NewMarkedCandidate(marks, in_gap_ && in_block_);
   }
   return NewJsonCandidate(style_, &names_, c != '{');
 }
@@ -198,6 +213,7 @@ void ToolCallParser::Run(Result* result) {
 }
 
 void ToolCallParser::Accept(Result* result) {
+  in_block_ = candidate_->block_goes_on();
   for (ParsedToolCall& call : candidate_->TakeCalls()) {
     result->calls.push_back(std::move(call));
   }

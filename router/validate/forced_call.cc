@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "router/text/json_scanner.h"
+#include "router/text/marked_calls.h"
 #include "router/text/tagged_calls.h"
 #include "router/validate/errors.h"
 
@@ -175,6 +176,26 @@ std::string HarmonyCall(const std::string& name, const std::string& arguments,
        type, HarmonyMark(kHarmonyMessage, limits), arguments});
 }
 
+std::string MarkedCall(const CallMarks& marks, const std::string& name,
+                       const std::string& arguments,
+                       const ModelLimits& limits) {
+  std::vector<std::string> parts;
+  for (const CallPart& part : marks.call) {
+    switch (part.kind) {
+      case CallPart::Kind::kText:
+        parts.push_back(Mark(std::string(part.text), limits));
+        break;
+      case CallPart::Kind::kName:
+        parts.push_back(Constant(name));
+        break;
+      case CallPart::Kind::kArguments:
+        parts.push_back(arguments);
+        break;
+    }
+  }
+  return Sequence(parts);
+}
+
 // One as it stands among others; of tagged ones what is within the function's
 // tags, an object in place of the parameters.
 std::string Call(const std::string& name, const std::string& schema,
@@ -191,6 +212,9 @@ std::string Call(const std::string& name, const std::string& schema,
     return Sequence(
         {Constant(absl::StrCat(name, std::string(tags->name_end), "\n")),
          arguments, Constant("\n")});
+  }
+  if (const CallMarks* const marks = CallMarksOf(*limits.tool_call_style)) {
+    return MarkedCall(*marks, name, arguments, limits);
   }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
@@ -315,6 +339,10 @@ std::string AnyOf(const std::vector<std::string>& calls,
                      InBlock(any, *tags), Constant("\n"),
                      Mark(std::string(tags->block_end), limits)});
   }
+  if (const CallMarks* const marks = CallMarksOf(*limits.tool_call_style)) {
+    return Sequence({Mark(std::string(marks->block_begin), limits), any,
+                     Mark(std::string(marks->block_end), limits)});
+  }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
       return Sequence(
@@ -346,6 +374,12 @@ std::string TextWith(const std::vector<std::string>& calls,
                      const ModelLimits& limits) {
   if (const CallTags* const tags = CallTagsOf(*limits.tool_call_style)) {
     return TextWithTagged(Joined("or", calls), *tags, limits);
+  }
+  if (const CallMarks* const marks = CallMarksOf(*limits.tool_call_style)) {
+    return Triggered({{std::string(marks->block_begin),
+                       Several(calls, std::string(marks->between)),
+                       std::string(marks->block_end)}},
+                     limits);
   }
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:

@@ -16,7 +16,7 @@ since no mark may stand twice: a thought, with an answer behind it; a call of
 get_weather, with tools; an answer, with results; and with chat_template_kwargs
 {"answer": true} none, for the answer alone.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|qwen3|openai DIRECTORY
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -53,17 +53,25 @@ CALLS = {
                    "ther\">\n<parameter name=\"ci", "ty\">Ro", "me</parame", "ter>\n<parameter name=\"days\">",
                    "2</parameter>\n</invoke>\n<inv", "oke name=\"clock\">\n",
                    "<parameter name=\"zone\">CET</parameter>\n</invoke>", "\n</minimax:tool_call>"],
+    "deepseek_v3": ["Let me look", ".\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function",
+                    "<｜tool▁sep｜>", "get_wea", "ther\n```js", "on\n{\"city\": \"Ro", "me\", \"days\": 2}\n``", "`",
+                    "<｜tool▁call▁end｜>", "\n<｜tool▁call▁beg", "in｜>function<｜tool▁s", "ep｜>clock\n```json\n",
+                    "{\"zone\": \"CET\"}\n```<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
 CALLS["openai"] = ["{\"city\": \"Ro", "me\", \"days\": 2}", "<|call|>"]
 SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>",
-           "<|call|>", "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "<minimax:tool_call>"}
+           "<|call|>", "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "<minimax:tool_call>",
+           "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
     "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
     "llama3_json": "'<|python_tag|>' ~ {'name': call.function.name, 'parameters': call.function.arguments} | tojson",
     "mistral": "'[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson",
+    "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' ~ call.type ~ '<｜tool▁sep｜>' ~ call.function.name"
+                   " ~ '\\n```json\\n' ~ call.function.arguments | tojson"
+                   " ~ '\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'",
 }
 WRITTEN["qwen3"] = WRITTEN["hermes"]
 # Of a call with tags for its arguments: what stands before a key, a value, the end.

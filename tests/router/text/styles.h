@@ -14,6 +14,7 @@ inline constexpr ToolCallStyle kMistral = ToolCallStyle::kMistral;
 inline constexpr ToolCallStyle kQwen = ToolCallStyle::kQwen3Coder;
 inline constexpr ToolCallStyle kGlm = ToolCallStyle::kGlm45;
 inline constexpr ToolCallStyle kMiniMax = ToolCallStyle::kMinimaxM2;
+inline constexpr ToolCallStyle kDeepSeek = ToolCallStyle::kDeepSeekV3;
 
 }  // namespace tandem::router
 

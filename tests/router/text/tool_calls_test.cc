@@ -288,6 +288,13 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
                                 "'<invoke name=\"' ~ call.name ~ '\">"
                                 "<parameter name=\"' ~ key"),
             kMiniMax);
+  EXPECT_EQ(
+      DetectToolCallStyle(
+          "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + "
+          "'<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + "
+          "'```json' + '\\n' + tool['function']['arguments'] + '\\n' + "
+          "'```' + '<｜tool▁call▁end｜>'"),
+      kDeepSeek);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
@@ -297,8 +304,9 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             ToolCallStyle::kOpenAi);
   EXPECT_EQ(DetectToolCallStyle("<|start|>assistant<|message|>"),
             ToolCallStyle::kNone);
-  for (const char* name : {"none", "llama3_json", "hermes", "mistral", "openai",
-                           "qwen3_coder", "glm45", "minimax_m2"}) {
+  for (const char* name :
+       {"none", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
+        "glm45", "minimax_m2", "deepseek_v3"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
   EXPECT_EQ(ToolCallStyleByName("qwen3_xml"), kQwen);

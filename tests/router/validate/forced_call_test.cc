@@ -54,6 +54,10 @@ TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
       {kQwen, false, {}},
       {kGlm, false, {{7, "<tool_call>"}, {8, "</tool_call>"}}},
       {kMiniMax, false, {}},
+      {kDeepSeek, false, {}},
+      {kDeepSeek,
+       false,
+       {{7, "<｜tool▁calls▁begin｜>"}, {8, "<｜tool▁sep｜>"}}},
   };
   for (const Style& style : kStyles) {
     ModelLimits limits;

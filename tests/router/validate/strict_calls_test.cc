@@ -58,6 +58,14 @@ const CallFormat kMiniMaxTokens = {
     ToolCallStyle::kMinimaxM2,
     false,
     {{3, "<minimax:tool_call>"}, {4, "</minimax:tool_call>"}}};
+const CallFormat kDeepSeekText = {
+    "deepseek", ToolCallStyle::kDeepSeekV3, false, {}};
+const CallFormat kDeepSeekTokens = {"deepseek, tokens",
+                                    ToolCallStyle::kDeepSeekV3,
+                                    false,
+                                    {{3, "<｜tool▁calls▁begin｜>"},
+                                     {4, "<｜tool▁sep｜>"},
+                                     {5, "<｜tool▁calls▁end｜>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -69,6 +77,7 @@ class StrictCallsTest : public testing::Test {
         R"({"type":"object","properties":{"days":{"type":"integer"}},)"
         R"("required":["days"],"additionalProperties":false})");
     chat_.add_tools()->set_name("clock");
+    chat_.add_tools()->set_name("clocks");
   }
 
   static ModelLimits Limits(const CallFormat& style) {
@@ -175,6 +184,30 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
        "Hm.^3\n<invoke name=\"weather\">\n{\"days\": 2}\n</invoke>\n"
        "<invoke name=\"clock\">\n{}\n</invoke>\n^4",
        "Hm.|weather({\"days\": 2})clock({})"},
+      {&kDeepSeekText,
+       "So: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+       "weather\n```json\n{\"days\": 2}\n```<｜tool▁call▁end｜>\n"
+       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clocks\n```json\n"
+       "{\"x\": [1]}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜> So.",
+       "So:  So.|weather({\"days\": 2})clocks({\"x\": [1]})"},
+      // What is no block is text.
+      {&kDeepSeekText,
+       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```"
+       "<｜tool▁call▁end｜>",
+       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```"
+       "<｜tool▁call▁end｜>|"},
+      {&kDeepSeekText,
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock"
+       "\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```"
+       "<｜tool▁call▁end｜>",
+       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```"
+       "<｜tool▁call▁end｜>|clock({})"},
+      {&kDeepSeekTokens,
+       "Hm.^3<｜tool▁call▁begin｜>function^4clock\n```json\n{}\n```"
+       "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather"
+       "\n```json\n{\"days\": 7}\n```<｜tool▁call▁end｜>^5",
+       "Hm.|clock({})weather({\"days\": 7})"},
   };
   for (const auto& c : cases) {
     EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
@@ -231,6 +264,20 @@ TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
       {&kGlmTokens, "^3weather\n{}\n^4"},
       {&kMiniMaxTokens, "^3\n<invoke name=\"weather\">\n{}\n</invoke>\n^4"},
       {&kMiniMaxTokens, "<invoke name=\"weather\">\n{}\n</invoke>"},
+      {&kDeepSeekText,
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+       "weather"
+       "\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {&kDeepSeekText,
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock"
+       "\n```json\n{}\n```<｜tool▁call▁end｜>"},
+      {&kDeepSeekText,
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>other"
+       "\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {&kDeepSeekTokens, "^3Hm."},
+      {&kDeepSeekTokens,
+       "^3<｜tool▁call▁begin｜>function^4weather\n```json\n{\"days\": true}"
+       "\n```<｜tool▁call▁end｜>^5"},
   };
   for (const auto& c : cases) {
     EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "router/validate/errors.h"
 #include "tests/router/validate/limits.h"
 
 namespace tandem::router {
