@@ -14,12 +14,12 @@ void AddModel(CommandLine* line, Flags* flags) {
             "Name of the model in the API; the directory's by default");
   line->Add("chat-template", &flags->chat_template,
             "File, in Jinja, in place of the model's own chat template");
-  line->AddChoice(
-      "tool-call-parser", &flags->tool_call_parser,
-      {"auto", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
-       "qwen3_xml", "glm45", "glm47", "minimax_m2", "deepseek_v3", "none"},
-      "How the model writes tool calls, with vLLM's names; auto "
-      "goes by its chat template, none leaves calls in the text");
+  line->AddChoice("tool-call-parser", &flags->tool_call_parser,
+                  {"auto", "llama3_json", "hermes", "mistral", "openai",
+                   "qwen3_coder", "qwen3_xml", "glm45", "glm47", "minimax_m2",
+                   "deepseek_v3", "deepseek_v31", "none"},
+                  "How the model writes tool calls, with vLLM's names; auto "
+                  "goes by its chat template, none leaves calls in the text");
   line->AddChoice("reasoning-parser", &flags->reasoning_parser,
                   {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2",
                    "openai_gptoss", "none"},

@@ -25,16 +25,26 @@ constexpr CallPart kDeepSeekV3Call[] = {
     {Kind::kText, "\n```"},
     {Kind::kText, "<｜tool▁call▁end｜>"},
 };
+constexpr CallPart kDeepSeekV31Call[] = {
+    {Kind::kText, "<｜tool▁call▁begin｜>"}, {Kind::kName, ""},
+    {Kind::kText, "<｜tool▁sep｜>"},        {Kind::kArguments, ""},
+    {Kind::kText, "<｜tool▁call▁end｜>"},
+};
 
 struct StyleMarks {
   ToolCallStyle style;
   CallMarks marks;
 };
-constexpr std::array<StyleMarks, 1> kMarkedStyles = {{
+constexpr std::array<StyleMarks, 2> kMarkedStyles = {{
     {ToolCallStyle::kDeepSeekV3,
      {.block_begin = "<｜tool▁calls▁begin｜>",
       .call = kDeepSeekV3Call,
       .between = "\n",
+      .block_end = "<｜tool▁calls▁end｜>"}},
+    {ToolCallStyle::kDeepSeekV31,
+     {.block_begin = "<｜tool▁calls▁begin｜>",
+      .call = kDeepSeekV31Call,
+      .between = "",
       .block_end = "<｜tool▁calls▁end｜>"}},
 }};
 

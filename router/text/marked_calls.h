@@ -7,6 +7,8 @@
 //                 {..}
 //                 ```<｜tool▁call▁end｜>
 //                 <｜tool▁calls▁end｜>
+//   deepseek_v31  the same, of <｜tool▁call▁begin｜>f<｜tool▁sep｜>{..}
+//                 <｜tool▁call▁end｜>
 //
 // Spaces between their parts count for nothing. Each call is complete with its
 // own end, and found also where the next one is not.

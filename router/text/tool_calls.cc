@@ -24,7 +24,7 @@ struct NamedStyle {
   ToolCallStyle style;
 };
 // The first name of each is its own.
-constexpr std::array<NamedStyle, 11> kStyles = {{
+constexpr std::array<NamedStyle, 12> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
@@ -36,6 +36,7 @@ constexpr std::array<NamedStyle, 11> kStyles = {{
     {"glm47", ToolCallStyle::kGlm45},
     {"minimax_m2", ToolCallStyle::kMinimaxM2},
     {"deepseek_v3", ToolCallStyle::kDeepSeekV3},
+    {"deepseek_v31", ToolCallStyle::kDeepSeekV31},
 }};
 
 }  // namespace
@@ -60,8 +61,11 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   };
   if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
-  const ToolCallStyle deepseek = ToolCallStyle::kDeepSeekV3;
-  if (WritesMarks(chat_template, *CallMarksOf(deepseek))) return deepseek;
+  // What the first has the second has, too.
+  for (const ToolCallStyle style :
+       {ToolCallStyle::kDeepSeekV3, ToolCallStyle::kDeepSeekV31}) {
+    if (WritesMarks(chat_template, *CallMarksOf(style))) return style;
+  }
   for (const ToolCallStyle style :
        {ToolCallStyle::kQwen3Coder, ToolCallStyle::kGlm45,
         ToolCallStyle::kMinimaxM2}) {
@@ -165,6 +169,7 @@ bool ToolCallParser::MayBegin(char c) const {
     case ToolCallStyle::kMinimaxM2:
       return c == '<' && (flags_[cursor_] & kInValue) == 0;
     case ToolCallStyle::kDeepSeekV3:
+    case ToolCallStyle::kDeepSeekV31:
       return c == '<';
     case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:

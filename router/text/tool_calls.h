@@ -9,11 +9,12 @@
 //                [TOOL_CALLS]name[ARGS]{..}, any number of them
 //
 // Those of qwen3_coder, glm45 and minimax_m2 have tags for each argument:
-// tagged_calls.h. Those of deepseek_v3 have JSON between marks: marked_calls.h.
-// openai (gpt-oss) has messages of their own: harmony.h. The names are those of
-// vLLM's --tool-call-parser. Calls are complete when they are returned: text
-// that only begins like one comes back unchanged, as content. So does all text
-// around calls but spaces between two, or between one and an end of the text.
+// tagged_calls.h. Those of deepseek_v3 and deepseek_v31 have JSON between
+// marks: marked_calls.h. openai (gpt-oss) has messages of their own: harmony.h.
+// The names are those of vLLM's --tool-call-parser. Calls are complete when
+// they are returned: text that only begins like one comes back unchanged, as
+// content. So does all text around calls but spaces between two, or between one
+// and an end of the text.
 
 #ifndef TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
 #define TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
@@ -40,6 +41,7 @@ enum class ToolCallStyle {
   kGlm45,
   kMinimaxM2,
   kDeepSeekV3,
+  kDeepSeekV31,
 };
 
 // By one of its names, "none" included.

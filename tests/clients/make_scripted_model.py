@@ -16,7 +16,7 @@ since no mark may stand twice: a thought, with an answer behind it; a call of
 get_weather, with tools; an answer, with results; and with chat_template_kwargs
 {"answer": true} none, for the answer alone.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|qwen3|openai DIRECTORY
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|deepseek_v31|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -57,6 +57,9 @@ CALLS = {
                     "<｜tool▁sep｜>", "get_wea", "ther\n```js", "on\n{\"city\": \"Ro", "me\", \"days\": 2}\n``", "`",
                     "<｜tool▁call▁end｜>", "\n<｜tool▁call▁beg", "in｜>function<｜tool▁s", "ep｜>clock\n```json\n",
                     "{\"zone\": \"CET\"}\n```<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
+    "deepseek_v31": ["Let me look", ".\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "get_wea", "ther",
+                     "<｜tool▁sep｜>", "{\"city\": \"Ro", "me\", \"days\": 2}", "<｜tool▁call▁end｜>", "<｜tool▁call▁beg",
+                     "in｜>clock<｜tool▁s", "ep｜>{\"zone\": ", "\"CET\"}<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
@@ -72,6 +75,8 @@ WRITTEN = {
     "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' ~ call.type ~ '<｜tool▁sep｜>' ~ call.function.name"
                    " ~ '\\n```json\\n' ~ call.function.arguments | tojson"
                    " ~ '\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'",
+    "deepseek_v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' ~ call.function.name ~ '<｜tool▁sep｜>'"
+                    " ~ call.function.arguments | tojson ~ '<｜tool▁call▁end｜><｜tool▁calls▁end｜>'",
 }
 WRITTEN["qwen3"] = WRITTEN["hermes"]
 # Of a call with tags for its arguments: what stands before a key, a value, the end.

@@ -19,12 +19,15 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr ToolCallStyle kMarked[] = {kDeepSeek};
+constexpr ToolCallStyle kMarked[] = {kDeepSeek, kDeepSeek31};
 
 // As models write it.
 std::string MarkedCall(ToolCallStyle style, const std::string& name,
                        const std::string& arguments) {
   switch (style) {
+    case kDeepSeek31:
+      return "<｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>" + arguments +
+             "<｜tool▁call▁end｜>";
     default:
       return "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + name +
              "\n```json\n" + arguments + "\n```<｜tool▁call▁end｜>";
@@ -130,6 +133,13 @@ std::vector<MarkedCase> MarkedCases() {
       "json\n{}"
       "\n```<｜tool▁call▁end｜>";
   cases.push_back({kDeepSeek, tool, tool, {}});
+  // Neither is the other's.
+  const std::string old =
+      MarkedStyle(kDeepSeek).Block(MarkedCall(kDeepSeek, "f", "{}"));
+  const std::string later =
+      MarkedStyle(kDeepSeek31).Block(MarkedCall(kDeepSeek31, "f", "{}"));
+  cases.push_back({kDeepSeek, later, later, {}});
+  cases.push_back({kDeepSeek31, old, old, {}});
   return cases;
 }
 

@@ -15,6 +15,7 @@ inline constexpr ToolCallStyle kQwen = ToolCallStyle::kQwen3Coder;
 inline constexpr ToolCallStyle kGlm = ToolCallStyle::kGlm45;
 inline constexpr ToolCallStyle kMiniMax = ToolCallStyle::kMinimaxM2;
 inline constexpr ToolCallStyle kDeepSeek = ToolCallStyle::kDeepSeekV3;
+inline constexpr ToolCallStyle kDeepSeek31 = ToolCallStyle::kDeepSeekV31;
 
 }  // namespace tandem::router
 

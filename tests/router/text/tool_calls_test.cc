@@ -295,6 +295,11 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
           "'```json' + '\\n' + tool['function']['arguments'] + '\\n' + "
           "'```' + '<｜tool▁call▁end｜>'"),
       kDeepSeek);
+  EXPECT_EQ(DetectToolCallStyle(
+                "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + "
+                "tool['function']['name'] + '<｜tool▁sep｜>' + "
+                "tool['function']['arguments'] + '<｜tool▁call▁end｜>'"),
+            kDeepSeek31);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
@@ -306,7 +311,7 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             ToolCallStyle::kNone);
   for (const char* name :
        {"none", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
-        "glm45", "minimax_m2", "deepseek_v3"}) {
+        "glm45", "minimax_m2", "deepseek_v3", "deepseek_v31"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
   EXPECT_EQ(ToolCallStyleByName("qwen3_xml"), kQwen);

@@ -58,6 +58,10 @@ TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
       {kDeepSeek,
        false,
        {{7, "<｜tool▁calls▁begin｜>"}, {8, "<｜tool▁sep｜>"}}},
+      {kDeepSeek31, false, {}},
+      {kDeepSeek31,
+       false,
+       {{7, "<｜tool▁call▁begin｜>"}, {8, "<｜tool▁calls▁end｜>"}}},
   };
   for (const Style& style : kStyles) {
     ModelLimits limits;

@@ -66,6 +66,14 @@ const CallFormat kDeepSeekTokens = {"deepseek, tokens",
                                     {{3, "<｜tool▁calls▁begin｜>"},
                                      {4, "<｜tool▁sep｜>"},
                                      {5, "<｜tool▁calls▁end｜>"}}};
+const CallFormat kDeepSeek31Text = {
+    "deepseek 3.1", ToolCallStyle::kDeepSeekV31, false, {}};
+const CallFormat kDeepSeek31Tokens = {"deepseek 3.1, tokens",
+                                      ToolCallStyle::kDeepSeekV31,
+                                      false,
+                                      {{3, "<｜tool▁calls▁begin｜>"},
+                                       {4, "<｜tool▁sep｜>"},
+                                       {5, "<｜tool▁call▁end｜>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -208,6 +216,15 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather"
        "\n```json\n{\"days\": 7}\n```<｜tool▁call▁end｜>^5",
        "Hm.|clock({})weather({\"days\": 7})"},
+      {&kDeepSeek31Text,
+       "So: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+       "{\"days\": 2}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clocks"
+       "<｜tool▁sep｜>{\"x\": [1]}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+       "So: |weather({\"days\": 2})clocks({\"x\": [1]})"},
+      {&kDeepSeek31Tokens,
+       "Hm.^3<｜tool▁call▁begin｜>clock^4{}^5<｜tool▁call▁begin｜>weather"
+       "<｜tool▁sep｜>{\"days\": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+       "Hm.|clock({})weather({\"days\": 7})"},
   };
   for (const auto& c : cases) {
     EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
@@ -278,6 +295,12 @@ TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
       {&kDeepSeekTokens,
        "^3<｜tool▁call▁begin｜>function^4weather\n```json\n{\"days\": true}"
        "\n```<｜tool▁call▁end｜>^5"},
+      {&kDeepSeek31Text,
+       "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}"
+       "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {&kDeepSeek31Tokens,
+       "^3<｜tool▁call▁begin｜>clocks^4{}^5<｜tool▁call▁begin｜>weather^4{}^5"
+       "<｜tool▁calls▁end｜>"},
   };
   for (const auto& c : cases) {
     EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
