@@ -30,12 +30,22 @@ constexpr CallPart kDeepSeekV31Call[] = {
     {Kind::kText, "<｜tool▁sep｜>"},        {Kind::kArguments, ""},
     {Kind::kText, "<｜tool▁call▁end｜>"},
 };
+constexpr CallPart kKimiK2Call[] = {
+    {Kind::kText, "<|tool_call_begin|>"},
+    {Kind::kName, "functions."},
+    {Kind::kText, ":"},
+    {Kind::kIndex, ""},
+    {Kind::kText, "<|tool_call_argument_begin|>"},
+    {Kind::kArguments, ""},
+    {Kind::kText, "<|tool_call_end|>"},
+};
+constexpr size_t kMaxIndexBytes = 9;
 
 struct StyleMarks {
   ToolCallStyle style;
   CallMarks marks;
 };
-constexpr std::array<StyleMarks, 2> kMarkedStyles = {{
+constexpr std::array<StyleMarks, 3> kMarkedStyles = {{
     {ToolCallStyle::kDeepSeekV3,
      {.block_begin = "<｜tool▁calls▁begin｜>",
       .call = kDeepSeekV3Call,
@@ -46,6 +56,11 @@ constexpr std::array<StyleMarks, 2> kMarkedStyles = {{
       .call = kDeepSeekV31Call,
       .between = "",
       .block_end = "<｜tool▁calls▁end｜>"}},
+    {ToolCallStyle::kKimiK2,
+     {.block_begin = "<|tool_calls_section_begin|>",
+      .call = kKimiK2Call,
+      .between = "",
+      .block_end = "<|tool_calls_section_end|>"}},
 }};
 
 // One call, with the beginning of its block, or the end of a block.
@@ -61,7 +76,14 @@ class MarkedCandidate final : public CallCandidate {
 
   Verdict Push(char c) override {
     if (!texts_.empty()) return PushText(c);
-    return marks_.call[part_].kind == Kind::kName ? PushName(c) : PushObject(c);
+    switch (marks_.call[part_].kind) {
+      case Kind::kName:
+        return PushName(c);
+      case Kind::kIndex:
+        return PushIndex(c);
+      default:
+        return PushObject(c);
+    }
   }
 
   bool CompleteAtEnd() const override {
@@ -105,6 +127,20 @@ class MarkedCandidate final : public CallCandidate {
       return Verdict::kMore;
     }
     if (name_.empty()) return IsJsonSpace(c) ? Verdict::kMore : Verdict::kNone;
+    if (c == '.' && marks_.call[part_].text == name_ + c) {
+      name_.clear();
+      return Verdict::kMore;
+    }
+    GoTo(part_ + 1);
+    return Push(c);
+  }
+
+  Verdict PushIndex(char c) {
+    if (c >= '0' && c <= '9' && index_.size() < kMaxIndexBytes) {
+      index_.push_back(c);
+      return Verdict::kMore;
+    }
+    if (index_.empty()) return IsJsonSpace(c) ? Verdict::kMore : Verdict::kNone;
     GoTo(part_ + 1);
     return Push(c);
   }
@@ -120,7 +156,9 @@ class MarkedCandidate final : public CallCandidate {
       case JsonScanner::Verdict::kComplete:
         break;
     }
-    calls_.push_back({std::move(name_), std::move(object_)});
+    std::string id;
+    if (!index_.empty()) id = "functions." + name_ + ":" + index_;
+    calls_.push_back({std::move(name_), std::move(object_), std::move(id)});
     return GoTo(part_ + 1);
   }
 
@@ -129,6 +167,7 @@ class MarkedCandidate final : public CallCandidate {
   size_t matched_ = 0;       // bytes of each
   size_t part_ = 0;          // of the call
   std::string name_;
+  std::string index_;
   JsonScanner scanner_;
   std::string object_;
 };
@@ -142,6 +181,7 @@ const CallMarks* CallMarksOf(ToolCallStyle style) {
   return nullptr;
 }
 
+// Templates may have the parts of an id or all of it.
 bool WritesMarks(std::string_view chat_template, const CallMarks& marks) {
   const auto has = [&](std::string_view text) {
     return chat_template.find(text) != std::string_view::npos;
@@ -149,7 +189,8 @@ bool WritesMarks(std::string_view chat_template, const CallMarks& marks) {
   return has(marks.block_begin) &&
          std::all_of(marks.call.begin(), marks.call.end(),
                      [&](const CallPart& part) {
-                       return has(WithoutSpacesAround(part.text));
+                       return part.kind != Kind::kText || part.text == ":" ||
+                              has(WithoutSpacesAround(part.text));
                      });
 }
 

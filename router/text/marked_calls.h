@@ -9,9 +9,14 @@
 //                 <｜tool▁calls▁end｜>
 //   deepseek_v31  the same, of <｜tool▁call▁begin｜>f<｜tool▁sep｜>{..}
 //                 <｜tool▁call▁end｜>
+//   kimi_k2       <|tool_calls_section_begin|>
+//                 <|tool_call_begin|>functions.f:0
+//                 <|tool_call_argument_begin|>{..}<|tool_call_end|>
+//                 <|tool_calls_section_end|>
 //
-// Spaces between their parts count for nothing. Each call is complete with its
-// own end, and found also where the next one is not.
+// Spaces between their parts count for nothing, and functions. may be missing.
+// Kimi counts the calls of a chat: functions.f:0 is the call's id. Each call is
+// complete with its own end, and found also where the next one is not.
 
 #ifndef TANDEM_ROUTER_TEXT_MARKED_CALLS_H_
 #define TANDEM_ROUTER_TEXT_MARKED_CALLS_H_
@@ -26,9 +31,9 @@
 namespace tandem::router {
 
 struct CallPart {
-  enum class Kind { kText, kName, kArguments };
+  enum class Kind { kText, kName, kIndex, kArguments };
   Kind kind;
-  std::string_view text;  // as models write it
+  std::string_view text;  // as models write it; of a name, what is before it
 };
 
 struct CallMarks {

@@ -14,7 +14,7 @@ void ToolCallDeltas::Add(const ParsedToolCall& call, v1::GenerateDelta* delta) {
   if (calls_ > 0 && !parallel_) return;
   v1::ToolCallDelta* const first = delta->add_tool_calls();
   first->set_index(calls_);
-  first->set_id(NewId());
+  first->set_id(call.id.empty() ? NewId() : call.id);
   first->set_name(call.name);
   v1::ToolCallDelta* const rest = delta->add_tool_calls();
   rest->set_index(calls_);

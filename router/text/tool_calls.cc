@@ -24,7 +24,7 @@ struct NamedStyle {
   ToolCallStyle style;
 };
 // The first name of each is its own.
-constexpr std::array<NamedStyle, 12> kStyles = {{
+constexpr std::array<NamedStyle, 13> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
@@ -37,6 +37,7 @@ constexpr std::array<NamedStyle, 12> kStyles = {{
     {"minimax_m2", ToolCallStyle::kMinimaxM2},
     {"deepseek_v3", ToolCallStyle::kDeepSeekV3},
     {"deepseek_v31", ToolCallStyle::kDeepSeekV31},
+    {"kimi_k2", ToolCallStyle::kKimiK2},
 }};
 
 }  // namespace
@@ -61,9 +62,10 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   };
   if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
-  // What the first has the second has, too.
+  // What V3's have V3.1's have, too.
   for (const ToolCallStyle style :
-       {ToolCallStyle::kDeepSeekV3, ToolCallStyle::kDeepSeekV31}) {
+       {ToolCallStyle::kDeepSeekV3, ToolCallStyle::kDeepSeekV31,
+        ToolCallStyle::kKimiK2}) {
     if (WritesMarks(chat_template, *CallMarksOf(style))) return style;
   }
   for (const ToolCallStyle style :
@@ -170,6 +172,7 @@ bool ToolCallParser::MayBegin(char c) const {
       return c == '<' && (flags_[cursor_] & kInValue) == 0;
     case ToolCallStyle::kDeepSeekV3:
     case ToolCallStyle::kDeepSeekV31:
+    case ToolCallStyle::kKimiK2:
       return c == '<';
     case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:

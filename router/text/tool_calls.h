@@ -9,12 +9,12 @@
 //                [TOOL_CALLS]name[ARGS]{..}, any number of them
 //
 // Those of qwen3_coder, glm45 and minimax_m2 have tags for each argument:
-// tagged_calls.h. Those of deepseek_v3 and deepseek_v31 have JSON between
-// marks: marked_calls.h. openai (gpt-oss) has messages of their own: harmony.h.
-// The names are those of vLLM's --tool-call-parser. Calls are complete when
-// they are returned: text that only begins like one comes back unchanged, as
-// content. So does all text around calls but spaces between two, or between one
-// and an end of the text.
+// tagged_calls.h. Those of deepseek_v3, deepseek_v31 and kimi_k2 have JSON
+// between marks: marked_calls.h. openai (gpt-oss) has messages of their own:
+// harmony.h. The names are those of vLLM's --tool-call-parser. Calls are
+// complete when they are returned: text that only begins like one comes back
+// unchanged, as content. So does all text around calls but spaces between two,
+// or between one and an end of the text.
 
 #ifndef TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
 #define TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
@@ -42,6 +42,7 @@ enum class ToolCallStyle {
   kMinimaxM2,
   kDeepSeekV3,
   kDeepSeekV31,
+  kKimiK2,
 };
 
 // By one of its names, "none" included.
@@ -73,6 +74,7 @@ struct ToolCallOptions {
 struct ParsedToolCall {
   std::string name;
   std::string arguments;  // a JSON object; if the model wrote one, as it did
+  std::string id = {};    // the model's own; empty: it has none
 };
 
 class CallCandidate;

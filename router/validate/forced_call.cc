@@ -186,7 +186,10 @@ std::string MarkedCall(const CallMarks& marks, const std::string& name,
         parts.push_back(Mark(std::string(part.text), limits));
         break;
       case CallPart::Kind::kName:
-        parts.push_back(Constant(name));
+        parts.push_back(Constant(absl::StrCat(std::string(part.text), name)));
+        break;
+      case CallPart::Kind::kIndex:
+        parts.push_back(R"({"type":"regex","pattern":"0|[1-9][0-9]{0,3}"})");
         break;
       case CallPart::Kind::kArguments:
         parts.push_back(arguments);

@@ -16,7 +16,7 @@ since no mark may stand twice: a thought, with an answer behind it; a call of
 get_weather, with tools; an answer, with results; and with chat_template_kwargs
 {"answer": true} none, for the answer alone.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|deepseek_v31|qwen3|openai DIRECTORY
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|deepseek_v31|kimi_k2|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -60,13 +60,19 @@ CALLS = {
     "deepseek_v31": ["Let me look", ".\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "get_wea", "ther",
                      "<｜tool▁sep｜>", "{\"city\": \"Ro", "me\", \"days\": 2}", "<｜tool▁call▁end｜>", "<｜tool▁call▁beg",
                      "in｜>clock<｜tool▁s", "ep｜>{\"zone\": ", "\"CET\"}<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
+    "kimi_k2": ["Let me look", ".\n", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.get_wea",
+                "ther:", "0", "<|tool_call_argument_begin|>", "{\"city\": \"Ro", "me\", \"days\": 2}",
+                "<|tool_call_end|>", "<|tool_call_be", "gin|>functions.clock:1<|tool_call_arg", "ument_begin|>{\"zone\": ",
+                "\"CET\"}<|tool_call_", "end|>", "<|tool_calls_section_end|>"],
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
 CALLS["openai"] = ["{\"city\": \"Ro", "me\", \"days\": 2}", "<|call|>"]
 SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>",
            "<|call|>", "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "<minimax:tool_call>",
-           "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"}
+           "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+           "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+           "<|tool_calls_section_end|>"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
     "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
@@ -77,6 +83,8 @@ WRITTEN = {
                    " ~ '\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'",
     "deepseek_v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' ~ call.function.name ~ '<｜tool▁sep｜>'"
                     " ~ call.function.arguments | tojson ~ '<｜tool▁call▁end｜><｜tool▁calls▁end｜>'",
+    "kimi_k2": "'<|tool_calls_section_begin|><|tool_call_begin|>' ~ call.id ~ '<|tool_call_argument_begin|>'"
+               " ~ call.function.arguments | tojson ~ '<|tool_call_end|><|tool_calls_section_end|>'",
 }
 WRITTEN["qwen3"] = WRITTEN["hermes"]
 # Of a call with tags for its arguments: what stands before a key, a value, the end.

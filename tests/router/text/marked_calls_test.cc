@@ -19,7 +19,7 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr ToolCallStyle kMarked[] = {kDeepSeek, kDeepSeek31};
+constexpr ToolCallStyle kMarked[] = {kDeepSeek, kDeepSeek31, kKimi};
 
 // As models write it.
 std::string MarkedCall(ToolCallStyle style, const std::string& name,
@@ -28,6 +28,9 @@ std::string MarkedCall(ToolCallStyle style, const std::string& name,
     case kDeepSeek31:
       return "<｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>" + arguments +
              "<｜tool▁call▁end｜>";
+    case kKimi:
+      return "<|tool_call_begin|>functions." + name +
+             ":7<|tool_call_argument_begin|>" + arguments + "<|tool_call_end|>";
     default:
       return "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + name +
              "\n```json\n" + arguments + "\n```<｜tool▁call▁end｜>";
@@ -140,6 +143,21 @@ std::vector<MarkedCase> MarkedCases() {
       MarkedStyle(kDeepSeek31).Block(MarkedCall(kDeepSeek31, "f", "{}"));
   cases.push_back({kDeepSeek, later, later, {}});
   cases.push_back({kDeepSeek31, old, old, {}});
+  const MarkedStyle kimi(kKimi);
+  const auto of_kimi = [&](const std::string& id) {
+    return kimi.begin + "<|tool_call_begin|>" + id +
+           "<|tool_call_argument_begin|>{}<|tool_call_end|>" + kimi.end;
+  };
+  for (const char* const id : {"functions.f:0", "f:0", " functions.f : 12 ",
+                               "functions.f:123456789"}) {
+    cases.push_back({kKimi, of_kimi(id), "", {"f({})"}});
+  }
+  cases.push_back({kKimi, of_kimi("functions:0"), "", {"functions({})"}});
+  for (const char* const id :
+       {"f", "f:", "f:a", "f:-1", "f:1234567890", "tools.f:0", "functions.:0",
+        "f.:0", "call_f0"}) {
+    cases.push_back({kKimi, of_kimi(id), of_kimi(id), {}});
+  }
   return cases;
 }
 
@@ -228,6 +246,26 @@ TEST(MarkedCallsTest, EachCallIsReturnedAtItsEnd) {
     EXPECT_EQ(parser.Push(style.end).text, "");
     EXPECT_EQ(parser.Push("<b>").text, "<b>");
   }
+}
+
+TEST(MarkedCallsTest, KimisCallsHaveIdsOfTheirOwn) {
+  const MarkedStyle style(kKimi);
+  ToolCallParser parser(kKimi, {});
+  std::vector<std::string> ids;
+  for (const ParsedToolCall& call :
+       parser
+           .Push(style.Block(
+               "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}"
+               "<|tool_call_end|><|tool_call_begin|> g: 14 "
+               "<|tool_call_argument_begin|>{}<|tool_call_end|>"))
+           .calls) {
+    ids.push_back(call.id);
+  }
+  EXPECT_THAT(ids, ElementsAre("functions.f:3", "functions.g:14"));
+  ToolCallParser other(kDeepSeek31, {});
+  const MarkedStyle deepseek(kDeepSeek31);
+  EXPECT_EQ(other.Push(deepseek.Block(deepseek.Call("f", "{}"))).calls[0].id,
+            "");
 }
 
 TEST(MarkedCallsTest, MarksMayBeSpecialTokens) {

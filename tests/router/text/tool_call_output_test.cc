@@ -136,6 +136,30 @@ TEST(ToolCallOutputTest, MarkersAreSeenThoughTheyAreNoText) {
       "a b c");
 }
 
+TEST(ToolCallOutputTest, IdsAreTheModelsOwnWhereItHasAny) {
+  EffectiveRequest request = WithTools(kKimi);
+  request.tool_calls->markers = {{kMark, "<|tool_calls_section_begin|>"}};
+  Answer answer =
+      Generate(request,
+               "#<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
+               "<|tool_call_end|><|tool_call_begin|>functions.g:1"
+               "<|tool_call_argument_begin|>{\"a\":1}<|tool_call_end|>"
+               "<|tool_calls_section_end|>",
+               0, v1::FINISH_REASON_STOP);
+  EXPECT_EQ(answer.text, "");
+  ASSERT_EQ(answer.calls.size(), 2u);
+  EXPECT_EQ(answer.calls[0].id(), "functions.f:0");
+  EXPECT_EQ(answer.calls[1].id(), "functions.g:1");
+  EXPECT_EQ(answer.calls[1].arguments_json(), "{\"a\":1}");
+  request = WithTools(kDeepSeek31);
+  request.tool_calls->markers = {{kMark, "<｜tool▁calls▁begin｜>"}};
+  answer = Generate(
+      request, "#<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", 0,
+      v1::FINISH_REASON_STOP);
+  ASSERT_EQ(answer.calls.size(), 1u);
+  EXPECT_THAT(answer.calls[0].id(), testing::StartsWith("call_"));
+}
+
 TEST(ToolCallOutputTest, OneCallAloneWhereOnlyOneIsWanted) {
   EffectiveRequest request = WithTools(kMistral);
   request.tool_calls->parallel = false;

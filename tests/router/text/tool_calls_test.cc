@@ -300,6 +300,12 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
                 "tool['function']['name'] + '<｜tool▁sep｜>' + "
                 "tool['function']['arguments'] + '<｜tool▁call▁end｜>'"),
             kDeepSeek31);
+  EXPECT_EQ(
+      DetectToolCallStyle("<|tool_calls_section_begin|>{% for call in calls %}"
+                          "<|tool_call_begin|>{{ call.id }}"
+                          "<|tool_call_argument_begin|>{{ call.arguments }}"
+                          "<|tool_call_end|>{% endfor %}"),
+      kKimi);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
@@ -311,7 +317,7 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             ToolCallStyle::kNone);
   for (const char* name :
        {"none", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
-        "glm45", "minimax_m2", "deepseek_v3", "deepseek_v31"}) {
+        "glm45", "minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
   EXPECT_EQ(ToolCallStyleByName("qwen3_xml"), kQwen);

@@ -24,6 +24,7 @@ std::string TextOf(const nlohmann::json& format, const ModelLimits& limits) {
   const std::string type = format["type"];
   if (type == "const_string") return format["value"];
   if (type == "json_schema") return "{}";
+  if (type == "regex") return "0";  // of an index
   if (type == "token") return limits.tool_call_markers.at(format["token"]);
   if (type == "or") return TextOf(format["elements"][0], limits);
   EXPECT_EQ(type, "sequence");
@@ -62,6 +63,10 @@ TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
       {kDeepSeek31,
        false,
        {{7, "<｜tool▁call▁begin｜>"}, {8, "<｜tool▁calls▁end｜>"}}},
+      {kKimi, false, {}},
+      {kKimi,
+       false,
+       {{7, "<|tool_calls_section_begin|>"}, {8, "<|tool_call_end|>"}}},
   };
   for (const Style& style : kStyles) {
     ModelLimits limits;

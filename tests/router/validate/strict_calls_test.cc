@@ -74,6 +74,13 @@ const CallFormat kDeepSeek31Tokens = {"deepseek 3.1, tokens",
                                       {{3, "<｜tool▁calls▁begin｜>"},
                                        {4, "<｜tool▁sep｜>"},
                                        {5, "<｜tool▁call▁end｜>"}}};
+const CallFormat kKimiText = {"kimi", ToolCallStyle::kKimiK2, false, {}};
+const CallFormat kKimiTokens = {"kimi, tokens",
+                                ToolCallStyle::kKimiK2,
+                                false,
+                                {{3, "<|tool_calls_section_begin|>"},
+                                 {4, "<|tool_call_argument_begin|>"},
+                                 {5, "<|tool_call_end|>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -225,6 +232,17 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
        "Hm.^3<｜tool▁call▁begin｜>clock^4{}^5<｜tool▁call▁begin｜>weather"
        "<｜tool▁sep｜>{\"days\": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
        "Hm.|clock({})weather({\"days\": 7})"},
+      {&kKimiText,
+       "So: <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+       "<|tool_call_argument_begin|>{\"days\": 2}<|tool_call_end|>"
+       "<|tool_call_begin|>functions.clocks:1<|tool_call_argument_begin|>"
+       "{\"x\": [1]}<|tool_call_end|><|tool_calls_section_end|>",
+       "So: |weather({\"days\": 2})clocks({\"x\": [1]})"},
+      {&kKimiTokens,
+       "Hm.^3<|tool_call_begin|>functions.clock:11^4{}^5<|tool_call_begin|>"
+       "functions.weather:12<|tool_call_argument_begin|>{\"days\": 7}"
+       "<|tool_call_end|><|tool_calls_section_end|>",
+       "Hm.|clock({})weather({\"days\": 7})"},
   };
   for (const auto& c : cases) {
     EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
@@ -301,6 +319,15 @@ TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
       {&kDeepSeek31Tokens,
        "^3<｜tool▁call▁begin｜>clocks^4{}^5<｜tool▁call▁begin｜>weather^4{}^5"
        "<｜tool▁calls▁end｜>"},
+      {&kKimiText,
+       "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+       "<|tool_call_argument_begin|>{}<|tool_call_end|>"
+       "<|tool_calls_section_end|>"},
+      {&kKimiTokens,
+       "^3<|tool_call_begin|>functions.weather:0^4{}^5"
+       "<|tool_calls_section_end|>"},
+      {&kKimiTokens,
+       "^3<|tool_call_begin|>functions.clock:^4{}^5<|tool_calls_section_end|>"},
   };
   for (const auto& c : cases) {
     EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
