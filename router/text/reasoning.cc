@@ -12,6 +12,7 @@ std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name) {
     return ReasoningStyle::kDeepSeekR1;
   }
   if (name == "qwen3" || name == "glm45") return ReasoningStyle::kQwen3;
+  if (name == "deepseek_v3") return ReasoningStyle::kDeepSeekV3;
   return std::nullopt;
 }
 
@@ -22,7 +23,10 @@ std::optional<ReasoningStyle> DetectReasoningStyle(
     case ToolCallStyle::kGlm45:
       return ReasoningStyle::kQwen3;
     case ToolCallStyle::kMinimaxM2:
+    case ToolCallStyle::kDeepSeekV3:  // R1's, too
       return ReasoningStyle::kDeepSeekR1;
+    case ToolCallStyle::kDeepSeekV31:
+      return ReasoningStyle::kDeepSeekV3;
     default:
       return std::nullopt;
   }
@@ -34,12 +38,10 @@ bool ReasoningIsOver(absl::Span<const int32_t> prompt,
   for (size_t i = prompt.size(); i > 0; --i) {
     const int32_t id = prompt[i - 1];
     if (id == marks.end_id) return true;
-    if (id == marks.begin_id ||
-        std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end()) {
-      return false;
-    }
+    if (id == marks.begin_id) return false;
+    if (std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end()) break;
   }
-  return false;
+  return marks.style == ReasoningStyle::kDeepSeekV3;
 }
 
 bool ReasoningOutput::Arrives(int32_t token_id, std::string_view piece) {

@@ -3,6 +3,7 @@
 // Either mark is a token of its own; the first is often the prompt's last, and
 // need not come at all. As in vLLM an answer is reasoning up to </think>,
 // unless the prompt has closed it already (Qwen3 with enable_thinking false).
+// DeepSeek V3.1 reasons only where the prompt has begun it.
 
 #ifndef TANDEM_ROUTER_TEXT_REASONING_H_
 #define TANDEM_ROUTER_TEXT_REASONING_H_
@@ -20,10 +21,10 @@ namespace tandem::router {
 
 // With the names of vLLM's --reasoning-parser: glm45 is as qwen3, minimax_m2 as
 // deepseek_r1.
-enum class ReasoningStyle { kDeepSeekR1, kQwen3 };
+enum class ReasoningStyle { kDeepSeekR1, kQwen3, kDeepSeekV3 };
 std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name);
-// That of models which always reason and are known by their chat template: GLM
-// 4.5 and later, MiniMax M2.
+// That of models whose chat template says that they reason: GLM 4.5 and later,
+// MiniMax M2, DeepSeek R1, V3.1 and later.
 std::optional<ReasoningStyle> DetectReasoningStyle(
     std::string_view chat_template);
 
@@ -37,8 +38,8 @@ struct ReasoningMarks {
 };
 
 // Whether the prompt's open turn has </think> behind it: then its answer is
-// content from the first token on. Turns before it end with one of `end_ids`,
-// and say nothing.
+// content from the first token on; of DeepSeek V3.1, whether it has no <think>.
+// Turns before it end with one of `end_ids`, and say nothing.
 bool ReasoningIsOver(absl::Span<const int32_t> prompt,
                      const ReasoningMarks& marks,
                      absl::Span<const int32_t> end_ids);

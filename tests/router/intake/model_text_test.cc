@@ -159,7 +159,7 @@ TEST(ModelText, ParsersOfGptOssGoTogether) {
   }
 }
 
-TEST(ModelText, ReasoningOfTaggedCallsIsKnownByItself) {
+TEST(ModelText, ReasoningIsKnownByItself) {
   const std::string plain =
       "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
   const std::string glm = plain + "{# <tool_call><arg_key> </think> #}";
@@ -167,6 +167,12 @@ TEST(ModelText, ReasoningOfTaggedCallsIsKnownByItself) {
       plain +
       "{# <minimax:tool_call><invoke name=\"\"><parameter name=\"\"> "
       "</think> #}";
+  const std::string deepseek31 =
+      plain +
+      "{# <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"
+      "<｜tool▁call▁end｜> #}";
+  const std::string deepseek = deepseek31 + "{# function\n```json #}";
+  const std::string thinks = "{# </think> #}";
   const std::vector<std::string_view> marks = {kThinkBegin, kThinkEnd};
   const std::vector<std::string_view> none;
   constexpr auto kAsQwen = ReasoningStyle::kQwen3;
@@ -182,6 +188,12 @@ TEST(ModelText, ReasoningOfTaggedCallsIsKnownByItself) {
       {"GLM, by name", plain, marks, "glm45", kAsQwen},
       {"MiniMax", minimax, marks, "auto", kAsDeepSeek},
       {"MiniMax, by name", plain, marks, "minimax_m2", kAsDeepSeek},
+      {"DeepSeek V3", deepseek, marks, "auto", std::nullopt},
+      {"DeepSeek R1", deepseek + thinks, marks, "auto", kAsDeepSeek},
+      {"DeepSeek V3.1", deepseek31 + thinks, marks, "auto",
+       ReasoningStyle::kDeepSeekV3},
+      {"DeepSeek V3.1, by name", plain, marks, "deepseek_v3",
+       ReasoningStyle::kDeepSeekV3},
       {"without marks", glm, none, "auto", std::nullopt},
       {"not wanted", glm, marks, "none", std::nullopt},
       {"another", plain + "{# <tool_call> </think> #}", marks, "auto",

@@ -273,16 +273,21 @@ TEST(ReasoningTest, APromptMayHaveEndedIt) {
     const char* what;
     std::vector<int32_t> prompt;
     bool over;
+    bool opened = false;
   };
   for (const Prompt& c : std::vector<Prompt>{
            {"no marks", {1, 2, kEnd, 3}, false},
-           {"opened for it", {1, kEnd, 3, kThink, 4}, false},
+           {"opened for it", {1, kEnd, 3, kThink, 4}, false, true},
            {"closed for it", {1, kEnd, 3, kThink, 4, kOver, 4}, true},
            {"an answer to go on with", {1, kThink, 4, kOver, 7, 8}, true},
            {"of an earlier turn", {kThink, 4, kOver, 9, kEnd, 3}, false},
-           {"opened anew", {kThink, 4, kOver, 9, kThink}, false},
+           {"opened anew", {kThink, 4, kOver, 9, kThink}, false, true},
            {"empty", {}, false}}) {
     EXPECT_EQ(ReasoningIsOver(c.prompt, kMarks, {kEnd}), c.over) << c.what;
+    // Of a model that reasons only where it is told to.
+    ReasoningMarks told = kMarks;
+    told.style = ReasoningStyle::kDeepSeekV3;
+    EXPECT_EQ(ReasoningIsOver(c.prompt, told, {kEnd}), !c.opened) << c.what;
   }
 }
 
