@@ -31,11 +31,14 @@ std::string List(const std::vector<std::string>& items) {
   return absl::StrCat("[", absl::StrJoin(items, ","), "]");
 }
 
-std::string CallJson(const v1::ToolCall& call) {
+std::string CallJson(const v1::ToolCall& call, ChatForm form) {
   std::string function = ordered_json{{"name", call.name()}}.dump();
-  AddMember("arguments",
-            call.arguments_json().empty() ? "{}" : call.arguments_json(),
-            &function);
+  const std::string arguments =
+      call.arguments_json().empty() ? "{}" : call.arguments_json();
+  AddMember(
+      "arguments",
+      form == ChatForm::kDeepSeek ? ordered_json(arguments).dump() : arguments,
+      &function);
   std::string json =
       ordered_json{{"id", call.id()}, {"type", "function"}}.dump();
   AddMember("function", function, &json);
@@ -53,12 +56,12 @@ std::string MessageJson(const v1::ChatMessage& message, ChatForm form) {
     item["tool_call_id"] = message.tool_call_id();
   }
   if (message.tool_calls().empty()) return item.dump();
-  if (content.empty() && form == ChatForm::kNullContent) {
-    item["content"] = nullptr;
-  }
+  const bool null_content =
+      form == ChatForm::kNullContent || form == ChatForm::kDeepSeek;
+  if (content.empty() && null_content) item["content"] = nullptr;
   std::vector<std::string> calls;
   for (const v1::ToolCall& call : message.tool_calls()) {
-    calls.push_back(CallJson(call));
+    calls.push_back(CallJson(call, form));
   }
   std::string json = item.dump();
   AddMember("tool_calls", List(calls), &json);
@@ -71,7 +74,7 @@ std::string HarmonyCallJson(const std::string& thinking,
   ordered_json item = {{"role", "assistant"}};
   if (!thinking.empty()) item["thinking"] = thinking;
   std::string json = item.dump();
-  AddMember("tool_calls", List({CallJson(call)}), &json);
+  AddMember("tool_calls", List({CallJson(call, ChatForm::kHarmony)}), &json);
   return json;
 }
 
@@ -119,6 +122,23 @@ std::string ToolJson(const v1::Tool& tool, ChatForm form) {
   return json;
 }
 
+// What a template does with a member whose name ends at `at`.
+std::string_view Behind(std::string_view source, size_t at) {
+  std::string_view rest = source.substr(at);
+  rest.remove_prefix(std::min(rest.size(), rest.find_first_not_of("'\"] ")));
+  return rest;
+}
+
+// Whether a template has `['arguments'] + ..`, of which an object fails.
+bool AddsToArguments(std::string_view source) {
+  constexpr std::string_view kName = "arguments";
+  for (size_t at = source.find(kName); at != source.npos;
+       at = source.find(kName, at + 1)) {
+    if (Behind(source, at + kName.size()).starts_with('+')) return true;
+  }
+  return false;
+}
+
 // Whether a template has `content is none` or `['content'] is not none`, and
 // nowhere takes an empty text for the same.
 bool LooksForNullContent(std::string_view source) {
@@ -128,8 +148,7 @@ bool LooksForNullContent(std::string_view source) {
        at = source.find(kName, at + 1)) {
     const char before = at == 0 ? ' ' : source[at - 1];
     if (before == '_' || absl::ascii_isalnum(before)) continue;
-    std::string_view rest = source.substr(at + kName.size());
-    rest.remove_prefix(std::min(rest.size(), rest.find_first_not_of("'\"] ")));
+    const std::string_view rest = Behind(source, at + kName.size());
     if (rest.starts_with("== ''") || rest.starts_with("== \"\"")) return false;
     looks |= rest.starts_with("is none") || rest.starts_with("is not none");
   }
@@ -140,8 +159,9 @@ bool LooksForNullContent(std::string_view source) {
 
 ChatForm ChatFormOf(std::string_view chat_template) {
   if (WritesHarmony(chat_template)) return ChatForm::kHarmony;
-  return LooksForNullContent(chat_template) ? ChatForm::kNullContent
-                                            : ChatForm::kUsual;
+  if (!LooksForNullContent(chat_template)) return ChatForm::kUsual;
+  return AddsToArguments(chat_template) ? ChatForm::kDeepSeek
+                                        : ChatForm::kNullContent;
 }
 
 std::string ContentOf(const v1::ChatMessage& message) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chat as chat templates are given it: the JSON of OpenAI's messages and
 // tools, as `transformers` has it (apply_chat_template). Arguments of calls are
-// objects, and their and schemas' members keep the client's order.
+// objects but for DeepSeek's templates, and their and schemas' members keep the
+// client's order.
 
 #ifndef TANDEM_ROUTER_INTAKE_CHAT_JSON_H_
 #define TANDEM_ROUTER_INTAKE_CHAT_JSON_H_
@@ -19,6 +20,8 @@ enum class ChatForm {
   // The same, but for calls without a text: their content is null, not "".
   // DeepSeek's look for it; many more fail of it.
   kNullContent,
+  // That, and arguments of calls are text, to which the template adds more.
+  kDeepSeek,
   // gpt-oss' (text/harmony.h): one call in a message, what led to it in
   // `thinking` and none of it in `content`, its result behind it, and a
   // description of each tool.

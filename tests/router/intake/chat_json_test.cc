@@ -52,6 +52,26 @@ TEST(ChatJson, CallsWithoutATextHaveAnEmptyOneOrNone) {
             R"([{"role":"assistant","content":null,)" + calls);
 }
 
+TEST(ChatJson, ArgumentsAreTextForDeepSeek) {
+  const v1::Chat chat = Parse(R"pb(
+    messages {
+      role: "assistant"
+      content: "So:"
+      tool_calls {
+        id: "c1"
+        name: "f"
+        arguments_json: "{\"b\": 1, \"a\": \"\\n\"}"
+      }
+      tool_calls { id: "c2" name: "g" }
+    })pb");
+  EXPECT_EQ(MessagesJson(chat, ChatForm::kDeepSeek),
+            R"([{"role":"assistant","content":"So:","tool_calls":[)"
+            R"({"id":"c1","type":"function","function":{"name":"f",)"
+            R"("arguments":"{\"b\": 1, \"a\": \"\\n\"}"}},)"
+            R"({"id":"c2","type":"function","function":{"name":"g",)"
+            R"("arguments":"{}"}}]}])");
+}
+
 TEST(ChatJson, NullContentIsForTemplatesThatLookForIt) {
   const struct {
     const char* source;
@@ -68,6 +88,15 @@ TEST(ChatJson, NullContentIsForTemplatesThatLookForIt) {
        ChatForm::kUsual},
       {"{{ 'content", ChatForm::kUsual},
       {"<|channel|>{% if content is none %}<|message|>", ChatForm::kHarmony},
+      {"{% if content is none %}{{ call['arguments'] + '<' }}",
+       ChatForm::kDeepSeek},
+      {"{% if content is none %}{{ '>' + call.arguments+'<' }}",
+       ChatForm::kDeepSeek},
+      {"{% if content is none %}{{ '>' + call['arguments']|tojson + '<' }}",
+       ChatForm::kNullContent},
+      {"{% if content is none %}{{ '>' + call.arguments",
+       ChatForm::kNullContent},
+      {"{{ call['arguments'] + '<' }}", ChatForm::kUsual},
   };
   for (const auto& c : cases)
     EXPECT_EQ(ChatFormOf(c.source), c.form) << c.source;

@@ -159,6 +159,27 @@ TEST(ModelText, ParsersOfGptOssGoTogether) {
   }
 }
 
+TEST(ModelText, ATemplateMayAddToArguments) {
+  const engine::TempDir dir;
+  WriteModel(
+      "{% for m in messages %}{% if m['content'] is none %}"
+      "{% for call in m['tool_calls'] %}{{ '<' + call['function']['name'] + '|'"
+      " + call['function']['arguments'] + '>' }}{% endfor %}"
+      "{% else %}{{ m['content'] }}{% endif %}{% endfor %}",
+      {}, dir);
+  const auto model = ModelText::Load(dir.path(), {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  v1::GenerateRequest request;
+  v1::ChatMessage* const message = request.mutable_chat()->add_messages();
+  message->set_role("assistant");
+  v1::ToolCall* const call = message->add_tool_calls();
+  call->set_name("f");
+  call->set_arguments_json(R"({"b": 1, "a": [2]})");
+  const auto prompt = (*model)->Encode(request);
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_EQ(prompt->rendered, R"(<f|{"b": 1, "a": [2]}>)");
+}
+
 TEST(ModelText, ReasoningIsKnownByItself) {
   const std::string plain =
       "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
