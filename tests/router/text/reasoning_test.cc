@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client gets of text that begins with reasoning, however it is cut into
+// steps.
+
+#include "router/text/reasoning.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "router/validate/validate.h"
+#include "tests/router/text/generated_answer.h"
+#include "tests/router/text/styles.h"
+
+namespace tandem::router {
+namespace {
+
+EffectiveRequest WithReasoning() {
+  EffectiveRequest request;
+  request.output.set_text(true);
+  request.output.set_skip_special_tokens(true);
+  request.reasoning = kMarks;
+  return request;
+}
+
+struct Thought {
+  const char* what;
+  std::string drawn;
+  std::string reasoning;
+  std::string content;
+  int tokens;
+};
+
+TEST(ReasoningTest, IsAllUpToItsEndMark) {
+  for (const Thought& c : std::vector<Thought>{
+           {"the model's own marks", "\1\nHm.\n\2\n\nYes.", "\nHm.\n",
+            "\n\nYes.", 5},
+           {"begun by the prompt", "Hm.\2Yes.", "Hm.", "Yes.", 3},
+           {"cut", "\1Hm", "Hm", "", 2},
+           {"nothing behind it", "Hm\2", "Hm", "", 2},
+           {"no reasoning", "\1\2Yes", "", "Yes", 0},
+           {"nothing at all", "", "", "", 0},
+           {"marks in the content are text", "a\2b\1c\2d", "a",
+            "b<think>c</think>d", 1},
+           {"written out they are no marks", "a</think>b\2c", "a</think>b", "c",
+            10}}) {
+    for (const bool special : {false, true}) {
+      if (special && c.drawn.find("\2b\1") != std::string::npos) continue;
+      for (const size_t together : {size_t{0}, size_t{3}, size_t{99}}) {
+        for (const char* const stop :
+             {"", "Hm.\n</think>\n\nYes, I", "\n\n.."}) {
+          EffectiveRequest request = WithReasoning();
+          // Almost comes, and holds back what may be its beginning.
+          if (*stop != 0) request.stopping.add_stop(stop);
+          const Answer answer = Generate(request, c.drawn, together,
+                                         v1::FINISH_REASON_STOP, special);
+          SCOPED_TRACE(absl::StrCat(c.what, ", ", special, together, stop));
+          EXPECT_EQ(answer.reasoning, c.reasoning);
+          EXPECT_EQ(answer.text, c.content);
+          EXPECT_EQ(answer.reasoning_tokens, c.tokens);
+        }
+      }
+    }
+  }
+}
+
+TEST(ReasoningTest, CallsAndStopStringsComeWhereTheyWould) {
+  EffectiveRequest request = WithTools(kMistral);
+  request.reasoning = kMarks;
+  const std::string thought = "call#f[ARGS]{\"a\":0}?";
+  Answer answer =
+      Generate(request, thought + "\2" + kTwoCalls, 0, v1::FINISH_REASON_STOP);
+  EXPECT_EQ(answer.reasoning, "callf[ARGS]{\"a\":0}?");
+  EXPECT_EQ(answer.text, "Yes.");
+  ASSERT_EQ(answer.calls.size(), 2u);
+  EXPECT_EQ(answer.calls[0].arguments_json(), "{\"a\":1}");
+  EXPECT_EQ(answer.finished.finish_reason(), v1::FINISH_REASON_TOOL_CALLS);
+  // As in vLLM, reasoning may be stopped too.
+  request.stopping.add_stop("?");
+  answer =
+      Generate(request, thought + "\2" + kTwoCalls, 0, v1::FINISH_REASON_STOP);
+  EXPECT_EQ(answer.reasoning, "callf[ARGS]{\"a\":0}");
+  EXPECT_EQ(answer.text, "");
+  EXPECT_EQ(answer.finished.stop_string(), "?");
+  EXPECT_EQ(answer.finished.finish_reason(), v1::FINISH_REASON_STOP);
+}
+
+TEST(ReasoningTest, APromptMayHaveEndedIt) {
+  constexpr int32_t kEnd = 5, kThink = kMarks.begin_id, kOver = kMarks.end_id;
+  struct Prompt {
+    const char* what;
+    std::vector<int32_t> prompt;
+    bool over;
+    bool opened = false;
+  };
+  for (const Prompt& c : std::vector<Prompt>{
+           {"no marks", {1, 2, kEnd, 3}, false},
+           {"opened for it", {1, kEnd, 3, kThink, 4}, false, true},
+           {"closed for it", {1, kEnd, 3, kThink, 4, kOver, 4}, true},
+           {"an answer to go on with", {1, kThink, 4, kOver, 7, 8}, true},
+           {"of an earlier turn", {kThink, 4, kOver, 9, kEnd, 3}, false},
+           {"opened anew", {kThink, 4, kOver, 9, kThink}, false, true},
+           {"empty", {}, false}}) {
+    EXPECT_EQ(ReasoningIsOver(c.prompt, kMarks, {kEnd}), c.over) << c.what;
+    // Of a model that reasons only where it is told to.
+    ReasoningMarks told = kMarks;
+    told.style = ReasoningStyle::kDeepSeekV3;
+    EXPECT_EQ(ReasoningIsOver(c.prompt, told, {kEnd}), !c.opened) << c.what;
+  }
+}
+
+// As where a stop string begins like its end.
+TEST(ReasoningTest, AMarkMayBeReleasedInPieces) {
+  ReasoningOutput output(kMarks);
+  std::string reasoning;
+  EXPECT_FALSE(output.Arrives(1, "Hm"));
+  EXPECT_FALSE(output.Arrives(kMarks.end_id, "</think>"));
+  EXPECT_EQ(output.Release("Hm</thin", &reasoning), "");
+  EXPECT_EQ(output.Release("k>Yes", &reasoning), "Yes");
+  EXPECT_EQ(reasoning, "Hm");
+}
+
+TEST(ReasoningTest, WhatMustMatchComesBehindIt) {
+  ModelLimits limits;
+  limits.vocabulary_size = 2000;
+  limits.context_length = 100;
+  limits.has_chat_template = true;
+  limits.eos_token_ids = {5};
+  v1::GenerateRequest request;
+  request.mutable_chat()->add_messages()->set_role("user");
+  request.mutable_structured()->set_regex("[0-9]+");
+  const auto params = [&](const std::vector<int32_t>& prompt) {
+    EffectiveRequest effective = *Validate(request, limits);
+    NoteReasoning(request.chat(), prompt, limits, &effective);
+    const bool told = std::count(effective.features.begin(),
+                                 effective.features.end(), "structured_after");
+    const v1::StructuredParams structured =
+        ToSamplingParams(effective).structured();
+    EXPECT_EQ(told, structured.has_after_token_id());
+    EXPECT_EQ(effective.reasoning.has_value(), structured.has_after_token_id());
+    return structured.has_after_token_id() ? structured.after_token_id() : -1;
+  };
+  EXPECT_EQ(params({1}), -1);  // no parser
+  limits.reasoning = kMarks;
+  EXPECT_EQ(params({1}), kMarks.end_id);
+  EXPECT_EQ(params({1, kMarks.begin_id, kMarks.end_id}), -1);
+  (*request.mutable_chat()
+        ->mutable_chat_template_kwargs()
+        ->mutable_fields())["enable_thinking"]
+      .set_bool_value(false);
+  EXPECT_EQ(params({1}), -1);
+  limits.reasoning->style = ReasoningStyle::kDeepSeekR1;
+  EXPECT_EQ(params({1}), kMarks.end_id);  // whose templates know no such thing
+}
+
+}  // namespace
+}  // namespace tandem::router
