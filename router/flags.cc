@@ -20,13 +20,13 @@ void AddModel(CommandLine* line, Flags* flags) {
                    "deepseek_v3", "deepseek_v31", "kimi_k2", "none"},
                   "How the model writes tool calls, with vLLM's names; auto "
                   "goes by its chat template, none leaves calls in the text");
-  line->AddChoice("reasoning-parser", &flags->reasoning_parser,
-                  {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2",
-                   "deepseek_v3", "openai_gptoss", "none"},
-                  "How the model reasons before it answers, with vLLM's "
-                  "names; auto is openai_gptoss, glm45, minimax_m2, "
-                  "deepseek_r1 or deepseek_v3 by its chat template, else none, "
-                  "which leaves that in the text");
+  line->AddChoice(
+      "reasoning-parser", &flags->reasoning_parser,
+      {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2", "deepseek_v3",
+       "kimi_k2", "openai_gptoss", "none"},
+      "How the model reasons before it answers, with vLLM's names; auto is "
+      "openai_gptoss, glm45, minimax_m2, deepseek_r1, deepseek_v3 or kimi_k2 "
+      "by its chat template, else none, which leaves that in the text");
 }
 
 void AddListening(CommandLine* line, Flags* flags) {

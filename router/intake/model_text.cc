@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/checkpoint/model_config.h"
+#include "router/text/marked_calls.h"
 #include "router/text/tool_calls.h"
 #include "router/validate/errors.h"
 #include "text/grammar_source.h"
@@ -169,6 +170,11 @@ absl::Status LearnReasoning(const std::string& chat_template,
       return refuse("this model has no token ", std::string(mark),
                     ": serve it without the flag");
     }
+  }
+  if (*style == ReasoningStyle::kKimiK2) {
+    marks.calls_id =
+        tokenizer.TokenToId(CallMarksOf(ToolCallStyle::kKimiK2)->block_begin)
+            .value_or(-1);
   }
   limits->reasoning = marks;
   return absl::OkStatus();

@@ -13,6 +13,7 @@ std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name) {
   }
   if (name == "qwen3" || name == "glm45") return ReasoningStyle::kQwen3;
   if (name == "deepseek_v3") return ReasoningStyle::kDeepSeekV3;
+  if (name == "kimi_k2") return ReasoningStyle::kKimiK2;
   return std::nullopt;
 }
 
@@ -27,6 +28,8 @@ std::optional<ReasoningStyle> DetectReasoningStyle(
       return ReasoningStyle::kDeepSeekR1;
     case ToolCallStyle::kDeepSeekV31:
       return ReasoningStyle::kDeepSeekV3;
+    case ToolCallStyle::kKimiK2:
+      return ReasoningStyle::kKimiK2;
     default:
       return std::nullopt;
   }
@@ -46,6 +49,10 @@ bool ReasoningIsOver(absl::Span<const int32_t> prompt,
 
 bool ReasoningOutput::Arrives(int32_t token_id, std::string_view piece) {
   if (arrived_over_) return true;
+  if (token_id == marks_.calls_id) {
+    waiting_.push_back({arrived_, arrived_, true});
+    return arrived_over_ = true;
+  }
   arrived_ += piece.size();
   const bool is_end = token_id == marks_.end_id;
   if (!is_end && token_id != marks_.begin_id) {

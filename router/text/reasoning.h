@@ -3,7 +3,8 @@
 // Either mark is a token of its own; the first is often the prompt's last, and
 // need not come at all. As in vLLM an answer is reasoning up to </think>,
 // unless the prompt has closed it already (Qwen3 with enable_thinking false).
-// DeepSeek V3.1 reasons only where the prompt has begun it.
+// DeepSeek V3.1 reasons only where the prompt has begun it, and Kimi K2 may
+// call a tool without having ended it.
 
 #ifndef TANDEM_ROUTER_TEXT_REASONING_H_
 #define TANDEM_ROUTER_TEXT_REASONING_H_
@@ -21,10 +22,10 @@ namespace tandem::router {
 
 // With the names of vLLM's --reasoning-parser: glm45 is as qwen3, minimax_m2 as
 // deepseek_r1.
-enum class ReasoningStyle { kDeepSeekR1, kQwen3, kDeepSeekV3 };
+enum class ReasoningStyle { kDeepSeekR1, kQwen3, kDeepSeekV3, kKimiK2 };
 std::optional<ReasoningStyle> ReasoningStyleByName(std::string_view name);
 // That of models whose chat template says that they reason: GLM 4.5 and later,
-// MiniMax M2, DeepSeek R1, V3.1 and later.
+// MiniMax M2, DeepSeek R1, V3.1 and later, Kimi K2 Thinking.
 std::optional<ReasoningStyle> DetectReasoningStyle(
     std::string_view chat_template);
 
@@ -35,6 +36,7 @@ struct ReasoningMarks {
   ReasoningStyle style = ReasoningStyle::kDeepSeekR1;
   int32_t begin_id = -1;
   int32_t end_id = -1;
+  int32_t calls_id = -1;  // begins calls, which end it, too; -1: none does
 };
 
 // Whether the prompt's open turn has </think> behind it: then its answer is

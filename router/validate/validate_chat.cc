@@ -241,6 +241,8 @@ void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
   }
   effective->reasoning = limits.reasoning;
   if (effective->structured) {
+    // Workers wait for </think> with what must match.
+    effective->reasoning->calls_id = -1;
     effective->features.emplace_back(kFeatureStructuredAfter);
   }
 }

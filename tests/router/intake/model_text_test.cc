@@ -193,6 +193,9 @@ TEST(ModelText, ReasoningIsKnownByItself) {
       "{# <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"
       "<｜tool▁call▁end｜> #}";
   const std::string deepseek = deepseek31 + "{# function\n```json #}";
+  const std::string kimi = plain +
+                           "{# <|tool_calls_section_begin|><|tool_call_begin|>"
+                           "<|tool_call_argument_begin|><|tool_call_end|> #}";
   const std::string thinks = "{# </think> #}";
   const std::vector<std::string_view> marks = {kThinkBegin, kThinkEnd};
   const std::vector<std::string_view> none;
@@ -215,6 +218,10 @@ TEST(ModelText, ReasoningIsKnownByItself) {
        ReasoningStyle::kDeepSeekV3},
       {"DeepSeek V3.1, by name", plain, marks, "deepseek_v3",
        ReasoningStyle::kDeepSeekV3},
+      {"Kimi K2", kimi, marks, "auto", std::nullopt},
+      {"Kimi K2 Thinking", kimi + thinks, marks, "auto",
+       ReasoningStyle::kKimiK2},
+      {"Kimi K2, by name", plain, marks, "kimi_k2", ReasoningStyle::kKimiK2},
       {"without marks", glm, none, "auto", std::nullopt},
       {"not wanted", glm, marks, "none", std::nullopt},
       {"another", plain + "{# <tool_call> </think> #}", marks, "auto",
@@ -233,6 +240,20 @@ TEST(ModelText, ReasoningIsKnownByItself) {
     if (reasoning) {
       EXPECT_EQ(reasoning->style, *c.style);
     }
+  }
+}
+
+TEST(ModelText, KimisCallsMayEndItsReasoning) {
+  const std::string_view calls = "<|tool_calls_section_begin|>";
+  for (const char* const parser : {"kimi_k2", "deepseek_r1"}) {
+    const engine::TempDir dir;
+    WriteModel("{{ messages }}", {kThinkBegin, kThinkEnd, calls}, dir);
+    const auto model =
+        ModelText::Load(dir.path(), {.reasoning_parser = parser});
+    ASSERT_TRUE(model.ok()) << model.status();
+    const ReasoningMarks& marks = *(*model)->limits().reasoning;
+    EXPECT_EQ(marks.calls_id,
+              parser == std::string("kimi_k2") ? marks.end_id + 1 : -1);
   }
 }
 

@@ -278,8 +278,10 @@ TEST(SessionTest, ARequestIsKeptWhole) {
                                          .parallel = false,
                                          .markers = {{5, "[m]"}},
                                          .id_seed = 77};
-  effective.reasoning = ReasoningMarks{
-      .style = ReasoningStyle::kQwen3, .begin_id = 4, .end_id = 6};
+  effective.reasoning = ReasoningMarks{.style = ReasoningStyle::kQwen3,
+                                       .begin_id = 4,
+                                       .end_id = 6,
+                                       .calls_id = 9};
   effective.harmony = HarmonyFormat{.marks = {{7, "<|end|>"}}};
   effective.bad_word_ids = {{1, 2}, {3}};
   effective.end_token_ids = {26, 27};

@@ -88,6 +88,34 @@ TEST(ReasoningTest, CallsAndStopStringsComeWhereTheyWould) {
   EXPECT_EQ(answer.finished.finish_reason(), v1::FINISH_REASON_STOP);
 }
 
+TEST(ReasoningTest, CallsMayEndIt) {
+  const std::string calls =
+      "#<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
+      "<|tool_call_end|><|tool_calls_section_end|>";
+  for (const size_t together : {size_t{0}, size_t{9}, size_t{999}}) {
+    EffectiveRequest request = WithTools(kKimi);
+    request.tool_calls->markers = {{kMark, "<|tool_calls_section_begin|>"}};
+    request.reasoning = kMarks;
+    request.reasoning->calls_id = kMark;
+    Answer answer =
+        Generate(request, "Hm." + calls, together, v1::FINISH_REASON_STOP);
+    EXPECT_EQ(answer.reasoning, "Hm.");
+    EXPECT_EQ(answer.text, "");
+    ASSERT_EQ(answer.calls.size(), 1u);
+    EXPECT_EQ(answer.calls[0].id(), "functions.f:0");
+    EXPECT_EQ(answer.reasoning_tokens, 3);
+    answer =
+        Generate(request, "Hm.\2So." + calls, together, v1::FINISH_REASON_STOP);
+    EXPECT_EQ(answer.reasoning, "Hm.");
+    EXPECT_EQ(answer.text, "So.");
+    EXPECT_EQ(answer.calls.size(), 1u);
+    request.reasoning->calls_id = -1;
+    answer = Generate(request, "Hm." + calls, together, v1::FINISH_REASON_STOP);
+    EXPECT_TRUE(answer.calls.empty());
+    EXPECT_EQ(answer.reasoning, "Hm." + calls.substr(1));
+  }
+}
+
 TEST(ReasoningTest, APromptMayHaveEndedIt) {
   constexpr int32_t kEnd = 5, kThink = kMarks.begin_id, kOver = kMarks.end_id;
   struct Prompt {
@@ -141,10 +169,14 @@ TEST(ReasoningTest, WhatMustMatchComesBehindIt) {
         ToSamplingParams(effective).structured();
     EXPECT_EQ(told, structured.has_after_token_id());
     EXPECT_EQ(effective.reasoning.has_value(), structured.has_after_token_id());
+    if (effective.reasoning) {
+      EXPECT_EQ(effective.reasoning->calls_id, -1);
+    }
     return structured.has_after_token_id() ? structured.after_token_id() : -1;
   };
   EXPECT_EQ(params({1}), -1);  // no parser
   limits.reasoning = kMarks;
+  limits.reasoning->calls_id = 7;
   EXPECT_EQ(params({1}), kMarks.end_id);
   EXPECT_EQ(params({1, kMarks.begin_id, kMarks.end_id}), -1);
   (*request.mutable_chat()
