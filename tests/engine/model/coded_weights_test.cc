@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,20 @@ namespace {
 using kernels::DType;
 using nlohmann::json;
 using testing::HasSubstr;
+
+// As compressed-tensors packs it, of so many kinds of powers.
+template <int kPowers>
+CodedProduct PackedMxfp4(size_t rows, size_t cols, std::mt19937& random) {
+  Mxfp4Stack made = DrawMxfp4(1, rows, cols, kPowers, random);
+  made.blocks.shape = {made.blocks.shape[1], made.blocks.shape[2] * 16};
+  made.scales.shape.erase(made.scales.shape.begin());
+  CodedProduct product{.tensors = {{".weight_packed", made.blocks},
+                                   {".weight_scale", made.scales}}};
+  for (size_t i = 0; i < rows * cols; ++i) {
+    product.numbers.push_back(double{made.numbers[i % cols * rows + i / cols]});
+  }
+  return product;
+}
 
 class DequantisedTest : public ModelTest {
  protected:
@@ -133,6 +148,34 @@ TEST_F(DequantisedTest, Mxfp4OfScalesFarApartIsDequantised) {
               "model.layers.0.mlp.experts.gate_up_proj of expert 1 (scales far "
               "apart)");
   ExpectNearlyThePlain("mxfp4");
+}
+
+TEST_F(DequantisedTest, PackedMxfp4IsKeptWhereItsScalesAreNear) {
+  const json config = {
+      {"quant_method", "compressed-tensors"},
+      {"format", "mxfp4-pack-quantized"},
+      {"ignore", {"lm_head"}},
+      {"config_groups",
+       {{"group_0",
+         {{"weights",
+           {{"num_bits", 4}, {"type", "float"}, {"group_size", 32}}}}}}}};
+  spec_ = LoadCases()["llama_linear_f32"];
+  for (const bool near : {true, false}) {
+    const CodedForm form{config, near ? PackedMxfp4<3> : PackedMxfp4<40>};
+    WriteCoded(spec_, form, dir_, &plain_);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->layers()[0].qkv->dtype(),
+              near ? DType::kInt4 : DType::kBF16);
+    ASSERT_EQ((*model)->dequantised().size(), near ? 0u : 4u * 2);
+    if (near) {
+      ExpectNearlyThePlain("packed mxfp4");
+      continue;
+    }
+    EXPECT_THAT((*model)->dequantised()[0],
+                "model.layers.0.self_attn.q_proj.weight (scales far apart)");
+    EXPECT_EQ(Logits(dir_, DType::kF32), Logits(plain_, DType::kF32));
+  }
 }
 
 // Published files have inputs first, those of transformers 5 outputs.
