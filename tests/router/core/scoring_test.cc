@@ -449,6 +449,34 @@ TEST_F(ScoringTest, ScoresOfOnePromptAreOfTheSameWeights) {
   }
 }
 
+// A pair may differ in number formats; the scores of one prompt may not.
+TEST_F(ScoringTest, ARetryOfAMixedPairScoresInTheSameFormats) {
+  const auto mixed = [](const std::string& id, v1::WorkerRole role,
+                        const std::string& numerics) {
+    v1::WorkerHello hello = World::Hello(id, role);
+    hello.set_mixed_numerics(true);
+    (*hello.mutable_fingerprint())["numerics"] = numerics;
+    return hello;
+  };
+  for (const std::string numerics : {"fp8", "int8"}) {
+    World world;
+    world.Register(mixed("d0", v1::WORKER_ROLE_DECODE, "f32"));
+    world.Register(mixed("p0", v1::WORKER_ROLE_PREFILL, "fp8"));
+    world.Submit(Ask(8, Prompt()));
+    world.decodes[0].Say(World::Opened(1, "t"));
+    ASSERT_THAT(world.prefills, SizeIs(1));
+    world.prefills[0].Say(World::Computing());
+    world.prefills[0].Say(FromPrefill(1, 10));
+    world.Register(mixed("p1", v1::WORKER_ROLE_PREFILL, numerics));
+    world.prefills[0].Break(Gone());
+    world.Settle();
+    const v1::DecodeRetry& retry = world.decodes[0].sent.back().retry();
+    EXPECT_EQ(retry.scoring().position(), 10);
+    EXPECT_EQ(retry.prefill_worker().worker_id(),
+              numerics == "fp8" ? "p1" : "");
+  }
+}
+
 TEST_F(ScoringTest, TokensBehindScoresAreOfTheSameWeights) {
   Submit();
   w.decodes[0].Say(World::Opened(1, "t"));
