@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/testing/noisy_drafter.h"
 #include "tests/simulation/parts.h"
 #include "tests/worker/rig.h"
 
@@ -151,6 +152,34 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   EXPECT_GT(again, 0) << "nobody was preempted";
   // Every row that the device ran belongs to somebody.
   EXPECT_EQ(again, decode->device->rows() - 3 * PositionsOf(60, 60, true));
+  rig.ExpectNothingLeft();
+}
+
+TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllItsGuesses) {
+  engine::NoisyDrafters drafters(simulation::Model(), /*seed=*/1);
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {.num_blocks = 17}, [&](decode_worker::DecodeOptions* options) {
+        options->admission_factor = 16;
+        options->engine.speculation = {.num_tokens = 4, .drafters = &drafters};
+      });
+  for (int i = 0; i < 3; ++i) {
+    rig.Local({.prompt = Prompt(60, i), .max_tokens = 60}, decode);
+  }
+  rig.RunUntilEnded();
+  int preemptions = 0;
+  engine::DraftCounts told;
+  for (const auto& request : rig.requests) {
+    request->ExpectAllRight();
+    preemptions += request->finished->preemptions();
+    told.verified += request->finished->draft_tokens();
+    told.accepted += request->finished->accepted_draft_tokens();
+  }
+  EXPECT_GT(preemptions, 0);
+  EXPECT_GT(told.accepted, 0);
+  const engine::DraftCounts& all = decode->core->engine_stats().drafts;
+  EXPECT_EQ(told.verified, all.verified);
+  EXPECT_EQ(told.accepted, all.accepted);
   rig.ExpectNothingLeft();
 }
 
