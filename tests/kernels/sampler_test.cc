@@ -291,7 +291,8 @@ std::vector<LogitEdit> SomeEdits(int vocab, int row) {
   return edits;
 }
 
-// Of half of the ids, of one, of none, or of the first ones.
+// Of half of the ids, of one, of none, or of the first ones; and where the row
+// is odd with all bits behind the last id, which say nothing.
 std::vector<uint32_t> SomeMask(int vocab, int row) {
   std::vector<uint32_t> mask(static_cast<size_t>(MaskWords(vocab)), 0);
   for (int id = 0; id < vocab; ++id) {
@@ -301,6 +302,7 @@ std::vector<uint32_t> SomeMask(int vocab, int row) {
                                       : id <= row % 40;
     if (named) mask[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
   }
+  if (row % 2 != 0 && vocab % 32 != 0) mask.back() |= ~0u << (vocab % 32);
   return mask;
 }
 
