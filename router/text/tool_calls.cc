@@ -163,7 +163,7 @@ bool ToolCallParser::MayBegin(char c) const {
     case ToolCallStyle::kHermes:
       return c == kHermesOpen.front();
     case ToolCallStyle::kLlama3Json:
-      return c == kPythonTag.front() || (c == '{' && in_gap_ && !after_call_);
+      return c == kPythonTag.front() || (c == '{' && in_gap_);
     case ToolCallStyle::kMistral:
       return c == kToolCalls.front();
     case ToolCallStyle::kQwen3Coder:
