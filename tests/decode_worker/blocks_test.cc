@@ -159,6 +159,30 @@ TEST(DecodeBlocksTest, NobodyOvertakesWhoWaitsForBlocks) {
   }
 }
 
+// At once, and not with the next beat.
+TEST(DecodeBlocksTest, WhereTheFirstLeavesTheLineTheNextOneBegins) {
+  Crowded crowded(absl::Milliseconds(300));
+  Rig& rig = crowded.rig;
+  Request* const first =
+      rig.Local({.prompt = Prompt(150, 150), .max_tokens = 4}, crowded.decode);
+  rig.RunUntil([&] { return !first->opened.empty(); });
+  Request* const next =
+      rig.Local({.prompt = Prompt(20, 20), .max_tokens = 4}, crowded.decode);
+  rig.RunUntil([&] { return !next->opened.empty(); });
+  rig.Run(absl::Milliseconds(100));
+  ASSERT_EQ(crowded.decode->core->engine_stats().running, 1);
+  first->DropDecode();
+  rig.Run(absl::Milliseconds(10));
+  EXPECT_EQ(crowded.decode->core->engine_stats().running, 2);
+  rig.RunUntil([&] {
+    return crowded.large->decode_ended.has_value() &&
+           next->decode_ended.has_value();
+  });
+  crowded.large->ExpectAllRight();
+  next->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 // Where sequences let go of parts of blocks, a found prefix is mostly of blocks
 // that lack them: it is no part of the room that its sequence has at once.
 TEST(DecodeBlocksTest, APrefixThatLacksPartsIsNoRoomForTheRest) {
