@@ -196,6 +196,7 @@ class Process {
  private:
   absl::Status Start();
   absl::Status StartHttp();
+  absl::Status BindGrpc();
   absl::Status StartRole();
   absl::Status StartGrpc();
   void StartRegistration(std::vector<Endpoint> routers);
@@ -222,6 +223,8 @@ class Process {
   std::unique_ptr<rpc::CallMetrics> call_metrics_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<HttpServer> http_;
+  rpc::ServerOptions grpc_;
+  std::unique_ptr<rpc::Listener> bound_;  // until the server has it
   std::unique_ptr<ThreadLoop> loop_;
   FileWatcher watcher_;
   WorkerParts parts_;
@@ -283,6 +286,7 @@ absl::Status Process::Start() {
   loop_ = std::make_unique<ThreadLoop>(
       spec_.role == v1::WORKER_ROLE_PREFILL ? "prefill" : "decode");
   status = StartHttp();
+  if (status.ok()) status = BindGrpc();
   if (!status.ok()) return status;
   absl::StatusOr<WorkerParts> parts =
       BringUp(flags_.worker, spec_.role, loop_.get(), &progress_);
@@ -344,6 +348,20 @@ absl::Status Process::StartHttp() {
   return http_->Start();
 }
 
+// Before the model is loaded: a port that is taken is told at once, and nobody
+// else takes it meanwhile.
+absl::Status Process::BindGrpc() {
+  grpc_.address =
+      Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
+  grpc_.rotating = credentials_->rotating();
+  grpc_.connections = rpc::kClusterConnections;
+  auto bound =
+      rpc::Listener::Bind(grpc_.address, grpc_.connections, grpc_.port_flag);
+  if (!bound.ok()) return bound.status();
+  bound_ = *std::move(bound);
+  return absl::OkStatus();
+}
+
 absl::Status Process::StartRole() {
   InitLog({.format = flags_.log.format,
            .level = flags_.log.level,
@@ -386,14 +404,9 @@ absl::Status Process::StartRole() {
 }
 
 absl::Status Process::StartGrpc() {
-  rpc::ServerOptions grpc;
-  grpc.address =
-      Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
-  grpc.rotating = credentials_->rotating();
-  grpc.connections = rpc::kClusterConnections;
-  grpc.metrics = call_metrics_.get();
+  grpc_.metrics = call_metrics_.get();
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(grpc, role_->services());
+      rpc::Server::Start(grpc_, role_->services(), std::move(bound_));
   if (!server.ok()) return server.status();
   server_ = *std::move(server);
   for (const std::string& service : spec_.health_services) {

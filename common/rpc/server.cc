@@ -80,7 +80,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
-    const ServerOptions& options, const std::vector<grpc::Service*>& services) {
+    const ServerOptions& options, const std::vector<grpc::Service*>& services,
+    std::unique_ptr<Listener> bound) {
   PrepareGrpc();
   EnableStandardServices();
   std::unique_ptr<Server> server(new Server());
@@ -91,10 +92,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   if (options.address.rfind("unix:", 0) == 0) {
     builder.AddListeningPort(options.address, CredentialsOf(options));
   } else {
-    auto listener =
-        Listener::Bind(options.address, options.connections, options.port_flag);
-    if (!listener.ok()) return listener.status();
-    server->listener_ = *std::move(listener);
+    if (bound == nullptr) {
+      auto listener = Listener::Bind(options.address, options.connections,
+                                     options.port_flag);
+      if (!listener.ok()) return listener.status();
+      bound = *std::move(listener);
+    }
+    server->listener_ = std::move(bound);
     server->address_ =
         absl::StrCat(options.address.substr(0, options.address.rfind(':')), ":",
                      server->port());

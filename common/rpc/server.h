@@ -65,11 +65,11 @@ struct ServerOptions {
 class Server {
  public:
   // `services` must outlive the server. UNAVAILABLE if the address cannot be
-  // had. Every service starts as SERVING for health checks of "" only; see
-  // SetServing.
+  // had. `bound`: to the address, before it could be served. Every service
+  // starts as SERVING for health checks of "" only; see SetServing.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
-      const ServerOptions& options,
-      const std::vector<grpc::Service*>& services);
+      const ServerOptions& options, const std::vector<grpc::Service*>& services,
+      std::unique_ptr<Listener> bound = nullptr);
   // Shutdown with no grace.
   ~Server();
   Server(const Server&) = delete;

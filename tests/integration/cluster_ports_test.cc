@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many connections the ports between routers and workers take.
+// The ports between routers and workers: how many connections they take, and
+// what becomes of a worker whose port is taken.
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/lifecycle.h"
 #include "common/rpc/listener.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/http/socket.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/shell.h"
 
 namespace tandem::integration {
 namespace {
@@ -41,6 +44,24 @@ TEST(ClusterPortsTest, ItsOwnPortsTakeConnectionsOfOneAddressToTheLimit) {
     EXPECT_THAT(other.Receive(kSettings), ::testing::HasSubstr(kSettings));
   }
   EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+// Loading one may take minutes.
+TEST(ClusterPortsTest, ATakenPortOfAWorkerIsToldBeforeTheModelIsLookedAt) {
+  const auto other = rpc::Listener::Bind("127.0.0.1:0", {}, "");
+  ASSERT_TRUE(other.ok()) << other.status();
+  for (const char* const worker : {"tandem-prefill", "tandem-decode"}) {
+    const Result result =
+        Shell(absl::StrCat(Cluster::BinaryPath(worker),
+                           " /no/such/model --router 127.0.0.1:1 --grpc-port ",
+                           (*other)->port(), " 2>&1"));
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.output,
+                ::testing::HasSubstr(absl::StrCat(
+                    "cannot listen on 127.0.0.1:", (*other)->port(),
+                    ": Address already in use: end what listens there, or take "
+                    "another --grpc-port")));
+  }
 }
 
 }  // namespace
