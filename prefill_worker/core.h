@@ -138,9 +138,10 @@ class PrefillCore final : private engine::EngineListener,
   bool TryCompute(Call* call);
   // Fails who waits for a grant where that keeps a granted one from its own.
   void BreakCircles();
-  // The youngest of a decode worker's that wait here for their grants, if all
-  // that is begun for it does, and has done so for a while; else null.
-  const Call* YoungestInTheWay(const std::string& decode_worker_id) const;
+  // The youngest of a decode worker's (null: of all) that wait here for their
+  // grants, if all that is begun for it does, and has done so for a while; else
+  // null.
+  const Call* YoungestInTheWay(const std::string* decode_worker_id) const;
   // Of the blocks that its prompt may find in the cache.
   engine::BlockHash Root(const v1::PrefillOpen& open) const;
   std::vector<engine::BlockHash> CacheableHashes(const Call& call) const;

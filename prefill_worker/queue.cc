@@ -158,12 +158,16 @@ std::vector<engine::BlockHash> PrefillCore::CacheableHashes(
 }
 
 const PrefillCore::Call* PrefillCore::YoungestInTheWay(
-    const std::string& decode_worker_id) const {
+    const std::string* decode_worker_id) const {
   const Call* youngest = nullptr;
   for (const auto& [id, call] : calls_) {
     const bool begun =
         call->phase == Phase::kComputing || call->phase == Phase::kSending;
-    if (!begun || call->decode_worker_id() != decode_worker_id) continue;
+    if (!begun) continue;
+    if (decode_worker_id != nullptr &&
+        call->decode_worker_id() != *decode_worker_id) {
+      continue;
+    }
     const bool waits = call->phase == Phase::kSending && !call->granted &&
                        loop_->Now() - call->first_token > kCirclePatience;
     if (!waits) return nullptr;
@@ -174,7 +178,8 @@ const PrefillCore::Call* PrefillCore::YoungestInTheWay(
 
 // A grant that cannot be used keeps the decode worker's blocks from all behind
 // it, and what was told to start and waits for those may fill its share here:
-// each would wait for the other to its deadline.
+// each would wait for the other to its deadline. So would two prefill workers
+// that are full of what waits for the blocks of each other's grants.
 void PrefillCore::BreakCircles() {
   std::set<std::string> stuck;  // decode workers
   for (const auto& [id, call] : calls_) {
@@ -184,12 +189,14 @@ void PrefillCore::BreakCircles() {
     }
   }
   for (const std::string& decode_worker_id : stuck) {
-    const Call* const in_the_way = YoungestInTheWay(decode_worker_id);
+    const Call* in_the_way = YoungestInTheWay(&decode_worker_id);
+    if (in_the_way == nullptr) in_the_way = YoungestInTheWay(nullptr);
     if (in_the_way == nullptr) continue;
     Retire(in_the_way->id,
            MakeError(absl::StatusCode::kAborted, "HANDOFF_FAILED",
                      "its KV waited for a grant, and in the way of a prompt "
                      "that has one"));
+    return;  // its blocks may do
   }
 }
 

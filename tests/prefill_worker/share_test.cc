@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "tests/simulation/parts.h"
 #include "tests/worker/rig.h"
 
@@ -62,6 +63,50 @@ TEST(PrefillShareTest, AGrantAndAShareDoNotWaitForEachOther) {
   for (const auto& request : rig.requests) request->ExpectAllRight();
   EXPECT_EQ(old->opened.size(), 1u) << "the older one stays";
   EXPECT_EQ(young->opened.size(), 2u);
+  rig.ExpectNothingLeft();
+}
+
+// Each decode worker has granted its blocks to the older one, for which its
+// prefill worker has no room: that is full of what waits for the blocks of the
+// other decode worker's grant.
+TEST(PrefillShareTest, GrantsOfTwoPairsDoNotWaitForEachOther) {
+  Rig rig;
+  DecodeMachine* decodes[2];
+  PrefillMachine* prefills[2];
+  Request* running[2];
+  for (int i = 0; i < 2; ++i) {
+    decodes[i] = rig.AddDecode(
+        absl::StrCat("decode", i),
+        {.num_blocks = 20, .step = absl::Milliseconds(30)}, AdmitByBlocks);
+    prefills[i] =
+        rig.AddPrefill(absl::StrCat("prefill", i), {.num_blocks = 20});
+    running[i] =
+        rig.Local({.prompt = Prompt(200, i), .max_tokens = 40}, decodes[i]);
+  }
+  rig.RunUntil([&] {
+    return running[0]->tokens.size() >= 3 && running[1]->tokens.size() >= 3;
+  });
+  Request* young[2];
+  for (int i = 0; i < 2; ++i) {
+    young[i] = rig.Split({.prompt = Prompt(150, 2 + i), .max_tokens = 4},
+                         decodes[1 - i], prefills[i]);
+    young[i]->retries = true;
+  }
+  rig.RunUntil([&] { return young[0]->first && young[1]->first; });
+  Request* old[2];
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_FALSE(running[i]->decode_ended) << "what all wait for";
+    old[i] = rig.Split({.prompt = Prompt(200, 4 + i),
+                        .max_tokens = 4,
+                        .age = absl::Seconds(60)},
+                       decodes[i], prefills[i]);
+  }
+  rig.RunUntilEnded(absl::Seconds(10));
+  for (const auto& request : rig.requests) request->ExpectAllRight();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(old[i]->opened.size(), 1u) << "the older one stays";
+  }
+  EXPECT_GT(young[0]->opened.size() + young[1]->opened.size(), 2u);
   rig.ExpectNothingLeft();
 }
 
