@@ -175,10 +175,8 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   }
   const std::string& id = hello.worker().worker_id();
   v1::WorkerRef voided;
-  bool restarted = true;
+  const bool restarted = LastIncarnation(id) != hello.worker().incarnation();
   if (Worker* const old = Find(id)) {
-    restarted =
-        old->hello.worker().incarnation() != hello.worker().incarnation();
     if (restarted) voided = old->hello.worker();
     // What has died is not heard any more.
     const bool heard = loop_->Now() - old->heard <= options_.load_interval * 2;
@@ -312,6 +310,15 @@ void Registry::Forget(const std::string& worker_id) {
 Worker* Registry::Find(const std::string& worker_id) {
   const auto it = workers_.find(worker_id);
   return it == workers_.end() ? nullptr : it->second.get();
+}
+
+std::string Registry::LastIncarnation(const std::string& worker_id) const {
+  const auto it = workers_.find(worker_id);
+  if (it != workers_.end()) return it->second->hello.worker().incarnation();
+  const auto departed = std::find_if(
+      departed_.rbegin(), departed_.rend(),
+      [&](const Departed& one) { return one.worker_id == worker_id; });
+  return departed == departed_.rend() ? "" : departed->incarnation;
 }
 
 Registry::Life Registry::LifeOf(const v1::WorkerRef& ref) const {

@@ -192,6 +192,8 @@ class Registry {
   // `cause`: ClusterEvent's.
   void End(Lease* lease, const absl::Status& status, std::string_view cause);
   void Forget(const std::string& worker_id);
+  // Of the worker that has this id here, or had it last; empty: nobody had.
+  std::string LastIncarnation(const std::string& worker_id) const;
   void Tick();
   absl::Time tick_due_ = absl::InfinitePast();
   void Pause(Worker* worker);

@@ -190,27 +190,36 @@ TEST(RegistryTest, ADecodeWorkerMustKnowThePrefillWorkersKvFormat) {
 }
 
 TEST(RegistryTest, ARestartClearsWhatWasHeldAgainstAPair) {
-  for (const char* restarted : {"p0", "d0"}) {
-    for (const char incarnation : {'1', '2'}) {
-      World w;
-      w.around_recorder = true;
-      LeasePipe* const p0 = w.Prefill("p0");
-      LeasePipe* const d0 = w.Decode("d0");
-      w.Decode("d00");  // whose pair is another
-      w.core->registry().PairFailed("p0", "d0", "shm", "digest");
-      w.core->registry().PairFailed("p0", "d00", "shm", "digest");
-      const bool is_prefill = restarted[0] == 'p';
-      w.frozen.insert(is_prefill ? p0 : d0);
-      w.RunFor(absl::Milliseconds(750));
-      w.Register(World::Hello(
-          restarted,
-          is_prefill ? v1::WORKER_ROLE_PREFILL : v1::WORKER_ROLE_DECODE,
-          incarnation));
-      const bool cleared = incarnation == '2';
-      const int left = !cleared ? 2 : is_prefill ? 0 : 1;
-      EXPECT_EQ(w.core->State(false).avoided_pairs_size(), left)
-          << restarted << " " << incarnation;
+  struct Case {
+    const char* worker;
+    char incarnation;
+    bool breaks;  // or its lease is silent
+    int left;
+  };
+  for (const Case& c : {Case{"p0", '1', false, 2}, Case{"p0", '1', true, 2},
+                        Case{"p0", '2', false, 0}, Case{"p0", '2', true, 0},
+                        Case{"d0", '1', false, 2}, Case{"d0", '1', true, 2},
+                        Case{"d0", '2', false, 1}, Case{"d0", '2', true, 1}}) {
+    World w;
+    w.around_recorder = true;
+    LeasePipe* const p0 = w.Prefill("p0");
+    LeasePipe* const d0 = w.Decode("d0");
+    w.Decode("d00");  // whose pair is another
+    w.core->registry().PairFailed("p0", "d0", "shm", "digest");
+    w.core->registry().PairFailed("p0", "d00", "shm", "digest");
+    const bool is_prefill = c.worker[0] == 'p';
+    LeasePipe* const lease = is_prefill ? p0 : d0;
+    if (c.breaks) {
+      lease->Break(absl::UnavailableError("reset"));
+    } else {
+      w.frozen.insert(lease);
     }
+    w.RunFor(absl::Milliseconds(750));
+    w.Register(World::Hello(
+        c.worker, is_prefill ? v1::WORKER_ROLE_PREFILL : v1::WORKER_ROLE_DECODE,
+        c.incarnation));
+    EXPECT_EQ(w.core->State(false).avoided_pairs_size(), c.left)
+        << c.worker << " " << c.incarnation << " " << c.breaks;
   }
 }
 
