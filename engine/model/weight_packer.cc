@@ -183,7 +183,6 @@ absl::Status WeightPacker::PackFloats(
 absl::Status WeightPacker::PackReshaped(
     const TensorPart& part, int part_cols, Reshape reshape, int cols,
     MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix) {
-  if (TANDEM_FAILPOINT("load.pack", "crash fail")) return failpoint::Error();
   const auto codes = CodesOf(part, part_cols);
   if (!codes.ok()) return codes.status();
   std::vector<float> values;
