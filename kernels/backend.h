@@ -96,12 +96,15 @@ class Queue {
   virtual void Synchronize() = 0;
 };
 
+// Of a KV cache. (Latent attention's 512 numbers and the 64 that turn.)
+inline constexpr int kMaxHeadDim = 576;
+
 // Shape of a paged KV cache. Blocks are numbered 0 .. num_blocks-1; the order
 // of bytes within one is the backend's own and never leaves it.
 struct KvShape {
   int num_layers = 0;
   int kv_heads = 0;
-  int head_dim = 0;     // multiple of 8, at most 256
+  int head_dim = 0;     // multiple of 8, at most kMaxHeadDim
   int block_size = 16;  // positions; a multiple of 8
   int num_blocks = 0;
   // On a CPU f32, bf16, fp8, int8 or int4; on a GPU fp8, int8, int4 or the
@@ -113,6 +116,9 @@ struct KvShape {
     return int64_t{2} * num_layers * kv_heads * KvVectorBytes(dtype, head_dim);
   }
 };
+
+// Rows of a matrix that MatMulHeads takes, of each head.
+constexpr int HeadRows(int outputs) { return (outputs + 63) / 64 * 64; }
 
 class KvCache {
  public:
@@ -383,6 +389,13 @@ class Backend {
   // row's scale of a quantised matrix, which multiplies the finished chain.
   virtual void MatMul(Queue& queue, int num_rows, const void* x,
                       const Matrix& w, const float* bias, void* out) = 0;
+
+  // Of each head by a matrix of its own: out [num_rows, heads, outputs] = x
+  // [num_rows, heads, w.cols()] times w [heads, HeadRows(outputs), w.cols()]
+  // transposed, of which a head's last rows may be anything. REQUIRES: w is
+  // neither quantised nor gated; w.cols() and outputs are multiples of 8.
+  virtual void MatMulHeads(Queue& queue, int num_rows, int heads, int outputs,
+                           const void* x, const Matrix& w, void* out) = 0;
 
   // MatMul widened to f32.
   virtual void Logits(Queue& queue, int num_rows, const void* x,
