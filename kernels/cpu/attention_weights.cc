@@ -7,7 +7,6 @@
 namespace tandem::kernels::cpu {
 namespace {
 
-inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kKeys = 128;  // of a piece; pieces begin at multiples
 
 struct Pieces {

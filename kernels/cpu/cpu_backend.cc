@@ -219,6 +219,17 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void MatMulHeads(Queue& queue, int num_rows, int heads, int outputs,
+                   const void* x, const Matrix& w, void* out) override {
+    const PackedMatrix& packed = static_cast<const PackedMatrix&>(w);
+    Put(queue,
+        [this, num_rows, heads, outputs, x = static_cast<const float*>(x),
+         &packed, out = static_cast<float*>(out)] {
+          cpu::RunMatMulHeads(table_, pool_, num_rows, heads, outputs, x,
+                              packed, out);
+        });
+  }
+
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
               const float* bias, float* out) override {
     MatMul(queue, num_rows, x, head, bias, out);

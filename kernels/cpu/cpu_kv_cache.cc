@@ -25,7 +25,7 @@ absl::Status CheckShape(const KvShape& shape) {
       shape.head_dim % 8 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("head_dim is ", shape.head_dim,
-                     ", expected a multiple of 8 from 8 to 256"));
+                     ", expected a multiple of 8 from 8 to ", kMaxHeadDim));
   }
   if (shape.block_size < 8 || shape.block_size > kMaxBlockSize ||
       shape.block_size % 8 != 0) {

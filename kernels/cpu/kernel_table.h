@@ -46,11 +46,13 @@ inline constexpr Fetching kAmdFetching = {1, true};
 // A piece of out [rows, n] = x [rows, k] * w^T + bias: outputs of panels
 // [panel_begin, panel_end) for rows [row_begin, row_end).
 struct MatMulPiece {
-  const float* x;       // [rows, k]
+  const float* x;       // [rows, k], x_stride apart
   const std::byte* w;   // packed_matrix.h
   const float* scales;  // [n] or null: what finished chains are multiplied by
   const float* bias;    // [n] or null; added last
-  float* out;           // [rows, n]
+  float* out;           // [rows, n], out_stride apart
+  int64_t x_stride;     // floats
+  int64_t out_stride;
   int k;
   int n;
   DType type;
@@ -77,7 +79,6 @@ struct SoftmaxState {
 // Queries of one KV head of one sequence: `rows` consecutive rows times
 // `group` query heads that share it; query i = row i / group, head i % group.
 inline constexpr int kMaxQueries = 36;
-inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxBlockSize = 256;
 
 struct AttentionPiece {

@@ -229,7 +229,7 @@ template <typename W>
 void CopyRows(const MatMulPiece& p, int row, int rows, int begin, int inputs,
               int64_t stride, float* a) {
   for (int r = 0; r < rows; ++r) {
-    CopyInputs<W>(p.x + int64_t{row + r} * p.k + begin, inputs, a + r * stride);
+    CopyInputs<W>(p.x + (row + r) * p.x_stride + begin, inputs, a + r * stride);
   }
 }
 
@@ -244,7 +244,7 @@ void OneRow(const MatMulPiece& p) {
   constexpr int kGroup = UnitsFor(1);
   const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
   TileArgs args{};
-  args.a = p.x + int64_t{p.row_begin} * p.k;
+  args.a = p.x + p.row_begin * p.x_stride;
   if constexpr (kRoundsInputs<W>) {
     float* const a = reinterpret_cast<float*>(p.scratch);
     CopyRows<W>(p, p.row_begin, 1, 0, p.k, 0, a);

@@ -99,21 +99,29 @@ void SplitCodeProduct(const KernelTable& table, ThreadPool::Team& team,
   }
 }
 
+// Of all of `w`, but for its rows, and what goes in and out.
+MatMulPiece PieceOf(const KernelTable& table, const PackedMatrix& w) {
+  MatMulPiece piece{};
+  piece.w = w.data();
+  piece.k = w.cols();
+  piece.type = w.dtype();
+  piece.fetching = table.fetching;
+  return piece;
+}
+
 }  // namespace
 
 void RunMatMul(const KernelTable& table, ThreadPool& pool, int num_rows,
                const float* x, const PackedMatrix& w, const float* bias,
                float* out) {
-  MatMulPiece piece{};
+  MatMulPiece piece = PieceOf(table, w);
   piece.x = x;
-  piece.w = w.data();
   piece.scales = w.scales();
   piece.bias = bias;
   piece.out = out;
-  piece.k = w.cols();
   piece.n = w.rows();
-  piece.type = w.dtype();
-  piece.fetching = table.fetching;
+  piece.x_stride = piece.k;
+  piece.out_stride = piece.n;
   ThreadPool::Team team(&pool);
   if (!w.has_codes()) {
     SplitProduct(team, piece, num_rows, table.matmul);
@@ -121,6 +129,33 @@ void RunMatMul(const KernelTable& table, ThreadPool& pool, int num_rows,
   }
   piece.kind = w.kind();
   SplitCodeProduct(table, team, piece, num_rows);
+}
+
+void RunMatMulHeads(const KernelTable& table, ThreadPool& pool, int num_rows,
+                    int heads, int outputs, const float* x,
+                    const PackedMatrix& w, float* out) {
+  MatMulPiece whole = PieceOf(table, w);
+  whole.n = outputs;
+  whole.x_stride = int64_t{heads} * whole.k;
+  whole.out_stride = int64_t{heads} * outputs;
+  whole.panel_end = PackedMatrix::Panels(outputs);
+  whole.row_end = num_rows;
+  const int64_t bytes = HeadRows(outputs) / kPanel * w.panel_bytes();
+  ThreadPool::Team team(&pool);
+  const auto run = [&](int head, int member) {
+    MatMulPiece mine = whole;
+    mine.x = x + int64_t{head} * mine.k;
+    mine.w = whole.w + head * bytes;
+    mine.out = out + int64_t{head} * outputs;
+    mine.scratch = team.member_scratch(member);
+    table.matmul(mine);
+  };
+  const int64_t products = int64_t{num_rows} * heads * outputs * whole.k;
+  if (products < kForkProducts) {
+    for (int head = 0; head < heads; ++head) run(head, 0);
+  } else {
+    team.ForEach(heads, run);
+  }
 }
 
 void RunGate(const KernelTable& table, ThreadPool& pool, int num_rows, int dim,

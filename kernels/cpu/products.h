@@ -21,6 +21,11 @@ void RunMatMul(const KernelTable& table, ThreadPool& pool, int num_rows,
                const float* x, const PackedMatrix& w, const float* bias,
                float* out);
 
+// Backend::MatMulHeads.
+void RunMatMulHeads(const KernelTable& table, ThreadPool& pool, int num_rows,
+                    int heads, int outputs, const float* x,
+                    const PackedMatrix& w, float* out);
+
 // Backend::GateHalves, of halves that lie one behind the other in `both`
 // [num_rows, 2 * dim].
 void RunGate(const KernelTable& table, ThreadPool& pool, int num_rows, int dim,

@@ -77,7 +77,7 @@ HWY_INLINE auto TileFor(int rows, OfRows of_rows) {
 template <typename Args, typename Tile>
 void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
              int row, int column, int units, bool last) {
-  float* const out = p.out + int64_t{row} * p.n + column;
+  float* const out = p.out + row * p.out_stride + column;
   const int width = units * 16;
   const int valid = std::min(width, p.n - column);
   if (valid <= 0) return;
@@ -88,11 +88,11 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
     // Rows of outputs lie far apart: their lines come while the tile works.
     for (int r = 0; r < rows; ++r) {
       for (int i = 0; i < width; i += 16) {
-        __builtin_prefetch(out + int64_t{r} * p.n + i, 1);
+        __builtin_prefetch(out + r * p.out_stride + i, 1);
       }
     }
     args.c = out;
-    args.c_stride = p.n;
+    args.c_stride = p.out_stride;
     tile(args);
     return;
   }
@@ -106,7 +106,7 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
   args.finish.bias = padded(args.finish.bias, numbers[1]);
   if (!args.first) {
     for (int r = 0; r < rows; ++r) {
-      std::memcpy(copy + r * width, out + int64_t{r} * p.n,
+      std::memcpy(copy + r * width, out + r * p.out_stride,
                   static_cast<size_t>(valid) * sizeof(float));
       std::fill(copy + r * width + valid, copy + (r + 1) * width, 0.0f);
     }
@@ -115,7 +115,7 @@ void RunTile(const MatMulPiece& p, const Tile& tile, Args& args, int rows,
   args.c_stride = width;
   tile(args);
   for (int r = 0; r < rows; ++r) {
-    std::memcpy(out + int64_t{r} * p.n, copy + r * width,
+    std::memcpy(out + r * p.out_stride, copy + r * width,
                 static_cast<size_t>(valid) * sizeof(float));
   }
 }

@@ -296,6 +296,12 @@ class LateBackend final : public Backend {
       inner_->MatMul(inner, num_rows, x, w, bias, out);
     });
   }
+  void MatMulHeads(Queue& queue, int num_rows, int heads, int outputs,
+                   const void* x, const Matrix& w, void* out) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->MatMulHeads(inner, num_rows, heads, outputs, x, w, out);
+    });
+  }
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
               const float* bias, float* out) override {
     Run(queue, [&](Queue& inner) {

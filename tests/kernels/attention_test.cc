@@ -230,6 +230,11 @@ const Model kModels[] = {
     {9, 3, 64, DType::kBF16, 0, 0, DType::kF32, true},
     {26, 1, 24, DType::kF32, 19, 0.5f, DType::kF32, true},
     {7, 1, 40, DType::kBF16, 530, 0, DType::kBF16, true},
+    // Latent attention's.
+    {16, 1, 576, DType::kBF16},
+    {40, 1, 576, DType::kInt4, 130},
+    {5, 1, 288, DType::kInt8},
+    {3, 1, 320, DType::kBF16, 0, 0, DType::kBF16},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {

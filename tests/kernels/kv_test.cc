@@ -444,7 +444,7 @@ TEST(KvTest, RefusesShapesThatItCannotHold) {
   };
   const auto invalid = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(code([](KvShape& s) { s.head_dim = 12; }), invalid);
-  EXPECT_EQ(code([](KvShape& s) { s.head_dim = 264; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.head_dim = kMaxHeadDim + 8; }), invalid);
   EXPECT_EQ(code([](KvShape& s) { s.block_size = 4; }), invalid);
   EXPECT_EQ(code([](KvShape& s) { s.num_layers = 0; }), invalid);
   EXPECT_EQ(code([](KvShape& s) { s.num_blocks = 0; }), invalid);

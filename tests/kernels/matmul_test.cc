@@ -131,6 +131,62 @@ TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
                                  {}, GetParam().pairs())));
 }
 
+TEST_P(MatMulTest, EachHeadHasAMatrixOfItsOwn) {
+  const Types types = GetParam();
+  if (IsQuantised(types.weights)) return;
+  const int heads = 3;
+  const int most = 60;
+  for (const auto& [outputs, cols] :
+       {std::pair(24, 40), {128, 192}, {64, 576}, {288, 96}}) {
+    const auto count = static_cast<size_t>(outputs * cols);
+    const auto x =
+        RandomFloats(static_cast<size_t>(most * heads * cols), outputs);
+    std::vector<std::vector<float>> own;
+    std::vector<float> all;
+    for (int head = 0; head < heads; ++head) {
+      own.push_back(RandomFloats(count, cols + head));
+      all.insert(all.end(), own.back().begin(), own.back().end());
+      all.resize(static_cast<size_t>((head + 1) * HeadRows(outputs) * cols),
+                 NAN);
+    }
+    for (const int threads : {1, 3}) {
+      Device device(MakeBackend("auto", threads, types.inputs));
+      const Matrix& w =
+          device.Pack(all, heads * HeadRows(outputs), cols, types.weights);
+      for (const int rows : {1, 7, most}) {
+        const auto size = static_cast<size_t>(rows * heads * outputs);
+        float* const out = device.New<float>(size);
+        device->MatMulHeads(device.queue(), rows, heads, outputs,
+                            device.Upload(x), w, out);
+        const auto got = device.Download(out, size);
+        for (int head = 0; head < heads; ++head) {
+          std::vector<float> taken;
+          for (int row = 0; row < rows; ++row) {
+            const auto from = x.begin() + (row * heads + head) * cols;
+            taken.insert(taken.end(), from, from + cols);
+          }
+          float* const apart =
+              device.New<float>(static_cast<size_t>(rows * outputs));
+          device->MatMul(device.queue(), rows, device.Upload(taken),
+                         device.Pack(own[static_cast<size_t>(head)], outputs,
+                                     cols, types.weights),
+                         nullptr, apart);
+          const auto expected =
+              device.Download(apart, static_cast<size_t>(rows * outputs));
+          for (int row = 0; row < rows; ++row) {
+            for (int i = 0; i < outputs; ++i) {
+              ASSERT_EQ(
+                  got[static_cast<size_t>((row * heads + head) * outputs + i)],
+                  expected[static_cast<size_t>(row * outputs + i)])
+                  << head << " of " << rows << " rows, " << row << ", " << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
   // 0 * infinity would be NaN.
   Device device(MakeBackend("auto", 1, GetParam().inputs));
