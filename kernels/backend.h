@@ -96,9 +96,6 @@ class Queue {
   virtual void Synchronize() = 0;
 };
 
-// Of a KV cache. (Latent attention's 512 numbers and the 64 that turn.)
-inline constexpr int kMaxHeadDim = 576;
-
 // Shape of a paged KV cache. Blocks are numbered 0 .. num_blocks-1; the order
 // of bytes within one is the backend's own and never leaves it.
 struct KvShape {
@@ -393,7 +390,7 @@ class Backend {
   // Of each head by a matrix of its own: out [num_rows, heads, outputs] = x
   // [num_rows, heads, w.cols()] times w [heads, HeadRows(outputs), w.cols()]
   // transposed, of which a head's last rows may be anything. REQUIRES: w is
-  // neither quantised nor gated; w.cols() and outputs are multiples of 8.
+  // neither quantised nor gated; w.cols() is a multiple of 8.
   virtual void MatMulHeads(Queue& queue, int num_rows, int heads, int outputs,
                            const void* x, const Matrix& w, void* out) = 0;
 

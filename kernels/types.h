@@ -50,6 +50,9 @@ constexpr std::string_view Name(DType type) {
 // matrices of kInt8 and kInt4.
 inline constexpr int kCodeGroup = 32;
 
+// Of a KV cache: latent attention's 512 numbers and the 64 that turn.
+inline constexpr int kMaxHeadDim = 576;
+
 // One vector of a KV cache, K or V of a head at a position: its elements (of
 // kInt4 element 2i in the low half of byte i, 2i + 1 in the high one) and, of a
 // quantised one, its scales: an f32, or of kInt4 a bf16 for each kCodeGroup

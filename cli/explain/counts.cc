@@ -92,11 +92,10 @@ double AttentionParameters(const ModelSpec& spec) {
   if (!spec.latent()) {
     return hidden * (spec.qkv_rows() + heads * spec.head_dim);
   }
-  const double still = spec.head_dim - spec.rope.rotary_dim;
   const double query = spec.query_rank > 0 ? spec.query_rank : hidden;
   return (spec.query_rank > 0 ? hidden * query : 0) +
-         query * heads * spec.head_dim + hidden * spec.latent_size() +
-         spec.kv_rank * heads * (still + spec.value_dim) +
+         query * heads * spec.query_dim() + hidden * spec.head_dim +
+         spec.kv_rank * heads * (spec.still_dim + spec.value_dim) +
          heads * spec.value_dim * hidden;
 }
 

@@ -13,6 +13,7 @@
 #include "engine/checkpoint/experts_config.h"
 #include "engine/checkpoint/file.h"
 #include "engine/checkpoint/json.h"
+#include "kernels/types.h"
 
 namespace tandem::engine {
 namespace {
@@ -22,8 +23,7 @@ using nlohmann::json;
 constexpr int kMaxWidth = 1 << 20;
 constexpr char kSliding[] = "sliding_attention";  // of "layer_types"
 
-// Of latent attention. Here all heads have keys and values of their own, the
-// latter padded with zeros to the width of the former.
+// Of latent attention, whose heads share what keys and values are made of.
 void ReadLatentShapes(ConfigFields& fields, ModelSpec& spec) {
   if (spec.kv_heads != spec.heads) {
     fields.Refuse("num_key_value_heads", absl::StrCat(spec.kv_heads),
@@ -41,21 +41,17 @@ void ReadLatentShapes(ConfigFields& fields, ModelSpec& spec) {
   if (fields.Find("q_lora_rank") != nullptr) {
     spec.query_rank = multiple("q_lora_rank", kMaxWidth);
   }
-  const int turned = multiple("qk_rope_head_dim", 256);
-  const int still = multiple("qk_nope_head_dim", 256);
-  spec.head_dim = still + turned;
-  if (spec.head_dim > 256) {
-    fields.Refuse("qk_nope_head_dim + qk_rope_head_dim",
-                  absl::StrCat(spec.head_dim), "at most 256");
+  spec.rope.rotary_dim = multiple("qk_rope_head_dim", kernels::kMaxHeadDim);
+  spec.still_dim = multiple("qk_nope_head_dim", kernels::kMaxHeadDim);
+  spec.value_dim = fields.Int("v_head_dim", 1, kernels::kMaxHeadDim,
+                              spec.hidden_size / spec.heads);
+  spec.kv_heads = 1;
+  spec.head_dim = spec.kv_rank + spec.rope.rotary_dim;
+  if (spec.head_dim > kernels::kMaxHeadDim) {
+    fields.Refuse("kv_lora_rank + qk_rope_head_dim",
+                  absl::StrCat(spec.head_dim),
+                  absl::StrCat("at most ", kernels::kMaxHeadDim));
   }
-  spec.value_dim =
-      fields.Int("v_head_dim", 1, 256, spec.hidden_size / spec.heads);
-  if (spec.value_dim > spec.head_dim) {
-    fields.Refuse("v_head_dim", absl::StrCat(spec.value_dim),
-                  absl::StrCat("at most qk_nope_head_dim + qk_rope_head_dim, ",
-                               spec.head_dim));
-  }
-  spec.rope.rotary_dim = turned;
 }
 
 void ReadShapes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
@@ -359,7 +355,7 @@ void ReadDepthScale(ConfigFields& fields, ModelSpec& spec) {
 
 // What scales and caps scores, logits and the embedding.
 void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
-  double per_head = spec.head_dim;
+  double per_head = spec.query_dim();
   if (family.query_pre_scalar) {
     per_head = fields.Double("query_pre_attn_scalar", 1e-3, 1e6, 256.0);
   }
@@ -631,8 +627,9 @@ std::string ModelSpec::Canonical() const {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);
   }
   if (latent()) {
-    absl::StrAppendFormat(&text, " latent=%d queries=%d values=%d turned=%s",
-                          kv_rank, query_rank, value_dim,
+    absl::StrAppendFormat(&text,
+                          " latent=%d queries=%d still=%d values=%d turned=%s",
+                          kv_rank, query_rank, still_dim, value_dim,
                           rope.interleaved ? "neighbours" : "halves");
   }
   if (parallel) absl::StrAppend(&text, " parallel=1");
@@ -649,7 +646,7 @@ std::string ModelSpec::Canonical() const {
                           window, bits(windowed), local_rope.theta,
                           local_rope.Canonical());
   }
-  if (attention_scale != 1 / std::sqrt(static_cast<double>(head_dim))) {
+  if (attention_scale != 1 / std::sqrt(static_cast<double>(query_dim()))) {
     absl::StrAppendFormat(&text, " attention_scale=%.17g", attention_scale);
   }
   if (routes.experts > 0) {

@@ -49,9 +49,11 @@ struct ModelSpec {
   int head_dim = 0;
   // Of multi-head latent attention (DeepSeek-V2, section 2.1), else 0: what
   // keys and values of all heads are made of, the same for queries (0: the
-  // hidden state), and of a head's values those that are not zeros.
+  // hidden state), what of a head's queries does not turn, and a head's values.
+  // One KV head of kv_rank + rope.rotary_dim, which is head_dim, serves all.
   int kv_rank = 0;
   int query_rank = 0;
+  int still_dim = 0;
   int value_dim = 0;
   int vocab_size = 0;
   int max_positions = 0;
@@ -88,8 +90,11 @@ struct ModelSpec {
 
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   bool latent() const { return kv_rank > 0; }
-  // Columns of what keys and values are made of: all that turns is behind it.
-  int latent_size() const { return kv_rank + rope.rotary_dim; }
+  // Of a head's queries before they meet keys, and of what attention gives.
+  int query_dim() const {
+    return latent() ? still_dim + rope.rotary_dim : head_dim;
+  }
+  int output_dim() const { return latent() ? value_dim : head_dim; }
   bool has_experts(int layer) const {
     return routes.experts > 0 && (dense.empty() || !dense[layer]);
   }

@@ -90,15 +90,27 @@ struct Pass {
                       nullptr, latent.query_norm.weight, w.latent);
       of = w.latent;
     }
-    backend.MatMul(queue, rows, of, *latent.query, nullptr, w.qkv);
+    backend.MatMul(queue, rows, of, *latent.query, nullptr, w.attention);
+    backend.MatMulHeads(queue, rows, spec.heads, spec.head_dim, w.attention,
+                        *latent.query_heads, w.qkv);
     backend.MatMul(queue, rows, w.normed, *latent.kv_down, nullptr, w.latent);
-    backend.NormInPlace(queue, rows, spec.kv_rank, spec.latent_size(),
+    backend.NormInPlace(queue, rows, spec.kv_rank, spec.head_dim,
                         kLatentNormEps, latent.kv_norm.weight, w.latent);
     void* const kv = static_cast<std::byte*>(w.qkv) +
-                     static_cast<size_t>(rows) * latent.query->rows() *
+                     static_cast<size_t>(rows) * spec.heads * spec.head_dim *
                          SizeOf(backend.activation_type());
     backend.MatMul(queue, rows, w.latent, *latent.kv, nullptr, kv);
     return kv;
+  }
+
+  // What the output's product takes of attention; w.qkv is lost.
+  const void* Values(int rows, const Model::Layer& layer, const void* attention,
+                     Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    if (!spec.latent()) return attention;
+    backend.MatMulHeads(queue, rows, spec.heads, spec.value_dim, attention,
+                        *layer.latent.value_heads, w.qkv);
+    return w.qkv;
   }
 
   // From one row of w.qkv to the next.
@@ -284,9 +296,9 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
       attention = w.sampled_attention;
       pass.slots = adapters.sampled;
     }
-    backend.MatMul(queue, n, attention, *layer.output, layer.output_bias,
-                   w.delta);
-    pass.Adapt(LoraProduct::kOutput, i, n, attention, hidden, w.delta, w);
+    const void* const values = pass.Values(n, layer, attention, w);
+    backend.MatMul(queue, n, values, *layer.output, layer.output_bias, w.delta);
+    pass.Adapt(LoraProduct::kOutput, i, n, values, hidden, w.delta, w);
     pass.OutputNorm(n, layer.attention_output_norm, w);
     pass.NormForFeedForward(n, layer, x, /*whole=*/i != last, w);
     pass.FeedForward(i, n, layer, w);
@@ -328,18 +340,18 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
   const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
   const kernels::RouteOptions& routes = spec.routes;
   const size_t routed = routes.experts > 0 ? static_cast<size_t>(max_rows) : 0;
-  const auto query = static_cast<size_t>(spec.heads) * spec.head_dim;
+  const int query = spec.heads * spec.head_dim;
   const bool halves =
       lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
   const size_t ranks = lora == nullptr ? 0 : lora->max_rank();
   std::array<Part, kParts> parts = {
       {{&w.x, rows * spec.hidden_size},
        {&w.normed, rows * spec.hidden_size},
-       {&w.qkv, rows * spec.qkv_rows()},
-       {&w.latent, spec.latent()
-                       ? rows * std::max(spec.query_rank, spec.latent_size())
-                       : 0},
-       {&w.attention, rows * query},
+       {&w.qkv,
+        rows * std::max(spec.qkv_rows(), spec.heads * spec.output_dim())},
+       {&w.latent,
+        spec.latent() ? rows * std::max(spec.query_rank, spec.head_dim) : 0},
+       {&w.attention, rows * std::max(query, spec.heads * spec.query_dim())},
        {&w.delta, rows * spec.hidden_size},
        {&w.activated, rows * spec.widest_dense_size()},
        {&w.sampled_x, sampled * spec.hidden_size},

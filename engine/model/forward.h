@@ -33,10 +33,13 @@ class Workspace {
 
   void* x = nullptr;       // [max_rows, hidden], the residual stream
   void* normed = nullptr;  // [max_rows, hidden]
-  // [max_rows, qkv_rows]; of latent attention Q, then K and V of all rows
+  // [max_rows, qkv_rows]; of latent attention Q, then K and V of all rows, and
+  // in the end its values [max_rows, heads * output_dim]
   void* qkv = nullptr;
-  void* latent = nullptr;     // what those are made of, one after another
-  void* attention = nullptr;  // [max_rows, heads * head_dim]
+  void* latent = nullptr;  // what those are made of, one after another
+  // [max_rows, heads * head_dim]; of latent attention its queries before they
+  // meet keys [max_rows, heads * query_dim]
+  void* attention = nullptr;
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
   void* activated = nullptr;  // [max_rows, widest_dense_size()]
   // Of many experts.

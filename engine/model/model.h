@@ -42,20 +42,25 @@ class Model {
     const float* bias = nullptr;  // of a LayerNorm
   };
   // Where attention is latent: in place of `qkv`. Queries, and keys and values
-  // of all heads, are made of few numbers, which are normed before that. What
-  // keys of all heads have in common, and turns, goes through `kv` as it is:
-  // its rows there have a single one.
+  // of all heads, are made of few numbers, which are normed before that. The
+  // cache has those that keys and values are made of; what would make a head's
+  // keys of them is applied to its queries, what would make its values to what
+  // attention gives (DeepSeek-V2, appendix C, "absorbed"). What turns goes
+  // through `kv` and `query_heads` as it is: its rows there have a single one.
   struct Latent {
     std::unique_ptr<kernels::Matrix> query_down;  // [query_rank, hidden]; or
                                                   // null: not of few
     Norm query_norm;                              // [query_rank]
-    std::unique_ptr<kernels::Matrix> query;    // [heads * head_dim, query_rank]
-                                               // or of the hidden state
-    std::unique_ptr<kernels::Matrix> kv_down;  // [latent_size, hidden]
+    std::unique_ptr<kernels::Matrix> query;  // [heads * query_dim, query_rank]
+                                             // or of the hidden state
+    std::unique_ptr<kernels::Matrix> kv_down;  // [head_dim, hidden]
     Norm kv_norm;                              // [kv_rank]
-    // [2 * heads * head_dim, latent_size]: keys, then values, whose heads are
-    // zeros from value_dim on
+    // [2 * head_dim, head_dim]: keys, their numbers where kernels turn them,
+    // then values, zeros in place of what turns
     std::unique_ptr<kernels::Matrix> kv;
+    // For MatMulHeads: head_dim outputs of query_dim, value_dim of head_dim.
+    std::unique_ptr<kernels::Matrix> query_heads;
+    std::unique_ptr<kernels::Matrix> value_heads;
   };
   struct Layer {
     Norm input_norm;             // [hidden], as all but the heads'
@@ -66,7 +71,7 @@ class Model {
     Norm key_norm;
     Latent latent;
     std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
-    std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * head_dim]
+    std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * output_dim]
     // [2 * intermediate, hidden]; without gates [intermediate, hidden].
     std::unique_ptr<kernels::Matrix> gate_up;
     std::unique_ptr<kernels::Matrix> down;  // [hidden, intermediate]

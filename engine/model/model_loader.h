@@ -42,9 +42,7 @@ class ModelLoader {
   absl::Status LoadLayer(int index, Model::Layer& layer);
   absl::Status LoadAttention(int index, Model::Layer& layer);
   absl::Status LoadQkv(int index, Model::Layer& layer);
-  absl::Status LoadLatentQkv(int index, Model::Latent& latent);
-  // Whose heads are as wide as kernels make them.
-  absl::Status LoadOutput(int index, Model::Layer& layer);
+  absl::Status LoadLatent(int index, Model::Latent& latent);
   absl::Status LoadDense(int index, Model::Layer& layer);
   absl::Status LoadRouter(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);

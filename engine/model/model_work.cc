@@ -27,6 +27,7 @@ int64_t MatrixBytes(DType type, int64_t rows, int64_t cols, int zero_bytes) {
 WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const int64_t hidden = spec.hidden_size;
   const int64_t query = int64_t{spec.heads} * spec.head_dim;
+  const int64_t output = int64_t{spec.heads} * spec.output_dim();
   const int halves = spec.is_gated() ? 2 : 1;
   const auto bytes = [&](DType type, int64_t rows, int64_t cols) {
     return MatrixBytes(type, rows, cols, formats.zero_bytes);
@@ -47,9 +48,11 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   if (spec.latent()) {
     const int rank = spec.query_rank;
     if (rank > 0) add(formats.layers, rank, hidden);
-    add(formats.layers, query, rank > 0 ? rank : hidden);
-    add(formats.layers, spec.latent_size(), hidden);
-    add(formats.routers, 2 * query, spec.latent_size());
+    add(formats.layers, spec.heads * spec.query_dim(),
+        rank > 0 ? rank : hidden);
+    add(formats.layers, spec.head_dim, hidden);
+    add(formats.routers, 2 * spec.head_dim, spec.head_dim);
+    add(formats.routers, query, spec.query_dim());
   } else {
     add(formats.layers, spec.qkv_rows(), hidden);
   }
@@ -79,8 +82,12 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
     int64_t& work = last ? shape.last_after_attention : shape.after_attention;
     int64_t& read =
         last ? shape.last_after_attention_bytes : shape.after_attention_bytes;
-    work += hidden * query;
-    read += bytes(formats.layers, hidden, query);
+    work += hidden * output;
+    read += bytes(formats.layers, hidden, output);
+    if (spec.latent()) {
+      work += output * spec.head_dim;
+      read += bytes(formats.routers, output, spec.head_dim);
+    }
     if (const int size = spec.dense_size(layer); size > 0) {
       work += feed_forward(size);
       read += feed_forward_bytes(formats.layers, size);

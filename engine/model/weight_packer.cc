@@ -135,21 +135,20 @@ absl::Status WeightPacker::PackStacked(
 
 absl::Status WeightPacker::AppendPart(const TensorPart& part,
                                       const std::optional<CodeRows>& codes,
-                                      int cols, std::vector<float>& values,
-                                      bool& bf16) {
+                                      int cols, Numbers& numbers) {
   // bf16 has twice the digits of e4m3, and more than e2m1 times that; other
   // codes' numbers need more.
   if (codes.has_value()) {
-    bf16 = bf16 && (codes->dtype == DType::kFp8 || codes->e2m1);
-    Dequantise(*codes, values);
+    numbers.bf16 = numbers.bf16 && (codes->dtype == DType::kFp8 || codes->e2m1);
+    Dequantise(*codes, numbers.values);
     return absl::OkStatus();
   }
   const absl::StatusOr<HostTensor> tensor =
       checkpoint_.Matrix(part.name, part.rows, cols);
   if (!tensor.ok()) return tensor.status();
-  bf16 = bf16 && tensor->dtype == DType::kBF16;
+  numbers.bf16 = numbers.bf16 && tensor->dtype == DType::kBF16;
   std::vector<std::byte> moved;
-  AppendFloats(RowsInOrder(*tensor, part.order, moved), values);
+  AppendFloats(RowsInOrder(*tensor, part.order, moved), numbers.values);
   Take(part.name);
   return absl::OkStatus();
 }
@@ -158,41 +157,37 @@ absl::Status WeightPacker::PackDequantised(
     const std::vector<TensorPart>& parts,
     const std::vector<std::optional<CodeRows>>& codes, int cols, MatrixUse use,
     std::unique_ptr<kernels::Matrix>& matrix) {
-  std::vector<float> values;
-  bool bf16 = true;
+  Numbers numbers;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const absl::Status status =
-        AppendPart(parts[i], codes[i], cols, values, bf16);
+    const absl::Status status = AppendPart(parts[i], codes[i], cols, numbers);
     if (!status.ok()) return status;
   }
   dequantised_.push_back(
       absl::StrCat(parts[0].name, " (", WhyDequantised(codes), ")"));
-  return PackFloats(values, cols, bf16, use, matrix);
+  return PackNumbers(numbers, cols, use, matrix);
 }
 
-absl::Status WeightPacker::PackFloats(
-    const std::vector<float>& values, int cols, bool bf16, MatrixUse use,
+absl::Status WeightPacker::PackNumbers(
+    const Numbers& numbers, int cols, MatrixUse use,
     std::unique_ptr<kernels::Matrix>& matrix) {
-  const HostTensor whole{reinterpret_cast<const std::byte*>(values.data()),
-                         DType::kF32,
-                         static_cast<int64_t>(values.size()) / cols, cols};
-  return PackAs(whole, KeptAs(bf16 ? DType::kBF16 : DType::kF32, use), use,
-                matrix);
+  const HostTensor whole{
+      reinterpret_cast<const std::byte*>(numbers.values.data()), DType::kF32,
+      static_cast<int64_t>(numbers.values.size()) / cols, cols};
+  return PackAs(whole, KeptAs(numbers.bf16 ? DType::kBF16 : DType::kF32, use),
+                use, matrix);
 }
 
-absl::Status WeightPacker::PackReshaped(
-    const TensorPart& part, int part_cols, Reshape reshape, int cols,
-    MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix) {
-  const auto codes = CodesOf(part, part_cols);
+absl::StatusOr<Numbers> WeightPacker::ReadNumbers(const TensorPart& part,
+                                                  int cols) {
+  const auto codes = CodesOf(part, cols);
   if (!codes.ok()) return codes.status();
-  std::vector<float> values;
-  bool bf16 = true;
-  const absl::Status status = AppendPart(part, *codes, part_cols, values, bf16);
+  Numbers numbers;
+  const absl::Status status = AppendPart(part, *codes, cols, numbers);
   if (!status.ok()) return status;
   if (codes->has_value()) {
     dequantised_.push_back(absl::StrCat(part.name, " (latent attention)"));
   }
-  return PackFloats(reshape(values), cols, bf16, use, matrix);
+  return numbers;
 }
 
 absl::Status WeightPacker::PackAs(const HostTensor& whole, DType kept,

@@ -48,8 +48,11 @@ struct StackedPart {
 // when it is loaded, or a layer's product, by GatedMatMul or not.
 enum class MatrixUse { kTokens, kExact, kProduct, kGated };
 
-// From the numbers of a tensor, row by row, to those of a matrix.
-using Reshape = absl::FunctionRef<std::vector<float>(absl::Span<const float>)>;
+// Of a matrix, row by row, and whether bf16 holds them all.
+struct Numbers {
+  std::vector<float> values;
+  bool bf16 = true;
+};
 
 // One thread's. All that it is made of must outlive it.
 class WeightPacker {
@@ -67,11 +70,12 @@ class WeightPacker {
   absl::Status Pack(const std::vector<TensorPart>& parts, int cols,
                     MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
 
-  // A matrix [.., cols] of what `reshape` makes of one tensor [part.rows,
-  // part_cols], dequantised where it was quantised before.
-  absl::Status PackReshaped(const TensorPart& part, int part_cols,
-                            Reshape reshape, int cols, MatrixUse use,
-                            std::unique_ptr<kernels::Matrix>& matrix);
+  // Of a tensor [part.rows, cols] from which matrices are made, dequantised
+  // where it was quantised before.
+  absl::StatusOr<Numbers> ReadNumbers(const TensorPart& part, int cols);
+  // A matrix [.., cols], as bf16 if that holds it, or as loading is asked to.
+  absl::Status PackNumbers(const Numbers& numbers, int cols, MatrixUse use,
+                           std::unique_ptr<kernels::Matrix>& matrix);
 
   // Counts nothing as taken.
   absl::Status PackStacked(const StackedPart& part, MatrixUse use,
@@ -102,17 +106,12 @@ class WeightPacker {
       const std::vector<TensorPart>& parts,
       const std::vector<std::optional<CodeRows>>& codes, int cols,
       MatrixUse use, std::unique_ptr<kernels::Matrix>& matrix);
-  // Puts a part's numbers behind `values`; unsets `bf16` if bf16 might not hold
-  // them.
+  // Puts a part's behind them.
   absl::Status AppendPart(const TensorPart& part,
                           const std::optional<CodeRows>& codes, int cols,
-                          std::vector<float>& values, bool& bf16);
+                          Numbers& numbers);
   absl::Status PackMxfp4(const StackedPart& part, MatrixUse use,
                          std::unique_ptr<kernels::Matrix>& matrix);
-  // As bf16 if that holds them, or as loading is asked to.
-  absl::Status PackFloats(const std::vector<float>& values, int cols, bool bf16,
-                          MatrixUse use,
-                          std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status PackCodes(const CodeRows& codes, MatrixUse use,
                          std::unique_ptr<kernels::Matrix>& matrix);
   absl::Status PackAs(const kernels::HostTensor& whole, kernels::DType kept,

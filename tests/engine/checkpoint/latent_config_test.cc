@@ -21,21 +21,22 @@ TEST(LatentConfig, DeepseekV2TakesQueriesFromTheHiddenStateWhereNoRankIsSaid) {
   EXPECT_TRUE(spec->latent());
   EXPECT_EQ(spec->kv_rank, 32);
   EXPECT_EQ(spec->query_rank, 0);
-  EXPECT_EQ(spec->head_dim, 24);
-  EXPECT_EQ(spec->value_dim, 16);
+  EXPECT_EQ(spec->head_dim, 32 + 8);
+  EXPECT_EQ(spec->query_dim(), 24);
+  EXPECT_EQ(spec->output_dim(), 16);
   EXPECT_EQ(spec->rope.rotary_dim, 8);
-  EXPECT_EQ(spec->latent_size(), 40);
   EXPECT_TRUE(spec->rope.trailing);
   EXPECT_TRUE(spec->rope.interleaved);
-  EXPECT_EQ(spec->kv_heads, spec->heads);
+  EXPECT_EQ(spec->kv_heads, 1);
   EXPECT_EQ(spec->attention_scale, 1 / std::sqrt(24.0));
   EXPECT_FALSE(spec->routes.sigmoid);
   EXPECT_FALSE(spec->routes.normalise);
   EXPECT_EQ(spec->routes.groups, 1);
   EXPECT_EQ(spec->shared_size, 64);
   EXPECT_EQ(spec->names.choice_bias, "");
-  EXPECT_THAT(spec->Canonical(),
-              HasSubstr(" latent=32 queries=0 values=16 turned=neighbours"));
+  EXPECT_THAT(
+      spec->Canonical(),
+      HasSubstr(" latent=32 queries=0 still=16 values=16 turned=neighbours"));
   const auto ranked = Parse(With(DeepseekV2(), {{"q_lora_rank", 48}}));
   ASSERT_TRUE(ranked.ok()) << ranked.status();
   EXPECT_EQ(ranked->query_rank, 48);
@@ -121,8 +122,8 @@ TEST(LatentConfig, Glm4MoeLiteSaysOfEachLayerWhetherItHasExperts) {
                       {"v_head_dim", 24}});
   const auto spec = Parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->heads * spec->head_dim, 72);
-  EXPECT_EQ(spec->value_dim, spec->head_dim);
+  EXPECT_EQ(spec->heads, 3);
+  EXPECT_EQ(spec->value_dim, spec->query_dim());
   EXPECT_THAT(spec->dense, ElementsAre(true, false, false));
   config["mlp_layer_types"] = {"sparse", "dense", "sparse"};
   EXPECT_THAT(Parse(config)->dense, ElementsAre(false, true, false));
@@ -170,12 +171,11 @@ TEST(LatentConfig, WhatDoesNotFitIsRefused) {
        With(DeepseekV2(), {{"q_lora_rank", 1 << 24}}), "q_lora_rank: 16777216"},
       {"fewer heads of keys", With(DeepseekV2(), {{"num_key_value_heads", 2}}),
        "num_key_value_heads: 2; must be 4, as num_attention_heads"},
-      {"heads that are too wide",
-       With(DeepseekV2(), {{"qk_nope_head_dim", 256}}),
-       "qk_nope_head_dim + qk_rope_head_dim: 264; must be at most 256"},
-      {"values wider than keys", With(DeepseekV2(), {{"v_head_dim", 32}}),
-       "v_head_dim: 32; must be at most qk_nope_head_dim + qk_rope_head_dim, "
-       "24"},
+      {"more numbers than kernels take",
+       With(DeepseekV2(), {{"kv_lora_rank", 576}}),
+       "kv_lora_rank + qk_rope_head_dim: 584; must be at most 576"},
+      {"values of nothing", With(DeepseekV2(), {{"v_head_dim", 0}}),
+       "v_head_dim: 0"},
       {"experts in some layers", With(DeepseekV2(), {{"moe_layer_freq", 2}}),
        "moe_layer_freq: 2"},
       {"another choice", With(DeepseekV2(), {{"topk_method", "noaux_tc"}}),

@@ -296,14 +296,16 @@ TEST_F(ModelTest, WeightsKeepTheirFormatUnlessAskedOtherwise) {
   }
 }
 
-// What spreads a key that heads share has to give it as it is.
-TEST_F(ModelTest, WhatSpreadsLatentKeysIsNotQuantised) {
+// What turns has to go through them as it is.
+TEST_F(ModelTest, LatentAttentionsOwnMatricesAreNotQuantised) {
   Write("deepseek_v3_f32");
   const auto model = Load({.quantisation = DType::kInt8});
   ASSERT_TRUE(model.ok()) << model.status();
   const Model::Layer& layer = (*model)->layers()[0];
   EXPECT_EQ(layer.qkv, nullptr);
   EXPECT_EQ(layer.latent.kv->dtype(), DType::kF32);
+  EXPECT_EQ(layer.latent.query_heads->dtype(), DType::kF32);
+  EXPECT_EQ(layer.latent.value_heads->dtype(), DType::kF32);
   EXPECT_EQ(layer.latent.query_down->dtype(), DType::kInt8);
   EXPECT_EQ(layer.latent.query->dtype(), DType::kInt8);
   EXPECT_EQ(layer.latent.kv_down->dtype(), DType::kInt8);
