@@ -44,7 +44,7 @@ struct AttentionKernelParams {
   DType kv;
   int kv_heads;
   int group;                  // query heads per KV head
-  int head_dim;               // multiple of 8, at most 256
+  int head_dim;               // multiple of 8, at most kMaxHeadDim
   int block_size;             // multiple of 8
   uint32_t block_reciprocal;  // 2^32 / block_size, rounded up
   int window;                 // positions seen, the row's own included; 0: all

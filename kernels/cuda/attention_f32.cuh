@@ -22,8 +22,7 @@ namespace tandem::kernels::cuda {
 template <typename KV>
 struct AttentionF32Kernel {
   static constexpr int kThreads = 128;
-  static constexpr int kMaxHeadDim = 256;
-  static constexpr int kPerThread = kMaxHeadDim / kThreads;
+  static constexpr int kPerThread = (kMaxHeadDim + kThreads - 1) / kThreads;
   static constexpr int kSharedBytes =
       (kMaxHeadDim + kSegmentKeys + kThreads) * 4;
 

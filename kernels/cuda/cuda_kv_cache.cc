@@ -11,7 +11,6 @@
 namespace tandem::kernels::cuda {
 namespace {
 
-inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxBlockSize = 256;
 
 absl::Status CheckShape(const KvShape& shape, DType activation) {

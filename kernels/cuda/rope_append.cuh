@@ -23,11 +23,11 @@
 
 namespace tandem::kernels::cuda {
 
-// T: activations; C: the cache's elements.
-template <typename T, typename C>
+// T: activations; C: the cache's elements; kMaxPairs: a thread's, so head_dim
+// is at most 128 times as much.
+template <typename T, typename C, int kMaxPairs>
 struct RopeAppendKernel {
   static constexpr int kThreads = 64;
-  static constexpr int kMaxPairs = 2;  // a thread's: head_dim is at most 256
   static constexpr bool kQuantised = std::is_same_v<C, Code>;
   // Largest's warps; the head and its sum.
   static constexpr int kWarpBytes = kThreads / 32 * 4;

@@ -27,7 +27,8 @@ constexpr WeightsCase kWeightsCases[] = {{2, 2, 8, 0},
                                          {4, 4, 16, 200, 60},
                                          {2, 1, 16, 130, 1},
                                          {2, 1, 16, 20, 64},
-                                         {6, 2, 40, 150, 0, 0, true}};
+                                         {6, 2, 40, 150, 0, 0, true},
+                                         {3, 1, 576, 130}};
 
 inline constexpr int kBlockSize = 16;
 

@@ -55,6 +55,23 @@ TEST(CudaBackend, ADeviceWithTooLittleSharedMemoryIsRefused) {
   EXPECT_TRUE(NewEmulatedBackend({}, {.shared_bytes = 163 * 1024}).ok());
 }
 
+TEST(CudaBackend, ACacheTakesHeadsOfLatentAttentionAndNoWiderOnes) {
+  const auto backend = NewEmulatedBackend({}, {});
+  KvShape shape{.num_layers = 1,
+                .kv_heads = 1,
+                .head_dim = 576,
+                .block_size = 16,
+                .num_blocks = 2,
+                .dtype = (*backend)->activation_type()};
+  EXPECT_TRUE((*backend)->NewKvCache(shape).ok());
+  shape.head_dim = 584;
+  const auto refused = (*backend)->NewKvCache(shape);
+  ASSERT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("head_dim is 584, expected a multiple of 8 from 8 to "
+                        "576"));
+}
+
 // Freeing it might wait for the whole device.
 TEST(CudaQueue, WorkingMemoryThatWasOutgrownIsKept) {
   const auto device = NewHostDevice();

@@ -204,6 +204,7 @@ inline AssertionResult CheckRopeAppend(const RopeAppendFn& launch) {
       {DType::kF32, DType::kBF16, 3, 1, 24, 8, false, false},
       {DType::kBF16, DType::kBF16, 4, 4, 256, 16, true, false},
       {DType::kBF16, DType::kBF16, 3, 3, 24, 16, true, true},
+      {DType::kBF16, DType::kBF16, 3, 1, 576, 16, true, true},
       {DType::kF16, DType::kF16, 8, 2, 64, 32, false, false}};
   const std::vector<int32_t> positions = {0, 5, 17, 3};
   for (const Case& c : cases) {
@@ -315,6 +316,7 @@ inline constexpr KvCase kKvCases[] = {
     {DType::kF32, DType::kF32, 2, 24, 8, 3, 21, 1, 2},
     {DType::kBF16, DType::kBF16, 8, 128, 16, 30, 33, 0, 8},
     {DType::kF16, DType::kF16, 6, 256, 16, 16, 17, 0, 6},
+    {DType::kBF16, DType::kBF16, 1, 576, 16, 14, 19, 0, 1},
     {DType::kF32, DType::kBF16, 5, 64, 24, 5, 29, 1, 4},
     {DType::kBF16, DType::kF32, 3, 72, 16, 0, 16, 0, 3},
     {DType::kF16, DType::kBF16, 2, 16, 8, 7, 9, 0, 1},

@@ -134,7 +134,7 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
   const std::vector<int32_t> slots = {3, 17};
   const int rows = 2, heads = 3, kv_heads = 1;
   for (const DType type : kTypes) {
-    for (const int dim : {8, 40, 256}) {
+    for (const int dim : {8, 40, 256, 576}) {
       const int width = (heads + 2 * kv_heads) * dim;
       const int half = dim / 2;
       auto qkv = RandomOf(type, int64_t{rows} * width, 85);

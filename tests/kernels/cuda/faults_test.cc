@@ -183,7 +183,7 @@ int Route(const Stream& stream, const RouteParams& p) {
 int RopeAppend(const Stream& stream, DType type, const RopeAppendParams& p) {
   return WithElement(type, [&](auto t) {
     return WithElement(p.kv.dtype, [&](auto c) {
-      using Kernel = faulty::RopeAppendKernel<decltype(t), decltype(c)>;
+      using Kernel = faulty::RopeAppendKernel<decltype(t), decltype(c), 5>;
       return Launch(stream, {p.num_rows, p.heads + 2 * p.kv.kv_heads, 1},
                     Kernel::kThreads, 0, Kernel{p});
     });

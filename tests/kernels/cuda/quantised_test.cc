@@ -59,6 +59,9 @@ TEST(CudaQuantised, AppendHasTheCodesAndScalesOfTheDefinition) {
                         {DType::kBF16, DType::kInt4, 3, 1, 40, 8},
                         {DType::kF16, DType::kInt4, 2, 2, 64, 16},
                         {DType::kBF16, DType::kInt4, 2, 1, 256, 32},
+                        {DType::kBF16, DType::kInt4, 2, 1, 576, 16},
+                        {DType::kF16, DType::kFp8, 2, 1, 576, 16},
+                        {DType::kF32, DType::kInt8, 1, 1, 320, 8},
                         {DType::kF16, DType::kInt8, 8, 2, 64, 32}};
   for (const Case& c : cases) {
     const std::vector<int32_t> positions = {0, 5, 17, 3};
@@ -196,9 +199,12 @@ TEST(CudaQuantised, SlicesHaveTheBytesOfTheCpuInEachPairOfFormats) {
     int kv_heads, head_dim, block_size, length;
   };
   // Rows that need padding, vectors shorter than a thread's 16 bytes, more
-  // than one piece.
-  for (const Case& c :
-       {Case{1, 64, 16, 10}, {3, 24, 8, 9}, {2, 8, 24, 9}, {9, 256, 16, 1}}) {
+  // than one piece, the widest vectors.
+  for (const Case& c : {Case{1, 64, 16, 10},
+                        {3, 24, 8, 9},
+                        {2, 8, 24, 9},
+                        {9, 256, 16, 1},
+                        {1, 576, 16, 3}}) {
     for (const DType cache : types) {
       for (const DType wire : types) {
         if (!IsQuantised(cache) && !IsQuantised(wire)) continue;
