@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a step: spans of one row by the decode kernel, longer ones by
-// the prefill kernel, side by side in the same step; f32 by its own.
+// a prefill kernel, side by side in the same step; f32 by its own.
 
 #include <algorithm>
 
@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention_launch.cuh"
 #include "kernels/cuda/attention_prefill.cuh"
 #include "kernels/cuda/attention_wgmma.cuh"
+#include "kernels/cuda/attention_wide.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch.h"
 
@@ -27,8 +28,8 @@ int RunWgmma(const Stream& stream, const AttentionParams& p, int spans,
 }
 
 // Slots are as many as leave room for two blocks of threads (decode) or one
-// (prefill) on a multiprocessor; the widest heads need most of an A100's, and
-// have no room for a warpgroup's results.
+// (prefill) on a multiprocessor; heads of 256 need most of an A100's, and have
+// no room for a warpgroup's results. Wider ones are latent attention's.
 template <typename T>
 int RunHeads(const Stream& stream, const AttentionParams& p) {
   // Soft caps are rare: warpgroups, short of registers, have none.
@@ -51,10 +52,17 @@ int RunHeads(const Stream& stream, const AttentionParams& p) {
                              stream, p, spans, k);
         });
   }
-  return Run<AttentionDecodeKernel<T, 256, 4>>(
+  if (p.kv.head_dim <= 256) {
+    return Run<AttentionDecodeKernel<T, 256, 4>>(
+        stream, p, [&](int spans, const AttentionKernelParams& k) {
+          return RunPrefill<AttentionPrefillKernel<T, 256, 4, 2>>(stream, p,
+                                                                  spans, k);
+        });
+  }
+  return Run<AttentionDecodeKernel<T, kMaxHeadDim, 5>>(
       stream, p, [&](int spans, const AttentionKernelParams& k) {
-        return RunPrefill<AttentionPrefillKernel<T, 256, 4, 2>>(stream, p,
-                                                                spans, k);
+        return RunWide<AttentionWideKernel<T, kMaxHeadDim, 5>>(stream, p, spans,
+                                                               k);
       });
 }
 

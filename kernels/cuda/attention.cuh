@@ -6,7 +6,8 @@
 // group + head in the group), so that they share every load.
 //
 // A span of one row goes to the decode kernel, a longer one to a prefill
-// kernel. All give the same bits: attention_tile.cuh has their arithmetic.
+// kernel, of wide heads the one of attention_wide.cuh. All give the same bits:
+// attention_tile.cuh has their arithmetic.
 
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_CUH_
 #define TANDEM_KERNELS_CUDA_ATTENTION_CUH_
@@ -123,12 +124,29 @@ TANDEM_DEVICE int PieceOffset(int first, int row, int step, int half) {
          step / 4 * (kRows * kColumnBytes);
 }
 
+// Heads of more than 256 dimensions go through shared memory in strips of
+// columns, so that chunks stay small.
+template <int D>
+inline constexpr int kStrips = D <= 256 ? 1 : D / 192;
+template <int D>
+inline constexpr int kStripColumns = D / kStrips<D>;
+// Those that hold some of head_dim.
+template <int D>
+TANDEM_DEVICE int StripsOf(const AttentionKernelParams& p) {
+  if constexpr (kStrips<D> == 1) {
+    return 1;
+  } else {
+    return (p.head_dim + kStripColumns<D> - 1) / kStripColumns<D>;
+  }
+}
+
 // Copies chunks of keys and values through a ring of shared memory. Tile by
-// tile: the tile's keys, then its values. A chunk is 64 rows of D, padded with
-// zeros.
+// tile: the tile's keys, then its values. A chunk is a strip of 64 rows of D,
+// padded with zeros; those of the same rows follow one another.
 template <typename T, int D, int kSlots, int kThreads>
 struct KeyStream {
-  static constexpr int kChunkBytes = kChunkKeys * D * 2;
+  static constexpr int kColumns = kStripColumns<D>;
+  static constexpr int kChunkBytes = kChunkKeys * kColumns * 2;
   static constexpr int kBytes = kSlots * kChunkBytes;
 
   const AttentionKernelParams& p;
@@ -140,6 +158,7 @@ struct KeyStream {
   int end_tile;
   std::byte* ring;
   int part = 0;   // of the tile: 0 .. kChunksPerTile - 1
+  int strip = 0;  // of the part
   int slot = 0;   // where it goes
   int taken = 0;  // slot of the next chunk to use
 
@@ -150,7 +169,8 @@ struct KeyStream {
 
   TANDEM_DEVICE void CopyNext(Grid& g) {
     if (tile < end_tile) {
-      constexpr int kPieces = D / 8;
+      constexpr int kPieces = kColumns / 8;
+      const int column0 = strip * kColumns;
       const int key0 =
           tile * kAttentionTile + part % (kChunksPerTile / 2) * kChunkKeys;
       const T* const base =
@@ -162,19 +182,24 @@ struct KeyStream {
         const int row = i / kPieces;
         const int piece = i % kPieces;
         const int key = key0 + row;
-        const bool valid = key >= begin && key < end && piece * 8 < p.head_dim;
+        const bool valid =
+            key >= begin && key < end && column0 + piece * 8 < p.head_dim;
         const T* from = base;
         if (valid) {
           const int block = BlockOf(p, key);
           from += table[block] * p.block_stride +
-                  int64_t{key - block * p.block_size} * p.head_dim + piece * 8;
+                  int64_t{key - block * p.block_size} * p.head_dim + column0 +
+                  piece * 8;
         }
         CopyAsync16(g, to + PieceOffset<kChunkKeys>(row, piece), from,
                     valid ? 16 : 0);
       }
-      if (++part == kChunksPerTile) {
-        part = 0;
-        ++tile;
+      if (kStrips<D> == 1 || ++strip == StripsOf<D>(p)) {
+        strip = 0;
+        if (++part == kChunksPerTile) {
+          part = 0;
+          ++tile;
+        }
       }
       slot = slot == kSlots - 1 ? 0 : slot + 1;
     }

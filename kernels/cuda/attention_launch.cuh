@@ -71,6 +71,13 @@ int RunPrefill(const Stream& stream, const AttentionParams& p, int spans,
   return Launch(stream, {tiles, k.kv_heads, spans}, Kernel::kThreads,
                 Kernel::kSharedBytes, Kernel{k});
 }
+// The same, of heads that AttentionWideKernel takes.
+template <typename Kernel>
+int RunWide(const Stream& stream, const AttentionParams& p, int spans,
+            const AttentionKernelParams& k) {
+  return Launch(stream, {p.max_span_rows * k.narrow_tiles, k.kv_heads, spans},
+                Kernel::kThreads, Kernel::kSharedBytes, Kernel{k});
+}
 template <typename Decode, typename Prefill>
 int Run(const Stream& stream, const AttentionParams& p,
         const Prefill& run_prefill) {

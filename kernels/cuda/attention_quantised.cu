@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_launch.cuh"
 #include "kernels/cuda/attention_prefill.cuh"
 #include "kernels/cuda/attention_quantised.cuh"
+#include "kernels/cuda/attention_wide.cuh"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -30,7 +31,13 @@ template <typename T>
 int RunHeads(const Stream& stream, const AttentionParams& p) {
   if (p.kv.head_dim <= 64) return RunWith<T, 64, 6, 8, 6>(stream, p);
   if (p.kv.head_dim <= 128) return RunWith<T, 128, 5, 8, 4>(stream, p);
-  return RunWith<T, 256, 4, 4, 2>(stream, p);
+  if (p.kv.head_dim <= 256) return RunWith<T, 256, 4, 4, 2>(stream, p);
+  return Run<AttentionDecodeKernel<T, kMaxHeadDim, 5, QuantisedKeyStream>>(
+      stream, p, [&](int spans, const AttentionKernelParams& k) {
+        return RunWide<
+            AttentionWideKernel<T, kMaxHeadDim, 5, QuantisedKeyStream>>(
+            stream, p, spans, k);
+      });
 }
 
 }  // namespace

@@ -372,6 +372,17 @@ const AttentionCase kAttentionCases[] = {
      {{60, 6}, {690, 9}}},
     // Heads of one position in two tiles.
     {{DType::kBF16, 40, 2, 16, 16, 0, DType::kF32, true}, 530, {{506, 8}}},
+    // Latent attention: wide heads, of which many share one KV head.
+    {{DType::kBF16, 16, 1, 576}, 530, {{60, 2}, {509, 5}}},
+    {{DType::kF16, 20, 1, 320}, 140, {{0, 2}, {126, 3}}},
+    {{DType::kBF16, 128, 1, 576, 32}, 40, {{37, 2}}},
+    {{DType::kBF16, 2, 1, 288, 16, 520, DType::kF32, true},
+     1600,
+     {{1020, 6}, {1534, 3}}},
+    {{DType::kBF16, 17, 1, 576, 16, 0, DType::kFp8}, 140, {{126, 3}}},
+    {{DType::kF16, 2, 1, 328, 24, 100, DType::kInt8}, 600, {{95, 4}, {590, 9}}},
+    {{DType::kBF16, 2, 1, 296, 8, 0, DType::kInt4}, 530, {{508, 6}}},
+    {{DType::kF16, 3, 1, 576, 16, 0, DType::kInt4, true}, 140, {{125, 5}}},
 };
 
 std::vector<Range> OneByOne(const std::vector<Range>& ranges) {
@@ -439,22 +450,26 @@ TEST(CudaAttention, PrefillAndDecodeGiveTheContractsBits) {
 
 // Scores that a cap hardly bends weigh as without it, beside sinks too.
 TEST(CudaAttention, SinksAreNotCapped) {
-  Model model{DType::kBF16, 4, 2, 64, 16, 0, DType::kF32, true};
-  const Sequence plain(model, 530);
-  model.soft_cap = 100;
-  const Sequence capped(model, 530);
-  const std::vector<Range> ranges = {{20, 3}, {505, 10}};
-  for (const auto& rows : {ranges, OneByOne(ranges)}) {
-    const auto expected = Attend(plain, rows, Generation::kHopper);
-    const auto got = Attend(capped, rows, Generation::kHopper);
-    for (size_t i = 0; i < got.size(); ++i) {
-      ASSERT_NEAR(got[i], expected[i], 0x1p-7) << i;
+  for (const int head_dim : {64, 320}) {
+    Model model{DType::kBF16, 4, 2, head_dim, 16, 0, DType::kF32, true};
+    const Sequence plain(model, 530);
+    model.soft_cap = head_dim == 64 ? 100 : 400;  // scores are larger, too
+    const Sequence capped(model, 530);
+    const std::vector<Range> ranges = {{20, 3}, {505, 10}};
+    for (const auto& rows : {ranges, OneByOne(ranges)}) {
+      const auto expected = Attend(plain, rows, Generation::kHopper);
+      const auto got = Attend(capped, rows, Generation::kHopper);
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_NEAR(got[i], expected[i],
+                    0x1p-7 * std::max(1.0f, std::fabs(expected[i])))
+            << i;
+      }
     }
   }
 }
 
 TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
-  for (const int i : {0, 1, 4, 5, 10, 12}) {
+  for (const int i : {0, 1, 4, 5, 10, 12, 23, 26, 28}) {
     const AttentionCase& c = kAttentionCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
@@ -478,7 +493,7 @@ TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
 }
 
 TEST(CudaAttention, LandingAndScheduleDoNotShow) {
-  for (const int i : {0, 2, 10}) {
+  for (const int i : {0, 2, 10, 24, 27}) {
     const AttentionCase& c = kAttentionCases[i];
     const Sequence sequence(c.model, c.length);
     const auto whole = Attend(sequence, c.ranges, Generation::kHopper);
@@ -522,6 +537,8 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
       {{DType::kBF16, 2, 1, 64, 16, 0, DType::kFp8}, 140, 129, {{126, 7}}},
       {{DType::kF16, 2, 1, 64, 16, 100, DType::kInt8}, 230, 33, {{128, 8}}},
       {{DType::kBF16, 2, 1, 24, 16, 0, DType::kInt4}, 140, 129, {{126, 7}}},
+      {{DType::kBF16, 20, 1, 320}, 140, 129, {{126, 7}}},
+      {{DType::kF16, 1, 1, 576, 16, 100, DType::kInt8}, 230, 33, {{128, 8}}},
   };
   for (const auto& c : kPoisoned) {
     for (const float poison : {HUGE_VALF, std::nanf("")}) {
