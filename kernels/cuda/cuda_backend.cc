@@ -202,6 +202,21 @@ class CudaBackend final : public Backend {
               .out = out});
   }
 
+  void MatMulHeads(Queue& queue, int num_rows, int heads, int outputs,
+                   const void* x, const Matrix& w, void* out) override {
+    CudaQueue& own = Own(queue);
+    const CudaMatrix& matrix = Own(w);
+    own.Check(LaunchMatMulHeads(own.stream(), activation_, matrix.type(),
+                                {.weights = matrix.weights(),
+                                 .x = x,
+                                 .out = out,
+                                 .heads = heads,
+                                 .outputs = outputs,
+                                 .cols = matrix.cols(),
+                                 .tokens = num_rows}),
+              "products of heads");
+  }
+
   void Logits(Queue& queue, int num_rows, const void* x, const Matrix& head,
               const float* bias, float* out) override {
     Multiply(Own(queue), scratch_, activation_,

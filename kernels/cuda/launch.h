@@ -197,6 +197,19 @@ struct MatMulParams {
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& params);
 
+// Backend::MatMulHeads.
+struct MatMulHeadsParams {
+  const std::byte* weights;  // packed [heads * HeadRows(outputs), cols]
+  const void* x;             // [tokens, heads, cols]
+  void* out;                 // [tokens, heads, outputs]
+  int heads;
+  int outputs;  // of a head, a multiple of 8
+  int cols;     // likewise
+  int tokens;
+};
+int LaunchMatMulHeads(const Stream& stream, DType activation, WeightType type,
+                      const MatMulHeadsParams& params);
+
 // Rows of activations as products with int8 and int4 weights take them:
 // quantised in groups of kCodeGroup inputs. For each kCodeTokens tokens and
 // group, columns padded to whole blocks of weights, a record of [8 tokens][32]

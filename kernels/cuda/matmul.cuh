@@ -233,6 +233,7 @@ TANDEM_DEVICE void WriteTile(Grid& g, const MatMulParams& p, int first,
 template <typename T, typename W, typename Tiles>
 struct MatMulKernel {
   static constexpr int kThreads = Tiles::kThreads;
+  static constexpr int kTokens = Tiles::kTokens;
   static constexpr bool kScaled = sizeof(W) == 1;
   static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(W));
   static constexpr int kWBlock = Tiles::kRows * kRowBytes;

@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_queue.h"
+#include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/testing/host_device.h"
 
 namespace tandem::kernels::cuda {
@@ -70,6 +71,58 @@ TEST(CudaBackend, ACacheTakesHeadsOfLatentAttentionAndNoWiderOnes) {
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("head_dim is 584, expected a multiple of 8 from 8 to "
                         "576"));
+}
+
+// Small integers, of which bf16 holds all sums.
+TEST(CudaBackend, RecordedProductsOfHeadsTakeWhatIsThereWhenTheyRun) {
+  constexpr int kRows = 3, kHeads = 2, kOutputs = 24, kCols = 72;
+  constexpr int kHeadRows = HeadRows(kOutputs);
+  const auto value = [](int i) { return static_cast<float>(i * 7 % 5 - 2); };
+  std::vector<float> w(size_t{kHeads} * kHeadRows * kCols);
+  for (size_t i = 0; i < w.size(); ++i) w[i] = value(static_cast<int>(i / 3));
+  const auto backend = *NewEmulatedBackend({});
+  const auto matrix =
+      *backend->PackMatrix({reinterpret_cast<const std::byte*>(w.data()),
+                            DType::kF32, kHeads * kHeadRows, kCols},
+                           DType::kBF16);
+  std::vector<BFloat16> x(size_t{kRows} * kHeads * kCols);
+  std::vector<BFloat16> out(size_t{kRows} * kHeads * kOutputs);
+  const auto device_x = *backend->Allocate(x.size() * sizeof(BFloat16));
+  const auto device_out = *backend->Allocate(out.size() * sizeof(BFloat16));
+  const auto queue = backend->NewQueue("compute");
+  for (const int round : {0, 1}) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = FromFloat<BFloat16>(value(static_cast<int>(i) + round));
+    }
+    backend->CopyToDevice(*queue, device_x->data(), x.data(),
+                          x.size() * sizeof(BFloat16));
+    if (round == 0) {
+      ASSERT_TRUE(backend
+                      ->Record(*queue, 5,
+                               [&] {
+                                 backend->MatMulHeads(*queue, kRows, kHeads,
+                                                      kOutputs,
+                                                      device_x->data(), *matrix,
+                                                      device_out->data());
+                               })
+                      .ok());
+    } else {
+      ASSERT_TRUE(backend->Replay(*queue, 5));
+    }
+    backend->CopyToHost(*queue, out.data(), device_out->data(),
+                        out.size() * sizeof(BFloat16));
+    queue->Synchronize();
+    for (int i = 0; i < kRows * kHeads * kOutputs; ++i) {
+      const int head = i / kOutputs % kHeads;
+      const int row = head * kHeadRows + i % kOutputs;
+      float sum = 0;
+      for (int c = 0; c < kCols; ++c) {
+        sum += w[static_cast<size_t>(row * kCols + c)] *
+               ToFloat(x[static_cast<size_t>(i / kOutputs * kCols + c)]);
+      }
+      EXPECT_EQ(ToFloat(out[static_cast<size_t>(i)]), sum) << round << " " << i;
+    }
+  }
 }
 
 // Freeing it might wait for the whole device.
