@@ -8,7 +8,6 @@
 #include "kernels/cuda/matmul_f32.cuh"
 
 namespace tandem::kernels::cuda {
-namespace {
 
 // Product: one of matmul*.cuh. Grid: tiles x heads.
 template <typename T, typename Product>
@@ -30,9 +29,12 @@ struct HeadProductKernel {
   }
 };
 
+namespace {
+
 template <typename T, typename Product>
 int RunHeads(const Stream& stream, WeightType type,
              const MatMulHeadsParams& p) {
+  using Kernel = HeadProductKernel<T, Product>;
   const MatMulParams first{.weights = p.weights,
                            .scales = nullptr,
                            .x = p.x,
@@ -46,10 +48,9 @@ int RunHeads(const Stream& stream, WeightType type,
                            .outputs = p.outputs};
   const int tiles = Product::RowTiles(p.outputs) *
                     ((p.tokens + Product::kTokens - 1) / Product::kTokens);
-  return Launch(stream, {tiles, p.heads, 1}, Product::kThreads,
-                Product::kSharedBytes,
-                HeadProductKernel<T, Product>{
-                    first, PackedBytes(p.outputs, p.cols, type)});
+  return Launch(stream, {tiles, p.heads, 1}, Kernel::kThreads,
+                Kernel::kSharedBytes,
+                Kernel{first, PackedBytes(p.outputs, p.cols, type)});
 }
 
 template <WeightType kWeight>
