@@ -122,7 +122,7 @@ std::string RouterCore::Wanted(const Request& request) const {
   if (AnyDecodeWorker([&](const Worker& worker) {
         return !GivesSameResults(worker, request);
       })) {
-    absl::StrAppend(&wanted, " with the same numerics");
+    absl::StrAppend(&wanted, " with the same weights and numerics");
   }
   return wanted;
 }

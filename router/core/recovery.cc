@@ -547,6 +547,7 @@ void Request::DropLegs() {
   if (decode_ != nullptr) work_lost_ = true;
   AddWork(std::exchange(decode_work_, v1::Work()), &work_);
   decode_.reset();
+  if (std::exchange(entered_, false)) binding_->Leave();
 }
 
 absl::Duration Request::Remaining() const {

@@ -44,6 +44,8 @@ Request::Request(const RequestContext& context, AdmittedRequest admitted,
       effective_(std::move(admitted.effective)),
       prompt_(std::move(admitted.prompt)),
       sequence_index_(admitted.sequence_index),
+      binding_(admitted.binding != nullptr ? std::move(admitted.binding)
+                                           : std::make_shared<Binding>()),
       api_(admitted.api),
       tenant_(std::move(admitted.tenant)),
       charge_(std::move(admitted.charge)),
@@ -115,6 +117,10 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
   if (decode_ref_.worker_id().empty()) {
     BeginScoring();
     return;
+  }
+  if (const Worker* worker = context_.registry->Find(decode_ref_.worker_id())) {
+    binding_->Enter(worker->hello, adapter_);
+    entered_ = true;
   }
 
   v1::DecodeRequest message;
@@ -288,16 +294,8 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   decode_computes_ = decode_computed_ = true;
   prefill_computes_ = false;
   context_.registry->CallWorked(decode_ref_.worker_id());
-  Bind();
+  binding_->Keep();
   SayStarted();
-}
-
-void Request::Bind() {
-  if (bound_to_) return;
-  if (const Worker* worker = context_.registry->Find(decode_ref_.worker_id())) {
-    // Only what SameResults reads: a whole hello names many adapters.
-    *bound_to_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
-  }
 }
 
 void Request::OnDead(const v1::AttemptDead& dead) {
@@ -432,7 +430,7 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   tokens.set_position(first.position());
   *tokens.add_tokens() = first.token();
   if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
-  Bind();
+  binding_->Keep();
   SayStarted();
   prefill_work_ = first.work();
   if (!Take(tokens, /*decoded=*/false)) return;
@@ -525,7 +523,7 @@ void Request::NotePair() {
 }
 
 bool Request::MayContinueOn(const v1::WorkerHello& decode) const {
-  return !bound_to_ || SameResults(*bound_to_, decode);
+  return binding_->Allows(decode);
 }
 
 v1::AdapterRef Request::AdapterOn(const v1::WorkerHello& worker) const {

@@ -34,6 +34,7 @@
 #include "absl/time/time.h"
 #include "common/loop.h"
 #include "common/trace_context.h"
+#include "router/core/binding.h"
 #include "router/core/dialer.h"
 #include "router/core/options.h"
 #include "router/core/output.h"
@@ -51,8 +52,9 @@ namespace tandem::router {
 struct AdmittedRequest {
   EffectiveRequest effective;  // FitToContext done
   std::vector<int32_t> prompt;
-  absl::Duration deadline;      // from `since`; zero: the default
-  uint32_t sequence_index = 0;  // of a request for several; see sampling.n
+  absl::Duration deadline;           // from `since`; zero: the default
+  uint32_t sequence_index = 0;       // of a request for several; see sampling.n
+  std::shared_ptr<Binding> binding;  // of those; null: it is alone
   Api api = Api::kGrpc;
   // Its id is that of a header, which several requests may share.
   bool id_from_header = false;
@@ -180,8 +182,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const std::string& prefill_worker_id() const {
     return prefill_ref_.worker_id();
   }
-  // Once a pair gave tokens or scores, later decode workers must give the same
-  // results.
+  // Once a pair gave tokens or scores, or another sequence of its answer is
+  // placed, decode workers must give the same results.
   bool MayContinueOn(const v1::WorkerHello& decode) const;
   // Whether some pair that worked on it differed in numerics.
   bool mixed() const { return mixed_; }
@@ -208,9 +210,6 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void OnDecodeClosed(const absl::Status& status);
   void OnOpened(const v1::AttemptOpened& opened);
   void OnAttemptStarted(uint32_t attempt);
-  // What the client has of this pair is gone on with by none that differs from
-  // its decode worker.
-  void Bind();
   void OnDead(const v1::AttemptDead& dead);
   void OnDecodeFinished(const v1::DecodeFinished& finished);
   // What its calls to workers carry.
@@ -286,6 +285,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   EffectiveRequest effective_;
   const std::vector<int32_t> prompt_;
   const uint32_t sequence_index_;
+  const std::shared_ptr<Binding> binding_;
+  bool entered_ = false;  // the binding, with its decode worker
   const Api api_;
   const std::string tenant_;
   const std::shared_ptr<Tenants::Charge> charge_;
@@ -324,7 +325,6 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   std::vector<int32_t> output_tokens_;  // empty of a beam search
   // Of a beam search, as this attempt's worker sends them.
   std::vector<v1::DecodedHypothesis> hypotheses_;
-  std::optional<v1::WorkerHello> bound_to_;   // see MayContinueOn; in part
   std::optional<v1::WorkerHello> scored_by_;  // see MayScoreOn; in part
 
   // Recovery.

@@ -88,6 +88,7 @@ void SequenceGroup::Start() {
 void SequenceGroup::StartPart(int index) {
   AdmittedRequest admitted = admitted_;
   admitted.sequence_index = static_cast<uint32_t>(index);
+  admitted.binding = binding_;
   if (index > 0) {
     const absl::Duration spent = loop_->Now() - begun_;
     admitted.since.reset();  // its own times count from now

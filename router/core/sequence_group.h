@@ -9,6 +9,7 @@
 // (best_of equals n) events pass as they come, with their index; otherwise
 // they are kept until all have ended, and the n of the greatest cumulative log
 // probability are sent, the best first. A sequence that fails fails them all.
+// All are computed with the same weights; see binding.h.
 
 #ifndef TANDEM_ROUTER_CORE_SEQUENCE_GROUP_H_
 #define TANDEM_ROUTER_CORE_SEQUENCE_GROUP_H_
@@ -92,6 +93,7 @@ class SequenceGroup final : private StreamHandler<v1::GenerateRequest> {
   Loop* const loop_;
   GroupHost* const host_;
   const AdmittedRequest admitted_;
+  const std::shared_ptr<Binding> binding_ = std::make_shared<Binding>();
   const absl::Time begun_;
   const int returned_;                    // n
   std::unique_ptr<ClientStream> client_;  // null: it is gone

@@ -74,7 +74,8 @@ std::vector<Misfit> Misfits() {
   (*other.mutable_fingerprint())["numerics"] = "other";
   v1::WorkerHello small = World::Hello("b", v1::WORKER_ROLE_DECODE);
   small.set_max_model_len(500);
-  return {{"numerics", other, "no decode worker with the same numerics for"},
+  return {{"numerics", other,
+           "no decode worker with the same weights and numerics for"},
           {"length", small, "no decode worker with 940 positions for"}};
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/router/world.h"
@@ -14,6 +15,7 @@ namespace tandem::router {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class SequenceGroupTest : public ::testing::Test {
  protected:
@@ -292,6 +294,80 @@ TEST_F(SequenceGroupTest, ASlowClientPausesEverySequence) {
   client->unsent = 0;
   client->handler->OnDrained();
   EXPECT_FALSE(w.decodes[0].paused || w.decodes[1].paused);
+}
+
+// A rolling change of weights, or of an adapter, between the first's start and
+// the others'.
+TEST(SequenceGroupBinding, OthersTakeTheWeightsOfTheFirst) {
+  const auto hello = [](const char* id, const char* weights, char adapter) {
+    v1::WorkerHello worker = World::Hello(id, v1::WORKER_ROLE_DECODE);
+    (*worker.mutable_fingerprint())["weights"] = weights;
+    worker.add_adapters()->set_name("style");
+    worker.mutable_adapters(0)->set_digest(std::string(64, adapter));
+    return worker;
+  };
+  for (const v1::WorkerHello& other :
+       {hello("d1", "other", 'a'), hello("d1", "w", 'b')}) {
+    for (const bool returns : {true, false}) {
+      SCOPED_TRACE(other.DebugString());
+      World w;
+      LeasePipe* const lease = w.Register(hello("d0", "w", 'a'));
+      AdmittedRequest admitted = World::Ask();
+      admitted.effective.adapter = "style";
+      admitted.effective.sampling.set_n(2);
+      admitted.effective.sampling.set_best_of(2);
+      ClientPipe* const client = w.Submit(std::move(admitted));
+      w.decodes[0].Say(World::Opened(1, ""));
+      w.decodes[0].Say(World::Started(1));
+      w.draining.insert(lease);
+      w.Load(lease, v1::WORKER_STATE_DRAINING);
+      w.Register(other);
+      w.decodes[0].Say(World::Tokens(kPrompt, {1}));
+      w.decodes[0].Say(World::Tokens(kPrompt + 1, {2}));
+      w.RunFor(absl::Seconds(2));
+      ASSERT_EQ(w.decodes.size(), 1u);  // waits
+      if (returns) {
+        w.Register(hello("d2", "w", 'a'));
+        ASSERT_EQ(w.decodes.size(), 2u);
+        EXPECT_EQ(w.decode_ids[1], "d2");
+      } else {
+        w.RunFor(absl::Seconds(10));
+        EXPECT_EQ(client->status.code(), absl::StatusCode::kUnavailable);
+        EXPECT_THAT(std::string(client->status.message()),
+                    HasSubstr("with the same weights and numerics for 10s"));
+        EXPECT_TRUE(w.decodes[0].dropped);
+      }
+    }
+  }
+}
+
+TEST_F(SequenceGroupTest, BoundByTheFirstThatIsPlacedUntilAllLostTheirWorkers) {
+  v1::WorkerHello other = World::Hello("d1", v1::WORKER_ROLE_DECODE);
+  (*other.mutable_fingerprint())["weights"] = "other";
+  LeasePipe* const other_lease = w.Register(other);
+  AdmittedRequest admitted = World::Ask();
+  admitted.effective.sampling.set_n(3);
+  admitted.effective.sampling.set_best_of(3);
+  admitted.effective.bypass_prefix_cache = true;  // all begin at once
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  ASSERT_EQ(w.decodes.size(), 3u);
+  const std::string first = w.decode_ids[0];
+  const std::string second = first == "d0" ? "d1" : "d0";
+  LeasePipe* const lease = first == "d0" ? &w.leases[1] : other_lease;
+  w.draining.insert(lease);
+  w.Load(lease, v1::WORKER_STATE_DRAINING);
+  const absl::Status refusal =
+      MakeError(absl::StatusCode::kUnavailable, "DRAINING", "drains");
+  for (size_t i = 0; i < 2; ++i) {
+    w.decodes[i].Break(refusal);
+    w.Settle();
+    EXPECT_EQ(w.decodes.size(), 3u);  // the third may yet be taken
+  }
+  w.decodes[2].Break(refusal);
+  w.Settle();
+  EXPECT_THAT(w.decode_ids,
+              ElementsAre(first, first, first, second, second, second));
+  EXPECT_TRUE(client->open);
 }
 
 TEST(SequenceGroupLimits, SequencesThatWillStartAreCounted) {
