@@ -31,7 +31,8 @@ ANSWER = ["It is ", "warm", " in Rome."]
 TALK = ["I have ", "no tools", " here."]
 # What each style writes for two calls, cut as tokenizers do: within words and
 # across marks. No piece stands twice, since it has one successor; so Mistral's
-# marks are special tokens once, and then text.
+# marks are special tokens once, and then text. Nor is one a single byte, which
+# the vocabulary has already.
 CALLS = {
     "hermes": ["Let me look", ".\n", "<tool_", "call>\n{\"name\": \"get_wea", "ther\", \"argume",
                "nts\": {\"city\": \"Ro", "me\", \"days\": 2}}\n</tool_call>\n<tool_call>\n",
@@ -54,14 +55,14 @@ CALLS = {
                    "2</parameter>\n</invoke>\n<inv", "oke name=\"clock\">\n",
                    "<parameter name=\"zone\">CET</parameter>\n</invoke>", "\n</minimax:tool_call>"],
     "deepseek_v3": ["Let me look", ".\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function",
-                    "<｜tool▁sep｜>", "get_wea", "ther\n```js", "on\n{\"city\": \"Ro", "me\", \"days\": 2}\n``", "`",
+                    "<｜tool▁sep｜>", "get_wea", "ther\n```js", "on\n{\"city\": \"Ro", "me\", \"days\": 2}\n`", "``",
                     "<｜tool▁call▁end｜>", "\n<｜tool▁call▁beg", "in｜>function<｜tool▁s", "ep｜>clock\n```json\n",
                     "{\"zone\": \"CET\"}\n```<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
     "deepseek_v31": ["Let me look", ".\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "get_wea", "ther",
                      "<｜tool▁sep｜>", "{\"city\": \"Ro", "me\", \"days\": 2}", "<｜tool▁call▁end｜>", "<｜tool▁call▁beg",
                      "in｜>clock<｜tool▁s", "ep｜>{\"zone\": ", "\"CET\"}<｜tool▁call▁e", "nd｜>", "<｜tool▁calls▁end｜>"],
     "kimi_k2": ["Let me look", ".\n", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.get_wea",
-                "ther:", "0", "<|tool_call_argument_begin|>", "{\"city\": \"Ro", "me\", \"days\": 2}",
+                "ther", ":0", "<|tool_call_argument_begin|>", "{\"city\": \"Ro", "me\", \"days\": 2}",
                 "<|tool_call_end|>", "<|tool_call_be", "gin|>functions.clock:1<|tool_call_arg", "ument_begin|>{\"zone\": ",
                 "\"CET\"}<|tool_call_", "end|>", "<|tool_calls_section_end|>"],
 }

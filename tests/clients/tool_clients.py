@@ -31,7 +31,8 @@ CALLS = [("get_weather", script.WEATHER), ("clock", script.CLOCK)]
 SAID = "".join(text for text in script.CALLS[STYLE][:2]) if STYLE != "llama3_json" else ""
 ANSWER = "".join(script.ANSWER)
 TOKENS = len(script.CALLS[STYLE]) + 1  # and the end
-ID = re.compile(r"[a-zA-Z0-9]{9}" if STYLE == "mistral" else r"call_[a-zA-Z0-9]{24}")
+IDS = {"mistral": r"[a-zA-Z0-9]{9}", "kimi_k2": r"functions\.\w+:\d"}
+ID = re.compile(IDS.get(STYLE, r"call_[a-zA-Z0-9]{24}"))
 
 
 def check(what: str, got, want) -> None:
