@@ -70,7 +70,7 @@ class MarkedCandidate final : public CallCandidate {
     texts_.push_back({marks_.block_begin, 0});
     if (in_block) {
       texts_.push_back({marks_.call.front().text, 1});
-      texts_.push_back({marks_.block_end, marks_.call.size()});
+      texts_.push_back({marks_.block_end, behind_block()});
     }
   }
 
@@ -88,17 +88,19 @@ class MarkedCandidate final : public CallCandidate {
 
   bool CompleteAtEnd() const override {
     const bool ends_block =
-        texts_.size() == 1 && texts_.front().leads_to == marks_.call.size();
+        texts_.size() == 1 && texts_.front().leads_to == behind_block();
     return !calls_.empty() || ends_block;
   }
 
-  bool block_goes_on() const override { return !calls_.empty(); }
+  bool block_goes_on() const override { return !block_over_; }
 
  private:
   struct Text {
     std::string_view text;
     size_t leads_to;  // a part of the call, or behind the last
   };
+
+  size_t behind_block() const { return marks_.call.size() + 1; }
 
   // None of texts_ begins another.
   Verdict PushText(char c) {
@@ -112,10 +114,14 @@ class MarkedCandidate final : public CallCandidate {
 
   Verdict GoTo(size_t part) {
     texts_.clear();
-    if (part == marks_.call.size()) return Verdict::kCalls;
+    block_over_ = part == behind_block();
+    if (part >= marks_.call.size()) return Verdict::kCalls;
     part_ = part;
     if (marks_.call[part].kind == Kind::kText) {
       texts_ = {{WithoutSpacesAround(marks_.call[part].text), part + 1}};
+      if (part + 1 == marks_.call.size()) {
+        texts_.push_back({marks_.block_end, behind_block()});
+      }
       matched_ = 0;
     }
     return Verdict::kMore;
@@ -166,6 +172,7 @@ class MarkedCandidate final : public CallCandidate {
   std::vector<Text> texts_;  // one of them, where any is due
   size_t matched_ = 0;       // bytes of each
   size_t part_ = 0;          // of the call
+  bool block_over_ = false;
   std::string name_;
   std::string index_;
   JsonScanner scanner_;

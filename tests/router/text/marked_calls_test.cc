@@ -103,6 +103,13 @@ void AddCases(const MarkedStyle& style, std::vector<MarkedCase>* cases) {
   add(begin + f.substr(0, object + 3), "", {seen});
   add(begin + f + f.substr(0, 30), f.substr(0, 30), {seen});
   add(begin + f + " and" + end, " and" + end, {seen});
+  // The call's own end is left out; the block ends all the same.
+  const std::string open_end =
+      f.substr(0, f.size() - CallMarksOf(style.style)->call.back().text.size());
+  add(begin + open_end + end, "", {seen});
+  add(begin + g + open_end + "\n" + end + " So", " So", {"g({})", seen});
+  add(begin + open_end + end + g, g, {seen});
+  add(begin + open_end + g + end, begin + open_end + g + end, none);
   // A good call behind a bad one.
   const std::string open = f.substr(0, f.find('{') + 1);
   add(begin + open + call, begin + open, {seen});
