@@ -22,8 +22,12 @@ export default {
       }
       return heard.state.workers.some((w) => w.blocks.cached > 0) ? '' : 'nothing is cached';
     };
-    for (let i = 0; i < 50 && await differs(); ++i) await page.waitForTimeout(100);
-    assert.equal(await differs(), '');
+    let difference = await differs();
+    for (let i = 0; i < 50 && difference; ++i) {
+      await page.waitForTimeout(100);
+      difference = await differs();
+    }
+    assert.equal(difference, '');
     const ended = heard.ended[3];
     const row = page.locator('.req', {hasText: ended.id.slice(0, 6)});
     await row.locator('summary').click();
