@@ -39,7 +39,9 @@ from http2 import (
 )
 from serving import Others, Serving, certificate, grpc_call, http_call, trusting
 
-NEXT_WITHIN = 5.0
+# gRPC may still be at work: 30 000 calls that were reset take it up to 4.5 s of a
+# core that nobody else uses.
+NEXT_WITHIN = 20.0
 
 
 WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
