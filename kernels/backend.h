@@ -156,8 +156,9 @@ struct Rows {
 
 // Rotary embedding, half-split pairs (i, i + head_dim / 2) as in Hugging Face.
 struct RopeTable {
-  const float* cos = nullptr;  // [max_positions, head_dim / 2]; null: none
-  const float* sin = nullptr;  // [max_positions, head_dim / 2]
+  const float* cos = nullptr;  // [max_positions, pairs]; null: none
+  const float* sin = nullptr;  // [max_positions, pairs]
+  int pairs = 0;               // the first ones of a head, which turn
   // [max_positions], what queries are multiplied by behind it; null: nothing
   const float* query_scale = nullptr;
 };

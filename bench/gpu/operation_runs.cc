@@ -142,7 +142,8 @@ absl::StatusOr<double> TimeAttention(Backend& backend, const Shape& shape,
   const int angles = context * shape.head_dim / 2;
   const kernels::RopeTable still{
       arrays.Upload(std::vector<float>(static_cast<size_t>(angles), 1.0f)),
-      arrays.Upload(std::vector<float>(static_cast<size_t>(angles), 0.0f))};
+      arrays.Upload(std::vector<float>(static_cast<size_t>(angles), 0.0f)),
+      shape.head_dim / 2};
   std::vector<int32_t> table;
   for (int s = 0; s < sequences; ++s) {
     for (int i = 0; i < each; ++i) table.push_back(i * sequences + s);

@@ -180,11 +180,12 @@ absl::Status ModelLoader::CheckLimits() {
   model_->max_positions_ = options_.max_positions == 0 ? spec_.max_positions
                                                        : options_.max_positions;
   // Half a dimension of sines and of cosines, in up to two tables.
-  const int64_t bytes = int64_t{model_->max_positions_} * spec_.head_dim * 8;
+  const int turned = spec_.rope.turned(spec_.head_dim);
+  const int64_t bytes = int64_t{model_->max_positions_} * turned * 8;
   if (bytes > kMaxRopeBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("max_model_len ", model_->max_positions_,
-                     " with heads of ", spec_.head_dim, " needs ", bytes >> 20,
+        absl::StrCat("max_model_len ", model_->max_positions_, " with ", turned,
+                     " dimensions that turn needs ", bytes >> 20,
                      " MiB of rotary tables, at most ", kMaxRopeBytes >> 20,
                      " are made: set --max-model-len to what you serve"));
   }
@@ -196,6 +197,7 @@ void ModelLoader::AddRope(RopeSpec& rope, kernels::RopeTable& table) {
   if (rope.kind == RopeSpec::Kind::kNone) return;
   const RopeTables tables =
       MakeRopeTables(rope, spec_.head_dim, model_->max_positions_);
+  table.pairs = rope.turned(spec_.head_dim) / 2;
   AddValues(tables.cos, &table.cos);
   AddValues(tables.sin, &table.sin);
   const std::vector<float> scales = QueryScales(rope, model_->max_positions_);

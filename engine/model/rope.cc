@@ -65,7 +65,7 @@ std::vector<double> RopeFrequencies(const RopeSpec& rope, int head_dim) {
   const int dim = rope.turned(head_dim);
   const double theta =
       rope.kind == Kind::kDynamic ? DynamicTheta(rope, dim) : rope.theta;
-  std::vector<double> frequencies(head_dim / 2);
+  std::vector<double> frequencies(dim / 2);
   for (int i = 0; i < dim / 2; ++i) {
     const double frequency = std::pow(theta, -2.0 * i / dim);
     frequencies[i] = rope.kind == Kind::kLinear ? frequency / rope.factor
@@ -84,13 +84,13 @@ RopeTables MakeRopeTables(const RopeSpec& rope, int head_dim, int positions) {
   const size_t size = static_cast<size_t>(positions) * frequencies.size();
   tables.cos.reserve(size);
   tables.sin.reserve(size);
-  const auto pairs = static_cast<size_t>(rope.turned(head_dim) / 2);
   for (int position = 0; position < positions; ++position) {
     for (size_t i = 0; i < frequencies.size(); ++i) {
       const double angle = position * frequencies[i];
-      const double scale = i < pairs ? rope.attention_factor : 1;
-      tables.cos.push_back(static_cast<float>(std::cos(angle) * scale));
-      tables.sin.push_back(static_cast<float>(std::sin(angle) * scale));
+      tables.cos.push_back(
+          static_cast<float>(std::cos(angle) * rope.attention_factor));
+      tables.sin.push_back(
+          static_cast<float>(std::sin(angle) * rope.attention_factor));
     }
   }
   return tables;

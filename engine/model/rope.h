@@ -10,10 +10,10 @@
 
 namespace tandem::engine {
 
-// Radians per position of each pair, [head_dim / 2]; 0 for what does not turn.
+// Radians per position of each pair that turns.
 std::vector<double> RopeFrequencies(const RopeSpec& rope, int head_dim);
 
-// cos or sin of position * frequency, both [positions, head_dim / 2].
+// cos or sin of position * frequency, both [positions, pairs].
 struct RopeTables {
   std::vector<float> cos;
   std::vector<float> sin;

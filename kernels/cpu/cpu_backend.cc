@@ -253,7 +253,6 @@ class CpuBackend final : public Backend {
          slots = rows.slots, heads, rope, norms, q = static_cast<float*>(qkv),
          own = static_cast<float*>(kv_rows), &kv, layer] {
           const KvLayout& layout = kv.layout();
-          const int half = layout.head_dim / 2;
           const int64_t query = int64_t{heads} * layout.head_dim;
           const int64_t keys = int64_t{2} * layout.kv_heads * layout.head_dim;
           const int64_t q_stride = own == nullptr ? query + keys : query;
@@ -263,13 +262,14 @@ class CpuBackend final : public Backend {
           // row.
           ForRows(pool_, count, 2 * (query + keys), [&](int row) {
             const int slot = slots[row];
-            const int64_t angle = int64_t{positions[row]} * half;
+            const int64_t angle = int64_t{positions[row]} * rope.pairs;
             table_.rope_append(
                 {.query = q + row * q_stride,
                  .kv = k + row * kv_stride,
                  .heads = heads,
                  .kv_heads = layout.kv_heads,
                  .head_dim = layout.head_dim,
+                 .pairs = rope.pairs,
                  .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
                  .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
                  .query_scale = rope.query_scale == nullptr

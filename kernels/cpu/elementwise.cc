@@ -196,8 +196,9 @@ void ExpRow(int count, const float* x, float* out) {
 }
 
 // In place; each product is rounded, as in the usual formula.
-void Rotate(int half, const float* cos, const float* sin, float* head) {
-  for (int i = 0; i < half; ++i) {
+void Rotate(int pairs, int half, const float* cos, const float* sin,
+            float* head) {
+  for (int i = 0; i < pairs; ++i) {
     const float a = head[i];
     const float b = head[i + half];
     head[i] = a * cos[i] - b * sin[i];
@@ -227,7 +228,7 @@ void RopeAppendRow(const RopePiece& p) {
                  h < p.heads ? p.norms.query : p.norms.key, head);
     };
     norm_if(false);
-    if (p.cos != nullptr) Rotate(half, p.cos, p.sin, head);
+    if (p.cos != nullptr) Rotate(p.pairs, half, p.cos, p.sin, head);
     norm_if(true);
     if (h < p.heads && p.query_scale != 1) {
       for (int i = 0; i < p.head_dim; ++i) head[i] *= p.query_scale;

@@ -145,7 +145,8 @@ struct RopePiece {
   int heads;
   int kv_heads;
   int head_dim;
-  const float* cos;  // [head_dim / 2]; null: no rotation
+  int pairs;         // that turn
+  const float* cos;  // [pairs]; null: no rotation
   const float* sin;
   float query_scale;
   HeadNorms norms;

@@ -248,6 +248,7 @@ class CudaBackend final : public Backend {
                                 .slots = rows.slots,
                                 .cos = rope.cos,
                                 .sin = rope.sin,
+                                .pairs = rope.pairs,
                                 .qkv = qkv,
                                 .kv = ViewOf(cache),
                                 .num_rows = rows.num_rows,

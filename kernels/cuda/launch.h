@@ -352,8 +352,9 @@ inline constexpr int kMaxLoraInputs = 64 * 1024;
 struct RopeAppendParams {
   const int32_t* positions;  // [num_rows]
   const int32_t* slots;      // [num_rows] block * block_size + offset
-  const float* cos;          // [positions, head_dim / 2]; null: no rotation
+  const float* cos;          // [positions, pairs]; null: no rotation
   const float* sin;
+  int pairs;  // of a head that turn, the first ones
   void* qkv;  // [num_rows, (heads + 2 kv_heads) * head_dim]
   KvView kv;
   int num_rows;

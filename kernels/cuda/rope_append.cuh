@@ -48,7 +48,7 @@ struct RopeAppendKernel {
     const bool cached = head >= p.heads;
     // A row that fills the step up.
     if (cached && p.slots[row] < 0) return;
-    const int64_t angle = int64_t{p.positions[row]} * half;
+    const int64_t angle = int64_t{p.positions[row]} * p.pairs;
     float a[kMaxPairs] = {};
     float b[kMaxPairs] = {};
     ForPairs(g, half, [&](int n, int i) {
@@ -59,7 +59,7 @@ struct RopeAppendKernel {
     const float* const weight = head < p.heads ? p.query_norm : p.key_norm;
     if (norms && !p.norms_rotated) Norm(g, dim, weight, a, b);
     if (rotates && p.cos != nullptr) {
-      ForPairs(g, half, [&](int n, int i) {
+      ForPairs(g, p.pairs, [&](int n, int i) {
         const float c = p.cos[angle + i];
         const float s = p.sin[angle + i];
         const float turned = Sub(Mul(a[n], c), Mul(b[n], s));
@@ -161,11 +161,11 @@ struct RopeAppendKernel {
   }
 
   template <typename Function>
-  TANDEM_DEVICE void ForPairs(Grid& g, int half, const Function& run) const {
+  TANDEM_DEVICE void ForPairs(Grid& g, int pairs, const Function& run) const {
 #pragma unroll
     for (int n = 0; n < kMaxPairs; ++n) {
       const int i = n * kThreads + g.thread();
-      if (i < half) run(n, i);
+      if (i < pairs) run(n, i);
     }
   }
 

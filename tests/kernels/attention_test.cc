@@ -65,7 +65,7 @@ std::vector<float> Attend(Device& device, const Model& model, int length,
   const int32_t* const device_tables = device.Upload(tables);
   const int half = model.head_dim / 2;
   const RopeTable rope{device.Upload(Angles(length, half, false)),
-                       device.Upload(Angles(length, half, true))};
+                       device.Upload(Angles(length, half, true)), half};
   const float* const sinks =
       model.sinks ? device.Upload(Sinks(model)) : nullptr;
   const int width = model.heads * model.head_dim;
@@ -363,7 +363,7 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
   Device device(MakeBackend("auto", 1, GetParam().second));
   auto cache = *device->NewKvCache({1, 1, 16, 16, 2, GetParam().first});
   const RopeTable rope{device.Upload(std::vector<float>(16 * 8, 1.0f)),
-                       device.Upload(std::vector<float>(16 * 8, 0.0f))};
+                       device.Upload(std::vector<float>(16 * 8, 0.0f)), 8};
   const auto attend = [&](float behind) {
     std::vector<float> qkv = RandomFloats(2 * 64, 14);
     std::fill(qkv.begin() + 64, qkv.end(), behind);

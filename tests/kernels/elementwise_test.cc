@@ -126,7 +126,7 @@ TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
     rows.slots = device.Upload(std::vector<int32_t>{16, 17});
     float* const x = device.Upload(qkv);
     device->RopeAppend(device.queue(), rows, kHeads,
-                       {device.Upload(cos), device.Upload(sin),
+                       {device.Upload(cos), device.Upload(sin), kDim / 2,
                         scaled ? device.Upload(scales) : nullptr},
                        {}, x, nullptr, *cache, 0);
     const auto got = device.Download(x, qkv.size());
@@ -147,28 +147,63 @@ TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
   }
 }
 
+constexpr int kTurnedDim = 24;
+
+// RopeAppend of a head each of Q, K and V: what it makes of Q and K in place.
+std::vector<float> Turned(Device& device, const std::vector<float>& qkv,
+                          const RopeTable& rope, const HeadNorms& norms) {
+  auto cache = *device->NewKvCache({1, 1, kTurnedDim, 16, 1, DType::kF32});
+  Rows rows;
+  rows.num_rows = 1;
+  rows.positions = device.Upload(std::vector<int32_t>{1});
+  rows.slots = device.Upload(std::vector<int32_t>{5});
+  float* const out = device.Upload(qkv);
+  device->RopeAppend(device.queue(), rows, 1, rope, norms, out, nullptr, *cache,
+                     0);
+  return device.Download(out, qkv.size());
+}
+
+TEST(ElementwiseTest, TheFirstPairsOfAHeadTurnAndTheRestStays) {
+  constexpr int kHalf = kTurnedDim / 2;
+  constexpr int kPairs = 5;
+  const auto x = RandomFloats(3 * kTurnedDim, 21);
+  const auto angles = RandomFloats(2 * kPairs, 22);  // of two positions
+  std::vector<float> cos, sin;
+  for (const float angle : angles) {
+    cos.push_back(std::cos(angle));
+    sin.push_back(std::sin(angle));
+  }
+  Device device(MakeBackend());
+  const auto got =
+      Turned(device, x, {device.Upload(cos), device.Upload(sin), kPairs}, {});
+  for (int i = 0; i < 2 * kTurnedDim; ++i) {
+    const int pair = i % kHalf;
+    const int first = i / kTurnedDim * kTurnedDim + pair;
+    const auto at = [&](int j) { return x[static_cast<size_t>(j)]; };
+    const float a = at(first);
+    const float b = at(first + kHalf);
+    const float c = pair < kPairs ? cos[static_cast<size_t>(kPairs + pair)] : 1;
+    const float s = pair < kPairs ? sin[static_cast<size_t>(kPairs + pair)] : 0;
+    EXPECT_FLOAT_EQ(got[static_cast<size_t>(i)],
+                    i % kTurnedDim < kHalf ? a * c - b * s : b * c + a * s)
+        << i;
+  }
+}
+
 // Norms of heads as they have turned are those of turned heads.
 TEST(ElementwiseTest, HeadsAreNormedOnceTheyHaveTurned) {
-  constexpr int kDim = 24;
+  constexpr int kDim = kTurnedDim;
   const auto x = RandomFloats(3 * kDim, 21);  // a head each
-  const auto cos = RandomFloats(kDim / 2, 22);
-  const auto sin = RandomFloats(kDim / 2, 23);
+  const auto cos = RandomFloats(kDim, 22);    // of two positions
+  const auto sin = RandomFloats(kDim, 23);
   const auto query_norm = RandomFloats(kDim, 24);
   const auto key_norm = RandomFloats(kDim, 25);
   Device device(MakeBackend());
   const auto run = [&](const std::vector<float>& qkv, const RopeTable& rope,
                        const HeadNorms& norms) {
-    auto cache = *device->NewKvCache({1, 1, kDim, 16, 1, DType::kF32});
-    Rows rows;
-    rows.num_rows = 1;
-    rows.positions = device.Upload(std::vector<int32_t>{0});
-    rows.slots = device.Upload(std::vector<int32_t>{5});
-    float* const out = device.Upload(qkv);
-    device->RopeAppend(device.queue(), rows, 1, rope, norms, out, nullptr,
-                       *cache, 0);
-    return device.Download(out, qkv.size());
+    return Turned(device, qkv, rope, norms);
   };
-  const RopeTable rope = {device.Upload(cos), device.Upload(sin)};
+  const RopeTable rope = {device.Upload(cos), device.Upload(sin), kDim / 2};
   const HeadNorms norms = {device.Upload(query_norm), device.Upload(key_norm),
                            1e-5f};
   HeadNorms rotated = norms;

@@ -64,7 +64,7 @@ class Transformer {
         sin.push_back(static_cast<float>(std::sin(angle)));
       }
     }
-    rope_ = {device.Upload(cos), device.Upload(sin)};
+    rope_ = {device.Upload(cos), device.Upload(sin), kHeadDim / 2};
   }
 
   // Logits [count, vocab] of positions [begin, begin + count) of the first

@@ -521,14 +521,14 @@ TEST(Rope, WhatDoesNotTurnStandsBehindWhatDoes) {
                                    8, 9, 12, 13, 10, 11, 14, 15));
   EXPECT_THAT(RotaryOrder({.theta = 10000}, 8, 2), testing::IsEmpty());
   const RopeTables tables = MakeRopeTables(rope, 8, 2);
-  EXPECT_THAT(tables.cos, testing::ElementsAre(
-                              2, 2, 1, 1,  //
-                              testing::FloatEq(2 * std::cos(1.0f)),
-                              testing::FloatEq(2 * std::cos(0.01f)), 1, 1));
-  EXPECT_THAT(tables.sin, testing::ElementsAre(
-                              0, 0, 0, 0,  //
-                              testing::FloatEq(2 * std::sin(1.0f)),
-                              testing::FloatEq(2 * std::sin(0.01f)), 0, 0));
+  EXPECT_THAT(tables.cos,
+              testing::ElementsAre(2, 2,  //
+                                   testing::FloatEq(2 * std::cos(1.0f)),
+                                   testing::FloatEq(2 * std::cos(0.01f))));
+  EXPECT_THAT(tables.sin,
+              testing::ElementsAre(0, 0,  //
+                                   testing::FloatEq(2 * std::sin(1.0f)),
+                                   testing::FloatEq(2 * std::sin(0.01f))));
 }
 
 // Four heads of two that share two of keys: [2, 2 + 2, 2].

@@ -608,7 +608,8 @@ TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
     }
     const int64_t angles = int64_t{length} * m.head_dim / 2;
     const RopeTable still{cpu.Upload(std::vector<float>(At(angles), 1.0f)),
-                          cpu.Upload(std::vector<float>(At(angles), 0.0f))};
+                          cpu.Upload(std::vector<float>(At(angles), 0.0f)),
+                          m.head_dim / 2};
     const std::vector<RowSpan> spans = {{0, length, 0, 0}};
     Rows rows;
     rows.num_rows = length;

@@ -152,6 +152,7 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
                               .slots = slots.data(),
                               .cos = rotated ? cos.data() : nullptr,
                               .sin = rotated ? sin.data() : nullptr,
+                              .pairs = half,
                               .qkv = normed.data(),
                               .kv = kv,
                               .num_rows = rows,

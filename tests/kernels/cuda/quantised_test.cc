@@ -79,11 +79,11 @@ TEST(CudaQuantised, AppendHasTheCodesAndScalesOfTheDefinition) {
     auto expected = cache;
     kv.data = cache.data();
     auto bytes = Encode(c.type, qkv);
-    ASSERT_EQ(
-        LaunchRopeAppend(StreamOf(Generation::kHopper), c.type,
-                         {positions.data(), slots.data(), cos.data(),
-                          sin.data(), bytes.data(), kv, rows, c.heads, 1}),
-        0)
+    ASSERT_EQ(LaunchRopeAppend(
+                  StreamOf(Generation::kHopper), c.type,
+                  {positions.data(), slots.data(), cos.data(), sin.data(), half,
+                   bytes.data(), kv, rows, c.heads, 1}),
+              0)
         << emulator::LastFault();
     for (int row = 0; row < rows; ++row) {
       for (int head = c.heads; head < c.heads + 2 * c.kv_heads; ++head) {
