@@ -16,8 +16,8 @@
 //
 // Spaces between their parts count for nothing, and functions. may be missing.
 // Kimi counts the calls of a chat: functions.f:0 is the call's id. Each call is
-// complete with its own end, or with the block's where models leave its own out,
-// and found also where the next one is not.
+// complete with its own end, or with the block's where that is left out, and
+// found also where the next one is not.
 
 #ifndef TANDEM_ROUTER_TEXT_MARKED_CALLS_H_
 #define TANDEM_ROUTER_TEXT_MARKED_CALLS_H_
