@@ -143,7 +143,7 @@ TEST(CountsTest, ParametersOfOtherFamilies) {
   }
 }
 
-// Heads' values are padded, so matrices have more numbers than the file.
+// What turns goes through matrices, so those have more numbers than the file.
 TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
   const auto spec = engine::ParseModelSpec("config.json", R"({
       "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
@@ -160,11 +160,19 @@ TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
   // are of the hidden state twice, and of what keys and values are made of.
   EXPECT_EQ(Parameters(*spec),
             31412968448.0 / 2 - (27 * (2 * 2048 + 512) + 2048));
-  EXPECT_EQ(KvBytesPerToken(*spec, DType::kBF16), 27 * 2 * 16 * 192 * 2);
-  // A step reads its matrices: q, what is made few, what is made of that.
+  EXPECT_EQ(KvBytesPerToken(*spec, DType::kBF16), 27 * 2 * 576 * 2);
+  // A step reads its matrices: q, what keys and values are made of, where that
+  // comes to lie, and what makes queries meet it; values, and the output.
   const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
   const engine::WorkShape shape = ShapeOf(*spec, formats);
-  EXPECT_EQ(shape.qkv, 3072 * 2048 + 576 * 2048 + 6144 * 576);
+  EXPECT_EQ(shape.qkv,
+            3072 * 2048 + 576 * 2048 + 2 * 576 * 576 + 16 * 576 * 192);
+  EXPECT_EQ(shape.qkv_bytes, 4 * shape.qkv);
+  const int64_t dense = 3 * 2048 * 10944;
+  const int64_t routed = 64 * 2048 + (2 + 6) * 3 * 2048 * 1408;
+  const int64_t output = 16 * 128 * (576 + 2048);
+  EXPECT_EQ(shape.after_attention, 26 * output + dense + 25 * routed);
+  EXPECT_EQ(shape.last_after_attention, output + routed);
 }
 
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
