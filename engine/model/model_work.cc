@@ -48,10 +48,10 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   if (spec.latent()) {
     const int rank = spec.query_rank;
     if (rank > 0) add(formats.layers, rank, hidden);
-    add(formats.layers, spec.heads * spec.query_dim(),
+    add(formats.layers, int64_t{spec.heads} * spec.query_dim(),
         rank > 0 ? rank : hidden);
     add(formats.layers, spec.head_dim, hidden);
-    add(formats.routers, 2 * spec.head_dim, spec.head_dim);
+    add(formats.routers, int64_t{2} * spec.head_dim, spec.head_dim);
     add(formats.routers, query, spec.query_dim());
   } else {
     add(formats.layers, spec.qkv_rows(), hidden);
